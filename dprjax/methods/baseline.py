@@ -1,9 +1,9 @@
-"""What a training has to beat: the dev split's scores before the first step.
+"""The baseline of a training: dev scores before the first step.
 
-They are measured once and kept in the workdir, so that a resumed run compares with the same numbers
-as one without interruption. A checkpoint *beats* the baseline where the 95 % interval of its
-difference in ``config.eval.measure`` lies above 0: of trainings that gain nothing, the best of some
-checkpoints is above the baseline more often than not.
+They are measured once and kept in the workdir, so that a resumed run compares with the same
+numbers. A checkpoint *beats* the baseline if the 95 % interval of its difference in
+``config.eval.measure`` lies above 0. Even useless training usually yields one checkpoint above the
+baseline.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,10 +23,10 @@ from dprjax.models import artifact
 from dprjax.runtime import distributed, workdir
 
 _FORMAT, _WHOLE = 'dprjax.scores', 'dprjax.whole'
-_LATER = 'dev'  # the folder of later evaluations, of a fold or an alternative
+_LATER = 'dev'  # folder of later evaluations
 
-_HIGH = 0.95  # a score from which on there may be nothing left to gain
-_LIKELY = 0.25  # of what is missing to 1: more than a prompt gains (docs/results.md)
+_HIGH = 0.95  # less may be left to gain above this score
+_LIKELY = 0.25  # share of the distance to 1; prompts gain less (docs/results.md)
 
 
 class _Scores(msgspec.Struct):
@@ -42,19 +42,18 @@ class _Whole(msgspec.Struct):
 
 
 class Gain(NamedTuple):
-  """A model's score on the dev split beside the baseline's; in a prompt file's meta as well.
+  """A dev score beside the baseline's; also in the meta of a prompt file.
 
   Attributes:
-    measure: of the scores, ``config.eval.measure``.
+    measure: ``config.eval.measure``.
     baseline: the score before the first step.
-    best: the model's.
-    difference: of the two.
-    low, high: its 95 % interval by the paired bootstrap over dev queries; None where the evaluation
-      gives no values of single queries.
-    queries: how many there are of these; 0 where they are not known.
+    best: the score of the model.
+    difference: best - baseline.
+    low, high: its 95 % interval by the paired bootstrap over dev queries; None without values of
+      single queries.
+    queries: their number; 0 if unknown.
     better: whether the model beats the baseline, see the module's docstring.
-    folds: over how many parts of the training queries it was cross-validated; 0: it is of the model
-      itself, on the dev split.
+    folds: number of folds of a cross-validated gain; 0: measured on the dev split.
   """
 
   measure: str
@@ -69,7 +68,7 @@ class Gain(NamedTuple):
 
   @classmethod
   def read(cls, value: Any, where: str) -> 'Gain | None':
-    """What ``_asdict`` gave, from a file; None stays None. Raises InputError for anything else."""
+    """The inverse of ``_asdict``, from a file; None stays None. Raises InputError."""
     if value is None:
       return None
     artifact.check_gain(where, value)
@@ -84,7 +83,7 @@ class Gain(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """What it means for whoever would use the model, as sentences."""
+    """The result in a sentence, for the user."""
     interval = ''
     if self.low is not None and self.high is not None:
       queries = counted(self.queries, 'queries')
@@ -120,10 +119,10 @@ def compare(measure: str, baseline: Scores, found: Scores) -> Gain:
 
 
 def saturated(measure: str, scores: Scores) -> str:
-  """Why no training could show a gain over these scores; '' where one could.
+  """Why no training could show a gain over these scores; '' if one could.
 
-  The score is .95 or more, and a quarter of what is missing to 1 lies within half of the 95 %
-  interval, by the bootstrap, of all that is missing.
+  The score is at least .95, and a quarter of its distance to 1 is smaller than half of the 95 %
+  bootstrap interval of that distance.
   """
   mean, values = scores.means[measure], list(scores.values.values())
   if not _HIGH <= mean <= 1 or not values or any(each.max() > 1 for each in values):
@@ -132,9 +131,7 @@ def saturated(measure: str, scores: Scores) -> str:
   likely, queries = _LIKELY * (1 - mean), sum(map(len, values))
   if likely > (high - low) / 2:
     return ''
-  small = (
-    f'a gain of {likely:.4f}, a quarter of what is missing, could not be told from chance on them'
-  )
+  small = f'a gain of {likely:.4f}, a quarter of the rest, would not be significant'
   return (
     f'{measure} is {mean:.4f} on the {queries:,} dev queries before the training, and '
     f'{small if mean < 1 else "no score is higher"}. Use the encoder as it is; to train all the '
@@ -149,7 +146,7 @@ def write_whole(folder: epath.Path, step: int, gain: Gain) -> None:
 
 
 def read_whole(folder: epath.Path, step: int) -> Gain | None:
-  """What `write_whole` kept of this step. Raises InputError where it is something else."""
+  """What `write_whole` kept of this step. Raises InputError if it is damaged."""
   path = folder / workdir.WHOLE
   if not path.exists():
     return None
@@ -162,22 +159,17 @@ def read_whole(folder: epath.Path, step: int) -> Gain | None:
 
 
 def metrics_of_whole(gain: Gain) -> dict[str, float]:
-  """The scores in the whole corpus, for a prompt's meta."""
+  """Scores in the whole corpus, for a prompt's meta."""
   return {f'whole/{gain.measure}': gain.best, f'whole/{gain.measure} before': gain.baseline}
 
 
 def scores(folder: epath.Path, measure: str, evaluate: Callable[[], Scores]) -> Scores:
-  """The baseline of a run: kept in its workdir, or measured and then kept. All processes call it.
+  """The baseline of a run, from its workdir or measured and kept there. All processes call it.
 
-  The means are process 0's on all of them; the values may be there alone.
-
-  Args:
-    folder: the workdir.
-    measure: ``config.eval.measure``.
-    evaluate: measures it.
+  The means are process 0's; the values may be on process 0 only.
 
   Raises:
-    InputError: what is kept there cannot be read.
+    InputError: the kept scores are damaged.
   """
   found = kept(folder, measure)
   if found is None:
@@ -189,12 +181,12 @@ def scores(folder: epath.Path, measure: str, evaluate: Callable[[], Scores]) -> 
 
 
 def kept(folder: epath.Path, measure: str, step: int = 0) -> Scores | None:
-  """What `write` kept, if it did: the means on all processes, the values on process 0.
+  """What `write` kept, or None: the means on all processes, the values on process 0.
 
   All processes call it.
 
   Raises:
-    InputError: it cannot be read.
+    InputError: it is damaged.
   """
   main = jax.process_index() == 0
   found = read(folder, measure, step) if main and _path(folder, step).exists() else None
@@ -211,7 +203,7 @@ def write(folder: epath.Path, scores: Scores, step: int = 0) -> None:
 
 
 def measured(folder: epath.Path) -> list[int]:
-  """The steps whose evaluations a workdir keeps, with 0 for the baseline."""
+  """The steps whose evaluations a workdir keeps; 0 is the baseline."""
   later = [path.stem for path in (folder / _LATER).glob('*.json')]
   return [0, *sorted(int(name) for name in later if name.isdecimal())]
 
@@ -221,7 +213,7 @@ def _path(folder: epath.Path, step: int) -> epath.Path:
 
 
 def read(folder: epath.Path, measure: str, step: int = 0) -> Scores:
-  """What `write` kept. Raises InputError where it is something else."""
+  """What `write` kept. Raises InputError if it is missing or damaged."""
   path = _path(folder, step)
   try:
     kept = reading.read(path, 'scores', _Scores)

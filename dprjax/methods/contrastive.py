@@ -1,10 +1,10 @@
 """Contrastive losses over the whole global batch.
 
 The functions take global arrays under ``jax.jit``. Queries and passages are sharded over the
-batch's mesh axes; the passages are gathered to all devices, and each device scores its own queries
-against all of them. So value and gradient are the same on any mesh. A device scores ``rows`` of its
-queries at a time and scores them again for the gradient: its memory grows with the number of
-passages, not with its square.
+batch's mesh axes. The passages are gathered to all devices, and each device scores its own queries
+against all of them, so value and gradient are the same on any mesh. A device scores ``rows``
+queries at a time and recomputes the scores for the gradient: memory grows linearly with the
+passages.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ from dprjax.methods.method import Batch, Params
 from dprjax.models.embed import unit
 from dprjax.runtime import mesh as meshes
 
-FROZEN = 'frozen_query_vectors'  # of a batch, for the regularization
-VECTORS, ROWS = 'corpus/vectors', 'corpus/rows'  # parameters that no rule trains
+FROZEN = 'frozen_query_vectors'  # key of a batch, for the regularization
+VECTORS, ROWS = 'corpus/vectors', 'corpus/rows'  # names of constant parameters
 
 
 class Scores(NamedTuple):
-  """Logits of each query against each candidate; minus infinity where it is not ``allowed``."""
+  """Logits of each query against each candidate; -inf where not ``allowed``."""
 
   logits: Float[Array, 'B M']
   target: Int[Array, ' B']
@@ -40,8 +40,8 @@ class Corpus(NamedTuple):
   """Extra negatives for every query, disjoint from the batch.
 
   Attributes:
-    vectors: of these passages.
-    rows: of the store.
+    vectors: of the passages.
+    rows: of the passages in the store.
   """
 
   vectors: Float[Array, 'S H']
@@ -49,7 +49,7 @@ class Corpus(NamedTuple):
 
 
 def corpus(params: Params, batch: Batch) -> Corpus | None:
-  """The negatives of all queries: a sample that came with the batch, or the whole corpus."""
+  """Corpus negatives: a sample in the batch, or the whole corpus in the parameters."""
   if 'corpus_vectors' in batch:
     return Corpus(batch['corpus_vectors'], batch['corpus_index'])
   whole = params.get('corpus')
@@ -57,9 +57,8 @@ def corpus(params: Params, batch: Batch) -> Corpus | None:
 
 
 class ContrastiveMetrics(NamedTuple):
-  """Of each query or text: its loss, whether its positive ranks first, its number of negatives.
-
-  And its divergence from a teacher's scores, where there is one.
+  """For each query: loss, whether its positive ranks first, number of negatives, and its divergence
+  from the teacher, if there is one.
   """
 
   loss: Float[Array, ' B']
@@ -84,7 +83,8 @@ def info_nce(
 ) -> ContrastiveMetrics:
   """``info_nce_scores`` over the global batch, at most ``rows`` queries of a device at a time.
 
-  ``teacher``: other vectors of the same queries and passages, whose scores are to be kept.
+  ``teacher`` has other vectors of the same queries and passages; ``divergence`` measures the
+  distance from their scores.
   """
   # The loss needs every passage on every device: the one gather of the step.
   passages, passage_index, corpus, query_index = jax.lax.with_sharding_constraint(
@@ -140,7 +140,7 @@ def nt_xent(
 
 
 def row_blocks(total: int, rows: int, mesh: Mesh) -> int:
-  """The fewest blocks of equal size, of at most ``rows``, that a device's queries split into."""
+  """The fewest equal blocks of at most ``rows`` that a device's queries split into."""
   own = total // meshes.batch_devices(mesh)
   return next(blocks for blocks in range(-(-own // rows), own + 1) if own % blocks == 0)
 
@@ -150,32 +150,30 @@ def _metrics(scores: Scores) -> ContrastiveMetrics:
 
 
 def check_negatives(config: ConfigDict) -> None:
-  """Raises InputError where no query of an update has a negative: the loss would be 0."""
+  """Raises InputError if no query of an update has a negative: the loss would be 0."""
   if config.negatives or config.corpus_negatives:
     return
   if not config.in_batch:
     raise InputError(
-      'config.in_batch: False leaves each query its own negatives, and config.negatives is 0: '
-      'there is nothing to learn from; set config.negatives=1 or more, or config.in_batch=True'
+      'config.in_batch: False needs hard negatives; set config.negatives=1 or more, or '
+      'config.in_batch=True'
     )
   check_update(config, 'query')
 
 
 def check_update(config: ConfigDict, unit: str) -> None:
-  """Raises InputError where an update has one row and no negatives but those of its batch."""
+  """Raises InputError if an update has one row, hence no in-batch negatives."""
   if config.batch_size * config.accumulate == 1:
     raise InputError(
-      f'config.batch_size: an update of one {unit} has no negatives in its batch, so there is '
-      'nothing to learn from; use 2 or more'
+      f'config.batch_size: an update of one {unit} has no in-batch negatives; use 2 or more'
     )
 
 
 def check_lengths(lengths: Sequence[int], vector_size: int) -> None:
-  """Raises InputError where ``config.matryoshka`` is longer than the model's vectors."""
+  """Raises InputError if ``config.matryoshka`` exceeds the vector size."""
   if lengths and max(lengths) > vector_size:
     raise InputError(
-      f'config.matryoshka: {max(lengths)} dimensions, and the vectors of this backbone have '
-      f'{vector_size}; leave out what is longer'
+      f'config.matryoshka: {max(lengths)} exceeds the {vector_size} dimensions of the backbone'
     )
 
 
@@ -185,19 +183,19 @@ def over_lengths(
   score: Callable[..., tuple[Any, Any]],
   *vectors: Float[Array, '... H'],
 ) -> tuple[Any, Any]:
-  """Losses of vectors, each the mean over all lengths that the vectors are cut to.
+  """Mean loss over all lengths that vectors are cut to.
 
-  Matryoshka representation learning (Kusupati et al. 2022, Eq. 1, with equal weights): the first
-  numbers of a vector are to be a vector themselves.
+  Matryoshka representation learning (Kusupati et al. 2022, Eq. 1, with equal weights): each prefix
+  of a vector is trained as a vector.
 
   Args:
-    lengths: ``config.matryoshka``; H is always one of them.
-    normalize: whether shortened vectors have unit length, as the whole ones then have.
+    lengths: ``config.matryoshka``; H is always added.
+    normalize: whether shortened vectors are scaled to unit length.
     score: ``(*vectors) -> (losses, others)``.
     vectors: all of length H.
 
   Returns:
-    The mean losses, and the others of whole vectors.
+    The mean losses, and ``others`` of the full vectors.
   """
   losses, others = score(*vectors)
   shorter = [length for length in lengths if length < vectors[0].shape[-1]]
@@ -218,9 +216,9 @@ def false_negatives(
 
   Args:
     passage_index: rows of the passages in the store.
-    relevant: passages known to be relevant to each query, -1 where unused. A query's own positive
-      counts as relevant even where the list was cut off before it.
-    row: the queries' rows in the batch; None: all of them.
+    relevant: passages relevant to each query, -1 where unused. A query's own positive counts even
+      if the list was cut before it.
+    row: rows of the queries in the batch; None: all.
   """
   return _among(passage_index.reshape(-1), _known(passage_index, relevant, row))
 
@@ -228,15 +226,15 @@ def false_negatives(
 def _known(
   passage_index: Int[Array, 'B C'], relevant: Int[Array, 'b R'], row: Int[Array, ' b'] | None
 ) -> Int[Array, 'b _']:
-  """The passages that are relevant to each query, its own positive among them."""
+  """The passages relevant to each query, including its positive."""
   own = passage_index[:, 0] if row is None else jnp.take(passage_index[:, 0], row)
   return jnp.concatenate([relevant, own[:, None]], axis=1)
 
 
 def _among(index: Int[Array, ' M'], known: Int[Array, 'b _']) -> Bool[Array, 'b M']:
-  """Which of these passages each query knows to be relevant."""
+  """Which of these passages are relevant to each query."""
 
-  # One column of the list at a time takes [b, M] of memory rather than [b, M, R].
+  # Scanning columns takes [b, M] of memory rather than [b, M, R].
   def mark(marked: Bool[Array, 'b M'], column: Int[Array, ' b']) -> tuple[Bool[Array, 'b M'], None]:
     return marked | ((column[:, None] == index[None, :]) & (column >= 0)[:, None]), None
 
@@ -256,15 +254,14 @@ def info_nce_scores(
 ) -> Scores:
   """Scores every query against the passages of the whole batch (DPTDR Eq. 2; DPR section 3.2).
 
-  Column 0 of ``passages`` is each query's positive, the rest its hard negatives. The passages of
-  other rows are its in-batch (over devices: cross-device) negatives. A passage that is relevant to
-  the query but is not the positive of its row is never a negative: it is left out.
+  Column 0 of ``passages`` is each query's positive, the rest its hard negatives. Passages of other
+  rows are in-batch (over devices: cross-device) negatives, except those relevant to the query.
 
   Args:
     in_batch: False leaves each query its own hard negatives only (DPTDR Eq. 3 read literally).
-    row: the queries' rows in the batch; None: all of them.
+    row: rows of the queries in the batch; None: all.
     corpus: more negatives of every query; those relevant to it are left out.
-    query_index: numbers of the batch's queries: those with one number share their positives.
+    query_index: numbers of the batch's queries; queries with one number share their positives.
   """
   batch, candidates, _ = passages.shape
   everything = passages.reshape(batch * candidates, -1)  # [M, H]
@@ -290,9 +287,9 @@ def info_nce_scores(
 def inner_products(
   queries: Float[Array, 'b H'], passages: Float[Array, 'M H']
 ) -> Float[Array, 'b M']:
-  """Scores in float32, also of bfloat16 vectors: rounded ones would be ties, or wrong by units.
+  """Inner products in float32, also of bfloat16 vectors.
 
-  A GPU's tf32 default would cost three digits of a raw inner product.
+  Rounded scores would tie. A GPU's tf32 default would cost three digits.
   """
   return jnp.einsum(
     'bh,mh->bm',
@@ -306,7 +303,7 @@ def inner_products(
 def interleave(first: Float[Array, 'B H'], second: Float[Array, 'B H']) -> Float[Array, 'M H']:
   """The texts in the order first 0, second 0, first 1, second 1, ...; M = 2 B.
 
-  So a device keeps its own passages' rows.
+  Each device keeps the rows of its own passages.
   """
   return jnp.stack([first, second], axis=1).reshape(2 * first.shape[0], -1)
 
@@ -325,9 +322,8 @@ def nt_xent_scores(
   Args:
     texts: in the order of ``interleave``.
     everything: all texts, gathered to all devices.
-    row: the rows of ``texts`` in ``everything``; None: all of them.
-    keys: ``text_keys`` of all texts. A text is no negative of an equal one, of that one's sibling,
-      or of a text whose sibling equals it.
+    row: rows of ``texts`` in ``everything``; None: all.
+    keys: ``text_keys`` of all texts. Equal texts, and siblings of equal texts, are not negatives.
   """
   logits = inner_products(texts, everything) / temperature
   row = jnp.arange(texts.shape[0], dtype=jnp.int32) if row is None else row
@@ -342,7 +338,7 @@ def nt_xent_scores(
 
 
 def text_keys(tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T']) -> Int[Array, ' B']:
-  """A number of each text, from its tokens: two different texts share one in 2**31 times."""
+  """A 31-bit hash of each text's tokens."""
   places = jnp.arange(tokens.shape[1], dtype=jnp.uint32)[None, :]
   bits = jnp.asarray(tokens, jnp.uint32) * np.uint32(2654435761) + places * np.uint32(2246822519)
   for shift, factor in ((16, 2246822507), (13, 3266489909)):  # MurmurHash3's fmix32
@@ -359,14 +355,14 @@ def cross_entropy(scores: Scores) -> Float[Array, ' B']:
 
 
 def divergence(teacher: Scores, student: Scores) -> Float[Array, ' B']:
-  """The Kullback-Leibler divergence of each query's softmax from the teacher's, in nats.
+  """KL(teacher || student) of each query's softmax, in nats. Both allow the same candidates.
 
-  Nothing is differentiated through the teacher. Both allow the same candidates.
+  The teacher gets no gradient.
   """
   allowed = student.allowed
   wanted = jax.nn.log_softmax(jax.lax.stop_gradient(teacher.logits), axis=1)
   found = jax.nn.log_softmax(student.logits, axis=1)
-  # Minus infinity less minus infinity is no number, nor is its gradient.
+  # -inf - -inf would be NaN, and so would its gradient.
   gap = jnp.where(allowed, wanted, 0.0) - jnp.where(allowed, found, 0.0)
   return jnp.sum(jnp.exp(wanted) * gap, axis=1)
 

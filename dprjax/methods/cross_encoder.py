@@ -1,13 +1,12 @@
-"""Cross-encoders: a classifier of (query, passage) pairs, trained on a positive and its negatives.
+"""Cross-encoders: classifiers of (query, passage) pairs.
 
 - pointwise: binary cross-entropy of each pair, relevant or not (monoBERT: Nogueira and Cho 2019,
   Eq. 1)
 - listwise: softmax cross-entropy of the positive among its own negatives (LCE: Gao, Dai and Callan
   2021, Eq. 5)
 
-A query's passages are compared with one another alone. Without in-batch negatives the loss of a
-batch is the mean over its queries, so ``grad_cache`` and ``accumulate`` both average over chunks,
-of which memory holds one.
+There are no in-batch negatives, so the loss is a mean over queries, and ``grad_cache`` and
+``accumulate`` both average over chunks.
 """
 
 from collections.abc import Mapping
@@ -53,10 +52,10 @@ def build(
   devices: Mesh,
   tokenizer: Tokenizer,
 ) -> Model:
-  """The loss that ``config.cross_encoder`` describes.
+  """The loss of ``config.cross_encoder``.
 
   Raises:
-    InputError: a knob has a value it cannot have.
+    InputError: an option has an invalid value.
   """
   knobs = config.cross_encoder
   if model.family.classifier_tensors is None:
@@ -78,7 +77,7 @@ def build(
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     stored = parts.heads['classifier'].params if 'classifier' in parts.heads else {}
     labels = stored['output']['bias'].shape[0] if 'output' in stored else knobs.labels
-    # BERT's head starts from a pooler, where there is one without a classifier.
+    # Without a classifier, BERT's head starts from the pooler.
     head = {**classifier.init_classifier(model, key, labels), **stored}
     params = {'backbone': parts.encoder, 'head': {'classifier': head}}
     names = list(tree.flatten(params))
@@ -86,9 +85,7 @@ def build(
     for name in names:
       top, *rest = name.split('/')
       if top == 'head' and rest[1] not in stored and name not in trainable:
-        raise InputError(
-          f"config.trainable: {name} starts at random and would stay so; add 'head/.*'"
-        )
+        raise InputError(f"config.trainable: {name} is random and must be trained; add 'head/.*'")
     return params
 
   def embed(
@@ -154,10 +151,9 @@ def listwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
 
 
 def pointwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
-  """Binary cross-entropy of each pair, column 0 relevant and the others not, the mean over a
-  query's passages.
+  """Mean binary cross-entropy of each query's pairs; column 0 is relevant, the others are not.
 
-  With 2 labels it is the cross-entropy of the two: its score is the difference of their logits.
+  With 2 labels this equals their cross-entropy, since the score is the difference of the logits.
   """
   return jnp.mean(
     jnp.concatenate([jax.nn.softplus(-scores[:, :1]), jax.nn.softplus(scores[:, 1:])], axis=1),
@@ -171,10 +167,10 @@ def find(
   workdir: epath.Path,
   devices: Mesh,
 ) -> Texts:
-  """The data of a dual encoder. The candidates of the dev split are re-ranked on the way.
+  """The data of a dual encoder; evaluation re-ranks candidates of the dev split.
 
   Raises:
-    InputError: the format is unknown, or there are no such files.
+    InputError: the format is unknown, or a file is missing.
   """
   if config.tasks:
     return tasks.find(section, config, workdir, devices, 'pairs', _templates, numbered=False)
@@ -187,7 +183,7 @@ def _templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
 
 
 class Candidates(Retrieval):
-  """Queries and their passages, read in pairs."""
+  """Queries and passages, read as pairs."""
 
   def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> Data:
     """See ``Texts.open``."""
@@ -195,15 +191,12 @@ class Candidates(Retrieval):
     longest = tokenizer.pair_length(knobs.query_max_length, knobs.passage_max_length)
     if longest > model.max_tokens:
       raise InputError(
-        f'config.data.query_max_length, config.data.passage_max_length: {knobs.query_max_length} '
-        f'and {knobs.passage_max_length} make pairs of {longest} tokens, more than the '
-        f'{model.max_tokens} positions of {self.config.backbone.path}'
+        f'config.data.query_max_length, config.data.passage_max_length: pairs have {longest} '
+        f'tokens, more than the {model.max_tokens} positions of {self.config.backbone.path}'
       )
     for name in ('query_prefix', 'passage_prefix'):
       if knobs[name]:
-        raise InputError(
-          f'config.data.{name}: a cross-encoder takes the texts as they are; leave it empty'
-        )
+        raise InputError(f'config.data.{name}: a cross-encoder takes no prefixes; leave it empty')
     tokens = self.open_store('train', self.train, tokenizer)
 
     def evaluation(built: Model) -> Evaluate:
@@ -213,7 +206,7 @@ class Candidates(Retrieval):
       return pair_data.ranking(self, scorer, tokenizer, wanted)
 
     return Data(
-      # Random passages stand in where a query has too few negatives; make_batches counts them.
+      # make_batches counts random stand-ins for missing negatives.
       batches=self.make_batches(tokens),
       unit='queries',
       description=f'{counted(tokens.num_queries, "training queries")}, '
@@ -227,9 +220,9 @@ class Candidates(Retrieval):
 def export(
   config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
-  """The encoder with its classifier, also where the head alone was trained.
+  """The encoder with its classifier, even if only the head was trained.
 
-  There are no sentence-transformers files: those of a model with vectors would be wrong.
+  There are no sentence-transformers files, which would describe a model with vectors.
   """
   pair = config.data.query_max_length, config.data.passage_max_length
   checkpoint = {
@@ -265,6 +258,6 @@ METHOD = Method(
   export,
   parts=('classifier',),
   options=('data.folds', 'tasks'),
-  requires={'negatives': SET},  # there are none in the batch besides
+  requires={'negatives': SET},  # there are no in-batch negatives
   shapes=shapes,
 )

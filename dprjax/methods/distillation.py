@@ -1,12 +1,12 @@
-"""Distillation: the encoder learns a cross-encoder's scores of its queries' own passages.
+"""Distillation of a cross-encoder's scores into an encoder.
 
-Two losses of ``config.distillation.loss``, beside InfoNCE or in its place:
+``config.distillation.loss`` is one of two losses, combined with InfoNCE:
 
-- margin_mse: the difference of the positive's and a negative's score is to be the teacher's
-  (Hofstaetter et al. 2020, section 3.2)
-- kl: the softmax over a query's list is to be the teacher's (Ren et al. 2021, RocketQAv2, Eq. 5)
+- margin_mse: squared error of the margin between positive and negative (Hofstaetter et al. 2020,
+  section 3.2)
+- kl: KL divergence of the softmax over a query's list (Ren et al. 2021, RocketQAv2, Eq. 5)
 
-Passages that the teacher did not score, such as random ones, have no part in them.
+Passages without a teacher score, such as random ones, are left out.
 """
 
 from collections.abc import Mapping
@@ -20,29 +20,28 @@ from ml_collections import ConfigDict
 from dprjax.base import files
 from dprjax.base.errors import InputError
 
-KEY = 'teacher_scores'  # of a batch
-_NONE = -1e30  # a logit of no candidate; minus infinity has no gradient where there is no other
+KEY = 'teacher_scores'  # key of a batch
+_NONE = -1e30  # a masked logit; -inf has no gradient if all are masked
 
 
 def check(config: ConfigDict) -> None:
-  """Raises InputError where there are no scores to learn, or nothing that they are of."""
+  """Raises InputError if there are no teacher scores."""
   if config.distillation.loss == 'none':
     return
   if not (config.distillation.scores or config.data.mined_negatives):
     raise InputError(
-      'config.distillation.scores is empty; name a run of dprjax.rerank or a file of dprjax.mine '
-      'that has scores'
+      'config.distillation.scores is empty; name a run of dprjax.rerank or a scored file of '
+      'dprjax.mine'
     )
   scores_file(config.data, config)
 
 
 def scores_file(section: ConfigDict, config: ConfigDict) -> epath.Path:
-  """The file of the teacher's scores. Raises InputError where it is none."""
+  """The file of the teacher's scores. Raises InputError if it is missing."""
   return files.regular_file(config.distillation.scores or section.mined_negatives, 'teacher scores')
 
 
 def shown(config: ConfigDict) -> dict[str, str]:
-  """The metrics of the console's line."""
   return {} if config.distillation.loss == 'none' else {'distillation': 'distillation'}
 
 
@@ -53,7 +52,7 @@ def add(
   passages: Float[Array, 'B C H'],
   batch: Mapping[str, Array],
 ) -> dict[str, Array]:
-  """``loss``: InfoNCE and the loss that ``config.distillation`` says, each by its weight."""
+  """The terms and their weighted sum, ``loss``."""
   knobs = config.distillation
   if knobs.loss == 'none':
     return {'loss': info_nce}
@@ -77,11 +76,11 @@ def add(
 
 
 def margin_mse(scores: Float[Array, 'B C'], teacher: Float[Array, 'B C']) -> Float[Array, '']:
-  """The mean squared difference of margins, over all pairs of a positive and its own negative.
+  """Mean squared difference of margins over pairs of a positive and its own negative.
 
   Args:
-    scores: of each query's passages; column 0 is the positive's.
-    teacher: likewise; NaN where there is none.
+    scores: of each query's passages; column 0 is the positive.
+    teacher: likewise; NaN where unscored.
   """
   known = jnp.isfinite(teacher)
   target = jnp.where(known, teacher, 0.0)
@@ -91,7 +90,7 @@ def margin_mse(scores: Float[Array, 'B C'], teacher: Float[Array, 'B C']) -> Flo
 
 
 def list_kl(scores: Float[Array, 'B C'], teacher: Float[Array, 'B C']) -> Float[Array, '']:
-  """KL(teacher || student) of a query's scored passages, the mean over queries with two or more."""
+  """KL(teacher || student) over a query's scored passages; mean over queries with two or more."""
   known = jnp.isfinite(teacher)
   listed = jnp.sum(known, axis=1, dtype=jnp.int32) > 1
   wanted, given = (

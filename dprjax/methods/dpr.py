@@ -1,6 +1,6 @@
 """Dual-encoder retrieval: deep prompt tuning (DPTDR section 3.1) and full fine-tuning (DPR).
 
-The two differ only in what ``config.trainable`` names and in whether there is a prompt.
+They differ only in ``config.trainable`` and in whether there is a prompt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def build(
   """InfoNCE over the global batch.
 
   Raises:
-    InputError: a knob has a value it cannot have.
+    InputError: an option has an invalid value.
   """
   contrastive.check_negatives(config)
   contrastive.check_lengths(config.matryoshka, model.vector_size)
@@ -83,17 +83,17 @@ def contrast(
   corpus: contrastive.Corpus | None = None,
   frozen: Encode | None = None,
 ) -> tuple[Float[Array, ''], dict[str, Array]]:
-  """InfoNCE over the global batch, which is encoded in chunks, and its metrics.
+  """InfoNCE over the global batch, encoded in chunks, and its metrics.
 
   Args:
     config: the experiment.
     devices: the mesh.
     encode: ``(kind, (tokens [n, T], mask [n, T], *columns [n]), key) -> vectors``.
-    batch: of queries and passages; of these tokens, or the vectors of the bare backbone.
+    batch: queries, and passages as tokens or as vectors of the base encoder.
     key: for dropout, or None.
-    columns: keys of the batch with a number for each row, which its texts are encoded with.
+    columns: keys of the batch with a number a row, passed to ``encode``.
     corpus: more negatives.
-    frozen: as ``encode``, of the frozen encoder, to which ``config.prompt.regularization`` holds.
+    frozen: ``encode`` of the frozen encoder, for ``config.prompt.regularization``.
   """
   chunks = config.grad_cache * config.accumulate
 
@@ -124,7 +124,7 @@ def contrast(
   if frozen is not None:
     if contrastive.FROZEN in batch:
       bare['query'] = batch[contrastive.FROZEN][:, None]
-    # Another forward pass, without dropout, that nothing is differentiated through.
+    # A second forward pass, without dropout or gradient.
     bare |= {
       kind: embed_chunked(frozen, kind, *rows, None)
       for kind, rows in texts.items()
@@ -143,7 +143,7 @@ def contrast(
       devices,
       rows=config.loss_rows,
       temperature=config.temperature,
-      # The whole corpus holds the batch's passages.
+      # The corpus includes the batch's passages.
       in_batch=config.in_batch and config.corpus_negatives >= 0,
       corpus=None if corpus is None else corpus._replace(vectors=more[-1]),
       teacher=(more[0], more[1]) if held else None,
@@ -171,7 +171,7 @@ def contrast(
 
 
 def kind_keys(key: Array | None) -> dict[str, Array | None]:
-  """The keys that queries and passages are encoded with in a step."""
+  """Dropout keys of queries and passages for one step."""
   keys = (None, None) if key is None else tuple(jax.random.split(key))
   return dict(zip(KINDS, keys, strict=True))
 
@@ -179,16 +179,13 @@ def kind_keys(key: Array | None) -> dict[str, Array | None]:
 def squared_distance(
   vectors: Float[Array, 'B C H'], frozen: Float[Array, 'B C H']
 ) -> Float[Array, '']:
-  """The mean over texts of the squared distance from the frozen encoder's vectors."""
+  """Mean squared distance from the frozen encoder's vectors."""
   apart = vectors.astype(jnp.float32) - jax.lax.stop_gradient(frozen).astype(jnp.float32)
   return jnp.mean(jnp.sum(jnp.square(apart), axis=-1))
 
 
 def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
-  """Shares of a batch's own negatives by pool, and of the queries that ran out of one.
-
-  Empty where the batch does not name pools, since ``config.mix`` does not.
-  """
+  """Shares of hard negatives by source, and of queries that ran out of one; empty without a mix."""
   if 'negative_pool' not in batch:
     return {}
   from dprjax.data import batches
@@ -208,7 +205,7 @@ def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
 
 def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
   """Queries and passages, of one data set or of several tasks; see ``Method.data``."""
-  # A loss can be read, and tested, without all that reads files.
+  # Imported here, so that the loss can be used without the modules that read files.
   from dprjax.methods import query_only, retrieval_data, tasks
 
   distillation.check(config)

@@ -32,14 +32,13 @@ OPTIONS = ('prompt.kind', 'prompt.length', 'prompt.tied', 'backbone.two_encoders
 
 
 class DualEncoder(NamedTuple):
-  """A dual encoder.
+  """The functions of a dual encoder.
 
   Attributes:
-    init: as of a ``Model``.
-    adapters: ``params ->`` the adapters of queries and of passages; None: the bare backbone.
-    encode: ``(params, adapter, kind, tokens, mask, key or None) -> [B, H]``, of an adapter after
-      ``batch_dropout``. Without a key there is no dropout.
-    embed: as of a ``Model``.
+    init, embed: as in ``Model``.
+    adapters: ``params ->`` the adapters by kind; None: the base encoder.
+    encode: ``(params, adapter, kind, tokens, mask, key or None) -> [B, H]``; ``batch_dropout``
+      comes before. Without a key there is no dropout.
   """
 
   init: Callable[[Parts, Array], dict[str, Any]]
@@ -52,12 +51,10 @@ class DualEncoder(NamedTuple):
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None) -> DualEncoder:
-  """The dual encoder that ``config`` describes, for a backbone of the shape ``model``.
-
-  On a mesh that splits weights as the batch, it needs ``devices``, the mesh, to be fast.
+  """The dual encoder of ``config``, for a backbone ``model``. ``devices`` speeds up split weights.
 
   Raises:
-    InputError: a knob has a value it cannot have.
+    InputError: an option has an invalid value.
   """
   if config.prompt.dropout_scope not in ('example', 'batch'):
     raise InputError(
@@ -77,17 +74,16 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
       names = list(tree.flatten(params))
       if trains(tree.trainable_names(config.trainable, names), 'backbone'):
         raise InputError(
-          'config.trainable: names parameters of the backbone, and the passages of '
-          "config.prompt.sides='query' are encoded once; train the prompt alone"
+          "config.trainable: with config.prompt.sides='query' passages are encoded once; train the "
+          'prompt only'
         )
     if config.prompt.regularization and (
       not config.prompt.length
       or trains(tree.trainable_names(config.trainable, list(tree.flatten(params))), 'backbone')
     ):
       raise InputError(
-        f'config.prompt.regularization: {config.prompt.regularization} holds a prompt near the '
-        'frozen encoder; train a prompt (config.prompt.length, config.trainable) and not the '
-        'backbone, or set 0'
+        f'config.prompt.regularization: {config.prompt.regularization} needs a trained prompt '
+        '(config.prompt.length, config.trainable) and a frozen backbone; change these, or set 0'
       )
     return params
 
@@ -124,8 +120,7 @@ def check_pooling(config: ConfigDict, model: EncoderConfig) -> None:
   """Raises InputError for a pooling that only templates have, or of a state that sees no text."""
   if config.pooling == 'mask':
     raise InputError(
-      f"config.pooling: 'mask' is for templates, which {config.method} has none of; use 'cls' or "
-      "'mean'"
+      f"config.pooling: 'mask' needs a template, which {config.method} lacks; use 'cls' or 'mean'"
     )
   if config.pooling == 'cls' and model.causal:
     raise InputError(
@@ -136,21 +131,18 @@ def check_pooling(config: ConfigDict, model: EncoderConfig) -> None:
 
 
 def _training(config: ConfigDict) -> adapters.Training:
-  """How the kind of adapter is trained that ``config.prompt.kind`` names."""
   kind = adapters.find(config.prompt.kind, 'config.prompt.kind')
   if kind.training is None:
-    raise InputError(
-      f'config.prompt.kind: {kind.name} is {kind.text}, which {config.method} does not train'
-    )
+    raise InputError(f'config.prompt.kind: {config.method} cannot train {kind.name}, {kind.text}')
   return kind.training
 
 
 def init_adapter(
   config: ConfigDict, model: EncoderConfig, parts: Parts, key: Array
 ) -> dict[str, Any]:
-  """The adapter's subtree, random or from ``config.prompt.init_from``; nothing where there is none.
+  """The adapter's subtree, random or from ``config.prompt.init_from``; empty without a prompt.
 
-  It is that of one adapter where tied, else ``{'query': ..., 'passage': ...}``; for queries alone,
+  One adapter if tied, else ``{'query': ..., 'passage': ...}``; with
   ``config.prompt.sides='query'``, ``{'query': ...}``.
 
   Raises:
@@ -170,7 +162,7 @@ def init_adapter(
     return {adapters.SUBTREE: params}
   if parts.prompt.query_only and knobs.sides != 'query' and not knobs.tied:
     raise InputError(
-      f'config.prompt.init_from: {knobs.init_from} is for queries alone; set config.prompt.tied, '
+      f'config.prompt.init_from: {knobs.init_from} is for queries only; set config.prompt.tied, '
       "or config.prompt.sides='query'"
     )
   start: dict[str, Any] = {side: parts.prompt.of_side(side) for side in KINDS if side in params}
@@ -189,7 +181,7 @@ def init_adapter(
 
 
 def expand(config: ConfigDict, model: EncoderConfig, params: Params) -> dict[str, Adapter | None]:
-  """The adapters of queries and of passages, the same where tied; None: the bare backbone."""
+  """The adapters by kind, the same one if tied; None: the base encoder."""
   if adapters.SUBTREE not in params:
     return dict.fromkeys(KINDS)
   expand_one, own = _training(config).expand, params[adapters.SUBTREE]
@@ -199,9 +191,9 @@ def expand(config: ConfigDict, model: EncoderConfig, params: Params) -> dict[str
 
 
 def batch_dropout(config: ConfigDict, adapter: Adapter | None, key: Array | None) -> Adapter | None:
-  """An adapter under one mask for the whole batch, if ``dropout_scope`` says so.
+  """The adapter under one dropout mask for the whole batch, if ``dropout_scope='batch'``.
 
-  A loss calls this once, before it cuts the batch into chunks, with the key that it encodes with.
+  A loss calls this before it cuts the batch into chunks, with the key that it encodes with.
   """
   rate = config.prompt.dropout
   if adapter is None or key is None or not rate or config.prompt.dropout_scope != 'batch':
@@ -212,21 +204,21 @@ def batch_dropout(config: ConfigDict, adapter: Adapter | None, key: Array | None
 def example_dropout(
   config: ConfigDict, adapter: Adapter | None, options: EncoderOptions
 ) -> EncoderOptions:
-  """Options with which the encoder draws a mask of the prompt for each example."""
+  """Options by which the encoder draws a prompt mask for each example, if the scope says so."""
   if adapter is None or config.prompt.dropout_scope != 'example':
     return options
   return options._replace(prompt_dropout=config.prompt.dropout)
 
 
 def without_adapter(params: Mapping[str, Any]) -> dict[str, Any]:
-  """``Model.baseline``: parameters by flat names, of the encoder as it is without an adapter."""
+  """``Model.baseline``: flat parameters of the encoder without its adapter."""
   return {name: leaf for name, leaf in params.items() if not trains([name], adapters.SUBTREE)}
 
 
 def export(
   config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
-  """The encoders that were trained, with their sentence-transformers settings, and the prompt."""
+  """The trained encoders with their sentence-transformers settings, and the prompt."""
   spec = vector_spec.of_config(config)
   encoders = {}
   if trains(trained, 'backbone'):
@@ -237,7 +229,7 @@ def export(
     together = '' in encoders and not trains(trained, 'prompt')
     if together and spec.max_length(short) < spec.longest:
       logger.warning(
-        '%s were scored with at most %d tokens, and the folder has one length, %d; for the same '
+        '%s were scored with at most %d tokens, but the folder has one length, %d; for the same '
         'vectors: dprjax encode --kind=%s --max_length=%d',
         {'query': 'queries', 'passage': 'passages'}[short],
         spec.max_length(short),
@@ -254,7 +246,7 @@ def export_prompt(
   trained: Mapping[str, np.ndarray],
   spec: VectorSpec,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """A trained adapter as a prompt file has it, whatever it was trained as: arrays and meta.
+  """Arrays and meta of a trained adapter as a prompt file stores it; empty if none was trained.
 
   Args:
     config, backbone, trained: as for ``export``.
@@ -277,7 +269,7 @@ def export_prompt(
 
 
 def meta_of(config: ConfigDict, spec: VectorSpec, kind: str) -> dict[str, Any]:
-  """What the meta of a trained prompt of this kind says of its vectors."""
+  """The meta of a trained prompt about its vectors."""
   return {
     'kind': kind,
     **spec.to_meta(),
@@ -292,7 +284,7 @@ def export_heads(
   trained: Mapping[str, np.ndarray],
   settings: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Head]:
-  """The backbone's heads, with the trained parameters in place of theirs, and the trained heads.
+  """The backbone's heads and the trained heads; trained parameters replace stored ones.
 
   Args:
     backbone, trained: as for ``export``.
@@ -306,9 +298,9 @@ def export_heads(
 
 
 def check_length(config: ConfigDict, model: EncoderConfig, knob: str, length: int) -> None:
-  """Raises InputError where the encoder has fewer positions than texts of ``length`` tokens need.
+  """Raises InputError if ``length`` tokens, set by ``knob``, exceed the encoder's positions.
 
-  ``knob`` set the length. A prompt that shifts positions takes some of them.
+  A prompt that shifts positions takes some of them.
   """
   longest = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
   if length > longest:
@@ -316,14 +308,14 @@ def check_length(config: ConfigDict, model: EncoderConfig, knob: str, length: in
 
 
 def trains(trained: Iterable[str], subtree: str) -> bool:
-  """Whether any of these names of trained parameters is in a top-level subtree."""
+  """Whether any of these trained parameters is in a top-level subtree."""
   return any(name.startswith(f'{subtree}/') for name in trained)
 
 
 def encoder_params(
   backbone: hub.Backbone, trained: Mapping[str, np.ndarray], kind: str = ''
 ) -> dict[str, Any]:
-  """An encoder's parameters: the trained ones, and the backbone's in place of the others."""
+  """An encoder's parameters: trained ones replace the backbone's."""
   prefix = f'backbone/{kind}/' if kind else 'backbone/'
   own = {
     name.removeprefix(prefix): leaf for name, leaf in trained.items() if name.startswith(prefix)

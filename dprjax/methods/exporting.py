@@ -1,4 +1,4 @@
-"""What a run trained, as files that others read: prompts, adapters and Hugging Face directories."""
+"""Exports of a run: prompts, adapters and Hugging Face directories."""
 
 import contextlib
 import logging
@@ -26,16 +26,16 @@ logger = logging.getLogger('dprjax')
 
 
 class Options(NamedTuple):
-  """In which form something is written, and what is said of it.
+  """The format of an export, and its model card.
 
   Attributes:
-    format: 'npz', 'peft' or 'sentence-transformers'; None is an npz file or, where an encoder was
-      trained, its directory.
+    format: 'npz', 'peft' or 'sentence-transformers'; None: an npz file, or the encoder's directory
+      if one was trained.
     base_model: the backbone's name on the hub.
-    copy_backbone: whether a sentence-transformers folder holds the backbone's files; else it names
-      ``base_model``, which is pinned.
-    card: whether a folder gets a model card.
-    licence: of what was trained, as the hub calls it.
+    copy_backbone: copy the backbone into a sentence-transformers folder, or else name the pinned
+      ``base_model``.
+    card: write a model card into the folder.
+    licence: the hub's name of it.
     metrics: files of ``dprjax.evaluate`` for the card, by the name of what was measured.
     name: the repository that the card is for.
   """
@@ -50,8 +50,6 @@ class Options(NamedTuple):
 
 
 class _Made(NamedTuple):
-  """What is written."""
-
   product: methods.Product
   meta: dict[str, Any]
   backbone: hub.Backbone
@@ -68,27 +66,26 @@ def export(
   options: Options = Options(),  # noqa: B008 (immutable)
   force: bool = False,
 ) -> epath.Path:
-  """Writes the trained parameters of ``workdir`` to ``out``, whole or not at all.
+  """Writes the trained parameters of ``workdir`` to ``out``, atomically.
 
   Args:
     workdir: of the training run.
-    out: a file name ending in ``.npz`` where only a prompt was trained; a directory where an
-      encoder was (with ``query/`` and ``passage/`` in it where each has its own, and ``prompt.npz``
-      where there is a prompt too), and for another format or a card.
+    out: a ``.npz`` file for a prompt only; a directory for an encoder (with ``query/`` and
+      ``passage/`` if each side has its own, and ``prompt.npz`` if there is a prompt), another
+      format or a card.
     step: the checkpoint's step; by default the best on the dev split, else the latest.
-    method: the module of the run's method, where that is none of this package. A workdir alone does
-      not decide which code is imported.
-    options: the format, and what a card says.
-    force: also where no checkpoint is better on the dev split than what the training began with. An
-      intermediate stage (``Method.intermediate``) needs none.
+    method: the module of the run's method, if it is outside this package. A workdir alone does not
+      decide which code is imported.
+    options: the format and the card.
+    force: export even if no checkpoint beats the baseline. Intermediate stages
+      (``Method.intermediate``) do not need it.
 
   Returns:
-    The path of what was written.
+    The path written.
 
   Raises:
-    InputError: there is no run or no checkpoint, or without ``force`` none that is a gain; ``out``
-      does not fit what was trained, lies in the workdir or another input, or holds anything but an
-      earlier export; the format cannot express what was trained.
+    InputError: there is no run, no checkpoint, or no gain without ``force``; ``out`` is an input,
+      holds other files, or does not fit the format; the format cannot express the result.
   """
   workdir = workdirs.trained(workdir)
   config = configs.load_workdir(workdir)
@@ -109,7 +106,7 @@ def export(
     step = saved.best() if step is None else step
     if step is None:
       raise InputError(
-        f'{workdir} holds no checkpoint yet; train first: python -m dprjax.train '
+        f'{workdir} has no checkpoint yet; train first: python -m dprjax.train '
         f'--workdir={workdir} ...'
       )
     trained, extra = saved.restore_trainable(step), saved.extra(step)
@@ -122,7 +119,6 @@ def export(
     )
   product = trained_by.export(config, epath.Path(workdir), backbone, trained)
   scored = extra.get('best') is not None and extra['best_step'] == step
-  # In the order of the file's format.
   meta: dict[str, Any] = {
     'format': artifact.FORMAT,
     'version': artifact.VERSION,
@@ -146,25 +142,21 @@ def export(
   values = size(tree.count(trained))
   done = f'step {step}, {values} {"parameters" if product.encoders else "values"}'
   if product.meta.get('sides') == 'query':
-    done += ', for queries alone: passages are those of the bare backbone'
+    done += ', for queries only: passages have no prompt'
   known = workdirs.seen_queries(epath.Path(workdir))
   return _write(out, inputs, _Made(product, meta, backbone, done, known, training), options)
 
 
 def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bool) -> None:
-  """Raises InputError, or with ``force`` warns, where by the latest checkpoint none is a gain."""
+  """Raises InputError, or with ``force`` warns, if the latest checkpoint records no gain."""
   latest = saved.latest()
   if latest is None:
     return
   gain = baseline.Gain.read(saved.extra(latest).get('gain'), f'{saved.folder}/{latest}')
-  if gain is None:
-    return
-  if gain.better:
+  if gain is None or gain.better:
     return
   if not force:
-    raise InputError(
-      f'{workdir}: {gain.verdict}; train otherwise, or say --force to export it all the same'
-    )
+    raise InputError(f'{workdir}: {gain.verdict}; to export it anyway, add --force')
   logger.warning('%s', gain.verdict)
 
 
@@ -175,19 +167,19 @@ def convert(
   settings: Mapping[str, Any] = types.MappingProxyType({}),
   options: Options = Options(),  # noqa: B008 (immutable)
 ) -> epath.Path:
-  """Writes a prompt that was exported before, or a PEFT prefix adapter, in another format.
+  """Writes an exported prompt, or a PEFT prefix adapter, in another format.
 
   Args:
-    source: a prompt.npz, a folder with one or with an adapter, or a repository of the hub with
-      either, USER/NAME or USER/NAME@REVISION.
+    source: a prompt.npz, a folder with one or with an adapter, or a hub repository with either,
+      USER/NAME or USER/NAME@REVISION.
     out: as for `export`.
     backbone: the frozen encoder; by default the one that ``source`` names.
     settings: pooling, normalize, query_max_length and passage_max_length of an adapter that PEFT
-      made, which does not say; None is the backbone's own.
-    options: the format, and what a card says.
+      made; None: the backbone's own.
+    options: the format and the card.
 
   Raises:
-    InputError: as `export`; the source cannot be read or is of another backbone.
+    InputError: as `export`; the source is damaged or belongs to another backbone.
   """
   out, found = epath.Path(out), _find(source)
   inputs = {
@@ -200,13 +192,11 @@ def convert(
   if prompt is not None and (
     given := [key for key, value in settings.items() if value is not None]
   ):
-    raise InputError(
-      f'--{given[0]}: {source} says itself how it was trained; leave out --{given[0]}'
-    )
+    raise InputError(f'--{given[0]}: {source} has its own settings; leave out --{given[0]}')
   named = prompt.meta['backbone'] if prompt else peft.base_model(found)
   name = backbone or named
   if name is None:
-    raise InputError(f'{source} names no backbone; give the one it was trained for, --backbone=DIR')
+    raise InputError(f'{source} names no backbone; add --backbone=DIR')
   loaded = hub.load_backbone(name)
   tokenizer = text.load_tokenizer(loaded.path).sha256
   if prompt is None:
@@ -231,8 +221,7 @@ def _find(source: epath.PathLike) -> epath.Path:
 
 
 def _write(out: epath.Path, inputs: outputs.Inputs, made: _Made, options: Options) -> epath.Path:
-  """Writes a product in the format that is asked for."""
-  if options.base_model is not None:  # which others can find, unlike a path of this machine
+  if options.base_model is not None:  # public, unlike a local path
     _check_base(options.base_model, made.backbone, options.format == 'peft')
     made = made._replace(meta=made.meta | {'backbone': str(options.base_model)})
   product, meta = made.product, made.meta
@@ -250,6 +239,22 @@ def _write(out: epath.Path, inputs: outputs.Inputs, made: _Made, options: Option
     )
     for name, path in options.metrics.items()
   }
+  content = card.Card(
+    options.format,
+    options.base_model,
+    options.licence,
+    metrics,
+    made.training,
+    options.name,
+    out.name,
+  )
+  subject = card.Subject(
+    meta,
+    {name: array.shape for name, array in product.prompt.items()},
+    tuple(product.encoders),
+    all(one.get('spec') is not None for one in product.encoders.values()),
+    epath.Path(made.backbone.path),
+  )
   with hub.claim_model(out, inputs), files.atomic_path(out) as folder:
     if product.encoders:
       _write_encoders(folder, made, options)
@@ -257,37 +262,10 @@ def _write(out: epath.Path, inputs: outputs.Inputs, made: _Made, options: Option
       _write_prompt(folder, made, options)
     if options.card:
       with files.atomic_write(folder / card.FILE) as file:
-        file.write(card.write(_card(out.name, made, options, metrics), _subject(made)))
+        file.write(card.write(content, subject))
     hub.mark(folder)
   logger.info('%s: %s', out, made.done)
   return out
-
-
-def _card(
-  folder: str,
-  made: _Made,
-  options: Options,
-  metrics: Mapping[str, tuple[dict[str, Any], str]],
-) -> card.Card:
-  return card.Card(
-    options.format,
-    options.base_model,
-    options.licence,
-    metrics,
-    made.training,
-    options.name,
-    folder,
-  )
-
-
-def _subject(made: _Made) -> card.Subject:
-  return card.Subject(
-    made.meta,
-    {name: array.shape for name, array in made.product.prompt.items()},
-    tuple(made.product.encoders),
-    all(one.get('spec') is not None for one in made.product.encoders.values()),
-    epath.Path(made.backbone.path),
-  )
 
 
 # How a prompt must enter transformers' class for these formats: `family.Family.prompted_by`.
@@ -295,7 +273,6 @@ _PROMPTED_BY = {'peft': ('cache',), 'sentence-transformers': ('cache', 'attentio
 
 
 def _write_prompt(folder: epath.Path, made: _Made, options: Options) -> None:
-  """A prompt alone: as it is, as PEFT's adapter, or over the frozen backbone."""
   folder.mkdir(parents=True)
   prompt = artifact.Prompt(made.meta, dict(made.product.prompt), queries=made.queries)
   family = made.backbone.config.family
@@ -316,18 +293,14 @@ def _write_prompt(folder: epath.Path, made: _Made, options: Options) -> None:
 def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed: bool) -> None:
   """Checks that a name stands for this backbone, as far as its files are at hand.
 
-  Where the name is ``needed`` to load what is written, its config.json is fetched, and what could
-  not be checked is logged.
-
-  Raises:
-    InputError: it is another encoder.
+  Its config.json is fetched if the name is ``needed`` to load the export; what cannot be checked is
+  logged.
   """
   folder = _base_folder(reference, needed)
   if folder is None:
     if needed:
       logger.warning(
-        '--base_model=%s could not be fetched: whether it is the backbone of this prompt (SHA-256 '
-        '%s) was not checked',
+        '--base_model=%s could not be fetched and compared with the backbone (SHA-256 %s)',
         reference,
         backbone.sha256,
       )
@@ -335,14 +308,14 @@ def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed:
   shape = hub.read_shape(folder)
   if config_sha256(shape) != config_sha256(backbone.config):
     raise InputError(
-      f'--base_model={reference} is another encoder than the backbone of this prompt, '
-      f'{backbone.path}: their config.json differ; name the one that it was trained on'
+      f'--base_model={reference} has another config.json than the backbone of this prompt, '
+      f'{backbone.path}'
     )
   try:
     named = hub.load_backbone(str(folder))
   except InputError:
     logger.warning(
-      '--base_model=%s has the shape of the backbone; its weights cannot be read here and were not '
+      '--base_model=%s has the shape of the backbone; its weights cannot be read and were not '
       'compared',
       reference,
     )
@@ -351,7 +324,7 @@ def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed:
 
 
 def _base_folder(reference: repository.Reference, needed: bool) -> epath.Path | None:
-  """A folder with the config.json of a repository, from the cache or, if it is needed, the hub."""
+  """A repository's config.json in a folder, from the cache or, if ``needed``, the hub."""
   for cached in (True, False) if needed else (True,):
     with contextlib.suppress(InputError):
       folder = repository.fetch(reference, ['*config.json', 'modules.json'], 'backbone', cached)
@@ -365,32 +338,30 @@ def _check_same(
 ) -> None:
   if named.sha256 != backbone.sha256:
     raise InputError(
-      f'--base_model={reference} has SHA-256 {named.sha256}, the backbone of this prompt has '
-      f'{backbone.sha256}; name the one that it was trained on'
+      f'--base_model={reference} has SHA-256 {named.sha256}, but the prompt was trained on '
+      f'{backbone.sha256}'
     )
 
 
 def _checked(
   reference: repository.Reference | None, backbone: hub.Backbone
 ) -> repository.Reference:
-  """The reference, if it is pinned and what it names is this backbone."""
+  """The reference, if it is pinned and names this backbone."""
   if reference is None or not reference.pinned:
     raise InputError(
-      '--backbone_files=false needs the name and the commit of the backbone on the hub: '
-      '--base_model=USER/NAME@COMMIT, with the 40 digits that the hub shows'
+      '--backbone_files=false needs a pinned backbone: --base_model=USER/NAME@COMMIT, with 40 '
+      'digits'
     )
   named = hub.load_backbone(str(reference))
   _check_same(reference, named, backbone)
   if repository.commit_of(named.path) != reference.revision:
     raise InputError(
-      f'--base_model={reference} keeps its encoder in a folder of its own, which cannot be named; '
-      'copy it: --backbone_files=true'
+      f'--base_model={reference} has its encoder in a subfolder; copy it: --backbone_files=true'
     )
   return reference
 
 
 def _write_encoders(folder: epath.Path, made: _Made, options: Options) -> None:
-  """The encoders that were trained, and the prompts beside them."""
   product, meta, backbone = made.product, made.meta, made.backbone
   sha256 = {}
   for name, arguments in product.encoders.items():
@@ -419,15 +390,11 @@ def _write_encoders(folder: epath.Path, made: _Made, options: Options) -> None:
 
 
 def check_out(out: epath.Path, inputs: outputs.Inputs, options: Options) -> None:
-  """Raises InputError where ``out`` would harm something; before anything is read."""
+  """Raises InputError if ``out`` cannot be written; before anything is read."""
   if out.suffix == '.npz' and options.card:
-    raise InputError(
-      f'--out={out}: a card needs a folder; name one, and the prompt is {artifact.FILE} in it'
-    )
+    raise InputError(f'--out={out}: a card needs a folder; the prompt is {artifact.FILE} in it')
   if out.suffix == '.npz' and options.format not in (None, 'npz'):
-    raise InputError(
-      f'--out={out}: --format={options.format} is a folder; name one, not an npz file'
-    )
+    raise InputError(f'--out={out}: --format={options.format} needs a folder, not an npz file')
   claim = (
     outputs.claim(out, inputs, endings=('',), lock=False)
     if out.suffix == '.npz'
@@ -438,29 +405,26 @@ def check_out(out: epath.Path, inputs: outputs.Inputs, options: Options) -> None
 
 
 def check_ending(out: epath.Path, product: methods.Product, options: Options) -> None:
-  """Raises InputError where ``out`` or the format is of the wrong type."""
+  """Raises InputError if ``out`` or the format does not fit the product."""
   if not product.encoders:
     if out.suffix != '.npz' and options.format is None and not options.card:
       raise InputError(
-        f'--out={out}: this run trained a prompt alone; name a file that ends in .npz, or say '
-        '--format=npz, peft or sentence-transformers'
+        f'--out={out}: this run trained a prompt only; use a file NAME.npz, or --format=npz, peft '
+        'or sentence-transformers'
       )
     return
   if out.suffix == '.npz':
-    raise InputError(
-      f'--out={out}: this run trained {product.noun}; name a directory, not an npz file'
-    )
+    raise InputError(f'--out={out}: this run trained {product.noun}, which needs a directory')
   if options.format in ('npz', 'peft'):
     raise InputError(
-      f'--format={options.format} is for a prompt alone, and this run trained {product.noun}; '
-      'leave the format out, or say --format=sentence-transformers'
+      f'--format={options.format} is for prompts only, but this run trained {product.noun}; leave '
+      'it out, or use --format=sentence-transformers'
     )
   if not options.copy_backbone:
     raise InputError(
-      f'--backbone_files=false: this run trained {product.noun}, which no repository has yet'
+      f'--backbone_files=false: this run trained {product.noun}, which must be copied'
     )
   if options.format and (product.prompts or (product.prompt and '' not in product.encoders)):
     raise InputError(
-      f'--format={options.format} cannot express several prompts or encoders of one model; leave '
-      'the format out, and dprjax reads them all'
+      f'--format={options.format} cannot express several prompts or encoders; leave it out'
     )

@@ -1,8 +1,8 @@
-"""The encoder that a training has to beat: as `dprjax.encode` runs it without a prompt.
+"""The baseline encoder: as `dprjax.encode` runs it without a prompt.
 
-Lengths, pooling, normalisation and prefix texts are those of the backbone's folder, whatever the
-experiment trains with. So all alternatives and folds of a run are compared with one number, and it
-is the one that a user has without a training.
+Lengths, pooling, normalisation and prefixes are those of the backbone's folder, whatever the
+experiment trains with. So all alternatives and folds of a run are compared with one number, which a
+user has without training.
 """
 
 import dataclasses
@@ -27,16 +27,12 @@ from dprjax.models import hub
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 
-FOLDER = 'frozen'  # of the run's workdir
-_MOST_KEPT = 100_000  # texts whose vectors are kept on disk
+FOLDER = 'frozen'  # in the workdir
+_MOST_KEPT = 100_000  # texts
 
 
 class Frozen:
-  """The frozen encoder of a run.
-
-  Attributes:
-    spec: how `dprjax.encode` makes vectors of texts without a prompt.
-  """
+  """The frozen encoder of a run; ``spec`` is how `dprjax.encode` makes vectors without a prompt."""
 
   def __init__(self, config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer):
     self._config, self._tokenizer = config, tokenizer
@@ -45,14 +41,14 @@ class Frozen:
     self.spec = hub.load_spec(self._path)
 
   def differs(self, kind: str) -> bool:
-    """Whether the experiment's texts of a kind become other vectors than the frozen encoder's."""
+    """Whether the experiment makes vectors of a kind otherwise than the frozen encoder."""
     return self.spec.of_kind(kind) != vector_spec.of_config(self._config).of_kind(kind)
 
   def describe(self, cut: dict[str, tuple[int, int]]) -> list[str]:
-    """Lines about what the training has otherwise.
+    """Log lines about the settings in which training differs.
 
     Args:
-      cut: of each kind, how many texts the training cuts, and of how many.
+      cut: by kind, (texts that training cuts, all texts).
     """
     theirs, ours = self.spec, vector_spec.of_config(self._config)
     lines = []
@@ -62,28 +58,27 @@ class Frozen:
       if count and length < longer:
         lines.append(
           f'{count:,} of {counted(of, plural)} cut at {length} tokens '
-          f'(config.data.{kind}_max_length); without a prompt, dprjax encode reads {longer}, and '
-          'the baseline is scored so'
+          f'(config.data.{kind}_max_length); the baseline reads {longer}'
         )
     for name in ('pooling', 'normalize', *(f'{kind}_prefix' for kind in KINDS)):
       own, other = getattr(ours, name), getattr(theirs, name)
       if own != other:
         option = f'data.{name}' if name.endswith('_prefix') else name
         lines.append(
-          f'config.{option} is {own!r}; the baseline has {other!r}, as dprjax encode without a '
-          'prompt'
+          f'config.{option} is {own!r}; the baseline, as dprjax encode without a prompt, has '
+          f'{other!r}'
         )
     return lines
 
   def vectors(
     self, kind: str, texts: Sequence[str], made: Float[np.ndarray, 'n H'] | None = None
   ) -> Float[np.ndarray, 'n H']:
-    """The texts' vectors. They are kept in the run's workdir, and not encoded twice.
+    """Vectors of the texts. Up to 100,000 are kept in the workdir and not encoded twice.
 
     Args:
       kind: 'query' or 'passage'.
-      texts: of any number; of many the vectors are not kept.
-      made: their vectors, where they are encoded already.
+      texts: any number.
+      made: their vectors, if they are known.
     """
     if len(texts) > _MOST_KEPT:
       return self._encoder.encode(texts, kind) if made is None else made
@@ -119,6 +114,6 @@ class Frozen:
     )
 
   def _meta(self, kind: str) -> str:
-    """All that decides a vector beside the text."""
+    """Everything but the text that decides a vector."""
     found = folders.describe(self._encoder, kind, 'float32', '')
     return json.dumps(dataclasses.asdict(found), sort_keys=True)

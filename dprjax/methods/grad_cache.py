@@ -1,4 +1,4 @@
-"""Gradient caching (Gao et al. 2021): a batch encoded in chunks, with a loss over all of it."""
+"""Gradient caching (Gao et al. 2021): a loss over a whole batch that is encoded in chunks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,22 +24,21 @@ def map_chunks(
 
   Args:
     encode: ``(rows, key) -> (values per row, sums)``.
-    rows: arrays with a leading axis of B, a multiple of ``chunks`` times the devices that split the
-      batch.
+    rows: arrays with a leading axis of B, a multiple of ``chunks`` times the devices that split it.
     key: for dropout; each chunk gets its own. None stays None.
     chunks: their number.
     mesh: the devices.
 
   Returns:
-    The values of all rows, in their order, and the sums over all chunks.
+    The values of all rows, in order, and the sums over all chunks.
   """
   if chunks == 1:
     return encode(rows, key)
   parts = _parts(mesh)
 
   def split(x: Array) -> Array:
-    # Row i goes to chunk i mod n, so every device keeps its own rows. With reshape(n, -1, ...), all
-    # devices would compute every chunk whole.
+    # Row i goes to chunk i mod n, so every device keeps its rows. After reshape(n, -1, ...) each
+    # device would compute every chunk whole.
     x = x.reshape(-1, chunks, *x.shape[1:]).swapaxes(0, 1)  # [n, B / n, ...]
     x = x.reshape(chunks, parts, -1, *x.shape[2:])
     axes = meshes.BATCH if parts > 1 else (None, meshes.BATCH)
@@ -57,11 +56,11 @@ def map_chunks(
 
 
 def _parts(mesh: Mesh) -> int:
-  """How many copies there are of what the gradient goes to.
+  """How many copies of the differentiated parameters are made.
 
-  Where weights are split, each chunk's gradient has to be summed over the axis 'fsdp' at once. With
-  copies the compiler reduces it whole and takes a part of the sum. Over more than two parts that
-  sends more than to scatter the sum and to reduce the part over the axis 'data'.
+  With split weights each chunk's gradient is summed over the axis 'fsdp' at once. With copies the
+  compiler reduces it whole and takes a part of the sum; over more than two parts that sends more
+  than a scatter and a reduction over 'data'.
   """
   return mesh.shape['data'] if mesh.shape['fsdp'] <= 2 else 1
 
@@ -69,10 +68,10 @@ def _parts(mesh: Mesh) -> int:
 def _by_parts(
   encode: Callable[[Any, Array | None], tuple[Any, Any]], chunk: tuple[Any, Any], mesh: Mesh
 ) -> Callable[[tuple[Any, Any]], tuple[Any, Any]]:
-  """``encode`` on each part of the axis 'data', for chunks like this one, split into these parts.
+  """``encode`` on each part of the axis 'data', for chunks that are split into these parts.
 
-  What the gradient goes to has a copy on each part, which adds up its own gradient over the chunks.
-  These are summed over the devices once, and not, as the compiler would, once a chunk.
+  Each part has a copy of the differentiated parameters and accumulates its gradient over the
+  chunks. The sum over devices then comes once, where the compiler would take one for each chunk.
   """
 
   parts, rows = _parts(mesh), jax.tree.map(lambda x: x[0], chunk[0])
@@ -96,7 +95,6 @@ def _by_parts(
 
 
 def _copy(x: Array, parts: int, mesh: Mesh) -> Array:
-  """A copy of an array for each part of the axis 'data'."""
   rest = (P.UNCONSTRAINED,) * x.ndim
   copies = jnp.broadcast_to(x, (parts, *x.shape))
   return jax.lax.with_sharding_constraint(copies, NamedSharding(mesh, P('data', *rest)))

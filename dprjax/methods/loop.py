@@ -1,4 +1,4 @@
-"""One training's loop: what it is made of, what changes from step to step, and the steps."""
+"""The loop of one training: setup, state and steps."""
 
 import dataclasses
 import time
@@ -24,16 +24,16 @@ from dprjax.runtime import config as configs
 
 
 class Setup(NamedTuple):
-  """What a training is made of, before its first step.
+  """A training before its first step.
 
   Attributes:
     config: the experiment, settled for this machine and these queries.
     workdir: its folder.
     devices: the mesh.
-    backbone: the encoder that it starts from.
+    backbone: the initial encoder.
     model: the method's functions.
     params: the initial parameters by flat names.
-    trainable: the names that are trained.
+    trainable: names of the trained parameters.
     data: the token arrays.
     say: logs a line, on process 0 for the user.
   """
@@ -56,15 +56,15 @@ class Setup(NamedTuple):
 
 @dataclasses.dataclass
 class Standing:
-  """How a training stands on the dev split. A checkpoint keeps it.
+  """Dev results so far; kept in every checkpoint.
 
   Attributes:
     best, best_step: the highest score and its step.
-    gain: that score beside the baseline's; before any, that of the folds.
+    gain: of that score over the baseline; before any, that of the folds.
     stale: evaluations since then.
-    beaten: the rival that this training is behind.
-    stopped: whether it ends early.
-    seconds: how long it has run, over all its processes in time.
+    beaten: the rival that is ahead.
+    stopped: whether training ends early.
+    seconds: total training time.
   """
 
   best: float | None = None
@@ -77,7 +77,7 @@ class Standing:
 
   @classmethod
   def read(cls, extra: Mapping[str, Any], where: str) -> Self:
-    """From a checkpoint; ``where`` it is. Raises InputError for a gain that is none."""
+    """From a checkpoint at ``where``. Raises InputError for an invalid gain."""
     gain = baseline.Gain.read(extra.get('gain'), where)
     names = ('best', 'best_step', 'stale', 'beaten', 'stopped', 'seconds')
     return cls(gain=gain, **{name: extra[name] for name in names if name in extra})
@@ -88,7 +88,7 @@ class Standing:
     return dataclasses.asdict(self) | {'gain': gain}
 
   def take(self, score: float, step: int, gain: baseline.Gain, patience: int, beaten: str) -> bool:
-    """Takes an evaluation; returns whether it is the best so far."""
+    """Records an evaluation; returns whether it is the best so far."""
     better = self.best is None or score > self.best
     if better:
       self.best, self.best_step, self.gain, self.stale = score, step, gain, 0
@@ -100,12 +100,12 @@ class Standing:
 
 
 class Loop:
-  """A training from its latest checkpoint, or its start, on; a context that closes its files.
+  """A training from its latest checkpoint, or its start; a context that closes its files.
 
   Attributes:
-    step: the last one that was done.
-    total: how many there are.
-    standing: on the dev split.
+    step: the last step done.
+    total: number of steps.
+    standing: results on the dev split.
   """
 
   def __init__(self, setup: Setup, part: Part, choice: Choice | None = None):
@@ -114,7 +114,7 @@ class Loop:
     Args:
       setup: what is trained.
       part: whether it is compared with other trainings.
-      choice: what folds have found.
+      choice: the result of cross-validation.
     """
     config, data = setup.config, setup.data
     self._setup, self._part, self._choice = setup, part, choice
@@ -127,7 +127,6 @@ class Loop:
     self._every = configs.evaluate_every(config, epoch)
     self._save_every = config.checkpoint.every or epoch
 
-    # The trainable parameters go to the optimiser, the frozen ones stay apart.
     self._layout = updates.lay_out(
       config,
       setup.params,
@@ -166,21 +165,21 @@ class Loop:
       done = done or (', where training ended' if self.standing.stopped else '')
       setup.say(f'resuming after step {self.step} of {self.total}{done}')
     self._evaluate = data.evaluation(setup.model) if data.evaluation else None
-    # Without a checkpoint the baseline's row, that of step 0, is written again too.
+    # Without a checkpoint, step 0 is written again.
     self._metrics = log.MetricLog(
       setup.workdir, self.step if self._resumed else -1, active=self._main
     )
     self._progress = Progress('steps', self.total, skip_first=True)
     self._stop = stopping.Stop(setup.devices)
     self._lengths: set[tuple[int, ...]] = set()
-    # A step's loss is read while the next step runs, and always before anything is saved.
+    # A step's loss is read while the next step runs, and before anything is saved.
     self._unread: deque[tuple[int, Any, Any]] = deque()
 
   def __enter__(self) -> Self:
     return self
 
   def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-    if error is not None:  # whatever ends this process ends the others, before it waits
+    if error is not None:  # the other processes must not wait for this one
       distributed.leave(error)
     self._stop.restore()
     self._metrics.close()
@@ -198,12 +197,12 @@ class Loop:
     return self.step < self.total and not self.standing.stopped
 
   def baseline(self) -> methods.Scores:
-    """The dev split's scores of the model that this training has to beat, by its own evaluation."""
+    """The baseline's dev scores, by this training's evaluation."""
     assert self._evaluate is not None
     return self._evaluate(self._setup.model.baseline(self._untrained))
 
   def begin(self, start: methods.Scores | None) -> None:
-    """Shows what the training has to beat: ``start``, where there is a dev split."""
+    """Logs the baseline ``start``, if there is a dev split."""
     self._start, say = start if self.evaluates else None, self._setup.say
     if self._choice is not None:
       if not self._resumed:
@@ -222,7 +221,7 @@ class Loop:
     """Runs one update.
 
     Raises:
-      InputError: the loss of the step before is not finite.
+      InputError: the loss of the previous step is not finite.
     """
     batch = next(self._batches)
     lengths = tuple(rows.shape[-1] for name, rows in batch.items() if name.endswith('_tokens'))
@@ -239,7 +238,7 @@ class Loop:
       self._read_one()
 
   def evaluate(self) -> float | None:
-    """Scores the dev split where that is due, and compares with the baseline."""
+    """Scores the dev split if it is due; compares with the baseline."""
     if self._evaluate is None or (self.step % self._every and self.step != self.total):
       return None
     assert self._start is not None
@@ -247,7 +246,7 @@ class Loop:
     self._read_all()
     found = self._evaluate({**self._frozen, **self._state.model})
     gain = baseline.compare(config.eval.measure, self._start, found)
-    # Process 0's scores, so that all stop at the same step, however their hardware rounds.
+    # Process 0 decides, so that all stop at the same step.
     means, numbers = distributed.agree([dict(found.means), gain._asdict()])
     found, gain = found._replace(means=means), baseline.Gain(**numbers)
     score = means[config.eval.measure]
@@ -270,7 +269,7 @@ class Loop:
     return score
 
   def save(self, score: float | None) -> bool:
-    """Saves where that is due or the process is asked to stop; returns the latter."""
+    """Saves if it is due or the process is asked to stop; returns whether to stop."""
     due = self.step % self._save_every == 0 or self.step == self.total
     if due or score is not None or self.standing.stopped:
       self._save(score)
@@ -284,14 +283,14 @@ class Loop:
     return True
 
   def result(self) -> Result:
-    """How it stands."""
+    """The result so far."""
     standing = self.standing
     done = self.step == self.total or standing.stopped
     return Result(self.step, standing.best, standing.best_step, done, standing.gain)
 
   @property
   def ended(self) -> str:
-    """Where the training ended, why, and its best score."""
+    """Where and why training ended, and its best score."""
     standing, words = self.standing, f'done at step {self.step}'
     if standing.beaten:
       words = f'stopped early: behind {standing.beaten}; {words}'
@@ -304,7 +303,7 @@ class Loop:
     return words
 
   def finish(self) -> None:
-    """Waits until everything is read and saved, and measures in the whole corpus."""
+    """Waits for the last metrics and saves, and measures in the whole corpus."""
     self._read_all()
     self._saved.wait()
     if self.step != self._began:
@@ -313,7 +312,7 @@ class Loop:
       self._score_whole()
 
   def _score_whole(self) -> None:
-    """Shows the gain in the whole corpus of the best step: kept in the workdir, or measured now."""
+    """Logs the gain of the best step in the whole corpus, kept in the workdir or measured now."""
     data, step = self._setup.data, self.standing.best_step
     if data.whole is None or not step:
       return
@@ -324,7 +323,7 @@ class Loop:
       scores = data.whole(self._setup.model, {**self._frozen, **chosen}, self.standing.seconds / 10)
       if scores is None:
         self._setup.say(
-          'the whole corpus is not searched: that would take more than a tenth of the training'
+          'the whole corpus is not searched: it would take over a tenth of the training time'
         )
         return
       if self._main:
@@ -374,10 +373,10 @@ class Loop:
     if wrong:
       self._saved.wait()
       raise InputError(
-        f'step {number}: the {wrong[0].replace("_", " ").replace(" norm", "")} is not finite (loss '
-        f'{values["loss"]:g}, gradient norm {values["gradient_norm"]:g}); the last good checkpoint '
-        f'is step {self._saved.latest() or "none"} in {self._saved.folder}; lower '
-        f'config.optim.learning_rate, or look at these texts: {setup.data.ids(batch)}'
+        f'step {number}: the {wrong[0].replace("_", " ").replace(" norm", "")} is not finite '
+        f'(loss {values["loss"]:g}, gradient norm {values["gradient_norm"]:g}); the last good '
+        f'checkpoint is step {self._saved.latest() or "none"} in {self._saved.folder}; lower '
+        f'config.optim.learning_rate, or look at {setup.data.ids(batch)}'
       )
     if number % setup.config.log_every and number != self.total:
       return
@@ -397,22 +396,20 @@ class Loop:
 
 
 def chosen_by_folds(choice: Choice) -> str:
-  """The number of updates that folds have found, and the gain that they tell."""
   of_folds = ', '.join(str(best) if best else 'no gain' for best in choice.best_steps)
   return (
     f'folds: {counted(choice.steps, "updates")} are best over all {len(choice.best_steps)} (of '
-    f'each: {of_folds}); gain {choice.gain.shown} on {choice.gain.baseline:.4f} before, '
-    f'cross-fitted; now {choice.steps} of {choice.schedule} updates on all queries'
+    f'each: {of_folds}); cross-fitted gain {choice.gain.shown} on {choice.gain.baseline:.4f} '
+    f'before; now {choice.steps} of {choice.schedule} updates on all queries'
   )
 
 
 def shown_scores(scores: methods.Scores) -> str:
-  """An evaluation for the console."""
   return '  '.join(f'{name} {value:.4f}' for name, value in scores.means.items())
 
 
 def describe(setup: Setup, state: updates.State, frozen: Mapping[str, Any], total: int) -> None:
-  """Logs what is trained, on what, before the first step."""
+  """Logs parameters, devices and data before the first step."""
   config, devices, say = setup.config, setup.devices, setup.say
   trained, held = tree.count(state.trainable), tree.count(frozen)
   device = devices.devices.flat[0]

@@ -1,8 +1,7 @@
-"""What a method is: one value, `METHOD`, in one module of this package.
+"""A method is one value, `METHOD`, in one module.
 
     config.method = 'dpr'        dprjax/methods/dpr.py
-    config.method = 'lab.toy'    a module of your own: lab/toy.py in the working folder, beside the
-                                 config file, or anywhere on Python's path
+    config.method = 'lab.toy'    lab/toy.py in the working folder, by the config or on PYTHONPATH
 
 The training loop and the exporter know a method only by this value. A new method often replaces one
 function of another: ``METHOD = dpr.METHOD._replace(build=build)``.
@@ -42,14 +41,14 @@ Batch = Mapping[str, Array]
 
 
 class Scores(NamedTuple):
-  """What an evaluation on the dev split finds.
+  """Scores on the dev split.
 
   Attributes:
     means: by measure.
-    values: of ``config.eval.measure``, one of each dev example in an order that does not change, by
-      data set ('' where there is one). Their mean, and over data sets the mean of these means, is
-      the measure. One that is no such mean (F1, a correlation) gives its linearisation: the measure
-      plus each example's influence on it. Without values there are no intervals.
+    values: ``config.eval.measure`` of each dev example, by data set ('' if there is only one).
+      Their mean is the measure. A measure that is no mean (F1, a correlation) gives its
+      linearisation: the measure plus the influence of each example. Without values there are no
+      intervals.
   """
 
   means: Mapping[str, float]
@@ -60,24 +59,24 @@ Evaluate = Callable[[Mapping[str, Array]], Scores]
 
 
 def as_it_begins(params: Mapping[str, Array]) -> Mapping[str, Array]:
-  """``Model.baseline`` of a method whose start is a model of its own."""
+  """The ``Model.baseline`` of methods that start from a complete model."""
   return params
 
 
 def never(_: ConfigDict, __: Collection[str]) -> bool:
-  """``Method.intermediate`` of most methods."""
+  """The ``Method.intermediate`` of most methods."""
   return False
 
 
 class Parts(NamedTuple):
-  """What initial parameters are made from.
+  """Sources of the initial parameters.
 
   Attributes:
     encoder: the backbone's parameters.
-    heads: the heads in the backbone's directory, of those that ``Method.parts`` names.
-    prompt: the file that ``config.prompt.init_from`` names.
-    text: what the text gives, ``Texts.parts``.
-    sha256: of the backbone; '': of a plan, which has no weights.
+    heads: the heads of ``Method.parts`` in the backbone's directory.
+    prompt: the file ``config.prompt.init_from``.
+    text: ``Texts.parts``.
+    sha256: of the backbone; '' in a plan, which has no weights.
   """
 
   encoder: Params
@@ -93,12 +92,12 @@ class Model(NamedTuple):
   Attributes:
     init: ``(parts, key) -> params``, a tree with the subtrees ``backbone``, ``prompt``, ``head``.
     loss: ``(params, batch, key or None) -> (loss, metrics)``. Without a key there is no dropout.
-    embed: ``(params, kind, tokens, mask) -> [B, H]`` without dropout, for evaluation. That of a
-      cross-encoder takes where each second text starts as well, and gives scores ``[B, 1]``.
-    shown: the metrics of the console's line, beside the loss, and their labels.
-    baseline: ``params -> params`` by flat names, from those before the first step to those that a
-      training has to beat on the dev split. Of a prompt it leaves the frozen encoder.
-    sharding: ``(regular expression, PartitionSpec)`` of parameter names that ``mesh.RULES`` lacks.
+    embed: ``(params, kind, tokens, mask) -> [B, H]`` without dropout, for evaluation. A
+      cross-encoder also takes where each second text starts, and returns scores ``[B, 1]``.
+    shown: metrics on the console beside the loss, with their labels.
+    baseline: ``params -> params`` by flat names: the model that training has to beat on the dev
+      split. For prompt tuning, this is the frozen encoder.
+    sharding: ``(regular expression, PartitionSpec)`` of parameters that ``mesh.RULES`` lacks.
   """
 
   init: Callable[[Parts, Array], dict[str, Any]]
@@ -114,18 +113,17 @@ class Data(NamedTuple):
 
   Attributes:
     batches: this process's rows of each global batch, for the steps of an epoch. Its index is the
-      step's number, and goes on from epoch to epoch.
+      step, which goes on from epoch to epoch.
     unit: what a row of a batch is, in the plural.
-    description: the data in a line, for the start of the run.
-    ids: names what a batch holds, for the message when its loss is not finite.
-    evaluation: makes the evaluation on the dev split; None where there is no such split.
-    frozen: the scores to beat on the dev split, or with ``Texts.folds`` on all training queries:
-      those of the encoder as `dprjax.encode` runs it without a prompt. None: those of
-      ``Model.baseline``. All processes call it.
-    whole: ``(model, params, seconds) -> (scores to beat, scores)`` in the whole corpus, where the
-      evaluation searches a part of it; None where it would take longer.
-    arrays: what the loss takes as parameters that are never trained, by their flat names. They are
-      whole on every device.
+    description: one line for the log.
+    ids: names the content of a batch, for the message when its loss is not finite.
+    evaluation: makes the evaluation on the dev split; None without one.
+    frozen: baseline scores of the encoder as `dprjax.encode` runs it without a prompt, on the dev
+      split, or with ``Texts.folds`` on all training queries. None: ``Model.baseline`` is scored.
+      All processes call it.
+    whole: ``(model, params, seconds) -> (baseline scores, scores)`` in the whole corpus, if the
+      evaluation searches a part; None if it would take longer.
+    arrays: constant inputs of the loss by flat names, replicated on every device.
   """
 
   batches: grain.MapDataset
@@ -139,16 +137,16 @@ class Data(NamedTuple):
 
 
 class BatchShapes(NamedTuple):
-  """The longest batch of a training, without what it holds; see `dprjax.plan`.
+  """Shapes of the longest batch of a training, for `dprjax.plan`.
 
   Attributes:
-    arrays: of the global batch, by key: shapes and types.
-    calls: (texts, tokens) of each time that the loss encodes some of them.
-    texts: how many are encoded, by what they are, in the plural.
-    programs: how many lengths a training's batches may have; each is compiled when it first comes.
-    longest: text that is embedded after the training, in tokens.
-    columns: what ``Model.embed`` takes behind the mask, ``(dtype, *shape)`` of a row.
-    parts: in place of ``Texts.parts``, which are not known without the text.
+    arrays: shapes and types of the global batch, by key.
+    calls: (texts, tokens) of each encoder call of the loss.
+    texts: number of encoded texts, by what they are, in the plural.
+    programs: number of batch lengths; each is compiled on first use.
+    longest: tokens of the longest text that is embedded after training.
+    columns: ``(dtype, *shape)`` of a row of each argument of ``Model.embed`` after the mask.
+    parts: stands for ``Texts.parts``, which need the text.
   """
 
   arrays: Mapping[str, jax.ShapeDtypeStruct]
@@ -161,11 +159,11 @@ class BatchShapes(NamedTuple):
 
 
 class Folds(NamedTuple):
-  """Training queries in equal parts, of which each is held out once.
+  """Cross-validation over the training queries.
 
   Attributes:
-    parts: how many.
-    queries: to train on where the largest part is held out.
+    parts: number of folds.
+    queries: training queries left when the largest fold is held out.
   """
 
   parts: int
@@ -173,15 +171,15 @@ class Folds(NamedTuple):
 
 
 class Texts(NamedTuple):
-  """Training text that was located but not tokenised.
+  """Training data that was located but not tokenised.
 
   Attributes:
     read: streams the texts that a vocabulary is learnt from.
     open: ``(tokenizer, model) -> Data``. Builds the token store in the workdir, or opens it.
-    files: all files that decide what is trained and evaluated on, by role. A run that has begun
-      does not go on when one of them changes.
-    parts: what initial parameters need of the text.
-    folds: how to find the number of updates, where there are too few queries to hold some out.
+    files: every file that the training or evaluation depends on, by role. A run stops if one
+      changes.
+    parts: what the initial parameters need of the text.
+    folds: set if there are too few queries to hold some out.
   """
 
   read: Callable[[], Iterator[str]]
@@ -195,12 +193,12 @@ class Product(NamedTuple):
   """What `dprjax.export` writes.
 
   Attributes:
-    encoders: arguments of ``hub.save_backbone`` by subfolder ('' is the folder itself); empty where
-      no encoder was trained.
-    prompt: arrays of the prompt file; empty where no prompt was trained.
-    meta: the prompt file's meta, as far as the method decides it.
-    noun: what the encoders are, for messages.
-    prompts: arrays and meta of the prompt files beside the encoders, by the names of their tasks.
+    encoders: arguments of ``hub.save_backbone`` by subfolder ('' is the folder itself); empty if no
+      encoder was trained.
+    prompt: arrays of the prompt file; empty if no prompt was trained.
+    meta: entries of the prompt file's meta that the method decides.
+    noun: names the encoders in messages.
+    prompts: arrays and meta of prompt files beside the encoders, by task.
   """
 
   encoders: Mapping[str, Mapping[str, Any]]
@@ -215,23 +213,22 @@ class Product(NamedTuple):
 class Method(NamedTuple):
   """A way to train.
 
-  Data and exports do not depend on a model, and a backbone from scratch needs the text before there
-  is one. So ``build`` is a step of its own: it gives what does depend on it.
+  ``build`` is a step of its own, since a backbone from scratch needs the text before there is a
+  model.
 
   Attributes:
     build: ``(config, model, mesh, tokenizer) -> Model``.
-    data: ``(section, config, workdir, mesh) -> Texts``. The section is ``config.data``, or another
-      of its form: a method may open several data sets.
-    export: ``(config, workdir, backbone, trained) -> Product``, from the flat tree of trained
-      parameters.
-    parts: heads that it reads from the backbone's directory, names of ``head_specs.HEADS``.
-    needs: those of them without which it cannot begin; a backbone from scratch is made with them.
-    options: optional knobs that it has, by their full names, see `knobs.Knob`; 'tasks' where it
+    data: ``(section, config, workdir, mesh) -> Texts``. The section is ``config.data``, or that of
+      a task.
+    export: ``(config, workdir, backbone, trained) -> Product``; ``trained`` is a flat tree.
+    parts: heads to read from the backbone's directory, names of ``head_specs.HEADS``.
+    needs: those of them that are required; a backbone from scratch is made with them.
+    options: optional config options that it supports, by full name, see `knobs.Knob`; 'tasks' if it
       takes several data sets.
-    requires: what other options have to be, likewise.
-    shapes: ``(config, model, tokenizer) -> BatchShapes``, for a plan; None: it cannot be planned.
-    intermediate: ``(config, names of trained parameters) -> whether`` they are only the start of
-      another training. They are then exported whether or not they beat the baseline.
+    requires: values that other options must have.
+    shapes: ``(config, model, tokenizer) -> BatchShapes`` for a plan; None: it cannot be planned.
+    intermediate: ``(config, names of trained parameters) -> whether`` another training starts from
+      them. They are then exported even if they do not beat the baseline.
   """
 
   build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
@@ -249,8 +246,7 @@ def load(name: str) -> Method:
   """The method that ``config.method`` names.
 
   Raises:
-    InputError: there is no such module, it cannot be imported, or it is not a method; those of this
-      package are listed.
+    InputError: the module is missing, fails to import, or has no METHOD.
   """
   path = name if outside(name) else f'{_PACKAGE}.{name}'
   module = None
@@ -259,7 +255,7 @@ def load(name: str) -> Method:
       module = importlib.import_module(path)
     except ModuleNotFoundError as error:
       if error.name is None or not f'{path}.'.startswith(f'{error.name}.'):
-        # The method is there; something that it imports is not.
+        # Something that the method imports is missing.
         raise InputError(f'config.method: {name!r} cannot be imported ({place(error)})') from error
     except MemoryError:
       raise
@@ -268,42 +264,42 @@ def load(name: str) -> Method:
   method = getattr(module, 'METHOD', None)
   if not isinstance(method, Method):
     raise InputError(
-      f'config.method: {name!r} is not a method; use one of {", ".join(names())}, or the full name '
-      'of a module with a METHOD, in the working folder, beside the config or on PYTHONPATH'
+      f'config.method: {name!r} is not a method; use one of {", ".join(names())}, or a module '
+      'with a METHOD, in the working folder, beside the config or on PYTHONPATH'
     )
   return method
 
 
 def of(config: ConfigDict) -> Method:
-  """The method of an experiment. Raises InputError for options that it cannot do; as ``load``."""
+  """The method of an experiment. Raises as ``load``, and for options that the method lacks."""
   method = load(config.method)
   configs.check_rules(config, method.options, method.requires)
   return method
 
 
 def outside(name: str) -> bool:
-  """Whether a method is a module outside this package, one of the user's own."""
+  """Whether a method is a module outside this package."""
   package = importlib.import_module(_PACKAGE)
   ours = {module.name for module in pkgutil.iter_modules(package.__path__)}
   return name not in ours and not name.startswith(f'{_PACKAGE}.')
 
 
 def load_named(stored: str, named: str | None) -> Method:
-  """The method that a file names: one of this package, or the one that its reader names too.
+  """The method of a stored config. Code outside this package runs only if the user names it too.
 
   Args:
     stored: ``config.method`` of a workdir's config.json, which may come from a stranger.
     named: ``--method``.
 
   Raises:
-    InputError: as ``load``; ``stored`` is a module of its own, which ``named`` is not.
+    InputError: as ``load``; ``stored`` is outside this package and is not ``named``.
   """
   if named is not None and named != stored:
     raise InputError(f'--method={named}: the run was trained by the method {stored!r}')
   if named is None and outside(str(stored)):
     raise InputError(
-      f'config.json of the workdir names the method {stored!r}, a module outside dprjax; where you '
-      f'trust its code, name it too: --method={stored}'
+      f'config.json of the workdir names the method {stored!r}, a module outside dprjax; if you '
+      f'trust its code, set --method={stored}'
     )
   return load(stored)
 

@@ -1,14 +1,14 @@
-"""What both stages of NIR-Prompt share: the tasks' templates, their prompts, and the export.
+"""Both stages of NIR-Prompt: the tasks' templates, prompts and export.
 
 A task is an entry of ``config.tasks``. Its prompt is one of
 
-- fresh prompt encoders, which are trained (the matching description module)
-- the vectors of a prompt file, ``config.tasks.NAME.prompt`` (the essential matching module)
-- a weighted sum of the prompts of other tasks (``config.adapt.fusion``: a new task)
-- words alone, or nothing
+- fresh prompt encoders, which are trained (matching description module)
+- the vectors of a file, ``config.tasks.NAME.prompt`` (essential matching module)
+- a weighted sum of other tasks' prompts (``config.adapt.fusion``: a new task)
+- words, or nothing
 
-Parameters are ``prompt/NAME/query/P1/...`` of each task and segment, ``prompt/NAME/weights`` of a
-sum, and ``sources/NAME/...``, the prompts that are added and never trained.
+Parameters are ``prompt/NAME/query/P1/...`` by task and segment, ``prompt/NAME/weights`` of a sum,
+and ``sources/NAME/...``, the constant prompts of a sum.
 """
 
 import functools
@@ -48,16 +48,11 @@ from dprjax.models.segments import Spec, TaskTemplates
 from dprjax.models.template import Template
 from dprjax.runtime import tree
 
-_KEPT = 'prompts'  # the folder in the workdir
+_KEPT = 'prompts'  # folder in the workdir
 
 
 class Files(NamedTuple):
-  """The prompts of tasks that files hold, by name.
-
-  Attributes:
-    own: of the tasks that are trained on.
-    sources: those that the prompt of a new task is the sum of.
-  """
+  """Prompts from files, by task: ``own`` of the trained tasks, ``sources`` of a sum."""
 
   own: Mapping[str, Prompt]
   sources: Mapping[str, Prompt]
@@ -67,14 +62,13 @@ class Prompts(NamedTuple):
   """The prompts of a run.
 
   Attributes:
-    names: the tasks in the order of their numbers.
-    templates: theirs.
-    bare: the same without prompt segments.
+    names: the tasks, by number.
+    templates: their templates.
+    bare: the templates without prompt segments.
     init: ``(parts, key) -> params``, the subtrees ``prompt`` and ``sources``.
-    table: ``params ->`` the learned vectors of all tasks; None where there are none, and
-      for parameters without prompts.
+    table: ``params ->`` the learned vectors of all tasks, or None.
     weights: ``params -> metrics``, the weights of a sum.
-    sources: the tasks whose prompts are added.
+    sources: the tasks in the sum.
   """
 
   names: tuple[str, ...]
@@ -87,10 +81,10 @@ class Prompts(NamedTuple):
 
 
 def read_files(config: ConfigDict) -> Files:
-  """The prompt files that the config names.
+  """The prompt files of the config.
 
   Raises:
-    InputError: there is none, it is damaged, it is of another task, or two hold a task of one name.
+    InputError: a file is missing, damaged or of another task, or a name comes twice.
   """
   own = {
     name: artifact.load_prompt(config.tasks[name].prompt)
@@ -99,12 +93,10 @@ def read_files(config: ConfigDict) -> Files:
   }
   for name, prompt in own.items():
     task = prompt.meta.get('task') or name
-    if (
-      prompt.meta['kind'] == template.ADAPTER.name and task != name
-    ):  # other kinds are refused as such
+    if prompt.meta['kind'] == template.ADAPTER.name and task != name:  # refused later
       raise InputError(
-        f'config.tasks.{name}.prompt: {prompt.path} is the prompt of the task {task}, not of '
-        f'{name}; name its file, or call the task {task}'
+        f'config.tasks.{name}.prompt: {prompt.path} is of the task {task}; name the file of '
+        f'{name}, or call the task {task}'
       )
   return Files(own, _sources(config) if config.adapt.fusion else {})
 
@@ -120,13 +112,10 @@ def _sources(config: ConfigDict) -> dict[str, Prompt]:
         raise InputError(f'{key}: two prompts are called {file.stem}')
       found[file.stem] = artifact.load_prompt(file)
   if not found:
-    raise InputError(f'{key}: no prompts (NAME.npz) are there; name those of trained tasks')
+    raise InputError(f'{key}: no prompts (NAME.npz) found; name those of trained tasks')
   of_files = {str(prompt.meta.get('task') or name) for name, prompt in found.items()}
   if taken := sorted((found.keys() | of_files) & set(config.tasks)):
-    raise InputError(
-      f'{key}: there is a prompt of {taken[0]} already, which is to be the new task; name '
-      'the files of the others'
-    )
+    raise InputError(f'{key}: {taken[0]}, the new task, is among the prompts; leave it out')
   return dict(sorted(found.items()))
 
 
@@ -142,18 +131,17 @@ def layers_fixed(config: ConfigDict, model: EncoderConfig) -> int:
 
 
 def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
-  """The templates of the tasks, in the order of their numbers.
+  """The templates of the tasks, by number.
 
   Raises:
-    InputError: words or lengths are missing, or a file holds another template.
+    InputError: words or lengths are missing, or a file has another template.
   """
   knobs = config.template
   if not config.tasks:
     raise InputError(f'config.tasks is empty: {config.method} needs a task')
   if knobs.kind == 'hybrid' and 'pair' not in kinds:
     raise InputError(
-      "config.template.kind: 'hybrid' is a template of pairs; a retriever takes 'continuous' or "
-      "'manual'"
+      "config.template.kind: 'hybrid' needs pairs; for a retriever use 'continuous' or 'manual'"
     )
   forms = {kind: knobs.pair if kind == 'pair' else knobs.text for kind in kinds}
   for kind, form in forms.items():
@@ -165,7 +153,7 @@ def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
     if (task in found.own or found.sources) and knobs.kind in ('manual', 'none'):
       raise InputError(
         f'{key}.prompt, config.adapt.fusion: a template of kind {knobs.kind!r} has no learned '
-        'prompt; leave them out'
+        'prompt'
       )
     if task in found.own:
       made.append(_spec_of(found.own[task], kinds, forms))
@@ -174,8 +162,8 @@ def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
       for prompt, spec in zip(found.sources.values(), several, strict=True):
         if spec != several[0] or not spec.lengths:
           raise InputError(
-            f'{prompt.path}: its segments are {_described(spec)}, and {_described(several[0])} in '
-            f'{next(iter(found.sources.values())).path}; only like prompts of vectors can be added'
+            f'{prompt.path}: its segments are {_described(spec)}, but {_described(several[0])} in '
+            f'{next(iter(found.sources.values())).path}; sums need equal segments of vectors'
           )
       made.append(several[0])
     else:
@@ -190,7 +178,6 @@ def _knob(kind: str) -> str:
 
 
 def _masked(config: ConfigDict, kinds: Sequence[str]) -> bool:
-  """Whether the model reads something off [MASK]."""
   return 'pair' in kinds or config.pooling == 'mask'
 
 
@@ -209,8 +196,8 @@ def _words(kind: str, names: Sequence[str], entry: ConfigDict, key: str) -> dict
     place = int(segment[1:]) - 1
     if place >= len(given):
       raise InputError(
-        f"{key}.words.{side}: a template of kind 'manual' needs the words of {segment}; "
-        f'{given!r:.60} has none'
+        f"{key}.words.{side}: the template kind 'manual' needs words of {segment}; {given!r:.60} "
+        'has none'
       )
     words[name] = given[place]
   return words
@@ -223,8 +210,8 @@ def _length(knobs: ConfigDict, name: str) -> int:
     isinstance(lengths[place], int) and not isinstance(lengths[place], bool) and lengths[place] > 0
   ):
     raise InputError(
-      f'config.template.lengths: {lengths!r:.60} has no length of P{place + 1}; give a whole '
-      'number above 0 for each segment'
+      f'config.template.lengths: {lengths!r:.60} has no length of P{place + 1}; give a positive '
+      'integer for each segment'
     )
   return lengths[place]
 
@@ -249,7 +236,7 @@ def _described(spec: Spec) -> str:
 def task_templates(
   config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer, vocab_size: int
 ) -> TaskTemplates:
-  """The templates of all tasks. Raises what `specs` and `TaskTemplates.make` raise."""
+  """The templates of all tasks. Raises as `specs` and `TaskTemplates.make`."""
   return TaskTemplates.make(
     specs(config, kinds, found),
     specials(tokenizer),
@@ -264,7 +251,7 @@ def task_templates(
 def around(
   config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer
 ) -> dict[str, list[Template]]:
-  """The tasks' templates by kind, before there is a model: for their lengths."""
+  """The tasks' templates by kind, before there is a model."""
   made = task_templates(config, kinds, found, tokenizer, tokenizer.vocab_size)
   return {kind: list(of_kind) for kind, of_kind in made.templates.items()}
 
@@ -275,10 +262,10 @@ def build(
   tokenizer: Tokenizer,
   kinds: Sequence[str],
 ) -> Prompts:
-  """The prompts that the config describes.
+  """The prompts of a run.
 
   Raises:
-    InputError: a knob has a value it cannot have, or a prompt file does not fit.
+    InputError: an option has an invalid value, or a prompt file does not fit.
   """
   found = read_files(config)
   count = layers_fixed(config, model)
@@ -338,7 +325,7 @@ def build(
 def expand(
   params: Params, learned: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Float[Array, 'P H']]]:
-  """Each task's vectors by the names of its learned segments, whatever they are made from."""
+  """Each task's vectors by learned segment, whatever parametrises them."""
   vectors: dict[str, dict[str, Any]] = {task: {} for task in learned}
   fresh = {}
   for task, names in learned.items():
@@ -346,7 +333,7 @@ def expand(
     for name in names:
       kind, segment = name.split('/')
       if 'weights' in own:
-        # In the order of their names, as the weights are.
+        # In the order of the weights.
         each = [params['sources'][source][kind][segment] for source in sorted(params['sources'])]
         vectors[task][name] = jnp.sum(own['weights'][:, None, None] * jnp.stack(each), axis=0)
       elif 'vectors' in own[kind][segment]:
@@ -367,49 +354,46 @@ def check(
   tokenizer: Tokenizer,
   kinds: Sequence[str],
 ) -> None:
-  """Raises InputError where a prompt was made for something else than this run's backbone."""
+  """Raises InputError if a prompt was made for another backbone."""
   artifact.check_prompt(prompt, model, parts.sha256, tokenizer.sha256)
   template.check_template(prompt, kinds, model)
   if 'pair' in kinds:
     template.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
   if (there := prompt.meta['fixed_layers']) != (here := layers_fixed(config, model)):
     raise InputError(
-      f'{prompt.path}: was trained with {there} fixed layers, and config.template.fixed_layers is '
+      f'{prompt.path}: trained with {there} fixed layers, but config.template.fixed_layers is '
       f'{here}'
     )
 
 
 def check_trained(config: ConfigDict, params: Params) -> None:
-  """Raises InputError where a fresh prompt would stay so, or several were trained on their own."""
+  """Raises InputError unless fresh prompts are trained, those of files are not, and one a run."""
   names = list(tree.flatten(params))
   trained = tree.trainable_names(config.trainable, names)
   for name in names:
     top, task, *_, last = name.split('/')
     if top == 'sources' and name in trained:
-      raise InputError(
-        f'config.trainable: {name} is the prompt of a trained task, which is added and stays as it '
-        'is; leave it out'
-      )
+      raise InputError(f'config.trainable: {name} is a constant of the sum; leave it out')
     if top == 'prompt' and last == 'vectors' and name in trained:
       raise InputError(
-        f'config.trainable: {name} is of the file config.tasks.{task}.prompt, which stays as it '
-        'is; leave it out'
+        f'config.trainable: {name} comes from config.tasks.{task}.prompt and is constant; leave '
+        'it out'
       )
     if top == 'prompt' and last not in ('vectors', 'weights') and name not in trained:
       raise InputError(
-        f'config.trainable: {name} starts at random and would stay so; name the file of a trained '
-        f"prompt, config.tasks.{task}.prompt, or train it: 'prompt/.*'"
+        f"config.trainable: {name} is random and must be trained, 'prompt/.*'; or set "
+        f'config.tasks.{task}.prompt'
       )
   several = sorted({name.split('/')[1] for name in trained if name.startswith('prompt/')})
   if len(several) > 1 and not any(name.startswith('backbone/') for name in trained):
     raise InputError(
-      f'config.tasks: prompts are trained a task at a time, not those of {" and ".join(several)}; '
-      'leave one (mdm=NAME), or train the backbone too'
+      f'config.tasks: prompts are trained one task at a time, not {" and ".join(several)} '
+      'together; leave one (mdm=NAME), or train the backbone too'
     )
 
 
 def shown(prompts: Prompts) -> dict[str, str]:
-  """The metrics of the console's line: the weights of a sum."""
+  """The weights of a sum on the console."""
   return {f'weight/{task}/{source}': source for task in prompts.names for source in prompts.sources}
 
 
@@ -418,8 +402,8 @@ def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more:
 
   Args:
     build, more: as of ``Method``.
-    form: of its data, 'retrieval' or 'pairs'; see ``tasks.find``.
-    kinds: of its templates.
+    form: of the data, 'retrieval' or 'pairs'.
+    kinds: of the templates.
   """
   return Method(
     build,
@@ -432,7 +416,7 @@ def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more:
 
 
 def describes_tasks(config: ConfigDict, trained: Collection[str]) -> bool:
-  """Whether a run is the matching description module, whose prompts are for the other one."""
+  """Whether a run is the matching description module, a stage before the other."""
   return not config.adapt.fusion and all(name.startswith('prompt/') for name in trained)
 
 
@@ -453,9 +437,9 @@ def find(
   form: str,
   kinds: Sequence[str],
 ) -> Texts:
-  """The data of the tasks, and their prompts' files; see ``tasks.find``."""
+  """The tasks' data, and their prompt files; see ``tasks.find``."""
   found = read_files(config)
-  # Before the data are read.
+  # Fails before the data are read.
   specs(config, kinds, found)
   texts = tasks.find(
     section, config, workdir, devices, form, functools.partial(around, config, kinds, found)
@@ -464,7 +448,7 @@ def find(
 
 
 def _keep(texts: Texts, workdir: epath.Path, found: Files) -> Texts:
-  """Data whose run keeps the prompt files it began with, in its workdir, for the export."""
+  """``texts``, with the prompt files copied into the workdir for the export."""
 
   def open_kept(tokenizer: Tokenizer, model: EncoderConfig) -> Data:
     if jax.process_index() == 0:

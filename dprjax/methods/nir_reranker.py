@@ -1,9 +1,9 @@
 """Reranker-Prompt: pairs of many tasks, judged by the word at [MASK] (NIR-Prompt, section 3.5).
 
-``[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]``. The masked-LM head predicts the word of
-the pair's label, yes or no, among the whole vocabulary. A pair's score is logit(yes) - logit(no),
-as in the released code: its sigmoid is P(yes | yes or no). ``config.template.score='probability'``
-is the paper's P(yes) - P(no). Both are above 0 where yes is the likelier.
+``[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]``. The masked-LM head predicts the label's
+word, yes or no, among the whole vocabulary. The score is logit(yes) - logit(no), as in the released
+code: its sigmoid is P(yes | yes or no). ``config.template.score='probability'`` is the paper's
+P(yes) - P(no). Both are positive if yes is likelier.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   """Cross-entropy of the label's word at [MASK].
 
   Raises:
-    InputError: a knob has a value it cannot have, or a prompt file does not fit.
+    InputError: an option has an invalid value, or a prompt file does not fit.
   """
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
   templates = prompts.templates
@@ -50,8 +50,8 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     if 'mlm' not in parts.heads:
       raise InputError(
-        f'config.backbone.path: {config.backbone.path} has no masked-LM head, which answers at '
-        '[MASK]; train one with --config=configs/condenser.py:mlm'
+        f'config.backbone.path: {config.backbone.path} has no masked-LM head; train one with '
+        '--config=configs/condenser.py:mlm'
       )
     head = {'mlm': parts.heads['mlm'].params}
     params = {'backbone': parts.encoder, 'head': head, **prompts.init(parts, key)}
@@ -105,7 +105,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     return value, {
       'loss': value,
       'accuracy': jnp.mean(right),
-      # How much of the probability the two words have.
+      # The probability mass of the two words.
       'yes_or_no': jnp.mean(mass),
       **prompts.weights(params),
     }

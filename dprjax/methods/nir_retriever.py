@@ -1,7 +1,7 @@
 """Retriever-Prompt: dual encoders of many tasks, told apart by a template (NIR-Prompt, Eq. 1).
 
-``[CLS] P1 text P2 [MASK] [SEP]``, with P1 and P2 of their own for queries and for passages; the
-vector is the state at [MASK]. The loss is the in-batch InfoNCE of ``dpr``.
+``[CLS] P1 text P2 [MASK] [SEP]``, with separate P1 and P2 for queries and passages. The vector is
+the state at [MASK], the loss the in-batch InfoNCE of ``dpr``.
 """
 
 import functools
@@ -29,14 +29,14 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   """InfoNCE over the global batch, of texts in their tasks' templates.
 
   Raises:
-    InputError: a knob has a value it cannot have, or a prompt file does not fit.
+    InputError: an option has an invalid value, or a prompt file does not fit.
   """
   contrastive.check_negatives(config)
   contrastive.check_lengths(config.matryoshka, model.vector_size)
   if config.pooling not in template.POOLINGS:
     raise InputError(
-      f'config.pooling: expected one of {", ".join(template.POOLINGS)} under a template, '
-      f'not {config.pooling!r:.60}'
+      f'config.pooling: with a template use one of {", ".join(template.POOLINGS)}, not '
+      f'{config.pooling!r:.60}'
     )
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
   templates = prompts.templates

@@ -1,4 +1,4 @@
-"""What pair-reading models are evaluated on: candidates of dev queries, and labelled pairs."""
+"""Evaluation data of pair models: candidates of dev queries, and labelled pairs."""
 
 import dataclasses
 import itertools
@@ -26,11 +26,7 @@ from dprjax.runtime import tree
 
 
 class Scorer:
-  """Scores pairs of texts as stores keep them, each with its special tokens.
-
-  Args:
-    longest: tokens of a filled template.
-  """
+  """Scores pairs of tokenised texts; ``longest`` is in tokens of a filled template."""
 
   def __init__(
     self,
@@ -51,7 +47,7 @@ class Scorer:
   def pack(
     self, first: Sequence[Int32[np.ndarray, ' _']], second: Sequence[Int32[np.ndarray, ' _']]
   ) -> Packed:
-    """The texts of each pair in one row."""
+    """Packs the texts of each pair into one row."""
 
     def bare(row: np.ndarray) -> np.ndarray:
       return row[self._opening : len(row) - self._closing]
@@ -62,7 +58,7 @@ class Scorer:
   def __call__(
     self, params: Mapping[str, jax.Array], packed: Packed, number: int | None = None
   ) -> Float[np.ndarray, ' n']:
-    """The pairs' scores; ``number`` is that of their task, where the model wants one."""
+    """The pairs' scores; ``number`` is their task, if the model takes one."""
     columns = [packed.lengths]
     if number is not None:
       columns.append(np.full(len(packed.lengths), number, np.int32))
@@ -71,10 +67,7 @@ class Scorer:
 
 @dataclasses.dataclass(frozen=True)
 class LabelledPairs:
-  """Labelled pairs in a workdir: what to train on and, unless it is None, what to evaluate on.
-
-  The attributes are those of `retrieval_data.Retrieval`.
-  """
+  """Labelled pairs in a workdir; attributes as in `retrieval_data.Retrieval`."""
 
   section: ConfigDict
   workdir: epath.Path
@@ -87,14 +80,14 @@ class LabelledPairs:
     return (text for pair in pairs.read_pairs(self.train) for text in pair[:2])
 
   def files(self) -> dict[str, epath.Path]:
-    """The files of both splits, by role. Raises InputError for one that is not there."""
+    """The files of both splits, by role. Raises InputError for a missing one."""
     found = {'pairs': pairs.locate(self.train)}
     if self.dev is not None and (dev := pairs.locate(self.dev)) != found['pairs']:
       found['dev pairs'] = dev
     return found
 
   def open_store(self, name: str, source: pairs.Source, tokenizer: Tokenizer) -> pairs.Pairs:
-    """The token store of a split. It is built if it is not there yet."""
+    """The token store of a split, built on first use."""
     folder = retrieval_data.store_folder(self.section, self.workdir, self.task) / name
     return pairs.build_pairs(
       source, tokenizer, folder, **retrieval_data.store_options(self.section)
@@ -103,7 +96,7 @@ class LabelledPairs:
   def evaluation(
     self, scorer: Scorer, tokenizer: Tokenizer, measure: str, number: int | None = None
   ) -> Evaluate:
-    """How well scores tell pairs that match from others; ``number`` is that of the task."""
+    """Evaluates classification of the dev pairs; ``number`` is the task."""
     assert self.dev is not None
     tokens = self.open_store('dev', self.dev, tokenizer)
     rows = tokens.tokens(np.arange(tokens.num_pairs))
@@ -112,12 +105,10 @@ class LabelledPairs:
 
 
 def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -> LabelledPairs:
-  """The labelled pairs of a task. Raises InputError where a knob cannot be."""
+  """The labelled pairs of a task. Raises InputError for an option that they lack."""
   key = f'config.tasks.{task}.data'
   if section.mined_negatives:
-    raise InputError(
-      f'{key}.mined_negatives: labelled pairs have no mined negatives; leave it empty'
-    )
+    raise InputError(f'{key}.mined_negatives: labelled pairs have none; leave it empty')
   folder = section.dir
   if section.format == 'docstrings':
     folder = str(workdir / 'data' / task)
@@ -129,7 +120,7 @@ def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -
       f'{section.format!r}'
     )
   hold_out = (section.hold_out, seed) if section.hold_out and not section.dev_split else None
-  most = 2 * section.max_queries or None  # so many of each label
+  most = 2 * section.max_queries or None  # of each label
   train = pairs.Source(folder, section.train_split, hold_out=hold_out, max_pairs=most)
   if most:
     most = max(len(pairs.read_pairs(train)), 2)
@@ -142,7 +133,7 @@ def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -
 
 
 def with_negatives(data: Retrieval) -> Retrieval:
-  """The same data; held-out queries keep their mined negatives, as candidates."""
+  """The same data; held-out queries keep their mined negatives as candidates."""
   if data.dev is None or not data.dev.held_out:
     return data
   return dataclasses.replace(
@@ -151,11 +142,10 @@ def with_negatives(data: Retrieval) -> Retrieval:
 
 
 def candidates(tokens: store.Store, queries: np.ndarray, count: int, seed: int) -> list[np.ndarray]:
-  """The passages to re-rank for each of these queries.
+  """The passages to re-rank for each query.
 
-  They are its relevant ones and its first ``count`` negatives. Random passages fill the rest. They
-  are drawn with replacement and each is taken once, so that a small corpus gives fewer; none is
-  relevant to the query.
+  They are its relevant passages and its first ``count`` negatives, filled up with random passages
+  that are not relevant. A small corpus may give fewer.
   """
   chosen = []
   for query, row in zip(queries.tolist(), tokens.query_rows(queries), strict=True):
@@ -180,10 +170,10 @@ def ranking(
   wanted: Sequence[str],
   number: int | None = None,
 ) -> Evaluate:
-  """The ranking quality of the dev queries' candidates, re-ranked, by these measures."""
+  """Evaluates re-ranked candidates of the dev queries."""
   knobs = data.config.cross_encoder
   assert data.dev is not None
-  # Not the dual encoder's dev store, which has no negatives.
+  # The dual encoder's dev store has no negatives.
   tokens = data.open_store('dev_candidates', data.dev, tokenizer)
   queries = np.arange(min(tokens.num_queries, knobs.dev_queries or tokens.num_queries))
   rows = tokens.query_rows(queries)
@@ -213,7 +203,7 @@ def ranking(
 def classify(
   scores: Float[np.ndarray, ' n'], labels: Int32[np.ndarray, ' n'], measure: str
 ) -> Scores:
-  """``accuracy``, and ``F1`` of the pairs that match: a score above 0 says so.
+  """``accuracy`` and ``F1`` of matching pairs, predicted by a positive score.
 
   The values are those of ``measure``, one of the two.
   """

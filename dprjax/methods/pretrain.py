@@ -1,16 +1,15 @@
 """Pretraining a backbone for retrieval: masked LM, Condenser, coCondenser, RIP and ICT.
 
-One loss of up to three terms; ``config.pretrain`` says which, and on which texts:
+``config.pretrain`` selects up to three loss terms and the texts:
 
-- masked language modelling, of the backbone's last states (Devlin et al. 2019), on every text
-- Condenser's: the same by a short head on [late CLS ; early tokens], with the same output
+- masked language modelling on the last states (Devlin et al. 2019), of every text
+- Condenser's: the same through a short head on [late CLS ; early tokens], with the same output
   projection (Gao and Callan 2021)
 - contrastive: two texts of a passage against the batch's other texts. RIP (DPTDR Eqs. 4 and 5) and
   coCondenser (Gao and Callan 2022, Eqs. 6 and 7) use NT-Xent; ICT (Lee et al. 2019), a sentence
-  against the rests of passages, uses InfoNCE
+  against the rest of its passage, uses InfoNCE
 
-A text is encoded once, masked, and that pass serves all terms, as in coCondenser's code (DPTDR
-leaves it open).
+A text is encoded once, masked, for all terms, as in coCondenser's code (DPTDR leaves it open).
 """
 
 import functools
@@ -58,14 +57,7 @@ VIEWS = {'one': ('first',), 'siblings': ('first', 'second'), 'ict': ('first', 's
 
 
 class _Sums(NamedTuple):
-  """Sums over masked tokens.
-
-  Attributes:
-    late: cross-entropies of the last layer's predictions.
-    right: correct predictions of the last layer, or of the Condenser head where there is one.
-    head: cross-entropies of the Condenser head's predictions.
-    masked: masked tokens.
-  """
+  """Sums over masked tokens: cross-entropies, and correct predictions of the top head."""
 
   late: Float[Array, '']
   right: Float[Array, '']
@@ -79,20 +71,20 @@ def build(
   devices: Mesh,
   tokenizer: Tokenizer,
 ) -> Model:
-  """The losses that ``config.pretrain`` describes.
+  """The losses of ``config.pretrain``.
 
-  Means are taken over all masked tokens and all texts of the update, so that neither devices nor
-  gradient-cache chunks change the terms' weights.
+  Means are over all masked tokens and texts of the update, so that devices and chunks do not change
+  the weights of the terms.
 
   Raises:
-    InputError: a knob has a value it cannot have.
+    InputError: an option has an invalid value.
   """
   knobs = config.pretrain
   contrasted = knobs.views != 'one' and knobs.contrast_weight > 0
   mlm = knobs.mlm_weight > 0
   if not (contrasted or mlm):
     raise InputError(
-      'config.pretrain: nothing to learn; set mlm_weight above 0, or contrast_weight with '
+      'config.pretrain: nothing to learn; set mlm_weight, or contrast_weight with '
       "views='siblings' or 'ict'"
     )
   if contrasted:
@@ -106,21 +98,18 @@ def build(
   condenser = knobs.head_layers > 0
   if not (condenser or knobs.late_mlm or contrasted):
     raise InputError(
-      'config.pretrain.late_mlm: without it and without a Condenser head (head_layers) there is '
-      'nothing to learn'
+      'config.pretrain.late_mlm: nothing to learn; set it, or add a Condenser head (head_layers)'
     )
   skip_from, spec = _skip_from(config, model), vector_spec.of_config(config)
   if condenser and not 0 < skip_from < model.num_layers:
     raise InputError(
-      f'config.pretrain.skip_from: {skip_from} leaves no early or no late layer; the backbone has '
-      f'{model.num_layers} layers'
+      f'config.pretrain.skip_from: {skip_from} must be between 0 and the {model.num_layers} layers'
     )
   dual_encoder.check_pooling(config, model)
   contrastive.check_lengths(config.matryoshka, model.vector_size)
   if config.matryoshka and not contrasted:
     raise InputError(
-      'config.matryoshka: without a contrastive loss (config.pretrain.views, contrast_weight) no '
-      'vectors are trained; leave it empty'
+      'config.matryoshka needs a contrastive loss (config.pretrain.views, contrast_weight)'
     )
   mask_id, everything = tokenizer.mask_id, np.arange(tokenizer.vocab_size, dtype=np.int32)
   ordinary = np.setdiff1d(everything, tokenizer.special_ids).astype(np.int32)
@@ -139,13 +128,13 @@ def build(
       there = parts.heads.get('condenser')
       if there and (layers := jax.tree.leaves(there.params)[0].shape[0]) != knobs.head_layers:
         raise InputError(
-          f'config.pretrain.head_layers: {knobs.head_layers}, but the Condenser head beside the '
+          f'config.pretrain.head_layers: {knobs.head_layers}, but the Condenser head of the '
           f'backbone has {layers} layers'
         )
       if there and there.settings['split'] != skip_from:
         raise InputError(
-          f'config.pretrain.skip_from: {skip_from}, but the Condenser head beside the backbone was '
-          f'trained on the states after layer {there.settings["split"]}; set that'
+          f'config.pretrain.skip_from: {skip_from}, but the Condenser head of the backbone was '
+          f'trained with {there.settings["split"]}'
         )
       params['head']['condenser'] = (
         there.params
@@ -157,7 +146,7 @@ def build(
   def encode_tokens(
     params: Params, adapter: Adapter | None, tokens: Array, mask: Array, key: Array | None
   ) -> tuple[Array | None, Array]:
-    """Early states, where Condenser's head needs them, and late states."""
+    """Early states, if Condenser's head needs them, and late states."""
     shared: dict[str, Any] = {
       'adapter': adapter,
       'options': options if key is None else dual_encoder.example_dropout(config, adapter, options),
@@ -179,7 +168,7 @@ def build(
   ) -> tuple[Float[Array, 'B H'], _Sums]:
     """One view's vectors, and its masked tokens' losses."""
     tokens, mask, masked = rows
-    assert key is not None  # loss needs one
+    assert key is not None
     backbone_key, head_key, _ = jax.random.split(key, 3)
     early, late = encode_tokens(params, adapter, tokens, mask, backbone_key)
     sums = _Sums(*(jnp.zeros((), jnp.float32),) * 4)
@@ -223,7 +212,7 @@ def build(
       same[view] = contrastive.text_keys(tokens, mask)
       if mlm:
         assert mask_id is not None
-        # Before the batch is cut into chunks: their number does not change what is masked.
+        # Masks must not depend on the number of chunks.
         masked = masking.mask_tokens(
           mask_key,
           tokens,
@@ -287,7 +276,6 @@ def build(
 
 
 def _skip_from(config: ConfigDict, model: EncoderConfig) -> int:
-  """The layer whose tokens the Condenser head sees."""
   return config.pretrain.skip_from or model.num_layers // 2
 
 
@@ -297,10 +285,10 @@ def find(
   workdir: epath.Path,
   devices: Mesh,
 ) -> Texts:
-  """Plain text: the files and folders that ``config.data.dir`` names, separated by commas.
+  """Plain text: the files and folders in ``config.data.dir``, separated by commas.
 
   Raises:
-    InputError: a path does not exist, or the format is not one of plain text.
+    InputError: a path is missing, or the format is not plain text.
   """
   if section.format == 'docstrings':
     folder = workdir / 'data'
@@ -311,8 +299,7 @@ def find(
     paths = [files.existing(path.strip(), 'text') for path in section.dir.split(',')]
   else:
     raise InputError(
-      "config.data.format: expected 'corpus' (each file's own format is detected) or "
-      f"'docstrings', not {section.format!r}"
+      f"config.data.format: expected 'corpus' or 'docstrings', not {section.format!r}"
     )
 
   def read() -> Iterator[str]:
@@ -377,10 +364,9 @@ def _open(
 def export(
   config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
-  """The encoder with its heads, so that pretraining can go on from it, or a prompt alone.
+  """The encoder with its heads, for further pretraining, or only a prompt.
 
-  Heads that were not trained are those of the backbone. A head that was trained beside a prompt is
-  not exported: the backbone has not changed.
+  A head trained beside a prompt is not exported: the backbone has not changed.
   """
   length = config.pretrain.max_length
   spec = vector_spec.of_config(config).replace(query_max_length=length, passage_max_length=length)
@@ -388,8 +374,7 @@ def export(
   if dual_encoder.trains(trained, SUBTREE) and not dual_encoder.trains(trained, 'backbone'):
     return Product({}, *prompt)
   settings = {'condenser': {'split': _skip_from(config, backbone.config)}}
-  # Its use comes later, so there are sentence-transformers files only where their defaults (first
-  # token, raw) are wrong.
+  # Only settings other than the sentence-transformers defaults need files.
   longest, own = backbone.config.max_tokens, None
   if (spec.pooling, spec.normalize) != ('cls', False):
     own = vector_spec.same_length(longest, pooling=spec.pooling, normalize=spec.normalize)

@@ -1,8 +1,8 @@
-"""A prompt for queries alone, ``config.prompt.sides='query'``: passages are the bare backbone's.
+"""Prompts for queries only, ``config.prompt.sides='query'``; passages come from the base encoder.
 
-The passages are encoded once, into a folder of embeddings in the workdir, or they come from one
-that exists (``config.data.passage_embeddings``). A step then encodes queries alone, and the same
-folder is searched under any such prompt of the backbone.
+The passages are encoded once, into a folder of embeddings in the workdir, or are given
+(``config.data.passage_embeddings``). A step encodes queries only, and any such prompt of the
+backbone searches the same folder.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,35 +30,30 @@ from dprjax.runtime import config as configs
 from dprjax.runtime import distributed
 from dprjax.runtime import mesh as meshes
 
-FOLDER = 'passages'  # of the workdir
-_QUERIES = 'queries'  # the folder that they are from
+FOLDER = 'passages'  # in the workdir
+_QUERIES = 'queries'  # in the workdir
 _KNOB = 'config.data.passage_embeddings'
-_SHARD_ROWS = 5000  # an interruption loses at most so many
-_COMPARED = 16  # texts that are encoded to compare vectors without a manifest
-MOST_BYTES = 4 << 30  # of a corpus that is all queries' negatives
-_MOST_APART = 0.05  # of their length: float16 and another library's rounding are far below it
+_SHARD_ROWS = 5000  # rows lost by an interruption, at most
+_COMPARED = 16  # texts encoded to check vectors without a manifest
+MOST_BYTES = 4 << 30  # of corpus negatives on each device
+_MOST_APART = 0.05  # relative distance; float16 rounding stays far below it
 
 
 class Vectors:
-  """Vectors of passages, or of queries, on disk.
-
-  Attributes:
-    folder: that they are in.
-    width: H.
-  """
+  """Vectors of passages or queries on disk; ``width`` is H."""
 
   def __init__(self, found: embeddings.Embeddings, ids: Sequence[str]):
     """Opens them.
 
     Args:
       found: a folder of embeddings.
-      ids: of the texts that are asked for, in the order of the rows that name them.
+      ids: of the texts, by row number in ``take``.
 
     Raises:
-      InputError: one of these ids is not there.
+      InputError: an id is missing.
     """
     self.folder = found.folder
-    # Of files that are far away a batch's rows cannot be read alone.
+    # Remote files cannot be read row by row.
     remote = base_files.is_remote(found.folder)
     self._files = [np.asarray(shard) if remote else shard for shard in found.shards]
     self._starts = np.cumsum([0, *map(len, self._files)])
@@ -67,11 +62,11 @@ class Vectors:
     self._places = self._find(ids)
 
   def take(self, rows: jt.Int[np.ndarray, '*n']) -> jt.Float32[np.ndarray, '*n H']:
-    """The vectors of the texts with these numbers."""
+    """The vectors of the texts with these row numbers."""
     return self._read(self._places[rows.ravel()]).reshape(*rows.shape, self.width)
 
   def of_ids(self, ids: Sequence[str]) -> jt.Float32[np.ndarray, 'n H']:
-    """The vectors of these texts. Raises InputError where one is not there."""
+    """The vectors of these texts. Raises InputError if one is missing."""
     return self._read(self._find(ids))
 
   def _find(self, ids: Sequence[str]) -> jt.Int64[np.ndarray, ' n']:
@@ -79,7 +74,7 @@ class Vectors:
     if (missing := np.flatnonzero(places < 0)).size:
       raise InputError(
         f'{_KNOB}: {self.folder} has no passage {ids[missing[0]]!r:.60} ({len(missing):,} of '
-        f'{len(ids):,} are missing); encode the corpus that is trained on'
+        f'{len(ids):,} are missing); encode the training corpus'
       )
     return places
 
@@ -94,25 +89,21 @@ class Vectors:
 
 
 def check(config: ConfigDict, devices: Mesh) -> None:
-  """Raises InputError for negatives from the corpus that cannot be drawn."""
+  """Raises InputError for invalid corpus negatives."""
   if config.corpus_negatives < 0 and config.negatives:
     raise InputError(
-      f'config.negatives: {config.negatives}, and config.corpus_negatives is -1: the whole corpus '
-      'holds them already; set config.negatives=0'
+      f'config.negatives: {config.negatives}, but config.corpus_negatives=-1 includes them; set '
+      'config.negatives=0'
     )
   parts = meshes.batch_devices(devices)
   if config.corpus_negatives > 0 and config.corpus_negatives % parts:
     raise InputError(
-      f'config.corpus_negatives: {config.corpus_negatives} passages cannot be divided over {parts} '
-      f'devices; use a multiple of {parts}'
+      f'config.corpus_negatives: {config.corpus_negatives} is not a multiple of the {parts} devices'
     )
 
 
 def files(config: ConfigDict) -> dict[str, epath.Path]:
-  """The files that decide the given vectors, by role; none where they are made.
-
-  Raises InputError where there is no such folder or file.
-  """
+  """The files of given vectors, by role. Raises InputError for a missing one."""
   given = config.data.passage_embeddings
   if not given:
     return {}
@@ -133,15 +124,14 @@ def open_passages(
   """The vectors of a store's passages. All processes call this.
 
   Args:
-    source: what the store was made of.
+    source: the source of the store.
     tokens: the store.
     config: the experiment.
     workdir: of the run.
     tokenizer: the backbone's.
 
   Raises:
-    InputError: the given folder cannot be read, is of another backbone, pooling or normalisation,
-      or lacks passages; or that of the workdir holds other embeddings.
+    InputError: the folder is damaged, lacks passages, or is of other texts or another encoder.
   """
   encoder = _encoder(config, workdir, tokenizer)
   process, processes = jax.process_index(), jax.process_count()
@@ -171,15 +161,15 @@ def open_passages(
       folders.describe(encoder, 'passage', found.meta.dtype, '').space(),
     )
   passages = Vectors(found, tokens.passage_ids(np.arange(tokens.num_passages)))
-  # Of a larger folder it cannot be known whether the texts agree as the ids do.
+  # A larger folder cannot be compared by its digest.
   if (
     not made
     and len(found) == dataset.total_passages()
     and folders.digest(dataset.passages) != found.meta.input_sha256
   ):
     raise InputError(
-      f'{_KNOB}: {folder} was made of other texts, or in another order, than '
-      f'{dataset.files["corpus"]} has under these ids; encode that file again'
+      f'{_KNOB}: {folder} was made of other texts, or another order, than '
+      f'{dataset.files["corpus"]}; encode that file again'
     )
   return passages
 
@@ -191,10 +181,9 @@ def open_queries(
   workdir: epath.Path,
   tokenizer: Tokenizer,
 ) -> Vectors:
-  """The frozen encoder's vectors of a store's queries, for the regularization; made in the workdir.
+  """The frozen encoder's vectors of a store's queries, for the regularization; kept in the workdir.
 
-  Nothing changes them in a training: made once, they spare every update a forward pass. All
-  processes call this; the arguments are `open_passages`'.
+  They spare every update a forward pass. All processes call this; arguments as `open_passages`.
   """
   dataset, folder = sources.load_dataset(source), workdir / _QUERIES
   encoder = _encoder(config, workdir, tokenizer)
@@ -210,30 +199,23 @@ def open_queries(
 def arrays(
   config: ConfigDict, passages: Vectors | None, rows: jt.Int32[np.ndarray, ' M']
 ) -> dict[str, np.ndarray]:
-  """The whole corpus as ``Data.arrays``, where it is all queries' negatives.
+  """``Data.arrays`` with the whole corpus, if it is the negatives of all queries.
 
-  Args:
-    config: the experiment.
-    passages: the vectors of all.
-    rows: of the passages with different tokens.
-
-  Raises:
-    InputError: it is too large to lie on every device.
+  ``rows`` are passages with different tokens. Raises InputError if it is too large for a device.
   """
   if passages is None or config.corpus_negatives >= 0:
     return {}
   total = len(rows)
   if (size := total * passages.width * 4) > MOST_BYTES:
     raise InputError(
-      f'config.corpus_negatives: -1 keeps all {total:,} passages on every device, '
-      f'{size / 2**30:.1f} GiB, and {MOST_BYTES / 2**30:g} are the most; set how many are drawn '
-      'for each update, --config.corpus_negatives=65536 say'
+      f'config.corpus_negatives: -1 puts {size / 2**30:.1f} GiB of passages on every device, over '
+      f'{MOST_BYTES / 2**30:g}; draw some for each update, --config.corpus_negatives=65536 say'
     )
   return {contrastive.VECTORS: passages.take(rows), contrastive.ROWS: rows}
 
 
 def _ids_of(path: str) -> str:
-  """The file beside a .npy that has the id of each row on a line."""
+  """The file beside a .npy with the id of each row on a line."""
   return path.removesuffix('.npy') + '.txt'
 
 
@@ -243,13 +225,14 @@ def _vectors_of(
   """The vectors of a .npy for these texts, which may be some of its rows, in any order.
 
   Raises:
-    InputError: the files cannot be read, a text's id is not there, or some texts' vectors are not
-      those that the backbone gives them.
+    InputError: a file is damaged, an id is missing, or some vectors differ from the backbone's.
   """
   ids = read_ids(_ids_of(path), 'ids of the passage embeddings')
   rows = embeddings.open_array(path, len(ids))
   if rows.shape[1] != (width := encoder.backbones['passage'].config.vector_size):
-    raise InputError(f'{_KNOB}: {path} has vectors of {rows.shape[1]}, and the backbone of {width}')
+    raise InputError(
+      f'{_KNOB}: {path} has {rows.shape[1]} dimensions, but the backbone has {width}'
+    )
   place_of = {id_: place for place, id_ in enumerate(ids)}
   if missing := [text.id for text in texts if text.id not in place_of]:
     raise InputError(
@@ -266,15 +249,15 @@ def _vectors_of(
   if not (worst := float(apart.max())) <= _MOST_APART:
     id_ = texts[chosen[np.argmax(apart)]].id
     raise InputError(
-      f'{_KNOB}: {path} holds other vectors than the backbone gives: that of {id_!r:.60} differs '
-      f'by {worst:.0%} of its length; compare config.pooling, config.normalize, '
-      'config.data.passage_max_length, config.data.passage_prefix and the model'
+      f'{_KNOB}: {path} differs from the backbone: by {worst:.0%} for {id_!r:.60}; compare '
+      'config.pooling, config.normalize, config.data.passage_max_length, '
+      'config.data.passage_prefix and the model'
     )
   return lambda some: values[places[some]]
 
 
 def _encoder(config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer) -> Encoder:
-  """The bare backbone, as ``dprjax.encode`` would load it with this config's settings."""
+  """The base encoder, as ``dprjax.encode`` loads it with this config's settings."""
   backbone = hub.load_backbone(configs.backbone_path(config, workdir))
   return Encoder(
     dict.fromkeys(KINDS, backbone),

@@ -1,19 +1,18 @@
-"""What is trained, on which part of the queries, and how held-out queries choose.
+"""Model selection by held-out queries.
 
-Two questions are answered by trainings in workdirs of their own, below the run's:
+Trainings in workdirs of their own, below the run's, answer two questions:
 
-- Which of ``config.alternatives``: each is trained below ``alternatives``. The one with the highest
-  score wins, and one that beats its baseline comes before one that does not. One that falls behind
-  the best before it is stopped.
-- How many updates, where too few queries are there to hold some out: each part of the training
-  queries is held out once, in a training below ``folds``. The number of updates that is best over
-  all queries, each measured by the training that had not seen it, is that of the training on all
-  queries; its learning rate falls as theirs did. The best of some numbers of updates looks better
-  than it is on the queries that chose it. So the gain is cross-fitted: the queries of a part are
-  measured after the number of updates that is best on the queries of all others.
+- Which of ``config.alternatives``? Each is trained below ``alternatives``. The highest score wins;
+  alternatives that beat their baseline come first. One that falls behind the best so far is
+  stopped.
+- How many updates, with too few queries to hold some out? Each fold of the training queries is held
+  out once, in a training below ``folds``. The number of updates with the best score over all
+  held-out queries is used for the training on all queries, with the same learning-rate schedule.
+  The gain is cross-fitted, since the best of several numbers looks better than it is on the queries
+  that chose it: each fold is scored after the number of updates that is best on the others.
 
-Alternatives with folds are compared by their folds, and the best one alone is trained on all
-queries. `selection.json` keeps the answers, so that a resumed run does not ask again.
+Alternatives with folds are compared by their folds, and only the best is trained on all queries.
+`selection.json` keeps the answers for resumed runs.
 """
 
 from __future__ import annotations
@@ -36,18 +35,19 @@ from dprjax.runtime import checkpoint, distributed
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 
-_RACED = 1 / 3  # of the updates: before that, an alternative that learns slowly would seem to lose
+_RACED = 1 / 3  # of the updates; earlier, slow learners would seem to lose
 _Steps = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 
 
 class Part(NamedTuple):
-  """A training, which may be one of several that are compared.
+  """A training, perhaps one of several that are compared.
 
   Attributes:
     config: the experiment.
     workdir: its folder.
-    whole: whether its parameters are those of the run; otherwise it may end once its gain is known.
-    rival: the alternative that ends it by being ahead.
+    whole: whether its parameters are the result of the run; if not, it may end once its gain is
+      known.
+    rival: the alternative that can end it by being ahead.
   """
 
   config: ml_collections.FrozenConfigDict
@@ -61,11 +61,10 @@ class Result(NamedTuple):
 
   Attributes:
     step: the last one.
-    best: the best score on the dev split; None where there is no such split.
-    best_step: its step.
-    done: False where the training was stopped before its end.
-    gain: the best score beside that before the first step.
-    saturated: whether nothing was trained, since no gain could be told from chance.
+    best, best_step: the best dev score and its step; None without a dev split.
+    done: False if it was interrupted.
+    gain: of the best score over the baseline.
+    saturated: whether nothing was trained, since no gain could be significant.
   """
 
   step: int
@@ -81,16 +80,15 @@ Train = Callable[[Part], Result]
 
 
 class Rival(NamedTuple):
-  """The best of the alternatives so far; values of single queries may be on process 0 only."""
+  """The best alternative so far; values of single queries may be on process 0 only."""
 
   name: str
   scores: Scores
 
   def beats(self, measure: str, found: Scores, step: int, total: int) -> bool:
-    """Whether a training with these scores after ``step`` of ``total`` updates is to stop.
+    """Whether to stop a training with the scores ``found``. All processes call it.
 
-    It is after a third of its updates, if the 95 % interval of the rival's lead, over the same
-    queries, lies above 0. All processes call it.
+    True after a third of its updates, if the 95 % interval of the rival's lead lies above 0.
     """
     low = baseline.compare(measure, found, self.scores).low
     return distributed.agree(step >= _RACED * total and low is not None and low > 0)
@@ -106,14 +104,14 @@ class _Written(msgspec.Struct):
 
 
 class Choice(NamedTuple):
-  """What held-out queries chose; a workdir's `selection.json`.
+  """The selection by held-out queries, kept in `selection.json`.
 
   Attributes:
-    gains: by alternative, or under '' that of the folds: over all queries, cross-fitted.
-    chosen: the alternative; '' where there are none.
-    steps, schedule: of folds: updates of the training on all queries, and those over which its
-      learning rate falls.
-    best_steps: of each fold by itself; 0 where it gained nothing.
+    gains: by alternative; under '' the cross-fitted gain of the folds.
+    chosen: the alternative; '' without any.
+    steps, schedule: after folds, the updates of the training on all queries, and the length of its
+      learning-rate schedule.
+    best_steps: of each fold by itself; 0 if it gained nothing.
   """
 
   gains: Mapping[str, baseline.Gain]
@@ -124,11 +122,10 @@ class Choice(NamedTuple):
 
   @property
   def gain(self) -> baseline.Gain:
-    """The chosen one's."""
     return self.gains[self.chosen]
 
   def metrics(self) -> dict[str, float]:
-    """The row of folds in metrics.jsonl."""
+    """The folds' row of metrics.jsonl."""
     found = {name: getattr(self.gain, name) for name in ('baseline', 'best', 'low', 'high')}
     found |= {'gain': self.gain.difference, 'steps': self.steps}
     return {f'folds/{name}': float(value) for name, value in found.items() if value is not None}
@@ -140,14 +137,14 @@ class Choice(NamedTuple):
 
   @classmethod
   def read(cls, value: Mapping[str, Any], where: str) -> Choice:
-    """What ``write`` gave. Raises InputError for anything else."""
+    """The inverse of ``write``. Raises InputError for anything else."""
     found = reading.convert(value, where, _Written)
     gains = {}
     for name, gain in found.gains.items():
       artifact.check_gain(where, gain)
       gains[name] = baseline.Gain(**{key: gain[key] for key in baseline.Gain._fields})
     if found.chosen not in gains or (found.best_steps and not (found.steps and found.schedule)):
-      raise InputError(f'{where}: chosen is none of the gains, or the folds have no steps')
+      raise InputError(f'{where}: chosen is not among the gains, or the folds have no steps')
     return cls(gains, found.chosen, found.steps, found.schedule, found.best_steps)
 
 
@@ -157,13 +154,12 @@ def choose_alternative(
   train: Train,
   say: Callable[[str], None],
 ) -> Result:
-  """Trains the alternatives, and the best one to its end; how the last training ended.
+  """Trains the alternatives, then the best one to its end; returns the last result.
 
   All processes call it.
 
   Raises:
-    InputError: what is kept in the workdir cannot be read; a method measures nothing; whatever
-      ``train`` raises.
+    InputError: `selection.json` is damaged; a method has no evaluation; as ``train``.
   """
   gains: dict[str, baseline.Gain] = {}
   rival: Rival | None = None
@@ -176,7 +172,7 @@ def choose_alternative(
       if not result.done or result.saturated:
         return result
       if result.gain is None:
-        raise InputError(f'config.alternatives: {config.method} measures nothing to compare')
+        raise InputError(f'config.alternatives: {config.method} has no evaluation to compare by')
       gains[name] = result.gain
       measure, step = config.eval.measure, result.best_step
       scores = baseline.kept(folder, measure, step) if step else None
@@ -188,7 +184,9 @@ def choose_alternative(
     say(f'chosen: {best}, by {choice.gain.measure} on held-out queries: {shown}')
   chosen = choice.chosen
   if chosen not in experiments:
-    raise InputError(f'{workdir / workdirs.SELECTION}: {chosen!r:.60} is no alternative; remove it')
+    raise InputError(
+      f'{workdir / workdirs.SELECTION}: {chosen!r:.60} is not an alternative; remove that file'
+    )
   result = train(Part(experiments[chosen], workdirs.alternative(workdir, chosen)))
   if jax.process_index() == 0:
     workdirs.show_held_out(workdir, chosen)
@@ -202,13 +200,12 @@ def choose_steps(
   train: Train,
   say: Callable[[str], None],
 ) -> Choice | None:
-  """The number of updates by cross-validation; None where a fold was asked to stop.
+  """Picks the number of updates by cross-validation; None if interrupted. All processes call it.
 
-  All processes call it. ``config`` has batches that the queries of a fold can fill, as `fit` makes
-  them.
+  ``config`` has a batch size that `fit` has adapted.
 
   Raises:
-    InputError: what is kept in the workdir cannot be read; whatever ``train`` raises.
+    InputError: `selection.json` is damaged; as ``train``.
   """
   folders = [workdir / workdirs.FOLDS / str(n + 1) for n in range(folds.parts)]
   choice = _read(workdir)
@@ -226,19 +223,16 @@ def choose_steps(
       schedule = fold_of(config, workdir, folds, 1).steps
       choice = Choice({'': gain}, '', steps, schedule, tuple(best_steps))
     choice = _keep(workdir, choice)
-  if jax.process_index() == 0:  # their evaluations are all that is needed; encoders are large
+  if jax.process_index() == 0:  # only their evaluations are needed
     for folder in folders:
       (folder / checkpoint.FOLDER).rmtree(missing_ok=True)
   return choice
 
 
 def fit(config: ml_collections.FrozenConfigDict, folds: Folds, parts: int) -> dict[str, int]:
-  """Changes to the experiment, so that the queries of a fold's training fill its batches.
+  """Changes to the config so that a fold's training queries fill its batches.
 
-  Args:
-    config: the experiment.
-    folds: how many queries a fold leaves.
-    parts: devices that split a batch.
+  ``parts`` is the number of devices that split a batch.
 
   Raises:
     InputError: a fold leaves fewer queries than the devices need.
@@ -248,9 +242,9 @@ def fit(config: ml_collections.FrozenConfigDict, folds: Folds, parts: int) -> di
   least = config.accumulate * parts * config.grad_cache
   if (size := folds.queries // least * parts * config.grad_cache) == 0:
     raise InputError(
-      f'config.batch_size: an update of {least} queries, one for each device and chunk, is more '
-      f'than the {folds.queries} that one of {folds.parts} folds leaves; use config.data.folds=0, '
-      'or fewer devices'
+      f'config.batch_size: one of {folds.parts} folds leaves {folds.queries} queries, fewer than '
+      f'the {least} of an update (devices by chunks); set config.data.folds=0, or use fewer '
+      'devices'
     )
   return {'batch_size': size}
 
@@ -258,10 +252,10 @@ def fit(config: ml_collections.FrozenConfigDict, folds: Folds, parts: int) -> di
 def fold_of(
   config: ml_collections.FrozenConfigDict, workdir: epath.Path, folds: Folds, number: int
 ) -> ml_collections.FrozenConfigDict:
-  """The experiment that holds out one part, counted from 1.
+  """The experiment that holds out fold ``number``, from 1.
 
-  All have as many updates, are measured at the same ones, and share what the workdir has made: the
-  backbone and the vectors of passages that no training changes.
+  All folds have the same updates and evaluations, and share the workdir's backbone and constant
+  passage vectors.
   """
   epoch = max(folds.queries // (config.batch_size * config.accumulate), 1)
   changes: dict[str, Any] = {
@@ -278,10 +272,8 @@ def fold_of(
 
 
 def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.Gain]:
-  """The number of updates that is best over the queries of all folds, and the cross-fitted gain.
-
-  The smallest of equal ones. A fold that stopped early has fewer evaluations; only those that all
-  folds have are compared.
+  """The best number of updates over the queries of all folds, the smallest of equals, and the
+  cross-fitted gain. Only numbers that all folds have evaluated count.
   """
   common = set.intersection(*(set(baseline.measured(folder)) for folder in folders))
   before = [baseline.read(folder, measure) for folder in folders]
@@ -303,22 +295,20 @@ def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.
 
 
 def _joined(parts: Sequence[Scores], measure: str) -> Scores:
-  """Evaluations on parts of one set of queries as one on all of them."""
+  """Evaluations on parts of one set of queries as one."""
   values = np.concatenate([part.values[''] for part in parts])
   return Scores({measure: float(values.mean())}, {'': values})
 
 
 def _read(workdir: epath.Path) -> Choice | None:
-  """What process 0 finds in a workdir, on all processes."""
+  """The choice kept in a workdir, on all processes."""
   path, found = workdir / workdirs.SELECTION, None
   if jax.process_index() == 0 and path.exists():
     try:
       found = reading.read_json_object(path, 'selection')
       Choice.read(found, str(path))
     except InputError as error:
-      raise InputError(
-        f'{error}; remove that file, and the trainings are compared again'
-      ) from error
+      raise InputError(f'{error}; remove that file to compare the trainings again') from error
   found = distributed.agree(found)
   return None if found is None else Choice.read(found, str(path))
 

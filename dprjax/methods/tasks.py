@@ -1,9 +1,9 @@
 """Several data sets in one run, each an entry of ``config.tasks`` (NIR-Prompt).
 
-A method that retrieves takes queries and passages of each task; one that reads pairs takes labelled
-pairs, and of a retrieval task its queries with their positives and with their negatives. Each task
-has files, splits and a token store of its own; lengths, negatives and the seed are those of the
-config. Its dev split is scored by a measure of its own; the mean of all tasks picks the checkpoint.
+A retriever takes queries and passages of each task. A pair model takes labelled pairs, and from a
+retrieval task its queries with their positives and negatives. Each task has files, splits, a token
+store and a dev measure of its own; the mean of all tasks picks the checkpoint. Lengths, negatives
+and the seed are those of the config.
 """
 
 import dataclasses
@@ -35,31 +35,20 @@ from dprjax.runtime import mesh
 
 logger = logging.getLogger('dprjax')
 
-MEAN = 'mean'  # of the tasks' measures on their dev splits
+MEAN = 'mean'  # of the tasks' dev measures
 CLASSIFICATION = ('accuracy', 'F1')
 
 Templates = Callable[[Tokenizer], Mapping[str, Sequence[Template]]]
-"""What a method puts around texts: its templates by kind, 'query' and 'passage', or 'pair'."""
+"""Templates around texts by kind: 'query' and 'passage', or 'pair'."""
 
 
 class Task(NamedTuple):
-  """An entry of ``config.tasks``.
-
-  Attributes:
-    name, number: its name, and its place among the names in sorted order.
-    measure: of its dev split.
-    data: of either form.
-  """
+  """An entry of ``config.tasks``; ``number`` is its place in sorted order."""
 
   name: str
   number: int
   measure: str
   data: Retrieval | LabelledPairs
-
-
-def names(config: ConfigDict) -> list[str]:
-  """The tasks by number."""
-  return sorted(config.tasks)
 
 
 def find(
@@ -73,42 +62,44 @@ def find(
 ) -> Texts:
   """The data of all tasks; see ``Method.data``.
 
-  A batch has the key `task` ``[B]``. Beside it are, for ``form='retrieval'``, those of a dual
-  encoder, and for ``form='pairs'`` those of `pairs.PairFeed`. Numbers of rows are offset by task.
+  A batch has the key `task` ``[B]`` and the keys of a dual encoder or, for ``form='pairs'``, those
+  of `pairs.PairFeed`. Row numbers are offset by task.
 
   Args:
     section: what all tasks share, ``config.data``.
     config, workdir, devices: as of ``Method.data``.
     form: what the method reads: 'retrieval' or 'pairs'.
-    templates: what it puts around texts; by default their special tokens alone.
-    numbered: whether ``Model.embed`` takes the number of each row's task as its last argument.
+    templates: of the method; by default the special tokens of texts.
+    numbered: whether ``Model.embed`` takes each row's task as its last argument.
 
   Raises:
-    InputError: a knob of a task, or of several, cannot be; there are no such files.
+    InputError: an option of a task is invalid, or a file is missing.
   """
   if not config.tasks:
     raise InputError(
-      'config.tasks is empty; name each data set in the config file, as c.tasks.NAME = '
-      "defaults.task(dir='DIR')"
+      "config.tasks is empty; add c.tasks.NAME = defaults.task(dir='DIR') to the config file"
     )
-  found = [_find_task(name, section, config, workdir, devices, form) for name in names(config)]
+  found = [
+    Task(name, number, config.tasks[name].measure, data)
+    for number, name in enumerate(sorted(config.tasks))
+    for data in [_find_task(name, section, config, workdir, devices, form)]
+  ]
   with_dev = [task.data.dev is not None for task in found]
   if any(with_dev) and not all(with_dev):
     bare = found[with_dev.index(False)].name
     raise InputError(
-      f'config.tasks.{bare}.data.dev_split: {bare} has no dev split, and '
+      f'config.tasks.{bare}.data.dev_split: {bare} has no dev split, but '
       f'{found[with_dev.index(True)].name} has one; set it, or config.tasks.{bare}.data.hold_out'
     )
   if any(with_dev) and config.eval.measure != MEAN:
     raise InputError(
-      f'config.eval.measure: several tasks are measured by {MEAN!r} of config.tasks.NAME.measure, '
-      f'not {config.eval.measure!r}'
+      f'config.eval.measure: several tasks need {MEAN!r} (of config.tasks.NAME.measure), not '
+      f'{config.eval.measure!r}'
     )
+  opened = _Tasks(found, section, config, devices, form, templates or _plain_templates, numbered)
   return Texts(
     lambda: itertools.chain.from_iterable(task.data.read_passages() for task in found),
-    functools.partial(
-      _open, found, section, config, devices, form, templates or _plain_templates, numbered
-    ),
+    opened.open,
     {f'{task.name} {role}': path for task in found for role, path in task.data.files().items()},
   )
 
@@ -123,14 +114,10 @@ def batch_shapes(
 ) -> BatchShapes:
   """The longest batch of all tasks; see ``Method.shapes``.
 
-  Args:
-    config, model, tokenizer: as of ``Method.shapes``.
-    form, numbered: as of ``find``.
-    around: tokens that the longest template puts around the texts, by kind; by default those of
-      their special tokens alone.
+  ``around`` are the tokens of the longest template by kind; by default those of special tokens.
 
   Raises:
-    InputError: the texts in it are longer than the encoder reads.
+    InputError: the texts are longer than the encoder reads.
   """
   if around is None:
     plain = _plain_templates(tokenizer)
@@ -169,37 +156,31 @@ def _find_task(
   workdir: epath.Path,
   devices: Mesh,
   form: str,
-) -> Task:
-  """A task's data, after its knobs were checked."""
+) -> Retrieval | LabelledPairs:
+  """A task's data, after a check of its options."""
   entry, key = config.tasks[name], f'config.tasks.{name}'
   section = FrozenConfigDict({**shared.to_dict(), **entry.data.to_dict()})
   if entry.form == 'pairs' and form == 'retrieval':
     raise InputError(
-      f'{key}.form: {config.method} retrieves passages, which labelled pairs are not; use '
-      "'retrieval', or a method that re-ranks"
+      f"{key}.form: {config.method} cannot use labelled pairs; use 'retrieval', or a re-ranker"
     )
   if entry.form == 'retrieval':
     measures.parse_measures([entry.measure])  # before the training
     splits = _limit_dev(retrieval_data.find(section, config, workdir, devices, name))
-    if form == 'pairs':
-      splits = pair_data.with_negatives(splits)
-      if not config.negatives:
-        raise InputError(
-          f'config.negatives: {name} needs pairs that do not match, a query with a negative; use 1 '
-          'or more'
-        )
-    return Task(name, names(config).index(name), entry.measure, splits)
+    if form == 'retrieval':
+      return splits
+    if not config.negatives:
+      raise InputError(f'config.negatives: {name} needs pairs that do not match; use 1 or more')
+    return pair_data.with_negatives(splits)
   if entry.measure not in CLASSIFICATION:
     raise InputError(
-      f'{key}.measure: labelled pairs are measured by {" or ".join(CLASSIFICATION)}, not '
-      f'{entry.measure!r:.60}'
+      f'{key}.measure: labelled pairs take {" or ".join(CLASSIFICATION)}, not {entry.measure!r:.60}'
     )
-  data = pair_data.find_pairs(section, workdir, config.seed, name)
-  return Task(name, names(config).index(name), entry.measure, data)
+  return pair_data.find_pairs(section, workdir, config.seed, name)
 
 
 def _limit_dev(splits: Retrieval) -> Retrieval:
-  """The same splits; the dev queries of a few-shot task are no more than its training queries."""
+  """Limits the dev queries of a few-shot task to the number of its training queries."""
   train, dev = splits.train, splits.dev
   if dev is None or train.max_queries is None:
     return splits
@@ -212,64 +193,99 @@ def _plain_templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
   return {'query': [alone], 'passage': [alone], 'pair': [Template.pair(*tokenizer.around_pair)]}
 
 
-def _open(
-  tasks: list[Task],
-  section: ConfigDict,
-  config: ConfigDict,
-  devices: Mesh,
-  form: str,
-  templates: Templates,
-  numbered: bool,
-  tokenizer: Tokenizer,
-  model: EncoderConfig,
-) -> Data:
-  # The longest template of each kind: what goes through all of them.
-  around = {
-    kind: max(of_kind, key=lambda template: template.num_tokens)
-    for kind, of_kind in templates(tokenizer).items()
-  }
-  extra = {kind: template.num_tokens for kind, template in around.items()}
-  longest = _check_lengths(section, config, form, extra, tokenizer, model)
-  feeds = [_open_feed(task, config, form, tokenizer) for task in tasks]
-  # The same width of `relevant` in all batches: one program for all tasks.
-  listed = [feed for feed in feeds if isinstance(feed, batches.Feed)]
-  for feed in listed:
-    feed.max_relevant = max(other.max_relevant for other in listed)
-  rank, count = mesh.batch_rank(devices)
-  made = mixture.make_batches(
-    feeds,
-    arrangement=config.arrangement,
-    batch_size=config.batch_size * config.accumulate,
-    per_task=config.per_task,
-    buckets=(section.query_buckets, section.passage_buckets),
-    seed=config.seed,
-    process_index=rank,
-    process_count=count,
-  )
+@dataclasses.dataclass(frozen=True)
+class _Tasks:
+  """The located data of all tasks; attributes as the arguments of `find`."""
 
-  def ids(batch: Mapping[str, np.ndarray]) -> str:
-    return '; '.join(
-      f'{tasks[number].name}: {retrieval_data.shorten(feeds[number].names(rows))}'
-      for number, rows in mixture.split_rows(feeds, batch).items()
+  tasks: list[Task]
+  section: ConfigDict
+  config: ConfigDict
+  devices: Mesh
+  form: str
+  templates: Templates
+  numbered: bool
+
+  def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> Data:
+    """See ``Texts.open``."""
+    config, section, form, tasks = self.config, self.section, self.form, self.tasks
+    # The longest template of each kind; all texts go through it.
+    around = {
+      kind: max(of_kind, key=lambda template: template.num_tokens)
+      for kind, of_kind in self.templates(tokenizer).items()
+    }
+    extra = {kind: template.num_tokens for kind, template in around.items()}
+    longest = _check_lengths(section, config, form, extra, tokenizer, model)
+    feeds = [_open_feed(task, config, form, tokenizer) for task in tasks]
+    # `relevant` has one width in all batches: one program for all tasks.
+    listed = [feed for feed in feeds if isinstance(feed, batches.Feed)]
+    for feed in listed:
+      feed.max_relevant = max(other.max_relevant for other in listed)
+    rank, count = mesh.batch_rank(self.devices)
+    made = mixture.make_batches(
+      feeds,
+      arrangement=config.arrangement,
+      batch_size=config.batch_size * config.accumulate,
+      per_task=config.per_task,
+      buckets=(section.query_buckets, section.passage_buckets),
+      seed=config.seed,
+      process_index=rank,
+      process_count=count,
     )
 
-  sizes = ', '.join(f'{task.name} {feed.size:,}' for task, feed in zip(tasks, feeds, strict=True))
-  what = 'queries' if form == 'retrieval' else 'pairs'
-  evaluation = None
-  if tasks[0].data.dev is not None:
-    evaluation = functools.partial(
-      _evaluation, tasks, section, config, devices, form, around, longest, numbered, tokenizer
+    def ids(batch: Mapping[str, np.ndarray]) -> str:
+      return '; '.join(
+        f'{tasks[number].name}: {retrieval_data.shorten(feeds[number].names(rows))}'
+        for number, rows in mixture.split_rows(feeds, batch).items()
+      )
+
+    def evaluation(built: Model) -> Evaluate:
+      # Shared, so that each length is compiled once.
+      shared: Any
+      if form == 'retrieval':
+        shared = retrieval_data.make_embedders(section, config, self.devices, tokenizer, built)
+      else:
+        shared = pair_data.Scorer(built, config, self.devices, tokenizer, around['pair'], longest)
+      each = [self._evaluation(task, shared, tokenizer) for task in tasks]
+      return lambda params: self._mean([evaluate(params) for evaluate in each])
+
+    sizes = ', '.join(f'{task.name} {feed.size:,}' for task, feed in zip(tasks, feeds, strict=True))
+    unit = 'queries' if form == 'retrieval' else 'pairs'
+    dev = tasks[0].data.dev is not None
+    return Data(
+      batches=made,
+      unit=unit,
+      description=f'{counted(len(tasks), "tasks")}, {config.arrangement}; training {unit}: {sizes}',
+      ids=ids,
+      evaluation=evaluation if dev else None,
+      frozen=functools.partial(self._frozen, tokenizer) if dev and form == 'retrieval' else None,
     )
-  return Data(
-    batches=made,
-    unit=what,
-    description=f'{counted(len(tasks), "tasks")}, {config.arrangement}; training {what}: {sizes}',
-    ids=ids,
-    evaluation=evaluation,
-    frozen=functools.partial(_frozen, tasks, config, tokenizer)
-    if evaluation is not None and form == 'retrieval'
-    else None,
-  )
+
+  def _evaluation(self, task: Task, shared: Any, tokenizer: Tokenizer) -> Evaluate:
+    data, number = task.data, task.number if self.numbered else None
+    if isinstance(data, LabelledPairs):
+      return data.evaluation(shared, tokenizer, task.measure, number)
+    if self.form == 'pairs':
+      return pair_data.ranking(data, shared, tokenizer, [task.measure], number)
+    ranking = retrieval_data.Ranking(data, tokenizer, [task.measure], number=number)
+    return retrieval_data.evaluation(ranking, shared)
+
+  def _frozen(self, tokenizer: Tokenizer) -> Scores:
+    found = []
+    for task in self.tasks:
+      assert isinstance(task.data, Retrieval)
+      ranking = retrieval_data.Ranking(task.data, tokenizer, [task.measure])
+      found.append(retrieval_data.frozen_scores(ranking))
+      encoder = frozen.Frozen(self.config, task.data.workdir, tokenizer)
+      for line in encoder.describe(ranking.cut) if jax.process_index() == 0 else ():
+        logger.info('%s: %s', task.name, line)
+    return self._mean(found)
+
+  def _mean(self, found: list[Scores]) -> Scores:
+    """The scores of all tasks, and their mean."""
+    each = list(zip(self.tasks, found, strict=True))
+    means = {f'{task.name}/{task.measure}': scores.means[task.measure] for task, scores in each}
+    values = {task.name: scores.values[''] for task, scores in each if '' in scores.values}
+    return Scores(means | {MEAN: float(np.mean(list(means.values())))}, values)
 
 
 def _check_lengths(
@@ -280,10 +296,7 @@ def _check_lengths(
   tokenizer: Tokenizer,
   model: EncoderConfig,
 ) -> int:
-  """The tokens of the longest pair, or text, in its template.
-
-  Raises InputError where the encoder has fewer positions.
-  """
+  """Tokens of the longest filled template. Raises InputError if it exceeds the positions."""
   specials = tokenizer.num_specials
   positions = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
   kinds = {kind: (kind,) for kind in KINDS} if form == 'retrieval' else {'pair': KINDS}
@@ -294,8 +307,8 @@ def _check_lengths(
     if total > positions:
       knobs = ', '.join(f'config.data.{text}_max_length' for text in texts)
       raise InputError(
-        f'{knobs}: {inner} tokens of text and the {around[kind]} of the template around '
-        f'them exceed the {positions} positions of {config.backbone.path}'
+        f'{knobs}: {inner} tokens of text and {around[kind]} of the template exceed the '
+        f'{positions} positions of {config.backbone.path}'
       )
   return longest
 
@@ -312,72 +325,8 @@ def _open_feed(
     )
   tokens = data.open_store('train', data.train, tokenizer)
   if form == 'retrieval':
-    # In these arrangements a batch is of several tasks, and so are its negatives.
+    # In these arrangements other tasks give negatives too.
     mixed = config.arrangement in ('balanced', 'random') and len(config.tasks) > 1
     retrieval_data.check_comparable(config, tokens, alone=not mixed)
   feed = batches.Feed(tokens, mix=batches.Mix(**config.mix), **data.feed_options())
   return feed if form == 'retrieval' else pairs.QueryPairFeed(feed)
-
-
-def _evaluation(
-  tasks: list[Task],
-  section: ConfigDict,
-  config: ConfigDict,
-  devices: Mesh,
-  form: str,
-  around: Mapping[str, Template],
-  longest: int,
-  numbered: bool,
-  tokenizer: Tokenizer,
-  model: Model,
-) -> Evaluate:
-  """Each task by its measure, ``NAME/MEASURE``, and their mean."""
-  # One for all tasks, so that each length is compiled once.
-  shared: Any
-  if form == 'retrieval':
-    shared = retrieval_data.make_embedders(section, config, devices, tokenizer, model)
-  else:
-    shared = pair_data.Scorer(model, config, devices, tokenizer, around['pair'], longest)
-  of_task = [_evaluate_task(task, form, shared, numbered, tokenizer) for task in tasks]
-  return lambda params: _together(tasks, [one(params) for one in of_task])
-
-
-def _frozen(tasks: list[Task], config: ConfigDict, tokenizer: Tokenizer) -> Scores:
-  """See ``Data.frozen``."""
-  found = []
-  for task in tasks:
-    assert isinstance(task.data, Retrieval)
-    ranking = retrieval_data.Ranking(task.data, tokenizer, [task.measure])
-    found.append(retrieval_data.frozen_scores(ranking))
-    encoder = frozen.Frozen(config, task.data.workdir, tokenizer)
-    for line in encoder.describe(ranking.cut) if jax.process_index() == 0 else ():
-      logger.info('%s: %s', task.name, line)
-  return _together(tasks, found)
-
-
-def _together(tasks: list[Task], found: list[Scores]) -> Scores:
-  """The scores of all tasks, and their mean."""
-  means = {
-    f'{task.name}/{task.measure}': scores.means[task.measure]
-    for task, scores in zip(tasks, found, strict=True)
-  }
-  return Scores(
-    means | {MEAN: float(np.mean(list(means.values())))},
-    {
-      task.name: scores.values['']
-      for task, scores in zip(tasks, found, strict=True)
-      if '' in scores.values
-    },
-  )
-
-
-def _evaluate_task(
-  task: Task, form: str, shared: Any, numbered: bool, tokenizer: Tokenizer
-) -> Evaluate:
-  data, number = task.data, task.number if numbered else None
-  if isinstance(data, LabelledPairs):
-    return data.evaluation(shared, tokenizer, task.measure, number)
-  if form == 'pairs':
-    return pair_data.ranking(data, shared, tokenizer, [task.measure], number)
-  ranking = retrieval_data.Ranking(data, tokenizer, [task.measure], number=number)
-  return retrieval_data.evaluation(ranking, shared)

@@ -1,11 +1,12 @@
 """Topic-DPR: a prompt for every topic, and losses over documents that share a category.
 
-A document is a query (its title), a passage (its abstract) and a set of categories. Both its texts
-are encoded under the prompt of its topic. All passages of the batch whose categories intersect its
-own are its positives. No code was released; docs/topic-dpr.md says where the paper leaves a point
-open. Without ``config.topics.path`` the encoder has one ordinary prompt, or none: the paper's
-baselines, which it gives the same positives. With ``config.topics.words`` the words of the topic
-stand before both texts, and there is no prompt (Table 2).
+A document has a title (query), an abstract (passage) and a set of categories. Both texts are
+encoded under the prompt of its topic. Its positives are the passages of the batch that share a
+category with it. No code was released; docs/topic-dpr.md lists what the paper leaves open.
+
+Without ``config.topics.path`` the encoder has one ordinary prompt, or none: the paper's baselines,
+with the same positives. With ``config.topics.words`` the topic's words stand before both texts, and
+there is no prompt (Table 2).
 """
 
 import dataclasses
@@ -50,16 +51,16 @@ from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 
-FITTED = ('hlda', 'lda')  # topics that the run finds itself
+FITTED = ('hlda', 'lda')  # topics that the run fits itself
 _KEPT = 'topics.npz'  # in the workdir
-_CATEGORIES = 8  # of a document, at most, in a plan; other numbers change its cost by little
+_CATEGORIES = 8  # of a document in a plan; the cost hardly depends on it
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
   """The losses of Eqs. 3 to 7.
 
   Raises:
-    InputError: a knob has a value it cannot have.
+    InputError: an option has an invalid value.
   """
   check(config, devices)
   dual_encoder.check_pooling(config, model)
@@ -81,7 +82,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     return {
       'backbone': parts.encoder,
       SUBTREE: topic.init(config, model, key),
-      # As they were before training, and never trained.
+      # The initial embeddings, never trained.
       'topics': {'words': words.astype(np.float32)},
     }
 
@@ -127,7 +128,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     )
 
   def drop(adapter: Adapter | None, key: Array | None) -> Adapter | None:
-    """Dropout that all texts share: of a bank a mask for each topic."""
+    """Dropout that all texts share; in a bank, a mask for each topic."""
     if adapter is None or topic_count(adapter) == 1:
       return dual_encoder.batch_dropout(config, adapter, key)
     if key is None or not config.prompt.dropout:
@@ -168,7 +169,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     alpha, count = knobs.alpha, topic_count(adapter)
     under_all = []
     if alpha and count > 1 and knobs.topic_topic:
-      # Every so many rows, so that all devices have as many of them.
+      # Evenly spaced rows, as many on every device.
       every = len(q) // (knobs.batch or len(q))
       some = jax.tree.map(lambda x: x[::every], passage_rows)
       under_all = [embed_chunked(params, adapter, some, keys[2], count)]
@@ -211,44 +212,43 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
 
 def check(config: ConfigDict, devices: Mesh) -> None:
-  """Raises InputError for knobs that do not go together."""
+  """Raises InputError for options that do not go together."""
   knobs = config.topics
   contrastive.check_update(config, 'document')
   if knobs.path and not config.prompt.length and not knobs.words:
     raise InputError(
-      f'config.topics.path: {knobs.path} makes prompts, and config.prompt.length is 0: there are '
-      'none'
+      f'config.topics.path: {knobs.path} needs prompts; set config.prompt.length above 0'
     )
   if (
     knobs.path and not knobs.words and (config.prompt.reparam != 'none' or config.prompt.init_from)
   ):
     raise InputError(
-      'config.prompt.reparam, config.prompt.init_from: prompts of topics are made from their words'
+      'config.prompt.reparam, config.prompt.init_from: topic prompts start from words; unset both'
     )
   update = config.batch_size * config.accumulate
   parts = config.grad_cache * config.accumulate * meshes.batch_devices(devices)
   if knobs.batch and (knobs.batch > update or update % knobs.batch or knobs.batch % parts):
     raise InputError(
-      f'config.topics.batch: {knobs.batch} of {update} rows an update; it must divide them, and be '
-      f'a multiple of {parts} (devices by chunks)'
+      f'config.topics.batch: {knobs.batch} must divide the {update} rows of an update and be a '
+      f'multiple of {parts} (devices by chunks)'
     )
 
 
 def check_room(config: ConfigDict, model: EncoderConfig) -> None:
-  """Raises InputError where texts with words before them are longer than the encoder reads."""
+  """Raises InputError if texts with words before them exceed the encoder's positions."""
   for kind in KINDS:
     if (length := config.data[f'{kind}_max_length'] + config.topics.words) > model.max_tokens:
       raise InputError(
-        f'config.data.{kind}_max_length: with config.topics.words={config.topics.words}, a {kind} '
-        f'has {length} tokens, more than the {model.max_tokens} positions of '
-        f'{config.backbone.path}'
+        f'config.data.{kind}_max_length: {length} tokens with '
+        f'config.topics.words={config.topics.words}, more than the {model.max_tokens} positions '
+        f'of {config.backbone.path}'
       )
 
 
 def put_before(
   tokens: Int[Array, 'B T'], mask: Array, words: Int[Array, 'B W']
 ) -> tuple[Int[Array, 'B T+W'], Array]:
-  """Words before each text, behind its first special token: [TOPIC WORDS] [TEXT] of section 5.1."""
+  """Words before each text, after its first special token: [TOPIC WORDS] [TEXT] of section 5.1."""
   return (
     jnp.concatenate([tokens[:, :1], words, tokens[:, 1:]], axis=1),
     jnp.concatenate([mask[:, :1], jnp.ones(words.shape, mask.dtype), mask[:, 1:]], axis=1),
@@ -256,7 +256,7 @@ def put_before(
 
 
 def topic_count(adapter: Adapter | None) -> int:
-  """How many topics have an adapter of their own."""
+  """The number of topics with an adapter of their own."""
   return len(adapter.lengths) if isinstance(adapter, Prefix) and adapter.lengths is not None else 1
 
 
@@ -266,10 +266,10 @@ def word_tokens(
   length: int,
   knob: str = 'config.prompt.length',
 ) -> Int[np.ndarray, 'K P']:
-  """The first P tokens of each topic's words, laid end to end.
+  """The first P tokens of each topic's concatenated words.
 
   Raises:
-    InputError: a topic's words have fewer tokens; ``knob`` is the length's name.
+    InputError: a topic has fewer tokens than the option ``knob`` needs.
   """
   rows = []
   for number, words in enumerate(found.names):
@@ -277,16 +277,15 @@ def word_tokens(
     inner = [token for token in pieces[0].tolist() if token not in tokenizer.special_ids]
     if len(inner) < length:
       raise InputError(
-        f'{knob}: topic {number} ({", ".join(words[:3])}, ...) has {len(inner)} '
-        f'tokens of words, and {length} are needed; give topics with more words, or a smaller '
-        f'{knob}'
+        f'{knob}: topic {number} ({", ".join(words[:3])}, ...) has {len(inner)} tokens of words, '
+        f'fewer than {length}; use topics with more words, or a smaller value'
       )
     rows.append(inner[:length])
   return np.array(rows, np.int32)
 
 
 def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
-  """Titles, abstracts and categories; see ``Method.data``. Finds or reads the topics.
+  """Titles, abstracts and categories; see ``Method.data``. Fits or reads the topics.
 
   Raises:
     InputError: as ``retrieval_data.find`` and ``data.topics.load_topics``.
@@ -317,7 +316,7 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
 
 @dataclasses.dataclass(frozen=True)
 class Documents(retrieval_data.Retrieval):
-  """Titles and abstracts with categories; ``found`` are the topics of their prompts."""
+  """Titles and abstracts with categories; ``found`` are the topics."""
 
   found: topics.Topics | None = None
 
@@ -335,24 +334,23 @@ class Documents(retrieval_data.Retrieval):
     return relate(self.dev or self.train, judged, relevant, passage_ids)
 
   def check(self, tokens: store.Store) -> None:
-    """Raises InputError where any two documents share a category."""
     check_categories(tokens)
 
 
 def check_categories(tokens: store.Store) -> None:
-  """Raises InputError where any two documents share a category: then none has a negative."""
+  """Raises InputError if any two documents share a category: then there are no negatives."""
   assert tokens.categories is not None
   rows = np.split(tokens.categories.flat, tokens.categories.starts[1:])
   different = {frozenset(row.tolist()) for row in rows} - {frozenset()}
   if all(one & other for one, other in itertools.combinations(different, 2)):
     raise InputError(
-      f'{tokens.path}: any two documents share a category, so none has a negative and there is '
-      'nothing to learn from; give documents of other categories too'
+      f'{tokens.path}: any two documents share a category, so there are no negatives; add '
+      'documents of other categories'
     )
 
 
 def keep(found: topics.Topics, count: int) -> topics.Topics:
-  """The largest ``count`` topics; all where it is 0. Raises InputError where there are fewer."""
+  """The largest ``count`` topics, or all if it is 0. Raises InputError if there are fewer."""
   if not count or count == len(found):
     return found
   if count > len(found):
@@ -372,8 +370,8 @@ def relate(
 ) -> Qrels:
   """All passages that share a category with a query's document are relevant.
 
-  The document is the passage with the query's id, or else the only one that is judged relevant. A
-  query without a document has what is judged.
+  The document is the passage with the query's id, or else the only relevant one. Queries without a
+  document keep their judgements.
   """
   categories = sources.load_dataset(source).read_categories()
   members: dict[str, list[str]] = {}
@@ -406,8 +404,8 @@ def assign(
 ) -> Mapping[str, np.ndarray]:
   """The topics of a split's queries and passages, or the words before them.
 
-  A topic is by the text's own words, so a query's in every evaluation: its document's would tell of
-  the answer. What is random follows from the id, so that a title and its abstract have the same.
+  A text's own words decide its topic, also a query's: its document's topic would leak the answer.
+  Random topics follow from the id, so that a title and its abstract agree.
   """
   knobs = config.topics
   dataset = sources.load_dataset(source)
@@ -433,7 +431,7 @@ def assign(
 def random_words(
   found: topics.Topics, tokenizer: Tokenizer, length: int, ids: Sequence[str], seed: int
 ) -> Int[np.ndarray, 'n W']:
-  """The first tokens of words that each document draws from the topics' vocabulary, by its id.
+  """Tokens of words that each document draws from the topics' vocabulary, by its id.
 
   Raises:
     InputError: the vocabulary has fewer tokens.
@@ -442,8 +440,8 @@ def random_words(
   pieces = [row for row in encoded.values() if len(row)]
   if sum(map(len, pieces)) < length:
     raise InputError(
-      f'config.topics.words: the vocabulary of the topics has {sum(map(len, pieces))} tokens, and '
-      f'{length} are needed'
+      f'config.topics.words: the topics have {sum(map(len, pieces))} tokens of vocabulary, fewer '
+      f'than {length}'
     )
   rows = np.zeros((len(ids), length), np.int32)
   for row, id_ in zip(rows, ids, strict=True):
@@ -454,7 +452,7 @@ def random_words(
 
 
 def random_topics(found: topics.Topics, ids: Sequence[str], seed: int) -> Int[np.ndarray, ' n']:
-  """A topic for each document, by its id, in the proportions of the topics' sizes."""
+  """A topic for each document, drawn by its id in proportion to the topics' sizes."""
   chances = np.array([draws.fraction(id_, seed, 'random topics') for id_ in ids])
   shares = np.cumsum(found.sizes) / found.sizes.sum()
   return np.searchsorted(shares[:-1], chances, side='right').astype(np.int32)
@@ -466,15 +464,15 @@ def export(
   backbone: hub.Backbone,
   trained: Mapping[str, np.ndarray],
 ) -> Product:
-  """The encoder if it was trained, and the prompts of all topics with the topic model.
+  """The trained encoder, and the prompts of all topics with the topic model.
 
   Raises:
-    InputError: the topics were dealt at random.
+    InputError: the topics are random.
   """
   if config.topics.random_topics:
     raise InputError(
-      'config.topics.random_topics: the topics of this run were dealt at random, which no text '
-      'tells of; it is a control, and not exported'
+      'config.topics.random_topics: topics are random (a control run) and cannot be inferred '
+      'from text, so this is not exported'
     )
   product = dual_encoder.export(
     config,
@@ -484,7 +482,7 @@ def export(
     if not config.topics.path or config.topics.words
     else dual_encoder.without_adapter(trained),
   )
-  if config.topics.words:  # which come on top of the texts' own length
+  if config.topics.words:  # words add to the texts' length
     encoders = {
       name: {
         **made,
@@ -506,10 +504,10 @@ def export(
 
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
-  """See ``Method.shapes``. Topics that are found later are as many as are kept of them, at most.
+  """See ``Method.shapes``. Topics not fitted yet count as many as are kept.
 
   Raises:
-    InputError: how many topics there are depends on a file that is not here.
+    InputError: the topics' file is missing.
   """
   knobs = config.topics
   made = retrieval_data.batch_shapes(config, model, tokenizer)
@@ -533,7 +531,7 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
   if count > 1 and knobs.alpha and knobs.topic_topic:
     some = (knobs.batch or size) * count
     made = made._replace(calls=(*made.calls, (some, made.calls[1][1])))
-  # Words that any tokenizer knows, as many as make a prompt.
+  # Placeholder words that every tokenizer knows.
   found = topics.Topics(
     {},
     [['yes'] * config.prompt.length] * count,

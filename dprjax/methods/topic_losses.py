@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from dprjax.methods import contrastive
 from dprjax.methods.grad_cache import map_chunks
 
-_NONE = -1e30  # a logit of no candidate; minus infinity has no gradient where there is no other
+_NONE = -1e30  # a masked logit; -inf has no gradient if all are masked
 
 
 def document_losses(
@@ -25,9 +25,9 @@ def document_losses(
 ) -> tuple[Float[Array, ' N'], Float[Array, ' N'], Float[Array, ' N']]:
   """The query-passage and query-query losses of each document, over the global batch.
 
-  A document's own passage is a positive with weight 1. A positive is compared with the negatives
-  alone, and not with the other positives (Eqs. 3 and 4). A document whose passage is relevant to a
-  query (it has the same title, say) is not its negative, whatever the categories.
+  A document's own passage is a positive of weight 1. Each positive is compared with the negatives
+  only, not with other positives (Eqs. 3 and 4). Passages relevant to a query, such as those of an
+  equal title, are not its negatives, whatever their categories.
 
   Args:
     queries, passages: of unit length.
@@ -68,13 +68,13 @@ def document_losses(
 
 
 def jaccard(categories: Int[Array, 'b G'], others: Int[Array, 'N G']) -> Float[Array, 'b N']:
-  """|Ci n Cj| / |Ci u Cj| of sets of numbers, -1 unused (Eq. 6 as it is meant); 0 of empty ones."""
+  """Jaccard similarity of sets of numbers, -1 unused (Eq. 6 as intended); 0 of empty ones."""
 
   def count(shared: Float[Array, 'b N'], column: Int[Array, ' b']) -> tuple[Array, None]:
     equal = (column[:, None, None] == others[None]) & (column >= 0)[:, None, None]
     return shared + jnp.any(equal, axis=2).astype(jnp.float32), None
 
-  # One column at a time takes [b, N, G] of memory rather than [b, N, G, G].
+  # Scanning columns takes [b, N, G] of memory rather than [b, N, G, G].
   shared, _ = jax.lax.scan(
     count, jnp.zeros((len(categories), len(others)), jnp.float32), categories.T
   )
@@ -99,17 +99,17 @@ def weighted_loss(
 def topic_topic_loss(
   vectors: Float[Array, 'n K H'], mesh: Mesh, *, margin: float
 ) -> Float[Array, '']:
-  """Passages closer under one prompt than under two, by a hinge (Eq. 5), the mean over topics.
+  """Hinge loss: passages are closer under one prompt than under two (Eq. 5); mean over topics.
 
   Args:
-    vectors: of n passages under all K prompts, of unit length.
+    vectors: n passages under all K prompts, of unit length.
     mesh: the devices.
     margin: of the hinge.
   """
   count, topics, _ = vectors.shape
   everything = jax.lax.with_sharding_constraint(vectors, NamedSharding(mesh, P()))
 
-  # The scores of a topic at a time: [n, K n] and not [K n, K n].
+  # One topic at a time: [n, K n] of memory rather than [K n, K n].
   @jax.checkpoint
   def score(topic: Int[Array, '']) -> Float[Array, '']:
     own = jnp.take(vectors, topic, axis=1)  # [n, H]

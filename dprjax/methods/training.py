@@ -1,4 +1,4 @@
-"""The training loop: one for all methods."""
+"""Training, for all methods."""
 
 import functools
 import logging
@@ -26,7 +26,7 @@ from dprjax.runtime import workdir as workdirs
 
 logger = logging.getLogger('dprjax')
 
-# Vocabularies for a backbone from scratch, and the architecture that goes with each.
+# For a backbone from scratch: how its vocabulary is trained, and its architecture.
 VOCABULARIES = {
   'wordpiece': (text.train_wordpiece, 'bert'),
   'sentencepiece': (text.train_sentencepiece, 'xlm-roberta'),
@@ -34,11 +34,10 @@ VOCABULARIES = {
 
 
 def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
-  """Trains as ``config`` says, in ``workdir``, from its latest checkpoint if there is one.
+  """Trains ``config`` in ``workdir``, from its latest checkpoint if there is one.
 
   Raises:
-    InputError: the config, the data or the workdir cannot be used as they are, or the loss is not
-      finite.
+    InputError: the config, data or workdir is invalid, or the loss is not finite.
   """
   experiments = configs.resolve(config)
   devices = mesh.make_mesh(config.mesh)
@@ -52,8 +51,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   given = configs.to_json(config)
   if distributed.agree(given) != given:
     raise InputError(
-      f'process {jax.process_index()} was started with another --config than process 0; give all '
-      'of them the same'
+      f'process {jax.process_index()} has another --config than process 0; give all the same'
     )
   workdirs.check_folders(config, workdirs.inputs(config))
   main = jax.process_index() == 0
@@ -67,7 +65,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
 
 
 def _train(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Part) -> Result:
-  """``train`` of one experiment: claims its workdir, and goes on where it was stopped."""
+  """``train`` for one experiment."""
   lock, inputs = jax.process_index() == 0, workdirs.inputs(part.config)
   with workdirs.claim(part.workdir, workdirs.TRAINING, inputs, lock=lock) as workdir:
     setup, folds = prepare(part._replace(workdir=workdir), devices, say)
@@ -101,9 +99,7 @@ def _train(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Part) -
 def prepare(
   part: Part, devices: jax.sharding.Mesh, say: Callable[[str], None]
 ) -> tuple[Setup, methods.Folds | None]:
-  """Text, backbone and parameters: all that can be checked before anything is trained.
-
-  Returns them, and how queries are held out in turns, where there are too few to hold some out.
+  """Text, backbone and parameters: everything that can fail before training; and the folds.
 
   Raises:
     InputError: as `train`.
@@ -150,9 +146,10 @@ def prepare(
 
 
 def nothing_left(setup: Setup, start: methods.Scores) -> bool:
-  """Whether no gain over these scores could be told from chance; then a file says so, and a line.
+  """Whether no gain over ``start`` could be significant; logs it and writes a file. All processes
+  call it.
 
-  A training that has begun goes on. All processes call this.
+  A training that has begun goes on.
   """
   config, workdir, why = setup.config, setup.workdir, ''
   if config.eval.skip_saturated and not config.data.fold and not workdirs.begun(workdir):
@@ -165,9 +162,9 @@ def nothing_left(setup: Setup, start: methods.Scores) -> bool:
 
 
 def what_next(setup: Setup, part: Part, gain: baseline.Gain | None) -> str:
-  """How good a finished training is beside its start, and what to do with it."""
+  """The verdict on a finished training, and the next command."""
   config = setup.config
-  if not part.whole and gain is not None:  # which is no model to use, or not yet
+  if not part.whole and gain is not None:  # not a model to use yet
     return f'{gain.verdict}.'
   only_prompts = all(name.startswith('prompt/') for name in config.trainable)
   out = 'prompt.npz' if config.prompt.length or only_prompts else 'DIR'
@@ -178,10 +175,7 @@ def what_next(setup: Setup, part: Part, gain: baseline.Gain | None) -> str:
     return f'Next: {command}'
   if gain.better or methods.load(config.method).intermediate(config, setup.trainable):
     return f'{gain.verdict}. Next: {command}'
-  return (
-    f'{gain.verdict}. Better keep the model as it was before; to export this one all the same: '
-    f'{command} --force'
-  )
+  return f'{gain.verdict}. Keep the model as it was; to export this one anyway: {command} --force'
 
 
 def make_backbone(
@@ -192,8 +186,8 @@ def make_backbone(
 ) -> None:
   """Makes a backbone from scratch in the workdir, if the config asks for one.
 
-  Its vocabulary is trained on the texts that ``read`` streams. It has the heads that ``needs``
-  names, of ``head_specs.HEADS``.
+  Its vocabulary is trained on the texts of ``read``; its heads are ``needs``, of
+  ``head_specs.HEADS``.
   """
   path = configs.backbone_path(config, workdir)
   if config.backbone.path.startswith('scratch:') and not epath.Path(path).exists():

@@ -1,7 +1,6 @@
-"""A training's parameters on a mesh, and the update that changes them.
+"""A training's parameters on a mesh, and its update.
 
-`dprjax.train` places arrays and runs the update; `dprjax.planning` has their shapes alone and
-compiles it.
+`dprjax.train` runs the update; `dprjax.planning` compiles it from shapes.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,10 +24,9 @@ class State(NamedTuple):
 
   Attributes:
     trainable: the trained parameters.
-    opt_state: the optimiser's.
-    average: of the trained parameters over the steps and with their start, with ``config.ema`` or
-      ``config.weight_interpolation``.
-    start: the trained parameters before the first step, with ``config.weight_interpolation``.
+    opt_state: of the optimiser.
+    average: of the trained parameters, with ``config.ema`` or ``config.weight_interpolation``.
+    start: the initial trained parameters, with ``config.weight_interpolation``.
   """
 
   trainable: dict[str, Any]
@@ -43,30 +41,29 @@ class State(NamedTuple):
 
   @property
   def rest(self) -> Any:
-    """What a checkpoint holds beside ``model``."""
+    """The content of a checkpoint beside ``model``."""
     if self.average is None:
       return self.opt_state
     found = {'optimizer': self.opt_state, 'trainable': self.trainable}
     return found if self.start is None else found | {'start': self.start}
 
   def restored(self, model: dict[str, jax.Array], rest: Any) -> 'State':
-    """The state of which these were ``model`` and ``rest``."""
+    """The inverse of ``model`` and ``rest``."""
     if self.average is None:
       return State(model, rest)
     return State(rest['trainable'], rest['optimizer'], model, rest.get('start'))
 
 
 class Layout(NamedTuple):
-  """Which parameters are trained, and how all are placed.
+  """Which parameters are trained, and their placement.
 
   Attributes:
-    dtypes: of all parameters, by name.
-    shardings: likewise.
-    trainable: the names that the optimiser has.
+    dtypes, shardings: of all parameters, by name.
+    trainable: names of the trained parameters.
     optimizer: for a tree of all names, see ``optim.make_optimizer``.
     devices: the mesh.
     ema: ``config.ema``.
-    interpolate: how far what is scored goes from the start to the trained parameters.
+    interpolate: weight of the trained parameters against the start in the scored ones.
   """
 
   dtypes: Mapping[str, np.dtype]
@@ -79,35 +76,35 @@ class Layout(NamedTuple):
 
   @property
   def average(self) -> bool:
-    """Whether what is scored is not what is trained."""
+    """Whether the scored parameters differ from the trained ones."""
     return bool(self.ema) or self.start
 
   @property
   def start(self) -> bool:
-    """Whether the state keeps where it began."""
+    """Whether the state keeps the initial parameters."""
     return self.interpolate < 1
 
   def put(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Host arrays by name, on the mesh."""
+    """Host arrays by name, placed on the mesh."""
     return {
       name: mesh.put(leaf.astype(self.dtypes[name]), self.shardings[name])
       for name, leaf in params.items()
     }
 
   def place(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.Array]]:
-    """Host arrays by name -> the first state, and the frozen parameters."""
+    """The first state and the frozen parameters, from host arrays by name."""
     own = {name: leaf for name, leaf in params.items() if name in self.trainable}
     trainable = self.put(own)
     frozen = self.put({name: leaf for name, leaf in params.items() if name not in own})
     opt_state = init_optimizer(
       self.optimizer, trainable, list(frozen), self.shardings, self.devices
     )
-    # In memory of its own, since a step reuses that of the state.
+    # Separate memory, since a step donates the state.
     average, start = (self.put(own) if has else None for has in (self.average, self.start))
     return State(trainable, opt_state, average, start), frozen
 
   def shapes(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.ShapeDtypeStruct]]:
-    """``place`` of shapes: nothing is allocated, and the devices need not be there."""
+    """``place`` of shapes: allocates nothing and needs no devices."""
     named = {
       name: jax.ShapeDtypeStruct(leaf.shape, self.dtypes[name], sharding=self.shardings[name])
       for name, leaf in params.items()
@@ -135,21 +132,21 @@ def lay_out(
   examples: int = 1,
   sharding: Sequence[tuple[str, P]] = (),
 ) -> Layout:
-  """How a training holds its parameters.
+  """The layout of a training's parameters.
 
   Args:
     config: the experiment.
     params: arrays or shapes by flat names.
-    trainable: the names that are trained.
+    trainable: names of the trained parameters.
     devices: the mesh.
-    steps: the length of the schedule, in updates.
-    examples: those of an epoch's updates, for ``config.weight_interpolation``.
-    sharding: rules of the backbone's family, before ``mesh.RULES``.
+    steps: length of the schedule, in updates.
+    examples: of an epoch, for ``config.weight_interpolation``.
+    sharding: rules that come before ``mesh.RULES``.
 
   Raises:
     InputError: a rule list leaves a name uncovered.
   """
-  # A trained parameter is float32 whatever the arithmetic: small updates would be rounded away.
+  # Trained parameters are always float32: lower precision would round small updates away.
   frozen = encoder_config.arithmetic(
     config.backbone.frozen_dtype, 'config.backbone.frozen_dtype'
   ).activations
@@ -172,7 +169,7 @@ def init_optimizer(
   shardings: Mapping[str, Any],
   devices: Mesh,
 ) -> Any:
-  """The optimiser's state, its moments placed like the parameters they belong to."""
+  """The optimiser's state, its moments placed like their parameters."""
   _, out = _optimizer_state(optimizer, trainable, frozen, shardings, devices)
   return jax.jit(
     lambda trainable: optimizer.init(optim.with_placeholders(trainable, frozen)), out_shardings=out
@@ -186,7 +183,7 @@ def _optimizer_state(
   shardings: Mapping[str, Any],
   devices: Mesh,
 ) -> tuple[Any, Any]:
-  """The shapes of the optimiser's state, and where its leaves are placed."""
+  """Shapes and shardings of the optimiser's state."""
   shapes = jax.eval_shape(
     lambda trainable: optimizer.init(optim.with_placeholders(trainable, frozen)), trainable
   )
@@ -207,8 +204,8 @@ def make_update(
 ) -> Any:
   """The jitted step: ``(state, frozen, batch, key, number) -> (state, metrics)``.
 
-  The state's memory is reused. Where the state has an average, it is one of decay ``ema``, taken as
-  far from the start as ``interpolate`` says: WiSE-FT (Wortsman et al., 2022, equation 1).
+  The state is donated. Its average, if any, has decay ``ema``, of parameters that ``interpolate``
+  mixes with the start: WiSE-FT (Wortsman et al., 2022, equation 1).
   """
 
   def update(
@@ -220,7 +217,7 @@ def make_update(
   ) -> tuple[State, dict[str, jax.Array]]:
     step_key = jax.random.fold_in(key, number)
 
-    # Only these leaves are differentiated: the frozen weights' gradients are never computed.
+    # Frozen weights get no gradient.
     def loss(trainable: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
       return model.loss(tree.unflatten({**frozen, **trainable}), batch, step_key)
 
@@ -235,7 +232,7 @@ def make_update(
     )
     average = state.average
     if average is not None:
-      # In the first steps it forgets faster, or it would stay near the start.
+      # A smaller decay in the first steps leaves the start faster.
       past = jnp.asarray(number, jnp.float32)
       decay = jnp.minimum(ema, (1 + past) / (10 + past))
       scored = trainable
@@ -262,10 +259,7 @@ def lower(
 ) -> jax.stages.Lowered:
   """The update as `dprjax.train` runs it, lowered from shapes.
 
-  Args:
-    config, model, layout: as of the training.
-    params: shapes by flat names.
-    batch: the global batch's shapes.
+  ``params`` are shapes by flat names, ``batch`` those of the global batch.
   """
   state, frozen = layout.shapes(params)
   whole = mesh.replicated(layout.devices)
