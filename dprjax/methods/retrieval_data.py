@@ -1,11 +1,11 @@
-"""Queries and passages to train on, and the retrieval quality on a dev split along the way."""
+"""Queries and passages to train on, and retrieval quality on a dev split."""
 
 import dataclasses
 import functools
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import grain
 import jax
@@ -36,16 +36,16 @@ logger = logging.getLogger('dprjax')
 
 @dataclasses.dataclass(frozen=True)
 class Retrieval:
-  """Queries and passages of one data set in a workdir, for training and evaluation.
+  """Queries and passages of one data set in a workdir.
 
-  A method with data of its own kind overrides `assign`, `relate` or `check`.
+  Methods with other data override `assign`, `relate` or `check`.
 
   Attributes:
     section: ``config.data``, or that of a task.
     config, workdir, devices: as of ``Method.data``.
-    train, dev: what to train on and, unless it is None, what to evaluate on.
-    task: its name, where the workdir has several.
-    folds: how to do without a dev split.
+    train, dev: the splits; ``dev`` may be None.
+    task: its name, if the workdir has several.
+    folds: the cross-validation that replaces a dev split.
   """
 
   section: ConfigDict
@@ -60,53 +60,53 @@ class Retrieval:
   def assign(
     self, source: sources.Source, tokens: store.Store, tokenizer: Tokenizer
   ) -> Mapping[str, Int32[np.ndarray, 'n ...']] | None:
-    """Numbers of a split's texts by kind, one a row or several; None: there are none.
+    """Numbers of a split's texts by kind, one or several a row; or None.
 
-    They come with a batch, `query_number` ``[B, ...]`` and `passage_number` ``[B, C, ...]``, and go
-    to ``Model.embed`` behind the mask.
+    A batch has them as `query_number` ``[B, ...]`` and `passage_number` ``[B, C, ...]``;
+    ``Model.embed`` takes them after the mask.
     """
     del source, tokens, tokenizer
     return None
 
   def relate(self, judged: Qrels, relevant: Qrels, passage_ids: Sequence[str]) -> Qrels:
-    """What is relevant on the dev split.
+    """The relevant passages on the dev split.
 
     Args:
       judged: its judgements.
-      relevant: what they find relevant among the passages that are searched.
-      passage_ids: of these.
+      relevant: the relevant ones among the searched passages.
+      passage_ids: of the searched passages.
     """
     del judged, passage_ids
     return relevant
 
   def check(self, tokens: store.Store) -> None:
-    """Raises InputError where there is nothing to learn from the training split."""
+    """Raises InputError if there is nothing to learn from the training split."""
     check_comparable(self.config, tokens)
 
   def texts(self, parts: Mapping[str, Any] | None = None) -> Texts:
-    """The located text; see ``Method.data``. Raises InputError for a file that is not there."""
+    """The located text; see ``Method.data``. Raises InputError for a missing file."""
     if self.dev is not None or self.folds is not None:
       dev_measures(self.config)
     return Texts(self.read_passages, self.open, self.files(), parts or {}, self.folds)
 
   def read_passages(self) -> Iterator[str]:
-    """The texts of the passages, for a vocabulary."""
+    """The passages' texts, for a vocabulary."""
     return (passage.text for passage in sources.load_dataset(self.train).passages)
 
   def files(self) -> dict[str, epath.Path]:
-    """The files of both splits, by role. Raises InputError for one that is not there."""
+    """The files of both splits, by role. Raises InputError for a missing one."""
     found = sources.locate(self.train)
     dev = sources.locate(self.dev) if self.dev is not None else {}
-    # Of one file under two names, one is enough.
+    # A file is listed once.
     found |= {f'dev {role}': path for role, path in dev.items() if path != found.get(role)}
     if self.config.distillation.loss != 'none':
       found['teacher scores'] = distillation.scores_file(self.section, self.config)
     return found | query_only.files(self.config)
 
   def open_store(self, name: str, source: sources.Source, tokenizer: Tokenizer) -> store.Store:
-    """The token store of a split, 'train', 'dev' or 'dev_...'. It is built if it is not there yet.
+    """The token store of a split, 'train', 'dev' or 'dev_...', built on first use.
 
-    Hashes of its queries are kept in the workdir, for the exporter.
+    Hashes of its queries are kept in the workdir for the export.
     """
     folder = store_folder(self.section, self.workdir, self.task) / name
     found = store.build_store(source, tokenizer, folder, **store_options(self.section))
@@ -137,33 +137,32 @@ class Retrieval:
       'positive': config.positive,
       'seed': config.seed,
       **{knob: self.section[knob] for knob in ('query_buckets', 'passage_buckets')},
-      # A list that was cut short would leave relevant passages among the corpus's negatives.
+      # A list cut short would leave relevant passages among the corpus negatives.
       'max_relevant': None if config.corpus_negatives else self.section.max_relevant,
     }
 
   def read_judgements(self) -> Qrels:
-    """Grades of the dev split by query and passage id.
+    """Grades of the dev split by query and passage id; with folds, of all training queries.
 
-    They are written to ``dev.tsv`` too, for evaluations after the training: only the training knows
-    which queries it held out. A damaged file is written anew. Where folds are made, nothing is held
-    out: the grades are those of all training queries.
+    They are also written to ``dev.tsv`` for later evaluations, since only the training knows which
+    queries it held out.
     """
     if self.dev is None:
       return sources.load_dataset(self.train).qrels
     judged = sources.load_dataset(self.dev).qrels
     path = self.workdir / (f'dev-{self.task}.tsv' if self.task else 'dev.tsv')
     if jax.process_index() == 0:
-      files.clear(path)  # what a killed run left of it
+      files.clear(path)  # left by a killed run
       write_qrels(path, judged)
     return judged
 
   def make_qrels(
     self, query_ids: Sequence[str], rows: Sequence[Any], names: Mapping[int, str]
   ) -> Qrels:
-    """The grades of the relevant passages of these queries of the dev split.
+    """Grades of the relevant passages of dev queries.
 
-    The store knows which passages are relevant, the judgements how much. A passage that is relevant
-    only by its text (judged under another id, or for another query of the same text) counts 1.
+    The store knows which passages are relevant, the judgements how much. Passages relevant only by
+    their text (judged under another id, or for an equal query) count 1.
 
     Args:
       query_ids: of the queries.
@@ -226,85 +225,38 @@ class Retrieval:
     others += config.corpus_negatives
     if config.corpus_negatives < 0:
       others = len(distinct) - 1
-    dev = _Dev(self, tokenizer, tokens, passages)
+    sizes = {'query': tokens.num_queries, 'passage': tokens.num_passages}
+    cut = {kind: (tokens.cut[kind], size) for kind, size in sizes.items()}
     part = 0 < config.eval.corpus_limit < tokens.num_passages
+    embedders = functools.partial(make_embedders, section, config, self.devices, tokenizer)
+
+    def ranking(whole: bool = False) -> Ranking:
+      return Ranking(self, tokenizer, dev_measures(config, *_MEASURES), whole=whole, known=passages)
+
+    def frozen() -> Scores:
+      if jax.process_index() == 0 and not section.fold:
+        for line in Frozen(config, self.workdir, tokenizer).describe(cut):
+          logger.info('%s', line)
+      return ranking().frozen()
+
     return Data(
       batches=made,
       unit='pairs',
       description=f'{counted(tokens.num_queries, "training queries")}, '
       f'{counted(tokens.num_passages, "passages")}; up to {counted(others, "negatives")} a query',
       ids=ids,
-      evaluation=dev.evaluation if self.dev else None,
-      frozen=dev.frozen if self.dev or self.folds else None,
-      whole=dev.whole if self.dev and part else None,
+      evaluation=(lambda built: ranking().evaluation(embedders(built))) if self.dev else None,
+      frozen=frozen if self.dev or self.folds else None,
+      whole=(
+        (lambda built, params, seconds: ranking(True).whole(embedders(built), params, seconds))
+        if self.dev and part
+        else None
+      ),
       arrays=query_only.arrays(config, passages, distinct),
     )
 
 
-class _Dev(NamedTuple):
-  """The dev split of an open data set; its functions are those of ``Data``.
-
-  Attributes:
-    data: of which it is.
-    tokenizer: of the backbone.
-    tokens: of the training split.
-    passages: under a prompt for queries only, the vectors of its passages.
-  """
-
-  data: Retrieval
-  tokenizer: Tokenizer
-  tokens: store.Store
-  passages: query_only.Vectors | None
-
-  def evaluation(self, model: Model) -> Evaluate:
-    embedders = make_embedders(
-      self.data.section, self.data.config, self.data.devices, self.tokenizer, model
-    )
-    return evaluation(self._ranking(), embedders, self.passages)
-
-  def frozen(self) -> Scores:
-    if jax.process_index() == 0 and not self.data.section.fold:
-      sizes = {'query': self.tokens.num_queries, 'passage': self.tokens.num_passages}
-      cut = {kind: (self.tokens.cut[kind], size) for kind, size in sizes.items()}
-      for line in self._encoder().describe(cut):
-        logger.info('%s', line)
-    return frozen_scores(self._ranking(), self.passages)
-
-  def whole(
-    self, model: Model, params: Mapping[str, jax.Array], seconds: float
-  ) -> tuple[Scores, Scores] | None:
-    config = self.data.config
-    embedders = make_embedders(self.data.section, config, self.data.devices, self.tokenizer, model)
-    ranking = self._ranking(whole=True)
-    columns, fixed = ranking.columns(), ranking.fixed(self.passages)
-    # How many times passages are encoded: under the parameters, and by the frozen encoder.
-    encoder, times = self._encoder(), 0.0 if fixed else 1.0
-    if not fixed or encoder.differs('passage'):
-      longest = self.data.section.passage_max_length
-      times += max(encoder.spec.max_length('passage') / longest, 1)
-    if times:
-      tokens = ranking.rows['passage']
-      some = np.unique(np.linspace(0, len(tokens) - 1, config.eval.batch_size).astype(int))
-      for _ in range(2):  # the first time compiles
-        began = time.monotonic()
-        embedders['passage'](
-          params, [tokens[i] for i in some], columns=[column[some] for column in columns['passage']]
-        )
-        took = time.monotonic() - began
-      if distributed.agree(times * took * len(tokens) / len(some) > seconds):
-        return None
-    vectors = ranking.embed(embedders, params, columns, fixed)
-    return frozen_scores(ranking, self.passages), ranking.measure(vectors)
-
-  def _ranking(self, whole: bool = False) -> 'Ranking':
-    return Ranking(self.data, self.tokenizer, dev_measures(self.data.config, *_MEASURES), whole)
-
-  def _encoder(self) -> Frozen:
-    return Frozen(self.data.config, self.data.workdir, self.tokenizer)
-
-
 def store_folder(section: ConfigDict, workdir: epath.Path, task: str = '') -> epath.Path:
-  """The folder of token stores: of a task, where there are several."""
   return (epath.Path(section.store) if section.store else workdir / 'store') / task
 
 
@@ -326,16 +278,16 @@ def find(
   task: str = '',
   kind: type[Retrieval] = Retrieval,
 ) -> Any:
-  """The splits of a data set, whose class is ``kind``.
+  """The splits of a data set, as an instance of ``kind``.
 
   Args:
     section: ``config.data``, or that of a task.
     config, workdir, devices: as of ``Method.data``. The seed decides which queries are held out.
-    task: its name, where the workdir has several.
-    kind: `Retrieval` or a class derived from it.
+    task: its name, if the workdir has several.
+    kind: `Retrieval` or a subclass.
 
   Raises:
-    InputError: the format is unknown, or there are no such files.
+    InputError: the format is unknown, or a file is missing.
   """
   seed = config.seed
   path, format = section.dir, section.format
@@ -349,7 +301,7 @@ def find(
       docstrings.build(path, section.dir.split(','), categories=section.categories)
   elif path.startswith(irds.PREFIX):
     if format not in ('auto', 'beir'):
-      raise InputError(f"{where}.format: {path} is read as 'beir', not as {format!r}; leave it out")
+      raise InputError(f"{where}.format: {path} is read as 'beir'; leave {format!r} out")
     splits = [split for split in (section.train_split, section.dev_split) if split]
     path, format = str(irds.folder_of(path, workdir / 'data' / task, splits)), 'beir'
   hold_out = (section.hold_out, seed) if section.hold_out and not section.dev_split else None
@@ -378,43 +330,40 @@ def find(
     )
   elif hold_out:
     dev = dataclasses.replace(train, negatives=None, held_out=True, max_queries=None)
-  elif fold:  # of the queries that are used
+  elif fold:  # of the selected queries
     dev = dataclasses.replace(train, negatives=None, held_out=True)
   return kind(section, config, workdir, devices, train, dev, task, folds)
 
 
 def check_comparable(config: ConfigDict, tokens: store.Store, alone: bool = True) -> None:
-  """Raises InputError where no update can have a negative of any query.
+  """Raises InputError if no query can have a negative in any update.
 
-  Args:
-    config: the experiment.
-    tokens: of the training split.
-    alone: whether a batch has no queries of another data set.
+  ``alone`` says whether batches have queries of this data set only.
   """
   distinct = len(tokens.distinct_passages())
   if config.corpus_negatives < 0 and distinct > tokens.relevant_counts.min():
     return
-  if config.negatives or config.corpus_negatives > 0:  # which the batches check
+  if config.negatives or config.corpus_negatives > 0:  # checked by the batches
     return
   if config.corpus_negatives < 0 or (alone and not tokens.comparable):
     raise InputError(
-      f'{tokens.path}: every passage that a query could be compared with is relevant to it '
+      f'{tokens.path}: no query has a negative '
       f'({counted(tokens.num_queries, "training queries")}, '
-      f'{counted(distinct, "passages of different text")}), so there is nothing to learn from; '
-      'judge other queries and passages too, or set config.negatives=1 or more'
+      f'{counted(distinct, "passages of different text")}); judge other queries and passages too, '
+      'or set config.negatives=1 or more'
     )
 
 
 def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) -> BatchShapes:
-  """The longest batch that ``batches.make_batches`` makes; see ``Method.shapes``.
+  """The longest batch of ``batches.make_batches``; see ``Method.shapes``.
 
   Raises:
     InputError: its shapes depend on the data.
   """
   if config.corpus_negatives < 0:
     raise InputError(
-      'config.corpus_negatives: -1 keeps the whole corpus on every device, and its size is not '
-      'known without data; plan with a number of passages'
+      'config.corpus_negatives: -1 puts the corpus on every device; a plan needs its number of '
+      'passages'
     )
   section = config.data
   size, candidates = config.batch_size * config.accumulate, 1 + config.negatives
@@ -459,14 +408,14 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
 
 
 def dev_measures(config: ConfigDict, *others: str) -> list[str]:
-  """``config.eval.measure`` and others. Raises InputError for one that is unknown."""
+  """``config.eval.measure`` and others. Raises InputError for an unknown one."""
   names = list(dict.fromkeys([config.eval.measure, *others]))
-  measures.parse_measures(names)  # before the training, and not at its first evaluation
+  measures.parse_measures(names)  # before the training
   return names
 
 
 def of_queries(metrics: measures.Metrics, measure: str) -> dict[str, np.ndarray]:
-  """``Scores.values`` of a ranking: the measure's value of each query."""
+  """``Scores.values`` of a ranking."""
   return {'': np.array(list(metrics['per_query'][measure].values()))}
 
 
@@ -478,31 +427,10 @@ def shorten(ids: Sequence[str]) -> str:
 _MEASURES = ('nDCG@10', 'RR@10', 'R@100')
 
 
-def frozen_scores(ranking: 'Ranking', known: query_only.Vectors | None = None) -> Scores:
-  """The scores of the encoder as `dprjax.encode` runs it without a prompt.
-
-  Process 0 measures them; the values of single queries are there alone.
-
-  Args:
-    ranking: of the dev split.
-    known: the passages' vectors, where they were made for this training.
-  """
-  found = Scores({}, {})
-  if jax.process_index() == 0:
-    data = ranking.data
-    encoder = Frozen(data.config, data.workdir, ranking.tokenizer)
-    texts = ranking.texts()
-    made = {} if encoder.differs('passage') else ranking.fixed(known)
-    found = ranking.measure(
-      {kind: encoder.vectors(kind, texts[kind], made.get(kind)) for kind in KINDS}
-    )
-  return found._replace(means=distributed.agree(dict(found.means)))
-
-
 def make_embedders(
   section: ConfigDict, config: ConfigDict, devices: Mesh, tokenizer: Tokenizer, model: Model
 ) -> dict[str, Embedder]:
-  """What embeds texts in evaluations, by kind, under the flat tree of parameters."""
+  """Embedders of texts by kind, under flat parameters, for evaluations."""
 
   def embed(kind: str, params: Any, *batch: jax.Array) -> jax.Array:
     return model.embed(tree.unflatten(params), kind, *batch)
@@ -519,43 +447,15 @@ def make_embedders(
   }
 
 
-def evaluation(
-  ranking: 'Ranking',
-  embedders: Mapping[str, Embedder],
-  known: query_only.Vectors | None = None,
-) -> Evaluate:
-  """Exact search for the dev queries in the corpus, or in a sample of it.
-
-  Under a prompt for queries only, ``known`` has the passages of the training split.
-  """
-  if ranking.limited and jax.process_index() == 0:
-    logger.info(
-      'dev scores rank %s of %s passages, those of the dev queries and a sample '
-      '(config.eval.corpus_limit): in the whole corpus they are lower',
-      f'{len(ranking.passage_ids):,}',
-      f'{ranking.total:,}',
-    )
-  columns = ranking.columns()
-  fixed = ranking.fixed(known)
-
-  def evaluate(params: Mapping[str, jax.Array]) -> Scores:
-    vectors = ranking.embed(embedders, params, columns, fixed)
-    if known is not None:
-      fixed['passage'] = vectors['passage']
-    return ranking.measure(vectors)
-
-  return evaluate
-
-
 class Ranking:
-  """The dev queries, the passages that are searched for them, and what is measured.
+  """The dev queries and the passages that are searched for them.
 
   Attributes:
-    data, tokenizer: of which it is.
-    query_ids, passage_ids: what is ranked.
-    rows: by kind, their tokens.
+    data, tokenizer: see `__init__`.
+    query_ids, passage_ids: of the texts.
+    rows: their tokens by kind.
     total: passages of the corpus.
-    cut: by kind, how many texts of the split are too long, and of how many.
+    cut: by kind, (texts that were cut, all texts) of the split.
   """
 
   def __init__(
@@ -565,17 +465,19 @@ class Ranking:
     wanted: Sequence[str],
     whole: bool = False,
     number: int | None = None,
+    known: query_only.Vectors | None = None,
   ):
-    """Opens the dev split or, where folds are made, all training queries.
+    """Opens the dev split or, with folds, all training queries.
 
     Args:
-      data, tokenizer: see above.
+      data, tokenizer: the data set, and the backbone's tokenizer.
       wanted: measures.
-      whole: whether the whole corpus is searched, whatever ``config.eval.corpus_limit`` says.
-      number: of the task, where ``Model.embed`` takes it.
+      whole: whether to ignore ``config.eval.corpus_limit``.
+      number: of the task, if ``Model.embed`` takes it.
+      known: with a prompt for queries only, the vectors of the training split's passages.
     """
     self.data, self.tokenizer, self._wanted, config = data, tokenizer, wanted, data.config
-    self._number = number
+    self._number, self._known = number, known
     self._source = data.dev or data.train
     name = 'train' if data.dev is None else 'dev'
     self._tokens = tokens = data.open_store(name, self._source, tokenizer)
@@ -585,7 +487,7 @@ class Ranking:
     query_rows = tokens.query_rows(queries)
     passages = np.arange(tokens.num_passages)
     if not whole and 0 < config.eval.corpus_limit < len(passages):
-      # The dev queries' own passages (which may exceed the limit) and others drawn at random.
+      # The dev queries' own passages (which may exceed the limit) and a random sample.
       own = np.unique(np.concatenate([row.relevant for row in query_rows]))
       drawn = np.random.default_rng(config.seed).choice(
         np.setdiff1d(passages, own), max(config.eval.corpus_limit - len(own), 0), replace=False
@@ -600,11 +502,6 @@ class Ranking:
       'passage': tokens.passage_tokens(passages),
     }
 
-  @property
-  def limited(self) -> bool:
-    """Whether a part of the corpus is searched."""
-    return len(self.passage_ids) < self.total
-
   def texts(self) -> dict[str, list[str]]:
     """The texts by kind."""
     dataset = sources.load_dataset(self._source)
@@ -616,8 +513,9 @@ class Ranking:
       'passage': [passages[id_] for id_ in self.passage_ids],
     }
 
+  @functools.cached_property
   def columns(self) -> dict[str, tuple[np.ndarray, ...]]:
-    """What an embedder takes beside tokens and mask."""
+    """Arguments of ``Model.embed`` after the mask, by kind."""
     if self._number is not None:
       sizes = {'query': len(self.query_ids), 'passage': len(self.passage_ids)}
       return {kind: (np.full(size, self._number, np.int32),) for kind, size in sizes.items()}
@@ -626,26 +524,81 @@ class Ranking:
       return dict.fromkeys(KINDS, ())
     return {'query': (numbers['query'],), 'passage': (numbers['passage'][self._passages],)}
 
-  def fixed(self, known: query_only.Vectors | None) -> dict[str, np.ndarray]:
-    """Vectors that no step changes."""
+  @functools.cached_property
+  def fixed(self) -> dict[str, np.ndarray]:
+    """Vectors that no step changes, by kind."""
     corpus = sources.locate(self._source)['corpus']
-    if known is None or sources.locate(self.data.train)['corpus'] != corpus:
+    if self._known is None or sources.locate(self.data.train)['corpus'] != corpus:
       return {}
-    return {'passage': known.of_ids(self.passage_ids)}
+    return {'passage': self._known.of_ids(self.passage_ids)}
 
   def embed(
-    self,
-    embedders: Mapping[str, Embedder],
-    params: Mapping[str, jax.Array],
-    columns: Mapping[str, tuple[np.ndarray, ...]],
-    fixed: Mapping[str, np.ndarray],
+    self, embedders: Mapping[str, Embedder], params: Mapping[str, jax.Array]
   ) -> dict[str, np.ndarray]:
     """The vectors by kind."""
-    return dict(fixed) | {
-      kind: embedders[kind](params, self.rows[kind], columns=columns[kind])
+    return dict(self.fixed) | {
+      kind: embedders[kind](params, self.rows[kind], columns=self.columns[kind])
       for kind in KINDS
-      if kind not in fixed
+      if kind not in self.fixed
     }
+
+  def evaluation(self, embedders: Mapping[str, Embedder]) -> Evaluate:
+    """Exact search for the dev queries in the corpus, or in a sample of it."""
+    if len(self.passage_ids) < self.total and jax.process_index() == 0:
+      logger.info(
+        'dev scores rank %s of %s passages (config.eval.corpus_limit): those of the dev queries '
+        'and a sample; in the whole corpus they are lower',
+        f'{len(self.passage_ids):,}',
+        f'{self.total:,}',
+      )
+
+    def evaluate(params: Mapping[str, jax.Array]) -> Scores:
+      vectors = self.embed(embedders, params)
+      if self._known is not None:
+        self.fixed['passage'] = vectors['passage']
+      return self.measure(vectors)
+
+    return evaluate
+
+  def frozen(self) -> Scores:
+    """Scores of the encoder as `dprjax.encode` runs it without a prompt.
+
+    Process 0 measures them; only it has the values of single queries.
+    """
+    found = Scores({}, {})
+    if jax.process_index() == 0:
+      encoder, texts = self._frozen_encoder, self.texts()
+      made = {} if encoder.differs('passage') else self.fixed
+      found = self.measure(
+        {kind: encoder.vectors(kind, texts[kind], made.get(kind)) for kind in KINDS}
+      )
+    return found._replace(means=distributed.agree(dict(found.means)))
+
+  def whole(
+    self, embedders: Mapping[str, Embedder], params: Mapping[str, jax.Array], seconds: float
+  ) -> tuple[Scores, Scores] | None:
+    """Baseline scores and scores; None if encoding would take longer than ``seconds``."""
+    # How many times passages are encoded: under the parameters, and by the frozen encoder.
+    encoder, times = self._frozen_encoder, 0.0 if self.fixed else 1.0
+    if not self.fixed or encoder.differs('passage'):
+      longest = self.data.section.passage_max_length
+      times += max(encoder.spec.max_length('passage') / longest, 1)
+    if times:
+      tokens, count = self.rows['passage'], self.data.config.eval.batch_size
+      some = np.unique(np.linspace(0, len(tokens) - 1, count).astype(int))
+      columns = [column[some] for column in self.columns['passage']]
+      for _ in range(2):  # the first time compiles
+        began = time.monotonic()
+        embedders['passage'](params, [tokens[i] for i in some], columns=columns)
+        took = time.monotonic() - began
+      if distributed.agree(times * took * len(tokens) / len(some) > seconds):
+        return None
+    vectors = self.embed(embedders, params)
+    return self.frozen(), self.measure(vectors)
+
+  @property
+  def _frozen_encoder(self) -> Frozen:
+    return Frozen(self.data.config, self.data.workdir, self.tokenizer)
 
   def measure(self, vectors: Mapping[str, np.ndarray]) -> Scores:
     """The measures of an exact search."""

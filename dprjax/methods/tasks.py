@@ -267,14 +267,14 @@ class _Tasks:
     if self.form == 'pairs':
       return pair_data.ranking(data, shared, tokenizer, [task.measure], number)
     ranking = retrieval_data.Ranking(data, tokenizer, [task.measure], number=number)
-    return retrieval_data.evaluation(ranking, shared)
+    return ranking.evaluation(shared)
 
   def _frozen(self, tokenizer: Tokenizer) -> Scores:
     found = []
     for task in self.tasks:
       assert isinstance(task.data, Retrieval)
       ranking = retrieval_data.Ranking(task.data, tokenizer, [task.measure])
-      found.append(retrieval_data.frozen_scores(ranking))
+      found.append(ranking.frozen())
       encoder = frozen.Frozen(self.config, task.data.workdir, tokenizer)
       for line in encoder.describe(ranking.cut) if jax.process_index() == 0 else ():
         logger.info('%s: %s', task.name, line)
