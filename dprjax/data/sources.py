@@ -14,7 +14,6 @@ refused, if strict), and a passage without text stays but is never a positive.
 
 import copy
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -32,8 +31,9 @@ from dprjax.formats.texts import Passage, Query
 FORMATS = ('beir', 'msmarco', *examples.FORMATS)
 WITH_CATEGORIES = ('beir', 'arxiv')
 
-_KEPT_BYTES = 1 << 29  # of files that are read once and kept; longer ones are read each time
-_COMPRESSION = 4  # times that a compressed file may grow
+_LARGEST_KEPT = 1 << 29  # bytes of files whose content is kept in memory
+_KEPT_BYTES = 1 << 30  # of all content that is kept
+_COMPRESSION = 4  # assumed growth of a compressed file
 _COLLECTIONS = ('collection.tsv', 'psgs_w100.tsv')
 
 _EMPTY_PASSAGES = 'passages without text: kept, never a positive'
@@ -314,28 +314,34 @@ def _read_corpus(format: str, path: epath.Path) -> list[Passage]:
   return list(_parse_passages(format, path))
 
 
-def _once(read: Callable[..., Any], format: str, *paths: epath.Path) -> Any:
-  """What ``read`` makes of files, from memory if it was asked for before, and they are not long.
+_content: dict[tuple[Any, ...], tuple[int, Any]] = {}  # estimated bytes and content, oldest first
 
-  A training asks for its files again for the dev split, the baseline and each fold.
+
+def _once(read: Callable[..., Any], format: str, *paths: epath.Path) -> Any:
+  """The content of files, kept in memory for the dev split, the baseline and each fold.
+
+  The least recently used content is dropped when all of it exceeds ``_KEPT_BYTES``.
   """
   if not _fit(*paths):
     return read(format, *paths)
-  return _known_content(read, format, paths, tuple(map(provenance.identity, paths)))
-
-
-@functools.lru_cache(maxsize=16)
-def _known_content(read: Callable[..., Any], format: str, paths: Any, _: object) -> Any:
-  return read(format, *paths)
+  key = read, format, paths, tuple(map(provenance.identity, paths))
+  found = _content.pop(key, None) or (_size(*paths), read(format, *paths))
+  _content[key] = found
+  while sum(size for size, _ in _content.values()) > _KEPT_BYTES:
+    del _content[next(iter(_content))]
+  return found[1]
 
 
 def _fit(*paths: epath.Path) -> bool:
-  """Whether memory may hold what these files have."""
-  sizes = [
+  return _size(*paths) <= _LARGEST_KEPT
+
+
+def _size(*paths: epath.Path) -> int:
+  """Estimated bytes of the files' text."""
+  return sum(
     path.stat().length * (_COMPRESSION if path.suffix in reading.COMPRESSED else 1)
     for path in paths
-  ]
-  return sum(sizes) <= _KEPT_BYTES
+  )
 
 
 def _read_categories(format: str, path: epath.Path) -> dict[str, tuple[str, ...]]:

@@ -9,8 +9,10 @@ import os
 import shutil
 
 import pytest
+from etils import epath
 
 from dprjax.base import reading
+from dprjax.data import sources
 from dprjax.data.sources import Source, detect_format, load_dataset
 from dprjax.formats.texts import read_texts
 from tests.refusals import refused
@@ -546,3 +548,22 @@ def test_pipes_are_not_opened(tmp_path):
   for path in (tmp_path, tmp_path / 'train.jsonl'):
     with refused('train.jsonl'):
       read(path)
+
+
+def test_kept_content_is_bounded(tmp_path, monkeypatch):
+  """Of three files, each half of the limit, the one not used for longest is dropped."""
+  reads = []
+
+  def read(format, path):
+    reads.append(path.name)
+    return [path.read_text()]
+
+  paths = [epath.Path(tmp_path / name) for name in 'abc']
+  for path in paths:
+    path.write_text(path.name * 50)
+  monkeypatch.setattr(sources, '_KEPT_BYTES', 100)
+  monkeypatch.setattr(sources, '_content', {})
+  a, b, c = paths
+  for path in (a, b, a, c, a, b):
+    assert sources._once(read, 'beir', path) == [path.name * 50]
+  assert reads == ['a', 'b', 'c', 'b']
