@@ -4,11 +4,16 @@
       --config.data.dir=corpus.jsonl,more.txt
     python -m dprjax.export --workdir=runs/condenser --out=backbone
 
-Arguments: `condenser` (the default), `cocondenser` (best started from a Condenser,
---config.backbone.path=backbone), `ict` (the inverse cloze task), `mlm` (plain masked language
-modelling), and `local` after any of them. `cocondenser,sentence` draws sentences in place of spans:
-DPTDR's Table 7 compares these two. `--config.backbone.path=scratch:mini` starts from random
-weights and trains a vocabulary on the text.
+Arguments:
+
+- `condenser` (the default)
+- `cocondenser`, best from a Condenser, --config.backbone.path=backbone; `cocondenser,sentence`
+  draws sentences in place of spans (DPTDR's Table 7 compares the two)
+- `ict`, the inverse cloze task
+- `mlm`, masked language modelling only
+- `local` after any of them: a small trial
+
+`--config.backbone.path=scratch:mini` starts from random weights and a vocabulary of the text.
 """
 
 from dprjax.runtime import config as defaults
@@ -18,7 +23,7 @@ def get_config(arg: str = 'condenser'):
   recipes = ('condenser', 'cocondenser', 'ict', 'mlm', 'local')
   recipe, rest = defaults.split_argument(__file__, arg, recipes, ('local', 'sentence'))
   if 'sentence' in rest and recipe != 'cocondenser':
-    raise ValueError(f'configs/condenser.py:{arg}: sentence may follow cocondenser alone')
+    raise ValueError(f'configs/condenser.py:{arg}: sentence may only follow cocondenser')
   local = 'local' in (recipe, *rest)
   if recipe == 'local':
     recipe = 'condenser'
@@ -40,7 +45,7 @@ def get_config(arg: str = 'condenser'):
     c.pretrain.views, c.pretrain.unit = 'siblings', 'sentence' if 'sentence' in rest else 'span'
     c.batch_size, c.grad_cache = 2048, 32
   elif recipe == 'ict':
-    # Lee et al. 2019: 4,096 sentences against as many passages, contrastive alone.
+    # Lee et al. 2019: 4,096 sentences against as many passages, contrastive only.
     c.trainable = ('backbone/.*',)
     c.pretrain.views, c.pretrain.mlm_weight = 'ict', 0.0
     c.pretrain.max_length = 256

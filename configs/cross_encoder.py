@@ -6,12 +6,15 @@
     python -m dprjax.rerank --backbone=reranker --run=bm25.trec --queries=... --corpus=... \\
       --out=reranked.trec
 
-Arguments: `msmarco` (the default: localized contrastive estimation as Gao, Dai and Callan 2021
-train it), `beir` (any BEIR folder with a train split, from a small sentence encoder), and `local`
-in place of or after either: seconds on a CPU, with nothing to download.
-`--config.cross_encoder.loss=pointwise` is monoBERT's loss. Negatives are random passages;
-`--config.data.mined_negatives=mined.jsonl` brings mined ones. `--config.backbone.path` may be a
-cross-encoder: its head is trained further.
+Arguments:
+
+- `msmarco` (the default): localized contrastive estimation (Gao, Dai and Callan 2021)
+- `beir`: any BEIR folder with a train split, from a small sentence encoder
+- `local` in place of or after either: seconds on a CPU, without downloads
+
+`--config.cross_encoder.loss=pointwise` is monoBERT's loss. Negatives are random passages, or
+`--config.data.mined_negatives=mined.jsonl`. A cross-encoder as `--config.backbone.path` keeps its
+head.
 """
 
 from dprjax.runtime import config as defaults
@@ -26,8 +29,7 @@ def get_config(arg: str = 'msmarco'):
   c.optim.weight_decay = 0.01
   c.eval.batch_size = 128
   if recipe in ('msmarco', 'local'):
-    # The released code of LCE: groups of 8, 512 tokens, 2 epochs at 1e-5. Its 4 queries a step are
-    # 8 here, for machines of 8 devices.
+    # The released code of LCE, with 8 queries a step, for 8 devices, in place of 4.
     c.backbone.path = 'bert-base-uncased'
     c.negatives = 7
     c.batch_size = 8

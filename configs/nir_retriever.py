@@ -9,31 +9,27 @@
 
 The first argument says what is trained:
 
-- `mdm=TASK`: the prompt of a task, on a frozen backbone (the matching description module)
-- `emm` (the default): the backbone on all tasks, under the prompts that
-  --config.tasks.TASK.prompt names; `emm=TASK+TASK` on these alone
-- `adapt=TASK`: a new task from 32 + 32 examples; its prompt is a weighted sum of those beside the
-  backbone, an export of `emm`
-- `ft`, `ft=TASK+TASK`: the baseline, fine-tuning without prompts and templates, of one task or
-  several
+- `mdm=TASK`: a task's prompt, on a frozen backbone (matching description module)
+- `emm` (the default), `emm=TASK+TASK`: the backbone, with prompts --config.tasks.TASK.prompt
+- `adapt=TASK`: a new task from 32 + 32 examples; its prompt is a weighted sum of those in an `emm`
+  export
+- `ft`, `ft=TASK+TASK`: the baseline, fine-tuning without prompts and templates
 
-Tasks are `retrieval`, `qa` and `dialogue`, or, where they are named, any of your own. Then may
-follow
+Tasks are `retrieval`, `qa` and `dialogue` by default; name others freely. Words that may follow:
 
-- `continuous` (the default: learned vectors) or `manual` (the words of the paper's Table 1; nothing
-  is trained before `emm`, which takes no prompt files)
-- after `ft`: `mark` (the task's name before each text); `mask` (the vector at [MASK], as with
-  prompts, and not at [CLS])
-- after `adapt`: `unfused` (a fresh prompt), `frozen` (the backbone is not trained)
-- `paper`: the settings of the paper, as far as it or the released code names them
-- `local`: a small trial with nothing to download
+- `continuous` (the default: learned vectors) or `manual` (the words of the paper's Table 1; begin
+  with `emm`, without prompt files)
+- after `ft`: `mark` (the task's name before each text), `mask` (the vector at [MASK], not at [CLS])
+- after `adapt`: `unfused` (a fresh prompt), `frozen` (a frozen backbone)
+- `paper`: the settings of the paper or its released code
+- `local`: a small trial without downloads
 """
 
 from dprjax.runtime import config as defaults
 
 TASKS = ('retrieval', 'qa', 'dialogue')
 KINDS = ('continuous', 'manual')
-# In place of the training data with `local`: packages whose docstrings are read.
+# With `local`: packages whose docstrings are the training data.
 PACKAGES = {
   'retrieval': 'email,http',
   'qa': 'json,logging,asyncio',
@@ -41,10 +37,10 @@ PACKAGES = {
   'paraphrase': 'email,json',
   'inference': 'http,logging',
 }
-# Of the weights of fused prompts; the dev split chooses one. At 1e-3, the rate of prompts, the few
-# updates of a new task leave the weights at 1/K.
+# Learning rates of the weights of a sum; the dev split chooses. At 1e-3, as for prompts, a few
+# updates would leave the weights at 1/K.
 WEIGHT_RATES = {'rate01': 0.01, 'rate05': 0.05, 'rate20': 0.2}
-# All of a backbone but the word embeddings, to which the masked-LM head's output is tied.
+# Word embeddings are tied to the output of the masked-LM head.
 BACKBONE = r'backbone/(?!embeddings/word/).*'
 
 
@@ -96,7 +92,7 @@ def split(file, arg, known, kinds):
 
 
 def recipe(what, names, rest):
-  """What both stages have in common."""
+  """The config that both stages share."""
   c = defaults.default()
   c.task = names[0] if len(names) == 1 else what
   for name in names:
@@ -113,7 +109,7 @@ def recipe(what, names, rest):
   c.eval.measure, c.eval.patience = 'mean', 3
   c.data.query_max_length, c.data.passage_max_length = 64, 128
   c.eval.corpus_limit = 5000
-  c.eval.skip_saturated = what != 'mdm'  # a prompt is needed even where there is nothing to gain
+  c.eval.skip_saturated = what != 'mdm'  # the prompt is needed anyway
   c.backbone.dropout = 0.0
   c.optim.learning_rate = 1e-3 if what == 'mdm' else 5e-5
   c.trainable = {
@@ -126,11 +122,11 @@ def recipe(what, names, rest):
     c.adapt.fusion = 'unfused' not in rest
     if 'frozen' in rest:
       c.trainable = ('prompt/.*',)
-    # 32 that match and 32 that do not: queries with a negative each, or pairs of each label.
+    # 32 positive and 32 negative: queries with a negative each, or pairs of each label.
     c.tasks[names[0]].data.max_queries = 32
     c.epochs = 10.0
   if 'paper' in rest:
-    # The released code's numbers, as the text of the paper lost its own.
+    # From the released code; the text of the paper lacks the numbers.
     c.backbone.path = 'bert-base-uncased'
     c.backbone.dropout = -1.0
     c.optim.learning_rate = 1e-5
@@ -139,7 +135,7 @@ def recipe(what, names, rest):
     c.data.query_max_length, c.data.passage_max_length = 64, 256
   if what == 'adapt':
     rate = c.optim.learning_rate
-    # A fresh prompt at the rate of prompts; the weights of a sum, which start at 1/K, at their own.
+    # Weights of a sum start at 1/K and need a higher rate than fresh prompts.
     fresh = rate if 'paper' in rest else 1e-3
     others = ((r'prompt/.*', fresh / rate), (r'.*', 1.0))
     several = {
@@ -154,7 +150,7 @@ def recipe(what, names, rest):
 
 
 def finish(c, rest):
-  """With `local`: a tiny backbone, and docstrings in place of every task's data."""
+  """With `local`: a tiny backbone, and docstrings as data of every task."""
   if 'local' not in rest:
     return c
   c = defaults.local(c)

@@ -5,11 +5,14 @@
     python -m dprjax.export --workdir=runs/rip --out=backbone
 
 This trains a backbone on plain text: two sentences of a passage find each other in the batch.
-Arguments: `sentence` (the default), `span` (two spans instead; Table 7 compares the two under
-coCondenser, see configs/condenser.py), `prompt` (Table 6: a prompt in place of BERT-base, which is
-frozen), `msmarco` or `nq` (the paper's numbers of epochs), and `local` after any of them.
-`--config.backbone.path=scratch:mini` starts from random weights and trains a vocabulary on the
-text.
+Arguments:
+
+- `sentence` (the default), or `span` (Table 7 compares the two, see configs/condenser.py)
+- `prompt`: a prompt for a frozen BERT-base (Table 6)
+- `msmarco` or `nq`: the paper's numbers of epochs
+- `local`: a small trial
+
+`--config.backbone.path=scratch:mini` starts from random weights and a vocabulary of the text.
 """
 
 from dprjax.runtime import config as defaults
@@ -36,9 +39,8 @@ def get_config(arg: str = 'sentence'):
   c.optim.learning_rate, c.optim.weight_decay = 1e-4, 0.01
   c.data.format = 'corpus'
   if 'prompt' in words:
-    # Table 6: BERT-base, P = 32, no reparametrisation. The MLM head is trained too, so that a fresh
-    # one does not mislead the prompt, and at the rate of whole models: a prompt's would wreck it.
-    # The prompt alone is exported.
+    # Table 6: BERT-base, P = 32, no reparametrisation. The MLM head is trained too, since a fresh
+    # one would mislead the prompt; at the rate of whole models, since a higher one would wreck it.
     c.backbone.path = 'bert-base-uncased'
     c.trainable = ('prompt/.*', 'head/.*')
     c.prompt.length = 32

@@ -4,11 +4,13 @@
     python -m dprjax.train --config=configs/topic_dpr.py --workdir=runs/topics \\
       --config.data.dir=papers --config.data.dev_split=dev --config.topics.path=topics.npz
 
-Documents have a title (the query), an abstract (the passage) and categories. Arguments: `topic`
-(the default), or a baseline with the same positives: `dptdr` (one ordinary prompt), `dpr` (none),
-`words` (none, and words of the topic before both texts) or `random_words` (any words instead);
-then `frozen` (the default of those with a prompt) or `tuned` (the backbone is trained too); `docs`
-(docstrings of Python packages, whose categories are package and module); `local`: a small trial.
+Documents have a title (the query), an abstract (the passage) and categories. Arguments:
+
+- `topic` (the default), or a baseline with the same positives: `dptdr` (one ordinary prompt), `dpr`
+  (none), `words` (none, but words of the topic before both texts), `random_words` (other words)
+- `frozen` (the default with a prompt) or `tuned` (the backbone is trained too)
+- `docs`: docstrings of Python packages; categories are package and module
+- `local`: a small trial
 """
 
 from dprjax.runtime import config as defaults
@@ -44,7 +46,7 @@ def get_config(arg: str = 'topic'):
   c.epochs = 1.0
   c.data.format, c.data.categories, c.data.hold_out = 'auto', True, 0.1
   c.data.query_max_length, c.data.passage_max_length = 16, 48
-  # What it trains for: the passages of a title's categories.
+  # Retrieval of passages that share a category with the title.
   c.eval.measure = 'nAP@10'
   c.eval.corpus_limit = 1000
   c.optim.learning_rate = 7e-3 if recipe == 'dptdr' else 1e-3

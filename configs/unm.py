@@ -3,9 +3,9 @@
     python -m dprjax.pipeline --config=configs/unm.py:beir --workdir=runs/unm --config.data.dir=DIR
 
 BM25 -> a first prompt -> mining -> a cross-encoder -> denoising -> a second prompt -> evaluation.
-The argument is a recipe of configs/dptdr.py (`beir`, the default, `scifact`, `medquad`), with `ft`
-for configs/ft.py in its place (`unm.py:medquad,ft`), and `local`: minutes on a CPU, on docstrings.
-`config.retriever` and `config.reranker` are whole experiments of dprjax.train:
+The argument is a recipe of configs/dptdr.py (`beir`, the default, `scifact`, `medquad`), then `ft`
+for configs/ft.py instead (`unm.py:medquad,ft`), or `local`: minutes on a CPU, on docstrings.
+`config.retriever` and `config.reranker` are experiments of dprjax.train:
 `--config.retriever.optim.learning_rate=3e-3`.
 """
 
@@ -23,7 +23,7 @@ def get_config(arg: str = 'beir'):
     raise ValueError(
       f'configs/unm.py:{arg}: {", ".join(sorted(unknown))}? only ft and local may follow {recipe}'
     )
-  # For both sides: mined negatives are no part of a recipe that has the whole corpus as negatives.
+  # Both sides: the query-only recipe has the whole corpus as negatives, not mined ones.
   both = [] if retriever == 'ft' else ['both']
   within = ','.join(dict.fromkeys([recipe, *both, *(['local'] if local else [])]))
   c = ml_collections.ConfigDict()
