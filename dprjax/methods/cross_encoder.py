@@ -31,6 +31,7 @@ from dprjax.methods.method import (
   BatchShapes,
   Data,
   Evaluate,
+  Loss,
   Method,
   Model,
   Params,
@@ -97,9 +98,7 @@ def build(
       model, params['backbone'], params['head']['classifier'], *pair[:3], options=options
     )[:, None]
 
-  def loss(
-    params: Params, batch: Batch, key: Array | None
-  ) -> tuple[Float[Array, ''], dict[str, Array]]:
+  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     pairs = 'label' in batch
 
     def score(rows: Any, key: Array | None) -> tuple[Float[Array, 'B C'], tuple[()]]:

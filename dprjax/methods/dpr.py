@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, distillation, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, BatchShapes, Method, Model, Params, Texts
+from dprjax.methods.method import Batch, BatchShapes, Loss, Method, Model, Params, Texts
 from dprjax.models.encoder_config import EncoderConfig
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ def build(
   contrastive.check_lengths(config.matryoshka, model.vector_size)
   encoders = dual_encoder.build(config, model, devices)
 
-  def loss(
-    params: Params, batch: Batch, key: Array | None
-  ) -> tuple[Float[Array, ''], dict[str, Array]]:
+  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     keys = kind_keys(key)
     adapters = {
       kind: dual_encoder.batch_dropout(config, adapter, keys[kind])
@@ -82,7 +80,7 @@ def contrast(
   columns: Sequence[str] = (),
   corpus: contrastive.Corpus | None = None,
   frozen: Encode | None = None,
-) -> tuple[Float[Array, ''], dict[str, Array]]:
+) -> Loss:
   """InfoNCE over the global batch, encoded in chunks, and its metrics.
 
   Args:

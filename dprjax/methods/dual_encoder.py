@@ -56,11 +56,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
   Raises:
     InputError: an option has an invalid value.
   """
-  if config.prompt.dropout_scope not in ('example', 'batch'):
-    raise InputError(
-      "config.prompt.dropout_scope: expected 'example' or 'batch', not "
-      f'{config.prompt.dropout_scope!r}'
-    )
   check_pooling(config, model)
   splits = () if devices is None else mesh.activations(devices)
   options = EncoderOptions.from_config(config.backbone, *splits)

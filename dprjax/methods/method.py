@@ -38,6 +38,8 @@ _PACKAGE = 'dprjax.methods'
 
 Params = Mapping[str, Any]
 Batch = Mapping[str, Array]
+Loss = tuple[Float[Array, ''], dict[str, Array]]
+"""The loss and its metrics."""
 
 
 class Scores(NamedTuple):
@@ -101,7 +103,7 @@ class Model(NamedTuple):
   """
 
   init: Callable[[Parts, Array], dict[str, Any]]
-  loss: Callable[[Params, Batch, Array | None], tuple[Float[Array, ''], dict[str, Array]]]
+  loss: Callable[[Params, Batch, Array | None], Loss]
   embed: Callable[..., Float[Array, 'B H']]
   shown: Mapping[str, str]
   baseline: Callable[[Mapping[str, Array]], Mapping[str, Array]] = as_it_begins

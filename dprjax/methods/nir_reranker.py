@@ -19,7 +19,7 @@ from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
 from dprjax.methods import dual_encoder, nir_prompt
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, Model, Params, Parts
+from dprjax.methods.method import Batch, Loss, Model, Params, Parts
 from dprjax.models import heads, segments
 from dprjax.models.adapters.template import LearnedTokens
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
@@ -82,9 +82,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def score(logits: Float[Array, 'n V']) -> Float[Array, ' n']:
     return heads.answer_score(logits, yes, no, config.template.score)
 
-  def loss(
-    params: Params, batch: Batch, key: Array | None
-  ) -> tuple[Float[Array, ''], dict[str, Array]]:
+  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     table = prompts.table(params)
 
     def judge(rows: Any, key: Array | None) -> tuple[tuple[Array, Array, Array], tuple[()]]:

@@ -17,7 +17,7 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
 from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dpr, nir_prompt
-from dprjax.methods.method import Batch, Model, Params, Parts
+from dprjax.methods.method import Batch, Loss, Model, Params, Parts
 from dprjax.models import segments
 from dprjax.models.adapters import template
 from dprjax.models.adapters.template import LearnedTokens
@@ -72,9 +72,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     )
     return segments.vectors(model, params['backbone'], templates, kind, filled, hidden, spec)
 
-  def loss(
-    params: Params, batch: Batch, key: Array | None
-  ) -> tuple[Float[Array, ''], dict[str, Array]]:
+  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     encode_rows = functools.partial(encode, params, prompts.table(params))
     value, metrics = dpr.contrast(config, devices, encode_rows, batch, key, ('task',))
     return value, metrics | prompts.weights(params)

@@ -39,6 +39,7 @@ from dprjax.methods.method import (
   Batch,
   BatchShapes,
   Data,
+  Loss,
   Method,
   Model,
   Params,
@@ -200,9 +201,7 @@ def build(
         sums = sums._replace(head=head_loss, right=right)
     return vectors_of(params, late, mask), sums
 
-  def loss(
-    params: Params, batch: Batch, key: Array | None
-  ) -> tuple[Float[Array, ''], dict[str, Array]]:
+  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     if key is None:
       raise ValueError('a key is needed: the masks are drawn from it')
     vectors, same, total = {}, {}, _Sums(*(jnp.zeros((), jnp.float32),) * 4)
@@ -305,60 +304,48 @@ def find(
   def read() -> Iterator[str]:
     return (document.text for document in read_documents(paths, Report()))
 
-  return Texts(
-    read,
-    functools.partial(_open, section, config, workdir, devices, paths),
-    {
-      f'text {number} ({path.name})': path
-      for number, path in enumerate(find_files(paths, Report()), start=1)
-    },
-  )
+  def open_store(tokenizer: Tokenizer, model: EncoderConfig) -> Data:
+    knobs = config.pretrain
+    dual_encoder.check_length(config, model, 'config.pretrain.max_length', knobs.max_length)
+    folder = epath.Path(section.store) if section.store else workdir / 'store'
+    texts = documents.build_documents(
+      paths,
+      tokenizer,
+      folder / 'documents',
+      passage_length=knobs.passage_length,
+      language=knobs.language,
+      process_index=jax.process_index(),
+    )
+    update = config.batch_size * config.accumulate
+    rank, count = mesh.batch_rank(devices)
+    dataset, eligible = views.make_view_batches(
+      texts,
+      tokenizer,
+      batch_size=update,
+      views=knobs.views,
+      unit=knobs.unit,
+      span_length=knobs.span_length,
+      max_length=knobs.max_length,
+      buckets=knobs.buckets,
+      seed=config.seed,
+      process_index=rank,
+      process_count=count,
+    )
 
+    def ids(batch: Mapping[str, np.ndarray]) -> str:
+      return f'passages {shorten(texts.passage_ids(np.asarray(batch["passage_index"])))}'
 
-def _open(
-  section: ConfigDict,
-  config: ConfigDict,
-  workdir: epath.Path,
-  devices: Mesh,
-  paths: list[epath.Path],
-  tokenizer: Tokenizer,
-  model: EncoderConfig,
-) -> Data:
-  knobs = config.pretrain
-  dual_encoder.check_length(config, model, 'config.pretrain.max_length', knobs.max_length)
-  folder = epath.Path(section.store) if section.store else workdir / 'store'
-  texts = documents.build_documents(
-    paths,
-    tokenizer,
-    folder / 'documents',
-    passage_length=knobs.passage_length,
-    language=knobs.language,
-    process_index=jax.process_index(),
-  )
-  update = config.batch_size * config.accumulate
-  rank, count = mesh.batch_rank(devices)
-  dataset, eligible = views.make_view_batches(
-    texts,
-    tokenizer,
-    batch_size=update,
-    views=knobs.views,
-    unit=knobs.unit,
-    span_length=knobs.span_length,
-    max_length=knobs.max_length,
-    buckets=knobs.buckets,
-    seed=config.seed,
-    process_index=rank,
-    process_count=count,
-  )
+    description = f'{eligible:,} of {counted(texts.num_passages, "passages")}'
+    if knobs.views != 'one':
+      negatives = 2 * update - 2 if knobs.views == 'siblings' else update - 1
+      description += f'; up to {counted(negatives, "negatives")} a text'
+    return Data(dataset, 'passages', description, ids, evaluation=None)
 
-  def ids(batch: Mapping[str, np.ndarray]) -> str:
-    return f'passages {shorten(texts.passage_ids(np.asarray(batch["passage_index"])))}'
-
-  description = f'{eligible:,} of {counted(texts.num_passages, "passages")}'
-  if knobs.views != 'one':
-    negatives = 2 * update - 2 if knobs.views == 'siblings' else update - 1
-    description += f'; up to {counted(negatives, "negatives")} a text'
-  return Data(dataset, 'passages', description, ids, evaluation=None)
+  roles = {
+    f'text {number} ({path.name})': path
+    for number, path in enumerate(find_files(paths, Report()), start=1)
+  }
+  return Texts(read, open_store, roles)
 
 
 def export(

@@ -35,6 +35,7 @@ from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
   Batch,
   BatchShapes,
+  Loss,
   Method,
   Model,
   Params,
@@ -155,9 +156,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
     return map_chunks(embed_rows, rows, key, chunks, devices)[0]
 
-  def loss(
-    params: Params, batch: Batch, key: Array | None
-  ) -> tuple[Float[Array, ''], dict[str, Array]]:
+  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     adapter = expand(params)
     keys = (None,) * 3 if key is None else tuple(jax.random.split(key, 3))
     passage_topic = batch['passage_number'][:, 0]
@@ -323,15 +322,53 @@ class Documents(retrieval_data.Retrieval):
   def assign(
     self, source: sources.Source, tokens: store.Store, tokenizer: Tokenizer
   ) -> Mapping[str, np.ndarray]:
-    """The topics of a split's texts, or the words before them; zeros without topics."""
-    if self.found is not None:
-      return assign(self.found, self.config, source, tokens, tokenizer)
-    sizes = zip(KINDS, (tokens.num_queries, tokens.num_passages), strict=True)
-    return {kind: np.zeros(size, np.int32) for kind, size in sizes}
+    """The topics of a split's texts, or the words before them; zeros without topics.
+
+    A text's own words decide its topic, also a query's: its document's topic would leak the answer.
+    Random topics follow from the id, so that a title and its abstract agree.
+    """
+    found, knobs, seed = self.found, self.config.topics, self.config.seed
+    dataset = sources.load_dataset(source)
+    numbers = {}
+    for kind, texts, ids in (
+      ('query', dataset.queries, tokens.query_ids(np.arange(tokens.num_queries))),
+      ('passage', dataset.passages, tokens.passage_ids(np.arange(tokens.num_passages))),
+    ):
+      if found is None:
+        numbers[kind] = np.zeros(len(ids), np.int32)
+        continue
+      if knobs.random_words:
+        numbers[kind] = random_words(found, tokenizer, knobs.words, ids, seed)
+        continue
+      if knobs.random_topics:
+        own = random_topics(found, ids, seed)
+      else:
+        by_id = {text.id: text.text for text in texts}
+        own = found.assign([by_id[id_] for id_ in ids])
+      if knobs.words:
+        own = word_tokens(found, tokenizer, knobs.words, 'config.topics.words')[own]
+      numbers[kind] = own
+    return numbers
 
   def relate(self, judged: Qrels, relevant: Qrels, passage_ids: Sequence[str]) -> Qrels:
-    """All passages that share a category with a query's document are relevant."""
-    return relate(self.dev or self.train, judged, relevant, passage_ids)
+    """All passages that share a category with a query's document are relevant.
+
+    The document is the passage with the query's id, or else the only relevant one. Queries without
+    a document keep their judgements.
+    """
+    categories = sources.load_dataset(self.dev or self.train).read_categories()
+    members: dict[str, list[str]] = {}
+    for id_ in passage_ids:
+      for category in categories[id_]:
+        members.setdefault(category, []).append(id_)
+    related = {}
+    for query, grades in relevant.items():
+      positives = [id_ for id_, grade in judged[query].items() if grade > 0 and id_ in categories]
+      own = [query] if query in positives else positives
+      shared = categories[own[0]] if len(own) == 1 else ()
+      others = (id_ for category in shared for id_ in members.get(category, ()))
+      related[query] = dict.fromkeys(others, 1) | grades
+    return related
 
   def check(self, tokens: store.Store) -> None:
     check_categories(tokens)
@@ -365,67 +402,8 @@ def keep(found: topics.Topics, count: int) -> topics.Topics:
   )
 
 
-def relate(
-  source: sources.Source, judged: Qrels, found: Qrels, passage_ids: Sequence[str]
-) -> Qrels:
-  """All passages that share a category with a query's document are relevant.
-
-  The document is the passage with the query's id, or else the only relevant one. Queries without a
-  document keep their judgements.
-  """
-  categories = sources.load_dataset(source).read_categories()
-  members: dict[str, list[str]] = {}
-  for id_ in passage_ids:
-    for category in categories[id_]:
-      members.setdefault(category, []).append(id_)
-  related = {}
-  for query, grades in found.items():
-    positives = [id_ for id_, grade in judged[query].items() if grade > 0 and id_ in categories]
-    own = [query] if query in positives else positives
-    others = (
-      (id_ for category in categories[own[0]] for id_ in members.get(category, ()))
-      if len(own) == 1
-      else ()
-    )
-    related[query] = dict.fromkeys(others, 1) | grades
-  return related
-
-
 def _some(texts: Iterator[str]) -> list[str]:
   return [text for text, _ in zip(texts, range(1000), strict=False)]
-
-
-def assign(
-  found: topics.Topics,
-  config: ConfigDict,
-  source: sources.Source,
-  tokens: store.Store,
-  tokenizer: Tokenizer,
-) -> Mapping[str, np.ndarray]:
-  """The topics of a split's queries and passages, or the words before them.
-
-  A text's own words decide its topic, also a query's: its document's topic would leak the answer.
-  Random topics follow from the id, so that a title and its abstract agree.
-  """
-  knobs = config.topics
-  dataset = sources.load_dataset(source)
-  numbers = {}
-  for kind, texts, ids in (
-    ('query', dataset.queries, tokens.query_ids(np.arange(tokens.num_queries))),
-    ('passage', dataset.passages, tokens.passage_ids(np.arange(tokens.num_passages))),
-  ):
-    if knobs.random_words:
-      numbers[kind] = random_words(found, tokenizer, knobs.words, ids, config.seed)
-      continue
-    if knobs.random_topics:
-      own = random_topics(found, ids, config.seed)
-    else:
-      by_id = {text.id: text.text for text in texts}
-      own = found.assign([by_id[id_] for id_ in ids])
-    if knobs.words:
-      own = word_tokens(found, tokenizer, knobs.words, 'config.topics.words')[own]
-    numbers[kind] = own
-  return numbers
 
 
 def random_words(
@@ -484,10 +462,7 @@ def export(
   )
   if config.topics.words:  # words add to the texts' length
     encoders = {
-      name: {
-        **made,
-        'spec': made['spec'].longer(config.topics.words),
-      }
+      name: {**made, 'spec': made['spec'].longer(config.topics.words)}
       for name, made in product.encoders.items()
     }
     return product._replace(encoders=encoders)

@@ -33,6 +33,7 @@ from dprjax.methods.method import (
   BatchShapes,
   Data,
   Evaluate,
+  Loss,
   Method,
   Model,
   Params,
@@ -73,9 +74,7 @@ def build(
   encode = sentences.encode_views(encoders, VIEWS, config, model, devices)
   margin = config.sections.margin
 
-  def loss(
-    params: Params, batch: Batch, key: Array | None
-  ) -> tuple[Float[Array, ''], dict[str, Array]]:
+  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     def score(anchor: Array, positive: Array, negative: Array) -> tuple[Array, Array]:
       near, far = distance(anchor, positive), distance(anchor, negative)
       value = jnp.mean(jax.nn.relu(near - far + margin))

@@ -25,6 +25,7 @@ from dprjax.methods.method import (
   BatchShapes,
   Data,
   Evaluate,
+  Loss,
   Method,
   Model,
   Params,
@@ -51,9 +52,7 @@ def build(
   encoders = dual_encoder.build(config, model, devices)
   encode = sentences.encode_views(encoders, VIEWS, config, model, devices, finish=unit)
 
-  def loss(
-    params: Params, batch: Batch, key: Array | None
-  ) -> tuple[Float[Array, ''], dict[str, Array]]:
+  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     def score(first: Array, second: Array) -> tuple[Array, Array]:
       cosine = jnp.einsum('bh,bh->b', first, second, precision=jax.lax.Precision.HIGHEST)
       error = cosine - batch['score']

@@ -447,7 +447,6 @@ def test_bfloat16_stays_close_to_float32():
   ('knob', 'value'),
   [
     ('backbone__dtype', 'float16'),
-    ('prompt__dropout_scope', 'row'),
     ('matryoshka', (16, 8)),
     ('batch_size', 1),
     ('in_batch', False),
