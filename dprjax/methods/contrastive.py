@@ -28,7 +28,7 @@ FROZEN = 'frozen_query_vectors'  # key of a batch, for the regularization
 VECTORS, ROWS = 'corpus/vectors', 'corpus/rows'  # names of constant parameters
 
 
-class Scores(NamedTuple):
+class ScoreMatrix(NamedTuple):
   """Logits of each query against each candidate; -inf where not ``allowed``."""
 
   logits: Float[Array, 'B M']
@@ -96,7 +96,7 @@ def info_nce(
   def score(block: tuple[Array, ...], _: Array | None) -> tuple[ContrastiveMetrics, tuple[()]]:
     queries, relevant, row, *bare = block
 
-    def scores(queries: Array, passages: Array) -> Scores:
+    def scores(queries: Array, passages: Array) -> ScoreMatrix:
       return info_nce_scores(
         queries,
         passages,
@@ -145,7 +145,7 @@ def row_blocks(total: int, rows: int, mesh: Mesh) -> int:
   return next(blocks for blocks in range(-(-own // rows), own + 1) if own % blocks == 0)
 
 
-def _metrics(scores: Scores) -> ContrastiveMetrics:
+def _metrics(scores: ScoreMatrix) -> ContrastiveMetrics:
   return ContrastiveMetrics(cross_entropy(scores), accuracy(scores), negatives_seen(scores))
 
 
@@ -251,7 +251,7 @@ def info_nce_scores(
   row: Int[Array, ' b'] | None = None,
   corpus: Corpus | None = None,
   query_index: Int[Array, ' B'] | None = None,
-) -> Scores:
+) -> ScoreMatrix:
   """Scores every query against the passages of the whole batch (DPTDR Eq. 2; DPR section 3.2).
 
   Column 0 of ``passages`` is each query's positive, the rest its hard negatives. Passages of other
@@ -281,7 +281,7 @@ def info_nce_scores(
     relevant_too = _among(corpus.rows, _known(passage_index, relevant, row))
     logits = jnp.concatenate([logits, more], axis=1)
     allowed = jnp.concatenate([allowed, ~relevant_too], axis=1)
-  return Scores(jnp.where(allowed, logits, -jnp.inf), target, allowed)
+  return ScoreMatrix(jnp.where(allowed, logits, -jnp.inf), target, allowed)
 
 
 def inner_products(
@@ -314,7 +314,7 @@ def nt_xent_scores(
   temperature: float = 1.0,
   row: Int[Array, ' m'] | None = None,
   keys: Int[Array, ' M'] | None = None,
-) -> Scores:
+) -> ScoreMatrix:
   """Scores M = 2 B texts, two of each passage, with one another (DPTDR Eq. 4; coCondenser Eq. 6).
 
   Each text's target is its sibling; the M - 2 others are its negatives.
@@ -334,7 +334,7 @@ def nt_xent_scores(
     theirs = jnp.take(keys, column ^ 1)[None, :]
     equal = (own == keys[None, :]) | (sibling == keys[None, :]) | (own == theirs)
     allowed &= (column[None, :] == (row ^ 1)[:, None]) | ~equal
-  return Scores(jnp.where(allowed, logits, -jnp.inf), row ^ 1, allowed)
+  return ScoreMatrix(jnp.where(allowed, logits, -jnp.inf), row ^ 1, allowed)
 
 
 def text_keys(tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T']) -> Int[Array, ' B']:
@@ -348,13 +348,13 @@ def text_keys(tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T']) -> Int[Array,
   return (sums >> np.uint32(1)).astype(jnp.int32)
 
 
-def cross_entropy(scores: Scores) -> Float[Array, ' B']:
+def cross_entropy(scores: ScoreMatrix) -> Float[Array, ' B']:
   """Negative log-likelihood of each query's positive (DPTDR Eq. 3; DPR Eq. 2)."""
   positive = jnp.take_along_axis(scores.logits, scores.target[:, None], axis=1)[:, 0]
   return jax.nn.logsumexp(scores.logits, axis=1) - positive
 
 
-def divergence(teacher: Scores, student: Scores) -> Float[Array, ' B']:
+def divergence(teacher: ScoreMatrix, student: ScoreMatrix) -> Float[Array, ' B']:
   """KL(teacher || student) of each query's softmax, in nats. Both allow the same candidates.
 
   The teacher gets no gradient.
@@ -367,13 +367,13 @@ def divergence(teacher: Scores, student: Scores) -> Float[Array, ' B']:
   return jnp.sum(jnp.exp(wanted) * gap, axis=1)
 
 
-def accuracy(scores: Scores) -> Float[Array, ' B']:
+def accuracy(scores: ScoreMatrix) -> Float[Array, ' B']:
   """1 where the positive outscores every negative in the batch, else 0."""
   positive = jnp.take_along_axis(scores.logits, scores.target[:, None], axis=1)
   is_target = jnp.arange(scores.logits.shape[1], dtype=jnp.int32)[None, :] == scores.target[:, None]
   return jnp.all((scores.logits < positive) | is_target, axis=1).astype(jnp.float32)
 
 
-def negatives_seen(scores: Scores) -> Float[Array, ' B']:
+def negatives_seen(scores: ScoreMatrix) -> Float[Array, ' B']:
   """Each query's number of negatives."""
   return jnp.sum(scores.allowed, axis=1, dtype=jnp.int32).astype(jnp.float32) - 1.0

@@ -29,7 +29,7 @@ from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
   Batch,
   BatchShapes,
-  Data,
+  DataSource,
   Evaluate,
   Loss,
   Method,
@@ -37,7 +37,7 @@ from dprjax.methods.method import (
   Params,
   Parts,
   Product,
-  Texts,
+  TrainingData,
 )
 from dprjax.methods.retrieval_data import Retrieval, dev_measures, shorten
 from dprjax.models import classifier, hub
@@ -165,7 +165,7 @@ def find(
   config: ConfigDict,
   workdir: epath.Path,
   devices: Mesh,
-) -> Texts:
+) -> DataSource:
   """The data of a dual encoder; evaluation re-ranks candidates of the dev split.
 
   Raises:
@@ -184,8 +184,8 @@ def _templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
 class Candidates(Retrieval):
   """Queries and passages, read as pairs."""
 
-  def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> Data:
-    """See ``Texts.open``."""
+  def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
+    """See ``DataSource.open``."""
     knobs = self.section
     longest = tokenizer.pair_length(knobs.query_max_length, knobs.passage_max_length)
     if longest > model.max_tokens:
@@ -204,7 +204,7 @@ class Candidates(Retrieval):
       wanted = dev_measures(self.config, 'nDCG@10', 'RR@10')
       return pair_data.ranking(self, scorer, tokenizer, wanted)
 
-    return Data(
+    return TrainingData(
       # make_batches counts random stand-ins for missing negatives.
       batches=self.make_batches(tokens),
       unit='queries',

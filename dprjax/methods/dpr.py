@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, distillation, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, BatchShapes, Loss, Method, Model, Params, Texts
+from dprjax.methods.method import Batch, BatchShapes, DataSource, Loss, Method, Model, Params
 from dprjax.models.encoder_config import EncoderConfig
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
   return fractions | {'negatives/queries_short_of_a_pool': fraction(short)}
 
 
-def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
+def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> DataSource:
   """Queries and passages, of one data set or of several tasks; see ``Method.data``."""
   # Imported here, so that the loss can be used without the modules that read files.
   from dprjax.methods import query_only, retrieval_data, tasks

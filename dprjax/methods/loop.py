@@ -45,7 +45,7 @@ class Setup(NamedTuple):
   model: methods.Model
   params: Mapping[str, Any]
   trainable: set[str]
-  data: methods.Data
+  data: methods.TrainingData
   say: Callable[[str], None]
 
   @property

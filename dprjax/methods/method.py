@@ -77,7 +77,7 @@ class Parts(NamedTuple):
     encoder: the backbone's parameters.
     heads: the heads of ``Method.parts`` in the backbone's directory.
     prompt: the file ``config.prompt.init_from``.
-    text: ``Texts.parts``.
+    text: ``DataSource.parts``.
     sha256: of the backbone; '' in a plan, which has no weights.
   """
 
@@ -110,7 +110,7 @@ class Model(NamedTuple):
   sharding: tuple[tuple[str, PartitionSpec], ...] = ()
 
 
-class Data(NamedTuple):
+class TrainingData(NamedTuple):
   """Tokenised training data.
 
   Attributes:
@@ -121,8 +121,8 @@ class Data(NamedTuple):
     ids: names the content of a batch, for the message when its loss is not finite.
     evaluation: makes the evaluation on the dev split; None without one.
     frozen: baseline scores of the encoder as `dprjax.encode` runs it without a prompt, on the dev
-      split, or with ``Texts.folds`` on all training queries. None: ``Model.baseline`` is scored.
-      All processes call it.
+      split, or with ``DataSource.folds`` on all training queries. All processes call it. None:
+      ``Model.baseline`` is scored.
     whole: ``(model, params, seconds) -> (baseline scores, scores)`` in the whole corpus, if the
       evaluation searches a part; None if it would take longer.
     arrays: constant inputs of the loss by flat names, replicated on every device.
@@ -148,7 +148,7 @@ class BatchShapes(NamedTuple):
     programs: number of batch lengths; each is compiled on first use.
     longest: tokens of the longest text that is embedded after training.
     columns: ``(dtype, *shape)`` of a row of each argument of ``Model.embed`` after the mask.
-    parts: stands for ``Texts.parts``, which need the text.
+    parts: stands for ``DataSource.parts``, which need the text.
   """
 
   arrays: Mapping[str, jax.ShapeDtypeStruct]
@@ -172,12 +172,12 @@ class Folds(NamedTuple):
   queries: int
 
 
-class Texts(NamedTuple):
+class DataSource(NamedTuple):
   """Training data that was located but not tokenised.
 
   Attributes:
     read: streams the texts that a vocabulary is learnt from.
-    open: ``(tokenizer, model) -> Data``. Builds the token store in the workdir, or opens it.
+    open: ``(tokenizer, model) -> TrainingData``. Builds or opens the token store in the workdir.
     files: every file that the training or evaluation depends on, by role. A run stops if one
       changes.
     parts: what the initial parameters need of the text.
@@ -185,7 +185,7 @@ class Texts(NamedTuple):
   """
 
   read: Callable[[], Iterator[str]]
-  open: Callable[[Tokenizer, EncoderConfig], Data]
+  open: Callable[[Tokenizer, EncoderConfig], TrainingData]
   files: Mapping[str, epath.Path] = types.MappingProxyType({})
   parts: Mapping[str, Any] = types.MappingProxyType({})
   folds: Folds | None = None
@@ -220,8 +220,7 @@ class Method(NamedTuple):
 
   Attributes:
     build: ``(config, model, mesh, tokenizer) -> Model``.
-    data: ``(section, config, workdir, mesh) -> Texts``. The section is ``config.data``, or that of
-      a task.
+    data: ``(section, config, workdir, mesh) -> DataSource``, for ``config.data`` or that of a task.
     export: ``(config, workdir, backbone, trained) -> Product``; ``trained`` is a flat tree.
     parts: heads to read from the backbone's directory, names of ``head_specs.HEADS``.
     needs: those of them that are required; a backbone from scratch is made with them.
@@ -234,7 +233,7 @@ class Method(NamedTuple):
   """
 
   build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
-  data: Callable[[ConfigDict, ConfigDict, epath.Path, Mesh], Texts]
+  data: Callable[[ConfigDict, ConfigDict, epath.Path, Mesh], DataSource]
   export: Callable[[ConfigDict, epath.Path, Backbone, Mapping[str, np.ndarray]], Product]
   parts: tuple[str, ...] = ()
   needs: tuple[str, ...] = ()

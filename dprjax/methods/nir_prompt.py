@@ -31,13 +31,13 @@ from dprjax.inference.templates import specials
 from dprjax.methods import dual_encoder, tasks
 from dprjax.methods.method import (
   BatchShapes,
-  Data,
+  DataSource,
   Method,
   Model,
   Params,
   Parts,
   Product,
-  Texts,
+  TrainingData,
 )
 from dprjax.models import artifact, head_specs, hub, prompt_encoder, segments
 from dprjax.models.adapters import template
@@ -436,7 +436,7 @@ def find(
   devices: Mesh,
   form: str,
   kinds: Sequence[str],
-) -> Texts:
+) -> DataSource:
   """The tasks' data, and their prompt files; see ``tasks.find``."""
   found = read_files(config)
   # Fails before the data are read.
@@ -447,10 +447,10 @@ def find(
   return _keep(texts, workdir, found)
 
 
-def _keep(texts: Texts, workdir: epath.Path, found: Files) -> Texts:
+def _keep(texts: DataSource, workdir: epath.Path, found: Files) -> DataSource:
   """``texts``, with the prompt files copied into the workdir for the export."""
 
-  def open_kept(tokenizer: Tokenizer, model: EncoderConfig) -> Data:
+  def open_kept(tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
     if jax.process_index() == 0:
       for folder, several in found._asdict().items():
         for name, prompt in several.items():

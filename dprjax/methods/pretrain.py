@@ -38,14 +38,14 @@ from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
   Batch,
   BatchShapes,
-  Data,
+  DataSource,
   Loss,
   Method,
   Model,
   Params,
   Parts,
   Product,
-  Texts,
+  TrainingData,
 )
 from dprjax.methods.retrieval_data import shorten
 from dprjax.models import encoder, heads, hub, masking
@@ -283,7 +283,7 @@ def find(
   config: ConfigDict,
   workdir: epath.Path,
   devices: Mesh,
-) -> Texts:
+) -> DataSource:
   """Plain text: the files and folders in ``config.data.dir``, separated by commas.
 
   Raises:
@@ -304,7 +304,7 @@ def find(
   def read() -> Iterator[str]:
     return (document.text for document in read_documents(paths, Report()))
 
-  def open_store(tokenizer: Tokenizer, model: EncoderConfig) -> Data:
+  def open_store(tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
     knobs = config.pretrain
     dual_encoder.check_length(config, model, 'config.pretrain.max_length', knobs.max_length)
     folder = epath.Path(section.store) if section.store else workdir / 'store'
@@ -339,13 +339,13 @@ def find(
     if knobs.views != 'one':
       negatives = 2 * update - 2 if knobs.views == 'siblings' else update - 1
       description += f'; up to {counted(negatives, "negatives")} a text'
-    return Data(dataset, 'passages', description, ids, evaluation=None)
+    return TrainingData(dataset, 'passages', description, ids, evaluation=None)
 
   roles = {
     f'text {number} ({path.name})': path
     for number, path in enumerate(find_files(paths, Report()), start=1)
   }
-  return Texts(read, open_store, roles)
+  return DataSource(read, open_store, roles)
 
 
 def export(

@@ -199,7 +199,7 @@ def open_queries(
 def arrays(
   config: ConfigDict, passages: Vectors | None, rows: jt.Int32[np.ndarray, ' M']
 ) -> dict[str, np.ndarray]:
-  """``Data.arrays`` with the whole corpus, if it is the negatives of all queries.
+  """``TrainingData.arrays`` with the whole corpus, if it is the negatives of all queries.
 
   ``rows`` are passages with different tokens. Raises InputError if it is too large for a device.
   """

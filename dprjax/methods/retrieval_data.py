@@ -26,7 +26,15 @@ from dprjax.formats.texts import KINDS
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import contrastive, distillation, dual_encoder, query_only
 from dprjax.methods.frozen import Frozen
-from dprjax.methods.method import BatchShapes, Data, Evaluate, Folds, Model, Scores, Texts
+from dprjax.methods.method import (
+  BatchShapes,
+  DataSource,
+  Evaluate,
+  Folds,
+  Model,
+  Scores,
+  TrainingData,
+)
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.retrieval import best, codes, exact, measures
 from dprjax.runtime import distributed, mesh, tree
@@ -83,11 +91,11 @@ class Retrieval:
     """Raises InputError if there is nothing to learn from the training split."""
     check_comparable(self.config, tokens)
 
-  def texts(self, parts: Mapping[str, Any] | None = None) -> Texts:
+  def texts(self, parts: Mapping[str, Any] | None = None) -> DataSource:
     """The located text; see ``Method.data``. Raises InputError for a missing file."""
     if self.dev is not None or self.folds is not None:
       dev_measures(self.config)
-    return Texts(self.read_passages, self.open, self.files(), parts or {}, self.folds)
+    return DataSource(self.read_passages, self.open, self.files(), parts or {}, self.folds)
 
   def read_passages(self) -> Iterator[str]:
     """The passages' texts, for a vocabulary."""
@@ -179,8 +187,8 @@ class Retrieval:
     }
     return self.relate(judged, found, list(names.values()))
 
-  def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> Data:
-    """The batches of a dual encoder, and its evaluation; see ``Texts.open``."""
+  def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
+    """The batches of a dual encoder, and its evaluation; see ``DataSource.open``."""
     section, config = self.section, self.config
     for kind in KINDS:
       knob = f'{kind}_max_length'
@@ -239,7 +247,7 @@ class Retrieval:
           logger.info('%s', line)
       return ranking().frozen()
 
-    return Data(
+    return TrainingData(
       batches=made,
       unit='pairs',
       description=f'{counted(tokens.num_queries, "training queries")}, '

@@ -25,7 +25,7 @@ from dprjax.data import batches, mixture, pairs, sources
 from dprjax.data.text import Tokenizer
 from dprjax.formats.texts import KINDS
 from dprjax.methods import frozen, pair_data, retrieval_data
-from dprjax.methods.method import BatchShapes, Data, Evaluate, Model, Scores, Texts
+from dprjax.methods.method import BatchShapes, DataSource, Evaluate, Model, Scores, TrainingData
 from dprjax.methods.pair_data import LabelledPairs
 from dprjax.methods.retrieval_data import Retrieval
 from dprjax.models.encoder_config import EncoderConfig
@@ -59,7 +59,7 @@ def find(
   form: str = 'retrieval',
   templates: Templates | None = None,
   numbered: bool = True,
-) -> Texts:
+) -> DataSource:
   """The data of all tasks; see ``Method.data``.
 
   A batch has the key `task` ``[B]`` and the keys of a dual encoder or, for ``form='pairs'``, those
@@ -97,7 +97,7 @@ def find(
       f'{config.eval.measure!r}'
     )
   opened = _Tasks(found, section, config, devices, form, templates or _plain_templates, numbered)
-  return Texts(
+  return DataSource(
     lambda: itertools.chain.from_iterable(task.data.read_passages() for task in found),
     opened.open,
     {f'{task.name} {role}': path for task in found for role, path in task.data.files().items()},
@@ -205,8 +205,8 @@ class _Tasks:
   templates: Templates
   numbered: bool
 
-  def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> Data:
-    """See ``Texts.open``."""
+  def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
+    """See ``DataSource.open``."""
     config, section, form, tasks = self.config, self.section, self.form, self.tasks
     # The longest template of each kind; all texts go through it.
     around = {
@@ -251,7 +251,7 @@ class _Tasks:
     sizes = ', '.join(f'{task.name} {feed.size:,}' for task, feed in zip(tasks, feeds, strict=True))
     unit = 'queries' if form == 'retrieval' else 'pairs'
     dev = tasks[0].data.dev is not None
-    return Data(
+    return TrainingData(
       batches=made,
       unit=unit,
       description=f'{counted(len(tasks), "tasks")}, {config.arrangement}; training {unit}: {sizes}',

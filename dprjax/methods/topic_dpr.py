@@ -35,13 +35,13 @@ from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
   Batch,
   BatchShapes,
+  DataSource,
   Loss,
   Method,
   Model,
   Params,
   Parts,
   Product,
-  Texts,
 )
 from dprjax.models import hub
 from dprjax.models.adapter import SUBTREE, Adapter
@@ -283,7 +283,7 @@ def word_tokens(
   return np.array(rows, np.int32)
 
 
-def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
+def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> DataSource:
   """Titles, abstracts and categories; see ``Method.data``. Fits or reads the topics.
 
   Raises:

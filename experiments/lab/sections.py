@@ -31,14 +31,14 @@ from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.method import (
   Batch,
   BatchShapes,
-  Data,
+  DataSource,
   Evaluate,
   Loss,
   Method,
   Model,
   Params,
   Scores,
-  Texts,
+  TrainingData,
 )
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import config as configs
@@ -101,7 +101,7 @@ def find(
   config: ConfigDict,
   workdir: epath.Path,
   devices: Mesh,
-) -> Texts:
+) -> DataSource:
   """The dumps that ``config.data.dir`` names, separated by commas.
 
   Raises:
@@ -122,7 +122,7 @@ def find(
   def read() -> Iterator[str]:
     return (part.text for article in _articles(paths) for part in article.sections)
 
-  return Texts(
+  return DataSource(
     read, functools.partial(_open, section, config, workdir, devices, paths), _roles(paths)
   )
 
@@ -182,7 +182,7 @@ def _open(
   paths: list[epath.Path],
   tokenizer: Tokenizer,
   model: EncoderConfig,
-) -> Data:
+) -> TrainingData:
   length, buckets = sentences.check_lengths(section, config, model)
   train, dev = _open_store(section, config, workdir, paths, tokenizer)
   batches = sentences.make_batches(
@@ -199,7 +199,7 @@ def _open(
   def ids(batch: Mapping[str, np.ndarray]) -> str:
     return f'triplets {", ".join(str(row) for row in batch["triplet_index"][:8])}'
 
-  return Data(
+  return TrainingData(
     batches=batches,
     unit='triplets',
     description=f'{counted(len(train), "triplets")} of sentences to train on, {len(dev):,} of '

@@ -1,6 +1,6 @@
 """Sentence similarity: regression of people's scores on the cosine of two sentences' vectors.
 
-Reimers and Gurevych 2019, section 3; Condenser section 4.2. Texts are encoded as queries are.
+Reimers and Gurevych 2019, section 3; Condenser section 4.2. DataSource are encoded as queries are.
 The recipe is `configs/stsb.py` beside this file.
 """
 
@@ -23,14 +23,14 @@ from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.method import (
   Batch,
   BatchShapes,
-  Data,
+  DataSource,
   Evaluate,
   Loss,
   Method,
   Model,
   Params,
   Scores,
-  Texts,
+  TrainingData,
 )
 from dprjax.models.embed import unit
 from dprjax.models.encoder_config import EncoderConfig
@@ -72,7 +72,7 @@ def find(
   config: ConfigDict,
   workdir: epath.Path,
   devices: Mesh,
-) -> Texts:
+) -> DataSource:
   """The files ``train_split`` and, if any, ``dev_split`` in the folder ``config.data.dir``.
 
   Raises:
@@ -88,7 +88,7 @@ def find(
       f"config.eval.measure: scored pairs are measured by 'spearman', not {config.eval.measure!r}"
     )
   sentences.check_update(config, len(pairs), 'pairs')
-  return Texts(
+  return DataSource(
     lambda: (text for pair in pairs for text in pair[:2]),
     functools.partial(_open, section, config, devices, pairs, dev),
     {
@@ -107,7 +107,7 @@ def _open(
   dev: list[Pair] | None,
   tokenizer: Tokenizer,
   model: EncoderConfig,
-) -> Data:
+) -> TrainingData:
   length, buckets = sentences.check_lengths(section, config, model)
   batches = sentences.make_batches(
     _encode(pairs, tokenizer, length),
@@ -128,7 +128,7 @@ def _open(
       f'pairs {", ".join(str(row + 1) for row in batch["pair_index"][:8])} of {section.train_split}'
     )
 
-  return Data(
+  return TrainingData(
     batches=batches,
     unit='pairs',
     description=counted(len(pairs), 'scored pairs'),

@@ -10,7 +10,7 @@ from dprjax.data import text
 from dprjax.formats.texts import KINDS
 from dprjax.formats.vector_spec import same_length
 from dprjax.methods import nir_prompt, nir_reranker, nir_retriever, pretrain
-from dprjax.methods.method import Texts
+from dprjax.methods.method import DataSource
 from dprjax.models import artifact, head_specs, hub, prompt_encoder
 from dprjax.models.adapters import template as template_files
 from dprjax.models.artifact import Prompt
@@ -116,7 +116,7 @@ def test_a_prompt_that_was_trained_is_the_prompt_of_its_file(
 def kept(config, workdir, kinds):
   """A run's workdir as its data leaves it."""
   found = nir_prompt.read_files(config)
-  texts = nir_prompt._keep(Texts(None, lambda *_: 'opened'), workdir, found)
+  texts = nir_prompt._keep(DataSource(None, lambda *_: 'opened'), workdir, found)
   assert texts.open(None, None) == 'opened'
   assert set(map(str, texts.files.values())) == {
     prompt.path for several in found for prompt in several.values()
