@@ -42,15 +42,12 @@ class _Whole(msgspec.Struct):
 
 
 class Gain(NamedTuple):
-  """A dev score beside the baseline's; also in the meta of a prompt file.
+  """A dev score ``best`` beside the baseline's; also in the meta of a prompt file.
 
   Attributes:
     measure: ``config.eval.measure``.
-    baseline: the score before the first step.
-    best: the score of the model.
-    difference: best - baseline.
-    low, high: its 95 % interval by the paired bootstrap over dev queries; None without values of
-      single queries.
+    low, high: 95 % interval of ``difference`` by the paired bootstrap over dev queries; None
+      without values of single queries.
     queries: their number; 0 if unknown.
     better: whether the model beats the baseline, see the module's docstring.
     folds: number of folds of a cross-validated gain; 0: measured on the dev split.
@@ -159,7 +156,6 @@ def read_whole(folder: epath.Path, step: int) -> Gain | None:
 
 
 def metrics_of_whole(gain: Gain) -> dict[str, float]:
-  """Scores in the whole corpus, for a prompt's meta."""
   return {f'whole/{gain.measure}': gain.best, f'whole/{gain.measure} before': gain.baseline}
 
 
@@ -227,7 +223,7 @@ def read(folder: epath.Path, measure: str, step: int = 0) -> Scores:
 
 
 def metrics(scores: Scores, gain: Gain | None = None) -> Mapping[str, float]:
-  """An evaluation's row of metrics.jsonl."""
+  """A row of metrics.jsonl."""
   found = {f'dev/{name}': value for name, value in scores.means.items()}
   if gain is not None:
     found['dev/gain'] = gain.difference

@@ -98,15 +98,7 @@ def info_nce(
 
     def scores(queries: Array, passages: Array) -> ScoreMatrix:
       return info_nce_scores(
-        queries,
-        passages,
-        passage_index,
-        relevant,
-        temperature,
-        in_batch,
-        row,
-        corpus,
-        query_index,
+        queries, passages, passage_index, relevant, temperature, in_batch, row, corpus, query_index
       )
 
     own = scores(queries, passages)

@@ -47,16 +47,10 @@ from dprjax.runtime import mesh, tree
 from dprjax.runtime.knobs import SET
 
 
-def build(
-  config: ConfigDict,
-  model: EncoderConfig,
-  devices: Mesh,
-  tokenizer: Tokenizer,
-) -> Model:
+def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
   """The loss of ``config.cross_encoder``.
 
-  Raises:
-    InputError: an option has an invalid value.
+  Raises InputError for an invalid option.
   """
   knobs = config.cross_encoder
   if model.family.classifier_tensors is None:
@@ -160,17 +154,8 @@ def pointwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
   )
 
 
-def find(
-  section: ConfigDict,
-  config: ConfigDict,
-  workdir: epath.Path,
-  devices: Mesh,
-) -> DataSource:
-  """The data of a dual encoder; evaluation re-ranks candidates of the dev split.
-
-  Raises:
-    InputError: the format is unknown, or a file is missing.
-  """
+def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> DataSource:
+  """The data of a dual encoder; evaluation re-ranks candidates of the dev split."""
   if config.tasks:
     return tasks.find(section, config, workdir, devices, 'pairs', _templates, numbered=False)
   found = retrieval_data.find(section, config, workdir, devices, kind=Candidates)
@@ -185,7 +170,6 @@ class Candidates(Retrieval):
   """Queries and passages, read as pairs."""
 
   def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
-    """See ``DataSource.open``."""
     knobs = self.section
     longest = tokenizer.pair_length(knobs.query_max_length, knobs.passage_max_length)
     if longest > model.max_tokens:
@@ -233,7 +217,6 @@ def export(
 
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
-  """See ``Method.shapes``. A query is encoded with each of its passages."""
   if config.tasks:
     return tasks.batch_shapes(config, model, tokenizer, 'pairs', numbered=False)
   made = retrieval_data.batch_shapes(config, model, tokenizer)

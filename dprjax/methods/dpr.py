@@ -30,8 +30,7 @@ def build(
 ) -> Model:
   """InfoNCE over the global batch.
 
-  Raises:
-    InputError: an option has an invalid value.
+  Raises InputError for an invalid option.
   """
   contrastive.check_negatives(config)
   contrastive.check_lengths(config.matryoshka, model.vector_size)
@@ -202,7 +201,7 @@ def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
 
 
 def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> DataSource:
-  """Queries and passages, of one data set or of several tasks; see ``Method.data``."""
+  """Queries and passages, of one data set or of several tasks."""
   # Imported here, so that the loss can be used without the modules that read files.
   from dprjax.methods import query_only, retrieval_data, tasks
 
@@ -214,7 +213,6 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
 
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
-  """See ``Method.shapes``."""
   from dprjax.methods import retrieval_data, tasks
 
   if config.tasks:

@@ -32,13 +32,12 @@ OPTIONS = ('prompt.kind', 'prompt.length', 'prompt.tied', 'backbone.two_encoders
 
 
 class DualEncoder(NamedTuple):
-  """The functions of a dual encoder.
+  """The functions of a dual encoder; ``init`` and ``embed`` as in ``Model``.
 
   Attributes:
-    init, embed: as in ``Model``.
     adapters: ``params ->`` the adapters by kind; None: the base encoder.
     encode: ``(params, adapter, kind, tokens, mask, key or None) -> [B, H]``; ``batch_dropout``
-      comes before. Without a key there is no dropout.
+      comes before.
   """
 
   init: Callable[[Parts, Array], dict[str, Any]]
@@ -53,8 +52,7 @@ class DualEncoder(NamedTuple):
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None) -> DualEncoder:
   """The dual encoder of ``config``, for a backbone ``model``. ``devices`` speeds up split weights.
 
-  Raises:
-    InputError: an option has an invalid value.
+  Raises InputError for an invalid option.
   """
   check_pooling(config, model)
   splits = () if devices is None else mesh.activations(devices)
@@ -236,17 +234,9 @@ def export(
 
 
 def export_prompt(
-  config: ConfigDict,
-  backbone: hub.Backbone,
-  trained: Mapping[str, np.ndarray],
-  spec: VectorSpec,
+  config: ConfigDict, backbone: hub.Backbone, trained: Mapping[str, np.ndarray], spec: VectorSpec
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Arrays and meta of a trained adapter as a prompt file stores it; empty if none was trained.
-
-  Args:
-    config, backbone, trained: as for ``export``.
-    spec: how texts become vectors.
-  """
+  """Arrays and meta of a trained adapter as a prompt file stores it; empty if none was trained."""
   if not trains(trained, adapters.SUBTREE):
     return {}, {}
   export = _training(config).export
@@ -264,7 +254,6 @@ def export_prompt(
 
 
 def meta_of(config: ConfigDict, spec: VectorSpec, kind: str) -> dict[str, Any]:
-  """The meta of a trained prompt about its vectors."""
   return {
     'kind': kind,
     **spec.to_meta(),
@@ -279,11 +268,9 @@ def export_heads(
   trained: Mapping[str, np.ndarray],
   settings: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Head]:
-  """The backbone's heads and the trained heads; trained parameters replace stored ones.
+  """The backbone's heads and the trained heads, which replace stored ones.
 
-  Args:
-    backbone, trained: as for ``export``.
-    settings: of heads that may be new.
+  ``settings`` are of heads that may be new.
   """
   stored = tree.flatten({'head': {name: head.params for name, head in backbone.heads.items()}})
   own = {name: leaf for name, leaf in trained.items() if name.startswith('head/')}

@@ -182,11 +182,7 @@ def convert(
     InputError: as `export`; the source is damaged or belongs to another backbone.
   """
   out, found = epath.Path(out), _find(source)
-  inputs = {
-    '--from': found,
-    '--backbone': backbone,
-    '--metrics': list(options.metrics.values()),
-  }
+  inputs = {'--from': found, '--backbone': backbone, '--metrics': list(options.metrics.values())}
   check_out(out, inputs, options)
   prompt = None if found.is_dir() else artifact.load_prompt(found)
   if prompt is not None and (
@@ -233,10 +229,7 @@ def _write(out: epath.Path, inputs: outputs.Inputs, made: _Made, options: Option
     logger.info('%s: %s%s', out, made.done, stored)
     return out
   metrics = {
-    name: (
-      comparison.read_metrics(files.regular_file(path, '--metrics')),
-      files.sha256_file(path),
-    )
+    name: (comparison.read_metrics(files.regular_file(path, '--metrics')), files.sha256_file(path))
     for name, path in options.metrics.items()
   }
   content = card.Card(

@@ -45,11 +45,7 @@ class Frozen:
     return self.spec.of_kind(kind) != vector_spec.of_config(self._config).of_kind(kind)
 
   def describe(self, cut: dict[str, tuple[int, int]]) -> list[str]:
-    """Log lines about the settings in which training differs.
-
-    Args:
-      cut: by kind, (texts that training cuts, all texts).
-    """
+    """Log lines about settings in which training differs; ``cut`` is (cut, all) texts by kind."""
     theirs, ours = self.spec, vector_spec.of_config(self._config)
     lines = []
     for kind, plural in zip(KINDS, ('queries', 'passages'), strict=True):
@@ -73,13 +69,7 @@ class Frozen:
   def vectors(
     self, kind: str, texts: Sequence[str], made: Float[np.ndarray, 'n H'] | None = None
   ) -> Float[np.ndarray, 'n H']:
-    """Vectors of the texts. Up to 100,000 are kept in the workdir and not encoded twice.
-
-    Args:
-      kind: 'query' or 'passage'.
-      texts: any number.
-      made: their vectors, if they are known.
-    """
+    """Vectors of the texts, ``made`` if given. Up to 100,000 are kept in the workdir."""
     if len(texts) > _MOST_KEPT:
       return self._encoder.encode(texts, kind) if made is None else made
     path, meta = self._folder / f'{kind}.npz', self._meta(kind)

@@ -26,16 +26,8 @@ from dprjax.runtime import config as configs
 class Setup(NamedTuple):
   """A training before its first step.
 
-  Attributes:
-    config: the experiment, settled for this machine and these queries.
-    workdir: its folder.
-    devices: the mesh.
-    backbone: the initial encoder.
-    model: the method's functions.
-    params: the initial parameters by flat names.
-    trainable: names of the trained parameters.
-    data: the token arrays.
-    say: logs a line, on process 0 for the user.
+  ``params`` are the initial parameters by flat names, ``trainable`` the trained ones' names.
+  ``say`` logs a line, on process 0 for the user.
   """
 
   config: ml_collections.FrozenConfigDict
@@ -50,7 +42,6 @@ class Setup(NamedTuple):
 
   @property
   def update_size(self) -> int:
-    """Rows of an update."""
     return self.config.batch_size * self.config.accumulate
 
 
@@ -59,11 +50,9 @@ class Standing:
   """Dev results so far; kept in every checkpoint.
 
   Attributes:
-    best, best_step: the highest score and its step.
-    gain: of that score over the baseline; before any, that of the folds.
-    stale: evaluations since then.
+    gain: of the best score over the baseline; before any, that of the folds.
+    stale: evaluations since the best one.
     beaten: the rival that is ahead.
-    stopped: whether training ends early.
     seconds: total training time.
   """
 
@@ -83,7 +72,6 @@ class Standing:
     return cls(gain=gain, **{name: extra[name] for name in names if name in extra})
 
   def write(self) -> dict[str, Any]:
-    """For a checkpoint."""
     gain = None if self.gain is None else self.gain._asdict()
     return dataclasses.asdict(self) | {'gain': gain}
 
@@ -102,19 +90,14 @@ class Standing:
 class Loop:
   """A training from its latest checkpoint, or its start; a context that closes its files.
 
-  Attributes:
-    step: the last step done.
-    total: number of steps.
-    standing: results on the dev split.
+  ``step`` is the last one done of ``total``.
   """
 
   def __init__(self, setup: Setup, part: Part, choice: Choice | None = None):
     """Places the parameters, and restores the latest checkpoint.
 
-    Args:
-      setup: what is trained.
-      part: whether it is compared with other trainings.
-      choice: the result of cross-validation.
+    ``part`` says whether training competes with others, ``choice`` is the result of
+    cross-validation.
     """
     config, data = setup.config, setup.data
     self._setup, self._part, self._choice = setup, part, choice
@@ -193,7 +176,6 @@ class Loop:
 
   @property
   def goes_on(self) -> bool:
-    """Whether there is another step."""
     return self.step < self.total and not self.standing.stopped
 
   def baseline(self) -> methods.Scores:
@@ -283,7 +265,6 @@ class Loop:
     return True
 
   def result(self) -> Result:
-    """The result so far."""
     standing = self.standing
     done = self.step == self.total or standing.stopped
     return Result(self.step, standing.best, standing.best_step, done, standing.gain)
@@ -382,10 +363,7 @@ class Loop:
       return
     self._progress.update(number)
     rate, unit = self._progress.rate * setup.update_size, setup.data.unit
-    values |= {
-      'learning_rate': float(self._schedule(number - 1)),
-      f'{unit}_per_second': rate,
-    }
+    values |= {'learning_rate': float(self._schedule(number - 1)), f'{unit}_per_second': rate}
     self._metrics.write(number, values)
     setup.say(
       f'step {number}/{self.total}  loss {values["loss"]:.4f}  '

@@ -63,8 +63,7 @@ class Prompts(NamedTuple):
 
   Attributes:
     names: the tasks, by number.
-    templates: their templates.
-    bare: the templates without prompt segments.
+    templates: their templates; ``bare`` without prompt segments.
     init: ``(parts, key) -> params``, the subtrees ``prompt`` and ``sources``.
     table: ``params ->`` the learned vectors of all tasks, or None.
     weights: ``params -> metrics``, the weights of a sum.
@@ -257,10 +256,7 @@ def around(
 
 
 def build(
-  config: ConfigDict,
-  model: EncoderConfig,
-  tokenizer: Tokenizer,
-  kinds: Sequence[str],
+  config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer, kinds: Sequence[str]
 ) -> Prompts:
   """The prompts of a run.
 
@@ -393,17 +389,12 @@ def check_trained(config: ConfigDict, params: Params) -> None:
 
 
 def shown(prompts: Prompts) -> dict[str, str]:
-  """The weights of a sum on the console."""
   return {f'weight/{task}/{source}': source for task in prompts.names for source in prompts.sources}
 
 
 def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more: Any) -> Method:
-  """A stage of NIR-Prompt.
-
-  Args:
-    build, more: as of ``Method``.
-    form: of the data, 'retrieval' or 'pairs'.
-    kinds: of the templates.
+  """A stage of NIR-Prompt; ``form`` of its data, ``kinds`` of its templates, ``more`` of
+  ``Method``.
   """
   return Method(
     build,
@@ -437,7 +428,6 @@ def find(
   form: str,
   kinds: Sequence[str],
 ) -> DataSource:
-  """The tasks' data, and their prompt files; see ``tasks.find``."""
   found = read_files(config)
   # Fails before the data are read.
   specs(config, kinds, found)

@@ -50,11 +50,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     return params
 
   def encode(
-    params: Params,
-    table: LearnedTokens | None,
-    kind: str,
-    rows: Sequence[Array],
-    key: Array | None,
+    params: Params, table: LearnedTokens | None, kind: str, rows: Sequence[Array], key: Array | None
   ) -> Float[Array, 'n H']:
     tokens, mask, numbers = rows
     length = tokens.shape[1] - sum(around) + templates.extra(kind)

@@ -210,10 +210,7 @@ def classify(
   said, true = scores > 0, labels == 1
   right = int(np.count_nonzero(said & true))
   either = int(np.count_nonzero(said)) + int(np.count_nonzero(true))
-  means = {
-    'accuracy': float(np.mean(said == true)),
-    'F1': 2 * right / either if either else 0.0,
-  }
+  means = {'accuracy': float(np.mean(said == true)), 'F1': 2 * right / either if either else 0.0}
   values = (said == true).astype(np.float64)
   if measure == 'F1':  # 2 a / b of two means, linear in both
     each = 2.0 * (said & true) - means['F1'] * (said.astype(np.float64) + true)

@@ -66,19 +66,13 @@ class _Sums(NamedTuple):
   masked: Float[Array, '']
 
 
-def build(
-  config: ConfigDict,
-  model: EncoderConfig,
-  devices: Mesh,
-  tokenizer: Tokenizer,
-) -> Model:
+def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
   """The losses of ``config.pretrain``.
 
   Means are over all masked tokens and texts of the update, so that devices and chunks do not change
   the weights of the terms.
 
-  Raises:
-    InputError: an option has an invalid value.
+  Raises InputError for an invalid option.
   """
   knobs = config.pretrain
   contrasted = knobs.views != 'one' and knobs.contrast_weight > 0
@@ -278,12 +272,7 @@ def _skip_from(config: ConfigDict, model: EncoderConfig) -> int:
   return config.pretrain.skip_from or model.num_layers // 2
 
 
-def find(
-  section: ConfigDict,
-  config: ConfigDict,
-  workdir: epath.Path,
-  devices: Mesh,
-) -> DataSource:
+def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> DataSource:
   """Plain text: the files and folders in ``config.data.dir``, separated by commas.
 
   Raises:
@@ -374,7 +363,6 @@ def export(
 
 
 def shapes(config: ConfigDict, _: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
-  """See ``Method.shapes``; a span has special tokens around it."""
   knobs = config.pretrain
   size = config.batch_size * config.accumulate
   spans = knobs.views == 'siblings' and knobs.unit == 'span'

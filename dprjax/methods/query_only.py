@@ -43,15 +43,7 @@ class Vectors:
   """Vectors of passages or queries on disk; ``width`` is H."""
 
   def __init__(self, found: embeddings.Embeddings, ids: Sequence[str]):
-    """Opens them.
-
-    Args:
-      found: a folder of embeddings.
-      ids: of the texts, by row number in ``take``.
-
-    Raises:
-      InputError: an id is missing.
-    """
+    """Opens them; ``take`` finds ``ids`` by number. Raises InputError if an id is missing."""
     self.folder = found.folder
     # Remote files cannot be read row by row.
     remote = base_files.is_remote(found.folder)
@@ -121,14 +113,7 @@ def open_passages(
   workdir: epath.Path,
   tokenizer: Tokenizer,
 ) -> Vectors:
-  """The vectors of a store's passages. All processes call this.
-
-  Args:
-    source: the source of the store.
-    tokens: the store.
-    config: the experiment.
-    workdir: of the run.
-    tokenizer: the backbone's.
+  """The vectors of a store's passages, made of ``source``. All processes call this.
 
   Raises:
     InputError: the folder is damaged, lacks passages, or is of other texts or another encoder.
@@ -183,7 +168,7 @@ def open_queries(
 ) -> Vectors:
   """The frozen encoder's vectors of a store's queries, for the regularization; kept in the workdir.
 
-  They spare every update a forward pass. All processes call this; arguments as `open_passages`.
+  They spare every update a forward pass. All processes call this.
   """
   dataset, folder = sources.load_dataset(source), workdir / _QUERIES
   encoder = _encoder(config, workdir, tokenizer)

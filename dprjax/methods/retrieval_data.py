@@ -79,10 +79,7 @@ class Retrieval:
   def relate(self, judged: Qrels, relevant: Qrels, passage_ids: Sequence[str]) -> Qrels:
     """The relevant passages on the dev split.
 
-    Args:
-      judged: its judgements.
-      relevant: the relevant ones among the searched passages.
-      passage_ids: of the searched passages.
+    ``judged`` are its judgements, ``relevant`` their positives among the searched ``passage_ids``.
     """
     del judged, passage_ids
     return relevant
@@ -167,15 +164,11 @@ class Retrieval:
   def make_qrels(
     self, query_ids: Sequence[str], rows: Sequence[Any], names: Mapping[int, str]
   ) -> Qrels:
-    """Grades of the relevant passages of dev queries.
+    """Grades of the relevant passages of dev queries; ``rows`` are theirs in the store.
 
     The store knows which passages are relevant, the judgements how much. Passages relevant only by
-    their text (judged under another id, or for an equal query) count 1.
-
-    Args:
-      query_ids: of the queries.
-      rows: their rows in the store.
-      names: passage ids by row.
+    their text (judged under another id, or for an equal query) count 1. ``names`` are passage ids
+    by row.
     """
     judged = self.read_judgements()
     found = {
@@ -286,13 +279,10 @@ def find(
   task: str = '',
   kind: type[Retrieval] = Retrieval,
 ) -> Any:
-  """The splits of a data set, as an instance of ``kind``.
+  """The splits of a data set, as an instance of ``kind``, `Retrieval` or a subclass.
 
-  Args:
-    section: ``config.data``, or that of a task.
-    config, workdir, devices: as of ``Method.data``. The seed decides which queries are held out.
-    task: its name, if the workdir has several.
-    kind: `Retrieval` or a subclass.
+  Arguments as of ``Method.data``; ``task`` is a name, if the workdir has several. The seed decides
+  which queries are held out.
 
   Raises:
     InputError: the format is unknown, or a file is missing.
@@ -458,12 +448,8 @@ def make_embedders(
 class Ranking:
   """The dev queries and the passages that are searched for them.
 
-  Attributes:
-    data, tokenizer: see `__init__`.
-    query_ids, passage_ids: of the texts.
-    rows: their tokens by kind.
-    total: passages of the corpus.
-    cut: by kind, (texts that were cut, all texts) of the split.
+  ``rows`` are tokens by kind, ``total`` passages of the corpus, ``cut`` by kind (texts that were
+  cut, all texts) of the split.
   """
 
   def __init__(
@@ -479,7 +465,7 @@ class Ranking:
 
     Args:
       data, tokenizer: the data set, and the backbone's tokenizer.
-      wanted: measures.
+      wanted: measures; the first gives the values of single queries.
       whole: whether to ignore ``config.eval.corpus_limit``.
       number: of the task, if ``Model.embed`` takes it.
       known: with a prompt for queries only, the vectors of the training split's passages.
@@ -511,7 +497,6 @@ class Ranking:
     }
 
   def texts(self) -> dict[str, list[str]]:
-    """The texts by kind."""
     dataset = sources.load_dataset(self._source)
     wanted = set(self.passage_ids)
     queries = {query.id: query.text for query in dataset.queries}
@@ -609,8 +594,6 @@ class Ranking:
     return Frozen(self.data.config, self.data.workdir, self.tokenizer)
 
   def measure(self, vectors: Mapping[str, np.ndarray]) -> Scores:
-    """The measures of an exact search."""
-
     def measure(query: np.ndarray, passage: np.ndarray, names: Sequence[str]) -> measures.Metrics:
       k, ids_at = min(100, len(self.passage_ids)), best.ids_of(self.passage_ids)
       top = exact.search(query, passage, k, ids_at=ids_at)

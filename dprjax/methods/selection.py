@@ -43,8 +43,6 @@ class Part(NamedTuple):
   """A training, perhaps one of several that are compared.
 
   Attributes:
-    config: the experiment.
-    workdir: its folder.
     whole: whether its parameters are the result of the run; if not, it may end once its gain is
       known.
     rival: the alternative that can end it by being ahead.
@@ -60,10 +58,8 @@ class Result(NamedTuple):
   """How a training ended.
 
   Attributes:
-    step: the last one.
-    best, best_step: the best dev score and its step; None without a dev split.
+    best, best_step: None without a dev split.
     done: False if it was interrupted.
-    gain: of the best score over the baseline.
     saturated: whether nothing was trained, since no gain could be significant.
   """
 
@@ -131,7 +127,6 @@ class Choice(NamedTuple):
     return {f'folds/{name}': float(value) for name, value in found.items() if value is not None}
 
   def write(self) -> dict[str, Any]:
-    """For JSON."""
     gains = {name: gain._asdict() for name, gain in self.gains.items()}
     return {'format': workdirs.CHOICE, **self._asdict(), 'gains': gains}
 
@@ -156,10 +151,8 @@ def choose_alternative(
 ) -> Result:
   """Trains the alternatives, then the best one to its end; returns the last result.
 
-  All processes call it.
-
-  Raises:
-    InputError: `selection.json` is damaged; a method has no evaluation; as ``train``.
+  All processes call it. Raises as ``train``, and InputError for a damaged `selection.json` or a
+  method without evaluation.
   """
   gains: dict[str, baseline.Gain] = {}
   rival: Rival | None = None
@@ -202,10 +195,8 @@ def choose_steps(
 ) -> Choice | None:
   """Picks the number of updates by cross-validation; None if interrupted. All processes call it.
 
-  ``config`` has a batch size that `fit` has adapted.
-
-  Raises:
-    InputError: `selection.json` is damaged; as ``train``.
+  ``config`` has the batch size of `fit`. Raises as ``train``, and InputError for a damaged
+  `selection.json`.
   """
   folders = [workdir / workdirs.FOLDS / str(n + 1) for n in range(folds.parts)]
   choice = _read(workdir)
@@ -230,12 +221,9 @@ def choose_steps(
 
 
 def fit(config: ml_collections.FrozenConfigDict, folds: Folds, parts: int) -> dict[str, int]:
-  """Changes to the config so that a fold's training queries fill its batches.
+  """Changes to the config so that a fold's queries fill the batches of ``parts`` devices.
 
-  ``parts`` is the number of devices that split a batch.
-
-  Raises:
-    InputError: a fold leaves fewer queries than the devices need.
+  Raises InputError if a fold leaves fewer queries than the devices need.
   """
   if folds.queries >= config.batch_size * config.accumulate:
     return {}

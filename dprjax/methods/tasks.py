@@ -150,12 +150,7 @@ def batch_shapes(
 
 
 def _find_task(
-  name: str,
-  shared: ConfigDict,
-  config: ConfigDict,
-  workdir: epath.Path,
-  devices: Mesh,
-  form: str,
+  name: str, shared: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh, form: str
 ) -> Retrieval | LabelledPairs:
   """A task's data, after a check of its options."""
   entry, key = config.tasks[name], f'config.tasks.{name}'
@@ -206,7 +201,6 @@ class _Tasks:
   numbered: bool
 
   def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
-    """See ``DataSource.open``."""
     config, section, form, tasks = self.config, self.section, self.form, self.tasks
     # The longest template of each kind; all texts go through it.
     around = {

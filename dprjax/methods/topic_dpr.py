@@ -60,8 +60,7 @@ _CATEGORIES = 8  # of a document in a plan; the cost hardly depends on it
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
   """The losses of Eqs. 3 to 7.
 
-  Raises:
-    InputError: an option has an invalid value.
+  Raises InputError for an invalid option.
   """
   check(config, devices)
   dual_encoder.check_pooling(config, model)
@@ -260,10 +259,7 @@ def topic_count(adapter: Adapter | None) -> int:
 
 
 def word_tokens(
-  found: topics.Topics,
-  tokenizer: Tokenizer,
-  length: int,
-  knob: str = 'config.prompt.length',
+  found: topics.Topics, tokenizer: Tokenizer, length: int, knob: str = 'config.prompt.length'
 ) -> Int[np.ndarray, 'K P']:
   """The first P tokens of each topic's concatenated words.
 
@@ -437,10 +433,7 @@ def random_topics(found: topics.Topics, ids: Sequence[str], seed: int) -> Int[np
 
 
 def export(
-  config: ConfigDict,
-  workdir: epath.Path,
-  backbone: hub.Backbone,
-  trained: Mapping[str, np.ndarray],
+  config: ConfigDict, workdir: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
   """The trained encoder, and the prompts of all topics with the topic model.
 

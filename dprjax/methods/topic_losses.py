@@ -84,10 +84,7 @@ def jaccard(categories: Int[Array, 'b G'], others: Int[Array, 'N G']) -> Float[A
 
 
 def weighted_loss(
-  logits: Float[Array, 'b N'],
-  weights: Float[Array, 'b N'],
-  positive: Array,
-  negative: Array,
+  logits: Float[Array, 'b N'], weights: Float[Array, 'b N'], positive: Array, negative: Array
 ) -> Float[Array, ' b']:
   """-1/m sum_z w_z log(e^l_z / (e^l_z + sum_j e^l_j)): z the m positives, j the negatives."""
   against = jax.nn.logsumexp(jnp.where(negative, logits, _NONE), axis=1)[:, None]

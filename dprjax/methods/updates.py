@@ -22,11 +22,8 @@ from dprjax.runtime import mesh, optim, tree
 class State(NamedTuple):
   """What a step changes.
 
-  Attributes:
-    trainable: the trained parameters.
-    opt_state: of the optimiser.
-    average: of the trained parameters, with ``config.ema`` or ``config.weight_interpolation``.
-    start: the initial trained parameters, with ``config.weight_interpolation``.
+  ``average`` is of the trained parameters, with ``config.ema`` or ``config.weight_interpolation``;
+  ``start`` their initial values, with ``config.weight_interpolation``.
   """
 
   trainable: dict[str, Any]
@@ -57,13 +54,8 @@ class State(NamedTuple):
 class Layout(NamedTuple):
   """Which parameters are trained, and their placement.
 
-  Attributes:
-    dtypes, shardings: of all parameters, by name.
-    trainable: names of the trained parameters.
-    optimizer: for a tree of all names, see ``optim.make_optimizer``.
-    devices: the mesh.
-    ema: ``config.ema``.
-    interpolate: weight of the trained parameters against the start in the scored ones.
+  ``optimizer`` is for a tree of all names, see ``optim.make_optimizer``. ``interpolate`` is the
+  weight of the trained parameters against the start in the scored ones.
   """
 
   dtypes: Mapping[str, np.dtype]
@@ -141,10 +133,7 @@ def lay_out(
     devices: the mesh.
     steps: length of the schedule, in updates.
     examples: of an epoch, for ``config.weight_interpolation``.
-    sharding: rules that come before ``mesh.RULES``.
-
-  Raises:
-    InputError: a rule list leaves a name uncovered.
+    sharding: rules that come before ``mesh.RULES``; a name that none covers raises InputError.
   """
   # Trained parameters are always float32: lower precision would round small updates away.
   frozen = encoder_config.arithmetic(
