@@ -88,13 +88,13 @@ def _by_parts(
       return encode(rows, key)
 
   converted, shared = jax.closure_convert(one, rows, chunk[1], jnp.zeros((), jnp.int32))
-  copies = [_copy(x, parts, mesh) for x in shared]
+
+  def copy(x: Array) -> Array:
+    rest = (P.UNCONSTRAINED,) * x.ndim
+    copies = jnp.broadcast_to(x, (parts, *x.shape))
+    return jax.lax.with_sharding_constraint(copies, NamedSharding(mesh, P('data', *rest)))
+
+  copies = [copy(x) for x in shared]
   axes = (0, None, 0, *(0 for _ in copies))
   run = jax.vmap(jax.checkpoint(converted), axes, spmd_axis_name='data')
   return lambda chunk: run(*chunk, jnp.arange(parts, dtype=jnp.int32), *copies)
-
-
-def _copy(x: Array, parts: int, mesh: Mesh) -> Array:
-  rest = (P.UNCONSTRAINED,) * x.ndim
-  copies = jnp.broadcast_to(x, (parts, *x.shape))
-  return jax.lax.with_sharding_constraint(copies, NamedSharding(mesh, P('data', *rest)))

@@ -226,8 +226,6 @@ class Retrieval:
     others += config.corpus_negatives
     if config.corpus_negatives < 0:
       others = len(distinct) - 1
-    sizes = {'query': tokens.num_queries, 'passage': tokens.num_passages}
-    cut = {kind: (tokens.cut[kind], size) for kind, size in sizes.items()}
     part = 0 < config.eval.corpus_limit < tokens.num_passages
     embedders = functools.partial(make_embedders, section, config, self.devices, tokenizer)
 
@@ -236,7 +234,7 @@ class Retrieval:
 
     def frozen() -> Scores:
       if jax.process_index() == 0 and not section.fold:
-        for line in Frozen(config, self.workdir, tokenizer).describe(cut):
+        for line in Frozen(config, self.workdir, tokenizer).describe(texts_cut(tokens)):
           logger.info('%s', line)
       return ranking().frozen()
 
@@ -259,6 +257,12 @@ class Retrieval:
 
 def store_folder(section: ConfigDict, workdir: epath.Path, task: str = '') -> epath.Path:
   return (epath.Path(section.store) if section.store else workdir / 'store') / task
+
+
+def texts_cut(tokens: store.Store) -> dict[str, tuple[int, int]]:
+  """By kind, (texts that were cut, all texts)."""
+  sizes = {'query': tokens.num_queries, 'passage': tokens.num_passages}
+  return {kind: (tokens.cut[kind], size) for kind, size in sizes.items()}
 
 
 def store_options(section: ConfigDict) -> dict[str, Any]:
@@ -476,8 +480,7 @@ class Ranking:
     name = 'train' if data.dev is None else 'dev'
     self._tokens = tokens = data.open_store(name, self._source, tokenizer)
     queries, self.total = np.arange(tokens.num_queries), tokens.num_passages
-    sizes = {'query': tokens.num_queries, 'passage': tokens.num_passages}
-    self.cut = {kind: (tokens.cut[kind], size) for kind, size in sizes.items()}
+    self.cut = texts_cut(tokens)
     query_rows = tokens.query_rows(queries)
     passages = np.arange(tokens.num_passages)
     if not whole and 0 < config.eval.corpus_limit < len(passages):

@@ -11,7 +11,7 @@ there is no prompt (Table 2).
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -302,7 +302,7 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
     roles = {'config.topics.path': epath.Path(config.topics.path)}
     found = topics.load_topics(config.topics.path)
   found = keep(found, config.topics.keep)
-  found.check_shares(_some(data.read_passages()), section.dir)
+  found.check_shares(list(itertools.islice(data.read_passages(), 1000)), section.dir)
   if jax.process_index() == 0 and not path.exists():
     topics.save_topics(path, found)
   texts = dataclasses.replace(data, found=found).texts({'topics': found})
@@ -396,10 +396,6 @@ def keep(found: topics.Topics, count: int) -> topics.Topics:
     sizes=found.sizes[:count],
     distributions=found.distributions[: 1 + count],
   )
-
-
-def _some(texts: Iterator[str]) -> list[str]:
-  return [text for text, _ in zip(texts, range(1000), strict=False)]
 
 
 def random_words(
