@@ -193,8 +193,9 @@ def arrays(
   total = len(rows)
   if (size := total * passages.width * 4) > MOST_BYTES:
     raise InputError(
-      f'config.corpus_negatives: -1 puts {size / 2**30:.1f} GiB of passages on every device, over '
-      f'{MOST_BYTES / 2**30:g}; draw some for each update, --config.corpus_negatives=65536 say'
+      f'config.corpus_negatives: -1 puts all {total:,} passages, {size / 2**30:.1f} GiB, on every '
+      f'device, over {MOST_BYTES / 2**30:g}; draw some for each update, '
+      '--config.corpus_negatives=65536 say'
     )
   return {contrastive.VECTORS: passages.take(rows), contrastive.ROWS: rows}
 
