@@ -161,7 +161,7 @@ def test_ms_marco_chooses_on_training_queries_and_reads_titles(recipe, tmp_path)
     (tmp_path / f'{name}.train.tsv').write_text(lines + '\n')
   config = parse(recipe)
   config.data.dir = str(tmp_path)
-  splits = retrieval_data.find(config.data, config, tmp_path / 'run', None)
+  splits = retrieval_data.find_splits(config.data, config, tmp_path / 'run', None)
   train, dev = (sources.load_dataset(source) for source in (splits.train, splits.dev))
   chosen = {query.id for query in dev.queries}
   assert 1 <= len(chosen) <= 12 and len(train.queries) + len(chosen) == 2000

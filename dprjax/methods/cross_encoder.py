@@ -154,11 +154,13 @@ def pointwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
   )
 
 
-def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> DataSource:
+def find_data(
+  section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh
+) -> DataSource:
   """The data of a dual encoder; evaluation re-ranks candidates of the dev split."""
   if config.tasks:
-    return tasks.find(section, config, workdir, devices, 'pairs', _templates, numbered=False)
-  found = retrieval_data.find(section, config, workdir, devices, kind=Candidates)
+    return tasks.find_tasks(section, config, workdir, devices, 'pairs', _templates, numbered=False)
+  found = retrieval_data.find_splits(section, config, workdir, devices, kind=Candidates)
   return pair_data.with_negatives(found).texts()
 
 
@@ -236,7 +238,7 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
 
 METHOD = Method(
   build,
-  find,
+  find_data,
   export,
   parts=('classifier',),
   options=('data.folds', 'tasks'),

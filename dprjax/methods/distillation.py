@@ -24,7 +24,7 @@ KEY = 'teacher_scores'  # key of a batch
 _NONE = -1e30  # a masked logit; -inf has no gradient if all are masked
 
 
-def check(config: ConfigDict) -> None:
+def check_teacher(config: ConfigDict) -> None:
   """Raises InputError if there are no teacher scores."""
   if config.distillation.loss == 'none':
     return

@@ -200,16 +200,18 @@ def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
   return fractions | {'negatives/queries_short_of_a_pool': fraction(short)}
 
 
-def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> DataSource:
+def find_data(
+  section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh
+) -> DataSource:
   """Queries and passages, of one data set or of several tasks."""
   # Imported here, so that the loss can be used without the modules that read files.
   from dprjax.methods import query_only, retrieval_data, tasks
 
-  distillation.check(config)
-  query_only.check(config, devices)
+  distillation.check_teacher(config)
+  query_only.check_corpus_negatives(config, devices)
   if config.tasks:
-    return tasks.find(section, config, workdir, devices, numbered=False)
-  return retrieval_data.find(section, config, workdir, devices).texts()
+    return tasks.find_tasks(section, config, workdir, devices, numbered=False)
+  return retrieval_data.find_splits(section, config, workdir, devices).texts()
 
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
@@ -222,7 +224,7 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
 
 METHOD = Method(
   build,
-  find,
+  find_data,
   dual_encoder.export,
   options=(
     *dual_encoder.OPTIONS,

@@ -275,7 +275,7 @@ def build(
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     for prompt in (*found.own.values(), *found.sources.values()) if parts.sha256 else ():
-      check(prompt, config, model, parts, tokenizer, kinds)
+      check_prompt(prompt, config, model, parts, tokenizer, kinds)
     params: dict[str, Any] = {}
     fresh: dict[str, int] = {}
     for number, task in enumerate(names):
@@ -342,7 +342,7 @@ def expand(
   return vectors
 
 
-def check(
+def check_prompt(
   prompt: Prompt,
   config: ConfigDict,
   model: EncoderConfig,
@@ -398,7 +398,7 @@ def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more:
   """
   return Method(
     build,
-    functools.partial(find, form=form, kinds=kinds),
+    functools.partial(find_data, form=form, kinds=kinds),
     functools.partial(export, kinds=kinds),
     shapes=functools.partial(shapes, form=form, kinds=kinds),
     intermediate=describes_tasks,
@@ -420,7 +420,7 @@ def shapes(
   return tasks.batch_shapes(config, model, tokenizer, form, around)
 
 
-def find(
+def find_data(
   section: ConfigDict,
   config: ConfigDict,
   workdir: epath.Path,
@@ -431,7 +431,7 @@ def find(
   found = read_files(config)
   # Fails before the data are read.
   specs(config, kinds, found)
-  texts = tasks.find(
+  texts = tasks.find_tasks(
     section, config, workdir, devices, form, functools.partial(around, config, kinds, found)
   )
   return _keep(texts, workdir, found)

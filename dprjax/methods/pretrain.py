@@ -272,7 +272,9 @@ def _skip_from(config: ConfigDict, model: EncoderConfig) -> int:
   return config.pretrain.skip_from or model.num_layers // 2
 
 
-def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> DataSource:
+def find_data(
+  section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh
+) -> DataSource:
   """Plain text: the files and folders in ``config.data.dir``, separated by commas.
 
   Raises:
@@ -382,7 +384,7 @@ def shapes(config: ConfigDict, _: EncoderConfig, tokenizer: Tokenizer) -> BatchS
 
 METHOD = Method(
   build,
-  find,
+  find_data,
   export,
   parts=('mlm', 'condenser'),
   options=('prompt.kind', 'prompt.length', 'matryoshka'),

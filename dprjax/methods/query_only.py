@@ -80,7 +80,7 @@ class Vectors:
     return vectors
 
 
-def check(config: ConfigDict, devices: Mesh) -> None:
+def check_corpus_negatives(config: ConfigDict, devices: Mesh) -> None:
   """Raises InputError for invalid corpus negatives."""
   if config.corpus_negatives < 0 and config.negatives:
     raise InputError(

@@ -46,7 +46,7 @@ logger = logging.getLogger('dprjax')
 class Retrieval:
   """Queries and passages of one data set in a workdir.
 
-  Methods with other data override `assign`, `relate` or `check`.
+  Methods with other data override `assign`, `relate` or `check_negatives`.
 
   Attributes:
     section: ``config.data``, or that of a task.
@@ -84,7 +84,7 @@ class Retrieval:
     del judged, passage_ids
     return relevant
 
-  def check(self, tokens: store.Store) -> None:
+  def check_negatives(self, tokens: store.Store) -> None:
     """Raises InputError if there is nothing to learn from the training split."""
     check_comparable(self.config, tokens)
 
@@ -187,7 +187,7 @@ class Retrieval:
       knob = f'{kind}_max_length'
       dual_encoder.check_length(config, model, f'config.data.{knob}', section[knob])
     tokens = self.open_store('train', self.train, tokenizer)
-    self.check(tokens)
+    self.check_negatives(tokens)
     passages = None
     if config.prompt.sides == 'query':
       passages = query_only.open_passages(self.train, tokens, config, self.workdir, tokenizer)
@@ -275,7 +275,7 @@ def store_options(section: ConfigDict) -> dict[str, Any]:
   }
 
 
-def find(
+def find_splits(
   section: ConfigDict,
   config: ConfigDict,
   workdir: epath.Path,

@@ -51,7 +51,7 @@ class Task(NamedTuple):
   data: Retrieval | LabelledPairs
 
 
-def find(
+def find_tasks(
   section: ConfigDict,
   config: ConfigDict,
   workdir: epath.Path,
@@ -161,7 +161,7 @@ def _find_task(
     )
   if entry.form == 'retrieval':
     measures.parse_measures([entry.measure])  # before the training
-    splits = _limit_dev(retrieval_data.find(section, config, workdir, devices, name))
+    splits = _limit_dev(retrieval_data.find_splits(section, config, workdir, devices, name))
     if form == 'retrieval':
       return splits
     if not config.negatives:
@@ -190,7 +190,7 @@ def _plain_templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
 
 @dataclasses.dataclass(frozen=True)
 class _Tasks:
-  """The located data of all tasks; attributes as the arguments of `find`."""
+  """The located data of all tasks; attributes as the arguments of `find_tasks`."""
 
   tasks: list[Task]
   section: ConfigDict

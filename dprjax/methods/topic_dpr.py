@@ -62,7 +62,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
   Raises InputError for an invalid option.
   """
-  check(config, devices)
+  check_options(config, devices)
   dual_encoder.check_pooling(config, model)
   contrastive.check_lengths(config.matryoshka, model.vector_size)
   knobs, spec = config.topics, vector_spec.of_config(config)
@@ -209,7 +209,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   return Model(init, loss, embed, shown, dual_encoder.without_adapter)
 
 
-def check(config: ConfigDict, devices: Mesh) -> None:
+def check_options(config: ConfigDict, devices: Mesh) -> None:
   """Raises InputError for options that do not go together."""
   knobs = config.topics
   contrastive.check_update(config, 'document')
@@ -279,13 +279,15 @@ def word_tokens(
   return np.array(rows, np.int32)
 
 
-def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> DataSource:
+def find_data(
+  section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh
+) -> DataSource:
   """Titles, abstracts and categories; see ``Method.data``. Fits or reads the topics.
 
   Raises:
-    InputError: as ``retrieval_data.find`` and ``data.topics.load_topics``.
+    InputError: as ``retrieval_data.find_splits`` and ``data.topics.load_topics``.
   """
-  data = retrieval_data.find(section, config, workdir, devices, kind=Documents)
+  data = retrieval_data.find_splits(section, config, workdir, devices, kind=Documents)
   if not config.topics.path:
     return data.texts()
   path = workdir / _KEPT
@@ -366,7 +368,7 @@ class Documents(retrieval_data.Retrieval):
       related[query] = dict.fromkeys(others, 1) | grades
     return related
 
-  def check(self, tokens: store.Store) -> None:
+  def check_negatives(self, tokens: store.Store) -> None:
     check_categories(tokens)
 
 
@@ -508,7 +510,7 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
 
 METHOD = Method(
   build,
-  find,
+  find_data,
   export,
   options=('prompt.length', 'matryoshka'),
   requires={'data.categories': True, 'negatives': 0, 'normalize': True, 'in_batch': True},

@@ -96,7 +96,7 @@ def distance(x: Float[Array, 'B H'], y: Float[Array, 'B H']) -> Float[Array, ' B
   return jnp.where(equal, 0, jnp.sqrt(jnp.where(equal, 1, square)))
 
 
-def find(
+def find_data(
   section: ConfigDict,
   config: ConfigDict,
   workdir: epath.Path,
@@ -309,4 +309,4 @@ def shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer) -> BatchShape
   return sentences.batch_shapes(VIEWS, {'triplet_index': np.int32}, config, model)
 
 
-METHOD = Method(build, find, dual_encoder.export, options=dual_encoder.OPTIONS, shapes=shapes)
+METHOD = Method(build, find_data, dual_encoder.export, options=dual_encoder.OPTIONS, shapes=shapes)

@@ -67,7 +67,7 @@ def build(
   return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_adapter)
 
 
-def find(
+def find_data(
   section: ConfigDict,
   config: ConfigDict,
   workdir: epath.Path,
@@ -193,4 +193,4 @@ def shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer) -> BatchShape
   return sentences.batch_shapes(VIEWS, {'pair_index': np.int32, 'score': np.float32}, config, model)
 
 
-METHOD = Method(build, find, dual_encoder.export, options=dual_encoder.OPTIONS, shapes=shapes)
+METHOD = Method(build, find_data, dual_encoder.export, options=dual_encoder.OPTIONS, shapes=shapes)

@@ -470,7 +470,7 @@ def test_what_distillation_needs(tmp_path, knobs, message):
   config = make_config(distillation__loss='kl', **knobs)
   with refused(message):
     check_knobs(config)
-    dpr.find(config.data, config, tmp_path, make_mesh({'data': 1}))
+    dpr.find_data(config.data, config, tmp_path, make_mesh({'data': 1}))
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def start(folder, backbone, tmp_path, devices):
       }
       | changes
     )
-    found = retrieval.find(config.data, config, epath.Path(tmp_path / workdir), devices)
+    found = retrieval.find_splits(config.data, config, epath.Path(tmp_path / workdir), devices)
     loaded = hub.load_backbone(str(backbone))
     return found.open(text.load_tokenizer(str(backbone)), loaded.config)
 
@@ -173,7 +173,9 @@ def test_several_tasks_have_that_baseline_each(backbone, folder, tmp_path, devic
     config.tasks[name] = configs.task(dir=str(folder), format='beir', dev_split='dev')
     config.tasks[name].measure = 'nDCG@10'
   config.data.query_max_length = config.data.passage_max_length = 8
-  found = tasks.find(config.data, config, epath.Path(tmp_path / 'run'), devices, numbered=False)
+  found = tasks.find_tasks(
+    config.data, config, epath.Path(tmp_path / 'run'), devices, numbered=False
+  )
   model = hub.load_backbone(str(backbone)).config
   scores = found.open(text.load_tokenizer(str(backbone)), model).frozen()
   expected = pytest.approx(as_encode_runs_it(backbone, folder), abs=1e-6)

@@ -175,7 +175,7 @@ def test_knobs_that_do_not_go_together(knobs, message):
   config = with_knobs(**{'prompt__sides': 'query', 'prompt__length': 3} | knobs)
   with refused(message):
     check_knobs(config)
-    query_only.check(config, shared.make_mesh({'data': 8}))
+    query_only.check_corpus_negatives(config, shared.make_mesh({'data': 8}))
 
 
 def test_another_method_has_none():

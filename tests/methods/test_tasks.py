@@ -95,7 +95,7 @@ def start(folder, tmp_path, devices, tokenizer, model):
         node = node[parent]
       node[last] = value
     configs.check_ranges(config, '')
-    return tasks.find(
+    return tasks.find_tasks(
       config.data, config, tmp_path / 'run', devices, form, templates, numbered
     ).open(tokenizer, model)
 
