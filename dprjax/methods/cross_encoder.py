@@ -40,9 +40,9 @@ from dprjax.methods.method import (
   TrainingData,
 )
 from dprjax.methods.retrieval_data import Retrieval, dev_measures, shorten
-from dprjax.models import classifier, hub
+from dprjax.models import classifier, hub, segments
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.models.template import Template, Text, fill, unpack
+from dprjax.models.template import Template, fill, unpack
 from dprjax.runtime import mesh, tree
 from dprjax.runtime.knobs import SET
 
@@ -64,7 +64,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       f'{knobs.loss!r}'
     )
   (template,) = _templates(tokenizer)['pair']
-  opening, specials = len(tokenizer.opening), tokenizer.num_specials  # of a single text
+  around = len(tokenizer.opening), len(tokenizer.closing)
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   longest = tokenizer.pair_length(config.data.query_max_length, config.data.passage_max_length)
   chunks = config.grad_cache * config.accumulate
@@ -96,19 +96,11 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     pairs = 'label' in batch
 
     def score(rows: Any, key: Array | None) -> tuple[Float[Array, 'B C'], tuple[()]]:
-      query_tokens, query_mask, passage_tokens, passage_mask = rows
-      size, candidates, _ = passage_tokens.shape
-      texts = [
-        Text(tokens, jnp.sum(mask, axis=1, dtype=jnp.int32) - specials, opening)
-        for tokens, mask in (
-          (
-            jnp.repeat(query_tokens, candidates, axis=0),
-            jnp.repeat(query_mask, candidates, axis=0),
-          ),
-          (x.reshape(size * candidates, -1) for x in (passage_tokens, passage_mask)),
-        )
-      ]
-      length = tokenizer.pair_length(query_tokens.shape[1], passage_tokens.shape[2])
+      size, candidates, width = rows[2].shape
+      query = (jnp.repeat(x, candidates, axis=0) for x in rows[:2])
+      passage = (x.reshape(size * candidates, width) for x in rows[2:])
+      texts = [segments.bare(*text, *around) for text in (query, passage)]
+      length = tokenizer.pair_length(rows[0].shape[1], width)
       pair = fill([template], texts, min(length, longest), tokenizer.pad_id)
       scores = classifier.score_pairs(
         model,
