@@ -326,15 +326,15 @@ class Documents(retrieval_data.Retrieval):
     Random topics follow from the id, so that a title and its abstract agree.
     """
     found, knobs, seed = self.found, self.config.topics, self.config.seed
+    if found is None:
+      sizes = zip(KINDS, (tokens.num_queries, tokens.num_passages), strict=True)
+      return {kind: np.zeros(size, np.int32) for kind, size in sizes}
     dataset = sources.load_dataset(source)
     numbers = {}
     for kind, texts, ids in (
       ('query', dataset.queries, tokens.query_ids(np.arange(tokens.num_queries))),
       ('passage', dataset.passages, tokens.passage_ids(np.arange(tokens.num_passages))),
     ):
-      if found is None:
-        numbers[kind] = np.zeros(len(ids), np.int32)
-        continue
       if knobs.random_words:
         numbers[kind] = random_words(found, tokenizer, knobs.words, ids, seed)
         continue
