@@ -99,7 +99,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       size, candidates, width = rows[2].shape
       query = (jnp.repeat(x, candidates, axis=0) for x in rows[:2])
       passage = (x.reshape(size * candidates, width) for x in rows[2:])
-      texts = [segments.bare(*text, *around) for text in (query, passage)]
+      texts = [
+        segments.bare(tokens, mask, *around) for tokens, mask in (tuple(query), tuple(passage))
+      ]
       length = tokenizer.pair_length(rows[0].shape[1], width)
       pair = fill([template], texts, min(length, longest), tokenizer.pad_id)
       scores = classifier.score_pairs(

@@ -291,13 +291,7 @@ def build(
     params |= prompt_encoder.init_prompt_encoders(model, keys, fresh)
     made = {'prompt': tree.unflatten(params)} if params else {}
     if found.sources:
-      made['sources'] = tree.unflatten(
-        {
-          f'{task}/{name}': vectors
-          for task, prompt in found.sources.items()
-          for name, vectors in template.vectors(prompt).items()
-        }
-      )
+      made['sources'] = tree.unflatten(_vectors(found.sources, '{task}/{name}'))
     return made
 
   def table(params: Params) -> LearnedTokens | None:
@@ -316,6 +310,15 @@ def build(
 
   bare = templates.without_prompts()
   return Prompts(names, templates, bare, init, table, weights, tuple(found.sources))
+
+
+def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
+  """The prompts' vectors by flat names; ``path`` has the fields task and name."""
+  return {
+    path.format(task=task, name=name): vectors
+    for task, prompt in prompts.items()
+    for name, vectors in template.vectors(prompt).items()
+  }
 
 
 def expand(
@@ -475,16 +478,8 @@ def export(
   """The trained prompt of a task, or the encoder with its head and the prompts of all tasks."""
   found = Files(_kept(workdir, 'own'), _kept(workdir, 'sources'))
   of_tasks = dict(zip(sorted(config.tasks), specs(config, kinds, found), strict=True))
-  sources = {
-    f'sources/{task}/{name}': vectors
-    for task, prompt in found.sources.items()
-    for name, vectors in template.vectors(prompt).items()
-  }
-  stored = {
-    f'prompt/{task}/{name}/vectors': vectors
-    for task, prompt in found.own.items()
-    for name, vectors in template.vectors(prompt).items()
-  }
+  sources = _vectors(found.sources, 'sources/{task}/{name}')
+  stored = _vectors(found.own, 'prompt/{task}/{name}/vectors')
   params = tree.unflatten({**sources, **stored, **trained})
   learned = {task: list(spec.lengths) for task, spec in of_tasks.items()}
   prompt = {name: params[name] for name in ('prompt', 'sources') if name in params}
