@@ -220,7 +220,7 @@ def start(dump, knobs, devices, tokenizer, model, tmp_path):
       'data__query_buckets': (8, 16),
     } | changes
     config = knobs(**options)
-    texts = sections.find(config.data, config, tmp_path / workdir, devices)
+    texts = sections.find_data(config.data, config, tmp_path / workdir, devices)
     return texts.open(tokenizer, model)
 
   return run

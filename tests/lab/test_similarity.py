@@ -104,7 +104,7 @@ def test_values_of_spearman():
 
 
 def find(method, config, workdir, devices):
-  return method.find(config.data, config, workdir, devices)
+  return method.find_data(config.data, config, workdir, devices)
 
 
 @pytest.fixture

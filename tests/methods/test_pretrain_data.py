@@ -25,7 +25,7 @@ def split(text):
 
 
 def find(method, config, workdir, devices):
-  return method.find(config.data, config, workdir, devices)
+  return method.find_data(config.data, config, workdir, devices)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ WEIGHTS = {'query/weight': jnp.float32(2), 'passage/weight': jnp.float32(1)}
 
 
 def find(method, config, workdir, devices):
-  found = method.find(config.data, config, workdir, devices)
+  found = method.find_splits(config.data, config, workdir, devices)
   return found.texts() if isinstance(found, retrieval.Retrieval) else found
 
 
