@@ -3,9 +3,9 @@
     python -m dprjax.bm25 --corpus=corpus.jsonl --queries=queries.jsonl --qrels=qrels/test.tsv \\
         --out=bm25.trec
 
-Words are stemmed and stop words left out. Text may be in any script: where words have no spaces
-between them (Chinese, Japanese, Thai, ...), and in Korean, each letter and each two neighbours are
-words. Beside the run, bm25.trec.json says how it was made.
+Words are stemmed, stop words left out. In scripts without spaces between words (Chinese, Japanese,
+Thai, ...) and in Korean, each letter and each pair of neighbours is a word. bm25.trec.json says how
+the run was made.
 """
 
 import dataclasses
@@ -49,7 +49,6 @@ class Flags:
 
 
 def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
-  """The run, and the report that is written beside it."""
   bm25.check_settings(args.k1, args.b, args.language)
   corpus = files.regular_file(args.corpus, 'corpus')  # it is read twice
   texts = {query.id: query.text for query in read_texts(args.queries, 'query')}
@@ -82,8 +81,7 @@ def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
   run = trec.run_from_rows(list(texts), index.ids, found.rows, found.scores)
   empty = [query_id for query_id, ranking in run if not ranking]
   cli.report_ids(
-    f'{args.queries}: {len(empty):,} of {counted(len(run), "queries")} without a word of any '
-    'passage',
+    f'{args.queries}: {len(empty):,} of {counted(len(run), "queries")} have no word of a passage',
     empty,
     False,
   )

@@ -2,11 +2,10 @@
 
     python -m dprjax.configs
 
-They go by these names in every folder that has no `configs/` of its own. `--options` lists what a
-config sets, with its default and what it changes; `--options=WORD` only the options with that word.
-`--copy=DIR` writes the experiments, the pinned versions (`constraints/`) and the scripts for
-clusters and servers (`launch/`) to a folder. A config file is a few lines of Python: copy one to
-change it.
+These names work in every folder without a `configs/` of its own. `--options` lists what a config
+sets, with defaults and effects; `--options=WORD` only options with that word. `--copy=DIR` writes
+the experiments, the pinned versions (`constraints/`) and the scripts for clusters and servers
+(`launch/`) to a folder. A config file is a few lines of Python: copy one to change it.
 """
 
 import ast
@@ -57,7 +56,7 @@ def _command(args: Flags) -> None:
 
 
 def options() -> Iterator[tuple[str, str]]:
-  """Every option of a config, as ``config.KEY = DEFAULT (what it may be)``, and what it changes."""
+  """Every option, as ``config.KEY = DEFAULT (what it may be)``, and its effect."""
   for prefix, table in (('', knobs.table), ('tasks.NAME.', knobs.task_table)):
     known = configs.flat(vars(table()))
     about: list[str] = []
@@ -70,14 +69,14 @@ def options() -> Iterator[tuple[str, str]]:
         text = re.sub(r'\bc\.(?=[a-z])', 'config.', ' '.join([*about, found[3] or '']).strip())
         yield f'config.{prefix}{found[1]} = {knob.value!r} ({knob.expected})', text
         about = []
-      else:  # a comment on a section stands before its first option
+      else:  # a comment on a section precedes its first option
         about = about if 'SimpleNamespace()' in line else []
 
 
 def _list_options(word: str) -> None:
   found = [one for one in options() if word.lower() in ' '.join(one).lower()]
   if not found:
-    raise InputError(f'--options={word!r:.60}: no option has that word; --options lists all')
+    raise InputError(f'--options={word!r:.60}: no option has that word')
   for option, text in found:
     print(option)
     print(textwrap.indent(textwrap.fill(text, _COLUMNS - 4), '    '))

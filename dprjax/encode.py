@@ -3,13 +3,12 @@
     python -m dprjax.encode --backbone=DIR --prompt=prompt.npz --kind=passage \\
         --input=corpus.jsonl --out=embeddings/corpus
 
-Uses all local devices, and sorts texts by length to compute little padding. After an interruption
-the same command continues with the next shard. On several hosts, run the same command on each:
-every process encodes other shards. All hosts must see the folder, which ends up the same as from
-one process.
+All local devices encode. After an interruption the same command continues with the next shard. On
+several hosts that see the same folder, run the same command on each: every process encodes its own
+shards.
 
---store=float16, int8 and binary make the folder 2, 4 and 32 times smaller, and --dimensions=128 as
-much as it cuts: docs/smaller.md says what that costs.
+--store=float16, int8 and binary make the folder 2, 4 and 32 times smaller; --dimensions=128 cuts
+the vectors. docs/smaller.md has the price of each.
 """
 
 from __future__ import annotations
@@ -32,11 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger('dprjax')
 
-_CHECKED = 1000  # texts of a corpus, for a word that the topics know
+_CHECKED = 1000  # texts of a corpus that should have a word of the topics
 
 
 def _topic(text: str) -> str:
-  """For argparse's ``type``."""
   return text if text in ('infer', 'oracle') else str(flags.whole(0, 1000)(text))
 
 
@@ -92,17 +90,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: Flags) -> None:
-  # First, because loading the backbone takes a while.
+  # Before the backbone, which takes a while to load.
   files.existing(args.input, 'input')
   if args.topic == 'oracle' and args.documents is None:
-    raise InputError('--topic=oracle needs --documents=FILE, the corpus that has their topics')
+    raise InputError('--topic=oracle needs --documents=FILE, the corpus with the topics')
   if args.qrels and args.kind != 'query':
     raise InputError('--qrels chooses queries: it goes with --kind=query')
   if args.store in codes.LEVELS and args.kind == 'query':
-    raise InputError(
-      f'--store={args.store} is for passages; queries stay float32 or float16, and their scores '
-      'with the codes are exact'
-    )
+    raise InputError(f'--store={args.store} is for passages; queries stay float32 or float16')
   import jax
 
   inputs = flags.paths(args, 'backbone', 'prompt', 'input', 'qrels', 'documents')
@@ -134,10 +129,7 @@ def _encode(args: Flags) -> None:
     **limit,
   )
   if args.store == 'float16' and not encoder.entry().spec.normalize:
-    raise InputError(
-      '--store=float16 needs vectors of unit length (--normalize=true): raw inner products can '
-      'exceed its range'
-    )
+    raise InputError('--store=float16 needs --normalize=true: other values can exceed its range')
   _warn_untrained_length(encoder)
   texts = list(read_texts(args.input, args.kind))
   if args.qrels is not None:
@@ -160,7 +152,7 @@ def _encode(args: Flags) -> None:
 
 
 def _topics(encoder: Encoder, args: Flags, texts: Sequence[Text]) -> list[int] | None:
-  """The topic of each text; None where each text finds its own."""
+  """The topic of each text; None to infer them."""
   if args.topic == 'infer':
     if args.kind == 'passage':
       for model in encoder.topics.values():
@@ -175,8 +167,8 @@ def _topics(encoder: Encoder, args: Flags, texts: Sequence[Text]) -> list[int] |
   found = {text.id: text.text for text in read_texts(args.documents, 'passage', wanted)}
   if missing := [text.id for text in texts if text.id not in found]:
     raise InputError(
-      f'--topic=oracle: {args.documents} has no document with the id {missing[0]!r} '
-      f'({len(missing)} of {len(texts)} are missing); give --topic=infer'
+      f'--topic=oracle: {args.documents} lacks {len(missing)} of {len(texts)} documents, such as '
+      f'{missing[0]!r}; use --topic=infer'
     )
   (model,) = encoder.topics.values()
   return model.assign([found[text.id] for text in texts]).tolist()
@@ -188,8 +180,7 @@ def _warn_untrained_length(encoder: Encoder) -> None:
   whole = encoder.backbones['passage'].config.vector_size
   if encoder.dimension < whole and encoder.dimension not in trained:
     logger.info(
-      '--dimensions=%d: no prompt says that it was trained for this (config.matryoshka): measure '
-      'what is lost',
+      '--dimensions=%d: no prompt was trained for it (config.matryoshka); measure the loss',
       encoder.dimension,
     )
 

@@ -2,35 +2,32 @@
 
     python -m dprjax.evaluate --run=run.trec --qrels=qrels/test.tsv --out=metrics.json
 
-Every judged query counts; one without results in the run counts as 0. Equal scores are ranked by
-falling id, as trec_eval ranks them, in every measure. Several data sets in one call
-make one table with their average. Their judgements are given one by one, or found in BEIR folders
-(DIR/qrels/SPLIT.tsv, named as the folder is):
+Every judged query counts; one without results counts as 0. Equal scores are ranked by falling id,
+as trec_eval does. Several data sets make one table with their average. Their judgements are given
+one by one, or found in BEIR folders (DIR/qrels/SPLIT.tsv, named after the folder):
 
     python -m dprjax.evaluate --run=nq=nq.trec --qrels=nq=nq.tsv \\
         --run=fiqa=fiqa.trec --qrels=fiqa=fiqa.tsv --out=metrics.json
     python -m dprjax.evaluate --beir=beir/scifact --beir=beir/fiqa \\
         --run=scifact=a.trec --run=fiqa=b.trec --out=metrics.json
 
-Measures are named as ir_measures names them; nAP@k is average precision over min(k, R), where R
-documents are relevant, as sentence-transformers and Topic-DPR have it.
+Measures have ir_measures' names. nAP@k is average precision over min(k, R) for R relevant
+documents, as in sentence-transformers and Topic-DPR.
 
-Open-domain question answering is measured by the answers in the passages, Answer@k, as DPR counts
-its top-k accuracy. A question's id is its id, _id or query_id, or its place in the file, from 1:
+Answer@k is DPR's top-k accuracy for open-domain question answering. A question's id is its id, _id
+or query_id, or its place in the file, from 1:
 
     python -m dprjax.evaluate --run=nq.trec --answers=nq-test.qas.csv --corpus=psgs_w100.tsv \\
         --out=metrics.json
 
-A model is measured by mteb's tasks, or on folders as tasks of mteb; mteb brings PyTorch and keeps
-its own results (pip install 'dprjax[mteb]'):
+mteb's tasks, or folders as tasks, measure a model (pip install 'dprjax[mteb]', with PyTorch):
 
     python -m dprjax.evaluate --mteb=SciFact,NFCorpus --backbone=B --prompt=qa.npz --out=mteb.json
 
 metrics.json: {"mean": {measure: value}, "per_query": {measure: {query: value}}, "counts": {...},
-"settings": {...}, "command": text}. With several data sets these are the averages over the sets,
-the queries as SET/query and the sums, and "datasets" has each set. Of mteb: {"mean":
-{task: main score, "average": value}, "tasks": {task: {"main_score": name, "scores":
-{split: [...]}}}, "model": {...}}.
+"settings": {...}, "command": text}. With several data sets these are averages, queries as SET/query
+and sums, and "datasets" has each set. With mteb: {"mean": {task: main score, "average": value},
+"tasks": {task: {"main_score": name, "scores": {split: [...]}}}, "model": {...}}.
 """
 
 import dataclasses
@@ -134,14 +131,14 @@ class Flags:
 def evaluate(
   run: str, qrels: str | None, answer_file: str | None, corpus: str | None, args: Flags
 ) -> dict[str, Any]:
-  """One run of one data set.
+  """Measures one run on one data set.
 
   Args:
     run: a TREC run.
-    qrels: judgements; or ``answer_file``, or both.
-    answer_file: see ``retrieval.answers.read_answers``.
-    corpus: the passages; needed for answers, else searched for the ids of judged documents.
-    args: which measures, and what is an error.
+    qrels: judgements.
+    answer_file: answers, see ``retrieval.answers.read_answers``; with or without ``qrels``.
+    corpus: the passages, for answers and to look for the ids of judged documents.
+    args: measures, and what is an error.
 
   Returns:
     ``measures.Metrics`` and the settings.
@@ -149,12 +146,12 @@ def evaluate(
   Raises:
     InputError: bad files, or what ``args.strict`` forbids.
   """
-  # The small files first: a mistake in them should not wait for a large run.
+  # Small files first: their mistakes should not wait for a large run.
   measures.parse_measures(args.measure)
   if not qrels and not answer_file:
-    raise InputError(f'nothing to measure {run} by: give --qrels, or --answers and --corpus')
+    raise InputError(f'{run}: nothing to measure by; give --qrels, or --answers and --corpus')
   if answer_file and corpus is None:
-    raise InputError('--answers needs --corpus, the passages to look for them in')
+    raise InputError('--answers needs --corpus, the passages that may hold them')
   judged = read_qrels(qrels) if qrels else {}
   questions = answers.read_answers(answer_file) if answer_file else {}
   ranked = trec.read_run(run)
@@ -164,10 +161,10 @@ def evaluate(
     ranked = ranked.keep(~same)
     judged = _without_own_id(judged, qrels)
   elif 2 * _first_with_own_id(ranked, same, judged) > with_own_id:
-    # A passage that is its own query is ranked first. Ids that only look alike are seldom there.
+    # A passage that is its own query is ranked first; ids that only look alike seldom are.
     logger.info(
-      '%s: for %d of %d queries the document of the same id was found, mostly ranked first; where '
-      'queries are passages of the corpus, --drop_same_id=true leaves it out, as BEIR does',
+      '%s: %d of %d queries found the document of their own id; if queries are passages of the '
+      'corpus, --drop_same_id=true leaves it out, as BEIR does',
       run,
       with_own_id,
       len(ranked),
@@ -188,12 +185,12 @@ def evaluate(
   for role, count in trained.items():
     if count:
       logger.warning(
-        '%s: the model %s %d of these %d queries (by hashes of their texts)%s',
+        '%s: the model %s %d of these %d queries%s',
         run,
         seen.ROLES[role],
         count,
         len(measured),
-        '; measure it on others' if role == 'train' else ', which flatters it a little',
+        '; measure it on others' if role == 'train' else ', which flatters it slightly',
       )
   if qrels:
     parts.append(measures.measure(ranked, judged, args.measure))
@@ -203,7 +200,7 @@ def evaluate(
     tell_missing(questions, 'questions')
     unknown = sorted(needed - set(texts))
     cli.report_ids(
-      f'{run}: {len(unknown)} of its passages are not in {corpus}, and count as without an answer',
+      f'{run}: {len(unknown)} of its passages are not in {corpus} and count as without an answer',
       unknown,
       args.strict,
     )
@@ -230,7 +227,7 @@ def evaluate(
 
 
 def _first_with_own_id(ranked: trec.Run, same: np.ndarray, judged: Qrels) -> int:
-  """The queries whose first document has their id, and was not judged to be an answer to them."""
+  """Queries whose first document has their own id and was not judged relevant to them."""
   first = ranked.offsets[:-1][np.diff(ranked.offsets) > 0]
   rows = ranked.query_of_row()[first[same[first]]].tolist()
   ids = [ranked.query_ids[row] for row in rows]
@@ -238,11 +235,11 @@ def _first_with_own_id(ranked: trec.Run, same: np.ndarray, judged: Qrels) -> int
 
 
 def _without_own_id(judged: Qrels, name: str | None) -> Qrels:
-  """The judgements without those of a query's own id."""
+  """The judgements without the query's own id."""
   own = [query for query, documents in judged.items() if query in documents]
   if not own:
     return judged
-  logger.info('%s: judgements of the query itself are left out too: %d', name, len(own))
+  logger.info('%s: left out %d judgements of a query by itself', name, len(own))
   kept = {
     query: {document: grade for document, grade in documents.items() if document != query}
     for query, documents in judged.items()
@@ -251,7 +248,7 @@ def _without_own_id(judged: Qrels, name: str | None) -> Qrels:
 
 
 def combine(datasets: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Several data sets' metrics as one; each set has the same weight in the means."""
+  """Merges the metrics of several data sets; each has the same weight in the means."""
   first, *others = datasets.values()
   names = [name for name in first['mean'] if all(name in other['mean'] for other in others)]
   counts = dict.fromkeys(count for metrics in datasets.values() for count in metrics['counts'])
@@ -297,16 +294,14 @@ def _command(args: Flags) -> None:
   for folder in args.beir:
     name = epath.Path(folder).name
     if name in qrels:
-      raise InputError(
-        f'--beir={folder} and --qrels={name}=... give the judgements of {name} twice'
-      )
+      raise InputError(f'--beir={folder} and --qrels={name}=... both give judgements of {name}')
     qrels[name] = str(files.existing(epath.Path(folder) / 'qrels' / f'{args.split}.tsv', 'qrels'))
   named = {'--run': runs, '--qrels': qrels, '--answers': answer_files, '--corpus': corpora}
   for option, by_name in named.items():
     if extra := next((name for name in by_name if name not in runs), None):
       raise InputError(
-        f'{option} has a file of {extra}, but there is no --run={extra}=FILE; there are runs of '
-        f'{", ".join(runs)}'
+        f'{option} has a file of {extra}, but the runs are of {", ".join(runs)}: add '
+        f'--run={extra}=FILE'
       )
   inputs: dict[str, Any] = {option: list(by_name.values()) for option, by_name in named.items()}
   _check_pipes(path for paths in inputs.values() for path in paths)
@@ -322,7 +317,7 @@ def _measure_by_mteb(args: Flags, tasks: Sequence[str], model: MtebFlags) -> Non
     raise InputError('--mteb needs --backbone, and a --prompt where one was trained')
   if not tasks:
     raise InputError('--mteb names no task')
-  # Imported here: JAX, and PyTorch by mteb.
+  # Imports JAX, and PyTorch by mteb.
   from dprjax import mteb
   from dprjax.runtime import compiled
 
@@ -383,7 +378,7 @@ def _measure(
 
 
 def _shown(args: Flags, *files_by_name: Mapping[str, str]) -> str:
-  """The command, for a model card: files by their names alone, since folders are a person's own."""
+  """The command for a model card, with files by name: folders are private."""
   words = ['python -m dprjax.evaluate']
   for option, by_name in zip(('run', 'qrels', 'answers', 'corpus'), files_by_name, strict=True):
     for name, path in by_name.items():
@@ -396,23 +391,21 @@ def _shown(args: Flags, *files_by_name: Mapping[str, str]) -> str:
 
 
 def _check_pipes(paths: Iterable[str]) -> None:
-  """Raises InputError for a pipe that is named twice: it can be read once."""
+  """Raises InputError for a pipe that is named twice."""
   pipes: set[str] = set()
   for path in paths:
     if files.is_special(path):
       if path in pipes:
-        raise InputError(
-          f'{path} is a pipe or a device, which can be read only once; write it to a file first'
-        )
+        raise InputError(f'{path} is a pipe and can be read only once; write it to a file first')
       pipes.add(path)
 
 
 def _by_name(option: str, values: Sequence[tuple[str, str]], several: bool) -> dict[str, str]:
-  """Name of the data set -> file; the name of a single data set is empty."""
+  """Files by the name of their data set, which is empty for a single one."""
   result: dict[str, str] = {}
   for name, path in values:
     if several and not name:
-      raise InputError(f'--{option}={path}: with several data sets give --{option}=NAME=FILE')
+      raise InputError(f'--{option}={path}: several data sets need --{option}=NAME=FILE')
     name = name if several else ''
     if name in result:
       raise InputError(f'--{option}={path}: given twice{f" for {name}" if name else ""}')

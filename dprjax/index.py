@@ -3,10 +3,10 @@
     python -m dprjax.index --uri=index.db --upsert=embeddings/corpus
     python -m dprjax.index --uri=http://host:19530 --collection=passages --delete=ids.txt
 
-The first command makes the collection if it is missing. A passage whose id is stored already is
-replaced; one of another backbone or prompt than the collection's is refused. After an interruption,
-run the same command again. A folder that ends in .db is a local index (milvus-lite, in this
-process); an address is a Milvus server's. dprjax.search --index=milvus searches the collection.
+The first command makes the collection if it is missing. Stored ids are replaced; passages of
+another backbone or prompt are refused. After an interruption, run the same command again. A folder
+that ends in .db is a local index (milvus-lite, in this process); an address is a Milvus server.
+dprjax.search --index=milvus searches the collection.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ def upsert(
   """Writes all of ``corpus`` into a collection, which is made if it is missing.
 
   Raises:
-    InputError: embeddings of another backbone, prompt or settings than those of the collection;
-      another ``index_type`` than the collection has; an error of Milvus.
+    InputError: another backbone, prompt, setting or index type than the collection has, or an
+      error of Milvus.
   """
   space = corpus.meta.space()
   if name in server:
@@ -57,19 +57,16 @@ def upsert(
     collection.check_space(space, '--upsert')
     if index_type not in ('auto', collection.index_type):
       raise InputError(
-        f'{server.uri}: collection {name!r} has an index {collection.index_type}; '
-        f'--index_type={index_type} is for a new one: '
-        'choose another --collection, or --drop this one first'
+        f'{server.uri}: collection {name!r} has an index {collection.index_type}, not '
+        f'{index_type}: choose another --collection, or --drop it first'
       )
   else:
     collection = server.create(name, space, index_type=index_type, rows=len(corpus))
   if corpus.meta.dtype != 'float32':
     logger.info(
-      '%s: the %s vectors of %s are stored as float32 values; --index_type=IVF_SQ8 makes an index '
-      'of 8 bits a number',
+      '%s: %s vectors become float32; --index_type=IVF_SQ8 makes an index of 8 bits a number',
       server.uri,
       corpus.meta.dtype,
-      corpus.folder,
     )
   progress = Progress('passages', len(corpus), 'writing')
   for ids, vectors in corpus.blocks(_BLOCK):
@@ -103,7 +100,7 @@ def _command(args: Flags) -> None:
         )
       )
     if args.upsert:
-      # Before an index is made for it.
+      # Before the local index is made.
       corpus = embeddings.load_embeddings(args.upsert)
       corpus.check_kind('passage', '--upsert')
       milvus.check_index_type(args.uri, args.index_type)
@@ -114,7 +111,7 @@ def _command(args: Flags) -> None:
     if args.upsert:
       upsert(server, args.collection, corpus, args.index_type)
       return
-    collection = server.open(args.collection)  # fails for a collection that dprjax did not make
+    collection = server.open(args.collection)  # refuses collections of others
     if args.drop:
       server.drop(args.collection)
       logger.info('%s, collection %s: removed', server.uri, args.collection)

@@ -1,17 +1,16 @@
-"""Mines hard negatives from any number of runs, and writes a training file (unified negative
-mining, DPTDR section 3.3).
+"""Mines hard negatives from runs, and writes a training file (unified negative mining, DPTDR
+section 3.3).
 
     python -m dprjax.mine --queries=queries.jsonl --corpus=corpus.jsonl --qrels=qrels/train.tsv \\
         --run=bm25.trec --run=dpt=dpt.trec --out=train.jsonl
 
-A query's un-denoised pool is the best 200 of every run without the positives and copies of them; 30
-of it, drawn at random, go to the file. With --reranker=DIR (a cross-encoder) or --reranked=FILE (a
-run that `python -m dprjax.rerank` has rescored), those with a probability below 0.1 are the
-denoised pool, and up to 30 of them go to the file too. Every negative keeps its retrievers, ranks
-and scores: docs/mining.md describes the file. The same inputs and seed give the same file, byte for
-byte. train.jsonl.json beside it has the counts.
+The un-denoised pool of a query is the best 200 of every run, without positives and their copies; 30
+random ones go to the file. With --reranker=DIR (a cross-encoder) or --reranked=FILE (a run of
+dprjax.rerank), those with a probability below 0.1 are the denoised pool, and up to 30 of them go to
+the file too. Every negative keeps its retrievers, ranks and scores (docs/mining.md). The same inputs
+and seed give the same bytes. train.jsonl.json has the counts.
 
-Train with --config.data.mined_negatives=train.jsonl; --config.mix.denoised and its like set the
+Train with --config.data.mined_negatives=train.jsonl; --config.mix.denoised and the like set the
 share of each pool.
 """
 
@@ -92,8 +91,9 @@ class Flags:
 
 
 def name_retrievers(given: Sequence[tuple[str, str]]) -> dict[str, str]:
-  """Names and files of runs -> file by name. An empty name becomes the tag of the run or, where two
-  runs have the same tag, the stem of the file.
+  """Files of runs by the names of their retrievers.
+
+  An empty name becomes the tag of the run or, if runs share the tag, the stem of the file.
 
   Raises:
     InputError: two runs of one name, a missing run, or a pipe.
@@ -107,8 +107,7 @@ def name_retrievers(given: Sequence[tuple[str, str]]) -> dict[str, str]:
     check_id(chosen, f'--run={path}: the name of the retriever')
     if chosen in named:
       raise InputError(
-        f'--run={path}: there is already a retriever called {chosen} ({named[chosen]}); give '
-        f'--run=NAME={path}'
+        f'--run={path}: {named[chosen]} is called {chosen} too; give --run=NAME={path}'
       )
     named[chosen] = path
   return named
@@ -120,10 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: Flags) -> None:
   if args.reranker_prompt and not args.reranker:
-    raise InputError(
-      f'--reranker_prompt={args.reranker_prompt} needs --reranker=DIR, the backbone that it was '
-      'trained on'
-    )
+    raise InputError('--reranker_prompt needs --reranker=DIR, the backbone of the prompt')
   if args.score_positives and not (args.reranker or args.reranked):
     raise InputError('--score_positives=true needs scores: give --reranker=DIR or --reranked=FILE')
   files.existing_file(args.queries, 'queries')
@@ -143,7 +139,7 @@ def _command(args: Flags) -> None:
 def _mine(args: Flags, retrievers: dict[str, str]) -> None:
   score = None
   if args.reranker:
-    # JAX and a model take seconds to load.
+    # Takes seconds to load.
     from dprjax.inference import reranker
     from dprjax.runtime import compiled
 

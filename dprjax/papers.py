@@ -3,10 +3,9 @@
     python -m dprjax.papers --input=arxiv.jsonl.xz --out=papers --train=3000 --dev=500 --test=1000
 
 The input has id, title, abstract and categories on each line. Titles are queries, abstracts are
-passages; a passage has no title, which is its query. OUT/train, OUT/dev and OUT/test are apart, and
-a hash of a paper's id decides where it is. To train on, a title's own abstract alone is relevant
-(batches compare the categories themselves); in dev and test every abstract with a common category
-is. A paper without title, abstract or categories is counted and skipped.
+passages without title. A hash of the id puts a paper into OUT/train, OUT/dev or OUT/test. In train,
+only a title's own abstract is relevant (batches compare categories themselves); in dev and test,
+every abstract with a common category. Papers without title, abstract or categories are skipped.
 """
 
 import dataclasses
@@ -39,16 +38,16 @@ class Flags:
 
 
 def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[str, int]:
-  """Writes a folder for each split that has papers; returns how many judgements each has.
+  """Writes a folder for each split that has papers; returns its number of judgements.
 
   Args:
     path: see ``formats.papers``.
     out: the folder.
-    sizes: papers of each split; 0: none, and of train: all that are left.
+    sizes: papers of each split; 0 for none, and for train: all that are left.
     seed: of the hash.
 
   Raises:
-    InputError: the file is malformed, or has too few papers.
+    InputError: a malformed file, or too few papers.
   """
   report = Report()
   whole = []
@@ -74,10 +73,9 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
   needed = sum(sizes.values()) + (not sizes['train'])
   if len(whole) < needed:
     raise InputError(
-      f'{path}: {len(whole):,} papers with title, abstract and categories; {needed:,} are asked '
-      'for with --train, --dev and --test'
+      f'{path}: {len(whole):,} complete papers; --train, --dev and --test need {needed:,}'
     )
-  # Test and dev first, so that they stay the same for more papers to train on.
+  # Train last: test and dev do not depend on its size.
   parts: dict[str, list[Paper]] = {}
   start = 0
   for split in ('test', 'dev', 'train'):

@@ -1,13 +1,12 @@
-"""Unified negative mining from beginning to end: commands of dprjax, none of them run twice.
+"""Unified negative mining from beginning to end, as commands of dprjax that run once each.
 
     python -m dprjax.pipeline --config=configs/unm.py:beir --workdir=runs/unm --config.data.dir=DIR
 
-BM25 ranks the passages for the training queries, and a first retriever trains on negatives from
-that ranking. Negatives mined from both rankings train a cross-encoder, which then sorts out the
-candidates that may be relevant after all. A last retriever trains on the mixture (DPTDR, section
-3.3). One table compares BM25, the frozen backbone and the three rows of the paper's Table 9 on the
-test split. The same command again goes on where it stopped: a stage whose input has changed runs
-again, and so do those that read what it makes.
+A first retriever trains on negatives from BM25. Negatives mined from BM25 and from it train a
+cross-encoder, which sorts out candidates that may be relevant. A last retriever trains on the
+mixture (DPTDR section 3.3). One table compares BM25, the frozen backbone and the rows of the
+paper's Table 9 on the test split. The same command continues after an interruption; a stage runs
+again if its input changed.
 """
 
 import dataclasses
@@ -28,7 +27,7 @@ from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 from dprjax.runtime.stages import Model, Stages, Texts
 
-# The pipeline sets these, whatever an experiment's config says.
+# Set by the pipeline, whatever an experiment's config says.
 _OF_DATA = ('dir', 'format', 'mined_negatives', 'train_split', 'store')
 _OURS = ('seed', 'mix', *(f'data.{name}' for name in _OF_DATA))
 _MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000')
@@ -40,7 +39,7 @@ _TEXTS = knobs.Knob(
   lambda v: isinstance(v, tuple | list) and all(isinstance(one, str) for one in v),
   'a tuple of texts',
 )
-# The pipeline's own knobs, which configs/unm.py explains.
+# configs/unm.py explains them.
 _KNOBS = {
   'method': _TEXT,
   'seed': knobs.whole(42, least=0, most=2**31 - 1),
@@ -64,17 +63,17 @@ _KNOBS = {
 
 
 class Pipeline:
-  """One experiment, all of it below ``workdir``.
+  """One experiment below ``workdir``.
 
   Args:
-    config: that of configs/unm.py.
-    workdir: gets a folder for each training and each mining, models/, embeddings/, runs/, metrics/,
+    config: of configs/unm.py.
+    workdir: gets a folder for each training and mining, models/, embeddings/, runs/, metrics/,
       report.md and report.png.
 
   Raises:
-    InputError: a bad knob; from ``run``, text that is missing or malformed, a workdir that holds
-      something else, or a stage that was killed. A stage that fails on its input, or is
-      interrupted, prints the reason and ends the process with its own status.
+    InputError: a bad option; from ``run``: text is missing or malformed, the workdir holds something
+      else, or a stage was killed. A stage that fails prints the reason and ends the process with
+      its status.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: epath.Path):
@@ -82,12 +81,12 @@ class Pipeline:
     self.config, self.workdir = config, workdir
 
   def run(self) -> dict[str, epath.Path]:
-    """Runs all stages; returns the file of metrics of each system, by its name in the table."""
+    """Runs all stages; returns each system's metrics file by its title."""
     with workdirs.claim(self.workdir, workdirs.PIPELINE, inputs(self.config)):
       return self._run()
 
   def _begin(self) -> None:
-    """Locates the text and prepares the stages."""
+    """Finds the text and prepares the stages."""
     config, workdir = self.config, self.workdir
     folder = self._folder()
     train, test = (
@@ -99,8 +98,8 @@ class Pipeline:
     files.write_json(workdir / 'config.json', json.loads(configs.to_json(config)))
     trainings = 1 + int(config.undenoised) + config.rounds
     trains_reranker = not config.reranker_path
-    # BM25 and its negatives; train and export; encode twice, search and measure; a round's own; the
-    # reranker's; the table.
+    # BM25 and its negatives; train and export; encode twice, search, measure; each round; the
+    # reranker; the table.
     self._stages = Stages(
       workdir,
       4
@@ -142,7 +141,7 @@ class Pipeline:
     return metrics
 
   def _folder(self) -> epath.Path:
-    """The BEIR folder; what is not one is written into the workdir, once."""
+    """The BEIR folder; other data is written into the workdir once."""
     folder, data = self.workdir / 'data', self.config.data
     if data.dir.startswith(irds.PREFIX):
       return irds.folder_of(data.dir, folder, [data.train_split, data.test_split])
@@ -161,7 +160,7 @@ class Pipeline:
     return self._stages.bm25(title, self.texts, split, run, self._depth(split))
 
   def _mine(self, name: str, runs: Sequence[str], reranker: str = '') -> epath.Path:
-    """Mines negatives for the training queries; returns the training file."""
+    """Mines negatives for the training queries into a file."""
     c, folder, out = self.config, self.workdir / name, self.workdir / name / 'train.jsonl'
     texts, qrels = self.texts, self.texts.qrels['train']
     self._stages.run(
@@ -194,10 +193,7 @@ class Pipeline:
   def _train(
     self, name: str, mined: epath.Path, mix: str | Mapping[str, float], base: str = ''
   ) -> tuple[Model, str]:
-    """Trains a retriever; returns it and the backbone that it began with.
-
-    ``mix`` is the name of a pool, or the fraction of negatives from each pool.
-    """
+    """Trains a retriever on a pool or a mixture of pools; returns it and its initial backbone."""
     if isinstance(mix, str):
       mix = {pool: float(pool == mix) for pool in self.config.mix}
     experiment, workdir = self.config.retriever, self.workdir / name
@@ -211,7 +207,7 @@ class Pipeline:
     return (Model(base, product) if prompted else Model(str(product))), base
 
   def _reranker(self, mined: epath.Path, base: str) -> str:
-    """Trains a cross-encoder; returns its directory."""
+    """Trains a cross-encoder into a directory."""
     product = self.workdir / 'models' / 'reranker'
     recipe, experiment = self.config.reranker_recipe, self.config.reranker
     self._experiment('reranker', recipe, experiment, mined, base, product)
@@ -227,10 +223,7 @@ class Pipeline:
     product: epath.Path,
     settings: Sequence[str] = (),
   ) -> None:
-    """Trains and exports.
-
-    The first training makes a backbone from scratch; all others start from it, as ``base``.
-    """
+    """Trains and exports. A backbone from scratch is made once and then given as ``base``."""
     workdir, texts, backbone = self.workdir / name, self.texts, experiment.backbone.path
     if base and backbone.startswith('scratch:'):
       backbone = base
@@ -249,7 +242,7 @@ class Pipeline:
     self._stages.export(f'Export: {name}', workdir, product)
 
   def _retrieve(self, name: str, model: Model, split: str) -> epath.Path:
-    """Encodes, unless that is done, and searches; returns the run."""
+    """Encodes and searches; returns the run."""
     corpus, queries = (
       self._stages.encode(
         f'Encode: {name}, the {f"{which} queries" if which else "corpus"}',
@@ -272,17 +265,13 @@ class Pipeline:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Raises InputError for bad knobs, before anything runs."""
+  """Raises InputError for bad options."""
   if config.method != 'unm':
     raise InputError(
-      f'--config is an experiment of dprjax.train (config.method {config.method!r}); '
-      'dprjax.pipeline takes configs/unm.py'
+      f'--config: config.method is {config.method!r}; dprjax.pipeline takes configs/unm.py'
     )
   if not config.data.dir:
-    raise InputError(
-      'config.data.dir is empty; name a BEIR folder with judgements to train on, '
-      '--config.data.dir=DIR'
-    )
+    raise InputError('config.data.dir is empty: --config.data.dir=DIR names a BEIR folder')
   given = dict(_leaves({k: v for k, v in config.items() if k not in ('retriever', 'reranker')}))
   if unknown := sorted(given.keys() - _KNOBS.keys()):
     raise InputError(f'config.{unknown[0]}: there is no such option; configs/unm.py lists them all')
@@ -328,7 +317,7 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def differences(recipe: str, experiment: ml_collections.ConfigDict) -> list[str]:
-  """The flags that turn a recipe of train into ``experiment``, without those of the pipeline."""
+  """The flags that turn a recipe of train into ``experiment``, without the pipeline's own."""
   usual = dict(_leaves(configs.parse([f'--config={recipe}']).to_dict()))
   return [
     f'--config.{name}={value}'

@@ -1,15 +1,14 @@
-"""Says what an experiment needs on a machine, and how fast it can be there, without that machine.
+"""Says what an experiment needs on a machine, and its speed there, without that machine.
 
     python -m dprjax.plan --config=configs/dptdr.py:msmarco --target=v5e:2x4 --target=h100:8 \\
         --out=plan.md
 
-No data, weights or accelerator are needed, only the compiler of the target: `pip install
-'dprjax[plan]'` for TPUs, `'dprjax[plan-cuda]'` for GPUs. The update that `dprjax.train` runs and
-the encoder's forward pass of each padded length are compiled for the target. A table says whether
-they fit, what they compute, move and send by formula and by the compiled program, and the rates
-that follow from the published limits of the chip. Where the update does not fit, the plan looks for
-the flags with which it does; --fastest=true looks for faster ones where it does. Compiling for a
-large encoder takes minutes a program.
+It needs no data, weights or accelerator, only the target's compiler: `pip install 'dprjax[plan]'`
+for TPUs, `'dprjax[plan-cuda]'` for GPUs. It compiles the training update and the encoder's forward
+pass of each padded length. A table says whether they fit, what they compute, move and send, and the
+rates that the chip's published limits allow. If the update does not fit, the plan looks for flags
+with which it does; --fastest=true looks for faster ones. Compiling a large encoder takes minutes a
+program.
 
 Targets: TPUs with a topology (v4:2x2x1, v5e:2x4, v5p:2x2x1, v6e:2x4), GPUs with their number
 (h100:8, a100:8, l4:1), and cpu, this machine. docs/planning.md explains the rows.
@@ -52,17 +51,17 @@ def plan(
   Args:
     arguments: the config, as on the command line.
     target: the machine.
-    compile_program: ``compiling.compile_program``, or one that remembers.
-    rows: of a forward pass, over all devices, at most; see ``embedder.rows_at_once``.
+    compile_program: ``compiling.compile_program``, perhaps cached.
+    rows: most rows of a forward pass, over all devices (``embedder.rows_at_once``).
     examples: training examples, for the hours.
     share: of the bound, for rates.
-    find: look for flags where the update does not fit.
-    fastest: look for fewer chunks where it does.
-    forward: compile the forward passes, too.
-    save: a folder for the compiled programs; '': none.
+    find: look for flags if the update does not fit.
+    fastest: look for fewer chunks if it fits.
+    forward: compile the forward passes.
+    save: folder for the compiled programs; '' for none.
 
   Raises:
-    InputError: the experiment or the target cannot be used.
+    InputError: an unusable experiment or target.
   """
   with cli.loading():
     from dprjax.inference import embedder
@@ -99,7 +98,7 @@ def plan(
 
 
 def compile_aloud(job: 'programs.Job', limit: float) -> 'compiling.Program':
-  """``compiling.compile_program``; logs what, and whether it fits."""
+  """``compiling.compile_program`` with a line of the log."""
   from dprjax.planning import compiling, tables
 
   what = f'the forward pass of {job.rows} x {job.length} tokens' if job.length else 'the update'
@@ -111,7 +110,7 @@ def compile_aloud(job: 'programs.Job', limit: float) -> 'compiling.Program':
 
 
 def _without(arguments: Sequence[str], more: Sequence[str]) -> list[str]:
-  """The arguments that others do not replace."""
+  """The arguments that ``more`` does not replace."""
   keys = {flag.partition('=')[0] for flag in more}
   return [argument for argument in arguments if argument.partition('=')[0] not in keys]
 
@@ -171,7 +170,7 @@ def _command(args: Flags) -> None:
 
 
 def _plan(args: Flags, machines: Sequence[targets.Target]) -> None:
-  """Prints a table for each machine, and writes them all."""
+  """Prints and writes a table for each machine."""
   with cli.loading():
     from dprjax.planning import tables
 

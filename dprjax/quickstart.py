@@ -1,13 +1,13 @@
-"""The whole comparison in one command: a prompt, the backbone without it, and BM25.
+"""Compares a trained prompt, the backbone without it, and BM25 in one command.
 
     python -m dprjax.quickstart
     python -m dprjax.quickstart --search 'how do I count the words of a text?'
     python -m dprjax.quickstart --data=DIR --out=runs/mine --config=configs/dptdr.py:beir
 
-Without --data the text is the docstrings of the installed Python packages. With it, the text is any
-BEIR folder with judgements to train on and a split to measure on. The stages are ordinary commands
-of dprjax. They are printed as they run and write their files below --out; the same command again
-goes on where it stopped. --config.KEY=VALUE is passed on to dprjax.train.
+The text is the docstrings of the installed Python packages or, with --data, a BEIR folder with
+judgements to train on and a split to measure on. The stages are commands of dprjax, printed as they
+run; their files lie below --out. The same command continues after an interruption.
+--config.KEY=VALUE goes to dprjax.train.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ QUESTIONS = (
   'which words of a list are closest to a misspelled one?',
   'stop gradients from exploding',
 )
-_COMMANDS = 13  # of the whole comparison, of which two encode passages
+_COMMANDS = 13  # of the whole comparison; two of them encode passages
 _DEPTH = 100  # passages a query in the runs
 _SHOWN = 3  # passages a search
 
@@ -73,7 +73,7 @@ def quickstart(args: Flags) -> dict[str, float]:
   """Compares BM25, the frozen backbone and the trained one on one split; prints a few searches.
 
   Returns:
-    The seconds of each command that ran, by title.
+    Seconds of each command that ran, by title.
 
   Raises:
     InputError: bad input; ``out`` holds a comparison on other text, or something else.
@@ -120,7 +120,7 @@ def _compare(args: Flags, config: str) -> dict[str, float]:
     'frozen': Model(base),
     'trained': Model(base, product) if prompted else Model(str(product)),
   }
-  # A prompt for queries alone is trained on the frozen backbone's passages, which both search.
+  # A query-only prompt shares the frozen backbone's passages.
   passages = {
     system: workdir / 'passages' if shared else out / 'embeddings' / f'{system}-passages'
     for system in models
@@ -129,7 +129,7 @@ def _compare(args: Flags, config: str) -> dict[str, float]:
     ('frozen', 'frozen backbone', ['trained parameters=0']),
     ('trained', trained_name, [f'trained parameters={count}', f'file size={size(nbytes, "B")}']),
   ):
-    # The frozen backbone reads as much of a text as the trained one does.
+    # Both encoders read the same number of tokens.
     corpus, queries = (
       passages[system]
       if shared and which is None
@@ -174,7 +174,7 @@ def _compare(args: Flags, config: str) -> dict[str, float]:
 
 
 def lengths(trained: Any, backbone: str) -> str:
-  """How much of a text both encoders were given, which may be less than the backbone reads."""
+  """Says how many tokens of a text both encoders read."""
   with cli.loading():
     from dprjax.models import hub
   query, passage = (trained.data[f'{kind}_max_length'] for kind in KINDS)
@@ -184,10 +184,10 @@ def lengths(trained: Any, backbone: str) -> str:
 
 
 def prepare(data: str, out: epath.Path, split: str) -> tuple[Texts, list[str]]:
-  """The text, and the first few queries of the split; collects docstrings into ``out/data``.
+  """The text and the first queries of the split; collects docstrings into ``out/data``.
 
   Raises:
-    InputError: a file is missing or malformed, or ``out`` holds a comparison on other text.
+    InputError: a file is missing or malformed, or ``out`` is about other text.
   """
   folder = epath.Path(data)
   if data.split(':')[0] == DOCSTRINGS:
@@ -213,27 +213,24 @@ def prepare(data: str, out: epath.Path, split: str) -> tuple[Texts, list[str]]:
   queries = read_texts(test['queries'], 'query')
   questions = [query.text for query in queries if query.id in judged]
   if not questions:
-    raise InputError(
-      f'{test["qrels"]}: none of its {len(judged):,} queries is in {test["queries"]}'
-    )
+    raise InputError(f'{test["qrels"]}: no judged query is in {test["queries"]}')
   return Texts(folder, test['corpus'], test['queries'], qrels), questions[:_SHOWN]
 
 
 def _check_text(out: epath.Path, sources: Mapping[str, epath.Path]) -> None:
-  """Records which text ``out`` is about. Raises InputError if it is about another."""
+  """Records the text of ``out``. Raises InputError if it was another before."""
   before = provenance.read_mark(out).get('inputs', {})
   changed = [role for role in provenance.changes(before, sources) if role in {*before} & {*sources}]
   if changed:
     raise InputError(
-      f'{out} holds a comparison on other text ({", ".join(changed)} changed since); choose a '
-      'fresh --out'
+      f'{out} holds a comparison on other text: {", ".join(changed)} changed; choose another --out'
     )
   stamped = before | provenance.stamp(sources)
   provenance.write_mark(out, workdirs.QUICKSTART, inputs=stamped)
 
 
 def weight(product: epath.Path) -> tuple[int, int]:
-  """Parameters and bytes of a prompt.npz, or of the encoders in a directory."""
+  """Parameters and bytes of a prompt.npz, or of a directory's encoders."""
   with cli.loading():
     from dprjax.models import artifact, hub
     from dprjax.runtime import tree
@@ -252,7 +249,7 @@ def weight(product: epath.Path) -> tuple[int, int]:
 def search(
   retriever: Retriever, vectors: epath.Path, corpus: epath.Path, questions: Sequence[str]
 ) -> list[list[Hit]]:
-  """The best passages for each question among embeddings on disk."""
+  """The best passages for each question, from embeddings on disk."""
   from dprjax.inference.retriever import Hit
   from dprjax.retrieval import exact
 
@@ -271,13 +268,13 @@ def search(
 
 
 def shown(hit: Hit, width: int = 110) -> str:
-  """The id and the beginning of the text on one line; the id once if the text begins with it."""
+  """The id and the beginning of the text on one line."""
   text = hit.text if hit.text.startswith(hit.id) else f'{hit.id}: {hit.text}'
   return textwrap.shorten(text, width, placeholder=' ...')
 
 
 def next_steps(out: epath.Path, product: epath.Path, model: Model, data: str, split: str) -> str:
-  """What to look at, and what to type next."""
+  """Names what was written and commands to try next."""
   again = ''.join(
     f' --{flag}={value}'
     for flag, value, usual in (
@@ -309,7 +306,7 @@ def _command(args: Flags) -> None:
   began = time.monotonic()
   seconds = quickstart(args)
   if len(seconds) > 1:
-    # Linux counts in kB. The largest child, and this process beside it.
+    # ru_maxrss is in kB on Linux. The largest child, and this process beside it.
     peak = (
       sum(
         resource.getrusage(who).ru_maxrss

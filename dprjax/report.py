@@ -5,15 +5,14 @@
     python -m dprjax.report --backbone=DIR --backbone=ours=DIR --beir=scifact --out=report.md \\
         --figure=report.png
 
-Systems: the files are metrics.json of dprjax.evaluate. All systems are compared with the first by a
-paired bootstrap over queries: queries are drawn with replacement 10,000 times, the same ones for
-both systems, and * marks a difference if the middle 95 % of its means exclude 0. The intervals in
-the figure are each system's own, from the same draws. Data sets are drawn separately and have equal
-weight. Values under "extra" in metrics.json (--extra of dprjax.evaluate) become columns.
+Systems: metrics.json of dprjax.evaluate. A paired bootstrap over queries (10,000 draws) compares
+each system with the first; * marks a difference whose 95 % interval excludes 0. Intervals in the
+figure are each system's own. Data sets are drawn separately and have equal weight. Values under
+"extra" in metrics.json (--extra of dprjax.evaluate) become columns.
 
-Backbones: frozen, with or without a prompt: alignment and uniformity (Wang & Isola 2020) of unit
-vectors and of raw ones, on the queries and passages of --beir. `experiments/lab/inspection.py`
-measures more: scored sentence pairs, sections, attention, categories and topics.
+Backbones, with or without a prompt: alignment and uniformity (Wang & Isola 2020) of unit and raw
+vectors, on the queries and passages of --beir. `experiments/lab/inspection.py` measures more:
+sentence pairs, sections, attention, categories and topics.
 """
 
 import dataclasses
@@ -47,8 +46,6 @@ class SystemFlags:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneFlags:
-  """Which backbones are inspected, and on which data set."""
-
   backbone: tuple[tuple[str, str], ...] = flag(
     'a Hugging Face directory, a hub id, or package:NAME',
     (),
@@ -112,10 +109,10 @@ def _report_systems(args: Flags) -> None:
 
 
 def _backbones(args: BackboneFlags) -> dict[str, tuple[str, str | None]]:
-  """Name -> (backbone, prompt or None)."""
+  """(backbone, prompt or None) by name."""
   paths: dict[str, str] = {}
   for given, path in args.backbone:
-    # The last part of a path, or the name in package:NAME.
+    # The last part of the path, or of package:NAME.
     name = given or path.rstrip('/').rpartition('/')[2].removeprefix('package:')
     check_id(name, f'--backbone={path}')
     if name in paths:
@@ -124,28 +121,21 @@ def _backbones(args: BackboneFlags) -> dict[str, tuple[str, str | None]]:
   prompts: dict[str, str] = {}
   for given, path in args.prompt:
     if not given and len(paths) > 1:
-      raise InputError(
-        f'--prompt={path}: there are several backbones; name one, --prompt=NAME={path}'
-      )
+      raise InputError(f'--prompt={path}: several backbones; give --prompt=NAME={path}')
     name = given or next(iter(paths))
     if name not in paths:
-      raise InputError(
-        f'--prompt={name}={path}: no backbone is called {name}; there are {", ".join(paths)}'
-      )
+      raise InputError(f'--prompt={name}={path}: the backbones are {", ".join(paths)}')
     if name in prompts:
-      raise InputError(
-        f'--prompt: two are given for {name}; give the backbone twice, under two names, to compare '
-        'them'
-      )
+      raise InputError(f'--prompt: two for {name}; give the backbone twice, under two names')
     prompts[name] = path
     files.existing(path, 'prompt')
   return {name: (path, prompts.get(name)) for name, path in paths.items()}
 
 
 def retrievers(args: BackboneFlags) -> dict[str, Callable[[], 'Retriever']]:
-  """Loads each backbone once, so that a bad one is an error before the others take minutes.
+  """Functions that load each backbone, after each was loaded once.
 
-  They are not kept, to save memory: what is returned loads them again, by name.
+  A bad one is an error before others take minutes. None is kept, to save memory.
   """
   from dprjax.inference.retriever import Retriever
 
@@ -154,7 +144,7 @@ def retrievers(args: BackboneFlags) -> dict[str, Callable[[], 'Retriever']]:
       path,
       prompt,
       pooling=args.pooling,
-      normalize=args.normalize,  # measures scale vectors themselves where they should
+      normalize=args.normalize,
       query_max_length=args.max_length,
       passage_max_length=args.max_length,
       batch_size=args.batch_size,
@@ -170,13 +160,13 @@ def retrievers(args: BackboneFlags) -> dict[str, Callable[[], 'Retriever']]:
 
 
 def _report_backbones(args: BackboneFlags, figure: str | None, out: str | None) -> None:
-  # Imported here, so that --metrics does not wait for JAX.
+  # --metrics does not wait for JAX.
   from dprjax.analysis import inspection
   from dprjax.data import sources
   from dprjax.runtime import compiled
 
   if args.beir is None:
-    raise InputError('--backbone: there is no text to measure a backbone on; give --beir')
+    raise InputError('--backbone needs --beir, the text to measure on')
   compiled.keep()
   loaded = retrievers(args)
   dataset = sources.load_dataset(sources.Source(args.beir, split=args.split))
@@ -202,10 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _command(args: Flags) -> None:
   systems, backbones = args.systems, args.backbones
   if bool(systems.metrics) == bool(backbones.backbone):
-    raise InputError(
-      'give --metrics to compare systems, or --backbone to inspect backbones'
-      + (', not both' if systems.metrics else '')
-    )
+    raise InputError('give either --metrics to compare systems, or --backbone to inspect backbones')
   other, wrong = ('backbone', backbones) if systems.metrics else ('metrics', systems)
   flags.refuse(wrong, [field.name for field in dataclasses.fields(wrong)], other)
   if args.figure is not None:

@@ -3,11 +3,10 @@
     python -m dprjax.rerank --backbone=DIR [--prompt=qa.npz] --run=bm25.trec \\
         --queries=queries.jsonl --corpus=corpus.jsonl --out=reranked.trec
 
-The new run holds each query's first --depth passages of the old one, ordered by their new scores.
-A score's sigmoid is the probability of relevance (of a prompt whose meta's score is probability,
-the score is P(yes) - P(no)). OUT.parts keeps the scores that are computed, so
-that the same command continues after an interruption; another command does not replace them.
-OUT.json says how the run was made.
+The new run has each query's first --depth passages, ordered by their new scores. The sigmoid of a
+score is the probability of relevance; a prompt whose meta's score is probability gives
+P(yes) - P(no). OUT.parts keeps computed scores: the same command continues after an interruption,
+and other commands refuse the folder. OUT.json says how the run was made.
 """
 
 from __future__ import annotations
@@ -71,11 +70,11 @@ class Flags:
 
 
 def rerank(reranker: Reranker, args: Flags) -> dict[str, Any]:
-  """Rescores a run; returns the report that is written beside the new one.
+  """Rescores a run; returns its report.
 
   Raises:
-    InputError: bad files; nothing is left to score; a score is not finite; ``out`` is a pipe, or
-      OUT.parts holds scores of other settings or inputs.
+    InputError: bad files; nothing to score; a score is not finite; ``out`` is a pipe; or OUT.parts
+      holds scores of other settings or inputs.
   """
   inputs = {
     '--run': args.run,
@@ -84,11 +83,8 @@ def rerank(reranker: Reranker, args: Flags) -> dict[str, Any]:
     '--backbone, --prompt': reranker.files,
   }
   if files.is_stream(args.out):
-    raise InputError(
-      f'--out={args.out} is a pipe or a device, and what is computed is kept beside the run; give '
-      'the name of a file'
-    )
-  out = files.resolved(args.out)  # what a link points to: all is kept beside that
+    raise InputError(f'--out={args.out} is a pipe or a device; name a file')
+  out = files.resolved(args.out)  # OUT.parts lies beside the target of a link
   with outputs.claim(args.out, inputs, endings=('', '.json', '.parts'), folders=('.parts',)):
     return _rerank(reranker, args, str(out))
 
@@ -107,7 +103,7 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
   }
   done = _finished(out, settings)
   if done is not None and not (strict and done['unknown_queries'] + done['unknown_passages']):
-    logger.info('%s is there already, of just these inputs', out)
+    logger.info('%s is complete already', out)
     parts_folder = epath.Path(f'{out}.parts')
     if (_read_parts(parts_folder) or {}).get('settings') == settings:  # a command was killed here
       files.discard(parts_folder)
@@ -135,8 +131,7 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
   kept = kept.keep(known_queries[kept.query_of_row()] & known_docs[kept.docs])
   if not len(kept.docs):
     raise InputError(
-      f'{run}: no query and passage of it are in {", ".join((*queries, *corpus))}: there is '
-      'nothing to score'
+      f'{run}: none of its pairs is in {", ".join((*queries, *corpus))}: nothing to score'
     )
 
   began, cut_before = time.monotonic(), reranker.truncated
@@ -145,11 +140,7 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
   seconds = time.monotonic() - began
   trec.write_run(out, kept.rescored(scores), TAG)
   if cut := reranker.truncated - cut_before:
-    logger.info(
-      '%s of the pairs scored now were longer than %d tokens and were cut there',
-      f'{cut:,}',
-      reranker.max_length,
-    )
+    logger.info('%s of these pairs were cut at %d tokens', f'{cut:,}', reranker.max_length)
   own = seen.read(epath.Path(reranker.backbone.path) / seen.FILE)
   known = seen.of_run(run)
   for role, ids in seen.ids([*query_texts.items()], own).items():
@@ -170,7 +161,7 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
 
 
 def read_wanted(paths: Iterable[str], kind: str, wanted: set[str]) -> dict[str, str]:
-  """Id -> text of those wanted, from one or more files.
+  """Wanted texts by id, from one or more files.
 
   Raises:
     InputError: a bad file, or an id in two of the files.
@@ -179,15 +170,13 @@ def read_wanted(paths: Iterable[str], kind: str, wanted: set[str]) -> dict[str, 
   for path in paths:
     added = {text.id: text.text for text in read_texts(path, kind, wanted)}
     if repeated := next((id_ for id_ in added if id_ in texts), None):
-      raise InputError(
-        f'{path}: {kind} id {repeated!r} is in another of the files too; ids must be unique'
-      )
+      raise InputError(f'{path}: {kind} id {repeated!r} is in another file too')
     texts |= added
   return texts
 
 
 class _Parts:
-  """Computed scores in a folder beside the run, a file a shard, until the run is complete."""
+  """Computed scores in a folder beside the run, one file a shard, until the run is complete."""
 
   def __init__(self, folder: epath.Path, settings: dict[str, Any], pairs: int, shard_pairs: int):
     self.folder = folder
@@ -204,15 +193,15 @@ class _Parts:
       other = [name for name, value in settings.items() if settings_before.get(name) != value]
       raise InputError(
         f'{folder} holds scores of an interrupted run with another '
-        f'{" and ".join(other) or "number of pairs"}; finish that run with its own settings, or '
-        f'choose another --out, or remove {folder}'
+        f'{" and ".join(other) or "number of pairs"}; finish that run, choose another --out, or '
+        f'remove {folder}'
       )
     with files.atomic_path(folder) as aside:
       aside.mkdir(parents=True)
       files.write_json(aside / _PARTS, about)
 
   def load(self, number: int) -> Float[np.ndarray, ' n'] | None:
-    """A shard's scores; None where there are none yet, or their file is damaged."""
+    """A shard's scores; None if they are missing or damaged."""
     path = self._file(number)
     if not path.exists():
       return None
@@ -239,9 +228,10 @@ class _Parts:
 
 
 def _read_parts(folder: epath.Path) -> dict[str, Any] | None:
-  """What a folder of computed scores says of itself; None where there is none.
+  """The record of a folder of computed scores; None if there is none.
 
-  Raises InputError where it holds something else.
+  Raises:
+    InputError: the folder holds something else.
   """
   if not folder.exists() or (folder.is_dir() and outputs.is_vacant(folder)):
     return None
@@ -249,7 +239,7 @@ def _read_parts(folder: epath.Path) -> dict[str, Any] | None:
     about = reading.read_json_object(files.regular_file(folder / _PARTS, 'scores'), 'scores')
     if about.get('format') == _PART_FORMAT:
       return about
-  raise InputError(f'{folder} holds something else than scores of dprjax.rerank; move it elsewhere')
+  raise InputError(f'{folder} holds no scores of dprjax.rerank; move it elsewhere')
 
 
 def _score(
@@ -259,7 +249,7 @@ def _score(
   doc_texts: dict[str, str],
   parts: _Parts,
 ) -> Float[np.ndarray, ' rows']:
-  """The scores of the run's rows; those in ``parts`` are not computed again."""
+  """Scores of the run's rows; computes those that ``parts`` lacks."""
   scores = np.zeros(len(run.docs), np.float32)
   pending = []
   for number, shard in enumerate(parts.shards):
@@ -270,7 +260,7 @@ def _score(
       scores[shard.start : shard.stop] = stored
   todo = sum(len(shard) for _, shard in pending)
   if todo < len(scores):
-    logger.info('%s of %s pairs are scored already', f'{len(scores) - todo:,}', f'{len(scores):,}')
+    logger.info('%s of %s pairs have scores already', f'{len(scores) - todo:,}', f'{len(scores):,}')
   query_of_row = run.query_of_row()
   progress = Progress('pairs', todo, 'scoring')
   for number, shard in pending:
@@ -283,8 +273,7 @@ def _score(
       query, doc = pairs[bad[0]]
       raise InputError(
         f'the score of query {query} and passage {doc} is not finite ({bad.size} of {len(pairs)} '
-        f'pairs): the weights of {reranker.backbone.path} are damaged, or overflow in the '
-        'arithmetic'
+        f'pairs): {reranker.backbone.path} is damaged, or --dtype overflows'
       )
     parts.save(number, values)
     scores[shard.start : shard.stop] = values
@@ -306,13 +295,13 @@ class _Counts(msgspec.Struct):
 
 
 def _finished(out: str, settings: dict[str, Any]) -> dict[str, Any] | None:
-  """The report of a run that was made with these settings and is unchanged, if there is one."""
+  """The report of an unchanged run with these settings, if there is one."""
   if not (epath.Path(out).exists() and epath.Path(f'{out}.json').exists()):
     return None
   try:
     report = reading.read_json_object(f'{out}.json', 'report of a run')
     reading.convert(report, f'{out}.json', _Counts)
-  except InputError:  # cut off, or not of this command: it is written anew
+  except InputError:  # incomplete, or of another command
     return None
   same = report.get('settings') == settings
   same = same and report.get('out_sha256') == files.sha256_file(out)
@@ -324,7 +313,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: Flags) -> None:
-  # First, because loading the model takes a while.
+  # Before the model, which takes a while to load.
   for paths, what in (([args.run], 'run'), (args.queries, 'queries'), (args.corpus, 'corpus')):
     for path in paths:
       files.regular_file(path, what)  # each is read twice

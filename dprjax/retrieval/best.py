@@ -1,7 +1,7 @@
-"""The best rows of a corpus for each query: lists of them, and how numpy chooses them.
+"""The best rows of a corpus for each query, and how numpy chooses them.
 
-Equal scores are ordered by the rows' ids (`dprjax.base.ranking`), which are looked up for those
-rows only: all ids of a corpus may exceed memory.
+Ids order equal scores (`dprjax.base.ranking`). Only the ids of tied rows are looked up: all ids may
+exceed memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,18 +14,18 @@ from dprjax.base import ranking
 from dprjax.base.errors import InputError
 
 Ids = Callable[[Int[np.ndarray, ' n']], Sequence[str]]
-"""The ids of ascending rows, as ``embeddings.Embeddings.ids_at``."""
+"""Ids of ascending rows, as ``embeddings.Embeddings.ids_at``."""
 
-_FIRST = 1024  # columns that are sorted before there is a k-th best
-_MANY = 8  # times k: so many candidates of a query are looked at in smaller pieces
-_TIED = 1 << 22  # rows that tie with the last of some list, in memory at most, about
+_FIRST = 1024  # columns to sort before there is a k-th best
+_MANY = 8  # times k candidates a query: more are split into smaller pieces
+_TIED = 1 << 22  # tied rows to keep in memory, about
 _FOUND = 1 << 24  # results of a repeated search at a time
 
 
 class TopK(NamedTuple):
-  """The best k rows of the corpus for each query, best first; equal scores by falling id.
+  """The best k rows for each query, best first; equal scores by falling id.
 
-  Where an index finds fewer than k, the rest has row -1 and score -inf.
+  Unused places have row -1 and score -inf.
   """
 
   scores: Float[np.ndarray, 'queries k']
@@ -33,12 +33,12 @@ class TopK(NamedTuple):
 
 
 def ids_of(ids: Sequence[str]) -> Ids:
-  """Ids in memory, one a row."""
+  """Looks up ids in memory, one a row."""
   return lambda rows: [ids[row] for row in rows.tolist()]
 
 
 def numbers(rows: Int[np.ndarray, ' n']) -> list[str]:
-  """The ids of a corpus without any: the rows' numbers."""
+  """Row numbers as ids."""
   return [str(row) for row in rows.tolist()]
 
 
@@ -68,8 +68,9 @@ def order(found: TopK, k: int, ids_at: Ids) -> TopK:
 
 
 def best_of(found: TopK, count: int, k: int, ids_at: Ids) -> TopK:
-  """The k best rows of each query, of which there are ``count`` vectors: all first ones, then all
-  second ones, and so on. A row counts once, with its best score.
+  """The k best rows of queries with ``count`` vectors each, which count once with the best score.
+
+  ``found`` has all first vectors of the queries, then all second ones, and so on.
   """
   if count == 1:
     return order(found, k, ids_at)
@@ -79,7 +80,7 @@ def best_of(found: TopK, count: int, k: int, ids_at: Ids) -> TopK:
     return array.reshape(count, queries, width).swapaxes(0, 1).reshape(queries, count * width)
 
   scores, rows = side_by_side(found.scores), side_by_side(found.rows)
-  by_row = np.lexsort((-scores, rows), axis=1)  # of equal rows the best comes first
+  by_row = np.lexsort((-scores, rows), axis=1)  # among equal rows, best first
   scores, rows = (np.take_along_axis(array, by_row, 1) for array in (scores, rows))
   again = np.zeros(rows.shape, bool)
   again[:, 1:] = rows[:, 1:] == rows[:, :-1]
@@ -95,10 +96,10 @@ def whole_ties(
   most: int,
   ids_at: Ids,
 ) -> TopK:
-  """The k best of an index that cuts ties anywhere.
+  """The k best of an index that may cut anywhere within ties.
 
-  ``search(queries, n)`` finds the n best of these queries. Where the k-th score goes on to the last
-  of them, it is asked for more, up to ``most``.
+  ``search(queries, n)`` finds the n best of these queries. Where the n-th still ties with the k-th,
+  it searches again with a larger n, up to ``most``.
   """
   k = min(k, most)
   scores, rows = np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int32)
@@ -124,13 +125,13 @@ def rescore(
   take: Callable[[Int[np.ndarray, ' m']], Float[np.ndarray, 'm H']],
   block_bytes: int = 1 << 26,
 ) -> Float[np.ndarray, 'queries n']:
-  """The inner products of queries with some rows each; -inf where a row is -1.
+  """Inner products of queries with their own rows; -inf where a row is -1.
 
   Args:
     queries: float32.
     rows: of each query.
-    take: gives the vectors of ascending rows, as ``embeddings.Embeddings.take``.
-    block_bytes: of vectors in memory at a time, about.
+    take: vectors of ascending rows, as ``embeddings.Embeddings.take``.
+    block_bytes: vectors in memory at a time, about.
   """
   scores = np.full(rows.shape, -np.inf, np.float32)
   size = max(1, block_bytes // (4 * max(rows.shape[1] * queries.shape[1], 1)))
@@ -144,36 +145,32 @@ def rescore(
 
 
 class Best:
-  """The best k rows so far, while blocks of scores arrive.
+  """Keeps the best k rows while blocks of scores arrive.
 
-  A score below the k-th best so far cannot be among the best, and after some thousand rows few are
-  not: a comparison of all scores, and a choice among those few, take the place of a choice among
-  all. Rows that tie with the k-th best and find no room wait beside the list, until the k-th best
-  rises or their ids decide.
+  After some thousand rows few scores reach the k-th best, so comparing all and sorting these few is
+  faster than selecting among all. Rows that tie with the k-th best and find no room are kept
+  beside the list, until the k-th best rises or ids decide.
   """
 
   def __init__(self, queries: int, k: int, ids_at: Ids = numbers):
     self._k, self._seen, self._ids_at = k, 0, ids_at
-    # k of each query, and -inf where fewer have come.
+    # -inf where fewer than k have come.
     self._scores = np.full((queries, k), -np.inf, np.float32)
     self._rows = np.full((queries, k), -1, np.int32)
     self._least = self._scores[:, :1]  # the k-th best of each query
     self._tied_query, self._tied_row = np.empty(0, np.int64), np.empty(0, np.int32)
 
   def add(self, similar: Float[np.ndarray, 'queries n'], offset: int) -> None:
-    """Takes the scores of the rows from ``offset`` on, which come after all earlier ones.
-
-    No score is NaN.
-    """
+    """Takes scores, none of them NaN, of the rows from ``offset`` on; rows come in order."""
     start = 0
     while start < similar.shape[1]:
-      # As many again as were seen: about k of them are better than the k-th best of those.
+      # As many as were seen: about k of them beat the k-th best of those.
       stop = min(start + max(self._seen, _FIRST, 4 * self._k), similar.shape[1])
       self._add(similar[:, start:stop], offset + start)
       start = stop
 
   def ranked(self) -> TopK:
-    """The list; where fewer than k rows have come, the rest has row -1 and score -inf."""
+    """The list; unused places have row -1 and score -inf."""
     self._settle()
     return order(TopK(self._scores, self._rows), self._k, self._ids_at)
 
@@ -181,18 +178,18 @@ class Best:
     queries, width = similar.shape
     if self._seen or width <= self._k:
       good = similar >= self._least
-    else:  # all are better than none: of these, those that may stay
+    else:  # the list is empty: the best of these
       good = similar >= _kth(similar, self._k)
     places = np.flatnonzero(good)
     if len(places) > _MANY * self._k * queries and width > max(_FIRST, 4 * self._k):
-      # Scores that rise with the rows: the first half raises the k-th best for the second.
+      # Scores rise with the rows: the first half raises the k-th best for the second.
       self._add(similar[:, : width // 2], offset)
       self._add(similar[:, width // 2 :], offset + width // 2)
       return
     self._seen += width
     if not len(places):
       return
-    # Of every query its own number of candidates, behind its list.
+    # Candidates of each query, behind its list.
     query, column = places // width, places % width
     counts = np.bincount(query, minlength=queries)
     within = self._k + np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -205,7 +202,7 @@ class Best:
     kept = scores >= self._least
     stays = (self._least == before)[self._tied_query, 0]
     tied_query, tied_row = [self._tied_query[stays]], [self._tied_row[stays]]
-    # Rows that tie with the last stay as far as there is room.
+    # Rows that tie with the last stay while there is room.
     for crowded in np.flatnonzero(np.count_nonzero(kept, axis=1) > self._k):
       last = np.flatnonzero(scores[crowded] == self._least[crowded])
       out = last[self._k - np.count_nonzero(kept[crowded]) :]
@@ -220,7 +217,7 @@ class Best:
       self._settle()
 
   def _settle(self) -> None:
-    """Gives the room of each list's last score to the best ids among all rows of that score."""
+    """Fills the places of each list's last score with the best ids of that score."""
     if not len(self._tied_row):
       return
     last = np.zeros(self._scores.shape, bool)
@@ -243,10 +240,7 @@ def _kth(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def check_finite(vectors: Float[np.ndarray, 'rows H'], what: str, offset: int) -> None:
-  """Raises InputError for NaN or infinity; NaN would come first in every ranking.
-
-  ``offset`` is the first row's number.
-  """
+  """Raises InputError for NaN or infinity. ``offset`` is the first row's number."""
   bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
   if bad.size:
     raise InputError(

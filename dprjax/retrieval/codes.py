@@ -1,9 +1,8 @@
-"""Vectors made smaller: codes of 8 bits or 1 bit a number, and vectors cut to their first numbers.
+"""Smaller vectors: codes of 8 bits or 1 bit a number, and vectors cut to their first numbers.
 
-A code counts the steps from a dimension's low value to its high one (`Ranges`), which are measured
-on some of the vectors. ``int8`` has 256 of these values, from the least to the greatest number of
-the sample; ``binary`` has two, at the mean distance below and above the mean. Scores are those of
-float queries with the values that codes stand for.
+``int8`` codes count 256 steps from a dimension's least to its greatest number in a sample.
+``binary`` codes stand for two values, at the mean distance below and above the mean. Queries stay
+floats; they are scored against the values that codes stand for.
 """
 
 from collections.abc import Sequence
@@ -23,24 +22,24 @@ class Ranges(NamedTuple):
 
 
 class Code(NamedTuple):
-  """How the numbers of stored vectors are read: one of ``LEVELS``, and the ranges."""
+  """How stored numbers are read: a key of ``LEVELS``, and the ranges."""
 
   dtype: str
   ranges: Ranges
 
 
 def stored(dtype: str) -> np.dtype:
-  """The type of the arrays in which vectors are kept."""
+  """The dtype of stored arrays."""
   return np.dtype('uint8' if dtype == 'binary' else dtype)
 
 
 def width(dimension: int, dtype: str) -> int:
-  """The columns of these arrays: eight bits of ``binary`` are one."""
+  """Columns of stored arrays; ``binary`` packs eight bits into one."""
   return -(-dimension // 8) if dtype == 'binary' else dimension
 
 
 def calibrate(sample: Float[np.ndarray, 'n H'], dtype: str) -> Ranges:
-  """The ranges of codes for vectors like those of a sample."""
+  """Measures the ranges of codes on a sample."""
   values = np.asarray(sample, np.float32)
   if dtype == 'binary':
     # These two values have the least squared error on the two sides of the mean.
@@ -51,11 +50,11 @@ def calibrate(sample: Float[np.ndarray, 'n H'], dtype: str) -> Ranges:
 
 
 def encode(vectors: Float[np.ndarray, 'n H'], code: Code) -> Shaped[np.ndarray, 'n W']:
-  """The codes of vectors; numbers outside the ranges get the nearest."""
+  """Codes of vectors; numbers outside the ranges are clipped."""
   low, high = code.ranges
   if code.dtype == 'binary':
     return np.packbits(vectors > (low + high) / 2, axis=1)
-  # A dimension in which all numbers are the same has one code.
+  # A constant dimension has one code.
   step = np.where(high > low, (high - low) / (LEVELS['int8'] - 1), 1).astype(np.float32)
   return np.clip(np.rint((vectors - low) / step) - 128, -128, 127).astype(np.int8)
 
@@ -74,7 +73,7 @@ def cut(
   dimension: int,
   normalize: bool | Sequence[bool] | Bool[np.ndarray, ' n'],
 ) -> Float[np.ndarray, 'n d']:
-  """The first numbers of vectors, scaled to unit length again where the whole ones have it."""
+  """Cuts vectors to their first numbers; ``normalize`` scales them to unit length again."""
   if dimension == vectors.shape[1]:
     return vectors
   short = np.asarray(vectors[:, :dimension], np.float32)

@@ -1,13 +1,11 @@
-"""A folder of embeddings: vectors, their ids, and what made them.
+"""A folder of embeddings: vectors, their ids, and a manifest.
 
     embeddings-00000-of-00003.npy   [rows, H] float32, float16 or codes (``codes.py``)
     ids-00000-of-00003.txt          one id a line, in the rows' order
     manifest.json                   counts, what made the vectors (``Meta``), SHA-256 of every file
 
-The manifest appears when all shards are written. Until then there is a ``progress.json`` in its
-place. Where several processes fill the folder, each of the others has its own ``progress-I.json``.
-Each file is written aside and renamed. A folder of another `Meta`, other ids or another format's
-version is never continued.
+An unfinished folder has ``progress.json`` in place of the manifest, and ``progress-I.json`` for
+each further process that writes it. Files are written aside and renamed.
 """
 
 import collections
@@ -45,22 +43,21 @@ from dprjax.retrieval.manifest import (
   shown,
 )
 
-# What a killed run leaves of a file that it was writing.
+# Temporary files of a killed run.
 _LEFT = re.compile(r'\.(embeddings-|ids-|manifest|progress).*\.[0-9a-f]{8}\.tmp')
 # White space and control characters separate the columns and lines of a run.
 _BAD_IDS = re.compile(r'^\n|\n\n|[^\S\n]|[\x00-\x09\x0b-\x1f\x7f]')
 
 
 class EmbeddingsWriter:
-  """Fills a folder shard by shard; a second run keeps the shards that are complete.
+  """Writes a folder shard by shard; a second run keeps the complete shards.
 
       writer = EmbeddingsWriter(folder, meta, ids)
       for shard in writer.pending():
         writer.write(shard, encode(texts[shard.start:shard.stop]))
       writer.finish()
 
-  Several processes may write different shards. Process 0 opens the folder before the others do, and
-  finishes it after them.
+  Several processes may write different shards. Process 0 opens the folder first and finishes last.
   """
 
   def __init__(
@@ -75,12 +72,15 @@ class EmbeddingsWriter:
   ):
     """Opens or makes the folder, and verifies the shards of an earlier run.
 
-    ``source`` names where the ids are from, for messages. ``seen`` has ids of queries that the
-    model has seen (`formats.seen.ids`).
+    Args:
+      folder, meta, ids, shard_rows: what to write.
+      process: rank of this process.
+      source: the origin of the ids, for messages.
+      seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
 
     Raises:
-      InputError: no ids; an id that is empty, repeated or has whitespace in it; or a folder that
-        holds other embeddings (another model, text or shard size) or something else.
+      InputError: no ids; an id is empty, repeated or has whitespace; or the folder holds other
+        embeddings (another model, text or shard size) or something else.
     """
     if meta.dtype not in DTYPES:
       raise InputError(f'embeddings cannot be stored as {meta.dtype}: choose {" or ".join(DTYPES)}')
@@ -93,29 +93,27 @@ class EmbeddingsWriter:
     self._shards = cut_shards(len(ids), shard_rows)
     ids_sha256 = hashlib.sha256(''.join(f'{id_}\n' for id_ in ids).encode()).hexdigest()
     self._manifest = Manifest(meta, len(ids), shard_rows, ids_sha256, {}, seen=seen)
-    done = self._resume()
-    self._manifest.entries.update(done)
+    self._manifest.entries.update(self._resume())
 
   def _resume(self) -> dict[int, Entry]:
-    """The manifest's entries, by shard, of the shards that are there and undamaged."""
+    """The manifest's entries of the intact shards, by number."""
     if self.folder.exists() and not self.folder.is_dir():
       raise InputError(f'{self.folder} is a file; embeddings need a folder')
     names = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
     stored = next((name for name in (MANIFEST, PROGRESS) if name in names), None)
     if stored is None:
       if names and not outputs.is_vacant(self.folder):
-        raise InputError(
-          f'{self.folder} is not empty and holds no embeddings; choose another folder'
-        )
+        raise InputError(f'{self.folder} holds something else; choose another folder')
       self._clear()
       self._manifest.write(self.folder / PROGRESS)
       return {}
     manifest = Manifest.read(self.folder / stored)
     if different := self._differences(manifest):
       raise InputError(
-        f"{self.folder} holds other embeddings: {'; '.join(different)}; repeat the first command's "
+        f'{self.folder} holds other embeddings: {"; ".join(different)}; repeat the first '
         'settings, or choose another folder'
       )
+    # Shards written now must use the same ranges.
     # What is written in addition must mean the same.
     self._manifest = dataclasses.replace(self._manifest, ranges=manifest.ranges)
     if self._process:  # process 0 has verified them
@@ -135,7 +133,7 @@ class EmbeddingsWriter:
     return done
 
   def _clear(self) -> None:
-    """Removes what a killed run left of files that it was writing."""
+    """Removes temporary files of a killed run."""
     for path in self.folder.iterdir() if self.folder.exists() else ():
       if _LEFT.fullmatch(path.name):
         path.unlink()
@@ -151,7 +149,7 @@ class EmbeddingsWriter:
     )
 
   def _differences(self, manifest: Manifest) -> list[str]:
-    """What differs: 'arithmetic is float32 there, bfloat16 here'."""
+    """Differing header fields: 'arithmetic is float32 there, bfloat16 here'."""
     there = manifest.header()
     return [
       f'{key} is {shown(there[key])} there, {shown(value)} here'
@@ -160,7 +158,7 @@ class EmbeddingsWriter:
     ]
 
   def _others(self) -> dict[int, Entry]:
-    """The entries of the shards that other processes wrote."""
+    """Entries of the shards that other processes wrote."""
     entries: dict[int, Entry] = {}
     for path in self.folder.glob(PROGRESS_OF_OTHERS):
       progress = Manifest.read(path)
@@ -170,13 +168,14 @@ class EmbeddingsWriter:
 
   @property
   def needs_ranges(self) -> bool:
-    """Whether vectors are stored as codes whose ranges are not known yet."""
+    """Whether codes are stored and their ranges are not measured yet."""
     return self.meta.dtype in codes.LEVELS and self._manifest.ranges is None
 
   def calibrate(self, sample: Float[np.ndarray, 'n H']) -> None:
-    """Takes the ranges of codes from a sample of the vectors; before any are written.
+    """Measures the ranges of codes on a sample, before any vector is written.
 
-    Raises InputError for NaN or infinity.
+    Raises:
+      InputError: NaN or infinity.
     """
     if not np.isfinite(sample).all():
       raise InputError(f'{self.folder}: the embedding of a text is not finite: check the backbone')
@@ -185,13 +184,14 @@ class EmbeddingsWriter:
     self._manifest.write(self.folder / self._progress)
 
   def pending(self) -> list[Shard]:
-    """The shards still to be written, in order."""
+    """The shards to write, in order."""
     return [shard for shard in self._shards if shard.number not in self._manifest.entries]
 
   def write(self, shard: Shard, vectors: Float[np.ndarray, 'rows H']) -> None:
     """Writes one shard.
 
-    Raises InputError for a wrong shape, NaN or infinity, or values beyond float16's range.
+    Raises:
+      InputError: a wrong shape, NaN or infinity, or values beyond float16's range.
     """
     count = shard.stop - shard.start
     expected = (count, self.meta.dimension)
@@ -225,14 +225,18 @@ class EmbeddingsWriter:
     self._manifest.write(self.folder / self._progress)
 
   def discard(self) -> None:
-    """Leaves nothing of a folder in which no shard is written yet; for a command that fails."""
+    """Removes an unfinished folder's progress if no shard was written; for failed commands."""
     if self._process or self._manifest.entries or any(self.folder.glob(PROGRESS_OF_OTHERS)):
       return
     if not (self.folder / MANIFEST).exists():
       (self.folder / PROGRESS).unlink(missing_ok=True)
 
   def finish(self) -> None:
-    """Writes the manifest, on process 0. Raises RuntimeError while shards are pending."""
+    """Writes the manifest, on process 0.
+
+    Raises:
+      RuntimeError: shards are pending.
+    """
     if self._process:
       return
     self._manifest.entries.update(self._others())
@@ -245,19 +249,19 @@ class EmbeddingsWriter:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """Vectors of one file, on disk. So is a slice of them; ``np.asarray`` of either reads it.
+  """Vectors of one file on disk, or a slice of them; ``np.asarray`` reads and decodes them.
 
-  A local file is mapped, until that array is released; codes are decoded.
+  A local file is mapped.
 
   Attributes:
-    path: a .npy file that was checked (`_open_npy`).
-    count: the rows.
+    path: a .npy file that `_open_npy` checked.
+    count: rows.
     columns: of the file.
     dtype: of the file's numbers.
-    offset: the first row's byte in the file.
-    stored_as: what the numbers stand for; None: themselves.
-    dimension: numbers of a vector that are used, the first ones; None: all.
-    normalize: whether vectors that are cut get unit length again.
+    offset: byte of the first row.
+    stored_as: the code; None for plain numbers.
+    dimension: how many first numbers of a vector are used; None for all.
+    normalize: whether cut vectors are scaled to unit length.
   """
 
   path: epath.Path
@@ -272,21 +276,21 @@ class Rows:
   @property
   def shape(self) -> tuple[int, int]:
     """``(rows, H)`` of the vectors."""
-    whole = self.columns if self.stored_as is None else len(self.stored_as.ranges.low)
-    return self.count, self.dimension or whole
+    full = self.columns if self.stored_as is None else len(self.stored_as.ranges.low)
+    return self.count, self.dimension or full
 
   @property
   def code(self) -> codes.Code | None:
-    """How ``stored`` is read; None where that is not these vectors' codes."""
+    """The code of ``stored``; None for plain or cut vectors."""
     return self.stored_as if self.dimension is None else None
 
   @property
   def stored(self) -> 'Rows':
-    """The same rows as they are stored."""
+    """The same rows without decoding."""
     return Rows(self.path, self.count, self.columns, self.dtype, self.offset)
 
   def take(self, rows: Int[np.ndarray, ' n']) -> Float[np.ndarray, 'n H']:
-    """The vectors of these rows, float32, without the others where the file is local."""
+    """These rows' vectors, float32. A remote file is read whole."""
     return np.asarray(self._vectors(self._read()[rows]), np.float32)
 
   def __len__(self) -> int:
@@ -312,7 +316,7 @@ class Rows:
     if not files.is_remote(self.path):
       try:
         return np.memmap(self.path, self.dtype, 'r', self.offset, shape)
-      except ValueError as error:  # it has become shorter
+      except ValueError as error:  # the file has become shorter
         raise InputError(f'{self.path} was changed while it is read ({error})') from error
     with self.path.open('rb') as file:
       file.seek(self.offset)
@@ -322,14 +326,14 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Embeddings:
-  """A finished folder. Vectors and ids are read when they are used: they may exceed memory.
+  """A finished folder. Vectors and ids are read when used: they may exceed memory.
 
   Attributes:
-    shards: files of rows that follow one another.
+    shards: files of rows, in order.
     meta: what made them.
-    sha256: of the manifest, and so of everything in the folder.
+    sha256: of the manifest, which covers everything in the folder.
     is_cut: whether vectors are cut to their first numbers.
-    seen: ids of queries that the model was trained on, or chosen by (`formats.seen.ids`).
+    seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
   """
 
   shards: list[Rows]
@@ -348,22 +352,23 @@ class Embeddings:
 
   @property
   def fingerprint(self) -> str:
-    """Names the vectors: the manifest's SHA-256 where they are whole."""
+    """Identifies the vectors: the manifest's SHA-256 unless they are cut."""
     if not self.is_cut:
       return self.sha256
     return hashlib.sha256(f'{self.sha256} {self.meta.dimension}'.encode()).hexdigest()
 
   def cut(self, dimension: int | None, flag: str) -> 'Embeddings':
-    """The same vectors cut to their first numbers; unchanged for None.
+    """The vectors cut to their first ``dimension`` numbers; None keeps all.
 
-    Raises InputError, which begins with the flag that named the folder, where they have fewer.
+    Raises:
+      InputError: they have fewer. The message begins with ``flag``, which named the folder.
     """
     if dimension is None or dimension == self.meta.dimension:
       return self
     if dimension > self.meta.dimension:
       raise InputError(
-        f'{flag}: {self.folder} has vectors of {self.meta.dimension} dimensions, and '
-        f'--dimensions={dimension} asks for more; encode again, or ask for fewer'
+        f'{flag}: {self.folder} has vectors of {self.meta.dimension} dimensions: '
+        f'--dimensions={dimension} is too large'
       )
     return dataclasses.replace(
       self,
@@ -376,25 +381,23 @@ class Embeddings:
     )
 
   def check_kind(self, kind: str, flag: str) -> None:
-    """Raises InputError, which begins with the flag that named the folder, for another kind."""
+    """Raises InputError for another kind of text; it begins with ``flag``."""
     if self.meta.kind != kind:
-      raise InputError(
-        f'{flag} holds embeddings of kind {self.meta.kind}, expected {kind}: is it the right '
-        'folder?'
-      )
+      raise InputError(f'{flag} holds embeddings of kind {self.meta.kind}, expected {kind}')
 
   @functools.cached_property
   def ids(self) -> list[str]:
-    """One a row, all of them in memory; `ids_at` reads some.
+    """One a row, all in memory; `ids_at` reads some.
 
-    Raises InputError for one that comes twice.
+    Raises:
+      InputError: a repeated id.
     """
     ids = [id_ for file in self._id_files for id_ in _read_ids(file)[0]]
     check_unique(ids, str(self.folder))
     return ids
 
   def ids_at(self, rows: Int[np.ndarray, ' n']) -> list[str]:
-    """The ids of these rows, which must ascend; one file's ids are in memory at a time."""
+    """Ids of ascending rows; reads one file of ids at a time."""
     found: list[str] = []
     for number, own in self._by_shard(rows):
       ids, _ = _read_ids(self._id_files[number])
@@ -402,12 +405,12 @@ class Embeddings:
     return found
 
   def take(self, rows: Int[np.ndarray, ' n']) -> Float[np.ndarray, 'n H']:
-    """The vectors of these rows, which must ascend, float32; without the others."""
+    """Vectors of ascending rows, float32."""
     parts = [self.shards[number].take(own) for number, own in self._by_shard(rows)]
     return np.concatenate([np.empty((0, self.meta.dimension), np.float32), *parts])
 
   def _by_shard(self, rows: Int[np.ndarray, ' n']) -> Iterator[tuple[int, Int[np.ndarray, ' m']]]:
-    """(number of a shard, which of its rows are among these), of shards that have any."""
+    """(number of a shard, wanted rows of that shard)."""
     starts = np.cumsum([0, *(len(shard) for shard in self.shards)])
     bounds = np.searchsorted(rows, starts).tolist()
     for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
@@ -424,7 +427,7 @@ class Embeddings:
     return vectors
 
   def blocks(self, rows: int) -> Iterator[tuple[list[str], Float[np.ndarray, 'rows H']]]:
-    """Ids and vectors of all rows in turn, at most ``rows`` at a time."""
+    """Ids and vectors, at most ``rows`` at a time."""
     for shard, file in zip(self.shards, self._id_files, strict=True):
       ids, _ = _read_ids(file)
       for start in range(0, len(shard), rows):
@@ -438,24 +441,18 @@ def load_embeddings(
 
   Args:
     folder: as ``EmbeddingsWriter`` filled it.
-    verify: read every file once and compare its SHA-256.
-    process, processes: this process's rank and their count; each verifies a part of the files.
+    verify: compare the SHA-256 of every file.
+    process, processes: rank and count; each process verifies a part of the files.
 
   Raises:
-    InputError: no such folder, unfinished, a file missing or changed, counts or shapes that
-      disagree.
+    InputError: the folder is missing or unfinished, or a file is missing, changed or inconsistent.
   """
   root = files.existing(folder, 'embeddings')
   path = root / MANIFEST
   if not path.exists():
     if (root / PROGRESS).exists():
-      raise InputError(
-        f'{root} is unfinished: run the dprjax.encode command that began it again; it continues '
-        'where it stopped'
-      )
-    raise InputError(
-      f'{root} holds no embeddings ({MANIFEST} not found): make them with dprjax.encode'
-    )
+      raise InputError(f'{root} is unfinished: repeat its dprjax.encode command, which continues')
+    raise InputError(f'{root} has no {MANIFEST}: make embeddings with dprjax.encode')
   manifest = Manifest.read(path)
   meta, all_shards = manifest.meta, -(-manifest.rows // manifest.shard_rows)
   if len(manifest.entries) < all_shards:
@@ -477,10 +474,7 @@ def load_embeddings(
     ):
       files.regular_file(file, 'embeddings shard')
       if verify and shard.number % processes == process and sha256_file(file) != expected:
-        raise InputError(
-          f'{file} was changed or damaged since it was written (SHA-256 differs from {MANIFEST}): '
-          'encode again'
-        )
+        raise InputError(f'{file} was changed or damaged (SHA-256): encode again')
     ids, content = _read_ids(ids_file)
     digest.update(content)
     shape = (shard.stop - shard.start, columns)
@@ -498,10 +492,10 @@ def load_embeddings(
 
 
 def open_array(path: PathLike, rows: int) -> Rows:
-  """The vectors of a .npy file that others made, one a row.
+  """The vectors of a .npy file from elsewhere.
 
   Raises:
-    InputError: it is no whole .npy file of float32 or float16 of this many rows.
+    InputError: not a whole .npy file of float32 or float16 with ``rows`` rows.
   """
   found = files.regular_file(path, 'vectors')
   shape, dtype, offset = _open_npy(found, 'save it again')
@@ -509,14 +503,13 @@ def open_array(path: PathLike, rows: int) -> Rows:
     dtype.name not in ('float32', 'float16') or len(shape) != 2 or shape[0] != rows or not shape[1]
   ):
     raise InputError(
-      f'{found}: {dtype} {list(shape)!s:.60}, expected float32 or float16 [{rows}, H], a row '
-      'for each id'
+      f'{found}: {dtype} {list(shape)!s:.60}, expected float32 or float16 [{rows}, H]'
     )
   return Rows(found, shape[0], shape[1], dtype, offset)
 
 
 def check_unique(ids: Sequence[str], where: str) -> None:
-  """Raises InputError, which begins with ``where``, for an id that comes twice."""
+  """Raises InputError, which begins with ``where``, for a repeated id."""
   if len(set(ids)) < len(ids):
     twice = collections.Counter(ids).most_common(1)[0][0]
     raise InputError(f'{where}: the id {twice!r:.80} is there twice; ids must be unique')
@@ -535,11 +528,11 @@ def _read_ids(path: epath.Path) -> tuple[list[str], bytes]:
 
 
 def _open_npy(path: epath.Path, remedy: str) -> tuple[tuple[int, ...], np.dtype, int]:
-  """A .npy file's shape, type, and the byte at which its rows begin.
+  """A .npy file's shape, dtype, and the byte of its first row.
 
   Raises:
-    InputError: it is no such file, or shorter or longer than it says. Nothing of the declared size
-      is allocated before.
+    InputError: not a .npy file, or its size disagrees with its header. Nothing is allocated
+      before this check.
   """
   with path.open('rb') as file:
     try:
@@ -564,7 +557,6 @@ def _check_ids(ids: Sequence[str], source: str) -> None:
   for row, id_ in enumerate(ids, start=1):
     if not id_ or _BAD_IDS.search(id_) or '\n' in id_:
       raise InputError(
-        f'{source}, row {row}: the id {id_!r:.80} is empty, or has white space or a control '
-        'character in it'
+        f'{source}, row {row}: the id {id_!r:.80} is empty or has whitespace or control characters'
       )
   check_unique(ids, source)

@@ -1,17 +1,14 @@
 """Exact inner-product search on all devices.
 
-The devices share each block of the corpus. Every device keeps the best k of the rows that it has
-seen, for every query; at the end the lists of the devices are merged. Where a list has no room for
-all rows of its last score, which is rare, the ids decide: these queries are scored again, and
-`dprjax.retrieval.best` chooses.
+The devices share each block of the corpus, and each keeps a list of the best k rows for every
+query; the lists are merged at the end. If a list cannot hold all rows that tie with its last one,
+ids decide: these queries are scored again on the host (`dprjax.retrieval.best`).
 
-``search`` reads the blocks anew each time. A device then holds two blocks, a matrix of similarities
+``search`` reads the corpus block by block. A device holds two blocks, one similarity matrix
 [queries of a block, rows of a block / devices], and k scores and rows per query; the host holds one
-more block. None of these grows with the corpus (benchmarks/exact_search.py). ``Index`` keeps the
-blocks on the devices.
+more block. Memory does not grow with the corpus. ``Index`` keeps the blocks on the devices.
 
-On a single CPU device numpy multiplies and `dprjax.retrieval.best` chooses: XLA takes half as long
-again for the products and four times as long to choose (docs/performance.md).
+A single CPU device uses numpy, which is faster there than XLA (docs/performance.md).
 """
 
 import functools
@@ -29,19 +26,16 @@ from dprjax.retrieval import best, codes
 from dprjax.retrieval.best import TopK, check_finite
 
 _AXIS = 'corpus'
-# Rows on a device at a time. For fewer, CPUs use other kernels, which round differently: a search
-# in parts would not find the same bits. numpy's begin to differ at more rows than XLA's.
+# Least rows on a device at a time. With fewer, CPUs use kernels that round differently, so that a
+# search in parts would find other bits. numpy's limit is higher than XLA's.
 _LEAST_ROWS = 128
 _LEAST_ROWS_OF_NUMPY = 4096
-_ROWS_OF_NUMPY = 8192  # at a time: their scores stay in a processor's cache until they are compared
-_DECODED = 1024  # rows of codes at a time, on a CPU; a power of two, as a device's rows are
+_ROWS_OF_NUMPY = 8192  # at a time: their scores fit into a CPU's cache
+_DECODED = 1024  # rows of codes at a time on a CPU; a power of two, as the rows of a device are
 
 
 class Rows(Protocol):
-  """Vectors in memory or elsewhere: an array, or `dprjax.retrieval.embeddings.Rows`.
-
-  numpy can read a slice of them.
-  """
+  """Vectors in memory or elsewhere; numpy can read a slice (`dprjax.retrieval.embeddings.Rows`)."""
 
   @property
   def shape(self) -> tuple[int, ...]: ...
@@ -52,10 +46,7 @@ class Rows(Protocol):
 
 
 class _Block(NamedTuple):
-  """``used`` rows of the corpus from row ``offset`` on, and padding.
-
-  They are split over the devices, or in numpy's memory where numpy multiplies.
-  """
+  """``used`` rows of the corpus from row ``offset`` on, and padding."""
 
   offset: int
   used: int
@@ -63,7 +54,7 @@ class _Block(NamedTuple):
 
 
 class Index:
-  """A corpus to search many times: its vectors stay on the devices."""
+  """A corpus to search many times; its vectors stay on the devices."""
 
   def __init__(
     self,
@@ -77,20 +68,20 @@ class Index:
     """Places a corpus on the devices.
 
     Args:
-      corpus: one array, or several that follow one another.
+      corpus: one array, or several in order.
       devices: where to search; all local devices by default.
       block_rows: rows of the corpus at a time, on all devices together.
-      keep: False reads the corpus anew for each search, a block at a time.
-      ids_at: the ids of rows, which order equal scores; by default a row's number is its id.
+      keep: False reads the corpus for each search, a block at a time.
+      ids_at: ids of rows, which order equal scores; row numbers by default.
 
     Raises:
-      InputError: no vectors (with ``keep``), or NaN or infinity among them.
+      InputError: no vectors (with ``keep``), or NaN or infinity.
     """
     shards: Sequence[Any] = [corpus] if isinstance(corpus, np.ndarray) else corpus
     self._ids_at = ids_at
     self._dimensions = sorted({shard.shape[1] for shard in shards})
     self._count = sum(len(shard) for shard in shards)
-    # Codes go to the devices as they are; each decodes a block when it scores it.
+    # Devices decode codes block by block.
     code = getattr(shards[0], 'code', None) if shards else None
     self._shards: Sequence[Rows] = shards if code is None else [shard.stored for shard in shards]
     self._dtype = np.dtype(np.float32) if code is None else codes.stored(code.dtype)
@@ -100,7 +91,7 @@ class Index:
     self._split = NamedSharding(self._mesh, PartitionSpec(_AXIS))
     everywhere = NamedSharding(self._mesh, PartitionSpec())
     self._ranges = () if code is None else jax.device_put(tuple(code.ranges), everywhere)
-    # Powers of two, so that a growing corpus seldom compiles anew.
+    # Powers of two: a growing corpus seldom compiles anew.
     device_rows = min(
       _power_of_two(-(-rows // len(devices))) for rows in (max(self._count, 1), block_rows)
     )
@@ -116,15 +107,15 @@ class Index:
   def search(
     self, queries: Float[np.ndarray, 'queries H'], k: int, *, block_queries: int = 512
   ) -> TopK:
-    """The ``min(k, n)`` rows with the largest inner product, in float32.
+    """The ``min(k, n)`` rows with the largest inner products, in float32.
 
     Args:
       queries: float32 or float16.
-      k: how many rows.
+      k: rows to find.
       block_queries: queries at a time.
 
     Raises:
-      InputError: no queries, vectors of different length, or NaN or infinity among them.
+      InputError: no queries, another dimension, or NaN or infinity.
     """
     if not self._count or not len(queries) or k < 1:
       raise InputError(
@@ -148,7 +139,7 @@ class Index:
     states = [jax.device_put(empty, self._split) for _ in parts]
     for offset, used, rows in self._each_block():
       if self._kept is None:
-        # Not more than one block ahead of the devices, or the blocks pile up on them.
+        # At most one block ahead of the devices, or blocks pile up on them.
         jax.block_until_ready(states)
       states = [
         _step(self._mesh, part, rows, used, offset, *state, self._ranges)
@@ -166,7 +157,7 @@ class Index:
     return best.order(TopK(scores, rows), k, self._ids_at)
 
   def _again(self, part: Any, crowded: Int[np.ndarray, ' some'], k: int) -> TopK:
-    """The best k of some queries of a part, chosen on the host, where the ids are."""
+    """The best k of some queries of a part, chosen on the host."""
     found = best.Best(len(crowded), k, self._ids_at)
     chosen = np.resize(crowded, _power_of_two(len(crowded)))  # few sizes to compile
     for offset, used, rows in self._each_block():
@@ -191,7 +182,7 @@ class Index:
           continue
         for start in range(0, used, _ROWS_OF_NUMPY):
           some = rows[start : start + _ROWS_OF_NUMPY]
-          # One array for all products: memory that is new costs a fault a page.
+          # Reuse one array: fresh memory costs a page fault a page.
           similar = scores[: len(part) * len(some)].reshape(len(part), len(some))
           np.matmul(part, some.T, out=similar)
           found.add(similar[:, : used - start], offset + start)
@@ -202,12 +193,12 @@ class Index:
     return self._read() if self._kept is None else iter(self._kept)
 
   def _read(self) -> Iterator[_Block]:
-    for offset, used, block in _blocks(self._shards, self._block_rows, self._dtype):
+    for block in _blocks(self._shards, self._block_rows, self._dtype):
       if not self._ranges:
-        check_finite(block[:used], 'document', offset)
+        check_finite(block.rows[: block.used], 'document', block.offset)
       if not self._on_host or self._ranges:
-        block = jax.device_put(block, self._split)
-      yield _Block(offset, used, block)
+        block = block._replace(rows=jax.device_put(block.rows, self._split))
+      yield block
 
 
 def search(
@@ -233,13 +224,9 @@ def search_part(
   parts: int,
   ids_at: best.Ids = best.numbers,
 ) -> TopK:
-  """``search`` in part number ``part`` of ``parts`` equal parts of the corpus.
+  """Searches part ``part`` of ``parts`` equal parts, on this process's devices; see ``merge``.
 
-  Searches on this process's devices. Rows are those of the whole corpus. ``merge`` combines the
-  parts' results.
-
-  Raises:
-    InputError: as ``search``.
+  Rows are numbered as in the whole corpus.
   """
   count = sum(len(shard) for shard in corpus)
   start, stop = part * count // parts, (part + 1) * count // parts
@@ -261,7 +248,7 @@ def merge(
   rows: Int[np.ndarray, 'parts queries k'],
   ids_at: best.Ids = best.numbers,
 ) -> TopK:
-  """The best k of all parts: what ``search`` finds in the whole corpus."""
+  """The best k of all parts: equals ``search`` in the whole corpus."""
   k = scores.shape[-1]
   found = TopK(*(np.moveaxis(array, 0, 1).reshape(array.shape[1], -1) for array in (scores, rows)))
   return best.order(found, k, ids_at)
@@ -281,9 +268,8 @@ def _step(
 ) -> tuple[Float[Array, 'devices Q k'], Int[Array, 'devices Q k'], Bool[Array, 'devices Q']]:
   """Merges one block into every device's list.
 
-  The first ``used`` rows of the block are real, and row 0 is the corpus's row ``offset``. ``cut``:
-  whether rows were left out that tie with the list's last. ``ranges`` are those of codes; empty for
-  float32.
+  The block's first ``used`` rows are real; row 0 is row ``offset`` of the corpus. ``cut``: whether
+  rows that tie with the list's last were left out. ``ranges``: of codes; empty for float32.
   """
 
   def local(queries, block, used, offset, scores, rows, cut, ranges):
@@ -319,7 +305,7 @@ def _similar(
   ranges: tuple[Float[Array, ' H'], ...],
   chosen: Int[Array, ' some'],
 ) -> Float[Array, 'some rows']:
-  """The scores of the chosen queries in a block, from the products of all, as in `_step`."""
+  """Scores of the chosen queries in a block, with the products of `_step`."""
   each, whole = PartitionSpec(_AXIS), PartitionSpec()
   return jax.shard_map(
     lambda *arrays: _of_block(mesh, *arrays[:3])[arrays[3]],
@@ -351,19 +337,13 @@ def _products_of_codes(
   ranges: tuple[Float[Array, ' H'], ...],
   rows_at_once: int,
 ) -> Float[Array, 'Q rows']:
-  # Decoded values that stay in a processor's cache: six times as fast for a single query.
+  # Decoded pieces stay in a CPU's cache: six times as fast for a single query.
   pieces = block.reshape(-1, min(rows_at_once, len(block)), block.shape[1])
   similar = jax.lax.map(lambda piece: _products(queries, _decode(piece, *ranges)), pieces)
   return jnp.moveaxis(similar, 0, 1).reshape(len(queries), -1)
 
 
-@jax.jit
-def _coded_products(
-  queries: Float[Array, 'Q H'],
-  block: Shaped[Array, 'rows W'],
-  ranges: tuple[Float[Array, ' H'], ...],
-) -> Float[Array, 'Q rows']:
-  return _products_of_codes(queries, block, ranges, _DECODED)
+_coded_products = jax.jit(functools.partial(_products_of_codes, rows_at_once=_DECODED))
 
 
 def _decode(
@@ -385,7 +365,7 @@ def _merge(
   rows: Int[Array, 'devices Q k'],
   cut: Bool[Array, 'devices Q'],
 ) -> tuple[Float[Array, 'Q k'], Int[Array, 'Q k'], Bool[Array, ' Q']]:
-  """The best k of all lists, and whether rows were left out that tie with the last of them."""
+  """The best k of all lists, and whether rows that tie with the last were left out."""
   k = scores.shape[-1]
   together = [jnp.moveaxis(array, 0, 1).reshape(array.shape[1], -1) for array in (-scores, rows)]
   negated, rows = jax.lax.sort(together, num_keys=2)
@@ -395,13 +375,10 @@ def _merge(
   return -negated[:, :k], rows[:, :k], cut
 
 
-def _blocks(
-  shards: Sequence[Rows], rows: int, dtype: np.dtype
-) -> Iterator[tuple[int, int, Shaped[np.ndarray, 'rows W']]]:
-  """Yields (number of the first row, count of rows used, an array of ``rows`` rows).
+def _blocks(shards: Sequence[Rows], rows: int, dtype: np.dtype) -> Iterator[_Block]:
+  """Blocks of ``rows`` rows across shards, padded with 0.
 
-  Blocks cross the shards' ends. The last block's unused rows are 0. A block that lies within an
-  array of this dtype in memory is a part of it; others are new.
+  A block within an array of this dtype is a view of it; others are new.
   """
   offset = used = 0
   shape = rows, shards[0].shape[1] if shards else 0
@@ -411,17 +388,17 @@ def _blocks(
     while start < len(shard):
       taken = min(rows - used, len(shard) - start)
       if taken == rows and type(shard) is np.ndarray and shard.dtype == dtype:
-        yield offset, rows, shard[start : start + rows]
+        yield _Block(offset, rows, shard[start : start + rows])
         offset, start = offset + rows, start + rows
         continue
       block[used : used + taken] = shard[start : start + taken]
       start, used = start + taken, used + taken
       if used == rows:
-        yield offset, used, block
-        # A new array, because the devices may still be reading this one.
+        yield _Block(offset, used, block)
+        # A new array: devices may still be reading this one.
         offset, used, block = offset + rows, 0, np.zeros(shape, dtype)
   if used:
-    yield offset, used, block
+    yield _Block(offset, used, block)
 
 
 def _padded(array: np.ndarray, rows: int) -> np.ndarray:

@@ -1,7 +1,4 @@
-"""What a folder of embeddings says of itself: what made its vectors, and its files' checksums.
-
-``embeddings.py`` writes and reads the folder.
-"""
+"""The manifest of a folder of embeddings: what made its vectors, and its files' checksums."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,7 +18,7 @@ _FORMAT = 'dprjax.embeddings'
 _VERSION = 2
 MANIFEST, PROGRESS, PROGRESS_OF_OTHERS = 'manifest.json', 'progress.json', 'progress-*.json'
 DTYPES = ('float32', 'float16', *codes.LEVELS)
-# A shard's files, as its entry in the manifest names them, and their suffixes.
+# A shard's files and their suffixes.
 FILES = {'embeddings': 'npy', 'ids': 'txt'}
 
 T = TypeVar('T')
@@ -35,24 +32,23 @@ def _one_of(*words: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Meta:
-  """What made the vectors: all that decides them. A folder holds vectors of one `Meta`.
+  """Everything that decides the vectors. A folder has vectors of one `Meta`.
 
   Attributes:
-    dimension: numbers of a vector: H, or fewer where it was cut.
+    dimension: numbers of a vector.
     dtype: of the stored vectors, one of ``DTYPES``.
     kind: 'query' or 'passage'.
     backbone_sha256: of the encoder's tensors.
     config_sha256: of the encoder's shape: heads, activation, epsilon and so on.
     tokenizer_sha256: of the tokenizer.
-    prompt_sha256: of the prompt's file; None without a prompt, and under one for queries alone.
-    query_prompt_sha256: of the file of a prompt for queries alone, where these are queries.
-    shift_positions: whether tokens count their positions from the prompt's length; False under a
-      prompt for queries alone.
+    prompt_sha256: of the prompt file; None without one, or under a query-only prompt.
+    query_prompt_sha256: of the query-only prompt file, for queries.
+    shift_positions: whether positions start at the prompt's length; False under a query-only
+      prompt.
     pooling, normalize, prefix, max_length: `formats.vector_spec.VectorSpec.of_kind`.
     arithmetic: 'float32', 'bfloat16' or 'mixed' (``models.encoder_config.Arithmetic``).
-    input_sha256: of the ids and texts, which shows whether a text changed under its old id.
-    topic: under a prompt of kind topic, which topic's prompt: 'infer', each text's own, or a
-      topic's number. Else empty.
+    input_sha256: of ids and texts.
+    topic: under a topic prompt, 'infer' or a topic's number; else empty.
   """
 
   dimension: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
@@ -73,7 +69,7 @@ class Meta:
   query_prompt_sha256: str | None = None
 
   def space(self) -> dict[str, Any]:
-    """The fields that queries and passages must share for their inner product to mean anything."""
+    """The fields that queries and passages must share to be comparable."""
     return {name: getattr(self, name) for name in SPACE}
 
 
@@ -92,8 +88,7 @@ SPACE = (
 def check_same_space(
   name: str, space: Mapping[str, Any], other_name: str, other: Mapping[str, Any]
 ) -> None:
-  """Raises InputError where two spaces (`Meta.space`) differ, and says in what."""
-
+  """Raises InputError where two spaces (`Meta.space`) differ, and names the fields."""
   differences = {
     field: f'{field} {shown(space.get(field))} and {shown(value)}'
     for field, value in other.items()
@@ -137,7 +132,7 @@ def shard_names(number: int, count: int) -> dict[str, str]:
 
 
 class Entry(NamedTuple):
-  """A shard in the manifest: its files' checksums."""
+  """Checksums of a shard's files."""
 
   embeddings_sha256: str
   ids_sha256: str
@@ -170,13 +165,13 @@ class _Coded(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """A manifest, or the progress of a folder that is not finished.
+  """A manifest, or the progress of an unfinished folder.
 
   Attributes:
     ids_sha256: of all ids, a line each.
     entries: by the shard's number.
-    ranges: of codes; None where vectors are stored as they are, or there are none yet.
-    seen: ids of queries that the model was trained on, or chosen by (`formats.seen.ids`).
+    ranges: of codes; None for plain vectors, or before they are measured.
+    seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
   """
 
   meta: Meta
@@ -191,7 +186,7 @@ class Manifest:
     return cut_shards(self.rows, self.shard_rows)
 
   def header(self) -> dict[str, Any]:
-    """All but the shards and what was measured."""
+    """Everything but shards and measured values."""
     return {
       'format': _FORMAT,
       'version': _VERSION,
@@ -226,10 +221,7 @@ class Manifest:
     if values.get('format') != _FORMAT:
       raise InputError(f'{path} is not a {_FORMAT} manifest')
     if (version := values.get('version')) != _VERSION:
-      raise InputError(
-        f'{path} is of version {version!r:.20}, expected {_VERSION}: another dprjax made these '
-        'embeddings; encode again, into another folder'
-      )
+      raise InputError(f'{path} is of version {version!r:.20}, expected {_VERSION}: {_AGAIN}')
     found = _convert(values, _Counts, path)
     shards = cut_shards(found.rows, found.shard_rows)
     entries: dict[int, Entry] = {}
@@ -247,7 +239,7 @@ class Manifest:
       entries[shard.index] = Entry(shard.embeddings_sha256, shard.ids_sha256)
     meta = _convert(values, Meta, path)
     ranges = None
-    # An interrupted command may not have measured them yet.
+    # An interrupted command may not have measured ranges yet.
     if meta.dtype in codes.LEVELS and ('ranges' in values or entries):
       ranges = _ranges(_convert(values, _Coded, path).ranges, meta.dimension, path)
     known = seen.of_json(values, str(path))
@@ -277,15 +269,12 @@ def _ranges(found: _Ranges, dimension: int, path: epath.Path) -> codes.Ranges:
     and np.isfinite(ranges).all()
     and (ranges.low <= ranges.high).all()
   ):
-    raise InputError(
-      f'{path}: ranges are not {dimension} finite numbers each, the low ones below the high ones; '
-      f'{_AGAIN}'
-    )
+    raise InputError(f'{path}: ranges need {dimension} finite numbers each, low <= high; {_AGAIN}')
   return ranges
 
 
 def is_embeddings(folder: epath.Path) -> bool:
-  """Whether a folder is one of embeddings, finished or not, of any version.
+  """Whether a folder has embeddings, finished or not, of any version.
 
   Raises:
     InputError: its manifest cannot be read.

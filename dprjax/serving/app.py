@@ -1,7 +1,6 @@
 """The HTTP interface: OpenAI's embeddings and models, Cohere's rerank, prompts, search, health.
 
-A request is read (msgspec), tokenised in a thread, queued, awaited and written (orjson). Nothing of
-a request's body and no key is logged.
+Bodies of requests and keys are never logged.
 """
 
 import asyncio
@@ -9,11 +8,12 @@ import base64
 import concurrent.futures
 import dataclasses
 import logging
+import math
 import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -50,19 +50,19 @@ logger = logging.getLogger('dprjax')
 _T = TypeVar('_T')
 _Handler = Callable[[Request], Awaitable[Response]]
 _OCTETS, _PROMPT = 'application/octet-stream', '/v1/prompts/{name}'
-_LEFT = 499  # nginx's status of a client that left; nobody receives it
+_LEFT = 499  # nginx's status for a client that left
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What a request may ask for.
+  """Limits of one request.
 
   Attributes:
-    bytes, prompt_bytes: of a body, and of a prompt's file.
-    inputs: texts of a request; queries and documents too.
-    tokens: of all texts of a request, after each was cut.
+    bytes, prompt_bytes: of a body, and of an uploaded prompt file.
+    inputs: texts, queries or documents.
+    tokens: of all texts, after truncation.
     requests: answered at a time.
-    seconds: for a request to arrive, and again to be answered.
+    seconds: for the request to arrive, and again for the answer.
   """
 
   bytes: int = 8 << 20
@@ -74,14 +74,19 @@ class Limits:
 
 
 class _Failure(Exception):
-  """An answer that is no success."""
+  """An error response."""
 
   def __init__(
-    self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    self,
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
   ):
     super().__init__(message)
-    self.status, self.message, self.param, self.code = status, message, param, code
-    self.headers: dict[str, str] = {}
+    self.response = _error(status, message, param, code, headers)
 
 
 class _Left(Exception):
@@ -91,7 +96,7 @@ class _Left(Exception):
 def _serves(
   method: str, path: str, summary: str, *answered: type, role: str = keys.READ, **more: Any
 ) -> Callable[[_T], _T]:
-  """Says which requests a method of `App` answers."""
+  """Marks a method of `App` with the requests that it answers."""
 
   def mark(handler: Any) -> Any:
     handler.operation = messages.Operation(method, path, summary, answered, role=role, **more)
@@ -100,20 +105,13 @@ def _serves(
   return mark
 
 
-class _Answer(NamedTuple):
-  """Vectors of a request's texts."""
-
-  tokens: Tokens
-  vectors: np.ndarray
-
-
 class App:
-  """One server: an engine, and the indexes and rerankers beside it.
+  """The server of an engine, with its indexes and rerankers.
 
   Attributes:
     asgi: the ASGI application.
     ready: set once everything is compiled.
-    failed: what went wrong while it was compiled.
+    failed: why compilation failed.
   """
 
   def __init__(
@@ -128,7 +126,7 @@ class App:
     self._indexes = {index.name: index for index in indexes}
     self._rerankers = {reranker.name: reranker for reranker in rerankers}
     self._started, self._active = int(time.time()), 0
-    # Each uses the devices beside the batcher, one request at a time.
+    # Search and reranking share the devices with the batcher, one request at a time.
     self._side = concurrent.futures.ThreadPoolExecutor(1, 'search')
     self._files = concurrent.futures.ThreadPoolExecutor(2, 'files')
     self.ready, self.failed = threading.Event(), ''
@@ -154,20 +152,18 @@ class App:
     self.asgi.router.redirect_slashes = False
 
   def start(self) -> None:
-    """Compiles in a thread of its own."""
+    """Compiles in a thread."""
     self._compiling = threading.Thread(target=self.compile, name='compile', daemon=True)
     self._compiling.start()
 
   def compile(self) -> None:
-    """Waits for the engine's shapes and compiles the others; then ``ready`` is set."""
+    """Waits for the engine's shapes, compiles the others, and sets ``ready``."""
     try:
       self._engine.ready.result()
-      compiles = [part.compile for part in self._indexes.values()]
-      compiles += [part.compile for part in self._rerankers.values()]
-      for compile in compiles:
+      for part in (*self._indexes.values(), *self._rerankers.values()):
         if self._draining:
           return
-        compile()
+        part.compile()
     except Exception as error:  # /readyz says it
       self.failed = f'{type(error).__name__}: {error}'
       logger.error('the server cannot become ready: %s', self.failed.partition('\n')[0])
@@ -175,21 +171,19 @@ class App:
     self.ready.set()
 
   def drain(self) -> None:
-    """From now on ``/readyz`` says no; requests are still answered."""
+    """Makes ``/readyz`` answer no; requests are still answered."""
     self._draining = True
 
   def close(self) -> None:
-    """Ends the threads once all that was asked is done."""
-    if self._compiling is not None:  # a process that ends while XLA compiles crashes
+    """Ends the threads after their last work."""
+    if self._compiling is not None:  # a process that exits while XLA compiles crashes
       self._compiling.join()
     self._side.shutdown()
     self._files.shutdown()
     self._engine.close()
 
-  # What all requests share.
-
   def _route(self, operation: messages.Operation, handler: _Handler) -> Route:
-    """A route with keys, limits, metrics, and errors in OpenAI's form; without a role, open."""
+    """A route with keys, limits, metrics and OpenAI's errors. Without a role it is open."""
     metrics, path, method = self._engine.metrics, operation.path, operation.method
     role = operation.role
     if not role:
@@ -209,7 +203,7 @@ class App:
         response = await handler(request)
       except (_Left, ClientDisconnect):
         response = Response(status_code=_LEFT)
-      except Exception as error:  # one request's fault ends no server
+      except Exception as error:  # a fault of one request must not end the server
         response = _failed(error, path)
       finally:
         self._active -= 1
@@ -226,24 +220,27 @@ class App:
       return
     allowed = self._keys.allow(role, request.headers.get('authorization', ''))
     if allowed is None:
-      failure = _Failure(401, 'give a known key: Authorization: Bearer KEY', code='invalid_api_key')
-      failure.headers['www-authenticate'] = 'Bearer'
-      raise failure
+      raise _Failure(
+        401,
+        'give a known key: Authorization: Bearer KEY',
+        code='invalid_api_key',
+        headers={'www-authenticate': 'Bearer'},
+      )
     if not allowed:
       raise _Failure(403, "this needs an administrator's key")
 
   async def _body(self, request: Request, most: int) -> bytes:
     declared = request.headers.get('content-length', '')
-    too_large = _Failure(413, f'the body is larger than {most:,} bytes')
+    too_large = f'the body is larger than {most:,} bytes'
     if declared.isdecimal() and len(declared) < 18 and int(declared) > most:
-      raise too_large
+      raise _Failure(413, too_large)
     content = bytearray()
     try:
       async with asyncio.timeout(self._limits.seconds):
         async for chunk in request.stream():
           content += chunk
           if len(content) > most:
-            raise too_large
+            raise _Failure(413, too_large)
     except TimeoutError:
       raise _Failure(408, 'the request did not arrive in time') from None
     return bytes(content)
@@ -260,9 +257,9 @@ class App:
       raise _Failure(400, 'the body is too deep') from error
 
   async def _wait(self, request: Request, future: concurrent.futures.Future) -> Any:
-    """The result, unless the client leaves or the time is over: then it is not needed any more."""
+    """The result. Cancels the work if the client leaves or the time is over."""
     asked = asyncio.wrap_future(future)
-    # All of the body was read: what is received next is the end of the connection.
+    # The body was read, so the next message is the end of the connection.
     left = asyncio.ensure_future(request.receive())
     try:
       await asyncio.wait(
@@ -286,7 +283,7 @@ class App:
     texts: Sequence[Any],
     param: str,
     dimensions: int | None = None,
-  ) -> _Answer:
+  ) -> tuple[Tokens, np.ndarray]:
     if len(texts) > self._limits.inputs:
       raise _Failure(413, f'{len(texts)} texts; {self._limits.inputs} at most', param=param)
     engine = self._engine
@@ -295,16 +292,15 @@ class App:
     if tokens.total > self._limits.tokens:
       raise _Failure(413, f'{tokens.total} tokens; {self._limits.tokens} at most', param=param)
     whole, version = engine.backbone.config.vector_size, tokens.version
-    shorter = {length for length in version.meta.get('matryoshka', ()) if length < whole}
-    given = sorted({*shorter, whole}, reverse=True)
+    given = {length for length in version.meta.get('matryoshka', ()) if length < whole} | {whole}
     if dimensions not in (None, *given):
       raise _Failure(
         400,
-        f'this model gives {" or ".join(map(str, given))} dimensions and no other number',
+        f'this model has vectors of {" or ".join(map(str, sorted(given)))} dimensions',
         param='dimensions',
       )
     vectors = await self._wait(request, engine.queue(tokens))
-    return _Answer(tokens, codes.cut(vectors, dimensions or whole, version.spec.normalize))
+    return tokens, codes.cut(vectors, dimensions or whole, version.spec.normalize)
 
   def _headers(self, tokens: Tokens) -> dict[str, str]:
     return {
@@ -312,8 +308,6 @@ class App:
       'x-dprjax-prompt-sha256': tokens.version.sha256,
       'x-dprjax-truncated': str(len(tokens.truncated)),
     }
-
-  # Vectors.
 
   @_serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
   async def _embeddings(self, request: Request) -> Response:
@@ -357,7 +351,7 @@ class App:
     return _json(content, headers=self._headers(tokens))
 
   def _choose_index(self, name: str, asked: str | None) -> Index:
-    """The one asked for; else the one that the prompt names, the one of its name, the only one."""
+    """By default the index that the prompt names, that of the prompt's name, or the only one."""
     if asked is None:
       named = self._engine.library.get(name).meta.get('index')
       names = [one for one in (named, name) if isinstance(one, str) and one in self._indexes]
@@ -393,8 +387,6 @@ class App:
     order = np.argsort(-scores, kind='stable')[: asked.top_n]
     results = [messages.Ranked(int(i), float(scores[i])) for i in order]
     return _json(RerankResponse(name, results))
-
-  # Prompts.
 
   async def _on_files(self, work: Callable[[], _T]) -> _T:
     return await asyncio.get_running_loop().run_in_executor(self._files, work)
@@ -492,8 +484,6 @@ class App:
     logger.info('prompt %s removed', name)
     return Response(status_code=204)
 
-  # Operation.
-
   async def _page(self, request: Request) -> Response:
     content, headers = self._pages[request.url.path]
     return Response(content, headers=headers, media_type='text/html')
@@ -519,7 +509,7 @@ class App:
 
 
 def _split(model: str, default: str) -> tuple[str, str]:
-  """'qa:query' -> 'qa', 'query'."""
+  """A prompt's name and the kind of text: 'qa:query' gives 'qa', 'query'."""
   name, colon, kind = model.rpartition(':')
   if not colon:
     return model, default
@@ -529,7 +519,7 @@ def _split(model: str, default: str) -> tuple[str, str]:
 
 
 def _field(message: str) -> str | None:
-  """The field of a request that msgspec's message is about."""
+  """The field that msgspec's message names."""
   found = re.search(r'at `\$\.(\w+)', message) or re.search(r'field `(\w+)`', message)
   return found and found[1]
 
@@ -555,36 +545,36 @@ def _json(
 
 
 def _error(
-  status: int, message: str, param: str | None = None, code: str | None = None
+  status: int,
+  message: str,
+  param: str | None = None,
+  code: str | None = None,
+  headers: dict[str, str] | None = None,
 ) -> Response:
   kind = 'server_error' if status >= 500 else 'invalid_request_error'
   if status == 429:
     kind = 'rate_limit_error'
-  # Half of a surrogate pair, which a message may repeat, has no bytes.
-  message = message.encode(errors='backslashreplace').decode()
-  return _json(messages.ErrorResponse(messages.ErrorDetail(message, kind, param, code)), status)
+  message = message.encode(errors='backslashreplace').decode()  # half of a surrogate pair
+  detail = messages.ErrorDetail(message, kind, param, code)
+  return _json(messages.ErrorResponse(detail), status, headers)
 
 
 def _failed(error: Exception, path: str) -> Response:
-  """The answer to a request that failed."""
   if isinstance(error, _Failure):
-    response = _error(error.status, error.message, error.param, error.code)
-    response.headers.update(error.headers)
-    return response
+    return error.response
   if isinstance(error, UnknownPrompt):
     return _error(404, 'there is no such model or prompt', 'model', 'model_not_found')
   if isinstance(error, NameTaken):
     return _error(409, "this is the backbone's name; choose another", 'name')
   if isinstance(error, Busy):
-    response = _error(429, str(error), code='rate_limit_exceeded')
-    response.headers['retry-after'] = str(int(np.ceil(error.seconds)))
-    return response
+    wait = {'retry-after': str(math.ceil(error.seconds))}
+    return _error(429, str(error), code='rate_limit_exceeded', headers=wait)
   if isinstance(error, InputError | NotFinite):
     return _error(422, str(error), 'input' if isinstance(error, ForeignIds) else None)
   if isinstance(error, OSError):
     logger.error('%s: %s', path, error)
     return _error(503, f"the server's files: {error.strerror or 'they cannot be used'}")
-  # Its message may repeat what was asked.
+  # The message of an error may repeat the request.
   logger.error('a fault of dprjax in %s: %s', path, type(error).__name__)
   return _error(500, 'a fault of the server')
 
@@ -594,6 +584,5 @@ async def _no_such_path(request: Request, error: Exception) -> Response:
 
 
 async def _no_such_method(request: Request, error: Exception) -> Response:
-  response = _error(405, 'this path does not take this method; see /openapi.json')
-  response.headers.update(getattr(error, 'headers', None) or {})
-  return response
+  headers = getattr(error, 'headers', None)
+  return _error(405, 'this path does not take this method; see /openapi.json', headers=headers)
