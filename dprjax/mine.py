@@ -7,8 +7,8 @@ section 3.3).
 The un-denoised pool of a query is the best 200 of every run, without positives and their copies; 30
 random ones go to the file. With --reranker=DIR (a cross-encoder) or --reranked=FILE (a run of
 dprjax.rerank), those with a probability below 0.1 are the denoised pool, and up to 30 of them go to
-the file too. Every negative keeps its retrievers, ranks and scores (docs/mining.md). The same inputs
-and seed give the same bytes. train.jsonl.json has the counts.
+the file too. Every negative keeps its retrievers, ranks and scores (docs/mining.md). The same
+inputs and seed give the same bytes. train.jsonl.json has the counts.
 
 Train with --config.data.mined_negatives=train.jsonl; --config.mix.denoised and the like set the
 share of each pool.

@@ -71,9 +71,8 @@ class Pipeline:
       report.md and report.png.
 
   Raises:
-    InputError: a bad option; from ``run``: text is missing or malformed, the workdir holds something
-      else, or a stage was killed. A stage that fails prints the reason and ends the process with
-      its status.
+    InputError: a bad option; from ``run``: missing or malformed text, a workdir of something else,
+      or a killed stage. A stage that fails prints the reason and ends the process with its status.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: epath.Path):

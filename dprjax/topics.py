@@ -11,9 +11,9 @@ hlda: hierarchical LDA with three levels; topics are the largest branches under 
 lda: LDA. kmeans: clusters of the backbone's vectors, named by tf-idf.
 
 The table has each topic's words and documents. The agreement is the share of documents whose own
-words, by which prompts are chosen, lead to the topic that the method gave them. dprjax/data/topics.py
-describes the file; topics.npz.json has the numbers. The same documents, settings and seed give the
-same topics on the same kind of processor.
+words, by which prompts are chosen, lead to the topic that the method gave them. topics.npz.json has
+the numbers. The same documents, settings and seed give the same topics on the same kind of
+processor.
 """
 
 import dataclasses

@@ -1,10 +1,8 @@
-"""Milvus: an index that can change. Stores vectors under the ids of their documents, searches them.
+"""Milvus: an index that can change. Stores vectors under the ids of their documents.
 
-The same code serves milvus-lite, which runs in this process on a local folder (``index.db``), and a
-server or cluster (``http://host:19530``). Both need ``pip install 'dprjax[milvus]'``.
-
-A collection records what made its vectors (`dprjax.retrieval.manifest.Meta.space`), and refuses
-documents and queries of another backbone or prompt. Scores are inner products.
+The same code serves milvus-lite, in this process on a local folder (``index.db``), and a server
+(``http://host:19530``). Both need ``pip install 'dprjax[milvus]'``. A collection records what made
+its vectors (`dprjax.retrieval.manifest.Meta.space`) and refuses others. Scores are inner products.
 
     server = Server('index.db', new=True)
     collection = server.create('passages', corpus.meta.space(), rows=len(corpus))

@@ -23,14 +23,14 @@ MAX_K = 16_384  # the most that Milvus returns for a query
 _LITE_TYPES = ('FLAT', 'AUTOINDEX', 'HNSW', 'IVF_FLAT', 'IVF_SQ8')
 INDEX_TYPES = ('auto', 'SCANN', *_LITE_TYPES)
 
-# pymilvus pings every ten seconds, and milvus-lite ends the connection for it.
+# pymilvus pings every ten seconds, at which milvus-lite ends the connection.
 _LITE_OPTIONS = {'grpc.keepalive_time_ms': 2**31 - 1}
 _LITE_FILES = {'LOCK', 'collections', 'databases', 'aliases.json', 'database_properties.json'}
 _SPACE = 'dprjax.space'
 _ID, _VECTOR = 'id', 'vector'
 _MAX_ID = 1024  # bytes
-_SEGMENT_BYTES = 1 << 30  # a server indexes so much data at once, by its default settings
-# A request may have 64 MB, and so may an answer.
+_SEGMENT_BYTES = 1 << 30  # data that a server indexes at once, by default
+# Requests and answers are limited to 64 MB.
 _REQUEST_BYTES, _REQUEST_ROWS, _ANSWER_ROWS = 1 << 24, 1_000, 100_000
 _IDS = 1_000  # in one expression
 _log = logging.getLogger('dprjax')
@@ -39,16 +39,16 @@ ProgressFn = Callable[[int], None]
 
 
 def check_uri(uri: str) -> None:
-  """Raises InputError for anything but a local name that ends in .db or the address of a server.
+  """Raises InputError for anything but a local name in .db or the address of a server.
 
-  An address may hold no secret, which messages and reports would repeat: that is the token.
+  Addresses appear in messages and reports, so they may hold no secret.
   """
   remote = re.fullmatch(r'(https?|tcp|unix)://[^@?#\s]+', uri) and not uri.endswith('.db')
   if not (remote or (is_local(uri) and uri.endswith('.db') and '@' not in uri)):
-    # Not printed: it may hold a password.
+    # The address may hold a password.
     raise InputError(
-      '--uri: expected a local name that ends in .db, or http://host:port (or https://) without a '
-      'user, a query or a fragment; a password goes into --token or MILVUS_TOKEN'
+      '--uri: expected a local name that ends in .db, or http(s)://host:port without a user, query '
+      'or fragment; a password goes into --token or MILVUS_TOKEN'
     )
 
 
@@ -58,23 +58,20 @@ def is_local(uri: str) -> bool:
 
 
 def is_index(folder: epath.Path) -> bool:
-  """Whether a folder holds what milvus-lite writes, and nothing else."""
+  """Whether a folder holds only what milvus-lite writes."""
   names = {path.name for path in folder.iterdir() if not path.name.startswith('.')}
   return bool(names) and names <= _LITE_FILES
 
 
 def check_index_type(uri: str, index_type: str) -> None:
   """Raises InputError for a type of index that milvus-lite lacks."""
-  # It would accept any name, and search without an index.
+  # milvus-lite accepts any name, and searches without an index.
   if is_local(uri) and index_type not in ('auto', *_LITE_TYPES):
-    raise InputError(
-      f'{uri}: milvus-lite has no index {index_type}; choose among {", ".join(_LITE_TYPES)}, or '
-      'use a server'
-    )
+    raise InputError(f'{uri}: milvus-lite has no index {index_type}, only {", ".join(_LITE_TYPES)}')
 
 
 def check_name(name: str) -> None:
-  """Raises InputError for what cannot be the name of a collection."""
+  """Raises InputError for an impossible name of a collection."""
   if not re.fullmatch(r'[A-Za-z_][A-Za-z0-9_]{0,254}', name):
     raise InputError(
       f'--collection={name!r:.80}: expected letters, digits and underscores, 255 at most'
@@ -112,24 +109,21 @@ class Server:
       uri: a local folder whose name ends in .db, or http(s)://host:port.
       token: 'user:password' or an API key, where the server requires one.
       new: make a missing local folder.
-      timeout: seconds to wait for the connection.
+      timeout: seconds.
 
     Raises:
-      InputError: pymilvus or milvus-lite is not installed, there is no such folder, or no server
-        answers.
+      InputError: pymilvus or milvus-lite is missing, the folder is missing, or no server answers.
     """
     check_uri(uri)
     self.uri, self._folder = uri, epath.Path(uri) if is_local(uri) else None
     for package in ('pymilvus', 'milvus_lite') if is_local(uri) else ('pymilvus',):
       if importlib.util.find_spec(package) is None:
-        raise InputError(
-          f"Milvus needs {package}, which is not installed: pip install 'dprjax[milvus]'"
-        )
+        raise InputError(f"{package} is not installed: pip install 'dprjax[milvus]'")
     if self._folder is not None:
       _check_local(self._folder, new)
-    import pymilvus  # here, because it is an extra
+    import pymilvus  # an extra
 
-    # They log tracebacks of errors that are raised anyway, and of calls that milvus-lite lacks.
+    # They log tracebacks of errors that are raised anyway.
     for name in ('pymilvus', 'milvus_lite', 'grpc'):
       logging.getLogger(name).setLevel(logging.CRITICAL)
     self._token = token
@@ -145,7 +139,7 @@ class Server:
     self.lite = 'lite' in self.version
 
   def close(self) -> None:
-    """Ends the connection. A local index is complete then."""
+    """Ends the connection and completes a local index."""
     with self.errors(self.uri):
       self.client.close()
       if self._folder is not None:
@@ -155,7 +149,7 @@ class Server:
 
   @contextlib.contextmanager
   def errors(self, where: str) -> Iterator[None]:
-    """Turns an error of Milvus inside the block into an InputError without the token."""
+    """Turns errors of Milvus into InputError without the token."""
     try:
       yield
     except (InputError, MemoryError):
@@ -164,7 +158,7 @@ class Server:
       message = getattr(error, 'message', None) or f'{type(error).__name__}: {error}'
       for secret in (self._token, self._token.partition(':')[2]):
         message = message.replace(secret, '***') if secret else message
-      # What it was raised from would show the token in a traceback.
+      # The cause would show the token in a traceback.
       raise InputError(f'{where}: Milvus says: {message}') from (None if self._token else error)
 
   def __contains__(self, name: str) -> bool:
@@ -172,15 +166,14 @@ class Server:
       return bool(self.client.has_collection(name))
 
   def open(self, name: str) -> 'Collection':
-    """An existing collection. Raises InputError if there is none, or dprjax did not make it."""
+    """An existing collection. Raises InputError if it is missing or not of dprjax."""
     check_name(name)
     if name not in self:
       with self.errors(self.uri):
         names = sorted(self.client.list_collections())
       raise InputError(
-        f'{self.uri}: no collection {name!r} '
-        f'({"there are " + ", ".join(names) if names else "there are none"}); '
-        'fill one with dprjax.index --upsert'
+        f'{self.uri}: no collection {name!r}, only {", ".join(names) or "none"}; fill one with '
+        'dprjax.index --upsert'
       )
     with self.errors(self.uri):
       described = self.client.describe_collection(name)
@@ -192,8 +185,7 @@ class Server:
       int(space['dimension'])
     except (InputError, KeyError, TypeError, AttributeError):
       raise InputError(
-        f'{self.uri}: collection {name!r} was not made by dprjax: it does not say what made its '
-        'vectors; choose another name'
+        f'{self.uri}: collection {name!r} was not made by dprjax; choose another name'
       ) from None
     return Collection(
       self, name, space, str(index.get('index_type', 'FLAT')), int(index.get('nlist', 128))
@@ -202,9 +194,8 @@ class Server:
   def _load(self, name: str) -> None:
     try:
       self.client.load_collection(name)
-    except Exception:  # of milvus-lite; raised again unless it can be mended
-      # It writes these files in place, so that a killed command leaves half of one, and
-      # makes them again from the vectors.
+    except Exception:  # of milvus-lite
+      # A killed command leaves half of an .idx file; milvus-lite makes it again from the vectors.
       pattern = f'collections/{name}/partitions/*/indexes/*.idx'
       broken = list(self._folder.glob(pattern)) if self._folder is not None else []
       if not broken:
@@ -217,13 +208,13 @@ class Server:
   def create(
     self, name: str, space: Mapping[str, Any], *, index_type: str = 'auto', rows: int = 0
   ) -> 'Collection':
-    """A new, empty collection.
+    """Creates an empty collection.
 
     Args:
       name: letters, digits and underscores.
       space: of its vectors, `manifest.Meta.space`.
-      index_type: one of INDEX_TYPES. 'auto' is SCANN; on milvus-lite, which lacks it, FLAT (exact).
-      rows: about how many there will be, which sets the number of lists of SCANN and IVF.
+      index_type: one of INDEX_TYPES. 'auto' is SCANN, or FLAT (exact) on milvus-lite.
+      rows: expected rows, which set the number of lists of SCANN and IVF.
 
     Raises:
       InputError: the server has no such index, or another error of Milvus.
@@ -233,11 +224,7 @@ class Server:
     if index_type == 'auto':
       index_type = 'FLAT' if self.lite else 'SCANN'
       if self.lite:
-        _log.info(
-          '%s: milvus-lite has no SCANN index: FLAT, which compares with every passage '
-          '(--index_type chooses another)',
-          self.uri,
-        )
+        _log.info('%s: milvus-lite has no SCANN index; FLAT compares every passage', self.uri)
     import pymilvus
 
     dimension = int(space['dimension'])
@@ -256,27 +243,27 @@ class Server:
       metric_type='IP',
       params={'nlist': lists} if index_type.startswith(('IVF', 'SCANN')) else {},
     )
-    # milvus-lite keeps properties but not descriptions; servers of any version keep descriptions.
+    # milvus-lite keeps properties but not descriptions; servers keep descriptions.
     properties = {'properties': {_SPACE: record}} if self.lite else {}
     with self.errors(f'{self.uri}: collection {name!r} with index {index_type}'):
       client.create_collection(name, schema=schema, consistency_level='Strong', **properties)
-      # pymilvus waits half a second before it asks whether the index of no vectors is there.
+      # pymilvus would wait half a second for the index of no vectors.
       client.create_index(name, index, sync=not self.lite)
       client.load_collection(name)
     return self.open(name)
 
   def drop(self, name: str) -> None:
-    """Removes a collection and all that is in it."""
+    """Removes a collection with its content."""
     with self.errors(self.uri):
       self.client.drop_collection(name)
 
 
 class Collection:
-  """Vectors of one space under their documents' ids; `Server.open` and `Server.create` return it.
+  """Vectors of one space under their documents' ids; from `Server.open` or `Server.create`.
 
   Attributes:
     server, name: where it is.
-    space: what made the vectors, as in `manifest.Meta.space`.
+    space: what made the vectors, `manifest.Meta.space`.
     index_type: the server's name for it.
   """
 
@@ -292,17 +279,16 @@ class Collection:
       )
 
   def check_space(self, space: Mapping[str, Any], what: str) -> None:
-    """Raises InputError if ``what`` has another space than the collection."""
+    """Raises InputError if ``what`` has another space."""
     check_same_space(self._where, self.space, what, space)
 
   def upsert(
     self, ids: Sequence[str], vectors: Float[np.ndarray, 'n H'], progress: ProgressFn | None = None
   ) -> None:
-    """Writes vectors, and replaces those stored under the same ids. May be repeated.
+    """Writes vectors and replaces those under the same ids.
 
     Raises:
-      InputError: vectors of another length, NaN or infinity among them, an id of more than 1,024
-        bytes, or an error of Milvus.
+      InputError: another dimension, NaN or infinity, an id above 1,024 bytes, or Milvus fails.
     """
     self._check_dimension(vectors, 'vectors')
     check_finite(vectors, 'document', 0)
@@ -310,9 +296,7 @@ class Collection:
       (id_ for id_ in ids if len(id_) * 4 > _MAX_ID and len(id_.encode()) > _MAX_ID), None
     )
     if long is not None:
-      raise InputError(
-        f'{self._where}: the id {long[:40]!r}... has more than {_MAX_ID} bytes; give shorter ids'
-      )
+      raise InputError(f'{self._where}: the id {long[:40]!r}... has more than {_MAX_ID} bytes')
     for part in _slices(len(ids), self._batch(vectors.shape[1]), progress):
       rows = np.ascontiguousarray(vectors[part], np.float32)
       with self.server.errors(self._where):
@@ -322,12 +306,12 @@ class Collection:
         )
 
   def flush(self) -> None:
-    """Makes the server write and index what it received; call it after many upserts."""
+    """Makes the server write and index what it received; for the end of many upserts."""
     with self.server.errors(self._where):
       self._client.flush(self.name)
 
   def delete(self, ids: Sequence[str], progress: ProgressFn | None = None) -> list[str]:
-    """Deletes documents; returns the ids that were not there."""
+    """Deletes documents; returns ids that were missing."""
     missing: list[str] = []
     for part in _slices(len(ids), _IDS, progress):
       stored = {row[_ID] for row in self._rows(ids[part], [_ID])}
@@ -338,10 +322,7 @@ class Collection:
     return missing
 
   def vectors(self, ids: Sequence[str]) -> Float[np.ndarray, 'n H']:
-    """The stored vectors of these documents, in this order.
-
-    Raises InputError if one is not there.
-    """
+    """The stored vectors of these documents. Raises InputError for missing ones."""
     vectors: dict[str, np.ndarray] = {}
     for part in _slices(len(ids), min(_IDS, self._batch(int(self.space['dimension'])))):
       vectors |= {
@@ -350,10 +331,7 @@ class Collection:
       }
     missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in vectors]
     if missing:
-      raise InputError(
-        f'{self._where}: {len(missing)} of these ids are not there, for instance '
-        f'{", ".join(missing[:5])}'
-      )
+      raise InputError(f'{self._where} lacks {len(missing)} ids: {", ".join(missing[:5])}')
     return np.stack([vectors[id_] for id_ in ids])
 
   def search(
@@ -373,15 +351,13 @@ class Collection:
       progress: called with the number of queries done.
 
     Raises:
-      InputError: vectors of another length, k too large, an empty collection, or an error of
-        Milvus.
+      InputError: another dimension, k too large, an empty collection, or an error of Milvus.
     """
     self._check_dimension(queries, 'queries')
     check_finite(queries, 'query', 0)
     if k > MAX_K:
       raise InputError(
-        f'Milvus returns at most {MAX_K:,} passages a query, not {k:,}; ask for fewer, or search '
-        'with --index=exact'
+        f'Milvus returns at most {MAX_K:,} passages a query, not {k:,}; use fewer or --index=exact'
       )
     count = len(self)
     if not count or not len(queries):
@@ -397,7 +373,7 @@ class Collection:
       before, done = done, done + len(some)
 
       def tell(count: int) -> None:
-        if progress is not None and before < len(queries):  # asked again, a query does not count
+        if progress is not None and before < len(queries):  # repeated queries do not count
           progress(before + count)
 
       return self._search(queries[some], wanted, settings, places, tell)
@@ -417,7 +393,7 @@ class Collection:
     places: dict[str, int],
     progress: ProgressFn,
   ) -> best.TopK:
-    """What the index finds; a row is a place in ``places``, to which ids are added."""
+    """What the index finds. A row is a place in ``places``, to which new ids are added."""
     parameters = {'metric_type': 'IP', 'params': self.settings(k) | dict(settings or {})}
     size = max(1, min(self._batch(queries.shape[1]), _ANSWER_ROWS // k))
     rows = np.full((len(queries), k), -1, np.int32)
@@ -445,15 +421,16 @@ class Collection:
     settings: Mapping[str, Any] | None = None,
     progress: ProgressFn | None = None,
   ) -> Found:
-    """The k best other documents for each of these stored ones.
+    """The k best other documents for each stored one.
 
-    Raises InputError as `search` and `vectors` do.
+    Raises:
+      InputError: as `search` and `vectors`.
     """
     found = self.search(self.vectors(ids), k + 1, settings=settings, progress=progress)
     place = {id_: number for number, id_ in enumerate(found.ids)}
     own = np.array([place.get(id_, -2) for id_ in ids])[:, None]
-    # A stable sort moves the document itself to the end. Where it was not among the k + 1, the last
-    # of the others is dropped instead.
+    # The stable sort moves the document itself to the end; if it was not found, the last of the
+    # others is dropped.
     order = np.argsort(found.rows == own, axis=1, kind='stable')
     rows, scores = (
       np.take_along_axis(array, order, axis=1) for array in (found.rows, found.scores)
@@ -463,12 +440,12 @@ class Collection:
     return Found(found.ids, rows[:, :k], scores[:, :k])
 
   def settings(self, k: int) -> dict[str, int]:
-    """The default search settings.
+    """Default search settings.
 
     SCANN and IVF search a tenth of the lists, and SCANN scores 4 k vectors again, exactly.
     """
     lists = {'nprobe': max(8, self._lists // 10)}
-    # HNSW keeps a list of its best, which must be as long as k.
+    # HNSW's list of candidates must be as long as k.
     return {
       'SCANN': lists | {'reorder_k': max(4 * k, 100)},
       'IVF_FLAT': lists,
@@ -493,7 +470,7 @@ class Collection:
 
 
 def _slices(count: int, size: int, progress: ProgressFn | None = None) -> Iterator[slice]:
-  """Slices of at most ``size``; reports each when the caller asks for the next."""
+  """Slices of at most ``size``; reports each when it is done."""
   for start in range(0, count, size):
     stop = min(start + size, count)
     yield slice(start, stop)
@@ -502,14 +479,14 @@ def _slices(count: int, size: int, progress: ProgressFn | None = None) -> Iterat
 
 
 def _among(ids: Sequence[str]) -> str:
-  # As JSON strings: pymilvus does not escape a quote within an id.
+  # JSON strings: pymilvus does not escape quotes in ids.
   return f'{_ID} in {json.dumps(list(ids), ensure_ascii=False)}'
 
 
 def _check_local(folder: epath.Path, new: bool) -> None:
-  """Raises InputError for anything but a local index, or where a ``new`` one may be made."""
+  """Raises InputError unless the folder is a local index or, with ``new``, one may be made."""
   if new and (not folder.exists() or (folder.is_dir() and outputs.is_vacant(folder))):
     return
   files.existing(folder, 'local index')
   if not (folder.is_dir() and is_index(folder)):
-    raise InputError(f'{folder} holds something else than a local index; nothing was changed')
+    raise InputError(f'{folder} is not a local index; nothing was changed')

@@ -1,7 +1,6 @@
-"""What a compiled program does, read from XLA's text of it: products, bytes, collectives.
+"""Reads what a compiled program does from XLA's text: products, bytes, collectives.
 
-XLA's own count (``cost_analysis``) takes the body of a loop once. Here a body counts as often as
-its loop runs, so that a scan over layers or chunks has its whole cost.
+XLA's ``cost_analysis`` counts the body of a loop once. Here it counts as often as it runs.
 """
 
 import dataclasses
@@ -18,12 +17,12 @@ _BYTES = {
   'f16': 2, 's32': 4, 'u32': 4, 'f32': 4, 's64': 8, 'u64': 8, 'f64': 8, 'c64': 8, 'c128': 16,
 }  # fmt: skip
 
-# They move nothing: names for values, or bookkeeping of what runs at the same time.
+# These move nothing.
 _FREE = (
   *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'iota'),
   *('partition-id', 'replica-id', 'opt-barrier', 'domain', 'add-dependency', 'async-update'),
 )
-_OUTER = ('while', 'call', 'conditional', 'async-start')  # what they call is counted
+_OUTER = ('while', 'call', 'conditional', 'async-start')  # their callees are counted
 
 _HEADER = re.compile(r'^(ENTRY )?%?([^\s(]+) \(.*\{$')
 _ARRAY = re.compile(r'([a-z]+\d*(?:e\dm\d\w*)?)\[([\d,]*)\](?:\{([^{}]*)\})?')
@@ -31,7 +30,7 @@ _OPERAND = re.compile(r'%([\w.\-]+)')
 
 
 class Array(NamedTuple):
-  """An array's type, shape, and whether it stands in the device's main memory."""
+  """An array's type and shape, and whether it lies in the device's main memory."""
 
   dtype: str
   shape: tuple[int, ...]
@@ -48,13 +47,7 @@ class Array(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """A line of a program.
-
-  Attributes:
-    name, opcode, operands: of it and of the values it takes.
-    type: its result's, as text.
-    attributes: what stands behind the operands.
-  """
+  """A line of a program; ``attributes`` follow the operands, ``type`` is the result's as text."""
 
   name: str
   type: str
@@ -65,14 +58,14 @@ class Instruction:
 
   @functools.cached_property
   def arrays(self) -> list[Array]:
-    """Its result: one array, or those of a tuple."""
+    """The result: one array, or those of a tuple."""
     return [
       Array(dtype, tuple(map(int, filter(None, shape.split(',')))), 'S(' not in layout)
       for dtype, shape, layout in _ARRAY.findall(self.type)
     ]
 
   def called(self, *keys: str) -> Iterator[str]:
-    """The computations that it names under these keys."""
+    """The computations under these keys."""
     for key in keys:
       found = re.search(rf'\b{key}=(?:%([\w.\-]+)|\{{([^}}]*)\}})', self.attributes)
       if found:
@@ -83,8 +76,13 @@ Computation = dict[str, Instruction]
 
 
 class Collective(NamedTuple):
-  """Collectives of a kind: how often in a run of the program, the bytes of their larger side on a
-  device, and the bytes that a ring sends over a device's links.
+  """Collectives of one kind.
+
+  Attributes:
+    kind: one of ``COLLECTIVES``.
+    times: in a run of the program.
+    bytes: of the larger side on a device.
+    sent: bytes that a ring sends over a device's links.
   """
 
   kind: str
@@ -94,13 +92,13 @@ class Collective(NamedTuple):
 
 
 class Cost(NamedTuple):
-  """What one run of a program does on one device.
+  """Cost of one run of a program on one device.
 
   Attributes:
-    flops: of matrix products and convolutions; a multiplication and an addition are two.
-    bytes: to and from the device's main memory.
+    flops: of matrix products and convolutions; a multiply-add counts as two.
+    bytes: to and from main memory.
     collectives: by kind.
-    gathered: of each all-gather, the largest result's bytes; the largest first.
+    gathered: largest result of each all-gather in bytes, the largest first.
   """
 
   flops: int
@@ -128,7 +126,7 @@ class Program:
         current[instruction.name] = instruction
 
   def cost(self) -> Cost:
-    """Of the whole program."""
+    """The cost of the whole program."""
     flops, moved = 0, 0
     found: dict[str, tuple[str, int, int, int]] = {}
     for name, times in self._runs(self._entry, 1):
@@ -137,8 +135,8 @@ class Program:
         flops += times * self._flops(computation, one)
         moved += times * self._bytes(computation, one)
         for inside, other in self._collectives(name, one):
-          # A TPU does one in pieces, beside the products of a loop that it does not depend on.
-          # The channel is the same, and it begins and ends outside of the loop.
+          # A TPU does one in pieces beside a loop that does not depend on it: the channel is the
+          # same, and it begins and ends outside of the loop.
           key = f'{name} {one.name}'
           if 'async' in one.name + inside:
             key = (re.search(r'channel_id=\d+', other.attributes) or [key])[0]
@@ -161,14 +159,14 @@ class Program:
     return Cost(flops, moved, tuple(collectives), tuple(sorted(gathered, reverse=True)))
 
   def _runs(self, name: str, times: int) -> Iterator[tuple[str, int]]:
-    """The computations whose instructions run one by one, and how often. Not those of fusions."""
+    """Computations whose instructions run one by one, without fusions, and how often."""
     yield name, times
     for one in self.computations[name].values():
       if one.opcode == 'while':
         for body in one.called('body'):
           yield from self._runs(body, times * self._trips(one))
       elif one.opcode in _OUTER:
-        # All branches of a conditional count: an upper bound.
+        # An upper bound: all branches of a conditional count.
         keys = ('to_apply', 'calls', 'branch_computations', 'true_computation', 'false_computation')
         for inner in one.called(*keys):
           yield from self._runs(inner, times)
@@ -178,7 +176,7 @@ class Program:
     if known:
       return int(known[1])
     for name in loop.called('condition'):
-      # A loop of jax counts from 0 up to a constant.
+      # jax's loops count from 0 to a constant.
       limits = [
         int(value[1])
         for one in self._inside(name)
@@ -189,7 +187,7 @@ class Program:
     return 1
 
   def _inside(self, name: str) -> Iterator[Instruction]:
-    """The instructions of a computation and of the fusions in it."""
+    """Instructions of a computation and its fusions."""
     for one in self.computations.get(name, {}).values():
       yield one
       if one.opcode in ('fusion', 'call'):
@@ -221,7 +219,7 @@ class Program:
     return 0
 
   def _bytes(self, computation: Computation, one: Instruction) -> int:
-    """To and from main memory, if every value that an instruction takes is read from there once."""
+    """Bytes to and from main memory if each operand is read once."""
     if one.opcode in (*_FREE, *_OUTER) or one.opcode.endswith('-done'):
       return 0
     if one.opcode == 'custom-call' and 'AllocateBuffer' in one.attributes:
@@ -244,7 +242,7 @@ class Program:
   def _fusion_bytes(
     self, inner: Computation, one: Instruction, operands: Sequence[Instruction]
   ) -> int:
-    """A fusion reads of an operand what it slices from it, and writes what it updates."""
+    """A fusion reads only slices of operands and writes only updates."""
     total = 0
     for operand, parameter in zip(operands, _parameters(inner), strict=False):
       for array in operand.arrays[:1] if operand.opcode != 'tuple' else ():
@@ -258,7 +256,7 @@ class Program:
     return total + (min(written, updated) if updated and written else written)
 
   def _read(self, inner: Computation, value: Instruction) -> int:
-    """How many elements a fusion reads of a value: all, unless it only takes slices of it."""
+    """Elements of a value that a fusion reads: all, unless it only slices it."""
     total = 0
     for user in inner.values():
       if value.name not in user.operands:
@@ -281,7 +279,7 @@ class Program:
     return total
 
   def _collectives(self, name: str, one: Instruction) -> Iterator[tuple[str, Instruction]]:
-    """The collectives that an instruction is or has fused, and the computations they are in."""
+    """Collectives that an instruction is or fuses, and their computations."""
     if one.opcode.removesuffix('-start') in COLLECTIVES:
       yield name, one
     elif one.opcode == 'fusion':
@@ -290,7 +288,7 @@ class Program:
           yield from self._collectives(called, inner)
 
   def _sizes(self, name: str, one: Instruction) -> tuple[str, int, int]:
-    """A collective's kind, the bytes of its larger side, and those that a ring sends."""
+    """A collective's kind, bytes of the larger side, and bytes that a ring sends."""
     computation = self.computations[name]
     kind = one.opcode.removesuffix('-start')
     out = sum(array.nbytes for array in one.arrays)
@@ -301,13 +299,13 @@ class Program:
       for array in computation[operand].arrays
     )
     if one.opcode.endswith('-start') and kind != 'all-reduce':
-      out -= taken  # such a result names the operands, too
+      out -= taken  # the result includes the operands
     ways = _group_size(one.attributes, self._devices)
     if kind == 'all-reduce' and (
       'all-reduce-scatter' in name
       or any(_slices(computation, other, one) for other in computation.values())
     ):
-      kind = 'reduce-scatter'  # TPUs write it as an all-reduce and a slice of it, in a fusion
+      kind = 'reduce-scatter'  # TPUs fuse an all-reduce and a slice of it
     size = max(out, taken)
     share = (ways - 1) / ways
     factor = {'all-reduce': 2 * share, 'collective-permute': 1.0}.get(kind, share)
@@ -315,7 +313,7 @@ class Program:
 
 
 def _parse(line: str) -> Instruction | None:
-  """A line of a computation; None where it is none."""
+  """A line of a computation; None for other lines."""
   name, equals, rest = line.strip().partition(' = ')
   if not equals:
     return None
@@ -338,7 +336,7 @@ def _parse(line: str) -> Instruction | None:
 
 
 def _matching(text: str, start: int) -> int:
-  """The place of the parenthesis that closes the one at ``start``."""
+  """Position of the parenthesis that closes the one at ``start``."""
   depth = 0
   for place in re.finditer(r'[()]', text[start:]):
     depth += 1 if place[0] == '(' else -1
@@ -362,13 +360,13 @@ def _main(arrays: Sequence[Array]) -> int:
 
 
 def _parameters(computation: Computation) -> list[Instruction]:
-  """In the order in which a caller gives them."""
+  """Parameters in the caller's order."""
   found = (one for one in computation.values() if one.opcode == 'parameter')
   return sorted(found, key=lambda one: int(one.operands[0] or 0))
 
 
 def _written(inner: Computation, root: Instruction) -> int:
-  """The bytes that a fusion's root writes where it updates a part of an operand; 0: all."""
+  """Bytes that a fusion's root writes where it updates part of an operand; 0 means all."""
   if root.opcode == 'bitcast' and root.operands[0] in inner:
     return _written(inner, inner[root.operands[0]])
   if root.opcode == 'dynamic-update-slice' and root.operands[1] in inner:
@@ -391,7 +389,7 @@ def _operand(computation: Computation, one: Instruction, number: int) -> Array |
 
 
 def _numbers(attributes: str, opening: str) -> list[int]:
-  """The numbers in the brackets that ``opening`` (a regular expression) begins."""
+  """Numbers in brackets after ``opening``, a regular expression."""
   found = re.search(opening + r'([\d,"]*)', attributes)
   return [int(number) for number in re.findall(r'\d+', found[1])] if found else []
 
@@ -404,7 +402,7 @@ def _dot_flops(computation: Computation, one: Instruction, contracting: Sequence
 
 
 def _convolution_flops(computation: Computation, one: Instruction) -> int:
-  """As XLA counts them: a place of the window that meets padding or dilation costs nothing."""
+  """XLA's count: places of the window on padding or dilation cost nothing."""
   labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', one.attributes)
   image, kernel = (_operand(computation, one, number) for number in (0, 1))
   if labels is None or image is None or kernel is None:
@@ -441,7 +439,7 @@ def _convolution_flops(computation: Computation, one: Instruction) -> int:
 
 
 def _group_size(attributes: str, devices: int) -> int:
-  """How many devices take part in a collective."""
+  """Devices that take part in a collective."""
   if found := re.search(r'replica_groups=\[\d+,(\d+)\]<=', attributes):
     return int(found[1])
   if found := re.search(r'replica_groups=\{\{([\d,]+)\}', attributes):

@@ -1,5 +1,4 @@
-"""Answer recall of open-domain question answering, counted as DPR counts it
-(dpr/data/qa_validation.py).
+"""Answer recall of open-domain question answering, as DPR counts it (dpr/data/qa_validation.py).
 
 A passage is a hit if its text, without its title, contains an answer: as a sequence of words,
 ignoring case ('string'), or as a regular expression (CuratedTREC, 'regex'). A question is a hit at
@@ -26,19 +25,18 @@ from dprjax.retrieval.measures import Metrics
 
 MATCHES = ('string', 'regex')
 
-# Of Python's parser, also of what is nested too deep for it.
+# Python's parser raises these, also for deep nesting.
 _NO_LIST = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 _LONGEST_S = 20.0  # for one expression in one passage
 _FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
-# DPR's SimpleTokenizer: a run of letters, digits and marks, or any one character that is neither
-# space nor control.
+# DPR's SimpleTokenizer: a run of letters, digits and marks, or one other visible character.
 _WORD = regex.compile(r'[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]', _FLAGS)
 
 
 def has_answer(answers: Iterable[str], text: str, match: str = 'string') -> bool:
-  """Whether the text contains one of the answers.
+  """Whether the text contains an answer.
 
-  As in DPR, an answer without a word is in every text, and a broken expression in none.
+  As in DPR, an answer without words is in every text, and a broken expression in none.
   """
   text = unicodedata.normalize('NFD', text)
   if match == 'string':
@@ -53,8 +51,8 @@ def _matches(pattern: regex.Pattern[str], text: str) -> bool:
     return bool(pattern.search(text, timeout=_LONGEST_S))
   except TimeoutError as error:
     raise InputError(
-      f'the answer {pattern.pattern!r:.80} is an expression that takes more than {_LONGEST_S:g} s '
-      'in one passage; write it without nested repetitions'
+      f'the answer {pattern.pattern!r:.80} takes more than {_LONGEST_S:g} s in one passage; avoid '
+      'nested repetitions'
     ) from error
 
 
@@ -80,9 +78,9 @@ def answer_recall(
   """``Answer@k``, DPR's top-k accuracy: the fraction of questions with a hit in the first k.
 
   Args:
-    run: its query ids are the ids of the questions.
-    answers: question id -> its answers.
-    texts: passage id -> text without the title; those of ``wanted`` suffice.
+    run: query ids are question ids.
+    answers: by question id.
+    texts: without titles, by passage id; those of ``wanted`` suffice.
     ks: where to cut the ranking.
     match: 'string' or 'regex'.
 
@@ -96,8 +94,8 @@ def answer_recall(
   }
   if not rankings:
     raise InputError(
-      f'none of the {len(answers)} questions is in the run; ids of the questions: '
-      f'{", ".join(list(answers)[:3])}, ...; in the run: {", ".join(run.query_ids[:3])}, ...'
+      f'none of the {len(answers)} questions is in the run; questions: '
+      f'{", ".join(list(answers)[:3])}, ...; run: {", ".join(run.query_ids[:3])}, ...'
     )
   first_hit = {
     query_id: next(
@@ -130,27 +128,27 @@ def answer_recall(
 
 
 def wanted(run: Run, answers: Mapping[str, Sequence[str]], depth: int) -> set[str]:
-  """The passages whose text ``answer_recall`` needs."""
+  """Ids of the passages whose text ``answer_recall`` needs."""
   return {
     doc_id for query_id, ranking in run.top(depth) if query_id in answers for doc_id, _ in ranking
   }
 
 
 def _is_broken(answer: str, match: str) -> bool:
-  """Whether an answer has no word, or is an expression that does not compile."""
+  """Whether an answer has no word, or does not compile."""
   return _compile(answer) is None if match == 'regex' else _words(answer) == ' '
 
 
 def read_answers(path: PathLike) -> dict[str, list[str]]:
-  """Question id -> answers, from DPR's files or records of ``{id, answers}``.
+  """Answers by question id.
 
   - ``.csv``, ``.tsv``: DPR's ``question TAB ['answer', ...]``.
-  - Other: jsonl or a JSON array of objects with ``answers``, as DPR's.
+  - Other: jsonl or a JSON array of objects with ``answers``.
 
   The id is ``_id``, ``id`` or ``query_id``, or the number of the line or entry, from 1.
 
   Raises:
-    InputError: naming the line or entry: another format, no answer, or an id that comes twice.
+    InputError: another format, no answer, or a repeated id; names the line or entry.
   """
   table = plain_name(path).endswith(('.csv', '.tsv'))
   unique = UniqueIds(path, 'question')
@@ -187,10 +185,10 @@ def _read_table(path: PathLike) -> Iterator[tuple[int, str, _Question]]:
 
 
 def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:
-  """The texts, without titles, of these passages of a corpus; see `dprjax.formats.texts`.
+  """Texts, without titles, of these passages of a corpus.
 
   Raises:
-    InputError: a missing, empty or malformed file, or one of these ids that comes twice.
+    InputError: a missing, empty or malformed file, or a repeated id.
   """
   passages: dict[str, str] = {}
   number = 0
@@ -198,7 +196,7 @@ def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:
   for number, entry, quoted in read_entries(path):
     if entry.id in ids:
       unique.add(entry.id, number)
-      # As DPR does, which strips the quotes that are left.
+      # DPR strips the quotes that are left.
       passages[entry.id] = entry.text.strip('"') if quoted else entry.text
   if not number:
     raise InputError(f'{path}: no passage in it')

@@ -1,8 +1,6 @@
-"""BM25 by bm25s: stemmed words without stop words, Lucene's variant of the formula.
+"""BM25 by bm25s: Lucene's variant, with stemmed words (`dprjax.base.words`) and no stop words.
 
-Words are those of `dprjax.base.words`, in any script.
-With bm25s's defaults, k1 = 1.5 and b = 0.75, and English stemming, nDCG@10 on SciFact is .686
-(published: .687).
+With k1 = 1.5, b = 0.75 and English stemming, nDCG@10 on SciFact is .686 (published: .687).
 """
 
 import functools
@@ -24,7 +22,7 @@ from dprjax.retrieval.best import TopK
 
 _FORMAT = 'dprjax.bm25'
 WORDS = 2
-"""Grows when texts have other words than before: an index that was kept is then made again."""
+"""Grows when words of texts change: kept indexes are then made again."""
 
 _LARGEST_K1 = 1000  # beyond it, float32 has no scores
 _SIDECAR, _IDS = 'dprjax_index.json', 'ids.txt'
@@ -39,7 +37,7 @@ def languages() -> list[str]:
 
 @functools.cache
 def _bm25s() -> Any:
-  # Not at the top: importing bm25s runs a JAX operation, which starts JAX's backend.
+  # Importing bm25s runs a JAX operation, which starts JAX's backend.
   import bm25s
 
   logging.getLogger('bm25s').setLevel(logging.WARNING)  # it sets itself to DEBUG
@@ -47,7 +45,7 @@ def _bm25s() -> Any:
 
 
 def _tokens(texts: Sequence[str], language: str, as_ids: bool) -> Any:
-  """bm25s's tokens of the texts; ``language`` 'none' keeps every word as it is."""
+  """bm25s's tokens; ``language`` 'none' keeps every word."""
   import Stemmer
 
   stemmer = None if language == 'none' else Stemmer.Stemmer(language)
@@ -59,7 +57,7 @@ def _tokens(texts: Sequence[str], language: str, as_ids: bool) -> Any:
   )
   try:
     made = tokenizer(stopwords=None if language == 'none' else language)
-  except ValueError:  # some languages have a stemmer but no list of stop words
+  except ValueError:  # a stemmer without stop words
     made = tokenizer(stopwords=None)
   return made.tokenize(
     given.texts(texts),
@@ -77,9 +75,9 @@ class Bm25(NamedTuple):
   language: str
 
   def search(self, queries: Sequence[str], k: int) -> TopK:
-    """The best ``min(k, n)`` passages that share a word with the query.
+    """The best ``min(k, n)`` passages that share a word with the query, equal scores by id.
 
-    Equal scores are ordered by id. Unused places have row -1 and score -inf.
+    Unused places have row -1 and score -inf.
     """
     queries = given.texts(queries, 'queries')
     k = min(k, len(self.ids))
@@ -91,7 +89,7 @@ class Bm25(NamedTuple):
       all_scores = self.index.get_scores(tokens)
       found = np.flatnonzero(all_scores > 0)
       if len(found) > k:
-        # Not bm25s's own selection: its argpartition does not order ties.
+        # bm25s's own argpartition does not order ties.
         least = np.partition(all_scores[found], len(found) - k)[len(found) - k]
         found = found[all_scores[found] >= least]
       if len(found):
@@ -114,9 +112,9 @@ def build(
 
   Args:
     ids, texts: of each passage.
-    k1: how soon the repetition of a word stops counting.
-    b: how much long passages are discounted, 0 to 1.
-    language: of the stemmer and the stop words; one of ``languages()``, or 'none' for neither.
+    k1: saturation of repeated words.
+    b: discount of long passages, 0 to 1.
+    language: of the stemmer and stop words; one of ``languages()``, or 'none'.
 
   Raises:
     InputError: an unknown language, k1 or b out of range, or no word in any passage.
@@ -131,7 +129,7 @@ def build(
 
 
 def check_settings(k1: float, b: float, language: str) -> None:
-  """Raises InputError for an unknown language, and k1 or b out of range."""
+  """Raises InputError for an unknown language, or k1 or b out of range."""
   if language != 'none' and language not in languages():
     raise InputError(
       f'no stemmer for {language!r:.40}: choose none or one of {", ".join(languages())}'
@@ -151,7 +149,7 @@ def is_index(folder: epath.Path) -> bool:
 
 
 def save(index: Bm25, folder: PathLike, fingerprint: str) -> None:
-  """Writes the index with the fingerprint of its passages and settings, whole or not at all."""
+  """Writes the index and the fingerprint of its passages and settings, whole or not at all."""
   with atomic_path(folder) as aside:
     aside.mkdir()
     index.index.save(aside, show_progress=False)
@@ -170,7 +168,7 @@ def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
   """Opens an index; None if there is none, or one of other passages or settings.
 
   Raises:
-    InputError: the folder holds something else, or a damaged index.
+    InputError: a damaged index, or something else.
   """
   root = epath.Path(folder)
   sidecar = provenance.kept(root, _SIDECAR, fingerprint)
@@ -183,10 +181,8 @@ def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
     _check(index, len(ids), counts.count)
   except MemoryError:
     raise
-  except Exception as error:  # bm25s does not look at what it loads
-    raise InputError(
-      f'{root} is not a whole BM25 index ({error}); remove it and index again'
-    ) from error
+  except Exception as error:  # bm25s does not check what it loads
+    raise InputError(f'{root} is not a whole BM25 index ({error}); remove it') from error
   return Bm25(index, ids, counts.language)
 
 

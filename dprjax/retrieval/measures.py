@@ -1,14 +1,13 @@
 """Measures of a run, computed by ir_measures, and counts to read beside the means.
 
-The providers of ir_measures break ties by different rules, and some change ids. They therefore get
-ranks as scores and numbers as ids, so that every measure sees the order of `dprjax.base.ranking`.
-The native code of pytrec_eval allocates an array as long as the largest grade, and crashes where
-that is negative. It therefore gets 1 (relevant), 0 and -1 (judged below 0). nDCG, which needs the
-grades, and NumRet are computed here.
+The providers of ir_measures break ties by different rules, and some change ids. They get ranks as
+scores and numbers as ids, so every measure sees the order of `dprjax.base.ranking`. pytrec_eval
+allocates an array as long as the largest grade and crashes on negative ones, so it gets 1
+(relevant), 0 and -1 (judged below 0). nDCG, which needs the grades, and NumRet are computed here.
 
-nAP@k is average precision as sentence-transformers and Topic-DPR have it: the mean of the precision
-at each relevant document among the first k, over min(k, R), so that it can reach 1 for a query of
-R relevant documents. ir_measures' AP@k divides by all R.
+nAP@k is average precision as in sentence-transformers and Topic-DPR: the mean of the precision at
+each relevant document among the first k, over min(k, R) for R relevant documents. ir_measures' AP@k
+divides by R.
 """
 
 import math
@@ -26,7 +25,7 @@ DEFAULT_MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000', 'AP', 'Success@1', 'S
 
 _NORMALIZED = ('nAP@', 'nAP(')
 
-# Queries given to ir_measures at a time: it takes dictionaries, some 200 bytes a row.
+# Queries for ir_measures at a time: its dictionaries take 200 bytes a row.
 _QUERIES_AT_ONCE = 500
 _LARGEST = 10**9  # cutoff or grade
 _LARGEST_OF_GDEVAL = 4
@@ -53,13 +52,12 @@ class Metrics(TypedDict):
 def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) -> Metrics:
   """Evaluates as ``trec_eval -c`` and BEIR do: a judged query without results counts as 0.
 
-  The counts: ``queries`` judged, of them ``missing`` from the run and ``without_relevant``
-  documents; ``unjudged_queries`` of the run, which are left out; ``relevant`` judgements and
-  ``retrieved`` documents of the judged queries.
+  Counts: judged ``queries``, how many are ``missing`` from the run or ``without_relevant``
+  documents; ``unjudged_queries`` of the run; ``relevant`` judgements and ``retrieved`` documents of
+  the judged queries.
 
   Raises:
-    InputError: a measure that ir_measures does not have, or no query is in both the run and the
-      judgements.
+    InputError: an unknown measure, or no judged query is in the run.
   """
   parsed = parse_measures(measures)
   qrels = {query_id: judged for query_id, judged in qrels.items() if judged}
@@ -75,8 +73,7 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
   }
   if not rows:
     raise InputError(
-      f'none of the {len(qrels)} judged queries is in the run (judged: {_some(qrels)}; in the run: '
-      f'{_some(run.query_ids)})'
+      f'no judged query is in the run (judged: {_some(qrels)}; in the run: {_some(run.query_ids)})'
     )
   aggregators = {name: kind.aggregator() for name, kind in parsed.items()}
   values: dict[str, dict[str, float]] = {name: {} for name in parsed}
@@ -91,14 +88,14 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
     judged = {query_id: qrels[query_id] for query_id in chunk}
     for kind, query_id, value in _computed(list(names), judged, rankings):
       if not math.isfinite(value):
-        raise InputError(f'{kind} of query {query_id} is {value}, no finite number')
+        raise InputError(f'{kind} of query {query_id} is {value}')
       for name in names[kind]:
         normalized = name.startswith(_NORMALIZED)
         values[name][query_id] = (
           _normalized(value, kind, judged[query_id]) if normalized else float(value)
         )
   for name, kind in parsed.items():
-    for query_id in query_ids:  # Accuracy has no value for some
+    for query_id in query_ids:  # Accuracy lacks some
       aggregators[name].add(values[name].setdefault(query_id, kind.DEFAULT))
   counts = {
     'queries': len(qrels),
@@ -120,7 +117,7 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
 def _computed(
   kinds: Sequence[ir_measures.Measure], judged: Qrels, rankings: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[ir_measures.Measure, str, float]]:
-  """Yields (measure, query id, value). ``rankings``: the documents of each query, best first."""
+  """Yields (measure, query id, value). ``rankings``: documents by query, best first."""
   query_ids = list(judged)
   ours = [kind for kind in kinds if _is_ours(kind)]
   for kind in ours:
@@ -150,16 +147,16 @@ def _computed(
       by_level.setdefault(_level(kind), []).append(kind)
   for level, some in by_level.items():
     given = graded if level is None else _binary(graded, level)
-    # The grades are 0 and 1 now, so 1 is the level.
+    # Grades are 0 and 1 now.
     asked = {kind(rel=1) if level and 'rel' in kind.params else kind: kind for kind in some}
     _check_grades(some, judged)
     try:
       metrics = list(ir_measures.iter_calc(list(asked), given, ranked))
     except MemoryError:
       raise
-    except Exception as error:  # of a provider, which does not check what it is given
+    except Exception as error:  # providers do not check their input
       raise InputError(
-        f'the measures {", ".join(map(str, some)):.200} cannot be computed of these judgements: '
+        f'cannot compute {", ".join(map(str, some)):.200} of these judgements: '
         f'{type(error).__name__}: {error}'
       ) from error
     for metric in metrics:
@@ -169,7 +166,7 @@ def _computed(
 def _is_ours(kind: ir_measures.Measure) -> bool:
   """Whether a measure is computed here: nDCG, and NumRet of all grades.
 
-  ir_measures 0.4 takes NumRet from any other measure, also from one that drops unjudged documents.
+  ir_measures 0.4 takes NumRet from other measures, even from those that drop unjudged documents.
   """
   if kind.NAME == 'NumRet':
     return 'rel' not in kind.params
@@ -177,28 +174,27 @@ def _is_ours(kind: ir_measures.Measure) -> bool:
 
 
 def _check_grades(kinds: Sequence[ir_measures.Measure], judged: Qrels) -> None:
-  """Raises InputError for a grade that gdeval does not take: it would print a line of its own."""
+  """Raises InputError for grades beyond gdeval's range."""
   limited = [str(kind) for kind in kinds if ir_measures.gdeval.supports(kind)]
   for query_id, grades in judged.items() if limited else ():
     if max(grades.values()) > _LARGEST_OF_GDEVAL:
       raise InputError(
-        f'{limited[0]} takes grades up to {_LARGEST_OF_GDEVAL}, and query {query_id} has '
+        f'{limited[0]} takes grades up to {_LARGEST_OF_GDEVAL}, query {query_id} has '
         f'{max(grades.values())}; leave the measure out, or map the grades'
       )
 
 
 def _level(kind: ir_measures.Measure) -> int | None:
-  """The grade from which a document is relevant; None where a measure takes the grades."""
+  """The least relevant grade; None where a measure takes the grades."""
   if not ir_measures.pytrec_eval.supports(kind):
     return None
   return kind.params.get('rel', 1)
 
 
 def _binary(graded: Qrels, level: int) -> Qrels:
-  """1 from the level on, else 0; -1 for a grade below 0, which Bpref and infAP leave out.
+  """1 from the level on, else 0; -1 for grades below 0, which Bpref and infAP leave out.
 
-  In a query without a grade from 0 on, 0 for all: nothing is relevant there, and the native code
-  fails on a query of -1 alone.
+  A query of negative grades gets 0 for all: the native code crashes on -1 alone.
   """
   junk = {query: -1 if max(grades.values()) >= 0 else 0 for query, grades in graded.items()}
   return {
@@ -210,7 +206,7 @@ def _binary(graded: Qrels, level: int) -> Qrels:
 
 
 def _ndcg(kind: ir_measures.Measure, grades: Mapping[str, int], ranking: Sequence[str]) -> float:
-  """nDCG as trec_eval has it: a grade is its own gain, and one below 0 is not judged."""
+  """trec_eval's nDCG: a grade is its own gain, and negative ones are not judged."""
   given = kind.params.get('gains', {})
   gains = {doc: given.get(grade, grade) for doc, grade in grades.items()}
   if kind['judged_only']:
@@ -221,7 +217,7 @@ def _ndcg(kind: ir_measures.Measure, grades: Mapping[str, int], ranking: Sequenc
 
 
 def _dcg(gains: Sequence[float]) -> float:
-  total = 0.0  # not by sum(), which rounds otherwise from Python 3.12 on
+  total = 0.0  # sum() rounds differently from Python 3.12 on
   for rank, gain in enumerate(gains, start=1):
     if gain > 0:
       total += gain / math.log2(rank + 1)
@@ -229,30 +225,29 @@ def _dcg(gains: Sequence[float]) -> float:
 
 
 def _normalized(value: float, kind: ir_measures.Measure, judged: Mapping[str, int]) -> float:
-  """nAP@k from AP@k, which is over all R relevant documents."""
+  """nAP@k from AP@k."""
   relevant = sum(grade >= kind['rel'] for grade in judged.values())
-  # Rounding must not lead above 1.
+  # Guards against rounding above 1.
   return min(value * relevant / min(kind['cutoff'], relevant), 1.0) if relevant else 0.0
 
 
 def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
-  """Measures by their names: ``nDCG@10``, ``AP(rel=2)@100``; ``nAP@10`` is AP@10's, see the module.
+  """Measures by name: ``nDCG@10``, ``AP(rel=2)@100``; ``nAP@10`` maps to AP@10.
 
   Raises:
-    InputError: an unknown name, or parameters that the measure does not take.
+    InputError: an unknown name or parameter.
   """
   parsed = {}
   for name in map(str.strip, names):
     normalized = name.startswith(_NORMALIZED)
     try:
       with warnings.catch_warnings():
-        warnings.simplefilter('ignore', DeprecationWarning)  # it uses parts of ast that will go
+        warnings.simplefilter('ignore', DeprecationWarning)  # of its use of ast
         kind = ir_measures.parse_measure(name[normalized:])
       _check_parameters(kind)
     except NameError as error:
       raise InputError(
-        f"unknown measure {name!r:.80}: give one of ir_measures', such as nDCG@10, RR@10, R@100, "
-        'AP, Success@5, P(rel=2)@10'
+        f"unknown measure {name!r:.80}: use ir_measures' names, such as nDCG@10, RR@10, P(rel=2)@10"
       ) from error
     except _NO_MEASURE as error:
       raise InputError(f'the measure {name!r:.80} cannot be computed: {error!s:.200}') from error
@@ -263,7 +258,7 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
 
 
 def _check_parameters(kind: ir_measures.Measure) -> None:
-  """Raises an error of `_NO_MEASURE`: native code fails on some parameters."""
+  """Raises an error of `_NO_MEASURE` for parameters that crash native code."""
   params = kind.params
   if any(isinstance(value, int) and abs(value) > _LARGEST for value in params.values()):
     raise ValueError(f'a number in it is above {_LARGEST:,}')

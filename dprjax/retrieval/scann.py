@@ -1,9 +1,9 @@
 """Approximate inner-product search with ScaNN, tuned to a measured recall.
 
 Below ``BRUTE_FORCE_BELOW`` vectors ScaNN compares a query with all of them. Above, it distributes
-the vectors over about sqrt(n) leaves, scores them by quantised products (asymmetric hashing with
-anisotropic loss: Guo et al., ICML 2020), and scores the best again exactly. ScaNN is for Linux and
-Python below 3.14; call ``available`` first.
+the vectors over about sqrt(n) leaves, scores them by quantised products (anisotropic loss: Guo et
+al., ICML 2020), and scores the best again exactly. ScaNN runs on Linux with Python below 3.14; call
+``available`` first.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ BRUTE_FORCE_BELOW = 20_000
 
 _FORMAT = 'dprjax.scann'
 _SIDECAR = 'dprjax_index.json'
-# As ScaNN's documentation recommends for vectors of about unit length.
+# ScaNN's documentation recommends these for vectors of about unit length.
 _DIMENSIONS_PER_BLOCK, _ANISOTROPIC_THRESHOLD = 2, 0.2
 _TRAINING_SAMPLE = 250_000
 
@@ -39,7 +39,7 @@ class Settings:
 
   Attributes:
     leaves_to_search: of the tree; 0 without a tree.
-    reorder: the number of candidates to score again exactly; 0 where all scores are exact.
+    reorder: candidates to score again exactly; 0 where all scores are exact.
   """
 
   leaves_to_search: int
@@ -64,7 +64,7 @@ class Index:
     return 'tree_ah' if self.leaves else 'brute_force'
 
   def settings(self, k: int) -> Settings:
-    """First settings for the best k: a tenth of the leaves, and enough to hold 2 k vectors."""
+    """Initial settings: a tenth of the leaves, and enough to hold 2 k vectors."""
     if not self.leaves:
       return Settings(0, 0)
     return Settings(
@@ -81,7 +81,7 @@ class Index:
   ) -> TopK:
     """The best ``min(k, n)`` that ScaNN finds, on all cores; row -1 where the leaves hold fewer.
 
-    ``ids_at``: the ids of rows, which order equal scores, among what ScaNN scores exactly.
+    ``ids_at`` gives ids of rows, which order equal exact scores.
     """
     check_finite(queries, 'query', 0)
     most = self.count if not self.leaves else max(k, settings.reorder)
@@ -103,7 +103,7 @@ class Index:
       rows, scores = self.searcher.search_batched_parallel(
         np.ascontiguousarray(queries, np.float32), k, **amount
       )
-    except RuntimeError as error:  # vectors of another length, say
+    except RuntimeError as error:  # another dimension
       raise InputError(
         f'ScaNN cannot search with {queries.shape[1]} dimensions in its index of {self.count:,} '
         f'vectors: {error}; make the index again'
@@ -126,17 +126,17 @@ class Index:
     Args:
       queries: a sample.
       truth: their exact best rows.
-      target: the recall to reach, 0 to 1.
+      target: recall from 0 to 1.
       ids_at: as for ``search``.
 
     Returns:
-      The settings, and their measured recall.
+      The settings and their recall.
     """
     k = truth.shape[1]
     settings = self.settings(k)
     while True:
       reached = recall(self.search(queries, k, settings, ids_at).rows, truth)
-      # Without a tree both are 0, and stay so.
+      # Both stay 0 without a tree.
       wider = Settings(
         min(self.leaves, 2 * settings.leaves_to_search), min(self.count, 2 * settings.reorder)
       )
@@ -146,23 +146,19 @@ class Index:
 
 
 def recall(rows: Int[np.ndarray, 'queries k'], truth: Int[np.ndarray, 'queries k']) -> float:
-  """The part of the exact best rows that was found, mean over queries."""
+  """The mean fraction of the exact best rows that was found."""
   return float(
     np.mean([np.isin(exact, found).mean() for found, exact in zip(rows, truth, strict=True)])
   )
 
 
 def build(vectors: Float[np.ndarray, 'n H'], k: int) -> Index:
-  """Builds an index in memory.
-
-  Args:
-    vectors: float32, all in memory; ScaNN keeps its own copy.
-    k: of most searches; a larger one still works.
+  """Builds an index in memory, for searches of about the best k.
 
   Raises:
-    InputError: no vectors, or NaN or infinity among them.
+    InputError: no vectors, or NaN or infinity.
   """
-  from scann import scann_ops_pybind  # here, because it is not available on every system
+  from scann import scann_ops_pybind  # not on every system
 
   if not len(vectors):
     raise InputError('nothing to index: no vectors')
@@ -190,26 +186,20 @@ def build(vectors: Float[np.ndarray, 'n H'], k: int) -> Index:
 
 
 def save(index: Index, folder: PathLike, fingerprint: str) -> None:
-  """Writes the index, with its vectors and the fingerprint of their source, whole or not at all.
-
-  Raises:
-    InputError: it cannot be written.
-  """
+  """Writes the index and the fingerprint of its vectors, whole or not at all."""
   with atomic_path(folder) as aside:
     aside.mkdir()
     # Relative paths, so that the folder can be renamed.
     try:
       index.searcher.serialize(os.fspath(aside), relative_path=True)
     except RuntimeError as error:
-      raise InputError(
-        f'ScaNN cannot write {folder} ({error}); free some space and run the same command again'
-      ) from error
+      raise InputError(f'ScaNN cannot write {folder} ({error}); free some space') from error
     counts = {'count': index.count, 'leaves': index.leaves}
     provenance.write(aside, _SIDECAR, format=_FORMAT, fingerprint=fingerprint, **counts)
 
 
 def is_index(folder: epath.Path) -> bool:
-  """Whether a folder is marked as a kept index, of whatever vectors."""
+  """Whether a folder is marked as an index, of any vectors."""
   if not (folder / _SIDECAR).exists():
     return False
   sidecar = read_json_object(regular_file(folder / _SIDECAR, 'ScaNN index'), 'ScaNN index')
@@ -217,31 +207,30 @@ def is_index(folder: epath.Path) -> bool:
 
 
 class _Counts(msgspec.Struct):
-  count: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]  # ScaNN and exact search number rows in int32
+  count: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]  # rows are int32
   leaves: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 def load(folder: PathLike, fingerprint: str) -> Index | None:
-  """Opens an index; None where there is none, or one of other vectors, which may be replaced.
+  """Opens an index; None if there is none, or one of other vectors, which may be replaced.
 
   Raises:
-    InputError: the folder holds a damaged index, or something else.
+    InputError: a damaged index, or something else.
   """
   root = epath.Path(folder)
-  # ScaNN ends the process at some damaged files: their checksums come first.
+  # Checksums come first: ScaNN ends the process at some damaged files.
   sidecar = provenance.kept(root, _SIDECAR, fingerprint)
   if sidecar is None:
     return None
   counts = convert(sidecar, f'ScaNN index {root / _SIDECAR}', _Counts)
-  from scann import scann_ops_pybind  # as above
+  from scann import scann_ops_pybind
 
   try:
     searcher = scann_ops_pybind.load_searcher(os.fspath(root))
   except MemoryError:
     raise
-  except Exception as error:  # of protocol buffers, numpy and ScaNN
+  except Exception as error:  # protocol buffers, numpy and ScaNN
     raise InputError(
-      f'{root} is not a whole ScaNN index ({type(error).__name__}: {error}); remove it and search '
-      'again'
+      f'{root} is not a whole ScaNN index ({type(error).__name__}: {error}); remove it'
     ) from error
   return Index(searcher, counts.count, counts.leaves)

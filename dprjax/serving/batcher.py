@@ -1,9 +1,8 @@
-"""A bounded queue of texts, and the one thread that runs batches of them on the device.
+"""A bounded queue of texts, and the thread that runs batches of them on the device.
 
-A batch closes when it is full or when its oldest text has waited for the deadline; while the device
-is busy, the next batch is filled further, and a full one is padded and sent at once, behind the one
-in flight. Its padded length is that of the text that has waited longest; rows that would be padding
-go to shorter texts.
+A batch closes when it is full or its oldest text has waited for the deadline. While the device is
+busy the next batch fills further; a full one is sent at once behind the one in flight. The text
+that has waited longest sets the padded length; free rows go to shorter texts.
 """
 
 import collections
@@ -23,11 +22,11 @@ from dprjax.serving.metrics import Metrics
 
 logger = logging.getLogger('dprjax')
 
-_LONGEST_NAP_S = 0.2  # after which texts of clients that left are looked for again
+_LONGEST_NAP_S = 0.2  # until texts of clients that left are looked for
 
 
 class Busy(Exception):
-  """The queue has no room. ``seconds``: when to try again."""
+  """The queue is full. ``seconds``: when to try again."""
 
   def __init__(self, seconds: float):
     super().__init__(f'the queue is full; try again in {seconds:.0f} s')
@@ -35,7 +34,7 @@ class Busy(Exception):
 
 
 class NotFinite(Exception):
-  """A vector holds NaN or infinity. ``row``: the first such text's number."""
+  """A vector holds NaN or infinity. ``row``: of the first such text."""
 
   def __init__(self, row: int):
     super().__init__(
@@ -45,7 +44,7 @@ class NotFinite(Exception):
 
 
 class Text(NamedTuple):
-  """Token ids, and the prompt they go under."""
+  """Token ids and their prompt."""
 
   ids: np.ndarray
   choice: Choice
@@ -69,7 +68,7 @@ class _Row(NamedTuple):
 
 
 class _Flight(NamedTuple):
-  """A batch that the device works on."""
+  """A batch on the device."""
 
   rows: list[_Row]
   vectors: Any
@@ -85,7 +84,7 @@ class Batcher:
     """Starts the device's thread, which compiles first (see `ready`).
 
     Args:
-      bank: used by that thread alone.
+      bank: used by that thread only.
       hidden: H.
       deadline: seconds that a text waits for others.
       most_queued: texts that may wait.
@@ -100,19 +99,19 @@ class Batcher:
     self._queued = 0
     self._wanted: collections.Counter[Hashable] = collections.Counter()
     self._rate = 0.0  # texts a second, a moving mean
-    self._gone = False  # whether a queued request may have ended early
+    self._gone = False  # whether queued requests may have ended
     self._stopped = False
     self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
     self._thread = threading.Thread(target=self._run, name='device', daemon=True)
     self._thread.start()
 
   def submit(self, texts: Sequence[Text]) -> concurrent.futures.Future:
-    """Queues the texts of a request; their vectors ``[n, H]`` are the future's result.
+    """Queues a request's texts; the future's result is float32 ``[n, H]``.
 
-    A future that is cancelled takes its texts out of the queue.
+    Cancelling the future removes the texts from the queue.
 
     Raises:
-      Busy: the queue has no room for all of them.
+      Busy: the queue has no room for all.
     """
     future: concurrent.futures.Future = concurrent.futures.Future()
     job = _Job(
@@ -131,7 +130,7 @@ class Batcher:
     return future
 
   def close(self) -> None:
-    """Ends the thread once all queued texts are done."""
+    """Ends the thread after all queued texts."""
     with self._changed:
       self._stopped = True
       self._changed.notify()
@@ -140,7 +139,7 @@ class Batcher:
   def _run(self) -> None:
     try:
       self._bank.compile()
-    except BaseException as error:  # whoever waits must hear of it
+    except BaseException as error:  # `ready` passes it on
       self.ready.set_exception(error)
       return
     self.ready.set_result(None)
@@ -157,10 +156,9 @@ class Batcher:
         self._finish(flights.popleft())
 
   def _next(self, wait: bool) -> tuple[list[_Row], int]:
-    """The rows of a batch that has closed, and its padded length.
+    """Rows of a closed batch, and its padded length.
 
-    With ``wait``, waits for one, and gives none only at the end. Else gives none where a batch is
-    not full.
+    With ``wait``, no rows mean the end; without it, that no batch is full.
     """
     with self._changed:
       while True:
@@ -187,7 +185,7 @@ class Batcher:
     shapes = self._bank.shapes
     shorter = [n for n in reversed(shapes.lengths) if n <= length]
     own = len(self._queues[length])
-    # Shorter texts alone do not make a batch of this length larger.
+    # Shorter texts do not enlarge a batch.
     count = shapes.choose_rows(own, length)
     rows: list[_Row] = []
     for n in shorter:
@@ -198,7 +196,7 @@ class Batcher:
     return rows, length
 
   def _drop(self) -> None:
-    """Takes out the texts of requests that ended early: cancelled, or failed in another batch."""
+    """Removes texts of requests that were cancelled or failed."""
     if not self._gone:
       return
     self._gone, gone = False, 0
@@ -218,7 +216,7 @@ class Batcher:
       self._gone = True
 
   def _release(self, row: _Row) -> None:
-    """For a row that leaves its queue."""
+    """Counts a row that leaves its queue."""
     key = row.text.choice.key
     self._wanted[key] -= 1
     if not self._wanted[key]:
@@ -227,7 +225,7 @@ class Batcher:
     self._metrics.queued.set(self._queued)
 
   def _send(self, rows: list[_Row], length: int) -> _Flight | None:
-    """Starts a batch; None where that fails, as its requests then do."""
+    """Starts a batch; None if it fails, along with its requests."""
     metrics, sent = self._metrics, time.monotonic()
     for job in _jobs(rows):
       if not job.begun:
@@ -238,7 +236,7 @@ class Batcher:
       choices = [row.text.choice for row in rows]
       leases = self._bank.assign(choices, self._wanted)
       vectors = self._bank.run([row.text.ids for row in rows], choices, leases, count, length)
-    except Exception as error:  # the requests fail, and the thread goes on
+    except Exception as error:  # requests fail, the thread goes on
       self._fail(rows, error)
       return None
     tokens = sum(len(row.text.ids) for row in rows)
@@ -250,10 +248,10 @@ class Batcher:
     return _Flight(rows, vectors, sent)
 
   def _finish(self, flight: _Flight) -> None:
-    """Waits for a batch, and hands its vectors to the requests."""
+    """Waits for a batch and hands out its vectors."""
     try:
       vectors = np.asarray(flight.vectors)
-    except Exception as error:  # likewise
+    except Exception as error:
       self._fail(flight.rows, error)
       return
     seconds = time.monotonic() - flight.sent
@@ -280,7 +278,7 @@ def _jobs(rows: Sequence[_Row]) -> Iterator[_Job]:
 
 
 def _settle(future: concurrent.futures.Future, error: Exception | None, result: Any = None) -> None:
-  # Taken from the client's hands first: from here on it cannot be cancelled.
+  # From here on the client cannot cancel it.
   if future.done() or not future.set_running_or_notify_cancel():
     return
   if error is not None:

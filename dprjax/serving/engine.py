@@ -1,4 +1,4 @@
-"""One backbone, many prompts, without a network: texts in, vectors out, from any number of threads.
+"""One backbone with many prompts, without a network: texts in, vectors out, thread-safe.
 
 tokeniser threads -> bounded queue -> one device thread (`batcher`) -> futures
 
@@ -42,16 +42,16 @@ class Options:
   """How a server batches, and what it keeps.
 
   Attributes:
-    rows, lengths: the shapes of batches: row counts and padded lengths. A longest length above the
-      backbone's positions is cut to them.
-    budget: padded tokens of a batch, at most.
+    rows, lengths: row counts and padded lengths of batches; lengths are cut to the backbone's
+      positions.
+    budget: padded tokens of a batch.
     deadline: seconds that a text waits for others.
     most_queued: texts that may wait.
     slots: prompts on the device, and one slot for none.
-    prompt_length: vectors of a slot; None: as many as the folder's longest prompt, at least 16.
+    prompt_length: vectors of a slot; None for the folder's longest prompt, at least 16.
     host_bytes: memory of the host for prompts.
-    threads: that tokenise.
-    dtype: of the arithmetic, as an ``Encoder`` takes it.
+    threads: for tokenising.
+    dtype: of the arithmetic, as for ``Encoder``.
   """
 
   rows: tuple[int, ...] = (1, 4, 16, 64)
@@ -67,17 +67,17 @@ class Options:
 
 
 class ForeignIds(InputError):
-  """Token ids that the backbone's tokenizer does not give for any text."""
+  """Token ids that the backbone's tokenizer never gives."""
 
 
 class Tokens(NamedTuple):
-  """The texts of a request, ready to be queued.
+  """The tokenised texts of a request.
 
   Attributes:
     version: of the prompt.
     texts: token ids and prompts.
     truncated: numbers of the texts that were cut.
-    total: of all tokens, special ones included.
+    total: tokens, special ones included.
   """
 
   version: Version
@@ -93,8 +93,8 @@ class Engine:
     backbone, tokenizer: of all prompts.
     library: the prompts.
     metrics: counts and times.
-    options: as given, with the lengths that the backbone takes.
-    ready: done when every shape is compiled; an exception where that failed.
+    options: with the lengths that the backbone takes.
+    ready: done when every shape is compiled, or its error.
   """
 
   def __init__(
@@ -159,23 +159,21 @@ class Engine:
     options: Options = Options(),
     device: jax.Device | None = None,
   ) -> Self:
-    """Loads a backbone; compiling goes on in the background, see ``ready``.
+    """Loads a backbone; compilation goes on in the background, see ``ready``.
 
     Args:
       backbone: a Hugging Face directory, a hub id, or ``package:NAME``.
       prompts: a folder of ``NAME.npz``, made if it is missing.
-      name: of the backbone without a prompt; by default its folder's, or the package's.
+      name: of the backbone without a prompt; by default its folder's or package's.
       options: see `Options`.
       device: the first local one by default.
 
     Raises:
-      InputError: something cannot be read, two encoders, or an option out of range.
+      InputError: unreadable files, two encoders, or an option out of range.
     """
     folder = epath.Path(hub.package_path(str(backbone)))
     if all((folder / kind / 'config.json').exists() for kind in KINDS):
-      raise InputError(
-        f'{backbone}: two encoders, one for queries and one for passages; a server has one backbone'
-      )
+      raise InputError(f'{backbone} has two encoders; a server takes one backbone')
     loaded = hub.load_backbone(backbone)
     tokenizer = text.load_tokenizer(loaded.path)
     hub.check_vocabulary(loaded, tokenizer.vocab_size, loaded.path)
@@ -184,7 +182,7 @@ class Engine:
 
   @property
   def config_sha256(self) -> str:
-    """Names the shape of the backbone."""
+    """Identifies the backbone's shape."""
     return config_sha256(self.backbone.config)
 
   @property
@@ -198,18 +196,17 @@ class Engine:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(self.backbone.params))
 
   def tokenize(self, name: str, kind: str, texts: Sequence[str] | Sequence[Ids]) -> Tokens:
-    """Token ids under the prompt's settings, and the prompt.
+    """Tokenises texts under a prompt's settings.
 
     Args:
       name: of a prompt, or the backbone's.
       kind: 'query' or 'passage'.
-      texts: at least one; or token ids as the tokenizer gives them, special ones included, which
-        are taken as they are.
+      texts: at least one; or token ids with special ones, which are taken as they are.
 
     Raises:
-      UnknownPrompt, InputError: as ``Library.get``; or a text that is no text, or ids under a
-        prompt that chooses topics.
-      ForeignIds: ids that are no tokens, or do not begin and end as a text does.
+      UnknownPrompt, InputError: as ``Library.get``; or a text that is none, or ids under a prompt
+        that chooses topics.
+      ForeignIds: ids that are no tokens, or without the special tokens.
     """
     started = time.monotonic()
     version = self.library.get(name)
@@ -224,9 +221,7 @@ class Engine:
       choices = version.choose([str(one) for one in texts], kind)
     else:
       if version.topic_model is not None:
-        raise InputError(
-          f'input: prompt {name} chooses a topic by the words of a text; give texts, not token ids'
-        )
+        raise InputError(f'input: prompt {name} chooses topics by words; send texts, not token ids')
       rows = [self._check_ids(one, number) for number, one in enumerate(texts)]
       choices = version.choose([''] * len(rows), kind)
     truncated = [number for number, row in enumerate(rows) if len(row) > longest]
@@ -240,11 +235,7 @@ class Engine:
     )
 
   def queue(self, tokens: Tokens) -> concurrent.futures.Future:
-    """Queues what ``tokenize`` gave. The future's result is float32 ``[n, H]``.
-
-    Raises:
-      Busy: as ``Batcher.submit``.
-    """
+    """Queues tokenised texts; see ``Batcher.submit``."""
     return self._batcher.submit(tokens.texts)
 
   def submit(self, name: str, kind: str, texts: Sequence[str]) -> concurrent.futures.Future:
@@ -252,12 +243,12 @@ class Engine:
     return self.queue(self.tokenize(name, kind, texts))
 
   def close(self) -> None:
-    """Ends the threads once all that is queued is done."""
+    """Ends the threads after all queued texts."""
     self._batcher.close()
     self.pool.shutdown()
 
   def _check_ids(self, ids: object, number: int) -> np.ndarray:
-    """One text's ids. Clients send another tokenizer's too, whose vectors would mean nothing."""
+    """One text's ids. Vectors of another tokenizer's ids would mean nothing."""
     rows = self.tokenizer.vocab_size
     if (
       isinstance(ids, str)
@@ -276,12 +267,12 @@ class Engine:
       or tuple(ids[len(ids) - len(closing) :]) != closing
     ):
       raise ForeignIds(
-        f'input: number {number} does not begin with {list(opening)} and end with {list(closing)}, '
-        f'the special tokens of this model{_HINT}'
+        f'input: number {number} lacks the special tokens {list(opening)} at its beginning and '
+        f'{list(closing)} at its end{_HINT}'
       )
     if inside := {*opening, *closing, self.tokenizer.pad_id}.intersection(text):
       raise ForeignIds(
-        f'input: number {number} holds the special token {min(inside)} inside; give each text as a '
-        f'list of its own, without padding{_HINT}'
+        f'input: number {number} has the special token {min(inside)} inside; send each text as its '
+        f'own list, without padding{_HINT}'
       )
     return np.array(ids, np.int32)

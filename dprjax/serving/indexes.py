@@ -1,4 +1,4 @@
-"""Passages to search, and what orders documents; both compile before use."""
+"""Indexes and rerankers of a server; both compile before use."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,18 +15,12 @@ from dprjax.serving.engine import Engine
 from dprjax.serving.library import Version
 from dprjax.serving.messages import Hit
 
-# Queries searched at a time: few shapes, all compiled beforehand.
+# Queries searched at a time: few shapes, compiled beforehand.
 _QUERIES = (1, 16, 64)
 
 
 class Index:
-  """Embeddings of passages on the devices, under a name.
-
-  Attributes:
-    name: of the index.
-    meta: what made its vectors.
-    most: hits of a query, at most.
-  """
+  """Embeddings of passages on the devices; ``most`` limits the hits of a query."""
 
   def __init__(self, name: str, folder: PathLike, most: int = 100, texts: PathLike | None = None):
     """Reads a folder of dprjax.encode.
@@ -34,8 +28,8 @@ class Index:
     Args:
       name: of the index.
       folder: with embeddings of passages.
-      most: hits of a query, at most.
-      texts: the corpus.jsonl that they were made of, to answer with.
+      most: hits of a query.
+      texts: their corpus.jsonl, to answer with.
 
     Raises:
       InputError: it cannot be read, or holds queries.
@@ -54,22 +48,21 @@ class Index:
     return len(self._ids)
 
   def compile(self) -> None:
-    """Searches once in every shape."""
+    """Compiles every shape."""
     random = np.random.default_rng(0)
     for count in _QUERIES:
       self.search(random.standard_normal((count, self.meta.dimension), np.float32), 1)
 
   def check(self, version: Version, engine: Engine) -> None:
-    """Raises InputError where queries under this prompt cannot be compared with the passages.
+    """Raises InputError if queries under this prompt cannot be compared with the passages.
 
-    The passages of a prompt for queries alone are the bare backbone's. A prompt whose meta names
-    this index is taken as one too: its passages may have been encoded under another prompt, or
-    none. All else must agree.
+    A query-only prompt searches the bare backbone's passages. A prompt whose meta names this index
+    may differ from the passages' prompt, but in nothing else.
     """
     query_only = version.meta.get('sides') == 'query'
     space = self.meta.space()
     own: dict[str, Any] = {
-      # Queries are cut to what the index has.
+      # Queries are cut to the index's dimension.
       'dimension': min(engine.backbone.config.vector_size, self.meta.dimension),
       'backbone_sha256': engine.backbone.sha256,
       'config_sha256': engine.config_sha256,
@@ -85,13 +78,13 @@ class Index:
     manifest.check_same_space(f'index {self.name}', space, f'prompt {version.name}', own)
 
   def search(self, queries: Float[np.ndarray, 'n H'], k: int) -> list[list[Hit]]:
-    """The best k passages of each query, at most ``most``, best first, by exact inner product."""
+    """The best k passages of each query, at most ``most``, by exact inner product."""
     hits = []
     queries = codes.cut(queries, self.meta.dimension, self.meta.normalize)
     for start in range(0, len(queries), _QUERIES[-1]):
       block = queries[start : start + _QUERIES[-1]]
       count = next(n for n in _QUERIES if n >= len(block))
-      # Not with zeros: all passages would tie, and ties are looked at one by one.
+      # Zeros would tie all passages, and ties are slow.
       padded = np.resize(block, (count, block.shape[1])).astype(np.float32)
       found = self._vectors.search(padded, self.most, block_queries=count)
       hits += [
@@ -115,7 +108,7 @@ class Reranker:
     dtype: str = 'auto',
     prompt: PathLike | None = None,
   ):
-    """Loads the model. Raises InputError as ``inference.reranker.load``."""
+    """Loads the model, as ``inference.reranker.load``."""
     self.name = name
     options: dict[str, Any] = {'max_length': max_length, 'batch_size': 16, 'dtype': dtype}
     if prompt is not None:
@@ -123,7 +116,7 @@ class Reranker:
     self._model = reranker.load(path, prompt, **options)
 
   def compile(self) -> None:
-    """Compiles the program of every padded length."""
+    """Compiles every padded length."""
     self._model.compile()
 
   def score(self, query: str, documents: Sequence[str]) -> Float[np.ndarray, ' n']:
@@ -135,6 +128,6 @@ class Reranker:
     scores = self._model.score([(query, document) for document in documents])
     if not np.isfinite(scores).all():
       raise InputError(f'reranker {self.name}: a score is not finite; its weights are damaged')
-    # Large negative logits would overflow in exp(-x).
+    # exp(-x) would overflow for large negative logits.
     small = np.exp(-np.abs(scores.astype(np.float64)))
     return np.where(scores >= 0, 1 / (1 + small), small / (1 + small))

@@ -1,5 +1,5 @@
-"""API keys. The file holds their SHA-256 alone: a line is ``read`` or ``admin``, the digest in
-hexadecimal, and any name; a line that begins with # is a comment.
+"""API keys. A file holds their SHA-256: a line is ``read`` or ``admin``, the digest in hexadecimal,
+and any name; # begins a comment.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ _LINE = re.compile(rf'\s*({READ}|{ADMIN})\s+([0-9a-fA-F]{{64}})(\s.*)?')
 
 
 class Keys(NamedTuple):
-  """The digests of the keys, by what they allow."""
+  """Digests of the keys, by role."""
 
   digests: list[tuple[str, bytes]]
 
@@ -34,8 +34,7 @@ class Keys(NamedTuple):
       found = _LINE.fullmatch(line.rstrip('\r'))
       if found is None:
         raise InputError(
-          f'{path}, line {number}: expected read or admin, the SHA-256 of a key in 64 hexadecimal '
-          'digits, and a name'
+          f'{path}, line {number}: expected read or admin, a SHA-256 in hexadecimal, and a name'
         )
       digests.append((found[1], bytes.fromhex(found[2])))
     if not digests:
@@ -43,7 +42,7 @@ class Keys(NamedTuple):
     return cls(digests)
 
   def allow(self, role: str, authorization: str) -> bool | None:
-    """Whether the header ``Authorization: Bearer KEY`` allows the role; None: it has no such key.
+    """Whether ``Authorization: Bearer KEY`` allows the role; None for an unknown key.
 
     All digests are compared, each in constant time.
     """

@@ -1,4 +1,4 @@
-"""What requests and answers look like: types that msgspec reads, and their OpenAPI document."""
+"""Types of requests and answers, and their OpenAPI document."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -11,14 +11,14 @@ from dprjax.base.version import __version__
 Model = Annotated[
   str,
   Meta(
-    description="A prompt's name, `NAME:query` or `NAME:passage`; the backbone's own name is no "
-    'prompt. `NAME` alone is `NAME:passage`.',
+    description="A prompt's name, `NAME:query` or `NAME:passage` (the default), or the backbone's "
+    'own name for no prompt.',
   ),
 ]
 
 
 class EmbeddingRequest(Struct):
-  """Texts, or token ids as the model's own tokenizer gives them, special tokens included.
+  """Texts, or token ids of the model's own tokenizer, special tokens included.
 
   `encoding_format` is `float` by default. null stands for an absent field.
   """
@@ -64,7 +64,7 @@ class Embedding(Struct, kw_only=True):
 
 
 class EmbeddingResponse(Struct, kw_only=True):
-  """``truncated``: the numbers of the texts that lost their end."""
+  """``truncated``: numbers of the texts that lost their end."""
 
   object: Literal['list'] = 'list'
   data: list[Embedding]
@@ -86,7 +86,7 @@ class ModelList(Struct, kw_only=True):
 
 
 class PromptCard(Struct):
-  """A prompt. ``refused``: why it is not served; then most of the rest is empty."""
+  """A prompt. ``refused``: why it is not served; most other fields are then empty."""
 
   name: str
   sha256: str
@@ -156,26 +156,23 @@ class ErrorDetail(Struct):
 class ErrorResponse(Struct):
   """Why a request failed.
 
-  400: malformed. 401: no known key. 403: the key is not that of an administrator. 404: no such
-  model, prompt or index. 408, 504: too slow. 409: the name is that of the backbone. 413: too large.
-  422: it cannot be used. 429: the queue is full; Retry-After says when to come again. 503: not
-  ready yet, or files of the server cannot be used.
+  400: malformed. 401: unknown key. 403: not an administrator's key. 404: no such model, prompt or
+  index. 408, 504: too slow. 409: the backbone's name. 413: too large. 422: unusable. 429: the queue
+  is full, see Retry-After. 503: not ready, or the server's files cannot be used.
   """
 
   error: ErrorDetail
 
 
 class Operation(NamedTuple):
-  """What the server does at a path.
+  """A request that the server answers.
 
   Attributes:
-    method, path: of the request.
-    summary: for people.
-    answered: what the answer may be: types of this module, str for plain text, bytes for a prompt
-      file.
-    asked: the body, likewise; None: there is none.
-    statuses: of an answer that is no error.
-    role: that a key must have; '' asks for none.
+    method, path, summary: of the request.
+    answered: types of the answer: of this module, str for plain text, bytes for a prompt file.
+    asked: type of the body; None without one.
+    statuses: of success.
+    role: required of a key; '' for none.
   """
 
   method: str
