@@ -1,4 +1,4 @@
-"""npz files of strangers: only arrays, no larger than the file can hold, nothing unpickled."""
+"""npz files of strangers: plain arrays that fit into the file, nothing unpickled."""
 
 import errno
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write, regular_file
 
-_MOST_PACKED = 1100  # times that deflate can shrink bytes: 1,032, and a little room
+_MOST_PACKED = 1100  # deflate shrinks bytes at most 1,032 times
 _KINDS = 'biufU'
 _AT_A_TIME = 1 << 20
 # Raised by zipfile and numpy, which parses a header as Python, for a damaged file.
@@ -35,7 +35,7 @@ UNREADABLE = (
 
 
 class _Wrong(Exception):
-  """What is wrong with an npz, where these lines and not zipfile or numpy have found it."""
+  """A fault that neither zipfile nor numpy found."""
 
 
 def read_arrays(
@@ -45,13 +45,13 @@ def read_arrays(
 
   Args:
     path: the file.
-    what: what it is, for messages, which begin with it.
+    what: begins messages.
     most_packed: how many times larger than the file its arrays may be.
-    remedy: the end of a message about a damaged file.
+    remedy: ends messages about a damaged file.
 
   Raises:
-    InputError: it is missing, a folder, a pipe, damaged or no npz; a member is no array of numbers
-      or texts, or says that it is larger than its bytes.
+    InputError: missing, a folder, a pipe, damaged or no npz; or a member is no array of numbers or
+      texts, or declares more than its bytes.
   """
   found = regular_file(path, what)
   arrays: dict[str, np.ndarray] = {}
@@ -76,7 +76,7 @@ def read_arrays(
           with archive.open(member) as stream:
             arrays[name] = _read_array(stream, member.file_size)
   except (*UNREADABLE, _Wrong, OSError) as error:
-    # An offset that is not true is a bad argument of a system call.
+    # A wrong offset is an invalid argument of a system call.
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
       raise
     shown = name if name.isprintable() else ascii(name)
@@ -91,7 +91,7 @@ def read_arrays(
 
 
 def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
-  """An array of a member of ``size`` bytes, of which the header says how many numbers there are."""
+  """Reads an array from a member of ``size`` bytes."""
   shape, fortran, dtype = read_header(stream)
   if dtype.hasobject:
     raise _Wrong('holds pickled Python objects, which are never loaded')
@@ -111,15 +111,15 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
       raise _Wrong(f'declares {count * dtype.itemsize:,} bytes, of which {len(rest):,} are missing')
     rest[: len(part)] = part
     rest = rest[len(part) :]
-  stream.read(1)  # its end, where the checksum is compared
+  stream.read(1)  # compares the checksum
   return values.reshape(shape, order='F' if fortran else 'C')
 
 
 def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-  """The shape of an npy file, whether it goes by columns, and its type.
+  """An npy file's shape, whether it is in Fortran order, and its dtype.
 
   Raises:
-    UNREADABLE: one of these, where the header is damaged.
+    UNREADABLE: a damaged header.
   """
   version = np.lib.format.read_magic(stream)
   if version == (1, 0):
@@ -130,6 +130,6 @@ def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:
-  """Writes an npz, whole or not at all; the same arrays make the same bytes."""
+  """Writes an npz atomically; the same arrays give the same bytes."""
   with atomic_write(path, 'wb') as file:
     np.savez(file, allow_pickle=False, **arrays)

@@ -2,14 +2,14 @@
 
 import re
 
-# The first word that ends like a plural (queries, batches, passages), and a verb that goes with it.
+# The first word with a plural ending (queries, batches, passages), and the verb after it.
 _NOUN = re.compile(r'\b(\w+?)(ies|(?<=[sx])es|(?<=[cs]h)es|(?<!s)s)\b')
 _VERB = re.compile(r'\bthat (are|were|have)\b')
 _SINGULAR = {'are': 'is', 'were': 'was', 'have': 'has'}
 
 
 def counted(count: int, what: str) -> str:
-  """The number of something whose name is given in the plural.
+  """A count with its noun, which is given in the plural.
 
   >>> counted(2000, 'queries that are not judged')
   '2,000 queries that are not judged'
@@ -23,5 +23,5 @@ def counted(count: int, what: str) -> str:
 
 
 def rate(value: float) -> str:
-  """A number of things a second: ``1,234``, ``12`` or ``0.34``."""
+  """A number a second: ``1,234``, ``12`` or ``0.34``."""
   return f'{value:,.0f}' if value >= 10 else f'{value:.2g}'

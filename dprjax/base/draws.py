@@ -1,18 +1,15 @@
-"""Random choices that depend only on an id: the same in every run.
-
-Two choices by one seed must not know of each other. Each has a name, which is hashed too.
-"""
+"""Random choices that depend only on an id. Each choice has a name, which keeps it independent."""
 
 import hashlib
 
 
 def draw(id_: str, seed: int, choice: str) -> bytes:
-  """32 random bytes for an id, independent of those of any other choice.
+  """32 random bytes for an id.
 
   Args:
     id_: what is chosen, or not.
     seed: of the run.
-    choice: the name of what is decided. '' is the split of ``dprjax.papers``, older than the names.
+    choice: the decision's name; '' is the split of ``dprjax.papers``.
   """
   return hashlib.sha256(f'{choice}{seed}:{id_}'.encode()).digest()
 

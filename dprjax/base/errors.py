@@ -1,4 +1,4 @@
-"""Errors as people see them: one line, a status, and no secret in it."""
+"""Errors as one line with a status and without secrets."""
 
 import contextlib
 import errno
@@ -22,11 +22,11 @@ _HINTS = {
   errno.EMFILE: 'raise the number of open files: ulimit -n',
 }
 _SECRETS = (
-  # Of user:SECRET@host. A secret may hold '@' and '/'; a port and a slash begin no secret.
+  # user:SECRET@host. A secret may hold '@' and '/', but does not begin with a port and a slash.
   (re.compile(r'(?<=://)([^/\s:@]*):(?!\d+/)\S+@'), r'\1:***@'),
   (re.compile(r'(?<=://)[^/\s:@]+@'), '***@'),
   (re.compile(r'(?<![\w/.])([\w.+-]+):(?!//|\d+/)[^\s@]+@(?=[\w\[])'), r'\1:***@'),
-  # argparse lists the words of a misspelt flag.
+  # argparse repeats the words of a misspelt flag.
   (re.compile(r'(arguments:.*--?\w*(?:token|pass|secret|key)\w*\s+)[^\s-]\S*', re.I), r'\1***'),
   (
     re.compile(
@@ -38,17 +38,17 @@ _SECRETS = (
 
 
 class InputError(ValueError):
-  """A file, a line, a flag or a config key that cannot be used as it is.
+  """A file, a line, a flag or a config key that cannot be used.
 
-  The message is one line: what was wrong, where (file, line, config key) and what to do about it.
-  Commands print it as ``dprjax: error: ...`` and exit with status 2 (see ``dprjax.runtime.cli``).
+  The message is one line: what is wrong, where, and what to do. Commands print it as
+  ``dprjax: error: ...`` and exit with status 2 (``dprjax.runtime.cli``).
   """
 
 
 def explain(error: BaseException) -> tuple[int, str]:
-  """The status that a command ends with because of ``error``, and what it says.
+  """The exit status for ``error``, and its message.
 
-  2: something that its user can change. 130: interrupted from the keyboard. 1: nobody foresaw it.
+  2: the user can change it. 130: interrupted. 1: a fault of dprjax.
   """
   if isinstance(error, InputError):
     return 2, str(error)
@@ -62,7 +62,7 @@ def explain(error: BaseException) -> tuple[int, str]:
   if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error):
     detail = str(error).partition('\n')[0]
     return 2, f'not enough memory{detail and f" ({detail})"}; a smaller batch or model needs less'
-  # epath's, of s3:// and gs:// without their packages, and of an unknown kind of path.
+  # epath's, for s3:// and gs:// without their packages, and unknown kinds of paths.
   if isinstance(error, ImportError) and re.match('(Please i|I)nstall ', str(error)):
     return 2, f'{error}; or name a local path'
   if isinstance(error, KeyError) and re.fullmatch(r"'\w+://'", str(error)):
@@ -74,7 +74,7 @@ def explain(error: BaseException) -> tuple[int, str]:
 
 
 def place(error: BaseException) -> str:
-  """What an exception of code that is not ours says, and the file and line that raised it."""
+  """The message of foreign code's exception, with the file and line that raised it."""
   if isinstance(error, SyntaxError):
     at = f'{error.filename}, line {error.lineno}'
     return f'{at}: {type(error).__name__}: {error.msg}'
@@ -84,10 +84,9 @@ def place(error: BaseException) -> str:
 
 
 def end(status: int, message: str) -> NoReturn:
-  """Prints the one error line and ends the process at once.
+  """Prints the error line and ends the process at once.
 
-  For where an ordinary exit would wait for other processes, or would take away what threads of XLA
-  still use: an interrupted compilation goes on in one, and crashes then.
+  An ordinary exit would wait for other processes, and crash threads of XLA that still compile.
   """
   for stream, text in ((sys.stderr, error_line(message) + '\n'), (sys.stdout, '')):
     with contextlib.suppress(OSError, ValueError):  # closed, or full
@@ -97,36 +96,36 @@ def end(status: int, message: str) -> NoReturn:
 
 
 def end_interrupted(*_: Any) -> None:
-  """Ends the process as ``cli.run`` does at an interrupt: a signal handler.
+  """A signal handler that ends the process as ``cli.run`` does.
 
-  For the time before it: an exception would be lost in some imports, or shown with its traceback.
+  For the time of imports, some of which lose or show the exception.
   """
   end(*explain(KeyboardInterrupt()))
 
 
 def hear_interrupts() -> None:
-  """Has a command that is interrupted while it imports its modules end as it does later."""
+  """Handles interrupts while a command imports its modules."""
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, end_interrupted)
 
 
 def wants_traceback() -> bool:
-  """Whether the environment asks for tracebacks: ``DPRJAX_TRACEBACK=1``."""
+  """Whether ``DPRJAX_TRACEBACK=1`` is set."""
   return os.environ.get('DPRJAX_TRACEBACK', '') not in ('', '0')
 
 
 def error_line(message: str) -> str:
-  """The one line on standard error: no secret in it, and 500 characters at most."""
+  """One line for standard error, masked, of at most 500 characters."""
   line = 'dprjax: error: ' + ' '.join(mask(message).split())
   if len(line) > _LONGEST:
-    # What is wrong stands at the beginning, what to do at the end.
+    # Keep the beginning, with the fault, and the end, with the remedy.
     end = 120
     line = f'{line[: _LONGEST - end - 5]} ... {line[-end:]}'
   return line
 
 
 def mask(text: str) -> str:
-  """The text without passwords of addresses (``user:SECRET@host``) and values of ``token=``."""
+  """The text without passwords (``user:SECRET@host``) and values of ``token=``."""
   for secret, masked in _SECRETS:
     text = secret.sub(masked, text)
   return text

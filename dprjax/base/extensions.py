@@ -1,7 +1,7 @@
-"""Values of modules that users bring: families of backbones, kinds of adapters, poolings.
+"""Extensions by users: families of backbones, kinds of adapters, poolings.
 
-``DPRJAX_EXTENSIONS=lab.rms,lab.top`` names modules on Python's path. They are imported where such a
-value is looked up first. No file that a command reads can name one.
+``DPRJAX_EXTENSIONS=lab.rms,lab.top`` names modules on Python's path, which are imported when such a
+value is first looked up. No file that a command reads can name one.
 """
 
 import functools
@@ -16,7 +16,7 @@ VARIABLE = 'DPRJAX_EXTENSIONS'
 
 
 def values(name: str, package: str = '') -> list[Any]:
-  """The values of this name, such as ``FAMILY``, in the modules that have one.
+  """The values of this name, such as ``FAMILY``, in all modules that have one.
 
   Args:
     name: of the values.
@@ -49,5 +49,5 @@ def _import(name: str) -> Any:
     return importlib.import_module(name)
   except MemoryError:
     raise
-  except Exception as error:  # of code that is not ours
+  except Exception as error:  # foreign code
     raise InputError(f'{VARIABLE}: {name!r:.80} cannot be imported ({place(error)})') from error

@@ -1,4 +1,4 @@
-"""Files: which there are, of which kind; written aside, then renamed.
+"""Files: kinds of paths, and writing aside and renaming.
 
 Every path is an ``epath.Path``, so ``gs://`` works wherever a local path does.
 """
@@ -31,16 +31,16 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
 def existing(path: PathLike, what: str) -> epath.Path:
-  """The path, if something is there that is not an empty file.
+  """The path of an existing folder, special file, or file that is not empty.
 
   Raises:
-    InputError: it is missing, or a file of zero bytes; the message begins with ``what``.
+    InputError: it is missing or has zero bytes; the message begins with ``what``.
   """
   check_scheme(path)
   found = epath.Path(path)
   if not is_name(path) or not found.exists():
     raise InputError(f'{what} not found: {found}')
-  # A pipe or a device is not read here, since what is read from it is gone.
+  # Reading a pipe would take its content.
   if not found.is_dir() and not is_special(found) and is_empty(found):
     raise InputError(f'{what} is empty: {found}')
   return found
@@ -52,12 +52,11 @@ def is_name(path: PathLike) -> bool:
 
 
 def check_scheme(path: PathLike) -> None:
-  """Raises InputError for an address that is none of an object store."""
+  """Raises InputError for an address that is not of an object store."""
   scheme = re.match(r'([a-zA-Z][a-zA-Z0-9+.-]*)://', str(path))
   if scheme and scheme[1] not in ('gs', 's3', 'az', 'hf'):
     raise InputError(
-      f'{path}: {scheme[0]} is neither read nor written; fetch the file, or name gs://, s3:// or '
-      'az://'
+      f'{path}: {scheme[0]} is not supported; use a local path, gs://, s3:// or az://'
     )
 
 
@@ -66,7 +65,7 @@ def is_remote(path: PathLike) -> bool:
 
 
 def is_special(path: PathLike) -> bool:
-  """Whether a pipe, a device or a socket is there: neither a file nor a folder."""
+  """Whether a pipe, a device or a socket is there."""
   if is_remote(path) or not is_name(path):
     return False
   try:
@@ -77,14 +76,12 @@ def is_special(path: PathLike) -> bool:
 
 
 def is_stream(path: PathLike) -> bool:
-  """Whether what is written there goes on at once: `is_special`, or a name of an open file, such as
-  /dev/stdout.
-  """
+  """Whether writing there has no way back: `is_special`, or an open file such as /dev/stdout."""
   return is_special(path) or _descriptor(path) is not None
 
 
 def _descriptor(path: PathLike) -> int | None:
-  """The number of the open file that a path of this system names."""
+  """The descriptor that a path such as /dev/stdout names."""
   name = _DESCRIPTOR.fullmatch(str(path))
   if name is None:
     return None
@@ -92,7 +89,7 @@ def _descriptor(path: PathLike) -> int | None:
 
 
 def is_empty(path: epath.Path) -> bool:
-  # Not stat(): epath looks up the owner's name, which a container may not have.
+  # epath's stat() looks up the owner's name, which a container may lack.
   with path.open('rb') as file:
     return not file.read(1)
 
@@ -106,25 +103,15 @@ def existing_file(path: PathLike, what: str) -> epath.Path:
 
 
 def regular_file(path: PathLike, what: str) -> epath.Path:
-  """`existing_file`, and not a pipe: for what is read more than once.
-
-  Raises:
-    InputError: as `existing_file`, or a pipe, a device or a socket.
-  """
+  """`existing_file` that can be read more than once: no pipe, device or socket."""
   found = existing_file(path, what)
   if is_special(found):
-    raise InputError(
-      f'{what}: {found} is a pipe or a device, which can be read only once; write it to a file '
-      'first'
-    )
+    raise InputError(f'{what}: {found} is a pipe or a device; write it to a file first')
   return found
 
 
 def refuse_special(folder: epath.Path) -> None:
-  """Raises InputError for a pipe, a device or a socket among the files of a folder.
-
-  For folders whose files are read by name, and which may come from a stranger.
-  """
+  """Raises InputError for a pipe, device or socket in a folder that may come from a stranger."""
   for path in folder.iterdir() if not is_remote(folder) and folder.is_dir() else ():
     if is_special(path):
       raise InputError(f'{path} is a pipe, a device or a socket; expected a file')
@@ -134,8 +121,8 @@ def refuse_special(folder: epath.Path) -> None:
 def atomic_path(path: PathLike) -> Iterator[epath.Path]:
   """A temporary path for a file or folder, which becomes ``path`` on success.
 
-  On an error what was written is removed, and an existing ``path`` stays as it was. A link is
-  followed: what it points to is replaced. At no moment is there neither the old folder nor the new.
+  On an error it is removed, and an existing ``path`` stays. The target of a link is replaced.
+  Either the old folder or the new one is there at any time.
 
   Raises:
     InputError: no space is left, or a quota is used up.
@@ -154,21 +141,21 @@ def atomic_path(path: PathLike) -> Iterator[epath.Path]:
         aside.replace(final)
   finally:
     remove(aside)
-    for folder in made:  # where nothing was written, nothing is left
+    for folder in made:  # leave nothing where nothing was written
       with contextlib.suppress(OSError):
         os.rmdir(folder)
 
 
 def missing_parents(path: epath.Path) -> list[epath.Path]:
-  """The folders that writing a local file makes, the innermost first."""
+  """The folders to make for a local file, innermost first."""
   return [] if is_remote(path) else [folder for folder in path.parents if not folder.exists()]
 
 
 def resolved(path: PathLike) -> epath.Path:
-  """The path that links lead to; absolute, if it is local.
+  """The path behind links; absolute, if it is local.
 
   Raises:
-    InputError: the links lead in a circle.
+    InputError: a circle of links.
   """
   if is_remote(path):
     check_scheme(path)
@@ -188,16 +175,16 @@ def remove(path: epath.Path) -> None:
 
 
 def discard(folder: epath.Path) -> None:
-  """Removes a folder of ours at once: what a kill leaves of it is cleared by the next command."""
+  """Removes a folder of ours; the next command clears what a kill leaves."""
   if folder.exists():
     aside = folder if is_remote(folder) else folder.rename(_beside(folder, 'tmp'))
     aside.rmtree()
 
 
 def recover(final: epath.Path) -> None:
-  """Puts back the folder that a killed command had renamed, or removes it where it is replaced.
+  """Restores the folder that a killed command had renamed, or removes it if it was replaced.
 
-  Only a file system that cannot exchange two folders in one step needs it.
+  Only file systems that cannot exchange two folders in one step need it.
   """
   for old in sorted(final.parent.glob(f'.{glob_escaped(final.name)}.*.old')):
     if final.exists():
@@ -207,10 +194,9 @@ def recover(final: epath.Path) -> None:
 
 
 def clear(final: epath.Path, endings: Iterable[str] = ('.json',)) -> None:
-  """Removes what killed commands left of a file or folder that they were writing, and of those
-  whose names continue its own.
+  """Removes what killed commands left of a file or folder, and of those whose names continue it.
 
-  To be called by whoever holds the lock of ``final`` (`dprjax.base.outputs`).
+  Only for the holder of its lock (`dprjax.base.outputs`).
   """
   more = '|'.join(map(re.escape, endings))
   name = re.compile(rf'\.{re.escape(final.name)}({more}|)\.[0-9a-f]{{8}}\.tmp')
@@ -228,7 +214,7 @@ def _beside(final: epath.Path, ending: str) -> epath.Path:
 
 
 def _replace_folder(new: epath.Path, final: epath.Path) -> None:
-  if is_remote(final):  # an object store has no folders to rename
+  if is_remote(final):  # object stores have no folders to rename
     final.rmtree()
     new.replace(final)
   elif _exchange(new, final):
@@ -241,7 +227,7 @@ def _replace_folder(new: epath.Path, final: epath.Path) -> None:
 
 
 def _exchange(one: epath.Path, other: epath.Path) -> bool:
-  """Exchanges two local folders in one step; False where the system or file system cannot."""
+  """Exchanges two local folders in one step; False if the system cannot."""
   rename = _renameat2()
   return rename is not None and not rename(
     _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
@@ -260,7 +246,7 @@ def _renameat2() -> Any:
 def atomic_write(path: PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
   """An open file whose content appears at ``path`` whole or not at all.
 
-  A pipe or a device, such as /dev/stdout, is written to directly.
+  Pipes and devices, such as /dev/stdout, get it in one piece.
 
   Raises:
     InputError: as ``atomic_path``; ``path`` is a folder.
@@ -269,12 +255,12 @@ def atomic_write(path: PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
     raise InputError(f'{path} is a folder; give the name of a file')
   encoding = None if 'b' in mode else 'utf-8'
   if is_stream(path):
-    # In one piece: whoever reads a pipe does not get half of a result that then fails.
+    # A pipe's reader must not get half of a result that then fails.
     buffer: IO[Any] = io.BytesIO() if encoding is None else io.StringIO()
     yield buffer
     for stream in (sys.stdout, sys.stderr):
       stream.flush()
-    # An open file is written to where it is, not from its beginning.
+    # An open file continues where it is.
     descriptor = _descriptor(path)
     place = path if descriptor is None else os.dup(descriptor)
     with no_room(path), open(place, mode, encoding=encoding) as device:
@@ -290,17 +276,15 @@ def no_room(path: PathLike) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    # numpy gives no number, but says how many items it could not write.
+    # numpy's error has no number.
     if error.errno not in _NO_ROOM and 'requested and' not in str(error):
       raise
     reason = error.strerror or f'no space left? ({error})'
-    raise InputError(
-      f'cannot write {path}: {reason}; free some space and run the same command again'
-    ) from error
+    raise InputError(f'cannot write {path}: {reason}; free some space and try again') from error
 
 
 def below(folder: epath.Path) -> Iterator[epath.Path]:
-  """All files below a folder. (epath has no rglob for gs://.)"""
+  """All files below a folder. (epath lacks rglob for gs://.)"""
   for path in folder.iterdir():
     if path.is_dir():
       yield from below(path)
@@ -312,7 +296,7 @@ def write_json(path: PathLike, value: Any) -> None:
   """Writes indented JSON atomically, keys in the order given. Raises ValueError for NaN."""
   text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
   with atomic_write(path, 'wb') as file:
-    # A path in it may have bytes that are no UTF-8.
+    # A path in it may have bytes that are not UTF-8.
     file.write(text.encode('utf-8', 'replace') + b'\n')
 
 

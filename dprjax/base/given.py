@@ -1,4 +1,4 @@
-"""Texts as a Python program gives them: lists, and columns of pandas, pyarrow, polars and numpy."""
+"""Texts from Python programs: lists, and columns of pandas, pyarrow, polars and numpy."""
 
 import numbers
 from collections.abc import Iterable, Mapping
@@ -8,20 +8,20 @@ from dprjax.base.errors import InputError
 
 
 def texts(given: Any, what: str = 'texts') -> list[str]:
-  """The texts, in their order.
+  """The texts in order.
 
   Args:
     given: a list, another iterable, or a column.
-    what: they are, for messages.
+    what: names them in messages.
 
   Raises:
-    InputError: it is no such thing, or one of them is no text.
+    InputError: not texts.
   """
   return [check_text(value, number, what) for number, value in enumerate(values(given, what))]
 
 
 def titles(given: Any, what: str = 'title') -> list[str]:
-  """The same, where None and a missing value of pandas or numpy stand for an empty text."""
+  """Like `texts`, but None and missing values of pandas or numpy are empty texts."""
   return [
     '' if is_missing(value) else check_text(value, number, what)
     for number, value in enumerate(values(given, what))
@@ -29,10 +29,10 @@ def titles(given: Any, what: str = 'title') -> list[str]:
 
 
 def values(given: Any, what: str) -> list[Any]:
-  """The values of a list, another iterable, or a column, as Python's own types where it can.
+  """The values of an iterable or a column, as Python's own types where possible.
 
   Raises:
-    InputError: it is one text, a mapping, a set or a table, or nothing to iterate over.
+    InputError: one text, a mapping, a set, a table, or not iterable.
   """
   if isinstance(given, str | bytes):
     raise InputError(f'{what}: expected a list of strings, not one string')
@@ -51,9 +51,9 @@ def values(given: Any, what: str) -> list[Any]:
 
 
 def table(given: Any) -> dict[str, Any] | None:
-  """The columns by name of a table of pandas, pyarrow, polars or datasets; else None.
+  """The columns of a table of pandas, pyarrow, polars or datasets; else None.
 
-  Named levels of the index of pandas are columns too.
+  Named levels of a pandas index are columns.
   """
   names = getattr(given, 'column_names', None)  # pyarrow and datasets
   if names is None:
@@ -65,19 +65,19 @@ def table(given: Any) -> dict[str, Any] | None:
   try:
     found = {str(name): index.get_level_values(name) for name in levels}
     return found | {str(name): given[name] for name in names}
-  except (KeyError, TypeError) as error:  # two columns of one name; a table that is not there yet
+  except (KeyError, TypeError) as error:  # repeated names, or a lazy table
     raise InputError(f'a {type(given).__name__} whose columns cannot be read ({error})') from error
 
 
 def identifier(value: Any, what: str) -> str:
-  """An id, text or a whole number, as text. Raises InputError for others."""
+  """An id (text or a whole number) as text. Raises InputError for others."""
   if isinstance(value, bool) or not isinstance(value, str | numbers.Integral):
     raise InputError(f'{what} is {value!r:.40}; expected text or a whole number')
   return str(value)
 
 
 def check_text(value: Any, number: int, what: str = 'texts') -> str:
-  """The text; raises InputError for what a tokenizer does not take."""
+  """The text. Raises InputError for what a tokenizer does not take."""
   if not isinstance(value, str):
     more = "; leave it out, or give ''" if is_missing(value) else ''
     raise InputError(f'{what}: number {number} is {value!r:.40}; expected a string{more}')
@@ -92,7 +92,7 @@ def check_text(value: Any, number: int, what: str = 'texts') -> str:
 
 
 def is_missing(value: Any) -> bool:
-  """Whether it is None, NaN or NaT, or pandas' NA."""
+  """Whether it is None, NaN, NaT or pandas' NA."""
   if value is None or type(value).__name__ == 'NAType':
     return True
   try:

@@ -1,4 +1,4 @@
-"""What this machine has, or what its container may have of it."""
+"""Cores and memory of this machine or container."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ def cores() -> int:
 
 
 def memory_bytes() -> int:
-  """Main memory."""
+  """Main memory, or the container's limit."""
   limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
   for path in _LIMITS:
     with contextlib.suppress(OSError, ValueError):  # no such file, or 'max'

@@ -1,8 +1,7 @@
-"""Data larger than memory: rows in numbered buckets on disk, ids in a file beside them, and 64-bit
-keys in place of ids.
+"""Data larger than memory: rows in buckets on disk, ids in a file, and 64-bit keys of ids.
 
-A key is a hash of an id's UTF-8 bytes. Ids of up to 8 bytes never share one. Longer ids do with a
-probability of n^2 / 2^65: two in a million for the 8.8 million passages of MS MARCO.
+A key hashes an id's UTF-8 bytes. Ids of up to 8 bytes never collide; longer ones do with
+probability n^2 / 2^65: two in a million for the 8.8 million passages of MS MARCO.
 """
 
 import mmap
@@ -17,32 +16,32 @@ from jaxtyping import Int, Int64, Shaped, UInt8, UInt64
 from dprjax.base import files
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-"""2^64 by the golden ratio: its multiples, mod 2^64, fill the range evenly from the first on."""
+"""2^64 by the golden ratio; its multiples mod 2^64 spread evenly."""
 
 _FIRST_BYTES = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 
 
 class Buckets:
-  """Rows of one dtype in a folder, one file a bucket: written in any order, read by bucket."""
+  """Rows of one dtype in a folder, one file a bucket."""
 
   def __init__(self, folder: pathlib.Path, dtype: np.dtype):
     folder.mkdir(parents=True)
     self._folder, self._dtype = folder, dtype
 
   def append(self, rows: Shaped[np.ndarray, ' n'], buckets: Int[np.ndarray, ' n']) -> None:
-    """Adds rows to their buckets, in their order. Raises InputError where the disk is full."""
+    """Adds rows to their buckets in order. Raises InputError if the disk is full."""
     if (buckets[1:] < buckets[:-1]).any():
       order = np.argsort(buckets, kind='stable')
       rows, buckets = rows[order], buckets[order]
     starts = np.flatnonzero(np.diff(buckets, prepend=-1))
     with files.no_room(self._folder):
       for bucket, part in zip(buckets[starts].tolist(), np.split(rows, starts)[1:], strict=True):
-        # Opened anew each time: there may be more buckets than files a process may hold open.
+        # Opened each time: there may be more buckets than open files are allowed.
         with self._path(bucket).open('ab') as file:
           file.write(part.tobytes())
 
   def read(self, bucket: int) -> Shaped[np.ndarray, ' n']:
-    """The rows of a bucket in the order in which they were added; none where it is empty."""
+    """The rows of a bucket, in the order added."""
     path = self._path(bucket)
     return np.fromfile(path, self._dtype) if path.exists() else np.empty(0, self._dtype)
 
@@ -57,7 +56,7 @@ class Buckets:
 
 
 class Ids:
-  """Ids in a file, known by the places where they begin."""
+  """Ids in a file, addressed by the offsets where they begin."""
 
   def __init__(self, path: pathlib.Path):
     """Begins an empty file."""
@@ -65,7 +64,7 @@ class Ids:
     path.touch()
 
   def append(self, ids: pa.BinaryArray) -> Int64[np.ndarray, ' n']:
-    """Adds ids, none with a newline in it, and returns their places."""
+    """Adds ids without newlines; returns their offsets."""
     text = pc.binary_join_element_wise(ids, b'', b'\n')
     ends = self._size + np.cumsum(pc.binary_length(text).to_numpy().astype(np.int64))
     places = np.concatenate([[self._size], ends[:-1]])[: len(ids)]
@@ -75,7 +74,7 @@ class Ids:
     return places
 
   def at(self, places: Int64[np.ndarray, ' n']) -> list[bytes]:
-    """The ids at these places."""
+    """The ids at these offsets."""
     if not len(places):
       return []
     with self._path.open('rb') as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as text:
@@ -83,7 +82,7 @@ class Ids:
 
 
 def keys_of(ids: Sequence[str]) -> UInt64[np.ndarray, ' n']:
-  """The key of every id."""
+  """Keys of ids."""
   encoded = [id_.encode('utf-8', 'surrogatepass') for id_ in ids]
   ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
   return keys_at(np.frombuffer(b''.join(encoded), np.uint8), ends[:-1], ends[1:])
@@ -92,9 +91,9 @@ def keys_of(ids: Sequence[str]) -> UInt64[np.ndarray, ' n']:
 def keys_at(
   text: UInt8[np.ndarray, 'bytes'], starts: Int[np.ndarray, ' n'], ends: Int[np.ndarray, ' n']
 ) -> UInt64[np.ndarray, ' n']:
-  """The keys of the ids that lie at these places of a text."""
+  """Keys of the ids between these offsets of a text."""
   padded = np.concatenate([text, np.zeros(8, np.uint8)])
-  # The eight bytes at every place, without a copy of the text for each of them.
+  # Overlapping eight-byte words, without copies.
   words = np.ndarray((len(padded) - 7,), '<u8', padded.data, strides=(1,))
   starts, left = np.array(starts, np.int64), np.asarray(ends, np.int64) - starts
   keys, rest = np.zeros(len(starts), np.uint64), np.arange(len(starts))
@@ -108,7 +107,7 @@ def keys_at(
 
 
 def mix(bits: UInt64[np.ndarray, '...']) -> UInt64[np.ndarray, '...']:
-  """Mixes the bits of each number, one to one: splitmix64's finalizer (Steele et al., 2014)."""
+  """splitmix64's finalizer, a bijection (Steele et al., 2014)."""
   bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return bits ^ (bits >> np.uint64(31))
@@ -117,7 +116,7 @@ def mix(bits: UInt64[np.ndarray, '...']) -> UInt64[np.ndarray, '...']:
 def find(
   values: Shaped[np.ndarray, ' n'], wanted: Shaped[np.ndarray, ' m']
 ) -> Int64[np.ndarray, ' m']:
-  """The first place of every wanted value among ``values``, which ascend; -1 where it is absent."""
+  """The first index of each wanted value in ascending ``values``; -1 if absent."""
   if not len(values):
     return np.full(len(wanted), -1, np.int64)
   places = np.minimum(np.searchsorted(values, wanted), len(values) - 1)

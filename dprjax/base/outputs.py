@@ -1,13 +1,12 @@
-"""Outputs: claimed before anything is written, so that no command harms what is there.
+"""Claims outputs before anything is written, so that no command harms what is there.
 
-A command claims what it writes. Then the output is none of its inputs, a folder is empty or of the
-kind that the command writes, no other command writes it at the same time, and what a killed command
-left beside it is gone.
+A claimed output is no input, and a folder is empty or of the command's kind. No other command
+writes it at the same time. What a killed command left beside it is removed.
 
 The lock is ``.NAME.lock`` beside the output, or ``.lock`` in a folder that grows over several runs.
-It ends with its process, however that ends, or with the stage that it ran, if that lives longer. On
-NFS and its like it holds between hosts as far as the file system's own locks do; where there are
-none (``gs://``, some network file systems) nothing is locked.
+It ends with its process, and with a stage that the process ran and that outlives it. Between hosts
+it works as well as the file system's locks. Without those (``gs://``, some network file systems)
+nothing is locked.
 """
 
 import contextlib
@@ -32,11 +31,11 @@ except ImportError:  # Windows
   fcntl = None  # type: ignore[assignment]
 
 Inputs = Mapping[str, PathLike | Iterable[PathLike] | None]
-"""What a command reads, by flag. Names of nothing local, such as a hub id, are passed over."""
+"""What a command reads, by flag. Names of nothing local, such as a hub id, are ignored."""
 
 LOCK = '.lock'
 _DEEPEST = 200  # folders
-_held: set[int] = set()  # descriptors of the locks that this process holds
+_held: set[int] = set()  # descriptors of this process's locks
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EROFS)
 
 
@@ -54,18 +53,17 @@ def claim(
   """Claims the file ``out`` and those whose names continue its own.
 
   Args:
-    out: a file, which is replaced in the end; or a pipe or a device, which is written to. None
-      claims nothing.
+    out: a file, which is replaced at the end; or a pipe or a device. None claims nothing.
     inputs: what the command reads.
-    flag: that named ``out``, for messages.
+    flag: names ``out`` in messages.
     endings: of the names of all files and folders that the command writes.
-    folders: which of them are folders.
-    also: other outputs of the command, by flag: none may overwrite another.
+    folders: endings that are folders.
+    also: other outputs of the command, by flag; none may overwrite another.
     lock: False in all but one of several processes that work together.
 
   Raises:
-    InputError: ``out`` is a folder or a socket, is an input or lies in one, or another command
-      writes it.
+    InputError: ``out`` is a folder or a socket, is or lies in an input, or another command writes
+      it.
   """
   endings = tuple(endings)
   for name, path in ({flag: out} | dict(also)).items():
@@ -109,19 +107,16 @@ def claim_folder(
   grows: bool = False,
   lock: bool = True,
 ) -> Iterator[epath.Path]:
-  """Claims the folder ``out``.
+  """Claims the folder ``out``, and yields it.
 
   Args:
-    out: the folder. It may be missing.
+    out: the folder, which may be missing.
     inputs: what the command reads.
     what: the kind of folder, for messages: 'a model'.
     ours: whether a folder that is not empty is of that kind.
-    flag: that named ``out``, for messages.
-    grows: whether several runs of the command fill it; otherwise it is replaced as a whole.
+    flag: names ``out`` in messages.
+    grows: whether several runs fill it; otherwise it is replaced as a whole.
     lock: False in all but one of several processes that work together.
-
-  Yields:
-    ``out``, as it was given.
 
   Raises:
     InputError: as `check_folder`; or another command writes the folder.
@@ -131,7 +126,7 @@ def claim_folder(
   path, final = epath.Path(out), files.resolved(out)
   place = final / LOCK if grows else final.parent / f'.{final.name}{LOCK}'
   with hold(place, f'{flag}={out}') if lock else contextlib.nullcontext():
-    check()  # another command may just have filled it
+    check()  # another command may have filled it meanwhile
     if lock and not files.is_remote(out):
       files.clear(final)
     yield path
@@ -145,9 +140,7 @@ def check_folder(
   ours: Callable[[epath.Path], bool],
   flag: str = '--out',
 ) -> None:
-  """Raises InputError where the folder ``out`` is a file, holds something else than ``what``, is an
-  input, holds one or lies in one.
-  """
+  """Raises InputError if ``out`` is a file, holds something else, or overlaps an input."""
   check_name(out, flag)
   path = epath.Path(out)
   if path.exists() and not path.is_dir():
@@ -155,19 +148,17 @@ def check_folder(
   check_apart(out, inputs, flag)
   files.recover(files.resolved(out))
   if path.is_dir() and not is_vacant(path) and not ours(path):
-    raise InputError(
-      f'{flag}={out} holds something else than {what}; choose another folder, nothing was changed'
-    )
+    raise InputError(f'{flag}={out} holds something else than {what}; choose another folder')
 
 
 def write_report(out: PathLike, report: Mapping[str, Any]) -> None:
-  """Writes ``OUT.json`` beside an output; nothing beside a pipe or a device."""
+  """Writes ``OUT.json`` beside an output; nothing beside a pipe or device."""
   if not files.is_stream(out):
     files.write_json(f'{files.resolved(out)}.json', report)
 
 
 def is_vacant(folder: epath.Path) -> bool:
-  """Whether there is nothing in a folder but the lock and what killed commands left."""
+  """Whether a folder has only the lock and what killed commands left."""
   return all(
     path.name == LOCK or (path.name.startswith('.') and path.name.endswith('.tmp'))
     for path in folder.iterdir()
@@ -175,13 +166,13 @@ def is_vacant(folder: epath.Path) -> bool:
 
 
 def check_name(out: PathLike, flag: str) -> None:
-  """Raises InputError for a name that no file can have, or one below a file."""
+  """Raises InputError for an impossible name, or one below a file."""
   name = str(out)
   files.check_scheme(out)
   if not name.strip() or '\0' in name or epath.Path(out).name in ('', '.', '..'):
     raise InputError(f'{flag}={name!r}: no file or folder can have this name')
   if name.count('/') > _DEEPEST:
-    raise InputError(f'{flag}={name:.80}...: the name is too long; choose a shorter one')
+    raise InputError(f'{flag}={name:.80}...: the name is too long')
   if not files.is_remote(out):
     try:
       os.lstat(out)
@@ -192,29 +183,27 @@ def check_name(out: PathLike, flag: str) -> None:
 
 
 def check_apart(out: PathLike, inputs: Inputs, flag: str = '--out') -> None:
-  """Raises InputError where an output is, holds or lies in an input, by any name or link."""
+  """Raises InputError if an output is, holds or lies in an input, by any name or link."""
   for label, paths in inputs.items():
     if paths is None or paths == '':
       continue
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
       if how := _meets(out, path):
-        raise InputError(
-          f'{flag}={out} {how} an input, {label}={path}; choose another output, nothing was changed'
-        )
+        raise InputError(f'{flag}={out} {how} an input, {label}={path}; choose another output')
 
 
 def _meets(out: PathLike, path: PathLike) -> str:
-  """Whether an output 'is', 'holds' or 'lies in' an input; '' where it is apart."""
+  """How an output meets an input: 'is', 'holds', 'lies in', or '' if it does not."""
   if files.is_remote(out) != files.is_remote(path) or '\0' in str(path):
     return ''
   if files.is_remote(out):
     place, inside = pathlib.Path(str(out)), pathlib.Path(str(path))
   else:
     place, inside = (pathlib.Path(os.path.realpath(one)) for one in (out, path))
-    if not os.path.lexists(path):  # a hub id, or missing, which is said elsewhere
+    if not os.path.lexists(path):  # a hub id, or missing
       return 'is' if place == inside else ''
   if _same(place, inside):
-    return '' if files.is_special(place) else 'is'  # /dev/null and a terminal may be both
+    return '' if files.is_special(place) else 'is'  # /dev/null may be both
   if any(_same(place, parent) for parent in inside.parents):
     return 'holds'
   if any(_same(inside, parent) for parent in place.parents):
@@ -261,13 +250,13 @@ def _same(one: pathlib.Path, other: pathlib.Path) -> bool:
     return True
   try:
     return os.path.samefile(one, other)
-  except OSError:  # one of them is not there
+  except OSError:
     return False
 
 
 @contextlib.contextmanager
 def hold(place: epath.Path, what: str) -> Iterator[None]:
-  """Holds the lock file ``place``, which is removed in the end.
+  """Holds the lock file ``place``, and removes it at the end.
 
   Raises:
     InputError: another process holds it; the message begins with ``what``.
@@ -286,25 +275,24 @@ def hold(place: epath.Path, what: str) -> Iterator[None]:
   finally:
     if descriptor >= 0:
       _held.discard(descriptor)
-      # While it is still locked: whoever waits for it looks again whether it is there.
+      # While it is still locked: whoever opened it checks that it is still there.
       place.unlink(missing_ok=True)
       os.close(descriptor)
-    for folder in missing:  # where nothing was written, nothing is left
+    for folder in missing:  # leave nothing where nothing was written
       with contextlib.suppress(OSError):
         os.rmdir(folder)
 
 
 def held() -> tuple[int, ...]:
-  """The open lock files of this process.
+  """Descriptors of this process's locks, for a child to inherit.
 
-  A lock that a child inherits is held until the child has ended too, so that a killed process
-  whose child goes on does not free what the child writes.
+  The lock is then held until the child ends, even if its parent was killed.
   """
   return tuple(_held)
 
 
 def _locked(place: epath.Path, what: str) -> int:
-  """The open, locked file; -1 where the file system has no locks."""
+  """The open, locked file; -1 if the file system has no locks."""
   while True:
     descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -312,7 +300,7 @@ def _locked(place: epath.Path, what: str) -> int:
     except BlockingIOError:
       os.close(descriptor)
       raise InputError(
-        f'{what}: another command is writing it now; wait for it to end, or choose another output'
+        f'{what}: another command is writing it now; wait, or choose another output'
       ) from None
     except OSError as error:
       os.close(descriptor)
@@ -321,7 +309,7 @@ def _locked(place: epath.Path, what: str) -> int:
         return -1
       raise
     try:
-      # Whoever held it before may have removed it since it was opened here.
+      # The holder before may have removed it meanwhile.
       if os.path.samestat(os.fstat(descriptor), os.stat(place)):
         return descriptor
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""How far a long job is: a line of the log every few seconds, its rate and the time left."""
+"""Progress of long jobs: a log line every few seconds, with rate and time left."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ def duration(seconds: float) -> str:
 
 
 def pace(done: int, seconds: float) -> str:
-  """`` in 1m15s (12 a second)``; nothing where nothing was done."""
+  """`` in 1m15s (12 a second)``; empty if nothing was done."""
   if not done:
     return ''
   took = duration(seconds) if seconds >= 1 else 'less than a second'
@@ -43,16 +43,14 @@ class Progress:
         encode(part, progress)     # calls progress(n) when n texts of the part are done
         progress.advance(len(part))
 
-  A job without parts calls only ``progress(n)``, or ``progress.advance()`` after each item. The end
-  is not logged: the caller knows what to say about it, and reads ``seconds`` and ``rate``.
+  A job without parts calls ``progress(n)``, or ``progress.advance()`` after each item. The caller
+  logs the end, with ``seconds`` and ``rate``.
 
   Args:
     unit: what is counted, in the plural.
-    total: how many there are; None: unknown. Without it there is no time left, unless each call
-      gives the fraction that is done.
-    task: the start of each line.
-    skip_first: measure from the first count on, which leaves out what it takes to begin (such as a
-      compilation).
+    total: None if unknown; the time left then needs the fraction done.
+    task: begins each line.
+    skip_first: measure from the first count on, without compilation and the like.
   """
 
   def __init__(self, unit: str, total: int | None = None, task: str = '', skip_first: bool = False):
@@ -63,7 +61,7 @@ class Progress:
     self._fraction = 0.0
 
   def __call__(self, count: int, fraction: float = 0.0) -> None:
-    """``count`` items of the current part are done; of the whole job, ``fraction``."""
+    """Reports ``count`` items of the current part, and the ``fraction`` of the job."""
     self.update(count)
     self._fraction = fraction or (self._done / self._total if self._total else 0.0)
     if time.monotonic() - self._logged > _EVERY_S and self._fraction < 1:
@@ -71,18 +69,18 @@ class Progress:
       logger.info('%s', self._line())
 
   def advance(self, count: int = 1) -> None:
-    """The current part is done; it had ``count`` items."""
+    """Ends the current part, of ``count`` items."""
     self._before += count
     self(0)
 
   def update(self, count: int) -> None:
-    """Counts as ``__call__`` does, and logs nothing."""
+    """Counts without logging."""
     self._done = self._before + count
     if self._first is None:
       self._first, self._began = self._done, time.monotonic()
 
   def pause(self, seconds: float) -> None:
-    """Leaves out time that was spent on something else."""
+    """Leaves out time spent on something else."""
     self._began += seconds
 
   @property
@@ -96,7 +94,7 @@ class Progress:
 
   @property
   def left(self) -> float | None:
-    """Seconds; None where they cannot be estimated."""
+    """Seconds; None if unknown."""
     if self._total and self.rate:
       return (self._total - self._done) / self.rate
     return self.seconds * (1 / self._fraction - 1) if self._fraction else None

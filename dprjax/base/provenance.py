@@ -1,9 +1,8 @@
-"""What an output was made from: records that tell whether it is whole and can be used again.
+"""Records of what an output was made from, which tell whether it is whole and can be used again.
 
-A folder that is kept between commands has a JSON file beside its other files (`write`): what it was
-made from, and the SHA-256 of every file and of the record itself. `kept` says whether the folder
-belongs to the present inputs. `stamp` and `changes` do the same for files that are only read, and a
-mark says which kind of folder of ours one is.
+A kept folder has a JSON file (`write`) with what it was made from and the SHA-256 of every file and
+of the record itself; `kept` compares it with the present inputs. `stamp` and `changes` do the same
+for files that are only read. A mark names the kind of a folder of ours.
 """
 
 import functools
@@ -21,36 +20,36 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 
 MARK = 'dprjax.json'
-# A file that changed this shortly before it was read may change again within its mtime's second.
+# A file that changed so shortly before it was read may change again within its mtime's second.
 _RACY_S = 2
 _OWN_SUM = 'own_sha256'
 
 
 def write_mark(folder: PathLike, format: str, **more: Any) -> None:
-  """Marks a folder as ours, of the kind ``format``: 'dprjax.training'."""
+  """Marks a folder as ours, of the kind ``format``, such as 'dprjax.training'."""
   mark = {'format': format, 'version': 1, 'dprjax_version': version.__version__, **more}
   files.write_json(epath.Path(folder) / MARK, mark)
 
 
 def read_mark(folder: PathLike) -> dict[str, Any]:
-  """The mark of a folder; empty where there is none, or nothing that can be read."""
+  """The mark of a folder; empty if there is none that can be read."""
   path = epath.Path(folder) / MARK
   if not path.exists() or files.is_special(path):
     return {}
   try:
     return reading.read_json_object(path, 'mark')
-  except (InputError, OSError):  # somebody else's file of that name
+  except (InputError, OSError):  # another program's file of that name
     return {}
 
 
 def write(folder: epath.Path, name: str, **about: Any) -> None:
-  """Records in the file ``name`` of a folder, whose other files are complete, what it is."""
+  """Records in the file ``name`` what a folder of complete files is."""
   record = about | {'sha256': sums(folder)}
   files.write_json(folder / name, record | {_OWN_SUM: digest(record)})
 
 
 def read(folder: epath.Path, name: str) -> dict[str, Any] | None:
-  """What `write` wrote; None if there is none. Raises InputError where it was changed since."""
+  """What `write` wrote; None if there is none. Raises InputError if it was changed."""
   path = folder / name
   if not path.exists():
     return None
@@ -60,18 +59,15 @@ def read(folder: epath.Path, name: str) -> dict[str, Any] | None:
     raise InputError(f'{error}; {_again(folder)}') from error
   own = record.pop(_OWN_SUM, None)
   if own != digest(record) or not isinstance(record.get('sha256'), dict):
-    raise InputError(f'{path} was changed or is damaged (its SHA-256 differs); {_again(folder)}')
+    raise InputError(f'{path} was changed or damaged (SHA-256); {_again(folder)}')
   return record
 
 
 def kept(folder: epath.Path, name: str, fingerprint: str) -> dict[str, Any] | None:
-  """The record of a folder, whose files are compared with it.
-
-  Returns:
-    None where there is no record or one of another fingerprint: the folder is to be made again.
+  """The record of a folder whose files are intact; None if it is to be made again.
 
   Raises:
-    InputError: the folder was damaged, or also holds what is not ours, which must not be removed.
+    InputError: damaged files, or others that must not be removed.
   """
   record = read(folder, name)
   if record is None:
@@ -82,27 +78,27 @@ def kept(folder: epath.Path, name: str, fingerprint: str) -> dict[str, Any] | No
 
 
 def check(folder: epath.Path, name: str, record: Mapping[str, Any], contents: bool = True) -> None:
-  """Raises InputError where the files of a folder are not those of its record.
+  """Raises InputError if a folder's files are not those of its record.
 
   Without ``contents``, only for files that are not ours.
   """
   missing = dict(record['sha256'])
-  # Names in the record may lie: only what lies in the folder is read.
+  # The record may lie: read only what is in the folder.
   for path in files.below(folder):
     inside = str(path.relative_to(folder))
     if inside == name or path.name.startswith('.'):
       continue
     if inside not in missing:
-      raise InputError(f'{folder} also holds {inside}, which is not of dprjax; move it elsewhere')
+      raise InputError(f'{folder} also holds {inside}, which is not of dprjax; move it away')
     digest = missing.pop(inside)
     if contents and (files.is_special(path) or files.sha256_file(path) != digest):
-      raise InputError(f'{path} was changed or is damaged (its SHA-256 differs); {_again(folder)}')
+      raise InputError(f'{path} was changed or damaged (SHA-256); {_again(folder)}')
   if contents and missing:
     raise InputError(f'{folder / min(missing)} is missing; {_again(folder)}')
 
 
 def sums(folder: epath.Path) -> dict[str, str]:
-  """The SHA-256 of every file below a folder, by its path in there."""
+  """SHA-256 of every file below a folder, by path in it."""
   return {
     str(path.relative_to(folder)): files.sha256_file(path)
     for path in sorted(files.below(folder), key=str)
@@ -110,12 +106,12 @@ def sums(folder: epath.Path) -> dict[str, str]:
 
 
 def digest(value: Any) -> str:
-  """The SHA-256 of what JSON can hold."""
+  """SHA-256 of a JSON value."""
   return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _again(folder: epath.Path) -> str:
-  return f'remove {folder}, and it is made again'
+  return f'remove {folder} to make it again'
 
 
 def stamp(sources: Mapping[str, epath.Path]) -> dict[str, Any]:
@@ -134,7 +130,7 @@ def stamp(sources: Mapping[str, epath.Path]) -> dict[str, Any]:
 
 
 def identity(path: epath.Path) -> tuple[int, ...]:
-  """What tells a file from another one, or from itself after a change, without reading it."""
+  """Changes with a file's content, without reading it."""
   if files.is_remote(path):
     stat = path.stat()
     return stat.length, int(stat.mtime)
@@ -143,9 +139,9 @@ def identity(path: epath.Path) -> tuple[int, ...]:
 
 
 def _sha256(path: epath.Path) -> str:
-  """Of a file, which several stores and records are made of: a process reads it once."""
+  """SHA-256 of a file, read once in a process."""
   if files.is_remote(path) or os.stat(path).st_mtime > time.time() - _RACY_S:
-    return files.sha256_file(path)  # it may be written again at the same time
+    return files.sha256_file(path)  # it may change within the same second
   return _known_sha256(str(path), *identity(path))
 
 
@@ -155,9 +151,9 @@ def _known_sha256(path: str, *_: int) -> str:
 
 
 def changes(stamps: Mapping[str, Any], sources: Mapping[str, epath.Path]) -> list[str]:
-  """The roles of files that are not as they were stamped.
+  """The roles of files that changed since they were stamped.
 
-  The SHA-256 decides where a file was copied or touched.
+  If only times differ, the SHA-256 decides.
   """
 
   def same(file: epath.Path, stamped: Any) -> bool:

@@ -1,7 +1,7 @@
-"""Text and JSON: read once, with errors that name file and line.
+"""Reads text and JSON once, with errors that name file and line.
 
-Text is UTF-8; a byte-order mark at its beginning is left out. A line ends with a newline, before
-which there may be a carriage return. It has no null byte and at most 64 million characters.
+Text is UTF-8; a byte-order mark is dropped. Lines end with a newline, perhaps after a carriage
+return, and have no null byte and at most 64 million characters.
 """
 
 import bz2
@@ -22,7 +22,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, existing_file
 
 _CHUNK = 1 << 20  # characters of a JSON array read at a time
-MAX_ENTRY = 1 << 26  # a line or an entry longer than this means a broken file
+MAX_ENTRY = 1 << 26  # a longer line or entry means a broken file
 _MAX_JSON = 1 << 28  # characters of a whole JSON file
 
 T = TypeVar('T')
@@ -32,17 +32,15 @@ T = TypeVar('T')
 def open_bytes(
   path: PathLike, what: str = 'file'
 ) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
-  """Opens a file, decompressed by name (`COMPRESSED`).
-
-  Yields the file, and a function that returns the fraction of it that was read so far.
+  """Opens a file, decompressed by its suffix; yields it and a function of the fraction read.
 
   Raises:
-    InputError: it is missing, empty, a folder, or badly compressed (found while it is read).
+    InputError: it is missing, empty, a folder, or badly compressed.
   """
   found = existing_file(path, what)
   with found.open('rb') as raw, decoding(str(found)):
     size = 0
-    if raw.seekable():  # a pipe is not
+    if raw.seekable():  # no pipe
       size = raw.seek(0, io.SEEK_END)
       raw.seek(0)
     decompress = _DECOMPRESSORS.get(found.suffix)
@@ -51,17 +49,17 @@ def open_bytes(
 
 @contextlib.contextmanager
 def open_text(path: PathLike, what: str = 'file') -> Iterator[IO[str]]:
-  """Opens UTF-8 text, decompressed by name, without a byte-order mark.
+  """Opens UTF-8 text, decompressed by its suffix, without a byte-order mark.
 
   Raises:
-    InputError: as `open_bytes`, or not UTF-8 (found while it is read).
+    InputError: as `open_bytes`, or not UTF-8.
   """
   with open_bytes(path, what) as (file, _), decoded(file) as text:
     yield text
 
 
 def decoded(file: IO[bytes]) -> io.TextIOWrapper:
-  """The file as UTF-8 text without a byte-order mark. Only a newline ends a line."""
+  """The file as UTF-8 text without a byte-order mark; only newlines end a line."""
   return io.TextIOWrapper(file, encoding='utf-8-sig', newline='\n')
 
 
@@ -74,7 +72,7 @@ COMPRESSED = tuple(_DECOMPRESSORS)
 
 
 def plain_name(path: PathLike) -> str:
-  """The file's name without the ending of a compressed file."""
+  """The file's name without the suffix of a compressed file."""
   found = epath.Path(path)
   return found.stem if found.suffix in COMPRESSED else found.name
 
@@ -82,7 +80,7 @@ def plain_name(path: PathLike) -> str:
 def read_lines(
   path: PathLike, what: str = 'file', blank: bool = False
 ) -> Iterator[tuple[int, str]]:
-  """Yields (line number from 1, line without its newline); ``blank``: also blank lines.
+  """Yields (line number from 1, line without its newline); ``blank`` keeps blank lines.
 
   Raises:
     InputError: as `open_text` and `sound_line`.
@@ -94,7 +92,7 @@ def read_lines(
 def number_lines(
   file: IO[str], name: str, start: str = '', blank: bool = False
 ) -> Iterator[tuple[int, str]]:
-  """`read_lines` of an open file, which errors call ``name``; ``start`` was read from it before."""
+  """`read_lines` of an open file called ``name``; ``start`` was read from it before."""
   number = 0
   with decoding(name, lambda: f', line {number + 1} or after it'):
     begun = io.StringIO(start + file.readline(MAX_ENTRY)) if start else io.StringIO()
@@ -107,7 +105,7 @@ def number_lines(
 
 
 def byte_lines(file: IO[bytes]) -> Iterator[bytes]:
-  """The lines of an open file with their newlines; one that is too long for text comes in parts."""
+  """The lines of an open file with their newlines; overlong ones come in parts."""
   return iter(functools.partial(file.readline, MAX_ENTRY), b'')
 
 
@@ -115,14 +113,14 @@ def sound_line(line: str, name: str, number: int) -> str:
   """The line without its newline.
 
   Raises:
-    InputError: it has a null byte, or is as long as no line is.
+    InputError: a null byte, or an overlong line.
   """
   if len(line) >= MAX_ENTRY:
     raise InputError(
       f'{name}, line {number}: longer than {MAX_ENTRY:,} characters; is this a text file?'
     )
   if '\0' in line:
-    raise InputError(f'{name}, line {number}: a null byte in the text; the file is damaged')
+    raise InputError(f'{name}, line {number}: a null byte; the file is damaged')
   return line.rstrip('\r\n')
 
 
@@ -130,25 +128,21 @@ def sound_line(line: str, name: str, number: int) -> str:
 def decoding(name: str, place: Callable[[], str] = str) -> Iterator[None]:
   """Turns errors of decoding and decompression into InputError.
 
-  The message begins with ``name`` and, for text that is not UTF-8, ``place()``.
+  The message begins with ``name`` and, for bad UTF-8, ``place()``.
   """
   try:
     yield
   except UnicodeDecodeError as error:
-    raise InputError(
-      f'{name}{place()}: not UTF-8 text ({error.reason}); convert it first'
-    ) from error
+    raise InputError(f'{name}{place()}: not UTF-8 text ({error.reason})') from error
   except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
-    # Errors of the operating system have a number; those of bzip2 and gzip have none.
+    # Errors of bzip2 and gzip have no number.
     if isinstance(error, OSError) and error.errno is not None:
       raise
-    raise InputError(
-      f'{name}: broken or cut-off compressed file ({error}); fetch it again'
-    ) from error
+    raise InputError(f'{name}: damaged compressed file ({error}); fetch it again') from error
 
 
 def read_jsonl(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, T]]:
-  """Yields (line number from 1, value) of a file with a JSON value of type ``of`` on each line.
+  """Yields (line number from 1, value) for a JSON value of type ``of`` on each line.
 
   Raises:
     InputError: as `open_text` and `parse`.
@@ -158,9 +152,9 @@ def read_jsonl(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, T]
 
 
 def read_records(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, str, T]]:
-  """Yields (number, 'PATH, line NUMBER', value) of a jsonl file or the entries of a JSON array.
+  """Yields (number, 'PATH, line NUMBER', value) for a jsonl file or a JSON array.
 
-  An array is read entry by entry: DPR's training files are larger than most memories.
+  Arrays are read entry by entry: DPR's training files exceed most memories.
   """
   with open_text(path, what) as file:
     start = file.read(64)
@@ -179,7 +173,7 @@ def read_records(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, 
 
 
 def _split_array(file: IO[str], buffer: str, name: str) -> Iterator[tuple[int, str]]:
-  """The entries of a JSON array whose first characters, after the bracket, are ``buffer``."""
+  """Entries of a JSON array; ``buffer`` is what follows its bracket."""
   number = 0
   while True:
     buffer = buffer.lstrip()
@@ -205,7 +199,7 @@ def _split_array(file: IO[str], buffer: str, name: str) -> Iterator[tuple[int, s
     buffer = buffer[end:]
 
 
-# Finds where a value ends; `parse` then reads it.
+# Finds the end of a value, which `parse` then reads.
 _SCANNER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 _decoder = functools.cache(msgspec.json.Decoder)
 
@@ -214,8 +208,8 @@ def parse(text: str, where: str, of: type[T]) -> T:
   """A JSON value of a type that msgspec knows, such as a ``msgspec.Struct``.
 
   Raises:
-    InputError: no JSON, or another type. The message begins with ``where`` and names the key by its
-      path, as in ``Expected `int`, got `str` - at `$.a.b` ``.
+    InputError: no JSON, or another type. The message begins with ``where`` and has the path of the
+      key: ``Expected `int`, got `str` - at `$.a.b` ``.
   """
   decoder: msgspec.json.Decoder[T] = _decoder(of)  # type: ignore[arg-type]
   try:
@@ -223,13 +217,13 @@ def parse(text: str, where: str, of: type[T]) -> T:
   except msgspec.ValidationError as error:
     raise InputError(f'{where}: {error}') from error
   except (msgspec.DecodeError, RecursionError) as error:
-    # msgspec takes half of a surrogate pair for the end of the text.
+    # msgspec reports half of a surrogate pair as truncated text.
     hint = ', or half of a surrogate pair' if 'truncated' in str(error) else ''
     raise InputError(f'{where}: not JSON: {error}{hint}') from error
 
 
 def convert(value: Any, where: str, of: type[T]) -> T:
-  """`parse` of what was parsed before, as an object with any keys, say."""
+  """`parse` of an already decoded value."""
   try:
     return msgspec.convert(value, of)
   except msgspec.ValidationError as error:

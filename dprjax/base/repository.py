@@ -1,7 +1,6 @@
 """Repositories of the Hugging Face hub: fetched at a revision, and filled.
 
-The client's own settings hold: HF_TOKEN or the token of `hf auth login`, HF_ENDPOINT, HF_HOME,
-HF_HUB_OFFLINE. No token is read here.
+The client's own settings apply: HF_TOKEN or `hf auth login`, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE.
 """
 
 import logging
@@ -24,12 +23,7 @@ _COMMIT = re.compile(r'[0-9a-f]{40}')
 
 
 class Reference(NamedTuple):
-  """A repository, and a commit, tag or branch of it.
-
-  Attributes:
-    name: USER/NAME.
-    revision: None is the newest.
-  """
+  """A repository USER/NAME at a commit, tag or branch; None is the newest."""
 
   name: str
   revision: str | None = None
@@ -52,7 +46,7 @@ class Entry(NamedTuple):
 
 
 def parse(text: PathLike) -> Reference | None:
-  """What ``USER/NAME`` or ``USER/NAME@REVISION`` refers to; None where it is no such name."""
+  """Parses ``USER/NAME`` or ``USER/NAME@REVISION``; None for other text."""
   found = _NAME.fullmatch(os.fspath(text))
   return Reference(found[1], found[2]) if found else None
 
@@ -60,16 +54,16 @@ def parse(text: PathLike) -> Reference | None:
 def fetch(
   reference: Reference, patterns: Sequence[str], what: str, cached: bool = False
 ) -> epath.Path:
-  """The folder of a repository's files, from the hub's cache or the hub.
+  """Fetches a repository from the cache or the hub; returns its folder.
 
   Args:
     reference: the repository.
-    patterns: of the names of the files that are read; no others are fetched.
-    what: it is, for messages, which begin with it.
-    cached: from the cache alone, which may lack some files.
+    patterns: of the files to fetch.
+    what: begins messages.
+    cached: use only the cache, which may lack files.
 
   Raises:
-    InputError: it is neither in the cache nor can be fetched.
+    InputError: it is not cached and cannot be fetched.
   """
   import huggingface_hub  # slow to import
 
@@ -84,32 +78,31 @@ def fetch(
     )
   except MemoryError:
     raise
-  except Exception as error:  # of the client, the network or the file system
+  except Exception as error:  # client, network or file system
     raise InputError(
-      f'{what} not found: {reference} is no directory here, and could not be fetched from the '
-      f'Hugging Face hub ({_reason(error)})'
+      f'{what} not found: {reference} is no directory, and the Hugging Face hub failed '
+      f'({_reason(error)})'
     ) from error
 
 
 def commit_of(folder: PathLike) -> str | None:
-  """The commit that a folder of the hub's cache holds."""
+  """The commit of a folder in the hub's cache."""
   path = epath.Path(folder)
   return path.name if path.parent.name == 'snapshots' and _COMMIT.fullmatch(path.name) else None
 
 
 def locate(path: PathLike, name: str, what: str) -> epath.Path:
-  """The file that a path means: itself, ``name`` in a folder, or ``name`` in a repository.
+  """The file that a path means: itself, or ``name`` in a folder or repository.
 
-  In a folder that dprjax wrote, the file is as it was written. A path that is neither is returned
-  as it is, for whoever reads it.
+  The mark of a folder of dprjax verifies the file. Other paths are returned as they are.
 
   Args:
     path: of a file or a folder, or USER/NAME, perhaps with @REVISION.
     name: of the file.
-    what: it is, for messages, which begin with it.
+    what: begins messages.
 
   Raises:
-    InputError: a folder or repository without this file, or in which it was changed.
+    InputError: the folder or repository lacks the file, or it was changed.
   """
   files.check_scheme(path)
   found = epath.Path(path)
@@ -139,22 +132,19 @@ def locate(path: PathLike, name: str, what: str) -> epath.Path:
 def _inside(folder: epath.Path, name: str, what: str, given: str) -> epath.Path:
   file = folder / name
   if not file.exists():
-    raise InputError(f'{what}: {given} holds no {name}; name a file, or a folder that has one')
+    raise InputError(f'{what}: {given} holds no {name}')
   digests = provenance.read_mark(folder).get('files')
   if (
     isinstance(digests, dict)
     and name in digests
     and files.sha256_file(files.regular_file(file, what)) != digests[name]
   ):
-    raise InputError(
-      f'{what}: {file} was changed or is damaged (its SHA-256 is not that of {provenance.MARK}); '
-      'export or fetch it again'
-    )
+    raise InputError(f'{what}: {file} was changed or damaged (SHA-256); fetch it again')
   return file
 
 
 def check_owned(name: str, flag: str) -> str:
-  """The name, where it is USER/NAME; else InputError."""
+  """The name if it is USER/NAME; else raises InputError."""
   if not _OWNED.fullmatch(name):
     raise InputError(f'{flag}={name:.80}: expected USER/NAME, a repository of the Hugging Face hub')
   return name
@@ -170,21 +160,19 @@ def entries(folder: PathLike) -> list[Entry]:
 
 
 def push(folder: PathLike, name: str, message: str, *, private: bool = True) -> str:
-  """Puts the files of a folder into a repository, in one commit, and makes it if it is missing.
-
-  Other files of the repository stay.
+  """Puts a folder's files into a repository in one commit; other files there stay.
 
   Args:
-    folder: what `entries` lists goes there.
-    name: USER/NAME.
+    folder: see `entries`.
+    name: USER/NAME; made if it is missing.
     message: of the commit.
-    private: whether others can see it. A repository that others see is not taken for a private one.
+    private: refuse a repository that others can see.
 
   Returns:
     The commit's hash.
 
   Raises:
-    InputError: the hub refuses it or cannot be reached, or the repository is public.
+    InputError: the hub refuses or cannot be reached, or the repository is public.
   """
   import huggingface_hub
 
@@ -193,9 +181,7 @@ def push(folder: PathLike, name: str, message: str, *, private: bool = True) -> 
     api = huggingface_hub.HfApi()
     api.create_repo(name, private=private, exist_ok=True)
     if private and not api.repo_info(name).private:
-      raise InputError(
-        f'--push={name}: this repository is public; choose another one, or say --private=false'
-      )
+      raise InputError(f'--push={name} is public; choose another, or say --private=false')
     operations = [
       huggingface_hub.CommitOperationAdd(entry.name, os.fspath(root / entry.name))
       for entry in entries(root)
@@ -203,10 +189,10 @@ def push(folder: PathLike, name: str, message: str, *, private: bool = True) -> 
     return str(api.create_commit(name, operations, commit_message=message).oid)
   except (InputError, MemoryError):
     raise
-  except Exception as error:  # of the client, the network or the file system
+  except Exception as error:  # client, network or file system
     raise InputError(
-      f'--push={name}: the Hugging Face hub did not take it ({_reason(error)}); log in with '
-      '`hf auth login`, or set HF_TOKEN, and run the same command again'
+      f'--push={name}: the Hugging Face hub refused ({_reason(error)}); try `hf auth login` '
+      'or set HF_TOKEN'
     ) from error
 
 

@@ -1,20 +1,19 @@
-"""The words of a text in any script, in lower case, for BM25 and for topics.
+"""Words of a text in any script, in lower case, for BM25 and topics.
 
 | script | words |
 |---|---|
-| with spaces between words | letters, digits and `_`, with the marks on them |
+| with spaces between words | letters, digits and `_`, with their marks |
 | dense: Chinese, Japanese, Thai, Lao, Khmer, Burmese and the like; Korean | each letter with its \
-marks, and each two neighbours |
+marks, and each pair of neighbours |
 | emoji | each |
 
-Korean has spaces, but it writes particles to the word before them.
+Korean has spaces, but attaches particles to words.
 
 - Letters are composed (NFC). Full-width, half-width and joined forms (U+FB00 to U+FFEF) become the
   usual letters.
-- What does not show is left out: joiners, soft hyphens, marks of direction.
-- The vowel signs of Arabic, Hebrew and Syriac and the tatweel are left out, as most writers do.
-- A capital I with a dot and a small i without one become a plain i. In Turkish the small letters of
-  both capitals stay apart.
+- Dropped: joiners, soft hyphens, marks of direction; the tatweel and the vowel signs of Arabic,
+  Hebrew and Syriac, which most writers omit.
+- Dotted capital I and dotless small i become a plain i. Turkish keeps the small letters apart.
 """
 
 import itertools
@@ -27,7 +26,7 @@ DENSE = (
   r'[[\p{L}\p{Nl}]&&[\p{Ideographic}\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Hangul}'
   r'\p{Yi}\p{Javanese}\p{Balinese}\p{Line_Break=SA}\u30fc]]'
 )
-"""A letter of a dense script, as a set of `regex` (V1)."""
+"""A letter of a dense script, as a `regex` set (V1)."""
 
 _LETTERS = rf'[\p{{L}}\p{{N}}_--{DENSE}]'
 _PATTERN = regex.compile(
@@ -36,7 +35,7 @@ _PATTERN = regex.compile(
   regex.V1,
 )
 _LETTER = regex.compile(r'\P{M}\p{M}*+')
-# Finds the same words as the pattern, several times as fast, in a text without `_OTHER` characters.
+# Same words as the pattern, several times as fast, for text without `_OTHER` characters.
 _SIMPLE = re.compile(r'\b\w\w+\b')
 _OTHER = regex.compile(
   r'[\p{M}\p{Default_Ignorable_Code_Point}[\p{Lo}--\p{Latin}]\p{Nl}'
@@ -53,9 +52,9 @@ _UNWRITTEN = regex.compile(
 
 
 def words(text: str, turkish: bool = False) -> list[str]:
-  """The words of a text; see the module. ``turkish``: whether I is the capital of the dotless i.
+  """The words of a text. ``turkish``: I is the capital of the dotless i.
 
-  A single letter of an alphabet with capitals, and a single digit, is no word.
+  Single digits and single letters with case are no words.
   """
   text = normalise(text, turkish)
   if is_simple(text):
@@ -70,17 +69,17 @@ def words(text: str, turkish: bool = False) -> list[str]:
 
 
 def letters_of(run: str) -> list[str]:
-  """The letters of a run of a dense script, each with its marks."""
+  """The letters of a dense run, each with its marks."""
   return _LETTER.findall(run)
 
 
 def pairs_of(run: str) -> list[str]:
-  """Each two neighbours among them."""
+  """Pairs of neighbours among them."""
   return [first + second for first, second in itertools.pairwise(letters_of(run))]
 
 
 def normalise(text: str, turkish: bool = False) -> str:
-  """The text in lower case and in the one spelling that words are compared in."""
+  """The lower-case text, spelled as words are compared."""
   if not turkish and text.isascii():
     return text.lower()
   text = unicodedata.normalize('NFC', text)
@@ -96,5 +95,5 @@ def normalise(text: str, turkish: bool = False) -> str:
 
 
 def is_simple(text: str) -> bool:
-  """Whether a text has only letters, marks and signs of the usual alphabets, each one character."""
+  """Whether a text has only characters that need no rules of their own."""
   return text.isascii() or not _OTHER.search(text)
