@@ -15,20 +15,19 @@ from dprjax.formats.texts import KINDS
 from dprjax.models import pooling
 
 FILE = 'README.md'
-_MOST = 60  # knobs, data files and measures that are listed
-_HEAD = 1 << 16  # characters of a backbone's card that are read
+_MOST = 60  # options, data files and measures to list
+_HEAD = 1 << 16  # characters to read of a backbone's card
 
 
 class Training(NamedTuple):
-  """What a workdir knows of its training.
+  """A training, from its workdir.
 
   Attributes:
     method: its name.
     config: the experiment.
-    step: of the checkpoint that is published.
-    inputs: the files that the training began with, by role, as ``stamps`` has them; None where the
-      workdir is older.
-    metrics: the dev split's, of this step.
+    step: of the published checkpoint.
+    inputs: stamps of the files that the training began with, by role.
+    metrics: of the dev split at this step.
   """
 
   method: str
@@ -39,16 +38,16 @@ class Training(NamedTuple):
 
 
 class Card(NamedTuple):
-  """What a card says, beside what the files say themselves.
+  """What a card says beside the files' own content.
 
   Attributes:
-    format: 'npz', 'peft' or 'sentence-transformers'; None is an encoder's directory.
+    format: 'npz', 'peft' or 'sentence-transformers'; None for an encoder's directory.
     base_model: the backbone on the hub.
-    licence: as the hub calls it.
-    metrics: of ``dprjax.evaluate``, by the name of what was measured, and the SHA-256 of each file.
-    training: None where the workdir is not at hand.
-    name: the repository that it goes to.
-    folder: the name of the folder that is published; a title where there is no repository.
+    licence: the hub's name of it.
+    metrics: (metrics of ``dprjax.evaluate``, SHA-256 of the file), by what was measured.
+    training: None without a workdir.
+    name: the repository.
+    folder: name of the published folder, a title without a repository.
   """
 
   format: str | None
@@ -61,14 +60,14 @@ class Card(NamedTuple):
 
 
 class Subject(NamedTuple):
-  """What the card is about.
+  """The model of a card.
 
   Attributes:
-    meta: of the prompt, or of the encoder as far as it has one.
-    prompt: the shapes of the prompt's arrays, by name; empty without a prompt.
-    encoders: the folders of trained encoders; empty where the backbone is frozen.
-    embeds: whether texts become vectors; False of cross-encoders and of backbones to be tuned.
-    backbone: the folder of the backbone that the training began with.
+    meta: of the prompt or encoder.
+    prompt: shapes of the prompt's arrays by name; empty without a prompt.
+    encoders: folders of trained encoders; empty for a frozen backbone.
+    embeds: whether texts become vectors; False for cross-encoders and backbones to be tuned.
+    backbone: folder of the initial backbone.
   """
 
   meta: Mapping[str, Any]
@@ -87,7 +86,7 @@ def hub_name(backbone: str) -> str | None:
 
 
 def write(card: Card, subject: Subject) -> str:
-  """The card: YAML for the hub, then Markdown for people."""
+  """The card: YAML for the hub, Markdown for people."""
   base = card.base_model.name if card.base_model else hub_name(str(subject.meta['backbone']))
   head: dict[str, Any] = {
     'base_model': base,
@@ -136,7 +135,7 @@ def _about(subject: Subject, base: str | None) -> str:
   return (
     f'A deep prompt for {name}: key and value vectors that every layer attends to beside those of '
     f'the text. The backbone is unchanged. {tensors} The prompt: {shapes or "a template of words"},'
-    ' float32; of a prefix `[layers, 2, length, heads, head size]`, keys before values.'
+    ' float32; a prefix is `[layers, 2, length, heads, head size]`, keys before values.'
   )
 
 
@@ -155,11 +154,11 @@ def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
         f'model = PeftModel.from_pretrained(backbone, {place}).eval()',
       )
   elif not subject.embeds:
-    yield 'With `transformers`, as any model of its class; `dprjax` reads the folder as well.'
+    yield 'With `transformers`, as any model of its class; `dprjax` reads the folder too.'
     return
   elif card.format != 'npz' and set(subject.encoders) <= {''}:
     trust = ', trust_remote_code=True' if subject.prompt and card.format else ''
-    code = ' This runs `dprjax_prompt.py`, which is short: read it first.' if trust else ''
+    code = ' This runs `dprjax_prompt.py`: read it first.' if trust else ''
     yield f'With `sentence-transformers` 6 or newer.{code}'
     yield _block(
       'python',
@@ -192,7 +191,7 @@ def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
 
 def _data(training: Training | None) -> Iterator[str]:
   if training is None:
-    yield 'Not known here: this was made from an exported prompt, without its training.'
+    yield 'Unknown: this was made from an exported prompt.'
     return
   data = training.config.get('data') or {}
   tasks = (training.config.get('tasks') or {}).values()
@@ -258,7 +257,7 @@ def _metrics(card: Card, subject: Subject) -> Iterator[str]:
 
 
 def _gain(gain: Mapping[str, Any]) -> Iterator[str]:
-  """Meta's ``gain``, as `artifact.check_gain` has checked it."""
+  """Sentences on meta's ``gain``, which `artifact.check_gain` has checked."""
   interval = ''
   if gain['low'] is not None:
     interval = (
@@ -290,8 +289,8 @@ def _limits(subject: Subject) -> Iterator[str]:
   meta = subject.meta
   if subject.prompt and not subject.encoders:
     yield (
-      '- It fits this backbone alone, by the SHA-256 above. Under another one, even another '
-      'version of the same model, its vectors mean nothing.'
+      '- It fits only this backbone, by the SHA-256 above. Under another, even another version of '
+      'the same model, its vectors mean nothing.'
     )
   if 'query_max_length' in meta:
     yield (
@@ -310,11 +309,11 @@ def _limits(subject: Subject) -> Iterator[str]:
     yield (
       '- Queries and passages are both embedded under it.'
       if not alone
-      else '- It is for queries alone: passages are embedded by the bare backbone.'
+      else '- It is for queries only: passages are embedded by the bare backbone.'
     )
   yield (
-    '- It is good at text like that of its training. On other text it may be worse than the '
-    'backbone that it began with: measure before use.'
+    '- It is good at text like its training text. On other text it may be worse than its '
+    'backbone: measure before use.'
   )
 
 
@@ -325,7 +324,7 @@ def _licence(card: Card, subject: Subject) -> str:
 
 
 def backbone_licence(folder: epath.Path) -> str | None:
-  """What the card in a backbone's folder says; None where it says nothing that can be read."""
+  """The licence in the card of a backbone's folder, if it can be read."""
   path = folder / FILE
   if not path.exists() or files.is_special(path):
     return None
@@ -338,7 +337,7 @@ def backbone_licence(folder: epath.Path) -> str | None:
 
 
 def _public(config: Mapping[str, Any]) -> dict[str, Any]:
-  """The config without paths of the machine that it ran on."""
+  """The config without local paths."""
   shown: dict[str, Any] = {}
   for key, value in config.items():
     if isinstance(value, Mapping):
@@ -356,7 +355,7 @@ def _quoted(value: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-  """A text in a line of Markdown, a cell of a table among them."""
+  """Text for a line of Markdown or a table's cell."""
   return re.sub(r'([\\`*_<>|\[\]#])', r'\\\1', ' '.join(str(value).split())[:200])
 
 

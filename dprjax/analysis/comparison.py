@@ -1,4 +1,4 @@
-"""Comparison of systems by their metrics.json: intervals and a table."""
+"""Compares systems by their metrics.json: intervals and a table."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -18,7 +18,7 @@ _LARGEST = 1e15  # of a measure's values
 
 
 class Interval(NamedTuple):
-  """A mean, and its 95 % interval by a bootstrap."""
+  """A mean and its 95 % bootstrap interval."""
 
   mean: float
   low: float
@@ -29,9 +29,8 @@ class Compared(NamedTuple):
   """One system under one measure.
 
   Attributes:
-    mean, low, high: over queries, with the 95 % interval; with several data sets, the mean of their
-      means.
-    difference: from the first system, over the queries that both have; None for the first.
+    mean, low, high: over queries, with the 95 % interval; several data sets have equal weight.
+    difference: from the first system, over common queries; None for the first.
   """
 
   mean: float
@@ -48,8 +47,7 @@ def difference(pairs: Sequence[Float[np.ndarray, ' queries']]) -> Interval:
   """The mean of paired differences, by a bootstrap over the pairs.
 
   Args:
-    pairs: the differences of two systems on the queries of each data set. The mean of several data
-      sets is the mean of their means.
+    pairs: differences of two systems by query, for each data set; these have equal weight.
   """
   low, high = np.quantile(_bootstrap(pairs), [0.025, 0.975]).tolist()
   return Interval(float(np.mean([pair.mean() for pair in pairs])), low, high)
@@ -59,8 +57,8 @@ def compare(systems: dict[str, dict[str, Any]], measure: str) -> dict[str, Compa
   """Compares every system with the first under one measure.
 
   Args:
-    systems: name -> metrics as ``evaluate`` writes them; the first is the baseline.
-    measure: one that all of them have.
+    systems: metrics of ``evaluate`` by name; the first is the baseline.
+    measure: one that all have.
 
   Raises:
     InputError: a system shares no query with the first.
@@ -83,9 +81,7 @@ def compare(systems: dict[str, dict[str, Any]], measure: str) -> dict[str, Compa
       if both:
         pairs.append(np.array([part[query_id] - baseline[dataset][query_id] for query_id in both]))
     if not pairs:
-      raise InputError(
-        f'{name} and {next(iter(systems))} have no query in common: they cannot be compared'
-      )
+      raise InputError(f'{name} and {next(iter(systems))} have no query in common')
     result[name] = Compared(mean, low, high, difference(pairs))
   return result
 
@@ -96,10 +92,7 @@ def _per_dataset(metrics: dict[str, Any], measure: str) -> dict[str, dict[str, f
 
 
 def _bootstrap(parts: Sequence[Float[np.ndarray, ' queries']]) -> Float[np.ndarray, ' draws']:
-  """Means of the parts' means over queries drawn with replacement.
-
-  Parts of the same sizes get the same draws.
-  """
+  """Means of the parts' means over drawn queries; parts of the same sizes get the same draws."""
   rng = np.random.default_rng(_SEED)
   total = np.zeros(_DRAWS)
   for part in parts:
@@ -114,14 +107,14 @@ def read_metrics(path: files.PathLike) -> dict[str, Any]:
   """Reads a metrics.json of dprjax.evaluate.
 
   Raises:
-    InputError: the file is something else; a value is no finite number; a measure has no queries,
-      or is not of every data set.
+    InputError: another file, a value that is not finite, or a measure without queries in some data
+      set.
   """
   values = reading.read_json_object(path, 'metrics')
   found = reading.convert(values, str(path), _Metrics)
   parts = found.datasets.values() if 'datasets' in values else [found]
   if not found.mean or not parts:
-    raise InputError(f'{path} is not a metrics.json of dprjax.evaluate: no mean of any measure')
+    raise InputError(f'{path} has no mean of any measure: is it of dprjax.evaluate?')
   for part in (found, *parts):
     for name in found.mean:
       if name not in part.mean or not part.per_query.get(name):
@@ -147,9 +140,9 @@ class _Metrics(_Part):
 def table(
   systems: dict[str, dict[str, Any]], measures: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:
-  """Column titles and rows: system, data set if there are several, measures, extra columns.
+  """Columns and rows: system, data set if there are several, measures, extra columns.
 
-  A * marks significant differences.
+  * marks significant differences.
   """
   compared = {measure: compare(systems, measure) for measure in measures}
   extra = list(
@@ -195,7 +188,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -
 
 
 def note(systems: dict[str, dict[str, Any]], measures: Sequence[str]) -> str:
-  """The number of queries, which of them a system was trained on, and what * means."""
+  """The number of queries, those that a system was trained on, and the meaning of *."""
   first, *others = systems
   sizes = {name: len(metrics['per_query'][measures[0]]) for name, metrics in systems.items()}
   counted = ', '.join(f'{name}: {size:,} queries' for name, size in sizes.items())
@@ -210,6 +203,6 @@ def note(systems: dict[str, dict[str, Any]], measures: Sequence[str]) -> str:
   if not others:
     return f'{counted}.{seen}'
   return (
-    f'{counted}.{seen} *: differs from {first}; paired bootstrap over queries, {_DRAWS:,} draws, '
-    '95 % interval of the difference without 0.'
+    f'{counted}.{seen} *: significantly different from {first} (95 % paired bootstrap, '
+    f'{_DRAWS:,} draws).'
   )

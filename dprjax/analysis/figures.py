@@ -16,8 +16,8 @@ from dprjax.base.errors import InputError
 if TYPE_CHECKING:  # it imports JAX, which bars do not need
   from dprjax.analysis.inspection import Findings
 
-# Okabe and Ito's colours, the darker ones first, which everyone can distinguish, also with colour
-# blindness. Hatches distinguish the bars in print.
+# Okabe and Ito's colours, the darker ones first: distinguishable with colour blindness. Hatches
+# distinguish the bars in print.
 _COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#F0E442', '#999999')
 _NAMED = 40  # characters of a label
 _HATCHES = ('', '//', '..', 'xx', '\\\\', 'oo', '++', '--')
@@ -25,7 +25,7 @@ _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 
 
 class Bar(NamedTuple):
-  """One bar: its height, the ends of its whisker, and whether it has a star."""
+  """A bar's height, the ends of its whisker, and whether it has a star."""
 
   mean: float
   low: float
@@ -39,13 +39,13 @@ def bars(
   """Bars grouped by measure, one for each system.
 
   Args:
-    values: measure -> system -> its bar; all measures have the same systems.
+    values: bars by measure and system; all measures have the same systems.
     ylabel: the label of the y axis.
     foot: a line in small print.
-    path: the file; its suffix (png, pdf, svg) decides the format.
+    path: the file; png, pdf or svg.
 
   Raises:
-    InputError: the suffix is of another format.
+    InputError: another format.
   """
   names = list(next(iter(values.values())))
   width = 0.82 / len(names)
@@ -69,7 +69,7 @@ def bars(
       for place, bar in zip(places, group, strict=True):
         number_at(axes, place, bar.high, f'{bar.mean:.3f}{"*" if bar.starred else ""}')
     top = max(bar.high for by_name in values.values() for bar in by_name.values())
-    axes.set_ylim(0, max(top, 0.05) * 1.18)  # space for the numbers above the bars
+    axes.set_ylim(0, max(top, 0.05) * 1.18)  # room for numbers above the bars
     axes.set_xlim(-0.6, len(values) - 0.4)
     axes.set_xticks(np.arange(len(values)), list(values))
     axes.set_ylabel(ylabel)
@@ -80,7 +80,7 @@ def bars(
 def compared(
   systems: dict[str, dict[str, Any]], measures: Sequence[str], path: files.PathLike
 ) -> None:
-  """Bars of what ``comparison.compare`` finds, with 95 % intervals."""
+  """Draws what ``comparison.compare`` finds."""
   values = {
     measure: {
       name: Bar(*result[:3], result.significant)
@@ -97,16 +97,12 @@ def compared(
 
 
 def backbones(findings: 'Mapping[str, Findings]', path: files.PathLike) -> None:
-  """Alignment against uniformity: of unit vectors, and of raw ones where there are any.
+  """Draws alignment against uniformity, of unit vectors and raw ones, by backbone.
 
   The lower left corner is best, as in Gao et al. 2021 (SimCSE), Figure 2.
 
-  Args:
-    findings: by backbone.
-    path: the file; its suffix (png, pdf, svg) decides the format.
-
   Raises:
-    InputError: the suffix is of another format.
+    InputError: a format other than png, pdf or svg.
   """
   panels = spaces(findings)
   with canvas(1.0 + 3.9 * len(panels), 4.0, '', path) as drawing:
@@ -116,7 +112,7 @@ def backbones(findings: 'Mapping[str, Findings]', path: files.PathLike) -> None:
 
 
 def spaces(findings: 'Mapping[str, Findings]') -> list[Callable[[Any], None]]:
-  """The panels of alignment and uniformity that have content; each draws into axes."""
+  """Functions that draw the panels with content into axes."""
   titles = {
     'on the unit sphere': [(one.uniformity, one.alignment) for one in findings.values()],
     'raw vectors': [(one.raw_uniformity, one.raw_alignment) for one in findings.values()],
@@ -129,7 +125,7 @@ def spaces(findings: 'Mapping[str, Findings]') -> list[Callable[[Any], None]]:
 
 
 class TopicPanel(NamedTuple):
-  """One topic: its words, most probable first, and their probabilities in it and elsewhere."""
+  """A topic's words, most probable first, with their probabilities in it and elsewhere."""
 
   title: str
   words: Sequence[str]
@@ -138,15 +134,15 @@ class TopicPanel(NamedTuple):
 
 
 def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> None:
-  """Words of topics: a panel each, a bar for each word and a dot for the background.
+  """Draws a panel for each topic: bars for its words, dots for the background.
 
   Args:
     panels: the topics.
     foot: a line in small print.
-    path: the file; its suffix (png, pdf, svg) decides the format.
+    path: the file; png, pdf or svg.
 
   Raises:
-    InputError: the suffix is of another format.
+    InputError: another format.
   """
   columns = min(len(panels), 5)
   rows = -(-len(panels) // columns)
@@ -166,7 +162,7 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
 
 
 def short(name: str) -> str:
-  """A name as a legend can hold it; one that begins with an underscore would be left out."""
+  """A name for a legend, which would leave out one that begins with an underscore."""
   name = ' '.join(name.split())
   return (name if len(name) <= _NAMED else f'{name[: _NAMED - 3]}...').lstrip('_') or '?'
 
@@ -186,13 +182,13 @@ def _scatter(
 
 @contextlib.contextmanager
 def canvas(width: float, height: float, foot: str, path: files.PathLike) -> Iterator[Any]:
-  """A figure to draw into; at the end it gets its note and is written."""
-  # Imported here: tables do not need it.
+  """A figure to draw into, which is written at the end."""
+  # Tables do not need it.
   import matplotlib.figure
   import matplotlib.layout_engine
 
-  with matplotlib.rc_context({'text.parse_math': False}):  # a name such as '$x$' is no formula
-    strip = 0.16 / height  # at the bottom, for the note
+  with matplotlib.rc_context({'text.parse_math': False}):  # '$x$' may be a name
+    strip = 0.16 / height  # for the foot
     layout = matplotlib.layout_engine.ConstrainedLayoutEngine(
       rect=(0, strip, 1, 1 - strip), w_pad=0.12
     )
@@ -201,7 +197,7 @@ def canvas(width: float, height: float, foot: str, path: files.PathLike) -> Iter
     drawing.text(0.995, 0.005, foot, ha='right', va='bottom', fontsize=7, color='#555555')
     kind = check_name(path)
     with files.atomic_write(path, 'wb') as file, warnings.catch_warnings():
-      warnings.filterwarnings('ignore', 'Glyph .* missing')  # of a name in another script
+      warnings.filterwarnings('ignore', 'Glyph .* missing')  # other scripts
       drawing.savefig(file, format=kind)
 
 
@@ -248,12 +244,12 @@ def grid(axes: Any, axis: str) -> None:
 
 
 def legend(drawing: Any, names: Sequence[str]) -> None:
-  """One legend above all panels, with each name once."""
+  """One legend above all panels."""
   handles: dict[str, Any] = {}
   for axes in drawing.axes:
     for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
       handles.setdefault(name, handle)
-  # As many names in a row as fit: about 0.075 inches a letter, and 0.65 for the patch.
+  # About 0.075 inches a letter, and 0.65 for the patch.
   fitting = int(drawing.get_figwidth() / (0.65 + 0.075 * max(map(len, names))))
   drawing.legend(
     [handles[name] for name in names if name in handles],
@@ -266,7 +262,7 @@ def legend(drawing: Any, names: Sequence[str]) -> None:
 
 
 def check_name(path: files.PathLike, flag: str = '--figure') -> str:
-  """The format of a figure by its file name: 'png' for 'a.png'.
+  """The format by a figure's suffix: 'png' for 'a.png'.
 
   Raises:
     InputError: an unknown format.
@@ -275,5 +271,5 @@ def check_name(path: files.PathLike, flag: str = '--figure') -> str:
 
   kind = epath.Path(path).suffix.removeprefix('.').lower()
   if kind not in matplotlib.backends.backend_agg.FigureCanvasAgg.get_supported_filetypes():
-    raise InputError(f'{flag}={path}: its name has to end in .png, .pdf, .svg')
+    raise InputError(f'{flag}={path}: the name must end in .png, .pdf or .svg')
   return kind

@@ -26,11 +26,10 @@ class Drawn(NamedTuple):
   """Texts of a data set.
 
   Attributes:
-    name: of the data set and the split.
+    name: of the data set and split.
     positives: (query, relevant passage), for alignment.
-    passages: of the corpus, for uniformity.
-    queries: likewise.
-    relevant: the text of each passage that is relevant to a drawn query, by id.
+    passages, queries: for uniformity.
+    relevant: text of each passage that is relevant to a drawn query, by id.
   """
 
   name: str
@@ -41,7 +40,7 @@ class Drawn(NamedTuple):
 
 
 class Vectors(NamedTuple):
-  """Vectors of `Drawn`: both sides of the positives, the passages and the queries."""
+  """Vectors of `Drawn`; ``asking`` and ``answering`` are the sides of the positives."""
 
   asking: Float[np.ndarray, 'positives H']
   answering: Float[np.ndarray, 'positives H']
@@ -56,10 +55,10 @@ class Findings:
   Attributes:
     settings: how it makes vectors, in words.
     alignment: of queries and relevant passages, scaled to unit length.
-    uniformity: of passages, likewise.
-    query_uniformity: of queries, likewise; None where there is one query.
-    raw_alignment, raw_uniformity: of the vectors as they are (DPTDR Table 8); None where the
-      backbone normalises them.
+    uniformity, query_uniformity: of passages and queries, scaled to unit length; None for a single
+      query.
+    raw_alignment, raw_uniformity: of unscaled vectors (DPTDR Table 8); None if the backbone
+      normalises.
   """
 
   settings: str
@@ -81,24 +80,24 @@ class Findings:
 
 
 def draw(dataset: sources.Dataset, name: str, most: int) -> Drawn:
-  """Draws texts, the same ones for the same data set.
+  """Draws texts, always the same ones.
 
   Args:
     dataset: with judgements.
     name: for messages.
-    most: the largest number of positives, of passages and of queries; at least 2.
+    most: of positives, passages and queries each; at least 2.
 
   Raises:
-    InputError: there is no positive, or fewer than two passages.
+    InputError: no positive, or fewer than two passages.
   """
   if most < 2:
-    raise InputError(f'max_texts: {most} is too few, uniformity is over pairs of texts; give 2')
+    raise InputError(f'max_texts: {most} is too few; uniformity needs 2')
   rng = random.Random(_SEED)
   pairs = [
     (query.text, passage) for query in dataset.queries for passage in dataset.positives(query.id)
   ]
   pairs = rng.sample(pairs, min(most, len(pairs)))
-  # A generator of its own keeps the other draws independent of this one.
+  # A generator of its own keeps the other draws independent.
   queries = random.Random(_SEED).sample(dataset.queries, min(most, len(dataset.queries)))
   wanted = {passage for _, passage in pairs}
   wanted.update(query.id for query in queries)
@@ -113,7 +112,7 @@ def draw(dataset: sources.Dataset, name: str, most: int) -> Drawn:
       continue
     if passage.id in wanted:
       relevant[passage.id] = passage.text
-    # A reservoir: it holds every passage so far with the same chance (Vitter 1985, algorithm R).
+    # Reservoir sampling (Vitter 1985, algorithm R).
     seen += 1
     if len(kept) < most:
       kept.append(passage)
@@ -122,21 +121,20 @@ def draw(dataset: sources.Dataset, name: str, most: int) -> Drawn:
   positives = [(query, relevant[id_]) for query, id_ in pairs if id_ in relevant]
   if len(positives) < len(pairs):
     logger.info(
-      '%s: %s of %s positives have no text or are not in the corpus: left out',
+      '%s: left out %s of %s positives, without text or not in the corpus',
       name,
       f'{len(pairs) - len(positives):,}',
       f'{len(pairs):,}',
     )
   if not positives or len(kept) < 2:
     raise InputError(
-      f'{name}: {len(positives)} positives and {len(kept)} passages with text; alignment needs '
-      'one, uniformity two'
+      f'{name}: {len(positives)} positives and {len(kept)} passages have text; 1 and 2 are needed'
     )
   return Drawn(name, positives, kept, queries, relevant)
 
 
 def encode(name: str, retriever: Retriever, drawn: Drawn) -> Vectors:
-  """The vectors of a backbone, which progress lines call ``name``."""
+  """Encodes the texts; progress lines say ``name``."""
   queries, passages = zip(*drawn.positives, strict=True)
   return Vectors(
     vectors(name, retriever, queries, 'query', 'queries'),
@@ -149,17 +147,14 @@ def encode(name: str, retriever: Retriever, drawn: Drawn) -> Vectors:
 def vectors(
   name: str, retriever: Retriever, texts: Sequence[str], kind: str, what: str
 ) -> Float[np.ndarray, 'n H']:
-  """The vectors of texts. Raises InputError where one is not finite."""
+  """Vectors of texts. Raises InputError if one is not finite."""
   found = retriever.encode(texts, kind, Progress('texts', len(texts), f'{name}: {what}'))
   if not np.isfinite(found).all():
-    raise InputError(
-      f'{name}: its vectors are not all finite numbers; its training must have diverged'
-    )
+    raise InputError(f'{name}: vectors are not finite; its training must have diverged')
   return found
 
 
 def measure(retriever: Retriever, found: Vectors) -> Findings:
-  """The measures of a backbone's vectors."""
   raw = not retriever.encoder.entry().spec.normalize
   return Findings(
     settings=describe(retriever),
@@ -179,11 +174,7 @@ def describe(retriever: Retriever) -> str:
 
 
 def inspect(name: str, retriever: Retriever, drawn: Drawn) -> Findings:
-  """Measures one backbone, with its prompt if it has one.
-
-  Raises:
-    InputError: the backbone gives vectors that are not finite.
-  """
+  """Measures one backbone. Raises InputError if vectors are not finite."""
   began = time.monotonic()
   found = measure(retriever, encode(name, retriever, drawn))
   logger.info('%s: inspected in %s', name, duration(time.monotonic() - began))
@@ -191,7 +182,7 @@ def inspect(name: str, retriever: Retriever, drawn: Drawn) -> Findings:
 
 
 def table(findings: Mapping[str, Findings]) -> tuple[list[str], list[list[str]]]:
-  """Column titles and a row for each backbone; only columns that have a value."""
+  """Columns and a row for each backbone; only columns with values."""
   values = {name: found.columns() for name, found in findings.items()}
   titles = dict.fromkeys(
     title for row in values.values() for title, value in row.items() if value is not None
@@ -205,7 +196,7 @@ def _shown(value: float | None) -> str:
 
 
 def note(drawn: Drawn, findings: Mapping[str, Findings]) -> list[str]:
-  """Lines that explain the columns, say over how many texts, and how vectors are made."""
+  """Lines on the columns, the number of texts, and how vectors are made."""
   pairs = f'{len(drawn.positives):,} pairs of a query and a relevant passage of {drawn.name}'
   return [
     f'Alignment (alpha = 2): {pairs}; lower is nearer. Of unit vectors, and raw.',

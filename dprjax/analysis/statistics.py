@@ -1,4 +1,4 @@
-"""Measures of vectors, one function each, with its source."""
+"""Measures of vectors."""
 
 import numpy as np
 import scipy.special
@@ -17,23 +17,20 @@ def unit(x: Float[np.ndarray, 'n H']) -> Float[np.ndarray, 'n H']:
 def alignment(x: Float[np.ndarray, 'n H'], y: Float[np.ndarray, 'n H'], alpha: float = 2) -> float:
   """E ||x - y||^alpha over positive pairs; 0 is best (Wang & Isola 2020, section 4.1).
 
-  Args:
-    x: the first of each pair; unit vectors, or raw ones as in DPTDR Table 8.
-    y: the second of each pair.
-    alpha: the power.
+  ``x`` and ``y`` are the two sides: unit vectors, or raw ones as in DPTDR Table 8.
   """
   return float(np.mean(np.linalg.norm(np.asarray(x, np.float64) - y, axis=1) ** alpha))
 
 
 def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
-  """log E exp(-t ||x - y||^2) over all pairs of vectors: how evenly they fill the sphere.
+  """log E exp(-t ||x - y||^2) over pairs of vectors: how evenly they fill the sphere.
 
   Lower is better; 0 if all vectors are equal. Wang & Isola 2020, section 4.1; each pair of rows
-  counts once, as in the code of their Figure 5 (``torch.pdist``). The sum is over logarithms: raw
-  vectors lie so far apart that every kernel may be 0 in floating point.
+  counts once, as in the code of their Figure 5 (``torch.pdist``). Sums logarithms, since every
+  kernel of raw vectors may be 0 in floating point.
 
   Args:
-    x: unit vectors, or raw ones as in DPTDR Table 8; at least two.
+    x: at least two unit vectors, or raw ones as in DPTDR Table 8.
     t: the kernel's width.
 
   Raises:
@@ -41,7 +38,7 @@ def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
   """
   n = len(x)
   if n < 2:
-    raise ValueError(f'uniformity is over pairs of vectors; there is {n}')
+    raise ValueError(f'uniformity needs two vectors, not {n}')
   blocks = [np.asarray(x[start : start + _BLOCK], np.float64) for start in range(0, n, _BLOCK)]
   total = -np.inf
   for i, rows in enumerate(blocks):
@@ -54,6 +51,6 @@ def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
       exponent = -t * square.clip(0)
       if i == j:
         exponent = exponent[np.triu_indices(len(rows), 1)]
-      if exponent.size:  # a last block may have one row
+      if exponent.size:  # the last block may have one row
         total = np.logaddexp(total, scipy.special.logsumexp(exponent))
   return float(total - np.log(n * (n - 1) / 2))

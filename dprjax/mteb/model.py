@@ -1,4 +1,4 @@
-"""An encoder under the protocol that ``mteb.evaluate`` asks of a model."""
+"""An encoder with the protocol of ``mteb.evaluate``."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from dprjax.formats import seen
 from dprjax.formats.texts import KINDS
 from dprjax.inference.encoder import UNNAMED, Encoder
 
-DEFAULT = 'default'  # the name of the prompt for tasks that no other is named after
+DEFAULT = 'default'  # name of the prompt for all other tasks
 
 _log = logging.getLogger(__name__)
 
@@ -26,11 +26,11 @@ Prompts = PathLike | Mapping[str, PathLike | None] | None
 
 
 class Model:
-  """What ``mteb.evaluate`` takes; see ``load``.
+  """A model for ``mteb.evaluate``; see ``load``.
 
   Attributes:
     encoder: makes the vectors.
-    seen: by task and role (`formats.seen.ROLES`), how many of its queries the prompt has seen.
+    seen: numbers of queries that the prompt has seen, by task and role (`formats.seen.ROLES`).
     mteb_model_meta: mteb's ``ModelMeta``.
   """
 
@@ -51,22 +51,19 @@ class Model:
     """Vectors of texts, float32 ``[n, H]``.
 
     Args:
-      inputs: batches of mteb; each has ``text``, a list. Its sizes do not matter here: the
-        encoder makes its own batches.
+      inputs: mteb's batches, with lists ``text``.
       task_metadata: of the task; its name or type may choose the prompt.
-      hf_split, hf_subset: not used.
-      prompt_type: mteb's: ``query`` or ``document``. Texts of tasks that have neither are encoded
-        as passages.
+      hf_split, hf_subset: ignored.
+      prompt_type: mteb's: ``query``, else the texts are passages.
 
     Raises:
-      InputError: inputs without text, or no prompt for such a task.
+      InputError: inputs without text, or no prompt for the task.
     """
     texts: list[str] = []
     for batch in inputs:
       if 'text' not in batch:
         raise InputError(
-          f'{task_metadata.name}: inputs of {", ".join(batch) or "nothing"} and no text; a '
-          'backbone of dprjax encodes text alone'
+          f'{task_metadata.name}: inputs have {", ".join(batch) or "nothing"}, but no text'
         )
       texts += given.values(batch['text'], 'text')
     kind = 'query' if getattr(prompt_type, 'value', prompt_type) == 'query' else 'passage'
@@ -79,24 +76,24 @@ class Model:
     return vectors
 
   def _prompt(self, task: Any) -> str | None:
-    """The name of a task's prompt, where there are several."""
+    """A task's prompt, if there are several."""
     names = self.encoder.bank
     if set(names) == {UNNAMED}:
       return None
     found = next((name for name in (task.name, task.type, DEFAULT) if name in names), None)
     if found is None:
       raise InputError(
-        f'no prompt is called {task.name!r}, after the task, or {task.type!r}, after its type, and '
-        f'none {DEFAULT!r}; there are {", ".join(map(repr, names))}'
+        f'no prompt is named after the task {task.name!r}, its type {task.type!r}, or {DEFAULT!r}; '
+        f'there are {", ".join(map(repr, names))}'
       )
     return found
 
   def similarity(self, embeddings1: Any, embeddings2: Any) -> Float[np.ndarray, 'n m']:
-    """Inner products of all with all."""
+    """Inner products of all pairs."""
     return np.asarray(embeddings1) @ np.asarray(embeddings2).T
 
   def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Float[np.ndarray, ' n']:
-    """Inner products of each with its partner."""
+    """Inner products of rows."""
     return (np.asarray(embeddings1) * np.asarray(embeddings2)).sum(-1)
 
 
@@ -114,26 +111,25 @@ def load(
 
   Args:
     backbone: as for ``Encoder.load``.
-    prompt: as for ``Encoder.load``; or several, by the names of tasks or of their types, such as
-      'SciFact' and 'Retrieval', and one called 'default' for the others. None is the bare backbone.
-    name: of the model, ``ORGANISATION/NAME``; by default the prompt's repository, or 'dprjax/' and
-      the prompt's or backbone's file name.
-    training_datasets: mteb's names of all that the prompts were trained on; an empty list: nothing
-      that mteb has. None is unknown.
-    adapted_from: the backbone's name in mteb, which adds what the backbone was trained on. Where
-      either is unknown, so is the whole, and mteb calls no task zero-shot.
-    meta: other fields of ``ModelMeta``, such as license and languages; they replace ours.
-    options: pooling, normalize and the like; see ``Encoder.load``.
+    prompt: as for ``Encoder.load``; or several by names or types of tasks, such as 'SciFact' and
+      'Retrieval', with 'default' for others. None is the bare backbone.
+    name: ``ORGANISATION/NAME``; by default the prompt's repository, or 'dprjax/' and the file name
+      of the prompt or backbone.
+    training_datasets: mteb's names of all that the prompts were trained on; None if unknown.
+    adapted_from: the backbone's name in mteb, which adds its training data. If either is unknown,
+      mteb calls no task zero-shot.
+    meta: fields of ``ModelMeta`` that replace ours, such as license and languages.
+    options: of ``Encoder.load``, such as pooling and normalize.
 
   Raises:
-    InputError: mteb is not installed or refuses a field; as ``Encoder.load``.
+    InputError: mteb is missing or refuses a field; or as ``Encoder.load``.
   """
   mteb = require()
   encoder = Encoder.load(backbone, prompt, **options)
   fields = describe(encoder, backbone, prompt) | {
     'training_datasets': _training_datasets(mteb, training_datasets, adapted_from),
     'adapted_from': adapted_from,
-    # mteb loads a model by these where it is given the meta alone.
+    # For mteb to load a model from its meta.
     'loader': _load,
     'loader_kwargs': {
       'backbone': str(backbone),
@@ -145,21 +141,21 @@ def load(
   try:
     made = mteb.models.ModelMeta(**fields | dict(meta or {}))
   except ValueError as error:  # pydantic's
-    raise InputError(f'mteb refuses what is said of the model: {error}') from error
+    raise InputError(f'mteb refuses the model: {error}') from error
   return Model(encoder, made)
 
 
 def _load(
   model_name: str, revision: str | None = None, device: str | None = None, **kw: Any
 ) -> Model:
-  """For ``ModelMeta.load_model``, which sets the meta itself. JAX knows its devices."""
+  """The loader of ``ModelMeta.load_model``, which sets the meta itself."""
   return Model(Encoder.load(**kw))
 
 
 def _training_datasets(
   mteb: Any, own: Collection[str] | None, adapted_from: str | None
 ) -> set[str] | None:
-  """What the prompts saw, if it is known what the backbone saw, which mteb adds by itself."""
+  """What the prompts saw, or None if mteb cannot add what the backbone saw."""
   if own is None:
     return None
   try:
@@ -167,16 +163,13 @@ def _training_datasets(
   except (KeyError, ValueError) as error:
     raise InputError(f'adapted_from: mteb has no model {adapted_from!r:.80}') from error
   if not backbone or backbone.get_training_datasets() is None:
-    _log.info(
-      'what the backbone was trained on is unknown, so mteb takes no task for zero-shot; '
-      "adapted_from is the backbone's name in mteb"
-    )
+    _log.info('mteb takes no task for zero-shot: adapted_from names no backbone of known training')
     return None
   return set(own)
 
 
 def describe(encoder: Encoder, backbone: PathLike, prompt: Prompts) -> dict[str, Any]:
-  """The fields of ``ModelMeta`` that follow from the model itself; what is unknown is None."""
+  """The fields of ``ModelMeta`` that follow from the model; unknown ones are None."""
   specs = [entry.spec for entry in encoder.bank.values()]
   arrays = {
     id(leaf): leaf
@@ -206,7 +199,7 @@ def describe(encoder: Encoder, backbone: PathLike, prompt: Prompts) -> dict[str,
 
 
 def _name(backbone: PathLike, prompt: Prompts) -> str:
-  """The prompt's repository, or 'dprjax/' and the name of its file, or of the backbone's folder."""
+  """The prompt's repository, or 'dprjax/' and the name of its file or of the backbone's folder."""
   if prompt is None or isinstance(prompt, Mapping):
     return f'dprjax/{epath.Path(str(backbone).removeprefix("package:")).name.partition("@")[0]}'
   found = repository.parse(prompt)
@@ -216,7 +209,7 @@ def _name(backbone: PathLike, prompt: Prompts) -> str:
 
 
 def revision(encoder: Encoder) -> str:
-  """A digest of all that decides a vector: mteb keeps results by it."""
+  """A digest of all that decides a vector; mteb keeps results by it."""
   bank = {
     name: [
       None if entry.prompt is None else files.sha256_file(entry.prompt.path),
@@ -236,7 +229,7 @@ def revision(encoder: Encoder) -> str:
 
 
 def require() -> Any:
-  """The package mteb. Raises InputError where it is not installed."""
+  """The package mteb. Raises InputError if it is missing."""
   try:
     import mteb
   except ImportError as error:
@@ -245,7 +238,7 @@ def require() -> Any:
 
 
 def _paths(prompt: Prompts) -> Any:
-  """The same, as JSON can hold it."""
+  """The same as JSON."""
   if isinstance(prompt, Mapping):
     return {name: None if path is None else str(path) for name, path in prompt.items()}
   return None if prompt is None else str(prompt)

@@ -1,4 +1,4 @@
-"""Tasks of mteb: retrieval in a folder of one's own, and the scores of several tasks."""
+"""Tasks of mteb: retrieval in a folder, and the scores of several tasks."""
 
 import hashlib
 import logging
@@ -25,13 +25,13 @@ def folder_task(
   """Retrieval in a data set on disk, as a task of mteb, measured by nDCG@10.
 
   Args:
-    path: a folder or file of any format that ``data.sources`` reads.
-    split: whose judgements count.
-    name: of the task, by default the folder's. Eight digits follow that name the files' content.
-    language: of its texts, as mteb writes it.
+    path: of any format that ``data.sources`` reads.
+    split: of the judgements.
+    name: by default the folder's; eight digits of the content's digest follow.
+    language: mteb's code.
 
   Raises:
-    InputError: mteb is not installed, the data cannot be read, or mteb refuses the language.
+    InputError: mteb is missing or refuses the language, or the data cannot be read.
   """
   require()
   from datasets import Dataset
@@ -45,7 +45,7 @@ def folder_task(
   try:
     check_language_code(language)
     described = TaskMetadata(
-      # mteb keeps results by the task's name, and does not ask for the revision of whole ones.
+      # mteb keeps results by the task's name only.
       name=f'{name or epath.Path(path).name}-{revision[:8]}',
       description=f'Retrieval in {epath.Path(path).name}.',
       dataset={'path': os.fspath(path), 'revision': revision[:40]},
@@ -56,7 +56,7 @@ def folder_task(
       main_score='ndcg_at_10',
     )
   except ValueError as error:  # pydantic's
-    raise InputError(f'mteb refuses what is said of {path}: {error}') from error
+    raise InputError(f'mteb refuses {path}: {error}') from error
 
   class FolderTask(AbsTaskRetrieval):  # type: ignore[misc]
     metadata = described
@@ -80,22 +80,20 @@ def folder_task(
 
 
 def measure(model: Model, names: Sequence[str], split: str = 'test') -> dict[str, Any]:
-  """The model's scores on tasks.
-
-  mteb keeps results, below ``MTEB_CACHE`` or ``~/.cache/mteb``, and does not compute them again.
+  """The model's scores on tasks; mteb keeps them below ``MTEB_CACHE`` or ``~/.cache/mteb``.
 
   Args:
     model: of ``load``.
-    names: mteb's names of tasks, and folders (``folder_task``).
+    names: mteb's tasks, and folders (``folder_task``).
     split: of the folders.
 
   Returns:
-    ``mean``, each task's main score and the ``average``; ``tasks``, all scores by task, split and
-    subset (None: mteb has no number); ``model``, what mteb knows of it; ``seen``, how many queries
-    of a task it was trained on or chosen by, of those that were encoded now.
+    ``mean``: main score by task, and the ``average``; ``tasks``: all scores by task, split and
+    subset (None without a number); ``model``: what mteb knows of it; ``seen``: queries encoded now
+    that it was trained on or selected by, by task.
 
   Raises:
-    InputError: mteb knows no such task, or a folder cannot be read.
+    InputError: an unknown task, or an unreadable folder.
   """
   mteb = require()
   tasks = []
@@ -134,7 +132,7 @@ def measure(model: Model, names: Sequence[str], split: str = 'test') -> dict[str
 
 
 def _finite(value: Any) -> Any:
-  """The same with None in place of NaN, which JSON does not have."""
+  """Replaces NaN by None, for JSON."""
   if isinstance(value, Mapping):
     return {key: _finite(one) for key, one in value.items()}
   if isinstance(value, list | tuple):

@@ -21,7 +21,7 @@ def shape_of(config: ml_collections.ConfigDict) -> EncoderConfig:
   """The shape of ``config.backbone.path``: one of ``SHAPES``, scratch:SIZE, or of a config.json.
 
   Raises:
-    InputError: it is none of these.
+    InputError: none of these.
   """
   path = config.backbone.path
   if path.startswith('scratch:'):
@@ -37,15 +37,12 @@ def shape_of(config: ml_collections.ConfigDict) -> EncoderConfig:
   if (folder / 'config.json').exists() or (folder / 'modules.json').exists():
     return hub.read_shape(folder)
   raise InputError(
-    f'config.backbone.path: {path!r:.80} is no folder with a config.json; for a plan also one of '
+    f'config.backbone.path: {path!r:.80} is no folder with a config.json, nor one of '
     f'{", ".join(name for name in SHAPES if ":" not in name)}'
   )
 
 
 def tokenizer() -> text.Tokenizer:
-  """A small tokenizer in place of the backbone's.
-
-  A program depends on a tokenizer by little: its special tokens, and a list of ordinary ones.
-  """
+  """A small tokenizer: programs depend only on its special tokens and a few ordinary ones."""
   with tempfile.TemporaryDirectory() as folder:
     return text.train_wordpiece(['yes no relevant irrelevant true false'], 100, folder)

@@ -1,4 +1,4 @@
-"""Runs `programs` for a job in a process of its own, under a time limit."""
+"""Runs `programs` for a job in a process, under a time limit."""
 
 import contextlib
 import dataclasses
@@ -21,12 +21,7 @@ COMMAND = ('-m', 'dprjax.planning.programs')
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A compiled program, or the reason why it failed.
-
-  Attributes:
-    job: what was compiled.
-    answer: of `programs`; where it failed only a part of it.
-  """
+  """A compiled program, or why it failed; ``answer`` is of `programs`, partial on failure."""
 
   job: Job
   answer: Mapping[str, Any]
@@ -37,12 +32,12 @@ class Program:
 
   @property
   def failure(self) -> str:
-    """Why there is no program; ''."""
+    """Why there is no program; '' if there is."""
     return str(self.answer.get('failed', {}).get('why', ''))
 
   @property
   def needs(self) -> float:
-    """Bytes on one device; NaN where the compiler does not say."""
+    """Bytes on one device; NaN if unknown."""
     if 'memory' in self.answer:
       memory = self.answer['memory']
       return float(memory['argument'] + memory['temp'] + memory['output'] - memory['alias'])
@@ -50,12 +45,12 @@ class Program:
 
   @property
   def has(self) -> float:
-    """Bytes that a program may have on one device."""
+    """Bytes available to a program on one device."""
     return float(self.answer.get('failed', {}).get('has', self.target.memory))
 
   @property
   def fits(self) -> bool | None:
-    """Whether it fits into a device's memory; None where that is not known."""
+    """Whether it fits into a device's memory; None if unknown."""
     if 'memory' in self.answer:
       return self.needs <= self.has
     return False if self.answer['failed'].get('memory') else None
@@ -67,21 +62,17 @@ class Program:
     return roofline.bound(self.limits(dtype), found['flops'], found['bytes'], sent)
 
   def limits(self, dtype: str) -> roofline.Limits:
-    """Of one device."""
+    """Limits of one device."""
     if 'limits' in self.answer:
       return roofline.Limits(*self.answer['limits'])
     return roofline.limits(self.target, dtype)
 
 
 def compile_program(job: Job, limit: float) -> Program:
-  """Compiles in a process of its own.
-
-  Args:
-    job: what.
-    limit: in seconds; after it the process is ended.
+  """Compiles in a process, which is ended after ``limit`` seconds.
 
   Raises:
-    InputError: the experiment or the target cannot be used.
+    InputError: an unusable experiment or target.
   """
   target = targets.parse(job.target)
   targets.check_installed(target)
@@ -110,7 +101,7 @@ def compile_program(job: Job, limit: float) -> Program:
           if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        process.stdin.close()  # not before: the process ends where it is closed
+        process.stdin.close()  # ends the process, so not before
     try:
       answer = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -121,7 +112,7 @@ def compile_program(job: Job, limit: float) -> Program:
 
 
 def _crash(status: int, said: pathlib.Path) -> str:
-  """What is known of a compiler that ended its process."""
+  """Describes the end of a crashed compiler."""
   how = f'status {status}'
   if status < 0:
     with contextlib.suppress(ValueError):

@@ -1,8 +1,7 @@
 """Compiles one program of an experiment for a machine that need not be there.
 
-A process of its own, which `compiling` starts, so that a compiler may fail as it likes. It reads
-the job in a line of standard input, writes the file that its argument names, and ends early where
-standard input does.
+`compiling` starts it as a process, which a compiler may crash. It reads the job from standard
+input, writes the file named by its argument, and ends when standard input ends.
 """
 
 import dataclasses
@@ -38,14 +37,14 @@ from dprjax.runtime import mesh, tree
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """What to compile, for what.
+  """What to compile.
 
   Attributes:
     target: a name, see ``targets.parse``.
     config: of the experiment, as on the command line.
-    length: 0: the update; else the encoder's forward pass of rows so long.
+    length: tokens of a forward pass; 0 for the update.
     rows: of that pass, over all devices.
-    save: a file for the compiled program; '': none.
+    save: file for the compiled program; '' for none.
   """
 
   target: str
@@ -56,14 +55,14 @@ class Job:
 
 
 def read_config(arguments: Sequence[str], platform: str) -> ml_collections.ConfigDict:
-  """An experiment on devices of a platform, checked as far as can be without its data.
+  """An experiment for a platform, checked without its data.
 
   Raises:
-    InputError: the config cannot be used, or its method cannot be planned.
+    InputError: an unusable config, or a method that cannot be planned.
   """
   config = configs.parse(arguments)
   with config.unlocked():
-    # Where the text lies does not matter here; that it has to be named does later.
+    # Any name does, since no text is read.
     config.data.dir = config.data.dir or ('' if config.tasks else 'any')
     for task in config.tasks.values():
       task.data.dir = task.data.dir or 'any'
@@ -71,32 +70,29 @@ def read_config(arguments: Sequence[str], platform: str) -> ml_collections.Confi
   if config.alternatives:
     entries = [configs.flat(entry.to_dict()) for entry in config.alternatives.values()]
     raise InputError(
-      f'config.alternatives: a plan is of one of {", ".join(config.alternatives)}; name the recipe '
-      'of that one (configs/dptdr.py:beir,both), or set the options in which they differ: '
+      f'config.alternatives: plan one of {", ".join(config.alternatives)} (such as '
+      'configs/dptdr.py:beir,both), or set the options in which they differ: '
       + ', '.join(f'--config.{key}' for key in sorted(set().union(*entries)))
     )
   if methods.of(config).shapes is None:
-    raise InputError(
-      f'config.method: {config.method!r} does not say which shapes its batches have, '
-      '`Method.shapes`, which a plan needs'
-    )
+    raise InputError(f'config.method: {config.method!r} has no `Method.shapes`, which a plan needs')
   return configs.settle(config, platform)
 
 
 def batch_of(config: ml_collections.ConfigDict, model: EncoderConfig) -> methods.BatchShapes:
-  """The longest batch of an experiment; see ``read_config``."""
+  """The longest batch of an experiment."""
   shapes = methods.load(config.method).shapes
   assert shapes is not None
   return shapes(config, model, backbones.tokenizer())
 
 
 class Experiment:
-  """A method on the mesh of some devices, with its parameters' shapes.
+  """A method on a mesh, with its parameters' shapes.
 
   Attributes:
     config: the experiment.
     shape: of its backbone.
-    batch: the longest one of its training.
+    batch: the longest of its training.
     devices: the mesh.
     model: the method's functions.
     params: shapes by flat names.
@@ -115,7 +111,7 @@ class Experiment:
     self.model = method.build(self.config, shape, self.devices, backbones.tokenizer())
 
     def init(key: jax.Array) -> dict[str, Any]:
-      # A head that a method cannot begin without stands in the backbone's directory.
+      # A method's required heads lie in the backbone's directory.
       heads = {name: Head(HEADS[name].init(shape, key)) for name in method.needs}
       weights = encoder.init_encoder(shape, key)
       return self.model.init(methods.Parts(weights, heads, text=self.batch.parts), key)
@@ -133,13 +129,13 @@ class Experiment:
     )
 
   def lower_update(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
-    """As `dprjax.train` runs it."""
+    """Lowers the update of `dprjax.train`."""
     return updates.lower(self.config, self.model, self.layout, self.params, batch)
 
   def lower_forward(
     self, rows: int, length: int, columns: Sequence[tuple[Any, ...]] = ()
   ) -> jax.stages.Lowered:
-    """As `dprjax.encode` runs it for passages: float32 weights, whole on every device."""
+    """Lowers the forward pass of `dprjax.encode` for passages: float32, whole on every device."""
     everywhere = mesh.make_mesh({'data': -1}, self.devices.devices.ravel().tolist())
     method = methods.load(self.config.method)
     model = method.build(self.config, self.shape, everywhere, backbones.tokenizer())
@@ -158,7 +154,7 @@ class Experiment:
     return embedder.lower(params, length, columns)
 
   def formula(self, batch: methods.BatchShapes, job: Job) -> roofline.Cost:
-    """What the job's program must cost on one device."""
+    """The least cost of the job on one device."""
     config, trainable = self.config, self.layout.trainable
     calls = batch.calls
     if job.length:
@@ -171,7 +167,7 @@ class Experiment:
     )
 
   def held(self) -> dict[str, int]:
-    """Bytes on one device of what a training keeps there between steps."""
+    """Bytes on one device that a training keeps between steps."""
     state, frozen = self.layout.shapes(self.params)
     return {
       'trained': _on_one(state.trainable),
@@ -189,11 +185,7 @@ def _on_one(leaves: Any) -> int:
 
 
 def devices_of(target: targets.Target) -> Sequence[jax.Device]:
-  """Descriptions of a target's devices.
-
-  Raises:
-    InputError: there is no such topology.
-  """
+  """A target's devices. Raises InputError for an unknown topology."""
   if target.platform == 'cpu':
     return jax.devices()
   try:
@@ -206,23 +198,21 @@ def devices_of(target: targets.Target) -> Sequence[jax.Device]:
         platform='cuda', target_config=target.gpu_config(), topology=f'1x1x{target.devices}'
       )
   except Exception as error:
-    raise InputError(
-      f'--target={target.name}: the compiler knows no such machine ({error!s:.200})'
-    ) from error
+    raise InputError(f'--target={target.name}: unknown to the compiler ({error!s:.200})') from error
   return described.devices
 
 
 def _bounds(target: targets.Target) -> dict[str, Any]:
-  """What libtpu has to be told: that a host has one chip, and that a chip of v4 is one device."""
+  """libtpu's options: one chip a host, and v4's two cores as one device."""
   found: dict[str, Any] = {'chips_per_host_bounds': (1, 1, 1)} if target.devices == 1 else {}
   return found | ({'chip_config_name': 'megacore'} if target.chip == 'v4' else {})
 
 
 def run(job: Job) -> dict[str, Any]:
-  """Compiles; returns what is to know of the program as JSON.
+  """Compiles; returns facts about the program as JSON.
 
   Raises:
-    InputError: the experiment or the target cannot be used.
+    InputError: an unusable experiment or target.
   """
   target = targets.parse(job.target)
   config = read_config(job.config, target.platform)
@@ -276,15 +266,10 @@ _UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
 
 def _failure(error: Exception, held: int) -> dict[str, Any]:
-  """Why a compiler gave up: for lack of memory, or for a reason of its own.
-
-  Args:
-    error: what it raised.
-    held: bytes that the program's arguments take.
-  """
+  """Why a compiler failed, and for lack of memory, the bytes. ``held``: bytes of arguments."""
   text = ' '.join(str(error).split())
   found: dict[str, Any] = {'why': text[:400], 'memory': 'RESOURCE_EXHAUSTED' in text}
-  # Compilers say it in two ways; the second counts only temporary arrays.
+  # Of the two wordings, the second counts only temporary arrays.
   for pattern, more in (
     (f'{_SIZE} of {_SIZE}', 0),
     (rf'\({_SIZE}\) exceeds available HBM \({_SIZE}\)', held),
@@ -296,15 +281,11 @@ def _failure(error: Exception, held: int) -> dict[str, Any]:
 
 
 ORPHANED = 3
-"""The exit status where standard input ended first."""
+"""Exit status when standard input ended first."""
 
 
 def _end_with_parent() -> None:
-  """Ends this process once the other end of standard input is closed.
-
-  Where the process that started it was killed, nobody else would end it: a compiler can take hours,
-  and gigabytes.
-  """
+  """Ends this process when its parent is killed: a compiler can take hours and gigabytes."""
   os.read(0, 1)
   os._exit(ORPHANED)
 

@@ -1,7 +1,4 @@
-"""What a program must compute and move, by formula, and how fast a machine can at most do it.
-
-The formulas are derived in docs/performance.md ("The limit").
-"""
+"""Least cost of a program by formula (docs/performance.md), and a machine's limits."""
 
 import dataclasses
 import math
@@ -20,12 +17,12 @@ from dprjax.planning import targets
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What a method must compute and move for some sequences.
+  """What some sequences must compute and move.
 
   Attributes:
-    flops: of matrix products; a multiplication and an addition are two.
-    bytes: to and from the device's memory, if elementwise operations are fused into the products
-      and attention's scores stay on the chip.
+    flops: of matrix products; a multiply-add counts as two.
+    bytes: to and from memory, if elementwise operations are fused and attention's scores stay on
+      the chip.
   """
 
   flops: float
@@ -95,17 +92,14 @@ def formula(
   dtype: str,
   devices: int,
 ) -> Cost:
-  """``cost`` on one of the devices that share the rows. Each reads all weights.
-
-  It covers only the layers of the encoder, not heads and the scores of the loss.
-  """
+  """``cost`` of the layers on one of ``devices``, which share rows and read all weights."""
   shared = [(rows / devices, length) for rows, length in calls]
   width = encoder_config.arithmetic(dtype, 'dtype').activations.itemsize
   return cost(model, method, shared, prompt, width)
 
 
 class Limits(NamedTuple):
-  """What a device can do at most, each in a second: FLOPs, bytes of memory, bytes to others."""
+  """What a device does at most in a second: FLOPs, bytes of memory, bytes to others."""
 
   flops: float
   bandwidth: float
@@ -120,10 +114,7 @@ def limits(target: targets.Target, dtype: str) -> Limits:
 
 
 def measure_limits(devices: int, dtype: str) -> Limits:
-  """Those of one of the devices that share this machine's processor, by a large product and a copy.
-
-  The best of a few runs, a second in all.
-  """
+  """Limits of one of the devices that share this processor, measured in a second."""
   size = 1024
   _, activations, products = encoder_config.arithmetic(dtype, 'dtype')
   x = jnp.ones((size, size), products or activations)
@@ -138,7 +129,7 @@ def measure_limits(devices: int, dtype: str) -> Limits:
 
 
 def _fastest(run: Callable[[], Any], times: int = 7) -> float:
-  """The seconds of the fastest of some runs."""
+  """Seconds of the fastest run."""
   seconds = []
   for _ in range(times):
     began = time.perf_counter()
@@ -148,7 +139,7 @@ def _fastest(run: Callable[[], Any], times: int = 7) -> float:
 
 
 class Bound(NamedTuple):
-  """The least seconds of a program on one device, by what takes them."""
+  """The least seconds of a program on one device, by cause."""
 
   flops: float
   bytes: float
@@ -161,10 +152,10 @@ class Bound(NamedTuple):
 
   @property
   def what(self) -> str:
-    """What bounds it."""
+    """The largest cause."""
     return max(zip(self, ('products', 'memory', 'links'), strict=True))[1]
 
 
 def bound(most: Limits, flops: float, moved: float, sent: float = 0.0) -> Bound:
-  """The least time for these FLOPs, bytes of memory and bytes to other devices."""
+  """The least time for FLOPs, bytes of memory and bytes to other devices."""
   return Bound(flops / most.flops, moved / most.bandwidth, sent / most.links)

@@ -1,4 +1,4 @@
-"""Finds what an update needs to fit into memory, and with what it is fastest."""
+"""Finds flags with which an update fits into memory, or is fastest."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -8,11 +8,11 @@ import ml_collections
 from dprjax.planning.compiling import Program
 
 Attempt = Callable[[Sequence[str]], Program]
-"""Flags of the config, beside those that are given -> the update with them."""
+"""Compiles the update with more flags of the config."""
 
 
 class Fit(NamedTuple):
-  """Flags with which an update fits, that update and its chunks; () and None where none does."""
+  """Flags with which an update fits, its program and chunks; () and None if none does."""
 
   flags: tuple[str, ...]
   program: Program | None
@@ -26,10 +26,9 @@ class Fit(NamedTuple):
 def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attempt: Attempt) -> Fit:
   """The smallest ``grad_cache`` with which an update fits.
 
-  Where layers that are computed again in the backward pass (``backbone.remat``) need fewer chunks,
-  the one of the two whose bound is lower: each chunk reads the weights again. Where neither
-  suffices, weights are split over more and more devices (``mesh.fsdp``). More chunks never need
-  more memory, so the smallest number is found by halving.
+  Compares it with fewer chunks under ``backbone.remat`` and takes the lower bound: each chunk reads
+  the weights again. If neither fits, splits weights over more devices (``mesh.fsdp``). More chunks
+  never need more memory, so halving finds the smallest number.
 
   Args:
     config: the experiment, whose update does not fit.
@@ -42,11 +41,11 @@ def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attem
   first = config.mesh.fsdp if config.mesh.fsdp > 0 else 1
   sizes = chunks(config, devices // model)
   for fsdp in _doublings(first, devices // model):
-    # At best, the weights and the state of their optimiser.
+    # The least: weights and the optimiser's state.
     if held * first / fsdp > program.has:
       continue
     mesh = () if fsdp == first else (f'--config.mesh.fsdp={fsdp}', '--config.mesh.data=-1')
-    # What was given was tried before.
+    # Skip what was tried.
     new = sizes if mesh else [size for size in sizes if size > config.grad_cache]
     if (best := _fewer(config, None, new, sizes, mesh, attempt)) is not None:
       return best
@@ -56,11 +55,7 @@ def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attem
 def fastest(
   config: ml_collections.ConfigDict, devices: int, program: Program, attempt: Attempt
 ) -> Fit:
-  """As ``fit``, of an update that fits: fewer chunks or remat, where the bound is lower.
-
-  Each chunk reads the weights again, so the smallest number of chunks that fits is the fastest. It
-  is compared with remat in fewer chunks, which may compute more.
-  """
+  """Fewer chunks, or remat with still fewer, for an update that fits, if the bound is lower."""
   model = config.mesh.model if config.mesh.model > 0 else 1
   sizes = chunks(config, devices // model, least=1)
   fewer = [size for size in sizes if size < config.grad_cache]
@@ -69,7 +64,7 @@ def fastest(
 
 
 def chunks(config: ml_collections.ConfigDict, parts: int, least: int | None = None) -> list[int]:
-  """The numbers of chunks that ``parts`` devices can share, ascending; from the given one on."""
+  """Numbers of chunks that ``parts`` devices can share, ascending, from the given one on."""
   first, rows = least or config.grad_cache, config.batch_size // parts
   return [size for size in range(first, rows + 1) if config.batch_size % (parts * size) == 0]
 
@@ -82,14 +77,9 @@ def _fewer(
   more: Sequence[str],
   attempt: Attempt,
 ) -> Fit | None:
-  """The fit with the lowest bound: the one given, the fewest chunks, or fewer still with remat.
+  """The fit with the lowest bound: the given one, the fewest chunks, or fewer still with remat.
 
-  Args:
-    config: the experiment.
-    given: what fits; None: nothing yet.
-    plain, again: numbers of chunks without and with remat.
-    more: other flags.
-    attempt: compiles an update.
+  ``plain`` and ``again`` are the numbers of chunks without and with remat.
   """
   best = given
   remat = ('--config.backbone.remat=true',)
@@ -111,7 +101,7 @@ def _doublings(first: int, most: int) -> Iterator[int]:
 
 
 def _smallest(sizes: Sequence[int], more: Sequence[str], attempt: Attempt) -> Fit | None:
-  """The fit with the fewest of these chunks; None where the most do not suffice."""
+  """The fit with the fewest of these chunks; None if the most do not fit."""
   best: Fit | None = None
   low, high = 0, len(sizes) - 1
   middle = high

@@ -1,4 +1,4 @@
-"""A plan as a table: a row for each figure, a column for each program."""
+"""A plan as a table: a row a figure, a column a program."""
 
 import dataclasses
 import math
@@ -36,17 +36,17 @@ _TIME = ('hours', 'compiled in')
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What is known of an experiment on a target.
+  """A plan of an experiment for a target.
 
   Attributes:
     target: the machine.
     config: the experiment.
     batch: its longest batch.
-    programs: compiled, by the title of their column.
-    update: the title of the update that fits, the fastest of them; '' where none does.
-    flags: with which it fits, or is faster, beside those that were given.
-    examples: training examples; None: not known.
-    share: of the bound, that rates are given at, too.
+    programs: by the title of their column.
+    update: title of the fastest update that fits; '' if none does.
+    flags: further flags with which it fits or is faster.
+    examples: training examples; None if unknown.
+    share: of the bound, for further rates.
   """
 
   target: targets.Target
@@ -64,7 +64,7 @@ class Plan:
 
   @property
   def updates(self) -> int | None:
-    """How many there are in the training; None: not known."""
+    """Updates of the training; None if unknown."""
     if self.config.steps:
       return int(self.config.steps)
     if self.examples is None:
@@ -82,7 +82,7 @@ class Plan:
 
 
 def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
-  """Column titles, and a row for each figure that a program has."""
+  """Columns, and a row for each figure that a program has."""
   columns = {title: _column(plan, title) for title in plan.programs}
   units = dict.fromkeys((*plan.batch.texts, 'texts'))
   order = [*_WORK, *(f'{unit} a second' for unit in units), *_TIME]
@@ -95,7 +95,7 @@ def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
 
 
 def note(plan: Plan) -> list[str]:
-  """What the table's figures are of, and what to type."""
+  """Lines that explain the figures, and say what to type."""
   config, answers = plan.config, [program.answer for program in plan.programs.values()]
   known: Mapping[str, Any] = next((one for one in answers if 'mesh' in one), {})
   lines = []
@@ -115,12 +115,12 @@ def note(plan: Plan) -> list[str]:
     )
   shapes = ', '.join(f'{rows:,} x {length}' for rows, length in plan.batch.calls)
   lines.append(
-    f'An update encodes {shapes} tokens. A training has up to {plan.batch.programs} programs of an '
-    'update, one for each pair of padded lengths; the longest is shown.'
+    f'An update encodes {shapes} tokens, the longest of up to {plan.batch.programs} programs, one '
+    'for each pair of padded lengths.'
   )
   lines.append(f'Rates and hours: at the bound; at {100 * plan.share:g} % of it.')
   if plan.updates is None:
-    lines.append('Hours: the number of examples is not known; give it, --examples=N.')
+    lines.append('Hours need the number of training examples: --examples=N.')
   if not plan.update:
     lines.append('No update was found that fits.')
   elif plan.flags:
@@ -160,7 +160,7 @@ def _column(plan: Plan, title: str) -> dict[str, str]:
 
 
 def _work(plan: Plan, program: Program) -> dict[str, str]:
-  """What a compiled program costs, and how fast it can be at most."""
+  """The cost of a compiled program, and its highest speed."""
   answer = program.answer
   found, bound = answer['xla'], program.bound(plan.dtype)
   products = answer['formula']['flops'] / program.limits(plan.dtype).flops

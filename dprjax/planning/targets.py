@@ -1,4 +1,4 @@
-"""The machines that a plan is for, by name, and what they can do at most."""
+"""The machines of a plan, by name, with their limits."""
 
 import importlib.util
 import math
@@ -17,13 +17,13 @@ class Chip(NamedTuple):
   """An accelerator's published limits.
 
   Attributes:
-    kind: as jax names the device.
+    kind: jax's name of the device.
     bfloat16: FLOP/s of dense products with bfloat16 inputs and float32 sums.
-    float32: FLOP/s of products of float32 as XLA computes them by default.
-    bandwidth: bytes/s of its main memory.
-    links: bytes/s that it sends to the other chips of its slice or host.
-    memory: bytes that a program may have.
-    source: of these numbers.
+    float32: FLOP/s of float32 products as XLA computes them by default.
+    bandwidth: bytes/s of main memory.
+    links: bytes/s sent to other chips of its slice or host.
+    memory: bytes for programs.
+    source: of the numbers.
   """
 
   kind: str
@@ -37,9 +37,9 @@ class Chip(NamedTuple):
 
 _TPU = 'cloud.google.com/tpu/docs'
 _NVIDIA = 'the data sheet, dense'
-# A TPU multiplies float32 as bfloat16 by default, a GPU of Ampere and later as tf32. A link's two
-# directions are counted once: what one chip can send. A TPU's memory is what its compiler gives to
-# programs, a GPU's three quarters of it, which is what jax takes by default.
+# By default a TPU multiplies float32 as bfloat16, a GPU since Ampere as tf32. Links count one
+# direction. Memory is what a TPU's compiler gives to programs, and jax's default of three quarters
+# on a GPU.
 CHIPS = {
   'v4': Chip('TPU v4', 275e12, 275e12, 1.228e12, 150e9, 30.75 * GIB, f'{_TPU}/v4'),
   'v5e': Chip('TPU v5 lite', 197e12, 197e12, 0.819e12, 100e9, 15.75 * GIB, f'{_TPU}/v5e'),
@@ -58,8 +58,7 @@ TPUS = ('v4', 'v5e', 'v5p', 'v6e')
 GPUS = ('h100', 'a100', 'l4')
 _MOST = 4096  # devices
 
-# What XLA's GPU compiler asks of a device that is not there (GpuTargetConfigProto), in the order
-# of `_GPU_FIELDS`.
+# GpuTargetConfigProto of XLA's GPU compiler, in the order of `_GPU_FIELDS`.
 _GPU_FIELDS = (
   'shared_memory_per_block',
   'shared_memory_per_core',
@@ -89,12 +88,12 @@ _SAME = """  threads_per_block_limit: 1024
 
 
 class Target(NamedTuple):
-  """Some chips of one kind.
+  """Chips of one kind.
 
   Attributes:
-    name: as the user gave it.
+    name: the user's.
     chip: a key of ``CHIPS``, or 'cpu'.
-    topology: of TPUs, as libtpu names it; '' of others.
+    topology: libtpu's name of a TPU's; else ''.
     devices: how many.
   """
 
@@ -105,18 +104,18 @@ class Target(NamedTuple):
 
   @property
   def platform(self) -> str:
-    """As jax names it."""
+    """jax's name."""
     return 'tpu' if self.chip in TPUS else 'cuda' if self.chip in GPUS else 'cpu'
 
   @property
   def memory(self) -> float:
-    """Bytes that a program may have on one chip."""
+    """Bytes for programs on one chip."""
     if self.chip in CHIPS:
       return CHIPS[self.chip].memory
     return machine.memory_bytes() / self.devices
 
   def gpu_config(self) -> str:
-    """What XLA's GPU compiler has to know of the device, as text."""
+    """The device as XLA's GPU compiler describes it."""
     major, minor = _CAPABILITY[self.chip]
     fields = zip(_GPU_FIELDS, _GPU_VALUES[self.chip], strict=True)
     lines = ''.join(f'  {name}: {value}\n' for name, value in fields)
@@ -134,7 +133,7 @@ def parse(name: str) -> Target:
   """A target's name: ``v5e:2x4``, ``v4:2x2x1``, ``h100:8``, ``cpu`` or ``cpu:4``.
 
   Raises:
-    InputError: there is no such machine.
+    InputError: no such machine.
   """
   chip, colon, rest = name.strip().lower().partition(':')
   if chip in TPUS:
@@ -142,20 +141,17 @@ def parse(name: str) -> Target:
     axes = 2 if flat else 3
     if not re.fullmatch('x'.join([r'[1-9]\d{0,3}'] * axes), rest):
       raise InputError(
-        f'--target={name!r:.60}: name the topology of TPUs behind a colon, for instance '
-        f'{chip}:{"2x4" if flat else "2x2x1"}'
+        f'--target={name!r:.60}: TPUs need a topology, such as {chip}:{"2x4" if flat else "2x2x1"}'
       )
     count = math.prod(map(int, rest.split('x')))
   elif chip in (*GPUS, 'cpu'):
     if not (re.fullmatch(r'[1-9]\d{0,4}', rest) if colon else chip == 'cpu'):
-      raise InputError(
-        f'--target={name!r:.60}: name the number of devices behind a colon, as {chip}:8'
-      )
+      raise InputError(f'--target={name!r:.60}: devices need a number, such as {chip}:8')
     count = int(rest or 1)
   else:
     raise InputError(
-      f'--target={name!r:.60}: there is no such machine; TPUs {", ".join(TPUS)} with a topology '
-      f'(v5e:2x4, v5p:2x2x1), GPUs {", ".join(GPUS)} with a number (h100:8), or cpu'
+      f'--target={name!r:.60}: choose TPUs {", ".join(TPUS)} with a topology (v5e:2x4, v5p:2x2x1), '
+      f'GPUs {", ".join(GPUS)} with a number (h100:8), or cpu'
     )
   if count > _MOST:
     raise InputError(f'--target={name!r:.60}: {count:,} devices; at most {_MOST:,}')
@@ -163,26 +159,17 @@ def parse(name: str) -> Target:
 
 
 def check_installed(target: Target) -> None:
-  """Raises InputError where the compiler for a target is not installed."""
+  """Raises InputError if a target's compiler is not installed."""
   if target.platform == 'tpu' and importlib.util.find_spec('libtpu') is None:
-    raise InputError(
-      f'--target={target.name}: the compiler for TPUs is not installed; run: '
-      "pip install 'dprjax[plan]'"
-    )
+    raise InputError(f"--target={target.name} needs its compiler: pip install 'dprjax[plan]'")
   if target.platform == 'cuda' and not any(
     importlib.util.find_spec(name) for name in ('jax_cuda12_plugin', 'jax_cuda13_plugin')
   ):
-    raise InputError(
-      f'--target={target.name}: the compiler for GPUs is not installed; run: '
-      "pip install 'dprjax[plan-cuda]'"
-    )
+    raise InputError(f"--target={target.name} needs its compiler: pip install 'dprjax[plan-cuda]'")
 
 
 def environment(target: Target) -> dict[str, str]:
-  """The environment of a process that compiles for a target.
-
-  What this process was told about its own devices and compiler is left out.
-  """
+  """The environment of a process that compiles for a target, without this process's settings."""
   own = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS', 'JAX_PLATFORMS', 'JAX_COMPILATION_CACHE_DIR')
   kept = {name: value for name, value in os.environ.items() if name not in own}
   flags = {}
@@ -192,7 +179,7 @@ def environment(target: Target) -> dict[str, str]:
   return {
     **kept,
     **flags,
-    'PYTHONPATH': path,  # what this process can import, for instance a method of one's own
+    'PYTHONPATH': path,  # a method may be the user's own
     'JAX_PLATFORMS': 'cpu',
     'TPU_SKIP_MDS_QUERY': '1',
     'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',

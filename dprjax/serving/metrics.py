@@ -8,7 +8,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 3
 
 
 class Metrics:
-  """The metrics of one server. A model's label is empty for a name that is not served."""
+  """Metrics of one server. A model's label is empty for unserved names."""
 
   def __init__(self) -> None:
     self.registry = CollectorRegistry()
@@ -48,5 +48,5 @@ class Metrics:
     )
 
   def text(self) -> bytes:
-    """All of them in Prometheus's text format."""
+    """All metrics in Prometheus's text format."""
     return generate_latest(self.registry)

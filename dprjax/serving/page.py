@@ -1,4 +1,4 @@
-"""The pages at ``/`` and ``/docs``, and headers that let them load nothing else."""
+"""The pages at ``/`` and ``/docs``, with headers that let them load nothing else."""
 
 import base64
 import hashlib
@@ -13,13 +13,13 @@ _FILE = pathlib.Path(__file__).with_name('page.html')
 
 
 def read() -> tuple[bytes, dict[str, str]]:
-  """The page to search with, and its headers: its own script and style run, and no other."""
+  """The search page and its headers, which allow only its own script and style."""
   page = _FILE.read_text(encoding='utf-8')
   return page.encode(), _headers(page, 'script', 'style')
 
 
 def reference(document: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
-  """An OpenAPI document as a page: every path, then every type; and its headers."""
+  """A page of an OpenAPI document's paths and types, and its headers."""
   info = document['info']
   paths = ''.join(
     _operation(path, method, operation)
@@ -94,7 +94,7 @@ def _schema(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-  """A JSON schema in a few words; another type is a link."""
+  """A JSON schema in a few words, with links to other types."""
   if '$ref' in schema:
     name = html.escape(schema['$ref'].rpartition('/')[2])
     return f'<a href="#{name}">{name}</a>'
@@ -133,7 +133,7 @@ def _headers(page: str, *tags: str) -> dict[str, str]:
 
 
 def _tag(page: str, tag: str) -> str:
-  """What is in the first tag of this name."""
+  """The content of the first tag of this name."""
   found = re.search(f'<{tag}>(.*?)</{tag}>', page, re.DOTALL)
   assert found is not None
   return found[1]
