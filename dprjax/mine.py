@@ -119,7 +119,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: Flags) -> None:
   if args.reranker_prompt and not args.reranker:
-    raise InputError('--reranker_prompt needs --reranker=DIR, the backbone of the prompt')
+    raise InputError(
+      f'--reranker_prompt={args.reranker_prompt} needs --reranker=DIR, the backbone of the prompt'
+    )
   if args.score_positives and not (args.reranker or args.reranked):
     raise InputError('--score_positives=true needs scores: give --reranker=DIR or --reranked=FILE')
   files.existing_file(args.queries, 'queries')

@@ -217,7 +217,9 @@ def _check_rescore(
   """Raises InputError where ``rescore`` cannot order what is found in ``corpus``."""
   rescore.check_kind('passage', '--rescore')
   if rescore.meta.input_sha256 != corpus.meta.input_sha256 or len(rescore) != len(corpus):
-    raise InputError(f'--rescore: {rescore.folder} holds other passages than {corpus.folder}')
+    raise InputError(
+      f'--rescore: {rescore.folder} holds other passages than --corpus={corpus.folder}'
+    )
   if rescore.meta.dtype == 'binary':
     raise InputError(f'--rescore: {rescore.folder} holds binary codes; use float or int8 vectors')
   for each in queries:

@@ -61,8 +61,8 @@ def test_splits_are_apart_and_grow_at_the_end(folder, capsys):
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    ('--input=papers.jsonl --out=out --test=99', '30 papers with title, abstract and categories'),
-    ('--input=papers.jsonl --out=out --test=30', '31 are asked for'),
+    ('--input=papers.jsonl --out=out --test=99', 'papers.jsonl: 30'),
+    ('--input=papers.jsonl --out=out --test=30', '31'),
     ('--input=missing.jsonl --out=out', 'not found: missing.jsonl'),
     ('--input=papers.jsonl --out=other', 'holds something else than papers'),
     ('--input=papers.jsonl --out=papers.jsonl', 'is a file; name a folder'),

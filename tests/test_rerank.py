@@ -124,7 +124,7 @@ def test_rescores_and_sorts(go, folder, expected):
   # The same command again changes nothing.
   before = (folder / 'out.trec').stat().st_mtime_ns
   status, err = go()
-  assert status == 0 and 'is there already, of just these inputs' in err
+  assert status == 0 and 'out.trec is complete already' in err
   assert (folder / 'out.trec').stat().st_mtime_ns == before
   # Another depth makes another run; deeper passages are dropped.
   status, err = go('--depth=2')

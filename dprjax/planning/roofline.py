@@ -128,10 +128,10 @@ def measure_limits(devices: int, dtype: str) -> Limits:
   return Limits(flops / devices, moved / devices, moved / devices)
 
 
-def _fastest(run: Callable[[], Any], times: int = 7) -> float:
+def _fastest(run: Callable[[], Any]) -> float:
   """Seconds of the fastest run."""
   seconds = []
-  for _ in range(times):
+  for _ in range(7):
     began = time.perf_counter()
     run()
     seconds.append(time.perf_counter() - began)

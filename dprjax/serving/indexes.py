@@ -104,13 +104,12 @@ class Reranker:
     self,
     name: str,
     path: PathLike,
-    max_length: int | None = None,
     dtype: str = 'auto',
     prompt: PathLike | None = None,
   ):
     """Loads the model, as ``inference.reranker.load``."""
     self.name = name
-    options: dict[str, Any] = {'max_length': max_length, 'batch_size': 16, 'dtype': dtype}
+    options: dict[str, Any] = {'batch_size': 16, 'dtype': dtype}
     if prompt is not None:
       options['score'] = 'logit'  # its sigmoid is the probability
     self._model = reranker.load(path, prompt, **options)
