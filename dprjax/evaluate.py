@@ -49,6 +49,8 @@ from dprjax.runtime.flags import flag
 
 logger = logging.getLogger('dprjax')
 
+_FILES = ('run', 'qrels', 'answers', 'corpus')  # flags with a file for each data set
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MtebFlags:
@@ -288,25 +290,23 @@ def _command(args: Flags) -> None:
   if not args.run:
     raise InputError('give --run=run.trec, or --mteb=TASK,... and a --backbone')
   several = len(args.run) > 1 or bool(args.beir)
-  runs, qrels, answer_files, corpora = (
-    _by_name(name, getattr(args, name), several) for name in ('run', 'qrels', 'answers', 'corpus')
-  )
+  named = {option: _by_name(option, getattr(args, option), several) for option in _FILES}
+  runs, qrels = named['run'], named['qrels']
   for folder in args.beir:
     name = epath.Path(folder).name
     if name in qrels:
       raise InputError(f'--beir={folder} and --qrels={name}=... both give judgements of {name}')
     qrels[name] = str(files.existing(epath.Path(folder) / 'qrels' / f'{args.split}.tsv', 'qrels'))
-  named = {'--run': runs, '--qrels': qrels, '--answers': answer_files, '--corpus': corpora}
   for option, by_name in named.items():
     if extra := next((name for name in by_name if name not in runs), None):
       raise InputError(
-        f'{option} has a file of {extra}, but the runs are of {", ".join(runs)}: add '
+        f'--{option} has a file of {extra}, but the runs are of {", ".join(runs)}: add '
         f'--run={extra}=FILE'
       )
-  inputs: dict[str, Any] = {option: list(by_name.values()) for option, by_name in named.items()}
+  inputs: dict[str, Any] = {f'--{option}': [*by_name.values()] for option, by_name in named.items()}
   _check_pipes(path for paths in inputs.values() for path in paths)
   with outputs.claim(args.out, inputs | {'--beir': args.beir}, endings=('',)):
-    _measure(args, runs, qrels, answer_files, corpora, several)
+    _measure(args, named, several)
 
 
 def _measure_by_mteb(args: Flags, tasks: Sequence[str], model: MtebFlags) -> None:
@@ -348,20 +348,14 @@ def _write(metrics: dict[str, Any], args: Flags) -> None:
     files.write_json(args.out, metrics)
 
 
-def _measure(
-  args: Flags,
-  runs: Mapping[str, str],
-  qrels: Mapping[str, str],
-  answer_files: Mapping[str, str],
-  corpora: Mapping[str, str],
-  several: bool,
-) -> None:
+def _measure(args: Flags, named: Mapping[str, Mapping[str, str]], several: bool) -> None:
+  runs = named['run']
   datasets = {
-    name: evaluate(run, qrels.get(name), answer_files.get(name), corpora.get(name), args)
+    name: evaluate(run, *(named[option].get(name) for option in _FILES[1:]), args)
     for name, run in runs.items()
   }
   metrics = combine(datasets) if several else datasets['']
-  metrics['command'] = _shown(args, runs, qrels, answer_files, corpora)
+  metrics['command'] = _shown(args, named)
   _write(metrics, args)
   columns = list(metrics['mean'])
 
@@ -377,10 +371,10 @@ def _measure(
   cli.print_table(['data set' if several else 'run', *columns, 'queries'], rows)
 
 
-def _shown(args: Flags, *files_by_name: Mapping[str, str]) -> str:
+def _shown(args: Flags, named: Mapping[str, Mapping[str, str]]) -> str:
   """The command for a model card, with files by name: folders are private."""
   words = ['python -m dprjax.evaluate']
-  for option, by_name in zip(('run', 'qrels', 'answers', 'corpus'), files_by_name, strict=True):
+  for option, by_name in named.items():
     for name, path in by_name.items():
       words.append(f'--{option}={f"{name}=" if name else ""}{epath.Path(path).name}')
   if flags.given(args, 'measure'):

@@ -394,20 +394,17 @@ def _command(args: Flags) -> None:
 def _search(args: Flags, process: int, processes: int) -> None:
   compiled.keep()
   if args.index == 'milvus':
-    if args.corpus is not None:
-      raise InputError('--index=milvus searches the passages at --uri; leave --corpus out')
+    flags.refuse(args, ('corpus', 'rescore'), 'index=scann or exact')
     if len(args.queries) > 1:
       raise InputError('--index=milvus takes one --queries')
-    if args.rescore:
-      raise InputError('--rescore goes with --index=scann or exact, not with milvus')
     if args.like and args.dimensions:
       raise InputError('--dimensions cuts --queries; --like searches with the stored vectors')
     run, report = search_milvus(args)
   else:
-    if args.corpus is None or not args.queries or args.milvus.uri is not None:
-      raise InputError(
-        f'--index={args.index} needs --corpus and --queries, and takes neither --uri nor --like'
-      )
+    flags.refuse(args, ('like',), 'index=milvus')
+    flags.refuse(args.milvus, ('uri',), 'index=milvus')
+    if args.corpus is None:
+      raise InputError(f'--index={args.index} needs --corpus')
     corpus, *several = [
       embeddings.load_embeddings(folder, process=process, processes=processes)
       for folder in (args.corpus, *args.queries, *([args.rescore] if args.rescore else []))

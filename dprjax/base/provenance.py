@@ -31,9 +31,9 @@ def write_mark(folder: PathLike, format: str, **more: Any) -> None:
   files.write_json(epath.Path(folder) / MARK, mark)
 
 
-def read_mark(folder: PathLike) -> dict[str, Any]:
-  """The mark of a folder; empty if there is none that can be read."""
-  path = epath.Path(folder) / MARK
+def read_mark(folder: PathLike, name: str = MARK) -> dict[str, Any]:
+  """The mark or record of a folder; empty if there is none that can be read."""
+  path = epath.Path(folder) / name
   if not path.exists() or files.is_special(path):
     return {}
   try:

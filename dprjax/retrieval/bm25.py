@@ -142,10 +142,7 @@ def check_settings(k1: float, b: float, language: str) -> None:
 
 def is_index(folder: epath.Path) -> bool:
   """Whether a folder is an index of this module."""
-  try:
-    return reading.read_json_object(folder / _SIDECAR, 'BM25 index').get('format') == _FORMAT
-  except InputError:
-    return False
+  return provenance.read_mark(folder, _SIDECAR).get('format') == _FORMAT
 
 
 def save(index: Bm25, folder: PathLike, fingerprint: str) -> None:

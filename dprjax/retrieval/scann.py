@@ -19,8 +19,8 @@ from jaxtyping import Float, Int
 
 from dprjax.base import provenance
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_path, regular_file
-from dprjax.base.reading import convert, read_json_object
+from dprjax.base.files import PathLike, atomic_path
+from dprjax.base.reading import convert
 from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK, check_finite
 
@@ -200,10 +200,7 @@ def save(index: Index, folder: PathLike, fingerprint: str) -> None:
 
 def is_index(folder: epath.Path) -> bool:
   """Whether a folder is marked as an index, of any vectors."""
-  if not (folder / _SIDECAR).exists():
-    return False
-  sidecar = read_json_object(regular_file(folder / _SIDECAR, 'ScaNN index'), 'ScaNN index')
-  return sidecar.get('format') == _FORMAT
+  return provenance.read_mark(folder, _SIDECAR).get('format') == _FORMAT
 
 
 class _Counts(msgspec.Struct):
