@@ -41,12 +41,10 @@ def _topic(text: str) -> str:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   backbone: str = flags.backbone()
-  prompt: str | None = flag(
-    'a prompt.npz for that backbone, or USER/NAME[@COMMIT] on the hub', None
-  )
+  prompt: str | None = flag('a prompt.npz of the backbone, or USER/NAME[@COMMIT] on the hub', None)
   topic: str = flag(
-    "under a prompt of kind topic: infer, each text's own topic, by its words; oracle, that of the "
-    'document with its id; or the number of one for all texts',
+    "under a topic prompt: infer each text's topic from its words; oracle, the topic of the "
+    'document with its id; or one topic for all texts',
     'infer',
     read=_topic,
     metavar='infer|oracle|NUMBER',
@@ -57,31 +55,26 @@ class Flags:
   qrels: str | None = flag('with --kind=query: only the queries judged here', None, metavar='FILE')
   out: str = flag('the folder of embeddings', metavar='DIR')
   pooling: str | None = flag(
-    'cls, mean, lasttoken, ...; default: what the prompt or the backbone says', None, metavar='NAME'
+    "cls, mean, lasttoken, ... (default: the prompt's or backbone's)", None, metavar='NAME'
   )
   normalize: bool | None = flag('unit length; same default', None)
   max_length: int | None = flag('tokens of a text; same default', None, most=2**20)
   batch_size: int = flags.batch_size()
   dtype: str = flags.dtype()
   store: str = flag(
-    'of the stored vectors; int8 and binary (1 bit) are for passages',
+    'of the stored vectors; int8 and binary (1 bit) for passages only',
     'float32',
     choices=manifest.DTYPES,
   )
   dimensions: int | None = flag(
-    'the first numbers of every vector alone, for a model that was trained for it (default: all)',
+    'keep only the first numbers of a vector, for models trained for it (default: all)',
     None,
     most=2**20,
   )
   calibrate: int = flag(
-    'with --store=int8 or binary: texts that the ranges of the codes are measured on',
-    1024,
-    most=10**7,
-    metavar='TEXTS',
+    'texts to measure the ranges of int8 and binary codes on', 1024, most=10**7, metavar='TEXTS'
   )
-  shard_rows: int = flag(
-    'vectors a file; an interruption loses at most one', 20_000, most=2**31 - 1
-  )
+  shard_rows: int = flag('vectors a file; an interruption loses one file', 20_000, most=2**31 - 1)
   job: flags.Job = flags.job()
 
 

@@ -58,10 +58,7 @@ class MtebFlags:
   prompt: str | None = flag('none: only the backbone', None, metavar='prompt.npz')
   dimensions: int | None = flag('compare only the first numbers of the vectors', None)
   training_datasets: tuple[str, ...] | None = flag(
-    "what the prompt was trained on, by mteb's names; without it that is unknown",
-    None,
-    split=',',
-    metavar='NAME,...',
+    "the prompt's training data, by mteb's names", None, split=',', metavar='NAME,...'
   )
   adapted_from: str | None = flag("mteb's name of the backbone", None, metavar='NAME')
 
@@ -81,7 +78,7 @@ class Flags:
     metavar='[NAME=]FILE',
   )
   beir: tuple[str, ...] = flag(
-    'a BEIR folder, whose judgements are those of the run of its name', (), metavar='DIR'
+    'a BEIR folder with judgements for the run of its name', (), metavar='DIR'
   )
   split: str = flag('of the BEIR folders', 'test')
   measure: tuple[str, ...] = flag(
@@ -90,13 +87,10 @@ class Flags:
     split=' ',
     metavar='MEASURE',
   )
-  out: str | None = flag(
-    'the metrics; without it they are only printed', None, metavar='metrics.json'
-  )
+  out: str | None = flag('the metrics, which are also printed', None, metavar='metrics.json')
   drop_same_id: bool = flags.drop_same_id('is left out')
   strict: bool = flags.switch(
-    'fail where a judged query is missing from the run or, with --corpus, a document from the '
-    'corpus; else they are counted'
+    'fail if the run lacks a judged query or --corpus a judged document; else they are counted'
   )
   answers: tuple[tuple[str, str], ...] = flag(
     "answers to questions: DPR's json or csv, or jsonl with id and answers",
@@ -105,24 +99,20 @@ class Flags:
     metavar='[NAME=]FILE',
   )
   corpus: tuple[tuple[str, str], ...] = flag(
-    "passages, as BEIR's jsonl or DPR's tsv: searched for answers, and for the ids of judged "
-    'documents',
+    "passages, as BEIR's jsonl or DPR's tsv, to search for answers and ids of judged documents",
     (),
     read=flags.maybe_named,
     metavar='[NAME=]FILE',
   )
-  answer_k: tuple[int, ...] = flag(
-    'how many passages are searched for an answer', (5, 20, 100), split=' '
-  )
+  answer_k: tuple[int, ...] = flag('passages to search for an answer', (5, 20, 100), split=' ')
   match: str = flag('what an answer is; regex for CuratedTREC', 'string', choices=MATCHES)
   extra: dict[str, str] = flag(
-    'a fact to keep with the metrics, such as the number of trained parameters: a column of '
-    'dprjax.report',
+    'a fact to keep, such as the number of trained parameters: a column of dprjax.report',
     {},
     metavar='NAME=VALUE',
   )
   mteb: tuple[str, ...] | None = flag(
-    "instead of runs: mteb's names of tasks, and folders of data, for --backbone and --prompt",
+    "mteb's tasks, and folders of data, to measure --backbone and --prompt on",
     None,
     split=',',
     metavar='TASK,...',

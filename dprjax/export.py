@@ -55,42 +55,33 @@ def _licence(text: str) -> str:
 class Flags:
   workdir: str | None = flag('of the training run', None, either='source')
   source: str | None = flag(
-    'in place of a workdir: a prompt.npz, or the folder or repository of one or of a prefix '
-    "adapter of PEFT's",
+    'a prompt.npz, or a folder or repository of one or of a PEFT prefix adapter',
     None,
     name='from',
     metavar='PATH|USER/NAME',
     either='source',
   )
-  out: str = flag(
-    'prompt.npz; a directory where the backbone was trained, and for --format and --card'
-  )
+  out: str = flag('prompt.npz; a directory for a trained backbone, --format and --card')
   format: str | None = flag(
-    'default: npz; where an encoder was trained, its directory', None, choices=FORMATS
+    'default: npz, or the directory of a trained encoder', None, choices=FORMATS
   )
   step: int | None = flag(
-    'which checkpoint; default: the best on the dev split, else the latest', None
+    'of the checkpoint (default: the best on the dev split, else the latest)', None
   )
   method: str | None = flag(
-    "the module of the run's method, where it is one of your own (lab.toy): a workdir alone does "
-    'not decide which code is imported',
+    "the module of the run's method if it is your own (lab.toy), which a workdir must not choose",
     None,
   )
-  force: bool = flags.switch(
-    'exports also where no checkpoint is better on the dev split than what the training began with'
-  )
+  force: bool = flags.switch('export even if no checkpoint beats the baseline on the dev split')
   backbone: str | None = flag(
-    'with --from: the frozen encoder; default: the one that it names', None
+    'with --from: the frozen encoder (default: the one that it names)', None
   )
   pooling: str | None = flag(
-    "with --from, of an adapter that PEFT made: cls, mean, lasttoken, ...; default: the backbone's",
-    None,
+    "with --from, for PEFT's adapters: cls, mean, ... (default: the backbone's)", None
   )
-  normalize: bool | None = flag("likewise: unit length; default: the backbone's", None)
-  query_max_length: int | None = flag(
-    'likewise: tokens; default: as many as the backbone takes', None
-  )
-  passage_max_length: int | None = flag('likewise', None)
+  normalize: bool | None = flag('likewise: unit length', None)
+  query_max_length: int | None = flag('likewise: tokens', None)
+  passage_max_length: int | None = flag('likewise: tokens', None)
   base_model: repository.Reference | None = flag(
     'the backbone on the hub, for the card and for adapters',
     None,
@@ -98,22 +89,18 @@ class Flags:
     metavar='USER/NAME[@COMMIT]',
   )
   backbone_files: bool = flag(
-    'whether a sentence-transformers folder holds those of a frozen backbone; else it names '
-    '--base_model=USER/NAME@COMMIT',
-    True,
+    'copy a frozen backbone into a sentence-transformers folder; else name --base_model', True
   )
-  card: bool | None = flag(
-    'whether to write a model card, README.md (default: true with --push)', None
-  )
+  card: bool | None = flag('write a model card, README.md (default: with --push)', None)
   license: str | None = flag('for the card, such as apache-2.0', None, read=_licence, metavar='ID')
   metrics: dict[str, str] = flag(
     'of dprjax.evaluate, for the card; may be repeated', {}, metavar='NAME=metrics.json'
   )
   push: str | None = flag(
-    'puts the folder into this repository of the Hugging Face hub', None, metavar='USER/NAME'
+    'send the folder to this repository of the Hugging Face hub', None, metavar='USER/NAME'
   )
-  private: bool = flag('whether nobody else sees the repository', True)
-  dry_run: bool = flag('shows what --push would send, and sends nothing', False)
+  private: bool = flag('hide the repository from others', True)
+  dry_run: bool = flag('show what --push would send', False)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

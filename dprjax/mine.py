@@ -50,8 +50,8 @@ class Flags:
     'a cross-encoder that scores for the denoised pool', None, metavar='DIR'
   )
   reranker_prompt: str | None = flag(
-    'a prompt of pairs; --reranker is then its backbone, with a masked-LM head. Scores here are '
-    'differences of logits, whatever its meta says',
+    'a prompt of pairs for --reranker, its backbone with a masked-LM head; scores are differences '
+    'of logits',
     None,
     metavar='prompt.npz',
   )
@@ -59,7 +59,7 @@ class Flags:
     "in its place, a run with a reranker's logits", None, metavar='run.trec'
   )
   threshold: float = flag(
-    'a candidate is denoised if its probability, the sigmoid of its score, is below it',
+    'candidates with a lower probability (sigmoid of the score) are denoised',
     _DEFAULT.threshold,
     most=1,
   )
@@ -69,22 +69,16 @@ class Flags:
   batch_size: int = flags.batch_size('for --reranker, pairs')
   dtype: str = flags.dtype(', for --reranker')
   seed: int = flag('of the samples', _DEFAULT.seed, least=0)
-  texts: bool = flag(
-    'false: passages by their ids alone, for a training run that reads the corpus as well', True
-  )
+  texts: bool = flag('write texts, not only ids; false if the training reads the corpus', True)
   drop_same_id: bool = flags.drop_same_id('is no negative of it')
   score_positives: bool = flag(
-    'true: the file has scores of the positives too, as config.distillation needs them; with '
-    '--reranker or --reranked',
-    False,
+    'also write scores of positives, for config.distillation; with --reranker or --reranked', False
   )
   strict: bool = flags.switch(
-    'fail if an id is unknown, a rank comes twice or a query has no candidate; otherwise they are '
-    'counted and listed'
+    'fail for unknown ids, repeated ranks and queries without candidates; else they are counted'
   )
   tmp_dir: str | None = flag(
-    'for the rows of the runs and the index of the corpus, 24 bytes each (default: the folder of '
-    '--out)',
+    'for rows of the runs and of the corpus, 24 bytes each (default: the folder of --out)',
     None,
     metavar='DIR',
   )

@@ -48,25 +48,21 @@ class Flags:
   backbone: str = flags.backbone(
     more=': the cross-encoder or, with --prompt, a backbone with a masked-LM head'
   )
-  prompt: str | None = flag(
-    'a prompt.npz of pairs for that backbone, or USER/NAME[@COMMIT] on the hub', None
-  )
+  prompt: str | None = flag('its prompt.npz of pairs, or USER/NAME[@COMMIT] on the hub', None)
   run: str = flag("a retriever's run", metavar='run.trec')
   queries: tuple[str, ...] = flags.texts_file('_id and text', several=True)
   corpus: tuple[str, ...] = flags.texts_file('_id, title and text', several=True)
   out: str = flag('the new run; its report goes to reranked.trec.json', metavar='reranked.trec')
   depth: int = flag('passages scored per query; deeper ones are dropped', 100)
   max_length: int | None = flag(
-    "tokens of a pair, the passage is cut first; default: the tokenizer's, at most 512; with "
-    '--prompt, each text is cut as in training',
+    "tokens of a pair, cutting the passage first (default: the tokenizer's, at most 512; with "
+    '--prompt each text is cut as in training)',
     None,
   )
   batch_size: int = flags.batch_size('pairs')
   dtype: str = flags.dtype()
   shard_pairs: int = flag('pairs scored between two saves', 10_000)
-  strict: bool = flags.switch(
-    'fail where the run names an unknown query or passage, instead of leaving it out'
-  )
+  strict: bool = flags.switch('fail if the run names an unknown query or passage; else omit it')
 
 
 def rerank(reranker: Reranker, args: Flags) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _setting(text: str) -> tuple[str, float]:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MilvusFlags(flags.Collection):
   search_param: dict[str, float] = flag(
-    'how much of the index to search, for instance nprobe=64; may be repeated',
+    'how much of the index to search, such as nprobe=64; may be repeated',
     {},
     read=_setting,
     metavar='NAME=NUMBER',
@@ -75,17 +75,15 @@ class MilvusFlags(flags.Collection):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  corpus: str | None = flag(
-    'embeddings of the passages; not with --index=milvus', None, metavar='DIR'
-  )
+  corpus: str | None = flag('embeddings of the passages', None, metavar='DIR')
   queries: tuple[str, ...] = flag(
-    'embeddings of the queries; repeated, of the same queries: the best score of a passage counts',
+    'embeddings of the queries; several of the same queries give each passage its best score',
     (),
     metavar='DIR',
     either='queries',
   )
   like: str | None = flag(
-    'with --index=milvus: a file of ids of stored passages, one a line, to search with',
+    'with --index=milvus: ids of stored passages to search with, one a line',
     None,
     metavar='IDS',
     either='queries',
@@ -95,23 +93,19 @@ class Flags:
   k: int = flag('passages a query', 1000, most=10**6)
   drop_same_id: bool = flags.drop_same_id()
   index_dir: str | None = flag(
-    'keep the ScaNN index here, and use it again while the embeddings are the same',
-    None,
-    metavar='DIR',
+    'keep the ScaNN index here while the embeddings are the same', None, metavar='DIR'
   )
-  recall: float = flag('the part of the exact best k that ScaNN should find', 0.95, most=1)
+  recall: float = flag('fraction of the exact best k that ScaNN should find', 0.95, most=1)
   recall_queries: int = flag(
-    'queries to measure the recall on, 0: do not measure', 200, least=0, most=10**6
+    'queries to measure the recall on; 0 for none', 200, least=0, most=10**6
   )
   dimensions: int | None = flag(
     'compare only the first numbers of the vectors (default: all)', None, most=2**20
   )
   rescore: str | None = flag(
-    'order the best passages by these embeddings of them, in float or int8', None, metavar='DIR'
+    'order the best passages by these float or int8 embeddings of them', None, metavar='DIR'
   )
-  rescore_factor: int = flag(
-    'with --rescore: how many times --k passages are ordered', 4, most=1000
-  )
+  rescore_factor: int = flag('times --k passages to order with --rescore', 4, most=1000)
   milvus: MilvusFlags = flags.group(MilvusFlags, 'with --index=milvus')
   job: flags.Job = flags.job()
 

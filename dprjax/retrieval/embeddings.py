@@ -114,7 +114,6 @@ class EmbeddingsWriter:
         'settings, or choose another folder'
       )
     # Shards written now must use the same ranges.
-    # What is written in addition must mean the same.
     self._manifest = dataclasses.replace(self._manifest, ranges=manifest.ranges)
     if self._process:  # process 0 has verified them
       return manifest.entries
