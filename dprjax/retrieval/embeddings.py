@@ -451,7 +451,7 @@ def load_embeddings(
   if not path.exists():
     if (root / PROGRESS).exists():
       raise InputError(f'{root} is unfinished: repeat its dprjax.encode command, which continues')
-    raise InputError(f'{root} holds no embeddings: make them with dprjax.encode')
+    raise InputError(f'{root} holds no embeddings ({MANIFEST} not found): run dprjax.encode')
   manifest = Manifest.read(path)
   meta, all_shards = manifest.meta, -(-manifest.rows // manifest.shard_rows)
   if len(manifest.entries) < all_shards:
