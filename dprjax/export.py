@@ -140,7 +140,7 @@ def _command(args: Flags) -> None:
 
 
 def _push(out: epath.Path, name: str, private: bool, dry: bool) -> None:
-  found = repository.entries(out)
+  found = repository.uploads(out)
   who = 'private' if private else 'public'
   verb = 'would go' if dry else 'goes'
   for entry in found:

@@ -113,7 +113,7 @@ def mix(bits: UInt64[np.ndarray, '...']) -> UInt64[np.ndarray, '...']:
   return bits ^ (bits >> np.uint64(31))
 
 
-def find(
+def positions(
   values: Shaped[np.ndarray, ' n'], wanted: Shaped[np.ndarray, ' m']
 ) -> Int64[np.ndarray, ' m']:
   """The first index of each wanted value in ascending ``values``; -1 if absent."""

@@ -37,7 +37,7 @@ class Reference(NamedTuple):
     return self.name if self.revision is None else f'{self.name}@{self.revision}'
 
 
-class Entry(NamedTuple):
+class Upload(NamedTuple):
   """A file that goes into a repository."""
 
   name: str
@@ -150,11 +150,11 @@ def check_owned(name: str, flag: str) -> str:
   return name
 
 
-def entries(folder: PathLike) -> list[Entry]:
+def uploads(folder: PathLike) -> list[Upload]:
   """The files below a folder, as they go into a repository."""
   root = epath.Path(folder)
   return [
-    Entry(str(path.relative_to(root)), path.stat().length, files.sha256_file(path))
+    Upload(str(path.relative_to(root)), path.stat().length, files.sha256_file(path))
     for path in sorted(files.below(root), key=str)
   ]
 
@@ -163,7 +163,7 @@ def push(folder: PathLike, name: str, message: str, *, private: bool = True) -> 
   """Puts a folder's files into a repository in one commit; other files there stay.
 
   Args:
-    folder: see `entries`.
+    folder: see `uploads`.
     name: USER/NAME; made if it is missing.
     message: of the commit.
     private: refuse a repository that others can see.
@@ -183,8 +183,8 @@ def push(folder: PathLike, name: str, message: str, *, private: bool = True) -> 
     if private and not api.repo_info(name).private:
       raise InputError(f'--push={name} is public; choose another, or say --private=false')
     operations = [
-      huggingface_hub.CommitOperationAdd(entry.name, os.fspath(root / entry.name))
-      for entry in entries(root)
+      huggingface_hub.CommitOperationAdd(upload.name, os.fspath(root / upload.name))
+      for upload in uploads(root)
     ]
     return str(api.create_commit(name, operations, commit_message=message).oid)
   except (InputError, MemoryError):

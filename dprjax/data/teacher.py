@@ -73,7 +73,7 @@ class Teacher:
   ) -> jt.Float32[np.ndarray, 'B C']:
     """The scores of each query's passages; NaN where there is none."""
     wanted = queries[:, None].astype(np.int64) << 32 | passages
-    places = outofcore.find(self._pairs, wanted.ravel()).reshape(wanted.shape)
+    places = outofcore.positions(self._pairs, wanted.ravel()).reshape(wanted.shape)
     return np.where(places >= 0, self._scores[places], np.float32(np.nan))
 
 
@@ -92,7 +92,7 @@ class _Ids:
 
   def rows(self, keys: jt.UInt64[np.ndarray, ' n']) -> jt.Int64[np.ndarray, ' n']:
     """Their rows; -1 where there is no such id."""
-    places = outofcore.find(self._keys, keys)
+    places = outofcore.positions(self._keys, keys)
     return np.where(places >= 0, self._order[places], -1)
 
 

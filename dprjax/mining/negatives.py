@@ -146,8 +146,8 @@ class _Queries:
     """The queries' numbers; _SKIPPED for one that is not mined for, _UNKNOWN for an unknown one."""
     # Most rows of a query are consecutive: one search for all of them.
     first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
-    places = outofcore.find(self.ascending, keys[first])
-    skipped = outofcore.find(self.skipped, keys[first]) >= 0
+    places = outofcore.positions(self.ascending, keys[first])
+    skipped = outofcore.positions(self.skipped, keys[first]) >= 0
     numbers = np.where(places >= 0, self.order[places], np.where(skipped, _SKIPPED, _UNKNOWN))
     return np.repeat(numbers, np.diff(first, append=len(keys)))
 

@@ -46,7 +46,7 @@ class Passages:
     for part, (start, stop) in enumerate(itertools.pairwise(borders.tolist())):
       if start < stop:
         entries = self.index.read(part)
-        places = outofcore.find(entries['key'], keys[start:stop])
+        places = outofcore.positions(entries['key'], keys[start:stop])
         known = np.flatnonzero(places >= 0)
         offsets[start + known] = entries['offset'][places[known]]
         digests[start + known] = entries['digest'][places[known]]

@@ -211,7 +211,7 @@ def join_scores(
   span = max(int(texts.max(initial=0)), int(text.max(initial=0))) + 1
   pairs = rows['query'].astype(np.int64) * span + texts
   order = np.lexsort((-rows['score'], pairs))
-  places = outofcore.find(pairs[order], query * span + text)
+  places = outofcore.positions(pairs[order], query * span + text)
   scores = np.full(len(places), np.nan)
   scores[places >= 0] = rows['score'][order[places[places >= 0]]]
   return scores

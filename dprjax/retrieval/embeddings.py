@@ -34,7 +34,7 @@ from dprjax.retrieval.manifest import (
   MANIFEST,
   PROGRESS,
   PROGRESS_OF_OTHERS,
-  Entry,
+  Checksums,
   Manifest,
   Meta,
   Shard,
@@ -93,10 +93,10 @@ class EmbeddingsWriter:
     self._shards = cut_shards(len(ids), shard_rows)
     ids_sha256 = hashlib.sha256(''.join(f'{id_}\n' for id_ in ids).encode()).hexdigest()
     self._manifest = Manifest(meta, len(ids), shard_rows, ids_sha256, {}, seen=seen)
-    self._manifest.entries.update(self._resume())
+    self._manifest.checksums.update(self._resume())
 
-  def _resume(self) -> dict[int, Entry]:
-    """The manifest's entries of the intact shards, by number."""
+  def _resume(self) -> dict[int, Checksums]:
+    """Checksums of the intact shards, by number."""
     if self.folder.exists() and not self.folder.is_dir():
       raise InputError(f'{self.folder} is a file; embeddings need a folder')
     names = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
@@ -116,16 +116,16 @@ class EmbeddingsWriter:
     # Shards written now must use the same ranges.
     self._manifest = dataclasses.replace(self._manifest, ranges=manifest.ranges)
     if self._process:  # process 0 has verified them
-      return manifest.entries
+      return manifest.checksums
     self._clear()
     done = {
-      number: entry
-      for number, entry in (self._others() | manifest.entries).items()
-      if self._intact(number, entry)
+      number: digests
+      for number, digests in (self._others() | manifest.checksums).items()
+      if self._intact(number, digests)
     }
     # A finished folder with a damaged shard is unfinished again.
     if stored == PROGRESS or len(done) < len(self._shards):
-      dataclasses.replace(self._manifest, entries=done).write(self.folder / PROGRESS)
+      dataclasses.replace(self._manifest, checksums=done).write(self.folder / PROGRESS)
       (self.folder / MANIFEST).unlink(missing_ok=True)
     for path in self.folder.glob(PROGRESS_OF_OTHERS):
       path.unlink()
@@ -137,14 +137,14 @@ class EmbeddingsWriter:
       if _LEFT.fullmatch(path.name):
         path.unlink()
 
-  def _intact(self, number: int, entry: Entry) -> bool:
+  def _intact(self, number: int, digests: Checksums) -> bool:
     names = shard_names(number, len(self._shards))
     return all(
       path.exists()
       and not path.is_dir()
       and not files.is_special(path)
       and sha256_file(path) == digest
-      for path, digest in zip((self.folder / names[what] for what in FILES), entry, strict=True)
+      for path, digest in zip((self.folder / names[what] for what in FILES), digests, strict=True)
     )
 
   def _differences(self, manifest: Manifest) -> list[str]:
@@ -156,14 +156,14 @@ class EmbeddingsWriter:
       if there[key] != value
     ]
 
-  def _others(self) -> dict[int, Entry]:
+  def _others(self) -> dict[int, Checksums]:
     """Entries of the shards that other processes wrote."""
-    entries: dict[int, Entry] = {}
+    checksums: dict[int, Checksums] = {}
     for path in self.folder.glob(PROGRESS_OF_OTHERS):
       progress = Manifest.read(path)
       if not self._differences(progress):
-        entries |= progress.entries
-    return entries
+        checksums |= progress.checksums
+    return checksums
 
   @property
   def needs_ranges(self) -> bool:
@@ -184,7 +184,7 @@ class EmbeddingsWriter:
 
   def pending(self) -> list[Shard]:
     """The shards to write, in order."""
-    return [shard for shard in self._shards if shard.number not in self._manifest.entries]
+    return [shard for shard in self._shards if shard.number not in self._manifest.checksums]
 
   def write(self, shard: Shard, vectors: Float[np.ndarray, 'rows H']) -> None:
     """Writes one shard.
@@ -218,14 +218,14 @@ class EmbeddingsWriter:
       np.save(file, vectors, allow_pickle=False)
     with atomic_write(self.folder / names['ids']) as file:
       file.writelines(f'{id_}\n' for id_ in self.ids[shard.start : shard.stop])
-    self._manifest.entries[shard.number] = Entry(
+    self._manifest.checksums[shard.number] = Checksums(
       *(sha256_file(self.folder / names[what]) for what in FILES)
     )
     self._manifest.write(self.folder / self._progress)
 
   def discard(self) -> None:
     """Removes an unfinished folder's progress if no shard was written; for failed commands."""
-    if self._process or self._manifest.entries or any(self.folder.glob(PROGRESS_OF_OTHERS)):
+    if self._process or self._manifest.checksums or any(self.folder.glob(PROGRESS_OF_OTHERS)):
       return
     if not (self.folder / MANIFEST).exists():
       (self.folder / PROGRESS).unlink(missing_ok=True)
@@ -238,7 +238,7 @@ class EmbeddingsWriter:
     """
     if self._process:
       return
-    self._manifest.entries.update(self._others())
+    self._manifest.checksums.update(self._others())
     if pending := self.pending():
       raise RuntimeError(f'{len(pending)} of {len(self._shards)} shards are not written')
     self._manifest.write(self.folder / MANIFEST)
@@ -454,9 +454,9 @@ def load_embeddings(
     raise InputError(f'{root} holds no embeddings ({MANIFEST} not found): run dprjax.encode')
   manifest = Manifest.read(path)
   meta, all_shards = manifest.meta, -(-manifest.rows // manifest.shard_rows)
-  if len(manifest.entries) < all_shards:
+  if len(manifest.checksums) < all_shards:
     raise InputError(
-      f'{path} lists {len(manifest.entries):,} of {all_shards:,} shards: encode again'
+      f'{path} lists {len(manifest.checksums):,} of {all_shards:,} shards: encode again'
     )
   code = None
   if meta.dtype in codes.LEVELS:
@@ -469,7 +469,7 @@ def load_embeddings(
     names = shard_names(shard.number, all_shards)
     vectors_file, ids_file = (root / names[what] for what in FILES)
     for file, expected in zip(
-      (vectors_file, ids_file), manifest.entries[shard.number], strict=True
+      (vectors_file, ids_file), manifest.checksums[shard.number], strict=True
     ):
       files.regular_file(file, 'embeddings shard')
       if verify and shard.number % processes == process and sha256_file(file) != expected:

@@ -131,7 +131,7 @@ def shard_names(number: int, count: int) -> dict[str, str]:
   return {what: f'{what}-{number:05d}-of-{count:05d}.{suffix}' for what, suffix in FILES.items()}
 
 
-class Entry(NamedTuple):
+class Checksums(NamedTuple):
   """Checksums of a shard's files."""
 
   embeddings_sha256: str
@@ -169,7 +169,7 @@ class Manifest:
 
   Attributes:
     ids_sha256: of all ids, a line each.
-    entries: by the shard's number.
+    checksums: by the shard's number.
     ranges: of codes; None for plain vectors, or before they are measured.
     seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
   """
@@ -178,7 +178,7 @@ class Manifest:
   rows: int
   shard_rows: int
   ids_sha256: str
-  entries: dict[int, Entry]
+  checksums: dict[int, Checksums]
   ranges: codes.Ranges | None = None
   seen: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
@@ -208,9 +208,9 @@ class Manifest:
         'index': number,
         'rows': shards[number].stop - shards[number].start,
         **shard_names(number, len(shards)),
-        **self.entries[number]._asdict(),
+        **self.checksums[number]._asdict(),
       }
-      for number in sorted(self.entries)
+      for number in sorted(self.checksums)
     ]
     write_json(path, content)
 
@@ -224,22 +224,22 @@ class Manifest:
       raise InputError(f'{path} is of version {version!r:.20}, expected {_VERSION}: {_AGAIN}')
     found = _convert(values, _Counts, path)
     shards = cut_shards(found.rows, found.shard_rows)
-    entries: dict[int, Entry] = {}
+    checksums: dict[int, Checksums] = {}
     for shard in found.shards:
-      if not max(entries, default=-1) < shard.index < len(shards):
+      if not max(checksums, default=-1) < shard.index < len(shards):
         raise InputError(f'{path}: index {shard.index} of a shard; {_AGAIN}')
       own = shards[shard.index]
       names = shard_names(shard.index, len(shards)).values()
       if (shard.rows, shard.embeddings, shard.ids) != (own.stop - own.start, *names):
         raise InputError(f'{path}: shard {shard.index} has other rows or files; {_AGAIN}')
-      entries[shard.index] = Entry(shard.embeddings_sha256, shard.ids_sha256)
+      checksums[shard.index] = Checksums(shard.embeddings_sha256, shard.ids_sha256)
     meta = _convert(values, Meta, path)
     ranges = None
     # An interrupted command may not have measured ranges yet.
-    if meta.dtype in codes.LEVELS and ('ranges' in values or entries):
+    if meta.dtype in codes.LEVELS and ('ranges' in values or checksums):
       ranges = _ranges(_convert(values, _Coded, path).ranges, meta.dimension, path)
     known = seen.of_json(values, str(path))
-    return cls(meta, found.rows, found.shard_rows, found.ids_sha256, entries, ranges, known)
+    return cls(meta, found.rows, found.shard_rows, found.ids_sha256, checksums, ranges, known)
 
 
 _AGAIN = 'encode again, into another folder'

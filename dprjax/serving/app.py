@@ -160,7 +160,8 @@ class App:
     """Waits for the engine's shapes, compiles the others, and sets ``ready``."""
     try:
       self._engine.ready.result()
-      for part in (*self._indexes.values(), *self._rerankers.values()):
+      parts: list[Index | Reranker] = [*self._indexes.values(), *self._rerankers.values()]
+      for part in parts:
         if self._draining:
           return
         part.compile()

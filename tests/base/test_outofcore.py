@@ -46,5 +46,5 @@ def test_keys_of_many_ids_do_not_collide():
 def test_find():
   values = np.array([2, 5, 5, 9], np.uint64)
   wanted = np.array([9, 1, 5, 10, 2, 6], np.uint64)
-  assert outofcore.find(values, wanted).tolist() == [3, -1, 1, -1, 0, -1]
-  assert outofcore.find(values[:0], wanted).tolist() == [-1] * 6
+  assert outofcore.positions(values, wanted).tolist() == [3, -1, 1, -1, 0, -1]
+  assert outofcore.positions(values[:0], wanted).tolist() == [-1] * 6

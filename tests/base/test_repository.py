@@ -55,7 +55,7 @@ def folder(tmp_path):
 
 
 def test_a_push_is_one_private_commit_of_what_is_listed(hub, folder):
-  entries = repository.entries(folder)
+  entries = repository.uploads(folder)
   assert [entry.name for entry in entries] == [
     'README.md',
     'dprjax.json',
