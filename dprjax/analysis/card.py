@@ -234,7 +234,7 @@ def _metrics(card: Card, subject: Subject) -> Iterator[str]:
         f'{counts[measure]:,} |'
       )
     yield ''
-    command = metrics.get('command', 'python -m dprjax.evaluate')  # of older files its name alone
+    command = metrics.get('command', 'python -m dprjax.evaluate')
     yield f'Made by {_code(command)}; its file has the SHA-256 {_code(digest)}.'
     yield ''
   gain = subject.meta.get('gain')

@@ -434,7 +434,7 @@ class App:
       raise InputError(about.refused)
     return _json(ModelCard(id=asked, created=int(about.modified)))
 
-  @_serves('GET', '/v1/prompts', 'The prompts with what is known of them', PromptList)
+  @_serves('GET', '/v1/prompts', 'The prompts and their metadata', PromptList)
   async def _prompts(self, request: Request) -> Response:
     engine = self._engine
     found = await self._on_files(engine.library.listing)

@@ -204,7 +204,7 @@ class Engine:
       texts: at least one; or token ids with special ones, which are taken as they are.
 
     Raises:
-      UnknownPrompt, InputError: as ``Library.get``; or a text that is none, or ids under a prompt
+      UnknownPrompt, InputError: as ``Library.get``; or not a text, or ids under a prompt
         that chooses topics.
       ForeignIds: ids that are no tokens, or without the special tokens.
     """
