@@ -339,11 +339,11 @@ def _write(metrics: dict[str, Any], args: Flags) -> None:
 
 
 def _measure(args: Flags, named: Mapping[str, Mapping[str, str]], several: bool) -> None:
-  runs = named['run']
-  datasets = {
-    name: evaluate(run, *(named[option].get(name) for option in _FILES[1:]), args)
-    for name, run in runs.items()
-  }
+  runs, *others = named.values()
+  datasets = {}
+  for name, run in runs.items():
+    qrels, answer_file, corpus = (by_name.get(name) for by_name in others)
+    datasets[name] = evaluate(run, qrels, answer_file, corpus, args)
   metrics = combine(datasets) if several else datasets['']
   metrics['command'] = _shown(args, named)
   _write(metrics, args)
