@@ -139,7 +139,9 @@ def _inside(folder: epath.Path, name: str, what: str, given: str) -> epath.Path:
     and name in digests
     and files.sha256_file(files.regular_file(file, what)) != digests[name]
   ):
-    raise InputError(f'{what}: {file} was changed or damaged (SHA-256); fetch it again')
+    raise InputError(
+      f'{what}: {file} differs from its SHA-256 in {provenance.MARK}; fetch it again'
+    )
   return file
 
 

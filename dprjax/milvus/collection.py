@@ -47,8 +47,8 @@ def check_uri(uri: str) -> None:
   if not (remote or (is_local(uri) and uri.endswith('.db') and '@' not in uri)):
     # The address may hold a password.
     raise InputError(
-      '--uri: expected a local name that ends in .db, or http(s)://host:port without a user, query '
-      'or fragment; a password goes into --token or MILVUS_TOKEN'
+      '--uri: expected a local name that ends in .db, or http://host:port (or https) without user, '
+      'query or fragment; a password goes into --token or MILVUS_TOKEN'
     )
 
 

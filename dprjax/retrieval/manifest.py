@@ -229,9 +229,13 @@ class Manifest:
       if not max(checksums, default=-1) < shard.index < len(shards):
         raise InputError(f'{path}: index {shard.index} of a shard; {_AGAIN}')
       own = shards[shard.index]
-      names = shard_names(shard.index, len(shards)).values()
-      if (shard.rows, shard.embeddings, shard.ids) != (own.stop - own.start, *names):
-        raise InputError(f'{path}: shard {shard.index} has other rows or files; {_AGAIN}')
+      expected = {'rows': own.stop - own.start, **shard_names(shard.index, len(shards))}
+      for key, value in expected.items():
+        if getattr(shard, key) != value:
+          raise InputError(
+            f'{path}: {key} of shard {shard.index} is {getattr(shard, key)!r:.40}, expected '
+            f'{value!r}; {_AGAIN}'
+          )
       checksums[shard.index] = Checksums(shard.embeddings_sha256, shard.ids_sha256)
     meta = _convert(values, Meta, path)
     ranges = None

@@ -127,7 +127,7 @@ def test_every_format(tmp_path, format, encoders, embeds, library, words, absent
   assert front['base_model_relation'] == ('finetune' if encoders else 'adapter')
   assert 'license' not in front and 'Not stated by whoever trained it.' in rest
   assert words in rest and absent not in rest
-  assert 'Not known here' in rest and 'Not measured here.' in rest
+  assert 'Unknown' in rest and 'Not measured here.' in rest
 
 
 def test_what_a_stranger_wrote_stays_text(tmp_path):
@@ -145,7 +145,7 @@ def test_a_prompt_for_queries_alone(tmp_path):
   made = card.Card('peft', repository.parse('a/b'), None, {}, None)
   text = card.write(made, subject(tmp_path, **{'query/prefix': (2, 2, 3, 2, 8)}))
   assert "from_pretrained(backbone, 'DIR', subfolder='query')" in text
-  assert 'for queries alone' in text
+  assert 'for queries only' in text
 
 
 @pytest.mark.parametrize('before, shown', [(0.25, True), ('low', False), (None, False)])

@@ -29,7 +29,7 @@ def test_uniformity_known_by_hand():
   # Three pairs: one the same, two at a right angle (squared distance 2).
   corner = np.array([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
   assert analysis.uniformity(corner, t=3) == pytest.approx(math.log((1 + 2 * math.exp(-6)) / 3))
-  with pytest.raises(ValueError, match='pairs of vectors'):
+  with pytest.raises(ValueError, match='uniformity'):
     analysis.uniformity(pole)
 
 
