@@ -186,7 +186,7 @@ def test_fill_search_change(folder, command, write_embeddings):
     ),
     (search, ['--like=ids.txt'], 'nobody'),
     (search, ['--like=ids.txt', '--queries=queries'], 'not allowed with argument'),
-    (search, ['--like=ids.txt', '--index=exact'], '--index=exact needs --corpus and --queries'),
+    (search, ['--like=ids.txt', '--index=exact'], '--like'),
   ],
 )
 def test_bad_input(filled, monkeypatch, command, module, flags, message):
