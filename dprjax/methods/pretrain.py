@@ -88,7 +88,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     raise InputError(
       'config.pretrain.mlm_weight: masked language modelling needs a masked-LM head and a mask '
       f'token, which {model.model_type} models with this tokenizer do not have; set 0 to train the '
-      'contrastive loss alone, or choose another backbone'
+      'contrastive loss only, or choose another backbone'
     )
   condenser = knobs.head_layers > 0
   if not (condenser or knobs.late_mlm or contrasted):

@@ -80,9 +80,13 @@ def find_tasks(
       "config.tasks is empty; add c.tasks.NAME = defaults.task(dir='DIR') to the config file"
     )
   found = [
-    Task(name, number, config.tasks[name].measure, data)
+    Task(
+      name,
+      number,
+      config.tasks[name].measure,
+      _find_task(name, section, config, workdir, devices, form),
+    )
     for number, name in enumerate(sorted(config.tasks))
-    for data in [_find_task(name, section, config, workdir, devices, form)]
   ]
   with_dev = [task.data.dev is not None for task in found]
   if any(with_dev) and not all(with_dev):
