@@ -79,7 +79,7 @@ def quickstart(args: Flags) -> dict[str, float]:
     InputError: bad input; ``out`` holds a comparison on other text, or something else.
   """
   recipes = [word for word in args.experiment if word.startswith('--config=')]
-  config = configs.find((recipes or ['configs/quickstart.py'])[-1].removeprefix('--config='))
+  config = configs.locate((recipes or ['configs/quickstart.py'])[-1].removeprefix('--config='))
   files.existing(config_file(config), '--config')
   data = None if args.data.split(':')[0] == DOCSTRINGS else args.data
   inputs = {'--data': data, '--backbone': args.backbone}

@@ -114,15 +114,15 @@ def test_experiments_are_found_from_every_folder(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   ours = configs.shipped() / 'dptdr.py'
   assert ours.read_bytes() == (ROOT / 'configs' / 'dptdr.py').read_bytes()
-  assert configs.find('configs/dptdr.py:beir,query') == f'{ours}:beir,query'
+  assert configs.locate('configs/dptdr.py:beir,query') == f'{ours}:beir,query'
   config = configs.parse(['--config=configs/dptdr.py:beir,query', '--config.prompt.length=3'])
   assert (config.prompt.sides, config.prompt.length) == ('query', 3)
   # Anything else is left as it is, above all a file that is there.
   for name in ('configs/nonesuch.py', 'configs/../setup.py', 'dptdr.py', '/configs/dptdr.py', ''):
-    assert configs.find(name) == name
+    assert configs.locate(name) == name
   (tmp_path / 'configs').mkdir()
   (tmp_path / 'configs' / 'dptdr.py').write_text('')
-  assert configs.find('configs/dptdr.py:nq') == 'configs/dptdr.py:nq'
+  assert configs.locate('configs/dptdr.py:nq') == 'configs/dptdr.py:nq'
 
 
 @pytest.mark.parametrize('name', ['configs/nonesuch.py', 'configs/nonesuch.py:beir', 'dptdr'])

@@ -1,8 +1,8 @@
-"""Batches: what a training step sees, in an order that the seed decides.
+"""Batches of training steps, in an order that the seed decides.
 
-Step t of epoch e takes the queries that a shuffle by the seed and e puts there. Every process works
-out the whole global batch (which queries, which passages, how long) and reads the tokens of its own
-rows only. So all processes agree on the shapes without communication.
+Step t of epoch e takes the queries that the shuffle by seed and e puts there. Every process works
+out the whole global batch (queries, passages, lengths) and reads the tokens of its own rows only,
+so processes agree on shapes without communication.
 
     dataset = make_batches(
       store, batch_size=64, negatives=3, query_buckets=[32], passage_buckets=[64, 128], seed=0
@@ -11,8 +11,8 @@ rows only. So all processes agree on the shapes without communication.
     batch = next(batches)
     state = batches.get_state()    # JSON; set_state(state) continues with the batch after this one
 
-A data set of batches is indexed by the step and is as long as an epoch, so that
-`grain.MapDataset.mix` and `.map` work on it. Steps beyond its length are in later epochs.
+A data set is indexed by the step and is as long as one epoch, so `grain.MapDataset.mix` and `.map`
+work on it. Later steps are in later epochs.
 """
 
 import functools
@@ -44,24 +44,23 @@ SLOT_SOURCES = (
   'random_for_undenoised',
   'random_for_denoised',
 )
-"""Where a hard negative is from: its slot's pool or, from `STAND_INS` on, what stands in for it."""
+"""What filled a slot for a hard negative: its pool or, from `STAND_INS` on, a stand-in."""
 STAND_INS = 3
 
-# What a random number is for, so that no two uses share a stream.
+# One stream of random numbers for each use.
 _SHUFFLE, _RANDOM, _ORDER, _MIX, _SAMPLE = range(5)
 _log = logging.getLogger(__name__)
-
 
 Vectors = Callable[[jt.Int32[np.ndarray, '*n']], jt.Float32[np.ndarray, '*n H']]
 """Rows of a store's passages -> their vectors."""
 
 
 class Mix(NamedTuple):
-  """The shares of the pools in a query's hard negatives (DPTDR section 3.3). They add up to 1.
+  """Shares of the pools in a query's hard negatives (DPTDR section 3.3); they add up to 1.
 
   Attributes:
     denoised: negatives that a reranker passed; random passages stand in where there are too few.
-    undenoised: negatives as they were mined; denoised ones stand in, then random passages.
+    undenoised: negatives as mined; denoised ones stand in, then random passages.
     random: passages drawn anew in each epoch.
   """
 
@@ -88,42 +87,35 @@ def make_batches(
 ) -> grain.MapDataset[Batch]:
   """This process's rows of the global batch of any step (keys: docs/architecture.md, 'A batch').
 
-  Each epoch shuffles the queries anew and leaves out those that do not fill a batch. A query's
-  positives take turns, one an epoch, unless ``positive`` says otherwise. Its hard negatives have an
-  order that the seed decides: an epoch takes the next ones, and none comes again before all have
-  been taken. A query with fewer than ``negatives`` gets all it has and, for the rest, random
-  passages that are not relevant to it.
+  Each epoch shuffles the queries anew and drops those that do not fill a batch. A query's hard
+  negatives have an order that the seed decides; each epoch takes the next ones, and none repeats
+  before all have been taken. Random passages that are not relevant fill missing ones.
 
-  With a ``mix``, each of a query's slots for hard negatives draws a pool in each epoch, and each
-  pool has its own order. Negatives that are in both pools are taken once a row, so the next one of
-  the un-denoised may come again early. Batches then have one more key, `negative_pool` ``[B, C -
-  1]`` int8, indices of `SLOT_SOURCES`. Where the store has categories, they have `categories` ``[B,
-  G]`` int32.
+  With a ``mix``, each slot draws a pool in each epoch, and each pool has its own order. Batches
+  then have `negative_pool` ``[B, C - 1]`` int8, indices of `SLOT_SOURCES`. If the store has
+  categories, batches have `categories` ``[B, G]`` int32.
 
   Args:
     batch_size: queries of the global batch; process i has the i-th of ``process_count`` equal
       blocks.
     negatives: hard negatives a query, so ``C = 1 + negatives``.
-    mix: the pools that they are drawn from; by default from any.
-    positive: 'rotate', or 'first' for the first one of the data in every epoch.
-    query_buckets, passage_buckets: the lengths that a batch may have. The smallest that holds the
-      whole global batch is taken.
-    max_relevant: the largest R of `relevant`; by default what the store's queries need. If a query
-      has more, those in the global batch come first: they must not be taken for negatives.
-    vectors: gives the passages' vectors, which a batch then has in place of their tokens:
-      `passage_vectors` ``[B, C, H]``.
-    sample: passages besides, which are drawn for each batch from all that it does not hold:
-      `corpus_vectors` ``[S, H]`` and `corpus_index` ``[S]``. It needs ``vectors``.
+    mix: shares of the pools; by default any negative.
+    positive: 'rotate', the next positive in each epoch, or 'first'.
+    query_buckets, passage_buckets: padded lengths; a batch takes the smallest that holds it.
+    max_relevant: the largest R of `relevant`; by default what the store's queries need. A query
+      with more lists those in the global batch first.
+    vectors: gives passage vectors, which replace passage tokens: `passage_vectors` ``[B, C, H]``.
+    sample: passages drawn for each batch from those outside it: `corpus_vectors` ``[S, H]`` and
+      `corpus_index` ``[S]``. Needs ``vectors``.
 
   Raises:
-    InputError: sizes that the store, the buckets or the processes do not allow.
+    InputError: the store, the buckets or the processes do not allow these sizes.
   """
   own = process_rows(batch_size, process_index, process_count, 'queries')
   if batch_size > store.num_queries:
     raise InputError(
-      f'config.batch_size: an update of {counted(batch_size, "queries")} is more than '
-      f'{store.path} has, {counted(store.num_queries, "training queries")}; lower '
-      'config.batch_size (or config.accumulate)'
+      f'config.batch_size: {counted(batch_size, "queries")} an update, but {store.path} has '
+      f'{store.num_queries:,}; lower config.batch_size or config.accumulate'
     )
   feed = Feed(
     store,
@@ -141,8 +133,8 @@ def make_batches(
   most = len(distinct) - batch_size * (1 + negatives)
   if sample > max(most, 0):
     raise InputError(
-      f'config.corpus_negatives: {sample:,} passages cannot be drawn beside those of a batch: '
-      f'{store.path} holds {len(distinct):,}; use at most {max(most, 0):,}, or -1 for all'
+      f'config.corpus_negatives: {sample:,} cannot be drawn, {store.path} holds {len(distinct):,} '
+      f'passages; use at most {max(most, 0):,}, or -1 for all'
     )
   rows_of = shuffle_rows(np.arange(store.num_queries, dtype=np.int32), batch_size, [seed, _SHUFFLE])
   rows = np.arange(batch_size)[own]
@@ -164,12 +156,12 @@ def make_batches(
 
 
 class Drawn(NamedTuple):
-  """Queries of a global batch, with their passages.
+  """Queries of a global batch with their passages.
 
   Attributes:
     queries, passages: canonical rows of the store; column 0 is the positive.
     sources: what filled each slot, indices of `SLOT_SOURCES`; None without hard negatives.
-    tokens, relevant: columns of the queries, as the store keeps them.
+    tokens, relevant: columns of the queries, as stored.
   """
 
   queries: jt.Int32[np.ndarray, ' B']
@@ -180,16 +172,13 @@ class Drawn(NamedTuple):
 
 
 class Feed:
-  """Draws the passages of queries and reads their tokens; the arguments are `make_batches`'.
+  """Draws the passages of queries and reads their tokens; arguments as in `make_batches`.
 
   Attributes:
     size: the number of queries.
-    counts: how many rows there are to name, by the key of a batch that names them.
+    counts: the number of rows that each key of indices refers to.
     negatives: hard negatives a query.
     max_relevant: R of `relevant`.
-
-  Raises:
-    InputError: sizes that the store or the buckets do not allow.
   """
 
   def __init__(
@@ -209,8 +198,8 @@ class Feed:
     if negatives + store.max_relevant > len(self._distinct):
       raise InputError(
         f'config.negatives: {negatives} a query are too many: {store.path} holds '
-        f'{counted(len(self._distinct), "passages of different text")}, and up to '
-        f'{store.max_relevant:,} are relevant to one query'
+        f'{counted(len(self._distinct), "different passages")}, up to {store.max_relevant:,} of '
+        'them relevant to one query'
       )
     for kind, buckets, lengths in (
       ('query', query_buckets, store.query_lengths),
@@ -220,9 +209,7 @@ class Feed:
     if negatives:
       _check_mix(store, mix, negatives, seed)
     elif mix not in (None, Mix()):
-      raise InputError(
-        'config.mix says what the hard negatives are, but config.negatives is 0: there are none'
-      )
+      raise InputError('config.mix: config.negatives is 0, so there are no hard negatives to mix')
     self._store, self._seed, self._mix, self._positive = store, seed, mix, positive
     self._vectors = vectors
     self.negatives, self.size = negatives, store.num_queries
@@ -241,7 +228,7 @@ class Feed:
     epochs: int | jt.Int64[np.ndarray, ' B'],
     random: np.random.Generator,
   ) -> Drawn:
-    """The passages of queries, each in its epoch; ``random`` draws random passages."""
+    """The passages of queries, each in its epoch; ``random`` draws the random ones."""
     store, negatives = self._store, self.negatives
     tokens, *columns = store.queries.read(
       queries, ('tokens', 'positives', 'relevant', 'negatives', 'pools')
@@ -275,7 +262,7 @@ class Feed:
     return self._store.query_lengths[drawn.queries], self._store.passage_lengths[drawn.passages]
 
   def names(self, batch: Batch) -> list[str]:
-    """What queries and positives are called in messages."""
+    """The ids of queries and positives, for messages."""
     return [
       f'{query} with {passage}'
       for query, passage in zip(
@@ -288,7 +275,7 @@ class Feed:
   def read(
     self, drawn: Drawn, rows: jt.Int[np.ndarray, ' own'], query_length: int, passage_length: int
   ) -> Batch:
-    """Some rows of a batch, padded to these lengths."""
+    """Rows of a batch, padded to these lengths."""
     store, passages = self._store, drawn.passages[rows]
     query_tokens, query_mask = pad_flat(
       *table.lists([drawn.tokens[row] for row in rows]), query_length, store.pad_id
@@ -326,17 +313,17 @@ class Feed:
 
 
 def random_passages(seed: int, *numbers: int) -> np.random.Generator:
-  """What draws random passages: of a step, or of a step and a task."""
+  """The generator of random passages for a step, or for a step and a task."""
   return np.random.default_rng([seed, _RANDOM, *numbers])
 
 
 def sample_others(
   passages: jt.Int32[np.ndarray, 'B C'], total: int, count: int, random: np.random.Generator
 ) -> jt.Int32[np.ndarray, ' count']:
-  """Distinct rows of a store of ``total`` passages, none of them in the batch."""
+  """Distinct rows of a store of ``total`` passages that are not in the batch."""
   held = np.unique(passages)
   drawn = random.choice(total - len(held), count, replace=False, shuffle=False)
-  # The n-th row that is not held: as many held ones come before it as have at most n others first.
+  # The n-th free row follows every held row that has at most n free rows before it.
   free_before = held - np.arange(len(held))
   return (drawn + np.searchsorted(free_before, drawn, side='right')).astype(np.int32)
 
@@ -344,30 +331,27 @@ def sample_others(
 def check_buckets(
   buckets: Sequence[int], lengths: jt.Int32[np.ndarray, ' rows'], kind: str, path: epath.Path
 ) -> None:
-  """Raises InputError where a text of a store is longer than all padded lengths."""
+  """Raises InputError if a text of a store is longer than all padded lengths."""
   if not buckets or max(buckets) < lengths.max():
     raise InputError(
-      f'{kind}_buckets {list(buckets)}: the longest {kind} of {path} has {lengths.max()} '
-      'tokens; add a bucket that holds it'
+      f'{kind}_buckets {list(buckets)}: {path} has a {kind} of {lengths.max()} tokens; add a '
+      'bucket that holds it'
     )
 
 
 def open_batches(
   dataset: grain.MapDataset[Batch], threads: int = 2, prefetch: int = 4
 ) -> grain.DatasetIterator[Batch]:
-  """An endless iterator over batches, with ``get_state`` and ``set_state`` (JSON) and ``close``.
+  """An endless iterator over batches with ``get_state``, ``set_state`` (JSON) and ``close``.
 
-  Threads make up to ``prefetch`` batches ahead. Without any, each is made when it is asked for.
+  ``threads`` make up to ``prefetch`` batches ahead; with 0 threads, none is made ahead.
   """
   options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
   return iter(dataset.repeat(None).to_iter_dataset(options))
 
 
 def process_rows(batch_size: int, process_index: int, process_count: int, unit: str) -> slice:
-  """The rows of a global batch that are this process's.
-
-  Raises InputError where the processes cannot have equal parts.
-  """
+  """This process's rows of a global batch; raises InputError if the parts would be unequal."""
   if batch_size % process_count:
     raise InputError(
       f'a batch of {batch_size} {unit} cannot be divided among {process_count} processes'
@@ -379,13 +363,13 @@ def process_rows(batch_size: int, process_index: int, process_count: int, unit: 
 def shuffle_rows(
   rows: Integers, batch_size: int, seed: Sequence[int]
 ) -> Callable[[int], tuple[int, Integers]]:
-  """A function from the number of a step to its epoch and the rows of its global batch.
+  """Maps a step to its epoch and the rows of its global batch.
 
-  Each epoch shuffles the rows anew and leaves out those that do not fill a batch.
+  Each epoch shuffles the rows anew and drops those that do not fill a batch.
   """
   steps = len(rows) // batch_size
 
-  # Grain's own shuffle takes some 5 us a row; one permutation an epoch costs next to nothing.
+  # Grain's shuffle takes 5 us a row; one permutation an epoch costs next to nothing.
   @functools.lru_cache(maxsize=2)
   def shuffled(epoch: int) -> Integers:
     return np.random.default_rng([*seed, epoch]).permutation(rows)
@@ -402,14 +386,11 @@ def smallest_bucket(lengths: jt.Int[np.ndarray, '...'], buckets: Sequence[int]) 
   return min(length for length in buckets if length >= lengths.max())
 
 
-def longest_bucket(length: int, buckets: Sequence[int], knob: str) -> int:
-  """The padded length of texts of at most ``length`` tokens, the longest that a batch can have.
-
-  Raises InputError, naming the knob, where there is no bucket for it.
-  """
+def longest_bucket(length: int, buckets: Sequence[int], option: str) -> int:
+  """The padded length for texts of at most ``length`` tokens; InputError if no bucket holds them."""
   if length > max(buckets):
     raise InputError(
-      f'{knob} {list(buckets)}: a text may have {length} tokens; add a bucket that holds it'
+      f'{option} {list(buckets)}: a text may have {length} tokens; add a bucket that holds it'
     )
   return smallest_bucket(np.array([length]), buckets)
 
@@ -417,20 +398,21 @@ def longest_bucket(length: int, buckets: Sequence[int], knob: str) -> int:
 def length_buckets(
   lengths: jt.Int[np.ndarray, ' rows'], buckets: Mapping[int, int]
 ) -> list[tuple[jt.Int[np.ndarray, ' rows'], int]]:
-  """Groups rows of similar length for encoding: (row numbers, padded length).
+  """Groups rows of similar length for encoding: (row numbers, padded length), shortest first.
 
-  ``buckets`` are the padded lengths, each with the rows of a group.
+  Every row is in one group. The last group of a bucket repeats its last row, so each bucket has one
+  shape, and ``embeddings[rows] = encode(...)`` writes those values again.
 
-  The shortest come first, and every row is in one group. The last group of a bucket is filled up by
-  repeating its last row, which keeps one shape a bucket: ``embeddings[rows] = encode(...)`` writes
-  the same values again.
+  Args:
+    lengths: tokens of each row.
+    buckets: padded length -> rows of a group.
 
   Raises:
     InputError: a row is longer than the longest bucket.
   """
   ends = np.array(sorted(buckets))
   if len(lengths) and (len(ends) == 0 or lengths.max() > ends[-1]):
-    raise InputError(f'a text of {lengths.max()} tokens fits none of the buckets {list(buckets)}')
+    raise InputError(f'a text of {lengths.max()} tokens is longer than the buckets {list(buckets)}')
   order = np.argsort(lengths, kind='stable')
   groups = []
   borders = np.searchsorted(lengths[order], ends, side='right')
@@ -451,17 +433,16 @@ def _pick_negatives(
   seed: int,
   epoch: int,
 ) -> tuple[jt.Int32[np.ndarray, 'B wanted'], jt.Int8[np.ndarray, 'B wanted']]:
-  """Hard negatives of each query, -1 where a random passage is due, and their `SLOT_SOURCES`."""
+  """Hard negatives of each query, -1 for a random passage, and their `SLOT_SOURCES`."""
   owners = negatives.owners
-  # The seed, the query and the passage decide the order of a query's negatives.
   order = np.lexsort((_random_bits(seed, _ORDER, queries[owners], negatives.flat), owners))
   slots, past = _count_slots(queries, mix, wanted, seed, epoch)
   denoised, undenoised = (
     _walk(negatives.flat[order][member], owners[member], slots[pool], past[pool], wanted)
     for pool, member in enumerate(pools[order] & bit > 0 for bit in (DENOISED, UNDENOISED))
   )
-  # In the order in which slots take them. The denoised come first, because there are usually fewer
-  # of them and some are un-denoised as well.
+  # In the order in which slots take them: denoised first, since they are fewer and some are in both
+  # pools.
   own = np.where(np.arange(wanted) < slots[0][:, None], denoised, -1)
   candidates = np.concatenate([own, undenoised, denoised], axis=1)
   sources = np.repeat(
@@ -472,7 +453,7 @@ def _pick_negatives(
   taken[:, wanted:] &= np.cumsum(taken[:, wanted:], axis=1) <= slots[1][:, None]
   columns = np.argsort(~taken, axis=1, kind='stable')[:, :wanted]
   filled = np.take_along_axis(taken, columns, axis=1)
-  # The rest is random: for the denoised, then for the un-denoised, then because it was drawn.
+  # Random passages fill the rest: for the denoised, for the un-denoised, then those drawn.
   number = np.cumsum(~filled, axis=1)
   for_denoised = slots[0] - np.count_nonzero(taken[:, :wanted], axis=1)
   for_both = slots.sum(axis=0) - np.count_nonzero(taken, axis=1)
@@ -490,10 +471,7 @@ def _pick_negatives(
 def _count_slots(
   queries: jt.Int32[np.ndarray, ' B'], mix: Mix, wanted: int, seed: int, epoch: int
 ) -> tuple[jt.Int64[np.ndarray, '2 B'], jt.Int64[np.ndarray, '2 B']]:
-  """How many slots draw the denoised and the un-denoised pool, in this epoch and in those before.
-
-  What a slot draws follows from the seed, the query, the epoch and the slot alone.
-  """
+  """How many slots draw the denoised and un-denoised pools, in this epoch and in those before."""
   # Decimal shares are not exact in binary.
   bounds = np.round([0.0, mix.denoised, mix.denoised + mix.undenoised], 9)
   if np.isin(bounds, (0.0, 1.0)).all():  # nothing to draw
@@ -515,8 +493,8 @@ def _walk(
 ) -> jt.Int32[np.ndarray, 'B width']:
   """The next members of each query's pool, -1 where it has fewer.
 
-  A pool that has enough for the epoch's slots goes on after those of the past. Of any other, all
-  members are taken in each epoch.
+  A pool with enough for the epoch's slots continues after those of the past; a smaller one gives
+  all members in each epoch.
   """
   members = Lists(flat, np.bincount(owners, minlength=len(slots)))
   first = np.where(members.counts >= slots, past, 0)[:, None]
@@ -531,12 +509,9 @@ def _fill_randomly(
   distinct: jt.Int32[np.ndarray, ' distinct'],
   random: np.random.Generator,
 ) -> None:
-  """Replaces -1 by random ones of the ``distinct`` passages, none of them twice in a row.
-
-  None is relevant to the query.
-  """
+  """Replaces -1 by random ``distinct`` passages, not relevant and not twice in a row."""
   num_passages = int(distinct[-1]) + 1
-  # Pairs of (row of the batch, passage), one number each, so that one sorted search compares all.
+  # One number for each pair (row of the batch, passage), so one sorted search compares all.
   rows = np.arange(len(passages))[:, None]
   forbidden = np.unique(relevant.owners * num_passages + relevant.flat)
   missing = passages < 0
@@ -549,20 +524,19 @@ def _fill_randomly(
 
 
 def _check_mix(store: Store, mix: Mix | None, negatives: int, seed: int) -> None:
-  """Logs how many queries are short of negatives. Raises InputError for an impossible mix."""
+  """Logs how many queries lack negatives; raises InputError for an impossible mix."""
   shares = mix or Mix()
   if min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
     raise InputError(
-      f'config.mix: denoised {shares.denoised:g}, undenoised {shares.undenoised:g} and random '
-      f'{shares.random:g}; shares must not be negative, and must add up to 1'
+      f'config.mix: denoised {shares.denoised:g}, undenoised {shares.undenoised:g}, random '
+      f'{shares.random:g}; shares must not be negative and must add up to 1'
     )
   if shares.denoised and not store.denoised_counts.any():
     raise InputError(
-      f'config.mix.denoised: {shares.denoised:g}, but no negative of {store.path} is denoised; '
-      'mine with a reranker (python -m dprjax.mine --reranker or --reranked), and name its file '
-      'with config.data.mined_negatives'
+      f'config.mix.denoised is {shares.denoised:g}, but {store.path} has no denoised negatives; '
+      'mine with a reranker, and name its file with config.data.mined_negatives'
     )
-  # In blocks, because each slot of each query is a random number.
+  # In blocks, since each slot of each query is a random number.
   queries = np.arange(store.num_queries, dtype=np.int32)
   slots = np.concatenate(
     [
@@ -572,7 +546,7 @@ def _check_mix(store: Store, mix: Mix | None, negatives: int, seed: int) -> None
     axis=1,
   )
   denoised = np.minimum(slots[0], store.denoised_counts)
-  # Negatives that are left, of either pool, stand in for un-denoised ones.
+  # Unused negatives of either pool stand in for un-denoised ones.
   random = slots[0] - denoised + np.maximum(slots[1] - (store.negative_counts - denoised), 0)
   if shares != Mix():
     _log.info(
@@ -597,7 +571,7 @@ def _check_mix(store: Store, mix: Mix | None, negatives: int, seed: int) -> None
 
 
 def _repeats(rows: jt.Int[np.ndarray, 'B n']) -> jt.Bool[np.ndarray, 'B n']:
-  """True where the same number stands further left in a row."""
+  """True where the same number is further left in a row."""
   order = np.argsort(rows, axis=1, kind='stable')
   ordered = np.take_along_axis(rows, order, axis=1)
   repeated = np.zeros(rows.shape, bool)
@@ -608,7 +582,7 @@ def _repeats(rows: jt.Int[np.ndarray, 'B n']) -> jt.Bool[np.ndarray, 'B n']:
 def _random_bits(
   seed: int, use: int, first: jt.Int[np.ndarray, '*#n'], second: jt.Int[np.ndarray, '*#n']
 ) -> jt.UInt64[np.ndarray, '*n']:
-  """64 random bits for each pair of numbers, which follow from the seed."""
+  """64 random bits for each pair of numbers, given by the seed."""
   bits = (first.astype(np.uint64) << np.uint64(32)) | second.astype(np.uint64)
   offset = np.random.default_rng([seed, use]).integers(0, 2**63, dtype=np.uint64)
   return outofcore.mix(bits + offset)
@@ -617,9 +591,7 @@ def _random_bits(
 def _list_relevant(
   relevant: Lists, passages: jt.Int32[np.ndarray, 'global C'], width: int
 ) -> jt.Int32[np.ndarray, 'B R']:
-  """Relevant passages of each query, -1 where unused; where they are too many, those of the global
-  batch first.
-  """
+  """Relevant passages of each query, -1 where unused; if too many, the global batch's first."""
   flat, counts = relevant
   if len(counts) and counts.max() > width:
     rows = np.split(flat, relevant.starts[1:])

@@ -1,12 +1,10 @@
-"""The quickstart's text: the docstrings of installed Python packages, as a BEIR folder.
+"""The quickstart's text: docstrings of installed Python packages, as a BEIR folder.
 
-Every documented function and class is a passage: its qualified name is the title, and its docstring
-without the summary is the text. The summary is the query, and its own passage the answer. This is
-real text that every machine has, and a summary rarely repeats the words of what it sums up.
+Each documented function and class gives a passage: its qualified name is the title, its docstring
+without the summary is the text. The summary is a query whose answer is that passage.
 
-Source files are parsed and never imported, which has no side effects. The one exception is numpy,
-whose ufuncs have docstrings in compiled code. Names are as a user would write them: re-exports are
-followed (`jax._src.numpy.lax_numpy.where` is `jax.numpy.where`).
+Source files are parsed and never imported, except numpy, whose ufuncs have docstrings in compiled
+code. Names follow re-exports (`jax._src.numpy.lax_numpy.where` is `jax.numpy.where`).
 """
 
 import ast
@@ -39,7 +37,7 @@ _NUMPY_UFUNCS = 'numpy._core.umath'
 
 
 class Entry(NamedTuple):
-  """One function or class. ``page`` is the module whose source has it, which decides the split."""
+  """A function or class; ``page`` is the module that defines it, which decides the split."""
 
   name: str
   page: str
@@ -48,7 +46,7 @@ class Entry(NamedTuple):
 
 
 class _Module:
-  """What a source file defines, and the names that it imports."""
+  """Definitions and imported names of a source file."""
 
   def __init__(self) -> None:
     self.docs: dict[str, str] = {}
@@ -64,15 +62,15 @@ def build(
 ) -> dict[str, dict[str, int]]:
   """Writes `corpus.jsonl`, `queries.jsonl` and `qrels/{train,dev,test}.tsv`; returns the counts.
 
-  The corpus has all passages. A passage has no query where its summary has fewer than three words,
-  is repeated in the body (search would be copying), or sums up other passages as well. Pages, in
-  the order of a hash of their names, fill test, then dev, each to a tenth of the queries; the rest
-  is train. So a page is in one split only, and the same packages always give the same split.
+  The corpus has all passages. A passage has no query if its summary has fewer than three words,
+  is repeated in the body, or also summarises other passages. Pages, in the order of a hash of their
+  names, fill test, then dev, each to a tenth of the queries, then train. So each page is in one
+  split, and the same packages give the same split.
 
   Args:
-    out_dir: the folder to write, whole or not at all; what it has is replaced.
-    packages: `stdlib` for the whole standard library, or names of installed packages and modules.
-    categories: a passage has two, its package and its module.
+    out_dir: the folder, written atomically; an existing one is replaced.
+    packages: `stdlib`, or names of installed packages and modules.
+    categories: give each passage its package and its module as categories.
 
   Raises:
     InputError: a package is not installed, or fewer than three pages have queries.
@@ -93,8 +91,8 @@ def build(
       asking[entry.page].append(entry)
   if len(asking) < 3:
     raise InputError(
-      f'docstrings of {", ".join(packages)}: {len(asking)} modules with queries; train, dev and '
-      'test need three. Name more packages'
+      f'docstrings of {", ".join(packages)}: {len(asking)} modules have queries, and three are '
+      'needed; name more packages'
     )
 
   enough = HELD_OUT * sum(map(len, asking.values()))
@@ -124,7 +122,6 @@ def build(
         for split, members in splits.items()
       },
     )
-  # The standard library's entries are counted under one name.
   tops = (entry.page.split('.')[0] for entry in found)
   return {
     'passages': dict(collections.Counter(top if top in packages else STDLIB for top in tops)),
@@ -135,11 +132,10 @@ def build(
 
 
 def entries(packages: Sequence[str] = PACKAGES) -> list[Entry]:
-  """Functions and classes whose docstrings `split_docstring` can split, sorted by name.
+  """Functions and classes with a docstring that `split_docstring` can split, sorted by name.
 
-  Methods, names that begin with an underscore and test code are left out. Among several with the
-  same docstring, the one with the fewest dots in its name stays. A function that no public module
-  exports keeps the path of the file that defines it.
+  Methods, private names and test code are left out. Of several with the same docstring, the one
+  with the fewest dots in its name stays.
 
   Raises:
     InputError: a package is not installed.
@@ -166,11 +162,10 @@ def entries(packages: Sequence[str] = PACKAGES) -> list[Entry]:
 
 
 def split_docstring(doc: str) -> tuple[str, str] | None:
-  """The summary on one line and the body, or None where one is missing or has too few words.
+  """The summary on one line and the body; None if either is missing or too short.
 
   The summary ends with the first line that ends in a full stop, or with the first paragraph. The
-  body has three words or more. A signature above the summary, as compiled functions have, and the
-  lines of dashes under headings are dropped.
+  body has three words or more, without a leading signature and underlines of headings.
 
   >>> split_docstring('''sum(a)\\n\\nAdd all\\nelements.\\n\\nArgs\\n----\\na: the elements.''')
   ('Add all elements.', 'Args\\na: the elements.')
@@ -195,15 +190,14 @@ def split_docstring(doc: str) -> tuple[str, str] | None:
 
 
 def _source_files(package: str) -> Iterator[tuple[pathlib.Path, str]]:
-  """Yields (path, module name) of a package's source files, by name; tests are left out."""
+  """Yields (path, module name) of a package's source files without tests, by name."""
   if package == STDLIB:
     root = base = pathlib.Path(sysconfig.get_paths()['stdlib'])
   else:
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not (spec.submodule_search_locations or spec.has_location):
       raise InputError(
-        f'docstrings: no package {package!r} with source files is installed; install it or leave '
-        'it out'
+        f'docstrings: no package {package!r} with source files is installed; install or omit it'
       )
     root = pathlib.Path(next(iter(spec.submodule_search_locations or []), spec.origin or ''))
     base = root.parent
@@ -211,13 +205,13 @@ def _source_files(package: str) -> Iterator[tuple[pathlib.Path, str]]:
     parts = path.relative_to(base).with_suffix('').parts
     if parts[-1] == '__init__':
       parts = parts[:-1]
-    # This leaves out `site-packages` and `config-3.12-x86_64-linux-gnu` as well.
+    # This also excludes `site-packages` and `config-3.12-x86_64-linux-gnu`.
     if all(part.isidentifier() and not _TESTS.fullmatch(part) for part in parts):
       yield path, '.'.join(parts)
 
 
 def _read(path: pathlib.Path, name: str, modules: dict[str, _Module]) -> None:
-  """Parses one file into ``modules``; a file that is not Python of this version is left out."""
+  """Parses one file into ``modules``; skips files of another Python version."""
   try:
     with warnings.catch_warnings():
       warnings.simplefilter('ignore')  # other people's invalid escape sequences
@@ -252,10 +246,9 @@ def _read(path: pathlib.Path, name: str, modules: dict[str, _Module]) -> None:
       ):
         module.listed = set(_strings(elements))
       case ast.AugAssign(target=ast.Name(id='__all__')):
-        module.listed = None  # known at run time only: take every public name
+        module.listed = None  # known only at run time: take every public name
       case ast.Expr(value=ast.Call(func=ast.Name(id='add_newdoc'), args=arguments)):
-        # numpy.add_newdoc(module, name, doc) and scipy.special's add_newdoc(name, doc) document
-        # compiled functions.
+        # numpy.add_newdoc(module, name, doc) and scipy.special's add_newdoc(name, doc).
         texts = _strings(arguments)
         if len(texts) == 3 or len(texts) == len(arguments) == 2:
           owner = texts[0] if len(texts) == 3 else f'{package}._ufuncs'
@@ -270,7 +263,7 @@ def _strings(nodes: Sequence[ast.expr]) -> list[str]:
 
 
 def _public_names(modules: dict[str, _Module]) -> dict[tuple[str, str], str]:
-  """The shortest name under which a public module offers what each (module, name) defines."""
+  """The shortest public name of what each (module, name) defines."""
 
   def origin(
     module: str, name: str, seen: frozenset[tuple[str, str]] = frozenset()

@@ -37,7 +37,7 @@ _CHUNK = 1024  # pairs tokenised at a time
 
 
 class Pair(NamedTuple):
-  """Two texts, whether they match (1) or not (0), and the line that they are from."""
+  """Two texts, whether they match (1) or not (0), and their line."""
 
   first: str
   second: str
@@ -51,9 +51,9 @@ class Source:
 
   Attributes:
     path: the folder of the splits.
-    split: the name of a file, without its ending.
-    hold_out, held_out: as in ``sources.Source``; a hash of both texts decides.
-    max_pairs: at most this many pairs, half of them of each label; a hash decides too.
+    split: a file's name without ending.
+    hold_out, held_out: as in ``sources.Source``, by a hash of both texts.
+    max_pairs: the most pairs, half of each label, by a hash too.
   """
 
   path: str
@@ -64,7 +64,7 @@ class Source:
 
 
 def locate(source: Source) -> epath.Path:
-  """The file of a source. Raises InputError where it is not there."""
+  """The file of a source; raises InputError if it is missing."""
   folder = files.existing(source.path, 'data')
   names = [f'{source.split}.{ending}' for ending in ('jsonl', 'tsv', 'csv')]
   return files.regular_file(sources.find_file(folder, 'pairs', *names), 'pairs file')
@@ -74,16 +74,15 @@ def read_pairs(source: Source) -> list[Pair]:
   """The pairs of a source, in the order of the file.
 
   Raises:
-    InputError: a row is not two texts and a label, there is no pair, or all have the same label.
+    InputError: a bad row, or not both labels.
   """
   path = locate(source)
   pairs = _read_file(path, provenance.identity(path))
   if not pairs:
-    raise InputError(f'{path}: no pair in it')
+    raise InputError(f'{path}: no pairs in it')
   if len({pair.label for pair in pairs}) == 1:
     raise InputError(
-      f'{path}: all labels are {pairs[0].label} ({counted(len(pairs), "pairs")}); pairs of both '
-      'labels are needed'
+      f'{path}: all {counted(len(pairs), "pairs")} have the label {pairs[0].label}; both are needed'
     )
   fraction, seed = source.hold_out or (0.0, 0)
   names = [f'{pair.first}\t{pair.second}' for pair in pairs]
@@ -101,7 +100,7 @@ def read_pairs(source: Source) -> list[Pair]:
     purpose = 'measure' if source.held_out else 'train'
     raise InputError(
       f'{path}: hold_out={fraction} of {counted(len(pairs), "pairs")} leaves {left} to {purpose} '
-      'on; pairs of both labels are needed'
+      'on; both labels are needed'
     )
   return [pairs[i] for i in chosen]
 
@@ -120,8 +119,7 @@ def _make_pair(values: list[Any], line: int, path: epath.Path) -> Pair:
   number = _LABELS.get(str(label).strip().lower()) if isinstance(label, str | int) else None
   if number is None:
     raise InputError(
-      f'{path}, line {line}: the label is {label!r:.40}; there are two, 1 (true, yes) and 0 '
-      '(false, no)'
+      f'{path}, line {line}: the label is {label!r:.40}; expected 1 (true, yes) or 0 (false, no)'
     )
   return Pair(texts[0].strip(), texts[1].strip(), number, line)
 
@@ -132,8 +130,8 @@ class Pairs:
 
   Attributes:
     pad_id: of the tokenizer.
-    first_lengths, second_lengths: tokens of the texts, special tokens included.
-    labels: 1 where a pair matches, 0 where it does not.
+    first_lengths, second_lengths: tokens of the texts, with special tokens.
+    labels: 1 for a match, else 0.
   """
 
   path: epath.Path
@@ -148,7 +146,7 @@ class Pairs:
     return len(self.labels)
 
   def tokens(self, rows: jt.Int[np.ndarray, ' B']) -> tuple[list[bytes], list[bytes]]:
-    """The first and the second texts of pairs, as `table.lists` takes them."""
+    """First and second texts, as `table.lists` takes them."""
     first, second = self.rows.read(rows, VIEWS)
     return first, second
 
@@ -168,8 +166,8 @@ def build_pairs(
 ) -> Pairs:
   """The store at ``directory``, built unless it was built from the same.
 
-  Lengths and prefixes of queries are those of first texts, of passages those of second ones; the
-  rest is as for `store.build_store`.
+  Options of queries apply to first texts, those of passages to second ones, as in
+  `store.build_store`.
   """
   path = epath.Path(directory)
   lengths = (query_max_length, passage_max_length)
@@ -229,7 +227,7 @@ class PairFeed:
   def draw(
     self, rows: jt.Int32[np.ndarray, ' B'], epochs: Any, random: np.random.Generator
   ) -> jt.Int32[np.ndarray, ' B']:
-    del epochs, random  # a pair has nothing to choose
+    del epochs, random
     return rows
 
   def lengths(self, drawn: jt.Int32[np.ndarray, ' B']) -> tuple[np.ndarray, np.ndarray]:
@@ -257,12 +255,12 @@ class PairFeed:
     }
 
   def names(self, batch: Batch) -> list[str]:
-    """What pairs are called in messages."""
+    """The pairs' lines, for messages."""
     return [f'line {name}' for name in self._store.rows.ids(batch['first_index'])]
 
 
 class QueryPairFeed:
-  """The queries of a feed as pairs: each with its positive, and with each of its negatives."""
+  """A feed's queries as pairs: each with its positive, and with each negative."""
 
   def __init__(self, feed: Feed):
     self._feed, self._columns = feed, 1 + feed.negatives
@@ -300,7 +298,7 @@ class QueryPairFeed:
     }
 
   def names(self, batch: Batch) -> list[str]:
-    """What pairs are called in messages."""
+    """The queries and passages, for messages."""
     indices = {
       'query_index': batch['first_index'],
       'passage_index': batch['second_index'][:, None],
@@ -309,9 +307,9 @@ class QueryPairFeed:
 
 
 def write_docstrings(folder: files.PathLike, packages: list[str]) -> None:
-  """Pairs of docstrings: train.jsonl, dev.jsonl and test.jsonl in a folder that is not there yet.
+  """Writes pairs of docstrings, train.jsonl, dev.jsonl and test.jsonl, into a new folder.
 
-  A summary and the rest of its docstring match; it and the rest of the next one do not.
+  A summary matches the rest of its docstring, and not the rest of the next one.
   """
   with files.atomic_path(folder) as aside:
     docstrings.build(aside / 'beir', packages)

@@ -6,10 +6,10 @@
 | msmarco | collection.tsv or psgs_w100.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv | likewise |
 | dpr, tevatron, flagembedding, arxiv | SPLIT.jsonl or SPLIT.json | see `formats.examples` |
 
-A folder may hold a BEIR folder for each split instead, SPLIT/corpus.jsonl and its like, as those of
-``dprjax.papers`` do. Any file may be compressed. These rules hold for every format: ids are unique,
-a query needs text and a positive, a grade above 0 makes a positive, an unknown id is counted (or
-refused, if strict), and a passage without text stays but is never a positive.
+Instead, a folder may hold a BEIR folder for each split, SPLIT/corpus.jsonl and so on, as those of
+``dprjax.papers``. Any file may be compressed. In every format ids are unique, a query needs text
+and a positive, grades above 0 are positives, unknown ids are counted (or refused, if strict), and a
+passage without text stays but is never a positive.
 """
 
 import copy
@@ -50,23 +50,18 @@ class Source:
   """Which text to read.
 
   Attributes:
-    path: a folder (beir, msmarco; for the other formats one that holds SPLIT.jsonl or SPLIT.json),
-      or the file itself.
+    path: a folder (of SPLIT.jsonl or SPLIT.json, but for beir and msmarco), or the file itself.
     format: one of `FORMATS`, or 'auto' to detect it.
     split: the split whose judgements are read.
-    corpus, queries, qrels: files that replace those found by name in the folder (beir, msmarco).
+    corpus, queries, qrels: files that replace those of the folder (beir, msmarco).
     negatives: mined negatives, a Tevatron jsonl whose negative_passages may have `retriever`,
       `rank`, `score` and `pools`.
-    hold_out: (fraction, seed): leave out this fraction of the split's queries, chosen by a hash of
-      their ids.
-    held_out: read only the queries that `hold_out` or `fold` leaves out: a development set cut from
-      the training queries.
-    max_queries: at most this many queries, chosen by hash too.
-    fold: (number, count, seed): leave out one of ``count`` equal parts of the split's queries, the
-      first of which is 0; a hash of their ids deals them out. Of `max_queries` those that are read.
+    hold_out: (fraction, seed): leave out this fraction of queries, by a hash of their ids.
+    held_out: read only the queries that `hold_out` or `fold` leaves out.
+    max_queries: the most queries, chosen by a hash too, before ``fold``.
+    fold: (number from 0, count, seed): leave out one of ``count`` equal parts of the queries.
     strict: fail on an unknown id instead of counting it.
-    categories: the passages' categories are read too (beir, arxiv), and a passage without any is
-      never a positive.
+    categories: read the passages' categories (beir, arxiv); one without any is never a positive.
   """
 
   path: str
@@ -89,11 +84,11 @@ class Dataset:
   """One split, ready to be tokenised.
 
   Attributes:
-    queries: those with text and at least one positive, in the order of the file.
-    qrels: query id -> passage id -> grade; a grade above 0 is a positive.
-    negatives: query id -> its hard negatives in the order of the file; none is a positive.
     files: role of a file ('corpus', 'queries', ...) -> its path.
-    report: what was counted so far; a full pass over ``passages`` completes it.
+    queries: those with text and a positive, in the order of the file.
+    qrels: query id -> passage id -> grade; grades above 0 are positives.
+    negatives: query id -> its hard negatives in the order of the file, without positives.
+    report: counts so far; a full pass over ``passages`` completes it.
   """
 
   source: Source
@@ -109,7 +104,7 @@ class Dataset:
     """A fresh stream over the corpus.
 
     Raises:
-      InputError: a bad record, a repeated id, and, if strict, an unknown one.
+      InputError: a bad record, a repeated id or, if strict, an unknown one.
     """
     report = self.report
     report.forget('passages', _EMPTY_PASSAGES, _UNKNOWN_PASSAGES, _UNKNOWN_NEGATIVES)
@@ -134,26 +129,23 @@ class Dataset:
       report.refuse(_UNKNOWN_NEGATIVES, self.files.get('negatives', self.files['qrels']))
 
   def read_categories(self) -> dict[str, tuple[str, ...]]:
-    """The categories of every passage, by its id, in the order of the file.
-
-    Raises InputError for a bad record, or a format that has no categories.
-    """
+    """The categories of every passage, by id; InputError for a format without categories."""
     if self.format not in WITH_CATEGORIES:
       raise InputError(
-        f'{self.files["corpus"]}: the format {self.format} has no categories; config.data.'
-        'categories needs beir or arxiv'
+        f'{self.files["corpus"]}: {self.format} has no categories; config.data.categories needs '
+        'beir or arxiv'
       )
     return _once(_read_categories, self.format, self.files['corpus'])
 
   def total_passages(self) -> int:
-    """How many passages there are. Of a long file lines are counted, not parsed."""
+    """The number of passages; counts the lines of long files without parsing them."""
     path = self.files['corpus']
     if self.format in ('beir', 'msmarco', 'arxiv') and not _fit(path):
       return sum(1 for _ in reading.read_lines(path, 'corpus file'))
     return sum(1 for _ in _read_passages(self.format, path))
 
   def positives(self, query_id: str) -> list[str]:
-    """Ids of the passages whose grade is above 0, in the order of the file."""
+    """Ids of passages graded above 0, in the order of the file."""
     return [passage_id for passage_id, grade in self.qrels[query_id].items() if grade > 0]
 
 
@@ -166,13 +158,11 @@ def load_dataset(source: Source) -> Dataset:
   """
   format = _format_of(source)
   if format not in FORMATS:
-    raise InputError(f'no format of data is called {format!r}; there are {", ".join(FORMATS)}')
+    raise InputError(f'no data format is called {format!r}; there are {", ".join(FORMATS)}')
   if source.hold_out is not None and not 0 < source.hold_out[0] < 1:
-    raise InputError(f'hold_out: a fraction between 0 and 1 is needed, not {source.hold_out[0]}')
+    raise InputError(f'hold_out: expected a fraction between 0 and 1, not {source.hold_out[0]}')
   if source.held_out and source.hold_out is None and source.fold is None:
-    raise InputError(
-      'held_out asks for the queries that hold_out leaves out, and hold_out is not set'
-    )
+    raise InputError('held_out needs hold_out or fold')
   paths = locate(source)
   queries, qrels, negatives, report = _once(_read_queries, format, paths['queries'], paths['qrels'])
   report = copy.deepcopy(report)
@@ -203,7 +193,7 @@ def load_dataset(source: Source) -> Dataset:
 
 
 def detect_format(path: files.PathLike) -> str:
-  """The format of a folder or file, by the folder's files or the first record's keys.
+  """The format of a folder or file, by file names or the first record's keys.
 
   Raises:
     InputError: no format fits.
@@ -217,15 +207,15 @@ def detect_format(path: files.PathLike) -> str:
     candidates = sorted(child for child in found.iterdir() if texts.is_json(child))
     if not candidates:
       raise InputError(
-        f'{found}: neither corpus.jsonl (BEIR) nor collection.tsv (MS MARCO) nor any .json or '
-        '.jsonl file in it'
+        f'{found}: expected corpus.jsonl (BEIR), collection.tsv (MS MARCO) or a .json or .jsonl '
+        'file'
       )
     found = candidates[0]
   return examples.detect_format(files.regular_file(found, 'data'))  # it is read again
 
 
 def locate(source: Source) -> dict[str, epath.Path]:
-  """The files of a source, by role. Raises InputError naming the one that is not there."""
+  """The files of a source, by role; raises InputError if one is missing."""
   path = _folder_of(source)
   format, split = _format_of(source), source.split
   if format in ('beir', 'msmarco'):
@@ -256,7 +246,7 @@ def _format_of(source: Source) -> str:
 
 
 def _folder_of(source: Source) -> epath.Path:
-  """The path of a source, or the folder of its split in there. Raises InputError without any."""
+  """The path of a source, or the folder of its split in there."""
   path = files.existing(source.path, 'data')
   own = path / source.split
   split = source.format in ('auto', 'beir') and path.is_dir() and not _variant(path, 'corpus.jsonl')
@@ -405,10 +395,7 @@ def _choose(
     else:
       chosen.append(query)
   if not chosen:
-    raise InputError(
-      f'{paths["qrels"]}: no query with text and a passage graded above 0; nothing to train or to '
-      'measure on'
-    )
+    raise InputError(f'{paths["qrels"]}: no query has text and a passage graded above 0')
   fraction, seed = source.hold_out or (0.0, 0)
   if source.hold_out is not None:
     chosen = [query for query in chosen if held_out(query.id, fraction, seed) == source.held_out]
@@ -431,7 +418,7 @@ def _choose(
 
 
 def held_out(name: str, fraction: float, seed: int) -> bool:
-  """Whether a query or a pair is among the fraction that is held out."""
+  """Whether a query or a pair is held out."""
   return draws.fraction(name, seed, 'hold_out') < fraction
 
 

@@ -1,23 +1,21 @@
-"""The store: a data set's text tokenised once, in rows that batches are read from.
+"""The store: a data set tokenised once, in rows that batches are read from.
 
-    DIR/store.json     what it was made of (files, tokenizer, lengths, prefixes), and the report
-    DIR/lengths.npz    tokens of every query and passage; the first passage with the same tokens as
-                       each; how many passages are relevant to each query, and how many negatives it
-                       has, in all and in each pool; where they were asked for, the categories of
-                       every passage, as numbers of the names in store.json
+    DIR/store.json     its sources (files, tokenizer, lengths, prefixes), and the report
+    DIR/lengths.npz    token counts of queries and passages; the first passage with the same tokens;
+                       relevant passages and negatives of each query, in all and per pool;
+                       categories of passages, if asked for, as numbers of the names in store.json
     DIR/passages/      TFDS data set, split 'passages': id, tokens
     DIR/queries/       TFDS data set, split 'queries': id, tokens, rows of passages (positives,
                        relevant, negatives), and the negatives' pools
 
 Several processes may build it together: each tokenises every n-th shard of the passages, and
-process 0 puts all shards in place. The store is the same, bit for bit, for any number of them.
+process 0 puts all shards in place. The store has the same bits for any number of processes.
 
-The same text has one row, whatever its ids (the first is kept). Texts with the same tokens (they
-differ after the cut, say) have rows of their own, because an evaluation asks for their ids. For a
-loss they are one passage, so that a copy of a positive cannot become a negative: `positives` and
-`negatives` name the first of these rows, and `Store.canonical` has it for any row. `relevant` holds
-the positives of every query with the same tokens, its own included; `positives` only its own, those
-with text.
+Each text has one row, under its first id. Different texts with the same tokens (after a cut, say)
+keep their rows, because evaluation needs their ids, but a loss takes them as one passage, so a copy
+of a positive never becomes a negative: `positives` and `negatives` name the first row, which
+`Store.canonical` gives for any row. `relevant` holds the positives of every query with the same
+tokens; `positives` only the query's own, with text.
 """
 
 import collections
@@ -61,14 +59,12 @@ _CUT = {
 }
 _PART = 'part.npz'
 _CHUNK = 1024  # texts tokenised at a time
-# Passages a shard: a number, so that the place of a row is known before it is tokenised.
+# Passages a shard; a constant, so that a row's place is known before tokenising.
 _SHARD_ROWS = 1 << 17
 _log = logging.getLogger(__name__)
 
 
 class QueryRow(NamedTuple):
-  """The columns of a query."""
-
   tokens: Integers
   positives: Integers
   relevant: Integers
@@ -82,14 +78,14 @@ class Store:
 
   Attributes:
     settings: what it was built from, as in store.json.
-    pad_id: of the tokenizer, for batches.
-    query_lengths, passage_lengths: tokens of each row, special tokens included.
+    pad_id: of the tokenizer.
+    query_lengths, passage_lengths: tokens of each row, with special tokens.
     negative_counts, relevant_counts: hard negatives and relevant passages of each query.
-    undenoised_counts, denoised_counts: its negatives in each pool; one may be in both.
+    undenoised_counts, denoised_counts: negatives in each pool; one may be in both.
     canonical: the first row with the tokens of each passage.
-    comparable: whether any query has a positive that is not relevant to another query.
-    categories: of each passage, as places in ``category_names``; None if they were not asked for.
-    cut: how many queries and passages were too long, by kind.
+    comparable: whether a query has a positive that is not relevant to another query.
+    categories: of each passage, as indices of ``category_names``; None if not asked for.
+    cut: number of queries and passages that were cut, by kind.
   """
 
   path: epath.Path
@@ -122,7 +118,7 @@ class Store:
     return int(self.relevant_counts.max())
 
   def distinct_passages(self) -> jt.Int32[np.ndarray, ' distinct']:
-    """Rows of all passages with different tokens."""
+    """The first row of each passage with different tokens."""
     return np.flatnonzero(self.canonical == np.arange(self.num_passages)).astype(np.int32)
 
   def passage_tokens(self, rows: jt.Int[np.ndarray, ' B']) -> list[Integers]:
@@ -143,10 +139,7 @@ class Store:
 
 
 def open_store(directory: files.PathLike) -> Store:
-  """Opens what `build_store` wrote.
-
-  Raises InputError if it does not exist, or was written by another version.
-  """
+  """Opens a store; raises InputError if it is missing or of another version."""
   path = epath.Path(directory)
   description, lengths = fingerprint.open_built(path, 'store', FORMAT_VERSION)
   if 'category_flat' in lengths:
@@ -182,23 +175,21 @@ def build_store(
 ) -> Store:
   """The store at ``directory``, built unless it was built from the same (`fingerprint.build_once`).
 
-  Longer texts are cut to the maximum lengths (tokens, special ones included), counted and reported
-  once. All processes must call this. They see one file system, and wait for one another up to
-  ``wait_s`` seconds.
+  Longer texts are cut to the maximum lengths (in tokens, with special ones) and counted. All
+  processes must call this on one file system; they wait for one another up to ``wait_s`` seconds.
 
   Raises:
-    InputError: anything wrong with the source; the directory holds something else; a process did
-      not finish in time.
+    InputError: the source is faulty, the directory holds something else, or a process was too late.
   """
   path = epath.Path(directory)
   settings = {
     'format_version': FORMAT_VERSION,
-    # Where the files lie, and strictness, do not change the rows.
+    # Paths and strictness do not change the rows.
     'source': {
       key: value
       for key, value in dataclasses.asdict(source).items()
       if key not in ('path', 'corpus', 'queries', 'qrels', 'negatives', 'strict')
-      and (key not in ('categories', 'fold') or value)  # a store without them stays as it was
+      and (key not in ('categories', 'fold') or value)  # unset ones keep older stores valid
     },
     'tokenizer_sha256': tokenizer.sha256,
     'query_max_length': query_max_length,
@@ -230,7 +221,7 @@ def build_store(
     categories: dict[str, np.ndarray] = {}
     if source.categories:
       categories, description['categories'] = _number_categories(dataset, passages, canonical)
-      # As a passage without text, one without categories is never a positive.
+      # Passages without categories, like those without text, are never positives.
       bare = np.flatnonzero(categories['category_counts'] == 0)
       passages.empty.update(bare.tolist())
     lengths, description['comparable'] = _write_queries(
@@ -266,13 +257,13 @@ def build_store(
 
 
 class _Part(NamedTuple):
-  """What one process has written of the passages.
+  """The passages that one process wrote.
 
   Attributes:
-    shards: (number, rows, bytes) of each of its shards.
-    lengths: tokens of all passages, 0 in the rows of others.
+    shards: (number, rows, bytes) of its shards.
+    lengths: tokens of all passages, 0 in rows of other processes.
     digests: of the tokens, likewise.
-    cut: how many of its passages were too long.
+    cut: number of cut passages.
   """
 
   shards: jt.Int64[np.ndarray, 'shards 3']
@@ -282,7 +273,7 @@ class _Part(NamedTuple):
 
 
 class _Passages(NamedTuple):
-  """The passages as one process has read them: the row of every id, and the rows without text."""
+  """Passages as one process read them: the row of every id, and rows without text."""
 
   part: _Part
   rows: dict[str, int]
@@ -298,10 +289,7 @@ def _write_passages(
   process_index: int,
   process_count: int,
 ) -> _Passages:
-  """Writes one process's shards.
-
-  It reads all passages: the number of a row depends on the texts before it.
-  """
+  """Writes one process's shards; reads all passages, since rows depend on the texts before."""
   rows: dict[str, int] = {}
   row_of_text: dict[bytes, int] = {}
   empty: set[int] = set()
@@ -350,10 +338,7 @@ def _write_passages(
 def _number_categories(
   dataset: Dataset, passages: _Passages, canonical: jt.Int32[np.ndarray, ' passages']
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-  """The categories of every row, for lengths.npz, and their names, by their first mention.
-
-  Texts with the same tokens have the categories of all their ids.
-  """
+  """The categories of rows, for lengths.npz, and their names; equal tokens share categories."""
   numbers: dict[str, int] = {}
   of_row: list[dict[int, None]] = [{} for _ in passages.part.lengths]
   for id_, categories in dataset.read_categories().items():
@@ -363,7 +348,7 @@ def _number_categories(
     own.update((numbers.setdefault(name, len(numbers)), None) for name in categories)
   if not numbers:
     raise InputError(
-      f'{dataset.files["corpus"]}: no passage has categories, which config.data.categories asks for'
+      f'{dataset.files["corpus"]}: no passage has categories; unset config.data.categories'
     )
   of_row = [of_row[first] for first in canonical]
   counts = np.array([len(own) for own in of_row], np.int32)
@@ -372,14 +357,11 @@ def _number_categories(
 
 
 def _gather(folder: epath.Path, own: _Part, parts: list[epath.Path], wait_s: float) -> _Part:
-  """Makes one table of all processes' shards, of which ``folder`` has this process's.
-
-  Returns what all of them have written together.
-  """
+  """Joins all processes' shards in ``folder``, which has this process's; returns the sum."""
   written = [own]
   for number, part in enumerate(parts, start=1):
     fingerprint.wait_for(
-      part.exists, wait_s, f'{folder}: process {number} has not tokenised its part of the passages'
+      part.exists, wait_s, f'{folder}: process {number} has not tokenised its passages'
     )
     written.append(_Part(**npz.read_arrays(part / _PART, 'part of the store')))
     for path in part.iterdir():
@@ -389,7 +371,7 @@ def _gather(folder: epath.Path, own: _Part, parts: list[epath.Path], wait_s: flo
   sizes = {number: table.ShardSize(rows, size) for number, rows, size in shards}
   table.describe(folder, 'passages', ('tokens',), sizes)
   first, *others = written
-  for part in others:  # the rows of others are 0
+  for part in others:
     first = first._replace(
       **{name: getattr(first, name) + getattr(part, name) for name in ('lengths', 'digests', 'cut')}
     )
@@ -397,7 +379,7 @@ def _gather(folder: epath.Path, own: _Part, parts: list[epath.Path], wait_s: flo
 
 
 def _first_rows(digests: jt.Int64[np.ndarray, ' rows']) -> jt.Int32[np.ndarray, ' rows']:
-  """The first row with the same digest as each."""
+  """The first row with the same digest, for each row."""
   _, first, same = np.unique(digests, return_index=True, return_inverse=True)
   return first.astype(np.int32)[same]
 
@@ -411,10 +393,7 @@ def _write_queries(
   passages: _Passages,
   canonical: jt.Int32[np.ndarray, ' passages'],
 ) -> tuple[dict[str, np.ndarray], bool]:
-  """Writes the queries and their passages.
-
-  Returns arrays of lengths.npz, and `Store.comparable`.
-  """
+  """Writes the queries; returns arrays of lengths.npz, and `Store.comparable`."""
   report, rows = dataset.report, passages.rows
   missing = 'neither text nor categories' if dataset.source.categories else 'no text'
   skipped = f'queries whose positives are unknown or have {missing}: skipped'
@@ -428,13 +407,13 @@ def _write_queries(
     encoded, cut = tokenizer.encode(texts, limit)
     report.counts[_CUT['query'].format(limit)] += cut
     tokens += [ids.tobytes() for ids in encoded]
-  # Dictionaries in place of sets keep the order of the files.
+  # Dictionaries, unlike sets, keep the order of the files.
   relevant: dict[bytes, dict[int, None]] = collections.defaultdict(dict)
   for query, ids in zip(dataset.queries, tokens, strict=True):
     relevant[ids] |= dict.fromkeys(positives_of(query))
   first = {row: int(canonical[row]) for known in relevant.values() for row in known}
   counts: list[tuple[int, ...]] = []
-  trained: dict[bytes, set[int]] = {}  # the relevant passages of the queries that are written
+  trained: dict[bytes, set[int]] = {}  # relevant passages of written queries
   with table.TableWriter(folder, 'queries', _QUERY_COLUMNS) as writer:
     for query, ids in zip(dataset.queries, tokens, strict=True):
       positives = dict.fromkeys(
@@ -463,9 +442,7 @@ def _write_queries(
       in_pools = (int(np.count_nonzero(values[-1] & bit)) for bit in (UNDENOISED, DENOISED))
       counts.append((len(values[0]), len(pools), len(known), *in_pools))
   if not counts:
-    raise InputError(
-      f'{dataset.files["qrels"]}: no query is left whose positive is in the corpus and has text'
-    )
+    raise InputError(f'{dataset.files["qrels"]}: no query has a positive with text in the corpus')
   everything = set().union(*trained.values())
   comparable = any(len(known) < len(everything) for known in trained.values())
   return dict(zip(_COUNTS, np.array(counts, np.int32).T, strict=True)), comparable

@@ -32,12 +32,12 @@ _SPECIAL = {
 
 
 class PairFormat(NamedTuple):
-  """A tokenizer's special tokens around two texts: ``opening first middle second closing``.
+  """Special tokens around two texts: ``opening first middle second closing``.
 
   Attributes:
     opening, middle, closing: ``[CLS]``, ``[SEP]``, ``[SEP]`` (BERT); ``<s>``, ``</s></s>``,
       ``</s>`` (RoBERTa, XLM-R); none, ``</s>``, ``</s>`` (T5).
-    second_type: the token type of ``second closing``; 0 where the model takes no token types.
+    second_type: the token type of ``second closing``; 0 for models without token types.
   """
 
   opening: tuple[int, ...]
@@ -53,16 +53,15 @@ class PairFormat(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-  """Text to ids.
+  """Text to ids, with the special tokens of the tokenizer's post-processor.
 
-  Special tokens are those of the tokenizer's own post-processor: an encoder's ``[CLS] text [SEP]``,
-  a decoder's ``<bos> text`` or ``text <eos>``.
+  These are ``[CLS] text [SEP]`` for an encoder, ``<bos> text`` or ``text <eos>`` for a decoder.
 
   Attributes:
     backend: the ``tokenizers.Tokenizer``, without padding and truncation; do not change it.
-    sha256: of the backend's JSON. Stores and prompts name their tokenizer by it.
-    pad_id: any token where the vocabulary has no padding token: padding is masked.
-    mask_id: None where the vocabulary has no mask token.
+    sha256: of the backend's JSON; names the tokenizer in stores and prompts.
+    pad_id: any token if the vocabulary has no padding token, since padding is masked.
+    mask_id: None if the vocabulary has no mask token.
     typed: whether its model takes token types.
   """
 
@@ -75,17 +74,17 @@ class Tokenizer:
 
   @property
   def opening(self) -> tuple[int, ...]:
-    """The special tokens that begin every text; may be empty."""
+    """Special tokens that begin every text; may be empty."""
     return self._around_one[0]
 
   @property
   def closing(self) -> tuple[int, ...]:
-    """The special tokens that end every text, also a cut one; may be empty."""
+    """Special tokens that end every text, also a cut one; may be empty."""
     return self._around_one[1]
 
   @property
   def num_specials(self) -> int:
-    """The number of special tokens of a single text."""
+    """Special tokens of a single text."""
     return len(self.opening) + len(self.closing)
 
   @functools.cached_property
@@ -96,7 +95,7 @@ class Tokenizer:
 
   @functools.cached_property
   def around_pair(self) -> PairFormat:
-    """The special tokens of a pair; ``middle`` may be empty."""
+    """Special tokens of a pair; ``middle`` may be empty."""
     probe = self._probe('a', 'a')
     first, second = (at for at, special in enumerate(probe.special_tokens_mask) if not special)
     return PairFormat(
@@ -107,7 +106,7 @@ class Tokenizer:
     )
 
   def _probe(self, text: str, pair: str | None = None) -> tokenizers.Encoding:
-    """Texts of one token each between the special tokens, whatever the vocabulary."""
+    """Texts of one token each, with special tokens, whatever the vocabulary."""
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({'a': 0}, unk_token='a'))
     if self.backend.post_processor is not None:
       backend.post_processor = self.backend.post_processor
@@ -115,7 +114,7 @@ class Tokenizer:
 
   @property
   def special_ids(self) -> list[int]:
-    """The ids of special tokens, ascending."""
+    """Ids of special tokens, ascending."""
     return sorted(
       number for number, token in self.backend.get_added_tokens_decoder().items() if token.special
     )
@@ -123,16 +122,16 @@ class Tokenizer:
   def encode(
     self, texts: Sequence[str], max_length: int
   ) -> tuple[list[jt.Int32[np.ndarray, ' T']], int]:
-    """Token ids of each text between the special tokens, and the number of cut texts.
+    """Token ids of each text with special tokens, and the number of cut texts.
 
-    A text that is too long loses its end, but not the closing special tokens.
+    A cut text keeps its closing special tokens.
 
     Raises:
-      InputError: ``max_length`` leaves no room for a token of the text.
+      InputError: ``max_length`` leaves no room for text.
     """
     if max_length <= self.num_specials:
       raise InputError(
-        f'a maximum length of {max_length} tokens leaves no room for text beside the special tokens'
+        f'a maximum length of {max_length} tokens leaves no room beside the special tokens'
       )
     encoded = [
       np.array(encoding.ids, np.int32) for encoding in self.backend.encode_batch_fast(list(texts))
@@ -141,7 +140,7 @@ class Tokenizer:
     return cut, sum(len(ids) > max_length for ids in encoded)
 
   def cut(self, ids: jt.Int32[np.ndarray, ' _'], max_length: int) -> jt.Int32[np.ndarray, ' T']:
-    """Ids of at most ``max_length`` tokens, which still end with the closing special tokens."""
+    """At most ``max_length`` ids, still with the closing special tokens."""
     if len(ids) <= max_length:
       return ids
     closing = np.array(self.closing, np.int32)
@@ -149,19 +148,19 @@ class Tokenizer:
 
   @property
   def pair_format(self) -> PairFormat:
-    """The special tokens of a pair. Raises InputError where none separates the texts."""
+    """Special tokens of a pair; raises InputError if none separates the texts."""
     if not self.around_pair.middle:
       raise InputError(
-        'the tokenizer puts no special token between two texts, and a cross-encoder needs one'
+        'a cross-encoder needs a special token between two texts, and the tokenizer has none'
       )
     return self.around_pair
 
   def pair_length(self, first: int, second: int) -> int:
-    """Length of a pair of texts of these lengths; special tokens count in all of them."""
+    """Length of a pair of texts of these lengths, all with special tokens."""
     return first + second - 2 * self.num_specials + self.pair_format.specials
 
   def encode_bare(self, texts: Iterable[str]) -> dict[str, jt.Int32[np.ndarray, ' T']]:
-    """Token ids of each distinct text, without special tokens and uncut."""
+    """Token ids of each distinct text, uncut and without special tokens."""
     distinct = list(dict.fromkeys(texts))
     encoded = self.backend.encode_batch_fast(distinct, add_special_tokens=False)
     return {
@@ -173,30 +172,25 @@ class Tokenizer:
 def load_tokenizer(directory: files.PathLike) -> Tokenizer:
   """The fast tokenizer of a Hugging Face directory, read by transformers.
 
-  What sentence_bert_config.json says of it is applied too: ``do_lower_case``, and arguments of
-  ``AutoTokenizer``.
-
-  What it reads is kept below ``~/.cache/dprjax`` (or ``XDG_CACHE_HOME``), so that the next command
-  starts seconds sooner.
+  Settings of sentence_bert_config.json apply too: ``do_lower_case``, and arguments of
+  ``AutoTokenizer``. The result is cached below ``~/.cache/dprjax`` (or ``XDG_CACHE_HOME``).
 
   Raises:
-    InputError: there is no tokenizer, it has no fast form, or it cuts or splits texts otherwise
-      than here.
+    InputError: no tokenizer, no fast form, or it cuts or splits texts in another way.
   """
   folder = files.existing(directory, 'tokenizer directory')
   if not folder.is_dir() or not any(
     (folder / name).exists() for name in sentence_files.VOCABULARIES
   ):
     raise InputError(
-      f'no tokenizer in {folder}: expected a directory with tokenizer.json, or vocab.txt, or '
-      'vocab.json and merges.txt'
+      f'no tokenizer in {folder}: expected tokenizer.json, or vocab.txt, or vocab.json and '
+      'merges.txt'
     )
   files.refuse_special(folder)
   config = folder / 'tokenizer_config.json'
   if config.exists() and 'auto_map' in reading.read_json_object(config, config.name):
     raise InputError(
-      f'{config}: auto_map names Python code, which is never run; save the tokenizer with its '
-      'tokenizer.json, and remove that key'
+      f'{config}: auto_map names Python code, which dprjax never runs; remove that key'
     )
   settings = sentence_files.tokenizer_settings(folder)
   key = tokenizer_cache.key_of(folder)
@@ -210,8 +204,7 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
 
 
 def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tokenizer:
-  """What transformers makes of a folder's tokenizer."""
-  # On its first import transformers advises to install PyTorch, which dprjax does not need.
+  # transformers advises to install PyTorch on its first import.
   os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
   import transformers
 
@@ -221,8 +214,7 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
     )
   except (KeyboardInterrupt, SystemExit, MemoryError):
     raise
-  # transformers and tokenizers raise bare Exceptions where a file is malformed; a panic of the
-  # latter is not even an Exception.
+  # transformers and tokenizers raise bare Exceptions for malformed files; a panic is not even one.
   except BaseException as error:
     why = ' '.join(str(error).split())
     raise InputError(f'cannot read the tokenizer in {folder}: {why}') from error
@@ -232,12 +224,12 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
       f'{folder}: {type(wrapper).__name__} has no fast form; save it with its tokenizer.json'
     )
   for name, expected, why in (
-    ('truncation_side', 'right', 'a text that is too long loses its end'),
-    ('split_special_tokens', False, 'special tokens written in a text are special'),
+    ('truncation_side', 'right', 'long texts lose their end'),
+    ('split_special_tokens', False, 'special tokens in a text are special'),
   ):
     if (value := getattr(wrapper, name, expected)) != expected:
       raise InputError(
-        f'{folder}: {name} of the tokenizer is {value!r:.40}, and here {why}; remove it from '
+        f'{folder}: {name} of the tokenizer is {value!r:.40}, but here {why}; remove it from '
         'tokenizer_config.json, tokenizer.json or sentence_bert_config.json'
       )
   if settings.lower and not _lowers(backend.normalizer):
@@ -254,7 +246,7 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
   return Tokenizer(
     backend=backend,
     sha256=hashlib.sha256(canonical.encode()).hexdigest(),
-    # One more than the largest id: a stranger's vocabulary may have gaps.
+    # The largest id plus one, since a vocabulary may have gaps.
     vocab_size=max([backend.get_vocab_size(), *(n + 1 for n in backend.get_vocab().values())]),
     pad_id=next(one for one in pads if one is not None),
     mask_id=wrapper.mask_token_id,
@@ -263,7 +255,7 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
 
 
 def _lowers(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
-  """Whether lower-case is part of a normalizer."""
+  """Whether a normalizer lower-cases."""
   if isinstance(normalizer, tokenizers.normalizers.Sequence):
     return any(_lowers(one) for one in normalizer)  # type: ignore[attr-defined]  # by __getitem__
   return isinstance(normalizer, tokenizers.normalizers.Lowercase)
@@ -274,8 +266,7 @@ def train_wordpiece(
 ) -> Tokenizer:
   """Trains a BERT WordPiece vocabulary and writes it as a directory for ``AutoTokenizer``.
 
-  Writes tokenizer.json, tokenizer_config.json and vocab.txt (the line number is the id); other
-  files of ``out_dir`` stay.
+  Writes tokenizer.json, tokenizer_config.json and vocab.txt (an id a line).
 
   Raises:
     InputError: there is too little text.
@@ -296,14 +287,14 @@ def train_wordpiece(
     for text in texts
     for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))
   }
-  # The trainer numbers pieces such as '##a' in the random order of a hash table and breaks ties by
-  # number. Naming them beforehand makes the vocabulary repeatable.
+  # The trainer numbers pieces such as '##a' in random order and breaks ties by number; naming them
+  # first makes the vocabulary repeatable.
   pieces = sorted({f'##{letter}' for word in words for letter in word[1:]})
   trainer = tokenizers.trainers.WordPieceTrainer(
     vocab_size=vocab_size, special_tokens=[*_SPECIAL.values(), *pieces], show_progress=False
   )
   backend.train_from_iterator(texts, trainer)
-  # The pieces are not special tokens, so only the vocabulary is kept.
+  # Keep only the vocabulary, since these pieces are not special tokens.
   backend = wordpiece(backend.get_vocab())
   backend.add_special_tokens(list(_SPECIAL.values()))
   if backend.get_vocab_size() <= len(_SPECIAL):
@@ -334,10 +325,10 @@ def train_wordpiece(
 def train_sentencepiece(
   texts: Iterable[str], vocab_size: int, out_dir: files.PathLike
 ) -> Tokenizer:
-  """Trains a sentencepiece unigram vocabulary, as XLM-R's, and writes it for ``AutoTokenizer``.
+  """Trains a sentencepiece unigram vocabulary like XLM-R's, and writes it for ``AutoTokenizer``.
 
-  Writes sentencepiece.bpe.model and tokenizer_config.json; other files of ``out_dir`` stay. Small
-  texts give fewer than ``vocab_size`` pieces.
+  Writes sentencepiece.bpe.model and tokenizer_config.json. Small texts give fewer than
+  ``vocab_size`` pieces.
 
   Raises:
     InputError: there is too little text.
@@ -345,7 +336,7 @@ def train_sentencepiece(
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      # XLM-R adds a padding and a mask token. One thread makes the vocabulary repeatable.
+      # XLM-R adds a padding and a mask token; one thread makes the vocabulary repeatable.
       sentence_iterator=iter(texts),
       model_writer=model,
       vocab_size=vocab_size - 2,
@@ -379,7 +370,6 @@ def pad_batch(
   Raises:
     ValueError: a row is longer than ``length``.
   """
-  # The empty array is for a batch without rows.
   return pad_flat(
     np.concatenate([*rows, np.empty(0, np.int32)]),
     np.array([len(row) for row in rows], np.int32),

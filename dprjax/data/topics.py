@@ -1,19 +1,18 @@
-"""Topics of a corpus: found once by hLDA, LDA or k-means, then read from any text's own words.
+"""Topics of a corpus: found once by hLDA, LDA or k-means, then read from the words of any text.
 
-A topic model is the words that it knows, their distribution in a background (of hLDA: the root) and
-in each of the Ks largest topics, and each topic's words to show. A text's distribution over the
-topics (Topic-DPR Eq. 1) is fitted by EM with these distributions fixed: the same function for the
-documents that the topics are of, for others, and for queries.
+A topic model holds word distributions of a background (for hLDA the root) and of the Ks largest
+topics. EM with these distributions fixed gives a text's distribution over topics (Topic-DPR Eq. 1),
+for documents and queries alike.
 
-The file holds arrays under these names; a prompt file of kind topic has them as well:
+A topics file, and a prompt file of kind topic, hold these arrays:
 
-| array | shape | what |
+| array | shape | content |
 |---|---|---|
-| topics/meta | U | JSON: format, version, kind, and how it was made |
-| topics/vocabulary | [V] U | the words, ascending |
-| topics/distributions | [1 + Ks, V] float32 | of words: the background, then the topics |
-| topics/words | [Ks, W] int32 | a topic's words, most probable first; -1 where it has no more |
-| topics/sizes | [Ks] int64 | documents of each topic; the largest comes first |
+| topics/meta | U | JSON: format, version, kind, options |
+| topics/vocabulary | [V] U | known words, ascending |
+| topics/distributions | [1 + Ks, V] float32 | word distributions of the background and each topic |
+| topics/words | [Ks, W] int32 | a topic's words, most probable first, then -1 |
+| topics/sizes | [Ks] int64 | documents of each topic, largest first |
 """
 
 import collections
@@ -49,13 +48,13 @@ ARRAYS = tuple(
 )
 
 _WORD = re.compile(r'[^\W\d_]{3,}')
-# The same for any script; of a dense one, each two neighbours are a word.
+# A word of any script; in dense scripts each two neighbouring letters are one.
 _ANY_WORD = regex.compile(
   rf'(?P<dense>(?:{scripts.DENSE}\p{{M}}*+)++)|[\p{{L}}--{scripts.DENSE}][\p{{L}}\p{{M}}--{scripts.DENSE}]{{2,}}+',
   regex.V1,
 )
-_LONGEST_WORD = 40  # letters; longer ones are no words
-# NLTK's English list, what the words above find of it.
+_LONGEST_WORD = 40  # letters
+# NLTK's English list, as far as it has words of three letters.
 _STOP_WORDS = frozenset(
   """
   about above after again against ain all and any are aren because been before being below
@@ -68,29 +67,29 @@ _STOP_WORDS = frozenset(
   yourselves
   """.split()  # noqa: SIM905
 )
-_SHOWN = 256  # words that are kept of a topic, to be shown and to make a prompt of
+_SHOWN = 256  # words kept of a topic, to show and to make prompts of
 _EM_STEPS = 50
 _CHUNK = 2048  # texts that EM fits at a time
 _SWEEPS_AT_ONCE = 10
-_DEPTH = 3  # levels of hLDA, the root among them
+_DEPTH = 3  # levels of hLDA, with the root
 _RESTARTS = 5  # of k-means
 
 logger = logging.getLogger('dprjax')
 
 MOST_DOCUMENTS = 3000
-"""That topics are found in, at most: the time grows with them."""
+"""The most documents that topics are found in; the time grows with them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Topics:
-  """A topic model; see the module.
+  """A topic model.
 
   Attributes:
-    meta: its kind, and how it was made.
-    names: the words of each topic, most probable first.
-    sizes: documents of each topic; the largest comes first.
-    vocabulary: the words that it knows, ascending.
-    distributions: of words, in the background and in each topic.
+    meta: its kind and options.
+    names: words of each topic, most probable first.
+    sizes: documents of each topic, largest first.
+    vocabulary: known words, ascending.
+    distributions: word distributions of the background and each topic.
   """
 
   meta: dict[str, Any]
@@ -103,40 +102,40 @@ class Topics:
     return len(self.sizes)
 
   def distribution(self, texts: Sequence[str]) -> jt.Float32[np.ndarray, 'n Ks']:
-    """Each text's distribution over the topics, the background left out (Eq. 1).
+    """Distribution over topics of each text, without the background (Eq. 1).
 
-    It depends only on the text. A text without a known word gets the distribution of the documents.
+    A text without a known word gets the distribution of the documents.
     """
     texts = given.texts(texts)
     found = np.tile(self.sizes / self.sizes.sum(), (len(texts), 1))
     for start in range(0, len(texts), _CHUNK):
       rows, mixtures = self._fit_mixtures(texts[start : start + _CHUNK])
       own = mixtures[:, 1:].sum(axis=1, keepdims=True)
-      sound = own[:, 0] > 0  # not so where the background explains all
+      sound = own[:, 0] > 0  # False if the background explains all words
       found[start + rows[sound]] = mixtures[sound, 1:] / own[sound]
     return found.astype(np.float32)
 
   def assign(self, texts: Sequence[str]) -> jt.Int32[np.ndarray, ' n']:
-    """Each text's most probable topic: the largest one where no word is known."""
+    """The most probable topic of each text; the largest topic if no word is known."""
     return self.distribution(texts).argmax(axis=1).astype(np.int32)
 
   def count_known(self, texts: Sequence[str]) -> jt.Int64[np.ndarray, ' n']:
-    """How many of each text's words are known."""
+    """Number of known words in each text."""
     places = self._places
     return np.array(
       [sum(word in places for word in words(text)) for text in given.texts(texts)], np.int64
     )
 
   def check_shares(self, texts: Sequence[str], where: str) -> None:
-    """Raises InputError, which names ``where``, if no text has a known word."""
+    """Raises InputError naming ``where`` if no text has a known word."""
     if not self.count_known(texts).any():
       raise InputError(
-        f'{where}: none of its {len(texts):,} texts has a word that the topics know, which are '
-        f'{", ".join(self.names[0][:3])}, ...; give the topics of this corpus'
+        f'{where}: none of {len(texts):,} texts has a word of the topics '
+        f'({", ".join(self.names[0][:3])}, ...); give the topics of this corpus'
       )
 
   def arrays(self) -> dict[str, np.ndarray]:
-    """The arrays of the file, by name."""
+    """The arrays of the file."""
     places = self._places
     longest = max(map(len, self.names))
     numbers = [[places[word] for word in name] for name in self.names]
@@ -150,16 +149,14 @@ class Topics:
 
   @classmethod
   def from_arrays(cls, arrays: Mapping[str, np.ndarray], where: str = 'topics') -> 'Topics':
-    """The topic model of `arrays`; other arrays are passed over.
+    """The topic model in these arrays; other arrays are ignored.
 
     Raises:
-      InputError: an array is missing, or is not what the module says; the message begins with
-        ``where``.
+      InputError: an array is missing or malformed; the message begins with ``where``.
     """
     if missing := [name for name in ARRAYS if name not in arrays]:
       raise InputError(
-        f'{where}: no array {missing[0]}, so this is no topic model; make one with python -m '
-        'dprjax.topics'
+        f'{where}: no array {missing[0]}, so not a topic model; make one with dprjax topics'
       )
     meta, vocabulary, distributions, shown, sizes = (arrays[name] for name in ARRAYS)
     read = _read_meta(meta, where)
@@ -175,7 +172,7 @@ class Topics:
   def _fit_mixtures(
     self, texts: Sequence[str]
   ) -> tuple[jt.Int64[np.ndarray, ' m'], jt.Float64[np.ndarray, 'm 1+Ks']]:
-    """The texts that have known words, and their mixtures of background and topics, by EM."""
+    """Rows of the texts that have known words, and their mixtures, by EM."""
     places = self._places
     counted = [
       sorted(collections.Counter(places[w] for w in words(text) if w in places).items())
@@ -200,10 +197,9 @@ class Topics:
 
 
 def words(text: str) -> list[str]:
-  """The text's words of three letters or more, in lower case, without stop words.
+  """Words of three letters or more, in lower case, without stop words.
 
-  In scripts without spaces, and in Korean, each two neighbouring letters are a word
-  (`dprjax.base.words`).
+  In scripts without spaces, and in Korean, each two neighbouring letters are a word.
   """
   text = scripts.normalise(text)
   found: list[str] = []
@@ -219,32 +215,32 @@ def load_topics(path: files.PathLike) -> Topics:
   """Reads a topic model.
 
   Raises:
-    InputError: it is missing, damaged, no npz of a topic model, or of a newer version.
+    InputError: the file is missing, damaged, not a topic model, or of a newer version.
   """
   return Topics.from_arrays(npz.read_arrays(path, 'topics'), str(path))
 
 
 def save_topics(path: files.PathLike, topics: Topics) -> None:
-  """Writes a topic model, whole or not at all; the same model makes the same bytes."""
+  """Writes a topic model atomically and deterministically."""
   npz.write_arrays(path, topics.arrays())
 
 
 def _check_arrays(arrays: Mapping[str, np.ndarray]) -> str | None:
-  """What is wrong with the arrays of a topic model, beginning with the name of one."""
+  """The fault of a topic model's arrays, beginning with an array's name."""
   _, vocabulary, distributions, shown, sizes = (arrays[name] for name in ARRAYS)
   if vocabulary.ndim != 1 or vocabulary.dtype.kind != 'U' or not vocabulary.size:
-    return 'vocabulary: it is no list of words'
+    return 'vocabulary: expected a list of words'
   try:
     words_ = vocabulary.tolist()
     ''.join(words_).encode()
-  except ValueError as error:  # a code that is no character
-    return f'vocabulary: it is no text ({error})'
+  except ValueError as error:
+    return f'vocabulary: not text ({error})'
   if any(one >= other for one, other in itertools.pairwise(words_)):
-    return 'vocabulary: its words do not ascend'
+    return 'vocabulary: words do not ascend'
   if sizes.ndim != 1 or sizes.dtype.kind not in 'iu' or not sizes.size:
     return f'sizes: expected whole numbers [Ks], found {sizes.dtype} {list(sizes.shape)}'
   if sizes.min() < 0 or sizes.max() < 1 or sizes.max() > 2**53 or sizes.argmax():
-    return 'sizes: expected counts of documents, the largest first'
+    return 'sizes: expected counts of documents, largest first'
   expected, found = (1 + len(sizes), len(vocabulary)), distributions.shape
   if distributions.dtype != np.float32 or found != expected:
     return (
@@ -252,13 +248,13 @@ def _check_arrays(arrays: Mapping[str, np.ndarray]) -> str | None:
     )
   sums = distributions.sum(axis=1, dtype=np.float64)
   if not (distributions.min() >= 0 and abs(sums - 1).max() <= 1e-3):  # nor NaN
-    return 'distributions: its rows are no probabilities that add up to 1'
+    return 'distributions: rows are not probabilities that add up to 1'
   if not (distributions.max(axis=0) > 0).all():
-    return 'distributions: a word has the probability 0 everywhere'
+    return 'distributions: a word has probability 0 everywhere'
   if shown.ndim != 2 or shown.dtype.kind != 'i' or len(shown) != len(sizes) or not shown.size:
     return f'words: expected whole numbers [{len(sizes)}, W], found {list(shown.shape)}'
   if shown.min() < -1 or shown.max() >= len(vocabulary) or shown[:, 0].min() < 0:
-    return 'words: it names words that are not in the vocabulary, or none of a topic'
+    return 'words: a topic has no words, or words outside the vocabulary'
   return None
 
 
@@ -272,7 +268,7 @@ def _read_meta(array: np.ndarray, where: str) -> dict[str, Any]:
   place = f'{where}, array topics/meta'
   try:
     text = array.item() if array.ndim == 0 and array.dtype.kind == 'U' else ''
-  except ValueError:  # a code that is no character
+  except ValueError:  # an invalid code point
     text = ''
   meta = reading.parse_object(text, place)
   reading.convert(meta, place, _Meta)
@@ -284,11 +280,11 @@ class Settings(NamedTuple):
 
   Attributes:
     kind: one of `KINDS`.
-    topics: Ks, how many are kept.
-    sweeps: of Gibbs sampling, over all documents.
+    topics: Ks, the number of topics kept.
+    sweeps: Gibbs sweeps over all documents.
     alpha, eta: Dirichlet parameters: of a document's levels or topics, and of a topic's words.
     gamma: how readily hLDA opens a new topic.
-    min_documents: that a word must be in.
+    min_documents: documents that a word must occur in.
     seed: of all draws.
   """
 
@@ -303,13 +299,13 @@ class Settings(NamedTuple):
 
 
 class Fitted(NamedTuple):
-  """Topics and what was seen when they were found.
+  """Topics, and statistics of how they were found.
 
   Attributes:
     topics: the model.
-    own: each document's topic by the method itself; -1: a topic that was dropped, or none.
+    own: each document's topic by the method; -1 if dropped or none.
     assigned: its topic by the model.
-    all_sizes: documents of every topic that was found, descending.
+    all_sizes: documents of every topic found, descending.
   """
 
   topics: Topics
@@ -319,15 +315,13 @@ class Fitted(NamedTuple):
 
   @property
   def agreement(self) -> float:
-    """In which part of the documents of kept topics the model and the method agree."""
+    """Fraction of the documents of kept topics where model and method agree."""
     kept = self.own >= 0
     return float(np.mean(self.own[kept] == self.assigned[kept])) if kept.any() else float('nan')
 
 
 class _Found(NamedTuple):
-  """What a method finds: token counts in the background and in each topic, the words' ranks, and
-  each document's topic (-1: none).
-  """
+  """Token counts of the background and each topic, word ranks, and documents' topics (-1: none)."""
 
   background: jt.Float64[np.ndarray, ' V']
   counts: jt.Float64[np.ndarray, 'topics V']
@@ -336,7 +330,7 @@ class _Found(NamedTuple):
 
 
 def choose(texts: Iterable[str], most: int = MOST_DOCUMENTS) -> list[str]:
-  """All texts or, of more than ``most``, those that a hash of them decides, in its order."""
+  """At most ``most`` texts, chosen by a hash of them."""
   texts = iter(texts)
   found = list(itertools.islice(texts, most + 1))
   if len(found) <= most:
@@ -358,26 +352,25 @@ def fit(
     texts: the documents.
     settings: see `Settings`.
     vectors: of the documents, for k-means.
-    where: the documents' name, for messages.
+    where: the documents' name in messages.
 
   Raises:
-    InputError: too few words or documents, or fewer topics than asked for.
+    InputError: too few words, documents or topics.
   """
   tokens = [words(text) for text in given.texts(texts)]
   spread = collections.Counter(word for row in tokens for word in set(row))
   vocabulary = sorted(word for word, count in spread.items() if count >= settings.min_documents)
   if not vocabulary:
     raise InputError(
-      f'{where}: none of the {len(spread):,} words is in {settings.min_documents} or more of the '
-      f'{counted(len(texts), "documents")}; give more documents'
+      f'{where}: no word occurs in {settings.min_documents} of {counted(len(texts), "documents")}; '
+      'give more documents'
     )
   places = {word: number for number, word in enumerate(vocabulary)}
   rows = [[places[word] for word in row if word in places] for row in tokens]
   used = np.flatnonzero([bool(row) for row in rows])
   if len(used) < settings.topics:
     raise InputError(
-      f'{where}: {len(used):,} documents with words for {settings.topics} topics; give more '
-      'documents'
+      f'{where}: {len(used):,} documents with words for {settings.topics} topics; give more documents'
     )
   kept = [rows[i] for i in used]
   if settings.kind == 'hlda':
@@ -393,9 +386,8 @@ def fit(
   alive = int(np.count_nonzero(sizes))
   if alive < settings.topics:
     raise InputError(
-      f'{where}: {settings.kind} finds {counted(alive, "topics")}, and {settings.topics} are asked '
-      'for; ask for fewer'
-      + (', or raise gamma, which opens more topics' if settings.kind == 'hlda' else '')
+      f'{where}: {settings.kind} finds {counted(alive, "topics")} of {settings.topics}; ask for fewer'
+      + (', or raise gamma' if settings.kind == 'hlda' else '')
     )
   best = order[: settings.topics]
   distributions = np.concatenate([found.background[None], found.counts[best]]) + settings.eta
@@ -426,7 +418,7 @@ def _shown(
   counts: jt.Float64[np.ndarray, ' V'],
   vocabulary: Sequence[str],
 ) -> list[str]:
-  """A topic's words, most probable first; those of its descendants follow its own."""
+  """A topic's words, most probable first, then those of its descendants."""
   order = np.lexsort((-counts, -ranks))[:_SHOWN]
   return [vocabulary[word] for word in order.tolist() if counts[word] > 0]
 
@@ -451,10 +443,8 @@ def _find_hlda(
         at = model.parent_topic(at)
       if model.level(at) == 1:
         branch_of[k] = branches.index(at)
-  trees = np.zeros((len(branches), len(vocabulary)))
-  for branch in range(len(branches)):
-    trees[branch] = topics[branch_of == branch].sum(axis=0)
-  # All topics of a document lie on one path; a document with words of only the root has none.
+  trees = np.stack([topics[branch_of == branch].sum(axis=0) for branch in range(len(branches))])
+  # A document's topics are on one path; a document with words of only the root has none.
   own = np.array([branch_of[document].max() for document in documents])
   return _Found(topics[0], trees, topics[branches], own)
 
@@ -471,15 +461,14 @@ def _find_lda(
 
 
 def _tomotopy() -> Any:
-  """tomotopy, which is needed where topics are found, not where they are read."""
   with warnings.catch_warnings():
-    # Its import warns, and takes a warning that is an error for a library that is missing.
+    # Importing it warns, and reads a warning raised as an error as a missing library.
     warnings.simplefilter('ignore')
     try:
       import tomotopy
     except ImportError as error:
       raise InputError(
-        f'topics are found by tomotopy, which cannot be imported ({error}); pip install tomotopy'
+        f'finding topics needs tomotopy, which cannot be imported ({error}); pip install tomotopy'
       ) from error
   return tomotopy
 
@@ -487,7 +476,7 @@ def _tomotopy() -> Any:
 def _sample(
   model: Any, rows: Sequence[Sequence[int]], vocabulary: Sequence[str], settings: Settings
 ) -> tuple[jt.Float64[np.ndarray, 'topics V'], list[jt.Int64[np.ndarray, ' _']]]:
-  """Trains a model of tomotopy; returns the tokens of each topic, and each document's topics."""
+  """Trains a tomotopy model; returns token counts of each topic, and each document's topics."""
   for row in rows:
     model.add_doc([vocabulary[word] for word in row])
   progress = Progress('sweeps', settings.sweeps, settings.kind)
@@ -518,7 +507,7 @@ def _find_kmeans(
   for row, topic in zip(rows, own.tolist(), strict=True):
     np.add.at(counts[topic], row, 1)
     spread[np.unique(row)] += 1
-  # tf-idf: a word of most documents tells little of a topic.
+  # tf-idf: words of most documents say little about a topic.
   ranks = counts * np.log(len(rows) / spread)
   return _Found(counts.sum(axis=0), counts, ranks, own)
 
@@ -526,7 +515,7 @@ def _find_kmeans(
 def cluster(
   vectors: jt.Float[np.ndarray, 'n H'], count: int, seed: int, steps: int = 100
 ) -> jt.Int64[np.ndarray, ' n']:
-  """k-means of vectors scaled to unit length, from k-means++'s centres: the best of 5 runs."""
+  """k-means of unit-length vectors with k-means++ centres: the best of 5 runs."""
   x = np.asarray(vectors, np.float64)
   x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float64).tiny)
   runs = [

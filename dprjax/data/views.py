@@ -1,14 +1,14 @@
-"""Views: one or two texts of a passage that pretraining sees in a step, drawn anew each time.
+"""Views: one or two texts of a passage for a step of pretraining, drawn anew each time.
 
 | views | unit | first | second |
 |---|---|---|---|
 | one | | the passage, or a window that starts at a random sentence | |
 | siblings | sentence | a random sentence (DPTDR section 3.2) | another one |
 | siblings | span | a random span (coCondenser; DPTDR Table 7) | another one without overlap |
-| ict | | a random sentence | the others, in order; in a tenth of the draws that one too |
+| ict | | a random sentence | the others in order; in a tenth of the draws that one too |
 
-ict follows Lee et al. (2019). As in `dprjax.data.batches`, a batch follows from its step's number
-alone, and every process works out the whole global batch.
+ict follows Lee et al. (2019). As in `dprjax.data.batches`, the step alone decides a batch, and
+every process works out the whole global batch.
 """
 
 import logging
@@ -31,13 +31,13 @@ from dprjax.data.text import Tokenizer
 KEEP = 0.1
 MIN_SPAN = 16  # tokens
 
-# What a random number is for, so that no two uses share a stream.
+# One stream of random numbers for each use.
 _SHUFFLE, _DRAW = range(2)
 _log = logging.getLogger(__name__)
 
 
 class Views(NamedTuple):
-  """The batches, a data set as long as an epoch, and the number of passages that take part."""
+  """Batches of an epoch, and the number of usable passages."""
 
   batches: grain.MapDataset[Batch]
   eligible: int
@@ -59,44 +59,40 @@ def make_view_batches(
 ) -> Views:
   """This process's rows of the global batch of any step; `batches.open_batches` opens them.
 
-  Each epoch shuffles the passages anew, leaves out those that do not fill a batch, and draws other
-  views. Keys: `first_tokens` [B, T] int32, a text between its special tokens; `first_mask` [B, T]
-  bool; `first_words` [B, T] int32, the number of the word that a token belongs to, -1 at special
-  tokens and padding; likewise `second_...`, with a T of its own, unless views='one';
-  `passage_index` [B] int32, rows of ``texts``.
+  Each epoch shuffles the passages anew, drops those that do not fill a batch, and draws new views.
+  Keys: `first_tokens` [B, T] int32, with special tokens; `first_mask` [B, T] bool; `first_words`
+  [B, T] int32, the word number of each token, -1 for special tokens and padding; `second_...`
+  likewise with its own T, unless views='one'; `passage_index` [B] int32, rows of ``texts``.
 
   Args:
     texts: the passages.
     tokenizer: that ``texts`` was made with.
     batch_size: passages of the global batch; process i has the i-th of ``process_count`` equal
       blocks.
-    views: 'one', 'siblings' or 'ict'. Siblings and ict skip passages of one sentence, which are
-      counted and logged.
-    unit: what siblings are: 'sentence' or 'span'.
-    span_length: the largest number of tokens of a span. A passage that is shorter than two spans
-      is halved; one that holds no two spans of ``MIN_SPAN`` is skipped. Spans start where words do,
-      if they can without overlap; the second one may therefore lose the last tokens of its last
-      word at the end of a passage.
-    max_length: tokens of a text, special ones included. A longer sentence loses its end. A longer
-      passage is cut to a window; for ict, to one of whole sentences around the first text.
-    buckets: the lengths that a text may have. The smallest that holds the whole global batch is
-      taken.
+    views: 'one', 'siblings' or 'ict'. Siblings and ict skip passages of one sentence.
+    unit: of siblings: 'sentence' or 'span'.
+    span_length: the most tokens of a span. Passages shorter than two spans are halved; those
+      shorter than two spans of ``MIN_SPAN`` are skipped. Spans start at words if they can without
+      overlap, so the second may lose the end of its last word.
+    max_length: tokens of a text, with special ones. A longer sentence is cut; a longer passage is
+      cut to a window, for ict of whole sentences around the first text.
+    buckets: padded lengths; a batch takes the smallest that holds it.
 
   Raises:
-    InputError: no passage can be used; the tokenizer puts no token before a text; sizes that the
-      passages, the buckets or the processes do not allow.
+    InputError: no passage can be used, the tokenizer puts no token before a text, or the passages,
+      buckets or processes do not allow these sizes.
   """
   if not tokenizer.opening:
     raise InputError(
-      'the tokenizer begins a text with no special token, and pretraining learns the state of one; '
-      'choose another backbone'
+      'pretraining learns the state of a special token before the text, and the tokenizer has '
+      'none; choose another backbone'
     )
   spans = views == 'siblings' and unit == 'span'
   room = max_length - tokenizer.num_specials
   if room < 1 or (spans and min(span_length, room) < 1):
     raise InputError(
-      f'max_length {max_length} and span_length {span_length}: no room for text beside the '
-      'special tokens'
+      f'max_length {max_length} and span_length {span_length} leave no room beside the special '
+      'tokens'
     )
   longest = min(max_length, int(texts.num_tokens.max()) + tokenizer.num_specials)
   if not buckets or max(buckets) < longest:
@@ -113,8 +109,7 @@ def make_view_batches(
   skipped = texts.num_passages - len(rows)
   if not len(rows):
     raise InputError(
-      f'{texts.path}: all {skipped:,} passages have {lacking}; views={views!r} needs longer texts, '
-      'or longer passages'
+      f'{texts.path}: all {skipped:,} passages have {lacking}; views={views!r} needs longer ones'
     )
   if skipped:
     _log.info(
@@ -122,16 +117,15 @@ def make_view_batches(
     )
   if batch_size > len(rows):
     raise InputError(
-      f'config.batch_size: an update of {counted(batch_size, "passages")} is more than the '
-      f'{len(rows):,} that can be used of {texts.path}; lower config.batch_size (or '
-      'config.accumulate), or give more text'
+      f'config.batch_size: {counted(batch_size, "passages")} an update, but {texts.path} has '
+      f'{len(rows):,} usable; lower config.batch_size or config.accumulate, or give more text'
     )
   rows_of = shuffle_rows(rows, batch_size, [seed, _SHUFFLE])
 
   def draw(
     passages: _Passages, words: Integers, chances: jt.Float[np.ndarray, '3 B']
   ) -> list[list[_Piece]]:
-    """The pieces that make up each view."""
+    """The pieces of each view."""
     if views == 'one':
       return [[_window(passages, chances[0], room)]]
     if spans:
@@ -141,7 +135,7 @@ def make_view_batches(
     sentence = passages.sentence(first).limit(room)
     if views == 'ict':
       return [[sentence], _rest(passages, first, chances[1] < KEEP, room)]
-    # One of the others: those from the first on move up by one.
+    # Another sentence: numbers from the first on move up by one.
     second = _choose(chances[1], counts - 1)
     second += second >= first
     return [[sentence], [passages.sentence(second).limit(room)]]
@@ -151,7 +145,7 @@ def make_view_batches(
     columns = texts.passages.read(index, documents.COLUMNS)
     words, ends = map(table.lists, columns[1:])
     passages = _Passages(ends, texts.num_tokens[index])
-    # Drawn for the whole global batch, so that the number of processes does not change a row.
+    # For the whole global batch, so that the number of processes does not change a row.
     chances = np.random.default_rng([seed, _DRAW, step]).random((3, len(index)))
     tokens = table.lists(columns[0][own])
     skipped = int(passages.sizes[: own.start].sum())
@@ -179,12 +173,7 @@ class _Piece(NamedTuple):
 
 
 class _Passages(NamedTuple):
-  """A global batch's passages.
-
-  Attributes:
-    sentences: where the sentences of each end.
-    sizes: tokens of each.
-  """
+  """Passages of a global batch: the ends of sentences, and the number of tokens."""
 
   sentences: Lists
   sizes: Integers
@@ -197,17 +186,17 @@ class _Passages(NamedTuple):
 
 
 def _window(passages: _Passages, chances: jt.Float[np.ndarray, ' B'], room: int) -> _Piece:
-  """The passage, or as much as there is room for from one of its sentences on.
+  """The passage, or a window from one of its sentences on.
 
-  The last sentence to start from is the first one from which the rest fits: all text can be drawn,
-  and no window is shorter than it must be.
+  The last possible start is the first sentence from which the rest fits, so all text can be drawn
+  and no window is needlessly short.
   """
   sentences, owners = passages.sentences, passages.sentences.owners
   starts = np.concatenate([[0], sentences.flat[:-1]])
   starts[sentences.starts] = 0
   too_long = owners[passages.sizes[owners] - starts > room]
   count = np.bincount(too_long, minlength=len(sentences.counts)) + 1
-  # Where a last sentence alone is too long, no later one follows.
+  # No start follows a last sentence that is too long by itself.
   chosen = passages.sentence(_choose(chances, np.minimum(count, sentences.counts)))
   return _Piece(chosen.starts, passages.sizes - chosen.starts).limit(room)
 
@@ -217,17 +206,17 @@ def _two_spans(
 ) -> tuple[_Piece, _Piece]:
   """Two spans of similar length that do not overlap, in random order."""
   length = np.minimum(span_length, sizes // 2)
-  # Two places among the tokens that are in neither span, all pairs equally likely.
+  # Two places among the tokens outside both spans, all pairs equally likely.
   low, high = np.sort(_choose(chances[:2], sizes - 2 * length + 1), axis=0)
   high = high + length
-  # To the beginnings of words: the first span back, the second on, so that they stay apart.
+  # Move to word starts: the first span back, the second on, so they stay apart.
   begins = np.concatenate([[True], words[1:] != words[:-1]])
   offsets = np.cumsum(sizes) - sizes
   begins[offsets] = True
   places = np.flatnonzero(begins)
   low = places[np.searchsorted(places, offsets + low, side='right') - 1] - offsets
   following = np.append(places, len(words))[np.searchsorted(places, offsets + high)] - offsets
-  # A word that goes on to the passage's end is followed by no other.
+  # No word follows one that ends the passage.
   high = np.where(following < sizes, following, high)
   second_length = np.minimum(length, sizes - high)
   swap = chances[2] < 0.5
@@ -240,10 +229,7 @@ def _two_spans(
 def _rest(
   passages: _Passages, number: Integers, keep: jt.Bool[np.ndarray, ' B'], room: int
 ) -> list[_Piece]:
-  """The text before and after a sentence or, where it is kept, up to its end and after it.
-
-  Together they have no more tokens than there is room for.
-  """
+  """The text before and after a sentence (which ``keep`` includes), in at most ``room`` tokens."""
   start, length = passages.sentence(number)
   low, high = np.zeros_like(start), passages.sizes.copy()
   offsets = passages.sentences.starts
@@ -251,7 +237,7 @@ def _rest(
     ends = passages.sentences.flat[offsets[row] :][: passages.sentences.counts[row]]
     low[row], high[row] = _around(ends, int(number[row]), bool(keep[row]), room)
   stop = start + length
-  # Only a kept sentence that is too long by itself is cut here.
+  # Cuts only a kept sentence that is too long by itself.
   before = np.minimum(np.where(keep, stop, start) - low, room)
   return [_Piece(low, before), _Piece(stop, np.minimum(high - stop, room - before))]
 
@@ -263,7 +249,7 @@ def _assemble(
   jt.Int32[np.ndarray, 'B T'],
   jt.Bool[np.ndarray, 'B T'],
 ]:
-  """Tokens, words and mask of texts that are put together from pieces of passages."""
+  """Tokens, word numbers and mask of texts assembled from pieces of passages."""
   rows = np.arange(len(tokens.counts))
   text = np.full((len(rows), width), tokenizer.pad_id, np.int32)
   numbers = np.full((len(rows), width), -1, np.int32)
@@ -282,11 +268,10 @@ def _assemble(
 
 
 def _around(ends: Integers, number: int, keep: bool, room: int) -> tuple[int, int]:
-  """The bounds of a window of whole sentences around a sentence, which counts only if it is kept.
+  """The bounds of a window of whole sentences around a sentence, which counts only if kept.
 
-  Sentences are added on either side in turn, on each until one does not fit. Where not even a
-  neighbour fits, the window holds as much of the next one as there is room for, else the end of the
-  one before.
+  Sentences are added on either side in turn, until one does not fit. If not even a neighbour fits,
+  the window holds the start of the next sentence, else the end of the one before.
   """
   borders = [0, *ends.tolist()]
   low, high = number, number + 1

@@ -1,11 +1,9 @@
-"""Unified negative mining (DPTDR section 3.3): makes a training file from runs, judgements and a
-corpus.
+"""Unified negative mining (DPTDR section 3.3): runs, judgements and a corpus -> a training file.
 
-Everything large is on disk. The rows of the runs (32 bytes each, and an id) are sorted into buckets
-of some thousand queries, and the corpus is an index of where each passage lies
-(`dprjax.mining.passages`).
-One bucket after the other becomes pools (`dprjax.mining.pools`) and lines of the file. In memory
-are the queries, their judgements and one bucket. docs/mining.md describes the steps and the file.
+Large data stays on disk. Rows of the runs (32 bytes and an id each) are sorted into buckets of some
+thousand queries; `dprjax.mining.passages` indexes the corpus. Each bucket becomes pools
+(`dprjax.mining.pools`) and then lines of the file. Memory holds the queries, their judgements and
+one bucket. docs/mining.md describes the steps and the file.
 """
 
 import collections
@@ -40,34 +38,33 @@ from dprjax.mining.passages import Loader, Passages
 from dprjax.mining.pools import Pool
 
 Score = Callable[[Sequence[tuple[str, str]]], np.ndarray]
-"""(query, passage) texts -> logits [n]; their sigmoid is the probability of relevance."""
+"""(query, passage) texts -> logits [n] of the probability of relevance."""
 
 logger = logging.getLogger('dprjax')
 
-_BUCKET = 1 << 20  # rows, about
-_KEPT = 1 << 17  # passages of a bucket whose texts are in memory, at most
+_BUCKET = 1 << 20  # rows
+_KEPT = 1 << 17  # most passage texts of a bucket in memory
 _LISTED = 5
 _SCRATCH = re.compile(r'corpus|reranked|run-\d+|\.lock')
 _PAIRS = 4096  # scored by one call of the reranker
-_SKIPPED, _UNKNOWN = -1, -2  # numbers of queries that are not mined for
+_SKIPPED, _UNKNOWN = -1, -2  # instead of the number of a query
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What is mined.
+  """Options of mining.
 
   Attributes:
-    depth: how many rows of each run are used, a query.
-    sample: negatives a query of each pool.
-    threshold: candidates whose probability is below it make the denoised pool.
+    depth: rows used of each run, per query.
+    sample: negatives of each pool, per query.
+    threshold: the denoised pool has candidates whose probability is below it.
     seed: of the samples.
-    texts: whether the file holds the titles and texts of passages, or only ids.
-    drop_same_id: BEIR's rule: a passage with the query's own id is no candidate.
-    score_positives: whether the file holds the reranker's scores of the positives too.
-    strict: whether an unknown id, a rank given twice or a query without a candidate is an error;
-      otherwise they are counted and listed.
-    scratch: the folder for temporary files; the output's by default. They are in a folder of its
-      own, `scratch_folder`, which the next run clears where this one is killed.
+    texts: write titles and texts of passages, not only ids.
+    drop_same_id: BEIR's rule: a passage with the query's own id is not a candidate.
+    score_positives: write the reranker's scores of positives too.
+    strict: an unknown id, a tied rank or a query without a candidate is an error; otherwise they are
+      counted and listed.
+    scratch: the folder for temporary files, by default the output's; see `scratch_folder`.
   """
 
   depth: int = 200
@@ -82,7 +79,7 @@ class Options:
 
 
 class Report:
-  """Counts, and a few examples of what was counted."""
+  """Counts, each with a few examples."""
 
   def __init__(self, strict: bool):
     self.counts: collections.Counter[str] = collections.Counter()
@@ -91,19 +88,19 @@ class Report:
     self._strict = strict
 
   def count(self, what: str, number: int, names: Sequence[str] = (), trouble: bool = True) -> None:
-    """Adds a number. Raises InputError if it is trouble and that is forbidden."""
+    """Adds a number; raises InputError if it is trouble and ``strict`` is set."""
     self.counts[what] += number
     self._names[what] += names[: _LISTED - len(self._names[what])]
     if number and trouble and self._strict:
       raise InputError(
-        f'{counted(self.counts[what], what)}: {", ".join(self._examples(what))}; mend the files, '
-        'or run it without --strict'
+        f'{counted(self.counts[what], what)}: {", ".join(self._examples(what))}; correct the files, '
+        'or run without --strict'
       )
 
   def count_rows(
     self, what: str, path: str, queries: UInt64[np.ndarray, ' n'], docs: UInt64[np.ndarray, ' n']
   ) -> None:
-    """`count` of rows of a run by their keys; the names are read from the run when needed."""
+    """`count` for rows of a run, given by keys; their names are read from the run when needed."""
     _, pairs = self._rows.setdefault(what, (path, []))
     new = slice(_LISTED - len(pairs))
     pairs += zip(queries[new].tolist(), docs[new].tolist(), strict=True)
@@ -126,9 +123,9 @@ class _Queries:
   """The queries to mine for, and their positives as rows.
 
   Attributes:
-    keys: of ``ids``. ``order`` sorts them into ``ascending``.
-    skipped: keys of the known queries that are not mined for, ascending.
-    positive_own: False for the positives of another query with the same text.
+    keys: of ``ids``; ``order`` sorts them into ``ascending``.
+    skipped: keys of known queries that are not mined for, ascending.
+    positive_own: False for positives of another query with the same text.
   """
 
   ids: list[str]
@@ -143,7 +140,7 @@ class _Queries:
   positive_own: Bool[np.ndarray, ' positives']
 
   def numbers(self, keys: UInt64[np.ndarray, ' n']) -> Int64[np.ndarray, ' n']:
-    """The queries' numbers; _SKIPPED for one that is not mined for, _UNKNOWN for an unknown one."""
+    """The queries' numbers, `_SKIPPED` or `_UNKNOWN`."""
     # Most rows of a query are consecutive: one search for all of them.
     first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
     places = outofcore.positions(self.ascending, keys[first])
@@ -172,15 +169,15 @@ def mine(
   score: Score | None = None,
   options: Options | None = None,
 ) -> dict[str, Any]:
-  """Writes the training file, a line for every judged query that has a positive.
+  """Writes the training file: a line for every judged query that has a positive.
 
   Args:
     queries, corpus: files of texts, see ``formats.texts.read_texts``.
-    qrels: judgements; above 0 is a positive.
+    qrels: judgements; grades above 0 are positives.
     retrievers: name -> TREC run.
     out: the jsonl file.
-    reranked: a TREC run whose scores are a reranker's logits; or
-    score: the reranker. Without either there is no denoised pool.
+    reranked: a TREC run with a reranker's logits as scores.
+    score: the reranker. Without it or ``reranked`` there is no denoised pool.
 
   Returns:
     The settings and counts.
@@ -190,9 +187,7 @@ def mine(
   """
   options = options or Options()
   if reranked and score:
-    raise InputError(
-      'a reranker and a reranked run were given: the scores can come from one of them'
-    )
+    raise InputError('score and reranked both give scores of a reranker; use one')
   report = Report(options.strict)
   asked = _read_queries(queries, qrels, report)
   for path in [*retrievers.values(), *([reranked] if reranked else [])]:
@@ -204,7 +199,7 @@ def mine(
       corpus, root / 'corpus', Progress('passages', task=f'reading {corpus}')
     )
     width = max(min(_BUCKET // (options.depth * len(retrievers)), _KEPT // (2 * options.sample)), 1)
-    # One row more, since one may be the query itself.
+    # One more, since one row may be the query itself.
     depth = options.depth + options.drop_same_id
     ranked = [
       _sort(name, path, asked, root / f'run-{number}', width, depth, report)
@@ -226,7 +221,7 @@ def mine(
         progress(stop)
       if not report.counts['candidates']:
         raise InputError(
-          f'no candidate is left for any query, of {len(asked.ids):,}: {", ".join(report.lines())}'
+          f'no query of {len(asked.ids):,} has a candidate: {", ".join(report.lines())}'
         )
   seconds = time.monotonic() - began
   counts = '\n'.join(report.lines())
@@ -242,9 +237,7 @@ def mine(
 
 
 def scratch_folder(out: str, scratch: str | None) -> pathlib.Path:
-  """The folder for the temporary files of the mining into ``out``: always the same one, so that
-  what a killed run leaves is found.
-  """
+  """The folder for temporary files of mining into ``out``; the next run clears it after a crash."""
   if files.is_stream(out) or files.is_remote(out):
     name, beside = f'{out} {os.getpid()}', tempfile.gettempdir()
   else:
@@ -256,8 +249,6 @@ def scratch_folder(out: str, scratch: str | None) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """An empty folder, removed in the end."""
-
   def ours(path: epath.Path) -> bool:
     return all(_SCRATCH.fullmatch(child.name) for child in path.iterdir())
 
@@ -265,7 +256,7 @@ def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     folder, {}, what='temporary files of dprjax.mine', ours=ours, flag='--tmp_dir', grows=True
   ):
     try:
-      _empty(folder)  # of what a killed run left
+      _empty(folder)
       yield folder
     finally:
       _empty(folder)
@@ -296,7 +287,7 @@ def _read_queries(queries: str, qrels: str, report: Report) -> _Queries:
   report.count(what, len(idle), idle, trouble=False)
   if not ids:
     raise InputError(
-      f'{qrels}: no query of {queries} has a passage graded above 0; there is nothing to mine for'
+      f'{qrels}: no query of {queries} has a passage graded above 0, so there is nothing to mine'
     )
   by_text: dict[str, list[int]] = collections.defaultdict(list)
   for number, query_id in enumerate(ids):
@@ -335,9 +326,7 @@ def _sort(
   depth: int | None,
   report: Report,
 ) -> _Sorted:
-  """Sorts a run's rows into buckets of ``width`` queries. Rows beyond ``depth`` are left out if a
-  block of the file shows it.
-  """
+  """Sorts a run's rows into buckets of ``width`` queries, dropping rows deeper than ``depth``."""
   buckets = outofcore.Buckets(folder, pools.ROW)
   ids = outofcore.Ids(folder / 'ids')
   progress, done = Progress('rows', task=f'reading {path}'), 0
@@ -366,7 +355,7 @@ def _sort(
 
 @dataclasses.dataclass(frozen=True)
 class _Miner:
-  """Makes the lines of one bucket after the other."""
+  """Makes the lines of the file, bucket by bucket."""
 
   asked: _Queries
   indexed: Passages
@@ -383,7 +372,7 @@ class _Miner:
     rows = np.concatenate(tables)
     row_run = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     given = self._read(self.given, number, None) if self.given else rows[:0]
-    # The passages named here: their offsets, and a code for each text.
+    # Offsets of the passages, and a code for each different text.
     own = slice(*np.searchsorted(asked.positive_query, [first, stop]).tolist())
     named = [asked.positive_key[own], rows['doc'], given['doc']]
     keys, inverse = np.unique(np.concatenate(named), return_inverse=True)
@@ -459,7 +448,7 @@ class _Miner:
   def _read(self, run: _Sorted, number: int, depth: int | None) -> Shaped[np.ndarray, ' rows']:
     """A run's rows of the bucket, in order.
 
-    Raises InputError where rank and score contradict each other, or a document comes twice.
+    Raises InputError if rank and score contradict each other, or a document comes twice.
     """
     keys = self.asked.keys
     rows = run.buckets.pop(number)
@@ -473,8 +462,8 @@ class _Miner:
 
     if len(ranking.contrary):
       raise InputError(
-        f'{run.path}, {name(ranking.contrary[0], 1)}: another document of the query has a higher '
-        'score and a worse rank; ranks must follow falling scores (is the score a distance?)'
+        f'{run.path}, {name(ranking.contrary[0], 1)}: a document with a higher score has a worse '
+        'rank; ranks must follow falling scores (is the score a distance?)'
       )
     if len(ranking.repeated):
       raise InputError(
@@ -488,9 +477,7 @@ class _Miner:
   def _score_in_rounds(
     self, pool: Pool, loader: Loader, score: Score
   ) -> Float64[np.ndarray, ' candidates']:
-    """Scores candidates in the order of their lots until every query has its denoised sample; the
-    rest are in no sample.
-    """
+    """Scores candidates in the order of their lots until every query has its denoised sample."""
     sample, threshold = self.options.sample, self.options.threshold
     logits = np.full(len(pool.query), np.nan)
     size = len(self.asked.ids)
@@ -511,7 +498,7 @@ class _Miner:
     loader: Loader,
     score: Score,
   ) -> Float64[np.ndarray, ' n']:
-    """The reranker's scores of queries and passages, which ``loader`` has read."""
+    """Scores of pairs whose passages ``loader`` has read."""
     pairs = [
       (self.asked.texts[query], loader.passages[key].joined)
       for query, key in zip(queries.tolist(), passages.tolist(), strict=True)
@@ -522,8 +509,7 @@ class _Miner:
       if not np.isfinite(scores).all():
         query, text = pairs[start + int(np.flatnonzero(~np.isfinite(scores))[0])]
         raise InputError(
-          f'the reranker gives no finite score for the query {query!r:.80} and the passage '
-          f'{text!r:.80}'
+          f'the reranker gives no finite score for query {query!r:.80} and passage {text!r:.80}'
         )
       logits[start : start + _PAIRS] = scores
     return logits

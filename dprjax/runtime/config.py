@@ -1,7 +1,7 @@
-"""The config of an experiment: read, checked against ``knobs``, and kept in its workdir.
+"""The config of an experiment: read, checked against the table of options, kept in its workdir.
 
 A file in ``configs/`` starts from ``default()`` and sets what its experiment needs.
-``--config.a.b=value`` on the command line overrides a knob; one that does not exist is an error.
+``--config.a.b=value`` on the command line overrides an option; an unknown one is an error.
 """
 
 import difflib
@@ -25,8 +25,8 @@ from dprjax.base import files, reading
 from dprjax.base.errors import InputError, place
 from dprjax.runtime import knobs, renamed
 
-# Keys that may differ between two runs in one workdir: they change what is logged or kept, or where
-# it is computed, not the result. (Another mesh or number of processes rounds differently.)
+# Options that may differ between runs in one workdir: they change what is logged or kept, or where
+# it is computed.
 _FREE = (
   'checkpoint',
   'log_every',
@@ -38,22 +38,21 @@ _FREE = (
   'mesh',
 )
 
-# Folders of a workdir in which something was made.
+# Folders of a workdir that hold results.
 _MADE = ('checkpoints', 'backbone', 'folds', 'alternatives')
 
 _NO_OPTION, _ALL = 'there is no such option', '; dprjax configs --options lists them all'
-_LONGEST = 60  # letters of a name that are compared
+_LONGEST = 60  # compared letters of a name
 _TASK = re.compile(r'[A-Za-z][A-Za-z0-9_-]{0,63}')
 
 
 def default() -> ml_collections.ConfigDict:
-  """Tuning of a dual encoder, or of a prompt for it, with the settings of DPTDR's released code."""
-
+  """Training of a dual encoder, or of its prompt, with the settings of DPTDR's released code."""
   return ml_collections.ConfigDict(_values(knobs.table()))
 
 
 def task(**data: Any) -> ml_collections.ConfigDict:
-  """An entry of ``config.tasks``, with these values in its ``data``."""
+  """An entry of ``config.tasks`` with these values in its ``data``."""
   entry = ml_collections.ConfigDict(_values(knobs.task_table()))
   entry.data.update(data)
   return entry
@@ -69,24 +68,24 @@ def _values(section: types.SimpleNamespace) -> dict[str, Any]:
 def replace(
   config: ml_collections.ConfigDict, changes: Mapping[str, Any]
 ) -> ml_collections.FrozenConfigDict:
-  """The experiment with other values of some options, by their full names: ``data.fold``."""
-  found = ml_collections.ConfigDict(config.to_dict())  # of a frozen one, too
+  """A copy with other values of some options, named in full: ``data.fold``."""
+  found = ml_collections.ConfigDict(config.to_dict())
   for name, value in changes.items():
-    section, _, option = name.rpartition('.')
-    _section(found, section)[option] = value
+    section, _, leaf = name.rpartition('.')
+    option(found, section)[leaf] = value
   return ml_collections.FrozenConfigDict(found)
 
 
 def resolve(
   config: ml_collections.ConfigDict,
 ) -> dict[str, ml_collections.FrozenConfigDict]:
-  """The experiments that a config asks for, checked: itself under '', or its alternatives by name.
+  """The checked experiments of a config: itself under '', or its alternatives by name.
 
-  Those whose prompts are for queries only come first: they encode passages once, and what is behind
-  them stops early. The others are in alphabetical order.
+  Prompts for queries only come first, since they encode passages once, and what follows stops
+  early.
 
   Raises:
-    InputError: as `check`; there is one alternative, or no held-out queries to choose by.
+    InputError: as `check`; a single alternative, or no held-out queries to choose by.
   """
   check_ranges(config, _own(config))
   if not config.alternatives:
@@ -94,13 +93,12 @@ def resolve(
     return {'': ml_collections.FrozenConfigDict(config)}
   if len(config.alternatives) == 1:
     [name] = config.alternatives
-    raise InputError(f'config.alternatives: {name} is the only one; name two or more, or none')
+    raise InputError(f'config.alternatives: {name} has no rival; name two or more, or none')
   for key, data in _data_sections(config).items():
     if not (data.hold_out or data.dev_split or data.get('folds')):
       raise InputError(
-        'config.alternatives: held-out queries choose one of '
-        f'{", ".join(config.alternatives)}, and there are none; set config.{key}.hold_out=0.2, for '
-        'instance'
+        f'config.alternatives: {", ".join(config.alternatives)} need held-out queries to choose '
+        f'by; set config.{key}.hold_out=0.2, for instance'
       )
   found = {}
   for name, entry in sorted(config.alternatives.items()):
@@ -113,10 +111,7 @@ def resolve(
 
 
 def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """Shrinks any experiment to seconds on a CPU.
-
-  The backbone is tiny and random, the text docstrings of the standard library.
-  """
+  """Shrinks any experiment to seconds on a CPU: a tiny random backbone, standard-library text."""
   c.backbone.path = 'scratch:tiny'
   c.backbone.vocab_size = 8000
   c.prompt.length = min(c.prompt.length, 4)
@@ -124,7 +119,7 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.batch_size = 16
   c.grad_cache = min(c.grad_cache, 2)
   c.epochs, c.steps = 0.0, 12
-  c.ema, c.weight_interpolation = 0.0, 0.0  # twelve updates go nowhere near too far
+  c.ema, c.weight_interpolation = 0.0, 0.0
   c.data.format, c.data.dir, c.data.mined_negatives = (
     'docstrings',
     'email,http,json,logging,asyncio,unittest,xml',
@@ -143,21 +138,14 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 
 def shipped(name: str = 'configs') -> pathlib.Path:
-  """The folder of the experiments that come with dprjax, or another one that does.
-
-  setup.py copies them into a wheel, beside this module; elsewhere they are those of the checkout.
-  """
+  """A folder that comes with dprjax: inside the wheel beside this module, else in the checkout."""
   here = pathlib.Path(__file__)
   inside = here.parent / name
   return inside if inside.is_dir() else here.parents[2] / name
 
 
-def find(config: str) -> str:
-  """``FILE[:RECIPE]`` as it is, or of the file that comes with dprjax.
-
-  That is for a ``configs/NAME.py`` that is not in the working folder, so that the same command runs
-  everywhere.
-  """
+def locate(config: str) -> str:
+  """``FILE[:RECIPE]``; a ``configs/NAME.py`` that is not in the working folder is dprjax's own."""
   path, colon, recipe = config.partition(':')
   if not re.fullmatch(r'configs/\w+\.py', path) or os.path.exists(path):
     return config
@@ -166,17 +154,15 @@ def find(config: str) -> str:
 
 
 def _located(argument: str) -> str:
-  """An argument as ``find`` completes it; raises InputError for a config file that is not there."""
+  """An argument with its config file located; raises InputError if the file does not exist."""
   flag, equals, value = argument.partition('=')
   if flag != '--config' or not value:
     return argument
-  found = find(value)
+  found = locate(value)
   path = found.partition(':')[0] if '.py:' in found else found
   if not os.path.exists(path):
-    raise InputError(
-      f'--config: there is no file {path}; dprjax configs lists those that come with dprjax'
-    )
-  # A method of one's own may lie beside its config.
+    raise InputError(f'--config: there is no file {path}; dprjax configs lists the shipped ones')
+  # A method of your own may be beside its config.
   if found == value and (folder := os.path.dirname(os.path.abspath(path))) not in sys.path:
     sys.path.append(folder)
   return f'{flag}{equals}{found}'
@@ -185,17 +171,17 @@ def _located(argument: str) -> str:
 def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   """Reads ``--config=FILE[:recipe] --config.key=value ...``.
 
-  The file is Python code, and runs. Values on the command line are literals, and do not. A
-  ``configs/NAME.py`` that is not in the working folder is the one that comes with dprjax. Where a
-  recipe and the command line exclude each other, the command line wins (`_prefer`).
+  The file is Python code and is executed; command-line values are literals and never are. A
+  ``configs/NAME.py`` that is not in the working folder is the one that comes with dprjax. The
+  command line overrules what a recipe says.
 
   Raises:
-    InputError: the file cannot be loaded, a key is unknown or has a new name, or two settings of
-      the command line exclude each other.
+    InputError: the file cannot be loaded, a key is unknown or renamed, or two options of the
+      command line exclude each other.
   """
   for argument in arguments:
     _check_renamed(argument.partition('=')[0].removeprefix('--config.'))
-  # Where ml_collections loads config files: what an earlier one defined would still be there.
+  # ml_collections would reuse what an earlier config file defined here.
   sys.modules.pop('config_config', None)
   values = flags.FlagValues()
   arguments = ['train', *map(_located, arguments)]
@@ -206,12 +192,12 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
     if config is None:
       raise InputError('--config is missing; for instance --config=configs/dptdr.py:local')
     if not isinstance(config, ml_collections.ConfigDict):
-      getattr(config, 'to_dict', None)  # of a file that is not there, it raises the reason
+      getattr(config, 'to_dict', None)  # raises the reason if the file failed to load
       raise InputError(f'--config: get_config gave {config!r:.60}; expected a ConfigDict')
-    keys = flat(config.to_dict())  # a file that cannot be loaded fails when it is first read
+    keys = flat(config.to_dict())
   except (InputError, KeyboardInterrupt, MemoryError):
     raise
-  except BaseException as error:  # a config file is code, and may raise whatever it likes
+  except BaseException as error:  # a config file is code, and may raise anything
     raise InputError(_unknown(arguments[1:]) or f'--config: {_said(error, arguments)}') from error
   for key in keys:
     _check_renamed(key)
@@ -220,61 +206,58 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
 
 
 def given(arguments: Sequence[str]) -> set[str]:
-  """The knobs that a command line sets, ``data.hold_out`` for instance."""
+  """The options that a command line sets, such as ``data.hold_out``."""
   keys = (word.partition('=')[0] for word in arguments)
   return {key.removeprefix('--config.') for key in keys if key.startswith('--config.')}
 
 
 def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
-  """Takes back what a recipe says and the command line's settings would be overruled by.
+  """Drops settings of a recipe that would overrule the command line.
 
   Raises:
-    InputError: the command line itself says two things that exclude each other.
+    InputError: two options of the command line exclude each other.
   """
   sections = {section for section, _, name in (key.rpartition('.') for key in given)}
   for section in sorted(sections):
     if section == 'data' or section.endswith('.data'):
-      _prefer_dev(_section(config, section), section, given)
-  for knob in sorted(key for key in given if key.rpartition('.')[2] == 'epochs'):
-    section, _, _ = knob.rpartition('.')
-    over = 'every' if section.endswith('eval') else 'steps'  # which replaces it
-    if over in _section(config, section):
-      _prefer_epochs(_section(config, section), knob, f'{section}.{over}'.lstrip('.'), given)
+      _prefer_dev(option(config, section), section, given)
+  for name in sorted(key for key in given if key.rpartition('.')[2] == 'epochs'):
+    section, _, _ = name.rpartition('.')
+    over = 'every' if section.endswith('eval') else 'steps'
+    if over in option(config, section):
+      _prefer_epochs(option(config, section), name, f'{section}.{over}'.lstrip('.'), given)
   alternatives, table = config.get('alternatives') or {}, flat(vars(knobs.table()))
   for name, entry in alternatives.items():
     for key in sorted(given & flat(entry.to_dict()).keys()):
       if key == 'prompt.sides':
         raise InputError(
           f'config.{key}: the alternatives {", ".join(alternatives)} differ in it; name a recipe '
-          'that trains one of them, configs/dptdr.py:beir,query or :beir,both for instance'
+          'for one of them, such as configs/dptdr.py:beir,query or :beir,both'
         )
-      of_queries = (
-        'prompt.sides' in table[key].requires
-      )  # they say which of the alternatives is meant
-      if not of_queries and f'alternatives.{name}.{key}' not in given:
-        section, _, knob = f'alternatives.{name}.{key}'.rpartition('.')
-        with _section(config, section).unlocked() as changes:
-          del changes[knob]
+      # An option of one side chooses among the alternatives, so both keep their own.
+      one_sided = 'prompt.sides' in table[key].requires
+      if not one_sided and f'alternatives.{name}.{key}' not in given:
+        section, _, leaf = f'alternatives.{name}.{key}'.rpartition('.')
+        with option(config, section).unlocked() as changes:
+          del changes[leaf]
   differ = [flat(entry.to_dict()) for entry in alternatives.values()]
   if differ and all(changes == differ[0] for changes in differ):
-    config.alternatives = {}  # the command line says all that they differed in
+    config.alternatives = {}
 
 
 def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) -> None:
-  """Three settings give queries to measure on; that of the command line replaces the recipe's."""
+  """Lets the command line's source of dev queries replace the recipe's."""
   ways = {'hold_out': 0.0, 'folds': 0, 'dev_split': ''}
   asked = [name for name in ways if f'{section}.{name}' in given and data.get(name)]
   below = f'{section}.folds_below' in given
   if 'dev_split' in asked and len(asked) > 1:
     raise InputError(
-      f'config.{section}.dev_split, config.{section}.{asked[0]}: two ways to have queries to '
-      'measure on; give one of them'
+      f'config.{section}.dev_split, config.{section}.{asked[0]}: both give dev queries; use one'
     )
   if asked == ['hold_out', 'folds'] and not below:
     raise InputError(
-      f'config.{section}.folds, config.{section}.hold_out: two ways to have queries to measure on; '
-      f'give one of them, or say with config.{section}.folds_below below how many training queries '
-      'folds are made'
+      f'config.{section}.folds, config.{section}.hold_out: both give dev queries; use one, or set '
+      f'config.{section}.folds_below to the number of training queries below which folds are made'
     )
   off = {'hold_out', 'folds'} if 'dev_split' in asked else {'dev_split'} if asked else set()
   if f'{section}.hold_out' in given and 'folds' not in asked and not below:
@@ -288,23 +271,23 @@ def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) 
 def _prefer_epochs(
   section: ml_collections.ConfigDict, epochs: str, over: str, given: set[str]
 ) -> None:
-  """A length in epochs on the command line replaces the recipe's in updates."""
+  """Lets a length in epochs on the command line replace the recipe's length in updates."""
   name, leaf = epochs.rpartition('.')[2], over.rpartition('.')[2]
   if over not in given:
     section[leaf] = 0
   elif section[name] and section[leaf]:
-    raise InputError(f'config.{epochs}, config.{over}: two ways to say one length; leave one out')
+    raise InputError(f'config.{epochs}, config.{over}: both set one length; leave one out')
 
 
-def _section(config: ml_collections.ConfigDict, path: str) -> Any:
-  """A part of a config: of ``'data'``, ``config.data``; of ``''`` all of it."""
-  for name in path.split('.') if path else ():
-    config = config[name]
+def option(config: ml_collections.ConfigDict, name: str) -> Any:
+  """An option or section by its full name, such as ``data.hold_out``; '' is the whole config."""
+  for part in name.split('.') if name else ():
+    config = config[part]
   return config
 
 
 def _unknown(arguments: Sequence[str]) -> str:
-  """Which knob on the command line the experiment does not have; '' where it has them all."""
+  """The message about an unknown option on the command line; '' if all exist."""
   named = [word for word in arguments if word.partition('=')[0] == '--config']
   if len(named) == len(arguments):
     return ''
@@ -323,10 +306,9 @@ def _unknown(arguments: Sequence[str]) -> str:
 
 
 def _near(key: str, known: Sequence[str]) -> list[str]:
-  """The options that a misspelt one is likely to be.
+  """The options that a misspelt one probably means, those of the same section first.
 
-  Names in the same section come first. ``optim.lr`` is ``optim.learning_rate``: a name may be given
-  by its initials.
+  Initials work: ``optim.lr`` is ``optim.learning_rate``.
   """
   section, _, leaf = key.rpartition('.')
   parts = [(name, *name.rpartition('.')[::2]) for name in known]
@@ -344,14 +326,14 @@ def _near(key: str, known: Sequence[str]) -> list[str]:
 
 
 def _said(error: BaseException, arguments: Sequence[str]) -> str:
-  """What an error says, in one line, and which line of a config file raised it."""
-  # ml_collections puts a config file's traceback into its message; the last line is the cause.
+  """An error in one line, with the line of the config file that raised it."""
+  # ml_collections puts the traceback into its message; its last line is the cause.
   text = str(error).strip()
   text = text.splitlines()[-1] if 'Traceback' in text else ' '.join(text.split())
   if isinstance(error, SyntaxError):
     return place(error)
   said = text.removeprefix('ValueError: ')
-  if said.startswith('configs/'):  # a recipe says what may stand behind its colon
+  if said.startswith('configs/'):  # from `split_argument`
     return said
   named = [word.partition('=')[2] for word in arguments if word.startswith('--config=')]
   folders = {os.path.dirname(os.path.realpath(name)) for name in named}
@@ -362,46 +344,44 @@ def _said(error: BaseException, arguments: Sequence[str]) -> str:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the options that every method has, before anything is read or written.
+  """Checks the options of every method, before anything is read or written.
 
-  A method's own options may stand in a section named after it: ``config.toy`` of ``lab.toy``. The
-  method checks them by ``check_own``.
+  A method checks its own section, such as ``config.toy`` of ``lab.toy``, by ``check_own``.
 
   Raises:
-    InputError: an option has a value that it cannot have, or is unknown.
+    InputError: an option is unknown or has an impossible value.
   """
   check_ranges(config, _own(config))
   _check_together(config)
 
 
 def _check_together(config: ml_collections.ConfigDict) -> None:
-  """Checks options that go together, whatever the method."""
+  """Checks options that depend on one another in every method."""
   if not config.backbone.path:
     raise InputError(
-      'config.backbone.path is empty; name a Hugging Face directory, a hub id or scratch:tiny'
+      'config.backbone.path is empty; name a Hugging Face folder, a hub id or scratch:tiny'
     )
   if config.tasks and config.data.dir:
     raise InputError(
-      f'config.data.dir: each of the tasks {", ".join(sorted(config.tasks))} names its own folder; '
-      'leave it empty'
+      f'config.data.dir: the tasks {", ".join(sorted(config.tasks))} name their own folders; leave '
+      'it empty'
     )
   for name, section in _data_sections(config).items():
     if not section.dir and section.format != 'docstrings':
       raise InputError(
-        f'config.{name}.dir is empty; name the folder that holds the training text, '
-        f'--config.{name}.dir=DIR'
+        f'config.{name}.dir is empty; name the folder of the training text, --config.{name}.dir=DIR'
       )
   if not config.steps and not config.epochs:
-    raise InputError('config.epochs: must be above 0 where config.steps is 0')
+    raise InputError('config.epochs: must be above 0 if config.steps is 0')
   if config.data.fold > config.data.folds:
     raise InputError(
       f'config.data.fold: {config.data.fold} of config.data.folds={config.data.folds}; leave it at '
-      '0, a training sets it for itself'
+      '0, training sets it'
     )
 
 
 def _data_sections(config: ml_collections.ConfigDict) -> dict[str, ml_collections.ConfigDict]:
-  """``config.data``, or that of each task, by its name."""
+  """``config.data``, or the data section of each task, by name."""
   tasks = {f'tasks.{name}.data': entry.data for name, entry in sorted(config.tasks.items())}
   return tasks or {'data': config.data}
 
@@ -409,15 +389,15 @@ def _data_sections(config: ml_collections.ConfigDict) -> dict[str, ml_collection
 def check_rules(
   config: ml_collections.ConfigDict, options: Sequence[str], requires: Mapping[str, Any]
 ) -> None:
-  """Checks that options go with one another and with the method.
+  """Checks that options suit one another and the method.
 
   Args:
     config: an experiment whose options are in range.
-    options: the optional ones that its method has, see `knobs.Knob`.
+    options: the optional ones that the method declares, see `knobs.Knob`.
     requires: what the method needs of others, likewise.
 
   Raises:
-    InputError: naming the first option that is wrong.
+    InputError: naming the first wrong option.
   """
 
   def check_needs(what: str, needs: Mapping[str, Any]) -> None:
@@ -428,7 +408,7 @@ def check_rules(
       else:
         wrong, goes = value != wanted, f'with config.{name}={wanted!r}'
       if wrong:
-        raise InputError(f'{what} goes {goes}, which is {_shown(value)}')
+        raise InputError(f'{what} goes {goes}, not {_shown(value)}')
 
   table = flat(vars(knobs.table())) | {'tasks': knobs.Knob({}, bool, '', optional=True)}
   for name, knob in table.items():
@@ -439,16 +419,11 @@ def check_rules(
       continue
     if knob.optional and name not in options:
       raise InputError(
-        f'config.{name}: {config.method} does not have this option, which is {_shown(value)}; '
-        f'leave it at {knob.value!r}, or choose another config.method'
+        f'config.{name}={_shown(value)}: {config.method} does not have this option; leave it at '
+        f'{knob.value!r}, or choose another config.method'
       )
     check_needs(f'config.{name}={_shown(value)}', knob.requires)
   check_needs(f'config.method={config.method}', requires)
-
-
-def option(config: ml_collections.ConfigDict, name: str) -> Any:
-  """An option by its full name, ``data.hold_out`` for instance."""
-  return _section(config, name)
 
 
 def _shown(value: Any) -> str:
@@ -458,27 +433,27 @@ def _shown(value: Any) -> str:
 
 
 def evaluate_every(config: ml_collections.ConfigDict, epoch: int) -> int:
-  """The updates between evaluations, where an epoch has so many."""
+  """Updates between evaluations, with ``epoch`` updates an epoch."""
   return config.eval.every or max(round(config.eval.epochs * epoch), 1)
 
 
 def settle(config: ml_collections.ConfigDict, platform: str) -> ml_collections.FrozenConfigDict:
-  """The experiment on devices of a platform ('cpu', 'gpu', 'tpu'): ``'auto'`` is decided."""
+  """The experiment with ``'auto'`` dtypes decided for a platform ('cpu', 'gpu', 'tpu')."""
   dtype = 'float32' if platform == 'cpu' else 'bfloat16'
   names = ('backbone.dtype', 'backbone.frozen_dtype')
   return replace(config, {name: dtype for name in names if option(config, name) == 'auto'})
 
 
 def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'config') -> None:
-  """Checks that there are all knobs and no others, and that each has a value that it may have.
+  """Checks that all options exist, without others, and are in range.
 
   Args:
     config: an experiment.
-    own: the beginning of the method's own knobs, which it checks itself.
-    name: of the config in messages.
+    own: the prefix of the method's own options, which `check_own` checks.
+    name: the config's name in messages.
 
   Raises:
-    InputError: naming the first knob that is wrong.
+    InputError: naming the first wrong option.
   """
   known, given = _known(config, name), flat(config.to_dict())
   owns = (own, *(f'alternatives.{one}.{own}' for one in config.alternatives))
@@ -486,23 +461,23 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
     _check_renamed(unknown[0], name)
     raise InputError(f'{name}.{unknown[0]}: {_NO_OPTION}{_ALL}')
   if missing := [key for key in known if key not in given]:
-    raise InputError(f'{name}.{missing[0]} is missing; begin a config file with default()')
+    raise InputError(f'{name}.{missing[0]} is missing; start a config file from default()')
   for key, knob in known.items():
     if not knob.fits(given[key]):
       raise InputError(f'{name}.{key}: expected {knob.expected}, not {given[key]!r:.60}')
 
 
 def check_own(config: ml_collections.ConfigDict, table: Mapping[str, knobs.Knob]) -> None:
-  """Checks a method's own knobs: ``config.toy`` of ``lab.toy`` has those of the table, in range.
+  """Checks a method's own options against its table.
 
   Raises:
-    InputError: naming the first knob that is wrong.
+    InputError: naming the first wrong option.
   """
   section = _own(config).removesuffix('.')
   own = config.get(section)
   given = own.to_dict() if isinstance(own, ml_collections.ConfigDict) else {}
   if unknown := sorted(given.keys() - table.keys()):
-    raise InputError(f'config.{section}.{unknown[0]}: {config.method} has no such knob')
+    raise InputError(f'config.{section}.{unknown[0]}: {config.method} has no such option')
   for name, knob in table.items():
     if name not in given:
       raise InputError(f'config.{section}.{name} is missing; set it in the config file')
@@ -513,41 +488,37 @@ def check_own(config: ml_collections.ConfigDict, table: Mapping[str, knobs.Knob]
 
 
 def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, knobs.Knob]:
-  """The knobs of a config with these tasks and alternatives.
-
-  Raises InputError where they are no entries.
-  """
+  """The options of a config with these tasks and alternatives; InputError if an entry is none."""
   known, of_task = flat(vars(knobs.table())), flat(vars(knobs.task_table()))
   tasks = config.get('tasks')
   if tasks is None:
-    raise InputError(f'{name}.tasks is missing; begin a config file with default()')
+    raise InputError(f'{name}.tasks is missing; start a config file from default()')
   if not isinstance(tasks, ml_collections.ConfigDict):
     raise InputError(f'{name}.tasks: expected entries by name, not {tasks!r:.60}')
-  first: dict[str, str] = {}  # names are folders too, and some file systems ignore case
+  first: dict[str, str] = {}  # names are folders, and some file systems ignore case
   for task, entry in tasks.items():
     if not isinstance(task, str) or not _TASK.fullmatch(task):
       raise InputError(
-        f'{name}.tasks: {task!r:.60} is no name of a task; use up to 64 letters, digits, _ and -, '
-        'the first one a letter'
+        f'{name}.tasks: {task!r:.60} is not a task name; use a letter, then up to 63 letters, '
+        'digits, _ or -'
       )
     if not isinstance(entry, ml_collections.ConfigDict):
       raise InputError(
-        f'{name}.tasks.{task}: expected an entry, as runtime.config.task() makes it, not '
-        f'{entry!r:.60}'
+        f'{name}.tasks.{task}: make an entry with runtime.config.task(), not {entry!r:.60}'
       )
     if first.setdefault(task.lower(), task) != task:
       raise InputError(
-        f'{name}.tasks: {first[task.lower()]} and {task} are one name; give each task its own'
+        f'{name}.tasks: {first[task.lower()]} and {task} differ only in case; rename one'
       )
     known |= {f'tasks.{task}.{key}': knob for key, knob in of_task.items()}
   alternatives = config.get('alternatives')
   if not isinstance(alternatives, ml_collections.ConfigDict):
-    raise InputError(f'{name}.alternatives: expected knobs by name, not {alternatives!r:.60}')
-  changes: dict[str, knobs.Knob] = {}  # of these knobs, each has those that differ
+    raise InputError(f'{name}.alternatives: expected options by name, not {alternatives!r:.60}')
+  changes: dict[str, knobs.Knob] = {}
   for one, entry in alternatives.items():
     if not _TASK.fullmatch(one) or not isinstance(entry, ml_collections.ConfigDict):
       raise InputError(
-        f'{name}.alternatives: expected a name of letters, digits, _ and -, and the knobs that '
+        f'{name}.alternatives: expected a name of letters, digits, _ and -, and the options that '
         f'differ, not {one!r:.60}: {entry!r:.60}'
       )
     given = flat(entry.to_dict())
@@ -558,16 +529,16 @@ def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, knobs.Knob
 def split_argument(
   file: str, arg: str, recipes: Sequence[str], options: Sequence[str] = ('local',)
 ) -> tuple[str, list[str]]:
-  """The argument of a config file: ``'nq,local'`` -> ``('nq', ['local'])``.
+  """Splits the argument of a config file: ``'nq,local'`` -> ``('nq', ['local'])``.
 
   Args:
     file: the config file.
-    arg: what stands behind its colon; nothing stands for the first recipe.
-    recipes: what it may start with.
-    options: what may follow.
+    arg: the text behind its colon; '' is the first recipe.
+    recipes: allowed first words.
+    options: allowed further words.
 
   Raises:
-    ValueError: another word; ``parse`` makes an InputError of it.
+    ValueError: an unknown word; ``parse`` turns it into an InputError.
   """
   name = f'configs/{pathlib.Path(file).name}'
   recipe, *rest = (arg or recipes[0]).split(',')
@@ -576,17 +547,13 @@ def split_argument(
     raise ValueError(f'{name}:{recipe}: choose {", ".join(others)} or {last}')
   if unknown := set(rest) - set(options):
     raise ValueError(
-      f'{name}:{arg}: {", ".join(sorted(unknown))}? only {" and ".join(options)} may follow '
-      f'{recipe}'
+      f'{name}:{arg}: unknown {", ".join(sorted(unknown))}; {recipe} allows {" and ".join(options)}'
     )
   return recipe, rest
 
 
 def sibling(path: str, name: str) -> types.ModuleType:
-  """The config file ``name.py`` beside the config file ``path``.
-
-  So recipes build on one another without a package.
-  """
+  """The config file ``name.py`` beside ``path``, so that recipes build on one another."""
   file = pathlib.Path(path).with_name(f'{name}.py')
   spec = importlib.util.spec_from_file_location(f'dprjax_config_{name}', file)
   assert spec is not None and spec.loader is not None
@@ -600,10 +567,10 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 
 
 def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> bool:
-  """Whether anything was made in the workdir. If so, it holds the same experiment.
+  """Whether the workdir holds results, which must be of this experiment.
 
   Raises:
-    InputError: the workdir holds another experiment; the keys that differ are named.
+    InputError: it holds another experiment; the message names the keys that differ.
   """
   path = epath.Path(workdir) / 'config.json'
   made = any((path.parent / name).exists() for name in _MADE)
@@ -621,16 +588,14 @@ def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
     )
     more = f' and {len(differ) - 3} more' if len(differ) > 3 else ''
     raise InputError(
-      f'{workdir} holds another experiment ({shown}{more}); choose a fresh --workdir, or the '
-      'settings it was begun with'
+      f'{workdir} holds another experiment ({shown}{more}); use a fresh --workdir or the same '
+      'options'
     )
   return True
 
 
 def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> None:
-  """Writes ``config.json`` into the workdir, or checks that it holds the same experiment.
-
-  A workdir in which nothing was made yet (a path was mistyped, say) may be reused for another one.
+  """Writes ``config.json`` into the workdir; one without results may be reused.
 
   Raises:
     InputError: as ``check_workdir``.
@@ -643,14 +608,13 @@ def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
 def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
   """The config of the experiment in ``workdir``.
 
-  Raises InputError where there is none, or a knob has a value that it cannot have.
+  Raises:
+    InputError: there is none, or an option has an impossible value.
   """
   folder = epath.Path(workdir)
   if not (folder / 'config.json').exists():
-    lacks = 'has no config.json' if folder.is_dir() else 'is a file' if folder.exists() else ''
-    raise InputError(
-      f'{workdir} {lacks or "is not there"}; name the --workdir that dprjax train was given'
-    )
+    lacks = 'has no config.json' if folder.is_dir() else 'is not a folder'
+    raise InputError(f'{workdir} {lacks}; name the --workdir of a training')
   try:
     config = ml_collections.ConfigDict(_read(workdir))
   except InputError:
@@ -662,12 +626,12 @@ def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
 
 
 def _own(config: ml_collections.ConfigDict) -> str:
-  """The beginning of the method's own knobs: ``toy.`` of ``lab.toy``."""
+  """The prefix of the method's own options: ``toy.`` of ``lab.toy``."""
   return str(config.get('method')).rpartition('.')[2] + '.'
 
 
 def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> str:
-  """The backbone's folder: ``config.backbone.path``, or in the workdir if it is from scratch."""
+  """The backbone's folder: ``config.backbone.path``, or a folder of the workdir if from scratch."""
   path = config.backbone.path
   return str(epath.Path(workdir) / 'backbone') if path.startswith('scratch:') else path
 
@@ -679,7 +643,7 @@ def _check_renamed(key: str, name: str = 'config') -> None:
 
 
 def _read(workdir: epath.PathLike) -> dict[str, Any]:
-  """A workdir's config.json; knobs that are younger than the file have their defaults."""
+  """A workdir's config.json; options newer than the file have their defaults."""
   path = epath.Path(workdir) / 'config.json'
   stored = reading.read_json_object(path, 'config.json of the workdir')
   merged = _merge(json.loads(to_json(default())), stored)
@@ -690,14 +654,13 @@ def _read(workdir: epath.PathLike) -> dict[str, Any]:
 
 
 def _merge(defaults: Any, given: Any) -> Any:
-  """What is given, and the defaults of what it lacks."""
   if not (isinstance(defaults, dict) and isinstance(given, dict)):
     return given
   return defaults | {key: _merge(defaults.get(key), value) for key, value in given.items()}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """The leaves of a config, or of the options' table, by their full names."""
+  """The leaves of a config or of a table of options, by their full names."""
   found: dict[str, Any] = {}
   for key, value in tree.items():
     value = vars(value) if isinstance(value, types.SimpleNamespace) else value
