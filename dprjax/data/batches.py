@@ -387,7 +387,7 @@ def smallest_bucket(lengths: jt.Int[np.ndarray, '...'], buckets: Sequence[int]) 
 
 
 def longest_bucket(length: int, buckets: Sequence[int], option: str) -> int:
-  """The padded length for texts of at most ``length`` tokens; InputError if no bucket holds them."""
+  """The padded length for texts of ``length`` tokens; InputError if no bucket holds them."""
   if length > max(buckets):
     raise InputError(
       f'{option} {list(buckets)}: a text may have {length} tokens; add a bucket that holds it'

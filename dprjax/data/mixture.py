@@ -1,9 +1,8 @@
-"""Batches of several data sets: how their examples are arranged, and each process's rows of them.
+"""Batches of several data sets: arrangements of their examples.
 
-Every data set is an endless stream of examples: all of them in an order that the seed decides, then
-all again in another. An arrangement says which data set, and which example of its stream, stands in
-each row of the batch of any step. So large sets go on where the last epoch ended, and small ones
-begin again within it.
+Each data set is an endless stream: all examples in an order that the seed decides, then again in
+another order. An arrangement gives the data set and the place in its stream for each row of any
+step's batch. So large sets continue where the last epoch ended, and small ones repeat within it.
 
 | arrangement | a batch (NIR-Prompt, Table 13) |
 |---|---|

@@ -370,7 +370,8 @@ def fit(
   used = np.flatnonzero([bool(row) for row in rows])
   if len(used) < settings.topics:
     raise InputError(
-      f'{where}: {len(used):,} documents with words for {settings.topics} topics; give more documents'
+      f'{where}: {len(used):,} documents with words for {settings.topics} topics; give more '
+      'documents'
     )
   kept = [rows[i] for i in used]
   if settings.kind == 'hlda':
@@ -386,8 +387,8 @@ def fit(
   alive = int(np.count_nonzero(sizes))
   if alive < settings.topics:
     raise InputError(
-      f'{where}: {settings.kind} finds {counted(alive, "topics")} of {settings.topics}; ask for fewer'
-      + (', or raise gamma' if settings.kind == 'hlda' else '')
+      f'{where}: {settings.kind} finds {counted(alive, "topics")} of {settings.topics}; ask for '
+      'fewer' + (', or raise gamma' if settings.kind == 'hlda' else '')
     )
   best = order[: settings.topics]
   distributions = np.concatenate([found.background[None], found.counts[best]]) + settings.eta

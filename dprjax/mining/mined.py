@@ -1,19 +1,18 @@
-"""The training file that mining writes: Tevatron's format, with the origin of every negative.
+"""The training file of mining: Tevatron's format, with the origin of every negative.
 
 A line is ``{"query_id", "query", "positive_passages": [...], "negative_passages": [...]}``. A
-passage is ``{"docid", "title", "text"}``, or only ``{"docid"}`` where texts are left out (training
-then needs a corpus beside the file: ``config.data.mined_negatives``). A negative has more:
+passage is ``{"docid", "title", "text"}``, or ``{"docid"}`` without texts (training then needs a
+corpus beside the file: ``config.data.mined_negatives``). A negative also has:
 
 | key                         | value                                                              |
 |-----------------------------|--------------------------------------------------------------------|
 | `retriever`, `rank`, `score`| the run that ranks it best, its rank there from 1, the run's score |
-| `also`                      | the same three for every other run that has it; absent if none has |
+| `also`                      | the same three of every other run that has it; absent if none      |
 | `pools`                     | `["undenoised"]`, `["denoised"]` or both                           |
-| `reranker_score`            | the reranker's logit; absent if it was not scored                  |
+| `reranker_score`            | the reranker's logit; absent if not scored                         |
 
-With ``--score_positives`` a positive has a `reranker_score` too.
-
-`dprjax.formats.examples` reads it.
+With ``--score_positives`` positives have a `reranker_score` too. `dprjax.formats.examples` reads
+it.
 """
 
 import json
@@ -33,12 +32,12 @@ def passage(entry: Entry, texts: bool) -> str:
 def origin(
   rows: Sequence[tuple[str, int, float]], undenoised: bool, denoised: bool, logit: float
 ) -> str:
-  """What follows a negative's `passage`.
+  """The rest of a negative, after its `passage`.
 
   Args:
-    rows: (retriever as JSON, rank, score) of every run that has it.
+    rows: (retriever as JSON, rank, score) in every run that has it.
     undenoised, denoised: whether it is in these pools.
-    logit: the reranker's; nan: none.
+    logit: the reranker's, or nan.
   """
   first, *others = (
     f'"retriever": {retriever}, "rank": {rank}, "score": {score!r}'
@@ -63,5 +62,5 @@ def line(query_id: str, query: str, positives: Sequence[str], negatives: Sequenc
   ).encode()
 
 
-# json.dumps(ensure_ascii=False) makes an encoder for each call, which is several times as slow.
+# json.dumps(ensure_ascii=False) makes an encoder for each call, which is several times slower.
 to_json = json.JSONEncoder(ensure_ascii=False).encode

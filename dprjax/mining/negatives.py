@@ -62,8 +62,8 @@ class Options:
     texts: write titles and texts of passages, not only ids.
     drop_same_id: BEIR's rule: a passage with the query's own id is not a candidate.
     score_positives: write the reranker's scores of positives too.
-    strict: an unknown id, a tied rank or a query without a candidate is an error; otherwise they are
-      counted and listed.
+    strict: an unknown id, a tied rank or a query without a candidate is an error; otherwise they
+      are counted and listed.
     scratch: the folder for temporary files, by default the output's; see `scratch_folder`.
   """
 
@@ -93,8 +93,8 @@ class Report:
     self._names[what] += names[: _LISTED - len(self._names[what])]
     if number and trouble and self._strict:
       raise InputError(
-        f'{counted(self.counts[what], what)}: {", ".join(self._examples(what))}; correct the files, '
-        'or run without --strict'
+        f'{counted(self.counts[what], what)}: {", ".join(self._examples(what))}; correct the '
+        'files, or run without --strict'
       )
 
   def count_rows(

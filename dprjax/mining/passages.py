@@ -1,8 +1,7 @@
-"""A corpus by its passages' ids, without holding it in memory: an index on disk of where each
-passage lies in its file, and of a digest of its text.
+"""A corpus by passage ids, on disk: where each passage is in its file, and a digest of its text.
 
-The index has 24 bytes a passage, in parts by the first byte of the id's key. Passages that have the
-same digest are copies: their titles and texts differ at most in white space.
+The index has 24 bytes a passage, in parts by the first byte of the id's key. Passages with the same
+digest are copies: titles and texts differ at most in white space.
 """
 
 import codecs
@@ -28,7 +27,7 @@ _CHUNK = 1 << 16  # passages indexed at a time
 
 @dataclasses.dataclass(frozen=True)
 class Passages:
-  """An indexed corpus; see `index_corpus`. ``name`` is the corpus' path, for messages."""
+  """An indexed corpus; ``name`` is its path in messages."""
 
   path: pathlib.Path
   name: str
@@ -38,9 +37,7 @@ class Passages:
   def look_up(
     self, keys: UInt64[np.ndarray, ' n']
   ) -> tuple[Int64[np.ndarray, ' n'], UInt64[np.ndarray, ' n']]:
-    """The offsets of the passages with these keys, which ascend (-1: no such passage), and the
-    digests of their texts.
-    """
+    """Offsets (-1: unknown) and digests of the passages with these ascending keys."""
     offsets, digests = np.full(len(keys), -1, np.int64), np.zeros(len(keys), np.uint64)
     borders = np.searchsorted(_part(keys), np.arange(_PARTS + 1))
     for part, (start, stop) in enumerate(itertools.pairwise(borders.tolist())):
@@ -53,7 +50,7 @@ class Passages:
     return offsets, digests
 
   def read(self, offsets: Int64[np.ndarray, ' n']) -> Iterator[texts.Entry]:
-    """The passages at these offsets; fastest if they ascend."""
+    """The passages at these offsets, fastest if ascending."""
     with self.path.open('rb') as file:
       for offset in offsets.tolist():
         file.seek(offset)
@@ -63,16 +60,12 @@ class Passages:
 
 
 class Loader:
-  """Reads passages of a corpus by their keys, each once.
-
-  Attributes:
-    passages: what was read so far, by key.
-  """
+  """Reads passages by key, each once, into ``passages``."""
 
   def __init__(
     self, corpus: Passages, keys: UInt64[np.ndarray, ' n'], offsets: Int64[np.ndarray, ' n']
   ):
-    """``keys`` ascend; ``offsets`` are those that `Passages.look_up` returns for them."""
+    """``keys`` ascend; ``offsets`` are theirs, from `Passages.look_up`."""
     self._corpus, self._keys, self._offsets = corpus, keys, offsets
     self.passages: dict[int, texts.Entry] = {}
 
@@ -90,20 +83,19 @@ def index_corpus(
   """Reads a corpus once and writes the index.
 
   Args:
-    path: a corpus, as `dprjax.formats.texts` reads it. A compressed or remote file is unpacked into
-      the folder, since passages are read from the middle of it.
-    folder: is made, for the index.
-    progress: is called with the number of passages read and the fraction of the file.
+    path: a corpus, as `dprjax.formats.texts` reads it; a compressed or remote one is unpacked into
+      the folder.
+    folder: created for the index.
+    progress: called with the number of passages and the fraction of the file that were read.
 
   Raises:
-    InputError: a missing, empty or malformed file, a pipe, an id that comes twice, no space in the
-      folder.
+    InputError: a missing, empty or malformed file, a pipe, a repeated id, or no space.
   """
   found = files.regular_file(path, 'corpus')
   index = outofcore.Buckets(folder / 'index', _ENTRY)
   plain = found.suffix not in reading.COMPRESSED and '://' not in str(found)
   new: list[tuple[str, int, int]] = []
-  offsets: dict[int, int] = {}  # of the lines since the last row
+  offsets: dict[int, int] = {}  # of lines since the last row
   count = number = 0
 
   def flush() -> None:
@@ -154,15 +146,14 @@ def index_corpus(
     if len(twice):
       first, again = entries['offset'][twice[0] : twice[0] + 2].tolist()
       raise InputError(
-        f'{path}: {_line_at(found, first)} and {_line_at(found, again)} have the same passage '
-        'id; ids must be unique'
+        f'{path}: {_line_at(found, first)} and {_line_at(found, again)} have the same passage id'
       )
     index.append(entries, np.full(len(entries), part))
   return Passages(pathlib.Path(found) if plain else folder / 'text', str(path), layout, index)
 
 
 def digest(text: str) -> int:
-  """64 bits that depend on the text's words, not on its white space."""
+  """64 bits of the text's words, whatever its white space."""
   words = ' '.join(text.split()).encode('utf-8', 'surrogatepass')
   return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest())
 
@@ -175,7 +166,6 @@ def _part(keys: UInt64[np.ndarray, ' n']) -> Int64[np.ndarray, ' n']:
 
 
 def _line_at(path: files.PathLike, offset: int) -> str:
-  """'line 7 ({"_id": "d12"...)', for a message."""
   number, line = 0, b''
   with reading.open_bytes(path) as (file, _):
     while offset >= 0:

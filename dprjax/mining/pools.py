@@ -1,10 +1,9 @@
-"""Pools of negatives from several runs (DPTDR section 3.3): arrays in, arrays out, for some queries
-at a time.
+"""Pools of negatives from several runs (DPTDR section 3.3), for some queries at a time.
 
-A candidate is a text that a run found for a query and that no positive of the query has. Its
-origins are the rows of all runs that found it, under any id. A random number (its lot), made from
-the seed and the ids of query and passage, orders the candidates of a query. The first few are a
-sample, whatever else is in the pool.
+A candidate is a text that a run found for a query and that no positive has. Its origins are the
+rows of all runs that found it, under any id. A random number (its lot), given by the seed and the
+ids of query and passage, orders a query's candidates; the first few are a sample, whatever else is
+there.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,19 +15,18 @@ from jaxtyping import Bool, Float64, Int64, Shaped, UInt64
 from dprjax.base import outofcore, ranking
 
 ROW = np.dtype([('query', '<i4'), ('rank', '<i4'), ('score', '<f8'), ('doc', '<u8'), ('id', '<i8')])
-"""A row of a run: the query's number, the file's rank and score, the document's key, and the place
-of its id (`dprjax.base.outofcore.Ids`)."""
+"""A row of a run: number of the query, rank, score, key of the document, and place of its id
+(`dprjax.base.outofcore.Ids`)."""
 
 
 class Ranking(NamedTuple):
-  """Rows of one run, best first, and what is wrong with them.
+  """Rows of one run, best first, and their faults.
 
   Attributes:
-    rows: ordered by query and `dprjax.base.ranking`; at most ``depth`` a query. ``rank`` is the
-      place in this order, from 1.
-    tied: rows that share their rank with the row before them.
-    contrary: rows with a lower score and a better rank than the row before them.
-    repeated: rows whose document comes before for their query.
+    rows: by query and `dprjax.base.ranking`, at most ``depth`` a query; ``rank`` counts from 1.
+    tied: rows that share their rank with the row before.
+    contrary: rows with a lower score but a better rank than the row before.
+    repeated: rows whose document occurs before for their query.
   """
 
   rows: Shaped[np.ndarray, ' kept']
@@ -38,17 +36,17 @@ class Ranking(NamedTuple):
 
 
 class Pool(NamedTuple):
-  """Candidates, ordered by query and then by lot, and their origins.
+  """Candidates by query and lot, and their origins.
 
   Attributes:
-    query: the query's number.
-    doc: the key of the document that is ranked best among those with this text.
-    text: the text's code.
-    place: the place among the query's candidates, from 0.
-    start, stop: the origins in ``rows``: by rank, then in the order of the runs.
-    rows, run: rows of the runs, and the number of each one's run.
-    positives: how many rows were left out because they have a positive's text.
-    copies: how many were left out because the same run has the text before.
+    query: number of the query.
+    doc: key of the best-ranked document with this text.
+    text: code of the text.
+    place: place among the query's candidates, from 0.
+    start, stop: origins in ``rows``, by rank and then run.
+    rows, run: rows of the runs, and the run's number of each.
+    positives: rows dropped because they have a positive's text.
+    copies: rows dropped because the same run has the text before.
   """
 
   query: Int64[np.ndarray, ' candidates']
@@ -64,11 +62,11 @@ class Pool(NamedTuple):
 
 
 class Selection(NamedTuple):
-  """Which candidates are in which pool.
+  """Candidates of each pool.
 
   Attributes:
     undenoised: in the sample of the whole pool.
-    denoised: below the threshold, whether sampled or not.
+    denoised: below the threshold, sampled or not.
     kept: in the sample of either pool.
   """
 
@@ -82,7 +80,7 @@ def rank_rows(
   depth: int,
   ids_at: Callable[[Int64[np.ndarray, ' n']], Sequence[bytes]],
 ) -> Ranking:
-  """Puts a run's rows (`ROW`) in order. ``ids_at``: the ids at some places, for equal scores."""
+  """Sorts a run's rows; ``ids_at`` gives ids, which order equal scores."""
   query, score, rank = rows['query'], rows['score'].astype(np.float32), rows['rank']
   lower = (score[1:] < score[:-1]) | ((score[1:] == score[:-1]) & (rank[1:] > rank[:-1]))
   # Most runs are in order already.
@@ -104,7 +102,7 @@ def rank_rows(
 
 
 def _repeated(rows: Shaped[np.ndarray, ' rows']) -> Shaped[np.ndarray, ' repeated']:
-  # Repetitions are rare, and this sort is several times as fast as that of the rows.
+  # This sort is several times as fast as that of the rows, and repetitions are rare.
   if not _same(np.sort(rows['doc'] + rows['query'].astype(np.uint64) * outofcore.GOLDEN)).any():
     return rows[:0]
   rows = rows[np.lexsort((rows['doc'], rows['query']))]
@@ -114,9 +112,7 @@ def _repeated(rows: Shaped[np.ndarray, ' rows']) -> Shaped[np.ndarray, ' repeate
 def shallow(
   queries: UInt64[np.ndarray, ' rows'], scores: Float64[np.ndarray, ' rows'], depth: int
 ) -> Bool[np.ndarray, ' rows']:
-  """Which rows of a part of a run can be among the ``depth`` best of their query: all, if the part
-  is not in order.
-  """
+  """Rows that can be among their query's ``depth`` best; all, if this part is not in order."""
   scores = scores.astype(np.float32)
   if (scores[1:] > scores[:-1])[_same(queries)].any():
     return np.ones(len(queries), bool)
@@ -135,22 +131,21 @@ def make_pool(
   query_keys: UInt64[np.ndarray, ' queries'],
   seed: int,
 ) -> Pool:
-  """The union of the runs' rows without the positives' texts, one candidate a text.
+  """The union of the runs' rows without positives' texts, one candidate for each text.
 
   Args:
-    rows: of every run, as `rank_rows` returns them.
-    run: the number of each row's run.
-    text: a code for each row's text, the same for the same text; -1 leaves the row out.
-    positive_query, positive_text: the positives of every query.
-    query_keys: the keys of the queries' ids, by number.
+    rows: of every run, as from `rank_rows`.
+    run: the run's number of each row.
+    text: a code for each row's text; -1 drops the row.
+    positive_query, positive_text: positives of every query.
+    query_keys: keys of query ids, by number.
     seed: of the lots.
   """
   span = max(int(text.max(initial=0)), int(positive_text.max(initial=0))) + 1
   pair = rows['query'].astype(np.int64) * span + text
   positive = (text >= 0) & np.isin(pair, positive_query.astype(np.int64) * span + positive_text)
   keep = np.flatnonzero((text >= 0) & ~positive)
-  # One number orders by candidate, rank and run. Its parts are far below 2^63 for any number of
-  # rows that fits into memory.
+  # One number orders by candidate, rank and run; it stays far below 2^63.
   rank, ranks = rows['rank'][keep], int(rows['rank'].max(initial=0)) + 1
   runs = int(run.max(initial=0)) + 1
   keep = keep[np.argsort((pair[keep] * ranks + rank) * runs + run[keep], kind='stable')]
@@ -172,11 +167,9 @@ def make_pool(
 def _copies(
   pair: Int64[np.ndarray, ' n'], run: Int64[np.ndarray, ' n'], doc: UInt64[np.ndarray, ' n']
 ) -> Bool[np.ndarray, ' n']:
-  """Which rows, ordered by candidate and rank, have a text that the same run ranks better under
-  another id.
-  """
+  """Rows (by candidate and rank) whose text the same run ranks better under another id."""
   copies = np.zeros(len(pair), bool)
-  # Only candidates with several ids have copies, and they are rare.
+  # Only the few candidates with several ids have copies.
   several = np.unique(pair[1:][_same(pair) & ~_same(doc)])
   rows = np.flatnonzero(np.isin(pair, several)) if len(several) else several
   rows = rows[np.lexsort((rows, run[rows], pair[rows]))]
@@ -187,8 +180,8 @@ def _copies(
 def select(
   pool: Pool, probability: Float64[np.ndarray, ' candidates'], sample: int, threshold: float
 ) -> Selection:
-  """Selects the first ``sample`` candidates of every query, and the first ``sample`` of those with
-  a probability below ``threshold`` (nan: not scored).
+  """The first ``sample`` candidates of every query, and the first ``sample`` of those whose
+  probability (nan: not scored) is below ``threshold``.
   """
   denoised = probability < threshold
   undenoised = pool.place < sample
@@ -204,9 +197,7 @@ def join_scores(
   rows: Shaped[np.ndarray, ' rows'],
   texts: Int64[np.ndarray, ' rows'],
 ) -> Float64[np.ndarray, ' candidates']:
-  """The candidates' scores in a run: the highest of those for a candidate's text; nan if there is
-  none. ``text`` and ``texts`` have codes of the candidates' and the rows' texts, as in `make_pool`.
-  """
+  """Candidates' scores in a run: the highest for the candidate's text, or nan."""
   rows, texts = rows[texts >= 0], texts[texts >= 0]
   span = max(int(texts.max(initial=0)), int(text.max(initial=0))) + 1
   pairs = rows['query'].astype(np.int64) * span + texts
@@ -218,12 +209,12 @@ def join_scores(
 
 
 def _same(values: Shaped[np.ndarray, ' n']) -> Bool[np.ndarray, ' n_less_1']:
-  """Which values, from the second on, are the same as the one before."""
+  """Whether each value, from the second on, equals the one before."""
   return values[1:] == values[:-1]
 
 
 def _places(groups: Shaped[np.ndarray, ' n']) -> Int64[np.ndarray, ' n']:
-  """The place of each entry in its group, from 0. A group's entries are consecutive."""
+  """The place of each entry in its consecutive group, from 0."""
   numbers = np.arange(len(groups))
   first = np.append(True, ~_same(groups))[: len(groups)]
   return numbers - np.maximum.accumulate(np.where(first, numbers, 0))

@@ -1,11 +1,10 @@
-"""Checkpoints: what was trained, and what a restarted run needs to go on bit for bit.
+"""Checkpoints: trained parameters and all that a restarted run needs to continue bit for bit.
 
 A checkpoint holds the trainable parameters, the optimiser state, the data position, the state of
-early stopping and the SHA-256 of the frozen backbone, but not the backbone. SHA256SUMS beside them
-names every file (``sha256sum -c`` reads it); it is written last, before the folder gets its name.
-The sums are compared before anything is read: those of the scores before the best is chosen.
-orbax's own ``_CHECKPOINT_METADATA`` has no sum: it is written again after SHA256SUMS. Of what it
-holds, nothing is used that decides what is restored.
+early stopping and the SHA-256 of the frozen backbone, but not the backbone. SHA256SUMS (for
+``sha256sum -c``) names every file and is written last, before the folder gets its name. Sums are
+compared before anything is read, those of the scores before the best is chosen. orbax rewrites its
+``_CHECKPOINT_METADATA`` later, so that file has no sum, and nothing in it decides what is restored.
 """
 
 import asyncio
@@ -31,8 +30,8 @@ SCORE = 'score'
 SUMS = 'SHA256SUMS'
 _METADATA = '_CHECKPOINT_METADATA'
 _SUM = re.compile(r'([0-9a-f]{64})  ([^/].*)')
-_PARAMS = 'live'  # the trainable parameters' folder; its name is part of the format
-# Old checkpoints are moved there, since a removal that a kill cuts short leaves half of one.
+_PARAMS = 'live'  # the trainable parameters' folder, part of the format
+# Old checkpoints are moved here, since a killed removal would leave half a checkpoint.
 _REMOVED = 'removed'
 
 
@@ -48,12 +47,12 @@ class Checkpoints:
 
   Args:
     workdir: the run's folder.
-    backbone_sha256: names the frozen backbone (all of it, where it is not trained).
-    keep: how many of the latest to keep, beside the best by score.
-    read_only: nothing is written, and what another process is just saving is left alone.
+    backbone_sha256: of the frozen backbone (of all of it, if trained otherwise).
+    keep: number of latest checkpoints kept, beside the best by score.
+    read_only: write nothing, and ignore what another process is saving.
 
   Raises:
-    InputError: the scores or the metadata of a checkpoint are damaged, or the scores missing.
+    InputError: scores are missing, or scores or metadata are damaged.
   """
 
   def __init__(
@@ -75,7 +74,7 @@ class Checkpoints:
     with files.no_room(self.folder), _readable(self.folder):
       self._manager = ocp.CheckpointManager(
         self.folder.absolute() if not str(self.folder).startswith('gs://') else self.folder,
-        # Named here so that a fresh process can ask for the shapes of saved arrays.
+        # Named so that a fresh process can ask for the shapes of saved arrays.
         item_handlers={
           _PARAMS: ocp.StandardCheckpointHandler(),
           'opt_state': ocp.StandardCheckpointHandler(),
@@ -83,17 +82,17 @@ class Checkpoints:
         },
         options=ocp.CheckpointManagerOptions(
           async_options=ocp.AsyncOptions(post_finalization_callback=self._write_sums),
-          # A killed run leaves a half-written folder under a temporary name.
+          # Removes half-written folders of a killed run.
           cleanup_tmp_directories=not read_only,
           todelete_subdir=None if read_only else _REMOVED,
           create=not read_only,
           read_only=read_only,
-          # Without it, orbax does not read the scores of checkpoints from an earlier process.
+          # orbax needs it to read scores of checkpoints from an earlier process.
           best_fn=lambda metrics: metrics[SCORE],
           preservation_policy=policies.AnyPreservationPolicy(
             [
               policies.LatestN(keep),
-              # Of equal scores the first: a later one is no gain.
+              # The first of equal scores, since a later one is no gain.
               policies.BestN(
                 get_metric_fn=lambda metrics: (metrics[SCORE], -metrics['step']),
                 n=1,
@@ -111,10 +110,10 @@ class Checkpoints:
     return self._manager.latest_step()
 
   def best(self) -> int | None:
-    """The step with the highest score, or the latest where none was scored.
+    """The step with the highest score, or the latest if none was scored.
 
     Raises:
-      InputError: the latest checkpoint names another one as the best, which is not there any more.
+      InputError: the latest checkpoint names another best step, which is missing.
     """
     scored = []
     for step in self.steps():
@@ -125,8 +124,8 @@ class Checkpoints:
     named = None if latest is None else self.extra(latest).get('best_step')
     if named is not None and named != found:
       raise InputError(
-        f'{self.folder}: by step {latest}, the best is step {named}, which is missing or has lost '
-        f'its score; put it back, or name another one, --step={latest}'
+        f'{self.folder}: step {latest} names step {named} as the best, but that is missing or has '
+        f'no score; put it back, or choose --step={latest}'
       )
     return latest if found is None else found
 
@@ -138,10 +137,10 @@ class Checkpoints:
     extra: Mapping[str, Any],
     score: float | None = None,
   ) -> None:
-    """Starts saving. ``wait`` or the next ``save`` raises what went wrong.
+    """Starts saving; ``wait`` or the next ``save`` raises what went wrong.
 
     Raises:
-      InputError: no space is left; the last good checkpoint is named.
+      InputError: no space is left; the message names the last good checkpoint.
     """
     if step in self._manager.all_steps():
       return
@@ -172,11 +171,11 @@ class Checkpoints:
 
     Args:
       step: its step.
-      trainable: where to place the arrays, ``{name: ShapeDtypeStruct with sharding}``.
-      opt_state: the same for the optimiser's state.
+      trainable: placement of the arrays, ``{name: ShapeDtypeStruct with sharding}``.
+      opt_state: the same for the optimiser state.
 
     Raises:
-      InputError: it is of another backbone, has other parameters, or is damaged.
+      InputError: another backbone, other parameters, or damage.
     """
     if jax.process_index() == 0:  # one process reads everything; the others end with it
       self._check_sums(step)
@@ -184,9 +183,8 @@ class Checkpoints:
     if extra['backbone_sha256'] != self._sha256:
       raise InputError(
         f'{self.folder}/{step} was trained on another backbone (sha256 '
-        f'{extra["backbone_sha256"][:12]}..., this one is '
-        f'{self._sha256[:12]}...); set config.backbone.path to that backbone, or choose a fresh '
-        '--workdir'
+        f'{extra["backbone_sha256"][:12]}..., not {self._sha256[:12]}...); set '
+        'config.backbone.path to it, or use a fresh --workdir'
       )
     try:
       state = self._manager.restore(
@@ -198,13 +196,13 @@ class Checkpoints:
       )
     except (ValueError, KeyError, OSError) as error:
       raise InputError(
-        f'{self.folder}/{step} cannot be restored ({_line(error)}); remove that folder to go on '
-        'from an earlier one'
+        f'{self.folder}/{step} cannot be restored ({_line(error)}); remove it to go on from an '
+        'earlier one'
       ) from error
     return Restored(step, tree.flatten(state[_PARAMS]), state['opt_state'], extra)
 
   def restore_trainable(self, step: int) -> dict[str, np.ndarray]:
-    """The trained parameters alone, as whole numpy arrays, on any machine.
+    """The trained parameters as whole numpy arrays, on any machine.
 
     Raises:
       InputError: there is no such step, or it is damaged.
@@ -237,29 +235,25 @@ class Checkpoints:
       ]
     except (ValueError, KeyError, OSError) as error:
       raise InputError(
-        f'{self.folder}/{step} is damaged ({_line(error)}); remove that folder to go on from an '
-        'earlier one'
+        f'{self.folder}/{step} is damaged ({_line(error)}); remove it to go on from an earlier one'
       ) from error
 
   def close(self) -> None:
-    """Waits, and ends the threads that save. Raises InputError as ``wait`` does."""
+    """Waits as ``wait`` does, and ends the threads that save."""
     try:
       self.wait()
     finally:
       self._manager.close()
 
   def _write_sums(self) -> None:
-    """orbax calls it on process 0 when all files of a checkpoint are written.
-
-    The folder still has a temporary name (or, where nothing can be renamed, no mark of success).
-    """
+    """Called by orbax on process 0 when all files are written, before the folder gets its name."""
     name = str(self._saving)
     [folder] = [
       path
       for path in self.folder.iterdir()
       if path.name == name or path.name.startswith(f'{name}.orbax-checkpoint-tmp')
     ]
-    # Items alone: orbax may still write beside them.
+    # Only items, since orbax may still write beside them.
     lines = [
       f'{files.sha256_file(path)}  {path.relative_to(folder)}\n'
       for item in sorted(folder.iterdir(), key=str)
@@ -269,10 +263,10 @@ class Checkpoints:
     (folder / SUMS).write_text(''.join(lines))
 
   def _check_sums(self, step: int, *items: str) -> None:
-    """Raises InputError for files of these items, or of all, that are missing, damaged or new."""
+    """Raises InputError for missing, damaged or added files of these items, or of all."""
     folder = self.folder / str(step)
     if not folder.is_dir():
-      return  # it is not one of the steps, which orbax will say
+      return  # orbax reports that there is no such step
     if not (folder / SUMS).exists():
       wrong = [f'{SUMS} is missing']
     else:
@@ -310,8 +304,7 @@ class Checkpoints:
       raise InputError(
         f'{folder} cannot be used: '
         f'{"; ".join(wrong[:3])}{f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""}; '
-        'remove that folder '
-        f'to go on from {f"step {max(others)}" if others else "the beginning: there is no other"}'
+        f'remove it to go on from {f"step {max(others)}" if others else "the beginning"}'
       )
 
   def _guard(self, action: Any) -> None:
@@ -319,23 +312,13 @@ class Checkpoints:
       with files.no_room(self.folder):
         action()
     except (ValueError, RuntimeError) as error:
-      # Tensorstore reports a full disk in its own words.
-      text = str(error)
-      if not any(
-        words in text
-        for words in (
-          'No space left',
-          'ENOSPC',
-          'File too large',
-          'Disk quota',
-          'RESOURCE_EXHAUSTED',
-        )
-      ):
+      # TensorStore reports a full disk in its own words.
+      full = ('No space left', 'ENOSPC', 'File too large', 'Disk quota', 'RESOURCE_EXHAUSTED')
+      if not any(words in str(error) for words in full):
         raise
       raise InputError(
         f'cannot save a checkpoint in {self.folder}: no space left; the last good one is step '
-        f'{self._last_good()}. '
-        'Free some space and run the same command again'
+        f'{self._last_good()}. Free some space and run the same command again'
       ) from error
 
   def _last_good(self) -> str:
@@ -347,13 +330,10 @@ class Checkpoints:
 
 @functools.cache
 def _write_small_arrays_once() -> None:
-  """Keeps orbax from cutting them into a slice for each device that holds them.
-
-  With eight devices, a prompt encoder's 320 arrays would take seconds a save.
-  """
+  """Keeps orbax from slicing them by device, which costs seconds a save for 320 arrays."""
   logger = logging.getLogger('absl')
   level = logger.level
-  logger.setLevel(logging.ERROR)  # it warns that it is told otherwise
+  logger.setLevel(logging.ERROR)  # hides a warning about the override
   try:
     ocp.type_handlers.register_type_handler(
       jax.Array,
@@ -366,12 +346,11 @@ def _write_small_arrays_once() -> None:
 
 @functools.cache
 def _pass_over_closed_loops() -> None:
-  """Keeps TensorStore's threads from printing tracebacks after a read that failed.
+  """Keeps TensorStore's threads from printing tracebacks after a failed read.
 
-  The first array that cannot be read ends orbax's event loop, to which the others still report. The
-  loop is orbax's own, so only the class can be changed. Checksums do not help: an export reads the
-  metadata of arrays whose sums it does not compare. tests/fuzz damages such files, and shows the
-  tracebacks without this.
+  The first unreadable array closes orbax's event loop, to which other threads still report. The
+  loop is orbax's own, so only the class can be patched. Checksums do not help, since an export
+  reads metadata of arrays whose sums it does not compare. tests/fuzz fails without this.
   """
   before = asyncio.BaseEventLoop.call_soon_threadsafe
 
@@ -383,13 +362,13 @@ def _pass_over_closed_loops() -> None:
 
 @contextlib.contextmanager
 def _readable(folder: epath.Path) -> Iterator[None]:
-  """In it, metadata that orbax cannot read are an InputError."""
+  """Turns metadata that orbax cannot read into an InputError."""
   try:
     yield
   except (ValueError, TypeError, RecursionError) as error:
     raise InputError(
       f'{folder}: the {_METADATA} of a checkpoint is damaged ({_line(error)}); remove that file, '
-      'which nothing else depends on'
+      'nothing else needs it'
     ) from error
 
 

@@ -1,9 +1,8 @@
 """The command line: arguments, tables, errors.
 
-A command exits with status 0. On bad input, or where a file system or the memory fails it, it exits
-with status 2 and one line on standard error that begins ``dprjax: error:``; with 130 after an
-interrupt from the keyboard; with 1 after a fault of dprjax. ``--debug``, or ``DPRJAX_TRACEBACK=1``
-in the environment, shows the traceback as well.
+A command exits with status 0; with 2 and one line ``dprjax: error: ...`` on standard error for bad
+input, or if a file system or the memory fails; with 130 after an interrupt; with 1 after a fault of
+dprjax. ``--debug`` or ``DPRJAX_TRACEBACK=1`` also shows the traceback.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ _LISTED = 5  # ids in a message
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-  """Prints a table; all columns but the first hold numbers and are aligned to the right."""
+  """Prints a table; all columns but the first are aligned to the right."""
   import rich.box  # slow to import
   import rich.console
   import rich.table
@@ -46,14 +45,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
   class Console(rich.console.Console):
     def on_broken_pipe(self) -> None:
-      raise  # noqa: PLE0704 (the BrokenPipeError; rich itself would exit)
+      raise  # noqa: PLE0704 (rich itself would exit)
 
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
   for number, column in enumerate(columns):
     table.add_column(rich.text.Text(column), justify='right' if number else 'left', no_wrap=True)
   for row in rows:
     table.add_row(*(rich.text.Text(cell) for cell in row))
-  # In a pipe, rich would cut the table off at 80 columns.
+  # rich would cut it off at 80 columns in a pipe.
   console = Console(file=sys.stdout, highlight=False)
   if not console.is_terminal:
     console.width = 500
@@ -63,15 +62,15 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def write_run(
   out: str, run: 'trec.Run', tag: str, report: Mapping[str, Any], how: str = ''
 ) -> None:
-  """Writes a run and the report beside it, and logs what it holds.
+  """Writes a run and the report beside it, and logs its size and speed.
 
   Args:
     out: the run.
-    tag: names the system in it.
-    report: how the run was made; has ``queries_per_second``.
-    how: the same in short, for the log.
+    tag: the system's name in it.
+    report: has ``queries_per_second``.
+    how: how the run was made, for the log.
   """
-  # They import numpy and epath, which other commands need not wait for.
+  # Imported here, since other commands need not wait for numpy and epath.
   from dprjax.base import outputs
   from dprjax.formats import trec
 
@@ -88,10 +87,7 @@ def write_run(
 
 
 def report_ids(sentence: str, ids: Sequence[str], strict: bool, then: str = '') -> None:
-  """Logs what is wrong with ids, if there are any, the first few, and what is done about it.
-
-  Raises InputError if strict.
-  """
+  """Logs a problem with ids, if any, and its remedy; raises InputError if strict."""
   if not ids:
     return
   listed = ', '.join(f'{id_:.80}' for id_ in ids[:_LISTED])
@@ -109,7 +105,7 @@ def fail(message: str, status: int = 2) -> NoReturn:
 
 
 class _Formatter(logging.Formatter):
-  """Bare lines without secrets."""
+  """Masks secrets."""
 
   def format(self, record: logging.LogRecord) -> str:
     return mask(super().format(record))
@@ -120,16 +116,14 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def speak() -> None:
-  """Logs dprjax's messages to standard error, as bare lines.
-
-  Its logger does not propagate: by now absl has put a handler on the root logger.
-  """
+  """Logs dprjax's messages to standard error, as bare lines."""
   logger = logging.getLogger('dprjax')
   handler = logging.StreamHandler(sys.stderr)
   handler.setFormatter(_Formatter('%(message)s'))
+  # Without propagation, since absl has put a handler on the root logger.
   logger.handlers, logger.propagate = [handler], False
   logger.setLevel(logging.INFO)
-  # orbax warns about every save without a score, and shows where it was interrupted.
+  # orbax warns about each save without a score, and shows where it was interrupted.
   logging.getLogger('absl').setLevel(logging.ERROR)
   logging.getLogger('absl').addFilter(_is_no_interrupt)
 
@@ -137,11 +131,11 @@ def speak() -> None:
 def run(
   kind: type[Flags], command: Callable[[Flags], int | None], argv: Sequence[str] | None = None
 ) -> None:
-  """Reads ``argv`` (default: the words of the process) into ``kind`` and runs ``command`` on it.
+  """Reads ``argv`` (default: the process's words) into ``kind`` and runs ``command`` on it.
 
-  The module of ``kind`` gives the name of the command and its description. A command whose flags
-  have a ``Job`` joins the job of several processes first. Whatever the command raises ends in one
-  line and a status (`base.errors.explain`). A status that it returns is that of the process.
+  The module of ``kind`` gives the command's name and description. A command whose flags have a
+  ``Job`` joins it first. An exception ends the process with one line and a status
+  (`base.errors.explain`); so does a status that the command returns.
   """
   _prepare_streams()
   sys.unraisablehook = _keep_interrupt
@@ -152,7 +146,7 @@ def run(
     trace = trace or debug
     job = next((one for one in vars(own).values() if isinstance(one, flags.Job)), None)
     if job is not None:
-      from dprjax.runtime import distributed  # JAX, which --help need not wait for
+      from dprjax.runtime import distributed  # imports JAX, which --help need not wait for
     if signal.getsignal(signal.SIGINT) is end_interrupted:
       signal.signal(signal.SIGINT, signal.default_int_handler)
     speak()
@@ -164,7 +158,7 @@ def run(
       sys.exit(status)
   except SystemExit:
     raise
-  except BaseException as error:  # here all errors end: each in one line, with its status
+  except BaseException as error:
     if trace:
       print(mask(traceback.format_exc()), file=sys.stderr)
     if isinstance(error, OSError):
@@ -176,17 +170,14 @@ def run(
 
 
 def _program(module: types.ModuleType) -> str:
-  """How the command was started: as ``python -m dprjax.train`` or ``dprjax train``."""
+  """The command as it was started: ``python -m dprjax.train`` or ``dprjax train``."""
   name = module.__spec__.name if module.__spec__ else module.__name__
   return f'python -m {name}' if name in sys.orig_argv else name.replace('.', ' ')
 
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-  """Around imports that take long and that ``--help`` and bad arguments do not need.
-
-  An interrupt ends the process meanwhile, as before ``run``.
-  """
+  """Around slow imports that ``--help`` and bad arguments do not need; an interrupt ends them."""
   ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
   if not ours or threading.current_thread() is not threading.main_thread():
     yield
@@ -199,9 +190,9 @@ def loading() -> Iterator[None]:
 
 
 def _keep_interrupt(unraisable: Any) -> None:
-  """Sends an interrupt again that came where Python ignores it, as in garbage collection."""
+  """Repeats an interrupt that came where Python ignores it, as in garbage collection."""
   if unraisable.exc_type is KeyboardInterrupt:
-    # From a thread, since here it would be ignored again.
+    # From a thread, since it would be ignored here.
     again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
     again.daemon = True
     again.start()
@@ -210,17 +201,17 @@ def _keep_interrupt(unraisable: Any) -> None:
 
 
 def _prepare_streams() -> None:
-  """Lets every text be printed on every terminal, and replaces closed streams."""
+  """Makes every text printable on every terminal, and replaces closed streams."""
   for name in ('stdout', 'stderr'):
     stream = getattr(sys, name)
-    if stream is None:  # closed by whoever started the command
-      setattr(sys, name, open(os.devnull, 'w'))  # noqa: SIM115 (until the process ends)
+    if stream is None:  # closed by the parent process
+      setattr(sys, name, open(os.devnull, 'w'))  # noqa: SIM115
     elif hasattr(stream, 'reconfigure'):
       stream.reconfigure(errors='backslashreplace')
 
 
 def _drop_stdout() -> None:
-  """Gives up what a closed or full standard output does not take, which Python tries again."""
+  """Drops what a closed or full standard output does not take, so that Python does not retry."""
   try:
     sys.stdout.flush()
   except (OSError, ValueError):

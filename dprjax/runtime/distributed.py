@@ -1,14 +1,12 @@
-"""Several processes as one job: how they join, wait for each other and end together.
+"""Several processes as one job: they join, wait for one another and end together.
 
-A command that may run in several processes is wrapped in ``together``. A process's place in the job
-comes from the flags ``--coordinator --processes --process`` (or from ``DPRJAX_COORDINATOR`` and so
-on in the environment), else from what jax detects: SLURM, Open MPI, a TPU VM, a TPU slice or an
-indexed Job on GKE. Without any of these nothing is started, and the functions here do what a single
-process needs.
+`together` wraps a command that may run in several processes. A process finds its place from the
+flags ``--coordinator --processes --process`` (or ``DPRJAX_COORDINATOR`` and so on), else from what
+jax detects: SLURM, Open MPI, a TPU VM, a TPU slice or an indexed Job on GKE. Without these it is a
+single process, for which the functions here do nothing.
 
-While the job runs, ``watch.Watch`` monitors the processes and ends the job when one of them ends.
-Only ``gather`` uses the devices; everything else goes through the coordinator, which process 0
-runs.
+``watch.Watch`` ends the job when one of its processes ends. Only ``gather`` uses the devices;
+everything else goes through the coordinator, which process 0 runs.
 """
 
 import contextlib
@@ -27,8 +25,8 @@ from typing import Any
 import jax
 import numpy as np
 
-# jax publishes neither the client of its coordinator, whose keys and barriers need no device (orbax
-# takes it from here too), nor whether it runs on a TPU VM. test_distributed.py notices when they
+# jax has no public access to its coordinator's client, whose keys and barriers need no device
+# (orbax uses it too), nor to whether it runs on a TPU VM. test_distributed.py notices when they
 # move.
 from jax._src import cloud_tpu_init
 from jax._src import distributed as internals
@@ -40,20 +38,20 @@ from dprjax.runtime.flags import Job
 
 FLAGS = ('coordinator', 'processes', 'process')
 _SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
-_FOREVER_MS = 7 * 24 * 3600 * 1000  # the watch ends a wait that has become pointless
-_LINGER_S = 2  # from our time-out to jax's own
+_FOREVER_MS = 7 * 24 * 3600 * 1000  # the watch ends pointless waits
+_LINGER_S = 2  # from our time-out to jax's
 
 _watch: watch.Watch | None = None
-# Of barriers and agreements. All processes reach them in the same order, so the numbers match.
+# Numbers barriers and agreements; all processes reach them in the same order.
 _numbers = itertools.count()
 
 
 @contextlib.contextmanager
 def together(job: Job, raw: bool = False) -> Iterator[None]:
-  """Around what a command does: joins the job, if there is one, and ends with it.
+  """Joins the job, if there is one, around a command, and ends with it.
 
-  An exception in one process ends all of them at once, each with a line that names the process and
-  the reason. ``raw`` shows tracebacks too, and the C++ stack traces of jax.
+  An exception in one process ends all, each with a line that names the process and the reason.
+  ``raw`` also shows tracebacks, and jax's C++ stack traces.
   """
   if not start(job, raw):
     yield
@@ -61,36 +59,34 @@ def together(job: Job, raw: bool = False) -> Iterator[None]:
   try:
     yield
     barrier('end')
-  except BaseException as error:  # whatever ends this process ends the others
+  except BaseException as error:
     leave(error, trace=raw)
   _finish()
 
 
 def start(job: Job, raw: bool = False) -> bool:
-  """Joins the job that the flags or the environment describe; False if there is only one process.
+  """Joins the job of the flags or the environment; False for a single process.
 
   Raises:
-    InputError: the flags contradict each other, or this process cannot serve or reach the
-      coordinator in time.
+    InputError: flags contradict each other, or the coordinator cannot be served or reached in time.
   """
   global _watch
   given = {name: getattr(job, name) for name in FLAGS if getattr(job, name) not in (None, '')}
   place = _from_flags(given) if given else _from_surroundings()
   if place is None or place.get('num_processes') == 1:
     return False
-  # Gloo is for collectives between CPUs and affects no other device. `stopping.Stop` handles
-  # SIGTERM.
+  # Gloo serves collectives between CPUs only. `stopping.Stop` handles SIGTERM.
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   jax.config.update('jax_enable_preemption_service', False)
   if given:
     _check_coordinator(place['coordinator_address'], place['process_id'], job.join_timeout)
-  # jax aborts when not all processes join; explain that before it does.
+  # jax aborts if not all processes join; explain that first.
   late = threading.Timer(
     job.join_timeout,
     lambda: end(
       2,
-      f'not all processes of this job joined within {job.join_timeout} s (--join_timeout): look at '
-      'the output of the others, and check that all have the same '
+      f'not all processes joined within {job.join_timeout} s (--join_timeout): look at their '
+      'output, and check that all have the same '
       f'coordinator{f", {job.coordinator}," if job.coordinator else ""} and number of processes',
     ),
   )
@@ -103,7 +99,7 @@ def start(job: Job, raw: bool = False) -> bool:
       # Later than our own watch, whose message is clearer.
       heartbeat_timeout_seconds=max(100, 4 * job.peer_timeout),
     )
-  except (RuntimeError, ValueError, OSError, KeyError) as error:  # jax's own is a RuntimeError
+  except (RuntimeError, ValueError, OSError, KeyError) as error:
     raise InputError(
       f'this process cannot join its job ({" ".join(str(error).split())[:200]}); give '
       '--coordinator=HOST:PORT --processes=N --process=I'
@@ -135,9 +131,7 @@ def _from_flags(given: dict[str, Any]) -> dict[str, Any]:
   if missing:
     raise InputError(
       '--coordinator=HOST:PORT, --processes=N and --process=I (or DPRJAX_COORDINATOR and so on) go '
-      'together: '
-      f'{" and ".join(f"--{name}" for name in missing)} {"is" if len(missing) == 1 else "are"} '
-      'missing'
+      f'together; missing: {", ".join(f"--{name}" for name in missing)}'
     )
   coordinator, processes, process = (given[name] for name in FLAGS)
   host, colon, port = coordinator.rpartition(':')
@@ -147,8 +141,7 @@ def _from_flags(given: dict[str, Any]) -> dict[str, Any]:
     )
   if not 0 <= process < processes:
     raise InputError(
-      f'--process: {process} is not among the {processes} processes, which are counted from 0 to '
-      f'{processes - 1}'
+      f'--process: {process} is not from 0 to {processes - 1}, the numbers of {processes} processes'
     )
   return {
     'coordinator_address': coordinator,
@@ -159,7 +152,7 @@ def _from_flags(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_surroundings() -> dict[str, Any] | None:
-  """Likewise, where a launcher that jax knows started the processes; None for a lone process."""
+  """Likewise, for a launcher that jax detects; None for a single process."""
   environment = os.environ
   if all(name in environment for name in _SLURM):
     return {} if int(environment['SLURM_NTASKS']) > 1 else None
@@ -168,9 +161,9 @@ def _from_surroundings() -> dict[str, Any] | None:
       return {}
     if importlib.util.find_spec('mpi4py') is None:
       raise InputError(
-        "Open MPI 5 does not publish its processes' addresses: install mpi4py, or run sh -c '... "
-        '--coordinator=HOST:PORT '
-        "--processes=$OMPI_COMM_WORLD_SIZE --process=$OMPI_COMM_WORLD_RANK'"
+        "Open MPI 5 needs mpi4py to find its processes: install it, or run sh -c '... "
+        '--coordinator=HOST:PORT --processes=$OMPI_COMM_WORLD_SIZE '
+        "--process=$OMPI_COMM_WORLD_RANK'"
       )
     return {'cluster_detection_method': 'mpi4py'}
   if cloud_tpu_init.running_in_cloud_tpu_vm:
@@ -189,10 +182,7 @@ def _from_surroundings() -> dict[str, Any] | None:
 
 
 def _check_coordinator(address: str, process: int, timeout: float) -> None:
-  """Checks that process 0 can listen at the address, and that the others can reach it.
-
-  Raises InputError after ``timeout`` seconds of trying.
-  """
+  """Raises InputError if process 0 cannot listen there, or others reach it in ``timeout`` s."""
   host, _, port = address.rpartition(':')
   if process == 0:
     # jax listens on all addresses of this host.
@@ -223,14 +213,13 @@ def _check_coordinator(address: str, process: int, timeout: float) -> None:
 def leave(error: BaseException, trace: bool = False) -> None:
   """Ends this process, and so the job, because of ``error``; does nothing without a job.
 
-  Call it before any cleanup: cleanup that involves the other processes would wait for them.
+  Call it before any cleanup that involves, and so would wait for, other processes.
   """
   if _watch is None:
     return
   status, line = explain(error)
   if status == 1:
-    # Most likely another process is gone, which shows as one of many errors (of jax, of orbax). If
-    # so, the watch finds out which one, reports it, and ends this process.
+    # Probably another process is gone; then the watch reports which, and ends this process.
     _watch.wait()
   if trace or wants_traceback():
     traceback.print_exception(error)
@@ -255,14 +244,14 @@ def _client() -> Any:
 
 
 def barrier(name: str) -> None:
-  """Waits until every process is here."""
+  """Waits for every process."""
   if _watch is not None:
     _client().wait_at_barrier(f'dprjax/{next(_numbers)}/{name}', _FOREVER_MS)
 
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-  """Process 0 runs the block first, then all others at once, so that they find what it wrote."""
+  """Process 0 runs the block first, then all others at once."""
   if jax.process_index():
     barrier('turn')
   yield
@@ -271,7 +260,7 @@ def turn() -> Iterator[None]:
 
 
 def agree(value: Any) -> Any:
-  """Returns process 0's ``value``, which must be JSON, on every process."""
+  """Process 0's ``value`` (JSON) on every process."""
   if _watch is None:
     return value
   client, key = _client(), f'dprjax/agreed/{next(_numbers)}'

@@ -12,8 +12,7 @@
     flags, debug = parse(Flags, ['--corpus=embeddings', '--k=10'])
 
 The type says how a flag is read: a bool is ``true`` or ``false``, an int a whole number from
-``least`` to ``most``, a float a number above 0 up to ``most``. A flag of a tuple or a dict may be
-repeated.
+``least`` to ``most``, a float a number above 0 up to ``most``. Flags of tuples and dicts repeat.
 """
 
 import argparse
@@ -30,14 +29,14 @@ from dprjax.base.errors import InputError, error_line
 from dprjax.runtime import renamed
 
 REQUIRED = dataclasses.MISSING
-_LONGEST_S = 7 * 24 * 3600  # of a time-out
+_LONGEST_S = 7 * 24 * 3600
 
 Flags = TypeVar('Flags')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Flag:
-  """How a field is read, and what --help says of it."""
+  """How a field is read, and its help."""
 
   help: str
   name: str | None = None
@@ -59,22 +58,22 @@ def flag(help: str, default: Any = REQUIRED, **how: Any) -> Any:
   Args:
     help: for ``--help``, which adds the default.
     default: without one, the flag is required.
-    name: of the flag, where it is not that of the field.
-    metavar: what ``--help`` shows for the value.
-    choices: the texts that it may be.
-    read: turns a word into the value (or into one of a tuple) and raises
+    name: of the flag, if not the field's.
+    metavar: the value in ``--help``.
+    choices: allowed words.
+    read: turns a word into the value, or into an item of a tuple; may raise
       ``argparse.ArgumentTypeError``.
     least, most: bounds of a number.
-    split: how one flag gives several values: by ',' within a word, or ' ' between words.
+    split: separates values of one flag: ',' within a word, or ' ' between words.
     either: a name that several flags share; exactly one of them must be given.
-    env: the variable of the environment that holds the default.
-    const: the value of the flag without a word behind it.
+    env: the environment variable with the default.
+    const: the value if no word follows the flag.
   """
   return _field(_Flag(help=help, **how), default)
 
 
 def switch(help: str, **how: Any) -> Any:
-  """A field that is True where its flag is given, which takes no value."""
+  """A field that is True if its flag, which takes no value, is given."""
   return _field(_Flag(help=help, switch=True, **how), False)
 
 
@@ -84,7 +83,7 @@ def group(kind: type, title: str, text: str | None = None) -> Any:
 
 
 def config(file: str, key: str) -> Any:
-  """A field of the words ``--config=FILE`` and ``--config.KEY=VALUE``; help texts of both."""
+  """A field of the words ``--config=FILE`` and ``--config.KEY=VALUE``, with their help texts."""
   return dataclasses.field(default=(), metadata={'config': (file, key)})
 
 
@@ -95,9 +94,9 @@ def _field(how: _Flag, default: Any) -> Any:
 
 
 def given(args: Any, *names: str) -> list[str]:
-  """Those of the flags that do not have their default value."""
+  """The flags whose values are not their defaults."""
   usual = {field.name: field.default for field in dataclasses.fields(args)}
-  # Without a default the flag is required, or a dict that is empty by default.
+  # Without a default a flag is required, or a dict that is empty by default.
   return [
     name
     for name in names
@@ -106,13 +105,13 @@ def given(args: Any, *names: str) -> list[str]:
 
 
 def refuse(args: Any, names: Iterable[str], other: str) -> None:
-  """Raises InputError where a flag of ``names`` is given: it goes with the flag ``other``."""
+  """Raises InputError if a flag of ``names``, which needs the flag ``other``, is given."""
   for name in given(args, *names):
     raise InputError(f'--{name} goes with --{other}')
 
 
 def paths(args: Any, *names: str) -> dict[str, Any]:
-  """What a command reads, by flag, as `dprjax.base.outputs` compares it with the outputs."""
+  """A command's inputs by flag, for `dprjax.base.outputs`."""
   return {f'--{name}': getattr(args, name) for name in names}
 
 
@@ -124,7 +123,7 @@ def backbone(default: Any = REQUIRED, more: str = '') -> Any:
 
 
 def dtype(use: str = '') -> Any:
-  """A name that ``models.encoder_config.arithmetic`` takes; ``use``: what for."""
+  """A name that ``models.encoder_config.arithmetic`` takes."""
   return flag(
     f'of the arithmetic{use}: auto is bfloat16 on accelerators and float32 on CPUs; mixed is '
     'faster on CPUs with AMX',
@@ -150,7 +149,7 @@ def drop_same_id(effect: str = 'is not retrieved for it') -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-  """The place of a process in a job of several (``runtime.distributed``)."""
+  """A process's place in a job of several (``runtime.distributed``)."""
 
   coordinator: str | None = flag(
     'where process 0 listens: a free port of its host',
@@ -214,7 +213,7 @@ def whole(least: int = 1, most: float = 10**18) -> Callable[[str], int]:
   """A whole number from ``least`` to ``most``."""
 
   def read(text: str) -> int:
-    # Python refuses to read very many digits.
+    # Python refuses to read thousands of digits.
     value = int(text) if text.isdecimal() and len(text) <= len(str(most)) else -1
     if not least <= value <= most:
       bounds = f'from {least} to {most}' if most < 10**18 else f'from {least} on'
@@ -248,7 +247,7 @@ def named(text: str) -> tuple[str, str]:
 
 
 def maybe_named(text: str) -> tuple[str, str]:
-  """``NAME=PATH``, or ``PATH`` with an empty name. An equals sign behind a slash is the path's."""
+  """``NAME=PATH``, or ``PATH`` with an empty name; an equals sign after a slash is the path's."""
   name, equals, path = text.partition('=')
   return (name, path) if name and equals and '/' not in name else ('', text)
 
@@ -276,13 +275,13 @@ class _Names(argparse.Action):
 def parse(
   kind: type[Flags], argv: Sequence[str] | None = None, prog: str | None = None, text: str = ''
 ) -> tuple[Flags, bool]:
-  """Reads a command line, by default that of the process; ends the process where it is wrong.
+  """Reads a command line; ends the process if it is wrong.
 
   Args:
     kind: a class of flags.
-    argv: the words behind the command.
-    prog: the command as ``--help`` names it.
-    text: what the command does, for ``--help``.
+    argv: the words after the command, by default the process's.
+    prog: the command's name in ``--help``.
+    text: the command's description in ``--help``.
 
   Returns:
     The flags, and whether ``--debug`` asks for tracebacks.
@@ -306,14 +305,13 @@ def parse(
 
 
 def split_config(words: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Splits a command line into the words for argparse and those that begin with ``--config``.
+  """Splits a command line into argparse's words and those that begin with ``--config``.
 
-  argparse cannot know all keys of a config. A value may stand behind its flag, as everywhere:
-  ``--config FILE`` is ``--config=FILE``.
+  ``--config FILE`` is ``--config=FILE``, and so for each key.
   """
   own: list[str] = []
   ours: list[str] = []
-  waits = False  # the flag before this word, for its value
+  waits = False  # whether a value may follow
   for word in words:
     if waits and not word.startswith('-'):
       ours[-1] += f'={word}'
@@ -326,7 +324,6 @@ def split_config(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _add(parser: argparse._ActionsContainer, kind: Any) -> None:
-  """Adds the flags of a class to a parser."""
   hints = typing.get_type_hints(kind)
   either: dict[str, argparse._ActionsContainer] = {}
   for field in dataclasses.fields(kind):
@@ -348,7 +345,7 @@ def _add(parser: argparse._ActionsContainer, kind: Any) -> None:
 
 
 def _action(kind: Any, field: Any, how: _Flag) -> dict[str, Any]:
-  """The keywords of ``add_argument``."""
+  """Keywords of ``add_argument``."""
   help = how.help.replace('%', '%%')
   if how.switch:
     return {'action': 'store_true', 'help': help}
@@ -392,7 +389,6 @@ def _shown(default: Any, split: str) -> str:
 
 
 def _make(kind: Any, found: dict[str, Any]) -> Any:
-  """The flags, of what argparse found."""
   hints = typing.get_type_hints(kind)
   values: dict[str, Any] = {}
   for field in dataclasses.fields(kind):

@@ -1,7 +1,7 @@
-"""The device mesh, and how arrays are placed on it.
+"""The device mesh and the placement of arrays.
 
-Axes: ``data`` splits the batch, ``fsdp`` splits the batch and the weights, ``model`` splits the
-weights. ``(regular expression, PartitionSpec)`` rules place a parameter by its name.
+Axes: ``data`` splits the batch, ``fsdp`` batch and weights, ``model`` weights. Rules ``(regular
+expression, PartitionSpec)`` place parameters by name.
 """
 
 import math
@@ -21,7 +21,7 @@ from dprjax.runtime import tree
 AXES = ('data', 'fsdp', 'model')
 BATCH = ('data', 'fsdp')
 
-# Column-parallel then row-parallel (Megatron-LM, section 3), layers stacked on the leading axis.
+# Column-parallel, then row-parallel (Megatron-LM, section 3); axis 0 stacks the layers.
 RULES: tuple[tuple[str, P], ...] = (
   (r'(backbone|head)/.*attention/(query|key|value)/kernel', P(None, 'fsdp', 'model')),
   (r'(backbone|head)/.*attention/(query|key|value)/bias', P(None, 'model')),
@@ -32,20 +32,19 @@ RULES: tuple[tuple[str, P], ...] = (
   (r'backbone/.*embeddings/word/embedding', P(None, 'fsdp')),
   (r'head/(mlm|classifier)/(dense|output)/kernel', P()),
   (r'backbone/(query/|passage/)?projection/\d+/kernel', P()),
-  # No other kernel: one that is not split by mistake costs its memory on every device.
+  # No other kernel, since an unsplit one costs its memory on every device.
   (r'(backbone|head)/.*(?<!/kernel)', P()),
   (r'(prompt|topics|sources)/.*', P()),
 )
 
 
 def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A mesh with the axes ``data``, ``fsdp`` and ``model``; one size may be -1: the rest of devices.
+  """A mesh with the axes ``data``, ``fsdp`` and ``model``; a size of -1 takes all other devices.
 
   Raises:
     InputError: the sizes do not multiply to the number of devices.
   """
-  # Process by process, which ids alone do not ensure, so that each process's rows of a batch are
-  # contiguous. (On TPUs jax chooses the order.)
+  # Ordered by process, so that each process's rows of a batch are contiguous.
   devices = sorted(
     jax.devices() if devices is None else devices,
     key=lambda device: (device.process_index, device.id),
@@ -53,7 +52,7 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = N
   shape = [int(sizes.get(axis, 1)) for axis in AXES]
   if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
     raise InputError(
-      'config.mesh: sizes are whole numbers above 0, one of them may be -1; got '
+      'config.mesh: sizes must be above 0, one of them may be -1; got '
       f'{dict(zip(AXES, shape, strict=True))}'
     )
   if -1 in shape:
@@ -61,24 +60,24 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = N
     shape[shape.index(-1)] = len(devices) // known
   if math.prod(shape) != len(devices):
     raise InputError(
-      f'config.mesh: {" x ".join(map(str, shape))} ({", ".join(AXES)}) is not the number of '
-      f'devices, {len(devices)}'
+      f'config.mesh: {" x ".join(map(str, shape))} ({", ".join(AXES)}) does not match '
+      f'{len(devices)} devices'
     )
   return jax.make_mesh(tuple(shape), AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def batch_devices(mesh: Mesh) -> int:
-  """The number of parts that a batch is split into."""
+  """Number of parts that a batch is split into."""
   return mesh.shape['data'] * mesh.shape['fsdp']
 
 
 def batch_rank(mesh: Mesh) -> tuple[int, int]:
   """(rank, count): this process reads part ``rank`` of ``count`` equal parts of every batch.
 
-  Several processes have the same rank if 'model' spans them.
+  Processes that 'model' spans share a rank.
 
   Raises:
-    InputError: the parts of two processes overlap without being the same.
+    InputError: parts of two processes overlap without being the same.
   """
   return batch_ranks(np.vectorize(lambda device: device.process_index)(mesh.devices))[
     jax.process_index()
@@ -86,7 +85,7 @@ def batch_rank(mesh: Mesh) -> tuple[int, int]:
 
 
 def batch_ranks(processes: Int[np.ndarray, 'data fsdp model']) -> dict[int, tuple[int, int]]:
-  """``batch_rank`` of each process, given the process that each device of the mesh belongs to."""
+  """``batch_rank`` of each process, given the process of each device."""
   parts = processes.reshape(-1, processes.shape[-1])
   held = {
     int(process): tuple(np.flatnonzero((parts == process).any(axis=1)).tolist())
@@ -95,15 +94,14 @@ def batch_ranks(processes: Int[np.ndarray, 'data fsdp model']) -> dict[int, tupl
   distinct = sorted(set(held.values()))
   if sum(map(len, distinct)) != len(parts) or len(set(map(len, distinct))) != 1:
     raise InputError(
-      f'config.mesh.model: {processes.shape[-1]} devices are neither a part of the '
-      f'{processes.size // len(held)} of a process nor all those of several; use a divisor or a '
-      'multiple'
+      f'config.mesh.model: {processes.shape[-1]} is neither a divisor nor a multiple of the '
+      f'{processes.size // len(held)} devices of a process'
     )
   return {process: (distinct.index(rows), len(distinct)) for process, rows in held.items()}
 
 
 def check_batch(mesh: Mesh, batch_size: int, chunks: int) -> None:
-  """Raises InputError unless all devices get the same number of rows in every chunk."""
+  """Raises InputError unless all devices get equal rows in every chunk."""
   parts = batch_devices(mesh)
   if batch_size % (parts * chunks):
     each = parts * chunks
@@ -119,7 +117,7 @@ def check_batch(mesh: Mesh, batch_size: int, chunks: int) -> None:
 def param_shardings(
   mesh: Mesh, params: Mapping[str, Any], rules: Sequence[tuple[str, P]] = ()
 ) -> dict[str, NamedSharding]:
-  """A sharding for each leaf of a flat ``{name: array}`` tree, by ``rules`` and then by ``RULES``.
+  """Shardings of a flat ``{name: array}`` tree, by ``rules`` and then ``RULES``.
 
   An axis that its mesh axis does not divide stays whole (an odd vocabulary, three heads).
 

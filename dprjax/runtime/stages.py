@@ -1,4 +1,4 @@
-"""The stages of quickstart and pipeline: commands run one after another, each only when needed."""
+"""Stages of quickstart and pipeline: commands in turn, each only if needed."""
 
 import contextlib
 import hashlib
@@ -19,11 +19,11 @@ from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError
 
 _RECORD = 'stages.json'
-_GRACE_S = 2.0  # for a command that was interrupted
+_GRACE_S = 2.0  # for an interrupted command
 
 
 class Texts(NamedTuple):
-  """A BEIR folder and its files; the judgements by split."""
+  """A BEIR folder and its files; judgements by split."""
 
   folder: epath.Path
   corpus: epath.Path
@@ -32,30 +32,29 @@ class Texts(NamedTuple):
 
 
 class Model(NamedTuple):
-  """What encodes: a backbone, and its prompt if it has one."""
+  """A backbone, and its prompt if any."""
 
   backbone: str
   prompt: epath.Path | None = None
 
   @property
   def arguments(self) -> dict[str, Any]:
-    """For a command's flags or for ``Retriever.load``."""
+    """Flags of a command, or arguments of ``Retriever.load``."""
     return {'backbone': self.backbone} | ({'prompt': str(self.prompt)} if self.prompt else {})
 
   @property
   def files(self) -> list[epath.Path]:
-    """Its local files. A backbone from the hub or a package has none: its name identifies it."""
+    """Its local files; a hub's or package's backbone has none, since its name identifies it."""
     local = bool(self.backbone) and epath.Path(self.backbone).is_dir()
     return ([epath.Path(self.backbone)] if local else []) + ([self.prompt] if self.prompt else [])
 
 
 class Stages:
-  """Runs commands of dprjax, except those that have already succeeded on the same input.
+  """Runs commands of dprjax, except those that succeeded on the same input.
 
-  ``stages.json`` holds, for the file or folder that a stage makes, its command line and the SHA-256
-  of all that it reads. The stage runs again when any of that changes. A stage that was killed runs
-  again as it is, so that a command which can resume does so. If its input has changed, its
-  ``scratch`` folder is removed first.
+  ``stages.json`` holds, for each file or folder made, the stage's command line and the SHA-256 of
+  its input. A stage runs again if these change, after its ``scratch`` folder is removed. A killed
+  stage runs again as it is, so a command may resume.
 
   Args:
     out: the folder that everything is written to.
@@ -66,11 +65,11 @@ class Stages:
     self._record, self._count, self._number = out / _RECORD, count, 0
     self._stages = _read(self._record) if self._record.exists() else {}
     self._sums: dict[str, str] = {}
-    self._made: set[str] = set()  # by this process, or found complete by it
-    self.seconds: dict[str, float] = {}  # by title, of the commands that ran
+    self._made: set[str] = set()  # in this process
+    self.seconds: dict[str, float] = {}  # by title
 
   def bm25(self, title: str, texts: Texts, split: str, out: epath.Path, k: int) -> epath.Path:
-    """Ranks the passages for a split's queries; returns the run."""
+    """Ranks passages for a split's queries; returns the run."""
     reads = [texts.corpus, texts.queries, texts.qrels[split]]
     flags = [f'--corpus={reads[0]}', f'--queries={reads[1]}', f'--qrels={reads[2]}']
     self.run(title, ['bm25', *flags, f'--out={out}', f'--k={k}'], out, reads)
@@ -85,8 +84,8 @@ class Stages:
     reads: Sequence[epath.Path],
     restart: bool = False,
   ) -> None:
-    """Trains; with ``restart``, from the beginning in an empty workdir when the input changes."""
-    # Also where nothing is left to gain: the last stage's comparison needs a model.
+    """Trains; with ``restart``, in an empty workdir when the input changes."""
+    # The last stage needs a model even if nothing is left to gain.
     command = ['train', f'--config={config}', f'--workdir={workdir}', *flags]
     self.run(
       title,
@@ -97,7 +96,7 @@ class Stages:
     )
 
   def export(self, title: str, workdir: epath.Path, out: epath.Path) -> None:
-    # What no training improves is seen in the last stage's comparison.
+    # The last stage shows a training without gain.
     command = ['export', f'--workdir={workdir}', f'--out={out}', '--force']
     self.run(title, command, out, [workdir / 'metrics.jsonl'])
 
@@ -110,7 +109,7 @@ class Stages:
     out: epath.Path,
     config: ml_collections.ConfigDict,
   ) -> epath.Path:
-    """Encodes a split's queries, or without a split the corpus, as ``config`` trains on them."""
+    """Encodes a split's queries, or the corpus without a split, as ``config`` trains on them."""
     kind = 'query' if split else 'passage'
     reads = [texts.queries, texts.qrels[split]] if split else [texts.corpus]
     flags = {
@@ -131,7 +130,7 @@ class Stages:
     self, title: str, corpus: epath.Path, queries: epath.Path, out: epath.Path, k: int
   ) -> epath.Path:
     """Searches embeddings; returns the run."""
-    # The manifests hold the checksums of all other files.
+    # Manifests hold the checksums of all other files.
     reads = [corpus / 'manifest.json', queries / 'manifest.json']
     command = ['search', f'--corpus={corpus}', f'--queries={queries}', f'--out={out}', f'--k={k}']
     self.run(title, command, out, reads)
@@ -146,7 +145,7 @@ class Stages:
     out: epath.Path,
     extra: Sequence[str] = (),
   ) -> epath.Path:
-    """Evaluates a run; returns the file of metrics. ``extra``: further ``NAME=VALUE`` metrics."""
+    """Evaluates a run; returns the file of metrics. ``extra``: ``NAME=VALUE`` metrics."""
     command = ['evaluate', f'--run={run}', f'--qrels={qrels}', '--measure', *measures]
     command += [f'--out={out}', *(word for each in extra for word in ('--extra', each))]
     self.run(title, command, out, [run, qrels])
@@ -155,7 +154,7 @@ class Stages:
   def report(
     self, metrics: Mapping[str, epath.Path], measures: Sequence[str], folder: epath.Path
   ) -> None:
-    """Writes report.md and report.png from files of metrics by system name, every time."""
+    """Writes report.md and report.png from metrics by system, every time."""
     command = ['report', *(f'--metrics={name}={path}' for name, path in metrics.items())]
     command += ['--measure', *measures] if measures else []
     command += [f'--out={folder / "report.md"}', f'--figure={folder / "report.png"}']
@@ -169,16 +168,14 @@ class Stages:
     reads: Sequence[epath.PathLike] = (),
     scratch: epath.Path | None = None,
   ) -> None:
-    """Runs ``python -m dprjax.COMMAND`` unless it has succeeded on the same input before.
+    """Runs ``python -m dprjax.COMMAND`` unless it succeeded on the same input.
 
     Args:
-      title: names the stage on the console and in ``seconds``.
+      title: the stage's name on the console and in ``seconds``.
       command: the command's name and arguments.
-      makes: the file or folder that this stage alone makes; None: the stage runs every time and is
-        not recorded.
-      reads: files and folders whose content counts as input, beside the command line.
-      scratch: the stage's own folder, removed before it runs on changed input; None: nothing is
-        removed.
+      makes: the file or folder that only this stage makes; None: runs every time.
+      reads: files and folders that are input, beside the command line.
+      scratch: the stage's folder, removed before it runs on changed input.
 
     Raises:
       InputError: the command was killed, or failed for another reason than bad input.
@@ -225,7 +222,7 @@ class Stages:
     files.write_json(self._record, self._stages)
 
   def _sum(self, path: epath.Path) -> str:
-    """SHA-256 of a file, or of the names and sums in a folder; read once for all stages."""
+    """SHA-256 of a file, or of the names and sums in a folder; cached."""
     if str(path) not in self._sums:
       if path.is_dir():
         content = {item.name: self._sum(item) for item in sorted(path.iterdir())}
@@ -237,7 +234,6 @@ class Stages:
 
 
 def _read(path: epath.Path) -> dict[str, dict[str, Any]]:
-  """The record of the stages. Raises InputError where it is none."""
   stages = reading.read_json_object(path, 'record of the stages')
   for made, stage in stages.items():
     if not isinstance(stage, dict):
@@ -248,13 +244,13 @@ def _read(path: epath.Path) -> dict[str, dict[str, Any]]:
 
 
 class _Child(subprocess.Popen[bytes]):
-  """A command, and whether an interrupt came while it was started."""
+  """A command, and whether an interrupt came while it started."""
 
   interrupted = False
 
 
 def _start(command: Sequence[str]) -> _Child:
-  """Starts a command. An interrupt meanwhile would lose it, and both would report the interrupt."""
+  """Starts a command without losing an interrupt that comes meanwhile."""
   heard: list[int] = []
   if threading.current_thread() is not threading.main_thread():
     return _Child(command, pass_fds=outputs.held())
@@ -268,23 +264,22 @@ def _start(command: Sequence[str]) -> _Child:
 
 
 def _run(command: Sequence[str]) -> int:
-  """Runs a command; its status. An interrupt reaches the command too, which reports it."""
-  # With the locks of this process: where it is killed, its folder stays locked until the command
-  # has ended.
+  """Runs a command, which reports an interrupt itself; returns its status."""
+  # It holds this process's locks, so that the folder stays locked until the command has ended.
   with _start(command) as child:
     try:
       if child.interrupted:
         raise KeyboardInterrupt
       return child.wait()
     except KeyboardInterrupt:
-      # From the keyboard it went to both; from elsewhere, to this process alone.
+      # An interrupt from the keyboard reached both, one from elsewhere only this process.
       with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(_GRACE_S)
       if child.poll() is None:
         child.send_signal(signal.SIGINT)
       if child.wait() == 130:
         return 130
-      raise  # it had ended already
+      raise
 
 
 def config_file(config: str) -> str:

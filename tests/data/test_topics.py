@@ -271,7 +271,7 @@ def test_rare_words_and_documents_without_words():
   [
     (documents(60)[0], Settings(topics=40, sweeps=5), '40'),
     (documents(4)[0], Settings(), ('documents', '5', '4')),
-    ([''] * 9, Settings(), ('0', '5', '9')),
+    ([''] * 9, Settings(), ('5', '9')),
     (['fish'] * 5, Settings('lda', topics=6), ('5', '6')),
     ([], Settings(), ('5', '0')),
   ],
