@@ -160,8 +160,8 @@ def table() -> types.SimpleNamespace:
   # CPUs. 'mixed': float32, but dense layers multiply in bfloat16, faster on CPUs with AMX
   c.backbone.dtype = choice('auto', 'float32', 'bfloat16', 'mixed')
   # 'fused': a TPU kernel that keeps scores on the chip (slow elsewhere); 'library':
-  # jax.nn.dot_product_attention, on GPUs cuDNN's in bfloat16, for long texts; 'auto': fused on TPUs,
-  # else plain
+  # jax.nn.dot_product_attention, on GPUs cuDNN's in bfloat16, for long texts; 'auto': fused on
+  # TPUs, else plain
   c.backbone.attention = choice('auto', 'plain', 'fused', 'library')
   # of frozen weights; trained ones are always float32
   c.backbone.frozen_dtype = choice('auto', 'float32', 'bfloat16')
