@@ -55,11 +55,10 @@ class Document(NamedTuple):
 def read_documents(paths: Sequence[files.PathLike], report: Report) -> Iterator[Document]:
   """Yields the documents of files and folders; those without text are counted and left out.
 
-  Ids are the file's own, else the file's name and the line. They are not unique over several files.
+  Ids are the file's own, else its name and the line; they may repeat in other files.
 
   Raises:
-    InputError: a file is missing, empty, of no known format, broken, or not UTF-8; an id cannot be
-      used.
+    InputError: a file is missing, empty, broken, not UTF-8 or of an unknown format; a bad id.
   """
   for path in find_files(paths, report):
     for document in _read(path):
@@ -72,14 +71,10 @@ def read_documents(paths: Sequence[files.PathLike], report: Report) -> Iterator[
 
 
 def find_files(paths: Sequence[files.PathLike], report: Report) -> list[epath.Path]:
-  """The files that these files and folders stand for, in reading order.
-
-  In a folder, empty files and those of no known format are counted. A file given by its own name
-  must be usable.
+  """The files of these paths, in reading order; unusable files of folders are counted.
 
   Raises:
-    InputError: a path is missing, empty, or of no known format, or a folder has no file of a known
-      one.
+    InputError: a path is missing, empty or of an unknown format, or a folder has no usable file.
   """
   found: list[epath.Path] = []
   for path in paths:
@@ -96,14 +91,9 @@ def find_files(paths: Sequence[files.PathLike], report: Report) -> list[epath.Pa
 
 
 def split_sentences(text: str, language: str = 'en') -> list[str]:
-  """The sentences of a text, in order; runs of white space become one space, a newline ends one.
+  """The sentences of a text, with single spaces; a newline ends one, and nothing is left out.
 
-  Uses sentencex; docs/pretraining.md compares it with others. Nothing is left out, so a heading or
-  a number that stands alone is a sentence too.
-
-  Args:
-    language: an ISO 639 code, whose abbreviations and marks are used; English's for one that
-      sentencex does not know.
+  ``language`` is an ISO 639 code; sentencex takes English rules for an unknown one.
   """
   spans = (
     sentence.split() for line in text.splitlines() for sentence in sentencex.segment(language, line)

@@ -5,8 +5,8 @@
 | arXiv: `{id, title, abstract, categories}` | id | title | the abstract | categories |
 | BEIR: `{_id, title, text, categories}` | _id | title | title and text, as encoded | categories |
 
-A title that is the query is no part of its passage: the BEIR folder that `write_beir` makes of
-papers leaves titles empty. Categories are a list, or one text with spaces in between.
+`write_beir` leaves titles of passages empty, since titles are the queries. Categories are a list,
+or a text with spaces in between.
 """
 
 from collections.abc import Iterator, Sequence
@@ -99,10 +99,7 @@ def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own:
 
 
 def related(papers: Sequence[Paper]) -> Qrels:
-  """Each paper's id -> the ids of those with a common category, in their order.
-
-  Raises InputError where there may be more than 100 million of them.
-  """
+  """Paper id -> ids of papers with a common category; InputError above 100 million pairs."""
   members: dict[str, list[int]] = {}
   for number, paper in enumerate(papers):
     for category in paper.categories:

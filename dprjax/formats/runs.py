@@ -1,9 +1,9 @@
 """TREC runs of any length as a stream of arrays: one block of the file is in memory at a time.
 
-The lines may come in any order. `dprjax.formats.trec.read_run` puts a whole run in order;
-`dprjax.mining` sorts rows on disk by 64-bit keys of their ids. Arrow's CSV reader parses, 12 times
-as fast as ``line.split()``. A block that it rejects (several spaces in a row, a bad line) is read
-line by line. Runs are UTF-8, with or without a byte-order mark.
+Lines may come in any order: `dprjax.formats.trec.read_run` sorts a whole run, `dprjax.mining` sorts
+rows on disk by 64-bit keys of ids. Arrow's CSV reader parses 12 times as fast as ``line.split()``;
+a block that it rejects (several spaces in a row, a bad line) is read line by line. Runs are UTF-8,
+with or without a byte-order mark.
 """
 
 import codecs
@@ -74,11 +74,11 @@ class Block(NamedTuple):
 
 
 def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -> Iterator[Block]:
-  """Streams a TREC run (``qid Q0 docid rank score tag``); ``ranks``: whether they are read.
+  """Streams a TREC run (``qid Q0 docid rank score tag``), with or without ranks.
 
   Raises:
-    InputError: missing or empty; naming the line: not UTF-8, not six columns, a rank (if ranks are
-      read) that is no whole number, a score that is no finite float32, an id that cannot be used.
+    InputError: missing or empty; naming the line: not UTF-8, not six columns, or a bad rank, score
+      or id.
   """
   lines, rows = 0, 0
   with open_bytes(path, 'run') as (file, fraction):
@@ -98,8 +98,7 @@ def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -
     if columns := rest.split():
       if len(columns) < 6:
         raise InputError(
-          f'{path}, line {lines + 1}: the file ends in the middle of a line ({len(columns)} of 6 '
-          'columns): it was cut off, write it again'
+          f'{path}, line {lines + 1}: cut off ({len(columns)} of 6 columns); write the file again'
         )
       yield _block(path, rest + b'\n', delimiter or _delimiter(rest), lines, 1.0, ranks)
       rows += 1
@@ -126,9 +125,7 @@ def keys(ids: pa.BinaryArray) -> UInt64[np.ndarray, ' rows']:
 
 
 def name_rows(path: PathLike, pairs: Sequence[tuple[int, int]]) -> list[str]:
-  """'line 7: query q3 document d12 rank 4 score 0.5' of rows that have these pairs of keys, as many
-  as there are pairs; for messages.
-  """
+  """'line 7: query q3 document d12 rank 4 score 0.5' of rows with these pairs of keys."""
   names: list[str] = []
   docs = np.array(sorted({doc for _, doc in pairs}), np.uint64)
   for block in read_blocks(path):
@@ -177,10 +174,7 @@ def _block(
 
 
 def _is_plain(path: PathLike, text: bytes, delimiter: bytes, lines: int) -> bool:
-  """Whether there is nothing in the text that Arrow, but not `_line_by_line`, would let pass.
-
-  Raises InputError, naming the line, where it is not UTF-8.
-  """
+  """Whether Arrow reads the text as `_line_by_line` does; InputError if it is not UTF-8."""
   # Arrow reads a lone carriage return as the end of a line, columns as empty, and the other
   # delimiter for a part of an id.
   other = b' ' if delimiter == b'\t' else b'\t'
@@ -229,10 +223,7 @@ def _parse(text: bytes, delimiter: str, ranks: bool) -> pa.Table:
 
 
 def _line_by_line(path: PathLike, text: bytes, lines: int, ranks: bool) -> bytes:
-  """The same lines with single spaces between columns, and numbers that Arrow reads.
-
-  Raises InputError for a line that cannot be used.
-  """
+  """The lines with single spaces, and numbers that Arrow reads; InputError for a bad line."""
   sound = []
   for number, line in enumerate(text.split(b'\n'), start=lines + 1):
     columns = line.split()

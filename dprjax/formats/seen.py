@@ -1,7 +1,6 @@
 """Which queries a model has seen: hashes of the queries that it was trained on, and chosen by.
 
-A model file keeps 8 bytes of each. So a measurement on the same queries, under whatever ids, can
-say so.
+A model file keeps 8 bytes of each, so that a measurement on the same queries can say so.
 """
 
 import hashlib
@@ -45,10 +44,7 @@ def ids(texts: Sequence[tuple[str, str]], known: Seen) -> dict[str, list[str]]:
 
 
 def of_json(values: Mapping[str, Any], where: str) -> dict[str, list[str]]:
-  """What `ids` found, from the key ``seen`` of a file, which may lack it.
-
-  Raises InputError where that is something else.
-  """
+  """The result of `ids` under the key ``seen`` of a file, which may lack it."""
   return reading.convert(values.get('seen', {}), f'{where}, seen', _BY_ROLE)
 
 

@@ -1,7 +1,4 @@
-"""Runs, whole in memory, and the files of them that ``trec_eval`` and ``ir_measures`` read.
-
-A ranking has the order of `dprjax.base.ranking`.
-"""
+"""Runs in memory, in the order of `dprjax.base.ranking`, and their TREC files."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +16,7 @@ from dprjax.formats import runs
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-  """What was retrieved for every query, best first: 12 bytes a row and each id once.
+  """Ranked documents of every query, best first: 12 bytes a row, and each id once.
 
   Attributes:
     query_ids: in the order of their first rows.
@@ -132,12 +129,11 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
 def read_run(path: PathLike) -> Run:
   """Reads a TREC run (``qid Q0 docid rank score tag``).
 
-  As in trec_eval, the score decides; the rank is not used.
+  As in trec_eval, scores decide and ranks are ignored.
 
   Raises:
-    InputError: a missing or empty file; naming the line: not six columns, a score that is not a
-      finite number, a document that comes twice for a query, or scores that rise within a query
-      (ranked only by rank, or by a distance: trec_eval would reverse it).
+    InputError: missing or empty; naming the line: not six columns, a bad score, a document twice
+      for a query, or rising scores (trec_eval would reverse the ranking).
   """
   query_place: dict[str, int] = {}
   doc_place: dict[str, int] = {}
@@ -199,9 +195,7 @@ def write_run(path: PathLike, run: Run, tag: str) -> None:
     raise InputError(f'nothing was retrieved for {queries}: {path} is not written')
   for id_ in (*run.query_ids, *run.doc_ids, tag):
     if id_.split() != [id_]:
-      raise InputError(
-        f'the id {id_!r} cannot be written to a TREC run: it is empty or has white space in it'
-      )
+      raise InputError(f'the id {id_!r} is empty or has white space, so a TREC run cannot hold it')
   with atomic_write(path) as file:
     for query_id, ranked in run:
       file.writelines(

@@ -1,9 +1,7 @@
 """The optimiser: AdamW under clip and schedule, on what is declared trainable and on nothing else.
 
-The freeze is declared twice, and either would do alone. Only the trainable leaves are
-differentiated, so the frozen weights' gradients are never computed. ``optax.masked`` keeps the
-optimiser off the frozen leaves, with ``set_to_zero`` on them, because ``masked`` alone passes raw
-gradients through.
+Two guards keep frozen leaves fixed: only trainable leaves are differentiated, and ``optax.masked``
+keeps the optimiser off frozen ones (with ``set_to_zero``, since it passes raw gradients through).
 """
 
 from collections.abc import Collection, Mapping
@@ -108,8 +106,5 @@ def make_optimizer(
 def with_placeholders(trainable: Mapping[str, Any], frozen: Collection[str]) -> dict[str, Any]:
   """The flat tree that the optimiser sees: the trainable leaves, and a scalar zero for each frozen
   one.
-
-  The optimiser never reads a frozen leaf, so a scalar stands for it and its gradient need not
-  exist.
   """
   return {**trainable, **dict.fromkeys(frozen, jnp.zeros((), jnp.float32))}

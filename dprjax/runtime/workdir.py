@@ -1,4 +1,4 @@
-"""The folders that runs are kept in: claimed, marked, and what the run was begun with.
+"""The folders of runs: claims, marks and inputs.
 
 `dprjax.json` in a workdir names the kind of run and, for a training, the SHA-256 of every file that
 it was begun with (`begin`).
@@ -231,6 +231,5 @@ def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
     else:
       what = f'{role} file is {"new" if role in sources else "missing"}, unlike those'
     raise InputError(
-      f'the {what} that {workdir} was begun with, and the checkpoints there go with that one; put '
-      'it back, or choose a fresh --workdir'
+      f'the {what} that {workdir} was begun with; put it back, or choose a fresh --workdir'
     )
