@@ -227,7 +227,6 @@ def _first_with_own_id(ranked: trec.Run, same: np.ndarray, judged: Qrels) -> int
 
 
 def _without_own_id(judged: Qrels, name: str | None) -> Qrels:
-  """The judgements without the query's own id."""
   own = [query for query, documents in judged.items() if query in documents]
   if not own:
     return judged
@@ -375,7 +374,6 @@ def _shown(args: Flags, named: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _check_pipes(paths: Iterable[str]) -> None:
-  """Raises InputError for a pipe that is named twice."""
   pipes: set[str] = set()
   for path in paths:
     if files.is_special(path):

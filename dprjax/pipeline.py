@@ -159,7 +159,6 @@ class Pipeline:
     return self._stages.bm25(title, self.texts, split, run, self._depth(split))
 
   def _mine(self, name: str, runs: Sequence[str], reranker: str = '') -> epath.Path:
-    """Mines negatives for the training queries into a file."""
     c, folder, out = self.config, self.workdir / name, self.workdir / name / 'train.jsonl'
     texts, qrels = self.texts, self.texts.qrels['train']
     self._stages.run(
@@ -206,7 +205,6 @@ class Pipeline:
     return (Model(base, product) if prompted else Model(str(product))), base
 
   def _reranker(self, mined: epath.Path, base: str) -> str:
-    """Trains a cross-encoder into a directory."""
     product = self.workdir / 'models' / 'reranker'
     recipe, experiment = self.config.reranker_recipe, self.config.reranker
     self._experiment('reranker', recipe, experiment, mined, base, product)
@@ -241,7 +239,6 @@ class Pipeline:
     self._stages.export(f'Export: {name}', workdir, product)
 
   def _retrieve(self, name: str, model: Model, split: str) -> epath.Path:
-    """Encodes and searches; returns the run."""
     corpus, queries = (
       self._stages.encode(
         f'Encode: {name}, the {f"{which} queries" if which else "corpus"}',

@@ -170,7 +170,6 @@ def _command(args: Flags) -> None:
 
 
 def _plan(args: Flags, machines: Sequence[targets.Target]) -> None:
-  """Prints and writes a table for each machine."""
   with cli.loading():
     from dprjax.planning import tables
 

@@ -337,7 +337,6 @@ def backbone_licence(folder: epath.Path) -> str | None:
 
 
 def _public(config: Mapping[str, Any]) -> dict[str, Any]:
-  """The config without local paths."""
   shown: dict[str, Any] = {}
   for key, value in config.items():
     if isinstance(value, Mapping):

@@ -91,7 +91,6 @@ def read_arrays(
 
 
 def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
-  """Reads an array from a member of ``size`` bytes."""
   shape, fortran, dtype = read_header(stream)
   if dtype.hasobject:
     raise _Wrong('holds pickled Python objects, which are never loaded')

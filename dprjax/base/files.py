@@ -81,7 +81,6 @@ def is_stream(path: PathLike) -> bool:
 
 
 def _descriptor(path: PathLike) -> int | None:
-  """The descriptor that a path such as /dev/stdout names."""
   name = _DESCRIPTOR.fullmatch(str(path))
   if name is None:
     return None

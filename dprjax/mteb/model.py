@@ -76,7 +76,6 @@ class Model:
     return vectors
 
   def _prompt(self, task: Any) -> str | None:
-    """A task's prompt, if there are several."""
     names = self.encoder.bank
     if set(names) == {UNNAMED}:
       return None
@@ -238,7 +237,6 @@ def require() -> Any:
 
 
 def _paths(prompt: Prompts) -> Any:
-  """The same as JSON."""
   if isinstance(prompt, Mapping):
     return {name: None if path is None else str(path) for name, path in prompt.items()}
   return None if prompt is None else str(prompt)

@@ -112,7 +112,6 @@ def compile_program(job: Job, limit: float) -> Program:
 
 
 def _crash(status: int, said: pathlib.Path) -> str:
-  """Describes the end of a crashed compiler."""
   how = f'status {status}'
   if status < 0:
     with contextlib.suppress(ValueError):

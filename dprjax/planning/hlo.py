@@ -187,7 +187,6 @@ class Program:
     return 1
 
   def _inside(self, name: str) -> Iterator[Instruction]:
-    """Instructions of a computation and its fusions."""
     for one in self.computations.get(name, {}).values():
       yield one
       if one.opcode in ('fusion', 'call'):
@@ -279,7 +278,6 @@ class Program:
     return total
 
   def _collectives(self, name: str, one: Instruction) -> Iterator[tuple[str, Instruction]]:
-    """Collectives that an instruction is or fuses, and their computations."""
     if one.opcode.removesuffix('-start') in COLLECTIVES:
       yield name, one
     elif one.opcode == 'fusion':
@@ -360,7 +358,6 @@ def _main(arrays: Sequence[Array]) -> int:
 
 
 def _parameters(computation: Computation) -> list[Instruction]:
-  """Parameters in the caller's order."""
   found = (one for one in computation.values() if one.opcode == 'parameter')
   return sorted(found, key=lambda one: int(one.operands[0] or 0))
 
@@ -439,7 +436,6 @@ def _convolution_flops(computation: Computation, one: Instruction) -> int:
 
 
 def _group_size(attributes: str, devices: int) -> int:
-  """Devices that take part in a collective."""
   if found := re.search(r'replica_groups=\[\d+,(\d+)\]<=', attributes):
     return int(found[1])
   if found := re.search(r'replica_groups=\{\{([\d,]+)\}', attributes):

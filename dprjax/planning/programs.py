@@ -177,7 +177,6 @@ class Experiment:
 
 
 def _on_one(leaves: Any) -> int:
-  """Bytes of arrays on one device."""
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(leaves)

@@ -129,7 +129,6 @@ def measure_limits(devices: int, dtype: str) -> Limits:
 
 
 def _fastest(run: Callable[[], Any]) -> float:
-  """Seconds of the fastest run."""
   seconds = []
   for _ in range(7):
     began = time.perf_counter()

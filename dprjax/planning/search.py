@@ -93,7 +93,6 @@ def _fewer(
 
 
 def _doublings(first: int, most: int) -> Iterator[int]:
-  """``first``, and its doubles that divide ``most``."""
   size = first
   while size <= most and most % size == 0:
     yield size

@@ -160,7 +160,6 @@ def _column(plan: Plan, title: str) -> dict[str, str]:
 
 
 def _work(plan: Plan, program: Program) -> dict[str, str]:
-  """The cost of a compiled program, and its highest speed."""
   answer = program.answer
   found, bound = answer['xla'], program.bound(plan.dtype)
   products = answer['formula']['flops'] / program.limits(plan.dtype).flops
@@ -203,7 +202,6 @@ def _hours(value: float) -> str:
 
 
 def _number(value: float) -> str:
-  """Three digits."""
   if value >= 100:
     return f'{value:,.0f}'
   return f'{value:.3g}' if value >= 1e-4 or not value else '< 0.0001'

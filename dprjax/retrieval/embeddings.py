@@ -132,7 +132,6 @@ class EmbeddingsWriter:
     return done
 
   def _clear(self) -> None:
-    """Removes temporary files of a killed run."""
     for path in self.folder.iterdir() if self.folder.exists() else ():
       if _LEFT.fullmatch(path.name):
         path.unlink()
@@ -157,7 +156,6 @@ class EmbeddingsWriter:
     ]
 
   def _others(self) -> dict[int, Checksums]:
-    """Entries of the shards that other processes wrote."""
     checksums: dict[int, Checksums] = {}
     for path in self.folder.glob(PROGRESS_OF_OTHERS):
       progress = Manifest.read(path)

@@ -157,7 +157,6 @@ class Index:
     return best.order(TopK(scores, rows), k, self._ids_at)
 
   def _again(self, part: Any, crowded: Int[np.ndarray, ' some'], k: int) -> TopK:
-    """The best k of some queries of a part, chosen on the host."""
     found = best.Best(len(crowded), k, self._ids_at)
     chosen = np.resize(crowded, _power_of_two(len(crowded)))  # few sizes to compile
     for offset, used, rows in self._each_block():

@@ -174,7 +174,6 @@ def _is_ours(kind: ir_measures.Measure) -> bool:
 
 
 def _check_grades(kinds: Sequence[ir_measures.Measure], judged: Qrels) -> None:
-  """Raises InputError for grades beyond gdeval's range."""
   limited = [str(kind) for kind in kinds if ir_measures.gdeval.supports(kind)]
   for query_id, grades in judged.items() if limited else ():
     if max(grades.values()) > _LARGEST_OF_GDEVAL:

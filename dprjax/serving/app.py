@@ -74,8 +74,6 @@ class Limits:
 
 
 class _Failure(Exception):
-  """An error response."""
-
   def __init__(
     self,
     status: int,
@@ -520,13 +518,11 @@ def _split(model: str, default: str) -> tuple[str, str]:
 
 
 def _field(message: str) -> str | None:
-  """The field that msgspec's message names."""
   found = re.search(r'at `\$\.(\w+)', message) or re.search(r'field `(\w+)`', message)
   return found and found[1]
 
 
 def _inputs(given: str | list[Any]) -> list[Any]:
-  """A list of texts or of lists of token ids."""
   if isinstance(given, str):
     return [given]
   kinds = {type(one) for one in given}

@@ -52,8 +52,6 @@ class Text(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Job:
-  """The texts of one request."""
-
   future: concurrent.futures.Future
   vectors: Float[np.ndarray, 'n H']
   left: int
@@ -68,8 +66,6 @@ class _Row(NamedTuple):
 
 
 class _Flight(NamedTuple):
-  """A batch on the device."""
-
   rows: list[_Row]
   vectors: Any
   sent: float
@@ -248,7 +244,6 @@ class Batcher:
     return _Flight(rows, vectors, sent)
 
   def _finish(self, flight: _Flight) -> None:
-    """Waits for a batch and hands out its vectors."""
     try:
       vectors = np.asarray(flight.vectors)
     except Exception as error:
