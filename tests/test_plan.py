@@ -120,7 +120,7 @@ def test_a_compiler_that_crashed_is_a_row():
   [
     ([], '--target'),
     (['--target=v5e'], 'topology'),
-    (['--target=h100'], 'number of devices'),
+    (['--target=h100'], '--target'),
     (['--target=cpu', '--share=2'], '--share'),
     (['--target=cpu', '--timeout=0'], '--timeout'),
     (['--target=cpu', '--config=nonesuch.py'], 'nonesuch.py'),
