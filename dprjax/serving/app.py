@@ -291,13 +291,11 @@ class App:
     if tokens.total > self._limits.tokens:
       raise _Failure(413, f'{tokens.total} tokens; {self._limits.tokens} at most', param=param)
     whole, version = engine.backbone.config.vector_size, tokens.version
-    given = {length for length in version.meta.get('matryoshka', ()) if length < whole} | {whole}
+    shorter = {length for length in version.meta.get('matryoshka', ()) if length < whole}
+    given = sorted({*shorter, whole}, reverse=True)
     if dimensions not in (None, *given):
-      raise _Failure(
-        400,
-        f'this model has vectors of {" or ".join(map(str, sorted(given)))} dimensions',
-        param='dimensions',
-      )
+      sizes = ' or '.join(map(str, given))
+      raise _Failure(400, f'this model has vectors of {sizes} dimensions', param='dimensions')
     vectors = await self._wait(request, engine.queue(tokens))
     return tokens, codes.cut(vectors, dimensions or whole, version.spec.normalize)
 

@@ -202,7 +202,7 @@ def test_read_texts(data, caplog):
     ('about iron', 'iron ' + sentence('iron', 1, 1)),
     ('about wool', 'wool ' + sentence('wool', 1, 0)),
   ]
-  assert '2 of 4 positives have no text or are not in the corpus: left out' in caplog.text
+  assert '2 of 4 positives' in caplog.text
   # Sections with a theme, not the text before the first heading.
   assert sorted(texts.attended) == sorted(
     '\n'.join(sentence(topic, part, i) for i in range(3)) for topic in TOPICS for part in range(2)
