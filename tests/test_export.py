@@ -119,7 +119,9 @@ def test_the_step_that_was_asked_for(command, trained, tmp_path):
     == 0
   )
   expected = trainable_of(trained, trained / 'backbone', 12)['prompt/prefix']
-  np.testing.assert_array_equal(load_prompt(tmp_path / 'prompt.npz').prefix('query'), expected)
+  np.testing.assert_array_equal(
+    load_prompt(tmp_path / 'prompt.npz').of_side('query')['prefix'], expected
+  )
   assert [path.name for path in tmp_path.iterdir()] == ['prompt.npz']
 
 
@@ -144,7 +146,7 @@ def test_the_best_is_kept_and_chosen_over_the_latest(command, trained, tmp_path)
     command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz')[0] == 0
   )
   prompt = load_prompt(tmp_path / 'prompt.npz')
-  np.testing.assert_array_equal(prompt.prefix('query'), trainable['prompt/prefix'] + 2)
+  np.testing.assert_array_equal(prompt.of_side('query')['prefix'], trainable['prompt/prefix'] + 2)
   assert prompt.meta['metrics'] == {'dev/nDCG@10': 0.7}
 
 
@@ -195,8 +197,8 @@ def test_a_reparametrised_prompt_is_expanded(command, run_of, trained, tmp_path)
       + one['output']['bias']
     )
     expected = hidden.reshape(4, 2, 2, 2, 64).transpose(1, 2, 0, 3, 4)
-    np.testing.assert_allclose(prompt.prefix(kind), expected, atol=1e-5)
-  assert (prompt.prefix('query') != prompt.prefix('passage')).any()
+    np.testing.assert_allclose(prompt.of_side(kind)['prefix'], expected, atol=1e-5)
+  assert (prompt.of_side('query')['prefix'] != prompt.of_side('passage')['prefix']).any()
 
 
 @pytest.mark.slow

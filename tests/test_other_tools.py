@@ -119,7 +119,8 @@ def test_an_adapter_that_peft_made_becomes_a_prompt(golden, material, command, t
     status, err = command(export, *flags, f'--backbone={root}/backbone', '--passage_max_length=12')
     assert status == 0, err
     prompt = load_prompt(out)
-    assert prompt.meta['shift_positions'] and prompt.prefix('query').shape == (2, 2, 4, 2, 8)
+    assert prompt.meta['shift_positions']
+    assert prompt.of_side('query')['prefix'].shape == (2, 2, 4, 2, 8)
     # As many tokens as there are positions for, less the prompt.
     room = {'bert': 37, 'roberta': 36}[model_type]
     assert [prompt.meta[f'{kind}_max_length'] for kind in KINDS] == [room, 12]

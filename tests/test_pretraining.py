@@ -144,7 +144,7 @@ def test_a_pretrained_prompt_starts_a_prompt(go, command, trained, tmp_path):
   assert status == 0, err
   prompt = load_prompt(tmp_path / 'prompt.npz')
   np.testing.assert_array_equal(
-    prompt.prefix('query'), trainable_of(tmp_path / 'run')[1]['prompt/prefix']
+    prompt.of_side('query')['prefix'], trainable_of(tmp_path / 'run')[1]['prompt/prefix']
   )
   assert (
     prompt.meta['query_max_length'],
@@ -165,7 +165,7 @@ def test_a_pretrained_prompt_starts_a_prompt(go, command, trained, tmp_path):
   )
   assert status == 0, err
   np.testing.assert_array_equal(
-    trainable_of(tmp_path / 'tuned')[1]['prompt/prefix'], prompt.prefix('query')
+    trainable_of(tmp_path / 'tuned')[1]['prompt/prefix'], prompt.of_side('query')['prefix']
   )
 
 

@@ -136,7 +136,7 @@ def test_the_whole_comparison_twice(tmp_path):
   assert first.returncode == 0, first.stderr
   # Layers, keys and values, length, heads, head size.
   prompt = artifact.load_prompt(out / 'prompt.npz')
-  assert prompt.query_only and prompt.prefix('query').shape == (2, 2, 4, 2, 64)
+  assert prompt.query_only and prompt.of_side('query')['prefix'].shape == (2, 2, 4, 2, 64)
   # The passages were encoded once, by the training, for both systems.
   assert (out / 'training' / 'passages').is_dir()
   assert not list(out.glob('embeddings/*passages'))

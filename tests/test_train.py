@@ -620,7 +620,7 @@ def test_starts_from_a_prompt(go, trained, tmp_path):
   )
   np.testing.assert_array_equal(
     trainable_of(tmp_path / 'run')[1]['prompt/prefix'],
-    artifact.load_prompt(tmp_path / 'start.npz').prefix('query'),
+    artifact.load_prompt(tmp_path / 'start.npz').of_side('query')['prefix'],
   )
   # What its start was trained on, it was trained on.
   made = artifact.load_prompt(exporting.export(tmp_path / 'run', tmp_path / 'p.npz', force=True))

@@ -58,7 +58,7 @@ class Entry(NamedTuple):
   @property
   def shift_positions(self) -> bool:
     """Whether tokens count their positions from the prompt's length."""
-    return self.prompt is not None and self.prompt.meta['shift_positions']
+    return self.prompt is not None and bool(self.prompt.meta.get('shift_positions'))
 
 
 class _Group(NamedTuple):

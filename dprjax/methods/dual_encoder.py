@@ -258,7 +258,6 @@ def meta_of(config: ConfigDict, spec: VectorSpec, kind: str) -> dict[str, Any]:
     'kind': kind,
     **spec.to_meta(),
     'temperature': float(config.temperature),
-    'shift_positions': bool(config.prompt.shift_positions),
     **({'matryoshka': list(config.matryoshka)} if config.matryoshka else {}),
   }
 

@@ -485,10 +485,7 @@ def export(
   prompt = {name: params[name] for name in ('prompt', 'sources') if name in params}
   expanded = jax.device_get(jax.jit(functools.partial(expand, learned=learned))(prompt))
   heads = dual_encoder.export_heads(backbone, trained, {})
-  shared: dict[str, Any] = {
-    'shift_positions': False,
-    'fixed_layers': layers_fixed(config, backbone.config),
-  }
+  shared: dict[str, Any] = {'fixed_layers': layers_fixed(config, backbone.config)}
   if 'pair' in kinds:
     shared |= {
       'pooling': 'mask',

@@ -45,7 +45,7 @@ from dprjax.methods.method import (
 )
 from dprjax.models import hub
 from dprjax.models.adapter import SUBTREE, Adapter
-from dprjax.models.adapters import topic
+from dprjax.models.adapters import prefix, topic
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
@@ -465,7 +465,8 @@ def export(
   prefixes = topic.expand(backbone.config, tree.unflatten(trained)[SUBTREE], words)
   return product._replace(
     prompt={'prefix': np.moveaxis(np.asarray(prefixes), 1, 0), **found.arrays()},
-    meta=dual_encoder.meta_of(config, vector_spec.of_config(config), topic.ADAPTER.name),
+    meta=dual_encoder.meta_of(config, vector_spec.of_config(config), topic.ADAPTER.name)
+    | prefix.meta_of(config),
   )
 
 

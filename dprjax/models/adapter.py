@@ -1,17 +1,18 @@
-"""What adapts a frozen encoder: vectors in front of its keys, tokens of its input, and so on.
+"""Adapters of a frozen encoder, such as a prefix of keys and values or learned tokens.
 
     config.prompt.kind = 'prefix'    dprjax/models/adapters/prefix.py
     DPRJAX_EXTENSIONS=lab.bias       a module of your own (`base.extensions`)
 
-A kind of adapter is one value, `ADAPTER`, in one module. The loop, the exporter, the server and the
-baseline know it only by this value.
+A kind of adapter is a value `ADAPTER` in a module of its own. Training, export and server use only
+this value.
 
-An adapter itself is an argument of ``encoder.encode`` and no parameter of a module, so that a
-gradient with respect to it computes no gradient of a weight. The encoder calls its hooks.
+An adapter is an argument of ``encoder.encode``, which calls its hooks, and no parameter of a
+module: its gradient needs no gradients of weights.
 """
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -19,6 +20,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base import extensions
@@ -28,37 +30,48 @@ from dprjax.models import dropout
 
 @flax.struct.dataclass
 class Adapter:
-  """The adapter that changes nothing. A kind is a subclass, again a ``flax.struct.dataclass``.
+  """The adapter that changes nothing. Each kind is a subclass, a ``flax.struct.dataclass``.
 
-  Arrays of a kind hold one adapter for all examples, one for each example, or the rows of a bank
-  that `choose` takes examples' adapters from.
+  Its arrays hold one adapter for all examples, one for each example, or a bank of rows (`choose`).
 
   Attributes:
-    by_layer: the fields whose arrays have the layers' axis first, and that of examples behind it.
-      Other arrays have that of examples first. In a layer's hooks the layers' axis is gone.
+    by_layer: fields whose arrays begin with the axis of layers, before that of examples. Hooks of a
+      layer see them without it. Other arrays begin with the axis of examples.
   """
 
   by_layer: ClassVar[tuple[str, ...]] = ()
 
   def choose(self, rows: Int[Array, ' B']) -> Self:
-    """Each example's adapter of a bank. A row that is not there gives NaN."""
+    """Takes each example's adapter from a bank. A missing row gives NaN."""
     return self._change(lambda array, axis: jnp.take(array, rows, axis=axis))
 
   def drop(self, rate: float, key: Array) -> Self:
-    """The adapter with a share of its numbers left out, the same of all examples."""
-    dropped = {name: dropout.drop(getattr(self, name), rate, key) for name in self.by_layer}
-    return dataclasses.replace(self, **dropped)
+    """Applies dropout with one mask for the whole batch."""
+    return self._change(
+      lambda array, axis: dropout.drop(array, rate, key) if _is_float(array) else array
+    )
+
+  def drop_examples(self, rate: float, key: Array, count: int) -> Self:
+    """Applies dropout to a shared adapter with a mask for each of ``count`` examples."""
+
+    def drop(array, axis):
+      if not _is_float(array):
+        return array
+      each = jnp.broadcast_to(array, (count, *array.shape))
+      return jnp.moveaxis(dropout.drop(each, rate, key, rows=True), 0, axis)
+
+    return self._change(drop)
 
   def size(self) -> int:
-    """The length in which adapters of a bank may differ, P of a prefix; 0: in none."""
+    """The length in which adapters of a bank may differ, such as P; 0: none."""
     return 0
 
   def row(self, size: int) -> Self:
-    """One row of a bank for adapters up to this size. A row of zeros must change nothing."""
+    """A row of a bank of this size. A row of zeros must change nothing."""
     return self
 
   def _change(self, change: Callable[..., Any], *others: Self) -> Self:
-    """``change(array, ..., axis)`` of each array, and the axis of its examples."""
+    """Maps ``change(array, ..., axis)`` over the arrays; ``axis`` is that of examples."""
     return dataclasses.replace(
       self,
       **{
@@ -76,11 +89,11 @@ class Adapter:
     return {name: getattr(self, name) for name in self.by_layer}
 
   def of_layer(self, arrays: Any) -> Self:
-    """The adapter in one layer, where `layered` gives these arrays."""
+    """The adapter of one layer, with the arrays of `layered` for it."""
     return dataclasses.replace(self, **arrays)
 
   def at(self, config: Any, tokens: Int[Array, 'B T']) -> 'Adapter':
-    """The adapter for these tokens. Raises InputError where it does not fit the encoder."""
+    """The adapter for these tokens. Raises InputError if it does not fit the encoder."""
     return self
 
   def shift_positions(self) -> int | Int[Array, '*B']:
@@ -90,36 +103,37 @@ class Adapter:
   def embed_tokens(
     self, tokens: Int[Array, 'B T'], embed: Callable[[Array], Array]
   ) -> Float[Array, 'B T H']:
-    """The embeddings of tokens, without their positions; ``embed`` gives a word's."""
+    """Embeds tokens without their positions; ``embed`` gives those of words."""
     return embed(tokens)
 
   def seen(self, mask: Bool[Array, 'B T']) -> Bool[Array, 'B S']:
-    """The keys that tokens attend to: the tokens', behind those of `prefix` if some are masked."""
+    """The visible keys. They include those of `prefix` if some of these are masked."""
     return mask
 
   def enter_layer(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
-    """A layer's input."""
+    """Changes the input of a layer."""
     return x
 
   def project(
     self, name: str, x: Float[Array, 'B T I'], y: Float[Array, 'B T O']
   ) -> Float[Array, 'B T O']:
-    """The result of a layer's linear projection, ``attention/query`` for instance.
+    """Changes the output ``y`` of a linear projection of ``x``.
 
-    Args:
-      name: of the projection in the layer's parameters.
-      x: what is projected.
-      y: the result without an adapter.
+    ``name`` is that of its parameters in the layer, such as ``attention/query``.
     """
     return y
 
   def prefix(self) -> Float[Array, '*B 2 P N D'] | None:
-    """A layer's key and value vectors in front of those of tokens. Keys have index 0."""
+    """Keys (index 0) and values of a layer in front of those of tokens."""
     return None
 
   def leave_layer(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
-    """A layer's output."""
+    """Changes the output of a layer."""
     return x
+
+
+def _is_float(array: Any) -> bool:
+  return jnp.issubdtype(jnp.result_type(array), jnp.floating)
 
 
 BARE = Adapter()
@@ -127,13 +141,17 @@ BARE = Adapter()
 
 @flax.struct.dataclass
 class Several(Adapter):
-  """Adapters together, each upon the ones before it. One of them may have a prefix."""
+  """Adapters applied in order. At most one has a prefix."""
 
   adapters: tuple[Adapter, ...]
 
   def choose(self, rows: Int[Array, 'B n']) -> Self:
-    """Each example's adapters: a column of rows for each bank."""
+    """Takes each example's adapters; each bank has a column of ``rows``."""
     return self._each(lambda adapter, place: adapter.choose(rows[:, place]))
+
+  def drop_examples(self, rate: float, key: Array, count: int) -> Self:
+    keys = jax.random.split(key, len(self.adapters))
+    return self._each(lambda adapter, place: adapter.drop_examples(rate, keys[place], count))
 
   def layered(self) -> Any:
     return tuple(adapter.layered() for adapter in self.adapters)
@@ -188,7 +206,7 @@ class Several(Adapter):
 
 
 def stack(adapters: Sequence[Adapter | None]) -> Adapter | None:
-  """The bank of adapters of one kind, in their order; None is a row that changes nothing."""
+  """The bank of adapters of one kind. None becomes a row that changes nothing."""
   some = [adapter for adapter in adapters if adapter is not None]
   if not some:
     return None
@@ -199,10 +217,7 @@ def stack(adapters: Sequence[Adapter | None]) -> Adapter | None:
 
 
 def allocate(row: Adapter, count: int, dtype: Any) -> Adapter:
-  """A bank of ``count`` rows such as this one, on the device, that change nothing.
-
-  ``dtype`` is that of all floats.
-  """
+  """A bank of ``count`` zero rows like this one, on the device, with floats of ``dtype``."""
 
   def zeros(array, axis):
     shape = list(array.shape)
@@ -213,7 +228,7 @@ def allocate(row: Adapter, count: int, dtype: Any) -> Adapter:
 
 
 def write(bank: Adapter, row: Adapter, slot: Int[Array, '']) -> Adapter:
-  """The bank with another row at a place."""
+  """The bank with a row replaced."""
 
   def put(array, one, axis):
     one = jnp.expand_dims(one.astype(array.dtype), axis)
@@ -226,9 +241,9 @@ class Training(NamedTuple):
   """How any method trains a kind of adapter.
 
   Attributes:
-    init: ``(config, model, key) -> params``. ``config.prompt.length`` is the size, above 0.
+    init: ``(config, model, key) -> params``, for ``config.prompt.length`` above 0.
     expand: ``(config, model, params) -> Adapter``.
-    export: ``(config, Adapter) -> (arrays, meta)``, what a file holds of it.
+    export: ``(config, Adapter) -> (arrays, meta)`` of a prompt file.
   """
 
   init: Callable[[Any, Any, Array], dict[str, Any]]
@@ -236,25 +251,49 @@ class Training(NamedTuple):
   export: Callable[[Any, Any], tuple[dict[str, Any], dict[str, Any]]]
 
 
+class Peft(NamedTuple):
+  """How PEFT stores a kind of adapter.
+
+  Attributes:
+    type: ``peft_type`` in adapter_config.json.
+    write: ``(where, meta, arrays) -> (config, tensors)`` of one adapter. Raises InputError, which
+      begins with ``where``, if PEFT would give other vectors.
+    read: ``(folder, model, config, stored) -> (arrays, meta)``; ``stored`` are `weights.Stored` by
+      name. Raises InputError for another backbone's adapter, or further tensors.
+  """
+
+  type: str
+  write: Callable[
+    [str, Mapping[str, Any], Mapping[str, np.ndarray]], tuple[dict[str, Any], dict[str, np.ndarray]]
+  ]
+  read: Callable[
+    [epath.Path, Any, Mapping[str, Any], Mapping[str, Any]],
+    tuple[dict[str, np.ndarray], dict[str, Any]],
+  ]
+
+
 class Kind(NamedTuple):
   """A kind of adapter.
 
-  A prompt file holds one adapter for all texts, one for queries and one for passages, or one for
-  queries alone. Parameters, arrays and adapters below are those of one.
+  A prompt file holds one adapter for all texts, one each for queries and passages, or one for
+  queries only. Parameters, arrays and adapters below are those of one.
 
   Attributes:
-    name: in ``config.prompt.kind`` and in a prompt file's meta.
-    text: what it is, for messages.
-    arrays: ``(where, meta) -> {name: axes}`` of the arrays in a file, ``{'prefix': 'L 2 P N D'}``
-      for instance. `sizes` says which letters the backbone decides. Raises InputError, which begins
-      with ``where``, for a meta that it cannot have.
-    load: ``(meta, arrays) -> adapters``: one, or one of each topic. None: the adapter is a part of
-      templates (`models.segments`).
-    training: None: a method of its own trains it.
-    sided: whether queries and passages may have one each.
-    topics: whether a topic model, which chooses a text's adapter, is among the file's arrays.
-    row: ``(model, size) -> Adapter``, a row of the bank that every server has. None: a server has
-      a bank for the kind if it finds such a prompt when it starts.
+    name: in ``config.prompt.kind`` and in the meta of prompt files.
+    text: a description for messages.
+    arrays: ``(where, meta) -> {name: axes}`` of a file, such as ``{'prefix': 'L 2 P N D'}``. The
+      backbone decides the letters in `sizes`. Raises InputError, which begins with ``where``, for
+      an invalid meta.
+    load: ``(meta, arrays) -> adapters``, one or one for each topic. None: a part of templates
+      (`models.segments`).
+    training: None: only methods of its own train it.
+    sided: whether queries and passages may differ.
+    topics: whether the file holds a topic model, which chooses the adapter.
+    row: ``(model, size) -> Adapter``, the row of a bank that every server has. None: a server has a
+      bank if its folder holds such a prompt at the start.
+    peft: its form in PEFT.
+    code: the PyTorch module that adapts the transformer of a sentence-transformers folder
+      (`models.prompted`).
   """
 
   name: str
@@ -265,6 +304,8 @@ class Kind(NamedTuple):
   sided: bool = True
   topics: bool = False
   row: Callable[[Any, int], Adapter] | None = None
+  peft: Peft | None = None
+  code: pathlib.Path | None = None
 
 
 # The subtree of every kind's parameters. Without it a model is the one that the adapter adapts.
@@ -272,7 +313,7 @@ SUBTREE = 'prompt'
 
 
 def sizes(config: Any) -> dict[str, int]:
-  """What letters of an array's axes stand for, by the backbone."""
+  """The sizes behind the letters of axes that the backbone decides."""
   return {
     'L': config.num_layers,
     'N': config.num_kv_heads,
@@ -288,7 +329,7 @@ def every() -> dict[str, Kind]:
 
 
 def find(name: str, where: str) -> Kind:
-  """The kind of a name. Raises InputError, which begins with ``where``, for another word."""
+  """The kind of this name. Raises InputError, which begins with ``where``, if there is none."""
   kinds = every()
   if name not in kinds:
     raise InputError(f'{where}: expected one of {", ".join(kinds)}, not {name!r:.60}')

@@ -1,17 +1,15 @@
-"""The prompt file: the adapter of a task and what it was made for, in one npz.
+"""The prompt file: an adapter and its metadata, in one npz.
 
-``meta`` is JSON in a 0-d unicode array; ``queries/train`` and ``queries/dev`` are hashes
-(uint64) of the queries that the prompt was trained on and chosen by (``formats.seen``); the other
-members are float arrays. ``numpy.load(path, allow_pickle=False)`` reads all of it, so a prompt file
-cannot run code. The kind of adapter (`models.adapter`), which meta names, decides which arrays
-there are, and meta's further keys:
+``meta`` is JSON in a 0-d unicode array. ``queries/train`` and ``queries/dev`` hold hashes (uint64)
+of the queries used in training and selection (``formats.seen``). The other members are float
+arrays. ``numpy.load(path, allow_pickle=False)`` reads all of it, so a prompt file cannot run code.
 
-- prefix: ``prefix`` [L, 2, P, N, D], or ``query/prefix`` and ``passage/prefix`` where untied
-  (index 0 of axis 1: keys, 1: values). Where meta's ``sides`` is 'query', ``query/prefix`` alone:
-  passages are the bare backbone's
+The kind of adapter (`models.adapter`) decides the arrays and meta's further keys:
+
+- prefix: ``prefix`` [L, 2, P, N, D] (index 0 of axis 1: keys, 1: values), or ``query/prefix`` and
+  ``passage/prefix`` if untied, or only ``query/prefix`` if meta's ``sides`` is 'query'
 - topic: ``prefix`` [K, L, 2, P, N, D] and the arrays of the topic model
-- template: ``segments/query/P1`` [P, H] and its like; the template and its words are in meta. A
-  template of words alone has no arrays
+- template: ``segments/query/P1`` [P, H] and so on; none if the template has words only
 """
 
 import dataclasses
@@ -21,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from etils import epath
-from jaxtyping import Float
 
 from dprjax.base import repository
 from dprjax.base.arrays import read_arrays, write_arrays
@@ -42,8 +39,7 @@ VERSION = 1
 
 Types = Mapping[str, tuple[type, ...]]
 
-# The required keys of meta and their types. Of two encoders backbone_sha256 is {'query': ...,
-# 'passage': ...}.
+# Required keys of meta. With two encoders, backbone_sha256 is {'query': ..., 'passage': ...}.
 META: Types = {
   'format': (str,),
   'version': (int,),
@@ -54,7 +50,6 @@ META: Types = {
   'pooling': (str,),
   'normalize': (bool,),
   'temperature': (int, float),
-  'shift_positions': (bool,),
   'query_max_length': (int,),
   'passage_max_length': (int,),
   'dprjax_version': (str,),
@@ -72,7 +67,7 @@ _OPTIONAL_META: Types = {
   'matryoshka': (list,),
   'gain': (dict,),
 }
-# The keys of meta's ``gain``: how the prompt scores on the dev split beside what it began with.
+# The keys of meta's ``gain``: the dev score after training, beside the baseline's.
 _GAIN: Types = {
   'measure': (str,),
   'baseline': (int, float),
@@ -87,7 +82,7 @@ _GAIN: Types = {
 
 _QUERIES = 'queries/'
 _LARGEST_SCORE = 1e15
-_MOST_COMPRESSED = 20  # times; floats of a prompt hardly compress
+_MOST_COMPRESSED = 20  # times; a guard against bombs, as floats hardly compress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +90,10 @@ class Prompt:
   """The content of a prompt file.
 
   Attributes:
-    meta: the JSON object; ``META`` has its keys.
-    arrays: the other members, by name.
-    path: the file; errors name it.
-    queries: hashes of the queries that it was trained on and chosen by.
+    meta: the JSON object with the keys of ``META``.
+    arrays: the adapter's members, by name.
+    path: of the file, for errors.
+    queries: hashes of the queries used in training and selection.
   """
 
   meta: dict[str, Any]
@@ -108,7 +103,6 @@ class Prompt:
 
   @property
   def kind(self) -> Kind:
-    """The kind of its adapter."""
     return adapters.find(self.meta['kind'], f"{self.path}: meta's kind")
 
   @property
@@ -122,7 +116,7 @@ class Prompt:
     return self.meta.get('sides') == 'query'
 
   def of_side(self, side: str) -> dict[str, np.ndarray]:
-    """The arrays for texts of a kind, 'query' or 'passage'; empty: the bare backbone."""
+    """The arrays for a side, 'query' or 'passage'; empty: the bare backbone."""
     if self.tied:
       return self.arrays
     return {
@@ -132,31 +126,19 @@ class Prompt:
     }
 
   def adapters(self, side: str) -> list[Adapter | None]:
-    """The adapters for texts of a kind: one of each topic, or one in all. None: the bare backbone.
+    """The adapters for a side, one or one for each topic. None: the bare backbone.
 
     Raises:
       InputError: the prompt is a template.
     """
     arrays, load = self.of_side(side), self.kind.load
     if load is None:
-      raise InputError(
-        f'{self.path}: {self.kind.text}; an adapter beside the tokens is needed here'
-      )
+      raise InputError(f'{self.path}: {self.kind.text}; expected an adapter beside the tokens')
     return [*load(self.meta, arrays)] if arrays else [None]
-
-  def prefix(self, side: str) -> Float[np.ndarray, 'L 2 P N D'] | None:
-    """The prefix for texts of a kind; None: the bare backbone.
-
-    Raises:
-      InputError: the prompt is not of kind prefix.
-    """
-    if self.meta['kind'] != 'prefix':
-      raise InputError(f'{self.path}: {self.kind.text}; a prompt of kind prefix is needed here')
-    return self.of_side(side).get('prefix')
 
 
 def save_prompt(path: PathLike, prompt: Prompt) -> None:
-  """Writes the npz, whole or not at all; the same prompt gives the same bytes.
+  """Writes the npz atomically. Equal prompts give equal bytes.
 
   Raises:
     InputError: ``load_prompt`` would refuse the prompt, or no space is left.
@@ -169,11 +151,10 @@ def save_prompt(path: PathLike, prompt: Prompt) -> None:
 
 
 def check_gain(where: str, gain: Any) -> None:
-  """Checks meta's ``gain``: the score on the dev split beside that before the training.
+  """Checks meta's ``gain``: the dev score before and after training.
 
   Raises:
-    InputError: a key is missing or unknown, of another type or range, or they contradict each
-      other.
+    InputError: keys, types or ranges are wrong, or values contradict each other.
   """
   if not isinstance(gain, dict) or set(gain) != set(_GAIN):
     raise InputError(f'{where}: gain is {gain!r:.60}, expected an object of {", ".join(_GAIN)}')
@@ -186,8 +167,7 @@ def check_gain(where: str, gain: Any) -> None:
     raise InputError(f"{where}: gain's low and high are {low!r} and {high!r}, no interval")
   if gain['better'] and gain['best'] <= gain['baseline']:
     raise InputError(
-      f"{where}: gain's better is {gain['better']}, with best {gain['best']} and baseline "
-      f'{gain["baseline"]}'
+      f"{where}: gain's better is true, but best {gain['best']} <= baseline {gain['baseline']}"
     )
   for key in ('queries', 'folds'):
     if gain[key] < 0:
@@ -198,19 +178,18 @@ def load_prompt(path: PathLike) -> Prompt:
   """Reads a prompt file. To encode with it, use ``load_prompt_for``.
 
   Args:
-    path: of the file; or what `locate` takes.
+    path: as for ``locate``.
 
   Raises:
-    InputError: it is missing, damaged, no npz, of a newer version, or holds pickled objects; an
-      array or a key of meta is missing, of the wrong shape or type, or not finite.
+    InputError: missing, damaged, pickled or of a newer version; arrays or meta are invalid.
   """
   path = locate(path)
   arrays = read_arrays(path, 'prompt', _MOST_COMPRESSED, 'export or fetch it again')
   if 'meta' not in arrays:
-    raise InputError(f'{path}: no meta inside, so this is not a dprjax prompt')
+    raise InputError(f'{path}: not a dprjax prompt: no meta inside')
   text = arrays.pop('meta')
   if text.ndim or text.dtype.kind != 'U':
-    raise InputError(f'{path}: meta is not JSON in a single string; export the prompt again')
+    raise InputError(f'{path}: meta is not a JSON string; export the prompt again')
   meta = parse_object(text.item(), f'{path}, meta')
   hashes = {
     name.removeprefix(_QUERIES): arrays.pop(name) for name in [*arrays] if name.startswith(_QUERIES)
@@ -221,10 +200,10 @@ def load_prompt(path: PathLike) -> Prompt:
 
 
 def locate(path: PathLike) -> epath.Path:
-  """The prompt file: ``path`` itself, or prompt.npz in a folder or in a repository of the hub.
+  """The prompt file: ``path`` itself, or prompt.npz in a folder or a repository of the hub.
 
-  A repository is USER/NAME or USER/NAME@REVISION. The file that is read says which commit it is of
-  (`repository.commit_of` of its folder).
+  A repository is USER/NAME or USER/NAME@REVISION. `repository.commit_of` of the file's folder is
+  its commit.
 
   Raises:
     InputError: as `repository.locate`.
@@ -232,18 +211,12 @@ def locate(path: PathLike) -> epath.Path:
   return repository.locate(path, FILE, 'prompt')
 
 
-def check_prefix(prompt: Prompt, tool: str) -> dict[str, Float[np.ndarray, 'L 2 P N D']]:
-  """The prefixes of a prompt for a tool that knows nothing else, by the names of their arrays.
-
-  Raises:
-    InputError: the prompt is not of kind prefix.
-  """
-  if prompt.meta['kind'] != 'prefix':
-    raise InputError(
-      f'{prompt.path}: {tool} cannot express a prompt of kind {prompt.meta["kind"]!r}, '
-      f'{prompt.kind.text}; only dprjax reads it: --format=npz'
-    )
-  return dict(prompt.arrays)
+def unsupported(prompt: Prompt, tool: str) -> InputError:
+  """The error for a kind of adapter that another tool does not have."""
+  return InputError(
+    f'{prompt.path}: {tool} has no prompts of kind {prompt.meta["kind"]!r} ({prompt.kind.text}); '
+    'export with --format=npz'
+  )
 
 
 def load_prompt_for(path: PathLike, tokenizer_sha256: str, *backbones: Backbone) -> Prompt:
@@ -264,15 +237,13 @@ def check_prompt(
   """Checks that a prompt was made for this backbone and this tokenizer.
 
   Raises:
-    InputError: another backbone's SHA-256, a shape that does not fit the backbone, or another
-      tokenizer's SHA-256.
+    InputError: another SHA-256, or a shape that does not fit.
   """
   problems = []
   recorded = prompt.meta['backbone_sha256']
   if backbone_sha256 not in (recorded.values() if isinstance(recorded, dict) else (recorded,)):
     problems.append(
-      f'was made for backbone {prompt.meta["backbone"]} with SHA-256 {recorded}, this one has '
-      f'{backbone_sha256}'
+      f'made for backbone {prompt.meta["backbone"]} with SHA-256 {recorded}, not {backbone_sha256}'
     )
   sizes = adapters.sizes(config)
   for name, axes in _axes(prompt).items():
@@ -280,13 +251,11 @@ def check_prompt(
     if any(sizes.get(axis, size) != size for axis, size in zip(axes, shape, strict=True)):
       takes = _listed([str(sizes.get(axis, axis)) for axis in axes])
       problems.append(
-        f'{name} has shape {list(shape)}, but as {_listed(axes)} this backbone takes {takes}'
+        f'{name} has shape {list(shape)}; this backbone takes {_listed(axes)} = {takes}'
       )
   recorded = prompt.meta['tokenizer_sha256']
   if tokenizer_sha256 != recorded:
-    problems.append(
-      f'was made with a tokenizer with SHA-256 {recorded}, this one has {tokenizer_sha256}'
-    )
+    problems.append(f'made with a tokenizer with SHA-256 {recorded}, not {tokenizer_sha256}')
   if problems:
     raise InputError(
       f'{prompt.path}: {"; ".join(problems)}; give the backbone that it was trained on'
@@ -294,7 +263,7 @@ def check_prompt(
 
 
 def _axes(prompt: Prompt) -> dict[str, list[str]]:
-  """The axes of the arrays that a prompt's kind needs. Raises InputError as `Kind.arrays`."""
+  """The axes of the arrays that the file must have."""
   own = {name: axes.split() for name, axes in prompt.kind.arrays(prompt.path, prompt.meta).items()}
   if prompt.tied and not prompt.query_only:
     return own
@@ -307,13 +276,13 @@ def _listed(axes: list[str]) -> str:
 
 
 def check_content(prompt: Prompt) -> None:
-  """Raises InputError, as ``load_prompt``, where arrays or meta are not those of a prompt."""
+  """Raises InputError, as ``load_prompt``, for invalid arrays or meta."""
   _check_meta(prompt.path, prompt.meta)
   path, kind, needed = prompt.path, prompt.meta['kind'], _axes(prompt)
   for name, axes in needed.items():
     if name not in prompt.arrays:
       raise InputError(
-        f'{path}: a prompt of kind {kind!r} needs {", ".join(needed)}; {name} is missing (found: '
+        f'{path}: kind {kind!r} needs {", ".join(needed)}; {name} is missing (found: '
         f'{", ".join(sorted(prompt.arrays)) or "no arrays"})'
       )
     array = prompt.arrays[name]
@@ -334,13 +303,12 @@ def check_content(prompt: Prompt) -> None:
       raise InputError(f'{path}, array {name}: cannot be of type {array.dtype}')
     if array.dtype.kind == 'f' and not np.isfinite(array).all():
       raise InputError(
-        f'{path}, array {name}: {np.count_nonzero(~np.isfinite(array))} of its values are not '
-        'finite'
+        f'{path}, array {name}: {np.count_nonzero(~np.isfinite(array))} values are not finite'
       )
 
 
 def check_types(where: str, values: Mapping[str, Any], known: Types, needed: bool = False) -> None:
-  """Raises InputError for a value of another type, or a needed one that is missing."""
+  """Raises InputError for a value of another type, or a missing one if they are ``needed``."""
   if needed and (missing := [key for key in known if key not in values]):
     raise InputError(f'{where} lacks {", ".join(missing)}; export the prompt again')
   for key, types in known.items():
@@ -355,8 +323,7 @@ def check_types(where: str, values: Mapping[str, Any], known: Types, needed: boo
 def _check_meta(path: str, meta: dict[str, Any]) -> None:
   if meta.get('format') != FORMAT:
     raise InputError(
-      f"{path}: meta's format is {meta.get('format')!r:.60}, expected {FORMAT!r}: this is not a "
-      'dprjax prompt'
+      f"{path}: not a dprjax prompt: meta's format is {meta.get('format')!r:.60}, not {FORMAT!r}"
     )
   version = meta.get('version')
   if version != VERSION:

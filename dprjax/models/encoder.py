@@ -98,7 +98,11 @@ def _embed(
   dropout_key: Array | None = None,
 ) -> tuple[Any, Scanned, Shared]:
   """The first states, and what the layers take."""
-  adapter = (BARE if adapter is None else adapter).at(config, tokens)
+  adapter = BARE if adapter is None else adapter
+  if options.prompt_dropout and dropout_key is not None:
+    key = jax.random.fold_in(dropout_key, 1)
+    adapter = adapter.drop_examples(options.prompt_dropout, key, len(tokens))
+  adapter = adapter.at(config, tokens)
   scanned, shared = _inputs(config, config.num_layers, tokens, mask, adapter)
   if config.family.relative is not None:
     module, length = config.family.relative(config), tokens.shape[1]

@@ -1,10 +1,10 @@
-"""Attention over a prompt and the tokens, whose scores never leave the chip, as a Pallas kernel.
+"""Attention over a prompt and tokens as a Pallas kernel that keeps scores on the chip.
 
-For TPUs, where XLA writes the scores ``[B, N, T, S]`` to memory and reads them back, in training
-several times. A head's scores are small (512 x 640 float32 are 1.3 MB), so a head is computed in
-one piece, without a running softmax. A prompt that all examples share is read as it is, without a
-copy for each, and its gradient is added up where it is computed. The backward pass computes the
-scores again. The kernels that come with JAX take a prefix only as a copy, and know no dropout.
+For TPUs: XLA would write the scores ``[B, N, T, S]`` to memory, in training several times. A head's
+scores are small (512 x 640 float32: 1.3 MB), so the kernel computes a head in one piece, without a
+running softmax. It reads a prompt that examples share without copies, and sums its gradient in
+place. The backward pass computes scores again. JAX's own kernels need a copy of a prefix for each
+example and have no dropout.
 """
 
 import functools
@@ -23,11 +23,11 @@ from jaxtyping import Array, Float, Int32
 from dprjax.models import dropout as masks
 from dprjax.models import splits
 
-# Of what a step of the grid holds, on the chips with the least room for it (16 MB).
+# Memory of a step of the grid; the smallest chips have 16 MB.
 _STEP_BYTES = 12 << 20
-_SCORES = 8  # arrays of a head's scores that the backward pass has at a time
-_MOST_HEADS = 8  # in a step: each has its own instructions, which take long to compile
-_LANES = 128  # numbers in a row of a register: a shorter last axis is filled up
+_SCORES = 8  # arrays of scores that the backward pass holds at a time
+_MOST_HEADS = 8  # in a step: each adds instructions and time to compile
+_LANES = 128  # of a register; shorter last axes are padded
 
 
 class _Static(NamedTuple):
@@ -35,9 +35,9 @@ class _Static(NamedTuple):
 
   Attributes:
     width: D.
-    interpret: run the kernel on any device, slowly.
-    dropout: the rate on weights; 0: none.
-    prompt_dropout: that on a prompt that examples share, for each of them.
+    interpret: run on any device, slowly.
+    dropout: the rate on weights.
+    prompt_dropout: the rate on a shared prompt, with a mask for each example.
   """
 
   width: int
@@ -63,20 +63,20 @@ def attend(
 ) -> Float[Array, 'B T H']:
   """Weighted means of values, in the dtype of ``query``; scores and weights are float32.
 
-  Heads lie side by side in H, as dense layers leave them: nothing is transposed.
+  Heads lie side by side in H, as dense layers leave them.
 
   Args:
-    query, key, value: of the tokens; keys and values may begin with others that the bias masks.
-    bias: added to the scores of the tokens; no gradient goes through it.
-    prompt: keys (index 0) and values that nothing masks, of all examples or of each.
+    query, key, value: of the tokens; keys and values may begin with a prompt that the bias masks.
+    bias: added to the scores of the tokens; it gets no gradient.
+    prompt: unmasked keys (index 0) and values, shared or one for each example.
     num_heads: N.
-    dropout: the rate at which weights are left out, where there is a ``dropout_key``.
+    dropout: the rate on weights, if there is a ``dropout_key``.
     dropout_key: of the masks.
-    prompt_dropout: the rate at which numbers of a prompt that examples share are left out, others
-      for each example, where there is a ``prompt_key``. No copy of the prompt is made for that.
+    prompt_dropout: the rate on a shared prompt, if there is a ``prompt_key``. Each example has its
+      own mask, but no copy of the prompt.
     prompt_key: of these masks.
-    split: of several devices, how they split the examples and the heads; None: one device.
-    interpret: run the kernel on any device, slowly.
+    split: how devices split examples and heads; None: one device.
+    interpret: run on any device, slowly.
   """
   if prompt is None or prompt.ndim == 4:
     prompt_dropout = 0.0
@@ -144,8 +144,7 @@ def _attend_bwd(static, arrays, gradient):
   shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (query, key, value)]
   outs = [call.block(one) for one in (query, key, value)]
   if prompt is not None:
-    # The examples are the inner axis of the grid: the block of a prompt that they share stays where
-    # it is and is added to.
+    # Examples are the inner axis of the grid, so the block of a shared prompt stays in place.
     dtype = prompt.dtype if _prompts(prompt) == 'own' else jnp.float32
     shapes.append(jax.ShapeDtypeStruct(prompt.shape, dtype))
     outs.append(call.prompt_block(prompt))
@@ -168,18 +167,18 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def _prompts(prompt: Array | None) -> str:
-  """Whose the prompt is: 'shared', each example's 'own', or '': there is none."""
+  """Whose the prompt is: 'shared', each example's 'own', or '' for none."""
   return '' if prompt is None else 'own' if prompt.ndim == 4 else 'shared'
 
 
 class _Call(NamedTuple):
-  """What both kernels take.
+  """The inputs of both kernels.
 
   Attributes:
-    arrays: queries, keys, values, biases, and a prompt and seeds where there are some.
-    blocks: the parts of them that a step of the grid holds.
+    arrays: queries, keys, values, biases, and any prompt and seeds.
+    blocks: their parts in a step of the grid.
     grid: groups of heads, and examples.
-    width: that of a group, in numbers.
+    width: numbers of a group.
     flops: of the scores.
   """
 
@@ -200,11 +199,11 @@ class _Call(NamedTuple):
     prompt: Array | None,
     seeds: Sequence[Array | None],
   ) -> Self:
-    """Of arrays that lie on one device."""
+    """From arrays on one device."""
     batch, length, size = query.shape
     tokens, vectors = key.shape[1], 0 if prompt is None else prompt.shape[-2]
     heads = size // static.width
-    # A head's blocks, twice: the next ones are fetched while these are computed with.
+    # A head's blocks, twice: the next ones are fetched meanwhile.
     one = 2 * (3 * length + 4 * tokens + 4 * vectors) * static.width * query.dtype.itemsize
     room = _STEP_BYTES - 4 * _SCORES * length * (tokens + vectors)
     # A block's last axis is whole, or fills registers.
@@ -239,7 +238,7 @@ class _Call(NamedTuple):
     return pl.BlockSpec(block, lambda n, b: (0, 0, n))
 
   def cost(self, products: int, *written: Any) -> pl.CostEstimate:
-    """For the compiler, of a kernel with so many products as large as the scores'."""
+    """A hint for the compiler: ``products`` is the number of products as large as the scores."""
     moved = sum(one.size * one.dtype.itemsize for one in (*self.arrays, *written))
     return pl.CostEstimate(
       flops=products * self.flops, bytes_accessed=moved, transcendentals=self.flops // 2
@@ -247,14 +246,14 @@ class _Call(NamedTuple):
 
 
 class _Part(NamedTuple):
-  """Keys and values of the prompt or of the tokens, and what attends to them.
+  """Keys and values of the prompt or the tokens, and their scores.
 
   Attributes:
     keys, values: ``[S, D]``.
-    bias: ``[1, S]``, added to the scores; None: nothing is.
-    kept: which of the keys' and the values' numbers were not left out; None: all.
-    scores: ``[T, S]``; then their exponentials.
-    weights_kept: which weights are not left out; None: all.
+    bias: ``[1, S]``, added to the scores.
+    kept: dropout masks of keys and values.
+    scores: ``[T, S]``; later their exponentials.
+    weights_kept: the dropout mask of weights.
   """
 
   keys: Array
@@ -266,7 +265,7 @@ class _Part(NamedTuple):
 
 
 def _product(x: Array, y: Array, axes: tuple[int, int]) -> Array:
-  """Over one axis of each, added up in float32."""
+  """A product over one axis of each, summed in float32."""
   return jax.lax.dot_general(
     x, y, (((axes[0],), (axes[1],)), ((), ())), preferred_element_type=jnp.float32
   )
@@ -279,12 +278,12 @@ def _heads(ref: Any, index: Any, width: int) -> list[Array]:
 
 
 def _sides(prompts: str) -> list[Any]:
-  """Where keys and values are in a block of a prompt."""
+  """The indices of keys and values in a block of a prompt."""
   return [(0, 0), (0, 1)] if prompts == 'own' else [0, 1]
 
 
 def _given(static: _Static, prompts: str, refs: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-  """Of each head what `_parts` takes."""
+  """Each head's number, queries, parts and seed."""
   query, key, value, bias, *more = refs
   read = [_heads(ref, 0, static.width) for ref in (query, key, value)]
   sides = [_heads(more[0], side, static.width) for side in _sides(prompts)] if prompts else []
@@ -300,7 +299,7 @@ def _given(static: _Static, prompts: str, refs: Sequence[Any]) -> Iterator[tuple
 
 
 def _drop_prompt(static: _Static, part: _Part, seed: Int32[Array, '1 1']) -> _Part:
-  """A head's part of a prompt as one example sees it."""
+  """A head of a prompt under an example's dropout."""
   rate, shape = static.prompt_dropout, part.keys.shape
   # The values are places to the right of the keys.
   kept = _kept(rate, seed, shape, 0), _kept(rate, seed, shape, shape[1])
@@ -313,7 +312,7 @@ def _drop_prompt(static: _Static, part: _Part, seed: Int32[Array, '1 1']) -> _Pa
 def _parts(
   static: _Static, query: Array, given: Sequence[_Part], seed: Array | None
 ) -> tuple[list[_Part], Array]:
-  """What a head's queries ``[T, D]`` attend to, and the sums of the exponentials ``[T, 1]``."""
+  """The parts with their exponentials, and the sums of these, ``[T, 1]``."""
   parts, before = [], 0
   for part in given:
     scores = _product(query, part.keys, (1, 1)) * static.width**-0.5
@@ -395,18 +394,18 @@ def _backward(static: _Static, prompts: str, *refs: Any) -> None:
 
 
 def _drop(rate: float, kept: Array | None, values: Array) -> Array:
-  """Dropout on numbers, or on their gradients."""
+  """Dropout on numbers or their gradients."""
   return values if kept is None else jnp.where(kept, values / (1 - rate), jnp.zeros_like(values))
 
 
 def _kept(rate: float, seed: Int32[Array, '1 1'], shape: tuple[int, ...], before: int) -> Array:
-  """Which of a head's numbers stay.
+  """A head's dropout mask.
 
   Args:
-    rate: of those that do not.
+    rate: of dropout.
     seed: of the head.
-    shape: rows (of weights: queries), at most 8,192 columns (keys).
-    before: columns that stand before these.
+    shape: rows, and at most 8,192 columns.
+    before: columns that precede these.
   """
   row, column = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
   return masks.stays(rate, seed, row * 8192 + column + before)

@@ -1,15 +1,14 @@
-"""sentence-transformers folders of a backbone under a prompt.
+"""Folders for sentence-transformers: a backbone under a prompt.
 
-    modules.json             as of any such folder; its transformer is PromptedTransformer
-    dprjax_prompt.py         which is this class: PyTorch, for whoever loads the folder
-    prompt.npz               the prompt, as dprjax reads it
-    config.json and so on    the backbone's own files, unchanged; or
+    modules.json             names PromptedTransformer as the transformer
+    dprjax_prompt.py         that class, in PyTorch
+    prompt.npz               the prompt
+    config.json and so on    the backbone's own files; or
     backbone.json            its repository and commit on the hub
 
 Loading such a folder runs its code: ``SentenceTransformer(DIR, trust_remote_code=True)``.
 """
 
-import pathlib
 from typing import Any
 
 from etils import epath
@@ -24,35 +23,29 @@ CODE = 'dprjax_prompt.py'
 _REFERENCE = 'backbone.json'
 
 
-def check(prompt: artifact.Prompt) -> None:
-  """Raises InputError for a prompt that sentence-transformers cannot express."""
-  artifact.check_prefix(prompt, 'sentence-transformers')
-
-
 def write_folder(
   folder: epath.Path,
   prompt: artifact.Prompt,
   backbone: hub.Backbone,
   reference: repository.Reference | None = None,
 ) -> None:
-  """Fills a folder of this command's own with a prompt and its frozen backbone.
+  """Fills a folder with a prompt and its frozen backbone.
 
   Args:
-    folder: is there, and empty.
-    prompt: one that `check` takes, for this backbone.
-    backbone: as it was loaded; its files are copied.
-    reference: the same backbone on the hub, pinned; then its files are not copied.
+    folder: exists and is empty.
+    prompt: for this backbone.
+    backbone: whose files are copied.
+    reference: the same backbone on the hub with its commit; then no files are copied.
 
   Raises:
-    InputError: as `check`; the reference is not pinned.
+    InputError: as ``add_prompt``; the reference has no commit.
   """
-  check(prompt)
+  _code(prompt)
   if reference is None:
     hub.copy_files(backbone, folder)
   elif not reference.pinned:
     raise InputError(
-      f'{reference} names no commit, so what it stands for may change; write it as '
-      f'{reference.name}@COMMIT, with the 40 digits that the hub shows'
+      f'{reference} has no commit and may change; write {reference.name}@COMMIT with all 40 digits'
     )
   else:
     write_json(folder / _REFERENCE, {'repository': reference.name, 'revision': reference.revision})
@@ -65,16 +58,17 @@ def add_prompt(folder: epath.Path, prompt: artifact.Prompt) -> None:
   """Puts a prompt over the transformer of a sentence-transformers folder.
 
   Raises:
-    InputError: as `check`.
+    InputError: sentence-transformers has no such adapters (`Kind.code`).
   """
-  check(prompt)
+  code = _code(prompt)
   modules = reading.read(folder / 'modules.json', 'modules.json', list[dict[str, Any]])
   modules[0]['type'] = sentence.PROMPTED_TYPE
   write_json(folder / 'modules.json', modules)
-  (folder / CODE).write_text(_code())
+  (folder / CODE).write_text(code)
   artifact.save_prompt(folder / artifact.FILE, prompt)
 
 
-def _code() -> str:
-  # Not a module of this package, which never needs PyTorch.
-  return pathlib.Path(__file__).with_name(f'{CODE}.txt').read_text(encoding='utf-8')
+def _code(prompt: artifact.Prompt) -> str:
+  if prompt.kind.code is None:
+    raise artifact.unsupported(prompt, 'sentence-transformers')
+  return prompt.kind.code.read_text(encoding='utf-8')

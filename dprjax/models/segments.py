@@ -1,15 +1,14 @@
-"""Templates as data: forms such as ``[CLS] P1 text P2 [MASK] [SEP]``, for several tasks at once.
+"""Templates such as ``[CLS] P1 text P2 [MASK] [SEP]``, for several tasks at once.
 
-A form is a line of these words:
+A template string consists of these words:
 
-    [CLS], [SEP]            special tokens: at the beginning; between two parts, and at the end
-    P1, P2, ...             what describes a task: literal words, or P learned vectors
-    text, first, second     the text of a query or a passage; the texts of a pair
-    [MASK]                  where the model answers
+    [CLS], [SEP]            special tokens: first; between two texts, and last
+    P1, P2, ...             describe the task: literal words, or P learned vectors
+    text, first, second     the text of a query or passage; the texts of a pair
+    [MASK]                  the model's answer
 
-``TaskTemplates`` makes ``template.Template`` of the forms of all tasks, so that a batch may hold
-texts of several. The learned vectors are rows of one table, a range for each task. All token types
-are 0.
+A batch may hold texts of several tasks. The learned vectors of all tasks are rows of one table. All
+token types are 0.
 """
 
 import re
@@ -65,7 +64,7 @@ HYBRID = 'Do these two sentences match?'
 
 
 class Specials(NamedTuple):
-  """What [CLS], [SEP] (between parts, and at the end) and [MASK] stand for, as token ids."""
+  """Token ids of [CLS], of [SEP] between texts and at the end, and of [MASK]."""
 
   opening: tuple[int, ...]
   middle: tuple[int, ...]
@@ -77,7 +76,7 @@ class Spec(NamedTuple):
   """The templates of one task.
 
   Attributes:
-    forms: by kind of input.
+    forms: template strings by kind of input.
     words: of prompt segments, named ``query/P1``.
     lengths: P of the other prompt segments.
   """
@@ -88,35 +87,33 @@ class Spec(NamedTuple):
 
 
 def parse(form: str, kind: str, where: str, *, masked: bool = True) -> tuple[str, ...]:
-  """The segments of a form.
+  """Splits a template string into segments.
 
   Args:
-    form: a line.
+    form: the template string.
     kind: 'query', 'passage' or 'pair'.
-    where: what named the form; messages begin with it.
-    masked: whether it needs a [MASK].
+    where: begins error messages.
+    masked: whether [MASK] is required.
 
   Raises:
-    InputError: a segment is unknown, missing, at the wrong place or there twice.
+    InputError: a segment is unknown, missing, repeated or misplaced.
   """
   if len(form) > _LONGEST:
-    raise InputError(f'{where}: a form of {len(form):,} characters, of at most {_LONGEST}')
+    raise InputError(f'{where}: a template has at most {_LONGEST} characters, not {len(form):,}')
   segments = tuple(form.split())
   texts = TEXTS[kind]
   known = ('[CLS]', '[SEP]', '[MASK]', *texts)
   for segment in segments:
     if segment not in known and not _PROMPT.fullmatch(segment):
       raise InputError(
-        f'{where}: {segment!r:.40} is no segment of a template; use P1 to P9, {", ".join(known)}'
+        f'{where}: unknown segment {segment!r:.40}; use P1 to P9, {", ".join(known)}'
       )
   for name in (*texts, '[MASK]'):
     count = segments.count(name)
     if count > 1 or (count == 0 and (name != '[MASK]' or masked)):
-      raise InputError(
-        f'{where}: a template has one {name}, and {form!r:.80} has {count or "none"}'
-      )
+      raise InputError(f'{where}: expected one {name} in {form!r:.80}, found {count}')
   if [name for name in segments if name in texts] != list(texts):
-    raise InputError(f'{where}: {form!r:.80} has its texts in another order than {texts}')
+    raise InputError(f'{where}: expected the order {", ".join(texts)} in {form!r:.80}')
   if twice := [name for name in segments if name[0] == 'P' and segments.count(name) > 1]:
     raise InputError(f'{where}: {form!r:.80} has {twice[0]} twice')
   if segments[0] != '[CLS]' or segments[-1] != '[SEP]' or segments.count('[CLS]') > 1:
@@ -125,17 +122,17 @@ def parse(form: str, kind: str, where: str, *, masked: bool = True) -> tuple[str
 
 
 def prompt_names(form: str, kind: str) -> list[str]:
-  """The names of a form's prompt segments, as ``query/P1``, in their order."""
+  """The prompt segments of a template string in order, as ``query/P1``."""
   return [f'{kind}/{segment}' for segment in form.split() if _PROMPT.fullmatch(segment)]
 
 
 class TaskTemplates(NamedTuple):
-  """The templates of several tasks, numbered.
+  """The templates of several tasks, by task number.
 
   Attributes:
-    segments: of each kind of input, the same for all tasks.
-    templates: of each kind, by the tasks' numbers.
-    rows: the table's segments in their order: the task's number, the name, and P.
+    segments: by kind of input, the same for all tasks.
+    templates: by kind of input and task number.
+    rows: the table's segments in order: task number, name and P.
     pad_id: the padding token.
   """
 
@@ -155,19 +152,20 @@ class TaskTemplates(NamedTuple):
     where: str = 'the template',
     masked: bool = True,
   ) -> Self:
-    """The templates that the specs describe.
+    """Builds the templates.
 
     Args:
-      specs: of the tasks, in the order of their numbers.
+      specs: by task number.
       specials: the tokenizer's special tokens.
-      tokenize: the token ids of each text, without special tokens.
-      vocab_size: of the encoder. Learned vectors are token ids from it on.
+      tokenize: gives the token ids of each text, without special tokens.
+      vocab_size: of the encoder. Token ids from it on are learned vectors.
       pad_id: the padding token.
-      where: what named the forms; messages begin with it.
-      masked: whether a form needs a [MASK].
+      where: begins error messages.
+      masked: whether [MASK] is required.
 
     Raises:
-      InputError: as ``parse``; the tasks have different forms, or the tokenizer has no mask token.
+      InputError: as ``parse``; tasks differ in their template strings, or the tokenizer has no mask
+        token.
     """
     segments = {
       kind: parse(form, kind, where, masked=masked) for kind, form in specs[0].forms.items()
@@ -178,7 +176,7 @@ class TaskTemplates(NamedTuple):
     for number, spec in enumerate(specs):
       if dict(spec.forms) != dict(specs[0].forms):
         raise InputError(
-          f'{where}: tasks of one batch have templates of the same form, not '
+          f'{where}: tasks of one batch need equal templates, not '
           f'{" and ".join(map(repr, sorted({*spec.forms.values(), *specs[0].forms.values()})))}'
         )
       tokens = tokenize(list(spec.words.values()))
@@ -191,8 +189,7 @@ class TaskTemplates(NamedTuple):
           elif segment == '[MASK]':
             if specials.mask_id is None:
               raise InputError(
-                f'{where}: the tokenizer has no mask token, which [MASK] stands for; choose '
-                'another backbone'
+                f'{where}: the tokenizer has no token for [MASK]; choose another backbone'
               )
             made.append(Piece((specials.mask_id,)))
           elif segment == '[CLS]':
@@ -212,20 +209,20 @@ class TaskTemplates(NamedTuple):
   def table(
     self, vectors: Sequence[Mapping[str, Float[Array, 'P H']]]
   ) -> Float[Array, 'E H'] | None:
-    """The vectors of all learned segments, each task's by their names; None where there are none.
+    """The learned vectors of all tasks, by task number and name; None: there are none.
 
     Raises:
-      InputError: a segment has another number of vectors than the templates have places for.
+      InputError: a segment has not P vectors.
     """
     for number, name, length in self.rows:
       if (there := vectors[number][name].shape[0]) != length:
-        raise InputError(f'{name}: {there} vectors for the {length} places of the template')
+        raise InputError(f'{name}: the template takes {length} vectors, not {there}')
     if not self.rows:
       return None
     return jnp.concatenate([vectors[number][name] for number, name, _ in self.rows])
 
   def without_prompts(self) -> Self:
-    """The same templates, whose prompt segments are empty."""
+    """The same templates with empty prompt segments."""
 
     def empty(kind: str, template: Template) -> Template:
       pieces = zip(self.segments[kind], template.pieces, strict=True)
@@ -240,34 +237,22 @@ class TaskTemplates(NamedTuple):
     return self._replace(templates=templates, rows=())
 
   def extra(self, kind: str) -> int:
-    """The most tokens that a template puts around the texts."""
+    """The most tokens that a template adds to its texts."""
     return max(template.num_tokens for template in self.templates[kind])
 
   def fill(
     self, kind: str, texts: Sequence[Text], length: int, numbers: Int[Array, ' B']
   ) -> Filled:
-    """Fills the templates of one kind; see ``template.fill``.
-
-    Args:
-      kind: of input.
-      texts: of the examples.
-      length: T, at least that of the longest filled template.
-      numbers: the task of each example.
-    """
+    """Fills the templates of one kind; see ``template.fill``."""
     return fill(self.templates[kind], texts, length, self.pad_id, numbers)
 
   def places(self, kind: str, filled: Filled, segment: str) -> Bool[Array, 'B T']:
-    """Where the tokens of one segment are."""
+    """Marks the tokens of one segment."""
     return filled.pieces == self.segments[kind].index(segment)
 
 
 def bare(tokens: Int[Array, 'B S'], mask: Bool[Array, 'B S'], opening: int, closing: int) -> Text:
-  """The texts of stored rows, ``[CLS] text [SEP]``, without their special tokens.
-
-  Args:
-    tokens, mask: the rows.
-    opening, closing: the number of special tokens before and behind a text.
-  """
+  """Strips ``opening`` and ``closing`` special tokens from rows ``[CLS] text [SEP]``."""
   lengths = jnp.sum(mask, axis=1, dtype=jnp.int32) - opening - closing
   return Text(tokens, jnp.maximum(lengths, 0), opening)
 
@@ -281,7 +266,7 @@ def label_ids(
   """The token ids of the words for yes and no.
 
   Raises:
-    InputError: there are not two different ones, or one is not a single token of the vocabulary.
+    InputError: the words are equal, or one is not a single token of the vocabulary.
   """
   if (
     len(words) != 2
@@ -296,7 +281,7 @@ def label_ids(
       raise InputError(
         f'{where}: {word!r:.40} is '
         + (f'{len(ids)} tokens' if len(ids) != 1 else 'not a word')
-        + " of the tokenizer's vocabulary; a label is one word of it"
+        + ' of the vocabulary; use a single token'
       )
   return tokens[words[0]].item(), tokens[words[1]].item()
 
@@ -315,12 +300,15 @@ def encode(
 
   Args:
     config, params: of the encoder.
-    templates: the tasks' templates.
-    kind, texts, length, numbers: as for ``TaskTemplates.fill``.
-    kwargs: as for ``encoder.encode``: adapter, options, dropout_key.
+    templates: of all tasks.
+    kind: of input.
+    texts: of the examples.
+    length: T, at least that of the longest filled template.
+    numbers: the task of each example.
+    kwargs: for ``encoder.encode``.
 
   Returns:
-    The rows, and the last hidden states.
+    The rows and the last hidden states.
   """
   filled = templates.fill(kind, texts, length, numbers)
   return filled, encoder.encode(config, params, filled.tokens, filled.mask, **kwargs)
@@ -338,11 +326,11 @@ def answer(
   options: EncoderOptions,
   **kwargs: Any,
 ) -> Float[Array, 'B V']:
-  """The logits at [MASK] of filled templates of pairs.
+  """The logits at [MASK] of pairs.
 
   Args:
-    head: the masked-LM head.
-    options: of the encoder; the head's products have its dtype too.
+    head: the masked-LM head, which computes in the dtype of ``options``.
+    options: of the encoder.
     config, params, templates, texts, length, numbers, kwargs: as for ``encode``.
   """
   filled, hidden = encode(
@@ -364,14 +352,14 @@ def vectors(
   specs: VectorSpec | Sequence[VectorSpec],
   which: Int[Array, ' B'] | None = None,
 ) -> Float[Array, 'B H']:
-  """One vector a row of a filled template; see ``embed.of_states``.
+  """One vector for each filled template; see ``embed.of_states``.
 
-  A template has poolings of its own: 'mask', the state at [MASK]; 'mean', the mean over the text's
-  own tokens; 'cls'.
+  Templates have their own poolings: 'mask', the state at [MASK]; 'mean', over the tokens of the
+  text; 'cls'.
 
   Args:
     config, params: of the encoder.
-    templates, kind: the tasks' templates, and the kind of input.
+    templates, kind: the tasks' templates and the kind of input.
     filled, hidden: the rows and their last hidden states.
     specs, which: as for ``embed.of_states``.
   """

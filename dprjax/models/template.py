@@ -1,9 +1,8 @@
-"""Templates: an encoder's input of literal tokens, learned vectors and texts.
+"""Templates: inputs made of literal tokens, learned vectors and texts.
 
-A learned vector is a token id from the vocabulary's size on, see ``encoder.encode``. A
-cross-encoder's pair, ``[CLS] query [SEP] passage [SEP]``, is a template with two texts. On the host
-``Template.pack`` cuts the texts of an example and puts them into one row; on the device ``fill``
-adds the rest of the template.
+A cross-encoder's pair, ``[CLS] query [SEP] passage [SEP]``, is a template with two texts. Token ids
+from the vocabulary's size on stand for learned vectors (`adapters.template`). On the host,
+``Template.pack`` cuts the texts of an example into one row. On the device, ``fill`` adds the rest.
 """
 
 import dataclasses
@@ -18,14 +17,14 @@ from dprjax.base.errors import InputError
 
 
 class Piece(NamedTuple):
-  """Literal tokens, or a text where they are None, and their token type."""
+  """Literal tokens and their type; a text if ``tokens`` is None."""
 
   tokens: tuple[int, ...] | None
   token_type: int = 0
 
 
 class Text(NamedTuple):
-  """The texts of one piece: of each row ``lengths`` tokens from ``start`` on."""
+  """One text of each row: ``lengths`` tokens from ``start`` on."""
 
   tokens: Int[Array, 'B S']
   lengths: Int[Array, ' B']
@@ -38,8 +37,8 @@ class Filled(NamedTuple):
   Attributes:
     tokens: token ids.
     mask: True at real tokens.
-    token_types: padding has that of the last piece.
-    pieces: the number of each token's piece; the number of pieces at padding.
+    token_types: padding has the type of the last piece.
+    pieces: the index of each token's piece; the number of pieces at padding.
   """
 
   tokens: Int[Array, 'B T']
@@ -49,7 +48,7 @@ class Filled(NamedTuple):
 
 
 class Packed(NamedTuple):
-  """Texts as one row of tokens for each example.
+  """The texts of each example in one row.
 
   Attributes:
     rows: the texts side by side, padded to the length of the filled template.
@@ -64,7 +63,7 @@ class Packed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-  """Pieces in their order, one or two of them texts."""
+  """An input of pieces, one or two of them texts."""
 
   pieces: tuple[Piece, ...]
 
@@ -80,7 +79,7 @@ class Template:
     closing: tuple[int, ...],
     second_type: int,
   ) -> Self:
-    """A cross-encoder's pair, of the fields of ``Tokenizer.pair_format``."""
+    """A cross-encoder's pair, from the fields of ``Tokenizer.pair_format``."""
     return cls(
       (
         Piece(opening),
@@ -105,9 +104,8 @@ class Template:
   ) -> Int32[np.ndarray, 'n texts']:
     """The lengths of the texts in a filled template of at most ``max_length`` tokens.
 
-    Of two texts the second is cut, as transformers' ``only_second`` does. A first text that leaves
-    the second no token is cut as well, so that the second keeps half of the room, or all that it
-    has.
+    The second of two texts is cut (transformers' ``only_second``). If the first leaves it no token,
+    the first is cut too, and the second keeps up to half of the room.
 
     Raises:
       InputError: ``max_length`` leaves no room for a token of each text.
@@ -115,9 +113,8 @@ class Template:
     room = max_length - self.num_tokens
     if room < self.num_texts:
       raise InputError(
-        f'a maximum length of {max_length} tokens leaves no room for '
-        f'{"a text" if self.num_texts == 1 else "two texts"} beside the {self.num_tokens} tokens '
-        'around it'
+        f'a maximum length of {max_length} tokens leaves no room for text beside the '
+        f"template's {self.num_tokens} tokens"
       )
     if self.num_texts == 1:
       return np.minimum(lengths, room)
@@ -129,15 +126,15 @@ class Template:
   def pack(
     self, texts: Sequence[Sequence[Int32[np.ndarray, ' _']]], max_length: int, pad_id: int
   ) -> Packed:
-    """The texts of each example in one row.
+    """Packs the texts of each example into one row.
 
     Args:
-      texts: for each text of the template the tokens of all examples, without special tokens.
+      texts: for each text of the template, the tokens of all examples without special tokens.
       max_length: of the filled template.
       pad_id: the padding token.
 
     Raises:
-      InputError: see ``cut``.
+      InputError: as ``cut``.
     """
     before = np.array([[len(row) for row in rows] for rows in texts], np.int32).T
     lengths = self.cut(before.reshape(-1, self.num_texts), max_length)
@@ -165,7 +162,7 @@ def fill(
   """Fills templates, on the device.
 
   Args:
-    templates: one or more, whose texts are at the same places.
+    templates: one or more, with texts at the same places.
     texts: in the order of the pieces.
     length: T, static; at least that of the longest filled template.
     pad_id: the padding token.

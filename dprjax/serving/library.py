@@ -175,6 +175,7 @@ class Library:
     self.folder.mkdir(parents=True, exist_ok=True)
     self._clear()
     self.rows = _rows(backbone.config, most_vectors or 16)
+    self._from_flag = set(self.rows)
     self._starting, self._grows = True, most_vectors is None
     self.listing()
     self._starting = False
@@ -410,17 +411,14 @@ class Library:
     """Raises InputError where no slot of this server can hold an adapter."""
     row, size = self.rows.get(type(adapter)), adapter.size()
     fits = row is not None and size <= row.size()
-    if not fits and self._starting and (row is None or self._grows):
+    from_flag = type(adapter) in self._from_flag  # --prompt_length gives the size
+    if not fits and self._starting and (self._grows or not from_flag):
       self.rows[type(adapter)] = jax.tree.map(np.zeros_like, adapter.row(size))
-    elif row is None:
-      raise InputError(
-        f'prompt {name}: is {kind.text}, and this server has slots for none; start it again, with '
-        'the file in its folder'
-      )
     elif not fits:
+      found = 'none' if row is None else f'size {row.size()} at most'
       raise InputError(
-        f'prompt {name}: {size} vectors a layer, and the slots of this server hold {row.size()}: '
-        f'start it with --prompt_length={size}'
+        f'prompt {name}: kind {kind.name!r}, size {size}; this server has slots for {found}: '
+        + (f'start it with --prompt_length={size}' if from_flag else 'restart it with this file')
       )
 
   def _check_room(self, whose: str, spec: VectorSpec, kind: str) -> None:

@@ -182,7 +182,9 @@ def test_inspect_equals_numpy(data, small, prompt):
         np.ones((1, len(tokens)), bool),
         adapter=None
         if loaded is None
-        else Prefix(loaded.prefix('passage'), shift=3 if prompt == 'prompt-shifted.npz' else 0),
+        else Prefix(
+          loaded.of_side('passage')['prefix'], shift=3 if prompt == 'prompt-shifted.npz' else 0
+        ),
       )
     )[:, 0]  # [L, N, S]
     assert weights.shape == (2, 4, len(tokens) + (0 if prompt is None else 3))

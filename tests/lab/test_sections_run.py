@@ -88,7 +88,8 @@ def test_trains_resumes_exports_and_changes_what_is_trainable_alone(
   status, err = command(export, *flags, '--method=lab.sections')
   assert status == 0, err
   if tuned == 'prompt':
-    exported, there = load_prompt(out).prefix('query'), trainable_of(run, best)[1]['prompt/prefix']
+    exported = load_prompt(out).of_side('query')['prefix']
+    there = trainable_of(run, best)[1]['prompt/prefix']
   else:
     exported = hub.load_backbone(str(out)).params['embeddings']['word']['embedding']
     there = trainable_of(run, best)[1]['backbone/embeddings/word/embedding']

@@ -159,7 +159,7 @@ def test_a_prompt_for_similarity(go, command, trained, tmp_path):
   }
   best = max(scores, key=scores.__getitem__)
   np.testing.assert_array_equal(
-    prompt.prefix('query'), trainable_of(tmp_path / 'run', best)[1]['prompt/prefix']
+    prompt.of_side('query')['prefix'], trainable_of(tmp_path / 'run', best)[1]['prompt/prefix']
   )
   assert prompt.meta['metrics'] == {'dev/spearman': scores[best]}
   assert (

@@ -94,7 +94,7 @@ def test_a_method_of_ones_own_trains_resumes_and_exports(tmp_path, monkeypatch, 
   assert status == 2 and '--method=lab_of_mine.toy' in log
   assert command(export, *flags, '--method=lab_of_mine.toy')[0] == 0
   np.testing.assert_array_equal(
-    load_prompt(tmp_path / 'toy.npz').prefix('query'), whole['prompt/prefix']
+    load_prompt(tmp_path / 'toy.npz').of_side('query')['prefix'], whole['prompt/prefix']
   )
 
 

@@ -78,7 +78,7 @@ def test_a_reference_is_pinned(material, tmp_path, revision):
   assert list(tmp_path.iterdir()) == []
 
 
-def test_topics_are_not_expressed():
+def test_topics_are_not_expressed(tmp_path):
   topics = artifact.Prompt({'kind': 'topic'}, {}, 'topics.npz')
   with refused('topics.npz'):
-    prompted.check(topics)
+    prompted.add_prompt(epath.Path(tmp_path), topics)

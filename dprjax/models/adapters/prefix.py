@@ -1,28 +1,42 @@
 """Key and value vectors in front of those of tokens, in every layer (DPTDR section 3.1)."""
 
+import functools
 import math
+import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
+from etils import epath
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.models.adapter import Adapter, Kind, Training
+from dprjax.base.reading import convert
+from dprjax.models import weights
+from dprjax.models.adapter import Adapter, Kind, Peft, Training
+from dprjax.models.artifact import check_types
+from dprjax.models.weights import Stored
+
+_CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
+_TENSOR = 'prompt_embeddings'
+
+
+class _Config(msgspec.Struct):
+  num_virtual_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 
 
 @flax.struct.dataclass
 class Prefix(Adapter):
-  """Vectors that every token attends to. They have no positions and do not change between layers.
+  """Vectors that every token attends to. They have no positions and are the same for all tokens.
 
   Attributes:
-    vectors: of all examples, or of each. Index 0 of the axis of two holds keys, 1 values.
-    lengths: of each example: the first so many of its vectors are used, and what pads them is
-      finite; 0: none, the plain encoder. None: all are.
-    shift: the position of the first token. transformers counts from P with ``past_key_values``.
+    vectors: keys (index 0) and values, shared or one prefix for each example.
+    lengths: how many vectors of each example count; the rest is finite padding. None: all.
+    shift: the position of the first token; P matches transformers' ``past_key_values``.
   """
 
   vectors: Float[Array | np.ndarray, 'L *B 2 P N D']
@@ -44,6 +58,9 @@ class Prefix(Adapter):
         'each example behind the axis of layers'
       )
     return self
+
+  def drop_examples(self, rate: float, key: Array, count: int) -> 'Prefix':
+    return self  # attention draws the masks, without a copy of the vectors for each example
 
   def shift_positions(self) -> Any:
     return self.shift
@@ -67,14 +84,12 @@ class Prefix(Adapter):
 
 
 def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
-  """Parameters of one prefix, of P = ``config.prompt.length``.
+  """Parameters of one prefix of P = ``config.prompt.length``.
 
-  ``config.prompt.reparam`` 'none': the prefix itself (DPTDR: an Embedding of L*2*H a position);
-  'mlp': Embedding(P, H) -> Linear(hidden) -> Tanh -> Linear(L*2*H) (Li and Liang 2021, section 4.3;
-  DPTDR Table 5). Initial values are N(0, ``init_std``): the prefix's, or the embedding's and both
-  kernels' of the MLP, whose biases are 0. So the released code starts in effect: transformers
-  initialises anew whatever a checkpoint lacks. PyTorch's own Linear would start all vectors nearly
-  alike.
+  ``config.prompt.reparam`` 'none': the prefix itself; 'mlp': Embedding(P, H) -> Linear(hidden) ->
+  Tanh -> Linear(L*2*H) (Li and Liang 2021, section 4.3; DPTDR Table 5). Embeddings, kernels and
+  prefixes start as N(0, ``init_std``), biases as 0, as the released code does in effect. PyTorch's
+  own Linear would start all vectors nearly alike.
   """
   knobs, width = config.prompt, model.hidden_size
   length, hidden, std = knobs.length, knobs.reparam_hidden, knobs.init_std
@@ -90,7 +105,6 @@ def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
 
 
 def expand(config: Any, model: Any, params: Mapping[str, Any]) -> Prefix:
-  """The prefix of these parameters."""
   if 'prefix' in params:
     vectors = params['prefix']
   else:
@@ -114,12 +128,10 @@ def linear(key: Array, rows: int, columns: int, std: float) -> dict[str, Array]:
 
 
 def apply(params: Mapping[str, Array], x: Array) -> Array:
-  """A linear layer."""
   return x @ params['kernel'] + jnp.expand_dims(params['bias'], 0)
 
 
 def load(meta: Mapping[str, Any], vectors: Float[np.ndarray, 'L 2 P N D']) -> Prefix:
-  """The prefix of a file."""
   return Prefix(vectors, shift=vectors.shape[2] if meta['shift_positions'] else 0)
 
 
@@ -129,11 +141,98 @@ def _row(config: Any, size: int) -> Prefix:
   return Prefix(vectors, np.zeros((), np.int32), np.zeros((), np.int32))
 
 
+def arrays(axes: str, where: str, meta: Mapping[str, Any]) -> dict[str, str]:
+  """The array of a file. Raises InputError where meta lacks shift_positions."""
+  check_types(f'{where}: meta', meta, {'shift_positions': (bool,)}, needed=True)
+  return {'prefix': axes}
+
+
+def meta_of(config: Any) -> dict[str, bool]:
+  """The meta keys that only prefixes have."""
+  return {'shift_positions': bool(config.prompt.shift_positions)}
+
+
+def _export(config: Any, adapter: Prefix) -> tuple[dict[str, Any], dict[str, Any]]:
+  return {'prefix': adapter.vectors}, meta_of(config)
+
+
+def to_peft(
+  where: str, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+  """A prefix as PEFT stores it: of each position every layer's keys, then its values.
+
+  PEFT passes no positions on, so a text's tokens count from P.
+
+  Raises:
+    InputError: the prompt was trained without ``shift_positions``.
+  """
+  if not meta['shift_positions']:
+    raise InputError(
+      f'{where}: PEFT counts positions from the length of the prompt, and this one was trained '
+      'with positions from 0; train with --config.prompt.shift_positions=True '
+      '(configs/dptdr.py:beir,peft), or export with --format=sentence-transformers'
+    )
+  vectors = arrays['prefix']
+  layers, _, length, heads, size = vectors.shape
+  config = {
+    'encoder_hidden_size': heads * size,
+    'num_attention_heads': heads,
+    'num_layers': layers,
+    'num_transformer_submodules': 1,
+    'num_virtual_tokens': length,
+    'prefix_projection': False,
+    'token_dim': heads * size,
+  }
+  rows = vectors.transpose(2, 0, 1, 3, 4).reshape(length, -1)
+  return config, {_TENSOR: np.ascontiguousarray(rows)}
+
+
+def from_peft(
+  folder: epath.Path, model: Any, config: Mapping[str, Any], stored: Mapping[str, Stored]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """A prefix from PEFT.
+
+  Raises:
+    InputError: of another backbone, damaged, or with trained parts that a prompt cannot hold.
+  """
+  layers, two, heads, size = one_position(model)
+  length = convert(dict(config), str(folder / _CONFIG), _Config).num_virtual_tokens
+  expected = {
+    'num_layers': layers,
+    'token_dim': heads * size,
+    'num_attention_heads': heads,
+    'num_transformer_submodules': 1,
+  }
+  for key, value in expected.items():
+    if config.get(key) not in (None, value):
+      raise InputError(
+        f'{folder / _CONFIG}: {key} is {config[key]!r:.40}, the backbone has {value}; give its own '
+        '--backbone=DIR'
+      )
+  if [*stored] != [_TENSOR]:
+    raise InputError(
+      f'{folder / _WEIGHTS}: holds {weights.listed([*stored]) or "no tensors"}; expected only '
+      f'{_TENSOR}'
+    )
+  vectors, shape = stored[_TENSOR].read(), [length, layers * two * heads * size]
+  if list(vectors.shape) != shape:
+    raise InputError(
+      f'{folder / _WEIGHTS}: {_TENSOR} has shape {list(vectors.shape)}; {_CONFIG} and the backbone '
+      f'give {shape}'
+    )
+  vectors = vectors.astype(np.float32).reshape(length, layers, two, heads, size)
+  return {'prefix': np.ascontiguousarray(vectors.transpose(1, 2, 0, 3, 4))}, {
+    'shift_positions': True
+  }
+
+
 ADAPTER = Kind(
   'prefix',
   'key and value vectors in every layer',
-  lambda where, meta: {'prefix': 'L 2 P N D'},
+  functools.partial(arrays, 'L 2 P N D'),
   lambda meta, arrays: [load(meta, arrays['prefix'])],
-  Training(init, expand, lambda config, adapter: ({'prefix': adapter.vectors}, {})),
+  Training(init, expand, _export),
   row=_row,
+  peft=Peft('PREFIX_TUNING', to_peft, from_peft),
+  code=pathlib.Path(__file__).parents[1] / 'dprjax_prompt.py.txt',
 )

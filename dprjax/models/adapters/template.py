@@ -13,9 +13,8 @@ from dprjax.models import segments
 from dprjax.models.adapter import Adapter, Kind
 from dprjax.models.artifact import Prompt, Types, check_types
 
-# The further keys of meta: ``template`` has a form (see ``segments.parse``) for each kind of input,
-# ``words`` the text of each prompt segment that has no vectors, ``label_words`` the words for yes
-# and no.
+# Further keys of meta: template strings by kind of input, the words of prompt segments without
+# vectors, and the words for yes and no.
 META: Types = {'template': (dict,), 'words': (dict,), 'fixed_layers': (int,)}
 PAIR_META: Types = {'label_words': (list,), 'score': (str,), 'head_sha256': (str,)}
 SCORES = ('logit', 'probability')
@@ -31,9 +30,8 @@ class LearnedTokens(Adapter):
 
   Attributes:
     vectors: the table. An id beyond it gives NaN.
-    fixed_layers: the first layers whose inputs hold the unchanged rows at these tokens, without
-      position embedding, LayerNorm or dropout. From the next layer on these tokens change. 0: they
-      are ordinary inputs of the embedding layer.
+    fixed_layers: the first so many layers get the unchanged rows at these tokens, without position
+      embedding, LayerNorm or dropout. 0: they are ordinary inputs of the embedding layer.
   """
 
   vectors: Float[Array, 'E H']
@@ -56,7 +54,7 @@ class LearnedTokens(Adapter):
 
 @flax.struct.dataclass
 class _Placed(Adapter):
-  """Rows of the table at the places of their tokens, and the layers whose inputs keep them."""
+  """Rows at the places of their tokens, and which layers keep them."""
 
   places: Bool[Array, 'B T 1']
   rows: Float[Array, 'B T H']
@@ -88,10 +86,10 @@ def spec(prompt: Prompt) -> segments.Spec:
 
 
 def check_template(prompt: Prompt, kinds: Sequence[str], config: Any) -> None:
-  """Checks that a prompt is a template for these kinds of input, and for this backbone's layers.
+  """Checks that a prompt is a template for these kinds of input and this backbone.
 
   Raises:
-    InputError: it is of another kind, for other inputs, or fixes more layers than there are.
+    InputError: another kind of prompt, other inputs, or more fixed layers than the backbone has.
   """
   there = prompt.meta['template'] if prompt.meta['kind'] == ADAPTER.name else ()
   if set(there) != set(kinds):
@@ -108,16 +106,15 @@ def check_template(prompt: Prompt, kinds: Sequence[str], config: Any) -> None:
 
 
 def check_head(prompt: Prompt, head_sha256: str) -> None:
-  """Raises InputError where a template's label words are read off another head than its own."""
+  """Raises InputError if the masked-LM head is not the one that the template was trained with."""
   if (recorded := prompt.meta['head_sha256']) != head_sha256:
     raise InputError(
-      f'{prompt.path}: was made for a masked-LM head with SHA-256 {recorded}, this backbone has '
-      f'one with {head_sha256}; give the backbone that it was trained on'
+      f'{prompt.path}: needs a masked-LM head with SHA-256 {recorded}, not {head_sha256}; give the '
+      'backbone that it was trained on'
     )
 
 
 def _arrays(path: str, meta: Mapping[str, Any]) -> dict[str, str]:
-  """The arrays that a template needs. Raises InputError where its meta does not describe one."""
   forms, where = meta.get('template'), f"{path}: meta's"
   if not isinstance(forms, dict) or set(forms) not in ({'query', 'passage'}, {'pair'}):
     raise InputError(
@@ -142,7 +139,7 @@ def _arrays(path: str, meta: Mapping[str, Any]) -> dict[str, str]:
         f'{where} words of {name!r:.40} are {value!r:.60}; expected a text of at most '
         f'{_LONGEST_WORDS} characters for one of: {", ".join(prompts) or "no segment"}'
       )
-  if meta['shift_positions']:
+  if meta.get('shift_positions'):
     raise InputError(f'{where} shift_positions is true, which no template takes')
   if not 0 <= meta['fixed_layers'] <= _MOST_LAYERS:
     raise InputError(

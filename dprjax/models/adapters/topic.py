@@ -1,5 +1,6 @@
 """A prefix for each topic, of which a topic model chooses (Topic-DPR section 3.2)."""
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +15,11 @@ from dprjax.models.adapters import prefix
 
 
 def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
-  """Parameters of the prefixes, the same for all topics.
+  """Parameters that all topics share.
 
-  A residual MLP over the words' embeddings, V = e + W2 relu(W1 e + b1) + b2, and a matrix M from
-  H to L * 2 * H without bias. Initial values are N(0, ``config.prompt.init_std``), biases 0: the
-  paper leaves them open.
+  A residual MLP over word embeddings, V = e + W2 relu(W1 e + b1) + b2, and a matrix M from H to
+  L * 2 * H without bias. The paper leaves initial values open: N(0, ``config.prompt.init_std``),
+  and biases 0.
   """
   width, std = model.hidden_size, config.prompt.init_std
   first, second, third = jax.random.split(key, 3)
@@ -37,7 +38,7 @@ def expand(
 
   Args:
     model: the encoder's shape.
-    params: see `init`.
+    params: as ``init`` gives them.
     words: embeddings of the first P tokens of each topic's words.
   """
   topics, length, width = words.shape
@@ -56,7 +57,7 @@ def _load(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[Any
 ADAPTER = Kind(
   'topic',
   'a prefix for each topic, of which a topic model chooses',
-  lambda where, meta: {'prefix': 'K L 2 P N D'},
+  functools.partial(prefix.arrays, 'K L 2 P N D'),
   _load,
   sided=False,
   topics=True,
