@@ -14,9 +14,9 @@ The kind of adapter (`models.adapter`) decides the arrays and meta's further key
 
 import dataclasses
 import json
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 from etils import epath
 
@@ -24,7 +24,7 @@ from dprjax.base import repository
 from dprjax.base.arrays import read_arrays, write_arrays
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.base.reading import parse_object
+from dprjax.base.reading import convert, parse_object
 from dprjax.formats import seen
 from dprjax.formats.texts import KINDS
 from dprjax.models import adapter as adapters
@@ -37,51 +37,48 @@ FORMAT = 'dprjax.prompt'
 FILE = 'prompt.npz'  # its name in a folder
 VERSION = 1
 
-Types = Mapping[str, tuple[type, ...]]
+_Score = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Length = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 
-# Required keys of meta. With two encoders, backbone_sha256 is {'query': ..., 'passage': ...}.
-META: Types = {
-  'format': (str,),
-  'version': (int,),
-  'kind': (str,),
-  'backbone': (str,),
-  'backbone_sha256': (str, dict),
-  'tokenizer_sha256': (str,),
-  'pooling': (str,),
-  'normalize': (bool,),
-  'temperature': (int, float),
-  'query_max_length': (int,),
-  'passage_max_length': (int,),
-  'dprjax_version': (str,),
-}
-_RANGES = {
-  'temperature': (1e-9, 1e9),
-  'query_max_length': (1, 2**20),
-  'passage_max_length': (1, 2**20),
-}
-# Other keys (task, metrics) are free.
-_OPTIONAL_META: Types = {
-  'query_prefix': (str,),
-  'passage_prefix': (str,),
-  'sides': (str,),
-  'matryoshka': (list,),
-  'gain': (dict,),
-}
-# The keys of meta's ``gain``: the dev score after training, beside the baseline's.
-_GAIN: Types = {
-  'measure': (str,),
-  'baseline': (int, float),
-  'best': (int, float),
-  'difference': (int, float),
-  'low': (int, float, type(None)),
-  'high': (int, float, type(None)),
-  'queries': (int,),
-  'better': (bool,),
-  'folds': (int,),
-}
+
+class _Gain(msgspec.Struct, forbid_unknown_fields=True):
+  """The dev score after training, beside the baseline's."""
+
+  measure: str
+  baseline: _Score
+  best: _Score
+  difference: _Score
+  low: _Score | None
+  high: _Score | None
+  queries: _Count
+  better: bool
+  folds: _Count
+
+
+class _Meta(msgspec.Struct):
+  """The keys of meta. Further ones, such as task and metrics, are free."""
+
+  format: str
+  version: int
+  kind: str
+  backbone: str
+  backbone_sha256: str | dict[str, str]  # by side, if there are two encoders
+  tokenizer_sha256: str
+  pooling: str
+  normalize: bool
+  temperature: Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
+  query_max_length: _Length
+  passage_max_length: _Length
+  dprjax_version: str
+  query_prefix: str = ''
+  passage_prefix: str = ''
+  sides: Literal['both', 'query'] = 'both'
+  matryoshka: list[Annotated[int, msgspec.Meta(ge=1)]] = []
+  gain: _Gain | msgspec.UnsetType = msgspec.UNSET
+
 
 _QUERIES = 'queries/'
-_LARGEST_SCORE = 1e15
 _MOST_COMPRESSED = 20  # times; a guard against bombs, as floats hardly compress
 
 
@@ -90,7 +87,7 @@ class Prompt:
   """The content of a prompt file.
 
   Attributes:
-    meta: the JSON object with the keys of ``META``.
+    meta: the JSON object with the keys of ``_Meta``.
     arrays: the adapter's members, by name.
     path: of the file, for errors.
     queries: hashes of the queries used in training and selection.
@@ -156,22 +153,14 @@ def check_gain(where: str, gain: Any) -> None:
   Raises:
     InputError: keys, types or ranges are wrong, or values contradict each other.
   """
-  if not isinstance(gain, dict) or set(gain) != set(_GAIN):
-    raise InputError(f'{where}: gain is {gain!r:.60}, expected an object of {", ".join(_GAIN)}')
-  check_types(f'{where}: gain', gain, _GAIN)
-  for key, value in gain.items():
-    if isinstance(value, int | float) and not abs(value) <= _LARGEST_SCORE:
-      raise InputError(f"{where}: gain's {key} is {value!r:.60}, no score")
-  low, high = gain['low'], gain['high']
-  if (low is None) != (high is None) or (low is not None and low > high):
+  found = convert(gain, f'{where}: gain', _Gain)
+  low, high = found.low, found.high
+  if (low is None) != (high is None) or (low is not None and high is not None and low > high):
     raise InputError(f"{where}: gain's low and high are {low!r} and {high!r}, no interval")
-  if gain['better'] and gain['best'] <= gain['baseline']:
+  if found.better and found.best <= found.baseline:
     raise InputError(
-      f"{where}: gain's better is true, but best {gain['best']} <= baseline {gain['baseline']}"
+      f"{where}: gain's better is true, but best {found.best} <= baseline {found.baseline}"
     )
-  for key in ('queries', 'folds'):
-    if gain[key] < 0:
-      raise InputError(f"{where}: gain's {key} is {gain[key]}, expected 0 or more")
 
 
 def load_prompt(path: PathLike) -> Prompt:
@@ -307,19 +296,6 @@ def check_content(prompt: Prompt) -> None:
       )
 
 
-def check_types(where: str, values: Mapping[str, Any], known: Types, needed: bool = False) -> None:
-  """Raises InputError for a value of another type, or a missing one if they are ``needed``."""
-  if needed and (missing := [key for key in known if key not in values]):
-    raise InputError(f'{where} lacks {", ".join(missing)}; export the prompt again')
-  for key, types in known.items():
-    value = values.get(key)
-    if key in values and (
-      not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
-    ):
-      expected = ' or '.join('null' if t is type(None) else t.__name__ for t in types)
-      raise InputError(f"{where}'s {key} is {value!r:.60}, expected {expected}")
-
-
 def _check_meta(path: str, meta: dict[str, Any]) -> None:
   if meta.get('format') != FORMAT:
     raise InputError(
@@ -332,29 +308,12 @@ def _check_meta(path: str, meta: dict[str, Any]) -> None:
       f"{path}: meta's version is {version!r}, and this dprjax reads {VERSION}"
       + (': upgrade dprjax' if newer else '')
     )
-  check_types(f'{path}: meta', meta, META, needed=True)
-  check_types(f'{path}: meta', meta, _OPTIONAL_META)
-  where = f"{path}: meta's"
+  found = convert(meta, f'{path}: meta', _Meta)
   if 'gain' in meta:
     check_gain(f'{path}: meta', meta['gain'])
-  for key, (least, most) in _RANGES.items():
-    if not least <= meta[key] <= most:
-      raise InputError(f'{where} {key} is {meta[key]!r:.60}, expected {least} to {most}')
-  digests = meta['backbone_sha256']
-  for digest in digests.values() if isinstance(digests, dict) else ():
-    if not isinstance(digest, str):
-      raise InputError(f'{where} backbone_sha256 holds {digest!r:.60}, expected texts')
-  kind = adapters.find(meta['kind'], f'{where} kind')
-  sides = ('both', 'query') if kind.sided else ('both',)
-  if meta.get('sides', 'both') not in sides:
-    raise InputError(
-      f'{where} sides is {meta["sides"]!r:.60}; a prompt of kind {kind.name!r} has '
-      f'{" or ".join(map(repr, sides))}'
-    )
-  for length in meta.get('matryoshka', ()):
-    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-      raise InputError(
-        f'{where} matryoshka holds {length!r:.60}, expected whole numbers of dimensions'
-      )
+  where = f"{path}: meta's"
+  kind = adapters.find(found.kind, f'{where} kind')
+  if found.sides == 'query' and not kind.sided:
+    raise InputError(f"{where} sides is 'query', but kind {kind.name!r} has 'both'")
   if kind.load is not None:  # templates have poolings of their own
-    poolings.find(meta['pooling'], f'{where} pooling')
+    poolings.find(found.pooling, f'{where} pooling')

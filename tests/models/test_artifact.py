@@ -112,12 +112,12 @@ def test_for_queries_alone(tmp_path):
     (('query/prefix',), {}, 'passage/prefix'),
     (('prefix',), {'sides': 'query'}, 'query/prefix'),
     (('query/prefix', 'passage/prefix'), {'sides': 'query'}, 'passage/prefix'),
-    (('query/prefix',), {'sides': 'passage'}, ('passage', 'both', 'query')),
-    (('prefix',), {'sides': 1}, ('p.npz', '1')),
+    (('query/prefix',), {'sides': 'passage'}, 'sides'),
+    (('prefix',), {'sides': 1}, ('p.npz', 'sides')),
     (('prefix',), {'sides': 'query', 'kind': 'topic'}, ('topic', 'both')),
-    (('prefix',), {'matryoshka': 8}, ('p.npz', '8')),
-    (('prefix',), {'matryoshka': [8, 0]}, ('p.npz', '0')),
-    (('prefix',), {'matryoshka': ['8']}, ('p.npz', '8')),
+    (('prefix',), {'matryoshka': 8}, ('p.npz', 'matryoshka')),
+    (('prefix',), {'matryoshka': [8, 0]}, 'matryoshka'),
+    (('prefix',), {'matryoshka': ['8']}, 'matryoshka'),
   ],
 )
 def test_sides_and_arrays_agree(tmp_path, arrays, meta, message):
@@ -180,9 +180,9 @@ def _forms(query):
 @pytest.mark.parametrize(
   ('arrays', 'change', 'message'),
   [
-    (VECTORS, TEMPLATE | {'template': 'P1 text'}, 'P1 text'),
+    (VECTORS, TEMPLATE | {'template': 'P1 text'}, 'template'),
     (VECTORS, TEMPLATE | {'template': {'query': 'text'}}, ('prompt.npz', 'query')),
-    (VECTORS, _forms(3), ('prompt.npz', '3')),
+    (VECTORS, _forms(3), ('prompt.npz', 'template')),
     (VECTORS, _forms('[CLS] P1 text [SEP]'), '[MASK]'),
     ({}, TEMPLATE, 'segments/query/P1'),
     ({'prefix': prefix()}, TEMPLATE, 'segments/query/P1'),
@@ -192,15 +192,15 @@ def _forms(query):
       TEMPLATE,
       ('segments/query/P1', '[P, H]', '[6, 2, 24]'),
     ),
-    (VECTORS, TEMPLATE | {'words': {'query/P3': 'x'}}, ('query/P3', 'x')),
-    (VECTORS, TEMPLATE | {'words': {'passage/P2': 7}}, 'passage/P2'),
-    (VECTORS, TEMPLATE | {'fixed_layers': -1}, ('fixed_layers', '-1')),
+    (VECTORS, TEMPLATE | {'words': {'query/P3': 'x'}}, 'query/P3'),
+    (VECTORS, TEMPLATE | {'words': {'passage/P2': 7}}, 'words'),
+    (VECTORS, TEMPLATE | {'fixed_layers': -1}, 'fixed_layers'),
     (VECTORS, TEMPLATE | {'fixed_layers': True}, 'fixed_layers'),
     (VECTORS, TEMPLATE | {'pooling': 'max'}, 'max'),
     (VECTORS, TEMPLATE | {'drop': ['words']}, 'prompt.npz'),
     ({}, PAIR | {'drop': ['head_sha256']}, 'head_sha256'),
     ({}, PAIR | {'pooling': 'mean'}, 'mean'),
-    ({}, PAIR | {'label_words': ['yes']}, ('label_words', '[', 'yes', ']')),
+    ({}, PAIR | {'label_words': ['yes']}, 'label_words'),
     ({}, PAIR | {'score': 'odds'}, 'odds'),
   ],
 )
@@ -225,9 +225,9 @@ def test_bad_templates(write, arrays, change, message):
     (None, {'version': '1'}, ('prompt.npz', '1')),
     (None, {'kind': 'suffix'}, 'suffix'),
     (None, {'pooling': 'median'}, 'median'),
-    (None, {'normalize': 'yes'}, 'yes'),
+    (None, {'normalize': 'yes'}, 'normalize'),
     (None, {'query_max_length': True}, 'query_max_length'),
-    (None, {'query_prefix': 3}, ('query_prefix', '3')),
+    (None, {'query_prefix': 3}, 'query_prefix'),
     (
       {},
       {},
@@ -276,17 +276,17 @@ def test_a_gain(write):
 @pytest.mark.parametrize(
   ('gain', 'message'),
   [
-    ([], '[]'),
-    ({'best': 1.0}, ('prompt.npz', 'best')),
-    (GAIN | {'more': 1}, ('prompt.npz', 'best')),
-    (GAIN | {'baseline': '1'}, ('prompt.npz', '1')),
+    ([], 'gain'),
+    ({'best': 1.0}, ('prompt.npz', 'gain')),
+    (GAIN | {'more': 1}, ('prompt.npz', 'more')),
+    (GAIN | {'baseline': '1'}, ('prompt.npz', 'baseline')),
     (GAIN | {'queries': True}, 'prompt.npz'),
-    (GAIN | {'better': 1}, ('prompt.npz', '1')),
+    (GAIN | {'better': 1}, ('prompt.npz', 'better')),
     (GAIN | {'low': None}, '0.07'),
     (GAIN | {'low': 0.2}, ('0.2', '0.07')),
-    (GAIN | {'best': 1e300}, '1e+300'),
+    (GAIN | {'best': 1e300}, 'best'),
     (GAIN | {'best': 0.5}, ('prompt.npz', '0.5')),
-    (GAIN | {'queries': -1}, '-1'),
+    (GAIN | {'queries': -1}, 'queries'),
   ],
 )
 def test_a_gain_that_cannot_be(write, gain, message):
@@ -388,12 +388,12 @@ def test_a_file_that_declares_what_it_has_not(tmp_path, members, message):
     ({'text': '{"temperature": NaN}'}, 'meta: not JSON'),
     ({'text': '{"temperature": ' + '1' * 6000 + '}'}, 'meta'),
     ({'text': r'{"task": "\ud800"}'}, 'meta'),
-    ({'temperature': 0}, ('prompt.npz', '0')),
-    ({'temperature': -1.5}, '-1.5'),
-    ({'query_max_length': 10**12}, ('query_max_length', '1000000000000')),
-    ({'passage_max_length': -3}, ('passage_max_length', '-3')),
+    ({'temperature': 0}, ('prompt.npz', 'temperature')),
+    ({'temperature': -1.5}, 'temperature'),
+    ({'query_max_length': 10**12}, 'query_max_length'),
+    ({'passage_max_length': -3}, 'passage_max_length'),
     ({'backbone_sha256': {'query': 3}}, 'backbone_sha256'),
-    ({'kind': ['prefix']}, 'prefix'),
+    ({'kind': ['prefix']}, 'kind'),
     ({'backbone': None}, 'prompt.npz'),
   ],
 )
@@ -412,7 +412,7 @@ def test_nothing_bad_is_saved(tmp_path):
   path = tmp_path / 'p.npz'
   with refused('p.npz'):
     save_prompt(path, Prompt(META, {'prefix': prefix() * np.float32(np.inf)}))
-  with refused('p.npz', 'pooling'):
+  with refused('p.npz', 'kind'):
     save_prompt(path, Prompt({'format': 'dprjax.prompt', 'version': 1}, {'prefix': prefix()}))
   assert not list(tmp_path.iterdir())
 

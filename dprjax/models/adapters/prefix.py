@@ -18,11 +18,14 @@ from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
 from dprjax.models import weights
 from dprjax.models.adapter import Adapter, Kind, Peft, Training
-from dprjax.models.artifact import check_types
 from dprjax.models.weights import Stored
 
 _CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 _TENSOR = 'prompt_embeddings'
+
+
+class _Meta(msgspec.Struct):
+  shift_positions: bool
 
 
 class _Config(msgspec.Struct):
@@ -143,7 +146,7 @@ def _row(config: Any, size: int) -> Prefix:
 
 def arrays(axes: str, where: str, meta: Mapping[str, Any]) -> dict[str, str]:
   """The array of a file. Raises InputError where meta lacks shift_positions."""
-  check_types(f'{where}: meta', meta, {'shift_positions': (bool,)}, needed=True)
+  convert(dict(meta), f'{where}: meta', _Meta)
   return {'prefix': axes}
 
 

@@ -1,27 +1,41 @@
 """Learned vectors among the tokens of the input, and the files of templates that have them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import flax.struct
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
+from dprjax.base.reading import convert
 from dprjax.models import segments
 from dprjax.models.adapter import Adapter, Kind
-from dprjax.models.artifact import Prompt, Types, check_types
+from dprjax.models.artifact import Prompt
 
-# Further keys of meta: template strings by kind of input, the words of prompt segments without
-# vectors, and the words for yes and no.
-META: Types = {'template': (dict,), 'words': (dict,), 'fixed_layers': (int,)}
-PAIR_META: Types = {'label_words': (list,), 'score': (str,), 'head_sha256': (str,)}
 SCORES = ('logit', 'probability')
 POOLINGS = ('mask', 'cls', 'mean')
 SEGMENTS = 'segments/'  # before the names of arrays
-_LONGEST_WORDS = 1000  # characters of a segment
-_MOST_LAYERS = 1000
+
+
+class _Meta(msgspec.Struct):
+  """The further keys of meta."""
+
+  pooling: str
+  template: dict[str, str]  # template strings by kind of input
+  words: dict[str, Annotated[str, msgspec.Meta(max_length=1000)]]  # of segments without vectors
+  fixed_layers: Annotated[int, msgspec.Meta(ge=0, le=1000)]
+
+
+class _PairMeta(_Meta):
+  pooling: Literal['mask']
+  label_words: Annotated[
+    list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=2, max_length=2)
+  ]
+  score: Literal['logit', 'probability']
+  head_sha256: str
 
 
 @flax.struct.dataclass
@@ -117,43 +131,21 @@ def check_head(prompt: Prompt, head_sha256: str) -> None:
 def _arrays(path: str, meta: Mapping[str, Any]) -> dict[str, str]:
   forms, where = meta.get('template'), f"{path}: meta's"
   if not isinstance(forms, dict) or set(forms) not in ({'query', 'passage'}, {'pair'}):
+    raise InputError(f'{where} template is {forms!r:.60}; expected query and passage, or pair')
+  found = convert(dict(meta), f'{path}: meta', _PairMeta if 'pair' in forms else _Meta)
+  if found.pooling not in POOLINGS:
     raise InputError(
-      f'{where} template is {forms!r:.60}, expected forms for query and passage, or for pair'
-    )
-  pair = 'pair' in forms
-  check_types(f'{path}: meta', meta, {**META, **(PAIR_META if pair else {})}, needed=True)
-  pooling, words = meta['pooling'], meta['words']
-  if pooling not in (('mask',) if pair else POOLINGS):
-    raise InputError(
-      f'{where} pooling is {pooling!r:.60}, expected one of: {", ".join(POOLINGS)}; of a pair mask'
+      f'{where} pooling is {found.pooling!r:.60}, expected one of: {", ".join(POOLINGS)}'
     )
   prompts: list[str] = []
-  for kind, form in forms.items():
-    if not isinstance(form, str):
-      raise InputError(f'{where} template of a {kind} is {form!r:.60}, expected a text')
-    segments.parse(form, kind, f'{where} template of a {kind}', masked=pooling == 'mask')
+  for kind, form in found.template.items():
+    segments.parse(form, kind, f'{where} template of a {kind}', masked=found.pooling == 'mask')
     prompts += segments.prompt_names(form, kind)
-  for name, value in words.items():
-    if name not in prompts or not isinstance(value, str) or len(value) > _LONGEST_WORDS:
-      raise InputError(
-        f'{where} words of {name!r:.40} are {value!r:.60}; expected a text of at most '
-        f'{_LONGEST_WORDS} characters for one of: {", ".join(prompts) or "no segment"}'
-      )
-  if meta.get('shift_positions'):
-    raise InputError(f'{where} shift_positions is true, which no template takes')
-  if not 0 <= meta['fixed_layers'] <= _MOST_LAYERS:
+  if unknown := [name for name in found.words if name not in prompts]:
     raise InputError(
-      f'{where} fixed_layers is {meta["fixed_layers"]!r:.60}, expected 0 to {_MOST_LAYERS}'
+      f'{where} words: {unknown[0]!r:.40} is none of: {", ".join(prompts) or "no segment"}'
     )
-  if pair:
-    labels = meta['label_words']
-    if len(labels) != 2 or not all(isinstance(word, str) and word for word in labels):
-      raise InputError(f'{where} label_words are {labels!r:.60}, expected two words')
-    if meta['score'] not in SCORES:
-      raise InputError(
-        f'{where} score is {meta["score"]!r:.60}, expected one of: {", ".join(SCORES)}'
-      )
-  return {f'{SEGMENTS}{name}': 'P H' for name in prompts if name not in words}
+  return {f'{SEGMENTS}{name}': 'P H' for name in prompts if name not in found.words}
 
 
 ADAPTER = Kind(
