@@ -1,4 +1,4 @@
-"""A corpus as a Python program gives it."""
+"""Corpora given as Python values."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,19 +13,19 @@ _IDS = ('_id', 'id')
 
 
 def passages(corpus: Corpus) -> list[Passage]:
-  """The passages of a corpus, as they are encoded.
+  """Reads a corpus.
 
   Args:
     corpus: one of
       - texts: a list, another iterable, or a column of pandas, pyarrow, polars or numpy;
-      - passages: mappings with ``text`` and perhaps ``title`` and ``_id`` or ``id``;
+      - passages: mappings with ``text`` and optional ``title`` and ``_id`` or ``id``;
       - a mapping of ids to texts or passages;
-      - a table with these columns: a mapping of lists, or one of pandas, pyarrow or polars.
+      - a table of these columns: a mapping of lists, or one of pandas, pyarrow or polars.
 
-      The id of a passage without one is its number, from 0. A title of None, NaN or NA is none.
+      The default id is the passage's number, from 0. A title may be None, NaN or NA.
 
   Raises:
-    InputError: something that is no text; an id that is no text or whole number, or comes twice.
+    InputError: a value that is no text, or an id that is no text or whole number, or repeated.
   """
   ids: dict[str, int] = {}
   found = []
@@ -39,12 +39,12 @@ def passages(corpus: Corpus) -> list[Passage]:
 
 
 def texts(corpus: Corpus) -> list[str]:
-  """The texts of these passages, whatever their ids."""
+  """The texts of a corpus."""
   return [text for _, text in _pairs(corpus)]
 
 
 def _pairs(corpus: Corpus) -> list[tuple[Any, str]]:
-  """The id, or None, and the text of every passage."""
+  """Each passage's id (or None) and text."""
   if (columns := _columns(corpus)) is not None:
     return _from_columns(columns)
   if isinstance(corpus, Mapping):
@@ -64,8 +64,7 @@ def _columns(corpus: Corpus) -> Mapping[str, Any] | None:
 def _from_columns(columns: Mapping[str, Any]) -> list[tuple[Any, str]]:
   if 'text' not in columns:
     raise InputError(
-      f'corpus: no column text in a table of {", ".join(columns)}; give the column of passages '
-      'that name, or the column alone'
+      f'corpus: no column text in a table of {", ".join(columns)}; rename the column of passages'
     )
   texts = given.texts(columns['text'], 'text')
   none = [None] * len(texts)
@@ -83,13 +82,13 @@ def _from_columns(columns: Mapping[str, Any]) -> list[tuple[Any, str]]:
 
 
 def _read(value: Any, number: int) -> tuple[Any, str]:
-  """The id, or None, and the text of a passage, which is passage ``number`` of the corpus."""
+  """The id (or None) and text of passage ``number``."""
   if not isinstance(value, Mapping):
     return None, given.check_text(value, number)
   if 'text' not in value:
     raise InputError(
-      f'corpus: passage {number} has {", ".join(map(str, value)) or "nothing"}; expected text, and '
-      'perhaps title and _id'
+      f'corpus: passage {number} has {", ".join(map(str, value)) or "nothing"}; expected text '
+      '(and title, _id)'
     )
   title = value.get('title')
   title = '' if given.is_missing(title) else given.check_text(title, number, 'title')

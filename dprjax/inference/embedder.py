@@ -1,4 +1,4 @@
-"""Rows of tokens to vectors, on every device of a mesh."""
+"""Turns rows of tokens into vectors, on every device of a mesh."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,8 +17,8 @@ from dprjax.runtime import mesh as meshes
 
 # Padded lengths. Each is compiled once.
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
-# Tokens of a step for each core of a processor, at most: what one layer gives the next stays in its
-# caches then (docs/performance.md).
+# The most tokens of a step for each CPU core, so that activations stay in caches
+# (docs/performance.md).
 _CORE_TOKENS = 1024
 
 EmbedFn = Callable[..., jax.Array]
@@ -26,50 +26,48 @@ ProgressFn = Callable[[int], None]
 
 
 def local_mesh() -> Mesh:
-  """All devices of this process, which split a batch among them."""
+  """All local devices; a batch is split among them."""
   return meshes.make_mesh({'data': -1}, jax.local_devices())
 
 
 def place(mesh: Mesh, params: Any) -> Any:
-  """Parameters, whole on every device of the mesh."""
+  """Replicates parameters on the mesh."""
   return meshes.put(params, jax.tree.map(lambda _: meshes.replicated(mesh), params))
 
 
 def count_from(done: int, progress: ProgressFn | None) -> ProgressFn | None:
-  """``progress`` for a part of the work that comes after ``done`` rows."""
+  """``progress`` of work that follows ``done`` rows."""
   return None if progress is None else lambda count: progress(done + count)
 
 
 def rows_at_once(platform: str, devices: int, batch_size: int, length: int) -> int:
-  """How many rows of a length a step embeds, a whole number for each device: ``batch_size``, on a
-  processor at most as many as its caches hold.
-  """
+  """The rows of a step: ``batch_size``, or on CPUs what the caches hold; equal on all devices."""
   if platform == 'cpu':
     batch_size = min(batch_size, max(_CORE_TOKENS * machine.cores() // length, 1))
   return -(-batch_size // devices) * devices
 
 
 def check_size(name: str, value: Any, least: int = 1) -> None:
-  """Raises InputError where a size is no whole number, or less than ``least``."""
+  """Raises InputError unless a size is a whole number from ``least``."""
   if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
     raise InputError(f'{name}: expected a whole number from {least}, not {value!r:.60}')
 
 
 def padded_lengths(max_length: int) -> list[int]:
-  """What rows of at most ``max_length`` tokens are padded to, ascending."""
+  """The lengths that rows are padded to, ascending."""
   return [length for length in BUCKETS if length < max_length] + [max_length]
 
 
 class Embedder:
-  """Embeds rows of any length: sorted, padded to a few lengths, split over the mesh's devices.
+  """Embeds rows of any length: sorted, padded to a few lengths, split over devices.
 
   Args:
-    embed: ``(params, tokens [B, T], mask [B, T], *columns [B]) -> [B, H]``; it is jitted.
+    embed: ``(params, tokens [B, T], mask [B, T], *columns [B]) -> [B, H]``, to be jitted.
     mesh: the devices.
-    batch_size: rows per step, over all devices, at most; see ``rows_at_once``.
-    max_length: the longest row, in tokens.
+    batch_size: the most rows of a step, over all devices; see ``rows_at_once``.
+    max_length: of rows.
     pad_id: the padding token.
-    row_bytes: the least memory that a row of so many tokens takes (`encoder_row_bytes`).
+    row_bytes: the least memory of a row by its length (`encoder_row_bytes`).
 
   Raises:
     InputError: ``batch_size`` or ``max_length`` is no whole number from 1.
@@ -93,8 +91,7 @@ class Embedder:
     }
     self._embed = jax.jit(embed, out_shardings=meshes.replicated(mesh))
     self._pad_id = pad_id
-    # The devices of other kinds say when their memory does not suffice. Of a host's own memory more
-    # is given out than there is, and then the process is killed.
+    # Accelerators report a lack of memory; a host kills the process.
     self._row_bytes = row_bytes if platform == 'cpu' else None
     self._sharding = NamedSharding(mesh, P(meshes.BATCH))
 
@@ -104,9 +101,9 @@ class Embedder:
     """The program for rows of a length, from shapes.
 
     Args:
-      params: shapes of the first argument of ``embed``, with their shardings.
+      params: shapes with shardings.
       length: one of ``padded_lengths``.
-      columns: ``(dtype, *shape)`` of a row of the further arguments of ``embed``.
+      columns: ``(dtype, *shape)`` of a row of further arguments.
     """
 
     def rows(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
@@ -122,16 +119,16 @@ class Embedder:
     progress: ProgressFn | None = None,
     columns: Sequence[np.ndarray] = (),
   ) -> Float[np.ndarray, 'n H']:
-    """The rows' vectors, float32, in the rows' order.
+    """The rows' vectors, float32, in order.
 
     Args:
-      params: the first argument of ``embed``, placed on the mesh.
+      params: placed on the mesh.
       rows: token ids, at least one row.
       progress: called with the number of rows done.
-      columns: further arguments of ``embed``, one number per row.
+      columns: further arguments of ``embed``, one number for each row.
 
     Raises:
-      InputError: a batch does not fit into this machine's memory.
+      InputError: a batch does not fit into memory.
     """
     vectors: np.ndarray | None = None
     done = 0
@@ -170,14 +167,13 @@ class Embedder:
     needed = self._rows[length] * row_bytes(length)
     if needed > (there := machine.memory_bytes()):
       raise InputError(
-        f'{self._rows[length]:,} texts of up to {length} tokens at a time need more than '
-        f'{needed / 2**30:,.0f} GiB of memory, and this machine has {there / 2**30:,.0f}; give a '
-        'smaller batch size'
+        f'{self._rows[length]:,} texts of up to {length} tokens need more than '
+        f'{needed / 2**30:,.0f} GiB, this machine has {there / 2**30:,.0f}; give a smaller batch'
       )
 
 
 def encoder_row_bytes(config: EncoderConfig) -> Callable[[int], int]:
-  """The least memory of a row of T tokens: the scores of a layer's attention, or its MLP's."""
+  """The least memory of a row by its length: a layer's scores, or its MLP."""
 
   def row_bytes(length: int) -> int:
     return length * max(4 * config.num_heads * length, 2 * config.intermediate_size)

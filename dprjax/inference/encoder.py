@@ -1,4 +1,4 @@
-"""A backbone with a bank of prompts: texts to vectors."""
+"""Encodes texts with a backbone and a bank of prompts."""
 
 import collections
 import dataclasses
@@ -45,12 +45,12 @@ from dprjax.runtime import mesh as meshes
 
 logger = logging.getLogger('dprjax')
 
-# The name of a prompt that is given without one, and of a backbone without a prompt.
+# The default name, also of the bare backbone.
 UNNAMED = ''
 
 
 class Entry(NamedTuple):
-  """One prompt of a bank (None: the bare backbone), and how texts become vectors under it."""
+  """A prompt of a bank (None: the bare backbone), and how texts become vectors under it."""
 
   prompt: artifact.Prompt | None
   spec: VectorSpec
@@ -71,19 +71,19 @@ class _Group(NamedTuple):
 
 
 class Encoder:
-  """A backbone, or one for queries and one for passages, and any number of prompts by name.
+  """A backbone (or one each for queries and passages) and any number of prompts by name.
 
       encoder = Encoder.load('backbone', {'qa': 'qa.npz', 'chat': 'chat.npz'})
       encoder.encode(['a question', 'hello'], 'query', task=['qa', 'chat'])    # float32 [2, H]
 
   Attributes:
-    backbones: by kind, 'query' and 'passage'; the same object where they share it.
+    backbones: by kind, 'query' and 'passage'; may be the same object.
     tokenizer: the backbones'.
-    bank: the prompts by name, each with how texts become vectors under it.
+    bank: prompts by name, with how texts become vectors.
     mesh: the devices.
-    dimension: numbers of a vector.
-    topics: the topic models of prompts of kind topic, by the prompt's name.
-    truncated: how many texts were cut at the maximum length, by kind.
+    dimension: of vectors.
+    topics: topic models by prompt name.
+    truncated: the number of texts cut at the maximum length, by kind.
   """
 
   def __init__(
@@ -96,7 +96,7 @@ class Encoder:
     batch_size: int = 64,
     dtype: str = 'auto',
   ):
-    """See ``load``. All prompts of the bank give vectors of one dimension."""
+    """See ``load``. All prompts give vectors of one dimension."""
     self.backbones, self.tokenizer, self.bank = backbones, tokenizer, dict(bank)
     whole = min(backbone.config.vector_size for backbone in backbones.values())
     (dimension,) = {entry.spec.dimension for entry in self.bank.values()}
@@ -104,8 +104,7 @@ class Encoder:
     check_size('dimensions', self.dimension)
     if self.dimension > whole:
       raise InputError(
-        f'dimensions: {dimension} are asked for, and the vectors of {backbones["query"].path} '
-        f'have {whole}'
+        f'dimensions: {dimension} exceeds the {whole} of vectors of {backbones["query"].path}'
       )
     self.mesh = local_mesh() if mesh is None else mesh
     self.truncated: collections.Counter[str] = collections.Counter()
@@ -121,8 +120,7 @@ class Encoder:
       assert prompt is not None
       if len(found) != len(prompt.adapters('query')):
         raise InputError(
-          f'{prompt.path}: {len(prompt.adapters("query"))} prompts of {len(found)} topics; export '
-          'the prompt again'
+          f'{prompt.path}: {len(prompt.adapters("query"))} adapters for {len(found)} topics'
         )
     placed: dict[int, Any] = {}
     self._groups: dict[str, list[_Group]] = {}
@@ -132,7 +130,7 @@ class Encoder:
         check_length(name, entry, kind, backbone)
       if id(backbone) not in placed:
         placed[id(backbone)] = place(self.mesh, backbone.params)
-      # A compiled batch has one form; the bare backbone's is also that of any adapters.
+      # A compiled batch has one form. The bare backbone fits that of any adapter.
       names: dict[Any, list[str]] = {}
       for name, entry in self.bank.items():
         names.setdefault(_form(entry), []).append(name)
@@ -158,27 +156,26 @@ class Encoder:
     dtype: str = 'auto',
     dimensions: int | None = None,
   ) -> Self:
-    """Loads a backbone and the prompts for it.
+    """Loads a backbone and its prompts.
 
     Args:
-      backbone: a Hugging Face directory, a hub id, ``package:NAME``, or a folder with ``query/``
-        and ``passage/``, one encoder for each.
-      prompt: a ``prompt.npz``, a folder or ``USER/NAME@COMMIT`` on the hub with one, or several by
-        name; None is the bare backbone.
-      pooling: a name of `models.pooling`, instead of what the prompt or the backbone says. So are
-        the next three; all of them hold for every prompt. Under a template 'mean' is that of the
-        text's own tokens.
+      backbone: a Hugging Face directory, a hub id, ``package:NAME``, or a folder with two encoders
+        in ``query/`` and ``passage/``.
+      prompt: a ``prompt.npz``, or a folder or ``USER/NAME@COMMIT`` on the hub with one; several by
+        name; None: the bare backbone.
+      pooling: a name of `models.pooling`. It and the next three override every prompt and the
+        backbone. Under a template, 'mean' covers only the text's own tokens.
       normalize: whether vectors have unit length.
-      query_max_length: tokens, special ones included; a template comes on top.
+      query_max_length: tokens, including special ones; a template comes on top.
       passage_max_length: likewise.
-      mesh: the devices; all local ones by default.
-      batch_size: texts encoded at a time, over all devices, at most.
-      dtype: of the arithmetic, a name that ``models.encoder_config.arithmetic`` takes.
-      dimensions: the first numbers of every vector alone, scaled to unit length again where the
-        vectors have it; for models that were trained for it (``config.matryoshka``).
+      mesh: the devices; default: all local ones.
+      batch_size: the most texts at a time, over all devices.
+      dtype: a name that ``models.encoder_config.arithmetic`` takes.
+      dimensions: keep the first numbers of each vector, normalized again if vectors are; for models
+        trained so (``config.matryoshka``).
 
     Raises:
-      InputError: something cannot be read, or a prompt was made for another backbone.
+      InputError: a file cannot be read, or a prompt was made for another backbone.
     """
     if pooling is not None:
       poolings.find(pooling)
@@ -192,8 +189,8 @@ class Encoder:
       other = text.load_tokenizer(backbones['passage'].path)
       if other.sha256 != tokenizer.sha256:
         raise InputError(
-          f'{folder}: the tokenizers of its two encoders differ ({tokenizer.sha256} in query, '
-          f'{other.sha256} in passage); give both the same'
+          f'{folder}: its two encoders need the same tokenizer ({tokenizer.sha256} in query, '
+          f'{other.sha256} in passage)'
         )
     for one in backbones.values():
       hub.check_vocabulary(one, tokenizer.vocab_size, one.path)
@@ -218,7 +215,7 @@ class Encoder:
       bank[name] = Entry(loaded, _joined(both['query'], both['passage'], folder))
     if prompt is None and (folder / artifact.FILE).exists():
       logger.warning(
-        '%s holds a prompt, which is not applied; for vectors under it name it too, prompt=%s',
+        '%s holds a prompt that is not applied; to apply it, give prompt=%s',
         folder,
         folder,
       )
@@ -226,25 +223,25 @@ class Encoder:
 
   @property
   def space_sha256(self) -> str:
-    """Names the backbone, or both. Equal names mean comparable vectors of queries and passages."""
+    """Identifies the backbones. Equal values mean comparable vectors of queries and passages."""
     return '+'.join(dict.fromkeys(self.backbones[kind].sha256 for kind in KINDS))
 
   @property
   def config_sha256(self) -> str:
-    """Names the shape of the backbone, or of both: what else than tensors decides a vector."""
+    """Identifies the backbones' shapes, which affect vectors besides tensors."""
     return '+'.join(dict.fromkeys(config_sha256(self.backbones[kind].config) for kind in KINDS))
 
   @property
   def dtype(self) -> str:
-    """Of the arithmetic: 'float32', 'bfloat16' or 'mixed'."""
+    """The arithmetic: 'float32', 'bfloat16' or 'mixed'."""
     return self._arithmetic.name
 
   def entry(self, name: str | None = None) -> Entry:
-    """The named prompt; without a name, the only one. Raises InputError for an unknown name."""
+    """The named prompt, or the only one. Raises InputError for an unknown name."""
     return self.bank[self._names(name, 1)[0]]
 
   def queries(self, name: str | None = None) -> seen.Seen:
-    """Hashes of the queries that backbone and named prompt were trained on, and chosen by."""
+    """Hashes of the queries used to train and select the backbone and the named prompt."""
     prompt = self.entry(name).prompt
     folders = dict.fromkeys(backbone.path for backbone in self.backbones.values())
     known = [seen.read(epath.Path(folder) / seen.FILE) for folder in folders]
@@ -253,7 +250,7 @@ class Encoder:
   def tokenize(
     self, texts: Iterable[str], kind: str, prompt: str | Sequence[str] | None = None
   ) -> list[np.ndarray]:
-    """Token ids of texts of one kind: with its prefix text, cut at its maximum length."""
+    """Token ids of texts, with prefix texts and cut at the maximum length."""
     texts = given.texts(texts)
     names = self._names(prompt, len(texts))
     rows: list[np.ndarray] = [np.empty(0, np.int32)] * len(texts)
@@ -277,20 +274,19 @@ class Encoder:
     task: str | Sequence[str] | None = None,
     topic: int | Sequence[int] | None = None,
   ) -> Float[np.ndarray, 'n H']:
-    """Vectors of texts, float32 ``[n, dimension]``, in their order.
+    """Encodes texts to float32 ``[n, dimension]``, in order.
 
     Args:
-      texts: any number of strings: a list, another iterable, or a column of pandas, pyarrow, polars
-        or numpy.
-      kind: 'query' or 'passage'. Maximum length, prefix text and prompt may depend on it.
+      texts: strings: a list, another iterable, or a column of pandas, pyarrow, polars or numpy.
+      kind: 'query' or 'passage'; decides maximum length, prefix text and prompt.
       progress: called with the number of texts done.
-      prompt: a name in ``bank``, or one for each text. Not needed where there is only one.
-      task: the same, where prompts are named after their tasks.
-      topic: of the texts, or one for each, where all their prompts are of kind topic; by default
-        each text's own, by its words.
+      prompt: a name in ``bank``, or one for each text. Optional if there is only one.
+      task: an alias of ``prompt``, for prompts named after tasks.
+      topic: of all texts or of each, if all prompts are of kind topic; default: chosen by the
+        words.
 
     Raises:
-      InputError: an unknown kind, prompt or topic; something that is no text; or too large a batch.
+      InputError: an unknown kind, prompt or topic; a value that is no text; too large a batch.
     """
     if kind not in KINDS:
       raise InputError(f"kind: expected 'query' or 'passage', not {kind!r}")
@@ -318,18 +314,18 @@ class Encoder:
     return codes.cut(vectors, self.dimension, [self.bank[n].spec.normalize for n in names])
 
   def check_topic(self, topic: int | None, name: str | None = None) -> None:
-    """Raises InputError where the named prompt, or the only one, has no such topic."""
+    """Raises InputError if the named (or only) prompt has no such topic."""
     name = self._names(name, 1)[0]
     if topic is not None and not 0 <= topic < (count := len(self.topics.get(name, ()))):
       whose = f'{count} topics, 0 to {count - 1}' if count else 'no topics'
       raise InputError(
-        f'topic: {topic} is asked for, and the prompt{f" {name!r}" if name else ""} has {whose}'
+        f'topic: {topic} is unknown: the prompt{f" {name!r}" if name else ""} has {whose}'
       )
 
   def check_comparable(self, queries: Sequence[str], passages: str | None) -> None:
     """Checks that queries under these prompts can be compared with passages under that one.
 
-    They can under the same prompt, and where passages are the bare backbone's under both.
+    They can under the same prompt, or if both leave passages to the bare backbone.
 
     Raises:
       InputError: they cannot.
@@ -344,15 +340,14 @@ class Encoder:
     for name in dict.fromkeys(self._names(queries, len(queries))):
       if space(name) != space(own):
         raise InputError(
-          f'prompt: queries under {name!r} cannot be compared with passages under {own!r}: either '
-          'one prompt for both, or prompts for queries alone (or none) of one pooling and '
-          'normalisation'
+          f'prompt: queries under {name!r} cannot be compared with passages under {own!r}; use one '
+          'prompt for both, or query-only prompts of one pooling and normalisation'
         )
 
   def _assign(
     self, texts: Sequence[str], names: Sequence[str], topic: int | Sequence[int] | None
   ) -> Int32[np.ndarray, ' n']:
-    """Each text's topic, under the topic model of its prompt; 0 under a prompt of another kind."""
+    """Each text's topic; 0 under a prompt without topics."""
     found = np.zeros(len(texts), np.int32)
     if topic is not None:
       chosen = np.broadcast_to(np.asarray(topic, np.int64), len(texts))
@@ -365,7 +360,7 @@ class Encoder:
     return found
 
   def _names(self, prompt: str | Sequence[str] | None, count: int) -> list[str]:
-    """The prompt's name for each text. Raises InputError."""
+    """The prompt's name for each text."""
     if prompt is None and len(self.bank) == 1:
       return [*self.bank] * count
     names = [prompt] * count if prompt is None or isinstance(prompt, str) else list(prompt)
@@ -389,7 +384,7 @@ class Encoder:
       numbers[name] = len(adapters)
       adapters += own
       of_rows += [spec] * len(own)
-    # None is faster than one that changes nothing, and one is faster than a bank.
+    # No adapter is faster than an empty one, and one is faster than a bank.
     adapter = stack(adapters) if len(adapters) > 1 else adapters[0]
     embed = _embed_fn(config, tuple(of_rows), self._options)
     max_length = max(one.max_length(kind) for one in of_rows)
@@ -418,7 +413,7 @@ class Encoder:
       )
       lengths.append(tokens + template.num_tokens)
     around = templates.around(self.tokenizer)
-    # The longest template need not be that of the longest texts.
+    # The longest template need not hold the longest texts.
     most, more = max(lengths), made.extra(kind) - sum(around)
     row_bytes = encoder_row_bytes(whole.config)
     embedder = Embedder(
@@ -436,20 +431,19 @@ class Encoder:
 def either(
   prompt: str | Sequence[str] | None, task: str | Sequence[str] | None
 ) -> str | Sequence[str] | None:
-  """The names of prompts, by either word. Raises InputError where both are given."""
+  """The names of prompts from either argument. Raises InputError if both are given."""
   if prompt is not None and task is not None:
-    raise InputError('prompt, task: both name the prompt of a text; give one of them')
+    raise InputError('prompt, task: give one of them')
   return task if prompt is None else prompt
 
 
 def _joined(query: VectorSpec, passage: VectorSpec, folder: epath.Path) -> VectorSpec:
-  """That of an encoder of queries and one of passages, each with its length and prefix."""
+  """The spec of two encoders, each with its length and prefix."""
   for name in ('pooling', 'normalize'):
     found = [getattr(spec, name) for spec in (query, passage)]
     if found[0] != found[1]:
       raise InputError(
-        f'{folder}: {name} of its two encoders differs ({found[0]!r} in query, {found[1]!r} in '
-        f'passage); say which with --{name}'
+        f'{folder}: {name} differs ({found[0]!r} in query, {found[1]!r} in passage); give --{name}'
       )
   return dataclasses.replace(
     query, passage_max_length=passage.passage_max_length, passage_prefix=passage.passage_prefix
@@ -457,7 +451,7 @@ def _joined(query: VectorSpec, passage: VectorSpec, folder: epath.Path) -> Vecto
 
 
 def config_sha256(config: EncoderConfig) -> str:
-  """Names an encoder's shape: of the fields that count once a model is trained."""
+  """Identifies an encoder's shape by the fields that matter after training."""
   training = ('hidden_dropout', 'attention_dropout', 'initializer_range')
   values = {
     name: value for name, value in dataclasses.asdict(config).items() if name not in training
@@ -468,13 +462,11 @@ def config_sha256(config: EncoderConfig) -> str:
 
 
 def check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> None:
-  """Raises InputError where the longest texts of a kind exceed the backbone's positions, or none
-  can be as long.
-  """
+  """Raises InputError if the longest texts of a kind exceed the backbone's positions."""
   prompt, spec = entry
   room = backbone.config.max_tokens
   check_size(f'{kind}_max_length', spec.max_length(kind))
-  if _is_template(entry):  # whose length its tokenizer decides
+  if _is_template(entry):  # checked with its tokenizer
     return
   adapter = None if prompt is None else prompt.adapters(kind)[0]
   if adapter is not None:
@@ -492,7 +484,7 @@ def _is_template(entry: Entry) -> bool:
 
 
 def _form(entry: Entry) -> Any:
-  """What the prompts of one compiled batch have in common."""
+  """What the prompts of one compiled batch share."""
   if entry.prompt is None:
     return None
   if not _is_template(entry):
@@ -501,13 +493,13 @@ def _form(entry: Entry) -> Any:
   return *sorted(meta['template'].items()), meta['fixed_layers']
 
 
-@functools.lru_cache(maxsize=16)  # one function has one program: another encoder's is not compiled
+@functools.lru_cache(maxsize=16)  # equal encoders share a compiled program
 def _embed_fn(
   model: EncoderConfig,
   of_rows: tuple[VectorSpec, ...],
   options: EncoderOptions,
 ) -> EmbedFn:
-  """For one prompt, or for a bank's prompts in the bank's order."""
+  """For one prompt, or for a bank's prompts in order."""
 
   def embed(
     params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None
@@ -531,7 +523,7 @@ def _template_fn(
   most: int,
   options: EncoderOptions,
 ) -> EmbedFn:
-  """Rows ``[CLS] text [SEP]`` go into templates, which are then of at most ``most`` tokens."""
+  """Puts rows ``[CLS] text [SEP]`` into templates of at most ``most`` tokens."""
 
   def embed(
     params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None

@@ -1,4 +1,4 @@
-"""Texts encoded into a folder of embeddings, by one process or by several."""
+"""Encodes texts into a folder of embeddings, in one process or several."""
 
 import hashlib
 import logging
@@ -34,23 +34,22 @@ def fill_folder(
   calibrate: int = 1024,
   vectors: Callable[[slice], Float[np.ndarray, 'n H']] | None = None,
 ) -> None:
-  """Encodes texts into a folder, which the caller has claimed; see ``retrieval.embeddings``.
+  """Encodes texts into a folder that the caller has claimed; see ``retrieval.embeddings``.
 
-  Shards that are there already are kept. All processes call this; each encodes other shards.
+  Existing shards are kept. All processes call this; each encodes its own shards.
 
   Args:
-    encoder: a backbone with one prompt or none.
+    encoder: a backbone with at most one prompt.
     kind: 'query' or 'passage'.
     texts: at least one.
     out: the folder.
-    source: where the texts are from, for messages.
+    source: of the texts, for messages.
     dtype: of the stored vectors.
-    shard_rows: rows a file.
-    topic, numbers: under a prompt of kind topic, what chose the topics, and the topic of each text;
-      None: its own.
-    calibrate: texts that the ranges of codes are measured on, at most; a folder that was begun
-      keeps its ranges.
-    vectors: gives those of some texts that are encoded already.
+    shard_rows: rows of a file.
+    topic, numbers: for a topic prompt, how topics were chosen, and each text's; None: by its words.
+    calibrate: the most texts to measure ranges of codes on. A folder that was begun keeps its
+      ranges.
+    vectors: gives the vectors of texts that are encoded already.
 
   Raises:
     InputError: bad ids, or ``out`` holds embeddings of other settings or texts.
@@ -75,7 +74,7 @@ def fill_folder(
     )
   if 0 < len(pending) < processes:
     logger.info(
-      '%s for %d processes, so some have nothing to do: give a smaller --shard_rows',
+      '%s for %d processes leave some idle: give a smaller --shard_rows',
       counted(len(pending), 'shards'),
       processes,
     )
@@ -121,7 +120,7 @@ def _calibrate(
   topics: Sequence[int] | None,
   count: int,
 ) -> None:
-  """Measures the ranges of codes on texts from all over the corpus."""
+  """Measures ranges of codes on texts from the whole corpus."""
   places = np.unique(np.linspace(0, len(texts) - 1, min(count, len(texts))).astype(np.int64))
   before = encoder.truncated[kind]
   writer.calibrate(
@@ -137,7 +136,7 @@ def _calibrate(
 def describe(
   encoder: Encoder, kind: str, dtype: str, input_sha256: str, topic: str = 'infer'
 ) -> manifest.Meta:
-  """What a manifest says of vectors of an encoder with one prompt or none."""
+  """The manifest's description of vectors, for at most one prompt."""
   entry = encoder.entry()
   prompt = entry.prompt
   sha256 = None if prompt is None else files.sha256_file(prompt.path)
@@ -151,7 +150,7 @@ def describe(
     tokenizer_sha256=encoder.tokenizer.sha256,
     prompt_sha256=None if query_only else sha256,
     query_prompt_sha256=sha256 if query_only and kind == 'query' else None,
-    # Of a prompt for queries alone the SHA-256 says it too, and passages do not share it.
+    # The SHA-256 of a query-only prompt implies it, and passages do not share it.
     shift_positions=entry.shift_positions and not query_only,
     **entry.spec.of_kind(kind),
     arithmetic=encoder.dtype,
@@ -161,7 +160,7 @@ def describe(
 
 
 def digest(texts: Iterable[Text]) -> str:
-  """SHA-256 of ids and texts. Not of their file, which may be a pipe."""
+  """SHA-256 of ids and texts; their file may be a pipe."""
   found = hashlib.sha256()
   for text in texts:
     for part in (text.id.encode(), text.text.encode()):

@@ -1,7 +1,7 @@
 """Models that read a query and a passage together and score them.
 
-``CrossEncoder`` is a sequence classifier; ``PromptReranker`` a masked language model that answers
-yes or no under a prompt (NIR-Prompt's Reranker-Prompt). ``load`` takes either.
+``CrossEncoder`` is a sequence classifier. ``PromptReranker`` is a masked language model that
+answers yes or no under a prompt (NIR-Prompt's Reranker-Prompt). ``load`` takes either.
 """
 
 import itertools
@@ -57,10 +57,10 @@ class Reranker:
 
   Attributes:
     backbone, tokenizer: the model's.
-    max_length: the most tokens of a pair.
-    dtype: of the arithmetic.
-    truncated: how many pairs lost tokens.
-    head: the backbone's head that scores.
+    max_length: of a pair, in tokens.
+    dtype: the arithmetic.
+    truncated: the number of pairs that lost tokens.
+    head: the name of the scoring head.
   """
 
   head: ClassVar[str]
@@ -105,7 +105,7 @@ class Reranker:
 
   @property
   def sha256(self) -> str:
-    """Names the encoder's tensors, the head's and the tokenizer, which decide a score."""
+    """Identifies the encoder, the head and the tokenizer."""
     head = self.backbone.heads[self.head]
     own = head_specs.sha256(self.head, self.backbone.config, head)
     return '+'.join((self.backbone.sha256, own, self.tokenizer.sha256))
@@ -117,16 +117,16 @@ class Reranker:
 
   @property
   def files(self) -> list[str]:
-    """The folder and the files that it was loaded from."""
+    """The folder and files that it was loaded from."""
     return [self.backbone.path]
 
   @property
   def specials(self) -> int:
-    """The tokens of a pair that are not its texts'."""
+    """The number of tokens around the texts of a pair."""
     return self._template.num_tokens
 
   def compile(self) -> None:
-    """Compiles the program of every padded length, for which the first such pair would wait."""
+    """Compiles the program of every padded length."""
     lengths = [*(n for n in BUCKETS if self.specials <= n < self.max_length), self.max_length]
     empty = np.zeros((len(lengths), 2), np.int32)
     rows = [np.full(length, self.tokenizer.pad_id, np.int32) for length in lengths]
@@ -135,14 +135,14 @@ class Reranker:
   def score(
     self, pairs: Iterable[tuple[str, str]], progress: ProgressFn | None = None
   ) -> Float[np.ndarray, ' n']:
-    """Scores of (query, passage) pairs, float32, in their order.
+    """Scores (query, passage) pairs: float32, in order.
 
     Args:
-      pairs: any number; a passage is its title, a space, its text.
+      pairs: any number; a passage is its title, a space and its text.
       progress: called with the number of pairs done.
 
     Raises:
-      InputError: something that is no pair of texts.
+      InputError: a value that is no pair of texts.
     """
     pairs = _check_pairs(pairs)
     scores = np.zeros(len(pairs), np.float32)
@@ -164,8 +164,8 @@ class Reranker:
 class CrossEncoder(Reranker):
   """A sequence classifier of 1 or 2 labels with its tokenizer, on all local devices.
 
-  The sigmoid of a score is the probability of relevance. The score is the logit, or of two labels
-  logit 1 (relevant) minus logit 0.
+  The score is the logit, or logit 1 (relevant) minus logit 0. Its sigmoid is the probability of
+  relevance.
 
       reranker = CrossEncoder.load('cross-encoder')
       reranker.score([('how do planes fly', 'The lift of a swept wing ...')])   # float32 [1]
@@ -217,18 +217,18 @@ class CrossEncoder(Reranker):
     batch_size: int = 64,
     dtype: str = 'auto',
   ) -> Self:
-    """Loads a BERT, RoBERTa or XLM-R sequence classifier of 1 or 2 labels.
+    """Loads a sequence classifier of 1 or 2 labels.
 
     Args:
       path: a Hugging Face directory, a hub id, or ``package:NAME``.
-      max_length: tokens of a pair; by default that of the tokenizer's files, at most 512. The
-        passage is cut first, see ``Template.cut``.
-      batch_size: pairs scored at a time, over all devices, at most.
-      dtype: of the arithmetic, a name that ``models.encoder_config.arithmetic`` takes.
+      max_length: tokens of a pair; default: the tokenizer's, at most 512. The passage is cut first,
+        see ``Template.cut``.
+      batch_size: the most pairs at a time, over all devices.
+      dtype: a name that ``models.encoder_config.arithmetic`` takes.
 
     Raises:
-      InputError: something cannot be read, there is no such head, it has more labels, or the
-        tokenizer is another model's.
+      InputError: a file cannot be read, the head is missing or has more labels, or the tokenizer is
+        another model's.
     """
     backbone, tokenizer = _load(path, cls.head)
     if max_length is None:
@@ -239,10 +239,10 @@ class CrossEncoder(Reranker):
 
 
 class PromptReranker(Reranker):
-  """A masked language model with a prompt of pairs: its answer at [MASK] is yes or no.
+  """A masked language model with a pair prompt: its answer at [MASK] is yes or no.
 
-  A score is logit(yes) - logit(no), whose sigmoid is P(yes | yes or no); or, where the prompt's
-  meta says ``probability``, P(yes) - P(no) among all words. Above 0 the pair matches.
+  The score is logit(yes) - logit(no), whose sigmoid is P(yes | yes or no); or P(yes) - P(no) among
+  all words, if the prompt's meta says ``probability``. Above 0 the pair matches.
 
       reranker = PromptReranker.load('backbone', 'qa.npz')
       reranker.score([('how do planes fly', 'The lift of a swept wing ...')])   # float32 [1]
@@ -269,17 +269,15 @@ class PromptReranker(Reranker):
     """See ``load``. The prompt was made for the backbone (``artifact.load_prompt_for``).
 
     Raises:
-      InputError: the backbone has no masked-LM head, or another one than the prompt was made for;
-        the prompt is none of pairs, or its label words are no words; it and its texts exceed the
-        positions.
+      InputError: the masked-LM head is missing, or not the prompt's; the prompt is not a pair
+        prompt, or a label word is not one token; it and its texts exceed the positions.
     """
     config = backbone.config
     check_template(prompt, ('pair',), config)
     if (found := backbone.heads.get('mlm')) is None:
       raise InputError(
-        f'{backbone.path}: no masked-LM head, which answers at [MASK]; give the backbone that '
-        f'{prompt.path} was trained on (such a head is trained with --config=configs/condenser.py:'
-        'mlm)'
+        f'{backbone.path}: no masked-LM head to answer at [MASK]; give the backbone that '
+        f'{prompt.path} was trained on, or train a head with --config=configs/condenser.py:mlm'
       )
     check_head(prompt, head_specs.sha256('mlm', config, found))
     yes, no = segments.label_ids(
@@ -338,19 +336,19 @@ class PromptReranker(Reranker):
     batch_size: int = 64,
     dtype: str = 'auto',
   ) -> Self:
-    """Loads a masked language model and a prompt of pairs for it.
+    """Loads a masked language model and a pair prompt.
 
     Args:
       path: a Hugging Face directory with a masked-LM head, a hub id, or ``package:NAME``.
       prompt: the prompt file.
-      max_length: tokens of a pair, the template's included, of which the passage is cut first; by
-        default each text is cut at its maximum length in the prompt's meta.
-      score: 'logit' or 'probability', instead of what the prompt says.
-      batch_size: pairs scored at a time, over all devices, at most.
-      dtype: of the arithmetic, a name that ``models.encoder_config.arithmetic`` takes.
+      max_length: tokens of a pair with its template, cutting the passage first; default: each text
+        is cut at its maximum length in the prompt's meta.
+      score: 'logit' or 'probability', instead of the prompt's.
+      batch_size: the most pairs at a time, over all devices.
+      dtype: a name that ``models.encoder_config.arithmetic`` takes.
 
     Raises:
-      InputError: something cannot be read, or the prompt was made for another backbone, head or
+      InputError: a file cannot be read, or the prompt was made for another backbone, head or
         tokenizer.
     """
     if score not in (None, *SCORES):
@@ -390,7 +388,7 @@ class PromptReranker(Reranker):
 
 
 def _load(path: PathLike, head: str) -> tuple[hub.Backbone, text.Tokenizer]:
-  """A model with its head, if it has one, and its tokenizer."""
+  """A model with its head, if any, and its tokenizer."""
   backbone = hub.load_backbone(path, (head,))
   tokenizer = text.load_tokenizer(backbone.path)
   hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
@@ -398,14 +396,14 @@ def _load(path: PathLike, head: str) -> tuple[hub.Backbone, text.Tokenizer]:
 
 
 def _check_pairs(pairs: Any) -> list[tuple[str, str]]:
-  """The pairs in a list; raises InputError for what is no pair of texts."""
+  """The pairs as a list. Raises InputError for a value that is no pair of texts."""
   if (
     not isinstance(pairs, Iterable)
     or isinstance(pairs, str | bytes | Mapping)
     or given.table(pairs) is not None
   ):
     raise InputError(
-      f'pairs: expected pairs of query and passage, as zip(queries, passages) makes them, not '
+      f'pairs: expected (query, passage) pairs, such as zip(queries, passages), not '
       f'{type(pairs).__name__}'
     )
   checked = []

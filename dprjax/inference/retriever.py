@@ -25,7 +25,7 @@ class Hit(NamedTuple):
 
 
 class _Indexed(NamedTuple):
-  """Passages to search, and the prompt that they were encoded with."""
+  """Passages to search, and their prompt."""
 
   ids: list[str]
   texts: list[str]
@@ -69,18 +69,15 @@ class Retriever:
     prompt: PathLike | Mapping[str, PathLike | None] | None = None,
     **options: Any,
   ) -> Self:
-    """Loads a backbone and, if given, a prompt for it, or several by name.
+    """Loads a backbone and any prompts for it.
 
     Args:
-      backbone: a Hugging Face directory, a hub id, ``package:NAME``, or a folder with ``query/``
-        and ``passage/``, one encoder for each.
-      prompt: a ``prompt.npz``, a folder or ``USER/NAME@COMMIT`` on the hub with one, or several by
-        name.
+      backbone, prompt: as for ``Encoder.load``.
       options: pooling, normalize, query_max_length, passage_max_length, batch_size, dtype,
         dimensions and mesh; see ``Encoder.load``.
 
     Raises:
-      InputError: something cannot be read, or a prompt was made for another backbone.
+      InputError: a file cannot be read, or a prompt was made for another backbone.
     """
     return cls(Encoder.load(backbone, prompt, **options))
 
@@ -101,13 +98,10 @@ class Retriever:
     return self.encode(queries, 'query')
 
   def encode_corpus(self, corpus: corpora.Corpus, *_: Any, **__: Any) -> Float[np.ndarray, 'n H']:
-    """Vectors of passages with ``title`` and ``text``, as BEIR calls it.
-
-    Args:
-      corpus: passages, or the columns ``title`` and ``text``; see ``corpora.passages``.
+    """Vectors of passages, as BEIR calls it; see ``corpora.passages``.
 
     Raises:
-      InputError: something that is no text.
+      InputError: a value that is no text.
     """
     return self.encode(corpora.texts(corpus), 'passage')
 
@@ -121,14 +115,13 @@ class Retriever:
     """Encodes a corpus and keeps it on the devices for ``search``.
 
     Args:
-      corpus: texts (their ids are '0', '1', ...), a mapping of id to text, passages or a table with
-        ``text`` and perhaps ``title`` and ``_id`` (see ``corpora.passages``), or the path of a
-        ``corpus.jsonl``.
-      prompt: its name, where there are several.
-      task: the same.
+      corpus: the path of a ``corpus.jsonl``; or as for ``corpora.passages``: texts (with ids '0',
+        '1', ...), a mapping of ids to texts, passages, or a table.
+      prompt: its name, if there are several.
+      task: an alias of ``prompt``.
 
     Raises:
-      InputError: the corpus is empty or cannot be read. What was indexed before stays.
+      InputError: the corpus is empty or cannot be read. The earlier index stays.
     """
     if isinstance(corpus, str | os.PathLike):
       passages = list(read_texts(corpus, 'passage'))
@@ -152,18 +145,18 @@ class Retriever:
     prompt: str | Sequence[str] | None = None,
     task: str | Sequence[str] | None = None,
   ) -> list[list[Hit]]:
-    """The k best passages of each query, best first, by exact inner product; equal ones by id.
+    """The k best passages of each query, best first, by exact inner product; ties by id.
 
     Args:
       queries: their texts.
-      k: passages a query, at most.
-      prompt: a name, or one for each query; by default the one that the corpus was indexed with.
-        Under prompts for queries alone, one index serves all of them.
-      task: the same.
+      k: the most passages of a query.
+      prompt: a name, or one for each query; default: that of ``index``. One index serves all
+        query-only prompts.
+      task: an alias of ``prompt``.
 
     Raises:
-      InputError: ``index`` was not called, ``k`` is no whole number from 1, or the corpus was
-        indexed under a prompt whose passages cannot be compared with these queries.
+      InputError: ``index`` was not called, ``k`` is no whole number from 1, or the index is of a
+        prompt whose passages cannot be compared with these queries.
     """
     if self._indexed is None:
       raise InputError('nothing is indexed yet: call index(corpus) before search')

@@ -1,4 +1,4 @@
-"""Prompt files of kind template, as the templates of a batch and the table of their vectors."""
+"""Prompt files of kind template as the templates of a batch and a table of vectors."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from dprjax.models.segments import TaskTemplates
 
 
 def specials(tokenizer: Tokenizer) -> segments.Specials:
-  """What the segments [CLS], [SEP] and [MASK] stand for."""
+  """The tokens of the segments [CLS], [SEP] and [MASK]."""
   middle = tokenizer.around_pair.middle
   return segments.Specials(tokenizer.opening, middle, tokenizer.closing, tokenizer.mask_id)
 
@@ -23,15 +23,15 @@ def specials(tokenizer: Tokenizer) -> segments.Specials:
 def of_prompts(
   prompts: Sequence[Prompt], tokenizer: Tokenizer, config: EncoderConfig
 ) -> tuple[TaskTemplates, LearnedTokens | None]:
-  """The templates of these prompts in their order, and all their vectors side by side.
+  """The templates of these prompts, and the table of their vectors.
 
   Args:
-    prompts: of kind template, of the same forms and fixed layers.
+    prompts: of kind template, with equal template strings and fixed layers.
     tokenizer: the backbone's.
     config: the backbone's shape.
 
   Raises:
-    InputError: the forms differ, or the tokenizer has no mask token.
+    InputError: template strings differ, or the tokenizer has no mask token.
   """
   made = TaskTemplates.make(
     [template.spec(prompt) for prompt in prompts],
@@ -51,20 +51,19 @@ def of_prompts(
 
 
 def around(tokenizer: Tokenizer) -> tuple[int, int]:
-  """How many special tokens are before and behind a text that stands alone."""
+  """The number of special tokens before and after a single text."""
   return len(tokenizer.opening), len(tokenizer.closing)
 
 
 def text_tokens(prompt: Prompt, kind: str, max_length: int, tokenizer: Tokenizer) -> int:
-  """The most tokens of a text's own, of a maximum length that counts its special tokens.
+  """The most tokens of a text without special tokens.
 
   Raises:
-    InputError: there is room for none.
+    InputError: there is no room for text.
   """
   if (count := max_length - tokenizer.num_specials) < 1:
     raise InputError(
-      f'{prompt.path}: a {kind}_max_length of {max_length} leaves no room for text beside the '
-      'special tokens'
+      f'{prompt.path}: {kind}_max_length {max_length} leaves no room beside special tokens'
     )
   return count
 
@@ -72,17 +71,17 @@ def text_tokens(prompt: Prompt, kind: str, max_length: int, tokenizer: Tokenizer
 def check_positions(
   prompt: Prompt, knobs: str, texts: int, template: int, config: EncoderConfig, backbone: str
 ) -> None:
-  """Raises InputError where texts and the template around them exceed the positions.
+  """Raises InputError if texts and template exceed the positions.
 
   Args:
-    prompt: whose template it is.
-    knobs: what decides the length of the texts.
+    prompt: of the template.
+    knobs: the options that set the length of texts.
     texts, template: tokens.
     config: the backbone's shape.
     backbone: its path.
   """
   if texts + template > config.max_tokens:
     raise InputError(
-      f'{prompt.path}: {knobs}: {texts} tokens of text and the {template} of the template around '
-      f'them exceed the {config.max_tokens} positions of {backbone}'
+      f'{prompt.path}: {knobs}: {texts} tokens of text and {template} of the template exceed the '
+      f'{config.max_tokens} positions of {backbone}'
     )

@@ -1,6 +1,6 @@
-"""The tensors of a Hugging Face checkpoint: their names and shapes, and their places in our tree.
+"""The tensors of a Hugging Face checkpoint: names, shapes, and places in our tree.
 
-A family of backbones says which tensors there are (`family.Family.tensors`).
+A family lists them (`family.Family.tensors`).
 """
 
 import re
@@ -26,13 +26,12 @@ class Tensor(NamedTuple):
   """One tensor of a checkpoint and its place in our tree (kernels transposed, layers stacked).
 
   Attributes:
-    name: in the files.
-    shape: in the files.
+    name, shape: in the files.
     path: in our tree.
-    layer: its number in the stack, of a layer's tensor.
+    layer: its number in the stack.
     num_layers: of the stack.
     parts: of a fused tensor, such as queries, keys and values in one: the names of its equal parts
-      in our tree, which stand in place of the last but one of ``path``.
+      in our tree, in place of the last but one of ``path``.
   """
 
   name: str
@@ -53,16 +52,14 @@ class Tensor(NamedTuple):
 
 
 def wrapper(config: Any, stored: Iterable[str]) -> str:
-  """What a tool put before all names: ``module.``, ``0.auto_model.``; it may be empty.
-
-  It stands before the name of the word embeddings.
+  """The prefix that a tool put before all names, such as ``module.``, or ''.
 
   Args:
     config: the encoder's shape.
     stored: names in the files.
 
   Raises:
-    InputError: it is of no known tool, or there are several.
+    InputError: unknown, or several.
   """
   family = config.family
   word = next(one.name for one in family.tensors(config) if one.path[:2] == ('embeddings', 'word'))
@@ -71,14 +68,13 @@ def wrapper(config: Any, stored: Iterable[str]) -> str:
   found = sorted({own.sub('', name) for name in before})
   if len(found) > 1:
     raise InputError(
-      'holds several encoders, whose names begin with '
-      f'{" and ".join(map(repr, found[:8]))}; keep one of them'
+      f'holds several encoders, {" and ".join(map(repr, found[:8]))}; keep one of them'
     )
   for name in found:
     if not _WRAPPERS.fullmatch(name):
       raise InputError(
-        f'all names begin with {name!r}, which is not part of a {family.model_type} encoder; save '
-        'the encoder itself, without what it is wrapped in'
+        f'all names begin with {name!r}, unknown to {family.model_type}; save the encoder without '
+        'its wrapper'
       )
   return found[0] if found else ''
 

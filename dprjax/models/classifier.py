@@ -1,8 +1,8 @@
-"""Sequence-classification heads, which score a query and a passage that an encoder reads together.
+"""Sequence-classification heads, which score a query and a passage read together.
 
-The head is that of transformers' ForSequenceClassification classes: a dense layer (BERT's pooler)
-and tanh on the first token's last state, then a linear layer to 1 or 2 labels. Some families have
-another activation, a norm behind it, or the mean of the states.
+As in transformers' ForSequenceClassification: a dense layer (BERT's pooler) and tanh on the first
+token's last state, then a linear layer to 1 or 2 labels. Some families have another activation, a
+norm after it, or the mean of the states.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def init_classifier(config: EncoderConfig, key: Array, labels: int = 1) -> dict[
 
   Returns:
     ``dense`` (``kernel`` [H, H], ``bias`` [H]), ``output`` (``kernel`` [H, labels], ``bias``
-    [labels]), and ``norm`` (``scale`` [H]) where the family has one.
+    [labels]), and in some families ``norm`` (``scale`` [H]).
 
   Raises:
     InputError: neither 1 nor 2 labels.
@@ -57,12 +57,12 @@ def classify(
   """The logits, float32.
 
   Args:
-    config: the encoder's. As in transformers, dropout comes before the last layer, and with RoBERTa
-      and XLM-R before the first too.
+    config: the encoder's. As in transformers, dropout comes before the last layer; in RoBERTa and
+      XLM-R also before the first.
     head: as ``init_classifier`` gives it.
-    pooled: the first token's last hidden state, or the mean, as the family has it.
-    options: the dtype is that of the first layer's product; the last layer's is float32.
-    dropout_key: given, dropout is active, at the hidden states' rate (transformers' default).
+    pooled: the first token's last state, or the mean, by the family.
+    options: the dtype applies to the first layer; the last is float32.
+    dropout_key: activates dropout at the rate of hidden states.
   """
   keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
   rate = options.apply_dropout(config).hidden_dropout
@@ -78,10 +78,7 @@ def classify(
 
 
 def score(logits: Float[Array, 'B labels']) -> Float[Array, ' B']:
-  """One number a pair, whose sigmoid is the probability of relevance.
-
-  With one label it is the logit; with two it is logit 1 - logit 0, as in their softmax.
-  """
+  """A logit of relevance: the label's, or label 1's minus label 0's."""
   return logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
 
 
@@ -102,11 +99,11 @@ def score_pairs(
     config: the encoder's.
     backbone: its parameters.
     head: as ``init_classifier`` gives it.
-    tokens: a pair a row, special tokens included.
+    tokens: a pair in each row, with special tokens.
     mask: True at real tokens.
-    token_types: segment ids, default 0; an encoder with one type ignores them.
+    token_types: segment ids, default 0; ignored by an encoder with one type.
     options: as for ``encoder.encode``.
-    dropout_key: given, the encoder's dropout and the head's are active.
+    dropout_key: activates dropout in encoder and head.
   """
   keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
   hidden = encoder.encode(

@@ -1,8 +1,7 @@
-"""Dropout that keeps no masks: they are drawn from their places again, wherever they are needed.
+"""Dropout that stores no masks: the backward pass draws them again.
 
-A mask that autodiff keeps for the backward pass is an array as large as what it masks, which is
-written to memory and read back. These are a hash of a seed and of the place, a few products that a
-compiler merges with their neighbours.
+A stored mask is as large as the activations, and goes to memory and back. These masks hash a seed
+and the place: a few products that compilers fuse with their neighbours.
 """
 
 import functools
@@ -20,11 +19,11 @@ _GOLDEN = np.int32(-1640531527)  # 2**32 by the golden ratio
 
 
 def stays(rate: float, seed: Array, places: Int32[Array, '*s']) -> Array:
-  """Which numbers are not left out: bits of the place, mixed with the seed (MurmurHash3's fmix32).
+  """Which numbers dropout keeps: bits of the place, mixed with the seed (MurmurHash3's fmix32).
 
   Args:
-    rate: of those that are.
-    seed: int32, of an array with one axis for each of ``places``.
+    rate: of dropout.
+    seed: int32, with one axis for each of ``places``.
     places: different numbers.
   """
   bits = seed + places * _GOLDEN
@@ -42,7 +41,7 @@ def seeds(key: Array, shape: tuple[int, ...]) -> Int32[Array, '*s']:
 
 
 def row_seeds(key: Array, shape: tuple[int, ...]) -> Int32[Array, '*s']:
-  """Random seeds of a batch's rows, the first axis: the same in whichever part they are."""
+  """Random seeds of a batch's rows (the first axis), the same in whichever part they are."""
   part = splits.part()
   found = seeds(key, (part.parts * shape[0], *shape[1:]))
   if part.parts == 1:
@@ -73,29 +72,24 @@ _drop.defvjp(_drop_fwd, _drop_bwd)
 
 
 def drop(x: Float[Array, '*s'], rate: float, key: Array, rows: bool = False) -> Float[Array, '*s']:
-  """``x`` with a share of its numbers left out, and the others divided by the share that stays.
+  """Applies dropout.
 
   Args:
     x: of any shape.
-    rate: the share that is left out, below 1.
+    rate: the share left out, below 1; the rest is divided by 1 - rate.
     key: of the mask.
     rows: the first axis has the batch's rows, which may be one part of them.
   """
   seed = seeds(key, ())
   if rows and (part := splits.part()).parts > 1:
-    # Places are counted from the first row of the first part: that adds the same to all bits.
+    # Places count from the first row of the first part, which adds the same to all bits.
     before = np.array(x.size % 2**32, np.uint32).astype(np.int32) * jnp.asarray(part.number)
     seed = seed + before * _GOLDEN
   return _drop(x, rate, seed)
 
 
 class Dropout(nn.Module):
-  """``drop`` of a batch's rows, with a key of the module's stream 'dropout'.
-
-  Attributes:
-    rate: the share that is left out.
-    deterministic: leave out nothing.
-  """
+  """``drop`` of a batch's rows, with a key of the stream 'dropout'."""
 
   rate: float
   deterministic: bool

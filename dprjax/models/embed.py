@@ -1,7 +1,7 @@
-"""One vector a text: encoded, pooled, projected and, where asked for, scaled to unit length.
+"""The vector of a text: encode, pool, project and normalize.
 
-Training, `dprjax.encode`, the server and mteb all make their vectors here. A record says how
-(`formats.vector_spec.VectorSpec`), the encoder's shape which projection comes behind the pooling.
+Training, `dprjax.encode`, the server and mteb share this. `formats.vector_spec.VectorSpec` says
+how; the encoder's shape has the projection.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def embed_text(
     specs, which: as for ``of_states``.
 
   Raises:
-    InputError: as ``encoder.encode`` does.
+    InputError: as ``encoder.encode``.
   """
   states = encoder.encode(config, params, tokens, mask, **kwargs)
   return of_states(config, params, states, mask, specs, which)
@@ -47,14 +47,14 @@ def of_states(
   specs: VectorSpec | Sequence[VectorSpec],
   which: Int[Array, ' B'] | None = None,
 ) -> Float[Array, 'B H']:
-  """One vector a row of hidden states.
+  """One vector for each row of hidden states.
 
   Args:
     config, params: of the encoder.
     states: its last hidden states.
-    mask: True at the tokens that are pooled.
-    specs: how, or several ways.
-    which: the number of each row's way, where there are several.
+    mask: True at the tokens to pool.
+    specs: one way for all rows, or several.
+    which: each row's number in ``specs``, if there are several.
   """
   specs = (specs,) if isinstance(specs, VectorSpec) else specs
 
@@ -77,7 +77,7 @@ def of_states(
 
 
 def unit(x: Float[Array, '... H']) -> Float[Array, '... H']:
-  """Vectors scaled to unit length; a zero vector stays zero, with gradient zero rather than NaN."""
+  """Scales to unit length. A zero vector stays zero and has gradient zero rather than NaN."""
   square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
   zero = square == 0
   return jnp.where(zero, 0, x * jax.lax.rsqrt(jnp.where(zero, 1, square)))

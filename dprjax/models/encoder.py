@@ -1,8 +1,8 @@
-"""Encoders that an adapter is an argument of.
+"""Encoders, with an adapter as an argument.
 
-Their family (`models.family`) gives the modules: the embeddings, a layer, and whatever comes behind
-the last one. The layers' parameters are stacked on a leading layer axis; kernels are ``[in, out]``.
-docs/architecture.md has the shape letters.
+The family (`models.family`) gives the modules: embeddings, layer, and any after the last layer.
+Parameters of layers are stacked on a leading axis; kernels are ``[in, out]``. docs/architecture.md
+has the shape letters.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ from dprjax.models.layers import Scanned, Shared
 def _stack(
   config: EncoderConfig, num_layers: int, options: EncoderOptions, deterministic: bool
 ) -> nn.Module:
-  """A scan of the family's layer over parameters stacked on a leading axis."""
+  """A scan of the family's layer over stacked parameters."""
   layer = config.family.layer
   if options.remat:
-    # The compiler would merge the recomputed layers with the first ones where both are unrolled.
+    # Where both are unrolled, the compiler would merge recomputed layers with the first ones.
     layer = nn.remat(layer, prevent_cse=options.unroll != 1)
   scanned = nn.scan(
     layer,
@@ -39,7 +39,7 @@ def _stack(
 
 
 def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str, Any]:
-  """Fresh stacked layers: kernels N(0, ``initializer_range``), biases 0, LayerNorm's scale 1."""
+  """Fresh stacked layers: kernels N(0, ``initializer_range``), biases 0, scales 1."""
   x, tokens = jnp.zeros((1, 1, config.hidden_size), jnp.float32), jnp.zeros((1, 1), jnp.int32)
   stack = _stack(config, num_layers, DEFAULT_OPTIONS, True)
   inputs = _inputs(config, num_layers, tokens, tokens == 0, BARE)
@@ -47,7 +47,7 @@ def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str,
 
 
 def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
-  """Fresh parameters of an encoder, see ``init_layers``."""
+  """Fresh parameters of an encoder, as ``init_layers``."""
   embeddings_key, layers_key = jax.random.split(key)
   tokens = jnp.zeros((1, 1), jnp.int32)
   family = config.family
@@ -67,14 +67,14 @@ def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
 def _inputs(
   config: EncoderConfig, num_layers: int, tokens: Array, mask: Array, adapter: Adapter
 ) -> tuple[Scanned, Shared]:
-  """What the layers take beside their parameters and the states. Raises what ``encode`` raises."""
+  """What the layers take besides parameters and states."""
   length, shift = tokens.shape[1], adapter.shift_positions()
   known = shift if isinstance(shift, int) else 0
   if length + known > config.max_tokens:
     shifted = f' shifted by {known}' if known else ''
     raise InputError(
-      f'{length} tokens{shifted} exceed the {config.max_tokens} positions of this encoder; lower '
-      'the maximum length'
+      f"{length} tokens{shifted} exceed the encoder's {config.max_tokens} positions; lower the "
+      'maximum length'
     )
   if not isinstance(shift, int):
     shift = jnp.reshape(shift, (-1, 1))
@@ -134,7 +134,7 @@ def _run(
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> list[Float[Array, 'B T H']]:
-  """The hidden states after each number of layers in ``cuts`` (rising)."""
+  """The states after each number of layers in ``cuts`` (rising)."""
   keys: list[Array | None] = [None] * (1 + len(cuts))
   if dropout_key is not None:
     keys = list(jax.random.split(dropout_key, 1 + len(cuts)))
@@ -179,7 +179,7 @@ def encode_layers(
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> Float[Array, 'B T H']:
-  """Hidden states through stacked layers without an adapter, those of a head for instance."""
+  """Runs hidden states through stacked layers, such as a head's, without an adapter."""
   count = jax.tree.leaves(layers)[0].shape[0]
   tokens = jnp.full(mask.shape, -1, jnp.int32)  # none of them is padding
   scanned, shared = _inputs(config, count, tokens, mask, BARE)
@@ -201,25 +201,24 @@ def encode(
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> Float[Array, 'B T H']:
-  """Encodes tokens, under an adapter or as they are.
+  """Encodes tokens, with or without an adapter.
 
   Args:
     config: the encoder's shape.
-    params: ``embeddings`` and ``layers`` as ``hub.load_backbone`` gives them, float32 or bfloat16.
+    params: as ``hub.load_backbone`` gives them, float32 or bfloat16.
     tokens: token ids.
-    mask: True at real tokens. A row may be padding alone.
-    adapter: of all examples, or of each; of a bank, what `Adapter.choose` gives.
+    mask: True at real tokens. A row may be all padding.
+    adapter: shared or one for each example; from a bank, by `Adapter.choose`.
     token_types: segment ids, default 0.
     options: how to compute.
-    dropout_key: given, dropout is active.
+    dropout_key: activates dropout.
 
   Returns:
     The last layer's hidden states, float32.
 
   Raises:
-    InputError: at trace time, where the adapter does not fit this encoder, or the tokens (and a
-      shift that all examples share) exceed its positions. A token that an example's own shift moves
-      beyond them gives NaN.
+    InputError: at trace time, if the adapter does not fit this encoder, or the tokens (and a shared
+      shift) exceed its positions. A token that an example's own shift moves beyond them gives NaN.
   """
   (hidden,) = _run(
     config,
@@ -250,12 +249,11 @@ def encode_early_late(
     kwargs: as for ``encode``.
 
   Raises:
-    InputError: ``split`` leaves no early or no late layer; and as ``encode`` does.
+    InputError: ``split`` is out of range; and as ``encode``.
   """
   if not 0 < split < config.num_layers:
     raise InputError(
-      f'a split after {split} layers leaves no early or no late layer of {config.num_layers}; use '
-      f'1 to {config.num_layers - 1}'
+      f'a split after {split} of {config.num_layers} layers; use 1 to {config.num_layers - 1}'
     )
   early, late = _run(config, params, tokens, mask, (split, config.num_layers), **kwargs)
   return early.astype(jnp.float32), late.astype(jnp.float32)
@@ -271,11 +269,8 @@ def first_token_attention(
 ) -> Float[Array, 'L B N S']:
   """The first token's attention weights over S = P + T, those of a prefix first.
 
-  Args:
-    config, params, tokens, mask, adapter: as for ``encode``.
-
   Raises:
-    InputError: as ``encode`` does.
+    InputError: as ``encode``.
   """
   x, scanned, shared = _embed(config, params, tokens, mask, adapter)
   _, kept = _stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(

@@ -1,4 +1,4 @@
-"""The shape of an encoder, and how it computes."""
+"""An encoder's shape, and how it computes."""
 
 import dataclasses
 from typing import Any, NamedTuple, Self
@@ -14,13 +14,12 @@ from dprjax.models.activations import ACTIVATIONS
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig(families.Shape):
-  """The shape of an encoder with a table of positions, such as BERT.
+  """The shape of an encoder with a table of positions, such as BERT. Hashable.
 
-  Hashable, so it can be a static argument of ``jax.jit``. The shape of another family of backbones
-  is a `families.Shape` of its own, with ``vocab_size``, ``hidden_size``, ``num_layers``,
-  ``num_heads``, ``num_kv_heads``, ``head_dim``, ``intermediate_size``, ``type_vocab_size``,
-  ``max_tokens``, ``pad_token_id``, ``layer_norm_eps``, ``initializer_range`` and the rates of
-  dropout.
+  Other families have a `families.Shape` of their own with the same properties: ``vocab_size``,
+  ``hidden_size``, ``num_layers``, ``num_heads``, ``num_kv_heads``, ``head_dim``,
+  ``intermediate_size``, ``type_vocab_size``, ``max_tokens``, ``pad_token_id``, ``layer_norm_eps``,
+  ``initializer_range`` and the rates of dropout.
 
   Raises:
     InputError: an unknown model type or activation, or heads that do not divide the hidden size.
@@ -58,7 +57,7 @@ class EncoderConfig(families.Shape):
 
   @property
   def num_kv_heads(self) -> int:
-    """Heads of keys and values, and so of a prompt."""
+    """Heads of keys and values, also of a prefix."""
     return self.num_heads
 
   @property
@@ -68,18 +67,18 @@ class EncoderConfig(families.Shape):
 
   @property
   def max_tokens(self) -> int:
-    """The longest input, in tokens."""
+    """The longest input."""
     return self.max_positions - self.first_position
 
 
 class Arithmetic(NamedTuple):
-  """What an encoder computes in.
+  """The types that an encoder computes in.
 
   Attributes:
-    name: 'float32', 'bfloat16', or 'mixed': dense layers round what they multiply to bfloat16 and
-      add up in float32, all else is float32.
+    name: 'float32', 'bfloat16' or 'mixed': dense layers multiply bfloat16 and sum float32; all else
+      is float32.
     activations: their dtype.
-    products: that of what dense layers multiply; None: the activations'.
+    products: of the factors in dense layers; None: as activations.
   """
 
   name: str
@@ -98,22 +97,19 @@ _ARITHMETICS = {
 
 
 class EncoderOptions(NamedTuple):
-  """How an encoder computes. Hashable, so it can be a static argument of ``jax.jit``.
+  """How an encoder computes. Hashable.
 
   Attributes:
-    dtype: of matrix products and activations between layers; softmax and LayerNorm stay float32.
+    dtype: of products and activations between layers; softmax and LayerNorm stay float32.
     remat: recompute each layer in the backward pass.
-    unroll: layers a step of the scan over layers; 0: all of them.
-    dropout: the rate where a dropout key is given; None: the rates of the model's config.
-    rows: how activations are split by their first axis; None: as the compiler likes.
-    heads: how a batch and the heads are split over the devices, for fused attention; None: one
-      device.
-    attention: 'plain'; 'fused': scores stay on the chip (`fused_attention`), but on a processor
-      that kernel is interpreted, which is slow; 'library': ``jax.nn.dot_product_attention``.
-    products: dense layers multiply in this dtype and add up in float32, where ``dtype`` is
-      float32; None: in ``dtype``.
-    prompt_dropout: the rate at which numbers of a prompt are left out, others for each example,
-      where a dropout key is given.
+    unroll: layers a step of the scan; 0: all.
+    dropout: the rate; None: the config's rates. Needs a dropout key.
+    rows: how the first axis of activations is split; None: up to the compiler.
+    heads: how fused attention splits the batch and the heads over devices; None: one device.
+    attention: 'plain'; 'fused', a TPU kernel (`fused_attention`) that other devices interpret,
+      slowly; 'library', ``jax.nn.dot_product_attention``.
+    products: the dtype of factors in dense layers, which sum in float32; None: ``dtype``.
+    prompt_dropout: the rate on the adapter, with a mask for each example. Needs a dropout key.
   """
 
   dtype: Any = jnp.float32
@@ -130,7 +126,7 @@ class EncoderOptions(NamedTuple):
   def from_config(
     cls, backbone: Any, rows: NamedSharding | None = None, heads: NamedSharding | None = None
   ) -> Self:
-    """The options in a training run's ``config.backbone``, and where it splits activations.
+    """From a training run's ``config.backbone``, and how it splits activations.
 
     Raises:
       InputError: an unknown dtype, or a kernel that the devices do not have.
@@ -150,7 +146,7 @@ class EncoderOptions(NamedTuple):
 
   @classmethod
   def of(cls, arithmetic: Arithmetic, heads: NamedSharding | None = None) -> Self:
-    """Those of an arithmetic on some devices, without dropout or what saves memory."""
+    """For inference in an arithmetic on some devices."""
     return cls(
       arithmetic.activations,
       heads=heads,
@@ -159,7 +155,7 @@ class EncoderOptions(NamedTuple):
     )
 
   def apply_dropout(self, config: EncoderConfig) -> EncoderConfig:
-    """``config`` with this dropout rate in place of its own."""
+    """``config`` with this dropout rate."""
     if self.dropout is None:
       return config
     return dataclasses.replace(config, hidden_dropout=self.dropout, attention_dropout=self.dropout)
@@ -169,23 +165,22 @@ DEFAULT_OPTIONS = EncoderOptions()
 
 
 def platform_of(split: NamedSharding | None) -> str:
-  """That of the devices of a mesh, which need not be there; of none, the default one's."""
+  """The platform of a mesh's devices, or the default one."""
   return jax.default_backend() if split is None else split.mesh.devices.flat[0].platform
 
 
 def _attention(platform: str) -> str:
-  """The attention of 'auto'."""
   return 'fused' if platform == 'tpu' else 'plain'
 
 
 def arithmetic(name: str, knob: str) -> Arithmetic:
   """The arithmetic of a name: 'float32', 'bfloat16', 'mixed' or 'auto'.
 
-  'auto' is bfloat16 on accelerators and float32 on processors. 'mixed' is faster than both on
-  processors that multiply bfloat16 (AMX): docs/performance.md.
+  'auto' is bfloat16 on accelerators and float32 on CPUs. 'mixed' is faster than both on CPUs that
+  multiply bfloat16 (AMX): docs/performance.md.
 
   Raises:
-    InputError: another word; ``knob`` says where it stands.
+    InputError: another word; ``knob`` names the option.
   """
   if name == 'auto':
     name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'

@@ -1,10 +1,10 @@
-"""What a family of backbones is: one value, `FAMILY`, in one module.
+"""A family of backbones is one value, `FAMILY`, in one module.
 
     model_type 'xlm-roberta'    dprjax/models/families/xlm_roberta.py
     DPRJAX_EXTENSIONS=lab.rms   a module of your own (`base.extensions`)
 
-``model_type`` of config.json names a family. The encoder, the reader of checkpoints and the
-sharding rules know a family only by this value. A new family often replaces fields of another one:
+config.json names it in ``model_type``. Encoder, checkpoints and sharding rules use only this value.
+A new family often replaces fields of another:
 ``FAMILY = bert.FAMILY._replace(model_type='rms-bert', layer=Layer)``.
 """
 
@@ -43,7 +43,6 @@ class Shape:
 
   @property
   def family(self) -> 'Family':
-    """The family of backbones that it belongs to."""
     return find(self.model_type)  # type: ignore[attr-defined]  # of the subclass
 
   @property
@@ -134,7 +133,7 @@ def find(model_type: Any) -> Family:
   """The family that config.json names.
 
   Raises:
-    InputError: there is none of that name; those that there are are listed.
+    InputError: there is no such family; the message lists them.
   """
   families = every()
   if not isinstance(model_type, str) or model_type not in families:
@@ -145,9 +144,5 @@ def find(model_type: Any) -> Family:
 
 
 def every() -> dict[str, Family]:
-  """All families by name, those of the package first.
-
-  Raises:
-    InputError: a module of `base.extensions` cannot be imported.
-  """
+  """All families by name, those of the package first."""
   return {family.model_type: family for family in extensions.values('FAMILY', _PACKAGE)}

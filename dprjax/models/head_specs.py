@@ -1,4 +1,4 @@
-"""The heads that a model's directory may hold: how each starts, and where it is stored.
+"""The heads in a model's directory: how each starts, and where it is stored.
 
     mlm         the masked-LM head, in model.safetensors
     classifier  the sequence-classification head, in model.safetensors
@@ -27,9 +27,9 @@ class Head(NamedTuple):
   """A head of a checkpoint.
 
   Attributes:
-    params: numpy float32, in the layout of the spec's ``init``. A classifier is ``dense`` alone
-      where the checkpoint has BERT's pooler and no classifier.
-    settings: of a Condenser head ``split``, the number of early layers of the encoder.
+    params: numpy float32, as the spec's ``init`` gives them. A classifier has only ``dense`` if the
+      checkpoint has BERT's pooler and no classifier.
+    settings: of Condenser's head ``split``, the number of early layers.
   """
 
   params: Params
@@ -43,10 +43,10 @@ class HeadSpec(NamedTuple):
     init: ``(config, key, *sizes) -> params``, fresh.
     tensors: ``(config, head) -> tensors``. Raises InputError for settings that do not fit.
     read: ``(checkpoint, stack) -> Head | None``. Raises InputError for a head that does not fit.
-    model_class: the end of the name of transformers' class, where there is one.
+    model_class: the end of transformers' class name, if there is one.
     hf_config: ``(config.json, head) -> config.json`` for that class.
-    file: where the head is stored.
-    metadata: ``(head) -> metadata`` of the head's own file.
+    file: where it is stored.
+    metadata: ``(head) -> metadata`` of a file of its own.
   """
 
   init: Callable[..., Params]
@@ -59,7 +59,7 @@ class HeadSpec(NamedTuple):
 
 
 def sha256(name: str, config: EncoderConfig, head: Head) -> str:
-  """The SHA-256 of a head's tensors, computed as ``hub.backbone_sha256`` is."""
+  """The SHA-256 of a head's tensors, as ``hub.backbone_sha256``."""
   return weights.sha256(
     sorted(names.export(HEADS[name].tensors(config, head), head.params).items())
   )

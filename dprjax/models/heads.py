@@ -1,4 +1,4 @@
-"""Heads on the hidden states: the masked-LM head and Condenser's."""
+"""Heads on hidden states: the masked-LM head and Condenser's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -77,17 +77,17 @@ def mlm_loss(
   weights: Float[Array, 'B M'],
   dtype: Any = jnp.float32,
 ) -> tuple[Float[Array, ''], Float[Array, ''], Float[Array, '']]:
-  """The masked-LM loss (Condenser, Eqs. 3, 9 and 10) as sums, which chunks of a batch can add up.
+  """The masked-LM loss (Condenser, Eqs. 3, 9 and 10) as sums, which add up over chunks of a batch.
 
-  The states at ``positions`` are gathered first, so the largest array is [B, M, V], a seventh of
+  It gathers the states at ``positions`` first, so the largest array is [B, M, V], a seventh of
   [B, T, V].
 
   Args:
     config: the encoder's.
     head: as ``init_mlm_head`` gives it.
     embedding: the encoder's word embeddings.
-    hidden: the last states of the encoder, or those of Condenser's head.
-    positions: of masked tokens, as ``masking.mask_tokens`` gives them; any where the weight is 0.
+    hidden: the last states of the encoder or of Condenser's head.
+    positions: of masked tokens, from ``masking.mask_tokens``.
     targets: the original tokens at ``positions``.
     weights: 1 for a masked token, 0 for an unused place.
     dtype: as for ``mlm_logits``.
@@ -111,8 +111,8 @@ def answer_score(
   Args:
     logits: as ``mlm_logits`` gives them.
     yes, no: token ids.
-    kind: 'logit', the difference of the logits, whose sigmoid is P(yes | yes or no);
-      'probability', that of the probabilities among all words. Their signs are the same.
+    kind: 'logit', the difference of logits, whose sigmoid is P(yes | yes or no); 'probability', the
+      difference of probabilities among all words. Signs agree.
   """
   if kind == 'logit':
     return logits[:, yes] - logits[:, no]
@@ -121,10 +121,10 @@ def answer_score(
 
 
 def init_condenser_head(config: EncoderConfig, key: Array, num_layers: int = 2) -> dict[str, Any]:
-  """Fresh parameters of Condenser's head: stacked layers like the encoder's (Condenser, 3.4).
+  """Fresh parameters of Condenser's head, stacked layers like the encoder's (Condenser, 3.4).
 
   Raises:
-    InputError: fewer than one layer, or a family with a norm behind its last layer.
+    InputError: fewer than one layer.
   """
   if config.family.final is not None:
     # Eq. 8 puts the last state of one token beside earlier states of others.

@@ -1,7 +1,7 @@
 """Reads and writes Hugging Face directories, without PyTorch.
 
-``backbone_sha256`` is taken over the encoder's tensors as stored, under the names of
-its family. Neither our own layout nor a head changes it.
+``backbone_sha256`` covers the encoder's tensors as stored, under the names of its family. Neither
+our own layout nor a head changes it.
 """
 
 import contextlib
@@ -39,8 +39,7 @@ OURS = 'a model that dprjax exported, as it was exported'
 
 _LICENCES = ('LICENSE', 'LICENSE.txt', 'LICENSE.md', 'NOTICE')
 
-# Layers and hidden size, as in Turc et al. (2019), "Well-Read Students Learn Better". A head has 64
-# values, the MLP 4 H.
+# Layers and hidden size (Turc et al., 2019). A head has 64 values, the MLP 4 H.
 SIZES = {'tiny': (2, 128), 'mini': (4, 256), 'small': (4, 512), 'base': (12, 768)}
 
 
@@ -50,12 +49,12 @@ class Backbone:
 
   Attributes:
     config: its shape.
-    params: its parameters, numpy float32, as ``encoder.encode`` takes them.
+    params: numpy float32, as ``encoder.encode`` takes them.
     sha256: of the encoder's tensors.
     path: the folder of config.json and the tokenizer.
-    spec: how it embeds a text, by its sentence-transformers files or by default.
+    spec: how it embeds a text, from its sentence-transformers files or by default.
     hf_config: config.json.
-    heads: the requested heads that the checkpoint has, named as in ``head_specs.HEADS``.
+    heads: the requested heads that the checkpoint has, by names of ``head_specs.HEADS``.
   """
 
   config: EncoderConfig
@@ -77,13 +76,13 @@ def load_backbone(
 
   Args:
     path_or_hub_id: where from.
-    heads: the heads of ``head_specs.HEADS`` to read, where the checkpoint has them.
-    on_disk: the parameters are `weights.OnDisk`, for a model larger than the memory.
+    heads: names of ``head_specs.HEADS`` to read as well.
+    on_disk: read parameters as `weights.OnDisk`, for a model larger than memory.
 
   Raises:
-    InputError: the directory is missing or the id cannot be fetched; config.json is of an
-      unsupported type; the weights are pickled, damaged, or lack, add or reshape a tensor of the
-      encoder; a requested head is incomplete, of other shapes, untied, or of more than 2 labels.
+    InputError: not found; config.json is of an unsupported type; the weights are pickled, damaged,
+      or lack, add or reshape a tensor; a requested head is incomplete, of other shapes, untied, or
+      of more than 2 labels.
   """
   with _open(path_or_hub_id) as (root, checkpoint, stack):
     params, sha256 = weights.read_encoder(checkpoint, on_disk)
@@ -103,7 +102,7 @@ def load_backbone(
 
 
 def load_head(path_or_hub_id: PathLike, name: str) -> Head | None:
-  """One head of a model, or None where it has none. The encoder's tensors are not read.
+  """One head of a model, or None. The encoder's tensors are not read.
 
   Raises:
     InputError: as ``load_backbone``, except for the encoder's tensors.
@@ -113,16 +112,13 @@ def load_head(path_or_hub_id: PathLike, name: str) -> Head | None:
 
 
 def check_readable(path_or_hub_id: PathLike) -> None:
-  """Raises InputError, as ``load_backbone``, where there is no model, or none of a supported type.
-
-  No tensor is read.
-  """
+  """Raises InputError, as ``load_backbone``, without reading tensors."""
   with _open(path_or_hub_id):
     pass
 
 
 def load_spec(path_or_hub_id: PathLike) -> VectorSpec:
-  """How an encoder embeds a text, ``Backbone.spec``; no tensor is read.
+  """How an encoder embeds a text, ``Backbone.spec``, without reading tensors.
 
   Raises:
     InputError: as ``load_backbone``, except for tensors.
@@ -132,10 +128,10 @@ def load_spec(path_or_hub_id: PathLike) -> VectorSpec:
 
 
 def read_shape(folder: PathLike) -> EncoderConfig:
-  """The shape of the encoder in a folder, which may hold config.json alone.
+  """The shape of an encoder, from a folder with config.json.
 
   Raises:
-    InputError: there is no config.json, or it is of an unsupported type.
+    InputError: missing, or of an unsupported type.
   """
   root = epath.Path(folder)
   files.refuse_special(root)
@@ -144,13 +140,12 @@ def read_shape(folder: PathLike) -> EncoderConfig:
 
 
 def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> None:
-  """Raises InputError where the tokenizer at ``path`` has more tokens than the backbone."""
+  """Raises InputError if the tokenizer at ``path`` has more tokens than the backbone."""
   rows = backbone.config.vocab_size
   if vocab_size > rows:
     raise InputError(
-      f'{path}: the tokenizer has {vocab_size} tokens, the backbone {backbone.path} embeddings for '
-      f'{rows}; '
-      'use the tokenizer that the backbone was trained with'
+      f'{path}: the tokenizer has {vocab_size} tokens, the backbone {backbone.path} only {rows}; '
+      "use the backbone's own tokenizer"
     )
 
 
@@ -181,26 +176,25 @@ def save_backbone(
   heads: Mapping[str, Head] = types.MappingProxyType({}),
   max_length: int | None = None,
 ) -> None:
-  """Writes a Hugging Face directory for ``transformers`` and ``sentence-transformers``.
+  """Writes a Hugging Face directory for ``transformers`` and ``sentence-transformers``, atomically.
 
-  It appears whole or not at all. A model is replaced only if it was written here and not changed
-  since (`is_ours`). There is no pooler among the tensors unless a classifier has it. With a head
-  that ``transformers`` has a class for, the tensors have that class's names, which AutoModel reads
-  too. Condenser's head has a file of its own.
+  It replaces only an unchanged model that was written here (`is_ours`). Tensors have the names of
+  transformers' class for the head, if there is one; AutoModel reads them too. Only a classifier has
+  the pooler. Condenser's head has its own file.
 
   Args:
     directory: where to.
     config: the encoder's shape.
-    params: its parameters; stored as float32.
+    params: stored as float32.
     source: a directory whose tokenizer files are copied.
-    spec: how texts become vectors, written as sentence-transformers files; None writes none.
+    spec: how texts become vectors, for sentence-transformers files; None writes none.
     hf_config: an earlier config.json, whose other keys are kept.
-    heads: named as in ``head_specs.HEADS``; at most one that ``transformers`` has a class for.
-    max_length: tokens of an input, written to the tokenizer's files (``model_max_length``).
+    heads: by names of ``head_specs.HEADS``; at most one with a class of ``transformers``.
+    max_length: tokens of an input, for the tokenizer's ``model_max_length``.
 
   Raises:
-    InputError: ``directory`` holds something other than such a model, or holds ``source``;
-      a Condenser head's split is not between two layers; no space is left.
+    InputError: ``directory`` holds something else, or ``source``; a Condenser head's split is not
+      between two layers; no space is left.
   """
   tensors = {name: list(HEADS[name].tensors(config, head)) for name, head in heads.items()}
   with (
@@ -242,7 +236,7 @@ def save_backbone(
 
 
 def copy_files(backbone: Backbone, folder: epath.Path) -> None:
-  """Copies a backbone's own files into a folder: shape, weights, tokenizer, licence."""
+  """Copies a backbone's own files: shape, weights, tokenizer, licence."""
   source = epath.Path(backbone.path)
   for file in (
     source / 'config.json',
@@ -263,18 +257,18 @@ def _tokenizer_files(source: PathLike | None) -> list[epath.Path]:
 def claim_model(
   folder: PathLike, inputs: outputs.Inputs, flag: str = '--out'
 ) -> contextlib.AbstractContextManager[epath.Path]:
-  """`outputs.claim_folder` of a model's folder, which is replaced as a whole."""
+  """`outputs.claim_folder` for a model's folder."""
   return outputs.claim_folder(folder, inputs, what=OURS, ours=is_ours, flag=flag)
 
 
 def mark(folder: epath.Path) -> None:
-  """Marks a folder as a model of ours: its files and their SHA-256."""
+  """Marks a folder as a model of ours, by its files and their SHA-256."""
   (folder / provenance.MARK).unlink(missing_ok=True)
   provenance.write_mark(folder, FORMAT, files=provenance.sums(folder))
 
 
 def is_ours(folder: epath.Path) -> bool:
-  """Whether a folder holds a model that was written here, all of it unchanged, and nothing else."""
+  """Whether a folder holds a model that was written here, unchanged, and nothing else."""
   marked = provenance.read_mark(folder)
   digests = marked.get('files')
   if marked.get('format') != FORMAT or not isinstance(digests, dict):
@@ -320,8 +314,7 @@ def scratch_config(
   layers, width = SIZES[size]
   if pad_token_id is None:
     pad_token_id = families.find(model_type).pad_token_id
-  # BERT's 0.02 suits a width of 768. In narrower models a layer would add almost nothing to its
-  # input.
+  # BERT's 0.02 suits a width of 768. Layers of narrower models would add almost nothing.
   config = EncoderConfig(
     model_type,
     vocab_size,
@@ -345,7 +338,7 @@ def package_path(path: str) -> str:
     return path
   name = path.removeprefix('package:')
   if not all(part.isidentifier() for part in name.split('.')):
-    raise InputError(f'{path[:200]}: expected the name of an installed package behind package:')
+    raise InputError(f'{path[:200]}: expected package:NAME of an installed package')
   origin = _locate_package(name)
   if origin is None:
     raise InputError(
@@ -359,7 +352,7 @@ def package_path(path: str) -> str:
 
 
 def _locate_package(name: str) -> str | None:
-  """The file of an installed package. It is not imported, nor looked for in the current folder."""
+  """The file of an installed package, without importing it or looking in the current folder."""
   here = os.path.realpath(os.curdir)
   where: Sequence[str] = [path for path in sys.path if path and os.path.realpath(path) != here]
   spec = None
@@ -387,7 +380,7 @@ def _open(
 
 
 def _fetch(path_or_hub_id: PathLike) -> epath.Path:
-  """The folder, downloaded from the hub where the path is an id."""
+  """The folder; an id is downloaded from the hub."""
   folder = epath.Path(package_path(os.fspath(path_or_hub_id)))
   if folder.is_dir():
     return folder

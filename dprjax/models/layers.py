@@ -1,4 +1,4 @@
-"""Modules of encoders, over a prompt and the tokens: those of BERT, and parts for other families.
+"""Modules of BERT's encoder, and parts for other families.
 
 docs/architecture.md has the shape letters.
 """
@@ -21,7 +21,7 @@ from dprjax.models.splits import split_rows
 
 
 def kernel_init(config: Config) -> nn.initializers.Initializer:
-  """How kernels and embeddings start, of the encoder and its heads, as in BERT."""
+  """The initializer of kernels and embeddings, as in BERT."""
   return nn.initializers.normal(config.initializer_range)
 
 
@@ -55,9 +55,9 @@ def _dot_general(dtype, x, kernel, *_, **__):
 def _round_and_multiply(
   dtype: Any, x: Float[Array, '... I'], kernel: Float[Array, 'I O']
 ) -> Float[Array, '... O']:
-  """A product of rounded factors, added up in float32.
+  """A product of rounded factors, summed in float32. So are its gradients.
 
-  Its gradients are such products, too. Autodiff would multiply float32 with the rounded factors.
+  Autodiff would multiply float32 with the rounded factors.
   """
   return jnp.matmul(x.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32)
 
@@ -82,7 +82,7 @@ _round_and_multiply.defvjp(_round_and_multiply_fwd, _round_and_multiply_bwd)
 class LayerNorm(nn.Module):
   """LayerNorm in float32, with PyTorch's two-pass variance.
 
-  What the backward pass needs of its result is kept in ``dtype``, as activations are.
+  The backward pass keeps the normalized input in ``dtype``.
   """
 
   epsilon: float
@@ -105,7 +105,7 @@ def _normalize(
   scale: Float[Array, ' H'],
   bias: Float[Array, ' H'],
 ) -> Float[Array, 'B T H']:
-  """LayerNorm. Autodiff would keep two float32 arrays of the size of ``x``; this keeps one."""
+  """LayerNorm that keeps one array of the size of ``x``; autodiff would keep two."""
   return _normalize_fwd(static, x, scale, bias)[0]
 
 
@@ -130,7 +130,7 @@ _normalize.defvjp(_normalize_fwd, _normalize_bwd)
 
 
 class Embed(nn.Module):
-  """A table of vectors, looked up and cast to float32. An id outside it gives NaN."""
+  """A table of vectors, cast to float32. An id outside it gives NaN."""
 
   config: Config
   rows: int
@@ -146,7 +146,7 @@ class Embed(nn.Module):
 def attention_scores(
   query: Float[Array, 'B N T D'], key: Float[Array, 'B N S D']
 ) -> Float[Array, 'B N T S']:
-  """Inner products over sqrt(D), added up in float32 and not rounded, whatever the inputs are."""
+  """Inner products over sqrt(D), summed in float32 and not rounded."""
   scale = query.shape[3] ** -0.5
   if query.dtype == jnp.float32:  # fewer products, which would round queries of another dtype
     return jnp.einsum('bntd,bnsd->bnts', query * scale, key)
@@ -159,17 +159,17 @@ MASKED = -1e9
 
 
 def padding_bias(config: Config, seen: Bool[Array, 'B S'], length: int) -> Float[Array, 'B 1 1 S']:
-  """A mask of padding: every token sees every key that is there."""
+  """Masks padding."""
   return jnp.where(seen, 0.0, MASKED)[:, None, None, :]
 
 
 def window_bias(
   seen: Bool[Array, 'B S'], length: int, before: int | None, after: int | None
 ) -> Float[Array, 'B 1 T S']:
-  """A mask of padding and of distance.
+  """Masks padding and distance.
 
-  A token sees the whole prompt, and of the T tokens those from ``before`` places before its own to
-  ``after`` places behind it; None: however far. A causal mask has ``after=0``.
+  A token sees the whole prompt, and of the tokens those from ``before`` places before it to
+  ``after`` places behind it; None: no limit. A causal mask has ``after=0``.
   """
   before, after = (length if reach is None else reach for reach in (before, after))
   return padding_bias(None, seen, length) + distance_bias(length, seen.shape[1], before, after)
@@ -178,7 +178,7 @@ def window_bias(
 def distance_bias(
   length: int, keys: int, before: int | Array, after: int | Array
 ) -> Float[Array, '1 1 T S']:
-  """A mask of distance, as `window_bias` describes it, to be added to one of padding."""
+  """The mask of distance of `window_bias`, to be added to one of padding."""
   place = jnp.arange(length, dtype=jnp.int32)
   key = jnp.arange(length - keys, length, dtype=jnp.int32)  # below 0: of the prompt
   distance = key[None, :] - place[:, None]
@@ -187,7 +187,7 @@ def distance_bias(
 
 
 class Attention(nn.Module):
-  """The attention half of a layer, over the prompt and the tokens, with residual and LayerNorm."""
+  """The attention half of a layer, with residual and LayerNorm."""
 
   config: Config
   options: EncoderOptions
@@ -374,11 +374,11 @@ class MLP(nn.Module):
 
 
 class Scanned(NamedTuple):
-  """What layers take of their own, on a leading layer axis.
+  """Inputs that differ by layer, with a leading layer axis.
 
   Attributes:
-    adapter: what ``Adapter.layered`` gives.
-    number: [L], the layer's, from 0, for families whose layers differ.
+    adapter: as ``Adapter.layered`` gives it.
+    number: [L], from 0, for families whose layers differ.
   """
 
   adapter: Any
@@ -386,12 +386,12 @@ class Scanned(NamedTuple):
 
 
 class Shared(NamedTuple):
-  """What all layers take.
+  """Inputs that all layers share.
 
   Attributes:
-    bias: [B or 1, 1 or N, 1 or T, S], as `family.Family.bias` and ``relative`` give it.
+    bias: [B or 1, 1 or N, 1 or T, S], from `family.Family.bias` and ``relative``.
     positions: [B, T], for rotary embeddings.
-    adapter: without the arrays that each layer has of its own.
+    adapter: without the arrays that differ by layer.
   """
 
   bias: Array
@@ -400,7 +400,7 @@ class Shared(NamedTuple):
 
 
 class Layer(nn.Module):
-  """One layer, as ``nn.scan`` wants it: ``(carry, scanned, broadcast) -> (carry, None)``."""
+  """One layer for ``nn.scan``: ``(carry, scanned, broadcast) -> (carry, None)``."""
 
   config: EncoderConfig
   options: EncoderOptions

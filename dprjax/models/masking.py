@@ -1,7 +1,7 @@
-"""The input of masked language modelling (Devlin et al., 2019, section 3.1 and its code).
+"""Masks tokens for masked language modelling (Devlin et al., 2019, section 3.1 and its code).
 
-Everything is drawn on the device from one key, and rows are independent, so the same key gives the
-same masks on any mesh.
+All is drawn on the device from one key, and rows are independent, so masks do not depend on the
+mesh.
 """
 
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Masked(NamedTuple):
-  """Tokens of which some are masked.
+  """Tokens, some of them masked.
 
   Attributes:
     tokens: the encoder's input.
-    positions: of the masked tokens, rising; 0 where a row has fewer than M.
+    positions: of the masked tokens, rising; 0 if a row has fewer than M.
     targets: the original tokens at ``positions``.
-    weights: 1, and 0 where a row has fewer than M.
+    weights: 1; 0 if a row has fewer than M.
   """
 
   tokens: Int[Array, 'B T']
@@ -29,7 +29,7 @@ class Masked(NamedTuple):
 
 
 def most_masked(length: int, rate: float = 0.15) -> int:
-  """M, the most masked tokens in a row of ``length`` tokens, two of which are special."""
+  """M, the most masked tokens in a row of ``length`` tokens with two special ones."""
   return max(1, round(rate * (length - 2)))
 
 
@@ -44,9 +44,8 @@ def mask_tokens(
 ) -> Masked:
   """Masks whole words: 80 % of their tokens become the mask token, 10 % a random one, 10 % stay.
 
-  A row's budget is ``rate`` times its maskable tokens, rounded, at least 1 and at most M. Words
-  come in random order. A word that exceeds the rest of the budget is skipped; a shorter one may
-  still fit.
+  A row's budget is ``rate`` times its maskable tokens, rounded, from 1 to M. Words come in random
+  order; one that exceeds the remaining budget is skipped, and a shorter one may still fit.
 
   Args:
     key: the random key.
@@ -58,8 +57,7 @@ def mask_tokens(
     replacements: the ids of random tokens: all but the special ones.
 
   Returns:
-    M is ``most_masked``. A row without maskable tokens, or whose every word exceeds its budget, has
-    weights 0.
+    M is ``most_masked``. A row without a word that fits has weights 0.
   """
   length = tokens.shape[1]
   most = most_masked(length, rate)
@@ -94,12 +92,12 @@ def mask_tokens(
 def choose_words(
   order: Float[Array, 'B T'], words: Int[Array, 'B T'], budget: Int[Array, ' B'], most: int
 ) -> Bool[Array, 'B T']:
-  """True at the tokens of the words that fit into a row's budget, greedily by ``order``.
+  """Marks the tokens of the words that fit into a row's budget, greedily by ``order``.
 
   Args:
-    order: the rank of each word, read at its first token; the lowest comes first.
+    order: the rank of each word, at its first token; the lowest comes first.
     words: as for ``mask_tokens``.
-    budget: the most tokens of a row, at most ``most``.
+    budget: of each row, at most ``most`` tokens.
     most: the number of steps, as a word has at least one token.
   """
   places = jax.lax.broadcasted_iota(jnp.int32, words.shape, 1)

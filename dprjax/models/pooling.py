@@ -1,7 +1,6 @@
-"""How the hidden states of a text become one vector: the poolings of sentence-transformers.
+"""Poolings: how the hidden states of a text become one vector, as in sentence-transformers.
 
-A pooling that is not part of dprjax is the value ``POOLING`` of a module that `base.extensions`
-finds.
+A module that `base.extensions` finds adds one as its value ``POOLING``.
 """
 
 from collections.abc import Callable
@@ -22,9 +21,9 @@ class Pooling(NamedTuple):
 
   Attributes:
     name: in ``config.pooling``, in a prompt's meta, and in sentence-transformers' files.
-    pool: ``(states, mask) -> vectors [B, H]``. A row of padding gives finite numbers.
-    flag: its key in 1_Pooling/config.json, as versions before 5.4 write it.
-    text: what a vector is, for a model card.
+    pool: ``(states, mask) -> vectors [B, H]``, finite for a row of padding.
+    flag: its key in 1_Pooling/config.json before version 5.4.
+    text: a description of the vector, for a model card.
   """
 
   name: str
@@ -90,7 +89,7 @@ def every() -> dict[str, Pooling]:
 
 
 def find(name: str, where: str = 'pooling') -> Pooling:
-  """The pooling of a name. Raises InputError, which begins with ``where``, for another word."""
+  """The pooling of this name. Raises InputError, which begins with ``where``, if there is none."""
   poolings = every()
   if not isinstance(name, str) or name not in poolings:
     raise InputError(f'{where}: expected one of {", ".join(poolings)}, not {name!r:.60}')

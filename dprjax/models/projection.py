@@ -1,7 +1,7 @@
-"""Dense layers behind the pooling, such as EmbeddingGemma's: modules of sentence-transformers.
+"""Dense layers after the pooling, such as EmbeddingGemma's, as in sentence-transformers.
 
-Their shapes are part of the encoder's (``EncoderConfig.projection``); their weights are
-``projection/0/kernel`` and so on of its parameters. `models.sentence` reads and writes them.
+The encoder's shape has theirs (``EncoderConfig.projection``); its parameters have their weights, as
+``projection/0/kernel`` and so on. `models.sentence` reads and writes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ class Dense(NamedTuple):
   """The shape of one layer: ``activation(x @ kernel + bias)``.
 
   Attributes:
-    inputs, outputs: numbers of its input and output.
+    inputs, outputs: sizes.
     bias: whether it has one.
-    activation: PyTorch's class, as sentence-transformers names it.
+    activation: PyTorch's class.
   """
 
   inputs: int
@@ -46,7 +46,7 @@ class Dense(NamedTuple):
 def project(
   config: Any, params: Mapping[str, Any], vectors: Float[Array, 'B H']
 ) -> Float[Array, 'B D']:
-  """The vectors behind all dense layers of an encoder, in float32."""
+  """Applies all dense layers of an encoder, in float32."""
   for number, dense in enumerate(config.projection):
     own = params['projection'][str(number)]
     vectors = vectors @ own['kernel'].astype(jnp.float32)
@@ -57,7 +57,7 @@ def project(
 
 
 def tensors(shapes: Sequence[Dense], params: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
-  """All layers' tensors by name, for a SHA-256."""
+  """All tensors by name, for a SHA-256."""
   return [
     (f'projection.{number}.{name}', array)
     for number, dense in enumerate(shapes)

@@ -19,7 +19,7 @@ LSTM_LAYERS = 2
 
 
 class PromptEncoder(nn.Module):
-  """The encoder of one segment of P vectors. It starts as PyTorch's modules start.
+  """The encoder of one segment. It starts as PyTorch's modules start.
 
   Attributes:
     length: P.
@@ -53,7 +53,7 @@ def init_prompt_encoders(
     lengths: P of each.
 
   Raises:
-    InputError: the hidden size is odd, so that the two ways of an LSTM cannot share it.
+    InputError: the hidden size is odd, so an LSTM cannot halve it.
   """
   if config.hidden_size % 2:
     raise InputError(
@@ -72,16 +72,17 @@ def init_prompt_encoders(
 
 
 def encode_prompt(params: Mapping[str, Any]) -> Float[Array, 'P H']:
-  """The vectors that an encoder with these parameters gives."""
+  """The vectors of an encoder."""
   return PromptEncoder(*params['embedding'].shape).apply({'params': params})  # type: ignore[return-value]
 
 
 def encode_prompts(
   several: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Float[Array, 'P H']]:
-  """The vectors of several encoders, by name. Those of equal length are computed as one.
+  """The vectors of several encoders, by name.
 
-  An LSTM is four loops, and compiling so many for each encoder would take most of a start.
+  Encoders of equal length run as one: an LSTM is four loops, and compiling them for each encoder
+  would take most of a start.
   """
   vectors: dict[str, Array] = {}
   for length in sorted({params['embedding'].shape[0] for params in several.values()}):

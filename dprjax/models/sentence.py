@@ -1,10 +1,10 @@
 """The sentence-transformers files of a model directory, which say how it embeds a text.
 
-modules.json                        Transformer, Pooling, Dense or not, Normalize or not
-1_Pooling/config.json               which pooling: one flag each, or (since version 5.4) its name
-2_Dense/                            config.json and model.safetensors of a layer behind the pooling
+modules.json                        Transformer, Pooling, then any Dense, and Normalize or not
+1_Pooling/config.json               the pooling, by flags or (since version 5.4) by name
+2_Dense/                            a layer after the pooling: config.json, model.safetensors
 sentence_bert_config.json           the maximum length, and how to tokenise
-config_sentence_transformers.json   text to put before queries and passages, and the similarity
+config_sentence_transformers.json   text before queries and passages, and the similarity
 
 `formats.sentence_files` lists their keys. ``data.text.load_tokenizer`` applies those of the
 tokenizer.
@@ -49,7 +49,7 @@ class _Module(NamedTuple):
 
 
 def transformer_folder(root: epath.Path) -> epath.Path:
-  """The model's folder: ``root``, or one in it in old sentence-transformers directories."""
+  """The model's folder: ``root``, or one in it in old directories."""
   for module in _modules(root):
     if module.type in _TRANSFORMERS and (module.folder / 'config.json').exists():
       return module.folder
@@ -57,7 +57,7 @@ def transformer_folder(root: epath.Path) -> epath.Path:
 
 
 def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
-  """How a directory's model embeds a text; the defaults where it has no such files.
+  """How a directory's model embeds a text; the defaults without such files.
 
   Raises:
     InputError: an unsupported module, key or value, or an unreadable file.
@@ -73,11 +73,11 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   file = sentence_files.transformer_file(folder)
   modalities = sentence_files.read(file, rules).get('modality_config', {'text': {}})
   if 'text' not in modalities:
-    raise InputError(f'{file}: modality_config has no text; the model reads something else')
+    raise InputError(f'{file}: modality_config has no text')
   if (folder / 'adapter_config.json').exists():
     raise InputError(
-      f'{folder / "adapter_config.json"}: the adapter beside the weights is not applied; merge it '
-      'into them, or remove the file to use the bare encoder'
+      f'{folder / "adapter_config.json"}: adapters are not applied; merge it into the weights, or '
+      'remove the file to use the bare encoder'
     )
   length = min(max_length(folder), config.max_tokens)
   prompts = _prompts(root / _MODEL, model)
@@ -88,8 +88,8 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   if not modules:
     if model:
       raise InputError(
-        f'{root / _MODEL}: there is no modules.json beside it, which says the pooling; remove the '
-        'file to use the bare encoder'
+        f'{root / _MODEL}: no modules.json beside it says the pooling; remove the file to use the '
+        'bare encoder'
       )
     return vector_spec.same_length(length, pooling='lasttoken' if config.causal else 'cls')
   _check_order(root / 'modules.json', [module.type for module in modules])
@@ -99,15 +99,14 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   dimension = sentence_files.length(model.get('truncate_dim'), f'{root / _MODEL}: truncate_dim')
   if dimension is not None and dimension < config.vector_size:
     raise InputError(
-      f'{root / _MODEL}: truncate_dim {dimension} is not applied by itself; remove it, and ask for '
-      f'--dimensions={dimension}'
+      f'{root / _MODEL}: truncate_dim is not applied; remove it and give --dimensions={dimension}'
     )
   normalize = any(module.type == 'Normalize' for module in modules)
   similarity = model.get('similarity_fn_name')
   if similarity is None and not normalize:
     logger.warning(
-      '%s names no similarity: vectors are compared by their inner product as they are; for the '
-      'cosine, as sentence-transformers takes it then, say --normalize=true',
+      '%s names no similarity: using the inner product; for the default of sentence-transformers, '
+      'the cosine, give --normalize=true',
       root,
     )
   return vector_spec.same_length(
@@ -128,10 +127,10 @@ class _DenseConfig(msgspec.Struct):
 
 
 def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
-  """The shapes of the dense layers behind the pooling.
+  """The shapes of the dense layers after the pooling.
 
   Raises:
-    InputError: a key or an activation that is not supported, or sizes that do not fit each other.
+    InputError: an unsupported key or activation, or sizes that do not fit each other.
   """
   found: list[Dense] = []
   for folder in _folders(_modules(root), 'Dense'):
@@ -141,7 +140,7 @@ def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
     dense = convert(values, str(file), _DenseConfig)
     if dense.in_features != (before := found[-1].outputs if found else hidden_size):
       raise InputError(
-        f'{file}: in_features is {dense.in_features}, and the module before it gives {before}'
+        f'{file}: in_features is {dense.in_features}, but the module before gives {before}'
       )
     if dense.activation_function not in ACTIVATIONS:
       raise InputError(
@@ -204,7 +203,7 @@ def write_folder(
   Args:
     folder: of the model.
     config, params: of the encoder.
-    spec: how it embeds a text; the folder has the longer of its two lengths.
+    spec: how it embeds a text; the folder gets the longer of its two lengths.
     tokenizer: keys of sentence_bert_config.json that the tokenizer needs (`tokenizer_keys`).
   """
   modules = [
@@ -256,7 +255,7 @@ def write_folder(
 
 
 def tokenizer_keys(folder: epath.Path) -> dict[str, Any]:
-  """The keys of sentence_bert_config.json without which a folder's tokenizer is another one."""
+  """The keys of sentence_bert_config.json that the tokenizer depends on."""
   return sentence_files.tokenizer_settings(folder).kept
 
 
@@ -265,7 +264,7 @@ def _folders(modules: Sequence[_Module], kind: str) -> list[epath.Path]:
 
 
 def _modules(root: epath.Path) -> list[_Module]:
-  """The modules of modules.json; empty without that file."""
+  """The entries of modules.json; empty without that file."""
   file = root / 'modules.json'
   if not file.exists():
     return []
@@ -291,13 +290,13 @@ def _modules(root: epath.Path) -> list[_Module]:
 
 
 def _check_order(file: epath.Path, types: Sequence[str]) -> None:
-  """Raises InputError for modules that are not supported, or not in this order."""
+  """Raises InputError for unsupported modules or another order."""
   kept = ' '.join(name for name in types if name != 'Dropout')  # which trainings alone apply
   expected = f'({"|".join(_TRANSFORMERS)}) Pooling( Dense)*( Normalize)*'
   if not re.fullmatch(expected, kept):
     raise InputError(
-      f'{file}: the modules {", ".join(types)} are not supported; expected Transformer, Pooling, '
-      'and behind them Dense and Normalize or not; remove the file to use the bare encoder'
+      f'{file}: unsupported modules {", ".join(types)}; expected Transformer, Pooling, then any '
+      'Dense and Normalize; remove the file to use the bare encoder'
     )
 
 
@@ -307,7 +306,7 @@ def _pooling(file: epath.Path, prefixed: bool, config: EncoderConfig) -> str:
   for key in ('embedding_dimension', 'word_embedding_dimension'):
     if settings.get(key) not in (None, config.hidden_size):
       raise InputError(
-        f'{file}: {key} is {settings[key]!r:.40}, and the encoder has {config.hidden_size}'
+        f'{file}: {key} is {settings[key]!r:.40}, but the encoder has {config.hidden_size}'
       )
   modes = settings.get('pooling_mode')
   if modes is None:
@@ -323,7 +322,7 @@ def _pooling(file: epath.Path, prefixed: bool, config: EncoderConfig) -> str:
   # null is false there, too.
   if prefixed and not settings.get('include_prompt', True):
     raise InputError(
-      f'{file}: include_prompt false (the prefix text left out of the pooling) is not supported'
+      f'{file}: include_prompt false is not supported: it pools without the prefix text'
     )
   return modes[0]
 
@@ -341,14 +340,13 @@ def _prompts(file: epath.Path, model: dict[str, Any]) -> dict[str, str]:
     raise InputError(f'{file}: default_prompt_name {default!r:.80} is none of its prompts')
   found = {}
   for kind, (name, *others) in _PROMPT_NAMES.items():
-    # Its documentation says that they are used, and its code does not.
+    # sentence-transformers documents these names but does not use them.
     doubtful = [other for other in (*others, default) if other is not None and texts.get(other)]
     if name not in texts and doubtful:
       method = {'query': 'encode_query', 'passage': 'encode_document'}[kind]
       raise InputError(
-        f'{file}: prompts has {doubtful[0]!r} and no {name!r}, and {method} of '
-        f'sentence-transformers then puts nothing before a text; add {name!r} to prompts, with '
-        "the text, or with '' for none"
+        f"{file}: prompts has {doubtful[0]!r} but no {name!r}, so sentence-transformers' {method} "
+        f"adds no text; add {name!r} to prompts ('' for no text)"
       )
     found[kind] = texts.get(name, '')
   return found

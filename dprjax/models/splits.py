@@ -1,4 +1,4 @@
-"""How activations are split over devices, where the compiler is told."""
+"""How activations are split over devices."""
 
 import contextlib
 import contextvars
@@ -32,9 +32,10 @@ _part: contextvars.ContextVar[Part] = contextvars.ContextVar('part', default=_WH
 
 @contextlib.contextmanager
 def part_of(axis: str, number: Int[Array, ''] | int, parts: int) -> Iterator[None]:
-  """While a function is traced for the rows of one part of a mesh axis, by ``jax.vmap`` with this
-  ``spmd_axis_name``: what it splits inside is split over the other axes, and what it leaves out by
-  dropout is what it would leave out of all rows.
+  """Traces a function for the rows of one part of a mesh axis.
+
+  ``jax.vmap`` has this ``spmd_axis_name``. Splits inside use the other axes, and dropout draws the
+  masks that it would draw for all rows.
   """
   token = _part.set(Part(axis, number, parts))
   try:
@@ -44,31 +45,31 @@ def part_of(axis: str, number: Int[Array, ''] | int, parts: int) -> Iterator[Non
 
 
 def part() -> Part:
-  """The part of the rows that is being traced; of all rows, the only one."""
+  """The part of the rows that is being traced, or all."""
   return _part.get()
 
 
 def inside(split: NamedSharding) -> NamedSharding:
-  """A split of arrays, without the axis that `part_of` names."""
+  """A split without the axis of `part_of`."""
   spec = (tuple(name for name in names(axes) if name != part().axis) for axes in split.spec)
   return NamedSharding(split.mesh, P(*(axes or None for axes in spec)))
 
 
 def names(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
-  """The axes of a mesh that an axis of an array is split over."""
+  """The mesh axes that split an axis of an array."""
   return () if axes is None else (axes,) if isinstance(axes, str) else axes
 
 
 def parts(split: NamedSharding, axis: int) -> int:
-  """How many parts an axis of an array has."""
+  """The number of parts of an axis."""
   return math.prod(split.mesh.shape[name] for name in names(split.spec[axis]))
 
 
 def split_rows(x: Float[Array, 'B ...'], rows: NamedSharding | None) -> Float[Array, 'B ...']:
-  """``x`` split by its first axis, where that can be divided so.
+  """Splits ``x`` by its first axis, if divisible.
 
-  Without it the compiler takes over the split of weights for activations, which are then reduced
-  over the devices in every layer.
+  Otherwise the compiler splits activations like weights, and reduces them over the devices in every
+  layer.
   """
   if rows is None:
     return x

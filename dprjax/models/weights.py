@@ -1,4 +1,4 @@
-"""A model's safetensors files: found, checked against config.json, read, and their SHA-256."""
+"""A model's safetensors files: found, checked against config.json, read, and hashed."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ _PICKLES = (
 
 
 class Stored(NamedTuple):
-  """A tensor in an open safetensors file, under the name that it has there."""
+  """A tensor in an open safetensors file."""
 
   handle: Any
   name: str
@@ -118,7 +118,7 @@ class Checkpoint(NamedTuple):
     folder: its path.
     config: the encoder's shape.
     hf_config: config.json.
-    tensors: by the names of its family; several where a tensor is stored twice.
+    tensors: by the names of its family; several if stored twice.
   """
 
   folder: epath.Path
@@ -134,10 +134,10 @@ def open_checkpoint(
   hf_config: dict[str, Any],
   stack: contextlib.ExitStack,
 ) -> Checkpoint:
-  """Opens a model's safetensors files; ``stack`` closes them. ``source`` is the user's name for it.
+  """Opens a model's safetensors files, which ``stack`` closes. Messages call it ``source``.
 
   Raises:
-    InputError: there are none, only pickled ones, or one is missing or damaged.
+    InputError: none, only pickled ones, or a missing or damaged one.
   """
   head = 'ForSequenceClassification'
   head = head if head in str(hf_config.get('architectures')) else ''
@@ -152,10 +152,10 @@ def open_checkpoint(
   for place in stored:
     name = config.family.canonical(place.name.removeprefix(before))
     tensors.setdefault(name, []).append(place)
-  # Names and shapes are listed for as many layers as config.json says.
+  # A guard: config.json decides how many names are listed.
   if config.num_layers > len(tensors):
     raise InputError(
-      f'{folder}/config.json: num_hidden_layers is {config.num_layers}, but the weights are '
+      f'{folder}/config.json: num_hidden_layers is {config.num_layers}, but there are only '
       f'{len(tensors)} tensors'
     )
   return Checkpoint(folder, config, hf_config, tensors)
@@ -210,13 +210,13 @@ def read_head(
   tensors: Iterable[names.Tensor],
   copies: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Params | None:
-  """A head's parameters; None where the checkpoint has none of its tensors.
+  """A head's parameters; None if the checkpoint has none of its tensors.
 
   Args:
     checkpoint: the open model.
     title: the head's name in messages.
     tensors: the head's.
-    copies: further names of tensors of the head or the encoder, and these tensors' own names.
+    copies: further names of tensors of head or encoder, with the tensors' own names.
 
   Raises:
     InputError: the head is incomplete, stored twice, of other shapes or types, or a copy differs.
@@ -242,13 +242,11 @@ def read_head(
     )
   for copy, original in copies.items() if not problems else ():
     if copy in stored and not np.array_equal(stored[copy][0].read(), stored[original][0].read()):
-      problems.append(
-        f'{copy} differs from {original}; a decoder of its own, untied, is not supported'
-      )
+      problems.append(f'{copy} differs from {original}; untied decoders are not supported')
   if problems:
     raise InputError(
-      f'{checkpoint.folder}: the {title} does not fit the encoder: {listed(problems, "; ")}; to '
-      'start with a fresh one, save the encoder alone, as transformers.AutoModel does'
+      f'{checkpoint.folder}: the {title} does not fit the encoder: {listed(problems, "; ")}; for a '
+      'fresh head, save only the encoder, as transformers.AutoModel does'
     )
   params: Params = {}
   for name, tensor in head.items():
@@ -257,17 +255,17 @@ def read_head(
 
 
 def weight_files(folder: epath.Path) -> list[epath.Path]:
-  """The index and the shards of a model's weights, or their one file.
+  """A model's one weight file, or its index and shards.
 
   Raises:
-    InputError: there are none, or one is missing.
+    InputError: one is missing.
   """
   found = _weight_files(folder, str(folder), 'AutoModel')
   return found if found == [folder / WEIGHTS] else [folder / _INDEX, *found]
 
 
 def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.Path]:
-  """A model's weight files. The user calls the model ``name``; transformers' class converts it."""
+  """A model's weight files. Messages have the user's name and transformers' class."""
   if (folder / WEIGHTS).exists():
     return [folder / WEIGHTS]
   if (folder / _INDEX).exists():
@@ -279,7 +277,7 @@ def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.
     ):
       raise InputError(f'{folder / _INDEX}: expected a weight_map of tensor names to file names')
     if outside := [name for name in shards.values() if name in ('', '.', '..') or '/' in name]:
-      raise InputError(f'{folder / _INDEX}: {outside[0]!r:.80} is no name of a file beside it')
+      raise InputError(f'{folder / _INDEX}: {outside[0]!r:.80} is not a file name')
     files = [folder / name for name in sorted(set(shards.values()))]
     if missing := [file.name for file in files if '\0' in file.name or not file.exists()]:
       raise InputError(
@@ -298,12 +296,12 @@ def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.
 
 
 def open_file(file: epath.Path, stack: contextlib.ExitStack) -> Any:
-  """An open safetensors file. Raises InputError where it is damaged.
+  """Opens a safetensors file. Raises InputError for a damaged one.
 
-  It is closed once nothing refers to it; ``stack`` removes a local copy, which stays mapped.
+  It closes once nothing refers to it; ``stack`` removes a local copy, which stays mapped.
   """
   if is_special(file):
-    raise InputError(f'{file} is a pipe, a device or a socket; expected a file')
+    raise InputError(f'{file} is a pipe, device or socket')
   try:
     return safetensors.safe_open(_local(file, stack), framework='np')
   except (safetensors.SafetensorError, OSError) as error:
@@ -313,7 +311,6 @@ def open_file(file: epath.Path, stack: contextlib.ExitStack) -> Any:
 
 
 def stored_in(handle: Any) -> list[Stored]:
-  """The tensors in an open safetensors file."""
   return [Stored(handle, name) for name in handle.keys()]  # noqa: SIM118 (cannot be iterated)
 
 
@@ -326,7 +323,7 @@ def find_problems(tensors: Iterable[names.Tensor], stored: Mapping[str, list[Sto
         problems.append(f'{tensor.name} is there twice')
       if place.shape != tensor.shape:
         problems.append(
-          f'{tensor.name} has shape {list(place.shape)}, by config.json it is {list(tensor.shape)}'
+          f'{tensor.name} has shape {list(place.shape)}; config.json implies {list(tensor.shape)}'
         )
       if place.dtype not in names.DTYPES.values():
         problems.append(
@@ -341,9 +338,9 @@ def check(
   stored: Mapping[str, list[Stored]],
   extras: re.Pattern[str] = re.compile('(?!)'),
 ) -> None:
-  """Raises InputError, which begins with ``where``, unless these tensors are stored and no others.
+  """Raises InputError, which begins with ``where``, unless exactly these tensors are stored.
 
-  Names that ``extras`` matches are not looked at.
+  Names that ``extras`` matches are ignored.
   """
   problems = find_problems(tensors, stored)
   expected = {tensor.name for tensor in tensors}
@@ -361,7 +358,7 @@ def check(
 def read_file(
   file: epath.Path, where: str, tensors: Collection[names.Tensor], stack: contextlib.ExitStack
 ) -> Params:
-  """The parameters in a file of their own. Raises InputError as `open_file` and `check` do."""
+  """Parameters from a file of their own. Raises InputError as `open_file` and `check`."""
   stored = {one.name: [one] for one in stored_in(open_file(file, stack))}
   check(f'{file}: {where}', tensors, stored)
   params: Params = {}
@@ -371,7 +368,7 @@ def read_file(
 
 
 def _local(file: epath.Path, stack: contextlib.ExitStack) -> str:
-  """The path of the file or of a local copy: safetensors maps files into memory."""
+  """A local path of the file: safetensors maps files into memory."""
   if '://' not in str(file):
     return os.fspath(file)
   copy = epath.Path(stack.enter_context(tempfile.TemporaryDirectory())) / file.name
@@ -380,7 +377,7 @@ def _local(file: epath.Path, stack: contextlib.ExitStack) -> str:
 
 
 def sha256(tensors: Iterable[tuple[str, np.ndarray]]) -> str:
-  """The digest of each tensor's name, type, shape and bytes. The tensors come sorted by name."""
+  """The digest of each tensor's name, type, shape and bytes. Tensors come sorted by name."""
   digest = hashlib.sha256()
   for name, array in tensors:
     digest.update(json.dumps([name, names.DTYPES[array.dtype.name], list(array.shape)]).encode())
@@ -389,7 +386,7 @@ def sha256(tensors: Iterable[tuple[str, np.ndarray]]) -> str:
 
 
 def all_files(folder: epath.Path) -> Iterator[epath.Path]:
-  """All files below a folder. (epath has no rglob for gs://.)"""
+  """All files below a folder (epath has no rglob for gs://)."""
   for path in folder.iterdir():
     if path.is_dir():
       yield from all_files(path)
@@ -398,6 +395,6 @@ def all_files(folder: epath.Path) -> Iterator[epath.Path]:
 
 
 def listed(names: Sequence[str], separator: str = ', ') -> str:
-  """The first eight names, and how many more there are."""
+  """The first eight names, and the number of others."""
   shown = separator.join(names[:8])
   return f'{shown}{separator}and {len(names) - 8} more' if len(names) > 8 else shown

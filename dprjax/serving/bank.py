@@ -1,9 +1,8 @@
-"""Adapters on the device, in slots that are allocated once, and the programs that use them.
+"""Adapters on the device, in slots allocated once, and the programs that use them.
 
-Each kind of adapter that is served has a bank of K rows (`Adapter.choose`). Slot s is row s of
-every bank, and holds an adapter in one of them. Row 0 changes nothing. A row is written in place (a
-donated ``dynamic_update_slice``), all of it, so nothing of an earlier adapter stays. Nothing is
-compiled after `compile`.
+Each kind of adapter has a bank of K rows (`Adapter.choose`). Slot s is row s of every bank, and
+holds an adapter in one of them. Row 0 changes nothing. Writing replaces a whole row in place (a
+donated ``dynamic_update_slice``). Nothing is compiled after `compile`.
 """
 
 import collections
@@ -26,19 +25,18 @@ from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.serving.metrics import Metrics
 
-# Columns of a batch's numbers, one row a text: tokens, how they become a vector, and then the row
-# in each kind's bank.
+# Columns of a batch's numbers: each text's length, how it becomes a vector, its row in each bank.
 LENGTH, WAY, ROWS = range(3)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
-  """What one text takes of a prompt: an adapter and how its tokens become a vector.
+  """What one text takes of a prompt.
 
   Attributes:
-    key: names the content. Equal keys share a slot; None is no adapter.
-    adapter: None is no adapter.
-    spec: how its states become a vector.
+    key: identifies the adapter; equal keys share a slot. None: no adapter.
+    adapter: None: no adapter.
+    spec: how states become a vector.
   """
 
   key: Hashable | None
@@ -47,7 +45,7 @@ class Choice:
 
 
 class Lease(NamedTuple):
-  """A slot, and how often it was written before: later it may hold another prompt."""
+  """A slot and its generation. Later it may hold another prompt."""
 
   slot: int
   generation: int
@@ -55,14 +53,14 @@ class Lease(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-  """The shapes of batches: rows by padded lengths, within a budget of padded tokens."""
+  """The shapes of batches: rows and padded lengths within a budget of padded tokens."""
 
   rows: tuple[int, ...]
   lengths: tuple[int, ...]
   budget: int
 
   def most_rows(self, length: int) -> int:
-    """The rows of the largest batch of this padded length."""
+    """The most rows of this padded length."""
     return max([rows for rows in self.rows if rows * length <= self.budget], default=self.rows[0])
 
   def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -71,14 +69,13 @@ class Shapes:
         yield rows, length
 
   def bucket(self, tokens: int) -> int:
-    """The padded length of a row; ``tokens`` is at most the longest."""
+    """The padded length of a row."""
     return next(length for length in self.lengths if tokens <= length)
 
   def choose_rows(self, waiting: int, length: int) -> int:
     """The rows of a batch for so many waiting texts.
 
-    A batch that would be more than a quarter empty is cut to the next smaller one: what is left
-    follows at once.
+    A batch more than a quarter empty shrinks to the next smaller one; the rest follows at once.
     """
     fitting = [rows for rows in self.rows if rows <= self.most_rows(length)]
     larger = next((rows for rows in fitting if rows >= waiting), fitting[-1])
@@ -90,7 +87,7 @@ class Bank:
   """K slots of adapters on one device. One thread uses it.
 
   Attributes:
-    slots: K, the empty one included.
+    slots: K, including the empty slot 0.
     generations: how often each slot was written.
   """
 
@@ -112,21 +109,21 @@ class Bank:
     Args:
       config: the encoder's shape.
       params: its parameters.
-      slots: K.
+      slots: K, more than the rows of the largest batch.
       rows: of each kind's bank, one that changes nothing.
-      shapes: of batches; the slots exceed the rows of the largest.
+      shapes: of batches.
       pad_id: the padding token.
-      metrics: where loads and evictions are counted.
-      dtype: of the arithmetic and of the bank, as an ``Encoder`` takes it.
-      device: the first local one by default.
+      metrics: counts loads and evictions.
+      dtype: of arithmetic and bank, as for an ``Encoder``.
+      device: default: the first local one.
 
     Raises:
-      InputError: too few slots, or no memory for them.
+      InputError: too few slots.
     """
     if slots <= max(shapes.rows):
       raise InputError(
-        f'--slots={slots} holds fewer prompts than a batch of {max(shapes.rows)} rows may need, '
-        f'and one slot stays empty; give at least {max(shapes.rows) + 1}'
+        f'--slots={slots}: a batch of {max(shapes.rows)} rows needs {max(shapes.rows) + 1} (one is '
+        'empty)'
       )
     self.slots, self.shapes = slots, shapes
     self._config, self._pad_id, self._arithmetic, self._metrics = (
@@ -155,7 +152,7 @@ class Bank:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(self._banks))
 
   def compile(self) -> None:
-    """Compiles the program of every shape, and the one that writes a slot."""
+    """Compiles the program of every shape, and those that write slots."""
     banks = jax.eval_shape(lambda: self._banks)
     with jax.default_device(self._device):
       for bank, row in zip(banks, self._rows, strict=True):
@@ -166,18 +163,18 @@ class Bank:
         tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
         numbers = jax.ShapeDtypeStruct((rows, ROWS + len(banks)), jnp.int32)
         self._programs[rows, length] = embed.lower(self._params, banks, tokens, numbers).compile()
-        # The first run of a program may still allocate and load.
+        # The first run may still allocate and load.
         np.asarray(self.run([], [], [], rows, length))
 
   def assign(self, choices: Sequence[Choice], wanted: Mapping[Hashable, int]) -> list[Lease]:
-    """The slots of the adapters, which are written where they are not there yet.
+    """Leases slots for the adapters of one batch, and writes missing ones.
 
-    The least recently used go first, those that no queued text needs before the others, and never
-    one of these adapters.
+    The least recently used are evicted first: those without queued texts before the others, and
+    never one of this batch.
 
     Args:
       choices: of one batch.
-      wanted: how many queued texts need a key.
+      wanted: the number of queued texts by key.
     """
     needed = {choice.key for choice in choices}
     leases = []
@@ -209,7 +206,7 @@ class Bank:
     Args:
       rows: token ids, at most ``count`` rows of at most ``length``.
       choices, leases: of each row.
-      count, length: a shape of ``shapes``.
+      count, length: one of ``shapes``.
 
     Raises:
       RuntimeError: a slot was written since its lease.

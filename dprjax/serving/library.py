@@ -1,10 +1,10 @@
-"""A folder of prompt files, ``NAME.npz``, that changes while it is served.
+"""A folder of prompt files, ``NAME.npz``, that may change while it is served.
 
-The folder is the truth: every request looks at its file's time and size, so a prompt that another
-server (or a copy command) put there is served from the next request on. Files that were read stay
-in host memory, the least recently used going first. A file that cannot be served is logged once.
+Every request checks its file's time and size, so that prompts from other servers or copy commands
+are served at once. Prompts stay in host memory until least recently used. A file that cannot be
+served is logged once.
 
-A name is that of the file in Unicode's composed form (NFC); on disk it may be decomposed.
+Names are in Unicode's composed form (NFC); files may be decomposed.
 """
 
 import collections
@@ -60,13 +60,13 @@ class Version:
   """One content of a prompt's file, or the bare backbone.
 
   Attributes:
-    name: it is served under.
-    sha256: of the file; '' of the bare backbone.
+    name: of the prompt.
+    sha256: of the file; '' for the bare backbone.
     spec: how texts become vectors.
     meta: of the file.
-    lengths: of its adapters of queries and passages, P of a prefix (all topics' are equal).
-    choices: by side, one of each topic or a single one.
-    topic_model: chooses, where there are several.
+    lengths: by side, the size of the adapter, such as P.
+    choices: by side, one or one for each topic.
+    topic_model: chooses among several.
   """
 
   name: str
@@ -88,7 +88,7 @@ class Version:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(adapters) if isinstance(leaf, np.ndarray))
 
   def choose(self, texts: Sequence[str], side: str) -> list[Choice]:
-    """The adapter of each text."""
+    """Each text's adapter."""
     own = self.choices[side]
     if self.topic_model is None:
       return own * len(texts)
@@ -97,13 +97,13 @@ class Version:
 
 @dataclasses.dataclass(frozen=True)
 class About:
-  """What is known of a prompt whose vectors may be on disk alone.
+  """A prompt's description, kept when its vectors are not.
 
   Attributes:
-    sha256, meta, lengths, spec: as of `Version`; empty where ``refused``.
+    sha256, meta, lengths, spec: as of `Version`; empty if ``refused``.
     nbytes: of its vectors.
-    modified: when its file was written, in seconds.
-    refused: why its file cannot be served; '' where it can.
+    modified: the file's time, in seconds.
+    refused: why the file cannot be served, or ''.
   """
 
   sha256: str = ''
@@ -119,8 +119,8 @@ class Library:
   """The prompts of a folder for one backbone, by name.
 
   Attributes:
-    rows: of each kind of adapter that is served, one that changes nothing, of the size that slots
-      have. Kinds that not every server has are those of the folder as the server starts.
+    rows: by kind of adapter, a row of the size of slots that changes nothing. The folder at the
+      start decides about kinds that not every server has.
   """
 
   def __init__(
@@ -135,21 +135,22 @@ class Library:
     host_bytes: int,
     metrics: Metrics,
   ):
-    """Reads every file once; those that cannot be served are listed with the reason.
+    """Reads every file once, and lists those that cannot be served.
 
     Args:
-      folder: made if it is missing.
-      backbone: that the prompts are for.
+      folder: made if missing.
+      backbone: of the prompts.
       tokenizer: the backbone's.
-      name: of the backbone without a prompt, which no prompt can have.
-      most_vectors: of a prompt, P; by default those of the folder's longest, at least 16.
-      most_tokens: the longest text.
-      host_bytes: memory for vectors; the latest one read stays in any case.
-      metrics: where loads and evictions are counted.
+      name: of the bare backbone; no prompt can have it.
+      most_vectors: P of a slot for prefixes; default: that of the longest in the folder, at least
+        16.
+      most_tokens: of a text.
+      host_bytes: memory for vectors; the last one read always stays.
+      metrics: counts loads and evictions.
 
     Raises:
-      InputError: the name is none, the backbone's own settings ask for longer texts, or the folder
-        is a file.
+      InputError: a bad name, too long texts in the backbone's own settings, or the folder is a
+        file.
     """
     if not NAME.fullmatch(name):
       raise InputError(f'--name={name}: expected 1 to 64 of A-Z a-z 0-9 . _ -, no dot first')
@@ -171,7 +172,7 @@ class Library:
       name, '', spec, {}, dict.fromkeys(KINDS, 0), {kind: [bare] for kind in KINDS}
     )
     if self.folder.exists() and not self.folder.is_dir():
-      raise InputError(f'--prompts={folder} is a file; give a folder of prompt files')
+      raise InputError(f'--prompts={folder} is a file, not a folder')
     self.folder.mkdir(parents=True, exist_ok=True)
     self._clear()
     self.rows = _rows(backbone.config, most_vectors or 16)
@@ -181,10 +182,10 @@ class Library:
     self._starting = False
 
   def get(self, name: str) -> Version:
-    """The prompt as its file is now; the backbone without a prompt under its own name.
+    """The prompt as its file is now; the bare backbone under its own name.
 
     Raises:
-      UnknownPrompt: there is no such file.
+      UnknownPrompt: no such file.
       InputError: the file cannot be served.
     """
     if name == self.name:
@@ -208,7 +209,7 @@ class Library:
       return self._read(name, signature)
 
   def about(self, name: str) -> About:
-    """What is known of a prompt. Raises UnknownPrompt."""
+    """Describes a prompt. Raises UnknownPrompt."""
     name = unicodedata.normalize('NFC', name)
     signature = self._signature(name)
     if name == self.name:
@@ -225,7 +226,7 @@ class Library:
     return about[1]
 
   def listing(self) -> list[tuple[str, About]]:
-    """All prompts of the folder, by name, and other files of prompts with why they are none."""
+    """All prompts by name, and other prompt files with why they are not served."""
     found = []
     for entry in os.scandir(self.folder):
       stem = entry.name.removesuffix(_ENDING)
@@ -243,13 +244,13 @@ class Library:
     return sorted(found, key=lambda one: one[0])
 
   def put(self, name: str, content: bytes) -> tuple[Version, bool]:
-    """Adds or replaces a prompt; what was there stays until the new one is checked and on disk.
+    """Adds or replaces a prompt; the old file stays until the new one is checked and on disk.
 
     Returns the prompt, and whether the name is new.
 
     Raises:
-      NameTaken: it is the backbone's name.
-      InputError: the file is no prompt, or one of another backbone, tokenizer or size.
+      NameTaken: by the backbone.
+      InputError: no prompt, or one for another backbone, tokenizer or size.
     """
     if name == self.name:
       raise NameTaken(name)
@@ -271,7 +272,7 @@ class Library:
     return version, new
 
   def content(self, name: str) -> bytes:
-    """The file of a prompt. Raises UnknownPrompt."""
+    """A prompt's file. Raises UnknownPrompt."""
     name = unicodedata.normalize('NFC', name)
     try:
       return self._path(name).read_bytes()
@@ -279,7 +280,7 @@ class Library:
       raise UnknownPrompt(name) from None
 
   def delete(self, name: str) -> None:
-    """Removes a prompt's file. Texts that are queued under it are still answered.
+    """Removes a prompt's file. Queued texts are still answered.
 
     Raises:
       UnknownPrompt: there is none.
@@ -295,7 +296,7 @@ class Library:
       self._about.pop(name, None)
 
   def _path(self, name: str) -> pathlib.Path:
-    """The file of a name in composed form. Raises UnknownPrompt for what no file can be called."""
+    """The file of a composed name. Raises UnknownPrompt for an impossible name."""
     if _bad_name(name):
       raise UnknownPrompt(name)
     composed, decomposed = (
@@ -315,7 +316,7 @@ class Library:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
   def _why_not(self, entry: os.DirEntry[str]) -> str:
-    """Why an entry of the folder is not served, though it looks like a prompt; '' otherwise."""
+    """Why a file that looks like a prompt is not served, or ''."""
     stem = entry.name.removesuffix(_ENDING)
     if _LEFT.fullmatch(entry.name):
       return ''
@@ -351,7 +352,7 @@ class Library:
     return version
 
   def _check(self, name: str, path: pathlib.Path) -> Version:
-    """The prompt in a file; errors name the prompt, not the folder."""
+    """Reads a prompt; errors name the prompt, not the folder."""
     try:
       while True:
         sha256 = sha256_file(path)
@@ -366,13 +367,12 @@ class Library:
   def _version(self, name: str, prompt: artifact.Prompt, sha256: str) -> Version:
     if prompt.kind.load is None:
       raise InputError(
-        f'prompt {name}: {prompt.kind.text}; a server keeps prompts that stand beside the tokens: '
-        'encode with dprjax.encode --prompt'
+        f'prompt {name}: servers do not take {prompt.kind.text}; encode with dprjax.encode --prompt'
       )
     made_for = prompt.meta['backbone_sha256']
     if isinstance(made_for, dict) and len(set(made_for.values())) > 1:
       raise InputError(
-        f'prompt {name}: of two encoders, one for queries and one for passages; a server has one'
+        f'prompt {name}: for two encoders, of queries and of passages; a server has one'
       )
     spec = of_meta(prompt.meta, self._backbone.spec)
     model, lengths, choices = None, {}, {}
@@ -382,8 +382,8 @@ class Library:
       longest = spec.max_length(side)
       if longest > self._most_tokens:
         raise InputError(
-          f'prompt {name}: its {side}_max_length is {longest}, and this server takes '
-          f'{self._most_tokens} tokens: start it with a longer one of --lengths'
+          f'prompt {name}: {side}_max_length {longest} exceeds the {self._most_tokens} tokens of '
+          'this server; start it with longer --lengths'
         )
       own = prompt.adapters(side)
       lengths[side] = 0 if own[0] is None else own[0].size()
@@ -401,14 +401,11 @@ class Library:
     if prompt.kind.topics:
       model = topics.Topics.from_arrays(prompt.arrays, prompt.path)
       if len(model) != len(choices['query']):
-        raise InputError(
-          f'prompt {name}: {len(choices["query"])} prompts of {len(model)} topics; export the '
-          'prompt again'
-        )
+        raise InputError(f'prompt {name}: {len(choices["query"])} adapters for {len(model)} topics')
     return Version(name, sha256, spec, prompt.meta, lengths, choices, model)
 
   def _check_slot(self, name: str, kind: Kind, adapter: Adapter) -> None:
-    """Raises InputError where no slot of this server can hold an adapter."""
+    """Raises InputError if no slot of this server can hold an adapter."""
     row, size = self.rows.get(type(adapter)), adapter.size()
     fits = row is not None and size <= row.size()
     from_flag = type(adapter) in self._from_flag  # --prompt_length gives the size
@@ -424,10 +421,7 @@ class Library:
   def _check_room(self, whose: str, spec: VectorSpec, kind: str) -> None:
     longest = spec.max_length(kind)
     if longest <= self._tokenizer.num_specials:
-      raise InputError(
-        f'{whose}: its {kind}_max_length {longest} leaves no room for text beside the special '
-        'tokens'
-      )
+      raise InputError(f'{whose}: {kind}_max_length {longest} leaves no room beside special tokens')
 
   def _keep(self, name: str, signature: _Signature, version: Version) -> None:
     about = About(
@@ -455,7 +449,7 @@ class Library:
       self._bytes -= kept[1].nbytes
 
   def _clear(self) -> None:
-    """Removes what killed servers left of uploads."""
+    """Removes unfinished uploads of dead servers."""
     for path in self.folder.iterdir():
       with contextlib.suppress(OSError):
         if _LEFT.fullmatch(path.name) and path.stat().st_mtime < time.time() - _LEFT_S:
@@ -463,7 +457,7 @@ class Library:
 
 
 def _bad_name(name: str) -> str:
-  """Why a file of this name, without its ending, cannot be served; '' where it can."""
+  """Why a file of this name (without its ending) cannot be served, or ''."""
   if not name or name.startswith('.'):
     return 'is a hidden file'
   if not name.isprintable() or '/' in name:
@@ -476,7 +470,7 @@ def _bad_name(name: str) -> str:
 
 
 def _holds_prompts(entry: os.DirEntry[str]) -> bool:
-  """Whether an entry is a folder with files of prompts, not a hidden one."""
+  """Whether an entry is a visible folder of prompts."""
   if entry.name.startswith('.'):
     return False
   try:
@@ -496,7 +490,7 @@ def _refused(name: str, why: str) -> About:
 
 
 def _sync_folder(folder: pathlib.Path) -> None:
-  """Puts a rename or a removal on disk."""
+  """Flushes a rename or removal to disk."""
   descriptor = os.open(folder, os.O_RDONLY)
   try:
     os.fsync(descriptor)
