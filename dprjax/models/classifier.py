@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from dprjax.base.errors import InputError
 from dprjax.models import encoder, layers, pooling
 from dprjax.models.activations import ACTIVATIONS
 from dprjax.models.encoder_config import DEFAULT_OPTIONS, EncoderConfig, EncoderOptions
@@ -26,14 +25,7 @@ def init_classifier(config: EncoderConfig, key: Array, labels: int = 1) -> dict[
   Returns:
     ``dense`` (``kernel`` [H, H], ``bias`` [H]), ``output`` (``kernel`` [H, labels], ``bias``
     [labels]), and in some families ``norm`` (``scale`` [H]).
-
-  Raises:
-    InputError: neither 1 nor 2 labels.
   """
-  if labels not in LABELS:
-    raise InputError(
-      f'a cross-encoder has 1 label (relevance) or 2 (irrelevant, relevant), not {labels}'
-    )
   keys = dict(zip(('dense', 'output'), jax.random.split(key), strict=True))
   head: dict[str, Any] = {}
   assert config.family.classifier_tensors is not None  # whoever wants a head has asked

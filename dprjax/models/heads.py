@@ -121,20 +121,16 @@ def answer_score(
 
 
 def init_condenser_head(config: EncoderConfig, key: Array, num_layers: int = 2) -> dict[str, Any]:
-  """Fresh parameters of Condenser's head, stacked layers like the encoder's (Condenser, 3.4).
+  """Fresh parameters of Condenser's head: layers like the encoder's (Condenser, 3.4).
 
   Raises:
-    InputError: fewer than one layer.
+    InputError: a family with a norm after its last layer.
   """
   if config.family.final is not None:
     # Eq. 8 puts the last state of one token beside earlier states of others.
     raise InputError(
-      f'a Condenser head is not supported for {config.model_type} models, whose last states are '
-      'normed and whose earlier states are not; set config.pretrain.head_layers=0'
-    )
-  if num_layers < 1:
-    raise InputError(
-      f'a Condenser head of {num_layers} layers cannot predict anything; use 1 or more'
+      f'{config.model_type} models norm only their last states, so they cannot have a Condenser '
+      'head; set config.pretrain.head_layers=0'
     )
   return encoder.init_layers(config, num_layers, key)
 

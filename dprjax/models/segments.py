@@ -98,26 +98,21 @@ def parse(form: str, kind: str, where: str, *, masked: bool = True) -> tuple[str
   Raises:
     InputError: a segment is unknown, missing, repeated or misplaced.
   """
-  if len(form) > _LONGEST:
-    raise InputError(f'{where}: a template has at most {_LONGEST} characters, not {len(form):,}')
-  segments = tuple(form.split())
-  texts = TEXTS[kind]
-  known = ('[CLS]', '[SEP]', '[MASK]', *texts)
-  for segment in segments:
-    if segment not in known and not _PROMPT.fullmatch(segment):
-      raise InputError(
-        f'{where}: unknown segment {segment!r:.40}; use P1 to P9, {", ".join(known)}'
-      )
-  for name in (*texts, '[MASK]'):
-    count = segments.count(name)
-    if count > 1 or (count == 0 and (name != '[MASK]' or masked)):
-      raise InputError(f'{where}: expected one {name} in {form!r:.80}, found {count}')
-  if [name for name in segments if name in texts] != list(texts):
-    raise InputError(f'{where}: expected the order {", ".join(texts)} in {form!r:.80}')
-  if twice := [name for name in segments if name[0] == 'P' and segments.count(name) > 1]:
-    raise InputError(f'{where}: {form!r:.80} has {twice[0]} twice')
-  if segments[0] != '[CLS]' or segments[-1] != '[SEP]' or segments.count('[CLS]') > 1:
-    raise InputError(f'{where}: a template begins with [CLS] and ends with [SEP], not {form!r:.80}')
+  segments, texts = tuple(form.split()), TEXTS[kind]
+  prompts = [name for name in segments if _PROMPT.fullmatch(name)]
+  inner = [name for name in segments[1:-1] if name not in (*prompts, '[SEP]')]
+  if not (
+    len(form) <= _LONGEST
+    and (segments[:1], segments[-1:]) == (('[CLS]',), ('[SEP]',))
+    and [name for name in inner if name != '[MASK]'] == list(texts)
+    and inner.count('[MASK]') <= 1
+    and (not masked or '[MASK]' in inner)
+    and len(set(prompts)) == len(prompts)
+  ):
+    raise InputError(
+      f'{where}: {form!r:.80} is no template of a {kind}: expected [CLS] {" ".join(texts)} [SEP], '
+      f'{"one" if masked else "at most one"} [MASK], each of P1 to P9 at most once, further [SEP]'
+    )
   return segments
 
 
@@ -268,11 +263,7 @@ def label_ids(
   Raises:
     InputError: the words are equal, or one is not a single token of the vocabulary.
   """
-  if (
-    len(words) != 2
-    or not all(isinstance(word, str) and word for word in words)
-    or words[0] == words[1]
-  ):
+  if len(words) != 2 or words[0] == words[1]:
     raise InputError(f'{where}: expected two different words, for yes and no, not {words!r:.60}')
   tokens = tokenize(list(words))
   for word in words:

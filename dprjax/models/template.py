@@ -67,10 +67,6 @@ class Template:
 
   pieces: tuple[Piece, ...]
 
-  def __post_init__(self) -> None:
-    if self.num_texts not in (1, 2):
-      raise InputError(f'a template has one text or two, not {self.num_texts}')
-
   @classmethod
   def pair(
     cls,
@@ -168,9 +164,6 @@ def fill(
     pad_id: the padding token.
     template_ids: the template of each example; None: the first.
   """
-  kinds = {tuple(piece.tokens is None for piece in template.pieces) for template in templates}
-  if len(kinds) > 1:
-    raise InputError('templates of one batch have their texts at the same places')
   batch = texts[0].tokens.shape[0]
   number = jnp.zeros(batch, jnp.int32) if template_ids is None else template_ids
   place = jnp.arange(length, dtype=jnp.int32)[None, :]

@@ -1,11 +1,8 @@
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import encoder, hub, prompt_encoder, segments
 from dprjax.models.adapters.template import LearnedTokens
@@ -154,27 +151,26 @@ def test_pooling(pooling):
 
 
 @pytest.mark.parametrize(
-  ('form', 'kind', 'message'),
+  ('form', 'kind'),
   [
-    ('[CLS] P1 text P2 [SEP]', 'query', 'a template has one [MASK], and .* has none'),
-    ('[CLS] text [MASK] [MASK] [SEP]', 'query', 'a template has one [MASK], and .* has 2'),
-    ('[CLS] P1 [MASK] [SEP]', 'passage', 'a template has one text, and .* has none'),
-    ('[CLS] text text [MASK] [SEP]', 'query', 'a template has one text, and .* has 2'),
-    ('[CLS] first [MASK] [SEP]', 'pair', 'a template has one second, and .* has none'),
-    ('[CLS] second first [MASK] [SEP]', 'pair', 'has its texts in another order'),
-    ('[CLS] text P2 P2 [MASK] [SEP]', 'query', 'has P2 twice'),
-    ('text [MASK] [SEP]', 'query', 'begins with [CLS] and ends with [SEP]'),
-    ('[CLS] text [MASK]', 'query', 'begins with [CLS] and ends with [SEP]'),
-    ('[CLS] first [MASK] [SEP]', 'query', "'first' is no segment of a template; use P1 to P9"),
-    ('', 'query', 'a template has one text, and .* has none'),
-    ('x' * 300, 'query', 'a form of 300 characters'),
+    ('[CLS] P1 text P2 [SEP]', 'query'),
+    ('[CLS] text [MASK] [MASK] [SEP]', 'query'),
+    ('[CLS] P1 [MASK] [SEP]', 'passage'),
+    ('[CLS] text text [MASK] [SEP]', 'query'),
+    ('[CLS] first [MASK] [SEP]', 'pair'),
+    ('[CLS] second first [MASK] [SEP]', 'pair'),
+    ('[CLS] text P2 P2 [MASK] [SEP]', 'query'),
+    ('[CLS] text [CLS] [MASK] [SEP]', 'query'),
+    ('text [MASK] [SEP]', 'query'),
+    ('[CLS] text [MASK]', 'query'),
+    ('[CLS] first [MASK] [SEP]', 'query'),
+    ('', 'query'),
+    ('x' * 300, 'query'),
   ],
 )
-def test_bad_forms(form, kind, message):
-  with pytest.raises(InputError) as info:
+def test_bad_forms(form, kind):
+  with refused('config.template.text', kind):
     segments.parse(form, kind, 'config.template.text')
-  assert re.search(re.escape(message).replace(r'\.\*', '.*').replace(r'\ ', ' '), str(info.value))
-  assert str(info.value).startswith('config.template.text: ')
 
 
 def test_a_form_without_mask_where_none_is_needed():
@@ -206,7 +202,6 @@ def test_forms_and_tokenizers_that_do_not_fit():
     (('yes', 'zzz'), 'zzz'),
     (('yes', 'yes'), 'yes'),
     (('yes',), 'yes'),
-    (('yes', 3), 'yes'),
   ],
 )
 def test_label_words(words, message):

@@ -104,8 +104,6 @@ def test_texts_of_several_tasks_in_a_batch():
   filled = fill([VECTORS, WORDS], unpack(rows, packed.lengths), 14, PAD, ids)
   for row, template in enumerate((WORDS, VECTORS, WORDS)):
     assert_filled(filled, template, texts, row, 14)
-  with refused('templates'):
-    fill([VECTORS, PAIR], unpack(rows, packed.lengths), 14, PAD, ids)
 
 
 @pytest.mark.slow
@@ -165,8 +163,3 @@ def test_cutting_never_meets_the_template():
 
 def test_no_examples():
   assert PAIR.pack([[], []], 12, PAD).rows == []
-
-
-def test_a_template_without_a_text():
-  with refused('template', '0'):
-    Template((Piece((CLS, 4, SEP)),))
