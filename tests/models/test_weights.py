@@ -77,10 +77,10 @@ def test_copies_of_tied_tensors(write_heads, tensors):
     same = hub.load_backbone(write_heads(tensors=edits), ('mlm', 'condenser'))
     assert same.sha256 == plain.sha256
     jax.tree.map(np.testing.assert_array_equal, same.heads['mlm'].params, plain.heads['mlm'].params)
-  text = error(write_heads(tensors={'cls.predictions.decoder.weight': table + 1}))
-  assert (
-    'cls.predictions.decoder.weight differs from embeddings.word_embeddings.weight; a decoder of '
-    'its own, untied, is not supported' in text
+  assert named_in(
+    error(write_heads(tensors={'cls.predictions.decoder.weight': table + 1})),
+    'cls.predictions.decoder.weight',
+    'embeddings.word_embeddings.weight',
   )
   assert named_in(
     error(write_heads(tensors={'cls.predictions.decoder.bias': bias + 1})),
@@ -90,42 +90,37 @@ def test_copies_of_tied_tensors(write_heads, tensors):
 
 
 @pytest.mark.parametrize(
-  ('model_type', 'edits', 'message'),
+  ('model_type', 'edits', 'names'),
   [
     (
       'bert',
       {'cls.predictions.transform.dense.bias': None},
-      'cls.predictions.bias are there, but missing cls.predictions.transform.dense.bias;',
+      ('cls.predictions.transform.dense.bias',),
     ),
     (
       'roberta',
       {'lm_head.bias': None, 'lm_head.layer_norm.weight': None},
-      'missing lm_head.layer_norm.weight, lm_head.bias',
+      ('lm_head.layer_norm.weight', 'lm_head.bias'),
     ),
     (
       'bert',
       {'cls.predictions.bias': np.zeros(42, np.float32)},
-      'cls.predictions.bias has shape [42], by config.json it is [43]',
+      ('cls.predictions.bias', '[42]', '[43]'),
     ),
     (
       'bert',
       {'cls.predictions.decoder.weight': np.zeros((44, 20), np.float32)},
-      'decoder.weight has shape [44, 20], by config.json it is [43, 20]',
+      ('cls.predictions.decoder.weight', '[44, 20]', '[43, 20]'),
     ),
     (
       'xlm-roberta',
       {'lm_head.dense.bias': np.zeros(20, np.int32)},
-      'lm_head.dense.bias is of type I32',
+      ('lm_head.dense.bias', 'I32'),
     ),
   ],
 )
-def test_head_that_does_not_fit(write_heads, model_type, edits, message):
-  text = error(write_heads(model_type, tensors=edits))
-  assert (
-    'the masked-LM head does not fit the encoder: ' in text
-    and 'save the encoder alone, as transformers.AutoModel does' in text
-  )
-  assert message in text
+def test_head_that_does_not_fit(write_heads, model_type, edits, names):
+  assert named_in(error(write_heads(model_type, tensors=edits)), *names, 'transformers.AutoModel')
 
 
 def test_condenser_head_is_read(write_heads, golden):
