@@ -417,7 +417,7 @@ def _check_pairs(pairs: Any) -> list[tuple[str, str]]:
 
 
 def load(path: PathLike, prompt: PathLike | None = None, **options: Any) -> Reranker:
-  """``PromptReranker.load`` where there is a prompt, else ``CrossEncoder.load``."""
+  """``PromptReranker.load`` with a prompt, else ``CrossEncoder.load``."""
   if prompt is None:
     return CrossEncoder.load(path, **options)
   return PromptReranker.load(path, prompt, **options)
@@ -433,7 +433,7 @@ def check(path: PathLike) -> None:
 
 
 def _check_head(head: head_specs.Head | None, path: PathLike) -> head_specs.Head:
-  """The head; raises InputError where there is none, or BERT's pooler alone."""
+  """The head. Raises InputError if there is none, or only BERT's pooler."""
   if head is None or 'output' not in head.params:
     raise InputError(
       f'{path}: no sequence-classification head: this is a plain encoder, not a cross-encoder; '

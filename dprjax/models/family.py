@@ -30,11 +30,11 @@ Config = Any
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """What the shapes of all families have, which are frozen dataclasses with a ``model_type``.
+  """The base of all shapes, frozen dataclasses with a ``model_type``.
 
   Attributes:
-    projection: the dense layers behind the pooling.
-    causal: a token sees no later tokens, so that the first one's state says nothing of a text.
+    projection: the dense layers after the pooling.
+    causal: tokens do not see later ones, so the first token's state does not describe a text.
   """
 
   projection: tuple[Dense, ...] = dataclasses.field(default=(), kw_only=True)
@@ -59,45 +59,40 @@ class Shape:
 class Family(NamedTuple):
   """A family of backbones.
 
-  The parameters of an encoder are ``embeddings`` (with ``word/embedding`` [V, H]), ``layers``, each
-  leaf with the layers' axis first, and ``relative`` and ``final`` where there are such modules.
+  An encoder's parameters are ``embeddings`` (with ``word/embedding`` [V, H]), ``layers``, stacked
+  on a leading axis, and in some families ``relative`` and ``final``.
 
   Attributes:
     model_type: its name in config.json.
-    class_name: the start of the names of its classes in transformers, ``Bert`` of ``BertModel``.
-    read_config: ``(config.json) -> Config``. Raises InputError for a value that it cannot have.
+    class_name: the start of transformers' class names, ``Bert`` of ``BertModel``.
+    read_config: ``(config.json) -> Config``. Raises InputError for an unsupported value.
     write_config: ``Config -> keys of config.json``.
     embeddings: the module of the first hidden states, as ``layers.Embeddings``.
-    layer: the module of one layer, as ``layers.Layer``; ``nn.scan`` stacks it.
-    positions: ``(config, tokens, mask, shift) -> [B, T]``, each token's position. ``shift`` is a
-      number or ``[B, 1]``.
+    layer: the module of one layer, as ``layers.Layer``, for ``nn.scan``.
+    positions: ``(config, tokens, mask, shift) -> [B, T]``; ``shift`` is a number or ``[B, 1]``.
     first_position: ``config ->`` the first token's row of a table of positions.
-    tensors: ``config -> tensors`` of an encoder's checkpoint, and their places in our tree.
+    tensors: ``config -> tensors`` of an encoder's checkpoint.
     layer_tensors: ``(config, L) -> tensors`` of a stack of layers.
-    canonical: the name of a stored tensor, without what larger models put before it -> its name
-      among ``tensors``.
-    prefix: what classes with a head put before the encoder's names, ``bert.``.
-    extras: matches the names of what larger models add to the encoder.
-    bias: ``(config, seen, T) -> [B or 1, 1, 1 or T, S]``, added to the scores of S keys, which are
-      those of the prompt and the T tokens; ``seen`` [B, S] is False at keys that no token may see.
-      For a causal or windowed mask.
-    mlm_tensors: ``config -> tensors`` of the masked-LM head; None: there is no such head.
-    mlm_copies: ``config -> names`` of its tensors that some files store twice, each with the name
-      that it copies.
+    canonical: maps a stored name, without the prefix of larger models, to one of ``tensors``.
+    prefix: of the encoder's names in classes with a head, ``bert.``.
+    extras: matches names that larger models add.
+    bias: ``(config, seen, T) -> [B or 1, 1, 1 or T, S]``, added to the scores of S keys (prompt and
+      tokens), such as a causal mask; ``seen`` [B, S] is False at keys that no token may see.
+    mlm_tensors: ``config -> tensors`` of the masked-LM head; None: no such head.
+    mlm_copies: ``config -> {copy: original}``, names of tensors that some files store twice.
     mlm_act: ``config -> activation`` of the masked-LM head.
-    classifier_tensors: ``(config, labels) -> tensors`` of the sequence-classification head; None:
-      there is no such head.
-    classifier_act: ``config -> activation`` of that head's first layer.
-    classifier_pooling: ``config -> pooling`` that head has.
-    classifier_drops: whether dropout comes before the first layer of that head, too.
-    relative: the module of what is added to the scores of tokens by their distance, ``(config)``,
-      whose call is ``T -> [1, N, T, T]``; None: nothing.
-    final: the module behind the last layer, ``(config, dtype)``, such as a norm; None: nothing.
+    classifier_tensors: ``(config, labels) -> tensors`` of the classification head; None: no such
+      head.
+    classifier_act: ``config -> activation`` of its first layer.
+    classifier_pooling: ``config -> pooling`` before it.
+    classifier_drops: whether dropout also comes before its first layer.
+    relative: ``config -> module`` of a bias by distance, ``T -> [1, N, T, T]``.
+    final: ``(config, dtype) -> module`` after the last layer, such as a norm.
     sharding: ``(regular expression, PartitionSpec)`` of parameter names that ``mesh.RULES`` lacks.
     prompted_by: how a prompt enters transformers' class: 'cache', as past keys and values;
-      'attention', by an attention function of one's own; '': not at all.
-    pad_token_id: where config.json has none.
-    shapes: ``() -> {name: Config}``, those of well-known models, for plans without their files.
+      'attention', by our attention function; '': not at all.
+    pad_token_id: the default of config.json.
+    shapes: ``() -> {name: Config}`` of well-known models, for plans without files.
   """
 
   model_type: str

@@ -367,7 +367,7 @@ def _backward(static: _Static, prompts: str, *refs: Any) -> None:
       for weight, by in zip(weights, by_weight, strict=True)
     )
     by_query = jnp.zeros(query.shape, jnp.float32)
-    # The prompt first where there is one, the tokens last.
+    # The prompt, if any, comes first.
     into = [by_prompt, by_text[1:]][-len(parts) :]
     for part, weight, by, (keys, values) in zip(parts, weights, by_weight, into, strict=True):
       by_score = (weight * (by - mean) * static.width**-0.5).astype(dtype)

@@ -158,7 +158,7 @@ def backbone_sha256(config: EncoderConfig, params: Mapping[str, Any]) -> str:
 def _with_projection(
   sha256: str, shapes: Sequence[projection.Dense], params: Mapping[str, Any]
 ) -> str:
-  """The SHA-256 of an encoder and of the layers behind its pooling."""
+  """The SHA-256 of an encoder and of its projection."""
   if not shapes:
     return sha256
   own = weights.sha256(projection.tensors(shapes, params['projection']))

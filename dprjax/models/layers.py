@@ -154,7 +154,7 @@ def attention_scores(
   return scores * scale
 
 
-# Added to the scores of masked keys. Finite, so that a row of padding alone does not give NaN.
+# Added to the scores of masked keys. Finite, so that a row of padding does not give NaN.
 MASKED = -1e9
 
 
@@ -347,7 +347,7 @@ class Attention(nn.Module):
       prompt = Dropout(self.options.prompt_dropout, self.deterministic)(prompt)
       key = jnp.concatenate([prompt[:, 0], key], axis=2)  # [B, N, P + T, D]
       value = jnp.concatenate([prompt[:, 1], value], axis=2)
-      # A bias of the tokens alone masks no vector of the prompt.
+      # Without columns for the prompt, none of it is masked.
       bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (key.shape[2] - bias.shape[3], 0)))
     return query, key, value, bias
 

@@ -277,7 +277,7 @@ def _modules(root: epath.Path) -> list[_Module]:
     if not isinstance(kind, str) or not isinstance(path, str):
       raise InputError(f'{file}: expected a list of objects with the texts type and path')
     if path and not re.fullmatch(r'[\w-][\w.-]*', path):
-      raise InputError(f'{file}: {path!r:.80} is no name of a folder beside it')
+      raise InputError(f'{file}: {path!r:.80} is not a folder name')
     refuse_special(root / path)
     sentence_files.check(module, sentence_files.MODULE, f'{file}: ')
     package, _, name = kind.rpartition('.')
@@ -291,7 +291,7 @@ def _modules(root: epath.Path) -> list[_Module]:
 
 def _check_order(file: epath.Path, types: Sequence[str]) -> None:
   """Raises InputError for unsupported modules or another order."""
-  kept = ' '.join(name for name in types if name != 'Dropout')  # which trainings alone apply
+  kept = ' '.join(name for name in types if name != 'Dropout')  # only for training
   expected = f'({"|".join(_TRANSFORMERS)}) Pooling( Dense)*( Normalize)*'
   if not re.fullmatch(expected, kept):
     raise InputError(

@@ -389,7 +389,7 @@ class Library:
       lengths[side] = 0 if own[0] is None else own[0].size()
       if own[0] is not None:
         self._check_slot(name, prompt.kind, own[0])
-      # None is the bare backbone: passages of a prompt for queries alone take no slot.
+      # Passages of a query-only prompt are the bare backbone's and take no slot.
       choices[side] = [
         Choice(
           None if adapter is None else (sha256, '' if prompt.tied else side, number), adapter, spec
