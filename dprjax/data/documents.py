@@ -95,11 +95,10 @@ def build_documents(
 ) -> Documents:
   """The store at ``directory``, built unless it was built from the same (`fingerprint.build_once`).
 
-  Each document's sentences are joined, in order, to passages of at most ``passage_length`` tokens,
-  see `_pack`. A sentence of fewer than ``SHORT`` tokens is joined to the next one, the last of a
-  document to the one before. A sentence longer than a passage is cut between words into pieces of
-  similar length, which count as sentences. A passage with the tokens of an earlier one is left out.
-  All of this is counted and reported once. Process 0 builds; the others wait.
+  Sentences are joined in order to passages of at most ``passage_length`` tokens. A sentence shorter
+  than ``SHORT`` tokens joins the next one, or at the end the one before. A sentence longer than a
+  passage is cut between words into similar pieces, which count as sentences. Repeated passages are
+  left out. All this is counted. Process 0 builds; the others wait.
 
   Args:
     paths: files and folders, see `dprjax.formats.documents`.
@@ -108,8 +107,7 @@ def build_documents(
     process_index, wait_s: of this process, and how many seconds it waits if it is not process 0.
 
   Raises:
-    InputError: a file that cannot be used; no text in any of them; the directory holds something
-      else; process 0 did not finish in time.
+    InputError: an unusable file, no text, another content of the directory, or process 0 was late.
   """
   if passage_length < SHORT:
     raise InputError(

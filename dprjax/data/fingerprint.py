@@ -51,20 +51,17 @@ def build_once(
 ) -> bool:
   """Builds ``folder`` unless it was built with these settings from these files; True if it did.
 
-  The folder is built aside and renamed. A part that a process has finished before the job was
-  interrupted is used by the next job with the same files, settings and number of processes. Process
-  0 compares the checksums of a folder that was built before.
+  The folder is built aside and renamed. After an interrupt, the next job with the same files,
+  settings and processes uses finished parts. Process 0 compares checksums of an existing folder.
 
   Args:
-    name: of the JSON file that describes the folder, without its ending. A folder that has other
-      files and not this one is left alone.
-    settings: all that decides the content beside the files' own bytes; plain JSON.
+    name: of the JSON file that describes the folder, without ending; a folder with other files and
+      without this one is an error.
+    settings: JSON that decides the content, beside the files.
     sources: the files, by role.
-    build: makes the folder that it is given, from the sources and the folders of the parts, each of
-      which appears when its process has finished.
-    process_index, process_count, wait_s: process 0 builds; the others wait for it, up to so many
-      seconds.
-    build_part: what the others do before they wait, given a folder to make for their part.
+    build: makes the given folder from the parts' folders, which appear as processes finish.
+    process_index, process_count, wait_s: process 0 builds; others wait for so many seconds.
+    build_part: makes the folder of another process's part.
 
   Raises:
     InputError: the folder holds something else or is damaged; another command is building it;
@@ -142,10 +139,7 @@ def open_built(
 
 
 def wait_for(done: Callable[[], bool], wait_s: float, problem: str) -> None:
-  """Returns when ``done()``, which it asks every second.
-
-  Raises InputError that begins with ``problem`` after ``wait_s`` seconds.
-  """
+  """Waits for ``done()``; InputError beginning with ``problem`` after ``wait_s`` seconds."""
   deadline = time.monotonic() + wait_s
   while not done():
     if time.monotonic() > deadline:

@@ -79,16 +79,16 @@ def make_batches(
 ) -> grain.MapDataset[Batch]:
   """This process's rows of the global batch of any step, with the key `task` ``[B]`` int32.
 
-  Numbers of rows (`passage_index` and its like) go on from data set to data set, so that no two
-  have the same; `split_rows` tells them apart again.
+  Row numbers (`passage_index` and so on) continue from data set to data set; `split_rows` undoes
+  it.
 
   Args:
     tasks: the data sets, whose batches have the same keys.
     arrangement: one of `ARRANGEMENTS`.
     batch_size: rows of the global batch; process i has the i-th of ``process_count`` equal blocks.
-    per_task: examples of a data set in an epoch; 0: as many as the smallest has, or as a batch
-      holds of one.
-    buckets: the lengths that first and second texts may have, the same for all data sets.
+    per_task: examples of a data set in an epoch; 0: the size of the smallest, at least its share of
+      a batch.
+    buckets: padded lengths of first and second texts.
 
   Raises:
     InputError: sizes that do not go together.
