@@ -76,7 +76,7 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
     assert own.meta['backbone_sha256'] == after.sha256 != before.sha256
     assert own.meta['template'] == prompt.meta['template']
     for name, vectors in template_files.vectors(prompt).items():
-      assert own.vectors[name].tobytes() == vectors.tobytes()
+      assert template_files.vectors(own)[name].tobytes() == vectors.tobytes()
     if stage == 'reranker':
       digest = head_specs.sha256('mlm', after.config, after.heads['mlm'])
       assert own.meta['head_sha256'] == digest != prompt.meta['head_sha256']
