@@ -114,7 +114,7 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
   assert list(prompt.meta['weights']) == sorted(files)
   for name, vectors in template_files.vectors(prompt).items():
     expected = sum(
-      weight * prompts[task].vectors[name]
+      weight * template_files.vectors(prompts[task])[name]
       for weight, task in zip(weights, sorted(files), strict=True)
     )
     np.testing.assert_allclose(vectors, expected, rtol=1e-5, atol=1e-6)
