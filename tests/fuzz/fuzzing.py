@@ -89,7 +89,6 @@ def _bad_output(name: str, rng: random.Random, scene: Scene, argv: list[str]) ->
       '.',
       '',
       'in/../in',
-      'hard',
       'soft',
       'out/neighbour/x',
       '/proc/self/x',
@@ -102,11 +101,9 @@ def _bad_output(name: str, rng: random.Random, scene: Scene, argv: list[str]) ->
   source = rng.choice(scene.files)
 
   def harm(folder: pathlib.Path) -> str:
-    if target == 'hard':
-      os.link(folder / source, folder / 'hard')
-    elif target == 'soft':
+    if target == 'soft':
       os.symlink(folder / source, folder / 'soft')
-    return f'--out={target[:40]!r}' + (f' -> {source}' if target in ('hard', 'soft') else '')
+    return f'--out={target[:40]!r}' + (f' -> {source}' if target == 'soft' else '')
 
   return Case(name, scene, argv, harm, None, False)
 
