@@ -100,12 +100,12 @@ def main() -> None:
 
 
 def compare(args: argparse.Namespace, backbone: str, texts: list[str]) -> dict[str, Any]:
-  knobs: dict[str, Any] = {
+  settings: dict[str, Any] = {
     'passage_max_length': args.max_length,
     'query_max_length': args.max_length,
     'batch_size': args.batch_size,
   }
-  ours = Retriever.load(backbone, **knobs, dtype=args.dtype)
+  ours = Retriever.load(backbone, **settings, dtype=args.dtype)
   theirs = sentence_transformers.SentenceTransformer(
     backbone,
     device='cpu' if jax.default_backend() == 'cpu' else 'cuda',
@@ -121,7 +121,7 @@ def compare(args: argparse.Namespace, backbone: str, texts: list[str]) -> dict[s
     'dprjax': lambda: ours.encode(texts),
   }
   if args.dtype == 'float32':
-    mixed = Retriever.load(backbone, **knobs, dtype='mixed')
+    mixed = Retriever.load(backbone, **settings, dtype='mixed')
     ways['dprjax, mixed'] = lambda: mixed.encode(texts)
   vectors, first = {}, {}
   for name, way in ways.items():

@@ -50,7 +50,7 @@ def main() -> None:
     serve(args)
     return
   with contextlib.ExitStack() as stack:
-    children = {name: stack.enter_context(Child(knobs)) for name, knobs in WAYS.items()}
+    children = {name: stack.enter_context(Child(settings)) for name, settings in WAYS.items()}
     seconds = timing.take_turns(children, args.runs)
   cases = timing.summary(seconds, 'as it is', args.steps)
   for name, child in children.items():
@@ -69,8 +69,8 @@ class Child:
     last: what it said after its last steps.
   """
 
-  def __init__(self, knobs: dict[str, int]):
-    tunables = ':'.join(f'glibc.malloc.{name}={value}' for name, value in knobs.items())
+  def __init__(self, settings: dict[str, int]):
+    tunables = ':'.join(f'glibc.malloc.{name}={value}' for name, value in settings.items())
     self._process = subprocess.Popen(
       [sys.executable, str(pathlib.Path(__file__).resolve()), *sys.argv[1:], '--child'],
       env=os.environ | {VARIABLE: tunables},
@@ -98,7 +98,7 @@ def serve(args: argparse.Namespace) -> None:
   model = made.SHAPES[args.size]
   lengths = args.query_length, args.passage_length, args.candidates
   step = updates.retrieval(
-    updates.knobs(args.method, args.prompt, args.dtype, ['backbone.unroll=0']),
+    updates.settings(args.method, args.prompt, args.dtype, ['backbone.unroll=0']),
     model,
     updates.parameters(model),
     made.batch(model, args.queries, *lengths),

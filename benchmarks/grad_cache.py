@@ -38,10 +38,10 @@ def main() -> None:
     ways = {}
     for chunks in CHUNKS:
       if args.queries % chunks == 0:
-        knobs = updates.knobs(
+        settings = updates.settings(
           method, args.prompt, args.dtype, [f'batch_size={args.queries}', f'grad_cache={chunks}']
         )
-        ways[f'{chunks} chunks'] = updates.retrieval(knobs, model, params, batch)
+        ways[f'{chunks} chunks'] = updates.retrieval(settings, model, params, batch)
     losses = {name: way.first_step()[0] for name, way in ways.items()}
     spread = max(losses.values()) - min(losses.values())
     assert spread < (5e-2 if args.dtype == 'bfloat16' else 1e-4), (

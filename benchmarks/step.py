@@ -16,7 +16,7 @@ far as the precision allows.
 --dropout=0.1 measures steps with dropout in the encoder, as most recipes have it: dprjax's and
 PyTorch's, whose first steps cannot agree then. Its file is step_SIZE-dropout-DEVICE.json.
 
---variant also measures dprjax with other knobs (KEY=VALUE, separated by commas); with
+--variant also measures dprjax with other options (KEY=VALUE, separated by commas); with
 backbone.dtype=mixed among them, PyTorch under bfloat16 autocast too. On a GPU,
 --size=large, --prompt=128 and 128 tokens are the defaults. Writes
 benchmarks/results/step_SIZE-DEVICE.json; ratios are to plain PyTorch (above 1: slower).
@@ -83,7 +83,7 @@ def main() -> None:
     action='append',
     default=[],
     metavar='KEY=VALUE,...',
-    help='dprjax once more, with these knobs',
+    help='dprjax once more, with these options',
   )
   parser.add_argument(
     '--compile',
@@ -172,11 +172,11 @@ def compare(
       'optim.weight_decay=0',
       f'backbone.dropout={args.dropout}',
     ]
-    knobs = updates.knobs(
+    settings = updates.settings(
       method, args.prompt, args.dtype, [*plain, *filter(None, overrides.split(','))]
     )
     ways[f'dprjax, {overrides}' if overrides else 'dprjax'] = ours(
-      knobs, model, params, prompt, batch
+      settings, model, params, prompt, batch
     )
 
   cases: dict[str, Any] = {}
@@ -246,7 +246,7 @@ def our_loss(
   batch: Any,
 ) -> float:
   """dprjax's loss, in float32."""
-  system = dpr.build(updates.knobs(method, args.prompt, 'float32'), model, updates.one_device())
+  system = dpr.build(updates.settings(method, args.prompt, 'float32'), model, updates.one_device())
   tensors = {'backbone': params} | ({} if prompt is None else {'prompt': {'prefix': prompt}})
   # By default, float32 products on a GPU have the precision of tf32.
   with jax.default_matmul_precision('highest'):
@@ -258,9 +258,9 @@ def our_loss(
 
 
 def ours(
-  knobs: Any, model: Any, params: Any, prompt: np.ndarray | None, batch: Any
+  settings: Any, model: Any, params: Any, prompt: np.ndarray | None, batch: Any
 ) -> updates.Update:
-  system = dpr.build(knobs, model, updates.one_device())
+  system = dpr.build(settings, model, updates.one_device())
 
   def init(parts: Parts, key: jax.Array) -> dict[str, Any]:
     start = system.init(parts, key)
@@ -271,7 +271,7 @@ def ours(
       start['prompt'] = {'prefix': prompt}
     return start
 
-  return updates.Update(knobs, system._replace(init=init), Parts(params), batch)
+  return updates.Update(settings, system._replace(init=init), Parts(params), batch)
 
 
 class Torch:

@@ -53,8 +53,8 @@ def main() -> None:
       [
         f'--config={updates.ROOT}/configs/topic_dpr.py',
         *(
-          f'--config.{knob}'
-          for knob in (
+          f'--config.{option}'
+          for option in (
             f'batch_size={args.documents}',
             f'prompt.length={args.prompt}',
             f'backbone.dtype={args.dtype}',

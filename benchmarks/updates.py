@@ -24,7 +24,7 @@ def one_device() -> jax.sharding.Mesh:
   return meshes.make_mesh({'data': 1}, jax.devices()[:1])
 
 
-def knobs(
+def options(
   method: str, prompt: int, dtype: str, overrides: Sequence[str] = ()
 ) -> ml_collections.ConfigDict:
   """A prompt for both sides ('DPT') or configs/ft.py ('FT'), with mean pooling of unit vectors.
@@ -35,7 +35,7 @@ def knobs(
     method: 'DPT' or 'FT'.
     prompt: length of the prompt, for DPT.
     dtype: of the arithmetic and of frozen weights.
-    overrides: ``KEY=VALUE`` of the config's knobs.
+    overrides: ``KEY=VALUE`` of the config's options.
   """
   recipe = {'DPT': 'dptdr.py:beir,both', 'FT': 'ft.py'}[method]
   settings = {

@@ -99,7 +99,7 @@ def get_config(arg: str = 'beir'):
 
 
 def both_sides(c):
-  """Differences from a query-only prompt; on the command line alternatives.both.KNOB."""
+  """Differences from a query-only prompt; on the command line alternatives.both.OPTION."""
   return {
     'prompt': {'sides': c.prompt.sides, 'regularization': c.prompt.regularization},
     'batch_size': c.batch_size,

@@ -34,7 +34,7 @@ def get_config(arg: str = 'beir'):
   # 'docstrings:json,email' for those of some packages
   c.data.dir = ''
   c.data.train_split, c.data.test_split = 'train', 'test'
-  # The stages that train: a config file of dprjax.train, and its knobs.
+  # The stages that train: a config file of dprjax.train, and its options.
   c.retriever_recipe = f'{pathlib.Path(__file__).with_name(retriever)}.py:{within}'
   c.retriever = defaults.sibling(__file__, retriever).get_config(within)
   c.reranker_recipe = (

@@ -20,8 +20,9 @@ from etils import epath
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.runtime import cli, knobs
+from dprjax.runtime import cli
 from dprjax.runtime import config as configs
+from dprjax.runtime import options as tables
 from dprjax.runtime.flags import flag
 
 FOLDERS = ('configs', 'constraints', 'launch')
@@ -57,7 +58,7 @@ def _command(args: Flags) -> None:
 
 def options() -> Iterator[tuple[str, str]]:
   """Every option, as ``config.KEY = DEFAULT (what it may be)``, and its effect."""
-  for prefix, table in (('', knobs.table), ('tasks.NAME.', knobs.task_table)):
+  for prefix, table in (('', tables.table), ('tasks.NAME.', tables.task_table)):
     known = configs.flat(vars(table()))
     about: list[str] = []
     for line in inspect.getsource(table).splitlines():
@@ -65,9 +66,9 @@ def options() -> Iterator[tuple[str, str]]:
       if line.startswith('# '):
         about.append(line[2:])
       elif (found := _OPTION.fullmatch(line)) and found[1] in known:
-        knob = known[found[1]]
+        spec = known[found[1]]
         text = re.sub(r'\bc\.(?=[a-z])', 'config.', ' '.join([*about, found[3] or '']).strip())
-        yield f'config.{prefix}{found[1]} = {knob.value!r} ({knob.expected})', text
+        yield f'config.{prefix}{found[1]} = {spec.value!r} ({spec.expected})', text
         about = []
       else:  # a comment on a section precedes its first option
         about = about if 'SimpleNamespace()' in line else []

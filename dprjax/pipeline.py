@@ -22,7 +22,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import docstrings, sources
 from dprjax.formats import irds
 from dprjax.retrieval import measures
-from dprjax.runtime import cli, flags, knobs
+from dprjax.runtime import cli, flags, options
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 from dprjax.runtime.stages import Model, Stages, Texts
@@ -32,17 +32,17 @@ _OF_DATA = ('dir', 'format', 'mined_negatives', 'train_split', 'store')
 _OURS = ('seed', 'mix', *(f'data.{name}' for name in _OF_DATA))
 _MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000')
 
-_POOL = knobs.number(0.0, least=0, most=1)
-_TEXT = knobs.text('')
-_TEXTS = knobs.Knob(
+_POOL = options.number(0.0, least=0, most=1)
+_TEXT = options.text('')
+_TEXTS = options.Option(
   (),
   lambda v: isinstance(v, tuple | list) and all(isinstance(one, str) for one in v),
   'a tuple of texts',
 )
 # configs/unm.py explains them.
-_KNOBS = {
+_OPTIONS = {
   'method': _TEXT,
-  'seed': knobs.whole(42, least=0, most=2**31 - 1),
+  'seed': options.whole(42, least=0, most=2**31 - 1),
   'data.dir': _TEXT,
   'data.train_split': _TEXT,
   'data.test_split': _TEXT,
@@ -50,14 +50,14 @@ _KNOBS = {
   'reranker_recipe': _TEXT,
   'reranker_path': _TEXT,
   'runs': _TEXTS,
-  'depth': knobs.whole(200, least=1, most=10**6),
-  'sample': knobs.whole(30, least=1, most=10**6),
-  'threshold': knobs.number(0.1, least=0, most=1),
+  'depth': options.whole(200, least=1, most=10**6),
+  'sample': options.whole(30, least=1, most=10**6),
+  'threshold': options.number(0.1, least=0, most=1),
   'mix.denoised': _POOL,
   'mix.undenoised': _POOL,
   'mix.random': _POOL,
-  'rounds': knobs.whole(1, least=1, most=100),
-  'undenoised': knobs.switch(True),
+  'rounds': options.whole(1, least=1, most=100),
+  'undenoised': options.switch(True),
   'measures': _TEXTS,
 }
 
@@ -269,13 +269,13 @@ def check(config: ml_collections.ConfigDict) -> None:
   if not config.data.dir:
     raise InputError('config.data.dir is empty: --config.data.dir=DIR names a BEIR folder')
   given = dict(_leaves({k: v for k, v in config.items() if k not in ('retriever', 'reranker')}))
-  if unknown := sorted(given.keys() - _KNOBS.keys()):
+  if unknown := sorted(given.keys() - _OPTIONS.keys()):
     raise InputError(f'config.{unknown[0]}: there is no such option; configs/unm.py lists them all')
-  for name, knob in _KNOBS.items():
+  for name, spec in _OPTIONS.items():
     if name not in given:
       raise InputError(f'config.{name} is missing; begin with configs/unm.py')
-    if not knob.fits(given[name]):
-      raise InputError(f'config.{name}: expected {knob.expected}, not {given[name]!r:.60}')
+    if not spec.fits(given[name]):
+      raise InputError(f'config.{name}: expected {spec.expected}, not {given[name]!r:.60}')
   if abs(sum(config.mix.values()) - 1) > 1e-6:
     raise InputError(
       'config.mix: fractions must add up to 1, not '

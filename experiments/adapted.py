@@ -8,7 +8,7 @@ import systems
 
 # Of the head and of RIP. The head's rate is that of whole models in both.
 TEXTS = ('scifact/corpus.jsonl', 'medquad/corpus.jsonl', 'arxiv')
-KNOBS = (
+OPTIONS = (
   'pooling=mean',
   'normalize=True',
   'temperature=0.05',
@@ -35,7 +35,7 @@ class Runs(systems.Runs):
 
   fixed = (*systems.Runs.fixed, 'head_steps', 'rip_steps')
 
-  def rip(self, seed, name, recipe, rate, *knobs):
+  def rip(self, seed, name, recipe, rate, *options):
     """What RIP made of the encoder by a recipe: a prompt, or the encoder itself."""
     out = self.out / 'pretrained' / f'{name}-{seed}'
     if 'prompt' in recipe:
@@ -46,11 +46,11 @@ class Runs(systems.Runs):
         mlm = ('condenser.py:mlm', args.backbone, HEAD_LENGTH, args.head_steps, 1e-2)
         config = self.pretraining(0, *mlm, "trainable=('head/.*',)")
         self.pretrained('pretrained/head', 0, config, head)
-      config = self.pretraining(seed, recipe, head, SENTENCE_LENGTH, args.rip_steps, rate, *knobs)
+      config = self.pretraining(seed, recipe, head, SENTENCE_LENGTH, args.rip_steps, rate, *options)
       self.pretrained(f'pretrained/{name}', seed, config, out)
     return out
 
-  def pretraining(self, seed, recipe, backbone, length, steps, rate, *knobs):
+  def pretraining(self, seed, recipe, backbone, length, steps, rate, *options):
     """The config of one of these trainings."""
     return systems.parse(
       recipe,
@@ -64,7 +64,7 @@ class Runs(systems.Runs):
         f'steps={steps}',
         f'seed={seed}',
         f'optim.learning_rate={rate}',
-        *KNOBS,
-        *knobs,
+        *OPTIONS,
+        *options,
       ],
     )

@@ -43,7 +43,7 @@ WAYS = {
   'old': systems.Way(
     ':beir before',
     'dptdr.py:beir,both',
-    knobs=(
+    options=(
       'optim.learning_rate=7e-3',
       'prompt.dropout=0.0',
       'ema=0.0',
@@ -119,9 +119,9 @@ LABELS = {
 # Of which recipe each is a variant.
 BASES = {way: base for base, changed in CHANGED.items() for way in changed} | {'gains': 'query'}
 VARIANTS = {
-  way: systems.Way(LABELS.get(way, way), WAYS[base].recipe, knobs=knobs, both=WAYS[base].both)
+  way: systems.Way(LABELS.get(way, way), WAYS[base].recipe, options=options, both=WAYS[base].both)
   for base, changed in CHANGED.items()
-  for way, knobs in changed.items()
+  for way, options in changed.items()
 } | {
   'gains': systems.Way(
     LABELS['gains'],
@@ -195,7 +195,7 @@ class Experiment(systems.Runs):
         )
     return found
 
-  def more_knobs(self, name, way, seed):
+  def more_options(self, name, way, seed):
     del seed
     if way != 'mined':
       return ()

@@ -67,7 +67,7 @@ class Run(NamedTuple):
     prompts: the runs whose prompts it takes, 'mdm' for mdm-TASK; '': none.
     start: the run whose export is its backbone; '': the stage's own.
     updates: a task.
-    knobs: others of its own.
+    options: others of its own.
     kept: what is exported: 'prompt', 'model', only the 'prompts' of a model, or nothing.
     seeds: at most so many.
     tested: whether its scores are measured.
@@ -79,7 +79,7 @@ class Run(NamedTuple):
   prompts: str = ''
   start: str = ''
   updates: str = 'updates'
-  knobs: tuple[str, ...] = ()
+  options: tuple[str, ...] = ()
   kept: str = ''
   seeds: int = 1
   tested: bool = True
@@ -111,9 +111,9 @@ def runs():
     free = ('template.fixed_layers=0',)
     for task in every:
       found[f'{stage}/free-{task}'] = add(
-        f'mdm={task}', (task,), knobs=free, kept='prompt', tested=False, **own
+        f'mdm={task}', (task,), options=free, kept='prompt', tested=False, **own
       )
-    found[f'{stage}/emm-free'] = add('emm', every, 'free', knobs=free, **own)
+    found[f'{stage}/emm-free'] = add('emm', every, 'free', options=free, **own)
     if rerank:
       for task in every:
         found[f'{stage}/hybrid-{task}'] = add(
@@ -124,7 +124,7 @@ def runs():
       # A batch that the tasks divide.
       size = ('batch_size=15',) if name == 'balanced' else ()
       found[f'{stage}/emm-{name}'] = add(
-        'emm', every, 'mdm', knobs=(f'arrangement={name}', *size), **own
+        'emm', every, 'mdm', options=(f'arrangement={name}', *size), **own
       )
     if rerank:
       continue
@@ -132,7 +132,7 @@ def runs():
       others = tuple(name for name in every if name != task)
       found[f'{stage}/emm-without-{task}'] = add('emm', others, 'mdm', kept='model', tested=False)
       found[f'{stage}/ft-without-{task}'] = add('ft', others, kept='model', tested=False)
-      few = {'updates': 'few_updates', 'knobs': (f'tasks.{task}.data.max_queries=32',)}
+      few = {'updates': 'few_updates', 'options': (f'tasks.{task}.data.max_queries=32',)}
       found[f'{stage}/few-ft-{task}'] = add(f'ft={task}', (task,), **few)
       found[f'{stage}/few-ft-after-{task}'] = add(
         f'ft={task}', (task,), start=f'ft-without-{task}', **few
@@ -247,7 +247,7 @@ class Experiment:
       first, *rest = recipe.split(',')
       recipe = ','.join([f'{first}={"+".join(run.tasks)}', *rest])
     size = 16 if run.stage == 'retriever' else 20
-    knobs = {
+    options = {
       'backbone.path': self.backbone(run.stage, seed, run.start),
       'data.query_max_length': LENGTHS[0],
       'data.passage_max_length': LENGTHS[1],
@@ -266,25 +266,25 @@ class Experiment:
       'seed': seed,
     }
     if self.args.quick:
-      knobs['eval.every'] = 10**6
-      knobs['eval.corpus_limit'] = 20
+      options['eval.every'] = 10**6
+      options['eval.corpus_limit'] = 20
     for task in run.tasks:
       folder = self.sets / 'train' / task
-      knobs |= {
+      options |= {
         f'tasks.{task}.data.dir': folder,
         f'tasks.{task}.data.dev_split': 'dev',
         f'tasks.{task}.data.hold_out': 0.0,
       }
       if (folder / 'mined.jsonl').exists():
-        knobs[f'tasks.{task}.data.mined_negatives'] = folder / 'mined.jsonl'
+        options[f'tasks.{task}.data.mined_negatives'] = folder / 'mined.jsonl'
       if run.prompts:
         made = f'{run.stage}/{run.prompts}-{task}'
         self.make(made)
-        knobs[f'tasks.{task}.prompt'] = self.out / 'runs' / f'{made}-{seed}' / 'prompt.npz'
+        options[f'tasks.{task}.prompt'] = self.out / 'runs' / f'{made}-{seed}' / 'prompt.npz'
     return [
       f'--config={ROOT}/configs/nir_{run.stage}.py:{recipe}',
-      *(f'--config.{name}={value}' for name, value in knobs.items()),
-      *(f'--config.{knob}' for knob in run.knobs),
+      *(f'--config.{name}={value}' for name, value in options.items()),
+      *(f'--config.{option}' for option in run.options),
     ]
 
   def train(self, name, run, seed, folder):
@@ -319,7 +319,7 @@ class Experiment:
     alone = name.endswith('head-alone')
     steps = self.args.mlm_updates
     source = ','.join(map(str, nir_sets.text_inputs(self.data, self.sets)))
-    knobs = {
+    options = {
       'backbone.path': self.args.backbone,
       'data.dir': source,
       'data.store': f'{self.out}/store-mlm',
@@ -337,7 +337,7 @@ class Experiment:
     }
     flags = [
       f'--config={ROOT}/configs/condenser.py:mlm',
-      *(f'--config.{knob}={value}' for knob, value in knobs.items()),
+      *(f'--config.{option}={value}' for option, value in options.items()),
     ]
     workdir = folder / 'training'
     training.train(configs.parse(flags), workdir)

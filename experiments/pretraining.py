@@ -69,7 +69,7 @@ class Method(NamedTuple):
 
   label: str
   recipe: str
-  knobs: tuple[str, ...] = ()
+  options: tuple[str, ...] = ()
 
 
 ALONE = ('pretrain.contrast_weight=0.0',)
@@ -91,7 +91,7 @@ RATES = (1e-4, 3e-4, 1e-3)  # of whole backbones
 PROMPT_RATES = (3e-2, 0.1, 0.3)
 # Small encoders that know little rise late.
 LONGER = (*systems.PLAIN, 'steps=600', 'eval.patience=4')
-TUNED = {  # what is trained: learning rates, knobs
+TUNED = {  # what is trained: learning rates, options
   'zero': ((), ('prompt.length=0',)),
   'dpt': (PROMPT_RATES, LONGER),
   'ft': (
@@ -190,12 +190,12 @@ def alone(start):
 
 
 def make(start, kind, pooling):
-  rates, knobs = TUNED[kind]
+  rates, options = TUNED[kind]
   return systems.Way(
     f'{LABELS[start]}, {KINDS[kind]}',
     'dptdr.py:beir,both',
     rates,
-    (*knobs, f'pooling={pooling}'),
+    (*options, f'pooling={pooling}'),
     keeps='',
     start=start,
     trained=kind != 'zero',
@@ -301,7 +301,7 @@ class Experiment(systems.Runs):
   def pretraining(self, method, start, seed, steps, rate):
     """The config of a pretraining, with as many passages as hold --tokens tokens."""
     length = self.args.text_length
-    knobs = [
+    options = [
       f'backbone.path={start}',
       f'backbone.dtype={self.args.dtype}',
       'backbone.unroll=0',
@@ -317,30 +317,30 @@ class Experiment(systems.Runs):
       f'optim.learning_rate={rate}',
       'log_every=50',
       'checkpoint.every=500',
-      *method.knobs,
+      *method.options,
     ]
-    config = systems.parse(method.recipe, knobs)
-    return systems.parse(method.recipe, [*knobs, f'batch_size={self.passages_in(config, start)}'])
+    config = systems.parse(method.recipe, options)
+    return systems.parse(method.recipe, [*options, f'batch_size={self.passages_in(config, start)}'])
 
   def passages_in(self, config, start):
     """The measured number of passages of an update."""
-    knobs = config.pretrain
+    options = config.pretrain
     tokenizer = text.load_tokenizer(start)
     store = documents.build_documents(
       self.corpus,
       tokenizer,
       self.out / 'store' / 'documents',
-      passage_length=knobs.passage_length,
+      passage_length=options.passage_length,
     )
     batches, _ = views.make_view_batches(
       store,
       tokenizer,
       batch_size=256,
-      views=knobs.views,
-      unit=knobs.unit,
-      span_length=knobs.span_length,
-      max_length=knobs.max_length,
-      buckets=knobs.buckets,
+      views=options.views,
+      unit=options.unit,
+      span_length=options.span_length,
+      max_length=options.max_length,
+      buckets=options.buckets,
       seed=0,
     )
     drawn = [batches[step] for step in range(8)]
@@ -425,7 +425,7 @@ class Experiment(systems.Runs):
       )
     return [by_layer(values) for values in (before, after)], np.abs(after - before).mean(axis=1)
 
-  def more_knobs(self, name, way, seed):
+  def more_options(self, name, way, seed):
     del way, seed
     return (f'steps={UPDATES}', 'eval.patience=0') if name == LONG else ()
 
@@ -449,26 +449,26 @@ class Experiment(systems.Runs):
     if source not in SENTENCES:
       return super().config(name, way, rate, seed)
     known = ('pooling', 'steps', 'epochs', 'batch_size', 'eval', 'optim.weight_decay', 'trainable')
-    knobs = [
+    options = [
       f'backbone.path={self.backbone(way, seed)}',
       f'backbone.dtype={self.args.dtype}',
       'backbone.unroll=0',
       f'data.query_max_length={self.args.length}',
       f'seed={seed}',
-      *(knob for knob in self.ways[way].knobs if knob.startswith(known)),
+      *(option for option in self.ways[way].options if option.startswith(known)),
       f'optim.learning_rate={rate}',
     ]
     if source == 'stsb':
-      knobs += [f'data.dir={self.folder(name)}', 'data.train_split=train.jsonl']
-      knobs += ['data.dev_split=dev.jsonl']
+      options += [f'data.dir={self.folder(name)}', 'data.train_split=train.jsonl']
+      options += ['data.dev_split=dev.jsonl']
     else:
-      knobs += [f'data.dir={self.folder(name) / "train.xml.bz2"}', 'data.hold_out=0.2']
-      knobs += [
+      options += [f'data.dir={self.folder(name) / "train.xml.bz2"}', 'data.hold_out=0.2']
+      options += [
         f'data.max_queries={self.sets[name].train}',
         'sections.per_article=0',
         'sections.dev_triplets=1000',
       ]
-    return systems.parse(SENTENCES[source], knobs)
+    return systems.parse(SENTENCES[source], options)
 
   def search(self, name, way, rate, seed, trained):
     """The test queries, pairs or triplets."""

@@ -37,8 +37,8 @@ LENGTHS = (8, 16, 32, 64)
 NEAR = 0.01  # in nDCG@10
 
 
-def prompt(label, *knobs, rates=(7e-3, 3e-2, 0.1, 0.3)):
-  return systems.Way(label, 'dptdr.py:beir,both', rates, (*systems.PLAIN, *knobs), keeps='')
+def prompt(label, *options, rates=(7e-3, 3e-2, 0.1, 0.3)):
+  return systems.Way(label, 'dptdr.py:beir,both', rates, (*systems.PLAIN, *options), keeps='')
 
 
 WAYS = {
@@ -73,7 +73,7 @@ class Experiment(adapted.Runs):
   columns = tuple(WAYS)
   claims = CLAIMS
 
-  def more_knobs(self, name, way, seed):
+  def more_options(self, name, way, seed):
     if way != 'rip':
       return ()
     return (f'prompt.init_from={self.rip(seed, "rip", "rip.py:prompt", 7e-3, "prompt.length=32")}',)

@@ -54,8 +54,8 @@ SETS = {
 }
 
 
-def way(label, rates, *knobs, both=False):
-  return systems.Way(label, 'dptdr.py:beir,both', rates, knobs, both, keeps='')
+def way(label, rates, *options, both=False):
+  return systems.Way(label, 'dptdr.py:beir,both', rates, options, both, keeps='')
 
 
 WAYS = {
@@ -105,7 +105,7 @@ class Experiment(systems.Runs):
     one = SETS[name]
     return one.query_length, min(one.passage_length, self.args.length)
 
-  def more_knobs(self, name, way, seed):
+  def more_options(self, name, way, seed):
     return (
       'data.dev_split=dev',
       'data.hold_out=0.0',

@@ -1,6 +1,6 @@
 """Shared by experiments that train systems on settings: learning rates, seeds, scores of queries.
 
-A system (`Way`) is a recipe with knobs and learning rates, of which held-out queries choose one
+A system (`Way`) is a recipe with options and learning rates, of which held-out queries choose one
 with the first seed. A setting (`gain_sets.Setting`) is a BEIR folder. `Runs` trains every system on
 every setting with every seed and measures each test query; what was made is a line of
 OUT/ledger.jsonl.
@@ -33,7 +33,7 @@ QUERY_LENGTH = 64  # tokens, as in the recipes
 FLOORS = {'bm25': 'BM25', 'frozen': 'frozen'}  # what nothing trains
 
 BATCH = 16
-# Knobs of a training until the score on held-out queries has not risen for two evaluations.
+# Options of a training until the score on held-out queries has not risen for two evaluations.
 TUNED = (
   'data.folds=0',
   'data.hold_out=0.2',
@@ -56,7 +56,7 @@ class Way(NamedTuple):
     label: in the tables.
     recipe: of configs/.
     rates: learning rates, of which held-out queries choose; (): the recipe's own.
-    knobs: what differs from the recipe.
+    options: what differs from the recipe.
     both: whether it changes passages too.
     keeps: when a user keeps the encoder as it is: where `train` says that nothing was gained
       ('chance'), where no checkpoint was above it ('never above'), or ''.
@@ -67,7 +67,7 @@ class Way(NamedTuple):
   label: str
   recipe: str
   rates: tuple[float, ...] = ()
-  knobs: tuple[str, ...] = ()
+  options: tuple[str, ...] = ()
   both: bool = True
   keeps: str = 'chance'
   start: str = ''
@@ -93,11 +93,11 @@ def parser(doc, settings, seeds, ways):
   return made
 
 
-def parse(recipe, knobs):
-  """The config of a recipe of configs/, or of a config file elsewhere, with knobs."""
+def parse(recipe, options):
+  """The config of a recipe of configs/, or of a config file elsewhere, with options."""
   path = trials.ROOT / 'configs' / recipe
-  knobs = ['eval.skip_saturated=False', *knobs]  # each is measured
-  return configs.parse([f'--config={path}', *(f'--config.{knob}' for knob in knobs)])
+  options = ['eval.skip_saturated=False', *options]  # each is measured
+  return configs.parse([f'--config={path}', *(f'--config.{option}' for option in options)])
 
 
 def train(config, workdir):
@@ -214,8 +214,8 @@ class Runs:
     del way, seed
     return self.args.backbone
 
-  def more_knobs(self, name, way, seed):
-    """Knobs of a system on a setting that only the experiment knows."""
+  def more_options(self, name, way, seed):
+    """Options of a system on a setting that only the experiment knows."""
     del name, way, seed
     return ()
 
@@ -241,9 +241,9 @@ class Runs:
 
   def config(self, name, way, rate, seed):
     """What a run is trained with; the bare backbone without a system."""
-    one = self.ways[way] if way else Way('', 'dptdr.py:beir,both', knobs=('prompt.length=0',))
+    one = self.ways[way] if way else Way('', 'dptdr.py:beir,both', options=('prompt.length=0',))
     query_length, passage_length = self.lengths(name)
-    knobs = [
+    options = [
       f'backbone.path={self.backbone(way, seed)}',
       f'backbone.dtype={self.args.dtype}',
       'backbone.unroll=0',
@@ -251,14 +251,14 @@ class Runs:
       f'data.query_max_length={query_length}',
       f'data.passage_max_length={passage_length}',
       f'seed={seed}',
-      *one.knobs,
-      *(self.more_knobs(name, way, seed) if way else ()),
+      *one.options,
+      *(self.more_options(name, way, seed) if way else ()),
     ]
     if rate:
-      knobs.append(f'optim.learning_rate={rate}')
+      options.append(f'optim.learning_rate={rate}')
     if not one.both:
-      knobs.append(f'data.passage_embeddings={self.passages(name)}')
-    return parse(one.recipe, knobs)
+      options.append(f'data.passage_embeddings={self.passages(name)}')
+    return parse(one.recipe, options)
 
   @functools.cache  # noqa: B019
   def choose(self, name, way):

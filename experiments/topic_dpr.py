@@ -61,7 +61,7 @@ class Row(NamedTuple):
   Attributes:
     recipe: of configs/topic_dpr.py.
     chosen: whose rate, alpha and margin it has.
-    knobs: others of its own.
+    options: others of its own.
     topics: its file of topics.
     seeds: at most so many.
     steps: whether each third of the training is measured too.
@@ -69,7 +69,7 @@ class Row(NamedTuple):
 
   recipe: str
   chosen: str
-  knobs: tuple[str, ...] = ()
+  options: tuple[str, ...] = ()
   topics: str = ''
   seeds: int = 3
   steps: bool = False
@@ -212,7 +212,7 @@ class Experiment:
     """What a run of a row is trained with."""
     tuned = row.recipe in ('dpr', 'words', 'random_words') or 'tuned' in row.recipe
     prompted = row.recipe.startswith(('topic', 'dptdr'))
-    knobs = [
+    options = [
       f'backbone.path={self.args.backbone}',
       f'data.dir={self.papers}/train',
       'data.format=beir',
@@ -228,19 +228,19 @@ class Experiment:
       f'seed={seed}',
       f'topics.alpha={settings["alpha"]}',
       f'topics.margin={settings["margin"]}',
-      *row.knobs,
+      *row.options,
     ]
     if prompted:
-      knobs.append(f'optim.learning_rate={settings["rate"]}')
+      options.append(f'optim.learning_rate={settings["rate"]}')
       if tuned:
         factor = TUNED_RATE / settings['rate']
-        knobs.append(f"optim.learning_rate_rules=(('backbone/.*', {factor!r}), ('.*', 1.0))")
+        options.append(f"optim.learning_rate_rules=(('backbone/.*', {factor!r}), ('.*', 1.0))")
     if row.topics:
       self.topics(row.topics)
-      knobs.append(f'topics.path={self.out}/topics-{row.topics}.npz')
+      options.append(f'topics.path={self.out}/topics-{row.topics}.npz')
     return [
       f'--config={ROOT}/configs/topic_dpr.py:{row.recipe}',
-      *(f'--config.{knob}' for knob in knobs),
+      *(f'--config.{option}' for option in options),
     ]
 
   def run(self, name, row, seed, settings, split='test'):

@@ -77,10 +77,10 @@ REPORTED = ('dpt.denoised.rip', 'ft.denoised.rip')  # DPTDR's Table 3
 
 
 def make(kind, pool, start):
-  label, rates, knobs = KINDS[kind]
+  label, rates, options = KINDS[kind]
   label = f'{label}, {pool}' + (', after RIP' if start else '')
-  knobs = (*knobs, *POOLS[pool])
-  return systems.Way(label, 'dptdr.py:beir,both', rates, knobs, keeps='', start=start)
+  options = (*options, *POOLS[pool])
+  return systems.Way(label, 'dptdr.py:beir,both', rates, options, keeps='', start=start)
 
 
 WAYS = {f'{kind}.{pool}': make(kind, pool, '') for kind in KINDS for pool in POOLS} | {
@@ -127,7 +127,7 @@ class Experiment(adapted.Runs):
       return str(self.rip(0, 'rip', 'rip.py:sentence', 3e-5))
     return super().backbone(way, seed)
 
-  def more_knobs(self, name, way, seed):
+  def more_options(self, name, way, seed):
     pool = way.split('.')[1]
     return () if pool == 'batch' else (f'data.mined_negatives={self.mined(name, pool)}',)
 

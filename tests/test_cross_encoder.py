@@ -294,7 +294,7 @@ def test_candidates_without_negatives_are_random_and_not_relevant(first_run):
     (['--config.eval.measure=nDGC@10'], ['nDGC@10']),
   ],
 )
-def test_knobs_that_cannot_be(go, flags, words):
+def test_options_that_cannot_be(go, flags, words):
   command_refused(go(*flags), *words)
 
 

@@ -131,9 +131,9 @@ def test_every_command_is_taken(page, words, monkeypatch):
   name, *arguments = words
   with pytest.raises(Parsed):
     importlib.import_module(f'dprjax.{name}').main(arguments)
-  knobs = [word for word in arguments if word.startswith('--config')]
-  if knobs:
-    configs.check(configs.parse(knobs))
+  options = [word for word in arguments if word.startswith('--config')]
+  if options:
+    configs.check(configs.parse(options))
 
 
 def test_the_pages_have_commands():

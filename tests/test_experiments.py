@@ -474,7 +474,7 @@ def test_claims_are_of_systems_that_can_be_trained(monkeypatch, name):
       assert set(some) <= experiment.sets.keys(), claim
     assert set(pair) <= {*experiment.ways, *systems.FLOORS}, claim
   for way, one in experiment.ways.items():
-    config = systems.parse(one.recipe, one.knobs)
+    config = systems.parse(one.recipe, one.options)
     assert bool(config.prompt.length) != ('ft' in way or 'zero' in way), way
 
 

@@ -16,10 +16,10 @@ from tests.methods import test_query_only as queries
 
 @pytest.fixture
 def build():
-  """``build(name, devices, **knobs)`` gives the config, the method, its parameters and the loss."""
+  """``build(name, devices, **options)``: the config, the method, its parameters and the loss."""
 
-  def run(name, devices, **knobs):
-    config = queries.make_config(negatives=0, corpus_negatives=-1, **knobs)
+  def run(name, devices, **options):
+    config = queries.make_config(negatives=0, corpus_negatives=-1, **options)
     mesh = shared.make_mesh({'data': devices})
     method = importlib.import_module(f'lab.{name}').build(config, shared.MODEL, mesh)
 

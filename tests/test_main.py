@@ -190,10 +190,9 @@ def test_all_options_are_listed_with_what_they_change(capsys):
   assert set(known) <= set(names) and len(names) == len(set(names))
   assert listed["config.prompt.sides = 'both' ('both' or 'query')"].startswith("'query':")
   command.main(['--options=dropout_scope'])
-  assert capsys.readouterr().out.splitlines() == [
-    "config.prompt.dropout_scope = 'example' ('example' or 'batch')",
-    "    'example': a mask for each, as in the released code; 'batch': one mask for all",
-  ]
+  name, effect = capsys.readouterr().out.splitlines()
+  assert name == "config.prompt.dropout_scope = 'example' ('example' or 'batch')"
+  assert effect.startswith("    'example': ") and "'batch': " in effect
   with pytest.raises(SystemExit) as end:
     command.main(['--options=nonesuch'])
   assert end.value.code == 2 and '--options' in capsys.readouterr().err

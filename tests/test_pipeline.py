@@ -1,4 +1,4 @@
-"""Unified negative mining: its knobs, and all of it at a tiny scale."""
+"""Unified negative mining: its options, and all of it at a tiny scale."""
 
 import contextlib
 import json
@@ -174,7 +174,7 @@ def test_an_unknown_recipe(argument, words):
     (['--config.reranker.backbone.dropout=1.5'], 'config.reranker.backbone.dropout'),
   ],
 )
-def test_bad_knobs(tmp_path, flags, words):
+def test_bad_options(tmp_path, flags, words):
   with refused(words):
     pipeline.Pipeline(configs.parse([LOCAL, *flags]), pipeline.epath.Path(tmp_path / 'work')).run()
   assert list(tmp_path.iterdir()) == []
@@ -252,10 +252,10 @@ def test_interrupted_in_a_stage_it_says_so_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'knob', ['retriever.seed=1', 'reranker.data.mined_negatives=x', 'retriever.mix.random=1.0']
+  'option', ['retriever.seed=1', 'reranker.data.mined_negatives=x', 'retriever.mix.random=1.0']
 )
-def test_what_the_pipeline_sets_itself_is_refused(command, tmp_path, knob):
-  name = knob.partition('=')[0]
-  status, err = command(pipeline, LOCAL, f'--workdir={tmp_path}/work', f'--config.{knob}')
+def test_what_the_pipeline_sets_itself_is_refused(command, tmp_path, option):
+  name = option.partition('=')[0]
+  status, err = command(pipeline, LOCAL, f'--workdir={tmp_path}/work', f'--config.{option}')
   assert status == 2 and named_in(err.splitlines()[-1], f'config.{name}')
   assert not (tmp_path / 'work').exists()

@@ -238,7 +238,7 @@ def test_text_that_cannot_be_used(go, tmp_path):
     (['--config.backbone.vocabulary=bpe'], ['config.backbone.vocabulary', 'bpe']),
   ],
 )
-def test_knobs_that_cannot_be(go, flags, words):
+def test_options_that_cannot_be(go, flags, words):
   command_refused(go('rip.py:local', *flags), *words)
 
 

@@ -16,7 +16,7 @@ from dprjax.inference.retriever import Hit
 from dprjax.models import artifact
 from dprjax.runtime.stages import Model
 from tests import devices
-from tests.knobs import with_knobs
+from tests.options import with_options
 from tests.refusals import named_in, refused
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -106,7 +106,7 @@ def test_next_steps_repeat_the_unusual_flags():
 
 
 def test_what_both_encoders_read_is_said(minilm):
-  config = with_knobs(data__query_max_length=32, data__passage_max_length=96)
+  config = with_options(data__query_max_length=32, data__passage_max_length=96)
   told = quickstart.lengths(config, str(minilm))
   assert '32 tokens of a query and 96 of a passage; dprjax encode without flags reads 256' in told
   config.data.update({'query_max_length': 256, 'passage_max_length': 256})

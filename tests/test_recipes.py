@@ -37,7 +37,7 @@ def value(config, name):
 
 
 @pytest.mark.parametrize('recipe', RECIPES)
-def test_every_recipe_has_knobs_in_range_and_chooses_on_other_queries_than_it_reports(recipe):
+def test_every_recipe_has_options_in_range_and_chooses_on_other_queries_than_it_reports(recipe):
   config = parse(recipe)
   config.data.dir = config.data.dir or 'x'
   configs.check(config)

@@ -28,7 +28,7 @@ from dprjax.methods import updates
 from dprjax.models import artifact, hub
 from dprjax.runtime import checkpoint, optim, tree
 from tests import devices
-from tests.knobs import with_knobs
+from tests.options import with_options
 from tests.refusals import command_refused, named_in
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -455,7 +455,7 @@ def test_the_average_equals_numpy(ema, interpolate):
     value = jnp.sum(jnp.square(params['w'] - batch['x']))
     return value, {'loss': value}
 
-  optimizer = optim.make_optimizer(with_knobs(optim__warmup=0.0).optim, ['w'], {'w'}, 20)
+  optimizer = optim.make_optimizer(with_options(optim__warmup=0.0).optim, ['w'], {'w'}, 20)
   start = {'w': jnp.array([0.5, -2.0], jnp.float32)}
   kept = jax.tree.map(jnp.copy, start) if interpolate < 1 else None
   state = updates.State(start, optimizer.init(start), jax.tree.map(jnp.copy, start), kept)
@@ -699,7 +699,7 @@ def test_missing_arguments(command, tmp_path):
     (['--config.backbone.path=scratch:huge'], ['huge', 'tiny']),
   ],
 )
-def test_knobs_that_cannot_be(go, flags, words):
+def test_options_that_cannot_be(go, flags, words):
   command_refused(go('dptdr.py:local', *flags), *words)
 
 

@@ -296,10 +296,10 @@ class PromptReranker(Reranker):
         templates.text_tokens(prompt, kind, length, tokenizer)
         for kind, length in zip(KINDS, lengths, strict=True)
       ]
-      knobs = f'query_max_length {lengths[0]}, passage_max_length {lengths[1]}'
+      settings = f'query_max_length {lengths[0]}, passage_max_length {lengths[1]}'
       max_length = sum(self._most) + template.num_tokens
       templates.check_positions(
-        prompt, knobs, sum(self._most), template.num_tokens, config, backbone.path
+        prompt, settings, sum(self._most), template.num_tokens, config, backbone.path
       )
     check_size('max_length', max_length)
     template.cut(np.zeros((0, 2), np.int32), max_length)  # is there room for texts?

@@ -69,19 +69,19 @@ def text_tokens(prompt: Prompt, kind: str, max_length: int, tokenizer: Tokenizer
 
 
 def check_positions(
-  prompt: Prompt, knobs: str, texts: int, template: int, config: EncoderConfig, backbone: str
+  prompt: Prompt, options: str, texts: int, template: int, config: EncoderConfig, backbone: str
 ) -> None:
   """Raises InputError if texts and template exceed the positions.
 
   Args:
     prompt: of the template.
-    knobs: the options that set the length of texts.
+    options: the options that set the length of texts.
     texts, template: tokens.
     config: the backbone's shape.
     backbone: its path.
   """
   if texts + template > config.max_tokens:
     raise InputError(
-      f'{prompt.path}: {knobs}: {texts} tokens of text and {template} of the template exceed the '
+      f'{prompt.path}: {options}: {texts} tokens of text and {template} of the template exceed the '
       f'{config.max_tokens} positions of {backbone}'
     )

@@ -44,7 +44,7 @@ from dprjax.models import classifier, hub, segments
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Template, fill, unpack
 from dprjax.runtime import mesh, tree
-from dprjax.runtime.knobs import SET
+from dprjax.runtime.options import SET
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
@@ -52,16 +52,16 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
   Raises InputError for an invalid option.
   """
-  knobs = config.cross_encoder
+  settings = config.cross_encoder
   if model.family.classifier_tensors is None:
     raise InputError(
       f'config.backbone.path: a cross-encoder needs a classification head, which '
       f'{model.model_type} models do not have here; choose another backbone'
     )
-  if config.tasks and knobs.loss != 'pointwise':
+  if config.tasks and settings.loss != 'pointwise':
     raise InputError(
       "config.cross_encoder.loss: labelled pairs of several tasks take 'pointwise', not "
-      f'{knobs.loss!r}'
+      f'{settings.loss!r}'
     )
   (template,) = _templates(tokenizer)['pair']
   around = len(tokenizer.opening), len(tokenizer.closing)
@@ -71,7 +71,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     stored = parts.heads['classifier'].params if 'classifier' in parts.heads else {}
-    labels = stored['output']['bias'].shape[0] if 'output' in stored else knobs.labels
+    labels = stored['output']['bias'].shape[0] if 'output' in stored else settings.labels
     # Without a classifier, BERT's head starts from the pooler.
     head = {**classifier.init_classifier(model, key, labels), **stored}
     params = {'backbone': parts.encoder, 'head': {'classifier': head}}
@@ -124,7 +124,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       value = jnp.mean(jax.nn.softplus(jnp.where(matches, -scores[:, 0], scores[:, 0])))
       accuracy = jnp.mean(((scores[:, 0] > 0) == matches).astype(jnp.float32))
       return value, {'loss': value, 'accuracy': accuracy}
-    value = jnp.mean(listwise(scores) if knobs.loss == 'listwise' else pointwise(scores))
+    value = jnp.mean(listwise(scores) if settings.loss == 'listwise' else pointwise(scores))
     right = scores[:, 0] > jnp.max(scores[:, 1:], axis=1)
     return value, {'loss': value, 'accuracy': jnp.mean(right.astype(jnp.float32))}
 
@@ -166,15 +166,15 @@ class Candidates(Retrieval):
   """Queries and passages, read as pairs."""
 
   def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
-    knobs = self.section
-    longest = tokenizer.pair_length(knobs.query_max_length, knobs.passage_max_length)
+    settings = self.section
+    longest = tokenizer.pair_length(settings.query_max_length, settings.passage_max_length)
     if longest > model.max_tokens:
       raise InputError(
         f'config.data.query_max_length, config.data.passage_max_length: pairs have {longest} '
         f'tokens, more than the {model.max_tokens} positions of {self.config.backbone.path}'
       )
     for name in ('query_prefix', 'passage_prefix'):
-      if knobs[name]:
+      if settings[name]:
         raise InputError(f'config.data.{name}: a cross-encoder takes no prefixes; leave it empty')
     tokens = self.open_store('train', self.train, tokenizer)
 
@@ -217,8 +217,8 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
     return tasks.batch_shapes(config, model, tokenizer, 'pairs', numbered=False)
   made = retrieval_data.batch_shapes(config, model, tokenizer)
   queries, candidates = made.arrays['passage_index'].shape
-  knobs = config.data
-  longest = tokenizer.pair_length(knobs.query_max_length, knobs.passage_max_length)
+  settings = config.data
+  longest = tokenizer.pair_length(settings.query_max_length, settings.passage_max_length)
   padded = (made.arrays[f'{kind}_tokens'].shape[-1] for kind in ('query', 'passage'))
   pairs = queries * candidates
   return made._replace(

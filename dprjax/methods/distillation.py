@@ -53,8 +53,8 @@ def add(
   batch: Mapping[str, Array],
 ) -> dict[str, Array]:
   """The terms and their weighted sum, ``loss``."""
-  knobs = config.distillation
-  if knobs.loss == 'none':
+  settings = config.distillation
+  if settings.loss == 'none':
     return {'loss': info_nce}
   scores = (
     jnp.einsum(
@@ -66,10 +66,10 @@ def add(
     )
     / config.temperature
   )
-  loss = {'margin_mse': margin_mse, 'kl': list_kl}[knobs.loss]
-  value = loss(scores, batch[KEY] / knobs.temperature)
+  loss = {'margin_mse': margin_mse, 'kl': list_kl}[settings.loss]
+  value = loss(scores, batch[KEY] / settings.temperature)
   return {
-    'loss': knobs.weight * value + (1 - knobs.weight) * info_nce,
+    'loss': settings.weight * value + (1 - settings.weight) * info_nce,
     'info_nce': info_nce,
     'distillation': value,
   }

@@ -141,21 +141,21 @@ def init_adapter(
   Raises:
     InputError: the file's prompt does not fit ``config.prompt``.
   """
-  knobs, init = config.prompt, _training(config).init
-  if not knobs.length:
+  settings, init = config.prompt, _training(config).init
+  if not settings.length:
     return {}
-  if knobs.sides == 'query':
+  if settings.sides == 'query':
     params = {'query': init(config, model, key)}
-  elif knobs.tied:
+  elif settings.tied:
     params = init(config, model, key)
   else:
     keys = {side: jax.random.fold_in(key, i) for i, side in enumerate(KINDS)}
     params = {side: init(config, model, key) for side, key in keys.items()}
   if parts.prompt is None:
     return {adapters.SUBTREE: params}
-  if parts.prompt.query_only and knobs.sides != 'query' and not knobs.tied:
+  if parts.prompt.query_only and settings.sides != 'query' and not settings.tied:
     raise InputError(
-      f'config.prompt.init_from: {knobs.init_from} is for queries only; set config.prompt.tied, '
+      f'config.prompt.init_from: {settings.init_from} is for queries only; set config.prompt.tied, '
       "or config.prompt.sides='query'"
     )
   start: dict[str, Any] = {side: parts.prompt.of_side(side) for side in KINDS if side in params}
@@ -165,9 +165,9 @@ def init_adapter(
     for some in (start, params)
   )
   for name, shape in wanted.items():
-    if parts.prompt.meta['kind'] != knobs.kind or shapes.get(name) != shape:
+    if parts.prompt.meta['kind'] != settings.kind or shapes.get(name) != shape:
       raise InputError(
-        f'config.prompt.init_from: {knobs.init_from} does not fit {name} {list(shape)}; set '
+        f'config.prompt.init_from: {settings.init_from} does not fit {name} {list(shape)}; set '
         "config.prompt.length to the file's, and config.prompt.reparam='none'"
       )
   return {adapters.SUBTREE: start}
@@ -278,14 +278,16 @@ def export_heads(
   return {name: Head(head, {**settings, **fixed}.get(name, {})) for name, head in params.items()}
 
 
-def check_length(config: ConfigDict, model: EncoderConfig, knob: str, length: int) -> None:
-  """Raises InputError if ``length`` tokens, set by ``knob``, exceed the encoder's positions.
+def check_length(config: ConfigDict, model: EncoderConfig, option: str, length: int) -> None:
+  """Raises InputError if ``length`` tokens, set by ``option``, exceed the encoder's positions.
 
   A prompt that shifts positions takes some of them.
   """
   longest = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
   if length > longest:
-    raise InputError(f'{knob}: {length} exceeds the {longest} positions of {config.backbone.path}')
+    raise InputError(
+      f'{option}: {length} exceeds the {longest} positions of {config.backbone.path}'
+    )
 
 
 def trains(trained: Iterable[str], subtree: str) -> bool:

@@ -224,8 +224,8 @@ class Method(NamedTuple):
     export: ``(config, workdir, backbone, trained) -> Product``; ``trained`` is a flat tree.
     parts: heads to read from the backbone's directory, names of ``head_specs.HEADS``.
     needs: those of them that are required; a backbone from scratch is made with them.
-    options: optional config options that it supports, by full name, see `knobs.Knob`; 'tasks' if it
-      takes several data sets.
+    options: optional config options that it supports, by full name, see `options.Option`; 'tasks'
+      if it takes several data sets.
     requires: values that other options must have.
     shapes: ``(config, model, tokenizer) -> BatchShapes`` for a plan; None: it cannot be planned.
     intermediate: ``(config, names of trained parameters) -> whether`` another training starts from

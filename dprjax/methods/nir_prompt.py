@@ -135,23 +135,23 @@ def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
   Raises:
     InputError: words or lengths are missing, or a file has another template.
   """
-  knobs = config.template
+  settings = config.template
   if not config.tasks:
     raise InputError(f'config.tasks is empty: {config.method} needs a task')
-  if knobs.kind == 'hybrid' and 'pair' not in kinds:
+  if settings.kind == 'hybrid' and 'pair' not in kinds:
     raise InputError(
       "config.template.kind: 'hybrid' needs pairs; for a retriever use 'continuous' or 'manual'"
     )
-  forms = {kind: knobs.pair if kind == 'pair' else knobs.text for kind in kinds}
+  forms = {kind: settings.pair if kind == 'pair' else settings.text for kind in kinds}
   for kind, form in forms.items():
-    segments.parse(form, kind, _knob(kind), masked=_masked(config, kinds))
+    segments.parse(form, kind, _option(kind), masked=_masked(config, kinds))
   names = [name for kind in kinds for name in segments.prompt_names(forms[kind], kind)]
   made = []
   for task in sorted(config.tasks):
     entry, key = config.tasks[task], f'config.tasks.{task}'
-    if (task in found.own or found.sources) and knobs.kind in ('manual', 'none'):
+    if (task in found.own or found.sources) and settings.kind in ('manual', 'none'):
       raise InputError(
-        f'{key}.prompt, config.adapt.fusion: a template of kind {knobs.kind!r} has no learned '
+        f'{key}.prompt, config.adapt.fusion: a template of kind {settings.kind!r} has no learned '
         'prompt'
       )
     if task in found.own:
@@ -166,13 +166,13 @@ def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
           )
       made.append(several[0])
     else:
-      words = _words(knobs.kind, names, entry, key)
-      lengths = {name: _length(knobs, name) for name in names if name not in words}
+      words = _words(settings.kind, names, entry, key)
+      lengths = {name: _length(settings, name) for name in names if name not in words}
       made.append(Spec(forms, words, lengths))
   return made
 
 
-def _knob(kind: str) -> str:
+def _option(kind: str) -> str:
   return f'config.template.{"pair" if kind == "pair" else "text"}'
 
 
@@ -202,9 +202,9 @@ def _words(kind: str, names: Sequence[str], entry: ConfigDict, key: str) -> dict
   return words
 
 
-def _length(knobs: ConfigDict, name: str) -> int:
+def _length(settings: ConfigDict, name: str) -> int:
   place = int(name.rpartition('P')[2]) - 1
-  lengths = tuple(knobs.lengths)
+  lengths = tuple(settings.lengths)
   if place >= len(lengths) or not (
     isinstance(lengths[place], int) and not isinstance(lengths[place], bool) and lengths[place] > 0
   ):
@@ -220,7 +220,7 @@ def _spec_of(prompt: Prompt, kinds: Sequence[str], forms: Mapping[str, str]) -> 
     there = prompt.meta.get('template', f'a prompt of kind {prompt.meta["kind"]!r}')
     raise InputError(
       f'{prompt.path}: the template is {there!r:.200}, and '
-      f'{" and ".join(sorted({_knob(kind) for kind in kinds}))} is {forms!r:.200}'
+      f'{" and ".join(sorted({_option(kind) for kind in kinds}))} is {forms!r:.200}'
     )
   return template.spec(prompt)
 
@@ -242,7 +242,7 @@ def task_templates(
     tokenizer.encode_bare,
     vocab_size,
     tokenizer.pad_id,
-    _knob(kinds[0]),
+    _option(kinds[0]),
     masked=_masked(config, kinds),
   )
 

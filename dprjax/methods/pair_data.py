@@ -171,13 +171,13 @@ def ranking(
   number: int | None = None,
 ) -> Evaluate:
   """Evaluates re-ranked candidates of the dev queries."""
-  knobs = data.config.cross_encoder
+  settings = data.config.cross_encoder
   assert data.dev is not None
   # The dual encoder's dev store has no negatives.
   tokens = data.open_store('dev_candidates', data.dev, tokenizer)
-  queries = np.arange(min(tokens.num_queries, knobs.dev_queries or tokens.num_queries))
+  queries = np.arange(min(tokens.num_queries, settings.dev_queries or tokens.num_queries))
   rows = tokens.query_rows(queries)
-  chosen = candidates(tokens, queries, knobs.candidates, data.config.seed)
+  chosen = candidates(tokens, queries, settings.candidates, data.config.seed)
   flat = np.concatenate(chosen)
   query_ids, passage_ids = tokens.query_ids(queries), tokens.passage_ids(flat)
   counts = [len(passages) for passages in chosen]

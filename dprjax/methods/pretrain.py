@@ -74,9 +74,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
   Raises InputError for an invalid option.
   """
-  knobs = config.pretrain
-  contrasted = knobs.views != 'one' and knobs.contrast_weight > 0
-  mlm = knobs.mlm_weight > 0
+  settings = config.pretrain
+  contrasted = settings.views != 'one' and settings.contrast_weight > 0
+  mlm = settings.mlm_weight > 0
   if not (contrasted or mlm):
     raise InputError(
       'config.pretrain: nothing to learn; set mlm_weight, or contrast_weight with '
@@ -90,8 +90,8 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       f'token, which {model.model_type} models with this tokenizer do not have; set 0 to train the '
       'contrastive loss only, or choose another backbone'
     )
-  condenser = knobs.head_layers > 0
-  if not (condenser or knobs.late_mlm or contrasted):
+  condenser = settings.head_layers > 0
+  if not (condenser or settings.late_mlm or contrasted):
     raise InputError(
       'config.pretrain.late_mlm: nothing to learn; set it, or add a Condenser head (head_layers)'
     )
@@ -110,7 +110,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   ordinary = np.setdiff1d(everything, tokenizer.special_ids).astype(np.int32)
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   chunks = config.grad_cache * config.accumulate
-  names, late_mlm = VIEWS[knobs.views], mlm and knobs.late_mlm
+  names, late_mlm = VIEWS[settings.views], mlm and settings.late_mlm
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     prompt_key, mlm_key, condenser_key = jax.random.split(key, 3)
@@ -121,9 +121,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       params['head'] = {'mlm': there.params if there else heads.init_mlm_head(model, mlm_key)}
     if condenser:
       there = parts.heads.get('condenser')
-      if there and (layers := jax.tree.leaves(there.params)[0].shape[0]) != knobs.head_layers:
+      if there and (layers := jax.tree.leaves(there.params)[0].shape[0]) != settings.head_layers:
         raise InputError(
-          f'config.pretrain.head_layers: {knobs.head_layers}, but the Condenser head of the '
+          f'config.pretrain.head_layers: {settings.head_layers}, but the Condenser head of the '
           f'backbone has {layers} layers'
         )
       if there and there.settings['split'] != skip_from:
@@ -134,7 +134,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       params['head']['condenser'] = (
         there.params
         if there
-        else heads.init_condenser_head(model, condenser_key, knobs.head_layers)
+        else heads.init_condenser_head(model, condenser_key, settings.head_layers)
       )
     return params
 
@@ -210,7 +210,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
           mask_key,
           tokens,
           batch[f'{view}_words'],
-          rate=knobs.mask_rate,
+          rate=settings.mask_rate,
           mask_id=mask_id,
           replacements=jnp.asarray(ordinary),
         )
@@ -233,15 +233,15 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       metrics = {'mlm_accuracy': total.right / masked_tokens}
       if late_mlm:
         metrics['mlm'] = total.late / masked_tokens
-        value += knobs.mlm_weight * metrics['mlm']
+        value += settings.mlm_weight * metrics['mlm']
       if condenser:
         metrics['condenser'] = total.head / masked_tokens
-        value += knobs.mlm_weight * metrics['condenser']
+        value += settings.mlm_weight * metrics['condenser']
     if contrasted:
 
       def contrast(first: Array, second: Array) -> tuple[Array, Array]:
         sizes: dict[str, Any] = {'rows': config.loss_rows, 'temperature': config.temperature}
-        if knobs.views == 'siblings':
+        if settings.views == 'siblings':
           texts = contrastive.interleave(first, second)
           keys = jnp.stack([same['first'], same['second']], axis=1).reshape(-1)
           found = contrastive.nt_xent(texts, devices, keys=keys, **sizes)
@@ -256,14 +256,14 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       metrics['contrast'], metrics['accuracy'] = contrastive.over_lengths(
         config.matryoshka, config.normalize, contrast, vectors['first'], vectors['second']
       )
-      value += knobs.contrast_weight * metrics['contrast']
+      value += settings.contrast_weight * metrics['contrast']
     return value, {'loss': value, **metrics}
 
   shown = {'condenser': 'condenser'} if condenser else {}
   shown |= {'mlm': 'mlm'} if late_mlm else {}
   shown |= {'mlm_accuracy': 'mlm accuracy'} if mlm else {}
   if contrasted:
-    accuracy = 'sibling accuracy' if knobs.views == 'siblings' else 'in-batch accuracy'
+    accuracy = 'sibling accuracy' if settings.views == 'siblings' else 'in-batch accuracy'
     shown |= {'contrast': 'contrast', 'accuracy': accuracy}
   return Model(init, loss, embed, shown)
 
@@ -296,15 +296,15 @@ def find_data(
     return (document.text for document in read_documents(paths, Report()))
 
   def open_store(tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
-    knobs = config.pretrain
-    dual_encoder.check_length(config, model, 'config.pretrain.max_length', knobs.max_length)
+    settings = config.pretrain
+    dual_encoder.check_length(config, model, 'config.pretrain.max_length', settings.max_length)
     folder = epath.Path(section.store) if section.store else workdir / 'store'
     texts = documents.build_documents(
       paths,
       tokenizer,
       folder / 'documents',
-      passage_length=knobs.passage_length,
-      language=knobs.language,
+      passage_length=settings.passage_length,
+      language=settings.language,
       process_index=jax.process_index(),
     )
     update = config.batch_size * config.accumulate
@@ -313,11 +313,11 @@ def find_data(
       texts,
       tokenizer,
       batch_size=update,
-      views=knobs.views,
-      unit=knobs.unit,
-      span_length=knobs.span_length,
-      max_length=knobs.max_length,
-      buckets=knobs.buckets,
+      views=settings.views,
+      unit=settings.unit,
+      span_length=settings.span_length,
+      max_length=settings.max_length,
+      buckets=settings.buckets,
       seed=config.seed,
       process_index=rank,
       process_count=count,
@@ -327,8 +327,8 @@ def find_data(
       return f'passages {shorten(texts.passage_ids(np.asarray(batch["passage_index"])))}'
 
     description = f'{eligible:,} of {counted(texts.num_passages, "passages")}'
-    if knobs.views != 'one':
-      negatives = 2 * update - 2 if knobs.views == 'siblings' else update - 1
+    if settings.views != 'one':
+      negatives = 2 * update - 2 if settings.views == 'siblings' else update - 1
       description += f'; up to {counted(negatives, "negatives")} a text'
     return TrainingData(dataset, 'passages', description, ids, evaluation=None)
 
@@ -365,21 +365,21 @@ def export(
 
 
 def shapes(config: ConfigDict, _: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
-  knobs = config.pretrain
+  settings = config.pretrain
   size = config.batch_size * config.accumulate
-  spans = knobs.views == 'siblings' and knobs.unit == 'span'
-  longest = knobs.max_length
+  spans = settings.views == 'siblings' and settings.unit == 'span'
+  longest = settings.max_length
   if spans:
-    longest = min(longest, knobs.span_length + tokenizer.num_specials)
-  padded = longest_bucket(longest, knobs.buckets, 'config.pretrain.buckets')
+    longest = min(longest, settings.span_length + tokenizer.num_specials)
+  padded = longest_bucket(longest, settings.buckets, 'config.pretrain.buckets')
   arrays = {'passage_index': jax.ShapeDtypeStruct((size,), np.int32)}
-  views = VIEWS[knobs.views]
+  views = VIEWS[settings.views]
   for view in views:
     for name, dtype in (('tokens', np.int32), ('mask', np.bool_), ('words', np.int32)):
       arrays[f'{view}_{name}'] = jax.ShapeDtypeStruct((size, padded), dtype)
-  programs = sum(bucket <= padded for bucket in knobs.buckets) ** len(views)
+  programs = sum(bucket <= padded for bucket in settings.buckets) ** len(views)
   texts = {'passages': size, 'texts': size * len(views)}
-  return BatchShapes(arrays, ((size, padded),) * len(views), texts, programs, knobs.max_length)
+  return BatchShapes(arrays, ((size, padded),) * len(views), texts, programs, settings.max_length)
 
 
 METHOD = Method(

@@ -32,7 +32,7 @@ from dprjax.runtime import mesh as meshes
 
 FOLDER = 'passages'  # in the workdir
 _QUERIES = 'queries'  # in the workdir
-_KNOB = 'config.data.passage_embeddings'
+_OPTION = 'config.data.passage_embeddings'
 _SHARD_ROWS = 5000  # rows lost by an interruption, at most
 _COMPARED = 16  # texts encoded to check vectors without a manifest
 MOST_BYTES = 4 << 30  # of corpus negatives on each device
@@ -65,7 +65,7 @@ class Vectors:
     places = np.array([self._place_of.get(id_, -1) for id_ in ids], np.int64)
     if (missing := np.flatnonzero(places < 0)).size:
       raise InputError(
-        f'{_KNOB}: {self.folder} has no passage {ids[missing[0]]!r:.60} ({len(missing):,} of '
+        f'{_OPTION}: {self.folder} has no passage {ids[missing[0]]!r:.60} ({len(missing):,} of '
         f'{len(ids):,} are missing); encode the training corpus'
       )
     return places
@@ -138,9 +138,9 @@ def open_passages(
     distributed.barrier('passages')  # process 0 has finished the folder
   found = embeddings.load_embeddings(folder, process=process, processes=processes)
   if not made:
-    found.check_kind('passage', _KNOB)
+    found.check_kind('passage', _OPTION)
     manifest.check_same_space(
-      _KNOB,
+      _OPTION,
       found.meta.space(),
       'the backbone of this config',
       folders.describe(encoder, 'passage', found.meta.dtype, '').space(),
@@ -153,7 +153,7 @@ def open_passages(
     and folders.digest(dataset.passages) != found.meta.input_sha256
   ):
     raise InputError(
-      f'{_KNOB}: {folder} was made of other texts, or another order, than '
+      f'{_OPTION}: {folder} was made of other texts, or another order, than '
       f'{dataset.files["corpus"]}; encode that file again'
     )
   return passages
@@ -217,12 +217,12 @@ def _vectors_of(
   rows = embeddings.open_array(path, len(ids))
   if rows.shape[1] != (width := encoder.backbones['passage'].config.vector_size):
     raise InputError(
-      f'{_KNOB}: {path} has {rows.shape[1]} dimensions, but the backbone has {width}'
+      f'{_OPTION}: {path} has {rows.shape[1]} dimensions, but the backbone has {width}'
     )
   place_of = {id_: place for place, id_ in enumerate(ids)}
   if missing := [text.id for text in texts if text.id not in place_of]:
     raise InputError(
-      f'{_KNOB}: {_ids_of(path)} has no passage {missing[0]!r:.60} ({len(missing):,} of '
+      f'{_OPTION}: {_ids_of(path)} has no passage {missing[0]!r:.60} ({len(missing):,} of '
       f'{len(texts):,} are missing)'
     )
   values = np.asarray(rows)
@@ -235,7 +235,7 @@ def _vectors_of(
   if not (worst := float(apart.max())) <= _MOST_APART:
     id_ = texts[chosen[np.argmax(apart)]].id
     raise InputError(
-      f'{_KNOB}: {path} differs from the backbone: by {worst:.0%} for {id_!r:.60}; compare '
+      f'{_OPTION}: {path} differs from the backbone: by {worst:.0%} for {id_!r:.60}; compare '
       'config.pooling, config.normalize, config.data.passage_max_length, '
       'config.data.passage_prefix and the model'
     )

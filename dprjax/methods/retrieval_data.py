@@ -141,7 +141,7 @@ class Retrieval:
       'negatives': config.negatives,
       'positive': config.positive,
       'seed': config.seed,
-      **{knob: self.section[knob] for knob in ('query_buckets', 'passage_buckets')},
+      **{option: self.section[option] for option in ('query_buckets', 'passage_buckets')},
       # A list cut short would leave relevant passages among the corpus negatives.
       'max_relevant': None if config.corpus_negatives else self.section.max_relevant,
     }
@@ -184,8 +184,8 @@ class Retrieval:
     """The batches of a dual encoder, and its evaluation; see ``DataSource.open``."""
     section, config = self.section, self.config
     for kind in KINDS:
-      knob = f'{kind}_max_length'
-      dual_encoder.check_length(config, model, f'config.data.{knob}', section[knob])
+      option = f'{kind}_max_length'
+      dual_encoder.check_length(config, model, f'config.data.{option}', section[option])
     tokens = self.open_store('train', self.train, tokenizer)
     self.check_negatives(tokens)
     passages = None
@@ -267,11 +267,11 @@ def texts_cut(tokens: store.Store) -> dict[str, tuple[int, int]]:
 
 def store_options(section: ConfigDict) -> dict[str, Any]:
   """Arguments of ``store.build_store`` and ``pairs.build_pairs``."""
-  knobs = ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')
+  settings = ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')
   return {
     'process_index': jax.process_index(),
     'process_count': jax.process_count(),
-    **{knob: section[knob] for knob in knobs},
+    **{option: section[option] for option in settings},
   }
 
 

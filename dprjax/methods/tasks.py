@@ -303,9 +303,9 @@ def _check_lengths(
     inner = sum(section[f'{text}_max_length'] - specials for text in texts)
     longest = max(longest, total := inner + around[kind])
     if total > positions:
-      knobs = ', '.join(f'config.data.{text}_max_length' for text in texts)
+      settings = ', '.join(f'config.data.{text}_max_length' for text in texts)
       raise InputError(
-        f'{knobs}: {inner} tokens of text and {around[kind]} of the template exceed the '
+        f'{settings}: {inner} tokens of text and {around[kind]} of the template exceed the '
         f'{positions} positions of {config.backbone.path}'
       )
   return longest

@@ -65,9 +65,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   check_options(config, devices)
   dual_encoder.check_pooling(config, model)
   contrastive.check_lengths(config.matryoshka, model.vector_size)
-  knobs, spec = config.topics, vector_spec.of_config(config)
-  prompted = bool(knobs.path) and not knobs.words
-  if knobs.words:
+  settings, spec = config.topics, vector_spec.of_config(config)
+  prompted = bool(settings.path) and not settings.words
+  if settings.words:
     check_room(config, model)
   encoders = dual_encoder.build(config, model, devices)
   options = EncoderOptions.from_config(config.backbone, *meshes.activations(devices))
@@ -107,7 +107,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     numbers: Int[Array, 'B ...'],
     key: Array | None,
   ) -> Float[Array, 'B H']:
-    if knobs.words:
+    if settings.words:
       tokens, mask = put_before(tokens, mask, numbers)
     dropout_key, drawn = None, options
     if key is not None:
@@ -159,16 +159,16 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     adapter = expand(params)
     keys = (None,) * 3 if key is None else tuple(jax.random.split(key, 3))
     passage_topic = batch['passage_number'][:, 0]
-    query_topic = passage_topic if knobs.query == 'document' else batch['query_number']
+    query_topic = passage_topic if settings.query == 'document' else batch['query_number']
     passage_rows = batch['passage_tokens'][:, 0], batch['passage_mask'][:, 0], passage_topic
     query_rows = batch['query_tokens'], batch['query_mask'], query_topic
     q = embed_chunked(params, adapter, query_rows, keys[0], 1)[:, 0]
     p = embed_chunked(params, adapter, passage_rows, keys[1], 1)[:, 0]
-    alpha, count = knobs.alpha, topic_count(adapter)
+    alpha, count = settings.alpha, topic_count(adapter)
     under_all = []
-    if alpha and count > 1 and knobs.topic_topic:
+    if alpha and count > 1 and settings.topic_topic:
       # Evenly spaced rows, as many on every device.
-      every = len(q) // (knobs.batch or len(q))
+      every = len(q) // (settings.batch or len(q))
       some = jax.tree.map(lambda x: x[::every], passage_rows)
       under_all = [embed_chunked(params, adapter, some, keys[2], count)]
 
@@ -185,7 +185,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       )
       apart = jnp.zeros((), jnp.float32)
       for vectors in under_all:
-        apart = topic_losses.topic_topic_loss(vectors, devices, margin=knobs.margin)
+        apart = topic_losses.topic_topic_loss(vectors, devices, margin=settings.margin)
       return (jnp.mean(qp), jnp.mean(qq), apart), accuracy
 
     (query_passage, query_query, topic_topic), accuracy = contrastive.over_lengths(
@@ -211,23 +211,27 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
 def check_options(config: ConfigDict, devices: Mesh) -> None:
   """Raises InputError for options that do not go together."""
-  knobs = config.topics
+  settings = config.topics
   contrastive.check_update(config, 'document')
-  if knobs.path and not config.prompt.length and not knobs.words:
+  if settings.path and not config.prompt.length and not settings.words:
     raise InputError(
-      f'config.topics.path: {knobs.path} needs prompts; set config.prompt.length above 0'
+      f'config.topics.path: {settings.path} needs prompts; set config.prompt.length above 0'
     )
   if (
-    knobs.path and not knobs.words and (config.prompt.reparam != 'none' or config.prompt.init_from)
+    settings.path
+    and not settings.words
+    and (config.prompt.reparam != 'none' or config.prompt.init_from)
   ):
     raise InputError(
       'config.prompt.reparam, config.prompt.init_from: topic prompts start from words; unset both'
     )
   update = config.batch_size * config.accumulate
   parts = config.grad_cache * config.accumulate * meshes.batch_devices(devices)
-  if knobs.batch and (knobs.batch > update or update % knobs.batch or knobs.batch % parts):
+  if settings.batch and (
+    settings.batch > update or update % settings.batch or settings.batch % parts
+  ):
     raise InputError(
-      f'config.topics.batch: {knobs.batch} must divide the {update} rows of an update and be a '
+      f'config.topics.batch: {settings.batch} must divide the {update} rows of an update and be a '
       f'multiple of {parts} (devices by chunks)'
     )
 
@@ -259,12 +263,12 @@ def topic_count(adapter: Adapter | None) -> int:
 
 
 def word_tokens(
-  found: topics.Topics, tokenizer: Tokenizer, length: int, knob: str = 'config.prompt.length'
+  found: topics.Topics, tokenizer: Tokenizer, length: int, option: str = 'config.prompt.length'
 ) -> Int[np.ndarray, 'K P']:
   """The first P tokens of each topic's concatenated words.
 
   Raises:
-    InputError: a topic has fewer tokens than the option ``knob`` needs.
+    InputError: a topic has fewer tokens than the option ``option`` needs.
   """
   rows = []
   for number, words in enumerate(found.names):
@@ -272,7 +276,7 @@ def word_tokens(
     inner = [token for token in pieces[0].tolist() if token not in tokenizer.special_ids]
     if len(inner) < length:
       raise InputError(
-        f'{knob}: topic {number} ({", ".join(words[:3])}, ...) has {len(inner)} tokens of words, '
+        f'{option}: topic {number} ({", ".join(words[:3])}, ...) has {len(inner)} tokens of words, '
         f'fewer than {length}; use topics with more words, or a smaller value'
       )
     rows.append(inner[:length])
@@ -325,7 +329,7 @@ class Documents(retrieval_data.Retrieval):
     A text's own words decide its topic, also a query's: its document's topic would leak the answer.
     Random topics follow from the id, so that a title and its abstract agree.
     """
-    found, knobs, seed = self.found, self.config.topics, self.config.seed
+    found, settings, seed = self.found, self.config.topics, self.config.seed
     if found is None:
       sizes = zip(KINDS, (tokens.num_queries, tokens.num_passages), strict=True)
       return {kind: np.zeros(size, np.int32) for kind, size in sizes}
@@ -335,16 +339,16 @@ class Documents(retrieval_data.Retrieval):
       ('query', dataset.queries, tokens.query_ids(np.arange(tokens.num_queries))),
       ('passage', dataset.passages, tokens.passage_ids(np.arange(tokens.num_passages))),
     ):
-      if knobs.random_words:
-        numbers[kind] = random_words(found, tokenizer, knobs.words, ids, seed)
+      if settings.random_words:
+        numbers[kind] = random_words(found, tokenizer, settings.words, ids, seed)
         continue
-      if knobs.random_topics:
+      if settings.random_topics:
         own = random_topics(found, ids, seed)
       else:
         by_id = {text.id: text.text for text in texts}
         own = found.assign([by_id[id_] for id_ in ids])
-      if knobs.words:
-        own = word_tokens(found, tokenizer, knobs.words, 'config.topics.words')[own]
+      if settings.words:
+        own = word_tokens(found, tokenizer, settings.words, 'config.topics.words')[own]
       numbers[kind] = own
     return numbers
 
@@ -476,10 +480,10 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
   Raises:
     InputError: the topics' file is missing.
   """
-  knobs = config.topics
+  settings = config.topics
   made = retrieval_data.batch_shapes(config, model, tokenizer)
   size = config.batch_size * config.accumulate
-  width = (knobs.words,) if knobs.words else ()
+  width = (settings.words,) if settings.words else ()
   numbers = {
     'query_number': jax.ShapeDtypeStruct((size, *width), np.int32),
     'passage_number': jax.ShapeDtypeStruct((size, 1, *width), np.int32),
@@ -487,16 +491,16 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
   }
   made = made._replace(
     arrays={**made.arrays, **numbers},
-    calls=tuple((rows, length + knobs.words) for rows, length in made.calls),
+    calls=tuple((rows, length + settings.words) for rows, length in made.calls),
     columns=((np.int32, *width),),
   )
-  if not knobs.path or knobs.words:
+  if not settings.path or settings.words:
     return made
-  count = knobs.keep or topics.Settings().topics
-  if knobs.path not in FITTED:
-    count = len(keep(topics.load_topics(knobs.path), knobs.keep))
-  if count > 1 and knobs.alpha and knobs.topic_topic:
-    some = (knobs.batch or size) * count
+  count = settings.keep or topics.Settings().topics
+  if settings.path not in FITTED:
+    count = len(keep(topics.load_topics(settings.path), settings.keep))
+  if count > 1 and settings.alpha and settings.topic_topic:
+    some = (settings.batch or size) * count
     made = made._replace(calls=(*made.calls, (some, made.calls[1][1])))
   # Placeholder words that every tokenizer knows.
   found = topics.Topics(

@@ -173,18 +173,18 @@ def _attention(platform: str) -> str:
   return 'fused' if platform == 'tpu' else 'plain'
 
 
-def arithmetic(name: str, knob: str) -> Arithmetic:
+def arithmetic(name: str, option: str) -> Arithmetic:
   """The arithmetic of a name: 'float32', 'bfloat16', 'mixed' or 'auto'.
 
   'auto' is bfloat16 on accelerators and float32 on CPUs. 'mixed' is faster than both on CPUs that
   multiply bfloat16 (AMX): docs/performance.md.
 
   Raises:
-    InputError: another word; ``knob`` names the option.
+    InputError: another word; ``option`` names the option.
   """
   if name == 'auto':
     name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
   if name not in _ARITHMETICS:
     known = ', '.join(map(repr, _ARITHMETICS))
-    raise InputError(f"{knob}: expected 'auto' or one of {known}, not {name!r:.60}")
+    raise InputError(f"{option}: expected 'auto' or one of {known}, not {name!r:.60}")
   return _ARITHMETICS[name]

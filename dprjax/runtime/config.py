@@ -23,7 +23,7 @@ from ml_collections import config_flags
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError, place
-from dprjax.runtime import knobs, renamed
+from dprjax.runtime import options, renamed
 
 # Options that may differ between runs in one workdir: they change what is logged or kept, or where
 # it is computed.
@@ -48,12 +48,12 @@ _TASK = re.compile(r'[A-Za-z][A-Za-z0-9_-]{0,63}')
 
 def default() -> ml_collections.ConfigDict:
   """Training of a dual encoder, or of its prompt, with the settings of DPTDR's released code."""
-  return ml_collections.ConfigDict(_values(knobs.table()))
+  return ml_collections.ConfigDict(_values(options.table()))
 
 
 def task(**data: Any) -> ml_collections.ConfigDict:
   """An entry of ``config.tasks`` with these values in its ``data``."""
-  entry = ml_collections.ConfigDict(_values(knobs.task_table()))
+  entry = ml_collections.ConfigDict(_values(options.task_table()))
   entry.data.update(data)
   return entry
 
@@ -226,7 +226,7 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
     over = 'every' if section.endswith('eval') else 'steps'
     if over in option(config, section):
       _prefer_epochs(option(config, section), name, f'{section}.{over}'.lstrip('.'), given)
-  alternatives, table = config.get('alternatives') or {}, flat(vars(knobs.table()))
+  alternatives, table = config.get('alternatives') or {}, flat(vars(options.table()))
   for name, entry in alternatives.items():
     for key in sorted(given & flat(entry.to_dict()).keys()):
       if key == 'prompt.sides':
@@ -387,13 +387,13 @@ def _data_sections(config: ml_collections.ConfigDict) -> dict[str, ml_collection
 
 
 def check_rules(
-  config: ml_collections.ConfigDict, options: Sequence[str], requires: Mapping[str, Any]
+  config: ml_collections.ConfigDict, declared: Sequence[str], requires: Mapping[str, Any]
 ) -> None:
   """Checks that options suit one another and the method.
 
   Args:
     config: an experiment whose options are in range.
-    options: the optional ones that the method declares, see `knobs.Knob`.
+    declared: the optional ones that the method has, see `options.Option`.
     requires: what the method needs of others, likewise.
 
   Raises:
@@ -403,26 +403,26 @@ def check_rules(
   def check_needs(what: str, needs: Mapping[str, Any]) -> None:
     for name, wanted in needs.items():
       value = option(config, name)
-      if wanted is knobs.SET or not wanted:
+      if wanted is options.SET or not wanted:
         wrong, goes = bool(value) != bool(wanted), f'with{"" if wanted else "out"} config.{name}'
       else:
         wrong, goes = value != wanted, f'with config.{name}={wanted!r}'
       if wrong:
         raise InputError(f'{what} goes {goes}, not {_shown(value)}')
 
-  table = flat(vars(knobs.table())) | {'tasks': knobs.Knob({}, bool, '', optional=True)}
-  for name, knob in table.items():
+  table = flat(vars(options.table())) | {'tasks': options.Option({}, bool, '', optional=True)}
+  for name, spec in table.items():
     value = option(config, name)
-    if value == knob.value or (isinstance(value, list) and tuple(value) == knob.value):
+    if value == spec.value or (isinstance(value, list) and tuple(value) == spec.value):
       continue
-    if not value and not knob.value:  # an empty section
+    if not value and not spec.value:  # an empty section
       continue
-    if knob.optional and name not in options:
+    if spec.optional and name not in declared:
       raise InputError(
         f'config.{name}={_shown(value)}: {config.method} does not have this option; leave it at '
-        f'{knob.value!r}, or choose another config.method'
+        f'{spec.value!r}, or choose another config.method'
       )
-    check_needs(f'config.{name}={_shown(value)}', knob.requires)
+    check_needs(f'config.{name}={_shown(value)}', spec.requires)
   check_needs(f'config.method={config.method}', requires)
 
 
@@ -462,12 +462,12 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
     raise InputError(f'{name}.{unknown[0]}: {_NO_OPTION}{_ALL}')
   if missing := [key for key in known if key not in given]:
     raise InputError(f'{name}.{missing[0]} is missing; start a config file from default()')
-  for key, knob in known.items():
-    if not knob.fits(given[key]):
-      raise InputError(f'{name}.{key}: expected {knob.expected}, not {given[key]!r:.60}')
+  for key, spec in known.items():
+    if not spec.fits(given[key]):
+      raise InputError(f'{name}.{key}: expected {spec.expected}, not {given[key]!r:.60}')
 
 
-def check_own(config: ml_collections.ConfigDict, table: Mapping[str, knobs.Knob]) -> None:
+def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Option]) -> None:
   """Checks a method's own options against its table.
 
   Raises:
@@ -478,18 +478,18 @@ def check_own(config: ml_collections.ConfigDict, table: Mapping[str, knobs.Knob]
   given = own.to_dict() if isinstance(own, ml_collections.ConfigDict) else {}
   if unknown := sorted(given.keys() - table.keys()):
     raise InputError(f'config.{section}.{unknown[0]}: {config.method} has no such option')
-  for name, knob in table.items():
+  for name, spec in table.items():
     if name not in given:
       raise InputError(f'config.{section}.{name} is missing; set it in the config file')
-    if not knob.fits(given[name]):
+    if not spec.fits(given[name]):
       raise InputError(
-        f'config.{section}.{name}: expected {knob.expected}, not {given[name]!r:.60}'
+        f'config.{section}.{name}: expected {spec.expected}, not {given[name]!r:.60}'
       )
 
 
-def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, knobs.Knob]:
+def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, options.Option]:
   """The options of a config with these tasks and alternatives; InputError if an entry is none."""
-  known, of_task = flat(vars(knobs.table())), flat(vars(knobs.task_table()))
+  known, of_task = flat(vars(options.table())), flat(vars(options.task_table()))
   tasks = config.get('tasks')
   if tasks is None:
     raise InputError(f'{name}.tasks is missing; start a config file from default()')
@@ -510,11 +510,11 @@ def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, knobs.Knob
       raise InputError(
         f'{name}.tasks: {first[task.lower()]} and {task} differ only in case; rename one'
       )
-    known |= {f'tasks.{task}.{key}': knob for key, knob in of_task.items()}
+    known |= {f'tasks.{task}.{key}': spec for key, spec in of_task.items()}
   alternatives = config.get('alternatives')
   if not isinstance(alternatives, ml_collections.ConfigDict):
     raise InputError(f'{name}.alternatives: expected options by name, not {alternatives!r:.60}')
-  changes: dict[str, knobs.Knob] = {}
+  changes: dict[str, options.Option] = {}
   for one, entry in alternatives.items():
     if not _TASK.fullmatch(one) or not isinstance(entry, ml_collections.ConfigDict):
       raise InputError(

@@ -158,10 +158,10 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
   folder = config.data.dir
   scratch = config.backbone.path.startswith('scratch:')
   tasks = {
-    f'--config.tasks.{name}.data.{knob}': entry.data[knob]
+    f'--config.tasks.{name}.data.{option}': entry.data[option]
     for name, entry in config.tasks.items()
-    for knob in ('dir', 'mined_negatives')
-    if knob == 'mined_negatives' or entry.data.format != 'docstrings'
+    for option in ('dir', 'mined_negatives')
+    if option == 'mined_negatives' or entry.data.format != 'docstrings'
   }
   prompts = {f'--config.tasks.{name}.prompt': entry.prompt for name, entry in config.tasks.items()}
   return (
@@ -183,13 +183,13 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 def check_folders(config: ml_collections.ConfigDict, inputs: outputs.Inputs) -> None:
   """Raises InputError where a folder that a training writes to is an input, or no folder."""
-  for knob, folder in (
+  for option, folder in (
     ('data.store', config.data.store),
     ('compilation_cache', config.compilation_cache),
   ):
     if folder in ('', 'auto'):
       continue
-    flag = f'--config.{knob}'
+    flag = f'--config.{option}'
     outputs.check_name(folder, flag)
     outputs.check_apart(folder, inputs, flag)
     if epath.Path(folder).exists() and not epath.Path(folder).is_dir():

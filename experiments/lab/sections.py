@@ -42,20 +42,20 @@ from dprjax.methods.method import (
 )
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import config as configs
-from dprjax.runtime import knobs
+from dprjax.runtime import options as tables
 from lab import measures, sentences
 from lab.measures import Triplet
 from lab.sentences import Examples
 
 VIEWS = ('anchor', 'positive', 'negative')
 FORMAT_VERSION = 1
-KNOBS = {
+OPTIONS = {
   # how much farther than the positive the negative should be, in the vectors' own unit
-  'margin': knobs.number(1.0, above=0, most=1e6),
+  'margin': tables.number(1.0, above=0, most=1e6),
   # triplets of an article, at most; 0: with each of its sentences as an anchor
-  'per_article': knobs.whole(4, least=0, most=10**6),
+  'per_article': tables.whole(4, least=0, most=10**6),
   # triplets of articles held out, to measure on
-  'dev_triplets': knobs.whole(200_000, least=1, most=10**9),
+  'dev_triplets': tables.whole(200_000, least=1, most=10**9),
 }
 _WAIT_S = 24 * 3600  # of processes for the one that draws the triplets
 
@@ -66,9 +66,9 @@ def build(
   """The triplet loss, the mean over the update.
 
   Raises:
-    InputError: a knob has a value it cannot have.
+    InputError: a option has a value it cannot have.
   """
-  configs.check_own(config, KNOBS)
+  configs.check_own(config, OPTIONS)
   contrastive.check_lengths(config.matryoshka, model.hidden_size)
   encoders = dual_encoder.build(config, model, devices)
   encode = sentences.encode_views(encoders, VIEWS, config, model, devices)
@@ -105,10 +105,10 @@ def find_data(
   """The dumps that ``config.data.dir`` names, separated by commas.
 
   Raises:
-    InputError: a dump is missing, the format or the measure is another, or a knob has a value it
+    InputError: a dump is missing, the format or the measure is another, or a option has a value it
       cannot have.
   """
-  configs.check_own(config, KNOBS)
+  configs.check_own(config, OPTIONS)
   if section.format not in ('auto', 'mediawiki'):
     raise InputError(
       f"config.data.format: sections are those of a dump, 'mediawiki', not {section.format!r}"

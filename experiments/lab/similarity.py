@@ -46,7 +46,7 @@ def build(
   """The mean squared difference of cosine and score (0 to 1).
 
   Raises:
-    InputError: a knob has a value it cannot have.
+    InputError: a option has a value it cannot have.
   """
   contrastive.check_lengths(config.matryoshka, model.hidden_size)
   encoders = dual_encoder.build(config, model, devices)

@@ -4,8 +4,8 @@ from tests.methods.conftest import (  # noqa: F401, fixtures
   bag,
   batches_of,
   devices,
-  knobs,
   model,
+  settings,
   tokenizer,
   words_of,
 )

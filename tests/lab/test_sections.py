@@ -15,13 +15,13 @@ from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from lab import sections
 from tests import reference
-from tests.knobs import with_knobs
 from tests.methods.conftest import WORDS, assert_goes_on
+from tests.options import with_options
 from tests.refusals import refused
 
 MODEL = EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
 ROWS = 32
-OWN = {name: knob.value for name, knob in sections.KNOBS.items()}
+OWN = {name: option.value for name, option in sections.OPTIONS.items()}
 
 
 def make_batch(seed=1):
@@ -88,7 +88,7 @@ PROMPT = {'prompt__length': 3, 'trainable': ('prompt/.*',)}
   ids=str,
 )
 def test_loss_and_gradient_equal_numpy(count, changes):
-  config = with_knobs(
+  config = with_options(
     **{
       'method': 'lab.sections',
       'trainable': ('backbone/.*',),
@@ -206,7 +206,7 @@ def dump(tmp_path):
 
 
 @pytest.fixture
-def start(dump, knobs, devices, tokenizer, model, tmp_path):
+def start(dump, settings, devices, tokenizer, model, tmp_path):
   def run(workdir='run', **changes):
     options = {
       'method': 'lab.sections',
@@ -219,7 +219,7 @@ def start(dump, knobs, devices, tokenizer, model, tmp_path):
       'data__query_max_length': 8,
       'data__query_buckets': (8, 16),
     } | changes
-    config = knobs(**options)
+    config = settings(**options)
     texts = sections.find_data(config.data, config, tmp_path / workdir, devices)
     return texts.open(tokenizer, model)
 

@@ -13,8 +13,8 @@ from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from lab import measures, similarity
 from tests import reference
-from tests.knobs import with_knobs
 from tests.methods.conftest import assert_goes_on
+from tests.options import with_options
 from tests.refusals import refused
 
 TRAIN = [
@@ -49,7 +49,7 @@ WEIGHTS = {
 )
 def test_loss_and_gradient_equal_numpy(count, changes):
   rows, shape = 16, EncoderConfig('bert', 40, 8, 1, 2, 16, max_positions=12)
-  config = with_knobs(batch_size=rows, backbone__dropout=0.0, **changes)
+  config = with_options(batch_size=rows, backbone__dropout=0.0, **changes)
   mesh, rng = meshes.make_mesh({'data': count}, jax.devices()[:count]), np.random.default_rng(0)
   batch = {'score': rng.random(rows).astype(np.float32)}
   for view in similarity.VIEWS:
@@ -117,8 +117,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def start(folder, knobs, devices, tokenizer, model):
-  """``start(knob=value)`` -> the data, on the files above."""
+def start(folder, settings, devices, tokenizer, model):
+  """``start(option=value)`` -> the data, on the files above."""
 
   def run(**changes):
     options = {
@@ -129,7 +129,7 @@ def start(folder, knobs, devices, tokenizer, model):
       'data__query_max_length': 8,
       'data__query_buckets': (8, 4),
     } | changes
-    return find(similarity, knobs(**options), folder / 'run', devices).open(tokenizer, model)
+    return find(similarity, settings(**options), folder / 'run', devices).open(tokenizer, model)
 
   return run
 
@@ -224,10 +224,10 @@ def test_the_dev_pairs_are_ranked(start, bag):
   assert evaluate({'query/weight': jnp.float32(0)}).means == {'spearman': -1.0}
 
 
-def test_the_text_for_a_vocabulary(folder, knobs, devices):
+def test_the_text_for_a_vocabulary(folder, settings, devices):
   text = find(
     similarity,
-    knobs(data__dir=str(folder), data__train_split='train.csv', batch_size=2),
+    settings(data__dir=str(folder), data__train_split='train.csv', batch_size=2),
     folder,
     devices,
   )

@@ -14,7 +14,7 @@ from dprjax.data import batches, text
 from dprjax.methods.method import Model
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
-from tests.knobs import with_knobs
+from tests.options import with_options
 
 WORDS = [
   'ash',
@@ -70,11 +70,11 @@ def bag(tokenizer):
 
 
 @pytest.fixture
-def knobs():
-  """``knobs(a__b=value)``: the defaults with some of them set, frozen as the training loop hands
+def settings():
+  """``settings(a__b=value)``: the defaults with some of them set, frozen as the training loop hands
   them over.
   """
-  return lambda **changes: ml_collections.FrozenConfigDict(with_knobs(**changes))
+  return lambda **changes: ml_collections.FrozenConfigDict(with_options(**changes))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
-from tests.knobs import with_knobs
+from tests.options import with_options
 
 SHA = 'a' * 64
 WORDS = {
@@ -45,7 +45,7 @@ def make_parts(model):
 
 
 def make_config(method, tasks=('dialogue', 'qa'), **changes):
-  config = with_knobs(
+  config = with_options(
     **{
       'method': method,
       'trainable': ('prompt/.*', 'backbone/.*'),

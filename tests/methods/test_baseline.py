@@ -14,7 +14,7 @@ from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import tree
 from tests import reference
-from tests.knobs import with_knobs
+from tests.options import with_options
 from tests.refusals import named_in, refused
 
 BEFORE = {'a': np.array([0.0, 0.5, 1.0, 0.25]), 'b': np.array([0.5, 0.5])}
@@ -163,7 +163,7 @@ def test_a_file_that_is_something_else(tmp_path, change, message):
 @pytest.mark.slow
 def test_the_baseline_of_a_prompt_is_the_frozen_encoder(devices):
   model = EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
-  config = with_knobs(prompt__length=3, normalize=True, pooling='mean')
+  config = with_options(prompt__length=3, normalize=True, pooling='mean')
   method = dpr.build(config, model, devices)
   start = hub.init_params(model, jax.random.key(0))
   params = tree.flatten(method.init(Parts(start), jax.random.key(1)))

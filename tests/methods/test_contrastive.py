@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from dprjax.methods import contrastive
 from dprjax.runtime import mesh as meshes
 from tests import reference
-from tests.knobs import with_knobs
+from tests.options import with_options
 from tests.refusals import refused
 
 ROWS, CANDIDATES, WIDTH = 8, 3, 5
@@ -153,19 +153,19 @@ def test_a_texts_key_is_of_its_tokens():
 
 
 @pytest.mark.parametrize(
-  ('knobs', 'named'),
+  ('settings', 'named'),
   [
     ({'batch_size': 1}, 'config.batch_size'),
     ({'batch_size': 8, 'in_batch': False}, 'config.in_batch'),
     ({'batch_size': 1, 'in_batch': False}, 'config.in_batch'),
   ],
 )
-def test_an_update_without_negatives_is_refused(knobs, named):
+def test_an_update_without_negatives_is_refused(settings, named):
   with refused(named):
-    contrastive.check_negatives(with_knobs(negatives=0, **knobs))
+    contrastive.check_negatives(with_options(negatives=0, **settings))
   for enough in ({'negatives': 1}, {'corpus_negatives': 8}, {'corpus_negatives': -1}):
-    contrastive.check_negatives(with_knobs(**{'negatives': 0} | knobs | enough))
-  contrastive.check_negatives(with_knobs(negatives=0, batch_size=1, accumulate=2))
+    contrastive.check_negatives(with_options(**{'negatives': 0} | settings | enough))
+  contrastive.check_negatives(with_options(negatives=0, batch_size=1, accumulate=2))
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
-from tests.knobs import check_knobs, with_knobs
+from tests.options import check_options, with_options
 from tests.refusals import refused
 
 ROWS, CANDIDATES = 16, 3
@@ -53,7 +53,7 @@ def parts(model):
 
 
 def make_config(**changes):
-  return with_knobs(
+  return with_options(
     **{
       'method': 'cross_encoder',
       'trainable': ('backbone/.*', 'head/.*'),
@@ -134,7 +134,7 @@ def slow(*values):
 
 
 @pytest.mark.parametrize(
-  ('sizes', 'knobs'),
+  ('sizes', 'settings'),
   [
     ({'data': 1}, {}),
     slow({'data': 8}, {'grad_cache': 2}),
@@ -147,8 +147,8 @@ def slow(*values):
   ],
   ids=str,
 )
-def test_loss_and_gradient_equal_numpy(model, tokenizer, parts, batch, sizes, knobs):
-  config = make_config(**knobs)
+def test_loss_and_gradient_equal_numpy(model, tokenizer, parts, batch, sizes, settings):
+  config = make_config(**settings)
   params, value, metrics, gradient = value_and_gradient(
     config, model, tokenizer, parts, batch, sizes
   )
@@ -238,7 +238,7 @@ def test_dropout_follows_the_key(model, tokenizer, parts, batch):
 
 
 @pytest.mark.parametrize(
-  ('knob', 'value'),
+  ('option', 'value'),
   [
     ('cross_encoder__loss', 'hinge'),
     ('cross_encoder__labels', 3),
@@ -247,6 +247,6 @@ def test_dropout_follows_the_key(model, tokenizer, parts, batch):
     ('backbone__two_encoders', True),
   ],
 )
-def test_a_knob_that_cannot_be_is_named(knob, value):
-  with refused('config.' + knob.replace('__', '.')):
-    check_knobs(make_config(**{knob: value}))
+def test_a_option_that_cannot_be_is_named(option, value):
+  with refused('config.' + option.replace('__', '.')):
+    check_options(make_config(**{option: value}))

@@ -13,7 +13,7 @@ from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import optim, tree
 from tests import reference
-from tests.knobs import check_knobs, with_knobs
+from tests.options import check_options, with_options
 from tests.refusals import refused
 
 MODEL = EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
@@ -21,7 +21,7 @@ ROWS, CANDIDATES = 32, 2
 
 
 def make_config(**changes):
-  return with_knobs(
+  return with_options(
     **{'prompt__length': 3, 'prompt__dropout': 0.0, 'backbone__dropout': 0.0, 'batch_size': ROWS}
     | changes
   )
@@ -114,13 +114,13 @@ def reference_loss(config, params, batch):
 
   def loss(q, p):
     value = reference.loss(q, p, *rest)[0]
-    knobs = config.distillation
-    if knobs.loss == 'none':
+    settings = config.distillation
+    if settings.loss == 'none':
       return value
     scores = np.einsum('bh,bch->bc', q, p) / config.temperature
-    teacher = np.float64(batch['teacher_scores']) / knobs.temperature
-    distilled = reference.distillation_loss(scores, teacher, knobs.loss)
-    return knobs.weight * distilled + (1 - knobs.weight) * value
+    teacher = np.float64(batch['teacher_scores']) / settings.temperature
+    distilled = reference.distillation_loss(scores, teacher, settings.loss)
+    return settings.weight * distilled + (1 - settings.weight) * value
 
   value = reference.over_lengths(
     loss, config.matryoshka, config.normalize, vectors['query'], vectors['passage']
@@ -176,7 +176,7 @@ def slow(*values):
 
 
 @pytest.mark.parametrize(
-  ('sizes', 'knobs'),
+  ('sizes', 'settings'),
   [
     ({'data': 8}, CHUNKED[1] | SHORTER | MARGINS | ANCHOR),
     slow({'data': 8}, CHUNKED[1] | SHORTER | SCORES),
@@ -187,14 +187,14 @@ def slow(*values):
     slow({'data': 1}, MARGINS | {'grad_cache': 4}),
     slow({'data': 8}, LISTS),
     slow({'data': 1}, LISTS | SHORTER | {'grad_cache': 2}),
-    *(slow({'data': 8}, knobs) for knobs in [CHUNKED[0], *CHUNKED[2:], *OTHERS]),
-    *(slow({'data': 1}, knobs) for knobs in CHUNKED[1:]),
-    *(slow({'data': 4, 'model': 2}, knobs) for knobs in CHUNKED),
+    *(slow({'data': 8}, settings) for settings in [CHUNKED[0], *CHUNKED[2:], *OTHERS]),
+    *(slow({'data': 1}, settings) for settings in CHUNKED[1:]),
+    *(slow({'data': 4, 'model': 2}, settings) for settings in CHUNKED),
   ],
   ids=str,
 )
-def test_prompt_loss_and_gradient_equal_numpy(sizes, knobs):
-  config, batch = make_config(**knobs), make_batch()
+def test_prompt_loss_and_gradient_equal_numpy(sizes, settings):
+  config, batch = make_config(**settings), make_batch()
   if config.grad_cache * config.accumulate == 4 and sizes == {'data': 8}:
     assert ROWS // 4 // 8 == 1  # the smallest chunk: a row a device
   params, value, gradient = value_and_gradient(config, make_mesh(sizes), batch)
@@ -298,10 +298,10 @@ def test_an_update_of_the_prompt_costs_two_thirds_of_one_of_all_weights():
   model = EncoderConfig('bert', 50, 96, 2, 2, 384, max_positions=32)
   batch, mesh = make_batch(rows=8, passage_length=16), make_mesh({'data': 1})
 
-  def flops(**knobs):
+  def flops(**settings):
     # XLA counts the body of a loop over layers once, forward and backward: the ratio is that of one
     # layer.
-    config = make_config(prompt__length=2, batch_size=8, **knobs)
+    config = make_config(prompt__length=2, batch_size=8, **settings)
     method = dpr.build(config, model, mesh)
     start = jax.eval_shape(lambda key: encoder.init_encoder(model, key), jax.random.key(0))
     params = tree.flatten(
@@ -358,7 +358,7 @@ def run_steps(config, steps, mesh):
 
 
 @pytest.mark.parametrize(
-  'knobs',
+  'settings',
   [
     {},
     {'prompt__reparam': 'mlp', 'prompt__tied': False},
@@ -367,8 +367,8 @@ def run_steps(config, steps, mesh):
   ids=str,
 )
 @pytest.mark.slow
-def test_after_twenty_steps_the_backbone_is_bit_identical(knobs):
-  before, after, state = run_steps(make_config(**knobs), 20, make_mesh({'data': 8}))
+def test_after_twenty_steps_the_backbone_is_bit_identical(settings):
+  before, after, state = run_steps(make_config(**settings), 20, make_mesh({'data': 8}))
   for name in before:
     if name.startswith('backbone/'):
       np.testing.assert_array_equal(before[name].view(np.int32), after[name].view(np.int32))
@@ -444,7 +444,7 @@ def test_bfloat16_stays_close_to_float32():
 
 
 @pytest.mark.parametrize(
-  ('knob', 'value'),
+  ('option', 'value'),
   [
     ('backbone__dtype', 'float16'),
     ('matryoshka', (16, 8)),
@@ -452,13 +452,13 @@ def test_bfloat16_stays_close_to_float32():
     ('in_batch', False),
   ],
 )
-def test_a_knob_that_cannot_be_is_named(knob, value):
-  with refused('config.' + knob.replace('__', '.')):
-    dpr.build(make_config(**{'negatives': 0, knob: value}), MODEL, make_mesh({'data': 1}))
+def test_a_option_that_cannot_be_is_named(option, value):
+  with refused('config.' + option.replace('__', '.')):
+    dpr.build(make_config(**{'negatives': 0, option: value}), MODEL, make_mesh({'data': 1}))
 
 
 @pytest.mark.parametrize(
-  ('knobs', 'message'),
+  ('settings', 'message'),
   [
     ({'negatives': 0}, 'config.negatives'),
     ({}, 'config.distillation.scores'),
@@ -466,10 +466,10 @@ def test_a_knob_that_cannot_be_is_named(knob, value):
     ({'tasks__qa': configs.task(dir='x')}, 'config.tasks'),
   ],
 )
-def test_what_distillation_needs(tmp_path, knobs, message):
-  config = make_config(distillation__loss='kl', **knobs)
+def test_what_distillation_needs(tmp_path, settings, message):
+  config = make_config(distillation__loss='kl', **settings)
   with refused(message):
-    check_knobs(config)
+    check_options(config)
     dpr.find_data(config.data, config, tmp_path, make_mesh({'data': 1}))
 
 
@@ -502,9 +502,9 @@ def test_a_batch_may_tell_what_its_negatives_are():
 @pytest.mark.slow
 def test_an_anchor_needs_a_prompt_on_a_frozen_backbone():
   with refused('config.prompt.regularization'):
-    check_knobs(make_config(method='pretrain', **ANCHOR))
+    check_options(make_config(method='pretrain', **ANCHOR))
   mesh = make_mesh({'data': 1})
-  for knobs in ({'prompt__length': 0, 'trainable': ('.*',)}, {'trainable': ('.*',)}):
-    config = make_config(**ANCHOR, **knobs)
+  for settings in ({'prompt__length': 0, 'trainable': ('.*',)}, {'trainable': ('.*',)}):
+    config = make_config(**ANCHOR, **settings)
     with refused('config.prompt.regularization'):
       make_params(dpr.build(config, MODEL, mesh))

@@ -18,8 +18,8 @@ from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
-from tests.knobs import with_knobs
 from tests.methods.conftest import WORDS
+from tests.options import with_options
 
 LONGEST = 24
 
@@ -56,10 +56,10 @@ def folder(tmp_path):
 
 @pytest.fixture
 def start(folder, backbone, tmp_path, devices):
-  """``start(knob=value)`` -> the data of a training on the folder."""
+  """``start(option=value)`` -> the data of a training on the folder."""
 
   def run(workdir='run', **changes):
-    config = with_knobs(
+    config = with_options(
       **{
         'backbone__path': str(backbone),
         'data__dir': str(folder),
@@ -146,7 +146,7 @@ def test_folds_and_alternatives_share_the_vectors(backbone, tmp_path):
   below.mkdir(parents=True)
   for folder in (run, run / 'alternatives' / 'both'):
     provenance.write_mark(folder, workdirs.TRAINING)
-  config = with_knobs(backbone__path=str(backbone))
+  config = with_options(backbone__path=str(backbone))
   tokenizer = text.load_tokenizer(str(backbone))
   made = np.eye(3, 8, dtype=np.float32)
   first = frozen.Frozen(config, run, tokenizer)
@@ -168,7 +168,7 @@ def test_a_workdir_in_a_folder_called_folds_is_its_own(tmp_path):
 
 @pytest.mark.slow
 def test_several_tasks_have_that_baseline_each(backbone, folder, tmp_path, devices):
-  config = with_knobs(backbone__path=str(backbone), batch_size=4, eval__measure='mean')
+  config = with_options(backbone__path=str(backbone), batch_size=4, eval__measure='mean')
   for name in ('a', 'b'):
     config.tasks[name] = configs.task(dir=str(folder), format='beir', dev_split='dev')
     config.tasks[name].measure = 'nDCG@10'

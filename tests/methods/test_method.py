@@ -7,7 +7,7 @@ from dprjax import export, load_prompt, train
 from dprjax.methods import dpr, method, training
 from dprjax.runtime import checkpoint
 from dprjax.runtime import config as configs
-from tests.knobs import with_knobs
+from tests.options import with_options
 from tests.refusals import refused
 
 TOY = '''
@@ -108,23 +108,23 @@ def test_the_methods_there_are():
 
 @pytest.mark.parametrize('name', ['pretrain', 'topic_dpr', 'lab.sections', 'lab.similarity'])
 def test_a_method_of_one_data_set_refuses_tasks(name, tmp_path):
-  config = with_knobs(method=name, backbone__path='x', tasks__qa=configs.task(dir='x'))
+  config = with_options(method=name, backbone__path='x', tasks__qa=configs.task(dir='x'))
   with refused('config.tasks', name):
     training.train(config, tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.parametrize(
-  ('name', 'knobs', 'message'),
+  ('name', 'settings', 'message'),
   [
     ('cross_encoder', {'matryoshka': (64, 32)}, ('config.matryoshka', 'cross_encoder')),
     ('nir_reranker', {'matryoshka': (64,)}, ('config.matryoshka', 'nir_reranker')),
     ('pretrain', {'distillation__loss': 'kl'}, 'config.distillation.loss'),
   ],
 )
-def test_what_a_method_does_not_do(name, knobs, message):
+def test_what_a_method_does_not_do(name, settings, message):
   with refused(message):
-    method.of(with_knobs(method=name, **knobs))
+    method.of(with_options(method=name, **settings))
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from dprjax.models import artifact, head_specs, hub, prompt_encoder
 from dprjax.models.adapters import template as template_files
 from dprjax.models.artifact import Prompt
 from dprjax.runtime import tree
-from tests.knobs import with_knobs
 from tests.methods import nir
 from tests.methods.conftest import WORDS
+from tests.options import with_options
 
 METHODS = {'nir_retriever': nir_retriever, 'nir_reranker': nir_reranker}
 BODY = 'backbone/(?!embeddings/word/).*'
@@ -205,7 +205,7 @@ def test_a_new_tasks_prompt_is_written_as_the_sum(tokenizer, model, backbone, tm
 def test_a_masked_lm_head_that_was_trained_alone_is_written_beside_its_backbone(
   backbone, parts, tmp_path
 ):
-  config = with_knobs(method='pretrain', trainable=('head/.*',))
+  config = with_options(method='pretrain', trainable=('head/.*',))
   trained = {'head/mlm/dense/bias': np.full(8, 2, np.float32)}
   product = pretrain.export(config, tmp_path, backbone, trained)
   hub.save_backbone(tmp_path / 'out', backbone.config, **product.encoders[''])

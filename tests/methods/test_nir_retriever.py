@@ -12,9 +12,9 @@ from dprjax.models import artifact
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
-from tests.knobs import check_knobs
 from tests.methods import nir
 from tests.methods.conftest import WORDS
+from tests.options import check_options
 from tests.refusals import refused
 
 ROWS, CANDIDATES = 16, 2
@@ -206,10 +206,10 @@ def init(config, tokenizer, model, parts):
     ({'adapt__fusion': True, 'adapt__prompts': '/no/where'}, '/no/where'),
   ],
 )
-def test_bad_knobs(changes, message, tokenizer, model, parts):
+def test_bad_options(changes, message, tokenizer, model, parts):
   with refused(message) as info:
     config = nir.make_config('nir_retriever', **changes)
-    check_knobs(config)
+    check_options(config)
     init(config, tokenizer, model, parts)
   assert '\n' not in str(info.value)
 

@@ -15,7 +15,7 @@ from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
-from tests.knobs import check_knobs, with_knobs
+from tests.options import check_options, with_options
 from tests.refusals import refused
 
 ROWS, LENGTHS = (
@@ -67,7 +67,7 @@ def model_of(tokenizer):
 
 
 def make_config(**changes):
-  return with_knobs(
+  return with_options(
     **{
       'method': 'pretrain',
       'trainable': ('backbone/.*', 'head/.*'),
@@ -162,40 +162,40 @@ def masked_views(config, tokenizer, batch, key):
 
 
 def reference_metrics(config, tokenizer, params, batch, masked):
-  model, knobs = model_of(tokenizer), config.pretrain
+  model, settings = model_of(tokenizer), config.pretrain
   params = tree.unflatten({name: np.asarray(leaf, np.float64) for name, leaf in params.items()})
   prefix = params['prompt']['prefix'] if 'prompt' in params else None
   words = params['backbone']['embeddings']['word']['embedding']
   mlm, condenser, count, right, vectors = 0.0, 0.0, 0.0, 0.0, []
   for view, some in masked.items():
     mask = batch[f'{view}_mask']
-    tokens = some.tokens if knobs.mlm_weight else batch[f'{view}_tokens']
+    tokens = some.tokens if settings.mlm_weight else batch[f'{view}_tokens']
     states = reference.states(model, params['backbone'], tokens, mask, prefix)
     vectors.append(reference.pool(states[-1], mask, config.pooling, config.normalize))
-    if knobs.mlm_weight:
+    if settings.mlm_weight:
       late, weights, good = reference.mlm_loss(
         model, params['head']['mlm'], words, states[-1], *some[1:]
       )
       mlm, count = mlm + late, count + weights
-      if knobs.head_layers:
-        early = states[knobs.skip_from or model.num_layers // 2]
+      if settings.head_layers:
+        early = states[settings.skip_from or model.num_layers // 2]
         skipped = np.concatenate([states[-1][:, :1], early[:, 1:]], axis=1)
         head = reference.layers(model, params['head']['condenser'], skipped, mask)[-1]
         more, _, good = reference.mlm_loss(model, params['head']['mlm'], words, head, *some[1:])
         condenser += more
       right += good
   expected = {'loss': 0.0}
-  if knobs.mlm_weight:
+  if settings.mlm_weight:
     assert count > 2 * ROWS / 3  # most rows have a word to hide
     expected['mlm_accuracy'] = right / count
-    if knobs.late_mlm:
+    if settings.late_mlm:
       expected['mlm'] = mlm / count
-    if knobs.head_layers:
+    if settings.head_layers:
       expected['condenser'] = condenser / count
-    expected['loss'] += knobs.mlm_weight * (
+    expected['loss'] += settings.mlm_weight * (
       expected.get('mlm', 0.0) + expected.get('condenser', 0.0)
     )
-  if knobs.views == 'siblings':
+  if settings.views == 'siblings':
     expected['accuracy'] = reference.sibling_loss(*vectors, config.temperature)[1]
     expected['contrast'] = reference.over_lengths(
       lambda *texts: reference.sibling_loss(*texts, config.temperature)[0],
@@ -203,13 +203,13 @@ def reference_metrics(config, tokenizer, params, batch, masked):
       config.normalize,
       *vectors,
     )
-  elif knobs.views == 'ict':
+  elif settings.views == 'ict':
     index = batch['passage_index'][:, None]
     expected['contrast'], expected['accuracy'], _ = reference.loss(
       vectors[0], vectors[1][:, None], index, index, config.temperature
     )
-  if knobs.views != 'one':
-    expected['loss'] += knobs.contrast_weight * expected['contrast']
+  if settings.views != 'one':
+    expected['loss'] += settings.contrast_weight * expected['contrast']
   return expected
 
 
@@ -372,7 +372,7 @@ def test_heads_that_are_there_are_taken(tokenizer):
 
 
 @pytest.mark.parametrize(
-  ('knobs', 'words'),
+  ('settings', 'words'),
   [
     ({'pretrain__views': 'three'}, 'config.pretrain.views'),
     ({'pretrain__mlm_weight': 0.0}, ('config.pretrain', 'mlm_weight')),
@@ -392,10 +392,10 @@ def test_heads_that_are_there_are_taken(tokenizer):
     ({'pretrain__views': 'ict', 'batch_size': 1}, 'config.batch_size'),
   ],
 )
-def test_a_knob_that_cannot_be_is_named(tokenizer, knobs, words):
+def test_a_option_that_cannot_be_is_named(tokenizer, settings, words):
   with refused(words):
-    config = make_config(**knobs)
-    check_knobs(config)
+    config = make_config(**settings)
+    check_options(config)
     pretrain.build(config, model_of(tokenizer), make_mesh({'data': 1}), tokenizer)
 
 

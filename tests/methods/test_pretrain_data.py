@@ -37,8 +37,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def start(folder, knobs, devices, tokenizer, model):
-  """``start(knob=value)`` -> the data, on both files above."""
+def start(folder, settings, devices, tokenizer, model):
+  """``start(option=value)`` -> the data, on both files above."""
 
   def run(**changes):
     options = {
@@ -50,7 +50,7 @@ def start(folder, knobs, devices, tokenizer, model):
       'pretrain__buckets': (8, 16, 24),
       'pretrain__passage_length': 64,
     } | changes
-    return find(pretrain, knobs(**options), folder / 'run', devices).open(tokenizer, model)
+    return find(pretrain, settings(**options), folder / 'run', devices).open(tokenizer, model)
 
   return run
 
@@ -122,10 +122,10 @@ def test_a_store_is_used_again_and_may_lie_elsewhere(start, folder):
   assert (folder / 'elsewhere' / 'documents' / 'documents.json').exists()
 
 
-def test_the_text_for_a_vocabulary(folder, knobs, devices):
+def test_the_text_for_a_vocabulary(folder, settings, devices):
   text = find(
     pretrain,
-    knobs(data__dir=f'{folder}/one.jsonl,{folder}/two.jsonl', data__format='auto'),
+    settings(data__dir=f'{folder}/one.jsonl,{folder}/two.jsonl', data__format='auto'),
     folder,
     devices,
   )

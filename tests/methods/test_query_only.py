@@ -11,8 +11,8 @@ from dprjax.retrieval import embeddings
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
-from tests.knobs import check_knobs, with_knobs
 from tests.methods import test_dpr as shared
+from tests.options import check_options, with_options
 from tests.refusals import refused
 
 ROWS, TOTAL, WIDTH = 16, 64, 8
@@ -86,7 +86,7 @@ SCORES = {'prompt__regularization': 0.5, 'prompt__regularization_on': 'scores'}
 
 
 @pytest.mark.parametrize(
-  'devices, knobs',
+  'devices, settings',
   [
     (
       8,
@@ -99,8 +99,8 @@ SCORES = {'prompt__regularization': 0.5, 'prompt__regularization_on': 'scores'}
       },
     ),
     *(
-      pytest.param(devices, knobs, marks=pytest.mark.slow)
-      for devices, knobs in [
+      pytest.param(devices, settings, marks=pytest.mark.slow)
+      for devices, settings in [
         (1, {'negatives': 0, 'corpus_negatives': -1, 'prompt__regularization': 0.5}),
         (1, {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2, 'loss_rows': 3}),
         (8, {'negatives': 0, 'corpus_negatives': -1, 'accumulate': 2, 'batch_size': 8}),
@@ -114,8 +114,8 @@ SCORES = {'prompt__regularization': 0.5, 'prompt__regularization_on': 'scores'}
 )
 @pytest.mark.slow_but_first
 @pytest.mark.parametrize('known', [False, True], ids=['', 'frozen vectors come with the batch'])
-def test_loss_and_gradient_equal_numpy(devices, knobs, known):
-  config = make_config(**knobs)
+def test_loss_and_gradient_equal_numpy(devices, settings, known):
+  config = make_config(**settings)
   mesh = shared.make_mesh({'data': devices})
   method = dpr.build(config, shared.MODEL, mesh)
   params = shared.make_params(method)
@@ -157,7 +157,7 @@ def test_loss_and_gradient_equal_numpy(devices, knobs, known):
 
 
 @pytest.mark.parametrize(
-  'knobs, message',
+  'settings, message',
   [
     ({'prompt__length': 0}, ('config.prompt.sides', 'config.prompt.length')),
     ({'backbone__two_encoders': True}, ('config.prompt.sides', 'config.backbone.two_encoders')),
@@ -171,17 +171,17 @@ def test_loss_and_gradient_equal_numpy(devices, knobs, known):
   ],
   ids=str,
 )
-def test_knobs_that_do_not_go_together(knobs, message):
-  config = with_knobs(**{'prompt__sides': 'query', 'prompt__length': 3} | knobs)
+def test_options_that_do_not_go_together(settings, message):
+  config = with_options(**{'prompt__sides': 'query', 'prompt__length': 3} | settings)
   with refused(message):
-    check_knobs(config)
+    check_options(config)
     query_only.check_corpus_negatives(config, shared.make_mesh({'data': 8}))
 
 
 def test_another_method_has_none():
   config = make_config(method='pretrain')
   with refused('config.prompt.sides'):
-    check_knobs(config)
+    check_options(config)
 
 
 def test_the_backbone_stays_frozen():
@@ -205,8 +205,8 @@ def test_it_starts_from_any_prompt_and_no_other_from_it():
   )
   start = hub.init_params(shared.MODEL, jax.random.key(0))
 
-  def init(prompt, **knobs):
-    config = shared.make_config(**knobs)
+  def init(prompt, **settings):
+    config = shared.make_config(**settings)
     method = dpr.build(config, shared.MODEL, shared.make_mesh({'data': 1}))
     return tree.flatten(method.init(Parts(start, prompt=prompt), jax.random.key(0))['prompt'])
 

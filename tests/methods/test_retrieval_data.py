@@ -80,8 +80,8 @@ def backbone(tmp_path, tokenizer, model):
 
 
 @pytest.fixture
-def start(folder, tmp_path, knobs, devices, tokenizer, model):
-  """``start(knob=value)`` -> the data, on the folder above."""
+def start(folder, tmp_path, settings, devices, tokenizer, model):
+  """``start(option=value)`` -> the data, on the folder above."""
 
   def run(**changes):
     options = {
@@ -94,7 +94,7 @@ def start(folder, tmp_path, knobs, devices, tokenizer, model):
       'data__query_buckets': (4, 8),
       'data__passage_buckets': (8, 16),
     } | changes
-    return find(retrieval, knobs(**options), tmp_path / 'run', devices).open(tokenizer, model)
+    return find(retrieval, settings(**options), tmp_path / 'run', devices).open(tokenizer, model)
 
   return run
 
@@ -146,7 +146,7 @@ def test_goes_on_where_it_stopped(start, batches_of):
   assert_goes_on(start, batches_of, 3, 3)
 
 
-def test_a_teachers_scores_come_with_the_batch(start, batches_of, tmp_path, knobs, devices):
+def test_a_teachers_scores_come_with_the_batch(start, batches_of, tmp_path, settings, devices):
   run = tmp_path / 'run.trec'
   run.write_text(''.join(f'q{i} Q0 d{j} 1 {i - j} ce\n' for i in range(10) for j in range(20)))
   distillation = {'distillation__loss': 'kl', 'distillation__scores': str(run)}
@@ -156,13 +156,13 @@ def test_a_teachers_scores_come_with_the_batch(start, batches_of, tmp_path, knob
   expected = batch['query_index'][:, None] - batch['passage_index'].astype(np.float32)
   known = batch['passage_index'] < 20
   np.testing.assert_array_equal(batch['teacher_scores'], np.where(known, expected, np.nan))
-  config = knobs(data__dir=str(tmp_path / 'beir'), data__format='beir', **distillation)
+  config = settings(data__dir=str(tmp_path / 'beir'), data__format='beir', **distillation)
   found = find(retrieval, config, tmp_path / 'run', devices)
   assert found.files['teacher scores'] == run
 
 
-def test_the_text_for_a_vocabulary(folder, tmp_path, knobs, devices):
-  text = find(retrieval, knobs(data__dir=str(folder), data__format='beir'), tmp_path, devices)
+def test_the_text_for_a_vocabulary(folder, tmp_path, settings, devices):
+  text = find(retrieval, settings(data__dir=str(folder), data__format='beir'), tmp_path, devices)
   assert [list(text.read())[:2] for _ in range(2)] == [['ash beech ash', 'ash cedar ash']] * 2
 
 
@@ -219,13 +219,13 @@ def test_the_dev_split_is_measured_by_its_grades(start, bag, folder):
   assert found['nDCG@10'] == pytest.approx((1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3)))
 
 
-def test_few_queries_are_held_out_in_turns(start, bag, folder, tmp_path, knobs, devices):
+def test_few_queries_are_held_out_in_turns(start, bag, folder, tmp_path, settings, devices):
   few = {'data__hold_out': 0.5, 'data__folds': 2, 'batch_size': 2}
   data = start(**few, data__folds_below=10)  # as many as there are
   assert data.evaluation is not None and not data.description.startswith('10 ')
   data = start(**few, data__folds_below=11)
   assert data.evaluation is None and data.description.startswith('10 training queries')
-  config = knobs(data__dir=str(folder), data__format='beir', **few)
+  config = settings(data__dir=str(folder), data__format='beir', **few)
   assert find(retrieval, config, tmp_path / 'run', devices).folds == Folds(2, 5)
   held_out = []
   for fold in (1, 2):
@@ -298,15 +298,15 @@ def test_judgements_that_leave_no_negative_are_refused(start, folder, judged, ch
     start(**{'negatives': 0} | changes)
 
 
-def test_a_data_set_of_ir_datasets(folder, tmp_path, knobs, devices):
+def test_a_data_set_of_ir_datasets(folder, tmp_path, settings, devices):
   """It is read from the workdir, once it is written there."""
   (folder / 'irds.json').write_text('{"id": "lab/toy", "splits": ["train", "dev"]}')
   shutil.copytree(folder, tmp_path / 'run' / 'data')
   options = {'data__dir': 'irds:lab/toy', 'data__dev_split': 'dev'}
-  found = find(retrieval, knobs(**options), tmp_path / 'run', devices)
+  found = find(retrieval, settings(**options), tmp_path / 'run', devices)
   assert found.files['dev qrels'] == tmp_path / 'run' / 'data' / 'qrels' / 'dev.tsv'
   with refused('irds:lab/other'):
-    other = knobs(**options | {'data__dir': 'irds:lab/other'})
+    other = settings(**options | {'data__dir': 'irds:lab/other'})
     find(retrieval, other, tmp_path / 'run', devices)
   with refused('config.data.format', 'irds:lab/toy', 'beir'):
-    find(retrieval, knobs(**options, data__format='dpr'), tmp_path / 'run', devices)
+    find(retrieval, settings(**options, data__format='dpr'), tmp_path / 'run', devices)

@@ -12,7 +12,7 @@ from dprjax.methods.method import Folds, Scores
 from dprjax.methods.selection import Part, Result
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
-from tests.knobs import with_knobs
+from tests.options import with_options
 from tests.refusals import refused
 
 COUNT = 3
@@ -29,8 +29,8 @@ SCORES = {'first': 0.5, 'second': 0.75, 'third': 0.75}
 
 
 def folded(**changes):
-  knobs = {'steps': 6, 'eval__measure': 'P@1', 'data__folds': COUNT, 'data__hold_out': 0.1}
-  return ml_collections.FrozenConfigDict(with_knobs(**(knobs | changes)))
+  settings = {'steps': 6, 'eval__measure': 'P@1', 'data__folds': COUNT, 'data__hold_out': 0.1}
+  return ml_collections.FrozenConfigDict(with_options(**(settings | changes)))
 
 
 class FoldTrainings:
@@ -147,7 +147,7 @@ def test_a_selection_that_is_something_else(tmp_path, change, name):
 
 
 def with_alternatives(changes=CHANGES, **more):
-  config = with_knobs(data__hold_out=0.1, data__dir='d', backbone__path='b', **more)
+  config = with_options(data__hold_out=0.1, data__dir='d', backbone__path='b', **more)
   config.alternatives = changes
   return config
 

@@ -16,8 +16,8 @@ from dprjax.methods.method import Model, Parts
 from dprjax.models import hub
 from dprjax.models.template import Piece, Template, unpack
 from dprjax.runtime import config as configs
-from tests.knobs import with_knobs
 from tests.methods.conftest import WORDS, assert_goes_on
+from tests.options import with_options
 from tests.refusals import refused
 
 PI = [
@@ -71,7 +71,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def start(folder, tmp_path, devices, tokenizer, model):
-  """``start('qa', 'pi', form='pairs', knob=value)`` -> the data of these tasks."""
+  """``start('qa', 'pi', form='pairs', option=value)`` -> the data of these tasks."""
 
   def run(*names, form='retrieval', dev='dev', templates=None, numbered=True, **changes):
     options = {
@@ -339,7 +339,7 @@ def test_the_dual_encoder_and_the_cross_encoder_train_on_the_feed(
     (dpr.METHOD, {'tasks__dr': configs.task(dir=str(folder / 'dr'), dev_split='dev')}),
     (cross_encoder.METHOD, {'tasks__pi': pi}),
   ):
-    config = with_knobs(**options, **other)
+    config = with_options(**options, **other)
     data = method.data(config.data, config, tmp_path / 'run', devices).open(tokenizer, shape)
     model = method.build(config, shape, devices, tokenizer)
     params = model.init(parts, jax.random.key(1))
@@ -360,11 +360,11 @@ def test_the_dual_encoder_and_the_cross_encoder_train_on_the_feed(
     'passage_tokens': np.stack([rows[2]] * 2, 1),
     'passage_mask': np.stack([rows[3]] * 2, 1),
   }
-  single = with_knobs(**{key: value for key, value in options.items() if key != 'tasks__qa'})
+  single = with_options(**{key: value for key, value in options.items() if key != 'tasks__qa'})
   listed = cross_encoder.build(single, shape, devices, tokenizer)
   both, _ = jax.jit(listed.loss)(params, lone, None)  # the mean of label 1 and of label 0
   flipped, _ = jax.jit(model.loss)(params, batch | {'label': 1 - batch['label']}, None)
   np.testing.assert_allclose((value + flipped) / 2, both, rtol=1e-6)
   with refused('config.cross_encoder.loss', 'listwise'):
-    listwise = with_knobs(**options | {'cross_encoder__loss': 'listwise'})
+    listwise = with_options(**options | {'cross_encoder__loss': 'listwise'})
     cross_encoder.build(listwise, shape, devices, tokenizer)

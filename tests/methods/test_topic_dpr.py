@@ -19,8 +19,8 @@ from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
-from tests.knobs import check_knobs, with_knobs
 from tests.methods.conftest import WORDS
+from tests.options import check_options, with_options
 from tests.refusals import refused
 
 ROWS, LENGTH, TOPICS = 16, 3, 3
@@ -56,7 +56,7 @@ def make_config(**changes):
     'topics__alpha': ALPHA,
     'topics__margin': MARGIN,
   }
-  return with_knobs(**(base | changes))
+  return with_options(**(base | changes))
 
 
 CATEGORIES = {
@@ -465,10 +465,10 @@ def test_without_the_topic_topic_loss(shape, tokenizer, found):
     ),
   ],
 )
-def test_knobs_that_do_not_go_together(shape, tokenizer, changes, message):
+def test_options_that_do_not_go_together(shape, tokenizer, changes, message):
   with refused(message):
     config = make_config(**changes)
-    check_knobs(config)
+    check_options(config)
     topic_dpr.build(config, shape, meshes.make_mesh({'data': 8}), tokenizer)
 
 

@@ -7,7 +7,7 @@ import pytest
 from dprjax.models import encoder_config
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh as meshes
-from tests.knobs import with_knobs
+from tests.options import with_options
 from tests.refusals import refused
 
 
@@ -42,7 +42,7 @@ def test_which_attention_devices_have(monkeypatch):
   heads = meshes.activations(meshes.make_mesh({'data': -1}))[1]
   for platform, words in (('cpu', 'plain'), ('gpu', 'plain'), ('tpu', 'fused')):
     monkeypatch.setattr(encoder_config, 'platform_of', lambda split, platform=platform: platform)
-    config = with_knobs()
+    config = with_options()
     assert EncoderOptions.from_config(config.backbone, None, heads).attention == words
     arithmetic = encoder_config.arithmetic('float32', 'dtype')
     assert EncoderOptions.of(arithmetic, heads).attention == words

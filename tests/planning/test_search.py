@@ -18,7 +18,7 @@ def update(needs, held=0.0, flops=0.0, moved=0.0):
   return compiling.Program(Job('v5e:2x4', ()), answer)
 
 
-def knob(flags, name, default):
+def option(flags, name, default):
   return next(
     (flag.split('=')[1] for flag in flags if flag.startswith(f'--config.{name}=')), default
   )
@@ -43,9 +43,9 @@ def make(activations, weights=1.0, read=0.0):
 
   def attempt(flags):
     asked.append(flags)
-    chunks, remat = int(knob(flags, 'grad_cache', 1)), knob(flags, 'backbone.remat', '')
+    chunks, remat = int(option(flags, 'grad_cache', 1)), option(flags, 'backbone.remat', '')
     needs = activations / chunks * (0.4 if remat else 1)
-    shared = weights / int(knob(flags, 'mesh.fsdp', 1))
+    shared = weights / int(option(flags, 'mesh.fsdp', 1))
     flops = 0.1 * 197e12 * (4 / 3 if remat else 1)
     return update(needs + shared, shared, flops, read / 1e3 * chunks * 819e9)
 

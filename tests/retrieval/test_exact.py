@@ -243,11 +243,11 @@ def test_a_shard_is_read_a_block_at_a_time_and_released(devices):
 def test_an_index_finds_the_same_bits_as_a_search(devices):
   rng = np.random.default_rng(6)
   corpus = rng.standard_normal((1000, 24), np.float32)
-  knobs = {'block_rows': 256, 'devices': jax.devices()[:devices]}
-  index = exact.Index([corpus[:300], corpus[300:]], **knobs)
+  options = {'block_rows': 256, 'devices': jax.devices()[:devices]}
+  index = exact.Index([corpus[:300], corpus[300:]], **options)
   for count, k in ((7, 300), (1, 5), (7, 2000)):
     queries = rng.standard_normal((count, 24), np.float32)
-    found, expected = index.search(queries, k), exact.search(queries, corpus, k, **knobs)
+    found, expected = index.search(queries, k), exact.search(queries, corpus, k, **options)
     np.testing.assert_array_equal(found.rows, expected.rows)
     np.testing.assert_array_equal(found.scores, expected.scores)
   with refused('vectors'):

@@ -7,9 +7,9 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
-from dprjax.runtime import knobs, renamed
-from dprjax.runtime.knobs import SET
-from tests.knobs import with_knobs
+from dprjax.runtime import options, renamed
+from dprjax.runtime.options import SET
+from tests.options import with_options
 from tests.refusals import refused
 
 
@@ -57,7 +57,7 @@ def test_a_workdir_in_which_nothing_was_made_may_be_reused(tmp_path):
   assert configs.load_workdir(tmp_path).data.dir == 'spelt right this time'
 
 
-def test_a_knob_that_is_younger_than_the_workdir_has_its_default(tmp_path):
+def test_a_option_that_is_younger_than_the_workdir_has_its_default(tmp_path):
   config = configs.default()
   configs.claim_workdir(config, tmp_path)
   (tmp_path / 'checkpoints').mkdir()
@@ -116,12 +116,12 @@ def test_a_config_file_with_a_renamed_key_names_its_new_one(tmp_path):
     ('prompt.length.x', 'config.prompt.length.x'),
   ],
 )
-def test_unknown_knobs_of_the_command_line(word, message):
+def test_unknown_options_of_the_command_line(word, message):
   with refused(message):
     configs.parse(['--config=configs/dptdr.py:local', f'--config.{word}=1'])
 
 
-def test_knobs_that_nobody_reads_are_refused_but_in_the_methods_own_section():
+def test_options_that_nobody_reads_are_refused_but_in_the_methods_own_section():
   config = configs.default()
   config.backbone.path = config.data.dir = 'x'
   configs.check(config)
@@ -137,7 +137,7 @@ def test_knobs_that_nobody_reads_are_refused_but_in_the_methods_own_section():
   assert configs.resolve(config)['wide'].toy.margin == 0.5
 
 
-TOY = {'margin': knobs.number(1.0, above=0, most=1)}
+TOY = {'margin': options.number(1.0, above=0, most=1)}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ TOY = {'margin': knobs.number(1.0, above=0, most=1)}
     (3, 'toy.margin'),
   ],
 )
-def test_a_methods_own_knobs_are_those_of_its_table(own, key):
+def test_a_methods_own_options_are_those_of_its_table(own, key):
   config = configs.default()
   config.method = 'lab.toy'
   if own is not None:
@@ -187,13 +187,13 @@ def test_a_config_file_that_raises_is_named_with_its_line(tmp_path, text, words)
 def test_a_value_on_the_command_line_is_not_run(tmp_path):
   value = f'__import__("os").mkdir("{tmp_path}/ran")'
   root = pathlib.Path(configs.__file__).parent.parent.parent
-  for knob in ('trainable', 'task', 'optim.learning_rate', 'optim.weight_decay_rules'):
+  for option in ('trainable', 'task', 'optim.learning_rate', 'optim.weight_decay_rules'):
     with contextlib.suppress(InputError):
-      configs.parse([f'--config={root}/configs/dptdr.py:local', f'--config.{knob}={value}'])
+      configs.parse([f'--config={root}/configs/dptdr.py:local', f'--config.{option}={value}'])
   assert not (tmp_path / 'ran').exists()
 
 
-def test_each_task_has_its_knobs():
+def test_each_task_has_its_options():
   config = configs.default()
   config.method, config.backbone.path = 'dpr', 'scratch:tiny'
   config.tasks.qa = configs.task(dir='questions', dev_split='dev')
@@ -231,7 +231,7 @@ def test_tasks_that_cannot_be(change, message):
     configs.check(c)
 
 
-def test_a_task_from_before_a_knob_has_its_default(tmp_path):
+def test_a_task_from_before_a_option_has_its_default(tmp_path):
   config = configs.default()
   config.tasks.qa = configs.task(dir='questions')
   configs.claim_workdir(config, tmp_path)
@@ -362,7 +362,7 @@ def test_epochs_on_the_command_line_replace_the_steps_of_a_recipe():
 
 
 @pytest.mark.parametrize(
-  'flags, knob',
+  'flags, option',
   [
     (['data.hold_out=0.3', 'data.dev_split=dev'], 'config.data.dev_split'),
     (['data.folds=3', 'data.dev_split=dev'], 'config.data.dev_split'),
@@ -372,13 +372,13 @@ def test_epochs_on_the_command_line_replace_the_steps_of_a_recipe():
     (['prompt.sides=query'], 'config.prompt.sides'),
   ],
 )
-def test_a_command_line_that_contradicts_itself(flags, knob):
-  with refused(knob):
+def test_a_command_line_that_contradicts_itself(flags, option):
+  with refused(option):
     parse('dptdr.py:beir', *flags)
 
 
 def alternatives_of(changes, **more):
-  config = with_knobs(**{'data__hold_out': 0.1, 'data__dir': 'd', 'backbone__path': 'b'} | more)
+  config = with_options(**{'data__hold_out': 0.1, 'data__dir': 'd', 'backbone__path': 'b'} | more)
   with config.ignore_type():
     config.alternatives = changes
   return config
@@ -427,17 +427,17 @@ RULES = {
 NEEDED = {'prompt__length': 4}
 
 
-@pytest.mark.parametrize('knob', RULES)
-def test_an_optional_knob_is_refused_by_a_method_without_it(knob):
-  name = knob.replace('__', '.')
-  config = with_knobs(**{knob: RULES[knob]} | NEEDED)
+@pytest.mark.parametrize('option', RULES)
+def test_an_optional_option_is_refused_by_a_method_without_it(option):
+  name = option.replace('__', '.')
+  config = with_options(**{option: RULES[option]} | NEEDED)
   configs.check_rules(config, ('prompt.length', name), {})
   with refused(f'config.{name}'):
     configs.check_rules(config, {'prompt.length'} - {name}, {})
 
 
 @pytest.mark.parametrize(
-  'knobs, wrong',
+  'options, wrong',
   [
     ({'corpus_negatives': 5}, ('corpus_negatives=5', 'config.prompt.sides')),
     ({'data__passage_embeddings': 'x'}, ('data.passage_embeddings', 'config.prompt.sides')),
@@ -455,21 +455,21 @@ def test_an_optional_knob_is_refused_by_a_method_without_it(knob):
   ],
   ids=lambda value: str(value) if isinstance(value, str) else '',
 )
-def test_a_knob_that_needs_others(knobs, wrong):
+def test_a_option_that_needs_others(options, wrong):
   every = (*(name.replace('__', '.') for name in RULES), 'tasks')
   with refused(wrong):
-    configs.check_rules(with_knobs(**NEEDED | knobs), every, {})
+    configs.check_rules(with_options(**NEEDED | options), every, {})
 
 
 def test_what_a_method_needs():
-  configs.check_rules(with_knobs(negatives=1), (), {'negatives': SET, 'in_batch': True})
+  configs.check_rules(with_options(negatives=1), (), {'negatives': SET, 'in_batch': True})
   for needs in ({'negatives': 0}, {'in_batch': False}, {'data.categories': True}):
     with refused('config.method=dpr', f'config.{next(iter(needs))}'):
-      configs.check_rules(with_knobs(negatives=1), (), needs)
+      configs.check_rules(with_options(negatives=1), (), needs)
 
 
-def test_every_new_name_is_a_knob_and_no_old_one_is():
-  known = configs.flat(vars(knobs.table())) | configs.flat(vars(knobs.task_table()))
+def test_every_new_name_is_a_option_and_no_old_one_is():
+  known = configs.flat(vars(options.table())) | configs.flat(vars(options.task_table()))
   assert renamed.KEYS.keys().isdisjoint(known) and set(renamed.KEYS.values()) <= known.keys()
   assert renamed.key('tasks.shrink.data.dir') == renamed.key('alternatives.system.steps') == ''
 

@@ -9,9 +9,9 @@ from dprjax.runtime import optim, tree
 from tests.refusals import refused
 
 
-def settings(**knobs):
+def settings(**options):
   c = configs.default().optim
-  c.update(knobs)
+  c.update(options)
   return c
 
 

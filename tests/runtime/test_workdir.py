@@ -112,7 +112,7 @@ def test_a_folder_that_a_training_writes_to_is_no_input(tmp_path):
   for name in ('text', 'model'):
     (tmp_path / name).mkdir()
   (tmp_path / 'file').write_text('x')
-  for knob, path, words in (
+  for option, path, words in (
     ('data.store', 'text/store', '--config.data.dir'),
     ('data.store', 'model', '--config.backbone.path'),
     ('compilation_cache', 'model/cache', '--config.backbone.path'),
@@ -120,7 +120,7 @@ def test_a_folder_that_a_training_writes_to_is_no_input(tmp_path):
     ('data.store', 'file', 'is a file'),
   ):
     changed = config.copy_and_resolve_references()
-    section, _, name = knob.rpartition('.')
+    section, _, name = option.rpartition('.')
     (changed[section] if section else changed)[name] = str(tmp_path / path)
-    with refused(f'--config.{knob}', words):
+    with refused(f'--config.{option}', words):
       workdirs.check_folders(changed, workdirs.inputs(changed))

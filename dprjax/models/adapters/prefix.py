@@ -94,10 +94,10 @@ def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
   prefixes start as N(0, ``init_std``), biases as 0, as the released code does in effect. PyTorch's
   own Linear would start all vectors nearly alike.
   """
-  knobs, width = config.prompt, model.hidden_size
-  length, hidden, std = knobs.length, knobs.reparam_hidden, knobs.init_std
+  settings, width = config.prompt, model.hidden_size
+  length, hidden, std = settings.length, settings.reparam_hidden, settings.init_std
   layers, two, heads, size = one_position(model)
-  if knobs.reparam == 'none':
+  if settings.reparam == 'none':
     return {'prefix': std * jax.random.normal(key, (layers, two, length, heads, size), jnp.float32)}
   embedding, first, second = jax.random.split(key, 3)
   return {

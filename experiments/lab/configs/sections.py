@@ -26,7 +26,7 @@ def get_config(arg: str = ''):
     raise ValueError(f'configs/sections.py:{arg}: there is only local')
   c = defaults.default()
   c.method = 'lab.sections'
-  # `KNOBS` in lab/sections.py explains each
+  # `OPTIONS` in lab/sections.py explains each
   c.sections = {'margin': 1.0, 'per_article': 4, 'dev_triplets': 200_000}
   c.task = 'sections'
   c.backbone.path = 'bert-base-uncased'

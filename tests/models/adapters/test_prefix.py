@@ -7,17 +7,17 @@ from dprjax.methods import dual_encoder
 from dprjax.methods.method import Parts
 from dprjax.models.adapters import prefix
 from dprjax.models.encoder_config import EncoderConfig
-from tests.knobs import with_knobs
+from tests.options import with_options
 
 CONFIG = EncoderConfig('bert', 50, 12, 3, 2, 24, max_positions=24)  # L 3, N 2, D 6, H 12
 KEY = jax.random.key(3)
 SHAPE = (3, 2, 5, 2, 6)
 
 
-def init(model, length, **knobs):
+def init(model, length, **options):
   """Fresh parameters, and the function that expands them."""
-  knobs = {f'prompt__{name}': value for name, value in knobs.items()}
-  config = with_knobs(prompt__length=length, **knobs)
+  options = {f'prompt__{name}': value for name, value in options.items()}
+  config = with_options(prompt__length=length, **options)
   params = dual_encoder.init_adapter(config, model, Parts({}), KEY)
   return params, lambda params: dual_encoder.expand(config, model, params)
 

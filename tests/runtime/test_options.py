@@ -2,7 +2,7 @@ import pytest
 
 from dprjax import configs as listing
 from dprjax.runtime import config as configs
-from dprjax.runtime import knobs
+from dprjax.runtime import options as tables
 from tests.refusals import refused
 
 
@@ -21,15 +21,15 @@ def test_every_option_is_explained():
   }
 
 
-KNOBS = dict(configs.flat(vars(knobs.table())))
+OPTIONS = dict(configs.flat(vars(tables.table())))
 WRONG = (float('nan'), float('inf'), -5, 10**15, '', 'a\nb', None, (), (0,), (32, 16), True, 1.5)
 
 
-@pytest.mark.parametrize('name', KNOBS)
-def test_every_knob_has_a_range(name):
-  knob = KNOBS[name]
-  assert knob.fits(knob.value)
-  wrong = [value for value in WRONG if not knob.fits(value)]
+@pytest.mark.parametrize('name', OPTIONS)
+def test_every_option_has_a_range(name):
+  option = OPTIONS[name]
+  assert option.fits(option.value)
+  wrong = [value for value in WRONG if not option.fits(value)]
   assert len(wrong) >= 5 and None in wrong
   config = configs.default()
   config.backbone.path = config.data.dir = 'x'
@@ -62,4 +62,4 @@ def test_every_knob_has_a_range(name):
   ],
 )
 def test_values_that_would_mislead_are_refused(name, value):
-  assert not KNOBS[name].fits(value)
+  assert not OPTIONS[name].fits(value)

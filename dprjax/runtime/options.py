@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 SET: Any = object()
-"""In ``Knob.requires``: any value but an unused one."""
+"""In ``Option.requires``: any value but an unused one."""
 
 
-class Knob(NamedTuple):
+class Option(NamedTuple):
   """An option's default and its allowed values.
 
   Attributes:
@@ -25,30 +25,30 @@ class Knob(NamedTuple):
   optional: bool = False
   requires: Mapping[str, Any] = types.MappingProxyType({})
 
-  def only(self, optional: bool = False, **requires: Any) -> 'Knob':
+  def only(self, optional: bool = False, **requires: Any) -> 'Option':
     """A copy with rules; ``prompt__length=SET`` requires ``prompt.length``."""
     rules = {name.replace('__', '.'): value for name, value in requires.items()}
     return self._replace(optional=optional, requires=rules)
 
 
-def text(value: str) -> Knob:
+def text(value: str) -> Option:
   """Any text without control characters."""
-  return Knob(value, lambda v: isinstance(v, str) and v.isprintable(), 'a text on one line')
+  return Option(value, lambda v: isinstance(v, str) and v.isprintable(), 'a text on one line')
 
 
-def choice(*values: str) -> Knob:
+def choice(*values: str) -> Option:
   """One of these words; the first is the default."""
-  return Knob(values[0], lambda v: v in values, ' or '.join(map(repr, values)))
+  return Option(values[0], lambda v: v in values, ' or '.join(map(repr, values)))
 
 
-def switch(value: bool) -> Knob:
+def switch(value: bool) -> Option:
   """True or False."""
-  return Knob(value, lambda v: isinstance(v, bool), 'True or False')
+  return Option(value, lambda v: isinstance(v, bool), 'True or False')
 
 
-def whole(value: int, *, least: int, most: int, also: int | None = None) -> Knob:
+def whole(value: int, *, least: int, most: int, also: int | None = None) -> Option:
   """A whole number from ``least`` to ``most``, or ``also``."""
-  return Knob(
+  return Option(
     value,
     lambda v: isinstance(v, int) and not isinstance(v, bool) and (least <= v <= most or v == also),
     f'a whole number from {least} to {most}{"" if also is None else f", or {also}"}',
@@ -63,7 +63,7 @@ def number(
   most: float | None = None,
   below: float | None = None,
   also: float | None = None,
-) -> Knob:
+) -> Option:
   """A number within bounds (``above`` and ``below`` are exclusive), or ``also``."""
 
   def fits(v: Any) -> bool:
@@ -75,17 +75,17 @@ def number(
 
   low = f'above {above:g}' if above is not None else f'from {least or 0:g}'
   high = f'below {below:g}' if below is not None else f'up to {most:g}'
-  return Knob(value, fits, f'a number {low} and {high}{"" if also is None else f", or {also:g}"}')
+  return Option(value, fits, f'a number {low} and {high}{"" if also is None else f", or {also:g}"}')
 
 
-def several(*values: Any) -> Knob:
+def several(*values: Any) -> Option:
   """A tuple that is not empty; its user checks the items."""
-  return Knob(values, lambda v: isinstance(v, tuple | list) and len(v) > 0, 'a tuple')
+  return Option(values, lambda v: isinstance(v, tuple | list) and len(v) > 0, 'a tuple')
 
 
-def phrases(*values: str) -> Knob:
+def phrases(*values: str) -> Option:
   """A tuple of texts, possibly empty."""
-  return Knob(
+  return Option(
     values,
     lambda v: (
       isinstance(v, tuple | list)
@@ -96,9 +96,9 @@ def phrases(*values: str) -> Knob:
   )
 
 
-def lengths(*values: int) -> Knob:
+def lengths(*values: int) -> Option:
   """Ascending lengths in tokens."""
-  return Knob(
+  return Option(
     values,
     lambda v: (
       isinstance(v, tuple | list)
@@ -110,9 +110,9 @@ def lengths(*values: int) -> Knob:
   )
 
 
-def descending(*values: int) -> Knob:
+def descending(*values: int) -> Option:
   """Descending numbers of dimensions, possibly none."""
-  return Knob(
+  return Option(
     values,
     lambda v: (
       isinstance(v, tuple | list)

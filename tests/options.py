@@ -1,13 +1,13 @@
-"""Configs for tests, from knobs given as keyword arguments."""
+"""Configs for tests, from options given as keyword arguments."""
 
 from dprjax.methods import method as methods
 from dprjax.runtime import config as configs
 
 
-def with_knobs(**knobs):
+def with_options(**options):
   """The default config with ``prompt__length=3`` in place of ``config.prompt.length = 3``."""
   config = configs.default()
-  for name, value in knobs.items():
+  for name, value in options.items():
     *parents, last = name.split('__')
     node = config
     for parent in parents:
@@ -16,7 +16,7 @@ def with_knobs(**knobs):
   return config
 
 
-def check_knobs(config):
-  """Raises InputError for knobs out of range, or that do not go with others or the method."""
+def check_options(config):
+  """Raises InputError for options out of range, or that do not go with others or the method."""
   configs.check_ranges(config, '-')
   methods.of(config)
