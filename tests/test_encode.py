@@ -394,7 +394,7 @@ def test_two_encoders_with_two_tokenizers(command, encoded, tmp_path):
   for kind in ('query', 'passage'):
     shutil.copytree(tmp_path / 'one', tmp_path / 'backbone' / kind)
   _keep_case(tmp_path / 'backbone' / 'passage')
-  command_refused(command(encode, *_plain(tmp_path, 'new')), 'tokenizers')
+  command_refused(command(encode, *_plain(tmp_path, 'new')), tmp_path / 'backbone', 'tokenizer')
   assert not (tmp_path / 'new').exists()
 
 

@@ -273,7 +273,7 @@ def test_two_encoders_with_a_prompt(command, run_of, trained, tmp_path):
     kernel = load_backbone(tmp_path / 'model' / kind).params['layers']['mlp']['up']['kernel']
     np.testing.assert_array_equal(kernel, trainable[f'backbone/{kind}/layers/mlp/up/kernel'])
   for kind, length in (('query', 16), ('passage', 32)):
-    assert load_backbone(tmp_path / 'model' / kind).spec.max_length == length
+    assert load_backbone(tmp_path / 'model' / kind).spec.max_length(kind) == length
   both = Retriever.load(tmp_path / 'model', tmp_path / 'model' / 'prompt.npz')
   assert not np.allclose(both.encode(['json'], 'query'), both.encode(['json'], 'passage'))
 

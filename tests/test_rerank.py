@@ -193,7 +193,7 @@ def test_a_killed_run_continues(go, folder, expected, monkeypatch):
   # Killed when all was written but the parts were there still, or in part.
   (folder / 'kept').rename(parts)
   (folder / '.out.trec.parts.0123abcd.tmp').mkdir()
-  assert 'is there already' in go('--shard_pairs=3')[1]
+  assert 'complete already' in go('--shard_pairs=3')[1]
   assert not parts.exists() and not list(folder.glob('.*'))
 
 

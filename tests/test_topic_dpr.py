@@ -177,7 +177,7 @@ def test_embeddings_name_their_topic(run, tmp_path, command):
   assert not (tmp_path / 'other').exists()
   corpus.write_text('1\ta text\n')
   status, err = command(encode, *oracle[:-1], f'--documents={corpus}', f'--out={tmp_path}/other')
-  assert status == 2 and named_in(err, 'document', '0'), err
+  assert status == 2 and named_in(err, corpus, '--topic', '0'), err
   status, err = command(encode, *oracle)
   assert status == 2 and named_in(err, '--documents'), err
 

@@ -52,7 +52,8 @@ def explain(error: BaseException) -> tuple[int, str]:
   """
   if isinstance(error, InputError):
     return 2, str(error)
-  if isinstance(error, KeyboardInterrupt):
+  # Compiled modules that an interrupt stops while they are imported raise SystemError because of it.
+  if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
     return 130, 'interrupted; the same command goes on, or begins again'
   if isinstance(error, OSError):
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
