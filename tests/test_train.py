@@ -423,7 +423,7 @@ def test_what_is_not_finite_ends_the_run(go, trained, tmp_path, monkeypatch):
     json.loads(line)['_id']
     for line in (trained / 'data' / 'queries.jsonl').read_text().splitlines()
   }
-  named = set(re.findall(r'\w+', result[1].splitlines()[-1]))
+  named = set(re.findall(r'[\w.:]+', result[1].splitlines()[-1]))
   assert len(named & queries) >= 2, result[1]
 
 

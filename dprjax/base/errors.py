@@ -52,7 +52,7 @@ def explain(error: BaseException) -> tuple[int, str]:
   """
   if isinstance(error, InputError):
     return 2, str(error)
-  # Compiled modules that an interrupt stops while they are imported raise SystemError because of it.
+  # An interrupted import of a compiled module raises SystemError from it.
   if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
     return 130, 'interrupted; the same command goes on, or begins again'
   if isinstance(error, OSError):

@@ -67,3 +67,9 @@ def test_an_error_is_one_line_of_500_characters():
 def test_every_error_has_a_status_and_a_sentence(error, status, message):
   found = errors.explain(error)
   assert found[0] == status and found[1].startswith(message)
+
+
+def test_an_interrupt_that_a_compiled_module_turns_into_another_error():
+  error = SystemError('returned a result with an exception set')
+  error.__cause__ = KeyboardInterrupt()
+  assert errors.explain(error) == errors.explain(KeyboardInterrupt())
