@@ -154,8 +154,11 @@ def test_its_folder_round_trips(name, load, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', QUICK + SLOW)
 def test_transformers_loads_what_was_saved(name, load, tmp_path):
-  transformers = pytest.importorskip('transformers')
-  torch = pytest.importorskip('torch')
+  torch = pytest.importorskip(
+    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
+  )
+  import transformers
+
   arrays, backbone = load(name)
   hub.save_backbone(tmp_path / 'saved', backbone.config, backbone.params)
   kind = transformers.T5EncoderModel if name.startswith('t5') else transformers.AutoModel
@@ -350,8 +353,12 @@ def test_vectors_among_the_tokens_need_the_width_of_embeddings(golden):
 )
 def test_a_folder_of_sentence_transformers_puts_a_prompt_in_front(name, golden, tmp_path):
   """Its attention function, in transformers' classes that take no prompt or lose it in a window."""
-  transformers, torch = pytest.importorskip('transformers'), pytest.importorskip('torch')
-  pytest.importorskip('sentence_transformers')
+  torch = pytest.importorskip(
+    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
+  )
+  pytest.importorskip('sentence_transformers', reason='pip install sentence-transformers')
+  import transformers
+
   code: dict[str, Any] = {}
   exec((pathlib.Path(prompted.__file__).parent / f'{prompted.CODE}.txt').read_text(), code)
   arrays = golden(name)

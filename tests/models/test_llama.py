@@ -234,8 +234,11 @@ def test_its_folder_round_trips(name, load, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', QUICK + SLOW)
 def test_transformers_loads_what_was_saved(name, load, tmp_path):
-  transformers = pytest.importorskip('transformers')
-  torch = pytest.importorskip('torch')
+  torch = pytest.importorskip(
+    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
+  )
+  import transformers
+
   arrays, backbone = load(name)
   base = {'pad_token_id': 0}
   hub.save_backbone(tmp_path / 'saved', backbone.config, backbone.params, hf_config=base)
