@@ -1,4 +1,4 @@
-"""What a run trained, as files that others read: a prompt.npz, or a Hugging Face directory.
+"""Exports a trained run: a prompt.npz, or a Hugging Face directory.
 
     python -m dprjax.export --workdir=runs/mine --out=prompt.npz
 

@@ -298,7 +298,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """What a pipeline reads, by flag."""
+  """The inputs of a pipeline, by flag."""
   folder = config.data.dir
   return {
     '--config.data.dir': None if folder.startswith(('docstrings:', irds.PREFIX)) else folder,

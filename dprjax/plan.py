@@ -1,4 +1,4 @@
-"""Says what an experiment needs on a machine, and its speed there, without that machine.
+"""Plans the memory and speed of an experiment on a machine that need not be there.
 
     python -m dprjax.plan --config=configs/dptdr.py:msmarco --target=v5e:2x4 --target=h100:8 \\
         --out=plan.md

@@ -208,8 +208,8 @@ def prepare(data: str, out: epath.Path, split: str) -> tuple[Texts, list[str]]:
   train = sources.locate(sources.Source(str(folder), 'beir', 'train'))
   qrels = {'train': train['qrels'], split: test['qrels']}
   named = {f'qrels of {part}': path for part, path in qrels.items()}
-  packages = data if data.split(':')[0] == DOCSTRINGS else ''
-  _check_text(out, packages, {'corpus': test['corpus'], 'queries': test['queries'], **named})
+  collected = data if folder == out / 'data' else ''
+  _check_text(out, collected, {'corpus': test['corpus'], 'queries': test['queries'], **named})
   judged = read_qrels(test['qrels'])
   queries = read_texts(test['queries'], 'query')
   questions = [query.text for query in queries if query.id in judged]
@@ -218,22 +218,22 @@ def prepare(data: str, out: epath.Path, split: str) -> tuple[Texts, list[str]]:
   return Texts(folder, test['corpus'], test['queries'], qrels), questions[:_SHOWN]
 
 
-def _check_text(out: epath.Path, packages: str, sources: Mapping[str, epath.Path]) -> None:
+def _check_text(out: epath.Path, collected: str, sources: Mapping[str, epath.Path]) -> None:
   """Records the text of ``out``. Raises InputError if it was another before.
 
-  ``packages`` names those whose docstrings are the text, and which ``out`` keeps.
+  ``collected`` is --data if it names packages, whose docstrings ``out`` keeps.
   """
   mark = provenance.read_mark(out)
   before = mark.get('inputs', {})
   changed = [role for role in provenance.changes(before, sources) if role in {*before} & {*sources}]
-  if mark.get('packages', packages) != packages:
+  if mark.get('collected', collected) != collected:
     changed = ['--data']
   if changed:
     raise InputError(
       f'{out} holds a comparison on other text: {", ".join(changed)} changed; choose another --out'
     )
   stamped = before | provenance.stamp(sources)
-  provenance.write_mark(out, workdirs.QUICKSTART, inputs=stamped, packages=packages)
+  provenance.write_mark(out, workdirs.QUICKSTART, inputs=stamped, collected=collected)
 
 
 def weight(product: epath.Path) -> tuple[int, int]:

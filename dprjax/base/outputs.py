@@ -1,7 +1,7 @@
 """Claims outputs before anything is written, so that no command harms what is there.
 
 A claimed output is no input, and a folder is empty or of the command's kind. No other command
-writes it at the same time. What a killed command left beside it is removed.
+writes it at the same time. Remains of a killed command are removed.
 
 The lock is ``.NAME.lock`` beside the output, or ``.lock`` in a folder that grows over several runs.
 It ends with its process, and with a stage that the process ran and that outlives it. Between hosts

@@ -47,7 +47,7 @@ class Progress:
   logs the end, with ``seconds`` and ``rate``.
 
   Args:
-    unit: what is counted, in the plural.
+    unit: name of the counted things, in the plural.
     total: None if unknown; the time left then needs the fraction done.
     task: begins each line.
     skip_first: measure from the first count on, without compilation and the like.

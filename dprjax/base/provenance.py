@@ -1,4 +1,4 @@
-"""Records of what an output was made from, which tell whether it is whole and can be used again.
+"""Records of the inputs of an output. They tell whether it is whole and can be used again.
 
 A kept folder has a JSON file (`write`) with what it was made from and the SHA-256 of every file and
 of the record itself; `kept` compares it with the present inputs. `stamp` and `changes` do the same
@@ -43,13 +43,13 @@ def read_mark(folder: PathLike, name: str = MARK) -> dict[str, Any]:
 
 
 def write(folder: epath.Path, name: str, **about: Any) -> None:
-  """Records in the file ``name`` what a folder of complete files is."""
+  """Writes the record ``name`` of a folder of complete files."""
   record = about | {'sha256': sums(folder)}
   files.write_json(folder / name, record | {_OWN_SUM: digest(record)})
 
 
 def read(folder: epath.Path, name: str) -> dict[str, Any] | None:
-  """What `write` wrote; None if there is none. Raises InputError if it was changed."""
+  """The record of `write`, or None. Raises InputError if it was changed."""
   path = folder / name
   if not path.exists():
     return None
@@ -83,7 +83,7 @@ def check(folder: epath.Path, name: str, record: Mapping[str, Any], contents: bo
   Without ``contents``, only for files that are not ours.
   """
   missing = dict(record['sha256'])
-  # The record may lie: read only what is in the folder.
+  # The record may lie: read only files of the folder.
   for path in files.below(folder):
     inside = str(path.relative_to(folder))
     if inside == name or path.name.startswith('.'):

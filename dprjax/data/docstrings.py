@@ -134,7 +134,7 @@ def build(
 def entries(packages: Sequence[str] = PACKAGES) -> list[Entry]:
   """Functions and classes with a docstring that `split_docstring` can split, sorted by name.
 
-  Methods, private names and test code are left out. Of several with the same docstring, the one
+  Methods, private names and test code are left out. Among those with the same docstring, the one
   with the fewest dots in its name stays.
 
   Raises:

@@ -46,7 +46,7 @@ class Documents:
   """An open store of passages.
 
   Attributes:
-    settings: what it was built from, as in documents.json.
+    settings: its inputs, as in documents.json.
     num_tokens: tokens of each passage, without special ones.
     num_sentences: sentences of each passage.
     passages: the rows. `tokens`; `words`, the number in the passage, from 0, of the word that each

@@ -52,7 +52,7 @@ class Examples(Protocol):
     epochs: jt.Int64[np.ndarray, ' B'],
     random: np.random.Generator,
   ) -> Any:
-    """Examples, each in its own epoch, with what is chosen for them."""
+    """Examples, each in its own epoch, with their choices."""
 
   def lengths(self, drawn: Any) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of the first and the second texts."""
@@ -198,7 +198,7 @@ def arrange(
 
 
 def row_offsets(tasks: Sequence[Examples]) -> dict[str, jt.Int32[np.ndarray, ' tasks']]:
-  """What is added to each data set's numbers of rows, by the key of a batch."""
+  """The first row number of each data set, by the key of a batch."""
   return {
     key: np.cumsum([0, *(task.counts[key] for task in tasks[:-1])]).astype(np.int32)
     for key in tasks[0].counts
@@ -208,7 +208,7 @@ def row_offsets(tasks: Sequence[Examples]) -> dict[str, jt.Int32[np.ndarray, ' t
 def split_rows(
   tasks: Sequence[Examples], batch: Mapping[str, np.ndarray]
 ) -> dict[int, dict[str, np.ndarray]]:
-  """Numbers of rows as each data set has them, by data set: the keys ending in `_index` alone."""
+  """Row numbers within each data set, for the keys that end in `_index`."""
   offsets = row_offsets(tasks)
   keys = [key for key in offsets if key.endswith('_index')]
   first = np.asarray(batch[keys[0]])

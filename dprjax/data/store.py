@@ -77,7 +77,7 @@ class Store:
   """An open store.
 
   Attributes:
-    settings: what it was built from, as in store.json.
+    settings: its inputs, as in store.json.
     pad_id: of the tokenizer.
     query_lengths, passage_lengths: tokens of each row, with special tokens.
     negative_counts, relevant_counts: hard negatives and relevant passages of each query.

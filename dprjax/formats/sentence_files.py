@@ -128,7 +128,7 @@ CLASSIFIER: dict[str, Rule] = _TRANSFORMER | {
 
 
 class TokenizerSettings(NamedTuple):
-  """What a folder says of its tokenizer beside the tokenizer's own files.
+  """Settings of the tokenizer in the files of a sentence-transformers folder.
 
   Attributes:
     arguments: of ``AutoTokenizer``.
@@ -194,7 +194,7 @@ def tokenizer_settings(folder: epath.Path) -> TokenizerSettings:
   """What the settings of the transformer in a folder say of its tokenizer.
 
   Raises:
-    InputError: they are malformed, or ask for what is not supported.
+    InputError: they are malformed, or a setting is not supported.
   """
   file = transformer_file(folder)
   values = read_json_object(file, file.name) if file.exists() else {}
@@ -220,7 +220,7 @@ def tokenizer_settings(folder: epath.Path) -> TokenizerSettings:
 
 
 def length(value: Any, where: str) -> int | None:
-  """A number of tokens; None where it is null. Raises InputError for what is no such number."""
+  """A number of tokens, or None for null. Raises InputError for anything else."""
   if value is None:
     return None
   # transformers writes 1e30, or its digits, where there is no limit.

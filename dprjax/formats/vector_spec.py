@@ -24,7 +24,7 @@ class VectorSpec:
     pooling: how states become a vector: a name of `models.pooling`.
     normalize: whether vectors have unit length, so that the inner product is the cosine.
     query_max_length, passage_max_length: tokens of a text, special ones included.
-    query_prefix, passage_prefix: what is put before a text.
+    query_prefix, passage_prefix: put before a text.
     dimension: the first numbers of a vector that are kept, scaled again where vectors have unit
       length (Matryoshka); None: all.
   """

@@ -116,7 +116,7 @@ class TrainingData(NamedTuple):
   Attributes:
     batches: this process's rows of each global batch, for the steps of an epoch. Its index is the
       step, which goes on from epoch to epoch.
-    unit: what a row of a batch is, in the plural.
+    unit: name of the rows of a batch, in the plural.
     description: one line for the log.
     ids: names the content of a batch, for the message when its loss is not finite.
     evaluation: makes the evaluation on the dev split; None without one.

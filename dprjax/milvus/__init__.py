@@ -6,7 +6,7 @@ its vectors (`dprjax.retrieval.manifest.Meta.space`) and refuses others. Scores 
 
     server = Server('index.db', new=True)
     collection = server.create('passages', corpus.meta.space(), rows=len(corpus))
-    collection.upsert(ids, vectors)                  # replaces what is stored under these ids
+    collection.upsert(ids, vectors)                  # replaces the vectors of these ids
     collection.search(queries, k=10)                 # Found: ids, rows, scores
     collection.like(['d7'], k=10)                    # neighbours of a stored document
     collection.delete(['d7'])

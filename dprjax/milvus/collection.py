@@ -79,7 +79,7 @@ def check_name(name: str) -> None:
 
 
 class Found(NamedTuple):
-  """What a search found for each query, best first.
+  """The results of each query, best first.
 
   Attributes:
     ids: of all documents found, each once.
@@ -306,7 +306,7 @@ class Collection:
         )
 
   def flush(self) -> None:
-    """Makes the server write and index what it received; for the end of many upserts."""
+    """Makes the server write and index all upserts."""
     with self.server.errors(self._where):
       self._client.flush(self.name)
 

@@ -388,7 +388,7 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
   reference = repository.parse(name)
   if reference is None or folder.exists():  # as a file
     raise InputError(f'backbone not found: {folder} is no directory')
-  # Only what is read: no pickles, no ONNX.
+  # No pickles, no ONNX.
   return repository.fetch(reference, ['*.json', '*.safetensors', '*.txt', '*.model'], 'backbone')
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
 
-# The numbers that each kind of scaling has, and their defaults; None: there is none.
+# The numbers that each kind of scaling has, and their defaults; None: without a default.
 _NUMBERS: dict[str, dict[str, float | None]] = {
   'default': {},
   'linear': {'factor': None},
@@ -61,7 +61,7 @@ class Rope(NamedTuple):
     if self.kind == 'default':
       return plain, scale
     turns = plain / np.float32(found['factor'])
-    if self.kind == 'ntk':  # of a longer base, as GTE's remote code computes it
+    if self.kind == 'ntk':  # of a longer base, as text-embeddings-inference computes it
       exponent = np.arange(0, size, 2, dtype=np.float32) / size
       turns = 1 / np.float32(self.theta * found['factor']) ** exponent
       turns /= np.float32(found['factor'] ** (2 / size))

@@ -337,7 +337,7 @@ def _prompts(file: epath.Path, model: dict[str, Any]) -> dict[str, str]:
   texts = {name: text or '' for name, text in texts.items()}
   default = model.get('default_prompt_name')
   if default is not None and not (isinstance(default, str) and default in texts):
-    raise InputError(f'{file}: default_prompt_name {default!r:.80} is none of its prompts')
+    raise InputError(f'{file}: default_prompt_name {default!r:.80} is not among its prompts')
   found = {}
   for kind, (name, *others) in _PROMPT_NAMES.items():
     # sentence-transformers documents these names but does not use them.

@@ -57,7 +57,7 @@ class Stored(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OnDisk:
-  """A leaf of our tree that stays in its file: what is read of it, by slices, is a new array.
+  """A leaf of our tree that stays in its file. Slices of it are read into new arrays.
 
   So a leaf comes to several devices in parts, none of which waits in memory for the others.
 
@@ -65,7 +65,7 @@ class OnDisk:
     stored: its tensor, or those of all layers; None: a layer has none, and zeros.
     tensor: one of these.
     part: its number among the parts of a fused tensor.
-    dtype: of what is read.
+    dtype: of the slices.
   """
 
   stored: tuple[Stored | None, ...]

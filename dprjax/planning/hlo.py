@@ -1,4 +1,4 @@
-"""Reads what a compiled program does from XLA's text: products, bytes, collectives.
+"""Counts products, bytes and collectives in XLA's text of a compiled program.
 
 XLA's ``cost_analysis`` counts the body of a loop once. Here it counts as often as it runs.
 """

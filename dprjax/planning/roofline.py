@@ -99,7 +99,7 @@ def formula(
 
 
 class Limits(NamedTuple):
-  """What a device does at most in a second: FLOPs, bytes of memory, bytes to others."""
+  """Peak rates of a device per second: FLOPs, bytes of memory, bytes to other devices."""
 
   flops: float
   bandwidth: float

@@ -193,7 +193,7 @@ def _level(kind: ir_measures.Measure) -> int | None:
 def _binary(graded: Qrels, level: int) -> Qrels:
   """1 from the level on, else 0; -1 for grades below 0, which Bpref and infAP leave out.
 
-  A query of negative grades gets 0 for all: the native code crashes on -1 alone.
+  A query of negative grades gets 0 for all: the native code crashes on a query with only -1.
   """
   junk = {query: -1 if max(grades.values()) >= 0 else 0 for query, grades in graded.items()}
   return {

@@ -4,7 +4,7 @@ A checkpoint holds the trainable parameters, the optimiser state, the data posit
 early stopping and the SHA-256 of the frozen backbone, but not the backbone. SHA256SUMS (for
 ``sha256sum -c``) names every file and is written last, before the folder gets its name. Sums are
 compared before anything is read, those of the scores before the best is chosen. orbax rewrites its
-``_CHECKPOINT_METADATA`` later, so that file has no sum, and nothing in it decides what is restored.
+``_CHECKPOINT_METADATA`` later, so that file has no sum, and restoring does not depend on it.
 """
 
 import asyncio

@@ -211,7 +211,7 @@ def _prepare_streams() -> None:
 
 
 def _drop_stdout() -> None:
-  """Drops what a closed or full standard output does not take, so that Python does not retry."""
+  """Drops output that a closed or full pipe refuses, so that Python does not retry."""
   try:
     sys.stdout.flush()
   except (OSError, ValueError):

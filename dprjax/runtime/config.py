@@ -181,7 +181,7 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   """
   for argument in arguments:
     _check_renamed(argument.partition('=')[0].removeprefix('--config.'))
-  # ml_collections would reuse what an earlier config file defined here.
+  # ml_collections would reuse definitions of an earlier config file.
   sys.modules.pop('config_config', None)
   values = flags.FlagValues()
   arguments = ['train', *map(_located, arguments)]
@@ -488,7 +488,7 @@ def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Opt
 
 
 def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, options.Option]:
-  """The options of a config with these tasks and alternatives; InputError if an entry is none."""
+  """The options of a config with these tasks and alternatives; InputError for a bad entry."""
   known, of_task = flat(vars(options.table())), flat(vars(options.task_table()))
   tasks = config.get('tasks')
   if tasks is None:

@@ -1,4 +1,4 @@
-"""The optimiser: AdamW under clip and schedule, on what is declared trainable and on nothing else.
+"""The optimiser: AdamW under clip and schedule, for the trainable parameters only.
 
 Two guards keep frozen leaves fixed: only trainable leaves are differentiated, and ``optax.masked``
 keeps the optimiser off frozen ones (with ``set_to_zero``, since it passes raw gradients through).

@@ -154,7 +154,7 @@ def trained(workdir: files.PathLike) -> epath.Path:
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """What a training reads, by flag; names of nothing local among them."""
+  """The inputs of a training by flag, hub ids included."""
   folder = config.data.dir
   scratch = config.backbone.path.startswith('scratch:')
   tasks = {
@@ -211,10 +211,10 @@ def model_files(config: ml_collections.ConfigDict, folder: str) -> dict[str, epa
 
 
 def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
-  """Records what a training begins with; once it has a checkpoint, compares.
+  """Records the files of a training; compares them once there is a checkpoint.
 
   Raises:
-    InputError: the training has a checkpoint, and a file differs from what it was begun with.
+    InputError: the training has a checkpoint, and a file has changed since it began.
   """
   before = provenance.read_mark(workdir).get('inputs')
   if not _has_checkpoint(workdir):

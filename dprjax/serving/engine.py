@@ -39,7 +39,7 @@ _HINT = (
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How a server batches, and what it keeps.
+  """Sizes of batches and of the bank.
 
   Attributes:
     rows, lengths: row counts and padded lengths of batches; lengths are cut to the backbone's

@@ -1,4 +1,4 @@
-"""What a server counts and times, for Prometheus."""
+"""Counters and timers of the server, for Prometheus."""
 
 from typing import Any
 

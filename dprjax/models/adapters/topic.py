@@ -1,4 +1,4 @@
-"""A prefix for each topic, of which a topic model chooses (Topic-DPR section 3.2)."""
+"""A prefix for each topic; a topic model chooses (Topic-DPR section 3.2)."""
 
 import functools
 import math
@@ -56,7 +56,7 @@ def _load(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[Any
 
 ADAPTER = Kind(
   'topic',
-  'a prefix for each topic, of which a topic model chooses',
+  'a prefix for each topic, chosen by a topic model',
   functools.partial(prefix.arrays, 'K L 2 P N D'),
   _load,
   sided=False,

@@ -159,7 +159,7 @@ def stack(
   Args:
     config: the encoder's shape.
     num_layers: of the stack.
-    start: what stands before the number of a layer.
+    start: precedes the number of a layer.
     dense: the name of each dense layer, the half of a layer that it is in, its parts in our tree,
       the shape of its weight, and whether it has a bias.
     norms: the names of the norms behind the attention and behind the MLP.

@@ -235,11 +235,11 @@ class Layer(nn.Module):
     return RMSNorm(self.config, self.options.dtype, name=name)(x).astype(self.options.dtype)
 
   def enter(self, x: Array, name: str, number: Array) -> Array:
-    """What a half of the layer reads; ``number`` is the layer's."""
+    """The input of a half of layer ``number``."""
     return self.norm(x, name)
 
   def leave(self, x: Array, y: Array, name: str) -> Array:
-    """What a half of the layer, which made ``y`` of ``x``, gives."""
+    """The output of a half of the layer, which computed ``y`` from ``x``."""
     y = self.norm(y, name) if self.config.after_norms else y
     return self.add(x, y)
 
