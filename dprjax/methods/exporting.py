@@ -74,8 +74,8 @@ def export(
       ``passage/`` if each side has its own, and ``prompt.npz`` if there is a prompt), another
       format or a card.
     step: the checkpoint's step; by default the best on the dev split, else the latest.
-    method: the module of the run's method, if it is outside this package. A config.json does not decide
-      which code is imported.
+    method: the module of the run's method, if it is outside this package. No config.json
+      decides which code is imported.
     options: the format and the card.
     force: export even if no checkpoint beats the baseline. Intermediate stages
       (``Method.intermediate``) do not need it.
