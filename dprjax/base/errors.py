@@ -10,6 +10,7 @@ import traceback
 from typing import Any, NoReturn
 
 _LONGEST = 500  # characters of an error line
+_interrupted = False  # whether an interrupt came
 _HINTS = {
   errno.ENOSPC: 'free some space and run the same command again',
   errno.EDQUOT: 'free some space and run the same command again',
@@ -52,8 +53,8 @@ def explain(error: BaseException) -> tuple[int, str]:
   """
   if isinstance(error, InputError):
     return 2, str(error)
-  # An interrupted import of a compiled module raises SystemError from it.
-  if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
+  # Compiled modules turn an interrupt into other errors, or lose it and fail later.
+  if _interrupted or isinstance(error, KeyboardInterrupt):
     return 130, 'interrupted; the same command goes on, or begins again'
   if isinstance(error, OSError):
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
@@ -102,6 +103,13 @@ def end_interrupted(*_: Any) -> None:
   For the time of imports, some of which lose or show the exception.
   """
   end(*explain(KeyboardInterrupt()))
+
+
+def raise_interrupt(*_: Any) -> NoReturn:
+  """A signal handler that raises KeyboardInterrupt; `explain` then blames it for every fault."""
+  global _interrupted
+  _interrupted = True
+  raise KeyboardInterrupt
 
 
 def hear_interrupts() -> None:

@@ -417,9 +417,9 @@ class Layer(nn.Module):
 
 
 class Embeddings(nn.Module):
-  """Word, token type and position embeddings, summed and normalised in float32."""
+  """Word embeddings, with what the family adds to them."""
 
-  config: EncoderConfig
+  config: Config
   dtype: Any
   deterministic: bool
 
@@ -431,14 +431,20 @@ class Embeddings(nn.Module):
     token_types: Int[Array, 'B T'],
     adapter: Adapter = BARE,
   ) -> Float[Array, 'B T H']:
-    config = self.config
-    width = config.embedding_size
-    x = adapter.embed_tokens(tokens, Embed(config, config.vocab_size, width, name='word'))
-    if config.type_vocab_size:
-      x += Embed(config, config.type_vocab_size, width, name='token_type')(token_types)
-    x += Embed(config, config.max_positions, width, name='position')(positions)
-    x = LayerNorm(config.layer_norm_eps, name='norm')(x)
+    config, width = self.config, self.config.embedding_size
+    words = adapter.embed_tokens(tokens, Embed(config, config.vocab_size, width, name='word'))
+    x = self.combine(words, positions, token_types)
     x = Dropout(config.hidden_dropout, deterministic=self.deterministic)(x).astype(self.dtype)
     if width != config.hidden_size:
       x = dense(config, config.hidden_size, self.dtype, 'project')(x)
     return x
+
+  def combine(
+    self, x: Float[Array, 'B T E'], positions: Int[Array, 'B T'], token_types: Int[Array, 'B T']
+  ) -> Float[Array, 'B T E']:
+    """Word, token type and position embeddings, summed and normalised in float32."""
+    config, width = self.config, self.config.embedding_size
+    if config.type_vocab_size:
+      x += Embed(config, config.type_vocab_size, width, name='token_type')(token_types)
+    x += Embed(config, config.max_positions, width, name='position')(positions)
+    return LayerNorm(config.layer_norm_eps, name='norm')(x)

@@ -24,6 +24,7 @@ from dprjax.base.errors import (
   error_line,
   explain,
   mask,
+  raise_interrupt,
   wants_traceback,
 )
 from dprjax.runtime import flags
@@ -148,7 +149,7 @@ def run(
     if job is not None:
       from dprjax.runtime import distributed  # imports JAX, which --help need not wait for
     if signal.getsignal(signal.SIGINT) is end_interrupted:
-      signal.signal(signal.SIGINT, signal.default_int_handler)
+      signal.signal(signal.SIGINT, raise_interrupt)
     speak()
     logging.getLogger('jax').setLevel(logging.WARNING)  # below it, jax lists each missing backend
     with contextlib.nullcontext() if job is None else distributed.together(job, trace):
@@ -178,7 +179,8 @@ def _program(module: types.ModuleType) -> str:
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
   """Around slow imports that ``--help`` and bad arguments do not need; an interrupt ends them."""
-  ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  before = signal.getsignal(signal.SIGINT)
+  ours = before in (raise_interrupt, signal.default_int_handler)
   if not ours or threading.current_thread() is not threading.main_thread():
     yield
     return
@@ -186,7 +188,7 @@ def loading() -> Iterator[None]:
   try:
     yield
   finally:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, before)
 
 
 def _keep_interrupt(unraisable: Any) -> None:

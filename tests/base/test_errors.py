@@ -69,7 +69,10 @@ def test_every_error_has_a_status_and_a_sentence(error, status, message):
   assert found[0] == status and found[1].startswith(message)
 
 
-def test_an_interrupt_that_a_compiled_module_turns_into_another_error():
-  error = SystemError('returned a result with an exception set')
-  error.__cause__ = KeyboardInterrupt()
-  assert errors.explain(error) == errors.explain(KeyboardInterrupt())
+def test_a_fault_after_an_interrupt_is_the_interrupt(monkeypatch):
+  monkeypatch.setattr(errors, '_interrupted', False)
+  lost = AttributeError("partially initialized module 'pandas'")
+  assert errors.explain(lost)[0] == 1
+  with pytest.raises(KeyboardInterrupt):
+    errors.raise_interrupt()
+  assert errors.explain(lost) == errors.explain(KeyboardInterrupt())

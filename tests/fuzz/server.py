@@ -20,6 +20,7 @@ import traceback
 import warnings
 from typing import Any, NamedTuple
 
+from dprjax.base import errors
 from tests import devices
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -134,6 +135,7 @@ def _run(folder: str, argv: list[str], out: pathlib.Path, err: pathlib.Path) -> 
     os.chdir(folder)
     name, *arguments = argv
     sys.argv = [f'dprjax.{name}', *arguments]
+    errors.hear_interrupts()  # as the command's own process
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     importlib.import_module(f'dprjax.{name}').main(arguments)
     status = 0

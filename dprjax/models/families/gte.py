@@ -9,15 +9,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-import flax.linen as nn
 import msgspec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
 from dprjax.base.errors import InputError
 from dprjax.models import layers
-from dprjax.models.adapter import BARE, Adapter
 from dprjax.models.checkpoint_names import Tensor
-from dprjax.models.dropout import Dropout
 from dprjax.models.families import bert, llama
 from dprjax.models.rotary import Rope
 
@@ -30,28 +27,14 @@ class Config(llama.Config):
   pad_token_id: int = 0
 
 
-class Embeddings(nn.Module):
+class Embeddings(layers.Embeddings):
   """Word and token type embeddings, summed and normalised in float32."""
 
-  config: Config
-  dtype: Any
-  deterministic: bool
-
-  @nn.compact
-  def __call__(
-    self,
-    tokens: Int[Array, 'B T'],
-    positions: Int[Array, 'B T'],
-    token_types: Int[Array, 'B T'],
-    adapter: Adapter = BARE,
-  ) -> Float[Array, 'B T H']:
+  def combine(self, x: Array, positions: Array, token_types: Array) -> Array:
     config = self.config
-    words = layers.Embed(config, config.vocab_size, name='word')
-    x = adapter.embed_tokens(tokens, words)
     if config.type_vocab_size:
       x += layers.Embed(config, config.type_vocab_size, name='token_type')(token_types)
-    x = layers.LayerNorm(config.layer_norm_eps, name='norm')(x)
-    return Dropout(config.hidden_dropout, deterministic=self.deterministic)(x).astype(self.dtype)
+    return layers.LayerNorm(config.layer_norm_eps, name='norm')(x)
 
 
 class Layer(llama.Layer):

@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
 from dprjax.models import layers, rotary
 from dprjax.models.activations import ACTIVATIONS
-from dprjax.models.adapter import BARE, Adapter
+from dprjax.models.adapter import Adapter
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.dropout import Dropout
 from dprjax.models.encoder_config import EncoderOptions
@@ -130,28 +130,12 @@ def _normalize_bwd(_, kept, gradient):
 _normalize.defvjp(_normalize_fwd, _normalize_bwd)
 
 
-class Embeddings(nn.Module):
+class Embeddings(layers.Embeddings):
   """Word embeddings."""
 
-  config: Config
-  dtype: Any
-  deterministic: bool
-
-  @nn.compact
-  def __call__(
-    self,
-    tokens: Int[Array, 'B T'],
-    positions: Int[Array, 'B T'],
-    token_types: Int[Array, 'B T'],
-    adapter: Adapter = BARE,
-  ) -> Float[Array, 'B T H']:
-    word = layers.Embed(self.config, self.config.vocab_size, name='word')
-    words = adapter.embed_tokens(tokens, word)
+  def combine(self, x: Array, positions: Array, token_types: Array) -> Array:
     # The factor is rounded as in transformers.
-    x = words * jnp.asarray(self.config.embedding_scale, self.dtype).astype(jnp.float32)
-    return Dropout(self.config.hidden_dropout, deterministic=self.deterministic)(x).astype(
-      self.dtype
-    )
+    return x * jnp.asarray(self.config.embedding_scale, self.dtype).astype(jnp.float32)
 
 
 class Attention(layers.Attention):

@@ -10,15 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
 from dprjax.base.errors import InputError
 from dprjax.models import layers, rotary
-from dprjax.models.adapter import BARE, Adapter
 from dprjax.models.checkpoint_names import Tensor
-from dprjax.models.dropout import Dropout
 from dprjax.models.families import llama
 from dprjax.models.family import Family
 from dprjax.models.rotary import Rope
@@ -49,25 +46,11 @@ def _norm(config: Config, dtype: Any, name: str | None = None) -> layers.LayerNo
   return layers.LayerNorm(config.layer_norm_eps, dtype, config.norm_bias, name=name)
 
 
-class Embeddings(nn.Module):
+class Embeddings(layers.Embeddings):
   """Word embeddings, normalised in float32."""
 
-  config: Config
-  dtype: Any
-  deterministic: bool
-
-  @nn.compact
-  def __call__(
-    self,
-    tokens: Int[Array, 'B T'],
-    positions: Int[Array, 'B T'],
-    token_types: Int[Array, 'B T'],
-    adapter: Adapter = BARE,
-  ) -> Float[Array, 'B T H']:
-    words = layers.Embed(self.config, self.config.vocab_size, name='word')
-    x = _norm(self.config, jnp.float32, 'norm')(adapter.embed_tokens(tokens, words))
-    x = Dropout(self.config.hidden_dropout, deterministic=self.deterministic)(x)
-    return x.astype(self.dtype)
+  def combine(self, x: Array, positions: Array, token_types: Array) -> Array:
+    return _norm(self.config, jnp.float32, 'norm')(x)
 
 
 class Layer(llama.Layer):
