@@ -91,7 +91,7 @@ def write(folder: pathlib.Path, passages: int, dimension: int) -> None:
   meta = manifest.Meta(
     dimension=dimension,
     dtype='float32',
-    kind='passage',
+    side='passage',
     backbone_sha256='',
     config_sha256='',
     tokenizer_sha256='',

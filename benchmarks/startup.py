@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace, scratch: pathlib.Path, bfloat16: bool) -> 
     '-m',
     'dprjax.encode',
     f'--backbone={backbone}',
-    '--kind=passage',
+    '--side=passage',
     f'--input={texts}',
     f'--max_length={args.tokens}',
     f'--batch_size={args.batch_size}',

@@ -312,12 +312,12 @@ class Torch:
       self._trained, lr=LEARNING_RATE, weight_decay=0.0, fused=device.type == 'cuda'
     )
     self._texts = {}
-    for kind in ('query', 'passage'):
+    for side in ('query', 'passage'):
       tokens, mask = (
         torch.tensor(rows.reshape(-1, rows.shape[-1])).to(device, torch.long)
-        for rows in (batch[f'{kind}_tokens'], batch[f'{kind}_mask'])
+        for rows in (batch[f'{side}_tokens'], batch[f'{side}_mask'])
       )
-      self._texts[kind] = tokens, mask
+      self._texts[side] = tokens, mask
     queries, candidates = batch['passage_index'].shape
     self._target = torch.arange(queries, device=device) * candidates
     self.memory_mib: float | None = None
@@ -349,7 +349,7 @@ class Torch:
       else contextlib.nullcontext()
     )
     with autocast:
-      q, p = (self._embed(*self._texts[kind]) for kind in ('query', 'passage'))
+      q, p = (self._embed(*self._texts[side]) for side in ('query', 'passage'))
     return torch.nn.functional.cross_entropy(q @ p.T / TEMPERATURE, self._target)
 
   def first_step(self) -> tuple[float, float]:

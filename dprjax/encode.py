@@ -1,6 +1,6 @@
 """Encodes texts into a folder of embeddings.
 
-    python -m dprjax.encode --backbone=DIR --prompt=prompt.npz --kind=passage \\
+    python -m dprjax.encode --backbone=DIR --prompt=prompt.npz --side=passage \\
         --input=corpus.jsonl --out=embeddings/corpus
 
 All local devices encode. After an interruption the same command continues with the next shard. On
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import KINDS, Text, read_texts
+from dprjax.formats.texts import SIDES, Text, read_texts
 from dprjax.retrieval import codes, manifest
 from dprjax.runtime import cli, compiled, flags
 from dprjax.runtime.flags import flag
@@ -50,9 +50,9 @@ class Flags:
     metavar='infer|oracle|NUMBER',
   )
   documents: str | None = flag('with --topic=oracle: the corpus', None, metavar='FILE')
-  kind: str = flag('of the texts', choices=KINDS)
+  side: str = flag('of the texts', choices=SIDES)
   input: str = flags.texts_file('_id, title and text')
-  qrels: str | None = flag('with --kind=query: only the queries judged here', None, metavar='FILE')
+  qrels: str | None = flag('with --side=query: only the queries judged here', None, metavar='FILE')
   out: str = flag('the folder of embeddings', metavar='DIR')
   pooling: str | None = flag(
     "cls, mean, lasttoken, ... (default: the prompt's or backbone's)", None, metavar='NAME'
@@ -87,9 +87,9 @@ def _command(args: Flags) -> None:
   files.existing(args.input, 'input')
   if args.topic == 'oracle' and args.documents is None:
     raise InputError('--topic=oracle needs --documents=FILE, the corpus with the topics')
-  if args.qrels and args.kind != 'query':
-    raise InputError('--qrels chooses queries: it goes with --kind=query')
-  if args.store in codes.LEVELS and args.kind == 'query':
+  if args.qrels and args.side != 'query':
+    raise InputError('--qrels chooses queries: it goes with --side=query')
+  if args.store in codes.LEVELS and args.side == 'query':
     raise InputError(f'--store={args.store} is for passages; queries stay float32 or float16')
   import jax
 
@@ -110,7 +110,7 @@ def _encode(args: Flags) -> None:
   with cli.loading():
     from dprjax.inference import folders
     from dprjax.inference.encoder import Encoder
-  limit: dict[str, Any] = {f'{args.kind}_max_length': args.max_length}
+  limit: dict[str, Any] = {f'{args.side}_max_length': args.max_length}
   encoder = Encoder.load(
     args.backbone,
     args.prompt,
@@ -124,7 +124,7 @@ def _encode(args: Flags) -> None:
   if args.store == 'float16' and not encoder.entry().spec.normalize:
     raise InputError('--store=float16 needs --normalize=true: other values can exceed its range')
   _warn_untrained_length(encoder)
-  texts = list(read_texts(args.input, args.kind))
+  texts = list(read_texts(args.input, args.side))
   if args.qrels is not None:
     judged = read_qrels(args.qrels)
     texts = [text for text in texts if text.id in judged]
@@ -132,7 +132,7 @@ def _encode(args: Flags) -> None:
       raise InputError(f'{args.input}: none of its queries is judged in {args.qrels}')
   folders.fill_folder(
     encoder,
-    args.kind,
+    args.side,
     texts,
     args.out,
     source=args.input,
@@ -147,7 +147,7 @@ def _encode(args: Flags) -> None:
 def _topics(encoder: Encoder, args: Flags, texts: Sequence[Text]) -> list[int] | None:
   """The topic of each text; None to infer them."""
   if args.topic == 'infer':
-    if args.kind == 'passage':
+    if args.side == 'passage':
       for model in encoder.topics.values():
         model.check_shares([text.text for text in texts[:_CHECKED]], args.input)
     return None

@@ -102,7 +102,7 @@ def _command(args: Flags) -> None:
     if args.upsert:
       # Before the local index is made.
       corpus = embeddings.load_embeddings(args.upsert)
-      corpus.check_kind('passage', '--upsert')
+      corpus.check_side('passage', '--upsert')
       milvus.check_index_type(args.uri, args.index_type)
     ids = read_ids(args.delete) if args.delete else []
     server = stack.enter_context(

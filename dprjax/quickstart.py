@@ -27,7 +27,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import duration, size
 from dprjax.data import docstrings, sources
 from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import KINDS, read_texts
+from dprjax.formats.texts import SIDES, read_texts
 from dprjax.retrieval import embeddings
 from dprjax.runtime import cli, flags
 from dprjax.runtime import config as configs
@@ -150,7 +150,7 @@ def _compare(args: Flags, config: str) -> dict[str, float]:
 
   questions = args.search or (QUESTIONS if data == DOCSTRINGS else asked)
   settings: dict[str, Any] = {
-    f'{kind}_max_length': trained.data[f'{kind}_max_length'] for kind in KINDS
+    f'{side}_max_length': trained.data[f'{side}_max_length'] for side in SIDES
   }
   settings |= {'pooling': trained.pooling, 'normalize': bool(trained.normalize)}
   hits = {}
@@ -177,7 +177,7 @@ def lengths(trained: Any, backbone: str) -> str:
   """Says how many tokens of a text both encoders read."""
   with cli.loading():
     from dprjax.models import hub
-  query, passage = (trained.data[f'{kind}_max_length'] for kind in KINDS)
+  query, passage = (trained.data[f'{side}_max_length'] for side in SIDES)
   whole = hub.load_spec(backbone).longest
   less = f'; dprjax encode without flags reads {whole}' if min(query, passage) < whole else ''
   return f'Both encoders read up to {query} tokens of a query and {passage} of a passage{less}.\n'
@@ -244,7 +244,7 @@ def weight(product: epath.Path) -> tuple[int, int]:
   if product.suffix == '.npz':
     arrays = artifact.load_prompt(product).arrays.values()
     return sum(array.size for array in arrays), product.stat().length
-  folders = [product, *(product / kind for kind in KINDS)]
+  folders = [product, *(product / side for side in SIDES)]
   folders = [folder for folder in folders if (folder / 'config.json').exists()]
   weights = [file for folder in folders for file in folder.glob('*.safetensors')]
   return (

@@ -156,7 +156,7 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
   return report
 
 
-def read_wanted(paths: Iterable[str], kind: str, wanted: set[str]) -> dict[str, str]:
+def read_wanted(paths: Iterable[str], side: str, wanted: set[str]) -> dict[str, str]:
   """Wanted texts by id, from one or more files.
 
   Raises:
@@ -164,9 +164,9 @@ def read_wanted(paths: Iterable[str], kind: str, wanted: set[str]) -> dict[str, 
   """
   texts: dict[str, str] = {}
   for path in paths:
-    added = {text.id: text.text for text in read_texts(path, kind, wanted)}
+    added = {text.id: text.text for text in read_texts(path, side, wanted)}
     if repeated := next((id_ for id_ in added if id_ in texts), None):
-      raise InputError(f'{path}: {kind} id {repeated!r} is in another file too')
+      raise InputError(f'{path}: {side} id {repeated!r} is in another file too')
     texts |= added
   return texts
 

@@ -131,13 +131,13 @@ def search(
   Raises:
     InputError: embeddings that do not belong together, or bad vectors.
   """
-  corpus.check_kind('passage', '--corpus')
+  corpus.check_side('passage', '--corpus')
   if rescore is not None:
     _check_rescore(corpus, rescore, queries)
   corpus = corpus.cut(args.dimensions, '--corpus')
   several = [each.cut(args.dimensions, '--queries') for each in queries]
   for each in several:
-    each.check_kind('query', '--queries')
+    each.check_side('query', '--queries')
     manifest.check_same_space('--corpus', corpus.meta.space(), '--queries', each.meta.space())
     if each.ids != several[0].ids:
       raise InputError(f'--queries: {each.folder} and {several[0].folder} hold different queries')
@@ -209,7 +209,7 @@ def _check_rescore(
   queries: Sequence[embeddings.Embeddings],
 ) -> None:
   """Raises InputError where ``rescore`` cannot order the results of ``corpus``."""
-  rescore.check_kind('passage', '--rescore')
+  rescore.check_side('passage', '--rescore')
   if rescore.meta.input_sha256 != corpus.meta.input_sha256 or len(rescore) != len(corpus):
     raise InputError(
       f'--rescore: {rescore.folder} holds other passages than --corpus={corpus.folder}'
@@ -232,7 +232,7 @@ def search_milvus(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
   ids = read_ids(args.like) if args.like else []
   if args.queries:
     queries = embeddings.load_embeddings(args.queries[0]).cut(args.dimensions, '--queries')
-    queries.check_kind('query', '--queries')
+    queries.check_side('query', '--queries')
     ids = queries.ids
   settings, drop_same_id = args.milvus.search_param, args.drop_same_id or queries is None
   k, progress = args.k, Progress('queries', len(ids), 'searching')

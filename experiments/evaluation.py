@@ -36,16 +36,16 @@ def encode_passages(path, folder, out, query_length, passage_length):
 
 
 def embedder(backbone, tokenizer, devices, config, trained):
-  """A function that embeds texts of a kind under a model; arguments as of ``search``."""
+  """A function that embeds texts of a side under a model; arguments as of ``search``."""
   model = methods.load(config.method).build(config, backbone.config, devices, None)
   params = tree.flatten(model.init(Parts(backbone.params), jax.random.key(0))) | trained
   params = place(devices, params)
 
-  def embed(kind, texts):
-    length = config.data[f'{kind}_max_length']
+  def embed(side, texts):
+    length = config.data[f'{side}_max_length']
 
     def run(params, *batch):
-      return model.embed(tree.unflatten(params), kind, *batch)
+      return model.embed(tree.unflatten(params), side, *batch)
 
     rows = tokenizer.encode(texts, length)[0]
     return Embedder(run, devices, 64, length, tokenizer.pad_id)(params, rows)

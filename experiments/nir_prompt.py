@@ -488,19 +488,19 @@ class Tester:
       found |= self.discriminate()
     return found
 
-  def tokens(self, texts, kind, task):
-    prefix = self.config.tasks[task].data[f'{kind}_prefix']
-    length = self.config.data[f'{kind}_max_length']
+  def tokens(self, texts, side, task):
+    prefix = self.config.tasks[task].data[f'{side}_prefix']
+    length = self.config.data[f'{side}_max_length']
     return self.tokenizer.encode([prefix + one for one in texts], length)[0]
 
   def search(self, name, task):
     """The reciprocal rank of each query in the whole corpus."""
     queries, passages, qrels = self.experiment.retrieval_set(name)
     vectors = {}
-    for kind, texts in (('query', queries), ('passage', passages)):
-      rows = self.tokens(list(texts.values()), kind, task)
+    for side, texts in (('query', queries), ('passage', passages)):
+      rows = self.tokens(list(texts.values()), side, task)
       number = [np.full(len(rows), self.numbers[task], np.int32)] if self.numbered else []
-      vectors[kind] = self.embedders[kind](self.params, rows, columns=number)
+      vectors[side] = self.embedders[side](self.params, rows, columns=number)
     k, ids_at = min(10, len(passages)), best.ids_of(list(passages))
     top = exact.search(vectors['query'], vectors['passage'], k, ids_at=ids_at)
     return reciprocal_ranks(list(queries), list(passages), top, qrels)

@@ -369,8 +369,8 @@ class Experiment(systems.Runs):
       retriever, texts = self.retriever(backbone, pooling), self.looked_at
       found = inspection.inspect(start, retriever, texts)
       queries, passages = (
-        retriever.encode([pair[side] for pair in texts.positives], kind)
-        for side, kind in enumerate(('query', 'passage'))
+        retriever.encode([pair[number] for pair in texts.positives], side)
+        for number, side in enumerate(('query', 'passage'))
       )
       return {
         'STS-b': found.spearman,

@@ -53,20 +53,20 @@ def main():
     {name: getattr(args, name) for name in ('data', 'split', 'backbone', 'prompt', 'factor')},
   )
   whole = {}
-  for kind, file in (('passage', found['corpus']), ('query', found['queries'])):
-    folder = out / f'{kind}-float32'
+  for side, file in (('passage', found['corpus']), ('query', found['queries'])):
+    folder = out / f'{side}-float32'
     if not (folder / manifest.MANIFEST).exists():
       trials.command(
         'encode',
         f'--backbone={args.backbone}',
         *([f'--prompt={args.prompt}'] if args.prompt else []),
-        f'--kind={kind}',
+        f'--side={side}',
         f'--input={file}',
-        *([f'--qrels={found["qrels"]}'] if kind == 'query' else []),
+        *([f'--qrels={found["qrels"]}'] if side == 'query' else []),
         f'--batch_size={args.batch_size}',
         f'--out={folder}',
       )
-    whole[kind] = embeddings.load_embeddings(folder)
+    whole[side] = embeddings.load_embeddings(folder)
   qrels = read_qrels(found['qrels'])
   passages, queries = whole['passage'], whole['query']
   lengths = [passages.meta.dimension, *(int(one) for one in args.dimensions.split(',') if one)]

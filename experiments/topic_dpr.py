@@ -310,15 +310,15 @@ class Experiment:
     params = tree.flatten(model.init(parts, jax.random.key(0))) | trained
     params = place(self.devices, params)
     rows = {
-      kind: self.tokenizer.encode(some, length)[0]
-      for kind, some, length in (
+      side: self.tokenizer.encode(some, length)[0]
+      for side, some, length in (
         ('titles', documents.titles, config.data.query_max_length),
         ('abstracts', documents.abstracts, config.data.passage_max_length),
       )
     }
 
-    def vectors(kind, numbers):
-      return embedder(params, rows[kind], columns=(numbers,))
+    def vectors(side, numbers):
+      return embedder(params, rows[side], columns=(numbers,))
 
     none = np.zeros(len(documents.ids), np.int32)
     if found is None or (len(found) == 1 and not config.topics.words):

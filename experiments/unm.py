@@ -192,9 +192,9 @@ class Experiment(adapted.Runs):
         'passage': (f'--input={folder}/corpus.jsonl',),
         'query': (f'--input={folder}/queries.jsonl', f'--qrels={folder}/qrels/train.tsv'),
       }
-      for kind, given in inputs.items():
-        given = (*given, self.arithmetic, f'--out={vectors}-{kind}')
-        trials.command('encode', *model, f'--kind={kind}', *given)
+      for side, given in inputs.items():
+        given = (*given, self.arithmetic, f'--out={vectors}-{side}')
+        trials.command('encode', *model, f'--side={side}', *given)
       folders = (f'--corpus={vectors}-passage', f'--queries={vectors}-query')
       trials.command('search', *folders, '--index=exact', f'--k={mining.DEPTH}', f'--out={out}')
     return out

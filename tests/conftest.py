@@ -143,7 +143,7 @@ def write_embeddings():
 
   meta = {
     'dtype': 'float32',
-    'kind': 'passage',
+    'side': 'passage',
     'backbone_sha256': 'b' * 64,
     'config_sha256': 'c' * 64,
     'tokenizer_sha256': 't' * 64,
@@ -241,7 +241,7 @@ def templates(tmp_path_factory):
   ``words.npz`` (no arrays), of rerankers ``pairs.npz``.
   """
   from dprjax.data import text
-  from dprjax.formats.texts import KINDS
+  from dprjax.formats.texts import SIDES
   from dprjax.models import artifact, head_specs, hub
   from tests.methods import nir
   from tests.methods.conftest import WORDS
@@ -266,9 +266,9 @@ def templates(tmp_path_factory):
     nir.write_prompt(path, model, tokenizer, config, kinds, lengths, seed, **change, **more)
     return artifact.load_prompt(path)
 
-  write('qa', KINDS, (2, 3), 0)
+  write('qa', SIDES, (2, 3), 0)
   write('pairs', ('pair',), (2, 3, 1), 2)
-  chat = write('chat', KINDS, (1, 1), 1)
+  chat = write('chat', SIDES, (1, 1), 1)
   words = {'query/P1': 'oak elm', 'query/P2': 'ash', 'passage/P1': 'fir', 'passage/P2': ''}
   artifact.save_prompt(folder / 'words.npz', artifact.Prompt(chat.meta | {'words': words}, {}))
   return folder

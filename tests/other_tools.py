@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from dprjax.data import text
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.models import artifact, encoder, hub
 from dprjax.models.encoder_config import EncoderConfig
 
@@ -83,8 +83,8 @@ def write(folder: pathlib.Path, model_type: str) -> pathlib.Path:
   }
   for name, change in CASES.items():
     arrays = {
-      f'{kind}/prefix': rng.standard_normal((2, 2, length, 2, 8)).astype(np.float32)
-      for kind, length in LENGTHS.items()
+      f'{side}/prefix': rng.standard_normal((2, 2, length, 2, 8)).astype(np.float32)
+      for side, length in LENGTHS.items()
     }
     if name in ('tied', 'plain'):
       arrays = {'prefix': arrays['query/prefix']}
@@ -107,7 +107,7 @@ def main(folder: pathlib.Path) -> None:
         out = root / f'{name}-{tool}'
         exporting.convert(root / f'{name}.npz', out, str(root / 'backbone'), options=options)
   (folder / 'texts.json').write_text(json.dumps(TEXTS))
-  assert set(TEXTS) == set(KINDS)
+  assert set(TEXTS) == set(SIDES)
 
 
 if __name__ == '__main__':

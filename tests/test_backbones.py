@@ -113,7 +113,7 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
   # Encoded, and served with another prompt's texts and none's in the same batches.
   status, log = command(
     encode,
-    *(f'--backbone={tmp_path}/backbone', f'--prompt={folder}/whole.npz', '--kind=passage'),
+    *(f'--backbone={tmp_path}/backbone', f'--prompt={folder}/whole.npz', '--side=passage'),
     *('--batch_size=8', f'--input={corpus}', f'--out={tmp_path}/embeddings'),
   )
   assert status == 0, log

@@ -68,12 +68,12 @@ def run(command, trained, prompt, corpus, tmp_path, load_once, monkeypatch):
   """``run(*flags)``: encodes the corpus into tmp_path/out; flags come last and override."""
   monkeypatch.setattr(Encoder, 'load', load_once)
 
-  def call(*flags, kind='passage'):
+  def call(*flags, side='passage'):
     return command(
       encode,
       f'--backbone={trained}/backbone',
       f'--prompt={prompt}',
-      f'--kind={kind}',
+      f'--side={side}',
       f'--input={corpus}',
       f'--out={tmp_path}/out',
       *flags,
@@ -98,7 +98,7 @@ def test_equals_the_retriever(run, vectors, corpus, tmp_path, prompt):
   assert found.meta == manifest.Meta(
     dimension=128,
     dtype='float32',
-    kind='passage',
+    side='passage',
     backbone_sha256=load_prompt(prompt).meta['backbone_sha256'],
     config_sha256=found.meta.config_sha256,
     tokenizer_sha256=load_prompt(prompt).meta['tokenizer_sha256'],
@@ -148,9 +148,9 @@ def test_continues_with_the_missing_shards(run, vectors, tmp_path):
   np.testing.assert_allclose(read(out)[1], vectors, atol=1e-6)
   status, err = run('--shard_rows=20')
   assert status == 0 and '50 of 50 texts already there' in err
-  # Another text, another kind, other settings: not the same embeddings.
+  # Another text, another side, other settings: not the same embeddings.
   command_refused(run('--shard_rows=20', '--pooling=cls'), 'pooling')
-  command_refused(run('--shard_rows=20', kind='query'), 'kind')
+  command_refused(run('--shard_rows=20', side='query'), 'side')
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_counts_cut_texts(run, vectors, tmp_path):
 
 @pytest.mark.slow
 def test_without_a_prompt(command, trained, corpus, vectors, tmp_path):
-  flags = ['--kind=passage', '--pooling=mean', '--normalize=true', f'--out={tmp_path}/out']
+  flags = ['--side=passage', '--pooling=mean', '--normalize=true', f'--out={tmp_path}/out']
   status, _ = command(encode, f'--backbone={trained}/backbone', f'--input={corpus}', *flags)
   assert status == 0
   found, values = read(tmp_path / 'out')
@@ -188,7 +188,7 @@ def test_half_precision_needs_unit_length(run, vectors, tmp_path):
 @pytest.mark.parametrize('stored', codes.LEVELS)
 def test_codes(run, vectors, tmp_path, stored):
   flags = [f'--store={stored}', '--shard_rows=20', '--calibrate=30']
-  command_refused(run(*flags, kind='query'), f'--store={stored}')
+  command_refused(run(*flags, side='query'), f'--store={stored}')
   assert run(*flags)[0] == 0
   found, values = read(tmp_path / 'out')
   sample = vectors[np.linspace(0, 49, 30).astype(int)]
@@ -235,7 +235,7 @@ def test_missing_files_and_bad_flags(run, command, tmp_path, trained):
   command_refused(run(f'--prompt={tmp_path}/none.npz'), 'none.npz')
   command_refused(run(f'--backbone={tmp_path}/none'), 'none')
   command_refused(run('--max_length=5000'), 'passage_max_length', '5000', '512')
-  command_refused(run('--kind=document'), '--kind', 'document')
+  command_refused(run('--side=document'), '--side', 'document')
   command_refused(run('--pooling=median'), 'pooling', 'median')
   assert not (tmp_path / 'out').exists()
 
@@ -326,7 +326,7 @@ def encoded(trained, tmp_path_factory):
 def _plain(folder, out):
   return [
     f'--backbone={folder}/backbone',
-    '--kind=passage',
+    '--side=passage',
     '--normalize=true',
     '--max_length=32',
     f'--input={folder}/corpus.tsv',
@@ -391,8 +391,8 @@ def test_a_pipe_is_read_once(command, encoded, tmp_path):
 def test_two_encoders_with_two_tokenizers(command, encoded, tmp_path):
   shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
   (tmp_path / 'backbone').rename(tmp_path / 'one')
-  for kind in ('query', 'passage'):
-    shutil.copytree(tmp_path / 'one', tmp_path / 'backbone' / kind)
+  for side in ('query', 'passage'):
+    shutil.copytree(tmp_path / 'one', tmp_path / 'backbone' / side)
   _keep_case(tmp_path / 'backbone' / 'passage')
   command_refused(command(encode, *_plain(tmp_path, 'new')), tmp_path / 'backbone', 'tokenizer')
   assert not (tmp_path / 'new').exists()
@@ -484,7 +484,7 @@ def test_a_template_decides_the_vectors(command, templates, tmp_path):
     encode,
     f'--backbone={templates}/backbone',
     f'--prompt={templates}/qa.npz',
-    '--kind=passage',
+    '--side=passage',
     f'--input={tmp_path}/corpus.tsv',
     f'--out={out}',
     '--batch_size=8',

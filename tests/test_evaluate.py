@@ -279,8 +279,8 @@ def test_a_prompt_measured_on_the_queries_that_it_was_trained_on(
     for i, row in enumerate(judged[split][:10])
   ]
   (tmp_path / 'qrels.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(rows))
-  for kind, file in (('query', 'queries.jsonl'), ('passage', data / 'corpus.jsonl')):
-    assert command(encode, *under, f'--kind={kind}', f'--input={file}', f'--out={kind}')[0] == 0
+  for side, file in (('query', 'queries.jsonl'), ('passage', data / 'corpus.jsonl')):
+    assert command(encode, *under, f'--side={side}', f'--input={file}', f'--out={side}')[0] == 0
   assert 'seen' not in json.loads((tmp_path / 'passage' / 'manifest.json').read_text())
   flags = '--corpus=passage', '--queries=query', '--out=run.trec', '--index=exact'
   assert command(search, *flags)[0] == 0
@@ -290,5 +290,5 @@ def test_a_prompt_measured_on_the_queries_that_it_was_trained_on(
   counts = json.loads((tmp_path / 'm.json').read_text())['counts']
   assert (counts['queries_seen_in_train'], counts['queries_seen_in_dev']) == (10, 10)
   # The bare backbone has seen none.
-  assert command(encode, *base, '--kind=query', '--input=queries.jsonl', '--out=bare')[0] == 0
+  assert command(encode, *base, '--side=query', '--input=queries.jsonl', '--out=bare')[0] == 0
   assert 'seen' not in json.loads((tmp_path / 'bare' / 'manifest.json').read_text())

@@ -189,15 +189,15 @@ def test_a_reparametrised_prompt_is_expanded(command, run_of, trained, tmp_path)
   prompt = load_prompt(tmp_path / 'prompt.npz')
   assert sorted(prompt.arrays) == ['passage/prefix', 'query/prefix']
   params = trees.unflatten(trainable_of(workdir, trained / 'backbone', 3))['prompt']
-  for kind in ('query', 'passage'):
-    one = params[kind]
+  for side in ('query', 'passage'):
+    one = params[side]
     hidden = (
       np.tanh(one['embedding'] @ one['hidden']['kernel'] + one['hidden']['bias'])
       @ one['output']['kernel']
       + one['output']['bias']
     )
     expected = hidden.reshape(4, 2, 2, 2, 64).transpose(1, 2, 0, 3, 4)
-    np.testing.assert_allclose(prompt.of_side(kind)['prefix'], expected, atol=1e-5)
+    np.testing.assert_allclose(prompt.of_side(side)['prefix'], expected, atol=1e-5)
   assert (prompt.of_side('query')['prefix'] != prompt.of_side('passage')['prefix']).any()
 
 
@@ -212,7 +212,7 @@ def test_a_trained_part_of_the_backbone(command, run_of, trained, tmp_path):
   out = tmp_path / 'model'
   status, said = command(export, '--force', f'--workdir={workdir}', f'--out={out}')
   # Queries of up to 16 tokens were scored.
-  assert status == 0 and '--kind=query --max_length=16' in said
+  assert status == 0 and '--side=query --max_length=16' in said
   before, after = load_backbone(trained / 'backbone'), load_backbone(out)
   assert after.sha256 != before.sha256 and after.config == before.config
   assert after.spec == same_length(pooling='cls', normalize=True, length=32)
@@ -265,15 +265,15 @@ def test_two_encoders_with_a_prompt(command, run_of, trained, tmp_path):
   before = {path: path.read_bytes() for path in (tmp_path / 'model').rglob('*') if path.is_file()}
   assert command(export, '--force', f'--workdir={workdir}', f'--out={tmp_path}/model')[0] == 0
   assert before == {path: path.read_bytes() for path in before}
-  shas = {kind: load_backbone(tmp_path / 'model' / kind).sha256 for kind in ('query', 'passage')}
+  shas = {side: load_backbone(tmp_path / 'model' / side).sha256 for side in ('query', 'passage')}
   assert len({*shas.values(), load_backbone(trained / 'backbone').sha256}) == 3
   assert load_prompt(tmp_path / 'model' / 'prompt.npz').meta['backbone_sha256'] == shas
   trainable = trainable_of(workdir, trained / 'backbone', 3)
-  for kind in shas:
-    kernel = load_backbone(tmp_path / 'model' / kind).params['layers']['mlp']['up']['kernel']
-    np.testing.assert_array_equal(kernel, trainable[f'backbone/{kind}/layers/mlp/up/kernel'])
-  for kind, length in (('query', 16), ('passage', 32)):
-    assert load_backbone(tmp_path / 'model' / kind).spec.max_length(kind) == length
+  for side in shas:
+    kernel = load_backbone(tmp_path / 'model' / side).params['layers']['mlp']['up']['kernel']
+    np.testing.assert_array_equal(kernel, trainable[f'backbone/{side}/layers/mlp/up/kernel'])
+  for side, length in (('query', 16), ('passage', 32)):
+    assert load_backbone(tmp_path / 'model' / side).spec.max_length(side) == length
   both = Retriever.load(tmp_path / 'model', tmp_path / 'model' / 'prompt.npz')
   assert not np.allclose(both.encode(['json'], 'query'), both.encode(['json'], 'passage'))
 

@@ -34,7 +34,7 @@ def folder(tmp_path, monkeypatch, write_embeddings):
   _require_milvus()
   monkeypatch.chdir(tmp_path)
   write_embeddings('corpus', IDS, PASSAGES)
-  write_embeddings('queries', [f'q{i}' for i in range(4)], QUERIES, kind='query')
+  write_embeddings('queries', [f'q{i}' for i in range(4)], QUERIES, side='query')
   return tmp_path
 
 
@@ -145,7 +145,7 @@ def test_fill_search_change(folder, command, write_embeddings):
 @pytest.mark.parametrize(
   'module, flags, message',
   [
-    (index, ['--upsert=queries'], '--upsert holds embeddings of kind query, expected passage'),
+    (index, ['--upsert=queries'], '--upsert holds query embeddings'),
     (index, ['--upsert=other'], 'do not belong together: prompt_sha256 pppppppppppp... and None'),
     (index, ['--upsert=short'], 'do not belong together: dimension 8 and 4'),
     (
@@ -166,7 +166,7 @@ def test_fill_search_change(folder, command, write_embeddings):
     ),
     (index, ['--drop', '--uri=typo.db'], 'local index not found: typo.db'),
     (index, [], 'one of the arguments --upsert --delete --drop is required'),
-    (search, ['--queries=other'], '--queries holds embeddings of kind passage'),
+    (search, ['--queries=other'], '--queries holds passage embeddings'),
     (
       search,
       ['--queries=strange'],
@@ -316,9 +316,9 @@ def filled(tmp_path_factory, write_embeddings):
   _require_milvus()
   folder = tmp_path_factory.mktemp('filled')
   write_embeddings(folder / 'corpus', IDS, PASSAGES)
-  write_embeddings(folder / 'queries', [f'q{i}' for i in range(4)], QUERIES, kind='query')
+  write_embeddings(folder / 'queries', [f'q{i}' for i in range(4)], QUERIES, side='query')
   write_embeddings(folder / 'other', IDS, PASSAGES, prompt_sha256=None)
-  write_embeddings(folder / 'strange', ['q0'], QUERIES[:1], kind='query', prompt_sha256=None)
+  write_embeddings(folder / 'strange', ['q0'], QUERIES[:1], side='query', prompt_sha256=None)
   write_embeddings(folder / 'short', IDS, PASSAGES[:, :4])
   (folder / 'ids.txt').write_text('d1\nnobody\n')
   server = milvus.Server(f'{folder}/index.db', new=True)

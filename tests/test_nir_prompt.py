@@ -87,7 +87,7 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
     for task in files:
       flags = (f'--prompt={model}/prompts/{task}.npz', f'--out={tmp_path}/vectors-{task}')
       status, err = command(
-        *(encode, f'--backbone={model}', '--kind=query', f'--input={tmp_path}/queries.tsv'), *flags
+        *(encode, f'--backbone={model}', '--side=query', f'--input={tmp_path}/queries.tsv'), *flags
       )
       assert status == 0, err
       vectors.append(load_embeddings(tmp_path / f'vectors-{task}').vectors())

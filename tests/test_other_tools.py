@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from dprjax import Retriever, export, load_backbone, load_prompt
 from dprjax.base import files
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.models import peft
 from dprjax.runtime import mesh
 from tests import fake_hub, other_tools
@@ -48,19 +48,19 @@ def test_vectors_are_those_of_the_other_tools(golden, material, model_type):
     mesh=one_device(),
   )
   seen = 0
-  for kind, texts in other_tools.TEXTS.items():
+  for side, texts in other_tools.TEXTS.items():
     names = [name for name in other_tools.CASES for _ in texts]
-    vectors = retriever.encode(texts * len(other_tools.CASES), kind, prompt=names)
+    vectors = retriever.encode(texts * len(other_tools.CASES), side, prompt=names)
     for number, name in enumerate(other_tools.CASES):
       own = vectors[number * len(texts) : (number + 1) * len(texts)]
       for tool in ('peft', 'sentence-transformers'):
-        expected = golden.get(f'{model_type}/{name}/{tool}/{kind}')
+        expected = golden.get(f'{model_type}/{name}/{tool}/{side}')
         assert (expected is None) == (
           tool == 'peft'
-          and ('shift_positions' not in other_tools.CASES[name] or (name, kind) == ALONE)
+          and ('shift_positions' not in other_tools.CASES[name] or (name, side) == ALONE)
         )
         if expected is not None:
-          np.testing.assert_allclose(own, expected, atol=1e-5, err_msg=f'{name} {tool} {kind}')
+          np.testing.assert_allclose(own, expected, atol=1e-5, err_msg=f'{name} {tool} {side}')
           seen += 1
   assert seen == 15
 
@@ -74,14 +74,14 @@ def test_an_adapter_holds_what_peft_read(golden, material, command, tmp_path, na
       '--format=peft', '--base_model=somebody/tiny',
     )  # fmt: skip
     assert status == 0, err
-    for kind in KINDS:
-      place = out if name == 'tied' else out / kind
-      if (name, kind) == ALONE:
+    for side in SIDES:
+      place = out if name == 'tied' else out / side
+      if (name, side) == ALONE:
         assert not place.exists()
         continue
       np.testing.assert_array_equal(
         safetensors.numpy.load_file(place / peft.WEIGHTS)['prompt_embeddings'],
-        golden[f'{model_type}/{name}/peft/{kind}/embeddings'],
+        golden[f'{model_type}/{name}/peft/{side}/embeddings'],
       )
       assert json.loads((place / peft.CONFIG).read_text()) == {
         'base_model_name_or_path': 'somebody/tiny',
@@ -90,7 +90,7 @@ def test_an_adapter_holds_what_peft_read(golden, material, command, tmp_path, na
         'num_attention_heads': 2,
         'num_layers': 2,
         'num_transformer_submodules': 1,
-        'num_virtual_tokens': 3 if name == 'tied' else other_tools.LENGTHS[kind],
+        'num_virtual_tokens': 3 if name == 'tied' else other_tools.LENGTHS[side],
         'peft_type': 'PREFIX_TUNING',
         'prefix_projection': False,
         'task_type': 'FEATURE_EXTRACTION',
@@ -123,8 +123,8 @@ def test_an_adapter_that_peft_made_becomes_a_prompt(golden, material, command, t
     assert prompt.of_side('query')['prefix'].shape == (2, 2, 4, 2, 8)
     # As many tokens as there are positions for, less the prompt.
     room = {'bert': 37, 'roberta': 36}[model_type]
-    assert [prompt.meta[f'{kind}_max_length'] for kind in KINDS] == [room, 12]
-  # Both kinds have one prompt; one program is enough to compare.
+    assert [prompt.meta[f'{side}_max_length'] for side in SIDES] == [room, 12]
+  # Both sides have one prompt; one program is enough to compare.
   retriever = Retriever.load(root / 'backbone', out, batch_size=3, mesh=one_device())
   vectors = retriever.encode(other_tools.TEXTS['passage'])
   np.testing.assert_allclose(vectors, golden[f'{model_type}/theirs/passage'], atol=1e-5)

@@ -265,14 +265,14 @@ def test_encode_and_exact_search_write_the_files_of_one_process(trained, command
   data = {'passage': trained / 'data' / 'corpus.jsonl', 'query': trained / 'data' / 'queries.jsonl'}
 
   def commands(folder):
-    for kind, source in data.items():
+    for side, source in data.items():
       yield (
         encode,
         f'--backbone={trained}/backbone',
         f'--prompt={prompt}',
-        f'--kind={kind}',
+        f'--side={side}',
         f'--input={source}',
-        f'--out={folder}/{kind}',
+        f'--out={folder}/{side}',
         '--shard_rows=60',
       )
     yield (

@@ -99,7 +99,7 @@ def test_passages_are_those_of_the_bare_backbone(folder, trained):
 
 
 def encode_queries(command, trained, prompt, out, *flags):
-  paths = [f'--backbone={trained}/backbone', f'--prompt={prompt}', f'--out={out}', '--kind=query']
+  paths = [f'--backbone={trained}/backbone', f'--prompt={prompt}', f'--out={out}', '--side=query']
   data = trained / 'data'
   result = command(
     encode, *paths, f'--input={data}/queries.jsonl', f'--qrels={data}/qrels/dev.tsv', *flags
@@ -211,7 +211,7 @@ def test_the_frozen_encoders_vectors_come_with_a_batch(flags, trained, tmp_path)
   'changes, words',
   [
     ({'pooling': 'cls'}, ('passage_embeddings', 'cls', 'mean')),
-    ({'kind': 'query'}, ('passage_embeddings', 'query', 'passage')),
+    ({'side': 'query'}, ('passage_embeddings', 'query', 'passage')),
     ({'prompt_sha256': 'p' * 64}, ('prompt_sha256', 'None')),
     ({'backbone_sha256': 'b' * 64}, ('backbone_sha256',)),
     ({'input_sha256': 'i' * 64}, ('passage_embeddings',)),

@@ -37,8 +37,8 @@ def embeddings(tmp_path_factory, write_embeddings):
     ('config', {'config_sha256': 'd' * 64}),
     ('shifted', {'shift_positions': True}),
   ):
-    write_embeddings(folder / name, QUERY_IDS, QUERIES, kind='query', **changes)
-  write_embeddings(folder / 'dimension', QUERY_IDS, QUERIES[:, :8], kind='query')
+    write_embeddings(folder / name, QUERY_IDS, QUERIES, side='query', **changes)
+  write_embeddings(folder / 'dimension', QUERY_IDS, QUERIES[:, :8], side='query')
   for name, changes in (
     ('int8', {'dtype': 'int8'}),
     ('binary', {'dtype': 'binary'}),
@@ -251,8 +251,8 @@ BAD = [
   (['--corpus=empty'], 'empty holds no embeddings'),
   (['--corpus=unfinished'], 'unfinished is unfinished'),
   (['--corpus=damaged'], 'damaged/embeddings-00001-of-00003.npy was changed or damaged'),
-  (['--corpus=queries'], '--corpus holds embeddings of kind query, expected passage'),
-  (['--queries=corpus'], '--queries holds embeddings of kind passage'),
+  (['--corpus=queries'], '--corpus holds query embeddings'),
+  (['--queries=corpus'], '--queries holds passage embeddings'),
   (
     ['--queries=backbone'],
     'do not belong together: backbone_sha256 bbbbbbbbbbbb... and cccccccccccc...',
@@ -264,7 +264,7 @@ BAD = [
   (['--rescore=short'], '--rescore and --queries do not belong together: dimension 8 and 16'),
   (['--rescore=binary'], '--rescore: binary'),
   (['--rescore=other texts'], '--corpus=corpus'),
-  (['--rescore=queries'], '--rescore holds embeddings of kind query'),
+  (['--rescore=queries'], '--rescore holds query embeddings'),
   (['--rescore=corpus', '--out=corpus/run.trec'], 'lies in an input'),
   (['--rescore_factor=0'], 'argument --rescore_factor'),
   (['--queries=tokenizer'], 'do not belong together: tokenizer_sha256 tttttttttttt... and uuuu'),
@@ -344,7 +344,7 @@ def test_tree_on_40000_clustered_passages(tmp_path, monkeypatch, write_embedding
   corpus, queries = clustered(40_000), clustered(300)
   ids = [f'd{i}' for i in range(40_000)]
   write_embeddings(tmp_path / 'corpus', ids, corpus, shard_rows=20_000)
-  write_embeddings(tmp_path / 'queries', [f'q{i}' for i in range(300)], queries, kind='query')
+  write_embeddings(tmp_path / 'queries', [f'q{i}' for i in range(300)], queries, side='query')
   search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', '--k=100'])
   report = json.loads((tmp_path / 'run.trec.json').read_text())
   print(report)
@@ -364,7 +364,7 @@ def test_of_several_vectors_of_a_query_the_best_score_counts(
   folder, command, write_embeddings, index
 ):
   others = -QUERIES[:, ::-1].copy()
-  write_embeddings('others', QUERY_IDS, others, kind='query')
+  write_embeddings('others', QUERY_IDS, others, side='query')
   status, err = command(
     search,
     *('--corpus=corpus', '--queries=queries', '--queries=others', '--k=20'),
@@ -377,7 +377,7 @@ def test_of_several_vectors_of_a_query_the_best_score_counts(
     best = np.argsort(-scores[number])[:20]
     assert [doc for doc, _ in ranking] == [PASSAGE_IDS[row] for row in best]
     np.testing.assert_allclose([score for _, score in ranking], scores[number][best], rtol=1e-5)
-  write_embeddings('fewer', QUERY_IDS[:-1], QUERIES[:-1], kind='query')
+  write_embeddings('fewer', QUERY_IDS[:-1], QUERIES[:-1], side='query')
   status, err = command(
     search, *('--corpus=corpus', '--queries=queries', '--queries=fewer', '--out=other.trec')
   )

@@ -140,7 +140,7 @@ def test_embeddings_name_their_topic(run, tmp_path, command):
   prompt = exporting.export(run, tmp_path / 'prompt.npz', force=True)
   source = tmp_path / 'texts.tsv'
   source.write_text(''.join(f'{i}\t{text}\n' for i, text in enumerate(TEXTS)))
-  flags = (f'--backbone={run}/backbone', f'--prompt={prompt}', '--kind=query', f'--input={source}')
+  flags = (f'--backbone={run}/backbone', f'--prompt={prompt}', '--side=query', f'--input={source}')
   expected = Encoder.load(run / 'backbone', prompt, batch_size=8)
   for topic in (None, 2):
     out = tmp_path / f'under-{topic}'
@@ -171,7 +171,7 @@ def test_embeddings_name_their_topic(run, tmp_path, command):
     atol=1e-6,
   )
   corpus.write_text('1\tzzz\n2\tzzzz\n')
-  of_corpus = (*flags[:2], '--kind=passage', f'--input={corpus}', f'--out={tmp_path}/other')
+  of_corpus = (*flags[:2], '--side=passage', f'--input={corpus}', f'--out={tmp_path}/other')
   status, err = command(encode, *of_corpus)
   assert status == 2 and named_in(err, 'topics', '2'), err
   assert not (tmp_path / 'other').exists()

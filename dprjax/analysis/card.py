@@ -11,7 +11,7 @@ from etils import epath
 from dprjax.analysis import comparison
 from dprjax.base import files, reading, repository, version
 from dprjax.base.errors import InputError
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.models import pooling
 
 FILE = 'README.md'
@@ -126,7 +126,7 @@ def _about(subject: Subject, base: str | None) -> str:
     f'Its encoder has the SHA-256 {_code(digest)}.'
     if isinstance(digest, str)
     else ' '.join(
-      f'The encoder of {kind} has the SHA-256 {_code(d)}.' for kind, d in digest.items()
+      f'The encoder of {side} has the SHA-256 {_code(d)}.' for side, d in digest.items()
     )
   )
   if subject.encoders:
@@ -178,8 +178,8 @@ def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
       'python',
       'from dprjax import Retriever\n\n'
       f'retriever = Retriever.load({arguments})\n'
-      "queries = retriever.encode(['a question'], kind='query')\n"
-      "passages = retriever.encode(['a passage'], kind='passage')",
+      "queries = retriever.encode(['a question'], side='query')\n"
+      "passages = retriever.encode(['a passage'], side='passage')",
     )
   else:
     yield 'For `dprjax` it becomes a prompt file:'
@@ -305,7 +305,7 @@ def _limits(subject: Subject) -> Iterator[str]:
   if 'normalize' in meta:
     yield f'- Vectors are compared by {"cosine" if meta["normalize"] else "inner product"}.'
   if subject.prompt:
-    alone = [kind for kind in KINDS if set(subject.prompt) == {f'{kind}/prefix'}]
+    alone = [side for side in SIDES if set(subject.prompt) == {f'{side}/prefix'}]
     yield (
       '- Queries and passages are both embedded under it.'
       if not alone

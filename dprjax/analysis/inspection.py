@@ -145,10 +145,10 @@ def encode(name: str, retriever: Retriever, drawn: Drawn) -> Vectors:
 
 
 def vectors(
-  name: str, retriever: Retriever, texts: Sequence[str], kind: str, what: str
+  name: str, retriever: Retriever, texts: Sequence[str], side: str, what: str
 ) -> Float[np.ndarray, 'n H']:
   """Vectors of texts. Raises InputError if one is not finite."""
-  found = retriever.encode(texts, kind, Progress('texts', len(texts), f'{name}: {what}'))
+  found = retriever.encode(texts, side, Progress('texts', len(texts), f'{name}: {what}'))
   if not np.isfinite(found).all():
     raise InputError(f'{name}: vectors are not finite; its training must have diverged')
   return found

@@ -201,11 +201,11 @@ class Feed:
         f'{counted(len(self._distinct), "different passages")}, up to {store.max_relevant:,} of '
         'them relevant to one query'
       )
-    for kind, buckets, lengths in (
+    for side, buckets, lengths in (
       ('query', query_buckets, store.query_lengths),
       ('passage', passage_buckets, store.passage_lengths),
     ):
-      check_buckets(buckets, lengths, kind, store.path)
+      check_buckets(buckets, lengths, side, store.path)
     if negatives:
       _check_mix(store, mix, negatives, seed)
     elif mix not in (None, Mix()):
@@ -329,12 +329,12 @@ def sample_others(
 
 
 def check_buckets(
-  buckets: Sequence[int], lengths: jt.Int32[np.ndarray, ' rows'], kind: str, path: epath.Path
+  buckets: Sequence[int], lengths: jt.Int32[np.ndarray, ' rows'], side: str, path: epath.Path
 ) -> None:
   """Raises InputError if a text of a store is longer than all padded lengths."""
   if not buckets or max(buckets) < lengths.max():
     raise InputError(
-      f'{kind}_buckets {list(buckets)}: {path} has a {kind} of {lengths.max()} tokens; add a '
+      f'{side}_buckets {list(buckets)}: {path} has a {side} of {lengths.max()} tokens; add a '
       'bucket that holds it'
     )
 

@@ -85,7 +85,7 @@ class Store:
     canonical: the first row with the tokens of each passage.
     comparable: whether a query has a positive that is not relevant to another query.
     categories: of each passage, as indices of ``category_names``; None if not asked for.
-    cut: number of queries and passages that were cut, by kind.
+    cut: number of queries and passages that were cut, by side.
   """
 
   path: epath.Path
@@ -153,8 +153,8 @@ def open_store(directory: files.PathLike) -> Store:
     queries=table.Table(path / 'queries', 'queries'),
     passages=table.Table(path / 'passages', 'passages'),
     cut={
-      kind: description['report'].get(_CUT[kind].format(description['settings'][length]), 0)
-      for kind, length in (('query', 'query_max_length'), ('passage', 'passage_max_length'))
+      side: description['report'].get(_CUT[side].format(description['settings'][length]), 0)
+      for side, length in (('query', 'query_max_length'), ('passage', 'passage_max_length'))
     },
     **lengths,
   )

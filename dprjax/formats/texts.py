@@ -25,7 +25,7 @@ from dprjax.base.errors import InputError
 from dprjax.formats import columns
 from dprjax.formats.fields import Id, Labels, UniqueIds, check_id, labels
 
-KINDS = ('query', 'passage')
+SIDES = ('query', 'passage')
 
 
 class Text(NamedTuple):
@@ -202,13 +202,13 @@ def read_queries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, 
 
 
 def read_texts(
-  path: files.PathLike, kind: str, wanted: Container[str] | None = None, format: str = ''
+  path: files.PathLike, side: str, wanted: Container[str] | None = None, format: str = ''
 ) -> Iterator[Text]:
   """The queries or passages of one file.
 
   Args:
     path: the file.
-    kind: 'query' or 'passage'.
+    side: 'query' or 'passage'.
     wanted: ids; other texts are skipped and their ids not kept, so that memory does not grow with
       the file. None: all.
     format: 'beir' or 'msmarco'; `format_of` the path by default.
@@ -216,11 +216,11 @@ def read_texts(
   Raises:
     InputError: a missing, empty or malformed file, or an id (of those wanted) that comes twice.
   """
-  found = files.existing(path, f'{kind} file')
-  ids = UniqueIds(found, kind)
+  found = files.existing(path, f'{side} file')
+  ids = UniqueIds(found, side)
   texts: Iterator[tuple[int, Text]] = (
     read_queries(found, format)
-    if kind == 'query'
+    if side == 'query'
     else ((number, Passage(entry.id, entry.joined)) for number, entry in read_corpus(found, format))
   )
   number = 0
@@ -229,7 +229,7 @@ def read_texts(
       ids.add(text.id, number)
       yield text
   if not number:
-    raise InputError(f'{found}: no {kind} in it')
+    raise InputError(f'{found}: no {side} in it')
 
 
 def read_categories(path: files.PathLike) -> Iterator[tuple[int, str, tuple[str, ...]]]:

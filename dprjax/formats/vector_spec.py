@@ -4,7 +4,7 @@
     a prompt's meta            of_meta, to_meta
     a sentence-transformers    models.sentence: read_folder, write_folder
       folder
-    a folder of embeddings     of_kind, in retrieval.manifest.Meta
+    a folder of embeddings     of_side, in retrieval.manifest.Meta
 
 `models.embed` does what the record says.
 """
@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +37,11 @@ class VectorSpec:
   passage_prefix: str = ''
   dimension: int | None = None
 
-  def max_length(self, kind: str) -> int:
-    return self.query_max_length if kind == 'query' else self.passage_max_length
+  def max_length(self, side: str) -> int:
+    return self.query_max_length if side == 'query' else self.passage_max_length
 
-  def prefix(self, kind: str) -> str:
-    return self.query_prefix if kind == 'query' else self.passage_prefix
+  def prefix(self, side: str) -> str:
+    return self.query_prefix if side == 'query' else self.passage_prefix
 
   @property
   def longest(self) -> int:
@@ -59,9 +59,9 @@ class VectorSpec:
       self, **{name: value for name, value in changes.items() if value is not None}
     )
 
-  def only(self, kind: str) -> Self:
-    """The record of an encoder for texts of one kind, whose length is that of both."""
-    length = self.max_length(kind)
+  def only(self, side: str) -> Self:
+    """The record of an encoder for texts of one side, whose length is that of both."""
+    length = self.max_length(side)
     return dataclasses.replace(self, query_max_length=length, passage_max_length=length)
 
   def at_most(self, tokens: int) -> Self:
@@ -73,20 +73,20 @@ class VectorSpec:
     )
 
   def longer(self, tokens: int) -> Self:
-    """The record with so many tokens more of both kinds of texts."""
+    """The record with so many tokens more of both sides."""
     return dataclasses.replace(
       self,
       query_max_length=self.query_max_length + tokens,
       passage_max_length=self.passage_max_length + tokens,
     )
 
-  def of_kind(self, kind: str) -> dict[str, Any]:
-    """What texts of one kind become, under the keys of a manifest."""
+  def of_side(self, side: str) -> dict[str, Any]:
+    """What texts of one side become, under the keys of a manifest."""
     return {
       'pooling': self.pooling,
       'normalize': self.normalize,
-      'prefix': self.prefix(kind),
-      'max_length': self.max_length(kind),
+      'prefix': self.prefix(side),
+      'max_length': self.max_length(side),
     }
 
   def to_meta(self) -> dict[str, Any]:
@@ -119,6 +119,6 @@ def of_config(config: Any, data: Mapping[str, Any] | None = None) -> VectorSpec:
   return VectorSpec(
     config.pooling,
     bool(config.normalize),
-    *(data[f'{kind}_max_length'] for kind in KINDS),
-    *(data[f'{kind}_prefix'] for kind in KINDS),
+    *(data[f'{side}_max_length'] for side in SIDES),
+    *(data[f'{side}_prefix'] for side in SIDES),
   )

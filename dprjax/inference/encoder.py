@@ -21,7 +21,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text, topics
 from dprjax.formats import seen, vector_spec
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.inference import templates
 from dprjax.inference.embedder import (
@@ -77,13 +77,13 @@ class Encoder:
       encoder.encode(['a question', 'hello'], 'query', task=['qa', 'chat'])    # float32 [2, H]
 
   Attributes:
-    backbones: by kind, 'query' and 'passage'; may be the same object.
+    backbones: by side, 'query' and 'passage'; may be the same object.
     tokenizer: the backbones'.
     bank: prompts by name, with how texts become vectors.
     mesh: the devices.
     dimension: of vectors.
     topics: topic models by prompt name.
-    truncated: the number of texts cut at the maximum length, by kind.
+    truncated: the number of texts cut at the maximum length, by side.
   """
 
   def __init__(
@@ -124,10 +124,10 @@ class Encoder:
         )
     placed: dict[int, Any] = {}
     self._groups: dict[str, list[_Group]] = {}
-    for kind in KINDS:
-      backbone = backbones[kind]
+    for side in SIDES:
+      backbone = backbones[side]
       for name, entry in self.bank.items():
-        check_length(name, entry, kind, backbone)
+        check_length(name, entry, side, backbone)
       if id(backbone) not in placed:
         placed[id(backbone)] = place(self.mesh, backbone.params)
       # A compiled batch has one form. The bare backbone fits that of any adapter.
@@ -137,8 +137,8 @@ class Encoder:
       others = [form for form in names if isinstance(form, str)]
       if None in names and others:
         names[others[0]] += names.pop(None)
-      self._groups[kind] = [
-        self._group(kind, group, placed[id(backbone)]) for group in names.values()
+      self._groups[side] = [
+        self._group(side, group, placed[id(backbone)]) for group in names.values()
       ]
 
   @classmethod
@@ -180,10 +180,10 @@ class Encoder:
     if pooling is not None:
       poolings.find(pooling)
     folder = epath.Path(hub.package_path(str(backbone)))
-    if all((folder / kind / 'config.json').exists() for kind in KINDS):
-      backbones = {kind: hub.load_backbone(str(folder / kind)) for kind in KINDS}
+    if all((folder / side / 'config.json').exists() for side in SIDES):
+      backbones = {side: hub.load_backbone(str(folder / side)) for side in SIDES}
     else:
-      backbones = dict.fromkeys(KINDS, hub.load_backbone(folder if folder.is_dir() else backbone))
+      backbones = dict.fromkeys(SIDES, hub.load_backbone(folder if folder.is_dir() else backbone))
     tokenizer = text.load_tokenizer(backbones['query'].path)
     if backbones['passage'].path != backbones['query'].path:
       other = text.load_tokenizer(backbones['passage'].path)
@@ -201,16 +201,16 @@ class Encoder:
         loaded = artifact.load_prompt_for(path, tokenizer.sha256, *backbones.values())
         if loaded.kind.load is None:
           for one in backbones.values():
-            check_template(loaded, KINDS, one.config)
+            check_template(loaded, SIDES, one.config)
       both = {
-        kind: vector_spec.of_meta(loaded.meta if loaded else {}, one.spec).replace(
+        side: vector_spec.of_meta(loaded.meta if loaded else {}, one.spec).replace(
           pooling=pooling,
           normalize=normalize,
           query_max_length=query_max_length,
           passage_max_length=passage_max_length,
           dimension=dimensions,
         )
-        for kind, one in backbones.items()
+        for side, one in backbones.items()
       }
       bank[name] = Entry(loaded, _joined(both['query'], both['passage'], folder))
     if prompt is None and (folder / artifact.FILE).exists():
@@ -224,12 +224,12 @@ class Encoder:
   @property
   def space_sha256(self) -> str:
     """Identifies the backbones. Equal values mean comparable vectors of queries and passages."""
-    return '+'.join(dict.fromkeys(self.backbones[kind].sha256 for kind in KINDS))
+    return '+'.join(dict.fromkeys(self.backbones[side].sha256 for side in SIDES))
 
   @property
   def config_sha256(self) -> str:
     """Identifies the backbones' shapes, which affect vectors besides tensors."""
-    return '+'.join(dict.fromkeys(config_sha256(self.backbones[kind].config) for kind in KINDS))
+    return '+'.join(dict.fromkeys(config_sha256(self.backbones[side].config) for side in SIDES))
 
   @property
   def dtype(self) -> str:
@@ -248,7 +248,7 @@ class Encoder:
     return seen.join(*known, *([] if prompt is None else [prompt.queries]))
 
   def tokenize(
-    self, texts: Iterable[str], kind: str, prompt: str | Sequence[str] | None = None
+    self, texts: Iterable[str], side: str, prompt: str | Sequence[str] | None = None
   ) -> list[np.ndarray]:
     """Token ids of texts, with prefix texts and cut at the maximum length."""
     texts = given.texts(texts)
@@ -257,9 +257,9 @@ class Encoder:
     for name in dict.fromkeys(names):
       spec = self.bank[name].spec
       places = [i for i, other in enumerate(names) if other == name]
-      prefixed = [spec.prefix(kind) + texts[i] for i in places]
-      encoded, cut = self.tokenizer.encode(prefixed, spec.max_length(kind))
-      self.truncated[kind] += cut
+      prefixed = [spec.prefix(side) + texts[i] for i in places]
+      encoded, cut = self.tokenizer.encode(prefixed, spec.max_length(side))
+      self.truncated[side] += cut
       for i, row in zip(places, encoded, strict=True):
         rows[i] = row
     return rows
@@ -267,7 +267,7 @@ class Encoder:
   def encode(
     self,
     texts: Iterable[str],
-    kind: str = 'passage',
+    side: str = 'passage',
     progress: ProgressFn | None = None,
     *,
     prompt: str | Sequence[str] | None = None,
@@ -278,7 +278,7 @@ class Encoder:
 
     Args:
       texts: strings: a list, another iterable, or a column of pandas, pyarrow, polars or numpy.
-      kind: 'query' or 'passage'; decides maximum length, prefix text and prompt.
+      side: 'query' or 'passage'; decides maximum length, prefix text and prompt.
       progress: called with the number of texts done.
       prompt: a name in ``bank``, or one for each text. Optional if there is only one.
       task: an alias of ``prompt``, for prompts named after tasks.
@@ -286,17 +286,17 @@ class Encoder:
         words.
 
     Raises:
-      InputError: an unknown kind, prompt or topic; a value that is no text; too large a batch.
+      InputError: an unknown side, prompt or topic; a value that is no text; too large a batch.
     """
-    if kind not in KINDS:
-      raise InputError(f"kind: expected 'query' or 'passage', not {kind!r}")
+    if side not in SIDES:
+      raise InputError(f"side: expected 'query' or 'passage', not {side!r}")
     texts = given.texts(texts)
     names = self._names(either(prompt, task), len(texts))
-    rows = self.tokenize(texts, kind, names)
+    rows = self.tokenize(texts, side, names)
     own = self._assign(texts, names, topic)
-    vectors = np.zeros((len(texts), self.backbones[kind].config.vector_size), np.float32)
+    vectors = np.zeros((len(texts), self.backbones[side].config.vector_size), np.float32)
     done = 0
-    for group in self._groups[kind]:
+    for group in self._groups[side]:
       numbers = np.array([group.numbers.get(name, -1) for name in names], np.int32)
       places = np.flatnonzero(numbers >= 0)
       if not len(places):
@@ -371,23 +371,23 @@ class Encoder:
       raise InputError(f'prompt: expected one of {known}, not {unknown.pop()!r}')
     return [name for name in names if name is not None]
 
-  def _group(self, kind: str, names: list[str], backbone: Any) -> _Group:
+  def _group(self, side: str, names: list[str], backbone: Any) -> _Group:
     if _is_template(self.bank[names[0]]):
-      return self._template_group(kind, names, backbone)
-    config = self.backbones[kind].config
+      return self._template_group(side, names, backbone)
+    config = self.backbones[side].config
     numbers: dict[str, int] = {}
     adapters: list[Adapter | None] = []
     of_rows: list[VectorSpec] = []
     for name in names:
       prompt, spec = self.bank[name]
-      own = [None] if prompt is None else prompt.adapters(kind)
+      own = [None] if prompt is None else prompt.adapters(side)
       numbers[name] = len(adapters)
       adapters += own
       of_rows += [spec] * len(own)
     # No adapter is faster than an empty one, and one is faster than a bank.
     adapter = stack(adapters) if len(adapters) > 1 else adapters[0]
     embed = _embed_fn(config, tuple(of_rows), self._options)
-    max_length = max(one.max_length(kind) for one in of_rows)
+    max_length = max(one.max_length(side) for one in of_rows)
     embedder = Embedder(
       embed,
       self.mesh,
@@ -398,29 +398,29 @@ class Encoder:
     )
     return _Group(numbers, len(adapters), embedder, (backbone, place(self.mesh, adapter)))
 
-  def _template_group(self, kind: str, names: list[str], backbone: Any) -> _Group:
-    whole = self.backbones[kind]
+  def _template_group(self, side: str, names: list[str], backbone: Any) -> _Group:
+    whole = self.backbones[side]
     entries = [self.bank[name] for name in names]
     prompts = [prompt for prompt, _ in entries if prompt is not None]
     of_rows = [spec for _, spec in entries]
     made, adapter = templates.of_prompts(prompts, self.tokenizer, whole.config)
     lengths = []
-    for prompt, own, template in zip(prompts, of_rows, made.templates[kind], strict=True):
-      length = own.max_length(kind)
-      tokens = templates.text_tokens(prompt, kind, length, self.tokenizer)
+    for prompt, own, template in zip(prompts, of_rows, made.templates[side], strict=True):
+      length = own.max_length(side)
+      tokens = templates.text_tokens(prompt, side, length, self.tokenizer)
       templates.check_positions(
-        prompt, f'{kind}_max_length {length}', tokens, template.num_tokens, whole.config, whole.path
+        prompt, f'{side}_max_length {length}', tokens, template.num_tokens, whole.config, whole.path
       )
       lengths.append(tokens + template.num_tokens)
     around = templates.around(self.tokenizer)
     # The longest template need not hold the longest texts.
-    most, more = max(lengths), made.extra(kind) - sum(around)
+    most, more = max(lengths), made.extra(side) - sum(around)
     row_bytes = encoder_row_bytes(whole.config)
     embedder = Embedder(
-      _template_fn(whole.config, made, kind, of_rows, around, most, self._options),
+      _template_fn(whole.config, made, side, of_rows, around, most, self._options),
       self.mesh,
       self._batch_size,
-      max(one.max_length(kind) for one in of_rows),
+      max(one.max_length(side) for one in of_rows),
       self.tokenizer.pad_id,
       lambda length: row_bytes(min(length + more, most)),
     )
@@ -461,20 +461,20 @@ def config_sha256(config: EncoderConfig) -> str:
   return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> None:
-  """Raises InputError if the longest texts of a kind exceed the backbone's positions."""
+def check_length(name: str, entry: Entry, side: str, backbone: hub.Backbone) -> None:
+  """Raises InputError if the longest texts of a side exceed the backbone's positions."""
   prompt, spec = entry
   room = backbone.config.max_tokens
-  check_size(f'{kind}_max_length', spec.max_length(kind))
+  check_size(f'{side}_max_length', spec.max_length(side))
   if _is_template(entry):  # checked with its tokenizer
     return
-  adapter = None if prompt is None else prompt.adapters(kind)[0]
+  adapter = None if prompt is None else prompt.adapters(side)[0]
   if adapter is not None:
     room -= int(adapter.shift_positions())
-  if spec.max_length(kind) > room:
+  if spec.max_length(side) > room:
     whose = f'prompt {name!r}: ' if name != UNNAMED else ''
     raise InputError(
-      f'{whose}{kind}_max_length {spec.max_length(kind)} exceeds the {room} positions of '
+      f'{whose}{side}_max_length {spec.max_length(side)} exceeds the {room} positions of '
       f'{backbone.path}'
     )
 
@@ -517,7 +517,7 @@ def _embed_fn(
 def _template_fn(
   model: EncoderConfig,
   made: segments.TaskTemplates,
-  kind: str,
+  side: str,
   of_rows: Sequence[VectorSpec],
   around: tuple[int, int],
   most: int,
@@ -534,13 +534,13 @@ def _template_fn(
       model,
       backbone,
       made,
-      kind,
+      side,
       [segments.bare(tokens, mask, *around)],
-      min(tokens.shape[1] - sum(around) + made.extra(kind), most),
+      min(tokens.shape[1] - sum(around) + made.extra(side), most),
       numbers,
       adapter=adapter,
       options=options,
     )
-    return segments.vectors(model, backbone, made, kind, filled, hidden, of_rows, numbers)
+    return segments.vectors(model, backbone, made, side, filled, hidden, of_rows, numbers)
 
   return embed

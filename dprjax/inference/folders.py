@@ -22,7 +22,7 @@ logger = logging.getLogger('dprjax')
 
 def fill_folder(
   encoder: Encoder,
-  kind: str,
+  side: str,
   texts: Sequence[Text],
   out: files.PathLike,
   *,
@@ -40,7 +40,7 @@ def fill_folder(
 
   Args:
     encoder: a backbone with at most one prompt.
-    kind: 'query' or 'passage'.
+    side: 'query' or 'passage'.
     texts: at least one.
     out: the folder.
     source: of the texts, for messages.
@@ -55,14 +55,14 @@ def fill_folder(
     InputError: bad ids, or ``out`` holds embeddings of other settings or texts.
   """
   ids = [text.id for text in texts]
-  meta = describe(encoder, kind, dtype, digest(texts), topic)
+  meta = describe(encoder, side, dtype, digest(texts), topic)
   process, processes = jax.process_index(), jax.process_count()
   with distributed.turn():
-    known = seen.ids(texts, encoder.queries()) if kind == 'query' else {}
+    known = seen.ids(texts, encoder.queries()) if side == 'query' else {}
     writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows, process, source, known)
     if writer.needs_ranges:
       try:
-        _calibrate(writer, encoder, kind, [text.text for text in texts], numbers, calibrate)
+        _calibrate(writer, encoder, side, [text.text for text in texts], numbers, calibrate)
       except BaseException:  # as below
         writer.discard()
         raise
@@ -86,7 +86,7 @@ def fill_folder(
       part = [text.text for text in texts[shard.start : shard.stop]]
       if vectors is None:
         own_topics = None if numbers is None else numbers[shard.start : shard.stop]
-        made = encoder.encode(part, kind, progress, topic=own_topics)
+        made = encoder.encode(part, side, progress, topic=own_topics)
       else:
         made = vectors(slice(shard.start, shard.stop))
       writer.write(shard, made)
@@ -96,7 +96,7 @@ def fill_folder(
     raise
   distributed.barrier('encoded')
   writer.finish()
-  if cut := encoder.truncated[kind]:
+  if cut := encoder.truncated[side]:
     logger.info(
       '%s of %s%s longer than %d tokens: cut there',
       f'{cut:,}',
@@ -107,7 +107,7 @@ def fill_folder(
   logger.info(
     '%s: %s%s',
     out,
-    counted(len(ids), f'{kind} vectors'),
+    counted(len(ids), f'{side} vectors'),
     pace(todo, progress.seconds),
   )
 
@@ -115,26 +115,26 @@ def fill_folder(
 def _calibrate(
   writer: embeddings.EmbeddingsWriter,
   encoder: Encoder,
-  kind: str,
+  side: str,
   texts: Sequence[str],
   topics: Sequence[int] | None,
   count: int,
 ) -> None:
   """Measures ranges of codes on texts from the whole corpus."""
   places = np.unique(np.linspace(0, len(texts) - 1, min(count, len(texts))).astype(np.int64))
-  before = encoder.truncated[kind]
+  before = encoder.truncated[side]
   writer.calibrate(
     encoder.encode(
       [texts[place] for place in places],
-      kind,
+      side,
       topic=None if topics is None else [topics[place] for place in places],
     )
   )
-  encoder.truncated[kind] = before  # they are encoded again
+  encoder.truncated[side] = before  # they are encoded again
 
 
 def describe(
-  encoder: Encoder, kind: str, dtype: str, input_sha256: str, topic: str = 'infer'
+  encoder: Encoder, side: str, dtype: str, input_sha256: str, topic: str = 'infer'
 ) -> manifest.Meta:
   """The manifest's description of vectors, for at most one prompt."""
   entry = encoder.entry()
@@ -144,15 +144,15 @@ def describe(
   return manifest.Meta(
     dimension=encoder.dimension,
     dtype=dtype,
-    kind=kind,
+    side=side,
     backbone_sha256=encoder.space_sha256,
     config_sha256=encoder.config_sha256,
     tokenizer_sha256=encoder.tokenizer.sha256,
     prompt_sha256=None if query_only else sha256,
-    query_prompt_sha256=sha256 if query_only and kind == 'query' else None,
+    query_prompt_sha256=sha256 if query_only and side == 'query' else None,
     # The SHA-256 of a query-only prompt implies it, and passages do not share it.
     shift_positions=entry.shift_positions and not query_only,
-    **entry.spec.of_kind(kind),
+    **entry.spec.of_side(side),
     arithmetic=encoder.dtype,
     input_sha256=input_sha256,
     topic=topic if encoder.topics else '',

@@ -19,7 +19,7 @@ from dprjax.base import given
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
 from dprjax.data import text
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.inference import templates
 from dprjax.inference.embedder import (
   BUCKETS,
@@ -291,10 +291,10 @@ class PromptReranker(Reranker):
     self.prompt, self.score_kind = prompt, score or prompt.meta['score']
     self._most: list[int] | None = None  # tokens of each text
     if max_length is None:
-      lengths = [prompt.meta[f'{kind}_max_length'] for kind in KINDS]
+      lengths = [prompt.meta[f'{side}_max_length'] for side in SIDES]
       self._most = [
-        templates.text_tokens(prompt, kind, length, tokenizer)
-        for kind, length in zip(KINDS, lengths, strict=True)
+        templates.text_tokens(prompt, side, length, tokenizer)
+        for side, length in zip(SIDES, lengths, strict=True)
       ]
       settings = f'query_max_length {lengths[0]}, passage_max_length {lengths[1]}'
       max_length = sum(self._most) + template.num_tokens
@@ -372,7 +372,7 @@ class PromptReranker(Reranker):
     return [*super().files, self.prompt.path]
 
   def _pack(self, pairs: Sequence[tuple[str, str]]) -> Packed:
-    prefixes = [self.prompt.meta.get(f'{kind}_prefix', '') for kind in KINDS]
+    prefixes = [self.prompt.meta.get(f'{side}_prefix', '') for side in SIDES]
     texts = [[prefix + pair[i] for pair in pairs] for i, prefix in enumerate(prefixes)]
     tokens = self.tokenizer.encode_bare(itertools.chain(*texts))
     rows = [[tokens[text] for text in of_side] for of_side in texts]

@@ -43,7 +43,7 @@ class Retriever:
     >>> [[hit]] = retriever.search(['how to bake'], k=1)
     >>> hit.text
     'Bread needs flour, water and salt.'
-    >>> retriever.encode(['a question'], kind='query').shape
+    >>> retriever.encode(['a question'], side='query').shape
     (1, 384)
 
   Where there are several prompts, a call names the one to use:
@@ -84,14 +84,14 @@ class Retriever:
   def encode(
     self,
     texts: Iterable[str],
-    kind: str = 'passage',
+    side: str = 'passage',
     progress: ProgressFn | None = None,
     *,
     prompt: str | Sequence[str] | None = None,
     task: str | Sequence[str] | None = None,
   ) -> Float[np.ndarray, 'n H']:
     """Vectors of texts, float32 ``[n, H]``, in their order; see ``Encoder.encode``."""
-    return self.encoder.encode(texts, kind, progress, prompt=prompt, task=task)
+    return self.encoder.encode(texts, side, progress, prompt=prompt, task=task)
 
   def encode_queries(self, queries: Iterable[str], *_: Any, **__: Any) -> Float[np.ndarray, 'n H']:
     """``encode(queries, 'query')``, as BEIR calls it; the batch size is that of ``load``."""

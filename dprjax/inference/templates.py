@@ -55,7 +55,7 @@ def around(tokenizer: Tokenizer) -> tuple[int, int]:
   return len(tokenizer.opening), len(tokenizer.closing)
 
 
-def text_tokens(prompt: Prompt, kind: str, max_length: int, tokenizer: Tokenizer) -> int:
+def text_tokens(prompt: Prompt, side: str, max_length: int, tokenizer: Tokenizer) -> int:
   """The most tokens of a text without special tokens.
 
   Raises:
@@ -63,7 +63,7 @@ def text_tokens(prompt: Prompt, kind: str, max_length: int, tokenizer: Tokenizer
   """
   if (count := max_length - tokenizer.num_specials) < 1:
     raise InputError(
-      f'{prompt.path}: {kind}_max_length {max_length} leaves no room beside special tokens'
+      f'{prompt.path}: {side}_max_length {max_length} leaves no room beside special tokens'
     )
   return count
 

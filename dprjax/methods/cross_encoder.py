@@ -84,9 +84,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     return params
 
   def embed(
-    params: Params, kind: str, rows: Array, mask: Array, lengths: Array
+    params: Params, side: str, rows: Array, mask: Array, lengths: Array
   ) -> Float[Array, 'B 1']:
-    del kind, mask  # only pairs, of packed texts
+    del side, mask  # only pairs, of packed texts
     pair = fill([template], unpack(rows, lengths), rows.shape[1], tokenizer.pad_id)
     return classifier.score_pairs(
       model, params['backbone'], params['head']['classifier'], *pair[:3], options=options
@@ -114,8 +114,8 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       )
       return scores.reshape(size, candidates), ()
 
-    kinds = ('first', 'second') if pairs else ('query', 'passage')
-    rows = tuple(batch[f'{kind}_{what}'] for kind in kinds for what in ('tokens', 'mask'))
+    texts = ('first', 'second') if pairs else ('query', 'passage')
+    rows = tuple(batch[f'{text}_{what}'] for text in texts for what in ('tokens', 'mask'))
     if pairs:
       rows = (*rows[:2], *(array[:, None] for array in rows[2:]))
     scores = map_chunks(score, rows, key, chunks, devices)[0]  # [B, C]
@@ -219,7 +219,7 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
   queries, candidates = made.arrays['passage_index'].shape
   settings = config.data
   longest = tokenizer.pair_length(settings.query_max_length, settings.passage_max_length)
-  padded = (made.arrays[f'{kind}_tokens'].shape[-1] for kind in ('query', 'passage'))
+  padded = (made.arrays[f'{side}_tokens'].shape[-1] for side in ('query', 'passage'))
   pairs = queries * candidates
   return made._replace(
     arrays={name: leaf for name, leaf in made.arrays.items() if name != 'negative_pool'},

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.methods import contrastive, distillation, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, BatchShapes, DataSource, Loss, Method, Model, Params
@@ -37,19 +37,19 @@ def build(
   encoders = dual_encoder.build(config, model, devices)
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
-    keys = kind_keys(key)
+    keys = side_keys(key)
     adapters = {
-      kind: dual_encoder.batch_dropout(config, adapter, keys[kind])
-      for kind, adapter in encoders.adapters(params).items()
+      side: dual_encoder.batch_dropout(config, adapter, keys[side])
+      for side, adapter in encoders.adapters(params).items()
     }
 
-    def encode(kind: str, rows: Sequence[Array], key: Array | None) -> Float[Array, 'n H']:
+    def encode(side: str, rows: Sequence[Array], key: Array | None) -> Float[Array, 'n H']:
       tokens, mask = rows
-      return encoders.encode(params, adapters[kind], kind, tokens, mask, key)
+      return encoders.encode(params, adapters[side], side, tokens, mask, key)
 
-    def frozen(kind: str, rows: Sequence[Array], _: Array | None) -> Float[Array, 'n H']:
+    def frozen(side: str, rows: Sequence[Array], _: Array | None) -> Float[Array, 'n H']:
       tokens, mask = rows
-      return encoders.encode(params, None, kind, tokens, mask, None)
+      return encoders.encode(params, None, side, tokens, mask, None)
 
     return contrast(
       config,
@@ -85,7 +85,7 @@ def contrast(
   Args:
     config: the experiment.
     devices: the mesh.
-    encode: ``(kind, (tokens [n, T], mask [n, T], *columns [n]), key) -> vectors``.
+    encode: ``(side, (tokens [n, T], mask [n, T], *columns [n]), key) -> vectors``.
     batch: queries, and passages as tokens or as vectors of the base encoder.
     key: for dropout, or None.
     columns: keys of the batch with a number a row, passed to ``encode``.
@@ -95,14 +95,14 @@ def contrast(
   chunks = config.grad_cache * config.accumulate
 
   def embed_chunked(
-    encode: Encode, kind: str, tokens: Array, mask: Array, key: Array | None
+    encode: Encode, side: str, tokens: Array, mask: Array, key: Array | None
   ) -> Float[Array, 'B C H']:
     candidates, length = tokens.shape[1:]
 
     def encode_rows(rows: tuple[Array, ...], key: Array | None) -> tuple[Array, tuple[()]]:
       texts = [array.reshape(-1, length) for array in rows[:2]]
       numbers = [jnp.repeat(array, candidates) for array in rows[2:]]
-      vectors = encode(kind, (*texts, *numbers), key)
+      vectors = encode(side, (*texts, *numbers), key)
       return vectors.reshape(-1, candidates, vectors.shape[-1]), ()
 
     rows = (tokens, mask, *(batch[name] for name in columns))
@@ -112,8 +112,8 @@ def contrast(
   texts = {'query': (tokens, mask)}
   if 'passage_vectors' not in batch:
     texts['passage'] = batch['passage_tokens'], batch['passage_mask']
-  keys = kind_keys(key)
-  made = {kind: embed_chunked(encode, kind, *rows, keys[kind]) for kind, rows in texts.items()}
+  keys = side_keys(key)
+  made = {side: embed_chunked(encode, side, *rows, keys[side]) for side, rows in texts.items()}
   q = made['query'][:, 0]
   p = made['passage'] if 'passage' in made else batch['passage_vectors']
 
@@ -123,9 +123,9 @@ def contrast(
       bare['query'] = batch[contrastive.FROZEN][:, None]
     # A second forward pass, without dropout or gradient.
     bare |= {
-      kind: embed_chunked(frozen, kind, *rows, None)
-      for kind, rows in texts.items()
-      if kind not in bare
+      side: embed_chunked(frozen, side, *rows, None)
+      for side, rows in texts.items()
+      if side not in bare
     }
   held = frozen is not None and config.prompt.regularization_on == 'scores'
 
@@ -158,7 +158,7 @@ def contrast(
   losses, metrics = contrastive.over_lengths(config.matryoshka, config.normalize, score, *vectors)
   if frozen is not None:
     if not held:
-      distances = [squared_distance(made[kind], bare[kind]) for kind in texts]
+      distances = [squared_distance(made[side], bare[side]) for side in texts]
       losses |= {'regularization': jnp.mean(jnp.stack(distances))}
     losses |= {'loss': losses['loss'] + config.prompt.regularization * losses['regularization']}
   return losses['loss'], negative_pools(batch) | losses | {
@@ -167,10 +167,10 @@ def contrast(
   }
 
 
-def kind_keys(key: Array | None) -> dict[str, Array | None]:
+def side_keys(key: Array | None) -> dict[str, Array | None]:
   """Dropout keys of queries and passages for one step."""
   keys = (None, None) if key is None else tuple(jax.random.split(key))
-  return dict(zip(KINDS, keys, strict=True))
+  return dict(zip(SIDES, keys, strict=True))
 
 
 def squared_distance(

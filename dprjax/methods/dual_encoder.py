@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
 from dprjax.formats import vector_spec
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.methods.method import Params, Parts, Product
 from dprjax.models import adapter as adapters
@@ -35,8 +35,8 @@ class DualEncoder(NamedTuple):
   """The functions of a dual encoder; ``init`` and ``embed`` as in ``Model``.
 
   Attributes:
-    adapters: ``params ->`` the adapters by kind; None: the base encoder.
-    encode: ``(params, adapter, kind, tokens, mask, key or None) -> [B, H]``; ``batch_dropout``
+    adapters: ``params ->`` the adapters by side; None: the base encoder.
+    encode: ``(params, adapter, side, tokens, mask, key or None) -> [B, H]``; ``batch_dropout``
       comes before.
   """
 
@@ -61,7 +61,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
   spec = vector_spec.of_config(config)
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
-    backbone = dict.fromkeys(KINDS, parts.encoder) if two else parts.encoder
+    backbone = dict.fromkeys(SIDES, parts.encoder) if two else parts.encoder
     params = {'backbone': backbone} | init_adapter(config, model, parts, key)
     if config.prompt.sides == 'query':
       names = list(tree.flatten(params))
@@ -83,7 +83,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
   def encode(
     params: Params,
     adapter: Adapter | None,
-    kind: str,
+    side: str,
     tokens: Array,
     mask: Array,
     key: Array | None,
@@ -94,7 +94,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
       drawn = example_dropout(config, adapter, options)
     return embed_text(
       model,
-      params['backbone'][kind] if two else params['backbone'],
+      params['backbone'][side] if two else params['backbone'],
       tokens,
       mask,
       spec,
@@ -103,8 +103,8 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
       dropout_key=dropout_key,
     )
 
-  def embed(params: Params, kind: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
-    return encode(params, expand(config, model, params)[kind], kind, tokens, mask, None)
+  def embed(params: Params, side: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
+    return encode(params, expand(config, model, params)[side], side, tokens, mask, None)
 
   return DualEncoder(init, functools.partial(expand, config, model), encode, embed)
 
@@ -149,7 +149,7 @@ def init_adapter(
   elif settings.tied:
     params = init(config, model, key)
   else:
-    keys = {side: jax.random.fold_in(key, i) for i, side in enumerate(KINDS)}
+    keys = {side: jax.random.fold_in(key, i) for i, side in enumerate(SIDES)}
     params = {side: init(config, model, key) for side, key in keys.items()}
   if parts.prompt is None:
     return {adapters.SUBTREE: params}
@@ -158,7 +158,7 @@ def init_adapter(
       f'config.prompt.init_from: {settings.init_from} is for queries only; set config.prompt.tied, '
       "or config.prompt.sides='query'"
     )
-  start: dict[str, Any] = {side: parts.prompt.of_side(side) for side in KINDS if side in params}
+  start: dict[str, Any] = {side: parts.prompt.of_side(side) for side in SIDES if side in params}
   start = start or parts.prompt.of_side('query')
   shapes, wanted = (
     {name: leaf.shape for name, leaf in tree.flatten({adapters.SUBTREE: some}).items()}
@@ -174,13 +174,13 @@ def init_adapter(
 
 
 def expand(config: ConfigDict, model: EncoderConfig, params: Params) -> dict[str, Adapter | None]:
-  """The adapters by kind, the same one if tied; None: the base encoder."""
+  """The adapters by side, the same one if tied; None: the base encoder."""
   if adapters.SUBTREE not in params:
-    return dict.fromkeys(KINDS)
+    return dict.fromkeys(SIDES)
   expand_one, own = _training(config).expand, params[adapters.SUBTREE]
-  if not set(KINDS) & set(own):
-    return dict.fromkeys(KINDS, expand_one(config, model, own))
-  return {side: expand_one(config, model, own[side]) if side in own else None for side in KINDS}
+  if not set(SIDES) & set(own):
+    return dict.fromkeys(SIDES, expand_one(config, model, own))
+  return {side: expand_one(config, model, own[side]) if side in own else None for side in SIDES}
 
 
 def batch_dropout(config: ConfigDict, adapter: Adapter | None, key: Array | None) -> Adapter | None:
@@ -215,15 +215,15 @@ def export(
   spec = vector_spec.of_config(config)
   encoders = {}
   if trains(trained, 'backbone'):
-    for kind in KINDS if config.backbone.two_encoders else ('',):
-      params = encoder_params(backbone, trained, kind)
-      encoders[kind] = {'params': params, 'spec': spec.only(kind) if kind else spec}
-    short = min(KINDS, key=spec.max_length)
+    for side in SIDES if config.backbone.two_encoders else ('',):
+      params = encoder_params(backbone, trained, side)
+      encoders[side] = {'params': params, 'spec': spec.only(side) if side else spec}
+    short = min(SIDES, key=spec.max_length)
     together = '' in encoders and not trains(trained, 'prompt')
     if together and spec.max_length(short) < spec.longest:
       logger.warning(
         '%s were scored with at most %d tokens, but the folder has one length, %d; for the same '
-        'vectors: dprjax encode --kind=%s --max_length=%d',
+        'vectors: dprjax encode --side=%s --max_length=%d',
         {'query': 'queries', 'passage': 'passages'}[short],
         spec.max_length(short),
         spec.longest,
@@ -296,10 +296,10 @@ def trains(trained: Iterable[str], subtree: str) -> bool:
 
 
 def encoder_params(
-  backbone: hub.Backbone, trained: Mapping[str, np.ndarray], kind: str = ''
+  backbone: hub.Backbone, trained: Mapping[str, np.ndarray], side: str = ''
 ) -> dict[str, Any]:
   """An encoder's parameters: trained ones replace the backbone's."""
-  prefix = f'backbone/{kind}/' if kind else 'backbone/'
+  prefix = f'backbone/{side}/' if side else 'backbone/'
   own = {
     name.removeprefix(prefix): leaf for name, leaf in trained.items() if name.startswith(prefix)
   }

@@ -20,7 +20,7 @@ from dprjax.base import arrays
 from dprjax.base.counts import counted
 from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.inference import encoder as inference
 from dprjax.inference import folders
 from dprjax.models import hub
@@ -40,23 +40,23 @@ class Frozen:
     self._folder = workdirs.top(workdir) / FOLDER
     self.spec = hub.load_spec(self._path)
 
-  def differs(self, kind: str) -> bool:
-    """Whether the experiment makes vectors of a kind otherwise than the frozen encoder."""
-    return self.spec.of_kind(kind) != vector_spec.of_config(self._config).of_kind(kind)
+  def differs(self, side: str) -> bool:
+    """Whether the experiment makes vectors of a side otherwise than the frozen encoder."""
+    return self.spec.of_side(side) != vector_spec.of_config(self._config).of_side(side)
 
   def describe(self, cut: dict[str, tuple[int, int]]) -> list[str]:
-    """Log lines about settings in which training differs; ``cut`` is (cut, all) texts by kind."""
+    """Log lines about settings in which training differs; ``cut`` is (cut, all) texts by side."""
     theirs, ours = self.spec, vector_spec.of_config(self._config)
     lines = []
-    for kind, plural in zip(KINDS, ('queries', 'passages'), strict=True):
-      count, of = cut[kind]
-      length, longer = ours.max_length(kind), theirs.max_length(kind)
+    for side, plural in zip(SIDES, ('queries', 'passages'), strict=True):
+      count, of = cut[side]
+      length, longer = ours.max_length(side), theirs.max_length(side)
       if count and length < longer:
         lines.append(
           f'{count:,} of {counted(of, plural)} cut at {length} tokens '
-          f'(config.data.{kind}_max_length); the baseline reads {longer}'
+          f'(config.data.{side}_max_length); the baseline reads {longer}'
         )
-    for name in ('pooling', 'normalize', *(f'{kind}_prefix' for kind in KINDS)):
+    for name in ('pooling', 'normalize', *(f'{side}_prefix' for side in SIDES)):
       own, other = getattr(ours, name), getattr(theirs, name)
       if own != other:
         option = f'data.{name}' if name.endswith('_prefix') else name
@@ -67,14 +67,14 @@ class Frozen:
     return lines
 
   def vectors(
-    self, kind: str, texts: Sequence[str], made: Float[np.ndarray, 'n H'] | None = None
+    self, side: str, texts: Sequence[str], made: Float[np.ndarray, 'n H'] | None = None
   ) -> Float[np.ndarray, 'n H']:
     """Vectors of the texts, ``made`` if given. Up to 100,000 are kept in the workdir."""
     if len(texts) > _MOST_KEPT:
-      return self._encoder.encode(texts, kind) if made is None else made
-    path = self._folder / f'{kind}.npz'
+      return self._encoder.encode(texts, side) if made is None else made
+    path = self._folder / f'{side}.npz'
     # Everything but the text that decides a vector.
-    settings = folders.describe(self._encoder, kind, 'float32', '')
+    settings = folders.describe(self._encoder, side, 'float32', '')
     meta = json.dumps(dataclasses.asdict(settings), sort_keys=True)
     known: dict[bytes, np.ndarray] = {}
     if path.exists():
@@ -85,7 +85,7 @@ class Frozen:
     places = {key: place for place, key in enumerate(keys) if key not in known}
     if places:
       rows = [*places.values()]
-      new = self._encoder.encode([texts[i] for i in rows], kind) if made is None else made[rows]
+      new = self._encoder.encode([texts[i] for i in rows], side) if made is None else made[rows]
       known |= dict(zip(places, new, strict=True))
       self._folder.mkdir(exist_ok=True)
       content = {
@@ -99,7 +99,7 @@ class Frozen:
   @functools.cached_property
   def _encoder(self) -> inference.Encoder:
     return inference.Encoder(
-      dict.fromkeys(KINDS, hub.load_backbone(self._path)),
+      dict.fromkeys(SIDES, hub.load_backbone(self._path)),
       self._tokenizer,
       {inference.UNNAMED: inference.Entry(None, self.spec)},
       batch_size=self._config.eval.batch_size,

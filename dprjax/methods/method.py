@@ -94,7 +94,7 @@ class Model(NamedTuple):
   Attributes:
     init: ``(parts, key) -> params``, a tree with the subtrees ``backbone``, ``prompt``, ``head``.
     loss: ``(params, batch, key or None) -> (loss, metrics)``. Without a key there is no dropout.
-    embed: ``(params, kind, tokens, mask) -> [B, H]`` without dropout, for evaluation. A
+    embed: ``(params, side, tokens, mask) -> [B, H]`` without dropout, for evaluation. A
       cross-encoder also takes where each second text starts, and returns scores ``[B, 1]``.
     shown: metrics on the console beside the loss, with their labels.
     baseline: ``params -> params`` by flat names: the model that training has to beat on the dev

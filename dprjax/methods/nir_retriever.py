@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.methods import contrastive, dpr, nir_prompt
 from dprjax.methods.method import Batch, Loss, Model, Params, Parts
 from dprjax.models import segments
@@ -38,7 +38,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       f'config.pooling: with a template use one of {", ".join(template.POOLINGS)}, not '
       f'{config.pooling!r:.60}'
     )
-  prompts = nir_prompt.build(config, model, tokenizer, KINDS)
+  prompts = nir_prompt.build(config, model, tokenizer, SIDES)
   templates = prompts.templates
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   spec = vector_spec.of_config(config)
@@ -82,4 +82,4 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   return Model(init, loss, embed, shown)
 
 
-METHOD = nir_prompt.method(build, 'retrieval', KINDS, options=('matryoshka', 'tasks'))
+METHOD = nir_prompt.method(build, 'retrieval', SIDES, options=('matryoshka', 'tasks'))

@@ -20,7 +20,7 @@ from dprjax.data import sources, store
 from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
 from dprjax.formats.fields import read_ids
-from dprjax.formats.texts import KINDS, Text
+from dprjax.formats.texts import SIDES, Text
 from dprjax.inference import folders
 from dprjax.inference.encoder import UNNAMED, Encoder, Entry
 from dprjax.methods import contrastive
@@ -138,7 +138,7 @@ def open_passages(
     distributed.barrier('passages')  # process 0 has finished the folder
   found = embeddings.load_embeddings(folder, process=process, processes=processes)
   if not made:
-    found.check_kind('passage', _OPTION)
+    found.check_side('passage', _OPTION)
     manifest.check_same_space(
       _OPTION,
       found.meta.space(),
@@ -246,7 +246,7 @@ def _encoder(config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer) -> E
   """The base encoder, as ``dprjax.encode`` loads it with this config's settings."""
   backbone = hub.load_backbone(configs.backbone_path(config, workdir))
   return Encoder(
-    dict.fromkeys(KINDS, backbone),
+    dict.fromkeys(SIDES, backbone),
     tokenizer,
     {UNNAMED: Entry(None, vector_spec.of_config(config))},
     batch_size=config.eval.batch_size,

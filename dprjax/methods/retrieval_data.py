@@ -22,7 +22,7 @@ from dprjax.data import batches, docstrings, sources, store, teacher
 from dprjax.data.text import Tokenizer
 from dprjax.formats import irds, seen, trec
 from dprjax.formats.qrels import Qrels, write_qrels
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import contrastive, distillation, dual_encoder, query_only
 from dprjax.methods.frozen import Frozen
@@ -68,7 +68,7 @@ class Retrieval:
   def assign(
     self, source: sources.Source, tokens: store.Store, tokenizer: Tokenizer
   ) -> Mapping[str, Int32[np.ndarray, 'n ...']] | None:
-    """Numbers of a split's texts by kind, one or several a row; or None.
+    """Numbers of a split's texts by side, one or several a row; or None.
 
     A batch has them as `query_number` ``[B, ...]`` and `passage_number` ``[B, C, ...]``;
     ``Model.embed`` takes them after the mask.
@@ -183,8 +183,8 @@ class Retrieval:
   def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
     """The batches of a dual encoder, and its evaluation; see ``DataSource.open``."""
     section, config = self.section, self.config
-    for kind in KINDS:
-      option = f'{kind}_max_length'
+    for side in SIDES:
+      option = f'{side}_max_length'
       dual_encoder.check_length(config, model, f'config.data.{option}', section[option])
     tokens = self.open_store('train', self.train, tokenizer)
     self.check_negatives(tokens)
@@ -200,7 +200,7 @@ class Retrieval:
     if (numbers := self.assign(self.train, tokens, tokenizer)) is not None:
       made = made.map(
         lambda batch: (
-          batch | {f'{kind}_number': numbers[kind][batch[f'{kind}_index']] for kind in KINDS}
+          batch | {f'{side}_number': numbers[side][batch[f'{side}_index']] for side in SIDES}
         )
       )
     if config.distillation.loss != 'none':
@@ -260,9 +260,9 @@ def store_folder(section: ConfigDict, workdir: epath.Path, task: str = '') -> ep
 
 
 def texts_cut(tokens: store.Store) -> dict[str, tuple[int, int]]:
-  """By kind, (texts that were cut, all texts)."""
+  """By side, (texts that were cut, all texts)."""
   sizes = {'query': tokens.num_queries, 'passage': tokens.num_passages}
-  return {kind: (tokens.cut[kind], size) for kind, size in sizes.items()}
+  return {side: (tokens.cut[side], size) for side, size in sizes.items()}
 
 
 def store_options(section: ConfigDict) -> dict[str, Any]:
@@ -370,10 +370,10 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
   section = config.data
   size, candidates = config.batch_size * config.accumulate, 1 + config.negatives
   lengths = {
-    kind: batches.longest_bucket(
-      section[f'{kind}_max_length'], section[f'{kind}_buckets'], f'config.data.{kind}_buckets'
+    side: batches.longest_bucket(
+      section[f'{side}_max_length'], section[f'{side}_buckets'], f'config.data.{side}_buckets'
     )
-    for kind in KINDS
+    for side in SIDES
   }
 
   def rows(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
@@ -404,8 +404,8 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
     arrays['corpus_vectors'] = jax.ShapeDtypeStruct((drawn, model.vector_size), np.float32)
     arrays['corpus_index'] = jax.ShapeDtypeStruct((drawn,), np.int32)
   programs = 1
-  for kind in KINDS if len(calls) > 1 else KINDS[:1]:
-    programs *= sum(length <= lengths[kind] for length in section[f'{kind}_buckets'])
+  for side in SIDES if len(calls) > 1 else SIDES[:1]:
+    programs *= sum(length <= lengths[side] for length in section[f'{side}_buckets'])
   return BatchShapes(arrays, tuple(calls), texts, programs, section.passage_max_length)
 
 
@@ -432,27 +432,27 @@ _MEASURES = ('nDCG@10', 'RR@10', 'R@100')
 def make_embedders(
   section: ConfigDict, config: ConfigDict, devices: Mesh, tokenizer: Tokenizer, model: Model
 ) -> dict[str, Embedder]:
-  """Embedders of texts by kind, under flat parameters, for evaluations."""
+  """Embedders of texts by side, under flat parameters, for evaluations."""
 
-  def embed(kind: str, params: Any, *batch: jax.Array) -> jax.Array:
-    return model.embed(tree.unflatten(params), kind, *batch)
+  def embed(side: str, params: Any, *batch: jax.Array) -> jax.Array:
+    return model.embed(tree.unflatten(params), side, *batch)
 
   return {
-    kind: Embedder(
-      functools.partial(embed, kind),
+    side: Embedder(
+      functools.partial(embed, side),
       devices,
       config.eval.batch_size,
-      section[f'{kind}_max_length'],
+      section[f'{side}_max_length'],
       tokenizer.pad_id,
     )
-    for kind in KINDS
+    for side in SIDES
   }
 
 
 class Ranking:
   """The dev queries and the passages that are searched for them.
 
-  ``rows`` are tokens by kind, ``total`` passages of the corpus, ``cut`` by kind (texts that were
+  ``rows`` are tokens by side, ``total`` passages of the corpus, ``cut`` by side (texts that were
   cut, all texts) of the split.
   """
 
@@ -511,18 +511,18 @@ class Ranking:
 
   @functools.cached_property
   def columns(self) -> dict[str, tuple[np.ndarray, ...]]:
-    """Arguments of ``Model.embed`` after the mask, by kind."""
+    """Arguments of ``Model.embed`` after the mask, by side."""
     if self._number is not None:
       sizes = {'query': len(self.query_ids), 'passage': len(self.passage_ids)}
-      return {kind: (np.full(size, self._number, np.int32),) for kind, size in sizes.items()}
+      return {side: (np.full(size, self._number, np.int32),) for side, size in sizes.items()}
     numbers = self.data.assign(self._source, self._tokens, self.tokenizer)
     if numbers is None:
-      return dict.fromkeys(KINDS, ())
+      return dict.fromkeys(SIDES, ())
     return {'query': (numbers['query'],), 'passage': (numbers['passage'][self._passages],)}
 
   @functools.cached_property
   def fixed(self) -> dict[str, np.ndarray]:
-    """Vectors that no step changes, by kind."""
+    """Vectors that no step changes, by side."""
     corpus = sources.locate(self._source)['corpus']
     if self._known is None or sources.locate(self.data.train)['corpus'] != corpus:
       return {}
@@ -531,11 +531,11 @@ class Ranking:
   def embed(
     self, embedders: Mapping[str, Embedder], params: Mapping[str, jax.Array]
   ) -> dict[str, np.ndarray]:
-    """The vectors by kind."""
+    """The vectors by side."""
     return dict(self.fixed) | {
-      kind: embedders[kind](params, self.rows[kind], columns=self.columns[kind])
-      for kind in KINDS
-      if kind not in self.fixed
+      side: embedders[side](params, self.rows[side], columns=self.columns[side])
+      for side in SIDES
+      if side not in self.fixed
     }
 
   def evaluation(self, embedders: Mapping[str, Embedder]) -> Evaluate:
@@ -566,7 +566,7 @@ class Ranking:
       encoder, texts = self._frozen_encoder, self.texts()
       made = {} if encoder.differs('passage') else self.fixed
       found = self.measure(
-        {kind: encoder.vectors(kind, texts[kind], made.get(kind)) for kind in KINDS}
+        {side: encoder.vectors(side, texts[side], made.get(side)) for side in SIDES}
       )
     return found._replace(means=distributed.agree(dict(found.means)))
 
@@ -608,7 +608,7 @@ class Ranking:
     found = dict(whole['mean'])
     for length in config.matryoshka:
       if length < vectors['query'].shape[1]:
-        query, passage = (codes.cut(vectors[kind], length, config.normalize) for kind in KINDS)
+        query, passage = (codes.cut(vectors[side], length, config.normalize) for side in SIDES)
         cut = measure(query, passage, wanted[:1])['mean']
         found[f'{wanted[0]}/{length}'] = cut[wanted[0]]
     return Scores(found, of_queries(whole, wanted[0]))

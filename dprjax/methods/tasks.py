@@ -23,7 +23,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import batches, mixture, pairs, sources
 from dprjax.data.text import Tokenizer
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.methods import frozen, pair_data, retrieval_data
 from dprjax.methods.method import BatchShapes, DataSource, Evaluate, Model, Scores, TrainingData
 from dprjax.methods.pair_data import LabelledPairs
@@ -39,7 +39,7 @@ MEAN = 'mean'  # of the tasks' dev measures
 CLASSIFICATION = ('accuracy', 'F1')
 
 Templates = Callable[[Tokenizer], Mapping[str, Sequence[Template]]]
-"""Templates around texts by kind: 'query' and 'passage', or 'pair'."""
+"""Templates around texts by kind of input: 'query' and 'passage', or 'pair'."""
 
 
 class Task(NamedTuple):
@@ -118,7 +118,8 @@ def batch_shapes(
 ) -> BatchShapes:
   """The longest batch of all tasks; see ``Method.shapes``.
 
-  ``around`` are the tokens of the longest template by kind; by default those of special tokens.
+  ``around`` are the tokens of the longest template by kind of input; by default those
+  of special tokens.
 
   Raises:
     InputError: the texts are longer than the encoder reads.
@@ -133,13 +134,13 @@ def batch_shapes(
   task = {'task': jax.ShapeDtypeStruct((size,), np.int32)}
   number = ((np.int32,),) if numbered else ()
   if form == 'retrieval':
-    inner = zip(made.calls, KINDS, strict=True)
+    inner = zip(made.calls, SIDES, strict=True)
     return made._replace(
       arrays={**made.arrays, **task},
-      calls=tuple((rows, length - specials + around[kind]) for (rows, length), kind in inner),
+      calls=tuple((rows, length - specials + around[side]) for (rows, length), side in inner),
       columns=number,
     )
-  padded = [made.arrays[f'{kind}_tokens'].shape[-1] for kind in KINDS]
+  padded = [made.arrays[f'{side}_tokens'].shape[-1] for side in SIDES]
   arrays = {name: jax.ShapeDtypeStruct((size,), np.int32) for name in pairs.COLUMNS}
   for view, length in zip(pairs.VIEWS, padded, strict=True):
     arrays[f'{view}_tokens'] = jax.ShapeDtypeStruct((size, length), np.int32)
@@ -206,7 +207,7 @@ class _Tasks:
 
   def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
     config, section, form, tasks = self.config, self.section, self.form, self.tasks
-    # The longest template of each kind; all texts go through it.
+    # The longest template of each kind of input; all texts go through it.
     around = {
       kind: max(of_kind, key=lambda template: template.num_tokens)
       for kind, of_kind in self.templates(tokenizer).items()
@@ -297,7 +298,7 @@ def _check_lengths(
   """Tokens of the longest filled template. Raises InputError if it exceeds the positions."""
   specials = tokenizer.num_specials
   positions = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
-  kinds = {kind: (kind,) for kind in KINDS} if form == 'retrieval' else {'pair': KINDS}
+  kinds = {side: (side,) for side in SIDES} if form == 'retrieval' else {'pair': SIDES}
   longest = 0
   for kind, texts in kinds.items():
     inner = sum(section[f'{text}_max_length'] - specials for text in texts)

@@ -29,7 +29,7 @@ from dprjax.data import sources, store, topics
 from dprjax.data.text import Tokenizer, load_tokenizer
 from dprjax.formats import vector_spec
 from dprjax.formats.qrels import Qrels
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.methods import contrastive, dual_encoder, retrieval_data, topic_losses
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
@@ -201,7 +201,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     }
 
   def embed(
-    params: Params, kind: str, tokens: Array, mask: Array, numbers: Array
+    params: Params, side: str, tokens: Array, mask: Array, numbers: Array
   ) -> Float[Array, 'B H']:
     return encode(params, expand(params), tokens, mask, numbers, None)
 
@@ -238,10 +238,10 @@ def check_options(config: ConfigDict, devices: Mesh) -> None:
 
 def check_room(config: ConfigDict, model: EncoderConfig) -> None:
   """Raises InputError if texts with words before them exceed the encoder's positions."""
-  for kind in KINDS:
-    if (length := config.data[f'{kind}_max_length'] + config.topics.words) > model.max_tokens:
+  for side in SIDES:
+    if (length := config.data[f'{side}_max_length'] + config.topics.words) > model.max_tokens:
       raise InputError(
-        f'config.data.{kind}_max_length: {length} tokens with '
+        f'config.data.{side}_max_length: {length} tokens with '
         f'config.topics.words={config.topics.words}, more than the {model.max_tokens} positions '
         f'of {config.backbone.path}'
       )
@@ -331,16 +331,16 @@ class Documents(retrieval_data.Retrieval):
     """
     found, settings, seed = self.found, self.config.topics, self.config.seed
     if found is None:
-      sizes = zip(KINDS, (tokens.num_queries, tokens.num_passages), strict=True)
-      return {kind: np.zeros(size, np.int32) for kind, size in sizes}
+      sizes = zip(SIDES, (tokens.num_queries, tokens.num_passages), strict=True)
+      return {side: np.zeros(size, np.int32) for side, size in sizes}
     dataset = sources.load_dataset(source)
     numbers = {}
-    for kind, texts, ids in (
+    for side, texts, ids in (
       ('query', dataset.queries, tokens.query_ids(np.arange(tokens.num_queries))),
       ('passage', dataset.passages, tokens.passage_ids(np.arange(tokens.num_passages))),
     ):
       if settings.random_words:
-        numbers[kind] = random_words(found, tokenizer, settings.words, ids, seed)
+        numbers[side] = random_words(found, tokenizer, settings.words, ids, seed)
         continue
       if settings.random_topics:
         own = random_topics(found, ids, seed)
@@ -349,7 +349,7 @@ class Documents(retrieval_data.Retrieval):
         own = found.assign([by_id[id_] for id_ in ids])
       if settings.words:
         own = word_tokens(found, tokenizer, settings.words, 'config.topics.words')[own]
-      numbers[kind] = own
+      numbers[side] = own
     return numbers
 
   def relate(self, judged: Qrels, relevant: Qrels, passage_ids: Sequence[str]) -> Qrels:

@@ -26,7 +26,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.reading import convert, parse_object
 from dprjax.formats import seen
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.models import adapter as adapters
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter, Kind
@@ -105,7 +105,7 @@ class Prompt:
   @property
   def tied(self) -> bool:
     """Whether queries and passages have one adapter."""
-    return not self.kind.sided or not any(name.split('/')[0] in KINDS for name in self.arrays)
+    return not self.kind.sided or not any(name.split('/')[0] in SIDES for name in self.arrays)
 
   @property
   def query_only(self) -> bool:
@@ -256,7 +256,7 @@ def _axes(prompt: Prompt) -> dict[str, list[str]]:
   own = {name: axes.split() for name, axes in prompt.kind.arrays(prompt.path, prompt.meta).items()}
   if prompt.tied and not prompt.query_only:
     return own
-  sides = ('query',) if prompt.query_only else KINDS
+  sides = ('query',) if prompt.query_only else SIDES
   return {f'{side}/{name}': axes for side in sides for name, axes in own.items()}
 
 

@@ -22,7 +22,7 @@ from dprjax.base import files, version
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, write_json
 from dprjax.base.reading import parse_object, read, read_json_object
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, weights
 from dprjax.models import checkpoint_names as names
@@ -47,7 +47,7 @@ def write_adapters(folder: epath.Path, prompt: artifact.Prompt, base_model: str 
   form = prompt.kind.peft
   if form is None:
     raise artifact.unsupported(prompt, 'PEFT')
-  for side in ('',) if prompt.tied else KINDS:
+  for side in ('',) if prompt.tied else SIDES:
     if not (arrays := prompt.of_side(side)):
       continue
     config, tensors = form.write(prompt.path, prompt.meta, arrays)
@@ -72,7 +72,7 @@ class _Named(msgspec.Struct):
 def is_adapter(folder: PathLike) -> bool:
   """Whether a folder holds an adapter, or one for queries or passages."""
   root = epath.Path(folder)
-  return any((root / kind / CONFIG).exists() for kind in ('', *KINDS))
+  return any((root / side / CONFIG).exists() for side in ('', *SIDES))
 
 
 def base_model(folder: PathLike) -> str | None:
@@ -82,7 +82,7 @@ def base_model(folder: PathLike) -> str | None:
     InputError: the folder holds no adapter, or its config cannot be read.
   """
   root = epath.Path(folder)
-  places = [root / kind for kind in ('', *KINDS) if (root / kind / CONFIG).exists()]
+  places = [root / side for side in ('', *SIDES) if (root / side / CONFIG).exists()]
   if not places:
     raise InputError(f'{root} holds no {CONFIG}: it is no adapter of PEFT')
   path = files.regular_file(places[0] / CONFIG, 'adapter')
@@ -107,7 +107,7 @@ def read_prompt(
       or with trained parts that a prompt cannot hold.
   """
   root = epath.Path(folder)
-  sides = ('',) if (root / CONFIG).exists() else KINDS
+  sides = ('',) if (root / CONFIG).exists() else SIDES
   found = {side: _read(root / side, backbone) for side in sides if (root / side / CONFIG).exists()}
   if not found:
     raise InputError(f'{root} holds no {CONFIG}: it is no adapter of PEFT')
@@ -141,7 +141,7 @@ def read_prompt(
   if not first.stored:
     shift = max(
       int(adapter.shift_positions())
-      for side in KINDS
+      for side in SIDES
       for adapter in prompt.adapters(side)
       if adapter is not None
     )

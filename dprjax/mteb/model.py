@@ -15,7 +15,7 @@ from dprjax.base import files, given, repository
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats import seen
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.inference.encoder import UNNAMED, Encoder
 
 DEFAULT = 'default'  # name of the prompt for all other tasks
@@ -66,10 +66,10 @@ class Model:
           f'{task_metadata.name}: inputs have {", ".join(batch) or "nothing"}, but no text'
         )
       texts += given.values(batch['text'], 'text')
-    kind = 'query' if getattr(prompt_type, 'value', prompt_type) == 'query' else 'passage'
+    side = 'query' if getattr(prompt_type, 'value', prompt_type) == 'query' else 'passage'
     prompt = self._prompt(task_metadata)
-    vectors = self.encoder.encode(texts, kind, prompt=prompt)
-    if kind == 'query':
+    vectors = self.encoder.encode(texts, side, prompt=prompt)
+    if side == 'query':
       known = seen.ids([(text, text) for text in texts], self.encoder.queries(prompt))
       counts = self.seen.setdefault(task_metadata.name, {})
       counts |= {role: counts.get(role, 0) + len(ids) for role, ids in known.items()}
@@ -172,8 +172,8 @@ def describe(encoder: Encoder, backbone: PathLike, prompt: Prompts) -> dict[str,
   specs = [entry.spec for entry in encoder.bank.values()]
   arrays = {
     id(leaf): leaf
-    for kind in KINDS
-    for leaf in jax.tree_util.tree_leaves(encoder.backbones[kind].params)
+    for side in SIDES
+    for leaf in jax.tree_util.tree_leaves(encoder.backbones[side].params)
   }
   leaves = [*arrays.values()]
   for entry in encoder.bank.values():
@@ -193,7 +193,7 @@ def describe(encoder: Encoder, backbone: PathLike, prompt: Prompts) -> dict[str,
     'public_training_data': None,
     'framework': ['JAX'],
     'similarity_fn_name': 'cosine' if all(spec.normalize for spec in specs) else 'dot',
-    'use_instructions': any(spec.prefix(kind) for spec in specs for kind in KINDS),
+    'use_instructions': any(spec.prefix(side) for spec in specs for side in SIDES),
   }
 
 

@@ -377,10 +377,10 @@ class Embeddings:
       is_cut=True,
     )
 
-  def check_kind(self, kind: str, flag: str) -> None:
-    """Raises InputError for another kind of text; it begins with ``flag``."""
-    if self.meta.kind != kind:
-      raise InputError(f'{flag} holds embeddings of kind {self.meta.kind}, expected {kind}')
+  def check_side(self, side: str, flag: str) -> None:
+    """Raises InputError for vectors of the other side; it begins with ``flag``."""
+    if self.meta.side != side:
+      raise InputError(f'{flag} holds {self.meta.side} embeddings, expected {side} embeddings')
 
   @functools.cached_property
   def ids(self) -> list[str]:
@@ -475,11 +475,11 @@ def load_embeddings(
     ids, content = _read_ids(ids_file)
     digest.update(content)
     shape = (shard.stop - shard.start, columns)
-    found, kind, offset = _open_npy(vectors_file, 'encode again')
-    if found != shape or kind != dtype or len(ids) != shape[0]:
+    found, stored, offset = _open_npy(vectors_file, 'encode again')
+    if found != shape or stored != dtype or len(ids) != shape[0]:
       raise InputError(
-        f'{vectors_file}: {kind} {found} with {len(ids)} ids, but {MANIFEST} says {dtype} {shape}: '
-        'encode again'
+        f'{vectors_file}: {stored} {found} with {len(ids)} ids, but {MANIFEST} says '
+        f'{dtype} {shape}: encode again'
       )
     shards.append(Rows(vectors_file, *shape, dtype, offset, code))
     id_files.append(ids_file)

@@ -37,7 +37,7 @@ class Meta:
   Attributes:
     dimension: numbers of a vector.
     dtype: of the stored vectors, one of ``DTYPES``.
-    kind: 'query' or 'passage'.
+    side: 'query' or 'passage'.
     backbone_sha256: of the encoder's tensors.
     config_sha256: of the encoder's shape: heads, activation, epsilon and so on.
     tokenizer_sha256: of the tokenizer.
@@ -45,7 +45,7 @@ class Meta:
     query_prompt_sha256: of the query-only prompt file, for queries.
     shift_positions: whether positions start at the prompt's length; False under a query-only
       prompt.
-    pooling, normalize, prefix, max_length: `formats.vector_spec.VectorSpec.of_kind`.
+    pooling, normalize, prefix, max_length: `formats.vector_spec.VectorSpec.of_side`.
     arithmetic: 'float32', 'bfloat16' or 'mixed' (``models.encoder_config.Arithmetic``).
     input_sha256: of ids and texts.
     topic: under a topic prompt, 'infer' or a topic's number; else empty.
@@ -53,7 +53,7 @@ class Meta:
 
   dimension: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
   dtype: Annotated[str, _one_of(*DTYPES)]
-  kind: Annotated[str, _one_of('query', 'passage')]
+  side: Annotated[str, _one_of('query', 'passage')]
   backbone_sha256: str
   config_sha256: str
   tokenizer_sha256: str

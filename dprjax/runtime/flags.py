@@ -253,11 +253,16 @@ def maybe_named(text: str) -> tuple[str, str]:
 
 
 class _Parser(argparse.ArgumentParser):
+  words: Sequence[str] = ()
+
   def error(self, message: str) -> NoReturn:
-    if message.startswith('unrecognized'):
-      for old, new in renamed.FLAGS.items():
-        if re.search(rf'--{old}\b', message):
-          message = f'--{old} is now --{new}'
+    given = {word.partition('=')[0] for word in self.words}
+    for old, new in renamed.FLAGS.items():
+      # argparse misses the new flag before it refuses the old one.
+      if f'--{old}' in given and re.search(
+        rf'unrecognized.* --{old}\b|required.* --{new}\b', message
+      ):
+        message = f'--{old} is now --{new}'
     print(error_line(f'{message} (see {self.prog} --help)'), file=sys.stderr, flush=True)
     sys.exit(2)
 
@@ -300,6 +305,7 @@ def parse(
   for field in dataclasses.fields(kind):  # type: ignore[arg-type]
     if 'config' in field.metadata:
       words, experiment[field.name] = split_config(words)
+  parser.words = words
   found = vars(parser.parse_args(words)) | experiment
   return _make(kind, found), found.get('debug', False)
 

@@ -11,7 +11,9 @@ KEYS = {
 }
 """Keys of a config. They may stand in a part of one: ``config.retriever.data.form``."""
 
-FLAGS: dict[str, str] = {}
+FLAGS: dict[str, str] = {
+  'kind': 'side',
+}
 """Flags of commands, without their dashes."""
 
 

@@ -110,17 +110,17 @@ class Stages:
     config: ml_collections.ConfigDict,
   ) -> epath.Path:
     """Encodes a split's queries, or the corpus without a split, as ``config`` trains on them."""
-    kind = 'query' if split else 'passage'
+    side = 'query' if split else 'passage'
     reads = [texts.queries, texts.qrels[split]] if split else [texts.corpus]
     flags = {
       **model.arguments,
-      'kind': kind,
+      'side': side,
       'input': reads[0],
       'out': out,
       **({'qrels': reads[1]} if split else {}),
       'pooling': config.pooling,
       'normalize': str(bool(config.normalize)).lower(),
-      'max_length': config.data[f'{kind}_max_length'],
+      'max_length': config.data[f'{side}_max_length'],
     }
     command = ['encode', *(f'--{name}={value}' for name, value in flags.items())]
     self.run(title, command, out, [*reads, *model.files], out)

@@ -24,7 +24,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from dprjax.base.errors import InputError
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.retrieval import codes
 from dprjax.serving import keys, messages, page
 from dprjax.serving.batcher import Busy, NotFinite
@@ -278,7 +278,7 @@ class App:
     self,
     request: Request,
     name: str,
-    kind: str,
+    side: str,
     texts: Sequence[Any],
     param: str,
     dimensions: int | None = None,
@@ -286,7 +286,7 @@ class App:
     if len(texts) > self._limits.inputs:
       raise _Failure(413, f'{len(texts)} texts; {self._limits.inputs} at most', param=param)
     engine = self._engine
-    tokens = await self._wait(request, engine.pool.submit(engine.tokenize, name, kind, texts))
+    tokens = await self._wait(request, engine.pool.submit(engine.tokenize, name, side, texts))
     request.state.model = name
     if tokens.total > self._limits.tokens:
       raise _Failure(413, f'{tokens.total} tokens; {self._limits.tokens} at most', param=param)
@@ -309,9 +309,9 @@ class App:
   @_serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
   async def _embeddings(self, request: Request) -> Response:
     asked = await self._read(request, EmbeddingRequest)
-    name, kind = _split(asked.model, 'passage')
+    name, side = _split(asked.model, 'passage')
     tokens, vectors = await self._embed(
-      request, name, kind, _inputs(asked.input), 'input', asked.dimensions
+      request, name, side, _inputs(asked.input), 'input', asked.dimensions
     )
     values: Any = vectors
     if asked.encoding_format == 'base64':
@@ -329,13 +329,13 @@ class App:
   )
   async def _search(self, request: Request) -> Response:
     asked = await self._read(request, SearchRequest)
-    name, kind = _split(asked.model, 'query')
+    name, side = _split(asked.model, 'query')
     queries = [asked.query] if isinstance(asked.query, str) else asked.query
     index = await self._on_files(lambda: self._choose_index(name, asked.index))
     k = 10 if asked.k is None else asked.k
     if k > index.most:
       raise _Failure(413, f'k is {k}; {index.most} at most', param='k')
-    tokens, vectors = await self._embed(request, name, kind, queries, 'query')
+    tokens, vectors = await self._embed(request, name, side, queries, 'query')
     index.check(tokens.version, self._engine)
     found = await self._wait(request, self._side.submit(index.search, vectors, k))
     content = SearchResponse(
@@ -506,13 +506,13 @@ class App:
 
 
 def _split(model: str, default: str) -> tuple[str, str]:
-  """A prompt's name and the kind of text: 'qa:query' gives 'qa', 'query'."""
-  name, colon, kind = model.rpartition(':')
+  """A prompt's name and the side: 'qa:query' gives 'qa', 'query'."""
+  name, colon, side = model.rpartition(':')
   if not colon:
     return model, default
-  if kind not in KINDS:
+  if side not in SIDES:
     raise UnknownPrompt(model)
-  return name, kind
+  return name, side
 
 
 def _field(message: str) -> str | None:

@@ -21,7 +21,7 @@ from dprjax.base import given
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.inference.embedder import check_size
 from dprjax.inference.encoder import config_sha256
 from dprjax.models import hub
@@ -172,7 +172,7 @@ class Engine:
       InputError: unreadable files, two encoders, or an option out of range.
     """
     folder = epath.Path(hub.package_path(str(backbone)))
-    if all((folder / kind / 'config.json').exists() for kind in KINDS):
+    if all((folder / side / 'config.json').exists() for side in SIDES):
       raise InputError(f'{backbone} has two encoders; a server takes one backbone')
     loaded = hub.load_backbone(backbone)
     tokenizer = text.load_tokenizer(loaded.path)
@@ -195,12 +195,12 @@ class Engine:
     """Memory of one copy of the backbone's parameters."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(self.backbone.params))
 
-  def tokenize(self, name: str, kind: str, texts: Sequence[str] | Sequence[Ids]) -> Tokens:
+  def tokenize(self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]) -> Tokens:
     """Tokenises texts under a prompt's settings.
 
     Args:
       name: of a prompt, or the backbone's.
-      kind: 'query' or 'passage'.
+      side: 'query' or 'passage'.
       texts: at least one; or token ids with special ones, which are taken as they are.
 
     Raises:
@@ -211,19 +211,19 @@ class Engine:
     started = time.monotonic()
     version = self.library.get(name)
     spec = version.spec
-    longest = spec.max_length(kind)
+    longest = spec.max_length(side)
     if isinstance(texts[0], str):
       prefixed = [
-        spec.prefix(kind) + given.check_text(one, number) for number, one in enumerate(texts)
+        spec.prefix(side) + given.check_text(one, number) for number, one in enumerate(texts)
       ]
       encodings = self.tokenizer.backend.encode_batch_fast(prefixed)
       rows = [np.array(encoding.ids, np.int32) for encoding in encodings]
-      choices = version.choose([str(one) for one in texts], kind)
+      choices = version.choose([str(one) for one in texts], side)
     else:
       if version.topic_model is not None:
         raise InputError(f'input: prompt {name} chooses topics by words; send texts, not token ids')
       rows = [self._check_ids(one, number) for number, one in enumerate(texts)]
-      choices = version.choose([''] * len(rows), kind)
+      choices = version.choose([''] * len(rows), side)
     truncated = [number for number, row in enumerate(rows) if len(row) > longest]
     rows = [self.tokenizer.cut(row, longest) for row in rows]
     self.metrics.stage_seconds.labels('tokenise').observe(time.monotonic() - started)
@@ -238,9 +238,9 @@ class Engine:
     """Queues tokenised texts; see ``Batcher.submit``."""
     return self._batcher.submit(tokens.texts)
 
-  def submit(self, name: str, kind: str, texts: Sequence[str]) -> concurrent.futures.Future:
+  def submit(self, name: str, side: str, texts: Sequence[str]) -> concurrent.futures.Future:
     """``tokenize`` and ``queue``."""
-    return self.queue(self.tokenize(name, kind, texts))
+    return self.queue(self.tokenize(name, side, texts))
 
   def close(self) -> None:
     """Ends the threads after all queued texts."""

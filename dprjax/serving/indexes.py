@@ -35,7 +35,7 @@ class Index:
       InputError: it cannot be read, or holds queries.
     """
     found = embeddings.load_embeddings(folder)
-    found.check_kind('passage', f'--index={name}={folder}')
+    found.check_side('passage', f'--index={name}={folder}')
     self.name, self.meta, self.most = name, found.meta, most
     self._ids = found.ids
     self._texts: dict[str, str] = {}

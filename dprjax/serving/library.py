@@ -27,7 +27,7 @@ import numpy as np
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
 from dprjax.data import text, topics
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.formats.vector_spec import VectorSpec, of_meta
 from dprjax.inference.encoder import Entry, check_length
 from dprjax.models import adapter as adapters
@@ -165,11 +165,11 @@ class Library:
     self._told: set[str] = set()  # why files are not served
     self._bytes = 0
     spec = backbone.spec.at_most(most_tokens)
-    for kind in KINDS:
-      self._check_room(f'backbone {name}', spec, kind)
+    for side in SIDES:
+      self._check_room(f'backbone {name}', spec, side)
     bare = Choice(None, None, spec)
     self.bare = Version(
-      name, '', spec, {}, dict.fromkeys(KINDS, 0), {kind: [bare] for kind in KINDS}
+      name, '', spec, {}, dict.fromkeys(SIDES, 0), {side: [bare] for side in SIDES}
     )
     if self.folder.exists() and not self.folder.is_dir():
       raise InputError(f'--prompts={folder} is a file, not a folder')
@@ -376,7 +376,7 @@ class Library:
       )
     spec = of_meta(prompt.meta, self._backbone.spec)
     model, lengths, choices = None, {}, {}
-    for side in KINDS:
+    for side in SIDES:
       check_length(name, Entry(prompt, spec), side, self._backbone)
       self._check_room(f'prompt {name}', spec, side)
       longest = spec.max_length(side)
@@ -418,10 +418,10 @@ class Library:
         + (f'start it with --prompt_length={size}' if from_flag else 'restart it with this file')
       )
 
-  def _check_room(self, whose: str, spec: VectorSpec, kind: str) -> None:
-    longest = spec.max_length(kind)
+  def _check_room(self, whose: str, spec: VectorSpec, side: str) -> None:
+    longest = spec.max_length(side)
     if longest <= self._tokenizer.num_specials:
-      raise InputError(f'{whose}: {kind}_max_length {longest} leaves no room beside special tokens')
+      raise InputError(f'{whose}: {side}_max_length {longest} leaves no room beside special tokens')
 
   def _keep(self, name: str, signature: _Signature, version: Version) -> None:
     about = About(

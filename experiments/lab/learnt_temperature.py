@@ -22,8 +22,8 @@ def build(config, model, devices, _=None):
     scale = jnp.exp(params['head']['log_scale'])
     adapter = encoders.adapters(params)['query']
 
-    def encode(kind, rows, key):
-      return scale * encoders.encode(params, adapter, kind, *rows, key)
+    def encode(side, rows, key):
+      return scale * encoders.encode(params, adapter, side, *rows, key)
 
     batch = batch | {contrastive.FROZEN: lax.stop_gradient(scale) * batch[contrastive.FROZEN]}
     corpus = contrastive.corpus(params, batch)

@@ -19,22 +19,22 @@ def build(config, model, devices, _=None):
     kernel = jnp.eye(model.hidden_size, dtype=jnp.float32)
     return {'backbone': parts.encoder, 'head': {'map': {'kernel': kernel}}}
 
-  def encode(params, kind, tokens, mask, key):
-    vectors = encoders.encode(params, None, kind, tokens, mask, key)
-    if kind == 'passage':
+  def encode(params, side, tokens, mask, key):
+    vectors = encoders.encode(params, None, side, tokens, mask, key)
+    if side == 'passage':
       return vectors
     vectors = vectors @ params['head']['map']['kernel']
     return unit(vectors) if config.normalize else vectors
 
   def loss(params, batch, key):
-    def encode_rows(kind, rows, key):
-      return encode(params, kind, *rows, key)
+    def encode_rows(side, rows, key):
+      return encode(params, side, *rows, key)
 
     corpus = contrastive.corpus(params, batch)
     return dpr.contrast(config, devices, encode_rows, batch, key, corpus=corpus)
 
-  def embed(params, kind, tokens, mask):
-    return encode(params, kind, tokens, mask, None)
+  def embed(params, side, tokens, mask):
+    return encode(params, side, tokens, mask, None)
 
   shown = {'accuracy': 'in-batch accuracy'}
   return Model(init, loss, embed, shown, sharding=(('head/map/kernel', PartitionSpec()),))

@@ -177,16 +177,16 @@ def test_a_batch_is_as_the_architecture_says(made):
     }
     assert batch['passage_tokens'].shape[:2] == batch['passage_index'].shape == (BATCH, 1 + HARD)
     assert batch['relevant'].shape == (BATCH, opened.max_relevant)
-    for kind, first, lengths in (
+    for side, first, lengths in (
       ('query', 1000, opened.query_lengths),
       ('passage', 2000, opened.passage_lengths),
     ):
-      index = batch[f'{kind}_index'].ravel()
+      index = batch[f'{side}_index'].ravel()
       tokens, mask = (
-        batch[f'{kind}_{what}'].reshape(len(index), -1) for what in ('tokens', 'mask')
+        batch[f'{side}_{what}'].reshape(len(index), -1) for what in ('tokens', 'mask')
       )
       # The smallest bucket that holds everything.
-      width = min(size for size in BUCKETS[f'{kind}_buckets'] if size >= lengths[index].max())
+      width = min(size for size in BUCKETS[f'{side}_buckets'] if size >= lengths[index].max())
       assert tokens.shape == mask.shape == (len(index), width)
       assert (mask == (np.arange(width) < lengths[index][:, None])).all()
       assert (tokens == np.where(mask, first + index[:, None], 0)).all()

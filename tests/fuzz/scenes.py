@@ -91,9 +91,9 @@ def write_embeddings(folder: pathlib.Path) -> None:
     for name, field in _fields(Meta).items()
     if name not in made
   }
-  for kind, count in (('passage', 40), ('query', 8)):
-    ids = [f'{"dq"[kind == "query"]}{number}' for number in range(count)]
-    writer = EmbeddingsWriter(folder / kind, Meta(**(made | {'kind': kind})), ids, 16)
+  for side, count in (('passage', 40), ('query', 8)):
+    ids = [f'{"dq"[side == "query"]}{number}' for number in range(count)]
+    writer = EmbeddingsWriter(folder / side, Meta(**(made | {'side': side})), ids, 16)
     vectors = rng.standard_normal((count, 8), np.float32)
     for shard in writer.pending():
       writer.write(shard, vectors[shard.start : shard.stop])
@@ -127,9 +127,9 @@ def build(folder: pathlib.Path) -> dict[str, Scene]:
   (folder / 'out').mkdir()
   (folder / 'out' / 'neighbour').write_text(NEIGHBOUR)
   shards = tuple(
-    f'in/embeddings/{kind}/{path.name}'
-    for kind in ('passage', 'query')
-    for path in sorted((data / 'embeddings' / kind).iterdir())
+    f'in/embeddings/{side}/{path.name}'
+    for side in ('passage', 'query')
+    for path in sorted((data / 'embeddings' / side).iterdir())
   )
   texts = ('in/corpus.jsonl', 'in/queries.jsonl', 'in/qrels/test.tsv')
   scenes = (
@@ -266,7 +266,7 @@ def add_models(
         'encode',
         '--backbone=in/backbone',
         '--prompt=in/prompt.npz',
-        '--kind=query',
+        '--side=query',
         '--input=in/queries.jsonl',
         '--max_length=8',
         '--batch_size=8',

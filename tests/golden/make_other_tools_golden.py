@@ -4,7 +4,7 @@
     python tests/golden/make_other_tools_golden.py FOLDER      in one with the three
 
 Made with torch 2.13.0, transformers 5.23.0, peft 0.21.2 and sentence-transformers 6.2.0.
-It holds vectors of the texts by model, prompt, tool and kind, what peft read, and an adapter that
+It holds vectors of the texts by model, prompt, tool and side, what peft read, and an adapter that
 peft itself made, with its vectors.
 """
 
@@ -24,14 +24,14 @@ HERE = pathlib.Path(__file__).parent
 ADAPTER = ('adapter_config.json', 'adapter_model.safetensors')
 
 
-def embed(model, tokenizer, texts, meta, kind):
+def embed(model, tokenizer, texts, meta, side):
   """As the prompt's meta says, with nothing of dprjax."""
-  prefix = meta.get(f'{kind}_prefix', '')
+  prefix = meta.get(f'{side}_prefix', '')
   batch = tokenizer(
     [prefix + text for text in texts],
     padding=True,
     truncation=True,
-    max_length=meta[f'{kind}_max_length'],
+    max_length=meta[f'{side}_max_length'],
     return_tensors='pt',
   )
   with torch.no_grad():
@@ -55,30 +55,30 @@ def main(folder):
     root, name = path.parent, path.stem
     with np.load(path) as npz:
       meta = json.loads(npz['meta'].item())
-    for kind, own in texts.items():
+    for side, own in texts.items():
       where = f'{root.name}/{name}'
       adapter = root / f'{name}-peft'
-      adapter = adapter if (adapter / ADAPTER[0]).exists() else adapter / kind
+      adapter = adapter if (adapter / ADAPTER[0]).exists() else adapter / side
       if adapter.exists():
         model, tokenizer = load(root)
         model = peft.PeftModel.from_pretrained(model, adapter).eval()
-        arrays[f'{where}/peft/{kind}'] = embed(model, tokenizer, own, meta, kind)
+        arrays[f'{where}/peft/{side}'] = embed(model, tokenizer, own, meta, side)
         stored = load_file(adapter / ADAPTER[1])
-        arrays[f'{where}/peft/{kind}/embeddings'] = stored['prompt_embeddings']
+        arrays[f'{where}/peft/{side}/embeddings'] = stored['prompt_embeddings']
       model = sentence_transformers.SentenceTransformer(
         str(root / f'{name}-sentence-transformers'), trust_remote_code=True, device='cpu'
       )
-      encode = {'query': model.encode_query, 'passage': model.encode_document}[kind]
-      arrays[f'{where}/sentence-transformers/{kind}'] = encode(own, batch_size=2)
+      encode = {'query': model.encode_query, 'passage': model.encode_document}[side]
+      arrays[f'{where}/sentence-transformers/{side}'] = encode(own, batch_size=2)
       # It can be saved and loaded again.
       with tempfile.TemporaryDirectory() as again:
         model.save_pretrained(again)
         model = sentence_transformers.SentenceTransformer(
           again, trust_remote_code=True, device='cpu'
         )
-        encode = {'query': model.encode_query, 'passage': model.encode_document}[kind]
+        encode = {'query': model.encode_query, 'passage': model.encode_document}[side]
         np.testing.assert_array_equal(
-          encode(own, batch_size=2), arrays[f'{where}/sentence-transformers/{kind}']
+          encode(own, batch_size=2), arrays[f'{where}/sentence-transformers/{side}']
         )
   for root in sorted(path for path in folder.iterdir() if path.is_dir()):
     torch.manual_seed(0)
@@ -98,9 +98,9 @@ def main(folder):
           values = json.loads(content) | {'base_model_name_or_path': None}
           content = json.dumps(values, indent=1).encode()
         arrays[f'{root.name}/theirs/{file}'] = np.frombuffer(content, np.uint8)
-    for kind, own in texts.items():
-      meta = {'pooling': 'mean', 'normalize': False, f'{kind}_max_length': 12}
-      arrays[f'{root.name}/theirs/{kind}'] = embed(model, tokenizer, own, meta, kind)
+    for side, own in texts.items():
+      meta = {'pooling': 'mean', 'normalize': False, f'{side}_max_length': 12}
+      arrays[f'{root.name}/theirs/{side}'] = embed(model, tokenizer, own, meta, side)
   np.savez_compressed(HERE / 'other_tools.npz', **arrays)
   print('other_tools.npz', (HERE / 'other_tools.npz').stat().st_size)
   print({module.__name__: module.__version__ for module in (peft, sentence_transformers)})

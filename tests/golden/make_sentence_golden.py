@@ -150,9 +150,9 @@ def main(source):
     for variant, files in VARIANTS.items():
       write(source, root / variant, files)
       model = SentenceTransformer(str(root / variant), device='cpu')
-      for kind, encode in (('query', model.encode_query), ('passage', model.encode_document)):
+      for side, encode in (('query', model.encode_query), ('passage', model.encode_document)):
         vectors = np.concatenate([encode([text]) for text in TEXTS])
-        arrays[f'{variant}/{kind}'] = compared(model, vectors)
+        arrays[f'{variant}/{side}'] = compared(model, vectors)
     for variant, files in REFUSED.items():
       write(source, root / variant, files)
       SentenceTransformer(str(root / variant), device='cpu').encode(list(TEXTS))

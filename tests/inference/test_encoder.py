@@ -113,10 +113,10 @@ def test_shifted_positions_need_room(trained, variant):
 def test_each_of_two_encoders_has_its_own_length_and_prefix(make_cross_encoder, tmp_path):
   loaded = hub.load_backbone(make_cross_encoder())
 
-  def write(kind, **settings):
+  def write(side, **settings):
     sentence = same_length(**settings)
     args = loaded.config, loaded.params
-    hub.save_backbone(tmp_path / kind, *args, source=loaded.path, spec=sentence)
+    hub.save_backbone(tmp_path / side, *args, source=loaded.path, spec=sentence)
 
   write('query', pooling='mean', length=8, query_prefix='q: ', passage_prefix='not this ')
   write('passage', pooling='mean', length=12, query_prefix='nor this ', passage_prefix='p: ')

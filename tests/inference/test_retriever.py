@@ -193,7 +193,7 @@ def test_bad_arguments(trained, prompt, small, tmp_path):
     fresh.index([])
   with refused('none.jsonl'):
     fresh.index(tmp_path / 'none.jsonl')
-  with refused('kind', 'query', 'passage', 'document'):
+  with refused('side', 'query', 'passage', 'document'):
     fresh.encode(['x'], 'document')
   with refused('texts'):
     fresh.encode('x')

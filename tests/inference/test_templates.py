@@ -48,11 +48,11 @@ def test_vectors_of_several_tasks_equal_the_training_code(bank, templates):
   embed = jax.jit(made.embed, static_argnums=1)
   texts = [one for one in TEXTS for _ in TASKS]
   numbers = np.tile(np.arange(3, dtype=np.int32), len(TEXTS))
-  for kind, length, prefix in (('query', 7, 'ash '), ('passage', 9, '')):
+  for side, length, prefix in (('query', 7, 'ash '), ('passage', 9, '')):
     rows, _ = tokenizer.encode([prefix + one for one in texts], length)
     tokens, mask = text.pad_batch(rows, length, tokenizer.pad_id)
-    expected = np.asarray(embed(params, kind, tokens, mask, numbers))
-    found = bank.encode(texts, kind, task=[TASKS[number] for number in numbers])
+    expected = np.asarray(embed(params, side, tokens, mask, numbers))
+    found = bank.encode(texts, side, task=[TASKS[number] for number in numbers])
     np.testing.assert_allclose(found, expected, **NEAR)
     # A task's prompt matters.
     assert np.abs(np.diff(found.reshape(len(TEXTS), 3, -1), axis=1)).max(axis=2).min() > 0.01

@@ -58,13 +58,13 @@ def devices():
 def bag(tokenizer):
   """Vectors that count words: an inner product is the number of words that two texts share.
 
-  A parameter weighs each kind's.
+  A parameter weighs each side's.
   """
   ordinary = jnp.ones(tokenizer.vocab_size, jnp.float32).at[jnp.array(tokenizer.special_ids)].set(0)
 
-  def embed(params, kind, tokens, mask):
+  def embed(params, side, tokens, mask):
     counted = jax.nn.one_hot(tokens, tokenizer.vocab_size) * mask[:, :, None].astype(jnp.float32)
-    return params[kind]['weight'] * ordinary[None] * counted.sum(axis=1)
+    return params[side]['weight'] * ordinary[None] * counted.sum(axis=1)
 
   return Model(None, None, embed, {})
 

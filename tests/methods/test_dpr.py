@@ -94,22 +94,22 @@ def reference_loss(config, params, batch):
   """The loss in float64 numpy; ``params`` is the flat tree."""
   params = tree.unflatten({name: np.asarray(leaf, np.float64) for name, leaf in params.items()})
   vectors, frozen, apart = {}, {}, []
-  for kind in ('query', 'passage'):
+  for side in ('query', 'passage'):
     prompt = params.get('prompt')
     if prompt is not None and not config.prompt.tied:
-      prompt = prompt[kind]
-    backbone = params['backbone'][kind] if config.backbone.two_encoders else params['backbone']
-    t, m = batch[f'{kind}_tokens'], batch[f'{kind}_mask']
+      prompt = prompt[side]
+    backbone = params['backbone'][side] if config.backbone.two_encoders else params['backbone']
+    t, m = batch[f'{side}_tokens'], batch[f'{side}_mask']
     flat = (t.reshape(-1, t.shape[-1]), m.reshape(-1, t.shape[-1]))
     hidden = reference.encode(MODEL, backbone, *flat, None if prompt is None else prompt['prefix'])
-    vectors[kind] = reference.pool(hidden, flat[1], config.pooling, config.normalize).reshape(
+    vectors[side] = reference.pool(hidden, flat[1], config.pooling, config.normalize).reshape(
       *t.shape[:-1], -1
     )
     if config.prompt.regularization:
       bare = reference.encode(MODEL, backbone, *flat, None)
       bare = reference.pool(bare, flat[1], config.pooling, config.normalize)
-      frozen[kind] = bare.reshape(vectors[kind].shape)
-      apart.append(np.mean(np.sum((vectors[kind].reshape(bare.shape) - bare) ** 2, axis=1)))
+      frozen[side] = bare.reshape(vectors[side].shape)
+      apart.append(np.mean(np.sum((vectors[side].reshape(bare.shape) - bare) ** 2, axis=1)))
   rest = batch['passage_index'], batch['relevant'], config.temperature, config.in_batch
 
   def loss(q, p):
@@ -137,7 +137,7 @@ def reference_loss(config, params, batch):
       far,
       config.matryoshka,
       config.normalize,
-      *(found[kind] for found in (vectors, frozen) for kind in ('query', 'passage')),
+      *(found[side] for found in (vectors, frozen) for side in ('query', 'passage')),
     )
   return value + config.prompt.regularization * np.mean(apart)
 

@@ -82,11 +82,11 @@ def start(folder, backbone, tmp_path, devices):
 def as_encode_runs_it(backbone, folder):
   """nDCG@10 of the dev queries, by `Encoder.load` without settings; one passage is relevant."""
   texts = {
-    kind: {
+    side: {
       record['_id']: record['text']
       for record in map(json.loads, (folder / f'{file}.jsonl').read_text().splitlines())
     }
-    for kind, file in (('query', 'queries'), ('passage', 'corpus'))
+    for side, file in (('query', 'queries'), ('passage', 'corpus'))
   }
   encoder = Encoder.load(backbone)
   queries = encoder.encode([texts['query'][f'q{i}'] for i in range(10, 20)], 'query')
@@ -134,7 +134,7 @@ def test_what_the_training_cuts_is_said(start, caplog):
   assert "config.data.query_prefix is 'elm '; the baseline has 'oak '" in lines
   caplog.clear()
   same = {'pooling': 'mean', 'normalize': True, 'data__query_prefix': 'oak '}
-  whole = {f'data__{kind}_max_length': LONGEST for kind in ('query', 'passage')}
+  whole = {f'data__{side}_max_length': LONGEST for side in ('query', 'passage')}
   start('other', **same, **whole).frozen()
   assert not [line for line in caplog.messages if 'baseline' in line]
 

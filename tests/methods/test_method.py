@@ -25,8 +25,8 @@ def build(config, model, devices, tokenizer):
   def loss(params, batch, key):
     adapters = encoders.adapters(params)
     q, p = (
-      encoders.encode(params, adapters[kind], kind, tokens, mask, key)
-      for kind, tokens, mask in (
+      encoders.encode(params, adapters[side], side, tokens, mask, key)
+      for side, tokens, mask in (
         ('query', batch['query_tokens'], batch['query_mask']),
         ('passage', batch['passage_tokens'][:, 0], batch['passage_mask'][:, 0]),
       )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dprjax.data import text
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.formats.vector_spec import same_length
 from dprjax.methods import nir_prompt, nir_reranker, nir_retriever, pretrain
 from dprjax.methods.method import DataSource
@@ -66,7 +66,7 @@ def embedded(config, model, tokenizer, devices, params, tokens, mask):
   numbers = np.zeros(len(tokens), np.int32)
   embed = jax.jit(method.embed, static_argnums=1)
   if config.method == 'nir_retriever':
-    return np.concatenate([embed(params, kind, tokens, mask, numbers) for kind in KINDS])
+    return np.concatenate([embed(params, side, tokens, mask, numbers) for side in SIDES])
   bare = [np.array(nir.bare(*row), np.int32) for row in zip(tokens, mask, strict=True)]
   found = nir_prompt.task_templates(
     config, ('pair',), nir_prompt.read_files(config), tokenizer, model.vocab_size
@@ -81,7 +81,7 @@ def embedded(config, model, tokenizer, devices, params, tokens, mask):
 def test_a_prompt_that_was_trained_is_the_prompt_of_its_file(
   name, tokenizer, model, parts, backbone, devices, tmp_path
 ):
-  kinds = KINDS if name == 'nir_retriever' else ('pair',)
+  kinds = SIDES if name == 'nir_retriever' else ('pair',)
   config = nir.make_config(name, ('qa',), trainable=('prompt/.*',), template__fixed_layers=1)
   method = METHODS[name].build(config, model, devices, tokenizer)
   params = method.init(parts, jax.random.key(3))
@@ -185,10 +185,10 @@ def test_a_new_tasks_prompt_is_written_as_the_sum(tokenizer, model, backbone, tm
     trainable=('prompt/.*',),
   )
   arrays = [
-    nir.write_prompt(tmp_path / 'prompts' / f'{name}.npz', model, tokenizer, config, KINDS, seed=n)
+    nir.write_prompt(tmp_path / 'prompts' / f'{name}.npz', model, tokenizer, config, SIDES, seed=n)
     for n, name in enumerate(('dr', 'qa'))
   ]
-  kept(config, tmp_path / 'run', KINDS)
+  kept(config, tmp_path / 'run', SIDES)
   weights = np.array([0.25, 2], np.float32)
   product, files = export(
     config, tmp_path / 'run', backbone, {'prompt/new/weights': weights}, tokenizer

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.formats.texts import KINDS
+from dprjax.formats.texts import SIDES
 from dprjax.methods import nir_prompt, nir_retriever
 from dprjax.models import artifact
 from dprjax.runtime import mesh as meshes
@@ -52,14 +52,14 @@ def reference_loss(config, model, tokenizer, params, batch):
   fixed = config.template.fixed_layers if config.template.fixed_layers >= 0 else 2
   names = sorted(config.tasks)
   vectors = {}
-  for kind in KINDS:
-    tokens, mask = batch[f'{kind}_tokens'], batch[f'{kind}_mask']
+  for side in SIDES:
+    tokens, mask = batch[f'{side}_tokens'], batch[f'{side}_mask']
     rows = []
     for place in np.ndindex(mask.shape[:-1]):
       task = names[batch['task'][place[0]]]
       text = nir.bare(tokens[place], mask[place])
       first, second = (
-        nir.segment(config, params, tokenizer, task, f'{kind}/P{number}') for number in (1, 2)
+        nir.segment(config, params, tokenizer, task, f'{side}/P{number}') for number in (1, 2)
       )
       row = [tokenizer.opening[0], *first, *text, *second, tokenizer.mask_id, tokenizer.closing[0]]
       states = reference.encode_template(model, params['backbone'], row, fixed)
@@ -70,7 +70,7 @@ def reference_loss(config, model, tokenizer, params, batch):
         'mean': states[start : start + len(text)].sum(axis=0) / max(len(text), 1),
       }[config.pooling]
       rows.append(vector / (np.linalg.norm(vector) or 1) if config.normalize else vector)
-    vectors[kind] = np.array(rows).reshape(*mask.shape[:-1], -1)
+    vectors[side] = np.array(rows).reshape(*mask.shape[:-1], -1)
   return reference.loss(
     vectors['query'],
     vectors['passage'],
@@ -120,7 +120,7 @@ def test_loss_and_gradient_equal_loops_in_float64(changes, sizes, tokenizer, mod
 def write_files(config, folder, model, tokenizer, **kwargs):
   for seed, task in enumerate(config.tasks):
     path = folder / f'{task}.npz'
-    nir.write_prompt(path, model, tokenizer, config, KINDS, seed=seed, **kwargs)
+    nir.write_prompt(path, model, tokenizer, config, SIDES, seed=seed, **kwargs)
     config.tasks[task].prompt = str(path)
 
 
@@ -148,7 +148,7 @@ def test_a_new_task_has_the_weighted_sum_of_trained_prompts(
     trainable=('prompt/.*',),
   )
   sources = {
-    name: nir.write_prompt(tmp_path / f'{name}.npz', model, tokenizer, config, KINDS, seed=seed)
+    name: nir.write_prompt(tmp_path / f'{name}.npz', model, tokenizer, config, SIDES, seed=seed)
     for seed, name in enumerate(('qa', 'dr', 'rd'))
   }
   batch = batch | {'task': np.zeros(ROWS, np.int32)}
@@ -182,7 +182,7 @@ def test_evaluation_and_training_give_the_same_vectors(tokenizer, model, parts, 
 
 def init(config, tokenizer, model, parts):
   devices = meshes.make_mesh({'data': 1}, jax.devices()[:1])
-  nir_prompt.specs(config, KINDS, nir_prompt.read_files(config))
+  nir_prompt.specs(config, SIDES, nir_prompt.read_files(config))
   method = nir_retriever.build(config, model, devices, tokenizer)
   return method.init(parts, jax.random.key(0))
 
@@ -290,7 +290,7 @@ def test_files_that_are_not_to_be_trained_or_added(tokenizer, model, parts, tmp_
     config.trainable = ('prompt/.*', 'sources/.*')
     init(config, tokenizer, model, parts)
   config.trainable = ('prompt/.*',)
-  nir.write_prompt(tmp_path / 'third.npz', model, tokenizer, config, KINDS, (4, 3, 1), seed=3)
+  nir.write_prompt(tmp_path / 'third.npz', model, tokenizer, config, SIDES, (4, 3, 1), seed=3)
   with refused('third.npz', 'query/P1', '[4, H]'):
     init(config, tokenizer, model, parts)
   (tmp_path / 'third.npz').rename(tmp_path / 'new.npz')

@@ -49,11 +49,11 @@ def folder(tmp_path_factory):
     questions = {f'{word}?': (word, f'e{i}') for i, word in enumerate(dev.values()) if word}
     files = path / name
     (files / 'qrels').mkdir(parents=True)
-    for kind, texts in (
+    for side, texts in (
       ('corpus', passages | own),
       ('queries', {word: word for word in words} | {q: word for q, (word, _) in questions.items()}),
     ):
-      (files / f'{kind}.jsonl').write_text(
+      (files / f'{side}.jsonl').write_text(
         ''.join(json.dumps({'_id': key, 'text': text}) + '\n' for key, text in texts.items())
       )
     for split, rows in (
@@ -181,8 +181,8 @@ def pairs_bag(tokenizer):
   """Scores a pair by the words that its texts share, less a number for each task."""
   ordinary = jnp.ones(tokenizer.vocab_size, jnp.float32).at[jnp.array(tokenizer.special_ids)].set(0)
 
-  def embed(params, kind, rows, mask, lengths, numbers):
-    assert kind == 'pair' and numbers.dtype == jnp.int32
+  def embed(params, side, rows, mask, lengths, numbers):
+    assert side == 'pair' and numbers.dtype == jnp.int32
     counted = []
     for text in unpack(rows, lengths):
       place = jnp.arange(rows.shape[1], dtype=jnp.int32)[None]
@@ -199,16 +199,16 @@ def pairs_bag(tokenizer):
 def test_each_dev_split_by_its_measure(start, bag, tmp_path):
   numbers = []
 
-  def embed(params, kind, tokens, mask, task):
-    numbers.append((kind, task.dtype.name))
-    return bag.embed(params, kind, tokens, mask) * (1 + task.astype(jnp.float32))[:, None]
+  def embed(params, side, tokens, mask, task):
+    numbers.append((side, task.dtype.name))
+    return bag.embed(params, side, tokens, mask) * (1 + task.astype(jnp.float32))[:, None]
 
   data = start('qa', 'dr', tasks__dr__measure='nDCG@10')
   found = data.evaluation(bag._replace(embed=embed))(WEIGHTS)
   # qa: oak at 1, pine at 2 behind the passage that has it twice.
   assert found.means == pytest.approx({'dr/nDCG@10': 1.0, 'qa/RR@10': 0.75, 'mean': 0.875})
   assert {name: values.mean() for name, values in found.values.items()} == {'dr': 1.0, 'qa': 0.75}
-  assert {kind for kind, _ in numbers} == {'query', 'passage'}
+  assert {side for side, _ in numbers} == {'query', 'passage'}
   assert (tmp_path / 'run' / 'dev-qa.tsv').exists()
   plain = start('qa', 'dr', numbered=False).evaluation(bag)(WEIGHTS)
   assert plain.means == pytest.approx({'dr/RR@10': 1.0, 'qa/RR@10': 0.75, 'mean': 0.875})

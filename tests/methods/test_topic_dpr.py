@@ -330,13 +330,13 @@ def test_words_stand_behind_the_first_token_of_both_texts(shape, tokenizer, foun
     placed = meshes.put_batch(mesh, batch)
     return float(jax.jit(lambda p, b: model.loss(p, b, None)[0])(tree.unflatten(params), placed))
 
-  before = value(config, batch | {f'{kind}_number': row for kind, row in rows.items()})
+  before = value(config, batch | {f'{side}_number': row for side, row in rows.items()})
   # As if the texts began with the words: no topics, and longer texts.
   longer = dict(batch)
-  for kind, row in rows.items():
+  for side, row in rows.items():
     for name, inserted in (('tokens', row), ('mask', np.ones(row.shape, bool))):
-      old = batch[f'{kind}_{name}']
-      longer[f'{kind}_{name}'] = np.concatenate([old[..., :1], inserted, old[..., 1:]], axis=-1)
+      old = batch[f'{side}_{name}']
+      longer[f'{side}_{name}'] = np.concatenate([old[..., :1], inserted, old[..., 1:]], axis=-1)
   plain = make_config(topics__path='', prompt__length=0)
   assert np.isclose(before, value(plain, longer), 1e-6)
   assert not np.isclose(before, value(plain, batch), 1e-3)

@@ -435,9 +435,9 @@ def test_vectors_are_those_of_sentence_transformers(minilm, golden, tmp_path):
   for number, (name, files) in enumerate(json.loads(arrays['applied'].item()).items()):
     folder = variant(minilm, tmp_path / str(number), files)
     encoder = Encoder.load(folder, batch_size=4, mesh=one)
-    for kind in ('query', 'passage'):
-      stored = arrays[f'{name}/{kind}']
-      vectors = encoder.encode(texts, kind)[:, : stored.shape[1]]
+    for side in ('query', 'passage'):
+      stored = arrays[f'{name}/{side}']
+      vectors = encoder.encode(texts, side)[:, : stored.shape[1]]
       scale = np.abs(stored).max()
       np.testing.assert_allclose(vectors, stored, rtol=0, atol=2e-5 * scale, err_msg=name)
 

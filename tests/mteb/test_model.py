@@ -36,14 +36,14 @@ def encoder(small, prompts):
 
 
 @pytest.mark.parametrize(
-  ('prompt_type', 'kind'),
+  ('prompt_type', 'side'),
   [
     (PromptType.query, 'query'),
     (PromptType.document, 'passage'),
     (None, 'passage'),
   ],
 )
-def test_texts_of_batches_by_kind(encoder, prompt_type, kind):
+def test_texts_of_batches_by_side(encoder, prompt_type, side):
   found = models.Model(encoder).encode(
     BATCHES,
     task_metadata=Task(),
@@ -54,7 +54,7 @@ def test_texts_of_batches_by_kind(encoder, prompt_type, kind):
     show_progress_bar=False,
   )
   assert found.dtype == np.float32
-  np.testing.assert_array_equal(found, encoder.encode(TEXTS, kind))
+  np.testing.assert_array_equal(found, encoder.encode(TEXTS, side))
 
 
 def test_a_task_has_the_prompt_of_its_name_its_type_or_the_default(small, prompts):
@@ -79,8 +79,8 @@ def test_queries_that_a_prompt_has_seen_are_counted(small, prompts, tmp_path):
   known.queries.update({'train': seen.hashes(['JSON decodes', 'other'])})
   save_prompt(tmp_path / 'seen.npz', known)
   model = models.Model(Encoder.load(small.path, tmp_path / 'seen.npz', batch_size=8))
-  for kind in (PromptType.query, PromptType.document):
-    model.encode(BATCHES, task_metadata=Task('Toy'), prompt_type=kind)
+  for side in (PromptType.query, PromptType.document):
+    model.encode(BATCHES, task_metadata=Task('Toy'), prompt_type=side)
   assert model.seen == {'Toy': {'train': 1}}
 
 

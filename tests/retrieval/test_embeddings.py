@@ -14,7 +14,7 @@ from tests.refusals import refused
 META = Meta(
   dimension=3,
   dtype='float32',
-  kind='passage',
+  side='passage',
   backbone_sha256='b' * 64,
   config_sha256='c' * 64,
   tokenizer_sha256='t' * 64,
@@ -278,7 +278,7 @@ MANIFESTS = [
   (put('dimension', value=-3), 'dimension'),
   (put('dimension', value='3'), 'dimension'),
   (put('dtype', value='object'), 'dtype'),
-  (put('kind', value=None), 'kind'),
+  (put('side', value=None), 'side'),
   (put('pooling', value=...), 'pooling'),
   (put('normalize', value=1), 'normalize'),
   (put('prompt_sha256', value=...), 'prompt_sha256'),
@@ -332,7 +332,7 @@ def test_no_folder(tmp_path):
 OTHER = {
   'dimension': 4,
   'dtype': 'float16',
-  'kind': 'query',
+  'side': 'query',
   'backbone_sha256': 'x' * 64,
   'config_sha256': 'x' * 64,
   'tokenizer_sha256': 'x' * 64,
@@ -408,7 +408,7 @@ def test_bad_vectors(tmp_path):
 
 
 def test_space_is_what_queries_and_passages_share():
-  own = {'dtype', 'kind', 'prefix', 'max_length', 'arithmetic', 'input_sha256', 'topic'}
+  own = {'dtype', 'side', 'prefix', 'max_length', 'arithmetic', 'input_sha256', 'topic'}
   assert set(OTHER) - set(manifest.SPACE) == own | {'query_prompt_sha256'}
   for name, value in OTHER.items():
     shared = dataclasses.replace(META, **{name: value}).space() == META.space()

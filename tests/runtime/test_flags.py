@@ -139,6 +139,11 @@ def test_a_renamed_flag_names_its_new_one(monkeypatch, capsys):
   class Some:
     depth: int = flags.flag('x', 3)
 
-  with pytest.raises(SystemExit) as end:
-    flags.parse(Some, ['--depth=3', '--anchor=2'], 'search')
-  assert end.value.code == 2 and '--anchor is now --regularization' in capsys.readouterr().err
+  @dataclasses.dataclass(frozen=True, kw_only=True)
+  class Required:
+    regularization: float = flags.flag('x')
+
+  for kind, words in ((Some, ['--depth=3', '--anchor=2']), (Required, ['--anchor', '2'])):
+    with pytest.raises(SystemExit) as end:
+      flags.parse(kind, words, 'search')
+    assert end.value.code == 2 and '--anchor is now --regularization' in capsys.readouterr().err

@@ -79,7 +79,7 @@ def client(small, engine, folder, corpus):
   encode.main(
     [
       *(f'--backbone={small.path}', f'--prompt={folder / "qa.npz"}', f'--input={corpus}'),
-      *('--kind=passage', f'--out={out}', '--batch_size=8'),
+      *('--side=passage', f'--out={out}', '--batch_size=8'),
     ]
   )
   app = App(
@@ -120,7 +120,7 @@ def ask(client, compiled):
 def alone(small, folder):
   paths = {name: folder / f'{name}.npz' for name in ('qa', 'chat', 'asks')} | {'model': None}
   encoders = {name: Encoder.load(small.path, path, batch_size=8) for name, path in paths.items()}
-  return lambda name, kind, *texts: encoders[name].encode(texts, kind)
+  return lambda name, side, *texts: encoders[name].encode(texts, side)
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_openais_client(client, alone):
   with openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none') as ai:
     assert [model.id for model in ai.models.list()] == ['model', 'asks', 'chat', 'qa']
     assert ai.models.retrieve('qa').owned_by == 'dprjax'
-    for model, name, kind in (
+    for model, name, side in (
       ('qa:query', 'qa', 'query'),
       ('chat:query', 'chat', 'query'),
       ('chat:passage', 'chat', 'passage'),
@@ -141,7 +141,7 @@ def test_openais_client(client, alone):
         vectors = [one.embedding for one in answer.data]
         if form.get('encoding_format') == 'base64':
           vectors = [np.frombuffer(base64.b64decode(one), '<f4') for one in vectors]
-        np.testing.assert_allclose(vectors, alone(name, kind, *texts), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(vectors, alone(name, side, *texts), rtol=0, atol=1e-5)
         assert answer.model == model and answer.usage.total_tokens > 4
     assert (
       len(ai.embeddings.create(model='qa', input='json', dimensions=16).data[0].embedding) == 16
@@ -168,14 +168,14 @@ def test_mtebs_client(client, alone):
     mteb = pytest.importorskip('mteb', reason="pip install 'dprjax[mteb]' (it brings PyTorch)")
   texts = ['json', 'an http server']
   task = mteb.get_task('SciFact').metadata
-  for name, kind in (('qa', 'query'), ('qa', 'passage'), ('model', 'passage')):
+  for name, side in (('qa', 'query'), ('qa', 'passage'), ('model', 'passage')):
     wrapper = mteb.models.OpenAIAPIEncodeWrapper(
-      str(client.base_url), f'{name}:{kind}', use_chat_template=False, modalities=['text']
+      str(client.base_url), f'{name}:{side}', use_chat_template=False, modalities=['text']
     )
     found = wrapper.encode(
       [{'text': texts}], task_metadata=task, hf_split='test', hf_subset='default'
     )
-    np.testing.assert_allclose(found, alone(name, kind, *texts), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found, alone(name, side, *texts), rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -45,10 +45,10 @@ def folder(small, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def alone(small, folder):
-  """``alone(name, kind, *texts)``: what an Encoder of that prompt alone gives."""
+  """``alone(name, side, *texts)``: what an Encoder of that prompt alone gives."""
   paths = {name: folder / f'{name}.npz' for name in PROMPTS} | {'model': None}
   encoders = {name: Encoder.load(small.path, path, batch_size=8) for name, path in paths.items()}
-  return lambda name, kind, *texts: encoders[name].encode(texts, kind)
+  return lambda name, side, *texts: encoders[name].encode(texts, side)
 
 
 @pytest.fixture(scope='module')
@@ -72,11 +72,11 @@ def test_every_vector_is_the_encoders_own_in_any_company(engine, alone):
     rng = random.Random(seed)
     asked = []
     for _ in range(6):
-      name, kind = rng.choice([*PROMPTS, 'model']), rng.choice(('query', 'passage'))
+      name, side = rng.choice([*PROMPTS, 'model']), rng.choice(('query', 'passage'))
       texts = texts_of(rng, rng.choice((1, 1, 2, 7)))
-      asked.append((name, kind, texts, engine.submit(name, kind, texts)))
+      asked.append((name, side, texts, engine.submit(name, side, texts)))
       time.sleep(rng.choice((0, 0.001, 0.004)))
-    return [(name, kind, texts, f.result(60)) for name, kind, texts, f in asked]
+    return [(name, side, texts, f.result(60)) for name, side, texts, f in asked]
 
   compiled = []
   jax.monitoring.register_event_duration_secs_listener(
@@ -85,9 +85,9 @@ def test_every_vector_is_the_encoders_own_in_any_company(engine, alone):
   with concurrent.futures.ThreadPoolExecutor(6) as pool:
     answers = [answer for done in pool.map(client, range(6)) for answer in done]
   assert compiled == []
-  for name, kind in {answer[:2] for answer in answers}:
-    own = [answer[2:] for answer in answers if answer[:2] == (name, kind)]
-    expected = alone(name, kind, *(text for texts, _ in own for text in texts))
+  for name, side in {answer[:2] for answer in answers}:
+    own = [answer[2:] for answer in answers if answer[:2] == (name, side)]
+    expected = alone(name, side, *(text for texts, _ in own for text in texts))
     vectors = np.concatenate([vectors for _, vectors in own])
     np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
   metrics = engine.metrics.text().decode()
@@ -165,7 +165,7 @@ def test_a_prompt_among_the_tokens_is_refused(engine, folder, small, tmp_path):
   vectors = np.ones((2, 16), np.float32)
   more = {'kind': 'template', 'pooling': 'mask', 'fixed_layers': 1, 'words': {}}
   template = dict.fromkeys(('query', 'passage'), '[CLS] P1 text [MASK] [SEP]')
-  arrays = {f'segments/{kind}/P1': vectors for kind in template}
+  arrays = {f'segments/{side}/P1': vectors for side in template}
   artifact.save_prompt(
     tmp_path / 'p.npz', artifact.Prompt(small.meta | more | {'template': template}, arrays)
   )
