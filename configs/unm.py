@@ -47,12 +47,12 @@ def get_config(arg: str = 'beir'):
   # runs of the training queries from elsewhere, ('NAME=run.trec',), mined along with our own
   c.runs = ()
   c.depth = 200  # rows of each run that are looked at for a query
-  c.sample = 30  # of each pool, for a query
-  c.threshold = 0.1  # the reranker's probability below which a candidate is in the denoised pool
-  # Negatives of the last training; the paper names the pools and no shares.
+  c.sample = 30  # of each source, for a query
+  c.threshold = 0.1  # the reranker's probability below which a candidate is denoised
+  # Negatives of the last training; the paper names the sources and no shares.
   c.mix = ml_collections.ConfigDict({'denoised': 0.5, 'undenoised': 0.5, 'random': 0.0})
   c.rounds = 1  # of retrieving with the newest retriever, mining and training again (ANCE style)
-  # also train on the first round's un-denoised pool alone (Table 9's second row)
+  # also train on the first round's un-denoised negatives alone (Table 9's second row)
   c.undenoised = True
   c.measures = ('nDCG@10', 'RR@10', 'R@100')
 

@@ -4,14 +4,14 @@ section 3.3).
     python -m dprjax.mine --queries=queries.jsonl --corpus=corpus.jsonl --qrels=qrels/train.tsv \\
         --run=bm25.trec --run=dpt=dpt.trec --out=train.jsonl
 
-The un-denoised pool of a query is the best 200 of every run, without positives and their copies; 30
-random ones go to the file. With --reranker=DIR (a cross-encoder) or --reranked=FILE (a run of
-dprjax.rerank), those with a probability below 0.1 are the denoised pool, and up to 30 of them go to
-the file too. Every negative keeps its retrievers, ranks and scores (docs/mining.md). The same
-inputs and seed give the same bytes. train.jsonl.json has the counts.
+The pool of a query is the best 200 of every run, without positives and their copies; 30 random
+ones, un-denoised, go to the file. With --reranker=DIR (a cross-encoder) or --reranked=FILE (a run
+of dprjax.rerank), those with a probability below 0.1 are denoised, and up to 30 of them go to the
+file too. Every negative keeps its retrievers, ranks and scores (docs/mining.md). The same inputs
+and seed give the same bytes. train.jsonl.json has the counts.
 
 Train with --config.data.mined_negatives=train.jsonl; --config.mix.denoised and the like set the
-share of each pool.
+share of each source.
 """
 
 import dataclasses
@@ -45,9 +45,9 @@ class Flags:
   )
   out: str = flag('the training file', metavar='train.jsonl')
   depth: int = flag('rows of every run, a query', _DEFAULT.depth)
-  sample: int = flag('negatives a query of each pool', _DEFAULT.sample)
+  sample: int = flag('negatives a query of each source', _DEFAULT.sample)
   reranker: str | None = flag(
-    'a cross-encoder that scores for the denoised pool', None, metavar='DIR'
+    'a cross-encoder that finds the denoised negatives', None, metavar='DIR'
   )
   reranker_prompt: str | None = flag(
     'a prompt of pairs for --reranker, its backbone with a masked-LM head; scores are differences '

@@ -191,13 +191,13 @@ class Pipeline:
   def _train(
     self, name: str, mined: epath.Path, mix: str | Mapping[str, float], base: str = ''
   ) -> tuple[Model, str]:
-    """Trains a retriever on a pool or a mixture of pools; returns it and its initial backbone."""
+    """Trains on one source of negatives or a mix; returns the retriever and its initial backbone."""
     if isinstance(mix, str):
-      mix = {pool: float(pool == mix) for pool in self.config.mix}
+      mix = {source: float(source == mix) for source in self.config.mix}
     experiment, workdir = self.config.retriever, self.workdir / name
     prompted = bool(experiment.prompt.length)
     product = self.workdir / 'models' / (f'{name}.npz' if prompted else name)
-    settings = [f'mix.{pool}={fraction}' for pool, fraction in mix.items()]
+    settings = [f'mix.{source}={fraction}' for source, fraction in mix.items()]
     recipe = self.config.retriever_recipe
     self._experiment(name, recipe, experiment, mined, base, product, settings)
     workdir = workdirs.trained(workdir)

@@ -153,7 +153,7 @@ def test_a_cross_encoder_and_a_run_that_it_rescored_denoise_alike(tmp_path, comm
   assert list(exact) == list(given)
   for pair, (score, negative) in exact.items():
     assert score == pytest.approx(given[pair][0], abs=1e-4) and negative == given[pair][1]
-  assert len({tuple(negative['pools']) for _, negative in exact.values()}) > 1
+  assert len({tuple(negative['sources']) for _, negative in exact.values()}) > 1
   # Factors are rounded to bfloat16, by at most 1/256; their sums are float32.
   rounding = [abs(rounded[pair][0] - exact[pair][0]) for pair in exact.keys() & rounded.keys()]
   assert 1e-5 < max(rounding) < np.abs(scores).max() / 100
@@ -187,7 +187,7 @@ def test_scores_of_positives(world, command):
 
 @pytest.mark.slow
 def test_training_on_a_mined_file(tmp_path, command):
-  """BM25's negatives of docstrings, denoised by made-up scores: metrics have the pools' shares."""
+  """BM25's negatives of docstrings, denoised by made-up scores: metrics have their shares."""
   data = tmp_path / 'data'
   docstrings.build(str(data), packages=['email', 'json', 'logging', 'unittest', 'http'])
   names = {'corpus': 'corpus.jsonl', 'queries': 'queries.jsonl', 'qrels': 'qrels/train.tsv'}
@@ -215,7 +215,7 @@ def test_training_on_a_mined_file(tmp_path, command):
       f'--config.data.dir={data}',
       f'--config.data.mined_negatives={tmp_path}/mined.jsonl',
       '--config.negatives=4',
-      *(f'--config.mix.{pool}={share}' for pool, share in shares.items()),
+      *(f'--config.mix.{source}={share}' for source, share in shares.items()),
       '--config.steps=4',
       '--config.distillation.loss=margin_mse',
       '--config.distillation.weight=0.5',
@@ -234,8 +234,8 @@ def test_training_on_a_mined_file(tmp_path, command):
     assert sum(found.values()) == pytest.approx(1)
     # A denoised negative that is missing is replaced by a random one.
     found['denoised'] += found['random_for_denoised']
-    for pool, share in shares.items():
-      # 64 slots draw their pools; 4 standard deviations.
-      assert abs(found[pool] - share) < 4 * (share * (1 - share) / 64) ** 0.5
+    for source, share in shares.items():
+      # 64 negatives draw their sources; 4 standard deviations.
+      assert abs(found[source] - share) < 4 * (share * (1 - share) / 64) ** 0.5
     assert found['denoised'] > found['undenoised'] > 0 and found['random'] > 0
-    assert 0 <= row['negatives/queries_short_of_a_pool'] < 0.5
+    assert 0 <= row['negatives/queries_short_of_a_source'] < 0.5

@@ -83,7 +83,9 @@ def test_the_whole_pipeline_killed_midway_and_then_with_a_second_round(tmp_path)
   assert retrievers == {'bm25', 'retriever'}
   scored = [one for query in mined for one in query['negative_passages'] if 'reranker_score' in one]
   # The threshold of 0.9 as a logit; the pool is a sample of what scores below it.
-  assert {one['reranker_score'] < 2.1972 for one in scored if 'denoised' in one['pools']} == {True}
+  assert {one['reranker_score'] < 2.1972 for one in scored if 'denoised' in one['sources']} == {
+    True
+  }
 
   # A second round adds to the first, of which only the table is written again.
   first = {path: path.read_bytes() for path in work.glob('models/*.npz')}

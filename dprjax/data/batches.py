@@ -36,7 +36,7 @@ from dprjax.data.text import pad_flat
 
 Batch = dict[str, np.ndarray]
 
-SLOT_SOURCES = (
+NEGATIVE_SOURCES = (
   'random',
   'undenoised',
   'denoised',
@@ -44,7 +44,7 @@ SLOT_SOURCES = (
   'random_for_undenoised',
   'random_for_denoised',
 )
-"""What filled a slot for a hard negative: its pool or, from `STAND_INS` on, a stand-in."""
+"""Where a hard negative was drawn from. From `STAND_INS` on, another source stood in."""
 STAND_INS = 3
 
 # One stream of random numbers for each use.
@@ -56,7 +56,7 @@ Vectors = Callable[[jt.Int32[np.ndarray, '*n']], jt.Float32[np.ndarray, '*n H']]
 
 
 class Mix(NamedTuple):
-  """Shares of the pools in a query's hard negatives (DPTDR section 3.3); they add up to 1.
+  """Shares of the sources in a query's hard negatives (DPTDR section 3.3); they add up to 1.
 
   Attributes:
     denoised: negatives that a reranker passed; random passages stand in where there are too few.
@@ -91,15 +91,15 @@ def make_batches(
   negatives have an order that the seed decides; each epoch takes the next ones, and none repeats
   before all have been taken. Random passages that are not relevant fill missing ones.
 
-  With a ``mix``, each slot draws a pool in each epoch, and each pool has its own order. Batches
-  then have `negative_pool` ``[B, C - 1]`` int8, indices of `SLOT_SOURCES`. If the store has
-  categories, batches have `categories` ``[B, G]`` int32.
+  With a ``mix``, each negative draws its source anew in each epoch, and each source has its own
+  order. Batches then have `negative_source` ``[B, C - 1]`` int8, indices of `NEGATIVE_SOURCES`. If
+  the store has categories, batches have `categories` ``[B, G]`` int32.
 
   Args:
     batch_size: queries of the global batch; process i has the i-th of ``process_count`` equal
       blocks.
     negatives: hard negatives a query, so ``C = 1 + negatives``.
-    mix: shares of the pools; by default any negative.
+    mix: shares of the sources; by default any negative.
     positive: 'rotate', the next positive in each epoch, or 'first'.
     query_buckets, passage_buckets: padded lengths; a batch takes the smallest that holds it.
     max_relevant: the largest R of `relevant`; by default what the store's queries need. A query
@@ -160,7 +160,7 @@ class Drawn(NamedTuple):
 
   Attributes:
     queries, passages: canonical rows of the store; column 0 is the positive.
-    sources: what filled each slot, indices of `SLOT_SOURCES`; None without hard negatives.
+    sources: of the hard negatives, indices of `NEGATIVE_SOURCES`; None without hard negatives.
     tokens, relevant: columns of the queries, as stored.
   """
 
@@ -231,16 +231,16 @@ class Feed:
     """The passages of queries, each in its epoch; ``random`` draws the random ones."""
     store, negatives = self._store, self.negatives
     tokens, *columns = store.queries.read(
-      queries, ('tokens', 'positives', 'relevant', 'negatives', 'pools')
+      queries, ('tokens', 'positives', 'relevant', 'negatives', 'sources')
     )
-    positives, relevant, hard, pools = map(table.lists, columns)
+    positives, relevant, hard, mined = map(table.lists, columns)
     relevant = relevant._replace(flat=store.canonical[relevant.flat])
     passages = np.empty((len(queries), 1 + negatives), np.int32)
     turn = 0 if self._positive == 'first' else epochs % positives.counts
     passages[:, 0] = positives.flat[positives.starts + turn]
     sources = None
     if negatives:
-      bits = pools if self._mix else Lists(np.full_like(pools.flat, UNDENOISED), pools.counts)
+      bits = mined if self._mix else Lists(np.full_like(mined.flat, UNDENOISED), mined.counts)
       sources = np.empty((len(queries), negatives), np.int8)
       each = np.broadcast_to(np.asarray(epochs), len(queries))
       for epoch in np.unique(each).tolist():
@@ -304,7 +304,7 @@ class Feed:
       'relevant': _list_relevant(relevant, drawn.passages, self.max_relevant),
     }
     if self._mix is not None and drawn.sources is not None:
-      batch['negative_pool'] = drawn.sources[rows]
+      batch['negative_source'] = drawn.sources[rows]
     if store.categories is not None:
       batch['categories'] = pad_flat(
         *store.categories.take(passages[:, 0]), self._most_categories, -1
@@ -427,40 +427,45 @@ def length_buckets(
 def _pick_negatives(
   queries: jt.Int32[np.ndarray, ' B'],
   negatives: Lists,
-  pools: Integers,
+  bits: Integers,
   mix: Mix,
   wanted: int,
   seed: int,
   epoch: int,
 ) -> tuple[jt.Int32[np.ndarray, 'B wanted'], jt.Int8[np.ndarray, 'B wanted']]:
-  """Hard negatives of each query, -1 for a random passage, and their `SLOT_SOURCES`."""
+  """Hard negatives of each query, -1 for a random passage, and their `NEGATIVE_SOURCES`."""
   owners = negatives.owners
   order = np.lexsort((_random_bits(seed, _ORDER, queries[owners], negatives.flat), owners))
-  slots, past = _count_slots(queries, mix, wanted, seed, epoch)
+  quotas, past = _draw_quotas(queries, mix, wanted, seed, epoch)
   denoised, undenoised = (
-    _walk(negatives.flat[order][member], owners[member], slots[pool], past[pool], wanted)
-    for pool, member in enumerate(pools[order] & bit > 0 for bit in (DENOISED, UNDENOISED))
+    _walk(negatives.flat[order][member], owners[member], quotas[source], past[source], wanted)
+    for source, member in enumerate(bits[order] & bit > 0 for bit in (DENOISED, UNDENOISED))
   )
-  # In the order in which slots take them: denoised first, since they are fewer and some are in both
-  # pools.
-  own = np.where(np.arange(wanted) < slots[0][:, None], denoised, -1)
+  # In the order in which they are taken: denoised first, since they are fewer and some are of both
+  # sources.
+  own = np.where(np.arange(wanted) < quotas[0][:, None], denoised, -1)
   candidates = np.concatenate([own, undenoised, denoised], axis=1)
   sources = np.repeat(
-    [SLOT_SOURCES.index(name) for name in ('denoised', 'undenoised', 'denoised_for_undenoised')],
+    [
+      NEGATIVE_SOURCES.index(name) for name in ('denoised', 'undenoised', 'denoised_for_undenoised')
+    ],
     wanted,
   )
   taken = (candidates >= 0) & ~_repeats(candidates)
-  taken[:, wanted:] &= np.cumsum(taken[:, wanted:], axis=1) <= slots[1][:, None]
+  taken[:, wanted:] &= np.cumsum(taken[:, wanted:], axis=1) <= quotas[1][:, None]
   columns = np.argsort(~taken, axis=1, kind='stable')[:, :wanted]
   filled = np.take_along_axis(taken, columns, axis=1)
   # Random passages fill the rest: for the denoised, for the un-denoised, then those drawn.
   number = np.cumsum(~filled, axis=1)
-  for_denoised = slots[0] - np.count_nonzero(taken[:, :wanted], axis=1)
-  for_both = slots.sum(axis=0) - np.count_nonzero(taken, axis=1)
+  for_denoised = quotas[0] - np.count_nonzero(taken[:, :wanted], axis=1)
+  for_both = quotas.sum(axis=0) - np.count_nonzero(taken, axis=1)
   random = np.select(
     [number <= for_denoised[:, None], number <= for_both[:, None]],
-    [SLOT_SOURCES.index('random_for_denoised'), SLOT_SOURCES.index('random_for_undenoised')],
-    SLOT_SOURCES.index('random'),
+    [
+      NEGATIVE_SOURCES.index('random_for_denoised'),
+      NEGATIVE_SOURCES.index('random_for_undenoised'),
+    ],
+    NEGATIVE_SOURCES.index('random'),
   )
   return (
     np.where(filled, np.take_along_axis(candidates, columns, axis=1), -1),
@@ -468,10 +473,10 @@ def _pick_negatives(
   )
 
 
-def _count_slots(
+def _draw_quotas(
   queries: jt.Int32[np.ndarray, ' B'], mix: Mix, wanted: int, seed: int, epoch: int
 ) -> tuple[jt.Int64[np.ndarray, '2 B'], jt.Int64[np.ndarray, '2 B']]:
-  """How many slots draw the denoised and un-denoised pools, in this epoch and in those before."""
+  """How many negatives are drawn denoised and un-denoised, in this epoch and in those before."""
   # Decimal shares are not exact in binary.
   bounds = np.round([0.0, mix.denoised, mix.denoised + mix.undenoised], 9)
   if np.isin(bounds, (0.0, 1.0)).all():  # nothing to draw
@@ -487,17 +492,17 @@ def _count_slots(
 def _walk(
   flat: Integers,
   owners: jt.Int64[np.ndarray, ' _'],
-  slots: jt.Int64[np.ndarray, ' B'],
+  quotas: jt.Int64[np.ndarray, ' B'],
   past: jt.Int64[np.ndarray, ' B'],
   width: int,
 ) -> jt.Int32[np.ndarray, 'B width']:
-  """The next members of each query's pool, -1 where it has fewer.
+  """The next negatives of a source for each query, -1 where it has fewer.
 
-  A pool with enough for the epoch's slots continues after those of the past; a smaller one gives
+  A source with enough for the epoch's quota continues after those of the past; a smaller one gives
   all members in each epoch.
   """
-  members = Lists(flat, np.bincount(owners, minlength=len(slots)))
-  first = np.where(members.counts >= slots, past, 0)[:, None]
+  members = Lists(flat, np.bincount(owners, minlength=len(quotas)))
+  first = np.where(members.counts >= quotas, past, 0)[:, None]
   counts, place = members.counts[:, None], np.arange(width)
   at = members.starts[:, None] + (first + place) % np.maximum(counts, 1)
   return np.where(place < counts, np.append(flat, np.int32(-1))[at], -1)
@@ -536,18 +541,18 @@ def _check_mix(store: Store, mix: Mix | None, negatives: int, seed: int) -> None
       f'config.mix.denoised is {shares.denoised:g}, but {store.path} has no denoised negatives; '
       'mine with a reranker, and name its file with config.data.mined_negatives'
     )
-  # In blocks, since each slot of each query is a random number.
+  # In blocks, since each negative of each query is a random number.
   queries = np.arange(store.num_queries, dtype=np.int32)
-  slots = np.concatenate(
+  quotas = np.concatenate(
     [
-      _count_slots(queries[start : start + 2**16], shares, negatives, seed, epoch=0)[0]
+      _draw_quotas(queries[start : start + 2**16], shares, negatives, seed, epoch=0)[0]
       for start in range(0, len(queries), 2**16)
     ],
     axis=1,
   )
-  denoised = np.minimum(slots[0], store.denoised_counts)
-  # Unused negatives of either pool stand in for un-denoised ones.
-  random = slots[0] - denoised + np.maximum(slots[1] - (store.negative_counts - denoised), 0)
+  denoised = np.minimum(quotas[0], store.denoised_counts)
+  # Unused negatives of either source stand in for un-denoised ones.
+  random = quotas[0] - denoised + np.maximum(quotas[1] - (store.negative_counts - denoised), 0)
   if shares != Mix():
     _log.info(
       'negatives: of %d a query %g denoised, %g un-denoised, %g random on average',
@@ -556,8 +561,8 @@ def _check_mix(store: Store, mix: Mix | None, negatives: int, seed: int) -> None
     )
   undenoised = store.negative_counts if mix is None else store.undenoised_counts
   for name, asked, counts in (
-    ('denoised ', slots[0], store.denoised_counts),
-    ('' if mix is None else 'un-denoised ', slots[1], undenoised),
+    ('denoised ', quotas[0], store.denoised_counts),
+    ('' if mix is None else 'un-denoised ', quotas[1], undenoised),
   ):
     if short := np.count_nonzero(counts < asked):
       _log.info(

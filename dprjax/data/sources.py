@@ -55,7 +55,7 @@ class Source:
     split: the split whose judgements are read.
     corpus, queries, qrels: files that replace those of the folder (beir, msmarco).
     negatives: mined negatives, a Tevatron jsonl whose negative_passages may have `retriever`,
-      `rank`, `score` and `pools`.
+      `rank`, `score` and `sources`.
     hold_out: (fraction, seed): leave out this fraction of queries, by a hash of their ids.
     held_out: read only the queries that `hold_out` or `fold` leaves out.
     max_queries: the most queries, chosen by a hash too, before ``fold``.

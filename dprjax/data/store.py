@@ -2,11 +2,11 @@
 
     DIR/store.json     its sources (files, tokenizer, lengths, prefixes), and the report
     DIR/lengths.npz    token counts of queries and passages; the first passage with the same tokens;
-                       relevant passages and negatives of each query, in all and per pool;
+                       relevant passages and negatives of each query, in all and per source;
                        categories of passages, if asked for, as numbers of the names in store.json
     DIR/passages/      TFDS data set, split 'passages': id, tokens
     DIR/queries/       TFDS data set, split 'queries': id, tokens, rows of passages (positives,
-                       relevant, negatives), and the negatives' pools
+                       relevant, negatives), and the sources of negatives
 
 Several processes may build it together: each tokenises every n-th shard of the passages, and
 process 0 puts all shards in place. The store has the same bits for any number of processes.
@@ -42,10 +42,10 @@ from dprjax.formats import examples
 from dprjax.formats.texts import Passage, Query
 
 FORMAT_VERSION = 3
-UNDENOISED, DENOISED = 1, 2  # bits of a negative's pools
+UNDENOISED, DENOISED = 1, 2  # bits of a negative's sources
 
 _BITS = {examples.UNDENOISED: UNDENOISED, examples.DENOISED: DENOISED}
-_QUERY_COLUMNS = ('tokens', 'positives', 'relevant', 'negatives', 'pools')
+_QUERY_COLUMNS = ('tokens', 'positives', 'relevant', 'negatives', 'sources')
 _COUNTS = (
   'query_lengths',
   'negative_counts',
@@ -69,7 +69,7 @@ class QueryRow(NamedTuple):
   positives: Integers
   relevant: Integers
   negatives: Integers
-  pools: Integers
+  sources: Integers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Store:
     pad_id: of the tokenizer.
     query_lengths, passage_lengths: tokens of each row, with special tokens.
     negative_counts, relevant_counts: hard negatives and relevant passages of each query.
-    undenoised_counts, denoised_counts: negatives in each pool; one may be in both.
+    undenoised_counts, denoised_counts: negatives of each source; one may be of both.
     canonical: the first row with the tokens of each passage.
     comparable: whether a query has a positive that is not relevant to another query.
     categories: of each passage, as indices of ``category_names``; None if not asked for.
@@ -422,25 +422,25 @@ def _write_queries(
       if not positives:
         report.count(skipped, query.id)
         continue
-      pools: dict[int, int] = collections.defaultdict(int)
+      mined: dict[int, int] = collections.defaultdict(int)
       for negative in dataset.negatives.get(query.id, ()):
         if negative.id in rows:
           row = int(canonical[rows[negative.id]])
-          pools[row] |= sum(_BITS[pool] for pool in set(negative.pools))
+          mined[row] |= sum(_BITS[source] for source in set(negative.sources))
       known = relevant[ids]
       trained[ids] = {first[row] for row in known if row not in passages.empty}
-      ignored = pools.keys() & {first[row] for row in known}
+      ignored = mined.keys() & {first[row] for row in known}
       report.counts['negatives with the text of a relevant passage: ignored'] += len(ignored)
       for row in ignored:
-        del pools[row]
-      columns = (positives, known, pools, pools.values())
+        del mined[row]
+      columns = (positives, known, mined, mined.values())
       values = (
         np.frombuffer(ids, np.int32),
         *(np.array(list(column), np.int32) for column in columns),
       )
       writer.write(query.id, dict(zip(_QUERY_COLUMNS, values, strict=True)))
-      in_pools = (int(np.count_nonzero(values[-1] & bit)) for bit in (UNDENOISED, DENOISED))
-      counts.append((len(values[0]), len(pools), len(known), *in_pools))
+      by_source = (int(np.count_nonzero(values[-1] & bit)) for bit in (UNDENOISED, DENOISED))
+      counts.append((len(values[0]), len(mined), len(known), *by_source))
   if not counts:
     raise InputError(f'{dataset.files["qrels"]}: no query has a positive with text in the corpus')
   everything = set().union(*trained.values())

@@ -8,7 +8,7 @@
 | arxiv | `{id, title, abstract, categories}`: the title is the query, the abstract its passage |
 
 DPR's passages are `{title, text, passage_id}`, Tevatron's `{docid, title, text}`. To Tevatron's
-negatives mining adds `retriever`, `rank`, `score` and `pools`. A file is jsonl or one JSON array.
+negatives mining adds `retriever`, `rank`, `score` and `sources`. A file is jsonl or one JSON array.
 Errors name file, line and what was expected there.
 """
 
@@ -24,20 +24,20 @@ from dprjax.base.errors import InputError
 from dprjax.formats.fields import Id, Labels, check_id, labels
 from dprjax.formats.texts import Passage, Query
 
-UNDENOISED, DENOISED = POOLS = ('undenoised', 'denoised')  # of mined negatives (DPTDR section 3.3)
+UNDENOISED, DENOISED = MINED_SOURCES = ('undenoised', 'denoised')  # DPTDR section 3.3
 
 
 class Negative(NamedTuple):
   """A hard negative and, if dprjax mined it, its origin.
 
-  ``rank`` counts from 1. A negative that names no pool is undenoised.
+  ``rank`` counts from 1. A negative that names no source is undenoised.
   """
 
   id: str
   retriever: str = ''
   rank: int | None = None
   score: float | None = None
-  pools: tuple[str, ...] = (UNDENOISED,)
+  sources: tuple[str, ...] = (UNDENOISED,)
 
 
 class Example(NamedTuple):
@@ -46,7 +46,7 @@ class Example(NamedTuple):
   negatives: list[tuple[Passage, Negative]]
 
 
-_Pool = Literal['undenoised', 'denoised']
+_Source = Literal['undenoised', 'denoised']
 
 
 class _Mined(msgspec.Struct, kw_only=True):
@@ -55,10 +55,10 @@ class _Mined(msgspec.Struct, kw_only=True):
   rank: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)] | None = None
   score: float | None = None
   reranker_score: float | None = None
-  pools: Annotated[tuple[_Pool, ...], msgspec.Meta(min_length=1)] = ('undenoised',)
+  sources: Annotated[tuple[_Source, ...], msgspec.Meta(min_length=1)] = ('undenoised',)
 
   def negative(self, id_: str) -> Negative:
-    return Negative(id_, self.retriever or '', self.rank, self.score, self.pools)
+    return Negative(id_, self.retriever or '', self.rank, self.score, self.sources)
 
 
 class _TevatronPassage(_Mined, kw_only=True):

@@ -222,7 +222,7 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
   padded = (made.arrays[f'{side}_tokens'].shape[-1] for side in ('query', 'passage'))
   pairs = queries * candidates
   return made._replace(
-    arrays={name: leaf for name, leaf in made.arrays.items() if name != 'negative_pool'},
+    arrays={name: leaf for name, leaf in made.arrays.items() if name != 'negative_source'},
     calls=((pairs, min(tokenizer.pair_length(*padded), longest)),),
     texts={'queries': queries, 'pairs': pairs},
     longest=longest,

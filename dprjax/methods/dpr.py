@@ -161,7 +161,7 @@ def contrast(
       distances = [squared_distance(made[side], bare[side]) for side in texts]
       losses |= {'regularization': jnp.mean(jnp.stack(distances))}
     losses |= {'loss': losses['loss'] + config.prompt.regularization * losses['regularization']}
-  return losses['loss'], negative_pools(batch) | losses | {
+  return losses['loss'], negative_shares(batch) | losses | {
     'accuracy': jnp.mean(metrics.accuracy),
     'negatives': jnp.mean(metrics.negatives),
   }
@@ -181,23 +181,23 @@ def squared_distance(
   return jnp.mean(jnp.sum(jnp.square(apart), axis=-1))
 
 
-def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
+def negative_shares(batch: Batch) -> dict[str, Float[Array, '']]:
   """Shares of hard negatives by source, and of queries that ran out of one; empty without a mix."""
-  if 'negative_pool' not in batch:
+  if 'negative_source' not in batch:
     return {}
   from dprjax.data import batches
 
-  pools = batch['negative_pool']
+  sources = batch['negative_source']
 
   def fraction(where: Array) -> Float[Array, '']:
     return jnp.mean(where.astype(jnp.float32))
 
   fractions = {
-    f'negatives/{name}': fraction(pools == number)
-    for number, name in enumerate(batches.SLOT_SOURCES)
+    f'negatives/{name}': fraction(sources == number)
+    for number, name in enumerate(batches.NEGATIVE_SOURCES)
   }
-  short = jnp.any(pools >= batches.STAND_INS, axis=1)
-  return fractions | {'negatives/queries_short_of_a_pool': fraction(short)}
+  short = jnp.any(sources >= batches.STAND_INS, axis=1)
+  return fractions | {'negatives/queries_short_of_a_source': fraction(short)}
 
 
 def find_data(

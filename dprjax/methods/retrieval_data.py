@@ -397,7 +397,7 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
     calls.append((size * candidates, lengths['passage']))
     texts['passages'] = size * candidates
   if config.negatives:
-    arrays['negative_pool'] = rows(np.int8, config.negatives)
+    arrays['negative_source'] = rows(np.int8, config.negatives)
   if config.distillation.loss != 'none':
     arrays[distillation.KEY] = rows(np.float32, candidates)
   if drawn := config.corpus_negatives:

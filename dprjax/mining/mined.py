@@ -8,7 +8,7 @@ corpus beside the file: ``config.data.mined_negatives``). A negative also has:
 |-----------------------------|--------------------------------------------------------------------|
 | `retriever`, `rank`, `score`| the run that ranks it best, its rank there from 1, the run's score |
 | `also`                      | the same three of every other run that has it; absent if none      |
-| `pools`                     | `["undenoised"]`, `["denoised"]` or both                           |
+| `sources`                   | `["undenoised"]`, `["denoised"]` or both                           |
 | `reranker_score`            | the reranker's logit; absent if not scored                         |
 
 With ``--score_positives`` positives have a `reranker_score` too. `dprjax.formats.examples` reads
@@ -19,7 +19,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from dprjax.formats.examples import POOLS
+from dprjax.formats.examples import MINED_SOURCES
 from dprjax.formats.texts import Entry
 
 
@@ -36,17 +36,17 @@ def origin(
 
   Args:
     rows: (retriever as JSON, rank, score) in every run that has it.
-    undenoised, denoised: whether it is in these pools.
+    undenoised, denoised: whether it is drawn from these sources.
     logit: the reranker's, or nan.
   """
   first, *others = (
     f'"retriever": {retriever}, "rank": {rank}, "score": {score!r}'
     for retriever, rank, score in rows
   )
-  inside = zip(POOLS, (undenoised, denoised), strict=True)
-  pools = ', '.join(f'"{pool}"' for pool, member in inside if member)
+  inside = zip(MINED_SOURCES, (undenoised, denoised), strict=True)
+  sources = ', '.join(f'"{source}"' for source, member in inside if member)
   also = f', "also": [{", ".join(f"{{{other}}}" for other in others)}]' if others else ''
-  return f', {first}, "pools": [{pools}]{scored(logit)}{also}}}'
+  return f', {first}, "sources": [{sources}]{scored(logit)}{also}}}'
 
 
 def scored(logit: float) -> str:

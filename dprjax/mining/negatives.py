@@ -56,8 +56,8 @@ class Options:
 
   Attributes:
     depth: rows used of each run, per query.
-    sample: negatives of each pool, per query.
-    threshold: the denoised pool has candidates whose probability is below it.
+    sample: negatives of each source, per query.
+    threshold: denoised negatives have a probability below it.
     seed: of the samples.
     texts: write titles and texts of passages, not only ids.
     drop_same_id: BEIR's rule: a passage with the query's own id is not a candidate.
@@ -177,7 +177,7 @@ def mine(
     retrievers: name -> TREC run.
     out: the jsonl file.
     reranked: a TREC run with a reranker's logits as scores.
-    score: the reranker. Without it or ``reranked`` there is no denoised pool.
+    score: the reranker. Without it or ``reranked`` there are no denoised negatives.
 
   Returns:
     The settings and counts.

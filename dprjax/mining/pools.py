@@ -62,12 +62,12 @@ class Pool(NamedTuple):
 
 
 class Selection(NamedTuple):
-  """Candidates of each pool.
+  """Candidates of each source.
 
   Attributes:
     undenoised: in the sample of the whole pool.
     denoised: below the threshold, sampled or not.
-    kept: in the sample of either pool.
+    kept: in the sample of either source.
   """
 
   undenoised: Bool[np.ndarray, ' candidates']

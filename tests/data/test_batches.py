@@ -18,7 +18,7 @@ from tests.refusals import refused
 QUERIES, PASSAGES, BATCH, HARD = 26, 60, 8, 3
 STEPS = QUERIES // BATCH  # an epoch
 BUCKETS = {'query_buckets': [6, 8, 10], 'passage_buckets': [12, 16, 20]}
-COLUMNS = ('tokens', 'positives', 'relevant', 'negatives', 'pools')
+COLUMNS = ('tokens', 'positives', 'relevant', 'negatives', 'sources')
 
 
 def test_a_sample_has_what_the_batch_does_not_hold():
@@ -82,7 +82,7 @@ def made(tmp_path_factory):
   """A store written row by row: token j of query i is 1000 + i, of passage i is 2000 + i.
 
   Query i has 1 to 3 positives and i % 9 negatives. The first, third, ... of these are in both
-  pools, the second, sixth, ... in the un-denoised alone, the rest in the denoised alone.
+  pools, the second, sixth, ... in the un-denoised alone, the rest denoised alone.
   """
   rng = np.random.default_rng(1)
   path = epath.Path(tmp_path_factory.mktemp('made'))
@@ -96,7 +96,7 @@ def made(tmp_path_factory):
       'positives': relevant[: 1 + i % 3],
       'relevant': relevant,
       'negatives': passages[10 : 10 + i % 9],
-      'pools': np.array([3, 1, 3, 2, 3, 1, 3, 2])[: i % 9],
+      'sources': np.array([3, 1, 3, 2, 3, 1, 3, 2])[: i % 9],
     }
     rows.append({'tokens': [1000 + i] * length} | {k: v.tolist() for k, v in lists.items()})
   with table.TableWriter(path / 'passages', 'passages', ('tokens',)) as writer:
@@ -112,10 +112,10 @@ def made(tmp_path_factory):
     pad_id=0,
     query_lengths=query_lengths,
     passage_lengths=passage_lengths,
-    negative_counts=count('pools'),
+    negative_counts=count('sources'),
     relevant_counts=np.array([len(row['relevant']) for row in rows], np.int32),
-    undenoised_counts=count('pools', store.UNDENOISED),
-    denoised_counts=count('pools', store.DENOISED),
+    undenoised_counts=count('sources', store.UNDENOISED),
+    denoised_counts=count('sources', store.DENOISED),
     canonical=np.arange(PASSAGES, dtype=np.int32),
     comparable=True,
     queries=write_queries(path, rows),
@@ -126,9 +126,9 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def unnamed(made, tmp_path_factory):
-  """The same store, as of a file without pools: every negative is in the un-denoised one."""
+  """The same store, as of a file without sources: every negative is un-denoised."""
   opened, rows = made
-  rows = [row | {'pools': [store.UNDENOISED] * len(row['pools'])} for row in rows]
+  rows = [row | {'sources': [store.UNDENOISED] * len(row['sources'])} for row in rows]
   return dataclasses.replace(
     opened,
     queries=write_queries(epath.Path(tmp_path_factory.mktemp('unnamed')), rows),
@@ -156,11 +156,11 @@ def same(left, right):
 def queries_of(found):
   """(query, its passages, where each negative is from) of every row."""
   for batch in found:
-    pools = batch.get('negative_pool', batch['passage_index'][:, :0])
+    drawn = batch.get('negative_source', batch['passage_index'][:, :0])
     for query, passages, sources in zip(
-      batch['query_index'].tolist(), batch['passage_index'].tolist(), pools.tolist(), strict=True
+      batch['query_index'].tolist(), batch['passage_index'].tolist(), drawn.tolist(), strict=True
     ):
-      yield query, passages, [batches.SLOT_SOURCES[source] for source in sources]
+      yield query, passages, [batches.NEGATIVE_SOURCES[source] for source in sources]
 
 
 def test_a_batch_is_as_the_architecture_says(made):
@@ -356,7 +356,7 @@ def test_many_threads_read_the_store(made):
 def test_no_hard_negatives(made):
   for options in ({}, {'mix': batches.Mix()}):
     (batch,) = take(made[0], 1, negatives=0, **options)
-    assert batch['passage_index'].shape == (BATCH, 1) and 'negative_pool' not in batch
+    assert batch['passage_index'].shape == (BATCH, 1) and 'negative_source' not in batch
   with refused('config.mix', 'config.negatives', '0'):
     take(made[0], 1, negatives=0, mix=batches.Mix(0.0, 0.5, 0.5))
 
@@ -449,7 +449,7 @@ def test_real_scifact(data_dir, minilm, tmp_path):
     assert positive in data.positives(name) and not set(negatives) & set(data.positives(name))
 
 
-# The mix of pools.
+# The mix of sources.
 
 
 def digest(found):
@@ -460,17 +460,17 @@ def digest(found):
   return total.hexdigest()
 
 
-def pools_of(row, bit):
-  return {name for name, pools in zip(row['negatives'], row['pools'], strict=True) if pools & bit}
+def mined_from(row, bit):
+  return {name for name, bits in zip(row['negatives'], row['sources'], strict=True) if bits & bit}
 
 
-def test_without_pools_batches_are_what_they_were_before_there_were_pools(made, unnamed):
+def test_without_sources_batches_are_what_they_were_before_there_were_sources(made, unnamed):
   before = take(made[0], 60)
-  # Of the last version without pools.
+  # Of the last version without sources.
   assert digest(before) == '728ffd01578cd70b633ec8a14c8821146cef544a56950490dc9748dd6d2bc789'
   after = take(unnamed, 60, mix=batches.Mix())
   for batch in after:
-    del batch['negative_pool']
+    del batch['negative_source']
   assert digest(after) == digest(before)
 
 
@@ -481,34 +481,34 @@ def test_shares_come_out_within_sampling_error(made, mix):
   for query, _, sources in queries_of(
     take(made[0], 90, batch_size=QUERIES, negatives=7, mix=batches.Mix(*mix))
   ):
-    # Of a stand-in, the pool whose place it takes.
+    # Of a stand-in, the source whose place it takes.
     drawn[query].update(source.rpartition('_for_')[2] for source in sources)
   totals = [sum(drawn.values(), collections.Counter()), *drawn.values()]
   assert len(totals) == 1 + QUERIES and totals[0].total() == 90 * QUERIES * 7
   for counts in totals:  # of all queries and of each
-    for pool, share in zip(('denoised', 'undenoised', 'random'), mix, strict=True):
+    for source, share in zip(('denoised', 'undenoised', 'random'), mix, strict=True):
       expected = counts.total() * share
-      assert abs(counts[pool] - expected) <= 4 * np.sqrt(expected * (1 - share)), pool
+      assert abs(counts[source] - expected) <= 4 * np.sqrt(expected * (1 - share)), source
 
 
 @pytest.mark.parametrize(
-  ('mix', 'pool', 'bit'),
+  ('mix', 'wanted', 'bit'),
   [
     ((0.0, 1.0, 0.0), 'undenoised', store.UNDENOISED),
     ((0.0, 0.4, 0.6), 'undenoised', store.UNDENOISED),
     ((0.7, 0.0, 0.3), 'denoised', store.DENOISED),
   ],
 )
-def test_no_negative_comes_again_before_its_pool_is_exhausted(made, mix, pool, bit):
+def test_no_negative_comes_again_before_its_source_is_exhausted(made, mix, wanted, bit):
   opened, rows = made
   walks = collections.defaultdict(list)
   found = take(opened, 40, batch_size=QUERIES, mix=batches.Mix(*mix))
   for query, (_, *negatives), sources in queries_of(found):
     pairs = zip(negatives, sources, strict=True)
-    walks[query] += [name for name, source in pairs if source == pool]
+    walks[query] += [name for name, source in pairs if source == wanted]
   in_order = []
   for query, walk in walks.items():
-    members = pools_of(rows[query], bit)
+    members = mined_from(rows[query], bit)
     if len(members) >= HARD:  # enough for any epoch
       rounds = [walk[i : i + len(members)] for i in range(0, len(walk), len(members))]
       assert set(rounds[0]) == members and len(rounds) > 5
@@ -517,7 +517,7 @@ def test_no_negative_comes_again_before_its_pool_is_exhausted(made, mix, pool, b
   assert len(in_order) > 5 and not all(in_order)
 
 
-def test_what_stands_in_where_a_pool_has_run_out(made, caplog):
+def test_what_stands_in_where_a_source_has_run_out(made, caplog):
   opened, rows = made
   caplog.set_level(logging.INFO)
   mix = batches.Mix(denoised=0.5, undenoised=0.5)
@@ -527,11 +527,11 @@ def test_what_stands_in_where_a_pool_has_run_out(made, caplog):
   for number, (query, (_, *negatives), sources) in enumerate(queries_of(found)):
     row = rows[query]
     assert len(set(negatives)) == 6 and not set(negatives) & set(row['relevant'])
-    drawn = {source: set() for source in batches.SLOT_SOURCES}
+    drawn = {source: set() for source in batches.NEGATIVE_SOURCES}
     for passage, source in zip(negatives, sources, strict=True):
       drawn[source].add(passage)
     asked = collections.Counter(source.rpartition('_for_')[2] for source in sources)
-    denoised, undenoised = pools_of(row, store.DENOISED), pools_of(row, store.UNDENOISED)
+    denoised, undenoised = mined_from(row, store.DENOISED), mined_from(row, store.UNDENOISED)
     lacking = asked['undenoised'] - len(drawn['undenoised'])
     for source, members, count in (
       ('denoised', denoised, asked['denoised']),
@@ -544,10 +544,10 @@ def test_what_stands_in_where_a_pool_has_run_out(made, caplog):
       short['denoised'] += asked['denoised'] > len(denoised)
       short['un-denoised'] += asked['undenoised'] > len(undenoised)
       short['random'] += sum(source.startswith('random_for') for source in sources)
-  assert seen == set(batches.SLOT_SOURCES) - {'random'}
+  assert seen == set(batches.NEGATIVE_SOURCES) - {'random'}
   assert 'of 6 a query 3 denoised, 3 un-denoised, 0 random' in caplog.text
-  for pool in ('denoised', 'un-denoised'):
-    assert f'{short[pool]} of {QUERIES} queries have fewer {pool} negatives' in caplog.text
+  for source in ('denoised', 'un-denoised'):
+    assert f'{short[source]} of {QUERIES} queries have fewer {source} negatives' in caplog.text
   assert f'random passages stand in for {short["random"]} in the first epoch' in caplog.text
 
 

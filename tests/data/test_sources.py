@@ -200,7 +200,7 @@ def test_arxiv(tmp_path):
 
 
 def test_mined_negatives_join_a_folder(beir, tmp_path):
-  mined = {'docid': 'd3', 'retriever': 'dpt', 'rank': 1, 'score': 2, 'pools': ['denoised']}
+  mined = {'docid': 'd3', 'retriever': 'dpt', 'rank': 1, 'score': 2, 'sources': ['denoised']}
   negatives = {
     'q1': [{'docid': 'd1'}, mined, {'docid': 'd2'}],
     'elsewhere': [{'docid': 'd1'}],
@@ -488,13 +488,13 @@ def test_real_arxiv(data_dir):
   assert data.format == 'arxiv' and len(data.queries) == len(passages) == 29431
 
 
-@pytest.mark.parametrize('pools', [[], ['clean'], 'denoised', [1]])
-def test_unknown_pools(beir, tmp_path, pools):
+@pytest.mark.parametrize('sources', [[], ['clean'], 'denoised', [1]])
+def test_unknown_sources(beir, tmp_path, sources):
   mined = jsonl(
     tmp_path / 'mined.jsonl',
-    [{'query_id': 'q1', 'negative_passages': [{'docid': 'd3', 'pools': pools}]}],
+    [{'query_id': 'q1', 'negative_passages': [{'docid': 'd3', 'sources': sources}]}],
   )
-  with refused('mined.jsonl', 'line 1', 'pools'):
+  with refused('mined.jsonl', 'line 1', 'sources'):
     read(beir, negatives=str(mined))
 
 
@@ -523,7 +523,7 @@ def test_wanted_texts(tmp_path):
     ('{"docid": "e", "text": "y", "score": 1e999}', 'line 2'),
     ('{"docid": "e", "text": "y", "score": NaN}', 'line 2'),
     ('{"docid": "e", "text": "y", "score": 1' + '0' * 400 + '}', 'line 2'),
-    ('{"docid": "e", "text": "y", "pools": [1]}', 'pools'),
+    ('{"docid": "e", "text": "y", "sources": [1]}', 'sources'),
     ('{"docid": "e", "text": "y", "retriever": []}', 'retriever'),
     ('{"docid": "e ", "text": "y"}', 'e'),
     ('{"docid": "", "text": "y"}', "''"),

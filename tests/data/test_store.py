@@ -35,9 +35,9 @@ QRELS = [
   ('q4', 'blank', 1),
 ]
 NEGATIVES = {'q1': ['copy', 'd2', 'd4', 'd2'], 'q2': ['d4', 'd1', 'copy']}
-POOLS = {
-  ('q2', 'd4'): {'pools': ['undenoised', 'denoised']},
-  ('q2', 'copy'): {'pools': ['denoised']},
+MINED_SOURCES = {
+  ('q2', 'd4'): {'sources': ['undenoised', 'denoised']},
+  ('q2', 'copy'): {'sources': ['denoised']},
 }
 
 
@@ -68,7 +68,9 @@ def folder(tmp_path):
   mined = (
     {
       'query_id': query,
-      'negative_passages': [{'docid': name, **POOLS.get((query, name), {})} for name in names],
+      'negative_passages': [
+        {'docid': name, **MINED_SOURCES.get((query, name), {})} for name in names
+      ],
     }
     for query, names in NEGATIVES.items()
   )
@@ -107,8 +109,8 @@ def test_rows(folder, tokenizer, caplog):
   assert built.query_lengths.tolist() == [len(row) for row in queries]
   lists = [[values.tolist() for values in row[1:]] for row in built.query_rows(np.arange(3))]
   assert lists == [
-    # positives, relevant, negatives, their pools. d4 is relevant to q1 because it is to its twin.
-    # copy and d1 have one row; each is in one of the pools, so the row is in both.
+    # positives, relevant, negatives, their sources. d4 is relevant to q1 because it is to its twin.
+    # copy and d1 have one row; each is of one source, so the row is of both.
     [[0], [0, 3], [1], [1]],
     [[1], [1, 2], [3, 0], [3, 3]],
     [[3], [0, 3], [], []],

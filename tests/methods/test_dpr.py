@@ -482,11 +482,11 @@ def test_without_a_teacher_the_losses_are_zero():
 
 
 def test_a_batch_may_tell_what_its_negatives_are():
-  assert dpr.negative_pools({}) == {}
+  assert dpr.negative_shares({}) == {}
   kind = np.array([[2, 2, 1, 0], [2, 5, 3, 4]], np.int8)
   shares = {
     name.removeprefix('negatives/'): float(value)
-    for name, value in dpr.negative_pools({'negative_pool': jnp.asarray(kind)}).items()
+    for name, value in dpr.negative_shares({'negative_source': jnp.asarray(kind)}).items()
   }
   assert shares == {
     'random': 1 / 8,
@@ -495,7 +495,7 @@ def test_a_batch_may_tell_what_its_negatives_are():
     'denoised_for_undenoised': 1 / 8,
     'random_for_undenoised': 1 / 8,
     'random_for_denoised': 1 / 8,
-    'queries_short_of_a_pool': 1 / 2,
+    'queries_short_of_a_source': 1 / 2,
   }
 
 

@@ -110,7 +110,7 @@ def test_what_the_loop_is_given(start, words_of, tmp_path, batches_of):
   assert data.description == '10 training queries, 28 passages; up to 11 negatives a query'
   batch = next(iterator)
   assert {key: (value.dtype.name, value.shape) for key, value in batch.items()} == {
-    'negative_pool': ('int8', (4, 2)),
+    'negative_source': ('int8', (4, 2)),
     'query_tokens': ('int32', (4, 4)),
     'query_mask': ('bool', (4, 4)),
     'passage_tokens': ('int32', (4, 3, 8)),

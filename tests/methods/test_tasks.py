@@ -111,7 +111,7 @@ def test_what_the_loop_is_given(start, words_of, tmp_path, batches_of):
     batch = next(iterator)
     assert {key: (value.dtype.name, value.shape) for key, value in batch.items()} == {
       'task': ('int32', (4,)),
-      'negative_pool': ('int8', (4, 1)),
+      'negative_source': ('int8', (4, 1)),
       'query_tokens': ('int32', (4, 4)),
       'query_mask': ('bool', (4, 4)),
       'passage_tokens': ('int32', (4, 2, 4)),

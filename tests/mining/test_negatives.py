@@ -155,7 +155,7 @@ def test_a_sample_larger_than_the_pool_is_what_a_plain_miner_finds(shared, depth
       assert [(rank, name, score) for rank, _, name, score, _ in rows] == origins(negative)
       assert negative['docid'] == rows[0][4]
       assert negative['text'] == shared.corpus[negative['docid']]
-      assert negative['pools'] == ['undenoised'] and 'reranker_score' not in negative
+      assert negative['sources'] == ['undenoised'] and 'reranker_score' not in negative
   assert report['counts']['candidates'] == sum(map(len, expected.values()))
   assert any('also' in negative for line in lines for negative in line['negative_passages'])
 
@@ -175,7 +175,7 @@ def sigmoid(logit):
 
 
 def denoised_by_hand(world, line, everything, sample):
-  """The pools by their definition: the first of all candidates, and the first of those that the
+  """The sources by their definition: the first of all candidates, and the first of those that the
   reranker passes.
   """
   query = line['query_id']
@@ -196,15 +196,15 @@ def test_a_reranked_run_denoises(shared, everything):
     undenoised, denoised, clean = denoised_by_hand(shared, line, everything, 4)
     assert {negative['docid'] for negative in line['negative_passages']} == undenoised | denoised
     for negative in line['negative_passages']:
-      assert ('undenoised' in negative['pools']) == (negative['docid'] in undenoised)
-      assert ('denoised' in negative['pools']) == (negative['docid'] in clean)
-      seen.add(tuple(negative['pools']))
-      assert (sigmoid(negative['reranker_score']) < 0.1) == ('denoised' in negative['pools'])
+      assert ('undenoised' in negative['sources']) == (negative['docid'] in undenoised)
+      assert ('denoised' in negative['sources']) == (negative['docid'] in clean)
+      seen.add(tuple(negative['sources']))
+      assert (sigmoid(negative['reranker_score']) < 0.1) == ('denoised' in negative['sources'])
   assert seen == {('undenoised',), ('denoised',), ('undenoised', 'denoised')}
   assert report['counts']['candidates with a reranker score'] == report['counts']['candidates']
 
 
-def test_a_reranker_scores_no_more_than_it_must_and_gives_the_same_pools(world):
+def test_a_reranker_scores_no_more_than_it_must_and_finds_the_same(world):
   asked = []
 
   def score(pairs):

@@ -177,7 +177,7 @@ def test_the_batch_is_that_of_the_training():
     'relevant': ((8, 32), 'int32'),
     'passage_tokens': ((8, 3, 32), 'int32'),
     'passage_mask': ((8, 3, 32), 'bool'),
-    'negative_pool': ((8, 2), 'int8'),
+    'negative_source': ((8, 2), 'int8'),
   }
   assert shapes.calls == ((8, 16), (24, 32))
   assert shapes.texts == {'queries': 8, 'passages': 24}
