@@ -2,7 +2,7 @@
 
     python benchmarks/templates.py [--rows=32] [--tokens=48] [--tasks=3] [--prompt=6] [--runs=9]
 
-Random weights of all-MiniLM-L6-v2's shape; two segments of learned vectors, and rows of several
+Random weights of all-MiniLM-L6-v2's shape; two slots of learned vectors, and rows of several
 tasks. ``text``: the texts alone; ``as long``: plain texts of the templates' length; ``n = 0`` and
 ``n = L - 1``: templates filled on the device, the vectors being those of a table. Predicted: the
 tokens' ratio of ``text`` to ``as long``, and templates under 3 % more than ``as long``. Forward
@@ -19,9 +19,9 @@ import made
 import record
 import timing
 from dprjax.formats.vector_spec import VectorSpec
-from dprjax.models import encoder, hub, segments
-from dprjax.models.adapters.template import LearnedTokens
-from dprjax.models.segments import Spec, Specials, TaskTemplates
+from dprjax.models import encoder, hub, task_templates
+from dprjax.models.adapters.learned_tokens import LearnedTokens
+from dprjax.models.task_templates import Spec, Specials, TaskTemplates
 
 MODEL = made.SHAPES['minilm']
 FORM = '[CLS] P1 text P2 [MASK] [SEP]'
@@ -58,13 +58,13 @@ def main() -> None:
 
   def filled(fixed_layers):
     def run(table, params, tokens, mask):
-      text = segments.bare(tokens, mask, 1, 1)
+      text = task_templates.bare(tokens, mask, 1, 1)
       inputs = templates.fill('query', [text], longer, numbers)
       hidden = encoder.encode(
         MODEL, params, inputs.tokens, inputs.mask, adapter=LearnedTokens(table, fixed_layers)
       )
       spec = VectorSpec('mask')
-      return segments.vectors(MODEL, params, templates, 'query', inputs, hidden, spec).sum()
+      return task_templates.vectors(MODEL, params, templates, 'query', inputs, hidden, spec).sum()
 
     return run
 

@@ -191,7 +191,7 @@ class Pipeline:
   def _train(
     self, name: str, mined: epath.Path, mix: str | Mapping[str, float], base: str = ''
   ) -> tuple[Model, str]:
-    """Trains on one source of negatives or a mix; returns the retriever and its initial backbone."""
+    """Trains a retriever on a source of negatives or a mix; returns it and its initial backbone."""
     if isinstance(mix, str):
       mix = {source: float(source == mix) for source in self.config.mix}
     experiment, workdir = self.config.retriever, self.workdir / name

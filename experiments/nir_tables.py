@@ -341,7 +341,7 @@ def draw_prompts(results, which):
   if (which == 'new' and not new) or len(found) < 2:
     return ''
   file = f'nir-{which}-prompts.png'
-  foot = 'seed 0; learned vectors of all segments end to end'
+  foot = 'seed 0; learned vectors of all slots end to end'
   prompt_cosines.draw(found | (new if which == 'new' else {}), results.out / file, foot)
   return f'![How alike prompts are]({file})\n'
 

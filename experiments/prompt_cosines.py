@@ -8,7 +8,7 @@ from jaxtyping import Float
 import charts
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.models.adapters import template as template_files
+from dprjax.models.adapters import learned_tokens
 from dprjax.models.artifact import Prompt
 
 
@@ -16,23 +16,23 @@ def cosines(prompts: Mapping[str, Prompt]) -> Float[np.ndarray, 'K K']:
   """The cosine of every two prompts, of all their vectors laid end to end.
 
   Raises:
-    InputError: they do not have the same learned segments, or none.
+    InputError: they do not have the same learned slots, or none.
   """
   spaces = {
-    name: {segment: vectors.shape for segment, vectors in template_files.vectors(prompt).items()}
+    name: {slot: vectors.shape for slot, vectors in learned_tokens.vectors(prompt).items()}
     for name, prompt in prompts.items()
   }
   first = next(iter(spaces))
   for name, space in spaces.items():
     if space != spaces[first] or not space:
       raise InputError(
-        f'{prompts[name].path}: its learned segments are {space or "none"}, and those of {first} '
+        f'{prompts[name].path}: its learned slots are {space or "none"}, and those of {first} '
         f'{spaces[first] or "none"}; compare prompts of one template'
       )
   rows = np.stack(
     [
       np.concatenate(
-        [template_files.vectors(prompt)[segment].reshape(-1) for segment in sorted(spaces[first])]
+        [learned_tokens.vectors(prompt)[slot].reshape(-1) for slot in sorted(spaces[first])]
       )
       for prompt in prompts.values()
     ]

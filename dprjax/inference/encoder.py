@@ -23,7 +23,7 @@ from dprjax.data import text, topics
 from dprjax.formats import seen, vector_spec
 from dprjax.formats.texts import SIDES
 from dprjax.formats.vector_spec import VectorSpec
-from dprjax.inference import templates
+from dprjax.inference import template_prompts
 from dprjax.inference.embedder import (
   Embedder,
   EmbedFn,
@@ -34,10 +34,10 @@ from dprjax.inference.embedder import (
   local_mesh,
   place,
 )
-from dprjax.models import artifact, encoder_config, hub, segments
+from dprjax.models import artifact, encoder_config, hub, task_templates
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter, stack
-from dprjax.models.adapters.template import check_template
+from dprjax.models.adapters.learned_tokens import check_template
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.retrieval import codes
@@ -403,16 +403,16 @@ class Encoder:
     entries = [self.bank[name] for name in names]
     prompts = [prompt for prompt, _ in entries if prompt is not None]
     of_rows = [spec for _, spec in entries]
-    made, adapter = templates.of_prompts(prompts, self.tokenizer, whole.config)
+    made, adapter = template_prompts.of_prompts(prompts, self.tokenizer, whole.config)
     lengths = []
     for prompt, own, template in zip(prompts, of_rows, made.templates[side], strict=True):
       length = own.max_length(side)
-      tokens = templates.text_tokens(prompt, side, length, self.tokenizer)
-      templates.check_positions(
+      tokens = template_prompts.text_tokens(prompt, side, length, self.tokenizer)
+      template_prompts.check_positions(
         prompt, f'{side}_max_length {length}', tokens, template.num_tokens, whole.config, whole.path
       )
       lengths.append(tokens + template.num_tokens)
-    around = templates.around(self.tokenizer)
+    around = template_prompts.around(self.tokenizer)
     # The longest template need not hold the longest texts.
     most, more = max(lengths), made.extra(side) - sum(around)
     row_bytes = encoder_row_bytes(whole.config)
@@ -516,7 +516,7 @@ def _embed_fn(
 
 def _template_fn(
   model: EncoderConfig,
-  made: segments.TaskTemplates,
+  made: task_templates.TaskTemplates,
   side: str,
   of_rows: Sequence[VectorSpec],
   around: tuple[int, int],
@@ -530,17 +530,17 @@ def _template_fn(
   ) -> jax.Array:
     backbone, adapter = params
     numbers = jnp.zeros(tokens.shape[0], jnp.int32) if prompt_ids is None else prompt_ids
-    filled, hidden = segments.encode(
+    filled, hidden = task_templates.encode(
       model,
       backbone,
       made,
       side,
-      [segments.bare(tokens, mask, *around)],
+      [task_templates.bare(tokens, mask, *around)],
       min(tokens.shape[1] - sum(around) + made.extra(side), most),
       numbers,
       adapter=adapter,
       options=options,
     )
-    return segments.vectors(model, backbone, made, side, filled, hidden, of_rows, numbers)
+    return task_templates.vectors(model, backbone, made, side, filled, hidden, of_rows, numbers)
 
   return embed

@@ -20,7 +20,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
 from dprjax.data import text
 from dprjax.formats.texts import SIDES
-from dprjax.inference import templates
+from dprjax.inference import template_prompts
 from dprjax.inference.embedder import (
   BUCKETS,
   Embedder,
@@ -38,10 +38,10 @@ from dprjax.models import (
   head_specs,
   heads,
   hub,
-  segments,
   sentence,
+  task_templates,
 )
-from dprjax.models.adapters.template import SCORES, check_head, check_template
+from dprjax.models.adapters.learned_tokens import SCORES, check_head, check_template
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.template import Packed, Template, fill, unpack
 from dprjax.runtime import mesh as meshes
@@ -280,25 +280,25 @@ class PromptReranker(Reranker):
         f'{prompt.path} was trained on, or train a head with --config=configs/condenser.py:mlm'
       )
     check_head(prompt, head_specs.sha256('mlm', config, found))
-    yes, no = segments.label_ids(
+    yes, no = task_templates.label_ids(
       prompt.meta['label_words'],
       tokenizer.encode_bare,
       tokenizer.special_ids,
       f"{prompt.path}: meta's label_words",
     )
-    made, adapter = templates.of_prompts([prompt], tokenizer, config)
+    made, adapter = template_prompts.of_prompts([prompt], tokenizer, config)
     (template,) = made.templates['pair']
     self.prompt, self.score_kind = prompt, score or prompt.meta['score']
     self._most: list[int] | None = None  # tokens of each text
     if max_length is None:
       lengths = [prompt.meta[f'{side}_max_length'] for side in SIDES]
       self._most = [
-        templates.text_tokens(prompt, side, length, tokenizer)
+        template_prompts.text_tokens(prompt, side, length, tokenizer)
         for side, length in zip(SIDES, lengths, strict=True)
       ]
       settings = f'query_max_length {lengths[0]}, passage_max_length {lengths[1]}'
       max_length = sum(self._most) + template.num_tokens
-      templates.check_positions(
+      template_prompts.check_positions(
         prompt, settings, sum(self._most), template.num_tokens, config, backbone.path
       )
     check_size('max_length', max_length)
@@ -310,7 +310,7 @@ class PromptReranker(Reranker):
       encoder, head, adapter = params
       tasks = jnp.zeros(rows.shape[0], jnp.int32)
       pairs = unpack(rows, lengths)
-      logits = segments.answer(
+      logits = task_templates.answer(
         *(config, encoder, head, made, pairs, rows.shape[1], tasks),
         adapter=adapter,
         options=options,

@@ -40,7 +40,7 @@ from dprjax.methods.method import (
   TrainingData,
 )
 from dprjax.methods.retrieval_data import Retrieval, dev_measures, shorten
-from dprjax.models import classifier, hub, segments
+from dprjax.models import classifier, hub, task_templates
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Template, fill, unpack
 from dprjax.runtime import mesh, tree
@@ -100,7 +100,8 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       query = (jnp.repeat(x, candidates, axis=0) for x in rows[:2])
       passage = (x.reshape(size * candidates, width) for x in rows[2:])
       texts = [
-        segments.bare(tokens, mask, *around) for tokens, mask in (tuple(query), tuple(passage))
+        task_templates.bare(tokens, mask, *around)
+        for tokens, mask in (tuple(query), tuple(passage))
       ]
       length = tokenizer.pair_length(rows[0].shape[1], width)
       pair = fill([template], texts, min(length, longest), tokenizer.pad_id)

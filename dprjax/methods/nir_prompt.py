@@ -7,7 +7,7 @@ A task is an entry of ``config.tasks``. Its prompt is one of
 - a weighted sum of other tasks' prompts (``config.adapt.fusion``: a new task)
 - words, or nothing
 
-Parameters are ``prompt/NAME/query/P1/...`` by task and segment, ``prompt/NAME/weights`` of a sum,
+Parameters are ``prompt/NAME/query/P1/...`` by task and slot, ``prompt/NAME/weights`` of a sum,
 and ``sources/NAME/...``, the constant prompts of a sum.
 """
 
@@ -27,7 +27,7 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
-from dprjax.inference.templates import specials
+from dprjax.inference.template_prompts import specials
 from dprjax.methods import dual_encoder, tasks
 from dprjax.methods.method import (
   BatchShapes,
@@ -39,12 +39,12 @@ from dprjax.methods.method import (
   Product,
   TrainingData,
 )
-from dprjax.models import artifact, head_specs, hub, prompt_encoder, segments
-from dprjax.models.adapters import template
-from dprjax.models.adapters.template import LearnedTokens
+from dprjax.models import artifact, head_specs, hub, prompt_encoder, task_templates
+from dprjax.models.adapters import learned_tokens
+from dprjax.models.adapters.learned_tokens import LearnedTokens
 from dprjax.models.artifact import Prompt
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.segments import Spec, TaskTemplates
+from dprjax.models.task_templates import Spec, TaskTemplates
 from dprjax.models.template import Template
 from dprjax.runtime import tree
 
@@ -63,7 +63,7 @@ class Prompts(NamedTuple):
 
   Attributes:
     names: the tasks, by number.
-    templates: their templates; ``bare`` without prompt segments.
+    templates: their templates; ``bare`` without prompt slots.
     init: ``(parts, key) -> params``, the subtrees ``prompt`` and ``sources``.
     table: ``params ->`` the learned vectors of all tasks, or None.
     weights: ``params -> metrics``, the weights of a sum.
@@ -92,7 +92,7 @@ def read_files(config: ConfigDict) -> Files:
   }
   for name, prompt in own.items():
     task = prompt.meta.get('task') or name
-    if prompt.meta['kind'] == template.ADAPTER.name and task != name:  # refused later
+    if prompt.meta['kind'] == learned_tokens.ADAPTER.name and task != name:  # refused later
       raise InputError(
         f'config.tasks.{name}.prompt: {prompt.path} is of the task {task}; name the file of '
         f'{name}, or call the task {task}'
@@ -142,10 +142,10 @@ def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
     raise InputError(
       "config.template.kind: 'hybrid' needs pairs; for a retriever use 'continuous' or 'manual'"
     )
-  forms = {kind: settings.pair if kind == 'pair' else settings.text for kind in kinds}
-  for kind, form in forms.items():
-    segments.parse(form, kind, _option(kind), masked=_masked(config, kinds))
-  names = [name for kind in kinds for name in segments.prompt_names(forms[kind], kind)]
+  strings = {kind: settings.pair if kind == 'pair' else settings.text for kind in kinds}
+  for kind, string in strings.items():
+    task_templates.parse(string, kind, _option(kind), masked=_masked(config, kinds))
+  names = [name for kind in kinds for name in task_templates.prompt_names(strings[kind], kind)]
   made = []
   for task in sorted(config.tasks):
     entry, key = config.tasks[task], f'config.tasks.{task}'
@@ -155,20 +155,20 @@ def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
         'prompt'
       )
     if task in found.own:
-      made.append(_spec_of(found.own[task], kinds, forms))
+      made.append(_spec_of(found.own[task], kinds, strings))
     elif found.sources:
-      several = [_spec_of(prompt, kinds, forms) for prompt in found.sources.values()]
+      several = [_spec_of(prompt, kinds, strings) for prompt in found.sources.values()]
       for prompt, spec in zip(found.sources.values(), several, strict=True):
         if spec != several[0] or not spec.lengths:
           raise InputError(
-            f'{prompt.path}: its segments are {_described(spec)}, but {_described(several[0])} in '
-            f'{next(iter(found.sources.values())).path}; sums need equal segments of vectors'
+            f'{prompt.path}: its slots are {_described(spec)}, but {_described(several[0])} in '
+            f'{next(iter(found.sources.values())).path}; sums need equal slots of vectors'
           )
       made.append(several[0])
     else:
       words = _words(settings.kind, names, entry, key)
       lengths = {name: _length(settings, name) for name in names if name not in words}
-      made.append(Spec(forms, words, lengths))
+      made.append(Spec(strings, words, lengths))
   return made
 
 
@@ -186,16 +186,16 @@ def _words(kind: str, names: Sequence[str], entry: ConfigDict, key: str) -> dict
   if kind == 'none':
     return dict.fromkeys(names, '')
   if kind == 'hybrid':
-    return {name: segments.HYBRID for name in names if name == 'pair/P3'}
+    return {name: task_templates.HYBRID for name in names if name == 'pair/P3'}
   words = {}
   for name in names:
-    side, segment = name.split('/')
+    side, slot = name.split('/')
     task = key.rpartition('.')[2]
-    given = tuple(entry.words[side]) or segments.WORDS.get(task, {}).get(side, ())
-    place = int(segment[1:]) - 1
+    given = tuple(entry.words[side]) or task_templates.WORDS.get(task, {}).get(side, ())
+    place = int(slot[1:]) - 1
     if place >= len(given):
       raise InputError(
-        f"{key}.words.{side}: the template kind 'manual' needs words of {segment}; {given!r:.60} "
+        f"{key}.words.{side}: the template kind 'manual' needs words of {slot}; {given!r:.60} "
         'has none'
       )
     words[name] = given[place]
@@ -210,19 +210,19 @@ def _length(settings: ConfigDict, name: str) -> int:
   ):
     raise InputError(
       f'config.template.lengths: {lengths!r:.60} has no length of P{place + 1}; give a positive '
-      'integer for each segment'
+      'integer for each slot'
     )
   return lengths[place]
 
 
-def _spec_of(prompt: Prompt, kinds: Sequence[str], forms: Mapping[str, str]) -> Spec:
-  if prompt.meta['kind'] != template.ADAPTER.name or prompt.meta['template'] != forms:
+def _spec_of(prompt: Prompt, kinds: Sequence[str], strings: Mapping[str, str]) -> Spec:
+  if prompt.meta['kind'] != learned_tokens.ADAPTER.name or prompt.meta['template'] != strings:
     there = prompt.meta.get('template', f'a prompt of kind {prompt.meta["kind"]!r}')
     raise InputError(
       f'{prompt.path}: the template is {there!r:.200}, and '
-      f'{" and ".join(sorted({_option(kind) for kind in kinds}))} is {forms!r:.200}'
+      f'{" and ".join(sorted({_option(kind) for kind in kinds}))} is {strings!r:.200}'
     )
-  return template.spec(prompt)
+  return learned_tokens.spec(prompt)
 
 
 def _described(spec: Spec) -> str:
@@ -232,7 +232,7 @@ def _described(spec: Spec) -> str:
   )
 
 
-def task_templates(
+def make_templates(
   config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer, vocab_size: int
 ) -> TaskTemplates:
   """The templates of all tasks. Raises as `specs` and `TaskTemplates.make`."""
@@ -251,7 +251,7 @@ def around(
   config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer
 ) -> dict[str, list[Template]]:
   """The tasks' templates by kind, before there is a model."""
-  made = task_templates(config, kinds, found, tokenizer, tokenizer.vocab_size)
+  made = make_templates(config, kinds, found, tokenizer, tokenizer.vocab_size)
   return {kind: list(of_kind) for kind, of_kind in made.templates.items()}
 
 
@@ -265,7 +265,7 @@ def build(
   """
   found = read_files(config)
   count = layers_fixed(config, model)
-  templates = task_templates(config, kinds, found, tokenizer, model.vocab_size)
+  templates = make_templates(config, kinds, found, tokenizer, model.vocab_size)
   names = tuple(sorted(config.tasks))
   learned = {
     task: [name for number, name, _ in templates.rows if number == index]
@@ -283,7 +283,7 @@ def build(
         count = len(found.sources)
         params[f'{task}/weights'] = np.full(count, 1 / count, np.float32)
       elif task in found.own:
-        for name, vectors in template.vectors(found.own[task]).items():
+        for name, vectors in learned_tokens.vectors(found.own[task]).items():
           params[f'{task}/{name}'] = {'vectors': vectors}
       else:
         fresh |= {f'{task}/{name}': lengths[number, name] for name in learned[task]}
@@ -317,31 +317,31 @@ def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
   return {
     path.format(task=task, name=name): vectors
     for task, prompt in prompts.items()
-    for name, vectors in template.vectors(prompt).items()
+    for name, vectors in learned_tokens.vectors(prompt).items()
   }
 
 
 def expand(
   params: Params, learned: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Float[Array, 'P H']]]:
-  """Each task's vectors by learned segment, whatever parametrises them."""
+  """Each task's vectors by learned slot, whatever parametrises them."""
   vectors: dict[str, dict[str, Any]] = {task: {} for task in learned}
   fresh = {}
   for task, names in learned.items():
     own = params['prompt'][task] if names else {}
     for name in names:
-      kind, segment = name.split('/')
+      kind, slot = name.split('/')
       if 'weights' in own:
         # In the order of the weights.
-        each = [params['sources'][source][kind][segment] for source in sorted(params['sources'])]
+        each = [params['sources'][source][kind][slot] for source in sorted(params['sources'])]
         vectors[task][name] = jnp.sum(own['weights'][:, None, None] * jnp.stack(each), axis=0)
-      elif 'vectors' in own[kind][segment]:
-        vectors[task][name] = own[kind][segment]['vectors']
+      elif 'vectors' in own[kind][slot]:
+        vectors[task][name] = own[kind][slot]['vectors']
       else:
-        fresh[f'{task}/{name}'] = own[kind][segment]
+        fresh[f'{task}/{name}'] = own[kind][slot]
   for name, array in prompt_encoder.encode_prompts(fresh).items():
-    task, _, segment = name.partition('/')
-    vectors[task][segment] = array
+    task, _, slot = name.partition('/')
+    vectors[task][slot] = array
   return vectors
 
 
@@ -355,9 +355,9 @@ def check_prompt(
 ) -> None:
   """Raises InputError if a prompt was made for another backbone."""
   artifact.check_prompt(prompt, model, parts.sha256, tokenizer.sha256)
-  template.check_template(prompt, kinds, model)
+  learned_tokens.check_template(prompt, kinds, model)
   if 'pair' in kinds:
-    template.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
+    learned_tokens.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
   if (there := prompt.meta['fixed_layers']) != (here := layers_fixed(config, model)):
     raise InputError(
       f'{prompt.path}: trained with {there} fixed layers, but config.template.fixed_layers is '
@@ -418,7 +418,7 @@ def shapes(
   config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer, form: str, kinds: Sequence[str]
 ) -> BatchShapes:
   """See ``Method.shapes``; of texts in the longest template of their kind."""
-  templates = task_templates(config, kinds, read_files(config), tokenizer, model.vocab_size)
+  templates = make_templates(config, kinds, read_files(config), tokenizer, model.vocab_size)
   around = {kind: templates.extra(kind) for kind in kinds}
   return tasks.batch_shapes(config, model, tokenizer, form, around)
 
@@ -497,13 +497,13 @@ def export(
   for task, spec in of_tasks.items():
     section = {**config.data.to_dict(), **config.tasks[task].data.to_dict()}
     meta = dual_encoder.meta_of(config, vector_spec.of_config(config, section), 'template') | shared
-    meta |= {'template': dict(spec.forms), 'words': dict(spec.words), 'task': task}
+    meta |= {'template': dict(spec.strings), 'words': dict(spec.words), 'task': task}
     if found.sources:
       values = params['prompt'][task]['weights'].tolist()
       meta['weights'] = dict(zip(found.sources, values, strict=True))
     written[task] = (
       {
-        f'{template.SEGMENTS}{name}': np.asarray(array, np.float32)
+        f'{learned_tokens.SLOTS}{name}': np.asarray(array, np.float32)
         for name, array in expanded[task].items()
       },
       meta,

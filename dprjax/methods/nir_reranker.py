@@ -20,8 +20,8 @@ from dprjax.data.text import Tokenizer
 from dprjax.methods import dual_encoder, nir_prompt
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Loss, Model, Params, Parts
-from dprjax.models import heads, segments
-from dprjax.models.adapters.template import LearnedTokens
+from dprjax.models import heads, task_templates
+from dprjax.models.adapters.learned_tokens import LearnedTokens
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Text, unpack
 from dprjax.runtime import mesh
@@ -37,7 +37,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   """
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
   templates = prompts.templates
-  yes, no = segments.label_ids(
+  yes, no = task_templates.label_ids(
     config.template.verbalizer,
     tokenizer.encode_bare,
     tokenizer.special_ids,
@@ -66,7 +66,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     numbers: Array,
     key: Array | None,
   ) -> Float[Array, 'n V']:
-    return segments.answer(
+    return task_templates.answer(
       model,
       params['backbone'],
       params['head']['mlm'],
@@ -87,7 +87,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
     def judge(rows: Any, key: Array | None) -> tuple[tuple[Array, Array, Array], tuple[()]]:
       tokens, masks, numbers, labels = rows[:2], rows[2:4], rows[4], rows[5]
-      texts = [segments.bare(*text, *around) for text in zip(tokens, masks, strict=True)]
+      texts = [task_templates.bare(*text, *around) for text in zip(tokens, masks, strict=True)]
       length = sum(text.shape[1] - sum(around) for text in tokens) + templates.extra('pair')
       found = logits(params, table, texts, length, numbers, key)
       total = jax.nn.logsumexp(found, axis=1)

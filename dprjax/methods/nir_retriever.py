@@ -18,9 +18,9 @@ from dprjax.formats import vector_spec
 from dprjax.formats.texts import SIDES
 from dprjax.methods import contrastive, dpr, nir_prompt
 from dprjax.methods.method import Batch, Loss, Model, Params, Parts
-from dprjax.models import segments
-from dprjax.models.adapters import template
-from dprjax.models.adapters.template import LearnedTokens
+from dprjax.models import task_templates
+from dprjax.models.adapters import learned_tokens
+from dprjax.models.adapters.learned_tokens import LearnedTokens
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh
 
@@ -33,9 +33,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   """
   contrastive.check_negatives(config)
   contrastive.check_lengths(config.matryoshka, model.vector_size)
-  if config.pooling not in template.POOLINGS:
+  if config.pooling not in learned_tokens.POOLINGS:
     raise InputError(
-      f'config.pooling: with a template use one of {", ".join(template.POOLINGS)}, not '
+      f'config.pooling: with a template use one of {", ".join(learned_tokens.POOLINGS)}, not '
       f'{config.pooling!r:.60}'
     )
   prompts = nir_prompt.build(config, model, tokenizer, SIDES)
@@ -54,19 +54,19 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   ) -> Float[Array, 'n H']:
     tokens, mask, numbers = rows
     length = tokens.shape[1] - sum(around) + templates.extra(kind)
-    filled, hidden = segments.encode(
+    filled, hidden = task_templates.encode(
       model,
       params['backbone'],
       templates,
       kind,
-      [segments.bare(tokens, mask, *around)],
+      [task_templates.bare(tokens, mask, *around)],
       length,
       numbers,
       adapter=table,
       options=options,
       dropout_key=key,
     )
-    return segments.vectors(model, params['backbone'], templates, kind, filled, hidden, spec)
+    return task_templates.vectors(model, params['backbone'], templates, kind, filled, hidden, spec)
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     encode_rows = functools.partial(encode, params, prompts.table(params))

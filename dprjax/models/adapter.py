@@ -285,7 +285,7 @@ class Kind(NamedTuple):
       backbone decides the letters in `sizes`. Raises InputError, which begins with ``where``, for
       an invalid meta.
     load: ``(meta, arrays) -> adapters``, one or one for each topic. None: a part of templates
-      (`models.segments`).
+      (`models.task_templates`).
     training: None: only methods of its own train it.
     sided: whether queries and passages may differ.
     topics: whether the file holds a topic model, which chooses the adapter.

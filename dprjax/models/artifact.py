@@ -9,7 +9,7 @@ The kind of adapter (`models.adapter`) decides the arrays and meta's further key
 - prefix: ``prefix`` [L, 2, P, N, D] (index 0 of axis 1: keys, 1: values), or ``query/prefix`` and
   ``passage/prefix`` if untied, or only ``query/prefix`` if meta's ``sides`` is 'query'
 - topic: ``prefix`` [K, L, 2, P, N, D] and the arrays of the topic model
-- template: ``segments/query/P1`` [P, H] and so on; none if the template has words only
+- template: ``slots/query/P1`` [P, H] and so on; none if the template has words only
 """
 
 import dataclasses

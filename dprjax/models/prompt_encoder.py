@@ -1,7 +1,7 @@
-"""Prompt encoders: the learned vectors of a template's segment (NIR-Prompt section 3.3.2, Eq. 2).
+"""Prompt encoders: the learned vectors of a template's slot (NIR-Prompt section 3.3.2, Eq. 2).
 
 Embedding(P, H) -> a bidirectional LSTM of two layers (H/2 each way) -> Linear -> ReLU -> Linear.
-Every segment has its own.
+Every slot has its own.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ LSTM_LAYERS = 2
 
 
 class PromptEncoder(nn.Module):
-  """The encoder of one segment. It starts as PyTorch's modules start.
+  """The encoder of one slot. It starts as PyTorch's modules start.
 
   Attributes:
     length: P.

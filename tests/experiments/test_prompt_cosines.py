@@ -6,7 +6,7 @@ from tests.refusals import refused
 
 
 def prompt(first, second, **meta):
-  arrays = {'segments/query/P1': first, 'segments/passage/P1': second}
+  arrays = {'slots/query/P1': first, 'slots/passage/P1': second}
   return Prompt(
     {'kind': 'template', **meta},
     {name: np.array(rows, np.float32) for name, rows in arrays.items()},

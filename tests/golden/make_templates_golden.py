@@ -20,7 +20,7 @@ from make_encoder_golden import half, load_encoder, loss_weights
 HERE = pathlib.Path(__file__).parent
 LAYERS, WIDTH = 3, 24
 CLS, SEP, MASK = 5, 2, 4
-# Two tasks whose segments differ in length.
+# Two tasks whose slots differ in length.
 LENGTHS = {'qa/P1': 2, 'qa/P2': 3, 'dialogue/P1': 1, 'dialogue/P2': 2}
 # Texts; one holds the mask's id, which there is a word like others. The second task comes first.
 TEXTS = (('dialogue', (7, 8, MASK, 9)), ('qa', (10, 11, 12)), ('qa', (13,)), ('dialogue', (14, 7)))
@@ -103,7 +103,7 @@ def main():
         parameters = dict(encoder.named_parameters())
         gradients = torch.autograd.grad(loss, parameters.values(), retain_graph=True)
         for key, gradient in zip(parameters, gradients, strict=True):
-          # All of one segment's once; else what has passed through all parts.
+          # All of one slot's once; else what has passed through all parts.
           if (name, fixed_layers) == ('qa/P2', 1) or key == 'embedding.weight':
             arrays[f'{case}/gradient/{name}/{key}'] = gradient.numpy()
   np.savez_compressed(HERE / 'prompt_templates.npz', **arrays)

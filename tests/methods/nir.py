@@ -80,7 +80,7 @@ def write_prompt(path, model, tokenizer, config, kinds, lengths=None, seed=0, **
     for kind in kinds
     for name, length in zip(names[kind], lengths, strict=False)
   }
-  form = {kind: config.template['pair' if kind == 'pair' else 'text'] for kind in kinds}
+  strings = {kind: config.template['pair' if kind == 'pair' else 'text'] for kind in kinds}
   meta = {
     'format': 'dprjax.prompt',
     'version': 1,
@@ -95,14 +95,14 @@ def write_prompt(path, model, tokenizer, config, kinds, lengths=None, seed=0, **
     'query_max_length': 7,
     'passage_max_length': 9,
     'dprjax_version': '0',
-    'template': form,
+    'template': strings,
     'words': {},
     'fixed_layers': 2,
     'label_words': ['oak', 'elm'],
     'score': 'logit',
     'head_sha256': 'b' * 64,
   } | change
-  save_prompt(path, Prompt(meta, {f'segments/{name}': array for name, array in arrays.items()}))
+  save_prompt(path, Prompt(meta, {f'slots/{name}': array for name, array in arrays.items()}))
   return arrays
 
 
@@ -119,19 +119,19 @@ def texts(rng, rows, longest, length, tokenizer, words):
 
 
 def expand(config, params, task, name):
-  """The words or the vectors of a segment in float64; ``params`` is the tree."""
-  kind, segment = name.split('/')
+  """The words or the vectors of a slot in float64; ``params`` is the tree."""
+  kind, slot = name.split('/')
   own = params['prompt'][task]
   if 'weights' in own:
     several = params['sources'].values()
     return sum(
-      weight * source[kind][segment] for weight, source in zip(own['weights'], several, strict=True)
+      weight * source[kind][slot] for weight, source in zip(own['weights'], several, strict=True)
     )
-  leaf = own[kind][segment]
+  leaf = own[kind][slot]
   return leaf['vectors'] if 'vectors' in leaf else reference.prompt_encoder(leaf)
 
 
-def segment(config, params, tokenizer, task, name):
+def slot(config, params, tokenizer, task, name):
   """What stands for P1, P2 or P3 of a task: word ids, or vectors."""
   kind, number = name.split('/')[0], int(name[-1]) - 1
   if config.template.kind == 'none':

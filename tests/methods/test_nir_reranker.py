@@ -51,7 +51,7 @@ def reference_logits(config, model, tokenizer, params, batch):
   found = []
   for place, number in enumerate(batch['task']):
     p1, p2, p3 = (
-      nir.segment(config, params, tokenizer, names[number], f'pair/P{i}') for i in (1, 2, 3)
+      nir.slot(config, params, tokenizer, names[number], f'pair/P{i}') for i in (1, 2, 3)
     )
     first, second = (
       nir.bare(batch[f'{side}_tokens'][place], batch[f'{side}_mask'][place])

@@ -59,7 +59,7 @@ def reference_loss(config, model, tokenizer, params, batch):
       task = names[batch['task'][place[0]]]
       text = nir.bare(tokens[place], mask[place])
       first, second = (
-        nir.segment(config, params, tokenizer, task, f'{side}/P{number}') for number in (1, 2)
+        nir.slot(config, params, tokenizer, task, f'{side}/P{number}') for number in (1, 2)
       )
       row = [tokenizer.opening[0], *first, *text, *second, tokenizer.mask_id, tokenizer.closing[0]]
       states = reference.encode_template(model, params['backbone'], row, fixed)

@@ -9,7 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from dprjax.models.adapters.template import check_head, check_template, spec, vectors
+from dprjax.models.adapters.learned_tokens import check_head, check_template, spec, vectors
 from dprjax.models.artifact import Prompt, check_prompt, load_prompt, save_prompt
 from dprjax.models.encoder_config import EncoderConfig
 from tests.refusals import refused
@@ -134,7 +134,7 @@ def test_topic_and_template(write):
   check_prompt(topic, CONFIG, 'a' * 64, TOKENIZER)
 
 
-VECTORS = {'segments/query/P1': np.ones((6, 24), np.float32)}
+VECTORS = {'slots/query/P1': np.ones((6, 24), np.float32)}
 TEMPLATE = {
   'kind': 'template',
   'template': {'query': '[CLS] P1 text [MASK] [SEP]', 'passage': '[CLS] text P2 [MASK] [SEP]'},
@@ -156,7 +156,7 @@ def test_templates(write):
   check_prompt(prompt, CONFIG, 'a' * 64, TOKENIZER)
   check_template(prompt, ('query', 'passage'), CONFIG)
   assert spec(prompt) == (TEMPLATE['template'], TEMPLATE['words'], {'query/P1': 6})
-  np.testing.assert_array_equal(vectors(prompt)['query/P1'], VECTORS['segments/query/P1'])
+  np.testing.assert_array_equal(vectors(prompt)['query/P1'], VECTORS['slots/query/P1'])
   words = load_prompt(write({}, **PAIR))  # a template of words alone has no arrays
   assert spec(words).lengths == {} and vectors(words) == {}
   check_prompt(words, CONFIG, 'a' * 64, TOKENIZER)
@@ -184,13 +184,13 @@ def _forms(query):
     (VECTORS, TEMPLATE | {'template': {'query': 'text'}}, ('prompt.npz', 'query')),
     (VECTORS, _forms(3), ('prompt.npz', 'template')),
     (VECTORS, _forms('[CLS] P1 text [SEP]'), '[MASK]'),
-    ({}, TEMPLATE, 'segments/query/P1'),
-    ({'prefix': prefix()}, TEMPLATE, 'segments/query/P1'),
+    ({}, TEMPLATE, 'slots/query/P1'),
+    ({'prefix': prefix()}, TEMPLATE, 'slots/query/P1'),
     (VECTORS | {'prefix': prefix()}, TEMPLATE, 'template'),
     (
-      {'segments/query/P1': np.ones((6, 2, 24), np.float32)},
+      {'slots/query/P1': np.ones((6, 2, 24), np.float32)},
       TEMPLATE,
-      ('segments/query/P1', '[P, H]', '[6, 2, 24]'),
+      ('slots/query/P1', '[P, H]', '[6, 2, 24]'),
     ),
     (VECTORS, TEMPLATE | {'words': {'query/P3': 'x'}}, 'query/P3'),
     (VECTORS, TEMPLATE | {'words': {'passage/P2': 7}}, 'words'),
@@ -428,7 +428,7 @@ def test_check_prompt_names_both_sides():
   with refused('[2, 2, 5, 3, 8]', '[L, 2, P, N, D]', '[2, 2, P, 4, 8]'):
     check_prompt(prompt, other, 'a' * 64, TOKENIZER)
   template = Prompt(META | TEMPLATE, VECTORS)
-  with refused('segments/query/P1', '[6, 24]', '[P, H]'):
+  with refused('slots/query/P1', '[6, 24]', '[P, H]'):
     check_prompt(template, other, 'a' * 64, TOKENIZER)
 
 

@@ -165,7 +165,7 @@ def test_a_prompt_among_the_tokens_is_refused(engine, folder, small, tmp_path):
   vectors = np.ones((2, 16), np.float32)
   more = {'kind': 'template', 'pooling': 'mask', 'fixed_layers': 1, 'words': {}}
   template = dict.fromkeys(('query', 'passage'), '[CLS] P1 text [MASK] [SEP]')
-  arrays = {f'segments/{side}/P1': vectors for side in template}
+  arrays = {f'slots/{side}/P1': vectors for side in template}
   artifact.save_prompt(
     tmp_path / 'p.npz', artifact.Prompt(small.meta | more | {'template': template}, arrays)
   )

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from dprjax.formats.vector_spec import VectorSpec
-from dprjax.models import encoder, hub, prompt_encoder, segments
-from dprjax.models.adapters.template import LearnedTokens
-from dprjax.models.segments import Spec, Specials, TaskTemplates
+from dprjax.models import encoder, hub, prompt_encoder, task_templates
+from dprjax.models.adapters.learned_tokens import LearnedTokens
+from dprjax.models.task_templates import Spec, Specials, TaskTemplates
 from tests.models.test_prompt_encoder import from_torch, stored
 from tests.refusals import refused
 
@@ -66,7 +66,7 @@ def test_tasks_of_one_batch_have_ranges_of_the_table():
     (1, 'passage/P1', 2),
   )
   tokens, mask = rows_of((7, 4, 8), (9,), (10, 11))
-  text = segments.bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)
+  text = task_templates.bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)
   assert made.extra('query') == 6 and made.extra('passage') == 5
   filled = made.fill('query', [text], 9, jnp.array([0, 1, 0], jnp.int32))
   assert filled.tokens.tolist() == [
@@ -101,7 +101,7 @@ def test_tasks_of_one_batch_have_ranges_of_the_table():
 def test_pairs():
   made = make(Spec({'pair': PAIR}, {'pair/P3': 'what is it?'}, {'pair/P1': 1, 'pair/P2': 2}))
   texts = [
-    segments.bare(*map(jnp.asarray, rows_of(*rows)), 1, 1)
+    task_templates.bare(*map(jnp.asarray, rows_of(*rows)), 1, 1)
     for rows in ([(7,), (8, 9)], [(10, 11), (12,)])
   ]
   filled = made.fill('pair', texts, 17, jnp.zeros(2, jnp.int32))
@@ -124,7 +124,7 @@ def test_pooling(pooling):
   tokens, mask = rows_of((7, 4, 8), (9,))
   filled = made.fill(
     'query',
-    [segments.bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)],
+    [task_templates.bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)],
     9,
     jnp.zeros(2, jnp.int32),
   )
@@ -140,7 +140,7 @@ def test_pooling(pooling):
   def vectors(*ways, which=None):
     specs = [VectorSpec(*way) for way in ways]
     states = jnp.asarray(hidden)
-    return segments.vectors(config, {}, made, 'query', filled, states, specs, which)
+    return task_templates.vectors(config, {}, made, 'query', filled, states, specs, which)
 
   np.testing.assert_allclose(vectors((pooling,)), expected, rtol=1e-6)
   both = vectors(('cls',), (pooling, True), which=jnp.array([0, 1]))
@@ -151,7 +151,7 @@ def test_pooling(pooling):
 
 
 @pytest.mark.parametrize(
-  ('form', 'kind'),
+  ('string', 'kind'),
   [
     ('[CLS] P1 text P2 [SEP]', 'query'),
     ('[CLS] text [MASK] [MASK] [SEP]', 'query'),
@@ -168,9 +168,9 @@ def test_pooling(pooling):
     ('x' * 300, 'query'),
   ],
 )
-def test_bad_forms(form, kind):
+def test_bad_template_strings(string, kind):
   with refused('config.template.text', kind):
-    segments.parse(form, kind, 'config.template.text')
+    task_templates.parse(string, kind, 'config.template.text')
 
 
 def test_a_form_without_mask_where_none_is_needed():
@@ -210,17 +210,18 @@ def test_label_words(words, message):
   def look_up(texts):
     return {text: np.array(ids[text], np.int32) for text in texts}
 
-  assert segments.label_ids(('no', 'yes'), look_up, [0, 3], 'here') == (8, 7)
+  assert task_templates.label_ids(('no', 'yes'), look_up, [0, 3], 'here') == (8, 7)
   with refused(message):
-    segments.label_ids(words, look_up, [0, 3], 'config.template.verbalizer')
+    task_templates.label_ids(words, look_up, [0, 3], 'config.template.verbalizer')
 
 
 def test_the_papers_words():
-  kinds = [kind for task in segments.WORDS.values() for kind in task]
+  kinds = [kind for task in task_templates.WORDS.values() for kind in task]
   assert [kinds.count(kind) for kind in ('query', 'passage', 'pair')] == [3, 3, 5]
-  for task in segments.WORDS.values():
+  for task in task_templates.WORDS.values():
     assert [len(words) for words in task.values()] == [3 if kind == 'pair' else 2 for kind in task]
-  assert not any('Dose' in words for task in segments.WORDS.values() for words in task['pair'])
+  pairs = (words for task in task_templates.WORDS.values() for words in task['pair'])
+  assert not any('Dose' in words for words in pairs)
 
 
 @pytest.mark.slow
@@ -246,7 +247,7 @@ def test_two_tasks_in_a_batch_equal_pytorch(model_type, fixed_layers, golden, wr
     config.pad_token_id,
   )
   tokens, mask = rows_of((7, 8, 4, 9), (10, 11, 12), (13,), (14, 7))
-  text = segments.bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)
+  text = task_templates.bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)
   numbers = jnp.array([0, 1, 1, 0], jnp.int32)
   expected = arrays[f'{model_type}/mask']
   filled = made.fill('query', [text], expected.shape[1], numbers)

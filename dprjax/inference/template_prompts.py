@@ -6,18 +6,18 @@ import jax.numpy as jnp
 
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
-from dprjax.models import segments
-from dprjax.models.adapters import template
-from dprjax.models.adapters.template import LearnedTokens
+from dprjax.models import task_templates
+from dprjax.models.adapters import learned_tokens
+from dprjax.models.adapters.learned_tokens import LearnedTokens
 from dprjax.models.artifact import Prompt
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.segments import TaskTemplates
+from dprjax.models.task_templates import TaskTemplates
 
 
-def specials(tokenizer: Tokenizer) -> segments.Specials:
-  """The tokens of the segments [CLS], [SEP] and [MASK]."""
+def specials(tokenizer: Tokenizer) -> task_templates.Specials:
+  """The tokens of the slots [CLS], [SEP] and [MASK]."""
   middle = tokenizer.around_pair.middle
-  return segments.Specials(tokenizer.opening, middle, tokenizer.closing, tokenizer.mask_id)
+  return task_templates.Specials(tokenizer.opening, middle, tokenizer.closing, tokenizer.mask_id)
 
 
 def of_prompts(
@@ -34,7 +34,7 @@ def of_prompts(
     InputError: template strings differ, or the tokenizer has no mask token.
   """
   made = TaskTemplates.make(
-    [template.spec(prompt) for prompt in prompts],
+    [learned_tokens.spec(prompt) for prompt in prompts],
     specials(tokenizer),
     tokenizer.encode_bare,
     config.vocab_size,
@@ -43,7 +43,7 @@ def of_prompts(
     masked=False,  # the file was checked when it was read
   )
   vectors = [
-    {name: jnp.asarray(array) for name, array in template.vectors(prompt).items()}
+    {name: jnp.asarray(array) for name, array in learned_tokens.vectors(prompt).items()}
     for prompt in prompts
   ]
   table = made.table(vectors)

@@ -11,13 +11,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
-from dprjax.models import segments
+from dprjax.models import task_templates
 from dprjax.models.adapter import Adapter, Kind
 from dprjax.models.artifact import Prompt
 
 SCORES = ('logit', 'probability')
 POOLINGS = ('mask', 'cls', 'mean')
-SEGMENTS = 'segments/'  # before the names of arrays
+SLOTS = 'slots/'  # before the names of arrays
 
 
 class _Meta(msgspec.Struct):
@@ -25,7 +25,7 @@ class _Meta(msgspec.Struct):
 
   pooling: str
   template: dict[str, str]  # template strings by kind of input
-  words: dict[str, Annotated[str, msgspec.Meta(max_length=1000)]]  # of segments without vectors
+  words: dict[str, Annotated[str, msgspec.Meta(max_length=1000)]]  # of slots without vectors
   fixed_layers: Annotated[int, msgspec.Meta(ge=0, le=1000)]
 
 
@@ -89,14 +89,14 @@ class _Placed(Adapter):
 
 
 def vectors(prompt: Prompt) -> dict[str, Float[np.ndarray, 'P H']]:
-  """The learned segments of a template, by names such as ``query/P1``."""
-  return {name.removeprefix(SEGMENTS): array for name, array in prompt.arrays.items()}
+  """The learned slots of a template, by names such as ``query/P1``."""
+  return {name.removeprefix(SLOTS): array for name, array in prompt.arrays.items()}
 
 
-def spec(prompt: Prompt) -> segments.Spec:
+def spec(prompt: Prompt) -> task_templates.Spec:
   """The templates of a prompt."""
   lengths = {name: len(array) for name, array in vectors(prompt).items()}
-  return segments.Spec(prompt.meta['template'], prompt.meta['words'], lengths)
+  return task_templates.Spec(prompt.meta['template'], prompt.meta['words'], lengths)
 
 
 def check_template(prompt: Prompt, kinds: Sequence[str], config: Any) -> None:
@@ -129,23 +129,24 @@ def check_head(prompt: Prompt, head_sha256: str) -> None:
 
 
 def _arrays(path: str, meta: Mapping[str, Any]) -> dict[str, str]:
-  forms, where = meta.get('template'), f"{path}: meta's"
-  if not isinstance(forms, dict) or set(forms) not in ({'query', 'passage'}, {'pair'}):
-    raise InputError(f'{where} template is {forms!r:.60}; expected query and passage, or pair')
-  found = convert(dict(meta), f'{path}: meta', _PairMeta if 'pair' in forms else _Meta)
+  strings, where = meta.get('template'), f"{path}: meta's"
+  if not isinstance(strings, dict) or set(strings) not in ({'query', 'passage'}, {'pair'}):
+    raise InputError(f'{where} template is {strings!r:.60}; expected query and passage, or pair')
+  found = convert(dict(meta), f'{path}: meta', _PairMeta if 'pair' in strings else _Meta)
   if found.pooling not in POOLINGS:
     raise InputError(
       f'{where} pooling is {found.pooling!r:.60}, expected one of: {", ".join(POOLINGS)}'
     )
   prompts: list[str] = []
-  for kind, form in found.template.items():
-    segments.parse(form, kind, f'{where} template of a {kind}', masked=found.pooling == 'mask')
-    prompts += segments.prompt_names(form, kind)
+  for kind, string in found.template.items():
+    masked = found.pooling == 'mask'
+    task_templates.parse(string, kind, f'{where} template of a {kind}', masked=masked)
+    prompts += task_templates.prompt_names(string, kind)
   if unknown := [name for name in found.words if name not in prompts]:
     raise InputError(
-      f'{where} words: {unknown[0]!r:.40} is none of: {", ".join(prompts) or "no segment"}'
+      f'{where} words: {unknown[0]!r:.40} is none of: {", ".join(prompts) or "no slot"}'
     )
-  return {f'{SEGMENTS}{name}': 'P H' for name in prompts if name not in found.words}
+  return {f'{SLOTS}{name}': 'P H' for name in prompts if name not in found.words}
 
 
 ADAPTER = Kind(

@@ -29,7 +29,7 @@ from dprjax.models.template import Filled, Piece, Template, Text, fill
 # The texts of each kind of input.
 TEXTS = {'query': ('text',), 'passage': ('text',), 'pair': ('first', 'second')}
 _PROMPT = re.compile(r'P[1-9]')
-_LONGEST = 200  # characters of a form
+_LONGEST = 200  # characters of a string
 
 # NIR-Prompt, Tables 1 and 2: the words of P1, P2 (and P3) by task and kind of input.
 WORDS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -76,62 +76,62 @@ class Spec(NamedTuple):
   """The templates of one task.
 
   Attributes:
-    forms: template strings by kind of input.
-    words: of prompt segments, named ``query/P1``.
-    lengths: P of the other prompt segments.
+    strings: template strings by kind of input.
+    words: of prompt slots, named ``query/P1``.
+    lengths: P of the other prompt slots.
   """
 
-  forms: Mapping[str, str]
+  strings: Mapping[str, str]
   words: Mapping[str, str]
   lengths: Mapping[str, int]
 
 
-def parse(form: str, kind: str, where: str, *, masked: bool = True) -> tuple[str, ...]:
-  """Splits a template string into segments.
+def parse(string: str, kind: str, where: str, *, masked: bool = True) -> tuple[str, ...]:
+  """Splits a template string into slots.
 
   Args:
-    form: the template string.
+    string: the template string.
     kind: 'query', 'passage' or 'pair'.
     where: begins error messages.
     masked: whether [MASK] is required.
 
   Raises:
-    InputError: a segment is unknown, missing, repeated or misplaced.
+    InputError: a slot is unknown, missing, repeated or misplaced.
   """
-  segments, texts = tuple(form.split()), TEXTS[kind]
-  prompts = [name for name in segments if _PROMPT.fullmatch(name)]
-  inner = [name for name in segments[1:-1] if name not in (*prompts, '[SEP]')]
+  slots, texts = tuple(string.split()), TEXTS[kind]
+  prompts = [name for name in slots if _PROMPT.fullmatch(name)]
+  inner = [name for name in slots[1:-1] if name not in (*prompts, '[SEP]')]
   if not (
-    len(form) <= _LONGEST
-    and (segments[:1], segments[-1:]) == (('[CLS]',), ('[SEP]',))
+    len(string) <= _LONGEST
+    and (slots[:1], slots[-1:]) == (('[CLS]',), ('[SEP]',))
     and [name for name in inner if name != '[MASK]'] == list(texts)
     and inner.count('[MASK]') <= 1
     and (not masked or '[MASK]' in inner)
     and len(set(prompts)) == len(prompts)
   ):
     raise InputError(
-      f'{where}: {form!r:.80} is no template of a {kind}: expected [CLS] {" ".join(texts)} [SEP], '
-      f'{"one" if masked else "at most one"} [MASK], each of P1 to P9 at most once, further [SEP]'
+      f'{where}: {string!r:.80} is no template of a {kind}: expected [CLS] {" ".join(texts)} [SEP]'
+      f', {"one" if masked else "at most one"} [MASK], each of P1 to P9 at most once, further [SEP]'
     )
-  return segments
+  return slots
 
 
-def prompt_names(form: str, kind: str) -> list[str]:
-  """The prompt segments of a template string in order, as ``query/P1``."""
-  return [f'{kind}/{segment}' for segment in form.split() if _PROMPT.fullmatch(segment)]
+def prompt_names(string: str, kind: str) -> list[str]:
+  """The prompt slots of a template string in order, as ``query/P1``."""
+  return [f'{kind}/{slot}' for slot in string.split() if _PROMPT.fullmatch(slot)]
 
 
 class TaskTemplates(NamedTuple):
   """The templates of several tasks, by task number.
 
   Attributes:
-    segments: by kind of input, the same for all tasks.
+    slots: by kind of input, the same for all tasks.
     templates: by kind of input and task number.
-    rows: the table's segments in order: task number, name and P.
+    rows: the table's slots in order: task number, name and P.
     pad_id: the padding token.
   """
 
-  segments: Mapping[str, tuple[str, ...]]
+  slots: Mapping[str, tuple[str, ...]]
   templates: Mapping[str, tuple[Template, ...]]
   rows: tuple[tuple[int, str, int], ...]
   pad_id: int
@@ -162,34 +162,34 @@ class TaskTemplates(NamedTuple):
       InputError: as ``parse``; tasks differ in their template strings, or the tokenizer has no mask
         token.
     """
-    segments = {
-      kind: parse(form, kind, where, masked=masked) for kind, form in specs[0].forms.items()
+    slots = {
+      kind: parse(string, kind, where, masked=masked) for kind, string in specs[0].strings.items()
     }
-    pieces: dict[str, list[Template]] = {kind: [] for kind in segments}
+    pieces: dict[str, list[Template]] = {kind: [] for kind in slots}
     rows: list[tuple[int, str, int]] = []
     start = vocab_size
     for number, spec in enumerate(specs):
-      if dict(spec.forms) != dict(specs[0].forms):
+      if dict(spec.strings) != dict(specs[0].strings):
         raise InputError(
           f'{where}: tasks of one batch need equal templates, not '
-          f'{" and ".join(map(repr, sorted({*spec.forms.values(), *specs[0].forms.values()})))}'
+          f'{" and ".join(map(repr, sorted({*spec.strings.values(), *specs[0].strings.values()})))}'
         )
       tokens = tokenize(list(spec.words.values()))
-      for kind, names in segments.items():
+      for kind, names in slots.items():
         made: list[Piece] = []
-        for place, segment in enumerate(names):
-          name = f'{kind}/{segment}'
-          if segment in TEXTS[kind]:
+        for place, slot in enumerate(names):
+          name = f'{kind}/{slot}'
+          if slot in TEXTS[kind]:
             made.append(Piece(None))
-          elif segment == '[MASK]':
+          elif slot == '[MASK]':
             if specials.mask_id is None:
               raise InputError(
                 f'{where}: the tokenizer has no token for [MASK]; choose another backbone'
               )
             made.append(Piece((specials.mask_id,)))
-          elif segment == '[CLS]':
+          elif slot == '[CLS]':
             made.append(Piece(specials.opening))
-          elif segment == '[SEP]':
+          elif slot == '[SEP]':
             made.append(Piece(specials.closing if place == len(names) - 1 else specials.middle))
           elif name in spec.words:
             made.append(Piece(tuple(tokens[spec.words[name]].tolist())))
@@ -199,7 +199,7 @@ class TaskTemplates(NamedTuple):
             rows.append((number, name, length))
             start += length
         pieces[kind].append(Template(tuple(made)))
-    return cls(segments, {kind: tuple(made) for kind, made in pieces.items()}, tuple(rows), pad_id)
+    return cls(slots, {kind: tuple(made) for kind, made in pieces.items()}, tuple(rows), pad_id)
 
   def table(
     self, vectors: Sequence[Mapping[str, Float[Array, 'P H']]]
@@ -207,7 +207,7 @@ class TaskTemplates(NamedTuple):
     """The learned vectors of all tasks, by task number and name; None: there are none.
 
     Raises:
-      InputError: a segment has not P vectors.
+      InputError: a slot has not P vectors.
     """
     for number, name, length in self.rows:
       if (there := vectors[number][name].shape[0]) != length:
@@ -217,10 +217,10 @@ class TaskTemplates(NamedTuple):
     return jnp.concatenate([vectors[number][name] for number, name, _ in self.rows])
 
   def without_prompts(self) -> Self:
-    """The same templates with empty prompt segments."""
+    """The same templates with empty prompt slots."""
 
     def empty(kind: str, template: Template) -> Template:
-      pieces = zip(self.segments[kind], template.pieces, strict=True)
+      pieces = zip(self.slots[kind], template.pieces, strict=True)
       return Template(
         tuple(Piece(()) if _PROMPT.fullmatch(name) else piece for name, piece in pieces)
       )
@@ -241,9 +241,9 @@ class TaskTemplates(NamedTuple):
     """Fills the templates of one kind; see ``template.fill``."""
     return fill(self.templates[kind], texts, length, self.pad_id, numbers)
 
-  def places(self, kind: str, filled: Filled, segment: str) -> Bool[Array, 'B T']:
-    """Marks the tokens of one segment."""
-    return filled.pieces == self.segments[kind].index(segment)
+  def places(self, kind: str, filled: Filled, slot: str) -> Bool[Array, 'B T']:
+    """Marks the tokens of one slot."""
+    return filled.pieces == self.slots[kind].index(slot)
 
 
 def bare(tokens: Int[Array, 'B S'], mask: Bool[Array, 'B S'], opening: int, closing: int) -> Text:
