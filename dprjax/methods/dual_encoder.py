@@ -13,12 +13,13 @@ from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
+from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
 from dprjax.formats.texts import SIDES
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.methods.method import Params, Parts, Product
 from dprjax.models import adapter as adapters
-from dprjax.models import hub
+from dprjax.models import artifact, hub
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter
 from dprjax.models.embed import embed_text
@@ -28,7 +29,14 @@ from dprjax.runtime import mesh, tree
 
 logger = logging.getLogger('dprjax')
 
-OPTIONS = ('prompt.kind', 'prompt.length', 'prompt.tied', 'backbone.two_encoders', 'matryoshka')
+OPTIONS = (
+  'prompt.kind',
+  'prompt.length',
+  'prompt.tied',
+  'prompt.init_text',
+  'backbone.two_encoders',
+  'matryoshka',
+)
 
 
 class DualEncoder(NamedTuple):
@@ -130,10 +138,29 @@ def _training(config: ConfigDict) -> adapters.Training:
   return kind.training
 
 
+def prompt_of_text(
+  config: ConfigDict, backbone: hub.Backbone, tokenizer: Tokenizer
+) -> artifact.Prompt:
+  """The adapter that begins as ``config.prompt.init_text``, without its special tokens.
+
+  Raises:
+    InputError: the text has no tokens, or the kind of adapter cannot begin so.
+  """
+  settings, of_text = config.prompt, _training(config).of_text
+  if of_text is None:
+    raise InputError(f'config.prompt.init_text: a prompt of kind {settings.kind!r} takes no text')
+  (tokens,) = tokenizer.encode_bare([settings.init_text]).values()
+  if not len(tokens):
+    raise InputError(f'config.prompt.init_text: {settings.init_text!r:.60} has no tokens')
+  tokens = np.resize(tokens, settings.length)  # cut, or repeated
+  arrays = of_text(config, backbone.config, backbone.params, tokens)
+  return artifact.Prompt({'kind': settings.kind}, arrays, 'config.prompt.init_text')
+
+
 def init_adapter(
   config: ConfigDict, model: EncoderConfig, parts: Parts, key: Array
 ) -> dict[str, Any]:
-  """The adapter's subtree, random or from ``config.prompt.init_from``; empty without a prompt.
+  """The adapter's subtree, random or from ``parts.prompt``; empty without a prompt.
 
   One adapter if tied, else ``{'query': ..., 'passage': ...}``; with
   ``config.prompt.sides='query'``, ``{'query': ...}``.

@@ -76,7 +76,7 @@ class Parts(NamedTuple):
   Attributes:
     encoder: the backbone's parameters.
     heads: the heads of ``Method.parts`` in the backbone's directory.
-    prompt: the file ``config.prompt.init_from``.
+    prompt: of the file ``config.prompt.init_from`` or of ``config.prompt.init_text``.
     text: ``DataSource.parts``.
     sha256: of the backbone; '' in a plan, which has no weights.
   """

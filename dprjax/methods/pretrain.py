@@ -387,6 +387,6 @@ METHOD = Method(
   find_data,
   export,
   parts=('mlm', 'condenser'),
-  options=('prompt.kind', 'prompt.length', 'matryoshka'),
+  options=('prompt.kind', 'prompt.length', 'prompt.init_text', 'matryoshka'),
   shapes=shapes,
 )

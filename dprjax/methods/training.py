@@ -14,7 +14,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.formats import seen
-from dprjax.methods import baseline, selection
+from dprjax.methods import baseline, dual_encoder, selection
 from dprjax.methods import method as methods
 from dprjax.methods.loop import Loop, Setup
 from dprjax.methods.selection import Part, Result
@@ -131,6 +131,8 @@ def prepare(
   prompt = None
   if config.prompt.init_from:
     prompt = artifact.load_prompt_for(config.prompt.init_from, tokenizer.sha256, backbone)
+  elif config.prompt.init_text:
+    prompt = dual_encoder.prompt_of_text(config, backbone, tokenizer)
   parts = methods.Parts(backbone.params, backbone.heads, prompt, texts.parts, backbone.sha256)
   key = jax.random.fold_in(jax.random.key(config.seed), 0)
   params = tree.flatten(model.init(parts, key))

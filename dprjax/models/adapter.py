@@ -244,11 +244,14 @@ class Training(NamedTuple):
     init: ``(config, model, key) -> params``, for ``config.prompt.length`` above 0.
     expand: ``(config, model, params) -> Adapter``.
     export: ``(config, Adapter) -> (arrays, meta)`` of a prompt file.
+    of_text: ``(config, model, encoder's params, P tokens) -> params`` that begin as a text does
+      (``config.prompt.init_text``); None: they cannot.
   """
 
   init: Callable[[Any, Any, Array], dict[str, Any]]
   expand: Callable[[Any, Any, Mapping[str, Any]], Adapter]
   export: Callable[[Any, Any], tuple[dict[str, Any], dict[str, Any]]]
+  of_text: Callable[[Any, Any, Mapping[str, Any], np.ndarray], dict[str, Any]] | None = None
 
 
 class Peft(NamedTuple):

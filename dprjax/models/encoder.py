@@ -11,6 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
@@ -257,6 +258,51 @@ def encode_early_late(
     )
   early, late = _run(config, params, tokens, mask, (split, config.num_layers), **kwargs)
   return early.astype(jnp.float32), late.astype(jnp.float32)
+
+
+def keys_and_values(
+  config: EncoderConfig, params: Mapping[str, Any], tokens: Int[np.ndarray, ' T']
+) -> Float[np.ndarray, 'L 2 T N D']:
+  """Each layer's keys (index 0) and values of a text, in float32, as attention takes them.
+
+  Keys are those behind their norm and the rotation by their positions, which count from 0.
+
+  Args:
+    config: the encoder's shape.
+    params: as for ``encode``, or on disk; one layer at a time is read from there.
+    tokens: token ids, without padding.
+
+  Raises:
+    InputError: the tokens exceed the encoder's positions.
+  """
+  rows = jnp.asarray(tokens, jnp.int32)[None]
+  first = {
+    name: jax.tree.map(np.asarray, params[name])
+    for name in ('embeddings', 'relative')
+    if name in params
+  }
+  x, scanned, shared = _embed(config, first, rows, jnp.ones(rows.shape, bool), BARE)
+  stack = _stack(config, 1, DEFAULT_OPTIONS, True)
+
+  @jax.jit
+  def run(layer, scanned, x, shared):
+    (x, _), kept = stack.apply({'params': layer}, x, scanned, shared, mutable=['intermediates'])
+    kept = kept['intermediates']['attention']
+    return x, [kept[name][0][0, 0] for name in ('keys', 'values')]
+
+  found = []
+  for layer in range(config.num_layers):
+    own, inputs = (
+      jax.tree.map(
+        lambda leaf, layer=layer: leaf[(slice(layer, layer + 1), *(slice(None),) * (leaf.ndim - 1))],
+        stacked,
+      )
+      for stacked in (params['layers'], scanned)
+    )
+    x, made = run(own, inputs, x, shared)
+    found.append(jax.device_get(made))
+  shape = config.num_layers, 2, len(tokens), config.num_kv_heads, config.head_dim
+  return np.asarray(found, np.float32).reshape(shape)
 
 
 def first_token_attention(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
@@ -89,6 +90,8 @@ class Family(NamedTuple):
     relative: ``config -> module`` of a bias by distance, ``T -> [1, N, T, T]``.
     final: ``(config, dtype) -> module`` after the last layer, such as a norm.
     sharding: ``(regular expression, PartitionSpec)`` of parameter names that ``mesh.RULES`` lacks.
+    turn_keys: ``(config, keys [L P N D], places) -> keys`` of texts that stand so many places
+      further on; None: positions are not rotary.
     prompted_by: how a prompt enters transformers' class: 'cache', as past keys and values;
       'attention', by our attention function; '': not at all.
     pad_token_id: the default of config.json.
@@ -119,6 +122,7 @@ class Family(NamedTuple):
   relative: Callable[[Config], nn.Module] | None = None
   final: Callable[[Config, Any], nn.Module] | None = None
   sharding: tuple[tuple[str, PartitionSpec], ...] = ()
+  turn_keys: Callable[[Config, np.ndarray, int], np.ndarray] | None = None
   prompted_by: str = 'cache'
   pad_token_id: int = 0
   shapes: Callable[[], Mapping[str, Config]] = dict

@@ -225,6 +225,9 @@ class Attention(nn.Module):
     keys; those of 'library' mask keys for all heads alike and have no dropout of weights. Other
     attention is plain.
     """
+    # Kept only where the caller asks for intermediates.
+    self.sow('intermediates', 'keys', key)
+    self.sow('intermediates', 'values', value)
     attend = self.plain
     single = bias.shape[1:3] == (1, 1) and key.shape == query.shape
     if self.options.attention == 'fused' and single:

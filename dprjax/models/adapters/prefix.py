@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
-from dprjax.models import weights
+from dprjax.models import encoder, weights
 from dprjax.models.adapter import Adapter, Kind, Peft, Training
 from dprjax.models.weights import Stored
 
@@ -134,6 +134,22 @@ def apply(params: Mapping[str, Array], x: Array) -> Array:
   return x @ params['kernel'] + jnp.expand_dims(params['bias'], 0)
 
 
+def of_text(
+  config: Any, model: Any, params: Mapping[str, Any], tokens: Int[np.ndarray, ' P']
+) -> dict[str, Any]:
+  """The prefix that changes vectors as this text would in front of every other text.
+
+  It has the encoder's keys and values of the text. Keys with rotary positions are turned to the P
+  places before the first token. Under causal attention, the states are those of both texts in one,
+  as far as windows reach.
+  """
+  vectors = encoder.keys_and_values(model, params, tokens)
+  turn = model.family.turn_keys
+  if turn is not None and not config.prompt.shift_positions:
+    vectors[:, 0] = turn(model, vectors[:, 0], -len(tokens))
+  return {'prefix': vectors}
+
+
 def load(meta: Mapping[str, Any], vectors: Float[np.ndarray, 'L 2 P N D']) -> Prefix:
   return Prefix(vectors, shift=vectors.shape[2] if meta['shift_positions'] else 0)
 
@@ -234,7 +250,7 @@ ADAPTER = Kind(
   'key and value vectors in every layer',
   functools.partial(arrays, 'L 2 P N D'),
   lambda meta, arrays: [load(meta, arrays['prefix'])],
-  Training(init, expand, _export),
+  Training(init, expand, _export, of_text),
   row=_row,
   peft=Peft('PREFIX_TUNING', to_peft, from_peft),
   code=pathlib.Path(__file__).parents[1] / 'dprjax_prompt.py.txt',

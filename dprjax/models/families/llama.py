@@ -254,6 +254,20 @@ def _rope(config: Config, number: Array) -> tuple[Array, float | Array] | None:
   return jnp.asarray(np.stack([turns, other]))[kind], jnp.asarray(scales)[kind]
 
 
+def turn_keys(
+  config: Config, keys: Float[np.ndarray, 'L P N D'], places: int
+) -> Float[np.ndarray, 'L P N D']:
+  """Each layer's turned keys of a text that stands ``places`` further on, or behind if negative."""
+  ropes = [config.rope] * config.num_layers
+  if config.window_rope is not None:
+    ropes = [config.window_rope if one else config.rope for one in config.windowed]
+  angles = [places * rope.frequencies(config.head_dim)[0].astype(np.float64) for rope in ropes]
+  by = np.exp(1j * np.array(angles))[:, None, None]
+  first, second = np.split(keys.astype(np.float64), 2, axis=3)
+  turned = (first + 1j * second) * by
+  return np.concatenate([turned.real, turned.imag], axis=3).astype(np.float32)
+
+
 def positions(config: Config, tokens: Array, mask: Array, shift: int | Array) -> Array:
   """Real tokens are counted, wherever the padding is."""
   return jnp.maximum(jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1, 0) + shift
@@ -475,6 +489,7 @@ FAMILY = Family(
   positions=positions,
   first_position=lambda config: 0,
   bias=layers.padding_bias,  # each layer adds its window
+  turn_keys=turn_keys,
   tensors=tensors,
   layer_tensors=layer_tensors,
   canonical=lambda name: name.removeprefix('model.'),

@@ -179,6 +179,7 @@ FAMILY = llama.FAMILY._replace(
   layer_tensors=_layer_tensors,
   relative=lambda config: relative.RelativeBias(config, config.buckets, config.far),
   canonical=lambda name: name,
+  turn_keys=None,
   prefix='',
   extras=re.compile(r'encoder\.embed_tokens\.weight$|(decoder|lm_head|classification_head)\.'),
   prompted_by='attention',
