@@ -35,7 +35,7 @@ import gain_sets
 import systems
 import trials
 from dprjax.data import text
-from dprjax.methods import dual_encoder
+from dprjax.methods import training
 from dprjax.models import artifact
 from dprjax.runtime import mesh
 
@@ -104,9 +104,7 @@ class Family:
       for start in STARTS:
         for rate in RATES:
           name = f'{self.name}/{start}@{rate:g}'
-          trials.measure(
-            self.out, name, seed, lambda run=(start, rate, seed): self.train(*run)
-          )
+          trials.measure(self.out, name, seed, lambda run=(start, rate, seed): self.train(*run))
 
   def config(self, start, rate, seed, *more):
     batch, updates = FAMILIES[self.name]
@@ -154,9 +152,7 @@ class Family:
   def scaled(self, seed):
     """A prompt file of random numbers that have the deviations of a text's keys and values."""
     path = self.out / f'scaled-{self.name}-{seed}.npz'
-    of_text = dual_encoder.prompt_of_text(
-      self.config('text', 0, seed), self.backbone, self.tokenizer
-    )
+    of_text = training.prompt_of_text(self.config('text', 0, seed), self.backbone, self.tokenizer)
     start = of_text.arrays['prefix']
     draws = np.random.default_rng(seed).standard_normal(start.shape)
     vectors = draws * start.std(axis=(2, 3, 4), keepdims=True)

@@ -22,11 +22,13 @@ import pytest
 from dprjax import train
 from dprjax.base import draws, files, reading
 from dprjax.base.errors import InputError
+from dprjax.data import text
 from dprjax.formats import seen
 from dprjax.methods import method as methods
 from dprjax.methods import updates
-from dprjax.models import artifact, hub
+from dprjax.models import artifact, encoder, hub
 from dprjax.runtime import checkpoint, optim, tree
+from dprjax.runtime import config as configs
 from tests import devices
 from tests.options import with_options
 from tests.refusals import command_refused, named_in
@@ -601,6 +603,33 @@ def test_an_experiment_that_falls_behind_is_stopped(command, reuse, tmp_path):
   (tmp_path / 'run' / 'selection.json').unlink()
   status, err = begin()
   assert status == 0 and 'stopped early: behind fast; done at step 12' in err, err
+
+
+@pytest.mark.slow
+def test_starts_from_a_text(go, tmp_path):
+  options = '--config.optim.learning_rate=1e-30', '--config.steps=1', '--config.prompt.tied=False'
+  status, err = go('dptdr.py:local', '--config.prompt.init_text=json string', *options)
+  assert status == 0, err
+  prompt = trainable_of(tmp_path / 'run')[1]
+  query, passage = (prompt[f'prompt/{side}/prefix'] for side in ('query', 'passage'))
+  np.testing.assert_array_equal(query, passage)
+  # The text is repeated; positions differ.
+  config = configs.load_workdir(tmp_path / 'run')
+  backbone = hub.load_backbone(configs.backbone_path(config, tmp_path / 'run'))
+  (tokens,) = text.load_tokenizer(backbone.path).encode_bare(['json string']).values()
+  length = query.shape[2]
+  assert len(tokens) < length
+  np.testing.assert_allclose(
+    query,
+    encoder.keys_and_values(backbone.config, backbone.params, np.resize(tokens, length)),
+    atol=1e-5,
+  )
+  for refusal, *more in (
+    ('init_text', '--config.prompt.init_text= '),
+    ('init_text', '--config.prompt.init_text=json', '--config.prompt.reparam=mlp'),
+    ('init_text', '--config.prompt.init_text=json', '--config.prompt.init_from=p.npz'),
+  ):
+    command_refused(go('dptdr.py:local', *more, workdir='other'), refusal)
 
 
 @pytest.mark.slow

@@ -13,13 +13,12 @@ from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
-from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
 from dprjax.formats.texts import SIDES
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.methods.method import Params, Parts, Product
 from dprjax.models import adapter as adapters
-from dprjax.models import artifact, hub
+from dprjax.models import hub
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter
 from dprjax.models.embed import embed_text
@@ -136,25 +135,6 @@ def _training(config: ConfigDict) -> adapters.Training:
   if kind.training is None:
     raise InputError(f'config.prompt.kind: {config.method} cannot train {kind.name}, {kind.text}')
   return kind.training
-
-
-def prompt_of_text(
-  config: ConfigDict, backbone: hub.Backbone, tokenizer: Tokenizer
-) -> artifact.Prompt:
-  """The adapter that begins as ``config.prompt.init_text``, without its special tokens.
-
-  Raises:
-    InputError: the text has no tokens, or the kind of adapter cannot begin so.
-  """
-  settings, of_text = config.prompt, _training(config).of_text
-  if of_text is None:
-    raise InputError(f'config.prompt.init_text: a prompt of kind {settings.kind!r} takes no text')
-  (tokens,) = tokenizer.encode_bare([settings.init_text]).values()
-  if not len(tokens):
-    raise InputError(f'config.prompt.init_text: {settings.init_text!r:.60} has no tokens')
-  tokens = np.resize(tokens, settings.length)  # cut, or repeated
-  arrays = of_text(config, backbone.config, backbone.params, tokens)
-  return artifact.Prompt({'kind': settings.kind}, arrays, 'config.prompt.init_text')
 
 
 def init_adapter(

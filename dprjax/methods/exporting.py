@@ -275,7 +275,7 @@ def _write_prompt(folder: epath.Path, made: _Made, options: Options) -> None:
     )
   if options.format == 'peft':
     name = options.base_model.name if options.base_model else card.hub_name(made.meta['backbone'])
-    peft.write_adapters(folder, prompt, name)
+    peft.write_adapters(folder, prompt, made.backbone.config, name)
   elif options.format == 'sentence-transformers':
     reference = None if options.copy_backbone else _checked(options.base_model, made.backbone)
     prompted.write_folder(folder, prompt, made.backbone, reference)

@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import ml_collections
+import numpy as np
 from etils import epath
 
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.formats import seen
-from dprjax.methods import baseline, dual_encoder, selection
+from dprjax.methods import baseline, selection
 from dprjax.methods import method as methods
 from dprjax.methods.loop import Loop, Setup
 from dprjax.methods.selection import Part, Result
+from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.runtime import compiled, distributed, mesh, optim, tree
@@ -132,7 +134,7 @@ def prepare(
   if config.prompt.init_from:
     prompt = artifact.load_prompt_for(config.prompt.init_from, tokenizer.sha256, backbone)
   elif config.prompt.init_text:
-    prompt = dual_encoder.prompt_of_text(config, backbone, tokenizer)
+    prompt = prompt_of_text(config, backbone, tokenizer)
   parts = methods.Parts(backbone.params, backbone.heads, prompt, texts.parts, backbone.sha256)
   key = jax.random.fold_in(jax.random.key(config.seed), 0)
   params = tree.flatten(model.init(parts, key))
@@ -145,6 +147,26 @@ def prepare(
   data = texts.open(tokenizer, backbone.config)
   setup = Setup(config, workdir, devices, backbone, model, params, trainable, data, say)
   return setup, texts.folds
+
+
+def prompt_of_text(
+  config: ml_collections.ConfigDict, backbone: hub.Backbone, tokenizer: text.Tokenizer
+) -> artifact.Prompt:
+  """The adapter that begins as ``config.prompt.init_text``, without its special tokens.
+
+  Raises:
+    InputError: the text has no tokens, or the kind of adapter cannot begin so.
+  """
+  settings = config.prompt
+  training = adapters.find(settings.kind, 'config.prompt.kind').training
+  if training is None or training.of_text is None:
+    raise InputError(f'config.prompt.init_text: a prompt of kind {settings.kind!r} takes no text')
+  (tokens,) = tokenizer.encode_bare([settings.init_text]).values()
+  if not len(tokens):
+    raise InputError(f'config.prompt.init_text: {settings.init_text!r:.60} has no tokens')
+  tokens = np.resize(tokens, settings.length)  # cut, or repeated
+  arrays = training.of_text(config, backbone.config, backbone.params, tokens)
+  return artifact.Prompt({'kind': settings.kind}, arrays, 'config.prompt.init_text')
 
 
 def nothing_left(setup: Setup, start: methods.Scores) -> bool:

@@ -259,15 +259,16 @@ class Peft(NamedTuple):
 
   Attributes:
     type: ``peft_type`` in adapter_config.json.
-    write: ``(where, meta, arrays) -> (config, tensors)`` of one adapter. Raises InputError, which
-      begins with ``where``, if PEFT would give other vectors.
+    write: ``(where, model, meta, arrays) -> (config, tensors)`` of one adapter. Raises InputError,
+      which begins with ``where``, if PEFT would give other vectors.
     read: ``(folder, model, config, stored) -> (arrays, meta)``; ``stored`` are `weights.Stored` by
       name. Raises InputError for another backbone's adapter, or further tensors.
   """
 
   type: str
   write: Callable[
-    [str, Mapping[str, Any], Mapping[str, np.ndarray]], tuple[dict[str, Any], dict[str, np.ndarray]]
+    [str, Any, Mapping[str, Any], Mapping[str, np.ndarray]],
+    tuple[dict[str, Any], dict[str, np.ndarray]],
   ]
   read: Callable[
     [epath.Path, Any, Mapping[str, Any], Mapping[str, Any]],

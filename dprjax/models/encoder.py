@@ -292,14 +292,11 @@ def keys_and_values(
 
   found = []
   for layer in range(config.num_layers):
-    own, inputs = (
-      jax.tree.map(
-        lambda leaf, layer=layer: leaf[(slice(layer, layer + 1), *(slice(None),) * (leaf.ndim - 1))],
-        stacked,
-      )
-      for stacked in (params['layers'], scanned)
-    )
-    x, made = run(own, inputs, x, shared)
+
+    def own(leaf, layer=layer):
+      return leaf[(slice(layer, layer + 1), *(slice(None),) * (leaf.ndim - 1))]
+
+    x, made = run(jax.tree.map(own, params['layers']), jax.tree.map(own, scanned), x, shared)
     found.append(jax.device_get(made))
   shape = config.num_layers, 2, len(tokens), config.num_kv_heads, config.head_dim
   return np.asarray(found, np.float32).reshape(shape)

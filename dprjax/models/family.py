@@ -47,6 +47,11 @@ class Shape:
     return find(self.model_type)  # type: ignore[attr-defined]  # of the subclass
 
   @property
+  def window(self) -> int | None:
+    """How many tokens, up to its own, a token sees in the narrowest layer; None: all."""
+    return None
+
+  @property
   def embedding_size(self) -> int:
     """The width of the tables of embeddings."""
     return self.hidden_size  # type: ignore[attr-defined]

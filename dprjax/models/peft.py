@@ -27,6 +27,7 @@ from dprjax.models import adapter as adapters
 from dprjax.models import artifact, weights
 from dprjax.models import checkpoint_names as names
 from dprjax.models.adapter import Kind
+from dprjax.models.family import Config
 from dprjax.models.hub import Backbone
 
 CONFIG = 'adapter_config.json'
@@ -35,10 +36,13 @@ _PICKLE = 'adapter_model.bin'
 _META = 'dprjax'  # key of the weights' metadata that holds the prompt's meta
 
 
-def write_adapters(folder: epath.Path, prompt: artifact.Prompt, base_model: str | None) -> None:
+def write_adapters(
+  folder: epath.Path, prompt: artifact.Prompt, model: Config, base_model: str | None
+) -> None:
   """Writes the adapters of a prompt into a folder that exists.
 
   Args:
+    model: the backbone's shape.
     base_model: the backbone on the hub, which AutoPeftModel fetches; None: unknown.
 
   Raises:
@@ -50,7 +54,7 @@ def write_adapters(folder: epath.Path, prompt: artifact.Prompt, base_model: str 
   for side in ('',) if prompt.tied else SIDES:
     if not (arrays := prompt.of_side(side)):
       continue
-    config, tensors = form.write(prompt.path, prompt.meta, arrays)
+    config, tensors = form.write(prompt.path, model, prompt.meta, arrays)
     place = folder / side
     place.mkdir(parents=True, exist_ok=True)
     config |= {
@@ -138,23 +142,22 @@ def read_prompt(
     for key, array in one.arrays.items()
   }
   prompt = artifact.Prompt(meta, arrays, str(root))
-  if not first.stored:
-    shift = max(
-      int(adapter.shift_positions())
-      for side in SIDES
-      for adapter in prompt.adapters(side)
-      if adapter is not None
+  shift = max(
+    int(adapter.shift_positions())
+    for side in SIDES
+    for adapter in prompt.adapters(side)
+    if adapter is not None
+  )
+  room = backbone.config.max_tokens - shift
+  if room < 1:
+    raise InputError(
+      f'{root}: {shift} virtual tokens leave no positions for a text; the backbone has '
+      f'{backbone.config.max_tokens}'
     )
-    room = backbone.config.max_tokens - shift
-    if room < 1:
-      raise InputError(
-        f'{root}: {shift} virtual tokens leave no positions for a text; the backbone has '
-        f'{backbone.config.max_tokens}'
-      )
-    for key in ('query_max_length', 'passage_max_length'):
-      meta[key] = min(meta[key], room) if key not in given else meta[key]
   artifact.check_content(prompt)
   artifact.check_prompt(prompt, backbone.config, backbone.sha256, tokenizer_sha256)
+  for key in ('query_max_length', 'passage_max_length'):
+    meta[key] = min(meta[key], room) if key not in given else meta[key]
   return prompt
 
 

@@ -34,6 +34,22 @@ def prompts(config, count, length=5, seed=1):
   return jax.random.normal(jax.random.key(seed), shape, jnp.float32)
 
 
+def test_twice_the_keys_and_values_of_a_text_are_that_text(small):
+  """A second copy of each key changes no weighted mean."""
+  config, params = small
+  text = np.array([3, 41, 7, 7, 12], np.int32)
+  start = encoder.keys_and_values(config, params, text)
+  assert start.shape == (3, 2, 5, 4, 8)
+  plain, found = (
+    encode(config, params, text[None], text[None] >= 0, adapter=adapter)
+    for adapter in (None, Prefix(start))
+  )
+  np.testing.assert_allclose(found, plain, rtol=0, atol=1e-5)
+  other = encode(config, params, text[None] + 1, text[None] >= 0)
+  under = encode(config, params, text[None] + 1, text[None] >= 0, adapter=Prefix(start))
+  assert np.abs(under - other).max() > 0.1
+
+
 def prefix(prompt, shift=False):
   """A shared prompt [L, 2, P, N, D], or one for each example [B, L, 2, P, N, D]."""
   if prompt is None:

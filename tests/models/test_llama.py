@@ -11,9 +11,11 @@ import pytest
 import safetensors.numpy
 
 from dprjax.methods import dual_encoder
-from dprjax.models import encoder, hub, rotary
+from dprjax.models import artifact, encoder, hub, rotary
 from dprjax.models import family as families
+from dprjax.models import peft as adapters
 from dprjax.models import pooling as poolings
+from dprjax.models.adapters.prefix import ADAPTER as PREFIX
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.families import llama
@@ -23,6 +25,7 @@ from tests.refusals import refused
 
 QUICK = ('qwen3', 'embeddinggemma')
 SLOW = ('llama', 'llama-yarn', 'mistral', 'mistral-both', 'qwen2', 'gemma3', 'eurobert')
+CAUSAL = ('llama', 'llama-yarn', 'mistral', 'qwen2', 'gemma3')
 ALL = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 encode = jax.jit(encoder.encode, static_argnames=('config', 'options'))
 
@@ -249,6 +252,121 @@ def test_transformers_loads_what_was_saved(name, load, tmp_path):
       torch.from_numpy(arrays['tokens']).long(), torch.from_numpy(mask).long()
     ).last_hidden_state.numpy()
   np.testing.assert_allclose(hidden[mask], arrays['plain/hidden'][mask], rtol=0, atol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [name for name in QUICK + SLOW if name != 'eurobert'])
+@pytest.mark.filterwarnings('ignore:.*gradient_checkpointing:FutureWarning')
+def test_peft_computes_the_same_under_a_prompt(name, load, tmp_path):
+  torch = pytest.importorskip(
+    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
+  )
+  peft = pytest.importorskip('peft', reason='PEFT is an oracle here: pip install peft')
+  import transformers
+
+  arrays, backbone = load(name)
+  backbone = dataclasses.replace(backbone, config=wide(backbone.config))
+  hub.save_backbone(
+    tmp_path / 'saved', backbone.config, backbone.params, hf_config={'pad_token_id': 0}
+  )
+  vectors, mask = arrays['prompt'].astype(np.float32), arrays['mask']
+  length = vectors.shape[2]
+  tokens, seen = torch.from_numpy(arrays['tokens']).long(), torch.from_numpy(mask).long()
+  # In float64: what differs is the conversion, not the order of sums.
+  layers = torch.from_numpy(vectors).double().transpose(2, 3)[:, :, None]
+  layers = layers.expand(-1, -1, len(mask), -1, -1, -1)
+  for shift in (False, True):
+    folder = tmp_path / f'adapter-{shift}'
+    folder.mkdir()
+    adapters.write_adapters(folder, prompt_of(backbone, vectors, shift), backbone.config, None)
+    model = transformers.AutoModel.from_pretrained(
+      tmp_path / 'saved', attn_implementation='eager', dtype=torch.float64
+    )
+    with torch.no_grad():
+      expected = model(
+        tokens,
+        torch.cat([torch.ones(len(mask), length, dtype=torch.long), seen], dim=1),
+        position_ids=torch.arange(mask.shape[1])[None] + length * shift,
+        past_key_values=transformers.DynamicCache([(keys, values) for keys, values in layers]),
+      ).last_hidden_state.numpy()
+      found = peft.PeftModel.from_pretrained(model, folder)(input_ids=tokens, attention_mask=seen)
+    largest = np.abs(expected[mask]).max()
+    np.testing.assert_allclose(
+      found.last_hidden_state[mask], expected[mask], rtol=0, atol=2e-6 * largest
+    )
+    back = adapters.read_prompt(folder, backbone, 'b' * 64, 'tiny', {})
+    for own in (Prefix(vectors, shift=length * shift), back.adapters('query')[0]):
+      hidden = encode(backbone.config, backbone.params, arrays['tokens'], mask, adapter=own)
+      np.testing.assert_allclose(hidden[mask], expected[mask], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'name', [QUICK[0], *(pytest.param(name, marks=pytest.mark.slow) for name in CAUSAL)]
+)
+def test_a_prompt_that_begins_as_a_text_is_that_text(name, load):
+  arrays, backbone = load(name)
+  config, params = wide(backbone.config), backbone.params
+  text, tokens = arrays['tokens'][0, :5], arrays['tokens'][:1, 5:12]
+  both = np.concatenate([text[None], tokens], axis=1)
+  whole = encode(config, params, both, both >= 0)[:, len(text) :]
+  for shift in (False, True):
+    settings = ml_collections.ConfigDict({'prompt': {'shift_positions': shift}})
+    start = PREFIX.training.of_text(settings, config, params, text)['prefix']
+    found = encode(
+      config, params, tokens, tokens >= 0, adapter=Prefix(start, shift=len(text) * shift)
+    )
+    np.testing.assert_allclose(found, whole, rtol=0, atol=1e-5)
+  assert np.abs(encode(config, params, tokens, tokens >= 0) - whole).max() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['eurobert', 'embeddinggemma', 'mistral-both'])
+def test_twice_the_keys_and_values_of_a_text_are_that_text(name, load):
+  """Where tokens see all others, a second copy of each key changes no weighted mean."""
+  arrays, backbone = load(name)
+  config, text = wide(backbone.config), arrays['tokens'][0, :9]
+  start = encoder.keys_and_values(config, backbone.params, text)
+  plain, found = (
+    encode(config, backbone.params, text[None], text[None] >= 0, adapter=adapter)
+    for adapter in (None, Prefix(start))
+  )
+  np.testing.assert_allclose(found, plain, rtol=0, atol=1e-5)
+
+
+def wide(config):
+  """The same shape with windows that the golden texts fit into."""
+  return dataclasses.replace(config, reach=40 * bool(config.reach))
+
+
+def prompt_of(backbone, vectors, shift=False, longest=13):
+  meta = {
+    'format': artifact.FORMAT,
+    'version': artifact.VERSION,
+    'kind': 'prefix',
+    'backbone': 'tiny',
+    'backbone_sha256': backbone.sha256,
+    'tokenizer_sha256': 'b' * 64,
+    'pooling': 'mean',
+    'normalize': True,
+    'temperature': 1.0,
+    'query_max_length': 8,
+    'passage_max_length': longest,
+    'shift_positions': shift,
+    'dprjax_version': '0.1.0',
+  }
+  return artifact.Prompt(meta, {'prefix': vectors}, 'p.npz')
+
+
+def test_a_prompt_that_a_window_would_hide_in_peft_is_refused(load, tmp_path):
+  arrays, backbone = load('embeddinggemma')
+  vectors = arrays['prompt'].astype(np.float32)
+  with refused('p.npz', 'PEFT', str(backbone.config.reach + 1)):
+    adapters.write_adapters(tmp_path, prompt_of(backbone, vectors), backbone.config, None)
+  # As long as the window is.
+  config = wide(backbone.config)
+  adapters.write_adapters(tmp_path, prompt_of(backbone, vectors, longest=36), config, None)
+  with refused('p.npz', 'PEFT', '41'):
+    adapters.write_adapters(tmp_path, prompt_of(backbone, vectors, longest=37), config, None)
 
 
 def test_every_kernel_is_sharded():

@@ -30,8 +30,8 @@ def stored(**change):
 
 def test_a_position_has_keys_then_values_of_every_layer():
   prefix = np.arange(2 * 2 * 4 * 3 * 8, dtype=np.float32).reshape(2, 2, 4, 3, 8)
-  meta = {'shift_positions': True}
-  _, tensors = PREFIX.peft.write('p.npz', meta, {'prefix': prefix})
+  meta = META | {'shift_positions': True}
+  _, tensors = PREFIX.peft.write('p.npz', CONFIG, meta, {'prefix': prefix})
   flat = tensors['prompt_embeddings']
   assert flat.shape == (4, 2 * 2 * 24)
   # The third position's values of the first layer: the second quarter of its row.

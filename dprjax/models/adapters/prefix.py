@@ -176,23 +176,34 @@ def _export(config: Any, adapter: Prefix) -> tuple[dict[str, Any], dict[str, Any
 
 
 def to_peft(
-  where: str, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+  where: str, model: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """A prefix as PEFT stores it: of each position every layer's keys, then its values.
 
-  PEFT passes no positions on, so a text's tokens count from P.
+  PEFT passes no positions on, so a text's tokens count from P. Rotary scores depend on distances
+  alone, so keys that were trained with tokens from 0 are turned by P places.
 
   Raises:
-    InputError: the prompt was trained without ``shift_positions``.
+    InputError: positions are a table, and the prompt was trained without ``shift_positions``; or a
+      window would hide it from a text.
   """
-  if not meta['shift_positions']:
-    raise InputError(
-      f'{where}: PEFT counts positions from the length of the prompt, and this one was trained '
-      'with positions from 0; train with --config.prompt.shift_positions=True '
-      '(configs/dptdr.py:beir,peft), or export with --format=sentence-transformers'
-    )
   vectors = arrays['prefix']
   layers, _, length, heads, size = vectors.shape
+  longest = max(meta['query_max_length'], meta['passage_max_length'])
+  if model.window is not None and length + longest > model.window:
+    raise InputError(
+      f'{where}: PEFT hides the prompt outside of the window of {model.window} tokens, which '
+      f'{length} vectors and {longest} tokens exceed; export with --format=sentence-transformers'
+    )
+  if not meta['shift_positions']:
+    turn = model.family.turn_keys
+    if turn is None:
+      raise InputError(
+        f'{where}: PEFT counts positions from the length of the prompt, and this one was trained '
+        'with positions from 0; train with --config.prompt.shift_positions=True '
+        '(configs/dptdr.py:beir,peft), or export with --format=sentence-transformers'
+      )
+    vectors = np.stack([turn(model, vectors[:, 0], length), vectors[:, 1]], axis=1)
   config = {
     'encoder_hidden_size': heads * size,
     'num_attention_heads': heads,

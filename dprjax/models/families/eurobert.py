@@ -8,5 +8,6 @@ FAMILY = llama.FAMILY._replace(
   read_config=lambda hf_config: llama.read_config(
     llama.read_keys(hf_config, llama.Keys, rms_norm_eps=1e-5), 'eurobert', causal=False
   ),
+  prompted_by='attention',
   shapes=dict,
 )

@@ -87,6 +87,10 @@ class Config(Shape):
 
   type_vocab_size = 1
 
+  @property
+  def window(self) -> int | None:
+    return self.reach + 1 if any(self.windowed) else None
+
 
 class RMSNorm(nn.Module):
   """RMSNorm (Zhang and Sennrich, 2019) in float32.
@@ -496,6 +500,5 @@ FAMILY = Family(
   prefix='model.',
   # Old versions of transformers stored the frequencies.
   extras=re.compile(r'(lm_head|score|classifier|qa_outputs)\.|(.*\.)?rotary_emb\.inv_freq$'),
-  prompted_by='attention',  # past keys and values fall out of a window, and EuroBERT takes none
   shapes=_shapes,
 )
