@@ -1,8 +1,8 @@
-"""Query-passage pairs a second from a store to padded numpy batches, and by tokenising each batch.
+"""Query-passage pairs a second from a cache to padded numpy batches, and by tokenising each batch.
 
     python benchmarks/data_pipeline.py [--data=DIR] [--tokenizer=DIR]
 
-A pair is one query and one passage. The store is built first and read once (warm). The naive way
+A pair is one query and one passage. The cache is built first and read once (warm). The naive way
 keeps the texts in memory and calls a transformers tokenizer on every batch, with padding and
 truncation. The two take turns, so that other load on the machine affects both. The text is random
 words and the BEIR folders scifact and medquad of --data, if they are there. Writes
@@ -27,7 +27,7 @@ import transformers
 import made
 import options
 import record
-from dprjax.data import batches, sources, store, text
+from dprjax.data import batches, sources, text, token_cache
 
 QUERY_BUCKETS, PASSAGE_BUCKETS = [16, 24, 32], [64, 96, 128]
 RUNS, SECONDS = 7, 2.0
@@ -57,7 +57,7 @@ def main() -> None:
     }
     for name, folder in folders.items():
       cases[name] = measure(
-        folder, pathlib.Path(scratch) / f'{name}-store', tokenizer_dir, args.batch_size
+        folder, pathlib.Path(scratch) / f'{name}-cache', tokenizer_dir, args.batch_size
       )
       print(f'{name}: {json.dumps(cases[name])}', flush=True)
   settings = {
@@ -76,14 +76,14 @@ def main() -> None:
 
 
 def measure(
-  folder: pathlib.Path, store_dir: pathlib.Path, tokenizer_dir: str, batch_size: int
+  folder: pathlib.Path, cache_dir: pathlib.Path, tokenizer_dir: str, batch_size: int
 ) -> dict[str, Any]:
   source = sources.Source(str(folder))
   began = time.perf_counter()
-  opened = store.build_store(
+  opened = token_cache.build_cache(
     source,
     text.load_tokenizer(tokenizer_dir),
-    store_dir,
+    cache_dir,
     query_max_length=QUERY_BUCKETS[-1],
     passage_max_length=PASSAGE_BUCKETS[-1],
   )

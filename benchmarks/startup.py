@@ -4,7 +4,7 @@
         [--tokens=128]
 
 Runs `python -m dprjax.train` (configs/dptdr.py, one step) and `python -m dprjax.encode` (one batch)
-on random weights and made-up texts with an existing token store, and notes when they print certain
+on random weights and made-up texts with an existing token cache, and notes when they print certain
 lines. Until `compiling` is printed, train imports modules and reads the backbone and the data; the
 rest is compilation and the step. `cold` starts with an empty folder for compiled programs
 (JAX_COMPILATION_CACHE_DIR), `kept` with that of an earlier run. `imports` imports the training
@@ -72,7 +72,7 @@ def measure(args: argparse.Namespace, scratch: pathlib.Path, bfloat16: bool) -> 
     f'--config={ROOT}/configs/dptdr.py:beir,both',
     f'--config.backbone.path={backbone}',
     f'--config.data.dir={data}',
-    f'--config.data.store={scratch / "store"}',
+    f'--config.data.token_cache={scratch / "token_cache"}',
     '--config.data.hold_out=0.0',
     '--config.steps=1',
     f'--config.prompt.length={args.prompt}',
@@ -105,7 +105,7 @@ def measure(args: argparse.Namespace, scratch: pathlib.Path, bfloat16: bool) -> 
       f'train, {name}': (train, until['train'], folder),
       f'encode, {name}': (encode, until['encode'], folder),
     }
-  start('train once, for the store', train, until['train'], kept)
+  start('train once, for the cache', train, until['train'], kept)
   start('encode once', encode, until['encode'], kept)
 
   found: dict[str, list[float]] = {}

@@ -20,7 +20,7 @@ import record
 import timing
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import encoder, hub, task_templates
-from dprjax.models.adapters.learned_tokens import LearnedTokens
+from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.task_templates import Spec, Specials, TaskTemplates
 
 MODEL = made.SHAPES['minilm']

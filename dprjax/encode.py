@@ -7,8 +7,8 @@ All local devices encode. After an interruption the same command continues with 
 several hosts that see the same folder, run the same command on each: every process encodes its own
 shards.
 
---store=float16, int8 and binary make the folder 2, 4 and 32 times smaller; --dimensions=128 cuts
-the vectors. docs/smaller.md has the price of each.
+--precision=float16, int8 and binary make the folder 2, 4 and 32 times smaller; --dimensions=128
+cuts the vectors. docs/smaller.md has the price of each.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Flags:
   max_length: int | None = flag('tokens of a text; same default', None, most=2**20)
   batch_size: int = flags.batch_size()
   dtype: str = flags.dtype()
-  store: str = flag(
+  precision: str = flag(
     'of the stored vectors; int8 and binary (1 bit) for passages only',
     'float32',
     choices=manifest.DTYPES,
@@ -89,8 +89,10 @@ def _command(args: Flags) -> None:
     raise InputError('--topic=oracle needs --documents=FILE, the corpus with the topics')
   if args.qrels and args.side != 'query':
     raise InputError('--qrels chooses queries: it goes with --side=query')
-  if args.store in codes.LEVELS and args.side == 'query':
-    raise InputError(f'--store={args.store} is for passages; queries stay float32 or float16')
+  if args.precision in codes.LEVELS and args.side == 'query':
+    raise InputError(
+      f'--precision={args.precision} is for passages; queries stay float32 or float16'
+    )
   import jax
 
   inputs = flags.paths(args, 'backbone', 'prompt', 'input', 'qrels', 'documents')
@@ -121,8 +123,10 @@ def _encode(args: Flags) -> None:
     dimensions=args.dimensions,
     **limit,
   )
-  if args.store == 'float16' and not encoder.entry().spec.normalize:
-    raise InputError('--store=float16 needs --normalize=true: other values can exceed its range')
+  if args.precision == 'float16' and not encoder.entry().spec.normalize:
+    raise InputError(
+      '--precision=float16 needs --normalize=true: other values can exceed its range'
+    )
   _warn_untrained_length(encoder)
   texts = list(read_texts(args.input, args.side))
   if args.qrels is not None:
@@ -136,7 +140,7 @@ def _encode(args: Flags) -> None:
     texts,
     args.out,
     source=args.input,
-    dtype=args.store,
+    dtype=args.precision,
     shard_rows=args.shard_rows,
     topic=args.topic,
     numbers=_topics(encoder, args, texts),

@@ -28,7 +28,7 @@ from dprjax.runtime import workdir as workdirs
 from dprjax.runtime.stages import Model, Stages, Texts
 
 # Set by the pipeline, whatever an experiment's config says.
-_OF_DATA = ('dir', 'format', 'mined_negatives', 'train_split', 'store')
+_OF_DATA = ('dir', 'format', 'mined_negatives', 'train_split', 'token_cache')
 _OURS = ('seed', 'mix', *(f'data.{name}' for name in _OF_DATA))
 _MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000')
 

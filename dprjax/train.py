@@ -2,7 +2,7 @@
 
     python -m dprjax.train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=DIR
 
-The workdir holds config.json, the token store, checkpoints, metrics.jsonl and TensorBoard files.
+The workdir holds config.json, the token cache, checkpoints, metrics.jsonl and TensorBoard files.
 The same command again goes on where it stopped, bit for bit. SIGTERM has it save and end with
 status 143 (that of a process which SIGTERM ended): it is not done.
 

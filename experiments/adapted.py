@@ -58,7 +58,7 @@ class Runs(systems.Runs):
         f'backbone.path={backbone}',
         f'backbone.dtype={self.args.dtype}',
         f'data.dir={",".join(str(self.source / name) for name in TEXTS)}',
-        f'data.store={self.out}/store',
+        f'data.token_cache={self.out}/token_cache',
         f'pretrain.max_length={length}',
         f'pretrain.buckets=({length},)',
         f'steps={steps}',

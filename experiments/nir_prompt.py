@@ -253,7 +253,7 @@ class Experiment:
       'data.passage_max_length': LENGTHS[1],
       'data.query_buckets': (LENGTHS[0],),
       'data.passage_buckets': (LENGTHS[1],),
-      'data.store': f'{self.out}/store{marks}',
+      'data.token_cache': f'{self.out}/token_cache{marks}',
       'epochs': 0.0,
       'steps': steps,
       'batch_size': size,
@@ -322,7 +322,7 @@ class Experiment:
     options = {
       'backbone.path': self.args.backbone,
       'data.dir': source,
-      'data.store': f'{self.out}/store-mlm',
+      'data.token_cache': f'{self.out}/token_cache-mlm',
       'pretrain.max_length': 64,
       'pretrain.buckets': (64,),
       'pretrain.passage_length': 62,

@@ -306,7 +306,7 @@ class Experiment(systems.Runs):
       f'backbone.dtype={self.args.dtype}',
       'backbone.unroll=0',
       f'data.dir={",".join(map(str, self.corpus))}',
-      f'data.store={self.out}/store',
+      f'data.token_cache={self.out}/token_cache',
       f'pretrain.max_length={length}',
       f'pretrain.span_length={length // 2 - 2}',
       f'pretrain.buckets=({length // 2}, {length})',
@@ -326,14 +326,14 @@ class Experiment(systems.Runs):
     """The measured number of passages of an update."""
     options = config.pretrain
     tokenizer = text.load_tokenizer(start)
-    store = documents.build_documents(
+    cache = documents.build_documents(
       self.corpus,
       tokenizer,
-      self.out / 'store' / 'documents',
+      self.out / 'token_cache' / 'documents',
       passage_length=options.passage_length,
     )
     batches, _ = views.make_view_batches(
-      store,
+      cache,
       tokenizer,
       batch_size=256,
       views=options.views,

@@ -8,7 +8,7 @@ from jaxtyping import Float
 import charts
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.models.adapters import learned_tokens
+from dprjax.models.adapters import template_tokens
 from dprjax.models.artifact import Prompt
 
 
@@ -19,7 +19,7 @@ def cosines(prompts: Mapping[str, Prompt]) -> Float[np.ndarray, 'K K']:
     InputError: they do not have the same learned slots, or none.
   """
   spaces = {
-    name: {slot: vectors.shape for slot, vectors in learned_tokens.vectors(prompt).items()}
+    name: {slot: vectors.shape for slot, vectors in template_tokens.vectors(prompt).items()}
     for name, prompt in prompts.items()
   }
   first = next(iter(spaces))
@@ -32,7 +32,7 @@ def cosines(prompts: Mapping[str, Prompt]) -> Float[np.ndarray, 'K K']:
   rows = np.stack(
     [
       np.concatenate(
-        [learned_tokens.vectors(prompt)[slot].reshape(-1) for slot in sorted(spaces[first])]
+        [template_tokens.vectors(prompt)[slot].reshape(-1) for slot in sorted(spaces[first])]
       )
       for prompt in prompts.values()
     ]

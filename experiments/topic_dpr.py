@@ -217,7 +217,7 @@ class Experiment:
       f'data.dir={self.papers}/train',
       'data.format=beir',
       'data.hold_out=0.0',
-      f'data.store={self.out}/store',
+      f'data.token_cache={self.out}/token_cache',
       'data.query_buckets=(16,)',
       'data.passage_buckets=(48,)',
       'epochs=0.0',

@@ -112,7 +112,7 @@ def one_device():
 
 @pytest.fixture(scope='session')
 def trained(tmp_path_factory):
-  """The workdir of configs/dptdr.py:local: a backbone from scratch, a store, checkpoints."""
+  """The workdir of configs/dptdr.py:local: a backbone from scratch, a cache, checkpoints."""
   from dprjax import train  # slow to import, and many tests do not need it
 
   shared = tmp_path_factory.getbasetemp()

@@ -53,7 +53,7 @@ MODULES = sorted(path for path in PACKAGE.rglob('*.py') if path.parent.name != '
 
 
 def package(module):
-  """`data` of `dprjax.data.store`, `train` of `dprjax.train`, '' of `dprjax` itself."""
+  """`data` of `dprjax.data.token_cache`, `train` of `dprjax.train`, '' of `dprjax` itself."""
   return ([*module.split('.'), ''])[1]
 
 

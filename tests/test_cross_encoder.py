@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dprjax import CrossEncoder, export, train
-from dprjax.data import sources, store
+from dprjax.data import sources, token_cache
 from dprjax.formats import trec
 from dprjax.methods import pair_data
 from dprjax.models import hub
@@ -30,13 +30,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('cross_encoder')]
 LEARNS = '--config.optim.learning_rate=1e-3'
 
 
-def flags_of(trained, data_store):
+def flags_of(trained, cache):
   """Flags that take the backbone and the text from the run that the tests share."""
   return [
     f'--config.backbone.path={trained}/backbone',
     '--config.data.format=beir',
     f'--config.data.dir={trained}/data',
-    f'--config.data.store={data_store}',
+    f'--config.data.token_cache={cache}',
     '--config.batch_size=8',
     LEARNS,
   ]
@@ -44,13 +44,13 @@ def flags_of(trained, data_store):
 
 @pytest.fixture(scope='module')
 def first_run(one_device, trained, tmp_path_factory):
-  """The workdir of a whole run, its store beside it."""
+  """The workdir of a whole run, its cache beside it."""
   folder = tmp_path_factory.mktemp('cross_encoder')
   train.main(
     [
       f'--config={ROOT}/configs/cross_encoder.py:local',
       f'--workdir={folder}/run',
-      *flags_of(trained, folder / 'store'),
+      *flags_of(trained, folder / 'token_cache'),
     ]
   )
   return folder / 'run'
@@ -67,7 +67,7 @@ def go(command, trained, first_run, tmp_path):
       train,
       f'--config={ROOT}/configs/{config}',
       f'--workdir={tmp_path / workdir}',
-      *flags_of(trained, first_run.parent / 'store'),
+      *flags_of(trained, first_run.parent / 'token_cache'),
       *flags,
     )
 
@@ -123,7 +123,7 @@ def test_trains_and_resumes_bit_for_bit(go, trained, first_run, tmp_path, flags)
 def test_learns_what_it_is_shown(go, tmp_path):
   # The same queries again and again, at a rate that forgets all caution.
   status, err = go(
-    f'--config.data.store={tmp_path}/store',
+    f'--config.data.token_cache={tmp_path}/token_cache',
     '--config.steps=60',
     '--config.data.max_queries=16',
     '--config.data.dev_split=',
@@ -179,7 +179,7 @@ def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_pat
   )  # texts of 16 and 32 tokens, with one special token less between them
 
   # What was measured on the way is what the exported model gives on the same candidates.
-  tokens = store.open_store(first_run.parent / 'store' / 'dev_candidates')
+  tokens = token_cache.open_cache(first_run.parent / 'token_cache' / 'dev_candidates')
   queries = np.arange(tokens.num_queries)
   source = sources.Source(str(trained / 'data'), 'beir', 'dev')
   dataset = sources.load_dataset(source)
@@ -191,7 +191,7 @@ def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_pat
   run = {}
   for query, rows in zip(tokens.query_ids(queries), chosen, strict=True):
     ids = tokens.passage_ids(rows)
-    # The store cuts texts before they are paired, at 16 and 32 tokens; here the pair is put
+    # The cache cuts texts before they are paired, at 16 and 32 tokens; here the pair is put
     # together of such texts.
     pairs = [(cut(model, texts[query], 16), cut(model, passages[id_], 32)) for id_ in ids]
     run[query] = dict(zip(ids, model.score(pairs).tolist(), strict=True))
@@ -225,7 +225,7 @@ def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_pat
 
 
 def cut(model, text, length):
-  """The text that a store of this length keeps, as text: words of this vocabulary can be put
+  """The text that a cache of this length keeps, as text: words of this vocabulary can be put
   together again.
   """
   backend = model.tokenizer.backend
@@ -251,10 +251,10 @@ def test_mined_negatives_are_used(go, trained, tmp_path):
     f'--config.data.mined_negatives={tmp_path}/mined.jsonl',
     '--config.data.dev_split=',
     '--config.data.hold_out=0.2',
-    f'--config.data.store={tmp_path}/store',
+    f'--config.data.token_cache={tmp_path}/token_cache',
   )
   assert status == 0 and 'stand in' not in err, err
-  tokens = store.open_store(tmp_path / 'store' / 'dev_candidates')
+  tokens = token_cache.open_cache(tmp_path / 'token_cache' / 'dev_candidates')
   assert (tokens.negative_counts >= 5).all()
   for row, chosen in zip(
     tokens.query_rows(np.arange(4)), pair_data.candidates(tokens, np.arange(4), 5, 0), strict=True
@@ -263,7 +263,7 @@ def test_mined_negatives_are_used(go, trained, tmp_path):
 
 
 def test_candidates_without_negatives_are_random_and_not_relevant(first_run):
-  tokens = store.open_store(first_run.parent / 'store' / 'dev_candidates')
+  tokens = token_cache.open_cache(first_run.parent / 'token_cache' / 'dev_candidates')
   queries = np.arange(tokens.num_queries)
   chosen = pair_data.candidates(tokens, queries, 20, 1)
   for row, rows in zip(tokens.query_rows(queries), chosen, strict=True):

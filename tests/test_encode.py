@@ -176,9 +176,9 @@ def test_without_a_prompt(command, trained, corpus, vectors, tmp_path):
 
 @pytest.mark.slow
 def test_half_precision_needs_unit_length(run, vectors, tmp_path):
-  command_refused(run('--store=float16', '--normalize=false'), '--normalize=true')
+  command_refused(run('--precision=float16', '--normalize=false'), '--normalize=true')
   assert not (tmp_path / 'out').exists()
-  assert run('--store=float16')[0] == 0
+  assert run('--precision=float16')[0] == 0
   _, values = read(tmp_path / 'out')
   assert values.dtype == np.float16
   np.testing.assert_allclose(values.astype(np.float32), vectors, atol=1e-3)
@@ -187,8 +187,8 @@ def test_half_precision_needs_unit_length(run, vectors, tmp_path):
 @pytest.mark.slow_but_first
 @pytest.mark.parametrize('stored', codes.LEVELS)
 def test_codes(run, vectors, tmp_path, stored):
-  flags = [f'--store={stored}', '--shard_rows=20', '--calibrate=30']
-  command_refused(run(*flags, side='query'), f'--store={stored}')
+  flags = [f'--precision={stored}', '--shard_rows=20', '--calibrate=30']
+  command_refused(run(*flags, side='query'), f'--precision={stored}')
   assert run(*flags)[0] == 0
   found, values = read(tmp_path / 'out')
   sample = vectors[np.linspace(0, 49, 30).astype(int)]
@@ -292,7 +292,7 @@ STALE = {
   'pooling': (None, ['--pooling=cls'], 'pooling is mean there, cls here'),
   'normalize': (None, ['--normalize=false'], 'normalize is True there, False here'),
   'length': (None, ['--max_length=16'], 'max_length is 32 there, 16 here'),
-  'store': (None, ['--store=float16'], 'dtype is float32 there, float16 here'),
+  'precision': (None, ['--precision=float16'], 'dtype is float32 there, float16 here'),
   'shards': (None, ['--shard_rows=30'], 'shard_rows is 20 there, 30 here'),
 }
 

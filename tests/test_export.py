@@ -40,7 +40,7 @@ def run_of(trained, tmp_path_factory):
           f'--config.backbone.path={trained}/backbone',
           '--config.data.format=beir',
           f'--config.data.dir={trained}/data',
-          f'--config.data.store={trained}/store',
+          f'--config.data.token_cache={trained}/token_cache',
           '--config.steps=3',
           '--config.data.dev_split=',
           *flags,

@@ -267,7 +267,7 @@ def test_each_kind_trains_and_goes_on_with_the_same_bits(go, recipe, tasks, trai
   assert [row['step'] for row in dev] == [0, 6]
   measured = {key.split('/')[1] for key in dev[0] if key.startswith('dev/')}
   assert measured == {*tasks, 'mean'}
-  assert all((workdir / 'store' / name / 'train').is_dir() for name in tasks)
+  assert all((workdir / 'token_cache' / name / 'train').is_dir() for name in tasks)
   # As if it had been killed after an earlier checkpoint, between two tasks.
   assert steps_of(workdir)[-1] == 6
   for one in steps_of(workdir):

@@ -177,7 +177,7 @@ def flags(trained):
       f'--config.backbone.path={trained}/backbone',
       f'--config.data.format={form[0]}',
       f'--config.data.dir={form[1]}',
-      f'--config.data.store={trained}/store',
+      f'--config.data.token_cache={trained}/token_cache',
       *more,
       *own,
     ]
@@ -403,15 +403,15 @@ def test_a_killed_host_ends_the_others_within_thirty_seconds_and_is_named(flags,
 
 @pytest.mark.slow
 def test_an_error_on_one_process_is_reported_by_all(trained, flags, tmp_path):
-  # Only process 0 looks at the store's folder.
+  # Only process 0 looks at the cache's folder.
   (tmp_path / 'other').mkdir()
   (tmp_path / 'other' / 'train').mkdir()
   (tmp_path / 'other' / 'train' / 'something').write_text('else')
-  pod = Pod(2, 1, *training(flags, tmp_path / 'run', f'--config.data.store={tmp_path}/other'))
+  pod = Pod(2, 1, *training(flags, tmp_path / 'run', f'--config.data.token_cache={tmp_path}/other'))
   status, said = pod.end(60)
   assert status == 2, said
   assert sorted(line[:4] for line in pod.errors()) == ['[0] ', '[1] '] and all(
-    'neither empty nor a store' in line for line in pod.errors()
+    'neither empty nor a token cache' in line for line in pod.errors()
   ), said
   assert 'process 0' in next(line for line in pod.errors() if line.startswith('[1]'))
 

@@ -46,7 +46,7 @@ def go(command, one_device, trained, tmp_path):
       f'--config.backbone.path={trained}/backbone',
       '--config.data.format=corpus',
       f'--config.data.dir={trained}/data/corpus.jsonl',
-      f'--config.data.store={trained}/store',
+      f'--config.data.token_cache={trained}/token_cache',
       '--config.batch_size=8',
       '--config.steps=6',
       '--config.checkpoint.every=2',
@@ -158,7 +158,7 @@ def test_a_pretrained_prompt_starts_a_prompt(go, command, trained, tmp_path):
     f'--config.backbone.path={trained}/backbone',
     '--config.data.format=beir',
     f'--config.data.dir={trained}/data',
-    f'--config.data.store={trained}/store',
+    f'--config.data.token_cache={trained}/token_cache',
     '--config.steps=1',
     '--config.optim.learning_rate=0.0',
     f'--config.prompt.init_from={tmp_path}/prompt.npz',
@@ -209,7 +209,7 @@ def test_text_that_cannot_be_used(go, tmp_path):
     go(
       'rip.py:local',
       f'--config.data.dir={tmp_path}/single.jsonl',
-      f'--config.data.store={tmp_path}/store',
+      f'--config.data.token_cache={tmp_path}/token_cache',
     ),
     'sentences',
   )
@@ -218,7 +218,7 @@ def test_text_that_cannot_be_used(go, tmp_path):
     go(
       'rip.py:local',
       f'--config.data.dir={tmp_path}/latin.txt',
-      f'--config.data.store={tmp_path}/store',
+      f'--config.data.token_cache={tmp_path}/token_cache',
     ),
     'latin.txt',
   )

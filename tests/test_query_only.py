@@ -10,7 +10,7 @@ from etils import epath
 
 from dprjax import Retriever, encode, load_prompt, search, train
 from dprjax.base.files import sha256_file
-from dprjax.data import sources, store, text
+from dprjax.data import sources, text, token_cache
 from dprjax.formats.texts import read_texts
 from dprjax.formats.trec import read_run
 from dprjax.inference.encoder import Encoder
@@ -30,13 +30,13 @@ pytestmark = [pytest.mark.xdist_group('query_only'), pytest.mark.slow]
 
 @pytest.fixture(scope='module')
 def flags(trained):
-  """Backbone, text and token store of the run that all tests share."""
+  """Backbone, text and token cache of the run that all tests share."""
   return [
     f'--config={ROOT}/configs/dptdr.py:local,query',
     f'--config.backbone.path={trained}/backbone',
     '--config.data.format=beir',
     f'--config.data.dir={trained}/data',
-    f'--config.data.store={trained}/store',
+    f'--config.data.token_cache={trained}/token_cache',
   ]
 
 
@@ -200,7 +200,7 @@ def test_the_frozen_encoders_vectors_come_with_a_batch(flags, trained, tmp_path)
       backbone.path, pooling=config.pooling, normalize=config.normalize, query_max_length=16
     )
     queries = {one.id: one.text for one in read_texts(f'{trained}/data/queries.jsonl', 'query')}
-    ids = store.open_store(f'{trained}/store/train').query_ids(batch['query_index'])
+    ids = token_cache.open_cache(f'{trained}/token_cache/train').query_ids(batch['query_index'])
     want = encoder.encode([queries[id_] for id_ in ids], 'query')
   assert len(set(ids)) == len(ids) == config.batch_size
   np.testing.assert_allclose(batch[contrastive.FROZEN], want, rtol=0, atol=1e-6)
@@ -260,7 +260,7 @@ def test_vectors_of_another_program(folder, flags, trained, tmp_path):
   order = np.random.default_rng(0).permutation(len(found))
   config = configs.parse([*flags, f'--config.data.passage_embeddings={tmp_path}/v.npy'])
   source = sources.Source(str(trained / 'data'), 'beir')
-  tokens = store.open_store(trained / 'store' / 'train')
+  tokens = token_cache.open_cache(trained / 'token_cache' / 'train')
   tokenizer = text.load_tokenizer(str(trained / 'backbone'))
 
   def open_passages(vectors, ids, workdir='run'):

@@ -46,12 +46,12 @@ EVERY = (
 
 @pytest.fixture(scope='session')
 def reuse(trained):
-  """Flags that take backbone, text and token store from the run that the tests share."""
+  """Flags that take backbone, text and token cache from the run that the tests share."""
   return [
     f'--config.backbone.path={trained}/backbone',
     '--config.data.format=beir',
     f'--config.data.dir={trained}/data',
-    f'--config.data.store={trained}/store',
+    f'--config.data.token_cache={trained}/token_cache',
   ]
 
 
@@ -376,7 +376,7 @@ def test_killed_at_any_point_it_ends_with_the_same_bits(tmp_path):
   def rows():
     return len(log.read_text().splitlines()) if log.exists() else 0
 
-  # While the program starts; while the store is built; in the midst of steps, evaluations and
+  # While the program starts; while the cache is built; in the midst of steps, evaluations and
   # saves, and there once asked rather than killed.
   ends = [
     ('time', signal.SIGKILL),
@@ -391,7 +391,7 @@ def test_killed_at_any_point_it_ends_with_the_same_bits(tmp_path):
     while process.poll() is None:
       if (
         (moment == 'time' and time.monotonic() - begun > deadline)
-        or (moment == 'folder' and (killed / 'store').exists())
+        or (moment == 'folder' and (killed / 'token_cache').exists())
         or (moment == 'rows' and rows() >= more)
       ):
         break
@@ -486,7 +486,7 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
       '--config.data.folds=2',
       '--config.steps=2',
       '--config.eval.every=1',
-      f'--config.data.store={tmp_path}/store',
+      f'--config.data.token_cache={tmp_path}/token_cache',
     ]
     with devices.one():
       return go('dptdr.py:local', *flags, workdir=workdir)
@@ -536,7 +536,7 @@ def test_text_is_read_once_for_all_alternatives_and_folds(
   monkeypatch.setattr(reading, 'open_bytes', counting)
   flags = [
     f'--config.data.dir={data}',
-    f'--config.data.store={tmp_path}/store',
+    f'--config.data.token_cache={tmp_path}/token_cache',
     '--config.data.folds=2',
     '--config.prompt.sides=query',
     '--config.trainable=("prompt/.*",)',
@@ -591,7 +591,7 @@ def test_an_experiment_that_falls_behind_is_stopped(command, reuse, tmp_path):
         f'--workdir={tmp_path}/run',
         '--config.steps=24',
         *reuse,
-        f'--config.data.store={tmp_path}/store',
+        f'--config.data.token_cache={tmp_path}/token_cache',
       )
 
   status, err = begin()
@@ -880,7 +880,7 @@ def test_damaged_files_of_a_workdir(command, trained, tmp_path):
   assert command(train, *flags)[0] == 0
   assert files_of(run)['dev.tsv'] == before['dev.tsv']
   row = next(
-    path for path in (run / 'store' / 'train' / 'passages').iterdir() if 'record' in path.name
+    path for path in (run / 'token_cache' / 'train' / 'passages').iterdir() if 'record' in path.name
   )
   for path, words in (
     (row, row.name),
@@ -954,7 +954,7 @@ def test_the_better_of_two_experiments_also_after_an_interruption(
         f'--config={config}',
         f'--workdir={run}',
         *reuse,
-        f'--config.data.store={tmp_path}/store',
+        f'--config.data.token_cache={tmp_path}/token_cache',
       )
 
   def fail_in_the_second(self, step, *rest):

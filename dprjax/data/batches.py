@@ -5,7 +5,7 @@ out the whole global batch (queries, passages, lengths) and reads the tokens of 
 so processes agree on shapes without communication.
 
     dataset = make_batches(
-      store, batch_size=64, negatives=3, query_buckets=[32], passage_buckets=[64, 128], seed=0
+      cache, batch_size=64, negatives=3, query_buckets=[32], passage_buckets=[64, 128], seed=0
     )
     batches = open_batches(dataset)
     batch = next(batches)
@@ -30,9 +30,9 @@ from dprjax.base import outofcore
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import table
-from dprjax.data.store import DENOISED, UNDENOISED, Store
 from dprjax.data.table import Integers, Lists
 from dprjax.data.text import pad_flat
+from dprjax.data.token_cache import DENOISED, UNDENOISED, TokenCache
 
 Batch = dict[str, np.ndarray]
 
@@ -52,7 +52,7 @@ _SHUFFLE, _RANDOM, _ORDER, _MIX, _SAMPLE = range(5)
 _log = logging.getLogger(__name__)
 
 Vectors = Callable[[jt.Int32[np.ndarray, '*n']], jt.Float32[np.ndarray, '*n H']]
-"""Rows of a store's passages -> their vectors."""
+"""Rows of a cache's passages -> their vectors."""
 
 
 class Mix(NamedTuple):
@@ -70,7 +70,7 @@ class Mix(NamedTuple):
 
 
 def make_batches(
-  store: Store,
+  cache: TokenCache,
   *,
   batch_size: int,
   negatives: int,
@@ -93,7 +93,7 @@ def make_batches(
 
   With a ``mix``, each negative draws its source anew in each epoch, and each source has its own
   order. Batches then have `negative_source` ``[B, C - 1]`` int8, indices of `NEGATIVE_SOURCES`. If
-  the store has categories, batches have `categories` ``[B, G]`` int32.
+  the cache has categories, batches have `categories` ``[B, G]`` int32.
 
   Args:
     batch_size: queries of the global batch; process i has the i-th of ``process_count`` equal
@@ -102,23 +102,23 @@ def make_batches(
     mix: shares of the sources; by default any negative.
     positive: 'rotate', the next positive in each epoch, or 'first'.
     query_buckets, passage_buckets: padded lengths; a batch takes the smallest that holds it.
-    max_relevant: the largest R of `relevant`; by default what the store's queries need. A query
+    max_relevant: the largest R of `relevant`; by default what the cache's queries need. A query
       with more lists those in the global batch first.
     vectors: gives passage vectors, which replace passage tokens: `passage_vectors` ``[B, C, H]``.
     sample: passages drawn for each batch from those outside it: `corpus_vectors` ``[S, H]`` and
       `corpus_index` ``[S]``. Needs ``vectors``.
 
   Raises:
-    InputError: the store, the buckets or the processes do not allow these sizes.
+    InputError: the cache, the buckets or the processes do not allow these sizes.
   """
   own = process_rows(batch_size, process_index, process_count, 'queries')
-  if batch_size > store.num_queries:
+  if batch_size > cache.num_queries:
     raise InputError(
-      f'config.batch_size: {counted(batch_size, "queries")} an update, but {store.path} has '
-      f'{store.num_queries:,}; lower config.batch_size or config.accumulate'
+      f'config.batch_size: {counted(batch_size, "queries")} an update, but {cache.path} has '
+      f'{cache.num_queries:,}; lower config.batch_size or config.accumulate'
     )
   feed = Feed(
-    store,
+    cache,
     negatives=negatives,
     query_buckets=query_buckets,
     passage_buckets=passage_buckets,
@@ -129,14 +129,14 @@ def make_batches(
     vectors=vectors,
   )
   own_sample = process_rows(sample, process_index, process_count, 'passages')
-  distinct = store.distinct_passages()
+  distinct = cache.distinct_passages()
   most = len(distinct) - batch_size * (1 + negatives)
   if sample > max(most, 0):
     raise InputError(
-      f'config.corpus_negatives: {sample:,} cannot be drawn, {store.path} holds {len(distinct):,} '
+      f'config.corpus_negatives: {sample:,} cannot be drawn, {cache.path} holds {len(distinct):,} '
       f'passages; use at most {max(most, 0):,}, or -1 for all'
     )
-  rows_of = shuffle_rows(np.arange(store.num_queries, dtype=np.int32), batch_size, [seed, _SHUFFLE])
+  rows_of = shuffle_rows(np.arange(cache.num_queries, dtype=np.int32), batch_size, [seed, _SHUFFLE])
   rows = np.arange(batch_size)[own]
 
   def make(step: int, _: Any = None) -> Batch:
@@ -152,14 +152,14 @@ def make_batches(
       batch |= {'corpus_index': index, 'corpus_vectors': vectors(index)}
     return batch
 
-  return grain.MapDataset.range(store.num_queries // batch_size).map_with_index(make)
+  return grain.MapDataset.range(cache.num_queries // batch_size).map_with_index(make)
 
 
 class Drawn(NamedTuple):
   """Queries of a global batch with their passages.
 
   Attributes:
-    queries, passages: canonical rows of the store; column 0 is the positive.
+    queries, passages: canonical rows of the cache; column 0 is the positive.
     sources: of the hard negatives, indices of `NEGATIVE_SOURCES`; None without hard negatives.
     tokens, relevant: columns of the queries, as stored.
   """
@@ -183,7 +183,7 @@ class Feed:
 
   def __init__(
     self,
-    store: Store,
+    cache: TokenCache,
     *,
     negatives: int,
     query_buckets: Sequence[int],
@@ -194,32 +194,32 @@ class Feed:
     max_relevant: int | None = None,
     vectors: Vectors | None = None,
   ):
-    self._distinct = store.distinct_passages()
-    if negatives + store.max_relevant > len(self._distinct):
+    self._distinct = cache.distinct_passages()
+    if negatives + cache.max_relevant > len(self._distinct):
       raise InputError(
-        f'config.negatives: {negatives} a query are too many: {store.path} holds '
-        f'{counted(len(self._distinct), "different passages")}, up to {store.max_relevant:,} of '
+        f'config.negatives: {negatives} a query are too many: {cache.path} holds '
+        f'{counted(len(self._distinct), "different passages")}, up to {cache.max_relevant:,} of '
         'them relevant to one query'
       )
     for side, buckets, lengths in (
-      ('query', query_buckets, store.query_lengths),
-      ('passage', passage_buckets, store.passage_lengths),
+      ('query', query_buckets, cache.query_lengths),
+      ('passage', passage_buckets, cache.passage_lengths),
     ):
-      check_buckets(buckets, lengths, side, store.path)
+      check_buckets(buckets, lengths, side, cache.path)
     if negatives:
-      _check_mix(store, mix, negatives, seed)
+      _check_mix(cache, mix, negatives, seed)
     elif mix not in (None, Mix()):
       raise InputError('config.mix: config.negatives is 0, so there are no hard negatives to mix')
-    self._store, self._seed, self._mix, self._positive = store, seed, mix, positive
+    self._cache, self._seed, self._mix, self._positive = cache, seed, mix, positive
     self._vectors = vectors
-    self.negatives, self.size = negatives, store.num_queries
+    self.negatives, self.size = negatives, cache.num_queries
     self.counts = {
-      'query_index': store.num_queries,
-      'passage_index': store.num_passages,
-      'relevant': store.num_passages,
+      'query_index': cache.num_queries,
+      'passage_index': cache.num_passages,
+      'relevant': cache.num_passages,
     }
-    self.max_relevant = min(max_relevant or store.max_relevant, store.max_relevant)
-    categories = store.categories
+    self.max_relevant = min(max_relevant or cache.max_relevant, cache.max_relevant)
+    categories = cache.categories
     self._most_categories = 0 if categories is None else int(categories.counts.max())
 
   def draw(
@@ -229,12 +229,12 @@ class Feed:
     random: np.random.Generator,
   ) -> Drawn:
     """The passages of queries, each in its epoch; ``random`` draws the random ones."""
-    store, negatives = self._store, self.negatives
-    tokens, *columns = store.queries.read(
+    cache, negatives = self._cache, self.negatives
+    tokens, *columns = cache.queries.read(
       queries, ('tokens', 'positives', 'relevant', 'negatives', 'sources')
     )
     positives, relevant, hard, mined = map(table.lists, columns)
-    relevant = relevant._replace(flat=store.canonical[relevant.flat])
+    relevant = relevant._replace(flat=cache.canonical[relevant.flat])
     passages = np.empty((len(queries), 1 + negatives), np.int32)
     turn = 0 if self._positive == 'first' else epochs % positives.counts
     passages[:, 0] = positives.flat[positives.starts + turn]
@@ -259,15 +259,15 @@ class Feed:
 
   def lengths(self, drawn: Drawn) -> tuple[jt.Int32[np.ndarray, ' B'], jt.Int32[np.ndarray, 'B C']]:
     """Tokens of the queries and of their passages."""
-    return self._store.query_lengths[drawn.queries], self._store.passage_lengths[drawn.passages]
+    return self._cache.query_lengths[drawn.queries], self._cache.passage_lengths[drawn.passages]
 
   def names(self, batch: Batch) -> list[str]:
     """The ids of queries and positives, for messages."""
     return [
       f'{query} with {passage}'
       for query, passage in zip(
-        self._store.query_ids(batch['query_index']),
-        self._store.passage_ids(batch['passage_index'][:, 0]),
+        self._cache.query_ids(batch['query_index']),
+        self._cache.passage_ids(batch['passage_index'][:, 0]),
         strict=True,
       )
     ]
@@ -276,17 +276,17 @@ class Feed:
     self, drawn: Drawn, rows: jt.Int[np.ndarray, ' own'], query_length: int, passage_length: int
   ) -> Batch:
     """Rows of a batch, padded to these lengths."""
-    store, passages = self._store, drawn.passages[rows]
+    cache, passages = self._cache, drawn.passages[rows]
     query_tokens, query_mask = pad_flat(
-      *table.lists([drawn.tokens[row] for row in rows]), query_length, store.pad_id
+      *table.lists([drawn.tokens[row] for row in rows]), query_length, cache.pad_id
     )
     if self._vectors is not None:
       texts = {'passage_vectors': self._vectors(passages)}
     else:
       passage_tokens, passage_mask = pad_flat(
-        *table.lists(store.passages.read(passages.ravel(), ('tokens',))[0]),
+        *table.lists(cache.passages.read(passages.ravel(), ('tokens',))[0]),
         passage_length,
-        store.pad_id,
+        cache.pad_id,
       )
       shape = (*passages.shape, passage_length)
       texts = {
@@ -294,7 +294,7 @@ class Feed:
         'passage_mask': passage_mask.reshape(shape),
       }
     relevant = table.lists([drawn.relevant[row] for row in rows])
-    relevant = relevant._replace(flat=store.canonical[relevant.flat])
+    relevant = relevant._replace(flat=cache.canonical[relevant.flat])
     batch = {
       'query_tokens': query_tokens,
       'query_mask': query_mask,
@@ -305,9 +305,9 @@ class Feed:
     }
     if self._mix is not None and drawn.sources is not None:
       batch['negative_source'] = drawn.sources[rows]
-    if store.categories is not None:
+    if cache.categories is not None:
       batch['categories'] = pad_flat(
-        *store.categories.take(passages[:, 0]), self._most_categories, -1
+        *cache.categories.take(passages[:, 0]), self._most_categories, -1
       )[0]
     return batch
 
@@ -320,7 +320,7 @@ def random_passages(seed: int, *numbers: int) -> np.random.Generator:
 def sample_others(
   passages: jt.Int32[np.ndarray, 'B C'], total: int, count: int, random: np.random.Generator
 ) -> jt.Int32[np.ndarray, ' count']:
-  """Distinct rows of a store of ``total`` passages that are not in the batch."""
+  """Distinct rows of a cache of ``total`` passages that are not in the batch."""
   held = np.unique(passages)
   drawn = random.choice(total - len(held), count, replace=False, shuffle=False)
   # The n-th free row follows every held row that has at most n free rows before it.
@@ -331,7 +331,7 @@ def sample_others(
 def check_buckets(
   buckets: Sequence[int], lengths: jt.Int32[np.ndarray, ' rows'], side: str, path: epath.Path
 ) -> None:
-  """Raises InputError if a text of a store is longer than all padded lengths."""
+  """Raises InputError if a text of a cache is longer than all padded lengths."""
   if not buckets or max(buckets) < lengths.max():
     raise InputError(
       f'{side}_buckets {list(buckets)}: {path} has a {side} of {lengths.max()} tokens; add a '
@@ -528,7 +528,7 @@ def _fill_randomly(
     again = missing & (np.isin(pairs, forbidden) | _repeats(passages))
 
 
-def _check_mix(store: Store, mix: Mix | None, negatives: int, seed: int) -> None:
+def _check_mix(cache: TokenCache, mix: Mix | None, negatives: int, seed: int) -> None:
   """Logs how many queries lack negatives; raises InputError for an impossible mix."""
   shares = mix or Mix()
   if min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
@@ -536,13 +536,13 @@ def _check_mix(store: Store, mix: Mix | None, negatives: int, seed: int) -> None
       f'config.mix: denoised {shares.denoised:g}, undenoised {shares.undenoised:g}, random '
       f'{shares.random:g}; shares must not be negative and must add up to 1'
     )
-  if shares.denoised and not store.denoised_counts.any():
+  if shares.denoised and not cache.denoised_counts.any():
     raise InputError(
-      f'config.mix.denoised is {shares.denoised:g}, but {store.path} has no denoised negatives; '
+      f'config.mix.denoised is {shares.denoised:g}, but {cache.path} has no denoised negatives; '
       'mine with a reranker, and name its file with config.data.mined_negatives'
     )
   # In blocks, since each negative of each query is a random number.
-  queries = np.arange(store.num_queries, dtype=np.int32)
+  queries = np.arange(cache.num_queries, dtype=np.int32)
   quotas = np.concatenate(
     [
       _draw_quotas(queries[start : start + 2**16], shares, negatives, seed, epoch=0)[0]
@@ -550,25 +550,25 @@ def _check_mix(store: Store, mix: Mix | None, negatives: int, seed: int) -> None
     ],
     axis=1,
   )
-  denoised = np.minimum(quotas[0], store.denoised_counts)
+  denoised = np.minimum(quotas[0], cache.denoised_counts)
   # Unused negatives of either source stand in for un-denoised ones.
-  random = quotas[0] - denoised + np.maximum(quotas[1] - (store.negative_counts - denoised), 0)
+  random = quotas[0] - denoised + np.maximum(quotas[1] - (cache.negative_counts - denoised), 0)
   if shares != Mix():
     _log.info(
       'negatives: of %d a query %g denoised, %g un-denoised, %g random on average',
       negatives,
       *(round(negatives * share, 2) for share in shares),
     )
-  undenoised = store.negative_counts if mix is None else store.undenoised_counts
+  undenoised = cache.negative_counts if mix is None else cache.undenoised_counts
   for name, asked, counts in (
-    ('denoised ', quotas[0], store.denoised_counts),
+    ('denoised ', quotas[0], cache.denoised_counts),
     ('' if mix is None else 'un-denoised ', quotas[1], undenoised),
   ):
     if short := np.count_nonzero(counts < asked):
       _log.info(
         'negatives: %s of %s have fewer %snegatives than the first epoch asks for',
         f'{short:,}',
-        counted(store.num_queries, 'queries'),
+        counted(cache.num_queries, 'queries'),
         name,
       )
   if random.any():

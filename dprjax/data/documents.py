@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-  """An open store of passages.
+  """An open cache of passages.
 
   Attributes:
     settings: its inputs, as in documents.json.
@@ -93,7 +93,7 @@ def build_documents(
   process_index: int = 0,
   wait_s: float = 24 * 3600,
 ) -> Documents:
-  """The store at ``directory``, built unless it was built from the same (`fingerprint.build_once`).
+  """The cache at ``directory``, built unless it was built from the same (`fingerprint.build_once`).
 
   Sentences are joined in order to passages of at most ``passage_length`` tokens. A sentence shorter
   than ``SHORT`` tokens joins the next one, or at the end the one before. A sentence longer than a

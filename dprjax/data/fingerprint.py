@@ -4,7 +4,7 @@
     DIR/lengths.npz    arrays that are read whole when the folder is opened
     .DIR.*.parts/I/    what process I has made of it, until process 0 has put all parts together
 
-The stores of `dprjax.data.store` and `dprjax.data.documents` are such folders.
+The caches of `dprjax.data.token_cache` and `dprjax.data.documents` are such folders.
 """
 
 import json
@@ -78,7 +78,7 @@ def build_once(
     wait_for(
       lambda: not _changed(folder, name, settings, sources),
       wait_s,
-      f'{folder}: process 0 has not built the store',
+      f'{folder}: process 0 has not built the token cache',
     )
   if not changed and not process_index:
     written = provenance.read(folder, f'{name}.json')
@@ -90,8 +90,8 @@ def build_once(
     provenance.check(folder, f'{name}.json', written, contents=False)
     _log.info('%s: %s differs in %s; building it again', name, folder, ', '.join(changed))
   elif folder.exists() and any(folder.iterdir()):
-    raise InputError(f'{folder} is neither empty nor a store; name another directory for the store')
-  with outputs.hold(folder.parent / f'.{folder.name}{outputs.LOCK}', f'the store {folder}'):
+    raise InputError(f'{folder} is neither empty nor a token cache; name another directory')
+  with outputs.hold(folder.parent / f'.{folder.name}{outputs.LOCK}', f'the token cache {folder}'):
     files.clear(folder)
     report = _build(folder, name, settings, sources, build, process_count)
   _log.info('%s: built %s\n%s', name, folder, report)
@@ -128,13 +128,13 @@ def open_built(
   """
   written = provenance.read(folder, f'{name}.json')
   if written is None:
-    raise InputError(f'no store in {folder}: {name}.json is missing')
+    raise InputError(f'no token cache in {folder}: {name}.json is missing')
   version = written['settings'].get('format_version')
   if version != format_version:
     raise InputError(
-      f'{folder}: a store of format {version}, expected {format_version}; build it again'
+      f'{folder}: a token cache of format {version}, expected {format_version}; build it again'
     )
-  lengths = arrays.read_arrays(folder / 'lengths.npz', 'store', remedy=_REMEDY.format(folder))
+  lengths = arrays.read_arrays(folder / 'lengths.npz', 'token cache', remedy=_REMEDY.format(folder))
   return written, lengths
 
 

@@ -1,9 +1,9 @@
-"""Labelled pairs: two texts and whether they match, and the store of their tokens.
+"""Labelled pairs: two texts and whether they match, and the cache of their tokens.
 
 A split is a file SPLIT.jsonl, SPLIT.tsv or SPLIT.csv (``formats.columns``) with the columns
 `text1`, `text2` and `label`. A label is 1, true or yes, or 0, false or no.
 
-    DIR/pairs.json     what the store was made of
+    DIR/pairs.json     what the cache was made of
     DIR/lengths.npz    tokens of both texts of every pair, and the labels
     DIR/pairs/         TFDS data set, split 'pairs': id (the number of the line), first, second
 """
@@ -126,7 +126,7 @@ def _make_pair(values: list[Any], line: int, path: epath.Path) -> Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-  """An open store of pairs.
+  """An open cache of pairs.
 
   Attributes:
     pad_id: of the tokenizer.
@@ -164,10 +164,10 @@ def build_pairs(
   process_count: int = 1,
   wait_s: float = 24 * 3600,
 ) -> Pairs:
-  """The store at ``directory``, built unless it was built from the same.
+  """The cache at ``directory``, built unless it was built from the same.
 
   Options of queries apply to first texts, those of passages to second ones, as in
-  `store.build_store`.
+  `token_cache.build_cache`.
   """
   path = epath.Path(directory)
   lengths = (query_max_length, passage_max_length)
@@ -215,14 +215,14 @@ def build_pairs(
 
 
 class PairFeed:
-  """Pairs of a store, as `mixture.Examples`."""
+  """Pairs of a cache, as `mixture.Examples`."""
 
-  def __init__(self, store: Pairs, *, query_buckets: Any, passage_buckets: Any):
-    batches.check_buckets(query_buckets, store.first_lengths, 'query', store.path)
-    batches.check_buckets(passage_buckets, store.second_lengths, 'passage', store.path)
-    self._store = store
-    self.size = store.num_pairs
-    self.counts = {'first_index': store.num_pairs, 'second_index': store.num_pairs}
+  def __init__(self, cache: Pairs, *, query_buckets: Any, passage_buckets: Any):
+    batches.check_buckets(query_buckets, cache.first_lengths, 'query', cache.path)
+    batches.check_buckets(passage_buckets, cache.second_lengths, 'passage', cache.path)
+    self._cache = cache
+    self.size = cache.num_pairs
+    self.counts = {'first_index': cache.num_pairs, 'second_index': cache.num_pairs}
 
   def draw(
     self, rows: jt.Int32[np.ndarray, ' B'], epochs: Any, random: np.random.Generator
@@ -231,7 +231,7 @@ class PairFeed:
     return rows
 
   def lengths(self, drawn: jt.Int32[np.ndarray, ' B']) -> tuple[np.ndarray, np.ndarray]:
-    return self._store.first_lengths[drawn], self._store.second_lengths[drawn]
+    return self._cache.first_lengths[drawn], self._cache.second_lengths[drawn]
 
   def read(
     self,
@@ -241,22 +241,22 @@ class PairFeed:
     second_length: int,
   ) -> Batch:
     own = drawn[rows]
-    first, second = map(table.lists, self._store.tokens(own))
+    first, second = map(table.lists, self._cache.tokens(own))
     arrays = (
-      *pad_flat(*first, first_length, self._store.pad_id),
-      *pad_flat(*second, second_length, self._store.pad_id),
+      *pad_flat(*first, first_length, self._cache.pad_id),
+      *pad_flat(*second, second_length, self._cache.pad_id),
     )
     names = (f'{view}_{what}' for view in VIEWS for what in ('tokens', 'mask'))
     return {
       **dict(zip(names, arrays, strict=True)),
-      'label': self._store.labels[own],
+      'label': self._cache.labels[own],
       'first_index': own,
       'second_index': own,
     }
 
   def names(self, batch: Batch) -> list[str]:
     """The pairs' lines, for messages."""
-    return [f'line {name}' for name in self._store.rows.ids(batch['first_index'])]
+    return [f'line {name}' for name in self._cache.rows.ids(batch['first_index'])]
 
 
 class QueryPairFeed:

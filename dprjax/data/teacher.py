@@ -1,4 +1,4 @@
-"""A teacher's scores of queries and passages, for batches of a store.
+"""A teacher's scores of queries and passages, for batches of a cache.
 
 They come from a TREC run, as dprjax.rerank writes it, or from the `reranker_score` of a jsonl that
 dprjax.mine wrote.
@@ -13,7 +13,7 @@ from etils import epath
 
 from dprjax.base import outofcore
 from dprjax.base.errors import InputError
-from dprjax.data.store import Store
+from dprjax.data.token_cache import TokenCache
 from dprjax.formats import examples, runs, texts
 
 _ROWS = 1 << 16  # whose ids are in memory at a time
@@ -26,10 +26,10 @@ _Pairs = tuple[
 
 
 class Teacher:
-  """Scores by query and passage, both as rows of a store."""
+  """Scores by query and passage, both as rows of a cache."""
 
-  def __init__(self, path: epath.Path, store: Store):
-    """Reads the scores of all pairs of the store's queries and passages that a file holds.
+  def __init__(self, path: epath.Path, cache: TokenCache):
+    """Reads the scores of all pairs of the cache's queries and passages that a file holds.
 
     Raises:
       InputError: it cannot be read, a score is too large, or no query has two scores.
@@ -37,15 +37,15 @@ class Teacher:
     queries, passages = (
       _Ids(read, count)
       for read, count in (
-        (store.query_ids, store.num_queries),
-        (store.passage_ids, store.num_passages),
+        (cache.query_ids, cache.num_queries),
+        (cache.passage_ids, cache.num_passages),
       )
     )
     found, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
     for query_keys, passage_keys, scores in _read(path):
       rows, columns = queries.rows(query_keys), passages.rows(passage_keys)
       there = (rows >= 0) & (columns >= 0)
-      columns = store.canonical[columns]
+      columns = cache.canonical[columns]
       if (np.abs(scores[there]) > _MOST).any():
         raise InputError(f'{path}: a score is above {_MOST:,.0f} or below its negative')
       found.append(rows[there] << 32 | columns[there])
@@ -60,11 +60,11 @@ class Teacher:
       path,
       f'{len(self._pairs):,}',
       f'{usable:,}',
-      f'{store.num_queries:,}',
+      f'{cache.num_queries:,}',
     )
     if not usable:
       raise InputError(
-        f'{path}: no training query has scores of two passages in {store.path}; use a run of '
+        f'{path}: no training query has scores of two passages in {cache.path}; use a run of '
         'dprjax.rerank, or mine with --reranker or --reranked and --score_positives=true'
       )
 
@@ -78,7 +78,7 @@ class Teacher:
 
 
 class _Ids:
-  """Rows of a store by the keys of their ids."""
+  """Rows of a cache by the keys of their ids."""
 
   def __init__(self, read, count: int):
     keys = np.concatenate(

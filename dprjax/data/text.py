@@ -19,7 +19,7 @@ from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.data import tokenizer_cache
+from dprjax.data import saved_tokenizers
 from dprjax.formats import sentence_files
 
 _SPECIAL = {
@@ -59,7 +59,7 @@ class Tokenizer:
 
   Attributes:
     backend: the ``tokenizers.Tokenizer``, without padding and truncation; do not change it.
-    sha256: of the backend's JSON; names the tokenizer in stores and prompts.
+    sha256: of the backend's JSON; names the tokenizer in caches and prompts.
     pad_id: any token if the vocabulary has no padding token, since padding is masked.
     mask_id: None if the vocabulary has no mask token.
     typed: whether its model takes token types.
@@ -193,13 +193,13 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
       f'{config}: auto_map names Python code, which dprjax never runs; remove that key'
     )
   settings = sentence_files.tokenizer_settings(folder)
-  key = tokenizer_cache.key_of(folder)
-  if (kept := tokenizer_cache.read(key)) is not None:
+  key = saved_tokenizers.key_of(folder)
+  if (kept := saved_tokenizers.read(key)) is not None:
     backend = tokenizers.Tokenizer.from_str(kept.pop('backend'))
     return Tokenizer(backend, **kept)
   tokenizer = _load(folder, settings)
   fields = {field.name: getattr(tokenizer, field.name) for field in dataclasses.fields(tokenizer)}
-  tokenizer_cache.write(key, {**fields, 'backend': tokenizer.backend.to_str()})
+  saved_tokenizers.write(key, {**fields, 'backend': tokenizer.backend.to_str()})
   return tokenizer
 
 

@@ -37,7 +37,7 @@ from dprjax.inference.embedder import (
 from dprjax.models import artifact, encoder_config, hub, task_templates
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter, stack
-from dprjax.models.adapters.learned_tokens import check_template
+from dprjax.models.adapters.template_tokens import check_template
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.retrieval import codes

@@ -41,7 +41,7 @@ from dprjax.models import (
   sentence,
   task_templates,
 )
-from dprjax.models.adapters.learned_tokens import SCORES, check_head, check_template
+from dprjax.models.adapters.template_tokens import SCORES, check_head, check_template
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.template import Packed, Template, fill, unpack
 from dprjax.runtime import mesh as meshes

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
 from dprjax.models import task_templates
-from dprjax.models.adapters import learned_tokens
-from dprjax.models.adapters.learned_tokens import LearnedTokens
+from dprjax.models.adapters import template_tokens
+from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.artifact import Prompt
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.task_templates import TaskTemplates
@@ -34,7 +34,7 @@ def of_prompts(
     InputError: template strings differ, or the tokenizer has no mask token.
   """
   made = TaskTemplates.make(
-    [learned_tokens.spec(prompt) for prompt in prompts],
+    [template_tokens.spec(prompt) for prompt in prompts],
     specials(tokenizer),
     tokenizer.encode_bare,
     config.vocab_size,
@@ -43,7 +43,7 @@ def of_prompts(
     masked=False,  # the file was checked when it was read
   )
   vectors = [
-    {name: jnp.asarray(array) for name, array in learned_tokens.vectors(prompt).items()}
+    {name: jnp.asarray(array) for name, array in template_tokens.vectors(prompt).items()}
     for prompt in prompts
   ]
   table = made.table(vectors)

@@ -41,7 +41,7 @@ class Corpus(NamedTuple):
 
   Attributes:
     vectors: of the passages.
-    rows: of the passages in the store.
+    rows: of the passages in the cache.
   """
 
   vectors: Float[Array, 'S H']
@@ -207,7 +207,7 @@ def false_negatives(
   """Which of the batch's M = B * C passages are relevant to which query.
 
   Args:
-    passage_index: rows of the passages in the store.
+    passage_index: rows of the passages in the cache.
     relevant: passages relevant to each query, -1 where unused. A query's own positive counts even
       if the list was cut before it.
     row: rows of the queries in the batch; None: all.

@@ -177,7 +177,7 @@ class Candidates(Retrieval):
     for name in ('query_prefix', 'passage_prefix'):
       if settings[name]:
         raise InputError(f'config.data.{name}: a cross-encoder takes no prefixes; leave it empty')
-    tokens = self.open_store('train', self.train, tokenizer)
+    tokens = self.open_cache('train', self.train, tokenizer)
 
     def evaluation(built: Model) -> Evaluate:
       (template,) = _templates(tokenizer)['pair']

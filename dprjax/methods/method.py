@@ -177,7 +177,7 @@ class DataSource(NamedTuple):
 
   Attributes:
     read: streams the texts that a vocabulary is learnt from.
-    open: ``(tokenizer, model) -> TrainingData``. Builds or opens the token store in the workdir.
+    open: ``(tokenizer, model) -> TrainingData``. Builds or opens the token cache in the workdir.
     files: every file that the training or evaluation depends on, by role. A run stops if one
       changes.
     parts: what the initial parameters need of the text.

@@ -40,8 +40,8 @@ from dprjax.methods.method import (
   TrainingData,
 )
 from dprjax.models import artifact, head_specs, hub, prompt_encoder, task_templates
-from dprjax.models.adapters import learned_tokens
-from dprjax.models.adapters.learned_tokens import LearnedTokens
+from dprjax.models.adapters import template_tokens
+from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.artifact import Prompt
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.task_templates import Spec, TaskTemplates
@@ -92,7 +92,7 @@ def read_files(config: ConfigDict) -> Files:
   }
   for name, prompt in own.items():
     task = prompt.meta.get('task') or name
-    if prompt.meta['kind'] == learned_tokens.ADAPTER.name and task != name:  # refused later
+    if prompt.meta['kind'] == template_tokens.ADAPTER.name and task != name:  # refused later
       raise InputError(
         f'config.tasks.{name}.prompt: {prompt.path} is of the task {task}; name the file of '
         f'{name}, or call the task {task}'
@@ -216,13 +216,13 @@ def _length(settings: ConfigDict, name: str) -> int:
 
 
 def _spec_of(prompt: Prompt, kinds: Sequence[str], strings: Mapping[str, str]) -> Spec:
-  if prompt.meta['kind'] != learned_tokens.ADAPTER.name or prompt.meta['template'] != strings:
+  if prompt.meta['kind'] != template_tokens.ADAPTER.name or prompt.meta['template'] != strings:
     there = prompt.meta.get('template', f'a prompt of kind {prompt.meta["kind"]!r}')
     raise InputError(
       f'{prompt.path}: the template is {there!r:.200}, and '
       f'{" and ".join(sorted({_option(kind) for kind in kinds}))} is {strings!r:.200}'
     )
-  return learned_tokens.spec(prompt)
+  return template_tokens.spec(prompt)
 
 
 def _described(spec: Spec) -> str:
@@ -283,7 +283,7 @@ def build(
         count = len(found.sources)
         params[f'{task}/weights'] = np.full(count, 1 / count, np.float32)
       elif task in found.own:
-        for name, vectors in learned_tokens.vectors(found.own[task]).items():
+        for name, vectors in template_tokens.vectors(found.own[task]).items():
           params[f'{task}/{name}'] = {'vectors': vectors}
       else:
         fresh |= {f'{task}/{name}': lengths[number, name] for name in learned[task]}
@@ -317,7 +317,7 @@ def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
   return {
     path.format(task=task, name=name): vectors
     for task, prompt in prompts.items()
-    for name, vectors in learned_tokens.vectors(prompt).items()
+    for name, vectors in template_tokens.vectors(prompt).items()
   }
 
 
@@ -355,9 +355,9 @@ def check_prompt(
 ) -> None:
   """Raises InputError if a prompt was made for another backbone."""
   artifact.check_prompt(prompt, model, parts.sha256, tokenizer.sha256)
-  learned_tokens.check_template(prompt, kinds, model)
+  template_tokens.check_template(prompt, kinds, model)
   if 'pair' in kinds:
-    learned_tokens.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
+    template_tokens.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
   if (there := prompt.meta['fixed_layers']) != (here := layers_fixed(config, model)):
     raise InputError(
       f'{prompt.path}: trained with {there} fixed layers, but config.template.fixed_layers is '
@@ -503,7 +503,7 @@ def export(
       meta['weights'] = dict(zip(found.sources, values, strict=True))
     written[task] = (
       {
-        f'{learned_tokens.SLOTS}{name}': np.asarray(array, np.float32)
+        f'{template_tokens.SLOTS}{name}': np.asarray(array, np.float32)
         for name, array in expanded[task].items()
       },
       meta,

@@ -21,7 +21,7 @@ from dprjax.methods import dual_encoder, nir_prompt
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Loss, Model, Params, Parts
 from dprjax.models import heads, task_templates
-from dprjax.models.adapters.learned_tokens import LearnedTokens
+from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Text, unpack
 from dprjax.runtime import mesh

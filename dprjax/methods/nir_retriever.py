@@ -19,8 +19,8 @@ from dprjax.formats.texts import SIDES
 from dprjax.methods import contrastive, dpr, nir_prompt
 from dprjax.methods.method import Batch, Loss, Model, Params, Parts
 from dprjax.models import task_templates
-from dprjax.models.adapters import learned_tokens
-from dprjax.models.adapters.learned_tokens import LearnedTokens
+from dprjax.models.adapters import template_tokens
+from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh
 
@@ -33,9 +33,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   """
   contrastive.check_negatives(config)
   contrastive.check_lengths(config.matryoshka, model.vector_size)
-  if config.pooling not in learned_tokens.POOLINGS:
+  if config.pooling not in template_tokens.POOLINGS:
     raise InputError(
-      f'config.pooling: with a template use one of {", ".join(learned_tokens.POOLINGS)}, not '
+      f'config.pooling: with a template use one of {", ".join(template_tokens.POOLINGS)}, not '
       f'{config.pooling!r:.60}'
     )
   prompts = nir_prompt.build(config, model, tokenizer, SIDES)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int32
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
-from dprjax.data import pairs, store
+from dprjax.data import pairs, token_cache
 from dprjax.data.text import Tokenizer
 from dprjax.formats import trec
 from dprjax.inference.embedder import Embedder
@@ -86,11 +86,11 @@ class LabelledPairs:
       found['dev pairs'] = dev
     return found
 
-  def open_store(self, name: str, source: pairs.Source, tokenizer: Tokenizer) -> pairs.Pairs:
-    """The token store of a split, built on first use."""
-    folder = retrieval_data.store_folder(self.section, self.workdir, self.task) / name
+  def open_cache(self, name: str, source: pairs.Source, tokenizer: Tokenizer) -> pairs.Pairs:
+    """The token cache of a split, built on first use."""
+    folder = retrieval_data.cache_folder(self.section, self.workdir, self.task) / name
     return pairs.build_pairs(
-      source, tokenizer, folder, **retrieval_data.store_options(self.section)
+      source, tokenizer, folder, **retrieval_data.cache_options(self.section)
     )
 
   def evaluation(
@@ -98,7 +98,7 @@ class LabelledPairs:
   ) -> Evaluate:
     """Evaluates classification of the dev pairs; ``number`` is the task."""
     assert self.dev is not None
-    tokens = self.open_store('dev', self.dev, tokenizer)
+    tokens = self.open_cache('dev', self.dev, tokenizer)
     rows = tokens.tokens(np.arange(tokens.num_pairs))
     packed = scorer.pack(*([np.frombuffer(row, np.int32) for row in view] for view in rows))
     return lambda params: classify(scorer(params, packed, number), tokens.labels, measure)
@@ -141,7 +141,9 @@ def with_negatives(data: Retrieval) -> Retrieval:
   )
 
 
-def candidates(tokens: store.Store, queries: np.ndarray, count: int, seed: int) -> list[np.ndarray]:
+def candidates(
+  tokens: token_cache.TokenCache, queries: np.ndarray, count: int, seed: int
+) -> list[np.ndarray]:
   """The passages to re-rank for each query.
 
   They are its relevant passages and its first ``count`` negatives, filled up with random passages
@@ -173,8 +175,8 @@ def ranking(
   """Evaluates re-ranked candidates of the dev queries."""
   settings = data.config.cross_encoder
   assert data.dev is not None
-  # The dual encoder's dev store has no negatives.
-  tokens = data.open_store('dev_candidates', data.dev, tokenizer)
+  # The dual encoder's dev cache has no negatives.
+  tokens = data.open_cache('dev_candidates', data.dev, tokenizer)
   queries = np.arange(min(tokens.num_queries, settings.dev_queries or tokens.num_queries))
   rows = tokens.query_rows(queries)
   chosen = candidates(tokens, queries, settings.candidates, data.config.seed)

@@ -295,10 +295,10 @@ def find_data(
   def read() -> Iterator[str]:
     return (document.text for document in read_documents(paths, Report()))
 
-  def open_store(tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
+  def open_cache(tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
     settings = config.pretrain
     dual_encoder.check_length(config, model, 'config.pretrain.max_length', settings.max_length)
-    folder = epath.Path(section.store) if section.store else workdir / 'store'
+    folder = epath.Path(section.token_cache) if section.token_cache else workdir / 'token_cache'
     texts = documents.build_documents(
       paths,
       tokenizer,
@@ -336,7 +336,7 @@ def find_data(
     f'text {number} ({path.name})': path
     for number, path in enumerate(find_files(paths, Report()), start=1)
   }
-  return DataSource(read, open_store, roles)
+  return DataSource(read, open_cache, roles)
 
 
 def export(

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from dprjax.base import files as base_files
 from dprjax.base.errors import InputError
-from dprjax.data import sources, store
+from dprjax.data import sources, token_cache
 from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
 from dprjax.formats.fields import read_ids
@@ -108,12 +108,12 @@ def files(config: ConfigDict) -> dict[str, epath.Path]:
 
 def open_passages(
   source: sources.Source,
-  tokens: store.Store,
+  tokens: token_cache.TokenCache,
   config: ConfigDict,
   workdir: epath.Path,
   tokenizer: Tokenizer,
 ) -> Vectors:
-  """The vectors of a store's passages, made of ``source``. All processes call this.
+  """The vectors of a cache's passages, made of ``source``. All processes call this.
 
   Raises:
     InputError: the folder is damaged, lacks passages, or is of other texts or another encoder.
@@ -161,12 +161,12 @@ def open_passages(
 
 def open_queries(
   source: sources.Source,
-  tokens: store.Store,
+  tokens: token_cache.TokenCache,
   config: ConfigDict,
   workdir: epath.Path,
   tokenizer: Tokenizer,
 ) -> Vectors:
-  """The frozen encoder's vectors of a store's queries, for the regularization; kept in the workdir.
+  """The frozen encoder's vectors of a cache's queries, for the regularization; kept in the workdir.
 
   They spare every update a forward pass. All processes call this.
   """

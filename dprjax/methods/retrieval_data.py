@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from dprjax.base import files
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.data import batches, docstrings, sources, store, teacher
+from dprjax.data import batches, docstrings, sources, teacher, token_cache
 from dprjax.data.text import Tokenizer
 from dprjax.formats import irds, seen, trec
 from dprjax.formats.qrels import Qrels, write_qrels
@@ -66,7 +66,7 @@ class Retrieval:
   folds: Folds | None = None
 
   def assign(
-    self, source: sources.Source, tokens: store.Store, tokenizer: Tokenizer
+    self, source: sources.Source, tokens: token_cache.TokenCache, tokenizer: Tokenizer
   ) -> Mapping[str, Int32[np.ndarray, 'n ...']] | None:
     """Numbers of a split's texts by side, one or several a row; or None.
 
@@ -84,7 +84,7 @@ class Retrieval:
     del judged, passage_ids
     return relevant
 
-  def check_negatives(self, tokens: store.Store) -> None:
+  def check_negatives(self, tokens: token_cache.TokenCache) -> None:
     """Raises InputError if there is nothing to learn from the training split."""
     check_comparable(self.config, tokens)
 
@@ -108,13 +108,15 @@ class Retrieval:
       found['teacher scores'] = distillation.scores_file(self.section, self.config)
     return found | query_only.files(self.config)
 
-  def open_store(self, name: str, source: sources.Source, tokenizer: Tokenizer) -> store.Store:
-    """The token store of a split, 'train', 'dev' or 'dev_...', built on first use.
+  def open_cache(
+    self, name: str, source: sources.Source, tokenizer: Tokenizer
+  ) -> token_cache.TokenCache:
+    """The token cache of a split, 'train', 'dev' or 'dev_...', built on first use.
 
     Hashes of its queries are kept in the workdir for the export.
     """
-    folder = store_folder(self.section, self.workdir, self.task) / name
-    found = store.build_store(source, tokenizer, folder, **store_options(self.section))
+    folder = cache_folder(self.section, self.workdir, self.task) / name
+    found = token_cache.build_cache(source, tokenizer, folder, **cache_options(self.section))
     path = self.workdir / (f'queries-{self.task}.npz' if self.task else seen.FILE)
     role = name.partition('_')[0]
     if jax.process_index() == 0 and role not in (known := seen.read(path)):
@@ -122,7 +124,7 @@ class Retrieval:
       seen.write(path, known | {role: seen.hashes(texts)})
     return found
 
-  def make_batches(self, tokens: store.Store, **kwargs: Any) -> grain.MapDataset:
+  def make_batches(self, tokens: token_cache.TokenCache, **kwargs: Any) -> grain.MapDataset:
     """This process's rows of the batches; ``kwargs`` as for ``batches.make_batches``."""
     rank, count = mesh.batch_rank(self.devices)
     return batches.make_batches(
@@ -164,9 +166,9 @@ class Retrieval:
   def make_qrels(
     self, query_ids: Sequence[str], rows: Sequence[Any], names: Mapping[int, str]
   ) -> Qrels:
-    """Grades of the relevant passages of dev queries; ``rows`` are theirs in the store.
+    """Grades of the relevant passages of dev queries; ``rows`` are theirs in the cache.
 
-    The store knows which passages are relevant, the judgements how much. Passages relevant only by
+    The cache knows which passages are relevant, the judgements how much. Passages relevant only by
     their text (judged under another id, or for an equal query) count 1. ``names`` are passage ids
     by row.
     """
@@ -186,7 +188,7 @@ class Retrieval:
     for side in SIDES:
       option = f'{side}_max_length'
       dual_encoder.check_length(config, model, f'config.data.{option}', section[option])
-    tokens = self.open_store('train', self.train, tokenizer)
+    tokens = self.open_cache('train', self.train, tokenizer)
     self.check_negatives(tokens)
     passages = None
     if config.prompt.sides == 'query':
@@ -255,18 +257,20 @@ class Retrieval:
     )
 
 
-def store_folder(section: ConfigDict, workdir: epath.Path, task: str = '') -> epath.Path:
-  return (epath.Path(section.store) if section.store else workdir / 'store') / task
+def cache_folder(section: ConfigDict, workdir: epath.Path, task: str = '') -> epath.Path:
+  return (
+    epath.Path(section.token_cache) if section.token_cache else workdir / 'token_cache'
+  ) / task
 
 
-def texts_cut(tokens: store.Store) -> dict[str, tuple[int, int]]:
+def texts_cut(tokens: token_cache.TokenCache) -> dict[str, tuple[int, int]]:
   """By side, (texts that were cut, all texts)."""
   sizes = {'query': tokens.num_queries, 'passage': tokens.num_passages}
   return {side: (tokens.cut[side], size) for side, size in sizes.items()}
 
 
-def store_options(section: ConfigDict) -> dict[str, Any]:
-  """Arguments of ``store.build_store`` and ``pairs.build_pairs``."""
+def cache_options(section: ConfigDict) -> dict[str, Any]:
+  """Arguments of ``token_cache.build_cache`` and ``pairs.build_pairs``."""
   settings = ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')
   return {
     'process_index': jax.process_index(),
@@ -337,7 +341,9 @@ def find_splits(
   return kind(section, config, workdir, devices, train, dev, task, folds)
 
 
-def check_comparable(config: ConfigDict, tokens: store.Store, alone: bool = True) -> None:
+def check_comparable(
+  config: ConfigDict, tokens: token_cache.TokenCache, alone: bool = True
+) -> None:
   """Raises InputError if no query can have a negative in any update.
 
   ``alone`` says whether batches have queries of this data set only.
@@ -478,7 +484,7 @@ class Ranking:
     self._number, self._known = number, known
     self._source = data.dev or data.train
     name = 'train' if data.dev is None else 'dev'
-    self._tokens = tokens = data.open_store(name, self._source, tokenizer)
+    self._tokens = tokens = data.open_cache(name, self._source, tokenizer)
     queries, self.total = np.arange(tokens.num_queries), tokens.num_passages
     self.cut = texts_cut(tokens)
     query_rows = tokens.query_rows(queries)

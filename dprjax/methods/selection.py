@@ -252,8 +252,8 @@ def fold_of(
     'eval.every': configs.evaluate_every(config, epoch),
     'backbone.path': configs.backbone_path(config, workdir),
   }
-  if config.data.store:
-    changes['data.store'] = str(epath.Path(config.data.store) / f'fold-{number}')
+  if config.data.token_cache:
+    changes['data.token_cache'] = str(epath.Path(config.data.token_cache) / f'fold-{number}')
   if config.prompt.sides == 'query' and not config.data.passage_embeddings:
     changes['data.passage_embeddings'] = str(workdir / query_only.FOLDER)
   return configs.replace(config, changes)

@@ -2,7 +2,7 @@
 
 A retriever takes queries and passages of each task. A pair model takes labelled pairs, and from a
 retrieval task its queries with their positives and negatives. Each task has files, splits, a token
-store and a dev measure of its own; the mean of all tasks picks the checkpoint. Lengths, negatives
+cache and a dev measure of its own; the mean of all tasks picks the checkpoint. Lengths, negatives
 and the seed are those of the config.
 """
 
@@ -318,11 +318,11 @@ def _open_feed(
   data = task.data
   if isinstance(data, LabelledPairs):
     return pairs.PairFeed(
-      data.open_store('train', data.train, tokenizer),
+      data.open_cache('train', data.train, tokenizer),
       query_buckets=data.section.query_buckets,
       passage_buckets=data.section.passage_buckets,
     )
-  tokens = data.open_store('train', data.train, tokenizer)
+  tokens = data.open_cache('train', data.train, tokenizer)
   if form == 'retrieval':
     # In these arrangements other tasks give negatives too.
     mixed = config.arrangement in ('balanced', 'random') and len(config.tasks) > 1

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from dprjax.base import draws
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.data import sources, store, topics
+from dprjax.data import sources, token_cache, topics
 from dprjax.data.text import Tokenizer, load_tokenizer
 from dprjax.formats import vector_spec
 from dprjax.formats.qrels import Qrels
@@ -322,7 +322,7 @@ class Documents(retrieval_data.Retrieval):
   found: topics.Topics | None = None
 
   def assign(
-    self, source: sources.Source, tokens: store.Store, tokenizer: Tokenizer
+    self, source: sources.Source, tokens: token_cache.TokenCache, tokenizer: Tokenizer
   ) -> Mapping[str, np.ndarray]:
     """The topics of a split's texts, or the words before them; zeros without topics.
 
@@ -372,11 +372,11 @@ class Documents(retrieval_data.Retrieval):
       related[query] = dict.fromkeys(others, 1) | grades
     return related
 
-  def check_negatives(self, tokens: store.Store) -> None:
+  def check_negatives(self, tokens: token_cache.TokenCache) -> None:
     check_categories(tokens)
 
 
-def check_categories(tokens: store.Store) -> None:
+def check_categories(tokens: token_cache.TokenCache) -> None:
   """Raises InputError if any two documents share a category: then there are no negatives."""
   assert tokens.categories is not None
   rows = np.split(tokens.categories.flat, tokens.categories.starts[1:])

@@ -1,7 +1,7 @@
 """Templates: inputs made of literal tokens, learned vectors and texts.
 
 A cross-encoder's pair, ``[CLS] query [SEP] passage [SEP]``, is a template with two texts. Token ids
-from the vocabulary's size on stand for learned vectors (`adapters.learned_tokens`). On the host,
+from the vocabulary's size on stand for learned vectors (`adapters.template_tokens`). On the host,
 ``Template.pack`` cuts the texts of an example into one row. On the device, ``fill`` adds the rest.
 """
 

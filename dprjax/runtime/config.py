@@ -103,8 +103,8 @@ def resolve(
   found = {}
   for name, entry in sorted(config.alternatives.items()):
     changes = flat(entry.to_dict()) | {'alternatives': {}}
-    if config.data.store:
-      changes['data.store'] = str(epath.Path(config.data.store) / name)
+    if config.data.token_cache:
+      changes['data.token_cache'] = str(epath.Path(config.data.token_cache) / name)
     found[name] = replace(config, changes)
     _check_together(found[name])
   return dict(sorted(found.items(), key=lambda item: item[1].prompt.sides != 'query'))

@@ -304,7 +304,7 @@ def table() -> types.SimpleNamespace:
   c.data.passage_buckets = lengths(32, 64, 96, 128, 192, 256, 384, 512)
   # relevant passages listed per query, to mask false negatives
   c.data.max_relevant = whole(32, least=1, most=10**5)
-  c.data.store = text('')  # the token cache's folder; '': workdir/store
+  c.data.token_cache = text('')  # the token cache's folder; '': workdir/token_cache
   # with prompt.sides='query': passage vectors by the frozen backbone, a folder of dprjax.encode or
   # NAME.npy with an id a line in NAME.txt; '': encoded into workdir/passages
   c.data.passage_embeddings = text('').only(prompt__sides='query')

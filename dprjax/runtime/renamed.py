@@ -5,6 +5,7 @@ KEYS = {
   'shrink': 'weight_interpolation',
   'data.form': 'data.format',
   'data.train': 'data.mined_negatives',
+  'data.store': 'data.token_cache',
   'prompt.anchor': 'prompt.regularization',
   'prompt.anchor_to': 'prompt.regularization_on',
   'template.label_words': 'template.verbalizer',
@@ -13,6 +14,7 @@ KEYS = {
 
 FLAGS: dict[str, str] = {
   'kind': 'side',
+  'store': 'precision',
 }
 """Flags of commands, without their dashes."""
 

@@ -184,7 +184,7 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
 def check_folders(config: ml_collections.ConfigDict, inputs: outputs.Inputs) -> None:
   """Raises InputError where a folder that a training writes to is an input, or no folder."""
   for option, folder in (
-    ('data.store', config.data.store),
+    ('data.token_cache', config.data.token_cache),
     ('compilation_cache', config.compilation_cache),
   ):
     if folder in ('', 'auto'):

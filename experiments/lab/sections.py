@@ -184,7 +184,7 @@ def _open(
   model: EncoderConfig,
 ) -> TrainingData:
   length, buckets = sentences.check_lengths(section, config, model)
-  train, dev = _open_store(section, config, workdir, paths, tokenizer)
+  train, dev = _open_cache(section, config, workdir, paths, tokenizer)
   batches = sentences.make_batches(
     train,
     VIEWS,
@@ -211,7 +211,7 @@ def _open(
   )
 
 
-def _open_store(
+def _open_cache(
   section: ConfigDict,
   config: ConfigDict,
   workdir: epath.Path,
@@ -266,7 +266,9 @@ def _open_store(
       arrays[f'{name}_tokens'], arrays[f'{name}_lengths'] = examples.tokens, examples.lengths
     return fingerprint.Built(arrays, report, {})
 
-  folder = (epath.Path(section.store) if section.store else workdir / 'store') / 'sections'
+  folder = (
+    epath.Path(section.token_cache) if section.token_cache else workdir / 'token_cache'
+  ) / 'sections'
   fingerprint.build_once(
     folder,
     'sections',

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from etils import epath
 
-from dprjax.data import batches, store, table
-from dprjax.data.store import Store
+from dprjax.data import batches, table, token_cache
+from dprjax.data.token_cache import TokenCache
 from tests.refusals import refused
 
 QUERIES, PASSAGES, BATCH, HARD = 26, 60, 8, 3
@@ -79,7 +79,7 @@ def write_queries(folder, rows):
 
 @pytest.fixture(scope='module')
 def made(tmp_path_factory):
-  """A store written row by row: token j of query i is 1000 + i, of passage i is 2000 + i.
+  """A cache written row by row: token j of query i is 1000 + i, of passage i is 2000 + i.
 
   Query i has 1 to 3 positives and i % 9 negatives. The first, third, ... of these are in both
   pools, the second, sixth, ... in the un-denoised alone, the rest denoised alone.
@@ -106,7 +106,7 @@ def made(tmp_path_factory):
   def count(column, bit=~0):
     return np.array([sum(bool(value & bit) for value in row[column]) for row in rows], np.int32)
 
-  opened = Store(
+  opened = TokenCache(
     path=path,
     settings={},
     pad_id=0,
@@ -114,8 +114,8 @@ def made(tmp_path_factory):
     passage_lengths=passage_lengths,
     negative_counts=count('sources'),
     relevant_counts=np.array([len(row['relevant']) for row in rows], np.int32),
-    undenoised_counts=count('sources', store.UNDENOISED),
-    denoised_counts=count('sources', store.DENOISED),
+    undenoised_counts=count('sources', token_cache.UNDENOISED),
+    denoised_counts=count('sources', token_cache.DENOISED),
     canonical=np.arange(PASSAGES, dtype=np.int32),
     comparable=True,
     queries=write_queries(path, rows),
@@ -126,9 +126,9 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def unnamed(made, tmp_path_factory):
-  """The same store, as of a file without sources: every negative is un-denoised."""
+  """The same cache, as of a file without sources: every negative is un-denoised."""
   opened, rows = made
-  rows = [row | {'sources': [store.UNDENOISED] * len(row['sources'])} for row in rows]
+  rows = [row | {'sources': [token_cache.UNDENOISED] * len(row['sources'])} for row in rows]
   return dataclasses.replace(
     opened,
     queries=write_queries(epath.Path(tmp_path_factory.mktemp('unnamed')), rows),
@@ -346,7 +346,7 @@ def test_orbax_saves_and_restores_the_position(made, tmp_path):
   iterator.close()
 
 
-def test_many_threads_read_the_store(made):
+def test_many_threads_read_the_cache(made):
   dataset = make(made[0])
   iterator = batches.open_batches(dataset, threads=8, prefetch=16)
   assert all(same(next(iterator), dataset[step]) for step in range(40))
@@ -438,8 +438,12 @@ def test_real_scifact(data_dir, minilm, tmp_path):
   from dprjax.data.text import load_tokenizer
 
   source = Source(str(data_dir / 'scifact'))
-  opened = store.build_store(
-    source, load_tokenizer(minilm), tmp_path / 'store', query_max_length=64, passage_max_length=128
+  opened = token_cache.build_cache(
+    source,
+    load_tokenizer(minilm),
+    tmp_path / 'token_cache',
+    query_max_length=64,
+    passage_max_length=128,
   )
   data = load_dataset(source)
   found = take(opened, 50, batch_size=16, query_buckets=[32, 64], passage_buckets=[64, 128])
@@ -494,9 +498,9 @@ def test_shares_come_out_within_sampling_error(made, mix):
 @pytest.mark.parametrize(
   ('mix', 'wanted', 'bit'),
   [
-    ((0.0, 1.0, 0.0), 'undenoised', store.UNDENOISED),
-    ((0.0, 0.4, 0.6), 'undenoised', store.UNDENOISED),
-    ((0.7, 0.0, 0.3), 'denoised', store.DENOISED),
+    ((0.0, 1.0, 0.0), 'undenoised', token_cache.UNDENOISED),
+    ((0.0, 0.4, 0.6), 'undenoised', token_cache.UNDENOISED),
+    ((0.7, 0.0, 0.3), 'denoised', token_cache.DENOISED),
   ],
 )
 def test_no_negative_comes_again_before_its_source_is_exhausted(made, mix, wanted, bit):
@@ -531,7 +535,10 @@ def test_what_stands_in_where_a_source_has_run_out(made, caplog):
     for passage, source in zip(negatives, sources, strict=True):
       drawn[source].add(passage)
     asked = collections.Counter(source.rpartition('_for_')[2] for source in sources)
-    denoised, undenoised = mined_from(row, store.DENOISED), mined_from(row, store.UNDENOISED)
+    denoised, undenoised = (
+      mined_from(row, token_cache.DENOISED),
+      mined_from(row, token_cache.UNDENOISED),
+    )
     lacking = asked['undenoised'] - len(drawn['undenoised'])
     for source, members, count in (
       ('denoised', denoised, asked['denoised']),

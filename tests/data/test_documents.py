@@ -1,4 +1,4 @@
-"""The store of passages: where it cuts, whole words, and when it is built again."""
+"""The cache of passages: where it cuts, whole words, and when it is built again."""
 
 import itertools
 import json
@@ -93,7 +93,7 @@ def build(tmp_path, tokenizer, *texts, passage_length=64, **options):
     ''.join(json.dumps({'id': f'd{i}', 'text': words}) + '\n' for i, words in enumerate(texts))
   )
   return documents.build_documents(
-    [path], tokenizer, tmp_path / 'store', passage_length=passage_length, **options
+    [path], tokenizer, tmp_path / 'token_cache', passage_length=passage_length, **options
   )
 
 
@@ -278,7 +278,7 @@ def test_it_is_built_once_and_again_for_anything_else(tmp_path, tokenizer, caplo
     again = made(build(tmp_path, tokenizer, *texts, **options))
     assert again != first
     first = again
-  with refused('store', '0'):
+  with refused('token_cache', '0'):
     build(tmp_path, tokenizer, *SENTENCES, process_index=1, wait_s=0)
 
 
@@ -289,34 +289,34 @@ def test_no_text_at_all(tmp_path, tokenizer, texts):
     build(tmp_path, tokenizer, *texts)
   with refused('note.txt'):
     documents.build_documents(
-      [tmp_path / 'note.txt'], tokenizer, tmp_path / 'store', passage_length=64
+      [tmp_path / 'note.txt'], tokenizer, tmp_path / 'token_cache', passage_length=64
     )
-  assert not (tmp_path / 'store').exists()
+  assert not (tmp_path / 'token_cache').exists()
 
 
-def test_text_that_is_not_utf8_leaves_no_store(tmp_path, tokenizer):
+def test_text_that_is_not_utf8_leaves_no_cache(tmp_path, tokenizer):
   (tmp_path / 'latin.txt').write_bytes('Größe.'.encode('latin-1'))
   with refused('latin.txt', 'line 1'):
     documents.build_documents(
-      [tmp_path / 'latin.txt'], tokenizer, tmp_path / 'store', passage_length=64
+      [tmp_path / 'latin.txt'], tokenizer, tmp_path / 'token_cache', passage_length=64
     )
   assert [path.name for path in tmp_path.iterdir()] == ['latin.txt']
 
 
 def test_other_folders_and_versions(tmp_path, tokenizer, monkeypatch):
-  (tmp_path / 'store').mkdir()
-  (tmp_path / 'store' / 'thesis.txt').write_text('ten years')
-  with refused('store'):
+  (tmp_path / 'token_cache').mkdir()
+  (tmp_path / 'token_cache' / 'thesis.txt').write_text('ten years')
+  with refused('token_cache'):
     build(tmp_path, tokenizer, *SENTENCES)
   with refused('documents.json'):
-    documents.open_documents(tmp_path / 'store')
+    documents.open_documents(tmp_path / 'token_cache')
   with refused('passages', '4'):
     build(tmp_path, tokenizer, *SENTENCES, passage_length=4)
-  shutil.rmtree(tmp_path / 'store')
+  shutil.rmtree(tmp_path / 'token_cache')
   build(tmp_path, tokenizer, *SENTENCES)
   monkeypatch.setattr(documents, 'FORMAT_VERSION', 2)
-  with refused('store', '1', '2'):
-    documents.open_documents(tmp_path / 'store')
+  with refused('token_cache', '1', '2'):
+    documents.open_documents(tmp_path / 'token_cache')
 
 
 @pytest.mark.slow
@@ -325,7 +325,7 @@ def test_real_arxiv(data_dir, minilm, tmp_path):
   with lzma.open(data_dir / 'arxiv' / 'arxiv_sample.jsonl.xz', 'rt') as file:
     (tmp_path / 'arxiv.jsonl').write_text(''.join(itertools.islice(file, 4000)))
   built = documents.build_documents(
-    [tmp_path / 'arxiv.jsonl'], tokenizer, tmp_path / 'store', passage_length=128
+    [tmp_path / 'arxiv.jsonl'], tokenizer, tmp_path / 'token_cache', passage_length=128
   )
   report = counts(built)
   assert report['documents'] == 4000 and report['passages'] == built.num_passages > 6_000

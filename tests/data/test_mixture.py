@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from dprjax.data import batches, mixture, pairs, sources, store, text
+from dprjax.data import batches, mixture, pairs, sources, text, token_cache
 from tests.methods.conftest import WORDS
 from tests.refusals import refused
 
@@ -182,7 +182,7 @@ def beir(folder, judged, corpus, queries, negatives=None):
 
 
 @pytest.fixture(scope='module')
-def stores(tmp_path_factory, tokenizer):
+def caches(tmp_path_factory, tokenizer):
   """Two data sets with the same row numbers. In the first, query i is about passages i and i + 1;
   in the second about i alone, and passage i + 4 was mined as a negative.
   """
@@ -203,14 +203,14 @@ def stores(tmp_path_factory, tokenizer):
       str(path), 'beir', negatives=str(path / 'mined.jsonl') if mined else None
     )
     built.append(
-      store.build_store(
-        source, tokenizer, folder / 'store' / name, query_max_length=8, passage_max_length=8
+      token_cache.build_cache(
+        source, tokenizer, folder / 'token_cache' / name, query_max_length=8, passage_max_length=8
       )
     )
   return built
 
 
-def feeds_of(stores, negatives):
+def feeds_of(caches, negatives):
   feeds = [
     batches.Feed(
       one,
@@ -220,7 +220,7 @@ def feeds_of(stores, negatives):
       seed=0,
       mix=batches.Mix(),
     )
-    for one in stores
+    for one in caches
   ]
   for feed in feeds:
     feed.max_relevant = 2
@@ -230,8 +230,8 @@ def feeds_of(stores, negatives):
 @pytest.mark.slow_but_first
 @pytest.mark.parametrize('negatives', [0, 1, 2])
 @pytest.mark.parametrize('arrangement', mixture.ARRANGEMENTS)
-def test_a_row_of_one_set_is_never_one_of_another(stores, arrangement, negatives):
-  feeds = feeds_of(stores, negatives)
+def test_a_row_of_one_set_is_never_one_of_another(caches, arrangement, negatives):
+  feeds = feeds_of(caches, negatives)
   made = make(feeds, arrangement=arrangement, batch_size=6, per_task=12)
   mixed = 0
   for step in range(2 * len(made)):
@@ -239,19 +239,19 @@ def test_a_row_of_one_set_is_never_one_of_another(stores, arrangement, negatives
     assert batch['relevant'].shape == (6, 2)
     mixed += len(set(batch['task'].tolist())) > 1
     for row, (task, query) in enumerate(zip(batch['task'], batch['query_index'], strict=True)):
-      own = stores[task]
-      query -= task * stores[0].num_queries
+      own = caches[task]
+      query -= task * caches[0].num_queries
       assert 0 <= query < own.num_queries
       np.testing.assert_array_equal(
         batch['query_tokens'][row][batch['query_mask'][row]], own.query_tokens([query])[0]
       )
-      known = own.query_rows([query])[0].relevant + task * stores[0].num_passages
+      known = own.query_rows([query])[0].relevant + task * caches[0].num_passages
       assert sorted(batch['relevant'][row][batch['relevant'][row] >= 0]) == sorted(known)
       # Which passages of the whole batch are false negatives: those of this set that are relevant.
       for other, passages in enumerate(batch['passage_index']):
         for column, passage in enumerate(passages):
-          number = passage - batch['task'][other] * stores[0].num_passages
-          name = stores[batch['task'][other]].passage_ids([number])[0]
+          number = passage - batch['task'][other] * caches[0].num_passages
+          name = caches[batch['task'][other]].passage_ids([number])[0]
           place = int(own.query_ids([query])[0][2:])
           relevant = name in ({f'a{place}', f'a{place + 1}'} if task == 0 else {f'b{place}'})
           assert (passage in batch['relevant'][row]) == relevant
@@ -263,9 +263,9 @@ def test_a_row_of_one_set_is_never_one_of_another(stores, arrangement, negatives
             )
     if negatives:
       own = np.flatnonzero(batch['task'] == 1)
-      mined = stores[1].query_rows(batch['query_index'][own] - stores[0].num_queries)
+      mined = caches[1].query_rows(batch['query_index'][own] - caches[0].num_queries)
       for row, columns in zip(own, mined, strict=True):  # the mined one first, then random ones
-        assert batch['passage_index'][row, 1] == columns.negatives[0] + stores[0].num_passages
+        assert batch['passage_index'][row, 1] == columns.negatives[0] + caches[0].num_passages
   assert (mixed > 0) == (arrangement in ('balanced', 'random'))
   names = mixture.split_rows(feeds, batch)
   assert sum(len(rows['query_index']) for rows in names.values()) == 6
@@ -274,20 +274,20 @@ def test_a_row_of_one_set_is_never_one_of_another(stores, arrangement, negatives
 
 
 @pytest.mark.parametrize('arrangement', mixture.ARRANGEMENTS)
-def test_shares_of_a_mixed_batch(stores, arrangement):
+def test_shares_of_a_mixed_batch(caches, arrangement):
   options = {'arrangement': arrangement, 'batch_size': 16, 'per_task': 32}
-  whole = make(feeds_of(stores, 1), **options)
+  whole = make(feeds_of(caches, 1), **options)
   for step in (0, 3, 11):
     batch = whole.repeat(None)[step]
     shares = [
-      make(feeds_of(stores, 1), **options, process_index=i, process_count=8).repeat(None)[step]
+      make(feeds_of(caches, 1), **options, process_index=i, process_count=8).repeat(None)[step]
       for i in range(8)
     ]
     for key, values in batch.items():
       np.testing.assert_array_equal(np.concatenate([share[key] for share in shares]), values)
 
 
-def test_queries_as_pairs(stores, tokenizer, tmp_path):
+def test_queries_as_pairs(caches, tokenizer, tmp_path):
   (tmp_path / 'train.tsv').write_text(
     ''.join(f'{WORDS[i]}\t{WORDS[-i]}\t{i % 2}\n' for i in range(10))
   )
@@ -295,7 +295,7 @@ def test_queries_as_pairs(stores, tokenizer, tmp_path):
     pairs.Source(str(tmp_path)), tokenizer, tmp_path / 's', query_max_length=8, passage_max_length=8
   )
   feeds = [
-    pairs.QueryPairFeed(feeds_of(stores, 2)[1]),
+    pairs.QueryPairFeed(feeds_of(caches, 2)[1]),
     pairs.PairFeed(labelled, query_buckets=BUCKETS[0], passage_buckets=BUCKETS[1]),
   ]
   assert feeds[0].size == 12 * 3
@@ -321,14 +321,14 @@ def test_queries_as_pairs(stores, tokenizer, tmp_path):
       )
       one, other, label = (int(batch[key][row]) for key in ('first_index', 'second_index', 'label'))
       if batch['task'][row] == 0:
-        columns = stores[1].query_rows([one])[0]
+        columns = caches[1].query_rows([one])[0]
         np.testing.assert_array_equal(first, columns.tokens)
-        np.testing.assert_array_equal(second, stores[1].passage_tokens([other])[0])
+        np.testing.assert_array_equal(second, caches[1].passage_tokens([other])[0])
         assert label == (other in columns.relevant)
         seen.append((one, label))
       else:
-        line = one - stores[1].num_queries
-        assert line == other - stores[1].num_passages and label == line % 2
+        line = one - caches[1].num_queries
+        assert line == other - caches[1].num_passages and label == line % 2
         expected = [tokenizer.encode([word], 8)[0][0] for word in (WORDS[line], WORDS[-line])]
         np.testing.assert_array_equal(first, expected[0])
         np.testing.assert_array_equal(second, expected[1])

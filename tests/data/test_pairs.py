@@ -1,4 +1,4 @@
-"""Labelled pairs: files as strangers write them, held-out ones, and the store of their tokens."""
+"""Labelled pairs: files as strangers write them, held-out ones, and the cache of their tokens."""
 
 import json
 import random
@@ -150,7 +150,7 @@ def test_few_pairs_are_half_of_each_label(tmp_path):
   assert few < more
 
 
-def test_the_store_of_pairs(tmp_path, tokenizer):
+def test_the_cache_of_pairs(tmp_path, tokenizer):
   pairs.write_pairs(tmp_path / 'train.jsonl', [*ROWS, ('oak elm fir', 'yew ash pine oak', 1)])
   options = {
     'query_max_length': 6,
@@ -158,7 +158,7 @@ def test_the_store_of_pairs(tmp_path, tokenizer):
     'query_prefix': 'duplicate : ',
   }
   source = Source(str(tmp_path))
-  made = pairs.build_pairs(source, tokenizer, tmp_path / 'store', **options)
+  made = pairs.build_pairs(source, tokenizer, tmp_path / 'token_cache', **options)
   assert (made.num_pairs, made.labels.tolist()) == (5, [1, 0, 1, 0, 1])
   first, second = (list(map(table.integers, rows)) for rows in made.tokens(np.arange(5)))
   expected = [*(row[:2] for row in ROWS), ('oak elm fir', 'yew ash pine oak')]
@@ -170,13 +170,13 @@ def test_the_store_of_pairs(tmp_path, tokenizer):
   assert made.rows.ids(np.array([4])) == ['5']
 
   # It is built again only when something differs.
-  before = (tmp_path / 'store' / 'pairs.json').stat().st_mtime_ns
-  pairs.build_pairs(source, tokenizer, tmp_path / 'store', **options)
-  assert (tmp_path / 'store' / 'pairs.json').stat().st_mtime_ns == before
+  before = (tmp_path / 'token_cache' / 'pairs.json').stat().st_mtime_ns
+  pairs.build_pairs(source, tokenizer, tmp_path / 'token_cache', **options)
+  assert (tmp_path / 'token_cache' / 'pairs.json').stat().st_mtime_ns == before
   pairs.write_pairs(tmp_path / 'train.jsonl', ROWS)
-  assert pairs.build_pairs(source, tokenizer, tmp_path / 'store', **options).num_pairs == 4
+  assert pairs.build_pairs(source, tokenizer, tmp_path / 'token_cache', **options).num_pairs == 4
   options['passage_max_length'] = 3
-  made = pairs.build_pairs(source, tokenizer, tmp_path / 'store', **options)
+  made = pairs.build_pairs(source, tokenizer, tmp_path / 'token_cache', **options)
   assert made.second_lengths.max() == 3
 
   with refused('query_buckets', '[4]'):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from dprjax.data import sources, store, teacher, text
+from dprjax.data import sources, teacher, text, token_cache
 from tests.refusals import refused
 
 PASSAGES = {f'd{i}': f'oak {"elm " * i}' for i in range(5)}
@@ -13,7 +13,7 @@ PASSAGES = {f'd{i}': f'oak {"elm " * i}' for i in range(5)}
 
 @pytest.fixture(scope='module')
 def tokens(tmp_path_factory):
-  """A store of three queries and five passages."""
+  """A cache of three queries and five passages."""
   folder = tmp_path_factory.mktemp('teacher')
   (folder / 'qrels').mkdir()
   (folder / 'corpus.jsonl').write_text(
@@ -27,7 +27,9 @@ def tokens(tmp_path_factory):
   )
   tokenizer = text.train_wordpiece([*PASSAGES.values()] * 4, 60, folder / 'tokenizer')
   lengths = {'query_max_length': 8, 'passage_max_length': 8}
-  return store.build_store(sources.Source(str(folder)), tokenizer, folder / 'store', **lengths)
+  return token_cache.build_cache(
+    sources.Source(str(folder)), tokenizer, folder / 'token_cache', **lengths
+  )
 
 
 RUN = 'q0 Q0 d0 1 5.5 t\nq0 Q0 d3 2 -2 t\nx Q0 d1 1 9 t\nq1 Q0 d1 1 1 t\nq1 Q0 y 2 0 t\n'
@@ -61,8 +63,8 @@ def test_scores_by_rows(tokens, tmp_path, name, content):
   ('name', 'content', 'message'),
   [
     ('run.trec', 'q0 Q0 d0 1 1e7 t\nq0 Q0 d1 2 1 t\n', '1,000,000'),
-    ('run.trec', 'q0 Q0 d0 1 1 t\nq1 Q0 d1 1 1 t\n', ('run.trec', 'store')),
-    ('run.trec', 'x Q0 d0 1 1 t\nx Q0 d1 1 1 t\n', ('run.trec', 'store')),
+    ('run.trec', 'q0 Q0 d0 1 1 t\nq1 Q0 d1 1 1 t\n', ('run.trec', 'token_cache')),
+    ('run.trec', 'x Q0 d0 1 1 t\nx Q0 d1 1 1 t\n', ('run.trec', 'token_cache')),
     ('run.trec', 'q0 Q0 d0 1 high t\n', ('run.trec', 'line 1', 'high')),
     (
       'mined.jsonl',

@@ -29,8 +29,8 @@ def special(single):
 BERT = special('[CLS] $A [SEP]')
 
 
-def store(path, lengths, one_word=False):
-  """A store whose passages have sentences of these lengths; token j of passage i is 1000 * (i + 1)
+def cache(path, lengths, one_word=False):
+  """A cache whose passages have sentences of these lengths; token j of passage i is 1000 * (i + 1)
   + j, and words are 1 to 3 tokens long.
   """
   rng = np.random.default_rng(2)
@@ -59,7 +59,7 @@ def made(tmp_path_factory):
   """Passages of one to six sentences of 3 to 24 tokens."""
   rng = np.random.default_rng(1)
   lengths = [rng.integers(3, 25, size=1 + i % 6).tolist() for i in range(PASSAGES)]
-  return store(tmp_path_factory.mktemp('made'), lengths), lengths
+  return cache(tmp_path_factory.mktemp('made'), lengths), lengths
 
 
 def start(texts, tokenizer=BERT, **changes):
@@ -216,7 +216,7 @@ def test_spans_never_overlap_and_start_where_words_do(made, span):
 
 
 def test_spans_of_a_single_word_stay_where_they_are_drawn(tmp_path):
-  texts = store(tmp_path, [[40], [40]], one_word=True)
+  texts = cache(tmp_path, [[40], [40]], one_word=True)
   for _, *pair in shown(
     take(texts, 50, batch_size=2, views='siblings', unit='span', span_length=16), 'first', 'second'
   ):
@@ -283,7 +283,7 @@ def test_windows_by_hand(lengths, number, keep, room, window):
 @pytest.mark.parametrize('keep', [0.0, 1.0])
 def test_ict_of_sentences_longer_than_a_text(tmp_path, monkeypatch, keep):
   monkeypatch.setattr(views, 'KEEP', keep)
-  texts = store(tmp_path, [[30, 40]] * 2)
+  texts = cache(tmp_path, [[30, 40]] * 2)
   for _, first, second in shown(
     take(texts, 20, batch_size=2, views='ict', max_length=12), 'first', 'second'
   ):
@@ -403,7 +403,7 @@ def test_a_first_token_is_needed(made):
 
 
 def test_a_corpus_of_single_sentences(tmp_path):
-  texts = store(tmp_path, [[20]] * 10)
+  texts = cache(tmp_path, [[20]] * 10)
   for kind in ({'views': 'siblings'}, {'views': 'ict'}):
     with refused('10'):
       start(texts, **kind)

@@ -100,7 +100,7 @@ def test_scores_of_pairs_equal_the_training_code(templates):
   made, params, tokenizer = trained(nir_reranker.build, 'nir_reranker', templates, ('pairs',))
   loaded = PromptReranker.load(templates / 'backbone', templates / 'pairs.npz', batch_size=8)
   scores = loaded.score(PAIRS)
-  # Each text as a store has it, cut at its own maximum.
+  # Each text as a cache has it, cut at its own maximum.
   sides = [
     [row[1:-1] for row in tokenizer.encode([prefix + pair[i] for pair in PAIRS], length)[0]]
     for i, prefix, length in ((0, 'ash ', 7), (1, '', 9))

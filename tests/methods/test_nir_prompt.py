@@ -12,7 +12,7 @@ from dprjax.formats.vector_spec import same_length
 from dprjax.methods import nir_prompt, nir_reranker, nir_retriever, pretrain
 from dprjax.methods.method import DataSource
 from dprjax.models import artifact, head_specs, hub, prompt_encoder
-from dprjax.models.adapters import learned_tokens
+from dprjax.models.adapters import template_tokens
 from dprjax.models.artifact import Prompt
 from dprjax.runtime import tree
 from tests.methods import nir
@@ -96,11 +96,11 @@ def test_a_prompt_that_was_trained_is_the_prompt_of_its_file(
   assert (prompt.meta['query_max_length'], prompt.meta['passage_max_length']) == (7, 9)
   encoders = {
     slot: params['prompt']['qa'][slot.split('/')[0]][slot.split('/')[1]]
-    for slot in learned_tokens.vectors(prompt)
+    for slot in template_tokens.vectors(prompt)
   }
   for slot, own in jax.jit(prompt_encoder.encode_prompts)(encoders).items():
-    np.testing.assert_allclose(learned_tokens.vectors(prompt)[slot], own, rtol=0, atol=1e-6)
-  assert len(learned_tokens.vectors(prompt)) == (4 if len(kinds) == 2 else 3)
+    np.testing.assert_allclose(template_tokens.vectors(prompt)[slot], own, rtol=0, atol=1e-6)
+  assert len(template_tokens.vectors(prompt)) == (4 if len(kinds) == 2 else 3)
 
   # Under the file the model says the same.
   rng = np.random.default_rng(0)
@@ -159,7 +159,7 @@ def test_the_essential_matching_module_exports_its_head_and_all_prompts(
     assert prompt.meta['head_sha256'] == head_specs.sha256('mlm', model, head) != digest
     assert prompt.meta['label_words'] == ['oak', 'elm'] and prompt.meta['score'] == 'logit'
     for name, array in arrays[task].items():
-      np.testing.assert_array_equal(learned_tokens.vectors(prompt)[name], array)
+      np.testing.assert_array_equal(template_tokens.vectors(prompt)[name], array)
 
 
 def test_words_alone_have_no_arrays(tokenizer, backbone, tmp_path):
@@ -197,7 +197,7 @@ def test_a_new_tasks_prompt_is_written_as_the_sum(tokenizer, model, backbone, tm
   prompt = artifact.load_prompt(files['new'])
   assert prompt.meta['weights'] == {'dr': 0.25, 'qa': 2.0}
   assert json.loads(json.dumps(prompt.meta)) == prompt.meta
-  for name, vectors in learned_tokens.vectors(prompt).items():
+  for name, vectors in template_tokens.vectors(prompt).items():
     expected = 0.25 * arrays[0][name] + 2 * arrays[1][name]
     np.testing.assert_allclose(vectors, expected, rtol=1e-6, atol=1e-6)
 

@@ -113,12 +113,14 @@ def test_goes_on_where_it_stopped(start, batches_of):
   assert_goes_on(start, batches_of, 4, 3)
 
 
-def test_a_store_is_used_again_and_may_lie_elsewhere(start, folder):
+def test_a_cache_is_used_again_and_may_lie_elsewhere(start, folder):
   start()
-  written = (folder / 'run' / 'store' / 'documents' / 'documents.json').stat().st_mtime_ns
+  written = (folder / 'run' / 'token_cache' / 'documents' / 'documents.json').stat().st_mtime_ns
   start(pretrain__views='ict')
-  assert (folder / 'run' / 'store' / 'documents' / 'documents.json').stat().st_mtime_ns == written
-  start(data__store=str(folder / 'elsewhere'))
+  assert (
+    folder / 'run' / 'token_cache' / 'documents' / 'documents.json'
+  ).stat().st_mtime_ns == written
+  start(data__token_cache=str(folder / 'elsewhere'))
   assert (folder / 'elsewhere' / 'documents' / 'documents.json').exists()
 
 

@@ -130,7 +130,7 @@ def test_what_the_loop_is_given(start, words_of, tmp_path, batches_of):
     PASSAGES[name].split() for name in positives
   ]
   assert [int(name[1:]) for name in positives] == [2 * int(name[1:]) for name in queries]
-  assert (tmp_path / 'run' / 'store' / 'train').is_dir()
+  assert (tmp_path / 'run' / 'token_cache' / 'train').is_dir()
 
 
 def test_an_update_of_several_batches(start, batches_of):
@@ -292,7 +292,7 @@ def test_what_cannot_be(start, bag, changes, message):
 def test_judgements_that_leave_no_negative_are_refused(start, folder, judged, changes, fails):
   (folder / 'qrels' / 'train.tsv').write_text('query-id\tcorpus-id\tscore\n' + judged)
   if fails:
-    with refused('store/train', 'config.negatives'):
+    with refused('token_cache/train', 'config.negatives'):
       start(**{'negatives': 0} | changes)
   else:
     start(**{'negatives': 0} | changes)

@@ -98,13 +98,13 @@ def test_all_folds_have_one_schedule(tmp_path):
     batch_size=32,
     backbone__path='scratch:tiny',
     prompt__sides='query',
-    data__store='kept',
+    data__token_cache='kept',
   )
   train = FoldTrainings()
   steps(config, tmp_path, train)
   assert [number for number, _ in train.configs] == [1, 2, 3]
   for number, one in train.configs:
-    assert one.data.fold == number and one.data.store == f'kept/fold-{number}'
+    assert one.data.fold == number and one.data.token_cache == f'kept/fold-{number}'
     # 100 queries are 3 updates of 32.
     assert (one.steps, one.eval.every) == (30, 3)
     assert one.backbone.path == str(tmp_path / 'backbone')
@@ -182,13 +182,13 @@ def choose(config, folder, train, lines):
 
 
 def test_the_best_on_held_out_queries(tmp_path, lines):
-  config, train = with_alternatives(data__store='store'), Trainings()
+  config, train = with_alternatives(data__token_cache='token_cache'), Trainings()
   assert choose(config, tmp_path, train, lines) == 'second'
   assert [name for name, *_ in train.made] == ['first', 'second', 'third']
   for name, one in train.made:
     changed = name == 'second'
     assert (one.batch_size, one.data.hold_out) == ((8, 0.3) if changed else (64, 0.1))
-    assert not one.alternatives and one.data.store == f'store/{name}'
+    assert not one.alternatives and one.data.token_cache == f'token_cache/{name}'
   assert lines[-1].startswith(
     'chosen: second, by nDCG@10 on held-out queries: first 0.5000 (+0.0000), second 0.7500'
   )

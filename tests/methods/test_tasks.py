@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dprjax.data import fingerprint, pairs
-from dprjax.data.store import open_store
+from dprjax.data.token_cache import open_cache
 from dprjax.methods import cross_encoder, dpr, tasks
 from dprjax.methods.method import Model, Parts
 from dprjax.models import hub
@@ -127,7 +127,7 @@ def test_what_the_loop_is_given(start, words_of, tmp_path, batches_of):
     name = ('dr', 'qa')[step % 2]
     assert data.ids(batch).startswith(f'{name}: ') and data.ids(batch).count(' with d') == 4
     assert all(f'{query[0]} with d' in data.ids(batch) for query in queries)
-  assert all((tmp_path / 'run' / 'store' / name / 'train').is_dir() for name in ('qa', 'dr'))
+  assert all((tmp_path / 'run' / 'token_cache' / name / 'train').is_dir() for name in ('qa', 'dr'))
 
 
 @pytest.mark.parametrize('form', ['retrieval', 'pairs'])
@@ -243,21 +243,21 @@ def test_a_few_shot_dev_split_is_no_larger_than_its_training_set(start, tmp_path
   }
   for name, hold_out in (('a', 0.0), ('b', 0.5)):
     splits = {'tasks__pi__data__hold_out': hold_out, 'tasks__qa__data__hold_out': hold_out}
-    store = tmp_path / name
+    cache = tmp_path / name
     data = start(
       *('qa', 'pi'),
       form='pairs',
       dev='' if hold_out else 'dev',
-      data__store=str(store),
+      data__token_cache=str(cache),
       **splits,
       **few,
     )
     assert data.description.endswith('training pairs: pi 16, qa 2')  # 8 of each label
     data.evaluation(Model(None, None, lambda *_: None, {}))
-    train, dev = (fingerprint.open_built(store / 'pi' / n, 'pairs', 1)[1] for n in ('train', 'dev'))
+    train, dev = (fingerprint.open_built(cache / 'pi' / n, 'pairs', 1)[1] for n in ('train', 'dev'))
     assert np.bincount(train['labels']).tolist() == [8, 8]
     assert np.bincount(dev['labels']).tolist() == [8, 8]
-    assert open_store(store / 'qa' / 'dev_candidates').num_queries == 1
+    assert open_cache(cache / 'qa' / 'dev_candidates').num_queries == 1
 
 
 LONG = {'query': [Template((Piece((5,) * 26), Piece(None)))]}

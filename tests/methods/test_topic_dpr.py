@@ -279,14 +279,14 @@ def test_a_document_relevant_to_a_query_is_not_its_negative():
 )
 def test_documents_of_one_category_have_no_negatives(categories, fails):
   class Tokens:
-    path = 'store'
+    path = 'token_cache'
 
   Tokens.categories = table.Lists(
     np.array([n for row in categories for n in row], np.int32),
     np.array([len(row) for row in categories], np.int32),
   )
   if fails:
-    with refused('store'):
+    with refused('token_cache'):
       topic_dpr.check_categories(Tokens())
   else:
     topic_dpr.check_categories(Tokens())
@@ -410,7 +410,7 @@ def test_on_the_dev_split_a_common_category_is_relevant(tokenizer, tmp_path, qre
   splits = retrieval_data.find_splits(
     config.data, config, epath.Path(tmp_path), None, kind=topic_dpr.Documents
   )
-  tokens = splits.open_store('dev', splits.dev, tokenizer)
+  tokens = splits.open_cache('dev', splits.dev, tokenizer)
 
   def relevant(passages):
     queries = np.arange(tokens.num_queries)

@@ -139,7 +139,7 @@ def test_an_adapter_of_ones_own_is_trained_resumed_exported_and_served(
       f'--workdir={tmp_path / workdir}',
       f'--config.backbone.path={backbone}',
       f'--config.data.dir={trained}/data',
-      f'--config.data.store={trained}/store',
+      f'--config.data.token_cache={trained}/token_cache',
       '--config.data.format=beir',
       '--config.prompt.kind=bias',
       *('--config.steps=4', '--config.checkpoint.every=2', '--config.eval.every=4'),

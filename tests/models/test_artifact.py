@@ -9,7 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from dprjax.models.adapters.learned_tokens import check_head, check_template, spec, vectors
+from dprjax.models.adapters.template_tokens import check_head, check_template, spec, vectors
 from dprjax.models.artifact import Prompt, check_prompt, load_prompt, save_prompt
 from dprjax.models.encoder_config import EncoderConfig
 from tests.refusals import refused

@@ -14,8 +14,8 @@ import safetensors.numpy
 from dprjax.base.errors import InputError
 from dprjax.models import classifier, encoder, heads, hub, prompted, relative
 from dprjax.models import family as families
-from dprjax.models.adapters.learned_tokens import LearnedTokens
 from dprjax.models.adapters.prefix import Prefix
+from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.rotary import Rope
 from dprjax.runtime import mesh as meshes

@@ -5,7 +5,7 @@ import pytest
 
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import encoder, hub, prompt_encoder, task_templates
-from dprjax.models.adapters.learned_tokens import LearnedTokens
+from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.task_templates import Spec, Specials, TaskTemplates
 from tests.models.test_prompt_encoder import from_torch, stored
 from tests.refusals import refused

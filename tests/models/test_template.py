@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dprjax.models import encoder
-from dprjax.models.adapters.learned_tokens import LearnedTokens
+from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.template import Piece, Template, Text, fill, unpack
 from tests.refusals import refused
 

@@ -113,11 +113,11 @@ def test_a_folder_that_a_training_writes_to_is_no_input(tmp_path):
     (tmp_path / name).mkdir()
   (tmp_path / 'file').write_text('x')
   for option, path, words in (
-    ('data.store', 'text/store', '--config.data.dir'),
-    ('data.store', 'model', '--config.backbone.path'),
+    ('data.token_cache', 'text/token_cache', '--config.data.dir'),
+    ('data.token_cache', 'model', '--config.backbone.path'),
     ('compilation_cache', 'model/cache', '--config.backbone.path'),
     ('compilation_cache', 'file', 'is a file'),
-    ('data.store', 'file', 'is a file'),
+    ('data.token_cache', 'file', 'is a file'),
   ):
     changed = config.copy_and_resolve_references()
     section, _, name = option.rpartition('.')

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from dprjax.data import text, tokenizer_cache
+from dprjax.data import saved_tokenizers, text
 
 TEXTS = ['How do planes fly?', 'naïve café 北京 [MASK]', '']
 
@@ -49,21 +49,21 @@ def test_without_transformers_in_the_process(minilm, cache):
 def test_a_change_of_any_file_is_seen(trained, cache, tmp_path, name):
   folder = tmp_path / 'model'
   shutil.copytree(trained / 'backbone', folder)
-  before = tokenizer_cache.key_of(folder)
-  assert before == tokenizer_cache.key_of(trained / 'backbone')
+  before = saved_tokenizers.key_of(folder)
+  assert before == saved_tokenizers.key_of(trained / 'backbone')
   with (folder / name).open('a') as file:
     file.write(' ')
-  assert tokenizer_cache.key_of(folder) != before
+  assert saved_tokenizers.key_of(folder) != before
 
 
 def test_another_version_of_transformers_is_seen(minilm, monkeypatch):
   folder = text.files.existing(minilm, 'model')
-  before = tokenizer_cache.key_of(folder)
-  real = tokenizer_cache.metadata.version
+  before = saved_tokenizers.key_of(folder)
+  real = saved_tokenizers.metadata.version
   monkeypatch.setattr(
-    tokenizer_cache.metadata, 'version', lambda name: real(name) + '.1' * (name == 'transformers')
+    saved_tokenizers.metadata, 'version', lambda name: real(name) + '.1' * (name == 'transformers')
   )
-  assert tokenizer_cache.key_of(folder) != before
+  assert saved_tokenizers.key_of(folder) != before
 
 
 @pytest.mark.slow_but_first
@@ -94,10 +94,10 @@ def test_a_cache_that_cannot_be_written_costs_nothing_else(minilm, tmp_path, mon
 
 
 def test_the_newest_are_kept(cache, monkeypatch):
-  monkeypatch.setattr(tokenizer_cache, '_MOST', 2)
+  monkeypatch.setattr(saved_tokenizers, '_MOST', 2)
   for age, key in enumerate('abc'):
-    tokenizer_cache.write(key, {'backend': key})
+    saved_tokenizers.write(key, {'backend': key})
     if key != 'c':
       os.utime(cache / f'{key}.json', (age, age))
   assert len(list(cache.iterdir())) == 2
-  assert tokenizer_cache.read('c') == {'backend': 'c'}
+  assert saved_tokenizers.read('c') == {'backend': 'c'}

@@ -1,4 +1,4 @@
-"""The store: what it holds, that TFDS reads it, and when it is built again."""
+"""The token cache: what it holds, that TFDS reads it, and when it is built again."""
 
 import concurrent.futures
 import json
@@ -15,7 +15,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from dprjax.base.counts import counted
-from dprjax.data import batches, store, table, text
+from dprjax.data import batches, table, text, token_cache
 from dprjax.data.sources import Source
 from tests.refusals import refused
 
@@ -80,10 +80,10 @@ def folder(tmp_path):
 
 def build(folder, tokenizer, **changes):
   options = {'query_max_length': 16, 'passage_max_length': 8} | changes
-  return store.build_store(
+  return token_cache.build_cache(
     Source(str(folder), negatives=str(folder / 'mined.jsonl')),
     tokenizer,
-    folder.parent / 'store',
+    folder.parent / 'token_cache',
     **options,
   )
 
@@ -125,7 +125,7 @@ def test_rows(folder, tokenizer, caplog):
     counted(cut, 'passages of more than 8 tokens: cut'),
     '1 query whose positives are unknown or have no text: skipped (q4)',
     '2 negatives with the text of a relevant passage: ignored',
-    'store: built',
+    'token_cache: built',
   ):
     assert caplog.text.count(line) == 1, line
 
@@ -155,12 +155,12 @@ def labelled(folder):
 def build_with_categories(folder, tokenizer, out, **kwargs):
   source = Source(str(folder), negatives=str(folder / 'mined.jsonl'), categories=True)
   options = {'query_max_length': 16, 'passage_max_length': 8, 'wait_s': 60}
-  return store.build_store(source, tokenizer, out, **options, **kwargs)
+  return token_cache.build_cache(source, tokenizer, out, **options, **kwargs)
 
 
 def test_categories(labelled, tokenizer, tmp_path, caplog):
   caplog.set_level(logging.INFO)
-  built = build_with_categories(labelled, tokenizer, tmp_path / 'store')
+  built = build_with_categories(labelled, tokenizer, tmp_path / 'token_cache')
   assert built.category_names == ('cs.CL', 'stat.ML', 'math.AG', 'hep-th', 'hep-ex')
   # The row of d1 and its copy has the categories of both.
   assert built.categories.counts.tolist() == [3, 2, 1, 0]
@@ -182,7 +182,7 @@ def test_categories(labelled, tokenizer, tmp_path, caplog):
 def test_categories_are_the_same_for_any_number_of_processes(
   labelled, tokenizer, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(store, '_SHARD_ROWS', 1)
+  monkeypatch.setattr(token_cache, '_SHARD_ROWS', 1)
   one = build_with_categories(labelled, tokenizer, tmp_path / 'one')
   with concurrent.futures.ThreadPoolExecutor(3) as pool:
     futures = [
@@ -196,8 +196,8 @@ def test_categories_are_the_same_for_any_number_of_processes(
       )
       for process in range(3)
     ]
-    stores = [future.result() for future in futures]
-  for made in stores:
+    caches = [future.result() for future in futures]
+  for made in caches:
     assert made.category_names == one.category_names
     np.testing.assert_array_equal(made.categories.flat, one.categories.flat)
     np.testing.assert_array_equal(made.categories.counts, one.categories.counts)
@@ -224,7 +224,7 @@ def test_bad_categories(folder, tokenizer, tmp_path, categories, message):
     ),
   )
   with refused(message):
-    build_with_categories(folder, tokenizer, tmp_path / 'store')
+    build_with_categories(folder, tokenizer, tmp_path / 'token_cache')
   build(folder, tokenizer)  # who does not ask for them does not read them
 
 
@@ -232,10 +232,10 @@ def test_formats_without_categories(folder, tokenizer, tmp_path):
   path = tmp_path / 'data.jsonl'
   write_jsonl(path, [{'query': 'a', 'pos': ['b'], 'neg': []}])
   with refused('data.jsonl', 'config.data.categories'):
-    store.build_store(
+    token_cache.build_cache(
       Source(str(path), categories=True),
       tokenizer,
-      tmp_path / 'store',
+      tmp_path / 'token_cache',
       query_max_length=8,
       passage_max_length=8,
     )
@@ -256,10 +256,10 @@ def test_papers_without_title_abstract_or_categories_are_counted_and_skipped(
       {'id': 'no categories', 'title': 'sea', 'abstract': 'the sea'},
     ],
   )
-  built = store.build_store(
+  built = token_cache.build_cache(
     Source(str(path), categories=True),
     tokenizer,
-    tmp_path / 'store',
+    tmp_path / 'token_cache',
     query_max_length=8,
     passage_max_length=8,
   )
@@ -306,12 +306,12 @@ def test_tables_of_several_shards(tmp_path, monkeypatch):
 
 
 def made(built):
-  """The identity of a built store: another inode means another store."""
-  written = os.stat(built.path / 'store.json')
+  """The identity of a built cache: another inode means another cache."""
+  written = os.stat(built.path / 'token_cache.json')
   return written.st_ino, written.st_mtime_ns
 
 
-def test_a_second_run_takes_the_store_as_it_is(folder, tokenizer, caplog):
+def test_a_second_run_takes_the_cache_as_it_is(folder, tokenizer, caplog):
   first = made(build(folder, tokenizer))
   caplog.set_level(logging.INFO)
   assert made(build(folder, tokenizer)) == first
@@ -320,10 +320,10 @@ def test_a_second_run_takes_the_store_as_it_is(folder, tokenizer, caplog):
   os.utime(folder / 'corpus.jsonl', (1, 1))
   assert made(build(folder, tokenizer)) == first
   shutil.copytree(folder, folder.parent / 'elsewhere')
-  moved = store.build_store(
+  moved = token_cache.build_cache(
     Source(str(folder.parent / 'elsewhere'), negatives=str(folder / 'mined.jsonl')),
     tokenizer,
-    folder.parent / 'store',
+    folder.parent / 'token_cache',
     query_max_length=16,
     passage_max_length=8,
   )
@@ -378,7 +378,7 @@ def test_a_changed_corpus_is_seen_in_the_rows(folder, tokenizer):
   assert tokens.tolist() == tokenizer.encode(['dogs sat'], 8)[0][0].tolist()
 
 
-def test_an_error_leaves_nothing_or_the_old_store(folder, tokenizer):
+def test_an_error_leaves_nothing_or_the_old_cache(folder, tokenizer):
   corpus = (folder / 'corpus.jsonl').read_text()
   (folder / 'corpus.jsonl').write_text(corpus + '{"_id": broken\n')
   with refused('corpus.jsonl', 'line 6'):
@@ -389,22 +389,22 @@ def test_an_error_leaves_nothing_or_the_old_store(folder, tokenizer):
   (folder / 'corpus.jsonl').write_text(corpus + '{"_id": broken\n')
   with refused('corpus.jsonl', 'line 6'):
     build(folder, tokenizer)
-  assert made(store.open_store(folder.parent / 'store')) == first
-  assert sorted(child.name for child in folder.parent.iterdir()) == ['data', 'store']
+  assert made(token_cache.open_cache(folder.parent / 'token_cache')) == first
+  assert sorted(child.name for child in folder.parent.iterdir()) == ['data', 'token_cache']
 
 
 BUILD = textwrap.dedent("""
   import os, sys
-  from dprjax.data import table, sources, store, text
+  from dprjax.data import table, sources, token_cache, text
   folder, tokenizer, out, index, count, dies = sys.argv[1:]
-  store._SHARD_ROWS, store._CHUNK = 2, 3
+  token_cache._SHARD_ROWS, token_cache._CHUNK = 2, 3
   write = table.TableWriter.write
   def dying(self, name, values, shard=None):
     if name == dies:
       os._exit(9)
     write(self, name, values, shard)
   table.TableWriter.write = dying
-  built = store.build_store(sources.Source(folder), text.load_tokenizer(tokenizer), out,
+  built = token_cache.build_cache(sources.Source(folder), text.load_tokenizer(tokenizer), out,
                             query_max_length=16, passage_max_length=8,
                             process_index=int(index), process_count=int(count), wait_s=600)
   print(built.num_passages)
@@ -413,7 +413,7 @@ BUILD = textwrap.dedent("""
 
 def start(folder, tokenizer_dir, out, index=0, count=1, dies=''):
   arguments = map(str, (folder, tokenizer_dir, out, index, count, dies))
-  root = pathlib.Path(store.__file__).parents[2]
+  root = pathlib.Path(token_cache.__file__).parents[2]
   return subprocess.Popen(
     [sys.executable, '-c', BUILD, *arguments],
     stdout=subprocess.PIPE,
@@ -434,15 +434,15 @@ def tokenizer_dir(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_while_building_leaves_no_store_and_others_wait_for_the_next(
+def test_a_process_that_dies_while_building_leaves_no_cache_and_others_wait_for_the_next(
   folder, tokenizer_dir, tmp_path
 ):
   def begin(index, dies=''):
-    return start(folder, tokenizer_dir, tmp_path / 'store', index, 2, dies)
+    return start(folder, tokenizer_dir, tmp_path / 'token_cache', index, 2, dies)
 
   waiting, dying = begin(1), begin(0, dies='d2')
   assert ended(dying) == (9, '')
-  assert not (tmp_path / 'store').exists() and waiting.poll() is None
+  assert not (tmp_path / 'token_cache').exists() and waiting.poll() is None
   assert ended(begin(0)) == ended(waiting) == (0, '4\n')
 
 
@@ -466,30 +466,30 @@ def contents(root):
     for path in root.rglob('*')
     if path.is_file()
   }
-  described = json.loads(found.pop('store.json'))
+  described = json.loads(found.pop('token_cache.json'))
   for stamp in described['files'].values():
     del stamp['read']
   del described['own_sha256']  # of all that, the times too
-  return found | {'store.json': described}
+  return found | {'token_cache.json': described}
 
 
 @pytest.mark.slow
-def test_the_store_is_the_same_bit_for_bit_whatever_the_number_of_processes(
+def test_the_cache_is_the_same_bit_for_bit_whatever_the_number_of_processes(
   longer, tokenizer_dir, tmp_path
 ):
   made = {}
   for count in (1, 2, 3):
     processes = [
-      start(longer, tokenizer_dir, tmp_path / f'{count}' / 'store', index, count)
+      start(longer, tokenizer_dir, tmp_path / f'{count}' / 'token_cache', index, count)
       for index in range(count)
     ]
     assert {ended(process) for process in processes} == {(0, '25\n')}
-    assert [child.name for child in (tmp_path / f'{count}').iterdir()] == ['store']
-    made[count] = contents(tmp_path / f'{count}' / 'store')
+    assert [child.name for child in (tmp_path / f'{count}').iterdir()] == ['token_cache']
+    made[count] = contents(tmp_path / f'{count}' / 'token_cache')
   shards = [name for name in made[1] if name.startswith('passages/') and 'array_record' in name]
   assert len(shards) == 13
   assert made[1] == made[2] == made[3]
-  built = store.open_store(tmp_path / '3' / 'store')
+  built = token_cache.open_cache(tmp_path / '3' / 'token_cache')
   texts = dict.fromkeys(
     json.loads(line).get('text') for line in (longer / 'corpus.jsonl').read_text().splitlines()
   )
@@ -498,50 +498,50 @@ def test_the_store_is_the_same_bit_for_bit_whatever_the_number_of_processes(
     row.tolist() for row in expected
   ]
   assert built.passage_lengths.tolist() == [len(row) for row in expected]
-  assert made[3]['store.json']['report']['passages of more than 8 tokens: cut'] == cut > 0
+  assert made[3]['token_cache.json']['report']['passages of more than 8 tokens: cut'] == cut > 0
 
 
 @pytest.mark.slow
 def test_a_finished_part_of_a_job_that_died_is_used(longer, tokenizer_dir, tmp_path):
   def begin(index, dies=''):
-    return start(longer, tokenizer_dir, tmp_path / 'store', index, 2, dies)
+    return start(longer, tokenizer_dir, tmp_path / 'token_cache', index, 2, dies)
 
   # Process 1 dies in its second shard, then finishes, while process 0 dies. At last process 0 finds
   # a finished part.
   assert ended(begin(1, dies='x2')) == (9, '')
-  assert len(list(tmp_path.glob('.store.*.parts/.1.*.tmp'))) == 1 and not list(
-    tmp_path.glob('.store.*.parts/1')
+  assert len(list(tmp_path.glob('.token_cache.*.parts/.1.*.tmp'))) == 1 and not list(
+    tmp_path.glob('.token_cache.*.parts/1')
   )
   helping, dying = begin(1), begin(0, dies='x0')
   assert ended(dying) == (9, '')
   assert ended(begin(0)) == ended(helping) == (0, '25\n')
   assert ended(start(longer, tokenizer_dir, tmp_path / 'alone')) == (0, '25\n')
-  assert contents(tmp_path / 'store') == contents(tmp_path / 'alone')
+  assert contents(tmp_path / 'token_cache') == contents(tmp_path / 'alone')
   assert not list(tmp_path.glob('.*.parts'))
 
 
 def test_waiting_ends(folder, tokenizer):
-  with refused('store', '0'):
+  with refused('token_cache', '0'):
     build(folder, tokenizer, process_index=1, wait_s=0)
 
 
-def test_directories_that_are_no_store_are_left_alone(folder, tokenizer):
-  precious = folder.parent / 'store' / 'thesis.txt'
+def test_directories_that_are_no_cache_are_left_alone(folder, tokenizer):
+  precious = folder.parent / 'token_cache' / 'thesis.txt'
   precious.parent.mkdir()
   precious.write_text('ten years')
-  with refused('store'):
+  with refused('token_cache'):
     build(folder, tokenizer)
   assert precious.read_text() == 'ten years'
-  with refused('store.json'):
-    store.open_store(precious.parent)
+  with refused('token_cache.json'):
+    token_cache.open_cache(precious.parent)
 
 
-def test_a_store_of_another_version(folder, tokenizer, monkeypatch):
+def test_a_cache_of_another_version(folder, tokenizer, monkeypatch):
   built = build(folder, tokenizer)
   first = made(built)
-  monkeypatch.setattr(store, 'FORMAT_VERSION', 4)
-  with refused('store', '3', '4'):
-    store.open_store(built.path)
+  monkeypatch.setattr(token_cache, 'FORMAT_VERSION', 4)
+  with refused('token_cache', '3', '4'):
+    token_cache.open_cache(built.path)
   assert made(build(folder, tokenizer)) != first
 
 
@@ -549,16 +549,16 @@ def test_no_query_is_left(folder, tokenizer):
   (folder / 'qrels/train.tsv').write_text('q1\tlost\t1\n')
   with refused('train.tsv'):
     build(folder, tokenizer)
-  assert not (folder.parent / 'store').exists()
+  assert not (folder.parent / 'token_cache').exists()
 
 
 @pytest.mark.slow
 def test_real_medquad(data_dir, minilm, tmp_path):
   tokenizer = text.load_tokenizer(minilm)
-  built = store.build_store(
+  built = token_cache.build_cache(
     Source(str(data_dir / 'medquad')),
     tokenizer,
-    tmp_path / 'store',
+    tmp_path / 'token_cache',
     query_max_length=32,
     passage_max_length=128,
   )

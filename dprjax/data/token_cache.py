@@ -1,21 +1,22 @@
-"""The store: a data set tokenised once, in rows that batches are read from.
+"""The token cache: a data set tokenised once, in rows that batches are read from.
 
-    DIR/store.json     its sources (files, tokenizer, lengths, prefixes), and the report
+    DIR/token_cache.json its sources (files, tokenizer, lengths, prefixes), and the report
     DIR/lengths.npz    token counts of queries and passages; the first passage with the same tokens;
                        relevant passages and negatives of each query, in all and per source;
-                       categories of passages, if asked for, as numbers of the names in store.json
+                       categories of passages, if asked for, as numbers of the
+                       names in token_cache.json
     DIR/passages/      TFDS data set, split 'passages': id, tokens
     DIR/queries/       TFDS data set, split 'queries': id, tokens, rows of passages (positives,
                        relevant, negatives), and the sources of negatives
 
 Several processes may build it together: each tokenises every n-th shard of the passages, and
-process 0 puts all shards in place. The store has the same bits for any number of processes.
+process 0 puts all shards in place. The cache has the same bits for any number of processes.
 
 Each text has one row, under its first id. Different texts with the same tokens (after a cut, say)
 keep their rows, because evaluation needs their ids, but a loss takes them as one passage, so a copy
 of a positive never becomes a negative: `positives` and `negatives` name the first row, which
-`Store.canonical` gives for any row. `relevant` holds the positives of every query with the same
-tokens; `positives` only the query's own, with text.
+`TokenCache.canonical` gives for any row. `relevant` holds the positives of every query with the
+same tokens; `positives` only the query's own, with text.
 """
 
 import collections
@@ -73,11 +74,11 @@ class QueryRow(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Store:
-  """An open store.
+class TokenCache:
+  """An open token cache.
 
   Attributes:
-    settings: its inputs, as in store.json.
+    settings: its inputs, as in token_cache.json.
     pad_id: of the tokenizer.
     query_lengths, passage_lengths: tokens of each row, with special tokens.
     negative_counts, relevant_counts: hard negatives and relevant passages of each query.
@@ -138,14 +139,14 @@ class Store:
     return self.queries.ids(rows)
 
 
-def open_store(directory: files.PathLike) -> Store:
-  """Opens a store; raises InputError if it is missing or of another version."""
+def open_cache(directory: files.PathLike) -> TokenCache:
+  """Opens a cache; raises InputError if it is missing or of another version."""
   path = epath.Path(directory)
-  description, lengths = fingerprint.open_built(path, 'store', FORMAT_VERSION)
+  description, lengths = fingerprint.open_built(path, 'token_cache', FORMAT_VERSION)
   if 'category_flat' in lengths:
     lengths['categories'] = Lists(lengths.pop('category_flat'), lengths.pop('category_counts'))
     lengths['category_names'] = tuple(description['categories'])
-  return Store(
+  return TokenCache(
     path=path,
     settings=description['settings'],
     pad_id=description['pad_id'],
@@ -160,7 +161,7 @@ def open_store(directory: files.PathLike) -> Store:
   )
 
 
-def build_store(
+def build_cache(
   source: Source,
   tokenizer: Tokenizer,
   directory: files.PathLike,
@@ -172,8 +173,8 @@ def build_store(
   process_index: int = 0,
   process_count: int = 1,
   wait_s: float = 24 * 3600,
-) -> Store:
-  """The store at ``directory``, built unless it was built from the same (`fingerprint.build_once`).
+) -> TokenCache:
+  """The cache at ``directory``, built unless it was built from the same (`fingerprint.build_once`).
 
   Longer texts are cut to the maximum lengths (in tokens, with special ones) and counted. All
   processes must call this on one file system; they wait for one another up to ``wait_s`` seconds.
@@ -189,7 +190,7 @@ def build_store(
       key: value
       for key, value in dataclasses.asdict(source).items()
       if key not in ('path', 'corpus', 'queries', 'qrels', 'negatives', 'strict')
-      and (key not in ('categories', 'fold') or value)  # unset ones keep older stores valid
+      and (key not in ('categories', 'fold') or value)  # unset ones keep older caches valid
     },
     'tokenizer_sha256': tokenizer.sha256,
     'query_max_length': query_max_length,
@@ -236,7 +237,7 @@ def build_store(
 
   built = fingerprint.build_once(
     path,
-    'store',
+    'token_cache',
     settings,
     sources.locate(source),
     build,
@@ -245,15 +246,15 @@ def build_store(
     wait_s=wait_s,
     build_part=build_part if process_count > 1 else None,
   )
-  store = open_store(path)
+  cache = open_cache(path)
   if not built:
     _log.info(
-      'store: %s and %s, built before, in %s',
-      counted(store.num_passages, 'passages'),
-      counted(store.num_queries, 'queries'),
+      'token_cache: %s and %s, built before, in %s',
+      counted(cache.num_passages, 'passages'),
+      counted(cache.num_queries, 'queries'),
       path,
     )
-  return store
+  return cache
 
 
 class _Part(NamedTuple):
@@ -363,7 +364,7 @@ def _gather(folder: epath.Path, own: _Part, parts: list[epath.Path], wait_s: flo
     fingerprint.wait_for(
       part.exists, wait_s, f'{folder}: process {number} has not tokenised its passages'
     )
-    written.append(_Part(**npz.read_arrays(part / _PART, 'part of the store')))
+    written.append(_Part(**npz.read_arrays(part / _PART, 'part of the cache')))
     for path in part.iterdir():
       if path.name != _PART:
         path.copy(folder / path.name)
@@ -393,7 +394,7 @@ def _write_queries(
   passages: _Passages,
   canonical: jt.Int32[np.ndarray, ' passages'],
 ) -> tuple[dict[str, np.ndarray], bool]:
-  """Writes the queries; returns arrays of lengths.npz, and `Store.comparable`."""
+  """Writes the queries; returns arrays of lengths.npz, and `TokenCache.comparable`."""
   report, rows = dataset.report, passages.rows
   missing = 'neither text nor categories' if dataset.source.categories else 'no text'
   skipped = f'queries whose positives are unknown or have {missing}: skipped'
