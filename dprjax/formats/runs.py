@@ -50,6 +50,7 @@ class Block(NamedTuple):
     ranks: as the file has them; empty unless they are read.
     scores: finite, also as float32.
     first_line, text: the number of the first line, and the lines.
+    offset: of the text in the (decompressed) file, in bytes.
     fraction: of the file that is read by now.
   """
 
@@ -59,6 +60,7 @@ class Block(NamedTuple):
   scores: Float64[np.ndarray, ' rows']
   first_line: int
   text: bytes
+  offset: int
   fraction: float
 
   def line(self, row: int) -> int:
@@ -82,15 +84,18 @@ def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -
   """
   lines, rows = 0, 0
   with open_bytes(path, 'run') as (file, fraction):
-    rest, delimiter = file.read(3).removeprefix(codecs.BOM_UTF8), ''
+    start = file.read(3)
+    rest, delimiter = start.removeprefix(codecs.BOM_UTF8), ''
+    offset = len(start) - len(rest)
     while piece := file.read(block_bytes):
       text = rest + piece
       end = text.rfind(b'\n') + 1
       text, rest = text[:end], text[end:]
       if text:
         delimiter = delimiter or _delimiter(text)
-        yield (block := _block(path, text, delimiter, lines, fraction(), ranks))
+        yield (block := _block(path, text, delimiter, lines, offset, fraction(), ranks))
         lines, rows = lines + text.count(b'\n'), rows + len(block.scores)
+        offset += len(text)
       if len(rest) > _LONGEST_LINE:
         raise InputError(
           f'{path}, line {lines + 1}: longer than {_LONGEST_LINE:,} bytes; this is no run'
@@ -100,10 +105,15 @@ def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -
         raise InputError(
           f'{path}, line {lines + 1}: cut off ({len(columns)} of 6 columns); write the file again'
         )
-      yield _block(path, rest + b'\n', delimiter or _delimiter(rest), lines, 1.0, ranks)
+      yield _block(path, rest + b'\n', delimiter or _delimiter(rest), lines, offset, 1.0, ranks)
       rows += 1
   if not rows:
     raise InputError(f'{path}: no line in this run')
+
+
+def parse(path: PathLike, text: bytes, first_line: int) -> Block:
+  """The block of some whole lines of a run, without ranks. Raises InputError as `read_blocks`."""
+  return _block(path, text, _delimiter(text), first_line - 1, 0, 1.0, ranks=False)
 
 
 def read_tag(path: PathLike) -> str:
@@ -151,7 +161,13 @@ def _delimiter(text: bytes) -> str:
 
 
 def _block(
-  path: PathLike, text: bytes, delimiter: str, lines: int, fraction: float, ranks: bool
+  path: PathLike,
+  text: bytes,
+  delimiter: str,
+  lines: int,
+  offset: int,
+  fraction: float,
+  ranks: bool,
 ) -> Block:
   sound = _is_plain(path, text, delimiter.encode(), lines)
   if sound:
@@ -169,6 +185,7 @@ def _block(
     table['score'].to_numpy(),
     lines + 1,
     text,
+    offset,
     fraction,
   )
 

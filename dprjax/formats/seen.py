@@ -65,6 +65,15 @@ def join(*several: Seen) -> dict[str, UInt64[np.ndarray, ' n']]:
   return {role: np.unique(np.concatenate(parts)) for role, parts in found.items() if parts}
 
 
+def join_ids(several: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
+  """All ids that any of these results of `ids` has, each once, by role."""
+  found: dict[str, dict[str, None]] = {}
+  for one in several:
+    for role, some in one.items():
+      found.setdefault(role, {}).update(dict.fromkeys(some))
+  return {role: list(some) for role, some in found.items()}
+
+
 def write(path: PathLike, known: Seen) -> None:
   """Writes a file of hashes, whole or not at all."""
   arrays.write_arrays(path, dict(known))

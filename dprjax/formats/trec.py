@@ -1,7 +1,8 @@
 """Runs in memory, in the order of `dprjax.base.ranking`, and their TREC files."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write
 from dprjax.formats import runs
+from dprjax.formats.rankings import Ranking
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,7 +200,20 @@ def write_run(path: PathLike, run: Run, tag: str) -> None:
       raise InputError(f'the id {id_!r} is empty or has white space, so a TREC run cannot hold it')
   with atomic_write(path) as file:
     for query_id, ranked in run:
-      file.writelines(
-        f'{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n'
-        for rank, (doc_id, score) in enumerate(ranked, start=1)
-      )
+      _write_query(file, query_id, ranked, tag)
+
+
+def write_rankings(path: PathLike, rankings: Iterable[tuple[str, Ranking]], tag: str) -> None:
+  """Writes the rankings of queries as they come; their ids are those of runs."""
+  with atomic_write(path) as file:
+    for query_id, ranked in rankings:
+      _write_query(file, query_id, zip(ranked.ids, ranked.scores.tolist(), strict=True), tag)
+
+
+def _write_query(
+  file: IO[str], query_id: str, ranked: Iterable[tuple[str, float]], tag: str
+) -> None:
+  file.writelines(
+    f'{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n'
+    for rank, (doc_id, score) in enumerate(ranked, start=1)
+  )

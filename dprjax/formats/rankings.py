@@ -1,0 +1,139 @@
+"""A TREC run on disk, one query at a time: about 200 bytes a query are in memory, and no row."""
+
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import IO, NamedTuple, Self
+
+import numpy as np
+from jaxtyping import Float64
+
+from dprjax.base import files, ranking
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
+from dprjax.base.reading import open_bytes
+from dprjax.formats import runs
+
+
+class Ranking(NamedTuple):
+  """The documents of one query, in the order of `dprjax.base.ranking`.
+
+  Attributes:
+    ids: each once.
+    scores: falling as float32.
+  """
+
+  ids: list[str]
+  scores: Float64[np.ndarray, ' n']
+
+  def top(self, k: int) -> 'Ranking':
+    """The k best."""
+    return Ranking(self.ids[:k], self.scores[:k])
+
+
+def ranked(ids: list[str], scores: Float64[np.ndarray, ' n']) -> Ranking:
+  """Sorts documents, each of which stands once in ``ids``."""
+  order = ranking.order(np.zeros(len(ids), np.int64), scores, ranking.places(ids))
+  return Ranking([ids[row] for row in order.tolist()], scores[order])
+
+
+class _Extent(NamedTuple):
+  """Where a query's lines are."""
+
+  offset: int
+  size: int
+  first_line: int
+
+
+class Rankings:
+  """An open run; a mapping of its query ids, in the order of the file, to their rankings."""
+
+  def __init__(self, path: PathLike):
+    """Reads where each query's lines are.
+
+    Raises:
+      InputError: as `runs.read_blocks`; a pipe; or a query's lines do not stand together.
+    """
+    self.path = files.regular_file(path, 'run')
+    self._extents: dict[str, _Extent] = {}
+    last, start, line, end = b'', 0, 0, 0
+    for block in runs.read_blocks(path, ranks=False):
+      for query, offset, number in _changes(block):
+        if query != last:
+          self._add(last, start, offset, line)
+          last, start, line = query, offset, number
+      end = block.offset + len(block.text)
+    self._add(last, start, end, line)
+    self._stack = contextlib.ExitStack()
+    self._file: IO[bytes] = self._stack.enter_context(open_bytes(path, 'run'))[0]
+
+  def _add(self, query: bytes, start: int, end: int, line: int) -> None:
+    if not query:
+      return
+    id_ = runs.decode(query)
+    if id_ in self._extents:
+      raise InputError(
+        f'{self.path}, line {line}: query {id_} was before other queries already; put the lines of '
+        'each query together: sort -s -k1,1 RUN'
+      )
+    self._extents[id_] = _Extent(start, end - start, line)
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(
+    self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+  ) -> None:
+    self._stack.close()
+
+  def __len__(self) -> int:
+    return len(self._extents)
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._extents)
+
+  def __contains__(self, query_id: object) -> bool:
+    return query_id in self._extents
+
+  def __getitem__(self, query_id: str) -> Ranking:
+    """The query's ranking by its scores; ranks are ignored, as in trec_eval.
+
+    Raises:
+      InputError: naming the line: rising scores, or a document twice.
+    """
+    extent = self._extents[query_id]
+    self._file.seek(extent.offset)
+    text = self._file.read(extent.size)
+    if not text.endswith(b'\n'):
+      text += b'\n'
+    block = runs.parse(self.path, text, extent.first_line)
+    ids = [id_.decode() for id_ in block.doc_ids.to_pylist()]
+    with np.errstate(over='ignore'):
+      rises = np.flatnonzero(np.diff(block.scores.astype(np.float32)) > 0)
+    if rises.size:
+      row = int(rises[0]) + 1
+      raise InputError(
+        f"{self.path}, line {block.line(row)}: not sorted: query {query_id}'s score rises from "
+        f'{block.scores[row - 1]} to {block.scores[row]}; sort each query by falling score'
+      )
+    if len(set(ids)) < len(ids):
+      row = next(row for row, id_ in enumerate(ids) if id_ in ids[:row])
+      raise InputError(
+        f'{self.path}, line {block.line(row)}: document {ids[row]} comes twice for query {query_id}'
+      )
+    return ranked(ids, block.scores)
+
+
+def _changes(block: runs.Block) -> Iterator[tuple[bytes, int, int]]:
+  """Yields (query, offset in the file, line number) of each first row of a query in a block."""
+  if not len(block.query_ids):
+    return
+  encoded = block.query_ids.dictionary_encode()
+  queries, names = encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
+  rows = np.concatenate([[0], np.flatnonzero(np.diff(queries)) + 1]).tolist()
+  ends = np.flatnonzero(np.frombuffer(block.text, np.uint8) == ord('\n')) + 1
+  lines = block.lines()
+  for row in rows:
+    number = lines[row]
+    before = number - block.first_line  # lines of the block
+    yield names[queries[row]], block.offset + (int(ends[before - 1]) if before else 0), number

@@ -1,0 +1,395 @@
+"""Makes one run of several: by ranks or normalised scores, with given or learnt weights.
+
+    python -m dprjax.fuse --run=bm25.trec --run=dense.trec --out=fused.trec
+    python -m dprjax.fuse --run=bm25.trec --run=dense.trec --method=learned \\
+        --qrels=qrels/train.tsv --weights_out=fusion.json --out=train.trec
+    python -m dprjax.fuse --run=bm25.trec --run=dense.trec --weights=fusion.json --out=test.trec
+
+The first command adds reciprocal ranks. The second learns weights of normalised scores for nDCG@10
+on judged queries, and says what they gain over the best single run, in cross-validation. The third
+uses them.
+
+A query's lines stand together in each run; runs may have their queries in different orders. One
+query is in memory at a time. A document that a run lacks counts as its last one (docs/fusion.md).
+
+--shards merges runs of disjoint parts of one corpus in one space by their scores.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from dprjax.analysis import comparison
+from dprjax.base import files, outputs, reading
+from dprjax.base.counts import counted, rate
+from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress
+from dprjax.formats import runs, seen, trec
+from dprjax.formats.qrels import read_qrels
+from dprjax.formats.rankings import Ranking, Rankings
+from dprjax.formats.texts import read_texts
+from dprjax.retrieval import fusion, manifest
+from dprjax.runtime import cli, flags
+from dprjax.runtime.flags import flag
+
+logger = logging.getLogger('dprjax')
+
+LEARNED = 'learned'
+_LEARNT_METHOD = 'zscore'
+_MEASURE = f'nDCG@{fusion.CUTOFF}'
+_OF_TAGS = {
+  'dprjax-bm25': fusion.BM25,
+  **{f'dprjax-{index}': fusion.DENSE for index in ('exact', 'scann', 'milvus')},
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  run: tuple[tuple[str, str], ...] = flag(
+    'a TREC run; NAME is bm25 or dense for runs of dprjax, else the tag of the run',
+    read=flags.maybe_named,
+    metavar='[NAME=]run.trec',
+  )
+  out: str = flag('the run; its report goes to run.trec.json', metavar='run.trec')
+  method: str = flag(
+    'rrf adds reciprocal ranks, the others scores that are normalised query by query; learned is '
+    'zscore with weights learnt on --qrels',
+    'rrf',
+    choices=(*fusion.METHODS, LEARNED),
+  )
+  weights: str | None = flag(
+    'of each run in turn (default: 1); or the file of --weights_out, instead of --method',
+    None,
+    metavar='N,N,...|FILE',
+  )
+  weights_out: str | None = flag(
+    'keep method and weights here (default with --method=learned: run.trec.fusion.json)',
+    None,
+    metavar='FILE',
+  )
+  qrels: str | None = flag('with --method=learned: judged queries', None, metavar='FILE')
+  queries: str | None = flag(
+    'texts of the queries, to tell those that weights were learnt on by text, not by id',
+    None,
+    metavar='FILE',
+  )
+  depth: int = flag('documents of each run and query that count', fusion.DEPTH, most=10**6)
+  k: int = flag('passages a query', 1000, most=10**6)
+  rrf_k: int = flag('the constant of rrf', fusion.RRF_K, most=10**6)
+  shards: bool = flags.switch('merge runs of disjoint parts of one corpus')
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  cli.run(Flags, _command, argv)
+
+
+def _command(args: Flags) -> None:
+  learns, given = args.method == LEARNED, args.weights and args.weights.endswith('.json')
+  if len(args.run) < 2:
+    raise InputError(f'{counted(len(args.run), "runs")}: give --run two times or more')
+  if args.shards:
+    _refuse(args, ('method', 'weights', 'weights_out', 'qrels', 'rrf_k', 'depth'), '--shards')
+  if given:
+    _refuse(args, ('method', 'qrels', 'depth', 'rrf_k', 'weights_out'), '--weights=FILE')
+  if learns and args.qrels is None:
+    raise InputError('--method=learned needs --qrels, judged queries')
+  if learns and args.weights:
+    raise InputError('--weights does not go with --method=learned')
+  if not learns:
+    flags.refuse(args, ('qrels',), 'method=learned')
+  inputs: outputs.Inputs = {
+    '--run': [path for _, path in args.run],
+    '--weights': args.weights if given else None,
+    **flags.paths(args, 'qrels', 'queries'),
+  }
+  kept = args.weights_out or (f'{files.resolved(args.out)}.fusion.json' if learns else None)
+  if kept is not None:
+    outputs.check_apart(kept, inputs, '--weights_out')
+  with (
+    outputs.claim(args.out, inputs, also={'--weights_out': kept}),
+    contextlib.ExitStack() as stack,
+  ):
+    names = _names(args.run)
+    opened = {
+      name: stack.enter_context(Rankings(path))
+      for name, (_, path) in zip(names, args.run, strict=True)
+    }
+    texts = _texts(args, opened)
+    about: dict[str, Any] = {}
+    if args.shards:
+      how = None
+      _check_spaces(args)
+    elif given and args.weights:
+      how = _of_file(args.weights, names)
+    elif learns:
+      how, about = _learn(args, opened, texts)
+    else:
+      how = fusion.Fusion(
+        weights=dict(zip(names, _numbers(args.weights, len(names)), strict=True)),
+        method=args.method,
+        rrf_k=args.rrf_k,
+        depth=args.depth,
+        bm25=_bm25(args, names),
+      )
+    if kept is not None and how is not None:
+      fusion.write(kept, how, **about)
+      logger.info('%s: method and weights', kept)
+    _write(args, opened, how, texts, about)
+
+
+def _refuse(args: Flags, names: Sequence[str], other: str) -> None:
+  for name in flags.given(args, *names):
+    raise InputError(f'--{name} does not go with {other}')
+
+
+def _names(named: Sequence[tuple[str, str]]) -> list[str]:
+  """The name of each run: as given, else by its tag, or the path where tags are equal."""
+  tags = [runs.read_tag(path) for _, path in named]
+  usual = [name or _OF_TAGS.get(tag, tag) for (name, _), tag in zip(named, tags, strict=True)]
+  names = [
+    path if not name and usual.count(own) > 1 else own
+    for (name, path), own in zip(named, usual, strict=True)
+  ]
+  for name, (_, path) in zip(names, named, strict=True):
+    if names.count(name) > 1:
+      raise InputError(f'--run={path}: two runs are called {name}; name them --run=NAME=FILE')
+  return names
+
+
+def _numbers(weights: str | None, count: int) -> list[float]:
+  if weights is None:
+    return [1.0] * count
+  try:
+    found = [float(word) for word in weights.split(',')]
+  except ValueError:
+    raise InputError(
+      f'--weights={weights:.80}: expected numbers with commas between them, or a .json file'
+    ) from None
+  if len(found) != count:
+    raise InputError(f'--weights={weights:.80}: {len(found)} numbers for {count} runs')
+  return found
+
+
+def _of_file(path: str, names: Sequence[str]) -> fusion.Fusion:
+  """The fusion of a file, of these runs."""
+  found = fusion.read(path)
+  if found.weights.keys() != set(names):
+    raise InputError(
+      f'--weights={path} is of runs called {", ".join(found.weights)}, not {", ".join(names)}; '
+      'name them --run=NAME=FILE'
+    )
+  return found
+
+
+def _bm25(args: Flags, names: Sequence[str]) -> dict[str, Any] | None:
+  """The settings of the run called bm25, from its report."""
+  for name, (_, path) in zip(names, args.run, strict=True):
+    if name == fusion.BM25:
+      return _report(path).get('settings')
+  return None
+
+
+def _report(run: str) -> dict[str, Any]:
+  """The report beside a run; empty without one of dprjax."""
+  path = epath.Path(f'{files.resolved(run)}.json')
+  try:
+    found = reading.read_json_object(path, 'report') if path.exists() else {}
+  except InputError:
+    return {}
+  return found if 'index' in found else {}
+
+
+def _check_spaces(args: Flags) -> None:
+  """Raises InputError where reports tell that shards are of several spaces."""
+  spaces = {
+    path: {field: report.get(field) for field in manifest.SPACE}
+    for _, path in args.run
+    if 'backbone_sha256' in (report := _report(path))
+  }
+  for (one, space), (other, another) in itertools.pairwise(spaces.items()):
+    manifest.check_same_space(one, space, other, another)
+
+
+def _texts(args: Flags, opened: Mapping[str, Rankings]) -> dict[str, str]:
+  if args.queries is None:
+    return {}
+  return {
+    query.id: query.text
+    for query in read_texts(args.queries, 'query')
+    if any(query.id in run for run in opened.values())
+  }
+
+
+def _of(opened: Mapping[str, Rankings], query_id: str) -> dict[str, Ranking]:
+  return {name: run[query_id] for name, run in opened.items() if query_id in run}
+
+
+def _learn(
+  args: Flags, opened: Mapping[str, Rankings], texts: Mapping[str, str]
+) -> tuple[fusion.Fusion, dict[str, Any]]:
+  """Learns weights on the judged queries, and tells their gain."""
+  assert args.qrels is not None
+  judged = read_qrels(args.qrels)
+  found = {
+    query_id: grades
+    for query_id, grades in judged.items()
+    if any(query_id in run for run in opened.values()) and max(grades.values()) > 0
+  }
+  if len(found) < 2:
+    raise InputError(
+      f'{args.qrels}: {counted(len(found), "judged queries")} with relevant documents in the runs; '
+      '--method=learned needs 2, and some dozens to gain'
+    )
+  how = fusion.Fusion(weights=dict.fromkeys(opened, 1.0), method=_LEARNT_METHOD, depth=args.depth)
+  weights = fusion.candidates(len(opened))
+  scores = np.empty((len(found), len(weights)))
+  progress = Progress('queries', len(found), 'learning')
+  for row, (query_id, grades) in enumerate(found.items()):
+    scores[row] = fusion.ndcg(*how.table(_of(opened, query_id)), grades, weights)
+    progress(row + 1)
+  learnt = fusion.learn(weights, scores)
+  names = list(opened)
+  chosen = dict(zip(names, learnt.weights.round(6).tolist(), strict=True))
+  best = int(np.argmax(learnt.alone.mean(axis=0)))
+  gain = comparison.difference([learnt.held_out - learnt.alone[:, best]])
+  rows = [
+    *((f'{name} alone', column) for name, column in zip(names, learnt.alone.T, strict=True)),
+    ('equal weights', learnt.equal),
+    ('learnt weights, cross-validated', learnt.held_out),
+  ]
+  cli.print_table(['', _MEASURE], [[name, f'{values.mean():.4f}'] for name, values in rows])
+  shown = ', '.join(f'{name} {weight:.2f}' for name, weight in chosen.items())
+  verdict = f'gain over {names[best]} alone'
+  if gain.mean <= 0:
+    verdict = f'no gain over {names[best]} alone'
+  elif gain.low <= 0:
+    verdict = f'no clear gain over {names[best]} alone, it may be chance'
+  logger.info(
+    'weights %s: %s, %s %+.4f, 95 %% interval %+.4f to %+.4f over %s',
+    shown,
+    verdict,
+    _MEASURE,
+    gain.mean,
+    gain.low,
+    gain.high,
+    counted(len(found), 'queries'),
+  )
+  learned_on = seen.hashes(texts.get(query_id, query_id) for query_id in found)
+  about = {
+    'learnt': {
+      'measure': _MEASURE,
+      'queries': len(found),
+      'alone': dict(zip(names, learnt.alone.mean(axis=0).tolist(), strict=True)),
+      'equal': float(learnt.equal.mean()),
+      'cross_validated': float(learnt.held_out.mean()),
+      'gain': {'over': names[best], **gain._asdict()},
+    }
+  }
+  how = dataclasses.replace(
+    how, weights=chosen, bm25=_bm25(args, names), known={'train': learned_on}
+  )
+  return how, about
+
+
+def _write(
+  args: Flags,
+  opened: Mapping[str, Rankings],
+  how: fusion.Fusion | None,
+  texts: Mapping[str, str],
+  about: Mapping[str, Any],
+) -> None:
+  """Writes the run and its report."""
+  query_ids = list(dict.fromkeys(query_id for run in opened.values() for query_id in run))
+  for name, run in opened.items():
+    missing = [query_id for query_id in query_ids if query_id not in run]
+    if how is not None and not any(
+      query_id in run for other in opened.values() if other is not run for query_id in other
+    ):
+      raise InputError(
+        f'{run.path}: no other run has one of its queries; give runs of one data set'
+      )
+    cli.report_ids(
+      f'{name}: nothing for {len(missing):,} of {counted(len(query_ids), "queries")}',
+      missing,
+      False,
+      'the other runs decide',
+    )
+  started, rows, shared = time.perf_counter(), 0, False
+  progress = Progress('queries', len(query_ids), 'fusing')
+
+  def fused() -> Iterator[tuple[str, Ranking]]:
+    nonlocal rows, shared
+    for number, query_id in enumerate(query_ids, start=1):
+      found = _of(opened, query_id)
+      try:
+        if how is None:
+          ranking = fusion.merge([*found.values()], args.k)
+        else:
+          ranking = how.fuse(found, args.k)
+      except InputError as error:
+        raise InputError(f'query {query_id}: {error}') from error
+      if not shared:
+        ids = [id_ for one in found.values() for id_ in one.ids]
+        shared = len(set(ids)) < len(ids)
+      rows += len(ranking.ids)
+      yield query_id, ranking
+      progress(number)
+
+  trec.write_rankings(args.out, fused(), 'dprjax-fuse')
+  if how is not None and not shared:
+    logger.warning(
+      '%s: the runs have no document in common; are they of one corpus? --shards merges parts of '
+      'one',
+      args.out,
+    )
+  seconds = time.perf_counter() - started
+  known = seen.join_ids(
+    [seen.of_run(path) for _, path in args.run]
+    + ([] if how is None else [_known(how, query_ids, texts)])
+  )
+  outputs.write_report(
+    args.out,
+    {
+      'index': 'fusion',
+      'method': 'shards' if how is None else how.method,
+      **({} if how is None else {'weights': dict(how.weights), 'depth': how.depth}),
+      **({'rrf_k': how.rrf_k} if how is not None and how.method == 'rrf' else {}),
+      'k': args.k,
+      'queries': len(query_ids),
+      'runs': {
+        name: {'name': run.path.name, 'sha256': files.sha256_file(run.path)}
+        for name, run in opened.items()
+      },
+      **about,
+      'seconds': seconds,
+      **({'seen': known} if known else {}),
+    },
+  )
+  for role, ids in known.items():
+    logger.info('%s: the model %s %d of these queries', args.out, seen.ROLES[role], len(ids))
+  logger.info(
+    '%s: %s for %s, %s queries a second',
+    args.out,
+    counted(rows, 'passages'),
+    counted(len(query_ids), 'queries'),
+    rate(len(query_ids) / seconds),
+  )
+
+
+def _known(
+  how: fusion.Fusion, query_ids: Sequence[str], texts: Mapping[str, str]
+) -> dict[str, list[str]]:
+  """By role, the ids of queries that the weights were learnt on, by text or id."""
+  by_id = [(query_id, query_id) for query_id in query_ids]
+  return seen.join_ids([seen.ids(by_id, how.known), seen.ids([*texts.items()], how.known)])
+
+
+if __name__ == '__main__':
+  main()

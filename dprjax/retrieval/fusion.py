@@ -1,0 +1,293 @@
+"""Fusion of rankings: weighted sums of reciprocal ranks or of normalised scores.
+
+| method | value of a document in a run | constant scores |
+|---|---|---|
+| rrf | 1 / (rrf_k + rank), ranks from 1 (Cormack et al. 2009) | by rank |
+| minmax | (score - lowest) / (highest - lowest) | 1 |
+| zscore | standard deviations above the lowest score | 1 |
+| distribution | (score - mean) / (6 standard deviations) + .5 | .5 |
+
+Scores are taken as float32 and normalised query by query, over the first ``depth`` documents of a
+run. A document that a run lacks has the value 0 there; for minmax and zscore this is the value of
+the run's last document. `dprjax.base.ranking` orders equal sums.
+
+rrf and minmax are pyserini's rrf and normalize, which order ties by rising id. rrf and distribution
+are mteb's rrf and dbsf, which cuts values to 0 and 1 and so ties the best documents of a long run.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from jaxtyping import Float64, Int
+
+from dprjax.base import files, reading
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
+from dprjax.formats import seen
+from dprjax.formats.rankings import Ranking, ranked
+
+METHODS = ('rrf', 'minmax', 'zscore', 'distribution')
+DEPTH, RRF_K = 1000, 60
+BM25, DENSE = 'bm25', 'dense'
+"""Names of the two runs of a hybrid search."""
+
+CUTOFF = 10  # weights are learnt for nDCG at this rank
+_FORMAT = 'dprjax.fusion'
+_MOST = 1000  # weights to choose from
+_FINEST = 20  # steps of a weight from 0 to 1
+_PRIOR = 0.1  # see `learn`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fusion:
+  """How to make one ranking of several.
+
+  Attributes:
+    weights: of each run, by its name: finite, none below 0, one above. A run of weight 0 is left
+      out.
+    method: one of `METHODS`.
+    rrf_k: the constant of rrf.
+    depth: documents of each run that count.
+    bm25: settings of the BM25 index, if one of the runs came from dprjax.bm25.
+    known: queries that the weights were learnt on.
+  """
+
+  weights: Mapping[str, float]
+  method: str = 'rrf'
+  rrf_k: int = RRF_K
+  depth: int = DEPTH
+  bm25: Mapping[str, Any] | None = None
+  known: seen.Seen = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    check_weights(list(self.weights.values()))
+
+  def table(
+    self, rankings: Mapping[str, Ranking]
+  ) -> tuple[list[str], Float64[np.ndarray, 'documents runs']]:
+    """All documents, ascending by id, and their values in each run, in the order of the weights.
+
+    A missing run has no documents.
+    """
+    cut = [rankings[name].top(self.depth) if name in rankings else None for name in self.weights]
+    ids = sorted({id_ for one in cut if one is not None for id_ in one.ids})
+    place = {id_: row for row, id_ in enumerate(ids)}
+    values = np.zeros((len(ids), len(cut)))
+    for column, one in enumerate(cut):
+      if one is not None and one.ids:
+        rows = [place[id_] for id_ in one.ids]
+        values[rows, column] = normalized(one.scores, self.method, self.rrf_k)
+    return ids, values
+
+  def fuse(self, rankings: Mapping[str, Ranking], k: int | None = None) -> Ranking:
+    """The k best documents (default: all) by the weighted sum of their values.
+
+    Args:
+      rankings: of one query, by the names of the runs; one that found nothing may be missing.
+      k: the most documents.
+    """
+    used = {name: one for name, one in rankings.items() if self.weights[name] > 0}
+    ids, values = self.table(used)
+    # Sorted, so that sums do not depend on the order of the runs.
+    parts = np.sort(values * np.array(list(self.weights.values())), axis=1)
+    found = ranked(ids, parts.sum(axis=1))
+    return found if k is None else found.top(k)
+
+
+def normalized(
+  scores: Float64[np.ndarray, ' n'], method: str, rrf_k: int = RRF_K
+) -> Float64[np.ndarray, ' n']:
+  """The values of a run's scores, at least one of them, best first."""
+  if method == 'rrf':
+    return 1 / (rrf_k + np.arange(1, len(scores) + 1, dtype=np.float64))
+  scores = scores.astype(np.float32).astype(np.float64)
+  lowest, highest = scores.min(), scores.max()
+  if lowest == highest:
+    return np.full(len(scores), 0.5 if method == 'distribution' else 1.0)
+  if method == 'minmax':
+    return (scores - lowest) / (highest - lowest)
+  deviation = scores.std()
+  if method == 'zscore':
+    return (scores - lowest) / deviation
+  return (scores - scores.mean()) / (6 * deviation) + 0.5
+
+
+def merge(shards: Sequence[Ranking], k: int | None = None) -> Ranking:
+  """The k best documents (default: all) of rankings of disjoint documents in one space.
+
+  Raises:
+    InputError: a document in two of them.
+  """
+  ids = [id_ for shard in shards for id_ in shard.ids]
+  if len(set(ids)) < len(ids):
+    again = next(id_ for place, id_ in enumerate(ids) if id_ in ids[:place])
+    raise InputError(f'document {again} is in two shards; without --shards runs are fused')
+  found = ranked(ids, np.concatenate([shard.scores for shard in shards]))
+  return found if k is None else found.top(k)
+
+
+def check_weights(weights: Sequence[float]) -> None:
+  """Raises InputError unless all are finite, none is below 0, and one is above."""
+  if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+    shown = ', '.join(f'{weight:g}' for weight in weights)
+    raise InputError(f'weights {shown:.80}: expected numbers from 0 on, and one above 0')
+
+
+# Learning weights.
+
+
+def candidates(runs: int) -> Float64[np.ndarray, 'candidates runs']:
+  """Weights from 0 to 1 with the sum 1, in equal steps: at most 1,000, and equal weights.
+
+  Each run alone is among them.
+  """
+  steps = next(
+    steps for steps in range(_FINEST, 0, -1) if math.comb(steps + runs - 1, runs - 1) <= _MOST
+  )
+  # Bars between stars.
+  bars = itertools.combinations(range(steps + runs - 1), runs - 1)
+  edges = np.array([(-1, *bar, steps + runs - 1) for bar in bars])
+  grid = (np.diff(edges, axis=1) - 1) / steps
+  return np.unique(np.concatenate([grid, np.full((1, runs), 1 / runs)]), axis=0)
+
+
+def ndcg(
+  ids: Sequence[str],
+  values: Float64[np.ndarray, 'documents runs'],
+  grades: Mapping[str, int],
+  weights: Float64[np.ndarray, 'candidates runs'],
+) -> Float64[np.ndarray, ' candidates']:
+  """nDCG@10 of a query under each candidate, as ``measures.measure`` has it.
+
+  Args:
+    ids, values: `Fusion.table`.
+    grades: the query's judgements.
+    weights: the candidates.
+  """
+  gains = sorted((grade for grade in grades.values() if grade > 0), reverse=True)[:CUTOFF]
+  found = np.zeros(len(weights))
+  if not gains or not ids:
+    return found
+  scores = (values @ weights.T).astype(np.float32)
+  for row, id_ in enumerate(ids):
+    if (grade := grades.get(id_, 0)) > 0:
+      # Of equal scores the larger id comes first.
+      before = (scores > scores[row]).sum(axis=0) + (scores[row + 1 :] == scores[row]).sum(axis=0)
+      found += np.where(before < CUTOFF, grade / np.log2(before + 2), 0)
+  return found / sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1))
+
+
+class Learnt(NamedTuple):
+  """Weights, and nDCG@10 of each query in cross-validation.
+
+  Attributes:
+    weights: one of the candidates.
+    held_out: of each query under the weights that the other queries give.
+    alone: of each query by each run alone.
+    equal: of each query under equal weights.
+  """
+
+  weights: Float64[np.ndarray, ' runs']
+  held_out: Float64[np.ndarray, ' queries']
+  alone: Float64[np.ndarray, 'queries runs']
+  equal: Float64[np.ndarray, ' queries']
+
+
+def learn(
+  weights: Float64[np.ndarray, 'candidates runs'],
+  scores: Float64[np.ndarray, 'queries candidates'],
+) -> Learnt:
+  """Learns weights from the scores of `candidates`; cross-validation leaves out a query at a time.
+
+  The weights are a mean of the candidates, rounded to one of them. Each counts as it may be as good
+  as the best: exp(-z^2 / 2), where z is its mean difference from the best candidate in standard
+  errors. A prior adds .1 to the squared differences of all queries, so that few queries stay near
+  equal weights. The best candidate alone would follow single queries.
+
+  Args:
+    weights: of the candidates.
+    scores: of two queries or more.
+  """
+
+  def chosen(
+    sums: Float64[np.ndarray, 'n candidates'], squares: Float64[np.ndarray, 'n candidates'], of: int
+  ) -> Int[np.ndarray, ' n']:
+    """Candidates by sums and sums of squares of differences from the best, of so many queries."""
+    likely = np.exp(-(sums**2) / (squares - sums**2 / of + _PRIOR) / 2)
+    mean = likely @ weights / likely.sum(axis=1, keepdims=True)
+    # |w - mean|^2 without the part that all candidates share.
+    return np.argmin((weights**2).sum(axis=1) - 2 * mean @ weights.T, axis=1)
+
+  queries, runs = len(scores), weights.shape[1]
+  total = scores.sum(axis=0)
+  behind = scores[:, [np.argmax(total)]] - scores
+  final = chosen(behind.sum(axis=0)[None], (behind**2).sum(axis=0)[None], queries)
+  held_out = np.empty(queries)
+  best = np.argmax(total - scores, axis=1)  # without the query
+  for one in np.unique(best):
+    rows, behind = np.flatnonzero(best == one), scores[:, [one]] - scores
+    sums = behind.sum(axis=0) - behind[rows]
+    squares = (behind**2).sum(axis=0) - behind[rows] ** 2
+    held_out[rows] = scores[rows, chosen(sums, squares, queries - 1)]
+  alone = [int(np.argmax(weights[:, run])) for run in range(runs)]
+  equal = int(np.argmin(((weights - 1 / runs) ** 2).sum(axis=1)))
+  return Learnt(weights[final[0]], held_out, scores[:, alone], scores[:, equal])
+
+
+# The file of a fusion.
+
+
+class _Bm25(msgspec.Struct):
+  k1: float
+  b: float
+  language: str
+
+
+class _File(msgspec.Struct):
+  format: Literal['dprjax.fusion']
+  method: Literal['rrf', 'minmax', 'zscore', 'distribution']
+  weights: Annotated[dict[str, float], msgspec.Meta(min_length=1)]
+  rrf_k: Annotated[int, msgspec.Meta(ge=1)] = RRF_K
+  depth: Annotated[int, msgspec.Meta(ge=1)] = DEPTH
+  bm25: _Bm25 | None = None
+  seen: list[Annotated[str, msgspec.Meta(pattern='^[0-9a-f]{16}$')]] = []
+
+
+def write(path: PathLike, fusion: Fusion, **about: Any) -> None:
+  """Writes a small JSON file that `read` reads; ``about`` is kept for people."""
+  known = fusion.known.get('train', ())
+  files.write_json(
+    path,
+    {
+      'format': _FORMAT,
+      'method': fusion.method,
+      'weights': dict(fusion.weights),
+      'rrf_k': fusion.rrf_k,
+      'depth': fusion.depth,
+      **({'bm25': dict(fusion.bm25)} if fusion.bm25 else {}),
+      **about,
+      **({'seen': [f'{value:016x}' for value in known]} if len(known) else {}),
+    },
+  )
+
+
+def read(path: PathLike) -> Fusion:
+  """The fusion of a file. Raises InputError for another file."""
+  found = reading.read(path, 'fusion', _File)
+  hashes = np.unique(np.array([int(value, 16) for value in found.seen], np.uint64))
+  try:
+    return Fusion(
+      weights=found.weights,
+      method=found.method,
+      rrf_k=found.rrf_k,
+      depth=found.depth,
+      bm25=None if found.bm25 is None else msgspec.to_builtins(found.bm25),
+      known={'train': hashes} if len(hashes) else {},
+    )
+  except InputError as error:
+    raise InputError(f'fusion {path}: {error}') from error

@@ -1,0 +1,230 @@
+import json
+
+import numpy as np
+import pytest
+
+from dprjax import evaluate, fuse
+from dprjax.formats import seen
+from dprjax.formats.qrels import write_qrels
+from dprjax.formats.trec import read_run
+from dprjax.retrieval import fusion
+from tests.refusals import named_in
+
+QUERIES = [f'q{number}' for number in range(30)]
+RUNS = ['--run=bm25.trec', '--run=dense.trec']
+LEARN = ['--method=learned', '--qrels=qrels.tsv']
+
+
+def write(path, rankings, tag):
+  path.write_text(
+    ''.join(
+      f'{query} Q0 {id_} {rank} {score} {tag}\n'
+      for query, scores in rankings.items()
+      for rank, (id_, score) in enumerate(sorted(scores.items(), key=lambda one: -one[1]), 1)
+    )
+  )
+
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+  """Two runs, in other orders of queries, of which the second is better; and judgements."""
+  folder, rng = tmp_path_factory.mktemp('runs'), np.random.default_rng(0)
+  relevant = {query: {f'd{rng.integers(40)}': 1} for query in QUERIES}
+
+  def run(signal, order):
+    return {
+      query: {
+        f'd{doc}': float(np.float32(rng.normal() + signal * (f'd{doc}' in relevant[query])))
+        for doc in rng.permutation(40)[:30]
+      }
+      for query in order
+    }
+
+  write(folder / 'bm25.trec', run(1.5, QUERIES), 'dprjax-bm25')
+  write(folder / 'dense.trec', run(3, QUERIES[::-1]), 'dprjax-exact')
+  (folder / 'bm25.trec.json').write_text(
+    json.dumps({'index': 'bm25s', 'settings': {'k1': 1.2, 'b': 0.5, 'language': 'none'}})
+  )
+  write_qrels(folder / 'qrels.tsv', relevant)
+  write_qrels(folder / 'half.tsv', {query: relevant[query] for query in QUERIES[:15]})
+  return folder
+
+
+@pytest.fixture
+def folder(tmp_path, made, monkeypatch):
+  for path in made.iterdir():
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+  monkeypatch.chdir(tmp_path)
+  return tmp_path
+
+
+def rankings(path):
+  return dict(read_run(path))
+
+
+def report(path='run.trec'):
+  return json.loads(open(f'{path}.json').read())
+
+
+def refused(capsys, words, *names):
+  with pytest.raises(SystemExit) as ended:
+    fuse.main([*words, '--out=run.trec'])
+  assert ended.value.code == 2
+  named_in(capsys.readouterr().err.splitlines()[-1], *names)
+
+
+def test_reciprocal_ranks_of_queries_in_any_order(folder):
+  fuse.main([*RUNS, '--out=run.trec', '--k=7', '--depth=12', '--rrf_k=5'])
+  one, other, found = map(rankings, ('bm25.trec', 'dense.trec', 'run.trec'))
+  assert [*found] == QUERIES
+  for query, ranking in found.items():
+    expected = {}
+    for run in (one, other):
+      for rank, (id_, _) in enumerate(run[query][:12], start=1):
+        expected[id_] = expected.get(id_, 0) + 1 / (5 + rank)
+    assert len(ranking) == 7 and dict(ranking) == pytest.approx(
+      {id_: expected[id_] for id_, _ in ranking}
+    )
+    assert min(dict(ranking).values()) == pytest.approx(sorted(expected.values())[-7])
+  made = report()
+  assert (made['method'], made['weights'], made['rrf_k'], made['depth'], made['k']) == (
+    ('rrf', {'bm25': 1, 'dense': 1}, 5, 12, 7)
+  )
+  assert {run['name'] for run in made['runs'].values()} == {'bm25.trec', 'dense.trec'}
+  assert 'seen' not in made
+
+
+def test_weights_are_of_the_runs_in_turn(folder):
+  fuse.main([*RUNS, '--method=minmax', '--weights=0,1', '--out=run.trec'])
+  assert {query: [id_ for id_, _ in one] for query, one in rankings('run.trec').items()} == {
+    query: [id_ for id_, _ in one] for query, one in rankings('dense.trec').items()
+  }
+
+
+def test_weights_are_learnt_kept_and_used_again_by_name(folder, capsys):
+  fuse.main([*RUNS, '--method=learned', '--qrels=half.tsv', '--out=run.trec'])
+  out = capsys.readouterr()
+  how = fusion.read('run.trec.fusion.json')
+  named_in(out.err, 'bm25', 'dense', f'{how.weights["dense"]:.2f}', 'nDCG@10', '15 queries')
+  assert how.weights['dense'] > 0.5 and sum(how.weights.values()) == pytest.approx(1)
+  assert how.bm25 == {'k1': 1.2, 'b': 0.5, 'language': 'none'}
+  learnt = report()['learnt']
+  assert learnt['gain']['over'] == 'dense'
+  assert learnt['cross_validated'] - learnt['alone']['dense'] == pytest.approx(
+    learnt['gain']['mean']
+  )
+  for name in ('bm25', 'dense'):
+    evaluate.main([f'--run={name}.trec', '--qrels=half.tsv', '--measure=nDCG@10', '--out=m.json'])
+    measured = json.loads((folder / 'm.json').read_text())['mean']['nDCG@10']
+    assert learnt['alone'][name] == pytest.approx(measured)
+  fuse.main([*RUNS[::-1], '--weights=run.trec.fusion.json', '--out=again.trec'])
+  assert rankings('again.trec') == rankings('run.trec')
+
+
+def test_evaluate_says_which_queries_the_weights_have_seen(folder, capsys):
+  fuse.main([*RUNS, '--method=learned', '--qrels=half.tsv', '--out=run.trec'])
+  fuse.main([*RUNS, '--weights=run.trec.fusion.json', '--out=again.trec'])
+  for path in ('run.trec', 'again.trec'):
+    assert sorted(report(path)['seen']['train']) == sorted(QUERIES[:15])
+    capsys.readouterr()
+    evaluate.main([f'--run={path}', '--qrels=qrels.tsv'])
+    named_in(capsys.readouterr().err, path, '15', '30 queries')
+
+
+def test_queries_are_told_by_their_texts_where_these_are_given(folder):
+  texts = {query: f'Question {number}' for number, query in enumerate(QUERIES)}
+  (folder / 'queries.jsonl').write_text(
+    ''.join(json.dumps({'_id': id_, 'text': text}) + '\n' for id_, text in texts.items())
+  )
+  more = '--queries=queries.jsonl'
+  fuse.main([*RUNS, '--method=learned', '--qrels=half.tsv', more, '--out=run.trec'])
+  known = fusion.read('run.trec.fusion.json').known['train']
+  np.testing.assert_array_equal(known, seen.hashes(texts[query] for query in QUERIES[:15]))
+  fuse.main([*RUNS, '--weights=run.trec.fusion.json', more, '--out=again.trec'])
+  assert sorted(report('again.trec')['seen']['train']) == sorted(QUERIES[:15])
+  fuse.main([*RUNS, '--weights=run.trec.fusion.json', '--out=again.trec'])
+  assert 'seen' not in report('again.trec')
+
+
+def test_what_the_models_of_the_runs_have_seen_goes_on(folder):
+  (folder / 'dense.trec.json').write_text('{"index": "exact", "seen": {"dev": ["q3"]}}')
+  fuse.main([*RUNS, '--out=run.trec'])
+  assert report()['seen'] == {'dev': ['q3']}
+
+
+def test_a_query_that_one_run_lacks(folder, capsys):
+  text = (folder / 'bm25.trec').read_text().splitlines(keepends=True)
+  (folder / 'bm25.trec').write_text(''.join(line for line in text if not line.startswith('q3 ')))
+  fuse.main([*RUNS, '--out=run.trec'])
+  named_in(capsys.readouterr().err, 'bm25', '1 of 30 queries', 'q3')
+  found = rankings('run.trec')['q3']
+  assert [id_ for id_, _ in found] == [id_ for id_, _ in rankings('dense.trec')['q3']]
+
+
+def test_shards_of_one_corpus(folder, capsys):
+  whole = rankings('dense.trec')
+  for number in range(3):
+    part = {
+      query: {id_: score for id_, score in ranking if int(id_[1:]) % 3 == number}
+      for query, ranking in whole.items()
+    }
+    write(folder / f'{number}.trec', part, 'dprjax-exact')
+  shards = [f'--run={number}.trec' for number in (2, 0, 1)]
+  fuse.main([*shards, '--shards', '--k=9', '--out=run.trec'])
+  assert rankings('run.trec') == {query: ranking[:9] for query, ranking in whole.items()}
+  refused(capsys, [*shards, '--run=dense.trec', '--shards'], 'document', 'query', '--shards')
+  for number in range(2):
+    (folder / f'{number}.trec.json').write_text(
+      json.dumps({'index': 'exact', 'backbone_sha256': str(number) * 64})
+    )
+  refused(capsys, [*shards, '--shards'], '0.trec', '1.trec', 'backbone_sha256')
+  refused(capsys, [*shards, '--shards', '--method=minmax'], '--method', '--shards')
+
+
+def test_runs_of_different_queries_are_refused_and_of_different_documents_told(folder, capsys):
+  text = (folder / 'dense.trec').read_text()
+  (folder / 'others.trec').write_text(text.replace('q', 'p'))
+  refused(capsys, ['--run=bm25.trec', '--run=others.trec'], 'bm25.trec')
+  (folder / 'others.trec').write_text(text.replace(' d', ' e'))
+  fuse.main(['--run=bm25.trec', '--run=others.trec', '--out=run.trec'])
+  named_in(capsys.readouterr().err, 'run.trec', '--shards')
+
+
+@pytest.mark.parametrize(
+  'words, named',
+  [
+    (RUNS[:1], ['--run']),
+    ([*RUNS, '--weights=1'], ['--weights=1', '2 runs']),
+    ([*RUNS, '--weights=1,x'], ['--weights=1,x']),
+    ([*RUNS, '--weights=0,0'], ['weights']),
+    ([*RUNS, '--method=learned'], ['--method=learned', '--qrels']),
+    ([*RUNS, '--qrels=qrels.tsv'], ['--qrels', '--method=learned']),
+    ([*RUNS, *LEARN, '--weights=1,1'], ['--weights', '--method=learned']),
+    ([*RUNS, '--weights=w.json', '--method=rrf', '--depth=3'], ['--depth', '--weights=FILE']),
+    ([*RUNS, *LEARN, '--weights_out=bm25.trec'], ['--weights_out', 'bm25.trec']),
+    (['--run=a=bm25.trec', '--run=a=dense.trec'], ['--run=bm25.trec', 'a']),
+    (RUNS[:1] * 2, ['--run=bm25.trec']),
+    ([*RUNS, '--method=learned', '--qrels=one.tsv'], ['one.tsv', '1 judged query']),
+    ([*RUNS, '--method=learned', '--qrels=other.tsv'], ['other.tsv', '0 judged queries']),
+    (['--run=bm25.trec', '--run=x=dense.trec', '--weights=w.json'], ['--weights=w.json', 'x']),
+  ],
+)
+def test_what_does_not_go_together_is_refused(folder, capsys, words, named):
+  write_qrels(folder / 'one.tsv', {'q1': {'d1': 1}, 'q2': {'d1': 0}})
+  write_qrels(folder / 'other.tsv', {'p1': {'d1': 1}})
+  fusion.write(folder / 'w.json', fusion.Fusion(weights={'bm25': 1.0, 'dense': 1.0}))
+  refused(capsys, words, *named)
+  assert not (folder / 'run.trec').exists() and (folder / 'bm25.trec').read_text().startswith('q0')
+
+
+def test_any_method_can_be_kept(folder):
+  fuse.main([*RUNS, '--method=zscore', '--depth=9', '--weights_out=w.json', '--out=run.trec'])
+  fuse.main([*RUNS, '--weights=w.json', '--out=again.trec'])
+  assert rankings('again.trec') == rankings('run.trec')
+  assert fusion.read('w.json').depth == 9
+
+
+def test_runs_with_the_same_tag_are_called_by_their_paths(folder):
+  (folder / 'other.trec').write_bytes((folder / 'dense.trec').read_bytes())
+  fuse.main(['--run=dense.trec', '--run=other.trec', '--run=b=bm25.trec', '--out=run.trec'])
+  assert [*report()['weights']] == ['dense.trec', 'other.trec', 'b']
