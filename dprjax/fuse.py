@@ -7,7 +7,7 @@
 
 The first command adds reciprocal ranks. The second learns weights of normalised scores for nDCG@10
 on judged queries, and says what they gain over the best single run, in cross-validation. The third
-uses them.
+uses them, and so do `search --hybrid`, `serve --hybrid` and `Retriever.load(hybrid=)`.
 
 A query's lines stand together in each run; runs may have their queries in different orders. One
 query is in memory at a time. A document that a run lacks counts as its last one (docs/fusion.md).

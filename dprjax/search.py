@@ -19,6 +19,12 @@ Milvus searches passages that dprjax.index stored:
 
 The second command finds the neighbours of stored passages, without the passage itself.
 
+--hybrid fuses the search with BM25, by a file of dprjax.fuse --weights_out:
+
+    python -m dprjax.bm25 --corpus=corpus.jsonl --queries=train.jsonl --index_dir=bm25 --out=b.trec
+    python -m dprjax.search --corpus=embeddings/corpus --queries=embeddings/test --out=run.trec \\
+        --hybrid=fusion.json --texts=queries.jsonl --bm25_index=bm25
+
 --dimensions=128 compares only the first numbers of the vectors. --rescore=DIR orders the best
 passages by the vectors of another folder of the same passages, which stay on disk.
 """
@@ -35,13 +41,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from dprjax.base import outputs
+from dprjax.base import files, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.formats import seen, trec
 from dprjax.formats.fields import read_ids
-from dprjax.retrieval import best, codes, embeddings, manifest, scann
+from dprjax.formats.texts import read_texts
+from dprjax.retrieval import best, codes, embeddings, hybrid, manifest, scann
 from dprjax.runtime import cli, compiled, flags
 from dprjax.runtime.flags import flag
 
@@ -106,6 +113,13 @@ class Flags:
     'order the best passages by these float or int8 embeddings of them', None, metavar='DIR'
   )
   rescore_factor: int = flag('times --k passages to order with --rescore', 4, most=1000)
+  hybrid: str | None = flag(
+    'fuse the search with BM25 by this file of dprjax.fuse --weights_out', None, metavar='FILE'
+  )
+  texts: str | None = flag('with --hybrid: the texts of the queries', None, metavar='FILE')
+  bm25_index: str | None = flag(
+    'with --hybrid: the index of dprjax.bm25 --index_dir', None, metavar='DIR'
+  )
   milvus: MilvusFlags = flags.group(MilvusFlags, 'with --index=milvus')
   job: flags.Job = flags.job()
 
@@ -371,7 +385,10 @@ def _command(args: Flags) -> None:
   process, processes = jax.process_index(), jax.process_count()
   if processes > 1 and args.index != 'exact':
     raise InputError(f'--index={args.index} needs one process, not {processes}; use --index=exact')
-  inputs = flags.paths(args, 'corpus', 'queries', 'like', 'rescore')
+  _check_hybrid(args)
+  inputs = flags.paths(
+    args, 'corpus', 'queries', 'like', 'rescore', 'hybrid', 'texts', 'bm25_index'
+  )
   if args.index == 'milvus':
     from dprjax import milvus
 
@@ -383,6 +400,54 @@ def _command(args: Flags) -> None:
     if args.index_dir:
       outputs.check_folder(args.index_dir, inputs, **_INDEX)
     _search(args, process, processes)
+
+
+def _check_hybrid(args: Flags) -> None:
+  if args.hybrid is None:
+    flags.refuse(args, ('texts', 'bm25_index'), 'hybrid=FILE')
+    return
+  if not args.queries:
+    raise InputError('--hybrid needs --queries; --like searches with stored vectors')
+  needed = ('texts',) if args.index == 'milvus' else ('texts', 'bm25_index')
+  for name in needed:
+    if getattr(args, name) is None:
+      raise InputError(f'--hybrid needs --{name}')
+
+
+def _hybrid(
+  args: Flags, how: hybrid.Hybrid, run: trec.Run, report: dict[str, Any]
+) -> tuple[trec.Run, dict[str, Any]]:
+  """Fuses a run of ``how.fusion.depth`` passages a query with BM25."""
+  assert args.texts is not None and args.hybrid is not None
+  wanted = set(run.query_ids)
+  texts = {query.id: query.text for query in read_texts(args.texts, 'query', wanted)}
+  missing = [query_id for query_id in run.query_ids if query_id not in texts]
+  cli.report_ids(
+    f'--texts={args.texts} lacks {len(missing):,} of {counted(len(run), "queries")}', missing, True
+  )
+  started = time.perf_counter()
+  queries = [texts[query_id] for query_id in run.query_ids]
+  drop = run.query_ids if args.drop_same_id else ()
+  fused = how.rank(queries, run.rankings(), args.k, drop)
+  seconds = report['seconds'] | {'hybrid': time.perf_counter() - started}
+  known = seen.join_ids(
+    [
+      report.get('seen', {}),
+      seen.ids([*texts.items(), *zip(texts, texts, strict=True)], how.fusion.known),
+    ]
+  )
+  return trec.run_from_rankings(run.query_ids, fused), report | {
+    'hybrid': {
+      'method': how.fusion.method,
+      'weights': dict(how.fusion.weights),
+      'depth': how.fusion.depth,
+      'sha256': files.sha256_file(args.hybrid),
+    },
+    'k': args.k,
+    'seconds': seconds,
+    'queries_per_second': len(run) / (seconds['search'] + seconds['hybrid']),
+    **({'seen': known} if known else {}),
+  }
 
 
 def _search(args: Flags, process: int, processes: int) -> None:
@@ -404,7 +469,15 @@ def _search(args: Flags, process: int, processes: int) -> None:
       for folder in (args.corpus, *args.queries, *([args.rescore] if args.rescore else []))
     ]
     rescore = several.pop() if args.rescore else None
-    run, report = search(corpus, several, args, rescore)
+    if args.hybrid is None:
+      run, report = search(corpus, several, args, rescore)
+    else:
+      assert args.bm25_index is not None
+      fused = hybrid.load(args.hybrid, args.bm25_index, corpus.ids)
+      deep = dataclasses.replace(args, k=fused.fusion.depth)
+      run, report = search(corpus, several, deep, rescore)
+      if not process:
+        run, report = _hybrid(args, fused, run, report)
   if process:
     return
   for role, ids in report.get('seen', {}).items():

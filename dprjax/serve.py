@@ -80,6 +80,15 @@ class Flags:
   texts: dict[str, str] = flag(
     'the corpus.jsonl of an index, to answer with its texts', {}, metavar='NAME=FILE'
   )
+  hybrid: dict[str, str] = flag(
+    'fuse the search of an index with BM25 by this file of dprjax.fuse --weights_out; needs '
+    '--bm25_index',
+    {},
+    metavar='NAME=FILE',
+  )
+  bm25_index: dict[str, str] = flag(
+    'the index of dprjax.bm25 --index_dir for the --hybrid of this name', {}, metavar='NAME=DIR'
+  )
   reranker: dict[str, str] = flag('a cross-encoder; may be repeated', {}, metavar='NAME=DIR')
   reranker_prompt: dict[str, str] = flag(
     'a prompt of pairs for the --reranker of this name, which is then its backbone',
@@ -188,11 +197,25 @@ def _make_app(args: Flags) -> Any:
   compiled.keep()
   network, batches = args.network, args.batches
   allowed = keys.Keys.load(network.keys) if network.keys else None
-  for name, owner in (('texts', 'index'), ('reranker_prompt', 'reranker')):
+  owners = (
+    ('texts', 'index'),
+    ('hybrid', 'index'),
+    ('hybrid', 'bm25_index'),
+    ('bm25_index', 'hybrid'),
+    ('reranker_prompt', 'reranker'),
+  )
+  for name, owner in owners:
     if unknown := getattr(args, name).keys() - getattr(args, owner).keys():
       raise InputError(f'--{name}={unknown.pop()}=...: there is no --{owner} of this name')
   found = [
-    indexes.Index(name, folder, texts=args.texts.get(name)) for name, folder in args.index.items()
+    indexes.Index(
+      name,
+      folder,
+      texts=args.texts.get(name),
+      weights=args.hybrid.get(name),
+      bm25_index=args.bm25_index.get(name),
+    )
+    for name, folder in args.index.items()
   ]
   rerankers = [
     indexes.Reranker(name, folder, dtype=batches.dtype, prompt=args.reranker_prompt.get(name))

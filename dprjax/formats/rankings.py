@@ -30,6 +30,11 @@ class Ranking(NamedTuple):
     """The k best."""
     return Ranking(self.ids[:k], self.scores[:k])
 
+  def without(self, id_: str) -> 'Ranking':
+    """The ranking without a document, which it may lack."""
+    kept = [row for row, one in enumerate(self.ids) if one != id_]
+    return Ranking([self.ids[row] for row in kept], self.scores[kept])
+
 
 def ranked(ids: list[str], scores: Float64[np.ndarray, ' n']) -> Ranking:
   """Sorts documents, each of which stands once in ``ids``."""

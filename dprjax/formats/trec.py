@@ -46,6 +46,13 @@ class Run:
       docs = [self.doc_ids[doc] for doc in self.docs[start:stop].tolist()]
       yield query_id, list(zip(docs, self.scores[start:stop].tolist(), strict=True))
 
+  def rankings(self) -> list[Ranking]:
+    """Of each query."""
+    return [
+      Ranking([self.doc_ids[doc] for doc in self.docs[rows].tolist()], self.scores[rows])
+      for rows in map(slice, self.offsets[:-1], self.offsets[1:])
+    ]
+
   def query_of_row(self) -> Int[np.ndarray, ' rows']:
     """The index into ``query_ids`` of each row."""
     return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.offsets))
@@ -105,6 +112,16 @@ def run_from_dict(rankings: Mapping[str, Mapping[str, float]]) -> Run:
   queries = np.repeat(np.arange(len(rankings)), [len(ranked) for ranked in rankings.values()])
   return _ordered(
     list(rankings), queries, list(place), np.array(docs, np.int64), np.array(scores, np.float64)
+  )
+
+
+def run_from_rankings(query_ids: Sequence[str], rankings: Sequence[Ranking]) -> Run:
+  """A run from the ranking of each query."""
+  return run_from_dict(
+    {
+      query_id: dict(zip(one.ids, one.scores.tolist(), strict=True))
+      for query_id, one in zip(query_ids, rankings, strict=True)
+    }
   )
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from jaxtyping import Float
 
+from dprjax.base import given
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats.texts import read_texts
@@ -14,6 +15,8 @@ from dprjax.inference import corpora
 from dprjax.inference.embedder import ProgressFn, check_size
 from dprjax.inference.encoder import Encoder, either
 from dprjax.retrieval import best, exact
+from dprjax.retrieval import hybrid as hybrids
+from dprjax.retrieval.fusion import Fusion
 
 
 class Hit(NamedTuple):
@@ -31,6 +34,7 @@ class _Indexed(NamedTuple):
   texts: list[str]
   vectors: exact.Index
   prompt: str | None
+  hybrid: hybrids.Hybrid | None
 
 
 class Retriever:
@@ -58,8 +62,8 @@ class Retriever:
     encoder: makes the vectors.
   """
 
-  def __init__(self, encoder: Encoder):
-    self.encoder = encoder
+  def __init__(self, encoder: Encoder, fusion: Fusion | None = None):
+    self.encoder, self._fusion = encoder, fusion
     self._indexed: _Indexed | None = None
 
   @classmethod
@@ -67,19 +71,23 @@ class Retriever:
     cls,
     backbone: PathLike,
     prompt: PathLike | Mapping[str, PathLike | None] | None = None,
+    *,
+    hybrid: PathLike | None = None,
     **options: Any,
   ) -> Self:
     """Loads a backbone and any prompts for it.
 
     Args:
       backbone, prompt: as for ``Encoder.load``.
+      hybrid: weights of dprjax.fuse: ``search`` fuses its ranking with that of BM25.
       options: pooling, normalize, query_max_length, passage_max_length, batch_size, dtype,
         dimensions and mesh; see ``Encoder.load``.
 
     Raises:
       InputError: a file cannot be read, or a prompt was made for another backbone.
     """
-    return cls(Encoder.load(backbone, prompt, **options))
+    fusion = None if hybrid is None else hybrids.read(hybrid)
+    return cls(Encoder.load(backbone, prompt, **options), fusion)
 
   def encode(
     self,
@@ -134,8 +142,9 @@ class Retriever:
     name = task if prompt is None else prompt
     devices = list(self.encoder.mesh.devices.flat)
     ids = [passage.id for passage in passages]
+    fused = None if self._fusion is None else hybrids.build(self._fusion, ids, texts)
     searched = exact.Index(vectors, devices=devices, ids_at=best.ids_of(ids))
-    self._indexed = _Indexed(ids, texts, searched, name)
+    self._indexed = _Indexed(ids, texts, searched, name, fused)
 
   def search(
     self,
@@ -146,6 +155,8 @@ class Retriever:
     task: str | Sequence[str] | None = None,
   ) -> list[list[Hit]]:
     """The k best passages of each query, best first, by exact inner product; ties by id.
+
+    With weights (``load``), by the fusion of this ranking with that of BM25.
 
     Args:
       queries: their texts.
@@ -161,13 +172,24 @@ class Retriever:
     if self._indexed is None:
       raise InputError('nothing is indexed yet: call index(corpus) before search')
     check_size('k', k)
-    ids, texts, vectors, default = self._indexed
+    ids, texts, vectors, default, fused = self._indexed
     named = either(prompt, task)
     if named is not None:
       self.encoder.check_comparable([named] if isinstance(named, str) else named, default)
+    queries = given.texts(queries)
     encoded = self.encode(queries, 'query', prompt=default if named is None else named)
-    found = vectors.search(encoded, k)
+    if fused is None:
+      found = vectors.search(encoded, k)
+      return [
+        [Hit(ids[row], float(score), texts[row]) for score, row in zip(scores, rows, strict=True)]
+        for scores, rows in zip(found.scores, found.rows, strict=True)
+      ]
+    dense = best.rankings(vectors.search(encoded, fused.fusion.depth), ids)
+    text_of = dict(zip(ids, texts, strict=True))
     return [
-      [Hit(ids[row], float(score), texts[row]) for score, row in zip(scores, rows, strict=True)]
-      for scores, rows in zip(found.scores, found.rows, strict=True)
+      [
+        Hit(id_, score, text_of[id_])
+        for id_, score in zip(one.ids, one.scores.tolist(), strict=True)
+      ]
+      for one in fused.rank(queries, dense, k)
     ]

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 
 from dprjax.base import ranking
 from dprjax.base.errors import InputError
+from dprjax.formats.rankings import Ranking
 
 Ids = Callable[[Int[np.ndarray, ' n']], Sequence[str]]
 """Ids of ascending rows, as ``embeddings.Embeddings.ids_at``."""
@@ -30,6 +31,16 @@ class TopK(NamedTuple):
 
   scores: Float[np.ndarray, 'queries k']
   rows: Int[np.ndarray, 'queries k']
+
+
+def rankings(found: TopK, ids: Sequence[str]) -> list[Ranking]:
+  """The results of each query without unused places; ``ids`` are those of the rows."""
+  some = []
+  for scores, rows in zip(found.scores, found.rows, strict=True):
+    used = rows >= 0
+    own = [ids[row] for row in rows[used].tolist()]
+    some.append(Ranking(own, scores[used].astype(np.float64)))
+  return some
 
 
 def ids_of(ids: Sequence[str]) -> Ids:

@@ -17,6 +17,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write
 from dprjax.formats.fields import read_ids
+from dprjax.formats.rankings import Ranking
 from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK
 
@@ -74,6 +75,11 @@ class Bm25(NamedTuple):
   ids: list[str]
   language: str
 
+  @property
+  def settings(self) -> dict[str, Any]:
+    """The arguments of ``build``."""
+    return {'k1': self.index.k1, 'b': self.index.b, 'language': self.language}
+
   def search(self, queries: Sequence[str], k: int) -> TopK:
     """The best ``min(k, n)`` passages that share a word with the query, equal scores by id.
 
@@ -98,6 +104,10 @@ class Bm25(NamedTuple):
         count = ranked.rows.shape[1]
         rows[number, :count], scores[number, :count] = ranked.rows[0], ranked.scores[0]
     return TopK(scores, rows)
+
+  def rankings(self, queries: Sequence[str], k: int) -> list[Ranking]:
+    """`search` as rankings."""
+    return best.rankings(self.search(queries, k), self.ids)
 
 
 def build(
@@ -169,8 +179,20 @@ def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
   """
   root = epath.Path(folder)
   sidecar = provenance.kept(root, _SIDECAR, fingerprint)
+  return None if sidecar is None else _load(root, sidecar)
+
+
+def open_index(folder: PathLike) -> Bm25:
+  """Opens an index of any passages. Raises InputError if there is none, or a damaged one."""
+  root = epath.Path(folder)
+  sidecar = provenance.read(root, _SIDECAR)
   if sidecar is None:
-    return None
+    raise InputError(f'{root} is no BM25 index: make one with dprjax.bm25 --index_dir={root}')
+  provenance.check(root, _SIDECAR, sidecar)
+  return _load(root, sidecar)
+
+
+def _load(root: epath.Path, sidecar: dict[str, Any]) -> Bm25:
   counts = reading.convert(sidecar, str(root / _SIDECAR), _Counts)
   ids = read_ids(root / _IDS)
   try:

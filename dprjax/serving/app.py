@@ -337,7 +337,7 @@ class App:
       raise _Failure(413, f'k is {k}; {index.most} at most', param='k')
     tokens, vectors = await self._embed(request, name, side, queries, 'query')
     index.check(tokens.version, self._engine)
-    found = await self._wait(request, self._side.submit(index.search, vectors, k))
+    found = await self._wait(request, self._side.submit(index.search, vectors, queries, k))
     content = SearchResponse(
       model=asked.model,
       index=index.name,

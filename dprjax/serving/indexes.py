@@ -10,7 +10,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats.texts import read_texts
 from dprjax.inference import reranker
-from dprjax.retrieval import best, codes, embeddings, exact, manifest
+from dprjax.retrieval import best, codes, embeddings, exact, hybrid, manifest
 from dprjax.serving.engine import Engine
 from dprjax.serving.library import Version
 from dprjax.serving.messages import Hit
@@ -22,7 +22,15 @@ _QUERIES = (1, 16, 64)
 class Index:
   """Embeddings of passages on the devices; ``most`` limits the hits of a query."""
 
-  def __init__(self, name: str, folder: PathLike, most: int = 100, texts: PathLike | None = None):
+  def __init__(
+    self,
+    name: str,
+    folder: PathLike,
+    most: int = 100,
+    texts: PathLike | None = None,
+    weights: PathLike | None = None,
+    bm25_index: PathLike | None = None,
+  ):
     """Reads a folder of dprjax.encode.
 
     Args:
@@ -30,9 +38,10 @@ class Index:
       folder: with embeddings of passages.
       most: hits of a query.
       texts: their corpus.jsonl, to answer with.
+      weights, bm25_index: of a hybrid search, see ``hybrid.load``.
 
     Raises:
-      InputError: it cannot be read, or holds queries.
+      InputError: a file cannot be read or is of something else.
     """
     found = embeddings.load_embeddings(folder)
     found.check_side('passage', f'--index={name}={folder}')
@@ -42,6 +51,11 @@ class Index:
     if texts is not None:
       own = set(self._ids)
       self._texts = {one.id: one.text for one in read_texts(texts, 'passage', own)}
+    self._hybrid = None
+    if weights is not None and bm25_index is not None:
+      self._hybrid = hybrid.load(weights, bm25_index, self._ids)
+    # Found on the devices for each query.
+    self._depth = most if self._hybrid is None else self._hybrid.fusion.depth
     self._vectors = exact.Index(found.shards, ids_at=best.ids_of(self._ids))
 
   def __len__(self) -> int:
@@ -51,7 +65,8 @@ class Index:
     """Compiles every shape."""
     random = np.random.default_rng(0)
     for count in _QUERIES:
-      self.search(random.standard_normal((count, self.meta.dimension), np.float32), 1)
+      vectors = random.standard_normal((count, self.meta.dimension), np.float32)
+      self.search(vectors, [''] * count, 1)
 
   def check(self, version: Version, engine: Engine) -> None:
     """Raises InputError if queries under this prompt cannot be compared with the passages.
@@ -77,8 +92,16 @@ class Index:
         own[field] = space[field]
     manifest.check_same_space(f'index {self.name}', space, f'prompt {version.name}', own)
 
-  def search(self, queries: Float[np.ndarray, 'n H'], k: int) -> list[list[Hit]]:
-    """The best k passages of each query, at most ``most``, by exact inner product."""
+  def search(
+    self, queries: Float[np.ndarray, 'n H'], texts: Sequence[str], k: int
+  ) -> list[list[Hit]]:
+    """The best k passages of each query, at most ``most``, by exact inner product.
+
+    Args:
+      queries: their vectors.
+      texts: the queries, for BM25 in a hybrid search.
+      k: passages a query.
+    """
     hits = []
     queries = codes.cut(queries, self.meta.dimension, self.meta.normalize)
     for start in range(0, len(queries), _QUERIES[-1]):
@@ -86,13 +109,16 @@ class Index:
       count = next(n for n in _QUERIES if n >= len(block))
       # Zeros would tie all passages, and ties are slow.
       padded = np.resize(block, (count, block.shape[1])).astype(np.float32)
-      found = self._vectors.search(padded, self.most, block_queries=count)
+      found = self._vectors.search(padded, self._depth, block_queries=count)
+      ranked = best.rankings(best.TopK(*(array[: len(block)] for array in found)), self._ids)
+      if self._hybrid is not None:
+        ranked = self._hybrid.rank(texts[start : start + len(block)], ranked, k)
       hits += [
         [
-          Hit(self._ids[row], score, self._texts.get(self._ids[row]))
-          for score, row in zip(scores[:k].tolist(), rows[:k].tolist(), strict=True)
+          Hit(id_, score, self._texts.get(id_))
+          for id_, score in zip(one.ids[:k], one.scores[:k].tolist(), strict=True)
         ]
-        for scores, rows in zip(found.scores[: len(block)], found.rows, strict=False)
+        for one in ranked
       ]
     return hits
 

@@ -8,7 +8,8 @@ from dprjax import Retriever
 from dprjax.base import machine
 from dprjax.base.errors import InputError
 from dprjax.inference import embedder, retriever
-from dprjax.retrieval import exact
+from dprjax.formats.rankings import ranked
+from dprjax.retrieval import bm25, exact, fusion
 from tests.refusals import refused
 
 TEXTS = [
@@ -44,6 +45,26 @@ def test_search_equals_numpy(small):
     assert [hit.id for hit in hits] == [str(row) for row in rows]
     assert [hit.text for hit in hits] == [TEXTS[row] for row in rows]
     np.testing.assert_allclose([hit.score for hit in hits], values, atol=1e-5)
+
+
+def test_a_hybrid_search_fuses_with_bm25(trained, prompt, small, tmp_path):
+  settings = {'k1': 1.2, 'b': 0.3, 'language': 'none'}
+  how = fusion.Fusion(weights={'bm25': 0.4, 'dense': 0.6}, method='minmax', depth=4, bm25=settings)
+  fusion.write(tmp_path / 'w.json', how)
+  both = Retriever.load(trained / 'backbone', prompt, hybrid=tmp_path / 'w.json')
+  queries = ['read json', 'fetch a page', 'an http message']
+  for one in (small, both):
+    one.index(TEXTS)
+  words = bm25.build([str(row) for row in range(len(TEXTS))], TEXTS, **settings)
+  lexical = words.rankings(queries, 4)
+  for hits, alone, other in zip(
+    both.search(queries, 3), small.search(queries, 4), lexical, strict=True
+  ):
+    dense = ranked([hit.id for hit in alone], np.array([hit.score for hit in alone]))
+    expected = how.fuse({'bm25': other, 'dense': dense}, 3)
+    assert [hit.id for hit in hits] == expected.ids
+    np.testing.assert_allclose([hit.score for hit in hits], expected.scores, atol=1e-5)
+    assert [hit.text for hit in hits] == [TEXTS[int(hit.id)] for hit in hits]
 
 
 def test_equal_texts_go_by_falling_id(small):

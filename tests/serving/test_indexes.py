@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dprjax import PromptReranker
-from dprjax.retrieval import codes, exact
+from dprjax.retrieval import bm25, codes, exact, fusion
 from dprjax.serving.indexes import Index, Reranker
 
 
@@ -20,7 +20,7 @@ def test_queries_are_cut_to_what_an_index_has(tmp_path, write_embeddings, dtype)
     code = codes.Code(dtype, codes.calibrate(short, dtype))
     short = codes.decode(codes.encode(short, code), code)
   best = exact.search(codes.cut(queries, 9, True), short, 4)
-  found = index.search(queries, 4)
+  found = index.search(queries, [''] * 3, 4)
   scores = [[hit.score for hit in hits] for hits in found]
   np.testing.assert_allclose(scores, best.scores, rtol=1e-5)
   if dtype != 'binary':  # whose scores tie
@@ -34,8 +34,23 @@ def test_equal_scores_go_by_falling_id(tmp_path, write_embeddings):
   write_embeddings(tmp_path / 'x', ids, np.ones((30, 4), np.float32))
   index = Index('x', tmp_path / 'x', most=7)
   for k in (1, 5, 7):
-    (hits,) = index.search(np.ones((1, 4), np.float32), k)
+    (hits,) = index.search(np.ones((1, 4), np.float32), [''], k)
     assert [hit.id for hit in hits] == ['9', '8', '7', '6', '5', '4', '3'][:k]
+
+
+def test_a_hybrid_index_is_fused_with_bm25(tmp_path, write_embeddings):
+  ids, texts = ['a', 'b', 'c'], ['red apples', 'green pears', 'green apples']
+  write_embeddings(tmp_path / 'x', ids, np.eye(3, dtype=np.float32))
+  bm25.save(bm25.build(ids, texts), tmp_path / 'bm25', 'fingerprint')
+  how = fusion.Fusion(weights={'bm25': 1, 'dense': 1}, depth=2)
+  fusion.write(tmp_path / 'w.json', how)
+  index = Index('x', tmp_path / 'x', weights=tmp_path / 'w.json', bm25_index=tmp_path / 'bm25')
+  index.compile()
+  # By the vectors a, b; c, a. By the words b alone; none.
+  vectors = np.array([[2, 1, 0], [1, 0, 2]], np.float32)
+  found = index.search(vectors, ['pear', 'plums'], 2)
+  assert [[hit.id for hit in hits] for hits in found] == [['b', 'a'], ['c', 'a']]
+  assert [hit.score for hit in found[0]] == pytest.approx([1 / 61 + 1 / 62, 1 / 61])
 
 
 @pytest.mark.slow

@@ -1,0 +1,87 @@
+"""Hybrid search: a dense ranking fused with that of BM25 over the same passages."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
+from dprjax.formats.rankings import Ranking
+from dprjax.retrieval import bm25, fusion
+
+
+class Hybrid(NamedTuple):
+  """A fusion of the runs `fusion.BM25` and `fusion.DENSE`.
+
+  Attributes:
+    fusion: how.
+    search: the best k passages of each query, a text, by BM25.
+  """
+
+  fusion: fusion.Fusion
+  search: Callable[[Sequence[str], int], list[Ranking]]
+
+  def rank(
+    self, queries: Sequence[str], dense: Sequence[Ranking], k: int, drop: Sequence[str] = ()
+  ) -> list[Ranking]:
+    """The k best passages of each query.
+
+    Args:
+      queries: their texts.
+      dense: their first ``fusion.depth`` passages, or all.
+      k: the most passages of a query.
+      drop: for each query, the id of a passage to leave out of BM25's.
+    """
+    lexical = self.search(queries, self.fusion.depth + bool(drop))
+    if drop:
+      lexical = [one.without(id_) for one, id_ in zip(lexical, drop, strict=True)]
+    return [
+      self.fusion.fuse({fusion.BM25: one, fusion.DENSE: other}, k)
+      for one, other in zip(lexical, dense, strict=True)
+    ]
+
+
+def read(path: PathLike) -> fusion.Fusion:
+  """The fusion of a file of weights. Raises InputError unless it is of BM25 and a dense run."""
+  found = fusion.read(path)
+  if found.weights.keys() != {fusion.BM25, fusion.DENSE}:
+    raise InputError(
+      f'{path} is of runs called {", ".join(found.weights)}; a hybrid search needs weights of '
+      f'{fusion.BM25} and {fusion.DENSE}: dprjax.fuse --run={fusion.BM25}=FILE '
+      f'--run={fusion.DENSE}=FILE --weights_out=FILE'
+    )
+  return found
+
+
+def load(weights: PathLike, folder: PathLike, ids: Collection[str]) -> Hybrid:
+  """A hybrid search with an index that dprjax.bm25 kept.
+
+  Args:
+    weights: a file of dprjax.fuse.
+    folder: the index.
+    ids: the passages of the dense index.
+
+  Raises:
+    InputError: as `read`; no whole index, one of other passages, or one of other settings than the
+      weights were learnt with.
+  """
+  found, index = read(weights), bm25.open_index(folder)
+  if len(index.ids) != len(ids) or set(index.ids) != set(ids):
+    raise InputError(
+      f'{folder} is a BM25 index of {len(index.ids):,} other passages than the {len(ids):,} '
+      'embeddings: make it from the same corpus'
+    )
+  if found.bm25 is not None and found.bm25 != index.settings:
+    raise InputError(
+      f'{weights} is of BM25 with {_shown(found.bm25)}, the index {folder} has '
+      f'{_shown(index.settings)}: make it with the same'
+    )
+  return Hybrid(found, index.rankings)
+
+
+def build(found: fusion.Fusion, ids: Sequence[str], texts: Sequence[str]) -> Hybrid:
+  """A hybrid search of these passages. Raises InputError as `bm25.build`."""
+  return Hybrid(found, bm25.build(ids, texts, **(found.bm25 or {})).rankings)
+
+
+def _shown(settings: Mapping[str, Any]) -> str:
+  return ', '.join(f'{name}={value}' for name, value in settings.items())
