@@ -38,9 +38,9 @@ class Flags:
   qrels: str | None = flag('rank only for the queries that are judged here', None, metavar='FILE')
   strict: bool = flags.switch('fail where the qrels name an unknown query, instead of counting it')
   drop_same_id: bool = flags.drop_same_id()
-  k1: float = flag('how soon the repetition of a word stops counting', 1.5, read=float)
-  b: float = flag('how much long passages are discounted', 0.75, read=float)
-  language: str = flag('of the stemmer and the stop words; none for neither', 'english')
+  k1: float = flags.k1()
+  b: float = flags.b()
+  language: str = flags.language()
   index_dir: str | None = flag(
     'keep the index here, and use it again while passages and settings stay the same',
     None,

@@ -118,7 +118,7 @@ class Flags:
   )
   texts: str | None = flag('with --hybrid: the texts of the queries', None, metavar='FILE')
   bm25_index: str | None = flag(
-    'with --hybrid: the index of dprjax.bm25 --index_dir', None, metavar='DIR'
+    'with --hybrid: the index of dprjax.bm25 --index_dir; Milvus has its own', None, metavar='DIR'
   )
   milvus: MilvusFlags = flags.group(MilvusFlags, 'with --index=milvus')
   job: flags.Job = flags.job()
@@ -249,7 +249,9 @@ def search_milvus(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
     queries.check_side('query', '--queries')
     ids = queries.ids
   settings, drop_same_id = args.milvus.search_param, args.drop_same_id or queries is None
-  k, progress = args.k, Progress('queries', len(ids), 'searching')
+  weights = hybrid.read(args.hybrid) if args.hybrid else None
+  k = args.k if weights is None else weights.depth
+  progress = Progress('queries', len(ids), 'searching')
   with contextlib.closing(milvus.Server(args.milvus.uri, args.milvus.token)) as server:
     collection = server.open(args.milvus.collection)
     if queries is None:
@@ -262,7 +264,7 @@ def search_milvus(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
     run, report = _result(
       ids, *found, k, drop_same_id, len(collection), {'search': progress.seconds}
     )
-    return run, {
+    report |= {
       'index': 'milvus',
       'kind': collection.index_type,
       'server': server.version,
@@ -274,6 +276,11 @@ def search_milvus(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
       **collection.space,
       'queries_manifest_sha256': queries and queries.sha256,
     }
+    if weights is None:
+      return run, report
+    if collection.bm25 is not None:
+      hybrid.check_settings(weights, collection.bm25, f'collection {collection.name!r}')
+    return _hybrid(args, hybrid.Hybrid(weights, collection.rankings), run, report)
 
 
 def _seen(queries: Sequence[embeddings.Embeddings]) -> dict[str, dict[str, list[str]]]:
@@ -408,8 +415,9 @@ def _check_hybrid(args: Flags) -> None:
     return
   if not args.queries:
     raise InputError('--hybrid needs --queries; --like searches with stored vectors')
-  needed = ('texts',) if args.index == 'milvus' else ('texts', 'bm25_index')
-  for name in needed:
+  if args.index == 'milvus':
+    flags.refuse(args, ('bm25_index',), 'index=scann or exact')
+  for name in ('texts',) if args.index == 'milvus' else ('texts', 'bm25_index'):
     if getattr(args, name) is None:
       raise InputError(f'--hybrid needs --{name}')
 

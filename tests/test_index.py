@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from etils import epath
 
-from dprjax import index, milvus, search
+from dprjax import bm25, index, milvus, search
 from dprjax.base import outputs
 from dprjax.formats.trec import read_run
-from dprjax.retrieval import codes, exact
+from dprjax.retrieval import codes, exact, fusion
 from dprjax.retrieval.embeddings import load_embeddings
 from tests.refusals import named_in
 
@@ -49,6 +49,54 @@ def documents(path='run.trec'):
 
 def expected(queries, vectors, ids, k):
   return [[ids[row] for row in rows] for rows in exact.search(queries, vectors, k).rows]
+
+
+def test_a_collection_with_texts_is_searched_by_bm25_too(folder, command):
+  """As by dprjax's own BM25: the words are its own, and the weights those of one file."""
+  texts = {
+    id_: f'Words{row % 7} and cats{row % 3} {"sleeping " * (row % 4)}'
+    for row, id_ in enumerate(IDS)
+  }
+  queries = {'q0': 'words3', 'q1': 'the', 'q2': 'Cats1 sleeps', 'q3': 'cats2 words5'}
+  for name, some in (('corpus', texts), ('queries', queries)):
+    lines = [json.dumps({'_id': id_, 'text': text}) for id_, text in some.items()]
+    (folder / f'{name}.jsonl').write_text('\n'.join(lines))
+  how = fusion.Fusion(weights={'bm25': 1, 'dense': 2}, method='minmax', depth=50)
+  fusion.write('w.json', how)
+  made = ['--uri=index.db', '--upsert=corpus']
+  assert command(index, *made, '--texts=corpus.jsonl')[0] == 0
+  hybrid = ['--hybrid=w.json', '--texts=queries.jsonl', '--queries=queries', '--k=9']
+  asked = ['--index=milvus', '--uri=index.db', *hybrid]
+  status, said = command(search, *asked, '--out=run.trec')
+  assert status == 0, said
+  command(bm25, '--corpus=corpus.jsonl', '--queries=queries.jsonl', '--out=x', '--index_dir=bm25')
+  command(search, '--corpus=corpus', '--index=exact', *hybrid, '--bm25_index=bm25', '--out=e.trec')
+  found, own = dict(read_run('run.trec')), dict(read_run('e.trec'))
+  assert json.loads((folder / 'run.trec.json').read_text())['index'] == 'milvus'
+  for query, ranking in own.items():
+    assert [id_ for id_, _ in found[query]] == [id_ for id_, _ in ranking]
+    np.testing.assert_allclose(*([score for _, score in run[query]] for run in (own, found)), 1e-4)
+  # Replaced passages have other words.
+  lines = (folder / 'corpus.jsonl').read_text().replace('cats1', 'stars')
+  (folder / 'corpus.jsonl').write_text(lines)
+  assert command(index, *made, '--texts=corpus.jsonl')[0] == 0
+  assert command(search, *asked, '--out=again.trec')[0] == 0
+  assert dict(read_run('again.trec'))['q2'] != found['q2']
+  for flags, named in (
+    ([], '--texts'),
+    (['--texts=queries.jsonl'], '--texts=queries.jsonl'),
+    (['--texts=corpus.jsonl', '--k1=3'], 'k1'),
+  ):
+    status, said = command(index, *made, *flags)
+    assert status == 2 and named_in(said.splitlines()[-1], named)
+  settings = {'k1': 3.0, 'b': 0.75, 'language': 'english'}
+  fusion.write('w.json', fusion.Fusion(weights={'bm25': 1, 'dense': 1}, bm25=settings))
+  status, said = command(search, *asked, '--out=run.trec')
+  assert status == 2 and named_in(said.splitlines()[-1], 'k1=3.0', 'k1=1.5')
+  assert command(index, *made, '--collection=bare')[0] == 0
+  fusion.write('w.json', how)
+  status, said = command(search, *asked, '--collection=bare', '--out=run.trec')
+  assert status == 2 and named_in(said.splitlines()[-1], 'bare', '--texts')
 
 
 def test_codes_are_stored_as_their_values(folder, command, write_embeddings):

@@ -135,8 +135,12 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(folder, words, drop):
   search.main([*flags, *words, '--k=7', '--out=run.trec'])
   search.main([*flags, '--out=dense.trec'])
   bm25.main(
-    ['--corpus=corpus.jsonl', '--queries=queries.jsonl', f'--drop_same_id={drop}']
-    + ['--out=bm25.trec']
+    [
+      '--corpus=corpus.jsonl',
+      '--queries=queries.jsonl',
+      f'--drop_same_id={drop}',
+      '--out=bm25.trec',
+    ]
   )
   fuse.main(
     ['--run=dense.trec', '--run=bm25.trec', '--weights=w.json', '--k=7', '--out=fused.trec']
@@ -157,7 +161,7 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(folder, words, drop):
     (lambda words: [*words, '--bm25_index=other'], ['other', '499', '500']),
     (lambda words: [*words, '--bm25_index=corpus'], ['corpus', '--index_dir=corpus']),
     (lambda words: [*words, '--hybrid=names.json'], ['names.json', 'bm25', 'dense', 'x']),
-    (lambda words: [*words, '--hybrid=k1.json'], ['k1.json', 'k1=3', 'bm25', 'k1=1.5']),
+    (lambda words: [*words, '--hybrid=k1.json'], ['k1=3', 'bm25', 'k1=1.5']),
   ],
 )
 def test_what_a_hybrid_search_lacks_is_named(folder, words, capsys, change, named):

@@ -15,7 +15,8 @@ from jaxtyping import Float, Int
 
 from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError
-from dprjax.retrieval import best
+from dprjax.formats.rankings import Ranking
+from dprjax.retrieval import best, bm25
 from dprjax.retrieval.best import check_finite
 from dprjax.retrieval.manifest import check_same_space
 
@@ -27,7 +28,11 @@ INDEX_TYPES = ('auto', 'SCANN', *_LITE_TYPES)
 _LITE_OPTIONS = {'grpc.keepalive_time_ms': 2**31 - 1}
 _LITE_FILES = {'LOCK', 'collections', 'databases', 'aliases.json', 'database_properties.json'}
 _SPACE = 'dprjax.space'
+_BM25 = 'dprjax.bm25'
 _ID, _VECTOR = 'id', 'vector'
+# Of a collection with BM25: a passage's words with spaces between them, and Milvus's counts.
+_WORDS, _COUNTS = 'words', 'counts'
+_MAX_WORDS = 65_535  # bytes of a field
 _MAX_ID = 1024  # bytes
 _SEGMENT_BYTES = 1 << 30  # data that a server indexes at once, by default
 # Requests and answers are limited to 64 MB.
@@ -181,14 +186,20 @@ class Server:
       self._load(name)
     try:
       text = described['properties'].get(_SPACE) or described['description']
-      space = reading.parse(text, 'collection', dict[str, dict[str, Any]])[_SPACE]
+      record = reading.parse(text, 'collection', dict[str, dict[str, Any]])
+      space = record[_SPACE]
       int(space['dimension'])
     except (InputError, KeyError, TypeError, AttributeError):
       raise InputError(
         f'{self.uri}: collection {name!r} was not made by dprjax; choose another name'
       ) from None
     return Collection(
-      self, name, space, str(index.get('index_type', 'FLAT')), int(index.get('nlist', 128))
+      self,
+      name,
+      space,
+      str(index.get('index_type', 'FLAT')),
+      int(index.get('nlist', 128)),
+      record.get(_BM25),
     )
 
   def _load(self, name: str) -> None:
@@ -206,7 +217,13 @@ class Server:
       self.client.load_collection(name)
 
   def create(
-    self, name: str, space: Mapping[str, Any], *, index_type: str = 'auto', rows: int = 0
+    self,
+    name: str,
+    space: Mapping[str, Any],
+    *,
+    index_type: str = 'auto',
+    rows: int = 0,
+    bm25: Mapping[str, Any] | None = None,
   ) -> 'Collection':
     """Creates an empty collection.
 
@@ -215,6 +232,8 @@ class Server:
       space: of its vectors, `manifest.Meta.space`.
       index_type: one of INDEX_TYPES. 'auto' is SCANN, or FLAT (exact) on milvus-lite.
       rows: expected rows, which set the number of lists of SCANN and IVF.
+      bm25: settings of ``retrieval.bm25.build`` for a collection that BM25 searches too; its
+        passages have texts.
 
     Raises:
       InputError: the server has no such index, or another error of Milvus.
@@ -231,7 +250,8 @@ class Server:
     lists = max(
       1, min(65_536, round(4 * math.sqrt(min(max(rows, 1), _SEGMENT_BYTES // (4 * dimension)))))
     )
-    record = json.dumps({_SPACE: dict(space)}, sort_keys=True)
+    about = {_SPACE: dict(space)} | ({_BM25: dict(bm25)} if bm25 else {})
+    record = json.dumps(about, sort_keys=True)
     client = self.client
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=record)
     schema.add_field(_ID, pymilvus.DataType.VARCHAR, is_primary=True, max_length=_MAX_ID)
@@ -243,6 +263,25 @@ class Server:
       metric_type='IP',
       params={'nlist': lists} if index_type.startswith(('IVF', 'SCANN')) else {},
     )
+    if bm25:
+      # Words between spaces, in lower case, stay as they are.
+      schema.add_field(
+        _WORDS,
+        pymilvus.DataType.VARCHAR,
+        max_length=_MAX_WORDS,
+        enable_analyzer=True,
+        analyzer_params={'tokenizer': 'standard'},
+      )
+      schema.add_field(_COUNTS, pymilvus.DataType.SPARSE_FLOAT_VECTOR)
+      schema.add_function(
+        pymilvus.Function('bm25', pymilvus.FunctionType.BM25, [_WORDS], [_COUNTS])
+      )
+      index.add_index(
+        _COUNTS,
+        index_type='SPARSE_INVERTED_INDEX',
+        metric_type='BM25',
+        params={'bm25_k1': bm25['k1'], 'bm25_b': bm25['b']},
+      )
     # milvus-lite keeps properties but not descriptions; servers keep descriptions.
     properties = {'properties': {_SPACE: record}} if self.lite else {}
     with self.errors(f'{self.uri}: collection {name!r} with index {index_type}'):
@@ -265,10 +304,20 @@ class Collection:
     server, name: where it is.
     space: what made the vectors, `manifest.Meta.space`.
     index_type: the server's name for it.
+    bm25: settings of its BM25; None if it has none.
   """
 
-  def __init__(self, server: Server, name: str, space: dict[str, Any], index_type: str, lists: int):
+  def __init__(
+    self,
+    server: Server,
+    name: str,
+    space: dict[str, Any],
+    index_type: str,
+    lists: int,
+    bm25: dict[str, Any] | None = None,
+  ):
     self.server, self.name, self.space, self.index_type = server, name, space, index_type
+    self.bm25 = bm25
     self._client, self._lists = server.client, lists
     self._where = f'{server.uri}, collection {name!r}'
 
@@ -283,13 +332,26 @@ class Collection:
     check_same_space(self._where, self.space, what, space)
 
   def upsert(
-    self, ids: Sequence[str], vectors: Float[np.ndarray, 'n H'], progress: ProgressFn | None = None
+    self,
+    ids: Sequence[str],
+    vectors: Float[np.ndarray, 'n H'],
+    progress: ProgressFn | None = None,
+    texts: Sequence[str] | None = None,
   ) -> None:
     """Writes vectors and replaces those under the same ids.
 
+    Args:
+      ids, vectors: of the documents.
+      progress: called with the number of documents done.
+      texts: of the documents, where the collection has BM25. The words of a text beyond 65,535
+        bytes are left out.
+
     Raises:
-      InputError: another dimension, NaN or infinity, an id above 1,024 bytes, or Milvus fails.
+      InputError: another dimension, NaN or infinity, an id above 1,024 bytes, texts that are
+        missing or that the collection cannot hold, or Milvus fails.
     """
+    if (texts is None) != (self.bm25 is None):
+      raise InputError(f'{self._where} {"has no" if self.bm25 is None else "needs texts for"} BM25')
     self._check_dimension(vectors, 'vectors')
     check_finite(vectors, 'document', 0)
     long = next(
@@ -298,12 +360,26 @@ class Collection:
     if long is not None:
       raise InputError(f'{self._where}: the id {long[:40]!r}... has more than {_MAX_ID} bytes')
     for part in _slices(len(ids), self._batch(vectors.shape[1]), progress):
-      rows = np.ascontiguousarray(vectors[part], np.float32)
+      vectors_of = np.ascontiguousarray(vectors[part], np.float32)
+      rows = [
+        {_ID: id_, _VECTOR: vector} for id_, vector in zip(ids[part], vectors_of, strict=True)
+      ]
+      if texts is not None:
+        for row, words in zip(rows, self._words(texts[part]), strict=True):
+          row[_WORDS] = words
       with self.server.errors(self._where):
-        self._client.upsert(
-          self.name,
-          [{_ID: id_, _VECTOR: row} for id_, row in zip(ids[part], rows, strict=True)],
-        )
+        self._client.upsert(self.name, rows)
+
+  def _words(self, texts: Sequence[str]) -> list[str]:
+    """The words of each text, with spaces between them."""
+    assert self.bm25 is not None
+    joined = [' '.join(words) for words in bm25.words_of(texts, self.bm25['language'])]
+    return [
+      words
+      if len(words.encode()) <= _MAX_WORDS
+      else words.encode()[:_MAX_WORDS].rpartition(b' ')[0].decode()
+      for words in joined
+    ]
 
   def flush(self) -> None:
     """Makes the server write and index all upserts."""
@@ -364,49 +440,95 @@ class Collection:
       raise InputError(
         f'nothing to search: {len(queries)} queries, and {count} documents in {self._where}'
       )
-    k = min(k, count)
+    parameters = self.settings
+
+    def ask(some: Int[np.ndarray, ' some'], wanted: int, places: dict[str, int]) -> best.TopK:
+      how = {'metric_type': 'IP', 'params': parameters(wanted) | dict(settings or {})}
+      vectors = np.ascontiguousarray(queries[some], np.float32)
+      return self._ask([*vectors], _VECTOR, how, wanted, self._batch(queries.shape[1]), places)
+
+    return self._best(ask, len(queries), k, count, progress)
+
+  def rankings(self, queries: Sequence[str], k: int) -> list[Ranking]:
+    """The best k documents of each query, a text, by BM25, of those that share a word with it.
+
+    k is at most MAX_K. Milvus's BM25 sees the words of ``retrieval.bm25``; milvus-lite takes their
+    frequencies from each of its segments alone.
+
+    Raises:
+      InputError: the collection has no BM25, or an error of Milvus.
+    """
+    if self.bm25 is None:
+      raise InputError(f'{self._where} has no BM25: make another with dprjax.index --texts')
+    words, count = self._words(queries), len(self)
+    used = np.array([row for row, one in enumerate(words) if one], np.int64)
+    ranked = [Ranking([], np.empty(0)) for _ in queries]
+    if not len(used) or not count:
+      return ranked
+
+    def ask(some: Int[np.ndarray, ' some'], wanted: int, places: dict[str, int]) -> best.TopK:
+      how = {'metric_type': 'BM25', 'params': {}}
+      texts = [words[row] for row in used[some].tolist()]
+      found = self._ask(texts, _COUNTS, how, wanted, _REQUEST_ROWS, places)
+      # milvus-lite has distances, a server scores.
+      return found._replace(scores=np.where(found.rows < 0, -np.inf, np.abs(found.scores)))
+
+    ids, rows, scores = self._best(ask, len(used), min(k, MAX_K), count)
+    for row, one in zip(used, best.rankings(best.TopK(scores, rows), ids), strict=True):
+      ranked[row] = one
+    return ranked
+
+  def _best(
+    self,
+    ask: Callable[[Int[np.ndarray, ' some'], int, dict[str, int]], best.TopK],
+    queries: int,
+    k: int,
+    count: int,
+    progress: ProgressFn | None = None,
+  ) -> Found:
+    """The k best of ``count`` documents, with ties by id; ``ask`` finds those of some queries."""
     places: dict[str, int] = {}
     done = 0
 
     def found(some: Int[np.ndarray, ' some'], wanted: int) -> best.TopK:
       nonlocal done
-      before, done = done, done + len(some)
-
-      def tell(count: int) -> None:
-        if progress is not None and before < len(queries):  # repeated queries do not count
-          progress(before + count)
-
-      return self._search(queries[some], wanted, settings, places, tell)
+      parts = []
+      for start in range(0, len(some), max(1, _ANSWER_ROWS // wanted)):
+        part = some[start : start + max(1, _ANSWER_ROWS // wanted)]
+        parts.append(ask(part, wanted, places))
+        done += len(part)
+        if progress is not None and done <= queries:  # repeated queries do not count
+          progress(done)
+      return best.TopK(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def ids_at(some: Int[np.ndarray, ' some']) -> list[str]:
       ids = list(places)
       return [ids[row] for row in some.tolist()]
 
-    scores, rows = best.whole_ties(found, len(queries), k, min(count, MAX_K), ids_at)
+    scores, rows = best.whole_ties(found, queries, min(k, count), min(count, MAX_K), ids_at)
     return Found(list(places), rows, scores)
 
-  def _search(
+  def _ask(
     self,
-    queries: Float[np.ndarray, 'queries H'],
+    data: Sequence[Any],
+    field: str,
+    how: Mapping[str, Any],
     k: int,
-    settings: Mapping[str, Any] | None,
+    size: int,
     places: dict[str, int],
-    progress: ProgressFn,
   ) -> best.TopK:
-    """What the index finds. A row is a place in ``places``, to which new ids are added."""
-    parameters = {'metric_type': 'IP', 'params': self.settings(k) | dict(settings or {})}
-    size = max(1, min(self._batch(queries.shape[1]), _ANSWER_ROWS // k))
-    rows = np.full((len(queries), k), -1, np.int32)
-    scores = np.full((len(queries), k), -np.inf, np.float32)
-    for part in _slices(len(queries), size, progress):
+    """What an index finds. A row is a place in ``places``, to which new ids are added."""
+    rows = np.full((len(data), k), -1, np.int32)
+    scores = np.full((len(data), k), -np.inf, np.float32)
+    for part in _slices(len(data), size):
       with self.server.errors(self._where):
         answers = self._client.search(
           self.name,
-          data=list(np.ascontiguousarray(queries[part], np.float32)),
+          data=list(data[part]),
           limit=k,
           output_fields=[_ID],
-          search_params=parameters,
-          anns_field=_VECTOR,
+          search_params=dict(how),
+          anns_field=field,
         )
       for number, hits in enumerate(answers, start=part.start):
         rows[number, : len(hits)] = [places.setdefault(hit[_ID], len(places)) for hit in hits]

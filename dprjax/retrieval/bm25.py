@@ -68,6 +68,11 @@ def _tokens(texts: Sequence[str], language: str, as_ids: bool) -> Any:
   )
 
 
+def words_of(texts: Sequence[str], language: str) -> list[list[str]]:
+  """The words of each text, as an index of this language has them."""
+  return _tokens(texts, language, as_ids=False)
+
+
 class Bm25(NamedTuple):
   """An index over passages ``ids``; made by ``build`` or ``load``."""
 
@@ -89,7 +94,7 @@ class Bm25(NamedTuple):
     k = min(k, len(self.ids))
     rows = np.full((len(queries), k), -1, np.int32)
     scores = np.full((len(queries), k), -np.inf, np.float32)
-    for number, tokens in enumerate(_tokens(queries, self.language, as_ids=False)):
+    for number, tokens in enumerate(words_of(queries, self.language)):
       if not tokens:
         continue
       all_scores = self.index.get_scores(tokens)

@@ -70,12 +70,17 @@ def load(weights: PathLike, folder: PathLike, ids: Collection[str]) -> Hybrid:
       f'{folder} is a BM25 index of {len(index.ids):,} other passages than the {len(ids):,} '
       'embeddings: make it from the same corpus'
     )
-  if found.bm25 is not None and found.bm25 != index.settings:
-    raise InputError(
-      f'{weights} is of BM25 with {_shown(found.bm25)}, the index {folder} has '
-      f'{_shown(index.settings)}: make it with the same'
-    )
+  check_settings(found, index.settings, f'the index {folder}')
   return Hybrid(found, index.rankings)
+
+
+def check_settings(found: fusion.Fusion, settings: Mapping[str, Any], where: str) -> None:
+  """Raises InputError if weights were learnt with other settings of BM25 than ``where`` has."""
+  if found.bm25 is not None and found.bm25 != settings:
+    raise InputError(
+      f'the weights are of BM25 with {_shown(found.bm25)}, {where} has {_shown(settings)}: make it '
+      'with the same'
+    )
 
 
 def build(found: fusion.Fusion, ids: Sequence[str], texts: Sequence[str]) -> Hybrid:

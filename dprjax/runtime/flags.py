@@ -147,6 +147,18 @@ def drop_same_id(effect: str = 'is not retrieved for it') -> Any:
   return flag(f"BEIR's rule: a passage with the query's own id {effect}", False)
 
 
+def k1() -> Any:
+  return flag('how soon the repetition of a word stops counting', 1.5, read=float)
+
+
+def b() -> Any:
+  return flag('how much long passages are discounted', 0.75, read=float)
+
+
+def language() -> Any:
+  return flag('of the stemmer and the stop words; none for neither', 'english')
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
   """A process's place in a job of several (``runtime.distributed``)."""

@@ -7,8 +7,8 @@ import pytest
 from dprjax import Retriever
 from dprjax.base import machine
 from dprjax.base.errors import InputError
-from dprjax.inference import embedder, retriever
 from dprjax.formats.rankings import ranked
+from dprjax.inference import embedder, retriever
 from dprjax.retrieval import bm25, exact, fusion
 from tests.refusals import refused
 
