@@ -68,7 +68,7 @@ def embedded(config, model, tokenizer, devices, params, tokens, mask):
   if config.method == 'nir_retriever':
     return np.concatenate([embed(params, side, tokens, mask, numbers) for side in SIDES])
   bare = [np.array(nir.bare(*row), np.int32) for row in zip(tokens, mask, strict=True)]
-  found = nir_prompt.task_templates(
+  found = nir_prompt.make_templates(
     config, ('pair',), nir_prompt.read_files(config), tokenizer, model.vocab_size
   )
   pairs = found.templates['pair'][0].pack((bare, bare), model.max_tokens, tokenizer.pad_id)

@@ -124,7 +124,7 @@ def test_scores_of_packed_pairs(tokenizer, model, parts, batch, devices):
     config.template.score = kind
     method = nir_reranker.build(config, model, devices, tokenizer)
     params = method.init(parts, jax.random.key(3))
-    (template, _) = nir_prompt.task_templates(
+    (template, _) = nir_prompt.make_templates(
       config, ('pair',), nir_prompt.read_files(config), tokenizer, model.vocab_size
     ).templates['pair']
     texts = [
