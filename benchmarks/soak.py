@@ -27,7 +27,7 @@ import numpy as np
 
 import record
 import serve
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact
 
 TEXTS = 4  # whose vectors are known under every prompt

@@ -18,8 +18,8 @@ import tomotopy
 
 import options
 import record
-from dprjax.data import topics
-from dprjax.formats.papers import draw, read_papers
+from dprjax.data import topic_models
+from dprjax.formats.paper_records import draw, read_papers
 
 
 def main() -> None:
@@ -42,8 +42,8 @@ def main() -> None:
   for kind, count, sweeps in wanted:
     began = time.perf_counter()
     # Fewer documents may have fewer topics than are kept in the end.
-    settings = topics.Settings(kind, topics=args.topics if count == len(texts) else 2)
-    fitted = topics.fit(texts[:count], settings._replace(sweeps=sweeps))
+    settings = topic_models.Settings(kind, topics=args.topics if count == len(texts) else 2)
+    fitted = topic_models.fit(texts[:count], settings._replace(sweeps=sweeps))
     seconds = time.perf_counter() - began
     sizes = np.array(fitted.all_sizes)
     values = (

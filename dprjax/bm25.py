@@ -20,13 +20,13 @@ from dprjax.base.counts import counted
 from dprjax.formats import trec
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import read_texts
-from dprjax.retrieval import bm25
+from dprjax.retrieval import bm25_index
 from dprjax.runtime import cli, flags
 from dprjax.runtime.flags import flag
 
 logger = logging.getLogger('dprjax')
 
-_INDEX: Any = {'what': 'a BM25 index', 'ours': bm25.is_index, 'flag': '--index_dir'}
+_INDEX: Any = {'what': 'a BM25 index', 'ours': bm25_index.is_index, 'flag': '--index_dir'}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Flags:
 
 
 def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
-  bm25.check_settings(args.k1, args.b, args.language)
+  bm25_index.check_settings(args.k1, args.b, args.language)
   corpus = files.regular_file(args.corpus, 'corpus')  # it is read twice
   texts = {query.id: query.text for query in read_texts(args.queries, 'query')}
   unknown: list[str] = []
@@ -65,16 +65,16 @@ def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
   settings: dict[str, Any] = {'k1': args.k1, 'b': args.b, 'language': args.language}
   corpus_sha256 = files.sha256_file(corpus)
   started = time.perf_counter()
-  fingerprint = f'{corpus_sha256} {sorted(settings.items())} words {bm25.WORDS}'
-  index = bm25.load(args.index_dir, fingerprint) if args.index_dir else None
+  fingerprint = f'{corpus_sha256} {sorted(settings.items())} words {bm25_index.WORDS}'
+  index = bm25_index.load(args.index_dir, fingerprint) if args.index_dir else None
   if index is not None and args.index_dir:
     outputs.clear(args.index_dir)
   if index is None:
     passages = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
-    index = bm25.build(list(passages), list(passages.values()), **settings)
+    index = bm25_index.build(list(passages), list(passages.values()), **settings)
     if args.index_dir:
       with outputs.claim_folder(args.index_dir, {}, **_INDEX):
-        bm25.save(index, args.index_dir, fingerprint)
+        bm25_index.save(index, args.index_dir, fingerprint)
   indexed = time.perf_counter()
   found = index.search(list(texts.values()), args.k + args.drop_same_id)
   seconds = {'index': indexed - started, 'search': time.perf_counter() - indexed}

@@ -27,7 +27,7 @@ from dprjax.runtime import cli, compiled, flags
 from dprjax.runtime.flags import flag
 
 if TYPE_CHECKING:
-  from dprjax.inference.encoder import Encoder
+  from dprjax.inference.text_encoder import Encoder
 
 logger = logging.getLogger('dprjax')
 
@@ -111,7 +111,7 @@ def _encode(args: Flags) -> None:
   compiled.keep()
   with cli.loading():
     from dprjax.inference import folders
-    from dprjax.inference.encoder import Encoder
+    from dprjax.inference.text_encoder import Encoder
   limit: dict[str, Any] = {f'{args.side}_max_length': args.max_length}
   encoder = Encoder.load(
     args.backbone,

@@ -26,7 +26,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.formats.fields import read_ids
 from dprjax.formats.texts import read_texts
-from dprjax.retrieval import bm25, embeddings
+from dprjax.retrieval import bm25_index, embeddings
 from dprjax.runtime import cli, flags
 from dprjax.runtime.flags import flag
 
@@ -141,7 +141,7 @@ def _command(args: Flags) -> None:
       corpus = embeddings.load_embeddings(args.upsert)
       corpus.check_side('passage', '--upsert')
       milvus.check_index_type(args.uri, args.index_type)
-      bm25.check_settings(args.k1, args.b, args.language)
+      bm25_index.check_settings(args.k1, args.b, args.language)
     ids = read_ids(args.delete) if args.delete else []
     server = stack.enter_context(
       contextlib.closing(milvus.Server(args.uri, args.token, new=bool(args.upsert)))

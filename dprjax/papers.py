@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dprjax.base import draws, files, outputs, provenance
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.formats.papers import Paper, read_papers, write_beir
-from dprjax.formats.report import Report
+from dprjax.formats.paper_records import Paper, read_papers, write_beir
+from dprjax.formats.read_report import ReadReport
 from dprjax.runtime import cli
 from dprjax.runtime.flags import flag
 
@@ -41,7 +41,7 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
   """Writes a folder for each split that has papers; returns its number of judgements.
 
   Args:
-    path: see ``formats.papers``.
+    path: see ``formats.paper_records``.
     out: the folder.
     sizes: papers of each split; 0 for none, and for train: all that are left.
     seed: of the hash.
@@ -49,7 +49,7 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
   Raises:
     InputError: a malformed file, or too few papers.
   """
-  report = Report()
+  report = ReadReport()
   whole = []
   progress = Progress('papers', task=f'reading {path}')
   for paper in read_papers(path):

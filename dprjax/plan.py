@@ -65,7 +65,7 @@ def plan(
   """
   with cli.loading():
     from dprjax.inference import embedder
-    from dprjax.planning import backbones, programs, search, tables
+    from dprjax.planning import backbones, fitting, programs, tables
   config = programs.read_config(arguments, target.platform)
   batch = programs.batch_of(config, backbones.shape_of(config))
 
@@ -83,11 +83,11 @@ def plan(
   found = {'update': update(())}
   title = 'update' if found['update'].fits else ''
   flags: tuple[str, ...] = ()
-  fit = search.Fit((), None)
+  fit = fitting.Fit((), None)
   if title and fastest:
-    fit = search.fastest(config, target.devices, found['update'], update)
+    fit = fitting.fastest(config, target.devices, found['update'], update)
   elif not title and find and found['update'].fits is not None:
-    fit = search.fit(config, target.devices, found['update'], update)
+    fit = fitting.fit(config, target.devices, found['update'], update)
   if fit.program is not None and fit.flags:
     title, flags = 'fastest update' if title else 'update that fits', fit.flags
     found[title] = fit.program

@@ -30,10 +30,10 @@ from dprjax.base import draws, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
-from dprjax.data import topics
-from dprjax.data.topics import MOST_DOCUMENTS, Fitted, Settings
-from dprjax.formats.papers import read_papers
-from dprjax.formats.report import Report
+from dprjax.data import topic_models
+from dprjax.data.topic_models import MOST_DOCUMENTS, Fitted, Settings
+from dprjax.formats.paper_records import read_papers
+from dprjax.formats.read_report import ReadReport
 from dprjax.runtime import cli, flags
 from dprjax.runtime.flags import flag
 
@@ -48,7 +48,7 @@ class Flags:
   input: str = flag('a corpus, or an arXiv jsonl', metavar='FILE')
   out: str = flag('the topics', metavar='topics.npz')
   figure: str | None = flag('words and sizes: png, pdf or svg', None, metavar='topics.png')
-  kind: str = flag('how', _USUAL.kind, choices=topics.KINDS)
+  kind: str = flag('how', _USUAL.kind, choices=topic_models.KINDS)
   topics: int = flag('how many are kept, the largest', _USUAL.topics, most=1000, metavar='K')
   max_documents: int = flag('that topics are found in', MOST_DOCUMENTS, metavar='N')
   sweeps: int = flag('of Gibbs sampling, in hlda and lda', _USUAL.sweeps, most=10**6)
@@ -66,7 +66,7 @@ def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str
   Raises:
     InputError: a malformed file, or no document with text.
   """
-  report = Report()
+  report = ReadReport()
   progress = Progress('documents', task=f'reading {path}')
 
   def drawn() -> Iterator[tuple[bytes, bytes, str]]:
@@ -170,13 +170,13 @@ def _find(args: Flags) -> None:
   texts, counts = read_documents(args.input, args.max_documents, settings.seed)
   vectors = embed(args.backbone, texts) if args.backbone else None
   began = time.monotonic()
-  fitted = topics.fit(texts, settings, vectors, args.input)
+  fitted = topic_models.fit(texts, settings, vectors, args.input)
   seconds = time.monotonic() - began
   found = describe(fitted)
   _warn(fitted, args.kind)
   if args.figure is not None:
     _draw(fitted, args.figure)
-  topics.save_topics(args.out, fitted.topics)
+  topic_models.save_topics(args.out, fitted.topics)
   outputs.write_report(args.out, {**found, 'counts': counts, 'seconds': round(seconds, 1)})
   cli.print_table(
     ['topic', 'documents', 'by their words'],

@@ -9,10 +9,10 @@ from dprjax.formats import texts, trec
 from dprjax.formats.qrels import read_qrels
 from dprjax.inference import folders
 from dprjax.inference.embedder import Embedder, place
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.methods import method as methods
 from dprjax.methods.method import Parts
-from dprjax.retrieval import best, bm25, embeddings, exact, measures
+from dprjax.retrieval import best, bm25_index, embeddings, exact, measures
 from dprjax.runtime import tree
 
 MEASURES = ('nDCG@10', 'RR@10', 'R@100')
@@ -85,7 +85,7 @@ def search_words(folder):
   """As ``search``, by BM25."""
   qrels, queries = tested(folder)
   found = list(texts.read_texts(folder / 'corpus.jsonl', 'passage'))
-  index = bm25.build([one.id for one in found], [one.text for one in found])
+  index = bm25_index.build([one.id for one in found], [one.text for one in found])
   top = index.search([one.text for one in queries], min(DEPTH, len(found)))
   return score(qrels, queries, [one.id for one in found], top)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings
-from dprjax.formats import papers, texts
+from dprjax.formats import paper_records, texts
 from dprjax.formats.qrels import read_qrels, write_qrels
 
 PASSAGES = 2000  # of a corpus, but all judged ones
@@ -199,7 +199,7 @@ def read_arxiv(data, name):
   whole = sorted(
     (
       paper
-      for paper in papers.read_papers(only(data / name, '*.jsonl*'))
+      for paper in paper_records.read_papers(only(data / name, '*.jsonl*'))
       if paper.title and paper.passage
     ),
     key=lambda paper: hashed(paper.id),

@@ -44,7 +44,7 @@ from dprjax.methods import method as methods
 from dprjax.methods.method import Parts
 from dprjax.models import hub
 from dprjax.models.template import Template
-from dprjax.retrieval import best, bm25, exact, measures
+from dprjax.retrieval import best, bm25_index, exact, measures
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh, tree
 from dprjax.runtime import workdir as workdirs
@@ -373,7 +373,7 @@ class Experiment:
     """BM25's passages of a set's first queries."""
     queries, passages, qrels = self.retrieval_set(name)
     queries = dict(list(queries.items())[:RERANKED])
-    index = bm25.build(list(passages), list(passages.values()))
+    index = bm25_index.build(list(passages), list(passages.values()))
     top = index.search(list(queries.values()), CANDIDATES)
     return queries, list(passages), top, {query: qrels[query] for query in queries}
 
@@ -444,7 +444,7 @@ class Experiment:
       else:
         queries, passages, qrels = self.retrieval_set(test_set)
         ids = list(passages)
-        index = bm25.build(ids, list(passages.values()))
+        index = bm25_index.build(ids, list(passages.values()))
         top = index.search(list(queries.values()), 10)
       found[f'{test_set}/RR@10'] = reciprocal_ranks(list(queries), ids, top, qrels)
     return {'scores': found}

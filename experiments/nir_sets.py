@@ -25,7 +25,7 @@ from dprjax.data import pairs
 from dprjax.data.sources import Source, load_dataset
 from dprjax.formats.qrels import write_qrels
 from dprjax.mining import mined
-from dprjax.retrieval import bm25
+from dprjax.retrieval import bm25_index
 
 RETRIEVAL = ('dialogue', 'qa', 'retrieval')
 PAIRS = ('inference', 'paraphrase')
@@ -203,7 +203,7 @@ def write_training(out, task, passages, train, dev, positives, random, mine=True
   write_texts(folder / 'corpus.jsonl', [(row, passages[row]) for row in kept])
   negatives = 0
   if mine:
-    index = bm25.build(kept, [passages[row] for row in kept])
+    index = bm25_index.build(kept, [passages[row] for row in kept])
     top = index.search([query.text for query in train], DEPTH).rows
     with files.atomic_write(folder / 'mined.jsonl', 'wb') as file:
       for query, rows in zip(train, top, strict=True):

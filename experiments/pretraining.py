@@ -55,8 +55,8 @@ from dprjax.analysis import figures
 from dprjax.base import files
 from dprjax.data import documents, text, views
 from dprjax.formats import mediawiki
-from dprjax.formats.documents import read_documents
-from dprjax.formats.report import Report
+from dprjax.formats.document_files import read_documents
+from dprjax.formats.read_report import ReadReport
 from dprjax.methods import exporting
 from dprjax.models import hub
 from dprjax.runtime import mesh
@@ -288,7 +288,7 @@ class Experiment(systems.Runs):
     vocabulary, folder = self.out / 'vocabulary', self.out / 'backbones' / f'random-{seed}'
     if not (vocabulary / 'tokenizer.json').exists():
       trials.say('training the vocabulary')
-      found = (one.text for one in read_documents(self.corpus, Report()))
+      found = (one.text for one in read_documents(self.corpus, ReadReport()))
       text.train_wordpiece(found, self.args.vocab_size, vocabulary)
     if not folder.exists():
       size = text.load_tokenizer(vocabulary).vocab_size

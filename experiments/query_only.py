@@ -25,7 +25,7 @@ import gain_sets
 import systems
 import trials
 from dprjax.base import files
-from dprjax.formats import papers, texts
+from dprjax.formats import paper_records, texts
 from dprjax.formats.qrels import read_qrels, write_qrels
 
 CHOSEN_BY = 40  # queries, at least, of which a learning rate is chosen
@@ -161,7 +161,7 @@ class Experiment(systems.Runs):
     """Titles that find their own abstracts: two ninths to test on, one to choose by."""
     source = gain_sets.only(self.source / name, '*.jsonl*')
     whole = sorted(
-      (paper for paper in papers.read_papers(source) if paper.title and paper.passage),
+      (paper for paper in paper_records.read_papers(source) if paper.title and paper.passage),
       key=lambda paper: gain_sets.hashed(paper.id),
     )[:4500]
     entries = [(0, texts.Entry(paper.id, '', paper.passage)) for paper in whole]

@@ -29,13 +29,13 @@ import topic_dpr_tables
 import trials
 from dprjax import papers as papers_command
 from dprjax.base import files
-from dprjax.data import text, topics
-from dprjax.formats import papers, texts
+from dprjax.data import text, topic_models
+from dprjax.formats import paper_records, texts
 from dprjax.inference.embedder import Embedder, place
 from dprjax.methods import topic_dpr, training
 from dprjax.methods.method import Parts
 from dprjax.models import hub
-from dprjax.retrieval import bm25
+from dprjax.retrieval import bm25_index
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh, tree
 
@@ -91,10 +91,10 @@ ROWS = {
   'lda': Row('topic', 'topic', (), 'lda', 1),
 }
 TOPICS = {
-  'hlda': topics.Settings(),
-  'lda': topics.Settings(kind='lda'),
+  'hlda': topic_models.Settings(),
+  'lda': topic_models.Settings(kind='lda'),
   # Ten topics need a larger gamma.
-  'ten': topics.Settings(topics=10, gamma=10.0),
+  'ten': topic_models.Settings(topics=10, gamma=10.0),
 }
 
 
@@ -144,7 +144,7 @@ class Experiment:
   @functools.cache  # noqa: B019
   def documents(self, split):
     folder = self.papers / split
-    found = list(papers.read_papers(folder / 'corpus.jsonl'))
+    found = list(paper_records.read_papers(folder / 'corpus.jsonl'))
     titles = {query.id: query.text for query in texts.read_texts(folder / 'queries.jsonl', 'query')}
     return Documents(
       [paper.id for paper in found],
@@ -158,13 +158,15 @@ class Experiment:
     """Topics of the training documents."""
     path = self.out / f'topics-{kind}.npz'
     if not path.exists():
-      fitted = topics.fit(topics.choose(self.documents('train').abstracts), TOPICS[kind])
+      fitted = topic_models.fit(
+        topic_models.choose(self.documents('train').abstracts), TOPICS[kind]
+      )
       trials.say(
         f'{path}: sizes {fitted.all_sizes}, agreement {fitted.agreement:.3f}; '
         + '; '.join(' '.join(words[:4]) for words in fitted.topics.names)
       )
-      topics.save_topics(path, fitted.topics)
-    return topics.load_topics(path)
+      topic_models.save_topics(path, fitted.topics)
+    return topic_models.load_topics(path)
 
   def make(self, name):
     """All runs of a name."""
@@ -279,7 +281,7 @@ class Experiment:
   def rank_words(self, run):
     """BM25."""
     documents = self.documents('test')
-    found = bm25.build(documents.ids, documents.abstracts).search(documents.titles, BEST)
+    found = bm25_index.build(documents.ids, documents.abstracts).search(documents.titles, BEST)
     self.save(run, 'test', 0, {'rows': found.rows, 'scores': found.scores})
 
   def embedder(self, row, config, found):

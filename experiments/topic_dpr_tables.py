@@ -9,7 +9,7 @@ import charts
 import trials
 from dprjax.analysis import figures, statistics
 from dprjax.base import files
-from dprjax.formats import papers, trec
+from dprjax.formats import paper_records, trec
 from dprjax.retrieval import best, exact, measures
 from lab import figures as drawn
 from lab.measures import nearest, tsne
@@ -48,9 +48,9 @@ def relevant(documents, own):
 
   A query of which none is left is left out.
   """
-  qrels = papers.related(
+  qrels = paper_records.related(
     [
-      papers.Paper(id_, title, abstract, categories)
+      paper_records.Paper(id_, title, abstract, categories)
       for id_, title, abstract, categories in zip(*documents, strict=True)
     ]
   )

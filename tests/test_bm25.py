@@ -80,7 +80,7 @@ def test_index_is_kept_and_made_anew_for_other_passages_and_words(folder, monkey
   bm25.main([*arguments, '--out=c.trec'])
   assert documents('c.trec')['q3'] == ['d9']
   made = (folder / 'index' / 'dprjax_index.json').read_bytes()
-  monkeypatch.setattr(bm25.bm25, 'WORDS', bm25.bm25.WORDS + 1)
+  monkeypatch.setattr(bm25.bm25_index, 'WORDS', bm25.bm25_index.WORDS + 1)
   bm25.main([*arguments, '--out=d.trec'])
   assert (folder / 'index' / 'dprjax_index.json').read_bytes() != made
 

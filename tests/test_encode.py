@@ -16,7 +16,7 @@ from dprjax import Retriever, encode, load_prompt
 from dprjax.base import machine, outputs
 from dprjax.base.files import sha256_file
 from dprjax.inference import embedder
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact
 from dprjax.retrieval import codes, embeddings, manifest
 from dprjax.runtime import mesh

@@ -13,7 +13,7 @@ from dprjax.base.files import sha256_file
 from dprjax.data import sources, text, token_cache
 from dprjax.formats.texts import read_texts
 from dprjax.formats.trec import read_run
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.methods import contrastive, dpr, exporting, query_only
 from dprjax.models import hub
 from dprjax.retrieval import embeddings

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dprjax import Retriever, encode, export, load_prompt, train
-from dprjax.data import topics
+from dprjax.data import topic_models
 from dprjax.data.text import load_tokenizer, pad_batch
 from dprjax.formats.vector_spec import VectorSpec
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.methods import exporting, topic_dpr
 from dprjax.models import hub
 from dprjax.models.embed import embed_text
@@ -81,7 +81,7 @@ def test_words_before_a_text_by_hand_are_those_of_the_training(tmp_path, command
   assert status == 0, err
   status, err = command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/model')
   assert status == 0, err
-  found = topics.load_topics(tmp_path / 'run' / 'topics.npz')
+  found = topic_models.load_topics(tmp_path / 'run' / 'topics.npz')
   tokenizer = load_tokenizer(tmp_path / 'model')
   # As docs/topic-dpr.md has it; the third text is cut.
   rows = topic_dpr.word_tokens(found, tokenizer, 4)
@@ -116,7 +116,7 @@ def test_topics_at_random_are_not_exported(tmp_path, command):
 def test_what_is_exported_encodes_under_each_texts_topic(run, tmp_path):
   out = exporting.export(run, tmp_path / 'prompt.npz', force=True)
   prompt = load_prompt(out)
-  found = topics.Topics.from_arrays(prompt.arrays)
+  found = topic_models.Topics.from_arrays(prompt.arrays)
   assert prompt.meta['kind'] == 'topic' and prompt.arrays['prefix'].shape[0] == len(found) == 3
   encoder = Encoder.load(run / 'backbone', out, batch_size=8)
   own = found.assign(TEXTS)
@@ -194,7 +194,7 @@ def test_a_file_of_topics_goes_with_the_run(run, tmp_path, command):
   status, err = command(train, *flags)
   assert status == 0, err
   assert trainable_of(tmp_path / 'run')[1].keys() == trainable_of(run)[1].keys()
-  found = topics.load_topics(path)
-  topics.save_topics(path, dataclasses.replace(found, names=found.names[::-1]))
+  found = topic_models.load_topics(path)
+  topic_models.save_topics(path, dataclasses.replace(found, names=found.names[::-1]))
   status, err = command(train, *flags)
   assert status == 2 and named_in(err, 'config.topics.path'), err

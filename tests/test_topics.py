@@ -9,9 +9,9 @@ import pytest
 
 from dprjax import topics
 from dprjax.base.draws import draw
-from dprjax.data import topics as models
-from dprjax.formats.papers import read_papers
-from tests.data.test_topics import documents
+from dprjax.data import topic_models
+from dprjax.formats.paper_records import read_papers
+from tests.data.test_topic_models import documents
 from tests.refusals import command_refused
 
 FEW = ['--topics=3', '--sweeps=60', '--eta=0.1', '--seed=1']
@@ -36,7 +36,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_corpus(folder, capsys):
   topics.main(['--input=corpus.jsonl', '--out=topics.npz', '--figure=topics.svg', *FEW])
   output = capsys.readouterr()
-  made = models.load_topics('topics.npz')
+  made = topic_models.load_topics('topics.npz')
   assert len(made) == 3 and made.meta['kind'] == 'hlda'
   for k, words in enumerate(made.names):
     assert ' '.join(words[:10]) in output.out and f'{made.sizes[k]:,}' in output.out
@@ -75,7 +75,7 @@ def test_kmeans_of_frozen_embeddings(folder, minilm):
     '--input=corpus.jsonl --out=topics.npz --kind=kmeans --topics=3 --seed=1 '
     f'--backbone={minilm}'.split()
   )
-  made = models.load_topics('topics.npz')
+  made = topic_models.load_topics('topics.npz')
   texts, themes = documents(90)
   assert made.meta['kind'] == 'kmeans'
   assert json.loads((folder / 'topics.npz.json').read_text())['agreement'] > 0.95
@@ -93,7 +93,7 @@ def test_hlda_of_real_papers(data_dir, tmp_path):
   )
   report = json.loads((tmp_path / 'topics.npz.json').read_text())
   assert report['agreement'] > 0.8
-  made = models.load_topics(tmp_path / 'topics.npz')
+  made = topic_models.load_topics(tmp_path / 'topics.npz')
   assert made.meta['documents'] == 600
   titles = [paper.title for paper in itertools.islice(read_papers(path), 500)]
   assert np.bincount(made.assign(titles), minlength=3).min() > 10

@@ -29,8 +29,8 @@ from dprjax.base.progress import Progress
 from dprjax.data import fingerprint, table
 from dprjax.data.table import Integers
 from dprjax.data.text import Tokenizer
-from dprjax.formats.documents import Document, find_files, read_documents, split_sentences
-from dprjax.formats.report import Report
+from dprjax.formats.document_files import Document, find_files, read_documents, split_sentences
+from dprjax.formats.read_report import ReadReport
 
 FORMAT_VERSION = 1
 COLUMNS = ('tokens', 'words', 'ends')
@@ -101,7 +101,7 @@ def build_documents(
   left out. All this is counted. Process 0 builds; the others wait.
 
   Args:
-    paths: files and folders, see `dprjax.formats.documents`.
+    paths: files and folders, see `dprjax.formats.document_files`.
     passage_length: tokens of a passage, at most, without special tokens.
     language: the language whose rules split sentences, see `split_sentences`.
     process_index, wait_s: of this process, and how many seconds it waits if it is not process 0.
@@ -122,7 +122,7 @@ def build_documents(
   }
 
   def build(aside: epath.Path, _: list[epath.Path]) -> fingerprint.Built:
-    report = Report()
+    report = ReadReport()
     texts = _tokenise(read_documents(paths, report), tokenizer, language)
     sizes = _write_passages(aside / 'passages', texts, passage_length, report)
     if not sizes:
@@ -137,7 +137,7 @@ def build_documents(
     path,
     'documents',
     settings,
-    {f'{number}: {file.name}': file for number, file in enumerate(find_files(paths, Report()))},
+    {f'{number}: {file.name}': file for number, file in enumerate(find_files(paths, ReadReport()))},
     build,
     process_index=process_index,
     wait_s=wait_s,
@@ -160,7 +160,7 @@ class _Sentences(NamedTuple):
 
 
 def _write_passages(
-  folder: epath.Path, documents: Iterable[_Sentences], passage_length: int, report: Report
+  folder: epath.Path, documents: Iterable[_Sentences], passage_length: int, report: ReadReport
 ) -> list[tuple[int, int]]:
   """Writes the passages; returns the number of tokens and of sentences of each."""
   sizes: list[tuple[int, int]] = []

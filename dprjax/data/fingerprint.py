@@ -17,7 +17,7 @@ from etils import epath
 
 from dprjax.base import arrays, files, outputs, provenance
 from dprjax.base.errors import InputError
-from dprjax.formats.report import Report
+from dprjax.formats.read_report import ReadReport
 
 _REMEDY = 'remove {}, and it is built again'
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Built(NamedTuple):
   """
 
   lengths: Mapping[str, Any]
-  report: Report
+  report: ReadReport
   description: Mapping[str, Any]
 
 
@@ -105,7 +105,7 @@ def _build(
   sources: Mapping[str, epath.Path],
   build: Callable[[epath.Path, list[epath.Path]], Built],
   process_count: int,
-) -> Report:
+) -> ReadReport:
   stamped = provenance.stamp(sources)
   parts = _parts_folder(folder, settings, stamped, process_count)
   with files.atomic_path(folder) as aside:

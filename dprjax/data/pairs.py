@@ -25,7 +25,7 @@ from dprjax.data import batches, docstrings, fingerprint, sources, table
 from dprjax.data.batches import Batch, Drawn, Feed
 from dprjax.data.text import Tokenizer, pad_flat
 from dprjax.formats import columns
-from dprjax.formats.report import Report
+from dprjax.formats.read_report import ReadReport
 
 FORMAT_VERSION = 1
 VIEWS = ('first', 'second')
@@ -181,7 +181,7 @@ def build_pairs(
   }
 
   def build(aside: epath.Path, _: list[epath.Path]) -> fingerprint.Built:
-    report, pairs = Report(), read_pairs(source)
+    report, pairs = ReadReport(), read_pairs(source)
     report.counts['pairs'] = len(pairs)
     report.counts['of them matching'] = sum(pair.label for pair in pairs)
     counts: dict[str, list[int]] = {view: [] for view in VIEWS}

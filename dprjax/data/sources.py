@@ -25,7 +25,7 @@ from dprjax.formats import examples, texts
 from dprjax.formats.examples import Negative
 from dprjax.formats.fields import UniqueIds
 from dprjax.formats.qrels import Qrels, read_qrels
-from dprjax.formats.report import Report
+from dprjax.formats.read_report import ReadReport
 from dprjax.formats.texts import Passage, Query
 
 FORMATS = ('beir', 'msmarco', *examples.FORMATS)
@@ -97,7 +97,7 @@ class Dataset:
   queries: list[Query]
   qrels: Qrels
   negatives: Negatives
-  report: Report
+  report: ReadReport
 
   @property
   def passages(self) -> Iterator[Passage]:
@@ -285,14 +285,14 @@ class _Queries(NamedTuple):
   queries: dict[str, Query]
   qrels: Qrels
   negatives: Negatives
-  report: Report
+  report: ReadReport
 
 
 def _read_queries(format: str, queries: epath.Path, judgements: epath.Path) -> _Queries:
   if format in examples.FORMATS:
-    return _Queries(*_read_examples(format, queries), Report())
+    return _Queries(*_read_examples(format, queries), ReadReport())
   found = {query.id: query for query in texts.read_texts(queries, 'query', format=format)}
-  report = Report()
+  report = ReadReport()
   return _Queries(found, _known(read_qrels(judgements), found, report), {}, report)
 
 
@@ -360,7 +360,7 @@ def _read_examples(format: str, path: epath.Path) -> tuple[dict[str, Query], Qre
   return queries, qrels, negatives
 
 
-def _known(qrels: Qrels, queries: dict[str, Query], report: Report) -> Qrels:
+def _known(qrels: Qrels, queries: dict[str, Query], report: ReadReport) -> Qrels:
   """The judgements of these queries; others are counted."""
   for query, grades in qrels.items():
     if query not in queries:
@@ -383,7 +383,7 @@ def _choose(
   qrels: Qrels,
   source: Source,
   paths: dict[str, epath.Path],
-  report: Report,
+  report: ReadReport,
 ) -> list[Query]:
   """The split's usable queries after `hold_out` and `max_queries`, in the order of the file."""
   chosen = []
@@ -423,7 +423,7 @@ def held_out(name: str, fraction: float, seed: int) -> bool:
 
 
 def _without_positives(
-  negatives: list[Negative], grades: dict[str, int], report: Report
+  negatives: list[Negative], grades: dict[str, int], report: ReadReport
 ) -> list[Negative]:
   kept = [negative for negative in negatives if grades.get(negative.id, 0) <= 0]
   report.counts[_POSITIVES] += len(negatives) - len(kept)

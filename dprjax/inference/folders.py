@@ -13,7 +13,7 @@ from dprjax.base.counts import counted
 from dprjax.base.progress import Progress, pace
 from dprjax.formats import seen
 from dprjax.formats.texts import Text
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.retrieval import embeddings, manifest
 from dprjax.runtime import distributed
 

@@ -13,7 +13,7 @@ from dprjax.base.files import PathLike
 from dprjax.formats.texts import read_texts
 from dprjax.inference import corpora
 from dprjax.inference.embedder import ProgressFn, check_size
-from dprjax.inference.encoder import Encoder, either
+from dprjax.inference.text_encoder import Encoder, either
 from dprjax.retrieval import best, exact
 from dprjax.retrieval import hybrid as hybrids
 from dprjax.retrieval.fusion import Fusion

@@ -24,7 +24,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.data.text import Tokenizer
-from dprjax.methods import dual_encoder, pair_data, retrieval_data, tasks
+from dprjax.methods import dual_encoder, multitask, pair_data, retrieval_data
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
   Batch,
@@ -154,7 +154,9 @@ def find_data(
 ) -> DataSource:
   """The data of a dual encoder; evaluation re-ranks candidates of the dev split."""
   if config.tasks:
-    return tasks.find_tasks(section, config, workdir, devices, 'pairs', _templates, numbered=False)
+    return multitask.find_tasks(
+      section, config, workdir, devices, 'pairs', _templates, numbered=False
+    )
   found = retrieval_data.find_splits(section, config, workdir, devices, kind=Candidates)
   return pair_data.with_negatives(found).texts()
 
@@ -215,7 +217,7 @@ def export(
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
   if config.tasks:
-    return tasks.batch_shapes(config, model, tokenizer, 'pairs', numbered=False)
+    return multitask.batch_shapes(config, model, tokenizer, 'pairs', numbered=False)
   made = retrieval_data.batch_shapes(config, model, tokenizer)
   queries, candidates = made.arrays['passage_index'].shape
   settings = config.data

@@ -205,20 +205,20 @@ def find_data(
 ) -> DataSource:
   """Queries and passages, of one data set or of several tasks."""
   # Imported here, so that the loss can be used without the modules that read files.
-  from dprjax.methods import query_only, retrieval_data, tasks
+  from dprjax.methods import multitask, query_only, retrieval_data
 
   distillation.check_teacher(config)
   query_only.check_corpus_negatives(config, devices)
   if config.tasks:
-    return tasks.find_tasks(section, config, workdir, devices, numbered=False)
+    return multitask.find_tasks(section, config, workdir, devices, numbered=False)
   return retrieval_data.find_splits(section, config, workdir, devices).texts()
 
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
-  from dprjax.methods import retrieval_data, tasks
+  from dprjax.methods import multitask, retrieval_data
 
   if config.tasks:
-    return tasks.batch_shapes(config, model, tokenizer, numbered=False)
+    return multitask.batch_shapes(config, model, tokenizer, numbered=False)
   return retrieval_data.batch_shapes(config, model, tokenizer)
 
 

@@ -14,7 +14,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import size
 from dprjax.data import text
 from dprjax.formats import seen
-from dprjax.inference.encoder import config_sha256
+from dprjax.inference.text_encoder import config_sha256
 from dprjax.methods import baseline
 from dprjax.methods import method as methods
 from dprjax.models import artifact, hub, peft, prompted, sentence

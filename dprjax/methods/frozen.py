@@ -21,8 +21,8 @@ from dprjax.base.counts import counted
 from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
 from dprjax.formats.texts import SIDES
-from dprjax.inference import encoder as inference
 from dprjax.inference import folders
+from dprjax.inference import text_encoder as inference
 from dprjax.models import hub
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs

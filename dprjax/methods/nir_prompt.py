@@ -28,7 +28,7 @@ from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
 from dprjax.inference.template_prompts import specials
-from dprjax.methods import dual_encoder, tasks
+from dprjax.methods import dual_encoder, multitask
 from dprjax.methods.method import (
   BatchShapes,
   DataSource,
@@ -420,7 +420,7 @@ def shapes(
   """See ``Method.shapes``; of texts in the longest template of their kind."""
   templates = make_templates(config, kinds, read_files(config), tokenizer, model.vocab_size)
   around = {kind: templates.extra(kind) for kind in kinds}
-  return tasks.batch_shapes(config, model, tokenizer, form, around)
+  return multitask.batch_shapes(config, model, tokenizer, form, around)
 
 
 def find_data(
@@ -434,7 +434,7 @@ def find_data(
   found = read_files(config)
   # Fails before the data are read.
   specs(config, kinds, found)
-  texts = tasks.find_tasks(
+  texts = multitask.find_tasks(
     section, config, workdir, devices, form, functools.partial(around, config, kinds, found)
   )
   return _keep(texts, workdir, found)

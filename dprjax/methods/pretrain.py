@@ -31,8 +31,8 @@ from dprjax.data import docstrings, documents, views
 from dprjax.data.batches import longest_bucket
 from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
-from dprjax.formats.documents import find_files, read_documents
-from dprjax.formats.report import Report
+from dprjax.formats.document_files import find_files, read_documents
+from dprjax.formats.read_report import ReadReport
 from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
@@ -293,7 +293,7 @@ def find_data(
     )
 
   def read() -> Iterator[str]:
-    return (document.text for document in read_documents(paths, Report()))
+    return (document.text for document in read_documents(paths, ReadReport()))
 
   def open_cache(tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
     settings = config.pretrain
@@ -334,7 +334,7 @@ def find_data(
 
   roles = {
     f'text {number} ({path.name})': path
-    for number, path in enumerate(find_files(paths, Report()), start=1)
+    for number, path in enumerate(find_files(paths, ReadReport()), start=1)
   }
   return DataSource(read, open_cache, roles)
 

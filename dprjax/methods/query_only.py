@@ -22,7 +22,7 @@ from dprjax.formats import vector_spec
 from dprjax.formats.fields import read_ids
 from dprjax.formats.texts import SIDES, Text
 from dprjax.inference import folders
-from dprjax.inference.encoder import UNNAMED, Encoder, Entry
+from dprjax.inference.text_encoder import UNNAMED, Encoder, Entry
 from dprjax.methods import contrastive
 from dprjax.models import hub
 from dprjax.retrieval import embeddings, manifest

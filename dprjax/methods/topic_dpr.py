@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from dprjax.base import draws
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.data import sources, token_cache, topics
+from dprjax.data import sources, token_cache, topic_models
 from dprjax.data.text import Tokenizer, load_tokenizer
 from dprjax.formats import vector_spec
 from dprjax.formats.qrels import Qrels
@@ -263,7 +263,10 @@ def topic_count(adapter: Adapter | None) -> int:
 
 
 def word_tokens(
-  found: topics.Topics, tokenizer: Tokenizer, length: int, option: str = 'config.prompt.length'
+  found: topic_models.Topics,
+  tokenizer: Tokenizer,
+  length: int,
+  option: str = 'config.prompt.length',
 ) -> Int[np.ndarray, 'K P']:
   """The first P tokens of each topic's concatenated words.
 
@@ -289,7 +292,7 @@ def find_data(
   """Titles, abstracts and categories; see ``Method.data``. Fits or reads the topics.
 
   Raises:
-    InputError: as ``retrieval_data.find_splits`` and ``data.topics.load_topics``.
+    InputError: as ``retrieval_data.find_splits`` and ``data.topic_models.load_topics``.
   """
   data = retrieval_data.find_splits(section, config, workdir, devices, kind=Documents)
   if not config.topics.path:
@@ -298,19 +301,21 @@ def find_data(
   roles = {}
   if config.topics.path in FITTED:
     if path.exists():
-      found = topics.load_topics(path)
+      found = topic_models.load_topics(path)
     else:
-      settings = topics.Settings(kind=config.topics.path, seed=config.seed)
+      settings = topic_models.Settings(kind=config.topics.path, seed=config.seed)
       if config.topics.keep:
         settings = settings._replace(topics=config.topics.keep)
-      found = topics.fit(topics.choose(data.read_passages()), settings, where=section.dir).topics
+      found = topic_models.fit(
+        topic_models.choose(data.read_passages()), settings, where=section.dir
+      ).topics
   else:
     roles = {'config.topics.path': epath.Path(config.topics.path)}
-    found = topics.load_topics(config.topics.path)
+    found = topic_models.load_topics(config.topics.path)
   found = keep(found, config.topics.keep)
   found.check_shares(list(itertools.islice(data.read_passages(), 1000)), section.dir)
   if jax.process_index() == 0 and not path.exists():
-    topics.save_topics(path, found)
+    topic_models.save_topics(path, found)
   texts = dataclasses.replace(data, found=found).texts({'topics': found})
   return texts._replace(files={**texts.files, **roles})
 
@@ -319,7 +324,7 @@ def find_data(
 class Documents(retrieval_data.Retrieval):
   """Titles and abstracts with categories; ``found`` are the topics."""
 
-  found: topics.Topics | None = None
+  found: topic_models.Topics | None = None
 
   def assign(
     self, source: sources.Source, tokens: token_cache.TokenCache, tokenizer: Tokenizer
@@ -388,7 +393,7 @@ def check_categories(tokens: token_cache.TokenCache) -> None:
     )
 
 
-def keep(found: topics.Topics, count: int) -> topics.Topics:
+def keep(found: topic_models.Topics, count: int) -> topic_models.Topics:
   """The largest ``count`` topics, or all if it is 0. Raises InputError if there are fewer."""
   if not count or count == len(found):
     return found
@@ -405,7 +410,7 @@ def keep(found: topics.Topics, count: int) -> topics.Topics:
 
 
 def random_words(
-  found: topics.Topics, tokenizer: Tokenizer, length: int, ids: Sequence[str], seed: int
+  found: topic_models.Topics, tokenizer: Tokenizer, length: int, ids: Sequence[str], seed: int
 ) -> Int[np.ndarray, 'n W']:
   """Tokens of words that each document draws from the topics' vocabulary, by its id.
 
@@ -427,7 +432,9 @@ def random_words(
   return rows
 
 
-def random_topics(found: topics.Topics, ids: Sequence[str], seed: int) -> Int[np.ndarray, ' n']:
+def random_topics(
+  found: topic_models.Topics, ids: Sequence[str], seed: int
+) -> Int[np.ndarray, ' n']:
   """A topic for each document, drawn by its id in proportion to the topics' sizes."""
   chances = np.array([draws.fraction(id_, seed, 'random topics') for id_ in ids])
   shares = np.cumsum(found.sizes) / found.sizes.sum()
@@ -463,7 +470,7 @@ def export(
     return product._replace(encoders=encoders)
   if not config.topics.path or not dual_encoder.trains(trained, SUBTREE):
     return product
-  found = topics.load_topics(workdir / _KEPT)
+  found = topic_models.load_topics(workdir / _KEPT)
   rows = word_tokens(found, load_tokenizer(backbone.path), config.prompt.length)
   words = np.asarray(backbone.params['embeddings']['word']['embedding'])[rows].astype(np.float32)
   prefixes = topic.expand(backbone.config, tree.unflatten(trained)[SUBTREE], words)
@@ -496,14 +503,14 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
   )
   if not settings.path or settings.words:
     return made
-  count = settings.keep or topics.Settings().topics
+  count = settings.keep or topic_models.Settings().topics
   if settings.path not in FITTED:
-    count = len(keep(topics.load_topics(settings.path), settings.keep))
+    count = len(keep(topic_models.load_topics(settings.path), settings.keep))
   if count > 1 and settings.alpha and settings.topic_topic:
     some = (settings.batch or size) * count
     made = made._replace(calls=(*made.calls, (some, made.calls[1][1])))
   # Placeholder words that every tokenizer knows.
-  found = topics.Topics(
+  found = topic_models.Topics(
     {},
     [['yes'] * config.prompt.length] * count,
     np.ones(count, np.int64),

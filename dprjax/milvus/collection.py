@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError
 from dprjax.formats.rankings import Ranking
-from dprjax.retrieval import best, bm25
+from dprjax.retrieval import best, bm25_index
 from dprjax.retrieval.best import check_finite
 from dprjax.retrieval.manifest import check_same_space
 
@@ -232,7 +232,7 @@ class Server:
       space: of its vectors, `manifest.Meta.space`.
       index_type: one of INDEX_TYPES. 'auto' is SCANN, or FLAT (exact) on milvus-lite.
       rows: expected rows, which set the number of lists of SCANN and IVF.
-      bm25: settings of ``retrieval.bm25.build`` for a collection that BM25 searches too; its
+      bm25: settings of ``retrieval.bm25_index.build`` for a collection that BM25 searches too; its
         passages have texts.
 
     Raises:
@@ -373,7 +373,7 @@ class Collection:
   def _words(self, texts: Sequence[str]) -> list[str]:
     """The words of each text, with spaces between them."""
     assert self.bm25 is not None
-    joined = [' '.join(words) for words in bm25.words_of(texts, self.bm25['language'])]
+    joined = [' '.join(words) for words in bm25_index.words_of(texts, self.bm25['language'])]
     return [
       words
       if len(words.encode()) <= _MAX_WORDS
@@ -452,8 +452,8 @@ class Collection:
   def rankings(self, queries: Sequence[str], k: int) -> list[Ranking]:
     """The best k documents of each query, a text, by BM25, of those that share a word with it.
 
-    k is at most MAX_K. Milvus's BM25 sees the words of ``retrieval.bm25``; milvus-lite takes their
-    frequencies from each of its segments alone.
+    k is at most MAX_K. Milvus's BM25 sees the words of ``retrieval.bm25_index``; milvus-lite takes
+    their frequencies from each of its segments alone.
 
     Raises:
       InputError: the collection has no BM25, or an error of Milvus.

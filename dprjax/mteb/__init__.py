@@ -11,7 +11,7 @@ mteb brings PyTorch (``pip install 'dprjax[mteb]'``). It is imported by these ca
 else in dprjax.
 """
 
+from dprjax.mteb.folder_tasks import folder_task, measure
 from dprjax.mteb.model import Model, load
-from dprjax.mteb.tasks import folder_task, measure
 
 __all__ = ['Model', 'folder_task', 'load', 'measure']

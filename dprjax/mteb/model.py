@@ -16,7 +16,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats import seen
 from dprjax.formats.texts import SIDES
-from dprjax.inference.encoder import UNNAMED, Encoder
+from dprjax.inference.text_encoder import UNNAMED, Encoder
 
 DEFAULT = 'default'  # name of the prompt for all other tasks
 

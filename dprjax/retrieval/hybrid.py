@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats.rankings import Ranking
-from dprjax.retrieval import bm25, fusion
+from dprjax.retrieval import bm25_index, fusion
 
 
 class Hybrid(NamedTuple):
@@ -64,7 +64,7 @@ def load(weights: PathLike, folder: PathLike, ids: Collection[str]) -> Hybrid:
     InputError: as `read`; no whole index, one of other passages, or one of other settings than the
       weights were learnt with.
   """
-  found, index = read(weights), bm25.open_index(folder)
+  found, index = read(weights), bm25_index.open_index(folder)
   if len(index.ids) != len(ids) or set(index.ids) != set(ids):
     raise InputError(
       f'{folder} is a BM25 index of {len(index.ids):,} other passages than the {len(ids):,} '
@@ -84,8 +84,8 @@ def check_settings(found: fusion.Fusion, settings: Mapping[str, Any], where: str
 
 
 def build(found: fusion.Fusion, ids: Sequence[str], texts: Sequence[str]) -> Hybrid:
-  """A hybrid search of these passages. Raises InputError as `bm25.build`."""
-  return Hybrid(found, bm25.build(ids, texts, **(found.bm25 or {})).rankings)
+  """A hybrid search of these passages. Raises InputError as `bm25_index.build`."""
+  return Hybrid(found, bm25_index.build(ids, texts, **(found.bm25 or {})).rankings)
 
 
 def _shown(settings: Mapping[str, Any]) -> str:

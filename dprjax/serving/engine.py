@@ -23,7 +23,7 @@ from dprjax.base.files import PathLike
 from dprjax.data import text
 from dprjax.formats.texts import SIDES
 from dprjax.inference.embedder import check_size
-from dprjax.inference.encoder import config_sha256
+from dprjax.inference.text_encoder import config_sha256
 from dprjax.models import hub
 from dprjax.serving.bank import Bank, Shapes
 from dprjax.serving.batcher import Batcher, Text

@@ -26,10 +26,10 @@ import numpy as np
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
-from dprjax.data import text, topics
+from dprjax.data import text, topic_models
 from dprjax.formats.texts import SIDES
 from dprjax.formats.vector_spec import VectorSpec, of_meta
-from dprjax.inference.encoder import Entry, check_length
+from dprjax.inference.text_encoder import Entry, check_length
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
 from dprjax.models.adapter import Adapter, Kind
@@ -75,7 +75,7 @@ class Version:
   meta: dict[str, Any]
   lengths: dict[str, int]
   choices: dict[str, list[Choice]]
-  topic_model: topics.Topics | None = None
+  topic_model: topic_models.Topics | None = None
 
   @property
   def shift_positions(self) -> bool:
@@ -399,7 +399,7 @@ class Library:
     if prompt.tied:
       choices['passage'] = choices['query']
     if prompt.kind.topics:
-      model = topics.Topics.from_arrays(prompt.arrays, prompt.path)
+      model = topic_models.Topics.from_arrays(prompt.arrays, prompt.path)
       if len(model) != len(choices['query']):
         raise InputError(f'prompt {name}: {len(choices["query"])} adapters for {len(model)} topics')
     return Version(name, sha256, spec, prompt.meta, lengths, choices, model)

@@ -34,7 +34,7 @@ from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.data import sources
-from dprjax.data.topics import Topics, load_topics
+from dprjax.data.topic_models import Topics, load_topics
 from dprjax.formats import mediawiki
 from dprjax.inference.embedder import Embedder, place
 from dprjax.inference.retriever import Retriever

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.analysis.statistics import unit
 from dprjax.base.errors import InputError
-from dprjax.formats.documents import split_sentences
+from dprjax.formats.document_files import split_sentences
 from dprjax.formats.mediawiki import Article, Section
 from lab.sts import Pair
 

@@ -26,7 +26,7 @@ from dprjax.base.progress import Progress
 from dprjax.data import fingerprint
 from dprjax.data.text import Tokenizer
 from dprjax.formats.mediawiki import Article, read_articles
-from dprjax.formats.report import Report
+from dprjax.formats.read_report import ReadReport
 from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.method import (
   Batch,
@@ -234,7 +234,7 @@ def _open_cache(
   }
 
   def draw(folder: epath.Path, _: list[epath.Path]) -> fingerprint.Built:
-    report, progress = Report(), Progress('articles', task='reading the dump')
+    report, progress = ReadReport(), Progress('articles', task='reading the dump')
 
     def read() -> Iterator[Article]:
       for article in _articles(paths):

@@ -8,7 +8,7 @@ from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.data import fingerprint
-from dprjax.formats.report import Report
+from dprjax.formats.read_report import ReadReport
 from tests.refusals import refused
 
 
@@ -22,7 +22,7 @@ def build(tmp_path, text, settings, fails=False, **options):
     (aside / 'content').write_text(text.upper())
     if fails:
       raise InputError('no')
-    return fingerprint.Built({'sizes': np.array([len(text)])}, Report(), {'pad_id': 7})
+    return fingerprint.Built({'sizes': np.array([len(text)])}, ReadReport(), {'pad_id': 7})
 
   options = {'process_index': 0, 'wait_s': 0} | options
   folder = epath.Path(tmp_path / 'made')
@@ -71,7 +71,7 @@ def test_a_finished_part_is_used_and_cleared_away(tmp_path):
   def write(aside, parts):
     aside.mkdir()
     (aside / 'letters').write_text(''.join((part / 'letters').read_text() for part in parts))
-    return fingerprint.Built({}, Report(), {})
+    return fingerprint.Built({}, ReadReport(), {})
 
   source = epath.Path(tmp_path / 'source.txt')
   source.write_text('one')

@@ -9,7 +9,7 @@ from dprjax.base import machine
 from dprjax.base.errors import InputError
 from dprjax.formats.rankings import ranked
 from dprjax.inference import embedder, retriever
-from dprjax.retrieval import bm25, exact, fusion
+from dprjax.retrieval import bm25_index, exact, fusion
 from tests.refusals import refused
 
 TEXTS = [
@@ -55,7 +55,7 @@ def test_a_hybrid_search_fuses_with_bm25(trained, prompt, small, tmp_path):
   queries = ['read json', 'fetch a page', 'an http message']
   for one in (small, both):
     one.index(TEXTS)
-  words = bm25.build([str(row) for row in range(len(TEXTS))], TEXTS, **settings)
+  words = bm25_index.build([str(row) for row in range(len(TEXTS))], TEXTS, **settings)
   lexical = words.rankings(queries, 4)
   for hits, alone, other in zip(
     both.search(queries, 3), small.search(queries, 4), lexical, strict=True

@@ -9,7 +9,7 @@ import pytest
 from dprjax import CrossEncoder, PromptReranker, Retriever
 from dprjax.data import text
 from dprjax.inference import reranker
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.methods import nir_reranker, nir_retriever
 from dprjax.methods.method import Parts
 from dprjax.models import artifact, hub

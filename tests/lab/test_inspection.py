@@ -11,9 +11,9 @@ import scipy.stats
 from dprjax import Retriever, report
 from dprjax.analysis import inspection as core
 from dprjax.data import text as texts_of
-from dprjax.data import topics
-from dprjax.formats import documents, mediawiki
-from dprjax.formats.papers import Paper, write_beir
+from dprjax.data import topic_models
+from dprjax.formats import document_files, mediawiki
+from dprjax.formats.paper_records import Paper, write_beir
 from dprjax.models import artifact, encoder, hub
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig
@@ -337,11 +337,11 @@ def papers(tmp_path_factory):
     for i in range(24)
   ]
   write_beir(folder / 'beir', made, 'test', own=False)
-  fitted = topics.fit(
+  fitted = topic_models.fit(
     [paper.passage for paper in made],
-    topics.Settings('lda', topics=2, sweeps=5, alpha=0.1, eta=0.1, gamma=1.0, seed=0),
+    topic_models.Settings('lda', topics=2, sweeps=5, alpha=0.1, eta=0.1, gamma=1.0, seed=0),
   )
-  topics.save_topics(folder / 'topics.npz', fitted.topics)
+  topic_models.save_topics(folder / 'topics.npz', fitted.topics)
   return folder, made, fitted.topics
 
 
@@ -620,7 +620,7 @@ def test_sections_of_a_dump(data_dir, minilm):
   places = {}
   for article in mediawiki.read_articles(dump):
     for number, section in enumerate(article.sections):
-      for text in documents.split_sentences(section.text):
+      for text in document_files.split_sentences(section.text):
         places.setdefault(text, set()).add((article.title, number))
   for anchor, positive, negative in texts.triplets:
     assert places[anchor] & places[positive] and not places[anchor] & places[negative]

@@ -11,8 +11,8 @@ from etils import epath
 from dprjax.base import provenance
 from dprjax.data import text
 from dprjax.formats.vector_spec import same_length
-from dprjax.inference.encoder import Encoder
-from dprjax.methods import frozen, tasks
+from dprjax.inference.text_encoder import Encoder
+from dprjax.methods import frozen, multitask
 from dprjax.methods import retrieval_data as retrieval
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
@@ -173,7 +173,7 @@ def test_several_tasks_have_that_baseline_each(backbone, folder, tmp_path, devic
     config.tasks[name] = configs.task(dir=str(folder), format='beir', dev_split='dev')
     config.tasks[name].measure = 'nDCG@10'
   config.data.query_max_length = config.data.passage_max_length = 8
-  found = tasks.find_tasks(
+  found = multitask.find_tasks(
     config.data, config, epath.Path(tmp_path / 'run'), devices, numbered=False
   )
   model = hub.load_backbone(str(backbone)).config

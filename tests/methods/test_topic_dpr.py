@@ -10,7 +10,7 @@ from etils import epath
 
 from dprjax import papers
 from dprjax.data import sources, table
-from dprjax.data.topics import Topics
+from dprjax.data.topic_models import Topics
 from dprjax.methods import dpr, retrieval_data, topic_dpr, topic_losses
 from dprjax.methods.method import Parts
 from dprjax.models import hub

@@ -9,7 +9,7 @@ from dprjax import encode, export, load_backbone, train
 from dprjax.base import extensions
 from dprjax.data import text
 from dprjax.formats.texts import read_texts
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, encoder, encoder_config
 from dprjax.models.adapter import Several, allocate, stack, write
@@ -168,7 +168,7 @@ def test_an_adapter_of_ones_own_is_trained_resumed_exported_and_served(
   corpus = trained / 'data' / 'corpus.jsonl'
   status, log = command(
     encode,
-    *(f'--backbone={backbone}', f'--prompt={folder}/toy.npz', '--kind=passage', '--batch_size=8'),
+    *(f'--backbone={backbone}', f'--prompt={folder}/toy.npz', '--side=passage', '--batch_size=8'),
     *(f'--input={corpus}', f'--out={tmp_path / "embeddings"}'),
   )
   assert status == 0, log

@@ -252,7 +252,7 @@ def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(
   corpus = trained / 'data' / 'corpus.jsonl'
   status, log = command(
     encode,
-    *(f'--backbone={backbone}', f'--prompt={prompt}', '--kind=passage', '--batch_size=8'),
+    *(f'--backbone={backbone}', f'--prompt={prompt}', '--side=passage', '--batch_size=8'),
     *(f'--input={corpus}', f'--out={tmp_path / "embeddings"}'),
   )
   assert status == 0, log

@@ -9,7 +9,7 @@ import safetensors.numpy
 
 from dprjax import export, train
 from dprjax.formats.vector_spec import same_length
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.models import hub
 from tests.refusals import refused
 

@@ -8,7 +8,7 @@ from etils import epath
 from dprjax import load_backbone, load_prompt
 from dprjax.base import repository
 from dprjax.formats.vector_spec import of_meta, same_length
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact, hub, prompted
 from tests import other_tools
 from tests.refusals import refused

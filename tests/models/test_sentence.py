@@ -10,7 +10,7 @@ from dprjax.base.errors import InputError
 from dprjax.data.text import load_tokenizer
 from dprjax.formats import sentence_files
 from dprjax.formats.vector_spec import same_length
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.sentence import read_folder, write_folder

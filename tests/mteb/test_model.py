@@ -11,7 +11,7 @@ import pytest
 import dprjax.mteb
 from dprjax import Retriever
 from dprjax.formats import seen
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.models.artifact import load_prompt, save_prompt
 from dprjax.mteb import model as models
 from tests.mteb.conftest import PromptType, Task

@@ -21,8 +21,8 @@ pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax import encode, serve
-from dprjax.inference.encoder import Encoder
 from dprjax.inference.reranker import CrossEncoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.serving.app import App, Limits
 from dprjax.serving.engine import Engine, Options
 from dprjax.serving.indexes import Index, Reranker

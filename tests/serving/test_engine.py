@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax.inference import folders
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact
 from dprjax.serving.bank import Shapes
 from dprjax.serving.batcher import Busy, NotFinite

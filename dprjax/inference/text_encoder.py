@@ -19,7 +19,7 @@ from jaxtyping import Float, Int32
 from dprjax.base import given
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.data import text, topics
+from dprjax.data import text, topic_models
 from dprjax.formats import seen, vector_spec
 from dprjax.formats.texts import SIDES
 from dprjax.formats.vector_spec import VectorSpec
@@ -111,7 +111,7 @@ class Encoder:
     self._batch_size, self._arithmetic = batch_size, encoder_config.arithmetic(dtype, 'dtype')
     self._options = EncoderOptions.of(self._arithmetic, meshes.activations(self.mesh)[1])
     self.topics = {
-      name: topics.Topics.from_arrays(entry.prompt.arrays, entry.prompt.path)
+      name: topic_models.Topics.from_arrays(entry.prompt.arrays, entry.prompt.path)
       for name, entry in self.bank.items()
       if entry.prompt is not None and entry.prompt.kind.topics
     }

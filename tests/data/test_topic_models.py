@@ -10,11 +10,11 @@ import pytest
 
 from dprjax.base import arrays as npz
 from dprjax.base.errors import InputError
-from dprjax.data import topics
-from dprjax.data.topics import Settings, Topics
+from dprjax.data import topic_models
+from dprjax.data.topic_models import Settings, Topics
 from tests.refusals import refused
 
-META = {'format': topics.FORMAT, 'version': 1, 'kind': 'lda'}
+META = {'format': topic_models.FORMAT, 'version': 1, 'kind': 'lda'}
 
 
 def model(distributions, names, sizes=(5, 3), vocabulary=('apple', 'banana', 'cherry', 'date')):
@@ -37,7 +37,7 @@ def small():
 
 def by_loops(model, text, steps=50):
   """Eq. 1 by EM, one word after the other, in Python's numbers."""
-  known = [model.vocabulary.index(w) for w in topics.words(text) if w in model.vocabulary]
+  known = [model.vocabulary.index(w) for w in topic_models.words(text) if w in model.vocabulary]
   count = len(model.distributions)
   mixture = [1 / count] * count
   for _ in range(steps):
@@ -66,7 +66,7 @@ def by_loops(model, text, steps=50):
   ],
 )
 def test_words(text, expected):
-  assert topics.words(text) == expected
+  assert topic_models.words(text) == expected
 
 
 def test_distributions_are_those_of_a_plain_loop(small):
@@ -98,7 +98,7 @@ def test_a_text_is_what_it_is_in_any_company(small, monkeypatch):
   texts = [' '.join(rng.choice([*small.vocabulary, 'zebra'], n)) for n in rng.integers(0, 30, 50)]
   together = small.distribution(texts)
   np.testing.assert_array_equal(np.concatenate([small.distribution([t]) for t in texts]), together)
-  monkeypatch.setattr(topics, '_CHUNK', 7)
+  monkeypatch.setattr(topic_models, '_CHUNK', 7)
   np.testing.assert_array_equal(small.distribution(texts), together)
 
 
@@ -109,24 +109,24 @@ def test_a_corpus_that_shares_no_word_is_refused(small):
 
 
 def test_the_file_holds_the_model(small, tmp_path):
-  topics.save_topics(tmp_path / 'topics.npz', small)
-  read = topics.load_topics(tmp_path / 'topics.npz')
+  topic_models.save_topics(tmp_path / 'topics.npz', small)
+  read = topic_models.load_topics(tmp_path / 'topics.npz')
   assert (read.meta, read.names, read.vocabulary) == (small.meta, small.names, small.vocabulary)
   np.testing.assert_array_equal(read.sizes, small.sizes)
   np.testing.assert_array_equal(read.distributions, small.distributions)
   again = tmp_path / 'again.npz'
-  topics.save_topics(again, Topics.from_arrays({**small.arrays(), 'prefix': np.ones(3)}))
+  topic_models.save_topics(again, Topics.from_arrays({**small.arrays(), 'prefix': np.ones(3)}))
   assert again.read_bytes() == (tmp_path / 'topics.npz').read_bytes()
   with np.load(again, allow_pickle=False) as arrays:
-    assert set(arrays) == set(topics.ARRAYS)
+    assert set(arrays) == set(topic_models.ARRAYS)
 
 
 def test_the_file_is_read_without_tomotopy(small, tmp_path):
-  topics.save_topics(tmp_path / 'topics.npz', small)
+  topic_models.save_topics(tmp_path / 'topics.npz', small)
   code = (
     'import sys; sys.modules["tomotopy"] = None\n'
-    'from dprjax.data import topics\n'
-    f'read = topics.load_topics({str(tmp_path / "topics.npz")!r})\n'
+    'from dprjax.data import topic_models\n'
+    f'read = topic_models.load_topics({str(tmp_path / "topics.npz")!r})\n'
     'print(read.assign(["a date", "apples and an apple"]).tolist())'
   )
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
@@ -136,7 +136,7 @@ def test_the_file_is_read_without_tomotopy(small, tmp_path):
 def test_finding_topics_without_tomotopy(monkeypatch):
   monkeypatch.setitem(sys.modules, 'tomotopy', None)
   with refused('tomotopy'):
-    topics.fit(documents(60)[0], Settings(topics=2))
+    topic_models.fit(documents(60)[0], Settings(topics=2))
 
 
 def meta(**changes):
@@ -183,13 +183,13 @@ def test_damaged_files_are_named(small, tmp_path, changes, message):
   path = tmp_path / 'topics.npz'
   npz.write_arrays(path, {name: array for name, array in arrays.items() if array is not None})
   with refused('topics.npz', message):
-    topics.load_topics(path)
+    topic_models.load_topics(path)
 
 
 def test_a_harmed_file_is_refused_or_read_as_it_was(small, tmp_path):
   rng = np.random.default_rng(7)
   path = tmp_path / 'topics.npz'
-  topics.save_topics(path, small)
+  topic_models.save_topics(path, small)
   whole, expected = path.read_bytes(), small.arrays()
   refused = 0
   for _ in range(300):
@@ -198,12 +198,12 @@ def test_a_harmed_file_is_refused_or_read_as_it_was(small, tmp_path):
       harmed[place] = rng.integers(256)
     path.write_bytes(harmed)
     try:
-      found = topics.load_topics(path).arrays()
+      found = topic_models.load_topics(path).arrays()
     except InputError as error:
       refused += 1
       assert str(path) in str(error)
     else:
-      for name in topics.ARRAYS:
+      for name in topic_models.ARRAYS:
         np.testing.assert_array_equal(found[name], expected[name])
   assert refused > 200
 
@@ -227,12 +227,12 @@ def documents(count=90, seed=0):
   return texts, themes
 
 
-@pytest.mark.parametrize('kind', topics.KINDS)
+@pytest.mark.parametrize('kind', topic_models.KINDS)
 def test_themes_are_found(kind):
   texts, themes = documents()
   vectors = np.eye(3)[themes] + np.random.default_rng(2).normal(0, 0.1, (len(themes), 3))
   settings = Settings(kind, topics=3, sweeps=60, eta=0.1, seed=1)
-  fitted = topics.fit(texts, settings, vectors if kind == 'kmeans' else None)
+  fitted = topic_models.fit(texts, settings, vectors if kind == 'kmeans' else None)
   made = fitted.topics
   assert made.meta['kind'] == kind and made.meta['documents'] == len(texts)
   assert list(made.sizes) == sorted(made.sizes, reverse=True)
@@ -247,7 +247,7 @@ def test_themes_are_found(kind):
     assert sum(pairs[k, main[k]] for k in main) >= 0.95 * len(truth)
   for topic, name in enumerate(made.names):
     assert len(set(name[:10]) & set(own[main[topic]].split())) >= 5
-  again = topics.fit(texts, settings, vectors if kind == 'kmeans' else None)
+  again = topic_models.fit(texts, settings, vectors if kind == 'kmeans' else None)
   for name, array in made.arrays().items():
     np.testing.assert_array_equal(array, again.topics.arrays()[name])
 
@@ -256,7 +256,7 @@ def test_rare_words_and_documents_without_words():
   texts, _ = documents(60)
   texts[3] = 'once upon'
   texts.append('')
-  fitted = topics.fit(texts, Settings('lda', topics=2, sweeps=10))
+  fitted = topic_models.fit(texts, Settings('lda', topics=2, sweeps=10))
   assert fitted.own[3] == fitted.own[-1] == -1
   assert fitted.assigned[3] == fitted.assigned[-1] == 0  # the largest
   assert fitted.topics.meta['documents'] == 59
@@ -278,17 +278,17 @@ def test_rare_words_and_documents_without_words():
 )
 def test_too_little_is_said(texts, settings, message):
   with refused('papers.jsonl', message):
-    topics.fit(texts, settings, where='papers.jsonl')
+    topic_models.fit(texts, settings, where='papers.jsonl')
 
 
 def test_documents_are_chosen_by_a_hash():
   texts = [f'text {i}' for i in range(50)]
-  assert topics.choose(iter(texts), 50) == texts
-  few = topics.choose(iter(texts), 20)
+  assert topic_models.choose(iter(texts), 50) == texts
+  few = topic_models.choose(iter(texts), 20)
   assert len(few) == 20 and set(few) < set(texts)
-  assert topics.choose(texts[::-1], 20) == few
+  assert topic_models.choose(texts[::-1], 20) == few
 
 
 def test_clusters_of_equal_vectors():
-  found = topics.cluster(np.ones((5, 3)), 2, seed=0)
+  found = topic_models.cluster(np.ones((5, 3)), 2, seed=0)
   assert found.shape == (5,)

@@ -31,7 +31,7 @@ from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import mediawiki, texts
 from dprjax.formats.fields import Id, check_id
-from dprjax.formats.report import Report
+from dprjax.formats.read_report import ReadReport
 
 _KINDS = ('.jsonl', '.tsv', '.txt', '.xml', '.zip')
 _EXPECTED = '.jsonl, .tsv, .txt, .zip or .xml (MediaWiki), perhaps with ' + ', '.join(
@@ -52,7 +52,7 @@ class Document(NamedTuple):
   text: str
 
 
-def read_documents(paths: Sequence[files.PathLike], report: Report) -> Iterator[Document]:
+def read_documents(paths: Sequence[files.PathLike], report: ReadReport) -> Iterator[Document]:
   """Yields the documents of files and folders; those without text are counted and left out.
 
   Ids are the file's own, else its name and the line; they may repeat in other files.
@@ -70,7 +70,7 @@ def read_documents(paths: Sequence[files.PathLike], report: Report) -> Iterator[
         report.count('documents without text: skipped', document.id)
 
 
-def find_files(paths: Sequence[files.PathLike], report: Report) -> list[epath.Path]:
+def find_files(paths: Sequence[files.PathLike], report: ReadReport) -> list[epath.Path]:
   """The files of these paths, in reading order; unusable files of folders are counted.
 
   Raises:
@@ -101,7 +101,9 @@ def split_sentences(text: str, language: str = 'en') -> list[str]:
   return [' '.join(words) for words in spans if words]
 
 
-def _walk(folder: epath.Path, report: Report, above: tuple[str, ...] = ()) -> Iterator[epath.Path]:
+def _walk(
+  folder: epath.Path, report: ReadReport, above: tuple[str, ...] = ()
+) -> Iterator[epath.Path]:
   if str(files.resolved(folder)) in above:  # a link that leads up again
     report.count('links to a folder above: skipped', folder.name)
     return

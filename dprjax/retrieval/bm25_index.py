@@ -73,7 +73,7 @@ def words_of(texts: Sequence[str], language: str) -> list[list[str]]:
   return _tokens(texts, language, as_ids=False)
 
 
-class Bm25(NamedTuple):
+class Bm25Index(NamedTuple):
   """An index over passages ``ids``; made by ``build`` or ``load``."""
 
   index: Any
@@ -122,7 +122,7 @@ def build(
   k1: float = 1.5,
   b: float = 0.75,
   language: str = 'english',
-) -> Bm25:
+) -> Bm25Index:
   """Indexes the passages.
 
   Args:
@@ -140,7 +140,7 @@ def build(
     raise InputError(f'nothing to index: not one word in {counted(len(texts), "passages")}')
   index = _bm25s().BM25(k1=k1, b=b)
   index.index(tokens, show_progress=False)
-  return Bm25(index, list(ids), language)
+  return Bm25Index(index, list(ids), language)
 
 
 def check_settings(k1: float, b: float, language: str) -> None:
@@ -160,7 +160,7 @@ def is_index(folder: epath.Path) -> bool:
   return provenance.read_mark(folder, _SIDECAR).get('format') == _FORMAT
 
 
-def save(index: Bm25, folder: PathLike, fingerprint: str) -> None:
+def save(index: Bm25Index, folder: PathLike, fingerprint: str) -> None:
   """Writes the index and the fingerprint of its passages and settings, whole or not at all."""
   with atomic_path(folder) as aside:
     aside.mkdir()
@@ -176,7 +176,7 @@ class _Counts(msgspec.Struct):
   language: str
 
 
-def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
+def load(folder: PathLike, fingerprint: str) -> Bm25Index | None:
   """Opens an index; None if there is none, or one of other passages or settings.
 
   Raises:
@@ -187,7 +187,7 @@ def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
   return None if sidecar is None else _load(root, sidecar)
 
 
-def open_index(folder: PathLike) -> Bm25:
+def open_index(folder: PathLike) -> Bm25Index:
   """Opens an index of any passages. Raises InputError if there is none, or a damaged one."""
   root = epath.Path(folder)
   sidecar = provenance.read(root, _SIDECAR)
@@ -197,7 +197,7 @@ def open_index(folder: PathLike) -> Bm25:
   return _load(root, sidecar)
 
 
-def _load(root: epath.Path, sidecar: dict[str, Any]) -> Bm25:
+def _load(root: epath.Path, sidecar: dict[str, Any]) -> Bm25Index:
   counts = reading.convert(sidecar, str(root / _SIDECAR), _Counts)
   ids = read_ids(root / _IDS)
   try:
@@ -207,7 +207,7 @@ def _load(root: epath.Path, sidecar: dict[str, Any]) -> Bm25:
     raise
   except Exception as error:  # bm25s does not check what it loads
     raise InputError(f'{root} is not a whole BM25 index ({error}); remove it') from error
-  return Bm25(index, ids, counts.language)
+  return Bm25Index(index, ids, counts.language)
 
 
 def _check(index: Any, ids: int, count: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from dprjax.data import text
 from dprjax.formats.vector_spec import VectorSpec, of_meta, same_length
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact, encoder, hub
 from tests.refusals import refused
 

@@ -11,7 +11,7 @@ import pytest
 
 from dprjax.data import fingerprint, pairs
 from dprjax.data.token_cache import open_cache
-from dprjax.methods import cross_encoder, dpr, tasks
+from dprjax.methods import cross_encoder, dpr, multitask
 from dprjax.methods.method import Model, Parts
 from dprjax.models import hub
 from dprjax.models.template import Piece, Template, unpack
@@ -95,7 +95,7 @@ def start(folder, tmp_path, devices, tokenizer, model):
         node = node[parent]
       node[last] = value
     configs.check_ranges(config, '')
-    return tasks.find_tasks(
+    return multitask.find_tasks(
       config.data, config, tmp_path / 'run', devices, form, templates, numbered
     ).open(tokenizer, model)
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from dprjax.data import sources
-from dprjax.formats import papers
-from dprjax.formats.papers import Paper
+from dprjax.formats import paper_records
+from dprjax.formats.paper_records import Paper
 from tests.refusals import refused
 
 ARXIV = [
@@ -27,21 +27,21 @@ def write(path, rows):
 
 
 def test_arxiv(tmp_path):
-  assert list(papers.read_papers(write(tmp_path / 'a.jsonl', ARXIV))) == PAPERS
+  assert list(paper_records.read_papers(write(tmp_path / 'a.jsonl', ARXIV))) == PAPERS
   # The first may be the one that lacks an abstract.
   turned = write(tmp_path / 'b.jsonl', ARXIV[::-1])
-  assert list(papers.read_papers(turned)) == PAPERS[::-1]
+  assert list(paper_records.read_papers(turned)) == PAPERS[::-1]
   array = tmp_path / 'a.json'
   array.write_text(json.dumps(ARXIV))
-  assert list(papers.read_papers(array)) == PAPERS
+  assert list(paper_records.read_papers(array)) == PAPERS
 
 
 def test_corpora(tmp_path):
   rows = [{'_id': 'a', 'title': 'T', 'text': 'x', 'categories': ['k']}, {'_id': 'b', 'text': ''}]
-  read = list(papers.read_papers(write(tmp_path / 'corpus.jsonl', rows)))
+  read = list(paper_records.read_papers(write(tmp_path / 'corpus.jsonl', rows)))
   assert read == [Paper('a', 'T', 'T x', ('k',)), Paper('b', '', '', ())]
   (tmp_path / 'corpus.tsv').write_text('a\tT\tx\nb\t\ty\n')
-  read = list(papers.read_papers(tmp_path / 'corpus.tsv'))
+  read = list(paper_records.read_papers(tmp_path / 'corpus.tsv'))
   assert read == [Paper('a', '', 'T x', ()), Paper('b', '', 'y', ())]
 
 
@@ -59,13 +59,13 @@ def test_corpora(tmp_path):
 )
 def test_bad_papers_are_named(tmp_path, rows, message):
   with refused(message):
-    list(papers.read_papers(write(tmp_path / 'a.jsonl', rows)))
+    list(paper_records.read_papers(write(tmp_path / 'a.jsonl', rows)))
 
 
 def test_an_array_without_entries(tmp_path):
   (tmp_path / 'a.json').write_text('[]')
   with refused('a.json'):
-    list(papers.read_papers(tmp_path / 'a.json'))
+    list(paper_records.read_papers(tmp_path / 'a.json'))
 
 
 FOUR = [
@@ -77,7 +77,7 @@ FOUR = [
 
 
 def test_related():
-  assert {query: list(found) for query, found in papers.related(FOUR).items()} == {
+  assert {query: list(found) for query, found in paper_records.related(FOUR).items()} == {
     'a': ['a', 'b', 'd'],
     'b': ['a', 'b'],
     'c': ['c', 'd'],
@@ -86,14 +86,14 @@ def test_related():
 
 
 def test_too_many_judgements(monkeypatch):
-  monkeypatch.setattr(papers, '_MOST_RELATED', 11)  # x: 4, y: 4, z: 4
+  monkeypatch.setattr(paper_records, '_MOST_RELATED', 11)  # x: 4, y: 4, z: 4
   with refused('12'):
-    papers.related(FOUR)
+    paper_records.related(FOUR)
 
 
 @pytest.mark.parametrize('own', [True, False])
 def test_the_beir_folder(tmp_path, own):
-  papers.write_beir(tmp_path / 'beir', FOUR, 'dev', own)
+  paper_records.write_beir(tmp_path / 'beir', FOUR, 'dev', own)
   rows = [json.loads(line) for line in (tmp_path / 'beir/corpus.jsonl').read_text().splitlines()]
   assert rows[0] == {'_id': 'a', 'title': '', 'text': 'text a', 'categories': ['x', 'y']}
   data = sources.load_dataset(sources.Source(str(tmp_path / 'beir'), split='dev'))

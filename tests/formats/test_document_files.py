@@ -10,16 +10,16 @@ import zipfile
 
 import pytest
 
-from dprjax.formats import documents, mediawiki
-from dprjax.formats.documents import Document
+from dprjax.formats import document_files, mediawiki
+from dprjax.formats.document_files import Document
 from dprjax.formats.mediawiki import Article, Section
-from dprjax.formats.report import Report
+from dprjax.formats.read_report import ReadReport
 from tests.refusals import refused
 
 
 def read(*paths):
-  report = Report()
-  return list(documents.read_documents(paths, report)), dict(report.counts)
+  report = ReadReport()
+  return list(document_files.read_documents(paths, report)), dict(report.counts)
 
 
 def jsonl(path, *records):
@@ -97,7 +97,7 @@ def test_lines_of_a_text_file_form_paragraphs(tmp_path):
 
 
 def test_a_large_text_file_is_split(tmp_path, monkeypatch):
-  monkeypatch.setattr(documents, '_PART', 10)
+  monkeypatch.setattr(document_files, '_PART', 10)
   (tmp_path / 'book.txt').write_text('one two\n\nthree\n\nfour')
   assert read(tmp_path / 'book.txt')[0] == [
     Document('book.txt~1', 'one two\nthree'),
@@ -259,7 +259,7 @@ def test_links_and_pipes_in_a_folder(tmp_path):
 
 
 def test_newlines_end_sentences_and_white_space_becomes_one_space():
-  assert documents.split_sentences(
+  assert document_files.split_sentences(
     'A title\nDr. Smith et al. (2019) saw  it. See Fig. 3.\n\n Then at 3.5 %, J. R. Smith\tleft.\n'
   ) == [
     'A title',
@@ -267,11 +267,11 @@ def test_newlines_end_sentences_and_white_space_becomes_one_space():
     'See Fig. 3.',
     'Then at 3.5 %, J. R. Smith left.',
   ]
-  assert documents.split_sentences('Er kam z. B. gestern. Dann ging er.', 'de') == [
+  assert document_files.split_sentences('Er kam z. B. gestern. Dann ging er.', 'de') == [
     'Er kam z. B. gestern.',
     'Dann ging er.',
   ]
-  assert documents.split_sentences(' \n\n') == []
+  assert document_files.split_sentences(' \n\n') == []
 
 
 def test_articles_are_those_of_the_main_namespace(tmp_path):

@@ -1,6 +1,6 @@
 import pytest
 
-from dprjax.planning import compiling, search
+from dprjax.planning import compiling, fitting
 from dprjax.planning.programs import Job
 from dprjax.runtime import config as configs
 
@@ -65,7 +65,7 @@ def make(activations, weights=1.0, read=0.0):
 )
 def test_the_fewest_chunks_or_remat_then_sharded_weights(activations, weights, flags):
   attempt, asked = make(activations, weights)
-  found = search.fit(config(), 8, update(activations + weights, weights), attempt)
+  found = fitting.fit(config(), 8, update(activations + weights, weights), attempt)
   assert found.flags == flags
   assert (found.program is None) == (not flags)
   if flags:
@@ -82,7 +82,7 @@ def test_the_fewest_chunks_or_remat_then_sharded_weights(activations, weights, f
 )
 def test_remat_is_taken_where_its_fewer_chunks_take_less_time(read, flags):
   attempt, asked = make(100.0, read=read)
-  found = search.fit(config(), 8, update(101.0, 1.0), attempt)
+  found = fitting.fit(config(), 8, update(101.0, 1.0), attempt)
   assert found.flags == flags and found.program.fits
   assert ('--config.grad_cache=8', '--config.backbone.remat=true') not in asked
 
@@ -99,19 +99,19 @@ def test_remat_is_taken_where_its_fewer_chunks_take_less_time(read, flags):
 def test_fewer_chunks_are_faster_where_memory_is_the_bound(activations, read, flags):
   attempt, asked = make(activations, read=read)
   given = config(grad_cache=8)
-  found = search.fastest(given, 8, attempt(('--config.grad_cache=8',)), attempt)
+  found = fitting.fastest(given, 8, attempt(('--config.grad_cache=8',)), attempt)
   assert found.flags == flags and found.program.fits
   assert len(asked) == len(set(asked))
 
 
 def test_what_has_one_chunk_and_fits_is_the_fastest():
   attempt, asked = make(10.0)
-  found = search.fastest(config(), 8, update(11.0), attempt)
+  found = fitting.fastest(config(), 8, update(11.0), attempt)
   assert (found.flags, found.program, asked) == ((), update(11.0), [])
 
 
 def test_chunks_share_the_rows_of_all_devices():
-  assert search.chunks(config(), 8) == [1, 2, 4, 8]
-  assert search.chunks(config(grad_cache=2), 8) == [2, 4, 8]
-  assert search.chunks(config(batch_size=96), 8) == [1, 2, 3, 4, 6, 12]
-  assert search.chunks(config(batch_size=4), 8) == []
+  assert fitting.chunks(config(), 8) == [1, 2, 4, 8]
+  assert fitting.chunks(config(grad_cache=2), 8) == [2, 4, 8]
+  assert fitting.chunks(config(batch_size=96), 8) == [1, 2, 3, 4, 6, 12]
+  assert fitting.chunks(config(batch_size=4), 8) == []

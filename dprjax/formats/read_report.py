@@ -10,7 +10,7 @@ from dprjax.base.errors import InputError
 _LISTED = 5  # examples shown of each count
 
 
-class Report:
+class ReadReport:
   """Counts, in the order of their first mention, with a few examples of each."""
 
   def __init__(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from dprjax.base import provenance
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.trec import run_from_rows
-from dprjax.retrieval import bm25
+from dprjax.retrieval import bm25_index
 from dprjax.retrieval.measures import measure
 from tests.refusals import refused
 
@@ -22,7 +22,7 @@ def test_scores_known_by_hand():
   mean length 9 / 4.
   """
   queries = ['cats', 'tuned prompts', 'nothing of the kind', '', 'cat dog']
-  found = bm25.build(IDS, TEXTS, k1=1.5, b=0.75).search(queries, 2)
+  found = bm25_index.build(IDS, TEXTS, k1=1.5, b=0.75).search(queries, 2)
 
   def weight(documents, count, length):
     idf = math.log(1 + (4 - documents + 0.5) / (documents + 0.5))
@@ -36,25 +36,25 @@ def test_scores_known_by_hand():
 
 
 def test_k_above_the_number_of_passages():
-  assert bm25.build(IDS, TEXTS).search(['cat'], 1000).rows.tolist() == [[1, 0, -1, -1]]
+  assert bm25_index.build(IDS, TEXTS).search(['cat'], 1000).rows.tolist() == [[1, 0, -1, -1]]
 
 
 def test_equal_scores_go_by_falling_id():
   ids = [str(i) for i in range(50)]
-  index = bm25.build(ids, ['some words'] * 49 + ['words words'])
+  index = bm25_index.build(ids, ['some words'] * 49 + ['words words'])
   for k in (3, 25, 50):
     expected = [49, *map(int, sorted(ids[:49], reverse=True))][:k]
     assert index.search(['words'], k).rows[0].tolist() == expected
 
 
 def test_without_a_language_words_stay_as_they_are():
-  index = bm25.build(IDS, TEXTS, language='none')
+  index = bm25_index.build(IDS, TEXTS, language='none')
   assert index.search(['cat'], 2).rows.tolist() == [[0, -1]]
   assert index.search(['the'], 2).rows.tolist() == [[0, -1]]
 
 
 def test_a_language_without_stop_words():
-  index = bm25.build(['a'], ['talossa taloja'], language='finnish')
+  index = bm25_index.build(['a'], ['talossa taloja'], language='finnish')
   assert index.search(['talo'], 1).rows.tolist() == [[0]]
 
 
@@ -96,7 +96,7 @@ LANGUAGES = {
 @pytest.mark.parametrize('language', ['english', 'none', 'arabic', 'hindi', 'turkish'])
 def test_a_query_that_is_a_passage_finds_it_in_every_language(language):
   texts = [text for rows in LANGUAGES.values() for text in rows]
-  index = bm25.build([str(i) for i in range(len(texts))], texts, language=language)
+  index = bm25_index.build([str(i) for i in range(len(texts))], texts, language=language)
   for form in ('NFC', 'NFD'):
     found = index.search([unicodedata.normalize(form, text) for text in texts], 2)
     assert found.rows[:, 0].tolist() == list(range(len(texts)))
@@ -114,24 +114,24 @@ def test_a_query_that_is_a_passage_finds_it_in_every_language(language):
   ],
 )
 def test_a_part_of_a_passage_finds_it(query, text):
-  index = bm25.build(['a', 'b'], ['some other text', text])
+  index = bm25_index.build(['a', 'b'], ['some other text', text])
   assert index.search([query], 1).rows.tolist() == [[1]]
 
 
 def test_saved_and_loaded(tmp_path):
-  index = bm25.build(IDS, TEXTS)
-  assert bm25.load(tmp_path / 'i', 'abc') is None
-  bm25.save(index, tmp_path / 'i', 'abc')
-  again = bm25.load(tmp_path / 'i', 'abc')
+  index = bm25_index.build(IDS, TEXTS)
+  assert bm25_index.load(tmp_path / 'i', 'abc') is None
+  bm25_index.save(index, tmp_path / 'i', 'abc')
+  again = bm25_index.load(tmp_path / 'i', 'abc')
   assert again.ids == IDS
   for before, after in zip(index.search(['cat dog'], 4), again.search(['cat dog'], 4), strict=True):
     np.testing.assert_array_equal(before, after)
-  assert bm25.load(tmp_path / 'i', 'other') is None
+  assert bm25_index.load(tmp_path / 'i', 'other') is None
 
 
 def test_a_flipped_byte_in_any_file_is_noticed(tmp_path):
   folder = tmp_path / 'i'
-  bm25.save(bm25.build(IDS, TEXTS), folder, 'abc')
+  bm25_index.save(bm25_index.build(IDS, TEXTS), folder, 'abc')
   files = [path for path in folder.iterdir() if path.name != 'dprjax_index.json']
   assert len(files) >= 5
   for path in files:
@@ -141,9 +141,9 @@ def test_a_flipped_byte_in_any_file_is_noticed(tmp_path):
       if damaged is not None:
         path.write_bytes(damaged)
       with refused(path.name, '/i'):
-        bm25.load(folder, 'abc')
+        bm25_index.load(folder, 'abc')
     path.write_bytes(whole)
-  assert bm25.load(folder, 'abc').ids == IDS
+  assert bm25_index.load(folder, 'abc').ids == IDS
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_flipped_byte_in_any_file_is_noticed(tmp_path):
 )
 def test_an_index_of_somebody_else_is_read_with_care(tmp_path, name, content, message):
   folder = tmp_path / 'i'
-  bm25.save(bm25.build(IDS, TEXTS), folder, 'abc')
+  bm25_index.save(bm25_index.build(IDS, TEXTS), folder, 'abc')
   if content is None:
     np.save(folder / name, np.full(100, 10_000, np.int32))
   else:
@@ -177,24 +177,24 @@ def test_an_index_of_somebody_else_is_read_with_care(tmp_path, name, content, me
     about = {'format': 'dprjax.bm25', 'fingerprint': 'abc', 'count': 4, 'language': 'english'}
     provenance.write(folder, 'dprjax_index.json', **about)
   with refused(message):
-    bm25.load(folder, 'abc')
+    bm25_index.load(folder, 'abc')
 
 
 def test_bad_input():
   with refused('klingon'):
-    bm25.build(IDS, TEXTS, language='klingon')
+    bm25_index.build(IDS, TEXTS, language='klingon')
   with refused('b', '0', '1'):
-    bm25.build(IDS, TEXTS, b=2)
+    bm25_index.build(IDS, TEXTS, b=2)
   for k1, b in ((math.nan, 0.75), (1.5, math.nan), (math.inf, 0.5), (-1, 0.5), (1e30, 0.5)):
     with refused('k1', '1000'):
-      bm25.build(IDS, TEXTS, k1=k1, b=b)
+      bm25_index.build(IDS, TEXTS, k1=k1, b=b)
   with refused('word', '2'):
-    bm25.build(['a', 'b'], ['', 'the'])
+    bm25_index.build(['a', 'b'], ['', 'the'])
 
 
 def test_logs_nothing(capfd, caplog):
   with caplog.at_level(0):
-    bm25.build(IDS, TEXTS).search(['cat', ''], 2)
+    bm25_index.build(IDS, TEXTS).search(['cat', ''], 2)
   assert capfd.readouterr() == ('', '')
   assert not [record for record in caplog.records if record.name == 'bm25s']
 
@@ -209,7 +209,7 @@ def test_scifact(data_dir):
     for query in map(json.loads, (folder / 'queries.jsonl').read_text().splitlines())
     if query['_id'] in qrels
   }
-  index = bm25.build(
+  index = bm25_index.build(
     [doc['_id'] for doc in corpus], [f'{doc["title"]} {doc["text"]}' for doc in corpus]
   )
   found = index.search(list(queries.values()), 1000)
