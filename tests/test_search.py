@@ -14,8 +14,7 @@ from dprjax import bm25, fuse, search
 from dprjax.base import outputs
 from dprjax.formats import seen
 from dprjax.formats.trec import read_run
-from dprjax.retrieval import bm25 as bm25s
-from dprjax.retrieval import codes, fusion, scann
+from dprjax.retrieval import bm25_index, codes, fusion, scann
 from tests.platforms import needs_scann
 from tests.refusals import named_in
 
@@ -167,7 +166,9 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(folder, words, drop):
 def test_what_a_hybrid_search_lacks_is_named(folder, words, capsys, change, named):
   lines = (folder / 'queries.jsonl').read_text().splitlines(keepends=True)
   (folder / 'short.jsonl').write_text(''.join(lines[:-1]))
-  bm25s.save(bm25s.build(PASSAGE_IDS[1:], ['word'] * 499), folder / 'other', 'fingerprint')
+  bm25_index.save(
+    bm25_index.build(PASSAGE_IDS[1:], ['word'] * 499), folder / 'other', 'fingerprint'
+  )
   fusion.write('names.json', fusion.Fusion(weights={'x': 1, 'dense': 1}))
   settings = {'k1': 3.0, 'b': 0.75, 'language': 'english'}
   fusion.write('k1.json', fusion.Fusion(weights={'bm25': 1, 'dense': 1}, bm25=settings))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dprjax import PromptReranker
-from dprjax.retrieval import bm25, codes, exact, fusion
+from dprjax.retrieval import bm25_index, codes, exact, fusion
 from dprjax.serving.indexes import Index, Reranker
 
 
@@ -41,7 +41,7 @@ def test_equal_scores_go_by_falling_id(tmp_path, write_embeddings):
 def test_a_hybrid_index_is_fused_with_bm25(tmp_path, write_embeddings):
   ids, texts = ['a', 'b', 'c'], ['red apples', 'green pears', 'green apples']
   write_embeddings(tmp_path / 'x', ids, np.eye(3, dtype=np.float32))
-  bm25.save(bm25.build(ids, texts), tmp_path / 'bm25', 'fingerprint')
+  bm25_index.save(bm25_index.build(ids, texts), tmp_path / 'bm25', 'fingerprint')
   how = fusion.Fusion(weights={'bm25': 1, 'dense': 1}, depth=2)
   fusion.write(tmp_path / 'w.json', how)
   index = Index('x', tmp_path / 'x', weights=tmp_path / 'w.json', bm25_index=tmp_path / 'bm25')
