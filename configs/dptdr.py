@@ -14,9 +14,11 @@ Words that may follow:
 - `query`: the prompt changes queries only; all passages are negatives (docs/query-only.md)
 - `both`: the prompt changes passages too
 - `peft`: a prompt that PEFT can express
+- `lora`: LoRA in place of a prompt (docs/adapters.md)
+- `linear`: a linear map of query vectors in place of a prompt
 
-Without `query` or `both`, `beir`, `scifact` and `medquad` train two prompts and keep the one that
-scores better on held-out queries; the others train both sides.
+Without `query`, `both` or `linear`, `beir`, `scifact` and `medquad` train two adapters and keep the
+one that scores better on held-out queries; the others train both sides.
 """
 
 import os
@@ -28,7 +30,7 @@ DATA = os.environ.get('DPRJAX_DATA', '../shared/data')
 
 def get_config(arg: str = 'beir'):
   recipes = ('beir', 'scifact', 'medquad', 'msmarco', 'nq', 'local')
-  options = ('query', 'both', 'peft', 'local')
+  options = ('query', 'both', 'peft', 'lora', 'linear', 'local')
   recipe, rest = defaults.split_argument(__file__, arg, recipes, options)
   c = defaults.default()
   c.task = recipe
@@ -86,10 +88,16 @@ def get_config(arg: str = 'beir'):
     c.eval.corpus_limit = 100_000
   if 'peft' in rest:
     c.prompt.shift_positions = True  # PEFT counts a text's positions from the prompt's length
+  if 'lora' in rest:
+    c.prompt.kind, c.prompt.length = 'lora', 8
+    c.optim.learning_rate = 1e-3
+  if 'linear' in rest:
+    c.prompt.kind, c.prompt.length = 'linear', 1
+    c.optim.learning_rate = 1e-3
   small = recipe in ('beir', 'scifact', 'medquad')
-  if small and not {'query', 'both'} & set(rest):
+  if small and not {'query', 'both', 'linear'} & set(rest):
     c.alternatives = {'query': {}, 'both': both_sides(c)}
-  if 'query' in rest or c.alternatives:
+  if {'query', 'linear'} & set(rest) or c.alternatives:
     c.prompt.sides = 'query'
   if small and c.prompt.sides == 'query':
     c.corpus_negatives = -1

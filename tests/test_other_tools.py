@@ -1,5 +1,6 @@
 """Prompts in PEFT and sentence-transformers: what these make of them is in a golden file."""
 
+import contextlib
 import json
 import pathlib
 
@@ -12,7 +13,7 @@ import safetensors.numpy
 from dprjax import Retriever, export, load_backbone, load_prompt
 from dprjax.base import files
 from dprjax.formats.texts import SIDES
-from dprjax.models import peft
+from dprjax.models import artifact, peft
 from dprjax.runtime import mesh
 from tests import fake_hub, other_tools
 from tests.refusals import command_refused, named_in, refused
@@ -169,6 +170,53 @@ def test_a_sentence_transformers_folder(material, command, tmp_path):
   (out / 'prompt.npz').write_bytes((root / 'sides.npz').read_bytes())
   with refused('prompt.npz'):
     load_prompt(out)
+
+
+def adapter_file(root, folder, kind, sides):
+  """A random LoRA or linear map for the backbone in ``root``."""
+  draw = np.random.default_rng(1)
+  own, more = {'change': 0.3 * draw.standard_normal((16, 16), np.float32)}, {}
+  if kind == 'lora':
+    shapes = {'mlp/up': (16, 24), 'attention/value': (16, 16)}
+    own = {}
+    for name, (rows, columns) in shapes.items():
+      own |= {f'{name}/a': draw.standard_normal((2, rows, 3), np.float32)}
+      own |= {f'{name}/b': 0.2 * draw.standard_normal((2, 3, columns), np.float32)}
+    more = {'rank': 3, 'alpha': 2.0, 'targets': [*shapes]}
+  if sides == 'query':
+    own, more = {f'query/{name}': array for name, array in own.items()}, more | {'sides': 'query'}
+  meta = {
+    key: value
+    for key, value in load_prompt(root / 'plain.npz').meta.items()
+    if key != 'shift_positions'
+  }
+  path = folder / f'{kind}.npz'
+  artifact.save_prompt(
+    path, artifact.Prompt(meta | {'kind': kind, 'query_max_length': 12} | more, own)
+  )
+  return path
+
+
+@pytest.mark.parametrize('sides', ['both', 'query'])
+@pytest.mark.parametrize('kind', ['lora', 'linear'])
+def test_an_adapter_is_merged_into_a_folder(material, command, tmp_path, kind, sides):
+  root, out = material['bert'], tmp_path / 'model'
+  path = adapter_file(root, tmp_path, kind, sides)
+  flags = (f'--from={path}', f'--backbone={root}/backbone', f'--out={out}')
+  assert command(export, *flags, '--format=sentence-transformers')[0] == 0
+  under, merged = (
+    Retriever.load(*place, batch_size=3, mesh=one_device())
+    for place in ((root / 'backbone', path), (out,))
+  )
+  for side, texts in other_tools.TEXTS.items():
+    expected = under.encode(texts, side)
+    np.testing.assert_allclose(merged.encode(texts, side), expected, atol=2e-6)
+    with contextlib.suppress(ImportError):
+      from sentence_transformers import SentenceTransformer
+
+      model = SentenceTransformer(str(out / (side if sides == 'query' else '')), device='cpu')
+      encode = {'query': model.encode_query, 'passage': model.encode_document}[side]
+      np.testing.assert_allclose(encode(texts), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 RECIPES = [
   *(f'dptdr.py:{name}' for name in ('beir', 'scifact', 'medquad', 'msmarco', 'nq', 'beir,peft')),
   *(f'dptdr.py:{name}' for name in ('beir,query', 'scifact,query,peft', 'medquad,query')),
+  *(f'dptdr.py:{name}' for name in ('beir,lora', 'scifact,both,lora', 'beir,linear')),
   *(f'ft.py:{name}' for name in ('beir', 'scifact', 'medquad', 'msmarco', 'msmarco,round2', 'nq')),
   *(f'rip.py:{name}' for name in ('sentence', 'span', 'prompt', 'msmarco', 'nq', 'prompt,nq')),
   *(f'condenser.py:{name}' for name in ('condenser', 'cocondenser', 'cocondenser,sentence')),
@@ -72,6 +73,9 @@ def test_every_recipe_has_options_in_range_and_chooses_on_other_queries_than_it_
     ),
     ('dptdr.py:beir,both', {'prompt.sides': 'both', 'corpus_negatives': 0}),
     ('dptdr.py:beir,peft', {'prompt.shift_positions': True}),
+    ('dptdr.py:beir,lora', {'prompt.kind': 'lora', 'prompt.length': 8, 'prompt.sides': 'query'}),
+    ('dptdr.py:beir,both,lora', {'prompt.kind': 'lora', 'prompt.sides': 'both'}),
+    ('dptdr.py:local,linear', {'prompt.kind': 'linear', 'prompt.sides': 'query'}),
     (
       'dptdr.py:nq',
       {

@@ -37,6 +37,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 # Other recipes differ from these in data and numbers alone (tests/test_recipes.py).
 EVERY = (
   'dptdr.py:local',
+  'dptdr.py:local,lora',
+  'dptdr.py:local,linear',
   'ft.py:local',
   'ft.py:msmarco,local',
   'dptdr.py:msmarco,local',

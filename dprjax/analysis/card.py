@@ -11,7 +11,6 @@ from etils import epath
 from dprjax.analysis import comparison
 from dprjax.base import files, reading, repository, version
 from dprjax.base.errors import InputError
-from dprjax.formats.texts import SIDES
 from dprjax.models import pooling
 
 FILE = 'README.md'
@@ -305,10 +304,9 @@ def _limits(subject: Subject) -> Iterator[str]:
   if 'normalize' in meta:
     yield f'- Vectors are compared by {"cosine" if meta["normalize"] else "inner product"}.'
   if subject.prompt:
-    alone = [side for side in SIDES if set(subject.prompt) == {f'{side}/prefix'}]
     yield (
       '- Queries and passages are both embedded under it.'
-      if not alone
+      if meta.get('sides') != 'query'
       else '- It is for queries only: passages are embedded by the bare backbone.'
     )
   yield (

@@ -1,7 +1,6 @@
 """The encoder of queries and passages with their prompts, shared by the methods that train it."""
 
 import functools
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -25,8 +24,6 @@ from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh, tree
-
-logger = logging.getLogger('dprjax')
 
 OPTIONS = (
   'prompt.kind',
@@ -225,18 +222,6 @@ def export(
     for side in SIDES if config.backbone.two_encoders else ('',):
       params = encoder_params(backbone, trained, side)
       encoders[side] = {'params': params, 'spec': spec.only(side) if side else spec}
-    short = min(SIDES, key=spec.max_length)
-    together = '' in encoders and not trains(trained, 'prompt')
-    if together and spec.max_length(short) < spec.longest:
-      logger.warning(
-        '%s were scored with at most %d tokens, but the folder has one length, %d; for the same '
-        'vectors: dprjax encode --side=%s --max_length=%d',
-        {'query': 'queries', 'passage': 'passages'}[short],
-        spec.max_length(short),
-        spec.longest,
-        short,
-        spec.max_length(short),
-      )
   return Product(encoders, *export_prompt(config, backbone, trained, spec))
 
 

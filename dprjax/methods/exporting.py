@@ -14,6 +14,8 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import size
 from dprjax.data import text
 from dprjax.formats import seen
+from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import VectorSpec, of_meta
 from dprjax.inference.text_encoder import config_sha256
 from dprjax.methods import baseline
 from dprjax.methods import method as methods
@@ -220,6 +222,8 @@ def _write(out: epath.Path, inputs: outputs.Inputs, made: _Made, options: Option
   if options.base_model is not None:  # public, unlike a local path
     _check_base(options.base_model, made.backbone, options.format == 'peft')
     made = made._replace(meta=made.meta | {'backbone': str(options.base_model)})
+  if options.format == 'sentence-transformers' and not made.product.encoders:
+    made = _merge(made)
   product, meta = made.product, made.meta
   check_ending(out, product, options)
   if out.suffix == '.npz':
@@ -261,22 +265,38 @@ def _write(out: epath.Path, inputs: outputs.Inputs, made: _Made, options: Option
   return out
 
 
-# How a prompt must enter transformers' class for these formats: `family.Family.prompted_by`.
-_PROMPTED_BY = {'peft': ('cache',), 'sentence-transformers': ('cache', 'attention')}
+def _merge(made: _Made) -> _Made:
+  """Turns an adapter that can be merged (`Kind.merge`) into the encoders of each side."""
+  prompt = _prompt(made)
+  merge, backbone = prompt.kind.merge, made.backbone
+  if merge is None:
+    return made
+  spec, encoders = of_meta(made.meta, backbone.spec), {}
+  for side in ('',) if prompt.tied else SIDES:
+    model, params = backbone.config, backbone.params
+    for adapter in prompt.adapters(side or 'query'):
+      if adapter is not None:
+        model, params = merge(model, params, adapter)
+    own = spec.only(side) if side else spec
+    encoders[side] = {'config': model, 'params': params, 'spec': own}
+  return made._replace(product=methods.Product(encoders, {}, {}))
+
+
+def _prompt(made: _Made) -> artifact.Prompt:
+  return artifact.Prompt(made.meta, dict(made.product.prompt), queries=made.queries)
 
 
 def _write_prompt(folder: epath.Path, made: _Made, options: Options) -> None:
   folder.mkdir(parents=True)
-  prompt = artifact.Prompt(made.meta, dict(made.product.prompt), queries=made.queries)
-  family = made.backbone.config.family
-  if family.prompted_by not in _PROMPTED_BY.get(options.format or '', (family.prompted_by,)):
-    raise InputError(
-      f'--format={options.format}: {family.model_type} models take no prompt there; use npz'
-    )
+  prompt, model = _prompt(made), made.backbone.config
   if options.format == 'peft':
     name = options.base_model.name if options.base_model else card.hub_name(made.meta['backbone'])
-    peft.write_adapters(folder, prompt, made.backbone.config, name)
+    peft.write_adapters(folder, prompt, model, name)
   elif options.format == 'sentence-transformers':
+    if not model.family.prompted_by:
+      raise InputError(
+        f'--format=sentence-transformers: {model.model_type} models take no prompt there; use npz'
+      )
     reference = None if options.copy_backbone else _checked(options.base_model, made.backbone)
     prompted.write_folder(folder, prompt, made.backbone, reference)
   else:
@@ -356,21 +376,25 @@ def _checked(
 
 def _write_encoders(folder: epath.Path, made: _Made, options: Options) -> None:
   product, meta, backbone = made.product, made.meta, made.backbone
+  if '' in product.encoders and not product.prompt:
+    _warn_of_lengths(product.encoders[''].get('spec'))
   sha256 = {}
   for name, arguments in product.encoders.items():
     hub.save_backbone(
       folder / name,
-      backbone.config,
-      source=backbone.path,
-      hf_config=backbone.hf_config,
-      **arguments,
+      **{
+        'config': backbone.config,
+        'source': backbone.path,
+        'hf_config': backbone.hf_config,
+        **arguments,
+      },
     )
     if known := seen.join(seen.read(epath.Path(backbone.path) / seen.FILE), made.queries):
       seen.write(folder / name / seen.FILE, known)
     sha256[name] = hub.load_backbone(str(folder / name)).sha256
   meta['backbone_sha256'] = sha256.get('') or sha256
   if product.prompt:
-    prompt = artifact.Prompt(meta, dict(product.prompt), queries=made.queries)
+    prompt = _prompt(made)
     if options.format == 'sentence-transformers':
       prompted.add_prompt(folder, prompt)
     else:
@@ -380,6 +404,23 @@ def _write_encoders(folder: epath.Path, made: _Made, options: Options) -> None:
     path.parent.mkdir(exist_ok=True)
     prompt = artifact.Prompt({**meta, **own}, dict(arrays), queries=made.queries)
     artifact.save_prompt(path, prompt)
+
+
+def _warn_of_lengths(spec: VectorSpec | None) -> None:
+  """Warns if a folder for both sides, which has one length, cuts texts elsewhere than ``spec``."""
+  if spec is None:
+    return
+  short = min(SIDES, key=spec.max_length)
+  if spec.max_length(short) < spec.longest:
+    logger.warning(
+      '%s were scored with at most %d tokens, but the folder has one length, %d; for the same '
+      'vectors: dprjax encode --side=%s --max_length=%d',
+      {'query': 'queries', 'passage': 'passages'}[short],
+      spec.max_length(short),
+      spec.longest,
+      short,
+      spec.max_length(short),
+    )
 
 
 def check_out(out: epath.Path, inputs: outputs.Inputs, options: Options) -> None:

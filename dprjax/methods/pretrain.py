@@ -151,12 +151,15 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       return encoder.encode_early_late(model, params['backbone'], tokens, mask, skip_from, **shared)
     return None, encoder.encode(model, params['backbone'], tokens, mask, **shared)
 
-  def vectors_of(params: Params, hidden: Array, mask: Array) -> Float[Array, 'B H']:
-    return of_states(model, params['backbone'], hidden, mask, spec)
+  def vectors_of(
+    params: Params, adapter: Adapter | None, hidden: Array, mask: Array
+  ) -> Float[Array, 'B H']:
+    return of_states(model, params['backbone'], hidden, mask, spec, adapter=adapter)
 
   def embed(params: Params, kind: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
     adapter = dual_encoder.expand(config, model, params)[kind]
-    return vectors_of(params, encode_tokens(params, adapter, tokens, mask, None)[1], mask)
+    hidden = encode_tokens(params, adapter, tokens, mask, None)[1]
+    return vectors_of(params, adapter, hidden, mask)
 
   def encode(
     params: Params, adapter: Adapter | None, rows: Any, key: Array | None
@@ -193,7 +196,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
           )
         )
         sums = sums._replace(head=head_loss, right=right)
-    return vectors_of(params, late, mask), sums
+    return vectors_of(params, adapter, late, mask), sums
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     if key is None:

@@ -63,11 +63,11 @@ class Adapter:
     return self._change(drop)
 
   def size(self) -> int:
-    """The length in which adapters of a bank may differ, such as P; 0: none."""
+    """The length in which adapters of a kind differ, such as P; 0: none."""
     return 0
 
-  def row(self, size: int) -> Self:
-    """A row of a bank of this size. A row of zeros must change nothing."""
+  def row(self) -> Self:
+    """A row of a bank. Zeros behind its arrays must change nothing, nor must a row of zeros."""
     return self
 
   def _change(self, change: Callable[..., Any], *others: Self) -> Self:
@@ -79,8 +79,7 @@ class Adapter:
           functools.partial(change, axis=int(field.name in self.by_layer)),
           *(getattr(one, field.name) for one in (self, *others)),
         )
-        for field in dataclasses.fields(self)
-        if field.metadata.get('pytree_node', True)
+        for field in _array_fields(self)
       },
     )
 
@@ -130,6 +129,15 @@ class Adapter:
   def leave_layer(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
     """Changes the output of a layer."""
     return x
+
+  def finish(self, x: Float[Array, 'B D']) -> Float[Array, 'B D']:
+    """Changes the vectors of texts before they get unit length."""
+    return x
+
+
+def _array_fields(adapter: Adapter) -> list[dataclasses.Field[Any]]:
+  fields = dataclasses.fields(adapter)
+  return [field for field in fields if field.metadata.get('pytree_node', True)]
 
 
 def _is_float(array: Any) -> bool:
@@ -200,6 +208,11 @@ class Several(Adapter):
       x = adapter.leave_layer(x)
     return x
 
+  def finish(self, x: Float[Array, 'B D']) -> Float[Array, 'B D']:
+    for adapter in self.adapters:
+      x = adapter.finish(x)
+    return x
+
   def _each(self, change: Callable[[Adapter, int], Adapter]) -> Self:
     changed = (change(adapter, place) for place, adapter in enumerate(self.adapters))
     return dataclasses.replace(self, adapters=tuple(changed))
@@ -207,13 +220,56 @@ class Several(Adapter):
 
 def stack(adapters: Sequence[Adapter | None]) -> Adapter | None:
   """The bank of adapters of one kind. None becomes a row that changes nothing."""
-  some = [adapter for adapter in adapters if adapter is not None]
+  rows = [None if adapter is None else adapter.row() for adapter in adapters]
+  some = [row for row in rows if row is not None]
   if not some:
     return None
-  size = max(adapter.size() for adapter in some)
-  empty = jax.tree.map(np.zeros_like, some[0].row(size))
-  first, *others = (empty if adapter is None else adapter.row(size) for adapter in adapters)
+  empty = blank(some)
+  first, *others = (empty if row is None else pad(row, empty) for row in rows)
   return first._change(lambda *arrays, axis: np.stack(arrays, axis), *others)
+
+
+def blank(rows: Sequence[Adapter]) -> Adapter:
+  """The smallest row of zeros that each of these rows can be padded to.
+
+  Fields of the rows are arrays, or dicts of arrays that need not have the same keys.
+  """
+
+  def joined(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Mapping):
+      keys = sorted({key for value in values for key in value})
+      return {key: joined([value[key] for value in values if key in value]) for key in keys}
+    shape = np.max([np.shape(value) for value in values], axis=0)
+    return np.zeros(shape.astype(int), jnp.result_type(values[0]))
+
+  fields = [field.name for field in _array_fields(rows[0])]
+  return dataclasses.replace(
+    rows[0], **{name: joined([getattr(row, name) for row in rows]) for name in fields}
+  )
+
+
+def pad(row: Adapter, empty: Adapter) -> Adapter:
+  """The row with zeros behind its arrays, so that it has the shapes of ``empty`` (`blank`)."""
+
+  def padded(value: Any, zeros: Any) -> Any:
+    if isinstance(zeros, Mapping):
+      return {key: padded(value[key], of) if key in value else of for key, of in zeros.items()}
+    out = np.zeros_like(zeros)
+    out[tuple(slice(size) for size in np.shape(value))] = value
+    return out
+
+  return dataclasses.replace(
+    row,
+    **{
+      field.name: padded(getattr(row, field.name), getattr(empty, field.name))
+      for field in _array_fields(row)
+    },
+  )
+
+
+def same_shapes(first: Adapter, second: Adapter) -> bool:
+  """Whether two adapters have the same arrays but for their values."""
+  return jax.tree.map(np.shape, first) == jax.tree.map(np.shape, second)
 
 
 def allocate(row: Adapter, count: int, dtype: Any) -> Adapter:
@@ -286,7 +342,7 @@ class Kind(NamedTuple):
     name: in ``config.prompt.kind`` and in the meta of prompt files.
     text: a description for messages.
     arrays: ``(where, meta) -> {name: axes}`` of a file, such as ``{'prefix': 'L 2 P N D'}``. The
-      backbone decides the letters in `sizes`. Raises InputError, which begins with ``where``, for
+      backbone decides the axes in `sizes`. Raises InputError, which begins with ``where``, for
       an invalid meta.
     load: ``(meta, arrays) -> adapters``, one or one for each topic. None: a part of templates
       (`models.task_templates`).
@@ -296,8 +352,10 @@ class Kind(NamedTuple):
     row: ``(model, size) -> Adapter``, the row of a bank that every server has. None: a server has a
       bank if its folder holds such a prompt at the start.
     peft: its form in PEFT.
-    code: the PyTorch module that adapts the transformer of a sentence-transformers folder
-      (`models.prompted`).
+    merge: ``(model, params, adapter) -> (model, params)`` of an encoder that gives the same vectors
+      without the adapter. None: it cannot be merged.
+    code: if it cannot be merged, the PyTorch module that adapts the transformer of a
+      sentence-transformers folder (`models.prompted`).
   """
 
   name: str
@@ -309,6 +367,7 @@ class Kind(NamedTuple):
   topics: bool = False
   row: Callable[[Any, int], Adapter] | None = None
   peft: Peft | None = None
+  merge: Callable[[Any, Any, Any], tuple[Any, Any]] | None = None
   code: pathlib.Path | None = None
 
 
@@ -317,14 +376,34 @@ SUBTREE = 'prompt'
 
 
 def sizes(config: Any) -> dict[str, int]:
-  """The sizes behind the letters of axes that the backbone decides."""
-  return {
+  """The sizes of the axes that the backbone decides, by letter or name.
+
+  ``attention/query/in`` and ``attention/query/out`` are those of a projection.
+  """
+  found = {
     'L': config.num_layers,
     'N': config.num_kv_heads,
     'D': config.head_dim,
     'H': config.hidden_size,
     'V': config.vocab_size,
+    'vector': config.vector_size,
   }
+  for tensor, names in projections(config):
+    for name in names:
+      found |= {f'{name}/in': tensor.shape[1], f'{name}/out': tensor.shape[0] // len(names)}
+  return found
+
+
+def projections(config: Any) -> list[tuple[Any, list[str]]]:
+  """The `checkpoint_names.Tensor` of every linear projection, and the names that `project` gets.
+
+  A fused tensor has several names.
+  """
+  return [
+    (tensor, ['/'.join(path[1:-1]) for path in tensor.paths])
+    for tensor in config.family.tensors(config)
+    if tensor.path[0] == 'layers' and tensor.kernel
+  ]
 
 
 def every() -> dict[str, Kind]:

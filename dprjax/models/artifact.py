@@ -8,6 +8,8 @@ The kind of adapter (`models.adapter`) decides the arrays and meta's further key
 
 - prefix: ``prefix`` [L, 2, P, N, D] (index 0 of axis 1: keys, 1: values), or ``query/prefix`` and
   ``passage/prefix`` if untied, or only ``query/prefix`` if meta's ``sides`` is 'query'
+- lora: ``attention/query/a`` [L, I, R] and ``attention/query/b`` [L, R, O], and so on
+- linear: ``change`` [D, D]
 - topic: ``prefix`` [K, L, 2, P, N, D] and the arrays of the topic model
 - template: ``slots/query/P1`` [P, H] and so on; none if the template has words only
 """
@@ -237,7 +239,10 @@ def check_prompt(
   sizes = adapters.sizes(config)
   for name, axes in _axes(prompt).items():
     shape = prompt.arrays[name].shape
-    if any(sizes.get(axis, size) != size for axis, size in zip(axes, shape, strict=True)):
+    missing = [axis for axis in axes if '/' in axis and axis not in sizes]
+    if missing:
+      problems.append(f'{name}: this backbone has no {missing[0].rpartition("/")[0]}')
+    elif any(sizes.get(axis, size) != size for axis, size in zip(axes, shape, strict=True)):
       takes = _listed([str(sizes.get(axis, axis)) for axis in axes])
       problems.append(
         f'{name} has shape {list(shape)}; this backbone takes {_listed(axes)} = {takes}'

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import encoder, projection
 from dprjax.models import pooling as poolings
+from dprjax.models.adapter import Adapter
 from dprjax.models.encoder_config import EncoderConfig
 
 
@@ -24,19 +25,21 @@ def embed_text(
   mask: Bool[Array, 'B T'],
   specs: VectorSpec | Sequence[VectorSpec],
   which: Int[Array, ' B'] | None = None,
+  *,
+  adapter: Adapter | None = None,
   **kwargs: Any,
 ) -> Float[Array, 'B H']:
   """Vectors of texts, float32.
 
   Args:
-    config, params, tokens, mask, kwargs: as for ``encoder.encode``.
+    config, params, tokens, mask, adapter, kwargs: as for ``encoder.encode``.
     specs, which: as for ``of_states``.
 
   Raises:
     InputError: as ``encoder.encode``.
   """
-  states = encoder.encode(config, params, tokens, mask, **kwargs)
-  return of_states(config, params, states, mask, specs, which)
+  states = encoder.encode(config, params, tokens, mask, adapter=adapter, **kwargs)
+  return of_states(config, params, states, mask, specs, which, adapter)
 
 
 def of_states(
@@ -46,6 +49,7 @@ def of_states(
   mask: Bool[Array, 'B T'],
   specs: VectorSpec | Sequence[VectorSpec],
   which: Int[Array, ' B'] | None = None,
+  adapter: Adapter | None = None,
 ) -> Float[Array, 'B H']:
   """One vector for each row of hidden states.
 
@@ -55,6 +59,7 @@ def of_states(
     mask: True at the tokens to pool.
     specs: one way for all rows, or several.
     which: each row's number in ``specs``, if there are several.
+    adapter: that gave the states.
   """
   specs = (specs,) if isinstance(specs, VectorSpec) else specs
 
@@ -69,6 +74,8 @@ def of_states(
     for other, pooled in enumerate(others, start=1):
       vectors = jnp.where(number == other, pooled, vectors)
   vectors = projection.project(config, params, vectors)
+  if adapter is not None:
+    vectors = adapter.finish(vectors)
   scaled = [spec.normalize for spec in specs]
   if any(scaled):
     units = unit(vectors)

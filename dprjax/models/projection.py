@@ -14,8 +14,9 @@ from jaxtyping import Array, Float
 
 from dprjax.models import checkpoint_names as names
 
+IDENTITY = 'torch.nn.modules.linear.Identity'
 ACTIVATIONS = {
-  'torch.nn.modules.linear.Identity': lambda x: x,
+  IDENTITY: lambda x: x,
   'torch.nn.modules.activation.Tanh': jnp.tanh,
   'torch.nn.modules.activation.ReLU': jax.nn.relu,
   'torch.nn.modules.activation.Sigmoid': jax.nn.sigmoid,

@@ -173,9 +173,10 @@ def table() -> types.SimpleNamespace:
   c.backbone.unroll = whole(1, least=0, most=1000)
 
   c.prompt = types.SimpleNamespace()
-  # kind of the trained adapter: 'prefix', or your own (`models.adapter`)
+  # kind of the trained adapter: 'prefix', 'lora', 'linear', or your own (`models.adapter`)
   c.prompt.kind = text('prefix').only(optional=True, prompt__length=SET)
-  # its size, for a prefix key/value vectors per layer; 0: no prompt, full fine-tuning
+  # its size: of a prefix, key/value vectors per layer; of LoRA, the rank; any of a linear map. 0:
+  # no adapter, full fine-tuning
   c.prompt.length = whole(0, least=0, most=4096).only(optional=True)
   # 'query': the frozen backbone encodes passages, once; `tied` has no effect then
   c.prompt.sides = choice('both', 'query').only(
@@ -184,7 +185,7 @@ def table() -> types.SimpleNamespace:
   # one prompt for queries and passages, or one each
   c.prompt.tied = switch(True).only(optional=True)
   # 'none': train the prompt itself; 'mlp': Embedding -> Linear -> Tanh -> Linear (Table 5)
-  c.prompt.reparam = choice('none', 'mlp')
+  c.prompt.reparam = choice('none', 'mlp').only(prompt__kind='prefix')
   c.prompt.reparam_hidden = whole(512, least=1, most=10**5)  # width of that MLP
   # N(0, std) initialises the prompt, or its embedding and the MLP's kernels
   c.prompt.init_std = number(0.02, least=0, most=10)
@@ -203,7 +204,18 @@ def table() -> types.SimpleNamespace:
   c.prompt.dropout = number(0.1, least=0, below=1)  # on the expanded prompt
   # 'example': one mask each, as in the released code; 'batch': one for all
   c.prompt.dropout_scope = choice('example', 'batch')
-  c.prompt.shift_positions = switch(False)  # tokens count from P, as released prompts expect
+  # tokens count from P, as released prompts expect
+  c.prompt.shift_positions = switch(False).only(prompt__kind='prefix')
+
+  # for c.prompt.kind = 'lora': projections y = x W become x W + alpha / rank * x A B
+  c.lora = types.SimpleNamespace()
+  c.lora.alpha = number(16.0, above=0, most=1e6).only(prompt__kind='lora')
+  # whole-name regular expressions: attention/query, attention/key, attention/value,
+  # attention/output, mlp/up, mlp/down and, if the backbone has it, mlp/gate
+  c.lora.targets = several('attention/.*', 'mlp/.*').only(prompt__kind='lora')
+  # of A: 'kaiming', uniform within 1 / sqrt(inputs), as PEFT's; 'gaussian', N(0, prompt.init_std).
+  # B begins as 0
+  c.lora.init = choice('kaiming', 'gaussian').only(prompt__kind='lora')
 
   c.trainable = several('prompt/.*')  # whole-name regular expressions; all else is frozen
   # 'cls', 'mean', 'lasttoken' or another of `models.pooling`; for nir_retriever 'mask', 'cls' or

@@ -20,7 +20,7 @@ from dprjax.base.errors import InputError
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import encoder_config
 from dprjax.models import pooling as poolings
-from dprjax.models.adapter import Adapter, Several, allocate, write
+from dprjax.models.adapter import Adapter, Several, allocate, pad, write
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.serving.metrics import Metrics
@@ -243,7 +243,7 @@ class Bank:
   def _fill(self, slot: int, choice: Choice) -> None:
     assert choice.adapter is not None
     kind = self._kinds.index(type(choice.adapter))
-    row = choice.adapter.row(self._rows[kind].size())
+    row = pad(choice.adapter.row(), self._rows[kind])
     with jax.default_device(self._device):
       self._banks[kind] = self._writes[kind](
         self._banks[kind], *jax.device_put((row, np.int32(slot)), self._device)

@@ -406,17 +406,21 @@ class Library:
 
   def _check_slot(self, name: str, kind: Kind, adapter: Adapter) -> None:
     """Raises InputError if no slot of this server can hold an adapter."""
-    row, size = self.rows.get(type(adapter)), adapter.size()
-    fits = row is not None and size <= row.size()
+    slot, size = self.rows.get(type(adapter)), adapter.size()
+    room = adapters.blank([*([] if slot is None else [slot]), adapter.row()])
+    if slot is not None and adapters.same_shapes(slot, room):
+      return
     from_flag = type(adapter) in self._from_flag  # --prompt_length gives the size
-    if not fits and self._starting and (self._grows or not from_flag):
-      self.rows[type(adapter)] = jax.tree.map(np.zeros_like, adapter.row(size))
-    elif not fits:
-      found = 'none' if row is None else f'size {row.size()} at most'
-      raise InputError(
-        f'prompt {name}: kind {kind.name!r}, size {size}; this server has slots for {found}: '
-        + (f'start it with --prompt_length={size}' if from_flag else 'restart it with this file')
-      )
+    if self._starting and (self._grows or not from_flag):
+      self.rows[type(adapter)] = room
+      return
+    found = 'none' if slot is None else f'size {slot.size()} at most'
+    if slot is not None and size <= slot.size():
+      found = 'other arrays'
+    raise InputError(
+      f'prompt {name}: kind {kind.name!r}, size {size}; this server has slots for {found}: '
+      + (f'start it with --prompt_length={size}' if from_flag else 'restart it with this file')
+    )
 
   def _check_room(self, whose: str, spec: VectorSpec, side: str) -> None:
     longest = spec.max_length(side)

@@ -12,7 +12,7 @@ from dprjax.formats.texts import read_texts
 from dprjax.inference.text_encoder import Encoder
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, encoder, encoder_config
-from dprjax.models.adapter import Several, allocate, stack, write
+from dprjax.models.adapter import Several, allocate, pad, stack, write
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.retrieval.embeddings import load_embeddings
 from dprjax.runtime import checkpoint
@@ -29,7 +29,7 @@ def prefix_of(config, length, seed=0):
 
 
 def test_kinds_are_found_by_name(monkeypatch):
-  assert [*adapters.every()] == ['prefix', 'template', 'topic']
+  assert [*adapters.every()] == ['linear', 'lora', 'prefix', 'template', 'topic']
   with refused('config.prompt.kind', 'prefix'):
     adapters.find('bias', 'config.prompt.kind')
   monkeypatch.setenv(extensions.VARIABLE, TOY)
@@ -45,7 +45,7 @@ def test_a_bank_chooses_writes_and_leaves_a_row_for_none(small):
   assert bank.vectors.shape[1:4] == (3, 2, 3)
   slots = jax.jit(lambda: allocate(bank_row(bank, 0), 5, jnp.float32))()
   for place, adapter in ((3, given[0]), (1, given[2])):
-    slots = write(slots, adapter.row(3), jnp.int32(place))
+    slots = write(slots, pad(adapter.row(), bank_row(bank, 0)), jnp.int32(place))
   tokens = jnp.asarray(np.random.default_rng(2).integers(1, 50, (3, 6)), jnp.int32)
   mask = tokens > 0
 
@@ -187,21 +187,46 @@ def test_an_adapter_of_ones_own_is_trained_resumed_exported_and_served(
     )
     np.testing.assert_allclose(vector, pooled[0], atol=1e-5)
 
-  # Beside a prefix and the bare backbone, in the batches of one server.
-  vectors = prefix_of(loaded.config, 3)
-  meta = prompt.meta | {'kind': 'prefix', 'shift_positions': False}
-  artifact.save_prompt(folder / 'prefix.npz', artifact.Prompt(meta, {'prefix': vectors}))
+  # Beside every other kind and the bare backbone, in the batches of one server.
+  draw, size = np.random.default_rng(3), adapters.sizes(loaded.config)
+
+  def save(name, kind, arrays, **meta):
+    meta = prompt.meta | {'kind': kind} | meta
+    artifact.save_prompt(folder / f'{name}.npz', artifact.Prompt(meta, arrays))
+
+  def lora(*targets, rank):
+    shapes = {
+      f'{target}/{key}': shape
+      for target in targets
+      for key, shape in (
+        ('a', (size['L'], size[f'{target}/in'], rank)),
+        ('b', (size['L'], rank, size[f'{target}/out'])),
+      )
+    }
+    arrays = {key: draw.standard_normal(shape, np.float32) for key, shape in shapes.items()}
+    return arrays, {'rank': rank, 'alpha': 1.0, 'targets': [*targets]}
+
+  save('prefix', 'prefix', {'prefix': prefix_of(loaded.config, 3)}, shift_positions=False)
+  save('linear', 'linear', {'change': draw.standard_normal((size['H'],) * 2, np.float32)})
+  for name, (arrays, more) in {
+    'lora': lora('attention/query', 'mlp/down', rank=2),
+    'other': lora('attention/query', 'attention/value', rank=3),
+  }.items():
+    save(name, 'lora', arrays, **more)
+  kinds = ['toy', 'prefix', 'linear', 'lora', 'other', 'bare']
+  names = kinds * 3
   encoders = Encoder.load(
-    backbone, {'toy': folder / 'toy.npz', 'prefix': folder / 'prefix.npz', 'bare': None}
+    backbone, {name: None if name == 'bare' else folder / f'{name}.npz' for name in kinds}
   )
-  names = ['toy', 'prefix', 'bare'] * 3
   short = [one[:60] for one in some]  # which the server does not cut
-  alone = encoders.encode([one for one in short for _ in range(3)], 'passage', prompt=names)
-  options = Options(rows=(1, 4, 16), lengths=(64,), budget=16 * 64, slots=20, deadline=0.2)
+  repeated = [one for one in short for _ in kinds]
+  alone = encoders.encode(repeated, 'passage', prompt=names)
+  assert len({vector.tobytes() for vector in alone}) == len(names)
+  options = Options(rows=(1, 16), lengths=(64,), budget=16 * 64, slots=20, deadline=0.2)
   engine = Engine.load(backbone, folder, name='bare', options=options)
   try:
     engine.ready.result(120)
-    waiting = [engine.submit(name, 'passage', short) for name in names[:3]]
+    waiting = [engine.submit(name, 'passage', short) for name in kinds]
     served = np.stack([future.result(60) for future in waiting], axis=1).reshape(alone.shape)
   finally:
     engine.close()

@@ -71,7 +71,7 @@ def test_an_adapter_alone_says_little(read):
   [
     ({'config': '{'}, 'adapter_config.json'),
     ({'config': '[]'}, 'adapter_config.json'),
-    ({'config': {'peft_type': 'LORA'}}, ('peft_type', 'LORA', 'PREFIX_TUNING')),
+    ({'config': {'peft_type': 'IA3'}}, ('peft_type', 'IA3', 'LORA', 'PREFIX_TUNING')),
     ({'config': {'peft_type': ['PREFIX_TUNING']}}, 'PREFIX_TUNING'),
     ({'config': {'num_virtual_tokens': 0}}, 'num_virtual_tokens'),
     ({'config': {'num_virtual_tokens': 2**70}}, 'num_virtual_tokens'),

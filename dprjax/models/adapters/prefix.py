@@ -80,10 +80,8 @@ class Prefix(Adapter):
   def size(self) -> int:
     return self.vectors.shape[-3]
 
-  def row(self, size: int) -> 'Prefix':
-    missing = ((0, 0), (0, 0), (0, size - self.size()), (0, 0), (0, 0))
-    vectors = np.pad(np.asarray(self.vectors), missing)
-    return Prefix(vectors, np.array(self.size(), np.int32), np.array(self.shift, np.int32))
+  def row(self) -> 'Prefix':
+    return Prefix(self.vectors, np.array(self.size(), np.int32), np.array(self.shift, np.int32))
 
 
 def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
@@ -184,9 +182,11 @@ def to_peft(
   alone, so keys that were trained with tokens from 0 are turned by P places.
 
   Raises:
-    InputError: positions are a table, and the prompt was trained without ``shift_positions``; or a
-      window would hide it from a text.
+    InputError: transformers' class takes no past keys and values; positions are a table, and the
+      prompt was trained without ``shift_positions``; or a window would hide it from a text.
   """
+  if model.family.prompted_by != 'cache':
+    raise InputError(f'{where}: {model.model_type} models take no prompt from PEFT; use npz')
   vectors = arrays['prefix']
   layers, _, length, heads, size = vectors.shape
   longest = max(meta['query_max_length'], meta['passage_max_length'])

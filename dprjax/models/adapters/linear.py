@@ -1,0 +1,66 @@
+"""A linear map of the vectors of texts, which begins as the identity."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import flax.struct
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from dprjax.base.errors import InputError
+from dprjax.models.adapter import Adapter, Kind, Training
+from dprjax.models.projection import IDENTITY, Dense
+
+
+@flax.struct.dataclass
+class Linear(Adapter):
+  """Maps a vector x to ``x + x change``.
+
+  Attributes:
+    change: the map without the identity, shared or one for each example.
+  """
+
+  change: Float[Array | np.ndarray, '*B D D']
+
+  def at(self, config: Any, tokens: Int[Array, 'B T']) -> Adapter:
+    if self.change.shape[-1] != config.vector_size:
+      raise InputError(
+        f'a linear map of vectors of {self.change.shape[-1]} numbers; those of this encoder have '
+        f'{config.vector_size}'
+      )
+    return self
+
+  def finish(self, x: Float[Array, 'B D']) -> Float[Array, 'B D']:
+    change = self.change.astype(jnp.float32)
+    return x + jnp.matmul(x[:, None], change)[:, 0]
+
+
+def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
+  """Parameters of the identity. ``config.prompt.length`` above 0 has no other meaning."""
+  return {'change': jnp.zeros((model.vector_size, model.vector_size), jnp.float32)}
+
+
+def merge(model: Any, params: Mapping[str, Any], adapter: Linear) -> tuple[Any, Mapping[str, Any]]:
+  """The encoder with the map as its last dense layer (`models.projection`)."""
+  size, number = len(adapter.change), str(len(model.projection))
+  kernel = np.eye(size, dtype=np.float32) + np.asarray(adapter.change)
+  dense = Dense(size, size, False, IDENTITY)
+  model = dataclasses.replace(model, projection=(*model.projection, dense))
+  own = {**params.get('projection', {}), number: {'kernel': kernel}}
+  return model, {**params, 'projection': own}
+
+
+ADAPTER = Kind(
+  'linear',
+  'a linear map of vectors',
+  lambda where, meta: {'change': 'vector vector'},
+  lambda meta, arrays: [Linear(arrays['change'])],
+  Training(
+    init,
+    lambda config, model, params: Linear(params['change']),
+    lambda config, adapter: ({'change': adapter.change}, {}),
+  ),
+  merge=merge,
+)

@@ -1,0 +1,288 @@
+"""Low-rank changes of linear projections (LoRA, Hu et al. 2021, arXiv 2106.09685, section 4.1)."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+from etils import epath
+from jaxtyping import Array, Float, Int
+
+from dprjax.base.errors import InputError
+from dprjax.base.reading import convert
+from dprjax.models import adapter as adapters
+from dprjax.models import weights
+from dprjax.models.adapter import Adapter, Kind, Peft, Training
+from dprjax.models.weights import Stored
+
+_CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
+_Rank = Annotated[int, msgspec.Meta(ge=1, le=2**16)]
+_Alpha = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
+_Target = Annotated[str, msgspec.Meta(pattern=r'^[a-z_]+/[a-z_]+\Z', max_length=100)]
+
+
+class _Meta(msgspec.Struct):
+  rank: _Rank
+  alpha: _Alpha
+  targets: Annotated[list[_Target], msgspec.Meta(min_length=1)]
+
+
+class _Config(msgspec.Struct):
+  r: _Rank
+  lora_alpha: _Alpha
+  use_rslora: bool = False
+  bias: Literal['none'] = 'none'
+  init_lora_weights: bool | str = True
+
+
+@flax.struct.dataclass
+class Lora(Adapter):
+  """Adds ``scale * x A B`` to the projections of ``x`` that have an A and a B.
+
+  Attributes:
+    a, b: by the names that `Adapter.project` gets, shared or one for each example.
+    scale: alpha / R.
+  """
+
+  a: Mapping[str, Float[Array | np.ndarray, 'L *B I R']]
+  b: Mapping[str, Float[Array | np.ndarray, 'L *B R O']]
+  scale: Float[Array | np.ndarray, '*B'] | float
+
+  by_layer = ('a', 'b')
+
+  def at(self, config: Any, tokens: Int[Array, 'B T']) -> Adapter:
+    sizes = adapters.sizes(config)
+    for name, a in self.a.items():
+      found = len(a), a.shape[-2], self.b[name].shape[-1]
+      takes = config.num_layers, sizes.get(f'{name}/in'), sizes.get(f'{name}/out')
+      if found != takes:
+        raise InputError(
+          f'LoRA of {name} is for {found[0]} layers of {found[1]} x {found[2]}; this encoder has '
+          f'{takes[0]} of {takes[1]} x {takes[2]}'
+        )
+    return self
+
+  def drop(self, rate: float, key: Array) -> 'Lora':
+    dropped = Adapter.drop(dataclasses.replace(self, scale=0), rate, key)  # ints are spared
+    return dataclasses.replace(dropped, scale=self.scale)
+
+  def drop_examples(self, rate: float, key: Array, count: int) -> 'Lora':
+    dropped = Adapter.drop_examples(dataclasses.replace(self, scale=0), rate, key, count)
+    return dataclasses.replace(dropped, scale=self.scale)
+
+  def project(
+    self, name: str, x: Float[Array, 'B T I'], y: Float[Array, 'B T O']
+  ) -> Float[Array, 'B T O']:
+    if name not in self.a:
+      return y
+    a, b = self.a[name].astype(x.dtype), self.b[name].astype(x.dtype)
+    inner = jnp.matmul(x, a, preferred_element_type=jnp.float32)
+    inner = inner * jnp.reshape(self.scale, (-1, 1, 1))
+    change = jnp.matmul(inner.astype(x.dtype), b, preferred_element_type=jnp.float32)
+    return y + change.astype(y.dtype)
+
+  def size(self) -> int:
+    return max(a.shape[-1] for a in self.a.values())
+
+  def row(self) -> 'Lora':
+    return dataclasses.replace(self, scale=np.array(self.scale, np.float32))
+
+
+def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
+  """Parameters of R = ``config.prompt.length``: A random, B zero.
+
+  ``config.lora.init`` 'kaiming': A is uniform within 1 / sqrt(I), as PEFT's; 'gaussian': N(0,
+  ``config.prompt.init_std``).
+
+  Raises:
+    InputError: a pattern of ``config.lora.targets`` matches no projection.
+  """
+  rank, sizes = config.prompt.length, adapters.sizes(model)
+  params: dict[str, Any] = {}
+  for number, name in enumerate(_targets(config, model)):
+    shape = model.num_layers, sizes[f'{name}/in'], rank
+    own = jax.random.fold_in(key, number)
+    if config.lora.init == 'kaiming':
+      bound = shape[1] ** -0.5
+      a = jax.random.uniform(own, shape, jnp.float32, -bound, bound)
+    else:
+      a = config.prompt.init_std * jax.random.normal(own, shape, jnp.float32)
+    b = jnp.zeros((model.num_layers, rank, sizes[f'{name}/out']), jnp.float32)
+    half, last = name.split('/')
+    params.setdefault(half, {})[last] = {'a': a, 'b': b}
+  return params
+
+
+def _targets(config: Any, model: Any) -> list[str]:
+  names = sorted({name for _, own in adapters.projections(model) for name in own})
+  for pattern in config.lora.targets:
+    if not any(re.fullmatch(pattern, name) for name in names):
+      raise InputError(
+        f'config.lora.targets: {pattern!r} matches none of the projections of {model.model_type}: '
+        f'{", ".join(names)}'
+      )
+  return [
+    name for name in names if any(re.fullmatch(pattern, name) for pattern in config.lora.targets)
+  ]
+
+
+def expand(config: Any, model: Any, params: Mapping[str, Any]) -> Lora:
+  a, b = (
+    {f'{half}/{name}': one[key] for half, own in params.items() for name, one in own.items()}
+    for key in 'ab'
+  )
+  return Lora(a, b, config.lora.alpha / config.prompt.length)
+
+
+def _export(config: Any, adapter: Lora) -> tuple[dict[str, Any], dict[str, Any]]:
+  arrays: dict[str, Any] = {}
+  for name in adapter.a:
+    arrays |= {f'{name}/a': adapter.a[name], f'{name}/b': adapter.b[name]}
+  return arrays, _meta(config.prompt.length, config.lora.alpha, [*adapter.a])
+
+
+def _meta(rank: int, alpha: float, targets: list[str]) -> dict[str, Any]:
+  return {'rank': rank, 'alpha': float(alpha), 'targets': sorted(targets)}
+
+
+def _arrays(where: str, meta: Mapping[str, Any]) -> dict[str, str]:
+  found = convert(dict(meta), f'{where}: meta', _Meta)
+  return {
+    f'{name}/{key}': axes
+    for name in found.targets
+    for key, axes in (('a', f'L {name}/in {found.rank}'), ('b', f'L {found.rank} {name}/out'))
+  }
+
+
+def _load(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[Adapter]:
+  a, b = ({name: arrays[f'{name}/{key}'] for name in meta['targets']} for key in 'ab')
+  return [Lora(a, b, meta['alpha'] / meta['rank'])]
+
+
+def merge(model: Any, params: Mapping[str, Any], adapter: Lora) -> tuple[Any, Mapping[str, Any]]:
+  """The encoder with each kernel ``W + scale * A B``, summed in float64."""
+  layers = params['layers']
+  for name, a in adapter.a.items():
+    half, last = name.split('/')
+    own = layers[half][last]
+    change = adapter.scale * (np.asarray(a, np.float64) @ np.asarray(adapter.b[name], np.float64))
+    kernel = (np.asarray(own['kernel'], np.float64) + change).astype(np.float32)
+    layers = {**layers, half: {**layers[half], last: {**own, 'kernel': kernel}}}
+  return model, {**params, 'layers': layers}
+
+
+def to_peft(
+  where: str, model: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+  """LoRA as PEFT stores it: A as [R, I] and B as [O, R] of every module.
+
+  A module that is several projections in one, such as ModernBERT's Wqkv, gets the A of each, one
+  below the other, and a B with their blocks. PEFT's rank is then so many times ours; other modules
+  are padded with zeros.
+  """
+  rank, fused = meta['rank'], adapters.projections(model)
+  fused = [(tensor, names) for tensor, names in fused if {*names} & {*meta['targets']}]
+  times = max(len(names) for _, names in fused)
+  tensors = {}
+  for tensor, names in fused:
+    a = np.zeros((rank * times, tensor.shape[1]), np.float32)
+    b = np.zeros((tensor.shape[0], rank * times), np.float32)
+    rows = tensor.shape[0] // len(names)
+    for place, name in enumerate(names):
+      if name in meta['targets']:
+        own = slice(place * rank, (place + 1) * rank)
+        a[own] = arrays[f'{name}/a'][tensor.layer].T
+        b[place * rows : (place + 1) * rows, own] = arrays[f'{name}/b'][tensor.layer].T
+    for key, array in (('A', a), ('B', b)):
+      tensors[f'base_model.model.{_module(tensor)}.lora_{key}.weight'] = array
+  config = {
+    'bias': 'none',
+    'fan_in_fan_out': False,
+    'init_lora_weights': True,
+    'lora_alpha': meta['alpha'] * times,
+    'lora_dropout': 0.0,
+    'r': rank * times,
+    'target_modules': [_module(tensor) for tensor, _ in fused],
+  }
+  return config, tensors
+
+
+def _module(tensor: Any) -> str:
+  return tensor.name.removesuffix('.weight')
+
+
+# Settings with which PEFT computes something else.
+_UNSUPPORTED = (
+  *('alora_invocation_tokens', 'alpha_pattern', 'arrow_config', 'kasa_config', 'layer_replication'),
+  *('lora_bias', 'modules_to_save', 'rank_pattern', 'use_bdlora', 'use_dora', 'use_qalora'),
+)
+_OTHER_BASE = ('pissa', 'olora', 'corda', 'loftq', 'lora_ga')
+
+
+def from_peft(
+  folder: epath.Path, model: Any, config: Mapping[str, Any], stored: Mapping[str, Stored]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """LoRA from PEFT. Layers of a projection without an adapter get zeros.
+
+  Raises:
+    InputError: of another backbone, damaged, or with settings or trained parts that are not LoRA
+      alone.
+  """
+  where = str(folder / _CONFIG)
+  for key in _UNSUPPORTED:
+    if config.get(key):
+      raise InputError(f'{where}: {key} is {config[key]!r:.60}, which is not supported')
+  settings = convert(dict(config), where, _Config)
+  start = settings.init_lora_weights
+  if isinstance(start, str) and start.lower().startswith(_OTHER_BASE):
+    raise InputError(
+      f'{where}: init_lora_weights {start!r:.40} changed the backbone too; save the adapter with '
+      "PEFT's path_initial_model_for_weight_conversion"
+    )
+  rank, file = settings.r, folder / _WEIGHTS
+  known = {tensor.name: (tensor, names) for tensor, names in adapters.projections(model)}
+  arrays: dict[str, np.ndarray] = {}
+  pairs: dict[str, set[str]] = {}
+  for key, one in stored.items():
+    match = re.fullmatch(r'base_model\.model\.(.+)\.lora_([AB])\.weight', key)
+    place = match and known.get(model.family.canonical(f'{match[1]}.weight'))
+    if not match or not place:
+      raise InputError(f'{file}: {key} is no LoRA of a projection of a {model.model_type} layer')
+    pairs.setdefault(match[1], set()).add(match[2])
+    (tensor, names), a = place, match[2] == 'A'
+    expected = [rank, tensor.shape[1]] if a else [tensor.shape[0], rank]
+    array = one.read()
+    if list(array.shape) != expected:
+      raise InputError(
+        f'{file}: {key} has shape {list(array.shape)}; {_CONFIG} and the backbone give {expected}'
+      )
+    parts = [array] * len(names) if a else np.split(array, len(names))
+    for name, part in zip(names, parts, strict=True):
+      stacked = arrays.setdefault(
+        f'{name}/{match[2].lower()}',
+        np.zeros((model.num_layers, *part.T.shape), np.float32),
+      )
+      stacked[tensor.layer] = part.T
+  half = sorted(module for module, own in pairs.items() if len(own) < 2)
+  if half or not pairs:
+    what = f'only one of lora_A and lora_B of {weights.listed(half)}' if half else 'no tensors'
+    raise InputError(f'{file}: holds {what}')
+  alpha = settings.lora_alpha * (rank**0.5 if settings.use_rslora else 1)
+  targets = {name.rpartition('/')[0] for name in arrays}
+  return arrays, _meta(rank, alpha, [*targets])
+
+
+ADAPTER = Kind(
+  'lora',
+  'low-rank changes of projections',
+  _arrays,
+  _load,
+  Training(init, expand, _export),
+  peft=Peft('LORA', to_peft, from_peft),
+  merge=merge,
+)

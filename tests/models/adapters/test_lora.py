@@ -1,0 +1,299 @@
+"""LoRA against numpy, and against PyTorch and peft (tests/golden/make_lora_golden.py)."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dprjax.methods import dual_encoder
+from dprjax.methods.method import Parts
+from dprjax.models import adapter as adapters
+from dprjax.models import artifact, encoder, hub, peft
+from dprjax.models.adapter import stack
+from dprjax.models.adapters import lora
+from dprjax.models.adapters.lora import ADAPTER, Lora
+from tests import reference
+from tests.options import check_options, with_options
+from tests.refusals import refused
+
+BERT = ('attention/key', 'attention/output', 'attention/query', 'attention/value')
+META = {
+  'format': artifact.FORMAT,
+  'version': artifact.VERSION,
+  'kind': 'lora',
+  'backbone': 'tiny',
+  'backbone_sha256': 'a' * 64,
+  'tokenizer_sha256': 'b' * 64,
+  'pooling': 'mean',
+  'normalize': True,
+  'temperature': 0.05,
+  'query_max_length': 8,
+  'passage_max_length': 16,
+  'dprjax_version': '0.1.0',
+}
+
+
+def random(config, rank, targets, seed=0, std=1.0):
+  """An adapter large enough to matter."""
+  draw, sizes = np.random.default_rng(seed), adapters.sizes(config)
+  a, b = {}, {}
+  for name in targets:
+    shape = config.num_layers, sizes[f'{name}/in'], rank
+    a[name] = std * draw.standard_normal(shape, np.float32)
+    shape = config.num_layers, rank, sizes[f'{name}/out']
+    b[name] = std * draw.standard_normal(shape, np.float32)
+  return Lora(a, b, 1.5 / rank)
+
+
+def batch():
+  tokens = np.random.default_rng(2).integers(1, 50, (3, 6)).astype(np.int32)
+  mask = np.arange(6)[None] < np.array([[6], [4], [5]])
+  return tokens, mask
+
+
+def states(model, adapter):
+  config, params = model
+  tokens, mask = batch()
+  return np.asarray(encoder.encode(config, params, tokens, mask, adapter=adapter))
+
+
+def apart(model, adapter):
+  """States in float64 of numpy, W + scale A B in place of each W."""
+  config, params = model
+  params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+  for name, a in adapter.a.items():
+    half, last = name.split('/')
+    change = adapter.scale * np.einsum('lir,lro->lio', a, adapter.b[name], dtype=np.float64)
+    params['layers'][half][last]['kernel'] += change
+  return reference.encode(config, params, *batch())
+
+
+def test_equals_numpy_shared_merged_and_in_a_bank(small):
+  """Adapters of a bank differ in rank and in what they adapt."""
+  _, mask = batch()
+  given = [
+    random(small[0], 3, (*BERT, 'mlp/up', 'mlp/down')),
+    None,
+    random(small[0], 5, ('attention/query', 'mlp/down'), seed=1),
+  ]
+  bank = stack(given)
+  assert bank.a['attention/query'].shape == (3, 3, 32, 5) and len(bank.a) == 6
+  mixed = states(small, bank.choose(jnp.arange(3)))
+  for row, adapter in enumerate(given):
+    own = states(small, adapter)
+    np.testing.assert_allclose(mixed[row], own[row], atol=2e-5)
+    if adapter is not None:
+      np.testing.assert_allclose(own[mask], apart(small, adapter)[mask], atol=2e-5)
+      merged = lora.merge(*small, adapter)
+      np.testing.assert_allclose(states(merged, None)[mask], own[mask], atol=2e-5)
+
+
+def test_training_begins_at_the_frozen_encoder(small):
+  config = with_options(
+    prompt__kind='lora', prompt__length=4, lora__targets=('attention/(query|value)', 'mlp/.*')
+  )
+  check_options(config)
+  params = dual_encoder.init_adapter(config, small[0], Parts({}), jax.random.key(0))
+  names = {f'{half}/{last}' for half, own in params['prompt'].items() for last in own}
+  assert names == {'attention/query', 'attention/value', 'mlp/up', 'mlp/down'}
+  a = np.asarray(params['prompt']['mlp']['down']['a'])
+  assert a.shape == (3, 64, 4) and 0.12 < np.abs(a).max() <= 1 / 8
+  adapter = dual_encoder.expand(config, small[0], params)['query']
+  assert adapter.scale == 16 / 4
+  np.testing.assert_array_equal(states(small, adapter), states(small, None))
+  config = with_options(prompt__kind='lora', prompt__length=64, lora__init='gaussian')
+  params = dual_encoder.init_adapter(config, small[0], Parts({}), jax.random.key(0))
+  assert abs(float(jnp.std(params['prompt']['attention']['query']['a'])) - 0.02) < 1e-3
+
+
+def test_options_that_mean_nothing_are_refused(small):
+  config = with_options(prompt__kind='lora', prompt__length=4, lora__targets=('mlp/gate',))
+  with refused('config.lora.targets', 'mlp/gate', 'mlp/up'):
+    dual_encoder.init_adapter(config, small[0], Parts({}), jax.random.key(0))
+  with refused('config.prompt.reparam'):
+    check_options(with_options(prompt__kind='lora', prompt__length=4, prompt__reparam='mlp'))
+  with refused('config.lora.alpha'):
+    check_options(with_options(prompt__length=4, lora__alpha=2.0))
+
+
+def test_dropout_spares_the_scale(small):
+  adapter = random(small[0], 3, ('mlp/up',))
+  one = adapter.drop(0.5, jax.random.key(0))
+  assert one.scale == adapter.scale and 0.3 < np.mean(np.asarray(one.a['mlp/up']) == 0) < 0.7
+  each = adapter.drop_examples(0.5, jax.random.key(0), 3)
+  assert each.a['mlp/up'].shape[:2] == (3, 3) and np.isfinite(states(small, each)).all()
+
+
+def test_a_file_of_another_backbone(small, tmp_path):
+  arrays, _ = lora._export(with_options(prompt__length=3), random(small[0], 3, ('mlp/up',)))
+  meta = META | {'rank': 3, 'alpha': 16.0, 'targets': ['mlp/up']}
+  path = tmp_path / 'lora.npz'
+  artifact.save_prompt(path, artifact.Prompt(meta, arrays))
+  read = artifact.load_prompt(path)
+  assert read.adapters('passage')[0].scale == 16 / 3
+  for change in ({'intermediate_size': 48}, {'num_layers': 2}):
+    config = type(small[0])(**(vars(small[0]) | change))
+    with refused(path, 'mlp/up'):
+      artifact.check_prompt(read, config, 'a' * 64, 'b' * 64)
+    with refused('mlp/up'):
+      states((config, hub.init_params(config, jax.random.key(0))), read.adapters('query')[0])
+  for change in ({'rank': 2}, {'targets': ['mlp/gate']}, {'targets': ['../x']}, {'alpha': 0.0}):
+    with refused('x.npz'):
+      artifact.check_content(artifact.Prompt(meta | change, arrays, 'x.npz'))
+  gate = {name.replace('up', 'gate'): array for name, array in arrays.items()}
+  with refused('x.npz', 'mlp/gate'):
+    prompt = artifact.Prompt(meta | {'targets': ['mlp/gate']}, gate, 'x.npz')
+    artifact.check_prompt(prompt, small[0], 'a' * 64, 'b' * 64)
+
+
+@pytest.fixture
+def theirs(golden, tmp_path):
+  """``theirs(model)``: the golden arrays, the backbone, and the folder that peft saved."""
+
+  def load(name, config=None, tensors=None):
+    file, start = {'bert': ('bert', '3/'), 'modernbert': ('family_modernbert', '')}[name]
+    base, own = golden(file), golden('lora_models')
+    weights = {
+      key.removeprefix(f'{start}weights/'): value.astype(np.float32)
+      for key, value in base.items()
+      if key.startswith(f'{start}weights/')
+    }
+    folder, adapter = tmp_path / name, tmp_path / f'{name}-lora'
+    for path in (folder, adapter):
+      path.mkdir(exist_ok=True)
+    safetensors.numpy.save_file(weights, folder / 'model.safetensors')
+    (folder / 'config.json').write_text(base[f'{start}config'].item())
+    stored = {
+      key.removeprefix(f'{name}/weights/'): value.astype(np.float32)
+      for key, value in own.items()
+      if key.startswith(f'{name}/weights/')
+    }
+    safetensors.numpy.save_file(
+      {key: value for key, value in (stored | (tensors or {})).items() if value is not None},
+      adapter / 'adapter_model.safetensors',
+    )
+    settings = json.loads(own[f'{name}/config'].item()) | (config or {})
+    (adapter / 'adapter_config.json').write_text(json.dumps(settings))
+    return base | own, hub.load_backbone(folder), adapter
+
+  return load
+
+
+def read(backbone, adapter):
+  return peft.read_prompt(adapter, backbone, 'b' * 64, 'tiny', {})
+
+
+def vectors(states, mask):
+  """Of unit length, as users compare them; the states of some models magnify rounding."""
+  pooled = reference.pool(np.asarray(states, np.float64), mask, 'mean', False)
+  return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+
+
+def hidden(arrays, backbone, adapter):
+  return encoder.encode(
+    backbone.config, backbone.params, arrays['tokens'], arrays['mask'], adapter=adapter
+  )
+
+
+@pytest.mark.parametrize('name', ['bert', 'modernbert'])
+def test_states_and_gradients_are_those_of_peft(name, theirs, tmp_path):
+  """ModernBERT has queries, keys and values in one module, and the MLP's gate and inputs."""
+  arrays, backbone, folder = theirs(name)
+  prompt = read(backbone, folder)
+  (adapter,) = prompt.adapters('query')
+  mask, expected = arrays['mask'], arrays[f'{name}/hidden']
+  found = vectors(hidden(arrays, backbone, adapter), mask)
+  np.testing.assert_allclose(found, vectors(expected, mask), rtol=0, atol=2e-6)
+  assert np.abs(found - vectors(hidden(arrays, backbone, None), mask)).max() > 0.01
+
+  weights = np.random.default_rng(9).standard_normal(expected.shape).astype(np.float32)
+
+  def loss(matrices):
+    found = hidden(arrays, backbone, Lora(*matrices, adapter.scale))
+    return jnp.sum(found * weights * mask[:, :, None].astype(np.float32))
+
+  gradients = jax.grad(loss)((adapter.a, adapter.b))
+  seen = 0
+  for tensor, names in adapters.projections(backbone.config):
+    for key, by_name in zip('AB', gradients, strict=True):
+      found = f'base_model.model.{tensor.name}'
+      found = f'{name}/gradients/{found.replace(".weight", f".lora_{key}.weight")}'
+      if found in arrays:
+        own = [np.asarray(by_name[one])[tensor.layer].T for one in names]
+        own = sum(own) if key == 'A' else np.concatenate(own)  # one A for all
+        scale = np.abs(arrays[found]).max()
+        np.testing.assert_allclose(own / scale, arrays[found] / scale, atol=1e-4, err_msg=found)
+        seen += 1
+  assert seen == sum(key.startswith(f'{name}/gradients/') for key in arrays)
+
+  # And back, and forth again.
+  out = tmp_path / 'back'
+  peft.write_adapters(out, prompt, backbone.config, None)
+  again = read(backbone, out)
+  found = vectors(hidden(arrays, backbone, again.adapters('query')[0]), mask)
+  np.testing.assert_allclose(found, vectors(expected, mask), rtol=0, atol=2e-6)
+  if name == 'bert':
+    assert (out / peft.WEIGHTS).stat().st_size and again.meta == prompt.meta
+    for key, value in safetensors.numpy.load_file(out / peft.WEIGHTS).items():
+      np.testing.assert_array_equal(value, arrays[f'bert/weights/{key}'])
+
+
+@pytest.mark.filterwarnings('ignore::FutureWarning')
+@pytest.mark.parametrize('name', ['bert', 'modernbert'])
+def test_peft_gives_the_same_states(name, theirs, tmp_path):
+  """With peft itself, which reads what was written here."""
+  torch, theirs_peft = pytest.importorskip('torch'), pytest.importorskip('peft')
+  transformers = pytest.importorskip('transformers')
+  arrays, backbone, _ = theirs(name)
+  tokens, mask = arrays['tokens'], arrays['mask']
+  names = sorted({one for _, own in adapters.projections(backbone.config) for one in own})
+  adapter = random(backbone.config, 2, names[1:], std=0.1)
+  arrays_of, meta = lora._export(with_options(prompt__length=2, lora__alpha=1.5), adapter)
+  out = tmp_path / 'ours'
+  peft.write_adapters(out, artifact.Prompt(META | meta, arrays_of), backbone.config, None)
+  model = transformers.AutoModel.from_pretrained(backbone.path, attn_implementation='eager')
+  model = theirs_peft.PeftModel.from_pretrained(model, out).eval()
+  with torch.no_grad():
+    expected = model(
+      input_ids=torch.tensor(tokens).long(), attention_mask=torch.tensor(mask).long()
+    ).last_hidden_state.numpy()
+  found = vectors(hidden(arrays, backbone, adapter), mask)
+  np.testing.assert_allclose(found, vectors(expected, mask), rtol=0, atol=2e-6)
+
+
+KEY = 'base_model.model.encoder.layer.1.attention.self.query.lora_A.weight'
+
+
+@pytest.mark.parametrize(
+  ('change', 'names'),
+  [
+    ({'config': {'use_dora': True}}, ('adapter_config.json', 'use_dora')),
+    ({'config': {'rank_pattern': {'query': 2}}}, 'rank_pattern'),
+    ({'config': {'modules_to_save': ['pooler']}}, 'modules_to_save'),
+    ({'config': {'bias': 'all'}}, 'bias'),
+    ({'config': {'init_lora_weights': 'pissa_niter_4'}}, ('init_lora_weights', 'pissa_niter_4')),
+    ({'config': {'r': 2}}, ('adapter_model.safetensors', '[3, 24]', '[2, 24]')),
+    ({'config': {'r': 0}}, 'r'),
+    ({'config': {'lora_alpha': None}}, 'lora_alpha'),
+    ({'tensors': {KEY: None}}, ('adapter_model.safetensors', 'lora_A')),
+    ({'tensors': {KEY: np.ones((3, 12), np.float32)}}, (KEY, '[3, 12]')),
+    ({'tensors': {KEY.replace('1.att', '7.att'): np.ones((3, 24), np.float32)}}, 'bert'),
+    ({'tensors': {'base_model.model.pooler.weight': np.ones(3, np.float32)}}, 'bert'),
+  ],
+)
+def test_adapters_that_cannot_be_read(theirs, change, names):
+  _, backbone, folder = theirs('bert', **change)
+  with refused(names):
+    read(backbone, folder)
+
+
+def test_layers_without_an_adapter_get_zeros(theirs):
+  layer = {KEY: None, KEY.replace('lora_A', 'lora_B'): None}
+  _, backbone, folder = theirs('bert', tensors=layer)
+  prompt = read(backbone, folder)
+  a, b = (prompt.arrays[f'attention/query/{key}'] for key in 'ab')
+  assert not a[1].any() and not b[1].any() and a[0].any() and a[2].any()
+  assert ADAPTER.peft.type == 'LORA'
