@@ -79,7 +79,7 @@ def export(
     method: the module of the run's method, if it is outside this package. No config.json
       decides which code is imported.
     options: the format and the card.
-    force: export even if no checkpoint beats the baseline. Intermediate stages
+    force: export even if no checkpoint scored above the baseline. Intermediate stages
       (``Method.intermediate``) do not need it.
 
   Returns:
@@ -150,14 +150,18 @@ def export(
 
 
 def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bool) -> None:
-  """Raises InputError, or with ``force`` warns, if the latest checkpoint records no gain."""
+  """Warns if the gain that the latest checkpoint records may be chance.
+
+  Raises:
+    InputError: there is none, so harm is expected. With ``force`` this is a warning, too.
+  """
   latest = saved.latest()
   if latest is None:
     return
   gain = baseline.Gain.read(saved.extra(latest).get('gain'), f'{saved.folder}/{latest}')
   if gain is None or gain.better:
     return
-  if not force:
+  if gain.difference <= 0 and not force:
     raise InputError(f'{workdir}: {gain.verdict}; to export it anyway, add --force')
   logger.warning('%s', gain.verdict)
 

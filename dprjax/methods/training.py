@@ -197,7 +197,7 @@ def what_next(setup: Setup, part: Part, gain: baseline.Gain | None) -> str:
     command += f' --method={config.method}'
   if gain is None:
     return f'Next: {command}'
-  if gain.better or methods.load(config.method).intermediate(config, setup.trainable):
+  if gain.difference > 0 or methods.load(config.method).intermediate(config, setup.trainable):
     return f'{gain.verdict}. Next: {command}'
   return f'{gain.verdict}. Keep the model as it was; to export this one anyway: {command} --force'
 
