@@ -109,11 +109,14 @@ def _command(args: Flags) -> None:
     '--weights': args.weights if given else None,
     **flags.paths(args, 'qrels', 'queries'),
   }
-  kept = args.weights_out or (f'{files.resolved(args.out)}.fusion.json' if learns else None)
+  kept, endings = args.weights_out, ['', '.json']
   if kept is not None:
     outputs.check_apart(kept, inputs, '--weights_out')
+  elif learns and not files.is_stream(args.out):
+    endings.append('.fusion.json')
+    kept = f'{files.resolved(args.out)}{endings[-1]}'
   with (
-    outputs.claim(args.out, inputs, also={'--weights_out': kept}),
+    outputs.claim(args.out, inputs, endings=endings, also={'--weights_out': args.weights_out}),
     contextlib.ExitStack() as stack,
   ):
     names = _names(args.run)
@@ -138,10 +141,10 @@ def _command(args: Flags) -> None:
         depth=args.depth,
         bm25=_bm25(args, names),
       )
+    _write(args, opened, how, texts, about)
     if kept is not None and how is not None:
       fusion.write(kept, how, **about)
       logger.info('%s: method and weights', kept)
-    _write(args, opened, how, texts, about)
 
 
 def _refuse(args: Flags, names: Sequence[str], other: str) -> None:

@@ -40,6 +40,7 @@ def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
       (('--index=a',), 'NAME=VALUE'),
       (('--index=a=x', '--index=a=y'), ('--index', 'a')),
       (('--texts=a=x',), ('--texts=a', '--index')),
+      (('--index=a=x', '--hybrid=a=x'), ('--hybrid=a', '--bm25_index')),
       (('--reranker_prompt=a=x',), '--reranker_prompt=a'),
       (('--slots=2', '--rows=4'), '--slots=2'),
       ((f'--port={port}', *SMALL), f'--port={port}'),

@@ -167,7 +167,8 @@ def _faults(
     yield f'changed or removed: {changed[:3]}'
   # A command that goes on where it stopped keeps what it has.
   own = tuple(outputs) if reply.status == 0 or case.scene.keeps else ()
-  allowed = [name for out in own if out for name in (out, f'{out}.json', f'{out}.parts')]
+  endings = ('', '.json', '.parts', '.fusion.json')
+  allowed = [f'{out}{ending}' for out in own if out for ending in endings]
   allowed += [str(parent) for name in allowed for parent in pathlib.Path(name).parents]
   if left := [
     name

@@ -163,6 +163,21 @@ def build(folder: pathlib.Path) -> dict[str, Scene]:
       ('out/run.trec', 'out/run.trec.json'),
     ),
     Scene(
+      'fuse',
+      (
+        'fuse',
+        '--run=bm25=in/a.trec',
+        '--run=dense=in/b.trec',
+        '--method=learned',
+        '--qrels=in/qrels/test.tsv',
+        '--queries=in/queries.jsonl',
+        '--out=out/run.trec',
+      ),
+      ('in/a.trec', 'in/b.trec', 'in/qrels/test.tsv', 'in/queries.jsonl'),
+      (),
+      ('out/run.trec', 'out/run.trec.json', 'out/run.trec.fusion.json'),
+    ),
+    Scene(
       'mine',
       (
         'mine',

@@ -25,7 +25,7 @@ from tests import devices
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 COMMANDS = (
-  *('evaluate', 'bm25', 'mine', 'report', 'search', 'papers', 'topics'),
+  *('evaluate', 'bm25', 'fuse', 'mine', 'report', 'search', 'papers', 'topics'),
   *('encode', 'rerank', 'export', 'train', 'index'),
 )
 _MEMORY = 48 << 30  # bytes of addresses; XLA and ScaNN reserve more than they use

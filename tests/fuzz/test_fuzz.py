@@ -14,7 +14,7 @@ from tests.fuzz.server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('fuzz')]  # one warm process
 
-FAST = ('evaluate', 'mine', 'report', 'search', 'papers', 'topics')
+FAST = ('evaluate', 'fuse', 'mine', 'report', 'search', 'papers', 'topics')
 SLOW = ('bm25', 'encode', 'rerank', 'export')
 
 
@@ -62,6 +62,7 @@ def test_many_harmed_inputs(server, template, built, name):
 
 KILLED = {
   'evaluate': 3,
+  'fuse': 3,
   'mine': 6,
   'search': 6,
   'bm25': 3,
