@@ -72,7 +72,7 @@ class Flags:
     "the module of the run's method if it is your own (lab.toy), which a workdir must not choose",
     None,
   )
-  force: bool = flags.switch('export even if no checkpoint scored above the baseline on the dev split')
+  force: bool = flags.switch('export even if no dev score is above the baseline')
   backbone: str | None = flag(
     'with --from: the frozen encoder (default: the one that it names)', None
   )

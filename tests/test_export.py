@@ -150,7 +150,7 @@ def test_the_best_is_kept_and_chosen_over_the_latest(command, trained, tmp_path)
   assert prompt.meta['metrics'] == {'dev/nDCG@10': 0.7}
 
 
-def test_a_loss_is_exported_only_by_force_and_a_doubtful_gain_with_a_warning(command, trained, tmp_path):
+def test_a_loss_is_exported_only_by_force_and_a_doubtful_gain_is_told(command, trained, tmp_path):
   shutil.copytree(trained, tmp_path / 'run')
   trainable = trainable_of(trained, trained / 'backbone', 12)
   worse = baseline.Gain('nDCG@10', 0.5, 0.4, -0.1, -0.2, 0.0, 26, False)
