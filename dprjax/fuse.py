@@ -192,10 +192,11 @@ def _of_file(path: str, names: Sequence[str]) -> fusion.Fusion:
 
 
 def _bm25(args: Flags, names: Sequence[str]) -> dict[str, Any] | None:
-  """The settings of the run called bm25, from its report."""
+  """The settings of the run called bm25, from its report, if dprjax.bm25 made it."""
   for name, (_, path) in zip(names, args.run, strict=True):
-    if name == fusion.BM25:
-      return _report(path).get('settings')
+    report = _report(path)
+    if name == fusion.BM25 and report.get('index') == 'bm25s':
+      return report.get('settings')
   return None
 
 

@@ -224,6 +224,13 @@ def test_any_method_can_be_kept(folder):
   assert fusion.read('w.json').depth == 9
 
 
+def test_settings_are_kept_of_runs_of_dprjax_bm25_alone(folder):
+  (folder / 'dense.trec.json').write_text('{"index": "scann", "settings": {"leaves": 3}}')
+  named = ['--run=bm25=dense.trec', '--run=dense=bm25.trec']
+  fuse.main([*named, '--weights_out=w.json', '--out=run.trec'])
+  assert fusion.read('w.json').bm25 is None
+
+
 def test_runs_with_the_same_tag_are_called_by_their_paths(folder):
   (folder / 'other.trec').write_bytes((folder / 'dense.trec').read_bytes())
   fuse.main(['--run=dense.trec', '--run=other.trec', '--run=b=bm25.trec', '--out=run.trec'])
