@@ -66,7 +66,7 @@ def main() -> None:
     index = build('dprjax, ScaNN', lambda: scann.build(corpus, K))
     usual = index.settings(K)
     for factor in (0.25, 0.5, 1, 2, 4) if index.leaves else (1,):
-      settings = scann.Settings(
+      settings = scann.ScannSettings(
         min(index.leaves, max(1, round(factor * usual.leaves_to_search))), usual.reorder
       )
       ways[f'dprjax, ScaNN, {settings.leaves_to_search} of {index.leaves} leaves'] = (

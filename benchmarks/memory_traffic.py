@@ -10,7 +10,7 @@ and products of each program beside those of "The limit" in docs/performance.md.
 import argparse
 
 from dprjax.planning import compiling
-from dprjax.planning.programs import Job
+from dprjax.planning.programs import CompileJob
 
 ROWS, LENGTH = 64, 128
 WITHOUT_DROPOUT = ('--config.backbone.dropout=0.0', '--config.prompt.dropout=0.0')
@@ -47,7 +47,7 @@ def main():
         f'--config.backbone.attention={attention}',
         *flags,
       )
-      made = compiling.compile_program(Job(args.target, config, length, ROWS), 3600)
+      made = compiling.compile_program(CompileJob(args.target, config, length, ROWS), 3600)
       print(name, attention, row(made), sep=' | ', flush=True)
 
 

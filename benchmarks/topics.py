@@ -18,8 +18,9 @@ import tomotopy
 
 import options
 import record
+from dprjax.base.draws import draw
 from dprjax.data import topic_models
-from dprjax.formats.paper_records import draw, read_papers
+from dprjax.formats.paper_records import read_papers
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
   parser.add_argument('--input', required=True, help='papers: an arXiv jsonl')
   args = parser.parse_args()
   papers = sorted(
-    (paper for paper in read_papers(args.input) if paper.passage), key=lambda p: draw(p.id, 0)
+    (paper for paper in read_papers(args.input) if paper.passage), key=lambda p: draw(p.id, 0, '')
   )[: args.documents]
   texts = [paper.passage for paper in papers]
   grown = [(len(texts) * part // 6, args.sweeps) for part in (1, 2, 4, 6)]
@@ -42,7 +43,7 @@ def main() -> None:
   for kind, count, sweeps in wanted:
     began = time.perf_counter()
     # Fewer documents may have fewer topics than are kept in the end.
-    settings = topic_models.Settings(kind, topics=args.topics if count == len(texts) else 2)
+    settings = topic_models.TopicSettings(kind, topics=args.topics if count == len(texts) else 2)
     fitted = topic_models.fit(texts[:count], settings._replace(sweeps=sweeps))
     seconds = time.perf_counter() - began
     sizes = np.array(fitted.all_sizes)

@@ -121,7 +121,7 @@ def _command(args: Flags) -> None:
     flags.refuse(args, ('step', 'method', 'force'), 'workdir')
   with cli.loading():
     from dprjax.methods import exporting
-  options = exporting.Options(
+  options = exporting.ExportOptions(
     args.format,
     args.base_model,
     args.backbone_files,

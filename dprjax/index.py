@@ -36,7 +36,7 @@ _BLOCK = 10_000  # rows read at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(flags.Collection):
+class Flags(flags.CollectionFlags):
   uri: str = flag('a local folder whose name ends in .db, or http://host:port')
   upsert: str | None = flag('embeddings of passages', None, metavar='DIR', either='action')
   delete: str | None = flag('a file of ids, one a line', None, metavar='IDS', either='action')

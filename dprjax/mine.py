@@ -30,7 +30,7 @@ from dprjax.runtime.flags import flag
 
 logger = logging.getLogger('dprjax')
 
-_DEFAULT = mining.Options()
+_DEFAULT = mining.MiningOptions()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def _mine(args: Flags, retrievers: dict[str, str]) -> None:
     out=args.out,
     reranked=args.reranked,
     score=score,
-    options=mining.Options(
+    options=mining.MiningOptions(
       depth=args.depth,
       sample=args.sample,
       threshold=args.threshold,

@@ -25,7 +25,7 @@ from dprjax.retrieval import measures
 from dprjax.runtime import cli, flags, options
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
-from dprjax.runtime.stages import Model, Stages, Texts
+from dprjax.runtime.stages import ModelFiles, Stages, TextFiles
 
 # Set by the pipeline, whatever an experiment's config says.
 _OF_DATA = ('dir', 'format', 'mined_negatives', 'train_split', 'token_cache')
@@ -93,7 +93,7 @@ class Pipeline:
       for split in ('train', 'test')
     )
     qrels = {'train': train['qrels'], 'test': test['qrels']}
-    self.texts = Texts(folder, train['corpus'], train['queries'], qrels)
+    self.texts = TextFiles(folder, train['corpus'], train['queries'], qrels)
     files.write_json(workdir / 'config.json', json.loads(configs.to_json(config)))
     trainings = 1 + int(config.undenoised) + config.rounds
     trains_reranker = not config.reranker_path
@@ -119,7 +119,10 @@ class Pipeline:
 
     mined = self._mine('mined-bm25', [f'bm25={runs["train"]}'])
     newest, base = self._train('first', mined, 'undenoised')
-    systems = {'frozen': ('frozen backbone', Model(base)), 'first': ('+ BM25 negatives', newest)}
+    systems = {
+      'frozen': ('frozen backbone', ModelFiles(base)),
+      'first': ('+ BM25 negatives', newest),
+    }
     reranker, name = c.reranker_path, 'first'
     for number in range(1, c.rounds + 1):
       suffix = f'-{number}' if number > 1 else ''
@@ -182,7 +185,7 @@ class Pipeline:
         texts.queries,
         qrels,
         *(epath.Path(run.partition('=')[2] or run) for run in runs),
-        *Model(reranker).files,
+        *ModelFiles(reranker).files,
       ],
       folder,
     )
@@ -190,7 +193,7 @@ class Pipeline:
 
   def _train(
     self, name: str, mined: epath.Path, mix: str | Mapping[str, float], base: str = ''
-  ) -> tuple[Model, str]:
+  ) -> tuple[ModelFiles, str]:
     """Trains a retriever on a source of negatives or a mix; returns it and its initial backbone."""
     if isinstance(mix, str):
       mix = {source: float(source == mix) for source in self.config.mix}
@@ -202,7 +205,7 @@ class Pipeline:
     self._experiment(name, recipe, experiment, mined, base, product, settings)
     workdir = workdirs.trained(workdir)
     base = configs.backbone_path(configs.load_workdir(workdir), workdir)
-    return (Model(base, product) if prompted else Model(str(product))), base
+    return (ModelFiles(base, product) if prompted else ModelFiles(str(product))), base
 
   def _reranker(self, mined: epath.Path, base: str) -> str:
     product = self.workdir / 'models' / 'reranker'
@@ -234,11 +237,11 @@ class Pipeline:
       *settings,
     ]
     flags = [*differences(recipe, experiment), *(f'--config.{setting}' for setting in settings)]
-    reads = [texts.corpus, texts.queries, texts.qrels['train'], mined, *Model(backbone).files]
+    reads = [texts.corpus, texts.queries, texts.qrels['train'], mined, *ModelFiles(backbone).files]
     self._stages.train(f'Train: {name}', recipe, flags, workdir, reads, restart=True)
     self._stages.export(f'Export: {name}', workdir, product)
 
-  def _retrieve(self, name: str, model: Model, split: str) -> epath.Path:
+  def _retrieve(self, name: str, model: ModelFiles, split: str) -> epath.Path:
     corpus, queries = (
       self._stages.encode(
         f'Encode: {name}, the {f"{which} queries" if which else "corpus"}',

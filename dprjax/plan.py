@@ -75,7 +75,9 @@ def plan(
     at_once = rows
     if length:
       at_once = embedder.rows_at_once(target.platform, target.devices, rows, length)
-    return programs.Job(target.name, (*_without(arguments, more), *more), length, at_once, path)
+    return programs.CompileJob(
+      target.name, (*_without(arguments, more), *more), length, at_once, path
+    )
 
   def update(more: Sequence[str]) -> 'compiling.Program':
     return compile_program(job(more))

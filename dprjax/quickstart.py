@@ -33,7 +33,7 @@ from dprjax.runtime import cli, flags
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 from dprjax.runtime.flags import flag
-from dprjax.runtime.stages import Model, Stages, Texts, config_file
+from dprjax.runtime.stages import ModelFiles, Stages, TextFiles, config_file
 
 if TYPE_CHECKING:
   from dprjax.inference.retriever import Hit, Retriever
@@ -105,7 +105,7 @@ def _compare(args: Flags, config: str) -> dict[str, float]:
   workdir = out / 'training'
   flags = [f'--config.data.dir={texts.folder}', '--config.data.format=beir']
   flags += [f'--config.backbone.path={backbone}'] if backbone else []
-  reads = [texts.corpus, texts.queries, texts.qrels['train'], *Model(backbone or '').files]
+  reads = [texts.corpus, texts.queries, texts.qrels['train'], *ModelFiles(backbone or '').files]
   stages.train('Train', config, [*flags, *overrides], workdir, reads)
   workdir = workdirs.trained(workdir)
   trained = configs.load_workdir(workdir)
@@ -117,8 +117,8 @@ def _compare(args: Flags, config: str) -> dict[str, float]:
   count, nbytes = weight(product)
   trained_name = '+ prompt' if prompted else 'fine-tuned'
   models = {
-    'frozen': Model(base),
-    'trained': Model(base, product) if prompted else Model(str(product)),
+    'frozen': ModelFiles(base),
+    'trained': ModelFiles(base, product) if prompted else ModelFiles(str(product)),
   }
   # A query-only prompt shares the frozen backbone's passages.
   passages = {
@@ -183,7 +183,7 @@ def lengths(trained: Any, backbone: str) -> str:
   return f'Both encoders read up to {query} tokens of a query and {passage} of a passage{less}.\n'
 
 
-def prepare(data: str, out: epath.Path, split: str) -> tuple[Texts, list[str]]:
+def prepare(data: str, out: epath.Path, split: str) -> tuple[TextFiles, list[str]]:
   """The text and the first queries of the split; collects docstrings into ``out/data``.
 
   Raises:
@@ -215,7 +215,7 @@ def prepare(data: str, out: epath.Path, split: str) -> tuple[Texts, list[str]]:
   questions = [query.text for query in queries if query.id in judged]
   if not questions:
     raise InputError(f'{test["qrels"]}: no judged query is in {test["queries"]}')
-  return Texts(folder, test['corpus'], test['queries'], qrels), questions[:_SHOWN]
+  return TextFiles(folder, test['corpus'], test['queries'], qrels), questions[:_SHOWN]
 
 
 def _check_text(out: epath.Path, collected: str, sources: Mapping[str, epath.Path]) -> None:
@@ -280,7 +280,9 @@ def shown(hit: Hit, width: int = 110) -> str:
   return textwrap.shorten(text, width, placeholder=' ...')
 
 
-def next_steps(out: epath.Path, product: epath.Path, model: Model, data: str, split: str) -> str:
+def next_steps(
+  out: epath.Path, product: epath.Path, model: ModelFiles, data: str, split: str
+) -> str:
   """Names what was written and commands to try next."""
   again = ''.join(
     f' --{flag}={value}'

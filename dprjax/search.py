@@ -71,7 +71,7 @@ def _setting(text: str) -> tuple[str, float]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MilvusFlags(flags.Collection):
+class MilvusFlags(flags.CollectionFlags):
   search_param: dict[str, float] = flag(
     'how much of the index to search, such as nprobe=64; may be repeated',
     {},
@@ -341,7 +341,7 @@ def _search_exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) ->
   return best.TopK(*(np.concatenate(arrays) for arrays in zip(*merged, strict=True)))
 
 
-def _scann_index(corpus: embeddings.Embeddings, k: int, index_dir: str | None) -> scann.Index:
+def _scann_index(corpus: embeddings.Embeddings, k: int, index_dir: str | None) -> scann.ScannIndex:
   if not index_dir:
     return scann.build(corpus.vectors(), k)
   # Many commands may read an index, one may write it.
@@ -357,7 +357,7 @@ def _scann_index(corpus: embeddings.Embeddings, k: int, index_dir: str | None) -
   return searcher
 
 
-def _kept_index(corpus: embeddings.Embeddings, index_dir: str) -> scann.Index | None:
+def _kept_index(corpus: embeddings.Embeddings, index_dir: str) -> scann.ScannIndex | None:
   searcher = scann.load(index_dir, corpus.fingerprint)
   if searcher is not None:
     logger.info('%s: index of %s', index_dir, counted(searcher.count, 'passages'))
@@ -365,8 +365,12 @@ def _kept_index(corpus: embeddings.Embeddings, index_dir: str) -> scann.Index | 
 
 
 def _tune(
-  searcher: scann.Index, corpus: embeddings.Embeddings, queries: np.ndarray, k: int, args: Flags
-) -> tuple[scann.Settings, dict[str, Any]]:
+  searcher: scann.ScannIndex,
+  corpus: embeddings.Embeddings,
+  queries: np.ndarray,
+  k: int,
+  args: Flags,
+) -> tuple[scann.ScannSettings, dict[str, Any]]:
   """Settings that reach the target on a sample of queries, and their recall at several cuts."""
   sample = np.random.default_rng(0).permutation(len(queries))[: args.recall_queries]
   chosen = queries[np.sort(sample)]

@@ -191,7 +191,7 @@ def _make_app(args: Flags) -> Any:
   try:
     from dprjax.serving import indexes, keys
     from dprjax.serving.app import App, Limits
-    from dprjax.serving.engine import Engine, Options
+    from dprjax.serving.engine import Engine, ServerOptions
   except ImportError as error:
     raise InputError(f"{error}: pip install 'dprjax[serve]'") from error
   compiled.keep()
@@ -208,7 +208,7 @@ def _make_app(args: Flags) -> Any:
     if unknown := getattr(args, name).keys() - getattr(args, owner).keys():
       raise InputError(f'--{name}={unknown.pop()}=...: there is no --{owner} of this name')
   found = [
-    indexes.Index(
+    indexes.ServedIndex(
       name,
       folder,
       texts=args.texts.get(name),
@@ -218,14 +218,14 @@ def _make_app(args: Flags) -> Any:
     for name, folder in args.index.items()
   ]
   rerankers = [
-    indexes.Reranker(name, folder, dtype=batches.dtype, prompt=args.reranker_prompt.get(name))
+    indexes.ServedReranker(name, folder, dtype=batches.dtype, prompt=args.reranker_prompt.get(name))
     for name, folder in args.reranker.items()
   ]
   engine = Engine.load(
     args.backbone,
     args.prompts,
     name=args.name,
-    options=Options(
+    options=ServerOptions(
       rows=tuple(sorted({*batches.rows})),
       lengths=tuple(sorted({*batches.lengths})),
       budget=batches.batch_tokens,

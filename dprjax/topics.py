@@ -31,7 +31,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.data import topic_models
-from dprjax.data.topic_models import MOST_DOCUMENTS, Fitted, Settings
+from dprjax.data.topic_models import MOST_DOCUMENTS, Fitted, TopicSettings
 from dprjax.formats.paper_records import read_papers
 from dprjax.formats.read_report import ReadReport
 from dprjax.runtime import cli, flags
@@ -40,7 +40,7 @@ from dprjax.runtime.flags import flag
 logger = logging.getLogger('dprjax')
 
 _WORDS = 10  # of a topic, in a line
-_USUAL = Settings()
+_USUAL = TopicSettings()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def _command(args: Flags) -> None:
 
 
 def _find(args: Flags) -> None:
-  settings = Settings(**{name: getattr(args, name) for name in Settings._fields})
+  settings = TopicSettings(**{name: getattr(args, name) for name in TopicSettings._fields})
   texts, counts = read_documents(args.input, args.max_documents, settings.seed)
   vectors = embed(args.backbone, texts) if args.backbone else None
   began = time.monotonic()

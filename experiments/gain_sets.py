@@ -71,7 +71,7 @@ SETTINGS = {
 class Source(NamedTuple):
   """Entries of a corpus, texts of queries, and judgements to train and to test on."""
 
-  entries: list[texts.Entry]
+  entries: list[texts.PassageRecord]
   queries: dict[str, str]
   train: dict[str, dict[str, int]]
   test: dict[str, dict[str, int]]
@@ -207,7 +207,7 @@ def read_arxiv(data, name):
   own = {paper.id: {paper.id: 1} for paper in whole}
   test = first(own, 300)
   return Source(
-    [texts.Entry(paper.id, '', paper.passage) for paper in whole],
+    [texts.PassageRecord(paper.id, '', paper.passage) for paper in whole],
     {paper.id: paper.title for paper in whole},
     first({query: docs for query, docs in own.items() if query not in test}, 1000),
     test,
@@ -225,7 +225,7 @@ def read_qnli(data, name):
   tested = {doc for query in order[:300] for doc in answers[query]}
   test = {query: docs for query, docs in answers.items() if docs.keys() & tested}
   train = {query: docs for query, docs in answers.items() if query not in test}
-  entries = [texts.Entry(id_, '', sentence) for sentence, id_ in numbers.items()]
+  entries = [texts.PassageRecord(id_, '', sentence) for sentence, id_ in numbers.items()]
   return Source(entries, queries, first(train, 1000), first(test, 300))
 
 

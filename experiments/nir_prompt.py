@@ -364,7 +364,7 @@ class Experiment:
 
   @functools.cache  # noqa: B019
   def pair_set(self, name):
-    return labelled.read_pairs(labelled.Source(str(self.sets / 'test' / name), 'test'))[
+    return labelled.read_pairs(labelled.PairSource(str(self.sets / 'test' / name), 'test'))[
       : max(self.args.test, 20) if self.args.quick else None
     ]
 

@@ -164,7 +164,7 @@ class Experiment(systems.Runs):
       (paper for paper in paper_records.read_papers(source) if paper.title and paper.passage),
       key=lambda paper: gain_sets.hashed(paper.id),
     )[:4500]
-    entries = [(0, texts.Entry(paper.id, '', paper.passage)) for paper in whole]
+    entries = [(0, texts.PassageRecord(paper.id, '', paper.passage)) for paper in whole]
     self.write_corpus(folder, entries, set())
     kept = {entry.id for _, entry in texts.read_corpus(folder / 'corpus.jsonl')}
     whole = [paper for paper in whole if paper.id in kept]

@@ -91,10 +91,10 @@ ROWS = {
   'lda': Row('topic', 'topic', (), 'lda', 1),
 }
 TOPICS = {
-  'hlda': topic_models.Settings(),
-  'lda': topic_models.Settings(kind='lda'),
+  'hlda': topic_models.TopicSettings(),
+  'lda': topic_models.TopicSettings(kind='lda'),
   # Ten topics need a larger gamma.
-  'ten': topic_models.Settings(topics=10, gamma=10.0),
+  'ten': topic_models.TopicSettings(topics=10, gamma=10.0),
 }
 
 

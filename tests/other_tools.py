@@ -103,7 +103,7 @@ def main(folder: pathlib.Path) -> None:
       for tool in ('peft', 'sentence-transformers'):
         if tool == 'peft' and 'shift_positions' not in change:
           continue
-        options = exporting.Options(format=tool)
+        options = exporting.ExportOptions(format=tool)
         out = root / f'{name}-{tool}'
         exporting.convert(root / f'{name}.npz', out, str(root / 'backbone'), options=options)
   (folder / 'texts.json').write_text(json.dumps(TEXTS))

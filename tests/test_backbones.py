@@ -47,7 +47,7 @@ def write_backbone(folder, source):
 @pytest.mark.slow
 def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_path, command):
   pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
-  from dprjax.serving.engine import Engine, Options
+  from dprjax.serving.engine import Engine, ServerOptions
 
   write_backbone(tmp_path / 'fresh', trained / 'backbone')
   corpus = trained / 'data' / 'corpus.jsonl'
@@ -120,7 +120,7 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
   stored = load_embeddings(tmp_path / 'embeddings')
   texts = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
   some = [texts[id_] for id_ in stored.ids[:5]]
-  options = Options(rows=(1, 8), lengths=(32,), budget=8 * 48, slots=10, prompt_length=32)
+  options = ServerOptions(rows=(1, 8), lengths=(32,), budget=8 * 48, slots=10, prompt_length=32)
   engine = Engine.load(tmp_path / 'backbone', folder, options=options)
   try:
     engine.ready.result(60)

@@ -14,7 +14,7 @@ from etils import epath
 from dprjax import quickstart
 from dprjax.inference.retriever import Hit
 from dprjax.models import artifact
-from dprjax.runtime.stages import Model
+from dprjax.runtime.stages import ModelFiles
 from tests import devices
 from tests.options import with_options
 from tests.refusals import command_refused, named_in, refused
@@ -98,7 +98,7 @@ def test_a_hit_is_shown_on_one_line():
 
 def test_next_steps_repeat_the_unusual_flags():
   out = epath.Path('runs/mine')
-  model = Model('b', out / 'prompt.npz')
+  model = ModelFiles('b', out / 'prompt.npz')
   text = quickstart.next_steps(out, out / 'prompt.npz', model, 'mytext', 'test')
   assert '--data=mytext --out=runs/mine' in text
   assert "Retriever.load(backbone='b', prompt='runs/mine/prompt.npz')" in text

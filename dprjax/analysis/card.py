@@ -18,7 +18,7 @@ _MOST = 60  # options, data files and measures to list
 _HEAD = 1 << 16  # characters to read of a backbone's card
 
 
-class Training(NamedTuple):
+class TrainingSummary(NamedTuple):
   """A training, from its workdir.
 
   Attributes:
@@ -53,7 +53,7 @@ class Card(NamedTuple):
   base_model: repository.Reference | None
   licence: str | None
   metrics: Mapping[str, tuple[dict[str, Any], str]]
-  training: Training | None
+  training: TrainingSummary | None
   name: str | None = None
   folder: str | None = None
 
@@ -188,7 +188,7 @@ def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
     )
 
 
-def _data(training: Training | None) -> Iterator[str]:
+def _data(training: TrainingSummary | None) -> Iterator[str]:
   if training is None:
     yield 'Unknown: this was made from an exported prompt.'
     return
@@ -276,7 +276,7 @@ def _gain(gain: Mapping[str, Any]) -> Iterator[str]:
     yield f'**It is no better than what the training began with{chance}.**'
 
 
-def _training(training: Training) -> str:
+def _training(training: TrainingSummary) -> str:
   settings = json.dumps(_public(training.config), indent=1, sort_keys=True, default=list)
   return (
     f'By `python -m dprjax.train`, method {_code(training.method)}, up to step {training.step}.\n\n'

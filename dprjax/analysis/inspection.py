@@ -22,7 +22,7 @@ logger = logging.getLogger('dprjax')
 _SEED = 0
 
 
-class Drawn(NamedTuple):
+class Sample(NamedTuple):
   """Texts of a data set.
 
   Attributes:
@@ -39,8 +39,8 @@ class Drawn(NamedTuple):
   relevant: dict[str, str]
 
 
-class Vectors(NamedTuple):
-  """Vectors of `Drawn`; ``asking`` and ``answering`` are the sides of the positives."""
+class InspectedVectors(NamedTuple):
+  """Vectors of `Sample`; ``asking`` and ``answering`` are the sides of the positives."""
 
   asking: Float[np.ndarray, 'positives H']
   answering: Float[np.ndarray, 'positives H']
@@ -79,7 +79,7 @@ class Findings:
     }
 
 
-def draw(dataset: sources.Dataset, name: str, most: int) -> Drawn:
+def draw(dataset: sources.Dataset, name: str, most: int) -> Sample:
   """Draws texts, always the same ones.
 
   Args:
@@ -130,13 +130,13 @@ def draw(dataset: sources.Dataset, name: str, most: int) -> Drawn:
     raise InputError(
       f'{name}: {len(positives)} positives and {len(kept)} passages have text; 1 and 2 are needed'
     )
-  return Drawn(name, positives, kept, queries, relevant)
+  return Sample(name, positives, kept, queries, relevant)
 
 
-def encode(name: str, retriever: Retriever, drawn: Drawn) -> Vectors:
+def encode(name: str, retriever: Retriever, drawn: Sample) -> InspectedVectors:
   """Encodes the texts; progress lines say ``name``."""
   queries, passages = zip(*drawn.positives, strict=True)
-  return Vectors(
+  return InspectedVectors(
     vectors(name, retriever, queries, 'query', 'queries'),
     vectors(name, retriever, passages, 'passage', 'relevant passages'),
     vectors(name, retriever, [one.text for one in drawn.passages], 'passage', 'passages'),
@@ -154,7 +154,7 @@ def vectors(
   return found
 
 
-def measure(retriever: Retriever, found: Vectors) -> Findings:
+def measure(retriever: Retriever, found: InspectedVectors) -> Findings:
   raw = not retriever.encoder.entry().spec.normalize
   return Findings(
     settings=describe(retriever),
@@ -173,7 +173,7 @@ def describe(retriever: Retriever) -> str:
   return f'{spec.pooling} pooling, at most {" and ".join(map(str, lengths))} tokens'
 
 
-def inspect(name: str, retriever: Retriever, drawn: Drawn) -> Findings:
+def inspect(name: str, retriever: Retriever, drawn: Sample) -> Findings:
   """Measures one backbone. Raises InputError if vectors are not finite."""
   began = time.monotonic()
   found = measure(retriever, encode(name, retriever, drawn))
@@ -195,7 +195,7 @@ def _shown(value: float | None) -> str:
   return '' if value is None else 'undefined' if np.isnan(value) else f'{value:.4f}'
 
 
-def note(drawn: Drawn, findings: Mapping[str, Findings]) -> list[str]:
+def note(drawn: Sample, findings: Mapping[str, Findings]) -> list[str]:
   """Lines on the columns, the number of texts, and how vectors are made."""
   pairs = f'{len(drawn.positives):,} pairs of a query and a relevant passage of {drawn.name}'
   return [

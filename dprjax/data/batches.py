@@ -51,7 +51,7 @@ STAND_INS = 3
 _SHUFFLE, _RANDOM, _ORDER, _MIX, _SAMPLE = range(5)
 _log = logging.getLogger(__name__)
 
-Vectors = Callable[[jt.Int32[np.ndarray, '*n']], jt.Float32[np.ndarray, '*n H']]
+VectorLookup = Callable[[jt.Int32[np.ndarray, '*n']], jt.Float32[np.ndarray, '*n H']]
 """Rows of a cache's passages -> their vectors."""
 
 
@@ -82,7 +82,7 @@ def make_batches(
   process_index: int = 0,
   process_count: int = 1,
   max_relevant: int | None = None,
-  vectors: Vectors | None = None,
+  vectors: VectorLookup | None = None,
   sample: int = 0,
 ) -> grain.MapDataset[Batch]:
   """This process's rows of the global batch of any step (keys: docs/architecture.md, 'A batch').
@@ -155,7 +155,7 @@ def make_batches(
   return grain.MapDataset.range(cache.num_queries // batch_size).map_with_index(make)
 
 
-class Drawn(NamedTuple):
+class DrawnQueries(NamedTuple):
   """Queries of a global batch with their passages.
 
   Attributes:
@@ -192,7 +192,7 @@ class Feed:
     mix: Mix | None = None,
     positive: str = 'rotate',
     max_relevant: int | None = None,
-    vectors: Vectors | None = None,
+    vectors: VectorLookup | None = None,
   ):
     self._distinct = cache.distinct_passages()
     if negatives + cache.max_relevant > len(self._distinct):
@@ -227,7 +227,7 @@ class Feed:
     queries: jt.Int32[np.ndarray, ' B'],
     epochs: int | jt.Int64[np.ndarray, ' B'],
     random: np.random.Generator,
-  ) -> Drawn:
+  ) -> DrawnQueries:
     """The passages of queries, each in its epoch; ``random`` draws the random ones."""
     cache, negatives = self._cache, self.negatives
     tokens, *columns = cache.queries.read(
@@ -255,9 +255,11 @@ class Feed:
           epoch,
         )
       _fill_randomly(passages[:, 1:], relevant, self._distinct, random)
-    return Drawn(queries, passages, sources, tokens, columns[1])
+    return DrawnQueries(queries, passages, sources, tokens, columns[1])
 
-  def lengths(self, drawn: Drawn) -> tuple[jt.Int32[np.ndarray, ' B'], jt.Int32[np.ndarray, 'B C']]:
+  def lengths(
+    self, drawn: DrawnQueries
+  ) -> tuple[jt.Int32[np.ndarray, ' B'], jt.Int32[np.ndarray, 'B C']]:
     """Tokens of the queries and of their passages."""
     return self._cache.query_lengths[drawn.queries], self._cache.passage_lengths[drawn.passages]
 
@@ -273,7 +275,11 @@ class Feed:
     ]
 
   def read(
-    self, drawn: Drawn, rows: jt.Int[np.ndarray, ' own'], query_length: int, passage_length: int
+    self,
+    drawn: DrawnQueries,
+    rows: jt.Int[np.ndarray, ' own'],
+    query_length: int,
+    passage_length: int,
   ) -> Batch:
     """Rows of a batch, padded to these lengths."""
     cache, passages = self._cache, drawn.passages[rows]

@@ -36,7 +36,7 @@ _UNDERLINE = re.compile(r'\s*([-=~^*#]{3,}|--)\s*')
 _NUMPY_UFUNCS = 'numpy._core.umath'
 
 
-class Entry(NamedTuple):
+class Docstring(NamedTuple):
   """A function or class; ``page`` is the module that defines it, which decides the split."""
 
   name: str
@@ -78,7 +78,7 @@ def build(
   found = entries(packages)
   shared = collections.Counter(_plain(entry.summary) for entry in found)
   left_out: collections.Counter[str] = collections.Counter()
-  asking: dict[str, list[Entry]] = collections.defaultdict(list)
+  asking: dict[str, list[Docstring]] = collections.defaultdict(list)
   for entry in found:
     summary = _plain(entry.summary)
     if len(summary.split()) < 3:
@@ -96,7 +96,7 @@ def build(
     )
 
   enough = HELD_OUT * sum(map(len, asking.values()))
-  splits: dict[str, list[Entry]] = {'train': [], 'dev': [], 'test': []}
+  splits: dict[str, list[Docstring]] = {'train': [], 'dev': [], 'test': []}
   for left, page in zip(range(len(asking), 0, -1), sorted(asking, key=_digest), strict=True):
     # Each later split needs at least one page.
     if len(splits['test']) < enough and left > 2:
@@ -131,7 +131,7 @@ def build(
   }
 
 
-def entries(packages: Sequence[str] = PACKAGES) -> list[Entry]:
+def entries(packages: Sequence[str] = PACKAGES) -> list[Docstring]:
   """Functions and classes with a docstring that `split_docstring` can split, sorted by name.
 
   Methods, private names and test code are left out. Among those with the same docstring, the one
@@ -149,13 +149,13 @@ def entries(packages: Sequence[str] = PACKAGES) -> list[Entry]:
   for page, module in modules.items():
     for name, doc in module.docs.items():
       if not name.startswith('_') and (parts := split_docstring(doc)):
-        found.append(Entry(public.get((page, name), f'{page}.{name}'), page, *parts))
+        found.append(Docstring(public.get((page, name), f'{page}.{name}'), page, *parts))
   if 'numpy' in packages:
     ufuncs = {value.__name__: value for value in vars(np).values() if isinstance(value, np.ufunc)}
     for name, ufunc in ufuncs.items():
       if parts := split_docstring(inspect.getdoc(ufunc) or ''):
-        found.append(Entry(f'numpy.{name}', _NUMPY_UFUNCS, *parts))
-  distinct: dict[str, Entry] = {}
+        found.append(Docstring(f'numpy.{name}', _NUMPY_UFUNCS, *parts))
+  distinct: dict[str, Docstring] = {}
   for entry in sorted(found, key=lambda entry: (entry.name.count('.'), entry.name)):
     distinct.setdefault(_plain(f'{entry.summary} {entry.body}'), entry)
   return sorted(distinct.values())

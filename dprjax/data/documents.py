@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Documents:
+class PassageCache:
   """An open cache of passages.
 
   Attributes:
@@ -68,14 +68,14 @@ class Documents:
     return self.passages.ids(rows)
 
 
-def open_documents(directory: files.PathLike) -> Documents:
+def open_documents(directory: files.PathLike) -> PassageCache:
   """Opens what `build_documents` wrote.
 
   Raises InputError if it does not exist, or was written by another version.
   """
   path = epath.Path(directory)
   description, lengths = fingerprint.open_built(path, 'documents', FORMAT_VERSION)
-  return Documents(
+  return PassageCache(
     path=path,
     settings=description['settings'],
     passages=table.Table(path / 'passages', 'passages'),
@@ -92,7 +92,7 @@ def build_documents(
   language: str = 'en',
   process_index: int = 0,
   wait_s: float = 24 * 3600,
-) -> Documents:
+) -> PassageCache:
   """The cache at ``directory``, built unless it was built from the same (`fingerprint.build_once`).
 
   Sentences are joined in order to passages of at most ``passage_length`` tokens. A sentence shorter

@@ -22,7 +22,7 @@ from dprjax.base import draws, files, provenance
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import batches, docstrings, fingerprint, sources, table
-from dprjax.data.batches import Batch, Drawn, Feed
+from dprjax.data.batches import Batch, DrawnQueries, Feed
 from dprjax.data.text import Tokenizer, pad_flat
 from dprjax.formats import columns
 from dprjax.formats.read_report import ReadReport
@@ -46,7 +46,7 @@ class Pair(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class PairSource:
   """Which pairs to read.
 
   Attributes:
@@ -63,14 +63,14 @@ class Source:
   max_pairs: int | None = None
 
 
-def locate(source: Source) -> epath.Path:
+def locate(source: PairSource) -> epath.Path:
   """The file of a source; raises InputError if it is missing."""
   folder = files.existing(source.path, 'data')
   names = [f'{source.split}.{ending}' for ending in ('jsonl', 'tsv', 'csv')]
   return files.regular_file(sources.find_file(folder, 'pairs', *names), 'pairs file')
 
 
-def read_pairs(source: Source) -> list[Pair]:
+def read_pairs(source: PairSource) -> list[Pair]:
   """The pairs of a source, in the order of the file.
 
   Raises:
@@ -152,7 +152,7 @@ class Pairs:
 
 
 def build_pairs(
-  source: Source,
+  source: PairSource,
   tokenizer: Tokenizer,
   directory: files.PathLike,
   *,
@@ -270,18 +270,18 @@ class QueryPairFeed:
 
   def draw(
     self, rows: jt.Int32[np.ndarray, ' B'], epochs: Any, random: np.random.Generator
-  ) -> tuple[Drawn, jt.Int32[np.ndarray, ' B']]:
+  ) -> tuple[DrawnQueries, jt.Int32[np.ndarray, ' B']]:
     queries, column = np.divmod(rows, np.int32(self._columns))
     drawn = self._feed.draw(queries, epochs, random)
     passages = np.take_along_axis(drawn.passages, column[:, None], axis=1)
     return drawn._replace(passages=passages, sources=None), column
 
-  def lengths(self, drawn: tuple[Drawn, Any]) -> tuple[np.ndarray, np.ndarray]:
+  def lengths(self, drawn: tuple[DrawnQueries, Any]) -> tuple[np.ndarray, np.ndarray]:
     return self._feed.lengths(drawn[0])
 
   def read(
     self,
-    drawn: tuple[Drawn, jt.Int32[np.ndarray, ' B']],
+    drawn: tuple[DrawnQueries, jt.Int32[np.ndarray, ' B']],
     rows: jt.Int[np.ndarray, ' own'],
     first_length: int,
     second_length: int,

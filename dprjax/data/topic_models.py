@@ -275,7 +275,7 @@ def _read_meta(array: np.ndarray, where: str) -> dict[str, Any]:
   return meta
 
 
-class Settings(NamedTuple):
+class TopicSettings(NamedTuple):
   """How topics are found.
 
   Attributes:
@@ -342,7 +342,7 @@ def choose(texts: Iterable[str], most: int = MOST_DOCUMENTS) -> list[str]:
 
 def fit(
   texts: Sequence[str],
-  settings: Settings,
+  settings: TopicSettings,
   vectors: jt.Float[np.ndarray, 'documents H'] | None = None,
   where: str = 'the documents',
 ) -> Fitted:
@@ -350,7 +350,7 @@ def fit(
 
   Args:
     texts: the documents.
-    settings: see `Settings`.
+    settings: see `TopicSettings`.
     vectors: of the documents, for k-means.
     where: the documents' name in messages.
 
@@ -425,7 +425,7 @@ def _shown(
 
 
 def _find_hlda(
-  rows: Sequence[Sequence[int]], vocabulary: Sequence[str], settings: Settings
+  rows: Sequence[Sequence[int]], vocabulary: Sequence[str], settings: TopicSettings
 ) -> _Found:
   model = _tomotopy().HLDAModel(
     depth=_DEPTH,
@@ -451,7 +451,7 @@ def _find_hlda(
 
 
 def _find_lda(
-  rows: Sequence[Sequence[int]], vocabulary: Sequence[str], settings: Settings
+  rows: Sequence[Sequence[int]], vocabulary: Sequence[str], settings: TopicSettings
 ) -> _Found:
   model = _tomotopy().LDAModel(
     k=settings.topics, alpha=settings.alpha, eta=settings.eta, seed=settings.seed
@@ -475,7 +475,7 @@ def _tomotopy() -> Any:
 
 
 def _sample(
-  model: Any, rows: Sequence[Sequence[int]], vocabulary: Sequence[str], settings: Settings
+  model: Any, rows: Sequence[Sequence[int]], vocabulary: Sequence[str], settings: TopicSettings
 ) -> tuple[jt.Float64[np.ndarray, 'topics V'], list[jt.Int64[np.ndarray, ' _']]]:
   """Trains a tomotopy model; returns token counts of each topic, and each document's topics."""
   for row in rows:
@@ -500,7 +500,7 @@ def _find_kmeans(
   rows: Sequence[Sequence[int]],
   num_words: int,
   vectors: jt.Float[np.ndarray, 'documents H'],
-  settings: Settings,
+  settings: TopicSettings,
 ) -> _Found:
   own = cluster(vectors, settings.topics, settings.seed)
   counts = np.zeros((settings.topics, num_words))

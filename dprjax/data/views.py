@@ -23,7 +23,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import documents, table
 from dprjax.data.batches import Batch, process_rows, shuffle_rows, smallest_bucket
-from dprjax.data.documents import Documents
+from dprjax.data.documents import PassageCache
 from dprjax.data.table import Integers, Lists
 from dprjax.data.text import Tokenizer
 
@@ -44,7 +44,7 @@ class Views(NamedTuple):
 
 
 def make_view_batches(
-  texts: Documents,
+  texts: PassageCache,
   tokenizer: Tokenizer,
   *,
   batch_size: int,

@@ -39,7 +39,7 @@ Query = Text
 Passage = Text
 
 
-class Entry(NamedTuple):
+class PassageRecord(NamedTuple):
   """A passage as its file has it."""
 
   id: str
@@ -70,7 +70,7 @@ Row = str | list[str]
 """A line of JSON, or columns."""
 
 
-class Layout(NamedTuple):
+class FileLayout(NamedTuple):
   """How the rows of a corpus, or of queries, are written.
 
   Attributes:
@@ -89,13 +89,13 @@ class Layout(NamedTuple):
       return columns.split_rows(lines, name, quoted=self.quoted)
     return ((number, line) for number, line in lines if line.strip())
 
-  def entry(self, row: Row, where: str) -> Entry:
+  def entry(self, row: Row, where: str) -> PassageRecord:
     """A row as a passage. Raises InputError, which begins with ``where``."""
     if isinstance(row, str):
       beir = reading.parse(row, where, _Beir)
-      return Entry(check_id(beir.id, where), beir.title or '', beir.text)
+      return PassageRecord(check_id(beir.id, where), beir.title or '', beir.text)
     cells = self._cells(row, where)
-    return Entry(cells['id'], cells.get('title', ''), cells['text'])
+    return PassageRecord(cells['id'], cells.get('title', ''), cells['text'])
 
   def query(self, row: Row, where: str) -> Query:
     """A row as a query. Raises InputError, which begins with ``where``."""
@@ -145,7 +145,7 @@ def format_of(path: files.PathLike) -> str:
 
 def open_rows(
   lines: Iterator[tuple[int, str]], format: str, name: str
-) -> tuple[Layout, Iterator[tuple[int, Row]]]:
+) -> tuple[FileLayout, Iterator[tuple[int, Row]]]:
   """How a file is written, by its first line, and its rows without the header.
 
   Args:
@@ -158,34 +158,36 @@ def open_rows(
   """
   for number, line in lines:
     if line.strip():
-      layout = Layout() if format == 'beir' else _layout(line, f'{name}, line {number}')
+      layout = FileLayout() if format == 'beir' else _layout(line, f'{name}, line {number}')
       rows = layout.rows(itertools.chain([(number, line)], lines), name)
       if layout.header:
         next(rows)
       return layout, rows
-  return Layout(), iter(())
+  return FileLayout(), iter(())
 
 
-def _layout(first_line: str, where: str) -> Layout:
+def _layout(first_line: str, where: str) -> FileLayout:
   header = columns.names_of(first_line)
   names = tuple(_ALIASES.get(name, name) for name in header)
   if sorted(names) in (sorted(known) for known in _NAMES.values()):
-    return Layout(names, '"' in first_line or tuple(header) in _QUOTED, header=True)
+    return FileLayout(names, '"' in first_line or tuple(header) in _QUOTED, header=True)
   if len(names) not in _NAMES:
     raise InputError(
       f'{where}: {len(names)} column{"s" * (len(names) > 1)} between tabs; expected id text, id '
       'title text, or id url title body'
     )
-  return Layout(_NAMES[len(names)])
+  return FileLayout(_NAMES[len(names)])
 
 
-def read_corpus(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Entry]]:
+def read_corpus(path: files.PathLike, format: str = '') -> Iterator[tuple[int, PassageRecord]]:
   """Yields (line number, entry) of a corpus, whose format is `format_of` its path by default."""
   for number, entry, _ in read_entries(path, format):
     yield number, entry
 
 
-def read_entries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Entry, bool]]:
+def read_entries(
+  path: files.PathLike, format: str = ''
+) -> Iterator[tuple[int, PassageRecord, bool]]:
   """`read_corpus`, and whether columns are quoted as in CSV."""
   lines = reading.read_lines(path, 'corpus file', blank=True)
   layout, rows = open_rows(lines, format or format_of(path), str(path))

@@ -5,7 +5,7 @@ from typing import Any
 
 from dprjax.base import given
 from dprjax.base.errors import InputError
-from dprjax.formats.texts import Entry, Passage
+from dprjax.formats.texts import Passage, PassageRecord
 
 Corpus = Mapping[Any, Any] | Iterable[Any]
 
@@ -77,7 +77,7 @@ def _from_columns(columns: Mapping[str, Any]) -> list[tuple[Any, str]]:
     return values
 
   titles = given.titles(column('title'))
-  joined = [Entry('', *row).joined for row in zip(titles, texts, strict=True)]
+  joined = [PassageRecord('', *row).joined for row in zip(titles, texts, strict=True)]
   return list(zip(column(*_IDS), joined, strict=True))
 
 
@@ -94,4 +94,4 @@ def _read(value: Any, number: int) -> tuple[Any, str]:
   title = '' if given.is_missing(title) else given.check_text(title, number, 'title')
   text = given.check_text(value['text'], number)
   id_ = next((value[key] for key in _IDS if value.get(key) is not None), None)
-  return id_, Entry('', title, text).joined
+  return id_, PassageRecord('', title, text).joined

@@ -32,7 +32,7 @@ class _Indexed(NamedTuple):
 
   ids: list[str]
   texts: list[str]
-  vectors: exact.Index
+  vectors: exact.ExactIndex
   prompt: str | None
   hybrid: hybrids.Hybrid | None
 
@@ -143,7 +143,7 @@ class Retriever:
     devices = list(self.encoder.mesh.devices.flat)
     ids = [passage.id for passage in passages]
     fused = None if self._fusion is None else hybrids.build(self._fusion, ids, texts)
-    searched = exact.Index(vectors, devices=devices, ids_at=best.ids_of(ids))
+    searched = exact.ExactIndex(vectors, devices=devices, ids_at=best.ids_of(ids))
     self._indexed = _Indexed(ids, texts, searched, name, fused)
 
   def search(

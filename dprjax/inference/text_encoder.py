@@ -49,7 +49,7 @@ logger = logging.getLogger('dprjax')
 UNNAMED = ''
 
 
-class Entry(NamedTuple):
+class BankEntry(NamedTuple):
   """A prompt of a bank (None: the bare backbone), and how texts become vectors under it."""
 
   prompt: artifact.Prompt | None
@@ -90,7 +90,7 @@ class Encoder:
     self,
     backbones: Mapping[str, hub.Backbone],
     tokenizer: text.Tokenizer,
-    bank: Mapping[str, Entry],
+    bank: Mapping[str, BankEntry],
     *,
     mesh: Mesh | None = None,
     batch_size: int = 64,
@@ -212,7 +212,7 @@ class Encoder:
         )
         for side, one in backbones.items()
       }
-      bank[name] = Entry(loaded, _joined(both['query'], both['passage'], folder))
+      bank[name] = BankEntry(loaded, _joined(both['query'], both['passage'], folder))
     if prompt is None and (folder / artifact.FILE).exists():
       logger.warning(
         '%s holds a prompt that is not applied; to apply it, give prompt=%s',
@@ -236,7 +236,7 @@ class Encoder:
     """The arithmetic: 'float32', 'bfloat16' or 'mixed'."""
     return self._arithmetic.name
 
-  def entry(self, name: str | None = None) -> Entry:
+  def entry(self, name: str | None = None) -> BankEntry:
     """The named prompt, or the only one. Raises InputError for an unknown name."""
     return self.bank[self._names(name, 1)[0]]
 
@@ -461,7 +461,7 @@ def config_sha256(config: EncoderConfig) -> str:
   return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def check_length(name: str, entry: Entry, side: str, backbone: hub.Backbone) -> None:
+def check_length(name: str, entry: BankEntry, side: str, backbone: hub.Backbone) -> None:
   """Raises InputError if the longest texts of a side exceed the backbone's positions."""
   prompt, spec = entry
   room = backbone.config.max_tokens
@@ -479,11 +479,11 @@ def check_length(name: str, entry: Entry, side: str, backbone: hub.Backbone) -> 
     )
 
 
-def _is_template(entry: Entry) -> bool:
+def _is_template(entry: BankEntry) -> bool:
   return entry.prompt is not None and entry.prompt.kind.load is None
 
 
-def _form(entry: Entry) -> Any:
+def _form(entry: BankEntry) -> Any:
   """What the prompts of one compiled batch share."""
   if entry.prompt is None:
     return None

@@ -127,7 +127,7 @@ def check_pooling(config: ConfigDict, model: EncoderConfig) -> None:
   poolings.find(config.pooling, 'config.pooling')
 
 
-def _training(config: ConfigDict) -> adapters.Training:
+def _training(config: ConfigDict) -> adapters.AdapterTraining:
   kind = adapters.find(config.prompt.kind, 'config.prompt.kind')
   if kind.training is None:
     raise InputError(f'config.prompt.kind: {config.method} cannot train {kind.name}, {kind.text}')

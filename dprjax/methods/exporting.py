@@ -27,7 +27,7 @@ from dprjax.runtime import workdir as workdirs
 logger = logging.getLogger('dprjax')
 
 
-class Options(NamedTuple):
+class ExportOptions(NamedTuple):
   """The format of an export, and its model card.
 
   Attributes:
@@ -57,7 +57,7 @@ class _Made(NamedTuple):
   backbone: hub.Backbone
   done: str  # for the log
   queries: seen.Seen = types.MappingProxyType({})
-  training: card.Training | None = None
+  training: card.TrainingSummary | None = None
 
 
 def export(
@@ -65,7 +65,7 @@ def export(
   out: epath.PathLike,
   step: int | None = None,
   method: str | None = None,
-  options: Options = Options(),  # noqa: B008 (immutable)
+  options: ExportOptions = ExportOptions(),  # noqa: B008 (immutable)
   force: bool = False,
 ) -> epath.Path:
   """Writes the trained parameters of ``workdir`` to ``out``, atomically.
@@ -140,7 +140,9 @@ def export(
     meta['metrics'] |= baseline.metrics_of_whole(in_whole)
   stamped = provenance.read_mark(workdir).get('inputs')
   began_with = stamped if isinstance(stamped, dict) else None
-  training = card.Training(config.method, config.to_dict(), step, began_with, meta['metrics'])
+  training = card.TrainingSummary(
+    config.method, config.to_dict(), step, began_with, meta['metrics']
+  )
   values = size(tree.count(trained))
   done = f'step {step}, {values} {"parameters" if product.encoders else "values"}'
   if product.meta.get('sides') == 'query':
@@ -171,7 +173,7 @@ def convert(
   out: epath.PathLike,
   backbone: str | None = None,
   settings: Mapping[str, Any] = types.MappingProxyType({}),
-  options: Options = Options(),  # noqa: B008 (immutable)
+  options: ExportOptions = ExportOptions(),  # noqa: B008 (immutable)
 ) -> epath.Path:
   """Writes an exported prompt, or a PEFT prefix adapter, in another format.
 
@@ -222,7 +224,9 @@ def _find(source: epath.PathLike) -> epath.Path:
   return artifact.locate(found)
 
 
-def _write(out: epath.Path, inputs: outputs.Inputs, made: _Made, options: Options) -> epath.Path:
+def _write(
+  out: epath.Path, inputs: outputs.Inputs, made: _Made, options: ExportOptions
+) -> epath.Path:
   if options.base_model is not None:  # public, unlike a local path
     _check_base(options.base_model, made.backbone, options.format == 'peft')
     made = made._replace(meta=made.meta | {'backbone': str(options.base_model)})
@@ -290,7 +294,7 @@ def _prompt(made: _Made) -> artifact.Prompt:
   return artifact.Prompt(made.meta, dict(made.product.prompt), queries=made.queries)
 
 
-def _write_prompt(folder: epath.Path, made: _Made, options: Options) -> None:
+def _write_prompt(folder: epath.Path, made: _Made, options: ExportOptions) -> None:
   folder.mkdir(parents=True)
   prompt, model = _prompt(made), made.backbone.config
   if options.format == 'peft':
@@ -378,7 +382,7 @@ def _checked(
   return reference
 
 
-def _write_encoders(folder: epath.Path, made: _Made, options: Options) -> None:
+def _write_encoders(folder: epath.Path, made: _Made, options: ExportOptions) -> None:
   product, meta, backbone = made.product, made.meta, made.backbone
   if '' in product.encoders and not product.prompt:
     _warn_of_lengths(product.encoders[''].get('spec'))
@@ -427,7 +431,7 @@ def _warn_of_lengths(spec: VectorSpec | None) -> None:
     )
 
 
-def check_out(out: epath.Path, inputs: outputs.Inputs, options: Options) -> None:
+def check_out(out: epath.Path, inputs: outputs.Inputs, options: ExportOptions) -> None:
   """Raises InputError if ``out`` cannot be written; before anything is read."""
   if out.suffix == '.npz' and options.card:
     raise InputError(f'--out={out}: a card needs a folder; the prompt is {artifact.FILE} in it')
@@ -442,7 +446,7 @@ def check_out(out: epath.Path, inputs: outputs.Inputs, options: Options) -> None
     pass
 
 
-def check_ending(out: epath.Path, product: methods.Product, options: Options) -> None:
+def check_ending(out: epath.Path, product: methods.Product, options: ExportOptions) -> None:
   """Raises InputError if ``out`` or the format does not fit the product."""
   if not product.encoders:
     if out.suffix != '.npz' and options.format is None and not options.card:

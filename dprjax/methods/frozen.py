@@ -101,7 +101,7 @@ class Frozen:
     return inference.Encoder(
       dict.fromkeys(SIDES, hub.load_backbone(self._path)),
       self._tokenizer,
-      {inference.UNNAMED: inference.Entry(None, self.spec)},
+      {inference.UNNAMED: inference.BankEntry(None, self.spec)},
       batch_size=self._config.eval.batch_size,
       dtype=self._config.backbone.dtype,
     )

@@ -17,7 +17,7 @@ from dprjax.base.progress import Progress, duration, size
 from dprjax.data.batches import open_batches
 from dprjax.methods import baseline, updates
 from dprjax.methods import method as methods
-from dprjax.methods.selection import Choice, Part, Result
+from dprjax.methods.selection import Chosen, Result, Trial
 from dprjax.models import hub
 from dprjax.runtime import checkpoint, distributed, log, mesh, optim, stopping, tree
 from dprjax.runtime import config as configs
@@ -93,7 +93,7 @@ class Loop:
   ``step`` is the last one done of ``total``.
   """
 
-  def __init__(self, setup: Setup, part: Part, choice: Choice | None = None):
+  def __init__(self, setup: Setup, part: Trial, choice: Chosen | None = None):
     """Places the parameters, and restores the latest checkpoint.
 
     ``part`` says whether training competes with others, ``choice`` is the result of
@@ -373,7 +373,7 @@ class Loop:
     )
 
 
-def chosen_by_folds(choice: Choice) -> str:
+def chosen_by_folds(choice: Chosen) -> str:
   of_folds = ', '.join(str(best) if best else 'no gain' for best in choice.best_steps)
   return (
     f'folds: {counted(choice.steps, "updates")} are best over all {len(choice.best_steps)} (of '

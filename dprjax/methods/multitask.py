@@ -265,14 +265,14 @@ class _Tasks:
       return data.evaluation(shared, tokenizer, task.measure, number)
     if self.form == 'pairs':
       return pair_data.ranking(data, shared, tokenizer, [task.measure], number)
-    ranking = retrieval_data.Ranking(data, tokenizer, [task.measure], number=number)
+    ranking = retrieval_data.DevRanking(data, tokenizer, [task.measure], number=number)
     return ranking.evaluation(shared)
 
   def _frozen(self, tokenizer: Tokenizer) -> Scores:
     found = []
     for task in self.tasks:
       assert isinstance(task.data, Retrieval)
-      ranking = retrieval_data.Ranking(task.data, tokenizer, [task.measure])
+      ranking = retrieval_data.DevRanking(task.data, tokenizer, [task.measure])
       found.append(ranking.frozen())
       encoder = frozen.Frozen(self.config, task.data.workdir, tokenizer)
       for line in encoder.describe(ranking.cut) if jax.process_index() == 0 else ():

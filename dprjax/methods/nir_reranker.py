@@ -23,7 +23,7 @@ from dprjax.methods.method import Batch, Loss, Model, Params, Parts
 from dprjax.models import heads, task_templates
 from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.models.template import Text, unpack
+from dprjax.models.template import TextRows, unpack
 from dprjax.runtime import mesh
 
 KINDS = ('pair',)
@@ -61,7 +61,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def logits(
     params: Params,
     table: LearnedTokens | None,
-    texts: Sequence[Text],
+    texts: Sequence[TextRows],
     length: int,
     numbers: Array,
     key: Array | None,

@@ -71,8 +71,8 @@ class LabelledPairs:
 
   section: ConfigDict
   workdir: epath.Path
-  train: pairs.Source
-  dev: pairs.Source | None
+  train: pairs.PairSource
+  dev: pairs.PairSource | None
   task: str
 
   def read_passages(self) -> Iterator[str]:
@@ -86,7 +86,7 @@ class LabelledPairs:
       found['dev pairs'] = dev
     return found
 
-  def open_cache(self, name: str, source: pairs.Source, tokenizer: Tokenizer) -> pairs.Pairs:
+  def open_cache(self, name: str, source: pairs.PairSource, tokenizer: Tokenizer) -> pairs.Pairs:
     """The token cache of a split, built on first use."""
     folder = retrieval_data.cache_folder(self.section, self.workdir, self.task) / name
     return pairs.build_pairs(
@@ -121,12 +121,12 @@ def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -
     )
   hold_out = (section.hold_out, seed) if section.hold_out and not section.dev_split else None
   most = 2 * section.max_queries or None  # of each label
-  train = pairs.Source(folder, section.train_split, hold_out=hold_out, max_pairs=most)
+  train = pairs.PairSource(folder, section.train_split, hold_out=hold_out, max_pairs=most)
   if most:
     most = max(len(pairs.read_pairs(train)), 2)
   dev = None
   if section.dev_split:
-    dev = pairs.Source(folder, section.dev_split, max_pairs=most)
+    dev = pairs.PairSource(folder, section.dev_split, max_pairs=most)
   elif hold_out:
     dev = dataclasses.replace(train, held_out=True, max_pairs=most)
   return LabelledPairs(section, workdir, train, dev, task)

@@ -22,7 +22,7 @@ from dprjax.formats import vector_spec
 from dprjax.formats.fields import read_ids
 from dprjax.formats.texts import SIDES, Text
 from dprjax.inference import folders
-from dprjax.inference.text_encoder import UNNAMED, Encoder, Entry
+from dprjax.inference.text_encoder import UNNAMED, BankEntry, Encoder
 from dprjax.methods import contrastive
 from dprjax.models import hub
 from dprjax.retrieval import embeddings, manifest
@@ -39,7 +39,7 @@ MOST_BYTES = 4 << 30  # of corpus negatives on each device
 _MOST_APART = 0.05  # relative distance; float16 rounding stays far below it
 
 
-class Vectors:
+class DiskVectors:
   """Vectors of passages or queries on disk; ``width`` is H."""
 
   def __init__(self, found: embeddings.Embeddings, ids: Sequence[str]):
@@ -76,7 +76,7 @@ class Vectors:
     for number in np.unique(files):
       where, file = np.flatnonzero(files == number), self._files[number]
       rows = places[where] - self._starts[number]
-      vectors[where] = file.take(rows) if isinstance(file, embeddings.Rows) else file[rows]
+      vectors[where] = file.take(rows) if isinstance(file, embeddings.ShardRows) else file[rows]
     return vectors
 
 
@@ -112,7 +112,7 @@ def open_passages(
   config: ConfigDict,
   workdir: epath.Path,
   tokenizer: Tokenizer,
-) -> Vectors:
+) -> DiskVectors:
   """The vectors of a cache's passages, made of ``source``. All processes call this.
 
   Raises:
@@ -145,7 +145,7 @@ def open_passages(
       'the backbone of this config',
       folders.describe(encoder, 'passage', found.meta.dtype, '').space(),
     )
-  passages = Vectors(found, tokens.passage_ids(np.arange(tokens.num_passages)))
+  passages = DiskVectors(found, tokens.passage_ids(np.arange(tokens.num_passages)))
   # A larger folder cannot be compared by its digest.
   if (
     not made
@@ -165,7 +165,7 @@ def open_queries(
   config: ConfigDict,
   workdir: epath.Path,
   tokenizer: Tokenizer,
-) -> Vectors:
+) -> DiskVectors:
   """The frozen encoder's vectors of a cache's queries, for the regularization; kept in the workdir.
 
   They spare every update a forward pass. All processes call this.
@@ -178,11 +178,11 @@ def open_queries(
   distributed.barrier('queries')  # process 0 has finished the folder
   process, processes = jax.process_index(), jax.process_count()
   found = embeddings.load_embeddings(folder, process=process, processes=processes)
-  return Vectors(found, tokens.query_ids(np.arange(tokens.num_queries)))
+  return DiskVectors(found, tokens.query_ids(np.arange(tokens.num_queries)))
 
 
 def arrays(
-  config: ConfigDict, passages: Vectors | None, rows: jt.Int32[np.ndarray, ' M']
+  config: ConfigDict, passages: DiskVectors | None, rows: jt.Int32[np.ndarray, ' M']
 ) -> dict[str, np.ndarray]:
   """``TrainingData.arrays`` with the whole corpus, if it is the negatives of all queries.
 
@@ -248,7 +248,7 @@ def _encoder(config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer) -> E
   return Encoder(
     dict.fromkeys(SIDES, backbone),
     tokenizer,
-    {UNNAMED: Entry(None, vector_spec.of_config(config))},
+    {UNNAMED: BankEntry(None, vector_spec.of_config(config))},
     batch_size=config.eval.batch_size,
     dtype=config.backbone.dtype,
   )

@@ -231,8 +231,10 @@ class Retrieval:
     part = 0 < config.eval.corpus_limit < tokens.num_passages
     embedders = functools.partial(make_embedders, section, config, self.devices, tokenizer)
 
-    def ranking(whole: bool = False) -> Ranking:
-      return Ranking(self, tokenizer, dev_measures(config, *_MEASURES), whole=whole, known=passages)
+    def ranking(whole: bool = False) -> DevRanking:
+      return DevRanking(
+        self, tokenizer, dev_measures(config, *_MEASURES), whole=whole, known=passages
+      )
 
     def frozen() -> Scores:
       if jax.process_index() == 0 and not section.fold:
@@ -455,7 +457,7 @@ def make_embedders(
   }
 
 
-class Ranking:
+class DevRanking:
   """The dev queries and the passages that are searched for them.
 
   ``rows`` are tokens by side, ``total`` passages of the corpus, ``cut`` by side (texts that were
@@ -469,7 +471,7 @@ class Ranking:
     wanted: Sequence[str],
     whole: bool = False,
     number: int | None = None,
-    known: query_only.Vectors | None = None,
+    known: query_only.DiskVectors | None = None,
   ):
     """Opens the dev split or, with folds, all training queries.
 

@@ -39,7 +39,7 @@ _RACED = 1 / 3  # of the updates; earlier, slow learners would seem to lose
 _Steps = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 
 
-class Part(NamedTuple):
+class Trial(NamedTuple):
   """A training, perhaps one of several that are compared.
 
   Attributes:
@@ -71,7 +71,7 @@ class Result(NamedTuple):
   saturated: bool = False
 
 
-Train = Callable[[Part], Result]
+Train = Callable[[Trial], Result]
 """Trains in the part's workdir, or goes on there."""
 
 
@@ -99,7 +99,7 @@ class _Written(msgspec.Struct):
   best_steps: tuple[_Steps, ...]
 
 
-class Choice(NamedTuple):
+class Chosen(NamedTuple):
   """The selection by held-out queries, kept in `selection.json`.
 
   Attributes:
@@ -131,7 +131,7 @@ class Choice(NamedTuple):
     return {'format': workdirs.CHOICE, **self._asdict(), 'gains': gains}
 
   @classmethod
-  def read(cls, value: Mapping[str, Any], where: str) -> Choice:
+  def read(cls, value: Mapping[str, Any], where: str) -> Chosen:
     """The inverse of ``write``. Raises InputError for anything else."""
     found = reading.convert(value, where, _Written)
     gains = {}
@@ -161,7 +161,7 @@ def choose_alternative(
     for number, (name, config) in enumerate(experiments.items(), start=1):
       folder = workdirs.alternative(workdir, name)
       say(f'alternative {number} of {len(experiments)}, {name}: {folder}')
-      result = train(Part(config, folder, False, rival))
+      result = train(Trial(config, folder, False, rival))
       if not result.done or result.saturated:
         return result
       if result.gain is None:
@@ -172,7 +172,7 @@ def choose_alternative(
       if scores is not None and (rival is None or gains[rival.name].best < result.gain.best):
         rival = Rival(name, scores)
     best = distributed.agree(max(gains, key=lambda name: (gains[name].better, gains[name].best)))
-    choice = _keep(workdir, Choice(gains, best))
+    choice = _keep(workdir, Chosen(gains, best))
     shown = ', '.join(f'{name} {gain.best:.4f} ({gain.shown})' for name, gain in gains.items())
     say(f'chosen: {best}, by {choice.gain.measure} on held-out queries: {shown}')
   chosen = choice.chosen
@@ -180,7 +180,7 @@ def choose_alternative(
     raise InputError(
       f'{workdir / workdirs.SELECTION}: {chosen!r:.60} is not an alternative; remove that file'
     )
-  result = train(Part(experiments[chosen], workdirs.alternative(workdir, chosen)))
+  result = train(Trial(experiments[chosen], workdirs.alternative(workdir, chosen)))
   if jax.process_index() == 0:
     workdirs.show_held_out(workdir, chosen)
   return result
@@ -192,7 +192,7 @@ def choose_steps(
   folds: Folds,
   train: Train,
   say: Callable[[str], None],
-) -> Choice | None:
+) -> Chosen | None:
   """Picks the number of updates by cross-validation; None if interrupted. All processes call it.
 
   ``config`` has the batch size of `fit`. Raises as ``train``, and InputError for a damaged
@@ -204,7 +204,7 @@ def choose_steps(
     best_steps = []
     for number, folder in enumerate(folders, start=1):
       say(f'fold {number} of {folds.parts}: {folder}')
-      result = train(Part(fold_of(config, workdir, folds, number), folder, False))
+      result = train(Trial(fold_of(config, workdir, folds, number), folder, False))
       if not result.done:
         return None
       gained = result.gain is not None and result.gain.difference > 0
@@ -212,7 +212,7 @@ def choose_steps(
     if jax.process_index() == 0:
       steps, gain = best_of(folders, config.eval.measure)
       schedule = fold_of(config, workdir, folds, 1).steps
-      choice = Choice({'': gain}, '', steps, schedule, tuple(best_steps))
+      choice = Chosen({'': gain}, '', steps, schedule, tuple(best_steps))
     choice = _keep(workdir, choice)
   if jax.process_index() == 0:  # only their evaluations are needed
     for folder in folders:
@@ -288,23 +288,23 @@ def _joined(parts: Sequence[Scores], measure: str) -> Scores:
   return Scores({measure: float(values.mean())}, {'': values})
 
 
-def _read(workdir: epath.Path) -> Choice | None:
+def _read(workdir: epath.Path) -> Chosen | None:
   """The choice kept in a workdir, on all processes."""
   path, found = workdir / workdirs.SELECTION, None
   if jax.process_index() == 0 and path.exists():
     try:
       found = reading.read_json_object(path, 'selection')
-      Choice.read(found, str(path))
+      Chosen.read(found, str(path))
     except InputError as error:
       raise InputError(f'{error}; remove that file to compare the trainings again') from error
   found = distributed.agree(found)
-  return None if found is None else Choice.read(found, str(path))
+  return None if found is None else Chosen.read(found, str(path))
 
 
-def _keep(workdir: epath.Path, choice: Choice | None) -> Choice:
+def _keep(workdir: epath.Path, choice: Chosen | None) -> Chosen:
   """Writes the choice of process 0; returns it on all processes."""
   path, told = workdir / workdirs.SELECTION, None
   if jax.process_index() == 0:
     assert choice is not None
     files.write_json(path, told := choice.write())
-  return Choice.read(distributed.agree(told), str(path))
+  return Chosen.read(distributed.agree(told), str(path))

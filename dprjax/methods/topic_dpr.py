@@ -294,7 +294,7 @@ def find_data(
   Raises:
     InputError: as ``retrieval_data.find_splits`` and ``data.topic_models.load_topics``.
   """
-  data = retrieval_data.find_splits(section, config, workdir, devices, kind=Documents)
+  data = retrieval_data.find_splits(section, config, workdir, devices, kind=TopicData)
   if not config.topics.path:
     return data.texts()
   path = workdir / _KEPT
@@ -303,7 +303,7 @@ def find_data(
     if path.exists():
       found = topic_models.load_topics(path)
     else:
-      settings = topic_models.Settings(kind=config.topics.path, seed=config.seed)
+      settings = topic_models.TopicSettings(kind=config.topics.path, seed=config.seed)
       if config.topics.keep:
         settings = settings._replace(topics=config.topics.keep)
       found = topic_models.fit(
@@ -321,7 +321,7 @@ def find_data(
 
 
 @dataclasses.dataclass(frozen=True)
-class Documents(retrieval_data.Retrieval):
+class TopicData(retrieval_data.Retrieval):
   """Titles and abstracts with categories; ``found`` are the topics."""
 
   found: topic_models.Topics | None = None
@@ -503,7 +503,7 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
   )
   if not settings.path or settings.words:
     return made
-  count = settings.keep or topic_models.Settings().topics
+  count = settings.keep or topic_models.TopicSettings().topics
   if settings.path not in FITTED:
     count = len(keep(topic_models.load_topics(settings.path), settings.keep))
   if count > 1 and settings.alpha and settings.topic_topic:

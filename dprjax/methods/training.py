@@ -18,7 +18,7 @@ from dprjax.formats import seen
 from dprjax.methods import baseline, selection
 from dprjax.methods import method as methods
 from dprjax.methods.loop import Loop, Setup
-from dprjax.methods.selection import Part, Result
+from dprjax.methods.selection import Result, Trial
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
@@ -60,13 +60,13 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   say = logger.info if main else logger.debug
   train_one = functools.partial(_train, devices, say)
   if '' in experiments:
-    return train_one(Part(experiments[''], epath.Path(workdir)))
+    return train_one(Trial(experiments[''], epath.Path(workdir)))
   with workdirs.claim(workdir, workdirs.TRAINING, workdirs.inputs(config), lock=main) as claimed:
     (configs.claim_workdir if main else configs.check_workdir)(config, claimed)
     return selection.choose_alternative(experiments, claimed, train_one, say)
 
 
-def _train(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Part) -> Result:
+def _train(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Trial) -> Result:
   """``train`` for one experiment."""
   lock, inputs = jax.process_index() == 0, workdirs.inputs(part.config)
   with workdirs.claim(part.workdir, workdirs.TRAINING, inputs, lock=lock) as workdir:
@@ -99,7 +99,7 @@ def _train(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Part) -
 
 
 def prepare(
-  part: Part, devices: jax.sharding.Mesh, say: Callable[[str], None]
+  part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None]
 ) -> tuple[Setup, methods.Folds | None]:
   """Text, backbone and parameters: everything that can fail before training; and the folds.
 
@@ -185,7 +185,7 @@ def nothing_left(setup: Setup, start: methods.Scores) -> bool:
   return bool(why)
 
 
-def what_next(setup: Setup, part: Part, gain: baseline.Gain | None) -> str:
+def what_next(setup: Setup, part: Trial, gain: baseline.Gain | None) -> str:
   """The verdict on a finished training, and the next command."""
   config = setup.config
   if not part.whole and gain is not None:  # not a model to use yet

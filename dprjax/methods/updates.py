@@ -51,7 +51,7 @@ class State(NamedTuple):
     return State(rest['trainable'], rest['optimizer'], model, rest.get('start'))
 
 
-class Layout(NamedTuple):
+class ParameterLayout(NamedTuple):
   """Which parameters are trained, and their placement.
 
   ``optimizer`` is for a tree of all names, see ``optim.make_optimizer``. ``interpolate`` is the
@@ -123,7 +123,7 @@ def lay_out(
   steps: int,
   examples: int = 1,
   sharding: Sequence[tuple[str, P]] = (),
-) -> Layout:
+) -> ParameterLayout:
   """The layout of a training's parameters.
 
   Args:
@@ -140,7 +140,7 @@ def lay_out(
     config.backbone.frozen_dtype, 'config.backbone.frozen_dtype'
   ).activations
   dtypes = {name: jnp.dtype('float32') if name in trainable else frozen for name in params}
-  return Layout(
+  return ParameterLayout(
     dtypes,
     mesh.param_shardings(devices, params, sharding),
     frozenset(trainable),
@@ -242,7 +242,7 @@ def make_update(
 def lower(
   config: ml_collections.FrozenConfigDict,
   model: methods.Model,
-  layout: Layout,
+  layout: ParameterLayout,
   params: Mapping[str, Any],
   batch: Mapping[str, jax.ShapeDtypeStruct],
 ) -> jax.stages.Lowered:

@@ -20,10 +20,10 @@ import math
 from collections.abc import Sequence
 
 from dprjax.formats.examples import MINED_SOURCES
-from dprjax.formats.texts import Entry
+from dprjax.formats.texts import PassageRecord
 
 
-def passage(entry: Entry, texts: bool) -> str:
+def passage(entry: PassageRecord, texts: bool) -> str:
   """A passage as a JSON object without its closing brace."""
   rest = f', "title": {to_json(entry.title)}, "text": {to_json(entry.text)}' if texts else ''
   return f'{{"docid": {to_json(entry.id)}{rest}'

@@ -51,7 +51,7 @@ _SKIPPED, _UNKNOWN = -1, -2  # instead of the number of a query
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class MiningOptions:
   """Options of mining.
 
   Attributes:
@@ -78,7 +78,7 @@ class Options:
   scratch: str | None = None
 
 
-class Report:
+class MiningReport:
   """Counts, each with a few examples."""
 
   def __init__(self, strict: bool):
@@ -167,7 +167,7 @@ def mine(
   out: str,
   reranked: str | None = None,
   score: Score | None = None,
-  options: Options | None = None,
+  options: MiningOptions | None = None,
 ) -> dict[str, Any]:
   """Writes the training file: a line for every judged query that has a positive.
 
@@ -185,10 +185,10 @@ def mine(
   Raises:
     InputError: bad files, or what ``options.strict`` forbids.
   """
-  options = options or Options()
+  options = options or MiningOptions()
   if reranked and score:
     raise InputError('score and reranked both give scores of a reranker; use one')
-  report = Report(options.strict)
+  report = MiningReport(options.strict)
   asked = _read_queries(queries, qrels, report)
   for path in [*retrievers.values(), *([reranked] if reranked else [])]:
     files.regular_file(path, 'run')  # lines are named by reading it again
@@ -270,7 +270,7 @@ def _empty(folder: pathlib.Path) -> None:
       shutil.rmtree(child)
 
 
-def _read_queries(queries: str, qrels: str, report: Report) -> _Queries:
+def _read_queries(queries: str, qrels: str, report: MiningReport) -> _Queries:
   judged = read_qrels(qrels)
   texts = {query.id: query.text for query in read_texts(queries, 'query')}
   unknown = [query_id for query_id in judged if query_id not in texts]
@@ -324,7 +324,7 @@ def _sort(
   folder: pathlib.Path,
   width: int,
   depth: int | None,
-  report: Report,
+  report: MiningReport,
 ) -> _Sorted:
   """Sorts a run's rows into buckets of ``width`` queries, dropping rows deeper than ``depth``."""
   buckets = outofcore.Buckets(folder, pools.ROW)
@@ -362,8 +362,8 @@ class _Miner:
   ranked: Sequence[_Sorted]
   given: _Sorted | None
   score: Score | None
-  options: Options
-  report: Report
+  options: MiningOptions
+  report: MiningReport
 
   def bucket(self, number: int, first: int, stop: int) -> Iterator[bytes]:
     """Yields the lines of the bucket's queries, ``first`` to ``stop``."""

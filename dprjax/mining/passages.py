@@ -31,7 +31,7 @@ class Passages:
 
   path: pathlib.Path
   name: str
-  layout: texts.Layout
+  layout: texts.FileLayout
   index: outofcore.Buckets
 
   def look_up(
@@ -49,7 +49,7 @@ class Passages:
         digests[start + known] = entries['digest'][places[known]]
     return offsets, digests
 
-  def read(self, offsets: Int64[np.ndarray, ' n']) -> Iterator[texts.Entry]:
+  def read(self, offsets: Int64[np.ndarray, ' n']) -> Iterator[texts.PassageRecord]:
     """The passages at these offsets, fastest if ascending."""
     with self.path.open('rb') as file:
       for offset in offsets.tolist():
@@ -67,7 +67,7 @@ class Loader:
   ):
     """``keys`` ascend; ``offsets`` are theirs, from `Passages.look_up`."""
     self._corpus, self._keys, self._offsets = corpus, keys, offsets
-    self.passages: dict[int, texts.Entry] = {}
+    self.passages: dict[int, texts.PassageRecord] = {}
 
   def read(self, keys: UInt64[np.ndarray, ' m']) -> None:
     new = [key for key in np.unique(keys).tolist() if key not in self.passages]

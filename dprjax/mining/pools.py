@@ -19,7 +19,7 @@ ROW = np.dtype([('query', '<i4'), ('rank', '<i4'), ('score', '<f8'), ('doc', '<u
 (`dprjax.base.outofcore.Ids`)."""
 
 
-class Ranking(NamedTuple):
+class RankedRows(NamedTuple):
   """Rows of one run, best first, and their faults.
 
   Attributes:
@@ -79,7 +79,7 @@ def rank_rows(
   rows: Shaped[np.ndarray, ' rows'],
   depth: int,
   ids_at: Callable[[Int64[np.ndarray, ' n']], Sequence[bytes]],
-) -> Ranking:
+) -> RankedRows:
   """Sorts a run's rows; ``ids_at`` gives ids, which order equal scores."""
   query, score, rank = rows['query'], rows['score'].astype(np.float32), rows['rank']
   lower = (score[1:] < score[:-1]) | ((score[1:] == score[:-1]) & (rank[1:] > rank[:-1]))
@@ -98,7 +98,7 @@ def rank_rows(
   ids[tied] = ranking.places(ids_at(rows['id'][tied]))
   kept = (rows[ranking.order(rows['query'], score, ids)] if tied.any() else rows)[place < depth]
   kept['rank'] = place[place < depth] + 1
-  return Ranking(kept, rows[later[step == 0]], rows[later[step < 0]], _repeated(rows))
+  return RankedRows(kept, rows[later[step == 0]], rows[later[step < 0]], _repeated(rows))
 
 
 def _repeated(rows: Shaped[np.ndarray, ' rows']) -> Shaped[np.ndarray, ' repeated']:

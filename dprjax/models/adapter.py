@@ -293,7 +293,7 @@ def write(bank: Adapter, row: Adapter, slot: Int[Array, '']) -> Adapter:
   return bank._change(put, row)
 
 
-class Training(NamedTuple):
+class AdapterTraining(NamedTuple):
   """How any method trains a kind of adapter.
 
   Attributes:
@@ -362,7 +362,7 @@ class Kind(NamedTuple):
   text: str
   arrays: Callable[[str, Mapping[str, Any]], Mapping[str, str]]
   load: Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], list[Adapter]] | None = None
-  training: Training | None = None
+  training: AdapterTraining | None = None
   sided: bool = True
   topics: bool = False
   row: Callable[[Any, int], Adapter] | None = None

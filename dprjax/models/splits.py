@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
   """One part of a batch's rows.
 
   Attributes:
@@ -26,8 +26,8 @@ class Part(NamedTuple):
   parts: int
 
 
-_WHOLE = Part('', 0, 1)
-_part: contextvars.ContextVar[Part] = contextvars.ContextVar('part', default=_WHOLE)
+_WHOLE = BatchPart('', 0, 1)
+_part: contextvars.ContextVar[BatchPart] = contextvars.ContextVar('part', default=_WHOLE)
 
 
 @contextlib.contextmanager
@@ -37,14 +37,14 @@ def part_of(axis: str, number: Int[Array, ''] | int, parts: int) -> Iterator[Non
   ``jax.vmap`` has this ``spmd_axis_name``. Splits inside use the other axes, and dropout draws the
   masks that it would draw for all rows.
   """
-  token = _part.set(Part(axis, number, parts))
+  token = _part.set(BatchPart(axis, number, parts))
   try:
     yield
   finally:
     _part.reset(token)
 
 
-def part() -> Part:
+def part() -> BatchPart:
   """The part of the rows that is being traced, or all."""
   return _part.get()
 

@@ -24,7 +24,7 @@ from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import embed, encoder, heads
 from dprjax.models import pooling as poolings
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.models.template import Filled, Piece, Template, Text, fill
+from dprjax.models.template import Filled, Piece, Template, TextRows, fill
 
 # The texts of each kind of input.
 TEXTS = {'query': ('text',), 'passage': ('text',), 'pair': ('first', 'second')}
@@ -236,7 +236,7 @@ class TaskTemplates(NamedTuple):
     return max(template.num_tokens for template in self.templates[kind])
 
   def fill(
-    self, kind: str, texts: Sequence[Text], length: int, numbers: Int[Array, ' B']
+    self, kind: str, texts: Sequence[TextRows], length: int, numbers: Int[Array, ' B']
   ) -> Filled:
     """Fills the templates of one kind; see ``template.fill``."""
     return fill(self.templates[kind], texts, length, self.pad_id, numbers)
@@ -246,10 +246,12 @@ class TaskTemplates(NamedTuple):
     return filled.pieces == self.slots[kind].index(slot)
 
 
-def bare(tokens: Int[Array, 'B S'], mask: Bool[Array, 'B S'], opening: int, closing: int) -> Text:
+def bare(
+  tokens: Int[Array, 'B S'], mask: Bool[Array, 'B S'], opening: int, closing: int
+) -> TextRows:
   """Strips ``opening`` and ``closing`` special tokens from rows ``[CLS] text [SEP]``."""
   lengths = jnp.sum(mask, axis=1, dtype=jnp.int32) - opening - closing
-  return Text(tokens, jnp.maximum(lengths, 0), opening)
+  return TextRows(tokens, jnp.maximum(lengths, 0), opening)
 
 
 def label_ids(
@@ -282,7 +284,7 @@ def encode(
   params: Mapping[str, Any],
   templates: TaskTemplates,
   kind: str,
-  texts: Sequence[Text],
+  texts: Sequence[TextRows],
   length: int,
   numbers: Int[Array, ' B'],
   **kwargs: Any,
@@ -310,7 +312,7 @@ def answer(
   params: Mapping[str, Any],
   head: Mapping[str, Any],
   templates: TaskTemplates,
-  texts: Sequence[Text],
+  texts: Sequence[TextRows],
   length: int,
   numbers: Int[Array, ' B'],
   *,

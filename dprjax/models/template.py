@@ -23,7 +23,7 @@ class Piece(NamedTuple):
   token_type: int = 0
 
 
-class Text(NamedTuple):
+class TextRows(NamedTuple):
   """One text of each row: ``lengths`` tokens from ``start`` on."""
 
   tokens: Int[Array, 'B S']
@@ -142,15 +142,15 @@ class Template:
     return Packed(rows, lengths, int((lengths != before).any(axis=1).sum()))
 
 
-def unpack(rows: Int[Array, 'B T'], lengths: Int[Array, 'B texts']) -> list[Text]:
+def unpack(rows: Int[Array, 'B T'], lengths: Int[Array, 'B texts']) -> list[TextRows]:
   """The texts in packed rows, for ``fill``."""
   starts = jnp.cumsum(lengths, axis=1) - lengths
-  return [Text(rows, lengths[:, i], starts[:, i]) for i in range(lengths.shape[1])]
+  return [TextRows(rows, lengths[:, i], starts[:, i]) for i in range(lengths.shape[1])]
 
 
 def fill(
   templates: Sequence[Template],
-  texts: Sequence[Text],
+  texts: Sequence[TextRows],
   length: int,
   pad_id: int,
   template_ids: Int[Array, ' B'] | None = None,

@@ -12,6 +12,6 @@ else in dprjax.
 """
 
 from dprjax.mteb.folder_tasks import folder_task, measure
-from dprjax.mteb.model import Model, load
+from dprjax.mteb.model import MtebModel, load
 
-__all__ = ['Model', 'folder_task', 'load', 'measure']
+__all__ = ['MtebModel', 'folder_task', 'load', 'measure']

@@ -14,7 +14,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import sources
 from dprjax.formats import seen
-from dprjax.mteb.model import Model, require
+from dprjax.mteb.model import MtebModel, require
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def folder_task(
   return FolderTask()
 
 
-def measure(model: Model, names: Sequence[str], split: str = 'test') -> dict[str, Any]:
+def measure(model: MtebModel, names: Sequence[str], split: str = 'test') -> dict[str, Any]:
   """The model's scores on tasks; mteb keeps them below ``MTEB_CACHE`` or ``~/.cache/mteb``.
 
   Args:

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 Prompts = PathLike | Mapping[str, PathLike | None] | None
 
 
-class Model:
+class MtebModel:
   """A model for ``mteb.evaluate``; see ``load``.
 
   Attributes:
@@ -105,7 +105,7 @@ def load(
   adapted_from: str | None = None,
   meta: Mapping[str, Any] | None = None,
   **options: Any,
-) -> Model:
+) -> MtebModel:
   """A backbone and its prompts as a model of mteb.
 
   Args:
@@ -141,14 +141,14 @@ def load(
     made = mteb.models.ModelMeta(**fields | dict(meta or {}))
   except ValueError as error:  # pydantic's
     raise InputError(f'mteb refuses the model: {error}') from error
-  return Model(encoder, made)
+  return MtebModel(encoder, made)
 
 
 def _load(
   model_name: str, revision: str | None = None, device: str | None = None, **kw: Any
-) -> Model:
+) -> MtebModel:
   """The loader of ``ModelMeta.load_model``, which sets the meta itself."""
-  return Model(Encoder.load(**kw))
+  return MtebModel(Encoder.load(**kw))
 
 
 def _training_datasets(

@@ -14,7 +14,7 @@ from typing import Any
 
 from dprjax.base.errors import InputError
 from dprjax.planning import roofline, targets
-from dprjax.planning.programs import Job
+from dprjax.planning.programs import CompileJob
 
 COMMAND = ('-m', 'dprjax.planning.programs')
 
@@ -23,7 +23,7 @@ COMMAND = ('-m', 'dprjax.planning.programs')
 class Program:
   """A compiled program, or why it failed; ``answer`` is of `programs`, partial on failure."""
 
-  job: Job
+  job: CompileJob
   answer: Mapping[str, Any]
 
   @property
@@ -61,14 +61,14 @@ class Program:
     sent = sum(one['sent'] for one in found['collectives'])
     return roofline.bound(self.limits(dtype), found['flops'], found['bytes'], sent)
 
-  def limits(self, dtype: str) -> roofline.Limits:
+  def limits(self, dtype: str) -> roofline.PeakRates:
     """Limits of one device."""
     if 'limits' in self.answer:
-      return roofline.Limits(*self.answer['limits'])
+      return roofline.PeakRates(*self.answer['limits'])
     return roofline.limits(self.target, dtype)
 
 
-def compile_program(job: Job, limit: float) -> Program:
+def compile_program(job: CompileJob, limit: float) -> Program:
   """Compiles in a process, which is ended after ``limit`` seconds.
 
   Raises:

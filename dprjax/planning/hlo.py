@@ -91,7 +91,7 @@ class Collective(NamedTuple):
   sent: int
 
 
-class Cost(NamedTuple):
+class HloCost(NamedTuple):
   """Cost of one run of a program on one device.
 
   Attributes:
@@ -107,7 +107,7 @@ class Cost(NamedTuple):
   gathered: tuple[int, ...]
 
 
-class Program:
+class HloProgram:
   """A program by its computations."""
 
   def __init__(self, text: str, devices: int):
@@ -125,7 +125,7 @@ class Program:
       elif (instruction := _parse(line)) is not None:
         current[instruction.name] = instruction
 
-  def cost(self) -> Cost:
+  def cost(self) -> HloCost:
     """The cost of the whole program."""
     flops, moved = 0, 0
     found: dict[str, tuple[str, int, int, int]] = {}
@@ -156,7 +156,7 @@ class Program:
     gathered = [
       size for kind, size, _, times in found.values() if kind == 'all-gather' for _ in range(times)
     ]
-    return Cost(flops, moved, tuple(collectives), tuple(sorted(gathered, reverse=True)))
+    return HloCost(flops, moved, tuple(collectives), tuple(sorted(gathered, reverse=True)))
 
   def _runs(self, name: str, times: int) -> Iterator[tuple[str, int]]:
     """Computations whose instructions run one by one, without fusions, and how often."""

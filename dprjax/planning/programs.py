@@ -36,7 +36,7 @@ from dprjax.runtime import mesh, tree
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class CompileJob:
   """What to compile.
 
   Attributes:
@@ -153,7 +153,7 @@ class Experiment:
     }
     return embedder.lower(params, length, columns)
 
-  def formula(self, batch: methods.BatchShapes, job: Job) -> roofline.Cost:
+  def formula(self, batch: methods.BatchShapes, job: CompileJob) -> roofline.Cost:
     """The least cost of the job on one device."""
     config, trainable = self.config, self.layout.trainable
     calls = batch.calls
@@ -207,7 +207,7 @@ def _bounds(target: targets.Target) -> dict[str, Any]:
   return found | ({'chip_config_name': 'megacore'} if target.chip == 'v4' else {})
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(job: CompileJob) -> dict[str, Any]:
   """Compiles; returns facts about the program as JSON.
 
   Raises:
@@ -247,7 +247,7 @@ def run(job: Job) -> dict[str, Any]:
   }
   if target.platform == 'cpu':
     answer['limits'] = roofline.measure_limits(target.devices, config.backbone.dtype)
-  cost = hlo.Program(compiled.as_text() or '', target.devices).cost()
+  cost = hlo.HloProgram(compiled.as_text() or '', target.devices).cost()
   answer['xla'] = {
     'flops': cost.flops,
     'bytes': cost.bytes,
@@ -294,7 +294,7 @@ def main() -> None:
   try:
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    answer = run(Job(**{**job, 'config': tuple(job['config'])}))
+    answer = run(CompileJob(**{**job, 'config': tuple(job['config'])}))
   except InputError as error:
     answer = {'input_error': str(error)}
   except Exception as error:

@@ -98,7 +98,7 @@ def formula(
   return cost(model, method, shared, prompt, width)
 
 
-class Limits(NamedTuple):
+class PeakRates(NamedTuple):
   """Peak rates of a device per second: FLOPs, bytes of memory, bytes to other devices."""
 
   flops: float
@@ -106,14 +106,14 @@ class Limits(NamedTuple):
   links: float
 
 
-def limits(target: targets.Target, dtype: str) -> Limits:
+def limits(target: targets.Target, dtype: str) -> PeakRates:
   """The published limits of a target's chip for arithmetic in ``dtype``."""
   chip = targets.CHIPS[target.chip]
   rate = chip.float32 if dtype == 'float32' else chip.bfloat16
-  return Limits(rate, chip.bandwidth, chip.links)
+  return PeakRates(rate, chip.bandwidth, chip.links)
 
 
-def measure_limits(devices: int, dtype: str) -> Limits:
+def measure_limits(devices: int, dtype: str) -> PeakRates:
   """Limits of one of the devices that share this processor, measured in a second."""
   size = 1024
   _, activations, products = encoder_config.arithmetic(dtype, 'dtype')
@@ -125,7 +125,7 @@ def measure_limits(devices: int, dtype: str) -> Limits:
   block = np.ones(8 * 2**20, np.float64)
   copy = np.empty_like(block)
   moved = 2 * block.nbytes / _fastest(lambda: np.copyto(copy, block))
-  return Limits(flops / devices, moved / devices, moved / devices)
+  return PeakRates(flops / devices, moved / devices, moved / devices)
 
 
 def _fastest(run: Callable[[], Any]) -> float:
@@ -155,6 +155,6 @@ class Bound(NamedTuple):
     return max(zip(self, ('products', 'memory', 'links'), strict=True))[1]
 
 
-def bound(most: Limits, flops: float, moved: float, sent: float = 0.0) -> Bound:
+def bound(most: PeakRates, flops: float, moved: float, sent: float = 0.0) -> Bound:
   """The least time for FLOPs, bytes of memory and bytes to other devices."""
   return Bound(flops / most.flops, moved / most.bandwidth, sent / most.links)

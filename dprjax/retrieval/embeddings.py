@@ -245,7 +245,7 @@ class EmbeddingsWriter:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class ShardRows:
   """Vectors of one file on disk, or a slice of them; ``np.asarray`` reads and decodes them.
 
   A local file is mapped.
@@ -282,9 +282,9 @@ class Rows:
     return self.stored_as if self.dimension is None else None
 
   @property
-  def stored(self) -> 'Rows':
+  def stored(self) -> 'ShardRows':
     """The same rows without decoding."""
-    return Rows(self.path, self.count, self.columns, self.dtype, self.offset)
+    return ShardRows(self.path, self.count, self.columns, self.dtype, self.offset)
 
   def take(self, rows: Int[np.ndarray, ' n']) -> Float[np.ndarray, 'n H']:
     """These rows' vectors, float32. A remote file is read whole."""
@@ -293,7 +293,7 @@ class Rows:
   def __len__(self) -> int:
     return self.count
 
-  def __getitem__(self, rows: slice) -> 'Rows':
+  def __getitem__(self, rows: slice) -> 'ShardRows':
     start, stop, _ = rows.indices(len(self))
     offset = self.offset + start * self.columns * self.dtype.itemsize
     return dataclasses.replace(self, count=max(stop - start, 0), offset=offset)
@@ -333,7 +333,7 @@ class Embeddings:
     seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
   """
 
-  shards: list[Rows]
+  shards: list[ShardRows]
   meta: Meta
   sha256: str
   _id_files: list[epath.Path]
@@ -481,14 +481,14 @@ def load_embeddings(
         f'{vectors_file}: {stored} {found} with {len(ids)} ids, but {MANIFEST} says '
         f'{dtype} {shape}: encode again'
       )
-    shards.append(Rows(vectors_file, *shape, dtype, offset, code))
+    shards.append(ShardRows(vectors_file, *shape, dtype, offset, code))
     id_files.append(ids_file)
   if digest.hexdigest() != manifest.ids_sha256:
     raise InputError(f'{root}: the ids are not those of {MANIFEST}: encode again')
   return Embeddings(shards, meta, sha256_file(path), id_files, seen=manifest.seen)
 
 
-def open_array(path: PathLike, rows: int) -> Rows:
+def open_array(path: PathLike, rows: int) -> ShardRows:
   """The vectors of a .npy file from elsewhere.
 
   Raises:
@@ -502,7 +502,7 @@ def open_array(path: PathLike, rows: int) -> Rows:
     raise InputError(
       f'{found}: {dtype} {list(shape)!s:.60}, expected float32 or float16 [{rows}, H]'
     )
-  return Rows(found, shape[0], shape[1], dtype, offset)
+  return ShardRows(found, shape[0], shape[1], dtype, offset)
 
 
 def check_unique(ids: Sequence[str], where: str) -> None:

@@ -6,7 +6,7 @@ ids decide: these queries are scored again on the host (`dprjax.retrieval.best`)
 
 ``search`` reads the corpus block by block. A device holds two blocks, one similarity matrix
 [queries of a block, rows of a block / devices], and k scores and rows per query; the host holds one
-more block. Memory does not grow with the corpus. ``Index`` keeps the blocks on the devices.
+more block. Memory does not grow with the corpus. ``ExactIndex`` keeps the blocks on the devices.
 
 A single CPU device uses numpy, which is faster there than XLA (docs/performance.md).
 """
@@ -35,7 +35,7 @@ _DECODED = 1024  # rows of codes at a time on a CPU; a power of two, as the rows
 
 
 class Rows(Protocol):
-  """Vectors in memory or elsewhere; numpy can read a slice (`dprjax.retrieval.embeddings.Rows`)."""
+  """Vectors in memory or elsewhere; numpy can read a slice (`embeddings.ShardRows`)."""
 
   @property
   def shape(self) -> tuple[int, ...]: ...
@@ -53,7 +53,7 @@ class _Block(NamedTuple):
   rows: Any  # [rows, W]
 
 
-class Index:
+class ExactIndex:
   """A corpus to search many times; its vectors stay on the devices."""
 
   def __init__(
@@ -210,8 +210,8 @@ def search(
   block_queries: int = 512,
   ids_at: best.Ids = best.numbers,
 ) -> TopK:
-  """One search of a corpus that may exceed memory; see `Index` and `Index.search`."""
-  index = Index(corpus, devices=devices, block_rows=block_rows, keep=False, ids_at=ids_at)
+  """One search of a corpus that may exceed memory; see `ExactIndex` and `ExactIndex.search`."""
+  index = ExactIndex(corpus, devices=devices, block_rows=block_rows, keep=False, ids_at=ids_at)
   return index.search(queries, k, block_queries=block_queries)
 
 

@@ -34,7 +34,7 @@ _TRAINING_SAMPLE = 250_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class ScannSettings:
   """How much of the index a search covers.
 
   Attributes:
@@ -51,7 +51,7 @@ def available() -> bool:
   return importlib.util.find_spec('scann') is not None
 
 
-class Index:
+class ScannIndex:
   """A ScaNN searcher over ``count`` vectors in ``leaves`` leaves (0: brute force)."""
 
   def __init__(self, searcher, count: int, leaves: int):
@@ -63,11 +63,11 @@ class Index:
   def kind(self) -> str:
     return 'tree_ah' if self.leaves else 'brute_force'
 
-  def settings(self, k: int) -> Settings:
+  def settings(self, k: int) -> ScannSettings:
     """Initial settings: a tenth of the leaves, and enough to hold 2 k vectors."""
     if not self.leaves:
-      return Settings(0, 0)
-    return Settings(
+      return ScannSettings(0, 0)
+    return ScannSettings(
       min(self.leaves, max(self.leaves // 10, math.ceil(2 * k * self.leaves / self.count))),
       min(self.count, max(4 * k, 100)),
     )
@@ -76,7 +76,7 @@ class Index:
     self,
     queries: Float[np.ndarray, 'queries H'],
     k: int,
-    settings: Settings,
+    settings: ScannSettings,
     ids_at: best.Ids = best.numbers,
   ) -> TopK:
     """The best ``min(k, n)`` that ScaNN finds, on all cores; row -1 where the leaves hold fewer.
@@ -93,7 +93,9 @@ class Index:
       ids_at,
     )
 
-  def _search(self, queries: Float[np.ndarray, 'queries H'], k: int, settings: Settings) -> TopK:
+  def _search(
+    self, queries: Float[np.ndarray, 'queries H'], k: int, settings: ScannSettings
+  ) -> TopK:
     amount = (
       {'leaves_to_search': settings.leaves_to_search, 'pre_reorder_num_neighbors': settings.reorder}
       if self.leaves
@@ -120,7 +122,7 @@ class Index:
     truth: Int[np.ndarray, 'queries k'],
     target: float,
     ids_at: best.Ids = best.numbers,
-  ) -> tuple[Settings, float]:
+  ) -> tuple[ScannSettings, float]:
     """Doubles the search until recall@k reaches the target or it covers the whole index.
 
     Args:
@@ -137,7 +139,7 @@ class Index:
     while True:
       reached = recall(self.search(queries, k, settings, ids_at).rows, truth)
       # Both stay 0 without a tree.
-      wider = Settings(
+      wider = ScannSettings(
         min(self.leaves, 2 * settings.leaves_to_search), min(self.count, 2 * settings.reorder)
       )
       if reached >= target or wider == settings:
@@ -152,7 +154,7 @@ def recall(rows: Int[np.ndarray, 'queries k'], truth: Int[np.ndarray, 'queries k
   )
 
 
-def build(vectors: Float[np.ndarray, 'n H'], k: int) -> Index:
+def build(vectors: Float[np.ndarray, 'n H'], k: int) -> ScannIndex:
   """Builds an index in memory, for searches of about the best k.
 
   Raises:
@@ -165,7 +167,7 @@ def build(vectors: Float[np.ndarray, 'n H'], k: int) -> Index:
   check_finite(vectors, 'document', 0)
   count = len(vectors)
   leaves = 0 if count < BRUTE_FORCE_BELOW else round(math.sqrt(count))
-  index = Index(None, count, leaves)
+  index = ScannIndex(None, count, leaves)
   k = min(k, count)
   builder = scann_ops_pybind.builder(np.ascontiguousarray(vectors, np.float32), k, 'dot_product')
   if not leaves:
@@ -185,7 +187,7 @@ def build(vectors: Float[np.ndarray, 'n H'], k: int) -> Index:
   return index
 
 
-def save(index: Index, folder: PathLike, fingerprint: str) -> None:
+def save(index: ScannIndex, folder: PathLike, fingerprint: str) -> None:
   """Writes the index and the fingerprint of its vectors, whole or not at all."""
   with atomic_path(folder) as aside:
     aside.mkdir()
@@ -208,7 +210,7 @@ class _Counts(msgspec.Struct):
   leaves: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-def load(folder: PathLike, fingerprint: str) -> Index | None:
+def load(folder: PathLike, fingerprint: str) -> ScannIndex | None:
   """Opens an index; None if there is none, or one of other vectors, which may be replaced.
 
   Raises:
@@ -230,4 +232,4 @@ def load(folder: PathLike, fingerprint: str) -> Index | None:
     raise InputError(
       f'{root} is not a whole ScaNN index ({type(error).__name__}: {error}); remove it'
     ) from error
-  return Index(searcher, counts.count, counts.leaves)
+  return ScannIndex(searcher, counts.count, counts.leaves)

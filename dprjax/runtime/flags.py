@@ -203,7 +203,7 @@ def job() -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Collection:
+class CollectionFlags:
   """A collection of Milvus."""
 
   uri: str | None = flag('a local folder whose name ends in .db, or http://host:port', None)

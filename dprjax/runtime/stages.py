@@ -22,7 +22,7 @@ _RECORD = 'stages.json'
 _GRACE_S = 2.0  # for an interrupted command
 
 
-class Texts(NamedTuple):
+class TextFiles(NamedTuple):
   """A BEIR folder and its files; judgements by split."""
 
   folder: epath.Path
@@ -31,7 +31,7 @@ class Texts(NamedTuple):
   qrels: Mapping[str, epath.Path]
 
 
-class Model(NamedTuple):
+class ModelFiles(NamedTuple):
   """A backbone, and its prompt if any."""
 
   backbone: str
@@ -68,7 +68,7 @@ class Stages:
     self._made: set[str] = set()  # in this process
     self.seconds: dict[str, float] = {}  # by title
 
-  def bm25(self, title: str, texts: Texts, split: str, out: epath.Path, k: int) -> epath.Path:
+  def bm25(self, title: str, texts: TextFiles, split: str, out: epath.Path, k: int) -> epath.Path:
     """Ranks passages for a split's queries; returns the run."""
     reads = [texts.corpus, texts.queries, texts.qrels[split]]
     flags = [f'--corpus={reads[0]}', f'--queries={reads[1]}', f'--qrels={reads[2]}']
@@ -103,8 +103,8 @@ class Stages:
   def encode(
     self,
     title: str,
-    model: Model,
-    texts: Texts,
+    model: ModelFiles,
+    texts: TextFiles,
     split: str | None,
     out: epath.Path,
     config: ml_collections.ConfigDict,

@@ -29,7 +29,7 @@ from dprjax.retrieval import codes
 from dprjax.serving import keys, messages, page
 from dprjax.serving.batcher import Busy, NotFinite
 from dprjax.serving.engine import Engine, ForeignIds, Tokens
-from dprjax.serving.indexes import Index, Reranker
+from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.library import NAME, About, NameTaken, UnknownPrompt
 from dprjax.serving.messages import (
   EmbeddingRequest,
@@ -115,8 +115,8 @@ class App:
   def __init__(
     self,
     engine: Engine,
-    indexes: Sequence[Index] = (),
-    rerankers: Sequence[Reranker] = (),
+    indexes: Sequence[ServedIndex] = (),
+    rerankers: Sequence[ServedReranker] = (),
     allowed: keys.Keys | None = None,
     limits: Limits | None = None,
   ):
@@ -158,7 +158,10 @@ class App:
     """Waits for the engine's shapes, compiles the others, and sets ``ready``."""
     try:
       self._engine.ready.result()
-      parts: list[Index | Reranker] = [*self._indexes.values(), *self._rerankers.values()]
+      parts: list[ServedIndex | ServedReranker] = [
+        *self._indexes.values(),
+        *self._rerankers.values(),
+      ]
       for part in parts:
         if self._draining:
           return
@@ -347,7 +350,7 @@ class App:
     )
     return _json(content, headers=self._headers(tokens))
 
-  def _choose_index(self, name: str, asked: str | None) -> Index:
+  def _choose_index(self, name: str, asked: str | None) -> ServedIndex:
     """By default the index that the prompt names, that of the prompt's name, or the only one."""
     if asked is None:
       named = self._engine.library.get(name).meta.get('index')

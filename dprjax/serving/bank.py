@@ -23,14 +23,14 @@ from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter, Several, allocate, pad, write
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.serving.metrics import Metrics
+from dprjax.serving.metrics import ServerMetrics
 
 # Columns of a batch's numbers: each text's length, how it becomes a vector, its row in each bank.
 LENGTH, WAY, ROWS = range(3)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Choice:
+class AdapterChoice:
   """What one text takes of a prompt.
 
   Attributes:
@@ -100,7 +100,7 @@ class Bank:
     rows: Mapping[type[Adapter], Adapter],
     shapes: Shapes,
     pad_id: int,
-    metrics: Metrics,
+    metrics: ServerMetrics,
     dtype: str = 'auto',
     device: jax.Device | None = None,
   ):
@@ -166,7 +166,7 @@ class Bank:
         # The first run may still allocate and load.
         np.asarray(self.run([], [], [], rows, length))
 
-  def assign(self, choices: Sequence[Choice], wanted: Mapping[Hashable, int]) -> list[Lease]:
+  def assign(self, choices: Sequence[AdapterChoice], wanted: Mapping[Hashable, int]) -> list[Lease]:
     """Leases slots for the adapters of one batch, and writes missing ones.
 
     The least recently used are evicted first: those without queued texts before the others, and
@@ -196,7 +196,7 @@ class Bank:
   def run(
     self,
     rows: Sequence[Int[np.ndarray, ' T']],
-    choices: Sequence[Choice],
+    choices: Sequence[AdapterChoice],
     leases: Sequence[Lease],
     count: int,
     length: int,
@@ -240,7 +240,7 @@ class Bank:
       options=EncoderOptions.of(self._arithmetic),
     )
 
-  def _fill(self, slot: int, choice: Choice) -> None:
+  def _fill(self, slot: int, choice: AdapterChoice) -> None:
     assert choice.adapter is not None
     kind = self._kinds.index(type(choice.adapter))
     row = pad(choice.adapter.row(), self._rows[kind])

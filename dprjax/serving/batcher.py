@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dprjax.serving.bank import Bank, Choice
-from dprjax.serving.metrics import Metrics
+from dprjax.serving.bank import AdapterChoice, Bank
+from dprjax.serving.metrics import ServerMetrics
 
 logger = logging.getLogger('dprjax')
 
@@ -43,11 +43,11 @@ class NotFinite(Exception):
     self.row = row
 
 
-class Text(NamedTuple):
+class QueuedText(NamedTuple):
   """Token ids and their prompt."""
 
   ids: np.ndarray
-  choice: Choice
+  choice: AdapterChoice
 
 
 @dataclasses.dataclass(eq=False)
@@ -60,7 +60,7 @@ class _Job:
 
 
 class _Row(NamedTuple):
-  text: Text
+  text: QueuedText
   job: _Job
   number: int  # in the job
 
@@ -75,7 +75,7 @@ class Batcher:
   """Texts to vectors, in batches that mix requests and prompts."""
 
   def __init__(
-    self, bank: Bank, hidden: int, *, deadline: float, most_queued: int, metrics: Metrics
+    self, bank: Bank, hidden: int, *, deadline: float, most_queued: int, metrics: ServerMetrics
   ):
     """Starts the device's thread, which compiles first (see `ready`).
 
@@ -101,7 +101,7 @@ class Batcher:
     self._thread = threading.Thread(target=self._run, name='device', daemon=True)
     self._thread.start()
 
-  def submit(self, texts: Sequence[Text]) -> concurrent.futures.Future:
+  def submit(self, texts: Sequence[QueuedText]) -> concurrent.futures.Future:
     """Queues a request's texts; the future's result is float32 ``[n, H]``.
 
     Cancelling the future removes the texts from the queue.

@@ -26,9 +26,9 @@ from dprjax.inference.embedder import check_size
 from dprjax.inference.text_encoder import config_sha256
 from dprjax.models import hub
 from dprjax.serving.bank import Bank, Shapes
-from dprjax.serving.batcher import Batcher, Text
+from dprjax.serving.batcher import Batcher, QueuedText
 from dprjax.serving.library import Library, Version
-from dprjax.serving.metrics import Metrics
+from dprjax.serving.metrics import ServerMetrics
 
 Ids = Sequence[int]
 _HINT = (
@@ -38,7 +38,7 @@ _HINT = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class ServerOptions:
   """Sizes of batches and of the bank.
 
   Attributes:
@@ -81,7 +81,7 @@ class Tokens(NamedTuple):
   """
 
   version: Version
-  texts: list[Text]
+  texts: list[QueuedText]
   truncated: list[int]
   total: int
 
@@ -103,7 +103,7 @@ class Engine:
     tokenizer: text.Tokenizer,
     prompts: PathLike,
     name: str,
-    options: Options = Options(),
+    options: ServerOptions = ServerOptions(),
     device: jax.Device | None = None,
   ):
     """See ``load``."""
@@ -117,7 +117,7 @@ class Engine:
     self.options = options = dataclasses.replace(
       options, rows=tuple(sorted(set(options.rows))), lengths=lengths
     )
-    self.backbone, self.tokenizer, self.metrics = backbone, tokenizer, Metrics()
+    self.backbone, self.tokenizer, self.metrics = backbone, tokenizer, ServerMetrics()
     self.library = Library(
       prompts,
       backbone,
@@ -156,7 +156,7 @@ class Engine:
     prompts: PathLike,
     *,
     name: str | None = None,
-    options: Options = Options(),
+    options: ServerOptions = ServerOptions(),
     device: jax.Device | None = None,
   ) -> Self:
     """Loads a backbone; compilation goes on in the background, see ``ready``.
@@ -165,7 +165,7 @@ class Engine:
       backbone: a Hugging Face directory, a hub id, or ``package:NAME``.
       prompts: a folder of ``NAME.npz``, made if it is missing.
       name: of the backbone without a prompt; by default its folder's or package's.
-      options: see `Options`.
+      options: see `ServerOptions`.
       device: the first local one by default.
 
     Raises:
@@ -229,7 +229,7 @@ class Engine:
     self.metrics.stage_seconds.labels('tokenise').observe(time.monotonic() - started)
     return Tokens(
       version,
-      [Text(row, choice) for row, choice in zip(rows, choices, strict=True)],
+      [QueuedText(row, choice) for row, choice in zip(rows, choices, strict=True)],
       truncated,
       sum(map(len, rows)),
     )

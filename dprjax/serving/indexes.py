@@ -19,7 +19,7 @@ from dprjax.serving.messages import Hit
 _QUERIES = (1, 16, 64)
 
 
-class Index:
+class ServedIndex:
   """Embeddings of passages on the devices; ``most`` limits the hits of a query."""
 
   def __init__(
@@ -56,7 +56,7 @@ class Index:
       self._hybrid = hybrid.load(weights, bm25_index, self._ids)
     # Found on the devices for each query.
     self._depth = most if self._hybrid is None else self._hybrid.fusion.depth
-    self._vectors = exact.Index(found.shards, ids_at=best.ids_of(self._ids))
+    self._vectors = exact.ExactIndex(found.shards, ids_at=best.ids_of(self._ids))
 
   def __len__(self) -> int:
     return len(self._ids)
@@ -123,7 +123,7 @@ class Index:
     return hits
 
 
-class Reranker:
+class ServedReranker:
   """A cross-encoder, or a backbone with a prompt of pairs, under a name."""
 
   def __init__(

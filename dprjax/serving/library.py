@@ -29,13 +29,13 @@ from dprjax.base.files import PathLike, sha256_file
 from dprjax.data import text, topic_models
 from dprjax.formats.texts import SIDES
 from dprjax.formats.vector_spec import VectorSpec, of_meta
-from dprjax.inference.text_encoder import Entry, check_length
+from dprjax.inference.text_encoder import BankEntry, check_length
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
 from dprjax.models.adapter import Adapter, Kind
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.serving.bank import Choice
-from dprjax.serving.metrics import Metrics
+from dprjax.serving.bank import AdapterChoice
+from dprjax.serving.metrics import ServerMetrics
 
 NAME = re.compile(r'[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}')  # of an upload, and of the backbone
 _ENDING = '.npz'
@@ -74,7 +74,7 @@ class Version:
   spec: VectorSpec
   meta: dict[str, Any]
   lengths: dict[str, int]
-  choices: dict[str, list[Choice]]
+  choices: dict[str, list[AdapterChoice]]
   topic_model: topic_models.Topics | None = None
 
   @property
@@ -87,7 +87,7 @@ class Version:
     adapters = {id(one): one.adapter for own in self.choices.values() for one in own}
     return sum(leaf.nbytes for leaf in jax.tree.leaves(adapters) if isinstance(leaf, np.ndarray))
 
-  def choose(self, texts: Sequence[str], side: str) -> list[Choice]:
+  def choose(self, texts: Sequence[str], side: str) -> list[AdapterChoice]:
     """Each text's adapter."""
     own = self.choices[side]
     if self.topic_model is None:
@@ -133,7 +133,7 @@ class Library:
     most_vectors: int | None,
     most_tokens: int,
     host_bytes: int,
-    metrics: Metrics,
+    metrics: ServerMetrics,
   ):
     """Reads every file once, and lists those that cannot be served.
 
@@ -167,7 +167,7 @@ class Library:
     spec = backbone.spec.at_most(most_tokens)
     for side in SIDES:
       self._check_room(f'backbone {name}', spec, side)
-    bare = Choice(None, None, spec)
+    bare = AdapterChoice(None, None, spec)
     self.bare = Version(
       name, '', spec, {}, dict.fromkeys(SIDES, 0), {side: [bare] for side in SIDES}
     )
@@ -377,7 +377,7 @@ class Library:
     spec = of_meta(prompt.meta, self._backbone.spec)
     model, lengths, choices = None, {}, {}
     for side in SIDES:
-      check_length(name, Entry(prompt, spec), side, self._backbone)
+      check_length(name, BankEntry(prompt, spec), side, self._backbone)
       self._check_room(f'prompt {name}', spec, side)
       longest = spec.max_length(side)
       if longest > self._most_tokens:
@@ -391,7 +391,7 @@ class Library:
         self._check_slot(name, prompt.kind, own[0])
       # Passages of a query-only prompt are the bare backbone's and take no slot.
       choices[side] = [
-        Choice(
+        AdapterChoice(
           None if adapter is None else (sha256, '' if prompt.tied else side, number), adapter, spec
         )
         for number, adapter in enumerate(own)

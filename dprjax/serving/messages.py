@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from dprjax.base.version import __version__
 
-Model = Annotated[
+ModelName = Annotated[
   str,
   Meta(
     description="A prompt's name, `NAME:query` or `NAME:passage` (the default), or the backbone's "
@@ -23,7 +23,7 @@ class EmbeddingRequest(Struct):
   `encoding_format` is `float` by default. null stands for an absent field.
   """
 
-  model: Model
+  model: ModelName
   input: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
   encoding_format: Literal['float', 'base64'] | None = None
   dimensions: Annotated[int, Meta(ge=1)] | None = None
@@ -33,7 +33,7 @@ class EmbeddingRequest(Struct):
 class SearchRequest(Struct):
   """Queries for an index; by default the prompt's own, or the only one. `k` is 10 by default."""
 
-  model: Model
+  model: ModelName
   query: str | Annotated[list[str], Meta(min_length=1)]
   index: str | None = None
   k: Annotated[int, Meta(ge=1)] | None = None

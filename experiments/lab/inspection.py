@@ -70,7 +70,7 @@ class Texts:
     named: attribute -> its number and source in words, for the note below the table.
   """
 
-  drawn: inspection.Drawn | None = None
+  drawn: inspection.Sample | None = None
   pairs: list[Pair] = dataclasses.field(default_factory=list)
   triplets: list[Triplet] = dataclasses.field(default_factory=list)
   positives: list[tuple[str, str]] = dataclasses.field(default_factory=list)
@@ -237,7 +237,7 @@ def _with_retrieval(
   return _with_categories(texts, dataset, drawn)
 
 
-def _with_categories(texts: Texts, dataset: sources.Dataset, drawn: inspection.Drawn) -> Texts:
+def _with_categories(texts: Texts, dataset: sources.Dataset, drawn: inspection.Sample) -> Texts:
   """What categories of the corpus tell of queries and passages, if it has any."""
   if dataset.format not in sources.WITH_CATEGORIES:
     return texts

@@ -17,7 +17,7 @@ META = {
   'passage_max_length': 128,
   'task': 'my | *task*',
 }
-TRAINING = card.Training(
+TRAINING = card.TrainingSummary(
   'dpr',
   {'data': {'dir': '/home/me/data/scifact', 'format': 'beir'}, 'tasks': {}, 'batch_size': 32},
   60,

@@ -292,7 +292,11 @@ def test_queries_as_pairs(caches, tokenizer, tmp_path):
     ''.join(f'{WORDS[i]}\t{WORDS[-i]}\t{i % 2}\n' for i in range(10))
   )
   labelled = pairs.build_pairs(
-    pairs.Source(str(tmp_path)), tokenizer, tmp_path / 's', query_max_length=8, passage_max_length=8
+    pairs.PairSource(str(tmp_path)),
+    tokenizer,
+    tmp_path / 's',
+    query_max_length=8,
+    passage_max_length=8,
   )
   feeds = [
     pairs.QueryPairFeed(feeds_of(caches, 2)[1]),

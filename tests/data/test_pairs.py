@@ -8,7 +8,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.data import pairs, table, text
-from dprjax.data.pairs import Source
+from dprjax.data.pairs import PairSource
 from tests.fuzz import mutations
 from tests.refusals import refused
 
@@ -39,7 +39,7 @@ def tokenizer(tmp_path_factory):
 )  # fmt: skip
 def test_files_of_pairs(tmp_path, name, content):
   (tmp_path / name).write_text(content)
-  assert [pair[:3] for pair in pairs.read_pairs(Source(str(tmp_path)))] == ROWS
+  assert [pair[:3] for pair in pairs.read_pairs(PairSource(str(tmp_path)))] == ROWS
 
 
 @pytest.mark.parametrize('name', ['train.tsv', 'train.csv', 'train.jsonl'])
@@ -61,7 +61,7 @@ def test_harmed_files_are_read_or_refused_in_a_line(tmp_path, name):
     rng = random.Random(seed)
     done = rng.choice(harm)(rng, folder / name)
     try:
-      found = pairs.read_pairs(Source(str(folder)))
+      found = pairs.read_pairs(PairSource(str(folder)))
     except InputError as error:
       assert '\n' not in str(error) and name.split('.')[0] in str(error), done
       refused += 1
@@ -86,7 +86,7 @@ def test_harmed_files_are_read_or_refused_in_a_line(tmp_path, name):
 def test_what_is_no_pair(tmp_path, content, message):
   (tmp_path / 'train.tsv').write_text(content)
   with refused(message):
-    pairs.read_pairs(Source(str(tmp_path)))
+    pairs.read_pairs(PairSource(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -102,29 +102,29 @@ def test_what_is_no_pair(tmp_path, content, message):
 def test_what_is_no_record(tmp_path, record, message):
   (tmp_path / 'train.jsonl').write_text(json.dumps(record) + '\n')
   with refused(message):
-    pairs.read_pairs(Source(str(tmp_path)))
+    pairs.read_pairs(PairSource(str(tmp_path)))
 
 
 def test_a_split_that_is_not_there_names_what_is(tmp_path):
   (tmp_path / 'training.tsv').write_text('oak\telm\t1\n')
   with refused('train.jsonl', 'training.tsv'):
-    pairs.read_pairs(Source(str(tmp_path)))
+    pairs.read_pairs(PairSource(str(tmp_path)))
 
 
 def test_pairs_are_held_out_by_their_texts(tmp_path):
   rows = [(f'a{i}', f'b{i}', i % 2) for i in range(200)] + [('a7', 'b7', 1)]
   pairs.write_pairs(tmp_path / 'train.jsonl', rows)
-  whole = Source(str(tmp_path))
+  whole = PairSource(str(tmp_path))
   train, dev = (
-    pairs.read_pairs(Source(str(tmp_path), hold_out=(0.2, 5), held_out=held)) for held in (0, 1)
+    pairs.read_pairs(PairSource(str(tmp_path), hold_out=(0.2, 5), held_out=held)) for held in (0, 1)
   )
   assert sorted([*train, *dev], key=lambda pair: pair.line) == pairs.read_pairs(whole)
   assert 20 < len(dev) < 60 and not {p[:2] for p in train} & {p[:2] for p in dev}
-  few = pairs.read_pairs(Source(str(tmp_path), hold_out=(0.2, 5), max_pairs=30))
+  few = pairs.read_pairs(PairSource(str(tmp_path), hold_out=(0.2, 5), max_pairs=30))
   assert len(few) == 30 and set(few) < set(train) and few == sorted(few, key=lambda p: p.line)
   # Added rows do not move the others.
   pairs.write_pairs(tmp_path / 'train.jsonl', [('new', 'row', 1), *rows])
-  again = pairs.read_pairs(Source(str(tmp_path), hold_out=(0.2, 5), held_out=True))
+  again = pairs.read_pairs(PairSource(str(tmp_path), hold_out=(0.2, 5), held_out=True))
   assert {p[:2] for p in dev} <= {p[:2] for p in again} <= {p[:2] for p in dev} | {('new', 'row')}
 
 
@@ -133,8 +133,8 @@ def test_one_label_is_nothing_to_train_or_measure_on(tmp_path):
   pairs.write_pairs(tmp_path / 'train.jsonl', rows)
   for seed, held in ((2, False), (1, True)):  # the pair that matches is not there
     with refused('train.jsonl', 'hold_out=0.5'):
-      pairs.read_pairs(Source(str(tmp_path), hold_out=(0.5, seed), held_out=held))
-    other = pairs.read_pairs(Source(str(tmp_path), hold_out=(0.5, seed), held_out=not held))
+      pairs.read_pairs(PairSource(str(tmp_path), hold_out=(0.5, seed), held_out=held))
+    other = pairs.read_pairs(PairSource(str(tmp_path), hold_out=(0.5, seed), held_out=not held))
     assert {pair.label for pair in other} == {0, 1}
 
 
@@ -144,9 +144,9 @@ def test_few_pairs_are_half_of_each_label(tmp_path):
     tmp_path / 'train.jsonl', [(f'a{i}', f'b{i}', int(i % 7 == 0)) for i in range(700)]
   )
   for most, expected in ((64, 32), (300, 100), (65, 32)):
-    found = pairs.read_pairs(Source(str(tmp_path), max_pairs=most))
+    found = pairs.read_pairs(PairSource(str(tmp_path), max_pairs=most))
     assert [sum(p.label == label for p in found) for label in (0, 1)] == [most // 2, expected]
-  few, more = (set(pairs.read_pairs(Source(str(tmp_path), max_pairs=n))) for n in (20, 64))
+  few, more = (set(pairs.read_pairs(PairSource(str(tmp_path), max_pairs=n))) for n in (20, 64))
   assert few < more
 
 
@@ -157,7 +157,7 @@ def test_the_cache_of_pairs(tmp_path, tokenizer):
     'passage_max_length': 5,
     'query_prefix': 'duplicate : ',
   }
-  source = Source(str(tmp_path))
+  source = PairSource(str(tmp_path))
   made = pairs.build_pairs(source, tokenizer, tmp_path / 'token_cache', **options)
   assert (made.num_pairs, made.labels.tolist()) == (5, [1, 0, 1, 0, 1])
   first, second = (list(map(table.integers, rows)) for rows in made.tokens(np.arange(5)))
@@ -186,7 +186,7 @@ def test_the_cache_of_pairs(tmp_path, tokenizer):
 def test_pairs_of_docstrings(tmp_path):
   pairs.write_docstrings(tmp_path / 'docs', ['json', 'email'])
   for split in ('train', 'dev', 'test'):
-    found = pairs.read_pairs(Source(str(tmp_path / 'docs'), split))
+    found = pairs.read_pairs(PairSource(str(tmp_path / 'docs'), split))
     assert [pair.label for pair in found] == [1, 0] * (len(found) // 2)
     for right, wrong in zip(found[::2], found[1::2], strict=True):
       assert right.first == wrong.first and right.second != wrong.second

@@ -11,7 +11,7 @@ import pytest
 from dprjax.base import arrays as npz
 from dprjax.base.errors import InputError
 from dprjax.data import topic_models
-from dprjax.data.topic_models import Settings, Topics
+from dprjax.data.topic_models import Topics, TopicSettings
 from tests.refusals import refused
 
 META = {'format': topic_models.FORMAT, 'version': 1, 'kind': 'lda'}
@@ -136,7 +136,7 @@ def test_the_file_is_read_without_tomotopy(small, tmp_path):
 def test_finding_topics_without_tomotopy(monkeypatch):
   monkeypatch.setitem(sys.modules, 'tomotopy', None)
   with refused('tomotopy'):
-    topic_models.fit(documents(60)[0], Settings(topics=2))
+    topic_models.fit(documents(60)[0], TopicSettings(topics=2))
 
 
 def meta(**changes):
@@ -231,7 +231,7 @@ def documents(count=90, seed=0):
 def test_themes_are_found(kind):
   texts, themes = documents()
   vectors = np.eye(3)[themes] + np.random.default_rng(2).normal(0, 0.1, (len(themes), 3))
-  settings = Settings(kind, topics=3, sweeps=60, eta=0.1, seed=1)
+  settings = TopicSettings(kind, topics=3, sweeps=60, eta=0.1, seed=1)
   fitted = topic_models.fit(texts, settings, vectors if kind == 'kmeans' else None)
   made = fitted.topics
   assert made.meta['kind'] == kind and made.meta['documents'] == len(texts)
@@ -256,7 +256,7 @@ def test_rare_words_and_documents_without_words():
   texts, _ = documents(60)
   texts[3] = 'once upon'
   texts.append('')
-  fitted = topic_models.fit(texts, Settings('lda', topics=2, sweeps=10))
+  fitted = topic_models.fit(texts, TopicSettings('lda', topics=2, sweeps=10))
   assert fitted.own[3] == fitted.own[-1] == -1
   assert fitted.assigned[3] == fitted.assigned[-1] == 0  # the largest
   assert fitted.topics.meta['documents'] == 59
@@ -269,11 +269,11 @@ def test_rare_words_and_documents_without_words():
 @pytest.mark.parametrize(
   'texts, settings, message',
   [
-    (documents(60)[0], Settings(topics=40, sweeps=5), '40'),
-    (documents(4)[0], Settings(), ('documents', '5', '4')),
-    ([''] * 9, Settings(), ('5', '9')),
-    (['fish'] * 5, Settings('lda', topics=6), ('5', '6')),
-    ([], Settings(), ('5', '0')),
+    (documents(60)[0], TopicSettings(topics=40, sweeps=5), '40'),
+    (documents(4)[0], TopicSettings(), ('documents', '5', '4')),
+    ([''] * 9, TopicSettings(), ('5', '9')),
+    (['fish'] * 5, TopicSettings('lda', topics=6), ('5', '6')),
+    ([], TopicSettings(), ('5', '0')),
   ],
 )
 def test_too_little_is_said(texts, settings, message):

@@ -8,7 +8,7 @@ import tokenizers
 
 from dprjax.data import documents, table, views
 from dprjax.data.batches import open_batches
-from dprjax.data.documents import Documents
+from dprjax.data.documents import PassageCache
 from dprjax.data.text import Tokenizer
 from tests.refusals import refused
 
@@ -51,7 +51,7 @@ def cache(path, lengths, one_word=False):
         },
       )
   sizes = np.array([(sum(sentences), len(sentences)) for sentences in lengths], np.int32).T
-  return Documents(path, {}, *sizes, table.Table(path / 'passages', 'passages'))
+  return PassageCache(path, {}, *sizes, table.Table(path / 'passages', 'passages'))
 
 
 @pytest.fixture(scope='module')

@@ -6,7 +6,7 @@ import gzip
 import pytest
 
 from dprjax.formats import texts
-from dprjax.formats.texts import Entry
+from dprjax.formats.texts import PassageRecord
 from tests.refusals import refused
 
 DPR = 'id\ttext\ttitle\n'
@@ -33,7 +33,7 @@ def test_what_the_csv_module_writes_is_read_as_it_was(tmp_path, ending, name):
     writer = csv.writer(file, delimiter='\t', lineterminator=ending)
     writer.writerows([('id', 'text', 'title'), *rows])
   assert entries(tmp_path / name) == [
-    (line, Entry(id_, title, text))
+    (line, PassageRecord(id_, title, text))
     for line, (id_, text, title) in zip((2, 4, 7, 8, 9, 10), rows, strict=True)
   ]
 
@@ -41,21 +41,21 @@ def test_what_the_csv_module_writes_is_read_as_it_was(tmp_path, ending, name):
 @pytest.mark.parametrize(
   ('text', 'expected'),
   [
-    ('id\ttext\n1\t"all:\n\tmake\n\ttest"\n', Entry('1', '', 'all:\n\tmake\n\ttest')),
-    ('"id"\t"text"\t"title"\n"1"\t"the text"\t"T"\n', Entry('1', 'T', 'the text')),
-    ('"id"\t"title"\t"text"\n"1"\t"T"\t"so ""it"" is"\n', Entry('1', 'T', 'so "it" is')),
-    ('\ufeff"Id"\t"Text"\n1\t"a\nb"\n', Entry('1', '', 'a\nb')),
-    ('id\ttitle\ttext\n1\tT\t"no quotes of CSV\n', Entry('1', 'T', '"no quotes of CSV')),
-    ('pid\tpassage\n1\t"wings"\n', Entry('1', '', '"wings"')),
-    ('1\t"Hello," she said\n', Entry('1', '', '"Hello," she said')),
-    ('1\thttps://a.org\tT\ttext\n', Entry('1', 'T', 'text')),
-    ('1\t\tT\ttext\n', Entry('1', 'T', 'text')),
-    ('docid\turl\ttitle\tbody\n1\thttps://a.org\tT\ttext\n', Entry('1', 'T', 'text')),
-    (f'{DPR}1\ta carriage\rreturn\tT\n', Entry('1', 'T', 'a carriage\rreturn')),
+    ('id\ttext\n1\t"all:\n\tmake\n\ttest"\n', PassageRecord('1', '', 'all:\n\tmake\n\ttest')),
+    ('"id"\t"text"\t"title"\n"1"\t"the text"\t"T"\n', PassageRecord('1', 'T', 'the text')),
+    ('"id"\t"title"\t"text"\n"1"\t"T"\t"so ""it"" is"\n', PassageRecord('1', 'T', 'so "it" is')),
+    ('\ufeff"Id"\t"Text"\n1\t"a\nb"\n', PassageRecord('1', '', 'a\nb')),
+    ('id\ttitle\ttext\n1\tT\t"no quotes of CSV\n', PassageRecord('1', 'T', '"no quotes of CSV')),
+    ('pid\tpassage\n1\t"wings"\n', PassageRecord('1', '', '"wings"')),
+    ('1\t"Hello," she said\n', PassageRecord('1', '', '"Hello," she said')),
+    ('1\thttps://a.org\tT\ttext\n', PassageRecord('1', 'T', 'text')),
+    ('1\t\tT\ttext\n', PassageRecord('1', 'T', 'text')),
+    ('docid\turl\ttitle\tbody\n1\thttps://a.org\tT\ttext\n', PassageRecord('1', 'T', 'text')),
+    (f'{DPR}1\ta carriage\rreturn\tT\n', PassageRecord('1', 'T', 'a carriage\rreturn')),
     # In quotes throughout, these two lines cannot be two rows.
     (
       'id\ttext\n"1"\t"population:\nParis\t2,000,000"\n',
-      Entry('1', '', 'population:\nParis\t2,000,000'),
+      PassageRecord('1', '', 'population:\nParis\t2,000,000'),
     ),
   ],
 )
@@ -107,7 +107,7 @@ def test_queries(tmp_path):
 def test_null_titles_are_none_and_other_titles_refused(tmp_path):
   path = tmp_path / 'c.jsonl'
   path.write_text('{"_id": "a", "title": null, "text": "x"}\n')
-  assert entries(path) == [(1, Entry('a', '', 'x'))]
+  assert entries(path) == [(1, PassageRecord('a', '', 'x'))]
   for record in (
     '"title": 5, "text": "x"',
     '"title": "x", "text": null',

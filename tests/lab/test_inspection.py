@@ -339,7 +339,7 @@ def papers(tmp_path_factory):
   write_beir(folder / 'beir', made, 'test', own=False)
   fitted = topic_models.fit(
     [paper.passage for paper in made],
-    topic_models.Settings('lda', topics=2, sweeps=5, alpha=0.1, eta=0.1, gamma=1.0, seed=0),
+    topic_models.TopicSettings('lda', topics=2, sweeps=5, alpha=0.1, eta=0.1, gamma=1.0, seed=0),
   )
   topic_models.save_topics(folder / 'topics.npz', fitted.topics)
   return folder, made, fitted.topics

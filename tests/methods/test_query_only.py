@@ -224,13 +224,13 @@ def test_vectors_are_found_by_id(tmp_path, write_embeddings):
   write_embeddings(tmp_path / 'passages', ids, CORPUS, shard_rows=10, dtype='float16')
   found = embeddings.load_embeddings(tmp_path / 'passages')
   order = np.random.default_rng(3).permutation(TOTAL)[:40]
-  passages = query_only.Vectors(found, [ids[i] for i in order])
+  passages = query_only.DiskVectors(found, [ids[i] for i in order])
   rows = np.array([[0, 39, 3], [3, 5, 7]])
   half = CORPUS.astype(np.float16).astype(np.float32)
   np.testing.assert_array_equal(passages.take(rows), half[order][rows])
   np.testing.assert_array_equal(passages.of_ids(['p63', 'p0']), half[[63, 0]])
   with refused('q'):
-    query_only.Vectors(found, ['p1', 'q'])
+    query_only.DiskVectors(found, ['p1', 'q'])
 
 
 def test_a_corpus_too_large_for_every_device(monkeypatch):

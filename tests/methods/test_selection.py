@@ -9,7 +9,7 @@ from etils import epath
 
 from dprjax.methods import baseline, selection
 from dprjax.methods.method import Folds, Scores
-from dprjax.methods.selection import Part, Result
+from dprjax.methods.selection import Result, Trial
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 from tests.options import with_options
@@ -159,7 +159,7 @@ class Trainings:
     self.made, self.stop_at, self.gains, self.chance = [], stop_at, gains, chance
     self.folded, self.rivals = folded, {}
 
-  def __call__(self, part: Part):
+  def __call__(self, part: Trial):
     name = part.workdir.name
     if part.whole:
       return Result(12, SCORES[name], 12)

@@ -408,7 +408,7 @@ def test_on_the_dev_split_a_common_category_is_relevant(tokenizer, tmp_path, qre
   make_folder(tmp_path, 'dev', qrels)
   config = make_config(data__dir=str(tmp_path), data__dev_split='dev', data__train_split='dev')
   splits = retrieval_data.find_splits(
-    config.data, config, epath.Path(tmp_path), None, kind=topic_dpr.Documents
+    config.data, config, epath.Path(tmp_path), None, kind=topic_dpr.TopicData
   )
   tokens = splits.open_cache('dev', splits.dev, tokenizer)
 

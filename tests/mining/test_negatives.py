@@ -88,7 +88,7 @@ class World:
       out=str(self.folder / out),
       reranked=str(self.folder / reranked) if reranked else None,
       score=score,
-      options=mining.Options(**options),
+      options=mining.MiningOptions(**options),
     )
     return report, [json.loads(line) for line in (self.folder / out).read_text().splitlines()]
 

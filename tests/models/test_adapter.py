@@ -127,7 +127,7 @@ def test_an_adapter_of_ones_own_is_trained_resumed_exported_and_served(
   trained, tmp_path, command, monkeypatch
 ):
   pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
-  from dprjax.serving.engine import Engine, Options
+  from dprjax.serving.engine import Engine, ServerOptions
 
   monkeypatch.setenv(extensions.VARIABLE, TOY)
   backbone = trained / 'backbone'
@@ -222,7 +222,7 @@ def test_an_adapter_of_ones_own_is_trained_resumed_exported_and_served(
   repeated = [one for one in short for _ in kinds]
   alone = encoders.encode(repeated, 'passage', prompt=names)
   assert len({vector.tobytes() for vector in alone}) == len(names)
-  options = Options(rows=(1, 16), lengths=(64,), budget=16 * 64, slots=20, deadline=0.2)
+  options = ServerOptions(rows=(1, 16), lengths=(64,), budget=16 * 64, slots=20, deadline=0.2)
   engine = Engine.load(backbone, folder, name='bare', options=options)
   try:
     engine.ready.result(120)

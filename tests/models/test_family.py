@@ -206,7 +206,7 @@ def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(
   config, pooling, trained, tmp_path, command
 ):
   pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
-  from dprjax.serving.engine import Engine, Options
+  from dprjax.serving.engine import Engine, ServerOptions
 
   vocab_size = load_backbone(trained / 'backbone').config.vocab_size
   config = dataclasses.replace(config, vocab_size=vocab_size)
@@ -259,7 +259,7 @@ def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(
   stored = load_embeddings(tmp_path / 'embeddings')
   assert stored.meta.pooling == pooling
   texts = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
-  options = Options(rows=(1, 4), lengths=(32,), budget=4 * 48, slots=6, prompt_length=32)
+  options = ServerOptions(rows=(1, 4), lengths=(32,), budget=4 * 48, slots=6, prompt_length=32)
   engine = Engine.load(backbone, prompt.parent, options=options)
   try:
     engine.ready.result(60)

@@ -131,7 +131,7 @@ def test_weights_that_are_missing_or_pickled(projected):
 @pytest.mark.slow
 def test_prompt_and_layers_are_trained_exported_and_served(trained, projected, tmp_path, command):
   pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
-  from dprjax.serving.engine import Engine, Options
+  from dprjax.serving.engine import Engine, ServerOptions
 
   folder, _ = projected
 
@@ -154,7 +154,7 @@ def test_prompt_and_layers_are_trained_exported_and_served(trained, projected, t
   assert command(export, f'--workdir={tmp_path}/prompt', f'--out={prompt}', '--force')[0] == 0
   expected = Encoder.load(folder, prompt).encode(TEXTS, 'query')
   assert expected.shape == (3, 12)
-  options = Options(rows=(1, 4), lengths=(32,), budget=4 * 48, slots=6, prompt_length=32)
+  options = ServerOptions(rows=(1, 4), lengths=(32,), budget=4 * 48, slots=6, prompt_length=32)
   engine = Engine.load(folder, prompt.parent, options=options)
   try:
     engine.ready.result(60)

@@ -5,7 +5,7 @@ import pytest
 
 from dprjax.models import encoder
 from dprjax.models.adapters.template_tokens import LearnedTokens
-from dprjax.models.template import Piece, Template, Text, fill, unpack
+from dprjax.models.template import Piece, Template, TextRows, fill, unpack
 from tests.refusals import refused
 
 CLS, SEP, PAD, VOCABULARY = 1, 2, 0, 50
@@ -87,7 +87,7 @@ def test_texts_with_their_own_special_tokens_are_filled_in():
     tokens = np.full((3, 9), PAD, np.int32)
     for row, text in zip(tokens, rows, strict=True):
       row[: len(text) + 2] = [CLS, *text, SEP]
-    arrays.append(Text(tokens, jnp.array([len(text) for text in rows], jnp.int32), 1))
+    arrays.append(TextRows(tokens, jnp.array([len(text) for text in rows], jnp.int32), 1))
   for template in (PAIR, WIDE, PROMPTED):
     length = 7 + template.num_tokens
     filled = fill([template], arrays, length, PAD)

@@ -44,7 +44,7 @@ def encoder(small, prompts):
   ],
 )
 def test_texts_of_batches_by_side(encoder, prompt_type, side):
-  found = models.Model(encoder).encode(
+  found = models.MtebModel(encoder).encode(
     BATCHES,
     task_metadata=Task(),
     hf_split='test',
@@ -59,7 +59,7 @@ def test_texts_of_batches_by_side(encoder, prompt_type, side):
 
 def test_a_task_has_the_prompt_of_its_name_its_type_or_the_default(small, prompts):
   bank = {'Toy': prompts['qa'], 'STS': prompts['chat'], 'default': None}
-  model = models.Model(Encoder.load(small.path, bank, batch_size=8))
+  model = models.MtebModel(Encoder.load(small.path, bank, batch_size=8))
   for task, prompt in (
     (Task('Toy', 'STS'), 'Toy'),
     (Task('Other', 'STS'), 'STS'),
@@ -69,7 +69,7 @@ def test_a_task_has_the_prompt_of_its_name_its_type_or_the_default(small, prompt
       model.encode(BATCHES, task_metadata=task),
       model.encoder.encode(TEXTS, 'passage', prompt=prompt),
     )
-  one = models.Model(Encoder.load(small.path, {'Toy': prompts['qa']}, batch_size=8))
+  one = models.MtebModel(Encoder.load(small.path, {'Toy': prompts['qa']}, batch_size=8))
   with refused('Other', 'Toy'):
     one.encode(BATCHES, task_metadata=Task('Other', 'STS'))
 
@@ -78,7 +78,7 @@ def test_queries_that_a_prompt_has_seen_are_counted(small, prompts, tmp_path):
   known = load_prompt(prompts['qa'])
   known.queries.update({'train': seen.hashes(['JSON decodes', 'other'])})
   save_prompt(tmp_path / 'seen.npz', known)
-  model = models.Model(Encoder.load(small.path, tmp_path / 'seen.npz', batch_size=8))
+  model = models.MtebModel(Encoder.load(small.path, tmp_path / 'seen.npz', batch_size=8))
   for side in (PromptType.query, PromptType.document):
     model.encode(BATCHES, task_metadata=Task('Toy'), prompt_type=side)
   assert model.seen == {'Toy': {'train': 1}}
@@ -86,12 +86,12 @@ def test_queries_that_a_prompt_has_seen_are_counted(small, prompts, tmp_path):
 
 def test_inputs_without_text(encoder):
   with refused('Toy'):
-    models.Model(encoder).encode([{'image': [None]}], task_metadata=Task())
+    models.MtebModel(encoder).encode([{'image': [None]}], task_metadata=Task())
 
 
 def test_similarities_are_inner_products(encoder):
   one, other = np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[3.0, 1.0], [2.0, 2.0]])
-  model = models.Model(encoder)
+  model = models.MtebModel(encoder)
   assert model.similarity(one, other).tolist() == [[5, 6], [1, 2]]
   assert model.similarity_pairwise(one, other).tolist() == [5, 2]
 

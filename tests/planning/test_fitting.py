@@ -1,7 +1,7 @@
 import pytest
 
 from dprjax.planning import compiling, fitting
-from dprjax.planning.programs import Job
+from dprjax.planning.programs import CompileJob
 from dprjax.runtime import config as configs
 
 GIB = 2**30
@@ -15,7 +15,7 @@ def update(needs, held=0.0, flops=0.0, moved=0.0):
     'held': {'trained': round(held * GIB)},
     'xla': {'flops': flops, 'bytes': moved, 'collectives': ()},
   }
-  return compiling.Program(Job('v5e:2x4', ()), answer)
+  return compiling.Program(CompileJob('v5e:2x4', ()), answer)
 
 
 def option(flags, name, default):

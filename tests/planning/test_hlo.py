@@ -68,17 +68,17 @@ ENTRY %main (a: f32[16,8], b: bf16[3,8,4], c: f32[2,4], d: f32[8,4]) -> f32[4,4]
 
 
 def test_loops_count_as_often_as_they_run_and_what_is_on_the_chip_moves_nothing():
-  cost = hlo.Program(PROGRAM, 4).cost()
+  cost = hlo.HloProgram(PROGRAM, 4).cost()
   assert cost.flops == 3 * 2 * 16 * 8 * 4
   # A layer of the stack and its number an iteration; what the collective takes and gives.
   assert cost.bytes == 3 * (8 * 4 * 2 + 4) + 2 * 2 * 4 * 4
 
 
 def test_a_collective_in_pieces_is_one_and_a_reduce_scatter_is_told_from_an_all_reduce():
-  gather, scatter = hlo.Program(PROGRAM, 4).cost().collectives
+  gather, scatter = hlo.HloProgram(PROGRAM, 4).cost().collectives
   assert gather == hlo.Collective('all-gather', 1, 8 * 4 * 4, 3 * 8 * 4 * 4 // 4)
   assert scatter == hlo.Collective('reduce-scatter', 1, 8 * 4 * 4, 8 * 4 * 4 // 2)
-  assert hlo.Program(PROGRAM, 4).cost().gathered == (8 * 4 * 4,)
+  assert hlo.HloProgram(PROGRAM, 4).cost().gathered == (8 * 4 * 4,)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_the_devices_of_a_collective(groups, ways):
     f'  ROOT %r = f32[64]{{0}} all-reduce(%a), channel_id=1, {groups}, to_apply=%add',
     '}',
   )
-  (found,) = hlo.Program('\n'.join(lines), 8).cost().collectives
+  (found,) = hlo.HloProgram('\n'.join(lines), 8).cost().collectives
   assert found == hlo.Collective('all-reduce', 1, 256, round(2 * 256 * (ways - 1) / ways))
 
 
@@ -136,7 +136,7 @@ def test_a_convolution_is_counted_as_xla_counts_it(image, kernel, out, attribute
     f'  ROOT %c = f32[{out}] convolution(%a, %b), {attributes}',
     '}',
   )
-  assert hlo.Program('\n'.join(lines), 1).cost().flops == flops
+  assert hlo.HloProgram('\n'.join(lines), 1).cost().flops == flops
 
 
 def test_a_real_program():
@@ -152,7 +152,9 @@ def test_a_real_program():
     jax.ShapeDtypeStruct((64, 32), np.float32, sharding=rows),
     jax.ShapeDtypeStruct((6, 32, 32), np.float32, sharding=whole),
   )
-  cost = hlo.Program(jax.jit(run, out_shardings=whole).lower(*shapes).compile().as_text(), 4).cost()
+  cost = hlo.HloProgram(
+    jax.jit(run, out_shardings=whole).lower(*shapes).compile().as_text(), 4
+  ).cost()
   assert cost.flops == 6 * 2 * 16 * 32 * 32
   (sum_,) = cost.collectives
   assert sum_[:3] == ('all-reduce', 1, 32 * 4)

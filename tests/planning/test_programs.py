@@ -40,7 +40,7 @@ FT = (
 
 
 def compiled(target, config, **options):
-  made = compiling.compile_program(programs.Job(target, config, **options), 300)
+  made = compiling.compile_program(programs.CompileJob(target, config, **options), 300)
   assert made.failure == ''
   return made
 
@@ -250,7 +250,7 @@ def test_a_method_that_says_no_shapes_is_refused(monkeypatch):
 @pytest.mark.slow
 def test_a_compiler_ends_with_the_process_that_started_it(tmp_path):
   """Which holds the other end of its standard input, however it ends."""
-  job = json.dumps(dataclasses.asdict(programs.Job('cpu', DPT)))
+  job = json.dumps(dataclasses.asdict(programs.CompileJob('cpu', DPT)))
   command = [sys.executable, *compiling.COMMAND, str(tmp_path / 'answer.json')]
   with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
     process.stdin.write(f'{job}\n')
@@ -261,7 +261,7 @@ def test_a_compiler_ends_with_the_process_that_started_it(tmp_path):
 
 def test_a_compiler_that_dies_is_no_traceback(monkeypatch):
   """The process's program is one that ends itself by a signal, and one that never ends."""
-  job = programs.Job('cpu', DPT)
+  job = programs.CompileJob('cpu', DPT)
   for code, limit, message in (
     ('import os; print("F0101 Check failed: chips"); os.abort()', 60, 'SIGABRT.*Check failed'),
     ('import time; time.sleep(60)', 0.5, 'no program after 0.5 s'),

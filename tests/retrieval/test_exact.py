@@ -104,7 +104,7 @@ def test_codes_from_disk(
   found = embeddings.load_embeddings(tmp_path)
   queries = queries.astype(np.float32)
   scores, rows = reference(queries, found.vectors(), 20)
-  index = exact.Index(found.shards, devices=jax.devices()[:devices], block_rows=64)
+  index = exact.ExactIndex(found.shards, devices=jax.devices()[:devices], block_rows=64)
   assert {block.rows.dtype for block in index._kept} == {codes.stored(dtype)}
   np.testing.assert_allclose(index.search(queries, 20).scores, scores, rtol=1e-5, atol=1e-5)
   if dtype == 'int8':  # of few values, scores tie
@@ -168,7 +168,7 @@ def test_ties_at_every_cut(devices, kind, monkeypatch):
   queries = rng.integers(0, 2, (5, 6)).astype(np.float32)
   scores = queries @ corpus.T
   truth = [sorted(range(9000), key=lambda r, s=s: (s[r], ids[r]), reverse=True) for s in scores]
-  index = exact.Index(corpus, block_rows=512, ids_at=best.ids_of(ids))
+  index = exact.ExactIndex(corpus, block_rows=512, ids_at=best.ids_of(ids))
   for k in (1, 5, 100, 1500):
     expected = [rows[:k] for rows in truth]
     assert index.search(queries, k, block_queries=2).rows.tolist() == expected
@@ -244,13 +244,13 @@ def test_an_index_finds_the_same_bits_as_a_search(devices):
   rng = np.random.default_rng(6)
   corpus = rng.standard_normal((1000, 24), np.float32)
   options = {'block_rows': 256, 'devices': jax.devices()[:devices]}
-  index = exact.Index([corpus[:300], corpus[300:]], **options)
+  index = exact.ExactIndex([corpus[:300], corpus[300:]], **options)
   for count, k in ((7, 300), (1, 5), (7, 2000)):
     queries = rng.standard_normal((count, 24), np.float32)
     found, expected = index.search(queries, k), exact.search(queries, corpus, k, **options)
     np.testing.assert_array_equal(found.rows, expected.rows)
     np.testing.assert_array_equal(found.scores, expected.scores)
   with refused('vectors'):
-    exact.Index(corpus[:0])
+    exact.ExactIndex(corpus[:0])
   with refused('document 1'):
-    exact.Index(np.array([[0], [np.nan]], np.float32))
+    exact.ExactIndex(np.array([[0], [np.nan]], np.float32))

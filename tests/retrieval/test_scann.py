@@ -30,7 +30,7 @@ def test_brute_force_equals_exact():
   found, truth = index.search(queries, 50, index.settings(50)), exact.search(queries, corpus, 50)
   np.testing.assert_array_equal(found.rows, truth.rows)
   np.testing.assert_allclose(found.scores, truth.scores, rtol=1e-5)
-  assert index.tune(queries, truth.rows, 1.0) == (scann.Settings(0, 0), 1.0)
+  assert index.tune(queries, truth.rows, 1.0) == (scann.ScannSettings(0, 0), 1.0)
 
 
 @pytest.mark.slow
@@ -176,6 +176,6 @@ def test_tree_reaches_its_recall_on_40000_clustered_vectors(tmp_path):
     expected = np.einsum('qh,qkh->qk', queries, corpus[found.rows])
     np.testing.assert_allclose(found.scores, expected, rtol=1e-4, atol=1e-5)
   # Two leaves of some 200 vectors cannot hold 1,000.
-  few = index.search(queries, 1000, scann.Settings(2, 1000))
+  few = index.search(queries, 1000, scann.ScannSettings(2, 1000))
   assert (few.rows == -1).any() and np.isneginf(few.scores[few.rows == -1]).all()
   assert few.rows.min() == -1 and (np.diff(few.scores[:, :100], axis=1) <= 0).all()

@@ -11,7 +11,7 @@ from etils import epath
 
 from dprjax.base import outputs
 from dprjax.runtime import stages as running
-from dprjax.runtime.stages import Model, Stages, config_file
+from dprjax.runtime.stages import ModelFiles, Stages, config_file
 from tests.refusals import refused
 
 
@@ -129,8 +129,8 @@ def test_config_file():
 
 def test_the_files_of_a_model_are_the_local_ones(tmp_path):
   prompt = epath.Path(tmp_path / 'prompt.npz')
-  assert Model('').files == Model('package:some').files == []
-  assert Model(str(tmp_path), prompt).files == [epath.Path(tmp_path), prompt]
+  assert ModelFiles('').files == ModelFiles('package:some').files == []
+  assert ModelFiles(str(tmp_path), prompt).files == [epath.Path(tmp_path), prompt]
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from dprjax import encode, serve
 from dprjax.inference.reranker import CrossEncoder
 from dprjax.inference.text_encoder import Encoder
 from dprjax.serving.app import App, Limits
-from dprjax.serving.engine import Engine, Options
-from dprjax.serving.indexes import Index, Reranker
+from dprjax.serving.engine import Engine, ServerOptions
+from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import Keys
 from tests.refusals import refused
 
@@ -33,7 +33,7 @@ httpx = pytest.importorskip('httpx', reason="pip install 'dprjax[dev]'")
 openai = pytest.importorskip('openai', reason="pip install 'dprjax[dev]'")
 
 pytestmark = pytest.mark.xdist_group('serving')
-OPTIONS = Options(rows=(1, 4), lengths=(16, 48), slots=6, deadline=0.001, prompt_length=4)
+OPTIONS = ServerOptions(rows=(1, 4), lengths=(16, 48), slots=6, deadline=0.001, prompt_length=4)
 PASSAGES = {'d1': 'json decodes a string', 'd2': 'an http server sends', 'd3': 'parse the xml tree'}
 
 
@@ -84,8 +84,8 @@ def client(small, engine, folder, corpus):
   )
   app = App(
     engine,
-    [Index('qa', out, texts=corpus)],
-    [Reranker('cross', small.path)],
+    [ServedIndex('qa', out, texts=corpus)],
+    [ServedReranker('cross', small.path)],
     limits=Limits(bytes=10_000, prompt_bytes=100_000, inputs=8, tokens=90, seconds=20),
   )
   with running(app) as address, httpx.Client(base_url=address, timeout=60) as client:
@@ -433,7 +433,7 @@ def test_health_and_metrics(client, ask):
 @pytest.mark.slow
 def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
   # Alone, a text waits for a minute.
-  options = Options(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=2)
+  options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=2)
   engine = Engine.load(small.path, folder, options=options)
   app = App(engine, limits=Limits(seconds=1))
   body = {'model': 'qa', 'input': 'json'}

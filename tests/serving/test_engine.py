@@ -17,8 +17,8 @@ from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact
 from dprjax.serving.bank import Shapes
 from dprjax.serving.batcher import Busy, NotFinite
-from dprjax.serving.engine import Engine, ForeignIds, Options
-from dprjax.serving.indexes import Index
+from dprjax.serving.engine import Engine, ForeignIds, ServerOptions
+from dprjax.serving.indexes import ServedIndex
 from dprjax.serving.library import NameTaken, UnknownPrompt
 from tests.refusals import named_in, refused
 
@@ -32,7 +32,7 @@ PROMPTS = {
   'long': {'length': 5, 'passage_max_length': 43},
   'queries': {'length': 4, 'sides': 'query', 'shift_positions': True},
 }
-OPTIONS = Options(rows=(1, 4), lengths=(16, 64), budget=4 * 48, slots=5, prompt_length=5)
+OPTIONS = ServerOptions(rows=(1, 4), lengths=(16, 64), budget=4 * 48, slots=5, prompt_length=5)
 
 
 @pytest.fixture(scope='module')
@@ -190,14 +190,14 @@ def test_a_prompt_for_queries_alone_searches_an_index_of_the_bare_backbone(
   space = folders.describe(bare, 'passage', 'float32', 'i' * 64).space()
   del space['dimension']
   write_embeddings(tmp_path / 'bare', ['a', 'b'], passages, **space)
-  index = Index('bare', tmp_path / 'bare')
+  index = ServedIndex('bare', tmp_path / 'bare')
   index.check(engine.library.get('queries'), engine)
   for name, what in (('tied', 'prompt_sha256'), ('cls', 'pooling'), ('shifted', 'shift_positions')):
     with refused(name, what):
       index.check(engine.library.get(name), engine)
   write_embeddings(tmp_path / 'tied', ['a', 'b'], passages, **space | {'prompt_sha256': 'p' * 64})
   with refused('prompt_sha256'):
-    Index('tied', tmp_path / 'tied').check(engine.library.get('queries'), engine)
+    ServedIndex('tied', tmp_path / 'tied').check(engine.library.get('queries'), engine)
 
 
 def test_a_damaged_prompt_is_refused(engine, folder):
@@ -297,7 +297,7 @@ def test_any_name_of_a_file_is_served_or_told(small, tmp_path, caplog):
 
 @pytest.mark.slow
 def test_a_full_queue_is_busy_and_cancelled_texts_make_room(small, folder):
-  options = Options(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=3)
+  options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=3)
   engine = Engine.load(small.path, folder, options=options)
   engine.ready.result(60)
   waiting = engine.submit('tied', 'query', ['json'])
@@ -316,7 +316,7 @@ def test_a_full_queue_is_busy_and_cancelled_texts_make_room(small, folder):
 
 
 def test_prompts_beyond_the_memory_of_the_host_are_read_again(small, folder):
-  options = Options(rows=(1,), lengths=(48,), slots=2, host_bytes=1)
+  options = ServerOptions(rows=(1,), lengths=(48,), slots=2, host_bytes=1)
   engine = Engine.load(small.path, folder, options=options)
   first = {name: engine.submit(name, 'query', ['json']).result(60) for name in PROMPTS}
   again = {name: engine.submit(name, 'query', ['json']).result(60) for name in PROMPTS}
@@ -328,7 +328,7 @@ def test_prompts_beyond_the_memory_of_the_host_are_read_again(small, folder):
 
 def test_options_that_do_not_fit(small, folder, tmp_path):
   with refused('--slots=4'):
-    Engine.load(small.path, folder, options=Options(rows=(4,), lengths=(48,), slots=4))
+    Engine.load(small.path, folder, options=ServerOptions(rows=(4,), lengths=(48,), slots=4))
   with refused('--name=a', '64'):
     Engine.load(small.path, folder, name='a b')
   (tmp_path / 'file').write_text('x')
@@ -339,9 +339,9 @@ def test_options_that_do_not_fit(small, folder, tmp_path):
     *(('most_queued', 0), ('slots', 0), ('prompt_length', 0), ('host_bytes', 0), ('threads', 2.5)),
   ):
     with refused(name):
-      Engine.load(small.path, folder, options=Options(**{name: value}))
+      Engine.load(small.path, folder, options=ServerOptions(**{name: value}))
   with refused('query_max_length'):
-    Engine.load(small.path, tmp_path / 'new', options=Options(lengths=(2,)))
+    Engine.load(small.path, tmp_path / 'new', options=ServerOptions(lengths=(2,)))
 
 
 def test_the_rows_of_a_batch():

@@ -8,8 +8,8 @@ pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax.serving.app import App, Limits
-from dprjax.serving.engine import Engine, Options
-from dprjax.serving.indexes import Reranker
+from dprjax.serving.engine import Engine, ServerOptions
+from dprjax.serving.indexes import ServedReranker
 from tests.serving.test_app import running
 
 hypothesis = pytest.importorskip('hypothesis', reason="pip install 'dprjax[dev]'")
@@ -23,9 +23,11 @@ pytestmark = pytest.mark.xdist_group('serving')
 def test_no_request_is_a_fault_of_the_server(small, tmp_path, caplog):
   folder = tmp_path / 'prompts'
   small.write(folder, 'qa', 2)
-  options = Options(rows=(1, 4), lengths=(48,), slots=6, deadline=0.001)
+  options = ServerOptions(rows=(1, 4), lengths=(48,), slots=6, deadline=0.001)
   engine = Engine.load(small.path, folder, options=options)
-  app = App(engine, (), [Reranker('cross', small.path)], limits=Limits(bytes=100_000, seconds=20))
+  app = App(
+    engine, (), [ServedReranker('cross', small.path)], limits=Limits(bytes=100_000, seconds=20)
+  )
   seen = set()
   with running(app) as address:
     schema = schemathesis.openapi.from_url(f'{address}/openapi.json')

@@ -5,7 +5,7 @@ import pytest
 
 from dprjax import PromptReranker
 from dprjax.retrieval import bm25_index, codes, exact, fusion
-from dprjax.serving.indexes import Index, Reranker
+from dprjax.serving.indexes import ServedIndex, ServedReranker
 
 
 @pytest.mark.slow_but_first
@@ -15,7 +15,7 @@ def test_queries_are_cut_to_what_an_index_has(tmp_path, write_embeddings, dtype)
   passages, queries = (rng.standard_normal((count, 12), np.float32) for count in (40, 3))
   short = codes.cut(passages, 9, True)
   write_embeddings(tmp_path / 'x', [f'd{i}' for i in range(40)], short, dtype=dtype)
-  index = Index('x', tmp_path / 'x', most=5)
+  index = ServedIndex('x', tmp_path / 'x', most=5)
   if dtype != 'float32':
     code = codes.Code(dtype, codes.calibrate(short, dtype))
     short = codes.decode(codes.encode(short, code), code)
@@ -32,7 +32,7 @@ def test_queries_are_cut_to_what_an_index_has(tmp_path, write_embeddings, dtype)
 def test_equal_scores_go_by_falling_id(tmp_path, write_embeddings):
   ids = [str(i) for i in range(30)]
   write_embeddings(tmp_path / 'x', ids, np.ones((30, 4), np.float32))
-  index = Index('x', tmp_path / 'x', most=7)
+  index = ServedIndex('x', tmp_path / 'x', most=7)
   for k in (1, 5, 7):
     (hits,) = index.search(np.ones((1, 4), np.float32), [''], k)
     assert [hit.id for hit in hits] == ['9', '8', '7', '6', '5', '4', '3'][:k]
@@ -44,7 +44,9 @@ def test_a_hybrid_index_is_fused_with_bm25(tmp_path, write_embeddings):
   bm25_index.save(bm25_index.build(ids, texts), tmp_path / 'bm25', 'fingerprint')
   how = fusion.Fusion(weights={'bm25': 1, 'dense': 1}, depth=2)
   fusion.write(tmp_path / 'w.json', how)
-  index = Index('x', tmp_path / 'x', weights=tmp_path / 'w.json', bm25_index=tmp_path / 'bm25')
+  index = ServedIndex(
+    'x', tmp_path / 'x', weights=tmp_path / 'w.json', bm25_index=tmp_path / 'bm25'
+  )
   index.compile()
   # By the vectors a, b; c, a. By the words b alone; none.
   vectors = np.array([[2, 1, 0], [1, 0, 2]], np.float32)
@@ -56,7 +58,7 @@ def test_a_hybrid_index_is_fused_with_bm25(tmp_path, write_embeddings):
 @pytest.mark.slow
 def test_a_prompt_of_pairs_gives_probabilities_and_compiles_first(templates):
   paths = templates / 'backbone', templates / 'pairs.npz'
-  served = Reranker('qa', paths[0], prompt=paths[1])
+  served = ServedReranker('qa', paths[0], prompt=paths[1])
   served.compile()
   programs = served._model._embedder._embed._cache_size()
   assert programs == 2  # pairs of up to 16 tokens, and of up to 23

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dprjax.models.adapter import Adapter, Kind, Training
+from dprjax.models.adapter import Adapter, AdapterTraining, Kind
 
 
 @flax.struct.dataclass
@@ -32,7 +32,7 @@ ADAPTER = Kind(
   'a vector that every layer adds',
   lambda where, meta: {'bias': 'L H'},
   lambda meta, arrays: [Bias(arrays['bias'])],
-  Training(
+  AdapterTraining(
     init,
     lambda config, model, params: Bias(params['bias']),
     lambda config, adapter: ({'bias': adapter.bias}, {}),

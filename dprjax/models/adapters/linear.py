@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.models.adapter import Adapter, Kind, Training
+from dprjax.models.adapter import Adapter, AdapterTraining, Kind
 from dprjax.models.projection import IDENTITY, Dense
 
 
@@ -57,7 +57,7 @@ ADAPTER = Kind(
   'a linear map of vectors',
   lambda where, meta: {'change': 'vector vector'},
   lambda meta, arrays: [Linear(arrays['change'])],
-  Training(
+  AdapterTraining(
     init,
     lambda config, model, params: Linear(params['change']),
     lambda config, adapter: ({'change': adapter.change}, {}),

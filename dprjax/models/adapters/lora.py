@@ -17,7 +17,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
 from dprjax.models import adapter as adapters
 from dprjax.models import weights
-from dprjax.models.adapter import Adapter, Kind, Peft, Training
+from dprjax.models.adapter import Adapter, AdapterTraining, Kind, Peft
 from dprjax.models.weights import Stored
 
 _CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
@@ -282,7 +282,7 @@ ADAPTER = Kind(
   'low-rank changes of projections',
   _arrays,
   _load,
-  Training(init, expand, _export),
+  AdapterTraining(init, expand, _export),
   peft=Peft('LORA', to_peft, from_peft),
   merge=merge,
 )

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
 from dprjax.models import encoder, weights
-from dprjax.models.adapter import Adapter, Kind, Peft, Training
+from dprjax.models.adapter import Adapter, AdapterTraining, Kind, Peft
 from dprjax.models.weights import Stored
 
 _CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
@@ -261,7 +261,7 @@ ADAPTER = Kind(
   'key and value vectors in every layer',
   functools.partial(arrays, 'L 2 P N D'),
   lambda meta, arrays: [load(meta, arrays['prefix'])],
-  Training(init, expand, _export, of_text),
+  AdapterTraining(init, expand, _export, of_text),
   row=_row,
   peft=Peft('PREFIX_TUNING', to_peft, from_peft),
   code=pathlib.Path(__file__).parents[1] / 'dprjax_prompt.py.txt',
