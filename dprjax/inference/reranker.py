@@ -270,7 +270,7 @@ class PromptReranker(Reranker):
 
     Raises:
       InputError: the masked-LM head is missing, or not the prompt's; the prompt is not a pair
-        prompt, or a label word is not one token; it and its texts exceed the positions.
+        prompt, or a word of the verbalizer is not one token; it and its texts exceed the positions.
     """
     config = backbone.config
     check_template(prompt, ('pair',), config)
@@ -281,10 +281,10 @@ class PromptReranker(Reranker):
       )
     check_head(prompt, head_specs.sha256('mlm', config, found))
     yes, no = task_templates.label_ids(
-      prompt.meta['label_words'],
+      prompt.meta['verbalizer'],
       tokenizer.encode_bare,
       tokenizer.special_ids,
-      f"{prompt.path}: meta's label_words",
+      f"{prompt.path}: meta's verbalizer",
     )
     made, adapter = template_prompts.of_prompts([prompt], tokenizer, config)
     (template,) = made.templates['pair']

@@ -489,7 +489,7 @@ def export(
   if 'pair' in kinds:
     shared |= {
       'pooling': 'mask',
-      'label_words': list(config.template.verbalizer),
+      'verbalizer': list(config.template.verbalizer),
       'score': config.template.score,
       'head_sha256': head_specs.sha256('mlm', backbone.config, heads['mlm']),
     }

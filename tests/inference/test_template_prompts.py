@@ -158,7 +158,7 @@ def test_prompts_that_do_not_fit(name, meta, message, templates, tmp_path):
   [
     ('qa', {}, {}, 'template'),
     ('pairs', {'head_sha256': 'd' * 64}, {}, 'prompt.npz'),
-    ('pairs', {'label_words': ['oak', 'zzz']}, {}, ('label_words', 'zzz')),
+    ('pairs', {'verbalizer': ['oak', 'zzz']}, {}, ('verbalizer', 'zzz')),
     ('pairs', {'passage_max_length': 30}, {}, ('passage_max_length', '30', '33')),
     ('pairs', {}, {'max_length': 12}, '12'),
     ('pairs', {}, {'max_length': 41}, ('max_length', '41', '40')),

@@ -98,7 +98,7 @@ def write_prompt(path, model, tokenizer, config, kinds, lengths=None, seed=0, **
     'template': strings,
     'words': {},
     'fixed_layers': 2,
-    'label_words': ['oak', 'elm'],
+    'verbalizer': ['oak', 'elm'],
     'score': 'logit',
     'head_sha256': 'b' * 64,
   } | change

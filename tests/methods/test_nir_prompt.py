@@ -157,7 +157,7 @@ def test_the_essential_matching_module_exports_its_head_and_all_prompts(
   for task, file in files.items():
     prompt = artifact.load_prompt(file)
     assert prompt.meta['head_sha256'] == head_specs.sha256('mlm', model, head) != digest
-    assert prompt.meta['label_words'] == ['oak', 'elm'] and prompt.meta['score'] == 'logit'
+    assert prompt.meta['verbalizer'] == ['oak', 'elm'] and prompt.meta['score'] == 'logit'
     for name, array in arrays[task].items():
       np.testing.assert_array_equal(template_tokens.vectors(prompt)[name], array)
 

@@ -145,7 +145,7 @@ TEMPLATE = {
 PAIR = TEMPLATE | {
   'template': {'pair': '[CLS] first [SEP] second [SEP] P1 [MASK] [SEP]'},
   'words': {'pair/P1': 'Do these two sentences match?'},
-  'label_words': ['yes', 'no'],
+  'verbalizer': ['yes', 'no'],
   'score': 'logit',
   'head_sha256': 'e' * 64,
 }
@@ -200,7 +200,7 @@ def _forms(query):
     (VECTORS, TEMPLATE | {'drop': ['words']}, 'prompt.npz'),
     ({}, PAIR | {'drop': ['head_sha256']}, 'head_sha256'),
     ({}, PAIR | {'pooling': 'mean'}, 'mean'),
-    ({}, PAIR | {'label_words': ['yes']}, 'label_words'),
+    ({}, PAIR | {'verbalizer': ['yes']}, 'verbalizer'),
     ({}, PAIR | {'score': 'odds'}, 'odds'),
   ],
 )

@@ -31,7 +31,7 @@ class _Meta(msgspec.Struct):
 
 class _PairMeta(_Meta):
   pooling: Literal['mask']
-  label_words: Annotated[
+  verbalizer: Annotated[
     list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=2, max_length=2)
   ]
   score: Literal['logit', 'probability']
