@@ -210,7 +210,7 @@ def search(
     **details,
     **report,
     **corpus.meta.space(),
-    **_seen(several),
+    **_seen([*several, corpus]),
     **({'stored': corpus.meta.dtype} if corpus.meta.dtype in codes.LEVELS else {}),
     'corpus_manifest_sha256': corpus.sha256,
     'queries_manifest_sha256': '+'.join(each.sha256 for each in several),

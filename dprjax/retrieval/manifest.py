@@ -43,6 +43,7 @@ class Meta:
     tokenizer_sha256: of the tokenizer.
     prompt_sha256: of the prompt file; None without one, or under a query-only prompt.
     query_prompt_sha256: of the query-only prompt file, for queries.
+    nudged_sha256: of what moved the vectors (`dprjax.nudge`); None: nothing did.
     shift_positions: whether positions start at the prompt's length; False under a query-only
       prompt.
     pooling, normalize, prefix, max_length: `formats.vector_spec.VectorSpec.of_side`.
@@ -67,6 +68,7 @@ class Meta:
   input_sha256: str
   topic: str = ''
   query_prompt_sha256: str | None = None
+  nudged_sha256: str | None = None
 
   def space(self) -> dict[str, Any]:
     """The fields that queries and passages must share to be comparable."""
