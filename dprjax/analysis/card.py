@@ -270,6 +270,11 @@ def _gain(gain: Mapping[str, Any]) -> Iterator[str]:
     f'{where}: {_plain(gain["measure"])} {gain["best"]:.4f}, against {gain["baseline"]:.4f} before '
     f'the training (difference {gain["difference"]:+.4f}{interval}).'
   )
+  if gain.get('new') is not None and gain['new_queries'] < gain['queries']:
+    yield (
+      f'On the {gain["new_queries"]:,} queries with answers that no training query has, the '
+      f'difference is {gain["new"]:+.4f}.'
+    )
   if not gain['better']:
     chance = ', or better by chance' if gain['difference'] > 0 else ''
     yield ''

@@ -33,6 +33,7 @@ class _Scores(msgspec.Struct):
   format: Literal['dprjax.scores']
   means: dict[str, float]
   values: dict[str, list[float]]
+  new: dict[str, list[bool]] = {}
 
 
 class _Whole(msgspec.Struct):
@@ -51,6 +52,9 @@ class Gain(NamedTuple):
     queries: their number; 0 if unknown.
     better: whether the model beats the baseline, see the module's docstring.
     folds: number of folds of a cross-validated gain; 0: measured on the dev split.
+    new: the difference on dev queries with new answers, those with no relevant passage of a
+      training query; None if unknown or without such queries.
+    new_queries: their number; None if unknown.
   """
 
   measure: str
@@ -62,6 +66,8 @@ class Gain(NamedTuple):
   queries: int
   better: bool
   folds: int = 0
+  new: float | None = None
+  new_queries: int | None = None
 
   @classmethod
   def read(cls, value: Any, where: str) -> 'Gain | None':
@@ -69,7 +75,7 @@ class Gain(NamedTuple):
     if value is None:
       return None
     artifact.check_gain(where, value)
-    return cls(**{name: value[name] for name in cls._fields})
+    return cls(**{name: value[name] for name in cls._fields if name in value})
 
   @property
   def shown(self) -> str:
@@ -87,7 +93,7 @@ class Gain(NamedTuple):
       interval = f', 95 % interval {self.low:+.4f} to {self.high:+.4f} over {queries}'
     numbers = (
       f'{self.measure} {self.best:.4f} against {self.baseline:.4f} before the training '
-      f'({self.difference:+.4f}{interval})'
+      f'({self.difference:+.4f}{interval}){self._on_new_answers}'
     )
     where = f'in cross-validation over {self.folds} folds' if self.folds else 'on the dev split'
     if self.difference <= 0:
@@ -95,6 +101,20 @@ class Gain(NamedTuple):
     if not self.better:
       return f'No clear gain {where}, it may be chance: {numbers}'
     return f'A gain {where}: {numbers}'
+
+  @property
+  def _on_new_answers(self) -> str:
+    if self.new_queries in (None, self.queries):
+      return ''
+    if self.new is None:
+      return '; each of them shares an answer with a training query, so new answers are untested'
+    queries = counted(self.new_queries, 'queries')
+    if self.new <= 0 < self.difference:
+      return (
+        f'; all of it on answers that training queries have, {self.new:+.4f} on the {queries} with '
+        'new answers'
+      )
+    return f'; {self.new:+.4f} on the {queries} with answers that no training query has'
 
 
 def compare(measure: str, baseline: Scores, found: Scores) -> Gain:
@@ -112,7 +132,11 @@ def compare(measure: str, baseline: Scores, found: Scores) -> Gain:
     interval, better = (low, high), low > 0
   else:
     pairs = []
-  return Gain(measure, before, now, now - before, *interval, sum(map(len, pairs)), better)
+  gain = Gain(measure, before, now, now - before, *interval, sum(map(len, pairs)), better)
+  if not pairs or found.new.keys() != found.values.keys():
+    return gain
+  fresh = np.concatenate(pairs)[np.concatenate([found.new[name] for name in found.values])]
+  return gain._replace(new=float(fresh.mean()) if len(fresh) else None, new_queries=len(fresh))
 
 
 def saturated(measure: str, scores: Scores) -> str:
@@ -187,7 +211,7 @@ def kept(folder: epath.Path, measure: str, step: int = 0) -> Scores | None:
   main = jax.process_index() == 0
   found = read(folder, measure, step) if main and _path(folder, step).exists() else None
   means = distributed.agree(None if found is None else dict(found.means))
-  return None if means is None else Scores(means, {} if found is None else found.values)
+  return None if means is None else (found or Scores({}))._replace(means=means)
 
 
 def write(folder: epath.Path, scores: Scores, step: int = 0) -> None:
@@ -195,7 +219,9 @@ def write(folder: epath.Path, scores: Scores, step: int = 0) -> None:
   path = _path(folder, step)
   path.parent.mkdir(exist_ok=True)
   values = {name: each.tolist() for name, each in scores.values.items()}
-  files.write_json(path, {'format': _FORMAT, 'means': dict(scores.means), 'values': values})
+  new = {name: each.tolist() for name, each in scores.new.items()}
+  record = {'format': _FORMAT, 'means': dict(scores.means), 'values': values, 'new': new}
+  files.write_json(path, record)
 
 
 def measured(folder: epath.Path) -> list[int]:
@@ -216,7 +242,9 @@ def read(folder: epath.Path, measure: str, step: int = 0) -> Scores:
     if measure not in kept.means:
       raise InputError(f'{path}: there is no mean of {measure}')
     return Scores(
-      kept.means, {name: np.array(each, np.float64) for name, each in kept.values.items()}
+      kept.means,
+      {name: np.array(each, np.float64) for name, each in kept.values.items()},
+      {name: np.array(each, np.bool_) for name, each in kept.new.items()},
     )
   except InputError as error:
     raise InputError(f'{error}; remove that file to measure it again') from error
@@ -229,4 +257,6 @@ def metrics(scores: Scores, gain: Gain | None = None) -> Mapping[str, float]:
     found['dev/gain'] = gain.difference
     if gain.low is not None and gain.high is not None:
       found |= {'dev/gain_low': gain.low, 'dev/gain_high': gain.high}
+    if gain.new is not None:
+      found['dev/gain_new'] = gain.new
   return found

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError, place
@@ -51,10 +51,12 @@ class Scores(NamedTuple):
       Their mean is the measure. A measure that is no mean (F1, a correlation) gives its
       linearisation: the measure plus the influence of each example. Without values there are no
       intervals.
+    new: by data set, whether no training query has a relevant passage of the dev query.
   """
 
   means: Mapping[str, float]
   values: Mapping[str, Float[np.ndarray, ' _']] = types.MappingProxyType({})
+  new: Mapping[str, Bool[np.ndarray, ' _']] = types.MappingProxyType({})
 
 
 Evaluate = Callable[[Mapping[str, Array]], Scores]

@@ -284,7 +284,8 @@ class _Tasks:
     each = list(zip(self.tasks, found, strict=True))
     means = {f'{task.name}/{task.measure}': scores.means[task.measure] for task, scores in each}
     values = {task.name: scores.values[''] for task, scores in each if '' in scores.values}
-    return Scores(means | {MEAN: float(np.mean(list(means.values())))}, values)
+    new = {task.name: scores.new[''] for task, scores in each if '' in scores.new}
+    return Scores(means | {MEAN: float(np.mean(list(means.values())))}, values, new)
 
 
 def _check_lengths(

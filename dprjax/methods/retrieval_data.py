@@ -501,6 +501,10 @@ class DevRanking:
     self._passages = passages
     self.query_ids, self.passage_ids = tokens.query_ids(queries), tokens.passage_ids(passages)
     names = dict(zip(passages.tolist(), self.passage_ids, strict=True))
+    self._answers = {
+      id_: {names[number] for number in row.relevant.tolist()}
+      for id_, row in zip(self.query_ids, query_rows, strict=True)
+    }
     self._qrels = data.make_qrels(self.query_ids, query_rows, names)
     self.rows = {
       'query': [row.tokens for row in query_rows],
@@ -527,6 +531,15 @@ class DevRanking:
     if numbers is None:
       return dict.fromkeys(SIDES, ())
     return {'query': (numbers['query'],), 'passage': (numbers['passage'][self._passages],)}
+
+  @functools.cached_property
+  def _new(self) -> dict[str, bool]:
+    """By dev query, whether no training query has one of its relevant passages."""
+    if self.data.dev is None:
+      return {}
+    judged = sources.load_dataset(self.data.train).qrels.values()
+    known = {id_ for grades in judged for id_, grade in grades.items() if grade > 0}
+    return {id_: known.isdisjoint(answers) for id_, answers in self._answers.items()}
 
   @functools.cached_property
   def fixed(self) -> dict[str, np.ndarray]:
@@ -619,4 +632,6 @@ class DevRanking:
         query, passage = (codes.cut(vectors[side], length, config.normalize) for side in SIDES)
         cut = measure(query, passage, wanted[:1])['mean']
         found[f'{wanted[0]}/{length}'] = cut[wanted[0]]
-    return Scores(found, of_queries(whole, wanted[0]))
+    measured = whole['per_query'][wanted[0]]
+    new = {'': np.array([self._new[id_] for id_ in measured])} if self._new else {}
+    return Scores(found, of_queries(whole, wanted[0]), new)

@@ -137,7 +137,7 @@ class Chosen(NamedTuple):
     gains = {}
     for name, gain in found.gains.items():
       artifact.check_gain(where, gain)
-      gains[name] = baseline.Gain(**{key: gain[key] for key in baseline.Gain._fields})
+      gains[name] = baseline.Gain(**gain)
     if found.chosen not in gains or (found.best_steps and not (found.steps and found.schedule)):
       raise InputError(f'{where}: chosen is not among the gains, or the folds have no steps')
     return cls(gains, found.chosen, found.steps, found.schedule, found.best_steps)
@@ -284,8 +284,11 @@ def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.
 
 def _joined(parts: Sequence[Scores], measure: str) -> Scores:
   """Evaluations on parts of one set of queries as one."""
-  values = np.concatenate([part.values[''] for part in parts])
-  return Scores({measure: float(values.mean())}, {'': values})
+  values, new = (
+    {name: np.concatenate([one[name] for one in several]) for name in several[0]}
+    for several in ([part.values for part in parts], [part.new for part in parts])
+  )
+  return Scores({measure: float(values[''].mean())}, values, new)
 
 
 def _read(workdir: epath.Path) -> Chosen | None:

@@ -56,6 +56,8 @@ class _Gain(msgspec.Struct, forbid_unknown_fields=True):
   queries: _Count
   better: bool
   folds: _Count
+  new: _Score | None = None
+  new_queries: _Count | None = None
 
 
 class _Meta(msgspec.Struct):

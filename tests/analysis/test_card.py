@@ -143,7 +143,8 @@ def test_what_a_stranger_wrote_stays_text(tmp_path):
 
 def test_a_prompt_for_queries_alone(tmp_path):
   made = card.Card('peft', repository.parse('a/b'), None, {}, None)
-  text = card.write(made, subject(tmp_path, **{'query/prefix': (2, 2, 3, 2, 8)}))
+  meta = META | {'sides': 'query'}
+  text = card.write(made, subject(tmp_path, meta, **{'query/prefix': (2, 2, 3, 2, 8)}))
   assert "from_pretrained(backbone, 'DIR', subfolder='query')" in text
   assert 'for queries only' in text
 

@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from dprjax.analysis import comparison
 from dprjax.methods import baseline, dpr
@@ -78,6 +79,33 @@ def test_a_gain_that_may_be_chance_and_one_without_an_interval():
     'dev/gain_low',
     'dev/gain_high',
   }
+
+
+@pytest.mark.parametrize(
+  ('now', 'new', 'expected', 'words'),
+  [
+    ([1, 1, 0, 0], [False, False, True, True], (0.0, 2), 'all of it on answers that training'),
+    (
+      [1, 1, 0.5, 0],
+      [False, False, True, True],
+      (0.25, 2),
+      '+0.2500 on the 2 queries with answers',
+    ),
+    ([1, 1, 0, 0], [False] * 4, (None, 0), 'new answers are untested'),
+    ([1, 1, 0, 0], [True] * 4, (0.5, 4), ''),
+    ([1, 1, 0, 0], None, (None, None), ''),
+  ],
+)
+def test_a_gain_tells_new_answers_apart(tmp_path, now, new, expected, words):
+  before, after = (scores_of({'': np.array(values, np.float64)}) for values in ([0] * 4, now))
+  after = after._replace(new={} if new is None else {'': np.array(new)})
+  folder = epath.Path(tmp_path)
+  baseline.write(folder, after, 3)
+  gain = baseline.compare('mean', before, baseline.read(folder, 'mean', 3))
+  assert (gain.new, gain.new_queries) == expected
+  assert words in gain.verdict and (bool(words) or 'answers' not in gain.verdict)
+  assert Gain.read(json.loads(json.dumps(gain._asdict())), 'x') == gain
+  assert ('dev/gain_new' in baseline.metrics(after, gain)) == (expected[0] is not None)
 
 
 def short_of_one(queries, wrong, by=0.5):

@@ -219,6 +219,19 @@ def test_the_dev_split_is_measured_by_its_grades(start, bag, folder):
   assert found['nDCG@10'] == pytest.approx((1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3)))
 
 
+def test_dev_queries_with_an_answer_of_the_training_are_told_apart(start, bag, folder):
+  # d0 answers q0, too. Passage e4 has its text.
+  with (folder / 'corpus.jsonl').open('a') as corpus:
+    corpus.write(json.dumps({'_id': 'e4', 'title': '', 'text': PASSAGES['d0']}) + '\n')
+  for answer in ('d0', 'e4'):
+    (folder / 'qrels' / 'dev.tsv').write_text(
+      f'query-id\tcorpus-id\tscore\nyew\te3\t1\noak\t{answer}\t1\n'
+    )
+    data = start(data__dev_split='dev', data__token_cache=str(folder / f'cache-{answer}'))
+    new = data.evaluation(bag)(WEIGHTS).new['']
+    assert sorted(new) == [False, True]
+
+
 def test_few_queries_are_held_out_in_turns(start, bag, folder, tmp_path, settings, devices):
   few = {'data__hold_out': 0.5, 'data__folds': 2, 'batch_size': 2}
   data = start(**few, data__folds_below=10)  # as many as there are
