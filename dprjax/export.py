@@ -26,7 +26,7 @@ from etils import epath
 from dprjax.base import repository, version
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.base.progress import size
+from dprjax.base.progress import rounded
 from dprjax.runtime import cli, flags
 from dprjax.runtime.flags import flag
 
@@ -144,8 +144,8 @@ def _push(out: epath.Path, name: str, private: bool, dry: bool) -> None:
   who = 'private' if private else 'public'
   verb = 'would go' if dry else 'goes'
   for entry in found:
-    logger.info('  %s  %s  %s', entry.sha256[:12], size(entry.bytes, 'B'), entry.name)
-  total = size(sum(entry.bytes for entry in found), 'B')
+    logger.info('  %s  %s  %s', entry.sha256[:12], rounded(entry.bytes, 'B'), entry.name)
+  total = rounded(sum(entry.bytes for entry in found), 'B')
   logger.info('%s: %s, %s, %s to %s, %s', out, counted(len(found), 'files'), total, verb, name, who)
   if dry:
     return

@@ -24,7 +24,7 @@ from etils import epath
 
 from dprjax.base import files, provenance
 from dprjax.base.errors import InputError
-from dprjax.base.progress import duration, size
+from dprjax.base.progress import duration, rounded
 from dprjax.data import docstrings, sources
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import SIDES, read_texts
@@ -127,7 +127,7 @@ def _compare(args: Flags, config: str) -> dict[str, float]:
   }
   for system, name, extra in (
     ('frozen', 'frozen backbone', ['trained parameters=0']),
-    ('trained', trained_name, [f'trained parameters={count}', f'file size={size(nbytes, "B")}']),
+    ('trained', trained_name, [f'trained parameters={count}', f'file size={rounded(nbytes, "B")}']),
   ):
     # Both encoders read the same number of tokens.
     corpus, queries = (
@@ -327,7 +327,7 @@ def _command(args: Flags) -> None:
     print(
       f'{duration(time.monotonic() - began)} in all, of which '
       f'{", ".join(f"{title} {duration(seconds[title])}" for title in slowest)}; '
-      f'at most {size(peak, "B")} of memory'
+      f'at most {rounded(peak, "B")} of memory'
     )
 
 

@@ -75,7 +75,7 @@ def explain(error: BaseException) -> tuple[int, str]:
   )
 
 
-def place(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
   """The message of foreign code's exception, with the file and line that raised it."""
   if isinstance(error, SyntaxError):
     at = f'{error.filename}, line {error.lineno}'

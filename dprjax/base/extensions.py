@@ -10,7 +10,7 @@ import os
 import pkgutil
 from typing import Any
 
-from dprjax.base.errors import InputError, place
+from dprjax.base.errors import InputError, describe_error
 
 VARIABLE = 'DPRJAX_EXTENSIONS'
 
@@ -50,4 +50,6 @@ def _import(name: str) -> Any:
   except MemoryError:
     raise
   except Exception as error:  # foreign code
-    raise InputError(f'{VARIABLE}: {name!r:.80} cannot be imported ({place(error)})') from error
+    raise InputError(
+      f'{VARIABLE}: {name!r:.80} cannot be imported ({describe_error(error)})'
+    ) from error

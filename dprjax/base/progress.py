@@ -27,7 +27,7 @@ def pace(done: int, seconds: float) -> str:
   return f' in {took} ({rate(done / max(seconds, 1e-9))} a second)'
 
 
-def size(count: float, unit: str = '') -> str:
+def rounded(count: float, unit: str = '') -> str:
   """``118000`` -> ``118k``; with ``unit='B'``, ``118 kB``."""
   for factor, prefix in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
     if count >= factor:
@@ -102,7 +102,7 @@ class Progress:
   def _line(self) -> str:
     done = f'{self._done:,} of ' if self._total else ''
     line = f'{self._task}{done}{counted(self._total or self._done, self._unit)}'
-    line += f', {size(self.rate)}/s'
+    line += f', {rounded(self.rate)}/s'
     if self._fraction and not self._total:
       line += f', {100 * self._fraction:.0f} %'
     return line if self.left is None else f'{line}, {duration(self.left)} left'

@@ -11,7 +11,7 @@ from etils import epath
 from dprjax.analysis import card, comparison
 from dprjax.base import files, outputs, provenance, repository, version
 from dprjax.base.errors import InputError
-from dprjax.base.progress import size
+from dprjax.base.progress import rounded
 from dprjax.data import text
 from dprjax.formats import seen
 from dprjax.formats.texts import SIDES
@@ -143,7 +143,7 @@ def export(
   training = card.TrainingSummary(
     config.method, config.to_dict(), step, began_with, meta['metrics']
   )
-  values = size(tree.count(trained))
+  values = rounded(tree.count(trained))
   done = f'step {step}, {values} {"parameters" if product.encoders else "values"}'
   if product.meta.get('sides') == 'query':
     done += ', for queries only: passages have no prompt'
@@ -237,7 +237,7 @@ def _write(
   if out.suffix == '.npz':
     with outputs.claim(out, inputs, endings=('',)):
       artifact.save_prompt(out, artifact.Prompt(meta, dict(product.prompt), queries=made.queries))
-    stored = '' if files.is_special(out) else f', {size(out.stat().length, "B")}'
+    stored = '' if files.is_special(out) else f', {rounded(out.stat().length, "B")}'
     logger.info('%s: %s%s', out, made.done, stored)
     return out
   metrics = {

@@ -13,7 +13,7 @@ from etils import epath
 
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.base.progress import Progress, duration, size
+from dprjax.base.progress import Progress, duration, rounded
 from dprjax.data.batches import open_batches
 from dprjax.methods import baseline, updates
 from dprjax.methods import method as methods
@@ -396,11 +396,11 @@ def describe(setup: Setup, state: updates.State, frozen: Mapping[str, Any], tota
   name = device.device_kind
   kind = f'{device.platform} devices' + (f' ({name})' if name != device.platform else '')
   say(
-    f'{config.method}{f" ({config.task})" if config.task else ""}: {size(trained)} trained '
+    f'{config.method}{f" ({config.task})" if config.task else ""}: {rounded(trained)} trained '
     f'parameters ({100 * trained / (trained + held):.2f} %, '
-    f'{size(tree.nbytes(state.trainable), "B")}; optimiser '
-    f'{size(tree.nbytes(state.opt_state), "B")}), {size(held)} frozen '
-    f'({size(tree.nbytes(frozen), "B")})'
+    f'{rounded(tree.nbytes(state.trainable), "B")}; optimiser '
+    f'{rounded(tree.nbytes(state.opt_state), "B")}), {rounded(held)} frozen '
+    f'({rounded(tree.nbytes(frozen), "B")})'
   )
   say(f'{counted(devices.size, kind)}, mesh {axes}, {counted(processes, "processes")}')
   say(

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float
 from ml_collections import ConfigDict
 
-from dprjax.base.errors import InputError, place
+from dprjax.base.errors import InputError, describe_error
 from dprjax.runtime import config as configs
 
 if TYPE_CHECKING:
@@ -259,11 +259,15 @@ def load(name: str) -> Method:
     except ModuleNotFoundError as error:
       if error.name is None or not f'{path}.'.startswith(f'{error.name}.'):
         # Something that the method imports is missing.
-        raise InputError(f'config.method: {name!r} cannot be imported ({place(error)})') from error
+        raise InputError(
+          f'config.method: {name!r} cannot be imported ({describe_error(error)})'
+        ) from error
     except MemoryError:
       raise
     except Exception as error:  # of code that is not ours
-      raise InputError(f'config.method: {name!r} cannot be imported ({place(error)})') from error
+      raise InputError(
+        f'config.method: {name!r} cannot be imported ({describe_error(error)})'
+      ) from error
   method = getattr(module, 'METHOD', None)
   if not isinstance(method, Method):
     raise InputError(

@@ -22,7 +22,7 @@ from etils import epath
 from ml_collections import config_flags
 
 from dprjax.base import files, reading
-from dprjax.base.errors import InputError, place
+from dprjax.base.errors import InputError, describe_error
 from dprjax.runtime import options, renamed
 
 # Options that may differ between runs in one workdir: they change what is logged or kept, or where
@@ -331,7 +331,7 @@ def _said(error: BaseException, arguments: Sequence[str]) -> str:
   text = str(error).strip()
   text = text.splitlines()[-1] if 'Traceback' in text else ' '.join(text.split())
   if isinstance(error, SyntaxError):
-    return place(error)
+    return describe_error(error)
   said = text.removeprefix('ValueError: ')
   if said.startswith('configs/'):  # from `split_argument`
     return said

@@ -15,7 +15,7 @@ def test_duration(seconds, text):
   [((118_000,), '118k'), ((22.7e6,), '22.7M'), ((118_000, 'B'), '118 kB'), ((12,), '12')],
 )
 def test_size(args, text):
-  assert progress.size(*args) == text
+  assert progress.rounded(*args) == text
 
 
 @pytest.fixture
