@@ -16,8 +16,8 @@ regularization. They begin as
 
 A training has 100 updates of 16 queries (Llama: 60 of 8). Every run leaves a line in
 OUT/ledger.jsonl, and the same command goes on where it stopped, on another machine too
-(experiments/ledgers/prompt_init.jsonl). `--part` names some families; `--part=tables --docs=docs`
-puts the tables into docs/results.md and keeps the ledger.
+(experiments/ledgers/prompt_init.jsonl). `--part` names some families, `--starts` some starts;
+`--part=tables --docs=docs` puts the tables into docs/results.md and keeps the ledger.
 
 Rules, fixed before the runs: each start has two learning rates. The first third of the test queries
 chooses one, by the mean over seeds; the other queries decide, by the verdicts of trials.py. A
@@ -60,6 +60,7 @@ DATA = 'medquad'
 def main():
   parser = trials.parser(__doc__, FAMILIES, '0,1')
   parser.add_argument('--decoder', required=True, help='the folder of SmolLM2-135M')
+  parser.add_argument('--starts', default=','.join(STARTS), help='some, separated by commas')
   args = trials.begin(parser, FAMILIES)
   out = pathlib.Path(args.out).resolve()
   settings = {'starts': list(STARTS), 'rates': RATES, 'families': FAMILIES, 'lengths': LENGTHS}
@@ -73,7 +74,8 @@ def main():
       tables(args, out, kept, settings)
     else:
       path = {'bert': args.backbone, 'llama': args.decoder}[part]
-      Family(part, path, folder, out).go([int(seed) for seed in args.seeds.split(',')])
+      seeds = [int(seed) for seed in args.seeds.split(',')]
+      Family(part, path, folder, out).go(args.starts.split(','), seeds)
 
 
 class Family:
@@ -93,7 +95,7 @@ class Family:
     self.devices = mesh.make_mesh({'data': 1}, jax.devices()[:1])
     self.passages = out / 'passages' / name
 
-  def go(self, seeds):
+  def go(self, starts, seeds):
     trials.once(
       self.out / 'passages' / f'{self.name}.json',
       lambda: evaluation.encode_passages(self.path, self.folder, self.passages, *LENGTHS),
@@ -101,7 +103,7 @@ class Family:
     bare = self.config('random', 0, 0, 'prompt.length=0', 'prompt.sides=both', 'corpus_negatives=0')
     trials.measure(self.out, f'{self.name}/frozen', 0, lambda: self.search(bare, {}))
     for seed in seeds:
-      for start in STARTS:
+      for start in starts:
         for rate in RATES:
           name = f'{self.name}/{start}@{rate:g}'
           trials.measure(self.out, name, seed, lambda run=(start, rate, seed): self.train(*run))

@@ -226,6 +226,7 @@ class Attention(nn.Module):
     attention is plain.
     """
     # Kept only where the caller asks for intermediates.
+    self.sow('intermediates', 'queries', query)
     self.sow('intermediates', 'keys', key)
     self.sow('intermediates', 'values', value)
     attend = self.plain
