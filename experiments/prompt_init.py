@@ -9,7 +9,7 @@ trained against the frozen encoder's vectors of all passages, without dropout, a
 regularization. They begin as
 
 - zeros;
-- N(0, .02), the default of `config.prompt.init_std`;
+- N(0, .02), of `config.prompt.init_std`;
 - N(0, s), where s is the deviation of the keys or values that the frozen encoder computes of a text
   in that layer;
 - these keys and values themselves (`config.prompt.init_text`).
@@ -43,8 +43,8 @@ FAMILIES = {'bert': (16, 100), 'llama': (8, 60)}  # queries of an update, and up
 RATES = (1e-2, 1e-1)
 TEXT = 'Represent this question for searching medical passages that answer it:'
 STARTS = {
-  'zeros': ('zeros', 'prompt.init_std=0.0'),
-  'random': ('N(0, .02)',),
+  'zeros': ('zeros', 'prompt.init_text=', 'prompt.init_std=0.0'),
+  'random': ('N(0, .02)', 'prompt.init_text='),
   'scaled': ("N(0, a text's deviation)",),
   'text': ('a text', f'prompt.init_text={TEXT}'),
 }
@@ -154,7 +154,8 @@ class Family:
   def scaled(self, seed):
     """A prompt file of random numbers that have the deviations of a text's keys and values."""
     path = self.out / f'scaled-{self.name}-{seed}.npz'
-    of_text = training.prompt_of_text(self.config('text', 0, seed), self.backbone, self.tokenizer)
+    config = self.config('text', 0, seed)
+    of_text = training.prompt_of_text(config, self.backbone, self.tokenizer, TEXT)
     start = of_text.arrays['prefix']
     draws = np.random.default_rng(seed).standard_normal(start.shape)
     vectors = draws * start.std(axis=(2, 3, 4), keepdims=True)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.formats import seen
 from dprjax.methods import method as methods
-from dprjax.methods import updates
+from dprjax.methods import training, updates
 from dprjax.models import artifact, encoder, hub
 from dprjax.runtime import checkpoint, optim, tree
 from dprjax.runtime import config as configs
@@ -607,6 +608,25 @@ def test_an_experiment_that_falls_behind_is_stopped(command, reuse, tmp_path):
   assert status == 0 and 'stopped early: behind fast; done at step 12' in err, err
 
 
+@pytest.mark.parametrize(
+  ('text', 'options', 'causal', 'start'),
+  [
+    ('auto', {}, True, True),
+    ('auto', {}, False, False),
+    ('auto', {'length': 0}, True, False),
+    ('auto', {'reparam': 'mlp'}, True, False),
+    ('auto', {'kind': 'lora'}, True, False),
+    ('', {}, True, False),
+    ('some words', {}, False, True),
+  ],
+)
+def test_a_prompt_of_a_causal_backbone_starts_from_a_text(text, options, causal, start):
+  options = {f'prompt__{name}': value for name, value in ({'length': 3} | options).items()}
+  config = with_options(prompt__init_text=text, **options)
+  found = training.start_text(config, types.SimpleNamespace(causal=causal))
+  assert bool(found) == start and (found == text or text == 'auto')
+
+
 @pytest.mark.slow
 def test_starts_from_a_text(go, tmp_path):
   options = '--config.optim.learning_rate=1e-30', '--config.steps=1', '--config.prompt.tied=False'
@@ -628,7 +648,7 @@ def test_starts_from_a_text(go, tmp_path):
   )
   for refusal, *more in (
     ('init_text', '--config.prompt.init_text= '),
-    ('init_text', '--config.prompt.init_text=json', '--config.prompt.reparam=mlp'),
+    ('prompt.init_text', '--config.prompt.init_text=json', '--config.prompt.reparam=mlp'),
     ('init_text', '--config.prompt.init_text=json', '--config.prompt.init_from=p.npz'),
   ):
     command_refused(go('dptdr.py:local', *more, workdir='other'), refusal)

@@ -168,10 +168,11 @@ def init_adapter(
     {name: leaf.shape for name, leaf in tree.flatten({adapters.SUBTREE: some}).items()}
     for some in (start, params)
   )
+  option = 'init_from' if settings.init_from else 'init_text'
   for name, shape in wanted.items():
     if parts.prompt.meta['kind'] != settings.kind or shapes.get(name) != shape:
       raise InputError(
-        f'config.prompt.init_from: {settings.init_from} does not fit {name} {list(shape)}; set '
+        f'config.prompt.{option}: {settings[option]} does not fit {name} {list(shape)}; set '
         "config.prompt.length to the file's, and config.prompt.reparam='none'"
       )
   return {adapters.SUBTREE: start}

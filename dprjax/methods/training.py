@@ -5,6 +5,7 @@ import logging
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import ml_collections
@@ -133,8 +134,8 @@ def prepare(
   prompt = None
   if config.prompt.init_from:
     prompt = artifact.load_prompt_for(config.prompt.init_from, tokenizer.sha256, backbone)
-  elif config.prompt.init_text:
-    prompt = prompt_of_text(config, backbone, tokenizer)
+  elif 'prompt.init_text' in method.options and (start := start_text(config, backbone.config)):
+    prompt = prompt_of_text(config, backbone, tokenizer, start)
   parts = methods.Parts(backbone.params, backbone.heads, prompt, texts.parts, backbone.sha256)
   key = jax.random.fold_in(jax.random.key(config.seed), 0)
   params = tree.flatten(model.init(parts, key))
@@ -149,10 +150,27 @@ def prepare(
   return setup, texts.folds
 
 
+# Where config.prompt.init_text is 'auto'.
+_START = 'Represent this question for searching passages that answer it:'
+
+
+def start_text(config: ml_collections.ConfigDict, model: Any) -> str:
+  """The text that a new prompt starts from; '': random numbers."""
+  settings = config.prompt
+  if settings.init_text != 'auto':
+    return settings.init_text
+  training = adapters.find(settings.kind, 'config.prompt.kind').training
+  can = training is not None and training.of_text is not None and settings.reparam == 'none'
+  return _START if settings.length and can and model.causal else ''
+
+
 def prompt_of_text(
-  config: ml_collections.ConfigDict, backbone: hub.Backbone, tokenizer: text.Tokenizer
+  config: ml_collections.ConfigDict,
+  backbone: hub.Backbone,
+  tokenizer: text.Tokenizer,
+  start: str,
 ) -> artifact.Prompt:
-  """The adapter that begins as ``config.prompt.init_text``, without its special tokens.
+  """The adapter that begins as a text, without its special tokens.
 
   Raises:
     InputError: the text has no tokens, or the kind of adapter cannot begin so.
@@ -161,9 +179,9 @@ def prompt_of_text(
   training = adapters.find(settings.kind, 'config.prompt.kind').training
   if training is None or training.of_text is None:
     raise InputError(f'config.prompt.init_text: a prompt of kind {settings.kind!r} takes no text')
-  (tokens,) = tokenizer.encode_bare([settings.init_text]).values()
+  (tokens,) = tokenizer.encode_bare([start]).values()
   if not len(tokens):
-    raise InputError(f'config.prompt.init_text: {settings.init_text!r:.60} has no tokens')
+    raise InputError(f'config.prompt.init_text: {start!r:.60} has no tokens')
   tokens = np.resize(tokens, settings.length)  # cut, or repeated
   arrays = training.of_text(config, backbone.config, backbone.params, tokens)
   return artifact.Prompt({'kind': settings.kind}, arrays, 'config.prompt.init_text')

@@ -190,10 +190,8 @@ def table() -> types.SimpleNamespace:
   # N(0, std) initialises the prompt, or its embedding and the MLP's kernels
   c.prompt.init_std = number(0.02, least=0, most=10)
   # start from the keys and values that the frozen encoder computes of this text, whose tokens are
-  # cut or repeated to `length`
-  c.prompt.init_text = text('').only(
-    optional=True, prompt__length=SET, prompt__init_from='', prompt__reparam='none'
-  )
+  # cut or repeated to `length`; '': random numbers; 'auto': a text for causal backbones, else ''
+  c.prompt.init_text = text('auto').only(optional=True, prompt__length=SET, prompt__init_from='')
   c.prompt.init_from = text('')  # start from this prompt.npz instead (Table 6)
   # weight of the regularization to the frozen encoder; 0: none. It costs another forward pass,
   # unless `sides` is 'query'
