@@ -13,6 +13,7 @@ from dprjax.base import machine
 from dprjax.base.errors import InputError
 from dprjax.data import batches, text
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.models.reach import queries_at_once
 from dprjax.runtime import mesh as meshes
 
 # Padded lengths. Each is compiled once.
@@ -176,6 +177,7 @@ def encoder_row_bytes(config: EncoderConfig) -> Callable[[int], int]:
   """The least memory of a row by its length: a layer's scores, or its MLP."""
 
   def row_bytes(length: int) -> int:
-    return length * max(4 * config.num_heads * length, 2 * config.intermediate_size)
+    scores = 4 * config.num_heads * queries_at_once(length)
+    return length * max(scores, 2 * config.intermediate_size)
 
   return row_bytes

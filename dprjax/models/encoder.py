@@ -18,6 +18,7 @@ from dprjax.base.errors import InputError
 from dprjax.models.adapter import BARE, Adapter
 from dprjax.models.encoder_config import DEFAULT_OPTIONS, EncoderConfig, EncoderOptions
 from dprjax.models.layers import Scanned, Shared
+from dprjax.models.reach import padding_bias
 
 
 def _stack(
@@ -82,7 +83,7 @@ def _inputs(
   own = adapter.layered()
   scanned = Scanned(own, jnp.arange(num_layers, dtype=jnp.int32))
   return scanned, Shared(
-    config.family.bias(config, adapter.seen(mask), length),
+    padding_bias(adapter.seen(mask)),
     config.family.positions(config, tokens, mask, shift),
     adapter.of_layer(jax.tree.map(lambda _: None, own)),
   )

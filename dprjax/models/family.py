@@ -82,8 +82,6 @@ class Family(NamedTuple):
     canonical: maps a stored name, without the prefix of larger models, to one of ``tensors``.
     prefix: of the encoder's names in classes with a head, ``bert.``.
     extras: matches names that larger models add.
-    bias: ``(config, seen, T) -> [B or 1, 1, 1 or T, S]``, added to the scores of S keys (prompt and
-      tokens), such as a causal mask; ``seen`` [B, S] is False at keys that no token may see.
     mlm_tensors: ``config -> tensors`` of the masked-LM head; None: no such head.
     mlm_copies: ``config -> {copy: original}``, names of tensors that some files store twice.
     mlm_act: ``config -> activation`` of the masked-LM head.
@@ -116,7 +114,6 @@ class Family(NamedTuple):
   canonical: Callable[[str], str]
   prefix: str
   extras: re.Pattern[str]
-  bias: Callable[[Config, Array, int], Array]
   mlm_tensors: Callable[[Config], Iterable[Tensor]] | None = None
   mlm_copies: Callable[[Config], Mapping[str, str]] = lambda config: {}
   mlm_act: Callable[[Config], str] = lambda config: config.hidden_act

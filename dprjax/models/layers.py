@@ -4,19 +4,21 @@ docs/architecture.md has the shape letters.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from dprjax.models import fused_attention
 from dprjax.models.activations import ACTIVATIONS
 from dprjax.models.adapter import BARE, Adapter
-from dprjax.models.dropout import Dropout
+from dprjax.models.dropout import Dropout, drop
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions, platform_of
 from dprjax.models.family import Config
+from dprjax.models.reach import ALL, MASKED, Reach, attend_in_blocks, queries_at_once
 from dprjax.models.splits import split_rows
 
 
@@ -154,38 +156,6 @@ def attention_scores(
   return scores * scale
 
 
-# Added to the scores of masked keys. Finite, so that a row of padding does not give NaN.
-MASKED = -1e9
-
-
-def padding_bias(config: Config, seen: Bool[Array, 'B S'], length: int) -> Float[Array, 'B 1 1 S']:
-  """Masks padding."""
-  return jnp.where(seen, 0.0, MASKED)[:, None, None, :]
-
-
-def window_bias(
-  seen: Bool[Array, 'B S'], length: int, before: int | None, after: int | None
-) -> Float[Array, 'B 1 T S']:
-  """Masks padding and distance.
-
-  A token sees the whole prompt, and of the tokens those from ``before`` places before it to
-  ``after`` places behind it; None: no limit. A causal mask has ``after=0``.
-  """
-  before, after = (length if reach is None else reach for reach in (before, after))
-  return padding_bias(None, seen, length) + distance_bias(length, seen.shape[1], before, after)
-
-
-def distance_bias(
-  length: int, keys: int, before: int | Array, after: int | Array
-) -> Float[Array, '1 1 T S']:
-  """The mask of distance of `window_bias`, to be added to one of padding."""
-  place = jnp.arange(length, dtype=jnp.int32)
-  key = jnp.arange(length - keys, length, dtype=jnp.int32)  # below 0: of the prompt
-  distance = key[None, :] - place[:, None]
-  near = (distance >= -before) & (distance <= after) | (key < 0)[None]
-  return jnp.where(near, 0.0, MASKED)[None, None]
-
-
 class Attention(nn.Module):
   """The attention half of a layer, with residual and LayerNorm."""
 
@@ -211,32 +181,55 @@ class Attention(nn.Module):
     out = Dropout(config.hidden_dropout, deterministic=self.deterministic)(out)
     return LayerNorm(config.layer_norm_eps, dtype, name='norm')(out + x).astype(dtype)
 
+  @nn.compact
   def attend(
     self,
     query: Float[Array, 'B T N*D'],
     key: Float[Array, 'B T K*D'],
     value: Float[Array, 'B T K*D'],
-    bias: Float[Array, '_ 1 _ S'],
+    bias: Float[Array, '_ _ _ S'],
     adapter: Adapter,
+    reach: Reach = ALL,
   ) -> Float[Array, 'B T N*D']:
     """The weighted means of values, those of the adapter's prefix first.
 
     The kernel of 'fused' masks keys for all tokens alike and pairs each head of queries with one of
     keys; those of 'library' mask keys for all heads alike and have no dropout of weights. Other
-    attention is plain.
+    attention is plain. Texts of more than ``reach.LONG`` tokens go through blocks of queries, with
+    'plain' in place of 'fused'.
     """
     # Kept only where the caller asks for intermediates.
     self.sow('intermediates', 'queries', query)
     self.sow('intermediates', 'keys', key)
     self.sow('intermediates', 'values', value)
-    attend = self.plain
-    single = bias.shape[1:3] == (1, 1) and key.shape == query.shape
-    if self.options.attention == 'fused' and single:
-      attend = self.fused
-    drops = self.config.attention_dropout and not self.deterministic
-    if self.options.attention == 'library' and bias.shape[1] == 1 and not drops:
-      attend = self.library
-    return attend(query, key, value, bias, adapter.prefix())
+    shape, length = query.shape, query.shape[1]
+    # A first token's weights are those of a whole text.
+    in_blocks = queries_at_once(length) < length and not self.is_mutable_collection('intermediates')
+    single = bias.shape[1:3] == (1, 1) and key.shape == query.shape and not reach.limited
+    if self.options.attention == 'fused' and single and not in_blocks:
+      return self.fused(query, key, value, bias, adapter.prefix())
+    query, key, value, bias = self._with_prompt(query, key, value, bias, adapter.prefix())
+    rate = 0.0 if self.deterministic else self.config.attention_dropout
+    library = self.options.attention == 'library' and bias.shape[1] == 1 and not rate
+    attend = self.library if library else self.plain
+    if not in_blocks:
+      if reach.limited:
+        places = jnp.arange(length - key.shape[2], length, dtype=jnp.int32)
+        bias = bias + reach.bias(places[-length:], places)
+      mixed = attend(query, key, value, bias, Dropout(rate, deterministic=False))
+    else:
+      key_of_masks = self.make_rng('dropout') if rate else None
+
+      def attend_block(query, key, value, bias, number):
+        def drop_out(weights):
+          if key_of_masks is None:
+            return weights
+          return drop(weights, rate, jax.random.fold_in(key_of_masks, number), rows=True)
+
+        return attend(query, key, value, bias, drop_out)
+
+      mixed = attend_in_blocks(attend_block, query, key, value, bias, reach)
+    return mixed.swapaxes(1, 2).reshape(shape)
 
   @nn.compact
   def fused(
@@ -277,18 +270,16 @@ class Attention(nn.Module):
       interpret=platform_of(self.options.heads) != 'tpu',
     )
 
-  @nn.compact
   def plain(
     self,
-    query: Float[Array, 'B T N*D'],
-    key: Float[Array, 'B T K*D'],
-    value: Float[Array, 'B T K*D'],
-    bias: Float[Array, '_ 1 _ S'],
-    prompt: Array | None,
-  ) -> Float[Array, 'B T N*D']:
+    query: Float[Array, 'B N T D'],
+    key: Float[Array, 'B K S D'],
+    value: Float[Array, 'B K S D'],
+    bias: Float[Array, '_ _ _ S'],
+    drop_out: Callable[[Array], Array],
+  ) -> Float[Array, 'B N T D']:
     """The weighted means of values, by products of whole arrays."""
-    config, dtype, shape = self.config, self.options.dtype, query.shape
-    query, key, value, bias = self._with_prompt(query, key, value, bias, prompt)
+    dtype = self.options.dtype
     if key.shape[1] < query.shape[1]:  # heads of queries share keys and values
       key, value = (jnp.repeat(y, query.shape[1] // key.shape[1], axis=1) for y in (key, value))
     scores = attention_scores(query, key) + bias
@@ -298,37 +289,37 @@ class Attention(nn.Module):
     total = jnp.sum(weights, axis=-1, keepdims=True)
     # Kept only where the caller asks for intermediates.
     self.sow('intermediates', 'first_token', weights[:, :, 0] / total[:, :, 0])
-    weights = Dropout(config.attention_dropout, deterministic=self.deterministic)(weights)
     context = jnp.einsum(
-      'bnts,bnsd->bntd', weights.astype(dtype), value, preferred_element_type=jnp.float32
+      'bnts,bnsd->bntd',
+      drop_out(weights).astype(dtype),
+      value,
+      preferred_element_type=jnp.float32,
     )
-    return (context / total).astype(dtype).swapaxes(1, 2).reshape(shape)
+    return (context / total).astype(dtype)
 
-  @nn.compact
   def library(
     self,
-    query: Float[Array, 'B T N*D'],
-    key: Float[Array, 'B T K*D'],
-    value: Float[Array, 'B T K*D'],
+    query: Float[Array, 'B N T D'],
+    key: Float[Array, 'B K S D'],
+    value: Float[Array, 'B K S D'],
     bias: Float[Array, '_ 1 _ S'],
-    prompt: Array | None,
-  ) -> Float[Array, 'B T N*D']:
-    """The weighted means of values, by ``jax.nn.dot_product_attention``.
+    drop_out: Callable[[Array], Array],
+  ) -> Float[Array, 'B N T D']:
+    """The weighted means of values, by ``jax.nn.dot_product_attention``, without dropout.
 
     On GPUs, numbers of 16 bits go to a kernel that keeps no scores of [B, N, T, S].
     """
-    shape, half = query.shape, query.dtype.itemsize == 2
+    half = query.dtype.itemsize == 2
     kernel = half and platform_of(self.options.heads) in ('gpu', 'cuda')
-    query, key, value, bias = self._with_prompt(query, key, value, bias, prompt)
-    query, key, value = (y.swapaxes(1, 2) for y in (query, key, value))
+    mask = bias > MASKED / 2
     mixed = jax.nn.dot_product_attention(
-      query,
-      key,
-      value,
-      mask=jnp.broadcast_to(bias > MASKED / 2, (shape[0], 1, shape[1], key.shape[1])),
+      query.swapaxes(1, 2),
+      key.swapaxes(1, 2),
+      value.swapaxes(1, 2),
+      mask=jnp.broadcast_to(mask, (len(query), 1, query.shape[2], key.shape[2])),
       implementation='cudnn' if kernel else 'xla',
     )
-    return mixed.reshape(shape)
+    return mixed.swapaxes(1, 2)
 
   def _with_prompt(
     self, query: Array, key: Array, value: Array, bias: Array, prompt: Array | None
@@ -393,7 +384,7 @@ class Shared(NamedTuple):
   """Inputs that all layers share.
 
   Attributes:
-    bias: [B or 1, 1 or N, 1 or T, S], from `family.Family.bias` and ``relative``.
+    bias: [B or 1, 1 or N, 1 or T, S], of padding and ``family.Family.relative``.
     positions: [B, T], for rotary embeddings.
     adapter: without the arrays that differ by layer.
   """

@@ -236,7 +236,7 @@ def run(job: CompileJob) -> dict[str, Any]:
   try:
     compiled = lowered.compile()
   except Exception as error:
-    return answer | {'failed': _failure(error, sum(answer['held'].values()))}
+    return answer | {'failed': failure(error, sum(answer['held'].values()))}
   finally:
     seconds['compile'] = time.monotonic() - began
     answer['seconds'] = seconds
@@ -264,7 +264,7 @@ _SIZE = r'([\d.]+)([KMGT])'
 _UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
 
-def _failure(error: Exception, held: int) -> dict[str, Any]:
+def failure(error: Exception, held: int) -> dict[str, Any]:
   """Why a compiler failed, and for lack of memory, the bytes. ``held``: bytes of arguments."""
   text = ' '.join(str(error).split())
   found: dict[str, Any] = {'why': text[:400], 'memory': 'RESOURCE_EXHAUSTED' in text}

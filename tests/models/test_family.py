@@ -12,7 +12,7 @@ from dprjax import encode, export, load_backbone, train
 from dprjax.base import extensions
 from dprjax.formats.texts import read_texts
 from dprjax.formats.vector_spec import same_length
-from dprjax.models import encoder, hub, layers
+from dprjax.models import encoder, hub
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.families import llama
@@ -134,21 +134,6 @@ def test_early_states_have_no_final_norm():
   whole = encoder.encode(SHAPE, params, tokens, tokens > 0)
   np.testing.assert_allclose(late, whole, atol=1e-6)
   assert np.abs(np.mean(np.square(early), axis=2) - 1).max() > 0.1
-
-
-def test_a_window_hides_what_is_far_and_never_the_prompt():
-  seen = jnp.array([[False, True] + [True] * 4 + [False]])  # two of the prompt, five tokens
-  found = np.asarray(layers.window_bias(seen, 5, 1, 0))[0, 0] == 0
-  expected = [
-    [False, True, True, False, False, False, False],
-    [False, True, True, True, False, False, False],
-    [False, True, False, True, True, False, False],
-    [False, True, False, False, True, True, False],
-    [False, True, False, False, False, True, False],
-  ]
-  np.testing.assert_array_equal(found, expected)
-  both = np.asarray(layers.window_bias(seen, 5, None, None))[0, 0] == 0
-  np.testing.assert_array_equal(both, np.tile(np.asarray(seen), (5, 1)))
 
 
 def test_its_folder_round_trips(tmp_path):

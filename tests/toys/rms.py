@@ -17,6 +17,7 @@ from dprjax.models.adapter import BARE
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.families import bert
 from dprjax.models.family import Family, Shape
+from dprjax.models.reach import Reach
 
 NAME = 'rms'
 WINDOW = 6  # tokens that a token sees: its own and those before it
@@ -97,7 +98,8 @@ class Attention(layers.Attention):
       )
     )
     query, key = (rotate(y, shared.positions, config.head_dim) for y in (query, key))
-    mixed = self.attend(query, key, value, shared.bias, adapter)
+    reach = Reach(causal=True, window=WINDOW - 1)
+    mixed = self.attend(query, key, value, shared.bias, adapter, reach)
     return dense(mixed, 'output', config.hidden_size)
 
 
@@ -177,7 +179,6 @@ FAMILY: Family = bert.FAMILY._replace(
   positions=lambda config, tokens, mask, shift: (
     jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1 + shift
   ),
-  bias=lambda config, seen, length: layers.window_bias(seen, length, WINDOW - 1, 0),
   tensors=tensors,
   layer_tensors=layer_tensors,
   canonical=lambda name: name,

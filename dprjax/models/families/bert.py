@@ -213,7 +213,6 @@ FAMILY = Family(
   layer=layers.Layer,
   positions=_positions,
   first_position=lambda config: 0,
-  bias=layers.padding_bias,
   tensors=tensors,
   layer_tensors=layer_tensors,
   canonical=lambda name: canonical('bert.', name),

@@ -27,6 +27,7 @@ from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.dropout import Dropout
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.family import Family, Shape
+from dprjax.models.reach import Reach
 from dprjax.models.rotary import Rope
 from dprjax.models.splits import split_rows
 
@@ -146,7 +147,7 @@ class Attention(layers.Attention):
   """Attention over a prefix, whose keys are neither normed nor turned, and the tokens."""
 
   @nn.compact
-  def __call__(self, x, bias, adapter, positions, rope):  # type: ignore[override]
+  def __call__(self, x, shared, adapter, reach, rope):  # type: ignore[override]
     config, options = self.config, self.options
 
     def project(x, name, features, bias):
@@ -164,11 +165,11 @@ class Attention(layers.Attention):
     key = heads('key', config.num_kv_heads, 'key_norm')
     value = heads('value', config.num_kv_heads, '')
     if rope is not None:
-      query, key = (rotary.turn(y, positions, *rope) for y in (query, key))
+      query, key = (rotary.turn(y, shared.positions, *rope) for y in (query, key))
     if config.score_scale:  # in place of the size of a head
       query *= (config.head_dim / config.score_scale) ** 0.5
     query, key, value = (y.reshape(*y.shape[:2], -1) for y in (query, key, value))
-    mixed = self.attend(query, key, value, bias, adapter)
+    mixed = self.attend(query, key, value, shared.bias, adapter, reach)
     return project(mixed, 'output', config.hidden_size, config.output_bias)
 
 
@@ -206,13 +207,9 @@ class Layer(nn.Module):
     config, options, number = self.config, self.options, scanned.number
     adapter = shared.adapter.of_layer(scanned.adapter)
     x = split_rows(adapter.enter_layer(x), options.rows)
-    bias = shared.bias
-    if config.causal or config.windowed:
-      before, after = _reach(config, scanned.number, x.shape[1])
-      bias = bias + layers.distance_bias(x.shape[1], bias.shape[3], before, after)
     attention = Attention(config, options, self.deterministic, name='attention')
     y = self.enter(x, 'before_attention', number)
-    y = attention(y, bias, adapter, shared.positions, _rope(config, number))
+    y = attention(y, shared, adapter, _reach(config, number), _rope(config, number))
     x = self.leave(x, y, 'after_attention')
     y = MLP(config, options, name='mlp')(self.enter(x, 'before_mlp', number), adapter)
     x = adapter.leave_layer(self.leave(x, y, 'after_mlp'))
@@ -237,12 +234,13 @@ class Layer(nn.Module):
     return split_rows((x + y).astype(self.options.dtype), self.options.rows)
 
 
-def _reach(config: Config, number: Array, length: int) -> tuple[int | Array, int | Array]:
-  """How many places before and behind its own a token sees, in a layer."""
-  reach: int | Array = length
-  if config.windowed:
-    reach = jnp.where(jnp.asarray(config.windowed)[number], config.reach, length)
-  return reach, 0 if config.causal else reach
+def _reach(config: Config, number: Array) -> Reach:
+  """Which tokens a token sees in a layer."""
+  if not config.windowed:
+    return Reach(config.causal)
+  if all(config.windowed):
+    return Reach(config.causal, config.reach)
+  return Reach(config.causal, config.reach, jnp.asarray(config.windowed)[number])
 
 
 def _rope(config: Config, number: Array) -> tuple[Array, float | Array] | None:
@@ -492,7 +490,6 @@ FAMILY = Family(
   final=RMSNorm,
   positions=positions,
   first_position=lambda config: 0,
-  bias=layers.padding_bias,  # each layer adds its window
   turn_keys=turn_keys,
   tensors=tensors,
   layer_tensors=layer_tensors,
