@@ -90,7 +90,7 @@ def get_config(arg: str = 'beir'):
     c.prompt.shift_positions = True  # PEFT counts a text's positions from the prompt's length
   if 'lora' in rest:
     c.prompt.kind, c.prompt.length = 'lora', 8
-    c.optim.learning_rate = 1e-3
+    c.optim.learning_rate = 3e-3
   if 'linear' in rest:
     c.prompt.kind, c.prompt.length = 'linear', 1
     c.optim.learning_rate = 1e-3

@@ -175,6 +175,13 @@ def init_adapter(
         f'config.prompt.{option}: {settings[option]} does not fit {name} {list(shape)}; set '
         "config.prompt.length to the file's, and config.prompt.reparam='none'"
       )
+  adapter = expand(config, model, {adapters.SUBTREE: params})['query']
+  for field, value in _training(config).export(config, adapter)[1].items():
+    if (stored := parts.prompt.meta.get(field, value)) != value:
+      raise InputError(
+        f'config.prompt.init_from: {field} of {settings.init_from} is {stored!r:.80}, and the '
+        f'options give {value!r:.80}; set the options of its training'
+      )
   return {adapters.SUBTREE: start}
 
 
