@@ -88,12 +88,13 @@ def get_config(arg: str = 'beir'):
     c.eval.corpus_limit = 100_000
   if 'peft' in rest:
     c.prompt.shift_positions = True  # PEFT counts a text's positions from the prompt's length
+  # docs/adapters.md has the learning rates that were tried.
   if 'lora' in rest:
     c.prompt.kind, c.prompt.length = 'lora', 8
     c.optim.learning_rate = 3e-3
   if 'linear' in rest:
     c.prompt.kind, c.prompt.length = 'linear', 1
-    c.optim.learning_rate = 1e-3
+    c.optim.learning_rate = 3e-3
   small = recipe in ('beir', 'scifact', 'medquad')
   if small and not {'query', 'both', 'linear'} & set(rest):
     c.alternatives = {'query': {}, 'both': both_sides(c)}
