@@ -15,6 +15,7 @@ from dprjax.data import batches, text
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.reach import queries_at_once
 from dprjax.runtime import mesh as meshes
+from dprjax.runtime import tree
 
 # Padded lengths. Each is compiled once.
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
@@ -34,6 +35,13 @@ def local_mesh() -> Mesh:
 def place(mesh: Mesh, params: Any) -> Any:
   """Replicates parameters on the mesh."""
   return meshes.put(params, jax.tree.map(lambda _: meshes.replicated(mesh), params))
+
+
+def place_backbone(mesh: Mesh, config: EncoderConfig, params: Any) -> Any:
+  """Places an encoder's parameters as training does: split where the mesh has fsdp or model."""
+  named = tree.flatten({'backbone': params})
+  shardings = meshes.param_shardings(mesh, named, config.family.sharding)
+  return tree.unflatten(meshes.put(named, shardings))['backbone']
 
 
 def count_from(done: int, progress: ProgressFn | None) -> ProgressFn | None:

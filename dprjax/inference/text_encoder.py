@@ -33,6 +33,7 @@ from dprjax.inference.embedder import (
   encoder_row_bytes,
   local_mesh,
   place,
+  place_backbone,
 )
 from dprjax.models import artifact, encoder_config, hub, task_templates
 from dprjax.models import pooling as poolings
@@ -129,7 +130,7 @@ class Encoder:
       for name, entry in self.bank.items():
         check_length(name, entry, side, backbone)
       if id(backbone) not in placed:
-        placed[id(backbone)] = place(self.mesh, backbone.params)
+        placed[id(backbone)] = place_backbone(self.mesh, backbone.config, backbone.params)
       # A compiled batch has one form. The bare backbone fits that of any adapter.
       names: dict[Any, list[str]] = {}
       for name, entry in self.bank.items():
@@ -168,7 +169,8 @@ class Encoder:
       normalize: whether vectors have unit length.
       query_max_length: tokens, including special ones; a template comes on top.
       passage_max_length: likewise.
-      mesh: the devices; default: all local ones.
+      mesh: the devices; default: all local ones, each with the whole backbone. A mesh with fsdp
+        or model splits the backbone among them (`mesh.make_mesh`).
       batch_size: the most texts at a time, over all devices.
       dtype: a name that ``models.encoder_config.arithmetic`` takes.
       dimensions: keep the first numbers of each vector, normalized again if vectors are; for models
