@@ -89,7 +89,7 @@ def _fail(*_, **__):
     ({'x': 1}, None, ('texts', 'number 0', '1')),
     (['a', 'b\ud800'], None, ('texts', 'number 1')),
     (['a'], (embedder.Embedder, '__call__'), 'no room'),
-    (['a'], (exact, 'Index'), 'no room'),
+    (['a'], (exact, 'ExactIndex'), 'no room'),
     (['a'], (machine, 'memory_bytes'), 'no room'),
   ],
 )
