@@ -156,15 +156,14 @@ def slope(config, params, batch, direction, eps=1e-6):
 
 
 CHUNKED = [{}, {'grad_cache': 4}, {'accumulate': 2, 'batch_size': ROWS // 2}]
+ANCHOR = {'prompt__regularization': 0.5}
 OTHERS = [
   {'accumulate': 2, 'grad_cache': 2, 'batch_size': ROWS // 2},
-  {'pooling': 'mean', 'normalize': True, 'temperature': 0.1},
-  {'prompt__tied': False, 'grad_cache': 2},
+  ANCHOR | {'prompt__tied': False, 'grad_cache': 2},
   {'backbone__two_encoders': True},
   {'backbone__remat': True, 'backbone__unroll': 0},
   {'in_batch': False},
 ]
-ANCHOR = {'prompt__regularization': 0.5}
 SCORES = ANCHOR | {'prompt__regularization_on': 'scores'}
 SHORTER = {'matryoshka': (6, 3)}
 MARGINS = {'distillation__loss': 'margin_mse', 'distillation__weight': 0.75}
@@ -181,15 +180,14 @@ def slow(*values):
     ({'data': 8}, CHUNKED[1] | SHORTER | MARGINS | ANCHOR),
     slow({'data': 8}, CHUNKED[1] | SHORTER | SCORES),
     slow({'data': 1}, SCORES | {'normalize': True, 'pooling': 'mean', 'in_batch': False}),
-    slow({'data': 1}, ANCHOR | {'prompt__tied': False, 'normalize': True, 'pooling': 'mean'}),
     slow({'data': 1}, {}),
     slow({'data': 1}, SHORTER | {'normalize': True, 'temperature': 0.1}),
-    slow({'data': 1}, MARGINS | {'grad_cache': 4}),
+    slow({'data': 1}, MARGINS | CHUNKED[1]),
+    slow({'data': 1}, CHUNKED[2]),
     slow({'data': 8}, LISTS),
     slow({'data': 1}, LISTS | SHORTER | {'grad_cache': 2}),
-    *(slow({'data': 8}, settings) for settings in [CHUNKED[0], *CHUNKED[2:], *OTHERS]),
-    *(slow({'data': 1}, settings) for settings in CHUNKED[1:]),
-    *(slow({'data': 4, 'model': 2}, settings) for settings in CHUNKED),
+    *(slow({'data': 8}, settings) for settings in [CHUNKED[0], *OTHERS]),
+    slow({'data': 4, 'model': 2}, CHUNKED[1]),
   ],
   ids=str,
 )
@@ -233,8 +231,6 @@ def test_every_coordinate_of_the_prompts_gradient():
   ('sizes', 'cache'),
   [
     ({'data': 1}, 1),
-    ({'data': 1}, 2),
-    ({'data': 8}, 1),
     ({'data': 8}, 2),
     ({'data': 2, 'fsdp': 2, 'model': 2}, 2),
   ],
@@ -282,10 +278,9 @@ def flops(config, sizes, batch, model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('cache', [1, 4])
-def test_each_of_eight_devices_does_an_eighth_of_the_work(cache):
+def test_each_of_eight_devices_does_an_eighth_of_the_work():
   model = EncoderConfig('bert', 100, 64, 2, 2, 256, max_positions=64)
-  config, batch = make_config(grad_cache=cache, backbone__unroll=0), make_batch(passage_length=32)
+  config, batch = make_config(grad_cache=4, backbone__unroll=0), make_batch(passage_length=32)
   one, eight = (flops(config, {'data': n}, batch, model) for n in (1, 8))
   assert eight == pytest.approx(one / 8, rel=0.1)
 
@@ -360,7 +355,6 @@ def run_steps(config, steps, mesh):
 @pytest.mark.parametrize(
   'settings',
   [
-    {},
     {'prompt__reparam': 'mlp', 'prompt__tied': False},
     {'prompt__dropout': 0.1, 'backbone__dropout': 0.1},
   ],
@@ -410,13 +404,13 @@ def test_dropout_is_drawn_from_the_key_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('sizes', [{'data': 1}, {'data': 8}], ids=str)
-def test_a_batch_has_one_mask_of_the_prompt_whatever_its_chunks(sizes):
-  mesh, batch, found = make_mesh(sizes), make_batch(), []
+def test_a_batch_has_one_mask_of_the_prompt_whatever_its_chunks():
+  mesh, batch, found = make_mesh({'data': 8}), make_batch(), []
   for chunks in CHUNKED:
     config = make_config(prompt__dropout=0.3, prompt__dropout_scope='batch', **chunks)
     method = dpr.build(config, MODEL, mesh)
-    params = tree.unflatten(make_params(method))
+    flat = make_params(method)
+    params = tree.unflatten(flat)
     rows, key = meshes.put_batch(mesh, batch), jax.random.key(3)
     run = jax.value_and_grad(
       lambda prompt, params=params, method=method, rows=rows, key=key: method.loss(
@@ -425,7 +419,7 @@ def test_a_batch_has_one_mask_of_the_prompt_whatever_its_chunks(sizes):
     )
     found.append(jax.jit(run)(params['prompt']))
   (value, gradient), *others = found
-  assert value != pytest.approx(value_and_gradient(make_config(), mesh, batch)[1], rel=1e-3)
+  assert value != pytest.approx(reference_loss(make_config(), flat, batch), rel=1e-3)
   for other, slope in others:
     assert float(other) == pytest.approx(float(value), rel=1e-6)
     np.testing.assert_allclose(slope['prefix'], gradient['prefix'], rtol=1e-4, atol=1e-6)

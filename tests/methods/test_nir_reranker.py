@@ -91,9 +91,7 @@ def slow(*values):
 @pytest.mark.parametrize(
   ('changes', 'sizes'),
   [
-    slow({'grad_cache': 2}, {'data': 8}),
-    slow({'template__lengths': (2, 3, 1)}, {'data': 1}),
-    slow({'grad_cache': 4}, {'data': 1}),
+    slow({'template__lengths': (2, 3, 1), 'grad_cache': 2}, {'data': 8}),
     slow({'accumulate': 2, 'batch_size': 8, 'template__fixed_layers': 0}, {'data': 1}),
     slow({'template__kind': 'hybrid'}, {'data': 1}),
     # Without prompt encoders, which take seconds to compile.

@@ -81,6 +81,10 @@ def reference_loss(config, model, tokenizer, params, batch):
   )
 
 
+WORDS_ALONE = {'template__kind': 'manual', 'trainable': ('backbone/.*',)}
+SIMILAR = {'pooling': 'mean', 'normalize': True, 'temperature': 0.1}
+
+
 def slow(*values):
   return pytest.param(*values, marks=pytest.mark.slow)
 
@@ -89,15 +93,12 @@ def slow(*values):
 @pytest.mark.parametrize(
   ('changes', 'sizes'),
   [
-    slow({}, {'data': 8}),
-    slow({'pooling': 'mean', 'normalize': True, 'temperature': 0.1, 'grad_cache': 4}, {'data': 1}),
-    slow({'template__lengths': (2, 3, 1)}, {'data': 1}),
-    slow({'grad_cache': 2}, {'data': 8}),
-    slow({'accumulate': 2, 'batch_size': 8}, {'data': 1}),
-    slow({'template__fixed_layers': 0}, {'data': 1}),
+    slow({'template__lengths': (2, 3, 1), 'grad_cache': 2}, {'data': 8}),
+    slow({'accumulate': 2, 'batch_size': 8, 'template__fixed_layers': 0}, {'data': 1}),
     slow({'template__fixed_layers': 1, 'pooling': 'cls'}, {'data': 1}),
     # Without prompt encoders, which take seconds to compile.
-    slow({'template__kind': 'manual', 'trainable': ('backbone/.*',)}, {'data': 8}),
+    slow(WORDS_ALONE | SIMILAR | {'grad_cache': 4}, {'data': 1}),
+    slow(WORDS_ALONE, {'data': 8}),
     ({'template__kind': 'none', 'trainable': ('backbone/.*',)}, {'data': 1}),
   ],
 )

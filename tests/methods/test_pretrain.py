@@ -214,12 +214,15 @@ def reference_metrics(config, tokenizer, params, batch, masked):
 
 
 ONE, EIGHT, MESH = {'data': 1}, {'data': 8}, {'data': 2, 'fsdp': 2, 'model': 2}
-CASES = [(method, sizes, chunks) for method in METHODS for sizes, chunks in ((ONE, 1), (EIGHT, 3))]
-# Whatever differs between methods differs in these two: siblings and the Condenser head, prompts.
+LOSSES = ('mlm', 'condenser', 'cocondenser', 'rip', 'ict')
+CASES = [(method, sizes, chunks) for method in LOSSES for sizes, chunks in ((ONE, 1), (EIGHT, 3))]
+# Of other weights and parameters; and siblings, heads and all parameters on a mesh.
 CASES += [
-  ('cocondenser', ONE, 3),
+  ('condenser alone', ONE, 1),
+  ('ict with mlm', ONE, 1),
   ('rip on prompts', EIGHT, 1),
-  *((method, MESH, 2) for method in ('cocondenser', 'rip on prompts')),
+  ('rip, weighed', EIGHT, 3),
+  ('cocondenser', MESH, 2),
 ]
 
 
@@ -276,10 +279,11 @@ def test_accumulated_batches_make_one_loss(tokenizer):
 @pytest.mark.slow
 def test_masks_are_drawn_from_the_key(tokenizer):
   config, batch, mesh = make_config(), make_batch(tokenizer), make_mesh({'data': 1})
-  losses = [
-    value_and_gradient(config, tokenizer, mesh, batch, jax.random.key(seed))[1]['loss']
-    for seed in (0, 0, 1)
-  ]
+  model = model_of(tokenizer)
+  method = pretrain.build(config, model, mesh, tokenizer)
+  params = tree.unflatten(make_params(method, model))
+  loss = jax.jit(lambda key: method.loss(params, batch, key)[0])
+  losses = [loss(jax.random.key(seed)) for seed in (0, 0, 1)]
   assert losses[0] == losses[1] != losses[2]
 
 
@@ -289,7 +293,7 @@ def test_each_of_eight_devices_does_an_eighth_of_the_work(tokenizer):
   # So many that what does not depend on the batch is little.
   rows = 2 * ROWS
   batch = make_batch(tokenizer, rows, {'first': 32, 'second': 32})
-  config = make_config(**METHODS['cocondenser'], grad_cache=3, backbone__unroll=0, batch_size=rows)
+  config = make_config(**METHODS['rip'], grad_cache=3, backbone__unroll=0, batch_size=rows)
 
   def flops(sizes):
     mesh = make_mesh(sizes)
@@ -315,13 +319,11 @@ def test_memory_is_that_of_one_chunk(tokenizer):
   """Eight times the passages, same chunk size: only vectors, scores and the batch grow."""
   model = EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 256, max_positions=64)
   mesh, lengths = make_mesh({'data': 1}), {'first': 32, 'second': 32}
-  params = make_params(
-    pretrain.build(make_config(**METHODS['cocondenser']), model, mesh, tokenizer), model
-  )
+  params = make_params(pretrain.build(make_config(**METHODS['rip']), model, mesh, tokenizer), model)
 
   def temporary(rows, chunks):
     method = pretrain.build(
-      make_config(**METHODS['cocondenser'], grad_cache=chunks, batch_size=rows),
+      make_config(**METHODS['rip'], grad_cache=chunks, batch_size=rows),
       model,
       mesh,
       tokenizer,

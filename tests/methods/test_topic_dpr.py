@@ -200,10 +200,8 @@ def slow(*values):
     slow(1, 'none shared', {'topics__batch': 4, 'grad_cache': 4, 'matryoshka': (6, 4)}),
     slow(8, 'none shared', {'topics__query': 'own'}),
     slow(1, 'all shared', {}),
-    slow(8, 'all shared', {'topics__batch': 8, 'accumulate': 1}),
-    slow(1, 'some', {'topics__keep': 1}),
+    slow(1, 'some', {'topics__keep': 1, 'accumulate': 2, 'batch_size': ROWS // 2}),
     slow(8, 'some', {'topics__path': '', 'prompt__length': 0}),
-    slow(8, 'some', {'accumulate': 2, 'batch_size': ROWS // 2}),
   ],
 )
 def test_loss_and_gradient_equal_loops(shape, tokenizer, found, devices, categories, changes):
