@@ -1,6 +1,9 @@
-"""NIR-Prompt by the commands: a prompt a task, the backbone on all of them, and a new task."""
+"""NIR-Prompt by the commands: a prompt a task, the backbone on all of them, and a new task; each is
+resumed from its first checkpoint.
+"""
 
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -11,11 +14,11 @@ from dprjax.models.adapters import template_tokens
 from dprjax.retrieval.embeddings import load_embeddings
 from dprjax.runtime import tree
 from tests.refusals import named_in
-from tests.test_train import trainable_of
+from tests.test_train import assert_same_bits, trainable_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 ROOT = pathlib.Path(__file__).parent.parent
-SHORT = ['--config.steps=2', '--config.eval.every=2', '--config.checkpoint.every=2']
+SHORT = ['--config.steps=2', '--config.eval.every=2', '--config.checkpoint.every=1']
 SHORT += ['--config.eval.corpus_limit=20', '--config.cross_encoder.dev_queries=4']
 OF = {'retriever': ('qa', 'retrieval', 'dialogue'), 'reranker': ('qa', 'paraphrase', 'inference')}
 
@@ -40,9 +43,15 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
       *flags,
     )
 
-  def made(recipe, name, *flags, out):
+  def made(recipe, name, *flags, out, resumed=False):
     status, err = go(recipe, name, *flags)
     assert status == 0, err
+    if resumed:  # as if it had been killed after its first checkpoint
+      _, trained = trainable_of(tmp_path / name)
+      shutil.rmtree(tmp_path / name / 'checkpoints' / '2')
+      status, err = go(recipe, name, *flags)
+      assert status == 0 and 'resuming after step 1 of 2' in err, err
+      assert_same_bits(trainable_of(tmp_path / name)[1], trained)
     # Two updates are no gain. Prompts for other stages are exported all the same.
     force = () if recipe.startswith('mdm') else ('--force',)
     status, err = command(export, *force, f'--workdir={tmp_path}/{name}', f'--out={tmp_path}/{out}')
@@ -50,7 +59,9 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
     return tmp_path / out
 
   # A prompt each, on the same frozen backbone.
-  files = {first: made(f'mdm={first}', 'first', out=f'{first}.npz')}
+  files = {first: made(f'mdm={first}', 'first', out=f'{first}.npz', resumed=True)}
+  _, trained = trainable_of(tmp_path / 'first')
+  assert {name.split('/')[0] for name in trained} == {'prompt'}
   backbone = tmp_path / 'first' / 'backbone'
   on = f'--config.backbone.path={backbone}'
   files[second] = made(f'mdm={second}', 'second', on, out=f'{second}.npz')
@@ -62,7 +73,7 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
 
   # The backbone on both tasks, under these prompts.
   named = [f'--config.tasks.{task}.prompt={file}' for task, file in files.items()]
-  model = made(f'emm={first}+{second}', 'both', on, *named, out='model')
+  model = made(f'emm={first}+{second}', 'both', on, *named, out='model', resumed=True)
   _, trained = trainable_of(tmp_path / 'both')
   ends, after = load(model)
   moved = {name for name in ends if name in start and (ends[name] != start[name]).any()}
@@ -107,7 +118,7 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
     return  # the same code adapts both
   # A new task, whose prompt is a sum of theirs.
   one = f'--config.backbone.path={model}'
-  prompt = load_prompt(made(f'adapt={new},frozen', 'frozen', one, out='new.npz'))
+  prompt = load_prompt(made(f'adapt={new},frozen', 'frozen', one, out='new.npz', resumed=True))
   _, trained = trainable_of(tmp_path / 'frozen')
   (weights,) = trained.values()
   assert list(trained) == [f'prompt/{new}/weights'] and not np.allclose(weights, 0.5, atol=1e-6)

@@ -240,7 +240,9 @@ def test_a_finished_run_is_left_as_it_is(finished, again, tmp_path):
 
 @pytest.mark.slow
 def test_a_part_of_the_backbone_can_be_trained(go, trained, tmp_path):
-  assert go('ft.py:local', r"--config.trainable=('backbone/layers/mlp/.*',)")[0] == 0
+  flags = r"--config.trainable=('backbone/layers/mlp/.*',)", '--config.steps=1'
+  with devices.one():
+    assert go('ft.py:local', *flags, '--config.data.dev_split=')[0] == 0
   _, trainable = trainable_of(tmp_path / 'run')
   assert {name.rsplit('/', 2)[0] for name in trainable} == {'backbone/layers/mlp'}
 
@@ -276,7 +278,8 @@ def test_a_part_of_the_backbone_can_be_trained(go, trained, tmp_path):
   ],
 )
 def test_forms_of_the_prompt(go, tmp_path, flags, names):
-  status, err = go('dptdr.py:local', *flags)
+  with devices.one():
+    status, err = go('dptdr.py:local', *flags, '--config.steps=2', '--config.eval.every=2')
   assert status == 0, err
   _, trainable = trainable_of(tmp_path / 'run')
   assert trainable.keys() == names
@@ -284,10 +287,7 @@ def test_forms_of_the_prompt(go, tmp_path, flags, names):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'flags', [['--config.accumulate=2', '--config.batch_size=8'], ['--config.grad_cache=2']]
-)
-def test_accumulation_and_gradient_cache_make_the_same_update(go, tmp_path, flags):
+def test_accumulation_and_gradient_cache_make_the_same_update(go, tmp_path):
   same = [
     '--config.steps=1',
     '--config.prompt.dropout=0.0',
@@ -297,12 +297,18 @@ def test_accumulation_and_gradient_cache_make_the_same_update(go, tmp_path, flag
     '--config.optim.eps=1e-3',
   ]  # Adam's first update is the gradient's sign where eps is tiny, and rounding then decides
   assert go('dptdr.py:local', *same, workdir='whole')[0] == 0
-  assert go('dptdr.py:local', *same, *flags, workdir='pieces')[0] == 0
-  whole, pieces = trainable_of(tmp_path / 'whole')[1], trainable_of(tmp_path / 'pieces')[1]
-  np.testing.assert_allclose(pieces['prompt/prefix'], whole['prompt/prefix'], rtol=1e-5, atol=1e-6)
-  [one], [other] = metrics_of(tmp_path / 'whole'), metrics_of(tmp_path / 'pieces')
-  for name in ('loss', 'gradient_norm', 'negatives'):
-    np.testing.assert_allclose(other[name], one[name], rtol=1e-4)
+  whole, [one] = trainable_of(tmp_path / 'whole')[1], metrics_of(tmp_path / 'whole')
+  for name, flags in (
+    ('batches', ['--config.accumulate=2', '--config.batch_size=8']),
+    ('chunks', ['--config.grad_cache=2']),
+  ):
+    assert go('dptdr.py:local', *same, *flags, workdir=name)[0] == 0
+    pieces, [other] = trainable_of(tmp_path / name)[1], metrics_of(tmp_path / name)
+    np.testing.assert_allclose(
+      pieces['prompt/prefix'], whole['prompt/prefix'], rtol=1e-5, atol=1e-6
+    )
+    for value in ('loss', 'gradient_norm', 'negatives'):
+      np.testing.assert_allclose(other[value], one[value], rtol=1e-4)
 
 
 # Stopping and going on.
