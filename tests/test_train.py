@@ -886,7 +886,8 @@ def test_a_training_that_cannot_begin_leaves_nothing(go, tmp_path, flags):
 
 
 def test_a_training_does_not_go_on_with_other_data(command, trained, folders):
-  shutil.copytree(trained, folders / 'run')
+  # Another worker may have locked it.
+  shutil.copytree(trained, folders / 'run', ignore=shutil.ignore_patterns('.lock'))
   with (folders / 'run' / 'data' / 'qrels' / 'dev.tsv').open('a') as file:
     file.write('x\ty\t1\n')
   before = files_of(folders)
