@@ -79,14 +79,9 @@ def make_view_batches(
     buckets: padded lengths; a batch takes the smallest that holds it.
 
   Raises:
-    InputError: no passage can be used, the tokenizer puts no token before a text, or the passages,
-      buckets or processes do not allow these sizes.
+    InputError: no passage can be used, or the passages, buckets or processes do not allow these
+      sizes.
   """
-  if not tokenizer.opening:
-    raise InputError(
-      'pretraining learns the state of a special token before the text, and the tokenizer has '
-      'none; choose another backbone'
-    )
   spans = views == 'siblings' and unit == 'span'
   room = max_length - tokenizer.num_specials
   if room < 1 or (spans and min(span_length, room) < 1):

@@ -101,6 +101,12 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       f'config.pretrain.skip_from: {skip_from} must be between 0 and the {model.num_layers} layers'
     )
   dual_encoder.check_pooling(config, model)
+  if (condenser or config.pooling == 'cls') and not tokenizer.opening:
+    raise InputError(
+      f'{"config.pretrain.head_layers" if condenser else "config.pooling"}: the state of a special '
+      'token before the text is needed, and this tokenizer has none; choose another backbone'
+      f'{"" if condenser else " or pooling, such as mean"}'
+    )
   contrastive.check_lengths(config.matryoshka, model.vector_size)
   if config.matryoshka and not contrasted:
     raise InputError(

@@ -381,7 +381,11 @@ def test_what_cannot_be_asked_for(made, changes, message):
 
 @pytest.mark.parametrize(
   ('single', 'opening', 'closing'),
-  [('[CLS] $A', [CLS], []), ('[CLS] [CLS] $A [SEP] [SEP]', [CLS, CLS], [SEP, SEP])],
+  [
+    ('[CLS] $A', [CLS], []),
+    ('$A [SEP]', [], [SEP]),
+    ('[CLS] [CLS] $A [SEP] [SEP]', [CLS, CLS], [SEP, SEP]),
+  ],
 )
 def test_other_special_tokens(made, single, opening, closing):
   texts, _ = made
@@ -395,11 +399,6 @@ def test_other_special_tokens(made, single, opening, closing):
   ):
     assert row[mask].tolist() == [*opening, *old[seen][1:-1], *closing]
     assert (row[~mask] == PAD).all()
-
-
-def test_a_first_token_is_needed(made):
-  with refused('tokenizer'):
-    start(made[0], special('$A [SEP]'))
 
 
 def test_a_corpus_of_single_sentences(tmp_path):

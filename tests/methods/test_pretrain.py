@@ -405,3 +405,19 @@ def test_a_tokenizer_without_a_mask_token(tokenizer):
   maskless = dataclasses.replace(tokenizer, mask_id=None)
   with refused('tokenizer', 'mask'):
     pretrain.build(make_config(), model_of(tokenizer), make_mesh({'data': 1}), maskless)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'option'),
+  [
+    ({}, 'config.pooling'),
+    ({'pooling': 'mean', 'pretrain__head_layers': 1}, 'config.pretrain.head_layers'),
+  ],
+)
+def test_the_first_state_needs_a_token_before_the_text(tokenizer, settings, option):
+  decoder = dataclasses.replace(tokenizer)
+  decoder.__dict__['_around_one'] = ((), tokenizer.closing)
+  devices = make_mesh({'data': 1})
+  with refused(option):
+    pretrain.build(make_config(**settings), model_of(tokenizer), devices, decoder)
+  pretrain.build(make_config(pooling='mean'), model_of(tokenizer), devices, decoder)
