@@ -45,9 +45,9 @@ class Runs(systems.Runs):
       if not head.exists():
         mlm = ('condenser.py:mlm', args.backbone, HEAD_LENGTH, args.head_steps, 1e-2)
         config = self.pretraining(0, *mlm, "trainable=('head/.*',)")
-        self.pretrained('pretrained/head', 0, config, head)
+        systems.pretrain(self.out, 'pretrained/head', 0, config, head)
       config = self.pretraining(seed, recipe, head, SENTENCE_LENGTH, args.rip_steps, rate, *options)
-      self.pretrained(f'pretrained/{name}', seed, config, out)
+      systems.pretrain(self.out, f'pretrained/{name}', seed, config, out)
     return out
 
   def pretraining(self, seed, recipe, backbone, length, steps, rate, *options):

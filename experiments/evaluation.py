@@ -19,15 +19,16 @@ MEASURES = ('nDCG@10', 'RR@10', 'R@100')
 DEPTH = 100
 
 
-def encode_passages(path, folder, out, query_length, passage_length):
+def encode_passages(path, folder, out, query_length, passage_length, pooling='mean', dtype='auto'):
   """The corpus of a BEIR folder under the bare backbone: seconds and passages."""
   began = time.monotonic()
   encoder = Encoder.load(
     path,
-    pooling='mean',
+    pooling=pooling,
     normalize=True,
     query_max_length=query_length,
     passage_max_length=passage_length,
+    dtype=dtype,
   )
   corpus = folder / 'corpus.jsonl'
   found = list(texts.read_texts(corpus, 'passage'))
@@ -53,20 +54,21 @@ def embedder(backbone, tokenizer, devices, config, trained):
   return embed
 
 
-def search(backbone, tokenizer, devices, config, trained, folder, passages=None):
-  """The test queries of a BEIR folder among all its passages.
+def search(backbone, tokenizer, devices, config, trained, folder, passages=None, split='test'):
+  """The test queries of a BEIR folder, or those of another split, among all its passages.
 
   Args:
     backbone, tokenizer, devices, config: of the model.
     trained: its trained parameters, by name.
     folder: the BEIR folder.
     passages: a folder of embeddings; None: the model encodes them.
+    split: the queries.
 
   Returns:
     Means, nDCG@10 of each query as 'scores', and the seconds of encoding passages again.
   """
   embed = embedder(backbone, tokenizer, devices, config, trained)
-  qrels, queries = tested(folder)
+  qrels, queries = tested(folder, split)
   began = time.monotonic()
   if passages is None:
     found = list(texts.read_texts(folder / 'corpus.jsonl', 'passage'))
@@ -90,9 +92,9 @@ def search_words(folder):
   return score(qrels, queries, [one.id for one in found], top)
 
 
-def tested(folder):
+def tested(folder, split='test'):
   """The judgements of a BEIR folder to test on, and their queries."""
-  qrels = read_qrels(folder / 'qrels' / 'test.tsv')
+  qrels = read_qrels(folder / 'qrels' / f'{split}.tsv')
   queries = texts.read_texts(folder / 'queries.jsonl', 'query')
   return qrels, [one for one in queries if one.id in qrels]
 

@@ -281,7 +281,7 @@ class Experiment(systems.Runs):
       method, steps, rate = METHODS[start], args.steps, args.rate
       begin = self.backbone(way(START, 'zero', 'cls'), seed)
     config = self.pretraining(method, begin, seed, steps, rate)
-    self.pretrained(f'backbones/{start}', seed, config, out)
+    systems.pretrain(self.out, f'backbones/{start}', seed, config, out)
 
   def random(self, seed):
     """Random weights with the vocabulary of all methods."""

@@ -108,6 +108,29 @@ def train(config, workdir):
   return result
 
 
+def pretrain(out, run, seed, config, folder):
+  """Pretrains and exports to ``folder``; the line has the losses, means over the last tenth."""
+  workdir = out / 'runs' / folder.stem
+
+  def work():
+    train(config, workdir)
+    rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+    last = [row for row in rows if row['step'] > 0.9 * rows[-1]['step']]
+    names = [name for name in ('mlm', 'condenser', 'contrast', 'accuracy') if name in last[-1]]
+    exporting.export(workdir, folder)
+    return {
+      'passages': config.batch_size,
+      **{name: float(np.mean([row[name] for row in last])) for name in names},
+    }
+
+  # What it made is gone, or was made on another machine: it is made again.
+  with trials.changing(out):
+    others = [one for one in trials.ledger(out) if (one['run'], one['seed']) != (run, seed)]
+    trials.write_ledger(out / trials.LEDGER, others)
+  trials.measure(out, run, seed, work)
+  shutil.rmtree(workdir)
+
+
 class Runs:
   """All runs, each in its own folder, and what was measured of them.
 
@@ -306,28 +329,6 @@ class Runs:
       }
 
     return trials.measure(self.out, f'{name}/{way}', seed, work)
-
-  def pretrained(self, run, seed, config, out):
-    """Pretrains and exports to ``out``; the line has the losses, means over the last tenth."""
-    workdir = self.out / 'runs' / out.stem
-
-    def work():
-      train(config, workdir)
-      rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
-      last = [row for row in rows if row['step'] > 0.9 * rows[-1]['step']]
-      names = [name for name in ('mlm', 'condenser', 'contrast', 'accuracy') if name in last[-1]]
-      exporting.export(workdir, out)
-      return {
-        'passages': config.batch_size,
-        **{name: float(np.mean([row[name] for row in last])) for name in names},
-      }
-
-    # What it made is gone, or was made on another machine: it is made again.
-    with trials.changing(self.out):
-      others = [one for one in trials.ledger(self.out) if (one['run'], one['seed']) != (run, seed)]
-      trials.write_ledger(self.out / trials.LEDGER, others)
-    trials.measure(self.out, run, seed, work)
-    shutil.rmtree(workdir)
 
   def search(self, name, way, rate, seed, trained):
     """The test queries among all passages."""
