@@ -19,11 +19,11 @@ Rules, fixed before the runs:
 
 - Vectors are means of states, compared by their cosine. The last token's state is measured on the
   decoder as it is, and not trained.
-- A prompt and LoRA have two learning rates each, a factor of three apart, and the same updates, batches and lengths. No
-  dropout, average or regularization.
+- A prompt and LoRA have two learning rates each, a factor of three apart, and the same updates,
+  batches and lengths. No dropout, average or regularization.
 - Sixty of MedQuAD's 300 training queries, chosen by a hash, are held out. Their mean nDCG@10, over
   seeds, chooses the learning rate. The 300 test queries decide, by the verdicts of trials.py.
-- Two rates do not bracket the best one, so a claim on a prompt against LoRA is of these rates alone.
+- Two rates do not bracket the best one. A verdict on a prompt against LoRA is of these rates alone.
 """
 
 import functools
