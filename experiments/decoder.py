@@ -6,27 +6,29 @@
 1. Contrastive training: two sentences of an arXiv abstract find each other among those of the other
    abstracts of an update (RIP without its masked-LM loss, which needs a head that decoders lack).
    All weights of the decoder are trained, with one learning rate and one seed.
-2. A prompt and LoRA, for queries alone, on the decoder before and after step 1. The task is MedQuAD
-   with 240 training queries. arXiv has none of its texts. Passages are encoded once, by the bare
-   decoder, and all of them are negatives.
+2. A prompt and LoRA, for queries alone, on the decoder after step 1. The task is MedQuAD with 300
+   training queries; arXiv has none of its texts. Passages are encoded once, by the bare decoder,
+   and all of them are negatives.
 
-BM25 and the frozen all-MiniLM-L6-v2 are measured beside them. Every run leaves a line in
-OUT/ledger.jsonl, and the same command goes on where it stopped, on another machine too
-(experiments/ledgers/decoder.jsonl). `--part` names some backbones; `--part=tables --docs=docs` puts
-the tables into docs/results.md and keeps the ledger.
+The decoder before step 1, a prompt on it, and the frozen all-MiniLM-L6-v2 are runs of
+experiments/prompt_init.py, from its kept ledger: the same queries, passages, lengths, batches and
+updates. Every other run leaves a line in OUT/ledger.jsonl, and the same command goes on where it
+stopped, on another machine too (experiments/ledgers/decoder.jsonl). `--part=tables --docs=docs`
+puts the tables into docs/results.md and keeps the ledger.
 
 Rules, fixed before the runs:
 
 - Vectors are means of states, compared by their cosine. The last token's state is measured on the
-  decoder as it is, and not trained.
-- A prompt and LoRA have two learning rates each, a factor of three apart, and the same updates,
-  batches and lengths. No dropout, average or regularization.
-- Sixty of MedQuAD's 300 training queries, chosen by a hash, are held out. Their mean nDCG@10, over
-  seeds, chooses the learning rate. The 300 test queries decide, by the verdicts of trials.py.
+  decoder before step 1, and not trained.
+- A prompt, which begins as a text's keys and values, and LoRA have two learning rates each, a
+  factor of ten apart, and the same updates and batches. No dropout, average or regularization.
+- The first third of the test queries chooses the learning rate, and the others decide, by the
+  verdicts of trials.py. Both as in experiments/prompt_init.py.
 - Two rates do not bracket the best one. A verdict on a prompt against LoRA is of these rates alone.
 """
 
 import functools
+import json
 import pathlib
 import shutil
 from typing import NamedTuple
@@ -36,19 +38,13 @@ import numpy as np
 
 import evaluation
 import gain_sets
+import prompt_init
 import systems
 import trials
 from dprjax.data import text
-from dprjax.formats.qrels import read_qrels, write_qrels
 from dprjax.runtime import mesh
 
-BACKBONES = {
-  'minilm': 'all-MiniLM-L6-v2',
-  'contrastive': 'SmolLM2 after contrastive training',
-  'original': 'SmolLM2',
-}
-LENGTHS = 20, 40  # tokens of a query and of a passage
-HELD_OUT = 60  # queries that choose the learning rate
+PARTS = ('contrastive', 'lasttoken')
 # Options of the contrastive training, and of a prompt or LoRA.
 CONTRASTIVE = (
   'pretrain.mlm_weight=0.0',
@@ -64,13 +60,14 @@ CONTRASTIVE = (
   'checkpoint.every=50',
   'optim.learning_rate=1e-4',
 )
+BATCH, UPDATES = prompt_init.FAMILIES['llama']
 TUNED = (
   'data.folds=0',
   'data.hold_out=0.0',
-  'batch_size=16',
+  f'batch_size={BATCH}',
   'epochs=0.0',
-  'steps=50',
-  'checkpoint.every=50',
+  f'steps={UPDATES}',
+  f'checkpoint.every={UPDATES}',
   'prompt.regularization=0.0',
   'prompt.dropout=0.0',
   'ema=0.0',
@@ -79,25 +76,29 @@ TUNED = (
 
 
 class Adapter(NamedTuple):
-  """What is trained for the task: a label, a recipe of configs/ and learning rates."""
+  """What is trained for the task: a recipe of configs/, learning rates and options."""
 
-  label: str
   recipe: str
   rates: tuple[float, ...]
+  options: tuple[str, ...] = ()
 
 
 ADAPTERS = {
-  'prompt': Adapter('a prompt', 'dptdr.py:beir,query', (3e-2, 1e-1)),
-  'lora': Adapter('LoRA', 'dptdr.py:beir,lora,query', (1e-3, 3e-3)),
+  'prompt': Adapter('dptdr.py:beir,query', prompt_init.RATES, prompt_init.STARTS['text'][1:]),
+  'lora': Adapter('dptdr.py:beir,lora,query', (3e-4, 3e-3)),
 }
-# The systems of the table, by name: those of nothing trained for the task first.
-LABELS = {
+# Runs of experiments/prompt_init.py, by their names here.
+TAKEN = {
+  'bert/frozen': 'minilm/mean',
+  'llama/frozen': 'original/mean',
+  **{f'llama/text@{rate:g}': f'original/prompt@{rate:g}' for rate in prompt_init.RATES},
+}
+LABELS = {  # the systems of the table, by name
   'bm25': 'BM25',
   'minilm/mean': 'MiniLM, frozen',
   'original/lasttoken': 'SmolLM2, frozen, last token',
   'original/mean': 'SmolLM2, frozen, mean',
   'original/prompt': 'SmolLM2 + prompt',
-  'original/lora': 'SmolLM2 + LoRA',
   'contrastive/mean': 'SmolLM2, contrastive',
   'contrastive/prompt': 'SmolLM2, contrastive + prompt',
   'contrastive/lora': 'SmolLM2, contrastive + LoRA',
@@ -105,28 +106,25 @@ LABELS = {
 CLAIMS = (  # the first above the second
   ('contrastive/mean', 'original/mean'),
   ('original/prompt', 'original/mean'),
-  ('original/lora', 'original/mean'),
   ('contrastive/prompt', 'contrastive/mean'),
   ('contrastive/lora', 'contrastive/mean'),
-  ('original/prompt', 'original/lora'),
   ('contrastive/prompt', 'contrastive/lora'),
   ('contrastive/prompt', 'original/prompt'),
   ('contrastive/prompt', 'bm25'),
-  ('contrastive/prompt', 'minilm/mean'),
 )
 
 
 def main():
-  parser = trials.parser(__doc__, BACKBONES, '0')
+  parser = trials.parser(__doc__, PARTS, '0')
   parser.add_argument('--decoder', required=True, help='the folder of SmolLM2-135M')
   parser.add_argument(
     '--dtype', default='auto', help='of the arithmetic; mixed: faster on processors with bfloat16'
   )
-  Experiment(trials.begin(parser, BACKBONES)).go()
+  Experiment(trials.begin(parser, PARTS)).go()
 
 
 class Experiment:
-  """The runs on all backbones."""
+  """The runs on the decoder before and after the contrastive training."""
 
   def __init__(self, args):
     self.args = args
@@ -135,7 +133,7 @@ class Experiment:
     self.seeds = [int(seed) for seed in args.seeds.split(',')]
     self.settings = {
       'dtype': args.dtype,
-      'lengths': LENGTHS,
+      'lengths': prompt_init.LENGTHS,
       'contrastive': CONTRASTIVE,
       'tuned': TUNED,
       'rates': {name: one.rates for name, one in ADAPTERS.items()},
@@ -151,33 +149,28 @@ class Experiment:
         self.tables()
         continue
       trials.measure(self.out, 'bm25', 0, lambda: evaluation.search_words(self.folder))
-      for pooling in ('mean', 'lasttoken') if part == 'original' else ('mean',):
-        name = f'{part}/{pooling}'
-        trials.measure(self.out, name, 0, lambda run=(part, pooling): self.frozen(*run))
-      for adapter, one in ADAPTERS.items() if part != 'minilm' else ():
+      if part == 'lasttoken':
+        trials.measure(
+          self.out, 'original/lasttoken', 0, lambda: self.frozen('original', 'lasttoken')
+        )
+        continue
+      trials.measure(self.out, 'contrastive/mean', 0, lambda: self.frozen('contrastive', 'mean'))
+      for adapter, one in ADAPTERS.items():
         for seed in self.seeds:
           for rate in one.rates:
-            run = (part, adapter, rate, seed)
-            name = f'{part}/{adapter}@{rate:g}'
+            run = (adapter, rate, seed)
+            name = f'contrastive/{adapter}@{rate:g}'
             trials.measure(self.out, name, seed, lambda run=run: self.train(*run))
 
   @functools.cached_property
   def folder(self):
-    """MedQuAD, with the held-out queries as another split of judgements."""
-    setting = gain_sets.Setting('medquad', 300)
-    folder = gain_sets.prepare(self.source, self.out / 'data', 'medquad', setting)
-    if not (folder / 'qrels' / 'dev.tsv').exists():
-      train = read_qrels(folder / 'qrels' / 'train.tsv')
-      held_out = gain_sets.first(train, HELD_OUT)
-      rest = {query: docs for query, docs in train.items() if query not in held_out}
-      write_qrels(folder / 'qrels' / 'train.tsv', rest)
-      write_qrels(folder / 'qrels' / 'dev.tsv', held_out)
-    return folder
+    setting = gain_sets.Setting(prompt_init.DATA, 300)
+    return gain_sets.prepare(self.source, self.out / 'data', prompt_init.DATA, setting)
 
   def path(self, name):
-    """The folder or name of a backbone; the contrastive one is made where it is not there."""
-    if name != 'contrastive':
-      return self.args.backbone if name == 'minilm' else self.args.decoder
+    """The folder of a decoder; the contrastive one is made where it is not there."""
+    if name == 'original':
+      return self.args.decoder
     folder = self.out / 'contrastive'
     if not folder.exists():
       options = [
@@ -198,13 +191,18 @@ class Experiment:
     trials.once(
       out.with_suffix('.json'),
       lambda: evaluation.encode_passages(
-        self.path(name), self.folder, out, *LENGTHS, pooling=pooling, dtype=self.args.dtype
+        self.path(name),
+        self.folder,
+        out,
+        *prompt_init.LENGTHS,
+        pooling=pooling,
+        dtype=self.args.dtype,
       ),
     )
     return out
 
   def config(self, name, pooling, recipe, *options):
-    query_length, passage_length = LENGTHS
+    query_length, passage_length = prompt_init.LENGTHS
     return systems.parse(
       recipe,
       [
@@ -213,7 +211,6 @@ class Experiment:
         f'pooling={pooling}',
         f'data.dir={self.folder}',
         f'data.query_max_length={query_length}',
-        f'data.query_buckets=({query_length},)',
         f'data.passage_max_length={passage_length}',
         *options,
       ],
@@ -224,64 +221,49 @@ class Experiment:
     config = self.config(name, pooling, 'dptdr.py:beir,both', 'prompt.length=0')
     return self.search(name, pooling, config, {})
 
-  def train(self, name, adapter, rate, seed):
-    """Trains a prompt or LoRA and measures it."""
+  def train(self, adapter, rate, seed):
+    """Trains a prompt or LoRA on the contrastive decoder and measures it."""
     one = ADAPTERS[adapter]
-    workdir = self.out / 'runs' / f'{name}-{adapter}-{rate:g}-{seed}'
+    workdir = self.out / 'runs' / f'{adapter}-{rate:g}-{seed}'
     options = (
-      f'data.passage_embeddings={self.passages(name, "mean")}',
+      f'data.passage_embeddings={self.passages("contrastive", "mean")}',
       f'optim.learning_rate={rate}',
       f'seed={seed}',
     )
-    config = self.config(name, 'mean', one.recipe, *TUNED, *options)
+    config = self.config('contrastive', 'mean', one.recipe, *TUNED, *one.options, *options)
     step = systems.train(config, workdir).step
-    trained = trials.restore(workdir, systems.load(self.path(name)), step)
-    found = self.search(name, 'mean', config, trained)
+    trained = trials.restore(workdir, systems.load(self.path('contrastive')), step)
+    found = self.search('contrastive', 'mean', config, trained)
     shutil.rmtree(workdir)
     return found | {'bytes': sum(leaf.nbytes for leaf in trained.values())}
 
   def search(self, name, pooling, config, trained):
-    """The test queries; the line has the held-out ones too."""
     backbone = systems.load(self.path(name))
-    passages = self.passages(name, pooling)
     model = (backbone, text.load_tokenizer(backbone.path), self.devices, config, trained)
-    held_out, found = (
-      evaluation.search(*model, self.folder, passages, split) for split in ('dev', 'test')
-    )
-    scores = {'nDCG@10': found['scores']['nDCG@10'], 'held out': held_out['scores']['nDCG@10']}
-    return found | {'held out': held_out['nDCG@10'], 'scores': scores}
+    return evaluation.search(*model, self.folder, self.passages(name, pooling))
 
   def tables(self):
     """Shows what is there; with --docs, puts it there and keeps the ledger."""
     lines = trials.ledger(self.out)
     runs = {}
-    for line in lines:
-      runs.setdefault(line['run'], {})[line['seed']] = line
+    for line in (*taken(), *lines):
+      values = np.array(line['scores']['nDCG@10']) if 'scores' in line else None
+      runs.setdefault(line['run'], {})[line['seed']] = values
+    first = len(runs['bm25'][0]) // 3
     rows, chosen = [], {}
     for name, label in LABELS.items():
-      rate, used = choose(runs, name)
+      rate, used = choose(runs, name, first)
       if used:
-        chosen[name] = {seed: np.array(line['scores']['nDCG@10']) for seed, line in used.items()}
-        one = next(iter(used.values()))
-        rows.append(
-          [
-            label,
-            rate,
-            *(
-              trials.cell(line[key] for line in used.values()) if key in one else ''
-              for key in ('held out', 'nDCG@10', 'R@100')
-            ),
-            f'{one["bytes"] / 1e3:,.0f} kB' if 'bytes' in one else '',
-          ]
-        )
-    head = ['system', 'learning rate', 'nDCG@10, held-out queries', 'nDCG@10, test', 'R@100, test']
-    made = f'{trials.table([*head, "trained for the task"], rows)}\n'
+        chosen[name] = used
+        rows.append([label, rate, *prompt_init.shown(used, first)])
+    head = ['system', 'learning rate', 'nDCG@10, choosing queries', 'the others']
+    made = f'{trials.table(head, rows)}\n'
     rows = []
     for ours, theirs in CLAIMS:
       if ours in chosen and theirs in chosen:
-        pair = (of_seeds(chosen[one], chosen[ours]) for one in (ours, theirs))
-        found = trials.compare(*pair, ['medquad'])
-        rows.append([f'{LABELS[ours]} above {LABELS[theirs]}', trials.shown(found)])
+        pair = (prompt_init.rest(chosen[one], first, chosen[ours]) for one in (ours, theirs))
+        found = trials.shown(trials.compare(*pair, ['llama']))
+        rows.append([f'{LABELS[ours]} above {LABELS[theirs]}', found])
     made += f'{trials.table(["claim", "difference in nDCG@10, interval, verdict"], rows)}\n'
     commits = ', '.join(dict.fromkeys(line['commit'] for line in lines))
     made += f'{len(lines)} runs; commit {commits}.\n'
@@ -292,8 +274,19 @@ class Experiment:
       trials.keep(self.out, self.kept, self.settings)
 
 
-def choose(runs, name):
-  """The learning rate of a system, as shown, and its lines by seed; {} where a rate is missing."""
+def taken():
+  """The kept lines of experiments/prompt_init.py, with their names here."""
+  kept = (trials.LEDGERS / 'prompt_init.jsonl').read_text().splitlines()[1:]
+  lines = [json.loads(line) for line in kept]
+  return [
+    line | {'run': TAKEN[line['run']]}
+    for line in lines
+    if line['run'] in TAKEN and line['seed'] == 0
+  ]
+
+
+def choose(runs, name, first):
+  """The learning rate of a system, as shown, and its scores by seed; {} where a rate is missing."""
   start, _, adapter = name.partition('/')
   if adapter not in ADAPTERS:
     return '', runs.get(name, {})
@@ -301,14 +294,8 @@ def choose(runs, name):
   tried = {rate: runs.get(f'{start}/{adapter}@{rate:g}', {}) for rate in rates}
   if not all(tried.values()):
     return '', {}
-  best = max(rates, key=lambda rate: np.mean([one['held out'] for one in tried[rate].values()]))
+  best = max(rates, key=lambda rate: np.mean([own[:first] for own in tried[rate].values()]))
   return f'{best:g}', tried[best]
-
-
-def of_seeds(scores, seeds):
-  """What `trials.compare` takes; a system that nothing trains for the task has all seeds."""
-  own = scores if len(scores) > 1 else dict.fromkeys(seeds, next(iter(scores.values())))
-  return {seed: {'medquad': values} for seed, values in own.items()}
 
 
 if __name__ == '__main__':

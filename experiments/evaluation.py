@@ -54,21 +54,20 @@ def embedder(backbone, tokenizer, devices, config, trained):
   return embed
 
 
-def search(backbone, tokenizer, devices, config, trained, folder, passages=None, split='test'):
-  """The test queries of a BEIR folder, or those of another split, among all its passages.
+def search(backbone, tokenizer, devices, config, trained, folder, passages=None):
+  """The test queries of a BEIR folder among all its passages.
 
   Args:
     backbone, tokenizer, devices, config: of the model.
     trained: its trained parameters, by name.
     folder: the BEIR folder.
     passages: a folder of embeddings; None: the model encodes them.
-    split: the queries.
 
   Returns:
     Means, nDCG@10 of each query as 'scores', and the seconds of encoding passages again.
   """
   embed = embedder(backbone, tokenizer, devices, config, trained)
-  qrels, queries = tested(folder, split)
+  qrels, queries = tested(folder)
   began = time.monotonic()
   if passages is None:
     found = list(texts.read_texts(folder / 'corpus.jsonl', 'passage'))
@@ -92,9 +91,9 @@ def search_words(folder):
   return score(qrels, queries, [one.id for one in found], top)
 
 
-def tested(folder, split='test'):
+def tested(folder):
   """The judgements of a BEIR folder to test on, and their queries."""
-  qrels = read_qrels(folder / 'qrels' / f'{split}.tsv')
+  qrels = read_qrels(folder / 'qrels' / 'test.tsv')
   queries = texts.read_texts(folder / 'queries.jsonl', 'query')
   return qrels, [one for one in queries if one.id in qrels]
 
