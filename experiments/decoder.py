@@ -56,8 +56,10 @@ CONTRASTIVE = (
   'temperature=0.05',
   'batch_size=32',
   'epochs=0.0',
-  'steps=50',
-  'checkpoint.every=50',
+  'steps=8',
+  'optim.warmup=0.6',
+  'optim.decay=none',
+  'checkpoint.every=8',
   'optim.learning_rate=1e-4',
 )
 BATCH, UPDATES = prompt_init.FAMILIES['llama']
