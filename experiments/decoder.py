@@ -16,7 +16,8 @@ updates. Every other run leaves a line in OUT/ledger.jsonl, and the same command
 stopped, on another machine too (experiments/ledgers/decoder.jsonl). `--part=tables --docs=docs`
 puts the tables into docs/results.md and keeps the ledger.
 
-Rules, fixed before the runs:
+Rules, fixed before a prompt or LoRA was scored; a first design chose rates on held-out training
+queries:
 
 - Vectors are means of states, compared by their cosine. The last token's state is measured on the
   decoder before step 1, and not trained.
