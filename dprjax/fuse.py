@@ -10,7 +10,7 @@ on judged queries, and says what they gain over the best single run, in cross-va
 uses them, and so do `search --hybrid`, `serve --hybrid` and `Retriever.load(hybrid=)`.
 
 A query's lines stand together in each run; runs may have their queries in different orders. One
-query is in memory at a time. A document that a run lacks counts as its last one (docs/fusion.md).
+query is in memory at a time. A document that a run lacks has the value 0 there (docs/fusion.md).
 
 --shards merges runs of disjoint parts of one corpus in one space by their scores.
 """

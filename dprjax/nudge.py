@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dprjax.analysis import comparison
-from dprjax.base import files, outputs
+from dprjax.base import draws, files, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.formats.qrels import read_qrels
@@ -111,7 +111,7 @@ def _check(args: Flags, corpus: embeddings.Embeddings, queries: embeddings.Embed
 
 
 def _fold(query_id: str) -> int:
-  return hashlib.sha256(query_id.encode()).digest()[0] % nudging.FOLDS
+  return int(draws.fraction(query_id, 0, 'nudge') * nudging.FOLDS)
 
 
 def _tell(scores: nudging.Scores, bound: float) -> None:

@@ -6,7 +6,7 @@
 1. Contrastive training: two sentences of an arXiv abstract find each other among those of the other
    abstracts of an update (RIP without its masked-LM loss, which needs a head that decoders lack).
    All weights of the decoder are trained, with one learning rate and one seed.
-2. A prompt and LoRA, for queries alone, on the decoder after step 1. The task is MedQuAD with 300
+2. A prompt and LoRA, for queries only, on the decoder after step 1. The task is MedQuAD with 300
    training queries; arXiv has none of its texts. Passages are encoded once, by the bare decoder,
    and all of them are negatives.
 
@@ -25,7 +25,7 @@ queries:
   factor of ten apart, and the same updates and batches. No dropout, average or regularization.
 - The first third of the test queries chooses the learning rate, and the others decide, by the
   verdicts of trials.py. Both as in experiments/prompt_init.py.
-- Two rates do not bracket the best one. A verdict on a prompt against LoRA is of these rates alone.
+- Two rates do not bracket the best one. A verdict on a prompt against LoRA holds for these rates.
 """
 
 import functools

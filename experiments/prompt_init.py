@@ -4,7 +4,7 @@
     python experiments/prompt_init.py --data=../shared/data --decoder=runs/smollm2 --out=runs/init
 
 The families are BERT (all-MiniLM-L6-v2) and Llama (SmolLM2-135M, which nobody trained for
-retrieval; mean pooling). On MedQuAD with 300 training queries, prompts for queries alone are
+retrieval; mean pooling). On MedQuAD with 300 training queries, prompts for queries only are
 trained against the frozen encoder's vectors of all passages, without dropout, average or
 regularization. They begin as
 

@@ -3,6 +3,7 @@
 Like these, scores compare as float32 and ids as UTF-8 bytes: d9 comes before d10.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,3 +26,12 @@ def order(
   """Sorts rows by query, best first; ``ids`` are their `places`."""
   with np.errstate(over='ignore'):
     return np.lexsort((-ids, -scores.astype(np.float32), queries))
+
+
+def dcg(gains: Sequence[float]) -> float:
+  """Discounted cumulative gain of documents in their order, with log2(rank + 1)."""
+  total = 0.0  # sum() rounds differently from Python 3.12 on
+  for rank, gain in enumerate(gains, start=1):
+    if gain > 0:
+      total += gain / math.log2(rank + 1)
+  return total

@@ -155,7 +155,7 @@ def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bo
   """Warns if the gain that the latest checkpoint records may be chance.
 
   Raises:
-    InputError: there is none, so harm is expected. With ``force`` this is a warning, too.
+    InputError: no checkpoint scored above the baseline. ``force`` turns this into a warning.
   """
   latest = saved.latest()
   if latest is None:

@@ -30,7 +30,7 @@ _LITE_FILES = {'LOCK', 'collections', 'databases', 'aliases.json', 'database_pro
 _SPACE = 'dprjax.space'
 _BM25 = 'dprjax.bm25'
 _ID, _VECTOR = 'id', 'vector'
-# Of a collection with BM25: a passage's words with spaces between them, and Milvus's counts.
+# Fields of a collection with BM25: the words of a passage, joined by spaces, and Milvus's counts.
 _WORDS, _COUNTS = 'words', 'counts'
 _MAX_WORDS = 65_535  # bytes of a field
 _MAX_ID = 1024  # bytes
@@ -453,7 +453,7 @@ class Collection:
     """The best k documents of each query, a text, by BM25, of those that share a word with it.
 
     k is at most MAX_K. Milvus's BM25 sees the words of ``retrieval.bm25_index``; milvus-lite takes
-    their frequencies from each of its segments alone.
+    their frequencies segment by segment.
 
     Raises:
       InputError: the collection has no BM25, or an error of Milvus.

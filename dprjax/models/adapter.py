@@ -13,7 +13,7 @@ module: its gradient needs no gradients of weights.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import flax.struct
@@ -37,9 +37,11 @@ class Adapter:
   Attributes:
     by_layer: fields whose arrays begin with the axis of layers, before that of examples. Hooks of a
       layer see them without it. Other arrays begin with the axis of examples.
+    undropped: fields that dropout leaves as they are.
   """
 
   by_layer: ClassVar[tuple[str, ...]] = ()
+  undropped: ClassVar[tuple[str, ...]] = ()
 
   def choose(self, rows: Int[Array, ' B']) -> Self:
     """Takes each example's adapter from a bank. A missing row gives NaN."""
@@ -48,7 +50,8 @@ class Adapter:
   def drop(self, rate: float, key: Array) -> Self:
     """Applies dropout with one mask for the whole batch."""
     return self._change(
-      lambda array, axis: dropout.drop(array, rate, key) if _is_float(array) else array
+      lambda array, axis: dropout.drop(array, rate, key) if _is_float(array) else array,
+      but=self.undropped,
     )
 
   def drop_examples(self, rate: float, key: Array, count: int) -> Self:
@@ -60,7 +63,7 @@ class Adapter:
       each = jnp.broadcast_to(array, (count, *array.shape))
       return jnp.moveaxis(dropout.drop(each, rate, key, rows=True), 0, axis)
 
-    return self._change(drop)
+    return self._change(drop, but=self.undropped)
 
   def size(self) -> int:
     """The length in which adapters of a kind differ, such as P; 0: none."""
@@ -70,8 +73,8 @@ class Adapter:
     """A row of a bank. Zeros behind its arrays must change nothing, nor must a row of zeros."""
     return self
 
-  def _change(self, change: Callable[..., Any], *others: Self) -> Self:
-    """Maps ``change(array, ..., axis)`` over the arrays; ``axis`` is that of examples."""
+  def _change(self, change: Callable[..., Any], *others: Self, but: Collection[str] = ()) -> Self:
+    """Maps ``change(array, ..., axis)`` over all arrays ``but`` some; ``axis`` is of examples."""
     return dataclasses.replace(
       self,
       **{
@@ -80,6 +83,7 @@ class Adapter:
           *(getattr(one, field.name) for one in (self, *others)),
         )
         for field in _array_fields(self)
+        if field.name not in but
       },
     )
 

@@ -28,6 +28,7 @@ from jaxtyping import Float64, Int
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
+from dprjax.base.ranking import dcg
 from dprjax.formats import seen
 from dprjax.formats.rankings import Ranking, ranked
 
@@ -179,7 +180,7 @@ def ndcg(
       # Of equal scores the larger id comes first.
       before = (scores > scores[row]).sum(axis=0) + (scores[row + 1 :] == scores[row]).sum(axis=0)
       found += np.where(before < CUTOFF, grade / np.log2(before + 2), 0)
-  return found / sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1))
+  return found / dcg(gains)
 
 
 class Learnt(NamedTuple):
@@ -207,7 +208,7 @@ def learn(
   The weights are a mean of the candidates, rounded to one of them. Each counts as it may be as good
   as the best: exp(-z^2 / 2), where z is its mean difference from the best candidate in standard
   errors. A prior adds .1 to the squared differences of all queries, so that few queries stay near
-  equal weights. The best candidate alone would follow single queries.
+  equal weights. A choice of the best candidate would follow single queries.
 
   Args:
     weights: of the candidates.

@@ -18,6 +18,7 @@ from typing import TypedDict
 import ir_measures
 
 from dprjax.base.errors import InputError
+from dprjax.base.ranking import dcg
 from dprjax.formats.qrels import Qrels
 from dprjax.formats.trec import Run
 
@@ -211,16 +212,8 @@ def _ndcg(kind: ir_measures.Measure, grades: Mapping[str, int], ranking: Sequenc
   if kind['judged_only']:
     ranking = [doc for doc in ranking if gains.get(doc, -1) >= 0]
   cutoff = kind.params.get('cutoff')
-  ideal = _dcg(sorted(gains.values(), reverse=True)[:cutoff])
-  return _dcg([gains.get(doc, 0) for doc in ranking[:cutoff]]) / ideal if ideal else 0.0
-
-
-def _dcg(gains: Sequence[float]) -> float:
-  total = 0.0  # sum() rounds differently from Python 3.12 on
-  for rank, gain in enumerate(gains, start=1):
-    if gain > 0:
-      total += gain / math.log2(rank + 1)
-  return total
+  ideal = dcg(sorted(gains.values(), reverse=True)[:cutoff])
+  return dcg([gains.get(doc, 0) for doc in ranking[:cutoff]]) / ideal if ideal else 0.0
 
 
 def _normalized(value: float, kind: ir_measures.Measure, judged: Mapping[str, int]) -> float:

@@ -10,13 +10,15 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
+from dprjax.base.ranking import dcg
+
 CUTOFF = 10
 FOLDS = 5
 # Distances to choose from, in lengths of a vector.
 BOUNDS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.4)
 
 Judged = Sequence[Mapping[int, int]]
-"""Of each query, the grades of relevant passages by row."""
+"""The grades of relevant passages by row, for each query."""
 
 
 def move(
@@ -148,5 +150,4 @@ def _ndcg(
     own = scores[rows == row]
     before = (scores >= own[0]).sum() - 1 if len(own) else CUTOFF
     total += grade / np.log2(before + 2) if before < CUTOFF else 0.0
-  gains = sorted(grades.values(), reverse=True)[:CUTOFF]
-  return float(total / sum(gain / np.log2(rank + 2) for rank, gain in enumerate(gains)))
+  return float(total / dcg(sorted(grades.values(), reverse=True)[:CUTOFF]))

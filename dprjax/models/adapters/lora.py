@@ -54,6 +54,7 @@ class Lora(Adapter):
   scale: Float[Array | np.ndarray, '*B'] | float
 
   by_layer = ('a', 'b')
+  undropped = ('scale',)
 
   def at(self, config: Any, tokens: Int[Array, 'B T']) -> Adapter:
     sizes = adapters.sizes(config)
@@ -66,14 +67,6 @@ class Lora(Adapter):
           f'{takes[0]} of {takes[1]} x {takes[2]}'
         )
     return self
-
-  def drop(self, rate: float, key: Array) -> 'Lora':
-    dropped = Adapter.drop(dataclasses.replace(self, scale=0), rate, key)  # ints are spared
-    return dataclasses.replace(dropped, scale=self.scale)
-
-  def drop_examples(self, rate: float, key: Array, count: int) -> 'Lora':
-    dropped = Adapter.drop_examples(dataclasses.replace(self, scale=0), rate, key, count)
-    return dataclasses.replace(dropped, scale=self.scale)
 
   def project(
     self, name: str, x: Float[Array, 'B T I'], y: Float[Array, 'B T O']

@@ -178,8 +178,8 @@ def to_peft(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """A prefix as PEFT stores it: of each position every layer's keys, then its values.
 
-  PEFT passes no positions on, so a text's tokens count from P. Rotary scores depend on distances
-  alone, so keys that were trained with tokens from 0 are turned by P places.
+  PEFT passes no positions on, so a text's tokens count from P. Rotary scores depend only on
+  distances, so keys that were trained with tokens from 0 are turned by P places.
 
   Raises:
     InputError: transformers' class takes no past keys and values; positions are a table, and the
