@@ -1,0 +1,297 @@
+"""Chooses among rankings by held-out queries: the frozen encoder, adapters, BM25, fusions of these.
+
+The frozen encoder is a candidate like any other. The scores of a candidate must be cross-fitted: no
+score of a query may come from a model, a number of updates or a fusion weight that this query
+helped to choose. `choose` then estimates each candidate's gain over the frozen encoder on other
+queries, in three steps:
+
+1. Optimism. The best of several candidates looks better than it is. The mean excess of the best
+   candidate of a bootstrap sample, in that sample over all queries, is taken off all gains. It
+   grows with the number of candidates, and is near 0 where one is clearly ahead.
+2. Shrinkage. A gain is drawn towards the usual gain of its kind (`PRIORS`), the more so the fewer
+   queries measured it: the posterior mean of a normal prior and a normal measurement.
+3. The posterior's spread, and that of trainings with other seeds (`Prior.noise`), give the chance
+   of a loss.
+
+The candidate with the largest expected gain wins; without an expected gain above 0, the frozen
+encoder does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import scipy.special
+from jaxtyping import Bool, Float, Float64
+
+from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
+
+LOSS = 0.002
+"""A smaller loss than this is none."""
+
+HALF = 0.5
+"""The step of models that nothing could check."""
+
+_DRAWS = 400  # of the bootstrap
+_DRAWS_AT_ONCE = 50  # bounds the memory
+# Differences of single queries have this deviation, as if these many queries had shown it: a few
+# queries that agree by chance do not make a certain gain.
+_DEVIATION, _PSEUDO = 0.15, 3.0
+
+
+class Candidate(NamedTuple):
+  """A way to rank.
+
+  Attributes:
+    model: the adapter's name; 'frozen' is the encoder as it is, 'bm25' no encoder.
+    step: how far from the frozen encoder to the trained adapter, from 0 to 1.
+    fused: whether BM25 is fused with it, by learnt weights.
+  """
+
+  model: str
+  step: float = 1.0
+  fused: bool = False
+
+  def __str__(self) -> str:
+    step = '' if self.step == 1 else f' at {self.step:g} of its step'
+    return f'{self.model}{step}{" with BM25" if self.fused else ""}'
+
+
+FROZEN = Candidate('frozen')
+BM25 = Candidate('bm25')
+
+
+class Prior(NamedTuple):
+  """What is known of a kind of candidate before any query is scored, in units of the measure.
+
+  Attributes:
+    mean, spread: of the gain over data sets.
+    noise: the spread of the gain on other queries around the cross-fitted one that is not due to
+      the number of queries: of seeds, and of a training on all queries in place of a part.
+  """
+
+  mean: float
+  spread: float
+  noise: float
+
+  def at(self, step: float) -> Prior:
+    """That of a part of the way from the frozen encoder."""
+    return Prior(step * self.mean, step * self.spread, step * self.noise)
+
+
+PRIORS = {
+  'fused': Prior(0.02, 0.04, 0.01),
+  'adapter': Prior(0.01, 0.03, 0.01),
+  'bm25': Prior(-0.05, 0.12, 0.01),
+}
+# Scores of queries that nobody judged: what they say of real queries is known less well.
+_UNJUDGED = Prior(0.0, 0.03, 0.05)
+
+
+class Estimate(NamedTuple):
+  """What is known of a candidate's gain over the frozen encoder.
+
+  Attributes:
+    measured: the mean difference on the held-out queries.
+    error: its standard error.
+    expected: the gain to expect on other queries.
+    deviation: the standard deviation of that.
+    loss: the chance of losing more than `LOSS`.
+  """
+
+  measured: float
+  error: float
+  expected: float
+  deviation: float
+  loss: float
+
+
+class Choice(NamedTuple):
+  """The candidate to use.
+
+  Attributes:
+    candidate: `FROZEN` where no other has an expected gain above 0.
+    estimates: of each candidate but the frozen encoder.
+    queries: held-out queries.
+    judged: whether people judged them.
+    optimism: taken off all gains, since the best is chosen.
+    new, new_queries: the measured gain on queries with new answers, and their number; None if
+      unknown or without such queries.
+  """
+
+  candidate: Candidate
+  estimates: Mapping[Candidate, Estimate]
+  queries: int
+  judged: bool = True
+  optimism: float = 0.0
+  new: float | None = None
+  new_queries: int | None = None
+
+  @property
+  def expected(self) -> float:
+    """The gain to expect of the choice; 0 of the frozen encoder."""
+    return self.estimates[self.candidate].expected if self.candidate in self.estimates else 0.0
+
+  @property
+  def loss(self) -> float:
+    """The chance that the choice loses more than `LOSS`; 0 of the frozen encoder."""
+    return self.estimates[self.candidate].loss if self.candidate in self.estimates else 0.0
+
+  @property
+  def verdict(self) -> str:
+    """The result in a sentence, for the user."""
+    if not self.queries:
+      return 'frozen: nothing could be checked, since there are no held-out queries'
+    if not self.judged:
+      return (
+        f'{self.candidate}: nothing could be checked, since nobody judged the '
+        f'{counted(self.queries, "queries")}; judge some of your own to know what it gains'
+      )
+    if self.candidate not in self.estimates:
+      if not self.estimates:
+        return 'frozen: there is no other candidate'
+      best = max(self.estimates.values(), key=lambda one: one.expected)
+      queries = counted(self.queries, 'held-out queries')
+      return (
+        f'frozen: no candidate is expected to gain, by {queries}; '
+        f'the best one has an expected gain of {best.expected:+.3f}'
+      )
+    return (
+      f'{self.candidate}: expected gain {self.expected:+.3f}, chance of losing more than '
+      f'{LOSS:g}: {percent(self.loss)}{self._on_new_answers}'
+    )
+
+  @property
+  def _on_new_answers(self) -> str:
+    if self.new_queries is None or self.new_queries == self.queries:
+      return ''
+    if self.new is None:
+      return '; new answers are untested'
+    measured = self.estimates[self.candidate].measured
+    queries = counted(self.new_queries, 'queries')
+    if self.new <= 0 < measured:
+      return (
+        f'; all of the measured gain is on answers that training queries have, {self.new:+.3f} on '
+        f'the {queries} with new answers'
+      )
+    return f'; measured {measured:+.3f} in all, {self.new:+.3f} on the {queries} with new answers'
+
+
+def percent(chance: float) -> str:
+  """A chance for people, never 0 or 100 %."""
+  if chance < 0.01:
+    return 'under 1 %'
+  return 'over 99 %' if chance > 0.99 else f'{100 * chance:.0f} %'
+
+
+def kind(candidate: Candidate) -> str:
+  """The key of the candidate's prior in `PRIORS`."""
+  if candidate.fused:
+    return 'fused'
+  return 'bm25' if candidate.model == BM25.model else 'adapter'
+
+
+def choose(
+  scores: Mapping[Candidate, Float[np.ndarray, ' queries']],
+  new: Bool[np.ndarray, ' queries'] | None = None,
+  judged: bool = True,
+  priors: Mapping[str, Prior] | None = None,
+) -> Choice:
+  """The candidate with the largest expected gain over the frozen encoder.
+
+  Args:
+    scores: cross-fitted scores of the same held-out queries, in the same order, from 0 to 1; one
+      candidate is `FROZEN`. Equally good candidates are preferred in this order. Without queries
+      the frozen encoder stays.
+    new: which queries have new answers, those with no relevant passage of a training query.
+    judged: whether people judged the queries. If not (synthetic queries, say), gains are shrunk
+      towards 0, adapters go half the way, and the choice says that nothing was checked.
+    priors: by `kind`; default `PRIORS`.
+
+  Raises:
+    InputError: no scores of the frozen encoder, other queries of some candidate, or scores that are
+      not finite.
+  """
+  own = _checked(scores, new)
+  names = [name for name in scores if name != FROZEN]
+  count = len(own[FROZEN])
+  if not count or not names:
+    return Choice(FROZEN, {}, count, judged)
+  gains = np.stack([own[name] - own[FROZEN] for name in names])  # [candidates, queries]
+  used = [(priors or PRIORS)[kind(name)].at(name.step) if judged else _UNJUDGED for name in names]
+  mean, spread, noise = np.array(used).T
+  # A candidate that never differs is the frozen encoder.
+  other = np.any(gains != 0, axis=1)
+
+  def expect(
+    means: Float64[np.ndarray, '... candidates'], squares: Float64[np.ndarray, '... candidates']
+  ) -> tuple[Float64[np.ndarray, '... candidates'], Float64[np.ndarray, '... candidates']]:
+    """Posterior means, and squared standard errors; from means of gains and of their squares."""
+    variance = (count * (squares - means**2) + _PSEUDO * _DEVIATION**2) / (count + _PSEUDO - 1)
+    error = variance / count
+    weight = spread**2 / (spread**2 + error + noise**2)
+    return np.where(other, mean + weight * (means - mean), -np.inf), error
+
+  measured, squares = gains.mean(axis=1), (gains**2).mean(axis=1)
+  optimism = _optimism(gains, measured, expect)
+  expected, error = expect(measured - optimism, squares - measured**2 + (measured - optimism) ** 2)
+  left = 1 / (1 / spread**2 + 1 / (error + noise**2))
+  deviation = np.sqrt(left + noise**2)
+  loss = scipy.special.ndtr((-LOSS - expected) / deviation)
+  estimates = {
+    name: Estimate(*map(float, row)) if differs else Estimate(0.0, 0.0, 0.0, 0.0, 0.0)
+    for name, differs, *row in zip(
+      names, other, measured, np.sqrt(error), expected, deviation, loss, strict=True
+    )
+  }
+  best = measured_as = max(names, key=lambda name: estimates[name].expected)
+  if not estimates[best].expected > 0:
+    return Choice(FROZEN, estimates, count, judged, optimism)
+  if not judged and not best.fused and best != BM25:
+    best = best._replace(step=min(best.step, HALF))
+    estimates.setdefault(best, estimates[measured_as])
+  found = Choice(best, estimates, count, judged, optimism)
+  if new is None:
+    return found
+  fresh = (own[measured_as] - own[FROZEN])[new]
+  return found._replace(
+    new=float(fresh.mean()) if len(fresh) else None, new_queries=int(np.sum(new))
+  )
+
+
+def _checked(scores, new):
+  """The scores in float64. Raises as `choose`."""
+  if FROZEN not in scores:
+    raise InputError('there are no scores of the frozen encoder to compare with')
+  own = {name: np.asarray(values, np.float64) for name, values in scores.items()}
+  count = len(own[FROZEN])
+  for name, values in own.items():
+    if values.shape != (count,):
+      raise InputError(
+        f'{name} has scores of {counted(len(values), "queries")}, the frozen encoder of {count:,}'
+      )
+    if not np.isfinite(values).all():
+      raise InputError(f'{name} has scores that are not finite')
+  if new is not None and np.shape(new) != (count,):
+    raise InputError(
+      f'{counted(len(new), "queries")} are marked for new answers, and {count:,} have scores'
+    )
+  return own
+
+
+def _optimism(gains, measured, expect) -> float:
+  """How much better the best candidate of a sample looks in it than it is over all queries."""
+  count = gains.shape[1]
+  rng, excess = np.random.default_rng(0), 0.0
+  for _ in range(_DRAWS // _DRAWS_AT_ONCE):
+    drawn = rng.multinomial(count, np.full(count, 1 / count), _DRAWS_AT_ONCE) / count
+    means, squares = drawn @ gains.T, drawn @ (gains**2).T  # [draws, candidates]
+    expected, _ = expect(means, squares)
+    best = expected.argmax(axis=1)
+    rows = np.arange(len(best))
+    taken = expected[rows, best] > 0  # else the frozen encoder, which has no excess
+    excess += np.sum(np.where(taken, means[rows, best] - measured[best], 0.0))
+  return max(float(excess) / _DRAWS, 0.0)

@@ -1,0 +1,129 @@
+import numpy as np
+import pytest
+
+from dprjax.retrieval import choosing
+from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
+from tests.refusals import refused
+
+PROMPT, LORA = Candidate('query'), Candidate('lora')
+FUSED = Candidate('frozen', fused=True)
+
+
+def queries(count, seed=0):
+  """Scores of the frozen encoder, and noise of the size of real differences."""
+  rng = np.random.default_rng(seed)
+  return rng.uniform(0.2, 0.8, count), lambda: rng.normal(0, 0.15, count)
+
+
+def test_a_clear_gain_is_chosen_and_shrunk_a_little():
+  frozen, noise = queries(400)
+  scores = {FROZEN: frozen, PROMPT: frozen + 0.1 + noise(), FUSED: frozen + 0.02 + noise()}
+  found = choosing.choose(scores)
+  assert found.candidate == PROMPT
+  measured = found.estimates[PROMPT].measured
+  assert 0.7 * measured < found.expected < measured
+  assert found.loss < 0.01
+  assert 'expected gain +0.0' in found.verdict
+  assert 'under 1 %' in found.verdict
+
+
+def test_the_frozen_encoder_stays_where_all_others_lose():
+  frozen, noise = queries(200)
+  found = choosing.choose({FROZEN: frozen, PROMPT: frozen - 0.1 + noise(), BM25: frozen - 0.2})
+  assert found.candidate == FROZEN
+  assert found.expected == found.loss == 0
+  assert found.estimates[PROMPT].loss > 0.95
+
+
+def test_fewer_queries_shrink_more_and_leave_a_larger_chance_of_loss():
+  frozen, noise = queries(40)
+  few = {FROZEN: frozen, PROMPT: frozen + 0.06 + noise()}
+  many = {name: np.tile(values, 10) for name, values in few.items()}
+  one, other = choosing.choose(few), choosing.choose(many)
+  assert one.expected < other.expected
+  assert one.loss > other.loss
+
+
+def test_more_candidates_without_a_gain_shrink_more():
+  """Under the null the expected gain of the best must not grow with the number of candidates."""
+  expected, measured = {}, {}
+  for count in (1, 8):
+    found = []
+    for seed in range(60):
+      frozen, noise = queries(100, seed)
+      scores = {FROZEN: frozen} | {Candidate(f'm{n}'): frozen + noise() for n in range(count)}
+      made = choosing.choose(scores)
+      found.append((made.expected, max(one.measured for one in made.estimates.values())))
+    expected[count], measured[count] = np.mean(found, axis=0)
+  assert measured[8] > measured[1] + 0.015  # the winner's curse
+  assert expected[8] < expected[1] + 0.004
+
+
+def test_the_better_of_equals_does_not_depend_on_their_order():
+  frozen, noise = queries(100)
+  scores = {FROZEN: frozen, PROMPT: frozen + 0.05 + noise(), LORA: frozen + 0.09 + noise()}
+  turned = dict(reversed(scores.items()))
+  assert choosing.choose(scores).candidate == choosing.choose(turned).candidate == LORA
+
+
+@pytest.mark.parametrize('value', [0.0, 0.4, 1.0])
+def test_equal_scores_are_the_frozen_encoder(value):
+  same = np.full(50, value)
+  found = choosing.choose({FROZEN: same, PROMPT: same.copy(), FUSED: same.copy()})
+  assert found.candidate == FROZEN
+  assert found.expected == 0
+
+
+def test_one_query_says_little():
+  found = choosing.choose({FROZEN: np.array([0.2]), PROMPT: np.array([1.0])})
+  assert 0 < found.expected < 0.1
+  assert found.loss > 0.05
+
+
+def test_gains_on_seen_answers_alone_are_told():
+  frozen, _ = queries(100)
+  new = np.arange(100) < 40
+  scores = {FROZEN: frozen, PROMPT: frozen + np.where(new, -0.01, 0.2)}
+  found = choosing.choose(scores, new)
+  assert found.candidate == PROMPT
+  assert (found.new, found.new_queries) == (pytest.approx(-0.01), 40)
+  assert 'all of the measured gain is on answers that training queries have' in found.verdict
+  none = choosing.choose(scores, np.zeros(100, bool))
+  assert (none.new, none.new_queries) == (None, 0)
+  assert 'new answers are untested' in none.verdict
+
+
+def test_without_judged_queries_nothing_is_checked():
+  frozen, noise = queries(300)
+  scores = {FROZEN: frozen, PROMPT: frozen + 0.1 + noise()}
+  found, judged = choosing.choose(scores, judged=False), choosing.choose(scores)
+  assert found.candidate == PROMPT._replace(step=0.5)
+  assert 0 < found.expected < 0.6 * judged.expected
+  assert found.loss > judged.loss
+  assert 'nothing could be checked' in found.verdict
+  assert choosing.choose({FROZEN: frozen, PROMPT: frozen - 0.1}, judged=False).candidate == FROZEN
+  empty = choosing.choose({FROZEN: np.zeros(0), PROMPT: np.zeros(0)}, judged=False)
+  assert empty.candidate == FROZEN
+  assert 'nothing could be checked' in empty.verdict
+
+
+def test_half_a_step_has_half_the_prior():
+  frozen, noise = queries(20)
+  drawn = frozen + noise()
+  whole = choosing.choose({FROZEN: frozen, PROMPT: drawn})
+  half = choosing.choose({FROZEN: frozen, PROMPT._replace(step=0.5): drawn})
+  one, other = next(iter(whole.estimates.values())), next(iter(half.estimates.values()))
+  assert other.deviation < one.deviation
+
+
+@pytest.mark.parametrize(
+  ('scores', 'message'),
+  [
+    ({PROMPT: np.zeros(3)}, 'frozen encoder'),
+    ({FROZEN: np.zeros(3), PROMPT: np.zeros(4)}, 'query'),
+    ({FROZEN: np.zeros(3), PROMPT: np.array([0, np.nan, 1])}, 'query'),
+  ],
+)
+def test_other_scores_are_refused(scores, message):
+  with refused(message):
+    choosing.choose(scores)
