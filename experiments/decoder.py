@@ -14,7 +14,7 @@ The decoder before step 1, a prompt on it, and the frozen all-MiniLM-L6-v2 are r
 experiments/prompt_init.py, from its kept ledger: the same queries, passages, lengths, batches and
 updates. Every other run leaves a line in OUT/ledger.jsonl, and the same command goes on where it
 stopped, on another machine too (experiments/ledgers/decoder.jsonl). `--part=tables --docs=docs`
-puts the tables into docs/results.md and keeps the ledger.
+puts the tables into docs/experiments/decoder.md and keeps the ledger.
 
 Rules, fixed before a prompt or LoRA was scored; a first design chose rates on held-out training
 queries:

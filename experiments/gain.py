@@ -21,7 +21,7 @@ same command goes on where it stopped, on another machine too (experiments/ledge
 `--part` names some settings, `--ways` some systems, or variants of a recipe with one thing changed
 (`--ways=free,batch`; they are made only where they are named, and have their own table).
 `--part=tables` makes tables and figures of what is there, and with `--docs=docs` puts them into
-docs/results.md and keeps the ledger.
+docs/experiments/gain.md and keeps the ledger.
 
 Verdicts follow the rules of trials.py, over all settings and their test queries.
 """
@@ -231,7 +231,7 @@ class Experiment(systems.Runs):
     head, *rows = ([row[i] for i in filled] for row in (head, *rows))
     made = trials.table(head, rows)
     return (
-      '### One thing changed\n\nDifferences from the recipe in nDCG@10, as their users would have '
+      '## One thing changed\n\nDifferences from the recipe in nDCG@10, as their users would have '
       f'them; in brackets, of the prompts themselves.\n\n{made}\n'
     )
 
@@ -253,7 +253,7 @@ class Experiment(systems.Runs):
     if not rows:
       return ''
     head = ['setting', 'answers', 'frozen', *(way.label for way in WAYS.values())]
-    return f'### Answers that training queries have\n\n{trials.table(head, rows)}\n'
+    return f'## Answers that training queries have\n\n{trials.table(head, rows)}\n'
 
   def draw(self, found, names):
     """Gains with their intervals, and learning curves."""

@@ -12,8 +12,8 @@ of which set. all-MiniLM-L6-v2 has seen SQuAD, MS MARCO, SNLI and MultiNLI when 
 All runs are made in this process, in the order of `PARTS`; `--part` makes some of them. Every run
 leaves a line in OUT/ledger.jsonl, with the score of each test query, and the same command goes on
 where it stopped. `--part=tables` makes tables, verdicts and figures of what is there
-(OUT/results.md, OUT/*.png), and with `--docs=docs` puts those sections into docs/results.md whose
-runs are all there.
+(OUT/results.md, OUT/*.png), and with `--docs=docs` puts those sections into
+docs/experiments/nir-prompt.md whose runs are all there.
 `--quick` is a dry run: 2 updates each, a few queries.
 
 Verdicts follow rules that were fixed before the runs: the mean over seeds, averaged over test sets,

@@ -276,7 +276,7 @@ def apart_table(results):
     if results.mean('reranker', name, keys)
   ]
   head = ['', 'QA: the passage that answers wins', 'paraphrase: the question wins']
-  return '#### QA against paraphrase\n\n' + trials.table(head, rows) if rows else ''
+  return '### QA against paraphrase\n\n' + trials.table(head, rows) if rows else ''
 
 
 def weights_table(out):
@@ -288,9 +288,7 @@ def weights_table(out):
     for line in last:
       shares = {key.split('/')[2]: v for key, v in line.items() if key.startswith('weight/')}
       rows.append([path.parts[-3], ', '.join(f'{key} {v:.3f}' for key, v in shares.items())])
-  return (
-    '#### Weights of fused prompts\n\n' + trials.table(['run', 'weights'], rows) if rows else ''
-  )
+  return '### Weights of fused prompts\n\n' + trials.table(['run', 'weights'], rows) if rows else ''
 
 
 def draw(results, stage, rows):
@@ -363,6 +361,6 @@ def runs_table(results, starts, but=()):
   ]
   head = ['run', 'seed', 's', 'best dev mean', 'masked tokens right', 'P(yes), P(no)', 'commit']
   used = [i for i in range(len(head)) if any(row[i] for row in rows)]
-  return '#### Runs\n\n' + trials.table(
+  return '### Runs\n\n' + trials.table(
     [head[i] for i in used], [[row[i] for i in used] for row in rows]
   )

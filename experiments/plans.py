@@ -28,8 +28,8 @@ LEDGER = ROOT / 'experiments' / 'plans.jsonl'
 PAGE = ROOT / 'docs' / 'plans.md'
 
 # What is trained, and its examples: MS MARCO's queries with judgements and its passages, NQ's
-# questions with an answer among the passages, arXiv's papers in docs/results.md, 40,000 of each of
-# NIR-Prompt's tasks.
+# questions with an answer among the passages, arXiv's papers in
+# docs/experiments/topic-dpr.md, 40,000 of each task of NIR-Prompt.
 RECIPES = {
   'dptdr.py:msmarco': 502939,
   'dptdr.py:nq': 58880,

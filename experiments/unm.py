@@ -297,7 +297,7 @@ class Experiment(adapted.Runs):
     about = (
       'nDCG@10 of test queries whose passage is a positive of training queries, and of others.'
     )
-    return f'\n### Passages that were trained on\n\n{about}\n\n{trials.table(head, rows)}'
+    return f'\n## Passages that were trained on\n\n{about}\n\n{trials.table(head, rows)}'
 
   def judged(self):
     """Whether the cross-encoders have learnt anything: one that answers the same for all passages
@@ -318,7 +318,7 @@ class Experiment(adapted.Runs):
       return ''
     head = ['set', 'in a random order', 'as BM25 ranks them', 'as the cross-encoder does']
     about = f"nDCG@10 of BM25's first {JUDGED} passages, of training queries that it has not seen."
-    return f'\n### Cross-encoders\n\n{about}\n\n{trials.table(head, rows)}'
+    return f'\n## Cross-encoders\n\n{about}\n\n{trials.table(head, rows)}'
 
 
 def ndcg(run, qrels):

@@ -20,7 +20,7 @@ from dprjax.runtime import config as configs
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = pathlib.Path(dprjax.__file__).parent
-PAGES = sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/*.md')])
+PAGES = sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/**/*.md')])
 IDS = [path.relative_to(ROOT).as_posix() for path in PAGES]
 COMMANDS = {path.stem for path in PACKAGE.glob('[!_]*.py')}
 

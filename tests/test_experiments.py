@@ -150,14 +150,15 @@ def test_compared_where_both_have_the_same(tables, out, documents):
 @pytest.mark.slow
 def test_tables_of_what_there_is(tables, out, documents, tmp_path):
   docs = tmp_path / 'docs'
-  docs.mkdir()
-  page = docs / 'results.md'
+  page = docs / 'experiments' / 'topic-dpr.md'
+  page.parent.mkdir(parents=True)
   begin, end = '<!-- experiments/topic_dpr.py: from here -->', '<!-- to here -->'
   page.write_text(f'before\n{begin}\nold\n{end}\nafter\n')
   tables.write(out, documents, Topics(), LAST, docs, maps=False)
   made = page.read_text()
   assert made.startswith('before\n') and made.endswith('after\n') and 'old' not in made
-  assert (docs / 'topic-dpr-path.png').exists() and (docs / 'topic-dpr-bars.png').exists()
+  assert (page.parent / 'topic-dpr-path.png').exists()
+  assert (page.parent / 'topic-dpr-bars.png').exists()
   assert '| Topic-DPR, frozen, `all` | 2 |' in made and 'tuned' not in made
   row = next(line for line in made.splitlines() if '`oracle`, against DPTDR' in line)
   assert row.count('[') == 2 and row.count('**') == 4

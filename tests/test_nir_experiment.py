@@ -78,8 +78,8 @@ def test_tables_of_what_there_is(tables, out, capsys):
 
 
 def test_only_sections_whose_rows_are_all_there_are_published(tables, out, tmp_path):
-  page = tmp_path / 'docs' / 'results.md'
-  page.parent.mkdir()
+  page = tmp_path / 'docs' / 'experiments' / 'nir-prompt.md'
+  page.parent.mkdir(parents=True)
   marks = ''.join(
     f'<!-- experiments/nir_prompt.py, {name}: from here -->\nold {name}\n<!-- to here -->\n'
     for name in tables.SECTIONS
@@ -89,10 +89,10 @@ def test_only_sections_whose_rows_are_all_there_are_published(tables, out, tmp_p
   scores = {key: [0.25, 0.75] * 20 for key in keys}
   names = [name for name in tables.VARIANTS if name != 'emm']
   write(out, [line(f'retriever/{name}', 0, scores) for name in names[1:]])
-  tables.write(out, page.parent)
+  tables.write(out, tmp_path / 'docs')
   assert 'old variants' in page.read_text() and 'old sets' not in page.read_text()
   write(out, [line(f'retriever/{names[0]}', 0, scores)])
-  tables.write(out, page.parent)
+  tables.write(out, tmp_path / 'docs')
   made = page.read_text()
   assert 'old variants' not in made and '| mixed batches | 0.500 |' in made
   assert all(f'old {name}' in made for name in ('retriever', 'new task', 'reranker'))

@@ -2,7 +2,7 @@
 
     python docs/site/build.py --out=build/site
 
-The pages are README.md, CONTRIBUTING.md, CHANGELOG.md and docs/*.md as they stand, laid out as in
+The pages are README.md, CONTRIBUTING.md, CHANGELOG.md and docs/ as they stand, laid out as in
 the checkout, so that a link leads to the same place here and on the forge. A file of another kind
 that a page links to, such as a config, becomes a page that shows it. Zensical renders them, and
 mkdocstrings the docstrings that docs/reference.md names, without importing dprjax or asking the
@@ -46,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def stage(out: pathlib.Path) -> None:
   """Lays the pages, the figures and the site's shape into ``out``."""
   config = (ROOT / 'docs' / 'site' / 'zensical.toml').read_text(encoding='utf-8')
-  (out / 'pages' / 'docs').mkdir(parents=True)
+  (out / 'pages' / 'docs' / 'experiments').mkdir(parents=True)
   (out / 'zensical.toml').write_text(config.replace('@ROOT@', ROOT.as_posix()), encoding='utf-8')
-  for figure in (ROOT / 'docs').glob('*.png'):
-    shutil.copy(figure, out / 'pages' / 'docs')
-  for page in [ROOT / name for name in PAGES] + sorted((ROOT / 'docs').glob('*.md')):
+  for figure in (ROOT / 'docs').rglob('*.png'):
+    shutil.copy(figure, out / 'pages' / figure.relative_to(ROOT))
+  for page in [ROOT / name for name in PAGES] + sorted((ROOT / 'docs').rglob('*.md')):
     where = page.relative_to(ROOT).as_posix()
     text, shown = with_sources(page.read_text(encoding='utf-8'), where)
     text = _COMMAND.sub(r'\g<0>\n    options:\n      members: false', text)

@@ -26,7 +26,7 @@ _FORMAT, _WHOLE = 'dprjax.scores', 'dprjax.whole'
 _LATER = 'dev'  # folder of later evaluations
 
 _HIGH = 0.95  # less may be left to gain above this score
-_LIKELY = 0.25  # share of the distance to 1; prompts gain less (docs/results.md)
+_LIKELY = 0.25  # share of the distance to 1; prompts gain less (docs/experiments/gain.md)
 
 
 class _Scores(msgspec.Struct):
