@@ -20,7 +20,7 @@ LEVELS = (
   {'base'},
   {'formats'},
   {'models', 'data', 'retrieval', 'runtime'},
-  {'inference', 'mining'},
+  {'asking', 'inference', 'mining'},
   {'milvus', 'mteb', 'serving'},
   {'analysis'},
   {'methods'},

@@ -32,15 +32,16 @@ def write(
   root = epath.Path(folder)
   (root / 'qrels').mkdir(parents=True)
   counts = (
-    _write_lines(root / 'corpus.jsonl', passages),
-    _write_lines(root / 'queries.jsonl', queries),
+    write_lines(root / 'corpus.jsonl', passages),
+    write_lines(root / 'queries.jsonl', queries),
   )
   for split, qrels in judged.items():
     write_qrels(root / 'qrels' / f'{split}.tsv', qrels)
   return counts
 
 
-def _write_lines(path: epath.Path, records: Iterable[Mapping[str, Any]]) -> int:
+def write_lines(path: epath.Path, records: Iterable[Mapping[str, Any]]) -> int:
+  """Writes records with an ``_id`` as JSON lines; returns their number. Raises as `write`."""
   ids, count = UniqueIds(path.name, 'the'), 0
   with files.no_room(path), path.open('wb') as file:
     for count, record in enumerate(records, 1):

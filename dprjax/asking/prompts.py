@@ -1,0 +1,162 @@
+"""What a generator is asked about a passage, and the file of its answers.
+
+A line of the file is ``{"id", "answer"}``, or ``{"id", "queries": [...]}``, with the passage's id.
+Answers that `dprjax.queries` got have their prompt, model and settings beside them.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dprjax.base import files, reading
+from dprjax.base.errors import InputError
+from dprjax.formats.fields import Id, check_id
+from dprjax.formats.texts import PassageRecord
+
+TEMPLATE = """\
+Write {count} different search queries that a person would type to find the passage below. Do not \
+copy its sentences, and do not mention the passage. Write one query a line and nothing else.
+{examples}
+Passage: {passage}
+Queries:
+"""
+PASSAGE_WORDS = 200  # of a passage in a prompt, at most
+_EXAMPLE = '\nPassage: {passage}\nQueries:\n{query}\n'
+_SLOTS = re.compile(r'\{(passage|title|examples|count)\}')
+_BYTES_OF_TOKEN = 4
+_MOST_LINES = 200  # of an answer
+
+
+class Example(msgspec.Struct):
+  """A passage with a query, or several, that ask for it."""
+
+  passage: str
+  query: str | list[str]
+
+  @property
+  def queries(self) -> list[str]:
+    return [self.query] if isinstance(self.query, str) else self.query
+
+
+class Answer(msgspec.Struct, omit_defaults=True):
+  """A generator's answer about a passage.
+
+  Attributes:
+    id: of the passage.
+    key: of what was asked (`key_of`); empty if made elsewhere.
+    tokens: the endpoint's count, of the prompt and of the answer.
+  """
+
+  id: Id
+  answer: str = ''
+  queries: list[str] = []
+  key: str = ''
+  model: str = ''
+  prompt: str = ''
+  settings: dict[str, Any] = {}
+  finish: str = ''
+  tokens: tuple[int, int] | None = None
+
+  def lines(self) -> list[str]:
+    """The queries, as they were written."""
+    return (self.queries or self.answer.splitlines())[:_MOST_LINES]
+
+
+class Request(NamedTuple):
+  """A prompt about a passage."""
+
+  id: str
+  prompt: str
+  key: str
+
+
+def read_template(path: files.PathLike | None) -> str:
+  """A file's template, or ``TEMPLATE``. Raises InputError where it has no ``{passage}``."""
+  if path is None:
+    return TEMPLATE
+  with reading.open_text(path, 'template') as file:
+    text = file.read()
+  if '{passage}' not in text:
+    raise InputError(
+      f'--template={path}: no {{passage}} in it, where the text of a passage goes; {{title}}, '
+      '{examples} and {count} are optional'
+    )
+  return text
+
+
+def read_examples(path: files.PathLike | None) -> list[Example]:
+  """The task's examples, ``{"passage", "query"}`` a line; query may be a list."""
+  if path is None:
+    return []
+  return [example for _, example in reading.read_jsonl(path, 'examples', Example)]
+
+
+def fill(template: str, passage: PassageRecord, examples: Sequence[Example], count: int) -> str:
+  """The prompt about a passage. Braces in texts stay as they are."""
+  shown = ''.join(
+    _fill(_EXAMPLE, {'passage': _cut(one.passage), 'query': '\n'.join(one.queries)}, _PAIR)
+    for one in examples
+  )
+  text = passage.text if '{title}' in template else passage.joined
+  values = {
+    'passage': _cut(text),
+    'title': passage.title,
+    'examples': shown,
+    'count': str(count),
+  }
+  return _fill(template, values, _SLOTS)
+
+
+_PAIR = re.compile(r'\{(passage|query)\}')
+
+
+def _fill(template: str, values: dict[str, str], slots: re.Pattern[str]) -> str:
+  # In one pass, so that a text that spells a slot is a text.
+  return slots.sub(lambda slot: values[slot[1]], template)
+
+
+def _cut(text: str) -> str:
+  return ' '.join(text.split()[:PASSAGE_WORDS])
+
+
+def key_of(prompt: str, model: str, settings: dict[str, Any]) -> str:
+  """A name of what was asked of whom."""
+  asked = json.dumps([prompt, model, settings], sort_keys=True)
+  return hashlib.sha256(asked.encode()).hexdigest()[:32]
+
+
+def tokens_in(text: str) -> int:
+  """A rough count of tokens: four bytes each."""
+  return -(-len(text.encode(errors='replace')) // _BYTES_OF_TOKEN)
+
+
+def encode(answer: Answer) -> bytes:
+  """A line of the file of answers, without its end."""
+  return msgspec.json.encode(answer)
+
+
+def read_answers(path: files.PathLike) -> Iterator[Answer]:
+  """The answers in a file. Raises InputError, with file and line, for another one."""
+  for number, answer in reading.read_jsonl(path, 'answers', Answer):
+    answer.id = check_id(answer.id, f'{path}, line {number}')
+    yield answer
+
+
+def read_kept(path: files.PathLike) -> dict[str, Answer]:
+  """The answers that earlier commands kept, by key; a last line that a kill cut off is not one."""
+  try:
+    with open(path, 'rb') as file:
+      lines = file.read().split(b'\n')
+  except FileNotFoundError:
+    return {}
+  found = {}
+  for number, line in enumerate(lines[:-1], 1):  # the last one has no end
+    if line.strip():
+      where = f'{path}, line {number}'
+      answer = reading.parse(line.decode('utf-8', 'replace'), where, Answer)
+      found[answer.key] = answer
+  return found

@@ -1,0 +1,80 @@
+"""The decoder of experiments/generation.py: its cache, and its server."""
+
+import json
+import urllib.request
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import generation
+from dprjax.models import encoder, hub
+from dprjax.models.family import find
+from tests.models import test_gguf
+from tests.models.conftest import golden  # noqa: F401  (a fixture)
+
+
+@pytest.fixture(scope='module')
+def decoder():
+  """A tiny random Llama: its shape and parameters."""
+  config = find('llama').read_config(
+    {
+      'model_type': 'llama',
+      'vocab_size': 40,
+      'hidden_size': 16,
+      'num_hidden_layers': 2,
+      'num_attention_heads': 4,
+      'num_key_value_heads': 2,
+      'intermediate_size': 24,
+      'max_position_embeddings': 128,
+      'initializer_range': 0.5,
+    }
+  )
+  return config, jax.tree.map(jnp.asarray, hub.init_params(config, jax.random.key(1)))
+
+
+def test_the_cache_gives_what_reading_everything_again_gives(decoder):
+  config, params = decoder
+  prompts = [[3, 5, 7, 9], [11], [2, 4, 8, 16, 32, 6, 1]]
+  found = generation.generate(config, params, prompts, 6)
+  words = params['embeddings']['word']['embedding']
+  encode = jax.jit(encoder.encode, static_argnames='config')
+  for prompt, new in zip(prompts, found, strict=True):
+    whole = np.zeros((1, 16), np.int32)
+    tokens = [*prompt, *new]
+    whole[0, : len(tokens)] = tokens
+    states = encode(
+      config, params, jnp.asarray(whole), jnp.asarray(np.arange(16) < len(tokens))[None]
+    )
+    likeliest = np.argmax(states[0] @ words.T, axis=1)
+    assert likeliest[len(prompt) - 1 : len(tokens) - 1].tolist() == new
+  assert len({tuple(new) for new in found}) > 1
+  # A row ends at its token, the others go on.
+  end = found[0][2]
+  ended = generation.generate(config, params, prompts, 6, end)
+  assert ended[0] == found[0][: found[0].index(end)]
+  assert [len(new) for new in ended[1:]] == [
+    new.index(end) if end in new else 6 for new in found[1:]
+  ]
+
+
+@pytest.mark.slow
+def test_a_real_decoder_goes_on_as_transformers_does_and_serves(golden, tmp_path, monkeypatch):  # noqa: F811
+  test_gguf.load(test_gguf.smollm2, tmp_path, monkeypatch)
+  arrays = golden('gguf_smollm2')
+  made = generation.Decoder(tmp_path / 'model', batch=3)
+  starts = [arrays[f'{number}/tokens'].tolist() for number in range(3)]
+  found = generation.generate(made.config, made.params, starts, 12)
+  assert found == [arrays[f'{number}/new'].tolist() for number in range(3)]
+  server = generation.serve(made.answer)
+  try:
+    body = {'model': 'm', 'messages': [{'role': 'user', 'content': 'Say yes.'}], 'max_tokens': 4}
+    url = f'http://127.0.0.1:{server.server_port}/v1/chat/completions'
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode())) as reply:
+      answer = json.load(reply)
+  finally:
+    server.shutdown()
+    server.server_close()
+  assert answer['choices'][0]['message']['content'].strip()
+  assert answer['usage']['completion_tokens'] <= 4

@@ -1,0 +1,357 @@
+"""Queries for passages, from the command line, and a real server on this machine."""
+
+import collections
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import generation
+from dprjax import queries
+from dprjax.asking import endpoint, prompts
+from dprjax.asking.prompts import Request
+from dprjax.data import sources
+from dprjax.formats.qrels import read_qrels
+from tests.refusals import command_refused, refused
+
+ROOT = pathlib.Path(__file__).parent.parent
+THINGS = ('anchor', 'oven', 'glacier', 'violin', 'turbine', 'orchid', 'ledger', 'comet', 'saddle')
+ROWS = [
+  {
+    '_id': f'p{n}',
+    'title': f'The {thing} explained',
+    'text': f'Every {thing} has a history of its own. Why is the {thing} used at number {n}? '
+    f'The {thing} needs care, oil and patience, and whoever owns one keeps it in a dry place. '
+    f'Nobody sells a {thing} without regret, as reports from the {thing} market say.',
+  }
+  for n, thing in enumerate(THINGS)
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(endpoint, '_FIRST_PAUSE_S', 0.01)
+  (tmp_path / 'corpus.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in ROWS))
+  return tmp_path
+
+
+class Handler(generation.Handler):
+  """Fails for the first requests as ``server.failures`` say, and remembers all."""
+
+  def do_POST(self):
+    server = self.server
+    with server.lock:
+      server.asked.append((self.path, dict(self.headers)))
+      failure = server.failures.pop(0) if server.failures else None
+    if failure is None:
+      super().do_POST()
+      return
+    self.rfile.read(int(self.headers['Content-Length']))
+    status, body, headers = failure
+    if status == 0:  # the connection ends
+      self.close_connection = True
+      return
+    self.reply(status, body, headers)
+
+
+def answer(prompt, most):
+  """Three queries about the passage in a prompt, one of them unusable."""
+  thing = next(thing for thing in THINGS if f'The {thing} explained' in prompt)
+  return f'1. upkeep of {thing}s\n2. {thing} <b>now</b>\n- "{thing} trade"', 'stop', 9, 7
+
+
+@pytest.fixture
+def server():
+  made = generation.serve(answer, handler=Handler)
+  made.lock, made.asked, made.failures = threading.Lock(), [], []
+  made.url = f'http://127.0.0.1:{made.server_port}/v1'
+  yield made
+  made.shutdown()
+  made.server_close()
+
+
+def contents(folder):
+  return {
+    path.relative_to(folder).as_posix(): path.read_bytes()
+    for path in sorted(folder.rglob('*'))
+    if path.is_file()
+  }
+
+
+def lines(path):
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_passages_ask_for_themselves(folder, command):
+  status, log = command(queries, '--corpus=corpus.jsonl', '--out=made', '--keep=0.0')
+  assert status == 0, log
+  data = sources.load_dataset(sources.Source('made', 'beir', 'train'))
+  by_id = {row['_id']: row for row in ROWS}
+  kinds = {row['_id']: row['kind'] for row in lines(folder / 'made/queries.jsonl')}
+  texts = {one.id: one.text for one in data.passages}
+  assert list(texts) == [row['_id'] for row in ROWS]
+  assert collections.Counter(kinds.values()) == {'title': 9, 'question': 9, 'first': 9}
+  for query in data.queries:
+    [passage] = data.positives(query.id)
+    row = by_id[passage]
+    assert query.text in (
+      row['title'],
+      *row['text'].replace('? ', '?|').replace('. ', '.|').split('|'),
+    )
+    # Its own passage does not repeat it.
+    assert query.text not in texts[passage]
+  report = json.loads((folder / 'made/report.json').read_text())
+  assert report['counts']['queries'] == 27 and report['kinds']['title'] == 9
+  before = contents(folder / 'made')
+  assert command(queries, '--corpus=corpus.jsonl', '--out=made', '--keep=0.0')[0] == 0
+  assert contents(folder / 'made') == before
+  assert not list(folder.glob('.*'))
+
+
+def test_a_folder_of_documents_is_cut_into_passages(folder, command):
+  (folder / 'documents').mkdir()
+  for row in ROWS:
+    (folder / 'documents' / f'{row["_id"]}.txt').write_text(f'{row["title"]}\n\n{row["text"]}\n')
+  flags = ('--corpus=documents', '--out=made', '--passage_words=30')
+  # Both passages of a document have its title, which asks for neither.
+  command_refused(command(queries, *flags, '--kinds=title'), 'documents')
+  status, log = command(queries, *flags)
+  assert status == 0, log
+  whole = lines(folder / 'made/passages.jsonl')
+  assert len(whole) == 2 * len(ROWS) and whole[0]['_id'] == 'p0.txt#0'
+  assert [row['_id'] for row in lines(folder / 'made/corpus.jsonl')] == [
+    row['_id'] for row in whole
+  ]
+  kinds = {row['kind'] for row in lines(folder / 'made/queries.jsonl')}
+  assert 'first' in kinds and 'title' not in kinds
+
+
+def test_a_server_is_asked_and_busy_ones_again(folder, command, server, monkeypatch):
+  monkeypatch.setenv('MY_KEY', 'very-secret')
+  server.failures += [
+    (429, {'error': 'slow down'}, (('Retry-After', '0.02'),)),
+    (503, {'error': 'busy'}, ()),
+    (0, None, ()),
+  ]
+  flags = (f'--endpoint={server.url}', '--model=m', '--key_env=MY_KEY', '--concurrency=3')
+  status, log = command(queries, '--corpus=corpus.jsonl', '--out=made', *flags)
+  assert status == 0, log
+  assert len(server.asked) == len(ROWS) + 3
+  assert {path for path, _ in server.asked} == {'/v1/chat/completions'}
+  assert {headers['Authorization'] for _, headers in server.asked} == {'Bearer very-secret'}
+  texts = {row['text'] for row in lines(folder / 'made/queries.jsonl')}
+  assert texts == {text for t in THINGS for text in (f'upkeep of {t}s', f'{t} trade')}
+  report = json.loads((folder / 'made/report.json').read_text())
+  assert report['counts']['queries left out: markup'] == len(ROWS)
+  # Passages are as they were, and each answer has its prompt.
+  assert [row['text'] for row in lines(folder / 'made/corpus.jsonl')] == [r['text'] for r in ROWS]
+  kept = lines(folder / 'made.answers.jsonl')
+  assert len(kept) == len(ROWS)
+  assert all(ROWS[int(one['id'][1:])]['text'] in one['prompt'] for one in kept)
+  assert kept[0]['tokens'] == [9, 7] and kept[0]['model'] == 'm'
+  for path in folder.rglob('*'):
+    assert path.is_dir() or b'very-secret' not in path.read_bytes()
+  assert 'very-secret' not in log
+
+  # Another model's answers are asked for; the same are not.
+  before, asked = contents(folder / 'made'), len(server.asked)
+  assert command(queries, '--corpus=corpus.jsonl', '--out=made', *flags)[0] == 0
+  assert len(server.asked) == asked and contents(folder / 'made') == before
+  # The kept answers are answers made elsewhere, too.
+  status, log = command(
+    queries, '--corpus=corpus.jsonl', '--out=other', '--answers=made.answers.jsonl'
+  )
+  assert status == 0, log
+  assert {row['text'] for row in lines(folder / 'other/queries.jsonl')} == texts
+
+
+def test_a_refusal_ends_at_once_without_the_key_and_keeps_the_answers(
+  folder, command, server, monkeypatch
+):
+  monkeypatch.setenv('OPENAI_API_KEY', 'very-secret')
+  flags = (f'--endpoint={server.url}', '--model=m', '--concurrency=1')
+  server.failures += [None, None, (401, {'error': 'the key very-secret is wrong'}, ())]
+  result = command(queries, '--corpus=corpus.jsonl', '--out=made', *flags)
+  command_refused(result, '--endpoint', '401', '--model')
+  assert 'very-secret' not in result[1]
+  assert len(lines(folder / 'made.answers.jsonl')) == 2 and not (folder / 'made').exists()
+  # A kill in the middle of a line loses that line only.
+  path = folder / 'made.answers.jsonl'
+  path.write_bytes(path.read_bytes()[:-20])
+  asked = len(server.asked)
+  status, log = command(queries, '--corpus=corpus.jsonl', '--out=made', *flags)
+  assert status == 0, log
+  assert len(server.asked) == asked + len(ROWS) - 1 and len(lines(path)) == len(ROWS)
+
+
+def test_no_redirect_takes_the_key_along(folder, server):
+  other = generation.serve(answer, handler=Handler)
+  other.lock, other.asked, other.failures = threading.Lock(), [], []
+  where = f'http://127.0.0.1:{other.server_port}/v1/chat/completions'
+  server.failures += [(302, {}, (('Location', where),))]
+  ask = endpoint.ask(
+    endpoint.Server(server.url, 'm', {}, 'very-secret'), [Request('p0', 'x', 'k')], 1
+  )
+  with refused('--endpoint', '302'):
+    list(ask)
+  assert other.asked == []
+  other.shutdown()
+  other.server_close()
+
+
+@pytest.mark.parametrize(
+  'failure, words',
+  [
+    ((200, {'hello': 1}, ()), ('--endpoint', '/v1')),
+    ((200, {'choices': []}, ()), ('--endpoint', 'choices')),
+    ((404, {'error': 'no such model'}, ()), ('--endpoint', '404', '--model')),
+  ],
+)
+def test_odd_answers_of_a_server(server, failure, words):
+  server.failures += [failure]
+  with refused(*words):
+    list(endpoint.ask(endpoint.Server(server.url, 'm', {}), [Request('p0', 'x', 'k')], 1))
+
+
+def test_a_server_that_stays_busy_is_given_up(server):
+  server.failures += [(500, {}, ())] * 3
+  waited = []
+  asked = endpoint.ask(
+    endpoint.Server(server.url, 'm', {}, retries=2), [Request('p0', 'x', 'k')], 1, waited.append
+  )
+  with refused('--endpoint', '500', '3'):
+    list(asked)
+  assert len(waited) == 2 and 0.5 <= waited[0] <= 1.5 and 1 <= waited[1] <= 3
+
+
+def test_the_cost_is_told_first_and_prompts_can_be_answered_elsewhere(folder, command, server):
+  prices = ('--price_in=2000', '--price_out=2000', '--max_tokens=100')
+  flags = (f'--endpoint={server.url}', '--model=m', *prices)
+  result = command(queries, '--corpus=corpus.jsonl', '--out=made', *flags, '--budget=2')
+  command_refused(result, '--budget')
+  assert server.asked == [] and '9 prompts' in result[1]
+  (folder / 'template.txt').write_text('{examples}Ask about {title}: {passage}{count}{other}')
+  (folder / 'examples.jsonl').write_text('{"passage": "an old {passage}", "query": ["q1", "q2"]}\n')
+  status, log = command(
+    queries,
+    *('--corpus=corpus.jsonl', '--out=made', '--prompts_only', *prices),
+    *('--template=template.txt', '--examples=examples.jsonl'),
+  )
+  assert status == 0 and 'at most about' in log
+  assert not (folder / 'made').exists()
+  rows = lines(folder / 'made.prompts.jsonl')
+  one = next(row for row in rows if row['id'] == 'p0')
+  assert one['prompt'].startswith('\nPassage: an old {passage}\nQueries:\nq1\nq2\n')
+  assert one['prompt'].endswith(f'Ask about The anchor explained: {ROWS[0]["text"]}3{{other}}')
+  made = [{'id': row['id'], 'queries': [f'about {row["id"]} at length']} for row in rows]
+  made.append({'id': 'unknown', 'answer': 'x'})
+  (folder / 'answers.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in made))
+  status, log = command(queries, '--corpus=corpus.jsonl', '--out=made', '--answers=answers.jsonl')
+  assert status == 0, log
+  assert '1 answer of unknown passages' in log
+  assert len(lines(folder / 'made/queries.jsonl')) == len(ROWS)
+
+
+def test_the_round_trip(folder, command):
+  command(queries, '--corpus=corpus.jsonl', '--out=made', '--kinds=title')
+  found = lines(folder / 'made/queries.jsonl')
+  rows = [
+    (row['_id'], row['_id'].partition('?')[0] if n % 2 else 'p99') for n, row in enumerate(found)
+  ]
+  (folder / 'run.trec').write_text(''.join(f'{q} Q0 {d} 1 1.0 x\n' for q, d in rows))
+  flags = ('--run=run.trec', '--qrels=made/qrels/train.tsv', '--within=1')
+  status, log = command(queries, *flags, '--out=made/qrels/found.tsv')
+  assert status == 0, log
+  kept = read_qrels(folder / 'made/qrels/found.tsv')
+  assert list(kept) == [row['_id'] for n, row in enumerate(found) if n % 2]
+  assert len(sources.load_dataset(sources.Source('made', 'beir', 'found')).queries) == len(kept)
+  (folder / 'run.trec').write_text('q Q0 d 1 1.0 x\n')
+  command_refused(command(queries, *flags, '--out=none.tsv'), '--run', 'made/qrels/train.tsv')
+  assert not (folder / 'none.tsv').exists()
+
+
+@pytest.mark.parametrize(
+  'arguments, names',
+  [
+    ('--out=made', '--corpus'),
+    ('--corpus=corpus.jsonl --out=made --kinds=title,song', '--kinds'),
+    ('--corpus=corpus.jsonl --out=made --kinds=', '--kinds'),
+    ('--corpus=corpus.jsonl --out=made --min_words=9 --max_words=8', '--min_words'),
+    ('--corpus=corpus.jsonl --out=made --keep=2', '--keep'),
+    ('--corpus=corpus.jsonl --out=made --model=m', '--model'),
+    ('--corpus=corpus.jsonl --out=made --endpoint=http://127.0.0.1:1/v1', '--model'),
+    ('--corpus=corpus.jsonl --out=made --endpoint=127.0.0.1 --model=m', '--endpoint'),
+    ('--corpus=corpus.jsonl --out=made --endpoint=http://u:p@h/v1 --model=m', '--key_env'),
+    ('--corpus=corpus.jsonl --out=made --endpoint=http://h.example/v1 --model=m', 'https'),
+    ('--corpus=corpus.jsonl --out=made --prompts_only --budget=1', '--budget'),
+    ('--corpus=corpus.jsonl --out=made --prompts_only --template=corpus.jsonl', '--template'),
+    ('--corpus=corpus.jsonl --out=made --prompts_only --kinds=title', '--kinds'),
+    ('--corpus=corpus.jsonl --out=made --answers=corpus.jsonl', 'corpus.jsonl'),
+    ('--corpus=corpus.jsonl --out=corpus.jsonl', '--out'),
+    ('--corpus=missing.jsonl --out=made', 'missing.jsonl'),
+    ('--corpus=corpus.jsonl --out=made --min_words=30', 'corpus.jsonl'),
+    ('--run=corpus.jsonl --out=made', '--qrels'),
+    ('--run=corpus.jsonl --corpus=corpus.jsonl --out=made', '--corpus'),
+    ('--corpus=corpus.jsonl --qrels=a --out=made', '--qrels'),
+  ],
+)
+def test_bad_input(folder, command, monkeypatch, arguments, names):
+  monkeypatch.setenv('OPENAI_API_KEY', 'very-secret')
+  before = sorted(folder.rglob('*'))
+  command_refused(command(queries, *arguments.split()), names)
+  assert sorted(folder.rglob('*')) == before
+
+
+@pytest.mark.slow
+def test_after_a_kill_the_same_command_asks_the_rest_and_writes_the_same_bytes(folder, server):
+  def run(out, **more):
+    line = [sys.executable, '-m', 'dprjax.queries', '--corpus=corpus.jsonl', f'--out={out}']
+    line += [f'--endpoint={server.url}', '--model=m', '--concurrency=1']
+    environment = os.environ | {'PYTHONPATH': str(ROOT)}
+    return subprocess.Popen(line, cwd=folder, env=environment, stderr=subprocess.PIPE, **more)
+
+  whole = run('whole')
+  assert whole.wait(120) == 0, whole.stderr.read()
+  calm = server.answer
+  gate = threading.Semaphore(4)
+
+  def slow(prompt, most):
+    gate.acquire()
+    return calm(prompt, most)
+
+  server.answer = slow
+  child = run('killed')
+  kept = folder / 'killed.answers.jsonl'
+  deadline = time.monotonic() + 120
+  while not (kept.exists() and len(kept.read_bytes().splitlines()) == 4):
+    assert child.poll() is None and time.monotonic() < deadline
+    time.sleep(0.05)
+  child.send_signal(signal.SIGKILL)
+  child.wait()
+  server.answer = calm
+  for _ in range(20):
+    gate.release()
+  asked = len(server.asked)
+  again = run('killed')
+  assert again.wait(120) == 0, again.stderr.read()
+  assert len(server.asked) == asked + len(ROWS) - 4
+  assert contents(folder / 'killed') == contents(folder / 'whole')
+  assert not [path for path in folder.iterdir() if path.name.startswith('.')]
+  assert {one['id'] for one in lines(kept)} == {row['_id'] for row in ROWS}
+
+
+def test_prompts_are_keyed_by_all_that_decides_an_answer():
+  keys = {
+    prompts.key_of('p', 'm', {'a': 1}),
+    prompts.key_of('q', 'm', {'a': 1}),
+    prompts.key_of('p', 'n', {'a': 1}),
+    prompts.key_of('p', 'm', {'a': 2}),
+  }
+  assert len(keys) == 4
