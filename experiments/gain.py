@@ -151,9 +151,12 @@ CLAIMS = (
 CURVES = ('medquad', 'docstrings')  # sources that have settings of many sizes
 
 
+def parser():
+  return systems.parser(__doc__, gain_sets.SETTINGS, '0,1,2', TRAINED)
+
+
 def main():
-  parser = systems.parser(__doc__, gain_sets.SETTINGS, '0,1,2', TRAINED)
-  Experiment(trials.begin(parser, gain_sets.SETTINGS)).go()
+  Experiment(trials.begin(parser(), gain_sets.SETTINGS)).go()
 
 
 class Experiment(systems.Runs):

@@ -210,21 +210,25 @@ WAYS = {
 }
 
 
+def parser():
+  made = systems.parser(__doc__, SETS, '0,1', (*KINDS, *POOLINGS))
+  made.set_defaults(backbone='')
+  made.add_argument('--methods', default=','.join(LABELS), help='separated by commas')
+  made.add_argument('--size', default='tiny', choices=sorted(hub.SIZES), help='its width')
+  made.add_argument('--layers', type=int, default=4)
+  made.add_argument('--vocab_size', type=int, default=8000)
+  made.add_argument('--base_steps', type=int, default=4000, help='updates of the start')
+  made.add_argument('--base_rate', type=float, default=2e-3, help='its learning rate')
+  made.add_argument('--steps', type=int, default=1500, help='updates of each method')
+  made.add_argument('--rate', type=float, default=5e-4, help='its learning rate')
+  made.add_argument('--tokens', type=int, default=4096, help='about how many in an update')
+  made.add_argument('--text_length', type=int, default=64, help='tokens of a text, at most')
+  made.add_argument('--grad_cache', type=int, default=1, help='chunks, to save memory')
+  return made
+
+
 def main():
-  parser = systems.parser(__doc__, SETS, '0,1', (*KINDS, *POOLINGS))
-  parser.set_defaults(backbone='')
-  parser.add_argument('--methods', default=','.join(LABELS), help='separated by commas')
-  parser.add_argument('--size', default='tiny', choices=sorted(hub.SIZES), help='its width')
-  parser.add_argument('--layers', type=int, default=4)
-  parser.add_argument('--vocab_size', type=int, default=8000)
-  parser.add_argument('--base_steps', type=int, default=4000, help='updates of the start')
-  parser.add_argument('--base_rate', type=float, default=2e-3, help='its learning rate')
-  parser.add_argument('--steps', type=int, default=1500, help='updates of each method')
-  parser.add_argument('--rate', type=float, default=5e-4, help='its learning rate')
-  parser.add_argument('--tokens', type=int, default=4096, help='about how many in an update')
-  parser.add_argument('--text_length', type=int, default=64, help='tokens of a text, at most')
-  parser.add_argument('--grad_cache', type=int, default=1, help='chunks, to save memory')
-  Experiment(trials.begin(parser, SETS)).go()
+  Experiment(trials.begin(parser(), SETS)).go()
 
 
 class Experiment(systems.Runs):
@@ -632,7 +636,7 @@ class Experiment(systems.Runs):
             gains[f'{name}, {KINDS[kind]}'] = bars
       if gains:
         drawn.append(self.out / f'pretraining-{pooling}.png')
-        foot = f'vectors: {pooling}; whiskers: 95 % intervals by bootstrap over test queries'
+        foot = f'vectors: {pooling}; whiskers: 95 % intervals over seeds and test queries'
         what = 'difference from masked LM alone on the same texts'
         charts.differences(gains, what, foot, drawn[-1])
     return drawn

@@ -59,9 +59,12 @@ CLAIMS = (
 )
 
 
+def parser():
+  return adapted.parser(__doc__, SETS, '0,1,2', WAYS)
+
+
 def main():
-  parser = adapted.parser(__doc__, SETS, '0,1,2', WAYS)
-  Experiment(trials.begin(parser, SETS)).go()
+  Experiment(trials.begin(parser(), SETS)).go()
 
 
 class Experiment(adapted.Runs):

@@ -82,13 +82,17 @@ CLAIMS = (
 )
 
 
+def parser():
+  made = systems.parser(__doc__, SETS, '0,1', WAYS)
+  made.add_argument('--updates', type=int, default=150, help='of a training, at most')
+  made.add_argument('--every', type=int, default=25, help='updates between two scores on dev')
+  made.add_argument('--batch', type=int, default=16, help='queries of an update')
+  made.add_argument('--passages', type=int, default=2000, help='of a set, but all judged ones')
+  return made
+
+
 def main():
-  parser = systems.parser(__doc__, SETS, '0,1', WAYS)
-  parser.add_argument('--updates', type=int, default=150, help='of a training, at most')
-  parser.add_argument('--every', type=int, default=25, help='updates between two scores on dev')
-  parser.add_argument('--batch', type=int, default=16, help='queries of an update')
-  parser.add_argument('--passages', type=int, default=2000, help='of a set, but all judged ones')
-  Experiment(trials.begin(parser, SETS)).go()
+  Experiment(trials.begin(parser(), SETS)).go()
 
 
 class Experiment(systems.Runs):

@@ -158,8 +158,11 @@ class Runs:
     if not args.again:
       trials.take_up(self.out, self.ledger, self.settings)
     self.source = pathlib.Path(args.data).resolve()
-    self.devices = mesh.make_mesh({'data': -1})
     self.seeds = [int(seed) for seed in args.seeds.split(',')]
+
+  @functools.cached_property
+  def devices(self):
+    return mesh.make_mesh({'data': -1})
 
   def go(self):
     """The parts of the command line, and what was found after each."""
@@ -198,7 +201,7 @@ class Runs:
   def draw(self, found, names):
     """The figures' paths: gains with their intervals."""
     drawn = self.out / f'{self.name.replace("_", "-")}.png'
-    foot = 'whiskers: 95 % intervals by bootstrap over test queries'
+    foot = 'whiskers: 95 % intervals over seeds and test queries'
     gains = self.gains(found, names)
     charts.differences(gains, 'gain in nDCG@10 over the frozen encoder', foot, drawn)
     return [drawn]

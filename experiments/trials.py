@@ -13,6 +13,7 @@ import sys
 import time
 
 import numpy as np
+import scipy.stats
 
 from dprjax.base import errors, files
 from dprjax.base.errors import InputError
@@ -237,13 +238,38 @@ def compare(ours, theirs, keys):
 
 
 def verdict(values, draws, sign):
-  """The mean difference, its 95 % interval, and whether the claim is held."""
-  low, high = np.quantile(draws, [0.025, 0.975])
+  """The mean difference, its 95 % interval, and whether the claim is held.
+
+  A claim is *held* or *not* where the interval leaves out 0 and all seeds agree, else *undecided*.
+
+  Args:
+    values: the difference with each seed.
+    draws: the mean over the seeds in each draw of a bootstrap over queries.
+    sign: 1 where the claim is of a difference above 0, else -1.
+  """
+  low, high = interval(values, draws)
   signs = {np.sign(value) for value in values}
   said = 'undecided'
   if len(signs) == 1 and (low > 0 or high < 0) and np.sign(low) == signs.copy().pop():
     said = 'held' if np.sign(low) == sign else 'not'
-  return float(np.mean(values)), float(low), float(high), said
+  return float(np.mean(values)), low, high, said
+
+
+def interval(values, draws):
+  """The 95 % interval of a mean over seeds and queries; arguments as of ``verdict``.
+
+  Seeds and queries are two independent samples: the variances of the mean add up, and Student's t
+  has the degrees of freedom of Welch (1947) and Satterthwaite (1946), those of the queries being
+  many. One seed says nothing of others: its interval is over queries alone.
+  """
+  if len(values) == 1:
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return float(low), float(high)
+  of_seeds, of_queries = np.var(values, ddof=1) / len(values), np.var(draws)
+  both = of_seeds + of_queries
+  freedom = (len(values) - 1) * (both / of_seeds) ** 2 if of_seeds else np.inf
+  half = scipy.stats.t.ppf(0.975, freedom) * np.sqrt(both)
+  return float(np.mean(values) - half), float(np.mean(values) + half)
 
 
 def shown(found):
@@ -270,12 +296,16 @@ def table(head, rows):
 def publish(docs, experiment, made, figures, section=''):
   """Puts tables between the marks of DOCS/experiments/<experiment>.md, and figures beside it."""
   page = pathlib.Path(docs) / 'experiments' / f'{experiment.replace("_", "-")}.md'
-  named = f'{experiment}.py, {section}' if section else f'{experiment}.py'
-  begin, end = f'<!-- experiments/{named}: from here -->', '<!-- to here -->'
+  insert(page, f'{experiment}.py, {section}' if section else f'{experiment}.py', made)
+  for path in figures:
+    if path.exists():
+      shutil.copyfile(path, page.parent / path.name)
+
+
+def insert(page, name, made):
+  """Replaces what a page has between the marks of experiments/``name``."""
+  begin, end = f'<!-- experiments/{name}: from here -->', '<!-- to here -->'
   before, _, rest = page.read_text().partition(begin)
   if end not in rest:
     raise SystemExit(f'{page}: no lines {begin} and {end}')
   write(page, f'{before}{begin}\n\n{made}\n{end}{rest.partition(end)[2]}')
-  for path in figures:
-    if path.exists():
-      shutil.copyfile(path, page.parent / path.name)

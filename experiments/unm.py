@@ -102,10 +102,14 @@ CLAIMS = (
 )
 
 
+def parser():
+  made = adapted.parser(__doc__, SETS, '0,1,2', WAYS)
+  made.add_argument('--reranker_steps', type=int, default=400, help='updates of a cross-encoder')
+  return made
+
+
 def main():
-  parser = adapted.parser(__doc__, SETS, '0,1,2', WAYS)
-  parser.add_argument('--reranker_steps', type=int, default=400, help='updates of a cross-encoder')
-  Experiment(trials.begin(parser, SETS)).go()
+  Experiment(trials.begin(parser(), SETS)).go()
 
 
 class Experiment(adapted.Runs):

@@ -124,10 +124,11 @@ def test_values_and_draws(tables, out, documents):
 @pytest.mark.parametrize(
   ('values', 'draws', 'sign', 'said'),
   [
-    ([0.1, 0.2], [0.1, 0.2], 1, 'held'),
-    ([0.1, 0.2], [0.1, 0.2], -1, 'not'),
-    ([-0.1, -0.2], [-0.1, -0.2], -1, 'held'),
+    ([0.1, 0.11], [0.1, 0.11], 1, 'held'),
+    ([0.1, 0.11], [0.1, 0.11], -1, 'not'),
+    ([-0.1, -0.11], [-0.1, -0.11], -1, 'held'),
     ([0.1, 0.2], [-0.1, 0.4], 1, 'undecided'),
+    ([0.3, 0.01], [0.15, 0.16], 1, 'undecided'),  # seeds differ by more than queries
     ([0.3, -0.1], [0.05, 0.2], 1, 'undecided'),
     ([0.0, 0.2], [0.05, 0.2], 1, 'undecided'),
   ],
@@ -135,6 +136,28 @@ def test_values_and_draws(tables, out, documents):
 def test_verdicts(tables, values, draws, sign, said):
   found = tables.trials.verdict(values, np.array(draws), sign)
   assert found[3] == said and np.isclose(found[0], np.mean(values))
+
+
+def test_an_interval_is_over_seeds_and_queries(tables):
+  interval, rng = tables.trials.interval, np.random.default_rng(0)
+  draws = rng.normal(0.2, 0.01, 20_000)
+  # One seed: percentiles of the bootstrap. Seeds that agree: queries alone, about 1.96 deviations.
+  assert np.allclose(interval([0.2], draws), np.quantile(draws, [0.025, 0.975]))
+  assert np.allclose(interval([0.2, 0.2], draws), [0.2 - 0.0196, 0.2 + 0.0196], atol=4e-4)
+  # Queries that agree: the interval of a mean of three normal numbers, t with 2 degrees: 4.303.
+  values = [0.1, 0.2, 0.3]
+  half = 4.303 * 0.1 / 3**0.5
+  assert np.allclose(interval(values, np.full(9, 0.2)), [0.2 - half, 0.2 + half], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_page_of_results_has_the_verdicts_of_the_ledgers(monkeypatch):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import verdicts
+
+  page = (ROOT / 'docs' / 'results.md').read_text()
+  begin, end = '<!-- experiments/verdicts.py: from here -->', '<!-- to here -->'
+  assert page.partition(begin)[2].partition(end)[0].strip() == verdicts.table().strip()
 
 
 def test_compared_where_both_have_the_same(tables, out, documents):
