@@ -15,7 +15,7 @@ from dprjax.models import pooling
 
 FILE = 'README.md'
 _MOST = 60  # options, data files and measures to list
-_HEAD = 1 << 16  # characters to read of a backbone's card
+_HEAD = 1 << 16  # characters to read of the card of a backbone
 
 
 class TrainingSummary(NamedTuple):
@@ -40,9 +40,9 @@ class Card(NamedTuple):
   """Facts for a card that the files do not have.
 
   Attributes:
-    format: 'npz', 'peft' or 'sentence-transformers'; None for an encoder's directory.
+    format: 'npz', 'peft' or 'sentence-transformers'; None for the directory of an encoder.
     base_model: the backbone on the hub.
-    licence: the hub's name of it.
+    licence: the hub name of it.
     metrics: (metrics of ``dprjax.evaluate``, SHA-256 of the file), by what was measured.
     training: None without a workdir.
     name: the repository.
@@ -63,7 +63,7 @@ class Subject(NamedTuple):
 
   Attributes:
     meta: of the prompt or encoder.
-    prompt: shapes of the prompt's arrays by name; empty without a prompt.
+    prompt: shapes of the prompt arrays by name; empty without a prompt.
     encoders: folders of trained encoders; empty for a frozen backbone.
     embeds: whether texts become vectors; False for cross-encoders and backbones to be tuned.
     backbone: folder of the initial backbone.
@@ -144,7 +144,7 @@ def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
     sides = sorted(name.partition('/')[0] for name in subject.prompt if '/' in name)
     pooled = pooling.find(subject.meta['pooling']).text
     scaled = ', scaled to length 1' if subject.meta['normalize'] else ''
-    yield f"With `transformers` and `peft`. A text's vector is {pooled}{scaled}."
+    yield f'With `transformers` and `peft`. The vector of a text is {pooled}{scaled}.'
     for place in [f"'{here}', subfolder='{side}'" for side in sides] or [f"'{here}'"]:
       yield _block(
         'python',
@@ -357,7 +357,7 @@ def _quoted(value: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-  """Text for a line of Markdown or a table's cell."""
+  """Text for a line of Markdown or the cell of a table."""
   return re.sub(r'([\\`*_<>|\[\]#])', r'\\\1', ' '.join(str(value).split())[:200])
 
 

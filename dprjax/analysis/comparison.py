@@ -14,7 +14,7 @@ from dprjax.formats.seen import ROLES
 _DRAWS = 10_000
 _DRAWS_AT_ONCE = 500  # bounds the memory
 _SEED = 0
-_LARGEST = 1e15  # of a measure's values
+_LARGEST = 1e15  # of the values of a measure
 
 
 class Interval(NamedTuple):

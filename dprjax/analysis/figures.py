@@ -262,7 +262,7 @@ def legend(drawing: Any, names: Sequence[str]) -> None:
 
 
 def check_name(path: files.PathLike, flag: str = '--figure') -> str:
-  """The format by a figure's suffix: 'png' for 'a.png'.
+  """The format by the suffix of a figure: 'png' for 'a.png'.
 
   Raises:
     InputError: an unknown format.

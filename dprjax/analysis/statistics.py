@@ -31,7 +31,7 @@ def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
 
   Args:
     x: at least two unit vectors, or raw ones as in DPTDR Table 8.
-    t: the kernel's width.
+    t: the kernel width.
 
   Raises:
     ValueError: fewer than two vectors.

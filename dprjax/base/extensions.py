@@ -1,7 +1,7 @@
 """Extensions by users: families of backbones, kinds of adapters, poolings.
 
-``DPRJAX_EXTENSIONS=lab.rms,lab.top`` names modules on Python's path, which are imported when such a
-value is first looked up. No file that a command reads can name one.
+``DPRJAX_EXTENSIONS=lab.rms,lab.top`` names modules on the Python path, which are imported when such
+a value is first looked up. No file that a command reads can name one.
 """
 
 import functools

@@ -88,7 +88,7 @@ def _descriptor(path: PathLike) -> int | None:
 
 
 def is_empty(path: epath.Path) -> bool:
-  # epath's stat() looks up the owner's name, which a container may lack.
+  # The epath stat() looks up the owner's name, which a container may lack.
   with path.open('rb') as file:
     return not file.read(1)
 
@@ -254,7 +254,7 @@ def atomic_write(path: PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
     raise InputError(f'{path} is a folder; give the name of a file')
   encoding = None if 'b' in mode else 'utf-8'
   if is_stream(path):
-    # A pipe's reader must not get half of a result that then fails.
+    # The reader of a pipe must not get half of a result that then fails.
     buffer: IO[Any] = io.BytesIO() if encoding is None else io.StringIO()
     yield buffer
     for stream in (sys.stdout, sys.stderr):
@@ -275,7 +275,7 @@ def no_room(path: PathLike) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    # numpy's error has no number.
+    # The numpy error has no number.
     if error.errno not in _NO_ROOM and 'requested and' not in str(error):
       raise
     reason = error.strerror or f'no space left? ({error})'

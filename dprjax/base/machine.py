@@ -13,7 +13,7 @@ def cores() -> int:
 
 
 def memory_bytes() -> int:
-  """Main memory, or the container's limit."""
+  """Main memory, or the container limit."""
   limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
   for path in _LIMITS:
     with contextlib.suppress(OSError, ValueError):  # no such file, or 'max'

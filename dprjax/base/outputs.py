@@ -1,6 +1,6 @@
 """Claims outputs before anything is written, so that no command harms what is there.
 
-A claimed output is no input, and a folder is empty or of the command's kind. No other command
+A claimed output is no input, and a folder is empty or of the command kind. No other command
 writes it at the same time. Remains of a killed command are removed.
 
 The lock is ``.NAME.lock`` beside the output, or ``.lock`` in a folder that grows over several runs.
@@ -35,7 +35,7 @@ Inputs = Mapping[str, PathLike | Iterable[PathLike] | None]
 
 LOCK = '.lock'
 _DEEPEST = 200  # folders
-_held: set[int] = set()  # descriptors of this process's locks
+_held: set[int] = set()  # descriptors of the locks of this process
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EROFS)
 
 

@@ -78,7 +78,7 @@ def kept(folder: epath.Path, name: str, fingerprint: str) -> dict[str, Any] | No
 
 
 def check(folder: epath.Path, name: str, record: Mapping[str, Any], contents: bool = True) -> None:
-  """Raises InputError if a folder's files are not those of its record.
+  """Raises InputError if the files of a folder are not those of its record.
 
   Without ``contents``, only for files that are not ours.
   """

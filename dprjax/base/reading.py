@@ -72,7 +72,7 @@ COMPRESSED = tuple(_DECOMPRESSORS)
 
 
 def plain_name(path: PathLike) -> str:
-  """The file's name without the suffix of a compressed file."""
+  """The file name without the suffix of a compressed file."""
   found = epath.Path(path)
   return found.stem if found.suffix in COMPRESSED else found.name
 
@@ -154,7 +154,7 @@ def read_jsonl(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, T]
 def read_records(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, str, T]]:
   """Yields (number, 'PATH, line NUMBER', value) for a jsonl file or a JSON array.
 
-  Arrays are read entry by entry: DPR's training files exceed most memories.
+  Arrays are read entry by entry: DPR training files exceed most memories.
   """
   with open_text(path, what) as file:
     start = file.read(64)

@@ -86,7 +86,7 @@ def fetch(
 
 
 def commit_of(folder: PathLike) -> str | None:
-  """The commit of a folder in the hub's cache."""
+  """The commit of a folder in the hub cache."""
   path = epath.Path(folder)
   return path.name if path.parent.name == 'snapshots' and _COMMIT.fullmatch(path.name) else None
 
@@ -162,7 +162,7 @@ def uploads(folder: PathLike) -> list[Upload]:
 
 
 def push(folder: PathLike, name: str, message: str, *, private: bool = True) -> str:
-  """Puts a folder's files into a repository in one commit; other files there stay.
+  """Puts the files of a folder into a repository in one commit; other files there stay.
 
   Args:
     folder: see `uploads`.
@@ -171,7 +171,7 @@ def push(folder: PathLike, name: str, message: str, *, private: bool = True) -> 
     private: refuse a repository that others can see.
 
   Returns:
-    The commit's hash.
+    The commit hash.
 
   Raises:
     InputError: the hub refuses or cannot be reached, or the repository is public.

@@ -22,7 +22,7 @@ def passages(corpus: Corpus) -> list[Passage]:
       - a mapping of ids to texts or passages;
       - a table of these columns: a mapping of lists, or one of pandas, pyarrow or polars.
 
-      The default id is the passage's number, from 0. A title may be None, NaN or NA.
+      The default id is the passage number, from 0. A title may be None, NaN or NA.
 
   Raises:
     InputError: a value that is no text, or an id that is no text or whole number, or repeated.

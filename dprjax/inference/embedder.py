@@ -38,7 +38,7 @@ def place(mesh: Mesh, params: Any) -> Any:
 
 
 def place_backbone(mesh: Mesh, config: EncoderConfig, params: Any) -> Any:
-  """Places an encoder's parameters as training does: split where the mesh has fsdp or model."""
+  """Places encoder parameters as training does: split where the mesh has fsdp or model."""
   named = tree.flatten({'backbone': params})
   shardings = meshes.param_shardings(mesh, named, config.family.sharding)
   return tree.unflatten(meshes.put(named, shardings))['backbone']

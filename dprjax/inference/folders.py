@@ -136,7 +136,7 @@ def _calibrate(
 def describe(
   encoder: Encoder, side: str, dtype: str, input_sha256: str, topic: str = 'infer'
 ) -> manifest.Meta:
-  """The manifest's description of vectors, for at most one prompt."""
+  """The manifest description of vectors, for at most one prompt."""
   entry = encoder.entry()
   prompt = entry.prompt
   sha256 = None if prompt is None else files.sha256_file(prompt.path)

@@ -242,7 +242,7 @@ class PromptReranker(Reranker):
   """A masked language model with a pair prompt: its answer at [MASK] is yes or no.
 
   The score is logit(yes) - logit(no), whose sigmoid is P(yes | yes or no); or P(yes) - P(no) among
-  all words, if the prompt's meta says ``probability``. Above 0 the pair matches.
+  all words, if the prompt meta says ``probability``. Above 0 the pair matches.
 
       reranker = PromptReranker.load('backbone', 'qa.npz')
       reranker.score([('how do planes fly', 'The lift of a swept wing ...')])   # float32 [1]
@@ -342,7 +342,7 @@ class PromptReranker(Reranker):
       path: a Hugging Face directory with a masked-LM head, a hub id, or ``package:NAME``.
       prompt: the prompt file.
       max_length: tokens of a pair with its template, cutting the passage first; default: each text
-        is cut at its maximum length in the prompt's meta.
+        is cut at its maximum length in the prompt meta.
       score: 'logit' or 'probability', instead of the prompt's.
       batch_size: the most pairs at a time, over all devices.
       dtype: a name that ``models.encoder_config.arithmetic`` takes.
@@ -424,7 +424,7 @@ def load(path: PathLike, prompt: PathLike | None = None, **options: Any) -> Rera
 
 
 def check(path: PathLike) -> None:
-  """A quick check for ``CrossEncoder.load(path)``, which does not read the encoder's weights.
+  """A quick check for ``CrossEncoder.load(path)``, which does not read the encoder weights.
 
   Raises:
     InputError: there is no model, or it has no sequence-classification head of 1 or 2 labels.
@@ -433,7 +433,7 @@ def check(path: PathLike) -> None:
 
 
 def _check_head(head: head_specs.Head | None, path: PathLike) -> head_specs.Head:
-  """The head. Raises InputError if there is none, or only BERT's pooler."""
+  """The head. Raises InputError if there is none, or only the BERT pooler."""
   if head is None or 'output' not in head.params:
     raise InputError(
       f'{path}: no sequence-classification head: this is a plain encoder, not a cross-encoder; '

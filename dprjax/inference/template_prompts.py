@@ -28,7 +28,7 @@ def of_prompts(
   Args:
     prompts: of kind template, with equal template strings and fixed layers.
     tokenizer: the backbone's.
-    config: the backbone's shape.
+    config: the backbone shape.
 
   Raises:
     InputError: template strings differ, or the tokenizer has no mask token.
@@ -77,7 +77,7 @@ def check_positions(
     prompt: of the template.
     options: the options that set the length of texts.
     texts, template: tokens.
-    config: the backbone's shape.
+    config: the backbone shape.
     backbone: its path.
   """
   if texts + template > config.max_tokens:

@@ -58,7 +58,7 @@ class BankEntry(NamedTuple):
 
   @property
   def shift_positions(self) -> bool:
-    """Whether tokens count their positions from the prompt's length."""
+    """Whether tokens count their positions from the prompt length."""
     return self.prompt is not None and bool(self.prompt.meta.get('shift_positions'))
 
 
@@ -349,7 +349,7 @@ class Encoder:
   def _assign(
     self, texts: Sequence[str], names: Sequence[str], topic: int | Sequence[int] | None
   ) -> Int32[np.ndarray, ' n']:
-    """Each text's topic; 0 under a prompt without topics."""
+    """The topic of each text; 0 under a prompt without topics."""
     found = np.zeros(len(texts), np.int32)
     if topic is not None:
       chosen = np.broadcast_to(np.asarray(topic, np.int64), len(texts))
@@ -362,7 +362,7 @@ class Encoder:
     return found
 
   def _names(self, prompt: str | Sequence[str] | None, count: int) -> list[str]:
-    """The prompt's name for each text."""
+    """The prompt name for each text."""
     if prompt is None and len(self.bank) == 1:
       return [*self.bank] * count
     names = [prompt] * count if prompt is None or isinstance(prompt, str) else list(prompt)
@@ -453,7 +453,7 @@ def _joined(query: VectorSpec, passage: VectorSpec, folder: epath.Path) -> Vecto
 
 
 def config_sha256(config: EncoderConfig) -> str:
-  """Identifies an encoder's shape by the fields that matter after training."""
+  """Identifies the shape of an encoder by the fields that matter after training."""
   training = ('hidden_dropout', 'attention_dropout', 'initializer_range')
   values = {
     name: value for name, value in dataclasses.asdict(config).items() if name not in training
@@ -464,7 +464,7 @@ def config_sha256(config: EncoderConfig) -> str:
 
 
 def check_length(name: str, entry: BankEntry, side: str, backbone: hub.Backbone) -> None:
-  """Raises InputError if the longest texts of a side exceed the backbone's positions."""
+  """Raises InputError if the longest texts of a side exceed the backbone positions."""
   prompt, spec = entry
   room = backbone.config.max_tokens
   check_size(f'{side}_max_length', spec.max_length(side))
@@ -501,7 +501,7 @@ def _embed_fn(
   of_rows: tuple[VectorSpec, ...],
   options: EncoderOptions,
 ) -> EmbedFn:
-  """For one prompt, or for a bank's prompts in order."""
+  """For one prompt, or for the prompts of a bank in order."""
 
   def embed(
     params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None

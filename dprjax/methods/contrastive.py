@@ -204,7 +204,7 @@ def over_lengths(
 def false_negatives(
   passage_index: Int[Array, 'B C'], relevant: Int[Array, 'b R'], row: Int[Array, ' b'] | None = None
 ) -> Bool[Array, 'b M']:
-  """Which of the batch's M = B * C passages are relevant to which query.
+  """Which of the batch M = B * C passages are relevant to which query.
 
   Args:
     passage_index: rows of the passages in the cache.
@@ -253,7 +253,7 @@ def info_nce_scores(
     in_batch: False leaves each query its own hard negatives only (DPTDR Eq. 3 read literally).
     row: rows of the queries in the batch; None: all.
     corpus: more negatives of every query; those relevant to it are left out.
-    query_index: numbers of the batch's queries; queries with one number share their positives.
+    query_index: numbers of the batch queries; queries with one number share their positives.
   """
   batch, candidates, _ = passages.shape
   everything = passages.reshape(batch * candidates, -1)  # [M, H]
@@ -281,7 +281,7 @@ def inner_products(
 ) -> Float[Array, 'b M']:
   """Inner products in float32, also of bfloat16 vectors.
 
-  Rounded scores would tie. A GPU's tf32 default would cost three digits.
+  Rounded scores would tie. A GPU tf32 default would cost three digits.
   """
   return jnp.einsum(
     'bh,mh->bm',
@@ -309,7 +309,7 @@ def nt_xent_scores(
 ) -> ScoreMatrix:
   """Scores M = 2 B texts, two of each passage, with one another (DPTDR Eq. 4; coCondenser Eq. 6).
 
-  Each text's target is its sibling; the M - 2 others are its negatives.
+  The target of each text is its sibling; the M - 2 others are its negatives.
 
   Args:
     texts: in the order of ``interleave``.
@@ -330,10 +330,10 @@ def nt_xent_scores(
 
 
 def text_keys(tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T']) -> Int[Array, ' B']:
-  """A 31-bit hash of each text's tokens."""
+  """A 31-bit hash of the tokens of each text."""
   places = jnp.arange(tokens.shape[1], dtype=jnp.uint32)[None, :]
   bits = jnp.asarray(tokens, jnp.uint32) * np.uint32(2654435761) + places * np.uint32(2246822519)
-  for shift, factor in ((16, 2246822507), (13, 3266489909)):  # MurmurHash3's fmix32
+  for shift, factor in ((16, 2246822507), (13, 3266489909)):  # fmix32 of MurmurHash3
     bits = (bits ^ (bits >> np.uint32(shift))) * np.uint32(factor)
   bits = bits ^ (bits >> np.uint32(16))
   sums = jnp.sum(jnp.where(mask, bits, np.uint32(0)), axis=1, dtype=jnp.uint32)

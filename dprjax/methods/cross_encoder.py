@@ -72,7 +72,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     stored = parts.heads['classifier'].params if 'classifier' in parts.heads else {}
     labels = stored['output']['bias'].shape[0] if 'output' in stored else settings.labels
-    # Without a classifier, BERT's head starts from the pooler.
+    # Without a classifier, the BERT head starts from the pooler.
     head = {**classifier.init_classifier(model, key, labels), **stored}
     params = {'backbone': parts.encoder, 'head': {'classifier': head}}
     names = list(tree.flatten(params))
@@ -134,12 +134,12 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
 
 def listwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
-  """Negative log-likelihood of the positive, column 0, among each query's passages."""
+  """Negative log-likelihood of the positive, column 0, among the passages of each query."""
   return jax.nn.logsumexp(scores, axis=1) - scores[:, 0]
 
 
 def pointwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
-  """Mean binary cross-entropy of each query's pairs; column 0 is relevant, the others are not.
+  """Mean binary cross-entropy of the pairs of each query; column 0 is relevant, the others are not.
 
   With 2 labels this equals their cross-entropy, since the score is the difference of the logits.
   """

@@ -1,4 +1,4 @@
-"""Distillation of a cross-encoder's scores into an encoder.
+"""Distillation of the scores of a cross-encoder into an encoder.
 
 ``config.distillation.loss`` is one of two losses, combined with InfoNCE:
 
@@ -79,7 +79,7 @@ def margin_mse(scores: Float[Array, 'B C'], teacher: Float[Array, 'B C']) -> Flo
   """Mean squared difference of margins over pairs of a positive and its own negative.
 
   Args:
-    scores: of each query's passages; column 0 is the positive.
+    scores: of the passages of each query; column 0 is the positive.
     teacher: likewise; NaN where unscored.
   """
   known = jnp.isfinite(teacher)

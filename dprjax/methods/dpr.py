@@ -140,7 +140,7 @@ def contrast(
       devices,
       rows=config.loss_rows,
       temperature=config.temperature,
-      # The corpus includes the batch's passages.
+      # The corpus includes the batch passages.
       in_batch=config.in_batch and config.corpus_negatives >= 0,
       corpus=None if corpus is None else corpus._replace(vectors=more[-1]),
       teacher=(more[0], more[1]) if held else None,

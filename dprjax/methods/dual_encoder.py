@@ -137,13 +137,13 @@ def _training(config: ConfigDict) -> adapters.AdapterTraining:
 def init_adapter(
   config: ConfigDict, model: EncoderConfig, parts: Parts, key: Array
 ) -> dict[str, Any]:
-  """The adapter's subtree, random or from ``parts.prompt``; empty without a prompt.
+  """The adapter subtree, random or from ``parts.prompt``; empty without a prompt.
 
   One adapter if tied, else ``{'query': ..., 'passage': ...}``; with
   ``config.prompt.sides='query'``, ``{'query': ...}``.
 
   Raises:
-    InputError: the file's prompt does not fit ``config.prompt``.
+    InputError: the file prompt does not fit ``config.prompt``.
   """
   settings, init = config.prompt, _training(config).init
   if not settings.length:
@@ -267,7 +267,7 @@ def export_heads(
   trained: Mapping[str, np.ndarray],
   settings: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Head]:
-  """The backbone's heads and the trained heads, which replace stored ones.
+  """The backbone heads and the trained heads, which replace stored ones.
 
   ``settings`` are of heads that may be new.
   """
@@ -279,7 +279,7 @@ def export_heads(
 
 
 def check_length(config: ConfigDict, model: EncoderConfig, option: str, length: int) -> None:
-  """Raises InputError if ``length`` tokens, set by ``option``, exceed the encoder's positions.
+  """Raises InputError if ``length`` tokens, set by ``option``, exceed the encoder positions.
 
   A prompt that shifts positions takes some of them.
   """
@@ -298,7 +298,7 @@ def trains(trained: Iterable[str], subtree: str) -> bool:
 def encoder_params(
   backbone: hub.Backbone, trained: Mapping[str, np.ndarray], side: str = ''
 ) -> dict[str, Any]:
-  """An encoder's parameters: trained ones replace the backbone's."""
+  """The parameters of an encoder: trained ones replace the backbone's."""
   prefix = f'backbone/{side}/' if side else 'backbone/'
   own = {
     name.removeprefix(prefix): leaf for name, leaf in trained.items() if name.startswith(prefix)

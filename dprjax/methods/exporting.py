@@ -31,13 +31,13 @@ class ExportOptions(NamedTuple):
   """The format of an export, and its model card.
 
   Attributes:
-    format: 'npz', 'peft' or 'sentence-transformers'; None: an npz file, or the encoder's directory
+    format: 'npz', 'peft' or 'sentence-transformers'; None: an npz file, or the encoder directory
       if one was trained.
-    base_model: the backbone's name on the hub.
+    base_model: the backbone name on the hub.
     copy_backbone: copy the backbone into a sentence-transformers folder, or else name the pinned
       ``base_model``.
     card: write a model card into the folder.
-    licence: the hub's name of it.
+    licence: the hub name of it.
     metrics: files of ``dprjax.evaluate`` for the card, by the name of what was measured.
     name: the repository that the card is for.
   """
@@ -75,8 +75,8 @@ def export(
     out: a ``.npz`` file for a prompt only; a directory for an encoder (with ``query/`` and
       ``passage/`` if each side has its own, and ``prompt.npz`` if there is a prompt), another
       format or a card.
-    step: the checkpoint's step; by default the best on the dev split, else the latest.
-    method: the module of the run's method, if it is outside this package. No config.json
+    step: the checkpoint step; by default the best on the dev split, else the latest.
+    method: the module of the run method, if it is outside this package. No config.json
       decides which code is imported.
     options: the format and the card.
     force: export even if no checkpoint scored above the baseline. Intermediate stages
@@ -345,7 +345,7 @@ def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed:
 
 
 def _base_folder(reference: repository.Reference, needed: bool) -> epath.Path | None:
-  """A repository's config.json in a folder, from the cache or, if ``needed``, the hub."""
+  """The config of a repository.json in a folder, from the cache or, if ``needed``, the hub."""
   for cached in (True, False) if needed else (True,):
     with contextlib.suppress(InputError):
       folder = repository.fetch(reference, ['*config.json', 'modules.json'], 'backbone', cached)

@@ -1,6 +1,6 @@
 """The baseline encoder: as `dprjax.encode` runs it without a prompt.
 
-Lengths, pooling, normalisation and prefixes are those of the backbone's folder, whatever the
+Lengths, pooling, normalisation and prefixes are those of the backbone folder, whatever the
 experiment trains with. So all alternatives and folds of a run are compared with one number, which a
 user has without training.
 """

@@ -58,9 +58,9 @@ def map_chunks(
 def _parts(mesh: Mesh) -> int:
   """How many copies of the differentiated parameters are made.
 
-  With split weights each chunk's gradient is summed over the axis 'fsdp' at once. With copies the
-  compiler reduces it whole and takes a part of the sum; over more than two parts that sends more
-  than a scatter and a reduction over 'data'.
+  With split weights the gradient of each chunk is summed over the axis 'fsdp' at once. With copies
+  the compiler reduces it whole and takes a part of the sum; over more than two parts that sends
+  more than a scatter and a reduction over 'data'.
   """
   return mesh.shape['data'] if mesh.shape['fsdp'] <= 2 else 1
 

@@ -155,7 +155,7 @@ class Loop:
     self._progress = Progress('steps', self.total, skip_first=True)
     self._stop = stopping.Stop(setup.devices)
     self._lengths: set[tuple[int, ...]] = set()
-    # A step's loss is read while the next step runs, and before anything is saved.
+    # The loss of a step is read while the next step runs, and before anything is saved.
     self._unread: deque[tuple[int, Any, Any]] = deque()
 
   def __enter__(self) -> Self:
@@ -179,7 +179,7 @@ class Loop:
     return self.step < self.total and not self.standing.stopped
 
   def baseline(self) -> methods.Scores:
-    """The baseline's dev scores, by this training's evaluation."""
+    """The baseline dev scores, by the evaluation of this training."""
     assert self._evaluate is not None
     return self._evaluate(self._setup.model.baseline(self._untrained))
 

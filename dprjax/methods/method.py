@@ -76,8 +76,8 @@ class Parts(NamedTuple):
   """Sources of the initial parameters.
 
   Attributes:
-    encoder: the backbone's parameters.
-    heads: the heads of ``Method.parts`` in the backbone's directory.
+    encoder: the backbone parameters.
+    heads: the heads of ``Method.parts`` in the backbone directory.
     prompt: of the file ``config.prompt.init_from`` or of ``config.prompt.init_text``.
     text: ``DataSource.parts``.
     sha256: of the backbone; '' in a plan, which has no weights.
@@ -224,7 +224,7 @@ class Method(NamedTuple):
     build: ``(config, model, mesh, tokenizer) -> Model``.
     data: ``(section, config, workdir, mesh) -> DataSource``, for ``config.data`` or that of a task.
     export: ``(config, workdir, backbone, trained) -> Product``; ``trained`` is a flat tree.
-    parts: heads to read from the backbone's directory, names of ``head_specs.HEADS``.
+    parts: heads to read from the backbone directory, names of ``head_specs.HEADS``.
     needs: those of them that are required; a backbone from scratch is made with them.
     options: optional config options that it supports, by full name, see `options.Option`; 'tasks'
       if it takes several data sets.
@@ -295,7 +295,7 @@ def load_named(stored: str, named: str | None) -> Method:
   """The method of a stored config. Code outside this package runs only if the user names it too.
 
   Args:
-    stored: ``config.method`` of a workdir's config.json, which may come from a stranger.
+    stored: ``config.method`` of the config of a workdir.json, which may come from a stranger.
     named: ``--method``.
 
   Raises:

@@ -70,7 +70,7 @@ def find_tasks(
     config, workdir, devices: as of ``Method.data``.
     form: what the method reads: 'retrieval' or 'pairs'.
     templates: of the method; by default the special tokens of texts.
-    numbered: whether ``Model.embed`` takes each row's task as its last argument.
+    numbered: whether ``Model.embed`` takes the task of each row as its last argument.
 
   Raises:
     InputError: an option of a task is invalid, or a file is missing.

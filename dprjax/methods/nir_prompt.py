@@ -324,7 +324,7 @@ def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
 def expand(
   params: Params, learned: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Float[Array, 'P H']]]:
-  """Each task's vectors by learned slot, whatever parametrises them."""
+  """The vectors of each task by learned slot, whatever parametrises them."""
   vectors: dict[str, dict[str, Any]] = {task: {} for task in learned}
   fresh = {}
   for task, names in learned.items():

@@ -5,11 +5,11 @@
 - masked language modelling on the last states (Devlin et al. 2019), of every text
 - Condenser's: the same through a short head on [late CLS ; early tokens], with the same output
   projection (Gao and Callan 2021)
-- contrastive: two texts of a passage against the batch's other texts. RIP (DPTDR Eqs. 4 and 5) and
+- contrastive: two texts of a passage against the batch other texts. RIP (DPTDR Eqs. 4 and 5) and
   coCondenser (Gao and Callan 2022, Eqs. 6 and 7) use NT-Xent; ICT (Lee et al. 2019), a sentence
   against the rest of its passage, uses InfoNCE
 
-A text is encoded once, masked, for all terms, as in coCondenser's code (DPTDR leaves it open).
+A text is encoded once, masked, for all terms, as in coCondenser code (DPTDR leaves it open).
 """
 
 import functools
@@ -147,7 +147,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def encode_tokens(
     params: Params, adapter: Adapter | None, tokens: Array, mask: Array, key: Array | None
   ) -> tuple[Array | None, Array]:
-    """Early states, if Condenser's head needs them, and late states."""
+    """Early states, if the Condenser head needs them, and late states."""
     shared: dict[str, Any] = {
       'adapter': adapter,
       'options': options if key is None else dual_encoder.example_dropout(config, adapter, options),

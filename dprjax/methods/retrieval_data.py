@@ -68,7 +68,7 @@ class Retrieval:
   def assign(
     self, source: sources.Source, tokens: token_cache.TokenCache, tokenizer: Tokenizer
   ) -> Mapping[str, Int32[np.ndarray, 'n ...']] | None:
-    """Numbers of a split's texts by side, one or several a row; or None.
+    """Numbers of the texts of a split by side, one or several a row; or None.
 
     A batch has them as `query_number` ``[B, ...]`` and `passage_number` ``[B, C, ...]``;
     ``Model.embed`` takes them after the mask.
@@ -476,7 +476,7 @@ class DevRanking:
     """Opens the dev split or, with folds, all training queries.
 
     Args:
-      data, tokenizer: the data set, and the backbone's tokenizer.
+      data, tokenizer: the data set, and the backbone tokenizer.
       wanted: measures; the first gives the values of single queries.
       whole: whether to ignore ``config.eval.corpus_limit``.
       number: of the task, if ``Model.embed`` takes it.

@@ -242,7 +242,7 @@ def fold_of(
 ) -> ml_collections.FrozenConfigDict:
   """The experiment that holds out fold ``number``, from 1.
 
-  All folds have the same updates and evaluations, and share the workdir's backbone and constant
+  All folds have the same updates and evaluations, and share the workdir backbone and constant
   passage vectors.
   """
   epoch = max(folds.queries // (config.batch_size * config.accumulate), 1)

@@ -5,7 +5,7 @@ encoded under the prompt of its topic. Its positives are the passages of the bat
 category with it. No code was released; docs/topic-dpr.md lists what the paper leaves open.
 
 Without ``config.topics.path`` the encoder has one ordinary prompt, or none: the paper's baselines,
-with the same positives. With ``config.topics.words`` the topic's words stand before both texts, and
+with the same positives. With ``config.topics.words`` the topic words stand before both texts, and
 there is no prompt (Table 2).
 """
 
@@ -237,7 +237,7 @@ def check_options(config: ConfigDict, devices: Mesh) -> None:
 
 
 def check_room(config: ConfigDict, model: EncoderConfig) -> None:
-  """Raises InputError if texts with words before them exceed the encoder's positions."""
+  """Raises InputError if texts with words before them exceed the encoder positions."""
   for side in SIDES:
     if (length := config.data[f'{side}_max_length'] + config.topics.words) > model.max_tokens:
       raise InputError(
@@ -358,9 +358,9 @@ class TopicData(retrieval_data.Retrieval):
     return numbers
 
   def relate(self, judged: Qrels, relevant: Qrels, passage_ids: Sequence[str]) -> Qrels:
-    """All passages that share a category with a query's document are relevant.
+    """All passages that share a category with the document of a query are relevant.
 
-    The document is the passage with the query's id, or else the only relevant one. Queries without
+    The document is the passage with the query id, or else the only relevant one. Queries without
     a document keep their judgements.
     """
     categories = sources.load_dataset(self.dev or self.train).read_categories()

@@ -1,4 +1,4 @@
-"""A training's parameters on a mesh, and its update.
+"""The parameters of a training on a mesh, and its update.
 
 `dprjax.train` runs the update; `dprjax.planning` compiles it from shapes.
 """
@@ -124,7 +124,7 @@ def lay_out(
   examples: int = 1,
   sharding: Sequence[tuple[str, P]] = (),
 ) -> ParameterLayout:
-  """The layout of a training's parameters.
+  """The layout of the parameters of a training.
 
   Args:
     config: the experiment.

@@ -1,4 +1,4 @@
-"""The training file of mining: Tevatron's format, with the origin of every negative.
+"""The training file of mining: the Tevatron format, with the origin of every negative.
 
 A line is ``{"query_id", "query", "positive_passages": [...], "negative_passages": [...]}``. A
 passage is ``{"docid", "title", "text"}``, or ``{"docid"}`` without texts (training then needs a
@@ -6,10 +6,10 @@ corpus beside the file: ``config.data.mined_negatives``). A negative also has:
 
 | key                         | value                                                              |
 |-----------------------------|--------------------------------------------------------------------|
-| `retriever`, `rank`, `score`| the run that ranks it best, its rank there from 1, the run's score |
+| `retriever`, `rank`, `score`| the run that ranks it best, its rank there from 1, the run score |
 | `also`                      | the same three of every other run that has it; absent if none      |
 | `sources`                   | `["undenoised"]`, `["denoised"]` or both                           |
-| `reranker_score`            | the reranker's logit; absent if not scored                         |
+| `reranker_score`            | the reranker logit; absent if not scored                         |
 
 With ``--score_positives`` positives have a `reranker_score` too. `dprjax.formats.examples` reads
 it.
@@ -50,7 +50,7 @@ def origin(
 
 
 def scored(logit: float) -> str:
-  """The reranker's score of a passage; nothing for nan."""
+  """The reranker score of a passage; nothing for nan."""
   return '' if math.isnan(logit) else f', "reranker_score": {logit!r}'
 
 

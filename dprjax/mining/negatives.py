@@ -60,8 +60,8 @@ class MiningOptions:
     threshold: denoised negatives have a probability below it.
     seed: of the samples.
     texts: write titles and texts of passages, not only ids.
-    drop_same_id: BEIR's rule: a passage with the query's own id is not a candidate.
-    score_positives: write the reranker's scores of positives too.
+    drop_same_id: the BEIR rule: a passage with the query's own id is not a candidate.
+    score_positives: write the reranker scores of positives too.
     strict: an unknown id, a tied rank or a query without a candidate is an error; otherwise they
       are counted and listed.
     scratch: the folder for temporary files, by default the output's; see `scratch_folder`.
@@ -176,7 +176,7 @@ def mine(
     qrels: judgements; grades above 0 are positives.
     retrievers: name -> TREC run.
     out: the jsonl file.
-    reranked: a TREC run with a reranker's logits as scores.
+    reranked: a TREC run with the logits of a reranker as scores.
     score: the reranker. Without it or ``reranked`` there are no denoised negatives.
 
   Returns:
@@ -326,7 +326,7 @@ def _sort(
   depth: int | None,
   report: MiningReport,
 ) -> _Sorted:
-  """Sorts a run's rows into buckets of ``width`` queries, dropping rows deeper than ``depth``."""
+  """Sorts the rows of a run into buckets of ``width`` queries, and drops rows below ``depth``."""
   buckets = outofcore.Buckets(folder, pools.ROW)
   ids = outofcore.Ids(folder / 'ids')
   progress, done = Progress('rows', task=f'reading {path}'), 0

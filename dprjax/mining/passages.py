@@ -153,7 +153,7 @@ def index_corpus(
 
 
 def digest(text: str) -> int:
-  """64 bits of the text's words, whatever its white space."""
+  """64 bits of the text words, whatever its white space."""
   words = ' '.join(text.split()).encode('utf-8', 'surrogatepass')
   return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest())
 

@@ -2,8 +2,8 @@
 
 A candidate is a text that a run found for a query and that no positive has. Its origins are the
 rows of all runs that found it, under any id. A random number (its lot), given by the seed and the
-ids of query and passage, orders a query's candidates; the first few are a sample, whatever else is
-there.
+ids of query and passage, orders the candidates of a query; the first few are a sample, whatever
+else is there.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,10 +42,10 @@ class Pool(NamedTuple):
     query: number of the query.
     doc: key of the best-ranked document with this text.
     text: code of the text.
-    place: place among the query's candidates, from 0.
+    place: place among the query candidates, from 0.
     start, stop: origins in ``rows``, by rank and then run.
-    rows, run: rows of the runs, and the run's number of each.
-    positives: rows dropped because they have a positive's text.
+    rows, run: rows of the runs, and the run number of each.
+    positives: rows dropped because they have the text of a positive.
     copies: rows dropped because the same run has the text before.
   """
 
@@ -80,7 +80,7 @@ def rank_rows(
   depth: int,
   ids_at: Callable[[Int64[np.ndarray, ' n']], Sequence[bytes]],
 ) -> RankedRows:
-  """Sorts a run's rows; ``ids_at`` gives ids, which order equal scores."""
+  """Sorts the rows of a run; ``ids_at`` gives ids, which order equal scores."""
   query, score, rank = rows['query'], rows['score'].astype(np.float32), rows['rank']
   lower = (score[1:] < score[:-1]) | ((score[1:] == score[:-1]) & (rank[1:] > rank[:-1]))
   # Most runs are in order already.
@@ -135,8 +135,8 @@ def make_pool(
 
   Args:
     rows: of every run, as from `rank_rows`.
-    run: the run's number of each row.
-    text: a code for each row's text; -1 drops the row.
+    run: the run number of each row.
+    text: a code for the text of each row; -1 drops the row.
     positive_query, positive_text: positives of every query.
     query_keys: keys of query ids, by number.
     seed: of the lots.

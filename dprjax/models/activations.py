@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 @jax.custom_jvp
 def erf_gelu(x: Float[Array, '...']) -> Float[Array, '...']:
-  """BERT's GELU, x * Phi(x)."""
+  """The BERT GELU, x * Phi(x)."""
   return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
 
 

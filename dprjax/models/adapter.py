@@ -44,7 +44,7 @@ class Adapter:
   undropped: ClassVar[tuple[str, ...]] = ()
 
   def choose(self, rows: Int[Array, ' B']) -> Self:
-    """Takes each example's adapter from a bank. A missing row gives NaN."""
+    """Takes the adapter of each example from a bank. A missing row gives NaN."""
     return self._change(lambda array, axis: jnp.take(array, rows, axis=axis))
 
   def drop(self, rate: float, key: Array) -> Self:
@@ -158,7 +158,7 @@ class Several(Adapter):
   adapters: tuple[Adapter, ...]
 
   def choose(self, rows: Int[Array, 'B n']) -> Self:
-    """Takes each example's adapters; each bank has a column of ``rows``."""
+    """Takes the adapters of each example; each bank has a column of ``rows``."""
     return self._each(lambda adapter, place: adapter.choose(rows[:, place]))
 
   def drop_examples(self, rate: float, key: Array, count: int) -> Self:
@@ -375,7 +375,8 @@ class Kind(NamedTuple):
   code: pathlib.Path | None = None
 
 
-# The subtree of every kind's parameters. Without it a model is the one that the adapter adapts.
+# The subtree of the parameters of every kind. Without it a model is the one that the adapter
+# adapts.
 SUBTREE = 'prompt'
 
 

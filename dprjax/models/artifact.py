@@ -92,7 +92,7 @@ class Prompt:
 
   Attributes:
     meta: the JSON object with the keys of ``_Meta``.
-    arrays: the adapter's members, by name.
+    arrays: the adapter members, by name.
     path: of the file, for errors.
     queries: hashes of the queries used in training and selection.
   """
@@ -195,7 +195,7 @@ def load_prompt(path: PathLike) -> Prompt:
 def locate(path: PathLike) -> epath.Path:
   """The prompt file: ``path`` itself, or prompt.npz in a folder or a repository of the hub.
 
-  A repository is USER/NAME or USER/NAME@REVISION. `repository.commit_of` of the file's folder is
+  A repository is USER/NAME or USER/NAME@REVISION. `repository.commit_of` of the file folder is
   its commit.
 
   Raises:

@@ -18,7 +18,7 @@ _WRAPPERS = re.compile(
   r'((module|model|auto_model|base_model|_orig_mod|_fsdp_wrapped_module|encoder|backbone|'
   r'transformer|\d+)\.)*'
 )
-# numpy's names for the types of floats, and safetensors'.
+# numpy names for the types of floats, and safetensors'.
 DTYPES = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'float64': 'F64'}
 
 
@@ -55,7 +55,7 @@ def wrapper(config: Any, stored: Iterable[str]) -> str:
   """The prefix that a tool put before all names, such as ``module.``, or ''.
 
   Args:
-    config: the encoder's shape.
+    config: the encoder shape.
     stored: names in the files.
 
   Raises:
@@ -80,7 +80,7 @@ def wrapper(config: Any, stored: Iterable[str]) -> str:
 
 
 def place(params: Params, tensor: Tensor, array: np.ndarray) -> None:
-  """Puts a checkpoint's tensor into our tree, as float32."""
+  """Puts the tensor of a checkpoint into our tree, as float32."""
   for path, part in zip(tensor.paths, np.split(array, len(tensor.paths)), strict=True):
     node = params
     for key in path[:-1]:

@@ -1,6 +1,6 @@
 """Sequence-classification heads, which score a query and a passage read together.
 
-As in transformers' ForSequenceClassification: a dense layer (BERT's pooler) and tanh on the first
+As in transformers' ForSequenceClassification: a dense layer (the BERT pooler) and tanh on the first
 token's last state, then a linear layer to 1 or 2 labels. Some families have another activation, a
 norm after it, or the mean of the states.
 """
@@ -112,7 +112,7 @@ def score_pairs(
 
 
 def _dense(x: Float[Array, 'B I'], layer: Mapping[str, Any]) -> Float[Array, 'B O']:
-  # Summed in float32, also of bfloat16. A GPU's tf32 default would cost three digits of a logit.
+  # Summed in float32, also of bfloat16. A GPU tf32 default would cost three digits of a logit.
   product = jnp.einsum(
     'bi,io->bo',
     x,

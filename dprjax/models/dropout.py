@@ -19,7 +19,7 @@ _GOLDEN = np.int32(-1640531527)  # 2**32 by the golden ratio
 
 
 def stays(rate: float, seed: Array, places: Int32[Array, '*s']) -> Array:
-  """Which numbers dropout keeps: bits of the place, mixed with the seed (MurmurHash3's fmix32).
+  """Which numbers dropout keeps: bits of the place, mixed with the seed (fmix32 of MurmurHash3).
 
   Args:
     rate: of dropout.
@@ -78,7 +78,7 @@ def drop(x: Float[Array, '*s'], rate: float, key: Array, rows: bool = False) -> 
     x: of any shape.
     rate: the share left out, below 1; the rest is divided by 1 - rate.
     key: of the mask.
-    rows: the first axis has the batch's rows, which may be one part of them.
+    rows: the first axis has the batch rows, which may be one part of them.
   """
   seed = seeds(key, ())
   if rows and (part := splits.part()).parts > 1:

@@ -1,7 +1,7 @@
 """The vector of a text: encode, pool, project and normalize.
 
 Training, `dprjax.encode`, the server and mteb share this. `formats.vector_spec.VectorSpec` says
-how; the encoder's shape has the projection.
+how; the encoder shape has the projection.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ def of_states(
     states: its last hidden states.
     mask: True at the tokens to pool.
     specs: one way for all rows, or several.
-    which: each row's number in ``specs``, if there are several.
+    which: the number of each row in ``specs``, if there are several.
     adapter: that gave the states.
   """
   specs = (specs,) if isinstance(specs, VectorSpec) else specs

@@ -24,7 +24,7 @@ from dprjax.models.reach import padding_bias
 def _stack(
   config: EncoderConfig, num_layers: int, options: EncoderOptions, deterministic: bool
 ) -> nn.Module:
-  """A scan of the family's layer over stacked parameters."""
+  """A scan of the family layer over stacked parameters."""
   layer = config.family.layer
   if options.remat:
     # Where both are unrolled, the compiler would merge recomputed layers with the first ones.
@@ -206,7 +206,7 @@ def encode(
   """Encodes tokens, with or without an adapter.
 
   Args:
-    config: the encoder's shape.
+    config: the encoder shape.
     params: as ``hub.load_backbone`` gives them, float32 or bfloat16.
     tokens: token ids.
     mask: True at real tokens. A row may be all padding.
@@ -269,12 +269,12 @@ def keys_and_values(
   Keys are those behind their norm and the rotation by their positions, which count from 0.
 
   Args:
-    config: the encoder's shape.
+    config: the encoder shape.
     params: as for ``encode``, or on disk; one layer at a time is read from there.
     tokens: token ids, without padding.
 
   Raises:
-    InputError: the tokens exceed the encoder's positions.
+    InputError: the tokens exceed the encoder positions.
   """
   rows = jnp.asarray(tokens, jnp.int32)[None]
   first = {

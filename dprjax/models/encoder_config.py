@@ -103,7 +103,7 @@ class EncoderOptions(NamedTuple):
     dtype: of products and activations between layers; softmax and LayerNorm stay float32.
     remat: recompute each layer in the backward pass.
     unroll: layers a step of the scan; 0: all.
-    dropout: the rate; None: the config's rates. Needs a dropout key.
+    dropout: the rate; None: the config rates. Needs a dropout key.
     rows: how the first axis of activations is split; None: up to the compiler.
     heads: how fused attention splits the batch and the heads over devices; None: one device.
     attention: 'plain'; 'fused', a TPU kernel (`fused_attention`) that other devices interpret,

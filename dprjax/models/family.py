@@ -58,15 +58,15 @@ class Shape:
 
   @property
   def vector_size(self) -> int:
-    """The numbers of a text's vector."""
+    """The numbers of the vector of a text."""
     return self.projection[-1].outputs if self.projection else self.hidden_size  # type: ignore[attr-defined]
 
 
 class Family(NamedTuple):
   """A family of backbones.
 
-  An encoder's parameters are ``embeddings`` (with ``word/embedding`` [V, H]), ``layers``, stacked
-  on a leading axis, and in some families ``relative`` and ``final``.
+  The parameters of an encoder are ``embeddings`` (with ``word/embedding`` [V, H]), ``layers``,
+  stacked on a leading axis, and in some families ``relative`` and ``final``.
 
   Attributes:
     model_type: its name in config.json.
@@ -77,10 +77,10 @@ class Family(NamedTuple):
     layer: the module of one layer, as ``layers.Layer``, for ``nn.scan``.
     positions: ``(config, tokens, mask, shift) -> [B, T]``; ``shift`` is a number or ``[B, 1]``.
     first_position: ``config ->`` the first token's row of a table of positions.
-    tensors: ``config -> tensors`` of an encoder's checkpoint.
+    tensors: ``config -> tensors`` of the checkpoint of an encoder.
     layer_tensors: ``(config, L) -> tensors`` of a stack of layers.
     canonical: maps a stored name, without the prefix of larger models, to one of ``tensors``.
-    prefix: of the encoder's names in classes with a head, ``bert.``.
+    prefix: of the encoder names in classes with a head, ``bert.``.
     extras: matches names that larger models add.
     mlm_tensors: ``config -> tensors`` of the masked-LM head; None: no such head.
     mlm_copies: ``config -> {copy: original}``, names of tensors that some files store twice.

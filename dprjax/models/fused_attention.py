@@ -299,7 +299,7 @@ def _given(static: _Static, prompts: str, refs: Sequence[Any]) -> Iterator[tuple
 
 
 def _drop_prompt(static: _Static, part: _Part, seed: Int32[Array, '1 1']) -> _Part:
-  """A head of a prompt under an example's dropout."""
+  """A head of a prompt under the dropout of an example."""
   rate, shape = static.prompt_dropout, part.keys.shape
   # The values are places to the right of the keys.
   kept = _kept(rate, seed, shape, 0), _kept(rate, seed, shape, shape[1])

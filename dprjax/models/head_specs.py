@@ -1,8 +1,8 @@
-"""The heads in a model's directory: how each starts, and where it is stored.
+"""The heads in the directory of a model: how each starts, and where it is stored.
 
     mlm         the masked-LM head, in model.safetensors
     classifier  the sequence-classification head, in model.safetensors
-    condenser   the layers of Condenser's head, in condenser.safetensors
+    condenser   the layers of the Condenser head, in condenser.safetensors
 
 model.safetensors holds at most one of them.
 """
@@ -28,8 +28,8 @@ class Head(NamedTuple):
 
   Attributes:
     params: numpy float32, as the spec's ``init`` gives them. A classifier has only ``dense`` if the
-      checkpoint has BERT's pooler and no classifier.
-    settings: of Condenser's head ``split``, the number of early layers.
+      checkpoint has the BERT pooler and no classifier.
+    settings: of the Condenser head ``split``, the number of early layers.
   """
 
   params: Params
@@ -117,7 +117,7 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
   elif not any(
     tensor.name in stored for tensor in tensors if tensor.name.startswith('classifier.')
   ):
-    # BERT's pooler is half of a head.
+    # The BERT pooler is half of a head.
     tensors = [tensor for tensor in tensors if tensor.path[0] == 'dense']
   params = weights.read_head(checkpoint, 'sequence-classification head', tensors)
   return None if params is None else Head(params)
@@ -144,7 +144,7 @@ def _condenser_tensors(config: EncoderConfig, head: Head) -> Iterable[names.Tens
   split = head.settings.get('split')
   if split is None or not 0 < split < config.num_layers:
     raise InputError(
-      f"a Condenser head's split must be 1 to {config.num_layers - 1} of the encoder's layers, not "
+      f"a Condenser head's split must be 1 to {config.num_layers - 1} of the encoder layers, not "
       f'{split}'
     )
   return config.family.layer_tensors(config, _num_layers(head))

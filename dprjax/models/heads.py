@@ -46,7 +46,7 @@ def mlm_logits(
   Args:
     config: the encoder's; its family says which activation the head has.
     head: as ``init_mlm_head`` gives it.
-    embedding: the encoder's word embeddings.
+    embedding: the encoder word embeddings.
     hidden: states of any number of tokens.
     dtype: of the matrix products' inputs; LayerNorm and the logits are float32.
   """
@@ -85,8 +85,8 @@ def mlm_loss(
   Args:
     config: the encoder's.
     head: as ``init_mlm_head`` gives it.
-    embedding: the encoder's word embeddings.
-    hidden: the last states of the encoder or of Condenser's head.
+    embedding: the encoder word embeddings.
+    hidden: the last states of the encoder or of the Condenser head.
     positions: of masked tokens, from ``masking.mask_tokens``.
     targets: the original tokens at ``positions``.
     weights: 1 for a masked token, 0 for an unused place.
@@ -121,7 +121,7 @@ def answer_score(
 
 
 def init_condenser_head(config: EncoderConfig, key: Array, num_layers: int = 2) -> dict[str, Any]:
-  """Fresh parameters of Condenser's head: layers like the encoder's (Condenser, 3.4).
+  """Fresh parameters of the Condenser head: layers like the encoder's (Condenser, 3.4).
 
   Raises:
     InputError: a family with a norm after its last layer.
@@ -143,7 +143,7 @@ def condenser_states(
   mask: Bool[Array, 'B T'],
   **kwargs: Any,
 ) -> Float[Array, 'B T H']:
-  """Condenser's head on the late first token and the other early tokens (Eq. 8), float32.
+  """The Condenser head on the late first token and the other early tokens (Eq. 8), float32.
 
   Args:
     config: the encoder's.

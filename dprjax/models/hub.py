@@ -1,6 +1,6 @@
 """Reads and writes Hugging Face directories, without PyTorch.
 
-``backbone_sha256`` covers the encoder's tensors as stored, under the names of its family. Neither
+``backbone_sha256`` covers the encoder tensors as stored, under the names of its family. Neither
 our own layout nor a head changes it.
 """
 
@@ -50,7 +50,7 @@ class Backbone:
   Attributes:
     config: its shape.
     params: numpy float32, as ``encoder.encode`` takes them.
-    sha256: of the encoder's tensors.
+    sha256: of the encoder tensors.
     path: the folder of config.json and the tokenizer.
     spec: how it embeds a text, from its sentence-transformers files or by default.
     hf_config: config.json.
@@ -102,10 +102,10 @@ def load_backbone(
 
 
 def load_head(path_or_hub_id: PathLike, name: str) -> Head | None:
-  """One head of a model, or None. The encoder's tensors are not read.
+  """One head of a model, or None. The encoder tensors are not read.
 
   Raises:
-    InputError: as ``load_backbone``, except for the encoder's tensors.
+    InputError: as ``load_backbone``, except for the encoder tensors.
   """
   with _open(path_or_hub_id) as (_, checkpoint, stack):
     return HEADS[name].read(checkpoint, stack)
@@ -180,17 +180,17 @@ def save_backbone(
 
   It replaces only an unchanged model that was written here (`is_ours`). Tensors have the names of
   transformers' class for the head, if there is one; AutoModel reads them too. Only a classifier has
-  the pooler. Condenser's head has its own file.
+  the pooler. The Condenser head has its own file.
 
   Args:
     directory: where to.
-    config: the encoder's shape.
+    config: the encoder shape.
     params: stored as float32.
     source: a directory whose tokenizer files are copied.
     spec: how texts become vectors, for sentence-transformers files; None writes none.
     hf_config: an earlier config.json, whose other keys are kept.
     heads: by names of ``head_specs.HEADS``; at most one with a class of ``transformers``.
-    max_length: tokens of an input, for the tokenizer's ``model_max_length``.
+    max_length: tokens of an input, for the tokenizer ``model_max_length``.
 
   Raises:
     InputError: ``directory`` holds something else, or ``source``; a Condenser head's split is not
@@ -221,7 +221,7 @@ def save_backbone(
     for name, head in heads.items():
       kind, stored = HEADS[name], names.export(tensors[name], head.params)
       if kind.model_class:
-        # The pooler is part of the encoder's model.
+        # The pooler is part of the encoder model.
         pooler = {key for key in stored if key.startswith('pooler.')}
         arrays = {
           (config.family.prefix if key in pooler or key not in stored else '') + key: array
@@ -230,7 +230,7 @@ def save_backbone(
       else:
         metadata = {key: str(value) for key, value in kind.metadata(head).items()}
         (aside / kind.file).write_bytes(safetensors.numpy.save(stored, {'format': 'pt'} | metadata))
-    # transformers refuses files without the format's name.
+    # transformers refuses files without the format name.
     (aside / weights.WEIGHTS).write_bytes(safetensors.numpy.save(arrays, {'format': 'pt'}))
     mark(aside)
 
@@ -257,7 +257,7 @@ def _tokenizer_files(source: PathLike | None) -> list[epath.Path]:
 def claim_model(
   folder: PathLike, inputs: outputs.Inputs, flag: str = '--out'
 ) -> contextlib.AbstractContextManager[epath.Path]:
-  """`outputs.claim_folder` for a model's folder."""
+  """`outputs.claim_folder` for the folder of a model."""
   return outputs.claim_folder(folder, inputs, what=OURS, ours=is_ours, flag=flag)
 
 

@@ -1,4 +1,4 @@
-"""Modules of BERT's encoder, and parts for other families.
+"""Modules of the BERT encoder, and parts for other families.
 
 docs/architecture.md has the shape letters.
 """
@@ -82,7 +82,7 @@ _round_and_multiply.defvjp(_round_and_multiply_fwd, _round_and_multiply_bwd)
 
 
 class LayerNorm(nn.Module):
-  """LayerNorm in float32, with PyTorch's two-pass variance.
+  """LayerNorm in float32, with the PyTorch two-pass variance.
 
   The backward pass keeps the normalized input in ``dtype``.
   """
@@ -191,7 +191,7 @@ class Attention(nn.Module):
     adapter: Adapter,
     reach: Reach = ALL,
   ) -> Float[Array, 'B T N*D']:
-    """The weighted means of values, those of the adapter's prefix first.
+    """The weighted means of values, those of the adapter prefix first.
 
     The kernel of 'fused' masks keys for all tokens alike and pairs each head of queries with one of
     keys; those of 'library' mask keys for all heads alike and have no dropout of weights. Other
@@ -283,7 +283,7 @@ class Attention(nn.Module):
     if key.shape[1] < query.shape[1]:  # heads of queries share keys and values
       key, value = (jnp.repeat(y, query.shape[1] // key.shape[1], axis=1) for y in (key, value))
     scores = attention_scores(query, key) + bias
-    # The softmax's division comes after the product with the values: [B, N, T, D] is smaller than
+    # The softmax division comes after the product with the values: [B, N, T, D] is smaller than
     # the scores.
     weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
     total = jnp.sum(weights, axis=-1, keepdims=True)

@@ -16,7 +16,7 @@ class Masked(NamedTuple):
   """Tokens, some of them masked.
 
   Attributes:
-    tokens: the encoder's input.
+    tokens: the encoder input.
     positions: of the masked tokens, rising; 0 if a row has fewer than M.
     targets: the original tokens at ``positions``.
     weights: 1; 0 if a row has fewer than M.
@@ -44,8 +44,8 @@ def mask_tokens(
 ) -> Masked:
   """Masks whole words: 80 % of their tokens become the mask token, 10 % a random one, 10 % stay.
 
-  A row's budget is ``rate`` times its maskable tokens, rounded, from 1 to M. Words come in random
-  order; one that exceeds the remaining budget is skipped, and a shorter one may still fit.
+  The budget of a row is ``rate`` times its maskable tokens, rounded, from 1 to M. Words come in
+  random order; one that exceeds the remaining budget is skipped, and a shorter one may still fit.
 
   Args:
     key: the random key.

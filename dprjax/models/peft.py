@@ -1,4 +1,4 @@
-"""Reads and writes PEFT's adapters without PyTorch.
+"""Reads and writes PEFT adapters without PyTorch.
 
     adapter_config.json         the method, and the shape of the backbone
     adapter_model.safetensors   the tensors, for instance prompt_embeddings [P, L * 2 * H]
@@ -33,7 +33,7 @@ from dprjax.models.hub import Backbone
 CONFIG = 'adapter_config.json'
 WEIGHTS = 'adapter_model.safetensors'
 _PICKLE = 'adapter_model.bin'
-_META = 'dprjax'  # key of the weights' metadata that holds the prompt's meta
+_META = 'dprjax'  # key of the weights' metadata that holds the prompt meta
 
 
 def write_adapters(
@@ -42,7 +42,7 @@ def write_adapters(
   """Writes the adapters of a prompt into a folder that exists.
 
   Args:
-    model: the backbone's shape.
+    model: the backbone shape.
     base_model: the backbone on the hub, which AutoPeftModel fetches; None: unknown.
 
   Raises:
@@ -101,7 +101,7 @@ def read_prompt(
   Args:
     folder: of the adapter.
     backbone: the encoder it was trained for.
-    tokenizer_sha256: of the backbone's tokenizer.
+    tokenizer_sha256: of the backbone tokenizer.
     name: the backbone's.
     settings: keys of a prompt's meta, which replace those in the file. None keeps the file's; an
       adapter that dprjax did not write gets the backbone's.

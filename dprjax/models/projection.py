@@ -1,6 +1,6 @@
 """Dense layers after the pooling, such as EmbeddingGemma's, as in sentence-transformers.
 
-The encoder's shape has theirs (``EncoderConfig.projection``); its parameters have their weights, as
+The encoder shape has theirs (``EncoderConfig.projection``); its parameters have their weights, as
 ``projection/0/kernel`` and so on. `models.sentence` reads and writes them.
 """
 
@@ -30,7 +30,7 @@ class Dense(NamedTuple):
   Attributes:
     inputs, outputs: sizes.
     bias: whether it has one.
-    activation: PyTorch's class.
+    activation: the PyTorch class.
   """
 
   inputs: int

@@ -19,7 +19,7 @@ LSTM_LAYERS = 2
 
 
 class PromptEncoder(nn.Module):
-  """The encoder of one slot. It starts as PyTorch's modules start.
+  """The encoder of one slot. It starts as PyTorch modules start.
 
   Attributes:
     length: P.
@@ -48,7 +48,7 @@ def init_prompt_encoders(
   """Fresh parameters of several encoders, by name.
 
   Args:
-    config: the backbone's shape.
+    config: the backbone shape.
     keys: of each encoder.
     lengths: P of each.
 
@@ -110,7 +110,7 @@ def _linear(width: int, name: str) -> nn.Dense:
 
 
 def _uniform(width: int, terms: int = 1) -> nn.initializers.Initializer:
-  """PyTorch's U(-1/sqrt(width), 1/sqrt(width)), or the sum of so many of these."""
+  """PyTorch U(-1/sqrt(width), 1/sqrt(width)), or the sum of so many of these."""
 
   def init(key: Array, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> Array:
     del out_sharding

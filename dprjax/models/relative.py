@@ -25,7 +25,7 @@ class RelativeBias(nn.Module):
 
 
 def buckets(length: int, count: int, far: int) -> Int[np.ndarray, 'T T']:
-  """The bucket of each key's distance from each query, to both sides.
+  """The bucket of the distance of each key from each query, to both sides.
 
   Half of the buckets of a side are for one distance each, the others grow with the logarithm up to
   ``far``.

@@ -49,7 +49,7 @@ class _Module(NamedTuple):
 
 
 def transformer_folder(root: epath.Path) -> epath.Path:
-  """The model's folder: ``root``, or one in it in old directories."""
+  """The model folder: ``root``, or one in it in old directories."""
   for module in _modules(root):
     if module.type in _TRANSFORMERS and (module.folder / 'config.json').exists():
       return module.folder
@@ -68,7 +68,7 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   modules = _modules(root)
   rules = sentence_files.CLASSIFIER if classifier else sentence_files.ENCODER
   if any(module.type == PROMPTED for module in modules):
-    # The prompt's meta has them too.
+    # The prompt meta has them too.
     rules = rules | {'query_length': None, 'document_length': None}
   file = sentence_files.transformer_file(folder)
   modalities = sentence_files.read(file, rules).get('modality_config', {'text': {}})
@@ -178,7 +178,7 @@ def read_projection_weights(root: epath.Path, shapes: Sequence[Dense]) -> dict[s
 
 
 def max_length(folder: epath.Path) -> int:
-  """The maximum length in a model's files, or 512. It may exceed the model's positions.
+  """The maximum length in a model's files, or 512. It may exceed the model positions.
 
   Raises:
     InputError: it is no whole number from 1.

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 
 class BatchPart(NamedTuple):
-  """One part of a batch's rows.
+  """One part of the rows of a batch.
 
   Attributes:
     axis: of the mesh, that splits the rows.

@@ -5,7 +5,7 @@ A template string consists of these words:
     [CLS], [SEP]            special tokens: first; between two texts, and last
     P1, P2, ...             describe the task: literal words, or P learned vectors
     text, first, second     the text of a query or passage; the texts of a pair
-    [MASK]                  the model's answer
+    [MASK]                  the model answer
 
 A batch may hold texts of several tasks. The learned vectors of all tasks are rows of one table. All
 token types are 0.
@@ -127,7 +127,7 @@ class TaskTemplates(NamedTuple):
   Attributes:
     slots: by kind of input, the same for all tasks.
     templates: by kind of input and task number.
-    rows: the table's slots in order: task number, name and P.
+    rows: the table slots in order: task number, name and P.
     pad_id: the padding token.
   """
 
@@ -151,7 +151,7 @@ class TaskTemplates(NamedTuple):
 
     Args:
       specs: by task number.
-      specials: the tokenizer's special tokens.
+      specials: the tokenizer special tokens.
       tokenize: gives the token ids of each text, without special tokens.
       vocab_size: of the encoder. Token ids from it on are learned vectors.
       pad_id: the padding token.

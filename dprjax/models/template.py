@@ -1,7 +1,7 @@
 """Templates: inputs made of literal tokens, learned vectors and texts.
 
 A cross-encoder's pair, ``[CLS] query [SEP] passage [SEP]``, is a template with two texts. Token ids
-from the vocabulary's size on stand for learned vectors (`adapters.template_tokens`). On the host,
+from the vocabulary size on stand for learned vectors (`adapters.template_tokens`). On the host,
 ``Template.pack`` cuts the texts of an example into one row. On the device, ``fill`` adds the rest.
 """
 
@@ -38,7 +38,7 @@ class Filled(NamedTuple):
     tokens: token ids.
     mask: True at real tokens.
     token_types: padding has the type of the last piece.
-    pieces: the index of each token's piece; the number of pieces at padding.
+    pieces: the index of the piece of each token; the number of pieces at padding.
   """
 
   tokens: Int[Array, 'B T']

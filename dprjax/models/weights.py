@@ -116,7 +116,7 @@ class Checkpoint(NamedTuple):
 
   Attributes:
     folder: its path.
-    config: the encoder's shape.
+    config: the encoder shape.
     hf_config: config.json.
     tensors: by the names of its family; several if stored twice.
   """
@@ -210,11 +210,11 @@ def read_head(
   tensors: Iterable[names.Tensor],
   copies: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Params | None:
-  """A head's parameters; None if the checkpoint has none of its tensors.
+  """The parameters of a head; None if the checkpoint has none of its tensors.
 
   Args:
     checkpoint: the open model.
-    title: the head's name in messages.
+    title: the head name in messages.
     tensors: the head's.
     copies: further names of tensors of head or encoder, with the tensors' own names.
 

@@ -1,4 +1,4 @@
-"""Prompts in mteb's benchmarks.
+"""Prompts in mteb benchmarks.
 
     import mteb
     import dprjax.mteb

@@ -28,7 +28,7 @@ def folder_task(
     path: of any format that ``data.sources`` reads.
     split: of the judgements.
     name: by default the folder's; eight digits of the content's digest follow.
-    language: mteb's code.
+    language: mteb code.
 
   Raises:
     InputError: mteb is missing or refuses the language, or the data cannot be read.
@@ -45,7 +45,7 @@ def folder_task(
   try:
     check_language_code(language)
     described = TaskMetadata(
-      # mteb keeps results by the task's name only.
+      # mteb keeps results by the task name only.
       name=f'{name or epath.Path(path).name}-{revision[:8]}',
       description=f'Retrieval in {epath.Path(path).name}.',
       dataset={'path': os.fspath(path), 'revision': revision[:40]},
@@ -80,11 +80,11 @@ def folder_task(
 
 
 def measure(model: MtebModel, names: Sequence[str], split: str = 'test') -> dict[str, Any]:
-  """The model's scores on tasks; mteb keeps them below ``MTEB_CACHE`` or ``~/.cache/mteb``.
+  """The model scores on tasks; mteb keeps them below ``MTEB_CACHE`` or ``~/.cache/mteb``.
 
   Args:
     model: of ``load``.
-    names: mteb's tasks, and folders (``folder_task``).
+    names: mteb tasks, and folders (``folder_task``).
     split: of the folders.
 
   Returns:

@@ -31,7 +31,7 @@ class MtebModel:
   Attributes:
     encoder: makes the vectors.
     seen: numbers of queries that the prompt has seen, by task and role (`formats.seen.ROLES`).
-    mteb_model_meta: mteb's ``ModelMeta``.
+    mteb_model_meta: the mteb ``ModelMeta``.
   """
 
   def __init__(self, encoder: Encoder, meta: Any = None):
@@ -51,7 +51,7 @@ class MtebModel:
     """Vectors of texts, float32 ``[n, H]``.
 
     Args:
-      inputs: mteb's batches, with lists ``text``.
+      inputs: mteb batches, with lists ``text``.
       task_metadata: of the task; its name or type may choose the prompt.
       hf_split, hf_subset: ignored.
       prompt_type: mteb's: ``query``, else the texts are passages.
@@ -112,10 +112,10 @@ def load(
     backbone: as for ``Encoder.load``.
     prompt: as for ``Encoder.load``; or several by names or types of tasks, such as 'SciFact' and
       'Retrieval', with 'default' for others. None is the bare backbone.
-    name: ``ORGANISATION/NAME``; by default the prompt's repository, or 'dprjax/' and the file name
+    name: ``ORGANISATION/NAME``; by default the prompt repository, or 'dprjax/' and the file name
       of the prompt or backbone.
-    training_datasets: mteb's names of all that the prompts were trained on; None if unknown.
-    adapted_from: the backbone's name in mteb, which adds its training data. If either is unknown,
+    training_datasets: mteb names of all that the prompts were trained on; None if unknown.
+    adapted_from: the backbone name in mteb, which adds its training data. If either is unknown,
       mteb calls no task zero-shot.
     meta: fields of ``ModelMeta`` that replace ours, such as license and languages.
     options: of ``Encoder.load``, such as pooling and normalize.
@@ -198,7 +198,7 @@ def describe(encoder: Encoder, backbone: PathLike, prompt: Prompts) -> dict[str,
 
 
 def _name(backbone: PathLike, prompt: Prompts) -> str:
-  """The prompt's repository, or 'dprjax/' and the name of its file or of the backbone's folder."""
+  """The prompt repository, or 'dprjax/' and the name of its file or of the backbone folder."""
   if prompt is None or isinstance(prompt, Mapping):
     return f'dprjax/{epath.Path(str(backbone).removeprefix("package:")).name.partition("@")[0]}'
   found = repository.parse(prompt)

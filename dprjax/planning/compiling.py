@@ -50,7 +50,7 @@ class Program:
 
   @property
   def fits(self) -> bool | None:
-    """Whether it fits into a device's memory; None if unknown."""
+    """Whether it fits into the memory of a device; None if unknown."""
     if 'memory' in self.answer:
       return self.needs <= self.has
     return False if self.answer['failed'].get('memory') else None

@@ -1,6 +1,6 @@
-"""Counts products, bytes and collectives in XLA's text of a compiled program.
+"""Counts products, bytes and collectives in the XLA text of a compiled program.
 
-XLA's ``cost_analysis`` counts the body of a loop once. Here it counts as often as it runs.
+The XLA ``cost_analysis`` counts the body of a loop once. Here it counts as often as it runs.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _OPERAND = re.compile(r'%([\w.\-]+)')
 
 
 class Array(NamedTuple):
-  """An array's type and shape, and whether it lies in the device's main memory."""
+  """An array's type and shape, and whether it lies in the device main memory."""
 
   dtype: str
   shape: tuple[int, ...]
@@ -82,7 +82,7 @@ class Collective(NamedTuple):
     kind: one of ``COLLECTIVES``.
     times: in a run of the program.
     bytes: of the larger side on a device.
-    sent: bytes that a ring sends over a device's links.
+    sent: bytes that a ring sends over the links of a device.
   """
 
   kind: str
@@ -176,7 +176,7 @@ class HloProgram:
     if known:
       return int(known[1])
     for name in loop.called('condition'):
-      # jax's loops count from 0 to a constant.
+      # jax loops count from 0 to a constant.
       limits = [
         int(value[1])
         for one in self._inside(name)
@@ -399,7 +399,7 @@ def _dot_flops(computation: Computation, one: Instruction, contracting: Sequence
 
 
 def _convolution_flops(computation: Computation, one: Instruction) -> int:
-  """XLA's count: places of the window on padding or dilation cost nothing."""
+  """The XLA count: places of the window on padding or dilation cost nothing."""
   labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', one.attributes)
   image, kernel = (_operand(computation, one, number) for number in (0, 1))
   if labels is None or image is None or kernel is None:

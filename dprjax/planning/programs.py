@@ -94,7 +94,7 @@ class Experiment:
     shape: of its backbone.
     batch: the longest of its training.
     devices: the mesh.
-    model: the method's functions.
+    model: the method functions.
     params: shapes by flat names.
     layout: how a training places them.
   """
@@ -111,7 +111,7 @@ class Experiment:
     self.model = method.build(self.config, shape, self.devices, backbones.tokenizer())
 
     def init(key: jax.Array) -> dict[str, Any]:
-      # A method's required heads lie in the backbone's directory.
+      # A method's required heads lie in the backbone directory.
       heads = {name: Head(HEADS[name].init(shape, key)) for name in method.needs}
       weights = encoder.init_encoder(shape, key)
       return self.model.init(methods.Parts(weights, heads, text=self.batch.parts), key)
@@ -184,7 +184,7 @@ def _on_one(leaves: Any) -> int:
 
 
 def devices_of(target: targets.Target) -> Sequence[jax.Device]:
-  """A target's devices. Raises InputError for an unknown topology."""
+  """The devices of a target. Raises InputError for an unknown topology."""
   if target.platform == 'cpu':
     return jax.devices()
   try:

@@ -1,4 +1,4 @@
-"""Least cost of a program by formula (docs/performance.md), and a machine's limits."""
+"""Least cost of a program by formula (docs/performance.md), and the limits of a machine."""
 
 import dataclasses
 import math
@@ -41,8 +41,8 @@ def cost(
   With T tokens, a prompt of P, S = P + T, W weights in a layer's kernels and heads of A numbers in
   all, a sequence costs in the forward pass of each layer
 
-      weights    2 T W     (BERT's W is 4 H^2 + 2 H I: queries, keys, values, output; up and down)
-      attention  4 T S A   (scores; sums of values; BERT's A is H)
+      weights    2 T W     (the BERT W is 4 H^2 + 2 H I: queries, keys, values, output; up and down)
+      attention  4 T S A   (scores; sums of values; the BERT A is H)
 
   The backward pass computes each product with a weight once for the gradient of its input, and once
   for that of its weight, which DPT does not need. Attention has no weights, and the gradients of
@@ -107,7 +107,7 @@ class PeakRates(NamedTuple):
 
 
 def limits(target: targets.Target, dtype: str) -> PeakRates:
-  """The published limits of a target's chip for arithmetic in ``dtype``."""
+  """The published limits of the chip of a target for arithmetic in ``dtype``."""
   chip = targets.CHIPS[target.chip]
   rate = chip.float32 if dtype == 'float32' else chip.bfloat16
   return PeakRates(rate, chip.bandwidth, chip.links)

@@ -17,7 +17,7 @@ class Chip(NamedTuple):
   """An accelerator's published limits.
 
   Attributes:
-    kind: jax's name of the device.
+    kind: the jax name of the device.
     bfloat16: FLOP/s of dense products with bfloat16 inputs and float32 sums.
     float32: FLOP/s of float32 products as XLA computes them by default.
     bandwidth: bytes/s of main memory.
@@ -38,7 +38,7 @@ class Chip(NamedTuple):
 _TPU = 'cloud.google.com/tpu/docs'
 _NVIDIA = 'the data sheet, dense'
 # By default a TPU multiplies float32 as bfloat16, a GPU since Ampere as tf32. Links count one
-# direction. Memory is what a TPU's compiler gives to programs, and jax's default of three quarters
+# direction. Memory is what a TPU compiler gives to programs, and jax default of three quarters
 # on a GPU.
 CHIPS = {
   'v4': Chip('TPU v4', 275e12, 275e12, 1.228e12, 150e9, 30.75 * GIB, f'{_TPU}/v4'),
@@ -58,7 +58,7 @@ TPUS = ('v4', 'v5e', 'v5p', 'v6e')
 GPUS = ('h100', 'a100', 'l4')
 _MOST = 4096  # devices
 
-# GpuTargetConfigProto of XLA's GPU compiler, in the order of `_GPU_FIELDS`.
+# GpuTargetConfigProto of the XLA GPU compiler, in the order of `_GPU_FIELDS`.
 _GPU_FIELDS = (
   'shared_memory_per_block',
   'shared_memory_per_core',
@@ -104,7 +104,7 @@ class Target(NamedTuple):
 
   @property
   def platform(self) -> str:
-    """jax's name."""
+    """The jax name."""
     return 'tpu' if self.chip in TPUS else 'cuda' if self.chip in GPUS else 'cpu'
 
   @property
@@ -115,7 +115,7 @@ class Target(NamedTuple):
     return machine.memory_bytes() / self.devices
 
   def gpu_config(self) -> str:
-    """The device as XLA's GPU compiler describes it."""
+    """The device as the XLA GPU compiler describes it."""
     major, minor = _CAPABILITY[self.chip]
     fields = zip(_GPU_FIELDS, _GPU_VALUES[self.chip], strict=True)
     lines = ''.join(f'  {name}: {value}\n' for name, value in fields)
@@ -130,7 +130,7 @@ class Target(NamedTuple):
 
 
 def parse(name: str) -> Target:
-  """A target's name: ``v5e:2x4``, ``v4:2x2x1``, ``h100:8``, ``cpu`` or ``cpu:4``.
+  """The name of a target: ``v5e:2x4``, ``v4:2x2x1``, ``h100:8``, ``cpu`` or ``cpu:4``.
 
   Raises:
     InputError: no such machine.
@@ -159,7 +159,7 @@ def parse(name: str) -> Target:
 
 
 def check_installed(target: Target) -> None:
-  """Raises InputError if a target's compiler is not installed."""
+  """Raises InputError if the compiler of a target is not installed."""
   if target.platform == 'tpu' and importlib.util.find_spec('libtpu') is None:
     raise InputError(f"--target={target.name} needs its compiler: pip install 'dprjax[plan]'")
   if target.platform == 'cuda' and not any(
@@ -169,7 +169,7 @@ def check_installed(target: Target) -> None:
 
 
 def environment(target: Target) -> dict[str, str]:
-  """The environment of a process that compiles for a target, without this process's settings."""
+  """The environment of a process that compiles for a target, without settings of this process."""
   own = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS', 'JAX_PLATFORMS', 'JAX_COMPILATION_CACHE_DIR')
   kept = {name: value for name, value in os.environ.items() if name not in own}
   flags = {}

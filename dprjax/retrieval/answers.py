@@ -25,11 +25,11 @@ from dprjax.retrieval.measures import Metrics
 
 MATCHES = ('string', 'regex')
 
-# Python's parser raises these, also for deep nesting.
+# The Python parser raises these, also for deep nesting.
 _NO_LIST = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 _LONGEST_S = 20.0  # for one expression in one passage
 _FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
-# DPR's SimpleTokenizer: a run of letters, digits and marks, or one other visible character.
+# The DPR SimpleTokenizer: a run of letters, digits and marks, or one other visible character.
 _WORD = regex.compile(r'[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]', _FLAGS)
 
 
@@ -75,7 +75,7 @@ def answer_recall(
   ks: Sequence[int] = (5, 20, 100),
   match: str = 'string',
 ) -> Metrics:
-  """``Answer@k``, DPR's top-k accuracy: the fraction of questions with a hit in the first k.
+  """``Answer@k``, the DPR top-k accuracy: the fraction of questions with a hit in the first k.
 
   Args:
     run: query ids are question ids.
@@ -142,7 +142,7 @@ def _is_broken(answer: str, match: str) -> bool:
 def read_answers(path: PathLike) -> dict[str, list[str]]:
   """Answers by question id.
 
-  - ``.csv``, ``.tsv``: DPR's ``question TAB ['answer', ...]``.
+  - ``.csv``, ``.tsv``: the DPR ``question TAB ['answer', ...]``.
   - Other: jsonl or a JSON array of objects with ``answers``.
 
   The id is ``_id``, ``id`` or ``query_id``, or the number of the line or entry, from 1.

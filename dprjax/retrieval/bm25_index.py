@@ -38,7 +38,7 @@ def languages() -> list[str]:
 
 @functools.cache
 def _bm25s() -> Any:
-  # Importing bm25s runs a JAX operation, which starts JAX's backend.
+  # Importing bm25s runs a JAX operation, which starts the JAX backend.
   import bm25s
 
   logging.getLogger('bm25s').setLevel(logging.WARNING)  # it sets itself to DEBUG

@@ -2,8 +2,8 @@
 
 The frozen encoder is a candidate like any other. The scores of a candidate must be cross-fitted: no
 score of a query may come from a model, a number of updates or a fusion weight that this query
-helped to choose. `choose` then estimates each candidate's gain over the frozen encoder on other
-queries, in three steps:
+helped to choose. `choose` then estimates the gain of each candidate over the frozen encoder on
+other queries, in three steps:
 
 1. Optimism. The best of several candidates looks better than it is. The mean excess of the best
    candidate of a bootstrap sample, in that sample over all queries, is taken off all gains. It
@@ -46,7 +46,7 @@ class Candidate(NamedTuple):
   """A way to rank.
 
   Attributes:
-    model: the adapter's name; 'frozen' is the encoder as it is, 'bm25' no encoder.
+    model: the adapter name; 'frozen' is the encoder as it is, 'bm25' no encoder.
     step: how far from the frozen encoder to the trained adapter, from 0 to 1.
     fused: whether BM25 is fused with it, by learnt weights.
   """
@@ -92,7 +92,7 @@ _UNJUDGED = Prior(0.0, 0.03, 0.05)
 
 
 class Estimate(NamedTuple):
-  """What is known of a candidate's gain over the frozen encoder.
+  """What is known of the gain of a candidate over the frozen encoder.
 
   Attributes:
     measured: the mean difference on the held-out queries.

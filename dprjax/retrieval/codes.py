@@ -1,6 +1,6 @@
 """Smaller vectors: codes of 8 bits or 1 bit a number, and vectors cut to their first numbers.
 
-``int8`` codes count 256 steps from a dimension's least to its greatest number in a sample.
+``int8`` codes count 256 steps from the least of a dimension to its greatest number in a sample.
 ``binary`` codes stand for two values, at the mean distance below and above the mean. Queries stay
 floats; they are scored against the values that codes stand for.
 """

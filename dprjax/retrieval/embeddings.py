@@ -254,7 +254,7 @@ class ShardRows:
     path: a .npy file that `_open_npy` checked.
     count: rows.
     columns: of the file.
-    dtype: of the file's numbers.
+    dtype: of the file numbers.
     offset: byte of the first row.
     stored_as: the code; None for plain numbers.
     dimension: how many first numbers of a vector are used; None for all.
@@ -349,7 +349,7 @@ class Embeddings:
 
   @property
   def fingerprint(self) -> str:
-    """Identifies the vectors: the manifest's SHA-256 unless they are cut."""
+    """Identifies the vectors: the manifest SHA-256 unless they are cut."""
     if not self.is_cut:
       return self.sha256
     return hashlib.sha256(f'{self.sha256} {self.meta.dimension}'.encode()).hexdigest()
@@ -513,7 +513,7 @@ def check_unique(ids: Sequence[str], where: str) -> None:
 
 
 def _read_ids(path: epath.Path) -> tuple[list[str], bytes]:
-  """The ids, one a line, and the file's bytes."""
+  """The ids, one a line, and the file bytes."""
   content = path.read_bytes()
   try:
     text = content.decode()

@@ -27,10 +27,10 @@ from dprjax.retrieval.best import TopK, check_finite
 
 _AXIS = 'corpus'
 # Least rows on a device at a time. With fewer, CPUs use kernels that round differently, so that a
-# search in parts would find other bits. numpy's limit is higher than XLA's.
+# search in parts would find other bits. The numpy limit is higher than XLA's.
 _LEAST_ROWS = 128
 _LEAST_ROWS_OF_NUMPY = 4096
-_ROWS_OF_NUMPY = 8192  # at a time: their scores fit into a CPU's cache
+_ROWS_OF_NUMPY = 8192  # at a time: their scores fit into the cache of a CPU
 _DECODED = 1024  # rows of codes at a time on a CPU; a power of two, as the rows of a device are
 
 
@@ -223,7 +223,7 @@ def search_part(
   parts: int,
   ids_at: best.Ids = best.numbers,
 ) -> TopK:
-  """Searches part ``part`` of ``parts`` equal parts, on this process's devices; see ``merge``.
+  """Searches part ``part`` of ``parts`` equal parts, on the devices of this process; see ``merge``.
 
   Rows are numbered as in the whole corpus.
   """
@@ -265,9 +265,9 @@ def _step(
   cut: Bool[Array, 'devices Q'],
   ranges: tuple[Float[Array, ' H'], ...],
 ) -> tuple[Float[Array, 'devices Q k'], Int[Array, 'devices Q k'], Bool[Array, 'devices Q']]:
-  """Merges one block into every device's list.
+  """Merges one block into the list of every device.
 
-  The block's first ``used`` rows are real; row 0 is row ``offset`` of the corpus. ``cut``: whether
+  The block first ``used`` rows are real; row 0 is row ``offset`` of the corpus. ``cut``: whether
   rows that tie with the list's last were left out. ``ranges``: of codes; empty for float32.
   """
 
@@ -336,7 +336,7 @@ def _products_of_codes(
   ranges: tuple[Float[Array, ' H'], ...],
   rows_at_once: int,
 ) -> Float[Array, 'Q rows']:
-  # Decoded pieces stay in a CPU's cache: six times as fast for a single query.
+  # Decoded pieces stay in the cache of a CPU: six times as fast for a single query.
   pieces = block.reshape(-1, min(rows_at_once, len(block)), block.shape[1])
   similar = jax.lax.map(lambda piece: _products(queries, _decode(piece, *ranges)), pieces)
   return jnp.moveaxis(similar, 0, 1).reshape(len(queries), -1)

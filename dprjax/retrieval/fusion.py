@@ -9,10 +9,11 @@
 
 Scores are taken as float32 and normalised query by query, over the first ``depth`` documents of a
 run. A document that a run lacks has the value 0 there; for minmax and zscore this is the value of
-the run's last document. `dprjax.base.ranking` orders equal sums.
+the run last document. `dprjax.base.ranking` orders equal sums.
 
 rrf and minmax are pyserini's rrf and normalize, which order ties by rising id. rrf and distribution
-are mteb's rrf and dbsf, which cuts values to 0 and 1 and so ties the best documents of a long run.
+are rrf and dbsf of mteb, which cuts values to 0 and 1 and so ties the best documents of a long
+run.
 """
 
 import dataclasses
@@ -167,7 +168,7 @@ def ndcg(
 
   Args:
     ids, values: `Fusion.table`.
-    grades: the query's judgements.
+    grades: the query judgements.
     weights: the candidates.
   """
   gains = sorted((grade for grade in grades.values() if grade > 0), reverse=True)[:CUTOFF]

@@ -38,18 +38,18 @@ class Meta:
     dimension: numbers of a vector.
     dtype: of the stored vectors, one of ``DTYPES``.
     side: 'query' or 'passage'.
-    backbone_sha256: of the encoder's tensors.
-    config_sha256: of the encoder's shape: heads, activation, epsilon and so on.
+    backbone_sha256: of the encoder tensors.
+    config_sha256: of the encoder shape: heads, activation, epsilon and so on.
     tokenizer_sha256: of the tokenizer.
     prompt_sha256: of the prompt file; None without one, or under a query-only prompt.
     query_prompt_sha256: of the query-only prompt file, for queries.
     nudged_sha256: of what moved the vectors (`dprjax.nudge`); None: nothing did.
-    shift_positions: whether positions start at the prompt's length; False under a query-only
+    shift_positions: whether positions start at the prompt length; False under a query-only
       prompt.
     pooling, normalize, prefix, max_length: `formats.vector_spec.VectorSpec.of_side`.
     arithmetic: 'float32', 'bfloat16' or 'mixed' (``models.encoder_config.Arithmetic``).
     input_sha256: of ids and texts.
-    topic: under a topic prompt, 'infer' or a topic's number; else empty.
+    topic: under a topic prompt, 'infer' or the number of a topic; else empty.
   """
 
   dimension: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
@@ -134,7 +134,7 @@ def shard_names(number: int, count: int) -> dict[str, str]:
 
 
 class Checksums(NamedTuple):
-  """Checksums of a shard's files."""
+  """Checksums of the files of a shard."""
 
   embeddings_sha256: str
   ids_sha256: str
@@ -171,7 +171,7 @@ class Manifest:
 
   Attributes:
     ids_sha256: of all ids, a line each.
-    checksums: by the shard's number.
+    checksums: by the shard number.
     ranges: of codes; None for plain vectors, or before they are measured.
     seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
   """

@@ -28,7 +28,7 @@ BRUTE_FORCE_BELOW = 20_000
 
 _FORMAT = 'dprjax.scann'
 _SIDECAR = 'dprjax_index.json'
-# ScaNN's documentation recommends these for vectors of about unit length.
+# The ScaNN documentation recommends these for vectors of about unit length.
 _DIMENSIONS_PER_BLOCK, _ANISOTROPIC_THRESHOLD = 2, 0.2
 _TRAINING_SAMPLE = 250_000
 

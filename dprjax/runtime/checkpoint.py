@@ -46,7 +46,7 @@ class Checkpoints:
   """The checkpoints of one run, in ``workdir/checkpoints``, saved in the background.
 
   Args:
-    workdir: the run's folder.
+    workdir: the run folder.
     backbone_sha256: of the frozen backbone (of all of it, if trained otherwise).
     keep: number of latest checkpoints kept, beside the best by score.
     read_only: write nothing, and ignore what another process is saving.
@@ -346,9 +346,9 @@ def _write_small_arrays_once() -> None:
 
 @functools.cache
 def _pass_over_closed_loops() -> None:
-  """Keeps TensorStore's threads from printing tracebacks after a failed read.
+  """Keeps TensorStore threads from printing tracebacks after a failed read.
 
-  The first unreadable array closes orbax's event loop, to which other threads still report. The
+  The first unreadable array closes the orbax event loop, to which other threads still report. The
   loop is orbax's own, so only the class can be patched. Checksums do not help, since an export
   reads metadata of arrays whose sums it does not compare. tests/fuzz fails without this.
   """

@@ -1,7 +1,7 @@
-"""JAX's persistent compilation cache, for the commands: compiled programs are kept between runs.
+"""The JAX persistent compilation cache, for the commands: compiled programs are kept between runs.
 
 Its key holds the program, the compiler's version and flags, and the kind of device, but not a CPU's
-instruction set. The folder's name holds that here, so that different machines can share a home
+instruction set. The folder name holds that here, so that different machines can share a home
 directory.
 """
 

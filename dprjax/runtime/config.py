@@ -47,7 +47,7 @@ _TASK = re.compile(r'[A-Za-z][A-Za-z0-9_-]{0,63}')
 
 
 def default() -> ml_collections.ConfigDict:
-  """Training of a dual encoder, or of its prompt, with the settings of DPTDR's released code."""
+  """Training of a dual encoder, or of its prompt, with the settings of the DPTDR released code."""
   return ml_collections.ConfigDict(_values(options.table()))
 
 
@@ -271,7 +271,7 @@ def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) 
 def _prefer_epochs(
   section: ml_collections.ConfigDict, epochs: str, over: str, given: set[str]
 ) -> None:
-  """Lets a length in epochs on the command line replace the recipe's length in updates."""
+  """Lets a length in epochs on the command line replace the recipe length in updates."""
   name, leaf = epochs.rpartition('.')[2], over.rpartition('.')[2]
   if over not in given:
     section[leaf] = 0
@@ -450,7 +450,7 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
   Args:
     config: an experiment.
     own: the prefix of the method's own options, which `check_own` checks.
-    name: the config's name in messages.
+    name: the config name in messages.
 
   Raises:
     InputError: naming the first wrong option.
@@ -631,7 +631,7 @@ def _own(config: ml_collections.ConfigDict) -> str:
 
 
 def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> str:
-  """The backbone's folder: ``config.backbone.path``, or a folder of the workdir if from scratch."""
+  """The backbone folder: ``config.backbone.path``, or a folder of the workdir if from scratch."""
   path = config.backbone.path
   return str(epath.Path(workdir) / 'backbone') if path.startswith('scratch:') else path
 
@@ -643,7 +643,7 @@ def _check_renamed(key: str, name: str = 'config') -> None:
 
 
 def _read(workdir: epath.PathLike) -> dict[str, Any]:
-  """A workdir's config.json; options newer than the file have their defaults."""
+  """The config of a workdir.json; options newer than the file have their defaults."""
   path = epath.Path(workdir) / 'config.json'
   stored = reading.read_json_object(path, 'config.json of the workdir')
   merged = _merge(json.loads(to_json(default())), stored)

@@ -51,7 +51,7 @@ def together(job: Job, raw: bool = False) -> Iterator[None]:
   """Joins the job, if there is one, around a command, and ends with it.
 
   An exception in one process ends all, each with a line that names the process and the reason.
-  ``raw`` also shows tracebacks, and jax's C++ stack traces.
+  ``raw`` also shows tracebacks, and the jax C++ stack traces.
   """
   if not start(job, raw):
     yield

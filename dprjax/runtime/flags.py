@@ -111,7 +111,7 @@ def refuse(args: Any, names: Iterable[str], other: str) -> None:
 
 
 def paths(args: Any, *names: str) -> dict[str, Any]:
-  """A command's inputs by flag, for `dprjax.base.outputs`."""
+  """The inputs of a command by flag, for `dprjax.base.outputs`."""
   return {f'--{name}': getattr(args, name) for name in names}
 
 
@@ -144,7 +144,7 @@ def texts_file(fields: str, several: bool = False) -> Any:
 
 
 def drop_same_id(effect: str = 'is not retrieved for it') -> Any:
-  return flag(f"BEIR's rule: a passage with the query's own id {effect}", False)
+  return flag(f"the BEIR rule: a passage with the query's own id {effect}", False)
 
 
 def k1() -> Any:
@@ -161,7 +161,7 @@ def language() -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-  """A process's place in a job of several (``runtime.distributed``)."""
+  """The place of a process in a job of several (``runtime.distributed``)."""
 
   coordinator: str | None = flag(
     'where process 0 listens: a free port of its host',
@@ -297,8 +297,8 @@ def parse(
   Args:
     kind: a class of flags.
     argv: the words after the command, by default the process's.
-    prog: the command's name in ``--help``.
-    text: the command's description in ``--help``.
+    prog: the command name in ``--help``.
+    text: the command description in ``--help``.
 
   Returns:
     The flags, and whether ``--debug`` asks for tracebacks.

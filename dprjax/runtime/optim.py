@@ -62,7 +62,7 @@ def make_optimizer(
 
   Args:
     config: ``config.optim``.
-    names: every parameter's name.
+    names: the name of every parameter.
     trainable: the trainable ones.
     steps: the length of the schedule, in updates.
 

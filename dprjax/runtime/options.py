@@ -143,7 +143,7 @@ def table() -> types.SimpleNamespace:
   c = types.SimpleNamespace()
   # training method: a module of dprjax/methods, or the full name of your own
   c.method = text('dpr')
-  c.task = text('')  # a name for the prompt's meta
+  c.task = text('')  # a name for the prompt meta
   c.seed = whole(42, least=0, most=2**31 - 1)  # of initialisation, dropout and shuffling
 
   c.backbone = types.SimpleNamespace()
@@ -165,7 +165,7 @@ def table() -> types.SimpleNamespace:
   c.backbone.attention = choice('auto', 'plain', 'fused', 'library')
   # of frozen weights; trained ones are always float32
   c.backbone.frozen_dtype = choice('auto', 'float32', 'bfloat16')
-  # hidden and attention dropout; -1: as in the backbone's config.json
+  # hidden and attention dropout; -1: as in the backbone config.json
   c.backbone.dropout = number(-1.0, least=0, below=1, also=-1)
   # recompute activations in the backward pass: less memory, a third more computation
   c.backbone.remat = switch(False)
@@ -196,8 +196,8 @@ def table() -> types.SimpleNamespace:
   # weight of the regularization to the frozen encoder; 0: none. It costs another forward pass,
   # unless `sides` is 'query'
   c.prompt.regularization = number(0.0, least=0, most=1e6).only(optional=True, prompt__length=SET)
-  # 'vectors': mean squared distance; 'scores': divergence of a query's softmax over its positive
-  # and negatives
+  # 'vectors': mean squared distance; 'scores': divergence of the softmax of a query over its
+  # positive and negatives
   c.prompt.regularization_on = choice('vectors', 'scores')
   c.prompt.dropout = number(0.1, least=0, below=1)  # on the expanded prompt
   # 'example': one mask each, as in the released code; 'batch': one for all
@@ -222,12 +222,12 @@ def table() -> types.SimpleNamespace:
   c.normalize = switch(False)  # unit length, so that scores are cosines
   c.temperature = number(1.0, above=0, most=1e4)  # scores are divided by it
   c.in_batch = switch(True)  # passages of other queries are negatives too, on all devices
-  # queries (in pretraining: texts) that a device scores at a time; bounds the loss's memory
+  # queries (in pretraining: texts) that a device scores at a time; bounds the loss memory
   c.loss_rows = whole(1024, least=1, most=2**20)
   # Matryoshka: lengths that vectors may be cut to, such as (384, 256, 128, 64); the loss is the
   # mean over them and whole vectors. (): whole vectors only
   c.matryoshka = descending().only(optional=True)
-  # a query's positive: 'rotate', the next in each epoch; 'first', always the first
+  # the positive of a query: 'rotate', the next in each epoch; 'first', always the first
   c.positive = choice('rotate', 'first')
   c.negatives = whole(1, least=0, most=4096)  # hard negatives per query; 0: in-batch only
   # with prompt.sides='query', further negatives: 0, none; a number, drawn for each update; -1, the
@@ -286,7 +286,7 @@ def table() -> types.SimpleNamespace:
   # folder (or file) of the training text, or irds:ID of ir_datasets; for docstrings: packages,
   # separated by commas
   c.data.dir = text('')
-  # training jsonl with mined negatives, in Tevatron's format, for queries of data.dir
+  # training jsonl with mined negatives, in the Tevatron format, for queries of data.dir
   c.data.mined_negatives = text('')
   c.data.train_split = text('train')  # qrels/NAME.tsv
   c.data.dev_split = text('')  # qrels/NAME.tsv for evaluation during training; '': see hold_out
@@ -360,7 +360,7 @@ def table() -> types.SimpleNamespace:
   c.topics.batch = whole(0, least=0, most=2**20)
   c.topics.topic_topic = switch(True)  # use the topic-topic loss
   # tokens of a topic's words put before its texts, in place of prompts; 0: none
-  # tokens of the words of a text's topic that stand before it, in place of prompts; 0: none
+  # tokens of the words of the topic of a text that stand before it, in place of prompts; 0: none
   c.topics.words = whole(0, least=0, most=512).only(topics__path=SET, prompt__length=0)
   # control: words drawn at random for each document
   c.topics.random_words = switch(False).only(topics__words=SET)
@@ -400,7 +400,7 @@ def table() -> types.SimpleNamespace:
   # layers whose inputs keep the learned vectors unchanged; 0: none; -1: all but the last
   c.template.fixed_layers = whole(-1, least=0, most=1000, also=-1)
   c.template.verbalizer = several('yes', 'no')  # answers at [MASK] of a pair; one token each
-  # a pair's score: 'logit', logit(yes) - logit(no), as in the released code; 'probability',
+  # the score of a pair: 'logit', logit(yes) - logit(no), as in the released code; 'probability',
   # P(yes) - P(no), as in the paper
   c.template.score = choice('logit', 'probability')
 
@@ -409,7 +409,7 @@ def table() -> types.SimpleNamespace:
 
   # for the same methods and a new task: its prompt is a weighted sum of trained ones
   c.adapt = types.SimpleNamespace()
-  c.adapt.fusion = switch(False)  # False: own prompt encoders, or the prompt's file
+  c.adapt.fusion = switch(False)  # False: own prompt encoders, or the prompt file
   # the trained tasks' prompt files or their folders, separated by commas; '': the folder prompts
   # beside the backbone
   c.adapt.prompts = text('')
@@ -448,7 +448,7 @@ def task_table() -> types.SimpleNamespace:
   t = types.SimpleNamespace()
   # 'retrieval': queries and passages; 'pairs': two texts and a label
   t.form = choice('retrieval', 'pairs')
-  # for 'nir_retriever' and 'nir_reranker': the task's prompt file, kept fixed; '': a new prompt
+  # for 'nir_retriever' and 'nir_reranker': the task prompt file, kept fixed; '': a new prompt
   t.prompt = text('')
   # words of P1, P2, ... around each text, for c.template.kind = 'manual'; (): those of the paper's
   # tables, for 'retrieval', 'qa', 'dialogue', 'paraphrase' and 'inference'

@@ -20,7 +20,7 @@ FLAGS: dict[str, str] = {
 
 
 def key(name: str) -> str:
-  """The new name of a config's key; '' where it has not changed."""
+  """The new name of the key of a config; '' where it has not changed."""
   parts = name.split('.')
   # A task and an alternative may have any name.
   own = 2 * (len(parts) > 2 and parts[0] in ('tasks', 'alternatives'))

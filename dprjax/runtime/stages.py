@@ -69,7 +69,7 @@ class Stages:
     self.seconds: dict[str, float] = {}  # by title
 
   def bm25(self, title: str, texts: TextFiles, split: str, out: epath.Path, k: int) -> epath.Path:
-    """Ranks passages for a split's queries; returns the run."""
+    """Ranks passages for the queries of a split; returns the run."""
     reads = [texts.corpus, texts.queries, texts.qrels[split]]
     flags = [f'--corpus={reads[0]}', f'--queries={reads[1]}', f'--qrels={reads[2]}']
     self.run(title, ['bm25', *flags, f'--out={out}', f'--k={k}'], out, reads)
@@ -172,7 +172,7 @@ class Stages:
 
     Args:
       title: the stage's name on the console and in ``seconds``.
-      command: the command's name and arguments.
+      command: the command name and arguments.
       makes: the file or folder that only this stage makes; None: runs every time.
       reads: files and folders that are input, beside the command line.
       scratch: the stage's folder, removed before it runs on changed input.

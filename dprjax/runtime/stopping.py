@@ -23,7 +23,7 @@ class Stop:
 
   Any of several processes may get the signal. At every step each puts a flag on its devices, and
   reads the largest flag of the step before: by then it has arrived and is the same everywhere, so
-  all stop after the same step. (jax's ``multihost_utils.reached_preemption_sync_point`` would take
+  all stop after the same step. (jax ``multihost_utils.reached_preemption_sync_point`` would take
   over SIGTERM in commands without steps too.)
   """
 

@@ -131,7 +131,7 @@ class _Saturated(msgspec.Struct):
 
 
 def trained(workdir: files.PathLike) -> epath.Path:
-  """The workdir that has a run's checkpoints: itself, or that of the chosen alternative.
+  """The workdir that has the checkpoints of a run: itself, or that of the chosen alternative.
 
   Raises:
     InputError: there is no run, none is chosen yet, or nothing was trained.

@@ -174,9 +174,9 @@ def to_peft(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """LoRA as PEFT stores it: A as [R, I] and B as [O, R] of every module.
 
-  A module that is several projections in one, such as ModernBERT's Wqkv, gets the A of each, one
-  below the other, and a B with their blocks. PEFT's rank is then so many times ours; other modules
-  are padded with zeros.
+  A module that is several projections in one, such as Wqkv of ModernBERT, gets the A of each, one
+  below the other, and a B with their blocks. The PEFT rank is then so many times ours; other
+  modules are padded with zeros.
   """
   rank, fused = meta['rank'], adapters.projections(model)
   fused = [(tensor, names) for tensor, names in fused if {*names} & {*meta['targets']}]

@@ -137,7 +137,7 @@ def of_text(
 ) -> dict[str, Any]:
   """The prefix that changes vectors as this text would in front of every other text.
 
-  It has the encoder's keys and values of the text. Keys with rotary positions are turned to the P
+  It has the encoder keys and values of the text. Keys with rotary positions are turned to the P
   places before the first token. Under causal attention, the states are those of both texts in one,
   as far as windows reach.
   """

@@ -40,7 +40,7 @@ class _PairMeta(_Meta):
 
 @flax.struct.dataclass
 class LearnedTokens(Adapter):
-  """Token ids from the vocabulary's size on are rows of a table.
+  """Token ids from the vocabulary size on are rows of a table.
 
   Attributes:
     vectors: the table. An id beyond it gives NaN.

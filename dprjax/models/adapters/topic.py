@@ -37,9 +37,9 @@ def expand(
   """The prefix of each topic.
 
   Args:
-    model: the encoder's shape.
+    model: the encoder shape.
     params: as ``init`` gives them.
-    words: embeddings of the first P tokens of each topic's words.
+    words: embeddings of the first P tokens of the words of each topic.
   """
   topics, length, width = words.shape
   rows = words.reshape(topics * length, width)

@@ -123,7 +123,7 @@ def tensors(config: EncoderConfig) -> Iterator[Tensor]:
 
 
 def layer_tensors(config: EncoderConfig, num_layers: int) -> Iterator[Tensor]:
-  """A stack of layers, of the encoder or Condenser's head: ``layer.0.output.dense.bias``, ..."""
+  """A stack of layers, of the encoder or the Condenser head: ``layer.0.output.dense.bias``, ..."""
   width, inner = config.hidden_size, config.intermediate_size
   dense = [
     (f'attention.self.{name}', ('attention', name), width, width)
@@ -181,7 +181,7 @@ def classifier_tensors(
 
 
 def canonical(prefix: str, name: str) -> str:
-  """A tensor's name without a prefix; old files call LayerNorm's parameters gamma and beta."""
+  """The name of a tensor without a prefix; old files call LayerNorm's parameters gamma and beta."""
   name = name.removeprefix(prefix)
   return re.sub(
     r'LayerNorm\.beta$', 'LayerNorm.bias', re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name)

@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al., 2019): BERT's layers without token types, under other names."""
+"""DistilBERT (Sanh et al., 2019): BERT layers without token types, under other names."""
 
 import re
 from collections.abc import Iterator, Mapping

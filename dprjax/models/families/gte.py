@@ -116,7 +116,7 @@ def tensors(config: Config, norm: str, layers: Iterator[Tensor]) -> Iterator[Ten
   """Every tensor of the encoder.
 
   Args:
-    config: the encoder's shape.
+    config: the encoder shape.
     norm: the name of the embeddings' norm.
     layers: those of its layers.
   """
@@ -140,7 +140,7 @@ def stack(
   """A stack of layers.
 
   Args:
-    config: the encoder's shape.
+    config: the encoder shape.
     num_layers: of the stack.
     start: precedes the number of a layer.
     dense: the name of each dense layer, the half of a layer that it is in, its parts in our tree,

@@ -52,7 +52,7 @@ class Config(Shape):
     head_norms: a norm of each head's queries and of its keys.
     after_norms: a norm behind each half of a layer, too.
     norm_offset: norms multiply by this and their scale.
-    score_scale: scores are divided by the root of this; 0: of the head's size.
+    score_scale: scores are divided by the root of this; 0: of the head size.
     embedding_scale: word embeddings are multiplied by this.
   """
 

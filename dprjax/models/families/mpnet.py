@@ -1,4 +1,4 @@
-"""MPNet (Song et al., 2020): BERT's layers, with positions as in RoBERTa and relative ones."""
+"""MPNet (Song et al., 2020): BERT layers, with positions as in RoBERTa and relative ones."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al., 2019): BERT's layers, positions counted from behind the padding's id."""
+"""RoBERTa (Liu et al., 2019): BERT layers, positions counted from behind the padding's id."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ FAMILY = bert.FAMILY._replace(
   class_name='Roberta',
   pad_token_id=1,
   positions=_positions,
-  # The table's rows before it are reserved.
+  # The table rows before it are reserved.
   first_position=lambda config: config.pad_token_id + 1,
   canonical=lambda name: bert.canonical('roberta.', name),
   prefix='roberta.',
