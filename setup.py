@@ -78,6 +78,15 @@ EXTRAS = {
     'starlette>=1.10',
     'uvicorn>=0.54',
   ],
+  # Data sets of the Hugging Face hub: --config.data.dir=hf:NAME
+  'hub-data': ['datasets>=5.0'],
+  # Passages from .md, .html and .pdf. jusText of trafilatura imports lxml_html_clean.
+  'documents': [
+    'lxml_html_clean>=0.4',
+    'markdown-it-py>=4.0',
+    'pypdf>=7.1',
+    'trafilatura>=2.3',
+  ],
   # Data sets by their ids: --config.data.dir=irds:ID
   'irds': ['ir_datasets>=0.6'],
   # dprjax.mteb and evaluate --mteb. It brings PyTorch, which nothing else of dprjax needs.
@@ -88,10 +97,11 @@ EXTRAS = {
   # is its authors' successor, reads the same Markdown, and checks links and anchors. 0.0.74 and
   # later need zensical-ui, which not every mirror of the package index has.
   'docs': ['mkdocstrings-python>=2.0.11', 'zensical>=0.0.73,<0.0.74'],
-  # openai, httpx and schemathesis ask the server; the three before the last two check launch/, and
-  # these build the wheel.
+  # fpdf2 writes PDFs to read. openai, httpx and schemathesis ask the server; the three before the
+  # last two check launch/, and these build the wheel.
   'dev': [
-    'dprjax[docs,milvus,serve,test,tsne]',
+    'dprjax[docs,documents,hub-data,milvus,serve,test,tsne]',
+    'fpdf2>=2.8',
     'httpx>=0.28',
     'openai>=3.54',
     'schemathesis>=4.32',

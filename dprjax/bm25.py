@@ -15,11 +15,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dprjax.base import files, outputs
+from dprjax.base import outputs
 from dprjax.base.counts import counted
 from dprjax.formats import trec
 from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import read_texts
+from dprjax.formats.texts import SIDES, Texts, columns_of, read_texts
 from dprjax.retrieval import bm25_index
 from dprjax.runtime import cli, flags
 from dprjax.runtime.flags import flag
@@ -33,6 +33,7 @@ _INDEX: Any = {'what': 'a BM25 index', 'ours': bm25_index.is_index, 'flag': '--i
 class Flags:
   corpus: str = flags.texts_file('_id, title and text')
   queries: str = flags.texts_file('_id and text')
+  column: dict[str, str] = flags.columns('id, title or text of the corpus, query_id or query')
   out: str = flag('the run; its report goes to run.trec.json', metavar='run.trec')
   k: int = flag('passages a query, those that share a word with it', 1000)
   qrels: str | None = flag('rank only for the queries that are judged here', None, metavar='FILE')
@@ -50,8 +51,10 @@ class Flags:
 
 def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
   bm25_index.check_settings(args.k1, args.b, args.language)
-  corpus = files.regular_file(args.corpus, 'corpus')  # it is read twice
-  texts = {query.id: query.text for query in read_texts(args.queries, 'query')}
+  columns = {side: columns_of(side, args.column) for side in SIDES}
+  corpus = Texts(args.corpus, 'passage', columns=columns['passage'])
+  read = read_texts(args.queries, 'query', columns=columns['query'])
+  texts = {query.id: query.text for query in read}
   unknown: list[str] = []
   if args.qrels is not None:
     judged = read_qrels(args.qrels)
@@ -63,15 +66,14 @@ def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
     )
     texts = {query_id: text for query_id, text in texts.items() if query_id in judged}
   settings: dict[str, Any] = {'k1': args.k1, 'b': args.b, 'language': args.language}
-  corpus_sha256 = files.sha256_file(corpus)
+  corpus_sha256 = corpus.sha256()
   started = time.perf_counter()
   fingerprint = f'{corpus_sha256} {sorted(settings.items())} words {bm25_index.WORDS}'
   index = bm25_index.load(args.index_dir, fingerprint) if args.index_dir else None
   if index is not None and args.index_dir:
     outputs.clear(args.index_dir)
   if index is None:
-    passages = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
-    index = bm25_index.build(list(passages), list(passages.values()), **settings)
+    index = bm25_index.build_texts(corpus, **settings)
     if args.index_dir:
       with outputs.claim_folder(args.index_dir, {}, **_INDEX):
         bm25_index.save(index, args.index_dir, fingerprint)

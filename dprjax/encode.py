@@ -18,8 +18,9 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dprjax.base import files, outputs
+from dprjax.base import outputs
 from dprjax.base.errors import InputError
+from dprjax.formats import inputs as inputs_of
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import SIDES, Text, read_texts
 from dprjax.retrieval import codes, manifest
@@ -52,6 +53,7 @@ class Flags:
   documents: str | None = flag('with --topic=oracle: the corpus', None, metavar='FILE')
   side: str = flag('of the texts', choices=SIDES)
   input: str = flags.texts_file('_id, title and text')
+  column: dict[str, str] = flags.columns('id, title or text')
   qrels: str | None = flag('with --side=query: only the queries judged here', None, metavar='FILE')
   out: str = flag('the folder of embeddings', metavar='DIR')
   pooling: str | None = flag(
@@ -84,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: Flags) -> None:
   # Before the backbone, which takes a while to load.
-  files.existing(args.input, 'input')
+  inputs_of.find(args.input, args.side)
   if args.topic == 'oracle' and args.documents is None:
     raise InputError('--topic=oracle needs --documents=FILE, the corpus with the topics')
   if args.qrels and args.side != 'query':
@@ -128,7 +130,7 @@ def _encode(args: Flags) -> None:
       '--precision=float16 needs --normalize=true: other values can exceed its range'
     )
   _warn_untrained_length(encoder)
-  texts = list(read_texts(args.input, args.side))
+  texts = list(read_texts(args.input, args.side, columns=args.column))
   if args.qrels is not None:
     judged = read_qrels(args.qrels)
     texts = [text for text in texts if text.id in judged]

@@ -48,7 +48,7 @@ EXTRAS = {
 # Extras whose packages are imported where they are needed.
 OPTIONAL = [
   requirement
-  for extra in ('milvus', 'serve', 'tsne', 'irds', 'mteb')
+  for extra in ('milvus', 'serve', 'tsne', 'irds', 'mteb', 'hub-data', 'documents')
   for requirement in EXTRAS[extra]
 ]
 
@@ -181,6 +181,8 @@ def test_only_benchmarks_need_heavy_packages():
       'milvus',
       'serve',
       'tsne',
+      'hub-data',
+      'documents',
       'irds',
       'mteb',
       'test',

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from dprjax.asking import filters
 from dprjax.base import draws, words
-from dprjax.formats.document_files import split_sentences
+from dprjax.formats.sentences import split_sentences
 from dprjax.formats.texts import PassageRecord
 
 KINDS = ('title', 'heading', 'question', 'first', 'keyphrases', 'crop')

@@ -8,8 +8,9 @@ from etils import epath
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.formats.document_files import Document, read_documents, split_sentences
+from dprjax.formats.document_files import Document, read_documents
 from dprjax.formats.read_report import ReadReport
+from dprjax.formats.sentences import split_sentences
 from dprjax.formats.texts import PassageRecord, read_corpus
 
 CORPUS = ('corpus.jsonl', 'collection.tsv', 'psgs_w100.tsv')

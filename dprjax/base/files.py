@@ -282,6 +282,20 @@ def no_room(path: PathLike) -> Iterator[None]:
     raise InputError(f'cannot write {path}: {reason}; free some space and try again') from error
 
 
+def is_pattern(path: PathLike) -> bool:
+  """Whether a path is a pattern of names, as ``corpus-*.jsonl``, and no file of that very name."""
+  return bool(re.search(r'[*?[]', str(path))) and is_name(path) and not epath.Path(path).exists()
+
+
+def matching(pattern: PathLike) -> list[epath.Path]:
+  """The paths that a pattern names, in the order of their names."""
+  check_scheme(pattern)
+  parts = epath.Path(pattern).parts
+  first = next(number for number, part in enumerate(parts) if re.search(r'[*?[]', part))
+  folder = epath.Path(*parts[:first])
+  return sorted(folder.glob('/'.join(parts[first:])), key=str) if folder.exists() else []
+
+
 def below(folder: epath.Path) -> Iterator[epath.Path]:
   """All files below a folder. (epath lacks rglob for gs://.)"""
   for path in folder.iterdir():

@@ -63,10 +63,17 @@ def decoded(file: IO[bytes]) -> io.TextIOWrapper:
   return io.TextIOWrapper(file, encoding='utf-8-sig', newline='\n')
 
 
+def _zstd(file: IO[bytes]) -> IO[bytes]:
+  import pyarrow as pa
+
+  return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, mode='r'), 'zstd'))
+
+
 _DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
   '.gz': lambda file: gzip.GzipFile(fileobj=file),
   '.xz': lzma.LZMAFile,
   '.bz2': bz2.BZ2File,
+  '.zst': _zstd,
 }
 COMPRESSED = tuple(_DECOMPRESSORS)
 
@@ -135,7 +142,7 @@ def decoding(name: str, place: Callable[[], str] = str) -> Iterator[None]:
   except UnicodeDecodeError as error:
     raise InputError(f'{name}{place()}: not UTF-8 text ({error.reason})') from error
   except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
-    # Errors of bzip2 and gzip have no number.
+    # Errors of bzip2, gzip and zstd have no number.
     if isinstance(error, OSError) and error.errno is not None:
       raise
     raise InputError(f'{name}: damaged compressed file ({error}); fetch it again') from error
@@ -152,24 +159,25 @@ def read_jsonl(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, T]
 
 
 def read_records(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, str, T]]:
-  """Yields (number, 'PATH, line NUMBER', value) for a jsonl file or a JSON array.
+  """Yields (number, 'PATH, line NUMBER', value) for a jsonl file or a JSON array."""
+  for number, where, text in record_texts(path, what):
+    yield number, where, parse(text, where, of)
+
+
+def record_texts(path: PathLike, what: str) -> Iterator[tuple[int, str, str]]:
+  """`read_records` with the JSON of each value.
 
   Arrays are read entry by entry: DPR training files exceed most memories.
   """
   with open_text(path, what) as file:
-    start = file.read(64)
+    with decoding(str(path), lambda: ', line 1 or after it'):
+      start = file.read(64)
     if start.lstrip().startswith('['):
-      entries = (
-        (number, f'{path}, entry {number}', text)
-        for number, text in _split_array(file, start.lstrip()[1:], str(path))
-      )
+      for number, text in _split_array(file, start.lstrip()[1:], str(path)):
+        yield number, f'{path}, entry {number}', text
     else:
-      entries = (
-        (number, f'{path}, line {number}', line)
-        for number, line in number_lines(file, str(path), start)
-      )
-    for number, where, text in entries:
-      yield number, where, parse(text, where, of)
+      for number, line in number_lines(file, str(path), start):
+        yield number, f'{path}, line {number}', line
 
 
 def _split_array(file: IO[str], buffer: str, name: str) -> Iterator[tuple[int, str]]:

@@ -29,8 +29,9 @@ from dprjax.base.progress import Progress
 from dprjax.data import fingerprint, table
 from dprjax.data.table import Integers
 from dprjax.data.text import Tokenizer
-from dprjax.formats.document_files import Document, find_files, read_documents, split_sentences
+from dprjax.formats.document_files import Document, find_files, read_documents
 from dprjax.formats.read_report import ReadReport
+from dprjax.formats.sentences import split_sentences
 
 FORMAT_VERSION = 1
 COLUMNS = ('tokens', 'words', 'ends')

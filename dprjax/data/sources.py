@@ -4,9 +4,11 @@
 |---|---|---|
 | beir | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv | see `formats.texts`, `formats.qrels` |
 | msmarco | collection.tsv or psgs_w100.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv | likewise |
-| dpr, tevatron, flagembedding, arxiv | SPLIT.jsonl or SPLIT.json | see `formats.examples` |
+| dpr, tevatron, flagembedding, arxiv, table, labels | SPLIT.jsonl | see `formats.examples` |
+| tevatron2 | corpus.jsonl, SPLIT.jsonl | likewise |
 
-Instead, a folder may hold a BEIR folder for each split, SPLIT/corpus.jsonl and so on, as those of
+In place of .jsonl a file may be .json, .csv, .tsv or .parquet (`formats.records`). Instead, a
+folder may hold a BEIR folder for each split, SPLIT/corpus.jsonl and so on, as those of
 ``dprjax.papers``. Any file may be compressed. In every format ids are unique, a query needs text
 and a positive, grades above 0 are positives, unknown ids are counted (or refused, if strict), and a
 passage without text stays but is never a positive.
@@ -21,7 +23,7 @@ from etils import epath
 
 from dprjax.base import draws, files, provenance, reading
 from dprjax.base.errors import InputError
-from dprjax.formats import examples, texts
+from dprjax.formats import examples, inputs, records, texts
 from dprjax.formats.examples import Negative
 from dprjax.formats.fields import UniqueIds
 from dprjax.formats.qrels import Qrels, read_qrels
@@ -35,6 +37,14 @@ _LARGEST_KEPT = 1 << 29  # bytes of files whose content is kept in memory
 _KEPT_BYTES = 1 << 30  # of all content that is kept
 _COMPRESSION = 4  # assumed growth of a compressed file
 _COLLECTIONS = ('collection.tsv', 'psgs_w100.tsv')
+_OWN = {  # files of a BEIR folder, by side
+  side: tuple(name for name in names if name not in _COLLECTIONS)
+  for side, names in inputs.OWN.items()
+}
+ROLES = tuple(dict.fromkeys((*texts.USUAL['passage'], *examples.USUAL, *examples.USUAL_LABELS)))
+"""What columns may be named for: in a BEIR folder id, title and text are of its corpus."""
+
+_MOST_PAIRS = 10_000_000  # of texts that have one label
 
 _EMPTY_PASSAGES = 'passages without text: kept, never a positive'
 _UNKNOWN_PASSAGES = 'judgements of a passage that is not in the corpus: ignored'
@@ -62,6 +72,7 @@ class Source:
     fold: (number from 0, count, seed): leave out one of ``count`` equal parts of the queries.
     strict: fail on an unknown id instead of counting it.
     categories: read the passages' categories (beir, arxiv); one without any is never a positive.
+    columns: names of columns, as ``ROLE=COLUMN,ROLE=COLUMN`` (`records.parse_columns`).
   """
 
   path: str
@@ -77,6 +88,7 @@ class Source:
   strict: bool = False
   categories: bool = False
   fold: tuple[int, int, int] | None = None
+  columns: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +122,7 @@ class Dataset:
     report.forget('passages', _EMPTY_PASSAGES, _UNKNOWN_PASSAGES, _UNKNOWN_NEGATIVES)
     missing = {passage_id for grades in self.qrels.values() for passage_id in grades}
     missing.update(negative.id for rows in self.negatives.values() for negative in rows)
-    for passage in _read_passages(self.format, self.files['corpus']):
+    for passage in _read_passages(_how(self.source, self.format), self.files['corpus']):
       missing.discard(passage.id)
       report.count('passages')
       if not passage.text:
@@ -135,14 +147,15 @@ class Dataset:
         f'{self.files["corpus"]}: {self.format} has no categories; config.data.categories needs '
         'beir or arxiv'
       )
-    return _once(_read_categories, self.format, self.files['corpus'])
+    return _once(_read_categories, _how(self.source, self.format), self.files['corpus'])
 
   def total_passages(self) -> int:
     """The number of passages; counts the lines of long files without parsing them."""
     path = self.files['corpus']
-    if self.format in ('beir', 'msmarco', 'arxiv') and not _fit(path):
+    by_lines = self.format in ('beir', 'msmarco', 'arxiv') and records.ending_of(path) != 'parquet'
+    if by_lines and not _fit(path):
       return sum(1 for _ in reading.read_lines(path, 'corpus file'))
-    return sum(1 for _ in _read_passages(self.format, path))
+    return sum(1 for _ in _read_passages(_how(self.source, self.format), path))
 
   def positives(self, query_id: str) -> list[str]:
     """Ids of passages graded above 0, in the order of the file."""
@@ -163,12 +176,12 @@ def load_dataset(source: Source) -> Dataset:
     raise InputError(f'hold_out: expected a fraction between 0 and 1, not {source.hold_out[0]}')
   if source.held_out and source.hold_out is None and source.fold is None:
     raise InputError('held_out needs hold_out or fold')
-  paths = locate(source)
-  queries, qrels, negatives, report = _once(_read_queries, format, paths['queries'], paths['qrels'])
+  paths, how = locate(source), _how(source, format)
+  queries, qrels, negatives, report = _once(_read_queries, how, paths['queries'], paths['qrels'])
   report = copy.deepcopy(report)
   if 'negatives' in paths:
     negatives = {}
-    for query, mined in _once(_read_mined, format, paths['negatives']).items():
+    for query, mined in _once(_read_mined, how, paths['negatives']).items():
       if query in qrels:
         negatives[query] = mined
       else:
@@ -192,38 +205,59 @@ def load_dataset(source: Source) -> Dataset:
   )
 
 
-def detect_format(path: files.PathLike) -> str:
+def detect_format(path: files.PathLike, columns: str = '') -> str:
   """The format of a folder or file, by file names or the first record's keys.
 
   Raises:
     InputError: no format fits.
   """
-  found = files.existing(path, 'data')
-  if found.is_dir():
-    known = (('beir', 'corpus.jsonl'), ('msmarco', *_COLLECTIONS), ('beir', 'queries.jsonl'))
-    for format, *names in known:
-      if _variant(found, *names):
-        return format
-    candidates = sorted(child for child in found.iterdir() if texts.is_json(child))
-    if not candidates:
-      raise InputError(
-        f'{found}: expected corpus.jsonl (BEIR), collection.tsv (MS MARCO) or a .json or .jsonl '
-        'file'
-      )
-    found = candidates[0]
-  return examples.detect_format(files.regular_file(found, 'data'))  # it is read again
+  found, named = files.existing(path, 'data'), _columns(columns)
+  if not found.is_dir():
+    return examples.detect_format(files.regular_file(found, 'data'), named)  # it is read again
+  has_corpus = inputs.variant(found, *_OWN['passage'])
+  candidates = sorted(child for child in found.iterdir() if _is_table(child))
+  others = [one for one in candidates if not has_corpus or not _is_own(one)]
+  if has_corpus and not (found / 'qrels').exists() and others:
+    for one in others:
+      if 'positive_document_ids' in records.names_of(one, 'data file'):
+        return 'tevatron2'
+  known = (
+    ('beir', _OWN['passage']),
+    ('msmarco', _COLLECTIONS),
+    ('beir', _OWN['query']),
+  )
+  for format, names in known:
+    if inputs.variant(found, *names):
+      return format
+  if not candidates:
+    raise InputError(
+      f'{found}: expected corpus.jsonl (BEIR), collection.tsv (MS MARCO) or a file of '
+      f'{", ".join(f".{ending}" for ending in records.ENDINGS)}'
+    )
+  return examples.detect_format(files.regular_file(candidates[0], 'data'), named)
 
 
 def locate(source: Source) -> dict[str, epath.Path]:
   """The files of a source, by role; raises InputError if one is missing."""
   path = _folder_of(source)
   format, split = _format_of(source), source.split
-  if format in ('beir', 'msmarco'):
-    beir = format == 'beir'
+
+  def any_of(name: str) -> tuple[str, ...]:
+    return tuple(f'{name}.{ending}' for ending in records.ENDINGS)
+
+  if format in ('beir', 'msmarco', 'tevatron2'):
     names = {
-      'corpus': ('corpus.jsonl',) if beir else _COLLECTIONS,
-      'queries': ('queries.jsonl' if beir else f'queries.{split}.tsv',),
-      'qrels': (f'qrels/{split}.tsv' if beir else f'qrels.{split}.tsv',),
+      'corpus': _COLLECTIONS if format == 'msmarco' else _OWN['passage'],
+      'queries': {
+        'beir': _OWN['query'],
+        'msmarco': (f'queries.{split}.tsv',),
+        'tevatron2': any_of(split),
+      }[format],
+      'qrels': {
+        'beir': (f'qrels/{split}.tsv',),
+        'msmarco': (f'qrels.{split}.tsv',),
+        'tevatron2': any_of(split),
+      }[format],
     }
     found = {
       role: epath.Path(given) if (given := getattr(source, role)) else find_file(path, role, *some)
@@ -231,7 +265,7 @@ def locate(source: Source) -> dict[str, epath.Path]:
     }
   else:
     if path.is_dir():
-      path = find_file(path, format, f'{split}.jsonl', f'{split}.json')
+      path = find_file(path, format, *any_of(split))
     # These formats keep everything in one file.
     found = {'corpus': path, 'queries': path, 'qrels': path}
   if source.negatives:
@@ -241,29 +275,40 @@ def locate(source: Source) -> dict[str, epath.Path]:
   return found
 
 
+def _is_table(path: epath.Path) -> bool:
+  return records.ending_of(path) in records.ENDINGS and not path.name.startswith('.')
+
+
+def _is_own(path: epath.Path) -> bool:
+  """Whether a file of a folder is its corpus or its queries."""
+  return reading.plain_name(path).lower() in (*_OWN['passage'], *_OWN['query'])
+
+
+def _columns(text: str) -> dict[str, str]:
+  found = records.parse_columns(text, 'config.data.columns')
+  if unknown := [role for role in found if role not in ROLES]:
+    raise InputError(f'config.data.columns: {unknown[0]!r:.40} is none of {", ".join(ROLES)}')
+  return found
+
+
 def _format_of(source: Source) -> str:
-  return detect_format(_folder_of(source)) if source.format == 'auto' else source.format
+  if source.format != 'auto':
+    return source.format
+  return detect_format(_folder_of(source), source.columns)
 
 
 def _folder_of(source: Source) -> epath.Path:
   """The path of a source, or the folder of its split in there."""
   path = files.existing(source.path, 'data')
   own = path / source.split
-  split = source.format in ('auto', 'beir') and path.is_dir() and not _variant(path, 'corpus.jsonl')
-  return own if split and own.is_dir() and _variant(own, 'corpus.jsonl') else path
-
-
-def _variant(folder: epath.Path, *names: str) -> epath.Path | None:
-  """The first of these files that is there, plain or compressed."""
-  candidates = (
-    folder / f'{name}{ending}' for name in names for ending in ('', *reading.COMPRESSED)
-  )
-  return next((path for path in candidates if path.exists()), None)
+  corpus = _OWN['passage']
+  split = source.format in ('auto', 'beir') and path.is_dir() and not inputs.variant(path, *corpus)
+  return own if split and own.is_dir() and inputs.variant(own, *corpus) else path
 
 
 def find_file(folder: epath.Path, role: str, *names: str) -> epath.Path:
   """The first of these files that is there, plain or compressed. Raises InputError if none is."""
-  if found := _variant(folder, *names):
+  if found := inputs.variant(folder, *names):
     return found
   path = folder / names[0]
   if folder.exists() and not folder.is_dir():
@@ -281,6 +326,21 @@ def find_file(folder: epath.Path, role: str, *names: str) -> epath.Path:
   raise InputError(f'{said}; {where} holds {", ".join(beside[:10])}{more}')
 
 
+class _How(NamedTuple):
+  """How files are read: their format, and names of columns by role."""
+
+  format: str
+  columns: tuple[tuple[str, str], ...] = ()
+
+  def of(self, *roles: str) -> dict[str, str]:
+    """The names for these roles."""
+    return {role: name for role, name in self.columns if role in roles}
+
+
+def _how(source: Source, format: str) -> _How:
+  return _How(format, tuple(sorted(_columns(source.columns).items())))
+
+
 class _Queries(NamedTuple):
   queries: dict[str, Query]
   qrels: Qrels
@@ -288,34 +348,59 @@ class _Queries(NamedTuple):
   report: ReadReport
 
 
-def _read_queries(format: str, queries: epath.Path, judgements: epath.Path) -> _Queries:
-  if format in examples.FORMATS:
-    return _Queries(*_read_examples(format, queries), ReadReport())
-  found = {query.id: query for query in texts.read_texts(queries, 'query', format=format)}
+def _read_queries(how: _How, queries: epath.Path, judgements: epath.Path) -> _Queries:
+  if how.format == 'labels':
+    return _read_labels(how, queries)
+  if how.format in examples.FORMATS:
+    return _Queries(*_read_examples(how, queries), ReadReport())
+  named = {'text': 'query', 'id': 'query_id'}
+  columns = {role: how.of(name)[name] for role, name in named.items() if how.of(name)}
+  read = texts.read_texts(queries, 'query', format=_layout_of(how), columns=columns)
+  found = {query.id: query for query in read}
   report = ReadReport()
   return _Queries(found, _known(read_qrels(judgements), found, report), {}, report)
 
 
-def _read_passages(format: str, path: epath.Path) -> Iterator[Passage]:
-  return iter(_once(_read_corpus, format, path)) if _fit(path) else _parse_passages(format, path)
+def _read_labels(how: _How, path: epath.Path) -> _Queries:
+  queries, passages = examples.read_labels(path, dict(how.columns))
+  of_label: dict[str, list[str]] = {}
+  for label, passage in passages:
+    of_label.setdefault(label, []).append(passage.id)
+  pairs = sum(len(of_label.get(label, ())) for label, _ in queries)
+  if pairs > _MOST_PAIRS:
+    raise InputError(
+      f'{path}: {pairs:,} pairs of texts with one label, above {_MOST_PAIRS:,}; leave rows out, or '
+      'make the label the passage: config.data.columns=query=text,positive=label'
+    )
+  qrels = {query.id: dict.fromkeys(of_label.get(label, ()), 1) for label, query in queries}
+  return _Queries({query.id: query for _, query in queries}, qrels, {}, ReadReport())
 
 
-def _read_corpus(format: str, path: epath.Path) -> list[Passage]:
-  return list(_parse_passages(format, path))
+def _layout_of(how: _How) -> str:
+  """The layout of a file of texts; '' for the one that its name and first line tell."""
+  return 'msmarco' if how.format == 'msmarco' else ''
+
+
+def _read_passages(how: _How, path: epath.Path) -> Iterator[Passage]:
+  return iter(_once(_read_corpus, how, path)) if _fit(path) else _parse_passages(how, path)
+
+
+def _read_corpus(how: _How, path: epath.Path) -> list[Passage]:
+  return list(_parse_passages(how, path))
 
 
 _content: dict[tuple[Any, ...], tuple[int, Any]] = {}  # estimated bytes and content, oldest first
 
 
-def _once(read: Callable[..., Any], format: str, *paths: epath.Path) -> Any:
+def _once(read: Callable[..., Any], how: _How, *paths: epath.Path) -> Any:
   """The content of files, kept in memory for the dev split, the baseline and each fold.
 
   The least recently used content is dropped when all of it exceeds ``_KEPT_BYTES``.
   """
   if not _fit(*paths):
-    return read(format, *paths)
-  key = read, format, paths, tuple(map(provenance.identity, paths))
-  found = _content.pop(key, None) or (_size(*paths), read(format, *paths))
+    return read(how, *paths)
+  key = read, how, paths, tuple(map(provenance.identity, paths))
+  found = _content.pop(key, None) or (_size(*paths), read(how, *paths))
   _content[key] = found
   while sum(size for size, _ in _content.values()) > _KEPT_BYTES:
     del _content[next(iter(_content))]
@@ -329,34 +414,47 @@ def _fit(*paths: epath.Path) -> bool:
 def _size(*paths: epath.Path) -> int:
   """Estimated bytes of the files' text."""
   return sum(
-    path.stat().length * (_COMPRESSION if path.suffix in reading.COMPRESSED else 1)
+    path.stat().length * (_COMPRESSION if path.suffix in (*reading.COMPRESSED, '.parquet') else 1)
     for path in paths
   )
 
 
-def _read_categories(format: str, path: epath.Path) -> dict[str, tuple[str, ...]]:
-  read = texts.read_categories if format == 'beir' else examples.read_categories
+def _read_categories(how: _How, path: epath.Path) -> dict[str, tuple[str, ...]]:
+  read = texts.read_categories if how.format == 'beir' else examples.read_categories
   return {id_: categories for _, id_, categories in read(path)}
 
 
-def _parse_passages(format: str, path: epath.Path) -> Iterator[Passage]:
-  if format in examples.FORMATS:
-    return (passage for _, passage in examples.read_passages(format, path))
-  return texts.read_texts(path, 'passage', format=format)
+def _parse_passages(how: _How, path: epath.Path) -> Iterator[Passage]:
+  if how.format in examples.FORMATS and how.format != 'tevatron2':
+    found = examples.read_passages(how.format, path, dict(how.columns))
+    return (passage for _, passage in found)
+  columns = how.of(*texts.USUAL['passage'])
+  return texts.read_texts(path, 'passage', format=_layout_of(how), columns=columns)
 
 
-def _read_examples(format: str, path: epath.Path) -> tuple[dict[str, Query], Qrels, Negatives]:
+def _read_examples(how: _How, path: epath.Path) -> tuple[dict[str, Query], Qrels, Negatives]:
   ids = UniqueIds(path, 'query')
   queries: dict[str, Query] = {}
   qrels: Qrels = {}
   negatives: Negatives = {}
-  for number, example in examples.read_examples(format, path):
+  for number, example in examples.read_examples(how.format, path, dict(how.columns)):
     query = example.query
-    ids.add(query.id, number)
+    if how.format != 'table':  # rows of one query belong together
+      ids.add(query.id, number)
+    elif queries.setdefault(query.id, query).text != query.text:
+      raise InputError(
+        f'{path}: the query {query.id!r:.80} has another text at {number} than before; ids must be '
+        'unique'
+      )
     queries[query.id] = query
-    qrels[query.id] = {passage.id: 1 for passage in example.positives}
+    grades = example.grades or (1,) * len(example.positives)
+    judged = qrels.setdefault(query.id, {})
+    for passage, grade in zip(example.positives, grades, strict=True):
+      judged[passage.id] = max(grade, judged.get(passage.id, grade))
     if example.negatives:
-      negatives[query.id] = [negative for _, negative in example.negatives]
+      own = negatives.setdefault(query.id, [])
+      known = {negative.id for negative in own} if how.format == 'table' else set()
+      own += [negative for _, negative in example.negatives if negative.id not in known]
   return queries, qrels, negatives
 
 
@@ -369,7 +467,7 @@ def _known(qrels: Qrels, queries: dict[str, Query], report: ReadReport) -> Qrels
   return {query: grades for query, grades in qrels.items() if query in queries}
 
 
-def _read_mined(_: str, path: epath.Path) -> Negatives:
+def _read_mined(_: _How, path: epath.Path) -> Negatives:
   mined: Negatives = {}
   ids = UniqueIds(path, 'query')
   for number, query, negatives in examples.read_mined(path):

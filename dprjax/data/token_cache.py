@@ -190,7 +190,9 @@ def build_cache(
       key: value
       for key, value in dataclasses.asdict(source).items()
       if key not in ('path', 'corpus', 'queries', 'qrels', 'negatives', 'strict')
-      and (key not in ('categories', 'fold') or value)  # unset ones keep older caches valid
+      and (
+        key not in ('categories', 'fold', 'columns') or value
+      )  # unset ones keep older caches valid
     },
     'tokenizer_sha256': tokenizer.sha256,
     'query_max_length': query_max_length,

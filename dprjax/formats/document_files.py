@@ -15,16 +15,14 @@ line.
 
 import errno
 import io
-import itertools
 import lzma
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, NamedTuple
 
 import msgspec
-import sentencex
 from etils import epath
 
 from dprjax.base import files, reading
@@ -32,6 +30,7 @@ from dprjax.base.errors import InputError
 from dprjax.formats import mediawiki, texts
 from dprjax.formats.fields import Id, check_id
 from dprjax.formats.read_report import ReadReport
+from dprjax.formats.sentences import paragraphs
 
 _KINDS = ('.jsonl', '.tsv', '.txt', '.xml', '.zip')
 _EXPECTED = '.jsonl, .tsv, .txt, .zip or .xml (MediaWiki), perhaps with ' + ', '.join(
@@ -88,17 +87,6 @@ def find_files(paths: Sequence[files.PathLike], report: ReadReport) -> list[epat
       raise InputError(f'{given}: not a format of text; expected {_EXPECTED}')
     found += inside
   return found
-
-
-def split_sentences(text: str, language: str = 'en') -> list[str]:
-  """The sentences of a text, with single spaces; a newline ends one, and nothing is left out.
-
-  ``language`` is an ISO 639 code; sentencex takes English rules for an unknown one.
-  """
-  spans = (
-    sentence.split() for line in text.splitlines() for sentence in sentencex.segment(language, line)
-  )
-  return [' '.join(words) for words in spans if words]
 
 
 def _walk(
@@ -210,7 +198,7 @@ def _read_text(lines: IO[str], identifier: str, name: str) -> Iterator[Document]
   """One document, or several of about ``_PART`` characters, split between paragraphs."""
   part: list[str] = []
   size = number = 0
-  for paragraph in _paragraphs(reading.number_lines(lines, name)):
+  for paragraph in paragraphs(reading.number_lines(lines, name)):
     part.append(paragraph)
     size += len(paragraph)
     if size > _PART:
@@ -219,9 +207,3 @@ def _read_text(lines: IO[str], identifier: str, name: str) -> Iterator[Document]
       part, size = [], 0
   if part or not number:
     yield Document(f'{identifier}~{number + 1}' if number else identifier, '\n'.join(part))
-
-
-def _paragraphs(lines: Iterable[tuple[int, str]]) -> Iterator[str]:
-  """Joins numbered lines; a gap in the numbers is a blank line, which ends a paragraph."""
-  for _, block in itertools.groupby(enumerate(lines), key=lambda pair: pair[1][0] - pair[0]):
-    yield ' '.join(line.strip() for _, (_, line) in block)

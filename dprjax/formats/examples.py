@@ -4,16 +4,27 @@
 |---|---|
 | dpr | `{question, positive_ctxs, negative_ctxs, hard_negative_ctxs}` |
 | tevatron | `{query_id, query, positive_passages, negative_passages}` |
-| flagembedding | `{query, pos: [text], neg: [text]}` |
+| tevatron2 | `{query_id, query_text, positive_document_ids, negative_document_ids}` and a corpus |
+| flagembedding | `{query, pos: [text], neg: [text], prompt, pos_scores, neg_scores}` |
 | arxiv | `{id, title, abstract, categories}`: the title is the query, the abstract its passage |
+| table | columns such as query, positive, negative or label, by their names (`USUAL`) |
+| labels | columns text and label: see `read_labels` |
 
 DPR's passages are `{title, text, passage_id}`, Tevatron's `{docid, title, text}`. To Tevatron's
-negatives mining adds `retriever`, `rank`, `score` and `sources`. A file is jsonl or one JSON array.
-Errors name file, line and what was expected there.
+negatives mining adds `retriever`, `rank`, `score` and `sources`. Where a
+column is named for the role `prompt`, its text and a space stand before the query; FlagEmbedding
+calls it so. Its scores are a teacher's (`read_reranker_scores`). A file is of any kind that
+`dprjax.formats.records` reads. Errors name file, line and what was expected.
+
+A row of a table is a query with a passage, `positive`, or several in a list, and negatives, in
+`negative` or `negative_1`, `negative_2` and so on. A `label` is a whole number: the grade of the
+passage, or 0 for a negative. Rows of one query belong together.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -21,8 +32,9 @@ from etils import epath
 
 from dprjax.base import reading
 from dprjax.base.errors import InputError
+from dprjax.formats import records
 from dprjax.formats.fields import Id, Labels, check_id, labels
-from dprjax.formats.texts import Passage, Query
+from dprjax.formats.texts import Passage, Query, Text
 
 UNDENOISED, DENOISED = MINED_SOURCES = ('undenoised', 'denoised')  # DPTDR section 3.3
 
@@ -41,9 +53,16 @@ class Negative(NamedTuple):
 
 
 class Example(NamedTuple):
+  """A query, or a part of what is known of it.
+
+  Attributes:
+    grades: of the positives; empty where all are 1.
+  """
+
   query: Query
   positives: list[Passage]
   negatives: list[tuple[Passage, Negative]]
+  grades: tuple[int, ...] = ()
 
 
 _Source = Literal['undenoised', 'denoised']
@@ -102,9 +121,20 @@ class _Dpr(msgspec.Struct):
 class _FlagEmbedding(msgspec.Struct):
   query: str
   pos: list[str]
-  neg: list[str] = []
+  neg: list[str] | None = None
+  prompt: str | None = None
+  pos_scores: list[float] | None = None
+  neg_scores: list[float] | None = None
   query_id: Id | None = None
   id: Id | None = None
+
+
+class _Tevatron2(msgspec.Struct):
+  query_id: Id
+  query_text: str | None = None
+  query: str | None = None
+  positive_document_ids: list[Id] = []
+  negative_document_ids: list[Id] | None = None
 
 
 class _Arxiv(msgspec.Struct):
@@ -117,35 +147,183 @@ class _Arxiv(msgspec.Struct):
 _MakePassage = Callable[[Id | None, str | None, str], Passage]
 
 
-def read_examples(format: str, path: epath.Path) -> Iterator[tuple[int, Example]]:
-  """Yields (line or entry number, example).
+USUAL = {
+  'query': ('query', 'anchor', 'question', 'query_text'),
+  'positive': (
+    *('positive', 'pos', 'passage', 'answer', 'document', 'context', 'text', 'contents', 'content'),
+    *('positive_passage', 'response'),
+  ),
+  'negative': ('negative', 'neg', 'hard_negative', 'negative_passage'),
+  'label': ('label', 'relevance', 'grade'),
+  'title': ('title',),
+  'query_id': ('query_id', 'query-id', 'qid'),
+  'prompt': (),  # only where it is named
+  'positive_id': ('positive_id', 'passage_id', 'docid', 'doc_id', 'pid', 'corpus_id', 'corpus-id'),
+}
+"""The usual names of a table's columns, in lower case; the first that is there counts."""
+
+USUAL_LABELS = {'text': ('text', 'sentence'), 'label': ('label', 'labels', 'label_id', 'category')}
+
+_TABLES = ('csv', 'tsv')  # whose values are not lists
+_NUMBERED = re.compile(r'(?:hard_)?neg(?:ative)?_\d{1,3}')
+
+
+class _Naming:
+  """Names passages by ids or, without any, by their texts."""
+
+  def __init__(self) -> None:
+    self._digests: dict[str, str] = {}
+
+  def __call__(self, given: Id | None, title: str | None, text: str, where: str) -> Passage:
+    text = f'{title or ""} {text}'.strip()
+    digest = digest_of(text)
+    id_ = f'text-{digest}' if given is None else check_id(given, where)
+    if self._digests.setdefault(id_, digest) != digest:
+      id_ = f'{id_}~{digest}'
+    return Passage(id_, text)
+
+
+def digest_of(text: str) -> str:
+  """16 digits that name a text."""
+  return hashlib.sha1(text.encode('utf-8', 'surrogatepass'), usedforsecurity=False).hexdigest()[:16]
+
+
+def read_examples(
+  format: str, path: epath.Path, columns: Mapping[str, str] | None = None
+) -> Iterator[tuple[int, Example]]:
+  """Yields (line or entry number, example); those of a table may be parts of one query.
 
   A passage without an id is named by its text; one id with two texts makes two passages. A query
-  without an id is named by its number.
+  without an id is named by its number or, in a table, by its text.
+
+  Args:
+    columns: of a table, the names that the user chose, by role.
   """
+  if format == 'table':
+    yield from _read_table(path, columns or {})
+    return
+  prompted = bool(columns and 'prompt' in columns)
   parse, type_, _ = _FORMATS[format]
-  digests: dict[str, str] = {}
+  naming = _Naming()
   where = ''
   record: Any
 
   def passage(given: Id | None, title: str | None, text: str) -> Passage:
-    text = f'{title or ""} {text}'.strip()
-    digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:16]
-    id_ = f'text-{digest}' if given is None else check_id(given, where)
-    if digests.setdefault(id_, digest) != digest:
-      id_ = f'{id_}~{digest}'
-    return Passage(id_, text)
+    return naming(given, title, text, where)
 
-  for number, where, record in reading.read_records(path, 'data file', type_):
+  for number, where, record in records.read_as(path, 'data file', type_):
     query_id, query, positives, negatives = parse(record, passage)
     id_ = str(number) if query_id is None else check_id(query_id, where)
+    if prompted and getattr(record, 'prompt', None):
+      query = f'{record.prompt.strip()} {query}'
     yield number, Example(Query(id_, query.strip()), positives, negatives)
 
 
-def read_passages(format: str, path: epath.Path) -> Iterator[tuple[int, Passage]]:
+def _read_table(path: epath.Path, columns: Mapping[str, str]) -> Iterator[tuple[int, Example]]:
+  naming = _Naming()
+  roles: dict[str, str] = {}
+  negatives: list[str] = []
+  for row in records.read(path, 'data file'):
+    if not roles:
+      names = list(row.values)
+      roles = records.find_roles(names, USUAL, columns, str(path))
+      if absent := [role for role in ('query', 'positive') if role not in roles]:
+        raise InputError(
+          f'{path}: no column of {" and ".join(absent)}; there are {", ".join(names):.300}; name '
+          'them with config.data.columns=query=NAME,positive=NAME'
+        )
+      negatives = [name for name in names if _NUMBERED.fullmatch(name.strip().lower())]
+      negatives += [roles['negative']] if 'negative' in roles else []
+    values, where = row.values, row.where
+    text = records.text_of(values[roles['query']], where, roles['query']).strip()
+    if 'prompt' in roles:
+      text = f'{records.text_of(values[roles["prompt"]], where, "prompt").strip()} {text}'.strip()
+    id_ = f'query-{digest_of(text)}'
+    if 'query_id' in roles:
+      id_ = check_id(records.id_of(values[roles['query_id']], where, roles['query_id']), where)
+    found = _several(values[roles['positive']], where, roles['positive'])
+    title = records.text_of(values.get(roles.get('title', '')), where, 'title')
+    given = None
+    if 'positive_id' in roles and len(found) == 1:
+      given = records.id_of(values[roles['positive_id']], where, roles['positive_id'])
+    positives = [naming(given, title, one, where) for one in found]
+    grade = _grade(values[roles['label']], where, roles['label']) if 'label' in roles else 1
+    others = [
+      naming(None, None, one, where)
+      for name in negatives
+      for one in _several(values[name], where, name)
+    ]
+    if grade <= 0:
+      yield row.number, Example(Query(id_, text), [], _unmined([*positives, *others]))
+    else:
+      grades = (grade,) * len(positives) if grade > 1 else ()
+      yield row.number, Example(Query(id_, text), positives, _unmined(others), grades)
+
+
+def _several(value: Any, where: str, name: str) -> list[str]:
+  """A text or a list of texts; none for a missing one."""
+  several = value if isinstance(value, list) else [value]
+  found = (records.text_of(one, where, name) for one in several)
+  return [text for text in found if text.strip()]
+
+
+def _grade(value: Any, where: str, name: str) -> int:
+  """A label as a grade: true, 1, '1' and 1.0 are 1."""
+  try:
+    number = float({'true': 1, 'false': 0}.get(str(value).strip().lower(), value))
+  except (TypeError, ValueError):
+    number = math.nan
+  if not number.is_integer() or abs(number) >= 2**31:
+    raise InputError(
+      f'{where}: {name} is {value!r:.40}; expected a whole number, 0 for a passage that is not '
+      'relevant. Round scores first, or leave the column out'
+    )
+  return int(number)
+
+
+def read_labels(
+  path: epath.Path, columns: Mapping[str, str] | None = None
+) -> tuple[list[tuple[str, Text]], list[tuple[str, Text]]]:
+  """Queries and passages of a table of texts with labels, each with its label.
+
+  By a hash of its text, a text is a query or a passage, a half each. Passages with the label of a
+  query are relevant to it. Texts that come twice count once, under their first label.
+
+  Raises:
+    InputError: no column of texts or labels; a label is missing.
+  """
+  found: dict[str, tuple[str, Text]] = {}
+  roles: dict[str, str] = {}
+  for row in records.read(path, 'data file'):
+    if not roles:
+      roles = records.find_roles(list(row.values), USUAL_LABELS, columns or {}, str(path))
+      if absent := [role for role in USUAL_LABELS if role not in roles]:
+        raise InputError(
+          f'{path}: no column of {" and ".join(absent)}; there are {", ".join(row.values):.300}'
+        )
+    text = records.text_of(row.values[roles['text']], row.where, roles['text']).strip()
+    label = row.values[roles['label']]
+    if label is None or str(label) == '':
+      raise InputError(f'{row.where}: no {roles["label"]}')
+    if text:
+      digest = digest_of(text)
+      found.setdefault(digest, (str(label), Text(f'text-{digest}', text)))
+  sides = [int(digest, 16) % 2 for digest in found]
+  queries, passages = (
+    [one for one, own in zip(found.values(), sides, strict=True) if own == side] for side in (0, 1)
+  )
+  return queries, passages
+
+
+def read_passages(
+  format: str, path: epath.Path, columns: Mapping[str, str] | None = None
+) -> Iterator[tuple[int, Passage]]:
   """Yields (number, passage) of the passages in examples, each once, where it first comes."""
+  if format == 'labels':
+    yield from enumerate((passage for _, passage in read_labels(path, columns)[1]), 1)
+    return
   seen: set[str] = set()
-  for number, example in read_examples(format, path):
+  for number, example in read_examples(format, path, columns):
     for passage in (*example.positives, *(passage for passage, _ in example.negatives)):
       if passage.id not in seen:
         seen.add(passage.id)
@@ -158,18 +336,27 @@ def read_categories(path: epath.Path) -> Iterator[tuple[int, str, tuple[str, ...
     yield number, check_id(record.id, where), labels(record.categories, where)
 
 
-def detect_format(path: epath.Path) -> str:
+def detect_format(path: epath.Path, columns: Mapping[str, str] | None = None) -> str:
   """The format of a file, by its first record's keys. Raises InputError if none fits."""
-  for _, _, values in reading.read_records(path, 'data file', dict[str, Any]):
+  names = records.names_of(path, 'data file')
+  chosen = columns or {}
+  if not {'query', 'positive', 'text'} & chosen.keys() and records.ending_of(path) not in _TABLES:
     for format, (_, _, key) in _FORMATS.items():
-      if key in values:
+      if key in names:
         return format
-    raise InputError(
-      f'{path}: the first record has {", ".join(map(repr, values)) or "no keys"}; expected '
-      'positive_passages (Tevatron), pos (FlagEmbedding), positive_ctxs (DPR) or abstract (arXiv); '
-      'for a BEIR data set name its folder'
-    )
-  raise InputError(f'{path}: no record in it')
+  for format, usual, needed in (
+    ('table', USUAL, ('query', 'positive')),
+    ('labels', USUAL_LABELS, ('text', 'label')),
+  ):
+    own = {role: name for role, name in chosen.items() if role in usual}
+    if set(needed) <= records.find_roles(names, usual, own, str(path)).keys():
+      return format
+  raise InputError(
+    f'{path}: the first record has {", ".join(map(repr, names)) or "no keys"}; expected '
+    'positive_passages or positive_document_ids (Tevatron), pos (FlagEmbedding), positive_ctxs '
+    '(DPR), abstract (arXiv), columns such as query and positive, or text and label; for a BEIR '
+    'data set name its folder'
+  )
 
 
 def read_mined(path: epath.Path) -> Iterator[tuple[int, str, list[Negative]]]:
@@ -181,7 +368,14 @@ def read_mined(path: epath.Path) -> Iterator[tuple[int, str, list[Negative]]]:
 
 
 def read_reranker_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-  """Yields (query id, (passage id, its ``reranker_score``)) of a tevatron jsonl that has scores."""
+  """Yields (query id, (passage id, a teacher's score)) of a file that has scores.
+
+  They are the ``reranker_score`` of a tevatron jsonl, or ``pos_scores`` and ``neg_scores`` of
+  FlagEmbedding's, whose ids are those of `read_examples`.
+  """
+  if 'pos' in records.names_of(path, 'teacher scores'):
+    yield from _read_flag_scores(path)
+    return
   for number, record in reading.read_jsonl(path, 'teacher scores', _Scored):
     where = f'{path}, line {number}'
     scores = [
@@ -190,6 +384,23 @@ def read_reranker_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str
       if entry.reranker_score is not None
     ]
     yield check_id(record.query_id, where), scores
+
+
+def _read_flag_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+  naming = _Naming()
+  for number, where, record in records.read_as(path, 'teacher scores', _FlagEmbedding):
+    found: list[tuple[str, float]] = []
+    for side, texts, scores in (
+      ('pos', record.pos, record.pos_scores),
+      ('neg', record.neg or [], record.neg_scores),
+    ):
+      passages = [naming(None, None, text, where).id for text in texts]
+      if scores:
+        if len(scores) != len(texts):
+          raise InputError(f'{where}: {len(scores)} {side}_scores for {len(texts)} {side}')
+        found += zip(passages, scores, strict=True)
+    given = record.id if record.query_id is None else record.query_id
+    yield str(number) if given is None else check_id(given, where), found
 
 
 # What each format's parser returns: the query's id, its text, positives, negatives.
@@ -225,10 +436,26 @@ def _dpr(record: _Dpr, passage: _MakePassage) -> _Parts:
 
 def _flagembedding(record: _FlagEmbedding, passage: _MakePassage) -> _Parts:
   positives, negatives = (
-    [passage(None, None, text) for text in texts] for texts in (record.pos, record.neg)
+    [passage(None, None, text) for text in texts] for texts in (record.pos, record.neg or ())
   )
+  scored = _unmined(negatives)
+  if record.neg_scores and len(record.neg_scores) == len(negatives):
+    scored = [
+      (negative, Negative(negative.id, score=score))
+      for negative, score in zip(negatives, record.neg_scores, strict=True)
+    ]
   id_ = record.id if record.query_id is None else record.query_id
-  return id_, record.query, positives, _unmined(negatives)
+  return id_, record.query, positives, scored
+
+
+def _tevatron2(record: _Tevatron2, _: _MakePassage) -> _Parts:
+  # The texts are in the corpus.
+  positives, negatives = (
+    [Passage(str(id_), '') for id_ in ids]
+    for ids in (record.positive_document_ids, record.negative_document_ids or ())
+  )
+  query = record.query if record.query_text is None else record.query_text
+  return record.query_id, query or '', positives, _unmined(negatives)
 
 
 def _arxiv(record: _Arxiv, passage: _MakePassage) -> _Parts:
@@ -243,8 +470,9 @@ def _unmined(passages: list[Passage]) -> list[tuple[Passage, Negative]]:
 
 _FORMATS: dict[str, tuple[Callable[[Any, _MakePassage], _Parts], type, str]] = {
   'tevatron': (_tevatron, _Tevatron, 'positive_passages'),
+  'tevatron2': (_tevatron2, _Tevatron2, 'positive_document_ids'),
   'flagembedding': (_flagembedding, _FlagEmbedding, 'pos'),
   'dpr': (_dpr, _Dpr, 'positive_ctxs'),
   'arxiv': (_arxiv, _Arxiv, 'abstract'),
 }
-FORMATS = tuple(_FORMATS)
+FORMATS = (*_FORMATS, 'table', 'labels')

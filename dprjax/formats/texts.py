@@ -3,7 +3,12 @@
 | file | queries | passages |
 |---|---|---|
 | .json, .jsonl (BEIR) | `{_id, text}` | `{_id, text, title, categories}`; two are optional |
+| .csv, .parquet, hf:NAME, other .jsonl and .tsv | columns by their names | likewise |
+| .md, .html, .pdf, .txt without tabs | | documents, cut by `dprjax.formats.documents` |
 | other (MS MARCO) | id text | id text; id title text; or id url title body |
+
+`dprjax.formats.inputs` says which files a folder or a pattern gives. `USUAL` has the names by which
+columns are found, unless they are named; without a column of ids, an id is a row's number from 0.
 
 Columns are separated by tabs, and every row has as many as the first. Three are those of the titled
 corpus that RocketQA and coCondenser use for MS MARCO. A header such as `id title text` is known.
@@ -14,16 +19,19 @@ other files a quote is a character like others. Any file may be compressed. Erro
 the first line of a row.
 """
 
+import contextlib
+import hashlib
 import itertools
-from collections.abc import Container, Iterable, Iterator
-from typing import NamedTuple
+import tempfile
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import IO, NamedTuple
 
 import msgspec
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.formats import columns
-from dprjax.formats.fields import Id, Labels, UniqueIds, check_id, labels
+from dprjax.formats import columns, hub_data, inputs, records
+from dprjax.formats.fields import Id, Labels, ManyIds, check_id, labels
 
 SIDES = ('query', 'passage')
 
@@ -203,35 +211,238 @@ def read_queries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, 
     yield number, layout.query(row, f'{path}, line {number}')
 
 
-def read_texts(
-  path: files.PathLike, side: str, wanted: Container[str] | None = None, format: str = ''
-) -> Iterator[Text]:
-  """The queries or passages of one file.
+USUAL: dict[str, dict[str, tuple[str, ...]]] = {
+  'query': {
+    'id': ('_id', 'id', 'query_id', 'query-id', 'qid'),
+    'text': ('text', 'query', 'question', 'query_text', 'anchor'),
+  },
+  'passage': {
+    'id': ('_id', 'id', 'docid', 'doc_id', 'passage_id', 'pid', 'docno', 'corpus_id', 'corpus-id'),
+    'title': ('title',),
+    'text': ('text', 'passage', 'contents', 'content', 'body', 'document', 'answer', 'positive'),
+  },
+}
+"""The usual names of columns by side and role, in lower case; the first that is there counts."""
+
+
+def digest(texts: Iterable[Text]) -> str:
+  """SHA-256 of ids and texts."""
+  found = hashlib.sha256()
+  for text in texts:
+    for part in (text.id.encode(), text.text.encode()):
+      found.update(len(part).to_bytes(8, 'big') + part)
+  return found.hexdigest()
+
+
+class Texts:
+  """The queries or passages of an input, as often as they are asked for.
 
   Args:
-    path: the file.
+    path: a file, a pipe, a pattern, a folder or ``hf:NAME``, see `dprjax.formats.inputs`.
     side: 'query' or 'passage'.
-    wanted: ids; other texts are skipped and their ids not kept, so that memory does not grow with
-      the file. None: all.
-    format: 'beir' or 'msmarco'; `format_of` the path by default.
+    wanted: ids; other texts are skipped and their ids not kept. None: all.
+    format: 'beir' or 'msmarco'; by the path by default.
+    columns: the names of columns by role, id, title and text.
 
   Raises:
-    InputError: a missing, empty or malformed file, or an id (of those wanted) that comes twice.
+    InputError: a missing input; while texts are read, as `read_texts`.
   """
-  found = files.existing(path, f'{side} file')
-  ids = UniqueIds(found, side)
-  texts: Iterator[tuple[int, Text]] = (
-    read_queries(found, format)
-    if side == 'query'
-    else ((number, Passage(entry.id, entry.joined)) for number, entry in read_corpus(found, format))
-  )
-  number = 0
-  for number, text in texts:
-    if wanted is None or text.id in wanted:
-      ids.add(text.id, number)
-      yield text
-  if not number:
-    raise InputError(f'{found}: no {side} in it')
+
+  def __init__(
+    self,
+    path: files.PathLike,
+    side: str,
+    wanted: Container[str] | None = None,
+    format: str = '',
+    columns: Mapping[str, str] | None = None,
+  ):
+    self.path, self.side = path, side
+    self._wanted, self._format, self._columns = wanted, format, columns or {}
+    self._inputs = inputs.find(path, side)
+    self._kept: IO[bytes] | None = None
+
+  def __iter__(self) -> Iterator[Text]:
+    return self._read() if self._kept is None else _unpack(self._kept)
+
+  def sha256(self) -> str:
+    """SHA-256 of the file, where it is one alone and no pipe, else of `digest`."""
+    [first, *more] = self._inputs
+    if more or first.document or hub_data.is_named(first.path):
+      return digest(self)
+    return files.sha256_file(files.regular_file(first.path, f'{self.side} file'))
+
+  @contextlib.contextmanager
+  def kept(self) -> Iterator['Texts']:
+    """Itself; within the block, the texts of a pipe are kept in a temporary file."""
+    if not any(files.is_special(one.path) for one in self._inputs):
+      yield self
+      return
+    with tempfile.TemporaryFile() as kept:
+      for text in self._read():
+        packed = msgspec.msgpack.encode(text)
+        kept.write(len(packed).to_bytes(4, 'big') + packed)
+      self._kept = kept
+      yield self
+
+  def _read(self) -> Iterator[Text]:
+    ids, count, empty = ManyIds(self.side), 0, 0
+    for one in self._inputs:
+      by_rows = hub_data.is_named(one.path) or records.ending_of(one.path) == 'parquet'
+      ids.begin(one.path, 'row' if by_rows else 'line')
+      before = count
+      for number, text in self._read_one(one, count):
+        count += 1
+        if self._wanted is None or text.id in self._wanted:
+          ids.add(text.id, number)
+          yield text
+      empty += one.document and count == before
+    ids.finish()
+    if not count:
+      raise InputError(f'{self.path}: no {self.side} in it')
+
+  def _read_one(self, one: inputs.Input, before: int) -> Iterator[tuple[int, Text]]:
+    if one.document:
+      from dprjax.formats import documents  # imports what cuts texts
+
+      for number, found in enumerate(documents.read_passages(one.path, one.name)):
+        record = PassageRecord(check_id(found.id, str(one.path)), found.title, found.text)
+        yield number, Text(record.id, record.joined)
+    elif _has_rows(one) or self._columns:
+      yield from self._read_rows(one, records.read(one.path, f'{self.side} file'), before)
+    elif self._format != 'msmarco' and is_json(one.path):
+      yield from self._read_json(one, before)
+    else:
+      yield from self._read_lines(one, before)
+
+  def _read_lines(self, one: inputs.Input, before: int) -> Iterator[tuple[int, Text]]:
+    """Columns between tabs, by their places or by the header."""
+    lines = reading.read_lines(one.path, f'{self.side} file', blank=True)
+    for number, line in lines:
+      if not line.strip():
+        continue
+      again = itertools.chain([(number, line)], lines)
+      names = [name.strip().strip('"').strip() for name in line.split('\t')]
+      if self._named(names, str(one.path)) and not _is_layout(names):
+        rows = records.table_rows(again, str(one.path), '\t')
+        yield from self._read_rows(one, rows, before)
+        return
+      layout, rows_ = open_rows(again, 'msmarco', str(one.path))
+      for number, row in rows_:
+        where = f'{one.path}, line {number}'
+        if self.side == 'query':
+          yield number, layout.query(row, where)
+        else:
+          entry = layout.entry(row, where)
+          yield number, Text(entry.id, entry.joined)
+      return
+
+  def _read_json(self, one: inputs.Input, before: int) -> Iterator[tuple[int, Text]]:
+    """BEIR's records, or others with known names, by the keys of the first."""
+    what = f'{self.side} file'
+    if records.ending_of(one.path) == 'json':
+      found = reading.record_texts(one.path, what)
+    else:
+      lines = reading.read_lines(one.path, what)
+      found = ((number, f'{one.path}, line {number}', line) for number, line in lines)
+    first = next(found, None)
+    if first is None:
+      return
+    found = itertools.chain([first], found)
+    keys = list(reading.parse_object(first[2], first[1]))
+    if not {'_id', 'text'} <= set(keys) and self._named(keys, str(one.path)):
+      rows = (
+        records.Row(number, where, reading.parse_object(line, where))
+        for number, where, line in found
+      )
+      yield from self._read_rows(one, rows, before)
+      return
+    layout = FileLayout()
+    for number, where, line in found:
+      if self.side == 'query':
+        yield number, layout.query(line, where)
+      else:
+        entry = layout.entry(line, where)
+        yield number, Text(entry.id, entry.joined)
+
+  def _named(self, names: list[str], where: str) -> bool:
+    """Whether these are names of a text, and of an id or one text alone."""
+    roles = records.find_roles(names, USUAL[self.side], self._columns, where)
+    return 'text' in roles and ('id' in roles or len(names) == 1)
+
+  def _read_rows(
+    self, one: inputs.Input, rows: Iterator[records.Row], before: int
+  ) -> Iterator[tuple[int, Text]]:
+    """Rows of named values; without an id, it is the row's number from ``before``."""
+    roles: dict[str, str] = {}
+    for count, row in enumerate(rows, before):
+      if not roles:
+        names = list(row.values)
+        roles = records.find_roles(names, USUAL[self.side], self._columns, str(one.path))
+        if 'text' not in roles:
+          raise InputError(
+            f'{one.path}: no column has the text of a {self.side}; there are '
+            f'{", ".join(names):.300}; name it with --column=text=NAME'
+          )
+      values = {role: row.values.get(name) for role, name in roles.items()}
+      id_ = str(count)
+      if 'id' in roles:
+        id_ = check_id(records.id_of(values['id'], row.where, roles['id']), row.where)
+      text = records.text_of(values['text'], row.where, roles['text'])
+      if self.side == 'query':
+        yield row.number, Query(id_, text.strip())
+      else:
+        title = records.text_of(values.get('title'), row.where, 'title')
+        yield row.number, Passage(id_, PassageRecord(id_, title, text).joined)
+
+
+def _has_rows(one: inputs.Input) -> bool:
+  return hub_data.is_named(one.path) or records.ending_of(one.path) in ('csv', 'parquet')
+
+
+def _is_layout(names: list[str]) -> bool:
+  """Whether names of columns are a header that MS MARCO's and DPR's files have."""
+  found = sorted(_ALIASES.get(name.lower(), name.lower()) for name in names)
+  return found in (sorted(known) for known in _NAMES.values())
+
+
+def _unpack(file: IO[bytes]) -> Iterator[Text]:
+  file.seek(0)
+  while size := file.read(4):
+    yield Text(*msgspec.msgpack.decode(file.read(int.from_bytes(size, 'big'))))
+
+
+def columns_of(side: str, given: Mapping[str, str]) -> dict[str, str]:
+  """Names of columns for `Texts`, of those for the corpus and for the queries together.
+
+  ``query`` and ``query_id`` are of the queries, ``id``, ``title`` and ``text`` of the corpus.
+
+  Raises:
+    InputError: another role.
+  """
+  roles = {
+    'query': {'query_id': 'id', 'query': 'text'},
+    'passage': {role: role for role in USUAL['passage']},
+  }
+  known = [role for own in roles.values() for role in own]
+  if unknown := [role for role in given if role not in known]:
+    raise InputError(f'--column: {unknown[0]!r:.40} is none of {", ".join(known)}')
+  return {roles[side][role]: name for role, name in given.items() if role in roles[side]}
+
+
+def read_texts(
+  path: files.PathLike,
+  side: str,
+  wanted: Container[str] | None = None,
+  format: str = '',
+  columns: Mapping[str, str] | None = None,
+) -> Iterator[Text]:
+  """The texts of `Texts`, once.
+
+  Raises:
+    InputError: a missing, empty or malformed file, no column of texts, or an id (of those wanted)
+      that comes twice.
+  """
+  return iter(Texts(path, side, wanted, format, columns))
 
 
 def read_categories(path: files.PathLike) -> Iterator[tuple[int, str, tuple[str, ...]]]:

@@ -1,8 +1,7 @@
 """Encodes texts into a folder of embeddings, in one process or several."""
 
-import hashlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -12,7 +11,7 @@ from dprjax.base import files
 from dprjax.base.counts import counted
 from dprjax.base.progress import Progress, pace
 from dprjax.formats import seen
-from dprjax.formats.texts import Text
+from dprjax.formats.texts import Text, digest
 from dprjax.inference.text_encoder import Encoder
 from dprjax.retrieval import embeddings, manifest
 from dprjax.runtime import distributed
@@ -157,12 +156,3 @@ def describe(
     input_sha256=input_sha256,
     topic=topic if encoder.topics else '',
   )
-
-
-def digest(texts: Iterable[Text]) -> str:
-  """SHA-256 of ids and texts; their file may be a pipe."""
-  found = hashlib.sha256()
-  for text in texts:
-    for part in (text.id.encode(), text.text.encode()):
-      found.update(len(part).to_bytes(8, 'big') + part)
-  return found.hexdigest()

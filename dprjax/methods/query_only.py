@@ -20,7 +20,7 @@ from dprjax.data import sources, token_cache
 from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
 from dprjax.formats.fields import read_ids
-from dprjax.formats.texts import SIDES, Text
+from dprjax.formats.texts import SIDES, Text, digest
 from dprjax.inference import folders
 from dprjax.inference.text_encoder import UNNAMED, BankEntry, Encoder
 from dprjax.methods import contrastive
@@ -150,7 +150,7 @@ def open_passages(
   if (
     not made
     and len(found) == dataset.total_passages()
-    and folders.digest(dataset.passages) != found.meta.input_sha256
+    and digest(dataset.passages) != found.meta.input_sha256
   ):
     raise InputError(
       f'{_OPTION}: {folder} was made of other texts, or another order, than '

@@ -20,7 +20,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import batches, docstrings, sources, teacher, token_cache
 from dprjax.data.text import Tokenizer
-from dprjax.formats import irds, seen, trec
+from dprjax.formats import hub_data, irds, seen, trec
 from dprjax.formats.qrels import Qrels, write_qrels
 from dprjax.formats.texts import SIDES
 from dprjax.inference.embedder import Embedder
@@ -312,6 +312,9 @@ def find_splits(
       raise InputError(f"{where}.format: {path} is read as 'beir'; leave {format!r} out")
     splits = [split for split in (section.train_split, section.dev_split) if split]
     path, format = str(irds.folder_of(path, workdir / 'data' / task, splits)), 'beir'
+  elif hub_data.is_named(path):
+    splits = [split for split in (section.train_split, section.dev_split) if split]
+    path = str(hub_data.folder_of(path, workdir / 'data' / task, splits))
   hold_out = (section.hold_out, seed) if section.hold_out and not section.dev_split else None
   train = sources.Source(
     path,
@@ -321,6 +324,7 @@ def find_splits(
     max_queries=section.max_queries or None,
     strict=section.strict,
     categories=section.categories,
+    columns=section.columns,
   )
   fold = folds = None
   if section.folds and not section.dev_split and not task:
@@ -334,7 +338,12 @@ def find_splits(
   dev = None
   if section.dev_split:
     dev = sources.Source(
-      path, format, section.dev_split, strict=section.strict, categories=section.categories
+      path,
+      format,
+      section.dev_split,
+      strict=section.strict,
+      categories=section.categories,
+      columns=section.columns,
     )
   elif hold_out:
     dev = dataclasses.replace(train, negatives=None, held_out=True, max_queries=None)

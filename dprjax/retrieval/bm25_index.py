@@ -5,7 +5,7 @@ With k1 = 1.5, b = 0.75 and English stemming, nDCG@10 on SciFact is .686 (publis
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write
 from dprjax.formats.fields import read_ids
 from dprjax.formats.rankings import Ranking
+from dprjax.formats.texts import Text
 from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK
 
@@ -45,7 +46,7 @@ def _bm25s() -> Any:
   return bm25s
 
 
-def _tokens(texts: Sequence[str], language: str, as_ids: bool) -> Any:
+def _tokens(texts: Iterable[str], language: str, as_ids: bool) -> Any:
   """bm25s's tokens; ``language`` 'none' keeps every word."""
   import Stemmer
 
@@ -61,7 +62,8 @@ def _tokens(texts: Sequence[str], language: str, as_ids: bool) -> Any:
   except ValueError:  # a stemmer without stop words
     made = tokenizer(stopwords=None)
   return made.tokenize(
-    given.texts(texts),
+    texts,
+    length=0,  # of a progress bar that is not shown
     return_as='tuple' if as_ids else 'string',
     show_progress=False,
     allow_empty=False,
@@ -70,7 +72,7 @@ def _tokens(texts: Sequence[str], language: str, as_ids: bool) -> Any:
 
 def words_of(texts: Sequence[str], language: str) -> list[list[str]]:
   """The words of each text, as an index of this language has them."""
-  return _tokens(texts, language, as_ids=False)
+  return _tokens(given.texts(texts), language, as_ids=False)
 
 
 class Bm25Index(NamedTuple):
@@ -134,13 +136,28 @@ def build(
   Raises:
     InputError: an unknown language, k1 or b out of range, or no word in any passage.
   """
+  passages = map(Text, ids, given.texts(texts))
+  return build_texts(passages, k1=k1, b=b, language=language)
+
+
+def build_texts(
+  passages: Iterable[Text], *, k1: float = 1.5, b: float = 0.75, language: str = 'english'
+) -> Bm25Index:
+  """`build` of a stream: ids and the numbers of words are in memory, texts are not."""
   check_settings(k1, b, language)
-  tokens = _tokens(texts, language, as_ids=True)
+  ids: list[str] = []
+
+  def texts() -> Iterator[str]:
+    for passage in passages:
+      ids.append(passage.id)
+      yield passage.text
+
+  tokens = _tokens(texts(), language, as_ids=True)
   if not any(tokens.ids):
-    raise InputError(f'nothing to index: not one word in {counted(len(texts), "passages")}')
+    raise InputError(f'nothing to index: not one word in {counted(len(ids), "passages")}')
   index = _bm25s().BM25(k1=k1, b=b)
   index.index(tokens, show_progress=False)
-  return Bm25Index(index, list(ids), language)
+  return Bm25Index(index, ids, language)
 
 
 def check_settings(k1: float, b: float, language: str) -> None:

@@ -139,7 +139,18 @@ def batch_size(what: str = 'texts', default: int = 64) -> Any:
 def texts_file(fields: str, several: bool = False) -> Any:
   more = '; may be repeated' if several else ''
   return flag(
-    f'jsonl with {fields}, or a tsv of id and text; .gz and .xz too{more}', metavar='FILE'
+    f'jsonl with {fields}, tsv, csv, parquet, a folder, a pattern or hf:NAME; .gz, .zst and .xz '
+    f'too{more}',
+    metavar='FILE',
+  )
+
+
+def columns(roles: str) -> Any:
+  return flag(
+    f'the name of a column, if it is not a usual one, for {roles}; may be repeated',
+    {},
+    read=named,
+    metavar='ROLE=NAME',
   )
 
 

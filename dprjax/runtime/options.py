@@ -126,6 +126,7 @@ def descending(*values: int) -> Option:
 TASK_DATA = (
   'format',
   'dir',
+  'columns',
   'mined_negatives',
   'train_split',
   'dev_split',
@@ -281,11 +282,14 @@ def table() -> types.SimpleNamespace:
   c.optim.learning_rate_rules = several((r'.*', 1.0))  # first match: factor on the learning rate
 
   c.data = types.SimpleNamespace()
-  # beir, msmarco, dpr, tevatron, flagembedding, arxiv, docstrings, or auto: detect it
+  # beir, msmarco, dpr, tevatron, tevatron2, flagembedding, arxiv, table, labels, docstrings, or
+  # auto: detect it
   c.data.format = text('auto')
-  # folder (or file) of the training text, or irds:ID of ir_datasets; for docstrings: packages,
-  # separated by commas
+  # folder (or file) of the training text, irds:ID of ir_datasets, or hf:NAME of the Hugging Face
+  # hub; for docstrings: packages, separated by commas
   c.data.dir = text('')
+  # columns of a table whose names are not the usual ones, as query=COLUMN,positive=COLUMN
+  c.data.columns = text('')
   # training jsonl with mined negatives, in the Tevatron format, for queries of data.dir
   c.data.mined_negatives = text('')
   c.data.train_split = text('train')  # qrels/NAME.tsv

@@ -1,6 +1,7 @@
 """Every format by a few handmade lines, every way it can be wrong, and the counts of real sets."""
 
 import collections
+import dataclasses
 import gzip
 import json
 import lzma
@@ -14,6 +15,7 @@ from etils import epath
 from dprjax.base import reading
 from dprjax.data import sources
 from dprjax.data.sources import Source, detect_format, load_dataset
+from dprjax.formats import examples
 from dprjax.formats.texts import read_texts
 from tests.refusals import refused
 
@@ -567,3 +569,96 @@ def test_kept_content_is_bounded(tmp_path, monkeypatch):
   for path in (a, b, a, c, a, b):
     assert sources._once(read, 'beir', path) == [path.name * 50]
   assert reads == ['a', 'b', 'c', 'b']
+
+
+def table(path, text):
+  path.write_text(text)
+  return sources.load_dataset(sources.Source(str(path)))
+
+
+def test_a_table_of_pairs(tmp_path):
+  found = table(
+    tmp_path / 'pairs.csv',
+    'question,answer,negative\nwhy?,because,"no, never"\nwhy?,"for a\nreason",\nhow?,so,\n',
+  )
+  assert found.format == 'table' and [query.text for query in found.queries] == ['why?', 'how?']
+  texts = {passage.id: passage.text for passage in found.passages}
+  first, second = (query.id for query in found.queries)
+  assert [texts[id_] for id_ in found.positives(first)] == ['because', 'for a\nreason']
+  assert [texts[negative.id] for negative in found.negatives[first]] == ['no, never']
+  assert second not in found.negatives
+
+
+def test_a_table_with_labels_ids_and_other_names(tmp_path):
+  (tmp_path / 'train.tsv').write_text(
+    'qid\tfrage\tpid\tabsatz\trelevance\n1\twer\ta\teins\t2\n1\twer\tb\tzwei\t0\n2\twas\tb\tzwei\t1\n'
+  )
+  source = sources.Source(str(tmp_path), columns='query=frage,positive=absatz')
+  found = sources.load_dataset(source)
+  assert found.qrels == {'1': {'a': 2}, '2': {'b': 1}}
+  assert [negative.id for negative in found.negatives['1']] == ['b']
+  assert found.total_passages() == 2
+  for columns, named in (
+    ('query=nichts', 'nichts'),
+    ('colour=frage', 'colour'),
+    ('query', 'query'),
+  ):
+    with refused(named):
+      sources.load_dataset(dataclasses.replace(source, columns=columns))
+  with refused('c.csv', 'line 2', '0.5'):
+    table(tmp_path / 'c.csv', 'query,passage,label\na,b,0.5\n')
+
+
+def test_texts_with_labels(tmp_path):
+  rows = ''.join(f'{{"text": "text {i}", "label": {i % 2}}}\n' for i in range(40))
+  found = table(tmp_path / 'train.jsonl', rows)
+  texts = {text.id: int(text.text.split()[1]) for text in (*found.queries, *found.passages)}
+  assert found.format == 'labels' and len(texts) == 40
+  for query in found.queries:
+    own = texts[query.id] % 2
+    expected = {id_ for id_, number in texts.items() if number % 2 == own}
+    assert set(found.positives(query.id)) == expected - {one.id for one in found.queries}
+
+
+def test_newest_keys_of_flagembedding_and_tevatron(tmp_path):
+  record = (
+    '{"query": "why", "prompt": "Find answers: ", "pos": ["p"], "neg": ["n", "m"], '
+    '"pos_scores": [4.5], "neg_scores": [1, -2.5]}\n'
+  )
+  found = table(tmp_path / 'flag.jsonl', record)
+  assert found.queries == [('1', 'why')]
+  prompted = sources.Source(str(tmp_path / 'flag.jsonl'), columns='prompt=prompt')
+  assert load_dataset(prompted).queries == [('1', 'Find answers: why')]
+  ids = {passage.text: passage.id for passage in found.passages}
+  assert [one.score for one in found.negatives['1']] == [1.0, -2.5]
+  assert list(examples.read_reranker_scores(epath.Path(tmp_path / 'flag.jsonl'))) == [
+    ('1', [(ids['p'], 4.5), (ids['n'], 1.0), (ids['m'], -2.5)])
+  ]
+  folder = tmp_path / 'tevatron'
+  folder.mkdir()
+  (folder / 'corpus.jsonl').write_text('{"docid": "a", "text": "A"}\n{"docid": 7, "text": "B"}\n')
+  (folder / 'train.jsonl').write_text(
+    '{"query_id": "q", "query_text": "who", "query_image": null, "positive_document_ids": ["a"], '
+    '"negative_document_ids": ["7"], "source": "x"}\n'
+  )
+  found = sources.load_dataset(sources.Source(str(folder)))
+  assert found.format == 'tevatron2' and found.qrels == {'q': {'a': 1}}
+  assert [negative.id for negative in found.negatives['q']] == ['7']
+  assert list(found.passages) == [('a', 'A'), ('7', 'B')]
+
+
+@pytest.mark.parametrize('ending', ['csv', 'parquet'])
+def test_a_beir_folder_of_other_files(tmp_path, ending):
+  import pandas as pd
+
+  for name, rows in (
+    ('corpus', [{'id': 'a', 'title': 'A', 'text': 'one'}, {'id': 'b', 'title': '', 'text': 'two'}]),
+    ('queries', [{'query_id': 'q', 'query': 'who'}]),
+  ):
+    frame, path = pd.DataFrame(rows), tmp_path / f'{name}.{ending}'
+    frame.to_csv(path, index=False) if ending == 'csv' else frame.to_parquet(path)
+  (tmp_path / 'qrels').mkdir()
+  (tmp_path / 'qrels' / 'train.tsv').write_text('q\t0\ta\t1\n')
+  found = sources.load_dataset(sources.Source(str(tmp_path)))
+  assert found.format == 'beir' and found.queries == [('q', 'who')]
+  assert list(found.passages) == [('a', 'A one'), ('b', 'two')]

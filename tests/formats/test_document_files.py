@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from dprjax.formats import document_files, mediawiki
+from dprjax.formats import document_files, mediawiki, sentences
 from dprjax.formats.document_files import Document
 from dprjax.formats.mediawiki import Article, Section
 from dprjax.formats.read_report import ReadReport
@@ -259,7 +259,7 @@ def test_links_and_pipes_in_a_folder(tmp_path):
 
 
 def test_newlines_end_sentences_and_white_space_becomes_one_space():
-  assert document_files.split_sentences(
+  assert sentences.split_sentences(
     'A title\nDr. Smith et al. (2019) saw  it. See Fig. 3.\n\n Then at 3.5 %, J. R. Smith\tleft.\n'
   ) == [
     'A title',
@@ -267,11 +267,11 @@ def test_newlines_end_sentences_and_white_space_becomes_one_space():
     'See Fig. 3.',
     'Then at 3.5 %, J. R. Smith left.',
   ]
-  assert document_files.split_sentences('Er kam z. B. gestern. Dann ging er.', 'de') == [
+  assert sentences.split_sentences('Er kam z. B. gestern. Dann ging er.', 'de') == [
     'Er kam z. B. gestern.',
     'Dann ging er.',
   ]
-  assert document_files.split_sentences(' \n\n') == []
+  assert sentences.split_sentences(' \n\n') == []
 
 
 def test_articles_are_those_of_the_main_namespace(tmp_path):

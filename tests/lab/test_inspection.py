@@ -12,7 +12,7 @@ from dprjax import Retriever, report
 from dprjax.analysis import inspection as core
 from dprjax.data import text as texts_of
 from dprjax.data import topic_models
-from dprjax.formats import document_files, mediawiki
+from dprjax.formats import mediawiki, sentences
 from dprjax.formats.paper_records import Paper, write_beir
 from dprjax.models import artifact, encoder, hub
 from dprjax.models.adapters.prefix import Prefix
@@ -620,7 +620,7 @@ def test_sections_of_a_dump(data_dir, minilm):
   places = {}
   for article in mediawiki.read_articles(dump):
     for number, section in enumerate(article.sections):
-      for text in document_files.split_sentences(section.text):
+      for text in sentences.split_sentences(section.text):
         places.setdefault(text, set()).add((article.title, number))
   for anchor, positive, negative in texts.triplets:
     assert places[anchor] & places[positive] and not places[anchor] & places[negative]

@@ -1,0 +1,224 @@
+"""Documents cut into passages.
+
+| ending | what is read |
+|---|---|
+| .txt | paragraphs, between blank lines |
+| .md | paragraphs, items of lists, code and tables below their headings |
+| .html, .htm | the main text of a page, without menus and footers, as .md (trafilatura) |
+| .pdf | paragraphs of the pages' text (pypdf); pictures of text are not read |
+
+The rule:
+
+- A passage has whole paragraphs in their order, of `WORDS` words at most.
+- A longer paragraph is cut between sentences, and a longer sentence between words.
+- A heading begins a new passage, and is the title of passages below it. Before the first heading
+  the title is that of the page, if it has one.
+- Passages do not overlap.
+- A passage is called ``PATH#n``, n from 0, with %20 for a space.
+
+Each letter of a script without spaces counts as a word.
+"""
+
+import io
+import re
+import urllib.parse
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import regex
+
+from dprjax.base import files, reading
+from dprjax.base.errors import InputError
+from dprjax.formats import inputs, records
+from dprjax.formats.sentences import paragraphs, split_sentences
+
+WORDS = 150
+"""Words of a passage at most: with a title, most of them fit into the 256 tokens of MiniLM."""
+
+_MOST = 1 << 28  # bytes of a document that is read whole; .txt is not
+_WITHOUT_SPACES = regex.compile(
+  r'[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]'
+)
+# A word with the space after it.
+_WORD = regex.compile(rf'{_WITHOUT_SPACES.pattern}\s*|(?:(?!{_WITHOUT_SPACES.pattern})\S)+\s*')
+_HYPHEN = re.compile(r'(?<=[^\W\d_])-\n(?=[a-z])')
+_SPACE = re.compile(r'\s')
+
+
+class Paragraph(NamedTuple):
+  """A paragraph and the heading above it, which may be empty."""
+
+  heading: str
+  text: str
+
+
+class Passage(NamedTuple):
+  id: str
+  title: str
+  text: str
+
+
+def read_passages(path: files.PathLike, name: str) -> Iterator[Passage]:
+  """The passages of a document, called by ``name``; none if it has no text.
+
+  Raises:
+    InputError: a missing, empty or damaged file, one that needs a password, or the extra documents
+      is not installed.
+  """
+  quoted = _SPACE.sub(lambda space: urllib.parse.quote(space[0]), name)
+  for number, (title, text) in enumerate(cut(read_paragraphs(path))):
+    yield Passage(f'{quoted}#{number}', title, text)
+
+
+def read_paragraphs(path: files.PathLike) -> Iterator[Paragraph]:
+  """The paragraphs of a document. Raises InputError as `read_passages` does."""
+  match records.ending_of(path):
+    case 'txt':
+      for paragraph in paragraphs(reading.read_lines(path, 'document')):
+        yield Paragraph('', paragraph)
+    case 'md' | 'markdown':
+      yield from _markdown(_content(path).decode('utf-8-sig', 'replace'))
+    case 'html' | 'htm':
+      yield from _html(path)
+    case 'pdf':
+      yield from _pdf(path)
+    case other:
+      raise InputError(f'{path}: .{other}; expected {", ".join(inputs.DOCUMENTS)}')
+
+
+def cut(paragraphs: Iterable[Paragraph], most: int = WORDS) -> Iterator[tuple[str, str]]:
+  """(title, text) of every passage of at most ``most`` words, by the rule above."""
+  title, waiting, count = '', list[str](), 0
+  for heading, paragraph in paragraphs:
+    for part in _parts(paragraph, most):
+      size = _size(part)
+      if waiting and (heading != title or count + size > most):
+        yield title, '\n'.join(waiting)
+        waiting, count = [], 0
+      title = heading
+      waiting.append(part)
+      count += size
+  if waiting:
+    yield title, '\n'.join(waiting)
+
+
+def _size(text: str) -> int:
+  return sum(1 for _ in _WORD.finditer(text))
+
+
+def _parts(paragraph: str, most: int) -> Iterator[str]:
+  """A paragraph, or pieces of it that are not longer than a passage."""
+  if _size(paragraph) <= most:
+    yield paragraph
+    return
+  waiting, count = list[str](), 0
+  for sentence in split_sentences(paragraph):
+    size = _size(sentence)
+    if waiting and count + size > most:
+      yield ' '.join(waiting)
+      waiting, count = [], 0
+    if size > most:
+      words = _WORD.findall(sentence)
+      yield from (''.join(words[at : at + most]).strip() for at in range(0, len(words), most))
+    else:
+      waiting.append(sentence)
+      count += size
+  if waiting:
+    yield ' '.join(waiting)
+
+
+def _content(path: files.PathLike) -> bytes:
+  with reading.open_bytes(path, 'document') as (file, _):
+    content = file.read(_MOST + 1)
+  if len(content) > _MOST:
+    raise InputError(f'{path}: longer than {_MOST:,} bytes; split it')
+  return content
+
+
+def _markdown(text: str, heading: str = '') -> Iterator[Paragraph]:
+  try:
+    import markdown_it
+  except ImportError as error:
+    raise _missing('.md', error) from error
+  if (front := re.match(r'---\n.*?\n(---|\.\.\.)\n', text, re.DOTALL)) is not None:
+    text = text[front.end() :]
+  tokens = markdown_it.MarkdownIt('commonmark').enable('table').parse(text)
+  row: list[str] | None = None  # the cells of a table's row
+  for before, token in zip([None, *tokens], tokens, strict=False):
+    if token.type == 'tr_open':
+      row = []
+    elif token.type == 'tr_close' and row is not None:
+      if line := ' | '.join(row).strip():
+        yield Paragraph(heading, line)
+      row = None
+    elif token.type in ('fence', 'code_block') and token.content.strip():
+      yield Paragraph(heading, token.content.strip('\n'))
+    elif token.type == 'inline':
+      content = _inline(token.children or ())
+      if before is not None and before.type == 'heading_open':
+        heading = content
+      elif row is not None:
+        row.append(content)
+      elif content:
+        yield Paragraph(heading, content)
+
+
+def _inline(tokens: Sequence[Any]) -> str:
+  """The text of links and emphasis, and what stands for a picture."""
+  breaks = ('softbreak', 'hardbreak')
+  kept = ('text', 'code_inline', 'image')
+  parts = (
+    ' ' if token.type in breaks else token.content if token.type in kept else '' for token in tokens
+  )
+  return ' '.join(''.join(parts).split())
+
+
+def _html(path: files.PathLike) -> Iterator[Paragraph]:
+  try:
+    import trafilatura
+    from trafilatura.settings import use_config
+  except ImportError as error:
+    raise _missing('.html', error) from error
+  content, settings = _content(path), use_config()
+  for name in ('MIN_EXTRACTED_SIZE', 'MIN_OUTPUT_SIZE'):  # else short pages lose their structure
+    settings.set('DEFAULT', name, '1')
+  # It returns None for what is no page or has no text.
+  found = trafilatura.extract(
+    content, output_format='markdown', include_comments=False, favor_recall=True, config=settings
+  )
+  about = trafilatura.extract_metadata(content)
+  title = (about and about.title) or ''
+  text = found or trafilatura.html2txt(content) or ''
+  yield from _markdown(text, ' '.join(title.split()))
+
+
+def _pdf(path: files.PathLike) -> Iterator[Paragraph]:
+  try:
+    import pypdf
+  except ImportError as error:
+    raise _missing('.pdf', error) from error
+  try:
+    reader = pypdf.PdfReader(io.BytesIO(_content(path)))
+    if reader.is_encrypted and not reader.decrypt(''):
+      raise InputError(f'{path}: it needs a password; save a copy without one')
+    for page in reader.pages:
+      text = _HYPHEN.sub('', page.extract_text())
+      yield from (
+        Paragraph('', ' '.join(block.split()))
+        for block in re.split(r'\n\s*\n', text)
+        if block.strip()
+      )
+  except InputError:
+    raise
+  except Exception as error:  # pypdf: "broken PDF files might cause other Exceptions"
+    why = ' '.join(str(error).split())
+    raise InputError(
+      f'{path}: pypdf cannot read it ({type(error).__name__}: {why:.200}); save it again, or move '
+      'it away'
+    ) from error
+
+
+def _missing(ending: str, error: ImportError) -> InputError:
+  return InputError(
+    f"{ending} files need the extra documents ({error}): pip install 'dprjax[documents]'"
+  )

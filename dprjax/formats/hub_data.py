@@ -1,0 +1,137 @@
+"""Data sets of the Hugging Face hub, or folders of such, read by the ``datasets`` library.
+
+``hf:NAME``, ``hf:NAME:SPLIT`` or ``hf:NAME:CONFIG:SPLIT``. NAME is a data set of the hub, a folder
+of data files, or what ``Dataset.save_to_disk`` wrote. A data set with one split needs no SPLIT.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from etils import epath
+
+from dprjax.base import files, reading
+from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
+
+PREFIX = 'hf:'
+
+_MARK = 'hub_data.json'
+_log = logging.getLogger(__name__)
+
+
+def is_named(given: files.PathLike) -> bool:
+  """Whether an input is named as a data set of the hub (``hf://`` is a path of fsspec)."""
+  return str(given).startswith(PREFIX) and not files.is_remote(given)
+
+
+def names(given: str) -> list[str]:
+  """The columns. Raises InputError as `rows` does."""
+  return list(_load(given).column_names)
+
+
+def rows(given: str, wanted: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+  """The rows in order, only with the columns of ``wanted`` where it is given.
+
+  They lie in a file that is mapped into memory.
+
+  Raises:
+    InputError: the library is missing, or it cannot read the data set.
+  """
+  dataset = _load(given)
+  try:
+    yield from dataset if wanted is None else dataset.select_columns(list(wanted))
+  except Exception as error:  # whatever decoders and downloads raise
+    raise _unreadable(given, error) from error
+
+
+def folder_of(given: str, folder: files.PathLike, splits: Sequence[str]) -> epath.Path:
+  """A folder with SPLIT.jsonl for each split; it is written unless it is there already.
+
+  The split that ``given`` may name stands for the first one.
+
+  Raises:
+    InputError: as `rows`; the folder was made of another data set.
+  """
+  out = epath.Path(folder)
+  about = {'name': given, 'splits': list(dict.fromkeys(splits))}
+  if out.exists():
+    found = reading.read_json_object(out / _MARK, 'data set') if (out / _MARK).exists() else {}
+    if found != about:
+      raise InputError(
+        f'{out} does not hold {given} with the splits {", ".join(splits)}; remove it, or name '
+        'another workdir'
+      )
+    return out
+  name, config, own = _parts(given)
+  with files.atomic_path(out) as aside:
+    aside.mkdir()
+    for number, split in enumerate(about['splits']):
+      wanted = own if own and not number else split
+      source = f'{PREFIX}{name}:{config}:{wanted}' if config else f'{PREFIX}{name}:{wanted}'
+      path, count = aside / f'{split}.jsonl', 0
+      with files.no_room(path), path.open('wb') as file:
+        for row in rows(source):
+          count += 1
+          kept = {key: value for key, value in row.items() if _is_json(value)}
+          file.write(json.dumps(kept, ensure_ascii=False).encode('utf-8', 'replace') + b'\n')
+      _log.info('%s: %s', source, counted(count, 'rows'))
+    files.write_json(aside / _MARK, about)
+  return out
+
+
+def _is_json(value: Any) -> bool:
+  """Whether a value is text, a number, or lists and objects of them; pictures are not."""
+  if isinstance(value, dict):
+    return all(isinstance(key, str) and _is_json(one) for key, one in value.items())
+  if isinstance(value, list):
+    return all(map(_is_json, value))
+  return value is None or isinstance(value, str | int | float)
+
+
+def _parts(given: str) -> tuple[str, str, str]:
+  """Name, config and split; the last two may be empty."""
+  name, *more = given.removeprefix(PREFIX).split(':')
+  if not name or len(more) > 2 or not all(more):
+    raise InputError(f'{given!r:.80}: expected hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT')
+  config = more[0] if len(more) == 2 else ''
+  return name, config, more[-1] if more else ''
+
+
+def _load(given: str) -> Any:
+  try:
+    import datasets
+  except ImportError as error:
+    raise InputError(
+      f"{given} needs the library datasets ({error}): pip install 'dprjax[hub-data]'"
+    ) from error
+  name, config, split = _parts(given)
+  try:
+    if any(
+      os.path.exists(os.path.join(name, kind)) for kind in ('state.json', 'dataset_dict.json')
+    ):
+      found = datasets.load_from_disk(name)
+      if isinstance(found, datasets.Dataset):
+        return found
+    else:
+      known = datasets.get_dataset_split_names(name, config or None)
+      chosen = split or (known[0] if len(known) == 1 else '')
+      if chosen in known:
+        return datasets.load_dataset(name, config or None, split=chosen)
+      found = dict.fromkeys(known)
+  except Exception as error:  # of the hub, of loaders and of files
+    raise _unreadable(given, error) from error
+  chosen = split or (next(iter(found)) if len(found) == 1 else '')
+  if chosen not in found:
+    said = f'no split {split!r:.80}' if split else 'several splits'
+    raise InputError(
+      f'{given}: {said}; name one of {", ".join(found)}, as in {given}:{next(iter(found))}'
+    )
+  return found[chosen]
+
+
+def _unreadable(given: str, error: Exception) -> InputError:
+  why = ' '.join(str(error).split())
+  return InputError(f'{given}: datasets cannot read it ({type(error).__name__}: {why:.300})')

@@ -1,0 +1,211 @@
+"""Rows of named values, from every kind of file.
+
+| source | a row |
+|---|---|
+| .jsonl, .json | an object; .json may be one list of them |
+| .csv, .tsv | values under the names of the header; .csv between commas or semicolons |
+| .parquet | values under the names of the columns |
+| hf:NAME[:SPLIT] | of the ``datasets`` library, see `dprjax.formats.hub_data` |
+
+All but .parquet may be compressed. One row, or a batch of them, is in memory at a time.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from etils import epath
+
+from dprjax.base import files, reading
+from dprjax.base.errors import InputError
+from dprjax.formats import columns, hub_data
+
+T = TypeVar('T')
+
+ENDINGS = ('jsonl', 'json', 'csv', 'tsv', 'parquet')
+
+_BATCH = 1024  # rows of a parquet file at a time
+
+
+class Row(NamedTuple):
+  """A row, the number of its first line or its place from 1, and where it stands, for messages."""
+
+  number: int
+  where: str
+  values: dict[str, Any]
+
+
+def ending_of(path: files.PathLike) -> str:
+  """The ending of a file's name in lower case, without that of compression."""
+  return reading.plain_name(path).rpartition('.')[2].lower()
+
+
+def exists(path: files.PathLike, what: str) -> epath.Path:
+  """`files.existing`, but a data set of the hub is not looked for."""
+  return epath.Path(path) if hub_data.is_named(path) else files.existing(path, what)
+
+
+def read(path: files.PathLike, what: str, wanted: Sequence[str] | None = None) -> Iterator[Row]:
+  """Yields the rows of a source.
+
+  Args:
+    path: the source.
+    what: names it in messages.
+    wanted: columns to read, where a part of them can be read alone; None for all.
+
+  Raises:
+    InputError: a missing, empty or malformed file.
+  """
+  if hub_data.is_named(path):
+    for number, values in enumerate(hub_data.rows(str(path), wanted), 1):
+      yield Row(number, f'{path}, row {number}', values)
+    return
+  match ending_of(path):
+    case 'parquet':
+      yield from _read_parquet(path, what, wanted)
+    case 'csv' | 'tsv':
+      yield from _read_table(path, what)
+    case _:
+      for number, where, text in reading.record_texts(path, what):
+        yield Row(number, where, reading.parse_object(text, where))
+
+
+def read_as(path: files.PathLike, what: str, of: type[T]) -> Iterator[tuple[int, str, T]]:
+  """`reading.read_records` of every kind of source. Raises InputError for another type of row."""
+  if not hub_data.is_named(path) and ending_of(path) in ('jsonl', 'json'):
+    yield from reading.read_records(path, what, of)
+    return
+  for row in read(path, what):
+    yield row.number, row.where, reading.convert(row.values, row.where, of)
+
+
+def names_of(path: files.PathLike, what: str) -> list[str]:
+  """The names of the values of the first row. Raises InputError if there is none."""
+  if hub_data.is_named(path):
+    return hub_data.names(str(path))
+  for row in read(path, what):
+    return list(row.values)
+  raise InputError(f'{path}: no record in it')
+
+
+def parse_columns(text: str, where: str) -> dict[str, str]:
+  """``ROLE=COLUMN,ROLE=COLUMN`` as a mapping. Raises InputError, which begins with ``where``."""
+  found = {}
+  for part in filter(None, text.split(',')):
+    role, equals, name = part.partition('=')
+    if not (role.strip() and equals and name.strip()):
+      raise InputError(f'{where}: expected ROLE=COLUMN,ROLE=COLUMN, not {text!r:.80}')
+    found[role.strip()] = name.strip()
+  return found
+
+
+def find_roles(
+  names: Sequence[str],
+  usual: Mapping[str, Sequence[str]],
+  given: Mapping[str, str],
+  where: str,
+) -> dict[str, str]:
+  """The column of every role that has one.
+
+  Args:
+    names: of the columns that are there.
+    usual: by role, names in lower case, of which the first that is there counts.
+    given: by role, the name that the user chose.
+    where: of the columns, for messages.
+
+  Raises:
+    InputError: ``given`` has an unknown role, or a column that is not there.
+  """
+  for role, name in given.items():
+    if role not in usual:
+      raise InputError(f'no column is called for as {role!r:.40}; there are {", ".join(usual)}')
+    if name not in names:
+      raise InputError(
+        f'{where}: no column {name!r:.80} for {role}; there are {", ".join(names):.300}'
+      )
+  known = {name.strip().lower(): name for name in reversed(names)}
+  taken = set(given.values())
+  found = dict(given)
+  for role, candidates in usual.items():
+    if role not in found:
+      here = [known[name] for name in candidates if name in known]
+      for one in [name for name in here if name not in taken][:1]:
+        found[role] = one
+        taken.add(one)
+  return found
+
+
+def text_of(value: Any, where: str, name: str) -> str:
+  """A value as text; a missing one is empty. Raises InputError for another type."""
+  if value is None:
+    return ''
+  if isinstance(value, bool) or not isinstance(value, str):
+    raise InputError(f'{where}: {name} is {value!r:.40}; expected text')
+  return value
+
+
+def id_of(value: Any, where: str, name: str) -> str:
+  """A value as an id, as yet unchecked. Raises InputError unless it is text or a whole number."""
+  if isinstance(value, float) and value.is_integer():  # a column of numbers with a gap
+    value = int(value)
+  if isinstance(value, bool) or not isinstance(value, str | int):
+    raise InputError(f'{where}: {name} is {value!r:.40}; expected text or a whole number')
+  return str(value)
+
+
+def _read_table(path: files.PathLike, what: str) -> Iterator[Row]:
+  lines = reading.read_lines(path, what, blank=True)
+  for number, line in lines:
+    if line.strip():
+      commas = ending_of(path) == 'csv'
+      delimiter = '\t' if not commas else ';' if ',' not in line and ';' in line else ','
+      again = itertools.chain([(number, line)], lines)
+      yield from table_rows(again, str(path), delimiter, quoted=commas or '"' in line)
+      return
+
+
+def table_rows(
+  lines: Iterator[tuple[int, str]], name: str, delimiter: str, quoted: bool | None = None
+) -> Iterator[Row]:
+  """The rows of a table, whose first line is its header.
+
+  Args:
+    lines: numbers and lines, blank ones too.
+    name: of the file, for messages.
+    delimiter: between values.
+    quoted: whether values may be in quotes; None: whether the header is.
+
+  Raises:
+    InputError: two columns have one name, or one has none; as `columns.split_rows`.
+  """
+  first = next(lines, (1, ''))
+  quoted = '"' in first[1] if quoted is None else quoted
+  rows = columns.split_rows(itertools.chain([first], lines), name, delimiter, quoted=quoted)
+  number, header = next(rows, (1, list[str]()))
+  names = [cell.strip() for cell in header]
+  if len(set(names)) < len(names) or not all(names):
+    raise InputError(
+      f'{name}, line {number}: expected a header whose names differ, not {", ".join(names):.80}'
+    )
+  for number, cells in rows:
+    yield Row(number, f'{name}, line {number}', dict(zip(names, cells, strict=True)))
+
+
+def _read_parquet(path: files.PathLike, what: str, wanted: Sequence[str] | None) -> Iterator[Row]:
+  import pyarrow as pa
+  import pyarrow.parquet as pq
+
+  found = files.regular_file(path, what)
+  try:
+    with found.open('rb') as raw, pq.ParquetFile(raw) as file:
+      number = 0
+      chosen = None if wanted is None else list(wanted)
+      for batch in file.iter_batches(_BATCH, columns=chosen):
+        for values in batch.to_pylist():
+          number += 1
+          yield Row(number, f'{path}, row {number}', values)
+  except (pa.ArrowException, OSError) as error:
+    if isinstance(error, OSError) and error.errno is not None:
+      raise
+    why = ' '.join(str(error).split())
+    raise InputError(f'{path}: not a whole Parquet file ({why:.200}); fetch it again') from error
