@@ -327,7 +327,7 @@ def _licence(card: Card, subject: Subject) -> str:
 
 
 def backbone_licence(folder: epath.Path) -> str | None:
-  """The licence in the card of a backbone's folder, if it can be read."""
+  """The licence in the card of the folder of a backbone, if it can be read."""
   path = folder / FILE
   if not path.exists() or files.is_special(path):
     return None

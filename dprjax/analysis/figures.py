@@ -25,7 +25,7 @@ _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 
 
 class Bar(NamedTuple):
-  """A bar's height, the ends of its whisker, and whether it has a star."""
+  """The height of a bar, the ends of its whisker, and whether it has a star."""
 
   mean: float
   low: float
@@ -125,7 +125,7 @@ def spaces(findings: 'Mapping[str, Findings]') -> list[Callable[[Any], None]]:
 
 
 class TopicPanel(NamedTuple):
-  """A topic's words, most probable first, with their probabilities in it and elsewhere."""
+  """The words of a topic, most probable first, with their probabilities in it and elsewhere."""
 
   title: str
   words: Sequence[str]

@@ -9,7 +9,7 @@ def draw(id_: str, seed: int, choice: str) -> bytes:
   Args:
     id_: what is chosen, or not.
     seed: of the run.
-    choice: the decision's name; '' is the split of ``dprjax.papers``.
+    choice: the decision name; '' is the split of ``dprjax.papers``.
   """
   return hashlib.sha256(f'{choice}{seed}:{id_}'.encode()).digest()
 

@@ -88,7 +88,7 @@ def _descriptor(path: PathLike) -> int | None:
 
 
 def is_empty(path: epath.Path) -> bool:
-  # The epath stat() looks up the owner's name, which a container may lack.
+  # The epath stat() looks up the name of the owner, which a container may lack.
   with path.open('rb') as file:
     return not file.read(1)
 
@@ -314,7 +314,7 @@ def write_json(path: PathLike, value: Any) -> None:
 
 
 def sha256_file(path: PathLike) -> str:
-  """SHA-256 of a file's bytes, in hexadecimal."""
+  """SHA-256 of the bytes of a file, in hexadecimal."""
   digest = hashlib.sha256()
   with epath.Path(path).open('rb') as file:
     while block := file.read(1 << 20):

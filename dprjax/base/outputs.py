@@ -284,7 +284,7 @@ def hold(place: epath.Path, what: str) -> Iterator[None]:
 
 
 def held() -> tuple[int, ...]:
-  """Descriptors of this process's locks, for a child to inherit.
+  """Descriptors of the locks of this process, for a child to inherit.
 
   The lock is then held until the child ends, even if its parent was killed.
   """

@@ -38,7 +38,7 @@ def read_mark(folder: PathLike, name: str = MARK) -> dict[str, Any]:
     return {}
   try:
     return reading.read_json_object(path, 'mark')
-  except (InputError, OSError):  # another program's file of that name
+  except (InputError, OSError):  # the file of another program of that name
     return {}
 
 
@@ -130,7 +130,7 @@ def stamp(sources: Mapping[str, epath.Path]) -> dict[str, Any]:
 
 
 def identity(path: epath.Path) -> tuple[int, ...]:
-  """Changes with a file's content, without reading it."""
+  """Changes with the content of a file, without reading it."""
   if files.is_remote(path):
     stat = path.stat()
     return stat.length, int(stat.mtime)

@@ -182,7 +182,7 @@ class Embedder:
 
 
 def encoder_row_bytes(config: EncoderConfig) -> Callable[[int], int]:
-  """The least memory of a row by its length: a layer's scores, or its MLP."""
+  """The least memory of a row by its length: the scores of a layer, or its MLP."""
 
   def row_bytes(length: int) -> int:
     scores = 4 * config.num_heads * queries_at_once(length)

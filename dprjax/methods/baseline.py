@@ -50,7 +50,7 @@ class Gain(NamedTuple):
     low, high: 95 % interval of ``difference`` by the paired bootstrap over dev queries; None
       without values of single queries.
     queries: their number; 0 if unknown.
-    better: whether the model beats the baseline, see the module's docstring.
+    better: whether the model beats the baseline, see the module docstring.
     folds: number of folds of a cross-validated gain; 0: measured on the dev split.
     new: the difference on dev queries with new answers, those with no relevant passage of a
       training query; None if unknown or without such queries.

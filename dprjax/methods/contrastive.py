@@ -246,8 +246,9 @@ def info_nce_scores(
 ) -> ScoreMatrix:
   """Scores every query against the passages of the whole batch (DPTDR Eq. 2; DPR section 3.2).
 
-  Column 0 of ``passages`` is each query's positive, the rest its hard negatives. Passages of other
-  rows are in-batch (over devices: cross-device) negatives, except those relevant to the query.
+  Column 0 of ``passages`` is the positive of each query, the rest its hard negatives. Passages of
+  other rows are in-batch (over devices: cross-device) negatives, except those relevant to the
+  query.
 
   Args:
     in_batch: False leaves each query its own hard negatives only (DPTDR Eq. 3 read literally).
@@ -347,7 +348,7 @@ def cross_entropy(scores: ScoreMatrix) -> Float[Array, ' B']:
 
 
 def divergence(teacher: ScoreMatrix, student: ScoreMatrix) -> Float[Array, ' B']:
-  """KL(teacher || student) of each query's softmax, in nats. Both allow the same candidates.
+  """KL(teacher || student) of the softmax of each query, in nats. Both allow the same candidates.
 
   The teacher gets no gradient.
   """
@@ -367,5 +368,5 @@ def accuracy(scores: ScoreMatrix) -> Float[Array, ' B']:
 
 
 def negatives_seen(scores: ScoreMatrix) -> Float[Array, ' B']:
-  """Each query's number of negatives."""
+  """The number of negatives of each query."""
   return jnp.sum(scores.allowed, axis=1, dtype=jnp.int32).astype(jnp.float32) - 1.0

@@ -37,7 +37,7 @@ def check_teacher(config: ConfigDict) -> None:
 
 
 def scores_file(section: ConfigDict, config: ConfigDict) -> epath.Path:
-  """The file of the teacher's scores. Raises InputError if it is missing."""
+  """The file of the teacher scores. Raises InputError if it is missing."""
   return files.regular_file(config.distillation.scores or section.mined_negatives, 'teacher scores')
 
 

@@ -116,8 +116,8 @@ class TrainingData(NamedTuple):
   """Tokenised training data.
 
   Attributes:
-    batches: this process's rows of each global batch, for the steps of an epoch. Its index is the
-      step, which goes on from epoch to epoch.
+    batches: the rows that this process has of each global batch, for the steps of an epoch. Its
+      index is the step, which goes on from epoch to epoch.
     unit: name of the rows of a batch, in the plural.
     description: one line for the log.
     ids: names the content of a batch, for the message when its loss is not finite.

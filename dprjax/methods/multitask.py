@@ -157,7 +157,7 @@ def batch_shapes(
 def _find_task(
   name: str, shared: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh, form: str
 ) -> Retrieval | LabelledPairs:
-  """A task's data, after a check of its options."""
+  """The data of a task, after a check of its options."""
   entry, key = config.tasks[name], f'config.tasks.{name}'
   section = FrozenConfigDict({**shared.to_dict(), **entry.data.to_dict()})
   if entry.form == 'pairs' and form == 'retrieval':

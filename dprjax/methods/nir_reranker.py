@@ -30,7 +30,7 @@ KINDS = ('pair',)
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
-  """Cross-entropy of the label's word at [MASK].
+  """Cross-entropy of the label word at [MASK].
 
   Raises:
     InputError: an option has an invalid value, or a prompt file does not fit.

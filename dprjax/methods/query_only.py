@@ -113,7 +113,7 @@ def open_passages(
   workdir: epath.Path,
   tokenizer: Tokenizer,
 ) -> DiskVectors:
-  """The vectors of a cache's passages, made of ``source``. All processes call this.
+  """The vectors of the passages of a cache, made of ``source``. All processes call this.
 
   Raises:
     InputError: the folder is damaged, lacks passages, or is of other texts or another encoder.
@@ -166,7 +166,7 @@ def open_queries(
   workdir: epath.Path,
   tokenizer: Tokenizer,
 ) -> DiskVectors:
-  """The frozen encoder's vectors of a cache's queries, for the regularization; kept in the workdir.
+  """The frozen vectors of the queries of a cache, for the regularization; kept in the workdir.
 
   They spare every update a forward pass. All processes call this.
   """

@@ -125,7 +125,7 @@ class Retrieval:
     return found
 
   def make_batches(self, tokens: token_cache.TokenCache, **kwargs: Any) -> grain.MapDataset:
-    """This process's rows of the batches; ``kwargs`` as for ``batches.make_batches``."""
+    """The rows that this process has of the batches; ``kwargs`` as for ``batches.make_batches``."""
     rank, count = mesh.batch_rank(self.devices)
     return batches.make_batches(
       tokens,

@@ -4,9 +4,9 @@ A document has a title (query), an abstract (passage) and a set of categories. B
 encoded under the prompt of its topic. Its positives are the passages of the batch that share a
 category with it. No code was released; docs/topic-dpr.md lists what the paper leaves open.
 
-Without ``config.topics.path`` the encoder has one ordinary prompt, or none: the paper's baselines,
-with the same positives. With ``config.topics.words`` the topic words stand before both texts, and
-there is no prompt (Table 2).
+Without ``config.topics.path`` the encoder has one ordinary prompt, or none: the baselines of the
+paper, with the same positives. With ``config.topics.words`` the topic words stand before both
+texts, and there is no prompt (Table 2).
 """
 
 import dataclasses
@@ -329,7 +329,7 @@ class TopicData(retrieval_data.Retrieval):
   def assign(
     self, source: sources.Source, tokens: token_cache.TokenCache, tokenizer: Tokenizer
   ) -> Mapping[str, np.ndarray]:
-    """The topics of a split's texts, or the words before them; zeros without topics.
+    """The topics of the texts of a split, or the words before them; zeros without topics.
 
     A text's own words decide its topic, also a query's: its document's topic would leak the answer.
     Random topics follow from the id, so that a title and its abstract agree.

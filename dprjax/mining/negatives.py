@@ -150,7 +150,7 @@ class _Queries:
 
 
 class _Sorted(NamedTuple):
-  """A run's rows, in buckets."""
+  """The rows of a run, in buckets."""
 
   name: str
   path: str
@@ -446,7 +446,7 @@ class _Miner:
         yield mined.line(*texts, positives[query], negatives[query])
 
   def _read(self, run: _Sorted, number: int, depth: int | None) -> Shaped[np.ndarray, ' rows']:
-    """A run's rows of the bucket, in order.
+    """The rows that a run has of the bucket, in order.
 
     Raises InputError if rank and score contradict each other, or a document comes twice.
     """

@@ -197,7 +197,7 @@ def join_scores(
   rows: Shaped[np.ndarray, ' rows'],
   texts: Int64[np.ndarray, ' rows'],
 ) -> Float64[np.ndarray, ' candidates']:
-  """Candidates' scores in a run: the highest for the candidate's text, or nan."""
+  """Candidates' scores in a run: the highest for the candidate text, or nan."""
   rows, texts = rows[texts >= 0], texts[texts >= 0]
   span = max(int(texts.max(initial=0)), int(text.max(initial=0))) + 1
   pairs = rows['query'].astype(np.int64) * span + texts

@@ -322,7 +322,7 @@ class Peft(NamedTuple):
     write: ``(where, model, meta, arrays) -> (config, tensors)`` of one adapter. Raises InputError,
       which begins with ``where``, if PEFT would give other vectors.
     read: ``(folder, model, config, stored) -> (arrays, meta)``; ``stored`` are `weights.Stored` by
-      name. Raises InputError for another backbone's adapter, or further tensors.
+      name. Raises InputError for the adapter of another backbone, or further tensors.
   """
 
   type: str

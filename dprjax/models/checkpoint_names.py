@@ -96,7 +96,7 @@ def place(params: Params, tensor: Tensor, array: np.ndarray) -> None:
 
 
 def export(tensors: Iterable[Tensor], params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-  """Our tree as a checkpoint's tensors, float32."""
+  """Our tree as the tensors of a checkpoint, float32."""
   arrays = {}
   for tensor in tensors:
     parts = []

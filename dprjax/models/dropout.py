@@ -89,7 +89,7 @@ def drop(x: Float[Array, '*s'], rate: float, key: Array, rows: bool = False) -> 
 
 
 class Dropout(nn.Module):
-  """``drop`` of a batch's rows, with a key of the stream 'dropout'."""
+  """``drop`` of the rows of a batch, with a key of the stream 'dropout'."""
 
   rate: float
   deterministic: bool

@@ -1,4 +1,4 @@
-"""An encoder's shape, and how it computes."""
+"""The shape of an encoder, and how it computes."""
 
 import dataclasses
 from typing import Any, NamedTuple, Self
@@ -165,7 +165,7 @@ DEFAULT_OPTIONS = EncoderOptions()
 
 
 def platform_of(split: NamedSharding | None) -> str:
-  """The platform of a mesh's devices, or the default one."""
+  """The platform of the devices of a mesh, or the default one."""
   return jax.default_backend() if split is None else split.mesh.devices.flat[0].platform
 
 

@@ -203,7 +203,7 @@ class _Call(NamedTuple):
     batch, length, size = query.shape
     tokens, vectors = key.shape[1], 0 if prompt is None else prompt.shape[-2]
     heads = size // static.width
-    # A head's blocks, twice: the next ones are fetched meanwhile.
+    # The blocks of a head, twice: the next ones are fetched meanwhile.
     one = 2 * (3 * length + 4 * tokens + 4 * vectors) * static.width * query.dtype.itemsize
     room = _STEP_BYTES - 4 * _SCORES * length * (tokens + vectors)
     # A block's last axis is whole, or fills registers.
@@ -283,7 +283,7 @@ def _sides(prompts: str) -> list[Any]:
 
 
 def _given(static: _Static, prompts: str, refs: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-  """Each head's number, queries, parts and seed."""
+  """Number, queries, parts and seed of each head."""
   query, key, value, bias, *more = refs
   read = [_heads(ref, 0, static.width) for ref in (query, key, value)]
   sides = [_heads(more[0], side, static.width) for side in _sides(prompts)] if prompts else []

@@ -27,7 +27,7 @@ class Head(NamedTuple):
   """A head of a checkpoint.
 
   Attributes:
-    params: numpy float32, as the spec's ``init`` gives them. A classifier has only ``dense`` if the
+    params: numpy float32, as the spec ``init`` gives them. A classifier has only ``dense`` if the
       checkpoint has the BERT pooler and no classifier.
     settings: of the Condenser head ``split``, the number of early layers.
   """
@@ -59,7 +59,7 @@ class HeadSpec(NamedTuple):
 
 
 def sha256(name: str, config: EncoderConfig, head: Head) -> str:
-  """The SHA-256 of a head's tensors, as ``hub.backbone_sha256``."""
+  """The SHA-256 of the tensors of a head, as ``hub.backbone_sha256``."""
   return weights.sha256(
     sorted(names.export(HEADS[name].tensors(config, head), head.params).items())
   )

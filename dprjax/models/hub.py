@@ -366,7 +366,7 @@ def _locate_package(name: str) -> str | None:
 def _open(
   path_or_hub_id: PathLike,
 ) -> Iterator[tuple[epath.Path, weights.Checkpoint, contextlib.ExitStack]]:
-  """A model's directory, the checkpoint in it, and what closes its files."""
+  """The directory of a model, the checkpoint in it, and what closes its files."""
   root = _fetch(path_or_hub_id)
   files.refuse_special(root)
   folder = sentence.transformer_folder(root)
@@ -414,7 +414,7 @@ def _encoder_config(root: epath.Path, hf_config: dict[str, Any], path: epath.Pat
 def _hf_config(
   config: EncoderConfig, base: Mapping[str, Any], heads: Mapping[str, Head]
 ) -> dict[str, Any]:
-  """``base`` with this encoder's shape and the class of its head."""
+  """``base`` with the shape of this encoder and the class of its head."""
   family = config.family
   classes = [HEADS[name].model_class for name in heads if HEADS[name].model_class] or ['Model']
   if len(classes) > 1:

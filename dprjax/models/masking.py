@@ -92,7 +92,7 @@ def mask_tokens(
 def choose_words(
   order: Float[Array, 'B T'], words: Int[Array, 'B T'], budget: Int[Array, ' B'], most: int
 ) -> Bool[Array, 'B T']:
-  """Marks the tokens of the words that fit into a row's budget, greedily by ``order``.
+  """Marks the tokens of the words that fit into the budget of a row, greedily by ``order``.
 
   Args:
     order: the rank of each word, at its first token; the lowest comes first.

@@ -103,8 +103,8 @@ def read_prompt(
     backbone: the encoder it was trained for.
     tokenizer_sha256: of the backbone tokenizer.
     name: the backbone's.
-    settings: keys of a prompt's meta, which replace those in the file. None keeps the file's; an
-      adapter that dprjax did not write gets the backbone's.
+    settings: keys of the meta of a prompt, which replace those in the file. None keeps the file's;
+      an adapter that dprjax did not write gets the backbone's.
 
   Raises:
     InputError: no adapter of a kind that dprjax has, or one of another backbone; damaged, pickled,

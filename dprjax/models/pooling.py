@@ -20,7 +20,7 @@ class Pooling(NamedTuple):
   """One way to pool.
 
   Attributes:
-    name: in ``config.pooling``, in a prompt's meta, and in sentence-transformers' files.
+    name: in ``config.pooling``, in the meta of a prompt, and in sentence-transformers' files.
     pool: ``(states, mask) -> vectors [B, H]``, finite for a row of padding.
     flag: its key in 1_Pooling/config.json before version 5.4.
     text: a description of the vector, for a model card.

@@ -178,7 +178,7 @@ def read_projection_weights(root: epath.Path, shapes: Sequence[Dense]) -> dict[s
 
 
 def max_length(folder: epath.Path) -> int:
-  """The maximum length in a model's files, or 512. It may exceed the model positions.
+  """The maximum length in the files of a model, or 512. It may exceed the model positions.
 
   Raises:
     InputError: it is no whole number from 1.

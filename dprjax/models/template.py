@@ -1,8 +1,9 @@
 """Templates: inputs made of literal tokens, learned vectors and texts.
 
-A cross-encoder's pair, ``[CLS] query [SEP] passage [SEP]``, is a template with two texts. Token ids
-from the vocabulary size on stand for learned vectors (`adapters.template_tokens`). On the host,
-``Template.pack`` cuts the texts of an example into one row. On the device, ``fill`` adds the rest.
+The pair of a cross-encoder, ``[CLS] query [SEP] passage [SEP]``, is a template with two texts.
+Token ids from the vocabulary size on stand for learned vectors (`adapters.template_tokens`). On the
+host, ``Template.pack`` cuts the texts of an example into one row. On the device, ``fill`` adds the
+rest.
 """
 
 import dataclasses
@@ -75,7 +76,7 @@ class Template:
     closing: tuple[int, ...],
     second_type: int,
   ) -> Self:
-    """A cross-encoder's pair, from the fields of ``Tokenizer.pair_format``."""
+    """The pair of a cross-encoder, from the fields of ``Tokenizer.pair_format``."""
     return cls(
       (
         Piece(opening),

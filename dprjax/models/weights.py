@@ -162,7 +162,7 @@ def open_checkpoint(
 
 
 def read_encoder(checkpoint: Checkpoint, on_disk: bool = False) -> tuple[Params, str]:
-  """An encoder's parameters and SHA-256. Memory holds each tensor once, or one at a time.
+  """Parameters and SHA-256 of an encoder. Memory holds each tensor once, or one at a time.
 
   Args:
     checkpoint: the open model.
@@ -265,7 +265,7 @@ def weight_files(folder: epath.Path) -> list[epath.Path]:
 
 
 def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.Path]:
-  """A model's weight files. Messages have the user's name and transformers' class."""
+  """A model's weight files. Messages have the name that the user gave and transformers' class."""
   if (folder / WEIGHTS).exists():
     return [folder / WEIGHTS]
   if (folder / _INDEX).exists():
@@ -377,7 +377,7 @@ def _local(file: epath.Path, stack: contextlib.ExitStack) -> str:
 
 
 def sha256(tensors: Iterable[tuple[str, np.ndarray]]) -> str:
-  """The digest of each tensor's name, type, shape and bytes. Tensors come sorted by name."""
+  """The digest of name, type, shape and bytes of each tensor. Tensors come sorted by name."""
   digest = hashlib.sha256()
   for name, array in tensors:
     digest.update(json.dumps([name, names.DTYPES[array.dtype.name], list(array.shape)]).encode())

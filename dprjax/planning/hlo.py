@@ -30,7 +30,7 @@ _OPERAND = re.compile(r'%([\w.\-]+)')
 
 
 class Array(NamedTuple):
-  """An array's type and shape, and whether it lies in the device main memory."""
+  """Type and shape of an array, and whether it lies in the main memory of the device."""
 
   dtype: str
   shape: tuple[int, ...]
@@ -286,7 +286,7 @@ class HloProgram:
           yield from self._collectives(called, inner)
 
   def _sizes(self, name: str, one: Instruction) -> tuple[str, int, int]:
-    """A collective's kind, bytes of the larger side, and bytes that a ring sends."""
+    """Kind of a collective, bytes of the larger side, and bytes that a ring sends."""
     computation = self.computations[name]
     kind = one.opcode.removesuffix('-start')
     out = sum(array.nbytes for array in one.arrays)
@@ -344,7 +344,7 @@ def _matching(text: str, start: int) -> int:
 
 
 def _slices(computation: Computation, one: Instruction, reduced: Instruction) -> bool:
-  """Whether an instruction takes a device's part of what was reduced."""
+  """Whether an instruction takes one device's part of what was reduced."""
   if one.opcode != 'dynamic-slice':
     return False
   source: Instruction | None = computation.get(one.operands[0])

@@ -38,8 +38,8 @@ def cost(
 ) -> Cost:
   """FLOPs and bytes of a forward pass ('encode') or of an update by 'DPT' or 'FT'.
 
-  With T tokens, a prompt of P, S = P + T, W weights in a layer's kernels and heads of A numbers in
-  all, a sequence costs in the forward pass of each layer
+  With T tokens, a prompt of P, S = P + T, W weights in the kernels of a layer and heads of A
+  numbers in all, a sequence costs in the forward pass of each layer
 
       weights    2 T W     (the BERT W is 4 H^2 + 2 H I: queries, keys, values, output; up and down)
       attention  4 T S A   (scores; sums of values; the BERT A is H)

@@ -10,7 +10,7 @@ other queries, in three steps:
    grows with the number of candidates, and is near 0 where one is clearly ahead.
 2. Shrinkage. A gain is drawn towards the usual gain of its kind (`PRIORS`), the more so the fewer
    queries measured it: the posterior mean of a normal prior and a normal measurement.
-3. The posterior's spread, and that of trainings with other seeds (`Prior.noise`), give the chance
+3. The posterior spread, and that of trainings with other seeds (`Prior.noise`), give the chance
    of a loss.
 
 The candidate with the largest expected gain wins; without an expected gain above 0, the frozen
@@ -188,7 +188,7 @@ def percent(chance: float) -> str:
 
 
 def kind(candidate: Candidate) -> str:
-  """The key of the candidate's prior in `PRIORS`."""
+  """The key of the candidate prior in `PRIORS`."""
   if candidate.fused:
     return 'fused'
   return 'bm25' if candidate.model == BM25.model else 'adapter'

@@ -104,7 +104,7 @@ class Fusion:
 def normalized(
   scores: Float64[np.ndarray, ' n'], method: str, rrf_k: int = RRF_K
 ) -> Float64[np.ndarray, ' n']:
-  """The values of a run's scores, at least one of them, best first."""
+  """The values of the scores of a run, at least one of them, best first."""
   if method == 'rrf':
     return 1 / (rrf_k + np.arange(1, len(scores) + 1, dtype=np.float64))
   scores = scores.astype(np.float32).astype(np.float64)

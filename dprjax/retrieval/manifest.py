@@ -18,7 +18,7 @@ _FORMAT = 'dprjax.embeddings'
 _VERSION = 2
 MANIFEST, PROGRESS, PROGRESS_OF_OTHERS = 'manifest.json', 'progress.json', 'progress-*.json'
 DTYPES = ('float32', 'float16', *codes.LEVELS)
-# A shard's files and their suffixes.
+# The files of a shard and their suffixes.
 FILES = {'embeddings': 'npy', 'ids': 'txt'}
 
 T = TypeVar('T')

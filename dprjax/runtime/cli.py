@@ -67,7 +67,7 @@ def write_run(
 
   Args:
     out: the run.
-    tag: the system's name in it.
+    tag: the name of the system in it.
     report: has ``queries_per_second``.
     how: how the run was made, for the log.
   """

@@ -1,6 +1,6 @@
 """The JAX persistent compilation cache, for the commands: compiled programs are kept between runs.
 
-Its key holds the program, the compiler's version and flags, and the kind of device, but not a CPU's
+Its key holds the program, the compiler version and flags, and the kind of device, but not a CPU's
 instruction set. The folder name holds that here, so that different machines can share a home
 directory.
 """
@@ -20,7 +20,7 @@ def keep(folder: str = AUTO) -> None:
 
   Args:
     folder: where; it may be on a bucket. '': nowhere. 'auto': the folder named by
-      ``JAX_COMPILATION_CACHE_DIR`` (if that is empty, nowhere), else one below the user's cache
+      ``JAX_COMPILATION_CACHE_DIR`` (if that is empty, nowhere), else one below the user cache
       directory (``XDG_CACHE_HOME`` or ``~/.cache``), if that can be written.
   """
   import jax  # not at the top: commands import this module before they read their arguments

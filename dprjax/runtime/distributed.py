@@ -237,7 +237,7 @@ def _finish() -> None:
 
 
 def _client() -> Any:
-  """The coordinator's key-value store."""
+  """The coordinator key-value store."""
   client = internals.global_state.client
   assert client is not None
   return client

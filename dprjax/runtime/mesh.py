@@ -44,7 +44,7 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = N
   Raises:
     InputError: the sizes do not multiply to the number of devices.
   """
-  # Ordered by process, so that each process's rows of a batch are contiguous.
+  # Ordered by process, so that the rows that a process has of a batch are contiguous.
   devices = sorted(
     jax.devices() if devices is None else devices,
     key=lambda device: (device.process_index, device.id),
@@ -150,7 +150,7 @@ def activations(mesh: Mesh) -> tuple[NamedSharding | None, NamedSharding]:
 
 
 def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-  """This process's rows of a batch (see ``batch_rank``) -> global arrays split over the devices."""
+  """Global arrays, split over devices, of the rows that this process has (see ``batch_rank``)."""
   sharding = NamedSharding(mesh, P(BATCH))
   return {
     name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()

@@ -241,16 +241,16 @@ def table() -> types.SimpleNamespace:
   c.mix.undenoised = number(1.0, least=0, most=1)
   c.mix.random = number(0.0, least=0, most=1)  # of passages drawn from the whole corpus
 
-  # for c.method = 'dpr': learn from a cross-encoder's scores of each query's own passages
+  # for c.method = 'dpr': learn from cross-encoder scores of each query's own passages
   c.distillation = types.SimpleNamespace()
-  # 'margin_mse': the positive's score minus each negative's; 'kl': the softmax over the list
+  # 'margin_mse': score of the positive minus that of each negative; 'kl': the softmax over the list
   c.distillation.loss = choice('none', 'margin_mse', 'kl').only(
     optional=True, negatives=SET, tasks=()
   )
   # a run of dprjax.rerank, or a jsonl of dprjax.mine with scores; '': data.mined_negatives
   c.distillation.scores = text('')
   c.distillation.weight = number(1.0, above=0, most=1)  # of this loss; InfoNCE has the rest
-  c.distillation.temperature = number(1.0, above=0, most=1e4)  # divides the teacher's scores
+  c.distillation.temperature = number(1.0, above=0, most=1e4)  # divides the teacher scores
 
   c.batch_size = whole(64, least=1, most=2**20)  # queries per batch, over all devices
   # batches per update: the loss sees all their negatives, memory holds one batch
@@ -271,7 +271,7 @@ def table() -> types.SimpleNamespace:
   c.optim.learning_rate = number(7e-3, least=0, most=100)
   c.optim.warmup = number(0.1, least=0, most=1)  # fraction of the steps
   c.optim.decay = choice('linear', 'cosine', 'none')  # of the learning rate after the warmup
-  # limit of the gradient's global norm; 0: none
+  # limit of the global norm of the gradient; 0: none
   c.optim.clip = number(1.0, least=0, most=1e9)
   c.optim.weight_decay = number(0.0, least=0, most=10)
   c.optim.b1 = number(0.9, least=0, below=1)

@@ -52,7 +52,7 @@ class ModelFiles(NamedTuple):
 class Stages:
   """Runs commands of dprjax, except those that succeeded on the same input.
 
-  ``stages.json`` holds, for each file or folder made, the stage's command line and the SHA-256 of
+  ``stages.json`` holds, for each file or folder made, the stage command line and the SHA-256 of
   its input. A stage runs again if these change, after its ``scratch`` folder is removed. A killed
   stage runs again as it is, so a command may resume.
 
@@ -109,7 +109,7 @@ class Stages:
     out: epath.Path,
     config: ml_collections.ConfigDict,
   ) -> epath.Path:
-    """Encodes a split's queries, or the corpus without a split, as ``config`` trains on them."""
+    """Encodes the queries of a split, or without a split the corpus, as ``config`` trains on it."""
     side = 'query' if split else 'passage'
     reads = [texts.queries, texts.qrels[split]] if split else [texts.corpus]
     flags = {
@@ -171,11 +171,11 @@ class Stages:
     """Runs ``python -m dprjax.COMMAND`` unless it succeeded on the same input.
 
     Args:
-      title: the stage's name on the console and in ``seconds``.
+      title: the stage name on the console and in ``seconds``.
       command: the command name and arguments.
       makes: the file or folder that only this stage makes; None: runs every time.
       reads: files and folders that are input, beside the command line.
-      scratch: the stage's folder, removed before it runs on changed input.
+      scratch: the stage folder, removed before it runs on changed input.
 
     Raises:
       InputError: the command was killed, or failed for another reason than bad input.
@@ -265,7 +265,7 @@ def _start(command: Sequence[str]) -> _Child:
 
 def _run(command: Sequence[str]) -> int:
   """Runs a command, which reports an interrupt itself; returns its status."""
-  # It holds this process's locks, so that the folder stays locked until the command has ended.
+  # It holds the locks of this process, so that the folder stays locked until the command has ended.
   with _start(command) as child:
     try:
       if child.interrupted:

@@ -1,6 +1,6 @@
 """Names for the leaves of a tree, and rules on them.
 
-A name is the leaf's path, joined by slashes: ``backbone/layers/attention/query/kernel``. Rules are
+A name is the leaf path, joined by slashes: ``backbone/layers/attention/query/kernel``. Rules are
 ``(regular expression, value)`` pairs; the first whose expression matches the *whole* name wins. The
 same helper serves freezing, weight decay, learning-rate factors and sharding.
 """

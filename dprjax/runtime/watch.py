@@ -1,6 +1,6 @@
 """Monitors the processes of a job: when one fails, hangs or is killed, all end and say so.
 
-Every process writes signs of life to the coordinator's key-value store. Process 0 reads them all;
+Every process writes signs of life to the coordinator key-value store. Process 0 reads them all;
 the others check that process 0 answers and whether it has reported a process as lost. (jax's own
 heartbeats take 100 seconds, and end a process in a C++ abort that does not say what happened.)
 """
@@ -20,7 +20,7 @@ class Watch:
   """Monitors the job from when it is made until ``stop``.
 
   Args:
-    client: the client of the coordinator's key-value store.
+    client: the client of the coordinator key-value store.
     process: which process this is.
     processes: how many there are.
     coordinator: its address, for messages.

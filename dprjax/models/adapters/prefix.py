@@ -176,7 +176,7 @@ def _export(config: Any, adapter: Prefix) -> tuple[dict[str, Any], dict[str, Any
 def to_peft(
   where: str, model: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """A prefix as PEFT stores it: of each position every layer's keys, then its values.
+  """A prefix as PEFT stores it: of each position the keys of every layer, then its values.
 
   PEFT passes no positions on, so a text's tokens count from P. Rotary scores depend only on
   distances, so keys that were trained with tokens from 0 are turned by P places.

@@ -49,7 +49,7 @@ class Config(Shape):
     gated: one of two products in the MLP goes through the activation and multiplies the other.
     qkv_bias, output_bias, mlp_bias, down_bias: which dense layers have biases, ``down_bias`` the
       last of an MLP with none elsewhere.
-    head_norms: a norm of each head's queries and of its keys.
+    head_norms: a norm of the queries of each head and of its keys.
     after_norms: a norm behind each half of a layer, too.
     norm_offset: norms multiply by this and their scale.
     score_scale: scores are divided by the root of this; 0: of the head size.

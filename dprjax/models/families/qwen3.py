@@ -1,4 +1,4 @@
-"""Qwen 3 (Yang et al., 2025), Qwen3-Embedding: each head's queries and keys have a norm."""
+"""Qwen 3 (Yang et al., 2025), Qwen3-Embedding: queries and keys of each head have a norm."""
 
 from dprjax.models.families import llama, qwen2
 from dprjax.models.rotary import Rope

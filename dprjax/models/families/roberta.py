@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al., 2019): BERT layers, positions counted from behind the padding's id."""
+"""RoBERTa (Liu et al., 2019): BERT layers, positions counted from behind the padding id."""
 
 from typing import Any
 

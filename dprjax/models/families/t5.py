@@ -1,7 +1,7 @@
 """The encoder of T5 (Raffel et al., 2020): GTR, Sentence-T5.
 
 A norm without mean before each half of a layer, a bias of scores by distance in place of positions,
-scores that are not divided by the root of a head's size, and no biases. There are no heads.
+scores that are not divided by the root of the size of a head, and no biases. There are no heads.
 """
 
 import dataclasses
