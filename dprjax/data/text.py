@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,13 @@ _SPECIAL = {
   'sep_token': '[SEP]',
   'mask_token': '[MASK]',
 }
+
+
+# Characters that are read for each token, at first. English has 4 or 5.
+_CHARACTERS = 16
+_MORE = 16  # times as many where these give too few tokens
+_MARGIN = 64  # tokens beyond the longest text: its own tokens do not change with what follows
+_SPACE = re.compile(r'\s')
 
 
 class PairFormat(NamedTuple):
@@ -139,6 +147,28 @@ class Tokenizer:
     cut = [self.cut(ids, max_length) for ids in encoded]
     return cut, sum(len(ids) > max_length for ids in encoded)
 
+  def shorten(self, texts: Sequence[str], max_length: int) -> list[str]:
+    """The texts without ends that are beyond ``max_length`` tokens, found by their characters.
+
+    The first ``max_length`` tokens stay as they are, and a text that has more of them still does.
+    So a text of megabytes costs no more than one that is a little too long.
+
+    Raises:
+      InputError: many characters of a text give few tokens, such as a run of 100,000 spaces.
+    """
+    enough = max_length + _MARGIN
+    starts = [_start(one, _CHARACTERS * enough) for one in texts]
+    for number, (one, start) in enumerate(zip(texts, starts, strict=True)):
+      if len(start) == len(one) or len(self.backend.encode(start).ids) >= enough:
+        continue
+      starts[number] = start = _start(one, _MORE * _CHARACTERS * enough)
+      if len(start) < len(one) and (found := len(self.backend.encode(start).ids)) < enough:
+        raise InputError(
+          f'text {number}: its first {len(start):,} characters have only {found:,} tokens; send '
+          'fewer characters, without long runs of spaces or of one letter'
+        )
+    return starts
+
   def cut(self, ids: jt.Int32[np.ndarray, ' _'], max_length: int) -> jt.Int32[np.ndarray, ' T']:
     """At most ``max_length`` ids, still with the closing special tokens."""
     if len(ids) <= max_length:
@@ -167,6 +197,14 @@ class Tokenizer:
       text: np.array(encoding.ids, np.int32)
       for text, encoding in zip(distinct, encoded, strict=True)
     }
+
+
+def _start(text: str, most: int) -> str:
+  """The first characters, up to a space if there is one near."""
+  if len(text) <= most:
+    return text
+  spaces = [found.start() for found in _SPACE.finditer(text, most - most // 8, most)]
+  return text[: spaces[-1] if spaces else most]
 
 
 def load_tokenizer(directory: files.PathLike) -> Tokenizer:

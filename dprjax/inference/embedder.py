@@ -151,13 +151,16 @@ class Embedder:
     assert vectors is not None, 'no rows'
     return vectors
 
+  def groups(self, rows: Sequence[np.ndarray]) -> list[tuple[np.ndarray, int]]:
+    """The rows of each step, and its padded length; rising lengths."""
+    return batches.length_buckets(np.array([len(row) for row in rows], np.int32), self._rows)
+
   def _ahead(
     self, params: Any, rows: Sequence[np.ndarray], columns: Sequence[np.ndarray]
   ) -> Iterator[tuple[np.ndarray, jax.Array]]:
     # The device works on the next batch while the caller copies this one.
     waiting = None
-    lengths = np.array([len(row) for row in rows], np.int32)
-    groups = batches.length_buckets(lengths, self._rows)
+    groups = self.groups(rows)
     if self._row_bytes is not None and groups:
       self._check_memory(self._row_bytes, groups[-1][1])
     for indices, length in groups:

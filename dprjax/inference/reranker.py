@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 
 from dprjax.base import given
 from dprjax.base.errors import InputError
@@ -148,14 +148,24 @@ class Reranker:
     scores = np.zeros(len(pairs), np.float32)
     for start in range(0, len(pairs), _BLOCK):
       block = pairs[start : start + _BLOCK]
-      packed = self._pack(block)
+      packed = self.pack(block)
       self.truncated += packed.cut
       scores[start : start + len(block)] = self._embedder(
         self._params, packed.rows, count_from(start, progress), (packed.lengths,)
       )[:, 0]
     return scores
 
-  def _pack(self, pairs: Sequence[tuple[str, str]]) -> Packed:
+  def groups(self, packed: Packed) -> list[tuple[Int32[np.ndarray, ' _'], int]]:
+    """Rows of pairs that one step of the devices scores, and their padded length."""
+    return self._embedder.groups(packed.rows)
+
+  def score_group(self, packed: Packed, rows: Int32[np.ndarray, ' n']) -> Float[np.ndarray, ' n']:
+    """The scores of the pairs of a group (`groups`)."""
+    chosen = [packed.rows[row] for row in rows]
+    return self._embedder(self._params, chosen, columns=(packed.lengths[rows],))[:, 0]
+
+  def pack(self, pairs: Sequence[tuple[str, str]]) -> Packed:
+    """The tokens of (query, passage) pairs, cut to ``max_length``."""
     tokens = self.tokenizer.encode_bare(text for pair in pairs for text in pair)
     texts = [[tokens[pair[i]] for pair in pairs] for i in range(2)]
     return self._template.pack(texts, self.max_length, self.tokenizer.pad_id)
@@ -371,7 +381,7 @@ class PromptReranker(Reranker):
   def files(self) -> list[str]:
     return [*super().files, self.prompt.path]
 
-  def _pack(self, pairs: Sequence[tuple[str, str]]) -> Packed:
+  def pack(self, pairs: Sequence[tuple[str, str]]) -> Packed:
     prefixes = [self.prompt.meta.get(f'{side}_prefix', '') for side in SIDES]
     texts = [[prefix + pair[i] for pair in pairs] for i, prefix in enumerate(prefixes)]
     tokens = self.tokenizer.encode_bare(itertools.chain(*texts))

@@ -129,6 +129,8 @@ class Encoder:
       backbone = backbones[side]
       for name, entry in self.bank.items():
         check_length(name, entry, side, backbone)
+        if not _is_template(entry):
+          check_prefix(_whose(name) or f'{backbone.path}: ', entry.spec, side, tokenizer)
       if id(backbone) not in placed:
         placed[id(backbone)] = place_backbone(self.mesh, backbone.config, backbone.params)
       # A compiled batch has one form. The bare backbone fits that of any adapter.
@@ -474,10 +476,26 @@ def check_length(name: str, entry: BankEntry, side: str, backbone: hub.Backbone)
   if adapter is not None:
     room -= int(adapter.shift_positions())
   if spec.max_length(side) > room:
-    whose = f'prompt {name!r}: ' if name != UNNAMED else ''
     raise InputError(
-      f'{whose}{side}_max_length {spec.max_length(side)} exceeds the {room} positions of '
+      f'{_whose(name)}{side}_max_length {spec.max_length(side)} exceeds the {room} positions of '
       f'{backbone.path}'
+    )
+
+
+def _whose(name: str) -> str:
+  return f'prompt {name!r}: ' if name != UNNAMED else ''
+
+
+def check_prefix(whose: str, spec: VectorSpec, side: str, tokenizer: text.Tokenizer) -> None:
+  """Raises InputError if the text before every text leaves no room for it.
+
+  All texts would have the same vector.
+  """
+  tokens = len(tokenizer.backend.encode(spec.prefix(side)).ids) if spec.prefix(side) else 0
+  if tokens >= spec.max_length(side):
+    raise InputError(
+      f'{whose}{side}_prefix has {tokens} tokens, {side}_max_length is {spec.max_length(side)}: '
+      'no room is left for a text'
     )
 
 
