@@ -144,7 +144,10 @@ def start_peer() -> Server:
 
 def request(model: str, texts: str | list[str]) -> bytes:
   body = json.dumps({'model': model, 'input': texts, 'encoding_format': 'base64'}).encode()
-  head = f'POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n'
+  head = (
+    'POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n'
+    f'Content-Length: {len(body)}\r\n\r\n'
+  )
   return head.encode() + body
 
 

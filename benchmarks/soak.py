@@ -104,7 +104,7 @@ class Soak:
 
   async def send(self, port: int, method: str, name: str, content: bytes) -> None:
     reader, writer = await asyncio.open_connection('127.0.0.1', port)
-    head = f'{method} /v1/prompts/{name} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n'
+    head = f'{method} /v1/prompts/{name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n'
     writer.write(f'{head}Content-Length: {len(content)}\r\n\r\n'.encode() + content)
     said = (await reader.read()).decode(errors='replace')
     if said.split()[1] not in ('200', '201', '204'):

@@ -8,16 +8,18 @@ yes once all shapes of batches are compiled. SIGTERM ends it when all requests a
 docs/serving.md describes the interface.
 
 By default it listens only on this machine. Other addresses need --keys: a file with a line
-'read SHA256' or 'admin SHA256' for each API key.
+'read SHA256' or 'admin SHA256' for each API key, or a .toml file with scopes and limits.
 """
 
 import contextlib
 import dataclasses
-import ipaddress
 import logging
+import os
 import signal
 import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,8 +27,12 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.runtime import cli, compiled, flags
 from dprjax.runtime.flags import flag
+from dprjax.serving.hosts import Hosts, is_loopback
 
 logger = logging.getLogger('dprjax')
+
+_HEAD_S = 15.0  # for the head of a request
+_END_S = 1.0  # for threads, after the last answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,12 +41,28 @@ class NetworkFlags:
   port: int = flag('0: any free one', 8000, least=0, most=65535)
   keys: str | None = flag('API keys; without it nobody is asked for one', None, metavar='FILE')
   timeout: int = flag('seconds for a request to arrive, and to be answered', 60, most=3600)
+  max_wait: int = flag('seconds that the work on a request may have to wait', 10, most=3600)
   drain: int = flag('seconds for the last requests after SIGTERM', 30, most=3600)
+  lame_duck: int = flag(
+    'seconds after SIGTERM in which requests are still taken, while balancers turn away',
+    2,
+    least=0,
+    most=3600,
+  )
+  allowed_hosts: tuple[str, ...] = flag(
+    'names that requests may be for, and whose pages may ask; default: with --keys any, else this '
+    "machine's",
+    (),
+    split=',',
+    metavar='NAME,NAME,...',
+  )
+  max_connections: int = flag('connections at a time', 8192, most=10**6)
   max_requests: int = flag('requests at a time', 512, most=10**6)
   max_inputs: int = flag('texts of a request', 2048, most=10**6)
   max_tokens: int = flag('tokens of a request', 300_000, most=10**9)
   max_body: int = flag('megabytes of a request', 8, most=2048)
   max_prompt: int = flag('megabytes of a prompt file', 256, most=2048)
+  max_memory: int = flag('megabytes of all bodies and answers', 1024, most=2**20)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,11 +83,7 @@ class BatchFlags:
   slots: int = flag('prompts on the device, and one for none', 256, most=10**6)
   host_memory: int = flag('megabytes of prompts that the host keeps', 2048, most=2**20)
   tokenizer_threads: int = flag('threads that tokenise', 2, most=256)
-  prompt_length: int | None = flag(
-    "vectors a layer of a slot (default: the folder's longest prompt's, at least 16)",
-    None,
-    most=4096,
-  )
+  prompt_length: int = flag('vectors a layer of a slot; longer prompts are refused', 32, most=4096)
   dtype: str = flags.dtype()
 
 
@@ -99,14 +117,34 @@ class Flags:
   batches: BatchFlags = flags.group(BatchFlags, 'batches and memory')
 
 
-def make_server(app: Any, drain_seconds: int) -> Any:
+def make_server(
+  app: Any,
+  drain_seconds: int,
+  *,
+  lame_duck: float = 0.0,
+  connections: int = 8192,
+  read_seconds: float = 60.0,
+) -> Any:
   """A ``uvicorn.Server`` of an ``App``, which begins to compile.
 
-  It ends at SIGTERM or an interrupt, after at most ``drain_seconds`` for requests in progress.
+  At SIGTERM it goes on for ``lame_duck`` seconds, in which every answer ends its connection; at an
+  interrupt it does not. Then requests in progress have ``drain_seconds``. ``interrupted`` says
+  whether it ended by an interrupt.
+
+  Args:
+    app: the application.
+    drain_seconds, lame_duck: see above.
+    connections: at a time, as far as the system allows.
+    read_seconds: for a client to read 64 kB of an answer.
   """
   import uvicorn
 
+  from dprjax.serving.connections import Connections, most_connections
+
   class Server(uvicorn.Server):
+    interrupted = False
+    _ends_at: float | None = None
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
       # uvicorn's own ends the process by the signal, which supervisors take for a failure.
@@ -125,10 +163,21 @@ def make_server(app: Any, drain_seconds: int) -> Any:
 
     def handle_exit(self, sig: int, frame: Any) -> None:
       app.drain()
-      super().handle_exit(sig, frame)
+      self.interrupted |= sig == signal.SIGINT
+      if sig == signal.SIGTERM and self._ends_at is None and app.ready.is_set():
+        self._ends_at = time.monotonic() + lame_duck
+      else:
+        super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+      if self._ends_at is not None and time.monotonic() >= self._ends_at:
+        self.should_exit = True
+      return await super().on_tick(counter)
 
   config = uvicorn.Config(
     app.asgi,
+    interface='asgi3',
+    http=Connections(most_connections(connections), _HEAD_S, read_seconds),  # type: ignore[arg-type]
     log_config=None,
     access_log=False,
     lifespan='off',
@@ -138,7 +187,7 @@ def make_server(app: Any, drain_seconds: int) -> Any:
     backlog=2048,
     timeout_keep_alive=75,  # longer than a balancer keeps an idle connection
   )
-  logging.getLogger('uvicorn').setLevel(logging.ERROR)
+  logging.getLogger('uvicorn').setLevel(logging.CRITICAL)
   app.start()
   return Server(config)
 
@@ -157,34 +206,37 @@ def listen(host: str, port: int) -> socket.socket:
     ) from error
 
 
-def is_loopback(host: str) -> bool:
-  """Whether only this machine can reach the address."""
-  if host == 'localhost':
-    return True
-  try:
-    return ipaddress.ip_address(host).is_loopback
-  except ValueError:
-    return False
-
-
 def main(argv: Sequence[str] | None = None) -> None:
   cli.run(Flags, _command, argv)
 
 
-def _command(args: Flags) -> None:
+def _command(args: Flags) -> int:
   network = args.network
   if not is_loopback(network.host):
     if network.keys is None:
       raise InputError(f'--host={network.host} is open to others and needs --keys')
     logger.warning('%s is open to others: put a proxy with TLS before it', network.host)
-  app = _make_app(args)
-  listening = listen(network.host, network.port)
-  host, port = listening.getsockname()[:2]
-  at = f'[{host}]' if ':' in host else host
-  logger.info('listening on http://%s:%d', at, port)
-  make_server(app, network.drain).run(sockets=[listening])
-  app.close()
-  logger.info('all requests are answered')
+  # First: a port that is taken should not be told after a minute of loading.
+  with listen(network.host, network.port) as listening:
+    app = _make_app(args)
+    host, port = listening.getsockname()[:2]
+    at = f'[{host}]' if ':' in host else host
+    logger.info('listening on http://%s:%d', at, port)
+    server = make_server(
+      app,
+      network.drain,
+      lame_duck=network.lame_duck,
+      connections=network.max_connections,
+      read_seconds=network.timeout,
+    )
+    server.run(sockets=[listening])
+  ended = app.close(_END_S)
+  status = 130 if server.interrupted else 0
+  logger.info('all requests are answered' if ended else 'the work that was left is dropped')
+  if not ended:  # a process that exits as usual while XLA compiles crashes
+    sys.stderr.flush()
+    os._exit(status)
+  return status
 
 
 def _make_app(args: Flags) -> Any:
@@ -259,7 +311,10 @@ def _make_app(args: Flags) -> Any:
       tokens=network.max_tokens,
       requests=network.max_requests,
       seconds=network.timeout,
+      wait=network.max_wait,
+      memory=network.max_memory << 20,
     ),
+    Hosts(network.allowed_hosts) if network.allowed_hosts or allowed is None else None,
   )
 
 

@@ -4,11 +4,10 @@ Bodies of requests and keys are never logged.
 """
 
 import asyncio
-import base64
 import concurrent.futures
+import contextlib
 import dataclasses
 import logging
-import math
 import re
 import threading
 import time
@@ -26,11 +25,14 @@ from starlette.routing import Route
 from dprjax.base.errors import InputError
 from dprjax.formats.texts import SIDES
 from dprjax.retrieval import codes
-from dprjax.serving import keys, messages, page
-from dprjax.serving.batcher import Busy, NotFinite
-from dprjax.serving.engine import Engine, ForeignIds, Tokens
+from dprjax.serving import answers, keys, messages, page
+from dprjax.serving.admission import Admission, Permit
+from dprjax.serving.answers import Failure, json_answer
+from dprjax.serving.engine import Engine, Tokens
+from dprjax.serving.hosts import Hosts
 from dprjax.serving.indexes import ServedIndex, ServedReranker
-from dprjax.serving.library import NAME, About, NameTaken, UnknownPrompt
+from dprjax.serving.keys import ANYONE, Grant
+from dprjax.serving.library import NAME, About, Condition, UnknownPrompt
 from dprjax.serving.messages import (
   EmbeddingRequest,
   EmbeddingResponse,
@@ -51,11 +53,15 @@ _T = TypeVar('_T')
 _Handler = Callable[[Request], Awaitable[Response]]
 _OCTETS, _PROMPT = 'application/octet-stream', '/v1/prompts/{name}'
 _LEFT = 499  # nginx's status for a client that left
+_FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
+_USAGE_S = 600.0  # between lines of the log about the use of keys
+_SHOWN = 4096  # bytes of a field of a prompt's meta in lists
+_TAG = re.compile(r'\s*(?:W/)?"([^"]*)"\s*')
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """Limits of one request.
+  """Limits of one request, and of all together.
 
   Attributes:
     bytes, prompt_bytes: of a body, and of an uploaded prompt file.
@@ -63,6 +69,8 @@ class Limits:
     tokens: of all texts, after truncation.
     requests: answered at a time.
     seconds: for the request to arrive, and again for the answer.
+    wait: the most seconds before the work on a request begins, by a prediction.
+    memory: bytes of bodies and answers that all requests keep.
   """
 
   bytes: int = 8 << 20
@@ -71,20 +79,8 @@ class Limits:
   tokens: int = 300_000
   requests: int = 512
   seconds: float = 60
-
-
-class _Failure(Exception):
-  def __init__(
-    self,
-    status: int,
-    message: str,
-    *,
-    param: str | None = None,
-    code: str | None = None,
-    headers: dict[str, str] | None = None,
-  ):
-    super().__init__(message)
-    self.response = _error(status, message, param, code, headers)
+  wait: float = 10
+  memory: int = 1 << 30
 
 
 class _Left(Exception):
@@ -119,13 +115,34 @@ class App:
     rerankers: Sequence[ServedReranker] = (),
     allowed: keys.Keys | None = None,
     limits: Limits | None = None,
+    hosts: Hosts | None = None,
   ):
+    """See `serve`.
+
+    Args:
+      engine: has the backbone and the prompts.
+      indexes, rerankers: to search and rerank with.
+      allowed: the keys; None: nobody is asked for one.
+      limits: see `Limits`.
+      hosts: names that requests may be for; None: any. Without keys it should be given.
+    """
     self._engine, self._keys, self._limits = engine, allowed, limits or Limits()
+    self._hosts = hosts
+    own = self._limits
+    self._admission = Admission(
+      lambda: engine.batcher.rate,
+      requests=own.requests,
+      wait=own.wait,
+      seconds=own.seconds,
+      bytes=own.memory,
+    )
+    if allowed is not None:
+      allowed.changed = self._keys_changed
+    self._told_usage: dict[str, tuple[float, float]] = {}
+    self._usage_at = time.monotonic() + _USAGE_S
     self._indexes = {index.name: index for index in indexes}
     self._rerankers = {reranker.name: reranker for reranker in rerankers}
-    self._started, self._active = int(time.time()), 0
-    # Search and reranking share the devices with the batcher, one request at a time.
-    self._side = concurrent.futures.ThreadPoolExecutor(1, 'search')
+    self._started = int(time.time())
     self._files = concurrent.futures.ThreadPoolExecutor(2, 'files')
     self.ready, self.failed = threading.Event(), ''
     self._compiling: threading.Thread | None = None
@@ -138,7 +155,7 @@ class App:
     document = messages.openapi([*served], self._limits.bytes, self._limits.prompt_bytes)
     self._document = orjson.dumps(document)
     self._pages = {'/': page.read(), '/docs': page.reference(document)}
-    self.asgi = Starlette(
+    self._routes = Starlette(
       routes=[
         Route('/', self._page),
         Route('/docs', self._page),
@@ -147,7 +164,17 @@ class App:
       ],
       exception_handlers={404: _no_such_path, 405: _no_such_method},
     )
-    self.asgi.router.redirect_slashes = False
+    self._routes.router.redirect_slashes = False
+
+  async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+    """The ASGI application. While it drains, every answer ends its connection."""
+
+    async def tell(message: Any) -> None:
+      if self._draining and message['type'] == 'http.response.start':
+        message['headers'] = [*message.get('headers', ()), (b'connection', b'close')]
+      await send(message)
+
+    await self._routes(scope, receive, tell)
 
   def start(self) -> None:
     """Compiles in a thread."""
@@ -173,90 +200,162 @@ class App:
     self.ready.set()
 
   def drain(self) -> None:
-    """Makes ``/readyz`` answer no; requests are still answered."""
+    """Makes ``/readyz`` answer no; requests are still answered, and end their connections."""
     self._draining = True
 
-  def close(self) -> None:
-    """Ends the threads after their last work."""
-    if self._compiling is not None:  # a process that exits while XLA compiles crashes
-      self._compiling.join()
-    self._side.shutdown()
-    self._files.shutdown()
-    self._engine.close()
+  def close(self, seconds: float | None = None) -> bool:
+    """Ends the threads after their last work; returns whether they ended.
+
+    Args:
+      seconds: work that still waits is dropped, and each thread is waited for so long at most.
+    """
+    ended = self._engine.close(drop=seconds is not None, seconds=seconds)
+    if self._compiling is not None:
+      self._compiling.join(seconds)
+      ended &= not self._compiling.is_alive()
+    self._files.shutdown(wait=seconds is None, cancel_futures=True)
+    self._tell_usage()
+    return ended
 
   def _route(self, operation: messages.Operation, handler: _Handler) -> Route:
     """A route with keys, limits, metrics and OpenAI's errors. Without a role it is open."""
     metrics, path, method = self._engine.metrics, operation.path, operation.method
-    role = operation.role
+    role, label = operation.role, f'{operation.method} {operation.path}'
     if not role:
       return Route(path, handler, methods=[method])
 
     async def answer(request: Request) -> Response:
       started = time.monotonic()
-      request.state.model = ''
-      self._active += 1
+      request.state.model, request.state.grant = '', ANYONE
       try:
-        self._check_key(request, role)
-        if method == 'POST':
-          if not self.ready.is_set():
-            raise _Failure(503, self.failed or 'still compiling; ask /readyz')
-          if self._active > self._limits.requests:
-            raise Busy(1)
+        self._check_host(request)
+        request.state.grant = self._grant(request, role)
+        if method == 'POST' and not self.ready.is_set():
+          raise Failure(503, self.failed or 'still compiling; ask /readyz')
         response = await handler(request)
       except (_Left, ClientDisconnect):
         response = Response(status_code=_LEFT)
       except Exception as error:  # a fault of one request must not end the server
-        response = _failed(error, path)
-      finally:
-        self._active -= 1
+        response = answers.failed(error, path)
       seconds = time.monotonic() - started
       response.headers['server-timing'] = f'total;dur={1000 * seconds:.1f}'
-      metrics.requests.labels(f'{method} {path}', request.state.model, response.status_code).inc()
-      metrics.request_seconds.labels(f'{method} {path}').observe(seconds)
+      model, tenant = request.state.model, request.state.grant.tenant.name
+      metrics.count_request(label, model, response.status_code, tenant)
+      metrics.request_seconds.labels(label).observe(seconds)
+      if started > self._usage_at:
+        self._tell_usage()
       return response
 
-    return Route(path, answer, methods=[method])
+    return Route(path, _Whole(answer), methods=[method])
 
-  def _check_key(self, request: Request, role: str) -> None:
-    if self._keys is None:
+  def _check_host(self, request: Request) -> None:
+    """Refuses pages of other sites, which a browser on this machine may show."""
+    if self._hosts is None:
       return
-    allowed = self._keys.allow(role, request.headers.get('authorization', ''))
-    if allowed is None:
-      raise _Failure(
+    if not self._hosts.allow(request.headers.get('host', '')):
+      raise Failure(
+        403, 'this server does not answer under this name; start it with --allowed_hosts=NAME'
+      )
+    origin = request.headers.get('origin')
+    if origin is not None and not self._hosts.allow_origin(origin):
+      raise Failure(
+        403, 'pages of other sites may not ask this server; start it with --allowed_hosts=NAME'
+      )
+
+  def _grant(self, request: Request, role: str) -> Grant:
+    if self._keys is None:
+      return ANYONE
+    grant = self._keys.find(request.headers.get('authorization', ''))
+    if grant is None:
+      raise Failure(
         401,
         'give a known key: Authorization: Bearer KEY',
         code='invalid_api_key',
         headers={'www-authenticate': 'Bearer'},
       )
-    if not allowed:
-      raise _Failure(403, "this needs an administrator's key")
+    request.state.grant = grant
+    if not grant.may(role):
+      raise Failure(403, f'this key may not {role}')
+    return grant
+
+  def _check_use(self, request: Request, what: str, name: str) -> None:
+    """Raises UnknownPrompt or Failure if the key does not see this name."""
+    if request.state.grant.may_use(what, name):
+      return
+    if what == 'prompts':
+      raise UnknownPrompt(name)
+    param, one = ('index', 'index') if what == 'indexes' else ('model', 'reranker')
+    raise Failure(404, f'there is no such {one}', param=param, code=f'{param}_not_found')
+
+  def _enter(
+    self, request: Request, tokens: float = 0.0, price: float = 1.0, size: int = 0
+  ) -> Permit:
+    """Lets the request in, until it is answered; its time begins."""
+    grant = request.state.grant
+    permit = self._admission.enter(
+      grant.tenant, grant.limits, tokens=tokens, price=price, size=size
+    )
+    request.state.until = time.monotonic() + self._limits.seconds
+    return request.state.stack.enter_context(permit)
+
+  def _hold(self, request: Request, size: int) -> None:
+    """Counts bytes that are kept until the request is answered."""
+    self._admission.hold(size)
+    request.state.stack.callback(self._admission.release, size)
+
+  def _count_tokens(self, request: Request, tokens: int) -> None:
+    if tenant := request.state.grant.tenant.name:
+      self._engine.metrics.key_tokens.labels(tenant).inc(tokens)
+
+  def _keys_changed(self) -> None:
+    """Forgets tenants without a key."""
+    assert self._keys is not None
+    self._tell_usage()
+    self._admission.forget(self._keys.tenants)
+    self._engine.metrics.forget_tenants(self._keys.tenants)
+
+  def _tell_usage(self) -> None:
+    """Logs what each key's tenant asked since the last time."""
+    self._usage_at = time.monotonic() + _USAGE_S
+    usage = self._engine.metrics.usage()
+    for tenant, now in sorted(usage.items()):
+      before = self._told_usage.get(tenant, (0.0, 0.0))
+      if now != before:
+        asked, tokens = (new - old for new, old in zip(now, before, strict=True))
+        logger.info('use of key %s: %d requests, %d tokens', tenant, asked, tokens)
+    self._told_usage = usage
 
   async def _body(self, request: Request, most: int) -> bytes:
     declared = request.headers.get('content-length', '')
     too_large = f'the body is larger than {most:,} bytes'
     if declared.isdecimal() and len(declared) < 18 and int(declared) > most:
-      raise _Failure(413, too_large)
+      raise Failure(413, too_large)
     content = bytearray()
     try:
       async with asyncio.timeout(self._limits.seconds):
         async for chunk in request.stream():
+          if len(content) + len(chunk) > most:
+            raise Failure(413, too_large)
+          self._hold(request, len(chunk))
           content += chunk
-          if len(content) > most:
-            raise _Failure(413, too_large)
     except TimeoutError:
-      raise _Failure(408, 'the request did not arrive in time') from None
+      raise Failure(408, 'the request did not arrive in time') from None
     return bytes(content)
 
   async def _read(self, request: Request, kind: type[_T]) -> _T:
+    form = request.headers.get('content-type', '').partition(';')[0].strip().lower()
+    if form != 'application/json' and not form.endswith('+json'):
+      raise Failure(415, 'send JSON, with the header Content-Type: application/json')
     content = await self._body(request, self._limits.bytes)
+    request.state.size = len(content)
     try:
       return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-      raise _Failure(400, str(error), param=_field(str(error))) from error
+      raise Failure(400, str(error), param=_field(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-      raise _Failure(400, f'the body is not JSON: {error}') from error
+      raise Failure(400, f'the body is not JSON: {error}') from error
     except RecursionError as error:
-      raise _Failure(400, 'the body is too deep') from error
+      raise Failure(400, 'the body is too deep') from error
 
   async def _wait(self, request: Request, future: concurrent.futures.Future) -> Any:
     """The result. Cancels the work if the client leaves or the time is over."""
@@ -265,14 +364,16 @@ class App:
     left = asyncio.ensure_future(request.receive())
     try:
       await asyncio.wait(
-        {asked, left}, timeout=self._limits.seconds, return_when=asyncio.FIRST_COMPLETED
+        {asked, left},
+        timeout=max(0.0, request.state.until - time.monotonic()),
+        return_when=asyncio.FIRST_COMPLETED,
       )
       if asked.done():
         return asked.result()
       future.cancel()
       if left.done():
         raise _Left
-      raise _Failure(504, f'no answer within {self._limits.seconds:g} seconds')
+      raise Failure(504, f'no answer within {self._limits.seconds:g} seconds')
     finally:
       left.cancel()
       asked.cancel()
@@ -285,22 +386,33 @@ class App:
     texts: Sequence[Any],
     param: str,
     dimensions: int | None = None,
-  ) -> tuple[Tokens, np.ndarray]:
+    more: float = 0.0,
+  ) -> tuple[Tokens, np.ndarray, Permit]:
+    """Vectors of texts. ``more``: tokens that the rest of the request costs."""
+    self._check_use(request, 'prompts', name)
     if len(texts) > self._limits.inputs:
-      raise _Failure(413, f'{len(texts)} texts; {self._limits.inputs} at most', param=param)
-    engine = self._engine
-    tokens = await self._wait(request, engine.pool.submit(engine.tokenize, name, side, texts))
+      raise Failure(413, f'{len(texts)} texts; {self._limits.inputs} at most', param=param)
+    engine, tenant = self._engine, request.state.grant.tenant
+    permit = self._enter(
+      request, engine.estimate(name, side, texts) + more, size=request.state.size
+    )
+    whole = engine.backbone.config.vector_size
+    self._hold(request, 4 * whole * len(texts))
+    steps = engine.tokenize_steps(name, side, texts)
+    tokens: Tokens = await self._wait(request, engine.pool.submit(tenant, steps))
     request.state.model = name
     if tokens.total > self._limits.tokens:
-      raise _Failure(413, f'{tokens.total} tokens; {self._limits.tokens} at most', param=param)
-    whole, version = engine.backbone.config.vector_size, tokens.version
+      raise Failure(413, f'{tokens.total} tokens; {self._limits.tokens} at most', param=param)
+    permit.know(tokens.total + more)
+    self._count_tokens(request, tokens.total)
+    version = tokens.version
     shorter = {length for length in version.meta.get('matryoshka', ()) if length < whole}
     given = sorted({*shorter, whole}, reverse=True)
     if dimensions not in (None, *given):
       sizes = ' or '.join(map(str, given))
-      raise _Failure(400, f'this model has vectors of {sizes} dimensions', param='dimensions')
-    vectors = await self._wait(request, engine.queue(tokens))
-    return tokens, codes.cut(vectors, dimensions or whole, version.spec.normalize)
+      raise Failure(400, f'this model has vectors of {sizes} dimensions', param='dimensions')
+    vectors = await self._wait(request, engine.queue(tokens, tenant, permit.spend))
+    return tokens, codes.cut(vectors, dimensions or whole, version.spec.normalize), permit
 
   def _headers(self, tokens: Tokens) -> dict[str, str]:
     return {
@@ -313,19 +425,18 @@ class App:
   async def _embeddings(self, request: Request) -> Response:
     asked = await self._read(request, EmbeddingRequest)
     name, side = _split(asked.model, 'passage')
-    tokens, vectors = await self._embed(
+    tokens, vectors, _ = await self._embed(
       request, name, side, _inputs(asked.input), 'input', asked.dimensions
     )
-    values: Any = vectors
-    if asked.encoding_format == 'base64':
-      values = [base64.b64encode(vector.astype('<f4').tobytes()).decode() for vector in vectors]
     content = EmbeddingResponse(
-      data=[messages.Embedding(index=index, embedding=value) for index, value in enumerate(values)],
+      data=[],
       model=asked.model,
       usage=Usage(tokens.total, tokens.total),
       truncated=tokens.truncated,
     )
-    return _json(content, headers=self._headers(tokens))
+    return answers.vectors_answer(
+      content, vectors, asked.encoding_format == 'base64', self._headers(tokens)
+    )
 
   @_serves(
     'POST', '/v1/search', 'The best passages of an index', SearchResponse, asked=SearchRequest
@@ -334,13 +445,18 @@ class App:
     asked = await self._read(request, SearchRequest)
     name, side = _split(asked.model, 'query')
     queries = [asked.query] if isinstance(asked.query, str) else asked.query
-    index = await self._on_files(lambda: self._choose_index(name, asked.index))
+    self._check_use(request, 'prompts', name)
+    index = await self._on_files(lambda: self._choose_index(request, name, asked.index))
     k = 10 if asked.k is None else asked.k
     if k > index.most:
-      raise _Failure(413, f'k is {k}; {index.most} at most', param='k')
-    tokens, vectors = await self._embed(request, name, side, queries, 'query')
-    index.check(tokens.version, self._engine)
-    found = await self._wait(request, self._side.submit(index.search, vectors, queries, k))
+      raise Failure(413, f'k is {k}; {index.most} at most', param='k')
+    engine, tenant, kind = self._engine, request.state.grant.tenant, f'search {index.name}'
+    more = len(queries) * engine.batcher.price(kind)
+    tokens, vectors, permit = await self._embed(request, name, side, queries, 'query', more=more)
+    index.check(tokens.version, engine)
+    steps = index.find(vectors)
+    top = await self._wait(request, engine.batcher.submit_steps(kind, steps, tenant, permit.spend))
+    found = await self._wait(request, engine.pool.submit(tenant, index.rank(top, queries, k)))
     content = SearchResponse(
       model=asked.model,
       index=index.name,
@@ -348,17 +464,19 @@ class App:
       usage=Usage(tokens.total, tokens.total),
       truncated=tokens.truncated,
     )
-    return _json(content, headers=self._headers(tokens))
+    return json_answer(content, headers=self._headers(tokens))
 
-  def _choose_index(self, name: str, asked: str | None) -> ServedIndex:
+  def _choose_index(self, request: Request, name: str, asked: str | None) -> ServedIndex:
     """By default the index that the prompt names, that of the prompt's name, or the only one."""
+    grant = request.state.grant
+    seen = [one for one in self._indexes if grant.may_use('indexes', one)]
     if asked is None:
       named = self._engine.library.get(name).meta.get('index')
-      names = [one for one in (named, name) if isinstance(one, str) and one in self._indexes]
-      names += list(self._indexes) if len(self._indexes) == 1 else []
+      names = [one for one in (named, name) if isinstance(one, str) and one in seen]
+      names += seen if len(seen) == 1 else []
       if not names:
-        known = ', '.join(self._indexes)
-        raise _Failure(
+        known = ', '.join(seen)
+        raise Failure(
           404,
           f'say which index to search: one of {known}'
           if known
@@ -366,27 +484,40 @@ class App:
           param='index',
         )
       asked = names[0]
-    if asked not in self._indexes:
-      raise _Failure(404, 'there is no such index', param='index', code='index_not_found')
+    if asked not in seen:
+      raise Failure(404, 'there is no such index', param='index', code='index_not_found')
     return self._indexes[asked]
 
   @_serves('POST', '/v1/rerank', 'Documents by relevance', RerankResponse, asked=RerankRequest)
   async def _rerank(self, request: Request) -> Response:
     asked = await self._read(request, RerankRequest)
-    name = asked.model or next(iter(self._rerankers), '')
-    if name not in self._rerankers:
-      raise _Failure(404, 'there is no such reranker', param='model', code='model_not_found')
+    grant = request.state.grant
+    seen = [one for one in self._rerankers if grant.may_use('rerankers', one)]
+    name = asked.model or next(iter(seen), '')
+    if name not in seen:
+      raise Failure(404, 'there is no such reranker', param='model', code='model_not_found')
     request.state.model = name
     if len(asked.documents) > self._limits.inputs:
-      raise _Failure(
+      raise Failure(
         413, f'{len(asked.documents)} documents; {self._limits.inputs} at most', param='documents'
       )
     texts = [one if isinstance(one, str) else one.text for one in asked.documents]
-    score = self._rerankers[name].score
-    scores = await self._wait(request, self._side.submit(score, asked.query, texts))
+    engine, reranker, kind = self._engine, self._rerankers[name], f'rerank {name}'
+    price = engine.batcher.price(kind)
+    permit = self._enter(request, reranker.estimate(asked.query, texts), price, request.state.size)
+    packed = await self._wait(
+      request, engine.pool.submit(grant.tenant, reranker.pack(asked.query, texts))
+    )
+    total = int(packed[1].lengths.sum())
+    permit.know(total, price)
+    self._count_tokens(request, total)
+    steps = reranker.scores(packed)
+    scores = await self._wait(
+      request, engine.batcher.submit_steps(kind, steps, grant.tenant, permit.spend)
+    )
     order = np.argsort(-scores, kind='stable')[: asked.top_n]
     results = [messages.Ranked(int(i), float(scores[i])) for i in order]
-    return _json(RerankResponse(name, results))
+    return json_answer(RerankResponse(name, results))
 
   async def _on_files(self, work: Callable[[], _T]) -> _T:
     return await asyncio.get_running_loop().run_in_executor(self._files, work)
@@ -406,8 +537,8 @@ class App:
       bytes=about.nbytes,
       modified=about.modified,
       index=index if isinstance(index, str) else None,
-      task=about.meta.get('task'),
-      metrics=about.meta.get('metrics'),
+      task=_shown(about.meta.get('task')),
+      metrics=_shown(about.meta.get('metrics')),
       refused=about.refused,
     )
 
@@ -415,46 +546,58 @@ class App:
   async def _models(self, request: Request) -> Response:
     library = self._engine.library
     found = await self._on_files(library.listing)
+    grant = request.state.grant
     cards = [ModelCard(id=library.name, created=self._started)]
     cards += [
       ModelCard(id=name, created=int(about.modified)) for name, about in found if not about.refused
     ]
-    return _json(ModelList(data=cards))
+    cards = [card for card in cards if grant.may_use('prompts', card.id)]
+    return json_answer(ModelList(data=cards))
 
   @_serves('GET', '/v1/models/{name}', 'One of them', ModelCard)
   async def _model(self, request: Request) -> Response:
     asked = request.path_params['name']
     name, _ = _split(asked, 'passage')
     library = self._engine.library
+    self._check_use(request, 'prompts', name)
     if name == library.name:
-      return _json(ModelCard(id=asked, created=self._started))
+      return json_answer(ModelCard(id=asked, created=self._started))
     about = await self._on_files(lambda: library.about(name))
     if about.refused:
       raise InputError(about.refused)
-    return _json(ModelCard(id=asked, created=int(about.modified)))
+    return json_answer(ModelCard(id=asked, created=int(about.modified)))
 
   @_serves('GET', '/v1/prompts', 'The prompts and their metadata', PromptList)
   async def _prompts(self, request: Request) -> Response:
     engine = self._engine
     found = await self._on_files(engine.library.listing)
-    return _json(
+    may_use = request.state.grant.may_use
+    return json_answer(
       PromptList(
         backbone=engine.library.name,
         backbone_sha256=engine.backbone.sha256,
         tokenizer_sha256=engine.tokenizer.sha256,
         backbone_bytes=engine.backbone_bytes,
-        prompts=[self._card(name, about) for name, about in found],
-        indexes={name: len(index) for name, index in self._indexes.items()},
-        rerankers=list(self._rerankers),
+        prompts=[self._card(name, about) for name, about in found if may_use('prompts', name)],
+        indexes={
+          name: len(index) for name, index in self._indexes.items() if may_use('indexes', name)
+        },
+        rerankers=[name for name in self._rerankers if may_use('rerankers', name)],
       )
     )
 
   @_serves('GET', _PROMPT, f'A prompt; its file where Accept is {_OCTETS}', PromptCard, bytes)
   async def _prompt(self, request: Request) -> Response:
     name, library = request.path_params['name'], self._engine.library
+    self._check_use(request, 'prompts', name)
+    about = await self._on_files(lambda: library.about(name))
+    headers = {'etag': f'"{about.sha256}"'} if about.sha256 else {}
     if request.headers.get('accept', '') == _OCTETS:
-      return Response(await self._on_files(lambda: library.content(name)), media_type=_OCTETS)
-    return _json(self._card(name, await self._on_files(lambda: library.about(name))))
+      self._enter(request)
+      self._hold(request, about.nbytes)
+      content = await self._on_files(lambda: library.content(name))
+      return Response(content, headers=headers, media_type=_OCTETS)
+    return json_answer(self._card(name, about), headers=headers)
 
   @_serves(
     'PUT',
@@ -463,26 +606,52 @@ class App:
     PromptCard,
     asked=bytes,
     statuses=(200, 201),
-    role=keys.ADMIN,
+    role=keys.WRITE,
   )
   async def _put(self, request: Request) -> Response:
     name, library = request.path_params['name'], self._engine.library
     if not NAME.fullmatch(name):
-      raise _Failure(
+      raise Failure(
         400, "a new prompt's name has 1 to 64 of A-Z a-z 0-9 . _ -, no dot first", param='name'
       )
+    self._check_change(request, name)
     content = await self._body(request, self._limits.prompt_bytes)
-    _, new = await self._on_files(lambda: library.put(name, content))
-    logger.info('prompt %s %s', name, 'added' if new else 'replaced')
+    self._enter(request, size=len(content))
+    condition = _condition(request)
+    version, before = await self._on_files(lambda: library.put(name, content, condition))
+    self._audit(request, 'added' if before is None else 'replaced', name, before, version.sha256)
     about = await self._on_files(lambda: library.about(name))
-    return _json(self._card(name, about), 201 if new else 200)
+    headers = {'etag': f'"{about.sha256}"'}
+    return json_answer(self._card(name, about), 201 if before is None else 200, headers)
 
-  @_serves('DELETE', _PROMPT, 'Remove a prompt', statuses=(204,), role=keys.ADMIN)
+  @_serves('DELETE', _PROMPT, 'Remove a prompt', statuses=(204,), role=keys.WRITE)
   async def _delete(self, request: Request) -> Response:
     name = request.path_params['name']
-    await self._on_files(lambda: self._engine.library.delete(name))
-    logger.info('prompt %s removed', name)
+    self._check_change(request, name)
+    self._enter(request)
+    condition = _condition(request)
+    before = await self._on_files(lambda: self._engine.library.delete(name, condition))
+    self._audit(request, 'removed', name, before, None)
+    self._engine.metrics.forget_model(name)
     return Response(status_code=204)
+
+  def _check_change(self, request: Request, name: str) -> None:
+    if not request.state.grant.may_use('prompts', name):
+      raise Failure(403, 'this key may not change prompts of this name')
+
+  def _audit(
+    self, request: Request, done: str, name: str, before: str | None, after: str | None
+  ) -> None:
+    """Logs who changed a prompt, from which file to which."""
+    logger.info(
+      'audit: prompt %s %s by %s from %s: SHA-256 %s -> %s',
+      name,
+      done,
+      request.state.grant.tenant.name or 'anyone',
+      request.client.host if request.client else 'nowhere',
+      before or 'none',
+      after or 'none',
+    )
 
   async def _page(self, request: Request) -> Response:
     content, headers = self._pages[request.url.path]
@@ -494,13 +663,23 @@ class App:
 
   @_serves('GET', '/readyz', 'Whether all is compiled', str, role='', statuses=(200, 503))
   async def _readyz(self, request: Request) -> Response:
-    if self.ready.is_set() and not self._draining:
-      return PlainTextResponse('ready\n')
     reason = 'draining' if self._draining else 'failed' if self.failed else 'compiling'
+    if self.ready.is_set() and not self._draining:
+      try:
+        found = await asyncio.wait_for(
+          self._on_files(self._engine.library.folder.is_dir), _FOLDER_S
+        )
+      except (OSError, TimeoutError):
+        found = False
+      if found:
+        return PlainTextResponse('ready\n')
+      reason = 'the folder of prompts is not there'
     return PlainTextResponse(f'{reason}\n', 503)
 
   @_serves('GET', '/metrics', 'Counts and times, for Prometheus', str)
   async def _metrics(self, request: Request) -> Response:
+    if not request.state.grant.sees_all:
+      raise Failure(403, 'metrics name all prompts and tenants; this key sees some alone')
     content = await self._on_files(self._engine.metrics.text)
     return Response(content, media_type='text/plain; version=0.0.4; charset=utf-8')
 
@@ -528,59 +707,48 @@ def _inputs(given: str | list[Any]) -> list[Any]:
     return [given]
   kinds = {type(one) for one in given}
   if len(kinds) > 1:
-    raise _Failure(
+    raise Failure(
       400, 'expected a text, a list of texts, token ids, or a list of these', param='input'
     )
   return [given] if kinds == {int} else given
 
 
-def _json(
-  content: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
-  # orjson writes float32 as it is, and NaN as null: vectors are checked before.
-  encoded = orjson.dumps(content, msgspec.structs.asdict, orjson.OPT_SERIALIZE_NUMPY)
-  return Response(encoded, status, headers, media_type='application/json')
+def _shown(value: Any) -> Any:
+  """A field of a prompt's meta, unless it is long."""
+  return value if len(orjson.dumps(value)) <= _SHOWN else None
 
 
-def _error(
-  status: int,
-  message: str,
-  param: str | None = None,
-  code: str | None = None,
-  headers: dict[str, str] | None = None,
-) -> Response:
-  kind = 'server_error' if status >= 500 else 'invalid_request_error'
-  if status == 429:
-    kind = 'rate_limit_error'
-  message = message.encode(errors='backslashreplace').decode()  # half of a surrogate pair
-  detail = messages.ErrorDetail(message, kind, param, code)
-  return _json(messages.ErrorResponse(detail), status, headers)
+def _condition(request: Request) -> Condition:
+  """If-Match and If-None-Match of a change."""
+  match, none = (request.headers.get(name) for name in ('if-match', 'if-none-match'))
+  of = None
+  if match is not None:
+    of = frozenset() if match.strip() == '*' else frozenset(_TAG.findall(match) or [''])
+  if none is not None and none.strip() != '*':
+    raise Failure(400, 'If-None-Match: only * is known here, for a prompt that must be new')
+  return Condition(of, new=none is not None)
 
 
-def _failed(error: Exception, path: str) -> Response:
-  if isinstance(error, _Failure):
-    return error.response
-  if isinstance(error, UnknownPrompt):
-    return _error(404, 'there is no such model or prompt', 'model', 'model_not_found')
-  if isinstance(error, NameTaken):
-    return _error(409, "this is the backbone's name; choose another", 'name')
-  if isinstance(error, Busy):
-    wait = {'retry-after': str(math.ceil(error.seconds))}
-    return _error(429, str(error), code='rate_limit_exceeded', headers=wait)
-  if isinstance(error, InputError | NotFinite):
-    return _error(422, str(error), 'input' if isinstance(error, ForeignIds) else None)
-  if isinstance(error, OSError):
-    logger.error('%s: %s', path, error)
-    return _error(503, f"the server's files: {error.strerror or 'they cannot be used'}")
-  # The message of an error may repeat the request.
-  logger.error('a fault of dprjax in %s: %s', path, type(error).__name__)
-  return _error(500, 'a fault of the server')
+class _Whole:
+  """An ASGI application that keeps ``request.state.stack`` open until the answer is sent."""
+
+  def __init__(self, answer: _Handler):
+    self._answer = answer
+
+  async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    request = Request(scope, receive, send)
+    with contextlib.ExitStack() as stack:
+      request.state.stack = stack
+      response = await self._answer(request)
+      await response(scope, receive, send)
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:
-  return _error(404, 'there is no such path; see /openapi.json')
+  return answers.error_answer(404, 'there is no such path; see /openapi.json')
 
 
 async def _no_such_method(request: Request, error: Exception) -> Response:
   headers = getattr(error, 'headers', None)
-  return _error(405, 'this path does not take this method; see /openapi.json', headers=headers)
+  return answers.error_answer(
+    405, 'this path does not take this method; see /openapi.json', headers=headers
+  )

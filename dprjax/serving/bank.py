@@ -147,6 +147,11 @@ class Bank:
     self._writes: list[Any] = []
 
   @property
+  def platform(self) -> str:
+    """Of the device, such as 'cpu'."""
+    return self._device.platform
+
+  @property
   def nbytes(self) -> int:
     """Device memory of all slots."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(self._banks))

@@ -1,17 +1,25 @@
-"""A bounded queue of texts, and the thread that runs batches of them on the device.
+"""A bounded queue of work for the device, and the thread that runs it, tenants in turn.
 
-A batch closes when it is full or its oldest text has waited for the deadline. While the device is
-busy the next batch fills further; a full one is sent at once behind the one in flight. The text
-that has waited longest sets the padded length; free rows go to shorter texts.
+Texts go into batches that mix requests, prompts and tenants. A batch closes when it is full or its
+first text has waited for the deadline. While the device is busy the next batch fills further; on an
+accelerator a full one is sent at once behind the one in flight. The tenant whose turn it is sets
+the padded length with its first text; free rows go to texts that are no longer.
+
+Searches and reranking come in slices (`turns.SlicedJob`), each of which is run alone.
+
+Within a tenant, work is ordered by the time at which it would be done if its request were alone: a
+short request passes the rest of a long one.
 """
 
 import collections
 import concurrent.futures
 import dataclasses
+import heapq
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,17 +27,20 @@ from jaxtyping import Float
 
 from dprjax.serving.bank import AdapterChoice, Bank
 from dprjax.serving.metrics import ServerMetrics
+from dprjax.serving.turns import NOBODY, SlicedJob, Steps, Tenant, Turns, settle
 
 logger = logging.getLogger('dprjax')
 
 _LONGEST_NAP_S = 0.2  # until texts of clients that left are looked for
+_FIRST_RATE = 10_000.0  # tokens a second, before the first batch
+_KEPT = 0.9  # of a moving mean
 
 
 class Busy(Exception):
-  """The queue is full. ``seconds``: when to try again."""
+  """There is no room. ``seconds``: when to try again."""
 
-  def __init__(self, seconds: float):
-    super().__init__(f'the queue is full; try again in {seconds:.0f} s')
+  def __init__(self, seconds: float, why: str = 'the queue is full'):
+    super().__init__(f'{why}; try again in {seconds:.0f} s')
     self.seconds = seconds
 
 
@@ -50,12 +61,17 @@ class QueuedText(NamedTuple):
   choice: AdapterChoice
 
 
+Spent = Callable[[float], None]  # told of tokens that are done
+
+
 @dataclasses.dataclass(eq=False)
 class _Job:
   future: concurrent.futures.Future
+  tenant: Tenant
   vectors: Float[np.ndarray, 'n H']
   left: int
   arrived: float
+  spent: Spent
   begun: bool = False
 
 
@@ -65,17 +81,93 @@ class _Row(NamedTuple):
   number: int  # in the job
 
 
+@dataclasses.dataclass(eq=False)
+class _Sliced:
+  """A job in slices, with what it is told and told of."""
+
+  job: SlicedJob
+  tenant: Tenant
+  kind: str
+  spent: Spent
+
+
 class _Flight(NamedTuple):
   rows: list[_Row]
   vectors: Any
   sent: float
 
 
+class _Heap:
+  """Items by rising rank; equal ranks in the order they came."""
+
+  def __init__(self) -> None:
+    self._items: list[tuple[float, int, Any]] = []
+    self._numbers = itertools.count()
+
+  def __len__(self) -> int:
+    return len(self._items)
+
+  def push(self, rank: float, item: Any) -> None:
+    heapq.heappush(self._items, (rank, next(self._numbers), item))
+
+  def pop(self) -> Any:
+    return heapq.heappop(self._items)[2]
+
+  @property
+  def rank(self) -> float:
+    """Of the first item."""
+    return self._items[0][0]
+
+  @property
+  def first(self) -> Any:
+    return self._items[0][2]
+
+  def keep(self, keeps: Callable[[Any], bool]) -> None:
+    """Removes the other items."""
+    self._items = [item for item in self._items if keeps(item[2])]
+    heapq.heapify(self._items)
+
+
+class _Waiting:
+  """The work of one tenant: texts by padded length, and jobs in slices."""
+
+  def __init__(self, lengths: Sequence[int]):
+    self.rows = {length: _Heap() for length in lengths}
+    self.sliced = _Heap()
+
+  def __bool__(self) -> bool:
+    return bool(self.sliced) or any(self.rows.values())
+
+  def first(self) -> int | None:
+    """The padded length of the first text; None: a slice is first."""
+    lengths = [length for length, heap in self.rows.items() if heap]
+    if not lengths:
+      return None
+    length = min(lengths, key=lambda length: self.rows[length].rank)
+    return None if self.sliced and self.sliced.rank < self.rows[length].rank else length
+
+  def fitting(self, length: int) -> int | None:
+    """The longest padded length up to ``length`` of which there are texts."""
+    return max((n for n, heap in self.rows.items() if n <= length and heap), default=None)
+
+
 class Batcher:
-  """Texts to vectors, in batches that mix requests and prompts."""
+  """Texts to vectors, in batches that mix requests and prompts; and other work in slices.
+
+  Attributes:
+    rate: tokens a second of a busy device; 0.0 before the first batch.
+    ready: done when the bank is compiled, or its error.
+  """
 
   def __init__(
-    self, bank: Bank, hidden: int, *, deadline: float, most_queued: int, metrics: ServerMetrics
+    self,
+    bank: Bank,
+    hidden: int,
+    *,
+    deadline: float,
+    most_queued: int,
+    ahead: int,
+    metrics: ServerMetrics,
   ):
     """Starts the device's thread, which compiles first (see `ready`).
 
@@ -84,53 +176,130 @@ class Batcher:
       hidden: H.
       deadline: seconds that a text waits for others.
       most_queued: texts that may wait.
+      ahead: batches that may be in flight.
       metrics: counts and times.
     """
     self._bank, self._hidden, self._deadline = bank, hidden, deadline
-    self._most_queued, self._metrics = most_queued, metrics
+    self._most_queued, self._ahead, self._metrics = most_queued, ahead, metrics
     self._changed = threading.Condition()
-    self._queues: dict[int, collections.deque[_Row]] = {
-      length: collections.deque() for length in bank.shapes.lengths
-    }
+    self._turns = Turns(bank.shapes.lengths[-1])
+    self._waiting: dict[Tenant, _Waiting] = {}
+    self._counts = dict.fromkeys(bank.shapes.lengths, 0)  # of all tenants
     self._queued = 0
     self._wanted: collections.Counter[Hashable] = collections.Counter()
-    self._rate = 0.0  # texts a second, a moving mean
+    self.rate = 0.0
+    self._seconds: dict[str, float] = {}  # a token of each kind of slices, a moving mean
+    self._idle_from = 0.0  # when the last batch was done
     self._gone = False  # whether queued requests may have ended
     self._stopped = False
     self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
     self._thread = threading.Thread(target=self._run, name='device', daemon=True)
     self._thread.start()
 
-  def submit(self, texts: Sequence[QueuedText]) -> concurrent.futures.Future:
+  def submit(
+    self, texts: Sequence[QueuedText], tenant: Tenant = NOBODY, spent: Spent = lambda tokens: None
+  ) -> concurrent.futures.Future:
     """Queues a request's texts; the future's result is float32 ``[n, H]``.
 
     Cancelling the future removes the texts from the queue.
+
+    Args:
+      texts: of the request.
+      tenant: whose.
+      spent: told of the tokens of each batch, by the device's thread.
 
     Raises:
       Busy: the queue has no room for all.
     """
     future: concurrent.futures.Future = concurrent.futures.Future()
-    job = _Job(
-      future, np.empty((len(texts), self._hidden), np.float32), len(texts), time.monotonic()
-    )
+    vectors = np.empty((len(texts), self._hidden), np.float32)
+    job = _Job(future, tenant, vectors, len(texts), time.monotonic(), spent)
+    rank = job.arrived
     with self._changed:
       if self._stopped or self._queued + len(texts) > self._most_queued:
-        raise Busy(min(30.0, max(1.0, self._queued / self._rate if self._rate else 1.0)))
+        raise Busy(min(30.0, max(1.0, self._queued_seconds())))
       future.add_done_callback(self._note_end)
+      waiting = self._join(tenant)
       for number, text in enumerate(texts):
-        self._queues[self._bank.shapes.bucket(len(text.ids))].append(_Row(text, job, number))
+        length = self._bank.shapes.bucket(len(text.ids))
+        waiting.rows[length].push(rank, _Row(text, job, number))
+        rank += self._alone(len(text.ids))
+        self._counts[length] += 1
         self._wanted[text.choice.key] += 1
       self._queued += len(texts)
       self._metrics.queued.set(self._queued)
       self._changed.notify()
     return future
 
-  def close(self) -> None:
-    """Ends the thread after all queued texts."""
+  def submit_steps(
+    self, kind: str, steps: Steps, tenant: Tenant = NOBODY, spent: Spent = lambda tokens: None
+  ) -> concurrent.futures.Future:
+    """Queues a job in slices, which the device's thread does between batches.
+
+    Args:
+      kind: of slices whose tokens take the same time.
+      steps: yields the tokens of each slice.
+      tenant, spent: as for `submit`.
+
+    Raises:
+      Busy: the server ends.
+    """
+    job = SlicedJob(steps)
+    if job.future.done():
+      return job.future
+    with self._changed:
+      if self._stopped:
+        raise Busy(1.0)
+      job.future.add_done_callback(self._note_end)
+      self._join(tenant).sliced.push(time.monotonic(), _Sliced(job, tenant, kind, spent))
+      self._changed.notify()
+    return job.future
+
+  def price(self, kind: str) -> float:
+    """Tokens of the backbone that take the time of one token of these slices."""
+    return self._seconds.get(kind, 0.0) * self.rate or 1.0
+
+  def close(self, drop: bool = False, seconds: float | None = None) -> bool:
+    """Ends the thread after all queued work; returns whether it ended.
+
+    Args:
+      drop: what is queued is cancelled.
+      seconds: to wait at most.
+    """
     with self._changed:
       self._stopped = True
+      if drop:
+        for future in self._futures():
+          future.cancel()
+        self._gone = True
       self._changed.notify()
-    self._thread.join()
+    self._thread.join(seconds)
+    return not self._thread.is_alive()
+
+  def _futures(self) -> list[concurrent.futures.Future]:
+    found: list[concurrent.futures.Future] = []
+    for waiting in self._waiting.values():
+      found += [item.job.future for _, _, item in waiting.sliced._items]
+      found += {row.job.future for heap in waiting.rows.values() for _, _, row in heap._items}
+    return found
+
+  def _alone(self, tokens: float) -> float:
+    """Seconds that so many tokens take."""
+    return tokens / (self.rate or _FIRST_RATE)
+
+  def _queued_seconds(self) -> float:
+    tokens = sum(length * count for length, count in self._counts.items())
+    return self._alone(tokens)
+
+  def _join(self, tenant: Tenant) -> _Waiting:
+    self._turns.join(tenant)
+    return self._waiting.setdefault(tenant, _Waiting(self._bank.shapes.lengths))
+
+  def _leave(self, tenant: Tenant) -> None:
+    """Forgets a tenant without work."""
+    if not self._waiting[tenant]:
+      del self._waiting[tenant]
+      self._turns.leave(tenant)
 
   def _run(self) -> None:
     try:
@@ -141,70 +310,112 @@ class Batcher:
     self.ready.set_result(None)
     flights: collections.deque[_Flight] = collections.deque()
     while True:
-      rows, length = self._next(wait=not flights)
+      work = self._next(wait=not flights, room=len(flights) < self._ahead)
+      if isinstance(work, _Sliced):
+        while flights:
+          self._finish(flights.popleft())
+        self._slice(work)
+        continue
+      rows, length = work
       if rows:
         flight = self._send(rows, length)
         if flight is not None:
           flights.append(flight)
       elif not flights:
         return
-      if flights and (not rows or len(flights) > 1):
+      if flights and (not rows or len(flights) >= self._ahead):
         self._finish(flights.popleft())
 
-  def _next(self, wait: bool) -> tuple[list[_Row], int]:
-    """Rows of a closed batch, and its padded length.
+  def _next(self, wait: bool, room: bool) -> _Sliced | tuple[list[_Row], int]:
+    """A slice, or rows of a closed batch and its padded length.
 
-    With ``wait``, no rows mean the end; without it, that no batch is full.
+    With ``wait``, no rows mean the end; without it, that there is nothing to send behind a flight.
     """
     with self._changed:
       while True:
         self._drop()
-        heads = {length: queue[0].job.arrived for length, queue in self._queues.items() if queue}
-        shapes = self._bank.shapes
-        full = [n for n in heads if len(self._queues[n]) >= shapes.most_rows(n)]
-        if full:
-          return self._take(min(full, key=heads.__getitem__))
-        if not wait:
-          return [], 0
-        if not heads:
-          if self._stopped:
+        tenant = self._turns.turn(self._first_cost)
+        if tenant is None:
+          if not wait or self._stopped:
             return [], 0
           self._changed.wait()
           continue
-        oldest = min(heads, key=heads.__getitem__)
-        left = heads[oldest] + self._deadline - time.monotonic()
-        if left <= 0 or self._stopped:
-          return self._take(oldest)
+        if not room:
+          return [], 0
+        waiting = self._waiting[tenant]
+        length = waiting.first()
+        if length is None:
+          if not wait:
+            return [], 0
+          sliced: _Sliced = waiting.sliced.pop()
+          self._turns.pay(tenant, self._slice_cost(sliced))
+          self._leave(tenant)
+          return sliced
+        if self._is_full(length):
+          return self._take(length), length
+        left = waiting.rows[length].first.job.arrived + self._deadline - time.monotonic()
+        if wait and (left <= 0 or self._stopped):
+          return self._take(length), length
+        full = next(filter(self._is_full, self._counts), None)
+        if full is not None:
+          return self._take(full), full
+        if not wait:
+          return [], 0
         self._changed.wait(min(left, _LONGEST_NAP_S))
 
-  def _take(self, length: int) -> tuple[list[_Row], int]:
-    shapes = self._bank.shapes
-    shorter = [n for n in reversed(shapes.lengths) if n <= length]
-    own = len(self._queues[length])
-    # Shorter texts do not enlarge a batch.
-    count = shapes.choose_rows(own, length)
+  def _is_full(self, length: int) -> bool:
+    return self._counts[length] >= self._bank.shapes.most_rows(length)
+
+  def _first_cost(self, tenant: Tenant) -> float | None:
+    waiting = self._waiting[tenant]
+    length = waiting.first()
+    if length is not None:
+      return len(waiting.rows[length].first.text.ids)
+    return self._slice_cost(waiting.sliced.first) if waiting.sliced else None
+
+  def _slice_cost(self, sliced: _Sliced) -> float:
+    return sliced.job.cost * self.price(sliced.kind)
+
+  def _take(self, length: int) -> list[_Row]:
+    """Rows of a batch, tenants in turn. Shorter texts do not enlarge it."""
+    count = self._bank.shapes.choose_rows(self._counts[length], length)
     rows: list[_Row] = []
-    for n in shorter:
-      queue = self._queues[n]
-      while queue and len(rows) < count:
-        rows.append(queue.popleft())
-        self._release(rows[-1])
-    return rows, length
+
+    def cost_of(tenant: Tenant) -> float | None:
+      waiting = self._waiting[tenant]
+      fitting = waiting.fitting(length)
+      return None if fitting is None else len(waiting.rows[fitting].first.text.ids)
+
+    while len(rows) < count and (tenant := self._turns.turn(cost_of)) is not None:
+      waiting = self._waiting[tenant]
+      fitting = waiting.fitting(length)
+      assert fitting is not None
+      row: _Row = waiting.rows[fitting].pop()
+      self._turns.pay(tenant, len(row.text.ids))
+      self._release(row)
+      self._leave(tenant)
+      rows.append(row)
+    return rows
 
   def _drop(self) -> None:
-    """Removes texts of requests that were cancelled or failed."""
+    """Removes work of requests that were cancelled or failed."""
     if not self._gone:
       return
     self._gone, gone = False, 0
-    for queue in self._queues.values():
-      rows = list(queue)
-      queue.clear()
-      for row in rows:
-        if row.job.future.done():
-          self._release(row)
-          gone += 1
-        else:
-          queue.append(row)
+
+    def keeps(row: _Row) -> bool:
+      nonlocal gone
+      if not row.job.future.done():
+        return True
+      self._release(row)
+      gone += 1
+      return False
+
+    for tenant, waiting in list(self._waiting.items()):
+      for heap in waiting.rows.values():
+        heap.keep(keeps)
+      waiting.sliced.keep(lambda sliced: not sliced.job.future.done())
+      self._leave(tenant)
     self._metrics.dropped.inc(gone)
 
   def _note_end(self, future: concurrent.futures.Future) -> None:
@@ -217,8 +428,25 @@ class Batcher:
     self._wanted[key] -= 1
     if not self._wanted[key]:
       del self._wanted[key]
+    self._counts[self._bank.shapes.bucket(len(row.text.ids))] -= 1
     self._queued -= 1
     self._metrics.queued.set(self._queued)
+
+  def _slice(self, sliced: _Sliced) -> None:
+    """Does one slice, and queues the rest behind the time that it took."""
+    job, cost = sliced.job, sliced.job.cost
+    began = time.monotonic()
+    job.advance()
+    seconds = time.monotonic() - began
+    self._metrics.stage_seconds.labels('slice').observe(seconds)
+    before = self._seconds.get(sliced.kind, seconds / max(cost, 1.0))
+    self._seconds[sliced.kind] = _KEPT * before + (1 - _KEPT) * seconds / max(cost, 1.0)
+    self._idle_from = time.monotonic()
+    sliced.spent(cost * self.price(sliced.kind))
+    if job.future.done():
+      return
+    with self._changed:
+      self._join(sliced.tenant).sliced.push(began + seconds, sliced)
 
   def _send(self, rows: list[_Row], length: int) -> _Flight | None:
     """Starts a batch; None if it fails, along with its requests."""
@@ -249,34 +477,30 @@ class Batcher:
     except Exception as error:
       self._fail(flight.rows, error)
       return
-    seconds = time.monotonic() - flight.sent
-    self._metrics.stage_seconds.labels('device').observe(seconds)
-    rate = len(flight.rows) / max(seconds, 1e-6)
-    self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate
+    now = time.monotonic()
+    self._metrics.stage_seconds.labels('device').observe(now - flight.sent)
+    tokens = collections.Counter[_Job]()
+    for row in flight.rows:
+      tokens[row.job] += len(row.text.ids)
+    rate = tokens.total() / max(now - max(flight.sent, self._idle_from), 1e-6)
+    self._idle_from = now
+    if not self.rate or rate > self.rate or self._queued:  # how fast it is when it is busy
+      self.rate = _KEPT * (self.rate or rate) + (1 - _KEPT) * rate
     for row, vector in zip(flight.rows, vectors, strict=False):
       row.job.vectors[row.number] = vector
       row.job.left -= 1
-    for job in _jobs(flight.rows):
+    for job, count in tokens.items():
+      job.spent(count)
       if job.left == 0:
         bad = np.flatnonzero(~np.isfinite(job.vectors).all(axis=1))
-        _settle(job.future, NotFinite(int(bad[0])) if bad.size else None, job.vectors)
+        settle(job.future, NotFinite(int(bad[0])) if bad.size else None, job.vectors)
 
   def _fail(self, rows: Sequence[_Row], error: Exception) -> None:
     logger.error('a batch failed: %s: %s', type(error).__name__, str(error).partition('\n')[0])
     for job in _jobs(rows):
-      _settle(job.future, error)
+      settle(job.future, error)
     self._gone = True
 
 
 def _jobs(rows: Sequence[_Row]) -> Iterator[_Job]:
   yield from {id(row.job): row.job for row in rows}.values()
-
-
-def _settle(future: concurrent.futures.Future, error: Exception | None, result: Any = None) -> None:
-  # From here on the client cannot cancel it.
-  if future.done() or not future.set_running_or_notify_cancel():
-    return
-  if error is not None:
-    future.set_exception(error)
-  else:
-    future.set_result(result)

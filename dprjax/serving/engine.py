@@ -1,6 +1,6 @@
 """One backbone with many prompts, without a network: texts in, vectors out, thread-safe.
 
-tokeniser threads -> bounded queue -> one device thread (`batcher`) -> futures
+tokeniser threads -> bounded queue -> one device thread (`batcher`) -> futures; tenants in turn
 
 engine = Engine.load('backbone', 'prompts')
 engine.ready.result()
@@ -11,7 +11,7 @@ import concurrent.futures
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -25,12 +25,15 @@ from dprjax.formats.texts import SIDES
 from dprjax.inference.embedder import check_size
 from dprjax.inference.text_encoder import config_sha256
 from dprjax.models import hub
-from dprjax.serving.bank import Bank, Shapes
-from dprjax.serving.batcher import Batcher, QueuedText
+from dprjax.serving import turns
+from dprjax.serving.bank import AdapterChoice, Bank, Shapes
+from dprjax.serving.batcher import Batcher, QueuedText, Spent
 from dprjax.serving.library import Library, Version
 from dprjax.serving.metrics import ServerMetrics
+from dprjax.serving.turns import NOBODY, Tenant
 
 Ids = Sequence[int]
+_TOPIC_CHARACTERS = 100_000
 _HINT = (
   '; send texts, or ids of its own tokenizer (LangChain sends those of another one: '
   'OpenAIEmbeddings(check_embedding_ctx_length=False) sends texts)'
@@ -48,7 +51,7 @@ class ServerOptions:
     deadline: seconds that a text waits for others.
     most_queued: texts that may wait.
     slots: prompts on the device, and one slot for none.
-    prompt_length: vectors of a slot; None for the folder's longest prompt, at least 16.
+    prompt_length: vectors of a slot.
     host_bytes: memory of the host for prompts.
     threads: for tokenising.
     dtype: of the arithmetic, as for ``Encoder``.
@@ -60,7 +63,7 @@ class ServerOptions:
   deadline: float = 0.003
   most_queued: int = 4096
   slots: int = 256
-  prompt_length: int | None = None
+  prompt_length: int = 32
   host_bytes: int = 2 << 30
   threads: int = 2
   dtype: str = 'auto'
@@ -95,6 +98,8 @@ class Engine:
     metrics: counts and times.
     options: with the lengths that the backbone takes.
     ready: done when every shape is compiled, or its error.
+    batcher: has the device, for searches and reranking too.
+    pool: threads that tokenise.
   """
 
   def __init__(
@@ -139,15 +144,16 @@ class Engine:
       dtype=options.dtype,
       device=device,
     )
-    self._batcher = Batcher(
+    self.batcher = Batcher(
       self._bank,
       backbone.config.vector_size,
       deadline=options.deadline,
       most_queued=options.most_queued,
+      ahead=1 if self._bank.platform == 'cpu' else 2,
       metrics=self.metrics,
     )
-    self.ready = self._batcher.ready
-    self.pool = concurrent.futures.ThreadPoolExecutor(options.threads, 'tokenise')
+    self.ready = self.batcher.ready
+    self.pool = turns.FairPool(options.threads, 'tokenise', turns.SLICE)
 
   @classmethod
   def load(
@@ -208,25 +214,28 @@ class Engine:
         that chooses topics.
       ForeignIds: ids that are no tokens, or without the special tokens.
     """
-    started = time.monotonic()
+    return turns.finish(self.tokenize_steps(name, side, texts))
+
+  def tokenize_steps(
+    self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]
+  ) -> turns.Steps:
+    """``tokenize`` in slices, which cost characters."""
+    yield 1.0  # nothing is done in the caller's thread
+    seconds = 0.0
     version = self.library.get(name)
-    spec = version.spec
-    longest = spec.max_length(side)
-    if isinstance(texts[0], str):
-      prefixed = [
-        spec.prefix(side) + given.check_text(one, number) for number, one in enumerate(texts)
-      ]
-      encodings = self.tokenizer.backend.encode_batch_fast(prefixed)
-      rows = [np.array(encoding.ids, np.int32) for encoding in encodings]
-      choices = version.choose([str(one) for one in texts], side)
-    else:
-      if version.topic_model is not None:
-        raise InputError(f'input: prompt {name} chooses topics by words; send texts, not token ids')
-      rows = [self._check_ids(one, number) for number, one in enumerate(texts)]
-      choices = version.choose([''] * len(rows), side)
+    rows: list[np.ndarray] = []
+    choices: list[AdapterChoice] = []
+    for numbers in turns.slices(range(len(texts)), lambda number: _size(texts[number])):
+      yield sum(_size(texts[number]) for number in numbers)
+      started = time.monotonic()
+      own, chosen = self._tokenize(version, name, side, [texts[n] for n in numbers], numbers[0])
+      rows += own
+      choices += chosen
+      seconds += time.monotonic() - started
+    longest = version.spec.max_length(side)
     truncated = [number for number, row in enumerate(rows) if len(row) > longest]
     rows = [self.tokenizer.cut(row, longest) for row in rows]
-    self.metrics.stage_seconds.labels('tokenise').observe(time.monotonic() - started)
+    self.metrics.stage_seconds.labels('tokenise').observe(seconds)
     return Tokens(
       version,
       [QueuedText(row, choice) for row, choice in zip(rows, choices, strict=True)],
@@ -234,18 +243,56 @@ class Engine:
       sum(map(len, rows)),
     )
 
-  def queue(self, tokens: Tokens) -> concurrent.futures.Future:
+  def _tokenize(
+    self, version: Version, name: str, side: str, texts: Sequence[Any], start: int
+  ) -> tuple[list[np.ndarray], list[AdapterChoice]]:
+    """Token ids and adapters of a slice, whose first text is number ``start`` of its request."""
+    spec = version.spec
+    if isinstance(texts[0], str):
+      checked = [given.check_text(one, start + number) for number, one in enumerate(texts)]
+      if version.topic_model is not None and (most := max(map(len, checked))) > _TOPIC_CHARACTERS:
+        raise InputError(
+          f'input: a text of {most:,} characters; prompt {name} chooses topics by all words of a '
+          f'text, of {_TOPIC_CHARACTERS:,} characters at most'
+        )
+      prefixed = [spec.prefix(side) + one for one in checked]
+      shortened = self.tokenizer.shorten(prefixed, spec.max_length(side))
+      encodings = self.tokenizer.backend.encode_batch_fast(shortened)
+      return [np.array(one.ids, np.int32) for one in encodings], version.choose(checked, side)
+    if version.topic_model is not None:
+      raise InputError(f'input: prompt {name} chooses topics by words; send texts, not token ids')
+    rows = [self._check_ids(one, start + number) for number, one in enumerate(texts)]
+    return rows, version.choose([''] * len(rows), side)
+
+  def estimate(self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]) -> float:
+    """About how many tokens the device will see of these texts."""
+    most = self.options.lengths[-1]
+    if (kept := self.library.kept(name)) is not None:
+      most = min(most, kept.spec.max_length(side))
+    return float(
+      sum(min(len(one) // 4 + 3 if isinstance(one, str) else _size(one), most) for one in texts)
+    )
+
+  def queue(
+    self, tokens: Tokens, tenant: Tenant = NOBODY, spent: Spent = lambda tokens: None
+  ) -> concurrent.futures.Future:
     """Queues tokenised texts; see ``Batcher.submit``."""
-    return self._batcher.submit(tokens.texts)
+    return self.batcher.submit(tokens.texts, tenant, spent)
 
   def submit(self, name: str, side: str, texts: Sequence[str]) -> concurrent.futures.Future:
     """``tokenize`` and ``queue``."""
     return self.queue(self.tokenize(name, side, texts))
 
-  def close(self) -> None:
-    """Ends the threads after all queued texts."""
-    self._batcher.close()
-    self.pool.shutdown()
+  def close(self, drop: bool = False, seconds: float | None = None) -> bool:
+    """Ends the threads after all queued texts; returns whether they ended.
+
+    Args:
+      drop: what is queued is cancelled.
+      seconds: to wait for each thread at most.
+    """
+    ended = self.batcher.close(drop, seconds)
+    self.pool.close(seconds)
+    return ended
 
   def _check_ids(self, ids: object, number: int) -> np.ndarray:
     """One text's ids. Vectors of another tokenizer's ids would mean nothing."""
@@ -276,3 +323,8 @@ class Engine:
         f'own list, without padding{_HINT}'
       )
     return np.array(ids, np.int32)
+
+
+def _size(given: Any) -> int:
+  """Characters of a text, or about those of token ids."""
+  return len(given) if isinstance(given, str | list | tuple) else 1

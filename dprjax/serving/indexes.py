@@ -10,13 +10,16 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats.texts import read_texts
 from dprjax.inference import reranker
+from dprjax.models.template import Packed
 from dprjax.retrieval import best, codes, embeddings, exact, hybrid, manifest
+from dprjax.serving import turns
 from dprjax.serving.engine import Engine
 from dprjax.serving.library import Version
 from dprjax.serving.messages import Hit
 
 # Queries searched at a time: few shapes, compiled beforehand.
 _QUERIES = (1, 16, 64)
+_HIT_COST = 1000  # characters that are tokenised in the time of one query's hits
 
 
 class ServedIndex:
@@ -102,17 +105,32 @@ class ServedIndex:
       texts: the queries, for BM25 in a hybrid search.
       k: passages a query.
     """
-    hits = []
+    return turns.finish(self.rank(turns.finish(self.find(queries)), texts, k))
+
+  def find(self, queries: Float[np.ndarray, 'n H']) -> turns.Steps:
+    """The first half of ``search``, for the device's thread; a slice costs its queries."""
+    found = []
     queries = codes.cut(queries, self.meta.dimension, self.meta.normalize)
     for start in range(0, len(queries), _QUERIES[-1]):
       block = queries[start : start + _QUERIES[-1]]
+      yield len(block)
       count = next(n for n in _QUERIES if n >= len(block))
       # Zeros would tie all passages, and ties are slow.
       padded = np.resize(block, (count, block.shape[1])).astype(np.float32)
-      found = self._vectors.search(padded, self._depth, block_queries=count)
-      ranked = best.rankings(best.TopK(*(array[: len(block)] for array in found)), self._ids)
+      top = self._vectors.search(padded, self._depth, block_queries=count)
+      found.append(best.TopK(*(array[: len(block)] for array in top)))
+    return found
+
+  def rank(self, found: Sequence[best.TopK], texts: Sequence[str], k: int) -> turns.Steps:
+    """The other half: hits, fused with BM25 in a hybrid search; a slice costs characters."""
+    hits, start = [], 0
+    for top in found:
+      own = texts[start : start + len(top.scores)]
+      start += len(own)
+      yield sum(map(len, own)) + _HIT_COST * len(own)
+      ranked = best.rankings(top, self._ids)
       if self._hybrid is not None:
-        ranked = self._hybrid.rank(texts[start : start + len(block)], ranked, k)
+        ranked = self._hybrid.rank(own, ranked, k)
       hits += [
         [
           Hit(id_, score, self._texts.get(id_))
@@ -150,9 +168,37 @@ class ServedReranker:
     Raises:
       InputError: a score is not finite.
     """
-    scores = self._model.score([(query, document) for document in documents])
-    if not np.isfinite(scores).all():
+    return turns.finish(self.scores(turns.finish(self.pack(query, documents))))
+
+  def estimate(self, query: str, documents: Sequence[str]) -> float:
+    """About how many tokens ``scores`` costs, in tokens of this model."""
+    most = self._model.max_length
+    return float(sum(min(len(query) + len(one), 4 * most) // 4 + 4 for one in documents))
+
+  def pack(self, query: str, documents: Sequence[str]) -> turns.Steps:
+    """The first half of ``score``: tokens, for threads that tokenise."""
+    model = self._model
+    order = sorted(range(len(documents)), key=lambda number: len(documents[number]))
+    packed: list[tuple[list[int], Packed]] = []
+    for numbers in turns.slices(order, lambda number: len(query) + len(documents[number])):
+      yield sum(len(query) + len(documents[number]) for number in numbers)
+      (own,) = model.tokenizer.shorten([query], model.max_length)
+      texts = model.tokenizer.shorten([documents[number] for number in numbers], model.max_length)
+      packed.append((numbers, model.pack([(own, text) for text in texts])))
+    rows = [row for _, one in packed for row in one.rows]
+    lengths = np.concatenate([one.lengths for _, one in packed])
+    whole = Packed(rows, lengths, sum(one.cut for _, one in packed))
+    return np.array([number for numbers, _ in packed for number in numbers]), whole
+
+  def scores(self, packed: tuple[np.ndarray, Packed]) -> turns.Steps:
+    """The other half, for the device's thread; a slice costs its padded tokens."""
+    order, whole = packed
+    logits = np.zeros(len(order), np.float32)
+    for rows, length in self._model.groups(whole):
+      yield len(rows) * length
+      logits[order[rows]] = self._model.score_group(whole, rows)
+    if not np.isfinite(logits).all():
       raise InputError(f'reranker {self.name}: a score is not finite; its weights are damaged')
     # exp(-x) would overflow for large negative logits.
-    small = np.exp(-np.abs(scores.astype(np.float64)))
-    return np.where(scores >= 0, 1 / (1 + small), small / (1 + small))
+    small = np.exp(-np.abs(logits.astype(np.float64)))
+    return np.where(logits >= 0, 1 / (1 + small), small / (1 + small))

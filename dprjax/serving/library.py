@@ -1,6 +1,6 @@
 """A folder of prompt files, ``NAME.npz``, that may change while it is served.
 
-Every request checks its file's time and size, so that prompts from other servers or copy commands
+Every request checks its file's times and size, so that prompts from other servers or copy commands
 are served at once. Prompts stay in host memory until least recently used. A file that cannot be
 served is logged once.
 
@@ -10,16 +10,20 @@ Names are in Unicode's composed form (NFC); files may be decomposed.
 import collections
 import contextlib
 import dataclasses
+import errno
+import fcntl
+import json
 import logging
 import os
 import pathlib
 import re
+import stat
 import threading
 import time
 import unicodedata
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,7 +33,7 @@ from dprjax.base.files import PathLike, sha256_file
 from dprjax.data import text, topic_models
 from dprjax.formats.texts import SIDES
 from dprjax.formats.vector_spec import VectorSpec, of_meta
-from dprjax.inference.text_encoder import BankEntry, check_length
+from dprjax.inference.text_encoder import BankEntry, check_length, check_prefix
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
 from dprjax.models.adapter import Adapter, Kind
@@ -40,11 +44,12 @@ from dprjax.serving.metrics import ServerMetrics
 NAME = re.compile(r'[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}')  # of an upload, and of the backbone
 _ENDING = '.npz'
 _LEFT = re.compile(r'\.[A-Za-z0-9._-]{1,64}\.npz\.[0-9a-f]{8}\.tmp')
+_META_BYTES = 256 << 10  # of a prompt's meta as JSON; lists show parts of it
 _LEFT_S = 3600  # the age at which an unfinished upload is a dead server's
 
 logger = logging.getLogger('dprjax')
 
-_Signature = tuple[int, int, int]
+_Signature = tuple[int, int, int, int]
 
 
 class UnknownPrompt(Exception):
@@ -53,6 +58,33 @@ class UnknownPrompt(Exception):
 
 class NameTaken(Exception):
   """The backbone has this name."""
+
+
+class Changed(Exception):
+  """The prompt is another one than the client knows."""
+
+
+class Condition(NamedTuple):
+  """What must be true of a prompt's file before it is changed.
+
+  Attributes:
+    of: SHA-256s of which the file must have one; empty: it must be there. None: no condition.
+    new: no such file may be there.
+  """
+
+  of: frozenset[str] | None = None
+  new: bool = False
+
+  def check(self, sha256: str | None) -> None:
+    """Raises Changed if the file's SHA-256 (None: no file) does not meet it."""
+    if self.new and sha256 is not None:
+      raise Changed('the prompt is there already')
+    if self.of is not None and (sha256 is None or (self.of and sha256 not in self.of)):
+      what = 'is gone' if sha256 is None else f'has SHA-256 {sha256} by now'
+      raise Changed(f'the prompt {what}')
+
+
+ALWAYS = Condition()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,7 +162,7 @@ class Library:
     tokenizer: text.Tokenizer,
     *,
     name: str,
-    most_vectors: int | None,
+    most_vectors: int,
     most_tokens: int,
     host_bytes: int,
     metrics: ServerMetrics,
@@ -142,8 +174,7 @@ class Library:
       backbone: of the prompts.
       tokenizer: the backbone's.
       name: of the bare backbone; no prompt can have it.
-      most_vectors: P of a slot for prefixes; default: that of the longest in the folder, at least
-        16.
+      most_vectors: P of a slot for prefixes; also the size of the other kinds.
       most_tokens: of a text.
       host_bytes: memory for vectors; the last one read always stays.
       metrics: counts loads and evictions.
@@ -158,7 +189,7 @@ class Library:
     self.name = name
     self._backbone, self._tokenizer = backbone, tokenizer
     self._most_tokens, self._host_bytes, self._metrics = most_tokens, host_bytes, metrics
-    self._lock = threading.Lock()
+    self._lock, self._change = threading.Lock(), threading.Lock()
     self._reading: dict[str, threading.Lock] = {}
     self._kept: collections.OrderedDict[str, tuple[_Signature, Version]] = collections.OrderedDict()
     self._about: dict[str, tuple[_Signature, About]] = {}
@@ -175,9 +206,9 @@ class Library:
       raise InputError(f'--prompts={folder} is a file, not a folder')
     self.folder.mkdir(parents=True, exist_ok=True)
     self._clear()
-    self.rows = _rows(backbone.config, most_vectors or 16)
+    self.rows = _rows(backbone.config, most_vectors)
     self._from_flag = set(self.rows)
-    self._starting, self._grows = True, most_vectors is None
+    self._starting = True
     self.listing()
     self._starting = False
 
@@ -208,6 +239,12 @@ class Library:
           return kept[1]
       return self._read(name, signature)
 
+  def kept(self, name: str) -> Version | None:
+    """The prompt as it was last read, if the host keeps it; no file is looked at."""
+    with self._lock:
+      kept = self._kept.get(unicodedata.normalize('NFC', name))
+    return self.bare if name == self.name else None if kept is None else kept[1]
+
   def about(self, name: str) -> About:
     """Describes a prompt. Raises UnknownPrompt."""
     name = unicodedata.normalize('NFC', name)
@@ -235,21 +272,28 @@ class Library:
         shown = entry.name.encode(errors='backslashreplace').decode()
         found.append((shown, _refused(shown, why)))
       elif entry.name.endswith(_ENDING):
-        with contextlib.suppress(UnknownPrompt):
+        try:
           found.append((name, self.about(name)))
+        except UnknownPrompt:
+          continue
+        except OSError as error:
+          found.append((name, _refused(name, f'cannot be read ({error.strerror})')))
     for _, about in found:
       if about.refused and about.refused not in self._told:
         self._told.add(about.refused)
         logger.warning('not served: %s', about.refused)
     return sorted(found, key=lambda one: one[0])
 
-  def put(self, name: str, content: bytes) -> tuple[Version, bool]:
+  def put(
+    self, name: str, content: bytes, condition: Condition = ALWAYS
+  ) -> tuple[Version, str | None]:
     """Adds or replaces a prompt; the old file stays until the new one is checked and on disk.
 
-    Returns the prompt, and whether the name is new.
+    Returns the prompt, and the SHA-256 of the file that it replaced.
 
     Raises:
       NameTaken: by the backbone.
+      Changed: the file does not meet the condition.
       InputError: no prompt, or one for another backbone, tokenizer or size.
     """
     if name == self.name:
@@ -262,38 +306,92 @@ class Library:
         file.flush()
         os.fsync(file.fileno())
       version = self._check(name, aside)
-      new = not final.exists()
-      aside.replace(final)
-      _sync_folder(self.folder)
+      with self._changing():
+        before = self._sha256(final)
+        condition.check(before)
+        aside.replace(final)
+        _sync_folder(self.folder)
     finally:
-      aside.unlink(missing_ok=True)
+      with contextlib.suppress(FileNotFoundError):
+        aside.unlink()
     with contextlib.suppress(UnknownPrompt):
       self._keep(name, self._signature(name), version)
-    return version, new
+    return version, before
 
   def content(self, name: str) -> bytes:
-    """A prompt's file. Raises UnknownPrompt."""
-    name = unicodedata.normalize('NFC', name)
-    try:
-      return self._path(name).read_bytes()
-    except (FileNotFoundError, IsADirectoryError):
-      raise UnknownPrompt(name) from None
-
-  def delete(self, name: str) -> None:
-    """Removes a prompt's file. Queued texts are still answered.
+    """A prompt's file.
 
     Raises:
       UnknownPrompt: there is none.
+      InputError: it is no regular file of the folder, or too large.
     """
     name = unicodedata.normalize('NFC', name)
+    self._signature(name)
+    path = self._path(name)
+    self._check_file(name, path)
+    # Neither a link nor a pipe that took its place since is followed.
+    descriptor = os.open(os.path.realpath(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, 'rb') as file:
+      found = os.fstat(descriptor)
+      if not stat.S_ISREG(found.st_mode):
+        raise InputError(f'prompt {name}: not a file')
+      return file.read(found.st_size)
+
+  def delete(self, name: str, condition: Condition = ALWAYS) -> str | None:
+    """Removes a prompt's file, and returns its SHA-256. Queued texts are still answered.
+
+    Raises:
+      UnknownPrompt: there is none.
+      Changed: the file does not meet the condition.
+    """
+    name = unicodedata.normalize('NFC', name)
+    path = self._path(name)
     try:
-      self._path(name).unlink()
+      with self._changing():
+        before = self._sha256(path)
+        condition.check(before)
+        path.unlink()
     except (FileNotFoundError, IsADirectoryError):
+      self._check_folder()
       raise UnknownPrompt(name) from None
     _sync_folder(self.folder)
     with self._lock:
       self._forget(name)
       self._about.pop(name, None)
+    return before
+
+  @contextlib.contextmanager
+  def _changing(self) -> Iterator[None]:
+    """One change at a time, also of other servers where the file system has locks."""
+    with self._change:
+      descriptor = os.open(self.folder, os.O_RDONLY)
+      try:
+        with contextlib.suppress(OSError):
+          fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+      finally:
+        os.close(descriptor)
+
+  def _sha256(self, path: pathlib.Path) -> str | None:
+    """Of a file; None if it is not there; '' of what is no file."""
+    try:
+      if not stat.S_ISREG(os.stat(path).st_mode):
+        return ''
+      return sha256_file(path)
+    except FileNotFoundError:
+      return None
+
+  def _check_folder(self) -> None:
+    """Raises OSError if the folder itself is gone."""
+    if not self.folder.is_dir():
+      raise OSError(errno.ENOENT, 'the folder of prompts is not there', str(self.folder))
+
+  def _check_file(self, name: str, path: pathlib.Path) -> None:
+    """Raises InputError unless a path is a regular file in the folder, or a link to one."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+      raise InputError(f'prompt {name}: not a file')
+    if not pathlib.Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.folder)):
+      raise InputError(f'prompt {name}: a link to a file outside the folder; copy the file')
 
   def _path(self, name: str) -> pathlib.Path:
     """The file of a composed name. Raises UnknownPrompt for an impossible name."""
@@ -307,13 +405,15 @@ class Library:
 
   def _signature(self, name: str) -> _Signature:
     try:
-      stat = os.stat(self._path(name))
+      found = os.stat(self._path(name))
     except (FileNotFoundError, NotADirectoryError):
+      self._check_folder()
       with self._lock:
         self._forget(name)
         self._about.pop(name, None)
       raise UnknownPrompt(name) from None
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+    # Tools that copy the time of a file cannot copy that of its change.
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
   def _why_not(self, entry: os.DirEntry[str]) -> str:
     """Why a file that looks like a prompt is not served, or ''."""
@@ -326,8 +426,12 @@ class Library:
       return 'is a folder; put its prompts beside it' if _holds_prompts(entry) else ''
     if why := _bad_name(stem):
       return f'{why}; rename it'
-    if not os.path.exists(entry):
+    try:
+      os.stat(entry)
+    except FileNotFoundError:
       return 'is a link to a file that is not there'
+    except OSError as error:  # a loop of links, a damaged disk
+      return f'cannot be read ({error.strerror})'
     path = self._path(unicodedata.normalize('NFC', stem))
     if path.name != entry.name:
       if os.path.exists(path):
@@ -338,8 +442,7 @@ class Library:
   def _read(self, name: str, signature: _Signature) -> Version:
     path = self._path(name)
     try:
-      if not path.is_file():
-        raise InputError(f'prompt {name}: not a file')
+      self._check_file(name, path)
       version = self._check(name, path)
     except FileNotFoundError:
       raise UnknownPrompt(name) from None
@@ -362,7 +465,8 @@ class Library:
       return self._version(name, dataclasses.replace(prompt, path=f'prompt {name}'), sha256)
     except InputError as error:
       found = str(error).replace(f'prompt {path}', str(path))
-      raise InputError(found.replace(str(path), f'prompt {name}')) from error
+      found = found.replace(str(path), f'prompt {name}')
+      raise InputError(found.replace(self._backbone.path, self.name)) from error
 
   def _version(self, name: str, prompt: artifact.Prompt, sha256: str) -> Version:
     if prompt.kind.load is None:
@@ -373,6 +477,10 @@ class Library:
     if isinstance(made_for, dict) and len(set(made_for.values())) > 1:
       raise InputError(
         f'prompt {name}: for two encoders, of queries and of passages; a server has one'
+      )
+    if (size := len(json.dumps(prompt.meta))) > _META_BYTES:
+      raise InputError(
+        f'prompt {name}: its meta has {size:,} bytes; a server takes {_META_BYTES:,} at most'
       )
     spec = of_meta(prompt.meta, self._backbone.spec)
     model, lengths, choices = None, {}, {}
@@ -411,7 +519,7 @@ class Library:
     if slot is not None and adapters.same_shapes(slot, room):
       return
     from_flag = type(adapter) in self._from_flag  # --prompt_length gives the size
-    if self._starting and (self._grows or not from_flag):
+    if self._starting and not from_flag:
       self.rows[type(adapter)] = room
       return
     found = 'none' if slot is None else f'size {slot.size()} at most'
@@ -426,6 +534,7 @@ class Library:
     longest = spec.max_length(side)
     if longest <= self._tokenizer.num_specials:
       raise InputError(f'{whose}: {side}_max_length {longest} leaves no room beside special tokens')
+    check_prefix(f'{whose}: ', spec, side, self._tokenizer)
 
   def _keep(self, name: str, signature: _Signature, version: Version) -> None:
     about = About(

@@ -7,10 +7,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
+_MOST_MODELS = 1000  # labels; of more, all others are one
+
+
 class ServerMetrics:
   """Metrics of one server. A model's label is empty for unserved names."""
 
   def __init__(self) -> None:
+    self._models: set[str] = set()
     self.registry = CollectorRegistry()
     options: dict[str, Any] = {'namespace': 'dprjax', 'registry': self.registry}
     self.requests = Counter(
@@ -23,9 +27,14 @@ class ServerMetrics:
       buckets=_SECONDS,
       **options,
     )
+    self.key_requests = Counter(
+      'key_requests', "Requests by the key's tenant.", ['tenant', 'status'], **options
+    )
+    self.key_tokens = Counter('key_tokens', "Tokens by the key's tenant.", ['tenant'], **options)
     self.stage_seconds = Histogram(
       'stage_seconds',
-      'Tokenise: of a request. Queue: of its first text. Device: of a batch, with its transfers.',
+      'Tokenise: of a request. Queue: of its first text. Device: of a batch, with its transfers. '
+      'Slice: a part of a search or of reranking.',
       ['stage'],
       buckets=_SECONDS,
       **options,
@@ -46,6 +55,39 @@ class ServerMetrics:
     self.dropped = Counter(
       'dropped_texts', 'Texts whose client had left or timed out before their batch.', **options
     )
+
+  def count_request(self, route: str, model: str, status: int, tenant: str) -> None:
+    """Counts a request under its labels; there are at most 1,000 models."""
+    if model not in self._models:
+      if len(self._models) < _MOST_MODELS:
+        self._models.add(model)
+      else:
+        model = 'others'
+    self.requests.labels(route, model, status).inc()
+    if tenant:
+      self.key_requests.labels(tenant, status).inc()
+
+  def forget_model(self, name: str) -> None:
+    """Removes the labels of a prompt that is gone."""
+    if name in self._models:
+      self._models.discard(name)
+      self.requests.remove_by_labels({'model': name})
+
+  def usage(self) -> dict[str, tuple[float, float]]:
+    """Requests and tokens by tenant."""
+    found: dict[str, list[float]] = {}
+    for place, counter in enumerate((self.key_requests, self.key_tokens)):
+      for family in counter.collect():
+        for sample in family.samples:
+          if sample.name.endswith('_total'):
+            found.setdefault(sample.labels['tenant'], [0.0, 0.0])[place] += sample.value
+    return {tenant: (requests, tokens) for tenant, (requests, tokens) in found.items()}
+
+  def forget_tenants(self, kept: set[str]) -> None:
+    """Removes the labels of tenants that have no key."""
+    for tenant in self.usage().keys() - kept:
+      for counter in (self.key_requests, self.key_tokens):
+        counter.remove_by_labels({'tenant': tenant})
 
   def text(self) -> bytes:
     """All metrics in Prometheus's text format."""

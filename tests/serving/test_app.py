@@ -25,6 +25,7 @@ from dprjax.inference.reranker import CrossEncoder
 from dprjax.inference.text_encoder import Encoder
 from dprjax.serving.app import App, Limits
 from dprjax.serving.engine import Engine, ServerOptions
+from dprjax.serving.hosts import Hosts
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import Keys
 from tests.refusals import refused
@@ -34,6 +35,7 @@ openai = pytest.importorskip('openai', reason="pip install 'dprjax[dev]'")
 
 pytestmark = pytest.mark.xdist_group('serving')
 OPTIONS = ServerOptions(rows=(1, 4), lengths=(16, 48), slots=6, deadline=0.001, prompt_length=4)
+JSON = {'content-type': 'application/json'}
 PASSAGES = {'d1': 'json decodes a string', 'd2': 'an http server sends', 'd3': 'parse the xml tree'}
 
 
@@ -59,10 +61,10 @@ def engine(small, folder):
 
 
 @contextlib.contextmanager
-def running(app):
+def running(app, **options):
   """The address of a server in a thread."""
   listening = serve.listen('127.0.0.1', 0)
-  server = serve.make_server(app, 5)
+  server = serve.make_server(app, 5, **options)
   thread = threading.Thread(target=server.run, kwargs={'sockets': [listening]})
   thread.start()
   try:
@@ -298,16 +300,17 @@ def test_odd_names(client, ask, folder):
 
 
 def test_bodies_that_are_no_json(client):
+  post = functools.partial(client.post, '/v1/embeddings', headers=JSON)
   for body in (b'', b'{', b'[' * 9000, b'\xff', b'{"model": "qa", "input": "\\ud800"}', b'null'):
-    assert client.post('/v1/embeddings', content=body).status_code in (400, 422), body
+    assert post(content=body).status_code in (400, 422), body
   for body in (
     b'{"model": "qa", "input": "a \\ud800 b"}',
     b'{"model": "qa", "input": "\\udc00"}',
     b'{"model": "qa", "input": "\xed\xa0\x80"}',
     b'{"model": "qa", "input": "a',
   ):
-    assert client.post('/v1/embeddings', content=body).status_code == 400
-  chunks = client.post('/v1/embeddings', content=(b'x' * 1000 for _ in range(20)))
+    assert post(content=body).status_code == 400
+  chunks = post(content=(b'x' * 1000 for _ in range(20)))
   assert chunks.status_code == 413
   assert client.get('/v1/embeddings').status_code == 405
   assert client.get('/nonesuch').status_code == 404
@@ -441,8 +444,8 @@ def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
     with socket.create_connection(('127.0.0.1', int(address.rpartition(':')[2]))) as one:
       content = json.dumps(body).encode()
       one.sendall(
-        b'POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s'
-        % (len(content), content)
+        b'POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n'
+        b'Content-Length: %d\r\n\r\n%s' % (len(content), content)
       )
       wait_for(client, 'dprjax_queued_texts 1.0')
       full = client.post('/v1/embeddings', json=body | {'input': ['a', 'b']})
@@ -500,6 +503,99 @@ def test_keys(engine, tmp_path, folder):
     file.write_text(text)
     with refused(says):
       Keys.load(file)
+
+
+def test_what_a_key_may_use(engine, tmp_path, folder, caplog):
+  file = tmp_path / 'keys.toml'
+  digest = {key: hashlib.sha256(key.encode()).hexdigest() for key in ('reader', 'team')}
+  file.write_text(
+    f'[reader]\nsha256 = "{digest["reader"]}"\nprompts = ["qa"]\nrequests_per_minute = 3\n'
+    f'[team]\nsha256 = "{digest["team"]}"\nscopes = ["read", "write"]\nprompts = ["team-*"]\n'
+  )
+  content, other = ((folder / f'{name}.npz').read_bytes() for name in ('qa', 'asks'))
+  with running(App(engine, allowed=Keys.load(file))) as address, httpx.Client() as client:
+
+    def call(method, path, key, **headers):
+      body = content if method == 'PUT' else None
+      headers = {'authorization': f'Bearer {key}'} | {
+        name.replace('_', '-'): value for name, value in headers.items()
+      }
+      return client.request(method, address + path, headers=headers, content=body)
+
+    def embed(key, model):
+      headers = {'authorization': f'Bearer {key}'}
+      body = {'model': model, 'input': 'json'}
+      return client.post(f'{address}/v1/embeddings', json=body, headers=headers)
+
+    assert [one['id'] for one in call('GET', '/v1/models', 'reader').json()['data']] == ['qa']
+    assert [one['name'] for one in call('GET', '/v1/prompts', 'team').json()['prompts']] == []
+    assert call('GET', '/v1/prompts/chat', 'reader').status_code == 404
+    assert call('GET', '/metrics', 'reader').status_code == 403
+    # A name that the key does not see is as one that is not there; a limit says when to come again.
+    assert [embed('reader', model).status_code for model in ('qa', 'chat', 'model', 'none')] == [
+      *(200, 404, 404, 404)
+    ]
+    assert [embed('reader', 'qa').status_code for _ in range(3)] == [200, 200, 429]
+    assert int(embed('reader', 'qa').headers['retry-after']) >= 15
+    # Changes: of its own names, and only of the file that the client knows.
+    path = '/v1/prompts/team-a'
+    assert call('PUT', '/v1/prompts/qa', 'team').status_code == 403
+    assert call('PUT', path, 'reader').status_code == 403
+    assert call('PUT', path, 'team', if_match='"x"').status_code == 412
+    put = call('PUT', path, 'team', if_none_match='*')
+    assert put.status_code == 201 and put.headers['etag'] == f'"{put.json()["sha256"]}"'
+    assert call('PUT', path, 'team', if_none_match='*').status_code == 412
+    content = other
+    assert call('PUT', path, 'team', if_match=put.headers['etag']).status_code == 200
+    assert call('DELETE', path, 'team', if_match=put.headers['etag']).status_code == 412
+    assert call('DELETE', path, 'team', if_match='*').status_code == 204
+    embed('team', 'team-a')
+  lines = [line for line in caplog.messages if line.startswith('audit: ')]
+  assert [' '.join(line.split()[2:6]) for line in lines] == [
+    *('team-a added by team', 'team-a replaced by team', 'team-a removed by team')
+  ]
+  assert put.json()['sha256'] in lines[0] and put.json()['sha256'] in lines[1]
+  metrics = engine.metrics.text().decode()
+  assert 'dprjax_key_requests_total{status="429",tenant="reader"} 2.0' in metrics
+  assert 'dprjax_key_tokens_total{tenant="reader"}' in metrics
+  assert 'model="team-a"' not in metrics
+
+
+def test_pages_of_other_sites_and_texts_that_are_no_json(engine, folder):
+  with running(App(engine, hosts=Hosts(['*.example.org']))) as address, httpx.Client() as client:
+
+    def status(method, path, **headers):
+      content = b'{"model": "qa", "input": "json"}' if method == 'POST' else None
+      return client.request(method, address + path, content=content, headers=headers).status_code
+
+    path = '/v1/embeddings'
+    assert status('POST', path, **JSON) == 200
+    assert status('POST', path, **JSON, origin=address, host='a.example.org') == 200
+    assert status('POST', path, **{'content-type': 'application/vnd.x+json; charset=utf-8'}) == 200
+    for form in ('text/plain', 'application/x-www-form-urlencoded', ''):
+      assert status('POST', path, **{'content-type': form}) == 415
+    assert status('POST', path, **JSON, host='evil.org') == 403
+    assert status('POST', path, **JSON, origin='http://evil.org') == 403
+    assert status('POST', path, **JSON, origin='null') == 403
+    assert status('DELETE', '/v1/prompts/qa', host='evil.org') == 403
+    assert (folder / 'qa.npz').exists()
+    assert status('GET', '/healthz', host='10.0.0.7') == 200  # as a balancer asks
+
+
+def test_an_answer_of_many_vectors_comes_in_parts(engine):
+  texts = ['json', 'an http server'] * 80
+  with running(App(engine)) as address, httpx.Client(base_url=address) as client:
+    answers = {}
+    for form in ('float', 'base64'):
+      body = {'model': 'qa', 'input': texts, 'encoding_format': form}
+      answer = client.post('/v1/embeddings', json=body)
+      assert 'content-length' not in answer.headers
+      answers[form] = answer.json()
+      assert [one['index'] for one in answers[form]['data']] == [*range(160)]
+  vectors = np.array([one['embedding'] for one in answers['float']['data']], np.float32)
+  decoded = [base64.b64decode(one['embedding']) for one in answers['base64']['data']]
+  np.testing.assert_array_equal(vectors, [np.frombuffer(one, '<f4') for one in decoded])
+  assert answers['float'].keys() == {'object', 'data', 'model', 'usage', 'truncated'}
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
+from dprjax.base.errors import InputError
+from dprjax.base.files import sha256_file
 from dprjax.inference import folders
 from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact
@@ -20,6 +22,7 @@ from dprjax.serving.batcher import Busy, NotFinite
 from dprjax.serving.engine import Engine, ForeignIds, ServerOptions
 from dprjax.serving.indexes import ServedIndex
 from dprjax.serving.library import NameTaken, UnknownPrompt
+from dprjax.serving.turns import Tenant
 from tests.refusals import named_in, refused
 
 pytestmark = pytest.mark.xdist_group('serving')
@@ -117,8 +120,11 @@ def test_a_replaced_prompt_counts_from_the_next_request_on(engine, small, folder
 
   shutil.copy(folder / 'tied.npz', folder / 'new.npz')  # as another server would put it there
   np.testing.assert_array_equal(vector('new'), vector('tied'))
-  version, new = engine.library.put('new', (folder / 'cls.npz').read_bytes())
-  assert not new and version.sha256 == engine.library.get('cls').sha256
+  version, before = engine.library.put('new', (folder / 'cls.npz').read_bytes())
+  assert (
+    before == sha256_file(folder / 'tied.npz')
+    and version.sha256 == engine.library.get('cls').sha256
+  )
   np.testing.assert_allclose(vector('new'), alone('cls', 'query', text)[0], rtol=0, atol=1e-5)
   queued = engine.submit('new', 'query', [text])
   engine.library.delete('new')
@@ -143,6 +149,8 @@ def test_a_replaced_prompt_counts_from_the_next_request_on(engine, small, folder
     ({'length': 6}, '--prompt_length=6'),
     ({'query_max_length': 49}, ('query_max_length', '49', '48')),
     ({'query_max_length': 2}, 'query_max_length'),
+    ({'query_prefix': 'json ' * 30}, ('query_prefix', 'query_max_length')),
+    ({'task': 'x' * 300_000}, 'meta'),
   ],
 )
 def test_a_prompt_that_does_not_fit_is_refused(engine, small, folder, tmp_path, changes, reason):
@@ -293,6 +301,105 @@ def test_any_name_of_a_file_is_served_or_told(small, tmp_path, caplog):
   engine.library.delete('größe')
   assert not (folder / f'{decomposed}.npz').exists()
   engine.close()
+
+
+def test_a_flood_of_one_tenant_does_not_hold_up_another(engine):
+  done, flood, quiet = [], Tenant('flood'), Tenant('quiet')
+
+  def steps(count):
+    for number in range(count):
+      yield 10.0
+      time.sleep(0.001)
+      done.append(f'slice {number}')
+
+  long = engine.queue(engine.tokenize('tied', 'query', ['json'] * 300), flood)
+  sliced = engine.batcher.submit_steps('test', steps(300), flood)
+  one = engine.queue(engine.tokenize('cls', 'query', ['json']), quiet)
+  one.add_done_callback(lambda _: done.append('quiet'))
+  own = engine.queue(engine.tokenize('cls', 'query', ['json']), flood)  # a short one of its own
+  own.add_done_callback(lambda _: done.append('own'))
+  long.add_done_callback(lambda _: done.append('long'))
+  assert one.result(60).shape == own.result(60).shape == (1, 16)
+  assert not long.done() and not sliced.done()
+  assert long.result(60).shape == (300, 16) and sliced.result(60) is None
+  assert done.index('quiet') < done.index('long') and done.index('own') < done.index('long')
+  # A job in slices ends when nobody waits for it.
+  left = engine.batcher.submit_steps('test', steps(10**6), flood)
+  while f'slice {100}' not in done:
+    time.sleep(0.001)
+  assert left.cancel()
+  assert engine.submit('tied', 'query', ['json']).result(60).shape == (1, 16)
+  assert engine.batcher.price('test') > 0 and engine.batcher.price('other') == 1.0
+
+
+def test_a_text_of_megabytes_costs_what_its_beginning_does(engine):
+  long = 'json decodes a string ' * 200_000
+  began = time.monotonic()
+  tokens = engine.tokenize('tied', 'query', [long, 'json'])
+  assert time.monotonic() - began < 0.5 and tokens.truncated == [0]
+  expected = engine.tokenize('tied', 'query', [long[:3000]])
+  np.testing.assert_array_equal(tokens.texts[0].ids, expected.texts[0].ids)
+  with refused('text 0'):
+    engine.tokenize('tied', 'query', [' ' * 10**6 + 'json'])
+
+
+def test_files_that_a_server_does_not_follow(engine, small, folder, tmp_path):
+  library = engine.library
+  (tmp_path / 'secret').write_text('secret')
+  harmful = {
+    'outside': lambda path: path.symlink_to(tmp_path / 'secret'),
+    'device': lambda path: path.symlink_to('/dev/zero'),
+    'pipe': os.mkfifo,
+    'loop': lambda path: path.symlink_to(path.name),
+    'folder': lambda path: path.mkdir(),
+  }
+  inside = folder / 'inside.npz'
+  inside.symlink_to('tied.npz')
+  try:
+    assert library.content('inside') == (folder / 'tied.npz').read_bytes()
+    for name, make in harmful.items():
+      path = folder / f'{name}.npz'
+      make(path)
+      try:
+        for use in (library.get, library.content):
+          with pytest.raises((InputError, OSError)):
+            use(name)
+        listed = dict(library.listing())
+        assert listed['tied'].sha256 and any(name in key for key in listed)
+        assert all(about.refused for key, about in listed.items() if name in key)
+      finally:
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+  finally:
+    inside.unlink()
+
+
+def test_a_file_replaced_by_one_of_its_size_and_time_is_read_again(engine, folder, small):
+  first, second = (small.write(folder, f'same-{i}', 2) for i in 'ab')
+  try:
+    before = engine.library.get('same-a').sha256
+    times = first.stat()
+    content = second.read_bytes()
+    assert len(content) == times.st_size
+    with first.open('r+b') as file:
+      file.write(content)
+    os.utime(first, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert engine.library.get('same-a').sha256 == sha256_file(second) != before
+  finally:
+    first.unlink()
+    second.unlink()
+
+
+def test_a_folder_that_is_gone_is_no_unknown_prompt(engine, folder):
+  away = folder.with_name('away')
+  folder.rename(away)
+  try:
+    for call in (engine.library.get, engine.library.content, engine.library.delete):
+      with pytest.raises(OSError, match='folder of prompts'):
+        call('tied')
+    assert engine.library.get('model').sha256 == ''
+  finally:
+    away.rename(folder)
+  assert engine.library.get('tied').sha256
 
 
 @pytest.mark.slow

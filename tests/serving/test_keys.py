@@ -1,0 +1,91 @@
+import hashlib
+import os
+
+import pytest
+
+from dprjax.serving import keys
+from dprjax.serving.admission import TenantLimits
+from dprjax.serving.keys import Keys
+from dprjax.serving.turns import Tenant
+from tests.refusals import refused
+
+HASH = {key: hashlib.sha256(key.encode()).hexdigest() for key in ('old', 'new', 'boss', '')}
+TABLES = f"""
+[search]
+sha256 = ["{HASH['old']}", "{HASH['new'].upper()}"]
+prompts = ["qa", "chat-*"]
+indexes = []
+requests_per_minute = 600
+megabytes_per_minute = 2
+weight = 2
+
+[ops]
+sha256 = "{HASH['boss']}"
+scopes = ["admin"]
+"""
+
+
+def test_a_table_for_each_tenant(tmp_path):
+  file = tmp_path / 'keys.toml'
+  file.write_text(TABLES)
+  loaded = Keys.load(file)
+  assert loaded.tenants == {'search', 'ops'}
+  one = loaded.find('Bearer old')
+  assert one is not None and one == loaded.find('bearer new')
+  assert one.tenant == Tenant('search', 2.0)
+  assert one.limits == TenantLimits(requests=600, bytes=2 << 20)
+  assert one.may('read') and not one.may('write') and not one.sees_all
+  assert [one.may_use('prompts', name) for name in ('qa', 'chat-x', 'qa2', 'QA')] == [
+    *(True, True, False, False)
+  ]
+  assert not one.may_use('indexes', 'qa') and one.may_use('rerankers', 'any')
+  boss = loaded.find('Bearer boss')
+  assert boss is not None and boss.may('write') and boss.may_use('prompts', 'x') and boss.sees_all
+  for unknown in ('', 'Bearer', 'Bearer ', 'Basic old', 'old', 'Bearer olD', 'Bearer \udcff'):
+    assert loaded.find(unknown) is None
+
+
+@pytest.mark.parametrize(
+  ('text', 'says'),
+  [
+    (f'[a]\nsha256 = "{HASH["old"]}"\nprompt = ["qa"]', 'prompt'),
+    (f'[a]\nsha256 = "{HASH["old"]}"\nscopes = ["all"]', 'scopes'),
+    (f'[a]\nsha256 = "{HASH["old"]}"\nweight = 0', 'weight'),
+    (f'[a]\nsha256 = "{HASH["old"]}"\n[b]\nsha256 = "{HASH["old"]}"', ('a', 'b')),
+    (f'[a]\nsha256 = "{HASH[""]}"', 'a'),
+    (f'["a\\nb"]\nsha256 = "{HASH["old"]}"', '64'),
+    ('[a]\nsha256 = "old"', 'sha256'),
+    ('[a]\nsha256 = []', 'sha256'),
+    ('x = 1', 'x'),
+    ('[a', 'keys.toml'),
+    ('# none', 'keys.toml'),
+  ],
+)
+def test_tables_that_are_refused(tmp_path, text, says):
+  file = tmp_path / 'keys.toml'
+  file.write_text(text)
+  with refused(says):
+    Keys.load(file)
+
+
+def test_keys_are_exchanged_while_the_server_runs(tmp_path, monkeypatch, caplog):
+  monkeypatch.setattr(keys, '_LOOK_S', 0.0)
+  file = tmp_path / 'keys'
+  file.write_text(f'read {HASH["old"]} team\n')
+  loaded, changes = Keys.load(file), []
+  loaded.changed = lambda: changes.append(1)
+  assert loaded.find('Bearer old') and not loaded.find('Bearer new')
+
+  def replace(text):
+    (tmp_path / 'aside').write_text(text)
+    os.replace(tmp_path / 'aside', file)
+
+  replace(f'admin {HASH["new"]} team\n')
+  assert loaded.find('Bearer new') and not loaded.find('Bearer old') and changes == [1]
+  # A file that cannot be used, or is gone, changes nothing.
+  replace('read abc\n')
+  assert loaded.find('Bearer new') and 'line 1' in caplog.text
+  file.unlink()
+  assert loaded.find('Bearer new')
+  replace(f'read {HASH["old"]}\n')
+  assert loaded.find('Bearer old') and not loaded.find('Bearer new') and changes == [1, 1]
