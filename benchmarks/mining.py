@@ -30,8 +30,8 @@ RUNS = 4
 CASES = [(12_500, 250_000, 200), (50_000, 1_000_000, 200), (500_000, 250_000, 4)]
 CHILD = """
 import json, re, sys, time
-from dprjax import mine
-mine.main(sys.argv[1:])
+from dprjax.mine import main
+main(sys.argv[1:])
 status = open('/proc/self/status').read()
 print(json.dumps([int(re.search(r'VmHWM:\\s+(\\d+)', status)[1]), time.process_time()]))
 """

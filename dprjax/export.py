@@ -121,6 +121,8 @@ def _command(args: Flags) -> None:
     flags.refuse(args, ('step', 'method', 'force'), 'workdir')
   with cli.loading():
     from dprjax.methods import exporting
+    from dprjax.runtime import checkpoint
+  checkpoint.pass_over_closed_loops()
   options = exporting.ExportOptions(
     args.format,
     args.base_model,

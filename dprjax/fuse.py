@@ -87,10 +87,15 @@ class Flags:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
+  cli.run(Flags, fuse, argv)
 
 
-def _command(args: Flags) -> None:
+def fuse(args: Flags) -> None:
+  """Fuses or merges runs, and writes a run and its report.
+
+  Raises:
+    InputError: bad flags or files.
+  """
   learns, given = args.method == LEARNED, args.weights and args.weights.endswith('.json')
   if len(args.run) < 2:
     raise InputError(f'{counted(len(args.run), "runs")}: give --run two times or more')

@@ -108,10 +108,15 @@ def name_retrievers(given: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
+  cli.run(Flags, mine, argv)
 
 
-def _command(args: Flags) -> None:
+def mine(args: Flags) -> None:
+  """Mines negatives, and writes the training file and its report.
+
+  Raises:
+    InputError: bad flags or files.
+  """
   if args.reranker_prompt and not args.reranker:
     raise InputError(
       f'--reranker_prompt={args.reranker_prompt} needs --reranker=DIR, the backbone of the prompt'

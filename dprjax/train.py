@@ -39,6 +39,8 @@ def _command(args: Flags) -> int:
   config = configs.parse(args.experiment)
   with cli.loading():
     from dprjax.methods import training
+    from dprjax.runtime import checkpoint
+  checkpoint.pass_over_closed_loops()
   done = training.train(config, args.workdir).done
   # So that a later stage does not take the run for done, and a cluster starts it again.
   return 0 if done else 128 + signal.SIGTERM

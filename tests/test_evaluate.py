@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from dprjax import encode, evaluate, report, search
+from dprjax import encode, report, search
+from tests.commands import evaluate
 from tests.refusals import named_in
 
 QRELS = 'query-id\tcorpus-id\tscore\nq1\ta\t2\nq1\tb\t1\nq2\tc\t1\nq3\td\t1\n'

@@ -3,11 +3,11 @@ import json
 import numpy as np
 import pytest
 
-from dprjax import evaluate, fuse
 from dprjax.formats import seen
 from dprjax.formats.qrels import write_qrels
 from dprjax.formats.trec import read_run
 from dprjax.retrieval import fusion
+from tests.commands import evaluate, fuse
 from tests.refusals import named_in
 
 QUERIES = [f'q{number}' for number in range(30)]

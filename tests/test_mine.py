@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from dprjax import bm25, load_prompt, mine, train
+from dprjax import bm25, load_prompt, train
 from dprjax.data import docstrings
 from dprjax.methods import exporting
+from tests.commands import mine
 from tests.mining.test_negatives import World, trec_lines
 from tests.refusals import named_in, refused
 

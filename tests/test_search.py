@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from etils import epath
 
-from dprjax import bm25, fuse, search
+from dprjax import bm25, search
 from dprjax.base import outputs
 from dprjax.formats import seen
 from dprjax.formats.trec import read_run
 from dprjax.retrieval import bm25_index, codes, fusion, scann
+from tests.commands import fuse
 from tests.platforms import needs_scann
 from tests.refusals import named_in
 

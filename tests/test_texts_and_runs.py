@@ -11,8 +11,9 @@ import threading
 
 import pytest
 
-from dprjax import CrossEncoder, bm25, evaluate, mine, report, rerank
+from dprjax import CrossEncoder, bm25, report, rerank
 from dprjax.mining import negatives as mining
+from tests.commands import evaluate, mine
 from tests.refusals import command_refused, named_in
 
 TEXTS = {'d1': 'json string', 'd2': 'http server', 'd3': 'xml tree string', 'd4': 'server objects'}

@@ -96,6 +96,26 @@ def compared(
   bars(values, ylabel, foot, path)
 
 
+def curves(
+  series: Mapping[str, Sequence[tuple[int, float]]], ylabel: str, path: files.PathLike
+) -> None:
+  """Draws values by update, a line for each name.
+
+  Raises:
+    InputError: a format other than png, pdf or svg.
+  """
+  with canvas(6.4, 3.2, '', path) as drawing:
+    axes = drawing.subplots()
+    for number, (name, points) in enumerate(series.items()):
+      steps, values = zip(*points, strict=True)
+      axes.plot(steps, values, label=short(name), markersize=4, linewidth=1, **line(number))
+    axes.set_xlabel('updates')
+    axes.set_ylabel(ylabel, fontsize=9)
+    grid(axes, 'y')
+    if len(series) > 1:
+      legend(drawing, [short(name) for name in series])
+
+
 def backbones(findings: 'Mapping[str, Findings]', path: files.PathLike) -> None:
   """Draws alignment against uniformity, of unit vectors and raw ones, by backbone.
 

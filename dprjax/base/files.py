@@ -46,6 +46,16 @@ def existing(path: PathLike, what: str) -> epath.Path:
   return found
 
 
+def user_cache() -> pathlib.Path:
+  """dprjax's folder in the user's cache directory, which may be missing.
+
+  Raises:
+    RuntimeError: there is no home directory, and ``XDG_CACHE_HOME`` is not set.
+  """
+  home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  return pathlib.Path(home) / 'dprjax'
+
+
 def is_name(path: PathLike) -> bool:
   """Whether a file can have this name."""
   return '\0' not in str(path) and all(len(part) < 256 for part in os.fsencode(path).split(b'/'))

@@ -1,13 +1,34 @@
-"""Progress of long jobs: a log line every few seconds, with rate and time left."""
+"""Progress of long jobs: a log line every few seconds, with rate and time left.
 
+A program that shows progress itself, such as a bar in a notebook, watches instead (`watched`).
+"""
+
+import contextlib
 import logging
 import time
+from collections.abc import Callable, Iterator
 
 from dprjax.base.counts import counted, rate
 
 _EVERY_S = 5.0  # between two lines
 
 logger = logging.getLogger('dprjax')
+
+Watcher = Callable[[str, int, int | None], None]
+"""Called with the name of a job, the number done, and the number in all if it is known."""
+
+_watcher: Watcher | None = None
+
+
+@contextlib.contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+  """Reports the progress of all jobs in this process to ``watcher`` too, from their threads."""
+  global _watcher
+  before, _watcher = _watcher, watcher
+  try:
+    yield
+  finally:
+    _watcher = before
 
 
 def duration(seconds: float) -> str:
@@ -63,6 +84,7 @@ class Progress:
   def __call__(self, count: int, fraction: float = 0.0) -> None:
     """Reports ``count`` items of the current part, and the ``fraction`` of the job."""
     self.update(count)
+    self.show(self._done)
     self._fraction = fraction or (self._done / self._total if self._total else 0.0)
     if time.monotonic() - self._logged > _EVERY_S and self._fraction < 1:
       self._logged = time.monotonic()
@@ -78,6 +100,11 @@ class Progress:
     self._done = self._before + count
     if self._first is None:
       self._first, self._began = self._done, time.monotonic()
+
+  def show(self, done: int) -> None:
+    """Tells the watcher, if there is one, how many are done; counts and logs nothing."""
+    if _watcher is not None:
+      _watcher(self._task.removesuffix(': ') or self._unit, done, self._total)
 
   def pause(self, seconds: float) -> None:
     """Leaves out time spent on something else."""

@@ -7,7 +7,6 @@ file that is damaged or cannot be written costs these seconds and nothing else.
 
 import hashlib
 import json
-import os
 import pathlib
 from importlib import metadata
 from typing import Any
@@ -68,10 +67,9 @@ def write(key: str, fields: dict[str, Any]) -> None:
 
 def _path(key: str) -> pathlib.Path | None:
   try:
-    home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+    return files.user_cache() / 'tokenizers' / f'{key}.json'
   except RuntimeError:  # nobody's home
     return None
-  return pathlib.Path(home) / 'dprjax' / 'tokenizers' / f'{key}.json'
 
 
 def _sum(fields: dict[str, Any]) -> str:

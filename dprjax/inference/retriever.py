@@ -2,21 +2,24 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Float
 
-from dprjax.base import given
+from dprjax.base import tables
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.formats.texts import read_texts
+from dprjax.formats.texts import Query, read_texts
 from dprjax.inference import corpora
 from dprjax.inference.embedder import ProgressFn, check_size
 from dprjax.inference.text_encoder import Encoder, either
 from dprjax.retrieval import best, exact
 from dprjax.retrieval import hybrid as hybrids
 from dprjax.retrieval.fusion import Fusion
+
+if TYPE_CHECKING:
+  import pandas
 
 
 class Hit(NamedTuple):
@@ -25,6 +28,31 @@ class Hit(NamedTuple):
   id: str
   score: float
   text: str
+
+
+class Results(list[list[Hit]]):
+  """The hits of each query, best first. A notebook draws them as a table.
+
+  Attributes:
+    queries: in order, with their ids.
+  """
+
+  def __init__(self, hits: Iterable[list[Hit]], queries: Sequence[Query]):
+    super().__init__(hits)
+    self.queries = list(queries)
+
+  def table(self) -> 'pandas.DataFrame | tables.Records':
+    """A row a hit: query_id, query, rank (from 1), passage_id, score, text."""
+    rows = [
+      (query.id, query.text, rank, *hit)
+      for query, hits in zip(self.queries, self, strict=True)
+      for rank, hit in enumerate(hits, start=1)
+    ]
+    names = ('query_id', 'query', 'rank', 'passage_id', 'score', 'text')
+    return tables.table({name: [row[place] for row in rows] for place, name in enumerate(names)})
+
+  def _repr_html_(self) -> str:
+    return self.table()._repr_html_()  # type: ignore[operator]
 
 
 class _Indexed(NamedTuple):
@@ -148,22 +176,25 @@ class Retriever:
 
   def search(
     self,
-    queries: Iterable[str],
+    queries: corpora.Corpus,
     k: int = 10,
     *,
     prompt: str | Sequence[str] | None = None,
     task: str | Sequence[str] | None = None,
-  ) -> list[list[Hit]]:
+  ) -> Results:
     """The k best passages of each query, best first, by exact inner product; ties by id.
 
     With weights (``load``), by the fusion of this ranking with that of BM25.
 
     Args:
-      queries: their texts.
+      queries: their texts; or with ids, as for ``corpora.queries``.
       k: the most passages of a query.
       prompt: a name, or one for each query; default: that of ``index``. One index serves all
         query-only prompts.
       task: an alias of ``prompt``.
+
+    Returns:
+      A list of hits for each query, which is also a table: ``search(...).table()``.
 
     Raises:
       InputError: ``index`` was not called, ``k`` is no whole number from 1, or the index is of a
@@ -176,20 +207,23 @@ class Retriever:
     named = either(prompt, task)
     if named is not None:
       self.encoder.check_comparable([named] if isinstance(named, str) else named, default)
-    queries = given.texts(queries)
-    encoded = self.encode(queries, 'query', prompt=default if named is None else named)
+    asked = corpora.queries(queries)
+    wanted = [query.text for query in asked]
+    encoded = self.encode(wanted, 'query', prompt=default if named is None else named)
     if fused is None:
       found = vectors.search(encoded, k)
-      return [
+      hits = (
         [Hit(ids[row], float(score), texts[row]) for score, row in zip(scores, rows, strict=True)]
         for scores, rows in zip(found.scores, found.rows, strict=True)
-      ]
+      )
+      return Results(hits, asked)
     dense = best.rankings(vectors.search(encoded, fused.fusion.depth), ids)
     text_of = dict(zip(ids, texts, strict=True))
-    return [
+    hits = (
       [
         Hit(id_, score, text_of[id_])
         for id_, score in zip(one.ids, one.scores.tolist(), strict=True)
       ]
-      for one in fused.rank(queries, dense, k)
-    ]
+      for one in fused.rank(wanted, dense, k)
+    )
+    return Results(hits, asked)

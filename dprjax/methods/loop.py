@@ -21,6 +21,7 @@ from dprjax.methods.selection import Chosen, Result, Trial
 from dprjax.models import hub
 from dprjax.runtime import checkpoint, distributed, log, mesh, optim, stopping, tree
 from dprjax.runtime import config as configs
+from dprjax.runtime import workdir as workdirs
 
 
 class Setup(NamedTuple):
@@ -152,7 +153,7 @@ class Loop:
     self._metrics = log.MetricLog(
       setup.workdir, self.step if self._resumed else -1, active=self._main
     )
-    self._progress = Progress('steps', self.total, skip_first=True)
+    self._progress = Progress('steps', self.total, _part_of(setup.workdir), skip_first=True)
     self._stop = stopping.Stop(setup.devices)
     self._lengths: set[tuple[int, ...]] = set()
     # The loss of a step is read while the next step runs, and before anything is saved.
@@ -213,6 +214,7 @@ class Loop:
       self._setup.say(f'step {self.step + 1}: compiling for texts of {words} tokens')
     placed = mesh.put_batch(self._setup.devices, batch)
     self.step += 1
+    self._progress.show(self.step)
     self._state, metrics = self._update(self._state, self._constants, placed, self._key, self.step)
     indices = {name: rows for name, rows in batch.items() if name.endswith('_index')}
     self._unread.append((self.step, metrics, indices))
@@ -259,9 +261,8 @@ class Loop:
       return False
     self._save(score)
     self._saved.wait()
-    self._setup.say(
-      f'asked to stop (SIGTERM): saved step {self.step}; run the same command to go on'
-    )
+    why = ' (SIGTERM)' if self._stop.signalled else ''
+    self._setup.say(f'asked to stop{why}: saved step {self.step}; run the same command to go on')
     return True
 
   def result(self) -> Result:
@@ -371,6 +372,13 @@ class Loop:
       + f'|gradient| {values["gradient_norm"]:.3g}  lr {values["learning_rate"]:.2e}'
       + (f'  {rate:.0f} {unit}/s  {duration(self._progress.left or 0)} left' if rate else '')
     )
+
+
+def _part_of(workdir: epath.Path) -> str:
+  """A training's name for its progress: 'training', or 'training query fold 2' of several."""
+  inside = workdir.relative_to(workdirs.top(workdir)).parts
+  names = {workdirs.FOLDS: 'fold', workdirs.ALTERNATIVES: ''}
+  return ' '.join(['training', *(word for part in inside if (word := names.get(part, part)))])
 
 
 def chosen_by_folds(choice: Chosen) -> str:

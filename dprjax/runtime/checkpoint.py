@@ -63,7 +63,6 @@ class Checkpoints:
     read_only: bool = False,
   ):
     _write_small_arrays_once()
-    _pass_over_closed_loops()
     self.folder = epath.Path(workdir) / FOLDER
     self._sha256, self._removes = backbone_sha256, jax.process_index() == 0 and not read_only
     self._saving = -1
@@ -345,8 +344,8 @@ def _write_small_arrays_once() -> None:
 
 
 @functools.cache
-def _pass_over_closed_loops() -> None:
-  """Keeps TensorStore threads from printing tracebacks after a failed read.
+def pass_over_closed_loops() -> None:
+  """Keeps TensorStore threads from printing tracebacks after a failed read; for commands alone.
 
   The first unreadable array closes the orbax event loop, to which other threads still report. The
   loop is orbax's own, so only the class can be patched. Checksums do not help, since an export

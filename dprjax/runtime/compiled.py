@@ -10,6 +10,8 @@ import os
 import pathlib
 import platform
 
+from dprjax.base import files
+
 AUTO = 'auto'
 _BYTES = 4 << 30  # at most; the least recently used programs go first
 _SECONDS = 0.3  # a program that compiles faster is not worth a file
@@ -30,8 +32,7 @@ def keep(folder: str = AUTO) -> None:
       # JAX would take '' for the working directory.
       jax.config.update('jax_compilation_cache_dir', variable or None)
       return
-    home = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
-    local = home / 'dprjax' / f'compiled-{_machine()}'
+    local = files.user_cache() / f'compiled-{_machine()}'
     try:
       local.mkdir(parents=True, exist_ok=True)
     except OSError:

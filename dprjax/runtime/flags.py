@@ -290,6 +290,13 @@ class _Parser(argparse.ArgumentParser):
     sys.exit(2)
 
 
+class _Strict(_Parser):
+  """Raises InputError where a command line ends the process."""
+
+  def error(self, message: str) -> NoReturn:
+    raise InputError(message.removeprefix('argument '))
+
+
 class _Names(argparse.Action):
   """Collects ``NAME=VALUE`` in a dict."""
 
@@ -314,7 +321,47 @@ def parse(
   Returns:
     The flags, and whether ``--debug`` asks for tracebacks.
   """
-  parser = _Parser(
+  return _parse(_Parser, kind, argv, prog, text)
+
+
+def of(kind: type[Flags], **values: Any) -> Flags:
+  """The flags of a program, which are checked as those of a command line.
+
+  Args:
+    kind: a class of flags.
+    values: by name; a list for a flag that repeats, or for one that takes several words.
+
+  Raises:
+    InputError: the line that the command would print.
+  """
+  fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+  words = []
+  for name, value in values.items():
+    how = fields[name].metadata.get('flag') if name in fields else None
+    if how is None:
+      raise InputError(f'{name}: there is no such option; there are {", ".join(fields)}')
+    if value is None:
+      continue
+    flag = f'--{how.name or name}'
+    if how.switch:
+      words += [flag] * bool(value)
+      continue
+    several = list(value) if isinstance(value, list | tuple | set) else [value]
+    shown = [str(one).lower() if isinstance(one, bool) else str(one) for one in several]
+    if how.split == ',':
+      shown = [','.join(shown)]
+    words += [f'{flag}={one}' for one in shown]
+  return _parse(_Strict, kind, words)[0]
+
+
+def _parse(
+  parser_of: type['_Parser'],
+  kind: type[Flags],
+  argv: Sequence[str] | None = None,
+  prog: str | None = None,
+  text: str = '',
+) -> tuple[Flags, bool]:
+  parser = parser_of(
     prog=prog,
     description=text,
     allow_abbrev=False,

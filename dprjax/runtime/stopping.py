@@ -1,4 +1,7 @@
-"""SIGTERM: the training loop saves and stops, on all processes after the same step."""
+"""Requests to stop: the training loop saves and stops, on all processes after the same step.
+
+SIGTERM is such a request to a command. A program asks by `ask`.
+"""
 
 import os
 import signal
@@ -11,6 +14,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dprjax.runtime import mesh as meshes
+
+_running: 'Stop | None' = None
+
+
+def ask() -> bool:
+  """Asks the training of this process to save and stop; False if none runs or one was asked."""
+  if _running is None or _running.asked:
+    return False
+  _running.asked = time.monotonic()
+  return True
 
 
 class Stop:
@@ -28,7 +41,9 @@ class Stop:
   """
 
   def __init__(self, mesh: Mesh):
-    self._asked = 0.0  # when the signal came
+    global _running
+    self.asked = 0.0  # when the signal or the request came
+    self.signalled = False
     self._everywhere: NamedSharding | None = None
     if jax.process_count() > 1:
       self._everywhere = NamedSharding(mesh, P(meshes.AXES))
@@ -38,24 +53,27 @@ class Stop:
       self._previous = signal.signal(signal.SIGTERM, self._note)
     except ValueError:  # not the main thread: the surrounding program handles signals
       self._previous = None
+    _running = self
 
   def __call__(self) -> bool:
     """Whether to stop after this step; call it at every step, on every process."""
     if self._everywhere is None:
-      return bool(self._asked)
-    last, flags = self._last, np.full(jax.local_device_count(), self._asked > 0, np.int32)
+      return bool(self.asked)
+    last, flags = self._last, np.full(jax.local_device_count(), self.asked > 0, np.int32)
     self._last = self._largest(jax.make_array_from_process_local_data(self._everywhere, flags))
     return last is not None and bool(last)
 
   def _note(self, *_: Any) -> None:
-    now = time.monotonic()
-    self._asked = self._asked or now
-    if now - self._asked > 2.0:
+    now, self.signalled = time.monotonic(), True
+    self.asked = self.asked or now
+    if now - self.asked > 2.0:
       self.restore()
       os.kill(os.getpid(), signal.SIGTERM)
 
   def restore(self) -> None:
-    """Restores the previous handler of SIGTERM."""
+    """Restores the previous handler of SIGTERM; ends requests."""
+    global _running
+    _running = None if _running is self else _running
     if self._previous is not None:
       signal.signal(signal.SIGTERM, self._previous)
       self._previous = None

@@ -28,10 +28,12 @@ MEASURED = (BASELINE, SELECTION, WHOLE, SATURATED)
 _QUERIES = 'queries*.npz'  # hashes of the queries that are trained on, and chosen by
 CHOICE = 'dprjax.selection'  # the format of the selection
 TRAINING, PIPELINE, QUICKSTART = 'dprjax.training', 'dprjax.pipeline', 'dprjax.quickstart'
+FIT = 'dprjax.fit'
 _NAMES = {
   TRAINING: "a training of dprjax.train's",
   PIPELINE: "a run of dprjax.pipeline's",
   QUICKSTART: "a comparison of dprjax.quickstart's",
+  FIT: "a training of dprjax.fit's",
 }
 
 
@@ -48,7 +50,7 @@ def claim(
 
   Args:
     workdir: the folder. It may be missing.
-    kind: of run: ``TRAINING``, ``PIPELINE`` or ``QUICKSTART``.
+    kind: of run: ``TRAINING``, ``PIPELINE``, ``QUICKSTART`` or ``FIT``.
     inputs: what the run reads.
     flag: that named the folder, for messages.
     lock: False in all but one of several processes that work together.

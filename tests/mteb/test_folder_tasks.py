@@ -7,7 +7,8 @@ import warnings
 import pytest
 
 import dprjax.mteb
-from dprjax import Retriever, evaluate
+from dprjax import Retriever
+from tests.commands import evaluate
 from tests.refusals import refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings('ignore')]

@@ -93,10 +93,10 @@ def test_another_backbone_is_refused(tmp_path):
 
 
 def test_what_comes_for_a_closed_event_loop_is_dropped():
-  """So that reading a damaged checkpoint ends in one line; see `_pass_over_closed_loops`."""
+  """So that reading a damaged checkpoint ends in one line; see `pass_over_closed_loops`."""
   loop = asyncio.new_event_loop()
   loop.close()
-  checkpoint._pass_over_closed_loops()
+  checkpoint.pass_over_closed_loops()
   assert loop.call_soon_threadsafe(print) is None
 
 

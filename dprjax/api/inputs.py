@@ -1,0 +1,238 @@
+"""Queries, corpora, judgements and runs of Python programs, written as commands read them."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from dprjax.base import files, given
+from dprjax.base.errors import InputError
+from dprjax.formats import trec
+from dprjax.formats.qrels import Qrels, read_qrels, write_qrels
+from dprjax.formats.texts import Text, read_texts
+from dprjax.inference import corpora
+from dprjax.inference.retriever import Results
+
+Texts = corpora.Corpus | files.PathLike
+Judgements = Mapping[Any, Any] | Iterable[Any] | files.PathLike
+Run = Results | Mapping[Any, Mapping[Any, float]] | Iterable[Any] | files.PathLike
+
+_QUERY = ('query_id', 'query-id', 'qid', 'query')
+_PASSAGE = ('passage_id', 'corpus-id', 'corpus_id', 'doc_id', 'docid', 'docno', 'pid')
+_GRADE = ('score', 'relevance', 'rel', 'label', 'grade')
+
+
+def is_path(value: Any) -> bool:
+  return isinstance(value, str | os.PathLike)
+
+
+def write_queries(queries: Texts, out: epath.Path) -> list[str]:
+  """Writes queries as BEIR's queries.jsonl; returns their ids.
+
+  Raises:
+    InputError: as `corpora.queries`, or the file cannot be read, or there is none.
+  """
+  rows = read_texts(queries, 'query') if is_path(queries) else corpora.queries(queries)  # type: ignore[arg-type]
+  return _write_texts(rows, out, 'queries')
+
+
+def write_corpus(corpus: Texts, out: epath.Path) -> list[str]:
+  """Writes passages as BEIR's corpus.jsonl; returns their ids.
+
+  Raises:
+    InputError: as `corpora.passages`, or the file cannot be read, or there is none.
+  """
+  rows = read_texts(corpus, 'passage') if is_path(corpus) else corpora.passages(corpus)  # type: ignore[arg-type]
+  return _write_texts(rows, out, 'corpus')
+
+
+def _write_texts(rows: Iterable[Text], out: epath.Path, name: str) -> list[str]:
+  ids = []
+  with files.atomic_write(out) as file:
+    for one in rows:
+      ids.append(one.id)
+      file.write(json.dumps({'_id': one.id, 'text': one.text}, ensure_ascii=False) + '\n')
+    if not ids:
+      raise InputError(f'{name}: there is no text')
+  return ids
+
+
+def judgements(
+  relevant: Judgements | None,
+  queries: list[str] | None = None,
+  passages: list[str] | None = None,
+  name: str = 'relevant',
+) -> Qrels:
+  """Reads which passages are relevant to which queries.
+
+  Args:
+    relevant: one of
+      - the path of a file of judgements;
+      - a mapping of query ids to a passage id, to several, or to passage ids and grades;
+      - a list with an entry for each query, in their order: a passage id, or a list of them;
+      - a list of tuples (query id, passage id) or (query id, passage id, grade);
+      - a table with a column of each: ``query_id``, ``passage_id`` and perhaps ``score`` (or other
+        usual names, such as BEIR's ``query-id`` and ``corpus-id``);
+      - None: query and passage of the same place belong together.
+    queries, passages: the ids there are, in order; None if unknown.
+    name: of the argument, for messages.
+
+  Raises:
+    InputError: another form, or an id that does not exist.
+  """
+  if is_path(relevant):
+    return read_qrels(relevant)  # type: ignore[arg-type]
+  found: Qrels = {}
+  known = None if passages is None else set(passages)
+
+  def add(query: Any, passage: Any, grade: Any = 1) -> None:
+    query_id = given.identifier(query, f'{name}: the id of a query')
+    passage_id = given.identifier(passage, f'{name}: the id of a passage of query {query_id}')
+    if isinstance(grade, bool) or int(grade) != grade:
+      raise InputError(f'{name}: the grade {grade!r:.40} of query {query_id} is no whole number')
+    if known is not None and passage_id not in known:
+      raise InputError(f'{name}: query {query_id} names {passage_id!r:.60}, which is no passage id')
+    found.setdefault(query_id, {})[passage_id] = int(grade)
+
+  if relevant is None:
+    if queries is None or passages is None or len(queries) != len(passages):
+      counts = '' if queries is None else f' ({len(queries):,} and {len(passages or ()):,})'
+      raise InputError(
+        f'{name} is missing: without it each query belongs to the passage of its place, and there '
+        f'must be as many of both{counts}'
+      )
+    for pair in zip(queries, passages, strict=True):
+      add(*pair)
+  elif (columns := _columns(relevant, _QUERY, _PASSAGE)) is not None:
+    for row in zip(*_named(columns, name, _QUERY, _PASSAGE, _GRADE), strict=True):
+      add(*row)
+  elif isinstance(relevant, Mapping):
+    for query, entry in relevant.items():
+      for passage, grade in _graded(entry):
+        add(query, passage, grade)
+  else:
+    rows = given.values(relevant, name)
+    if rows and all(isinstance(row, tuple) for row in rows):
+      for row in rows:
+        if len(row) not in (2, 3):
+          raise InputError(f'{name}: {row!r:.60} is not (query id, passage id[, grade])')
+        add(*row)
+    elif queries is None or len(rows) != len(queries):
+      raise InputError(
+        f'{name}: {len(rows):,} entries for {len(queries or ()):,} queries; give one for each, '
+        'tuples (query id, passage id), or a mapping'
+      )
+    else:
+      for query, entry in zip(queries, rows, strict=True):
+        for passage, grade in _graded(entry):
+          add(query, passage, grade)
+  if queries is not None and (unknown := found.keys() - set(queries)):
+    raise InputError(f'{name}: {min(unknown)!r:.60} is no query id')
+  if not found:
+    raise InputError(f'{name}: there is no judgement')
+  return found
+
+
+def write_judgements(relevant: Judgements, out: epath.Path, name: str = 'relevant') -> epath.Path:
+  """The path of a file of judgements: the given one, or ``out`` with what `judgements` reads."""
+  if is_path(relevant):
+    return epath.Path(relevant)  # type: ignore[arg-type]
+  write_qrels(out, judgements(relevant, name=name))
+  return out
+
+
+def _graded(entry: Any) -> list[tuple[Any, Any]]:
+  """Passage ids and grades of one query."""
+  if isinstance(entry, Mapping):
+    return list(entry.items())
+  if isinstance(entry, str) or not isinstance(entry, Iterable):
+    return [(entry, 1)]
+  return [(passage, 1) for passage in (entry.tolist() if hasattr(entry, 'tolist') else entry)]
+
+
+def is_run(value: Mapping[Any, Any]) -> bool:
+  """Whether a mapping is one run: a table, or passage ids and scores by query id."""
+  if _columns(value, _QUERY, _PASSAGE) is not None:
+    return True
+  return all(
+    isinstance(scores, Mapping) and all(isinstance(score, int | float) for score in scores.values())
+    for scores in value.values()
+  )
+
+
+def write_run(run: Run, out: epath.Path, name: str = 'run') -> epath.Path:
+  """The path of a TREC run: the given one, or ``out`` with the run of a program.
+
+  Args:
+    run: a path; what `Retriever.search` returns; a mapping of query ids to passage ids and
+      scores; or a table with columns ``query_id``, ``passage_id`` and ``score`` (or other usual
+      names).
+    out: where to write it.
+    name: of the argument, for messages.
+
+  Raises:
+    InputError: another form, or a score that is not finite.
+  """
+  if is_path(run):
+    return epath.Path(run)  # type: ignore[arg-type]
+  rankings: dict[str, dict[str, float]] = {}
+
+  def add(query: Any, passage: Any, score: Any) -> None:
+    query_id = given.identifier(query, f'{name}: the id of a query')
+    passage_id = given.identifier(passage, f'{name}: the id of a passage of query {query_id}')
+    if not isinstance(score, int | float | np.number) or not np.isfinite(score):
+      raise InputError(f'{name}: the score {score!r:.40} of query {query_id} is no finite number')
+    if passage_id in rankings.setdefault(query_id, {}):
+      raise InputError(f'{name}: query {query_id} has passage {passage_id} twice')
+    rankings[query_id][passage_id] = float(score)
+
+  if isinstance(run, Results):
+    for query, hits in zip(run.queries, run, strict=True):
+      for hit in hits:
+        add(query.id, hit.id, hit.score)
+  elif (columns := _columns(run, _QUERY, _PASSAGE)) is not None:
+    for row in zip(*_named(columns, name, _QUERY, _PASSAGE, ('score',)), strict=True):
+      add(*row)
+  elif isinstance(run, Mapping):
+    for query, scores in run.items():
+      if not isinstance(scores, Mapping):
+        raise InputError(f'{name}: expected passage ids and scores of query {query!r:.40}')
+      for passage, score in scores.items():
+        add(query, passage, score)
+  else:
+    raise InputError(f'{name}: expected a table, a mapping or a path, not {type(run).__name__}')
+  if not rankings:
+    raise InputError(f'{name}: there is no ranking')
+  trec.write_run(out, trec.run_from_dict(rankings), 'run')
+  return out
+
+
+def _columns(value: Any, *wanted: tuple[str, ...]) -> Mapping[str, Any] | None:
+  """The columns of a table, of records, or of a mapping that has a column of each kind."""
+  if isinstance(value, Mapping):
+    columns = value if all(any(name in value for name in names) for names in wanted) else None
+    return columns if columns and not isinstance(next(iter(columns.values())), Mapping) else None
+  if (found := given.table(value)) is not None:
+    return found
+  if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
+    names = {name: None for row in value for name in row}
+    return {name: [row.get(name) for row in value] for name in names}
+  return None
+
+
+def _named(columns: Mapping[str, Any], what: str, *wanted: tuple[str, ...]) -> list[list[Any]]:
+  """The values of a column of each kind; the last one, of grades, may be absent but for a score."""
+  found = []
+  for names in wanted:
+    name = next((one for one in names if one in columns), None)
+    if name is None and names is _GRADE:
+      continue
+    if name is None:
+      raise InputError(
+        f'{what}: no column {names[0]} in a table of {", ".join(columns)}; rename that column'
+      )
+    found.append(given.values(columns[name], name))
+  return found

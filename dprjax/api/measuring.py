@@ -1,0 +1,218 @@
+"""Measures, fuses and mines rankings that a program has, by the commands of the same names."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from etils import epath
+
+from dprjax.analysis import comparison
+from dprjax.api import inputs, worker
+from dprjax.base import files, reading, tables
+from dprjax.base.errors import InputError
+from dprjax.evaluate import Flags as EvaluateFlags
+from dprjax.evaluate import evaluate as _evaluate
+from dprjax.formats import trec
+from dprjax.fuse import Flags as FuseFlags
+from dprjax.fuse import fuse as _fuse
+from dprjax.mine import Flags as MineFlags
+from dprjax.mine import mine as _mine
+from dprjax.retrieval import measures as _measures
+from dprjax.runtime import flags
+
+if TYPE_CHECKING:
+  import pandas
+
+
+def evaluate(
+  run: inputs.Run | Mapping[str, inputs.Run],
+  relevant: inputs.Judgements,
+  measures: Sequence[str] = _measures.DEFAULT_MEASURES,
+  *,
+  per_query: bool = False,
+  **options: Any,
+) -> 'pandas.DataFrame | tables.Records':
+  """Measures a run against judgements, as `dprjax evaluate` does.
+
+  Every judged query counts; one without results counts as 0.
+
+  Args:
+    run: what `Retriever.search` or `dprjax.fuse` returns, a mapping of query ids to mappings of
+      passage ids to scores, a table with columns ``query_id``, ``passage_id`` and ``score``, or the
+      path of a TREC run. To compare systems, a mapping of names to these.
+    relevant: judgements: the path of a file, a mapping of query ids to passage ids or to grades, a
+      list of tuples (query id, passage id[, grade]), or a table with columns ``query_id``,
+      ``passage_id`` and perhaps ``score``.
+    measures: names of ir_measures.
+    per_query: whether to return the values of single queries.
+    options: ``strict`` and ``drop_same_id`` of `dprjax evaluate`.
+
+  Returns:
+    A table: system, measure, mean, and the ends ``low`` and ``high`` of its 95 % bootstrap interval
+    over queries; of systems after the first also ``difference`` from the first, with its interval
+    ``difference_low`` and ``difference_high``. With ``per_query`` system, query_id, and a column
+    for each measure.
+
+  Raises:
+    InputError: a run or judgements in another form, an unknown measure, or what ``strict`` forbids.
+  """
+  args = flags.of(EvaluateFlags, measure=list(measures), **options)
+  systems = _systems(run)
+  with _folder() as folder:
+    judged = inputs.write_judgements(relevant, folder / 'qrels.tsv')
+    found = {}
+    for number, (name, one) in enumerate(systems.items()):
+      path = inputs.write_run(one, folder / f'{number}.trec', f'run {name}'.strip())
+      found[name] = _evaluate(str(path), str(judged), None, None, args)
+  names = list(next(iter(found.values()))['mean'])
+  if per_query:
+    rows = [
+      (name, query, *(metrics['per_query'][measure][query] for measure in names))
+      for name, metrics in found.items()
+      for query in metrics['per_query'][names[0]]
+    ]
+    return _table(('system', 'query_id', *names), rows)
+  rows = []
+  for measure in names:
+    for name, one in comparison.compare(found, measure).items():
+      apart = one.difference or (None, None, None)
+      rows.append((name, measure, one.mean, one.low, one.high, *apart))
+  columns = ['system', 'measure', 'mean', 'low', 'high']
+  differences = ['difference', 'difference_low', 'difference_high']
+  if len(found) == 1:
+    rows = [row[: len(columns)] for row in rows]
+  return _table([*columns, *(differences if len(found) > 1 else ())], rows)
+
+
+def fuse(
+  runs: Mapping[str, inputs.Run],
+  method: str = 'rrf',
+  *,
+  relevant: inputs.Judgements | None = None,
+  weights: Mapping[str, float] | files.PathLike | None = None,
+  weights_out: files.PathLike | None = None,
+  k: int = 1000,
+  **options: Any,
+) -> 'pandas.DataFrame | tables.Records':
+  """Makes one ranking of several, as `dprjax fuse` does.
+
+  Args:
+    runs: of `evaluate`, by name; two or more.
+    method: 'rrf', 'minmax', 'zscore', 'distribution', or 'learned': zscore with weights that are
+      learnt on ``relevant``.
+    relevant: with method='learned', judgements of `evaluate`.
+    weights: of each run, by name (default: 1); or the path of a file of ``weights_out``.
+    weights_out: keep method and weights in this file, for `Retriever.load(hybrid=)` and `weights`.
+    k: passages a query.
+    options: ``depth``, ``rrf_k`` and ``shards`` of `dprjax fuse`.
+
+  Returns:
+    A table: query_id, rank (from 1), passage_id, score. `evaluate` takes it as a run.
+
+  Raises:
+    InputError: as `dprjax fuse`.
+  """
+  if isinstance(weights, Mapping):
+    if weights.keys() != runs.keys():
+      raise InputError(f'weights are of {", ".join(weights)}; the runs are {", ".join(runs)}')
+    weights = ','.join(str(weights[name]) for name in runs)
+  with _folder() as folder:
+    paths = {
+      name: inputs.write_run(run, folder / f'{number}.trec', f'run {name}')
+      for number, (name, run) in enumerate(runs.items())
+    }
+    out = folder / 'fused.trec'
+    if relevant is not None:
+      options['qrels'] = inputs.write_judgements(relevant, folder / 'qrels.tsv')
+    args = flags.of(
+      FuseFlags,
+      run=[f'{name}={path}' for name, path in paths.items()],
+      out=out,
+      method=None if isinstance(weights, str) and weights.endswith('.json') else method,
+      weights=weights,
+      weights_out=weights_out,
+      k=k,
+      **options,
+    )
+    _fuse(args)
+    rows = [
+      (query, rank, passage, score)
+      for query, ranking in trec.read_run(out)
+      for rank, (passage, score) in enumerate(ranking, start=1)
+    ]
+  return _table(('query_id', 'rank', 'passage_id', 'score'), rows)
+
+
+def mine(
+  queries: inputs.Texts,
+  corpus: inputs.Texts,
+  relevant: inputs.Judgements,
+  runs: Mapping[str, inputs.Run],
+  *,
+  out: files.PathLike | None = None,
+  progress: bool = True,
+  **options: Any,
+) -> 'pandas.DataFrame | tables.Records':
+  """Mines hard negatives from rankings, as `dprjax mine` does.
+
+  Args:
+    queries, corpus: as for `fit`, with ids.
+    relevant: judgements of `evaluate`.
+    runs: rankings of `evaluate`, by the name of their retriever.
+    out: keep the training file here; `fit(negatives=)` reads it.
+    progress: whether to show a bar.
+    options: ``depth``, ``sample``, ``reranker``, ``threshold``, ``seed`` and the other flags of
+      `dprjax mine`.
+
+  Returns:
+    A table: query_id, passage_id, retriever, rank and score of the run that ranks it best, sources
+    ('undenoised', 'denoised' or both, with a comma between them), and text. `fit(negatives=)` takes
+    it.
+
+  Raises:
+    InputError: as `dprjax mine`.
+  """
+  with _folder() as folder:
+    inputs.write_queries(queries, folder / 'queries.jsonl')
+    inputs.write_corpus(corpus, folder / 'corpus.jsonl')
+    paths = {
+      name: inputs.write_run(run, folder / f'{number}.trec', f'run {name}')
+      for number, (name, run) in enumerate(runs.items())
+    }
+    path = epath.Path(out) if out is not None else folder / 'train.jsonl'
+    args = flags.of(
+      MineFlags,
+      queries=folder / 'queries.jsonl',
+      corpus=folder / 'corpus.jsonl',
+      qrels=inputs.write_judgements(relevant, folder / 'qrels.tsv'),
+      run=[f'{name}={path}' for name, path in paths.items()],
+      out=path,
+      **options,
+    )
+    worker.apart(lambda: _mine(args), bar=progress, task='mine')
+    rows = []
+    for _, record in reading.read_jsonl(path, 'negatives', dict[str, Any]):
+      for one in record['negative_passages']:
+        text = f'{one.get("title", "")} {one.get("text", "")}'.strip()
+        origin = (one.get('retriever'), one.get('rank'), one.get('score'))
+        sources = ','.join(one.get('sources', ()))
+        rows.append((record['query_id'], one['docid'], *origin, sources, text))
+  names = ('query_id', 'passage_id', 'retriever', 'rank', 'score', 'sources', 'text')
+  return _table(names, rows)
+
+
+def _systems(run: Any) -> dict[str, Any]:
+  """Runs by name; a single one is called 'run'."""
+  several = isinstance(run, Mapping) and run and not inputs.is_run(run)
+  return dict(run) if several else {'run': run}
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[epath.Path]:
+  with tempfile.TemporaryDirectory() as folder:
+    yield epath.Path(folder)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any:
+  return tables.table({name: [row[place] for row in rows] for place, name in enumerate(names)})

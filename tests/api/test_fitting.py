@@ -1,0 +1,111 @@
+import pytest
+
+import dprjax
+from dprjax.api import fitting
+from dprjax.models import artifact
+from tests import devices
+from tests.refusals import refused
+
+OPTIONS = {
+  'steps': 2,
+  'batch_size': 8,
+  'log_every': 1,
+  'prompt': {'length': 2},
+  'data.folds': 0,
+  'data.hold_out': 0.5,
+  'data.query_max_length': 16,
+  'data.passage_max_length': 16,
+}
+
+
+@pytest.fixture(scope='module')
+def fitted(trained, texts, tmp_path_factory):
+  """A prompt for the tiny backbone, and the arguments that it was made with."""
+  arguments = (trained / 'backbone', *texts)
+  workdir = tmp_path_factory.mktemp('fit') / 'run'
+  with devices.one():
+    found = dprjax.fit(*arguments, options=OPTIONS, workdir=workdir, progress=False)
+    yield found, arguments
+
+
+@pytest.mark.slow
+def test_a_prompt(fitted, tmp_path, capsys):
+  found, arguments = fitted
+  assert found.gain.measure == 'nDCG@10' and found.gain.queries > 0
+  assert found.gain.low <= found.gain.difference <= found.gain.high
+  assert found.prompt.meta['sides'] == 'query' and found.prompt.arrays['prompt'].shape[3] == 2
+  curves = found.curves
+  assert list(curves['step']) == [0, 1, 2] and list(curves['dev/nDCG@10'].notna()) == [1, 0, 1]
+  assert found.gain.verdict in str(found.report())
+  page = found._repr_html_()
+  assert 'data:image/png' in page and str(found.workdir) in page
+  found.report().save(tmp_path / 'report.html')
+  assert page in (tmp_path / 'report.html').read_text()
+  saved = found.save(tmp_path / 'mine.npz', force=True)
+  assert artifact.load_prompt(saved).meta['backbone_sha256']
+  retriever = found.retriever(force=True)
+  retriever.index(arguments[2])
+  results = retriever.search(arguments[1], k=3)
+  assert len(results) == 40 and list(results.table()['rank'][:3]) == [1, 2, 3]
+  assert '<table' in results._repr_html_()
+  capsys.readouterr()
+  # The same call finds its result; a fresh process reads it from the workdir.
+  again = dprjax.fit(*arguments, options=OPTIONS, workdir=found.workdir)
+  assert again.gain == found.gain == fitting.Fitted(found.workdir).gain
+  assert str(found.workdir) in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_workdir_of_other_data(fitted):
+  found, (backbone, queries, corpus, relevant) = fitted
+  before = sorted(found.workdir.parent.iterdir())
+  with refused(str(found.workdir)):
+    dprjax.fit(
+      backbone, queries, {**corpus, 'more': 'xml'}, relevant, options=OPTIONS, workdir=found.workdir
+    )
+  assert sorted(found.workdir.parent.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_no_gain_is_refused(fitted):
+  found, _ = fitted
+  worse = fitting.Fitted(found.workdir)
+  worse.gain = found.gain._replace(difference=-0.1)
+  with refused('retriever(force=True)'):
+    worse.retriever()
+  with refused('force=True'):
+    worse.save('unused.npz')
+
+
+@pytest.mark.parametrize(
+  ('change', 'named'),
+  [
+    ({'options': {'epoch': 1}}, 'config.epochs'),
+    ({'options': {'optim': {'learning_rate': -1.0}}}, 'config.optim.learning_rate'),
+    ({'options': {'data.hold_out': 0.1, 'data.dev_split': 'dev'}}, 'config.data.dev_split'),
+    ({'method': 'best'}, 'best'),
+    ({'data': 'somewhere'}, 'data'),
+    ({'corpus': None}, 'corpus'),
+    ({'relevant': None}, '40'),
+    ({'relevant': {'q0': 'nowhere'}}, 'nowhere'),
+    ({'negatives': [1]}, 'negatives'),
+    ({'queries': 'nowhere.jsonl'}, 'nowhere.jsonl'),
+  ],
+)
+def test_what_cannot_be_used_leaves_nothing(change, named, texts, tmp_path):
+  queries, corpus, relevant = texts
+  given = {'queries': queries, 'corpus': corpus, 'relevant': relevant} | change
+  with refused(named):
+    dprjax.fit('nowhere', workdir=tmp_path / 'runs' / 'one', **given)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_recipes_and_options():
+  assert fitting._recipe('both,lora') == 'configs/dptdr.py:beir,both,lora'
+  assert fitting._recipe('auto') == 'configs/dptdr.py:beir'
+  assert fitting._recipe('mine.py') == 'mine.py'
+  assert fitting._words({'prompt': {'length': 3}, 'matryoshka': [8, 4], 'task': 'x y'}) == [
+    '--config.prompt.length=3',
+    '--config.matryoshka=(8, 4)',
+    '--config.task=x y',
+  ]

@@ -1,0 +1,127 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+from etils import epath
+
+from dprjax.api import inputs
+from dprjax.formats.qrels import read_qrels
+from dprjax.formats.texts import Query, read_texts
+from dprjax.formats.trec import read_run
+from dprjax.inference.retriever import Hit, Results
+from tests.refusals import refused
+
+QUERIES, PASSAGES = ['a', 'b'], ['x', 'y', 'z']
+QRELS = {'a': {'x': 1}, 'b': {'y': 1, 'z': 1}}
+PAIRS = [('a', 'x'), ('b', 'y'), ('b', 'z')]
+COLUMNS = {'query_id': ['a', 'b', 'b'], 'passage_id': ['x', 'y', 'z']}
+
+
+@pytest.mark.parametrize(
+  'relevant',
+  [
+    {'a': 'x', 'b': ['y', 'z']},
+    {'a': {'x'}, 'b': {'y': 1, 'z': 1.0}},
+    ['x', ['y', 'z']],
+    [np.array(['x']), ('y', 'z')],
+    PAIRS,
+    [(*pair, np.int64(1)) for pair in PAIRS],
+    COLUMNS,
+    [{'qid': query, 'docid': passage} for query, passage in PAIRS],
+    pa.table({'query-id': ['a', 'b', 'b'], 'corpus-id': ['x', 'y', 'z'], 'score': [1, 1, 1]}),
+  ],
+)
+def test_judgements(relevant):
+  assert inputs.judgements(relevant, QUERIES, PASSAGES) == QRELS
+
+
+def test_judgements_by_place():
+  assert inputs.judgements(None, ['a', 'b'], ['x', 'y']) == {'a': {'x': 1}, 'b': {'y': 1}}
+  # Ids are numbers where none were given.
+  assert inputs.judgements([1, [0, 1]], ['0', '1'], ['0', '1']) == {
+    '0': {'1': 1},
+    '1': {'0': 1, '1': 1},
+  }
+
+
+@pytest.mark.parametrize('module', ['pandas', 'polars'])
+def test_tables(module, tmp_path):
+  frames = pytest.importorskip(module)
+  table = frames.DataFrame({**COLUMNS, 'score': [3.0, 2.0, 1.0]})
+  assert inputs.judgements(table, QUERIES, PASSAGES) == {'a': {'x': 3}, 'b': {'y': 2, 'z': 1}}
+  run = read_run(inputs.write_run(table, epath.Path(tmp_path / 'a.trec')))
+  assert dict(run) == {'a': [('x', 3.0)], 'b': [('y', 2.0), ('z', 1.0)]}
+  texts = frames.DataFrame({'question': ['how', 'why'], 'qid': [7, 8]})
+  assert inputs.write_queries(texts, epath.Path(tmp_path / 'queries.jsonl')) == ['7', '8']
+
+
+@pytest.mark.slow
+def test_a_data_set_of_the_hub_library(tmp_path):
+  datasets = pytest.importorskip('datasets')
+  texts = datasets.Dataset.from_dict(
+    {'_id': ['d1', 'd2'], 'title': ['T', ''], 'text': ['one', 'two']}
+  )
+  out = epath.Path(tmp_path / 'corpus.jsonl')
+  assert inputs.write_corpus(texts, out) == ['d1', 'd2']
+  assert list(read_texts(out, 'passage')) == [('d1', 'T one'), ('d2', 'two')]
+
+
+@pytest.mark.parametrize(
+  ('relevant', 'named'),
+  [
+    (None, '(2 and 3)'),
+    (['x'], 'relevant'),
+    ({'a': 'w'}, "'w'"),
+    ({'c': 'x'}, "'c'"),
+    ([('a', 'x', 0.5), ('b', 'y', 1)], '0.5'),
+    ([('a',), ('b',)], "('a',)"),
+    ({}, 'relevant'),
+    (pa.table({'query_id': ['a'], 'other': ['x']}), 'passage_id'),
+  ],
+)
+def test_refused_judgements(relevant, named):
+  with refused(named):
+    inputs.judgements(relevant, QUERIES, PASSAGES)
+
+
+@pytest.mark.parametrize(
+  'run',
+  [
+    {'a': {'x': 0.5, 'y': np.float32(0.25)}},
+    {'query_id': ['a', 'a'], 'passage_id': ['x', 'y'], 'score': [0.5, 0.25]},
+    Results([[Hit('x', 0.5, 'X'), Hit('y', 0.25, 'Y')]], [Query('a', 'A')]),
+  ],
+)
+def test_runs(run, tmp_path):
+  path = inputs.write_run(run, epath.Path(tmp_path / 'run.trec'))
+  assert dict(read_run(path)) == {'a': [('x', 0.5), ('y', 0.25)]}
+  assert inputs.write_run(path, epath.Path('unused')) == path
+
+
+@pytest.mark.parametrize(
+  ('run', 'named'),
+  [
+    ({'a': {'x': float('nan')}}, 'nan'),
+    ({'a': ['x']}, "'a'"),
+    ({'query_id': ['a'], 'passage_id': ['x']}, 'score'),
+    ({'query_id': ['a', 'a'], 'passage_id': ['x', 'x'], 'score': [1, 2]}, 'x twice'),
+    (5, 'int'),
+    ({}, 'run'),
+  ],
+)
+def test_refused_runs(run, named, tmp_path):
+  with refused(named):
+    inputs.write_run(run, epath.Path(tmp_path / 'run.trec'))
+
+
+def test_files_are_read(tmp_path):
+  (tmp_path / 'q.tsv').write_text('a\thow\nb\twhy\n')
+  (tmp_path / 'g.tsv').write_text('a\tx\t1\nb\ty\t2\n')
+  assert inputs.write_queries(tmp_path / 'q.tsv', epath.Path(tmp_path / 'queries.jsonl')) == [
+    'a',
+    'b',
+  ]
+  assert inputs.judgements(tmp_path / 'g.tsv') == {'a': {'x': 1}, 'b': {'y': 2}}
+  given = epath.Path(tmp_path / 'g.tsv')
+  assert inputs.write_judgements(given, epath.Path('unused')) == given
+  out = inputs.write_judgements({'a': 'x'}, epath.Path(tmp_path / 'out.tsv'))
+  assert read_qrels(out) == {'a': {'x': 1}}

@@ -1,0 +1,105 @@
+"""In a kernel of Jupyter, as a notebook runs it."""
+
+import pathlib
+import time
+
+import pytest
+
+from tests import devices
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+STATE = """
+import asyncio, logging, signal, sys
+def state():
+  loggers = [logging.getLogger(name) for name in ('', 'absl', 'jax', 'dprjax', 'asyncio')]
+  return (
+    [(one.handlers[:], one.level, one.propagate, one.filters[:]) for one in loggers],
+    asyncio.BaseEventLoop.call_soon_threadsafe, asyncio.run, asyncio.get_running_loop(),
+    type(asyncio.get_running_loop()), asyncio.Task, signal.getsignal(signal.SIGTERM),
+    sys.unraisablehook, sys.excepthook,
+  )
+before = state()
+"""
+
+FIT = """
+import dprjax
+fitted = dprjax.fit(BACKBONE, *TEXTS, options=OPTIONS, workdir=WORKDIR)
+"""
+
+
+@pytest.fixture(scope='module')
+def kernel():
+  manager = pytest.importorskip('jupyter_client').manager
+  pytest.importorskip('ipykernel')
+  environment = devices.environment(JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT))
+  made, client = manager.start_new_kernel(kernel_name='python3', env=environment)
+  yield made, client
+  client.stop_channels()
+  made.shutdown_kernel(now=True)
+
+
+def run(client, code, on_output=lambda text: None):
+  """(standard error and plain results, HTML results, name of the error) of a cell."""
+  texts, pages, error = [], [], None
+  asked = client.execute(code)
+  deadline = time.monotonic() + 300
+  while time.monotonic() < deadline:
+    message = client.get_iopub_msg(timeout=300)
+    if message['parent_header'].get('msg_id') != asked:
+      continue
+    kind, content = message['msg_type'], message['content']
+    if kind == 'stream':
+      texts.append(content['text'])
+      on_output(content['text'])
+    elif kind in ('execute_result', 'display_data'):
+      texts.append(content['data'].get('text/plain', ''))
+      pages.append(content['data'].get('text/html', ''))
+    elif kind == 'error':
+      error = content['ename']
+    elif kind == 'status' and content['execution_state'] == 'idle':
+      break
+  return ''.join(texts), ''.join(pages), error
+
+
+@pytest.mark.slow
+def test_a_cell_is_interrupted_and_goes_on(kernel, trained, texts, tmp_path):
+  manager, client = kernel
+  options = {
+    'steps': 300,
+    'batch_size': 8,
+    'log_every': 1,
+    'prompt.length': 2,
+    'data.hold_out': 0.5,
+    'eval.every': 5000,
+    'checkpoint.every': 5000,
+    'data.query_max_length': 16,
+    'data.passage_max_length': 16,
+  }
+  given = f'BACKBONE, TEXTS = {str(trained / "backbone")!r}, {texts!r}\n'
+  given += f'OPTIONS, WORKDIR = {options!r}, {str(tmp_path / "run")!r}\n'
+  assert run(client, given + STATE)[2] is None
+  pressed = []
+
+  def press(text):
+    if 'training' in text and not pressed and ' 0/' not in text:
+      pressed.append(manager.interrupt_kernel())
+
+  shown, _, error = run(client, FIT, press)
+  assert error == 'KeyboardInterrupt' and pressed, shown[-2000:]
+  assert 'Traceback' not in shown
+  same = run(client, 'before == state()')[0]
+  assert same == 'True', run(client, '(before, state())')[0]
+  [saved] = [
+    int(one.name)
+    for one in (tmp_path / 'run/training/checkpoints').iterdir()
+    if one.name.isdecimal()
+  ]
+  assert 0 < saved < 300
+  # It goes on from there; the session is usable.
+  shown, _, error = run(client, FIT)
+  assert error is None, shown[-2000:]
+  assert shown.count('\n') <= 5 and str(tmp_path) in shown
+  plain, page, _ = run(client, 'fitted')
+  assert 'nDCG@10' in plain and '<table>' in page and 'data:image/png' in page
+  assert run(client, 'before == state()')[0] == 'True'

@@ -1,0 +1,97 @@
+import asyncio
+import logging
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from dprjax.api import worker
+from dprjax.base import progress
+from dprjax.runtime import stopping
+
+
+def test_the_result_and_the_failure():
+  assert worker.apart(threading.current_thread).name == 'dprjax'
+  with pytest.raises(ZeroDivisionError):
+    worker.apart(lambda: 1 / 0)
+
+
+def test_no_event_loop_in_a_coroutine():
+  async def main():
+    return worker.apart(lambda: asyncio.run(asyncio.sleep(0, 'own loop')))
+
+  assert asyncio.run(main()) == 'own loop'
+
+
+def test_one_bar(capsys):
+  def work():
+    with_parts = progress.Progress('texts', 40, 'encoding')
+    for _ in range(4):
+      with_parts.advance(10)
+    progress.Progress('steps', 7, 'training').show(7)
+    time.sleep(0.3)
+
+  worker.apart(work, bar=True, task='fit')
+  shown = capsys.readouterr().err
+  assert 'fit: training: 100%' in shown and '7/7' in shown
+  assert shown.count('\n') == 1  # one line, drawn again and again
+  worker.apart(work)
+  assert capsys.readouterr() == ('', '')
+
+
+def interrupted(work):
+  """What `apart` raises if an interrupt comes while it works."""
+  began = threading.Event()
+
+  def interrupt():
+    began.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+
+  threading.Thread(target=interrupt).start()
+  with pytest.raises(KeyboardInterrupt):
+    worker.apart(lambda: work(began))
+
+
+def test_an_interrupt_ends_the_work():
+  ended = []
+
+  def work(began):
+    try:
+      began.set()
+      while True:
+        time.sleep(0.01)
+    finally:
+      ended.append(threading.current_thread())
+
+  interrupted(work)
+  assert ended and not ended[0].is_alive()
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_asks_a_training_to_save():
+  done = []
+
+  def work(began):
+    stop = stopping.Stop(None)
+    began.set()
+    while not stop():
+      time.sleep(0.01)
+    stop.restore()
+    done.append('saved')
+
+  interrupted(work)
+  assert done == ['saved'] and not stopping.ask()
+
+
+def test_logging_stays_as_it_was():
+  from absl import logging as absl
+
+  root = logging.getLogger()
+  handlers, root.handlers = root.handlers, []
+  try:
+    worker.apart(lambda: absl.error('orbax speaks'))
+    assert root.handlers == []
+  finally:
+    root.handlers = handlers
