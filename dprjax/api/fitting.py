@@ -202,14 +202,14 @@ class Fitted:
     Values that a step does not have are None.
     """
     top = self.workdir / _TRAINING
-    rows: list[dict[str, Any]] = []
+    found: dict[tuple[str, int], dict[str, Any]] = {}
     logs = (path for path in files.below(top) if path.name == 'metrics.jsonl')
     for path in sorted(logs, key=str):
       inside = path.parent.relative_to(top).parts
       name = ' '.join(part for part in inside if part != workdirs.ALTERNATIVES) or 'training'
-      rows += [
-        {'training': name, **row} for _, row in reading.read_jsonl(path, 'metrics', dict[str, Any])
-      ]
+      for _, row in reading.read_jsonl(path, 'metrics', dict[str, Any]):
+        found.setdefault((name, row['step']), {'training': name}).update(row)
+    rows = list(found.values())
     names = list(dict.fromkeys(name for row in rows for name in row))
     return tables.table({name: [row.get(name) for row in rows] for name in names})
 

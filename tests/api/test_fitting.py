@@ -33,7 +33,7 @@ def test_a_prompt(fitted, tmp_path, capsys):
   found, arguments = fitted
   assert found.gain.measure == 'nDCG@10' and found.gain.queries > 0
   assert found.gain.low <= found.gain.difference <= found.gain.high
-  assert found.prompt.meta['sides'] == 'query' and found.prompt.arrays['prompt'].shape[3] == 2
+  assert found.prompt.meta['sides'] == 'query' and len(found.prompt.arrays) == 1
   curves = found.curves
   assert list(curves['step']) == [0, 1, 2] and list(curves['dev/nDCG@10'].notna()) == [1, 0, 1]
   assert found.gain.verdict in str(found.report())
