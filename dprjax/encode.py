@@ -63,6 +63,7 @@ class Flags:
   max_length: int | None = flag('tokens of a text; same default', None, most=2**20)
   batch_size: int = flags.batch_size()
   dtype: str = flags.dtype()
+  weight_parts: int | None = flags.weight_parts()
   precision: str = flag(
     'of the stored vectors; int8 and binary (1 bit) for passages only',
     'float32',
@@ -112,7 +113,7 @@ def _command(args: Flags) -> None:
 def _encode(args: Flags) -> None:
   compiled.keep()
   with cli.loading():
-    from dprjax.inference import folders
+    from dprjax.inference import embedder, folders
     from dprjax.inference.text_encoder import Encoder
   limit: dict[str, Any] = {f'{args.side}_max_length': args.max_length}
   encoder = Encoder.load(
@@ -121,6 +122,7 @@ def _encode(args: Flags) -> None:
     pooling=args.pooling,
     normalize=args.normalize,
     batch_size=args.batch_size,
+    mesh=embedder.local_mesh(args.weight_parts) if args.weight_parts else None,
     dtype=args.dtype,
     dimensions=args.dimensions,
     **limit,

@@ -248,7 +248,7 @@ def weight(product: epath.Path) -> tuple[int, int]:
   folders = [folder for folder in folders if (folder / 'config.json').exists()]
   weights = [file for folder in folders for file in folder.glob('*.safetensors')]
   return (
-    sum(tree.count(hub.load_backbone(folder).params) for folder in folders),
+    sum(tree.count(hub.load_backbone(folder, on_disk=True).params) for folder in folders),
     sum(file.stat().length for file in weights),
   )
 

@@ -61,6 +61,7 @@ class Flags:
   )
   batch_size: int = flags.batch_size('pairs')
   dtype: str = flags.dtype()
+  weight_parts: int | None = flags.weight_parts()
   shard_pairs: int = flag('pairs scored between two saves', 10_000)
   strict: bool = flags.switch('fail if the run names an unknown query or passage; else omit it')
 
@@ -314,6 +315,7 @@ def _command(args: Flags) -> None:
     for path in paths:
       files.regular_file(path, what)  # each is read twice
   with cli.loading():
+    from dprjax.inference import embedder
     from dprjax.inference import reranker as rerankers
     from dprjax.models import artifact
   prompt = args.prompt and files.existing_file(artifact.locate(args.prompt), 'prompt')
@@ -322,6 +324,7 @@ def _command(args: Flags) -> None:
     args.backbone,
     prompt,
     max_length=args.max_length,
+    mesh=embedder.local_mesh(args.weight_parts) if args.weight_parts else None,
     batch_size=args.batch_size,
     dtype=args.dtype,
   )

@@ -85,6 +85,7 @@ class BatchFlags:
   tokenizer_threads: int = flag('threads that tokenise', 2, most=256)
   prompt_length: int = flag('vectors a layer of a slot; longer prompts are refused', 32, most=4096)
   dtype: str = flags.dtype()
+  weight_parts: int | None = flags.weight_parts()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -241,6 +242,7 @@ def _command(args: Flags) -> int:
 
 def _make_app(args: Flags) -> Any:
   try:
+    from dprjax.inference import embedder
     from dprjax.serving import indexes, keys
     from dprjax.serving.app import App, Limits
     from dprjax.serving.engine import Engine, ServerOptions
@@ -289,10 +291,11 @@ def _make_app(args: Flags) -> Any:
       threads=batches.tokenizer_threads,
       dtype=batches.dtype,
     ),
+    mesh=embedder.server_mesh(batches.weight_parts) if batches.weight_parts else None,
   )
   served = engine.library.listing()
   logger.info(
-    '%s: %s; %s on the device take %.1f MB, the backbone %.1f MB',
+    '%s: %s; %s take %.1f MB of each device, the backbone %.1f MB of all',
     engine.library.name,
     counted(sum(not about.refused for _, about in served), 'prompts'),
     counted(batches.slots, 'slots for prompts'),

@@ -1,21 +1,27 @@
 """Turns rows of tokens into vectors, on every device of a mesh."""
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float
 
 from dprjax.base import machine
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import batches, text
-from dprjax.models.encoder_config import EncoderConfig
+from dprjax.models.encoder_config import Arithmetic, EncoderConfig
 from dprjax.models.reach import queries_at_once
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
+
+logger = logging.getLogger('dprjax')
 
 # Padded lengths. Each is compiled once.
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
@@ -23,13 +29,78 @@ BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 # (docs/performance.md).
 _CORE_TOKENS = 1024
 
+# Rows of a table are looked up, here only: no product would sum over its split axis.
+_TABLE = ((r'backbone/.*embeddings/word/embedding', P(None, ('fsdp', 'model'))),)
+
 EmbedFn = Callable[..., jax.Array]
 ProgressFn = Callable[[int], None]
 
 
-def local_mesh() -> Mesh:
-  """All local devices; a batch is split among them."""
-  return meshes.make_mesh({'data': -1}, jax.local_devices())
+def local_mesh(parts: int = 1) -> Mesh:
+  """All local devices; a batch is split among them, and weights into so many parts.
+
+  Raises:
+    InputError: ``parts`` is no divisor of the number of devices.
+  """
+  devices = jax.local_devices()
+  if len(devices) % parts:
+    raise InputError(
+      f'--weight_parts={parts}: no divisor of {counted(len(devices), "local devices")}'
+    )
+  return meshes.make_mesh({'data': -1, 'fsdp': parts}, devices)
+
+
+def server_mesh(parts: int = 1) -> Mesh:
+  """The first ``parts`` local devices, which all compute each batch, with a part of each layer.
+
+  Raises:
+    InputError: there are fewer devices.
+  """
+  devices = jax.local_devices()
+  if not 0 < parts <= len(devices):
+    raise InputError(f'--weight_parts={parts}: there are {counted(len(devices), "local devices")}')
+  return meshes.make_mesh({'model': parts}, devices[:parts])
+
+
+def weight_dtype(arithmetic: Arithmetic, stored: Any, platform: str) -> Any:
+  """The type of encoder parameters on devices: bfloat16 in that arithmetic, or as stored.
+
+  On CPUs those of float32 arithmetic are float32: casting them in every batch takes longer than the
+  products of a short text.
+  """
+  if arithmetic.name == 'bfloat16' or (arithmetic.name == 'float32' and platform == 'cpu'):
+    return arithmetic.activations
+  return jnp.dtype(stored)
+
+
+def weight_parts(needed: int, memory: float, devices: int) -> int:
+  """The fewest devices that hold weights, each in at most half of its memory; else all devices.
+
+  Args:
+    needed: bytes of the weights.
+    memory: bytes of one device.
+    devices: their number, of which the result is a divisor.
+  """
+  sizes = (size for size in range(1, devices + 1) if devices % size == 0)
+  return next((size for size in sizes if needed <= size * memory / 2), devices)
+
+
+def local_parts(arithmetic: Arithmetic, *params: Any) -> int:
+  """`weight_parts` of encoder parameters on the local devices."""
+  devices = jax.local_devices()
+  platform = devices[0].platform
+  needed = sum(
+    math.prod(leaf.shape) * weight_dtype(arithmetic, leaf.dtype, platform).itemsize
+    for leaf in jax.tree.leaves(params)
+  )
+  if platform == 'cpu':
+    memory = machine.memory_bytes() / len(devices)
+  else:
+    memory = (devices[0].memory_stats() or {}).get('bytes_limit', math.inf)
+  parts = weight_parts(needed, memory, len(devices))
+  if parts > 1:
+    logger.info('the backbone (%.1f GB) is split over %d devices', needed / 1e9, parts)
+  return parts
 
 
 def place(mesh: Mesh, params: Any) -> Any:
@@ -37,10 +108,29 @@ def place(mesh: Mesh, params: Any) -> Any:
   return meshes.put(params, jax.tree.map(lambda _: meshes.replicated(mesh), params))
 
 
-def place_backbone(mesh: Mesh, config: EncoderConfig, params: Any) -> Any:
-  """Places encoder parameters as training does: split where the mesh has fsdp or model."""
-  named = tree.flatten({'backbone': params})
-  shardings = meshes.param_shardings(mesh, named, config.family.sharding)
+def backbone_shardings(
+  mesh: Mesh, config: EncoderConfig, named: Mapping[str, Any]
+) -> dict[str, NamedSharding]:
+  """How a mesh splits encoder parameters, by names below ``backbone``."""
+  return meshes.param_shardings(mesh, named, (*config.family.sharding, *_TABLE))
+
+
+def place_backbone(mesh: Mesh, config: EncoderConfig, params: Any, arithmetic: Arithmetic) -> Any:
+  """Places encoder parameters: split as in training where the mesh has fsdp or model.
+
+  Args:
+    mesh: the devices.
+    config: the encoder's shape.
+    params: arrays, or on disk (`weights.OnDisk`): then memory holds one device's part of one of
+      them at a time, in the type of `weight_dtype`.
+    arithmetic: of the encoder.
+  """
+  platform = mesh.devices.flat[0].platform
+  named = {
+    name: leaf.astype(weight_dtype(arithmetic, leaf.dtype, platform))
+    for name, leaf in tree.flatten({'backbone': params}).items()
+  }
+  shardings = backbone_shardings(mesh, config, named)
   return tree.unflatten(meshes.put(named, shardings))['backbone']
 
 

@@ -29,7 +29,9 @@ from dprjax.inference.embedder import (
   count_from,
   encoder_row_bytes,
   local_mesh,
+  local_parts,
   place,
+  place_backbone,
 )
 from dprjax.models import (
   artifact,
@@ -72,13 +74,15 @@ class Reranker:
     template: Template,
     max_length: int,
     score_rows: Callable[[Any, jax.Array, jax.Array, EncoderOptions], jax.Array],
-    params: Any,
+    own: tuple[Any, ...],
     *,
     mesh: Mesh | None,
     batch_size: int,
     dtype: str,
   ):
     """For subclasses: ``score_rows(params, rows, lengths, options) -> [B]`` scores ``Packed.rows``.
+
+    Its ``params`` are the backbone's and ``own``.
 
     Raises:
       InputError: the backbone has fewer positions than ``max_length``.
@@ -90,15 +94,17 @@ class Reranker:
         f'max_length {max_length} exceeds the {config.max_tokens} positions of {backbone.path}'
       )
     arithmetic = encoder_config.arithmetic(dtype, 'dtype')
-    mesh = local_mesh() if mesh is None else mesh
-    options = EncoderOptions.of(arithmetic, meshes.activations(mesh)[1])
+    if mesh is None:
+      mesh = local_mesh(local_parts(arithmetic, backbone.params))
+    options = EncoderOptions.of(arithmetic, *meshes.activations(mesh))
 
     def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
       return score_rows(params, rows, lengths, options)[:, None]
 
     self.backbone, self.tokenizer, self.max_length = backbone, tokenizer, max_length
     self.dtype, self.truncated = arithmetic.name, 0
-    self._params, self._template = place(mesh, params), template
+    placed = place_backbone(mesh, config, backbone.params, arithmetic)
+    self._params, self._template = (placed, *place(mesh, own)), template
     self._embedder = Embedder(
       embed, mesh, batch_size, max_length, tokenizer.pad_id, encoder_row_bytes(config)
     )
@@ -212,7 +218,7 @@ class CrossEncoder(Reranker):
       return classifier.score_pairs(model, encoder, head, *pair[:3], options=options)
 
     super().__init__(
-      *(backbone, tokenizer, template, max_length, score_rows, (backbone.params, head)),
+      *(backbone, tokenizer, template, max_length, score_rows, (head,)),
       mesh=mesh,
       batch_size=batch_size,
       dtype=dtype,
@@ -224,6 +230,7 @@ class CrossEncoder(Reranker):
     path: PathLike,
     *,
     max_length: int | None = None,
+    mesh: Mesh | None = None,
     batch_size: int = 64,
     dtype: str = 'auto',
   ) -> Self:
@@ -233,6 +240,7 @@ class CrossEncoder(Reranker):
       path: a Hugging Face directory, a hub id, or ``package:NAME``.
       max_length: tokens of a pair; default: the tokenizer's, at most 512. The passage is cut first,
         see ``Template.cut``.
+      mesh: the devices, as for ``Encoder.load``.
       batch_size: the most pairs at a time, over all devices.
       dtype: a name that ``models.encoder_config.arithmetic`` takes.
 
@@ -245,7 +253,7 @@ class CrossEncoder(Reranker):
       max_length = min(
         sentence.max_length(epath.Path(backbone.path)), backbone.config.max_tokens, DEFAULT_LENGTH
       )
-    return cls(backbone, tokenizer, max_length, batch_size=batch_size, dtype=dtype)
+    return cls(backbone, tokenizer, max_length, mesh=mesh, batch_size=batch_size, dtype=dtype)
 
 
 class PromptReranker(Reranker):
@@ -329,7 +337,7 @@ class PromptReranker(Reranker):
 
     super().__init__(
       *(backbone, tokenizer, template, max_length, score_rows),
-      (backbone.params, found.params, adapter),
+      (found.params, adapter),
       mesh=mesh,
       batch_size=batch_size,
       dtype=dtype,
@@ -343,6 +351,7 @@ class PromptReranker(Reranker):
     *,
     max_length: int | None = None,
     score: str | None = None,
+    mesh: Mesh | None = None,
     batch_size: int = 64,
     dtype: str = 'auto',
   ) -> Self:
@@ -354,6 +363,7 @@ class PromptReranker(Reranker):
       max_length: tokens of a pair with its template, cutting the passage first; default: each text
         is cut at its maximum length in the prompt meta.
       score: 'logit' or 'probability', instead of the prompt's.
+      mesh: the devices, as for ``Encoder.load``.
       batch_size: the most pairs at a time, over all devices.
       dtype: a name that ``models.encoder_config.arithmetic`` takes.
 
@@ -366,8 +376,8 @@ class PromptReranker(Reranker):
     artifact.load_prompt(prompt)  # first, because loading the backbone takes a while
     backbone, tokenizer = _load(path, cls.head)
     loaded = artifact.load_prompt_for(prompt, tokenizer.sha256, backbone)
-    options: dict[str, Any] = {'score': score, 'batch_size': batch_size, 'dtype': dtype}
-    return cls(backbone, tokenizer, loaded, max_length, **options)
+    options: dict[str, Any] = {'mesh': mesh, 'batch_size': batch_size, 'dtype': dtype}
+    return cls(backbone, tokenizer, loaded, max_length, score=score, **options)
 
   @property
   def settings(self) -> dict[str, Any]:
@@ -399,7 +409,7 @@ class PromptReranker(Reranker):
 
 def _load(path: PathLike, head: str) -> tuple[hub.Backbone, text.Tokenizer]:
   """A model with its head, if any, and its tokenizer."""
-  backbone = hub.load_backbone(path, (head,))
+  backbone = hub.load_backbone(path, (head,), on_disk=True)
   tokenizer = text.load_tokenizer(backbone.path)
   hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
   return backbone, tokenizer

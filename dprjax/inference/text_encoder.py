@@ -32,6 +32,7 @@ from dprjax.inference.embedder import (
   count_from,
   encoder_row_bytes,
   local_mesh,
+  local_parts,
   place,
   place_backbone,
 )
@@ -78,7 +79,8 @@ class Encoder:
       encoder.encode(['a question', 'hello'], 'query', task=['qa', 'chat'])    # float32 [2, H]
 
   Attributes:
-    backbones: by side, 'query' and 'passage'; may be the same object.
+    backbones: by side, 'query' and 'passage'; may be the same object. Parameters that `load` read
+      stay in their files.
     tokenizer: the backbones'.
     bank: prompts by name, with how texts become vectors.
     mesh: the devices.
@@ -107,10 +109,13 @@ class Encoder:
       raise InputError(
         f'dimensions: {dimension} exceeds the {whole} of vectors of {backbones["query"].path}'
       )
-    self.mesh = local_mesh() if mesh is None else mesh
     self.truncated: collections.Counter[str] = collections.Counter()
     self._batch_size, self._arithmetic = batch_size, encoder_config.arithmetic(dtype, 'dtype')
-    self._options = EncoderOptions.of(self._arithmetic, meshes.activations(self.mesh)[1])
+    if mesh is None:
+      own = {id(backbone): backbone.params for backbone in backbones.values()}
+      mesh = local_mesh(local_parts(self._arithmetic, *own.values()))
+    self.mesh = mesh
+    self._options = EncoderOptions.of(self._arithmetic, *meshes.activations(mesh))
     self.topics = {
       name: topic_models.Topics.from_arrays(entry.prompt.arrays, entry.prompt.path)
       for name, entry in self.bank.items()
@@ -132,7 +137,9 @@ class Encoder:
         if not _is_template(entry):
           check_prefix(_whose(name) or f'{backbone.path}: ', entry.spec, side, tokenizer)
       if id(backbone) not in placed:
-        placed[id(backbone)] = place_backbone(self.mesh, backbone.config, backbone.params)
+        placed[id(backbone)] = place_backbone(
+          mesh, backbone.config, backbone.params, self._arithmetic
+        )
       # A compiled batch has one form. The bare backbone fits that of any adapter.
       names: dict[Any, list[str]] = {}
       for name, entry in self.bank.items():
@@ -171,8 +178,9 @@ class Encoder:
       normalize: whether vectors have unit length.
       query_max_length: tokens, including special ones; a template comes on top.
       passage_max_length: likewise.
-      mesh: the devices; default: all local ones, each with the whole backbone. A mesh with fsdp
-        or model splits the backbone among them (`mesh.make_mesh`).
+      mesh: the devices. A mesh with fsdp or model splits the backbone among them
+        (`mesh.make_mesh`). Default: all local ones, each with the whole backbone if it takes at
+        most half of their memory.
       batch_size: the most texts at a time, over all devices.
       dtype: a name that ``models.encoder_config.arithmetic`` takes.
       dimensions: keep the first numbers of each vector, normalized again if vectors are; for models
@@ -185,9 +193,10 @@ class Encoder:
       poolings.find(pooling)
     folder = epath.Path(hub.package_path(str(backbone)))
     if all((folder / side / 'config.json').exists() for side in SIDES):
-      backbones = {side: hub.load_backbone(str(folder / side)) for side in SIDES}
+      backbones = {side: hub.load_backbone(str(folder / side), on_disk=True) for side in SIDES}
     else:
-      backbones = dict.fromkeys(SIDES, hub.load_backbone(folder if folder.is_dir() else backbone))
+      source = folder if folder.is_dir() else backbone
+      backbones = dict.fromkeys(SIDES, hub.load_backbone(source, on_disk=True))
     tokenizer = text.load_tokenizer(backbones['query'].path)
     if backbones['passage'].path != backbones['query'].path:
       other = text.load_tokenizer(backbones['passage'].path)

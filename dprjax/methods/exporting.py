@@ -102,7 +102,7 @@ def export(
     **{f'config.tasks.{name}.prompt': entry.prompt for name, entry in config.tasks.items()},
   }
   check_out(out, inputs, options)
-  backbone = hub.load_backbone(path, heads=trained_by.parts)
+  backbone = hub.load_backbone(path, heads=trained_by.parts, on_disk=True)
   saved = checkpoint.Checkpoints(workdir, backbone.sha256, read_only=True)
   try:
     step = saved.best() if step is None else step
@@ -201,7 +201,7 @@ def convert(
   name = backbone or named
   if name is None:
     raise InputError(f'{source} names no backbone; add --backbone=DIR')
-  loaded = hub.load_backbone(name)
+  loaded = hub.load_backbone(name, on_disk=True)
   tokenizer = text.load_tokenizer(loaded.path).sha256
   if prompt is None:
     prompt = peft.read_prompt(found, loaded, tokenizer, named or name, dict(settings))
@@ -333,7 +333,7 @@ def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed:
       f'{backbone.path}'
     )
   try:
-    named = hub.load_backbone(str(folder))
+    named = hub.load_backbone(str(folder), on_disk=True)
   except InputError:
     logger.warning(
       '--base_model=%s has the shape of the backbone; its weights cannot be read and were not '
@@ -373,7 +373,7 @@ def _checked(
       '--backbone_files=false needs a pinned backbone: --base_model=USER/NAME@COMMIT, with 40 '
       'digits'
     )
-  named = hub.load_backbone(str(reference))
+  named = hub.load_backbone(str(reference), on_disk=True)
   _check_same(reference, named, backbone)
   if repository.commit_of(named.path) != reference.revision:
     raise InputError(
@@ -399,7 +399,7 @@ def _write_encoders(folder: epath.Path, made: _Made, options: ExportOptions) -> 
     )
     if known := seen.join(seen.read(epath.Path(backbone.path) / seen.FILE), made.queries):
       seen.write(folder / name / seen.FILE, known)
-    sha256[name] = hub.load_backbone(str(folder / name)).sha256
+    sha256[name] = hub.load_backbone(str(folder / name), on_disk=True).sha256
   meta['backbone_sha256'] = sha256.get('') or sha256
   if product.prompt:
     prompt = _prompt(made)

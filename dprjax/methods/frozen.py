@@ -99,7 +99,7 @@ class Frozen:
   @functools.cached_property
   def _encoder(self) -> inference.Encoder:
     return inference.Encoder(
-      dict.fromkeys(SIDES, hub.load_backbone(self._path)),
+      dict.fromkeys(SIDES, hub.load_backbone(self._path, on_disk=True)),
       self._tokenizer,
       {inference.UNNAMED: inference.BankEntry(None, self.spec)},
       batch_size=self._config.eval.batch_size,

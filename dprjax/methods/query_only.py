@@ -244,7 +244,7 @@ def _vectors_of(
 
 def _encoder(config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer) -> Encoder:
   """The base encoder, as ``dprjax.encode`` loads it with the settings of this config."""
-  backbone = hub.load_backbone(configs.backbone_path(config, workdir))
+  backbone = hub.load_backbone(configs.backbone_path(config, workdir), on_disk=True)
   return Encoder(
     dict.fromkeys(SIDES, backbone),
     tokenizer,

@@ -145,10 +145,16 @@ class EncoderOptions(NamedTuple):
     return cls(dtype, *memory, dropout, rows, heads, attention, products)
 
   @classmethod
-  def of(cls, arithmetic: Arithmetic, heads: NamedSharding | None = None) -> Self:
-    """For inference in an arithmetic on some devices."""
+  def of(
+    cls,
+    arithmetic: Arithmetic,
+    rows: NamedSharding | None = None,
+    heads: NamedSharding | None = None,
+  ) -> Self:
+    """For inference in an arithmetic, and how devices split activations (`mesh.activations`)."""
     return cls(
       arithmetic.activations,
+      rows=rows,
       heads=heads,
       attention=_attention(platform_of(heads)),
       products=arithmetic.products,

@@ -9,8 +9,9 @@ import re
 import tempfile
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+import jax.numpy as jnp
 import numpy as np
 import safetensors
 from etils import epath
@@ -65,13 +66,20 @@ class OnDisk:
     stored: its tensor, or those of all layers; None: a layer has none, and zeros.
     tensor: one of these.
     part: its number among the parts of a fused tensor.
-    dtype: of the slices.
+    dtype: of the slices. As read: bfloat16 where all of ``stored`` are, else float32.
   """
 
   stored: tuple[Stored | None, ...]
   tensor: names.Tensor
   part: int = 0
   dtype: Any = np.float32
+
+  @classmethod
+  def of(cls, stored: Sequence[Stored | None], tensor: names.Tensor, part: int) -> Self:
+    """In the type of its tensors."""
+    kept = {place.dtype for place in stored if place is not None}
+    dtype = jnp.dtype('bfloat16' if kept == {names.DTYPES['bfloat16']} else 'float32')
+    return cls(tuple(stored), tensor, part, dtype)
 
   @property
   def _rows(self) -> int:
@@ -94,6 +102,8 @@ class OnDisk:
     return self[(slice(None),) * self.ndim].astype(dtype or self.dtype, copy=False)
 
   def __getitem__(self, index: Any) -> np.ndarray:
+    if isinstance(index, int) and self.tensor.layer is not None:  # one layer
+      return self[(slice(index, index + 1), *(slice(None),) * (self.ndim - 1))][0]
     if not (isinstance(index, tuple) and len(index) == self.ndim):
       return np.asarray(self)[index]
     stacked, kernel = self.tensor.layer is not None, self.tensor.kernel
@@ -191,16 +201,19 @@ def read_encoder(checkpoint: Checkpoint, on_disk: bool = False) -> tuple[Params,
 
   digest = sha256(placed())  # which fills params
   if on_disk:
+    places: dict[tuple[str, ...], list[Stored | None]] = {}
     for name, tensor in encoder.items():
-      for number, (*parents, last) in enumerate(tensor.paths):
-        node = params
-        for key in parents:
-          node = node.setdefault(key, {})
-        places: list[Stored | None] = [None] * (tensor.num_layers or 1)
-        if last in node:
-          places = list(node[last].stored)
-        places[tensor.layer or 0] = stored[name][0]
-        node[last] = OnDisk(tuple(places), tensor, number)
+      for path in tensor.paths:
+        of_layers = places.setdefault(path, [None] * (tensor.num_layers or 1))
+        of_layers[tensor.layer or 0] = stored[name][0]
+    for tensor in encoder.values():
+      for number, path in enumerate(tensor.paths):
+        if path in places:
+          *parents, last = path
+          node = params
+          for key in parents:
+            node = node.setdefault(key, {})
+          node[last] = OnDisk.of(places.pop(path), tensor, number)
   return params, digest
 
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from etils import epath
 from jaxtyping import Float
@@ -17,6 +16,7 @@ from dprjax.base.files import PathLike
 from dprjax.formats import seen
 from dprjax.formats.texts import SIDES
 from dprjax.inference.text_encoder import UNNAMED, Encoder
+from dprjax.runtime import tree
 
 DEFAULT = 'default'  # name of the prompt for all other tasks
 
@@ -170,21 +170,17 @@ def _training_datasets(
 def describe(encoder: Encoder, backbone: PathLike, prompt: Prompts) -> dict[str, Any]:
   """The fields of ``ModelMeta`` that follow from the model; unknown ones are None."""
   specs = [entry.spec for entry in encoder.bank.values()]
-  arrays = {
-    id(leaf): leaf
-    for side in SIDES
-    for leaf in jax.tree_util.tree_leaves(encoder.backbones[side].params)
-  }
-  leaves = [*arrays.values()]
-  for entry in encoder.bank.values():
-    leaves += entry.prompt.arrays.values() if entry.prompt is not None else []
+  # Two sides may share a backbone.
+  backbones = {id(backbone): backbone.params for backbone in encoder.backbones.values()}
+  prompts = [entry.prompt.arrays for entry in encoder.bank.values() if entry.prompt is not None]
+  arrays = [*backbones.values(), *prompts]
   return {
     'name': _name(backbone, prompt),
     'revision': revision(encoder),
     'release_date': None,
     'languages': None,
-    'n_parameters': sum(int(leaf.size) for leaf in leaves),
-    'memory_usage_mb': sum(int(leaf.nbytes) for leaf in leaves) / 2**20,
+    'n_parameters': tree.count(arrays),
+    'memory_usage_mb': tree.nbytes(arrays) / 2**20,
     'max_tokens': max(spec.longest for spec in specs),
     'embed_dim': encoder.dimension,
     'license': None,

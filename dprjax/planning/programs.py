@@ -24,10 +24,11 @@ from jax.experimental import serialize_executable, topologies
 
 from dprjax.base import files
 from dprjax.base.errors import InputError, error_line
-from dprjax.inference.embedder import Embedder
+from dprjax.inference import embedder
 from dprjax.methods import method as methods
 from dprjax.methods import updates
-from dprjax.models import encoder
+from dprjax.models import adapter as adapters
+from dprjax.models import encoder, encoder_config
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.planning import backbones, hlo, roofline, targets
@@ -133,13 +134,27 @@ class Experiment:
     return updates.lower(self.config, self.model, self.layout, self.params, batch)
 
   def lower_forward(
-    self, rows: int, length: int, columns: Sequence[tuple[Any, ...]] = ()
+    self, rows: int, length: int, memory: float, columns: Sequence[tuple[Any, ...]] = ()
   ) -> jax.stages.Lowered:
-    """Lowers the forward pass of `dprjax.encode` for passages: float32, whole on every device."""
-    everywhere = mesh.make_mesh({'data': -1}, self.devices.devices.ravel().tolist())
+    """Lowers the forward pass of `dprjax.encode` for passages, with weights as it places them.
+
+    Args:
+      rows, length, columns: of the batch, as for ``Embedder.lower``.
+      memory: bytes of a device.
+    """
+    devices = self.devices.devices.ravel().tolist()
+    arithmetic = encoder_config.arithmetic(self.config.backbone.dtype, 'config.backbone.dtype')
+    dtype = embedder.weight_dtype(arithmetic, 'float32', devices[0].platform)
+    backbone = {
+      name: jax.ShapeDtypeStruct(leaf.shape, dtype)
+      for name, leaf in self.params.items()
+      if name.startswith('backbone/')
+    }
+    parts = embedder.weight_parts(tree.nbytes(backbone), memory, len(devices))
+    everywhere = mesh.make_mesh({'data': -1, 'fsdp': parts}, devices)
     method = methods.load(self.config.method)
     model = method.build(self.config, self.shape, everywhere, backbones.tokenizer())
-    embedder = Embedder(
+    program = embedder.Embedder(
       lambda params, *batch: model.embed(tree.unflatten(params), 'passage', *batch),
       everywhere,
       rows,
@@ -147,11 +162,16 @@ class Experiment:
       0,
     )
     whole = mesh.replicated(everywhere)
+    shardings = embedder.backbone_shardings(everywhere, self.shape, backbone)
     params = {
-      name: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=whole)
+      name: jax.ShapeDtypeStruct(
+        leaf.shape,
+        dtype if name in backbone else jnp.float32,
+        sharding=shardings.get(name, whole),
+      )
       for name, leaf in self.params.items()
     }
-    return embedder.lower(params, length, columns)
+    return program.lower(params, length, columns)
 
   def formula(self, batch: methods.BatchShapes, job: CompileJob) -> roofline.Cost:
     """The least cost of the job on one device."""
@@ -162,9 +182,10 @@ class Experiment:
     else:
       method = 'FT' if any(name.startswith('backbone/') for name in trainable) else 'DPT'
       ways = mesh.batch_devices(self.devices)
-    return roofline.formula(
-      self.shape, method, calls, config.prompt.length, config.backbone.dtype, ways
-    )
+    # An adapter that can be merged into the weights adds no keys: its length is another size.
+    merged = adapters.find(config.prompt.kind, 'config.prompt.kind').merge is not None
+    prompt = 0 if merged else config.prompt.length
+    return roofline.formula(self.shape, method, calls, prompt, config.backbone.dtype, ways)
 
   def held(self) -> dict[str, int]:
     """Bytes on one device that a training keeps between steps."""
@@ -219,7 +240,7 @@ def run(job: CompileJob) -> dict[str, Any]:
   batch = experiment.batch
   began = time.monotonic()
   if job.length:
-    lowered = experiment.lower_forward(job.rows, job.length, batch.columns)
+    lowered = experiment.lower_forward(job.rows, job.length, target.memory, batch.columns)
   else:
     lowered = experiment.lower_update(batch.arrays)
   seconds = {'lower': time.monotonic() - began}

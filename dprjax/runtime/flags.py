@@ -132,6 +132,15 @@ def dtype(use: str = '') -> Any:
   )
 
 
+def weight_parts() -> Any:
+  return flag(
+    'devices that split the weights of the backbone (default: the fewest that hold them in half '
+    'of their memory)',
+    None,
+    most=4096,
+  )
+
+
 def batch_size(what: str = 'texts', default: int = 64) -> Any:
   return flag(f'{what} at a time over all devices, at most', default, most=2**16)
 

@@ -129,11 +129,15 @@ def param_shardings(
   for name, spec in specs.items():
     shape = np.shape(params[name])
     fitted = [
-      axis if axis is not None and shape[i] % mesh.shape[axis] == 0 else None
+      axis if axis is not None and shape[i] % _parts(mesh, axis) == 0 else None
       for i, axis in enumerate(spec[: len(shape)])
     ]
     shardings[name] = NamedSharding(mesh, P(*fitted))
   return shardings
+
+
+def _parts(mesh: Mesh, axis: str | tuple[str, ...]) -> int:
+  return math.prod(mesh.shape[name] for name in ((axis,) if isinstance(axis, str) else axis))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -161,13 +165,19 @@ def put(values: Any, shardings: Any) -> Any:
   """Host arrays, complete on every process -> global arrays with the given shardings.
 
   A process passes on only the pieces that its own devices hold. An array may be on disk: it has a
-  shape, and its slices are arrays. On a pod, ``device_put`` would
-  first compare the arrays between all processes.
+  shape, and its slices are arrays. Of it memory holds one device's piece at a time. On a pod,
+  ``device_put`` would first compare the arrays between all processes.
   """
 
   def place(value: Any, sharding: NamedSharding) -> jax.Array:
     if isinstance(value, jax.Array) or not hasattr(value, 'shape'):
       value = np.asarray(value)
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+    if isinstance(value, np.ndarray | np.generic) or sharding.is_fully_replicated:
+      return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+    pieces = [
+      jax.block_until_ready(jax.device_put(value[index], device))
+      for device, index in sharding.addressable_devices_indices_map(value.shape).items()
+    ]
+    return jax.make_array_from_single_device_arrays(value.shape, sharding, pieces)
 
   return jax.tree.map(place, values, shardings)

@@ -1,4 +1,4 @@
-"""Adapters on the device, in slots allocated once, and the programs that use them.
+"""Adapters on the devices, in slots allocated once, and the programs that use them.
 
 Each kind of adapter has a bank of K rows (`Adapter.choose`). Slot s is row s of every bank, and
 holds an adapter in one of them. Row 0 changes nothing. Writing replaces a whole row in place (a
@@ -8,21 +8,25 @@ donated ``dynamic_update_slice``). Nothing is compiled after `compile`.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.formats.vector_spec import VectorSpec
+from dprjax.inference.embedder import place_backbone
 from dprjax.models import encoder_config
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter, Several, allocate, pad, write
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.runtime import mesh as meshes
+from dprjax.runtime import tree
 from dprjax.serving.metrics import ServerMetrics
 
 # Columns of a batch's numbers: each text's length, how it becomes a vector, its row in each bank.
@@ -84,7 +88,7 @@ class Shapes:
 
 
 class Bank:
-  """K slots of adapters on one device. One thread uses it.
+  """K slots of adapters on devices that share the backbone. One thread uses it.
 
   Attributes:
     slots: K, including the empty slot 0.
@@ -101,21 +105,21 @@ class Bank:
     shapes: Shapes,
     pad_id: int,
     metrics: ServerMetrics,
+    mesh: Mesh,
     dtype: str = 'auto',
-    device: jax.Device | None = None,
   ):
     """Allocates the bank.
 
     Args:
       config: the encoder's shape.
-      params: its parameters.
+      params: its parameters, as for ``embedder.place_backbone``.
       slots: K, more than the rows of the largest batch.
       rows: of each kind's bank, one that changes nothing.
       shapes: of batches.
       pad_id: the padding token.
       metrics: counts loads and evictions.
+      mesh: the devices; they split the backbone by the axis ``model``, and each has the whole bank.
       dtype: of arithmetic and bank, as for an ``Encoder``.
-      device: default: the first local one.
 
     Raises:
       InputError: too few slots.
@@ -133,13 +137,14 @@ class Bank:
       metrics,
     )
     self._ways = [VectorSpec(name, scaled) for name in poolings.every() for scaled in (False, True)]
-    self._device = jax.local_devices()[0] if device is None else device
-    self._params = jax.device_put(params, self._device)
+    self._everywhere = meshes.replicated(mesh)
+    self._platform = mesh.devices.flat[0].platform
+    self._options = EncoderOptions.of(self._arithmetic, *meshes.activations(mesh))
+    self._params = place_backbone(mesh, config, params, self._arithmetic)
     self._kinds, self._rows = list(rows), list(rows.values())
     activations = self._arithmetic.activations
-    program = jax.jit(lambda: [allocate(row, slots, activations) for row in self._rows])
-    with jax.default_device(self._device):
-      self._banks = jax.block_until_ready(program())
+    program = self._jit(lambda: [allocate(row, slots, activations) for row in self._rows])
+    self._banks = jax.block_until_ready(program())
     self.generations = [0] * slots
     self._slot_of: collections.OrderedDict[Hashable, int] = collections.OrderedDict()
     self._free = list(range(slots - 1, 0, -1))
@@ -149,27 +154,41 @@ class Bank:
   @property
   def platform(self) -> str:
     """Of the device, such as 'cpu'."""
-    return self._device.platform
+    return self._platform
 
   @property
   def nbytes(self) -> int:
     """Device memory of all slots."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(self._banks))
+    return tree.nbytes(self._banks)
+
+  @property
+  def backbone_bytes(self) -> int:
+    """Device memory of one copy of the backbone."""
+    return tree.nbytes(self._params)
+
+  def _jit(self, run: Callable[..., Any], **options: Any) -> Any:
+    """A program whose results are on every device."""
+    return jax.jit(run, out_shardings=self._everywhere, **options)
+
+  def _shapes(self, arrays: Any) -> Any:
+    """Of arrays that are on every device."""
+    return jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._everywhere), arrays
+    )
 
   def compile(self) -> None:
     """Compiles the program of every shape, and those that write slots."""
-    banks = jax.eval_shape(lambda: self._banks)
-    with jax.default_device(self._device):
-      for bank, row in zip(banks, self._rows, strict=True):
-        program = jax.jit(write, donate_argnums=0)
-        self._writes.append(program.lower(bank, row, np.int32(0)).compile())
-      embed = jax.jit(self._embed)
-      for rows, length in self.shapes:
-        tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-        numbers = jax.ShapeDtypeStruct((rows, ROWS + len(banks)), jnp.int32)
-        self._programs[rows, length] = embed.lower(self._params, banks, tokens, numbers).compile()
-        # The first run may still allocate and load.
-        np.asarray(self.run([], [], [], rows, length))
+    banks = self._shapes(self._banks)
+    for bank, row in zip(banks, self._rows, strict=True):
+      program = self._jit(write, donate_argnums=0)
+      self._writes.append(program.lower(bank, *self._shapes((row, np.int32(0)))).compile())
+    embed = self._jit(self._embed)
+    for rows, length in self.shapes:
+      batch = np.empty((rows, length), np.int32), np.empty((rows, ROWS + len(banks)), np.int32)
+      program = embed.lower(self._params, banks, *self._shapes(batch))
+      self._programs[rows, length] = program.compile()
+      # The first run may still allocate and load.
+      np.asarray(self.run([], [], [], rows, length))
 
   def assign(self, choices: Sequence[AdapterChoice], wanted: Mapping[Hashable, int]) -> list[Lease]:
     """Leases slots for the adapters of one batch, and writes missing ones.
@@ -227,7 +246,7 @@ class Bank:
       if choice.adapter is not None:
         numbers[i, ROWS + self._kinds.index(type(choice.adapter))] = lease.slot
     program = self._programs[count, length]
-    return program(self._params, self._banks, *jax.device_put((tokens, numbers), self._device))
+    return program(self._params, self._banks, *jax.device_put((tokens, numbers), self._everywhere))
 
   def _embed(
     self, params: Any, banks: list[Adapter], tokens: jax.Array, numbers: jax.Array
@@ -242,17 +261,16 @@ class Bank:
       self._ways,
       numbers[:, WAY],
       adapter=Several(tuple(banks)).choose(numbers[:, ROWS:]),
-      options=EncoderOptions.of(self._arithmetic),
+      options=self._options,
     )
 
   def _fill(self, slot: int, choice: AdapterChoice) -> None:
     assert choice.adapter is not None
     kind = self._kinds.index(type(choice.adapter))
     row = pad(choice.adapter.row(), self._rows[kind])
-    with jax.default_device(self._device):
-      self._banks[kind] = self._writes[kind](
-        self._banks[kind], *jax.device_put((row, np.int32(slot)), self._device)
-      )
+    self._banks[kind] = self._writes[kind](
+      self._banks[kind], *jax.device_put((row, np.int32(slot)), self._everywhere)
+    )
     self.generations[slot] += 1
 
   def _evict(self, needed: set[Hashable | None], wanted: Mapping[Hashable, int]) -> int:

@@ -13,18 +13,18 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
-import jax
 import numpy as np
 from etils import epath
+from jax.sharding import Mesh
 
 from dprjax.base import given
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text
 from dprjax.formats.texts import SIDES
-from dprjax.inference.embedder import check_size
+from dprjax.inference import embedder
 from dprjax.inference.text_encoder import config_sha256
-from dprjax.models import hub
+from dprjax.models import encoder_config, hub
 from dprjax.serving import turns
 from dprjax.serving.bank import AdapterChoice, Bank, Shapes
 from dprjax.serving.batcher import Batcher, QueuedText, Spent
@@ -109,14 +109,14 @@ class Engine:
     prompts: PathLike,
     name: str,
     options: ServerOptions = ServerOptions(),
-    device: jax.Device | None = None,
+    mesh: Mesh | None = None,
   ):
     """See ``load``."""
     for option, value in dataclasses.asdict(options).items():
       if option in ('deadline', 'dtype') or value is None:
         continue
       for size in (value or (None,)) if isinstance(value, tuple) else (value,):
-        check_size(option, size)
+        embedder.check_size(option, size)
     room = backbone.config.max_tokens
     lengths = tuple(sorted({min(length, room) for length in options.lengths}))
     self.options = options = dataclasses.replace(
@@ -133,6 +133,9 @@ class Engine:
       host_bytes=options.host_bytes,
       metrics=self.metrics,
     )
+    if mesh is None:
+      arithmetic = encoder_config.arithmetic(options.dtype, 'dtype')
+      mesh = embedder.server_mesh(embedder.local_parts(arithmetic, backbone.params))
     self._bank = Bank(
       backbone.config,
       backbone.params,
@@ -141,8 +144,8 @@ class Engine:
       shapes=Shapes(options.rows, lengths, options.budget),
       pad_id=tokenizer.pad_id,
       metrics=self.metrics,
+      mesh=mesh,
       dtype=options.dtype,
-      device=device,
     )
     self.batcher = Batcher(
       self._bank,
@@ -163,7 +166,7 @@ class Engine:
     *,
     name: str | None = None,
     options: ServerOptions = ServerOptions(),
-    device: jax.Device | None = None,
+    mesh: Mesh | None = None,
   ) -> Self:
     """Loads a backbone; compilation goes on in the background, see ``ready``.
 
@@ -172,7 +175,8 @@ class Engine:
       prompts: a folder of ``NAME.npz``, made if it is missing.
       name: of the backbone without a prompt; by default its folder's or package's.
       options: see `ServerOptions`.
-      device: the first local one by default.
+      mesh: devices that split the backbone by the axis ``model`` (`mesh.make_mesh`). Default: the
+        first local one, or as many as hold the backbone in half of their memory.
 
     Raises:
       InputError: unreadable files, two encoders, or an option out of range.
@@ -180,11 +184,11 @@ class Engine:
     folder = epath.Path(hub.package_path(str(backbone)))
     if all((folder / side / 'config.json').exists() for side in SIDES):
       raise InputError(f'{backbone} has two encoders; a server takes one backbone')
-    loaded = hub.load_backbone(backbone)
+    loaded = hub.load_backbone(backbone, on_disk=True)
     tokenizer = text.load_tokenizer(loaded.path)
     hub.check_vocabulary(loaded, tokenizer.vocab_size, loaded.path)
     name = name or str(backbone).rstrip('/').rpartition('/')[2].removeprefix('package:')
-    return cls(loaded, tokenizer, prompts, name, options, device)
+    return cls(loaded, tokenizer, prompts, name, options, mesh)
 
   @property
   def config_sha256(self) -> str:
@@ -198,8 +202,8 @@ class Engine:
 
   @property
   def backbone_bytes(self) -> int:
-    """Memory of one copy of the backbone's parameters."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(self.backbone.params))
+    """Device memory of one copy of the backbone."""
+    return self._bank.backbone_bytes
 
   def tokenize(self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]) -> Tokens:
     """Tokenises texts under a prompt's settings.

@@ -5,7 +5,9 @@ import pytest
 
 from dprjax.base import machine
 from dprjax.inference import embedder
+from dprjax.models import encoder_config
 from dprjax.runtime import mesh
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,39 @@ def test_a_step_on_two_cores_has_as_many_rows_as_their_caches_hold(
 ):
   monkeypatch.setattr(machine, 'cores', lambda: 2)
   assert embedder.rows_at_once(platform, devices, batch_size, length) == rows
+
+
+@pytest.mark.parametrize(
+  ('gigabytes', 'devices', 'parts'),
+  [(7, 8, 1), (8, 8, 1), (9, 8, 2), (16.1, 8, 4), (99, 8, 8), (9, 6, 2), (17, 6, 3), (9, 1, 1)],
+)
+def test_weights_are_split_where_they_take_over_half_of_a_device(gigabytes, devices, parts):
+  assert embedder.weight_parts(int(gigabytes * 2**30), 16 * 2**30, devices) == parts
+
+
+def test_meshes_of_weights_in_parts():
+  assert dict(embedder.local_mesh(4).shape) == {'data': 2, 'fsdp': 4, 'model': 1}
+  assert dict(embedder.server_mesh(3).shape) == {'data': 1, 'fsdp': 1, 'model': 3}
+  with refused('weight_parts', '3', '8'):
+    embedder.local_mesh(3)
+  with refused('weight_parts', '9', '8'):
+    embedder.server_mesh(9)
+
+
+@pytest.mark.parametrize(
+  ('arithmetic', 'stored', 'platform', 'placed'),
+  [
+    ('bfloat16', 'float32', 'cpu', 'bfloat16'),
+    ('bfloat16', 'bfloat16', 'tpu', 'bfloat16'),
+    ('float32', 'bfloat16', 'tpu', 'bfloat16'),
+    ('float32', 'bfloat16', 'cpu', 'float32'),
+    ('mixed', 'bfloat16', 'cpu', 'bfloat16'),
+    ('mixed', 'float32', 'cpu', 'float32'),
+  ],
+)
+def test_the_type_of_placed_weights(arithmetic, stored, platform, placed):
+  made = encoder_config.arithmetic(arithmetic, 'dtype')
+  assert embedder.weight_dtype(made, stored, platform) == placed
 
 
 def test_rows_of_a_length_come_in_steps_of_one_shape(monkeypatch):

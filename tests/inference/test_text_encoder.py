@@ -1,13 +1,18 @@
+import math
 import pathlib
+import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from dprjax.data import text
 from dprjax.formats.vector_spec import VectorSpec, of_meta, same_length
+from dprjax.inference import embedder
 from dprjax.inference.text_encoder import Encoder
-from dprjax.models import artifact, encoder, hub
+from dprjax.models import artifact, encoder, hub, weights
 from dprjax.runtime import mesh as meshes
 from tests.refusals import refused
 
@@ -240,3 +245,27 @@ def test_a_mesh_splits_the_backbone(trained, prompt):
   backbone = parts._groups['passage'][0].params[0]
   kernel = backbone['layers']['mlp']['up']['kernel']
   assert kernel.addressable_shards[0].data.nbytes == kernel.nbytes / 8
+
+
+def test_a_backbone_comes_to_its_devices_in_parts_of_its_own_type(trained, tmp_path, monkeypatch):
+  folder = shutil.copytree(trained / 'backbone', tmp_path / 'backbone')
+  tensors = safetensors.numpy.load_file(folder / 'model.safetensors')
+  half = {name: one.astype(jnp.bfloat16) for name, one in tensors.items()}
+  safetensors.numpy.save_file(half, folder / 'model.safetensors')
+  read, pieces = weights.OnDisk.__getitem__, []
+
+  def watch(leaf, index):
+    piece = read(leaf, index)
+    pieces.append((leaf.tensor, piece.size / math.prod(leaf.shape), piece.dtype))
+    return piece
+
+  monkeypatch.setattr(weights.OnDisk, '__getitem__', watch)
+  for dtype, placed in (('bfloat16', 'bfloat16'), ('mixed', 'bfloat16'), ('float32', 'float32')):
+    pieces.clear()
+    split = Encoder.load(folder, mesh=embedder.local_mesh(8), dtype=dtype)
+    leaves = jax.tree.leaves(split._groups['passage'][0].params[0])
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype(placed)}
+    assert {dtype for *_, dtype in pieces} == {jnp.dtype(placed)}
+    # A device's part at a time, of all but norms and biases.
+    tables = [share for tensor, share, _ in pieces if tensor.kernel or 'word' in tensor.path]
+    assert set(tables) == {1 / 8}

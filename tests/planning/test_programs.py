@@ -119,6 +119,16 @@ def test_a_forward_pass_moves_less_than_an_update_and_gathers_its_vectors():
   assert set(collectives(made)) <= {'all-gather'}
 
 
+def test_a_rank_is_no_length_of_a_prompt():
+  formulas = {}
+  for kind, length in (('lora', 2), ('lora', 8), ('prefix', 8)):
+    own = config(f'--config.prompt.kind={kind}', f'--config.prompt.length={length}')
+    experiment = programs.Experiment(own, jax.devices()[:1])
+    formulas[kind, length] = experiment.formula(experiment.batch, programs.CompileJob('cpu', ()))
+  assert formulas['lora', 2] == formulas['lora', 8]
+  assert formulas['lora', 8].flops < formulas['prefix', 8].flops
+
+
 @needs_cuda
 @pytest.mark.slow
 def test_gpus_that_are_not_there():

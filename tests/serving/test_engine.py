@@ -14,7 +14,7 @@ pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import sha256_file
-from dprjax.inference import folders
+from dprjax.inference import embedder, folders
 from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact
 from dprjax.serving.bank import Shapes
@@ -59,6 +59,21 @@ def engine(small, folder):
   engine = Engine.load(small.path, folder, options=OPTIONS)
   engine.ready.result(60)
   yield engine
+  engine.close()
+
+
+@pytest.mark.slow
+def test_devices_share_the_backbone(small, folder, alone):
+  options = ServerOptions(rows=(1,), lengths=(16,), slots=2, prompt_length=5)
+  engine = Engine.load(small.path, folder, options=options, mesh=embedder.server_mesh(2))
+  engine.ready.result(60)
+  params = engine._bank._params
+  for leaf in (params['layers']['mlp']['up']['kernel'], params['embeddings']['word']['embedding']):
+    assert leaf.addressable_shards[0].data.nbytes == leaf.nbytes / 2
+  for name in ('tied', 'model', 'untied'):
+    found = engine.submit(name, 'query', ['json decodes']).result(60)
+    expected = alone(name, 'query', 'json decodes')
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
   engine.close()
 
 
