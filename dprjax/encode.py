@@ -7,6 +7,12 @@ All local devices encode. After an interruption the same command continues with 
 several hosts that see the same folder, run the same command on each: every process encodes its own
 shards.
 
+An array of jobs that do not know of each other encodes one part each, into folders of their own,
+which dprjax.search takes together:
+
+    python -m dprjax.encode ... --part=$SLURM_ARRAY_TASK_ID/8 --out=corpus-$SLURM_ARRAY_TASK_ID
+    python -m dprjax.search --corpus='corpus-*' ...
+
 --precision=float16, int8 and binary make the folder 2, 4 and 32 times smaller; --dimensions=128
 cuts the vectors. docs/smaller.md has the price of each.
 """
@@ -14,15 +20,16 @@ cuts the vectors. docs/smaller.md has the price of each.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.formats import inputs as inputs_of
 from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import SIDES, Text, read_texts
+from dprjax.formats.texts import SIDES, Text, Texts, read_texts
 from dprjax.retrieval import codes, manifest
 from dprjax.runtime import cli, compiled, flags
 from dprjax.runtime.flags import flag
@@ -37,6 +44,12 @@ _CHECKED = 1000  # texts of a corpus that should have a word of the topics
 
 def _topic(text: str) -> str:
   return text if text in ('infer', 'oracle') else str(flags.whole(0, 1000)(text))
+
+
+def _part(text: str) -> str:
+  number, slash, count = text.partition('/')
+  parts = flags.whole(1, 10**6)(count if slash else '')
+  return f'{flags.whole(0, parts - 1)(number)}/{parts}'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +91,12 @@ class Flags:
     'texts to measure the ranges of int8 and binary codes on', 1024, most=10**7, metavar='TEXTS'
   )
   shard_rows: int = flag('vectors a file; an interruption loses one file', 20_000, most=2**31 - 1)
+  part: str | None = flag(
+    'only this part of the texts, from 0/N to N-1/N, for the jobs of an array, each with its --out',
+    None,
+    read=_part,
+    metavar='I/N',
+  )
   job: flags.Job = flags.job()
 
 
@@ -132,47 +151,79 @@ def _encode(args: Flags) -> None:
       '--precision=float16 needs --normalize=true: other values can exceed its range'
     )
   _warn_untrained_length(encoder)
-  texts = list(read_texts(args.input, args.side, columns=args.column))
-  if args.qrels is not None:
-    judged = read_qrels(args.qrels)
-    texts = [text for text in texts if text.id in judged]
-    if not texts:
-      raise InputError(f'{args.input}: none of its queries is judged in {args.qrels}')
-  folders.fill_folder(
-    encoder,
-    args.side,
-    texts,
-    args.out,
-    source=args.input,
-    dtype=args.precision,
-    shard_rows=args.shard_rows,
-    topic=args.topic,
-    numbers=_topics(encoder, args, texts),
-    calibrate=args.calibrate,
-  )
+  with Texts(args.input, args.side, columns=args.column).kept() as every:
+    texts: Iterable[Text] = every
+    if args.qrels is not None:
+      texts = _Judged(every, read_qrels(args.qrels))
+      if not any(True for _ in texts):
+        raise InputError(f'{args.input}: none of its queries is judged in {args.qrels}')
+    if args.part is not None:
+      texts = _part_of(texts, args.part, args.input)
+    folders.fill_folder(
+      encoder,
+      args.side,
+      texts,
+      args.out,
+      source=args.input,
+      dtype=args.precision,
+      shard_rows=args.shard_rows,
+      topic=args.topic,
+      numbers=_topics(encoder, args, texts),
+      calibrate=args.calibrate,
+    )
 
 
-def _topics(encoder: Encoder, args: Flags, texts: Sequence[Text]) -> list[int] | None:
-  """The topic of each text; None to infer them."""
+class _Judged:
+  """The queries that are judged, as often as they are asked for."""
+
+  def __init__(self, texts: Iterable[Text], judged: Container[str]):
+    self._texts, self._judged = texts, judged
+
+  def __iter__(self) -> Iterator[Text]:
+    return (text for text in self._texts if text.id in self._judged)
+
+
+class _Slice:
+  """Texts from ``start`` to ``stop``, as often as they are asked for."""
+
+  def __init__(self, texts: Iterable[Text], start: int, stop: int):
+    self._texts, self._start, self._stop = texts, start, stop
+
+  def __iter__(self) -> Iterator[Text]:
+    return itertools.islice(iter(self._texts), self._start, self._stop)
+
+
+def _part_of(texts: Iterable[Text], part: str, source: str) -> _Slice:
+  number, parts = map(int, part.split('/'))
+  total = sum(1 for _ in texts)
+  if total < parts:
+    raise InputError(f'--part={part}: {source} has only {total:,} texts')
+  return _Slice(texts, total * number // parts, total * (number + 1) // parts)
+
+
+def _topics(encoder: Encoder, args: Flags, texts: Iterable[Text]) -> list[int] | int | None:
+  """The topic of each text or of all; None to infer them."""
   if args.topic == 'infer':
-    if args.side == 'passage':
+    if args.side == 'passage' and encoder.topics:
+      first = [text.text for text in itertools.islice(texts, _CHECKED)]
       for model in encoder.topics.values():
-        model.check_shares([text.text for text in texts[:_CHECKED]], args.input)
+        model.check_shares(first, args.input)
     return None
   if args.topic != 'oracle':
     encoder.check_topic(int(args.topic))
-    return [int(args.topic)] * len(texts)
+    return int(args.topic)
   encoder.check_topic(0)
   assert args.documents is not None
-  wanted = {text.id for text in texts}
+  ids = [text.id for text in texts]
+  wanted = set(ids)
   found = {text.id: text.text for text in read_texts(args.documents, 'passage', wanted)}
-  if missing := [text.id for text in texts if text.id not in found]:
+  if missing := [id_ for id_ in ids if id_ not in found]:
     raise InputError(
-      f'--topic=oracle: {args.documents} lacks {len(missing)} of {len(texts)} documents, such as '
+      f'--topic=oracle: {args.documents} lacks {len(missing)} of {len(ids)} documents, such as '
       f'{missing[0]!r}; use --topic=infer'
     )
   (model,) = encoder.topics.values()
-  return model.assign([found[text.id] for text in texts]).tolist()
+  return model.assign([found[id_] for id_ in ids]).tolist()
 
 
 def _warn_untrained_length(encoder: Encoder) -> None:

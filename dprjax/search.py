@@ -9,6 +9,9 @@ ScaNN compares a query with every passage below 20,000 passages. Above, it searc
 of it as --recall needs. Without ScaNN (Linux, Python below 3.14) the search is exact. Equal scores
 are ranked by falling id, as trec_eval does.
 
+--corpus may name several folders, such as those of encode --part, one by one or by a pattern in
+quotes; they are searched as one.
+
 On several hosts, run the same command on each with --index=exact: every process searches a part of
 the corpus.
 
@@ -82,7 +85,9 @@ class MilvusFlags(flags.CollectionFlags):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  corpus: str | None = flag('embeddings of the passages', None, metavar='DIR')
+  corpus: tuple[str, ...] = flag(
+    'embeddings of the passages; several, or a pattern, of parts of one corpus', (), metavar='DIR'
+  )
   queries: tuple[str, ...] = flag(
     'embeddings of the queries; several of the same queries give each passage its best score',
     (),
@@ -397,6 +402,7 @@ def _command(args: Flags) -> None:
   if processes > 1 and args.index != 'exact':
     raise InputError(f'--index={args.index} needs one process, not {processes}; use --index=exact')
   _check_hybrid(args)
+  args = dataclasses.replace(args, corpus=_folders(args.corpus))
   inputs = flags.paths(
     args, 'corpus', 'queries', 'like', 'rescore', 'hybrid', 'texts', 'bm25_index'
   )
@@ -411,6 +417,17 @@ def _command(args: Flags) -> None:
     if args.index_dir:
       outputs.check_folder(args.index_dir, inputs, **_INDEX)
     _search(args, process, processes)
+
+
+def _folders(given: Sequence[str]) -> tuple[str, ...]:
+  """The folders that --corpus names. Raises InputError for a pattern that none has."""
+  found: list[str] = []
+  for one in given:
+    matching = [str(path) for path in files.matching(one)] if files.is_pattern(one) else [one]
+    if not matching:
+      raise InputError(f'--corpus={one}: no folder has such a name')
+    found += matching
+  return tuple(found)
 
 
 def _check_hybrid(args: Flags) -> None:
@@ -474,12 +491,16 @@ def _search(args: Flags, process: int, processes: int) -> None:
   else:
     flags.refuse(args, ('like',), 'index=milvus')
     flags.refuse(args.milvus, ('uri',), 'index=milvus')
-    if args.corpus is None:
+    if not args.corpus:
       raise InputError(f'--index={args.index} needs --corpus')
-    corpus, *several = [
+    loaded = [
       embeddings.load_embeddings(folder, process=process, processes=processes)
-      for folder in (args.corpus, *args.queries, *([args.rescore] if args.rescore else []))
+      for folder in (*args.corpus, *args.queries, *([args.rescore] if args.rescore else []))
     ]
+    for part in (parts := loaded[: len(args.corpus)]):
+      part.check_side('passage', '--corpus')
+    corpus = embeddings.join(parts, '--corpus')
+    several = loaded[len(args.corpus) :]
     rescore = several.pop() if args.rescore else None
     if args.hybrid is None:
       run, report = search(corpus, several, args, rescore)

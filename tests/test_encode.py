@@ -15,12 +15,13 @@ from etils import epath
 from dprjax import Retriever, encode, load_prompt
 from dprjax.base import machine, outputs
 from dprjax.base.files import sha256_file
-from dprjax.inference import embedder
+from dprjax.formats import texts
+from dprjax.inference import embedder, folders
 from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact
 from dprjax.retrieval import codes, embeddings, manifest
 from dprjax.runtime import mesh
-from tests.refusals import command_refused, named_in
+from tests.refusals import command_refused, named_in, refused
 
 TEXTS = {
   f'd{i}': ' '.join(
@@ -275,6 +276,41 @@ def _edit_json(path, **changes):
 
 def _keep_case(backbone):
   _edit_json(backbone / 'tokenizer_config.json', do_lower_case=False)
+
+
+@pytest.mark.slow
+def test_parts_together_are_the_whole(encoded, tmp_path):
+  whole, values = read(encoded / 'out')
+  parts = []
+  for number in range(3):
+    words = [*_plain(encoded, 'out'), f'--part={number}/3', f'--out={tmp_path}/{number}']
+    encode.main([word for word in words if word != f'--out={encoded}/out'])
+    parts.append(embeddings.load_embeddings(tmp_path / str(number)))
+  joined = embeddings.join(parts, '--corpus')
+  assert joined.ids == whole.ids and [len(part) for part in parts] == [16, 17, 17]
+  np.testing.assert_allclose(joined.vectors(), values, atol=2e-6)
+
+
+def test_texts_that_change_meanwhile_are_refused(encoded, tmp_path, monkeypatch):
+  path = tmp_path / 'corpus.tsv'
+  path.write_bytes((encoded / 'corpus.tsv').read_bytes())
+  encoder = Encoder.load(encoded / 'backbone')
+
+  class Changing:
+    readings = 0
+
+    def __iter__(self):
+      self.readings += 1
+      for number, text in enumerate(texts.read_texts(path, 'passage')):
+        changed = number == 30 and self.readings > 1
+        yield text._replace(text='another') if changed else text
+
+  with refused('corpus.tsv'):
+    folders.fill_folder(
+      encoder, 'passage', Changing(), tmp_path / 'out', source=str(path), shard_rows=20
+    )
+  progress = json.loads((tmp_path / 'out' / 'progress.json').read_text())
+  assert [shard['index'] for shard in progress['shards']] == [0]
 
 
 STALE = {

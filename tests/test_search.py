@@ -253,6 +253,21 @@ def test_k_beyond_the_corpus_and_without_the_querys_own_id(folder):
   )
 
 
+def test_many_folders_are_searched_as_one(folder, write_embeddings):
+  for name, rows in (('part-0', slice(0, 170)), ('part-1', slice(170, 500))):
+    write_embeddings(folder / name, PASSAGE_IDS[rows], PASSAGES[rows])
+  arguments = ['--queries=queries', '--index=exact', '--k=30']
+  search.main(['--corpus=corpus', '--out=one.trec', *arguments])
+  for out, given in (
+    ('pattern', ['--corpus=part-*']),
+    ('named', ['--corpus=part-1', '--corpus=part-0']),
+  ):
+    search.main([*given, f'--out={out}.trec', *arguments])
+    assert (folder / f'{out}.trec').read_bytes() == (folder / 'one.trec').read_bytes()
+  with pytest.raises(SystemExit):
+    search.main(['--corpus=none-*', '--out=run.trec', *arguments])
+
+
 @needs_scann
 def test_index_is_kept_and_rebuilt_for_other_vectors(folder, write_embeddings):
   arguments = ['--queries=queries', '--index_dir=index', '--k=20']

@@ -198,12 +198,12 @@ def _read_parquet(path: files.PathLike, what: str, wanted: Sequence[str] | None)
   found = files.regular_file(path, what)
   try:
     with found.open('rb') as raw, pq.ParquetFile(raw) as file:
-      number = 0
+      number, name = 0, str(path)
       chosen = None if wanted is None else list(wanted)
       for batch in file.iter_batches(_BATCH, columns=chosen):
         for values in batch.to_pylist():
           number += 1
-          yield Row(number, f'{path}, row {number}', values)
+          yield Row(number, f'{name}, row {number}', values)
   except (pa.ArrowException, OSError) as error:
     if isinstance(error, OSError) and error.errno is not None:
       raise

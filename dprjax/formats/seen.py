@@ -5,7 +5,7 @@ A model file keeps 8 bytes of each, so that a measurement on the same queries ca
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -34,13 +34,18 @@ def _hash(text: str) -> int:
   return int.from_bytes(hashlib.sha256(normal.encode('utf-8', 'surrogatepass')).digest()[:8], 'big')
 
 
-def ids(texts: Sequence[tuple[str, str]], known: Seen) -> dict[str, list[str]]:
+def ids(texts: Iterable[tuple[str, str]], known: Seen) -> dict[str, list[str]]:
   """By role, the ids of those of these (id, text) that are known; nothing of a role without any."""
   if not known:
     return {}
-  own = np.array([_hash(text) for _, text in texts], np.uint64)
-  found = {role: np.flatnonzero(np.isin(own, values)).tolist() for role, values in known.items()}
-  return {role: [texts[i][0] for i in rows] for role, rows in found.items() if rows}
+  values = {role: set(hashes.tolist()) for role, hashes in known.items()}
+  found: dict[str, list[str]] = {role: [] for role in known}
+  for id_, text in texts:
+    own = _hash(text)
+    for role, some in values.items():
+      if own in some:
+        found[role].append(id_)
+  return {role: some for role, some in found.items() if some}
 
 
 def of_json(values: Mapping[str, Any], where: str) -> dict[str, list[str]]:

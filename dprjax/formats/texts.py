@@ -229,9 +229,14 @@ def digest(texts: Iterable[Text]) -> str:
   """SHA-256 of ids and texts."""
   found = hashlib.sha256()
   for text in texts:
-    for part in (text.id.encode(), text.text.encode()):
-      found.update(len(part).to_bytes(8, 'big') + part)
+    found.update(pack(text))
   return found.hexdigest()
+
+
+def pack(text: Text) -> bytes:
+  """Bytes that tell this id and text from all others."""
+  id_, content = text.id.encode(), text.text.encode()
+  return b''.join((len(id_).to_bytes(8, 'big'), id_, len(content).to_bytes(8, 'big'), content))
 
 
 class Texts:
@@ -260,6 +265,7 @@ class Texts:
     self._wanted, self._format, self._columns = wanted, format, columns or {}
     self._inputs = inputs.find(path, side)
     self._kept: IO[bytes] | None = None
+    self._unique = False  # whether a whole reading has compared all ids
 
   def __iter__(self) -> Iterator[Text]:
     return self._read() if self._kept is None else _unpack(self._kept)
@@ -293,10 +299,12 @@ class Texts:
       for number, text in self._read_one(one, count):
         count += 1
         if self._wanted is None or text.id in self._wanted:
-          ids.add(text.id, number)
+          if not self._unique:
+            ids.add(text.id, number)
           yield text
       empty += one.document and count == before
     ids.finish()
+    self._unique = True
     if not count:
       raise InputError(f'{self.path}: no {self.side} in it')
 
@@ -326,9 +334,10 @@ class Texts:
         rows = records.table_rows(again, str(one.path), '\t')
         yield from self._read_rows(one, rows, before)
         return
-      layout, rows_ = open_rows(again, 'msmarco', str(one.path))
+      name = str(one.path)
+      layout, rows_ = open_rows(again, 'msmarco', name)
       for number, row in rows_:
-        where = f'{one.path}, line {number}'
+        where = f'{name}, line {number}'
         if self.side == 'query':
           yield number, layout.query(row, where)
         else:
@@ -342,8 +351,8 @@ class Texts:
     if records.ending_of(one.path) == 'json':
       found = reading.record_texts(one.path, what)
     else:
-      lines = reading.read_lines(one.path, what)
-      found = ((number, f'{one.path}, line {number}', line) for number, line in lines)
+      lines, name = reading.read_lines(one.path, what), str(one.path)
+      found = ((number, f'{name}, line {number}', line) for number, line in lines)
     first = next(found, None)
     if first is None:
       return

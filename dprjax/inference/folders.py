@@ -1,7 +1,10 @@
 """Encodes texts into a folder of embeddings, in one process or several."""
 
+import hashlib
+import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -9,9 +12,10 @@ from jaxtyping import Float
 
 from dprjax.base import files
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.formats import seen
-from dprjax.formats.texts import Text, digest
+from dprjax.formats.texts import Text, pack
 from dprjax.inference.text_encoder import Encoder
 from dprjax.retrieval import embeddings, manifest
 from dprjax.runtime import distributed
@@ -19,57 +23,75 @@ from dprjax.runtime import distributed
 logger = logging.getLogger('dprjax')
 
 
+class _Survey(NamedTuple):
+  """What one reading of all texts tells.
+
+  Attributes:
+    rows: their number, and the SHA-256 of their ids.
+    input_sha256: `texts.digest`.
+    shards: the digest of each shard's texts, 16 bytes.
+  """
+
+  rows: embeddings.Rows
+  input_sha256: str
+  shards: list[bytes]
+
+
 def fill_folder(
   encoder: Encoder,
   side: str,
-  texts: Sequence[Text],
+  texts: Iterable[Text],
   out: files.PathLike,
   *,
   source: str,
   dtype: str = 'float32',
   shard_rows: int = 20_000,
   topic: str = 'infer',
-  numbers: Sequence[int] | None = None,
+  numbers: Sequence[int] | int | None = None,
   calibrate: int = 1024,
   vectors: Callable[[slice], Float[np.ndarray, 'n H']] | None = None,
 ) -> None:
   """Encodes texts into a folder that the caller has claimed; see ``retrieval.embeddings``.
 
-  Existing shards are kept. All processes call this; each encodes its own shards.
+  The texts are read twice, and once more to calibrate; those of one shard are in memory. Existing
+  shards are kept. All processes call this; each encodes its own shards.
 
   Args:
     encoder: a backbone with at most one prompt.
     side: 'query' or 'passage'.
-    texts: at least one.
+    texts: at least one; gives the same texts each time, such as a list or `formats.texts.Texts`.
     out: the folder.
     source: of the texts, for messages.
     dtype: of the stored vectors.
     shard_rows: rows of a file.
-    topic, numbers: for a topic prompt, how topics were chosen, and each text's; None: by its words.
+    topic, numbers: for a topic prompt, how topics were chosen, and each text's or that of all;
+      None: by its words.
     calibrate: the most texts to measure ranges of codes on. A folder that was begun keeps its
       ranges.
     vectors: gives the vectors of texts that are encoded already.
 
   Raises:
-    InputError: bad ids, or ``out`` holds embeddings of other settings or texts.
+    InputError: bad ids, ``out`` holds embeddings of other settings or texts, or the texts are not
+      those of the first reading.
   """
-  ids = [text.id for text in texts]
-  meta = describe(encoder, side, dtype, digest(texts), topic)
+  survey = _survey(texts, source, shard_rows)
+  count_all = survey.rows.total
+  meta = describe(encoder, side, dtype, survey.input_sha256, topic)
   process, processes = jax.process_index(), jax.process_count()
   with distributed.turn():
     known = seen.ids(texts, encoder.queries()) if side == 'query' else {}
-    writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows, process, source, known)
+    writer = embeddings.EmbeddingsWriter(out, meta, survey.rows, shard_rows, process, source, known)
     if writer.needs_ranges:
       try:
-        _calibrate(writer, encoder, side, [text.text for text in texts], numbers, calibrate)
+        _calibrate(writer, encoder, side, texts, count_all, numbers, calibrate)
       except BaseException:  # as below
         writer.discard()
         raise
   pending = writer.pending()
   todo = sum(shard.stop - shard.start for shard in pending)
-  if todo < len(ids):
+  if todo < count_all:
     logger.info(
-      '%s: %s of %s already there', out, f'{len(ids) - todo:,}', counted(len(ids), 'texts')
+      '%s: %s of %s already there', out, f'{count_all - todo:,}', counted(count_all, 'texts')
     )
   if 0 < len(pending) < processes:
     logger.info(
@@ -81,14 +103,13 @@ def fill_folder(
   count = sum(shard.stop - shard.start for shard in own)
   progress = Progress('texts', count, 'encoding')
   try:
-    for shard in own:
-      part = [text.text for text in texts[shard.start : shard.stop]]
+    for shard, part in _parts(texts, own, survey, source):
       if vectors is None:
-        own_topics = None if numbers is None else numbers[shard.start : shard.stop]
-        made = encoder.encode(part, side, progress, topic=own_topics)
+        given = [text.text for text in part]
+        made = encoder.encode(given, side, progress, topic=_topics_of(numbers, shard))
       else:
         made = vectors(slice(shard.start, shard.stop))
-      writer.write(shard, made)
+      writer.write(shard, made, [text.id for text in part])
       progress.advance(len(part))
   except BaseException:  # an interrupt leaves no half of a shard either
     writer.discard()
@@ -106,29 +127,71 @@ def fill_folder(
   logger.info(
     '%s: %s%s',
     out,
-    counted(len(ids), f'{side} vectors'),
+    counted(count_all, f'{side} vectors'),
     pace(todo, progress.seconds),
   )
+
+
+def _survey(texts: Iterable[Text], source: str, shard_rows: int) -> _Survey:
+  ids, whole, part = embeddings.IdReader(source), hashlib.sha256(), hashlib.blake2b(digest_size=16)
+  shards: list[bytes] = []
+  progress = Progress('texts', task=f'reading {source}')
+  for number, text in enumerate(texts):
+    if number and not number % shard_rows:
+      shards.append(part.digest())
+      part = hashlib.blake2b(digest_size=16)
+    ids.add(text.id)
+    packed = pack(text)
+    whole.update(packed)
+    part.update(packed)
+    progress.advance()
+  rows = ids.finish()
+  if isinstance(texts, Sequence):  # `Texts` compares ids itself
+    embeddings.check_unique([text.id for text in texts], source)
+  return _Survey(rows, whole.hexdigest(), [*shards, part.digest()])
+
+
+def _parts(
+  texts: Iterable[Text], shards: Iterable[manifest.Shard], survey: _Survey, source: str
+) -> Iterator[tuple[manifest.Shard, list[Text]]]:
+  """The texts of these ascending shards. Raises InputError if they are not those of the survey."""
+  stream, place = iter(texts), 0
+  for shard in shards:
+    wanted = itertools.islice(stream, shard.start - place, shard.stop - place)
+    part, place = list(wanted), shard.stop
+    found = hashlib.blake2b(b''.join(map(pack, part)), digest_size=16).digest()
+    if found != survey.shards[shard.number]:
+      raise InputError(
+        f'{source} was changed while it was encoded; encode it again, into another folder'
+      )
+    yield shard, part
+
+
+def _topics_of(numbers: Sequence[int] | int | None, shard: manifest.Shard) -> list[int] | None:
+  if numbers is None:
+    return None
+  if isinstance(numbers, int):
+    return [numbers] * (shard.stop - shard.start)
+  return list(numbers[shard.start : shard.stop])
 
 
 def _calibrate(
   writer: embeddings.EmbeddingsWriter,
   encoder: Encoder,
   side: str,
-  texts: Sequence[str],
-  topics: Sequence[int] | None,
+  texts: Iterable[Text],
+  rows: int,
+  topics: Sequence[int] | int | None,
   count: int,
 ) -> None:
   """Measures ranges of codes on texts from the whole corpus."""
-  places = np.unique(np.linspace(0, len(texts) - 1, min(count, len(texts))).astype(np.int64))
+  places = np.unique(np.linspace(0, rows - 1, min(count, rows)).astype(np.int64))
+  chosen = set(places.tolist())
+  sample = [text.text for place, text in enumerate(texts) if place in chosen]
   before = encoder.truncated[side]
-  writer.calibrate(
-    encoder.encode(
-      [texts[place] for place in places],
-      side,
-      topic=None if topics is None else [topics[place] for place in places],
-    )
-  )
+  own = topics if topics is None or isinstance(topics, int) else [topics[i] for i in places]
+  topic = [own] * len(sample) if isinstance(own, int) else own
+  writer.calibrate(encoder.encode(sample, side, topic=topic))
   encoder.truncated[side] = before  # they are encoded again
 
 

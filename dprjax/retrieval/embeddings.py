@@ -17,8 +17,8 @@ import itertools
 import math
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -49,6 +49,41 @@ _LEFT = re.compile(r'\.(embeddings-|ids-|manifest|progress).*\.[0-9a-f]{8}\.tmp'
 _BAD_IDS = re.compile(r'^\n|\n\n|[^\S\n]|[\x00-\x09\x0b-\x1f\x7f]')
 
 
+class Rows(NamedTuple):
+  """What a folder says of all its ids.
+
+  Attributes:
+    total: their number.
+    sha256: of all of them, a line each.
+  """
+
+  total: int
+  sha256: str
+
+
+class IdReader:
+  """Takes ids one by one and makes `Rows` of them."""
+
+  def __init__(self, source: str):
+    self._source, self._count, self._digest = source, 0, hashlib.sha256()
+
+  def add(self, id_: str) -> None:
+    """Raises InputError for an id that a run cannot hold."""
+    self._count += 1
+    if not id_ or _BAD_IDS.search(id_) or '\n' in id_:
+      raise InputError(
+        f'{self._source}, row {self._count}: the id {id_!r:.80} is empty or has whitespace or '
+        'control characters'
+      )
+    self._digest.update(f'{id_}\n'.encode())
+
+  def finish(self) -> Rows:
+    """Raises InputError if there was none."""
+    if not self._count:
+      raise InputError(f'{self._source}: there is nothing to encode')
+    return Rows(self._count, self._digest.hexdigest())
+
+
 class EmbeddingsWriter:
   """Writes a folder shard by shard; a second run keeps the complete shards.
 
@@ -64,7 +99,7 @@ class EmbeddingsWriter:
     self,
     folder: PathLike,
     meta: Meta,
-    ids: Sequence[str],
+    ids: Sequence[str] | Rows,
     shard_rows: int = 100_000,
     process: int = 0,
     source: str = 'ids',
@@ -73,7 +108,8 @@ class EmbeddingsWriter:
     """Opens or makes the folder, and verifies the shards of an earlier run.
 
     Args:
-      folder, meta, ids, shard_rows: what to write.
+      folder, meta, shard_rows: what to write.
+      ids: of all rows; or what `IdReader` says of them, where `write` gets each shard's.
       process: rank of this process.
       source: the origin of the ids, for messages.
       seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
@@ -84,15 +120,21 @@ class EmbeddingsWriter:
     """
     if meta.dtype not in DTYPES:
       raise InputError(f'embeddings cannot be stored as {meta.dtype}: choose {" or ".join(DTYPES)}')
-    _check_ids(ids, source)
+    if isinstance(ids, Rows):
+      rows = ids
+    else:
+      reader = IdReader(source)
+      for id_ in ids:
+        reader.add(id_)
+      rows = reader.finish()
+      check_unique(ids, source)
     self.folder = epath.Path(folder)
     self.meta = meta
-    self.ids = ids
+    self._ids = None if isinstance(ids, Rows) else ids
     self._process = process
     self._progress = PROGRESS if process == 0 else f'progress-{process:05d}.json'
-    self._shards = cut_shards(len(ids), shard_rows)
-    ids_sha256 = hashlib.sha256(''.join(f'{id_}\n' for id_ in ids).encode()).hexdigest()
-    self._manifest = Manifest(meta, len(ids), shard_rows, ids_sha256, {}, seen=seen)
+    self._shards = cut_shards(rows.total, shard_rows)
+    self._manifest = Manifest(meta, rows.total, shard_rows, rows.sha256, {}, seen=seen)
     self._manifest.checksums.update(self._resume())
 
   def _resume(self) -> dict[int, Checksums]:
@@ -184,13 +226,19 @@ class EmbeddingsWriter:
     """The shards to write, in order."""
     return [shard for shard in self._shards if shard.number not in self._manifest.checksums]
 
-  def write(self, shard: Shard, vectors: Float[np.ndarray, 'rows H']) -> None:
-    """Writes one shard.
+  def write(
+    self, shard: Shard, vectors: Float[np.ndarray, 'rows H'], ids: Sequence[str] | None = None
+  ) -> None:
+    """Writes one shard; ``ids`` are its own, where the writer has none.
 
     Raises:
       InputError: a wrong shape, NaN or infinity, or values beyond float16's range.
     """
+    if self._ids is not None:
+      ids = self._ids[shard.start : shard.stop]
     count = shard.stop - shard.start
+    if ids is None or len(ids) != count:
+      raise ValueError(f'shard {shard.number} needs {count} ids')
     expected = (count, self.meta.dimension)
     if vectors.shape != expected:
       raise InputError(
@@ -206,8 +254,7 @@ class EmbeddingsWriter:
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if bad.size:
       raise InputError(
-        f'the embedding of {self.ids[shard.start + bad[0]]!r} is not finite as {dtype} '
-        f'({bad.size} of {count} rows)'
+        f'the embedding of {ids[bad[0]]!r} is not finite as {dtype} ({bad.size} of {count} rows)'
       )
     if ranges is not None:
       vectors = codes.encode(vectors, codes.Code(self.meta.dtype, ranges))
@@ -215,7 +262,7 @@ class EmbeddingsWriter:
     with atomic_write(self.folder / names['embeddings'], 'wb') as file:
       np.save(file, vectors, allow_pickle=False)
     with atomic_write(self.folder / names['ids']) as file:
-      file.writelines(f'{id_}\n' for id_ in self.ids[shard.start : shard.stop])
+      file.writelines(f'{id_}\n' for id_ in ids)
     self._manifest.checksums[shard.number] = Checksums(
       *(sha256_file(self.folder / names[what]) for what in FILES)
     )
@@ -488,6 +535,50 @@ def load_embeddings(
   return Embeddings(shards, meta, sha256_file(path), id_files, seen=manifest.seen)
 
 
+def join(several: Sequence[Embeddings], flag: str) -> Embeddings:
+  """Parts of one corpus as one, in their order; the vectors stay where they are.
+
+  Raises:
+    InputError: the parts differ in anything but their texts. The message begins with ``flag``.
+  """
+  first, *others = several
+  if not others:
+    return first
+  code = first.shards[0].code
+  for one in others:
+    theirs, ours = (dataclasses.asdict(each.meta) for each in (one, first))
+    different = [
+      f'{name} {shown(ours[name])} and {shown(theirs[name])}'
+      for name in ours
+      if name != 'input_sha256' and theirs[name] != ours[name]
+    ]
+    if different:
+      raise InputError(
+        f'{flag}: {first.folder} and {one.folder} are not of one corpus: {"; ".join(different)}; '
+        'encode all parts with the same settings'
+      )
+    other = one.shards[0].code
+    if code is not None and not (
+      other is not None and all(map(np.array_equal, code.ranges, other.ranges))
+    ):
+      raise InputError(
+        f'{flag}: the {first.meta.dtype} codes of {first.folder} and {one.folder} have other '
+        'ranges; search each and join the runs with dprjax fuse --shards'
+      )
+  return Embeddings(
+    [shard for one in several for shard in one.shards],
+    dataclasses.replace(
+      first.meta, input_sha256=_digest_of(one.meta.input_sha256 for one in several)
+    ),
+    _digest_of(one.sha256 for one in several),
+    [file for one in several for file in one._id_files],
+  )
+
+
+def _digest_of(several: Iterable[str]) -> str:
+  return hashlib.sha256(' '.join(several).encode()).hexdigest()
+
+
 def open_array(path: PathLike, rows: int) -> ShardRows:
   """The vectors of a .npy file from elsewhere.
 
@@ -546,14 +637,3 @@ def _open_npy(path: epath.Path, remedy: str) -> tuple[tuple[int, ...], np.dtype,
       f'{remedy}'
     )
   return shape, dtype, offset
-
-
-def _check_ids(ids: Sequence[str], source: str) -> None:
-  if not ids:
-    raise InputError(f'{source}: there is nothing to encode')
-  for row, id_ in enumerate(ids, start=1):
-    if not id_ or _BAD_IDS.search(id_) or '\n' in id_:
-      raise InputError(
-        f'{source}, row {row}: the id {id_!r:.80} is empty or has whitespace or control characters'
-      )
-  check_unique(ids, source)

@@ -2,11 +2,14 @@ import dataclasses
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from dprjax.retrieval import codes, manifest
+from dprjax.retrieval import codes, embeddings, manifest
 from dprjax.retrieval.embeddings import EmbeddingsWriter, load_embeddings
 from dprjax.retrieval.manifest import Meta
 from tests.refusals import refused
@@ -460,3 +463,71 @@ def test_several_processes_verify_other_files_each(tmp_path):
   assert len(load_embeddings(tmp_path, process=0, processes=2)) == 5
   with refused('embeddings-00001'):
     load_embeddings(tmp_path, process=1, processes=2)
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from dprjax.retrieval import embeddings
+from dprjax.retrieval.manifest import Meta
+
+folder, meta, rows = sys.argv[1], Meta(**eval(sys.argv[2])), eval(sys.argv[3])
+write = embeddings.atomic_write
+
+def killed(path, *mode):
+  if path.name.startswith('ids-00002'):
+    os.kill(os.getpid(), signal.SIGKILL)
+  return write(path, *mode)
+
+embeddings.atomic_write = killed
+writer = embeddings.EmbeddingsWriter(folder, meta, embeddings.Rows(*rows), 2)
+for shard in writer.pending():
+  ids = ['a', 'b', 'c', 'd', 'e'][shard.start:shard.stop]
+  vectors = np.arange(15, dtype=np.float32).reshape(5, 3)[shard.start:shard.stop]
+  writer.write(shard, vectors, ids)
+"""
+
+
+def test_a_kill_costs_one_shard(tmp_path):
+  reader = embeddings.IdReader('ids')
+  for id_ in IDS:
+    reader.add(id_)
+  rows = reader.finish()
+  words = (KILLED, str(tmp_path / 'e'), repr(dataclasses.asdict(META)), repr(tuple(rows)))
+  child = subprocess.run([sys.executable, '-c', *words], capture_output=True, text=True)
+  assert child.returncode == -signal.SIGKILL, child.stderr
+  writer = EmbeddingsWriter(tmp_path / 'e', META, rows, 2)
+  [shard] = writer.pending()
+  assert shard.number == 2
+  with pytest.raises(ValueError, match='ids'):
+    writer.write(shard, VECTORS[4:])
+  writer.write(shard, VECTORS[4:], IDS[4:])
+  writer.finish()
+  fill(tmp_path / 'whole')
+  for path in (tmp_path / 'whole').iterdir():
+    assert path.read_bytes() == (tmp_path / 'e' / path.name).read_bytes()
+  assert len(list((tmp_path / 'e').iterdir())) == len(list((tmp_path / 'whole').iterdir()))
+
+
+def test_parts_of_a_corpus_are_one(tmp_path):
+  fill(tmp_path / 'a')
+  fill(tmp_path / 'b', ids=['f', 'g', 'h', 'i', 'j'])
+  fill(tmp_path / 'c', dataclasses.replace(META, max_length=9))
+  parts = [load_embeddings(tmp_path / name) for name in 'ab']
+  both = embeddings.join(parts, '--corpus')
+  assert both.ids == list('abcdefghij') and both.fingerprint not in {one.sha256 for one in parts}
+  np.testing.assert_array_equal(both.vectors(), np.concatenate([VECTORS, VECTORS]))
+  assert both.ids_at(np.array([1, 5, 9])) == ['b', 'f', 'j']
+  with refused('--corpus', 'max_length', '256', '9'):
+    embeddings.join([parts[0], load_embeddings(tmp_path / 'c')], '--corpus')
+  codes_of = []
+  for name, scale in (('d', 1.0), ('e', 2.0)):
+    meta = dataclasses.replace(META, dtype='int8')
+    writer = EmbeddingsWriter(tmp_path / name, meta, IDS, 5)
+    writer.calibrate(VECTORS * scale)
+    [shard] = writer.pending()
+    writer.write(shard, VECTORS)
+    writer.finish()
+    codes_of.append(load_embeddings(tmp_path / name))
+  with refused('--corpus', str(tmp_path / 'e'), 'fuse --shards'):
+    embeddings.join(codes_of, '--corpus')
