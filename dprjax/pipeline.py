@@ -1,22 +1,31 @@
-"""Unified negative mining from beginning to end, as commands of dprjax that run once each.
+"""Trains from beginning to end, by unified negative mining or without labels.
 
     python -m dprjax.pipeline --config=configs/unm.py:beir --workdir=runs/unm --config.data.dir=DIR
+    python -m dprjax.pipeline --config=configs/nolabels.py:beir --workdir=runs/mine \\
+        --config.data.dir=documents
 
-A first retriever trains on negatives from BM25. Negatives mined from BM25 and from it train a
-cross-encoder, which sorts out candidates that may be relevant. A last retriever trains on the
-mixture (DPTDR section 3.3). One table compares BM25, the frozen backbone and the rows of the
-paper's Table 9 on the test split. The same command continues after an interruption; a stage runs
-again if its input changed.
+The stages are commands of dprjax that run once each. The same command continues after an
+interruption; a stage runs again if its input changed.
+
+Unified negative mining: a first retriever trains on negatives from BM25. Negatives mined from BM25
+and from it train a cross-encoder, which sorts out candidates that may be relevant. A last retriever
+trains on the mixture (DPTDR section 3.3). One table compares BM25, the frozen backbone and the rows
+of the paper's Table 9 on the test split.
+
+Without labels: queries are made for passages, filtered, and train a prompt for queries with the
+fused ranking or a cross-encoder as the teacher (docs/no-labels.md).
 """
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
 from etils import epath
 
+from dprjax.asking import pipeline as no_labels
+from dprjax.asking.pipeline import NoLabels
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings, sources
@@ -25,10 +34,11 @@ from dprjax.retrieval import measures
 from dprjax.runtime import cli, flags, options
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
-from dprjax.runtime.stages import ModelFiles, Stages, TextFiles
+from dprjax.runtime.stages import ModelFiles, Stages, TextFiles, differences
 
 # Set by the pipeline, whatever an experiment's config says.
 _OF_DATA = ('dir', 'format', 'mined_negatives', 'train_split', 'token_cache')
+_EXPERIMENTS = ('retriever', 'reranker')
 _OURS = ('seed', 'mix', *(f'data.{name}' for name in _OF_DATA))
 _MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000')
 
@@ -236,7 +246,10 @@ class Pipeline:
       f'backbone.path={backbone}',
       *settings,
     ]
-    flags = [*differences(recipe, experiment), *(f'--config.{setting}' for setting in settings)]
+    flags = [
+      *differences(recipe, experiment, _OURS),
+      *(f'--config.{setting}' for setting in settings),
+    ]
     reads = [texts.corpus, texts.queries, texts.qrels['train'], mined, *ModelFiles(backbone).files]
     self._stages.train(f'Train: {name}', recipe, flags, workdir, reads, restart=True)
     self._stages.export(f'Export: {name}', workdir, product)
@@ -265,13 +278,9 @@ class Pipeline:
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Raises InputError for bad options."""
-  if config.method != 'unm':
-    raise InputError(
-      f'--config: config.method is {config.method!r}; dprjax.pipeline takes configs/unm.py'
-    )
   if not config.data.dir:
     raise InputError('config.data.dir is empty: --config.data.dir=DIR names a BEIR folder')
-  given = dict(_leaves({k: v for k, v in config.items() if k not in ('retriever', 'reranker')}))
+  given = configs.flat({k: v for k, v in config.to_dict().items() if k not in _EXPERIMENTS})
   if unknown := sorted(given.keys() - _OPTIONS.keys()):
     raise InputError(f'config.{unknown[0]}: there is no such option; configs/unm.py lists them all')
   for name, spec in _OPTIONS.items():
@@ -315,30 +324,11 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
   }
 
 
-def differences(recipe: str, experiment: ml_collections.ConfigDict) -> list[str]:
-  """The flags that turn a recipe of train into ``experiment``, without the pipeline's own."""
-  usual = dict(_leaves(configs.parse([f'--config={recipe}']).to_dict()))
-  return [
-    f'--config.{name}={value}'
-    for name, value in _leaves(experiment.to_dict())
-    if usual.get(name) != value
-    and name != 'backbone.path'
-    and not any(name == ours or name.startswith(f'{ours}.') for ours in _OURS)
-  ]
-
-
-def _leaves(tree: Mapping[str, Any], above: str = '') -> Iterator[tuple[str, Any]]:
-  for name, value in tree.items():
-    if isinstance(value, Mapping | ml_collections.ConfigDict):
-      yield from _leaves(value, f'{above}{name}.')
-    else:
-      yield above + name, value
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   experiment: tuple[str, ...] = flags.config(
-    'configs/unm.py:beir, :scifact, :medquad, :local; with ,ft for fine-tuning',
+    'configs/unm.py:beir, :scifact, :medquad, :local, with ,ft for fine-tuning; '
+    'configs/nolabels.py:beir, :local',
     'override an option, for instance --config.rounds=2 or --config.retriever.prompt.length=32; '
     'the config file lists and explains them',
   )
@@ -352,11 +342,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: Flags) -> None:
+  config, workdir = configs.parse(args.experiment), epath.Path(args.workdir)
+  kinds: dict[str, tuple[type[Pipeline | NoLabels], tuple[str, ...]]] = {
+    'unm': (Pipeline, _OURS),
+    no_labels.METHOD: (NoLabels, no_labels.OURS),
+  }
+  if config.method not in kinds:
+    raise InputError(
+      f'--config: config.method is {config.method!r}; dprjax.pipeline takes configs/unm.py and '
+      'configs/nolabels.py'
+    )
+  kind, ours = kinds[config.method]
   for key in sorted(configs.given(args.experiment)):
     section, _, name = key.partition('.')
-    if section in ('retriever', 'reranker') and name.startswith(_OURS):
+    if section in _EXPERIMENTS and name.startswith(ours):
       raise InputError(f'config.{key}: the pipeline sets it; leave it out')
-  Pipeline(configs.parse(args.experiment), epath.Path(args.workdir)).run()
+  kind(config, workdir).run()
 
 
 if __name__ == '__main__':

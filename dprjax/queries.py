@@ -70,6 +70,7 @@ class Server:
   examples: str | None = flag(
     'examples of the task for the prompt: jsonl with passage and query', None, metavar='FILE'
   )
+  prompt_words: int = flag('of a passage in a prompt, at most', 200, most=10**5)
   concurrency: int = flag('requests at a time', 4, most=256)
   retries: int = flag('of a request that failed', 5, least=0, most=100)
   timeout: int = flag('for an answer', 120, most=3600, metavar='SECONDS')
@@ -333,7 +334,7 @@ def _ask(args: Flags, sample: Sequence[PassageRecord]) -> dict[str, Answer]:
   }
   requests = []
   for passage in sample:
-    prompt = prompts.fill(template, passage, examples, args.per_passage)
+    prompt = prompts.fill(template, passage, examples, args.per_passage, asked.prompt_words)
     key = prompts.key_of(prompt, asked.model or '', settings)
     requests.append(Request(passage.id, prompt, key))
   kept = prompts.read_kept(path)

@@ -90,14 +90,17 @@ def generate(config, params, prompts, most, end=None):
 
 
 class Decoder:
-  """A decoder that answers in batches."""
+  """A decoder that answers in batches.
 
-  def __init__(self, folder, batch=8, longest=512, chat=CHAT):
+  ``chat`` surrounds a prompt, and the token ``end`` ends an answer.
+  """
+
+  def __init__(self, folder, batch=8, longest=512, chat=CHAT, end=END):
     backbone = hub.load_backbone(folder)
     self.config, self.params = backbone.config, jax.tree.map(jnp.asarray, backbone.params)
     self.tokenizer = text.load_tokenizer(folder).backend
     self.batch, self.longest, self.chat = batch, longest, chat
-    self.end = self.tokenizer.token_to_id(END)
+    self.end = self.tokenizer.token_to_id(end)
     self.waiting = queue.Queue()
     threading.Thread(target=self.work, daemon=True).start()
 

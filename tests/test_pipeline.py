@@ -16,6 +16,7 @@ from dprjax import pipeline
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
+from dprjax.runtime import stages
 from tests import devices
 from tests.refusals import named_in, refused
 
@@ -109,7 +110,7 @@ def test_differences_are_the_flags_that_differ_from_the_recipe():
       "--config.retriever.trainable=('prompt/.*','head/.*')",
     ]
   )
-  assert pipeline.differences(config.retriever_recipe, config.retriever) == [
+  assert stages.differences(config.retriever_recipe, config.retriever, pipeline._OURS) == [
     '--config.negatives=1',
     '--config.optim.learning_rate=0.5',
     "--config.trainable=('prompt/.*', 'head/.*')",
@@ -117,7 +118,7 @@ def test_differences_are_the_flags_that_differ_from_the_recipe():
   parsed = configs.parse(
     [
       f'--config={config.retriever_recipe}',
-      *pipeline.differences(config.retriever_recipe, config.retriever),
+      *stages.differences(config.retriever_recipe, config.retriever, pipeline._OURS),
     ]
   )
   assert parsed.optim.learning_rate == 0.5 and tuple(parsed.trainable) == ('prompt/.*', 'head/.*')
@@ -132,7 +133,9 @@ def test_every_recipe_holds_two_experiments_of_train(recipe, more):
   ) == (('backbone/.*',) if more else ('prompt/.*',))
   for part, method in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
     path, experiment = config[f'{part}_recipe'], config[part]
-    parsed = configs.parse([f'--config={path}', *pipeline.differences(path, experiment)])
+    parsed = configs.parse(
+      [f'--config={path}', *stages.differences(path, experiment, pipeline._OURS)]
+    )
     ours = set(parsed.to_dict()) - {'seed', 'mix', 'data', 'backbone'}
     assert parsed.method == method and parsed.negatives >= 1
     assert {name: parsed.to_dict()[name] for name in ours} == {

@@ -24,7 +24,6 @@ copy its sentences, and do not mention the passage. Write one query a line and n
 Passage: {passage}
 Queries:
 """
-PASSAGE_WORDS = 200  # of a passage in a prompt, at most
 _EXAMPLE = '\nPassage: {passage}\nQueries:\n{query}\n'
 _SLOTS = re.compile(r'\{(passage|title|examples|count)\}')
 _BYTES_OF_TOKEN = 4
@@ -95,15 +94,17 @@ def read_examples(path: files.PathLike | None) -> list[Example]:
   return [example for _, example in reading.read_jsonl(path, 'examples', Example)]
 
 
-def fill(template: str, passage: PassageRecord, examples: Sequence[Example], count: int) -> str:
-  """The prompt about a passage. Braces in texts stay as they are."""
+def fill(
+  template: str, passage: PassageRecord, examples: Sequence[Example], count: int, most: int = 200
+) -> str:
+  """The prompt about a passage, cut to ``most`` words. Braces in texts stay as they are."""
   shown = ''.join(
-    _fill(_EXAMPLE, {'passage': _cut(one.passage), 'query': '\n'.join(one.queries)}, _PAIR)
+    _fill(_EXAMPLE, {'passage': _cut(one.passage, most), 'query': '\n'.join(one.queries)}, _PAIR)
     for one in examples
   )
   text = passage.text if '{title}' in template else passage.joined
   values = {
-    'passage': _cut(text),
+    'passage': _cut(text, most),
     'title': passage.title,
     'examples': shown,
     'count': str(count),
@@ -119,8 +120,8 @@ def _fill(template: str, values: dict[str, str], slots: re.Pattern[str]) -> str:
   return slots.sub(lambda slot: values[slot[1]], template)
 
 
-def _cut(text: str) -> str:
-  return ' '.join(text.split()[:PASSAGE_WORDS])
+def _cut(text: str, most: int) -> str:
+  return ' '.join(text.split()[:most])
 
 
 def key_of(prompt: str, model: str, settings: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from etils import epath
 
 from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError
+from dprjax.runtime import config as configs
 
 _RECORD = 'stages.json'
 _GRACE_S = 2.0  # for an interrupted command
@@ -285,3 +286,20 @@ def _run(command: Sequence[str]) -> int:
 def config_file(config: str) -> str:
   """``FILE[:recipe]`` -> ``FILE``."""
   return config.partition('.py:')[0] + '.py' if '.py:' in config else config
+
+
+def differences(
+  recipe: str, experiment: ml_collections.ConfigDict, ours: Sequence[str]
+) -> list[str]:
+  """The flags that turn a recipe of train into ``experiment``, but for the backbone.
+
+  ``ours`` are options and sections that the pipeline sets itself.
+  """
+  usual = configs.flat(configs.parse([f'--config={recipe}']).to_dict())
+  return [
+    f'--config.{name}={value}'
+    for name, value in configs.flat(experiment.to_dict()).items()
+    if usual.get(name) != value
+    and name != 'backbone.path'
+    and not any(name == one or name.startswith(f'{one}.') for one in ours)
+  ]

@@ -1,0 +1,390 @@
+"""From documents without judgements to a prompt, as commands of dprjax that run once each.
+
+Below the workdir are ``queries`` (a BEIR folder), ``runs``, ``mined.jsonl``, ``training``,
+``prompt`` (prompt.npz and its card), ``passages`` (the frozen encoder's vectors, which the prompt
+searches), ``metrics``, ``choice.json`` and the report.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+import numpy as np
+from etils import epath
+
+from dprjax.asking import passages
+from dprjax.base import files, reading
+from dprjax.base.errors import InputError
+from dprjax.data import docstrings, sources
+from dprjax.formats.qrels import read_qrels
+from dprjax.retrieval import choosing, measures
+from dprjax.retrieval.choosing import BM25, FROZEN, Candidate, Choice
+from dprjax.runtime import config as configs
+from dprjax.runtime import options
+from dprjax.runtime import workdir as workdirs
+from dprjax.runtime.stages import ModelFiles, Stages, TextFiles, differences
+
+METHOD = 'nolabels'
+CHOICE = 'choice.json'
+DOCSTRINGS = 'docstrings:'
+_FORMAT = 'dprjax.choice'
+_FUSION = 'zscore'
+_MEASURE = 'nDCG@10'
+_MOST_PRICE = 1e6
+# What is compared, by the names of runs.
+_SYSTEMS = {
+  'frozen': ('frozen encoder', FROZEN),
+  'bm25': ('BM25', BM25),
+  'fused': ('frozen encoder with BM25', Candidate('frozen', fused=True)),
+  'prompt': ('+ prompt', Candidate('prompt')),
+  'prompt-fused': ('+ prompt, with BM25', Candidate('prompt', fused=True)),
+}
+
+_TEXT = options.text('')
+_TEXTS = options.Option(
+  (),
+  lambda v: isinstance(v, tuple | list) and all(isinstance(one, str) for one in v),
+  'a tuple of texts',
+)
+OPTIONS = {
+  'method': _TEXT,
+  'seed': options.whole(42, least=0, most=2**31 - 1),
+  'data.dir': _TEXT,
+  'data.judged': _TEXT,
+  'data.judged_split': _TEXT,
+  'queries.passages': options.whole(2000, least=1, most=10**7),
+  'queries.per_passage': options.whole(3, least=1, most=100),
+  'queries.answers': _TEXT,
+  'queries.endpoint': _TEXT,
+  'queries.model': _TEXT,
+  'queries.template': _TEXT,
+  'queries.examples': _TEXT,
+  'queries.concurrency': options.whole(4, least=1, most=256),
+  'queries.budget': options.number(0.0, least=0, most=1e9),
+  'queries.price_in': options.number(0.0, least=0, most=_MOST_PRICE),
+  'queries.price_out': options.number(0.0, least=0, most=_MOST_PRICE),
+  'within': options.whole(20, least=1, most=10**6),
+  'reranker_path': _TEXT,
+  'depth': options.whole(100, least=1, most=10**6),
+  'sample': options.whole(30, least=1, most=10**6),
+  'measures': _TEXTS,
+  'retriever_recipe': _TEXT,
+}
+"""Options beside ``config.retriever``; configs/nolabels.py explains them."""
+
+OURS = (
+  'seed',
+  *('data.dir', 'data.format', 'data.mined_negatives', 'data.train_split', 'data.token_cache'),
+  *('data.passage_embeddings', 'distillation.scores'),
+)
+"""Options of ``config.retriever`` that the pipeline sets."""
+
+
+class NoLabels:
+  """One experiment below ``workdir``.
+
+  Args:
+    config: of configs/nolabels.py.
+    workdir: gets all files.
+
+  Raises:
+    InputError: a bad option; from ``run``: missing or malformed text, a workdir of something else,
+      or a killed stage.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict, workdir: epath.Path):
+    check(config)
+    self.config, self.workdir = config, workdir
+
+  def run(self) -> Choice:
+    """Runs all stages; returns what was chosen."""
+    with workdirs.claim(self.workdir, workdirs.PIPELINE, inputs(self.config)):
+      return self._run()
+
+  def _run(self) -> Choice:
+    c, work = self.config, self.workdir
+    files.write_json(work / 'config.json', json.loads(configs.to_json(c)))
+    judged = bool(c.data.judged)
+    # Queries; BM25; three encodings, a search; fusion; the filter; mining; training and export; the
+    # prompt's queries, its search and fusion; measuring each system; the table. Judged queries are
+    # searched by all, and a cross-encoder scores once.
+    self._stages = Stages(
+      work, 14 + len(_SYSTEMS) + 4 * judged + bool(c.reranker_path) + self._trims()
+    )
+    corpus = self._queries()
+    made = TextFiles(
+      work / 'queries',
+      work / 'queries' / 'corpus.jsonl',
+      work / 'queries' / 'queries.jsonl',
+      {split: work / 'queries' / 'qrels' / f'{split}.tsv' for split in ('train', 'found')},
+    )
+    frozen = ModelFiles(c.retriever.backbone.path)
+    # What became a query is not in the passage that it trains on, but in the one that is searched.
+    vectors = self._encode('passages', frozen, made._replace(corpus=corpus), None)
+    trained_on = self._encode('trained-on', frozen, made, None) if self._trims() else vectors
+    teacher, runs = self._retrieve_train(made, frozen, trained_on)
+    self._filter(made, teacher)
+    mined = self._mine(made, runs)
+    self._train(made, mined, teacher, trained_on)
+    model = ModelFiles(frozen.backbone, work / 'prompt.npz')
+    self._stages.export('Export: the prompt', work / 'training', work / 'prompt.npz')
+    if judged:
+      texts, split = self._judged(corpus), c.data.judged_split
+      qrels = texts.qrels[split]
+      runs = self._retrieve(texts, split, frozen, vectors)
+    else:
+      # Queries that were made and held out of the training.
+      texts, split, vectors = made, 'train', trained_on
+      qrels = workdirs.trained(work / 'training') / workdirs.DEV
+    queries = self._encode(f'prompt-{split}', model, texts, split)
+    runs['prompt'] = self._search('prompt', split, vectors, queries)
+    runs['prompt-fused'] = self._fuse('prompt-fused', split, runs['bm25'], runs['prompt'])
+    metrics = {name: self._measure(name, runs[name], qrels) for name in _SYSTEMS}
+    choice = choose({name: _scores(path) for name, path in metrics.items()}, judged)
+    files.write_json(work / CHOICE, _written(choice))
+    self._card(metrics, judged)
+    titles = {title: metrics[name] for name, (title, _) in _SYSTEMS.items()}
+    self._stages.report(titles, c.measures, work)
+    print(self._last_words(choice), flush=True)
+    return choice
+
+  def _trims(self) -> bool:
+    """Whether what becomes a query leaves its passage: where no generator writes the queries."""
+    return not (self.config.queries.answers or self.config.queries.endpoint)
+
+  def _queries(self) -> epath.Path:
+    """Makes queries; returns the whole corpus."""
+    c, q, work = self.config, self.config.queries, self.workdir
+    given = c.data.dir
+    if given.startswith(DOCSTRINGS):
+      given = str(work / 'data')
+      if not epath.Path(given).exists():
+        docstrings.build(given, c.data.dir.removeprefix(DOCSTRINGS).split(','))
+    corpus = passages.corpus_file(given)
+    flags = [f'--corpus={corpus or given}', f'--out={work / "queries"}', f'--seed={c.seed}']
+    flags += [f'--passages={q.passages}', f'--per_passage={q.per_passage}']
+    flags += [f'--{name}={q[name]}' for name in ('answers', 'endpoint', 'model') if q[name]]
+    if q.endpoint:
+      more = ('template', 'examples', 'concurrency', 'price_in', 'price_out', 'budget')
+      flags += [f'--{name}={q[name]}' for name in more if q[name]]
+    reads = [corpus or epath.Path(given)]
+    reads += [epath.Path(q[name]) for name in ('answers', 'template', 'examples') if q[name]]
+    self._stages.run(
+      'Make queries', ['queries', *flags], work / 'queries' / 'report.json', reads, None
+    )
+    return corpus or work / 'queries' / 'passages.jsonl'
+
+  def _retrieve_train(
+    self, texts: TextFiles, frozen: ModelFiles, vectors: epath.Path
+  ) -> tuple[epath.Path, dict[str, epath.Path]]:
+    """The teacher's run of the queries, and all runs."""
+    runs = self._retrieve(texts, 'train', frozen, vectors)
+    if not (reranker := self.config.reranker_path):
+      return runs['fused'], runs
+    out = self.workdir / 'runs' / 'reranked.train.trec'
+    inside = [f'--run={runs["fused"]}', f'--queries={texts.queries}', f'--corpus={texts.corpus}']
+    self._stages.run(
+      'Score by the cross-encoder',
+      ['rerank', f'--backbone={reranker}', *inside, f'--out={out}', f'--depth={self.config.depth}'],
+      out,
+      [runs['fused'], texts.queries, texts.corpus, *ModelFiles(reranker).files],
+    )
+    return out, runs
+
+  def _retrieve(
+    self, texts: TextFiles, split: str, frozen: ModelFiles, vectors: epath.Path
+  ) -> dict[str, epath.Path]:
+    """BM25, the frozen encoder, and both fused, over a split's queries."""
+    bm25 = self._stages.bm25(
+      f'BM25: {split}', texts, split, self._run_file('bm25', split), self._depth(split)
+    )
+    queries = self._encode(f'frozen-{split}', frozen, texts, split)
+    dense = self._search('frozen', split, vectors, queries)
+    return {'bm25': bm25, 'frozen': dense, 'fused': self._fuse('fused', split, bm25, dense)}
+
+  def _run_file(self, name: str, split: str) -> epath.Path:
+    return self.workdir / 'runs' / f'{name}.{split}.trec'
+
+  def _depth(self, split: str) -> int:
+    return self.config.depth if split == 'train' else 1000
+
+  def _encode(
+    self, name: str, model: ModelFiles, texts: TextFiles, split: str | None
+  ) -> epath.Path:
+    out = self.workdir / (name if split is None else f'embeddings/{name}')
+    title = f'Encode: {name.replace("-", ", ")}'
+    return self._stages.encode(title, model, texts, split, out, self.config.retriever)
+
+  def _search(self, name: str, split: str, vectors: epath.Path, queries: epath.Path) -> epath.Path:
+    out = self._run_file(name, split)
+    title = f'Search: {name}, {split}'
+    return self._stages.search(title, vectors, queries, out, self._depth(split))
+
+  def _fuse(self, name: str, split: str, bm25: epath.Path, dense: epath.Path) -> epath.Path:
+    out = self._run_file(name, split)
+    flags = [f'--run=bm25={bm25}', f'--run=dense={dense}', f'--method={_FUSION}', f'--out={out}']
+    self._stages.run(f'Fuse: {name}, {split}', ['fuse', *flags], out, [bm25, dense])
+    return out
+
+  def _filter(self, texts: TextFiles, run: epath.Path) -> None:
+    flags = [f'--run={run}', f'--qrels={texts.qrels["train"]}', f'--within={self.config.within}']
+    out = texts.qrels['found']
+    reads = [run, texts.qrels['train']]
+    self._stages.run('Filter by round trips', ['queries', *flags, f'--out={out}'], out, reads)
+
+  def _mine(self, texts: TextFiles, runs: Mapping[str, epath.Path]) -> epath.Path:
+    c, out = self.config, self.workdir / 'mined.jsonl'
+    named = {name: runs[name] for name in ('bm25', 'frozen')}
+    flags = [f'--queries={texts.queries}', f'--corpus={texts.corpus}']
+    flags += [f'--qrels={texts.qrels["found"]}', f'--out={out}', '--texts=false']
+    flags += [f'--run={name}={path}' for name, path in named.items()]
+    flags += [f'--depth={c.depth}', f'--sample={c.sample}', f'--seed={c.seed}']
+    reads = [texts.queries, texts.corpus, texts.qrels['found'], *named.values()]
+    self._stages.run('Mine negatives', ['mine', *flags], out, reads)
+    return out
+
+  def _train(
+    self, texts: TextFiles, mined: epath.Path, teacher: epath.Path, vectors: epath.Path
+  ) -> None:
+    c = self.config
+    settings = {
+      'seed': c.seed,
+      'data.format': 'beir',
+      'data.dir': texts.folder,
+      'data.train_split': 'found',
+      'data.mined_negatives': mined,
+      'data.passage_embeddings': vectors,
+      'distillation.scores': teacher,
+      'backbone.path': c.retriever.backbone.path,
+    }
+    flags = differences(c.retriever_recipe, c.retriever, OURS)
+    flags += [f'--config.{name}={value}' for name, value in settings.items()]
+    reads = [texts.corpus, texts.queries, texts.qrels['found'], mined, teacher]
+    reads += [vectors / 'manifest.json', *ModelFiles(c.retriever.backbone.path).files]
+    workdir = self.workdir / 'training'
+    self._stages.train('Train: the prompt', c.retriever_recipe, flags, workdir, reads, restart=True)
+
+  def _judged(self, corpus: epath.Path) -> TextFiles:
+    """The user's queries, over the whole corpus."""
+    split = self.config.data.judged_split
+    found = sources.locate(sources.Source(self.config.data.judged, 'beir', split))
+    folder = epath.Path(self.config.data.judged)
+    return TextFiles(folder, corpus, found['queries'], {split: found['qrels']})
+
+  def _measure(self, name: str, run: epath.Path, qrels: epath.Path) -> epath.Path:
+    names = list(dict.fromkeys([_MEASURE, *self.config.measures]))
+    out = self.workdir / 'metrics' / f'{name}.json'
+    return self._stages.evaluate(f'Measure: {name}', run, qrels, names, out)
+
+  def _card(self, metrics: Mapping[str, epath.Path], judged: bool) -> None:
+    """The prompt in a folder, with its card."""
+    what = 'judged queries' if judged else 'queries that nobody judged'
+    out, workdir = self.workdir / 'prompt', self.workdir / 'training'
+    flags = [f'--workdir={workdir}', f'--out={out}', '--card=true', '--force']
+    shown = {'frozen': metrics['frozen'], 'prompt': metrics['prompt']}
+    flags += [f'--metrics={name}, {what}={path}' for name, path in shown.items()]
+    reads = [workdir / 'metrics.jsonl', *shown.values()]
+    self._stages.run('Export: the card', ['export', *flags], out / 'README.md', reads)
+
+  def _last_words(self, choice: Choice) -> str:
+    prompt = self.workdir / 'prompt' / 'prompt.npz'
+    line = f'Chosen: {choice.verdict}.'
+    if not choice.judged and choice.candidate.model == 'prompt' and not choice.candidate.fused:
+      line += (
+        ' Half of a step: fuse the run of the frozen encoder with that of the prompt '
+        '(dprjax fuse --method=minmax).'
+      )
+    return f'{line}\n{prompt} searches {self.workdir / "passages"}'
+
+
+def choose(scores: Mapping[str, Mapping[str, float]], judged: bool) -> Choice:
+  """Chooses among systems by nDCG@10 of each query; `choosing.choose`.
+
+  No query helped to train or to weigh a system: the prompt never saw judged ones, and those that
+  nobody judged were held out.
+  """
+  ids = sorted(scores['frozen'])
+  return choosing.choose(
+    {
+      candidate: np.array([scores[name].get(id_, 0.0) for id_ in ids])
+      for name, (_, candidate) in _SYSTEMS.items()
+    },
+    judged=judged,
+  )
+
+
+def _scores(path: epath.Path) -> dict[str, float]:
+  return reading.read_json_object(path, 'metrics')['per_query'][_MEASURE]
+
+
+def _written(choice: Choice) -> dict[str, Any]:
+  return {
+    'format': _FORMAT,
+    'verdict': choice.verdict,
+    'chosen': choice.candidate._asdict(),
+    'expected': choice.expected,
+    'loss': choice.loss,
+    'queries': choice.queries,
+    'judged': choice.judged,
+    'estimates': {str(name): one._asdict() for name, one in choice.estimates.items()},
+  }
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Raises InputError for bad options."""
+  c = config
+  if not c.data.dir:
+    raise InputError(
+      'config.data.dir is empty: --config.data.dir=PATH names documents, a corpus or a BEIR folder'
+    )
+  given = dict(configs.flat({k: v for k, v in c.to_dict().items() if k != 'retriever'}))
+  if unknown := sorted(given.keys() - OPTIONS.keys()):
+    raise InputError(f'config.{unknown[0]}: there is no such option; see configs/nolabels.py')
+  for name, spec in OPTIONS.items():
+    if name not in given:
+      raise InputError(f'config.{name} is missing; begin with configs/nolabels.py')
+    if not spec.fits(given[name]):
+      raise InputError(f'config.{name}: expected {spec.expected}, not {given[name]!r:.60}')
+  if c.queries.answers and c.queries.endpoint:
+    raise InputError('config.queries.answers, config.queries.endpoint: two sources; give one')
+  if c.queries.endpoint and not c.queries.model:
+    raise InputError('config.queries.model is empty; name the model of config.queries.endpoint')
+  measures.parse_measures(list(c.measures))
+  r = c.retriever
+  if r.method != 'dpr' or r.prompt.sides != 'query' or r.alternatives:
+    raise InputError(
+      'config.retriever: expected method dpr with prompt.sides query and no alternatives, since '
+      'passages keep the vectors of the frozen encoder'
+    )
+  if r.backbone.path.startswith('scratch:'):
+    raise InputError(
+      f'config.retriever.backbone.path: {r.backbone.path} has random weights, and the frozen '
+      'encoder must find passages; name a trained one'
+    )
+  if not r.data.hold_out:
+    raise InputError('config.retriever.data.hold_out: 0; made queries must be held out to compare')
+  configs.check_ranges(r, 'dpr.', 'config.retriever')
+  if not c.data.dir.startswith(DOCSTRINGS):
+    files.existing(c.data.dir, 'config.data.dir')
+  for name in ('answers', 'template', 'examples'):
+    if c.queries[name]:
+      files.existing_file(c.queries[name], f'config.queries.{name}')
+  if c.data.judged:
+    found = sources.locate(sources.Source(c.data.judged, 'beir', c.data.judged_split))
+    read_qrels(found['qrels'])
+
+
+def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """The inputs of a pipeline, by flag."""
+  folder = config.data.dir
+  return {
+    '--config.data.dir': None if folder.startswith(DOCSTRINGS) else folder,
+    '--config.data.judged': config.data.judged,
+    '--config.reranker_path': config.reranker_path,
+    **{
+      f'--config.queries.{name}': config.queries[name]
+      for name in ('answers', 'template', 'examples')
+    },
+    '--config.retriever.backbone.path': config.retriever.backbone.path,
+  }
