@@ -1,6 +1,7 @@
 """Unified negative mining: its options, and all of it at a tiny scale."""
 
 import contextlib
+import importlib
 import json
 import os
 import pathlib
@@ -35,8 +36,19 @@ def run(*args):
   )
 
 
+def run_here(command):
+  """A stage in this process: (python, -m, its module, its flags); returns its status."""
+  try:
+    importlib.import_module(command[2]).main(list(command[3:]))
+  except SystemExit as end:
+    return end.code or 0
+  return 0
+
+
 @pytest.mark.slow
-def test_the_whole_pipeline_killed_midway_and_then_with_a_second_round(tmp_path):
+def test_the_whole_pipeline_killed_midway_and_then_with_a_second_round(
+  tmp_path, monkeypatch, capsys, one_device
+):
   work = tmp_path / 'work'
   few = ['--config.retriever.steps=3', '--config.reranker.steps=3', '--config.undenoised=False']
   # A kill that nothing can catch, while the first retriever trains.
@@ -64,13 +76,12 @@ def test_the_whole_pipeline_killed_midway_and_then_with_a_second_round(tmp_path)
       break
     assert time.monotonic() < deadline
 
-  whole = run(work, *few)
-  assert whole.returncode == 0, whole.stderr
-  assert (
-    'Mine: mined-bm25: done before' in whole.stdout
-    and 'Train: first: done before' not in whole.stdout
-  )
-  lines = [line for line in whole.stdout.splitlines() if line.startswith('[')]
+  # The stages go on in this process, which has imported all.
+  monkeypatch.setattr(stages, '_run', run_here)
+  pipeline.main(command_line(work, *few)[3:])
+  whole = capsys.readouterr().out
+  assert 'Mine: mined-bm25: done before' in whole and 'Train: first: done before' not in whole
+  lines = [line for line in whole.splitlines() if line.startswith('[')]
   assert [line.split(']')[0] for line in lines] == [
     f'[{n}/{len(lines)}' for n in range(1, len(lines) + 1)
   ]
@@ -90,12 +101,11 @@ def test_the_whole_pipeline_killed_midway_and_then_with_a_second_round(tmp_path)
 
   # A second round adds to the first, of which only the table is written again.
   first = {path: path.read_bytes() for path in work.glob('models/*.npz')}
-  more = run(work, *few, '--config.rounds=2')
-  assert more.returncode == 0, more.stderr
+  pipeline.main(command_line(work, *few, '--config.rounds=2')[3:])
   assert first and {path: path.read_bytes() for path in first} == first
   ran = [
     line.split('] ')[1]
-    for line in more.stdout.splitlines()
+    for line in capsys.readouterr().out.splitlines()
     if line.startswith('[') and not line.endswith('done before')
   ]
   assert ran and all('denoised' in line or line == 'Compare' for line in ran)

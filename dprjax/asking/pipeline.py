@@ -110,7 +110,7 @@ class NoLabels:
     # prompt's queries, its search and fusion; measuring each system; the table. Judged queries are
     # searched by all, and a cross-encoder scores once.
     self._stages = Stages(
-      work, 14 + len(_SYSTEMS) + 4 * judged + bool(c.reranker_path) + self._trims()
+      work, 15 + len(_SYSTEMS) + 4 * judged + bool(c.reranker_path) + self._trims()
     )
     corpus = self._queries()
     made = TextFiles(
@@ -305,11 +305,10 @@ def choose(scores: Mapping[str, Mapping[str, float]], judged: bool) -> Choice:
   nobody judged were held out.
   """
   ids = sorted(scores['frozen'])
+  # Made queries have words of their passages, which favours BM25.
+  names = _SYSTEMS if judged else ('frozen', 'prompt')
   return choosing.choose(
-    {
-      candidate: np.array([scores[name].get(id_, 0.0) for id_ in ids])
-      for name, (_, candidate) in _SYSTEMS.items()
-    },
+    {_SYSTEMS[name][1]: np.array([scores[name].get(id_, 0.0) for id_ in ids]) for name in names},
     judged=judged,
   )
 
