@@ -1,12 +1,8 @@
 """From documents without judgements to a prompt: its options, its choice, and all of it, small."""
 
 import json
-import os
 import pathlib
 import shutil
-import signal
-import subprocess
-import sys
 import time
 
 import jax
@@ -73,7 +69,7 @@ def backbone_of(folder, data):
 
 @pytest.mark.slow
 def test_from_a_corpus_to_a_prompt_with_a_card_and_the_same_bytes_after_a_kill(
-  tmp_path, monkeypatch, capsys, one_device
+  tmp_path, monkeypatch, capsys, command, one_device
 ):
   data, work = corpus(tmp_path / 'data'), tmp_path / 'work'
   backbone = backbone_of(tmp_path / 'backbone', data)
@@ -84,7 +80,14 @@ def test_from_a_corpus_to_a_prompt_with_a_card_and_the_same_bytes_after_a_kill(
     *('--config.retriever.eval.every=3', '--config.retriever.data.hold_out=0.3'),
     '--config.within=40',
   ]
-  monkeypatch.setattr(stages, '_run', run_here)
+  # Trainings are processes of their own; the other stages run in this one.
+  monkeypatch.chdir(ROOT)
+  for name, value in devices.environment().items():
+    monkeypatch.setenv(name, value)
+  run, start = stages._run, stages._start
+  monkeypatch.setattr(
+    stages, '_run', lambda line: run(line) if line[2] == 'dprjax.train' else run_here(line)
+  )
   command_module.main(flags)
   said = capsys.readouterr().out
   assert 'nothing could be checked' in said
@@ -105,8 +108,8 @@ def test_from_a_corpus_to_a_prompt_with_a_card_and_the_same_bytes_after_a_kill(
   saved = checkpoint.Checkpoints(work / 'training', '', read_only=True)
   first, last = (saved.restore_trainable(step) for step in (3, 6))
   saved.close()
-  assert set(last) == {'prompt/prefix'}
-  assert not np.array_equal(first['prompt/prefix'], last['prompt/prefix'])
+  assert set(last) == {'prompt/query/prefix'}
+  assert not np.array_equal(first['prompt/query/prefix'], last['prompt/query/prefix'])
   config = configs.load_workdir(work / 'training')
   assert tuple(config.trainable) == ('prompt/.*',) and config.distillation.loss == 'margin_mse'
   assert load_embeddings(work / 'passages').meta.prompt_sha256 is None
@@ -118,25 +121,23 @@ def test_from_a_corpus_to_a_prompt_with_a_card_and_the_same_bytes_after_a_kill(
   for name in [name for name in made if name.removeprefix(f'{work}/').startswith(late)]:
     del made[name]
   (work / 'stages.json').write_text(json.dumps(made))
-  for name in ('training', 'prompt', 'metrics'):
+  for name in ('training', 'prompt', 'metrics', 'embeddings/prompt-train'):
     shutil.rmtree(work / name)
   (work / 'prompt.npz').unlink()
-  child = subprocess.Popen(
-    [sys.executable, '-m', 'dprjax.pipeline', *flags],
-    cwd=ROOT,
-    env=devices.environment(),
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
-    start_new_session=True,
-  )
-  deadline = time.monotonic() + 300
-  while not (work / 'training' / 'checkpoints' / '3' / 'SHA256SUMS').exists():
-    assert child.poll() is None and time.monotonic() < deadline
-    time.sleep(0.05)
-  os.killpg(child.pid, signal.SIGKILL)
-  child.wait()
+
+  def start_and_kill(line):
+    child = start(line)
+    deadline = time.monotonic() + 300
+    while not (work / 'training' / 'checkpoints' / '3' / 'SHA256SUMS').exists():
+      assert child.poll() is None and time.monotonic() < deadline
+      time.sleep(0.05)
+    child.kill()
+    return child
+
+  monkeypatch.setattr(stages, '_start', start_and_kill)
+  command_refused(command(command_module, *flags), 'dprjax.train', 'signal 9')
+  monkeypatch.setattr(stages, '_start', start)
   assert not (work / 'prompt.npz').exists()
-  capsys.readouterr()
   command_module.main(flags)
   assert 'Mine negatives: done before' in capsys.readouterr().out
   assert {name: (work / name).read_bytes() for name in MADE} == before
