@@ -13,9 +13,8 @@ Rules, fixed before the runs:
 - Four sets: SciFact, Cranfield, MedQuAD and QNLI, at most 2,000 passages each, of which 64 tokens
   are read, by all systems alike. 300 passages are asked about, with up to three queries each.
 - Sources of queries: the passages themselves (`extracted`), and SmolLM2-135M-Instruct
-  (`generated`), greedy, with two training queries as examples, one query a passage, of at most 128
-  passages. A server of OpenAI's interface gives the same answers as a file of them.
-- 100 updates of 16 queries; everything else as in the config. No rate or option is chosen by judged
+  (`generated`), greedy, with two training queries as examples, one query a passage, of 32 passages. A server of OpenAI's interface gives the same answers as a file of them.
+- 60 updates of 16 queries; everything else as in the config. No rate or option is chosen by judged
   queries.
 - Half of a step is the sum of the cosines of the frozen encoder and of the prompt.
 - `judged` trains with a hundred judged queries and the same updates, as dptdr.py:beir,query does;
@@ -48,9 +47,9 @@ from dprjax.runtime import mesh, stages
 SETS = ('cranfield', 'qnli', 'medquad', 'scifact')
 PARTS = ('extracted', 'generated', 'judged', 'continued')
 JUDGED = 100
-UPDATES, BATCH = 100, 16
+UPDATES, BATCH = 60, 16
 QUERY_LENGTH, PASSAGE_LENGTH = 48, 64
-ASKED, GENERATED = 300, 128  # passages
+ASKED, GENERATED = 300, 32  # passages
 MODEL = 'SmolLM2-135M-Instruct'
 TEMPLATE = '{examples}\nPassage: {passage}\nQueries:\n'
 PROMPT_WORDS, EXAMPLE_WORDS, EXAMPLES, NEW_TOKENS = 80, 40, 2, 24
@@ -61,6 +60,7 @@ TRAINING = (
   f'data.query_max_length={QUERY_LENGTH}',
   f'data.query_buckets=({QUERY_LENGTH},)',
   f'data.passage_max_length={PASSAGE_LENGTH}',
+  'eval.corpus_limit=100',  # no checkpoint is chosen
 )
 LABELS = {
   'bm25': 'BM25',
