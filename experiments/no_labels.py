@@ -13,7 +13,8 @@ Rules, fixed before the runs:
 - Four sets: SciFact, Cranfield, MedQuAD and QNLI, at most 2,000 passages each, of which 64 tokens
   are read, by all systems alike. 300 passages are asked about, with up to three queries each.
 - Sources of queries: the passages themselves (`extracted`), and SmolLM2-135M-Instruct
-  (`generated`), greedy, with two training queries as examples, one query a passage, of 32 passages. A server of OpenAI's interface gives the same answers as a file of them.
+  (`generated`), greedy, with two training queries as examples, one query a passage, of 32
+  passages. A server of OpenAI's interface gives the same answers as a file of them.
 - 60 updates of 16 queries; everything else as in the config. No rate or option is chosen by judged
   queries.
 - Half of a step is the sum of the cosines of the frozen encoder and of the prompt.
