@@ -87,7 +87,7 @@ class Server:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   corpus: str | None = flag(
-    'a corpus (jsonl or tsv), a BEIR folder, or a folder of documents', None, metavar='PATH'
+    'a corpus, a BEIR folder, a table, or a folder of documents', None, metavar='PATH'
   )
   out: str = flag('the BEIR folder; with --run, the judgements')
   passages: int = flag('asked about, at most', 2000, most=10**7)
@@ -103,7 +103,6 @@ class Flags:
   keep: float = flag(
     'share of passages that keep what became their queries', extraction.KEEP, read=float
   )
-  passage_words: int = flag('of a passage that is cut from documents', 150, least=10, most=10**5)
   language: str = flag('whose rules split sentences (ISO 639)', 'en')
   seed: int = flag('of the sample', 0, least=0, most=2**31 - 1)
   server: Server = flags.group(Server, 'asking a generator')
@@ -122,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 _OF_CORPUS = (
-  *('passages', 'per_passage', 'kinds', 'min_words', 'max_words', 'keep', 'passage_words'),
+  *('passages', 'per_passage', 'kinds', 'min_words', 'max_words', 'keep'),
   *('language', 'seed', 'answers'),
 )
 
@@ -202,7 +201,7 @@ def _make(args: Flags) -> None:
   report = ReadReport()
   with files.atomic_path(args.out) as folder:
     folder.mkdir(parents=True)
-    corpus = _corpus(args, folder, report)
+    corpus = _corpus(args, folder)
     asked = _from_answers(args, corpus, report) if args.answers else _sample(args, corpus, report)
     logger.info(
       '%s of %s',
@@ -274,17 +273,14 @@ def _sample(args: Flags, corpus: epath.Path, report: ReadReport) -> _Asked:
   )
 
 
-def _corpus(args: Flags, folder: epath.Path, report: ReadReport) -> epath.Path:
-  """The corpus file; documents are cut into OUT/passages.jsonl."""
+def _corpus(args: Flags, folder: epath.Path) -> epath.Path:
+  """The corpus file; passages of tables and documents are kept in OUT/passages.jsonl."""
   assert args.corpus is not None
   if (found := passages.corpus_file(args.corpus)) is not None:
     return found
-  read = ReadReport()
   corpus = folder / 'passages.jsonl'
-  cut = passages.cut_documents(args.corpus, read, length=args.passage_words, language=args.language)
-  beir.write_lines(corpus, map(_row, cut))
-  logger.info('%s:\n%s', args.corpus, read)
-  report.counts.update({what: count for what, count in read.counts.items() if count})
+  if not beir.write_lines(corpus, map(_row, passages.read_others(args.corpus))):
+    raise InputError(f'--corpus={args.corpus}: no text in it')
   return corpus
 
 

@@ -118,19 +118,26 @@ def test_passages_ask_for_themselves(folder, command):
 def test_a_folder_of_documents_is_cut_into_passages(folder, command):
   (folder / 'documents').mkdir()
   for row in ROWS:
-    (folder / 'documents' / f'{row["_id"]}.txt').write_text(f'{row["title"]}\n\n{row["text"]}\n')
-  flags = ('--corpus=documents', '--out=made', '--passage_words=30')
-  # Both passages of a document have its title, which asks for neither.
-  command_refused(command(queries, *flags, '--kinds=title'), 'documents')
-  status, log = command(queries, *flags)
+    (folder / 'documents' / f'{row["_id"]}.txt').write_text(f'{row["text"]}\n\n' * 6)
+  status, log = command(queries, '--corpus=documents', '--out=made')
   assert status == 0, log
   whole = lines(folder / 'made/passages.jsonl')
   assert len(whole) == 2 * len(ROWS) and whole[0]['_id'] == 'p0.txt#0'
   assert [row['_id'] for row in lines(folder / 'made/corpus.jsonl')] == [
     row['_id'] for row in whole
   ]
-  kinds = {row['kind'] for row in lines(folder / 'made/queries.jsonl')}
-  assert 'first' in kinds and 'title' not in kinds
+  (folder / 'empty').mkdir()
+  command_refused(command(queries, '--corpus=empty', '--out=none'), 'empty')
+
+
+def test_a_title_of_several_passages_asks_for_none(folder, command):
+  rows = [row | {'title': 'The same'} for row in ROWS[:2]] + ROWS[2:]
+  (folder / 'corpus.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  status, log = command(queries, '--corpus=corpus.jsonl', '--out=made', '--passages=8')
+  assert status == 0, log
+  found = lines(folder / 'made/queries.jsonl')
+  assert 'The same' not in {row['text'] for row in found}
+  assert sum(row['kind'] == 'title' for row in found) >= 6
 
 
 def test_a_server_is_asked_and_busy_ones_again(folder, command, server, monkeypatch):

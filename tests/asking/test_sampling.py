@@ -1,7 +1,6 @@
 """Samples of passages."""
 
 import collections
-import json
 
 import pytest
 
@@ -68,25 +67,18 @@ def test_an_empty_corpus_has_an_empty_sample():
   assert sampling.sample([], 5, 0, ReadReport()) == ([], 0)
 
 
-def test_documents_become_passages_of_whole_sentences(tmp_path):
+def test_documents_and_tables_become_passages(tmp_path):
   folder = tmp_path / 'documents'
   folder.mkdir()
-  (folder / 'a b.txt').write_text(
-    'How ships float\n\nA hull pushes water aside. The water pushes back with its weight.\n'
-    'So iron floats.\n'
-  )
-  rows = [{'id': 'x', 'title': 'T', 'text': 'one two three. four five.'}, {'id': 'x', 'text': 'y.'}]
-  (folder / 'c.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  report = ReadReport()
-  found = list(passages.cut_documents(folder, report, length=10, language='en'))
-  assert found == [
-    ('a_b.txt#0', 'How ships float', 'A hull pushes water aside.'),
-    ('a_b.txt#1', 'How ships float', 'The water pushes back with its weight. So iron floats.'),
-    ('x#0', 'T', 'one two three. four five.'),
-    ('x~2#0', '', 'y.'),
-  ]
-  assert report.counts['documents'] == 3
+  (folder / 'a b.txt').write_text('A hull pushes water aside.\n\nSo iron floats.\n')
   assert passages.corpus_file(folder) is None
+  assert passages.corpus_file(folder / 'a b.txt') is None
+  [found] = passages.read_others(folder)
+  assert found == ('a%20b.txt#0', '', 'A hull pushes water aside.\nSo iron floats.')
+  table = tmp_path / 'table.csv'
+  table.write_text('id,text\nx,one two\n')
+  assert passages.corpus_file(table) is None
+  assert list(passages.read_others(table)) == [('x', '', 'one two')]
   (folder / 'corpus.jsonl').write_text('{}')
   assert passages.corpus_file(folder) == passages.corpus_file(folder / 'corpus.jsonl')
   with refused('nowhere'):
