@@ -139,7 +139,7 @@ def test_every_command_is_taken(page, words, monkeypatch):
   with pytest.raises(Parsed):
     importlib.import_module(f'dprjax.{name}').main(arguments)
   options = [word for word in arguments if word.startswith('--config')]
-  if options:
+  if options and name != 'pipeline':  # whose configs hold a training
     configs.check(configs.parse(options))
 
 
