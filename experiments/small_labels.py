@@ -1,0 +1,577 @@
+"""The best ranking from 50, 200 or 1,000 judged queries: every way side by side, and their chooser.
+
+    python experiments/small_labels.py --data=../shared/data --out=runs/small
+
+Sources (experiments/small_sets.py) x training queries (50, 200, 1,000 or all that there are) x
+seeds. All ways start from all-MiniLM-L6-v2; passages are cut at 64 tokens.
+
+| way | what |
+|---|---|
+| frozen | the encoder as it is |
+| bm25 | BM25 |
+| linear | a linear map of query vectors |
+| nudge | vectors of judged passages moved towards their training queries |
+| query | a prompt for queries only, `dptdr.py:beir,query` |
+| lora | LoRA for queries only, `dptdr.py:beir,lora,query` |
+| both | a prompt for both sides, `dptdr.py:beir,both` |
+| ft | fine-tuning |
+
+Each is also scored half the way from the frozen encoder (the mean of both scores), fused with BM25
+by weights that are learnt on held-out queries, and both.
+
+Rules, set before the runs:
+
+- Queries are split into three folds, from 500 queries on into five. A linear map and NUDGE are
+  trained for each fold and then on all queries. `query`, `lora`, `both` and `ft` are trained once,
+  without the first fold, since four trainings of each did not fit into the time of two shared
+  cores. So they learn from fewer queries than the others, and are judged by fewer.
+- Updates of 16 queries: 32, and 48 from 500 queries on; 16 below 100. Scored after a half and after
+  all of them; the number of updates of a query's score is chosen on other held-out queries.
+- Rates are those that were chosen on held-out training queries before: prompts .1 and fine-tuning
+  5e-5 (gain.py), LoRA 3e-3 (docs/adapters.md). Of the linear map two are tried on the first fold of
+  SciFact, MedQuAD and ClariQ.
+- A seed decides folds, order and initial values; not which queries are judged.
+- The chooser sees held-out scores alone. Its priors (`dprjax.retrieval.choosing.PRIORS`) for a
+  source come from the other sources (`--part=tables` fits them).
+
+Every run leaves a line in OUT/ledger.jsonl with its scores of each query, and the same command goes
+on where it stopped. `--part=tables` makes everything that is reported from the ledger that the
+project keeps, or from OUT's.
+"""
+
+import functools
+import logging
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import small_sets
+import small_tables
+import systems
+import trials
+from dprjax.base import draws
+from dprjax.base.ranking import places
+from dprjax.data import text
+from dprjax.inference.embedder import Embedder, place
+from dprjax.methods import choice, contrastive, dpr, updates
+from dprjax.methods.method import Parts
+from dprjax.models import hub
+from dprjax.models.embed import unit
+from dprjax.retrieval import bm25_index, fusion, nudging
+from dprjax.runtime import mesh, tree
+
+BATCH = 16
+SCORED = (0.5, 1.0)  # parts of the updates
+PARTS_OF_FOLD = 5  # of held-out queries that choose the number of updates in turn
+NEGATIVES, RELEVANT = 2000, 64  # of a query: passages of the corpus; judgements that are known
+LENGTHS = {'query': 32, 'passage': 64}
+DEV_PASSAGES = 500  # that held-out queries are searched in where passages are encoded again
+RATES = {'linear': (1e-3, 3e-3), 'query': (0.1,), 'lora': (3e-3,), 'both': (0.1,), 'ft': (5e-5,)}
+RECIPES = {
+  'linear': ('dptdr.py:beir,linear', ()),
+  'query': ('dptdr.py:beir,query', ()),
+  'lora': ('dptdr.py:beir,lora,query', ()),
+  'both': ('dptdr.py:beir,both', ()),
+  'ft': ('dptdr.py:beir,both', (*systems.FINE_TUNED, 'ema=0.0', 'weight_interpolation=0.0')),
+}
+TUNED_ON = ('clariq', 'scifact', 'medquad')
+PLAIN = ('frozen', 'bm25', 'linear', 'nudge')
+PARTS = ('cheap', 'tune', 'adapters', 'both', 'tables')
+
+
+def main():
+  parser = trials.parser(__doc__, PARTS[:-1], '0')
+  parser.add_argument('--sources', default=','.join(small_sets.SOURCES))
+  parser.add_argument('--sizes', default='200,50,1000', help='in this order')
+  parser.add_argument('--ways', default='query,lora')
+  Experiment(trials.begin(parser, PARTS[:-1])).go()
+
+
+class Set:
+  """A source as arrays: frozen vectors, BM25's scores, judgements by row."""
+
+  def __init__(self, name, source, encode):
+    self.name, self.source = name, source
+    _, self.train, self.test = small_sets.numbers(source)
+    self.ids = [entry.id for entry in source.entries]
+    self.by_id = places(self.ids)
+    self.passages = [entry.joined for entry in source.entries]
+    self.queries = [source.queries[id_] for split in (source.train, source.test) for id_ in split]
+    self.names = [*source.train, *source.test]
+    self.grades = [*self.train, *self.test]
+    self.vectors = {'passage': encode('passage', self.passages)}
+    self.vectors['query'] = encode('query', self.queries)
+    top = bm25_index.build(self.ids, self.passages).search(self.queries, len(self.ids))
+    self.words = np.full((len(self.queries), len(self.ids)), -np.inf, np.float32)
+    rows, columns = np.nonzero(top.rows >= 0)
+    self.words[rows, top.rows[rows, columns]] = top.scores[rows, columns]
+    self.tests = np.arange(len(self.train), len(self.queries))
+    self.frozen = self.vectors['query'] @ self.vectors['passage'].T
+
+  def folds(self, count, seed):
+    """Rows of training queries that are held out in turn."""
+    order = sorted(range(count), key=lambda row: draws.draw(self.names[row], seed, 'small'))
+    parts = 3 if count < 500 else 5
+    return [np.sort(np.array(order[part::parts])) for part in range(parts)]
+
+  def measure(self, rows, scores):
+    """nDCG@10 and R@100 of queries, whose scores of all passages are given."""
+    found = np.array([self._measure(row, own) for row, own in zip(rows, scores, strict=True)])
+    return found.T
+
+  def _measure(self, row, scores):
+    grades = self.grades[row]
+    before = ranks(scores, [*grades], self.by_id)
+    values = np.array([*grades.values()], float)
+    reached = np.where(before < 10, values / np.log2(before + 2), 0).sum()
+    return reached / ideal(values), np.mean(before < 100)
+
+  def fused(self, row, scores):
+    """Normalised scores of BM25 and of a model [passages, 2], as in `fusion.Fusion.table`."""
+    return np.stack([normalized(self.words[row], self.by_id), normalized(scores, self.by_id)], 1)
+
+  def grid(self, rows, scores):
+    """nDCG@10 of queries under each of fusion's candidates [queries, candidates]."""
+    weights = fusion.candidates(2)
+    found = np.zeros((len(rows), len(weights)))
+    for number, (row, own) in enumerate(zip(rows, scores, strict=True)):
+      sums = (self.fused(row, own) @ weights.T).astype(np.float32).T  # [candidates, passages]
+      grades = self.grades[row]
+      values = np.array([*grades.values()], float)
+      for column, one in enumerate(sums):
+        before = ranks(one, [*grades], self.by_id)
+        found[number, column] = np.where(before < 10, values / np.log2(before + 2), 0).sum()
+      found[number] /= ideal(values)
+    return found
+
+  def fuse(self, rows, scores, weights):
+    """nDCG@10 and R@100 under given weights of BM25 and the model."""
+    sums = [
+      (self.fused(row, own) @ weights).astype(np.float32)
+      for row, own in zip(rows, scores, strict=True)
+    ]
+    return self.measure(rows, sums)
+
+
+def ranks(scores, rows, by_id):
+  """How many passages come before each of some rows, in the order of `dprjax.base.ranking`."""
+  own = scores[rows][:, None]
+  above = (scores[None] > own).sum(axis=1)
+  for number, row in enumerate(rows):
+    same = np.flatnonzero(scores == scores[row])
+    if len(same) > 1:
+      above[number] += (by_id[same] > by_id[row]).sum()
+  return above
+
+
+def ideal(grades):
+  best = np.sort(grades)[::-1][:10]
+  return (best / np.log2(np.arange(len(best)) + 2)).sum()
+
+
+def normalized(scores, by_id):
+  """`fusion.normalized` by zscore of the first `fusion.DEPTH`; 0 elsewhere."""
+  there = np.flatnonzero(scores > -np.inf)
+  if len(there) > fusion.DEPTH:
+    least = np.partition(scores[there], len(there) - fusion.DEPTH)[len(there) - fusion.DEPTH]
+    there = there[scores[there] >= least]
+  order = there[np.lexsort((-by_id[there], -scores[there]))][: fusion.DEPTH]
+  found = np.zeros(len(scores))
+  if len(order):
+    found[order] = fusion.normalized(scores[order].astype(np.float64), 'zscore')
+  return found
+
+
+class Trainer:
+  """Trains a way in memory, by the recipe's loss and update."""
+
+  def __init__(self, way, rate, steps, backbone, tokenizer, devices):
+    recipe, options = RECIPES[way]
+    self.way, self.steps, self.tokenizer = way, steps, tokenizer
+    self.config = config = systems.parse(
+      recipe,
+      [
+        'backbone.unroll=0',
+        f'batch_size={BATCH}',
+        f'steps={steps}',
+        f'optim.learning_rate={rate}',
+        *options,
+      ],
+    )
+    self.sides = ('query',) if config.prompt.sides == 'query' else ('query', 'passage')
+    self.model = dpr.build(config, backbone.config, devices)
+    if way == 'linear':
+      self.model = self.model._replace(loss=self._loss_of_vectors(devices))
+    self.backbone, self.devices = backbone, devices
+    params = tree.flatten(self.model.init(Parts(backbone.params), jax.random.key(0)))
+    self.trainable = tree.trainable_names(config.trainable, list(params))
+    layout = updates.lay_out(config, params, self.trainable, devices, steps)
+    self.frozen = layout.place(params)[1]
+    names = [*self.frozen]
+
+    def update(state, frozen, batch, key, number, interpolate):
+      made = updates.make_update(self.model, layout.optimizer, names, config.ema, interpolate)
+      return made(state, frozen, batch, key, number)
+
+    self._update = jax.jit(update)
+    self._embedders = {
+      side: Embedder(
+        functools.partial(self._embed, side), devices, 64, LENGTHS[side], tokenizer.pad_id
+      )
+      for side in self.sides
+    }
+
+  def _embed(self, side, params, *batch):
+    return self.model.embed(tree.unflatten(params), side, *batch)
+
+  def _loss_of_vectors(self, devices):
+    """The recipe's loss, whose queries come as the frozen encoder's vectors."""
+
+    def loss(params, batch, key):
+      change = params['prompt']['query']['change']
+
+      def encode(side, rows, key):
+        return unit(rows[0] + rows[0] @ change)
+
+      def frozen(side, rows, key):
+        return rows[0]
+
+      corpus = contrastive.corpus(params, batch)
+      return dpr.contrast(self.config, devices, encode, batch, key, corpus=corpus, frozen=frozen)
+
+    return loss
+
+  def train(self, data, rows, seed):
+    """Trained parameters by number of updates, on these rows of a set."""
+    config = self.config
+    key = jax.random.fold_in(jax.random.key(seed), 0)
+    params = tree.flatten(self.model.init(Parts(self.backbone.params), key))
+    layout = updates.lay_out(config, params, self.trainable, self.devices, self.steps, len(rows))
+    state, _ = layout.place(params)
+    frozen = dict(self.frozen)
+    rng = np.random.default_rng([seed, len(rows)])
+    if config.corpus_negatives:
+      judged = np.unique(np.concatenate([[*data.grades[row]] for row in rows]))
+      others = rng.permutation(np.setdiff1d(np.arange(len(data.ids)), judged))
+      # One shape for all sets, so that the update is compiled once.
+      drawn = np.resize(np.concatenate([judged, others]), NEGATIVES).astype(np.int32)
+      frozen |= {
+        contrastive.VECTORS: data.vectors['passage'][drawn],
+        contrastive.ROWS: drawn,
+      }
+    tokens = self.tokenizer.encode(data.queries, LENGTHS['query'])[0]
+    key, found, order = jax.random.key(seed), {}, np.zeros(0, int)
+    wanted = {max(round(part * self.steps), 1) for part in SCORED}
+    for step in range(1, self.steps + 1):
+      if len(order) < BATCH:
+        order = np.concatenate(
+          [order, *(rng.permutation(rows) for _ in range(-(-BATCH // len(rows))))]
+        )
+      own, order = order[:BATCH], order[BATCH:]
+      batch = self._batch(data, own, tokens, rng)
+      state, _ = self._update(state, frozen, batch, key, step, np.float32(layout.interpolate))
+      if step in wanted:
+        found[step] = dict(state.model)
+    return found
+
+  def _batch(self, data, rows, tokens, rng):
+    positives = np.array([rng.choice([*data.grades[row]]) for row in rows], np.int32)
+    relevant = np.full((len(rows), RELEVANT), -1, np.int32)
+    for number, row in enumerate(rows):
+      known = [*data.grades[row]][:RELEVANT]
+      relevant[number, : len(known)] = known
+    batch = {'passage_index': positives[:, None], 'relevant': relevant}
+    frozen = data.vectors['query'][rows]
+    if self.way == 'linear':
+      batch |= {'query_tokens': frozen, 'query_mask': np.ones(frozen.shape, bool)}
+    else:
+      batch |= self._padded('query', [tokens[row] for row in rows])
+    if self.sides == ('query',):
+      batch |= {
+        'passage_vectors': data.vectors['passage'][positives][:, None],
+        contrastive.FROZEN: frozen,
+      }
+    else:
+      texts = [data.passages[row] for row in positives]
+      padded = self._padded('passage', self.tokenizer.encode(texts, LENGTHS['passage'])[0])
+      batch |= {name: values[:, None] for name, values in padded.items()}
+    return batch
+
+  def _padded(self, side, tokens):
+    longest = max(map(len, tokens))
+    length = LENGTHS[side] if longest > LENGTHS[side] // 2 else LENGTHS[side] // 2
+    made, mask = text.pad_batch(tokens, length, self.tokenizer.pad_id)
+    return {f'{side}_tokens': made, f'{side}_mask': mask}
+
+  def scores(self, data, params, rows, passages=None):
+    """Scores of all passages, or of some, for these queries [queries, passages]."""
+    if self.way == 'linear':
+      vectors = data.vectors['query'][rows]
+      vectors = np.asarray(unit(jnp.asarray(vectors + vectors @ params['prompt/query/change'])))
+      return vectors @ data.vectors['passage'].T
+    params = place(self.devices, {**self.frozen, **params})
+    vectors = self._vectors('query', params, [data.queries[row] for row in rows])
+    if self.sides == ('query',):
+      return vectors @ data.vectors['passage'].T
+    some = np.arange(len(data.ids)) if passages is None else passages
+    scores = np.full((len(rows), len(data.ids)), -np.inf, np.float32)
+    texts = [data.passages[row] for row in some]
+    scores[:, some] = vectors @ self._vectors('passage', params, texts).T
+    return scores
+
+  def _vectors(self, side, params, texts):
+    tokens = self.tokenizer.encode(texts, LENGTHS[side])[0]
+    return self._embedders[side](params, tokens)
+
+
+class Experiment:
+  """All runs, and what is made of them."""
+
+  def __init__(self, args):
+    self.args, self.out = args, pathlib.Path(args.out).resolve()
+    self.data = pathlib.Path(args.data).resolve()
+    settings = {'backbone': args.backbone, 'lengths': LENGTHS}
+    trials.claim(self.out, settings)
+    self.kept = trials.LEDGERS / 'small_labels.jsonl'
+    trials.take_up(self.out, self.kept, settings)
+    self.settings = settings
+    self.devices = mesh.make_mesh({'data': -1})
+    self.seeds = [int(seed) for seed in args.seeds.split(',')]
+
+  def go(self):
+    for part in self.args.part.split(','):
+      if part == 'tables':
+        small_tables.show(self.out, self.data, self.args.docs)
+        if self.args.docs:
+          trials.keep(self.out, self.kept, self.settings)
+      elif part == 'tune':
+        self.rate('linear')
+      else:
+        for seed in self.seeds:
+          for size in map(int, self.args.sizes.split(',')):
+            for name in self.args.sources.split(','):
+              self.make(part, name, size, seed)
+
+  def make(self, part, name, size, seed):
+    """The runs of a setting; the largest size stands for all that there are."""
+    there = small_sets.sizes(self.data, name)
+    given = [one for one in there if (size == one if size < 1000 else one > 200)]
+    if size == 200:
+      given = [one for one in there if 50 < one <= 200]
+    if size == 50:
+      given = [one for one in there if one <= 50]
+    for count in given:
+      ways = {'cheap': PLAIN, 'adapters': self.args.ways.split(','), 'both': ('both', 'ft')}[part]
+      for way in ways:
+        self.run(name, count, way, seed)
+
+  @functools.cached_property
+  def backbone(self):
+    return hub.load_backbone(self.args.backbone)
+
+  @functools.cached_property
+  def tokenizer(self):
+    return text.load_tokenizer(self.backbone.path)
+
+  @functools.cache  # noqa: B019
+  def set(self, name):
+    """A source with its frozen vectors, which are kept in OUT."""
+    source = small_sets.read(self.data, name)
+
+    def encode(side, texts):
+      path = self.out / 'vectors' / f'{name}-{side}.npy'
+      if not path.exists():
+        began = time.monotonic()
+        made = self.embed(side, texts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, made)
+        trials.say(f'{name}: {len(texts)} {side} texts encoded, {time.monotonic() - began:.0f} s')
+      return np.load(path)
+
+    return Set(name, source, encode)
+
+  def embed(self, side, texts):
+    """By the frozen encoder."""
+    return self._frozen(side, texts)
+
+  @functools.cached_property
+  def _frozen(self):
+    config = systems.parse('dptdr.py:beir,both', ['prompt.length=0', 'backbone.unroll=0'])
+    model = dpr.build(config, self.backbone.config, self.devices)
+    params = place(self.devices, tree.flatten({'backbone': self.backbone.params}))
+    embedders = {}
+    for side in LENGTHS:
+
+      def run(params, *batch, side=side):
+        return model.embed(tree.unflatten(params), side, *batch)
+
+      embedders[side] = Embedder(run, self.devices, 64, LENGTHS[side], self.tokenizer.pad_id)
+
+    def embed(side, texts):
+      return embedders[side](params, self.tokenizer.encode(texts, LENGTHS[side])[0])
+
+    return embed
+
+  @functools.cache  # noqa: B019
+  def trainer(self, way, rate, steps):
+    return Trainer(way, rate, steps, self.backbone, self.tokenizer, self.devices)
+
+  @functools.cache  # noqa: B019
+  def rate(self, way):
+    """The rate with the best mean gain on the first fold of three sources."""
+    if len(RATES[way]) == 1:
+      return RATES[way][0]
+    gains = {}
+    for rate in RATES[way]:
+      for name in TUNED_ON:
+        count = min(200, len(self.set(name).train))
+
+        def work(name=name, rate=rate, count=count):
+          data, began = self.set(name), time.monotonic()
+          held = data.folds(count, 0)[0]
+          trainer = self.trainer(way, rate, updates_of(count))
+          others = np.setdiff1d(np.arange(count), held)
+          frozen = data.measure(held, data.frozen[held])[0].mean()
+          best = max(
+            data.measure(held, trainer.scores(data, params, held))[0].mean()
+            for params in trainer.train(data, others, 0).values()
+          )
+          return {'gain': float(best - frozen), 'took': time.monotonic() - began}
+
+        line = trials.measure(self.out, f'tune/{name}/{way}@{rate:g}', 0, work)
+        gains.setdefault(rate, []).append(line['gain'])
+    best = max(gains, key=lambda rate: np.mean(gains[rate]))
+    trials.say(f'{way}: rate {best:g}, gains {gains}')
+    return best
+
+  def run(self, name, count, way, seed):
+    """A line of the ledger, unless it is there."""
+    rate = None if way in ('frozen', 'bm25', 'nudge') else self.rate(way)
+
+    def work():
+      data, began = self.set(name), time.monotonic()
+      made = self.scores(data, count, way, rate, seed)
+      made['seconds'] = round(time.monotonic() - began, 1)
+      held, tested, about = made.pop('held'), made.pop('tested'), made.pop('about')
+      rows = np.concatenate(data.folds(count, seed)[: None if way in PLAIN else 1])
+      order = np.argsort(rows)
+      rows, held = rows[order], held[order]
+      about['held'] = 'all' if way in PLAIN else rows.tolist()
+      return about | made | {'views': self.views(data, way, rows, held, tested)}
+
+    return trials.measure(self.out, f'{name}-{count}/{way}', seed, work)
+
+  def views(self, data, way, rows, held, tested):
+    """Scores of queries, of a way, of half of it, and fused; 'held' are held-out ones."""
+    found, tests = {}, data.tests
+
+    def view(name, held, tested):
+      found[f'{name}held'] = short(data.measure(rows, held)[0])
+      ndcg, recall = data.measure(tests, tested)
+      found[f'{name}nDCG@10'] = short(ndcg)
+      if not name:
+        found['R@100'] = short(recall)
+      if way == 'bm25':
+        return
+      learnt = fusion.learn(fusion.candidates(2), data.grid(rows, held))
+      found[f'{name}fused held'] = short(learnt.held_out)
+      ndcg, recall = data.fuse(tests, tested, learnt.weights)
+      found[f'{name}fused nDCG@10'] = short(ndcg)
+      found[f'{name}fused weights'] = short(learnt.weights)
+      if not name:
+        found['fused R@100'] = short(recall)
+
+    view('', held, tested)
+    if way not in ('frozen', 'bm25', 'nudge'):
+      view('half ', (held + data.frozen[rows]) / 2, (tested + data.frozen[tests]) / 2)
+    return found
+
+  def scores(self, data, count, way, rate, seed):
+    """Held-out scores [queries, passages] in the order of the folds, and those of the tests."""
+    folds, tests = data.folds(count, seed), data.tests
+    everything = np.concatenate(folds)
+    if way in ('frozen', 'bm25'):
+      of = data.frozen if way == 'frozen' else data.words
+      return {'held': of[everything], 'tested': of[tests], 'about': {'bytes': 0}}
+    if way == 'nudge':
+      return self.nudge(data, count, folds)
+    trainer = self.trainer(way, rate, updates_of(count))
+    by_fold, folds = [], folds if way in PLAIN else folds[:1]
+    for held in folds:
+      others = np.setdiff1d(np.arange(count), held)
+      trained = trainer.train(data, others, seed)
+      passages = None
+      if len(trainer.sides) > 1:
+        own = np.unique(np.concatenate([[*data.grades[row]] for row in held]))
+        rest = np.random.default_rng(seed).permutation(np.setdiff1d(np.arange(len(data.ids)), own))
+        passages = np.concatenate([own, rest[:DEV_PASSAGES]])
+      by_fold.append(
+        {step: trainer.scores(data, params, held, passages) for step, params in trained.items()}
+      )
+    steps = [*by_fold[0]]
+    everything = np.concatenate(folds)
+    scores = np.stack([np.concatenate([found[step] for found in by_fold]) for step in steps])
+    values = np.stack([data.measure(everything, one)[0] for one in scores])  # [steps, queries]
+    if len(folds) > 1:
+      parts = np.repeat(np.arange(len(folds)), list(map(len, folds)))
+      trained = trainer.train(data, np.arange(count), seed)
+    else:
+      parts = np.arange(len(everything)) % PARTS_OF_FOLD
+    chosen = choice.best_elsewhere(values, parts)
+    held = scores[chosen, np.arange(len(everything))]
+    step = steps[int(np.argmax(values.sum(axis=1)))]
+    final = trained[step]
+    size = sum(int(np.asarray(leaf).nbytes) for leaf in final.values())
+    return {
+      'held': held,
+      'tested': trainer.scores(data, final, tests),
+      'about': {'bytes': size, 'step': step, 'rate': rate},
+    }
+
+  def nudge(self, data, count, folds):
+    """As `dprjax.nudge`."""
+    vectors, bounds = data.vectors, nudging.BOUNDS
+
+    def moved(rows):
+      asked = vectors['query'][rows]
+      return nudging.towards(asked, [data.grades[row] for row in rows])
+
+    def scored(queries, places, sums, bound):
+      scores = data.frozen[queries].copy()
+      new = nudging.move(vectors['passage'][places], sums, bound, True)
+      scores[:, places] = vectors['query'][queries] @ new.T
+      return scores
+
+    by_fold = []
+    for held in folds:
+      towards = moved(np.setdiff1d(np.arange(count), held))
+      by_fold.append([scored(held, *towards, bound) for bound in bounds])
+    everything = np.concatenate(folds)
+    scores = np.stack([np.concatenate(same) for same in zip(*by_fold, strict=True)])
+    values = np.stack([data.measure(everything, one)[0] for one in scores])  # [bounds, queries]
+    parts = np.repeat(np.arange(len(folds)), list(map(len, folds)))
+    held = scores[choice.best_elsewhere(values, parts), np.arange(len(everything))]
+    bound = int(np.argmax(values.sum(axis=1)))
+    places_, sums = moved(np.arange(count))
+    return {
+      'held': held,
+      'tested': scored(data.tests, places_, sums, bounds[bound]),
+      'about': {'bytes': int(vectors['passage'][places_].nbytes), 'bound': bounds[bound]},
+    }
+
+
+def updates_of(count):
+  return 16 if count < 100 else 32 if count < 500 else 48
+
+
+def short(values):
+  """Three digits, whole numbers as such: the ledger is kept with the code."""
+  return [int(value) if value == int(value) else round(float(value), 3) for value in values]
+
+
+if __name__ == '__main__':
+  logging.getLogger('bm25s').setLevel(logging.ERROR)
+  main()

@@ -1,0 +1,475 @@
+"""What is reported of experiments/small_labels.py, from its ledger: the chooser, tables, a figure.
+
+The chooser of a source has priors from the other sources alone. It is compared with rules that a
+user could follow instead. Means are over sources: first over the settings of each.
+"""
+
+import collections
+from typing import NamedTuple
+
+import numpy as np
+
+import small_sets
+import trials
+from dprjax.analysis import figures
+from dprjax.retrieval import choosing
+from dprjax.retrieval.choosing import FROZEN, Candidate
+
+DRAWS = 2000  # of sources, seeds and queries
+HARM = 0.005
+LABELS = {
+  'frozen': 'frozen',
+  'bm25': 'BM25',
+  'linear': 'linear map',
+  'nudge': 'NUDGE',
+  'query': 'prompt (queries)',
+  'lora': 'LoRA',
+  'both': 'prompt (both)',
+  'ft': 'fine-tuned',
+}
+CHOOSER = 'chooser'
+
+
+class Setting(NamedTuple):
+  """One source, number of training queries and seed.
+
+  Attributes:
+    held: by candidate, nDCG@10 of the training queries, NaN where it was trained on them.
+    tested: by candidate, nDCG@10 of the test queries.
+    recall: R@100 of the test queries, of some candidates.
+    lines: of the ledger, by way.
+  """
+
+  source: str
+  count: int
+  seed: int
+  held: dict
+  tested: dict
+  recall: dict
+  lines: dict
+
+  @property
+  def name(self):
+    return f'{self.source}-{self.count}'
+
+  def gain(self, candidate):
+    """Of each test query."""
+    return self.tested[candidate] - self.tested[FROZEN]
+
+
+def read(lines):
+  """The settings of a ledger that have the frozen encoder and BM25."""
+  found = collections.defaultdict(dict)
+  for line in lines:
+    setting, _, way = line['run'].partition('/')
+    if 'views' in line:
+      found[(*setting.rsplit('-', 1), line['seed'])][way] = line
+  made = []
+  for (source, count, seed), ways in found.items():
+    if not {'frozen', 'bm25'} <= ways.keys():
+      continue
+    held, tested, recall = {}, {}, {}
+    for way, line in ways.items():
+      views = {name: np.array(values, float) for name, values in line['views'].items()}
+      for half in ('', 'half '):
+        for fused in ('', 'fused '):
+          if f'{half}{fused}held' not in views:
+            continue
+          candidate = Candidate(way, 0.5 if half else 1.0, bool(fused))
+          own = views[f'{half}{fused}held']
+          if line['held'] != 'all':
+            whole = np.full(int(count), np.nan)
+            whole[line['held']] = own
+            own = whole
+          tested[candidate] = views[f'{half}{fused}nDCG@10']
+          # Without a weight it is the way or BM25 alone, and no candidate.
+          if not fused or 0 < views[f'{half}fused weights'][0] < 1:
+            held[candidate] = own
+          if not half:
+            recall[candidate] = views[f'{fused}R@100']
+    made.append(Setting(source, int(count), seed, held, tested, recall, ways))
+  order = {name: place for place, name in enumerate(small_sets.SOURCES)}
+  return sorted(made, key=lambda one: (order[one.source], one.count, one.seed))
+
+
+def error(values):
+  """The squared standard error of a mean."""
+  return np.var(values, ddof=1) / len(values) if len(values) > 1 else 0.1**2
+
+
+def priors(settings):
+  """`choosing.PRIORS` by moments: over sources, less what single queries explain."""
+  rows = collections.defaultdict(lambda: collections.defaultdict(list))
+  for one in settings:
+    for candidate, held in one.held.items():
+      if candidate == FROZEN or candidate.step != 1:
+        continue
+      gain, known = one.gain(candidate), held - one.held[FROZEN]
+      known = known[~np.isnan(known)]
+      row = gain.mean(), error(gain), known.mean(), error(known)
+      rows[choosing.kind(candidate)][one.source].append(row)
+  own = {kind: [np.array(some) for some in one.values()] for kind, one in rows.items()}
+  means = {kind: float(np.mean([some[:, 0].mean() for some in one])) for kind, one in own.items()}
+  # Moments weigh sources alike. BM25 alone is too far from the others to share their spread.
+  shared = [(means[kind], some) for kind, one in own.items() if kind != 'bm25' for some in one]
+  spread = np.mean([np.mean((some[:, 0] - mean) ** 2 - some[:, 1]) for mean, some in shared])
+  noise = np.mean(
+    [np.mean((some[:, 0] - some[:, 2]) ** 2 - some[:, 1] - some[:, 3]) for _, some in shared]
+  )
+  spread, noise = np.sqrt(max(spread, 0.02**2)), np.sqrt(max(noise, 0.005**2))
+  return {kind: choosing.Prior(mean, float(spread), float(noise)) for kind, mean in means.items()}
+
+
+def candidates(one, half=True, ways=None):
+  """What the chooser sees of a setting."""
+  return {
+    name: held
+    for name, held in one.held.items()
+    if (half or name.step == 1) and (ways is None or name == FROZEN or name.model in ways)
+  }
+
+
+def choices(settings, **options):
+  """{setting: choice}, each by priors of the other sources."""
+  found = {}
+  for one in settings:
+    others = [other for other in settings if other.source != one.source]
+    known = priors(others) if others else choosing.PRIORS
+    known = {kind: known.get(kind, prior) for kind, prior in choosing.PRIORS.items()}
+    found[id(one)] = choosing.choose(candidates(one, **options), priors=known)
+  return found
+
+
+def largest(one, **options):
+  """The candidate with the best held-out mean: no shrinkage."""
+  own = candidates(one, **options)
+  gains = {name: np.nanmean(values - own[FROZEN]) for name, values in own.items()}
+  return max(gains, key=gains.get)
+
+
+def over_sources(settings, values):
+  """The mean over sources of the settings' means, with its 95 % interval.
+
+  Draws resample sources, of each a seed for each size, and test queries.
+
+  Args:
+    settings: the settings.
+    values: of each, one number a test query.
+  """
+  by_source = collections.defaultdict(lambda: collections.defaultdict(list))
+  for one, own in zip(settings, values, strict=True):
+    by_source[one.source][one.count].append(own)
+  sources = [*by_source.values()]
+  rng = np.random.default_rng(0)
+  # Means of drawn queries, once for each setting; draws of sources take one of them.
+  drawn = [
+    [
+      [own[rng.integers(0, len(own), (DRAWS, len(own)))].mean(axis=1) for own in some]
+      for some in sizes.values()
+    ]
+    for sizes in sources
+  ]
+  picks = rng.integers(0, len(sources), (DRAWS, len(sources)))
+  means = np.zeros(DRAWS)
+  for draw in range(DRAWS):
+    means[draw] = np.mean(
+      [
+        np.mean([some[rng.integers(0, len(some))][draw] for some in drawn[pick]])
+        for pick in picks[draw]
+      ]
+    )
+  point = np.mean(
+    [np.mean([np.mean([own.mean() for own in some]) for some in one.values()]) for one in sources]
+  )
+  return float(point), *map(float, np.quantile(means, [0.025, 0.975]))
+
+
+def shown(interval):
+  mean, low, high = interval
+  return f'{mean:+.3f} [{low:+.3f}, {high:+.3f}]'
+
+
+def rule_rows(settings):
+  """What rules gain: mean, worst setting, losses."""
+  chosen = choices(settings)
+  whole = choices(settings, half=False)
+  rules = {
+    'frozen with BM25, always': lambda one: Candidate('frozen', fused=True),
+    'linear map with BM25, always': lambda one: Candidate('linear', fused=True),
+    'the best held-out mean': largest,
+    'the chooser, without half steps': lambda one: whole[id(one)].candidate,
+    'the chooser': lambda one: chosen[id(one)].candidate,
+    'the best with hindsight': lambda one: max(one.tested, key=lambda c: one.tested[c].mean()),
+  }
+  rows, found = [], {}
+  for label, rule in rules.items():
+    gains = [one.gain(rule(one)) for one in settings]
+    means = np.array([gain.mean() for gain in gains])
+    found[label] = means
+    rows.append(
+      [
+        label,
+        shown(over_sources(settings, gains)),
+        f'{means.min():+.3f}',
+        f'{np.mean(means < 0):.0%}',
+        f'{np.mean(means < -HARM):.0%}',
+      ]
+    )
+  head = ['rule', 'mean gain in nDCG@10', 'worst run', 'runs below frozen', f'below by over {HARM}']
+  return trials.table(head, rows), found, chosen
+
+
+def calibration(settings, chosen):
+  """Predicted against real gains of the choices, and of all candidates."""
+  lines = []
+  for label, some in (
+    ('chosen candidates', [(one, [chosen[id(one)].candidate]) for one in settings]),
+    ('all candidates', [(one, [*chosen[id(one)].estimates]) for one in settings]),
+  ):
+    predicted, real, inside, losses, lost = [], [], [], [], []
+    for one, names in some:
+      for name in names:
+        if name == FROZEN:
+          continue
+        estimate, gain = chosen[id(one)].estimates[name], one.gain(name)
+        predicted.append(estimate.expected)
+        real.append(gain.mean())
+        wide = 1.96 * np.sqrt(estimate.deviation**2 + error(gain))
+        inside.append(abs(gain.mean() - estimate.expected) <= wide)
+        losses.append(estimate.loss)
+        lost.append(gain.mean() < -choosing.LOSS)
+    slope = np.polyfit(predicted, real, 1)[0] if len(predicted) > 2 else np.nan
+    lines.append(
+      [
+        label,
+        f'{len(predicted)}',
+        f'{np.mean(predicted):+.3f}',
+        f'{np.mean(real):+.3f}',
+        f'{slope:.2f}',
+        f'{np.mean(inside):.0%}',
+        f'{np.mean(losses):.0%}',
+        f'{np.mean(lost):.0%}',
+      ]
+    )
+  head = [
+    '',
+    'number',
+    'expected gain',
+    'real gain',
+    'slope',
+    'real within 95 % interval',
+    f'expected chance of losing over {choosing.LOSS}',
+    'lost so much',
+  ]
+  return trials.table(head, lines)
+
+
+COLUMNS = [
+  Candidate('frozen'),
+  Candidate('bm25'),
+  Candidate('frozen', fused=True),
+  *(
+    Candidate(way, fused=fused)
+    for way in ('linear', 'nudge', 'query', 'lora', 'both', 'ft')
+    for fused in (False, True)
+  ),
+]
+
+
+def label(candidate):
+  return LABELS[candidate.model] + (' + BM25' if candidate.fused else '')
+
+
+def score_rows(settings, chosen, of):
+  """A table of all settings: means over queries and seeds."""
+  groups = collections.defaultdict(list)
+  for one in settings:
+    groups[one.source, one.count].append(one)
+  used = [name for name in COLUMNS if any(name in one.tested for one in settings)]
+  rows = []
+  for (source, count), some in groups.items():
+    row = [source, f'{count}']
+    for name in used:
+      own = [of(one, name) for one in some if name in one.tested]
+      row.append(f'{np.mean(own):.3f}'.lstrip('0') if own else '')
+    own = [of(one, chosen[id(one)].candidate) for one in some]
+    if not any(value is None for value in own):
+      row.append(f'{np.mean(own):.3f}'.lstrip('0'))
+      row.append(', '.join(dict.fromkeys(str(chosen[id(one)].candidate) for one in some)))
+    rows.append(row)
+  head = ['source', 'queries', *map(label, used), 'chooser', 'chosen']
+  return trials.table(head, [row + [''] * (len(head) - len(row)) for row in rows])
+
+
+def way_rows(settings, chosen):
+  """Each way over the settings that have it: gain, recall, losses, seconds, bytes."""
+  rows = []
+  names = [name for name in COLUMNS if name != FROZEN]
+  for name in [*names, CHOOSER]:
+    some = [one for one in settings if name == CHOOSER or name in one.tested]
+    if not some:
+      continue
+    pick = [chosen[id(one)].candidate if name == CHOOSER else name for one in some]
+    gains = [one.gain(own) for one, own in zip(some, pick, strict=True)]
+    recalls = [
+      one.recall[own] - one.recall[FROZEN]
+      for one, own in zip(some, pick, strict=True)
+      if own in one.recall
+    ]
+    means = np.array([gain.mean() for gain in gains])
+    lines = [] if name == CHOOSER else [one.lines[name.model] for one in some]
+    rows.append(
+      [
+        CHOOSER if name == CHOOSER else label(name),
+        f'{len(some)}',
+        shown(over_sources(some, gains)),
+        f'{np.mean([gain.mean() for gain in recalls]):+.3f}' if recalls else '',
+        f'{means.min():+.3f}',
+        f'{np.mean(means < -HARM):.0%}',
+        f'{np.median([line["seconds"] for line in lines]):.0f}' if lines else '',
+        f'{np.median([line.get("bytes", 0) for line in lines]) / 1000:,.0f}' if lines else '',
+      ]
+    )
+  head = [
+    'way',
+    'settings',
+    'gain in nDCG@10, 95 % interval',
+    'in R@100',
+    'worst setting',
+    f'lose over {HARM}',
+    'seconds',
+    'kB',
+  ]
+  return trials.table(head, rows)
+
+
+def seen_rows(settings, chosen, data):
+  """Gains on test queries whose answers training queries have, and on the others."""
+  rows = []
+  for one in settings:
+    source = small_sets.read(data, one.source)
+    _, train, test = small_sets.numbers(source)
+    known = small_sets.seen(train[: one.count], test)
+    if not 0 < known.sum() < len(known):
+      continue
+    names = [name for name in COLUMNS[1:] if name in one.tested]
+    for what, some in (('seen', known), ('not seen', ~known)):
+      row = {label(name): one.gain(name)[some].mean() for name in names}
+      row[CHOOSER] = one.gain(chosen[id(one)].candidate)[some].mean()
+      rows.append(([one.name, f'{what} ({some.sum()})'], row))
+  if not rows:
+    return ''
+  names = list(dict.fromkeys(name for _, row in rows for name in row if name != CHOOSER))
+  names.append(CHOOSER)
+  cells = [
+    head + [f'{row[name]:+.3f}' if name in row else '' for name in names] for head, row in rows
+  ]
+  return trials.table(['setting', 'answers', *names], cells)
+
+
+def draw(settings, chosen, path):
+  """Mean gains of the ways that all settings of the figure have."""
+  rows = {}
+  for name in [*COLUMNS[1:], CHOOSER]:
+    some = [one for one in settings if name == CHOOSER or name in one.tested]
+    if len(some) < len(settings) * 0.6:
+      continue
+    gains = [one.gain(chosen[id(one)].candidate if name == CHOOSER else name) for one in some]
+    rows[name] = over_sources(some, gains)
+  order = sorted(rows, key=lambda name: rows[name][0])
+  foot = '95 % intervals over data sets and queries'
+  with figures.canvas(6.4, 0.9 + 0.27 * len(order), foot, path) as drawing:
+    axes = drawing.subplots()
+    for place, name in enumerate(order):
+      mean, low, high = rows[name]
+      colour = '#b03060' if name == CHOOSER else '#4a6a8a'
+      axes.plot([low, high], [place, place], color=colour, linewidth=1.4)
+      axes.plot([mean], [place], 'o', color=colour, markersize=6)
+      axes.annotate(
+        f'{mean:+.3f}',
+        (mean, place),
+        textcoords='offset points',
+        xytext=(0, 5),
+        ha='center',
+        fontsize=7,
+        color=colour,
+      )
+    axes.axvline(0, color='#333333', linewidth=0.8)
+    names = ['what :beir,thorough chooses' if one == CHOOSER else label(one) for one in order]
+    axes.set_yticks(range(len(order)), names)
+    axes.set_ylim(-0.6, len(order) - 0.2)
+    axes.set_xlabel('gain in nDCG@10 over the frozen encoder')
+    figures.grid(axes, 'x')
+
+
+def show(out, data, docs):
+  """Prints and writes everything; with ``docs`` puts it there."""
+  settings = read(trials.ledger(out))
+  rules, found, chosen = rule_rows(settings)
+  goals = goal_lines(settings, found)
+  fresh = [one for one in settings if one.source in small_sets.FRESH]
+  parts = [
+    '### What to expect of each way\n',
+    way_rows(settings, chosen),
+    '### Rules of choice\n',
+    rules,
+    goals,
+  ]
+  if fresh and len(fresh) < len(settings):
+    gains = [one.gain(chosen[id(one)].candidate) for one in fresh]
+    means = np.array([gain.mean() for gain in gains])
+    parts.append(
+      f'\nOn the {len({one.source for one in fresh})} sources that tuned nothing '
+      f'({len(fresh)} settings) the chooser gains {shown(over_sources(fresh, gains))}, at worst '
+      f'{means.min():+.3f}.\n'
+    )
+  parts += ['### Expected and real gains\n', calibration(settings, chosen)]
+  parts += [
+    '### nDCG@10\n',
+    score_rows(settings, chosen, lambda one, name: one.tested[name].mean()),
+    '### R@100\n',
+    score_rows(
+      settings,
+      chosen,
+      lambda one, name: one.recall[name].mean() if name in one.recall else np.nan,
+    ),
+  ]
+  if rows := seen_rows(settings, chosen, data):
+    parts += ['### Gains on seen and unseen answers\n', rows]
+  lines = [line for one in settings for line in one.lines.values()]
+  commits = ', '.join(dict.fromkeys(line['commit'] for line in lines))
+  parts.append(f'{len(lines)} runs, {len(settings)} settings; commit {commits}.\n')
+  known = priors(settings)
+  parts.append(
+    'Priors from all sources: '
+    + '; '.join(f'{kind} {", ".join(f"{value:.3f}" for value in known[kind])}' for kind in known)
+    + ' (mean, spread, noise).\n'
+  )
+  made = '\n'.join(parts)
+  trials.write(out / 'results.md', made)
+  print(made)
+  drawn = out / 'small-labels.png'
+  draw(settings, chosen, drawn)
+  if docs:
+    trials.publish(docs, 'small_labels', made, [drawn])
+
+
+def goal_lines(settings, found):
+  """The goals of the experiment, and whether they were met."""
+  means, best = found['the chooser'], found['the best with hindsight']
+  single = np.array(
+    [
+      max(one.gain(name).mean() for name in one.tested if not name.fused and name.step == 1)
+      for one in settings
+    ]
+  )
+  of = np.array([one.source for one in settings])
+  tops = {source: single[of == source].mean() for source in dict.fromkeys(of)}
+  shares = [means[of == source].mean() / top for source, top in tops.items() if top > HARM]
+  reached = sum(share >= 0.9 for share in shares)
+  return (
+    f'\nGoals: a mean gain of .06: {means.mean():+.3f}, settings alike. At least .9 of the gain '
+    f'of the best single way with hindsight on each source: {reached} of {len(shares)} sources. '
+    f'(Of the best candidate with hindsight, fusions too: {means.mean() / best.mean():.2f} of the '
+    f'mean.) Harm above {HARM} in under 2 % of the runs: {np.mean(means < -HARM):.1%}.\n'
+  )
