@@ -16,9 +16,11 @@ Words that may follow:
 - `peft`: a prompt that PEFT can express
 - `lora`: LoRA in place of a prompt (docs/adapters.md)
 - `linear`: a linear map of query vectors in place of a prompt
+- `thorough`: LoRA and a linear map beside the two prompts
 
-Without `query`, `both` or `linear`, `beir`, `scifact` and `medquad` train two adapters and keep the
-one that scores better on held-out queries; the others train both sides.
+Without `query`, `both` or `linear`, `beir`, `scifact` and `medquad` train two adapters. Held-out
+queries choose among the frozen encoder, the adapters, BM25, and each encoder fused with BM25
+(docs/choosing.md). The other recipes train both sides.
 """
 
 import os
@@ -30,7 +32,7 @@ DATA = os.environ.get('DPRJAX_DATA', '../shared/data')
 
 def get_config(arg: str = 'beir'):
   recipes = ('beir', 'scifact', 'medquad', 'msmarco', 'nq', 'local')
-  options = ('query', 'both', 'peft', 'lora', 'linear', 'local')
+  options = ('query', 'both', 'peft', 'lora', 'linear', 'thorough', 'local')
   recipe, rest = defaults.split_argument(__file__, arg, recipes, options)
   c = defaults.default()
   c.task = recipe
@@ -98,8 +100,15 @@ def get_config(arg: str = 'beir'):
   small = recipe in ('beir', 'scifact', 'medquad')
   if small and not {'query', 'both', 'linear'} & set(rest):
     c.alternatives = {'query': {}, 'both': both_sides(c)}
+  if 'thorough' in rest:
+    if not c.alternatives or {'lora', 'peft'} & set(rest):
+      raise ValueError(f'configs/dptdr.py:{arg}: thorough goes with beir, scifact or medquad alone')
+    for kind, length in (('lora', 8), ('linear', 1)):
+      prompt = {'kind': kind, 'length': length}
+      c.alternatives[kind] = {'prompt': prompt, 'optim': {'learning_rate': 3e-3}}
   if {'query', 'linear'} & set(rest) or c.alternatives:
     c.prompt.sides = 'query'
+  c.eval.choose = small
   if small and c.prompt.sides == 'query':
     c.corpus_negatives = -1
     c.prompt.regularization, c.prompt.regularization_on = 0.5, 'scores'

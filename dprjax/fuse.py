@@ -43,7 +43,6 @@ logger = logging.getLogger('dprjax')
 
 LEARNED = 'learned'
 _LEARNT_METHOD = 'zscore'
-_MEASURE = f'nDCG@{fusion.CUTOFF}'
 _OF_TAGS = {
   'dprjax-bm25': fusion.BM25,
   **{f'dprjax-{index}': fusion.DENSE for index in ('exact', 'scann', 'milvus')},
@@ -273,7 +272,7 @@ def _learn(
     ('equal weights', learnt.equal),
     ('learnt weights, cross-validated', learnt.held_out),
   ]
-  cli.print_table(['', _MEASURE], [[name, f'{values.mean():.4f}'] for name, values in rows])
+  cli.print_table(['', fusion.MEASURE], [[name, f'{values.mean():.4f}'] for name, values in rows])
   shown = ', '.join(f'{name} {weight:.2f}' for name, weight in chosen.items())
   verdict = f'gain over {names[best]} alone'
   if gain.mean <= 0:
@@ -284,7 +283,7 @@ def _learn(
     'weights %s: %s, %s %+.4f, 95 %% interval %+.4f to %+.4f over %s',
     shown,
     verdict,
-    _MEASURE,
+    fusion.MEASURE,
     gain.mean,
     gain.low,
     gain.high,
@@ -293,7 +292,7 @@ def _learn(
   learned_on = seen.hashes(texts.get(query_id, query_id) for query_id in found)
   about = {
     'learnt': {
-      'measure': _MEASURE,
+      'measure': fusion.MEASURE,
       'queries': len(found),
       'alone': dict(zip(names, learnt.alone.mean(axis=0).tolist(), strict=True)),
       'equal': float(learnt.equal.mean()),

@@ -25,9 +25,11 @@ from dprjax.base import draws, files, reading
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.formats import seen
+from dprjax.methods import baseline, choice, training, updates
 from dprjax.methods import method as methods
-from dprjax.methods import training, updates
 from dprjax.models import artifact, encoder, hub
+from dprjax.retrieval import choosing, hybrid
+from dprjax.retrieval.choosing import BM25, Candidate
 from dprjax.runtime import checkpoint, optim, tree
 from dprjax.runtime import config as configs
 from tests import devices
@@ -495,6 +497,7 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
       '--config.data.folds=2',
       '--config.steps=2',
       '--config.eval.every=1',
+      '--config.eval.choose=True',
       f'--config.data.token_cache={tmp_path}/token_cache',
     ]
     with devices.one():
@@ -514,7 +517,7 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
   status, err = begin('run')
   assert status == 0 and 'resuming after step 1 of 2' in err, err
   plan = json.loads((run / 'selection.json').read_text())
-  assert f'done at step {plan["steps"]}' in err and 'in cross-validation over 2 folds' in err
+  assert f'done at step {plan["steps"]}' in err
   assert steps_of(run)[-1] == plan['steps'] and plan['schedule'] == 2
   assert plan['gains']['']['queries'] == 187 and not (run / 'folds' / '1' / 'checkpoints').exists()
   for number, best in enumerate(plan['best_steps'], start=1):
@@ -525,8 +528,29 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
   assert begin('whole')[0] == 0
   assert json.loads((tmp_path / 'whole' / 'selection.json').read_text()) == plan
   assert_same_bits(trainable_of(tmp_path / 'whole')[1], trainable_of(run)[1])
+  # BM25 alone is far better than an encoder of random numbers.
+  kept = choice.read(run)
+  assert kept.choice.verdict in err and kept.choice.candidate.model in ('bm25', 'frozen')
+  assert kept.choice.queries == 187
+  scores = baseline.read(run, 'nDCG@10')
+  dense, words = scores.fused[''][:, 0], scores.fused[''][:, -1]
+  np.testing.assert_allclose(dense, scores.values[''], atol=1e-6)
+  measured = kept.choice.estimates[BM25].measured
+  assert words.mean() - dense.mean() == pytest.approx(measured, abs=1e-6)
+  own, estimate = kept.best_of('both')
   status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz')
-  assert status == (0 if plan['gains']['']['difference'] > 0 else 2), err
+  assert status == (0 if estimate.expected > 0 else 2), err
+  assert str(own) in err and kept.choice.verdict in err
+  assert not (tmp_path / 'p.fusion.json').exists()
+  # As if the fusion with the prompt had been chosen.
+  chosen = Candidate('both', fused=True)
+  sure = choosing.Estimate(0.1, 0.01, 0.1, 0.01, 0.001)
+  made = choosing.Choice(chosen, {**kept.choice.estimates, chosen: sure}, 187)
+  choice.write(run, choice.Kept(made, {chosen: 0.3}), run)
+  status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz')
+  assert status == 0 and hybrid.read(tmp_path / 'p.fusion.json').weights['bm25'] == 0.3
+  meta = artifact.load_prompt(tmp_path / 'p.npz').meta
+  assert meta['expected']['gain'] == 0.1 and meta['expected']['with_bm25']
 
 
 @pytest.mark.slow

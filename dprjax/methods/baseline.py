@@ -6,7 +6,7 @@ numbers. A checkpoint *beats* the baseline if the 95 % interval of its differenc
 baseline.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -34,6 +34,7 @@ class _Scores(msgspec.Struct):
   means: dict[str, float]
   values: dict[str, list[float]]
   new: dict[str, list[bool]] = {}
+  fused: dict[str, list[list[float]]] = {}
 
 
 class _Whole(msgspec.Struct):
@@ -220,8 +221,9 @@ def write(folder: epath.Path, scores: Scores, step: int = 0) -> None:
   path.parent.mkdir(exist_ok=True)
   values = {name: each.tolist() for name, each in scores.values.items()}
   new = {name: each.tolist() for name, each in scores.new.items()}
+  fused = {name: each.round(6).tolist() for name, each in scores.fused.items()}
   record = {'format': _FORMAT, 'means': dict(scores.means), 'values': values, 'new': new}
-  files.write_json(path, record)
+  files.write_json(path, record | ({'fused': fused} if fused else {}))
 
 
 def measured(folder: epath.Path) -> list[int]:
@@ -245,9 +247,25 @@ def read(folder: epath.Path, measure: str, step: int = 0) -> Scores:
       kept.means,
       {name: np.array(each, np.float64) for name, each in kept.values.items()},
       {name: np.array(each, np.bool_) for name, each in kept.new.items()},
+      {name: _matrix(each, path) for name, each in kept.fused.items()},
     )
   except InputError as error:
     raise InputError(f'{error}; remove that file to measure it again') from error
+
+
+def join(parts: Sequence[Scores]) -> Scores:
+  """Evaluations on parts of one set of queries as one, without means."""
+  joined = (
+    {name: np.concatenate([one[name] for one in several]) for name in several[0]}
+    for several in zip(*((part.values, part.new, part.fused) for part in parts), strict=True)
+  )
+  return Scores({}, *joined)
+
+
+def _matrix(rows: list[list[float]], path: epath.Path) -> np.ndarray:
+  if len({len(row) for row in rows}) > 1:
+    raise InputError(f'{path}: fused has rows of different lengths')
+  return np.array(rows, np.float64)
 
 
 def metrics(scores: Scores, gain: Gain | None = None) -> Mapping[str, float]:

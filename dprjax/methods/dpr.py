@@ -232,6 +232,7 @@ METHOD = Method(
     'prompt.sides',
     'prompt.regularization',
     'data.folds',
+    'eval.choose',
     'tasks',
   ),
   shapes=shapes,

@@ -18,13 +18,17 @@ from dprjax.formats.texts import SIDES
 from dprjax.formats.vector_spec import VectorSpec, of_meta
 from dprjax.inference.text_encoder import config_sha256
 from dprjax.methods import baseline
+from dprjax.methods import choice as choices
 from dprjax.methods import method as methods
 from dprjax.models import artifact, hub, peft, prompted, sentence
+from dprjax.retrieval import choosing
 from dprjax.runtime import checkpoint, tree
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 
 logger = logging.getLogger('dprjax')
+
+_LIKELY = 0.05  # a larger chance of a loss is told
 
 
 class ExportOptions(NamedTuple):
@@ -112,7 +116,12 @@ def export(
         f'--workdir={workdir} ...'
       )
     trained, extra = saved.restore_trainable(step), saved.extra(step)
-    check_gain(saved, workdir, force or trained_by.intermediate(config, trained))
+    kept = choices.read(workdirs.top(workdir)) if config.eval.choose else None
+    force = force or trained_by.intermediate(config, trained)
+    if kept is None:
+      check_gain(saved, workdir, force)
+    else:
+      check_choice(kept, choices.trained_model(workdir, config), workdir, force)
   finally:
     saved.close()
   if extra['backbone_sha256'] != backbone.sha256:
@@ -136,6 +145,19 @@ def export(
   gain = baseline.Gain.read(extra.get('gain'), f'{saved.folder}/{step}')
   if gain is not None and (scored or gain.folds):
     meta['gain'] = gain._asdict()
+  weights = None
+  if kept is not None:
+    own, estimate = kept.best_of(choices.trained_model(workdir, config))
+    meta['expected'] = {
+      'over': choosing.FROZEN.model,
+      'gain': estimate.expected,
+      'loss': choosing.LOSS,
+      'chance_of_loss': estimate.loss,
+      'with_bm25': own.fused,
+      'queries': kept.choice.queries,
+    }
+    if own == kept.choice.candidate and own.fused:
+      weights = (workdirs.top(workdir) / workdirs.FUSION).read_text()
   if (in_whole := baseline.read_whole(epath.Path(workdir), step)) is not None:
     meta['metrics'] |= baseline.metrics_of_whole(in_whole)
   stamped = provenance.read_mark(workdir).get('inputs')
@@ -148,7 +170,12 @@ def export(
   if product.meta.get('sides') == 'query':
     done += ', for queries only: passages have no prompt'
   known = workdirs.seen_queries(epath.Path(workdir))
-  return _write(out, inputs, _Made(product, meta, backbone, done, known, training), options)
+  written = _write(out, inputs, _Made(product, meta, backbone, done, known, training), options)
+  if weights is not None and not files.is_special(out):
+    with files.atomic_write(path := choices.beside(out)) as file:
+      file.write(weights)
+    logger.info('%s: weights of BM25 beside this model, for --hybrid', path)
+  return written
 
 
 def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bool) -> None:
@@ -166,6 +193,25 @@ def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bo
   if gain.difference <= 0 and not force:
     raise InputError(f'{workdir}: {gain.verdict}; to export it anyway, add --force')
   logger.warning('%s', gain.verdict)
+
+
+def check_choice(kept: choices.Kept, model: str, workdir: epath.PathLike, force: bool) -> None:
+  """Warns if a model may lose, or if another candidate was chosen.
+
+  Raises:
+    InputError: the model is expected to lose. ``force`` turns this into a warning.
+  """
+  own, estimate = kept.best_of(model)
+  words = (
+    f'{workdir}: {own}: expected gain {estimate.expected:+.3f}, chance of losing more than '
+    f'{choosing.LOSS:g}: {choosing.percent(estimate.loss)}'
+  )
+  if estimate.expected <= 0 and not force:
+    raise InputError(f'{words}; to export it anyway, add --force')
+  if own != kept.choice.candidate:
+    logger.warning('%s; chosen was %s', words, kept.choice.verdict)
+  elif estimate.loss > _LIKELY:
+    logger.warning('%s', words)
 
 
 def convert(

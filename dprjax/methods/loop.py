@@ -240,7 +240,7 @@ class Loop:
     better = self.standing.take(score, self.step, gain, config.eval.patience, beaten)
     self._progress.pause(time.monotonic() - began)
     self._metrics.write(self.step, baseline.metrics(found, gain))
-    if self._main and not self._part.whole:  # for a comparison
+    if self._main and (config.eval.choose or not self._part.whole):  # for a comparison
       baseline.write(self._setup.workdir, found, self.step)
     best = self.standing
     words = 'best so far' if better else f'best {best.best:.4f} at step {best.best_step}'

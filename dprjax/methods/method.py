@@ -52,11 +52,14 @@ class Scores(NamedTuple):
       linearisation: the measure plus the influence of each example. Without values there are no
       intervals.
     new: by data set, whether no training query has a relevant passage of the dev query.
+    fused: by data set, nDCG@10 of each dev query where BM25 is fused with the ranking, under each
+      of the weights of `fusion.candidates`; with ``config.eval.choose``.
   """
 
   means: Mapping[str, float]
   values: Mapping[str, Float[np.ndarray, ' _']] = types.MappingProxyType({})
   new: Mapping[str, Bool[np.ndarray, ' _']] = types.MappingProxyType({})
+  fused: Mapping[str, Float[np.ndarray, '_ weights']] = types.MappingProxyType({})
 
 
 Evaluate = Callable[[Mapping[str, Array]], Scores]

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Int32
+from jaxtyping import Float, Int32
 from ml_collections import ConfigDict
 
 from dprjax.base import files
@@ -22,9 +22,10 @@ from dprjax.data import batches, docstrings, sources, teacher, token_cache
 from dprjax.data.text import Tokenizer
 from dprjax.formats import hub_data, irds, seen, trec
 from dprjax.formats.qrels import Qrels, write_qrels
+from dprjax.formats.rankings import Ranking
 from dprjax.formats.texts import SIDES
 from dprjax.inference.embedder import Embedder
-from dprjax.methods import contrastive, distillation, dual_encoder, query_only
+from dprjax.methods import choice, contrastive, distillation, dual_encoder, query_only
 from dprjax.methods.frozen import Frozen
 from dprjax.methods.method import (
   BatchShapes,
@@ -36,7 +37,7 @@ from dprjax.methods.method import (
   TrainingData,
 )
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.retrieval import best, codes, exact, measures
+from dprjax.retrieval import best, bm25_index, codes, exact, fusion, measures
 from dprjax.runtime import distributed, mesh, tree
 
 logger = logging.getLogger('dprjax')
@@ -551,6 +552,18 @@ class DevRanking:
     return {id_: known.isdisjoint(answers) for id_, answers in self._answers.items()}
 
   @functools.cached_property
+  def _words(self) -> list[Ranking] | None:
+    """BM25's rankings for the dev queries, with ``config.eval.choose``."""
+    if not self.data.config.eval.choose:
+      return None
+    texts = self.texts()
+    try:
+      index = bm25_index.build(self.passage_ids, texts['passage'])
+    except InputError as error:
+      raise InputError(f'{error}; set config.eval.choose=False to train without BM25') from error
+    return index.rankings(texts['query'], fusion.DEPTH)
+
+  @functools.cached_property
   def fixed(self) -> dict[str, np.ndarray]:
     """Vectors that no step changes, by side."""
     corpus = sources.locate(self._source)['corpus']
@@ -643,4 +656,22 @@ class DevRanking:
         found[f'{wanted[0]}/{length}'] = cut[wanted[0]]
     measured = whole['per_query'][wanted[0]]
     new = {'': np.array([self._new[id_] for id_ in measured])} if self._new else {}
-    return Scores(found, of_queries(whole, wanted[0]), new)
+    fused = {} if self._words is None else {'': self._fuse(vectors, [*measured])}
+    return Scores(found, of_queries(whole, wanted[0]), new, fused)
+
+  def _fuse(
+    self, vectors: Mapping[str, np.ndarray], query_ids: Sequence[str]
+  ) -> Float[np.ndarray, 'queries weights']:
+    """nDCG@10 of these queries under each weight of BM25 beside the vectors."""
+    depth = min(fusion.DEPTH, len(self.passage_ids))
+    ids_at = best.ids_of(self.passage_ids)
+    top = exact.search(vectors['query'], vectors['passage'], depth, ids_at=ids_at)
+    dense = best.rankings(top, self.passage_ids)
+    weights, how = fusion.candidates(2), choice.fusion_of(0.5)
+    place = {id_: number for number, id_ in enumerate(self.query_ids)}
+    assert self._words is not None
+    found = np.empty((len(query_ids), len(weights)))
+    for row, id_ in enumerate(query_ids):
+      both = {fusion.BM25: self._words[place[id_]], fusion.DENSE: dense[place[id_]]}
+      found[row] = fusion.ndcg(*how.table(both), self._qrels[id_], weights)
+    return found

@@ -23,12 +23,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import ml_collections
 import msgspec
-import numpy as np
 from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.methods import baseline, query_only
+from dprjax.methods import choice as choices
 from dprjax.methods.method import Folds, Scores
 from dprjax.models import artifact
 from dprjax.runtime import checkpoint, distributed
@@ -171,7 +171,12 @@ def choose_alternative(
       scores = baseline.kept(folder, measure, step) if step else None
       if scores is not None and (rival is None or gains[rival.name].best < result.gain.best):
         rival = Rival(name, scores)
-    best = distributed.agree(max(gains, key=lambda name: (gains[name].better, gains[name].best)))
+    best = max(gains, key=lambda name: (gains[name].better, gains[name].best))
+    if jax.process_index() == 0 and all(one.eval.choose for one in experiments.values()):
+      folders = {name: workdirs.alternative(workdir, name) for name in experiments}
+      kept = decide(workdir, folders)
+      best = kept.best_model([*experiments])
+    best = distributed.agree(best)
     choice = _keep(workdir, Chosen(gains, best))
     shown = ', '.join(f'{name} {gain.best:.4f} ({gain.shown})' for name, gain in gains.items())
     say(f'chosen: {best}, by {choice.gain.measure} on held-out queries: {shown}')
@@ -184,6 +189,28 @@ def choose_alternative(
   if jax.process_index() == 0:
     workdirs.show_held_out(workdir, chosen)
   return result
+
+
+def decide(workdir: epath.Path, trainings: Mapping[str, epath.Path]) -> choices.Kept:
+  """Chooses among all candidates of these trainings, and keeps the choice. Process 0 calls it.
+
+  Raises:
+    InputError: as `choice.decide`.
+  """
+  kept = choices.decide({name: _scored(folder) for name, folder in trainings.items()})
+  model = kept.best_model([*trainings])
+  choices.write(workdir, kept, trainings[model])
+  return kept
+
+
+def _scored(folder: epath.Path) -> list[epath.Path]:
+  """The workdirs that hold a training's scores of held-out queries: its folds, or itself."""
+  folds = folder / workdirs.FOLDS
+  if not folds.exists():
+    return [folder]
+  return sorted(
+    (path for path in folds.iterdir() if path.name.isdecimal()), key=lambda p: int(p.name)
+  )
 
 
 def choose_steps(
@@ -273,22 +300,17 @@ def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.
   def best(without: int | None = None) -> int:
     def score(step: int) -> float:
       parts = [part for number, part in enumerate(after[step]) if number != without]
-      return _joined(parts, measure).means[measure]
+      return float(baseline.join(parts).values[''].mean())
 
     return max(after, key=score)
 
+  def whole(parts: Sequence[Scores]) -> Scores:
+    found = baseline.join(parts)
+    return found._replace(means={measure: float(found.values[''].mean())})
+
   fitted = [after[best(number)][number] for number in range(len(folders))]
-  gain = baseline.compare(measure, _joined(before, measure), _joined(fitted, measure))
+  gain = baseline.compare(measure, *map(whole, (before, fitted)))
   return best(), gain._replace(folds=len(folders))
-
-
-def _joined(parts: Sequence[Scores], measure: str) -> Scores:
-  """Evaluations on parts of one set of queries as one."""
-  values, new = (
-    {name: np.concatenate([one[name] for one in several]) for name in several[0]}
-    for several in ([part.values for part in parts], [part.new for part in parts])
-  )
-  return Scores({measure: float(values[''].mean())}, values, new)
 
 
 def _read(workdir: epath.Path) -> Chosen | None:

@@ -17,12 +17,14 @@ from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.formats import seen
 from dprjax.methods import baseline, selection
+from dprjax.methods import choice as choices
 from dprjax.methods import method as methods
 from dprjax.methods.loop import Loop, Setup
 from dprjax.methods.selection import Result, Trial
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
+from dprjax.retrieval import choosing
 from dprjax.runtime import compiled, distributed, mesh, optim, tree
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
@@ -95,6 +97,7 @@ def _train(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Trial) 
         if run.save(run.evaluate()):
           return run.result()
       run.finish()
+      settle(setup, part)
       say(f'{run.ended}. {what_next(setup, part, run.standing.gain)}')
       return run.result()
 
@@ -203,6 +206,15 @@ def nothing_left(setup: Setup, start: methods.Scores) -> bool:
   return bool(why)
 
 
+def settle(setup: Setup, part: Trial) -> None:
+  """Chooses among the candidates of a run without alternatives, with ``config.eval.choose``."""
+  workdir, config = setup.workdir, setup.config
+  alone = part.whole and workdirs.top(workdir) == workdir
+  measured = alone and config.eval.choose and jax.process_index() == 0
+  if measured and (workdir / workdirs.BASELINE).exists():
+    selection.decide(workdir, {choices.model_name(config): workdir})
+
+
 def what_next(setup: Setup, part: Trial, gain: baseline.Gain | None) -> str:
   """The verdict on a finished training, and the next command."""
   config = setup.config
@@ -215,9 +227,29 @@ def what_next(setup: Setup, part: Trial, gain: baseline.Gain | None) -> str:
     command += f' --method={config.method}'
   if gain is None:
     return f'Next: {command}'
+  if setup.config.eval.choose and (kept := choices.read(workdirs.top(setup.workdir))) is not None:
+    return _next_of_choice(setup, kept, command, out)
   if gain.difference > 0 or methods.load(config.method).intermediate(config, setup.trainable):
     return f'{gain.verdict}. Next: {command}'
   return f'{gain.verdict}. Keep the model as it was; to export this one anyway: {command} --force'
+
+
+def _next_of_choice(setup: Setup, kept: choices.Kept, command: str, out: str) -> str:
+  """The verdict of a choice among several candidates, and the next command."""
+  top = workdirs.top(setup.workdir)
+  model = choices.trained_model(setup.workdir, setup.config)
+  chosen, own = kept.choice.candidate, kept.best_of(model)[1]
+  said = f'chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
+  if chosen.model == model:
+    hybrid = f'; then search with --hybrid={choices.beside(epath.Path(out)).name}'
+    return f'{said}. Next: {command}{hybrid if chosen.fused else ""}'
+  use = 'Use the encoder as it is'
+  if chosen.model == choosing.BM25.model:
+    use = 'Use BM25 alone'
+  elif chosen.fused:
+    use = f'Use the encoder as it is, with --hybrid={shlex.quote(str(top / workdirs.FUSION))}'
+  force = ' --force' if own.expected <= 0 else ''
+  return f'{said}. {use}; to export the trained one anyway: {command}{force}'
 
 
 def make_backbone(

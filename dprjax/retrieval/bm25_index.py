@@ -26,6 +26,7 @@ _FORMAT = 'dprjax.bm25'
 WORDS = 2
 """Grows when words of texts change: kept indexes are then made again."""
 
+K1, B, LANGUAGE = 1.5, 0.75, 'english'  # by default
 _LARGEST_K1 = 1000  # beyond it, float32 has no scores
 _SIDECAR, _IDS = 'dprjax_index.json', 'ids.txt'
 
@@ -121,9 +122,9 @@ def build(
   ids: Sequence[str],
   texts: Sequence[str],
   *,
-  k1: float = 1.5,
-  b: float = 0.75,
-  language: str = 'english',
+  k1: float = K1,
+  b: float = B,
+  language: str = LANGUAGE,
 ) -> Bm25Index:
   """Indexes the passages.
 

@@ -9,7 +9,7 @@ other queries, in three steps:
    candidate of a bootstrap sample, in that sample over all queries, is taken off all gains. It
    grows with the number of candidates, and is near 0 where one is clearly ahead.
 2. Shrinkage. A gain is drawn towards the usual gain of its kind (`PRIORS`), the more so the fewer
-   queries measured it: the posterior mean of a normal prior and a normal measurement.
+   queries measured it: the posterior mean of a prior with wide tails and a normal measurement.
 3. The posterior spread, and that of trainings with other seeds (`Prior.noise`), give the chance
    of a loss.
 
@@ -39,7 +39,10 @@ _DRAWS = 400  # of the bootstrap
 _DRAWS_AT_ONCE = 50  # bounds the memory
 # Differences of single queries have this deviation, as if these many queries had shown it: a few
 # queries that agree by chance do not make a certain gain.
-_DEVIATION, _PSEUDO = 0.15, 3.0
+_DEVIATION, _PSEUDO = 0.25, 3.0
+# A gain that many queries show counts as one against these many in the spread of its prior, as in
+# Student's distribution.
+_SURE, _MANY = 3.0, 30.0
 
 
 class Candidate(NamedTuple):
@@ -78,14 +81,15 @@ class Prior(NamedTuple):
   noise: float
 
   def at(self, step: float) -> Prior:
-    """That of a part of the way from the frozen encoder."""
-    return Prior(step * self.mean, step * self.spread, step * self.noise)
+    """That of a part of the way from the frozen encoder, which has less noise."""
+    return self._replace(noise=step * self.noise)
 
 
+# One spread for all: with two, of equal gains the one that is shrunk less would win.
 PRIORS = {
-  'fused': Prior(0.02, 0.04, 0.01),
-  'adapter': Prior(0.01, 0.03, 0.01),
-  'bm25': Prior(-0.05, 0.12, 0.01),
+  'fused': Prior(0.03, 0.03, 0.01),
+  'adapter': Prior(0.02, 0.03, 0.01),
+  'bm25': Prior(-0.05, 0.03, 0.01),
 }
 # Scores of queries that nobody judged: what they say of real queries is known less well.
 _UNJUDGED = Prior(0.0, 0.03, 0.05)
@@ -204,8 +208,8 @@ def choose(
 
   Args:
     scores: cross-fitted scores of the same held-out queries, in the same order, from 0 to 1; one
-      candidate is `FROZEN`. Equally good candidates are preferred in this order. Without queries
-      the frozen encoder stays.
+      candidate is `FROZEN`. NaN: this candidate was trained on the query. Equally good candidates
+      are preferred in this order. Without queries the frozen encoder stays.
     new: which queries have new answers, those with no relevant passage of a training query.
     judged: whether people judged the queries. If not (synthetic queries, say), gains are shrunk
       towards 0, adapters go half the way, and the choice says that nothing was checked.
@@ -213,7 +217,7 @@ def choose(
 
   Raises:
     InputError: no scores of the frozen encoder, other queries of some candidate, or scores that are
-      not finite.
+      infinite.
   """
   own = _checked(scores, new)
   names = [name for name in scores if name != FROZEN]
@@ -223,6 +227,8 @@ def choose(
   gains = np.stack([own[name] - own[FROZEN] for name in names])  # [candidates, queries]
   used = [(priors or PRIORS)[kind(name)].at(name.step) if judged else _UNJUDGED for name in names]
   mean, spread, noise = np.array(used).T
+  there = ~np.isnan(gains)
+  gains, counts = np.where(there, gains, 0.0), there.sum(axis=1)
   # A candidate that never differs is the frozen encoder.
   other = np.any(gains != 0, axis=1)
 
@@ -230,15 +236,25 @@ def choose(
     means: Float64[np.ndarray, '... candidates'], squares: Float64[np.ndarray, '... candidates']
   ) -> tuple[Float64[np.ndarray, '... candidates'], Float64[np.ndarray, '... candidates']]:
     """Posterior means, and squared standard errors; from means of gains and of their squares."""
-    variance = (count * (squares - means**2) + _PSEUDO * _DEVIATION**2) / (count + _PSEUDO - 1)
-    error = variance / count
-    weight = spread**2 / (spread**2 + error + noise**2)
+    variance = (counts * (squares - means**2) + _PSEUDO * _DEVIATION**2) / (counts + _PSEUDO - 1)
+    error = variance / np.maximum(counts, 1)
+    wide = wider(means - mean, error + noise**2)
+    weight = wide / (wide + error + noise**2)
     return np.where(other, mean + weight * (means - mean), -np.inf), error
 
-  measured, squares = gains.mean(axis=1), (gains**2).mean(axis=1)
-  optimism = _optimism(gains, measured, expect)
+  def wider(
+    gaps: Float64[np.ndarray, '... candidates'], errors: Float64[np.ndarray, '... candidates']
+  ) -> Float64[np.ndarray, '... candidates']:
+    """Squared spreads: a gain far from the usual one shows that the spread is larger here."""
+    own = counts / (counts + _MANY)
+    return (_SURE * spread**2 + own * np.maximum(gaps**2 - errors, 0)) / (_SURE + own)
+
+  measured, squares = (
+    np.sum(values, axis=1) / np.maximum(counts, 1) for values in (gains, gains**2)
+  )
+  optimism = _optimism(gains, there, measured, expect)
   expected, error = expect(measured - optimism, squares - measured**2 + (measured - optimism) ** 2)
-  left = 1 / (1 / spread**2 + 1 / (error + noise**2))
+  left = 1 / (1 / wider(measured - optimism - mean, error + noise**2) + 1 / (error + noise**2))
   deviation = np.sqrt(left + noise**2)
   loss = scipy.special.ndtr((-LOSS - expected) / deviation)
   estimates = {
@@ -257,6 +273,7 @@ def choose(
   if new is None:
     return found
   fresh = (own[measured_as] - own[FROZEN])[new]
+  fresh = fresh[~np.isnan(fresh)]
   return found._replace(
     new=float(fresh.mean()) if len(fresh) else None, new_queries=int(np.sum(new))
   )
@@ -273,8 +290,8 @@ def _checked(scores, new):
       raise InputError(
         f'{name} has scores of {counted(len(values), "queries")}, the frozen encoder of {count:,}'
       )
-    if not np.isfinite(values).all():
-      raise InputError(f'{name} has scores that are not finite')
+    if np.isinf(values).any() or (name == FROZEN and np.isnan(values).any()):
+      raise InputError(f'{name} has scores that are no numbers')
   if new is not None and np.shape(new) != (count,):
     raise InputError(
       f'{counted(len(new), "queries")} are marked for new answers, and {count:,} have scores'
@@ -282,13 +299,14 @@ def _checked(scores, new):
   return own
 
 
-def _optimism(gains, measured, expect) -> float:
+def _optimism(gains, there, measured, expect) -> float:
   """How much better the best candidate of a sample looks in it than it is over all queries."""
   count = gains.shape[1]
   rng, excess = np.random.default_rng(0), 0.0
   for _ in range(_DRAWS // _DRAWS_AT_ONCE):
-    drawn = rng.multinomial(count, np.full(count, 1 / count), _DRAWS_AT_ONCE) / count
-    means, squares = drawn @ gains.T, drawn @ (gains**2).T  # [draws, candidates]
+    drawn = rng.multinomial(count, np.full(count, 1 / count), _DRAWS_AT_ONCE).astype(np.float64)
+    sums = np.maximum(drawn @ there.T, 1)  # [draws, candidates]
+    means, squares = drawn @ gains.T / sums, drawn @ (gains**2).T / sums
     expected, _ = expect(means, squares)
     best = expected.argmax(axis=1)
     rows = np.arange(len(best))

@@ -39,6 +39,7 @@ BM25, DENSE = 'bm25', 'dense'
 """Names of the two runs of a hybrid search."""
 
 CUTOFF = 10  # weights are learnt for nDCG at this rank
+MEASURE = f'nDCG@{CUTOFF}'
 _FORMAT = 'dprjax.fusion'
 _MOST = 1000  # weights to choose from
 _FINEST = 20  # steps of a weight from 0 to 1

@@ -431,6 +431,8 @@ def table() -> types.SimpleNamespace:
   c.eval.measure = text('nDCG@10')  # chooses the best checkpoint
   # passages searched: the dev queries' own and a sample, up to this many; 0: all
   c.eval.corpus_limit = whole(0, least=0, most=10**12)
+  # choose among the frozen encoder, the trained ones, BM25 and fusions with it (docs/choosing.md)
+  c.eval.choose = switch(False).only(optional=True, tasks=(), eval__measure='nDCG@10')
   c.eval.batch_size = whole(64, least=1, most=2**20)  # texts encoded at a time
   # no training if the initial score is too high to tell a gain from chance (docs/how-to-tune.md)
   c.eval.skip_saturated = switch(True)

@@ -1,0 +1,259 @@
+"""The ranking that the held-out queries of a training choose, with ``config.eval.choose``.
+
+Candidates are the frozen encoder, every trained adapter, BM25, and the fusion of each encoder with
+BM25 (`dprjax.retrieval.choosing`). All scores are cross-fitted: held-out queries are split, and
+each part is scored after the number of updates that is best on the others, under the weights that
+the other queries give. `choice.json` in the workdir keeps the choice, and `fusion.json` the
+weights, in the file that ``--hybrid`` reads.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import ml_collections
+import msgspec
+import numpy as np
+from etils import epath
+from jaxtyping import Float, Int
+
+from dprjax.base import files, reading
+from dprjax.base.errors import InputError
+from dprjax.methods import baseline
+from dprjax.methods.method import Scores
+from dprjax.retrieval import bm25_index, choosing, fusion
+from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
+from dprjax.runtime import workdir as workdirs
+
+_FORMAT = 'dprjax.choice'
+_PARTS = 5  # of held-out queries, where there are no folds
+
+
+class Kept(NamedTuple):
+  """The choice of a run.
+
+  Attributes:
+    choice: with the estimates of all candidates.
+    weights: of BM25 in each fusion.
+  """
+
+  choice: choosing.Choice
+  weights: Mapping[Candidate, float]
+
+  def best_of(self, model: str) -> tuple[Candidate, choosing.Estimate]:
+    """The better of a model alone and fused."""
+    own = {name: one for name, one in self.choice.estimates.items() if name.model == model}
+    best = max(own, key=lambda name: own[name].expected)
+    return best, own[best]
+
+  def best_model(self, models: Sequence[str]) -> str:
+    """The model with the largest expected gain, alone or fused."""
+    return max(models, key=lambda model: self.best_of(model)[1].expected)
+
+
+def decide(trainings: Mapping[str, Sequence[epath.Path]]) -> Kept:
+  """Chooses by what trainings kept of their evaluations.
+
+  Args:
+    trainings: by model, the workdir of its training, or those of its folds. All held out the same
+      queries.
+
+  Raises:
+    InputError: a file is damaged or missing, or trainings held out other queries.
+  """
+  scores: dict[Candidate, np.ndarray] = {}
+  weights: dict[Candidate, float] = {}
+  new = None
+  for model, folders in trainings.items():
+    before = _joined(folders)
+    if FROZEN not in scores:
+      scores[FROZEN] = before.values['']
+      new = before.new.get('')
+      _fuse(FROZEN, before.fused[''], scores, weights)
+      scores[BM25] = before.fused[''][:, _alone()]
+    values, fused = _cross_fitted(folders)
+    scores[Candidate(model)] = values
+    _fuse(Candidate(model), fused, scores, weights)
+  return Kept(choosing.choose(scores, new), weights)
+
+
+def _joined(folders: Sequence[epath.Path], step: int = 0) -> Scores:
+  """An evaluation of trainings that held out one part each."""
+  found = baseline.join([baseline.read(folder, fusion.MEASURE, step) for folder in folders])
+  values, fused = found.values.get(''), found.fused.get('')
+  if values is None or fused is None or len(values) != len(fused):
+    raise InputError(
+      f'{folders[0]}: its scores are not those of config.eval.choose; train in a fresh workdir'
+    )
+  return found
+
+
+def _alone() -> int:
+  """The column of BM25 alone."""
+  return int(np.argmax(fusion.candidates(2)[:, 0]))
+
+
+def _fuse(
+  model: Candidate,
+  fused: Float[np.ndarray, 'queries weights'],
+  scores: dict[Candidate, np.ndarray],
+  weights: dict[Candidate, float],
+) -> None:
+  """Adds the fusion of a model with BM25 to the candidates."""
+  if len(fused) < 2:  # nothing to learn from
+    return
+  learnt = fusion.learn(fusion.candidates(2), fused)
+  weight = float(learnt.weights[0])
+  if 0 < weight < 1:  # else it is the model or BM25 alone
+    own = model._replace(fused=True)
+    scores[own], weights[own] = learnt.held_out, weight
+
+
+def _cross_fitted(
+  folders: Sequence[epath.Path],
+) -> tuple[Float[np.ndarray, ' queries'], Float[np.ndarray, 'queries weights']]:
+  """Scores of held-out queries, each after the updates that are best on other parts of them."""
+  common = set.intersection(*(set(baseline.measured(folder)) for folder in folders)) - {0}
+  if not common:
+    raise InputError(f'{folders[0]} has no evaluation after the first step; train again')
+  sizes = [len(baseline.read(folder, fusion.MEASURE).values['']) for folder in folders]
+  found = {step: _joined(folders, step) for step in sorted(common)}
+  if len(folders) > 1:
+    parts = np.repeat(np.arange(len(folders)), sizes)
+  else:
+    parts = np.random.default_rng(0).permutation(np.arange(sizes[0]) % _PARTS)
+  if any(len(one.values['']) != sum(sizes) for one in found.values()):
+    raise InputError(f'{folders[0]}: evaluations of other queries; train in a fresh workdir')
+  values = np.stack([one.values[''] for one in found.values()])  # [steps, queries]
+  fused = np.stack([one.fused[''] for one in found.values()])
+  rows, chosen = np.arange(len(parts)), best_elsewhere(values, parts)
+  return values[chosen, rows], fused[chosen, rows]
+
+
+def best_elsewhere(
+  values: Float[np.ndarray, 'steps queries'], parts: Int[np.ndarray, ' queries']
+) -> Int[np.ndarray, ' queries']:
+  """For each query the step, by place, that is best on the queries of other parts."""
+  found = np.zeros(len(parts), np.int64)
+  for part in np.unique(parts):
+    others = values[:, parts != part]
+    if others.shape[1] == 0:  # one query, or one part
+      others = values
+    found[parts == part] = np.argmax(others.sum(axis=1))
+  return found
+
+
+def fusion_of(weight: float, **more: Any) -> fusion.Fusion:
+  """The fusion of BM25 with this weight and vectors."""
+  return fusion.Fusion(
+    weights={fusion.BM25: weight, fusion.DENSE: 1 - weight}, method='zscore', **more
+  )
+
+
+def trained_model(workdir: epath.Path, config: ml_collections.ConfigDict) -> str:
+  """What the candidate that was trained in a workdir is called."""
+  return workdir.name if workdirs.top(workdir) != workdir else model_name(config)
+
+
+def model_name(config: ml_collections.ConfigDict) -> str:
+  """A name for what a config trains: the kind of its adapter, or the sides of a prompt."""
+  if not config.prompt.length:
+    return 'trained'
+  return str(config.prompt.sides if config.prompt.kind == 'prefix' else config.prompt.kind)
+
+
+def beside(out: epath.Path) -> epath.Path:
+  """Where an export keeps the weights: NAME.fusion.json beside NAME.npz, or in the folder."""
+  return out.with_suffix('.fusion.json') if out.suffix == '.npz' else out / workdirs.FUSION
+
+
+# The files of a choice.
+
+
+class _Candidate(msgspec.Struct):
+  model: str
+  step: float
+  fused: bool
+  measured: float
+  error: float
+  expected: float
+  deviation: float
+  loss: float
+  bm25_weight: float | None = None
+
+
+class _Written(msgspec.Struct):
+  format: Literal['dprjax.choice']
+  chosen: tuple[str, float, bool]
+  candidates: list[_Candidate]
+  queries: int
+  optimism: float
+  new: float | None = None
+  new_queries: int | None = None
+
+
+def write(workdir: epath.Path, kept: Kept, trained_on: epath.Path) -> None:
+  """Keeps a choice in the workdir of a run, and its fusion if it is one.
+
+  ``trained_on`` is the workdir that knows the queries.
+  """
+  choice = kept.choice
+  record = {
+    'format': _FORMAT,
+    'verdict': choice.verdict,
+    'chosen': list(choice.candidate),
+    'candidates': [
+      {**name._asdict(), **estimate._asdict(), 'bm25_weight': kept.weights.get(name)}
+      for name, estimate in choice.estimates.items()
+    ],
+    'queries': choice.queries,
+    'optimism': choice.optimism,
+    'new': choice.new,
+    'new_queries': choice.new_queries,
+  }
+  if choice.candidate.fused:
+    known = workdirs.seen_queries(trained_on)
+    hashes = np.unique(np.concatenate([*known.values(), np.zeros(0, np.uint64)]))
+    how = fusion_of(
+      round(kept.weights[choice.candidate], 6),
+      bm25={'k1': bm25_index.K1, 'b': bm25_index.B, 'language': bm25_index.LANGUAGE},
+      known={'train': hashes} if len(hashes) else {},
+    )
+    fusion.write(
+      workdir / workdirs.FUSION,
+      how,
+      of=str(choice.candidate),
+      gain={'over': 'frozen', 'expected': choice.expected, 'loss': choice.loss},
+    )
+  else:
+    (workdir / workdirs.FUSION).unlink(missing_ok=True)
+  files.write_json(workdir / workdirs.CHOSEN, record)
+
+
+def read(workdir: epath.Path) -> Kept | None:
+  """What `write` kept, if anything. Raises InputError if it is damaged."""
+  path = workdir / workdirs.CHOSEN
+  if not path.exists():
+    return None
+  try:
+    found = reading.read(path, 'choice', _Written)
+    estimates, weights = {}, {}
+    for one in found.candidates:
+      name = Candidate(one.model, one.step, one.fused)
+      fields = choosing.Estimate._fields
+      estimates[name] = choosing.Estimate(*(getattr(one, field) for field in fields))
+      if one.bm25_weight is not None:
+        weights[name] = one.bm25_weight
+    chosen = Candidate(*found.chosen)
+    if chosen != FROZEN and chosen not in estimates:
+      raise InputError(f'{path}: chosen is not among the candidates')
+  except InputError as error:
+    raise InputError(f'{error}; remove that file to choose again') from error
+  choice = choosing.Choice(
+    chosen,
+    estimates,
+    found.queries,
+    optimism=found.optimism,
+    new=found.new,
+    new_queries=found.new_queries,
+  )
+  return Kept(choice, weights)
