@@ -245,6 +245,7 @@ def _metrics(card: Card, subject: Subject) -> Iterator[str]:
       whole = [kept.get(key) for key in (name, f'{name} before')]
     if whole and all(isinstance(value, int | float) for value in whole):
       yield f'In the whole corpus: {whole[0]:.4f}, against {whole[1]:.4f} before the training.'
+    yield from _expected(subject.meta.get('expected'))
   elif training is not None:
     for measure, value in training.metrics.items():
       yield (
@@ -279,6 +280,20 @@ def _gain(gain: Mapping[str, Any]) -> Iterator[str]:
     chance = ', or better by chance' if gain['difference'] > 0 else ''
     yield ''
     yield f'**It is no better than what the training began with{chance}.**'
+
+
+def _expected(expected: Any) -> Iterator[str]:
+  """A sentence on meta's ``expected``; nothing if it is of another tool."""
+  try:
+    gain, loss, chance = (float(expected[key]) for key in ('gain', 'loss', 'chance_of_loss'))
+    words = ', fused with BM25' if expected['with_bm25'] else ''
+  except (KeyError, TypeError, ValueError):
+    return
+  yield ''
+  yield (
+    f'Expected on other queries like these{words}: a gain of {gain:+.3f} over the frozen encoder, '
+    f'and a chance of {chance:.0%} of losing more than {loss:g}.'
+  )
 
 
 def _training(training: TrainingSummary) -> str:
