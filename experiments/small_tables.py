@@ -58,7 +58,7 @@ class Setting(NamedTuple):
 
 
 def read(lines):
-  """The settings of a ledger that have the frozen encoder and BM25."""
+  """The settings of a ledger that have all ways which train no encoder."""
   found = collections.defaultdict(dict)
   for line in lines:
     setting, _, way = line['run'].partition('/')
@@ -66,7 +66,7 @@ def read(lines):
       found[(*setting.rsplit('-', 1), line['seed'])][way] = line
   made = []
   for (source, count, seed), ways in found.items():
-    if not {'frozen', 'bm25'} <= ways.keys():
+    if not {'frozen', 'bm25', 'linear', 'nudge'} <= ways.keys():
       continue
     held, tested, recall = {}, {}, {}
     for way, line in ways.items():
@@ -292,10 +292,9 @@ def score_rows(settings, chosen, of):
     for name in used:
       own = [of(one, name) for one in some if name in one.tested]
       row.append(f'{np.mean(own):.3f}'.lstrip('0') if own else '')
-    own = [of(one, chosen[id(one)].candidate) for one in some]
-    if not any(value is None for value in own):
-      row.append(f'{np.mean(own):.3f}'.lstrip('0'))
-      row.append(', '.join(dict.fromkeys(str(chosen[id(one)].candidate) for one in some)))
+    own = np.mean([of(one, chosen[id(one)].candidate) for one in some])
+    row.append('' if np.isnan(own) else f'{own:.3f}'.lstrip('0'))
+    row.append(', '.join(dict.fromkeys(str(chosen[id(one)].candidate) for one in some)))
     rows.append(row)
   head = ['source', 'queries', *map(label, used), 'chooser', 'chosen']
   return trials.table(head, [row + [''] * (len(head) - len(row)) for row in rows])
