@@ -31,8 +31,8 @@ Rules, set before the runs:
   5e-5 (gain.py), LoRA 3e-3 (docs/adapters.md). Of the linear map two are tried on the first fold of
   SciFact, MedQuAD and ClariQ.
 - A seed decides folds, order and initial values; not which queries are judged.
-- The chooser sees held-out scores alone. Its priors (`dprjax.retrieval.choosing.PRIORS`) for a
-  source come from the other sources (`--part=tables` fits them).
+- The chooser sees held-out scores alone. Its prior (`dprjax.retrieval.choosing.PRIOR`) for a source
+  comes from the other sources (`--part=tables` fits it).
 
 Every run leaves a line in OUT/ledger.jsonl with its scores of each query, and the same command goes
 on where it stopped. `--part=tables` makes everything that is reported from the ledger that the

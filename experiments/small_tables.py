@@ -1,6 +1,6 @@
 """What is reported of experiments/small_labels.py, from its ledger: the chooser, tables, a figure.
 
-The chooser of a source has priors from the other sources alone. It is compared with rules that a
+The chooser of a source has the prior of the other sources alone. It is compared with rules that a
 user could follow instead. Means are over sources: first over the settings of each.
 """
 
@@ -13,7 +13,7 @@ import small_sets
 import trials
 from dprjax.analysis import figures
 from dprjax.retrieval import choosing
-from dprjax.retrieval.choosing import FROZEN, Candidate
+from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
 
 DRAWS = 2000  # of sources, seeds and queries
 HARM = 0.005
@@ -97,27 +97,22 @@ def error(values):
   return np.var(values, ddof=1) / len(values) if len(values) > 1 else 0.1**2
 
 
-def priors(settings):
-  """`choosing.PRIORS` by moments: over sources, less what single queries explain."""
-  rows = collections.defaultdict(lambda: collections.defaultdict(list))
+def prior(settings):
+  """`choosing.PRIOR` by moments: over sources, less what single queries explain."""
+  by_source = collections.defaultdict(list)
   for one in settings:
     for candidate, held in one.held.items():
-      if candidate == FROZEN or candidate.step != 1:
-        continue
+      if candidate in (FROZEN, BM25) or candidate.step != 1:
+        continue  # BM25 alone is too far from the others to share their spread
       gain, known = one.gain(candidate), held - one.held[FROZEN]
       known = known[~np.isnan(known)]
-      row = gain.mean(), error(gain), known.mean(), error(known)
-      rows[choosing.kind(candidate)][one.source].append(row)
-  own = {kind: [np.array(some) for some in one.values()] for kind, one in rows.items()}
-  means = {kind: float(np.mean([some[:, 0].mean() for some in one])) for kind, one in own.items()}
-  # Moments weigh sources alike. BM25 alone is too far from the others to share their spread.
-  shared = [(means[kind], some) for kind, one in own.items() if kind != 'bm25' for some in one]
-  spread = np.mean([np.mean((some[:, 0] - mean) ** 2 - some[:, 1]) for mean, some in shared])
+      by_source[one.source].append((gain.mean(), error(gain), known.mean(), error(known)))
+  own = [np.array(some) for some in by_source.values()]  # moments weigh sources alike
+  spread = np.mean([np.mean(some[:, 0] ** 2 - some[:, 1]) for some in own])
   noise = np.mean(
-    [np.mean((some[:, 0] - some[:, 2]) ** 2 - some[:, 1] - some[:, 3]) for _, some in shared]
+    [np.mean((some[:, 0] - some[:, 2]) ** 2 - some[:, 1] - some[:, 3]) for some in own]
   )
-  spread, noise = np.sqrt(max(spread, 0.02**2)), np.sqrt(max(noise, 0.005**2))
-  return {kind: choosing.Prior(mean, float(spread), float(noise)) for kind, mean in means.items()}
+  return choosing.Prior(float(np.sqrt(max(spread, 0.02**2))), float(np.sqrt(max(noise, 0.005**2))))
 
 
 def candidates(one, half=True, ways=None):
@@ -130,13 +125,12 @@ def candidates(one, half=True, ways=None):
 
 
 def choices(settings, **options):
-  """{setting: choice}, each by priors of the other sources."""
+  """{setting: choice}, each by the prior of the other sources."""
   found = {}
   for one in settings:
     others = [other for other in settings if other.source != one.source]
-    known = priors(others) if others else choosing.PRIORS
-    known = {kind: known.get(kind, prior) for kind, prior in choosing.PRIORS.items()}
-    found[id(one)] = choosing.choose(candidates(one, **options), priors=known)
+    known = prior(others) if others else choosing.PRIOR
+    found[id(one)] = choosing.choose(candidates(one, **options), prior=known)
   return found
 
 
@@ -394,9 +388,10 @@ def draw(settings, chosen, path):
         color=colour,
       )
     axes.axvline(0, color='#333333', linewidth=0.8)
-    names = ['what :beir,thorough chooses' if one == CHOOSER else label(one) for one in order]
+    names = ['chosen by held-out queries' if one == CHOOSER else label(one) for one in order]
     axes.set_yticks(range(len(order)), names)
     axes.set_ylim(-0.6, len(order) - 0.2)
+    axes.locator_params('x', nbins=6)
     axes.set_xlabel('gain in nDCG@10 over the frozen encoder')
     figures.grid(axes, 'x')
 
@@ -438,12 +433,8 @@ def show(out, data, docs):
   lines = [line for one in settings for line in one.lines.values()]
   commits = ', '.join(dict.fromkeys(line['commit'] for line in lines))
   parts.append(f'{len(lines)} runs, {len(settings)} settings; commit {commits}.\n')
-  known = priors(settings)
-  parts.append(
-    'Priors from all sources: '
-    + '; '.join(f'{kind} {", ".join(f"{value:.3f}" for value in known[kind])}' for kind in known)
-    + ' (mean, spread, noise).\n'
-  )
+  known = prior(settings)
+  parts.append(f'The prior of all sources: spread {known.spread:.3f}, noise {known.noise:.3f}.\n')
   made = '\n'.join(parts)
   trials.write(out / 'results.md', made)
   print(made)

@@ -8,8 +8,8 @@ other queries, in three steps:
 1. Optimism. The best of several candidates looks better than it is. The mean excess of the best
    candidate of a bootstrap sample, in that sample over all queries, is taken off all gains. It
    grows with the number of candidates, and is near 0 where one is clearly ahead.
-2. Shrinkage. A gain is drawn towards the usual gain of its kind (`PRIORS`), the more so the fewer
-   queries measured it: the posterior mean of a prior with wide tails and a normal measurement.
+2. Shrinkage. A gain is drawn towards 0, that of the frozen encoder, the more so the fewer queries
+   measured it: the posterior mean of a prior with wide tails and a normal measurement.
 3. The posterior spread, and that of trainings with other seeds (`Prior.noise`), give the chance
    of a loss.
 
@@ -68,31 +68,22 @@ BM25 = Candidate('bm25')
 
 
 class Prior(NamedTuple):
-  """What is known of a kind of candidate before any query is scored, in units of the measure.
+  """What is known of gains before any query is scored, in units of the measure.
 
   Attributes:
-    mean, spread: of the gain over data sets.
+    spread: of the gains of data sets around 0.
     noise: the spread of the gain on other queries around the cross-fitted one that is not due to
       the number of queries: of seeds, and of a training on all queries in place of a part.
   """
 
-  mean: float
   spread: float
   noise: float
 
-  def at(self, step: float) -> Prior:
-    """That of a part of the way from the frozen encoder, which has less noise."""
-    return self._replace(noise=step * self.noise)
 
-
-# One spread for all: with two, of equal gains the one that is shrunk less would win.
-PRIORS = {
-  'fused': Prior(0.03, 0.03, 0.01),
-  'adapter': Prior(0.02, 0.03, 0.01),
-  'bm25': Prior(-0.05, 0.03, 0.01),
-}
+# docs/experiments/small-labels.md has how they were found.
+PRIOR = Prior(0.03, 0.01)
 # Scores of queries that nobody judged: what they say of real queries is known less well.
-_UNJUDGED = Prior(0.0, 0.03, 0.05)
+_UNJUDGED = Prior(0.03, 0.05)
 
 
 class Estimate(NamedTuple):
@@ -191,18 +182,11 @@ def percent(chance: float) -> str:
   return 'over 99 %' if chance > 0.99 else f'{100 * chance:.0f} %'
 
 
-def kind(candidate: Candidate) -> str:
-  """The key of the candidate prior in `PRIORS`."""
-  if candidate.fused:
-    return 'fused'
-  return 'bm25' if candidate.model == BM25.model else 'adapter'
-
-
 def choose(
   scores: Mapping[Candidate, Float[np.ndarray, ' queries']],
   new: Bool[np.ndarray, ' queries'] | None = None,
   judged: bool = True,
-  priors: Mapping[str, Prior] | None = None,
+  prior: Prior | None = None,
 ) -> Choice:
   """The candidate with the largest expected gain over the frozen encoder.
 
@@ -213,7 +197,7 @@ def choose(
     new: which queries have new answers, those with no relevant passage of a training query.
     judged: whether people judged the queries. If not (synthetic queries, say), gains are shrunk
       towards 0, adapters go half the way, and the choice says that nothing was checked.
-    priors: by `kind`; default `PRIORS`.
+    prior: default `PRIOR`.
 
   Raises:
     InputError: no scores of the frozen encoder, other queries of some candidate, or scores that are
@@ -225,37 +209,35 @@ def choose(
   if not count or not names:
     return Choice(FROZEN, {}, count, judged)
   gains = np.stack([own[name] - own[FROZEN] for name in names])  # [candidates, queries]
-  used = [(priors or PRIORS)[kind(name)].at(name.step) if judged else _UNJUDGED for name in names]
-  mean, spread, noise = np.array(used).T
+  spread, noise = (prior or PRIOR) if judged else _UNJUDGED
   there = ~np.isnan(gains)
   gains, counts = np.where(there, gains, 0.0), there.sum(axis=1)
   # A candidate that never differs is the frozen encoder.
   other = np.any(gains != 0, axis=1)
 
   def expect(
-    means: Float64[np.ndarray, '... candidates'], squares: Float64[np.ndarray, '... candidates']
-  ) -> tuple[Float64[np.ndarray, '... candidates'], Float64[np.ndarray, '... candidates']]:
-    """Posterior means, and squared standard errors; from means of gains and of their squares."""
-    variance = (counts * (squares - means**2) + _PSEUDO * _DEVIATION**2) / (counts + _PSEUDO - 1)
-    error = variance / np.maximum(counts, 1)
-    wide = wider(means - mean, error + noise**2)
-    weight = wide / (wide + error + noise**2)
-    return np.where(other, mean + weight * (means - mean), -np.inf), error
-
-  def wider(
-    gaps: Float64[np.ndarray, '... candidates'], errors: Float64[np.ndarray, '... candidates']
-  ) -> Float64[np.ndarray, '... candidates']:
-    """Squared spreads: a gain far from the usual one shows that the spread is larger here."""
+    means: Float64[np.ndarray, '... candidates'], variances: Float64[np.ndarray, '... candidates']
+  ) -> tuple[Float64[np.ndarray, '... candidates'], ...]:
+    """Expected gains, squared standard errors, and squared deviations of the expected gains."""
+    freedom = counts + _PSEUDO - 1
+    error = (counts * variances + _PSEUDO * _DEVIATION**2) / freedom / np.maximum(counts, 1)
+    around = error + noise**2
+    # A large gain that many queries show tells of a larger spread.
     own = counts / (counts + _MANY)
-    return (_SURE * spread**2 + own * np.maximum(gaps**2 - errors, 0)) / (_SURE + own)
+    wide = (_SURE * spread**2 + own * np.maximum(means**2 - around, 0)) / (_SURE + own)
+    weight = wide / (wide + around)
+    return np.where(other, weight * means, -np.inf), error, weight * around + noise**2
 
-  measured, squares = (
-    np.sum(values, axis=1) / np.maximum(counts, 1) for values in (gains, gains**2)
-  )
+  def moments(
+    values: Float64[np.ndarray, 'candidates queries'],
+  ) -> Float64[np.ndarray, ' candidates']:
+    return np.sum(values, axis=1) / np.maximum(counts, 1)
+
+  measured = moments(gains)
+  variances = moments(gains**2) - measured**2
   optimism = _optimism(gains, there, measured, expect)
-  expected, error = expect(measured - optimism, squares - measured**2 + (measured - optimism) ** 2)
-  left = 1 / (1 / wider(measured - optimism - mean, error + noise**2) + 1 / (error + noise**2))
-  deviation = np.sqrt(left + noise**2)
+  expected, error, left = expect(measured - optimism, variances)
+  deviation = np.sqrt(left)
   loss = scipy.special.ndtr((-LOSS - expected) / deviation)
   estimates = {
     name: Estimate(*map(float, row)) if differs else Estimate(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -274,9 +256,7 @@ def choose(
     return found
   fresh = (own[measured_as] - own[FROZEN])[new]
   fresh = fresh[~np.isnan(fresh)]
-  return found._replace(
-    new=float(fresh.mean()) if len(fresh) else None, new_queries=int(np.sum(new))
-  )
+  return found._replace(new=float(fresh.mean()) if len(fresh) else None, new_queries=len(fresh))
 
 
 def _checked(scores, new):
@@ -307,7 +287,7 @@ def _optimism(gains, there, measured, expect) -> float:
     drawn = rng.multinomial(count, np.full(count, 1 / count), _DRAWS_AT_ONCE).astype(np.float64)
     sums = np.maximum(drawn @ there.T, 1)  # [draws, candidates]
     means, squares = drawn @ gains.T / sums, drawn @ (gains**2).T / sums
-    expected, _ = expect(means, squares)
+    expected = expect(means, squares - means**2)[0]
     best = expected.argmax(axis=1)
     rows = np.arange(len(best))
     taken = expected[rows, best] > 0  # else the frozen encoder, which has no excess

@@ -56,7 +56,7 @@ def test_more_candidates_without_a_gain_shrink_more():
       found.append((made.expected, max(one.measured for one in made.estimates.values())))
     expected[count], measured[count] = np.mean(found, axis=0)
   assert measured[8] > measured[1] + 0.015  # the winner's curse
-  assert expected[8] < expected[1] + 0.006
+  assert expected[8] < expected[1] + 0.004
 
 
 def test_the_better_of_equals_does_not_depend_on_their_order():
@@ -105,15 +105,6 @@ def test_without_judged_queries_nothing_is_checked():
   empty = choosing.choose({FROZEN: np.zeros(0), PROMPT: np.zeros(0)}, judged=False)
   assert empty.candidate == FROZEN
   assert 'nothing could be checked' in empty.verdict
-
-
-def test_half_a_step_has_half_the_prior():
-  frozen, noise = queries(20)
-  drawn = frozen + noise()
-  whole = choosing.choose({FROZEN: frozen, PROMPT: drawn})
-  half = choosing.choose({FROZEN: frozen, PROMPT._replace(step=0.5): drawn})
-  one, other = next(iter(whole.estimates.values())), next(iter(half.estimates.values()))
-  assert other.deviation < one.deviation
 
 
 def test_each_candidate_counts_the_queries_that_it_was_not_trained_on():
