@@ -37,6 +37,7 @@ def get_config(arg: str = 'beir'):
   # The stages that train: a config file of dprjax.train, and its options.
   c.retriever_recipe = f'{pathlib.Path(__file__).with_name(retriever)}.py:{within}'
   c.retriever = defaults.sibling(__file__, retriever).get_config(within)
+  c.retriever.eval.choose = False  # the last table compares
   c.reranker_recipe = (
     f'{pathlib.Path(__file__).with_name("cross_encoder")}.py:{"local" if local else "beir"}'
   )

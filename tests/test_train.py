@@ -532,7 +532,8 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
   kept = choice.read(run)
   assert kept.choice.verdict in err and kept.choice.candidate.model in ('bm25', 'frozen')
   assert kept.choice.queries == 187
-  scores = baseline.read(run, 'nDCG@10')
+  folds = [baseline.read(run / 'folds' / number, 'nDCG@10') for number in '12']
+  scores = baseline.join(folds)
   dense, words = scores.fused[''][:, 0], scores.fused[''][:, -1]
   np.testing.assert_allclose(dense, scores.values[''], atol=1e-6)
   measured = kept.choice.estimates[BM25].measured
