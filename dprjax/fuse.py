@@ -31,6 +31,7 @@ from dprjax.base import files, outputs, reading
 from dprjax.base.counts import counted, rate
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
+from dprjax.engines import ENGINES
 from dprjax.formats import runs, seen, trec
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.rankings import Ranking, Rankings
@@ -45,7 +46,8 @@ LEARNED = 'learned'
 _LEARNT_METHOD = 'zscore'
 _OF_TAGS = {
   'dprjax-bm25': fusion.BM25,
-  **{f'dprjax-{index}': fusion.DENSE for index in ('exact', 'scann', 'milvus')},
+  **{f'dprjax-{index}': fusion.DENSE for index in ('exact', 'scann')},
+  **{f'dprjax-{engine}': fusion.DENSE for engine in ENGINES},
 }
 
 

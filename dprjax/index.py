@@ -1,61 +1,60 @@
-"""Writes passages to a Milvus collection, replaces and deletes them.
+"""Writes passages to a collection of an engine, replaces and deletes them.
 
-    python -m dprjax.index --uri=index.db --upsert=embeddings/corpus
-    python -m dprjax.index --uri=http://host:19530 --collection=passages --delete=ids.txt
+    python -m dprjax.index --uri=milvus:index.db --upsert=embeddings/corpus --texts=corpus.jsonl
+    python -m dprjax.index --uri=qdrant:http://host:6333 --collection=passages --delete=ids.txt
 
 The first command makes the collection if it is missing. Stored ids are replaced; passages of
-another backbone or prompt are refused. After an interruption, run the same command again. A folder
-that ends in .db is a local index (milvus-lite, in this process); an address is a Milvus server.
-dprjax.search --index=milvus searches the collection.
+another backbone or prompt are refused. After an interruption, run the same command again: it goes
+on where it stopped. Engines are milvus, qdrant, pgvector, opensearch, elasticsearch and parquet
+(docs/engines.md). dprjax.search --uri searches the collection.
 
---texts=corpus.jsonl makes a collection that BM25 searches, too (`search --index=milvus --hybrid`).
-Every later --upsert then needs --texts.
+--texts keeps the title, text and other fields of each passage with its vector, for programs that
+read the collection and for `search --where`. --hybrid makes a collection that the BM25 of the
+engine searches, too (`search --hybrid`). Every later --upsert then needs both.
 """
 
 import contextlib
 import dataclasses
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dprjax import milvus
+from dprjax import engines
 from dprjax.base import outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
+from dprjax.engines import Address, Engine
 from dprjax.formats.fields import read_ids
-from dprjax.formats.texts import read_texts
+from dprjax.formats.payloads import Document, read_documents
 from dprjax.retrieval import bm25_index, embeddings
 from dprjax.runtime import cli, flags
 from dprjax.runtime.flags import flag
 
 logger = logging.getLogger('dprjax')
 
-_BLOCK = 10_000  # rows read at a time
+_BLOCK, _BLOCK_BYTES = 10_000, 1 << 27  # rows read at a time, and bytes of their vectors
+_COUNTED = 1_000  # texts whose words are counted at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(flags.CollectionFlags):
-  uri: str = flag('a local folder whose name ends in .db, or http://host:port')
   upsert: str | None = flag('embeddings of passages', None, metavar='DIR', either='action')
   delete: str | None = flag('a file of ids, one a line', None, metavar='IDS', either='action')
   drop: bool = flags.switch('remove the whole collection', either='action')
-  index_type: str = flag(
-    'of a new collection; auto is SCANN or, on milvus-lite, FLAT',
-    'auto',
-    choices=milvus.INDEX_TYPES,
-  )
+  index_type: str = flag('of a new collection, by the name of docs/engines.md', 'auto')
   texts: str | None = flag(
-    'texts of the passages of --upsert, the file that was encoded, for BM25', None, metavar='FILE'
+    'texts of the passages of --upsert, the file that was encoded, to keep', None, metavar='FILE'
   )
+  hybrid: bool = flags.switch('with --texts: a new collection has BM25')
   k1: float = flags.k1()
   b: float = flags.b()
   language: str = flags.language()
 
 
 def upsert(
-  server: milvus.Server,
+  engine: Engine,
   name: str,
   corpus: embeddings.Embeddings,
   index_type: str = 'auto',
@@ -65,56 +64,112 @@ def upsert(
   """Writes all of ``corpus`` into a collection, which is made if it is missing.
 
   Args:
-    server, name: of the collection.
+    engine, name: of the collection.
     corpus: embeddings of passages.
     index_type: of a new collection.
-    texts: the file that was encoded, for BM25.
-    settings: of BM25.
+    texts: the file that was encoded, to keep with the vectors.
+    settings: of BM25, for a collection that has it; needs ``texts``.
 
   Raises:
     InputError: another backbone, prompt, setting or index type than the collection has; texts of
-      other passages, missing texts or those that a collection cannot hold; or an error of Milvus.
+      other passages, missing texts or those that a collection cannot hold; or an error of the
+      engine.
   """
   space = corpus.meta.space()
-  if name in server:
-    collection = server.open(name)
+  if engines.exists(engine, name):
+    collection = engines.open_collection(engine, name)
     collection.check_space(space, '--upsert')
-    if index_type not in ('auto', collection.index_type):
+    if index_type not in ('auto', collection.kind):
       raise InputError(
-        f'{server.uri}: collection {name!r} has an index {collection.index_type}, not '
-        f'{index_type}: choose another --collection, or --drop it first'
+        f'{collection.where} has an index {collection.kind}, not {index_type}: choose another '
+        '--collection, or --drop it first'
       )
     if collection.bm25 != settings:
       raise InputError(
-        f'{server.uri}: collection {name!r} has BM25 with {collection.bm25 or "no texts"}, '
-        f'--upsert comes with {settings or "no --texts"}: give the same, or --drop it first'
+        f'{collection.where} has {_shown(collection.bm25)}, --upsert comes with '
+        f'{_shown(settings)}: give the same --hybrid, or --drop it first'
       )
   else:
-    collection = server.create(name, space, index_type=index_type, rows=len(corpus), bm25=settings)
+    engines.check_index_type(engine, index_type)
+    bm25 = settings and {
+      **settings,
+      'average_words': _average_words(str(texts), settings['language'], len(corpus)),
+    }
+    collection = engines.create(
+      engine, name, space, index_type=index_type, rows=len(corpus), bm25=bm25
+    )
   if corpus.meta.dtype != 'float32':
     logger.info(
-      '%s: %s vectors become float32; --index_type=IVF_SQ8 makes an index of 8 bits a number',
-      server.uri,
+      '%s: %s vectors become float32; docs/engines.md names the indexes of 8 bits a number',
+      engine.address,
       corpus.meta.dtype,
     )
+  job = {'sha256': corpus.fingerprint, 'texts': texts is not None}
+  before = collection.record.loading or {}
+  done = int(before['rows']) if job.items() <= before.items() else 0
+  if done:
+    logger.info('%s: goes on after %s', collection.where, counted(done, 'passages'))
+  collection.note({**job, 'rows': done})
   progress = Progress('passages', len(corpus), 'writing')
-  passages = read_texts(texts, 'passage') if texts else iter(())
-  for ids, vectors in corpus.blocks(_BLOCK):
-    own = [*itertools.islice(passages, len(ids))] if texts else []
-    if texts and [passage.id for passage in own] != list(ids):
-      raise InputError(f'--texts={texts} has other passages than --upsert={corpus.folder}')
-    collection.upsert(ids, vectors, progress, [one.text for one in own] if texts else None)
+  documents = read_documents(texts) if texts else None
+  size = min(_BLOCK_BYTES // (4 * corpus.meta.dimension) + 1, max(_BLOCK, engine.request_rows))
+  at = 0
+  for ids, vectors in corpus.blocks(size):
+    own = None if documents is None else _own(documents, ids, str(texts), corpus)
+    at += len(ids)
+    if at > done:
+      collection.upsert(
+        ids,
+        vectors,
+        progress,
+        texts=[one.text for one in own] if own and settings else None,
+        payloads=[one.payload for one in own] if own else None,
+      )
+      collection.note({**job, 'rows': at})
     progress.advance(len(ids))
+  logger.info('%s: the engine makes its index', collection.where)
   collection.flush()
+  collection.note(None)
   logger.info(
-    '%s, collection %s: %s written%s; it has %s, index %s',
-    server.uri,
-    name,
-    counted(len(corpus), 'passages'),
-    pace(len(corpus), progress.seconds),
+    '%s: %s written%s; it has %s, index %s',
+    collection.where,
+    counted(len(corpus) - done, 'passages'),
+    pace(len(corpus) - done, progress.seconds),
     f'{len(collection):,}',
-    collection.index_type,
+    collection.kind,
   )
+
+
+def _shown(settings: Mapping[str, Any] | None) -> str:
+  if settings is None:
+    return 'no BM25'
+  return f'BM25 with {", ".join(f"{name}={value}" for name, value in settings.items())}'
+
+
+def _own(
+  documents: Iterator[Document], ids: Sequence[str], texts: str, corpus: embeddings.Embeddings
+) -> list[Document]:
+  """The documents of these ids, which are next."""
+  own = [*itertools.islice(documents, len(ids))]
+  if [document.id for document in own] != list(ids):
+    raise InputError(f'--texts={texts} has other passages than --upsert={corpus.folder}')
+  return own
+
+
+def _average_words(texts: str, language: str, expected: int) -> float:
+  """The mean number of words of a passage; logs fields that are not kept."""
+  words, count = 0, 0
+  omitted: dict[str, None] = {}
+  documents = read_documents(texts)
+  while part := [*itertools.islice(documents, _COUNTED)]:
+    words += sum(map(len, bm25_index.words_of([one.text for one in part], language)))
+    count += len(part)
+    omitted |= dict.fromkeys(name for one in part for name in one.omitted)
+  if omitted:
+    logger.info('%s: fields that are not kept: %s', texts, ', '.join(omitted))
+  if count != expected:
+    raise InputError(f'--texts={texts} has {count:,} passages, --upsert {expected:,}')
+  return words / count
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -122,55 +177,69 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: Flags) -> None:
-  milvus.check_uri(args.uri)
-  milvus.check_name(args.collection)
+  if args.uri is None:
+    raise InputError('--uri=ENGINE:PLACE is needed: where the collection is')
+  address = engines.address_of(args.uri)
+  engines.check_name(args.collection)
   if not args.upsert:
     flags.refuse(args, ('texts',), 'upsert=DIR')
   if not args.texts:
-    flags.refuse(args, ('k1', 'b', 'language'), 'texts=FILE')
+    flags.refuse(args, ('hybrid',), 'texts=FILE')
+  if not args.hybrid:
+    flags.refuse(args, ('k1', 'b', 'language'), 'hybrid')
   with contextlib.ExitStack() as stack:
-    if milvus.is_local(args.uri):
-      inputs = flags.paths(args, 'upsert', 'delete', 'texts')
-      stack.enter_context(
-        outputs.claim_folder(
-          args.uri, inputs, what='a local index', ours=milvus.is_index, flag='--uri'
-        )
-      )
+    if address.is_local:
+      stack.enter_context(_claimed(args, address))
     if args.upsert:
-      # Before the local index is made.
+      # Before a folder is made.
       corpus = embeddings.load_embeddings(args.upsert)
       corpus.check_side('passage', '--upsert')
-      milvus.check_index_type(args.uri, args.index_type)
+      _check_type(address, args.index_type)
       bm25_index.check_settings(args.k1, args.b, args.language)
     ids = read_ids(args.delete) if args.delete else []
-    server = stack.enter_context(
-      contextlib.closing(milvus.Server(args.uri, args.token, new=bool(args.upsert)))
+    engine = stack.enter_context(
+      contextlib.closing(engines.connect(address, new=bool(args.upsert)))
     )
     if args.upsert:
       settings = {'k1': args.k1, 'b': args.b, 'language': args.language}
       upsert(
-        server,
+        engine,
         args.collection,
         corpus,
         args.index_type,
         args.texts,
-        settings if args.texts else None,
+        settings if args.hybrid else None,
       )
       return
-    collection = server.open(args.collection)  # refuses collections of others
+    collection = engines.open_collection(engine, args.collection)  # refuses collections of others
     if args.drop:
-      server.drop(args.collection)
-      logger.info('%s, collection %s: removed', server.uri, args.collection)
+      collection.drop()
+      logger.info('%s: removed', collection.where)
       return
     missing = collection.delete(ids, Progress('passages', len(ids), 'deleting'))
     cli.report_ids(counted(len(missing), 'ids that were not there'), missing, strict=False)
     logger.info(
-      '%s, collection %s: %s deleted; it has %s',
-      server.uri,
-      args.collection,
+      '%s: %s deleted; it has %s',
+      collection.where,
       counted(len(ids) - len(missing), 'passages'),
       f'{len(collection):,}',
     )
+
+
+def _check_type(address: Address, index_type: str) -> None:
+  there = engines.index_types(address)
+  if index_type not in ('auto', *there):
+    raise InputError(f'{address} has no index {index_type}, only {", ".join(there)}')
+
+
+def _claimed(args: Flags, address: Address) -> contextlib.AbstractContextManager[Any]:
+  return outputs.claim_folder(
+    address.place,
+    flags.paths(args, 'upsert', 'delete', 'texts'),
+    what='a local index',
+    ours=lambda folder: engines.is_index(address, folder),
+    flag='--uri',
+  )
 
 
 if __name__ == '__main__':

@@ -15,10 +15,10 @@ quotes; they are searched as one.
 On several hosts, run the same command on each with --index=exact: every process searches a part of
 the corpus.
 
-Milvus searches passages that dprjax.index stored:
+An engine searches passages that dprjax.index stored:
 
-    python -m dprjax.search --index=milvus --uri=index.db --queries=embeddings/test --out=run.trec
-    python -m dprjax.search --index=milvus --uri=index.db --like=ids.txt --out=neighbours.trec
+    python -m dprjax.search --uri=milvus:index.db --queries=embeddings/test --out=run.trec
+    python -m dprjax.search --uri=milvus:index.db --like=ids.txt --out=neighbours.trec
 
 The second command finds the neighbours of stored passages, without the passage itself.
 
@@ -38,7 +38,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ from dprjax.base.progress import Progress
 from dprjax.formats import seen, trec
 from dprjax.formats.fields import read_ids
 from dprjax.formats.texts import read_texts
-from dprjax.retrieval import best, codes, embeddings, hybrid, manifest, scann
+from dprjax.retrieval import best, codes, embeddings, fusion, hybrid, manifest, scann
 from dprjax.runtime import cli, compiled, flags
 from dprjax.runtime.flags import flag
 
@@ -73,8 +73,23 @@ def _setting(text: str) -> tuple[str, float]:
   return name, int(number) if number.is_integer() else number
 
 
+def _condition(text: str) -> Any:
+  from dprjax.engines import conditions
+
+  try:
+    return conditions.parse(text)
+  except InputError as error:
+    raise argparse.ArgumentTypeError(str(error)) from None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MilvusFlags(flags.CollectionFlags):
+class EngineFlags(flags.CollectionFlags):
+  where: tuple[Any, ...] = flag(
+    'only passages whose field meets a condition: lang=en or lang=en,de or year>=2020',
+    (),
+    read=_condition,
+    metavar='CONDITION',
+  )
   search_param: dict[str, float] = flag(
     'how much of the index to search, such as nprobe=64; may be repeated',
     {},
@@ -95,13 +110,13 @@ class Flags:
     either='queries',
   )
   like: str | None = flag(
-    'with --index=milvus: ids of stored passages to search with, one a line',
+    'with --uri: ids of stored passages to search with, one a line',
     None,
     metavar='IDS',
     either='queries',
   )
   out: str = flag('the run; its report goes to run.trec.json', metavar='run.trec')
-  index: str = flag('', 'scann', choices=('scann', 'exact', 'milvus'))
+  index: str = flag('', 'scann', choices=('scann', 'exact'))
   k: int = flag('passages a query', 1000, most=10**6)
   drop_same_id: bool = flags.drop_same_id()
   index_dir: str | None = flag(
@@ -123,9 +138,11 @@ class Flags:
   )
   texts: str | None = flag('with --hybrid: the texts of the queries', None, metavar='FILE')
   bm25_index: str | None = flag(
-    'with --hybrid: the index of dprjax.bm25 --index_dir; Milvus has its own', None, metavar='DIR'
+    'with --hybrid: the index of dprjax.bm25 --index_dir; engines have their own',
+    None,
+    metavar='DIR',
   )
-  milvus: MilvusFlags = flags.group(MilvusFlags, 'with --index=milvus')
+  engine: EngineFlags = flags.group(EngineFlags, 'passages in an engine')
   job: flags.Job = flags.job()
 
 
@@ -242,50 +259,72 @@ def _check_rescore(
   manifest.check_same_space('--corpus', space, '--rescore', rescore.meta.space())
 
 
-def search_milvus(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
-  """Searches a Milvus collection for queries, or for the neighbours of stored passages."""
-  from dprjax import milvus
+def search_engine(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
+  """Searches a collection for queries, or for the neighbours of stored passages."""
+  from dprjax import engines
 
-  assert args.milvus.uri is not None
+  assert args.engine.uri is not None
   queries = None
   ids = read_ids(args.like) if args.like else []
   if args.queries:
     queries = embeddings.load_embeddings(args.queries[0]).cut(args.dimensions, '--queries')
     queries.check_side('query', '--queries')
     ids = queries.ids
-  settings, drop_same_id = args.milvus.search_param, args.drop_same_id or queries is None
+  given, where = args.engine.search_param, args.engine.where
+  drop_same_id = args.drop_same_id or queries is None
   weights = hybrid.read(args.hybrid) if args.hybrid else None
-  k = args.k if weights is None else weights.depth
+  texts = _query_texts(args, ids) if weights else []
   progress = Progress('queries', len(ids), 'searching')
-  with contextlib.closing(milvus.Server(args.milvus.uri, args.milvus.token)) as server:
-    collection = server.open(args.milvus.collection)
+  with contextlib.closing(engines.connect(args.engine.uri)) as engine:
+    collection = engines.open_collection(engine, args.engine.collection)
+    if collection.record.loading:
+      logger.info(
+        '%s is half loaded: repeat its dprjax.index --upsert, which goes on', collection.where
+      )
+    how: dict[str, Any] = {'settings': given, 'where': where}
+    depth = args.k + drop_same_id
     if queries is None:
-      found = collection.like(ids, k, settings=settings, progress=progress)
+      found = collection.like(ids, args.k, progress=progress, **how)
+      doc_ids, rows, scores = found
     else:
       collection.check_space(queries.meta.space(), '--queries')
-      found = collection.search(
-        queries.vectors(), k + drop_same_id, settings=settings, progress=progress
+      if weights is None:
+        doc_ids, rows, scores = collection.search(
+          queries.vectors(), depth, progress=progress, **how
+        )
+      else:
+        if collection.bm25 is not None:
+          hybrid.check_settings(weights, collection.bm25, f'collection {collection.name!r}')
+        depth = min(weights.depth, engine.most)
+        drop = ids if drop_same_id else ()
+        fused = collection.hybrid(queries.vectors(), texts, weights, args.k, drop=drop, **how)
+        run = trec.run_from_rankings(ids, fused)
+    seconds = {'search': progress.seconds}
+    count = len(collection)
+    if weights is None:
+      run, report = _result(ids, doc_ids, rows, scores, args.k, drop_same_id, count, seconds)
+    else:
+      report = _report(len(ids), args.k, drop_same_id, count, seconds)
+      report['fused_by'] = (
+        engine.address.engine if engines.fuses(weights) and engine.fuses else 'dprjax'
       )
-    run, report = _result(
-      ids, *found, k, drop_same_id, len(collection), {'search': progress.seconds}
-    )
     report |= {
-      'index': 'milvus',
-      'kind': collection.index_type,
-      'server': server.version,
-      'uri': server.uri,
+      'index': engine.address.engine,
+      'kind': collection.kind,
+      'server': engine.version,
+      'uri': str(engine.address),
       'collection': collection.name,
-      'settings': collection.settings(min(k + drop_same_id, milvus.MAX_K)) | settings,
+      'settings': collection.settings(depth, given),
+      'where': [list(one) for one in where],
+      **({'half_loaded': True} if collection.record.loading else {}),
       **report,
       **_seen([] if queries is None else [queries]),
       **collection.space,
       'queries_manifest_sha256': queries and queries.sha256,
     }
-    if weights is None:
-      return run, report
-    if collection.bm25 is not None:
-      hybrid.check_settings(weights, collection.bm25, f'collection {collection.name!r}')
-    return _hybrid(args, hybrid.Hybrid(weights, collection.rankings), run, report)
+  if weights is not None:
+    report |= _hybrid_report(args, weights, dict(zip(ids, texts, strict=True)), report)
+  return run, report
 
 
 def _seen(queries: Sequence[embeddings.Embeddings]) -> dict[str, dict[str, list[str]]]:
@@ -314,13 +353,19 @@ def _result(
   run = trec.run_from_rows(query_ids, doc_ids, rows, scores)
   if drop_same_id:
     run = run.keep(~run.same_id()).top(k)
-  return run, {
+  return run, _report(len(query_ids), k, drop_same_id, passages, seconds)
+
+
+def _report(
+  queries: int, k: int, drop_same_id: bool, passages: int, seconds: dict[str, float]
+) -> dict[str, Any]:
+  return {
     'k': k,
     'drop_same_id': drop_same_id,
-    'queries': len(query_ids),
+    'queries': queries,
     'passages': passages,
     'seconds': seconds,
-    'queries_per_second': len(query_ids) / seconds['search'],
+    'queries_per_second': queries / seconds['search'],
   }
 
 
@@ -399,20 +444,18 @@ def _command(args: Flags) -> None:
   import jax
 
   process, processes = jax.process_index(), jax.process_count()
-  if processes > 1 and args.index != 'exact':
+  if processes > 1 and (args.index != 'exact' or args.engine.uri):
     raise InputError(f'--index={args.index} needs one process, not {processes}; use --index=exact')
   _check_hybrid(args)
   args = dataclasses.replace(args, corpus=_folders(args.corpus))
   inputs = flags.paths(
     args, 'corpus', 'queries', 'like', 'rescore', 'hybrid', 'texts', 'bm25_index'
   )
-  if args.index == 'milvus':
-    from dprjax import milvus
+  if args.engine.uri is not None:
+    from dprjax import engines
 
-    if args.milvus.uri is None:
-      raise InputError('--index=milvus needs --uri, where dprjax.index put the passages')
-    milvus.check_uri(args.milvus.uri)
-    inputs |= {'--uri': args.milvus.uri} if milvus.is_local(args.milvus.uri) else {}
+    address = engines.address_of(args.engine.uri)
+    inputs |= {'--uri': address.place} if address.is_local else {}
   with outputs.claim(args.out, inputs, also={'--index_dir': args.index_dir}, lock=not process):
     if args.index_dir:
       outputs.check_folder(args.index_dir, inputs, **_INDEX)
@@ -436,61 +479,78 @@ def _check_hybrid(args: Flags) -> None:
     return
   if not args.queries:
     raise InputError('--hybrid needs --queries; --like searches with stored vectors')
-  if args.index == 'milvus':
+  if args.engine.uri:
     flags.refuse(args, ('bm25_index',), 'index=scann or exact')
-  for name in ('texts',) if args.index == 'milvus' else ('texts', 'bm25_index'):
+  for name in ('texts',) if args.engine.uri else ('texts', 'bm25_index'):
     if getattr(args, name) is None:
       raise InputError(f'--hybrid needs --{name}')
+
+
+def _query_texts(args: Flags, ids: Sequence[str]) -> list[str]:
+  """The texts of these queries."""
+  assert args.texts is not None
+  texts = {query.id: query.text for query in read_texts(args.texts, 'query', set(ids))}
+  missing = [query_id for query_id in ids if query_id not in texts]
+  cli.report_ids(
+    f'--texts={args.texts} lacks {len(missing):,} of {counted(len(ids), "queries")}', missing, True
+  )
+  return [texts[query_id] for query_id in ids]
 
 
 def _hybrid(
   args: Flags, how: hybrid.Hybrid, run: trec.Run, report: dict[str, Any]
 ) -> tuple[trec.Run, dict[str, Any]]:
   """Fuses a run of ``how.fusion.depth`` passages a query with BM25."""
-  assert args.texts is not None and args.hybrid is not None
-  wanted = set(run.query_ids)
-  texts = {query.id: query.text for query in read_texts(args.texts, 'query', wanted)}
-  missing = [query_id for query_id in run.query_ids if query_id not in texts]
-  cli.report_ids(
-    f'--texts={args.texts} lacks {len(missing):,} of {counted(len(run), "queries")}', missing, True
-  )
+  queries = _query_texts(args, run.query_ids)
   started = time.perf_counter()
-  queries = [texts[query_id] for query_id in run.query_ids]
   drop = run.query_ids if args.drop_same_id else ()
   fused = how.rank(queries, run.rankings(), args.k, drop)
   seconds = report['seconds'] | {'hybrid': time.perf_counter() - started}
-  known = seen.join_ids(
-    [
-      report.get('seen', {}),
-      seen.ids([*texts.items(), *zip(texts, texts, strict=True)], how.fusion.known),
-    ]
-  )
-  return trec.run_from_rankings(run.query_ids, fused), report | {
-    'hybrid': {
-      'method': how.fusion.method,
-      'weights': dict(how.fusion.weights),
-      'depth': how.fusion.depth,
-      'sha256': files.sha256_file(args.hybrid),
-    },
+  report |= {
     'k': args.k,
     'seconds': seconds,
     'queries_per_second': len(run) / (seconds['search'] + seconds['hybrid']),
+  }
+  texts = dict(zip(run.query_ids, queries, strict=True))
+  return trec.run_from_rankings(run.query_ids, fused), report | _hybrid_report(
+    args, how.fusion, texts, report
+  )
+
+
+def _hybrid_report(
+  args: Flags, how: fusion.Fusion, texts: Mapping[str, str], report: Mapping[str, Any]
+) -> dict[str, Any]:
+  """The part of the report on a fusion, and on queries that its weights were learnt on."""
+  assert args.hybrid is not None
+  known = seen.join_ids(
+    [
+      report.get('seen', {}),
+      seen.ids([*texts.items(), *zip(texts, texts, strict=True)], how.known),
+    ]
+  )
+  return {
+    'hybrid': {
+      'method': how.method,
+      'weights': dict(how.weights),
+      'depth': how.depth,
+      'sha256': files.sha256_file(args.hybrid),
+    },
     **({'seen': known} if known else {}),
   }
 
 
 def _search(args: Flags, process: int, processes: int) -> None:
   compiled.keep()
-  if args.index == 'milvus':
-    flags.refuse(args, ('corpus', 'rescore'), 'index=scann or exact')
+  if args.engine.uri is not None:
+    flags.refuse(args, ('corpus', 'rescore', 'index_dir'), 'index=scann or exact, without --uri')
     if len(args.queries) > 1:
-      raise InputError('--index=milvus takes one --queries')
+      raise InputError('--uri takes one --queries')
     if args.like and args.dimensions:
       raise InputError('--dimensions cuts --queries; --like searches with the stored vectors')
-    run, report = search_milvus(args)
+    run, report = search_engine(args)
   else:
-    flags.refuse(args, ('like',), 'index=milvus')
-    flags.refuse(args.milvus, ('uri',), 'index=milvus')
+    flags.refuse(args, ('like',), 'uri=ENGINE:PLACE')
+    flags.refuse(args.engine, ('where', 'search_param', 'collection'), 'uri=ENGINE:PLACE')
     if not args.corpus:
       raise InputError(f'--index={args.index} needs --corpus')
     loaded = [

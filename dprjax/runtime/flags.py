@@ -224,10 +224,15 @@ def job() -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CollectionFlags:
-  """A collection of Milvus."""
+  """A collection of an engine."""
 
-  uri: str | None = flag('a local folder whose name ends in .db, or http://host:port', None)
-  token: str = flag('of the server (default: $MILVUS_TOKEN)', '', env='MILVUS_TOKEN')
+  uri: str | None = flag(
+    'ENGINE:FOLDER or ENGINE:ADDRESS, such as milvus:index.db, qdrant:http://host:6333, '
+    'pgvector:postgresql://host/database, opensearch:https://host:9200 or parquet:folder; a secret '
+    'goes into ENGINE_TOKEN in the environment',
+    None,
+    metavar='ENGINE:PLACE',
+  )
   collection: str = flag('', 'passages')
 
 

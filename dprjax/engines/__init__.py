@@ -1,0 +1,130 @@
+"""Engines that hold an index which can change: Milvus, Qdrant, pgvector, OpenSearch, Parquet.
+
+A collection keeps vectors under the ids of their documents, and their texts and fields. It records
+what made the vectors (`dprjax.retrieval.manifest.Meta.space`) and refuses others. Scores are inner
+products.
+
+    engine = connect('qdrant:http://localhost:6333')
+    collection = create(engine, 'passages', corpus.meta.space(), rows=len(corpus))
+    collection.upsert(ids, vectors)                  # replaces the vectors of these ids
+    collection.search(queries, k=10)                 # Found: ids, rows, scores
+    collection.like(['d7'], k=10)                    # neighbours of a stored document
+    collection.delete(['d7'])
+"""
+
+import importlib
+import re
+from typing import Any
+
+from etils import epath
+
+from dprjax.base.errors import InputError
+from dprjax.engines.collection import (
+  Collection,
+  Found,
+  check_index_type,
+  check_name,
+  create,
+  exists,
+  fuses,
+  open_collection,
+  secrets,
+)
+from dprjax.engines.conditions import Condition, parse
+from dprjax.engines.engine import Address, Engine, errors
+
+__all__ = [
+  'ENGINES',
+  'Address',
+  'Collection',
+  'Condition',
+  'Engine',
+  'Found',
+  'address_of',
+  'check_index_type',
+  'check_name',
+  'connect',
+  'create',
+  'exists',
+  'fuses',
+  'index_types',
+  'is_index',
+  'open_collection',
+  'parse',
+]
+
+ENGINES = {
+  'milvus': 'milvus.Milvus',
+  'qdrant': 'qdrant.Qdrant',
+  'pgvector': 'pgvector.Pgvector',
+  'opensearch': 'opensearch.OpenSearch',
+  'elasticsearch': 'opensearch.Elasticsearch',
+  'parquet': 'parquet.Parquet',
+}
+_FOLDERS = {
+  'milvus': 'a folder whose name ends in .db',
+  'qdrant': 'a folder',
+  'parquet': 'a folder',
+}
+_SERVERS = dict.fromkeys(ENGINES, 'https?') | {'pgvector': 'postgresql', 'parquet': 'gs|s3'}
+
+
+def address_of(text: str) -> Address:
+  """Reads ``ENGINE:PLACE``.
+
+  Raises:
+    InputError: no such engine, no such place, or a place that could hold a secret: addresses stand
+      in messages and reports.
+  """
+  engine, _, place = text.partition(':')
+  if engine not in ENGINES:
+    # The text may be an address that holds a password.
+    raise InputError(
+      f'--uri: expected ENGINE:FOLDER or ENGINE:ADDRESS with an engine of {", ".join(ENGINES)}, '
+      'such as milvus:index.db or qdrant:http://localhost:6333'
+    )
+  address, server = Address(engine, place), _SERVERS[engine]
+  if re.fullmatch(rf'({server})://[^@?#\s]*', place) and not place.endswith(('.db', 'http://')):
+    return address
+  local = engine in _FOLDERS and address.is_local and place and '@' not in place
+  if local and (engine != 'milvus' or place.endswith('.db')):
+    return address
+  shown = server.replace('s?', '').replace('|', ':// or ')
+  folder = f'{_FOLDERS[engine]}, or ' if engine in _FOLDERS else ''
+  raise InputError(
+    f'--uri={engine}:... needs {folder}an address {shown}://... without user, query or fragment; a '
+    f'secret goes into {engine.upper()}_TOKEN'
+  )
+
+
+def _class_of(address: Address) -> Any:
+  module, _, name = ENGINES[address.engine].partition('.')
+  return getattr(importlib.import_module(f'dprjax.engines.{module}'), name)
+
+
+def is_index(address: Address, folder: epath.Path) -> bool:
+  """Whether a folder holds only what the engine of this address writes."""
+  return bool(_class_of(address).is_index(folder))
+
+
+def index_types(address: Address) -> tuple[str, ...]:
+  """The indexes that an engine makes in such a place, before it is connected to."""
+  return tuple(_class_of(address).types_at(address))
+
+
+def connect(address: Address | str, *, new: bool = False, timeout: float = 30.0) -> Engine:
+  """Connects to an engine; close it after use.
+
+  Args:
+    address: as of `address_of`.
+    new: make a missing folder.
+    timeout: seconds.
+
+  Raises:
+    InputError: a package or the folder is missing, or no server answers.
+  """
+  place = address_of(address) if isinstance(address, str) else address
+  kind = _class_of(place)
+  where = f'{place} (another process may have it open)' if place.is_local else str(place)
+  with errors(where, kind.__name__, *secrets(place.token())):
+    return kind(place, new=new, timeout=timeout)  # type: ignore[no-any-return]

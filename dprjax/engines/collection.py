@@ -1,0 +1,482 @@
+"""Collections of vectors: the same behaviour on every engine."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from dprjax.base.errors import InputError
+from dprjax.engines.conditions import Condition
+from dprjax.engines.engine import Engine, Hits, Record, Rows, errors
+from dprjax.formats.rankings import Ranking
+from dprjax.retrieval import best, bm25_index, fusion
+from dprjax.retrieval.best import check_finite
+from dprjax.retrieval.manifest import check_same_space
+
+_IDS = 1_000  # in a request
+
+ProgressFn = Callable[[int], None]
+_Asks = Callable[[Int[np.ndarray, ' some'], int], list[Hits]]
+
+
+def check_name(name: str) -> None:
+  """Raises InputError for a name that a collection cannot have on every engine."""
+  if not re.fullmatch(r'[a-z_][a-z0-9_]{0,62}', name, re.I):
+    raise InputError(
+      f'--collection={name!r:.80}: expected letters, digits and underscores, 63 at most'
+    )
+
+
+class Found(NamedTuple):
+  """The results of each query, best first.
+
+  Attributes:
+    ids: of all documents found, each once.
+    rows: places in ``ids``; -1 where fewer than k were found.
+    scores: inner products; -inf where fewer were found.
+  """
+
+  ids: list[str]
+  rows: Int[np.ndarray, 'queries k']
+  scores: Float[np.ndarray, 'queries k']
+
+
+def exists(engine: Engine, name: str) -> bool:
+  """Whether there is a collection of this name, of whatever program."""
+  check_name(name)
+  with _errors(engine, str(engine.address)):
+    return engine.open(name) is not None
+
+
+def open_collection(engine: Engine, name: str) -> 'Collection':
+  """An existing collection. Raises InputError if it is missing or not of dprjax."""
+  check_name(name)
+  with _errors(engine, str(engine.address)):
+    opened = engine.open(name)
+    names = sorted(engine.names()) if opened is None else []
+  if opened is None:
+    shown = ', '.join(names[:20]) or 'none'
+    raise InputError(
+      f'{engine.address}: no collection {name!r}, only {shown}; fill one with dprjax.index --upsert'
+    )
+  if opened.record is None:
+    raise InputError(
+      f'{engine.address}: collection {name!r} was not made by dprjax; choose another name'
+    )
+  return Collection(engine, name, opened.record, opened.kind)
+
+
+def create(
+  engine: Engine,
+  name: str,
+  space: Mapping[str, Any],
+  *,
+  index_type: str = 'auto',
+  rows: int = 0,
+  bm25: Mapping[str, Any] | None = None,
+) -> 'Collection':
+  """Makes an empty collection.
+
+  Args:
+    engine, name: where; letters, digits and underscores.
+    space: of its vectors, `manifest.Meta.space`.
+    index_type: 'auto', or a name that the engine has for an index.
+    rows: about how many documents it will have.
+    bm25: settings of ``retrieval.bm25_index.build`` for a collection that BM25 searches too, and
+      the mean number of words of a document as ``average_words``.
+
+  Raises:
+    InputError: no such index, no BM25, or an error of the engine.
+  """
+  check_name(name)
+  check_index_type(engine, index_type)
+  if bm25 and not engine.hybrid:
+    raise InputError(
+      f'{engine.address} has no BM25: leave out --hybrid; dprjax.fuse joins the run of a search '
+      'and that of dprjax.bm25'
+    )
+  with _errors(engine, f'{engine.address}: collection {name!r} with index {index_type}'):
+    engine.create(name, Record(dict(space), bm25 and dict(bm25)), index_type=index_type, rows=rows)
+  return open_collection(engine, name)
+
+
+def check_index_type(engine: Engine, index_type: str) -> None:
+  """Raises InputError for an index that the engine lacks."""
+  if index_type not in ('auto', *engine.index_types):
+    raise InputError(
+      f'{engine.address} has no index {index_type}, only {", ".join(engine.index_types)}'
+    )
+
+
+class Collection:
+  """Vectors of one space under the ids of their documents, from `open_collection` or `create`.
+
+  Attributes:
+    engine, name: where it is.
+    record: what it says about itself.
+    kind: the index, by the name that the engine has for it.
+  """
+
+  def __init__(self, engine: Engine, name: str, record: Record, kind: str):
+    self.engine, self.name, self.record, self.kind = engine, name, record, kind
+    self.where = f'{engine.address}, collection {name!r}'
+
+  @property
+  def space(self) -> Mapping[str, Any]:
+    """What made the vectors, `manifest.Meta.space`."""
+    return self.record.space
+
+  @property
+  def bm25(self) -> dict[str, Any] | None:
+    """Settings of BM25, as those of ``retrieval.bm25_index.build``; None without it."""
+    settings = self.record.bm25
+    return settings and {name: settings[name] for name in ('k1', 'b', 'language')}
+
+  def __len__(self) -> int:
+    with self._errors():
+      return self.engine.count(self.name)
+
+  def check_space(self, space: Mapping[str, Any], what: str) -> None:
+    """Raises InputError if ``what`` has another space."""
+    check_same_space(self.where, self.space, what, space)
+
+  def note(self, loading: Mapping[str, Any] | None) -> None:
+    """Records how far an upsert is; None: it has ended."""
+    self.record = Record(self.record.space, self.record.bm25, loading)
+    with self._errors():
+      self.engine.note(self.name, self.record)
+
+  def upsert(
+    self,
+    ids: Sequence[str],
+    vectors: Float[np.ndarray, 'n H'],
+    progress: ProgressFn | None = None,
+    texts: Sequence[str] | None = None,
+    payloads: Sequence[Mapping[str, Any]] | None = None,
+  ) -> None:
+    """Writes vectors and replaces those under the same ids.
+
+    Args:
+      ids, vectors: of the documents.
+      progress: called with the number of documents done.
+      texts: of the documents, where the collection has BM25.
+      payloads: title, text and other fields of each document, which are kept with it.
+
+    Raises:
+      InputError: another dimension, NaN or infinity, an id that is too long, texts that are missing
+        or that the collection cannot search, or the engine fails.
+    """
+    if (texts is None) != (self.record.bm25 is None):
+      raise InputError(
+        f'{self.where} {"has no" if self.record.bm25 is None else "needs texts for"} BM25'
+      )
+    self._check_dimension(vectors, 'vectors')
+    check_finite(vectors, 'document', 0)
+    most = self.engine.most_id
+    long = next((id_ for id_ in ids if len(id_) * 4 > most and len(id_.encode()) > most), None)
+    if long is not None:
+      raise InputError(f'{self.where}: the id {long[:40]!r}... has more than {most} bytes')
+    for part in slices(len(ids), self._batch(), progress):
+      rows = Rows(
+        ids[part],
+        np.ascontiguousarray(vectors[part], np.float32),
+        payloads and payloads[part],
+        None if texts is None else self._words(texts[part]),
+      )
+      with self._errors():
+        self.engine.upsert(self.name, rows)
+
+  def flush(self) -> None:
+    """Makes the engine write and index all upserts."""
+    with self._errors():
+      self.engine.flush(self.name)
+
+  def drop(self) -> None:
+    """Removes the collection with its content."""
+    with self._errors():
+      self.engine.drop(self.name)
+
+  def delete(self, ids: Sequence[str], progress: ProgressFn | None = None) -> list[str]:
+    """Deletes documents; returns ids that were missing."""
+    missing: list[str] = []
+    for part in slices(len(ids), _IDS, progress):
+      with self._errors():
+        stored = self.engine.fetch(self.name, ids[part], False)
+        if stored:
+          self.engine.delete(self.name, sorted(stored))
+      missing += [id_ for id_ in ids[part] if id_ not in stored]
+    return missing
+
+  def vectors(self, ids: Sequence[str]) -> Float[np.ndarray, 'n H']:
+    """The stored vectors of these documents. Raises InputError for missing ones."""
+    vectors: dict[str, Any] = {}
+    for part in slices(len(ids), min(_IDS, self._batch())):
+      with self._errors():
+        found = self.engine.fetch(self.name, ids[part], True)
+      vectors |= {id_: np.asarray(one.vector, np.float32) for id_, one in found.items()}
+    self._check_present(ids, vectors)
+    return np.stack([vectors[id_] for id_ in ids])
+
+  def payloads(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Title, text and other fields of these documents. Raises InputError for missing ones."""
+    found: dict[str, dict[str, Any]] = {}
+    for part in slices(len(ids), _IDS):
+      with self._errors():
+        stored = self.engine.fetch(self.name, ids[part], False)
+      found |= {id_: dict(one.payload) for id_, one in stored.items()}
+    self._check_present(ids, found)
+    return [found[id_] for id_ in ids]
+
+  def search(
+    self,
+    queries: Float[np.ndarray, 'queries H'],
+    k: int,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    where: Sequence[Condition] = (),
+    progress: ProgressFn | None = None,
+  ) -> Found:
+    """The best ``min(k, number of documents)`` of each query that the index finds.
+
+    Args:
+      queries: vectors of the space of the collection.
+      k: at most ``engine.most``.
+      settings: of the engine for this index (nprobe, ef, ...); override ``engine.settings``.
+      where: conditions that all results meet.
+      progress: called with the number of queries done.
+
+    Raises:
+      InputError: another dimension, k too large, an empty collection, or an error of the engine.
+    """
+    count = self._check_search(queries, k)
+
+    def ask(some: Int[np.ndarray, ' some'], wanted: int) -> list[Hits]:
+      vectors = np.ascontiguousarray(queries[some], np.float32)
+      return self.engine.search(self.name, vectors, wanted, self.settings(wanted, settings), where)
+
+    return self._best(ask, len(queries), k, count, self._batch(), progress)
+
+  def rankings(
+    self, queries: Sequence[str], k: int, where: Sequence[Condition] = ()
+  ) -> list[Ranking]:
+    """The best k documents of each query, a text, by BM25, of those that share a word with it.
+
+    BM25 of the engine sees the words of ``retrieval.bm25_index``.
+
+    Raises:
+      InputError: the collection has no BM25, or an error of the engine.
+    """
+    words, count = self._query_words(queries), len(self)
+    used = np.array([row for row, one in enumerate(words) if one], np.int64)
+    ranked = [Ranking([], np.empty(0)) for _ in queries]
+    if not len(used) or not count:
+      return ranked
+
+    def ask(some: Int[np.ndarray, ' some'], wanted: int) -> list[Hits]:
+      return self.engine.bm25(self.name, [words[row] for row in used[some]], wanted, where)
+
+    found = self._best(ask, len(used), min(k, self.engine.most), count, self.engine.request_rows)
+    for row, one in zip(used, self._ranked(found), strict=True):
+      ranked[row] = one
+    return ranked
+
+  def hybrid(
+    self,
+    queries: Float[np.ndarray, 'queries H'],
+    texts: Sequence[str],
+    how: fusion.Fusion,
+    k: int,
+    *,
+    drop: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    where: Sequence[Condition] = (),
+  ) -> list[Ranking]:
+    """The k best of each query by its vector and, by BM25, its text.
+
+    The engine fuses reciprocal ranks of equal weights in one request. It cannot fuse other methods
+    and weights as `fusion` does: it then finds both rankings, which are fused here.
+
+    Args:
+      queries, texts: of the queries.
+      how: of the runs `fusion.BM25` and `fusion.DENSE`.
+      k: results of a query.
+      drop: for each query, the id of a document to leave out.
+      settings, where: as of `search`.
+
+    Raises:
+      InputError: as `search` and `rankings`.
+    """
+    words = self._query_words(texts)
+    depth = min(how.depth, self.engine.most)
+    count = self._check_search(queries, depth)
+    if not (self.engine.fuses and fuses(how)) or drop:
+      deep = min(depth + bool(drop), self.engine.most)
+      dense = self._ranked(self.search(queries, deep, settings=settings, where=where))
+      lexical = self.rankings(texts, deep, where)
+      if drop:
+        dense, lexical = (
+          [one.without(id_) for one, id_ in zip(run, drop, strict=True)] for run in (dense, lexical)
+        )
+      return [
+        how.fuse({fusion.DENSE: one, fusion.BM25: other}, k)
+        for one, other in zip(dense, lexical, strict=True)
+      ]
+
+    def ask(some: Int[np.ndarray, ' some'], wanted: int) -> list[Hits]:
+      return self.engine.fuse(
+        self.name,
+        np.ascontiguousarray(queries[some], np.float32),
+        [words[row] for row in some],
+        wanted,
+        rrf_k=how.rrf_k,
+        depth=min(depth, count),
+        settings=self.settings(depth, settings),
+        where=where,
+      )
+
+    return self._ranked(
+      self._best(ask, len(queries), min(k, self.engine.most), count, self._batch())
+    )
+
+  def like(
+    self,
+    ids: Sequence[str],
+    k: int,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    where: Sequence[Condition] = (),
+    progress: ProgressFn | None = None,
+  ) -> Found:
+    """The k best other documents for each stored one.
+
+    Raises:
+      InputError: as `search` and `vectors`.
+    """
+    found = self.search(self.vectors(ids), k + 1, settings=settings, where=where, progress=progress)
+    place = {id_: number for number, id_ in enumerate(found.ids)}
+    own = np.array([place.get(id_, -2) for id_ in ids])[:, None]
+    # The stable sort moves the document itself to the end; if it was not found, the last of the
+    # others is dropped.
+    order = np.argsort(found.rows == own, axis=1, kind='stable')
+    rows, scores = (
+      np.take_along_axis(array, order, axis=1) for array in (found.rows, found.scores)
+    )
+    rows, scores = np.where(rows == own, -1, rows), np.where(rows == own, -np.inf, scores)
+    k = min(k, rows.shape[1])
+    return Found(found.ids, rows[:, :k], scores[:, :k])
+
+  def settings(self, k: int, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Settings of a search: the usual ones, overridden by ``given``."""
+    return self.engine.settings(self.name, min(k, self.engine.most)) | dict(given or {})
+
+  def _best(
+    self,
+    ask: _Asks,
+    queries: int,
+    k: int,
+    count: int,
+    size: int,
+    progress: ProgressFn | None = None,
+  ) -> Found:
+    """The k best of ``count`` documents, with ties by id; ``ask`` finds those of some queries."""
+    places: dict[str, int] = {}
+    done = 0
+
+    def found(some: Int[np.ndarray, ' some'], wanted: int) -> best.TopK:
+      nonlocal done
+      rows = np.full((len(some), wanted), -1, np.int32)
+      scores = np.full((len(some), wanted), -np.inf, np.float32)
+      for part in slices(len(some), max(1, min(size, self.engine.answer_rows // wanted))):
+        with self._errors():
+          answers = ask(some[part], wanted)
+        for number, hits in enumerate(answers, start=part.start):
+          rows[number, : len(hits.ids)] = [places.setdefault(id_, len(places)) for id_ in hits.ids]
+          scores[number, : len(hits.ids)] = hits.scores
+        done += part.stop - part.start
+        if progress is not None and done <= queries:  # repeated queries do not count
+          progress(done)
+      return best.TopK(scores, rows)
+
+    def ids_at(some: Int[np.ndarray, ' some']) -> list[str]:
+      ids = list(places)
+      return [ids[row] for row in some.tolist()]
+
+    most = min(count, self.engine.most)
+    scores, rows = best.whole_ties(found, queries, min(k, count), most, ids_at)
+    return Found(list(places), rows, scores)
+
+  @staticmethod
+  def _ranked(found: Found) -> list[Ranking]:
+    return best.rankings(best.TopK(found.scores, found.rows), found.ids)
+
+  def _check_search(self, queries: Float[np.ndarray, 'queries H'], k: int) -> int:
+    """The number of documents; raises InputError where there is nothing to search."""
+    self._check_dimension(queries, 'queries')
+    check_finite(queries, 'query', 0)
+    if k > self.engine.most:
+      raise InputError(
+        f'{self.engine.address} returns at most {self.engine.most:,} passages a query, not {k:,}; '
+        'use fewer or --index=exact'
+      )
+    count = len(self)
+    if not count or not len(queries):
+      raise InputError(
+        f'nothing to search: {len(queries)} queries, and {count} documents in {self.where}'
+      )
+    return count
+
+  def _words(self, texts: Sequence[str]) -> list[list[str]]:
+    assert self.record.bm25 is not None
+    return bm25_index.words_of(texts, self.record.bm25['language'])
+
+  def _query_words(self, texts: Sequence[str]) -> list[list[str]]:
+    if self.record.bm25 is None:
+      raise InputError(
+        f'{self.where} has no BM25: make another with dprjax.index --hybrid --texts=FILE'
+      )
+    return self._words(texts)
+
+  def _check_present(self, ids: Sequence[str], found: Mapping[str, Any]) -> None:
+    missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in found]
+    if missing:
+      raise InputError(f'{self.where} lacks {len(missing)} ids: {", ".join(missing[:5])}')
+
+  def _check_dimension(self, vectors: np.ndarray, what: str) -> None:
+    if vectors.ndim != 2 or vectors.shape[1] != self.space['dimension']:
+      raise InputError(
+        f'{self.where} has vectors of {self.space["dimension"]} dimensions, the {what} have '
+        f'{vectors.shape[-1]}'
+      )
+
+  def _batch(self) -> int:
+    row_bytes = 4 * int(self.space['dimension'])
+    return max(1, min(self.engine.request_rows, self.engine.request_bytes // row_bytes))
+
+  def _errors(self) -> contextlib.AbstractContextManager[None]:
+    return _errors(self.engine, self.where)
+
+
+def fuses(how: fusion.Fusion) -> bool:
+  """Whether engines fuse alike: reciprocal ranks with equal weights."""
+  return how.method == 'rrf' and len({*how.weights.values()}) == 1
+
+
+def slices(count: int, size: int, progress: ProgressFn | None = None) -> Iterator[slice]:
+  """Slices of at most ``size``; reports each when it is done."""
+  for start in range(0, count, size):
+    stop = min(start + size, count)
+    yield slice(start, stop)
+    if progress is not None:
+      progress(stop)
+
+
+def _errors(engine: Engine, where: str) -> contextlib.AbstractContextManager[None]:
+  return errors(where, type(engine).__name__, *secrets(engine.address.token()))
+
+
+def secrets(token: str) -> tuple[str, ...]:
+  """The parts of ``user:password``, or a key, that no message may show."""
+  return token, token.partition(':')[2]

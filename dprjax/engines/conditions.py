@@ -1,0 +1,67 @@
+"""Conditions on the fields of documents, such as ``year>=2020``: one syntax for all engines."""
+
+import json
+import math
+import re
+from typing import NamedTuple
+
+from dprjax.base.errors import InputError
+from dprjax.formats.payloads import is_field
+
+Value = str | int | float | bool
+
+_PATTERN = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)(>=|<=|=|>|<)(.*)', re.S)
+
+
+class Condition(NamedTuple):
+  """A condition on a field.
+
+  Attributes:
+    field: a name; a document without it does not meet the condition.
+    operator: '=', '<', '<=', '>' or '>='.
+    values: one, or several after '='. A field that is a list meets '=' where it holds one of them.
+  """
+
+  field: str
+  operator: str
+  values: tuple[Value, ...]
+
+
+def parse(text: str) -> Condition:
+  """Reads ``NAME=VALUE``, ``NAME=VALUE,VALUE``, or ``NAME>=NUMBER`` (also >, <, <=).
+
+  Numbers, true and false are such; a value in double quotes is a string.
+
+  Raises:
+    InputError: anything else.
+  """
+  found = _PATTERN.fullmatch(text)
+  if found is None or not is_field(found[1]) or not found[3]:
+    raise InputError(
+      f'{text!r:.80}: expected a condition such as lang=en, lang=en,de or year>=2020, on a field '
+      'of the texts'
+    )
+  name, operator, rest = found.groups()
+  values = tuple(_value(one) for one in (_split(rest) if operator == '=' else [rest]))
+  if operator != '=' and not _is_number(values[0]):
+    raise InputError(f'{text!r:.80}: {operator} compares numbers; for words use =')
+  return Condition(name, operator, values)
+
+
+def _split(text: str) -> list[str]:
+  # Commas within double quotes separate nothing.
+  return re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^,])+', text)
+
+
+def _value(text: str) -> Value:
+  try:
+    value = json.loads(text)
+  except ValueError:
+    return text
+  usable = isinstance(value, str | bool) or _is_number(value)
+  return value if usable else text
+
+
+def _is_number(value: object) -> bool:
+  number = isinstance(value, int | float) and not isinstance(value, bool)
+  return number and math.isfinite(float(value))  # type: ignore[arg-type]

@@ -1,0 +1,253 @@
+"""What an engine is: the calls that `dprjax.engines.collection` makes, and an engine's address."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from etils import epath
+from jaxtyping import Float
+
+from dprjax.base import files, outputs, reading
+from dprjax.base.errors import InputError, mask
+from dprjax.engines.conditions import Condition
+
+_SPACE, _BM25, _LOADING = 'dprjax.space', 'dprjax.bm25', 'dprjax.loading'
+_FULL = re.compile(r'no space|disk ?full|disk usage|watermark|out of disk|read-only', re.I)
+_DOWN = re.compile(r'refused|unreachable|timed? ?out|unavailable|name or service', re.I)
+
+
+class Address(NamedTuple):
+  """``ENGINE:PLACE``, where PLACE is a folder or the address of a server.
+
+  Attributes:
+    engine: a name of `dprjax.engines.ENGINES`.
+    place: as the client of the engine has it.
+  """
+
+  engine: str
+  place: str
+
+  def __str__(self) -> str:
+    return f'{self.engine}:{self.place}'
+
+  @property
+  def is_local(self) -> bool:
+    """Whether the place is a folder, also on gs://, and no server."""
+    return '://' not in self.place or self.place.startswith(('gs://', 's3://'))
+
+  def token(self) -> str:
+    """The secret of the engine, of the environment: ``MILVUS_TOKEN`` and so on; '' without one."""
+    return os.environ.get(f'{self.engine.upper()}_TOKEN', '')
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+  """What a collection says about itself.
+
+  Attributes:
+    space: what made its vectors, `retrieval.manifest.Meta.space`.
+    bm25: settings of BM25: k1, b, language and, where the engine needs them, average_words; None
+      for a collection of vectors alone.
+    loading: of an upsert that has not ended: what is written, and how many rows are; None after
+      it.
+  """
+
+  space: Mapping[str, Any]
+  bm25: Mapping[str, Any] | None = None
+  loading: Mapping[str, Any] | None = None
+
+  def as_json(self) -> str:
+    values = {_SPACE: self.space, _BM25: self.bm25, _LOADING: self.loading}
+    return json.dumps({name: value for name, value in values.items() if value}, sort_keys=True)
+
+  @classmethod
+  def of_json(cls, text: str | None) -> 'Record | None':
+    """None for anything but a record."""
+    try:
+      values = reading.parse(text or '', 'collection', dict[str, dict[str, Any]])
+      int(values[_SPACE]['dimension'])
+    except (InputError, KeyError, TypeError, ValueError):
+      return None
+    return cls(values[_SPACE], values.get(_BM25), values.get(_LOADING))
+
+
+class Opened(NamedTuple):
+  """A collection of an engine.
+
+  Attributes:
+    record: of the collection; None: it is of another program.
+    kind: the index, by the name that the engine has for it.
+  """
+
+  record: Record | None
+  kind: str
+
+
+class Rows(NamedTuple):
+  """Documents to write.
+
+  Attributes:
+    ids: each once.
+    vectors: float32, contiguous.
+    payloads: title, text and other fields of each; None without texts.
+    words: of each, for BM25; None in a collection without it.
+  """
+
+  ids: Sequence[str]
+  vectors: Float[np.ndarray, 'n H']
+  payloads: Sequence[Mapping[str, Any]] | None = None
+  words: Sequence[Sequence[str]] | None = None
+
+
+class Hits(NamedTuple):
+  """What an engine finds for a query, best first."""
+
+  ids: Sequence[str]
+  scores: Sequence[float]
+
+
+class Stored(NamedTuple):
+  """A stored document."""
+
+  vector: Float[np.ndarray, ' H'] | None
+  payload: Mapping[str, Any]
+
+
+class Engine(Protocol):
+  """A connection. `create`, `upsert`, `search`, `count` and `drop` are the core.
+
+  Calls raise the errors of the client; `Engine.errors` turns them into InputError.
+
+  Attributes:
+    address, version: of the engine.
+    index_types: names for `create`.
+    most: results of a query, at most.
+    most_id: bytes of an id, at most.
+    request_rows, request_bytes: documents, and bytes of their vectors, in a request.
+    answer_rows: results of all queries of a request.
+    hybrid: whether it has BM25.
+    fuses: whether it has `fuse`.
+  """
+
+  address: Address
+  version: str
+  index_types: Sequence[str]
+  most: int
+  most_id: int
+  request_rows: int
+  request_bytes: int
+  answer_rows: int
+  hybrid: bool
+  fuses: bool
+
+  def create(self, name: str, record: Record, *, index_type: str = 'auto', rows: int = 0) -> None:
+    """Makes an empty collection for about so many rows."""
+
+  def upsert(self, name: str, rows: Rows) -> None:
+    """Writes documents and replaces those of the same ids."""
+
+  def search(
+    self,
+    name: str,
+    queries: Float[np.ndarray, 'queries H'],
+    k: int,
+    settings: Mapping[str, Any],
+    where: Sequence[Condition],
+  ) -> list[Hits]:
+    """The k best of each query by inner product."""
+
+  def count(self, name: str) -> int:
+    """Documents of a collection."""
+
+  def drop(self, name: str) -> None:
+    """Removes a collection."""
+
+  def names(self) -> list[str]:
+    """Collections, of whatever program."""
+
+  def open(self, name: str) -> Opened | None:
+    """A collection, ready to search; None if it is missing."""
+
+  def note(self, name: str, record: Record) -> None:
+    """Replaces the record of a collection."""
+
+  def flush(self, name: str) -> None:
+    """Makes the engine write and index all upserts."""
+
+  def delete(self, name: str, ids: Sequence[str]) -> None:
+    """Deletes documents; ids may be missing."""
+
+  def fetch(self, name: str, ids: Sequence[str], vectors: bool) -> dict[str, Stored]:
+    """Stored documents by their ids, those that there are."""
+
+  def settings(self, name: str, k: int) -> dict[str, Any]:
+    """Usual settings of a search."""
+
+  def bm25(
+    self, name: str, queries: Sequence[Sequence[str]], k: int, where: Sequence[Condition]
+  ) -> list[Hits]:
+    """The k best of each query, its words, by BM25; of documents that share a word with it."""
+
+  def fuse(
+    self,
+    name: str,
+    queries: Float[np.ndarray, 'queries H'],
+    words: Sequence[Sequence[str]],
+    k: int,
+    *,
+    rrf_k: int,
+    depth: int,
+    settings: Mapping[str, Any],
+    where: Sequence[Condition],
+  ) -> list[Hits]:
+    """The k best by reciprocal ranks of `search` and `bm25`, their first ``depth`` documents."""
+
+  def close(self) -> None:
+    """Ends the connection."""
+
+
+def need(engine: str, *packages: str) -> None:
+  """Raises InputError for a package that is not installed."""
+  for package in packages:
+    if importlib.util.find_spec(package) is None:
+      raise InputError(f"{package} is not installed: pip install 'dprjax[{engine}]'")
+
+
+@contextlib.contextmanager
+def errors(where: str, engine: str, *secrets: str) -> Iterator[None]:
+  """Turns errors of an engine and its client into InputError, without secrets."""
+  try:
+    yield
+  except (InputError, MemoryError):
+    raise
+  except Exception as error:  # of many clients
+    message = getattr(error, 'message', None) or f'{type(error).__name__}: {error}'
+    message = ' '.join(str(message).split())
+    for secret in secrets:
+      message = message.replace(secret, '***') if secret else message
+    hint = ''
+    if _FULL.search(message):
+      hint = '; free some space there, then the same command goes on'
+    elif _DOWN.search(message):
+      hint = '; once it answers, the same command goes on'
+    if len(message) > 240:
+      message = f'{message[:240]}...'
+    # The cause would show secrets in a traceback.
+    cause = None if any(secrets) else error
+    raise InputError(mask(f'{where}: {engine} says: {message}{hint}')) from cause
+
+
+def check_folder(address: Address, ours: Any, new: bool) -> None:
+  """Raises InputError unless the folder is an index or, with ``new``, one may be made."""
+  folder = epath.Path(address.place)
+  if new and (not folder.exists() or (folder.is_dir() and outputs.is_vacant(folder))):
+    return
+  files.existing(folder, 'local index')
+  if not (folder.is_dir() and ours(folder)):
+    raise InputError(f'{folder} is not a local index; nothing was changed')

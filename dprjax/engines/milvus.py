@@ -1,0 +1,320 @@
+"""Milvus: milvus-lite, in this process on a local folder (``index.db``), or a server."""
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from dprjax.engines import engine
+from dprjax.engines.conditions import Condition
+from dprjax.engines.engine import Address, Hits, Opened, Record, Rows, Stored
+
+_LITE_TYPES = ('FLAT', 'AUTOINDEX', 'HNSW', 'IVF_FLAT', 'IVF_SQ8')
+# pymilvus pings every ten seconds, at which milvus-lite ends the connection.
+_LITE_OPTIONS = {'grpc.keepalive_time_ms': 2**31 - 1}
+_LITE_FILES = {'LOCK', 'collections', 'databases', 'aliases.json', 'database_properties.json'}
+_RECORD = 'dprjax.space'  # the property with the record
+_ID, _VECTOR = 'id', 'vector'
+# Fields of a collection with BM25: the words of a passage, joined by spaces, and Milvus's counts.
+_WORDS, _COUNTS = 'words', 'counts'
+_OWN = (_ID, _VECTOR, _WORDS, _COUNTS)
+_MOST_BYTES = 65_535  # of a field, and of all dynamic fields together
+_SEGMENT_BYTES = 1 << 30  # data that a server indexes at once, by default
+_log = logging.getLogger('dprjax')
+
+
+class Milvus:
+  """A connection to milvus-lite or a server."""
+
+  most, most_id = 16_384, 1024
+  # Requests and answers are limited to 64 MB.
+  request_rows, request_bytes, answer_rows = 1_000, 1 << 24, 100_000
+  hybrid = fuses = True
+
+  def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
+    engine.need('milvus', 'pymilvus', *(['milvus_lite'] if address.is_local else []))
+    self.address, uri = address, address.place
+    self._folder = epath.Path(uri) if address.is_local else None
+    if self._folder is not None:
+      engine.check_folder(address, self.is_index, new)
+    import pymilvus  # an extra
+
+    # They log tracebacks of errors that are raised anyway.
+    for name in ('pymilvus', 'milvus_lite', 'grpc'):
+      logging.getLogger(name).setLevel(logging.CRITICAL)
+    self.client = pymilvus.MilvusClient(
+      uri,
+      token=address.token(),
+      timeout=timeout,
+      **({'grpc_options': _LITE_OPTIONS} if self._folder else {}),
+    )
+    self.version = str(self.client.get_server_version())
+    # milvus-lite can run as a server too.
+    self._lite = 'lite' in self.version
+    self.index_types = _LITE_TYPES if self._lite else ('SCANN', *_LITE_TYPES)
+    self._opened: dict[str, tuple[str, int]] = {}  # the index of a collection, and its lists
+
+  @staticmethod
+  def is_index(folder: epath.Path) -> bool:
+    names = {path.name for path in folder.iterdir() if not path.name.startswith('.')}
+    return bool(names) and names <= _LITE_FILES
+
+  @staticmethod
+  def types_at(address: Address) -> Sequence[str]:
+    # milvus-lite accepts any name, and searches without an index.
+    return _LITE_TYPES if address.is_local else ('SCANN', *_LITE_TYPES)
+
+  def close(self) -> None:
+    self.client.close()
+    if self._folder is not None:
+      from milvus_lite.server_manager import server_manager_instance
+
+      server_manager_instance.release_server(str(self._folder))  # completes a local index
+
+  def names(self) -> list[str]:
+    return list(self.client.list_collections())
+
+  def open(self, name: str) -> Opened | None:
+    if not self.client.has_collection(name):
+      return None
+    described = self.client.describe_collection(name)
+    index = self.client.describe_index(name, _VECTOR) or {}
+    self._load(name)
+    properties = described.get('properties') or {}
+    record = Record.of_json(properties.get(_RECORD) or described.get('description'))
+    kind = str(index.get('index_type', 'FLAT'))
+    self._opened[name] = kind, int(index.get('nlist', 128))
+    return Opened(record, kind)
+
+  def _load(self, name: str) -> None:
+    try:
+      self.client.load_collection(name)
+    except Exception:  # of milvus-lite
+      # A killed command leaves half of an .idx file; milvus-lite makes it again from the vectors.
+      pattern = f'collections/{name}/partitions/*/indexes/*.idx'
+      broken = list(self._folder.glob(pattern)) if self._folder is not None else []
+      if not broken:
+        raise
+      for path in broken:
+        path.unlink()
+      _log.info('%s: the index of collection %s is made again', self.address, name)
+      self.client.load_collection(name)
+
+  def create(self, name: str, record: Record, *, index_type: str = 'auto', rows: int = 0) -> None:
+    """``rows`` set the lists of SCANN and IVF. 'auto' is SCANN, or FLAT on milvus-lite."""
+    if index_type == 'auto':
+      index_type = 'FLAT' if self._lite else 'SCANN'
+      if self._lite:
+        _log.info('%s: milvus-lite has no SCANN index; FLAT compares every passage', self.address)
+    import pymilvus
+
+    dimension = int(record.space['dimension'])
+    most = max(min(max(rows, 1), _SEGMENT_BYTES // (4 * dimension)), 1)
+    lists = max(1, min(65_536, round(4 * math.sqrt(most))))
+    client, text = self.client, record.as_json()
+    # Other fields of a document are dynamic.
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=True, description=text)
+    schema.add_field(_ID, pymilvus.DataType.VARCHAR, is_primary=True, max_length=self.most_id)
+    schema.add_field(_VECTOR, pymilvus.DataType.FLOAT_VECTOR, dim=dimension)
+    index = client.prepare_index_params()
+    index.add_index(
+      _VECTOR,
+      index_type=index_type,
+      metric_type='IP',
+      params={'nlist': lists} if index_type.startswith(('IVF', 'SCANN')) else {},
+    )
+    if record.bm25:
+      # Words between spaces, in lower case, stay as they are.
+      schema.add_field(
+        _WORDS,
+        pymilvus.DataType.VARCHAR,
+        max_length=_MOST_BYTES,
+        enable_analyzer=True,
+        analyzer_params={'tokenizer': 'standard'},
+      )
+      schema.add_field(_COUNTS, pymilvus.DataType.SPARSE_FLOAT_VECTOR)
+      schema.add_function(
+        pymilvus.Function('bm25', pymilvus.FunctionType.BM25, [_WORDS], [_COUNTS])
+      )
+      index.add_index(
+        _COUNTS,
+        index_type='SPARSE_INVERTED_INDEX',
+        metric_type='BM25',
+        params={'bm25_k1': record.bm25['k1'], 'bm25_b': record.bm25['b']},
+      )
+    client.create_collection(
+      name, schema=schema, consistency_level='Strong', properties={_RECORD: text}
+    )
+    # pymilvus would wait half a second for the index of no vectors.
+    client.create_index(name, index, sync=not self._lite)
+    client.load_collection(name)
+
+  def note(self, name: str, record: Record) -> None:
+    self.client.alter_collection_properties(name, {_RECORD: record.as_json()})
+
+  def upsert(self, name: str, rows: Rows) -> None:
+    documents: list[dict[str, Any]] = [
+      {_ID: id_, _VECTOR: vector} for id_, vector in zip(rows.ids, rows.vectors, strict=True)
+    ]
+    if rows.words is not None:
+      for document, words in zip(documents, rows.words, strict=True):
+        document[_WORDS] = _cut(' '.join(words))
+    if rows.payloads is not None:
+      for document, payload in zip(documents, rows.payloads, strict=True):
+        document |= _fitting(payload)
+    self.client.upsert(name, documents)
+
+  def flush(self, name: str) -> None:
+    self.client.flush(name)
+
+  def count(self, name: str) -> int:
+    return int(self.client.query(name, filter='', output_fields=['count(*)'])[0]['count(*)'])
+
+  def delete(self, name: str, ids: Sequence[str]) -> None:
+    self.client.delete(name, filter=_among(ids))
+
+  def fetch(self, name: str, ids: Sequence[str], vectors: bool) -> dict[str, Stored]:
+    fields = [_ID, '$meta', *([_VECTOR] if vectors else [])]
+    found = {}
+    for row in self.client.query(name, filter=_among(ids), output_fields=fields):
+      vector = np.asarray(row[_VECTOR], np.float32) if vectors else None
+      found[row[_ID]] = Stored(
+        vector, {name: value for name, value in row.items() if name not in (*_OWN, '$meta')}
+      )
+    return found
+
+  def drop(self, name: str) -> None:
+    self.client.drop_collection(name)
+
+  def settings(self, name: str, k: int) -> dict[str, Any]:
+    """SCANN and IVF search a tenth of the lists; SCANN scores 4 k vectors again, exactly."""
+    kind, lists = self._opened[name]
+    probes = {'nprobe': max(8, lists // 10)}
+    # HNSW's list of candidates must be as long as k.
+    return {
+      'SCANN': probes | {'reorder_k': max(4 * k, 100)},
+      'IVF_FLAT': probes,
+      'IVF_SQ8': probes,
+      'HNSW': {'ef': min(max(2 * k, 64), 32_768)},
+    }.get(kind, {})
+
+  def search(
+    self,
+    name: str,
+    queries: np.ndarray,
+    k: int,
+    settings: Mapping[str, Any],
+    where: Sequence[Condition],
+  ) -> list[Hits]:
+    how = {'metric_type': 'IP', 'params': dict(settings)}
+    return self._hits(
+      self.client.search(
+        name,
+        data=[*queries],
+        limit=k,
+        filter=_expression(where),
+        output_fields=[_ID],
+        search_params=how,
+        anns_field=_VECTOR,
+      )
+    )
+
+  def bm25(
+    self, name: str, queries: Sequence[Sequence[str]], k: int, where: Sequence[Condition]
+  ) -> list[Hits]:
+    """milvus-lite takes the frequencies of words segment by segment."""
+    return self._hits(
+      self.client.search(
+        name,
+        data=[_cut(' '.join(words)) for words in queries],
+        limit=k,
+        filter=_expression(where),
+        output_fields=[_ID],
+        search_params={'metric_type': 'BM25', 'params': {}},
+        anns_field=_COUNTS,
+      ),
+      # milvus-lite has distances, a server scores.
+      positive=True,
+    )
+
+  def fuse(
+    self,
+    name: str,
+    queries: np.ndarray,
+    words: Sequence[Sequence[str]],
+    k: int,
+    *,
+    rrf_k: int,
+    depth: int,
+    settings: Mapping[str, Any],
+    where: Sequence[Condition],
+  ) -> list[Hits]:
+    import pymilvus
+
+    expression = {'expr': _expression(where)} if where else {}
+    requests = [
+      pymilvus.AnnSearchRequest(
+        [*queries], _VECTOR, {'metric_type': 'IP', 'params': dict(settings)}, depth, **expression
+      ),
+      pymilvus.AnnSearchRequest(
+        [_cut(' '.join(one)) for one in words],
+        _COUNTS,
+        {'metric_type': 'BM25', 'params': {}},
+        depth,
+        **expression,
+      ),
+    ]
+    return self._hits(
+      self.client.hybrid_search(
+        name, requests, pymilvus.RRFRanker(rrf_k), limit=k, output_fields=[_ID]
+      )
+    )
+
+  @staticmethod
+  def _hits(answers: Any, positive: bool = False) -> list[Hits]:
+    return [
+      Hits(
+        [hit[_ID] for hit in hits],
+        [abs(hit['distance']) if positive else hit['distance'] for hit in hits],
+      )
+      for hits in answers
+    ]
+
+
+def _cut(text: str) -> str:
+  """The words of a text that a field can hold."""
+  if len(text) * 4 <= _MOST_BYTES or len(text.encode()) <= _MOST_BYTES:
+    return text
+  return text.encode()[:_MOST_BYTES].rpartition(b' ')[0].decode()
+
+
+def _fitting(payload: Mapping[str, Any]) -> dict[str, Any]:
+  """A payload whose text is cut to what dynamic fields can hold."""
+  values = dict(payload)
+  size = len(json.dumps(values, ensure_ascii=False).encode())
+  if size > _MOST_BYTES and 'text' in values:
+    kept = max(len(values['text'].encode()) - (size - _MOST_BYTES) - 1, 0)
+    values['text'] = values['text'].encode()[:kept].decode(errors='ignore')
+  return values
+
+
+def _among(ids: Sequence[str]) -> str:
+  # JSON strings: pymilvus does not escape quotes in ids.
+  return f'{_ID} in {json.dumps(list(ids), ensure_ascii=False)}'
+
+
+def _expression(where: Sequence[Condition]) -> str:
+  """Conditions in the language of Milvus."""
+  parts = []
+  for field, operator, values in where:
+    if operator == '=':
+      one = [json.dumps(value, ensure_ascii=False) for value in values]
+      options = [f'{field} == {value} or json_contains({field}, {value})' for value in one]
+      parts.append(f'({" or ".join(options)})')
+    else:
+      parts.append(f'{field} {operator} {json.dumps(values[0])}')
+  return ' and '.join(parts)

@@ -1,0 +1,285 @@
+"""Qdrant: a server, or the mode of its client that runs in this process on a local folder.
+
+BM25 is a sparse vector: a word counts as in ``retrieval.bm25_index``, and Qdrant multiplies by the
+inverse document frequency, whose formula is the same.
+"""
+
+import collections
+import logging
+import uuid
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from dprjax.engines import engine
+from dprjax.engines.conditions import Condition
+from dprjax.engines.engine import Address, Hits, Opened, Record, Rows, Stored
+
+_VECTOR, _SPARSE = 'vector', 'bm25'
+_ID = 'id'  # in the payload: points have numbers or UUIDs
+_RECORD = 'dprjax'
+_FILES = {'meta.json', 'collection', 'aliases.json'}
+_NAMES = uuid.UUID('6c1d1d0e-1b1f-5b1c-9d5e-0d5a1f7c2f11')
+
+
+class Qdrant:
+  """A connection to a server or a local folder."""
+
+  most, most_id = 100_000, 1 << 16
+  # A server takes requests of 32 MB.
+  request_rows, request_bytes, answer_rows = 1_000, 1 << 22, 100_000
+  hybrid = fuses = True
+
+  def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
+    engine.need('qdrant', 'qdrant_client')
+    self.address = address
+    if address.is_local:
+      engine.check_folder(address, self.is_index, new)
+    import qdrant_client  # an extra
+
+    logging.getLogger('httpx').setLevel(logging.WARNING)  # it logs every request
+    warnings.filterwarnings('ignore', module='qdrant_client')
+    if address.is_local:
+      self.client = qdrant_client.QdrantClient(path=address.place)
+      self.version = f'embedded, qdrant-client {_version()}'
+    else:
+      self.client = qdrant_client.QdrantClient(
+        url=address.place,
+        api_key=address.token() or None,
+        timeout=round(timeout) or 1,
+        check_compatibility=False,
+      )
+      self.version = self.client.info().version
+    self.index_types = self.types_at(address)
+
+  @staticmethod
+  def is_index(folder: epath.Path) -> bool:
+    names = {path.name for path in folder.iterdir() if not path.name.startswith('.')}
+    return 'meta.json' in names and names <= _FILES
+
+  @staticmethod
+  def types_at(address: Address) -> Sequence[str]:
+    return ('FLAT',) if address.is_local else ('HNSW', 'HNSW_SQ8')
+
+  def close(self) -> None:
+    self.client.close()
+
+  def names(self) -> list[str]:
+    return [one.name for one in self.client.get_collections().collections]
+
+  def open(self, name: str) -> Opened | None:
+    if not self.client.collection_exists(name):
+      return None
+    config = self.client.get_collection(name).config
+    record = Record.of_json((config.metadata or {}).get(_RECORD))
+    kind = 'HNSW_SQ8' if config.quantization_config else 'HNSW'
+    return Opened(record, 'FLAT' if self.address.is_local else kind)
+
+  def create(self, name: str, record: Record, *, index_type: str = 'auto', rows: int = 0) -> None:
+    """'auto' is HNSW; the embedded mode compares with every passage."""
+    del rows
+    from qdrant_client import models
+
+    small = None
+    if index_type == 'HNSW_SQ8':
+      small = models.ScalarQuantization(
+        scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
+      )
+    sparse = None
+    if record.bm25:
+      sparse = {_SPARSE: models.SparseVectorParams(modifier=models.Modifier.IDF)}
+    size = int(record.space['dimension'])
+    self.client.create_collection(
+      name,
+      {
+        _VECTOR: models.VectorParams(
+          size=size, distance=models.Distance.DOT, on_disk=True if small else None
+        )
+      },
+      sparse_vectors_config=sparse,
+      quantization_config=small,
+      metadata={_RECORD: record.as_json()},
+    )
+
+  def note(self, name: str, record: Record) -> None:
+    self.client.update_collection(name, metadata={_RECORD: record.as_json()})
+
+  def upsert(self, name: str, rows: Rows) -> None:
+    from qdrant_client import models
+
+    vectors: dict[str, Any] = {_VECTOR: rows.vectors.tolist()}
+    if rows.words is not None:
+      bm25 = self._bm25_of(name)
+      vectors[_SPARSE] = [_counts(words, bm25) for words in rows.words]
+    payloads = [
+      {**(rows.payloads[row] if rows.payloads is not None else {}), _ID: id_}
+      for row, id_ in enumerate(rows.ids)
+    ]
+    self.client.upsert(
+      name, models.Batch(ids=_points(rows.ids), vectors=vectors, payloads=payloads), wait=True
+    )
+
+  def _bm25_of(self, name: str) -> Mapping[str, Any]:
+    metadata = self.client.get_collection(name).config.metadata or {}
+    record = Record.of_json(metadata.get(_RECORD))
+    assert record is not None and record.bm25 is not None
+    return record.bm25
+
+  def flush(self, name: str) -> None:
+    """Qdrant indexes in the background, and finds all that is written."""
+
+  def count(self, name: str) -> int:
+    return self.client.count(name, exact=True).count
+
+  def delete(self, name: str, ids: Sequence[str]) -> None:
+    self.client.delete(name, _points(ids), wait=True)
+
+  def fetch(self, name: str, ids: Sequence[str], vectors: bool) -> dict[str, Stored]:
+    found = {}
+    for point in self.client.retrieve(
+      name, _points(ids), with_payload=True, with_vectors=[_VECTOR] if vectors else False
+    ):
+      payload = dict(point.payload or {})
+      vector = np.asarray(point.vector[_VECTOR], np.float32) if vectors else None  # type: ignore[index, call-overload]
+      found[payload.pop(_ID)] = Stored(vector, payload)
+    return found
+
+  def drop(self, name: str) -> None:
+    self.client.delete_collection(name)
+
+  def settings(self, name: str, k: int) -> dict[str, Any]:
+    del name
+    return {} if self.address.is_local else {'hnsw_ef': max(2 * k, 128)}
+
+  def search(
+    self,
+    name: str,
+    queries: np.ndarray,
+    k: int,
+    settings: Mapping[str, Any],
+    where: Sequence[Condition],
+  ) -> list[Hits]:
+    from qdrant_client import models
+
+    how, only = _parameters(settings), _filter(where)
+    return self._ask(
+      name,
+      [
+        models.QueryRequest(query=query, using=_VECTOR, params=how, filter=only, **_ids_alone(k))
+        for query in queries.tolist()
+      ],
+    )
+
+  def bm25(
+    self, name: str, queries: Sequence[Sequence[str]], k: int, where: Sequence[Condition]
+  ) -> list[Hits]:
+    from qdrant_client import models
+
+    only = _filter(where)
+    return self._ask(
+      name,
+      [
+        models.QueryRequest(query=_counts(words), using=_SPARSE, filter=only, **_ids_alone(k))
+        for words in queries
+      ],
+    )
+
+  def fuse(
+    self,
+    name: str,
+    queries: np.ndarray,
+    words: Sequence[Sequence[str]],
+    k: int,
+    *,
+    rrf_k: int,
+    depth: int,
+    settings: Mapping[str, Any],
+    where: Sequence[Condition],
+  ) -> list[Hits]:
+    from qdrant_client import models
+
+    how, only = _parameters(settings), _filter(where)
+    # Ranks count from 0 there.
+    fusion = models.RrfQuery(rrf=models.Rrf(k=rrf_k + 1))
+    requests = []
+    for query, own in zip(queries.tolist(), words, strict=True):
+      parts = [
+        models.Prefetch(query=query, using=_VECTOR, params=how, filter=only, limit=depth),
+        *(
+          [models.Prefetch(query=_counts(own), using=_SPARSE, filter=only, limit=depth)]
+          if own
+          else []
+        ),
+      ]
+      requests.append(models.QueryRequest(prefetch=parts, query=fusion, **_ids_alone(k)))
+    return self._ask(name, requests)
+
+  def _ask(self, name: str, requests: Sequence[Any]) -> list[Hits]:
+    answers = self.client.query_batch_points(name, requests)
+    return [
+      Hits([point.payload[_ID] for point in one.points], [point.score for point in one.points])  # type: ignore[index]
+      for one in answers
+    ]
+
+
+def _version() -> str:
+  from importlib import metadata
+
+  return metadata.version('qdrant-client')
+
+
+def _points(ids: Sequence[str]) -> list[Any]:
+  return [str(uuid.uuid5(_NAMES, id_)) for id_ in ids]
+
+
+def _ids_alone(k: int) -> dict[str, Any]:
+  return {'limit': k, 'with_payload': [_ID]}
+
+
+def _parameters(settings: Mapping[str, Any]) -> Any:
+  from qdrant_client import models
+
+  values = dict(settings)
+  if 'exact' in values:
+    values['exact'] = bool(values['exact'])
+  return models.SearchParams(**values) if values else None
+
+
+def _counts(words: Sequence[str], bm25: Mapping[str, Any] | None = None) -> Any:
+  """The words of a text: of a passage saturated as BM25 does, of a query counted."""
+  from qdrant_client import models
+
+  counts = collections.Counter(zlib.crc32(word.encode()) for word in words)
+  values = np.fromiter(counts.values(), np.float64, len(counts))
+  if bm25 is not None:
+    long = len(words) / max(bm25['average_words'], 1e-9)
+    values = values / (values + bm25['k1'] * (1 - bm25['b'] + bm25['b'] * long))
+  return models.SparseVector(indices=list(counts), values=values.tolist())
+
+
+def _filter(where: Sequence[Condition]) -> Any:
+  """Conditions as Qdrant has them; its match of a list is that of one of its items."""
+  from qdrant_client import models
+
+  if not where:
+    return None
+  names = {'<': 'lt', '<=': 'lte', '>': 'gt', '>=': 'gte'}
+  must: list[Any] = []
+  for field, operator, values in where:
+    if operator == '=':
+      # A float matches no float there, but lies between itself and itself.
+      options = [
+        models.FieldCondition(key=field, range=models.Range(gte=value, lte=value))
+        if isinstance(value, float)
+        else models.FieldCondition(key=field, match=models.MatchValue(value=value))
+        for value in values
+      ]
+      must.append(options[0] if len(options) == 1 else models.Filter(should=options))
+    else:
+      bound = models.Range(**{names[operator]: values[0]})
+      must.append(models.FieldCondition(key=field, range=bound))
+  return models.Filter(must=must)
