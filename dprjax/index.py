@@ -20,6 +20,8 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from dprjax import engines
 from dprjax.base import outputs
 from dprjax.base.counts import counted
@@ -76,6 +78,7 @@ def upsert(
       engine.
   """
   space = corpus.meta.space()
+  documents = _opened(texts, corpus) if texts else None  # before anything is made
   if engines.exists(engine, name):
     collection = engines.open_collection(engine, name)
     collection.check_space(space, '--upsert')
@@ -111,7 +114,6 @@ def upsert(
     logger.info('%s: goes on after %s', collection.where, counted(done, 'passages'))
   collection.note({**job, 'rows': done})
   progress = Progress('passages', len(corpus), 'writing')
-  documents = read_documents(texts) if texts else None
   size = min(_BLOCK_BYTES // (4 * corpus.meta.dimension) + 1, max(_BLOCK, engine.request_rows))
   at = 0
   for ids, vectors in corpus.blocks(size):
@@ -144,6 +146,15 @@ def _shown(settings: Mapping[str, Any] | None) -> str:
   if settings is None:
     return 'no BM25'
   return f'BM25 with {", ".join(f"{name}={value}" for name, value in settings.items())}'
+
+
+def _opened(texts: str, corpus: embeddings.Embeddings) -> Iterator[Document]:
+  """The documents of a file, the first of which is that of the embeddings."""
+  documents = read_documents(texts)
+  first = next(documents)
+  if first.id != corpus.ids_at(np.arange(1))[0]:
+    raise InputError(f'--texts={texts} has other passages than --upsert={corpus.folder}')
+  return itertools.chain([first], documents)
 
 
 def _own(

@@ -21,7 +21,7 @@ LEVELS = (
   {'formats'},
   {'models', 'data', 'retrieval', 'runtime'},
   {'asking', 'inference', 'mining'},
-  {'milvus', 'mteb', 'serving'},
+  {'engines', 'mteb', 'serving'},
   {'analysis'},
   {'methods'},
   {'planning'},

@@ -1,8 +1,5 @@
-"""dprjax.index and dprjax.search --index=milvus, on a real milvus-lite: in this process, and as a
-server.
-"""
+"""dprjax.index and dprjax.search --uri, on a real milvus-lite: in this process, and as a server."""
 
-import functools
 import json
 import os
 import pathlib
@@ -17,11 +14,13 @@ import numpy as np
 import pytest
 from etils import epath
 
-from dprjax import bm25, index, milvus, search
+from dprjax import bm25, engines, index, search
 from dprjax.base import outputs
+from dprjax.base.errors import InputError
 from dprjax.formats.trec import read_run
 from dprjax.retrieval import codes, exact, fusion
 from dprjax.retrieval.embeddings import load_embeddings
+from tests.engines import test_collection
 from tests.refusals import named_in
 
 RNG = np.random.default_rng(0)
@@ -63,10 +62,10 @@ def test_a_collection_with_texts_is_searched_by_bm25_too(folder, command):
     (folder / f'{name}.jsonl').write_text('\n'.join(lines))
   how = fusion.Fusion(weights={'bm25': 1, 'dense': 2}, method='minmax', depth=50)
   fusion.write('w.json', how)
-  made = ['--uri=index.db', '--upsert=corpus']
+  made = ['--uri=milvus:index.db', '--upsert=corpus', '--hybrid']
   assert command(index, *made, '--texts=corpus.jsonl')[0] == 0
   hybrid = ['--hybrid=w.json', '--texts=queries.jsonl', '--queries=queries', '--k=9']
-  asked = ['--index=milvus', '--uri=index.db', *hybrid]
+  asked = ['--uri=milvus:index.db', *hybrid]
   status, said = command(search, *asked, '--out=run.trec')
   assert status == 0, said
   command(bm25, '--corpus=corpus.jsonl', '--queries=queries.jsonl', '--out=x', '--index_dir=bm25')
@@ -93,7 +92,7 @@ def test_a_collection_with_texts_is_searched_by_bm25_too(folder, command):
   fusion.write('w.json', fusion.Fusion(weights={'bm25': 1, 'dense': 1}, bm25=settings))
   status, said = command(search, *asked, '--out=run.trec')
   assert status == 2 and named_in(said.splitlines()[-1], 'k1=3.0', 'k1=1.5')
-  assert command(index, *made, '--collection=bare')[0] == 0
+  assert command(index, *made[:-1], '--collection=bare')[0] == 0
   fusion.write('w.json', how)
   status, said = command(search, *asked, '--collection=bare', '--out=run.trec')
   assert status == 2 and named_in(said.splitlines()[-1], 'bare', '--texts')
@@ -105,13 +104,14 @@ def test_codes_are_stored_as_their_values(folder, command, write_embeddings):
     ('short', codes.cut(PASSAGES, 4, True), {}),
   ):
     write_embeddings(name, IDS, vectors, **changes)
-    status, said = command(index, '--uri=index.db', f'--collection={name}', f'--upsert={name}')
+    to = ('--uri=milvus:index.db', f'--collection={name}')
+    status, said = command(index, *to, f'--upsert={name}')
     assert status == 0
-    assert ('--index_type=IVF_SQ8' in said) == (name == 'int8')
+    assert ('8 bits' in said) == (name == 'int8')
 
   def search_in(name, *flags):
-    flags = (f'--collection={name}', '--uri=index.db', '--out=run.trec', '--k=10', *flags)
-    return command(search, '--index=milvus', *flags)
+    flags = (f'--collection={name}', '--uri=milvus:index.db', '--out=run.trec', '--k=10', *flags)
+    return command(search, *flags)
 
   assert search_in('int8', '--queries=queries')[0] == 0
   values = load_embeddings('int8').vectors()
@@ -130,13 +130,13 @@ def test_codes_are_stored_as_their_values(folder, command, write_embeddings):
 
 def test_fill_search_change(folder, command, write_embeddings):
   def searched(*flags):
-    assert command(search, '--index=milvus', '--uri=index.db', '--out=run.trec', *flags)[0] == 0
+    assert command(search, '--uri=milvus:index.db', '--out=run.trec', *flags)[0] == 0
     return list(documents().values())
 
-  status, said = command(index, '--uri=index.db', '--upsert=corpus')
+  status, said = command(index, '--uri=milvus:index.db', '--upsert=corpus')
   assert status == 0 and 'milvus-lite has no SCANN' in said
   assert re.search(
-    r'^index\.db, collection passages: 50 passages written in (\d+s|less than a second) '
+    r'^milvus:index\.db, collection .passages.: 50 passages written in (\d+s|less than a second) '
     r'\(\d[\d,.]* a second\); it has 50, index FLAT',
     said,
     re.MULTILINE,
@@ -146,7 +146,7 @@ def test_fill_search_change(folder, command, write_embeddings):
   facts = {
     'index': 'milvus',
     'kind': 'FLAT',
-    'uri': 'index.db',
+    'uri': 'milvus:index.db',
     'collection': 'passages',
     'k': 10,
     'queries': 4,
@@ -170,8 +170,8 @@ def test_fill_search_change(folder, command, write_embeddings):
 
   write_embeddings('changed', ['d1', 'new'], -PASSAGES[:2])
   pathlib.Path('gone.txt').write_text('d0\nd2\nnever\n')
-  assert 'it has 51' in command(index, '--uri=index.db', '--upsert=changed')[1]
-  status, said = command(index, '--uri=index.db', '--delete=gone.txt')
+  assert 'it has 51' in command(index, '--uri=milvus:index.db', '--upsert=changed')[1]
+  status, said = command(index, '--uri=milvus:index.db', '--delete=gone.txt')
   assert (
     status == 0
     and '1 id that was not there: never' in said
@@ -184,9 +184,9 @@ def test_fill_search_change(folder, command, write_embeddings):
     [*(IDS[row] for row in kept), 'd1', 'new'],
     10,
   )
-  assert command(index, '--uri=index.db', '--drop') == (
+  assert command(index, '--uri=milvus:index.db', '--drop') == (
     0,
-    'index.db, collection passages: removed\n',
+    "milvus:index.db, collection 'passages': removed\n",
   )
 
 
@@ -204,7 +204,7 @@ def test_fill_search_change(folder, command, write_embeddings):
     (
       index,
       ['--upsert=corpus', '--collection=new', '--index_type=SCANN'],
-      'milvus-lite has no index SCANN',
+      'milvus:index.db has no index SCANN',
     ),
     (index, ['--delete=corpus', '--collection=missing'], 'ids: corpus is a folder'),
     (
@@ -212,7 +212,7 @@ def test_fill_search_change(folder, command, write_embeddings):
       ['--delete=ids.txt', '--collection=missing'],
       "no collection 'missing'",
     ),
-    (index, ['--drop', '--uri=typo.db'], 'local index not found: typo.db'),
+    (index, ['--drop', '--uri=milvus:typo.db'], 'local index not found: typo.db'),
     (index, [], 'one of the arguments --upsert --delete --drop is required'),
     (search, ['--queries=other'], '--queries holds passage embeddings'),
     (
@@ -226,7 +226,7 @@ def test_fill_search_change(folder, command, write_embeddings):
       '--corpus',
     ),
     (search, ['--queries=queries', '--collection=missing'], "no collection 'missing'"),
-    (search, ['--queries=queries', '--uri=typo.db'], 'local index not found: typo.db'),
+    (search, ['--queries=queries', '--uri=milvus:typo.db'], 'local index not found: typo.db'),
     (
       search,
       ['--queries=queries', '--search_param=nprobe'],
@@ -234,13 +234,14 @@ def test_fill_search_change(folder, command, write_embeddings):
     ),
     (search, ['--like=ids.txt'], 'nobody'),
     (search, ['--like=ids.txt', '--queries=queries'], 'not allowed with argument'),
-    (search, ['--like=ids.txt', '--index=exact'], '--like'),
+    (search, ['--queries=queries', '--where=year'], 'argument --where'),
+    (search, ['--queries=queries', '--rescore=corpus'], '--rescore'),
   ],
 )
 def test_bad_input(filled, monkeypatch, command, module, flags, message):
   monkeypatch.chdir(filled)
-  common = ['--index=milvus', '--out=run.trec'] if module is search else []
-  status, err = command(module, *common, '--uri=index.db', *flags)
+  common = ['--out=run.trec'] if module is search else []
+  status, err = command(module, *common, '--uri=milvus:index.db', *flags)
   assert status == 2 and 'Traceback' not in err
   assert err.splitlines()[-1].startswith('dprjax: error: ') and message in err.splitlines()[-1]
   assert not list(filled.glob('run*')) and not (filled / 'typo.db').exists()
@@ -260,9 +261,9 @@ def test_one_reader_of_ids(filled, tmp_path, monkeypatch, command, content, mess
   (tmp_path / 'ids.txt').write_bytes(content)
   for module, *flags in (
     (index, f'--delete={tmp_path}/ids.txt'),
-    (search, f'--like={tmp_path}/ids.txt', '--index=milvus', '--out=run.trec'),
+    (search, f'--like={tmp_path}/ids.txt', '--out=run.trec'),
   ):
-    status, err = command(module, '--uri=index.db', *flags)
+    status, err = command(module, '--uri=milvus:index.db', *flags)
     assert status == 2 and named_in(err.splitlines()[-1], message)
   assert not list(filled.glob('run*'))
 
@@ -273,30 +274,38 @@ def test_ids_with_a_byte_order_mark(filled, tmp_path, monkeypatch, command):
   for name, content in (('a', b'd1\nd2\n'), ('b', b'\xef\xbb\xbfd1\r\nd2\r\n')):
     (tmp_path / f'{name}.txt').write_bytes(content)
     flags = [f'--like={tmp_path}/{name}.txt', f'--out={tmp_path}/{name}.trec', '--k=5']
-    assert command(search, '--index=milvus', '--uri=index.db', *flags)[0] == 0
+    assert command(search, '--uri=milvus:index.db', *flags)[0] == 0
   assert (tmp_path / 'a.trec').read_bytes() == (tmp_path / 'b.trec').read_bytes()
 
 
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
-    (['--uri=corpus.db'], ('--uri=corpus.db', '--upsert=corpus')),
-    (['--uri=corpus/new.db'], '--upsert=corpus'),
-    (['--uri=photos.db'], 'photos.db'),
-    (['--uri=file.db'], '--uri=file.db'),
-    (['--uri=pipe.db'], '--uri=pipe.db'),
-    (['--uri=busy.db'], 'busy.db'),
-    (['--uri=.db/..'], ('--uri', '.db')),
-    (['--uri=file:///tmp/new.db'], ('--uri', '.db')),
-    (['--uri=http://host/new.db'], ('--uri', '.db')),
-    (['--uri=http://'], ('--uri', '.db')),
-    (['--uri=ftp://host:1'], ('--uri', '.db')),
-    (['--uri='], ('--uri', '.db')),
-    (['--uri=new.db', '--upsert=queries'], '--upsert'),
-    (['--uri=new.db', '--index_type=SCANN'], 'SCANN'),
-    (['--uri=new.db', '--collection=../x'], '--collection'),
-    (['--uri=new.db', '--upsert=nowhere'], 'nowhere'),
-    (['--uri=vacant.db', '--drop'], '--upsert'),
+    (['--uri=milvus:corpus.db'], ('--uri=corpus.db', '--upsert=corpus')),
+    (['--uri=new.db'], ('--uri', 'milvus:index.db')),
+    (['--uri=milvus:corpus/new.db'], '--upsert=corpus'),
+    (['--uri=milvus:photos.db'], 'photos.db'),
+    (['--uri=milvus:file.db'], '--uri=file.db'),
+    (['--uri=milvus:pipe.db'], '--uri=pipe.db'),
+    (['--uri=milvus:busy.db'], 'busy.db'),
+    (['--uri=milvus:.db/..'], ('--uri', '.db')),
+    (['--uri=milvus:file:///tmp/new.db'], ('--uri', '.db')),
+    (['--uri=milvus:http://host/new.db'], ('--uri', '.db')),
+    (['--uri=milvus:http://'], ('--uri', '.db')),
+    (['--uri=ftp://host:1'], '--uri'),
+    (['--uri=qdrant:ftp://host:1'], ('--uri', 'http')),
+    (['--uri=pgvector:new'], ('--uri', 'postgresql')),
+    (['--uri='], '--uri'),
+    (['--uri=parquet:photos.db'], 'photos.db'),
+    (['--uri=qdrant:photos.db'], 'photos.db'),
+    (['--uri=parquet:new', '--texts=nowhere'], 'nowhere'),
+    (['--uri=parquet:new', '--hybrid'], '--texts'),
+    (['--uri=parquet:new', '--k1=2'], '--hybrid'),
+    (['--uri=milvus:new.db', '--upsert=queries'], '--upsert'),
+    (['--uri=milvus:new.db', '--index_type=SCANN'], 'SCANN'),
+    (['--uri=milvus:new.db', '--collection=../x'], '--collection'),
+    (['--uri=milvus:new.db', '--upsert=nowhere'], 'nowhere'),
+    (['--uri=milvus:vacant.db', '--drop'], '--upsert'),
   ],
 )
 def test_an_index_takes_nothing_that_is_not_one(folder, command, flags, message):
@@ -324,10 +333,10 @@ def test_what_is_no_index_is_not_opened(folder, command, name):
   for module, *flags in (
     (index, '--drop'),
     (index, '--delete=ids.txt'),
-    (search, '--index=milvus', '--queries=queries', '--out=run.trec'),
-    (search, '--index=milvus', '--like=ids.txt', f'--out={name}/run.trec'),
+    (search, '--queries=queries', '--out=run.trec'),
+    (search, '--like=ids.txt', f'--out={name}/run.trec'),
   ):
-    status, err = command(module, f'--uri={name}', *flags)
+    status, err = command(module, f'--uri=milvus:{name}', *flags)
     assert status == 2 and err.count('\n') == 1 and 'Traceback' not in err
   assert sorted(folder.rglob('*')) == before
 
@@ -335,25 +344,20 @@ def test_what_is_no_index_is_not_opened(folder, command, name):
 @pytest.mark.parametrize(
   'flags',
   [
-    ['--uri=http://me:hunter2@127.0.0.1:1'],
+    ['--uri=milvus:http://me:hunter2@127.0.0.1:1'],
     ['--uri=me:hunter2@127.0.0.1:1'],
-    ['--uri=http://127.0.0.1:1?token=hunter2'],
+    ['--uri=qdrant:http://127.0.0.1:1?token=hunter2'],
     ['--uri=hunter2@host'],
-    ['--uri=http://127.0.0.1:1', '--token=hunter2'],
-    ['--uri=http://127.0.0.1:1', '--tokens', 'hunter2'],
-    ['--uri=http://127.0.0.1:1', '--password=hunter2'],
-    ['--uri=http://127.0.0.1:1', '--token', 'hunter2', '--index_type=hunted'],
+    ['--uri=http://me:hunter2@host'],
+    ['--uri=qdrant:http://127.0.0.1:1', '--token=hunter2'],
+    ['--uri=milvus:http://127.0.0.1:1', '--tokens', 'hunter2'],
+    ['--uri=milvus:http://127.0.0.1:1', '--password=hunter2'],
   ],
 )
 def test_no_secret_is_printed(folder, command, monkeypatch, flags):
   monkeypatch.setenv('DPRJAX_TRACEBACK', '1')
-  connect = milvus.Server.__init__
-  quick = functools.partialmethod(connect, timeout=0.2)
-  monkeypatch.setattr(milvus.Server, '__init__', quick)
-  for module, *more in (
-    (index, '--upsert=corpus'),
-    (search, '--index=milvus', '--queries=queries', '--out=run.trec'),
-  ):
+  asked = (search, '--queries=queries', '--out=run.trec')
+  for module, *more in ((index, '--upsert=corpus'), asked):
     status, err = command(module, *flags, *more)
     assert status == 2 and 'hunter2' not in err
 
@@ -369,7 +373,7 @@ def filled(tmp_path_factory, write_embeddings):
   write_embeddings(folder / 'strange', ['q0'], QUERIES[:1], side='query', prompt_sha256=None)
   write_embeddings(folder / 'short', IDS, PASSAGES[:, :4])
   (folder / 'ids.txt').write_text('d1\nnobody\n')
-  server = milvus.Server(f'{folder}/index.db', new=True)
+  server = engines.connect(f'milvus:{folder}/index.db', new=True)
   index.upsert(server, 'passages', load_embeddings(folder / 'corpus'))
   return folder
 
@@ -380,13 +384,13 @@ def test_an_index_file_that_a_killed_command_wrote_half_is_made_again(
   folder, command, monkeypatch, keep
 ):
   """In another folder than the one that this process has open: milvus-lite keeps it loaded."""
-  assert command(index, '--uri=index.db', '--upsert=corpus')[0] == 0
-  flags = ['--index=milvus', '--queries=queries', '--k=10']
-  assert command(search, '--uri=index.db', '--out=run.trec', *flags)[0] == 0
+  assert command(index, '--uri=milvus:index.db', '--upsert=corpus')[0] == 0
+  flags = ['--queries=queries', '--k=10']
+  assert command(search, '--uri=milvus:index.db', '--out=run.trec', *flags)[0] == 0
   shutil.copytree('index.db', 'killed.db')
   [file] = pathlib.Path('killed.db').glob('collections/*/partitions/*/indexes/*.idx')
   os.truncate(file, keep)
-  status, said = command(search, '--uri=killed.db', '--out=again.trec', *flags)
+  status, said = command(search, '--uri=milvus:killed.db', '--out=again.trec', *flags)
   assert status == 0 and 'the index of collection passages is made again' in said
   assert pathlib.Path('again.trec').read_bytes() == pathlib.Path('run.trec').read_bytes()
 
@@ -398,10 +402,10 @@ ENVIRONMENT = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.pare
 def test_the_index_outlives_the_process(folder):
   for module, *flags in (
     ('index', '--upsert=corpus'),
-    ('search', '--index=milvus', '--queries=queries', '--out=run.trec', '--k=10'),
+    ('search', '--queries=queries', '--out=run.trec', '--k=10'),
   ):
     done = subprocess.run(
-      [sys.executable, '-m', f'dprjax.{module}', '--uri=index.db', *flags],
+      [sys.executable, '-m', f'dprjax.{module}', '--uri=milvus:index.db', *flags],
       capture_output=True,
       text=True,
       env=ENVIRONMENT,
@@ -416,7 +420,7 @@ def test_a_server_over_the_network(folder, command):
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     port = free.getsockname()[1]
-  uri = f'http://127.0.0.1:{port}'
+  uri = f'milvus:http://127.0.0.1:{port}'
   server = subprocess.Popen(
     [
       sys.executable,
@@ -444,9 +448,7 @@ def test_a_server_over_the_network(folder, command):
     )
     status, _ = command(
       search,
-      '--index=milvus',
       f'--uri={uri}',
-      '--token=user:secret',
       '--collection=mine',
       '--queries=queries',
       '--out=run.trec',
@@ -459,3 +461,111 @@ def test_a_server_over_the_network(folder, command):
   finally:
     server.kill()
     server.wait()
+
+
+# What an engine does is tested in tests/engines; here the commands.
+
+
+def write_texts(path, ids=IDS, year=2000):
+  lines = [
+    {'_id': id_, 'title': f'On {row}', 'text': f'word{row} cats', 'year': year + row % 5}
+    for row, id_ in enumerate(ids)
+  ]
+  path.write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
+
+
+@pytest.mark.parametrize('kind', ['opensearch', 'parquet', 'pgvector', 'qdrant'])
+def test_the_same_commands_on_every_engine(tmp_path, monkeypatch, command, write_embeddings, kind):
+  monkeypatch.chdir(tmp_path)
+  write_embeddings('corpus', IDS, PASSAGES)
+  write_embeddings('queries', [f'q{i}' for i in range(4)], QUERIES, side='query')
+  write_embeddings('strange', IDS, PASSAGES, prompt_sha256=None)
+  write_texts(tmp_path / 'corpus.jsonl')
+  (tmp_path / 'ids.txt').write_text('d1\nnever\n')
+  with test_collection.served(kind, tmp_path) as address:
+    uri = f'--uri={address}'
+
+    def searched(*flags):
+      status, said = command(search, uri, '--queries=queries', '--k=9', '--out=run.trec', *flags)
+      assert status == 0, said
+      return list(documents().values())
+
+    for _ in range(2):
+      status, said = command(index, uri, '--upsert=corpus', '--texts=corpus.jsonl')
+      assert status == 0 and 'it has 50' in said, said
+    assert searched() == expected(QUERIES, PASSAGES, IDS, 9)
+    report = json.loads((tmp_path / 'run.trec.json').read_text())
+    assert report['index'] == kind and report['uri'] == address and report['passages'] == 50
+    kept = [row for row in range(50) if row % 5 >= 3]
+    assert searched('--where=year>=2003') == expected(
+      QUERIES, PASSAGES[kept], [IDS[row] for row in kept], 9
+    )
+    status, said = command(index, uri, '--upsert=strange')
+    assert status == 2 and named_in(said.splitlines()[-1], address, 'prompt_sha256')
+    status, said = command(index, uri, '--delete=ids.txt')
+    assert status == 0 and 'never' in said and 'it has 49' in said
+    assert command(index, uri, '--drop')[0] == 0
+    status, said = command(search, uri, '--queries=queries', '--out=run.trec')
+    assert status == 2 and named_in(said.splitlines()[-1], 'passages')
+
+
+@pytest.mark.parametrize('kind', ['parquet', 'qdrant'])
+def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings, kind):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(index, '_BLOCK', 10)
+  write_embeddings('corpus', IDS, PASSAGES)
+  write_embeddings('queries', ['q0'], QUERIES[:1], side='query')
+  write_texts(tmp_path / 'corpus.jsonl')
+  with test_collection.served(kind, tmp_path) as address:
+    words = (f'--uri={address}', '--upsert=corpus', '--texts=corpus.jsonl')
+    rows = []
+
+    def upsert(self, ids, *args, **how):
+      if len(rows) == 30:
+        raise InputError('the engine is gone')
+      rows.extend(ids)
+      usual(self, ids, *args, **how)
+
+    usual = engines.Collection.upsert
+    kind_of = type(engines.connect(address, new=True))
+    monkeypatch.setattr(kind_of, 'request_rows', 10)
+    with monkeypatch.context() as gone:
+      gone.setattr(engines.Collection, 'upsert', upsert)
+      assert command(index, *words)[0] == 2
+    assert rows == IDS[:30]
+    if kind == 'qdrant':
+      status, said = command(search, words[0], '--queries=queries', '--out=run.trec')
+      assert status == 0 and 'half loaded' in said
+      assert json.loads((tmp_path / 'run.trec.json').read_text())['half_loaded'] is True
+    status, said = command(index, *words)
+    assert status == 0 and 'goes on after 30 passages' in said and 'it has 50' in said, said
+    status, said = command(search, words[0], '--queries=queries', '--out=run.trec', '--k=9')
+    assert status == 0 and 'half loaded' not in said
+    assert list(documents().values()) == expected(QUERIES[:1], PASSAGES, IDS, 9)
+
+
+def test_hybrid_by_the_engine_itself(tmp_path, monkeypatch, command, write_embeddings):
+  monkeypatch.chdir(tmp_path)
+  write_embeddings('corpus', IDS, PASSAGES)
+  write_embeddings('queries', ['q0', 'q3'], QUERIES[[0, 3]], side='query')
+  write_texts(tmp_path / 'corpus.jsonl')
+  lines = [{'_id': 'q0', 'text': 'word7 word3'}, {'_id': 'q3', 'text': 'the'}]
+  (tmp_path / 'queries.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
+  fusion.write('w.json', fusion.Fusion(weights={'bm25': 1, 'dense': 1}, depth=20))
+  asked = ['--queries=queries', '--hybrid=w.json', '--texts=queries.jsonl', '--k=9']
+  with test_collection.served('opensearch', tmp_path) as address:
+    made = (f'--uri={address}', '--upsert=corpus', '--texts=corpus.jsonl', '--hybrid')
+    assert command(index, *made)[0] == 0
+    status, said = command(search, made[0], *asked, '--out=run.trec')
+    assert status == 0, said
+    report = json.loads((tmp_path / 'run.trec.json').read_text())
+    assert report['fused_by'] == 'opensearch' and report['hybrid']['method'] == 'rrf'
+    status, said = command(index, *made[:-1])
+    assert status == 2 and named_in(said.splitlines()[-1], '--hybrid')
+    dropped = ('--out=dropped.trec', '--drop_same_id=true')
+    assert command(search, made[0], *asked, *dropped)[0] == 0
+    assert 'q3' not in documents('dropped.trec')['q3']
+  command(bm25, '--corpus=corpus.jsonl', '--queries=queries.jsonl', '--out=x', '--index_dir=bm25')
+  exact_search = ('--corpus=corpus', '--index=exact', '--bm25_index=bm25', '--out=e.trec')
+  assert command(search, *exact_search, *asked)[0] == 0
+  assert documents() == documents('e.trec')

@@ -48,7 +48,18 @@ EXTRAS = {
 # Extras whose packages are imported where they are needed.
 OPTIONAL = [
   requirement
-  for extra in ('milvus', 'serve', 'tsne', 'irds', 'mteb', 'hub-data', 'documents')
+  for extra in (
+    'milvus',
+    'qdrant',
+    'pgvector',
+    'opensearch',
+    'serve',
+    'tsne',
+    'irds',
+    'mteb',
+    'hub-data',
+    'documents',
+  )
   for requirement in EXTRAS[extra]
 ]
 
@@ -179,6 +190,9 @@ def test_only_benchmarks_need_heavy_packages():
       'plan-cuda',
       'quickstart',
       'milvus',
+      'qdrant',
+      'pgvector',
+      'opensearch',
       'serve',
       'tsne',
       'hub-data',

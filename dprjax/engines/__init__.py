@@ -13,6 +13,7 @@ products.
 """
 
 import importlib
+import logging
 import re
 from typing import Any
 
@@ -61,6 +62,7 @@ ENGINES = {
   'elasticsearch': 'opensearch.Elasticsearch',
   'parquet': 'parquet.Parquet',
 }
+_log = logging.getLogger('dprjax')
 _FOLDERS = {
   'milvus': 'a folder whose name ends in .db',
   'qdrant': 'a folder',
@@ -125,6 +127,8 @@ def connect(address: Address | str, *, new: bool = False, timeout: float = 30.0)
   """
   place = address_of(address) if isinstance(address, str) else address
   kind = _class_of(place)
+  if place.token() and place.place.startswith('http://'):
+    _log.info('%s: the secret is sent without encryption; use https', place)
   where = f'{place} (another process may have it open)' if place.is_local else str(place)
   with errors(where, kind.__name__, *secrets(place.token())):
     return kind(place, new=new, timeout=timeout)  # type: ignore[no-any-return]

@@ -133,7 +133,9 @@ class Collection:
   def bm25(self) -> dict[str, Any] | None:
     """Settings of BM25, as those of ``retrieval.bm25_index.build``; None without it."""
     settings = self.record.bm25
-    return settings and {name: settings[name] for name in ('k1', 'b', 'language')}
+    if settings is None:
+      return None
+    return {name: settings[name] for name in ('k1', 'b', 'language')}
 
   def __len__(self) -> int:
     with self._errors():

@@ -212,6 +212,14 @@ class Engine(Protocol):
     """Ends the connection."""
 
 
+class EngineError(Exception):
+  """What an engine answers where its client raises nothing."""
+
+  def __init__(self, message: str):
+    super().__init__(message)
+    self.message = message
+
+
 def need(engine: str, *packages: str) -> None:
   """Raises InputError for a package that is not installed."""
   for package in packages:

@@ -4,11 +4,12 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
+from dprjax.base.errors import InputError
 from dprjax.engines import engine
 from dprjax.engines.conditions import Condition
 from dprjax.engines.engine import Address, Hits, Opened, Record, Rows, Stored
@@ -21,10 +22,18 @@ _RECORD = 'dprjax.space'  # the property with the record
 _ID, _VECTOR = 'id', 'vector'
 # Fields of a collection with BM25: the words of a passage, joined by spaces, and Milvus's counts.
 _WORDS, _COUNTS = 'words', 'counts'
-_OWN = (_ID, _VECTOR, _WORDS, _COUNTS)
-_MOST_BYTES = 65_535  # of a field, and of all dynamic fields together
+_PAYLOAD = 'payload'
+_MOST_BYTES = 65_535  # of a field
 _SEGMENT_BYTES = 1 << 30  # data that a server indexes at once, by default
 _log = logging.getLogger('dprjax')
+
+
+class _Kind(NamedTuple):
+  """A collection that is open: its index and lists, and whether it keeps payloads."""
+
+  name: str
+  lists: int
+  payload: bool
 
 
 class Milvus:
@@ -56,7 +65,7 @@ class Milvus:
     # milvus-lite can run as a server too.
     self._lite = 'lite' in self.version
     self.index_types = _LITE_TYPES if self._lite else ('SCANN', *_LITE_TYPES)
-    self._opened: dict[str, tuple[str, int]] = {}  # the index of a collection, and its lists
+    self._opened: dict[str, _Kind] = {}
 
   @staticmethod
   def is_index(folder: epath.Path) -> bool:
@@ -87,7 +96,8 @@ class Milvus:
     properties = described.get('properties') or {}
     record = Record.of_json(properties.get(_RECORD) or described.get('description'))
     kind = str(index.get('index_type', 'FLAT'))
-    self._opened[name] = kind, int(index.get('nlist', 128))
+    fields = {field['name'] for field in described['fields']}
+    self._opened[name] = _Kind(kind, int(index.get('nlist', 128)), _PAYLOAD in fields)
     return Opened(record, kind)
 
   def _load(self, name: str) -> None:
@@ -116,10 +126,11 @@ class Milvus:
     most = max(min(max(rows, 1), _SEGMENT_BYTES // (4 * dimension)), 1)
     lists = max(1, min(65_536, round(4 * math.sqrt(most))))
     client, text = self.client, record.as_json()
-    # Other fields of a document are dynamic.
-    schema = client.create_schema(auto_id=False, enable_dynamic_field=True, description=text)
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=text)
     schema.add_field(_ID, pymilvus.DataType.VARCHAR, is_primary=True, max_length=self.most_id)
     schema.add_field(_VECTOR, pymilvus.DataType.FLOAT_VECTOR, dim=dimension)
+    # Upserts do not take away dynamic fields.
+    schema.add_field(_PAYLOAD, pymilvus.DataType.JSON)
     index = client.prepare_index_params()
     index.add_index(
       _VECTOR,
@@ -163,9 +174,14 @@ class Milvus:
     if rows.words is not None:
       for document, words in zip(documents, rows.words, strict=True):
         document[_WORDS] = _cut(' '.join(words))
-    if rows.payloads is not None:
-      for document, payload in zip(documents, rows.payloads, strict=True):
-        document |= _fitting(payload)
+    if self._opened[name].payload:
+      payloads = rows.payloads if rows.payloads is not None else [{}] * len(documents)
+      for document, payload in zip(documents, payloads, strict=True):
+        document[_PAYLOAD] = _fitting(payload)
+    elif rows.payloads is not None:
+      raise InputError(
+        f'{self.address}, collection {name!r} was made without texts: leave out --texts'
+      )
     self.client.upsert(name, documents)
 
   def flush(self, name: str) -> None:
@@ -178,13 +194,15 @@ class Milvus:
     self.client.delete(name, filter=_among(ids))
 
   def fetch(self, name: str, ids: Sequence[str], vectors: bool) -> dict[str, Stored]:
-    fields = [_ID, '$meta', *([_VECTOR] if vectors else [])]
+    fields = [_ID, *([_VECTOR] if vectors else [])]
+    fields += [_PAYLOAD] if self._opened[name].payload else []
     found = {}
     for row in self.client.query(name, filter=_among(ids), output_fields=fields):
+      payload = row.get(_PAYLOAD) or {}
+      # milvus-lite has text.
+      payload = json.loads(payload) if isinstance(payload, str | bytes) else payload
       vector = np.asarray(row[_VECTOR], np.float32) if vectors else None
-      found[row[_ID]] = Stored(
-        vector, {name: value for name, value in row.items() if name not in (*_OWN, '$meta')}
-      )
+      found[row[_ID]] = Stored(vector, payload)
     return found
 
   def drop(self, name: str) -> None:
@@ -192,15 +210,15 @@ class Milvus:
 
   def settings(self, name: str, k: int) -> dict[str, Any]:
     """SCANN and IVF search a tenth of the lists; SCANN scores 4 k vectors again, exactly."""
-    kind, lists = self._opened[name]
-    probes = {'nprobe': max(8, lists // 10)}
+    kind = self._opened[name]
+    probes = {'nprobe': max(8, kind.lists // 10)}
     # HNSW's list of candidates must be as long as k.
     return {
       'SCANN': probes | {'reorder_k': max(4 * k, 100)},
       'IVF_FLAT': probes,
       'IVF_SQ8': probes,
       'HNSW': {'ef': min(max(2 * k, 64), 32_768)},
-    }.get(kind, {})
+    }.get(kind.name, {})
 
   def search(
     self,
@@ -293,7 +311,7 @@ def _cut(text: str) -> str:
 
 
 def _fitting(payload: Mapping[str, Any]) -> dict[str, Any]:
-  """A payload whose text is cut to what dynamic fields can hold."""
+  """A payload whose text is cut to what a field can hold."""
   values = dict(payload)
   size = len(json.dumps(values, ensure_ascii=False).encode())
   if size > _MOST_BYTES and 'text' in values:
@@ -310,7 +328,8 @@ def _among(ids: Sequence[str]) -> str:
 def _expression(where: Sequence[Condition]) -> str:
   """Conditions in the language of Milvus."""
   parts = []
-  for field, operator, values in where:
+  for name, operator, values in where:
+    field = f'{_PAYLOAD}["{name}"]'
     if operator == '=':
       one = [json.dumps(value, ensure_ascii=False) for value in values]
       options = [f'{field} == {value} or json_contains({field}, {value})' for value in one]

@@ -16,7 +16,7 @@ from etils import epath
 from dprjax.base.errors import InputError
 from dprjax.engines import engine
 from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Address, Hits, Opened, Record, Rows, Stored
+from dprjax.engines.engine import Address, EngineError, Hits, Opened, Record, Rows, Stored
 
 _VECTOR, _WORDS = 'vector', 'words'
 _RECORD, _KIND = 'dprjax', 'dprjax_index'
@@ -150,9 +150,8 @@ class OpenSearch:
         if 'error' in result:
           error = result['error']
           cause = error.get('caused_by', {}).get('reason', '')
-          raise InputError(
-            f'{self.address}, collection {name!r}: document {result["_id"]!r:.60}: '
-            f'{error["type"]}: {error["reason"]} {cause}'.strip()
+          raise EngineError(
+            f'document {result["_id"]!r:.60}: {error["type"]}: {error["reason"]} {cause}'.strip()
           )
 
   def flush(self, name: str) -> None:
@@ -239,9 +238,7 @@ class OpenSearch:
       if 'error' in answer:
         error = answer['error']
         causes = error.get('root_cause') or [error]
-        raise InputError(
-          f'{self.address}, collection {name!r}: {causes[0]["type"]}: {causes[0]["reason"]}'
-        )
+        raise EngineError(f'{causes[0]["type"]}: {causes[0]["reason"]}')
     found = [_hit(answer) for answer in answers]
     return [Hits(one.ids, _products(one.scores)) for one in found] if inner_products else found
 

@@ -47,7 +47,7 @@ class Parquet:
   @staticmethod
   def is_index(folder: epath.Path) -> bool:
     found = [path for path in folder.iterdir() if not path.name.startswith('.')]
-    return bool(found) and all((path / _RECORD).exists() for path in found)
+    return all((path / _RECORD).exists() for path in found)  # also after the last --drop
 
   @classmethod
   def types_at(cls, address: Address) -> Sequence[str]:

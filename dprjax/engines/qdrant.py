@@ -42,7 +42,7 @@ class Qdrant:
     import qdrant_client  # an extra
 
     logging.getLogger('httpx').setLevel(logging.WARNING)  # it logs every request
-    warnings.filterwarnings('ignore', module='qdrant_client')
+    warnings.filterwarnings('ignore', 'Local mode is not|Api key is used')
     if address.is_local:
       self.client = qdrant_client.QdrantClient(path=address.place)
       self.version = f'embedded, qdrant-client {_version()}'
@@ -272,7 +272,7 @@ def _filter(where: Sequence[Condition]) -> Any:
   for field, operator, values in where:
     if operator == '=':
       # A float matches no float there, but lies between itself and itself.
-      options = [
+      options: list[Any] = [
         models.FieldCondition(key=field, range=models.Range(gte=value, lte=value))
         if isinstance(value, float)
         else models.FieldCondition(key=field, match=models.MatchValue(value=value))
@@ -280,6 +280,6 @@ def _filter(where: Sequence[Condition]) -> Any:
       ]
       must.append(options[0] if len(options) == 1 else models.Filter(should=options))
     else:
-      bound = models.Range(**{names[operator]: values[0]})
+      bound = models.Range(**{names[operator]: float(values[0])})
       must.append(models.FieldCondition(key=field, range=bound))
   return models.Filter(must=must)

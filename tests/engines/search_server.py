@@ -263,7 +263,7 @@ class SearchServer:
         if self.command != 'HEAD':
           self.wfile.write(content)
 
-      do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = answer  # noqa: N815
+      do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = answer
 
     self._http = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
     self._http.daemon_threads = True
@@ -420,9 +420,7 @@ class SearchServer:
       (one,) = query.both.must
       found = self._scores(index, one)
       return {
-        id_: score
-        for id_, score in found.items()
-        if _meets(index.shown[id_], query.both.filter)
+        id_: score for id_, score in found.items() if _meets(index.shown[id_], query.both.filter)
       }
     assert query.match is not None
     ((field, match),) = query.match.items()

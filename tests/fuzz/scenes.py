@@ -358,7 +358,7 @@ def more(scenes: dict[str, Scene]) -> dict[str, Scene]:
     ),
     Scene(
       'index',
-      ('index', '--uri=out/index.db', '--upsert=in/embeddings/passage'),
+      ('index', '--uri=milvus:out/index.db', '--upsert=in/embeddings/passage'),
       search.files,
       (),
       ('out/run.trec',),
@@ -366,8 +366,7 @@ def more(scenes: dict[str, Scene]) -> dict[str, Scene]:
       then=(
         (
           'search',
-          '--index=milvus',
-          '--uri=out/index.db',
+          '--uri=milvus:out/index.db',
           '--queries=in/embeddings/query',
           '--k=5',
           '--out=out/run.trec',
