@@ -49,6 +49,7 @@ class Flags(flags.CollectionFlags):
   texts: str | None = flag(
     'texts of the passages of --upsert, the file that was encoded, to keep', None, metavar='FILE'
   )
+  column: dict[str, str] = flags.columns('id, title or text of --texts')
   hybrid: bool = flags.switch('with --texts: a new collection has BM25')
   k1: float = flags.k1()
   b: float = flags.b()
@@ -62,6 +63,7 @@ def upsert(
   index_type: str = 'auto',
   texts: str | None = None,
   settings: Mapping[str, Any] | None = None,
+  columns: Mapping[str, str] | None = None,
 ) -> None:
   """Writes all of ``corpus`` into a collection, which is made if it is missing.
 
@@ -71,6 +73,7 @@ def upsert(
     index_type: of a new collection.
     texts: the file that was encoded, to keep with the vectors.
     settings: of BM25, for a collection that has it; needs ``texts``.
+    columns: of ``texts``, as of `dprjax.formats.texts.Texts`.
 
   Raises:
     InputError: another backbone, prompt, setting or index type than the collection has; texts of
@@ -78,7 +81,9 @@ def upsert(
       engine.
   """
   space = corpus.meta.space()
-  documents = _opened(texts, corpus) if texts else None  # before anything is made
+  documents = None
+  if texts:  # before anything is made
+    documents = _opened(read_documents(texts, columns), texts, corpus)
   if engines.exists(engine, name):
     collection = engines.open_collection(engine, name)
     collection.check_space(space, '--upsert')
@@ -96,7 +101,9 @@ def upsert(
     engines.check_index_type(engine, index_type)
     bm25 = settings and {
       **settings,
-      'average_words': _average_words(str(texts), settings['language'], len(corpus)),
+      'average_words': _average_words(
+        read_documents(str(texts), columns), str(texts), settings['language'], len(corpus)
+      ),
     }
     collection = engines.create(
       engine, name, space, index_type=index_type, rows=len(corpus), bm25=bm25
@@ -115,10 +122,11 @@ def upsert(
   collection.note({**job, 'rows': done})
   progress = Progress('passages', len(corpus), 'writing')
   size = min(_BLOCK_BYTES // (4 * corpus.meta.dimension) + 1, max(_BLOCK, engine.request_rows))
-  at = 0
+  at, omitted = 0, dict[str, None]()
   for ids, vectors in corpus.blocks(size):
     own = None if documents is None else _own(documents, ids, str(texts), corpus)
     at += len(ids)
+    omitted |= dict.fromkeys(name for one in own or () for name in one.omitted)
     if at > done:
       collection.upsert(
         ids,
@@ -129,6 +137,8 @@ def upsert(
       )
       collection.note({**job, 'rows': at})
     progress.advance(len(ids))
+  if omitted:
+    logger.info('--texts=%s: fields that are not kept: %s', texts, ', '.join(omitted))
   logger.info('%s: the engine makes its index', collection.where)
   collection.flush()
   collection.note(None)
@@ -148,9 +158,10 @@ def _shown(settings: Mapping[str, Any] | None) -> str:
   return f'BM25 with {", ".join(f"{name}={value}" for name, value in settings.items())}'
 
 
-def _opened(texts: str, corpus: embeddings.Embeddings) -> Iterator[Document]:
+def _opened(
+  documents: Iterator[Document], texts: str, corpus: embeddings.Embeddings
+) -> Iterator[Document]:
   """The documents of a file, the first of which is that of the embeddings."""
-  documents = read_documents(texts)
   first = next(documents)
   if first.id != corpus.ids_at(np.arange(1))[0]:
     raise InputError(f'--texts={texts} has other passages than --upsert={corpus.folder}')
@@ -167,17 +178,14 @@ def _own(
   return own
 
 
-def _average_words(texts: str, language: str, expected: int) -> float:
-  """The mean number of words of a passage; logs fields that are not kept."""
+def _average_words(
+  documents: Iterator[Document], texts: str, language: str, expected: int
+) -> float:
+  """The mean number of words of a passage."""
   words, count = 0, 0
-  omitted: dict[str, None] = {}
-  documents = read_documents(texts)
   while part := [*itertools.islice(documents, _COUNTED)]:
     words += sum(map(len, bm25_index.words_of([one.text for one in part], language)))
     count += len(part)
-    omitted |= dict.fromkeys(name for one in part for name in one.omitted)
-  if omitted:
-    logger.info('%s: fields that are not kept: %s', texts, ', '.join(omitted))
   if count != expected:
     raise InputError(f'--texts={texts} has {count:,} passages, --upsert {expected:,}')
   return words / count
@@ -195,7 +203,7 @@ def _command(args: Flags) -> None:
   if not args.upsert:
     flags.refuse(args, ('texts',), 'upsert=DIR')
   if not args.texts:
-    flags.refuse(args, ('hybrid',), 'texts=FILE')
+    flags.refuse(args, ('hybrid', 'column'), 'texts=FILE')
   if not args.hybrid:
     flags.refuse(args, ('k1', 'b', 'language'), 'hybrid')
   with contextlib.ExitStack() as stack:
@@ -220,6 +228,7 @@ def _command(args: Flags) -> None:
         args.index_type,
         args.texts,
         settings if args.hybrid else None,
+        args.column,
       )
       return
     collection = engines.open_collection(engine, args.collection)  # refuses collections of others

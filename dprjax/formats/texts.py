@@ -24,7 +24,7 @@ import hashlib
 import itertools
 import tempfile
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -314,7 +314,7 @@ class Texts:
 
       for number, found in enumerate(documents.read_passages(one.path, one.name)):
         record = PassageRecord(check_id(found.id, str(one.path)), found.title, found.text)
-        yield number, Text(record.id, record.joined)
+        yield number, self._passage(record, {})
     elif _has_rows(one) or self._columns:
       yield from self._read_rows(one, records.read(one.path, f'{self.side} file'), before)
     elif self._format != 'msmarco' and is_json(one.path):
@@ -341,8 +341,8 @@ class Texts:
         if self.side == 'query':
           yield number, layout.query(row, where)
         else:
-          entry = layout.entry(row, where)
-          yield number, Text(entry.id, entry.joined)
+          source = dict(zip(layout.names, row, strict=True))
+          yield number, self._passage(layout.entry(row, where), source, ('id', 'title', 'text'))
       return
 
   def _read_json(self, one: inputs.Input, before: int) -> Iterator[tuple[int, Text]]:
@@ -370,8 +370,17 @@ class Texts:
       if self.side == 'query':
         yield number, layout.query(line, where)
       else:
-        entry = layout.entry(line, where)
-        yield number, Text(entry.id, entry.joined)
+        yield number, self._passage(layout.entry(line, where), line)
+
+  def _passage(
+    self,
+    record: PassageRecord,
+    source: Mapping[str, Any] | str,
+    used: Container[str] = ('_id', 'title', 'text'),
+  ) -> Text:
+    """A passage of its record; ``source`` is the row, of which ``used`` names went into it."""
+    del source, used
+    return Text(record.id, record.joined)
 
   def _named(self, names: list[str], where: str) -> bool:
     """Whether these are names of a text, and of an id or one text alone."""
@@ -401,7 +410,8 @@ class Texts:
         yield row.number, Query(id_, text.strip())
       else:
         title = records.text_of(values.get('title'), row.where, 'title')
-        yield row.number, Passage(id_, PassageRecord(id_, title, text).joined)
+        record = PassageRecord(id_, title, text)
+        yield row.number, self._passage(record, row.values, roles.values())
 
 
 def _has_rows(one: inputs.Input) -> bool:
