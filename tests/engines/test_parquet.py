@@ -20,7 +20,7 @@ def made(tmp_path):
 
 def test_duckdb_reads_it(made, tmp_path):
   duckdb = pytest.importorskip('duckdb', reason='the extra dev has it')
-  made.upsert(['d3', 'new'], shared.VECTORS[:2], payloads=[{'year': 1990}, {'other': 'x'}])
+  made.upsert(['d3', 'new'], shared.VECTORS[:2] / 2, payloads=[{'year': 1990}, {'other': 'x'}])
   made.flush()
   files = f"read_parquet('{tmp_path}/out/passages/*.parquet', union_by_name = true)"
   found = duckdb.sql(f"SELECT title, year, tags, vector FROM {files} WHERE id = 'd4'").fetchall()
