@@ -39,6 +39,7 @@ import gain_sets
 import systems
 import trials
 from dprjax.asking import pipeline
+from dprjax.data import text
 from dprjax.formats import texts, trec
 from dprjax.formats.qrels import read_qrels
 from dprjax.retrieval import best, embeddings, exact
@@ -52,6 +53,7 @@ UPDATES, BATCH = 60, 16
 QUERY_LENGTH, PASSAGE_LENGTH = 48, 64
 ASKED, GENERATED = 300, 32  # passages
 MODEL = 'SmolLM2-135M-Instruct'
+BACK = 'queries that find their passages'
 TEMPLATE = '{examples}\nPassage: {passage}\nQueries:\n'
 PROMPT_WORDS, EXAMPLE_WORDS, EXAMPLES, NEW_TOKENS = 80, 40, 2, 24
 TRAINING = (
@@ -150,8 +152,14 @@ class Experiment:
         f'--config.retriever.backbone.path={self.args.backbone}',
       ]
     )
-    began = (work / 'stages.json').exists()
-    pipeline.NoLabels(config, epath.Path(work)).run()
+    resumed = (work / 'stages.json').exists()
+    try:
+      pipeline.NoLabels(config, epath.Path(work)).run()
+    except SystemExit:  # a stage has said why
+      counted = self.counted(work)
+      if counted['found'].get(BACK, 0) > BATCH:
+        raise
+      return counted | {'scores': {}, 'resumed': resumed}  # too few to train on
     scores = {}
     for system in ('frozen', 'bm25', 'fused', 'prompt', 'prompt-fused'):
       found = json.loads((work / 'metrics' / f'{system}.json').read_text())
@@ -159,15 +167,13 @@ class Experiment:
     ids = sorted(scores['frozen'])
     scores = {system: [own.get(id_, 0.0) for id_ in ids] for system, own in scores.items()}
     scores['half'] = self.half(work, folder)
+    return self.counted(work) | {'scores': scores, 'resumed': resumed}
+
+  def counted(self, work):
+    """How many queries were made, and what the filters left of them."""
     report = json.loads((work / 'queries' / 'report.json').read_text())
     found = json.loads((work / 'queries' / 'qrels' / 'found.tsv.json').read_text())
-    return {
-      'scores': scores,
-      'queries': report['counts'],
-      'kinds': report['kinds'],
-      'found': found['counts'],
-      'resumed': began,
-    }
+    return {'queries': report['counts'], 'kinds': report['kinds'], 'found': found['counts']}
 
   def half(self, work, folder):
     """nDCG@10 of each test query by the mean of both vectors."""
@@ -265,8 +271,6 @@ class Experiment:
     )
     step = systems.train(config, work).step
     backbone = systems.load(self.args.backbone)
-    from dprjax.data import text
-
     trained = trials.restore(work, backbone, step)
     model = (backbone, text.load_tokenizer(backbone.path), self.devices, config, trained)
     found = evaluation.search(*model, folder, passages)
@@ -331,7 +335,7 @@ class Experiment:
         name, part = line['run'].split('/')
         left = sum(n for what, n in line['queries'].items() if what.startswith('queries left out'))
         kept = line['queries']['queries']
-        back = line['found'].get('queries that find their passages', 0)
+        back = line['found'].get(BACK, 0)
         rows.append([name, part, str(line['seed']), str(kept + left), str(kept), str(back)])
     return trials.table(['set', 'queries', 'seed', 'made', 'usable', 'find their passages'], rows)
 
