@@ -62,6 +62,7 @@ def get_config(arg: str = 'beir'):
   r.epochs, r.steps = 0.0, 300
   r.eval.every = r.checkpoint.every = 100
   r.data.folds, r.data.dev_split, r.data.hold_out = 0, '', 0.1
+  r.eval.choose = False  # the pipeline chooses, by judged queries where there are some
   if local:
     c.data.dir = 'docstrings:json,email,http'
     c.queries.passages, c.depth, c.sample = 60, 20, 4

@@ -64,6 +64,7 @@ TRAINING = (
   f'data.query_buckets=({QUERY_LENGTH},)',
   f'data.passage_max_length={PASSAGE_LENGTH}',
   'eval.corpus_limit=100',  # no checkpoint is chosen
+  'eval.choose=False',
 )
 LABELS = {
   'bm25': 'BM25',
