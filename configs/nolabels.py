@@ -55,8 +55,7 @@ def get_config(arg: str = 'beir'):
   r.distillation.loss = 'margin_mse'
   # Errors of margins are in logits, and larger than InfoNCE.
   r.distillation.weight = 0.1
-  # A fused score is in standard deviations, and a logit here a cosine over 0.05.
-  r.distillation.temperature = 0.5
+  # The pipeline sets distillation.temperature: margins of the teacher get the size of frozen ones.
   # Nearer to the frozen encoder than with judged queries: nothing checks a step.
   r.prompt.regularization, r.prompt.regularization_on = 1.0, 'scores'
   r.epochs, r.steps = 0.0, 300

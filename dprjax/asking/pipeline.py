@@ -17,7 +17,8 @@ from dprjax.asking import passages
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings, sources
-from dprjax.formats.qrels import read_qrels
+from dprjax.formats.qrels import Qrels, read_qrels
+from dprjax.formats.rankings import Rankings
 from dprjax.retrieval import choosing, measures
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate, Choice
 from dprjax.runtime import config as configs
@@ -76,7 +77,7 @@ OPTIONS = {
 OURS = (
   'seed',
   *('data.dir', 'data.format', 'data.mined_negatives', 'data.train_split', 'data.token_cache'),
-  *('data.passage_embeddings', 'distillation.scores'),
+  *('data.passage_embeddings', 'distillation.scores', 'distillation.temperature'),
 )
 """Options of ``config.retriever`` that the pipeline sets."""
 
@@ -126,7 +127,7 @@ class NoLabels:
     teacher, runs = self._retrieve_train(made, frozen, trained_on)
     self._filter(made, teacher)
     mined = self._mine(made, runs)
-    self._train(made, mined, teacher, trained_on)
+    self._train(made, mined, teacher, trained_on, runs['frozen'])
     model = ModelFiles(frozen.backbone, work / 'prompt.npz')
     self._stages.export('Export: the prompt', work / 'training', work / 'prompt.npz')
     if judged:
@@ -245,9 +246,15 @@ class NoLabels:
     return out
 
   def _train(
-    self, texts: TextFiles, mined: epath.Path, teacher: epath.Path, vectors: epath.Path
+    self,
+    texts: TextFiles,
+    mined: epath.Path,
+    teacher: epath.Path,
+    vectors: epath.Path,
+    frozen: epath.Path,
   ) -> None:
     c = self.config
+    temperature = scale(teacher, frozen, read_qrels(texts.qrels['found'])) * c.retriever.temperature
     settings = {
       'seed': c.seed,
       'data.format': 'beir',
@@ -256,6 +263,7 @@ class NoLabels:
       'data.mined_negatives': mined,
       'data.passage_embeddings': vectors,
       'distillation.scores': teacher,
+      'distillation.temperature': f'{temperature:.3g}',
       'backbone.path': c.retriever.backbone.path,
     }
     flags = differences(c.retriever_recipe, c.retriever, OURS)
@@ -296,6 +304,35 @@ class NoLabels:
         '(dprjax fuse --method=minmax).'
       )
     return f'{line}\n{prompt} searches {self.workdir / "passages"}'
+
+
+def scale(teacher: epath.Path, frozen: epath.Path, qrels: Qrels) -> float:
+  """How many times as large margins of a teacher are as those of the frozen encoder.
+
+  Margins are between the first relevant passage of a query and the others that both runs have.
+  Divided by this, margins of the teacher have the root mean square of the frozen encoder.
+
+  Raises:
+    InputError: no query has a margin in both runs.
+  """
+  ours = theirs = 0.0
+  with Rankings(teacher) as scored, Rankings(frozen) as dense:
+    for query, judged in qrels.items():
+      if query not in scored or query not in dense:
+        continue
+      one, other = (
+        dict(zip(run.ids, run.scores.tolist(), strict=True))
+        for run in (scored[query], dense[query])
+      )
+      both = one.keys() & other.keys()
+      positive = next((id_ for id_ in judged if id_ in both and judged[id_] > 0), None)
+      if positive is None:
+        continue
+      theirs += sum((one[positive] - one[id_]) ** 2 for id_ in sorted(both))
+      ours += sum((other[positive] - other[id_]) ** 2 for id_ in sorted(both))
+  if not (ours and theirs):
+    raise InputError(f'{teacher}: no margin between passages that {frozen} has, too')
+  return float(np.sqrt(theirs / ours))
 
 
 def choose(scores: Mapping[str, Mapping[str, float]], judged: bool) -> Choice:

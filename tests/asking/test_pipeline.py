@@ -225,3 +225,18 @@ def test_the_choice_without_judgements_goes_half_the_way_and_says_so():
   # A query that a run lacks scores 0.
   found['prompt'].pop('q000')
   assert pipeline.choose(found, True).expected > 0.1
+
+
+def test_margins_of_the_teacher_get_the_size_of_frozen_ones(tmp_path):
+  rows = {
+    'teacher': (('a', 10), ('b', 4), ('x', 3)),
+    'frozen': (('a', 0.9), ('b', 0.6), ('y', 0.5)),
+  }
+  for name, own in rows.items():
+    lines = [f'q Q0 {doc} 0 {score} x\n' for doc, score in own]
+    (tmp_path / name).write_text(''.join(lines))
+  runs = tmp_path / 'teacher', tmp_path / 'frozen'
+  assert pipeline.scale(*runs, {'q': {'a': 1}, 'other': {'b': 1}}) == pytest.approx(20)
+  assert pipeline.scale(*runs, {'q': {'z': 1, 'b': 1}}) == pytest.approx(20)
+  with refused(str(runs[0]), str(runs[1])):
+    pipeline.scale(*runs, {'q': {'y': 1}})
