@@ -6,6 +6,8 @@ all-MiniLM-L6-v2 from its package, random prompts of 16 vectors. A request is on
 words under a prompt drawn at random. ``N prompts``: a closed loop, throughput with N prompts mixed,
 in turns; ``at P %``: an open loop with Poisson arrivals, at a part of the throughput with 1,000;
 ``encode``, ``server``: 64 texts at a time through ``Encoder.encode`` and through the server;
+``fairness``: four requests a second of one key, alone and while another key keeps 4,000 texts
+waiting: how much later its slowest percent is answered, in batches.
 ``one server``, ``4 servers``: four tasks of which one has 70 % of the traffic, in one process or in
 one each; ``sentence-transformers``: one model behind the same HTTP libraries, in turns with the
 prompts (serve_peer.py; left out where it is not installed). Throughput is given by the clock and by
@@ -16,6 +18,7 @@ benchmarks/results/serve-DEVICE.json.
 import argparse
 import asyncio
 import atexit
+import hashlib
 import importlib.util
 import json
 import os
@@ -101,8 +104,10 @@ class Server:
       return False
     return True
 
-  def metrics(self) -> dict[str, float]:
-    lines = urllib.request.urlopen(f'http://127.0.0.1:{self.port}/metrics').read().decode()
+  def metrics(self, key: str = '') -> dict[str, float]:
+    headers = {'authorization': f'Bearer {key}'}
+    asked = urllib.request.Request(f'http://127.0.0.1:{self.port}/metrics', headers=headers)
+    lines = urllib.request.urlopen(asked).read().decode()
     pairs = (line.rsplit(' ', 1) for line in lines.splitlines() if not line.startswith('#'))
     return {name: float(value) for name, value in pairs}
 
@@ -130,7 +135,7 @@ def start(prompts: pathlib.Path, slots: int, flags: Sequence[str] = ()) -> Serve
   return Server(
     [
       *('-m', 'dprjax.serve', f'--backbone={BACKBONE}', f'--prompts={prompts}'),
-      *('--name=minilm', '--lengths=32,64', f'--slots={slots}'),
+      *('--name=minilm', '--lengths=16,32,64', f'--slots={slots}'),
       *flags,
     ]
   )
@@ -142,11 +147,11 @@ def start_peer() -> Server:
   return Server([str(script), f'--backbone={hub.load_backbone(BACKBONE).path}'])
 
 
-def request(model: str, texts: str | list[str]) -> bytes:
+def request(model: str, texts: str | list[str], key: str = '') -> bytes:
   body = json.dumps({'model': model, 'input': texts, 'encoding_format': 'base64'}).encode()
   head = (
     'POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n'
-    f'Content-Length: {len(body)}\r\n\r\n'
+    f'Authorization: Bearer {key}\r\nContent-Length: {len(body)}\r\n\r\n'
   )
   return head.encode() + body
 
@@ -166,8 +171,14 @@ class Connection:
     reader, writer = self._streams[port]
     writer.write(content)
     head = await reader.readuntil(b'\r\n\r\n')
-    size = int(head.lower().partition(b'content-length:')[2].split(b'\r\n')[0])
-    content = await reader.readexactly(size)
+    if b'transfer-encoding: chunked' in head.lower():
+      content = b''
+      while size := int(await reader.readline(), 16):
+        content += (await reader.readexactly(size + 2))[:-2]
+      await reader.readline()
+    else:
+      size = int(head.lower().partition(b'content-length:')[2].split(b'\r\n')[0])
+      content = await reader.readexactly(size)
     if not head.startswith(b'HTTP/1.1 200'):
       raise Refused(content.decode())
     return content
@@ -217,6 +228,48 @@ def ask_each(server: Server, count: int, texts: list[str]) -> list[tuple[int, by
     (server.port, request(f'p{i % count}:query', texts[i % len(texts)]))
     for i in range(max(count, 500))
   ]
+
+
+def fairness(folder: pathlib.Path, texts: list[str], rounds: int, seconds: float) -> dict[str, Any]:
+  """Latency of a key that asks little, alone and while another floods; and the time of a batch."""
+  digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ('quiet', 'flood')}
+  keys = folder / 'keys.toml'
+  keys.write_text(''.join(f'[{name}]\nsha256 = "{digest}"\n' for name, digest in digests.items()))
+  server = start(folder, 65, [f'--keys={keys}', '--max_wait=3600', '--timeout=3600'])
+  quiet = [(server.port, request('p0:query', text, 'quiet')) for text in texts[:50]]
+  many = request('p1:query', [' '.join(texts[i : i + 3]) for i in range(len(texts))] * 4, 'flood')
+
+  async def beside() -> dict[str, Any]:
+    async def flood() -> None:
+      connection = Connection()
+      while True:
+        await connection.ask(server.port, many)
+
+    floods = [asyncio.create_task(flood()) for _ in range(2)]
+    await asyncio.sleep(seconds / 2)
+    before = server.metrics('quiet')
+    await asyncio.sleep(seconds)
+    after = server.metrics('quiet')
+    found: dict[str, Any] = await open_loop(quiet, 4.0, 2 * seconds)
+    for task in floods:
+      task.cancel()
+    await asyncio.gather(*floods, return_exceptions=True)
+    grown = [
+      after[name] - before[name]
+      for name in (f'dprjax_stage_seconds_{what}{{stage="device"}}' for what in ('sum', 'count'))
+    ]
+    return found | {'batch_ms': round(1e3 * grown[0] / max(grown[1], 1), 1)}
+
+  found = []
+  for _ in range(rounds):
+    alone = asyncio.run(open_loop(quiet, 4.0, 2 * seconds))
+    other = asyncio.run(beside())
+    raised = (other['p99_ms'] - alone['p99_ms']) / other['batch_ms']
+    found.append({'alone': alone, 'beside_a_flood': other, 'p99_raised_by_batches': raised})
+    print(found[-1], flush=True)
+  server.end()
+  middle = sorted(found, key=lambda one: one['p99_raised_by_batches'])[len(found) // 2]
+  return middle | {'p99_raised_by_batches': round(middle['p99_raised_by_batches'], 2)}
 
 
 def _median_ratio(ones: list[float], others: list[float]) -> float:
@@ -332,6 +385,7 @@ def main() -> None:
       }
     for owner in servers:
       owner.end()
+    cases['fairness'] = fairness(four, texts, args.rounds, args.seconds)
   for name, case in cases.items():
     print(name, case)
   record.write('serve', cases, vars(args), {'jax': jax.__version__}, jax.devices()[0].device_kind)

@@ -72,12 +72,14 @@ class BatchFlags:
   )
   lengths: tuple[int, ...] = flag(
     'padded lengths of batches, as far as the backbone has positions',
-    (32, 64, 128, 256, 512),
+    (16, 32, 64, 128, 256, 512),
     most=2**15,
     split=',',
     metavar='N,N,...',
   )
-  batch_tokens: int = flag('padded tokens of a batch', 8192, most=2**24)
+  batch_tokens: int | None = flag(
+    'padded tokens of a batch (default: 8192, on CPUs 1024 for each core)', None, most=2**24
+  )
   deadline: int = flag('milliseconds that a text waits for others', 3, most=1000)
   queue: int = flag('texts that may wait', 4096, most=10**7)
   slots: int = flag('prompts on the device, and one for none', 256, most=10**6)

@@ -3,7 +3,9 @@
 Texts go into batches that mix requests, prompts and tenants. A batch closes when it is full or its
 first text has waited for the deadline. While the device is busy the next batch fills further; on an
 accelerator a full one is sent at once behind the one in flight. The tenant whose turn it is sets
-the padded length with its first text; free rows go to texts that are no longer.
+the padded length with its first text; free rows go to texts that are no longer. While some tenant
+floods the device, every other batch is a small one of the other tenants, so that they wait for one
+full batch and are not part of a second.
 
 Searches and reranking come in slices (`turns.SlicedJob`), each of which is run alone.
 
@@ -19,7 +21,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,6 +148,15 @@ class _Waiting:
     length = min(lengths, key=lambda length: self.rows[length].rank)
     return None if self.sliced and self.sliced.rank < self.rows[length].rank else length
 
+  @property
+  def number(self) -> int:
+    """The number of texts."""
+    return sum(map(len, self.rows.values()))
+
+  def up_to(self, length: int) -> int:
+    """The number of texts of at most this padded length."""
+    return sum(len(heap) for n, heap in self.rows.items() if n <= length)
+
   def fitting(self, length: int) -> int | None:
     """The longest padded length up to ``length`` of which there are texts."""
     return max((n for n, heap in self.rows.items() if n <= length and heap), default=None)
@@ -190,6 +201,7 @@ class Batcher:
     self.rate = 0.0
     self._seconds: dict[str, float] = {}  # a token of each kind of slices, a moving mean
     self._idle_from = 0.0  # when the last batch was done
+    self._was_small = False  # whether the last batch was one of `_small`
     self._gone = False  # whether queued requests may have ended
     self._stopped = False
     self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -342,6 +354,8 @@ class Batcher:
           continue
         if not room:
           return [], 0
+        if (small := self._small()) is not None:
+          return small
         waiting = self._waiting[tenant]
         length = waiting.first()
         if length is None:
@@ -363,6 +377,24 @@ class Batcher:
           return [], 0
         self._changed.wait(min(left, _LONGEST_NAP_S))
 
+  def _small(self) -> tuple[list[_Row], int] | None:
+    """A batch of those who have little to do, if others have more than a batch and it is due."""
+    most = self._bank.shapes.most_rows(self._bank.shapes.lengths[0])
+    few = {
+      tenant: waiting
+      for tenant, waiting in self._waiting.items()
+      if 0 < waiting.number < most and waiting.first() is not None
+    }
+    many = any(
+      one.number >= most or one.sliced for tenant, one in self._waiting.items() if tenant not in few
+    )
+    self._was_small = not self._was_small and bool(few) and many
+    if not self._was_small:
+      return None
+    length = max(waiting.first() or 0 for waiting in few.values())
+    waiting_rows = sum(waiting.up_to(length) for waiting in few.values())
+    return self._take(length, waiting_rows, few), length
+
   def _is_full(self, length: int) -> bool:
     return self._counts[length] >= self._bank.shapes.most_rows(length)
 
@@ -376,14 +408,23 @@ class Batcher:
   def _slice_cost(self, sliced: _Sliced) -> float:
     return sliced.job.cost * self.price(sliced.kind)
 
-  def _take(self, length: int) -> list[_Row]:
-    """Rows of a batch, tenants in turn. Shorter texts do not enlarge it."""
-    count = self._bank.shapes.choose_rows(self._counts[length], length)
+  def _take(
+    self, length: int, number: int | None = None, of: Collection[Tenant] | None = None
+  ) -> list[_Row]:
+    """Rows of a batch, tenants in turn.
+
+    Args:
+      length: padded.
+      number: of texts that decide the rows; default: all of this length, but no shorter ones.
+      of: tenants that may have rows; default: all.
+    """
+    number = self._counts[length] if number is None else number
+    count = self._bank.shapes.choose_rows(number, length)
     rows: list[_Row] = []
 
     def cost_of(tenant: Tenant) -> float | None:
       waiting = self._waiting[tenant]
-      fitting = waiting.fitting(length)
+      fitting = waiting.fitting(length) if of is None or tenant in of else None
       return None if fitting is None else len(waiting.rows[fitting].first.text.ids)
 
     while len(rows) < count and (tenant := self._turns.turn(cost_of)) is not None:

@@ -12,6 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _OWN = 256  # descriptors of the server's files and libraries
 _MOST = 65_536  # descriptors that are asked for
+_LAST_S = 0.5  # for a request on an open connection, after the last one was taken
 _GRACE_S = 5.0  # to send what is left, before a connection is cut
 
 
@@ -94,6 +95,17 @@ class Connection(H11Protocol):
     if self._stall is not None:
       self._stall.cancel()
       self._stall = None
+
+  def shutdown(self) -> None:
+    # A client may have sent a request that is not here yet.
+    if self._in_request() or self.transport.is_closing():
+      super().shutdown()
+    else:
+      self.loop.call_later(_LAST_S, self._end_idle)
+
+  def _end_idle(self) -> None:
+    if not self.transport.is_closing():
+      super().shutdown()
 
   def timeout_keep_alive_handler(self) -> None:
     super().timeout_keep_alive_handler()

@@ -33,6 +33,7 @@ from dprjax.serving.metrics import ServerMetrics
 from dprjax.serving.turns import NOBODY, Tenant
 
 Ids = Sequence[int]
+_BUDGET = 8192  # padded tokens of a batch
 _TOPIC_CHARACTERS = 100_000
 _HINT = (
   '; send texts, or ids of its own tokenizer (LangChain sends those of another one: '
@@ -47,7 +48,7 @@ class ServerOptions:
   Attributes:
     rows, lengths: row counts and padded lengths of batches; lengths are cut to the backbone's
       positions.
-    budget: padded tokens of a batch.
+    budget: padded tokens of a batch; None: 8,192, on CPUs what the caches hold.
     deadline: seconds that a text waits for others.
     most_queued: texts that may wait.
     slots: prompts on the device, and one slot for none.
@@ -58,8 +59,8 @@ class ServerOptions:
   """
 
   rows: tuple[int, ...] = (1, 4, 16, 64)
-  lengths: tuple[int, ...] = (32, 64, 128, 256, 512)
-  budget: int = 8192
+  lengths: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
+  budget: int | None = None
   deadline: float = 0.003
   most_queued: int = 4096
   slots: int = 256
@@ -119,8 +120,13 @@ class Engine:
         embedder.check_size(option, size)
     room = backbone.config.max_tokens
     lengths = tuple(sorted({min(length, room) for length in options.lengths}))
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    cached = embedder.rows_at_once(platform, 1, _BUDGET, 1)  # tokens, as rows of one
     self.options = options = dataclasses.replace(
-      options, rows=tuple(sorted(set(options.rows))), lengths=lengths
+      options,
+      rows=tuple(sorted(set(options.rows))),
+      lengths=lengths,
+      budget=cached if options.budget is None else options.budget,
     )
     self.backbone, self.tokenizer, self.metrics = backbone, tokenizer, ServerMetrics()
     self.library = Library(
@@ -141,7 +147,7 @@ class Engine:
       backbone.params,
       slots=options.slots,
       rows=self.library.rows,
-      shapes=Shapes(options.rows, lengths, options.budget),
+      shapes=Shapes(options.rows, lengths, options.budget or _BUDGET),
       pad_id=tokenizer.pad_id,
       metrics=self.metrics,
       mesh=mesh,

@@ -336,6 +336,8 @@ def test_a_flood_of_one_tenant_does_not_hold_up_another(engine):
   long.add_done_callback(lambda _: done.append('long'))
   assert one.result(60).shape == own.result(60).shape == (1, 16)
   assert not long.done() and not sliced.done()
+  small = 'dprjax_batches_total{rows="1",tokens="16"}'
+  assert small in engine.metrics.text().decode()
   assert long.result(60).shape == (300, 16) and sliced.result(60) is None
   assert done.index('quiet') < done.index('long') and done.index('own') < done.index('long')
   # A job in slices ends when nobody waits for it.
