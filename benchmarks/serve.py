@@ -121,6 +121,10 @@ class Server:
     fields = pathlib.Path(f'/proc/{self._process.pid}/stat').read_text().rpartition(')')[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
 
+  @property
+  def pid(self) -> int:
+    return self._process.pid
+
   def kill(self) -> None:
     self._process.kill()
     self._process.wait()
@@ -130,11 +134,16 @@ class Server:
     self._process.wait()
 
 
-def start(prompts: pathlib.Path, slots: int, flags: Sequence[str] = ()) -> Server:
-  """dprjax.serve."""
+def start(
+  prompts: pathlib.Path,
+  slots: int,
+  flags: Sequence[str] = (),
+  command: Sequence[str] = ('-m', 'dprjax.serve'),
+) -> Server:
+  """dprjax.serve, or another command with its flags."""
   return Server(
     [
-      *('-m', 'dprjax.serve', f'--backbone={BACKBONE}', f'--prompts={prompts}'),
+      *(*command, f'--backbone={BACKBONE}', f'--prompts={prompts}'),
       *('--name=minilm', '--lengths=16,32,64', f'--slots={slots}'),
       *flags,
     ]
@@ -219,7 +228,7 @@ async def open_loop(asks: list[tuple[int, bytes]], rate: float, seconds: float) 
     tasks.append(asyncio.create_task(one(planned, rng.choice(asks))))
   await asyncio.gather(*tasks)
   p50, p99 = np.percentile(latencies, [50, 99])
-  return {'rate': round(rate, 1), 'p50_ms': round(p50, 1), 'p99_ms': round(p99, 1)}
+  return {'rate': round(rate, 1), 'p50_ms': round(float(p50), 1), 'p99_ms': round(float(p99), 1)}
 
 
 def ask_each(server: Server, count: int, texts: list[str]) -> list[tuple[int, bytes]]:
@@ -264,12 +273,11 @@ def fairness(folder: pathlib.Path, texts: list[str], rounds: int, seconds: float
   for _ in range(rounds):
     alone = asyncio.run(open_loop(quiet, 4.0, 2 * seconds))
     other = asyncio.run(beside())
-    raised = (other['p99_ms'] - alone['p99_ms']) / other['batch_ms']
+    raised = round((other['p99_ms'] - alone['p99_ms']) / other['batch_ms'], 2)
     found.append({'alone': alone, 'beside_a_flood': other, 'p99_raised_by_batches': raised})
     print(found[-1], flush=True)
   server.end()
-  middle = sorted(found, key=lambda one: one['p99_raised_by_batches'])[len(found) // 2]
-  return middle | {'p99_raised_by_batches': round(middle['p99_raised_by_batches'], 2)}
+  return sorted(found, key=lambda one: one['p99_raised_by_batches'])[len(found) // 2]
 
 
 def _median_ratio(ones: list[float], others: list[float]) -> float:

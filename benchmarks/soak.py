@@ -7,18 +7,25 @@ host's memory, and compare every vector with the one that an ``Encoder`` of that
 (to 1e-5). One more uploads prompts under new and old names and removes others; one leaves before it
 is answered. In the middle the server is killed (SIGKILL) and started again: all that it had
 accepted must be there. At the end, when the server's memory is warm, the clients do one thing at a
-time: ask, change prompts, leave. Prints the slope of the memory (RSS) over the second half of each
-part, in megabytes an hour. Writes benchmarks/results/soak-DEVICE.json.
+time: ask, change prompts, leave. A last server has faults beside all that: the disk takes no more
+(a limit on the size of files), the folder of prompts is gone for a while, a file is there by half,
+the clock jumps by days, 500 connections are idle or send a byte a second, and hostile files are
+uploaded. What fails meanwhile must be answered by 422, 429 or 503, and nothing may be lost. Prints
+the slope of the memory (RSS) over the second half of each part, in megabytes an hour. Writes
+benchmarks/results/soak-DEVICE.json.
 """
 
 import argparse
 import asyncio
 import base64
+import io
 import json
 import pathlib
 import random
+import resource
 import tempfile
 import time
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +41,19 @@ TEXTS = 4  # whose vectors are known under every prompt
 KINDS = 24  # different prompts; files of one kind hold the same vectors, and no two the same bytes
 
 
+COUNTS = (
+  *('answers', 'uploads', 'removals', 'left', 'wrong', 'refused', 'refused in a fault'),
+  *('faults', 'hostile uploads', 'idle connections'),
+)
+# The server's clock is off by the seconds in a file.
+JUMPING = """
+import runpy, sys, time
+path, now = sys.argv.pop(1), time.time
+time.time = lambda: now() + float(open(path).read() or 0)
+runpy.run_module('dprjax.serve', run_name='__main__', alter_sys=True)
+"""
+
+
 class Soak:
   """What the clients share."""
 
@@ -43,8 +63,9 @@ class Soak:
     self._aside, self._made = kinds / 'made.npz', 0
     self.kind_of = {f'p{i}': i % KINDS for i in range(prompts)}
     self.busy: set[str] = set()  # names that are being replaced
-    self.counts = dict.fromkeys(('answers', 'uploads', 'removals', 'left', 'wrong', 'refused'), 0)
-    self.worst = 0.0
+    self.counts = dict.fromkeys(COUNTS, 0)
+    self.worst, self.fault_at = 0.0, -60.0
+    self.faulty: tuple[int, pathlib.Path, pathlib.Path] | None = None
     self.said: list[str] = []  # by the server, of what it refused
     self.pause = 0.5  # seconds before a change, in which requests under the old prompt are answered
     self._most = prompts + prompts // 10  # the number of prompts does not grow for ever
@@ -71,7 +92,9 @@ class Soak:
       try:
         answer = await connection.ask(port, serve.request(f'{name}:query', self.texts[number]))
       except serve.Refused as error:
-        if name not in self.busy and self.kind_of.get(name) == kind:
+        if self.fault_at + 2 > time.monotonic():
+          self.counts['refused in a fault'] += 1
+        elif name not in self.busy and self.kind_of.get(name) == kind:
           self.refused(f'{name}: {error}')
         continue
       if name in self.busy or self.kind_of.get(name) != kind:
@@ -93,23 +116,29 @@ class Soak:
       self.busy.add(name)
       await asyncio.sleep(self.pause)
       if name in self.kind_of and rng.random() < 0.3 and len(self.kind_of) > 500:
-        await self.send(port, 'DELETE', name, b'')
-        del self.kind_of[name]
-        self.counts['removals'] += 1
-      else:
-        await self.send(port, 'PUT', name, self.content(kind))
+        if await self.send(port, 'DELETE', name, b''):
+          del self.kind_of[name]
+          self.counts['removals'] += 1
+      elif await self.send(port, 'PUT', name, self.content(kind)):
         self.kind_of[name] = kind
         self.counts['uploads'] += 1
       self.busy.discard(name)
 
-  async def send(self, port: int, method: str, name: str, content: bytes) -> None:
+  async def send(self, port: int, method: str, name: str, content: bytes) -> bool:
+    """Whether the server did it."""
     reader, writer = await asyncio.open_connection('127.0.0.1', port)
     head = f'{method} /v1/prompts/{name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n'
     writer.write(f'{head}Content-Length: {len(content)}\r\n\r\n'.encode() + content)
     said = (await reader.read()).decode(errors='replace')
-    if said.split()[1] not in ('200', '201', '204'):
-      self.refused(f'{method} {name}: {said}')
     writer.close()
+    status = said.split()[1] if said else 'nothing'
+    if status in ('200', '201', '204'):
+      return True
+    if self.fault_at + 2 > time.monotonic() and status in ('422', '429', '503'):
+      self.counts['refused in a fault'] += 1
+    else:
+      self.refused(f'{method} {name}: {said}')
+    return False
 
   def refused(self, said: str) -> None:
     self.counts['refused'] += 1
@@ -124,6 +153,88 @@ class Soak:
       writer.close()
       self.counts['left'] += 1
       await asyncio.sleep(0.1)
+
+  async def idle(self, port: int, rng: random.Random, end: float) -> None:
+    """Keeps 500 connections that say nothing, or a byte a second."""
+    opened: list[Any] = []
+    head = b'POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n'
+    slow = head + b'Content-Length: 1000\r\n\r\n' + b' ' * 1000
+    while time.monotonic() < end:
+      for _, writer, _ in opened[:25]:  # each lasts for 20 seconds
+        writer.close()
+      del opened[:25]
+      while len(opened) < 500:
+        opened.append((*await asyncio.open_connection('127.0.0.1', port), [0]))
+        self.counts['idle connections'] += 1
+      for _, writer, sent in opened[::2]:
+        start = len(head) if sent[0] == 0 and rng.random() < 0.5 else 1
+        writer.write(slow[sent[0] : sent[0] + start])
+        sent[0] += start
+      await asyncio.sleep(1)
+    for _, writer, _ in opened:
+      writer.close()
+
+  async def upload_hostile(self, port: int, rng: random.Random, end: float) -> None:
+    """Uploads files that are no prompts; none may be taken, and none may be a fault."""
+    sound = self.content(0)
+    while time.monotonic() < end:
+      at = rng.randrange(len(sound))
+      bomb = io.BytesIO()
+      with zipfile.ZipFile(bomb, 'w', zipfile.ZIP_DEFLATED) as file:
+        file.writestr('prefix.npy', bytes(64 << 20))
+      contents = (
+        *(b'', b'PK', sound[:at], sound[at:], rng.randbytes(9999), bomb.getvalue()),
+        sound[:at] + rng.randbytes(64) + sound[at + 64 :],
+      )
+      for content in contents:
+        reader, writer = await asyncio.open_connection('127.0.0.1', port)
+        head = 'PUT /v1/prompts/hostile HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n'
+        writer.write(f'{head}Content-Length: {len(content)}\r\n\r\n'.encode() + content)
+        status = (await reader.read()).split(b' ')[1:2]
+        writer.close()
+        self.counts['hostile uploads'] += 1
+        if status not in ([b'422'], [b'429'], [b'503']):
+          self.refused(f'a hostile file: {status}')
+      await asyncio.sleep(0.5)
+
+  async def fail(self, port: int, rng: random.Random, end: float) -> None:
+    """Faults of the machine, one after the other."""
+    assert self.faulty is not None
+    pid, folder, jump = self.faulty
+    size = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    gone = folder.with_name('gone')
+    half = folder / 'half.npz'
+    while time.monotonic() + 8 < end:
+      self.fault_at = time.monotonic() + 2
+      kind = self.counts['faults'] % 4
+      if kind == 0:  # the disk is full
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, size[1]))
+        await asyncio.sleep(2)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, size)
+      elif kind == 1:
+        folder.rename(gone)
+        await asyncio.sleep(2)
+        gone.rename(folder)
+      elif kind == 2:
+        content = self.content(1)
+        half.write_bytes(content[: len(content) // 2])
+        connection = serve.Connection()
+        try:
+          await connection.ask(port, serve.request('half:query', self.texts[0]))
+          self.refused('half a file was served')
+        except serve.Refused:
+          pass
+        half.write_bytes(content)
+        answer = await connection.ask(port, serve.request('half:query', self.texts[0]))
+        found = base64.b64decode(json.loads(answer)['data'][0]['embedding'])
+        off = np.abs(np.frombuffer(found, '<f4') - self.vectors[1, 0]).max()
+        self.counts['wrong'] += int(off > 1e-5)
+        half.unlink()
+      else:
+        jump.write_text(str(rng.choice((-86_400, 86_400 * 30, 0))))
+      self.counts['faults'] += 1
+      self.fault_at = time.monotonic()
+      await asyncio.sleep(4)
 
   async def live(
     self, server: serve.Server, seconds: float, doing: Sequence[str] = ('ask', 'change', 'leave')
@@ -193,6 +304,17 @@ def main() -> None:
     for doing in ('ask', 'change', 'leave'):
       cases[f'{doing} alone'] = asyncio.run(soak.live(server, args.seconds / 6, [doing]))
       print(doing, cases[f'{doing} alone'], flush=True)
+    server.end()
+    soak.pause, jump = 0.5, pathlib.Path(made, 'jump')
+    jump.write_text('0')
+    server = serve.start(folder, 41, flags, ['-c', JUMPING, str(jump)])
+    soak.faulty = server.pid, folder, jump
+    everything = ('ask', 'change', 'leave', 'idle', 'upload_hostile', 'fail')
+    memory = asyncio.run(soak.live(server, args.seconds / 2, everything))
+    bad = asyncio.run(soak.check_all(server))
+    left = [path.name for path in folder.glob('.*')]
+    cases['with faults'] = {'lost_or_wrong_at_the_end': bad, 'files_left': left, **memory}
+    print('faults', cases['with faults'], soak.counts, flush=True)
     server.end()
     cases['all'] = {**soak.counts, 'largest_difference': soak.worst, 'said': soak.said[:10]}
   for name, case in cases.items():

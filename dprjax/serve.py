@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   cli.run(Flags, _command, argv)
 
 
-def _command(args: Flags) -> int:
+def _command(args: Flags) -> NoReturn:
   network = args.network
   if not is_loopback(network.host):
     if network.keys is None:
@@ -236,10 +236,10 @@ def _command(args: Flags) -> int:
   ended = app.close(_END_S)
   status = 130 if server.interrupted else 0
   logger.info('all requests are answered' if ended else 'the work that was left is dropped')
-  if not ended:  # a process that exits as usual while XLA compiles crashes
-    sys.stderr.flush()
-    os._exit(status)
-  return status
+  # An ordinary exit would wait for threads that read a hung disk, and crash while XLA compiles.
+  for stream in (sys.stdout, sys.stderr):
+    stream.flush()
+  os._exit(status)
 
 
 def _make_app(args: Flags) -> Any:

@@ -278,14 +278,10 @@ class App:
       raise Failure(403, f'this key may not {role}')
     return grant
 
-  def _check_use(self, request: Request, what: str, name: str) -> None:
-    """Raises UnknownPrompt or Failure if the key does not see this name."""
-    if request.state.grant.may_use(what, name):
-      return
-    if what == 'prompts':
+  def _check_sees(self, request: Request, name: str) -> None:
+    """Raises UnknownPrompt if the key does not see a prompt of this name."""
+    if not request.state.grant.may_use('prompts', name):
       raise UnknownPrompt(name)
-    param, one = ('index', 'index') if what == 'indexes' else ('model', 'reranker')
-    raise Failure(404, f'there is no such {one}', param=param, code=f'{param}_not_found')
 
   def _enter(
     self, request: Request, tokens: float = 0.0, price: float = 1.0, size: int = 0
@@ -389,7 +385,7 @@ class App:
     more: float = 0.0,
   ) -> tuple[Tokens, np.ndarray, Permit]:
     """Vectors of texts. ``more``: tokens that the rest of the request costs."""
-    self._check_use(request, 'prompts', name)
+    self._check_sees(request, name)
     if len(texts) > self._limits.inputs:
       raise Failure(413, f'{len(texts)} texts; {self._limits.inputs} at most', param=param)
     engine, tenant = self._engine, request.state.grant.tenant
@@ -445,7 +441,7 @@ class App:
     asked = await self._read(request, SearchRequest)
     name, side = _split(asked.model, 'query')
     queries = [asked.query] if isinstance(asked.query, str) else asked.query
-    self._check_use(request, 'prompts', name)
+    self._check_sees(request, name)
     index = await self._on_files(lambda: self._choose_index(request, name, asked.index))
     k = 10 if asked.k is None else asked.k
     if k > index.most:
@@ -559,7 +555,7 @@ class App:
     asked = request.path_params['name']
     name, _ = _split(asked, 'passage')
     library = self._engine.library
-    self._check_use(request, 'prompts', name)
+    self._check_sees(request, name)
     if name == library.name:
       return json_answer(ModelCard(id=asked, created=self._started))
     about = await self._on_files(lambda: library.about(name))
@@ -589,7 +585,7 @@ class App:
   @_serves('GET', _PROMPT, f'A prompt; its file where Accept is {_OCTETS}', PromptCard, bytes)
   async def _prompt(self, request: Request) -> Response:
     name, library = request.path_params['name'], self._engine.library
-    self._check_use(request, 'prompts', name)
+    self._check_sees(request, name)
     about = await self._on_files(lambda: library.about(name))
     headers = {'etag': f'"{about.sha256}"'} if about.sha256 else {}
     if request.headers.get('accept', '') == _OCTETS:

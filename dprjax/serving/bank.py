@@ -138,7 +138,6 @@ class Bank:
     )
     self._ways = [VectorSpec(name, scaled) for name in poolings.every() for scaled in (False, True)]
     self._everywhere = meshes.replicated(mesh)
-    self._platform = mesh.devices.flat[0].platform
     self._options = EncoderOptions.of(self._arithmetic, *meshes.activations(mesh))
     self._params = place_backbone(mesh, config, params, self._arithmetic)
     self._kinds, self._rows = list(rows), list(rows.values())
@@ -150,11 +149,6 @@ class Bank:
     self._free = list(range(slots - 1, 0, -1))
     self._programs: dict[tuple[int, int], Any] = {}
     self._writes: list[Any] = []
-
-  @property
-  def platform(self) -> str:
-    """Of the device, such as 'cpu'."""
-    return self._platform
 
   @property
   def nbytes(self) -> int:

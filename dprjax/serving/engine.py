@@ -120,7 +120,10 @@ class Engine:
         embedder.check_size(option, size)
     room = backbone.config.max_tokens
     lengths = tuple(sorted({min(length, room) for length in options.lengths}))
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    if mesh is None:
+      arithmetic = encoder_config.arithmetic(options.dtype, 'dtype')
+      mesh = embedder.server_mesh(embedder.local_parts(arithmetic, backbone.params))
+    platform = mesh.devices.flat[0].platform
     cached = embedder.rows_at_once(platform, 1, _BUDGET, 1)  # tokens, as rows of one
     self.options = options = dataclasses.replace(
       options,
@@ -139,9 +142,6 @@ class Engine:
       host_bytes=options.host_bytes,
       metrics=self.metrics,
     )
-    if mesh is None:
-      arithmetic = encoder_config.arithmetic(options.dtype, 'dtype')
-      mesh = embedder.server_mesh(embedder.local_parts(arithmetic, backbone.params))
     self._bank = Bank(
       backbone.config,
       backbone.params,
@@ -158,7 +158,7 @@ class Engine:
       backbone.config.vector_size,
       deadline=options.deadline,
       most_queued=options.most_queued,
-      ahead=1 if self._bank.platform == 'cpu' else 2,
+      ahead=1 if platform == 'cpu' else 2,
       metrics=self.metrics,
     )
     self.ready = self.batcher.ready

@@ -109,7 +109,7 @@ class Keys:
   ):
     self._path, self._signature = path, signature
     self._grants = [*grants]
-    self._looked = time.monotonic()
+    self._looked, self._told = time.monotonic(), ''  # the last error of the file
     self._lock = threading.Lock()
     self.changed: Callable[[], None] = lambda: None
 
@@ -152,15 +152,14 @@ class Keys:
         signature = _signature(self._path)
         if signature == self._signature:
           return
-        self._signature = signature
-        self._grants = _read(self._path)
+        grants = _read(self._path)
       except (InputError, OSError) as error:
-        if not isinstance(error, OSError) or self._signature:
+        if str(error) != self._told:
           logger.error('the keys stay as they were: %s', error)
-        if isinstance(error, OSError):
-          self._signature = ()
+        self._told = str(error)
         return
-      logger.info('read %d keys again from %s', len(self._grants), self._path)
+      self._signature, self._grants, self._told = signature, grants, ''
+      logger.info('%d keys were read again from %s', len(grants), self._path)
       self.changed()
     finally:
       self._lock.release()
