@@ -69,7 +69,7 @@ def backbone_of(folder, data):
 
 @pytest.mark.slow
 def test_from_a_corpus_to_a_prompt_with_a_card_and_the_same_bytes_after_a_kill(
-  tmp_path, monkeypatch, capsys, command, one_device
+  tmp_path, monkeypatch, capsys, command, make_cross_encoder, one_device
 ):
   data, work = corpus(tmp_path / 'data'), tmp_path / 'work'
   backbone = backbone_of(tmp_path / 'backbone', data)
@@ -78,7 +78,7 @@ def test_from_a_corpus_to_a_prompt_with_a_card_and_the_same_bytes_after_a_kill(
     *(f'--config.retriever.backbone.path={backbone}', '--config.queries.passages=30'),
     *('--config.retriever.checkpoint.every=3', '--config.retriever.steps=6'),
     *('--config.retriever.eval.every=3', '--config.retriever.data.hold_out=0.3'),
-    '--config.within=40',
+    *('--config.within=40', f'--config.reranker_path={make_cross_encoder()}'),
   ]
   # Trainings are processes of their own; the other stages run in this one.
   monkeypatch.chdir(ROOT)
@@ -113,6 +113,9 @@ def test_from_a_corpus_to_a_prompt_with_a_card_and_the_same_bytes_after_a_kill(
   config = configs.load_workdir(work / 'training')
   assert tuple(config.trainable) == ('prompt/.*',) and config.distillation.loss == 'margin_mse'
   assert load_embeddings(work / 'passages').meta.prompt_sha256 is None
+  # The teacher is the cross-encoder, whose margins get the size of those of cosines.
+  assert config.distillation.scores.endswith('reranked.train.trec')
+  assert config.distillation.temperature != 1.0
 
   # Killed while it trains: the same command goes on from a checkpoint.
   before = {name: (work / name).read_bytes() for name in MADE}
