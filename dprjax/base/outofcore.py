@@ -6,6 +6,7 @@ probability n^2 / 2^65: two in a million for the 8.8 million passages of MS MARC
 
 import mmap
 import pathlib
+import tempfile
 from collections.abc import Sequence
 
 import numpy as np
@@ -79,6 +80,68 @@ class Ids:
       return []
     with self._path.open('rb') as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as text:
       return [text[place : text.find(b'\n', place)] for place in places.tolist()]
+
+
+class Copies:
+  """Finds digests that came before, however many there are.
+
+  Up to `IN_MEMORY` digests are in memory, 24 bytes each; more go to a temporary folder.
+  """
+
+  IN_MEMORY = 1 << 20
+  _PARTS = 256  # each of which is sorted in memory
+  _ROW = np.dtype([('high', '<u8'), ('low', '<u8'), ('place', '<i8')])
+
+  def __init__(self) -> None:
+    self._rows: list[np.ndarray] = []
+    self._count = 0
+    self._folder: tempfile.TemporaryDirectory[str] | None = None
+    self._parts: Buckets | None = None
+
+  def add(self, digests: bytes, places: Sequence[int] | Int64[np.ndarray, ' n']) -> None:
+    """Takes digests of 16 bytes, one after the other, and the place of each."""
+    rows = np.empty(len(places), self._ROW)
+    rows['high'], rows['low'] = np.frombuffer(digests, '<u8').reshape(-1, 2).T
+    rows['place'] = places
+    self._count += len(rows)
+    if self._parts is None and self._count > self.IN_MEMORY:
+      self._folder = tempfile.TemporaryDirectory(prefix='dprjax-')
+      self._parts = Buckets(pathlib.Path(self._folder.name, 'digests'), self._ROW)
+      for kept in self._rows:
+        self._store(kept)
+      self._rows = []
+    if self._parts is None:
+      self._rows.append(rows)
+    else:
+      self._store(rows)
+
+  def _store(self, rows: Shaped[np.ndarray, ' n']) -> None:
+    assert self._parts is not None
+    self._parts.append(rows, (rows['high'] % self._PARTS).astype(np.int64))
+
+  def pairs(self) -> Int64[np.ndarray, 'copies 2']:
+    """The first place of every digest that comes again, and the other place; by the latter.
+
+    Frees the memory or the disk.
+    """
+    if self._parts is None:
+      found = [_copies(np.concatenate([np.empty(0, self._ROW), *self._rows]))]
+      self._rows = []
+    else:
+      found = [_copies(self._parts.pop(part)) for part in range(self._PARTS)]
+    if self._folder is not None:
+      self._folder.cleanup()
+    whole = np.concatenate(found)
+    return whole[np.argsort(whole[:, 1])]
+
+
+def _copies(rows: Shaped[np.ndarray, ' n']) -> Int64[np.ndarray, 'copies 2']:
+  rows = rows[np.lexsort((rows['place'], rows['low'], rows['high']))]
+  same = np.zeros(len(rows), bool)
+  same[1:] = (rows['high'][1:] == rows['high'][:-1]) & (rows['low'][1:] == rows['low'][:-1])
+  starts = np.flatnonzero(~same)
+  firsts = rows['place'][starts[np.cumsum(~same) - 1]] if len(rows) else rows['place']
+  return np.stack([firsts[same], rows['place'][same]], axis=1)
 
 
 def keys_of(ids: Sequence[str]) -> UInt64[np.ndarray, ' n']:

@@ -31,7 +31,7 @@ import numpy as np
 from etils import epath
 
 from dprjax.base import arrays as npz
-from dprjax.base import files
+from dprjax.base import files, outofcore
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
@@ -60,6 +60,7 @@ _CUT = {
 }
 _PART = 'part.npz'
 _CHUNK = 1024  # texts tokenised at a time
+_READ = 1 << 16  # texts whose digests are stored at a time
 # Passages a shard; a constant, so that a row's place is known before tokenising.
 _SHARD_ROWS = 1 << 17
 _log = logging.getLogger(__name__)
@@ -276,7 +277,10 @@ class _Part(NamedTuple):
 
 
 class _Passages(NamedTuple):
-  """Passages as one process read them: the row of every id, and rows without text."""
+  """Passages as one process read them: the rows of ids, and rows without text.
+
+  Without categories, only ids that are judged or negatives have rows here.
+  """
 
   part: _Part
   rows: dict[str, int]
@@ -292,14 +296,19 @@ def _write_passages(
   process_index: int,
   process_count: int,
 ) -> _Passages:
-  """Writes one process's shards; reads all passages, since rows depend on the texts before."""
+  """Writes one process's shards.
+
+  All passages are read twice, since rows depend on the texts before: first for copies, whose
+  digests may be on disk. Of each passage, 12 bytes are in memory.
+  """
+  copies, total = _find_copies(dataset)
   rows: dict[str, int] = {}
-  row_of_text: dict[bytes, int] = {}
   empty: set[int] = set()
-  lengths: dict[int, int] = {}
-  digests: list[bytes] = []
-  cut = 0
-  progress = Progress('passages', dataset.total_passages(), 'tokenising')
+  lengths = np.zeros(total - len(copies), np.int32)
+  digests = np.zeros(total - len(copies), np.int64)
+  wanted = None if dataset.source.categories else _needed(dataset)
+  cut = number = 0
+  progress = Progress('passages', total, 'tokenising')
   with table.TableWriter(folder, 'passages', ('tokens',), part=True) as writer:
 
     def flush(chunk: list[tuple[int, Passage]]) -> int:
@@ -307,35 +316,59 @@ def _write_passages(
       for (row, passage), ids in zip(chunk, tokens, strict=True):
         writer.write(passage.id, {'tokens': ids}, row // _SHARD_ROWS)
         lengths[row] = len(ids)
-        digests.append(hashlib.blake2b(ids.tobytes(), digest_size=8).digest())
+        digest = hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
+        digests[row] = np.frombuffer(digest, np.int64)[0]
       return too_long
 
     chunk: list[tuple[int, Passage]] = []
-    for passage in dataset.passages:
-      digest = hashlib.blake2b(passage.text.encode(), digest_size=16).digest()
-      new = len(row_of_text)
-      rows[passage.id] = row_of_text.setdefault(digest, new)
-      if rows[passage.id] != new:
+    for place, passage in enumerate(dataset.passages):
+      is_copy = number < len(copies) and copies[number, 1] == place
+      if is_copy:
+        first = int(copies[number, 0])
+        row = first - int(np.searchsorted(copies[:, 1], first))
+        number += 1
         dataset.report.count('passages with the text of another: one row for both', passage.id)
       else:
-        if new // _SHARD_ROWS % process_count == process_index:
-          chunk.append((new, passage))
+        row = place - number
+        if row // _SHARD_ROWS % process_count == process_index:
+          chunk.append((row, passage))
         if not passage.text:
-          empty.add(new)
+          empty.add(row)
+      if wanted is None or passage.id in wanted:
+        rows[passage.id] = row
       progress.advance()
       if len(chunk) == _CHUNK:
         cut += flush(chunk)
         chunk = []
     if chunk:
       cut += flush(chunk)
-  all_lengths = np.zeros(len(row_of_text), np.int32)
-  all_digests = np.zeros(len(row_of_text), np.int64)
-  all_lengths[list(lengths)] = list(lengths.values())
-  all_digests[list(lengths)] = np.frombuffer(b''.join(digests), np.int64)
   shards = np.array([(shard, *size) for shard, size in writer.sizes.items()], np.int64)
-  return _Passages(
-    _Part(shards.reshape(-1, 3), all_lengths, all_digests, np.array(cut)), rows, empty
-  )
+  return _Passages(_Part(shards.reshape(-1, 3), lengths, digests, np.array(cut)), rows, empty)
+
+
+def _find_copies(dataset: Dataset) -> tuple[jt.Int64[np.ndarray, 'copies 2'], int]:
+  """Places of passages whose text came before, with the first place of it, and all passages."""
+  copies, waiting, total = outofcore.Copies(), list[bytes](), 0
+  progress = Progress('passages', task='reading')
+
+  def flush() -> None:
+    copies.add(b''.join(waiting), range(total - len(waiting), total))
+    waiting.clear()
+
+  for passage in dataset.passages:
+    waiting.append(hashlib.blake2b(passage.text.encode(), digest_size=16).digest())
+    total += 1
+    progress.advance()
+    if len(waiting) == _READ:
+      flush()
+  flush()
+  return copies.pairs(), total
+
+
+def _needed(dataset: Dataset) -> set[str]:
+  """Ids of passages that queries name."""
+  named = {id_ for grades in dataset.qrels.values() for id_ in grades}
+  return named | {one.id for several in dataset.negatives.values() for one in several}
 
 
 def _number_categories(

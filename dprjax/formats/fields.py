@@ -1,9 +1,7 @@
 """Ids and labels: which of them can be used."""
 
 import hashlib
-import pathlib
 import re
-import tempfile
 from typing import TYPE_CHECKING
 
 from dprjax.base.errors import InputError
@@ -88,17 +86,14 @@ class UniqueIds:
       )
 
 
-_IN_MEMORY = 1 << 17  # ids; of more, digests are kept on disk
-_FLUSHED = 1 << 16  # ids at a time
-_PARTS = 256  # of the digests, each of which is sorted in memory
-_DIGEST = [('high', '<u8'), ('low', '<u8'), ('place', '<u8')]  # of a row on disk
+_AT_ONCE = 1 << 16  # ids that are compared as they come
 
 
 class ManyIds:
   """Ids of an input, each of which may come once, however many there are.
 
-  Among the first `_IN_MEMORY`, an id that comes again is refused at once; later ones at `finish`,
-  which sorts digests of 16 bytes part by part in a temporary folder.
+  Among the first ``_AT_ONCE``, an id that comes again is refused at once; later ones at `finish`,
+  by digests of 16 bytes (`outofcore.Copies`).
   """
 
   def __init__(self, kind: str):
@@ -106,8 +101,7 @@ class ManyIds:
     self._files: list[tuple[str, str]] = []
     self._first: dict[str, int] = {}
     self._waiting: list[tuple[str, int]] = []
-    self._folder: tempfile.TemporaryDirectory[str] | None = None
-    self._parts: outofcore.Buckets | None = None
+    self._copies: outofcore.Copies | None = None
 
   def begin(self, file: PathLike, unit: str = 'line') -> None:
     """The ids that follow are of this file, whose places are lines or rows."""
@@ -116,59 +110,37 @@ class ManyIds:
   def add(self, id_: str, number: int) -> None:
     """Takes an id on line ``number``. Raises InputError if it is there already."""
     place = len(self._files) - 1 << 40 | number
-    if self._parts is not None:
+    if self._copies is not None:
       self._waiting.append((id_, place))
-      if len(self._waiting) == _FLUSHED:
+      if len(self._waiting) == _AT_ONCE:
         self._flush()
       return
     first = self._first.setdefault(id_, place)
     if first != place:
       raise self._twice(first, place, f' {id_!r:.80}')
-    if len(self._first) == _IN_MEMORY:
-      self._begin_parts()
-      self._waiting = list(self._first.items())
-      self._first = {}
+    if len(self._first) == _AT_ONCE:
+      # numpy and pyarrow take half a second to import, which few inputs need.
+      from dprjax.base import outofcore
+
+      self._copies = outofcore.Copies()
+      self._waiting, self._first = list(self._first.items()), {}
       self._flush()
-
-  def _begin_parts(self) -> None:
-    # numpy and pyarrow take half a second to import, which few inputs need.
-    import numpy as np
-
-    from dprjax.base import outofcore
-
-    self._folder = tempfile.TemporaryDirectory(prefix='dprjax-ids-')
-    folder = pathlib.Path(self._folder.name, 'ids')
-    self._parts = outofcore.Buckets(folder, np.dtype(_DIGEST))
 
   def finish(self) -> None:
     """Raises InputError if an id came twice."""
-    if self._parts is None or self._folder is None:
+    if self._copies is None:
       return
-    import numpy as np
-
     self._flush()
-    found: list[tuple[int, int]] = []
-    for part in range(_PARTS):
-      rows = np.sort(self._parts.pop(part), order=('high', 'low', 'place'))
-      same = (rows['high'][1:] == rows['high'][:-1]) & (rows['low'][1:] == rows['low'][:-1])
-      if (again := np.flatnonzero(same)).size:
-        found += [(int(rows['place'][at]), int(rows['place'][at + 1])) for at in again[:1]]
-    self._folder.cleanup()
-    if found:
-      raise self._twice(*min(found, key=lambda places: places[1]))
+    if len(pairs := self._copies.pairs()):
+      raise self._twice(*pairs[0].tolist())
 
   def _flush(self) -> None:
-    import numpy as np
-
-    assert self._parts is not None
+    assert self._copies is not None
     digests = b''.join(
       hashlib.blake2b(id_.encode('utf-8', 'surrogatepass'), digest_size=16).digest()
       for id_, _ in self._waiting
     )
-    rows = np.empty(len(self._waiting), _DIGEST)
-    rows['high'], rows['low'] = np.frombuffer(digests, '<u8').reshape(-1, 2).T
-    rows['place'] = [place for _, place in self._waiting]
-    self._parts.append(rows, (rows['high'] % _PARTS).astype(np.int64))
+    self._copies.add(digests, [place for _, place in self._waiting])
     self._waiting = []
 
   def _twice(self, first: int, again: int, id_: str = '') -> InputError:

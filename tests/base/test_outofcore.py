@@ -1,4 +1,7 @@
+import hashlib
+
 import numpy as np
+import pytest
 
 from dprjax.base import outofcore
 
@@ -48,3 +51,17 @@ def test_find():
   wanted = np.array([9, 1, 5, 10, 2, 6], np.uint64)
   assert outofcore.positions(values, wanted).tolist() == [3, -1, 1, -1, 0, -1]
   assert outofcore.positions(values[:0], wanted).tolist() == [-1] * 6
+
+
+@pytest.mark.parametrize('in_memory', [1000, 10])
+def test_copies_of_digests(monkeypatch, in_memory):
+  monkeypatch.setattr(outofcore.Copies, 'IN_MEMORY', in_memory)
+  values = np.random.default_rng(0).integers(0, 40, 100).tolist()
+  copies = outofcore.Copies()
+  for start in range(0, 100, 7):
+    some = values[start : start + 7]
+    digests = b''.join(hashlib.md5(bytes([value])).digest() for value in some)
+    copies.add(digests, range(start, start + len(some)))
+  expected = [[values.index(value), i] for i, value in enumerate(values) if value in values[:i]]
+  assert copies.pairs().tolist() == expected
+  assert outofcore.Copies().pairs().shape == (0, 2)
