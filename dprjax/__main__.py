@@ -44,7 +44,7 @@ def _sentence(path: pathlib.Path) -> str:
 
 def usage() -> str:
   """What ``dprjax --help`` prints."""
-  known = commands()
+  known = {name.replace('_', ' '): sentence for name, sentence in commands().items()}
   width = max(map(len, known))
   lines = [
     'usage: dprjax COMMAND ...',
@@ -87,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv: the command and its arguments; the process's own by default.
   """
   words = list(sys.argv[1:] if argv is None else argv)
+  if (two := '_'.join(words[:2])) in _names():  # dprjax data check is dprjax.data_check
+    words[:2] = [two]
   if words[:1] in (['-h'], ['--help'], ['help']):
     print(usage())
   elif words[:1] in (['-V'], ['--version']):

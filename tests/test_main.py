@@ -55,7 +55,8 @@ def test_help_lists_every_command_at_once():
   ended = os.times()
   used = [ended[i] - began[i] for i in (2, 3)]  # by children, as user and in the kernel
   assert sum(used) < 0.7
-  listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith('  ')]
+  lines = [line[2:] for line in done.stdout.splitlines() if line.startswith('  ')]
+  listed = [line.split('  ')[0].strip().replace(' ', '_') for line in lines]
   names = {path.stem for path in PACKAGE.glob('*.py') if not path.stem.startswith('_')}
   assert names >= {'train', 'encode', 'configs', 'quickstart'}
   assert names <= set(listed)

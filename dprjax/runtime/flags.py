@@ -50,6 +50,7 @@ class _Flag:
   either: str | None = None
   env: str | None = None
   const: str | None = None
+  bare: bool = False
 
 
 def flag(help: str, default: Any = REQUIRED, **how: Any) -> Any:
@@ -68,6 +69,7 @@ def flag(help: str, default: Any = REQUIRED, **how: Any) -> Any:
     either: a name that several flags share; exactly one of them must be given.
     env: the environment variable with the default.
     const: the value if no word follows the flag.
+    bare: whether it is a word by itself, without ``--NAME=``.
   """
   return _field(_Flag(help=help, **how), default)
 
@@ -152,6 +154,14 @@ def texts_file(fields: str, several: bool = False) -> Any:
     f'too{more}',
     metavar='FILE',
   )
+
+
+def data() -> Any:
+  return flag('a folder or file, as --config.data.dir takes it', bare=True, metavar='DATA')
+
+
+def data_columns() -> Any:
+  return flag('as config.data.columns', '', metavar='ROLE=NAME,...')
 
 
 def columns(roles: str) -> Any:
@@ -429,9 +439,11 @@ def _add(parser: argparse._ActionsContainer, kind: Any) -> None:
       if how.either and how.either not in either:
         either[how.either] = parser.add_mutually_exclusive_group(required=True)
       place = either[how.either] if how.either else parser
-      place.add_argument(
-        f'--{how.name or field.name}', dest=field.name, **_action(hints[field.name], field, how)
-      )
+      action = _action(hints[field.name], field, how)
+      if how.bare:
+        place.add_argument(field.name, **{key: action[key] for key in ('help', 'metavar', 'type')})
+      else:
+        place.add_argument(f'--{how.name or field.name}', dest=field.name, **action)
 
 
 def _action(kind: Any, field: Any, how: _Flag) -> dict[str, Any]:

@@ -1,0 +1,101 @@
+"""A split for testing, for data that has none.
+
+By query, a hash of the query's id decides. By document, a hash of the documents that answer it
+decides: queries that share a document stay together, so no document answers queries of both splits.
+The document of a passage ``PATH#n`` is ``PATH``; any other passage is a document by itself.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dprjax.base import draws, files
+from dprjax.base.errors import InputError
+from dprjax.data.sources import Dataset
+from dprjax.formats import beir
+
+BY = ('auto', 'document', 'query')
+
+_NEAR = 2  # times the fraction, or its half, that auto takes of documents
+
+
+class Split(NamedTuple):
+  """Ids of queries by split, and what decided, 'document' or 'query'."""
+
+  train: list[str]
+  test: list[str]
+  by: str
+
+
+def choose(dataset: Dataset, fraction: float, seed: int = 0, by: str = 'auto') -> Split:
+  """Divides the queries of a data set.
+
+  Args:
+    fraction: of the queries to test on, about.
+    by: 'query', 'document', or 'auto': by document, unless documents answer so many queries that
+      the test split would be smaller than half the fraction or larger than twice it.
+
+  Raises:
+    InputError: a split would have no query.
+  """
+  if by == 'auto':
+    found = _divide(dataset, fraction, seed, 'document')
+    part = len(found.test) / len(dataset.queries)
+    near = fraction / _NEAR <= part <= min(fraction * _NEAR, 0.9)
+    return found if near else choose(dataset, fraction, seed, 'query')
+  found = _divide(dataset, fraction, seed, by)
+  if not found.train or not found.test:
+    raise InputError(
+      f'{dataset.source.path}: by {by}, {len(found.test):,} of {len(dataset.queries):,} queries '
+      'are for the test; take another --fraction, or --by=query'
+    )
+  return found
+
+
+def write(dataset: Dataset, split: Split, folder: files.PathLike) -> tuple[int, int]:
+  """Writes a BEIR folder with both splits; returns the numbers of passages and queries.
+
+  Raises:
+    InputError: as `beir.write`.
+  """
+  with files.atomic_path(folder) as out:
+    return beir.write(
+      out,
+      ({'_id': passage.id, 'text': passage.text} for passage in dataset.passages),
+      ({'_id': query.id, 'text': query.text} for query in dataset.queries),
+      {
+        name: {id_: dataset.qrels[id_] for id_ in ids}
+        for name, ids in (('train', split.train), ('test', split.test))
+      },
+    )
+
+
+def document_of(passage_id: str) -> str:
+  """``PATH`` of ``PATH#n``."""
+  path, mark, number = passage_id.rpartition('#')
+  return path if mark and number.isdecimal() else passage_id
+
+
+def _divide(dataset: Dataset, fraction: float, seed: int, by: str) -> Split:
+  names = {query.id: query.id for query in dataset.queries}
+  if by == 'document':
+    names = _groups({id_: dataset.positives(id_) for id_ in names})
+  test = {id_ for id_, name in names.items() if draws.fraction(name, seed, 'test') < fraction}
+  ids = list(names)
+  return Split([id_ for id_ in ids if id_ not in test], [id_ for id_ in ids if id_ in test], by)
+
+
+def _groups(positives: Mapping[str, list[str]]) -> dict[str, str]:
+  """By query, the least document of all that it is joined with by shared documents."""
+  above: dict[str, str] = {}
+
+  def root(name: str) -> str:
+    while (next_ := above.setdefault(name, name)) != name:
+      above[name] = above[next_]
+      name = above[name]
+    return name
+
+  for passages in positives.values():
+    roots = {root(document_of(passage)) for passage in passages}
+    least = min(roots)
+    above.update(dict.fromkeys(roots, least))
+  return {query: root(document_of(passages[0])) for query, passages in positives.items()}

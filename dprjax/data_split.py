@@ -1,0 +1,61 @@
+"""Makes a split for testing of data that has none.
+
+    dprjax data split pairs.csv --out=mytext
+
+Writes a BEIR folder with corpus.jsonl, queries.jsonl, qrels/train.tsv and qrels/test.tsv.
+--by=document keeps documents that answer test queries out of the training; --by=query does not, and
+fits where most documents answer many queries. The last line says which was taken.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+from dprjax.base import outputs
+from dprjax.base.counts import counted
+from dprjax.data import sources, splitting
+from dprjax.runtime import cli, flags
+from dprjax.runtime.flags import flag
+
+logger = logging.getLogger('dprjax')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  data: str = flags.data()
+  columns: str = flags.data_columns()
+  split: str = flag('whose judgements are divided', 'train')
+  out: str = flag('the folder that is made', metavar='DIR')
+  fraction: float = flag('of the queries to test on, about', 0.2, most=0.9)
+  by: str = flag(
+    'what is kept apart; auto: documents, where that leaves about the fraction',
+    'auto',
+    choices=splitting.BY,
+  )
+  seed: int = flag('of the choice', 0, least=0)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  cli.run(Flags, _command, argv)
+
+
+def _command(args: Flags) -> None:
+  with outputs.claim(args.out, {'DATA': args.data}, endings=('',)):
+    dataset = sources.load_dataset(
+      sources.Source(args.data, split=args.split, columns=args.columns)
+    )
+    split = splitting.choose(dataset, args.fraction, args.seed, args.by)
+    passages, _ = splitting.write(dataset, split, args.out)
+  logger.info(
+    '%s: %s; %s to train on, %d to test on, split by %s%s',
+    args.out,
+    counted(passages, 'passages'),
+    counted(len(split.train), 'queries'),
+    len(split.test),
+    split.by,
+    ': no document answers queries of both' if split.by == 'document' else '',
+  )
+
+
+if __name__ == '__main__':
+  main()
