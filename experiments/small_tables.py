@@ -5,10 +5,13 @@ user could follow instead. Means are over sources: first over the settings of ea
 """
 
 import collections
+import json
 from typing import NamedTuple
 
 import numpy as np
+import scipy.special
 
+import gain_sets
 import small_sets
 import trials
 from dprjax.analysis import figures
@@ -258,6 +261,47 @@ def calibration(settings, chosen):
   return trials.table(head, lines)
 
 
+def trained_prompts():
+  """The same of the trainings that experiments/gain.py keeps: two prompts on 17 settings.
+
+  Their gain on held-out queries is known as a mean alone; the scatter of the test queries stands
+  for that of the held-out ones.
+  """
+  lines = [
+    json.loads(line) for line in (trials.LEDGERS / 'gain.jsonl').read_text().splitlines()[1:]
+  ]
+  frozen = {
+    line['run'].partition('/')[0]: np.array(line['scores']['nDCG@10'])
+    for line in lines
+    if line['run'].endswith('/frozen')
+  }
+  rows = []
+  for line in lines:
+    name, _, way = line['run'].partition('/')
+    if way not in ('query', 'both') or name not in gain_sets.SETTINGS:
+      continue
+    setting = gain_sets.SETTINGS[name]
+    # Folds hold out all; from 500 queries on a fifth is held out.
+    held = setting.train if setting.train < 500 else setting.train // 5
+    gain = np.array(line['scores']['nDCG@10']) - frozen[setting.source]
+    rows.append((gain.mean(), np.var(gain), len(gain), line['gain'], held))
+  real, variance, tests, measured, held = np.array(rows).T
+  expected, _, left = choosing.posterior(measured, variance, held, choosing.PRIOR)
+  some = expected > 0
+  loss = scipy.special.ndtr((-choosing.LOSS - expected) / np.sqrt(left))
+  inside = np.abs(real - expected) <= 1.96 * np.sqrt(left + variance / tests)
+  slope = np.polyfit(expected[some], real[some], 1)[0]
+  return (
+    f'\nOf the {len(rows)} prompts of [gain.md](gain.md), {some.sum()} have an expected gain above '
+    f'0. On the average {expected[some].mean():+.4f} is expected of these, and they gain '
+    f'{real[some].mean():+.4f}, at worst {real[some].min():+.4f} (slope {slope:.2f}; '
+    f'{inside[some].mean():.0%} within the 95 % interval). The chance of losing over '
+    f'{choosing.LOSS} is {loss[some].mean():.0%} on the average, and '
+    f'{np.mean(real[some] < -choosing.LOSS):.0%} lose so much. The others would gain '
+    f'{real[~some].mean():+.4f}.\n'
+  )
+
+
 COLUMNS = [
   Candidate('frozen'),
   Candidate('bm25'),
@@ -417,7 +461,7 @@ def show(out, data, docs):
       f'({len(fresh)} settings) the chooser gains {shown(over_sources(fresh, gains))}, at worst '
       f'{means.min():+.3f}.\n'
     )
-  parts += ['### Expected and real gains\n', calibration(settings, chosen)]
+  parts += ['### Expected and real gains\n', calibration(settings, chosen), trained_prompts()]
   parts += [
     '### nDCG@10\n',
     score_rows(settings, chosen, lambda one, name: one.tested[name].mean()),

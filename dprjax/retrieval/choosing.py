@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.special
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int
 
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
@@ -81,7 +81,7 @@ class Prior(NamedTuple):
 
 
 # docs/experiments/small-labels.md has how they were found.
-PRIOR = Prior(0.03, 0.01)
+PRIOR = Prior(0.04, 0.01)
 # Scores of queries that nobody judged: what they say of real queries is known less well.
 _UNJUDGED = Prior(0.03, 0.05)
 
@@ -209,7 +209,7 @@ def choose(
   if not count or not names:
     return Choice(FROZEN, {}, count, judged)
   gains = np.stack([own[name] - own[FROZEN] for name in names])  # [candidates, queries]
-  spread, noise = (prior or PRIOR) if judged else _UNJUDGED
+  known = (prior or PRIOR) if judged else _UNJUDGED
   there = ~np.isnan(gains)
   gains, counts = np.where(there, gains, 0.0), there.sum(axis=1)
   # A candidate that never differs is the frozen encoder.
@@ -218,15 +218,8 @@ def choose(
   def expect(
     means: Float64[np.ndarray, '... candidates'], variances: Float64[np.ndarray, '... candidates']
   ) -> tuple[Float64[np.ndarray, '... candidates'], ...]:
-    """Expected gains, squared standard errors, and squared deviations of the expected gains."""
-    freedom = counts + _PSEUDO - 1
-    error = (counts * variances + _PSEUDO * _DEVIATION**2) / freedom / np.maximum(counts, 1)
-    around = error + noise**2
-    # A large gain that many queries show tells of a larger spread.
-    own = counts / (counts + _MANY)
-    wide = (_SURE * spread**2 + own * np.maximum(means**2 - around, 0)) / (_SURE + own)
-    weight = wide / (wide + around)
-    return np.where(other, weight * means, -np.inf), error, weight * around + noise**2
+    expected, *errors = posterior(means, variances, counts, known)
+    return np.where(other, expected, -np.inf), *errors
 
   def moments(
     values: Float64[np.ndarray, 'candidates queries'],
@@ -257,6 +250,29 @@ def choose(
   fresh = (own[measured_as] - own[FROZEN])[new]
   fresh = fresh[~np.isnan(fresh)]
   return found._replace(new=float(fresh.mean()) if len(fresh) else None, new_queries=len(fresh))
+
+
+def posterior(
+  means: Float64[np.ndarray, '*n'],
+  variances: Float64[np.ndarray, '*n'],
+  counts: Int[np.ndarray, '*m'],
+  prior: Prior,
+) -> tuple[Float64[np.ndarray, '*n'], ...]:
+  """Expected gains, squared standard errors, and squared deviations of the expected gains.
+
+  Args:
+    means, variances: of the gain of single queries.
+    counts: the number of queries.
+    prior: of gains.
+  """
+  freedom = counts + _PSEUDO - 1
+  error = (counts * variances + _PSEUDO * _DEVIATION**2) / freedom / np.maximum(counts, 1)
+  around = error + prior.noise**2
+  # A large gain that many queries show tells of a larger spread.
+  own = counts / (counts + _MANY)
+  wide = (_SURE * prior.spread**2 + own * np.maximum(means**2 - around, 0)) / (_SURE + own)
+  weight = wide / (wide + around)
+  return weight * means, error, weight * around + prior.noise**2
 
 
 def _checked(scores, new):
