@@ -1,6 +1,10 @@
-"""The whole chain on a ModernBERT: pretrain, train a prompt, resume, export, encode and serve."""
+"""The whole chain on a ModernBERT: pretrain, train a prompt, resume, export, encode and serve.
+
+And a prompt of a decoder, which begins as a text.
+"""
 
 import importlib.util
+import json
 import pathlib
 import shutil
 
@@ -9,30 +13,33 @@ import numpy as np
 import pytest
 
 from dprjax import encode, export, load_backbone, train
+from dprjax.data import text
 from dprjax.formats.texts import read_texts
 from dprjax.formats.vector_spec import VectorSpec
+from dprjax.methods import training
+from dprjax.models import encoder, hub
 from dprjax.models import family as families
-from dprjax.models import hub
 from dprjax.retrieval.embeddings import load_embeddings
 from dprjax.runtime import checkpoint
+from dprjax.runtime import config as configs
 
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def write_backbone(folder, source):
-  """A fresh ModernBERT with the tokenizer of another backbone."""
-  config = families.find('modernbert').read_config(
+def write_backbone(folder, source, model_type='modernbert', pooling='mean', **keys):
+  """A fresh model of four layers with the tokenizer of another backbone."""
+  config = families.find(model_type).read_config(
     {
-      'model_type': 'modernbert',
+      'model_type': model_type,
       'vocab_size': load_backbone(source).config.vocab_size,
       'hidden_size': 16,
       'num_hidden_layers': 4,
       'num_attention_heads': 2,
       'intermediate_size': 24,
       'max_position_embeddings': 64,
-      'local_attention': 8,
       'initializer_range': 0.2,
       'pad_token_id': 0,
+      **keys,
     }
   )
   hub.save_backbone(
@@ -40,7 +47,7 @@ def write_backbone(folder, source):
     config,
     hub.init_params(config, jax.random.key(0)),
     source=source,
-    spec=VectorSpec('mean', True, 32, 32),
+    spec=VectorSpec(pooling, True, 32, 32),
   )
 
 
@@ -49,7 +56,7 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
   pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
   from dprjax.serving.engine import Engine, ServerOptions
 
-  write_backbone(tmp_path / 'fresh', trained / 'backbone')
+  write_backbone(tmp_path / 'fresh', trained / 'backbone', local_attention=8)
   corpus = trained / 'data' / 'corpus.jsonl'
 
   def run(config, workdir, backbone, *more):
@@ -135,3 +142,44 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
 
     model = SentenceTransformer(str(tmp_path / 'st'), trust_remote_code=True, device='cpu')
     np.testing.assert_allclose(model.encode_document(some), served, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_a_prompt_of_a_decoder_begins_as_a_text_and_is_trained(trained, tmp_path, command):
+  keys = {'num_key_value_heads': 1, 'head_dim': 8}
+  write_backbone(tmp_path / 'qwen3', trained / 'backbone', 'qwen3', 'lasttoken', **keys)
+  backbone = load_backbone(tmp_path / 'qwen3')
+  assert backbone.config.causal
+  losses, prompts = {}, {}
+  for name, rate in (('still', 1e-30), ('moved', 1e-2)):
+    status, log = command(
+      train,
+      f'--config={ROOT}/configs/dptdr.py:local',
+      *(f'--workdir={tmp_path / name}', f'--config.backbone.path={tmp_path}/qwen3'),
+      *(f'--config.data.dir={trained}/data', '--config.data.format=beir'),
+      *(
+        '--config.steps=3',
+        '--config.log_every=1',
+        '--config.checkpoint.every=3',
+        '--config.eval.every=3',
+      ),
+      *(f'--config.optim.learning_rate={rate}', '--config.optim.warmup=0'),
+    )
+    assert status == 0, log
+    prompts[name] = checkpoint.Checkpoints(tmp_path / name, '').restore_trainable(3)[
+      'prompt/prefix'
+    ]
+    rows = [json.loads(line) for line in (tmp_path / name / 'metrics.jsonl').open()]
+    losses[name] = [row['loss'] for row in rows if 'loss' in row]
+  # 'auto' is the default, and a text where tokens see only earlier ones.
+  start = training.start_text(configs.load_workdir(tmp_path / 'still'), backbone.config)
+  (tokens,) = text.load_tokenizer(backbone.path).encode_bare([start]).values()
+  tokens = np.resize(tokens, prompts['still'].shape[2])
+  expected = encoder.keys_and_values(backbone.config, backbone.params, tokens)
+  assert prompts['still'].shape == expected.shape and expected.shape[3:] == (1, 8)
+  # Its keys are turned to the places before the input, so their lengths stay.
+  np.testing.assert_allclose(prompts['still'][:, 1], expected[:, 1], rtol=0, atol=1e-5)
+  lengths = [np.linalg.norm(one[:, 0], axis=-1) for one in (prompts['still'], expected)]
+  np.testing.assert_allclose(*lengths, rtol=1e-4)
+  assert np.abs(prompts['moved'] - prompts['still']).max() > 1e-3
+  assert np.isfinite(losses['moved']).all() and losses['moved'][0] == losses['still'][0]
