@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 
 from dprjax.base import files, provenance
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import duration, rounded
-from dprjax.data import docstrings, sources
+from dprjax.data import docstrings, sources, splitting
+from dprjax.formats import hub_data, inputs
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import SIDES, read_texts
 from dprjax.retrieval import embeddings
@@ -48,13 +50,15 @@ QUESTIONS = (
 )
 _COMMANDS = 13  # of the whole comparison; two of them encode passages
 _DEPTH = 100  # passages a query in the runs
+_TEST = 0.2  # of the queries, where data has no split for testing
 _SHOWN = 3  # passages a search
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   data: str = flag(
-    "a BEIR folder; or 'docstrings:json,email' for those of some packages",
+    'what --config.data.dir takes; a split for testing is made where there is none. Or '
+    "'docstrings:json,email' for the docstrings of some packages",
     DOCSTRINGS,
     metavar='DIR',
   )
@@ -204,6 +208,10 @@ def prepare(data: str, out: epath.Path, split: str) -> tuple[TextFiles, list[str
         f'{", ".join(f"{n:,} {name}" for name, n in counts["queries"].items())}',
         flush=True,
       )
+  elif _lacks_test(folder, split):
+    folder = out / 'data'
+    if not folder.exists():
+      _make_split(data, folder)
   test = sources.locate(sources.Source(str(folder), 'beir', split))
   train = sources.locate(sources.Source(str(folder), 'beir', 'train'))
   qrels = {'train': train['qrels'], split: test['qrels']}
@@ -216,6 +224,32 @@ def prepare(data: str, out: epath.Path, split: str) -> tuple[TextFiles, list[str
   if not questions:
     raise InputError(f'{test["qrels"]}: no judged query is in {test["queries"]}')
   return TextFiles(folder, test['corpus'], test['queries'], qrels), questions[:_SHOWN]
+
+
+def _lacks_test(folder: epath.Path, split: str) -> bool:
+  """Whether data is no BEIR folder with its own test."""
+  if split != 'test' or not (hub_data.is_named(folder) or folder.exists()):
+    return False
+  if not folder.is_dir() or not inputs.variant(folder, *inputs.OWN['passage']):
+    return True
+  splits = (inputs.variant(folder / 'qrels', f'{name}.tsv') for name in ('train', 'test'))
+  train, test = splits
+  return train is not None and test is None
+
+
+def _make_split(data: str, folder: epath.Path) -> None:
+  """Writes data as a BEIR folder with the splits train and test."""
+  path = data
+  if hub_data.is_named(data):
+    path = str(hub_data.folder_of(data, folder.parent / 'hub', ['train']))
+  dataset = sources.load_dataset(sources.Source(path))
+  split = splitting.choose(dataset, _TEST)
+  passages, _ = splitting.write(dataset, split, folder)
+  print(
+    f'{counted(passages, "passages")}; {counted(len(split.train), "queries")} to train on, '
+    f'{len(split.test)} to test on, split by {split.by}',
+    flush=True,
+  )
 
 
 def _check_text(out: epath.Path, collected: str, sources: Mapping[str, epath.Path]) -> None:

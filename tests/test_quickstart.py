@@ -62,6 +62,17 @@ def test_changed_text_needs_another_out(tmp_path):
     quickstart.prepare(str(folder), out, 'test')
 
 
+def test_a_table_gets_a_split_for_testing(tmp_path, capsys):
+  rows = [f'question {i},answer {i}' for i in range(100)]
+  (tmp_path / 'pairs.csv').write_text('\n'.join(['question,answer', *rows]))
+  out = epath.Path(tmp_path / 'out')
+  texts, questions = quickstart.prepare(str(tmp_path / 'pairs.csv'), out, 'test')
+  assert texts.folder == out / 'data' and len(questions) == 3
+  assert 'split by document' in capsys.readouterr().out
+  again, _ = quickstart.prepare(str(tmp_path / 'pairs.csv'), out, 'test')
+  assert again == texts and capsys.readouterr().out == ''
+
+
 def test_weight_of_a_prompt(tmp_path):
   file = epath.Path(tmp_path / 'prompt.npz')
   meta = {

@@ -27,6 +27,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
 import msgspec
+from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
@@ -428,6 +429,21 @@ def _unpack(file: IO[bytes]) -> Iterator[Text]:
   file.seek(0)
   while size := file.read(4):
     yield Text(*msgspec.msgpack.decode(file.read(int.from_bytes(size, 'big'))))
+
+
+def corpus_lines(path: files.PathLike) -> epath.Path | None:
+  """The file of a corpus whose every row `FileLayout` reads; None for any other input."""
+  found = inputs.find(path, 'passage')
+  [first, *more] = found
+  if more or first.document or _has_rows(first) or records.ending_of(first.path) == 'json':
+    return None
+  if not is_json(first.path) or files.is_special(first.path):
+    return first.path
+  for number, line in reading.read_lines(first.path, 'passage file'):
+    keys = reading.parse_object(line, f'{first.path}, line {number}').keys()
+    roles = records.find_roles(list(keys), USUAL['passage'], {}, str(first.path))
+    return None if not {'_id', 'text'} <= keys and 'text' in roles else first.path
+  return first.path
 
 
 def columns_of(side: str, given: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import IO
 
+import msgspec
 import numpy as np
 from jaxtyping import Int64, UInt64
 
@@ -84,14 +85,17 @@ def index_corpus(
 
   Args:
     path: a corpus, as `dprjax.formats.texts` reads it; a compressed or remote one is unpacked into
-      the folder.
+      the folder, and one that is not of lines of BEIR or MS MARCO is written there as BEIR has it.
     folder: created for the index.
     progress: called with the number of passages and the fraction of the file that were read.
 
   Raises:
     InputError: a missing, empty or malformed file, a pipe, a repeated id, or no space.
   """
-  found = files.regular_file(path, 'corpus')
+  found = texts.corpus_lines(path)
+  if found is None:
+    found = _as_lines(path, folder)
+  found = files.regular_file(found, 'corpus')
   index = outofcore.Buckets(folder / 'index', _ENTRY)
   plain = found.suffix not in reading.COMPRESSED and '://' not in str(found)
   new: list[tuple[str, int, int]] = []
@@ -150,6 +154,16 @@ def index_corpus(
       )
     index.append(entries, np.full(len(entries), part))
   return Passages(pathlib.Path(found) if plain else folder / 'text', str(path), layout, index)
+
+
+def _as_lines(path: files.PathLike, folder: pathlib.Path) -> pathlib.Path:
+  written = folder / 'corpus.jsonl'
+  folder.mkdir(parents=True, exist_ok=True)
+  with files.no_room(folder), written.open('wb') as file:
+    for passage in texts.read_texts(path, 'passage'):
+      record = {'_id': passage.id, 'text': passage.text}
+      file.write(msgspec.json.encode(record) + b'\n')
+  return written
 
 
 def digest(text: str) -> int:

@@ -72,6 +72,24 @@ def test_collections(tmp_path, lines, expected):
   assert [tuple(parts) for parts in indexed.read(offsets)] == expected
 
 
+@pytest.mark.parametrize('name', ['c.csv', 'c.jsonl', 'folder'])
+def test_other_inputs_are_written_as_lines_first(tmp_path, name):
+  path = tmp_path / name
+  if name == 'folder':
+    path.mkdir()
+    (path / 'a.csv').write_text('docid,contents\nd1,they purr\n')
+    (path / 'b.csv').write_text('docid,contents\nd2,they bark\n')
+  elif name == 'c.csv':
+    path.write_text('docid,contents\nd1,they purr\nd2,they bark\n')
+  else:
+    path.write_text(
+      '{"id": "d1", "contents": "they purr"}\n{"id": "d2", "contents": "they bark"}\n'
+    )
+  indexed = passages.index_corpus(path, tmp_path / 'index')
+  offsets, _ = look_up(indexed, ['d1', 'd2'])
+  assert [parts.text for parts in indexed.read(offsets)] == ['they purr', 'they bark']
+
+
 def test_more_passages_than_a_chunk(tmp_path, monkeypatch):
   monkeypatch.setattr(passages, '_CHUNK', 17)
   (tmp_path / 'collection.tsv').write_text(''.join(f'd{i}\ttext {i}\n' for i in range(1000)))
