@@ -241,7 +241,7 @@ class Collection:
     where: Sequence[Condition] = (),
     progress: ProgressFn | None = None,
   ) -> Found:
-    """The best ``min(k, number of documents)`` of each query that the index finds.
+    """The best k documents of each query that the index finds.
 
     Args:
       queries: vectors of the space of the collection.
@@ -253,13 +253,16 @@ class Collection:
     Raises:
       InputError: another dimension, k too large, an empty collection, or an error of the engine.
     """
-    count = self._check_search(queries, k)
+    self._check_search(queries, k)
 
     def ask(some: Int[np.ndarray, ' some'], wanted: int) -> list[Hits]:
       vectors = np.ascontiguousarray(queries[some], np.float32)
       return self.engine.search(self.name, vectors, wanted, self.settings(wanted, settings), where)
 
-    return self._best(ask, len(queries), k, count, self._batch(), progress)
+    found = self._best(ask, len(queries), k, self._batch(), progress)
+    if not found.ids and not len(self):
+      raise InputError(f'nothing to search: no documents in {self.where}')
+    return found
 
   def rankings(
     self, queries: Sequence[str], k: int, where: Sequence[Condition] = ()
@@ -271,16 +274,16 @@ class Collection:
     Raises:
       InputError: the collection has no BM25, or an error of the engine.
     """
-    words, count = self._query_words(queries), len(self)
+    words = self._query_words(queries)
     used = np.array([row for row, one in enumerate(words) if one], np.int64)
     ranked = [Ranking([], np.empty(0)) for _ in queries]
-    if not len(used) or not count:
+    if not len(used):
       return ranked
 
     def ask(some: Int[np.ndarray, ' some'], wanted: int) -> list[Hits]:
       return self.engine.bm25(self.name, [words[row] for row in used[some]], wanted, where)
 
-    found = self._best(ask, len(used), min(k, self.engine.most), count, self.engine.request_rows)
+    found = self._best(ask, len(used), min(k, self.engine.most), self.engine.request_rows)
     for row, one in zip(used, self._ranked(found), strict=True):
       ranked[row] = one
     return ranked
@@ -313,7 +316,7 @@ class Collection:
     """
     words = self._query_words(texts)
     depth = min(how.depth, self.engine.most)
-    count = self._check_search(queries, depth)
+    self._check_search(queries, depth)
     if not (self.engine.fuses and fuses(how)) or drop:
       deep = min(depth + bool(drop), self.engine.most)
       dense = self._ranked(self.search(queries, deep, settings=settings, where=where))
@@ -334,14 +337,12 @@ class Collection:
         [words[row] for row in some],
         wanted,
         rrf_k=how.rrf_k,
-        depth=min(depth, count),
+        depth=depth,
         settings=self.settings(depth, settings),
         where=where,
       )
 
-    return self._ranked(
-      self._best(ask, len(queries), min(k, self.engine.most), count, self._batch())
-    )
+    return self._ranked(self._best(ask, len(queries), min(k, self.engine.most), self._batch()))
 
   def like(
     self,
@@ -379,11 +380,10 @@ class Collection:
     ask: _Asks,
     queries: int,
     k: int,
-    count: int,
     size: int,
     progress: ProgressFn | None = None,
   ) -> Found:
-    """The k best of ``count`` documents, with ties by id; ``ask`` finds those of some queries."""
+    """The k best documents, with ties by id; ``ask`` finds those of some queries."""
     places: dict[str, int] = {}
     done = 0
 
@@ -406,16 +406,14 @@ class Collection:
       ids = list(places)
       return [ids[row] for row in some.tolist()]
 
-    most = min(count, self.engine.most)
-    scores, rows = best.whole_ties(found, queries, min(k, count), most, ids_at)
+    scores, rows = best.whole_ties(found, queries, k, self.engine.most, ids_at)
     return Found(list(places), rows, scores)
 
   @staticmethod
   def _ranked(found: Found) -> list[Ranking]:
     return best.rankings(best.TopK(found.scores, found.rows), found.ids)
 
-  def _check_search(self, queries: Float[np.ndarray, 'queries H'], k: int) -> int:
-    """The number of documents; raises InputError where there is nothing to search."""
+  def _check_search(self, queries: Float[np.ndarray, 'queries H'], k: int) -> None:
     self._check_dimension(queries, 'queries')
     check_finite(queries, 'query', 0)
     if k > self.engine.most:
@@ -423,12 +421,8 @@ class Collection:
         f'{self.engine.address} returns at most {self.engine.most:,} passages a query, not {k:,}; '
         'use fewer or --index=exact'
       )
-    count = len(self)
-    if not count or not len(queries):
-      raise InputError(
-        f'nothing to search: {len(queries)} queries, and {count} documents in {self.where}'
-      )
-    return count
+    if not len(queries):
+      raise InputError(f'nothing to search with: 0 queries for {self.where}')
 
   def _words(self, texts: Sequence[str]) -> list[list[str]]:
     assert self.record.bm25 is not None

@@ -1,4 +1,4 @@
-"""launch/gke_jobset*.yaml: starting, saving and restarting, and published schemas.
+"""launch/*.yaml: starting, saving and restarting, and published schemas.
 
 The Jobs are checked against Kubernetes' schema. If DPRJAX_JOBSET_CRD names the file of JobSet's
 schema (from config/components/crd/bases/ of its repository), the whole files are checked against
@@ -11,6 +11,9 @@ import re
 
 import pytest
 import yaml
+
+from dprjax import encode
+from dprjax.runtime import flags
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 MANIFESTS = sorted((ROOT / 'launch').glob('gke_jobset*.yaml'))
@@ -164,3 +167,21 @@ def strict(schema):
   if isinstance(made.get('properties'), dict) and 'additionalProperties' not in made:
     made['additionalProperties'] = False
   return made
+
+
+def test_an_indexed_job_encodes_a_part_a_pod():
+  path = ROOT / 'launch' / 'encode_job.yaml'
+  [job] = yaml.load_all(path.read_text(), UniqueKeys)
+  spec = job['spec']
+  [container] = spec['template']['spec']['containers']
+  assert spec['completionMode'] == 'Indexed' and spec['backoffLimitPerIndex'] > 0
+  assert f'--part=$(PART)/{spec["completions"]}' in container['args']
+  assert next(one for one in container['args'] if one.startswith('--out=')).endswith('-$(PART)')
+  assert 'PART' in {entry['name'] for entry in container['env']}
+  # backoffLimitPerIndex wants pods that do not restart.
+  assert spec['template']['spec']['restartPolicy'] == 'Never'
+  flags.parse(encode.Flags, [one.replace('$(PART)', '7') for one in container['args']])
+  kubernetes_validate = pytest.importorskip(
+    'kubernetes_validate', reason='pip install kubernetes-validate'
+  )
+  kubernetes_validate.validate(job, '1.37', strict=True)

