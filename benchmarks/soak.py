@@ -42,7 +42,7 @@ KINDS = 24  # different prompts; files of one kind hold the same vectors, and no
 
 
 COUNTS = (
-  *('answers', 'uploads', 'removals', 'left', 'wrong', 'refused', 'refused in a fault'),
+  *('answers', 'uploads', 'removals', 'left', 'wrong', 'busy', 'refused', 'refused in a fault'),
   *('faults', 'hostile uploads', 'idle connections'),
 )
 # The server's clock is off by the seconds in a file.
@@ -94,6 +94,8 @@ class Soak:
       except serve.Refused as error:
         if self.fault_at + 2 > time.monotonic():
           self.counts['refused in a fault'] += 1
+        elif 'rate_limit' in str(error):
+          self.counts['busy'] += 1
         elif name not in self.busy and self.kind_of.get(name) == kind:
           self.refused(f'{name}: {error}')
         continue
@@ -162,9 +164,10 @@ class Soak:
     while time.monotonic() < end:
       for _, writer, _ in opened[:25]:  # each lasts for 20 seconds
         writer.close()
-      del opened[:25]
+      opened = [one for one in opened[25:] if not one[0].done()]
       while len(opened) < 500:
-        opened.append((*await asyncio.open_connection('127.0.0.1', port), [0]))
+        reader, writer = await asyncio.open_connection('127.0.0.1', port)
+        opened.append((asyncio.create_task(reader.read()), writer, [0]))
         self.counts['idle connections'] += 1
       for _, writer, sent in opened[::2]:
         start = len(head) if sent[0] == 0 and rng.random() < 0.5 else 1
@@ -173,6 +176,7 @@ class Soak:
       await asyncio.sleep(1)
     for _, writer, _ in opened:
       writer.close()
+    await asyncio.gather(*(ended for ended, _, _ in opened), return_exceptions=True)
 
   async def upload_hostile(self, port: int, rng: random.Random, end: float) -> None:
     """Uploads files that are no prompts; none may be taken, and none may be a fault."""
