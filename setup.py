@@ -95,6 +95,8 @@ EXTRAS = {
   'irds': ['ir_datasets>=0.6'],
   # dprjax.mteb and evaluate --mteb. It brings PyTorch, which nothing else of dprjax needs.
   'mteb': ['datasets>=5.0', 'mteb>=2.26'],
+  # --config.log.to=wandb, mlflow or trackio; each is imported only where it is named.
+  'track': ['mlflow-skinny>=3.17', 'trackio>=0.43', 'wandb>=0.31'],
   # pytest-xdist 3.8 no longer sees the groups of tests under pytest 9.2.
   'test': ['filelock>=3.20', 'pytest>=9.0,<9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
   # `make docs`. MkDocs 1 is no longer maintained and Material for MkDocs ends in May 2027. Zensical

@@ -686,6 +686,37 @@ def test_starts_from_a_text(go, tmp_path):
 
 
 @pytest.mark.slow
+def test_goes_on_from_a_finished_training(go, trained, tmp_path):
+  saved = checkpoint.Checkpoints(trained, hub.load_backbone(trained / 'backbone').sha256)
+  best = saved.best()
+  saved.close()
+  unmoved = f'--config.init_from={trained}', '--config.optim.learning_rate=1e-30'
+  status, err = go('dptdr.py:local', *unmoved, '--config.steps=1', '--config.duplicates=near')
+  assert status == 0 and 'config.init_from' not in err, err
+  (step, now), (_, before) = trainable_of(tmp_path / 'run'), trainable_of(trained, best)
+  assert step == 1 and now.keys() == before.keys()
+  for name, array in before.items():
+    np.testing.assert_allclose(now[name], array, atol=1e-6)
+  inputs = json.loads((tmp_path / 'run' / 'dprjax.json').read_text())['inputs']
+  assert inputs[f'config.init_from (step {best})']['name'] == 'SHA256SUMS'
+  assert (tmp_path / 'run' / 'queries-init_from.npz').exists()
+  # Dev queries that were trained on there are told.
+  status, err = go(
+    'dptdr.py:local', *unmoved, '--config.steps=1', '--config.data.hold_out=0.5', workdir='seen'
+  )
+  assert status == 0 and named_in(err, 'config.init_from was trained on')
+  for named, *more in (
+    ('config.prompt.length', '--config.prompt.length=3'),
+    ('config.prompt.sides', '--config.prompt.sides=query'),
+    ('config.data.folds', '--config.data.folds=2'),
+    ('config.prompt.init_from', '--config.prompt.init_from=p.npz'),
+    ('nowhere', f'--config.init_from={tmp_path}/nowhere'),
+    (f'{tmp_path}/empty', f'--config.init_from={tmp_path}/empty'),
+  ):
+    command_refused(go('dptdr.py:local', *unmoved, *more, workdir='other'), *named.split())
+
+
+@pytest.mark.slow
 def test_starts_from_a_prompt(go, trained, tmp_path):
   from dprjax.methods import exporting
   from dprjax.models import artifact

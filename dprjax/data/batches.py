@@ -29,7 +29,7 @@ from etils import epath
 from dprjax.base import outofcore
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.data import table
+from dprjax.data import sampling, table
 from dprjax.data.table import Integers, Lists
 from dprjax.data.text import pad_flat
 from dprjax.data.token_cache import DENOISED, UNDENOISED, TokenCache
@@ -84,6 +84,7 @@ def make_batches(
   max_relevant: int | None = None,
   vectors: VectorLookup | None = None,
   sample: int = 0,
+  group: jt.Int[np.ndarray, ' queries'] | None = None,
 ) -> grain.MapDataset[Batch]:
   """This process's rows of the global batch of any step (keys: docs/architecture.md, 'A batch').
 
@@ -107,6 +108,8 @@ def make_batches(
     vectors: gives passage vectors, which replace passage tokens: `passage_vectors` ``[B, C, H]``.
     sample: passages drawn for each batch from those outside it: `corpus_vectors` ``[S, H]`` and
       `corpus_index` ``[S]``. Needs ``vectors``.
+    group: of each query; a batch has at most one query of a group while others are left
+      (`dprjax.data.sampling`).
 
   Raises:
     InputError: the cache, the buckets or the processes do not allow these sizes.
@@ -136,7 +139,8 @@ def make_batches(
       f'config.corpus_negatives: {sample:,} cannot be drawn, {cache.path} holds {len(distinct):,} '
       f'passages; use at most {max(most, 0):,}, or -1 for all'
     )
-  rows_of = shuffle_rows(np.arange(cache.num_queries, dtype=np.int32), batch_size, [seed, _SHUFFLE])
+  every = np.arange(cache.num_queries, dtype=np.int32)
+  rows_of = shuffle_rows(every, batch_size, [seed, _SHUFFLE], group)
   rows = np.arange(batch_size)[own]
 
   def make(step: int, _: Any = None) -> Batch:
@@ -367,18 +371,23 @@ def process_rows(batch_size: int, process_index: int, process_count: int, unit: 
 
 
 def shuffle_rows(
-  rows: Integers, batch_size: int, seed: Sequence[int]
+  rows: Integers,
+  batch_size: int,
+  seed: Sequence[int],
+  group: jt.Int[np.ndarray, ' rows'] | None = None,
 ) -> Callable[[int], tuple[int, Integers]]:
   """Maps a step to its epoch and the rows of its global batch.
 
-  Each epoch shuffles the rows anew and drops those that do not fill a batch.
+  Each epoch shuffles the rows anew and drops those that do not fill a batch. Rows of one ``group``
+  are spread over different batches.
   """
   steps = len(rows) // batch_size
 
   # Grain's shuffle takes 5 us a row; one permutation an epoch costs next to nothing.
   @functools.lru_cache(maxsize=2)
   def shuffled(epoch: int) -> Integers:
-    return np.random.default_rng([*seed, epoch]).permutation(rows)
+    order = np.random.default_rng([*seed, epoch]).permutation(rows)
+    return order if group is None else sampling.spread(order, group, batch_size)
 
   def rows_of(step: int) -> tuple[int, Integers]:
     epoch, place = divmod(step, steps)

@@ -238,7 +238,7 @@ METHOD = Method(
   find_data,
   export,
   parts=('classifier',),
-  options=('data.folds', 'tasks'),
+  options=('data.folds', 'duplicates', 'tasks'),
   requires={'negatives': SET},  # there are no in-batch negatives
   shapes=shapes,
 )

@@ -229,6 +229,7 @@ METHOD = Method(
   options=(
     *dual_encoder.OPTIONS,
     'distillation.loss',
+    'duplicates',
     'prompt.sides',
     'prompt.regularization',
     'data.folds',

@@ -151,7 +151,7 @@ class Loop:
     self._evaluate = data.evaluation(setup.model) if data.evaluation else None
     # Without a checkpoint, step 0 is written again.
     self._metrics = log.MetricLog(
-      setup.workdir, self.step if self._resumed else -1, active=self._main
+      setup.workdir, self.step if self._resumed else -1, config, active=self._main
     )
     self._progress = Progress('steps', self.total, _part_of(setup.workdir), skip_first=True)
     self._stop = stopping.Stop(setup.devices)

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from dprjax.base import files
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.data import batches, docstrings, sources, teacher, token_cache
+from dprjax.data import batches, docstrings, sampling, sources, teacher, token_cache
 from dprjax.data.text import Tokenizer
 from dprjax.formats import hub_data, irds, seen, trec
 from dprjax.formats.qrels import Qrels, write_qrels
@@ -128,8 +128,10 @@ class Retrieval:
   def make_batches(self, tokens: token_cache.TokenCache, **kwargs: Any) -> grain.MapDataset:
     """The rows that this process has of the batches; ``kwargs`` as for ``batches.make_batches``."""
     rank, count = mesh.batch_rank(self.devices)
+    apart = self.config.duplicates
     return batches.make_batches(
       tokens,
+      group=None if apart == 'allow' else sampling.groups(tokens, near=apart == 'near'),
       batch_size=self.config.batch_size * self.config.accumulate,
       process_index=rank,
       process_count=count,

@@ -16,7 +16,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.formats import seen
-from dprjax.methods import baseline, selection
+from dprjax.methods import baseline, earlier, selection
 from dprjax.methods import choice as choices
 from dprjax.methods import method as methods
 from dprjax.methods.loop import Loop, Setup
@@ -25,7 +25,7 @@ from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.retrieval import choosing
-from dprjax.runtime import compiled, distributed, mesh, optim, tree
+from dprjax.runtime import compiled, distributed, mesh, optim, trackers, tree
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 
@@ -45,6 +45,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
     InputError: the config, data or workdir is invalid, or the loss is not finite.
   """
   experiments = configs.resolve(config)
+  trackers.check(config.log.to)
   devices = mesh.make_mesh(config.mesh)
   for name, one in experiments.items():
     try:
@@ -144,11 +145,18 @@ def prepare(
   params = tree.flatten(model.init(parts, key))
   trainable = tree.trainable_names(config.trainable, list(params))
   optim.match_rules(config.optim, trainable)
+  known: seen.Seen = {} if prompt is None else prompt.queries
+  files = {**texts.files, **workdirs.model_files(config, backbone.path)}
+  if config.init_from:
+    before = earlier.load(config, backbone.sha256, {name: params[name] for name in trainable})
+    params, known, files = {**params, **before.params}, before.queries, {**files, **before.files}
   if main:
-    workdirs.begin(workdir, {**texts.files, **workdirs.model_files(config, backbone.path)})
-    if prompt is not None and prompt.queries:
-      seen.write(workdir / 'queries-init_from.npz', prompt.queries)
+    workdirs.begin(workdir, files)
+    if known:
+      seen.write(workdir / 'queries-init_from.npz', known)
   data = texts.open(tokenizer, backbone.config)
+  if config.init_from and (warning := earlier.warn_of_seen(known, seen.read(workdir / seen.FILE))):
+    logger.warning('%s', warning)
   setup = Setup(config, workdir, devices, backbone, model, params, trainable, data, say)
   return setup, texts.folds
 

@@ -30,6 +30,7 @@ from dprjax.runtime import options, renamed
 _FREE = (
   'checkpoint',
   'log_every',
+  'log.',
   'eval.every',
   'eval.epochs',
   'eval.batch_size',

@@ -1,15 +1,18 @@
-"""Metrics of a training run by step: metrics.jsonl and TensorBoard."""
+"""Metrics of a training run by step: metrics.jsonl, and the trackers that are asked for."""
 
 import json
 from collections.abc import Mapping
 from typing import Annotated
 
+import ml_collections
 import msgspec
-import tensorboardX
 from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
+from dprjax.runtime import config as configs
+from dprjax.runtime import trackers
+from dprjax.runtime import workdir as workdirs
 
 
 class _Row(msgspec.Struct):
@@ -37,15 +40,26 @@ def _until(path: epath.Path, step: int) -> list[str]:
 
 
 class MetricLog:
-  """Scalars by step in ``metrics.jsonl`` and TensorBoard; one process writes, the ``active`` one.
+  """Scalars by step in ``metrics.jsonl`` and ``config.log.to``; the ``active`` process writes.
 
   A resumed run drops the lines after the step it resumes from, so that the file reads like that of
   a run without interruption.
   """
 
-  def __init__(self, workdir: epath.PathLike, resume_step: int, active: bool = True):
+  def __init__(
+    self,
+    workdir: epath.PathLike,
+    resume_step: int,
+    config: ml_collections.ConfigDict,
+    active: bool = True,
+  ):
+    """Opens the log to go on after ``resume_step``.
+
+    Raises:
+      InputError: a damaged metrics.jsonl; as `trackers.open_all`.
+    """
     self._file = None
-    self._board = None
+    self._trackers: list[trackers.Tracker] = []
     if not active:
       return
     workdir = epath.Path(workdir)
@@ -54,23 +68,28 @@ class MetricLog:
       kept = _until(path, resume_step)
       with files.atomic_write(path) as file:
         file.writelines(kept)
+    settings, options = config.log, configs.flat(config.to_dict())
+    top = workdirs.top(workdir)
+    inside = workdir.relative_to(top).parts  # of a fold or an alternative
+    name = ' '.join([settings.name or top.absolute().name, *inside])
+    about = trackers.About(workdir, resume_step, settings.project, name, options)
+    self._trackers = trackers.open_all(settings.to, about)
     self._file = path.open('a')
-    self._board = tensorboardX.SummaryWriter(
-      str(workdir / 'tensorboard'), purge_step=resume_step + 1
-    )
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
-    if self._file is None or self._board is None:
+    if self._file is None:
       return
     with files.no_room('metrics.jsonl'):
       self._file.write(
         json.dumps({'step': step, **{name: float(value) for name, value in scalars.items()}}) + '\n'
       )
       self._file.flush()
-    for name, value in scalars.items():
-      self._board.add_scalar(name, float(value), step)
+    values = {name: float(value) for name, value in scalars.items()}
+    for tracker in self._trackers:
+      tracker.write(step, values)
 
   def close(self) -> None:
-    if self._file is not None and self._board is not None:
+    if self._file is not None:
       self._file.close()
-      self._board.close()
+    for tracker in self._trackers:
+      tracker.close()

@@ -145,6 +145,8 @@ def table() -> types.SimpleNamespace:
   # training method: a module of dprjax/methods, or the full name of your own
   c.method = text('dpr')
   c.task = text('')  # a name for the prompt meta
+  # the workdir of a finished training; this one begins with its trained parameters, as another run
+  c.init_from = text('').only(prompt__init_from='', tasks=(), data__folds=0)
   c.seed = whole(42, least=0, most=2**31 - 1)  # of initialisation, dropout and shuffling
 
   c.backbone = types.SimpleNamespace()
@@ -230,6 +232,9 @@ def table() -> types.SimpleNamespace:
   c.matryoshka = descending().only(optional=True)
   # the positive of a query: 'rotate', the next in each epoch; 'first', always the first
   c.positive = choice('rotate', 'first')
+  # positives of an update: 'allow' some that are alike; 'same', no two queries share one; 'near',
+  # nor have near duplicates (80 % of the 3-grams of tokens)
+  c.duplicates = choice('allow', 'same', 'near').only(optional=True, tasks=())
   c.negatives = whole(1, least=0, most=4096)  # hard negatives per query; 0: in-batch only
   # with prompt.sides='query', further negatives: 0, none; a number, drawn for each update; -1, the
   # whole corpus, kept on every device
@@ -444,6 +449,11 @@ def table() -> types.SimpleNamespace:
   c.checkpoint.every = whole(0, least=0, most=10**9)
   c.checkpoint.keep = whole(2, least=1, most=10**6)  # latest ones, beside the best
   c.log_every = whole(10, least=1, most=10**9)  # updates between console lines
+  c.log = types.SimpleNamespace()
+  # beside metrics.jsonl: tensorboard, wandb, mlflow, trackio, separated by commas; '': none
+  c.log.to = text('tensorboard')
+  c.log.project = text('dprjax')  # of wandb, mlflow (its experiment) and trackio
+  c.log.name = text('')  # of the run there; '': the name of the workdir
   # folder for compiled programs, kept between runs; 'auto': below ~/.cache/dprjax; '': none
   c.compilation_cache = text('auto')
   return c

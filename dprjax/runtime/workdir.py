@@ -179,6 +179,9 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
       '--config.data.mined_negatives': config.data.mined_negatives,
       '--config.distillation.scores': config.distillation.scores,
       '--config.data.passage_embeddings': config.data.passage_embeddings,
+      '--config.init_from': [
+        f'{config.init_from}/{name}' for name in ('checkpoints', ALTERNATIVES) if config.init_from
+      ],
       '--config.prompt.init_from': config.prompt.init_from,
       '--config.backbone.path': None if scratch else config.backbone.path,
     }

@@ -1,0 +1,122 @@
+"""Orders of an epoch in which no update has positives that are alike (``config.duplicates``).
+
+An in-batch negative teaches little where it says what the positive says, and misleads where it
+answers the query too. Equal texts are one passage for every loss already; here their queries also
+go to different updates, and so do those of near duplicates.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Int, UInt64
+
+from dprjax.data import table
+from dprjax.data.token_cache import TokenCache
+
+NEAR = 0.8  # Jaccard similarity of 3-grams of tokens
+_HASHES, _BAND = 64, 4  # a pair of this similarity shares a band of 4 with probability .9998
+_PRIME = np.uint64((1 << 61) - 1)
+_ROWS = 4096  # passages at a time
+
+
+def groups(cache: TokenCache, near: bool) -> Int[np.ndarray, ' queries']:
+  """A number for each query; queries of one number have a positive in common.
+
+  Args:
+    cache: the training split.
+    near: also number near duplicates alike, and what they chain together.
+  """
+  positives, queries = [], []
+  for start in range(0, cache.num_queries, _ROWS):
+    rows = np.arange(start, min(start + _ROWS, cache.num_queries), dtype=np.int32)
+    lists = table.lists(cache.queries.read(rows, ('positives',))[0])
+    positives.append(cache.canonical[lists.flat])
+    queries.append(np.repeat(rows, lists.counts))
+  flat, of_query = np.concatenate(positives), np.concatenate(queries)
+  passages, place = np.unique(flat, return_inverse=True)
+  joined = _Union(cache.num_queries + len(passages))
+  joined.join(zip(of_query.tolist(), (place + cache.num_queries).tolist(), strict=True))
+  if near:
+    offset = cache.num_queries
+    pairs = near_duplicates(signatures(cache, passages))
+    joined.join((one + offset, other + offset) for one, other in pairs)
+  return np.array([joined.find(row) for row in range(cache.num_queries)])
+
+
+def signatures(
+  cache: TokenCache, passages: Int[np.ndarray, ' n']
+) -> UInt64[np.ndarray, 'n hashes']:
+  """MinHash signatures of passages, over their 3-grams of tokens (Broder 1997)."""
+  random = np.random.default_rng(0)
+  scale, shift = random.integers(1, 1 << 31, (2, _HASHES), dtype=np.uint64)
+  found = np.empty((len(passages), _HASHES), np.uint64)
+  for start in range(0, len(passages), _ROWS):
+    texts = table.lists(cache.passages.read(passages[start : start + _ROWS], ('tokens',))[0])
+    for row, (first, count) in enumerate(zip(texts.starts, texts.counts, strict=True), start):
+      tokens = texts.flat[first : first + count].astype(np.uint64)
+      grams = tokens if count < 3 else (tokens[:-2] << 40) ^ (tokens[1:-1] << 20) ^ tokens[2:]
+      grams = np.unique(grams % np.uint64((1 << 31) - 1))
+      found[row] = ((grams[:, None] * scale + shift) % _PRIME).min(axis=0)
+  return found
+
+
+def near_duplicates(found: UInt64[np.ndarray, 'n hashes']) -> list[tuple[int, int]]:
+  """Pairs of rows whose signatures agree in `NEAR` of their hashes; a chain for equal bands."""
+  pairs = []
+  for band in range(0, _HASHES, _BAND):
+    _, first, place = np.unique(
+      found[:, band : band + _BAND], axis=0, return_index=True, return_inverse=True
+    )
+    others = first[place.ravel()]
+    rows = np.flatnonzero(others != np.arange(len(found)))
+    alike = (found[rows] == found[others[rows]]).mean(axis=1) >= NEAR
+    pairs += list(zip(rows[alike].tolist(), others[rows[alike]].tolist(), strict=True))
+  return sorted(set(pairs))
+
+
+def spread(
+  order: Int[np.ndarray, ' n'], group: Int[np.ndarray, ' queries'], size: int
+) -> Int[np.ndarray, ' n']:
+  """The rows of ``order``, moved so that batches of ``size`` have no two of one group.
+
+  A row that would be a second one waits for the next batch. Where the rows that are left do not
+  suffice, the last batches have some of one group.
+  """
+  waiting: deque[int] = deque()
+  rest = deque(order.tolist())
+  found: list[int] = []
+  while rest or waiting:
+    taken: set[int] = set()
+    batch: list[int] = []
+    passed: list[int] = []
+    while len(batch) < size and (waiting or rest):
+      row = waiting.popleft() if waiting else rest.popleft()
+      if int(group[row]) in taken:
+        passed.append(row)
+      else:
+        taken.add(int(group[row]))
+        batch.append(row)
+    while len(batch) < size and passed:
+      batch.append(passed.pop(0))
+    waiting.extendleft(reversed(passed))
+    found += batch
+  return np.array(found, order.dtype)
+
+
+class _Union:
+  """Disjoint sets of the numbers below ``count``."""
+
+  def __init__(self, count: int):
+    self._parent = list(range(count))
+
+  def find(self, one: int) -> int:
+    while self._parent[one] != one:
+      self._parent[one] = self._parent[self._parent[one]]
+      one = self._parent[one]
+    return one
+
+  def join(self, pairs: Iterable[tuple[int, int]]) -> None:
+    for one, other in pairs:
+      low, high = sorted((self.find(one), self.find(other)))
+      self._parent[high] = low

@@ -1,0 +1,91 @@
+"""Where a training goes on from the result of another: ``config.init_from``.
+
+It begins with the trained parameters of the best checkpoint there, and is another run: it has its
+own workdir, data order, learning-rate schedule and optimiser state. `dprjax.json` keeps the step
+and the SHA-256 of that checkpoint.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ml_collections
+import numpy as np
+from etils import epath
+
+from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
+from dprjax.formats import seen
+from dprjax.runtime import checkpoint
+from dprjax.runtime import config as configs
+from dprjax.runtime import workdir as workdirs
+
+# What parameters mean, beside their names and shapes.
+_SAME = ('method', 'prompt.kind', 'prompt.sides', 'prompt.tied', 'prompt.reparam')
+
+
+class Earlier(NamedTuple):
+  """The result of an earlier training.
+
+  Attributes:
+    params: trained parameters by flat names.
+    files: for the record of inputs.
+    queries: that it has seen.
+  """
+
+  params: Mapping[str, np.ndarray]
+  files: Mapping[str, epath.Path]
+  queries: seen.Seen
+
+
+def load(
+  config: ml_collections.FrozenConfigDict, backbone_sha256: str, wanted: Mapping[str, Any]
+) -> Earlier:
+  """Reads the result of the training in ``config.init_from``.
+
+  Args:
+    config: of the training that begins.
+    backbone_sha256: of its backbone.
+    wanted: its trained parameters by flat names, with their shapes.
+
+  Raises:
+    InputError: there is no finished training, or one of another kind, backbone or shape.
+  """
+  where = f'config.init_from={config.init_from}'
+  folder = workdirs.trained(config.init_from)
+  stored = configs.load_workdir(folder)
+  for name in _SAME:
+    there, here = configs.option(stored, name), configs.option(config, name)
+    if there != here:
+      raise InputError(f'{where}: config.{name} is {there!r} there and {here!r} here')
+  saved = checkpoint.Checkpoints(folder, backbone_sha256, read_only=True)
+  try:
+    step = saved.best()
+    if step is None:
+      raise InputError(f'{where} has no checkpoint; name the workdir of a finished training')
+    params, extra = saved.restore_trainable(step), saved.extra(step)
+  finally:
+    saved.close()
+  if extra['backbone_sha256'] != backbone_sha256:
+    raise InputError(f'{where} was trained on another backbone')
+  if other := sorted(params.keys() ^ wanted.keys()):
+    place = 'there' if other[0] in params else 'here'
+    raise InputError(f'{where}: {other[0]} is trained {place} alone; set config.trainable alike')
+  for name, array in params.items():
+    if array.shape != tuple(wanted[name].shape):
+      raise InputError(
+        f'{where}: {name} has the shape {array.shape} there and {tuple(wanted[name].shape)} here'
+      )
+  sums = epath.Path(folder) / checkpoint.FOLDER / str(step) / checkpoint.SUMS
+  return Earlier(params, {f'config.init_from (step {step})': sums}, workdirs.seen_queries(folder))
+
+
+def warn_of_seen(known: seen.Seen, own: seen.Seen) -> str:
+  """A warning if dev queries of this training were trained on in the earlier one; else ''."""
+  held_out, trained = own.get('dev', np.zeros(0)), known.get('train', np.zeros(0))
+  count = int(np.isin(held_out, trained).sum())
+  if not count:
+    return ''
+  return (
+    f'config.init_from was trained on {count:,} of {counted(len(held_out), "dev queries")}: the '
+    'gain here is too high; hold out the same queries in both trainings'
+  )

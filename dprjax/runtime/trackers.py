@@ -1,0 +1,211 @@
+"""Where a training is tracked beside `metrics.jsonl`: ``config.log.to``.
+
+| name | where |
+|---|---|
+| tensorboard | ``tensorboard`` in the workdir |
+| wandb | as ``wandb login`` or ``WANDB_MODE=offline`` says; its files in the workdir |
+| mlflow | what ``MLFLOW_TRACKING_URI`` names, by default mlflow's own |
+| trackio | Trackio's folder, or the Space that ``TRACKIO_SPACE_ID`` names |
+
+Each package is imported only when it is named. A resumed training goes on in its run where the
+tracker allows it. A tracker that fails to take numbers does not end a training: a warning says so,
+and it gets no more.
+"""
+
+import importlib
+import importlib.util
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from dprjax.base import files, reading
+from dprjax.base.errors import InputError
+
+logger = logging.getLogger('dprjax')
+
+FILE = 'trackers.json'  # of the workdir: the runs' ids
+_PACKAGES = {
+  'tensorboard': 'tensorboardX',
+  'wandb': 'wandb',
+  'mlflow': 'mlflow-skinny',
+  'trackio': 'trackio',
+}
+_MODULES = {'tensorboard': 'tensorboardX'}
+_MOST = 500  # characters of a value of a config
+
+
+class About(NamedTuple):
+  """What a tracker shows of a training.
+
+  Attributes:
+    workdir: of the training.
+    step: that it goes on after; -1 at its start.
+    project, name: of the run.
+    config: the options by their full names.
+  """
+
+  workdir: epath.Path
+  step: int
+  project: str
+  name: str
+  config: Mapping[str, Any]
+
+
+class Tracker(NamedTuple):
+  """An open run of a tracker: takes scalars of a step; ends."""
+
+  name: str
+  write: Callable[[int, Mapping[str, float]], None]
+  close: Callable[[], None]
+
+
+def check(to: str) -> None:
+  """Raises InputError for an unknown tracker of ``config.log.to``, or one without its package."""
+  for name in _names(to):
+    if name not in _PACKAGES:
+      known = ', '.join(_PACKAGES)
+      raise InputError(f'config.log.to: there is no tracker {name!r:.40}; there are {known}')
+    if importlib.util.find_spec(_MODULES.get(name, name)) is None:
+      raise InputError(
+        f'config.log.to={name}: {name} is not installed; pip install {_PACKAGES[name]}, or '
+        "'dprjax[track]' for all trackers"
+      )
+
+
+def _names(to: str) -> list[str]:
+  return [name.strip() for name in to.split(',') if name.strip()]
+
+
+def open_all(to: str, about: About) -> list[Tracker]:
+  """Opens the trackers of ``config.log.to``.
+
+  Raises:
+    InputError: as `check`, or one cannot begin.
+  """
+  check(to)
+  opened: list[Tracker] = []
+  try:
+    for name in _names(to):
+      opened.append(_open(name, about))
+  except BaseException:
+    for one in opened:
+      one.close()
+    raise
+  return opened
+
+
+def _open(name: str, about: About) -> Tracker:
+  begins = {'tensorboard': _tensorboard, 'wandb': _wandb, 'mlflow': _mlflow, 'trackio': _trackio}
+  try:
+    write, close = begins[name](importlib.import_module(_MODULES.get(name, name)), about)
+  except Exception as error:  # of a server, a login, a file
+    why = f'{type(error).__name__}: {" ".join(str(error).split()):.200}'
+    raise InputError(f'config.log.to={name} cannot begin ({why})') from error
+  broken: list[str] = []
+
+  def careful(action: Callable[[], None]) -> None:
+    if broken:
+      return
+    try:
+      action()
+    except OSError:
+      if name == 'tensorboard':  # no room in the workdir
+        raise
+      broken.append(name)
+    except Exception as error:
+      broken.append(str(error))
+    if broken:
+      logger.warning('%s takes no more numbers: %s', name, ' '.join(broken[0].split())[:200])
+
+  return Tracker(
+    name,
+    lambda step, scalars: careful(lambda: write(step, scalars)),
+    lambda: careful(close),
+  )
+
+
+_Pair = tuple[Callable[[int, Mapping[str, float]], None], Callable[[], None]]
+
+
+def _tensorboard(module: Any, about: About) -> _Pair:
+  board = module.SummaryWriter(str(about.workdir / 'tensorboard'), purge_step=about.step + 1)
+
+  def write(step: int, scalars: Mapping[str, float]) -> None:
+    for name, value in scalars.items():
+      board.add_scalar(name, value, step)
+
+  return write, board.close
+
+
+def _wandb(module: Any, about: About) -> _Pair:
+  run = module.init(
+    project=about.project,
+    name=about.name,
+    dir=str(about.workdir),
+    id=_id(about, 'wandb'),
+    resume='allow',
+    config=dict(about.config),
+    reinit='create_new',
+  )
+  return lambda step, scalars: run.log(dict(scalars), step=step), run.finish
+
+
+def _mlflow(module: Any, about: About) -> _Pair:
+  # A client, since module.start_run would change the state of the surrounding program.
+  client = module.MlflowClient()
+  kept = _read(about).get('mlflow')
+  if kept is None or about.step < 0:
+    experiment = client.get_experiment_by_name(about.project)
+    number = experiment.experiment_id if experiment else client.create_experiment(about.project)
+    kept = client.create_run(number, run_name=about.name).info.run_id
+    _keep(about, 'mlflow', kept)
+    entities = module.entities
+    params = [entities.Param(name, str(value)[:_MOST]) for name, value in about.config.items()]
+    for start in range(0, len(params), 100):  # the most at a time
+      client.log_batch(kept, params=params[start : start + 100])
+  else:
+    client.update_run(kept, status='RUNNING')
+
+  def write(step: int, scalars: Mapping[str, float]) -> None:
+    now = int(time.time() * 1000)
+    # It takes no @ in a name.
+    metrics = [
+      module.entities.Metric(name.replace('@', '_at_'), value, now, step)
+      for name, value in scalars.items()
+    ]
+    client.log_batch(kept, metrics=metrics)
+
+  return write, lambda: client.set_terminated(kept)
+
+
+def _trackio(module: Any, about: About) -> _Pair:
+  run = module.init(
+    project=about.project,
+    name=f'{about.name}-{_id(about, "trackio")[:6]}',
+    config=dict(about.config),
+    resume='allow',
+    embed=False,
+  )
+  return lambda step, scalars: run.log(dict(scalars), step=step), run.finish
+
+
+def _id(about: About, name: str) -> str:
+  """The id of the tracker's run, kept in the workdir; a new one for a training that begins anew."""
+  found = _read(about).get(name) if about.step >= 0 else None
+  if found is None:
+    found = uuid.uuid4().hex[:12]
+    _keep(about, name, found)
+  return found
+
+
+def _read(about: About) -> dict[str, str]:
+  path = about.workdir / FILE
+  return reading.read(path, 'runs of trackers', dict[str, str]) if path.exists() else {}
+
+
+def _keep(about: About, name: str, id_: str) -> None:
+  files.write_json(about.workdir / FILE, _read(about) | {name: id_})
