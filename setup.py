@@ -52,6 +52,7 @@ REQUIRES = [
   'tensorflow-datasets>=4.9',
   'tokenizers>=0.23.3',
   'tomotopy>=0.14',  # finds topics
+  'tqdm>=4.70',
   'transformers>=5.23',
 ]
 
@@ -98,7 +99,14 @@ EXTRAS = {
   # --config.log.to=wandb, mlflow or trackio; each is imported only where it is named.
   'track': ['mlflow-skinny>=3.17', 'trackio>=0.43', 'wandb>=0.31'],
   # pytest-xdist 3.8 no longer sees the groups of tests under pytest 9.2.
-  'test': ['filelock>=3.20', 'pytest>=9.0,<9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
+  'test': [
+    'filelock>=3.20',
+    'ipykernel>=7.4',  # with nbclient, runs notebooks
+    'nbclient>=0.11',
+    'packaging>=26.3',
+    'pytest>=9.0,<9.2',
+    'pytest-xdist>=3.8',
+  ],
   # `make docs`. MkDocs 1 is no longer maintained and Material for MkDocs ends in May 2027. Zensical
   # is its authors' successor, reads the same Markdown, and checks links and anchors. 0.0.74 and
   # later need zensical-ui, which not every mirror of the package index has.
@@ -181,7 +189,7 @@ setuptools.setup(
     'Programming Language :: Python :: 3.13',
     'Topic :: Scientific/Engineering :: Artificial Intelligence',
   ],
-  python_requires='>=3.11,<3.14',
+  python_requires='>=3.11,<3.15',
   packages=setuptools.find_packages(include=['dprjax', 'dprjax.*']),
   package_data={'dprjax.models': ['dprjax_prompt.py.txt'], 'dprjax.serving': ['page.html']},
   install_requires=REQUIRES,

@@ -702,11 +702,16 @@ def test_goes_on_from_a_finished_training(go, trained, tmp_path):
   assert (tmp_path / 'run' / 'queries-init_from.npz').exists()
   # Dev queries that were trained on there are told.
   status, err = go(
-    'dptdr.py:local', *unmoved, '--config.steps=1', '--config.data.hold_out=0.5', workdir='seen'
+    'dptdr.py:local',
+    *unmoved,
+    '--config.steps=1',
+    '--config.data.hold_out=0.5',
+    f'--config.data.token_cache={tmp_path}/tokens',
+    workdir='seen',
   )
   assert status == 0 and named_in(err, 'config.init_from was trained on')
   for named, *more in (
-    ('config.prompt.length', '--config.prompt.length=3'),
+    ('prompt/prefix', '--config.prompt.length=3'),
     ('config.prompt.sides', '--config.prompt.sides=query'),
     ('config.data.folds', '--config.data.folds=2'),
     ('config.prompt.init_from', '--config.prompt.init_from=p.npz'),

@@ -12,6 +12,7 @@ is an error.
 
 import argparse
 import html.parser
+import json
 import pathlib
 import posixpath
 import re
@@ -22,7 +23,7 @@ import urllib.parse
 from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = ('README.md', 'CONTRIBUTING.md', 'CHANGELOG.md')
+PAGES = ('README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'AGENTS.md')
 _LANGUAGES = {'.py': 'python', '.toml': 'toml', '.cff': 'yaml', '.yaml': 'yaml', '.sh': 'bash'}
 # A command in docs/reference.md, of which the docstring alone is shown.
 _COMMAND = re.compile(r'^::: dprjax\.\w+$', re.MULTILINE)
@@ -83,10 +84,31 @@ def show(pages: pathlib.Path, name: str) -> None:
   """Makes the page ``name.md``, which shows the file ``name`` of the checkout."""
   page = pages / f'{name}.md'
   page.parent.mkdir(parents=True, exist_ok=True)
-  language = _LANGUAGES.get(posixpath.splitext(name)[1], 'text')
   code = (ROOT / name).read_text(encoding='utf-8')
+  if name.endswith('.ipynb'):
+    page.write_text(notebook(json.loads(code)), encoding='utf-8')
+    return
+  language = _LANGUAGES.get(posixpath.splitext(name)[1], 'text')
   fence = '`' * (3 + max(map(len, re.findall('`{3,}', code)), default=0))
   page.write_text(f'# {name}\n\n{fence}{language}\n{code}\n{fence}\n', encoding='utf-8')
+
+
+def notebook(content: dict) -> str:
+  """A notebook as Markdown: its texts, its code, and what the code showed when it last ran."""
+  parts = []
+  for cell in content['cells']:
+    text = ''.join(cell['source'])
+    if cell['cell_type'] == 'markdown':
+      parts.append(text)
+      continue
+    parts.append(f'```python\n{text}\n```')
+    for output in cell['outputs']:
+      data = output.get('data', {})
+      if 'text/html' in data:  # one line: an empty one would end the HTML
+        parts.append(' '.join(''.join(data['text/html']).split()))
+      elif shown := data.get('text/plain', output.get('text')):
+        parts.append(f'```text\n{"".join(shown).rstrip()}\n```')
+  return '\n\n'.join([*parts, ''])
 
 
 class _Page(html.parser.HTMLParser):

@@ -19,6 +19,7 @@ from dprjax.runtime import checkpoint
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 
+QUERIES = 'queries-init_from.npz'  # of the workdir: what the model that it began with has seen
 # What parameters mean, beside their names and shapes.
 _SAME = ('method', 'prompt.kind', 'prompt.sides', 'prompt.tied', 'prompt.reparam')
 
@@ -79,9 +80,10 @@ def load(
   return Earlier(params, {f'config.init_from (step {step})': sums}, workdirs.seen_queries(folder))
 
 
-def warn_of_seen(known: seen.Seen, own: seen.Seen) -> str:
-  """A warning if dev queries of this training were trained on in the earlier one; else ''."""
-  held_out, trained = own.get('dev', np.zeros(0)), known.get('train', np.zeros(0))
+def seen_before(workdir: epath.Path) -> str:
+  """A warning if the earlier training was trained on dev queries of this one; else ''."""
+  trained = seen.read(workdir / QUERIES).get('train', np.zeros(0))
+  held_out = seen.read(workdir / seen.FILE).get('dev', np.zeros(0))
   count = int(np.isin(held_out, trained).sum())
   if not count:
     return ''

@@ -93,6 +93,8 @@ def _train(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Trial) 
         if nothing_left(setup, start):
           return Result(0, None, None, saturated=True)
       run.begin(start)
+      if setup.config.init_from and (warning := earlier.seen_before(workdir)):
+        logger.warning('%s', warning)
       while run.goes_on:
         run.advance()
         if run.save(run.evaluate()):
@@ -153,10 +155,8 @@ def prepare(
   if main:
     workdirs.begin(workdir, files)
     if known:
-      seen.write(workdir / 'queries-init_from.npz', known)
+      seen.write(workdir / earlier.QUERIES, known)
   data = texts.open(tokenizer, backbone.config)
-  if config.init_from and (warning := earlier.warn_of_seen(known, seen.read(workdir / seen.FILE))):
-    logger.warning('%s', warning)
   setup = Setup(config, workdir, devices, backbone, model, params, trainable, data, say)
   return setup, texts.folds
 

@@ -103,3 +103,33 @@ def test_a_cell_is_interrupted_and_goes_on(kernel, trained, texts, tmp_path):
   plain, page, _ = run(client, 'fitted')
   assert 'nDCG@10' in plain and '<table>' in page and 'data:image/png' in page
   assert run(client, 'before == state()')[0] == 'True'
+
+
+@pytest.mark.slow
+def test_the_first_notebook(trained, tmp_path, monkeypatch):
+  """docs/notebooks/first.ipynb as it stands, but for the cell of parameters."""
+  nbclient, nbformat = pytest.importorskip('nbclient'), pytest.importorskip('nbformat')
+  for name, value in devices.environment(JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)).items():
+    monkeypatch.setenv(name, value)
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  notebook = nbformat.read(ROOT / 'docs' / 'notebooks' / 'first.ipynb', 4)
+  [parameters] = [cell for cell in notebook.cells if 'parameters' in cell.metadata.get('tags', ())]
+  options = {
+    'steps': 2,
+    'prompt.length': 2,
+    'data.folds': 0,
+    'data.hold_out': 0.3,
+    'data.query_max_length': 16,
+    'data.passage_max_length': 16,
+  }
+  parameters.source = f'backbone = {str(trained / "backbone")!r}\noptions = {options!r}'
+  place = {'metadata': {'path': str(tmp_path)}}
+  nbclient.NotebookClient(notebook, timeout=600, resources=place).execute()
+  shown = ''.join(
+    ''.join(output.get('data', {}).get('text/html', ''))
+    for cell in notebook.cells
+    if cell.cell_type == 'code'
+    for output in cell.outputs
+  )
+  assert 'on the dev split' in shown and 'nDCG@10' in shown
+  assert (tmp_path / 'docstrings.npz').exists()
