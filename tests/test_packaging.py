@@ -27,6 +27,7 @@ CONSTRAINTS = sorted((ROOT / 'constraints').glob('*.txt'))
 INDIRECT = {
   'array-record': 'tensorflow-datasets, for file_format="array_record"',
   'grain': 'tensorflow-datasets, for as_data_source',
+  'tensorboardx': 'config.log.to, which imports it by name',
   'sentencepiece': 'transformers, for a tokenizer without tokenizer.json',
   'pystemmer': 'bm25s',
 }
