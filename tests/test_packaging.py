@@ -194,6 +194,7 @@ def test_only_benchmarks_need_heavy_packages():
       'qdrant',
       'pgvector',
       'opensearch',
+      'track',
       'serve',
       'tsne',
       'hub-data',
