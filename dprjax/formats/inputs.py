@@ -95,7 +95,7 @@ def variant(folder: epath.Path, *names: str) -> epath.Path | None:
 
 def _is_document(path: epath.Path, side: str) -> bool:
   """Whether a file that was named is cut into passages; a .txt of columns is not."""
-  if side == 'query' or not is_document(path):
+  if side == 'query' or not is_document(path) or files.is_special(path):
     return False
   if records.ending_of(path) != 'txt':
     return True

@@ -156,10 +156,11 @@ def test_many_ids_are_compared_on_disk(tmp_path, monkeypatch):
 
 
 def test_a_pipe_is_kept_for_a_second_reading(tmp_path):
-  os.mkfifo(tmp_path / 'pipe')
-  writer = threading.Thread(target=(tmp_path / 'pipe').write_text, args=('1\tone\n2\ttwo\n',))
+  os.mkfifo(tmp_path / 'pipe.txt')
+  lines = '1\tone\n2\ttwo\n'
+  writer = threading.Thread(target=(tmp_path / 'pipe.txt').write_text, args=(lines,))
   writer.start()
-  with Texts(tmp_path / 'pipe', 'passage').kept() as found:
+  with Texts(tmp_path / 'pipe.txt', 'passage').kept() as found:
     writer.join()
     assert list(found) == list(found) == [Text('1', 'one'), Text('2', 'two')]
 
