@@ -22,6 +22,7 @@ from etils import epath
 
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
+from dprjax.formats import inputs as inputs_of
 from dprjax.formats import runs
 from dprjax.formats.fields import check_id
 from dprjax.mining import negatives as mining
@@ -123,9 +124,9 @@ def mine(args: Flags) -> None:
     )
   if args.score_positives and not (args.reranker or args.reranked):
     raise InputError('--score_positives=true needs scores: give --reranker=DIR or --reranked=FILE')
-  files.existing_file(args.queries, 'queries')
+  inputs_of.find(args.queries, 'query')
   files.existing_file(args.qrels, 'qrels')
-  files.regular_file(args.corpus, 'corpus')  # it is read twice
+  inputs_of.check_again([args.corpus], 'passage', 'corpus')
   retrievers = name_retrievers(args.run)
   inputs = flags.paths(
     args, 'queries', 'corpus', 'qrels', 'reranker', 'reranker_prompt', 'reranked'

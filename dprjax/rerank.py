@@ -27,8 +27,9 @@ from dprjax.base import files, outputs, provenance, reading
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
+from dprjax.formats import inputs as inputs_of
 from dprjax.formats import seen, trec
-from dprjax.formats.texts import read_texts
+from dprjax.formats.texts import Texts, read_texts
 from dprjax.runtime import cli, compiled, flags
 from dprjax.runtime.flags import flag
 
@@ -95,8 +96,8 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
     'depth': args.depth,
     'shard_pairs': args.shard_pairs,
     'run_sha256': files.sha256_file(run),
-    'queries_sha256': [files.sha256_file(path) for path in queries],
-    'corpus_sha256': [files.sha256_file(path) for path in corpus],
+    'queries_sha256': [Texts(path, 'query').sha256() for path in queries],
+    'corpus_sha256': [Texts(path, 'passage').sha256() for path in corpus],
   }
   done = _finished(out, settings)
   if done is not None and not (strict and done['unknown_queries'] + done['unknown_passages']):
@@ -311,9 +312,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: Flags) -> None:
   # Before the model, which takes a while to load.
-  for paths, what in (([args.run], 'run'), (args.queries, 'queries'), (args.corpus, 'corpus')):
-    for path in paths:
-      files.regular_file(path, what)  # each is read twice
+  # Each is read twice.
+  files.regular_file(args.run, 'run')
+  for paths, side, what in (
+    (args.queries, 'query', 'queries'),
+    (args.corpus, 'passage', 'corpus'),
+  ):
+    inputs_of.check_again(paths, side, what)
   with cli.loading():
     from dprjax.inference import embedder
     from dprjax.inference import reranker as rerankers

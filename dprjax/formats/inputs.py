@@ -12,7 +12,7 @@ Files of 2 and 3 are taken with those of subfolders, in the order of their names
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from etils import epath
@@ -79,6 +79,14 @@ def find(given: files.PathLike, side: str) -> list[Input]:
     more = DOCUMENTS if side == 'passage' else ()
     raise InputError(f'{path}: no {side} in this folder; expected {", ".join((*kinds, *more))}')
   return [Input(one, str(one.relative_to(path)), not tables) for one in tables or texts]
+
+
+def check_again(paths: Iterable[files.PathLike], side: str, what: str) -> None:
+  """Raises InputError, with ``what``, for an input that is missing or cannot be read again."""
+  for path in paths:
+    for one in find(path, side):
+      if not hub_data.is_named(one.path):
+        files.regular_file(one.path, what)
 
 
 def is_document(path: files.PathLike) -> bool:

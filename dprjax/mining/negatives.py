@@ -192,7 +192,6 @@ def mine(
   asked = _read_queries(queries, qrels, report)
   for path in [*retrievers.values(), *([reranked] if reranked else [])]:
     files.regular_file(path, 'run')  # lines are named by reading it again
-  files.regular_file(corpus, 'corpus')
   began = time.monotonic()
   with _scratch(scratch_folder(out, options.scratch)) as root:
     indexed = passages.index_corpus(
