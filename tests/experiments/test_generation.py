@@ -34,6 +34,7 @@ def decoder():
   return config, jax.tree.map(jnp.asarray, hub.init_params(config, jax.random.key(1)))
 
 
+@pytest.mark.slow
 def test_the_cache_gives_what_reading_everything_again_gives(decoder):
   config, params = decoder
   prompts = [[3, 5, 7, 9], [11], [2, 4, 8, 16, 32, 6, 1]]
