@@ -474,7 +474,13 @@ def write_texts(path, ids=IDS, year=2000):
   path.write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
 
 
-@pytest.mark.parametrize('kind', ['opensearch', 'parquet', 'pgvector', 'qdrant'])
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'parquet',
+    *(pytest.param(one, marks=pytest.mark.slow) for one in ('opensearch', 'pgvector', 'qdrant')),
+  ],
+)
 def test_the_same_commands_on_every_engine(tmp_path, monkeypatch, command, write_embeddings, kind):
   monkeypatch.chdir(tmp_path)
   write_embeddings('corpus', IDS, PASSAGES)
@@ -509,7 +515,7 @@ def test_the_same_commands_on_every_engine(tmp_path, monkeypatch, command, write
     assert status == 2 and named_in(said.splitlines()[-1], 'passages')
 
 
-@pytest.mark.parametrize('kind', ['parquet', 'qdrant'])
+@pytest.mark.parametrize('kind', ['parquet', pytest.param('qdrant', marks=pytest.mark.slow)])
 def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings, kind):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(index, '_BLOCK', 10)
@@ -544,6 +550,7 @@ def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings, kin
     assert list(documents().values()) == expected(QUERIES[:1], PASSAGES, IDS, 9)
 
 
+@pytest.mark.slow
 def test_hybrid_by_the_engine_itself(tmp_path, monkeypatch, command, write_embeddings):
   monkeypatch.chdir(tmp_path)
   write_embeddings('corpus', IDS, PASSAGES)

@@ -107,7 +107,13 @@ def served(kind, folder):
       yield f'{kind}:{folder}/index.db'
 
 
-@pytest.fixture(scope='module', params=[*PACKAGES])
+QUICK = ('milvus', 'parquet')  # the others belong to the slow tests
+
+
+@pytest.fixture(
+  scope='module',
+  params=[pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in PACKAGES],
+)
 def engine(request, tmp_path_factory):
   with (
     served(request.param, tmp_path_factory.mktemp(request.param)) as address,
@@ -430,6 +436,7 @@ def test_no_secret_in_errors(address):
   assert 'hunter2' not in shown.replace(f'{address!r}', '')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['opensearch', 'qdrant'])
 def test_a_server_with_a_key_and_a_full_disk(tmp_path, monkeypatch, kind):
   with served(kind, tmp_path) as address:

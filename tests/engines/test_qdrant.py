@@ -12,6 +12,7 @@ from tests.engines import test_collection as shared
 qdrant_client = pytest.importorskip('qdrant_client', reason="pip install 'dprjax[qdrant]'")
 
 
+@pytest.mark.slow
 def test_a_folder_outlives_its_connection(tmp_path):
   address = f'qdrant:{tmp_path}/index'
   ids, vectors = shared.IDS[:20], shared.VECTORS[:20]
