@@ -122,7 +122,7 @@ def load(way: str, folder: str, args: argparse.Namespace) -> None:
   import jax
 
   from dprjax.data import text
-  from dprjax.formats.texts import SIDES
+  from dprjax.formats.vector_spec import SIDES
   from dprjax.inference import embedder
   from dprjax.inference.text_encoder import UNNAMED, BankEntry, Encoder
   from dprjax.models import hub

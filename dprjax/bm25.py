@@ -19,7 +19,8 @@ from dprjax.base import outputs
 from dprjax.base.counts import counted
 from dprjax.formats import trec
 from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import SIDES, Texts, columns_of, read_texts
+from dprjax.formats.texts import Texts, columns_of, read_texts
+from dprjax.formats.vector_spec import SIDES
 from dprjax.retrieval import bm25_index
 from dprjax.runtime import cli, flags
 from dprjax.runtime.flags import flag

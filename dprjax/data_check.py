@@ -33,7 +33,7 @@ def _command(args: Flags) -> None:
   if args.backbone is not None:
     with cli.loading():
       from dprjax.data import text
-      from dprjax.formats.texts import SIDES
+      from dprjax.formats.vector_spec import SIDES
       from dprjax.models import hub
     folder = hub.package_path(args.backbone)
     spec = hub.load_spec(folder)

@@ -29,7 +29,8 @@ from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.formats import inputs as inputs_of
 from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import SIDES, Text, Texts, read_texts
+from dprjax.formats.texts import Text, Texts, read_texts
+from dprjax.formats.vector_spec import SIDES
 from dprjax.retrieval import codes, manifest
 from dprjax.runtime import cli, compiled, flags
 from dprjax.runtime.flags import flag

@@ -29,7 +29,8 @@ from dprjax.base.progress import duration, rounded
 from dprjax.data import docstrings, sources, splitting
 from dprjax.formats import hub_data, inputs
 from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import SIDES, read_texts
+from dprjax.formats.texts import read_texts
+from dprjax.formats.vector_spec import SIDES
 from dprjax.retrieval import embeddings
 from dprjax.runtime import cli, flags
 from dprjax.runtime import config as configs

@@ -241,7 +241,7 @@ def templates(tmp_path_factory):
   ``words.npz`` (no arrays), of rerankers ``pairs.npz``.
   """
   from dprjax.data import text
-  from dprjax.formats.texts import SIDES
+  from dprjax.formats.vector_spec import SIDES
   from dprjax.models import artifact, head_specs, hub
   from tests.methods import nir
   from tests.methods.conftest import WORDS

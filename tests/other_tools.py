@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from dprjax.data import text
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.models import artifact, encoder, hub
 from dprjax.models.encoder_config import EncoderConfig
 

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from dprjax import Retriever, export, load_backbone, load_prompt
 from dprjax.base import files
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.models import artifact, peft
 from dprjax.runtime import mesh
 from tests import fake_hub, other_tools

@@ -16,7 +16,8 @@ from dprjax.data import sources
 from dprjax.data.splitting import document_of
 from dprjax.data.text import Tokenizer
 from dprjax.formats import seen
-from dprjax.formats.texts import SIDES, Text
+from dprjax.formats.texts import Text
+from dprjax.formats.vector_spec import SIDES
 
 SAMPLES = 3
 

@@ -34,8 +34,6 @@ from dprjax.base.errors import InputError
 from dprjax.formats import columns, hub_data, inputs, records
 from dprjax.formats.fields import Id, Labels, ManyIds, check_id, labels
 
-SIDES = ('query', 'passage')
-
 
 class Text(NamedTuple):
   """A query, or a passage as it is encoded: its title, a space, its text."""

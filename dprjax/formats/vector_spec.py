@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from dprjax.formats.texts import SIDES
+SIDES = ('query', 'passage')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dprjax.base import given
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
 from dprjax.data import text
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.inference import template_prompts
 from dprjax.inference.embedder import (
   BUCKETS,

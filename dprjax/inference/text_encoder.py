@@ -21,8 +21,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text, topic_models
 from dprjax.formats import seen, vector_spec
-from dprjax.formats.texts import SIDES
-from dprjax.formats.vector_spec import VectorSpec
+from dprjax.formats.vector_spec import SIDES, VectorSpec
 from dprjax.inference import template_prompts
 from dprjax.inference.embedder import (
   Embedder,

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.methods import contrastive, distillation, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, BatchShapes, DataSource, Loss, Method, Model, Params

@@ -13,8 +13,7 @@ from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
 from dprjax.formats import vector_spec
-from dprjax.formats.texts import SIDES
-from dprjax.formats.vector_spec import VectorSpec
+from dprjax.formats.vector_spec import SIDES, VectorSpec
 from dprjax.methods.method import Params, Parts, Product
 from dprjax.models import adapter as adapters
 from dprjax.models import hub

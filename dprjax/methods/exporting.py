@@ -14,8 +14,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import rounded
 from dprjax.data import text
 from dprjax.formats import seen
-from dprjax.formats.texts import SIDES
-from dprjax.formats.vector_spec import VectorSpec, of_meta
+from dprjax.formats.vector_spec import SIDES, VectorSpec, of_meta
 from dprjax.inference.text_encoder import config_sha256
 from dprjax.methods import baseline
 from dprjax.methods import choice as choices

@@ -20,7 +20,7 @@ from dprjax.base import arrays
 from dprjax.base.counts import counted
 from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.inference import folders
 from dprjax.inference import text_encoder as inference
 from dprjax.models import hub

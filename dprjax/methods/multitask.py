@@ -23,7 +23,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import batches, mixture, pairs, sources
 from dprjax.data.text import Tokenizer
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.methods import frozen, pair_data, retrieval_data
 from dprjax.methods.method import BatchShapes, DataSource, Evaluate, Model, Scores, TrainingData
 from dprjax.methods.pair_data import LabelledPairs

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.methods import contrastive, dpr, nir_prompt
 from dprjax.methods.method import Batch, Loss, Model, Params, Parts
 from dprjax.models import task_templates

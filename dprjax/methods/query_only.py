@@ -20,7 +20,8 @@ from dprjax.data import sources, token_cache
 from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
 from dprjax.formats.fields import read_ids
-from dprjax.formats.texts import SIDES, Text, digest
+from dprjax.formats.texts import Text, digest
+from dprjax.formats.vector_spec import SIDES
 from dprjax.inference import folders
 from dprjax.inference.text_encoder import UNNAMED, BankEntry, Encoder
 from dprjax.methods import contrastive

@@ -23,7 +23,7 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats import hub_data, irds, seen, trec
 from dprjax.formats.qrels import Qrels, write_qrels
 from dprjax.formats.rankings import Ranking
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import choice, contrastive, distillation, dual_encoder, query_only
 from dprjax.methods.frozen import Frozen

@@ -29,7 +29,7 @@ from dprjax.data import sources, token_cache, topic_models
 from dprjax.data.text import Tokenizer, load_tokenizer
 from dprjax.formats import vector_spec
 from dprjax.formats.qrels import Qrels
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.methods import contrastive, dual_encoder, retrieval_data, topic_losses
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (

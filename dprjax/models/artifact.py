@@ -28,7 +28,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.reading import convert, parse_object
 from dprjax.formats import seen
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.models import adapter as adapters
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter, Kind

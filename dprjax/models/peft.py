@@ -22,7 +22,7 @@ from dprjax.base import files, version
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, write_json
 from dprjax.base.reading import parse_object, read, read_json_object
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, weights
 from dprjax.models import checkpoint_names as names

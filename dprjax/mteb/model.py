@@ -14,7 +14,7 @@ from dprjax.base import files, given, repository
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats import seen
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.inference.text_encoder import UNNAMED, Encoder
 from dprjax.runtime import tree
 

@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from dprjax.base.errors import InputError
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.retrieval import codes
 from dprjax.serving import answers, keys, messages, page
 from dprjax.serving.admission import Admission, Permit

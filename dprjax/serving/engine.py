@@ -21,7 +21,7 @@ from dprjax.base import given
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.inference import embedder
 from dprjax.inference.text_encoder import config_sha256
 from dprjax.models import encoder_config, hub

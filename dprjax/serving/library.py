@@ -31,8 +31,7 @@ import numpy as np
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
 from dprjax.data import text, topic_models
-from dprjax.formats.texts import SIDES
-from dprjax.formats.vector_spec import VectorSpec, of_meta
+from dprjax.formats.vector_spec import SIDES, VectorSpec, of_meta
 from dprjax.inference.text_encoder import BankEntry, check_length, check_prefix
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dprjax.data import text
-from dprjax.formats.texts import SIDES
-from dprjax.formats.vector_spec import same_length
+from dprjax.formats.vector_spec import SIDES, same_length
 from dprjax.methods import nir_prompt, nir_reranker, nir_retriever, pretrain
 from dprjax.methods.method import DataSource
 from dprjax.models import artifact, head_specs, hub, prompt_encoder

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.formats.texts import SIDES
+from dprjax.formats.vector_spec import SIDES
 from dprjax.methods import nir_prompt, nir_retriever
 from dprjax.models import artifact
 from dprjax.runtime import mesh as meshes
