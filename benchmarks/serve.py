@@ -363,7 +363,7 @@ def main() -> None:
     parameters = jax.tree.leaves(encoder.backbones['query'].params)
     cases['memory'] = {
       'a_prompt_megabytes': round(prompt_bytes / 1e6, 3),
-      'a_backbone_megabytes': round(sum(leaf.nbytes for leaf in parameters) / 1e6, 1),
+      'a_backbone_megabytes': round(sum(np.asarray(leaf).nbytes for leaf in parameters) / 1e6, 1),
       'server_megabytes': round(server.megabytes()),
     }
     server.end()

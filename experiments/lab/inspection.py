@@ -386,7 +386,7 @@ def first_token_entropies(
     return entropy.swapaxes(0, 1).reshape(entropy.shape[1], -1)
 
   mesh = retriever.encoder.mesh
-  placed = place(mesh, (backbone.params, adapter))
+  placed = place(mesh, (jax.tree.map(np.asarray, backbone.params), adapter))
   embedder = Embedder(
     embed, mesh, batch_size, entry.spec.passage_max_length, retriever.encoder.tokenizer.pad_id
   )

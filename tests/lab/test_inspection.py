@@ -177,7 +177,7 @@ def test_inspect_equals_numpy(data, small, prompt):
     weights = np.asarray(
       encoder.first_token_attention(
         backbone.config,
-        backbone.params,
+        jax.tree.map(np.asarray, backbone.params),
         tokens[None],
         np.ones((1, len(tokens)), bool),
         adapter=None
