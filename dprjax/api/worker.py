@@ -1,7 +1,7 @@
 """Runs long work as a guest of a program, such as a notebook.
 
 The work runs in a thread: orbax would patch the event loop of a notebook, and the calling thread is
-free to draw the bar and to hear an interrupt. Signal handlers, logging and asyncio stay as the
+free to hear an interrupt. Signal handlers, logging and asyncio stay as the
 program has them.
 """
 
@@ -56,24 +56,29 @@ def apart(work: Callable[[], T], *, bar: bool = False, task: str = '') -> T:
 
   shown = _Bar(task) if bar else None
   thread = threading.Thread(target=run, name='dprjax')
+  # Only the main thread hears an interrupt. One in the middle of tqdm would leave its lock taken.
+  drawer = threading.Thread(
+    target=contextvars.copy_context().run, args=(_draw, shown, ended), name='dprjax-bar'
+  )
   with guest.quiet(), progress.watched(shown.note) if shown else contextlib.nullcontext():
     while not ended.is_set():
       try:
-        if not begun.is_set():
+        if thread.ident is None:
           thread.start()
+        if shown and drawer.ident is None:
+          drawer.start()
         ended.wait(_TICK_S)
-        if shown:
-          shown.draw()
       except KeyboardInterrupt:
         with begins:
           interrupted = True
           if not begun.is_set():
+            ended.set()
             raise
         if not stopping.ask():
           _interrupt(thread)
     thread.join()
-  if shown:
-    shown.close()
+    if drawer.ident is not None:
+      drawer.join()
   if interrupted and (not failed or isinstance(failed[0], KeyboardInterrupt)):
     raise KeyboardInterrupt from None
   if failed:
@@ -89,8 +94,15 @@ def _interrupt(thread: threading.Thread) -> None:
     )
 
 
+def _draw(shown: '_Bar', ended: threading.Event) -> None:
+  """Draws a bar until ``ended``."""
+  while not ended.wait(_TICK_S):
+    shown.draw()
+  shown.close()
+
+
 class _Bar:
-  """One bar for all jobs of a call, drawn by the thread that called, from the first report on."""
+  """One bar for all jobs of a call, drawn from the first report on."""
 
   def __init__(self, task: str):
     self._latest: tuple[str, int, int | None] | None = None

@@ -95,3 +95,11 @@ def test_logging_stays_as_it_was():
     assert root.handlers == []
   finally:
     root.handlers = handlers
+
+
+def test_the_bar_is_drawn_in_a_thread_that_hears_no_interrupt(monkeypatch):
+  """An interrupt inside tqdm would leave its lock taken, and the next call would wait for ever."""
+  drawn = set()
+  monkeypatch.setattr(worker._Bar, 'draw', lambda _: drawn.add(threading.current_thread().name))
+  assert worker.apart(lambda: time.sleep(0.3) or 7, bar=True) == 7
+  assert drawn == {'dprjax-bar'}
