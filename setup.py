@@ -81,6 +81,7 @@ EXTRAS = {
     'orjson>=3.13',
     'prometheus_client>=0.26',
     'starlette>=1.10',
+    'h11>=0.16',
     'uvicorn>=0.54',
   ],
   # Data sets of the Hugging Face hub: --config.data.dir=hf:NAME
@@ -97,6 +98,8 @@ EXTRAS = {
   # dprjax.mteb and evaluate --mteb. It brings PyTorch, which nothing else of dprjax needs.
   'mteb': ['datasets>=5.0', 'mteb>=2.26'],
   # --config.log.to=wandb, mlflow or trackio; each is imported only where it is named.
+  # Tables of pandas from dprjax.fit, evaluate, fuse and mine; records without it.
+  'tables': ['pandas>=2.2'],
   'track': ['mlflow-skinny>=3.17', 'trackio>=0.43', 'wandb>=0.31'],
   # pytest-xdist 3.8 no longer sees the groups of tests under pytest 9.2.
   'test': [

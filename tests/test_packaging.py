@@ -55,6 +55,7 @@ OPTIONAL = [
     'pgvector',
     'opensearch',
     'serve',
+    'tables',
     'tsne',
     'irds',
     'mteb',
