@@ -305,9 +305,7 @@ def search_engine(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
       run, report = _result(ids, doc_ids, rows, scores, args.k, drop_same_id, count, seconds)
     else:
       report = _report(len(ids), args.k, drop_same_id, count, seconds)
-      report['fused_by'] = (
-        engine.address.engine if engines.fuses(weights) and engine.fuses else 'dprjax'
-      )
+      report['fused_by'] = engine.address.engine if collection.fuses(weights, drop) else 'dprjax'
     report |= {
       'index': engine.address.engine,
       'kind': collection.kind,

@@ -27,7 +27,6 @@ from dprjax.engines.collection import (
   check_name,
   create,
   exists,
-  fuses,
   open_collection,
   secrets,
 )
@@ -47,7 +46,6 @@ __all__ = [
   'connect',
   'create',
   'exists',
-  'fuses',
   'index_types',
   'is_index',
   'open_collection',
@@ -106,12 +104,14 @@ def _class_of(address: Address) -> Any:
 
 def is_index(address: Address, folder: epath.Path) -> bool:
   """Whether a folder holds only what the engine of this address writes."""
-  return bool(_class_of(address).is_index(folder))
+  kind = _class_of(address)
+  return hasattr(kind, 'is_index') and bool(kind.is_index(folder))
 
 
 def index_types(address: Address) -> tuple[str, ...]:
   """The indexes that an engine makes in such a place, before it is connected to."""
-  return tuple(_class_of(address).types_at(address))
+  kind = _class_of(address)
+  return tuple(kind.types_at(address) if hasattr(kind, 'types_at') else kind.index_types)
 
 
 def connect(address: Address | str, *, new: bool = False, timeout: float = 30.0) -> Engine:

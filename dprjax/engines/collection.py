@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Engine, Hits, Record, Rows, errors
+from dprjax.engines.engine import Engine, Fuses, HasBm25, Hits, Record, Rows, errors
 from dprjax.formats.rankings import Ranking
 from dprjax.retrieval import best, bm25_index, fusion
 from dprjax.retrieval.best import check_finite
@@ -93,7 +93,7 @@ def create(
   """
   check_name(name)
   check_index_type(engine, index_type)
-  if bm25 and not engine.hybrid:
+  if bm25 and not isinstance(engine, HasBm25):
     raise InputError(
       f'{engine.address} has no BM25: leave out --hybrid; dprjax.fuse joins the run of a search '
       'and that of dprjax.bm25'
@@ -274,19 +274,25 @@ class Collection:
     Raises:
       InputError: the collection has no BM25, or an error of the engine.
     """
-    words = self._query_words(queries)
+    words, engine = self._query_words(queries), self.engine
+    assert isinstance(engine, HasBm25)
     used = np.array([row for row, one in enumerate(words) if one], np.int64)
     ranked = [Ranking([], np.empty(0)) for _ in queries]
     if not len(used):
       return ranked
 
     def ask(some: Int[np.ndarray, ' some'], wanted: int) -> list[Hits]:
-      return self.engine.bm25(self.name, [words[row] for row in used[some]], wanted, where)
+      return engine.bm25(self.name, [words[row] for row in used[some]], wanted, where)
 
     found = self._best(ask, len(used), min(k, self.engine.most), self.engine.request_rows)
     for row, one in zip(used, self._ranked(found), strict=True):
       ranked[row] = one
     return ranked
+
+  def fuses(self, how: fusion.Fusion, drop: Sequence[str] = ()) -> bool:
+    """Whether the engine fuses the rankings of `hybrid` itself: reciprocal ranks, equal weights."""
+    equal = how.method == 'rrf' and len({*how.weights.values()}) == 1
+    return isinstance(self.engine, Fuses) and equal and not drop
 
   def hybrid(
     self,
@@ -317,7 +323,8 @@ class Collection:
     words = self._query_words(texts)
     depth = min(how.depth, self.engine.most)
     self._check_search(queries, depth)
-    if not (self.engine.fuses and fuses(how)) or drop:
+    engine = self.engine
+    if not (isinstance(engine, Fuses) and self.fuses(how, drop)):
       deep = min(depth + bool(drop), self.engine.most)
       dense = self._ranked(self.search(queries, deep, settings=settings, where=where))
       lexical = self.rankings(texts, deep, where)
@@ -331,7 +338,7 @@ class Collection:
       ]
 
     def ask(some: Int[np.ndarray, ' some'], wanted: int) -> list[Hits]:
-      return self.engine.fuse(
+      return engine.fuse(
         self.name,
         np.ascontiguousarray(queries[some], np.float32),
         [words[row] for row in some],
@@ -453,11 +460,6 @@ class Collection:
 
   def _errors(self) -> contextlib.AbstractContextManager[None]:
     return _errors(self.engine, self.where)
-
-
-def fuses(how: fusion.Fusion) -> bool:
-  """Whether engines fuse alike: reciprocal ranks with equal weights."""
-  return how.method == 'rrf' and len({*how.weights.values()}) == 1
 
 
 def slices(count: int, size: int, progress: ProgressFn | None = None) -> Iterator[slice]:

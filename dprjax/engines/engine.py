@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from etils import epath
@@ -131,8 +131,6 @@ class Engine(Protocol):
     most_id: bytes of an id, at most.
     request_rows, request_bytes: documents, and bytes of their vectors, in a request.
     answer_rows: results of all queries of a request.
-    hybrid: whether it has BM25.
-    fuses: whether it has `fuse`.
   """
 
   address: Address
@@ -143,8 +141,6 @@ class Engine(Protocol):
   request_rows: int
   request_bytes: int
   answer_rows: int
-  hybrid: bool
-  fuses: bool
 
   def create(self, name: str, record: Record, *, index_type: str = 'auto', rows: int = 0) -> None:
     """Makes an empty collection for about so many rows."""
@@ -189,10 +185,23 @@ class Engine(Protocol):
   def settings(self, name: str, k: int) -> dict[str, Any]:
     """Usual settings of a search."""
 
+  def close(self) -> None:
+    """Ends the connection."""
+
+
+@runtime_checkable
+class HasBm25(Protocol):
+  """An engine that searches words, too."""
+
   def bm25(
     self, name: str, queries: Sequence[Sequence[str]], k: int, where: Sequence[Condition]
   ) -> list[Hits]:
     """The k best of each query, its words, by BM25; of documents that share a word with it."""
+
+
+@runtime_checkable
+class Fuses(HasBm25, Protocol):
+  """An engine that fuses both rankings itself."""
 
   def fuse(
     self,
@@ -207,9 +216,6 @@ class Engine(Protocol):
     where: Sequence[Condition],
   ) -> list[Hits]:
     """The k best by reciprocal ranks of `search` and `bm25`, their first ``depth`` documents."""
-
-  def close(self) -> None:
-    """Ends the connection."""
 
 
 class EngineError(Exception):

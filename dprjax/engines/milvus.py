@@ -42,7 +42,6 @@ class Milvus:
   most, most_id = 16_384, 1024
   # Requests and answers are limited to 64 MB.
   request_rows, request_bytes, answer_rows = 1_000, 1 << 24, 100_000
-  hybrid = fuses = True
 
   def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
     engine.need('milvus', 'pymilvus', *(['milvus_lite'] if address.is_local else []))

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.engines import engine
@@ -25,12 +24,11 @@ _M, _EF = 16, 128  # of HNSW
 _json = msgspec.json.Encoder()
 
 
-class OpenSearch:
-  """A connection to OpenSearch."""
+class _Server:
+  """OpenSearch and Elasticsearch; as OpenSearch has it where they differ."""
 
   most, most_id = 10_000, 512
   request_rows, request_bytes, answer_rows = 500, 1 << 22, 100_000
-  hybrid = fuses = True
   index_types: Sequence[str] = ('HNSW', 'HNSW_FP16')
   distribution = 'opensearch'
 
@@ -57,16 +55,6 @@ class OpenSearch:
     if distribution != self.distribution:
       raise InputError(f'{address}: the server is {distribution}: --uri={distribution}:...')
     self._kinds: dict[str, str] = {}
-
-  @staticmethod
-  def is_index(folder: epath.Path) -> bool:
-    del folder
-    return False
-
-  @classmethod
-  def types_at(cls, address: Address) -> Sequence[str]:
-    del address
-    return cls.index_types
 
   def close(self) -> None:
     self.client.close()
@@ -202,6 +190,33 @@ class OpenSearch:
   ) -> list[Hits]:
     return self._hits(name, [{'query': _matches(words, where)} for words in queries], k)
 
+  def _hits(
+    self, name: str, bodies: Sequence[dict[str, Any]], k: int, inner_products: bool = False
+  ) -> list[Hits]:
+    lines: list[Any] = []
+    for body in bodies:
+      lines += [{}, body | {'size': k, '_source': False, 'track_total_hits': False}]
+    answers = self._ask('POST', f'/{name}/_msearch', _lines(lines))['responses']
+    for answer in answers:
+      if 'error' in answer:
+        error = answer['error']
+        causes = error.get('root_cause') or [error]
+        raise EngineError(f'{causes[0]["type"]}: {causes[0]["reason"]}')
+    found = [_hit(answer) for answer in answers]
+    return [Hits(one.ids, _products(one.scores)) for one in found] if inner_products else found
+
+  def _ask(self, method: str, path: str, body: Any = None) -> Any:
+    headers = None
+    if isinstance(body, bytes):
+      headers = {'content-type': 'application/x-ndjson'}
+    elif body is not None:
+      body, headers = _json.encode(body), {'content-type': 'application/json'}
+    return self.client.transport.perform_request(method, path, body=body, headers=headers)
+
+
+class OpenSearch(_Server):
+  """A connection to OpenSearch."""
+
   def fuse(
     self,
     name: str,
@@ -227,34 +242,10 @@ class OpenSearch:
       hits.append(_hit(self._ask('POST', f'/{name}/_search', body)))
     return hits
 
-  def _hits(
-    self, name: str, bodies: Sequence[dict[str, Any]], k: int, inner_products: bool = False
-  ) -> list[Hits]:
-    lines: list[Any] = []
-    for body in bodies:
-      lines += [{}, body | {'size': k, '_source': False, 'track_total_hits': False}]
-    answers = self._ask('POST', f'/{name}/_msearch', _lines(lines))['responses']
-    for answer in answers:
-      if 'error' in answer:
-        error = answer['error']
-        causes = error.get('root_cause') or [error]
-        raise EngineError(f'{causes[0]["type"]}: {causes[0]["reason"]}')
-    found = [_hit(answer) for answer in answers]
-    return [Hits(one.ids, _products(one.scores)) for one in found] if inner_products else found
 
-  def _ask(self, method: str, path: str, body: Any = None) -> Any:
-    headers = None
-    if isinstance(body, bytes):
-      headers = {'content-type': 'application/x-ndjson'}
-    elif body is not None:
-      body, headers = _json.encode(body), {'content-type': 'application/json'}
-    return self.client.transport.perform_request(method, path, body=body, headers=headers)
-
-
-class Elasticsearch(OpenSearch):
+class Elasticsearch(_Server):
   """A connection to Elasticsearch. Its own fusion needs a licence, so rankings are fused here."""
 
-  fuses = False
   index_types: Sequence[str] = ('HNSW', 'HNSW_SQ8', 'FLAT')
   distribution = 'elasticsearch'
   _index: Mapping[str, Any] = {}

@@ -31,7 +31,6 @@ class Parquet:
 
   most, most_id = 10**6, 1 << 20
   request_rows, request_bytes, answer_rows = 1 << 20, 1 << 27, 1 << 24
-  hybrid = fuses = False
   index_types: Sequence[str] = ('FLAT',)
 
   def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
@@ -48,11 +47,6 @@ class Parquet:
   def is_index(folder: epath.Path) -> bool:
     found = [path for path in folder.iterdir() if not path.name.startswith('.')]
     return all((path / _RECORD).exists() for path in found)  # also after the last --drop
-
-  @classmethod
-  def types_at(cls, address: Address) -> Sequence[str]:
-    del address
-    return cls.index_types
 
   def close(self) -> None:
     """Nothing is open."""
@@ -227,12 +221,6 @@ class Parquet:
       used = rows >= 0
       hits.append(Hits(ids_at(rows[used]), scores[used].tolist()))
     return hits
-
-  def bm25(self, *args: Any) -> list[Hits]:
-    raise NotImplementedError
-
-  def fuse(self, *args: Any, **how: Any) -> list[Hits]:
-    raise NotImplementedError
 
   def _batches(
     self, name: str, columns: Sequence[str], where: Sequence[Condition]

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.engines import engine
@@ -28,7 +27,6 @@ class Pgvector:
 
   most, most_id = 100_000, 2_000  # an index of ids takes rows of 2,704 bytes
   request_rows, request_bytes, answer_rows = 10_000, 1 << 26, 100_000
-  hybrid = fuses = False
   index_types: Sequence[str] = ('HNSW', 'HNSW_HALF', 'IVF_FLAT', 'FLAT')
 
   def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
@@ -59,16 +57,6 @@ class Pgvector:
 
       register_vector(self.client)
       self._iterative = tuple(map(int, extension[0].split('.')[:2])) >= (0, 8)
-
-  @staticmethod
-  def is_index(folder: epath.Path) -> bool:
-    del folder
-    return False
-
-  @classmethod
-  def types_at(cls, address: Address) -> Sequence[str]:
-    del address
-    return cls.index_types
 
   def close(self) -> None:
     self.client.close()
@@ -239,12 +227,6 @@ class Pgvector:
           cursors.append(cursor)
         rows = [cursor.fetchall() for cursor in cursors]
     return [Hits([id_ for id_, _ in one], [score for _, score in one]) for one in rows]
-
-  def bm25(self, *args: Any) -> list[Hits]:
-    raise NotImplementedError
-
-  def fuse(self, *args: Any, **how: Any) -> list[Hits]:
-    raise NotImplementedError
 
   def _with(self, text: str, *names: Any) -> Any:
     """A statement with quoted names of tables, or numbers and texts, in its braces."""

@@ -32,7 +32,6 @@ class Qdrant:
   most, most_id = 100_000, 1 << 16
   # A server takes requests of 32 MB.
   request_rows, request_bytes, answer_rows = 1_000, 1 << 22, 100_000
-  hybrid = fuses = True
 
   def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
     engine.need('qdrant', 'qdrant_client')
