@@ -44,11 +44,6 @@ _MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000')
 
 _POOL = options.number(0.0, least=0, most=1)
 _TEXT = options.text('')
-_TEXTS = options.Option(
-  (),
-  lambda v: isinstance(v, tuple | list) and all(isinstance(one, str) for one in v),
-  'a tuple of texts',
-)
 # configs/unm.py explains them.
 _OPTIONS = {
   'method': _TEXT,
@@ -59,7 +54,7 @@ _OPTIONS = {
   'retriever_recipe': _TEXT,
   'reranker_recipe': _TEXT,
   'reranker_path': _TEXT,
-  'runs': _TEXTS,
+  'runs': options.texts(),
   'depth': options.whole(200, least=1, most=10**6),
   'sample': options.whole(30, least=1, most=10**6),
   'threshold': options.number(0.1, least=0, most=1),
@@ -68,7 +63,7 @@ _OPTIONS = {
   'mix.random': _POOL,
   'rounds': options.whole(1, least=1, most=100),
   'undenoised': options.switch(True),
-  'measures': _TEXTS,
+  'measures': options.texts(),
 }
 
 
@@ -281,13 +276,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   if not config.data.dir:
     raise InputError('config.data.dir is empty: --config.data.dir=DIR names a BEIR folder')
   given = configs.flat({k: v for k, v in config.to_dict().items() if k not in _EXPERIMENTS})
-  if unknown := sorted(given.keys() - _OPTIONS.keys()):
-    raise InputError(f'config.{unknown[0]}: there is no such option; configs/unm.py lists them all')
-  for name, spec in _OPTIONS.items():
-    if name not in given:
-      raise InputError(f'config.{name} is missing; begin with configs/unm.py')
-    if not spec.fits(given[name]):
-      raise InputError(f'config.{name}: expected {spec.expected}, not {given[name]!r:.60}')
+  options.check(_OPTIONS, dict(given), 'config', 'configs/unm.py')
   if abs(sum(config.mix.values()) - 1) > 1e-6:
     raise InputError(
       'config.mix: fractions must add up to 1, not '

@@ -43,11 +43,6 @@ _SYSTEMS = {
 }
 
 _TEXT = options.text('')
-_TEXTS = options.Option(
-  (),
-  lambda v: isinstance(v, tuple | list) and all(isinstance(one, str) for one in v),
-  'a tuple of texts',
-)
 OPTIONS = {
   'method': _TEXT,
   'seed': options.whole(42, least=0, most=2**31 - 1),
@@ -69,7 +64,7 @@ OPTIONS = {
   'reranker_path': _TEXT,
   'depth': options.whole(100, least=1, most=10**6),
   'sample': options.whole(30, least=1, most=10**6),
-  'measures': _TEXTS,
+  'measures': options.texts(),
   'retriever_recipe': _TEXT,
 }
 """Options beside ``config.retriever``; configs/nolabels.py explains them."""
@@ -375,13 +370,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       'config.data.dir is empty: --config.data.dir=PATH names documents, a corpus or a BEIR folder'
     )
   given = dict(configs.flat({k: v for k, v in c.to_dict().items() if k != 'retriever'}))
-  if unknown := sorted(given.keys() - OPTIONS.keys()):
-    raise InputError(f'config.{unknown[0]}: there is no such option; see configs/nolabels.py')
-  for name, spec in OPTIONS.items():
-    if name not in given:
-      raise InputError(f'config.{name} is missing; begin with configs/nolabels.py')
-    if not spec.fits(given[name]):
-      raise InputError(f'config.{name}: expected {spec.expected}, not {given[name]!r:.60}')
+  options.check(OPTIONS, given, 'config', 'configs/nolabels.py')
   if c.queries.answers and c.queries.endpoint:
     raise InputError('config.queries.answers, config.queries.endpoint: two sources; give one')
   if c.queries.endpoint and not c.queries.model:

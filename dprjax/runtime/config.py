@@ -461,11 +461,7 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
   if unknown := [key for key in given if key not in known and not key.startswith(owns)]:
     _check_renamed(unknown[0], name)
     raise InputError(f'{name}.{unknown[0]}: {_NO_OPTION}{_ALL}')
-  if missing := [key for key in known if key not in given]:
-    raise InputError(f'{name}.{missing[0]} is missing; start a config file from default()')
-  for key, spec in known.items():
-    if not spec.fits(given[key]):
-      raise InputError(f'{name}.{key}: expected {spec.expected}, not {given[key]!r:.60}')
+  options.check(known, {key: given[key] for key in known if key in given}, name, 'default()')
 
 
 def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Option]) -> None:
@@ -477,15 +473,7 @@ def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Opt
   section = _own(config).removesuffix('.')
   own = config.get(section)
   given = own.to_dict() if isinstance(own, ml_collections.ConfigDict) else {}
-  if unknown := sorted(given.keys() - table.keys()):
-    raise InputError(f'config.{section}.{unknown[0]}: {config.method} has no such option')
-  for name, spec in table.items():
-    if name not in given:
-      raise InputError(f'config.{section}.{name} is missing; set it in the config file')
-    if not spec.fits(given[name]):
-      raise InputError(
-        f'config.{section}.{name}: expected {spec.expected}, not {given[name]!r:.60}'
-      )
+  options.check(table, given, f'config.{section}', f'OPTIONS of {config.method}')
 
 
 def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, options.Option]:

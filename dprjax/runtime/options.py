@@ -4,6 +4,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from dprjax.base.errors import InputError
+
 SET: Any = object()
 """In ``Option.requires``: any value but an unused one."""
 
@@ -29,6 +31,27 @@ class Option(NamedTuple):
     """A copy with rules; ``prompt__length=SET`` requires ``prompt.length``."""
     rules = {name.replace('__', '.'): value for name, value in requires.items()}
     return self._replace(optional=optional, requires=rules)
+
+
+def check(table: Mapping[str, Option], given: Mapping[str, Any], name: str, start: str) -> None:
+  """Checks that all options of a table are given, no others, and that their values fit.
+
+  Args:
+    table: by full names.
+    given: values, by the same.
+    name: put before a name in messages, such as ``config``.
+    start: the place that has all options, in messages.
+
+  Raises:
+    InputError: naming the first wrong option.
+  """
+  if unknown := sorted(given.keys() - table.keys()):
+    raise InputError(f'{name}.{unknown[0]}: there is no such option; {start} has all')
+  for key, spec in table.items():
+    if key not in given:
+      raise InputError(f'{name}.{key} is missing; {start} has all options')
+    if not spec.fits(given[key]):
+      raise InputError(f'{name}.{key}: expected {spec.expected}, not {given[key]!r:.60}')
 
 
 def text(value: str) -> Option:
@@ -81,6 +104,15 @@ def number(
 def several(*values: Any) -> Option:
   """A tuple that is not empty; its user checks the items."""
   return Option(values, lambda v: isinstance(v, tuple | list) and len(v) > 0, 'a tuple')
+
+
+def texts(*values: str) -> Option:
+  """A tuple of texts, possibly empty; its user checks the items."""
+  return Option(
+    values,
+    lambda v: isinstance(v, tuple | list) and all(isinstance(one, str) for one in v),
+    'a tuple of texts',
+  )
 
 
 def phrases(*values: str) -> Option:
