@@ -27,9 +27,7 @@ from dprjax.runtime import workdir as workdirs
 from dprjax.runtime.stages import ModelFiles, Stages, TextFiles, differences
 
 METHOD = 'nolabels'
-CHOICE = 'choice.json'
 DOCSTRINGS = 'docstrings:'
-_FORMAT = 'dprjax.choice'
 _FUSION = 'zscore'
 _MEASURE = 'nDCG@10'
 _MOST_PRICE = 1e6
@@ -138,7 +136,7 @@ class NoLabels:
     runs['prompt-fused'] = self._fuse('prompt-fused', split, runs['bm25'], runs['prompt'])
     metrics = {name: self._measure(name, runs[name], qrels) for name in _SYSTEMS}
     choice = choose({name: _scores(path) for name, path in metrics.items()}, judged)
-    files.write_json(work / CHOICE, _written(choice))
+    files.write_json(work / workdirs.CHOSEN, choice.record())
     self._card(metrics, judged)
     titles = {title: metrics[name] for name, (title, _) in _SYSTEMS.items()}
     self._stages.report(titles, c.measures, work)
@@ -347,19 +345,6 @@ def choose(scores: Mapping[str, Mapping[str, float]], judged: bool) -> Choice:
 
 def _scores(path: epath.Path) -> dict[str, float]:
   return reading.read_json_object(path, 'metrics')['per_query'][_MEASURE]
-
-
-def _written(choice: Choice) -> dict[str, Any]:
-  return {
-    'format': _FORMAT,
-    'verdict': choice.verdict,
-    'chosen': choice.candidate._asdict(),
-    'expected': choice.expected,
-    'loss': choice.loss,
-    'queries': choice.queries,
-    'judged': choice.judged,
-    'estimates': {str(name): one._asdict() for name, one in choice.estimates.items()},
-  }
 
 
 def check(config: ml_collections.ConfigDict) -> None:

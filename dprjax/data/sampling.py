@@ -6,9 +6,9 @@ go to different updates, and so do those of near duplicates.
 """
 
 from collections import deque
-from collections.abc import Iterable
 
 import numpy as np
+import scipy.sparse.csgraph
 from jaxtyping import Int, UInt64
 
 from dprjax.data import table
@@ -35,13 +35,15 @@ def groups(cache: TokenCache, near: bool) -> Int[np.ndarray, ' queries']:
     queries.append(np.repeat(rows, lists.counts))
   flat, of_query = np.concatenate(positives), np.concatenate(queries)
   passages, place = np.unique(flat, return_inverse=True)
-  joined = _Union(cache.num_queries + len(passages))
-  joined.join(zip(of_query.tolist(), (place + cache.num_queries).tolist(), strict=True))
+  offset = cache.num_queries
+  links = [np.stack([of_query, place.ravel() + offset])]
   if near:
-    offset = cache.num_queries
     pairs = near_duplicates(signatures(cache, passages))
-    joined.join((one + offset, other + offset) for one, other in pairs)
-  return np.array([joined.find(row) for row in range(cache.num_queries)])
+    links.append(np.array(pairs, np.int64).reshape(-1, 2).T + offset)
+  ends = np.concatenate(links, axis=1)
+  nodes = offset + len(passages)
+  graph = scipy.sparse.coo_array((np.ones(ends.shape[1], bool), ends), (nodes, nodes))
+  return scipy.sparse.csgraph.connected_components(graph, directed=False)[1][:offset]
 
 
 def signatures(
@@ -102,21 +104,3 @@ def spread(
     waiting.extendleft(reversed(passed))
     found += batch
   return np.array(found, order.dtype)
-
-
-class _Union:
-  """Disjoint sets of the numbers below ``count``."""
-
-  def __init__(self, count: int):
-    self._parent = list(range(count))
-
-  def find(self, one: int) -> int:
-    while self._parent[one] != one:
-      self._parent[one] = self._parent[self._parent[one]]
-      one = self._parent[one]
-    return one
-
-  def join(self, pairs: Iterable[tuple[int, int]]) -> None:
-    for one, other in pairs:
-      low, high = sorted((self.find(one), self.find(other)))
-      self._parent[high] = low

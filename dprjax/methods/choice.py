@@ -24,7 +24,6 @@ from dprjax.retrieval import bm25_index, choosing, fusion
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
 from dprjax.runtime import workdir as workdirs
 
-_FORMAT = 'dprjax.choice'
 _PARTS = 5  # of held-out queries, where there are no folds
 
 
@@ -187,6 +186,7 @@ class _Written(msgspec.Struct):
   candidates: list[_Candidate]
   queries: int
   optimism: float
+  judged: bool = True
   new: float | None = None
   new_queries: int | None = None
 
@@ -197,19 +197,6 @@ def write(workdir: epath.Path, kept: Kept, trained_on: epath.Path) -> None:
   ``trained_on`` is the workdir that knows the queries.
   """
   choice = kept.choice
-  record = {
-    'format': _FORMAT,
-    'verdict': choice.verdict,
-    'chosen': list(choice.candidate),
-    'candidates': [
-      {**name._asdict(), **estimate._asdict(), 'bm25_weight': kept.weights.get(name)}
-      for name, estimate in choice.estimates.items()
-    ],
-    'queries': choice.queries,
-    'optimism': choice.optimism,
-    'new': choice.new,
-    'new_queries': choice.new_queries,
-  }
   if choice.candidate.fused:
     known = workdirs.seen_queries(trained_on)
     hashes = np.unique(np.concatenate([*known.values(), np.zeros(0, np.uint64)]))
@@ -226,7 +213,7 @@ def write(workdir: epath.Path, kept: Kept, trained_on: epath.Path) -> None:
     )
   else:
     (workdir / workdirs.FUSION).unlink(missing_ok=True)
-  files.write_json(workdir / workdirs.CHOSEN, record)
+  files.write_json(workdir / workdirs.CHOSEN, choice.record(kept.weights))
 
 
 def read(workdir: epath.Path) -> Kept | None:
@@ -252,6 +239,7 @@ def read(workdir: epath.Path) -> Kept | None:
     chosen,
     estimates,
     found.queries,
+    found.judged,
     optimism=found.optimism,
     new=found.new,
     new_queries=found.new_queries,

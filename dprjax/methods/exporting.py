@@ -390,7 +390,7 @@ def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed:
 
 
 def _base_folder(reference: repository.Reference, needed: bool) -> epath.Path | None:
-  """The config of a repository.json in a folder, from the cache or, if ``needed``, the hub."""
+  """The config.json of a repository in a folder, from the cache or, if ``needed``, the hub."""
   for cached in (True, False) if needed else (True,):
     with contextlib.suppress(InputError):
       folder = repository.fetch(reference, ['*config.json', 'modules.json'], 'backbone', cached)

@@ -298,7 +298,7 @@ def load_named(stored: str, named: str | None) -> Method:
   """The method of a stored config. Code outside this package runs only if the user names it too.
 
   Args:
-    stored: ``config.method`` of the config of a workdir.json, which may come from a stranger.
+    stored: ``config.method`` of the config.json of a workdir, which may come from a stranger.
     named: ``--method``.
 
   Raises:

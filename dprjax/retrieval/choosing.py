@@ -20,7 +20,7 @@ encoder does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
@@ -28,6 +28,9 @@ from jaxtyping import Bool, Float, Float64, Int
 
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
+
+FORMAT = 'dprjax.choice'
+"""Of choice.json."""
 
 LOSS = 0.002
 """A smaller loss than this is none."""
@@ -158,6 +161,23 @@ class Choice(NamedTuple):
       f'{self.candidate}: expected gain {self.expected:+.3f}, chance of losing more than '
       f'{LOSS:g}: {percent(self.loss)}{self._on_new_answers}'
     )
+
+  def record(self, weights: Mapping[Candidate, float] | None = None) -> dict[str, Any]:
+    """What choice.json holds; ``weights``: of BM25 in each fusion."""
+    return {
+      'format': FORMAT,
+      'verdict': self.verdict,
+      'chosen': list(self.candidate),
+      'candidates': [
+        {**name._asdict(), **estimate._asdict(), 'bm25_weight': (weights or {}).get(name)}
+        for name, estimate in self.estimates.items()
+      ],
+      'queries': self.queries,
+      'judged': self.judged,
+      'optimism': self.optimism,
+      'new': self.new,
+      'new_queries': self.new_queries,
+    }
 
   @property
   def _on_new_answers(self) -> str:

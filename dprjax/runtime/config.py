@@ -632,7 +632,7 @@ def _check_renamed(key: str, name: str = 'config') -> None:
 
 
 def _read(workdir: epath.PathLike) -> dict[str, Any]:
-  """The config of a workdir.json; options newer than the file have their defaults."""
+  """The config.json of a workdir; options newer than the file have their defaults."""
   path = epath.Path(workdir) / 'config.json'
   stored = reading.read_json_object(path, 'config.json of the workdir')
   merged = _merge(json.loads(to_json(default())), stored)

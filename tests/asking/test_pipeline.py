@@ -14,6 +14,7 @@ from dprjax import pipeline as command_module
 from dprjax.asking import pipeline
 from dprjax.data import text
 from dprjax.formats.vector_spec import VectorSpec
+from dprjax.methods import choice as choices
 from dprjax.models import encoder, hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.retrieval.embeddings import load_embeddings
@@ -94,9 +95,10 @@ def test_from_a_corpus_to_a_prompt_with_a_card_and_the_same_bytes_after_a_kill(
   lines = [line for line in said.splitlines() if line.startswith('[')]
   numbers = [line.split(']')[0] for line in lines]
   assert numbers == [f'[{n}/{len(lines)}' for n in range(1, len(lines) + 1)]
-  choice = json.loads((work / 'choice.json').read_text())
-  assert not choice['judged'] and choice['queries'] > 0
-  assert 'prompt' in choice['estimates'] and 'bm25' not in choice['estimates']
+  kept = choices.read(work)
+  assert not kept.choice.judged and kept.choice.queries > 0
+  models = {name.model for name in kept.choice.estimates}
+  assert 'prompt' in models and 'bm25' not in models
   for title in ('BM25', 'frozen encoder', '+ prompt'):
     assert f'| {title} |' in (work / 'report.md').read_text()
   assert 'queries that nobody judged' in (work / 'prompt' / 'README.md').read_text()
@@ -149,8 +151,8 @@ def test_from_a_corpus_to_a_prompt_with_a_card_and_the_same_bytes_after_a_kill(
   command_module.main([*flags, f'--config.data.judged={data}'])
   said = capsys.readouterr().out
   assert 'Train: the prompt: done before' in said and 'nothing could be checked' not in said
-  choice = json.loads((work / 'choice.json').read_text())
-  assert choice['judged'] and choice['queries'] == 9
+  kept = choices.read(work)
+  assert kept.choice.judged and kept.choice.queries == 9
   assert (work / 'prompt.npz').read_bytes() == before['prompt.npz']
 
 
