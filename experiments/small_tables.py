@@ -31,6 +31,7 @@ LABELS = {
   'ft': 'fine-tuned',
 }
 CHOOSER = 'chooser'
+OFFERED = ('bm25', 'linear', 'query', 'both', 'lora')  # `dprjax train` does not move passages
 
 
 class Setting(NamedTuple):
@@ -190,10 +191,12 @@ def rule_rows(settings):
   """What rules gain: mean, worst setting, losses."""
   chosen = choices(settings)
   whole = choices(settings, half=False)
+  offered = choices(settings, half=False, ways=OFFERED)
   rules = {
     'frozen with BM25, always': lambda one: Candidate('frozen', fused=True),
     'linear map with BM25, always': lambda one: Candidate('linear', fused=True),
     'the best held-out mean': largest,
+    'the chooser, of what `:beir,thorough` offers': lambda one: offered[id(one)].candidate,
     'the chooser, without half steps': lambda one: whole[id(one)].candidate,
     'the chooser': lambda one: chosen[id(one)].candidate,
     'the best with hindsight': lambda one: max(one.tested, key=lambda c: one.tested[c].mean()),
