@@ -83,7 +83,7 @@ def fit(
       `dprjax configs --options` lists them. They are checked as on the command line.
     negatives: hard negatives: the table of `dprjax.mine`, or the path of its file. One is used for
       each query unless ``options['negatives']`` says otherwise.
-    workdir: where everything is kept; None: a folder in the user's cache, named by its content, so
+    workdir: where everything is kept; None: a folder in the user cache, named by its content, so
       that the same call finds its result again.
     progress: whether to show a bar, and where the result is kept.
 
@@ -184,7 +184,7 @@ class Fitted:
 
   @property
   def prompt(self) -> artifact.Prompt | None:
-    """The prompt's arrays and what is known about it; None without a prompt."""
+    """The prompt arrays and what is known about it; None without a prompt."""
     path = self.path
     return None if path is None or path.is_dir() else artifact.load_prompt(path)
 

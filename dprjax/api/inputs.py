@@ -30,7 +30,7 @@ def is_path(value: Any) -> bool:
 
 
 def write_queries(queries: Texts, out: epath.Path) -> list[str]:
-  """Writes queries as BEIR's queries.jsonl; returns their ids.
+  """Writes queries as BEIR queries.jsonl; returns their ids.
 
   Raises:
     InputError: as `corpora.queries`, or the file cannot be read, or there is none.
@@ -40,7 +40,7 @@ def write_queries(queries: Texts, out: epath.Path) -> list[str]:
 
 
 def write_corpus(corpus: Texts, out: epath.Path) -> list[str]:
-  """Writes passages as BEIR's corpus.jsonl; returns their ids.
+  """Writes passages as BEIR corpus.jsonl; returns their ids.
 
   Raises:
     InputError: as `corpora.passages`, or the file cannot be read, or there is none.
@@ -75,7 +75,7 @@ def judgements(
       - a list with an entry for each query, in their order: a passage id, or a list of them;
       - a list of tuples (query id, passage id) or (query id, passage id, grade);
       - a table with a column of each: ``query_id``, ``passage_id`` and perhaps ``score`` (or other
-        usual names, such as BEIR's ``query-id`` and ``corpus-id``);
+        usual names, such as the BEIR ``query-id`` and ``corpus-id``);
       - None: query and passage of the same place belong together.
     queries, passages: the ids there are, in order; None if unknown.
     name: of the argument, for messages.

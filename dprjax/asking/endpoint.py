@@ -1,4 +1,4 @@
-"""A client of OpenAI's interface for chat completions, which most servers of models have.
+"""A client of the OpenAI interface for chat completions, which most servers of models have.
 
 ``POST ENDPOINT/chat/completions``, several at a time. Busy and failing servers are asked again,
 after a pause that doubles, or that they name (``Retry-After``). No redirect is followed, since the
@@ -28,7 +28,7 @@ _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _MOST_BYTES = 1 << 20  # of an answer
-_SHOWN = 160  # characters of a server's message
+_SHOWN = 160  # characters of the message of a server
 
 
 class Server(NamedTuple):

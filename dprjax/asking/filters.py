@@ -76,7 +76,7 @@ _LISTS = {
 
 
 class Query(NamedTuple):
-  """A query of a passage, and where it is from, such as ``title`` or a model's name."""
+  """A query of a passage, and where it is from, such as ``title`` or the name of a model."""
 
   passage: str
   text: str

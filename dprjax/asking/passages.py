@@ -11,7 +11,7 @@ from dprjax.formats.texts import PassageRecord, Texts, read_corpus
 
 
 def corpus_file(path: files.PathLike) -> epath.Path | None:
-  """The corpus of jsonl or MS MARCO's tsv that a path names, itself or in a BEIR folder.
+  """The corpus of jsonl or the MS MARCO tsv that a path names, itself or in a BEIR folder.
 
   Returns:
     None for anything else (`read_others`).

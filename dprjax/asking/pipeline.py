@@ -172,7 +172,7 @@ class NoLabels:
   def _retrieve_train(
     self, texts: TextFiles, frozen: ModelFiles, vectors: epath.Path
   ) -> tuple[epath.Path, dict[str, epath.Path]]:
-    """The teacher's run of the queries, and all runs."""
+    """The teacher run of the queries, and all runs."""
     runs = self._retrieve(texts, 'train', frozen, vectors)
     if not (reranker := self.config.reranker_path):
       return runs['fused'], runs
@@ -189,7 +189,7 @@ class NoLabels:
   def _retrieve(
     self, texts: TextFiles, split: str, frozen: ModelFiles, vectors: epath.Path
   ) -> dict[str, epath.Path]:
-    """BM25, the frozen encoder, and both fused, over a split's queries."""
+    """BM25, the frozen encoder, and both fused, over the queries of a split."""
     bm25 = self._stages.bm25(
       f'BM25: {split}', texts, split, self._run_file('bm25', split), self._depth(split)
     )
@@ -267,7 +267,7 @@ class NoLabels:
     self._stages.train('Train: the prompt', c.retriever_recipe, flags, workdir, reads, restart=True)
 
   def _judged(self, corpus: epath.Path) -> TextFiles:
-    """The user's queries, over the whole corpus."""
+    """The user queries, over the whole corpus."""
     split = self.config.data.judged_split
     found = sources.locate(sources.Source(self.config.data.judged, 'beir', split))
     folder = epath.Path(self.config.data.judged)

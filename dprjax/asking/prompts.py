@@ -1,6 +1,6 @@
 """What a generator is asked about a passage, and the file of its answers.
 
-A line of the file is ``{"id", "answer"}``, or ``{"id", "queries": [...]}``, with the passage's id.
+A line of the file is ``{"id", "answer"}``, or ``{"id", "queries": [...]}``, with the passage id.
 Answers that `dprjax.queries` got have their prompt, model and settings beside them.
 """
 
@@ -74,7 +74,7 @@ class Request(NamedTuple):
 
 
 def read_template(path: files.PathLike | None) -> str:
-  """A file's template, or ``TEMPLATE``. Raises InputError where it has no ``{passage}``."""
+  """The template of a file, or ``TEMPLATE``. Raises InputError where it has no ``{passage}``."""
   if path is None:
     return TEMPLATE
   with reading.open_text(path, 'template') as file:
@@ -88,7 +88,7 @@ def read_template(path: files.PathLike | None) -> str:
 
 
 def read_examples(path: files.PathLike | None) -> list[Example]:
-  """The task's examples, ``{"passage", "query"}`` a line; query may be a list."""
+  """The task examples, ``{"passage", "query"}`` a line; query may be a list."""
   if path is None:
     return []
   return [example for _, example in reading.read_jsonl(path, 'examples', Example)]

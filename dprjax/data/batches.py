@@ -86,10 +86,10 @@ def make_batches(
   sample: int = 0,
   group: jt.Int[np.ndarray, ' queries'] | None = None,
 ) -> grain.MapDataset[Batch]:
-  """This process's rows of the global batch of any step (keys: docs/architecture.md, 'A batch').
+  """The rows of any step that this process has (keys: docs/architecture.md, 'A batch').
 
-  Each epoch shuffles the queries anew and drops those that do not fill a batch. A query's hard
-  negatives have an order that the seed decides; each epoch takes the next ones, and none repeats
+  Each epoch shuffles the queries anew and drops those that do not fill a batch. The hard negatives
+  of a query have an order that the seed decides; each epoch takes the next ones, and none repeats
   before all have been taken. Random passages that are not relevant fill missing ones.
 
   With a ``mix``, each negative draws its source anew in each epoch, and each source has its own
@@ -103,7 +103,7 @@ def make_batches(
     mix: shares of the sources; by default any negative.
     positive: 'rotate', the next positive in each epoch, or 'first'.
     query_buckets, passage_buckets: padded lengths; a batch takes the smallest that holds it.
-    max_relevant: the largest R of `relevant`; by default what the cache's queries need. A query
+    max_relevant: the largest R of `relevant`; by default what the cache queries need. A query
       with more lists those in the global batch first.
     vectors: gives passage vectors, which replace passage tokens: `passage_vectors` ``[B, C, H]``.
     sample: passages drawn for each batch from those outside it: `corpus_vectors` ``[S, H]`` and
@@ -361,7 +361,7 @@ def open_batches(
 
 
 def process_rows(batch_size: int, process_index: int, process_count: int, unit: str) -> slice:
-  """This process's rows of a global batch; raises InputError if the parts would be unequal."""
+  """The rows of a global batch that this process has. Raises InputError for unequal parts."""
   if batch_size % process_count:
     raise InputError(
       f'a batch of {batch_size} {unit} cannot be divided among {process_count} processes'

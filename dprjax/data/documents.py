@@ -65,7 +65,7 @@ class PassageCache:
     return len(self.num_tokens)
 
   def passage_ids(self, rows: jt.Int[np.ndarray, ' B']) -> list[str]:
-    """``DOCUMENT#n``, where n counts the document's passages from 0."""
+    """``DOCUMENT#n``, where n counts the document passages from 0."""
     return self.passages.ids(rows)
 
 
@@ -152,7 +152,7 @@ def build_documents(
 
 
 class _Sentences(NamedTuple):
-  """A document's tokens, which of them begin a word, and the number of tokens of each sentence."""
+  """Tokens of a document, which of them begin a word, and how many each sentence has."""
 
   id: str
   tokens: Integers

@@ -61,7 +61,7 @@ def build_once(
     sources: the files, by role.
     build: makes the given folder from the parts' folders, which appear as processes finish.
     process_index, process_count, wait_s: process 0 builds; others wait for so many seconds.
-    build_part: makes the folder of another process's part.
+    build_part: makes the folder of a part that another process makes.
 
   Raises:
     InputError: the folder holds something else or is damaged; another command is building it;

@@ -77,7 +77,7 @@ def make_batches(
   process_index: int = 0,
   process_count: int = 1,
 ) -> grain.MapDataset[Batch]:
-  """This process's rows of the global batch of any step, with the key `task` ``[B]`` int32.
+  """The rows of any step that this process has, with the key `task` ``[B]`` int32.
 
   Row numbers (`passage_index` and so on) continue from data set to data set; `split_rows` undoes
   it.

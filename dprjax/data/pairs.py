@@ -51,7 +51,7 @@ class PairSource:
 
   Attributes:
     path: the folder of the splits.
-    split: a file's name without ending.
+    split: the name of a file without ending.
     hold_out, held_out: as in ``sources.Source``, by a hash of both texts.
     max_pairs: the most pairs, half of each label, by a hash too.
   """
@@ -260,7 +260,7 @@ class PairFeed:
 
 
 class QueryPairFeed:
-  """A feed's queries as pairs: each with its positive, and with each negative."""
+  """The queries of a feed as pairs: each with its positive, and with each negative."""
 
   def __init__(self, feed: Feed):
     self._feed, self._columns = feed, 1 + feed.negatives

@@ -1,8 +1,8 @@
-"""Tokenizers that transformers has read once, kept in the user's cache directory.
+"""Tokenizers that transformers has read once, kept in the user cache directory.
 
 transformers takes seconds to import and to read a tokenizer, each time a command starts. What it
-made of a folder's files is the same until they, or it, change: the key is a hash of all of that. A
-file that is damaged or cannot be written costs these seconds and nothing else.
+made of the files of a folder is the same until they, or it, change: the key is a hash of all of
+that. A file that is damaged or cannot be written costs these seconds and nothing else.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _ENDINGS = ('.json', '.txt', '.model', '.bpe', '.vocab', '.jinja')
 
 
 def key_of(folder: epath.Path) -> str:
-  """Hashes all that a folder's tokenizer is made from."""
+  """Hashes all that the tokenizer of a folder is made from."""
   digest = hashlib.sha256(_FORMAT.encode())
   for package in _PACKAGES:
     digest.update(f'{package} {metadata.version(package)}\n'.encode())

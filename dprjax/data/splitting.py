@@ -1,6 +1,6 @@
 """A split for testing, for data that has none.
 
-By query, a hash of the query's id decides. By document, a hash of the documents that answer it
+By query, a hash of the query id decides. By document, a hash of the documents that answer it
 decides: queries that share a document stay together, so no document answers queries of both splits.
 The document of a passage ``PATH#n`` is ``PATH``; any other passage is a document by itself.
 """

@@ -1,4 +1,4 @@
-"""A teacher's scores of queries and passages, for batches of a cache.
+"""Teacher scores of queries and passages, for batches of a cache.
 
 They come from a TREC run, as dprjax.rerank writes it, or from the `reranker_score` of a jsonl that
 dprjax.mine wrote.
@@ -29,7 +29,7 @@ class Teacher:
   """Scores by query and passage, both as rows of a cache."""
 
   def __init__(self, path: epath.Path, cache: TokenCache):
-    """Reads the scores of all pairs of the cache's queries and passages that a file holds.
+    """Reads the scores that a file holds, of pairs of queries and passages in the cache.
 
     Raises:
       InputError: it cannot be read, a score is too large, or no query has two scores.
@@ -56,7 +56,7 @@ class Teacher:
     _, counts = np.unique(self._pairs >> 32, return_counts=True)
     usable = int(np.count_nonzero(counts > 1))
     _log.info(
-      "%s: a teacher's scores of %s pairs; %s of %s training queries have two or more",
+      '%s: teacher scores of %s pairs; %s of %s training queries have two or more',
       path,
       f'{len(self._pairs):,}',
       f'{usable:,}',
@@ -71,7 +71,7 @@ class Teacher:
   def scores(
     self, queries: jt.Int32[np.ndarray, ' B'], passages: jt.Int32[np.ndarray, 'B C']
   ) -> jt.Float32[np.ndarray, 'B C']:
-    """The scores of each query's passages; NaN where there is none."""
+    """The scores of the passages of each query; NaN where there is none."""
     wanted = queries[:, None].astype(np.int64) << 32 | passages
     places = outofcore.positions(self._pairs, wanted.ravel()).reshape(wanted.shape)
     return np.where(places >= 0, self._scores[places], np.float32(np.nan))

@@ -61,7 +61,7 @@ class PairFormat(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-  """Text to ids, with the special tokens of the tokenizer's post-processor.
+  """Text to ids, with the special tokens of the tokenizer post-processor.
 
   These are ``[CLS] text [SEP]`` for an encoder, ``<bos> text`` or ``text <eos>`` for a decoder.
 

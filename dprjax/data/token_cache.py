@@ -43,7 +43,7 @@ from dprjax.formats import examples
 from dprjax.formats.texts import Passage, Query
 
 FORMAT_VERSION = 3
-UNDENOISED, DENOISED = 1, 2  # bits of a negative's sources
+UNDENOISED, DENOISED = 1, 2  # bits of the sources of a negative
 
 _BITS = {examples.UNDENOISED: UNDENOISED, examples.DENOISED: DENOISED}
 _QUERY_COLUMNS = ('tokens', 'positives', 'relevant', 'negatives', 'sources')
@@ -61,7 +61,7 @@ _CUT = {
 _PART = 'part.npz'
 _CHUNK = 1024  # texts tokenised at a time
 _READ = 1 << 16  # texts whose digests are stored at a time
-# Passages a shard; a constant, so that a row's place is known before tokenising.
+# Passages a shard; a constant, so that the place of a row is known before tokenising.
 _SHARD_ROWS = 1 << 17
 _log = logging.getLogger(__name__)
 

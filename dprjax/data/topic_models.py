@@ -1,8 +1,8 @@
 """Topics of a corpus: found once by hLDA, LDA or k-means, then read from the words of any text.
 
 A topic model holds word distributions of a background (for hLDA the root) and of the Ks largest
-topics. EM with these distributions fixed gives a text's distribution over topics (Topic-DPR Eq. 1),
-for documents and queries alike.
+topics. EM with these distributions fixed gives the distribution of a text over topics (Topic-DPR
+Eq. 1), for documents and queries alike.
 
 A topics file, and a prompt file of kind topic, hold these arrays:
 
@@ -11,7 +11,7 @@ A topics file, and a prompt file of kind topic, hold these arrays:
 | topics/meta | U | JSON: format, version, kind, options |
 | topics/vocabulary | [V] U | known words, ascending |
 | topics/distributions | [1 + Ks, V] float32 | word distributions of the background and each topic |
-| topics/words | [Ks, W] int32 | a topic's words, most probable first, then -1 |
+| topics/words | [Ks, W] int32 | the words of a topic, most probable first, then -1 |
 | topics/sizes | [Ks] int64 | documents of each topic, largest first |
 """
 
@@ -226,7 +226,7 @@ def save_topics(path: files.PathLike, topics: Topics) -> None:
 
 
 def _check_arrays(arrays: Mapping[str, np.ndarray]) -> str | None:
-  """The fault of a topic model's arrays, beginning with an array's name."""
+  """The fault of a topic model's arrays, beginning with the name of an array."""
   _, vocabulary, distributions, shown, sizes = (arrays[name] for name in ARRAYS)
   if vocabulary.ndim != 1 or vocabulary.dtype.kind != 'U' or not vocabulary.size:
     return 'vocabulary: expected a list of words'
@@ -282,8 +282,8 @@ class TopicSettings(NamedTuple):
     kind: one of `KINDS`.
     topics: Ks, the number of topics kept.
     sweeps: Gibbs sweeps over all documents.
-    alpha, eta: Dirichlet parameters: of a document's levels or topics, and of a topic's words.
-    gamma: how readily hLDA opens a new topic.
+    alpha, eta: Dirichlet parameters: of the levels of a document or topics, and of the words of a
+    topic. gamma: how readily hLDA opens a new topic.
     min_documents: documents that a word must occur in.
     seed: of all draws.
   """
@@ -303,7 +303,7 @@ class Fitted(NamedTuple):
 
   Attributes:
     topics: the model.
-    own: each document's topic by the method; -1 if dropped or none.
+    own: the topic of each document by the method; -1 if dropped or none.
     assigned: its topic by the model.
     all_sizes: documents of every topic found, descending.
   """
@@ -419,7 +419,7 @@ def _shown(
   counts: jt.Float64[np.ndarray, ' V'],
   vocabulary: Sequence[str],
 ) -> list[str]:
-  """A topic's words, most probable first, then those of its descendants."""
+  """The words of a topic, most probable first, then those of its descendants."""
   order = np.lexsort((-counts, -ranks))[:_SHOWN]
   return [vocabulary[word] for word in order.tolist() if counts[word] > 0]
 
@@ -445,7 +445,7 @@ def _find_hlda(
       if model.level(at) == 1:
         branch_of[k] = branches.index(at)
   trees = np.stack([topics[branch_of == branch].sum(axis=0) for branch in range(len(branches))])
-  # A document's topics are on one path; a document with words of only the root has none.
+  # The topics of a document are on one path; a document with words of only the root has none.
   own = np.array([branch_of[document].max() for document in documents])
   return _Found(topics[0], trees, topics[branches], own)
 
@@ -477,7 +477,7 @@ def _tomotopy() -> Any:
 def _sample(
   model: Any, rows: Sequence[Sequence[int]], vocabulary: Sequence[str], settings: TopicSettings
 ) -> tuple[jt.Float64[np.ndarray, 'topics V'], list[jt.Int64[np.ndarray, ' _']]]:
-  """Trains a tomotopy model; returns token counts of each topic, and each document's topics."""
+  """Trains a tomotopy model; returns token counts by topic, and the topics of each document."""
   for row in rows:
     model.add_doc([vocabulary[word] for word in row])
   progress = Progress('sweeps', settings.sweeps, settings.kind)
@@ -528,7 +528,7 @@ def cluster(
 def _cluster_once(
   x: jt.Float64[np.ndarray, 'n H'], count: int, rng: np.random.Generator, steps: int
 ) -> tuple[float, jt.Int64[np.ndarray, ' n']]:
-  """The sum of squared distances, and each vector's cluster."""
+  """The sum of squared distances, and the cluster of each vector."""
   centres = x[rng.integers(len(x))][None]
   while len(centres) < count:
     nearest = _distances(x, centres).min(axis=1)

@@ -57,7 +57,7 @@ def make_view_batches(
   process_index: int = 0,
   process_count: int = 1,
 ) -> Views:
-  """This process's rows of the global batch of any step; `batches.open_batches` opens them.
+  """The rows of any step that this process has; `batches.open_batches` opens them.
 
   Each epoch shuffles the passages anew, drops those that do not fill a batch, and draws new views.
   Keys: `first_tokens` [B, T] int32, with special tokens; `first_mask` [B, T] bool; `first_words`
@@ -158,7 +158,7 @@ def make_view_batches(
 
 
 class _Piece(NamedTuple):
-  """A stretch of each passage's tokens."""
+  """A stretch of the tokens of each passage."""
 
   starts: jt.Int[np.ndarray, ' B']
   lengths: jt.Int[np.ndarray, ' B']

@@ -1,4 +1,4 @@
-"""What an engine is: the calls that `dprjax.engines.collection` makes, and an engine's address."""
+"""The calls that `dprjax.engines.collection` makes of an engine, and the address of an engine."""
 
 import contextlib
 import dataclasses

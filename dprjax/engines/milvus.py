@@ -20,7 +20,7 @@ _LITE_OPTIONS = {'grpc.keepalive_time_ms': 2**31 - 1}
 _LITE_FILES = {'LOCK', 'collections', 'databases', 'aliases.json', 'database_properties.json'}
 _RECORD = 'dprjax.space'  # the property with the record
 _ID, _VECTOR = 'id', 'vector'
-# Fields of a collection with BM25: the words of a passage, joined by spaces, and Milvus's counts.
+# Fields of a collection with BM25: the words of a passage, joined by spaces, and Milvus counts.
 _WORDS, _COUNTS = 'words', 'counts'
 _PAYLOAD = 'payload'
 _MOST_BYTES = 65_535  # of a field

@@ -133,7 +133,7 @@ class Pgvector:
       )
 
   def flush(self, name: str) -> None:
-    """Builds the index, unless it is there, and collects the planner's statistics."""
+    """Builds the index, unless it is there, and collects the planner statistics."""
     kind = self._kinds[name]
     index = f'{name[:54]}_dprjax'
     if kind == 'IVF_FLAT':

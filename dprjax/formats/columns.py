@@ -35,7 +35,7 @@ def split_rows(
     lines: numbers and lines without their newlines, blank lines too.
     name: of the file, for messages.
     delimiter: between values.
-    quoted: whether values may be in quotes, as Python's csv module writes them.
+    quoted: whether values may be in quotes, as the Python csv module writes them.
 
   Raises:
     InputError: with the number of the row's first line: quotes that the csv module does not write,

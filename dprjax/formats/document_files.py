@@ -3,7 +3,7 @@
 | file | documents |
 |---|---|
 | .jsonl | objects with `text` (or `abstract`, as arXiv) and perhaps `title` and an id |
-| .tsv | MS MARCO's collection or DPR's, see `formats.texts` |
+| .tsv | the MS MARCO collection or DPR's, see `formats.texts` |
 | .txt | one document; blank lines separate paragraphs, whose lines are joined |
 | .zip | its .txt files |
 | .xml | the articles of a MediaWiki dump, see `formats.mediawiki` |

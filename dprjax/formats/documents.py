@@ -143,7 +143,7 @@ def _markdown(text: str, heading: str = '') -> Iterator[Paragraph]:
   if (front := re.match(r'---\n.*?\n(---|\.\.\.)\n', text, re.DOTALL)) is not None:
     text = text[front.end() :]
   tokens = markdown_it.MarkdownIt('commonmark').enable('table').parse(text)
-  row: list[str] | None = None  # the cells of a table's row
+  row: list[str] | None = None  # the cells of the row of a table
   for before, token in zip([None, *tokens], tokens, strict=False):
     if token.type == 'tr_open':
       row = []

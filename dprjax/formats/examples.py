@@ -10,8 +10,8 @@
 | table | columns such as query, positive, negative or label, by their names (`USUAL`) |
 | labels | columns text and label: see `read_labels` |
 
-DPR's passages are `{title, text, passage_id}`, Tevatron's `{docid, title, text}`. To Tevatron's
-negatives mining adds `retriever`, `rank`, `score` and `sources`. Where a
+DPR passages are `{title, text, passage_id}`, those of Tevatron `{docid, title, text}`. To
+Tevatron's negatives mining adds `retriever`, `rank`, `score` and `sources`. Where a
 column is named for the role `prompt`, its text and a space stand before the query; FlagEmbedding
 calls it so. Its scores are a teacher's (`read_reranker_scores`). A file is of any kind that
 `dprjax.formats.records` reads. Errors name file, line and what was expected.
@@ -160,7 +160,7 @@ USUAL = {
   'prompt': (),  # only where it is named
   'positive_id': ('positive_id', 'passage_id', 'docid', 'doc_id', 'pid', 'corpus_id', 'corpus-id'),
 }
-"""The usual names of a table's columns, in lower case; the first that is there counts."""
+"""The usual names of the columns of a table, in lower case; the first that is there counts."""
 
 USUAL_LABELS = {'text': ('text', 'sentence'), 'label': ('label', 'labels', 'label_id', 'category')}
 
@@ -368,7 +368,7 @@ def read_mined(path: epath.Path) -> Iterator[tuple[int, str, list[Negative]]]:
 
 
 def read_reranker_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-  """Yields (query id, (passage id, a teacher's score)) of a file that has scores.
+  """Yields (query id, (passage id, the score of a teacher)) of a file that has scores.
 
   They are the ``reranker_score`` of a tevatron jsonl, or ``pos_scores`` and ``neg_scores`` of
   FlagEmbedding's, whose ids are those of `read_examples`.
@@ -403,7 +403,7 @@ def _read_flag_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, f
     yield str(number) if given is None else check_id(given, where), found
 
 
-# What each format's parser returns: the query's id, its text, positives, negatives.
+# What each format's parser returns: the query id, its text, positives, negatives.
 _Parts = tuple[Id | None, str, list[Passage], list[tuple[Passage, Negative]]]
 
 

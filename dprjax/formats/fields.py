@@ -11,7 +11,7 @@ from dprjax.base.reading import read_lines
 if TYPE_CHECKING:
   from dprjax.base import outofcore
 
-# Control characters, and the separators of lines that Python's splitlines and editors know; a
+# Control characters, and the separators of lines that Python splitlines and editors know; a
 # byte-order mark within a file comes from files that were joined, half of a surrogate pair from
 # bytes of a command line that are no UTF-8.
 _BAD_ID = re.compile(r'^\s|\s$|[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]|^$')

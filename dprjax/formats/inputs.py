@@ -4,7 +4,7 @@ of the hub.
 A folder gives
 
 1. its ``corpus`` file for passages or ``queries`` file for queries, as a BEIR folder has them, or
-   MS MARCO's ``collection.tsv`` or DPR's ``psgs_w100.tsv``;
+   the MS MARCO ``collection.tsv`` or the DPR ``psgs_w100.tsv``;
 2. else all its .jsonl, .csv, .tsv and .parquet files;
 3. else, for passages, all its documents (`dprjax.formats.documents`).
 

@@ -88,7 +88,7 @@ def write(id_: str, splits: Sequence[str], folder: files.PathLike) -> None:
 
 
 def _find(id_: str, split: str) -> Any:
-  """The data set with a split's judgements."""
+  """The data set with the judgements of a split."""
   names = [f'{id_}/{split}']
   if split == TRAIN or id_.endswith(f'/{split}'):
     names.append(id_)

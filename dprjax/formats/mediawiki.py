@@ -25,7 +25,7 @@ _BEGINNING = re.compile('<!DOCTYPE|<!ENTITY|<mediawiki', re.IGNORECASE)
 _PIECE = 1 << 16  # characters parsed at a time
 _LONGEST_PAGE = 1 << 28
 _HEADING = re.compile(r'^==([^=].*?)==[^\S\n]*$', re.MULTILINE)
-_MARKS = re.compile(r"'{2,5}|__[A-Z]+__")  # of emphasis, and of a page's layout
+_MARKS = re.compile(r"'{2,5}|__[A-Z]+__")  # of emphasis, and of the layout of a page
 _EMPTY_BRACKETS = re.compile(r' ?\([\s,;]*\)')
 _ITEM = '\0'  # marks the start of a list item, until its line is left out
 _LEFT_OUT = (_ITEM, '{|', '|', '!')  # the last three are of tables too broken to be parsed

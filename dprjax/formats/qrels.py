@@ -1,4 +1,4 @@
-"""Relevance judgements: BEIR's tsv with its header, TREC's and MS MARCO's four columns, or three
+"""Relevance judgements: the BEIR tsv with its header, four columns of TREC and MS MARCO, or three
 without a header.
 
 A grade is a whole number of 32 bits, also written as 1.0; one above 0 is relevant, and one below 0,
@@ -37,7 +37,7 @@ def read_qrels(path: files.PathLike) -> Qrels:
     where = f'{path}, line {number}'
     if not width:
       delimiter = '\t' if '\t' in line else None
-    # BEIR's are read, and here written, by Python's csv module.
+    # Files of BEIR are read, and here written, by the csv module of Python.
     columns = _unquoted(line, where) if delimiter and '"' in line else line.split(delimiter)
     if not width:
       width = len(columns)

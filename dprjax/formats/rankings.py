@@ -43,7 +43,7 @@ def ranked(ids: list[str], scores: Float64[np.ndarray, ' n']) -> Ranking:
 
 
 class _Extent(NamedTuple):
-  """Where a query's lines are."""
+  """Where the lines of a query are."""
 
   offset: int
   size: int
@@ -54,10 +54,10 @@ class Rankings:
   """An open run; a mapping of its query ids, in the order of the file, to their rankings."""
 
   def __init__(self, path: PathLike):
-    """Reads where each query's lines are.
+    """Reads where the lines of each query are.
 
     Raises:
-      InputError: as `runs.read_blocks`; a pipe; or a query's lines do not stand together.
+      InputError: as `runs.read_blocks`; a pipe; or the lines of a query do not stand together.
     """
     self.path = files.regular_file(path, 'run')
     self._extents: dict[str, _Extent] = {}
@@ -101,7 +101,7 @@ class Rankings:
     return query_id in self._extents
 
   def __getitem__(self, query_id: str) -> Ranking:
-    """The query's ranking by its scores; ranks are ignored, as in trec_eval.
+    """The ranking of a query by its scores; ranks are ignored, as in trec_eval.
 
     Raises:
       InputError: naming the line: rising scores, or a document twice.

@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 def ending_of(path: files.PathLike) -> str:
-  """The ending of a file's name in lower case, without that of compression."""
+  """The ending of the name of a file in lower case, without that of compression."""
   return reading.plain_name(path).rpartition('.')[2].lower()
 
 

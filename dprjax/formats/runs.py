@@ -64,11 +64,11 @@ class Block(NamedTuple):
   fraction: float
 
   def line(self, row: int) -> int:
-    """The number of a row's line."""
+    """The number of the line of a row."""
     return self.lines()[row]
 
   def lines(self) -> Sequence[int]:
-    """The number of every row's line."""
+    """The number of the line of every row."""
     if self.text.count(b'\n') == len(self.scores):  # no blank lines
       return range(self.first_line, self.first_line + len(self.scores))
     lines = enumerate(self.text.split(b'\n'), self.first_line)
@@ -117,11 +117,11 @@ def parse(path: PathLike, text: bytes, first_line: int) -> Block:
 
 
 def read_tag(path: PathLike) -> str:
-  """The tag in the run's first line. Raises InputError as `read_blocks` does."""
+  """The tag in the first line of the run. Raises InputError as `read_blocks` does."""
   with open_bytes(path, 'run') as (file, _):
     while line := file.readline(_LONGEST_LINE):
       if columns := line.split():
-        return check_id(decode(columns[-1]), f"{path}: the tag of the run's first line")
+        return check_id(decode(columns[-1]), f'{path}: the tag in the first line of the run')
   raise InputError(f'{path}: no line in this run')
 
 
@@ -264,7 +264,7 @@ def _line_by_line(path: PathLike, text: bytes, lines: int, ranks: bool) -> bytes
     if ranks:
       if not _WHOLE.fullmatch(columns[3]) or abs(int(rank)) >= 2**31:
         raise InputError(f'{where}: the rank {rank!r:.40} is not a whole number')
-      # Python's spelling: Arrow does not take '+1'.
+      # The Python spelling: Arrow does not take '+1'.
       columns[3] = b'%d' % int(rank)
     columns[4] = repr(score).encode()
     sound.append(b' '.join(columns))

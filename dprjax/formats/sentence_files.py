@@ -1,4 +1,4 @@
-"""The files that sentence-transformers writes into a model's folder, key by key.
+"""The files that sentence-transformers writes into the folder of a model, key by key.
 
 Every key is applied, changes no vector, or is refused. null stands for an absent key.
 """
@@ -95,7 +95,7 @@ MODEL: Rules = {
   'default_prompt_name': None,
   'similarity_fn_name': ('cosine', 'dot'),
   'truncate_dim': None,
-  'activation_fn': None,  # of a cross-encoder's scores, which are logits here
+  'activation_fn': None,  # of the scores of a cross-encoder, which are logits here
 }
 _TRANSFORMER_FILES = tuple(
   f'sentence_{name}_config.json'
@@ -185,7 +185,7 @@ def check(value: Any, rule: Rule, where: str) -> None:
 
 
 def transformer_file(folder: epath.Path) -> epath.Path:
-  """The file of a transformer's settings, whatever its name; it need not exist."""
+  """The file of the settings of a transformer, whatever its name; it need not exist."""
   found = (folder / name for name in _TRANSFORMER_FILES)
   return next((file for file in found if file.exists()), folder / _TRANSFORMER_FILES[0])
 

@@ -8,15 +8,16 @@
 | other (MS MARCO) | id text | id text; id title text; or id url title body |
 
 `dprjax.formats.inputs` says which files a folder or a pattern gives. `USUAL` has the names by which
-columns are found, unless they are named; without a column of ids, an id is a row's number from 0.
+columns are found, unless they are named; without a column of ids, an id is the number of a row from
+0.
 
 Columns are separated by tabs, and every row has as many as the first. Three are those of the titled
 corpus that RocketQA and coCondenser use for MS MARCO. A header such as `id title text` is known.
 
-Columns are quoted, as Python's csv module writes them, under two headers: `id text title`, which is
-that of DPR's psgs_w100.tsv, and one that is in quotes itself. A quoted text may hold newlines. In
-other files a quote is a character like others. Any file may be compressed. Errors name the file and
-the first line of a row.
+Columns are quoted, as the Python csv module writes them, under two headers: `id text title`, which
+is that of the DPR psgs_w100.tsv, and one that is in quotes itself. A quoted text may hold newlines.
+In other files a quote is a character like others. Any file may be compressed. Errors name the file
+and the first line of a row.
 """
 
 import contextlib
@@ -135,7 +136,7 @@ _NAMES = {
   3: ('id', 'title', 'text'),
   4: ('id', 'url', 'title', 'text'),
 }
-_QUOTED = (('id', 'text'), ('id', 'text', 'title'))  # DPR's header
+_QUOTED = (('id', 'text'), ('id', 'text', 'title'))  # The DPR header
 _ALIASES = dict.fromkeys(('_id', 'docid', 'pid', 'qid'), 'id') | dict.fromkeys(
   ('passage', 'query', 'body'), 'text'
 )
@@ -146,7 +147,7 @@ def is_json(path: files.PathLike) -> bool:
 
 
 def format_of(path: files.PathLike) -> str:
-  """'beir' for jsonl and 'msmarco' for columns, by the file's name."""
+  """'beir' for jsonl and 'msmarco' for columns, by the file name."""
   return 'beir' if is_json(path) else 'msmarco'
 
 
@@ -345,7 +346,7 @@ class Texts:
       return
 
   def _read_json(self, one: inputs.Input, before: int) -> Iterator[tuple[int, Text]]:
-    """BEIR's records, or others with known names, by the keys of the first."""
+    """BEIR records, or others with known names, by the keys of the first."""
     what = f'{self.side} file'
     if records.ending_of(one.path) == 'json':
       found = reading.record_texts(one.path, what)
@@ -418,7 +419,7 @@ def _has_rows(one: inputs.Input) -> bool:
 
 
 def _is_layout(names: list[str]) -> bool:
-  """Whether names of columns are a header that MS MARCO's and DPR's files have."""
+  """Whether names of columns are a header that files of MS MARCO and DPR have."""
   found = sorted(_ALIASES.get(name.lower(), name.lower()) for name in names)
   return found in (sorted(known) for known in _NAMES.values())
 

@@ -85,7 +85,7 @@ def run_from_rows(
   rows: Int[np.ndarray, 'queries k'],
   scores: Float[np.ndarray, 'queries k'],
 ) -> Run:
-  """A run from a retriever's results.
+  """A run from the results of a retriever.
 
   Args:
     query_ids: one for each row of ``rows``.
@@ -188,7 +188,7 @@ def read_run(path: PathLike) -> Run:
 
 
 def _line(blocks: Sequence[Sequence[int]], row: int) -> int:
-  """The number of a row's line; ``blocks``: the numbers of the lines of each block."""
+  """The number of the line of a row; ``blocks``: the numbers of the lines of each block."""
   for lines in blocks:
     if row < len(lines):
       return lines[row]

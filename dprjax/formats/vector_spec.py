@@ -90,7 +90,7 @@ class VectorSpec:
     }
 
   def to_meta(self) -> dict[str, Any]:
-    """The keys of a prompt's meta, which names several dimensions under another key."""
+    """The keys of the meta of a prompt, which names several dimensions under another key."""
     values = dataclasses.asdict(self)
     del values['dimension']
     return values
@@ -108,7 +108,7 @@ def same_length(
 
 
 def of_meta(meta: Mapping[str, Any], base: VectorSpec = VectorSpec()) -> VectorSpec:
-  """The record in a prompt's meta; of ``base`` what the meta does not say."""
+  """The record in the meta of a prompt; of ``base`` what the meta does not say."""
   names = (field.name for field in dataclasses.fields(VectorSpec))
   return dataclasses.replace(base, **{name: meta[name] for name in names if name in meta})
 

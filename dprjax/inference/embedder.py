@@ -120,7 +120,7 @@ def place_backbone(mesh: Mesh, config: EncoderConfig, params: Any, arithmetic: A
 
   Args:
     mesh: the devices.
-    config: the encoder's shape.
+    config: the encoder shape.
     params: arrays, or on disk (`weights.OnDisk`): then memory holds one device's part of one of
       them at a time, in the type of `weight_dtype`.
     arithmetic: of the encoder.

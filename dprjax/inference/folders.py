@@ -29,7 +29,7 @@ class _Survey(NamedTuple):
   Attributes:
     rows: their number, and the SHA-256 of their ids.
     input_sha256: `texts.digest`.
-    shards: the digest of each shard's texts, 16 bytes.
+    shards: the digest of the texts of each shard, 16 bytes.
   """
 
   rows: embeddings.Rows
@@ -64,7 +64,7 @@ def fill_folder(
     source: of the texts, for messages.
     dtype: of the stored vectors.
     shard_rows: rows of a file.
-    topic, numbers: for a topic prompt, how topics were chosen, and each text's or that of all;
+    topic, numbers: for a topic prompt, how topics were chosen, and that of each text or of all;
       None: by its words.
     calibrate: the most texts to measure ranges of codes on. A folder that was begun keeps its
       ranges.

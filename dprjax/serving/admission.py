@@ -39,7 +39,7 @@ UNLIMITED = TenantLimits()
 
 
 class _Minute:
-  """A bucket that holds a minute's allowance and fills steadily.
+  """A bucket that holds the allowance of a minute and fills steadily.
 
   A request larger than all of it needs a full bucket, and empties the next ones.
   """

@@ -1,4 +1,4 @@
-"""Answers and errors as OpenAI's clients expect them, and long answers in parts."""
+"""Answers and errors as OpenAI clients expect them, and long answers in parts."""
 
 import asyncio
 import base64
@@ -87,7 +87,7 @@ def error_answer(
   code: str | None = None,
   headers: dict[str, str] | None = None,
 ) -> Response:
-  """An error in OpenAI's form."""
+  """An error in the OpenAI form."""
   kind = 'server_error' if status >= 500 else 'invalid_request_error'
   if status == 429:
     kind = 'rate_limit_error'
@@ -103,7 +103,7 @@ def failed(error: Exception, path: str) -> Response:
   if isinstance(error, UnknownPrompt):
     return error_answer(404, 'there is no such model or prompt', 'model', 'model_not_found')
   if isinstance(error, NameTaken):
-    return error_answer(409, "this is the backbone's name; choose another", 'name')
+    return error_answer(409, 'this is the backbone name; choose another', 'name')
   if isinstance(error, Changed):
     return error_answer(412, str(error), code='precondition_failed')
   if isinstance(error, Busy):
@@ -113,7 +113,7 @@ def failed(error: Exception, path: str) -> Response:
     return error_answer(422, str(error), 'input' if isinstance(error, ForeignIds) else None)
   if isinstance(error, OSError):
     logger.error('%s: %s', path, error)
-    return error_answer(503, f"the server's files: {error.strerror or 'they cannot be used'}")
+    return error_answer(503, f'the server files: {error.strerror or "they cannot be used"}')
   # The message of an error may repeat the request.
   logger.error('a fault of dprjax in %s: %s', path, type(error).__name__)
   return error_answer(500, 'a fault of the server')

@@ -1,4 +1,4 @@
-"""The HTTP interface: OpenAI's embeddings and models, Cohere's rerank, prompts, search, health.
+"""The HTTP interface: OpenAI embeddings and models, Cohere's rerank, prompts, search, health.
 
 Bodies of requests and keys are never logged.
 """
@@ -55,7 +55,7 @@ _OCTETS, _PROMPT = 'application/octet-stream', '/v1/prompts/{name}'
 _LEFT = 499  # nginx's status for a client that left
 _FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
 _USAGE_S = 600.0  # between lines of the log about the use of keys
-_SHOWN = 4096  # bytes of a field of a prompt's meta in lists
+_SHOWN = 4096  # bytes of a field of the meta of a prompt in lists
 _TAG = re.compile(r'\s*(?:W/)?"([^"]*)"\s*')
 
 
@@ -218,7 +218,7 @@ class App:
     return ended
 
   def _route(self, operation: messages.Operation, handler: _Handler) -> Route:
-    """A route with keys, limits, metrics and OpenAI's errors. Without a role it is open."""
+    """A route with keys, limits, metrics and OpenAI errors. Without a role it is open."""
     metrics, path, method = self._engine.metrics, operation.path, operation.method
     role, label = operation.role, f'{operation.method} {operation.path}'
     if not role:
@@ -463,7 +463,7 @@ class App:
     return json_answer(content, headers=self._headers(tokens))
 
   def _choose_index(self, request: Request, name: str, asked: str | None) -> ServedIndex:
-    """By default the index that the prompt names, that of the prompt's name, or the only one."""
+    """By default the index that the prompt names, that of the prompt name, or the only one."""
     grant = request.state.grant
     seen = [one for one in self._indexes if grant.may_use('indexes', one)]
     if asked is None:
@@ -684,7 +684,7 @@ class App:
 
 
 def _split(model: str, default: str) -> tuple[str, str]:
-  """A prompt's name and the side: 'qa:query' gives 'qa', 'query'."""
+  """The name of a prompt and the side: 'qa:query' gives 'qa', 'query'."""
   name, colon, side = model.rpartition(':')
   if not colon:
     return model, default
@@ -710,7 +710,7 @@ def _inputs(given: str | list[Any]) -> list[Any]:
 
 
 def _shown(value: Any) -> Any:
-  """A field of a prompt's meta, unless it is long."""
+  """A field of the meta of a prompt, unless it is long."""
   return value if len(orjson.dumps(value)) <= _SHOWN else None
 
 

@@ -29,7 +29,8 @@ from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from dprjax.serving.metrics import ServerMetrics
 
-# Columns of a batch's numbers: each text's length, how it becomes a vector, its row in each bank.
+# Columns of the numbers of a batch: the length of each text, how it becomes a vector, its row in
+# each bank.
 LENGTH, WAY, ROWS = range(3)
 
 
@@ -111,10 +112,10 @@ class Bank:
     """Allocates the bank.
 
     Args:
-      config: the encoder's shape.
+      config: the encoder shape.
       params: its parameters, as for ``embedder.place_backbone``.
       slots: K, more than the rows of the largest batch.
-      rows: of each kind's bank, one that changes nothing.
+      rows: of the bank of each kind, one that changes nothing.
       shapes: of batches.
       pad_id: the padding token.
       metrics: counts loads and evictions.

@@ -180,7 +180,7 @@ class Batcher:
     ahead: int,
     metrics: ServerMetrics,
   ):
-    """Starts the device's thread, which compiles first (see `ready`).
+    """Starts the device thread, which compiles first (see `ready`).
 
     Args:
       bank: used by that thread only.
@@ -211,14 +211,14 @@ class Batcher:
   def submit(
     self, texts: Sequence[QueuedText], tenant: Tenant = NOBODY, spent: Spent = lambda tokens: None
   ) -> concurrent.futures.Future:
-    """Queues a request's texts; the future's result is float32 ``[n, H]``.
+    """Queues the texts of a request; the result of the future is float32 ``[n, H]``.
 
     Cancelling the future removes the texts from the queue.
 
     Args:
       texts: of the request.
       tenant: whose.
-      spent: told of the tokens of each batch, by the device's thread.
+      spent: told of the tokens of each batch, by the device thread.
 
     Raises:
       Busy: the queue has no room for all.
@@ -246,7 +246,7 @@ class Batcher:
   def submit_steps(
     self, kind: str, steps: Steps, tenant: Tenant = NOBODY, spent: Spent = lambda tokens: None
   ) -> concurrent.futures.Future:
-    """Queues a job in slices, which the device's thread does between batches.
+    """Queues a job in slices, which the device thread does between batches.
 
     Args:
       kind: of slices whose tokens take the same time.

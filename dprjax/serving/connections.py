@@ -1,6 +1,6 @@
 """Connections that do not cost others anything: time-outs, and a cap on their number.
 
-uvicorn waits without end for a request's head, and for a client that does not read.
+uvicorn waits without end for the head of a request, and for a client that does not read.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_OWN = 256  # descriptors of the server's files and libraries
+_OWN = 256  # descriptors of the server files and libraries
 _MOST = 65_536  # descriptors that are asked for
 _LAST_S = 0.5  # for a request on an open connection, after the last one was taken
 _GRACE_S = 5.0  # to send what is left, before a connection is cut

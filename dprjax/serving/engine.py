@@ -71,7 +71,7 @@ class ServerOptions:
 
 
 class ForeignIds(InputError):
-  """Token ids that the backbone's tokenizer never gives."""
+  """Token ids that the backbone tokenizer never gives."""
 
 
 class Tokens(NamedTuple):
@@ -198,7 +198,7 @@ class Engine:
 
   @property
   def config_sha256(self) -> str:
-    """Identifies the backbone's shape."""
+    """Identifies the backbone shape."""
     return config_sha256(self.backbone.config)
 
   @property
@@ -212,7 +212,7 @@ class Engine:
     return self._bank.backbone_bytes
 
   def tokenize(self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]) -> Tokens:
-    """Tokenises texts under a prompt's settings.
+    """Tokenises texts under the settings of a prompt.
 
     Args:
       name: of a prompt, or the backbone's.

@@ -80,7 +80,7 @@ class ServedIndex:
     query_only = version.meta.get('sides') == 'query'
     space = self.meta.space()
     own: dict[str, Any] = {
-      # Queries are cut to the index's dimension.
+      # Queries are cut to the index dimension.
       'dimension': min(engine.backbone.config.vector_size, self.meta.dimension),
       'backbone_sha256': engine.backbone.sha256,
       'config_sha256': engine.config_sha256,
@@ -108,7 +108,7 @@ class ServedIndex:
     return turns.finish(self.rank(turns.finish(self.find(queries)), texts, k))
 
   def find(self, queries: Float[np.ndarray, 'n H']) -> turns.Steps:
-    """The first half of ``search``, for the device's thread; a slice costs its queries."""
+    """The first half of ``search``, for the device thread; a slice costs its queries."""
     found = []
     queries = codes.cut(queries, self.meta.dimension, self.meta.normalize)
     for start in range(0, len(queries), _QUERIES[-1]):
@@ -191,7 +191,7 @@ class ServedReranker:
     return np.array([number for numbers, _ in packed for number in numbers]), whole
 
   def scores(self, packed: tuple[np.ndarray, Packed]) -> turns.Steps:
-    """The other half, for the device's thread; a slice costs its padded tokens."""
+    """The other half, for the device thread; a slice costs its padded tokens."""
     order, whole = packed
     logits = np.zeros(len(order), np.float32)
     for rows, length in self._model.groups(whole):

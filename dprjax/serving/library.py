@@ -43,7 +43,7 @@ from dprjax.serving.metrics import ServerMetrics
 NAME = re.compile(r'[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}')  # of an upload, and of the backbone
 _ENDING = '.npz'
 _LEFT = re.compile(r'\.[A-Za-z0-9._-]{1,64}\.npz\.[0-9a-f]{8}\.tmp')
-_META_BYTES = 256 << 10  # of a prompt's meta as JSON; lists show parts of it
+_META_BYTES = 256 << 10  # of the meta of a prompt as JSON; lists show parts of it
 _LEFT_S = 3600  # the age at which an unfinished upload is a dead server's
 
 logger = logging.getLogger('dprjax')
@@ -64,7 +64,7 @@ class Changed(Exception):
 
 
 class Condition(NamedTuple):
-  """What must be true of a prompt's file before it is changed.
+  """What must be true of the file of a prompt before it is changed.
 
   Attributes:
     of: SHA-256s of which the file must have one; empty: it must be there. None: no condition.
@@ -75,7 +75,7 @@ class Condition(NamedTuple):
   new: bool = False
 
   def check(self, sha256: str | None) -> None:
-    """Raises Changed if the file's SHA-256 (None: no file) does not meet it."""
+    """Raises Changed if the file SHA-256 (None: no file) does not meet it."""
     if self.new and sha256 is not None:
       raise Changed('the prompt is there already')
     if self.of is not None and (sha256 is None or (self.of and sha256 not in self.of)):
@@ -88,7 +88,7 @@ ALWAYS = Condition()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Version:
-  """One content of a prompt's file, or the bare backbone.
+  """One content of the file of a prompt, or the bare backbone.
 
   Attributes:
     name: of the prompt.
@@ -110,7 +110,7 @@ class Version:
 
   @property
   def shift_positions(self) -> bool:
-    """Whether tokens count their positions from the prompt's length."""
+    """Whether tokens count their positions from the prompt length."""
     return bool(self.meta.get('shift_positions'))
 
   @property
@@ -119,7 +119,7 @@ class Version:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(adapters) if isinstance(leaf, np.ndarray))
 
   def choose(self, texts: Sequence[str], side: str) -> list[AdapterChoice]:
-    """Each text's adapter."""
+    """The adapter of each text."""
     own = self.choices[side]
     if self.topic_model is None:
       return own * len(texts)
@@ -128,12 +128,12 @@ class Version:
 
 @dataclasses.dataclass(frozen=True)
 class About:
-  """A prompt's description, kept when its vectors are not.
+  """The description of a prompt, kept when its vectors are not.
 
   Attributes:
     sha256, meta, lengths, spec: as of `Version`; empty if ``refused``.
     nbytes: of its vectors.
-    modified: the file's time, in seconds.
+    modified: the file time, in seconds.
     refused: why the file cannot be served, or ''.
   """
 
@@ -318,7 +318,7 @@ class Library:
     return version, before
 
   def content(self, name: str) -> bytes:
-    """A prompt's file.
+    """The file of a prompt.
 
     Raises:
       UnknownPrompt: there is none.
@@ -337,7 +337,7 @@ class Library:
       return file.read(found.st_size)
 
   def delete(self, name: str, condition: Condition = ALWAYS) -> str | None:
-    """Removes a prompt's file, and returns its SHA-256. Queued texts are still answered.
+    """Removes the file of a prompt, and returns its SHA-256. Queued texts are still answered.
 
     Raises:
       UnknownPrompt: there is none.
@@ -434,7 +434,7 @@ class Library:
     path = self._path(unicodedata.normalize('NFC', stem))
     if path.name != entry.name:
       if os.path.exists(path):
-        return "has another file's name in another normal form of Unicode; rename it"
+        return 'has the name of another file in another normal form of Unicode; rename it'
       return 'has a name in no normal form of Unicode; rename it'
     return ''
 

@@ -11,8 +11,8 @@ from dprjax.base.version import __version__
 ModelName = Annotated[
   str,
   Meta(
-    description="A prompt's name, `NAME:query` or `NAME:passage` (the default), or the backbone's "
-    'own name for no prompt.',
+    description='The name of a prompt, `NAME:query` or `NAME:passage` (the default); the name of '
+    'the backbone for no prompt.',
   ),
 ]
 
@@ -157,9 +157,9 @@ class ErrorResponse(Struct):
   """Why a request failed.
 
   400: malformed. 401: unknown key. 403: the key may not do this, or the page is of another site.
-  404: no such model, prompt or index. 408, 504: too slow. 409: the backbone's name. 412: If-Match
+  404: no such model, prompt or index. 408, 504: too slow. 409: the backbone name. 412: If-Match
   does not hold. 413: too large. 415: not JSON. 422: unusable. 429: too busy, or over the key's
-  limits; see Retry-After. 503: not ready, or the server's files cannot be used.
+  limits; see Retry-After. 503: not ready, or the server files cannot be used.
   """
 
   error: ErrorDetail

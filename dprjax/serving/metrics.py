@@ -11,7 +11,7 @@ _MOST_MODELS = 1000  # labels; of more, all others are one
 
 
 class ServerMetrics:
-  """Metrics of one server. A model's label is empty for unserved names."""
+  """Metrics of one server. The label of a model is empty for unserved names."""
 
   def __init__(self) -> None:
     self._models: set[str] = set()
