@@ -22,7 +22,9 @@ from dprjax.base.errors import InputError
 from dprjax.formats.qrels import write_qrels
 from dprjax.inference.retriever import Retriever
 from dprjax.methods import baseline, exporting, training
+from dprjax.methods import choice as choices
 from dprjax.models import artifact
+from dprjax.retrieval import choosing
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 
@@ -163,6 +165,8 @@ class Fitted:
     gain: on held-out queries: ``measure``, ``baseline``, ``best``, ``difference`` and the ends
       ``low`` and ``high`` of its 95 % interval; None where nothing was trained, or without held-out
       queries.
+    choice: what the held-out queries chose among the frozen encoder, what was trained, BM25 and
+      their fusions, with the expected gains; None with ``options={'eval.choose': False}``.
   """
 
   def __init__(self, workdir: files.PathLike):
@@ -173,6 +177,8 @@ class Fitted:
       raise InputError(f'{workdir} holds no finished training of dprjax.fit')
     self._result = reading.read(path, 'result', _Result)
     self.gain = baseline.Gain.read(self._result.gain, str(path))
+    kept = choices.read(self.workdir / _TRAINING)
+    self.choice = None if kept is None else kept.choice
 
   @property
   def path(self) -> epath.Path | None:
@@ -190,10 +196,12 @@ class Fitted:
 
   @property
   def verdict(self) -> str:
-    """The result in a sentence."""
+    """The result in a sentence, and what was chosen in another."""
     if self._result.nothing:
       return f'Nothing was trained: {self._result.nothing}'
-    return f'{self.gain.verdict}.' if self.gain else f'Trained for {self._result.step} updates.'
+    trained = f'Trained for {self._result.step} updates.'
+    said = f'{self.gain.verdict}.' if self.gain else trained
+    return said if self.choice is None else f'{said} Chosen: {self.choice.verdict}.'
 
   @property
   def curves(self) -> 'pandas.DataFrame | tables.Records':
@@ -214,11 +222,13 @@ class Fitted:
     return tables.table({name: [row.get(name) for row in rows] for name in names})
 
   def retriever(self, *, force: bool = False, **options: Any) -> Retriever:
-    """The encoder with the prompt, to index and search with; without a prompt, the frozen encoder.
+    """What was chosen, to index and search with: the encoder with the prompt, or without it.
+
+    A search fuses its ranking with that of BM25 if the choice does.
 
     Args:
       force: use the prompt even if nothing was gained.
-      options: of `Retriever.load`.
+      options: of `Retriever.load`; ``hybrid=None`` leaves BM25 out.
 
     Raises:
       InputError: nothing was gained, without ``force``.
@@ -227,7 +237,12 @@ class Fitted:
     if path is None:
       return Retriever.load(self._result.backbone, **options)
     self._check(force, 'retriever(force=True)')
-    if path.is_dir():
+    weights = self.workdir / _TRAINING / workdirs.FUSION
+    if weights.exists():
+      options = {'hybrid': weights, **options}
+    if self.choice is not None and self.choice.candidate.model == choosing.FROZEN.model:
+      path = path if force else None
+    if path is not None and path.is_dir():
       return Retriever.load(path, **options)
     return Retriever.load(self._result.backbone, path, **options)
 
@@ -254,7 +269,16 @@ class Fitted:
     return Report(self)
 
   def _check(self, force: bool, how: str) -> None:
-    if self.gain is not None and self.gain.difference <= 0 and not force:
+    """Raises InputError if what was trained gained nothing, as `dprjax export` does."""
+    if self.choice is not None:
+      kept = (choosing.FROZEN.model, choosing.BM25.model)
+      gains = [
+        one.expected for name, one in self.choice.estimates.items() if name.model not in kept
+      ]
+      nothing = max(gains, default=0.0) <= 0
+    else:
+      nothing = self.gain is not None and self.gain.difference <= 0
+    if nothing and not force:
       raise InputError(f'{self.verdict} To use it anyway: {how}')
 
   def __repr__(self) -> str:

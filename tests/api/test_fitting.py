@@ -1,11 +1,16 @@
+import shutil
+
 import pytest
 
 import dprjax
 from dprjax.api import fitting
+from dprjax.methods import choice
 from dprjax.models import artifact
+from dprjax.retrieval.choosing import BM25, FROZEN, Candidate, Choice, Estimate
 from tests import devices
 from tests.refusals import refused
 
+PROMPT, FUSED = Candidate('query'), Candidate('query', fused=True)
 OPTIONS = {
   'steps': 2,
   'batch_size': 8,
@@ -66,15 +71,45 @@ def test_a_workdir_of_other_data(fitted):
   assert sorted(found.workdir.parent.iterdir()) == before
 
 
+@pytest.fixture
+def choosing_now(fitted, tmp_path):
+  """A function: a copy of the workdir in which this candidate was chosen, or none."""
+
+  def chosen(candidate):
+    folder = tmp_path / str(candidate)
+    shutil.copytree(fitted[0].workdir, folder)
+    gains = dict.fromkeys((PROMPT, FUSED, BM25), -0.1)
+    if candidate != FROZEN:
+      gains[candidate] = 0.1
+    estimates = {name: Estimate(gain, 0.01, gain, 0.01, 0.01) for name, gain in gains.items()}
+    kept = choice.Kept(Choice(candidate, estimates, 20), {FUSED: 0.5})
+    choice.write(folder / 'training', kept, folder / 'training')
+    return fitting.Fitted(folder)
+
+  return chosen
+
+
 @pytest.mark.slow
-def test_no_gain_is_refused(fitted):
-  found, _ = fitted
-  worse = fitting.Fitted(found.workdir)
-  worse.gain = found.gain._replace(difference=-0.1)
+def test_no_gain_is_refused(choosing_now):
+  worse = choosing_now(FROZEN)
+  assert 'Chosen: frozen' in worse.verdict
   with refused('retriever(force=True)'):
     worse.retriever()
   with refused('force=True'):
     worse.save('unused.npz')
+
+
+@pytest.mark.slow
+def test_the_retriever_is_what_was_chosen(choosing_now, fitted):
+  _, (_, queries, corpus, _) = fitted
+
+  def found(retriever):
+    retriever.index(corpus)
+    return retriever.search(queries, k=5).table()['score'].tolist()
+
+  alone, fused = choosing_now(PROMPT), choosing_now(FUSED)
+  assert found(fused.retriever(hybrid=None)) == found(alone.retriever())
+  assert found(fused.retriever()) != found(alone.retriever())
 
 
 @pytest.mark.parametrize(
