@@ -1,25 +1,31 @@
 """Plans of the recipes and of embedding models on the machines that people rent: docs/plans.md.
 
     python experiments/plans.py [--only=dptdr.*v5e:2x4] [--minutes=60] [--compile=false]
+    python experiments/plans.py --show='dptdr.py:msmarco roberta-large v5e:2x4'
 
-`make plans` is the same. --only also names embedding models: MODEL MACHINE encode or update. Every
-program is compiled once: what is known of it is a line of
-experiments/plans.jsonl, so that the command can be stopped at any time and goes on where it was.
-Without a line, its recipe is missing from the page. Where the code of models and methods changes,
-or jax or a compiler, remove the lines that should be compiled again. All of them take hours:
-minutes for an update of a large encoder.
+The first command compiles what experiments/plans.jsonl lacks and writes the page; `make plans` is
+the same. --only is a regular expression of RECIPE BACKBONE MACHINE, or of MODEL MACHINE encode or
+update. Each compiled program is a line of the file, so the command can be stopped at any time and
+continues there. All programs take hours; an update of a large encoder takes minutes. After a change
+of a model, a method, jax or a compiler, remove the lines that should be compiled again.
+
+The second command prints the plans that match, from the file: memory, FLOPs, bytes, collectives and
+rates of the update and of the encoder.
 """
 
 import argparse
 import dataclasses
+import functools
 import importlib.metadata
+import itertools
 import json
 import pathlib
 import re
+import textwrap
 import time
 
 from dprjax import plan
-from dprjax.base import files
+from dprjax.base import files, progress
 from dprjax.base.errors import InputError
 from dprjax.planning import backbones, compiling, programs, tables, targets
 from dprjax.runtime import cli, flags
@@ -66,17 +72,8 @@ TEXTS, TOKENS = 64, 512
 LENGTHS = 16, 64
 BANKS = 10, 1000, 100_000
 MACHINES = ('v5e:2x4', 'v5e:4x8', 'v6e:2x4', 'v5p:2x2x1', 'h100:8')
-
-
-# What the table of embedding models says; read it again where the table changes.
-ANSWER = (
-  '- **Encoding fits everywhere.** Qwen3-Embedding-8B has 15.1 GB in bfloat16: on v5e two chips',
-  '  share its weights and need 7.6 GiB of 15.75 each; a v6e or an H100 holds them whole.',
-  '- **Rates**: products bind all but the 0.6B model on a v6e and the two small models on an H100.',
-  '- **Prompts**: 1,000 of 16 vectors take .4 to 2.4 GB of each chip, and fit beside every model;',
-  "  100,000 take 39 to 236 GB, so `dprjax.serve` keeps them in files, the most used in the host's",
-  '  memory and on the chips.',
-)
+DEFAULT = 'dptdr.py:msmarco'
+MISSING = '?'
 
 
 class Absent(Exception):
@@ -84,15 +81,17 @@ class Absent(Exception):
 
 
 class Ledger:
-  """What is known of compiled programs, by what was compiled."""
+  """The compiled programs, by their job.
 
-  def __init__(self, path, deadline, may_compile):
-    self._path, self._deadline, self._may_compile = path, deadline, may_compile
-    self._known = {}
-    if path.exists():
-      for line in path.read_text().splitlines():
-        entry = json.loads(line)
-        self._known[json.dumps(entry['job'], sort_keys=True)] = entry
+  Args:
+    path: the file of lines.
+    deadline: `time.monotonic` after which no program is begun.
+  """
+
+  def __init__(self, path, deadline=float('-inf')):
+    self._path, self._deadline = path, deadline
+    entries = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    self._known = {json.dumps(entry['job'], sort_keys=True): entry for entry in entries}
 
   @property
   def versions(self):
@@ -104,12 +103,12 @@ class Ledger:
     }
     return ', '.join(sorted(used))
 
-  def compile_program(self, job):
-    """As ``compiling.compile_program``; raises Absent where there is no time for it."""
+  def compile_program(self, job, may_compile=True):
+    """As ``compiling.compile_program``; raises Absent where it may not or has no time to."""
     key = json.dumps(dataclasses.asdict(job), sort_keys=True)
     entry = self._known.get(key)
     if entry is None:
-      if not self._may_compile or time.monotonic() > self._deadline:
+      if not may_compile or time.monotonic() > self._deadline:
         raise Absent
       versions = versions_of(targets.parse(job.target))
       made = plan.compile_aloud(job, 3600)
@@ -128,13 +127,13 @@ def versions_of(target):
 
 
 def larger(recipe, machine):
-  """Flags of a batch that the machine's chips can share, where the recipe's cannot be."""
+  """Flags of a batch that the chips of a machine can share; () where they share the default one."""
   most, flags = LARGER.get(recipe, (float('inf'), ()))
   return flags if targets.parse(machine).devices > most else ()
 
 
-def make(recipe, backbone, machine, ledger):
-  """A recipe's plan on a machine; Absent where a program of it is."""
+def make(recipe, backbone, machine, compile_program):
+  """A plan of a recipe on a machine; raises Absent where a program is."""
   arguments = [
     f'--config=configs/{recipe}',
     f'--config.backbone.path={backbone}',
@@ -143,41 +142,35 @@ def make(recipe, backbone, machine, ledger):
   return plan.plan(
     arguments,
     targets.parse(machine),
-    ledger.compile_program,
+    compile_program,
     examples=RECIPES[recipe],
-    forward=recipe == 'dptdr.py:msmarco',
+    forward=recipe == DEFAULT,
   )
 
 
-def summary(made):
-  """A line of the first table."""
-  (recipe, backbone, machine), found = made
-  flags = ' '.join(
-    flag.removeprefix('--config.') for flag in (*larger(recipe, machine), *found.flags)
-  )
-  cells = [f'`configs/{recipe}`', backbone, machine]
-  if not found.update:
-    return [
-      *cells,
-      'none found' if found.programs['update'].fits is False else 'not known',
-      *'    ',
-    ]
-  program = found.programs[found.update]
-  bound = program.bound(found.dtype)
-  (unit, count), *_ = found.batch.texts.items()
-  hours = '' if found.updates is None else f'{found.updates * bound.seconds / 3600 / 0.5:,.3g}'
-  return [
-    *cells,
-    f'`{flags}`' if flags else 'nothing',
-    f'{program.needs / targets.GIB:.1f} of {program.has / targets.GIB:.1f}',
-    f'{1e3 * bound.seconds:,.0f}, {bound.what}',
-    f'{0.5 * count / bound.seconds:,.0f} {unit}',
-    hours,
-  ]
+def recipe_plans(compile_program):
+  """The plans by (recipe, backbone, machine); None where a program is missing.
+
+  Args:
+    compile_program: ``(names, job) -> Program``; may raise Absent.
+  """
+  plans = {}
+  # The first recipe everywhere, then the next one.
+  for names in itertools.product(BACKBONES, RECIPES, MACHINES):
+    backbone, recipe, machine = names
+    names = recipe, backbone, machine
+    try:
+      plans[names] = make(*names, functools.partial(compile_program, names))
+    except Absent:
+      plans[names] = None
+    except InputError as error:
+      print(f'{" ".join(names)}: {error}', flush=True)
+      plans[names] = None
+  return plans
 
 
 def embedder_job(model, machine, what):
-  """The forward pass of long texts, or an update of a prompt by NQ's recipe."""
+  """The forward pass of long texts, or an update of a prompt by the recipe for NQ."""
   flags = [
     '--config=configs/dptdr.py:nq',
     f'--config.backbone.path={model}',
@@ -194,75 +187,210 @@ def typed(model, machine):
   return ['backbone.remat=true', *(['mesh.fsdp=8', 'mesh.data=1'] if split else [])]
 
 
-def embedder_rows(ledger, wanted):
-  """Lines of the table of embedding models."""
+def embedder_programs(compile_program):
+  """The programs by (model, machine, 'encode' or 'update'); None where one is missing."""
+  made = {}
+  for what, machine, model in itertools.product(('encode', 'update'), EMBEDDER_MACHINES, EMBEDDERS):
+    names = model, machine, what
+    try:
+      made[names] = compile_program(names, embedder_job(*names))
+    except Absent:
+      made[names] = None
+  return made
+
+
+def seconds(found):
+  """Of a training at half of the bound; None where no update fits or the hours are unknown."""
+  if found is None or not found.update or found.updates is None:
+    return None
+  return 2 * found.updates * found.programs[found.update].bound(found.dtype).seconds
+
+
+def recipe_cell(found):
+  """Hours and memory of a recipe on a machine."""
+  if found is None:
+    return MISSING
+  if not found.update:
+    return 'does not fit' if found.programs['update'].fits is False else 'unknown'
+  program = found.programs[found.update]
+  memory = f'{program.needs / targets.GIB:.1f} GiB'
+  took = seconds(found)
+  if took is None:
+    return memory
+  if took < 60:
+    return f'< 1 min, {memory}'
+  return f'{took / 3600:.2g} h, {memory}' if took >= 3600 else f'{took / 60:.0f} min, {memory}'
+
+
+def embedder_cell(made, model, what):
+  """Tokens a second and memory of an embedding model on a machine."""
+  if made is None:
+    return MISSING
+  if 'xla' not in made.answer:
+    return 'unknown' if made.fits is None else tables.fits(made)
+  tokens = TEXTS * TOKENS
+  if what == 'update':
+    config = programs.read_config(made.job.config, made.target.platform)
+    calls = programs.batch_of(config, backbones.SHAPES[model]).calls
+    tokens = sum(rows * length for rows, length in calls)
+  rate = tokens / made.bound('bfloat16').seconds / 2
+  return f'{progress.rounded(rate)}, {made.needs / targets.GIB:.1f} GiB'
+
+
+def markdown(columns, rows):
+  """Lines of a table."""
+  return [
+    f'| {" | ".join(columns)} |',
+    f'|{"---|" * len(columns)}',
+    *(f'| {" | ".join(row)} |' for row in rows),
+  ]
+
+
+def on(machine):
+  """The heading of a column: a machine and the memory of its chip."""
+  return f'{machine}, {targets.parse(machine).memory / targets.GIB:.0f} GiB'
+
+
+def answer(plans):
+  """What the tables of recipes say, in bullets."""
+  known = {names: found for names, found in plans.items() if found is not None}
+  fitting = sum(bool(found.update) for found in known.values())
+  longest, took = max(
+    ((names, seconds(found) or 0) for names, found in known.items()), key=lambda pair: pair[1]
+  )
+  fit = f'All {fitting}' if fitting == len(known) else f'{fitting} of {len(known)}'
+  lines = [
+    f'- **{fit} combinations of recipe, backbone and machine fit.** The longest training takes',
+    f'  {took / 3600:.0f} hours: `{longest[0]}` of {longest[1]} on {longest[2]}.',
+  ]
+  prompt = {
+    machine: seconds(plans[DEFAULT, BACKBONES[0], machine]) for machine in ('v6e:2x4', 'h100:8')
+  }
+  if all(prompt.values()):
+    hours = ', '.join(f'{took / 3600:.1f} hours on {name}' for name, took in prompt.items())
+    lines.append(f'- A prompt for MS MARCO on {BACKBONES[0]} trains in {hours}.')
+  if missing := [names for names, found in plans.items() if found is None]:
+    lines.append(f'- {len(missing)} of {len(plans)} combinations are not compiled yet ({MISSING}).')
+  return lines
+
+
+def embedder_answer(made):
+  """What the tables of embedding models say, in a bullet."""
+  counts = {}
+  for (_, _, what), one in made.items():
+    if one is not None:
+      fit, all_ = counts.get(what, (0, 0))
+      counts[what] = fit + bool(one.fits), all_ + 1
+  said = ', '.join(
+    f'{words} fits in {counts[what][0]} of {counts[what][1]} plans'
+    for what, words in (('encode', 'encoding'), ('update', 'training a prompt'))
+    if what in counts
+  )
+  return ['- Embedding models of .3 to 8 billion parameters:', f'  {said}.']
+
+
+def added(plans):
+  """The table of further flags, a line for each recipe and its flags."""
+  machines = {}
+  for (recipe, backbone, machine), found in plans.items():
+    flags = (*larger(recipe, machine), *(found.flags if found else ()))
+    if flags:
+      where = machines.setdefault((recipe, ' '.join(flags)), {})
+      where.setdefault(backbone, []).append(machine)
   rows = []
-  for what in ('encode', 'update'):
-    for machine in EMBEDDER_MACHINES:
-      for model in EMBEDDERS:
-        found = ledger(wanted(model, machine, what))
-        try:
-          made = found.compile_program(embedder_job(model, machine, what))
-        except Absent:
-          continue
-        rows.append((model, machine, what, made))
-  models, machines = [*EMBEDDERS], EMBEDDER_MACHINES
-  return sorted(rows, key=lambda row: (models.index(row[0]), machines.index(row[1]), row[2]))
+  for (recipe, flags), where in machines.items():
+    groups = {}
+    for backbone, names in where.items():
+      groups.setdefault(', '.join(names), []).append(backbone)
+    said = '; '.join(
+      names if len(of) == len(BACKBONES) else f'{names} ({", ".join(of)})'
+      for names, of in groups.items()
+    )
+    rows.append((f'`{recipe}`', said, f'`{flags}`'))
+  return markdown(('recipe', 'machines', 'flags to add'), rows)
 
 
-def embedders(rows):
+def recipe_lines(plans):
+  """The section of the recipes."""
+  lines = [
+    '## Recipes',
+    '',
+    'A cell has the time of the training at half of the bound, and the memory that each chip needs',
+    'for the update. The heading has the memory of a chip that programs can use.',
+  ]
+  for backbone in BACKBONES:
+    rows = [
+      (f'`{recipe}`', *(recipe_cell(plans[recipe, backbone, machine]) for machine in MACHINES))
+      for recipe in RECIPES
+    ]
+    lines += ['', f'### {backbone}', '', *markdown(('recipe', *map(on, MACHINES)), rows)]
+  recipes = {}
+  for recipe, count in RECIPES.items():
+    recipes.setdefault(count, []).append(f'`{recipe}`')
+  examples = '; '.join(f'{count:,} for {", ".join(names)}' for count, names in recipes.items())
+  return [
+    *lines,
+    '',
+    '### Flags to add',
+    '',
+    'These recipes need further flags: a batch that all chips can share, or less memory.',
+    '',
+    *added(plans),
+    '',
+    *textwrap.wrap(f'Training examples: {examples}.', 100, break_on_hyphens=False),
+  ]
+
+
+def embedder_lines(made):
   """The section of embedding models."""
   lines = [
     '## Embedding models',
     '',
-    *ANSWER,
-    '',
-    f'Encoding: {TEXTS} texts of {TOKENS} tokens at a time under a prompt of {LENGTHS[-1]}',
-    'vectors, by `dprjax.encode`, which splits weights over the fewest chips that hold them in',
-    'half of their memory. Training: an update of such a prompt by `configs/dptdr.py:nq`, 128',
-    'queries and 256 passages. EmbeddingGemma has 4.7 M numbers more, in dense layers behind its',
-    'pooling.',
-    '',
-    '| model | machine | program | type | a chip needs | bound by | tokens a second, all chips |',
-    '|---|---|---|---|---|---|---|',
+    'A cell has the tokens a second of all chips at half of the bound, and the memory that each',
+    f'chip needs ({MISSING}: not compiled yet).',
   ]
-  known = {row[:3] for row in rows}
-  missing = {
-    f'{what} on {machine}': [model for model in EMBEDDERS if (model, machine, what) not in known]
-    for what in ('encode', 'update')
-    for machine in EMBEDDER_MACHINES
+  titles = {
+    'encode': (
+      'Encode',
+      f'`dprjax.encode` encodes {TEXTS} texts of {TOKENS} tokens at a time under a prompt of '
+      f'{LENGTHS[-1]} vectors.',
+      'It splits weights over the fewest chips that hold them in half of their memory.',
+    ),
+    'update': (
+      'Train a prompt',
+      f'An update of a prompt of {LENGTHS[-1]} vectors by `dptdr.py:nq` has 128 queries and 256',
+      'passages. Add `--config.backbone.remat=true`, and for qwen3-embedding-8b on v5e:2x4',
+      '`--config.mesh.fsdp=8 --config.mesh.data=1`.',
+    ),
   }
-  for model, machine, what, made in rows:
-    flags = ' '.join(typed(model, machine)) if what == 'update' else ''
-    cells = [model, machine, what, f'`{flags}`' if flags else 'nothing', tables.fits(made)]
-    if 'xla' in made.answer:
-      bound = made.bound('bfloat16')
-      tokens = TEXTS * TOKENS
-      if what == 'update':
-        config = programs.read_config(made.job.config, made.target.platform)
-        calls = programs.batch_of(config, backbones.SHAPES[model]).calls
-        tokens = sum(rows * length for rows, length in calls)
-      cells += [bound.what, f'{tokens / bound.seconds:,.0f}']
-    else:
-      cells += [made.failure[:80] if made.fits is None else '', '']
-    lines.append(f'| {" | ".join(cells)} |')
-  if len(known) < len(EMBEDDERS) * len(EMBEDDER_MACHINES) * 2:
-    lines += ['', 'Not compiled yet:', '']
-    lines += [f'- {where}: {", ".join(models)}' for where, models in missing.items() if models]
-  lines += [
-    '',
-    'Memory of prompts in a bank, bfloat16; a file has float32, twice the size:',
-    '',
-    f'| model | P | one | {" | ".join(f"{count:,}" for count in BANKS)} |',
-    f'|---|---|---|{"---|" * len(BANKS)}',
-  ]
+  for what, (title, *text) in titles.items():
+    rows = [
+      (
+        model,
+        *(embedder_cell(made[model, machine, what], model, what) for machine in EMBEDDER_MACHINES),
+      )
+      for model in EMBEDDERS
+    ]
+    columns = ('model', *map(on, EMBEDDER_MACHINES))
+    lines += ['', f'### {title}', '', *text, '', *markdown(columns, rows)]
+  rows = []
   for model in EMBEDDERS:
     for length in LENGTHS:
       shape = backbones.SHAPES[model]
       one = 2 * 2 * shape.num_layers * length * shape.num_kv_heads * shape.head_dim
-      sizes = ' | '.join(size(count * one) for count in (1, *BANKS))
-      lines.append(f'| {model} | {length} | {sizes} |')
-  return lines
+      rows.append((model, str(length), *(size(count * one) for count in (1, *BANKS))))
+  columns = ('model', 'vectors', '1 prompt', *(f'{count:,} prompts' for count in BANKS))
+  return [
+    *lines,
+    '',
+    '### Memory of served prompts',
+    '',
+    '1,000 prompts of 16 vectors fit beside every model. 100,000 do not: `dprjax.serve` keeps them',
+    'in files, and the most used ones in host memory and on the chips. Sizes are of bfloat16;',
+    'files have float32, twice the size.',
+    '',
+    *markdown(columns, rows),
+  ]
 
 
 def size(count):
@@ -270,66 +398,44 @@ def size(count):
   return f'{count / 1e9:,.3g} GB' if count >= 1e9 else f'{count / 1e6:,.3g} MB'
 
 
-def listed(missing):
-  """The recipes and backbones, each with its machines."""
-  machines = {}
-  for recipe, backbone, machine in missing:
-    machines.setdefault((recipe, backbone), []).append(machine)
-  return '; '.join(
-    f'{recipe} {backbone} ({", ".join(names) if len(names) < len(MACHINES) else "all machines"})'
-    for (recipe, backbone), names in machines.items()
-  )
-
-
-def page(plans, missing, versions, models):
+def page(plans, made, versions):
   """docs/plans.md."""
-  columns = [
-    'recipe',
-    'backbone',
-    'machine',
-    'type',
-    'GiB a chip',
-    'least ms a step, bound by',
-    'a second at half the bound',
-    'hours at half the bound',
-  ]
-  rows = [summary(made) for made in plans.items()]
   lines = [
-    '# Plans of the recipes and of embedding models',
+    '# What a recipe needs on a rented machine',
     '',
-    '    make plans',
+    *answer(plans),
+    *embedder_answer(made),
     '',
-    'What recipes and embedding models need on machines that people rent, as',
-    '[`dprjax.plan`](planning.md) finds it without them; nothing here was measured on one.',
-    'Arithmetic and frozen weights are bfloat16, the default on accelerators.',
+    'These are plans by [`dprjax.plan`](planning.md); none was checked on such a machine.',
+    'Arithmetic and frozen weights are bfloat16. On TPUs no program is faster than its bound.',
+    'On GPUs the bound ignores caches, so a program can be faster; its memory is no estimate.',
     '',
-    'On TPUs no program is faster than its bound. On GPUs the bytes of memory are counted as if',
-    'there were no caches. So where memory binds an H100, its least ms, its rates and its MFU at',
-    'most are estimates, and a GPU can be faster. What it needs of its memory is no estimate.',
+    *recipe_lines(plans),
     '',
-    'The command compiles what is missing from `experiments/plans.jsonl`, and writes this page.',
-    f'Compiled with {versions}.',
+    *embedder_lines(made),
     '',
-    *embedders(models),
+    '## One plan in full',
     '',
-    '## What to type on which machine',
+    "    python experiments/plans.py --show='dptdr.py:msmarco roberta-large v5e:2x4'",
     '',
-    f'| {" | ".join(columns)} |',
-    f'|{"---|" * len(columns)}',
-    *(f'| {" | ".join(row)} |' for row in rows),
+    'prints the plans that match: memory, FLOPs, bytes, collectives and rates. Their encoders hold',
+    'float32 weights, whole on each chip; `dprjax.encode` now places bfloat16 weights, which take',
+    'half of that.',
     '',
-    f'{len(missing)} of {len(missing) + len(plans)} combinations are not compiled yet, of these '
-    f'recipes: {listed(missing)}.'
-    if missing
-    else f'All {len(plans)} combinations are compiled.',
-    '',
-    'The columns `encode` of the recipes below were compiled with float32 weights, whole on each',
-    'chip. `dprjax.encode` now places bfloat16 weights, so their parameters take half of that.',
+    '`make plans` compiles what `experiments/plans.jsonl` lacks and writes this page.',
+    f'Compilers: {versions}.',
   ]
-  for (recipe, backbone, machine), found in plans.items():
-    body = plan.report(found).partition('\n')[2]
-    lines += ['', f'## {recipe} of {backbone} on {machine}', body.rstrip()]
   return '\n'.join(lines) + '\n'
+
+
+def known_page():
+  """docs/plans.md from the programs that are known."""
+  ledger = Ledger(LEDGER)
+
+  def known(_, job):
+    return ledger.compile_program(job, may_compile=False)
+
+  return page(recipe_plans(known), embedder_programs(known), ledger.versions)
 
 
 def main():
@@ -339,34 +445,25 @@ def main():
   parser.add_argument('--only', default='', help='a regular expression: RECIPE BACKBONE MACHINE')
   parser.add_argument('--minutes', type=float, default=float('inf'), help='begin no program after')
   parser.add_argument('--compile', type=flags.boolean, default=True, metavar='true|false')
+  parser.add_argument('--show', help='print the plans that this regular expression matches')
   args = parser.parse_args()
   cli.speak()
-  deadline = time.monotonic() + 60 * args.minutes
-  plans, missing, versions = {}, [], ''
+  ledger = Ledger(LEDGER, time.monotonic() + 60 * args.minutes)
+  only, may_compile = args.only, args.compile and args.show is None
 
-  def ledger(wanted):
-    return Ledger(LEDGER, deadline, args.compile and wanted)
+  def compile_program(names, job):
+    wanted = re.search(only, ' '.join(names)) is not None
+    return ledger.compile_program(job, may_compile and wanted)
 
-  def wanted(*name):
-    return re.search(args.only, ' '.join(name)) is not None
-
-  models = embedder_rows(ledger, wanted)
-  # The first recipe everywhere, then the next one.
-  for backbone in BACKBONES:
-    for recipe in RECIPES:
-      for machine in MACHINES:
-        name = (recipe, backbone, machine)
-        known = ledger(wanted(*name))
-        try:
-          plans[name] = make(*name, known)
-        except (Absent, InputError) as error:
-          if isinstance(error, InputError) and wanted(*name):
-            print(f'{" ".join(name)}: {error}', flush=True)
-          missing.append(name)
-        else:
-          versions = known.versions
+  if args.show is not None:
+    for names, found in recipe_plans(compile_program).items():
+      if found is not None and re.search(args.show, ' '.join(names)):
+        print(f'# {" ".join(names)}\n\n{plan.report(found)}')
+    return
+  made = embedder_programs(compile_program)
+  plans = recipe_plans(compile_program)
   with files.atomic_write(PAGE) as file:
-    file.write(page(plans, missing, versions, models))
+    file.write(page(plans, made, ledger.versions))
 
 
 if __name__ == '__main__':
