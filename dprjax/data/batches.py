@@ -13,11 +13,16 @@ so processes agree on shapes without communication.
 
 A data set is indexed by the step and is as long as one epoch, so `grain.MapDataset.mix` and `.map`
 work on it. Later steps are in later epochs.
+
+Batches by a token budget (``config.batch_tokens``) hold queries whose texts have one padded length,
+as many as the budget allows. The draws of a whole epoch decide them, so each process makes them
+anew at the start of an epoch, in memory of ``4 C`` bytes a query.
 """
 
 import functools
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -49,6 +54,7 @@ STAND_INS = 3
 
 # One stream of random numbers for each use.
 _SHUFFLE, _RANDOM, _ORDER, _MIX, _SAMPLE = range(5)
+_DRAWN = 4096  # queries drawn at a time
 _log = logging.getLogger(__name__)
 
 VectorLookup = Callable[[jt.Int32[np.ndarray, '*n']], jt.Float32[np.ndarray, '*n H']]
@@ -85,6 +91,8 @@ def make_batches(
   vectors: VectorLookup | None = None,
   sample: int = 0,
   group: jt.Int[np.ndarray, ' queries'] | None = None,
+  tokens: int = 0,
+  unit: int = 1,
 ) -> grain.MapDataset[Batch]:
   """The rows of any step that this process has (keys: docs/architecture.md, 'A batch').
 
@@ -110,11 +118,13 @@ def make_batches(
       `corpus_index` ``[S]``. Needs ``vectors``.
     group: of each query; a batch has at most one query of a group while others are left
       (`dprjax.data.sampling`).
+    tokens: the most padded tokens of a global batch, its queries and passages together; a batch
+      then has at most ``batch_size`` queries, in multiples of ``unit``. 0: no such bound.
 
   Raises:
     InputError: the cache, the buckets or the processes do not allow these sizes.
   """
-  own = process_rows(batch_size, process_index, process_count, 'queries')
+  process_rows(batch_size, process_index, process_count, 'queries')
   if batch_size > cache.num_queries:
     raise InputError(
       f'config.batch_size: {counted(batch_size, "queries")} an update, but {cache.path} has '
@@ -139,15 +149,27 @@ def make_batches(
       f'config.corpus_negatives: {sample:,} cannot be drawn, {cache.path} holds {len(distinct):,} '
       f'passages; use at most {max(most, 0):,}, or -1 for all'
     )
+  by_budget: _ByBudget | None = None
+  if tokens:
+    shapes = _shapes_within(
+      tokens, batch_size, unit, cache, negatives, query_buckets, passage_buckets, vectors is None
+    )
+    by_budget = _ByBudget(feed, shapes, seed, group)
   every = np.arange(cache.num_queries, dtype=np.int32)
   rows_of = shuffle_rows(every, batch_size, [seed, _SHUFFLE], group)
-  rows = np.arange(batch_size)[own]
+
+  def draw(step: int) -> DrawnQueries:
+    if by_budget is not None:
+      return by_budget.draw(step)
+    epoch, queries = rows_of(step)
+    return feed.draw(queries, epoch, random_passages(seed, step))
 
   def make(step: int, _: Any = None) -> Batch:
-    epoch, queries = rows_of(step)
-    drawn = feed.draw(queries, epoch, random_passages(seed, step))
+    drawn = draw(step)
+    size = len(drawn.queries)
+    own = process_rows(size, process_index, process_count, 'queries')
     buckets = zip(feed.lengths(drawn), (query_buckets, passage_buckets), strict=True)
-    batch = feed.read(drawn, rows, *(smallest_bucket(*both) for both in buckets))
+    batch = feed.read(drawn, np.arange(size)[own], *(smallest_bucket(*both) for both in buckets))
     if sample:
       random = np.random.default_rng([seed, _SAMPLE, step])
       held = np.searchsorted(distinct, drawn.passages)
@@ -156,7 +178,113 @@ def make_batches(
       batch |= {'corpus_index': index, 'corpus_vectors': vectors(index)}
     return batch
 
-  return grain.MapDataset.range(cache.num_queries // batch_size).map_with_index(make)
+  steps = by_budget.steps if by_budget is not None else cache.num_queries // batch_size
+  return grain.MapDataset.range(steps).map_with_index(make)
+
+
+class _Shape(NamedTuple):
+  """A global batch: queries, and the most padded tokens of each text by side."""
+
+  queries: int
+  query_length: int
+  passage_length: int
+
+
+def _shapes_within(
+  tokens: int,
+  most: int,
+  unit: int,
+  cache: TokenCache,
+  negatives: int,
+  query_buckets: Sequence[int],
+  passage_buckets: Sequence[int],
+  with_passages: bool,
+) -> list[_Shape]:
+  """The shapes of batches within a budget, one for each padded length of passages.
+
+  Queries count with their longest padded length. Where passages come as vectors, each padded length
+  of queries has a shape.
+  """
+
+  def used(buckets: Sequence[int], lengths: np.ndarray) -> list[int]:
+    places = np.unique(np.searchsorted(sorted(buckets), lengths))
+    return [sorted(buckets)[place] for place in places]
+
+  of_queries = used(query_buckets, cache.query_lengths)
+  of_passages = used(passage_buckets, cache.passage_lengths)
+  pairs = [(length, of_passages[-1]) for length in of_queries]
+  if with_passages:
+    pairs = [(of_queries[-1], length) for length in of_passages]
+  each = [
+    query_length + (1 + negatives) * passage_length * with_passages
+    for query_length, passage_length in pairs
+  ]
+  least = max(unit, 1 if negatives else 2)
+  if each[-1] * least > tokens:
+    raise InputError(
+      f'config.batch_tokens: {cache.path} has texts for which a query takes {each[-1]:,} padded '
+      f'tokens; {counted(least, "queries")} an update (devices by chunks) take '
+      f'{least * each[-1]:,}, above the budget of {tokens:,}; raise it, or lower '
+      'config.data.passage_max_length or config.negatives'
+    )
+  sizes = [min(tokens // one, most) // unit * unit for one in each]
+  return [_Shape(size, *pair) for size, pair in zip(sizes, pairs, strict=True)]
+
+
+class _ByBudget:
+  """The batches of epochs by shape, in an order that the seed decides.
+
+  The texts that a query draws in an epoch decide its shape, so all are drawn before. Every epoch
+  has as many batches as the first. Where its draws give more, the last ones of its order are left
+  out; where they give fewer, its first ones come again.
+
+  Attributes:
+    steps: batches of an epoch.
+  """
+
+  def __init__(
+    self,
+    feed: 'Feed',
+    shapes: Sequence[_Shape],
+    seed: int,
+    group: jt.Int[np.ndarray, ' queries'] | None,
+  ):
+    self._feed, self._shapes, self._seed, self._group = feed, shapes, seed, group
+    self._lock = threading.Lock()
+    self._epoch = functools.lru_cache(maxsize=2)(self._plan)
+    self.steps = len(self._epoch(0)[1])
+
+  def draw(self, step: int) -> 'DrawnQueries':
+    """The queries of a step with their passages."""
+    epoch, place = divmod(step, self.steps)
+    with self._lock:  # one thread plans, the others wait
+      drawn, batches = self._epoch(epoch)
+    rows = batches[place % len(batches)]
+    return self._feed.again(rows, *(part[rows] for part in drawn))
+
+  def _plan(self, epoch: int) -> Any:
+    """What an epoch draws for each query, and the queries of its batches."""
+    feed, seed = self._feed, self._seed
+    passages = np.empty((feed.size, 1 + feed.negatives), np.int32)
+    sources = np.empty((feed.size, feed.negatives), np.int8)
+    kind = np.empty(feed.size, np.int64)
+    for start in range(0, feed.size, _DRAWN):
+      rows = np.arange(start, min(start + _DRAWN, feed.size), dtype=np.int32)
+      drawn = feed.draw(rows, epoch, random_passages(seed, epoch, start))
+      passages[rows] = drawn.passages
+      if drawn.sources is not None:
+        sources[rows] = drawn.sources
+      of_queries, of_passages = feed.lengths(drawn)
+      fits = [
+        (of_queries <= shape.query_length) & (of_passages.max(axis=1) <= shape.passage_length)
+        for shape in self._shapes
+      ]
+      kind[rows] = np.argmax(fits, axis=0)
+    random = np.random.default_rng([seed, _SHUFFLE, epoch])
+    order = random.permutation(np.arange(feed.size, dtype=np.int32))
+    sizes = [shape.queries for shape in self._shapes]
+    found = sampling.fill(order, kind, sizes, self._group)
+    return (passages, sources), [found[place] for place in random.permutation(len(found))]
 
 
 class DrawnQueries(NamedTuple):
@@ -260,6 +388,16 @@ class Feed:
         )
       _fill_randomly(passages[:, 1:], relevant, self._distinct, random)
     return DrawnQueries(queries, passages, sources, tokens, columns[1])
+
+  def again(
+    self,
+    queries: jt.Int32[np.ndarray, ' B'],
+    passages: jt.Int32[np.ndarray, 'B C'],
+    sources: jt.Int8[np.ndarray, 'B C-1'],
+  ) -> DrawnQueries:
+    """What `draw` gave for these queries, of which only the passages were kept."""
+    tokens, relevant = self._cache.queries.read(queries, ('tokens', 'relevant'))
+    return DrawnQueries(queries, passages, sources if self.negatives else None, tokens, relevant)
 
   def lengths(
     self, drawn: DrawnQueries

@@ -1,11 +1,16 @@
-"""Orders of an epoch in which no update has positives that are alike (``config.duplicates``).
+"""Which queries of an epoch meet in an update.
 
-An in-batch negative teaches little where it says what the positive says, and misleads where it
-answers the query too. Equal texts are one passage for every loss already; here their queries also
-go to different updates, and so do those of near duplicates.
+Positives that are alike (``config.duplicates``): an in-batch negative teaches little where it says
+what the positive says, and misleads where it answers the query too. Equal texts are one passage for
+every loss already; `spread` also puts their queries into different updates, and those of near
+duplicates.
+
+Texts of one padded length (``config.batch_tokens``): `fill` puts queries whose texts have the same
+padded length into one update, so that short texts are not padded to the length of a long one.
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import scipy.sparse.csgraph
@@ -104,3 +109,33 @@ def spread(
     waiting.extendleft(reversed(passed))
     found += batch
   return np.array(found, order.dtype)
+
+
+def fill(
+  order: Int[np.ndarray, ' n'],
+  kind: Int[np.ndarray, ' queries'],
+  sizes: Sequence[int],
+  group: Int[np.ndarray, ' queries'] | None = None,
+) -> list[Int[np.ndarray, ' size']]:
+  """The rows of full batches, kind by kind.
+
+  Rows that do not fill a batch of their kind join the next kind, whose padded length holds them.
+  Those that do not fill a batch of the last kind are left out.
+
+  Args:
+    order: rows of the queries.
+    kind: of each query, an index into ``sizes``; shorter texts have lower numbers.
+    sizes: queries of a batch of each kind.
+    group: of each query, see `spread`.
+  """
+  found = []
+  rest = order[:0]
+  kinds = kind[order]
+  for number, size in enumerate(sizes):
+    rows = np.concatenate([rest, order[kinds == number]])
+    if group is not None:
+      rows = spread(rows, group, size)
+    whole = len(rows) // size * size
+    found += [*rows[:whole].reshape(-1, size)]
+    rest = rows[whole:]
+  return found

@@ -131,6 +131,7 @@ class TrainingData(NamedTuple):
     whole: ``(model, params, seconds) -> (baseline scores, scores)`` in the whole corpus, if the
       evaluation searches a part; None if it would take longer.
     arrays: constant inputs of the loss by flat names, replicated on every device.
+    examples: rows of an epoch where batches differ in size; None: all have those of the config.
   """
 
   batches: grain.MapDataset
@@ -141,6 +142,7 @@ class TrainingData(NamedTuple):
   frozen: Callable[[], Scores] | None = None
   whole: Callable[[Model, Mapping[str, Array], float], tuple[Scores, Scores] | None] | None = None
   arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})
+  examples: int | None = None
 
 
 class BatchShapes(NamedTuple):

@@ -127,12 +127,15 @@ class Retrieval:
 
   def make_batches(self, tokens: token_cache.TokenCache, **kwargs: Any) -> grain.MapDataset:
     """The rows that this process has of the batches; ``kwargs`` as for ``batches.make_batches``."""
+    config = self.config
     rank, count = mesh.batch_rank(self.devices)
-    apart = self.config.duplicates
+    apart = config.duplicates
     return batches.make_batches(
       tokens,
       group=None if apart == 'allow' else sampling.groups(tokens, near=apart == 'near'),
-      batch_size=self.config.batch_size * self.config.accumulate,
+      batch_size=config.batch_size * config.accumulate,
+      tokens=config.batch_tokens * config.accumulate,
+      unit=mesh.batch_devices(self.devices) * config.grad_cache * config.accumulate,
       process_index=rank,
       process_count=count,
       **self.feed_options(),
@@ -259,6 +262,7 @@ class Retrieval:
         else None
       ),
       arrays=query_only.arrays(config, passages, distinct),
+      examples=tokens.num_queries if config.batch_tokens else None,
     )
 
 
@@ -388,6 +392,11 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
       'passages'
     )
   section = config.data
+  if config.batch_tokens:
+    raise InputError(
+      'config.batch_tokens: the texts decide the batches; plan the longest ones with '
+      '--config.batch_tokens=0 and the --config.batch_size that the budget leaves them'
+    )
   size, candidates = config.batch_size * config.accumulate, 1 + config.negatives
   lengths = {
     side: batches.longest_bucket(

@@ -290,6 +290,11 @@ def table() -> types.SimpleNamespace:
   c.distillation.temperature = number(1.0, above=0, most=1e4)  # divides the teacher scores
 
   c.batch_size = whole(64, least=1, most=2**20)  # queries per batch, over all devices
+  # padded tokens of a batch at most, queries and passages together: texts of one padded length
+  # share a batch, so short ones have more queries, up to batch_size; 0: no such bound
+  c.batch_tokens = whole(0, least=1, most=2**40, also=0).only(
+    optional=True, tasks=(), data__folds=0
+  )
   # batches per update: the loss sees all their negatives, memory holds one batch
   c.accumulate = whole(1, least=1, most=2**16)
   # chunks of a batch: the memory of one chunk, the loss of the whole batch

@@ -561,3 +561,82 @@ def test_what_stands_in_where_a_source_has_run_out(made, caplog):
 def test_a_mix_of_denoised_ones_where_there_are_none(unnamed):
   with refused('config.mix.denoised', '0.5'):
     make(unnamed, mix=batches.Mix(0.5, 0.5))
+
+
+TOKENS = 8 * (10 + 4 * 20)
+"""A budget that the longest texts fill with a batch of eight."""
+
+
+def by_tokens(opened, **changes):
+  return make(
+    opened, **{'tokens': TOKENS, 'batch_size': 24, 'unit': 2, 'negatives': HARD} | changes
+  )
+
+
+def test_batches_within_a_budget_of_tokens(made):
+  opened, rows = made
+  dataset = by_tokens(opened, negatives=0, tokens=8 * 30)
+  found = [dataset[step] for step in range(4 * len(dataset))]
+  sizes = collections.defaultdict(set)
+  for batch in found:
+    (count, query_length), (_, _, passage_length) = (
+      batch[f'{side}_tokens'].shape for side in ('query', 'passage')
+    )
+    assert count * (query_length + passage_length) <= 8 * 30 and count % 2 == 0
+    sizes[passage_length].add(count)
+    assert batch['passage_mask'].sum(axis=-1).max() <= passage_length
+  # As many queries as fit, in multiples of two; short passages have more.
+  assert dict(sizes) == {12: {10}, 16: {8}, 20: {8}}
+  epochs = [
+    np.concatenate([batch['query_index'] for batch in found[start : start + len(dataset)]])
+    for start in range(0, len(found), len(dataset))
+  ]
+  for epoch in epochs:
+    assert len(set(epoch.tolist())) == len(epoch) == QUERIES
+  assert epochs[0].tolist() != epochs[1].tolist()
+  for query, (positive,), _ in queries_of(found):
+    assert positive in rows[query]['positives']
+
+
+@pytest.mark.parametrize('threads', [0, 2])
+def test_batches_by_tokens_go_on_after_any_step_and_divide_among_processes(made, threads):
+  opened, _ = made
+  dataset = by_tokens(opened, mix=batches.Mix(0.5, 0.3, 0.2))
+  iterator = batches.open_batches(dataset, threads=threads)
+  found = [next(iterator) for _ in range(3 * len(dataset))]
+  state = json.loads(json.dumps(iterator.get_state()))
+  later = [next(iterator) for _ in range(4)]
+  other = batches.open_batches(by_tokens(opened, mix=batches.Mix(0.5, 0.3, 0.2)), threads=threads)
+  other.set_state(state)
+  assert all(same(next(other), batch) for batch in later)
+  for one in (iterator, other):
+    one.close()
+  parts = [
+    by_tokens(opened, mix=batches.Mix(0.5, 0.3, 0.2), process_index=i, process_count=2)
+    for i in range(2)
+  ]
+  for step, batch in enumerate(found):
+    for key in batch:
+      assert np.array_equal(np.concatenate([part[step][key] for part in parts]), batch[key]), key
+  assert not same(by_tokens(opened, seed=5)[0], by_tokens(opened)[0])
+
+
+def test_vectors_leave_the_budget_to_queries(made):
+  def vectors(rows):
+    return np.stack([rows, -rows], axis=-1).astype(np.float32)
+
+  dataset = by_tokens(made[0], tokens=64, vectors=vectors)
+  shapes = {dataset[step]['query_tokens'].shape for step in range(3 * len(dataset))}
+  assert shapes <= {(10, 6), (10, 8), (8, 6), (8, 8), (6, 6), (6, 8), (6, 10)} and len(shapes) > 1
+
+
+@pytest.mark.parametrize(
+  'changes, names',
+  [
+    ({'tokens': 100}, ('config.batch_tokens', '90', '180')),
+    ({'tokens': 50, 'unit': 1, 'negatives': 0}, ('config.batch_tokens', '30', '60')),
+  ],
+)
+def test_budgets_that_hold_no_batch(made, changes, names):
+  with refused(*names):
+    by_tokens(made[0], **changes)

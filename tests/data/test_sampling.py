@@ -57,3 +57,15 @@ def test_near_duplicates_by_signature():
   found[1, :8] = 7  # 56 of 64 agree
   found[2, :32] = found[0, :32]
   assert sampling.near_duplicates(found) == [(1, 0)]
+
+
+def test_rows_that_fill_no_batch_of_their_kind_join_the_next():
+  order = np.array([4, 9, 2, 7, 0, 5, 8, 1, 3, 6], np.int32)
+  kind = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2])
+  found = sampling.fill(order, kind, [3, 3, 2])
+  # Of kind 0 come 4, 2, 0, 1, 3: two go on; 7, 5, 6 are of kind 1, 9, 8 of kind 2.
+  assert [rows.tolist() for rows in found] == [[4, 2, 0], [1, 3, 7], [5, 6], [9, 8]]
+  apart = sampling.fill(order, kind, [2, 3, 2], group=np.array([0, 0, 0, 1, 1, 2, 3, 4, 5, 6]))
+  assert [rows.tolist() for rows in apart[:2]] == [[4, 2], [0, 3]]
+  # Rows that fill no batch are left out.
+  assert sampling.fill(order, kind, [11, 11, 11]) == []
