@@ -377,7 +377,7 @@ BAD = [
   (['--index_dir=new', '--out=new/run.trec'], '--index_dir'),
   (['--index_dir=new/run.trec', '--out=new'], '--index_dir'),
   (['--index_dir=file'], '--index_dir=file is a file; name a folder'),
-  (['--index_dir=report.json'], 'holds something else than a ScaNN index'),
+  (['--index_dir=report.json'], 'contains something other than a ScaNN index'),
   (['--k=1000001'], 'argument --k: expected a whole number from 1 to 1000000'),
   (['--k=' + '9' * 5000], 'argument --k: expected a whole number'),
   (['--search_param=nprobe=nan'], 'argument --search_param: expected NAME=NUMBER'),

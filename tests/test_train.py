@@ -1034,7 +1034,7 @@ def test_interrupted_from_the_keyboard(reuse, tmp_path, moment, monkeypatch):
   _, err = process.communicate(timeout=60)
   lines = [line for line in err.splitlines() if line.startswith('dprjax: error')]
   assert process.returncode == 130 and 'Traceback' not in err, err
-  assert lines == ['dprjax: error: interrupted; the same command goes on, or begins again']
+  assert len(lines) == 1 and lines[0].startswith('dprjax: error: interrupted')
 
 
 TWO_RATES = """

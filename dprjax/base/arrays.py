@@ -1,4 +1,4 @@
-"""npz files of strangers: plain arrays that fit into the file, nothing unpickled."""
+"""Reads npz files from untrusted sources: checks sizes and never unpickles."""
 
 import errno
 import math
@@ -17,7 +17,7 @@ from dprjax.base.files import PathLike, atomic_write, regular_file
 _MOST_PACKED = 1100  # deflate shrinks bytes at most 1,032 times
 _KINDS = 'biufU'
 _AT_A_TIME = 1 << 20
-# Raised by zipfile and numpy, which parses a header as Python, for a damaged file.
+# Raised for a damaged file by zipfile, and by numpy, which parses a header as Python.
 UNREADABLE = (
   zipfile.BadZipFile,
   zlib.error,
@@ -26,7 +26,7 @@ UNREADABLE = (
   ValueError,
   TypeError,
   SyntaxError,
-  RuntimeError,  # RecursionError, NotImplementedError, and an encrypted member's
+  RuntimeError,  # RecursionError, NotImplementedError, and for an encrypted member
   ArithmeticError,
   MemoryError,
   struct.error,
@@ -35,7 +35,7 @@ UNREADABLE = (
 
 
 class _Wrong(Exception):
-  """A fault that neither zipfile nor numpy found."""
+  """A fault that neither zipfile nor numpy finds."""
 
 
 def read_arrays(
@@ -46,12 +46,12 @@ def read_arrays(
   Args:
     path: the file.
     what: begins messages.
-    most_packed: how many times larger than the file its arrays may be.
+    most_packed: the arrays may be this many times larger than the file.
     remedy: ends messages about a damaged file.
 
   Raises:
-    InputError: missing, a folder, a pipe, damaged or no npz; or a member is no array of numbers or
-      texts, or declares more than its bytes.
+    InputError: missing, a folder, a pipe, damaged or no npz; or a member is not an array of numbers
+      or texts, or declares more bytes than it has.
   """
   found = regular_file(path, what)
   arrays: dict[str, np.ndarray] = {}
@@ -66,17 +66,17 @@ def read_arrays(
         size = sum(member.file_size for member in members)
         stored = file.seek(0, 2)
         if packed > stored or size > most_packed * packed + _AT_A_TIME:
-          raise _Wrong(f'{stored:,} bytes that declare to hold many times as much, {size:,}')
+          raise _Wrong(f'{stored:,} bytes that claim to unpack to {size:,}')
         for member in members:
           name = member.filename.removesuffix('.npy')
           if name in arrays:
-            raise _Wrong(f'{member.filename!r:.80} is in it twice')
+            raise _Wrong(f'{member.filename!r:.80} occurs twice')
           if not member.filename.endswith('.npy'):
-            raise _Wrong('is no array')
+            raise _Wrong('is not an array')
           with archive.open(member) as stream:
             arrays[name] = _read_array(stream, member.file_size)
   except (*UNREADABLE, _Wrong, OSError) as error:
-    # A wrong offset is an invalid argument of a system call.
+    # A wrong offset makes a system call fail with an invalid argument.
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
       raise
     shown = name if name.isprintable() else ascii(name)
@@ -99,7 +99,7 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
   count, there = math.prod(shape), size - stream.tell()
   if any(side < 0 for side in shape) or count * dtype.itemsize != there:
     raise _Wrong(
-      f'declares {count * dtype.itemsize:,} bytes, {list(shape)!s:.80} of {dtype}, and has '
+      f'declares {count * dtype.itemsize:,} bytes, {list(shape)!s:.80} of {dtype}, but has '
       f'{there:,}'
     )
   values = np.empty(count, dtype)
@@ -115,7 +115,7 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
 
 
 def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-  """An npy file's shape, whether it is in Fortran order, and its dtype.
+  """Reads from an npy file the shape, whether it is in Fortran order, and the dtype.
 
   Raises:
     UNREADABLE: a damaged header.
@@ -125,7 +125,7 @@ def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     return np.lib.format.read_array_header_1_0(stream)
   if version == (2, 0):
     return np.lib.format.read_array_header_2_0(stream)
-  raise ValueError(f'the array format {version} is not known')
+  raise ValueError(f'the array format {version} is unknown')
 
 
 def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ _SINGULAR = {'are': 'is', 'were': 'was', 'have': 'has'}
 
 
 def counted(count: int, what: str) -> str:
-  """A count with its noun, which is given in the plural.
+  """A count with its noun; ``what`` is in the plural.
 
   >>> counted(2000, 'queries that are not judged')
   '2,000 queries that are not judged'

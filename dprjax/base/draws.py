@@ -1,4 +1,4 @@
-"""Random choices that depend only on an id. Each choice has a name, which keeps it independent."""
+"""Random choices that depend only on the seed, an id and the name of the choice."""
 
 import hashlib
 
@@ -7,9 +7,10 @@ def draw(id_: str, seed: int, choice: str) -> bytes:
   """32 random bytes for an id.
 
   Args:
-    id_: what is chosen, or not.
+    id_: names the item that the choice is about.
     seed: of the run.
-    choice: the decision name; '' is the split of ``dprjax.papers``.
+    choice: names the choice and keeps it independent of others; '' is the split of
+      ``dprjax.papers``.
   """
   return hashlib.sha256(f'{choice}{seed}:{id_}'.encode()).digest()
 

@@ -1,4 +1,4 @@
-"""Errors as one line with a status and without secrets."""
+"""Turns errors into one line without secrets, and an exit status."""
 
 import contextlib
 import errno
@@ -15,8 +15,8 @@ _HINTS = {
   errno.ENOSPC: 'free some space and run the same command again',
   errno.EDQUOT: 'free some space and run the same command again',
   errno.EFBIG: 'free some space and run the same command again',
-  errno.EACCES: 'give this user the right to it, or name another path',
-  errno.EPERM: 'give this user the right to it, or name another path',
+  errno.EACCES: 'give this user permission, or name another path',
+  errno.EPERM: 'give this user permission, or name another path',
   errno.EROFS: 'name a path that can be written to',
   errno.ENAMETOOLONG: 'choose a shorter name',
   errno.ENOTDIR: 'a part of this path is a file, not a folder',
@@ -41,8 +41,8 @@ _SECRETS = (
 class InputError(ValueError):
   """A file, a line, a flag or a config key that cannot be used.
 
-  The message is one line: what is wrong, where, and what to do. Commands print it as
-  ``dprjax: error: ...`` and exit with status 2 (``dprjax.runtime.cli``).
+  The message is one line: the fault, the place and the remedy. Commands print it as ``dprjax:
+  error: ...`` and exit with status 2 (``dprjax.runtime.cli``).
   """
 
 
@@ -55,7 +55,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     return 2, str(error)
   # Compiled modules turn an interrupt into other errors, or lose it and fail later.
   if _interrupted or isinstance(error, KeyboardInterrupt):
-    return 130, 'interrupted; the same command goes on, or begins again'
+    return 130, 'interrupted; run the same command again to continue or start over'
   if isinstance(error, OSError):
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
     what = f'{" and ".join(names)}: ' if names else ''
@@ -64,7 +64,7 @@ def explain(error: BaseException) -> tuple[int, str]:
   if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error):
     detail = str(error).partition('\n')[0]
     return 2, f'not enough memory{detail and f" ({detail})"}; a smaller batch or model needs less'
-  # epath's, for s3:// and gs:// without their packages, and unknown kinds of paths.
+  # From epath, for s3:// and gs:// without their packages, and unknown kinds of paths.
   if isinstance(error, ImportError) and re.match('(Please i|I)nstall ', str(error)):
     return 2, f'{error}; or name a local path'
   if isinstance(error, KeyError) and re.fullmatch(r"'\w+://'", str(error)):
@@ -76,7 +76,7 @@ def explain(error: BaseException) -> tuple[int, str]:
 
 
 def describe_error(error: BaseException) -> str:
-  """The message of foreign code's exception, with the file and line that raised it."""
+  """The message of an exception in code outside dprjax, with its file and line."""
   if isinstance(error, SyntaxError):
     at = f'{error.filename}, line {error.lineno}'
     return f'{at}: {type(error).__name__}: {error.msg}'

@@ -1,7 +1,7 @@
-"""Extensions by users: families of backbones, kinds of adapters, poolings.
+"""Extensions by users: backbone families, adapter kinds, poolings.
 
-``DPRJAX_EXTENSIONS=lab.rms,lab.top`` names modules on the Python path, which are imported when such
-a value is first looked up. No file that a command reads can name one.
+``DPRJAX_EXTENSIONS=lab.rms,lab.top`` names modules on the Python path, which are imported at the
+first look-up of such a value. Only this variable can name them: no file that a command reads can.
 """
 
 import functools
@@ -49,7 +49,7 @@ def _import(name: str) -> Any:
     return importlib.import_module(name)
   except MemoryError:
     raise
-  except Exception as error:  # foreign code
+  except Exception as error:  # code outside dprjax
     raise InputError(
       f'{VARIABLE}: {name!r:.80} cannot be imported ({describe_error(error)})'
     ) from error

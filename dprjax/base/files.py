@@ -47,7 +47,7 @@ def existing(path: PathLike, what: str) -> epath.Path:
 
 
 def user_cache() -> pathlib.Path:
-  """dprjax's folder in the user's cache directory, which may be missing.
+  """The dprjax folder in the user's cache directory; it may be missing.
 
   Raises:
     RuntimeError: there is no home directory, and ``XDG_CACHE_HOME`` is not set.
@@ -62,7 +62,7 @@ def is_name(path: PathLike) -> bool:
 
 
 def check_scheme(path: PathLike) -> None:
-  """Raises InputError for an address that is not of an object store."""
+  """Raises InputError for an address that is neither local nor in an object store."""
   scheme = re.match(r'([a-zA-Z][a-zA-Z0-9+.-]*)://', str(path))
   if scheme and scheme[1] not in ('gs', 's3', 'az', 'hf'):
     raise InputError(
@@ -86,7 +86,7 @@ def is_special(path: PathLike) -> bool:
 
 
 def is_stream(path: PathLike) -> bool:
-  """Whether writing there has no way back: `is_special`, or an open file such as /dev/stdout."""
+  """Whether a write there cannot be undone: `is_special`, or an open file such as /dev/stdout."""
   return is_special(path) or _descriptor(path) is not None
 
 
@@ -98,13 +98,13 @@ def _descriptor(path: PathLike) -> int | None:
 
 
 def is_empty(path: epath.Path) -> bool:
-  # The epath stat() looks up the name of the owner, which a container may lack.
+  # The epath stat() looks up the owner by name, which fails in some containers.
   with path.open('rb') as file:
     return not file.read(1)
 
 
 def existing_file(path: PathLike, what: str) -> epath.Path:
-  """`existing`, and not a folder."""
+  """Like `existing`, and not a folder."""
   found = existing(path, what)
   if found.is_dir():
     raise InputError(f'{what}: {found} is a folder; give the name of a file')
@@ -120,7 +120,7 @@ def regular_file(path: PathLike, what: str) -> epath.Path:
 
 
 def refuse_special(folder: epath.Path) -> None:
-  """Raises InputError for a pipe, device or socket in a folder that may come from a stranger."""
+  """Raises InputError for a pipe, device or socket in a folder from an untrusted source."""
   for path in folder.iterdir() if not is_remote(folder) and folder.is_dir() else ():
     if is_special(path):
       raise InputError(f'{path} is a pipe, a device or a socket; expected a file')
@@ -130,8 +130,8 @@ def refuse_special(folder: epath.Path) -> None:
 def atomic_path(path: PathLike) -> Iterator[epath.Path]:
   """A temporary path for a file or folder, which becomes ``path`` on success.
 
-  On an error it is removed, and an existing ``path`` stays. The target of a link is replaced.
-  Either the old folder or the new one is there at any time.
+  On an error it is removed, and an existing ``path`` stays. A link stays and its target is
+  replaced. At any time either the old or the new folder exists.
 
   Raises:
     InputError: no space is left, or a quota is used up.
@@ -150,7 +150,7 @@ def atomic_path(path: PathLike) -> Iterator[epath.Path]:
         aside.replace(final)
   finally:
     remove(aside)
-    for folder in made:  # leave nothing where nothing was written
+    for folder in made:  # made for nothing
       with contextlib.suppress(OSError):
         os.rmdir(folder)
 
@@ -164,7 +164,7 @@ def resolved(path: PathLike) -> epath.Path:
   """The path behind links; absolute, if it is local.
 
   Raises:
-    InputError: a circle of links.
+    InputError: the links form a circle.
   """
   if is_remote(path):
     check_scheme(path)
@@ -184,7 +184,7 @@ def remove(path: epath.Path) -> None:
 
 
 def discard(folder: epath.Path) -> None:
-  """Removes a folder of ours; the next command clears what a kill leaves."""
+  """Removes a folder of dprjax; if killed meanwhile, the next command removes the rest."""
   if folder.exists():
     aside = folder if is_remote(folder) else folder.rename(_beside(folder, 'tmp'))
     aside.rmtree()
@@ -203,7 +203,7 @@ def recover(final: epath.Path) -> None:
 
 
 def clear(final: epath.Path, endings: Iterable[str] = ('.json',)) -> None:
-  """Removes what killed commands left of a file or folder, and of those whose names continue it.
+  """Removes leftovers of killed commands: of ``final``, and of files whose names continue it.
 
   Only for the holder of its lock (`dprjax.base.outputs`).
   """
@@ -269,7 +269,7 @@ def atomic_write(path: PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
     yield buffer
     for stream in (sys.stdout, sys.stderr):
       stream.flush()
-    # An open file continues where it is.
+    # An open file is written from its present position.
     descriptor = _descriptor(path)
     place = path if descriptor is None else os.dup(descriptor)
     with no_room(path), open(place, mode, encoding=encoding) as device:
@@ -285,7 +285,7 @@ def no_room(path: PathLike) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    # The numpy error has no number.
+    # The error of numpy has no errno.
     if error.errno not in _NO_ROOM and 'requested and' not in str(error):
       raise
     reason = error.strerror or f'no space left? ({error})'
@@ -293,12 +293,12 @@ def no_room(path: PathLike) -> Iterator[None]:
 
 
 def is_pattern(path: PathLike) -> bool:
-  """Whether a path is a pattern of names, as ``corpus-*.jsonl``, and no file of that very name."""
+  """Whether a path is a pattern such as ``corpus-*.jsonl``, and no file has this literal name."""
   return bool(re.search(r'[*?[]', str(path))) and is_name(path) and not epath.Path(path).exists()
 
 
 def matching(pattern: PathLike) -> list[epath.Path]:
-  """The paths that a pattern names, in the order of their names."""
+  """The paths that match a pattern, sorted by name."""
   check_scheme(pattern)
   parts = epath.Path(pattern).parts
   first = next(number for number, part in enumerate(parts) if re.search(r'[*?[]', part))

@@ -12,7 +12,7 @@ def texts(given: Any, what: str = 'texts') -> list[str]:
 
   Args:
     given: a list, another iterable, or a column.
-    what: names them in messages.
+    what: names the texts in messages.
 
   Raises:
     InputError: not texts.
@@ -92,7 +92,7 @@ def check_text(value: Any, number: int, what: str = 'texts') -> str:
 
 
 def is_missing(value: Any) -> bool:
-  """Whether it is None, NaN, NaT or pandas' NA."""
+  """Whether it is None, NaN, NaT or the NA of pandas."""
   if value is None or type(value).__name__ == 'NAType':
     return True
   try:

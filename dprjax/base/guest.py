@@ -1,4 +1,4 @@
-"""Keeps the logging of a program that uses dprjax as the program has it."""
+"""Keeps dprjax from changing the logging of the program that imports it."""
 
 import contextlib
 import logging
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Around imports and work: keeps absl from configuring the root logger, and orbax quiet.
+  """Inside the block, absl does not configure the root logger, and orbax logs nothing.
 
   absl, which orbax logs through, calls ``logging.basicConfig`` where the root logger has no
-  handler. Meanwhile it has the one that Python uses where there is none.
+  handler. Inside the block the root logger has the last-resort handler of Python instead.
   """
   root, absl = logging.getLogger(), logging.getLogger('absl')
   stand_in, level = logging.lastResort, absl.level

@@ -1,6 +1,6 @@
 """Data larger than memory: rows in buckets on disk, ids in a file, and 64-bit keys of ids.
 
-A key hashes an id's UTF-8 bytes. Ids of up to 8 bytes never collide; longer ones do with
+A key hashes the UTF-8 bytes of an id. Ids of up to 8 bytes never collide; longer ones do with
 probability n^2 / 2^65: two in a million for the 8.8 million passages of MS MARCO.
 """
 
@@ -37,7 +37,7 @@ class Buckets:
     starts = np.flatnonzero(np.diff(buckets, prepend=-1))
     with files.no_room(self._folder):
       for bucket, part in zip(buckets[starts].tolist(), np.split(rows, starts)[1:], strict=True):
-        # Opened each time: there may be more buckets than open files are allowed.
+        # Opened each time: there may be more buckets than the limit of open files.
         with self._path(bucket).open('ab') as file:
           file.write(part.tobytes())
 
@@ -83,13 +83,13 @@ class Ids:
 
 
 class Copies:
-  """Finds digests that came before, however many there are.
+  """Finds repeated digests, among any number of them.
 
   Up to `IN_MEMORY` digests are in memory, 24 bytes each; more go to a temporary folder.
   """
 
   IN_MEMORY = 1 << 20
-  _PARTS = 256  # each of which is sorted in memory
+  _PARTS = 256  # each is sorted in memory
   _ROW = np.dtype([('high', '<u8'), ('low', '<u8'), ('place', '<i8')])
 
   def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Copies:
     self._parts: Buckets | None = None
 
   def add(self, digests: bytes, places: Sequence[int] | Int64[np.ndarray, ' n']) -> None:
-    """Takes digests of 16 bytes, one after the other, and the place of each."""
+    """Adds concatenated digests of 16 bytes, and the place of each."""
     rows = np.empty(len(places), self._ROW)
     rows['high'], rows['low'] = np.frombuffer(digests, '<u8').reshape(-1, 2).T
     rows['place'] = places
@@ -120,7 +120,7 @@ class Copies:
     self._parts.append(rows, (rows['high'] % self._PARTS).astype(np.int64))
 
   def pairs(self) -> Int64[np.ndarray, 'copies 2']:
-    """The first place of every digest that comes again, and the other place; by the latter.
+    """For each repeated digest its first place and the place of the copy, sorted by the copy.
 
     Frees the memory or the disk.
     """

@@ -1,11 +1,11 @@
-"""Claims outputs before anything is written, so that no command harms what is there.
+"""Claims outputs before anything is written, so that no command overwrites other data.
 
-A claimed output is no input, and a folder is empty or of the command kind. No other command
-writes it at the same time. Remains of a killed command are removed.
+A claimed output is not an input. A claimed folder is empty or made by the same command. No other
+command writes it at the same time. Leftovers of killed commands are removed.
 
 The lock is ``.NAME.lock`` beside the output, or ``.lock`` in a folder that grows over several runs.
-It ends with its process, and with a stage that the process ran and that outlives it. Between hosts
-it works as well as the file system's locks. Without those (``gs://``, some network file systems)
+The lock ends with its process and with any stage that outlives this process. Between hosts it
+depends on the locks of the file system. Without those (``gs://``, some network file systems)
 nothing is locked.
 """
 
@@ -31,7 +31,7 @@ except ImportError:  # Windows
   fcntl = None  # type: ignore[assignment]
 
 Inputs = Mapping[str, PathLike | Iterable[PathLike] | None]
-"""What a command reads, by flag. Names of nothing local, such as a hub id, are ignored."""
+"""The inputs of a command, by flag. Names without a local file, such as a hub id, are ignored."""
 
 LOCK = '.lock'
 _DEEPEST = 200  # folders
@@ -50,11 +50,11 @@ def claim(
   also: Mapping[str, PathLike | None] = types.MappingProxyType({}),
   lock: bool = True,
 ) -> Iterator[None]:
-  """Claims the file ``out`` and those whose names continue its own.
+  """Claims the file ``out`` and the files whose names continue its name.
 
   Args:
-    out: a file, which is replaced at the end; or a pipe or a device. None claims nothing.
-    inputs: what the command reads.
+    out: a file, which is replaced at the end; or a pipe or a device. None claims nothing. inputs:
+      inputs of the command.
     flag: names ``out`` in messages.
     endings: of the names of all files and folders that the command writes.
     folders: endings that are folders.
@@ -111,7 +111,7 @@ def claim_folder(
 
   Args:
     out: the folder, which may be missing.
-    inputs: what the command reads.
+    inputs: inputs of the command.
     what: the kind of folder, for messages: 'a model'.
     ours: whether a folder that is not empty is of that kind.
     flag: names ``out`` in messages.
@@ -140,7 +140,7 @@ def check_folder(
   ours: Callable[[epath.Path], bool],
   flag: str = '--out',
 ) -> None:
-  """Raises InputError if ``out`` is a file, holds something else, or overlaps an input."""
+  """Raises InputError if ``out`` is a file, has other contents, or overlaps an input."""
   check_name(out, flag)
   path = epath.Path(out)
   if path.exists() and not path.is_dir():
@@ -148,7 +148,7 @@ def check_folder(
   check_apart(out, inputs, flag)
   files.recover(files.resolved(out))
   if path.is_dir() and not is_vacant(path) and not ours(path):
-    raise InputError(f'{flag}={out} holds something else than {what}; choose another folder')
+    raise InputError(f'{flag}={out} contains something other than {what}; choose another folder')
 
 
 def write_report(out: PathLike, report: Mapping[str, Any]) -> None:
@@ -158,7 +158,7 @@ def write_report(out: PathLike, report: Mapping[str, Any]) -> None:
 
 
 def is_vacant(folder: epath.Path) -> bool:
-  """Whether a folder has only the lock and what killed commands left."""
+  """Whether a folder has only the lock and leftovers of killed commands."""
   return all(
     path.name == LOCK or (path.name.startswith('.') and path.name.endswith('.tmp'))
     for path in folder.iterdir()
@@ -183,7 +183,7 @@ def check_name(out: PathLike, flag: str) -> None:
 
 
 def check_apart(out: PathLike, inputs: Inputs, flag: str = '--out') -> None:
-  """Raises InputError if an output is, holds or lies in an input, by any name or link."""
+  """Raises InputError if an output is, contains or lies in an input, by any name or link."""
   for label, paths in inputs.items():
     if paths is None or paths == '':
       continue
@@ -234,7 +234,7 @@ def _check_outputs_apart(
 
 
 def clear(out: PathLike) -> None:
-  """Removes what killed commands left of an output, unless another command writes it now."""
+  """Removes leftovers of killed commands, unless another command writes this output now."""
   final = files.resolved(out)
   if files.is_remote(final):
     return
@@ -275,7 +275,7 @@ def hold(place: epath.Path, what: str) -> Iterator[None]:
   finally:
     if descriptor >= 0:
       _held.discard(descriptor)
-      # While it is still locked: whoever opened it checks that it is still there.
+      # Removed while locked: a process that opened it checks that it still exists.
       place.unlink(missing_ok=True)
       os.close(descriptor)
     for folder in missing:  # leave nothing where nothing was written
@@ -309,7 +309,7 @@ def _locked(place: epath.Path, what: str) -> int:
         return -1
       raise
     try:
-      # The holder before may have removed it meanwhile.
+      # The previous holder may have removed it meanwhile.
       if os.path.samestat(os.fstat(descriptor), os.stat(place)):
         return descriptor
     except FileNotFoundError:

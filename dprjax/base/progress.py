@@ -1,6 +1,6 @@
 """Progress of long jobs: a log line every few seconds, with rate and time left.
 
-A program that shows progress itself, such as a bar in a notebook, watches instead (`watched`).
+A program with its own display, such as a bar in a notebook, passes a watcher to `watched`.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ _EVERY_S = 5.0  # between two lines
 logger = logging.getLogger('dprjax')
 
 Watcher = Callable[[str, int, int | None], None]
-"""Called with the name of a job, the number done, and the number in all if it is known."""
+"""Called with the name of a job, the number done, and the total if known."""
 
 _watcher: Watcher | None = None
 
@@ -65,13 +65,13 @@ class Progress:
         progress.advance(len(part))
 
   A job without parts calls ``progress(n)``, or ``progress.advance()`` after each item. The caller
-  logs the end, with ``seconds`` and ``rate``.
+  logs the end of the job, with ``seconds`` and ``rate``.
 
   Args:
     unit: name of the counted things, in the plural.
     total: None if unknown; the time left then needs the fraction done.
     task: begins each line.
-    skip_first: measure from the first count on, without compilation and the like.
+    skip_first: measure from the first count on, which leaves out compilation.
   """
 
   def __init__(self, unit: str, total: int | None = None, task: str = '', skip_first: bool = False):
@@ -102,7 +102,7 @@ class Progress:
       self._first, self._began = self._done, time.monotonic()
 
   def show(self, done: int) -> None:
-    """Tells the watcher, if there is one, how many are done; counts and logs nothing."""
+    """Tells a watcher how many are done; counts and logs nothing."""
     if _watcher is not None:
       _watcher(self._task.removesuffix(': ') or self._unit, done, self._total)
 

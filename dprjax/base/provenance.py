@@ -1,8 +1,8 @@
-"""Records of the inputs of an output. They tell whether it is whole and can be used again.
+"""Records of the inputs of an output, which decide whether it is intact and can be reused.
 
-A kept folder has a JSON file (`write`) with what it was made from and the SHA-256 of every file and
-of the record itself; `kept` compares it with the present inputs. `stamp` and `changes` do the same
-for files that are only read. A mark names the kind of a folder of ours.
+A kept folder has a JSON file (`write`) with its inputs and the SHA-256 of every file and of the
+record itself; `kept` compares it with the present inputs. `stamp` and `changes` do the same for
+files that are only read. A mark names the kind of a folder that dprjax made.
 """
 
 import functools
@@ -20,13 +20,13 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 
 MARK = 'dprjax.json'
-# A file that changed so shortly before it was read may change again within its mtime's second.
+# A file read so soon after a change may change again within the second that mtime resolves.
 _RACY_S = 2
 _OWN_SUM = 'own_sha256'
 
 
 def write_mark(folder: PathLike, format: str, **more: Any) -> None:
-  """Marks a folder as ours, of the kind ``format``, such as 'dprjax.training'."""
+  """Marks a folder as made by dprjax, of the kind ``format``, such as 'dprjax.training'."""
   mark = {'format': format, 'version': 1, 'dprjax_version': version.__version__, **more}
   files.write_json(epath.Path(folder) / MARK, mark)
 
@@ -38,7 +38,7 @@ def read_mark(folder: PathLike, name: str = MARK) -> dict[str, Any]:
     return {}
   try:
     return reading.read_json_object(path, 'mark')
-  except (InputError, OSError):  # the file of another program of that name
+  except (InputError, OSError):  # a file of this name from another program
     return {}
 
 
@@ -64,7 +64,7 @@ def read(folder: epath.Path, name: str) -> dict[str, Any] | None:
 
 
 def kept(folder: epath.Path, name: str, fingerprint: str) -> dict[str, Any] | None:
-  """The record of a folder whose files are intact; None if it is to be made again.
+  """The record of a folder whose files are intact; None if it must be made again.
 
   Raises:
     InputError: damaged files, or others that must not be removed.
@@ -78,18 +78,18 @@ def kept(folder: epath.Path, name: str, fingerprint: str) -> dict[str, Any] | No
 
 
 def check(folder: epath.Path, name: str, record: Mapping[str, Any], contents: bool = True) -> None:
-  """Raises InputError if the files of a folder are not those of its record.
+  """Raises InputError if the files of a folder differ from its record.
 
-  Without ``contents``, only for files that are not ours.
+  Without ``contents``, only for files that dprjax did not write.
   """
   missing = dict(record['sha256'])
-  # The record may lie: read only files of the folder.
+  # The record may be forged: read only files of the folder.
   for path in files.below(folder):
     inside = str(path.relative_to(folder))
     if inside == name or path.name.startswith('.'):
       continue
     if inside not in missing:
-      raise InputError(f'{folder} also holds {inside}, which is not of dprjax; move it away')
+      raise InputError(f'{folder} also holds {inside}, which is not from dprjax; move it away')
     digest = missing.pop(inside)
     if contents and (files.is_special(path) or files.sha256_file(path) != digest):
       raise InputError(f'{path} was changed or damaged (SHA-256); {_again(folder)}')

@@ -1,8 +1,8 @@
-"""Batches of training steps, in an order that the seed decides.
+"""Batches for training steps, in an order decided by the seed.
 
-Step t of epoch e takes the queries that the shuffle by seed and e puts there. Every process works
-out the whole global batch (queries, passages, lengths) and reads the tokens of its own rows only,
-so processes agree on shapes without communication.
+The seed and the epoch shuffle the queries, and step t takes the t-th batch of them. Every process
+works out the whole global batch (queries, passages, lengths) but reads only the tokens of its own
+rows, so processes agree on shapes without communication.
 
     dataset = make_batches(
       cache, batch_size=64, negatives=3, query_buckets=[32], passage_buckets=[64, 128], seed=0
@@ -49,7 +49,7 @@ NEGATIVE_SOURCES = (
   'random_for_undenoised',
   'random_for_denoised',
 )
-"""Where a hard negative was drawn from. From `STAND_INS` on, another source stood in."""
+"""Sources of a hard negative. Sources from `STAND_INS` on replace another source."""
 STAND_INS = 3
 
 # One stream of random numbers for each use.
@@ -58,15 +58,15 @@ _DRAWN = 4096  # queries drawn at a time
 _log = logging.getLogger(__name__)
 
 VectorLookup = Callable[[jt.Int32[np.ndarray, '*n']], jt.Float32[np.ndarray, '*n H']]
-"""Rows of a cache's passages -> their vectors."""
+"""Maps rows of passages in a cache to vectors."""
 
 
 class Mix(NamedTuple):
-  """Shares of the sources in a query's hard negatives (DPTDR section 3.3); they add up to 1.
+  """Shares of the sources in the hard negatives of a query (DPTDR section 3.3); they add up to 1.
 
   Attributes:
-    denoised: negatives that a reranker passed; random passages stand in where there are too few.
-    undenoised: negatives as mined; denoised ones stand in, then random passages.
+    denoised: negatives that a reranker passed; if there are too few, random passages replace them.
+    undenoised: negatives as mined; replaced by denoised ones, then random passages.
     random: passages drawn anew in each epoch.
   """
 
@@ -94,11 +94,11 @@ def make_batches(
   tokens: int = 0,
   unit: int = 1,
 ) -> grain.MapDataset[Batch]:
-  """The rows of any step that this process has (keys: docs/architecture.md, 'A batch').
+  """A data set of the rows of this process (keys: docs/architecture.md, 'A batch').
 
-  Each epoch shuffles the queries anew and drops those that do not fill a batch. The hard negatives
-  of a query have an order that the seed decides; each epoch takes the next ones, and none repeats
-  before all have been taken. Random passages that are not relevant fill missing ones.
+  Each epoch shuffles the queries anew and drops those that do not fill a batch. The seed orders the
+  hard negatives of a query; each epoch takes the next ones, and none repeats before all were taken.
+  Random passages that are not relevant fill the gaps.
 
   With a ``mix``, each negative draws its source anew in each epoch, and each source has its own
   order. Batches then have `negative_source` ``[B, C - 1]`` int8, indices of `NEGATIVE_SOURCES`. If
@@ -111,8 +111,8 @@ def make_batches(
     mix: shares of the sources; by default any negative.
     positive: 'rotate', the next positive in each epoch, or 'first'.
     query_buckets, passage_buckets: padded lengths; a batch takes the smallest that holds it.
-    max_relevant: the largest R of `relevant`; by default what the cache queries need. A query
-      with more lists those in the global batch first.
+    max_relevant: the largest R of `relevant`; by default as large as the queries need. A query with
+      more lists those in the global batch first.
     vectors: gives passage vectors, which replace passage tokens: `passage_vectors` ``[B, C, H]``.
     sample: passages drawn for each batch from those outside it: `corpus_vectors` ``[S, H]`` and
       `corpus_index` ``[S]``. Needs ``vectors``.
@@ -146,7 +146,7 @@ def make_batches(
   most = len(distinct) - batch_size * (1 + negatives)
   if sample > max(most, 0):
     raise InputError(
-      f'config.corpus_negatives: {sample:,} cannot be drawn, {cache.path} holds {len(distinct):,} '
+      f'config.corpus_negatives: {sample:,} cannot be drawn, {cache.path} has {len(distinct):,} '
       f'passages; use at most {max(most, 0):,}, or -1 for all'
     )
   by_budget: _ByBudget | None = None
@@ -291,9 +291,9 @@ class DrawnQueries(NamedTuple):
   """Queries of a global batch with their passages.
 
   Attributes:
-    queries, passages: canonical rows of the cache; column 0 is the positive.
-    sources: of the hard negatives, indices of `NEGATIVE_SOURCES`; None without hard negatives.
-    tokens, relevant: columns of the queries, as stored.
+    queries, passages: canonical rows in the cache; column 0 of the passages is the positive.
+    sources: indices of `NEGATIVE_SOURCES`, one a hard negative; None without hard negatives.
+    tokens, relevant: stored columns of the queries.
   """
 
   queries: jt.Int32[np.ndarray, ' B']
@@ -308,7 +308,7 @@ class Feed:
 
   Attributes:
     size: the number of queries.
-    counts: the number of rows that each key of indices refers to.
+    counts: for each key of indices, the number of rows that it refers to.
     negatives: hard negatives a query.
     max_relevant: R of `relevant`.
   """
@@ -329,9 +329,9 @@ class Feed:
     self._distinct = cache.distinct_passages()
     if negatives + cache.max_relevant > len(self._distinct):
       raise InputError(
-        f'config.negatives: {negatives} a query are too many: {cache.path} holds '
-        f'{counted(len(self._distinct), "different passages")}, up to {cache.max_relevant:,} of '
-        'them relevant to one query'
+        f'config.negatives: {negatives} a query are too many: {cache.path} has '
+        f'{counted(len(self._distinct), "different passages")}, with up to {cache.max_relevant:,} '
+        'relevant to one query'
       )
     for side, buckets, lengths in (
       ('query', query_buckets, cache.query_lengths),
@@ -360,7 +360,7 @@ class Feed:
     epochs: int | jt.Int64[np.ndarray, ' B'],
     random: np.random.Generator,
   ) -> DrawnQueries:
-    """The passages of queries, each in its epoch; ``random`` draws the random ones."""
+    """Draws the passages of queries, each for its epoch; ``random`` draws random passages."""
     cache, negatives = self._cache, self.negatives
     tokens, *columns = cache.queries.read(
       queries, ('tokens', 'positives', 'relevant', 'negatives', 'sources')
@@ -423,7 +423,7 @@ class Feed:
     query_length: int,
     passage_length: int,
   ) -> Batch:
-    """Rows of a batch, padded to these lengths."""
+    """Reads rows of a batch, padded to these lengths."""
     cache, passages = self._cache, drawn.passages[rows]
     query_tokens, query_mask = pad_flat(
       *table.lists([drawn.tokens[row] for row in rows]), query_length, cache.pad_id
@@ -483,7 +483,7 @@ def check_buckets(
   if not buckets or max(buckets) < lengths.max():
     raise InputError(
       f'{side}_buckets {list(buckets)}: {path} has a {side} of {lengths.max()} tokens; add a '
-      'bucket that holds it'
+      'longer bucket'
     )
 
 
@@ -492,14 +492,14 @@ def open_batches(
 ) -> grain.DatasetIterator[Batch]:
   """An endless iterator over batches with ``get_state``, ``set_state`` (JSON) and ``close``.
 
-  ``threads`` make up to ``prefetch`` batches ahead; with 0 threads, none is made ahead.
+  ``threads`` threads prepare up to ``prefetch`` batches ahead; 0 threads prepare none.
   """
   options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
   return iter(dataset.repeat(None).to_iter_dataset(options))
 
 
 def process_rows(batch_size: int, process_index: int, process_count: int, unit: str) -> slice:
-  """The rows of a global batch that this process has. Raises InputError for unequal parts."""
+  """The rows of this process in a global batch. Raises InputError for unequal parts."""
   if batch_size % process_count:
     raise InputError(
       f'a batch of {batch_size} {unit} cannot be divided among {process_count} processes'
@@ -516,12 +516,12 @@ def shuffle_rows(
 ) -> Callable[[int], tuple[int, Integers]]:
   """Maps a step to its epoch and the rows of its global batch.
 
-  Each epoch shuffles the rows anew and drops those that do not fill a batch. Rows of one ``group``
-  are spread over different batches.
+  Each epoch shuffles the rows anew and drops those that do not fill a batch. Rows of the same
+  ``group`` go to different batches.
   """
   steps = len(rows) // batch_size
 
-  # Grain's shuffle takes 5 us a row; one permutation an epoch costs next to nothing.
+  # The Grain shuffle takes 5 us a row; one permutation an epoch costs almost nothing.
   @functools.lru_cache(maxsize=2)
   def shuffled(epoch: int) -> Integers:
     order = np.random.default_rng([*seed, epoch]).permutation(rows)
@@ -543,7 +543,7 @@ def longest_bucket(length: int, buckets: Sequence[int], option: str) -> int:
   """The padded length for texts of ``length`` tokens; InputError if no bucket holds them."""
   if length > max(buckets):
     raise InputError(
-      f'{option} {list(buckets)}: a text may have {length} tokens; add a bucket that holds it'
+      f'{option} {list(buckets)}: a text may have {length} tokens; add a longer bucket'
     )
   return smallest_bucket(np.array([length]), buckets)
 
@@ -553,8 +553,8 @@ def length_buckets(
 ) -> list[tuple[jt.Int[np.ndarray, ' rows'], int]]:
   """Groups rows of similar length for encoding: (row numbers, padded length), shortest first.
 
-  Every row is in one group. The last group of a bucket repeats its last row, so each bucket has one
-  shape, and ``embeddings[rows] = encode(...)`` writes those values again.
+  Every row is in one group. The last group of a bucket is filled by repeating its last row, so each
+  bucket has one shape; ``embeddings[rows] = encode(...)`` writes the repeated values again.
 
   Args:
     lengths: tokens of each row.
@@ -594,8 +594,7 @@ def _pick_negatives(
     _walk(negatives.flat[order][member], owners[member], quotas[source], past[source], wanted)
     for source, member in enumerate(bits[order] & bit > 0 for bit in (DENOISED, UNDENOISED))
   )
-  # In the order in which they are taken: denoised first, since they are fewer and some are of both
-  # sources.
+  # In the order of drawing: denoised first, since they are fewer and some are of both sources.
   own = np.where(np.arange(wanted) < quotas[0][:, None], denoised, -1)
   candidates = np.concatenate([own, undenoised, denoised], axis=1)
   sources = np.repeat(
@@ -608,7 +607,7 @@ def _pick_negatives(
   taken[:, wanted:] &= np.cumsum(taken[:, wanted:], axis=1) <= quotas[1][:, None]
   columns = np.argsort(~taken, axis=1, kind='stable')[:, :wanted]
   filled = np.take_along_axis(taken, columns, axis=1)
-  # Random passages fill the rest: for the denoised, for the un-denoised, then those drawn.
+  # Random passages fill the rest: first for denoised, then for un-denoised, then those drawn.
   number = np.cumsum(~filled, axis=1)
   for_denoised = quotas[0] - np.count_nonzero(taken[:, :wanted], axis=1)
   for_both = quotas.sum(axis=0) - np.count_nonzero(taken, axis=1)
@@ -651,8 +650,8 @@ def _walk(
 ) -> jt.Int32[np.ndarray, 'B width']:
   """The next negatives of a source for each query, -1 where it has fewer.
 
-  A source with enough for the epoch's quota continues after those of the past; a smaller one gives
-  all members in each epoch.
+  A source with enough negatives for the quota continues after those of past epochs; a smaller
+  source gives all its negatives in each epoch.
   """
   members = Lists(flat, np.bincount(owners, minlength=len(quotas)))
   first = np.where(members.counts >= quotas, past, 0)[:, None]
@@ -667,7 +666,7 @@ def _fill_randomly(
   distinct: jt.Int32[np.ndarray, ' distinct'],
   random: np.random.Generator,
 ) -> None:
-  """Replaces -1 by random ``distinct`` passages, not relevant and not twice in a row."""
+  """Replaces -1 by random ``distinct`` passages that are not relevant and not yet in the row."""
   num_passages = int(distinct[-1]) + 1
   # One number for each pair (row of the batch, passage), so one sorted search compares all.
   rows = np.arange(len(passages))[:, None]
@@ -694,7 +693,7 @@ def _check_mix(cache: TokenCache, mix: Mix | None, negatives: int, seed: int) ->
       f'config.mix.denoised is {shares.denoised:g}, but {cache.path} has no denoised negatives; '
       'mine with a reranker, and name its file with config.data.mined_negatives'
     )
-  # In blocks, since each negative of each query is a random number.
+  # In blocks, since every negative of every query takes a random number.
   queries = np.arange(cache.num_queries, dtype=np.int32)
   quotas = np.concatenate(
     [
@@ -704,7 +703,7 @@ def _check_mix(cache: TokenCache, mix: Mix | None, negatives: int, seed: int) ->
     axis=1,
   )
   denoised = np.minimum(quotas[0], cache.denoised_counts)
-  # Unused negatives of either source stand in for un-denoised ones.
+  # Unused negatives of either source replace missing un-denoised ones.
   random = quotas[0] - denoised + np.maximum(quotas[1] - (cache.negative_counts - denoised), 0)
   if shares != Mix():
     _log.info(
@@ -719,13 +718,13 @@ def _check_mix(cache: TokenCache, mix: Mix | None, negatives: int, seed: int) ->
   ):
     if short := np.count_nonzero(counts < asked):
       _log.info(
-        'negatives: %s of %s have fewer %snegatives than the first epoch asks for',
+        'negatives: %s of %s have fewer %snegatives than the first epoch needs',
         f'{short:,}',
         counted(cache.num_queries, 'queries'),
         name,
       )
   if random.any():
-    _log.info('negatives: random passages stand in for %s in the first epoch', f'{random.sum():,}')
+    _log.info('negatives: random passages replace %s in the first epoch', f'{random.sum():,}')
 
 
 def _repeats(rows: jt.Int[np.ndarray, 'B n']) -> jt.Bool[np.ndarray, 'B n']:
@@ -749,7 +748,7 @@ def _random_bits(
 def _list_relevant(
   relevant: Lists, passages: jt.Int32[np.ndarray, 'global C'], width: int
 ) -> jt.Int32[np.ndarray, 'B R']:
-  """Relevant passages of each query, -1 where unused; if too many, the global batch's first."""
+  """Relevant passages of each query, padded with -1; those in the global batch come first."""
   flat, counts = relevant
   if len(counts) and counts.max() > width:
     rows = np.split(flat, relevant.starts[1:])

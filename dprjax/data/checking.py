@@ -1,4 +1,4 @@
-"""What a data set holds, and what is wrong with it."""
+"""Describes a data set and finds faults in it."""
 
 import array
 import hashlib
@@ -25,7 +25,7 @@ _READ = 1 << 14  # passages at a time
 
 
 class Finding(NamedTuple):
-  """A count, and samples of what was counted."""
+  """A count, with samples of the items counted."""
 
   number: int
   what: str
@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
 
 class Limits(NamedTuple):
-  """A tokenizer and the most tokens of a text by side, with special tokens."""
+  """A tokenizer, and by side the maximum tokens of a text, with special tokens."""
 
   tokenizer: Tokenizer
   most: dict[str, int]
@@ -59,13 +59,13 @@ def splits_of(path: str) -> list[str]:
 def check(
   path: str, splits: Sequence[str], columns: str = '', limits: Limits | None = None
 ) -> Iterator[tuple[str, list[Finding]]]:
-  """Yields (title, findings): of each split, the passages, and what splits share.
+  """Yields (title, findings) for each split, for the passages, and for the overlap of splits.
 
   Args:
-    path: of the data set, as `sources.Source` takes it.
-    splits: by name, such as those of `splits_of`.
-    columns: as of `sources.Source`.
-    limits: to count what will be cut.
+    path: of the data set, as in `sources.Source`.
+    splits: names, such as from `splits_of`.
+    columns: as in `sources.Source`.
+    limits: for counting the texts that will be cut.
 
   Raises:
     InputError: as `sources.load_dataset`.
@@ -171,8 +171,8 @@ def _shared(one: sources.Dataset, other: sources.Dataset) -> list[Finding]:
     Finding(len(leaked), f'queries of {split} are in both: leave them out of one', _shown(leaked)),
     Finding(
       len(answered),
-      f'queries of {split} have an answer, or a document of one, of {one.source.split} (a split by '
-      'document has none)',
+      f'queries of {split} share an answer, or its document, with {one.source.split} (a split by '
+      'document avoids this)',
       _shown(answered),
     ),
   ]
@@ -230,7 +230,7 @@ def _shown(texts: Sequence[Text]) -> tuple[str, ...]:
 
 
 def _digest(text: str) -> bytes:
-  """Of the words, whatever their case and the space between them."""
+  """A digest of the words, ignoring case and white space."""
   normal = ' '.join(text.casefold().split()).encode('utf-8', 'surrogatepass')
   return hashlib.blake2b(normal, digest_size=16).digest()
 

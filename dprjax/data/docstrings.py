@@ -1,7 +1,7 @@
-"""The quickstart's text: docstrings of installed Python packages, as a BEIR folder.
+"""The text of the quickstart: docstrings of installed Python packages, as a BEIR folder.
 
-Each documented function and class gives a passage: its qualified name is the title, its docstring
-without the summary is the text. The summary is a query whose answer is that passage.
+Each documented function or class gives a passage: its qualified name is the title, its docstring
+without the summary is the text. The summary is a query for that passage.
 
 Source files are parsed and never imported, except numpy, whose ufuncs have docstrings in compiled
 code. Names follow re-exports (`jax._src.numpy.lax_numpy.where` is `jax.numpy.where`).
@@ -37,7 +37,7 @@ _NUMPY_UFUNCS = 'numpy._core.umath'
 
 
 class Docstring(NamedTuple):
-  """A function or class; ``page`` is the module that defines it, which decides the split."""
+  """A function or class; ``page`` is its module, which decides the split."""
 
   name: str
   page: str
@@ -50,7 +50,7 @@ class _Module:
 
   def __init__(self) -> None:
     self.docs: dict[str, str] = {}
-    self.imports: dict[str, tuple[str, str]] = {}  # local name -> (module, its name there)
+    self.imports: dict[str, tuple[str, str]] = {}  # local name -> (module, name in it)
     self.stars: list[str] = []  # modules of `from module import *`
     self.listed: set[str] | None = None  # __all__
 
@@ -62,15 +62,15 @@ def build(
 ) -> dict[str, dict[str, int]]:
   """Writes `corpus.jsonl`, `queries.jsonl` and `qrels/{train,dev,test}.tsv`; returns the counts.
 
-  The corpus has all passages. A passage has no query if its summary has fewer than three words,
-  is repeated in the body, or also summarises other passages. Pages, in the order of a hash of their
-  names, fill test, then dev, each to a tenth of the queries, then train. So each page is in one
-  split, and the same packages give the same split.
+  The corpus has all passages. A passage has no query if its summary has fewer than three words, is
+  repeated in the body, or also summarises other passages. Pages are sorted by a hash of their
+  names; they fill test and then dev with a tenth of the queries each, and the rest is train. So
+  each page is in one split, and the same packages give the same split.
 
   Args:
     out_dir: the folder, written atomically; an existing one is replaced.
     packages: `stdlib`, or names of installed packages and modules.
-    categories: give each passage its package and its module as categories.
+    categories: whether each passage gets its package and module as categories.
 
   Raises:
     InputError: a package is not installed, or fewer than three pages have queries.
@@ -91,8 +91,8 @@ def build(
       asking[entry.page].append(entry)
   if len(asking) < 3:
     raise InputError(
-      f'docstrings of {", ".join(packages)}: {len(asking)} modules have queries, and three are '
-      'needed; name more packages'
+      f'docstrings of {", ".join(packages)}: {len(asking)} modules have queries, fewer than three; '
+      'name more packages'
     )
 
   enough = HELD_OUT * sum(map(len, asking.values()))
@@ -132,10 +132,10 @@ def build(
 
 
 def entries(packages: Sequence[str] = PACKAGES) -> list[Docstring]:
-  """Functions and classes with a docstring that `split_docstring` can split, sorted by name.
+  """Functions and classes whose docstring `split_docstring` can split, sorted by name.
 
-  Methods, private names and test code are left out. Among those with the same docstring, the one
-  with the fewest dots in its name stays.
+  Methods, private names and test code are left out. Of equal docstrings, the one with the fewest
+  dots in its name stays.
 
   Raises:
     InputError: a package is not installed.
@@ -165,7 +165,7 @@ def split_docstring(doc: str) -> tuple[str, str] | None:
   """The summary on one line and the body; None if either is missing or too short.
 
   The summary ends with the first line that ends in a full stop, or with the first paragraph. The
-  body has three words or more, without a leading signature and underlines of headings.
+  body has at least three words; a leading signature and underlines of headings are removed.
 
   >>> split_docstring('''sum(a)\\n\\nAdd all\\nelements.\\n\\nArgs\\n----\\na: the elements.''')
   ('Add all elements.', 'Args\\na: the elements.')
@@ -190,7 +190,7 @@ def split_docstring(doc: str) -> tuple[str, str] | None:
 
 
 def _source_files(package: str) -> Iterator[tuple[pathlib.Path, str]]:
-  """Yields (path, module name) of a package's source files without tests, by name."""
+  """Yields (path, module name) of the source files of a package, sorted, without tests."""
   if package == STDLIB:
     root = base = pathlib.Path(sysconfig.get_paths()['stdlib'])
   else:
@@ -214,7 +214,7 @@ def _read(path: pathlib.Path, name: str, modules: dict[str, _Module]) -> None:
   """Parses one file into ``modules``; skips files of another Python version."""
   try:
     with warnings.catch_warnings():
-      warnings.simplefilter('ignore')  # other people's invalid escape sequences
+      warnings.simplefilter('ignore')  # invalid escape sequences in the packages
       tree = ast.parse(path.read_bytes())
   except (SyntaxError, ValueError):
     return
@@ -248,7 +248,7 @@ def _read(path: pathlib.Path, name: str, modules: dict[str, _Module]) -> None:
       case ast.AugAssign(target=ast.Name(id='__all__')):
         module.listed = None  # known only at run time: take every public name
       case ast.Expr(value=ast.Call(func=ast.Name(id='add_newdoc'), args=arguments)):
-        # numpy.add_newdoc(module, name, doc) and scipy.special's add_newdoc(name, doc).
+        # numpy.add_newdoc(module, name, doc), and add_newdoc(name, doc) of scipy.special.
         texts = _strings(arguments)
         if len(texts) == 3 or len(texts) == len(arguments) == 2:
           owner = texts[0] if len(texts) == 3 else f'{package}._ufuncs'
@@ -263,7 +263,7 @@ def _strings(nodes: Sequence[ast.expr]) -> list[str]:
 
 
 def _public_names(modules: dict[str, _Module]) -> dict[tuple[str, str], str]:
-  """The shortest public name of what each (module, name) defines."""
+  """The shortest public name of each definition (module, name)."""
 
   def origin(
     module: str, name: str, seen: frozenset[tuple[str, str]] = frozenset()
@@ -297,8 +297,8 @@ def _public_names(modules: dict[str, _Module]) -> dict[tuple[str, str], str]:
       place = origin(module, name)
       if place is None or place[0].split('.')[0].lstrip('_') != module.split('.')[0]:
         continue  # a name that the module uses from another package
-      # A helper that a public sibling imports still belongs to its own module. A name from a
-      # private or deeper module is re-exported.
+      # A helper imported by a public sibling still belongs to its own module. A name from a private
+      # or deeper module is re-exported.
       inside = f'{place[0]}.'.startswith(f'{module}.')
       private = any(part.startswith('_') for part in place[0].split('.'))
       if (inside or private) and (listed is None or name in listed or inside):
@@ -312,5 +312,5 @@ def _digest(text: str) -> bytes:
 
 
 def _plain(text: str) -> str:
-  """In lower case, with a space for each run of other characters than letters and digits."""
+  """Lower case, with a space for each run of characters that are not letters or digits."""
   return ' '.join(re.findall(r'\w+', text.lower()))

@@ -1,13 +1,13 @@
-"""Documents cut into passages of whole sentences and tokenised once, to pretrain on.
+"""Documents for pretraining, cut into passages of whole sentences and tokenised once.
 
-    DIR/documents.json  what it was made of (files, tokenizer, lengths), and the report
+    DIR/documents.json  its inputs (files, tokenizer, lengths), and the report
     DIR/lengths.npz     tokens and sentences of every passage
     DIR/passages/       TFDS data set, split 'passages': id, tokens, words, ends
 
-Tokens are those of running text, without special tokens: a sentence that is not its document's
-first keeps the space before it, which byte-level BPE and sentencepiece make part of its first word.
-Text that spells a special token is text. `dprjax.data.views` cuts passages into the texts of a
-batch and adds special tokens.
+Tokens are those of running text, without special tokens: a sentence after the first of its document
+keeps the space before it, which byte-level BPE and sentencepiece make part of the first word. Text
+that spells a special token stays text. `dprjax.data.views` cuts passages into the texts of a batch
+and adds special tokens.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from dprjax.formats.sentences import split_sentences
 FORMAT_VERSION = 1
 COLUMNS = ('tokens', 'words', 'ends')
 SHORT = 5
-"""Tokens. Shorter sentences say too little to differ: a heading, "Yes.", half an abbreviation."""
+"""In tokens. Shorter sentences carry too little: a heading, "Yes.", half an abbreviation."""
 
 _CHUNK = 4096  # sentences tokenised at a time
 _log = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ class PassageCache:
     settings: its inputs, as in documents.json.
     num_tokens: tokens of each passage, without special ones.
     num_sentences: sentences of each passage.
-    passages: the rows. `tokens`; `words`, the number in the passage, from 0, of the word that each
-      token belongs to; `ends`, where each sentence ends among the tokens.
+    passages: the rows: `tokens`; `words`, the word number of each token, from 0 in each passage;
+      `ends`, the end of each sentence in `tokens`.
   """
 
   path: epath.Path
@@ -65,12 +65,12 @@ class PassageCache:
     return len(self.num_tokens)
 
   def passage_ids(self, rows: jt.Int[np.ndarray, ' B']) -> list[str]:
-    """``DOCUMENT#n``, where n counts the document passages from 0."""
+    """``DOCUMENT#n``, where n counts the passages of the document from 0."""
     return self.passages.ids(rows)
 
 
 def open_documents(directory: files.PathLike) -> PassageCache:
-  """Opens what `build_documents` wrote.
+  """Opens a cache written by `build_documents`.
 
   Raises InputError if it does not exist, or was written by another version.
   """
@@ -94,21 +94,21 @@ def build_documents(
   process_index: int = 0,
   wait_s: float = 24 * 3600,
 ) -> PassageCache:
-  """The cache at ``directory``, built unless it was built from the same (`fingerprint.build_once`).
+  """The cache at ``directory``, rebuilt if its inputs changed (`fingerprint.build_once`).
 
   Sentences are joined in order to passages of at most ``passage_length`` tokens. A sentence shorter
   than ``SHORT`` tokens joins the next one, or at the end the one before. A sentence longer than a
   passage is cut between words into similar pieces, which count as sentences. Repeated passages are
-  left out. All this is counted. Process 0 builds; the others wait.
+  left out. The report counts all of these. Process 0 builds; the others wait.
 
   Args:
     paths: files and folders, see `dprjax.formats.document_files`.
-    passage_length: tokens of a passage, at most, without special tokens.
-    language: the language whose rules split sentences, see `split_sentences`.
-    process_index, wait_s: of this process, and how many seconds it waits if it is not process 0.
+    passage_length: the most tokens of a passage, without special tokens.
+    language: whose rules split sentences, see `split_sentences`.
+    process_index, wait_s: the number of this process, and how many seconds it waits for process 0.
 
   Raises:
-    InputError: an unusable file, no text, another content of the directory, or process 0 was late.
+    InputError: an unusable file, no text, other content in the directory, or process 0 was late.
   """
   if passage_length < SHORT:
     raise InputError(
@@ -152,7 +152,7 @@ def build_documents(
 
 
 class _Sentences(NamedTuple):
-  """Tokens of a document, which of them begin a word, and how many each sentence has."""
+  """Tokens of a document, whether each begins a word, and the number in each sentence."""
 
   id: str
   tokens: Integers
@@ -185,7 +185,7 @@ def _write_passages(
         seen.add(digest)
         borders = np.array(inner, np.int32) - start
         begins = document.begins[start : inner[-1]].copy()
-        # A piece of a sentence may begin within a word, which is two words then.
+        # A piece may begin inside a word, which then counts as two words.
         begins[borders[:-1]] = True
         words = np.cumsum(begins, dtype=np.int32)
         values = {'tokens': tokens, 'words': words - words[0], 'ends': borders}
@@ -200,7 +200,7 @@ def _write_passages(
 def _tokenise(
   documents: Iterable[Document], tokenizer: Tokenizer, language: str
 ) -> Iterator[_Sentences]:
-  # A copy, in which text that spells a special token stays text.
+  # A copy that does not parse special tokens in text.
   backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
   backend.encode_special_tokens = True
   waiting: list[tuple[str, list[str]]] = []
@@ -223,7 +223,7 @@ def _tokenise_chunk(
     for _, sentences in chunk
     for number, sentence in enumerate(sentences)
   ]
-  # Not encode_batch_fast, which leaves out the words.
+  # encode_batch_fast would leave out the words.
   encodings = iter(backend.encode_batch(texts, add_special_tokens=False))
   for identifier, sentences in chunk:
     tokens: list[int] = []
@@ -257,14 +257,14 @@ def _join_short(lengths: Sequence[int]) -> list[int]:
 def _cut_long(
   ends: jt.Int[np.ndarray, ' sentences'], begins: jt.Bool[np.ndarray, ' tokens'], limit: int
 ) -> list[int]:
-  """The ends, with more between them, so that no sentence has more than ``limit`` tokens."""
+  """The ends, with more inserted so that no sentence has more than ``limit`` tokens."""
   cut: list[int] = []
   start = 0
   for end in ends.tolist():
     while end - start > limit:
       pieces = -(-(end - start) // limit)
       middle = start - (start - end) // pieces
-      # Back to the beginning of a word, if there is one.
+      # Move back to the beginning of a word, if possible.
       (places,) = np.nonzero(begins[start + 1 : middle + 1])
       start = start + 1 + int(places[-1]) if len(places) else middle
       cut.append(start)
@@ -276,8 +276,8 @@ def _cut_long(
 def _pack(ends: list[int], limit: int) -> list[tuple[int, list[int]]]:
   """(start, ends of its sentences) of every passage: as many sentences as fit, in order.
 
-  A last sentence that would be alone, without another one of its passage to compare it with, gets
-  the last one of the passage before, if that has three or more.
+  If the last passage has only one sentence, and the one before has at least three, the last
+  sentence of that moves over, so that the last passage has two to compare.
   """
   passages: list[tuple[int, list[int]]] = [(0, [])]
   for end in ends:

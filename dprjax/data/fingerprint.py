@@ -1,8 +1,8 @@
-"""Folders that are built from files once, and again only when what they are built from changes.
+"""Folders that are built from files once, and again only when these inputs change.
 
     DIR/NAME.json      {'settings': ..., 'files': {role: stamp}, 'report': counts, 'sha256': ...}
-    DIR/lengths.npz    arrays that are read whole when the folder is opened
-    .DIR.*.parts/I/    what process I has made of it, until process 0 has put all parts together
+    DIR/lengths.npz    arrays read into memory when the folder is opened
+    .DIR.*.parts/I/    the part of process I, until process 0 has joined all parts
 
 The caches of `dprjax.data.token_cache` and `dprjax.data.documents` are such folders.
 """
@@ -19,16 +19,16 @@ from dprjax.base import arrays, files, outputs, provenance
 from dprjax.base.errors import InputError
 from dprjax.formats.read_report import ReadReport
 
-_REMEDY = 'remove {}, and it is built again'
+_REMEDY = 'remove {} to build it again'
 _log = logging.getLogger(__name__)
 
 
 class Built(NamedTuple):
-  """What a build leaves to be written beside its tables.
+  """The results of a build that are written beside its tables.
 
   Attributes:
     lengths: the arrays of lengths.npz.
-    report: what was counted; its counts go into the JSON file, and all of it into the log.
+    report: its counts go into the JSON file, and all of it into the log.
     description: other entries of the JSON file.
   """
 
@@ -49,25 +49,25 @@ def build_once(
   wait_s: float,
   build_part: Callable[[epath.Path], None] | None = None,
 ) -> bool:
-  """Builds ``folder`` unless it was built with these settings from these files; True if it did.
+  """Builds ``folder`` unless it was built with these settings and files; returns whether it built.
 
   The folder is built aside and renamed. After an interrupt, the next job with the same files,
   settings and processes uses finished parts. Process 0 compares checksums of an existing folder.
 
   Args:
-    name: of the JSON file that describes the folder, without ending; a folder with other files and
-      without this one is an error.
-    settings: JSON that decides the content, beside the files.
+    name: of the JSON file that describes the folder, without ending; a folder that has other files
+      but not this one is an error.
+    settings: JSON that, with the files, decides the content.
     sources: the files, by role.
-    build: makes the given folder from the parts' folders, which appear as processes finish.
-    process_index, process_count, wait_s: process 0 builds; others wait for so many seconds.
-    build_part: makes the folder of a part that another process makes.
+    build: makes the given folder from the folders of the parts, which appear as processes finish.
+    process_index, process_count, wait_s: process 0 builds; others wait up to ``wait_s`` seconds.
+    build_part: makes the part of a process other than 0.
 
   Raises:
-    InputError: the folder holds something else or is damaged; another command is building it;
-      process 0 did not finish in time; whatever ``build`` and ``build_part`` raise.
+    InputError: the folder has other contents or is damaged; another command is building it; process
+      0 did not finish in time; or from ``build`` and ``build_part``.
   """
-  settings = json.loads(json.dumps(settings))  # as it will be read: tuples become lists
+  settings = json.loads(json.dumps(settings))  # as read back later: tuples become lists
   changed = _changed(folder, name, settings, sources)
   if process_index and changed:
     if build_part is not None:
@@ -113,7 +113,7 @@ def _build(
     arrays.write_arrays(aside / 'lengths.npz', built.lengths)
     about = {'settings': settings, **built.description, 'files': stamped}
     provenance.write(aside, f'{name}.json', **about, report=dict(built.report.counts))
-  # Those that interrupted jobs left for other files or settings as well.
+  # Including leftovers of interrupted jobs with other files or settings.
   for old in folder.parent.glob(f'.{files.glob_escaped(folder.name)}.*.parts'):
     old.rmtree()
   return built.report
@@ -122,7 +122,7 @@ def _build(
 def open_built(
   folder: epath.Path, name: str, format_version: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """The JSON and the arrays of a built folder, whose files `build_once` has compared.
+  """The JSON and the arrays of a built folder, whose files `build_once` has checked.
 
   Raises InputError if it does not exist, is damaged, or is of another version.
   """
@@ -150,7 +150,7 @@ def wait_for(done: Callable[[], bool], wait_s: float, problem: str) -> None:
 def _parts_folder(
   folder: epath.Path, settings: dict[str, Any], stamped: dict[str, Any], processes: int
 ) -> epath.Path:
-  """Beside ``folder``, under a name that follows from everything that decides the content."""
+  """The folder of parts beside ``folder``; its name is a hash of all that decides the content."""
   sums = {role: stamp['sha256'] for role, stamp in stamped.items()}
   digest = provenance.digest([processes, settings, sums])
   return folder.parent / f'.{folder.name}.{digest[:16]}.parts'
@@ -159,9 +159,9 @@ def _parts_folder(
 def _changed(
   folder: epath.Path, name: str, settings: dict[str, Any], sources: Mapping[str, epath.Path]
 ) -> list[str]:
-  """The settings and files in which a folder differs from its description; empty if it is current.
+  """Names of settings and files that differ from the description; empty if it is current.
 
-  Raises InputError where the description is damaged.
+  Raises InputError if the description is damaged.
   """
   written = provenance.read(folder, f'{name}.json')
   if written is None:

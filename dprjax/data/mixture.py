@@ -1,15 +1,15 @@
-"""Batches of several data sets: arrangements of their examples.
+"""Batches from several data sets, mixed by an arrangement.
 
-Each data set is an endless stream: all examples in an order that the seed decides, then again in
-another order. An arrangement gives the data set and the place in its stream for each row of any
-step's batch. So large sets continue where the last epoch ended, and small ones repeat within it.
+Each data set is an endless stream: the seed shuffles all examples, again and again. For each row of
+the batch of any step, an arrangement gives the data set and the place in its stream. So large sets
+continue where the last epoch ended, and small ones repeat within an epoch.
 
 | arrangement | a batch (NIR-Prompt, Table 13) |
 |---|---|
-| alternate | of one data set; they take turns |
-| random_task | of one data set; in each epoch in a random order |
-| balanced | as many rows of each data set, side by side |
-| random | rows of all data sets; in each epoch in a random order |
+| alternate | from one data set; the data sets take turns |
+| random_task | from one data set, in a new random order each epoch |
+| balanced | equally many rows of each data set, side by side |
+| random | rows of all data sets, in a new random order each epoch |
 """
 
 import functools
@@ -25,19 +25,19 @@ from dprjax.data.batches import Batch, process_rows, random_passages, smallest_b
 
 ARRANGEMENTS = ('alternate', 'random_task', 'balanced', 'random')
 
-# What a random number is for, beside the uses in `batches`.
+# Uses of random numbers, besides those in `batches`.
 _STREAM, _ARRANGE = 10, 11
 
 Plan = Callable[[int], tuple[jt.Int32[np.ndarray, ' B'], jt.Int64[np.ndarray, ' B']]]
-"""The number of a step -> the data set of each row of its batch, and the place in its stream."""
+"""Maps a step to the data set of each row of its batch and the place in the stream of that."""
 
 
 class Examples(Protocol):
-  """A data set that batches are made of: `batches.Feed`, and the feeds of `data.pairs`.
+  """A data set for batches: `batches.Feed`, and the feeds of `data.pairs`.
 
   Attributes:
     size: the number of examples.
-    counts: how many rows there are to name, by the key of a batch that names them.
+    counts: for each key of indices in a batch, the number of rows that it refers to.
   """
 
   @property
@@ -52,7 +52,7 @@ class Examples(Protocol):
     epochs: jt.Int64[np.ndarray, ' B'],
     random: np.random.Generator,
   ) -> Any:
-    """Examples, each in its own epoch, with their choices."""
+    """Draws examples, each for its own epoch."""
 
   def lengths(self, drawn: Any) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of the first and the second texts."""
@@ -60,10 +60,10 @@ class Examples(Protocol):
   def read(
     self, drawn: Any, rows: jt.Int[np.ndarray, ' own'], first_length: int, second_length: int
   ) -> Batch:
-    """Some of the drawn examples, padded to these lengths."""
+    """Reads some of the drawn examples, padded to these lengths."""
 
   def names(self, batch: Batch) -> list[str]:
-    """What examples are called in messages."""
+    """Names of examples, for messages."""
 
 
 def make_batches(
@@ -77,10 +77,9 @@ def make_batches(
   process_index: int = 0,
   process_count: int = 1,
 ) -> grain.MapDataset[Batch]:
-  """The rows of any step that this process has, with the key `task` ``[B]`` int32.
+  """A data set of the rows of this process, with the key `task` ``[B]`` int32.
 
-  Row numbers (`passage_index` and so on) continue from data set to data set; `split_rows` undoes
-  it.
+  Row numbers (`passage_index` and so on) are offset by data set; `split_rows` removes the offset.
 
   Args:
     tasks: the data sets, whose batches have the same keys.
@@ -116,7 +115,7 @@ def make_batches(
         np.int32,
       )
       drawn[task] = tasks[task].draw(examples, epochs, random_passages(seed, step, task))
-    # The padded lengths of the whole global batch, so that all processes agree.
+    # Lengths for the whole global batch, so that all processes agree.
     lengths = zip(*(tasks[task].lengths(drawn[task]) for task in drawn), strict=True)
     padded = [
       smallest_bucket(np.array([array.max() for array in arrays]), allowed)
@@ -148,8 +147,8 @@ def arrange(
   """
   if arrangement == 'balanced' and batch_size % tasks:
     raise InputError(
-      f'config.batch_size: an update of {batch_size} rows is no multiple of the {tasks} tasks, as '
-      "config.arrangement='balanced' needs"
+      f'config.batch_size: an update of {batch_size} rows is not a multiple of the {tasks} tasks, '
+      "as config.arrangement='balanced' needs"
     )
   share = batch_size // tasks if arrangement == 'balanced' else batch_size
   if per_task < share and arrangement != 'random':
@@ -157,7 +156,7 @@ def arrange(
       f'config.per_task: {per_task} examples of a task in an epoch are fewer than the {share} of a '
       'batch'
     )
-  turns = per_task // share  # batches that a task has a part in, in an epoch
+  turns = per_task // share  # batches with rows of a task, in an epoch
   rows = np.arange(batch_size)
 
   # One permutation an epoch, as in `batches.shuffle_rows`.

@@ -3,7 +3,7 @@
 A split is a file SPLIT.jsonl, SPLIT.tsv or SPLIT.csv (``formats.columns``) with the columns
 `text1`, `text2` and `label`. A label is 1, true or yes, or 0, false or no.
 
-    DIR/pairs.json     what the cache was made of
+    DIR/pairs.json     inputs of the cache
     DIR/lengths.npz    tokens of both texts of every pair, and the labels
     DIR/pairs/         TFDS data set, split 'pairs': id (the number of the line), first, second
 """
@@ -37,7 +37,7 @@ _CHUNK = 1024  # pairs tokenised at a time
 
 
 class Pair(NamedTuple):
-  """Two texts, whether they match (1) or not (0), and their line."""
+  """Two texts, the label (1: they match), and the line."""
 
   first: str
   second: str
@@ -53,7 +53,7 @@ class PairSource:
     path: the folder of the splits.
     split: the name of a file without ending.
     hold_out, held_out: as in ``sources.Source``, by a hash of both texts.
-    max_pairs: the most pairs, half of each label, by a hash too.
+    max_pairs: the most pairs, half of each label, also chosen by a hash.
   """
 
   path: str
@@ -74,12 +74,12 @@ def read_pairs(source: PairSource) -> list[Pair]:
   """The pairs of a source, in the order of the file.
 
   Raises:
-    InputError: a bad row, or not both labels.
+    InputError: a bad row, or only one label.
   """
   path = locate(source)
   pairs = _read_file(path, provenance.identity(path))
   if not pairs:
-    raise InputError(f'{path}: no pairs in it')
+    raise InputError(f'{path}: it has no pairs')
   if len({pair.label for pair in pairs}) == 1:
     raise InputError(
       f'{path}: all {counted(len(pairs), "pairs")} have the label {pairs[0].label}; both are needed'
@@ -105,7 +105,7 @@ def read_pairs(source: PairSource) -> list[Pair]:
   return [pairs[i] for i in chosen]
 
 
-@functools.lru_cache(maxsize=8)  # a training asks for them again for its dev split
+@functools.lru_cache(maxsize=8)  # a training reads them again for its dev split
 def _read_file(path: epath.Path, _: object) -> list[Pair]:
   rows = columns.read_rows(path, _COLUMNS, 'pairs file')
   return [_make_pair(values, number, path) for number, values in rows]
@@ -146,7 +146,7 @@ class Pairs:
     return len(self.labels)
 
   def tokens(self, rows: jt.Int[np.ndarray, ' B']) -> tuple[list[bytes], list[bytes]]:
-    """First and second texts, as `table.lists` takes them."""
+    """First and second texts, in the form for `table.lists`."""
     first, second = self.rows.read(rows, VIEWS)
     return first, second
 
@@ -164,9 +164,9 @@ def build_pairs(
   process_count: int = 1,
   wait_s: float = 24 * 3600,
 ) -> Pairs:
-  """The cache at ``directory``, built unless it was built from the same.
+  """The cache at ``directory``, rebuilt if its inputs changed.
 
-  Options of queries apply to first texts, those of passages to second ones, as in
+  Options for queries apply to first texts, options for passages to second texts, as in
   `token_cache.build_cache`.
   """
   path = epath.Path(directory)
@@ -255,7 +255,7 @@ class PairFeed:
     }
 
   def names(self, batch: Batch) -> list[str]:
-    """The pairs' lines, for messages."""
+    """The lines of pairs, for messages."""
     return [f'line {name}' for name in self._cache.rows.ids(batch['first_index'])]
 
 
@@ -309,7 +309,7 @@ class QueryPairFeed:
 def write_docstrings(folder: files.PathLike, packages: list[str]) -> None:
   """Writes pairs of docstrings, train.jsonl, dev.jsonl and test.jsonl, into a new folder.
 
-  A summary matches the rest of its docstring, and not the rest of the next one.
+  A summary matches the rest of its docstring, and does not match the rest of the next one.
   """
   with files.atomic_path(folder) as aside:
     docstrings.build(aside / 'beir', packages)

@@ -20,17 +20,17 @@ from dprjax.data import table
 from dprjax.data.token_cache import TokenCache
 
 NEAR = 0.8  # Jaccard similarity of 3-grams of tokens
-_HASHES, _BAND = 64, 4  # a pair of this similarity shares a band of 4 with probability .9998
+_HASHES, _BAND = 64, 4  # pairs of similarity `NEAR` share a band of 4 with probability .9998
 _PRIME = np.uint64((1 << 61) - 1)
 _ROWS = 4096  # passages at a time
 
 
 def groups(cache: TokenCache, near: bool) -> Int[np.ndarray, ' queries']:
-  """A number for each query; queries of one number have a positive in common.
+  """A group number for each query; queries of a group share a positive.
 
   Args:
     cache: the training split.
-    near: also number near duplicates alike, and what they chain together.
+    near: also group near duplicates, and chains of them.
   """
   positives, queries = [], []
   for start in range(0, cache.num_queries, _ROWS):
@@ -85,10 +85,10 @@ def near_duplicates(found: UInt64[np.ndarray, 'n hashes']) -> list[tuple[int, in
 def spread(
   order: Int[np.ndarray, ' n'], group: Int[np.ndarray, ' queries'], size: int
 ) -> Int[np.ndarray, ' n']:
-  """The rows of ``order``, moved so that batches of ``size`` have no two of one group.
+  """Reorders ``order`` so that no batch of ``size`` has two rows of a group.
 
-  A row that would be a second one waits for the next batch. Where the rows that are left do not
-  suffice, the last batches have some of one group.
+  A second row of a group waits for the next batch. The last batches may repeat a group if no other
+  rows are left.
   """
   waiting: deque[int] = deque()
   rest = deque(order.tolist())

@@ -1,8 +1,8 @@
-"""Tokenizers that transformers has read once, kept in the user cache directory.
+"""Caches tokenizers read by transformers in the user cache directory.
 
-transformers takes seconds to import and to read a tokenizer, each time a command starts. What it
-made of the files of a folder is the same until they, or it, change: the key is a hash of all of
-that. A file that is damaged or cannot be written costs these seconds and nothing else.
+transformers takes seconds to import and to read a tokenizer, at every start of a command. The
+result depends on the files and the version of transformers, so the key is a hash of both. If a
+cache file is damaged or cannot be written, only these seconds are lost.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from dprjax.base.reading import read_json_object
 
 _FORMAT = 'dprjax.tokenizer.3'
 _PACKAGES = ('transformers', 'tokenizers', 'sentencepiece')
-_MOST = 64  # are kept, the newest ones
-# Of what a tokenizer may be read from; weights are not.
+_MOST = 64  # tokenizers kept, the newest
+# Files that a tokenizer may be read from; not weights.
 _ENDINGS = ('.json', '.txt', '.model', '.bpe', '.vocab', '.jinja')
 
 
 def key_of(folder: epath.Path) -> str:
-  """Hashes all that the tokenizer of a folder is made from."""
+  """A hash of everything that the tokenizer of a folder depends on."""
   digest = hashlib.sha256(_FORMAT.encode())
   for package in _PACKAGES:
     digest.update(f'{package} {metadata.version(package)}\n'.encode())
@@ -36,7 +36,7 @@ def key_of(folder: epath.Path) -> str:
 
 
 def read(key: str) -> dict[str, Any] | None:
-  """What `write` was given; None where there is no such file, or it is damaged."""
+  """The fields given to `write`; None if the file is missing or damaged."""
   path = _path(key)
   if path is None or not path.is_file():
     return None
@@ -49,7 +49,7 @@ def read(key: str) -> dict[str, Any] | None:
 
 
 def write(key: str, fields: dict[str, Any]) -> None:
-  """Keeps JSON values, if the cache directory can be written."""
+  """Writes JSON values, if the cache directory can be written."""
   path = _path(key)
   if path is None:
     return
@@ -68,7 +68,7 @@ def write(key: str, fields: dict[str, Any]) -> None:
 def _path(key: str) -> pathlib.Path | None:
   try:
     return files.user_cache() / 'tokenizers' / f'{key}.json'
-  except RuntimeError:  # nobody's home
+  except RuntimeError:  # no home directory
     return None
 
 

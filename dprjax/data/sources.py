@@ -1,4 +1,4 @@
-"""Retrieval data of the public formats, read into one `Dataset`.
+"""Reads retrieval data of public formats into a `Dataset`.
 
 | format | files | records |
 |---|---|---|
@@ -7,11 +7,11 @@
 | dpr, tevatron, flagembedding, arxiv, table, labels | SPLIT.jsonl | see `formats.examples` |
 | tevatron2 | corpus.jsonl, SPLIT.jsonl | likewise |
 
-In place of .jsonl a file may be .json, .csv, .tsv or .parquet (`formats.records`). Instead, a
-folder may hold a BEIR folder for each split, SPLIT/corpus.jsonl and so on, as those of
-``dprjax.papers``. Any file may be compressed. In every format ids are unique, a query needs text
-and a positive, grades above 0 are positives, unknown ids are counted (or refused, if strict), and a
-passage without text stays but is never a positive.
+In place of .jsonl a file may be .json, .csv, .tsv or .parquet (`formats.records`). A folder may
+also have one BEIR folder for each split, SPLIT/corpus.jsonl and so on, as from ``dprjax.papers``.
+Any file may be compressed. In every format ids are unique, a query needs text and a positive,
+grades above 0 are positives, unknown ids are counted (or refused, if strict), and a passage without
+text stays but is never a positive.
 """
 
 import copy
@@ -34,7 +34,7 @@ FORMATS = ('beir', 'msmarco', *examples.FORMATS)
 WITH_CATEGORIES = ('beir', 'arxiv')
 
 _LARGEST_KEPT = 1 << 29  # bytes of files whose content is kept in memory
-_KEPT_BYTES = 1 << 30  # of all content that is kept
+_KEPT_BYTES = 1 << 30  # of all kept content
 _COMPRESSION = 4  # assumed growth of a compressed file
 _COLLECTIONS = ('collection.tsv', 'psgs_w100.tsv')
 _OWN = {  # files of a BEIR folder, by side
@@ -42,9 +42,9 @@ _OWN = {  # files of a BEIR folder, by side
   for side, names in inputs.OWN.items()
 }
 ROLES = tuple(dict.fromkeys((*texts.USUAL['passage'], *examples.USUAL, *examples.USUAL_LABELS)))
-"""What columns may be named for: in a BEIR folder id, title and text are of its corpus."""
+"""Roles of columns: in a BEIR folder id, title and text belong to the corpus."""
 
-_MOST_PAIRS = 10_000_000  # of texts that have one label
+_MOST_PAIRS = 10_000_000  # of texts with the same label
 
 _EMPTY_PASSAGES = 'passages without text: kept, never a positive'
 _UNKNOWN_PASSAGES = 'judgements of a passage that is not in the corpus: ignored'
@@ -57,21 +57,23 @@ Negatives = dict[str, list[Negative]]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Which text to read.
+  """Selects the text to read.
 
   Attributes:
-    path: a folder (of SPLIT.jsonl or SPLIT.json, but for beir and msmarco), or the file itself.
+    path: a folder (with SPLIT.jsonl or SPLIT.json, except for beir and msmarco), or the file
+      itself.
     format: one of `FORMATS`, or 'auto' to detect it.
     split: the split whose judgements are read.
     corpus, queries, qrels: files that replace those of the folder (beir, msmarco).
-    negatives: mined negatives, a Tevatron jsonl whose negative_passages may have `retriever`,
+    negatives: mined negatives: a Tevatron jsonl whose negative_passages may have `retriever`,
       `rank`, `score` and `sources`.
     hold_out: (fraction, seed): leave out this fraction of queries, by a hash of their ids.
-    held_out: read only the queries that `hold_out` or `fold` leaves out.
-    max_queries: the most queries, chosen by a hash too, before ``fold``.
+    held_out: read only the queries left out by `hold_out` or `fold`.
+    max_queries: the most queries, also chosen by a hash, before ``fold``.
     fold: (number from 0, count, seed): leave out one of ``count`` equal parts of the queries.
     strict: fail on an unknown id instead of counting it.
-    categories: read the passages' categories (beir, arxiv); one without any is never a positive.
+    categories: read categories of passages (beir, arxiv); a passage without any is never a
+      positive.
     columns: names of columns, as ``ROLE=COLUMN,ROLE=COLUMN`` (`records.parse_columns`).
   """
 
@@ -97,9 +99,9 @@ class Dataset:
 
   Attributes:
     files: role of a file ('corpus', 'queries', ...) -> its path.
-    queries: those with text and a positive, in the order of the file.
+    queries: those with text and a positive, in file order.
     qrels: query id -> passage id -> grade; grades above 0 are positives.
-    negatives: query id -> its hard negatives in the order of the file, without positives.
+    negatives: query id -> its hard negatives in file order, without positives.
     report: counts so far; a full pass over ``passages`` completes it.
   """
 
@@ -171,7 +173,7 @@ def load_dataset(source: Source) -> Dataset:
   """
   format = _format_of(source)
   if format not in FORMATS:
-    raise InputError(f'no data format is called {format!r}; there are {", ".join(FORMATS)}')
+    raise InputError(f'there is no data format {format!r}; formats are {", ".join(FORMATS)}')
   if source.hold_out is not None and not 0 < source.hold_out[0] < 1:
     raise InputError(f'hold_out: expected a fraction between 0 and 1, not {source.hold_out[0]}')
   if source.held_out and source.hold_out is None and source.fold is None:
@@ -206,14 +208,14 @@ def load_dataset(source: Source) -> Dataset:
 
 
 def detect_format(path: files.PathLike, columns: str = '') -> str:
-  """The format of a folder or file, by file names or the first record's keys.
+  """The format of a folder or file, by file names or the keys of the first record.
 
   Raises:
     InputError: no format fits.
   """
   found, named = files.existing(path, 'data'), _columns(columns)
   if not found.is_dir():
-    return examples.detect_format(files.regular_file(found, 'data'), named)  # it is read again
+    return examples.detect_format(files.regular_file(found, 'data'), named)  # read again later
   has_corpus = inputs.variant(found, *_OWN['passage'])
   candidates = sorted(child for child in found.iterdir() if _is_table(child))
   others = [one for one in candidates if not has_corpus or not _is_own(one)]
@@ -280,14 +282,14 @@ def _is_table(path: epath.Path) -> bool:
 
 
 def _is_own(path: epath.Path) -> bool:
-  """Whether a file of a folder is its corpus or its queries."""
+  """Whether a file is the corpus or the queries of its folder."""
   return reading.plain_name(path).lower() in (*_OWN['passage'], *_OWN['query'])
 
 
 def _columns(text: str) -> dict[str, str]:
   found = records.parse_columns(text, 'config.data.columns')
   if unknown := [role for role in found if role not in ROLES]:
-    raise InputError(f'config.data.columns: {unknown[0]!r:.40} is none of {", ".join(ROLES)}')
+    raise InputError(f'config.data.columns: {unknown[0]!r:.40} is not one of {", ".join(ROLES)}')
   return found
 
 
@@ -298,7 +300,7 @@ def _format_of(source: Source) -> str:
 
 
 def _folder_of(source: Source) -> epath.Path:
-  """The path of a source, or the folder of its split in there."""
+  """The path of a source, or the folder of its split below it."""
   path = files.existing(source.path, 'data')
   own = path / source.split
   corpus = _OWN['passage']
@@ -307,12 +309,12 @@ def _folder_of(source: Source) -> epath.Path:
 
 
 def find_file(folder: epath.Path, role: str, *names: str) -> epath.Path:
-  """The first of these files that is there, plain or compressed. Raises InputError if none is."""
+  """The first of these files that exists, plain or compressed. Raises InputError if none does."""
   if found := inputs.variant(folder, *names):
     return found
   path = folder / names[0]
   if folder.exists() and not folder.is_dir():
-    raise InputError(f'{role} file: {folder} is a file; name the folder that holds {names[0]}')
+    raise InputError(f'{role} file: {folder} is a file; name the folder with {names[0]}')
   said = f'{role} file not found: {path} (or {", ".join(reading.COMPRESSED)})'
   where = next((place for place in path.parents if place.is_dir()), None)
   if where is None:
@@ -323,7 +325,7 @@ def find_file(folder: epath.Path, role: str, *names: str) -> epath.Path:
   if not beside:
     raise InputError(f'{said}; {where} is empty')
   more = ', ...' if len(beside) > 10 else ''
-  raise InputError(f'{said}; {where} holds {", ".join(beside[:10])}{more}')
+  raise InputError(f'{said}; {where} has {", ".join(beside[:10])}{more}')
 
 
 class _How(NamedTuple):
@@ -369,15 +371,15 @@ def _read_labels(how: _How, path: epath.Path) -> _Queries:
   pairs = sum(len(of_label.get(label, ())) for label, _ in queries)
   if pairs > _MOST_PAIRS:
     raise InputError(
-      f'{path}: {pairs:,} pairs of texts with one label, above {_MOST_PAIRS:,}; leave rows out, or '
-      'make the label the passage: config.data.columns=query=text,positive=label'
+      f'{path}: {pairs:,} pairs of texts with the same label, above {_MOST_PAIRS:,}; leave rows '
+      'out, or make the label the passage: config.data.columns=query=text,positive=label'
     )
   qrels = {query.id: dict.fromkeys(of_label.get(label, ()), 1) for label, query in queries}
   return _Queries({query.id: query for _, query in queries}, qrels, {}, ReadReport())
 
 
 def _layout_of(how: _How) -> str:
-  """The layout of a file of texts; '' for the one that its name and first line tell."""
+  """The layout of a file of texts; '' to detect it by name and first line."""
   return 'msmarco' if how.format == 'msmarco' else ''
 
 
@@ -395,7 +397,7 @@ _content: dict[tuple[Any, ...], tuple[int, Any]] = {}  # estimated bytes and con
 def _once(read: Callable[..., Any], how: _How, *paths: epath.Path) -> Any:
   """The content of files, kept in memory for the dev split, the baseline and each fold.
 
-  The least recently used content is dropped when all of it exceeds ``_KEPT_BYTES``.
+  When the total exceeds ``_KEPT_BYTES``, the least recently used content is dropped.
   """
   if not _fit(*paths):
     return read(how, *paths)
@@ -412,7 +414,7 @@ def _fit(*paths: epath.Path) -> bool:
 
 
 def _size(*paths: epath.Path) -> int:
-  """Estimated bytes of the files' text."""
+  """Estimated bytes of the text in the files."""
   return sum(
     path.stat().length * (_COMPRESSION if path.suffix in (*reading.COMPRESSED, '.parquet') else 1)
     for path in paths
@@ -439,12 +441,11 @@ def _read_examples(how: _How, path: epath.Path) -> tuple[dict[str, Query], Qrels
   negatives: Negatives = {}
   for number, example in examples.read_examples(how.format, path, dict(how.columns)):
     query = example.query
-    if how.format != 'table':  # rows of one query belong together
+    if how.format != 'table':  # rows may share a query
       ids.add(query.id, number)
     elif queries.setdefault(query.id, query).text != query.text:
       raise InputError(
-        f'{path}: the query {query.id!r:.80} has another text at {number} than before; ids must be '
-        'unique'
+        f'{path}: the query {query.id!r:.80} has a different text at {number}; ids must be unique'
       )
     queries[query.id] = query
     grades = example.grades or (1,) * len(example.positives)
@@ -459,7 +460,7 @@ def _read_examples(how: _How, path: epath.Path) -> tuple[dict[str, Query], Qrels
 
 
 def _known(qrels: Qrels, queries: dict[str, Query], report: ReadReport) -> Qrels:
-  """The judgements of these queries; others are counted."""
+  """The judgements of these queries; counts the others."""
   for query, grades in qrels.items():
     if query not in queries:
       for passage in grades:
@@ -483,7 +484,7 @@ def _choose(
   paths: dict[str, epath.Path],
   report: ReadReport,
 ) -> list[Query]:
-  """The split's usable queries after `hold_out` and `max_queries`, in the order of the file."""
+  """The usable queries of the split after `hold_out` and `max_queries`, in file order."""
   chosen = []
   for query in queries:
     if not query.text:

@@ -1,8 +1,8 @@
-"""A split for testing, for data that has none.
+"""Makes a test split for data without one.
 
-By query, a hash of the query id decides. By document, a hash of the documents that answer it
-decides: queries that share a document stay together, so no document answers queries of both splits.
-The document of a passage ``PATH#n`` is ``PATH``; any other passage is a document by itself.
+By query, a hash of the query id decides. By document, a hash of the answering documents decides:
+queries that share a document stay together, so no document answers queries of both splits. The
+document of a passage ``PATH#n`` is ``PATH``; any other passage is a document by itself.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from dprjax.formats import beir
 
 BY = ('auto', 'document', 'query')
 
-_NEAR = 2  # times the fraction, or its half, that auto takes of documents
+_NEAR = 2  # auto splits by document up to this factor from the fraction
 
 
 class Split(NamedTuple):
-  """Ids of queries by split, and what decided, 'document' or 'query'."""
+  """Ids of queries by split, and the rule applied, 'document' or 'query'."""
 
   train: list[str]
   test: list[str]
@@ -30,9 +30,9 @@ def choose(dataset: Dataset, fraction: float, seed: int = 0, by: str = 'auto') -
   """Divides the queries of a data set.
 
   Args:
-    fraction: of the queries to test on, about.
-    by: 'query', 'document', or 'auto': by document, unless documents answer so many queries that
-      the test split would be smaller than half the fraction or larger than twice it.
+    fraction: approximate share of test queries.
+    by: 'query', 'document', or 'auto': by document, unless the test split would be smaller than
+      half the fraction or larger than twice it.
 
   Raises:
     InputError: a split would have no query.
@@ -85,7 +85,7 @@ def _divide(dataset: Dataset, fraction: float, seed: int, by: str) -> Split:
 
 
 def _groups(positives: Mapping[str, list[str]]) -> dict[str, str]:
-  """By query, the least document of all that it is joined with by shared documents."""
+  """For each query, the smallest document id of its group, joined by shared documents."""
   above: dict[str, str] = {}
 
   def root(name: str) -> str:

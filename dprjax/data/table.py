@@ -23,15 +23,15 @@ Integers = jt.Int32[np.ndarray, '_']
 _NAME = 'dprjax_tokens'
 _VERSION = '1.0.0'
 _SHARD_BYTES = 1 << 29
-# TFDS's own writer compresses: 40 % slower to read, and token ids shrink by a fifth only. Groups of
-# one row make random reads cheap.
+# The writer of TFDS compresses: 40 % slower to read, while token ids shrink by only a fifth. Groups
+# of one row make random reads cheap.
 _WRITER_OPTIONS = 'group_size:1,uncompressed'
 _READER_OPTIONS = 'readahead_buffer_size:0,max_parallelism:0'
 _READER_BUFFER = 4096
 
 
 class Lists(NamedTuple):
-  """Lists of integers, one after the other in ``flat``, and the length of each."""
+  """Lists of integers, concatenated in ``flat``, and the length of each."""
 
   flat: Integers
   counts: Integers
@@ -42,7 +42,7 @@ class Lists(NamedTuple):
 
   @property
   def owners(self) -> jt.Int64[np.ndarray, ' _']:
-    """The list that each entry of ``flat`` belongs to."""
+    """The list number of each entry of ``flat``."""
     return np.repeat(np.arange(len(self.counts)), self.counts)
 
   def take(self, rows: jt.Int[np.ndarray, ' n']) -> 'Lists':
@@ -65,7 +65,7 @@ class TableWriter:
   A context that closes the files and describes them. The same rows make the same bytes.
 
   Args:
-    part: other writers write the other shards, and `describe` makes a table of all of them.
+    part: whether other writers write other shards; `describe` then joins all into a table.
 
   Attributes:
     sizes: the size of every shard so far.
@@ -90,9 +90,8 @@ class TableWriter:
   def write(
     self, identifier: str, values: Mapping[str, Integers], shard: int | None = None
   ) -> None:
-    """Writes a row into a shard, by default the last one or, where that is full, a new one.
-
-    The rows of a shard are written one after the other.
+    """Writes a row into a shard: by default the last one, or a new one if that is full. The rows of
+    a shard are written in order.
     """
     if shard is None:
       full = self._shard in self.sizes and self.sizes[self._shard].num_bytes > _SHARD_BYTES
@@ -105,7 +104,7 @@ class TableWriter:
     feature = {'id': _feature(identifier.encode())} | {
       name: _feature(values[name].tobytes()) for name in self._columns
     }
-    # The order of a protobuf's map would otherwise differ from process to process.
+    # Otherwise the order of a protobuf map would differ between processes.
     row = tf_example_pb2.Example(
       features=tf_feature_pb2.Features(feature=feature)
     ).SerializeToString(deterministic=True)
@@ -122,7 +121,7 @@ class TableWriter:
 def describe(
   folder: epath.Path, split: str, columns: Sequence[str], sizes: Mapping[int, ShardSize]
 ) -> None:
-  """Makes the shards in a folder, numbered from 0, a table that `Table` and TFDS open."""
+  """Joins the shards in a folder, numbered from 0, into a table that `Table` and TFDS open."""
   features = {'id': tfds.features.Text()} | {
     name: tfds.features.Tensor(shape=(None,), dtype=np.int32, encoding='bytes') for name in columns
   }
@@ -149,7 +148,7 @@ class Table:
   """Random access to the rows of one split. Several threads may read at the same time."""
 
   def __init__(self, folder: epath.Path, split: str):
-    # Read without TFDS, which would log several lines about its own description.
+    # Read without TFDS, which would log several lines about its description.
     (described,) = reading.read_json_object(folder / 'dataset_info.json', 'table')['splits']
     lengths = [int(length) for length in described['shardLengths']]
     paths = _files(folder, split)
@@ -185,8 +184,8 @@ class Table:
       return []
     if rows.min() < 0 or rows.max() >= len(self):
       raise IndexError(f'rows {rows.min()} to {rows.max()} of a table of {len(self)}')
-    # One call a row takes 5 us; a call with a list of rows first walks the whole index, 1.4 ms for
-    # 400,000 rows.
+    # One call a row takes 5 us; a call with a list first walks the whole index, 1.4 ms for 400,000
+    # rows.
     shards = np.searchsorted(self._starts, rows, side='right') - 1
     places = rows - self._starts[shards]
     return [

@@ -1,7 +1,6 @@
-"""Teacher scores of queries and passages, for batches of a cache.
+"""Teacher scores of queries and passages, for batches from a cache.
 
-They come from a TREC run, as dprjax.rerank writes it, or from the `reranker_score` of a jsonl that
-dprjax.mine wrote.
+They come from a TREC run of dprjax.rerank, or from the `reranker_score` in a jsonl of dprjax.mine.
 """
 
 import logging
@@ -16,7 +15,7 @@ from dprjax.base.errors import InputError
 from dprjax.data.token_cache import TokenCache
 from dprjax.formats import examples, runs, texts
 
-_ROWS = 1 << 16  # whose ids are in memory at a time
+_ROWS = 1 << 16  # rows whose ids are in memory at a time
 _MOST = 1e6  # of a score; a logit is far below
 _log = logging.getLogger(__name__)
 
@@ -29,10 +28,10 @@ class Teacher:
   """Scores by query and passage, both as rows of a cache."""
 
   def __init__(self, path: epath.Path, cache: TokenCache):
-    """Reads the scores that a file holds, of pairs of queries and passages in the cache.
+    """Reads the scores for pairs of queries and passages in the cache.
 
     Raises:
-      InputError: it cannot be read, a score is too large, or no query has two scores.
+      InputError: the file cannot be read, a score is too large, or no query has two scores.
     """
     queries, passages = (
       _Ids(read, count)
@@ -47,10 +46,10 @@ class Teacher:
       there = (rows >= 0) & (columns >= 0)
       columns = cache.canonical[columns]
       if (np.abs(scores[there]) > _MOST).any():
-        raise InputError(f'{path}: a score is above {_MOST:,.0f} or below its negative')
+        raise InputError(f'{path}: a score is above {_MOST:,.0f} or below -{_MOST:,.0f}')
       found.append(rows[there] << 32 | columns[there])
       values.append(scores[there].astype(np.float32))
-    # Of a pair that comes twice, the first.
+    # The first score of a repeated pair counts.
     self._pairs, first = np.unique(np.concatenate(found), return_index=True)
     self._scores = np.concatenate(values)[first]
     _, counts = np.unique(self._pairs >> 32, return_counts=True)
@@ -71,7 +70,7 @@ class Teacher:
   def scores(
     self, queries: jt.Int32[np.ndarray, ' B'], passages: jt.Int32[np.ndarray, 'B C']
   ) -> jt.Float32[np.ndarray, 'B C']:
-    """The scores of the passages of each query; NaN where there is none."""
+    """The scores of the passages of each query; NaN if there is none."""
     wanted = queries[:, None].astype(np.int64) << 32 | passages
     places = outofcore.positions(self._pairs, wanted.ravel()).reshape(wanted.shape)
     return np.where(places >= 0, self._scores[places], np.float32(np.nan))
@@ -91,7 +90,7 @@ class _Ids:
     self._keys = keys[self._order]
 
   def rows(self, keys: jt.UInt64[np.ndarray, ' n']) -> jt.Int64[np.ndarray, ' n']:
-    """Their rows; -1 where there is no such id."""
+    """The row of each key; -1 for an unknown key."""
     places = outofcore.positions(self._keys, keys)
     return np.where(places >= 0, self._order[places], -1)
 

@@ -32,10 +32,10 @@ _SPECIAL = {
 }
 
 
-# Characters that are read for each token, at first. English has 4 or 5.
+# Characters first read for each token. English has 4 or 5.
 _CHARACTERS = 16
-_MORE = 16  # times as many where these give too few tokens
-_MARGIN = 64  # tokens beyond the longest text: its own tokens do not change with what follows
+_MORE = 16  # times as many if these give too few tokens
+_MARGIN = 64  # extra tokens: text after a cut can change only the last tokens before it
 _SPACE = re.compile(r'\s')
 
 
@@ -67,10 +67,10 @@ class Tokenizer:
 
   Attributes:
     backend: the ``tokenizers.Tokenizer``, without padding and truncation; do not change it.
-    sha256: of the backend's JSON; names the tokenizer in caches and prompts.
+    sha256: of the JSON of the backend; names the tokenizer in caches and prompts.
     pad_id: any token if the vocabulary has no padding token, since padding is masked.
     mask_id: None if the vocabulary has no mask token.
-    typed: whether its model takes token types.
+    typed: whether the model takes token types.
   """
 
   backend: tokenizers.Tokenizer
@@ -87,7 +87,7 @@ class Tokenizer:
 
   @property
   def closing(self) -> tuple[int, ...]:
-    """Special tokens that end every text, also a cut one; may be empty."""
+    """Special tokens that end every text, even after a cut; may be empty."""
     return self._around_one[1]
 
   @property
@@ -114,7 +114,7 @@ class Tokenizer:
     )
 
   def _probe(self, text: str, pair: str | None = None) -> tokenizers.Encoding:
-    """Texts of one token each, with special tokens, whatever the vocabulary."""
+    """Encodes texts of one token each, with special tokens, for any vocabulary."""
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({'a': 0}, unk_token='a'))
     if self.backend.post_processor is not None:
       backend.post_processor = self.backend.post_processor
@@ -148,13 +148,13 @@ class Tokenizer:
     return cut, sum(len(ids) > max_length for ids in encoded)
 
   def shorten(self, texts: Sequence[str], max_length: int) -> list[str]:
-    """The texts without ends that are beyond ``max_length`` tokens, found by their characters.
+    """Drops the ends of texts that lie beyond ``max_length`` tokens, found by counting characters.
 
-    The first ``max_length`` tokens stay as they are, and a text that has more of them still does.
-    So a text of megabytes costs no more than one that is a little too long.
+    The first ``max_length`` tokens stay the same, and a text with more tokens still has more. So a
+    text of megabytes costs no more than one that is slightly too long.
 
     Raises:
-      InputError: many characters of a text give few tokens, such as a run of 100,000 spaces.
+      InputError: a text has many characters but few tokens, such as a run of 100,000 spaces.
     """
     enough = max_length + _MARGIN
     starts = [_start(one, _CHARACTERS * enough) for one in texts]
@@ -178,7 +178,7 @@ class Tokenizer:
 
   @property
   def pair_format(self) -> PairFormat:
-    """Special tokens of a pair; raises InputError if none separates the texts."""
+    """Special tokens of a pair; raises InputError if no token separates the texts."""
     if not self.around_pair.middle:
       raise InputError(
         'a cross-encoder needs a special token between two texts, and the tokenizer has none'
@@ -186,7 +186,7 @@ class Tokenizer:
     return self.around_pair
 
   def pair_length(self, first: int, second: int) -> int:
-    """Length of a pair of texts of these lengths, all with special tokens."""
+    """Length of a pair from the lengths of its texts, all with special tokens."""
     return first + second - 2 * self.num_specials + self.pair_format.specials
 
   def encode_bare(self, texts: Iterable[str]) -> dict[str, jt.Int32[np.ndarray, ' T']]:
@@ -200,7 +200,7 @@ class Tokenizer:
 
 
 def _start(text: str, most: int) -> str:
-  """The first characters, up to a space if there is one near."""
+  """The first characters, up to a nearby space if there is one."""
   if len(text) <= most:
     return text
   spaces = [found.start() for found in _SPACE.finditer(text, most - most // 8, most)]
@@ -214,7 +214,8 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
   ``AutoTokenizer``. The result is cached below ``~/.cache/dprjax`` (or ``XDG_CACHE_HOME``).
 
   Raises:
-    InputError: no tokenizer, no fast form, or it cuts or splits texts in another way.
+    InputError: no tokenizer, no fast version, or unsupported settings for cutting or splitting
+      texts.
   """
   folder = files.existing(directory, 'tokenizer directory')
   if not folder.is_dir() or not any(
@@ -228,7 +229,7 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
   config = folder / 'tokenizer_config.json'
   if config.exists() and 'auto_map' in reading.read_json_object(config, config.name):
     raise InputError(
-      f'{config}: auto_map names Python code, which dprjax never runs; remove that key'
+      f'{config}: auto_map names Python code, and dprjax never runs it; remove that key'
     )
   settings = sentence_files.tokenizer_settings(folder)
   key = saved_tokenizers.key_of(folder)
@@ -242,7 +243,7 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
 
 
 def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tokenizer:
-  # transformers advises to install PyTorch on its first import.
+  # transformers suggests installing PyTorch on its first import.
   os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
   import transformers
 
@@ -252,14 +253,14 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
     )
   except (KeyboardInterrupt, SystemExit, MemoryError):
     raise
-  # transformers and tokenizers raise bare Exceptions for malformed files; a panic is not even one.
+  # transformers and tokenizers raise Exception for malformed files; a panic is a BaseException.
   except BaseException as error:
     why = ' '.join(str(error).split())
     raise InputError(f'cannot read the tokenizer in {folder}: {why}') from error
   backend = getattr(wrapper, 'backend_tokenizer', None)
   if backend is None:
     raise InputError(
-      f'{folder}: {type(wrapper).__name__} has no fast form; save it with its tokenizer.json'
+      f'{folder}: {type(wrapper).__name__} has no fast version; save it with its tokenizer.json'
     )
   for name, expected, why in (
     ('truncation_side', 'right', 'long texts lose their end'),
@@ -325,7 +326,7 @@ def train_wordpiece(
     for text in texts
     for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))
   }
-  # The trainer numbers pieces such as '##a' in random order and breaks ties by number; naming them
+  # The trainer numbers pieces such as '##a' in random order and breaks ties by number; listing them
   # first makes the vocabulary repeatable.
   pieces = sorted({f'##{letter}' for word in words for letter in word[1:]})
   trainer = tokenizers.trainers.WordPieceTrainer(
@@ -363,7 +364,7 @@ def train_wordpiece(
 def train_sentencepiece(
   texts: Iterable[str], vocab_size: int, out_dir: files.PathLike
 ) -> Tokenizer:
-  """Trains a sentencepiece unigram vocabulary like XLM-R's, and writes it for ``AutoTokenizer``.
+  """Trains a sentencepiece unigram vocabulary as in XLM-R, and writes it for ``AutoTokenizer``.
 
   Writes sentencepiece.bpe.model and tokenizer_config.json. Small texts give fewer than
   ``vocab_size`` pieces.
@@ -374,7 +375,7 @@ def train_sentencepiece(
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      # XLM-R adds a padding and a mask token; one thread makes the vocabulary repeatable.
+      # XLM-R adds a padding and a mask token. One thread makes the vocabulary repeatable.
       sentence_iterator=iter(texts),
       model_writer=model,
       vocab_size=vocab_size - 2,

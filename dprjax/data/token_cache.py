@@ -1,4 +1,4 @@
-"""The token cache: a data set tokenised once, in rows that batches are read from.
+"""The token cache: a data set tokenised once, stored as rows for batches.
 
     DIR/token_cache.json its sources (files, tokenizer, lengths, prefixes), and the report
     DIR/lengths.npz    token counts of queries and passages; the first passage with the same tokens;
@@ -10,13 +10,13 @@
                        relevant, negatives), and the sources of negatives
 
 Several processes may build it together: each tokenises every n-th shard of the passages, and
-process 0 puts all shards in place. The cache has the same bits for any number of processes.
+  process 0 joins the shards. The cache has the same bits for any number of processes.
 
 Each text has one row, under its first id. Different texts with the same tokens (after a cut, say)
-keep their rows, because evaluation needs their ids, but a loss takes them as one passage, so a copy
-of a positive never becomes a negative: `positives` and `negatives` name the first row, which
-`TokenCache.canonical` gives for any row. `relevant` holds the positives of every query with the
-same tokens; `positives` only the query's own, with text.
+keep their rows, because evaluation needs their ids. A loss treats them as one passage, so a copy of
+a positive never becomes a negative: `positives` and `negatives` name the first row, which
+`TokenCache.canonical` gives for any row. `relevant` has the positives of all queries with the same
+tokens; `positives` only those of the query itself, if they have text.
 """
 
 import collections
@@ -61,7 +61,7 @@ _CUT = {
 _PART = 'part.npz'
 _CHUNK = 1024  # texts tokenised at a time
 _READ = 1 << 16  # texts whose digests are stored at a time
-# Passages a shard; a constant, so that the place of a row is known before tokenising.
+# Passages in a shard; constant, so that the place of a row is known before tokenising.
 _SHARD_ROWS = 1 << 17
 _log = logging.getLogger(__name__)
 
@@ -83,11 +83,11 @@ class TokenCache:
     pad_id: of the tokenizer.
     query_lengths, passage_lengths: tokens of each row, with special tokens.
     negative_counts, relevant_counts: hard negatives and relevant passages of each query.
-    undenoised_counts, denoised_counts: negatives of each source; one may be of both.
-    canonical: the first row with the tokens of each passage.
-    comparable: whether a query has a positive that is not relevant to another query.
+    undenoised_counts, denoised_counts: negatives of each source; a negative may have both.
+    canonical: for each passage, the first row with the same tokens.
+    comparable: whether some query has a positive that is not relevant to another query.
     categories: of each passage, as indices of ``category_names``; None if not asked for.
-    cut: number of queries and passages that were cut, by side.
+    cut: number of cut texts, by side.
   """
 
   path: epath.Path
@@ -120,7 +120,7 @@ class TokenCache:
     return int(self.relevant_counts.max())
 
   def distinct_passages(self) -> jt.Int32[np.ndarray, ' distinct']:
-    """The first row of each passage with different tokens."""
+    """The first rows of passages with distinct tokens."""
     return np.flatnonzero(self.canonical == np.arange(self.num_passages)).astype(np.int32)
 
   def passage_tokens(self, rows: jt.Int[np.ndarray, ' B']) -> list[Integers]:
@@ -175,13 +175,13 @@ def build_cache(
   process_count: int = 1,
   wait_s: float = 24 * 3600,
 ) -> TokenCache:
-  """The cache at ``directory``, built unless it was built from the same (`fingerprint.build_once`).
+  """The cache at ``directory``, rebuilt if its inputs changed (`fingerprint.build_once`).
 
   Longer texts are cut to the maximum lengths (in tokens, with special ones) and counted. All
   processes must call this on one file system; they wait for one another up to ``wait_s`` seconds.
 
   Raises:
-    InputError: the source is faulty, the directory holds something else, or a process was too late.
+    InputError: the source is faulty, the directory has other contents, or a process was too late.
   """
   path = epath.Path(directory)
   settings = {
@@ -193,7 +193,7 @@ def build_cache(
       if key not in ('path', 'corpus', 'queries', 'qrels', 'negatives', 'strict')
       and (
         key not in ('categories', 'fold', 'columns') or value
-      )  # unset ones keep older caches valid
+      )  # unset options keep older caches valid
     },
     'tokenizer_sha256': tokenizer.sha256,
     'query_max_length': query_max_length,
@@ -261,12 +261,12 @@ def build_cache(
 
 
 class _Part(NamedTuple):
-  """The passages that one process wrote.
+  """The passages written by one process.
 
   Attributes:
     shards: (number, rows, bytes) of its shards.
     lengths: tokens of all passages, 0 in rows of other processes.
-    digests: of the tokens, likewise.
+    digests: of the tokens, also 0 in rows of other processes.
     cut: number of cut passages.
   """
 
@@ -277,9 +277,9 @@ class _Part(NamedTuple):
 
 
 class _Passages(NamedTuple):
-  """Passages as one process read them: the rows of ids, and rows without text.
+  """Passages read by one process: the rows of ids, and rows without text.
 
-  Without categories, only ids that are judged or negatives have rows here.
+  Without categories, only ids of judged passages and negatives are kept.
   """
 
   part: _Part
@@ -296,10 +296,10 @@ def _write_passages(
   process_index: int,
   process_count: int,
 ) -> _Passages:
-  """Writes one process's shards.
+  """Writes the shards of one process.
 
-  All passages are read twice, since rows depend on the texts before: first for copies, whose
-  digests may be on disk. Of each passage, 12 bytes are in memory.
+  All passages are read twice, since rows depend on earlier texts: first to find copies, by digests
+  that may be on disk. Each passage takes 12 bytes of memory.
   """
   copies, total = _find_copies(dataset)
   rows: dict[str, int] = {}
@@ -347,7 +347,7 @@ def _write_passages(
 
 
 def _find_copies(dataset: Dataset) -> tuple[jt.Int64[np.ndarray, 'copies 2'], int]:
-  """Places of passages whose text came before, with the first place of it, and all passages."""
+  """Places of passages whose text occurred before, with its first place; and the passage count."""
   copies, waiting, total = outofcore.Copies(), list[bytes](), 0
   progress = Progress('passages', task='reading')
 
@@ -366,7 +366,7 @@ def _find_copies(dataset: Dataset) -> tuple[jt.Int64[np.ndarray, 'copies 2'], in
 
 
 def _needed(dataset: Dataset) -> set[str]:
-  """Ids of passages that queries name."""
+  """Ids of passages named by queries."""
   named = {id_ for grades in dataset.qrels.values() for id_ in grades}
   return named | {one.id for several in dataset.negatives.values() for one in several}
 
@@ -393,7 +393,7 @@ def _number_categories(
 
 
 def _gather(folder: epath.Path, own: _Part, parts: list[epath.Path], wait_s: float) -> _Part:
-  """Joins all processes' shards in ``folder``, which has this process's; returns the sum."""
+  """Moves the shards of all processes into ``folder``; returns their sum."""
   written = [own]
   for number, part in enumerate(parts, start=1):
     fingerprint.wait_for(
@@ -415,7 +415,7 @@ def _gather(folder: epath.Path, own: _Part, parts: list[epath.Path], wait_s: flo
 
 
 def _first_rows(digests: jt.Int64[np.ndarray, ' rows']) -> jt.Int32[np.ndarray, ' rows']:
-  """The first row with the same digest, for each row."""
+  """For each row, the first row with the same digest."""
   _, first, same = np.unique(digests, return_index=True, return_inverse=True)
   return first.astype(np.int32)[same]
 

@@ -1,10 +1,10 @@
-"""Topics of a corpus: found once by hLDA, LDA or k-means, then read from the words of any text.
+"""Topics of a corpus, found once by hLDA, LDA or k-means and then inferred for any text.
 
-A topic model holds word distributions of a background (for hLDA the root) and of the Ks largest
+A topic model has word distributions of a background (for hLDA the root) and of the Ks largest
 topics. EM with these distributions fixed gives the distribution of a text over topics (Topic-DPR
 Eq. 1), for documents and queries alike.
 
-A topics file, and a prompt file of kind topic, hold these arrays:
+A topics file and a prompt file of kind topic contain these arrays:
 
 | array | shape | content |
 |---|---|---|
@@ -48,13 +48,13 @@ ARRAYS = tuple(
 )
 
 _WORD = re.compile(r'[^\W\d_]{3,}')
-# A word of any script; in dense scripts each two neighbouring letters are one.
+# A word of any script; in dense scripts, every pair of neighbouring letters.
 _ANY_WORD = regex.compile(
   rf'(?P<dense>(?:{scripts.DENSE}\p{{M}}*+)++)|[\p{{L}}--{scripts.DENSE}][\p{{L}}\p{{M}}--{scripts.DENSE}]{{2,}}+',
   regex.V1,
 )
 _LONGEST_WORD = 40  # letters
-# NLTK's English list, as far as it has words of three letters.
+# The English list of NLTK, words of three letters or more.
 _STOP_WORDS = frozenset(
   """
   about above after again against ain all and any are aren because been before being below
@@ -67,7 +67,7 @@ _STOP_WORDS = frozenset(
   yourselves
   """.split()  # noqa: SIM905
 )
-_SHOWN = 256  # words kept of a topic, to show and to make prompts of
+_SHOWN = 256  # words kept of a topic, for display and for prompts
 _EM_STEPS = 50
 _CHUNK = 2048  # texts that EM fits at a time
 _SWEEPS_AT_ONCE = 10
@@ -77,7 +77,7 @@ _RESTARTS = 5  # of k-means
 logger = logging.getLogger('dprjax')
 
 MOST_DOCUMENTS = 3000
-"""The most documents that topics are found in; the time grows with them."""
+"""The most documents used to find topics; more take longer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Topics:
   def distribution(self, texts: Sequence[str]) -> jt.Float32[np.ndarray, 'n Ks']:
     """Distribution over topics of each text, without the background (Eq. 1).
 
-    A text without a known word gets the distribution of the documents.
+    A text without known words gets the distribution over the documents.
     """
     texts = given.texts(texts)
     found = np.tile(self.sizes / self.sizes.sum(), (len(texts), 1))
@@ -172,7 +172,7 @@ class Topics:
   def _fit_mixtures(
     self, texts: Sequence[str]
   ) -> tuple[jt.Int64[np.ndarray, ' m'], jt.Float64[np.ndarray, 'm 1+Ks']]:
-    """Rows of the texts that have known words, and their mixtures, by EM."""
+    """Rows of texts with known words, and their mixtures by EM."""
     places = self._places
     counted = [
       sorted(collections.Counter(places[w] for w in words(text) if w in places).items())
@@ -199,7 +199,7 @@ class Topics:
 def words(text: str) -> list[str]:
   """Words of three letters or more, in lower case, without stop words.
 
-  In scripts without spaces, and in Korean, each two neighbouring letters are a word.
+  In scripts without spaces, and in Korean, every pair of neighbouring letters is a word.
   """
   text = scripts.normalise(text)
   found: list[str] = []
@@ -226,7 +226,7 @@ def save_topics(path: files.PathLike, topics: Topics) -> None:
 
 
 def _check_arrays(arrays: Mapping[str, np.ndarray]) -> str | None:
-  """The fault of a topic model's arrays, beginning with the name of an array."""
+  """The fault in the arrays of a topic model, beginning with the array name."""
   _, vocabulary, distributions, shown, sizes = (arrays[name] for name in ARRAYS)
   if vocabulary.ndim != 1 or vocabulary.dtype.kind != 'U' or not vocabulary.size:
     return 'vocabulary: expected a list of words'
@@ -236,7 +236,7 @@ def _check_arrays(arrays: Mapping[str, np.ndarray]) -> str | None:
   except ValueError as error:
     return f'vocabulary: not text ({error})'
   if any(one >= other for one, other in itertools.pairwise(words_)):
-    return 'vocabulary: words do not ascend'
+    return 'vocabulary: words are not in ascending order'
   if sizes.ndim != 1 or sizes.dtype.kind not in 'iu' or not sizes.size:
     return f'sizes: expected whole numbers [Ks], found {sizes.dtype} {list(sizes.shape)}'
   if sizes.min() < 0 or sizes.max() < 1 or sizes.max() > 2**53 or sizes.argmax():
@@ -276,14 +276,15 @@ def _read_meta(array: np.ndarray, where: str) -> dict[str, Any]:
 
 
 class TopicSettings(NamedTuple):
-  """How topics are found.
+  """Settings for finding topics.
 
   Attributes:
     kind: one of `KINDS`.
     topics: Ks, the number of topics kept.
     sweeps: Gibbs sweeps over all documents.
     alpha, eta: Dirichlet parameters: of the levels of a document or topics, and of the words of a
-    topic. gamma: how readily hLDA opens a new topic.
+      topic.
+    gamma: larger values make hLDA open new topics more often.
     min_documents: documents that a word must occur in.
     seed: of all draws.
   """
@@ -299,12 +300,12 @@ class TopicSettings(NamedTuple):
 
 
 class Fitted(NamedTuple):
-  """Topics, and statistics of how they were found.
+  """Topics, and statistics about finding them.
 
   Attributes:
     topics: the model.
-    own: the topic of each document by the method; -1 if dropped or none.
-    assigned: its topic by the model.
+    own: the topic that the method gave each document; -1 if dropped or none.
+    assigned: the topic of each document by the model.
     all_sizes: documents of every topic found, descending.
   """
 
@@ -321,7 +322,7 @@ class Fitted(NamedTuple):
 
 
 class _Found(NamedTuple):
-  """Token counts of the background and each topic, word ranks, and documents' topics (-1: none)."""
+  """Token counts of the background and topics, word ranks, and topics of documents (-1: none)."""
 
   background: jt.Float64[np.ndarray, ' V']
   counts: jt.Float64[np.ndarray, 'topics V']
@@ -330,7 +331,7 @@ class _Found(NamedTuple):
 
 
 def choose(texts: Iterable[str], most: int = MOST_DOCUMENTS) -> list[str]:
-  """At most ``most`` texts, chosen by a hash of them."""
+  """At most ``most`` texts, chosen by a hash."""
   texts = iter(texts)
   found = list(itertools.islice(texts, most + 1))
   if len(found) <= most:
@@ -352,7 +353,7 @@ def fit(
     texts: the documents.
     settings: see `TopicSettings`.
     vectors: of the documents, for k-means.
-    where: the documents' name in messages.
+    where: names the documents in messages.
 
   Raises:
     InputError: too few words, documents or topics.
@@ -370,8 +371,8 @@ def fit(
   used = np.flatnonzero([bool(row) for row in rows])
   if len(used) < settings.topics:
     raise InputError(
-      f'{where}: {len(used):,} documents with words for {settings.topics} topics; give more '
-      'documents'
+      f'{where}: {len(used):,} documents with words are too few for {settings.topics} topics; give '
+      'more documents'
     )
   kept = [rows[i] for i in used]
   if settings.kind == 'hlda':
@@ -407,7 +408,7 @@ def fit(
     vocabulary,
     distributions.astype(np.float32),
   )
-  number = np.full(len(sizes) + 1, -1)  # the last is for documents without a topic
+  number = np.full(len(sizes) + 1, -1)  # the last for documents without a topic
   number[best] = np.arange(len(best))
   own = np.full(len(texts), -1, np.int32)
   own[used] = number[found.own]
@@ -463,7 +464,7 @@ def _find_lda(
 
 def _tomotopy() -> Any:
   with warnings.catch_warnings():
-    # Importing it warns, and reads a warning raised as an error as a missing library.
+    # Its import warns, and takes a warning raised as an error for a missing library.
     warnings.simplefilter('ignore')
     try:
       import tomotopy
@@ -508,7 +509,7 @@ def _find_kmeans(
   for row, topic in zip(rows, own.tolist(), strict=True):
     np.add.at(counts[topic], row, 1)
     spread[np.unique(row)] += 1
-  # tf-idf: words of most documents say little about a topic.
+  # tf-idf: words that occur in most documents say little about a topic.
   ranks = counts * np.log(len(rows) / spread)
   return _Found(counts.sum(axis=0), counts, ranks, own)
 

@@ -1,13 +1,13 @@
-"""Views: one or two texts of a passage for a step of pretraining, drawn anew each time.
+"""Views: one or two texts from a passage for a pretraining step, drawn anew each time.
 
 | views | unit | first | second |
 |---|---|---|---|
 | one | | the passage, or a window that starts at a random sentence | |
 | siblings | sentence | a random sentence (DPTDR section 3.2) | another one |
 | siblings | span | a random span (coCondenser; DPTDR Table 7) | another one without overlap |
-| ict | | a random sentence | the others in order; in a tenth of the draws that one too |
+| ict | | a random sentence | the other sentences; in a tenth of the draws all of them |
 
-ict follows Lee et al. (2019). As in `dprjax.data.batches`, the step alone decides a batch, and
+ict follows Lee et al. (2019). As in `dprjax.data.batches`, a batch depends only on the step, and
 every process works out the whole global batch.
 """
 
@@ -57,7 +57,7 @@ def make_view_batches(
   process_index: int = 0,
   process_count: int = 1,
 ) -> Views:
-  """The rows of any step that this process has; `batches.open_batches` opens them.
+  """A data set of the rows of this process; `batches.open_batches` opens it.
 
   Each epoch shuffles the passages anew, drops those that do not fill a batch, and draws new views.
   Keys: `first_tokens` [B, T] int32, with special tokens; `first_mask` [B, T] bool; `first_words`
@@ -66,7 +66,7 @@ def make_view_batches(
 
   Args:
     texts: the passages.
-    tokenizer: that ``texts`` was made with.
+    tokenizer: the tokenizer of ``texts``.
     batch_size: passages of the global batch; process i has the i-th of ``process_count`` equal
       blocks.
     views: 'one', 'siblings' or 'ict'. Siblings and ict skip passages of one sentence.
@@ -140,7 +140,7 @@ def make_view_batches(
     columns = texts.passages.read(index, documents.COLUMNS)
     words, ends = map(table.lists, columns[1:])
     passages = _Passages(ends, texts.num_tokens[index])
-    # For the whole global batch, so that the number of processes does not change a row.
+    # For the whole global batch, so that rows do not depend on the number of processes.
     chances = np.random.default_rng([seed, _DRAW, step]).random((3, len(index)))
     tokens = table.lists(columns[0][own])
     skipped = int(passages.sizes[: own.start].sum())
@@ -181,17 +181,17 @@ class _Passages(NamedTuple):
 
 
 def _window(passages: _Passages, chances: jt.Float[np.ndarray, ' B'], room: int) -> _Piece:
-  """The passage, or a window from one of its sentences on.
+  """The passage, or a window that starts at one of its sentences.
 
-  The last possible start is the first sentence from which the rest fits, so all text can be drawn
-  and no window is needlessly short.
+  The last possible start is the first sentence from which the rest fits, so all text can be
+  drawn and no window is shorter than needed.
   """
   sentences, owners = passages.sentences, passages.sentences.owners
   starts = np.concatenate([[0], sentences.flat[:-1]])
   starts[sentences.starts] = 0
   too_long = owners[passages.sizes[owners] - starts > room]
   count = np.bincount(too_long, minlength=len(sentences.counts)) + 1
-  # No start follows a last sentence that is too long by itself.
+  # A last sentence that is too long by itself is the last start.
   chosen = passages.sentence(_choose(chances, np.minimum(count, sentences.counts)))
   return _Piece(chosen.starts, passages.sizes - chosen.starts).limit(room)
 
@@ -201,7 +201,7 @@ def _two_spans(
 ) -> tuple[_Piece, _Piece]:
   """Two spans of similar length that do not overlap, in random order."""
   length = np.minimum(span_length, sizes // 2)
-  # Two places among the tokens outside both spans, all pairs equally likely.
+  # Two places among the tokens outside both spans; all pairs are equally likely.
   low, high = np.sort(_choose(chances[:2], sizes - 2 * length + 1), axis=0)
   high = high + length
   # Move to word starts: the first span back, the second on, so they stay apart.
@@ -211,7 +211,7 @@ def _two_spans(
   places = np.flatnonzero(begins)
   low = places[np.searchsorted(places, offsets + low, side='right') - 1] - offsets
   following = np.append(places, len(words))[np.searchsorted(places, offsets + high)] - offsets
-  # No word follows one that ends the passage.
+  # No word starts after the last word of the passage.
   high = np.where(following < sizes, following, high)
   second_length = np.minimum(length, sizes - high)
   swap = chances[2] < 0.5
@@ -263,10 +263,10 @@ def _assemble(
 
 
 def _around(ends: Integers, number: int, keep: bool, room: int) -> tuple[int, int]:
-  """The bounds of a window of whole sentences around a sentence, which counts only if kept.
+  """The bounds of a window of whole sentences around a sentence, whose length counts only if kept.
 
-  Sentences are added on either side in turn, until one does not fit. If not even a neighbour fits,
-  the window holds the start of the next sentence, else the end of the one before.
+  Sentences are added on either side in turn, until one does not fit. If no neighbour fits, the
+  window has the start of the next sentence, or else the end of the one before.
   """
   borders = [0, *ends.tolist()]
   low, high = number, number + 1
@@ -289,5 +289,5 @@ def _around(ends: Integers, number: int, keep: bool, room: int) -> tuple[int, in
 def _choose(
   chances: jt.Float[np.ndarray, '*B'], counts: jt.Int[np.ndarray, '*B']
 ) -> jt.Int[np.ndarray, '*B']:
-  """A number below each count, all equally likely, from a chance in [0, 1)."""
+  """A uniform number below each count, from a chance in [0, 1)."""
   return (chances * counts).astype(np.int64)

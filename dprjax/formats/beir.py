@@ -27,7 +27,7 @@ def write(
     judged: the judgements of each split.
 
   Raises:
-    InputError: an id comes twice, or a text holds half of a surrogate pair.
+    InputError: an id occurs twice, or a text contains half of a surrogate pair.
   """
   root = epath.Path(folder)
   (root / 'qrels').mkdir(parents=True)
@@ -49,5 +49,5 @@ def write_lines(path: epath.Path, records: Iterable[Mapping[str, Any]]) -> int:
       try:
         file.write(json.dumps(record, ensure_ascii=False).encode() + b'\n')
       except UnicodeEncodeError as error:
-        raise InputError(f'{record["_id"]!r:.80} holds half of a surrogate pair') from error
+        raise InputError(f'{record["_id"]!r:.80} contains half of a surrogate pair') from error
   return count

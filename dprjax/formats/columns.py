@@ -2,12 +2,12 @@
 
 | ending | a row |
 |---|---|
-| .csv | values between commas; quoted where one holds a comma, a quote or a newline |
-| .tsv | values between tabs, nothing quoted; quoted as in .csv where the header is |
+| .csv | values between commas; a value with a comma, a quote or a newline is quoted |
+| .tsv | values between tabs; quotes count as in .csv only if the header is quoted |
 | .jsonl | an object with the names as keys |
 
-A table may begin with a header, which then names the columns and may name others. Every row has as
-many columns as the first. Any file may be compressed.
+A table may begin with a header that names these columns and others. Every row has as many columns
+as the first. Any file may be compressed.
 """
 
 import csv
@@ -20,7 +20,7 @@ from etils import epath
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 
-# The limit holds for the whole process; the default is 131,072 characters, and passages are longer.
+# A limit of the whole process; some passages are longer than the default of 131,072 characters.
 csv.field_size_limit(reading.MAX_ENTRY)
 
 
@@ -29,7 +29,7 @@ def split_rows(
 ) -> Iterator[tuple[int, list[str]]]:
   """(number of its first line, values) of every row; blank lines between rows are left out.
 
-  Lines are taken one by one: a row ends with the last one that was taken.
+  Lines are read lazily: no line after the end of the present row has been read.
 
   Args:
     lines: numbers and lines without their newlines, blank lines too.
@@ -38,8 +38,8 @@ def split_rows(
     quoted: whether values may be in quotes, as the Python csv module writes them.
 
   Raises:
-    InputError: with the number of the row's first line: quotes that the csv module does not write,
-      or another number of columns than the first row has.
+    InputError: with the number of the first line of the row: quotes that the csv module does not
+      write, or a number of columns that differs from the first row.
   """
   width = first = 0
   for number, cells in _quoted_rows(lines, name, delimiter) if quoted else _raw(lines, delimiter):
@@ -73,12 +73,13 @@ def _quoted_rows(
       yield line.replace('\r', '\0') + '\n'
 
   try:
-    # Strict: a quote that is never closed is an error, not a value as long as the file.
+    # Strict: an unclosed quote is an error; otherwise the value would reach to the end of the file.
     for cells in csv.reader(take(), delimiter=delimiter, strict=True):
       number = taken[0][0]
       if len(taken) > 1 and all(_is_row(line, delimiter, len(cells)) for _, line in taken):
         raise csv.Error(
-          f'its quotes hold {len(taken)} lines that look like rows; if they are one row, put all '
+          f'one quoted value spans {len(taken)} lines that look like rows; if they are one row, '
+          'put all '
           'its values in quotes'
         )
       taken.clear()
@@ -92,7 +93,7 @@ def _quoted_rows(
 
 
 def _is_row(line: str, delimiter: str, width: int) -> bool:
-  """Whether a line would be a row, with an id that is not quoted, but for a quote before it."""
+  """Whether a line inside a quoted value looks like a row with an unquoted id."""
   cells = line.split(delimiter)
   return len(cells) == width > 1 and cells[0].split() == [cells[0]] and cells[0][0] != '"'
 
@@ -103,8 +104,8 @@ def read_rows(
   """(number of its first line, the values in the order of ``names``) of every row.
 
   Raises:
-    InputError: the file is missing, or a row has not these values. They are text in a table and
-      anything in a record.
+    InputError: the file is missing, or a row lacks one of these values. Values are text in a table,
+      and of any type in a record.
   """
   file = files.existing(path, what)
   ending = reading.plain_name(file).rpartition('.')[2].lower()
@@ -150,5 +151,5 @@ def _read_table(
 
 
 def names_of(line: str) -> list[str]:
-  """The names in a header between tabs, in lower case; perhaps quoted."""
+  """The names in a tab-separated header, in lower case and without quotes."""
   return [name.strip().strip('"').strip().lower() for name in line.split('\t')]

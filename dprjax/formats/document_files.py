@@ -3,7 +3,7 @@
 | file | documents |
 |---|---|
 | .jsonl | objects with `text` (or `abstract`, as arXiv) and perhaps `title` and an id |
-| .tsv | the MS MARCO collection or DPR's, see `formats.texts` |
+| .tsv | the collection of MS MARCO or DPR, see `formats.texts` |
 | .txt | one document; blank lines separate paragraphs, whose lines are joined |
 | .zip | its .txt files |
 | .xml | the articles of a MediaWiki dump, see `formats.mediawiki` |
@@ -36,10 +36,10 @@ _KINDS = ('.jsonl', '.tsv', '.txt', '.xml', '.zip')
 _EXPECTED = '.jsonl, .tsv, .txt, .zip or .xml (MediaWiki), perhaps with ' + ', '.join(
   reading.COMPRESSED
 )
-# Characters; a longer text file is split into several documents, so that memory need not hold it.
+# Characters; a longer text file becomes several documents, so that it need not fit into memory.
 _PART = 1 << 20
-_MOST_PACKED = 200  # times that text may shrink in a zip file
-# Also what zipfile raises for encryption, unknown compression and sizes that are not true.
+_MOST_PACKED = 200  # largest plausible compression of text in a zip file
+# zipfile raises these, too, for encryption, unknown compression and wrong sizes.
 _BROKEN_ZIP = (
   *(zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError, OverflowError, EOFError),
   *(zlib.error, lzma.LZMAError, struct.error, OSError),
@@ -52,9 +52,9 @@ class Document(NamedTuple):
 
 
 def read_documents(paths: Sequence[files.PathLike], report: ReadReport) -> Iterator[Document]:
-  """Yields the documents of files and folders; those without text are counted and left out.
+  """Yields the documents of files and folders; documents without text are counted and skipped.
 
-  Ids are the file's own, else its name and the line; they may repeat in other files.
+  Ids come from the file, or else from its name and the line; they may repeat in other files.
 
   Raises:
     InputError: a file is missing, empty, broken, not UTF-8 or of an unknown format; a bad id.
@@ -82,7 +82,7 @@ def find_files(paths: Sequence[files.PathLike], report: ReadReport) -> list[epat
     if not inside:
       raise InputError(f'{given}: no text in this folder; expected {_EXPECTED}')
     if not given.is_dir():
-      files.regular_file(given, 'text')  # it is read twice, for its checksum
+      files.regular_file(given, 'text')  # read twice: once for its checksum
     if not given.is_dir() and _kind(given) is None:
       raise InputError(f'{given}: not a format of text; expected {_EXPECTED}')
     found += inside
@@ -153,10 +153,10 @@ def _read_records(path: epath.Path) -> Iterator[Document]:
     where = f'{path}, line {number}'
     text = record.abstract if record.text is None else record.text
     if text is None:
-      raise InputError(f"{where}: expected the key text, or arXiv's abstract")
+      raise InputError(f'{where}: expected the key text, or abstract (arXiv)')
     given = (id_ for id_ in (record.id, record.bare_id, record.docid) if id_ is not None)
     id_ = check_id(next(given, f'{path.name}:{number}'), where)
-    # A title without a text says nothing.
+    # A title without a text is left out.
     yield Document(id_, f'{record.title or ""}\n{text}'.strip() if text.strip() else '')
 
 
@@ -169,11 +169,12 @@ def _read_zip(path: epath.Path) -> Iterator[Document]:
         key=lambda member: member.filename,
       )
       if not members:
-        raise InputError(f'{path}: no .txt file in it')
+        raise InputError(f'{path}: it contains no .txt file')
       packed, size = file.seek(0, io.SEEK_END), sum(member.file_size for member in members)
       if size > max(_MOST_PACKED * packed, _PART):
         raise InputError(
-          f'{path}: its {packed:,} bytes become {size:,}, which no text does; unpack it first'
+          f'{path}: its {packed:,} bytes unpack to {size:,}, too many for text; unpack it yourself '
+          'first'
         )
       for member in members:
         name = member.filename
@@ -182,7 +183,7 @@ def _read_zip(path: epath.Path) -> Iterator[Document]:
     except InputError:
       raise
     except _BROKEN_ZIP as error:
-      # An offset that is not true is a bad argument of a system call.
+      # A wrong offset makes a system call fail with a bad argument.
       if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
         raise
       raise InputError(

@@ -5,16 +5,16 @@
 | .txt | paragraphs, between blank lines |
 | .md | paragraphs, items of lists, code and tables below their headings |
 | .html, .htm | the main text of a page, without menus and footers, as .md (trafilatura) |
-| .pdf | paragraphs of the pages' text (pypdf); pictures of text are not read |
+| .pdf | paragraphs of the text layer (pypdf); scanned pages are not read |
 
-The rule:
+Rules:
 
 - A passage has whole paragraphs in their order, of `WORDS` words at most.
 - A longer paragraph is cut between sentences, and a longer sentence between words.
-- A heading begins a new passage, and is the title of passages below it. Before the first heading
-  the title is that of the page, if it has one.
+- A heading begins a new passage and is the title of the passages below it. The page title, if any,
+  serves before the first heading.
 - Passages do not overlap.
-- A passage is called ``PATH#n``, n from 0, with %20 for a space.
+- The id of a passage is ``PATH#n``, n from 0, with %20 for a space.
 
 Each letter of a script without spaces counts as a word.
 """
@@ -33,9 +33,9 @@ from dprjax.formats import inputs, records
 from dprjax.formats.sentences import paragraphs, split_sentences
 
 WORDS = 150
-"""Words of a passage at most: with a title, most of them fit into the 256 tokens of MiniLM."""
+"""Most words of a passage: with a title, most passages fit into the 256 tokens of MiniLM."""
 
-_MOST = 1 << 28  # bytes of a document that is read whole; .txt is not
+_MOST = 1 << 28  # bytes of a document that is read whole (all but .txt)
 _WITHOUT_SPACES = regex.compile(
   r'[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]'
 )
@@ -59,10 +59,10 @@ class Passage(NamedTuple):
 
 
 def read_passages(path: files.PathLike, name: str) -> Iterator[Passage]:
-  """The passages of a document, called by ``name``; none if it has no text.
+  """The passages of a document, with ids from ``name``; none if it has no text.
 
   Raises:
-    InputError: a missing, empty or damaged file, one that needs a password, or the extra documents
+    InputError: the file is missing, empty, damaged or needs a password, or the extra ``documents``
       is not installed.
   """
   quoted = _SPACE.sub(lambda space: urllib.parse.quote(space[0]), name)
@@ -87,7 +87,7 @@ def read_paragraphs(path: files.PathLike) -> Iterator[Paragraph]:
 
 
 def cut(paragraphs: Iterable[Paragraph], most: int = WORDS) -> Iterator[tuple[str, str]]:
-  """(title, text) of every passage of at most ``most`` words, by the rule above."""
+  """(title, text) of every passage of at most ``most`` words, by the rules above."""
   title, waiting, count = '', list[str](), 0
   for heading, paragraph in paragraphs:
     for part in _parts(paragraph, most):
@@ -107,7 +107,7 @@ def _size(text: str) -> int:
 
 
 def _parts(paragraph: str, most: int) -> Iterator[str]:
-  """A paragraph, or pieces of it that are not longer than a passage."""
+  """A paragraph, cut into pieces where it is longer than a passage."""
   if _size(paragraph) <= most:
     yield paragraph
     return
@@ -164,7 +164,7 @@ def _markdown(text: str, heading: str = '') -> Iterator[Paragraph]:
 
 
 def _inline(tokens: Sequence[Any]) -> str:
-  """The text of links and emphasis, and what stands for a picture."""
+  """The text of links and emphasis, and the alternative text of pictures."""
   breaks = ('softbreak', 'hardbreak')
   kept = ('text', 'code_inline', 'image')
   parts = (
@@ -182,7 +182,7 @@ def _html(path: files.PathLike) -> Iterator[Paragraph]:
   content, settings = _content(path), use_config()
   for name in ('MIN_EXTRACTED_SIZE', 'MIN_OUTPUT_SIZE'):  # else short pages lose their structure
     settings.set('DEFAULT', name, '1')
-  # It returns None for what is no page or has no text.
+  # It returns None for files that are not pages or have no text.
   found = trafilatura.extract(
     content, output_format='markdown', include_comments=False, favor_recall=True, config=settings
   )
@@ -200,7 +200,7 @@ def _pdf(path: files.PathLike) -> Iterator[Paragraph]:
   try:
     reader = pypdf.PdfReader(io.BytesIO(_content(path)))
     if reader.is_encrypted and not reader.decrypt(''):
-      raise InputError(f'{path}: it needs a password; save a copy without one')
+      raise InputError(f'{path}: a password is needed; save a copy without one')
     for page in reader.pages:
       text = _HYPHEN.sub('', page.extract_text())
       yield from (

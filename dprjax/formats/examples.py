@@ -1,4 +1,4 @@
-"""Queries together with their positives and negatives, in the formats that keep them so.
+"""Queries with their positives and negatives, in the formats that keep the three together.
 
 | format | record |
 |---|---|
@@ -10,15 +10,15 @@
 | table | columns such as query, positive, negative or label, by their names (`USUAL`) |
 | labels | columns text and label: see `read_labels` |
 
-DPR passages are `{title, text, passage_id}`, those of Tevatron `{docid, title, text}`. To
-Tevatron's negatives mining adds `retriever`, `rank`, `score` and `sources`. Where a
-column is named for the role `prompt`, its text and a space stand before the query; FlagEmbedding
-calls it so. Its scores are a teacher's (`read_reranker_scores`). A file is of any kind that
-`dprjax.formats.records` reads. Errors name file, line and what was expected.
+DPR passages are `{title, text, passage_id}`, Tevatron passages `{docid, title, text}`. Mining adds
+`retriever`, `rank`, `score` and `sources` to Tevatron negatives. FlagEmbedding calls the text
+before a query `prompt`, and its scores come from a teacher (`read_reranker_scores`). In a table, a
+column with the role `prompt` is put before the query, with a space. `dprjax.formats.records` lists
+the kinds of files. Errors name the file, the line and the expected content.
 
-A row of a table is a query with a passage, `positive`, or several in a list, and negatives, in
+A row of a table has a query, a passage or a list of passages in `positive`, and negatives in
 `negative` or `negative_1`, `negative_2` and so on. A `label` is a whole number: the grade of the
-passage, or 0 for a negative. Rows of one query belong together.
+passage, or 0 for a negative. Rows with the same query are joined.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ UNDENOISED, DENOISED = MINED_SOURCES = ('undenoised', 'denoised')  # DPTDR secti
 class Negative(NamedTuple):
   """A hard negative and, if dprjax mined it, its origin.
 
-  ``rank`` counts from 1. A negative that names no source is undenoised.
+  ``rank`` counts from 1. A negative without a source is undenoised.
   """
 
   id: str
@@ -53,7 +53,7 @@ class Negative(NamedTuple):
 
 
 class Example(NamedTuple):
-  """A query, or a part of what is known of it.
+  """A query with some of its passages; a file may give a query in several parts.
 
   Attributes:
     grades: of the positives; empty where all are 1.
@@ -106,8 +106,8 @@ class _Scored(msgspec.Struct):
 class _DprPassage(msgspec.Struct):
   text: str
   title: str | None = None
-  passage_id: Id | None = None  # in NQ's files
-  psg_id: Id | None = None  # in TriviaQA's
+  passage_id: Id | None = None  # in files of NQ
+  psg_id: Id | None = None  # in files of TriviaQA
 
 
 class _Dpr(msgspec.Struct):
@@ -157,19 +157,19 @@ USUAL = {
   'label': ('label', 'relevance', 'grade'),
   'title': ('title',),
   'query_id': ('query_id', 'query-id', 'qid'),
-  'prompt': (),  # only where it is named
+  'prompt': (),  # only if the user names the column
   'positive_id': ('positive_id', 'passage_id', 'docid', 'doc_id', 'pid', 'corpus_id', 'corpus-id'),
 }
-"""The usual names of the columns of a table, in lower case; the first that is there counts."""
+"""The usual column names of a table, in lower case; the first that exists counts."""
 
 USUAL_LABELS = {'text': ('text', 'sentence'), 'label': ('label', 'labels', 'label_id', 'category')}
 
-_TABLES = ('csv', 'tsv')  # whose values are not lists
+_TABLES = ('csv', 'tsv')  # values are never lists
 _NUMBERED = re.compile(r'(?:hard_)?neg(?:ative)?_\d{1,3}')
 
 
 class _Naming:
-  """Names passages by ids or, without any, by their texts."""
+  """Names passages by their ids or, without ids, by their texts."""
 
   def __init__(self) -> None:
     self._digests: dict[str, str] = {}
@@ -184,20 +184,20 @@ class _Naming:
 
 
 def digest_of(text: str) -> str:
-  """16 digits that name a text."""
+  """A name of 16 digits for a text."""
   return hashlib.sha1(text.encode('utf-8', 'surrogatepass'), usedforsecurity=False).hexdigest()[:16]
 
 
 def read_examples(
   format: str, path: epath.Path, columns: Mapping[str, str] | None = None
 ) -> Iterator[tuple[int, Example]]:
-  """Yields (line or entry number, example); those of a table may be parts of one query.
+  """Yields (line or entry number, example); several rows of a table may share a query.
 
-  A passage without an id is named by its text; one id with two texts makes two passages. A query
+  A passage without an id is named by its text; an id with two texts makes two passages. A query
   without an id is named by its number or, in a table, by its text.
 
   Args:
-    columns: of a table, the names that the user chose, by role.
+    columns: of a table, names chosen by the user, by role.
   """
   if format == 'table':
     yield from _read_table(path, columns or {})
@@ -284,10 +284,10 @@ def _grade(value: Any, where: str, name: str) -> int:
 def read_labels(
   path: epath.Path, columns: Mapping[str, str] | None = None
 ) -> tuple[list[tuple[str, Text]], list[tuple[str, Text]]]:
-  """Queries and passages of a table of texts with labels, each with its label.
+  """Queries and passages from a table of texts with labels, each with its label.
 
-  By a hash of its text, a text is a query or a passage, a half each. Passages with the label of a
-  query are relevant to it. Texts that come twice count once, under their first label.
+  A hash of the text makes half of the texts queries and half passages. Passages with the label of a
+  query are relevant to it. A repeated text counts once, with its first label.
 
   Raises:
     InputError: no column of texts or labels; a label is missing.
@@ -318,7 +318,7 @@ def read_labels(
 def read_passages(
   format: str, path: epath.Path, columns: Mapping[str, str] | None = None
 ) -> Iterator[tuple[int, Passage]]:
-  """Yields (number, passage) of the passages in examples, each once, where it first comes."""
+  """Yields (number, passage) of the passages in examples, each where it first occurs."""
   if format == 'labels':
     yield from enumerate((passage for _, passage in read_labels(path, columns)[1]), 1)
     return
@@ -337,7 +337,7 @@ def read_categories(path: epath.Path) -> Iterator[tuple[int, str, tuple[str, ...
 
 
 def detect_format(path: epath.Path, columns: Mapping[str, str] | None = None) -> str:
-  """The format of a file, by its first record's keys. Raises InputError if none fits."""
+  """The format of a file, by the keys of its first record. Raises InputError if none fits."""
   names = records.names_of(path, 'data file')
   chosen = columns or {}
   if not {'query', 'positive', 'text'} & chosen.keys() and records.ending_of(path) not in _TABLES:
@@ -368,10 +368,10 @@ def read_mined(path: epath.Path) -> Iterator[tuple[int, str, list[Negative]]]:
 
 
 def read_reranker_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-  """Yields (query id, (passage id, the score of a teacher)) of a file that has scores.
+  """Yields (query id, [(passage id, teacher score), ...]) of a file that has scores.
 
-  They are the ``reranker_score`` of a tevatron jsonl, or ``pos_scores`` and ``neg_scores`` of
-  FlagEmbedding's, whose ids are those of `read_examples`.
+  Scores are the ``reranker_score`` of a Tevatron jsonl, or the ``pos_scores`` and ``neg_scores`` of
+  FlagEmbedding, with the ids of `read_examples`.
   """
   if 'pos' in records.names_of(path, 'teacher scores'):
     yield from _read_flag_scores(path)
@@ -403,7 +403,7 @@ def _read_flag_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, f
     yield str(number) if given is None else check_id(given, where), found
 
 
-# What each format's parser returns: the query id, its text, positives, negatives.
+# The parser of each format returns the query id, its text, positives and negatives.
 _Parts = tuple[Id | None, str, list[Passage], list[tuple[Passage, Negative]]]
 
 
@@ -421,7 +421,7 @@ def _tevatron(record: _Tevatron, passage: _MakePassage) -> _Parts:
 
 
 def _dpr(record: _Dpr, passage: _MakePassage) -> _Parts:
-  # As DPR trains: plain negatives stand in only where there is no hard one.
+  # As in DPR training: plain negatives only where there is no hard one.
   positives, negatives = (
     [
       passage(

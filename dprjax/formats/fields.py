@@ -1,4 +1,4 @@
-"""Ids and labels: which of them can be used."""
+"""Which ids and labels can be used."""
 
 import hashlib
 import re
@@ -11,19 +11,19 @@ from dprjax.base.reading import read_lines
 if TYPE_CHECKING:
   from dprjax.base import outofcore
 
-# Control characters, and the separators of lines that Python splitlines and editors know; a
-# byte-order mark within a file comes from files that were joined, half of a surrogate pair from
-# bytes of a command line that are no UTF-8.
+# Control characters and the line separators of Python splitlines and editors; byte-order marks,
+# which joined files leave inside; and halves of surrogate pairs, from command lines with bytes that
+# are not UTF-8.
 _BAD_ID = re.compile(r'^\s|\s$|[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]|^$')
 
 _MOST_LABELS = 1000
 
 
 Id = str | int
-"""An id as JSON has it."""
+"""An id in JSON."""
 
 Labels = str | list[str] | None
-"""Labels as JSON has them: a list, or one text with spaces in between."""
+"""Labels in JSON: a list, or one text with spaces in between."""
 
 
 def check_id(given: Id, where: str) -> str:
@@ -61,12 +61,12 @@ def read_ids(path: PathLike, what: str = 'ids') -> list[str]:
   for number, line in read_lines(path, what):
     ids.add(check_id(line, f'{path}, line {number}'), number)
   if not ids.lines:
-    raise InputError(f'{what}: {path} holds no ids')
+    raise InputError(f'{what}: {path} contains no ids')
   return list(ids.lines)
 
 
 class UniqueIds:
-  """Ids of one file, each of which may come once.
+  """Ids of one file, which must be unique.
 
   Attributes:
     lines: id -> the number of its line.
@@ -77,7 +77,7 @@ class UniqueIds:
     self.lines: dict[str, int] = {}
 
   def add(self, id_: str, line: int) -> None:
-    """Raises InputError if the id is there already."""
+    """Raises InputError if the id was added before."""
     first = self.lines.setdefault(id_, line)
     if first != line:
       raise InputError(
@@ -86,14 +86,14 @@ class UniqueIds:
       )
 
 
-_AT_ONCE = 1 << 16  # ids that are compared as they come
+_AT_ONCE = 1 << 16  # ids checked immediately
 
 
 class ManyIds:
-  """Ids of an input, each of which may come once, however many there are.
+  """Ids of an input of any length, which must be unique.
 
-  Among the first ``_AT_ONCE``, an id that comes again is refused at once; later ones at `finish`,
-  by digests of 16 bytes (`outofcore.Copies`).
+  A repeated id is refused at once among the first ``_AT_ONCE``, and in `finish` otherwise, by
+  digests of 16 bytes (`outofcore.Copies`).
   """
 
   def __init__(self, kind: str):
@@ -104,11 +104,11 @@ class ManyIds:
     self._copies: outofcore.Copies | None = None
 
   def begin(self, file: PathLike, unit: str = 'line') -> None:
-    """The ids that follow are of this file, whose places are lines or rows."""
+    """Begins a file, whose ids have places called lines or rows."""
     self._files.append((str(file), unit))
 
   def add(self, id_: str, number: int) -> None:
-    """Takes an id on line ``number``. Raises InputError if it is there already."""
+    """Adds an id on line ``number``. Raises InputError if it was added before."""
     place = len(self._files) - 1 << 40 | number
     if self._copies is not None:
       self._waiting.append((id_, place))
@@ -127,7 +127,7 @@ class ManyIds:
       self._flush()
 
   def finish(self) -> None:
-    """Raises InputError if an id came twice."""
+    """Raises InputError if an id occurred twice."""
     if self._copies is None:
       return
     self._flush()

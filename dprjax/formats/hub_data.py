@@ -1,7 +1,7 @@
-"""Data sets of the Hugging Face hub, or folders of such, read by the ``datasets`` library.
+"""Data sets of the Hugging Face hub, or local copies, read by the ``datasets`` library.
 
 ``hf:NAME``, ``hf:NAME:SPLIT`` or ``hf:NAME:CONFIG:SPLIT``. NAME is a data set of the hub, a folder
-of data files, or what ``Dataset.save_to_disk`` wrote. A data set with one split needs no SPLIT.
+of data files, or a folder from ``Dataset.save_to_disk``. A data set with one split needs no SPLIT.
 """
 
 import json
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_named(given: files.PathLike) -> bool:
-  """Whether an input is named as a data set of the hub (``hf://`` is a path of fsspec)."""
+  """Whether an input names a data set of the hub (``hf://`` is a path of fsspec)."""
   return str(given).startswith(PREFIX) and not files.is_remote(given)
 
 
@@ -33,9 +33,9 @@ def names(given: str) -> list[str]:
 
 
 def rows(given: str, wanted: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-  """The rows in order, only with the columns of ``wanted`` where it is given.
+  """The rows in order, with the columns in ``wanted``, or all.
 
-  They lie in a file that is mapped into memory.
+  The rows are mapped into memory from a file.
 
   Raises:
     InputError: the library is missing, or it cannot read the data set.
@@ -43,17 +43,17 @@ def rows(given: str, wanted: Sequence[str] | None = None) -> Iterator[dict[str, 
   dataset = _load(given)
   try:
     yield from dataset if wanted is None else dataset.select_columns(list(wanted))
-  except Exception as error:  # whatever decoders and downloads raise
+  except Exception as error:  # decoders and downloads raise anything
     raise _unreadable(given, error) from error
 
 
 def folder_of(given: str, folder: files.PathLike, splits: Sequence[str]) -> epath.Path:
-  """A folder with SPLIT.jsonl for each split; it is written unless it is there already.
+  """A folder with SPLIT.jsonl for each split, written unless it exists.
 
-  The split that ``given`` may name stands for the first one.
+  A split named in ``given`` replaces the first one.
 
   Raises:
-    InputError: as `rows`; the folder was made of another data set.
+    InputError: as `rows`; the folder was made from another data set.
   """
   out = epath.Path(folder)
   about = {'name': given, 'splits': list(dict.fromkeys(splits))}
@@ -61,7 +61,7 @@ def folder_of(given: str, folder: files.PathLike, splits: Sequence[str]) -> epat
     found = reading.read_json_object(out / _MARK, 'data set') if (out / _MARK).exists() else {}
     if found != about:
       raise InputError(
-        f'{out} does not hold {given} with the splits {", ".join(splits)}; remove it, or name '
+        f'{out} does not contain {given} with the splits {", ".join(splits)}; remove it, or name '
         'another workdir'
       )
     return out
@@ -121,7 +121,7 @@ def _load(given: str) -> Any:
       if chosen in known:
         return datasets.load_dataset(name, config or None, split=chosen)
       found = dict.fromkeys(known)
-  except Exception as error:  # of the hub, of loaders and of files
+  except Exception as error:  # from the hub, loaders and files
     raise _unreadable(given, error) from error
   chosen = split or (next(iter(found)) if len(found) == 1 else '')
   if chosen not in found:

@@ -3,12 +3,12 @@ of the hub.
 
 A folder gives
 
-1. its ``corpus`` file for passages or ``queries`` file for queries, as a BEIR folder has them, or
-   the MS MARCO ``collection.tsv`` or the DPR ``psgs_w100.tsv``;
+1. its ``corpus`` file for passages or ``queries`` file for queries, as in a BEIR folder, or the
+   ``collection.tsv`` of MS MARCO or the ``psgs_w100.tsv`` of DPR;
 2. else all its .jsonl, .csv, .tsv and .parquet files;
 3. else, for passages, all its documents (`dprjax.formats.documents`).
 
-Files of 2 and 3 are taken with those of subfolders, in the order of their names.
+2 and 3 include subfolders, in the order of names.
 """
 
 import logging
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Input(NamedTuple):
-  """A file, its path as ids of its passages have it, and whether it is a document to be cut."""
+  """A file, its path in the ids of its passages, and whether it is a document to cut."""
 
   path: epath.Path
   name: str
@@ -51,7 +51,7 @@ def find(given: files.PathLike, side: str) -> list[Input]:
     side: 'query' or 'passage'.
 
   Raises:
-    InputError: nothing is there, or nothing that can be read.
+    InputError: the input is missing, or nothing in it can be read.
   """
   what = f'{side} file'
   path = epath.Path(given)
@@ -73,7 +73,7 @@ def find(given: files.PathLike, side: str) -> list[Input]:
   tables = [one for one in every if records.ending_of(one) in records.ENDINGS and not _about(one)]
   texts = [] if tables or side == 'query' else [one for one in every if is_document(one)]
   if left := len(every) - len(tables or texts):
-    _log.info('%s: %s of another kind: left out', path, counted(left, 'files'))
+    _log.info('%s: skipped %s of another kind', path, counted(left, 'files'))
   if not tables and not texts:
     kinds = [f'.{ending}' for ending in records.ENDINGS if ending != 'json']
     more = DOCUMENTS if side == 'passage' else ()
@@ -94,7 +94,7 @@ def is_document(path: files.PathLike) -> bool:
 
 
 def variant(folder: epath.Path, *names: str) -> epath.Path | None:
-  """The first of these files that is there, plain or compressed."""
+  """The first of these files that exists, plain or compressed."""
   candidates = (
     folder / f'{name}{ending}' for name in names for ending in ('', *reading.COMPRESSED)
   )
@@ -102,7 +102,7 @@ def variant(folder: epath.Path, *names: str) -> epath.Path | None:
 
 
 def _is_document(path: epath.Path, side: str) -> bool:
-  """Whether a file that was named is cut into passages; a .txt of columns is not."""
+  """Whether a named file is cut into passages, unlike a .txt of columns."""
   if side == 'query' or not is_document(path) or files.is_special(path):
     return False
   if records.ending_of(path) != 'txt':
@@ -112,7 +112,7 @@ def _is_document(path: epath.Path, side: str) -> bool:
 
 
 def _about(path: epath.Path) -> bool:
-  """Whether a .json file of a folder describes its data; rows are in other files."""
+  """Whether a .json file in a folder describes the data and has no rows."""
   return reading.plain_name(path).endswith('.json')
 
 

@@ -1,7 +1,7 @@
-"""Data sets of ir_datasets by their ids, written as BEIR folders.
+"""Data sets of ir_datasets, written as BEIR folders.
 
-ir_datasets reads what is below ``IR_DATASETS_HOME`` (``~/.ir_datasets``), and fetches there what is
-missing. Its copies of corpora may be pickles, which can run code: name no folder of a stranger.
+ir_datasets reads from ``IR_DATASETS_HOME`` (``~/.ir_datasets``) and downloads missing files to it.
+Its copies of corpora may be pickles, which can run code: use only a folder that you trust.
 """
 
 import logging
@@ -18,15 +18,15 @@ from dprjax.formats import beir
 from dprjax.formats.fields import check_id
 from dprjax.formats.qrels import Qrels
 
-PREFIX = 'irds:'  # of ids, where a folder may be given as well
-TRAIN = 'train'  # the split that an id stands for which has judgements itself
+PREFIX = 'irds:'  # of ids, where an option also takes a folder
+TRAIN = 'train'  # the split of a data set whose id has judgements itself
 
 _MARK = 'irds.json'
 _log = logging.getLogger(__name__)
 
 
 def folder_of(name: str, folder: files.PathLike, splits: Sequence[str]) -> epath.Path:
-  """The BEIR folder of an id with its prefix; it is written unless it is there already.
+  """The BEIR folder of an id with its prefix, written unless it exists.
 
   Raises:
     InputError: as ``write``; the folder was made for other splits or another id.
@@ -37,7 +37,7 @@ def folder_of(name: str, folder: files.PathLike, splits: Sequence[str]) -> epath
     found = read_json_object(out / _MARK, 'data set') if (out / _MARK).exists() else {}
     if found != wanted:
       raise InputError(
-        f'{out} does not hold {name} with the splits {", ".join(splits)}; remove it, or name '
+        f'{out} does not contain {name} with the splits {", ".join(splits)}; remove it, or name '
         'another workdir'
       )
   else:
@@ -48,17 +48,17 @@ def folder_of(name: str, folder: files.PathLike, splits: Sequence[str]) -> epath
 def write(id_: str, splits: Sequence[str], folder: files.PathLike) -> None:
   """Writes corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv.
 
-  The judgements of a split are those of the data set ``ID/SPLIT``; of the split 'train' they are
-  the data set's own where there is no ``ID/train``. ``ID/SPLIT`` itself stands for its split, too.
+  The judgements of a split come from the data set ``ID/SPLIT``. Without an ``ID/train``, the split
+  'train' has the judgements of the data set ``ID``. ``id_`` may also be ``ID/SPLIT``.
 
   Args:
     id_: of a data set with documents.
-    splits: their queries and judgements are written.
-    folder: to make; it is there whole or not at all.
+    splits: whose queries and judgements are written.
+    folder: made whole or not at all.
 
   Raises:
     InputError: ir_datasets is not installed, has no such data set or split, or cannot read it; an
-      id or a text that files cannot hold.
+      id or a text that cannot be written.
   """
   datasets = {split: _find(id_, split) for split in dict.fromkeys(splits)}
   main = _registered(id_) or next(iter(datasets.values()))
@@ -126,7 +126,7 @@ def _iterate(id_: str, records: Any) -> Iterator[Any]:
   """The records of a method such as ``docs_iter``, with errors that name the data set."""
   try:
     yield from records()
-  except Exception as error:  # whatever third parties' readers and downloads raise
+  except Exception as error:  # readers and downloads of others raise anything
     raise InputError(
       f'{PREFIX}{id_}: ir_datasets cannot read it ({type(error).__name__}: {error}); it looks for '
       'its files below IR_DATASETS_HOME, or ~/.ir_datasets'
@@ -142,7 +142,7 @@ def _passage(id_: str, doc: Any) -> dict[str, str]:
 
 
 def _text(id_: str, record: Any) -> str:
-  """What ir_datasets itself gives to a retriever."""
+  """The text that ir_datasets gives to a retriever."""
   if not hasattr(record, 'default_text'):
     raise InputError(f'{PREFIX}{id_}: its {type(record).__name__} has no text')
   text = record.default_text()
@@ -152,7 +152,7 @@ def _text(id_: str, record: Any) -> str:
 
 
 def _judgements(id_: str, dataset: Any) -> Qrels:
-  """The higher grade counts where a passage is judged twice."""
+  """The judgements; if a passage is judged twice, the higher grade counts."""
   judged: Qrels = {}
   for entry in _iterate(id_, dataset.qrels_iter):
     if not isinstance(grade := getattr(entry, 'relevance', None), int):

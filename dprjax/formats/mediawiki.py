@@ -1,4 +1,4 @@
-"""Articles of Wikipedia and its like, as running text out of a MediaWiki dump."""
+"""Running text of articles in a MediaWiki dump, such as Wikipedia."""
 
 import re
 from collections.abc import Iterator
@@ -12,23 +12,23 @@ from mwparserfromhell.wikicode import Wikicode
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 
-# The content of these tags is not running text: notes, tables, pictures, formulas, code.
+# Tags without running text: notes, tables, pictures, formulas, code.
 _NO_TEXT = (
   *('ref', 'references', 'table', 'gallery', 'math', 'chem', 'ce', 'score', 'timeline', 'imagemap'),
   *('hiero', 'graph', 'templatedata', 'source', 'syntaxhighlight', 'pre', 'section', 'inputbox'),
   *('categorytree', 'style', 'script'),
 )
-# Namespaces of media, files and categories, by the names that every wiki knows beside its own.
+# Namespaces of media, files and categories; every wiki knows these names besides its own.
 _NO_TEXT_NAMESPACES = {'-2': 'media', '6': 'file', '14': 'category'}
 _OTHER_LANGUAGE = re.compile(r'[a-z]{2,3}(-[a-z-]+)?:')
 _BEGINNING = re.compile('<!DOCTYPE|<!ENTITY|<mediawiki', re.IGNORECASE)
 _PIECE = 1 << 16  # characters parsed at a time
 _LONGEST_PAGE = 1 << 28
 _HEADING = re.compile(r'^==([^=].*?)==[^\S\n]*$', re.MULTILINE)
-_MARKS = re.compile(r"'{2,5}|__[A-Z]+__")  # of emphasis, and of the layout of a page
+_MARKS = re.compile(r"'{2,5}|__[A-Z]+__")  # emphasis and page layout
 _EMPTY_BRACKETS = re.compile(r' ?\([\s,;]*\)')
-_ITEM = '\0'  # marks the start of a list item, until its line is left out
-_LEFT_OUT = (_ITEM, '{|', '|', '!')  # the last three are of tables too broken to be parsed
+_ITEM = '\0'  # marks a list item, whose line is then dropped
+_LEFT_OUT = (_ITEM, '{|', '|', '!')  # the last three from tables too broken to parse
 
 
 class Section(NamedTuple):
@@ -90,12 +90,12 @@ def _pages(file: IO[str], path: files.PathLike) -> Iterator[tuple[str, str, froz
         and not text.lstrip().lower().startswith('#redirect')
       ):
         yield element.findtext('{*}title') or '', text, frozenset(hidden)
-      # The root would keep every page.
+      # Otherwise the root would keep every page.
       root.clear()
 
 
 def _events(file: IO[str], path: files.PathLike) -> Iterator[tuple[str, Any]]:
-  """The events of `ElementTree.iterparse`, if there are no entities to be replaced."""
+  """The events of `ElementTree.iterparse`; refuses entities."""
   parser: Any = ElementTree.XMLPullParser(('start', 'end'))
   start = piece = file.read(_PIECE)
   if (found := _BEGINNING.search(start)) and found[0].startswith('<!'):
@@ -116,7 +116,7 @@ def _events(file: IO[str], path: files.PathLike) -> Iterator[tuple[str, Any]]:
 
 
 def _sections(text: str, hidden: frozenset[str]) -> list[Section]:
-  # Each section by itself: an unclosed mark would swallow the headings after it.
+  # Section by section: an unclosed mark would swallow the headings after it.
   first, *others = _HEADING.split(text)
   raw = [('', first), *zip(others[::2], others[1::2], strict=True)]
   cleaned = (

@@ -1,4 +1,4 @@
-"""Papers: titles, abstracts and categories, of an arXiv jsonl or a BEIR corpus.
+"""Papers (title, abstract, categories) from an arXiv jsonl or a BEIR corpus.
 
 | record | id | title | passage | categories |
 |---|---|---|---|---|
@@ -24,7 +24,7 @@ _MOST_RELATED = 10**8
 
 
 class Paper(NamedTuple):
-  """One paper. What its file lacks is empty."""
+  """One paper; fields missing in the file are empty."""
 
   id: str
   title: str
@@ -46,11 +46,10 @@ class _Record(msgspec.Struct):
 def read_papers(path: files.PathLike) -> Iterator[Paper]:
   """Reads an arXiv jsonl, a BEIR corpus.jsonl or, without categories, a tsv; perhaps compressed.
 
-  The first record of a jsonl says which of the two it is.
+  The first record of a jsonl decides between the first two.
 
   Raises:
-    InputError: a missing, empty or malformed file, a field of another type, or an id that comes
-      twice.
+    InputError: a missing, empty or malformed file, a field of another type, or a repeated id.
   """
   if not texts.is_json(path):
     for found in texts.read_texts(path, 'passage'):
@@ -69,7 +68,7 @@ def read_papers(path: files.PathLike) -> Iterator[Paper]:
     passage = text.strip() if arxiv else f'{title} {text}'.strip()
     yield Paper(id_, title, passage, labels(record.categories, where))
   if arxiv is None:
-    raise InputError(f'{path}: no record in it')
+    raise InputError(f'{path}: it has no records')
 
 
 def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own: bool) -> Qrels:
@@ -79,14 +78,14 @@ def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own:
     folder: to be made.
     papers: with title, passage and categories.
     split: of the judgements.
-    own: only a paper's own abstract is relevant to its title; else all abstracts with a common
-      category are, its own among them.
+    own: whether only the abstract of the same paper is relevant to a title; otherwise all abstracts
+      with a common category are.
 
   Returns:
     The judgements.
 
   Raises:
-    InputError: they would be too many (`related`).
+    InputError: there would be too many (`related`).
   """
   qrels = {paper.id: {paper.id: 1} for paper in papers} if own else related(papers)
   passages = (

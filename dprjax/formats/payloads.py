@@ -1,4 +1,4 @@
-"""Passages with all that their file says of them: title, text and other fields."""
+"""Passages with all fields of their file: title, text and others."""
 
 import re
 from collections.abc import Container, Iterator, Mapping
@@ -10,17 +10,17 @@ from dprjax.formats import texts
 Value = str | int | float | bool | list[str]
 
 RESERVED = ('id', 'vector', 'words', 'counts', 'payload')
-"""Names that engines keep for themselves."""
+"""Names that engines reserve."""
 
 
 class Document(texts.Text):
   """A passage.
 
   Attributes:
-    id, text: as of `texts.Text`.
-    payload: ``title`` and ``text``, unless they are empty, and other fields: words, numbers, truth
-      values and lists of words. Those of an object ``metadata`` count as fields of the passage.
-    omitted: names of fields that are none of these, or that engines keep for themselves.
+    id, text: as in `texts.Text`.
+    payload: ``title`` and ``text``, unless empty, and other fields: strings, numbers, booleans and
+      lists of strings. Fields of an object ``metadata`` count as fields of the passage.
+    omitted: names of fields of other types, or with a name that engines reserve.
   """
 
   payload: dict[str, Value]
@@ -35,7 +35,7 @@ def is_field(name: str) -> bool:
 def read_documents(
   path: files.PathLike, columns: Mapping[str, str] | None = None
 ) -> Iterator[Document]:
-  """The passages of an input. Arguments and errors are those of `texts.read_texts`."""
+  """The passages of an input. Takes the arguments and raises the errors of `texts.read_texts`."""
   return iter(_Documents(path, 'passage', columns=columns))  # type: ignore[arg-type]
 
 

@@ -1,10 +1,9 @@
-"""Relevance judgements: the BEIR tsv with its header, four columns of TREC and MS MARCO, or three
-without a header.
+"""Relevance judgements: a BEIR tsv with a header, four columns (TREC, MS MARCO), or three columns.
 
-A grade is a whole number of 32 bits, also written as 1.0; one above 0 is relevant, and one below 0,
-as TREC has for junk, is not. Ids of columns between tabs may have spaces in them, and are quoted as
-in CSV where they begin with a quote. A first line whose last column is called score, relevance,
-rel, label or grade is a header.
+A grade is a whole number of 32 bits, also written as 1.0. A grade above 0 is relevant; below 0, as
+TREC marks junk, is not. Between tabs, ids may contain spaces, and an id that begins with a quote is
+quoted as in CSV. The first line is a header if its last column is score, relevance, rel, label or
+grade.
 """
 
 import csv
@@ -24,7 +23,7 @@ _RELEVANCE = re.compile(r'([+-]?[0-9]{1,10})(\.0*)?')
 
 
 def read_qrels(path: files.PathLike) -> Qrels:
-  """Reads judgements, columns between tabs or, where the first line has no tab, between spaces.
+  """Reads judgements. Columns are separated by tabs or, if the first line has no tab, by spaces.
 
   Raises:
     InputError: a missing or empty file; naming the line: another number of columns, a relevance
@@ -37,7 +36,7 @@ def read_qrels(path: files.PathLike) -> Qrels:
     where = f'{path}, line {number}'
     if not width:
       delimiter = '\t' if '\t' in line else None
-    # Files of BEIR are read, and here written, by the csv module of Python.
+    # BEIR files are read and written by the csv module of Python.
     columns = _unquoted(line, where) if delimiter and '"' in line else line.split(delimiter)
     if not width:
       width = len(columns)
@@ -61,7 +60,7 @@ def read_qrels(path: files.PathLike) -> Qrels:
         f'{judged[doc_id]} before'
       )
   if not qrels:
-    raise InputError(f'{path}: a header and no judgements')
+    raise InputError(f'{path}: only a header, no judgements')
   return qrels
 
 
@@ -75,7 +74,7 @@ def _unquoted(line: str, where: str) -> list[str]:
 
 
 def write_qrels(path: files.PathLike, qrels: Mapping[str, Mapping[str, int]]) -> None:
-  """Writes judgements as BEIR does."""
+  """Writes judgements in the BEIR format."""
   with files.atomic_write(path) as file:
     rows = csv.writer(file, delimiter='\t', lineterminator='\n')
     rows.writerow(('query-id', 'corpus-id', 'score'))

@@ -1,4 +1,4 @@
-"""A TREC run on disk, one query at a time: about 200 bytes a query are in memory, and no row."""
+"""Reads a TREC run from disk, one query at a time, with about 200 bytes a query in memory."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class Ranking(NamedTuple):
   """The documents of one query, in the order of `dprjax.base.ranking`.
 
   Attributes:
-    ids: each once.
+    ids: unique.
     scores: falling as float32.
   """
 
@@ -31,13 +31,13 @@ class Ranking(NamedTuple):
     return Ranking(self.ids[:k], self.scores[:k])
 
   def without(self, id_: str) -> 'Ranking':
-    """The ranking without a document, which it may lack."""
+    """The ranking without a document, if it has that."""
     kept = [row for row, one in enumerate(self.ids) if one != id_]
     return Ranking([self.ids[row] for row in kept], self.scores[kept])
 
 
 def ranked(ids: list[str], scores: Float64[np.ndarray, ' n']) -> Ranking:
-  """Sorts documents, each of which stands once in ``ids``."""
+  """Sorts documents by score; ``ids`` are unique."""
   order = ranking.order(np.zeros(len(ids), np.int64), scores, ranking.places(ids))
   return Ranking([ids[row] for row in order.tolist()], scores[order])
 
@@ -51,13 +51,13 @@ class _Extent(NamedTuple):
 
 
 class Rankings:
-  """An open run; a mapping of its query ids, in the order of the file, to their rankings."""
+  """An open run: a mapping of query ids, in file order, to rankings."""
 
   def __init__(self, path: PathLike):
-    """Reads where the lines of each query are.
+    """Finds the lines of each query.
 
     Raises:
-      InputError: as `runs.read_blocks`; a pipe; or the lines of a query do not stand together.
+      InputError: as `runs.read_blocks`; a pipe; or the lines of a query are not together.
     """
     self.path = files.regular_file(path, 'run')
     self._extents: dict[str, _Extent] = {}
@@ -78,7 +78,7 @@ class Rankings:
     id_ = runs.decode(query)
     if id_ in self._extents:
       raise InputError(
-        f'{self.path}, line {line}: query {id_} was before other queries already; put the lines of '
+        f'{self.path}, line {line}: query {id_} already has lines further up; put the lines of '
         'each query together: sort -s -k1,1 RUN'
       )
     self._extents[id_] = _Extent(start, end - start, line)
@@ -104,7 +104,7 @@ class Rankings:
     """The ranking of a query by its scores; ranks are ignored, as in trec_eval.
 
     Raises:
-      InputError: naming the line: rising scores, or a document twice.
+      InputError: rising scores, or a repeated document; names the line.
     """
     extent = self._extents[query_id]
     self._file.seek(extent.offset)
@@ -118,8 +118,8 @@ class Rankings:
     if rises.size:
       row = int(rises[0]) + 1
       raise InputError(
-        f"{self.path}, line {block.line(row)}: not sorted: query {query_id}'s score rises from "
-        f'{block.scores[row - 1]} to {block.scores[row]}; sort each query by falling score'
+        f'{self.path}, line {block.line(row)}: not sorted: the score of query {query_id} rises '
+        f'from {block.scores[row - 1]} to {block.scores[row]}; sort each query by falling score'
       )
     if len(set(ids)) < len(ids):
       row = next(row for row, id_ in enumerate(ids) if id_ in ids[:row])

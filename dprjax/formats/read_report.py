@@ -1,4 +1,4 @@
-"""Counts of what was read from files and what was left out."""
+"""Counts of the items read from files and of the items skipped."""
 
 import collections
 
@@ -7,7 +7,7 @@ from etils import epath
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 
-_LISTED = 5  # examples shown of each count
+_LISTED = 5  # examples shown with each count
 
 
 class ReadReport:
@@ -31,8 +31,8 @@ class ReadReport:
     """Raises InputError if anything was counted under ``what``."""
     if self.counts[what]:
       raise InputError(
-        f'{path}: {counted(self.counts[what], what.split(":")[0])}, for instance '
-        f'{", ".join(self.examples[what])}; mend the file, or read it without strict'
+        f'{path}: {counted(self.counts[what], what.split(":")[0])}, for example '
+        f'{", ".join(self.examples[what])}; fix the file, or read it without strict'
       )
 
   def __str__(self) -> str:

@@ -28,7 +28,7 @@ _BATCH = 1024  # rows of a parquet file at a time
 
 
 class Row(NamedTuple):
-  """A row, the number of its first line or its place from 1, and where it stands, for messages."""
+  """A row, the number of its first line (or its index from 1), and its place for messages."""
 
   number: int
   where: str
@@ -36,12 +36,12 @@ class Row(NamedTuple):
 
 
 def ending_of(path: files.PathLike) -> str:
-  """The ending of the name of a file in lower case, without that of compression."""
+  """The ending of a file name in lower case, without the ending of a compression."""
   return reading.plain_name(path).rpartition('.')[2].lower()
 
 
 def exists(path: files.PathLike, what: str) -> epath.Path:
-  """`files.existing`, but a data set of the hub is not looked for."""
+  """Like `files.existing`, but does not look for a data set of the hub."""
   return epath.Path(path) if hub_data.is_named(path) else files.existing(path, what)
 
 
@@ -51,7 +51,7 @@ def read(path: files.PathLike, what: str, wanted: Sequence[str] | None = None) -
   Args:
     path: the source.
     what: names it in messages.
-    wanted: columns to read, where a part of them can be read alone; None for all.
+    wanted: columns to read, if the format can read some of them; None for all.
 
   Raises:
     InputError: a missing, empty or malformed file.
@@ -71,7 +71,7 @@ def read(path: files.PathLike, what: str, wanted: Sequence[str] | None = None) -
 
 
 def read_as(path: files.PathLike, what: str, of: type[T]) -> Iterator[tuple[int, str, T]]:
-  """`reading.read_records` of every kind of source. Raises InputError for another type of row."""
+  """`reading.read_records` of any kind of source. Raises InputError for a row of another type."""
   if not hub_data.is_named(path) and ending_of(path) in ('jsonl', 'json'):
     yield from reading.read_records(path, what, of)
     return
@@ -85,7 +85,7 @@ def names_of(path: files.PathLike, what: str) -> list[str]:
     return hub_data.names(str(path))
   for row in read(path, what):
     return list(row.values)
-  raise InputError(f'{path}: no record in it')
+  raise InputError(f'{path}: it has no records')
 
 
 def parse_columns(text: str, where: str) -> dict[str, str]:
@@ -108,17 +108,17 @@ def find_roles(
   """The column of every role that has one.
 
   Args:
-    names: of the columns that are there.
-    usual: by role, names in lower case, of which the first that is there counts.
-    given: by role, the name that the user chose.
+    names: of the existing columns.
+    usual: by role, names in lower case; the first that exists counts.
+    given: by role, the name chosen by the user.
     where: of the columns, for messages.
 
   Raises:
-    InputError: ``given`` has an unknown role, or a column that is not there.
+    InputError: ``given`` has an unknown role or a missing column.
   """
   for role, name in given.items():
     if role not in usual:
-      raise InputError(f'no column is called for as {role!r:.40}; there are {", ".join(usual)}')
+      raise InputError(f'there is no role {role!r:.40}; roles are {", ".join(usual)}')
     if name not in names:
       raise InputError(
         f'{where}: no column {name!r:.80} for {role}; there are {", ".join(names):.300}'
@@ -145,7 +145,7 @@ def text_of(value: Any, where: str, name: str) -> str:
 
 
 def id_of(value: Any, where: str, name: str) -> str:
-  """A value as an id, as yet unchecked. Raises InputError unless it is text or a whole number."""
+  """A value as an unchecked id. Raises InputError unless it is text or a whole number."""
   if isinstance(value, float) and value.is_integer():  # a column of numbers with a gap
     value = int(value)
   if isinstance(value, bool) or not isinstance(value, str | int):
@@ -173,10 +173,10 @@ def table_rows(
     lines: numbers and lines, blank ones too.
     name: of the file, for messages.
     delimiter: between values.
-    quoted: whether values may be in quotes; None: whether the header is.
+    quoted: whether values may be in quotes; None: if the header is quoted.
 
   Raises:
-    InputError: two columns have one name, or one has none; as `columns.split_rows`.
+    InputError: two columns share a name, or one has none; as `columns.split_rows`.
   """
   first = next(lines, (1, ''))
   quoted = '"' in first[1] if quoted is None else quoted
@@ -185,7 +185,7 @@ def table_rows(
   names = [cell.strip() for cell in header]
   if len(set(names)) < len(names) or not all(names):
     raise InputError(
-      f'{name}, line {number}: expected a header whose names differ, not {", ".join(names):.80}'
+      f'{name}, line {number}: expected a header with distinct names, not {", ".join(names):.80}'
     )
   for number, cells in rows:
     yield Row(number, f'{name}, line {number}', dict(zip(names, cells, strict=True)))
@@ -208,4 +208,4 @@ def _read_parquet(path: files.PathLike, what: str, wanted: Sequence[str] | None)
     if isinstance(error, OSError) and error.errno is not None:
       raise
     why = ' '.join(str(error).split())
-    raise InputError(f'{path}: not a whole Parquet file ({why:.200}); fetch it again') from error
+    raise InputError(f'{path}: not a complete Parquet file ({why:.200}); fetch it again') from error

@@ -1,9 +1,9 @@
-"""TREC runs of any length as a stream of arrays: one block of the file is in memory at a time.
+"""Streams TREC runs of any length as arrays, with one block of the file in memory.
 
 Lines may come in any order: `dprjax.formats.trec.read_run` sorts a whole run, `dprjax.mining` sorts
-rows on disk by 64-bit keys of ids. Arrow's CSV reader parses 12 times as fast as ``line.split()``;
-a block that it rejects (several spaces in a row, a bad line) is read line by line. Runs are UTF-8,
-with or without a byte-order mark.
+rows on disk by 64-bit keys of ids. The CSV reader of Arrow parses 12 times as fast as
+``line.split()``; a block that it rejects (several spaces in a row, a bad line) is read line by
+line. Runs are UTF-8, with or without a byte-order mark.
 """
 
 import codecs
@@ -25,9 +25,9 @@ from dprjax.base.reading import open_bytes
 from dprjax.formats.fields import check_id
 
 _BLOCK = 1 << 23  # bytes
-_PARSED = 1 << 20  # bytes that one of Arrow's threads parses at a time
+_PARSED = 1 << 20  # bytes that a thread of Arrow parses at a time
 _LONGEST_LINE = 1 << 20  # bytes
-_LARGEST = float(np.finfo(np.float32).max)  # score: trec_eval compares them as float32
+_LARGEST = float(np.finfo(np.float32).max)  # trec_eval compares scores as float32
 _WHOLE = re.compile(rb'[+-]?[0-9]{1,20}')
 _FLOAT = re.compile(rb'[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?')
 _CONTROLS = bytes({*range(32), 127} - {*b'\t\n\r'})
@@ -47,11 +47,11 @@ class Block(NamedTuple):
 
   Attributes:
     query_ids, doc_ids: bytes of UTF-8.
-    ranks: as the file has them; empty unless they are read.
+    ranks: as in the file; empty unless read.
     scores: finite, also as float32.
     first_line, text: the number of the first line, and the lines.
     offset: of the text in the (decompressed) file, in bytes.
-    fraction: of the file that is read by now.
+    fraction: of the file read so far.
   """
 
   query_ids: pa.BinaryArray
@@ -98,7 +98,7 @@ def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -
         offset += len(text)
       if len(rest) > _LONGEST_LINE:
         raise InputError(
-          f'{path}, line {lines + 1}: longer than {_LONGEST_LINE:,} bytes; this is no run'
+          f'{path}, line {lines + 1}: longer than {_LONGEST_LINE:,} bytes; not a TREC run'
         )
     if columns := rest.split():
       if len(columns) < 6:
@@ -108,7 +108,7 @@ def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -
       yield _block(path, rest + b'\n', delimiter or _delimiter(rest), lines, offset, 1.0, ranks)
       rows += 1
   if not rows:
-    raise InputError(f'{path}: no line in this run')
+    raise InputError(f'{path}: the run has no lines')
 
 
 def parse(path: PathLike, text: bytes, first_line: int) -> Block:
@@ -122,7 +122,7 @@ def read_tag(path: PathLike) -> str:
     while line := file.readline(_LONGEST_LINE):
       if columns := line.split():
         return check_id(decode(columns[-1]), f'{path}: the tag in the first line of the run')
-  raise InputError(f'{path}: no line in this run')
+  raise InputError(f'{path}: the run has no lines')
 
 
 def keys(ids: pa.BinaryArray) -> UInt64[np.ndarray, ' rows']:
@@ -192,7 +192,7 @@ def _block(
 
 def _is_plain(path: PathLike, text: bytes, delimiter: bytes, lines: int) -> bool:
   """Whether Arrow reads the text as `_line_by_line` does; InputError if it is not UTF-8."""
-  # Arrow reads a lone carriage return as the end of a line, columns as empty, and the other
+  # Arrow takes a lone carriage return for a line end, allows empty columns, and takes the other
   # delimiter for a part of an id.
   other = b' ' if delimiter == b'\t' else b'\t'
   if b'\r' in text:
@@ -203,7 +203,7 @@ def _is_plain(path: PathLike, text: bytes, delimiter: bytes, lines: int) -> bool
       and not text.startswith(delimiter)
       and not any(part in text for part in odd)
     )
-  else:  # the same, several times as fast; blank lines are not plain
+  else:  # the same test, several times as fast; blank lines are not plain
     bytes_ = np.frombuffer(text, np.uint8)
     blank = bytes_ <= ord(' ')
     plain = (
@@ -277,5 +277,5 @@ def _number(text: bytes) -> float:
 
 
 def _array(column: pa.ChunkedArray) -> pa.BinaryArray:
-  # What combine_chunks returns depends on pyarrow's version and on the number of chunks.
+  # The type from combine_chunks depends on the pyarrow version and on the number of chunks.
   return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.binary())

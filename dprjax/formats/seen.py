@@ -1,6 +1,6 @@
-"""Which queries a model has seen: hashes of the queries that it was trained on, and chosen by.
+"""Hashes of the queries that a model was trained on or chosen by.
 
-A model file keeps 8 bytes of each, so that a measurement on the same queries can say so.
+A model file keeps 8 bytes of each, so that an evaluation on the same queries can warn.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ Seen = Mapping[str, UInt64[np.ndarray, ' n']]
 
 
 def hashes(texts: Iterable[str]) -> UInt64[np.ndarray, ' n']:
-  """The first 8 bytes of each text's SHA-256; case, Unicode form and white space do not count."""
+  """The first 8 bytes of the SHA-256 of each text, ignoring case, Unicode form and white space."""
   return np.unique(np.array([_hash(text) for text in texts], np.uint64))
 
 
@@ -35,7 +35,7 @@ def _hash(text: str) -> int:
 
 
 def ids(texts: Iterable[tuple[str, str]], known: Seen) -> dict[str, list[str]]:
-  """By role, the ids of those of these (id, text) that are known; nothing of a role without any."""
+  """By role, the ids of these (id, text) whose text is known; roles without ids are left out."""
   if not known:
     return {}
   values = {role: set(hashes.tolist()) for role, hashes in known.items()}
@@ -54,13 +54,13 @@ def of_json(values: Mapping[str, Any], where: str) -> dict[str, list[str]]:
 
 
 def of_run(run: PathLike) -> dict[str, list[str]]:
-  """The ids that the report beside a run names; nothing without a report of dprjax."""
+  """The ids that the report beside a run names; empty without a report of dprjax."""
   path = epath.Path(f'{files.resolved(run)}.json')
   if files.is_special(run) or not path.exists() or files.is_special(path):
     return {}
   try:
     return of_json(reading.read_json_object(path, 'report of a run'), str(path))
-  except InputError:  # of another tool
+  except InputError:  # written by another tool
     return {}
 
 
@@ -71,7 +71,7 @@ def join(*several: Seen) -> dict[str, UInt64[np.ndarray, ' n']]:
 
 
 def join_ids(several: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
-  """All ids that any of these results of `ids` has, each once, by role."""
+  """The union of several results of `ids`, by role."""
   found: dict[str, dict[str, None]] = {}
   for one in several:
     for role, some in one.items():
@@ -85,14 +85,14 @@ def write(path: PathLike, known: Seen) -> None:
 
 
 def read(path: epath.Path) -> dict[str, UInt64[np.ndarray, ' n']]:
-  """What `write` wrote; nothing where there is no such file. Raises InputError for another file."""
+  """Reads a file of `write`; empty if it is missing. Raises InputError for another file."""
   if not path.exists():
     return {}
   return check(arrays.read_arrays(path, 'hashes of queries'), str(path))
 
 
 def check(found: Mapping[str, np.ndarray], where: str) -> dict[str, UInt64[np.ndarray, ' n']]:
-  """The same arrays. Raises InputError where they are no hashes by role."""
+  """Returns the arrays. Raises InputError unless they are hashes by role."""
   for role, values in found.items():
     if role not in ROLES:
       raise InputError(f'{where}: unexpected array {role!r:.40}; expected {" and ".join(ROLES)}')

@@ -1,6 +1,6 @@
-"""The files that sentence-transformers writes into the folder of a model, key by key.
+"""The settings files in a sentence-transformers folder, key by key.
 
-Every key is applied, changes no vector, or is refused. null stands for an absent key.
+Every key is applied, ignored because it changes no vector, or refused. null is an absent key.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from etils import epath
 from dprjax.base.errors import InputError
 from dprjax.base.reading import read_json_object
 
-# Any one of these makes a directory a tokenizer's.
+# A directory with any of these has a tokenizer.
 VOCABULARIES = (
   'tokenizer.json',
   'vocab.txt',
@@ -28,14 +28,14 @@ TOKENIZER_FILES = (
   'merges.txt',
 )
 
-# Of a key: None where it is applied, or changes no vector; the values that are supported; or the
+# The rule of a key: None if it is applied or changes no vector; a tuple of supported values; or the
 # rules of the object under it.
 Rules = Mapping[str, Any]
 Rule = tuple[Any, ...] | Rules | None
 
 _FLAG = (True, False)
 
-# Arguments of transformers' classes, under their names of today and of before version 5.4.
+# Arguments of classes of transformers, under their names since version 5.4 and before.
 _OF_TOKENIZERS: Rules = {
   # Taken by `AutoTokenizer`.
   **dict.fromkeys(
@@ -95,7 +95,7 @@ MODEL: Rules = {
   'default_prompt_name': None,
   'similarity_fn_name': ('cosine', 'dot'),
   'truncate_dim': None,
-  'activation_fn': None,  # of the scores of a cross-encoder, which are logits here
+  'activation_fn': None,  # of cross-encoder scores, which are logits here
 }
 _TRANSFORMER_FILES = tuple(
   f'sentence_{name}_config.json'
@@ -116,7 +116,7 @@ ENCODER: dict[str, Rule] = _TRANSFORMER | {
   'transformer_task': ('feature-extraction',),
   'modality_config': {
     'text': {'method': ('forward',), 'method_output_name': ('last_hidden_state',)},
-    'message': None,  # which texts are not
+    'message': None,  # unlike texts
   },
   'module_output_name': ('token_embeddings',),
 }
@@ -132,8 +132,8 @@ class TokenizerSettings(NamedTuple):
 
   Attributes:
     arguments: of ``AutoTokenizer``.
-    lower: texts are made lower case first.
-    max_length: of a text; None is not said.
+    lower: whether texts are made lower case first.
+    max_length: of a text, in tokens; None if not given.
   """
 
   arguments: dict[str, Any]
@@ -142,7 +142,7 @@ class TokenizerSettings(NamedTuple):
 
   @property
   def kept(self) -> dict[str, Any]:
-    """The keys of sentence_bert_config.json that say the same, but for the length."""
+    """The same settings as keys of sentence_bert_config.json, without the length."""
     arguments = {key: self.arguments[key] for key in self.arguments if key != 'model_max_length'}
     return ({'do_lower_case': True} if self.lower else {}) | (
       {'tokenizer_args': arguments} if arguments else {}
@@ -150,10 +150,10 @@ class TokenizerSettings(NamedTuple):
 
 
 def read(file: epath.Path, rules: Rules) -> dict[str, Any]:
-  """The keys of a file that are not null; none where it is missing.
+  """The keys of a file that are not null; empty if it is missing.
 
   Raises:
-    InputError: a key that is not known, or a value that is not supported.
+    InputError: an unknown key, or an unsupported value.
   """
   if not file.exists():
     return {}
@@ -163,7 +163,7 @@ def read(file: epath.Path, rules: Rules) -> dict[str, Any]:
 
 
 def check(value: Any, rule: Rule, where: str) -> None:
-  """Raises InputError where a value is not what its rule takes. ``where`` names it."""
+  """Raises InputError if a rule does not allow a value. ``where`` names the value."""
   if rule is None or value is None:
     return
   if isinstance(rule, tuple):
@@ -178,20 +178,19 @@ def check(value: Any, rule: Rule, where: str) -> None:
   for key, inner in value.items():
     if key not in rule and inner is not None:
       raise InputError(
-        f'{where}{key!r:.80} is not known, so it cannot be applied; remove it if it changes no '
-        'vector'
+        f'{where}{key!r:.80} is unknown and cannot be applied; remove it if it changes no vector'
       )
     check(inner, rule.get(key), f'{where}{key}.')
 
 
 def transformer_file(folder: epath.Path) -> epath.Path:
-  """The file of the settings of a transformer, whatever its name; it need not exist."""
+  """The settings file of a transformer, under any of its names; it may be missing."""
   found = (folder / name for name in _TRANSFORMER_FILES)
   return next((file for file in found if file.exists()), folder / _TRANSFORMER_FILES[0])
 
 
 def tokenizer_settings(folder: epath.Path) -> TokenizerSettings:
-  """What the settings of the transformer in a folder say of its tokenizer.
+  """The tokenizer settings in the transformer settings of a folder.
 
   Raises:
     InputError: they are malformed, or a setting is not supported.
@@ -201,7 +200,7 @@ def tokenizer_settings(folder: epath.Path) -> TokenizerSettings:
   names = ('do_lower_case', 'tokenizer_name_or_path', 'processor_kwargs', 'tokenizer_args')
   own = {key: value for key, value in values.items() if key in names}
   check(own, _TRANSFORMER, f'{file}: ')
-  # sentence-transformers replaces the new name's arguments by those of the old one, even by none.
+  # In sentence-transformers the old name overrides the new one, even with null.
   named = 'processor_kwargs' if own.get('tokenizer_args') is None else 'tokenizer_args'
   arguments = own.get(named) or {}
   lengths = [
@@ -223,7 +222,7 @@ def length(value: Any, where: str) -> int | None:
   """A number of tokens, or None for null. Raises InputError for anything else."""
   if value is None:
     return None
-  # transformers writes 1e30, or its digits, where there is no limit.
+  # transformers writes 1e30, or its digits, for no limit.
   if type(value) not in (int, float) or not 1 <= value < float('inf') or value != int(value):
     raise InputError(f'{where} is {value!r:.40}; expected a whole number from 1')
   return int(value)

@@ -1,4 +1,4 @@
-"""Paragraphs of lines, and sentences of texts."""
+"""Splits lines into paragraphs, and texts into sentences."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ import sentencex
 
 
 def split_sentences(text: str, language: str = 'en') -> list[str]:
-  """The sentences of a text, with single spaces; a newline ends one, and nothing is left out.
+  """The sentences of a text, with single spaces; a newline ends a sentence, and no words are lost.
 
   ``language`` is an ISO 639 code; sentencex takes English rules for an unknown one.
   """

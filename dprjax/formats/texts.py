@@ -2,22 +2,20 @@
 
 | file | queries | passages |
 |---|---|---|
-| .json, .jsonl (BEIR) | `{_id, text}` | `{_id, text, title, categories}`; two are optional |
-| .csv, .parquet, hf:NAME, other .jsonl and .tsv | columns by their names | likewise |
+| .json, .jsonl (BEIR) | `{_id, text}` | `{_id, text, title, categories}`; last two optional |
+| .csv, .parquet, hf:NAME, other .jsonl and .tsv | columns by name | columns by name |
 | .md, .html, .pdf, .txt without tabs | | documents, cut by `dprjax.formats.documents` |
 | other (MS MARCO) | id text | id text; id title text; or id url title body |
 
-`dprjax.formats.inputs` says which files a folder or a pattern gives. `USUAL` has the names by which
-columns are found, unless they are named; without a column of ids, an id is the number of a row from
-0.
+`dprjax.formats.inputs` says which files a folder or a pattern gives. `USUAL` has the default names
+of columns. Without a column of ids, the id is the number of the row, from 0.
 
-Columns are separated by tabs, and every row has as many as the first. Three are those of the titled
-corpus that RocketQA and coCondenser use for MS MARCO. A header such as `id title text` is known.
-
-Columns are quoted, as the Python csv module writes them, under two headers: `id text title`, which
-is that of the DPR psgs_w100.tsv, and one that is in quotes itself. A quoted text may hold newlines.
-In other files a quote is a character like others. Any file may be compressed. Errors name the file
-and the first line of a row.
+Columns are separated by tabs, and every row has as many as the first. The titled MS MARCO corpus of
+RocketQA and coCondenser has three columns. Headers such as `id title text` are recognized. Two
+headers mean that columns are quoted as the Python csv module writes them: `id text title`, as in
+the psgs_w100.tsv of DPR, and a header in quotes. A quoted text may contain newlines. In other files
+quotes are ordinary characters. Any file may be compressed. Errors name the file and the first line
+of a row.
 """
 
 import contextlib
@@ -37,7 +35,7 @@ from dprjax.formats.fields import Id, Labels, ManyIds, check_id, labels
 
 
 class Text(NamedTuple):
-  """A query, or a passage as it is encoded: its title, a space, its text."""
+  """A query, or a passage as encoded: title, space, text."""
 
   id: str
   text: str
@@ -48,7 +46,7 @@ Passage = Text
 
 
 class PassageRecord(NamedTuple):
-  """A passage as its file has it."""
+  """A passage as in its file."""
 
   id: str
   title: str
@@ -56,7 +54,7 @@ class PassageRecord(NamedTuple):
 
   @property
   def joined(self) -> str:
-    """The text as it is encoded."""
+    """The text to encode."""
     return f'{self.title} {self.text}'.strip()
 
 
@@ -119,13 +117,13 @@ class FileLayout(NamedTuple):
     cells = dict(zip(self.names, row, strict=True))
     if not self.quoted and len(cells['id']) > 1 and cells['id'][0] == cells['id'][-1] == '"':
       raise InputError(
-        f'{where}: the id {cells["id"]:.40} is in quotes; a file that is quoted as in CSV needs a '
+        f'{where}: the id {cells["id"]:.40} is in quotes; a file quoted as CSV needs a '
         'header, "id" "text" or "id" "text" "title", in quotes and between tabs'
       )
     if cells.get('url') and '://' not in cells['url']:
       raise InputError(
-        f'{where}: 4 columns between tabs, id url title body, but {cells["url"]!r:.40} is no url; '
-        'replace tabs within a text by spaces'
+        f'{where}: 4 columns between tabs, id url title body, but {cells["url"]!r:.40} is not a '
+        'url; replace tabs within a text by spaces'
       )
     check_id(cells['id'], where)
     return cells
@@ -154,15 +152,16 @@ def format_of(path: files.PathLike) -> str:
 def open_rows(
   lines: Iterator[tuple[int, str]], format: str, name: str
 ) -> tuple[FileLayout, Iterator[tuple[int, Row]]]:
-  """How a file is written, by its first line, and its rows without the header.
+  """The layout of a file, by its first line, and its rows without the header.
 
   Args:
-    lines: numbers and lines, blank ones too; they are taken as they are needed.
+    lines: numbers and lines, blank ones too; read lazily.
     format: 'beir' or 'msmarco'.
     name: of the file, for messages.
 
   Raises:
-    InputError: two to four columns are expected; while rows are read, as `columns.split_rows`.
+    InputError: the first line has not two to four columns; while rows are read, as
+      `columns.split_rows`.
   """
   for number, line in lines:
     if line.strip():
@@ -188,7 +187,7 @@ def _layout(first_line: str, where: str) -> FileLayout:
 
 
 def read_corpus(path: files.PathLike, format: str = '') -> Iterator[tuple[int, PassageRecord]]:
-  """Yields (line number, entry) of a corpus, whose format is `format_of` its path by default."""
+  """Yields (line number, entry) of a corpus; ``format`` is by default `format_of` the path."""
   for number, entry, _ in read_entries(path, format):
     yield number, entry
 
@@ -196,7 +195,7 @@ def read_corpus(path: files.PathLike, format: str = '') -> Iterator[tuple[int, P
 def read_entries(
   path: files.PathLike, format: str = ''
 ) -> Iterator[tuple[int, PassageRecord, bool]]:
-  """`read_corpus`, and whether columns are quoted as in CSV."""
+  """Like `read_corpus`, and whether columns are quoted as in CSV."""
   lines = reading.read_lines(path, 'corpus file', blank=True)
   layout, rows = open_rows(lines, format or format_of(path), str(path))
   for number, row in rows:
@@ -204,7 +203,7 @@ def read_entries(
 
 
 def read_queries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Query]]:
-  """Yields (line number, query) of a file, whose format is `format_of` its path by default."""
+  """Yields (line number, query) of a file; ``format`` is by default `format_of` the path."""
   lines = reading.read_lines(path, 'queries file', blank=True)
   layout, rows = open_rows(lines, format or format_of(path), str(path))
   for number, row in rows:
@@ -222,7 +221,7 @@ USUAL: dict[str, dict[str, tuple[str, ...]]] = {
     'text': ('text', 'passage', 'contents', 'content', 'body', 'document', 'answer', 'positive'),
   },
 }
-"""The usual names of columns by side and role, in lower case; the first that is there counts."""
+"""The usual names of columns by side and role, in lower case; the first that exists counts."""
 
 
 def digest(texts: Iterable[Text]) -> str:
@@ -234,18 +233,18 @@ def digest(texts: Iterable[Text]) -> str:
 
 
 def pack(text: Text) -> bytes:
-  """Bytes that tell this id and text from all others."""
+  """Bytes unique to this id and text."""
   id_, content = text.id.encode(), text.text.encode()
   return b''.join((len(id_).to_bytes(8, 'big'), id_, len(content).to_bytes(8, 'big'), content))
 
 
 class Texts:
-  """The queries or passages of an input, as often as they are asked for.
+  """The queries or passages of an input; each iteration reads them again.
 
   Args:
     path: a file, a pipe, a pattern, a folder or ``hf:NAME``, see `dprjax.formats.inputs`.
     side: 'query' or 'passage'.
-    wanted: ids; other texts are skipped and their ids not kept. None: all.
+    wanted: ids of the texts to read, without checking other ids; None: all.
     format: 'beir' or 'msmarco'; by the path by default.
     columns: the names of columns by role, id, title and text.
 
@@ -265,13 +264,13 @@ class Texts:
     self._wanted, self._format, self._columns = wanted, format, columns or {}
     self._inputs = inputs.find(path, side)
     self._kept: IO[bytes] | None = None
-    self._unique = False  # whether a whole reading has compared all ids
+    self._unique = False  # whether a full pass has compared all ids
 
   def __iter__(self) -> Iterator[Text]:
     return self._read() if self._kept is None else _unpack(self._kept)
 
   def sha256(self) -> str:
-    """SHA-256 of the file, where it is one alone and no pipe, else of `digest`."""
+    """SHA-256 of the file if the input is a single regular file, else of `digest`."""
     [first, *more] = self._inputs
     if more or first.document or hub_data.is_named(first.path):
       return digest(self)
@@ -306,11 +305,11 @@ class Texts:
     ids.finish()
     self._unique = True
     if not count:
-      raise InputError(f'{self.path}: no {self.side} in it')
+      raise InputError(f'{self.path}: it has no {self.side}')
 
   def _read_one(self, one: inputs.Input, before: int) -> Iterator[tuple[int, Text]]:
     if one.document:
-      from dprjax.formats import documents  # imports what cuts texts
+      from dprjax.formats import documents  # imports slow modules
 
       for number, found in enumerate(documents.read_passages(one.path, one.name)):
         record = PassageRecord(check_id(found.id, str(one.path)), found.title, found.text)
@@ -323,7 +322,7 @@ class Texts:
       yield from self._read_lines(one, before)
 
   def _read_lines(self, one: inputs.Input, before: int) -> Iterator[tuple[int, Text]]:
-    """Columns between tabs, by their places or by the header."""
+    """Columns between tabs, by position or by header."""
     lines = reading.read_lines(one.path, f'{self.side} file', blank=True)
     for number, line in lines:
       if not line.strip():
@@ -378,19 +377,19 @@ class Texts:
     source: Mapping[str, Any] | str,
     used: Container[str] = ('_id', 'title', 'text'),
   ) -> Text:
-    """A passage of its record; ``source`` is the row, of which ``used`` names went into it."""
+    """A passage from its record, which contains the names ``used`` of the row ``source``."""
     del source, used
     return Text(record.id, record.joined)
 
   def _named(self, names: list[str], where: str) -> bool:
-    """Whether these are names of a text, and of an id or one text alone."""
+    """Whether these names have a text, and an id unless the text is the only column."""
     roles = records.find_roles(names, USUAL[self.side], self._columns, where)
     return 'text' in roles and ('id' in roles or len(names) == 1)
 
   def _read_rows(
     self, one: inputs.Input, rows: Iterator[records.Row], before: int
   ) -> Iterator[tuple[int, Text]]:
-    """Rows of named values; without an id, it is the row's number from ``before``."""
+    """Rows of named values; an id that is missing is the number of the row, from ``before``."""
     roles: dict[str, str] = {}
     for count, row in enumerate(rows, before):
       if not roles:
@@ -419,7 +418,7 @@ def _has_rows(one: inputs.Input) -> bool:
 
 
 def _is_layout(names: list[str]) -> bool:
-  """Whether names of columns are a header that files of MS MARCO and DPR have."""
+  """Whether column names are a header of MS MARCO or DPR files."""
   found = sorted(_ALIASES.get(name.lower(), name.lower()) for name in names)
   return found in (sorted(known) for known in _NAMES.values())
 
@@ -431,7 +430,7 @@ def _unpack(file: IO[bytes]) -> Iterator[Text]:
 
 
 def corpus_lines(path: files.PathLike) -> epath.Path | None:
-  """The file of a corpus whose every row `FileLayout` reads; None for any other input."""
+  """The file of a corpus whose rows `FileLayout` reads; None for other inputs."""
   found = inputs.find(path, 'passage')
   [first, *more] = found
   if more or first.document or _has_rows(first) or records.ending_of(first.path) == 'json':
@@ -446,9 +445,10 @@ def corpus_lines(path: files.PathLike) -> epath.Path | None:
 
 
 def columns_of(side: str, given: Mapping[str, str]) -> dict[str, str]:
-  """Names of columns for `Texts`, of those for the corpus and for the queries together.
+  """Names of columns for `Texts` of one side, selected from the names for both.
 
-  ``query`` and ``query_id`` are of the queries, ``id``, ``title`` and ``text`` of the corpus.
+  ``query`` and ``query_id`` name columns of the queries, ``id``, ``title`` and ``text`` of the
+  corpus.
 
   Raises:
     InputError: another role.
@@ -459,7 +459,7 @@ def columns_of(side: str, given: Mapping[str, str]) -> dict[str, str]:
   }
   known = [role for own in roles.values() for role in own]
   if unknown := [role for role in given if role not in known]:
-    raise InputError(f'--column: {unknown[0]!r:.40} is none of {", ".join(known)}')
+    raise InputError(f'--column: {unknown[0]!r:.40} is not one of {", ".join(known)}')
   return {roles[side][role]: name for role, name in given.items() if role in roles[side]}
 
 
@@ -473,8 +473,8 @@ def read_texts(
   """The texts of `Texts`, once.
 
   Raises:
-    InputError: a missing, empty or malformed file, no column of texts, or an id (of those wanted)
-      that comes twice.
+    InputError: a missing, empty or malformed file, no column of texts, or a repeated id among those
+      wanted.
   """
   return iter(Texts(path, side, wanted, format, columns))
 

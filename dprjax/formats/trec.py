@@ -18,7 +18,7 @@ from dprjax.formats.rankings import Ranking
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-  """Ranked documents of every query, best first: 12 bytes a row, and each id once.
+  """Ranked documents of every query, best first; 12 bytes a row, and each id stored once.
 
   Attributes:
     query_ids: in the order of their first rows.
@@ -47,7 +47,7 @@ class Run:
       yield query_id, list(zip(docs, self.scores[start:stop].tolist(), strict=True))
 
   def rankings(self) -> list[Ranking]:
-    """Of each query."""
+    """The ranking of each query."""
     return [
       Ranking([self.doc_ids[doc] for doc in self.docs[rows].tolist()], self.scores[rows])
       for rows in map(slice, self.offsets[:-1], self.offsets[1:])
@@ -64,7 +64,7 @@ class Run:
     return self.docs == own[self.query_of_row()]
 
   def keep(self, rows: Bool[np.ndarray, ' rows']) -> 'Run':
-    """The run without the rows that are False; queries stay, also without documents."""
+    """Only the rows that are True; queries stay, even without documents."""
     counts = np.bincount(self.query_of_row()[rows], minlength=len(self))
     return dataclasses.replace(
       self, offsets=_offsets(counts), docs=self.docs[rows], scores=self.scores[rows]
@@ -151,8 +151,8 @@ def read_run(path: PathLike) -> Run:
   As in trec_eval, scores decide and ranks are ignored.
 
   Raises:
-    InputError: missing or empty; naming the line: not six columns, a bad score, a document twice
-      for a query, or rising scores (trec_eval would reverse the ranking).
+    InputError: missing or empty; or, with the number of the line, not six columns, a bad score, a
+      document twice for a query, or rising scores (trec_eval would reverse the ranking).
   """
   query_place: dict[str, int] = {}
   doc_place: dict[str, int] = {}
@@ -172,7 +172,7 @@ def read_run(path: PathLike) -> Run:
     first = np.argmin(np.where(rises, after, len(queries)))
     last, row = before[first], after[first]
     raise InputError(
-      f"{path}, line {_line(lines, row)}: not sorted: query {query_ids[queries[row]]}'s score "
+      f'{path}, line {_line(lines, row)}: not sorted: the score of query {query_ids[queries[row]]} '
       f'rises from {scores[last]} to {scores[row]}; sort each query by falling score'
     )
   pairs = queries * len(doc_ids) + docs
@@ -221,7 +221,7 @@ def write_run(path: PathLike, run: Run, tag: str) -> None:
 
 
 def write_rankings(path: PathLike, rankings: Iterable[tuple[str, Ranking]], tag: str) -> None:
-  """Writes the rankings of queries as they come; their ids are those of runs."""
+  """Writes rankings of queries one by one; the ids come from runs and are not checked."""
   with atomic_write(path) as file:
     for query_id, ranked in rankings:
       _write_query(file, query_id, zip(ranked.ids, ranked.scores.tolist(), strict=True), tag)

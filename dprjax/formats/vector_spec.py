@@ -1,12 +1,12 @@
-"""How a text becomes a vector: one record, wherever it is written.
+"""The record of how texts become vectors, and the places where it is stored.
 
     config                     of_config
-    a prompt's meta            of_meta, to_meta
+    meta of a prompt           of_meta, to_meta
     a sentence-transformers    models.sentence: read_folder, write_folder
       folder
     a folder of embeddings     of_side, in retrieval.manifest.Meta
 
-`models.embed` does what the record says.
+`models.embed` applies the record.
 """
 
 import dataclasses
@@ -18,15 +18,15 @@ SIDES = ('query', 'passage')
 
 @dataclasses.dataclass(frozen=True)
 class VectorSpec:
-  """How texts become vectors, which are compared by their inner product.
+  """How texts become vectors, compared by inner product.
 
   Attributes:
-    pooling: how states become a vector: a name of `models.pooling`.
+    pooling: a name in `models.pooling`.
     normalize: whether vectors have unit length, so that the inner product is the cosine.
     query_max_length, passage_max_length: tokens of a text, special ones included.
     query_prefix, passage_prefix: put before a text.
-    dimension: the first numbers of a vector that are kept, scaled again where vectors have unit
-      length (Matryoshka); None: all.
+    dimension: how many leading numbers of a vector are kept (Matryoshka), rescaled if `normalize`;
+      None: all.
   """
 
   pooling: str = 'cls'
@@ -50,22 +50,22 @@ class VectorSpec:
 
   @property
   def similarity(self) -> str:
-    """As sentence-transformers calls it."""
+    """The name of the similarity in sentence-transformers."""
     return 'cosine' if self.normalize else 'dot'
 
   def replace(self, **changes: Any) -> Self:
-    """The record with those of the changes that are not None."""
+    """The record with the changes that are not None."""
     return dataclasses.replace(
       self, **{name: value for name, value in changes.items() if value is not None}
     )
 
   def only(self, side: str) -> Self:
-    """The record of an encoder for texts of one side, whose length is that of both."""
+    """The record for an encoder of one side: its maximum length applies to both sides."""
     length = self.max_length(side)
     return dataclasses.replace(self, query_max_length=length, passage_max_length=length)
 
   def at_most(self, tokens: int) -> Self:
-    """The record with texts of no more tokens."""
+    """The record with maximum lengths of at most ``tokens``."""
     return dataclasses.replace(
       self,
       query_max_length=min(self.query_max_length, tokens),
@@ -73,7 +73,7 @@ class VectorSpec:
     )
 
   def longer(self, tokens: int) -> Self:
-    """The record with so many tokens more of both sides."""
+    """The record with maximum lengths longer by ``tokens``."""
     return dataclasses.replace(
       self,
       query_max_length=self.query_max_length + tokens,
@@ -81,7 +81,7 @@ class VectorSpec:
     )
 
   def of_side(self, side: str) -> dict[str, Any]:
-    """What texts of one side become, under the keys of a manifest."""
+    """The settings of one side, under the keys of a manifest."""
     return {
       'pooling': self.pooling,
       'normalize': self.normalize,
@@ -90,7 +90,7 @@ class VectorSpec:
     }
 
   def to_meta(self) -> dict[str, Any]:
-    """The keys of the meta of a prompt, which names several dimensions under another key."""
+    """The keys in the meta of a prompt; several dimensions have another key there."""
     values = dataclasses.asdict(self)
     del values['dimension']
     return values
@@ -103,18 +103,18 @@ def same_length(
   query_prefix: str = '',
   passage_prefix: str = '',
 ) -> VectorSpec:
-  """A record with one maximum length for queries and passages."""
+  """A record with the same maximum length for queries and passages."""
   return VectorSpec(pooling, normalize, length, length, query_prefix, passage_prefix)
 
 
 def of_meta(meta: Mapping[str, Any], base: VectorSpec = VectorSpec()) -> VectorSpec:
-  """The record in the meta of a prompt; of ``base`` what the meta does not say."""
+  """The record in the meta of a prompt, with missing keys from ``base``."""
   names = (field.name for field in dataclasses.fields(VectorSpec))
   return dataclasses.replace(base, **{name: meta[name] for name in names if name in meta})
 
 
 def of_config(config: Any, data: Mapping[str, Any] | None = None) -> VectorSpec:
-  """The record that a training has in ``config`` and ``data``, by default ``config.data``."""
+  """The record of a training, from ``config`` and ``data`` (by default ``config.data``)."""
   data = config.data if data is None else data
   return VectorSpec(
     config.pooling,

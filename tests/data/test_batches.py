@@ -369,7 +369,7 @@ def test_queries_short_of_negatives_are_counted(made, caplog):
   assert (
     f'{len(missing)} of {QUERIES} queries have fewer negatives than the first epoch' in caplog.text
   )
-  assert f'random passages stand in for {sum(missing)} in the first epoch' in caplog.text
+  assert f'random passages replace {sum(missing)} in the first epoch' in caplog.text
 
 
 def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all(made):
@@ -555,7 +555,7 @@ def test_what_stands_in_where_a_source_has_run_out(made, caplog):
   assert 'of 6 a query 3 denoised, 3 un-denoised, 0 random' in caplog.text
   for source in ('denoised', 'un-denoised'):
     assert f'{short[source]} of {QUERIES} queries have fewer {source} negatives' in caplog.text
-  assert f'random passages stand in for {short["random"]} in the first epoch' in caplog.text
+  assert f'random passages replace {short["random"]} in the first epoch' in caplog.text
 
 
 def test_a_mix_of_denoised_ones_where_there_are_none(unnamed):

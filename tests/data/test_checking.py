@@ -45,7 +45,7 @@ def test_findings(folder):
   assert number(passages, 'without text')[1] == ('empty',)
   assert number(passages, 'not in the corpus') == (1, ('none of query q1',))
   assert number(both, 'in both') == (1, ('again: QUERY 1',))
-  assert number(both, 'have an answer') == (1, ('q4: query 4',))
+  assert number(both, 'share an answer') == (1, ('q4: query 4',))
 
 
 @pytest.mark.slow
