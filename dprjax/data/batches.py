@@ -11,12 +11,12 @@ rows, so processes agree on shapes without communication.
     batch = next(batches)
     state = batches.get_state()    # JSON; set_state(state) continues with the batch after this one
 
-A data set is indexed by the step and is as long as one epoch, so `grain.MapDataset.mix` and `.map`
-work on it. Later steps are in later epochs.
+A data set is indexed by step and is one epoch long, so `grain.MapDataset.mix` and `.map` work on
+it. Steps beyond its length belong to later epochs.
 
-Batches by a token budget (``config.batch_tokens``) hold queries whose texts have one padded length,
-as many as the budget allows. The draws of a whole epoch decide them, so each process makes them
-anew at the start of an epoch, in memory of ``4 C`` bytes a query.
+Batches by a token budget (``config.batch_tokens``) take queries whose texts have the same padded
+length, as many as the budget allows. They depend on the draws of a whole epoch, so each process
+plans them at the start of an epoch, in ``4 C`` bytes a query.
 """
 
 import functools
@@ -116,8 +116,7 @@ def make_batches(
     vectors: gives passage vectors, which replace passage tokens: `passage_vectors` ``[B, C, H]``.
     sample: passages drawn for each batch from those outside it: `corpus_vectors` ``[S, H]`` and
       `corpus_index` ``[S]``. Needs ``vectors``.
-    group: of each query; a batch has at most one query of a group while others are left
-      (`dprjax.data.sampling`).
+    group: the group of each query; a batch avoids two queries of a group (`dprjax.data.sampling`).
     tokens: the most padded tokens of a global batch, its queries and passages together; a batch
       then has at most ``batch_size`` queries, in multiples of ``unit``. 0: no such bound.
 

@@ -1,12 +1,12 @@
-"""Which queries of an epoch meet in an update.
+"""Decides which queries of an epoch share an update.
 
-Positives that are alike (``config.duplicates``): an in-batch negative teaches little where it says
-what the positive says, and misleads where it answers the query too. Equal texts are one passage for
-every loss already; `spread` also puts their queries into different updates, and those of near
-duplicates.
+Duplicate positives (``config.duplicates``): an in-batch negative that repeats the positive teaches
+little, and one that answers the query misleads. Every loss already treats equal texts as one
+passage; `spread` also puts queries whose positives are equal or near duplicates into different
+updates.
 
-Texts of one padded length (``config.batch_tokens``): `fill` puts queries whose texts have the same
-padded length into one update, so that short texts are not padded to the length of a long one.
+Token budgets (``config.batch_tokens``): `fill` puts queries whose texts have the same padded length
+into one update, so that short texts are not padded to the length of a long one.
 """
 
 from collections import deque
