@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -33,6 +34,7 @@ logger = logging.getLogger('dprjax')
 
 _HEAD_S = 15.0  # for the head of a request
 _END_S = 1.0  # for threads, after the last answer
+_ORIGIN = re.compile(r'https?://(?:[A-Za-z0-9.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,12 @@ class NetworkFlags:
     (),
     split=',',
     metavar='NAME,NAME,...',
+  )
+  cors: tuple[str, ...] = flag(
+    'origins of pages of other sites that may ask, such as https://app.example.org; * with --keys',
+    (),
+    split=',',
+    metavar='ORIGIN,ORIGIN,...',
   )
   max_connections: int = flag('connections at a time', 8192, most=10**6)
   max_requests: int = flag('requests at a time', 512, most=10**6)
@@ -219,6 +227,7 @@ def _command(args: Flags) -> NoReturn:
     if network.keys is None:
       raise InputError(f'--host={network.host} is open to others and needs --keys')
     logger.warning('%s is open to others: put a proxy with TLS before it', network.host)
+  _check_origins(network)
   # First: a port that is taken should not be told after a minute of loading.
   with listen(network.host, network.port) as listening:
     app = _make_app(args)
@@ -240,6 +249,14 @@ def _command(args: Flags) -> NoReturn:
   for stream in (sys.stdout, sys.stderr):
     stream.flush()
   os._exit(status)
+
+
+def _check_origins(network: NetworkFlags) -> None:
+  for origin in network.cors:
+    if origin == '*' and network.keys is None:
+      raise InputError('--cors=* lets every page of a browser use this server; it needs --keys')
+    if origin != '*' and not _ORIGIN.fullmatch(origin):
+      raise InputError(f'--cors={origin}: expected https://NAME or https://NAME:PORT')
 
 
 def _make_app(args: Flags) -> Any:
@@ -320,6 +337,7 @@ def _make_app(args: Flags) -> Any:
       memory=network.max_memory << 20,
     ),
     Hosts(network.allowed_hosts) if network.allowed_hosts or allowed is None else None,
+    network.cors,
   )
 
 

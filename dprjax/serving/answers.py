@@ -4,7 +4,7 @@ import asyncio
 import base64
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,8 @@ logger = logging.getLogger('dprjax')
 
 _JSON = 'application/json'
 _ROWS = 64  # vectors of a part of an answer
+
+Rows = Callable[[int, int], Any]  # the rows from one number to another
 
 
 class Failure(Exception):
@@ -48,36 +50,69 @@ def json_answer(
   return Response(_encode(content), status, headers, media_type=_JSON)
 
 
-def vectors_answer(
+def list_answer(content: Sequence[msgspec.Struct]) -> Response:
+  """A JSON body that is a list."""
+  return Response(_encode(content), media_type=_JSON)
+
+
+def embeddings_answer(
   content: messages.EmbeddingResponse,
   vectors: Float[np.ndarray, 'n H'],
-  as_base64: bool,
+  form: messages.Format,
   headers: dict[str, str],
 ) -> Response:
-  """``content`` with vectors as its data; of many, a part at a time.
-
-  So a client that does not read costs its vectors, and not their text as well.
-  """
+  """``content`` with vectors as its data."""
 
   def rows(start: int, stop: int) -> list[messages.Embedding]:
-    values: Any = vectors[start:stop]
-    if as_base64:
-      values = [base64.b64encode(one.astype('<f4').tobytes()).decode() for one in values]
+    values = written(vectors[start:stop], form)
     return [messages.Embedding(index=start + i, embedding=one) for i, one in enumerate(values)]
 
-  count = len(vectors)
-  if count <= _ROWS:
-    content.data = rows(0, count)
-    return json_answer(content, headers=headers)
-  before, after = _encode(content).split(b'"data":[]', 1)
+  return filled_answer(content, {'data': rows}, len(vectors), headers)
+
+
+def filled_answer(
+  content: msgspec.Struct | None, lists: Mapping[str, Rows], count: int, headers: dict[str, str]
+) -> Response:
+  """``content`` with its empty lists filled; of many rows, a part at a time.
+
+  So a client that does not read costs its vectors, and not their text as well.
+
+  Args:
+    content: an object; None: the answer is the list itself.
+    lists: the fields with an empty list, in their order, and what gives their rows from one number
+      to another.
+    count: rows of each list.
+    headers: of the answer.
+  """
 
   def parts() -> Iterator[bytes]:
-    for start in range(0, count, _ROWS):
-      lead = b',' if start else before + b'"data":['
-      yield lead + _encode(rows(start, start + _ROWS))[1:-1]
-    yield b']' + after
+    rest = b'[]' if content is None else _encode(content)
+    for name, rows in lists.items():
+      lead = b'' if content is None else b'"%s":' % name.encode()
+      before, rest = rest.split(lead + b'[]', 1)
+      yield before + lead + b'['
+      for start in range(0, count, _ROWS):
+        yield (b',' if start else b'') + _encode(rows(start, min(start + _ROWS, count)))[1:-1]
+      yield b']'
+    yield rest
 
+  if count <= _ROWS:
+    return Response(b''.join(parts()), 200, headers, media_type=_JSON)
   return StreamingResponse(_once(parts()), 200, headers, media_type=_JSON)
+
+
+def written(vectors: Float[np.ndarray, 'n H'], form: messages.Format) -> Any:
+  """Vectors as rows of JSON.
+
+  ``binary`` and ``ubinary`` are one bit a number (1: above 0), eight of them as a byte with or
+  without a sign.
+  """
+  if form == 'float':
+    return vectors
+  if form == 'base64':
+    return [base64.b64encode(one.astype('<f4').tobytes()).decode() for one in vectors]
+  packed = np.packbits(vectors > 0, axis=1)
+  return packed if form == 'ubinary' else (packed.astype(np.int16) - 128).astype(np.int8)
 
 
 def error_answer(
@@ -125,6 +160,6 @@ async def _once(parts: Iterator[bytes]) -> Any:
     await asyncio.sleep(0)  # others are served between two parts
 
 
-def _encode(content: msgspec.Struct | Sequence[msgspec.Struct]) -> bytes:
+def _encode(content: msgspec.Struct | Sequence[msgspec.Struct] | np.ndarray) -> bytes:
   # orjson writes float32 as it is, and NaN as null: vectors are checked before.
   return orjson.dumps(content, msgspec.structs.asdict, orjson.OPT_SERIALIZE_NUMPY)

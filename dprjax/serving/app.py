@@ -1,6 +1,7 @@
-"""The HTTP interface: OpenAI embeddings and models, Cohere's rerank, prompts, search, health.
+"""The HTTP interface: OpenAI embeddings and models, rerank, prompts, search, health.
 
-Bodies of requests and keys are never logged.
+`dialects` has the interfaces of Cohere and Text Embeddings Inference. Bodies of requests and keys
+are never logged.
 """
 
 import asyncio
@@ -18,16 +19,17 @@ import msgspec
 import numpy as np
 import orjson
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from dprjax.base.errors import InputError
-from dprjax.formats.vector_spec import SIDES
-from dprjax.retrieval import codes
-from dprjax.serving import answers, keys, messages, page
+from dprjax.serving import answers, indexes, keys, messages, page, tracing
 from dprjax.serving.admission import Admission, Permit
 from dprjax.serving.answers import Failure, json_answer
+from dprjax.serving.asked import Wanted, inputs_of, split, wanted_by
+from dprjax.serving.dialects import Dialects
 from dprjax.serving.engine import Engine, Tokens
 from dprjax.serving.hosts import Hosts
 from dprjax.serving.indexes import ServedIndex, ServedReranker
@@ -45,6 +47,7 @@ from dprjax.serving.messages import (
   SearchRequest,
   SearchResponse,
   Usage,
+  serves,
 )
 
 logger = logging.getLogger('dprjax')
@@ -57,6 +60,15 @@ _FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
 _USAGE_S = 600.0  # between lines of the log about the use of keys
 _SHOWN = 4096  # bytes of a field of the meta of a prompt in lists
 _TAG = re.compile(r'\s*(?:W/)?"([^"]*)"\s*')
+_EXPOSED = (
+  'etag',
+  'retry-after',
+  'server-timing',
+  'x-request-id',
+  'x-dprjax-backbone-sha256',
+  'x-dprjax-prompt-sha256',
+  'x-dprjax-truncated',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,18 +99,6 @@ class _Left(Exception):
   """The client closed the connection."""
 
 
-def _serves(
-  method: str, path: str, summary: str, *answered: type, role: str = keys.READ, **more: Any
-) -> Callable[[_T], _T]:
-  """Marks a method of `App` with the requests that it answers."""
-
-  def mark(handler: Any) -> Any:
-    handler.operation = messages.Operation(method, path, summary, answered, role=role, **more)
-    return handler
-
-  return mark
-
-
 class App:
   """The server of an engine, with its indexes and rerankers.
 
@@ -116,6 +116,7 @@ class App:
     allowed: keys.Keys | None = None,
     limits: Limits | None = None,
     hosts: Hosts | None = None,
+    origins: Sequence[str] = (),
   ):
     """See `serve`.
 
@@ -125,10 +126,11 @@ class App:
       allowed: the keys; None: nobody is asked for one.
       limits: see `Limits`.
       hosts: names that requests may be for; None: any. Without keys it should be given.
+      origins: of other sites whose pages may ask, such as https://example.org; '*': all.
     """
-    self._engine, self._keys, self._limits = engine, allowed, limits or Limits()
-    self._hosts = hosts
-    own = self._limits
+    self.engine, self.limits = engine, limits or Limits()
+    self._keys, self._hosts, self._origins = allowed, hosts, frozenset(origins)
+    own = self.limits
     self._admission = Admission(
       lambda: engine.batcher.rate,
       requests=own.requests,
@@ -148,11 +150,12 @@ class App:
     self._compiling: threading.Thread | None = None
     self._draining = False
     served = {
-      handler.operation: getattr(self, name)
-      for name, handler in vars(App).items()
+      handler.operation: getattr(part, name)
+      for part in (self, Dialects(self))
+      for name, handler in vars(type(part)).items()
       if hasattr(handler, 'operation')
     }
-    document = messages.openapi([*served], self._limits.bytes, self._limits.prompt_bytes)
+    document = messages.openapi([*served], own.bytes, own.prompt_bytes)
     self._document = orjson.dumps(document)
     self._pages = {'/': page.read(), '/docs': page.reference(document)}
     self._routes = Starlette(
@@ -165,16 +168,31 @@ class App:
       exception_handlers={404: _no_such_path, 405: _no_such_method},
     )
     self._routes.router.redirect_slashes = False
+    self._outer: Any = self._routes
+    if origins:
+      self._outer = CORSMiddleware(
+        self._routes,
+        allow_origins=origins,
+        allow_methods=('GET', 'POST', 'PUT', 'DELETE'),
+        allow_headers=('*',),  # clients send some of their own
+        expose_headers=_EXPOSED,
+      )
 
   async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
     """The ASGI application. While it drains, every answer ends its connection."""
+    id = tracing.request_id(scope)
+    scope.setdefault('state', {})['id'] = id
+    own = [(b'x-request-id', id.encode())]
+    if self._draining:
+      own.append((b'connection', b'close'))
 
     async def tell(message: Any) -> None:
-      if self._draining and message['type'] == 'http.response.start':
-        message['headers'] = [*message.get('headers', ()), (b'connection', b'close')]
+      if message['type'] == 'http.response.start':
+        message['headers'] = [*message.get('headers', ()), *own]
       await send(message)
 
-    await self._routes(scope, receive, tell)
+    with tracing.of_request(id):
+      await self._outer(scope, receive, tell)
 
   def start(self) -> None:
     """Compiles in a thread."""
@@ -184,7 +202,7 @@ class App:
   def compile(self) -> None:
     """Waits for the engine's shapes, compiles the others, and sets ``ready``."""
     try:
-      self._engine.ready.result()
+      self.engine.ready.result()
       parts: list[ServedIndex | ServedReranker] = [
         *self._indexes.values(),
         *self._rerankers.values(),
@@ -209,7 +227,7 @@ class App:
     Args:
       seconds: work that still waits is dropped, and each thread is waited for so long at most.
     """
-    ended = self._engine.close(drop=seconds is not None, seconds=seconds)
+    ended = self.engine.close(drop=seconds is not None, seconds=seconds)
     if self._compiling is not None:
       self._compiling.join(seconds)
       ended &= not self._compiling.is_alive()
@@ -219,8 +237,8 @@ class App:
 
   def _route(self, operation: messages.Operation, handler: _Handler) -> Route:
     """A route with keys, limits, metrics and OpenAI errors. Without a role it is open."""
-    metrics, path, method = self._engine.metrics, operation.path, operation.method
-    role, label = operation.role, f'{operation.method} {operation.path}'
+    metrics, path, method = self.engine.metrics, operation.path, operation.method
+    role, label = operation.role, f'{operation.method} {operation.shown}'
     if not role:
       return Route(path, handler, methods=[method])
 
@@ -257,9 +275,11 @@ class App:
         403, 'this server does not answer under this name; start it with --allowed_hosts=NAME'
       )
     origin = request.headers.get('origin')
-    if origin is not None and not self._hosts.allow_origin(origin):
+    if origin is None or not self._origins.isdisjoint((origin, '*')):
+      return
+    if not self._hosts.allow_origin(origin):
       raise Failure(
-        403, 'pages of other sites may not ask this server; start it with --allowed_hosts=NAME'
+        403, 'pages of other sites may not ask this server; start it with --cors=ORIGIN'
       )
 
   def _grant(self, request: Request, role: str) -> Grant:
@@ -283,7 +303,7 @@ class App:
     if not request.state.grant.may_use('prompts', name):
       raise UnknownPrompt(name)
 
-  def _enter(
+  def enter(
     self, request: Request, tokens: float = 0.0, price: float = 1.0, size: int = 0
   ) -> Permit:
     """Lets the request in, until it is answered; its time begins."""
@@ -291,29 +311,29 @@ class App:
     permit = self._admission.enter(
       grant.tenant, grant.limits, tokens=tokens, price=price, size=size
     )
-    request.state.until = time.monotonic() + self._limits.seconds
+    request.state.until = time.monotonic() + self.limits.seconds
     return request.state.stack.enter_context(permit)
 
-  def _hold(self, request: Request, size: int) -> None:
+  def hold(self, request: Request, size: int) -> None:
     """Counts bytes that are kept until the request is answered."""
     self._admission.hold(size)
     request.state.stack.callback(self._admission.release, size)
 
-  def _count_tokens(self, request: Request, tokens: int) -> None:
+  def count_tokens(self, request: Request, tokens: int) -> None:
     if tenant := request.state.grant.tenant.name:
-      self._engine.metrics.key_tokens.labels(tenant).inc(tokens)
+      self.engine.metrics.key_tokens.labels(tenant).inc(tokens)
 
   def _keys_changed(self) -> None:
     """Forgets tenants without a key."""
     assert self._keys is not None
     self._tell_usage()
     self._admission.forget(self._keys.tenants)
-    self._engine.metrics.forget_tenants(self._keys.tenants)
+    self.engine.metrics.forget_tenants(self._keys.tenants)
 
   def _tell_usage(self) -> None:
     """Logs what each key's tenant asked since the last time."""
     self._usage_at = time.monotonic() + _USAGE_S
-    usage = self._engine.metrics.usage()
+    usage = self.engine.metrics.usage()
     for tenant, now in sorted(usage.items()):
       before = self._told_usage.get(tenant, (0.0, 0.0))
       if now != before:
@@ -328,21 +348,21 @@ class App:
       raise Failure(413, too_large)
     content = bytearray()
     try:
-      async with asyncio.timeout(self._limits.seconds):
+      async with asyncio.timeout(self.limits.seconds):
         async for chunk in request.stream():
           if len(content) + len(chunk) > most:
             raise Failure(413, too_large)
-          self._hold(request, len(chunk))
+          self.hold(request, len(chunk))
           content += chunk
     except TimeoutError:
       raise Failure(408, 'the request did not arrive in time') from None
     return bytes(content)
 
-  async def _read(self, request: Request, kind: type[_T]) -> _T:
+  async def read(self, request: Request, kind: type[_T]) -> _T:
     form = request.headers.get('content-type', '').partition(';')[0].strip().lower()
     if form != 'application/json' and not form.endswith('+json'):
       raise Failure(415, 'send JSON, with the header Content-Type: application/json')
-    content = await self._body(request, self._limits.bytes)
+    content = await self._body(request, self.limits.bytes)
     request.state.size = len(content)
     try:
       return msgspec.json.decode(content, type=kind)
@@ -353,7 +373,7 @@ class App:
     except RecursionError as error:
       raise Failure(400, 'the body is too deep') from error
 
-  async def _wait(self, request: Request, future: concurrent.futures.Future) -> Any:
+  async def wait(self, request: Request, future: concurrent.futures.Future) -> Any:
     """The result. Cancels the work if the client leaves or the time is over."""
     asked = asyncio.wrap_future(future)
     # The body was read, so the next message is the end of the connection.
@@ -369,90 +389,88 @@ class App:
       future.cancel()
       if left.done():
         raise _Left
-      raise Failure(504, f'no answer within {self._limits.seconds:g} seconds')
+      raise Failure(504, f'no answer within {self.limits.seconds:g} seconds')
     finally:
       left.cancel()
       asked.cancel()
 
-  async def _embed(
+  async def embed(
     self,
     request: Request,
-    name: str,
-    side: str,
+    wanted: Wanted,
     texts: Sequence[Any],
     param: str,
-    dimensions: int | None = None,
     more: float = 0.0,
   ) -> tuple[Tokens, np.ndarray, Permit]:
-    """Vectors of texts. ``more``: tokens that the rest of the request costs."""
-    self._check_sees(request, name)
-    if len(texts) > self._limits.inputs:
-      raise Failure(413, f'{len(texts)} texts; {self._limits.inputs} at most', param=param)
-    engine, tenant = self._engine, request.state.grant.tenant
-    permit = self._enter(
-      request, engine.estimate(name, side, texts) + more, size=request.state.size
-    )
-    whole = engine.backbone.config.vector_size
-    self._hold(request, 4 * whole * len(texts))
-    steps = engine.tokenize_steps(name, side, texts)
-    tokens: Tokens = await self._wait(request, engine.pool.submit(tenant, steps))
-    request.state.model = name
-    if tokens.total > self._limits.tokens:
-      raise Failure(413, f'{tokens.total} tokens; {self._limits.tokens} at most', param=param)
-    permit.know(tokens.total + more)
-    self._count_tokens(request, tokens.total)
-    version = tokens.version
-    shorter = {length for length in version.meta.get('matryoshka', ()) if length < whole}
-    given = sorted({*shorter, whole}, reverse=True)
-    if dimensions not in (None, *given):
-      sizes = ' or '.join(map(str, given))
-      raise Failure(400, f'this model has vectors of {sizes} dimensions', param='dimensions')
-    vectors = await self._wait(request, engine.queue(tokens, tenant, permit.spend))
-    return tokens, codes.cut(vectors, dimensions or whole, version.spec.normalize), permit
+    """Vectors of texts.
 
-  def _headers(self, tokens: Tokens) -> dict[str, str]:
+    Args:
+      request: for it.
+      wanted: the prompt and the form of the vectors.
+      texts: texts, or token ids.
+      param: the field that has them.
+      more: tokens that the rest of the request costs.
+    """
+    name, side = wanted.name, wanted.side
+    self._check_sees(request, name)
+    if len(texts) > self.limits.inputs:
+      raise Failure(413, f'{len(texts)} texts; {self.limits.inputs} at most', param=param)
+    engine, tenant = self.engine, request.state.grant.tenant
+    permit = self.enter(request, engine.estimate(name, side, texts) + more, size=request.state.size)
+    whole = engine.backbone.config.vector_size
+    self.hold(request, 4 * whole * len(texts))
+    steps = engine.tokenize_steps(name, side, texts)
+    tokens: Tokens = await self.wait(request, engine.pool.submit(tenant, steps))
+    request.state.model = name
+    if tokens.total > self.limits.tokens:
+      raise Failure(413, f'{tokens.total} tokens; {self.limits.tokens} at most', param=param)
+    permit.know(tokens.total + more)
+    self.count_tokens(request, tokens.total)
+    wanted.check(tokens, whole)
+    vectors = await self.wait(request, engine.queue(tokens, tenant, permit.spend))
+    return tokens, wanted.finish(tokens, vectors), permit
+
+  def headers(self, tokens: Tokens) -> dict[str, str]:
+    """What made the vectors of an answer."""
     return {
-      'x-dprjax-backbone-sha256': self._engine.backbone.sha256,
+      'x-dprjax-backbone-sha256': self.engine.backbone.sha256,
       'x-dprjax-prompt-sha256': tokens.version.sha256,
       'x-dprjax-truncated': str(len(tokens.truncated)),
     }
 
-  @_serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
+  @serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
   async def _embeddings(self, request: Request) -> Response:
-    asked = await self._read(request, EmbeddingRequest)
-    name, side = _split(asked.model, 'passage')
-    tokens, vectors, _ = await self._embed(
-      request, name, side, _inputs(asked.input), 'input', asked.dimensions
-    )
+    asked = await self.read(request, EmbeddingRequest)
+    wanted = wanted_by(asked)
+    tokens, vectors, _ = await self.embed(request, wanted, inputs_of(asked), 'input')
     content = EmbeddingResponse(
       data=[],
       model=asked.model,
       usage=Usage(tokens.total, tokens.total),
       truncated=tokens.truncated,
     )
-    return answers.vectors_answer(
-      content, vectors, asked.encoding_format == 'base64', self._headers(tokens)
-    )
+    return answers.embeddings_answer(content, vectors, wanted.form, self.headers(tokens))
 
-  @_serves(
+  @serves(
     'POST', '/v1/search', 'The best passages of an index', SearchResponse, asked=SearchRequest
   )
   async def _search(self, request: Request) -> Response:
-    asked = await self._read(request, SearchRequest)
-    name, side = _split(asked.model, 'query')
+    asked = await self.read(request, SearchRequest)
+    wanted = Wanted(*split(asked.model, 'query'))
+    name = wanted.name
     queries = [asked.query] if isinstance(asked.query, str) else asked.query
     self._check_sees(request, name)
-    index = await self._on_files(lambda: self._choose_index(request, name, asked.index))
+    index = await self.on_files(lambda: self._choose_index(request, name, asked.index))
     k = 10 if asked.k is None else asked.k
     if k > index.most:
       raise Failure(413, f'k is {k}; {index.most} at most', param='k')
-    engine, tenant, kind = self._engine, request.state.grant.tenant, f'search {index.name}'
+    engine, tenant, kind = self.engine, request.state.grant.tenant, f'search {index.name}'
     more = len(queries) * engine.batcher.price(kind)
-    tokens, vectors, permit = await self._embed(request, name, side, queries, 'query', more=more)
+    tokens, vectors, permit = await self.embed(request, wanted, queries, 'query', more)
     index.check(tokens.version, engine)
     steps = index.find(vectors)
-    top = await self._wait(request, engine.batcher.submit_steps(kind, steps, tenant, permit.spend))
-    found = await self._wait(request, engine.pool.submit(tenant, index.rank(top, queries, k)))
+    top = await self.wait(request, engine.batcher.submit_steps(kind, steps, tenant, permit.spend))
+    found = await self.wait(request, engine.pool.submit(tenant, index.rank(top, queries, k)))
     content = SearchResponse(
       model=asked.model,
       index=index.name,
@@ -460,14 +478,14 @@ class App:
       usage=Usage(tokens.total, tokens.total),
       truncated=tokens.truncated,
     )
-    return json_answer(content, headers=self._headers(tokens))
+    return json_answer(content, headers=self.headers(tokens))
 
   def _choose_index(self, request: Request, name: str, asked: str | None) -> ServedIndex:
     """By default the index that the prompt names, that of the prompt name, or the only one."""
     grant = request.state.grant
     seen = [one for one in self._indexes if grant.may_use('indexes', one)]
     if asked is None:
-      named = self._engine.library.get(name).meta.get('index')
+      named = self.engine.library.get(name).meta.get('index')
       names = [one for one in (named, name) if isinstance(one, str) and one in seen]
       names += seen if len(seen) == 1 else []
       if not names:
@@ -484,38 +502,61 @@ class App:
       raise Failure(404, 'there is no such index', param='index', code='index_not_found')
     return self._indexes[asked]
 
-  @_serves('POST', '/v1/rerank', 'Documents by relevance', RerankResponse, asked=RerankRequest)
+  @serves('POST', '/v1/rerank', 'Documents by relevance', RerankResponse, asked=RerankRequest)
   async def _rerank(self, request: Request) -> Response:
-    asked = await self._read(request, RerankRequest)
-    grant = request.state.grant
-    seen = [one for one in self._rerankers if grant.may_use('rerankers', one)]
-    name = asked.model or next(iter(seen), '')
+    asked = await self.read(request, RerankRequest)
+    texts = [one if isinstance(one, str) else one.text for one in asked.documents]
+    name = self.reranker(request, asked.model)
+    self.check_cut(name, asked.max_tokens_per_doc)
+    logits, total = await self.score(request, name, asked.query, texts, 'documents')
+    scores = indexes.probabilities(logits)
+    order = np.argsort(-scores, kind='stable')[: asked.top_n]
+    results = [
+      messages.Ranked(
+        int(i), float(scores[i]), messages.Document(texts[i]) if asked.return_documents else None
+      )
+      for i in order
+    ]
+    return json_answer(RerankResponse(name, results, Usage(total, total)))
+
+  def reranker(self, request: Request, name: str | None) -> str:
+    """The name of a reranker that the key sees; by default the first."""
+    may_use = request.state.grant.may_use
+    seen = [one for one in self._rerankers if may_use('rerankers', one)]
+    name = name or next(iter(seen), '')
     if name not in seen:
       raise Failure(404, 'there is no such reranker', param='model', code='model_not_found')
-    request.state.model = name
-    if len(asked.documents) > self._limits.inputs:
+    return name
+
+  def check_cut(self, name: str, tokens: int | None) -> None:
+    """Raises Failure if documents were to be cut before the reranker ``name`` cuts them."""
+    most = self._rerankers[name].max_length
+    if tokens is not None and tokens < most:
       raise Failure(
-        413, f'{len(asked.documents)} documents; {self._limits.inputs} at most', param='documents'
+        400, f'this model cuts documents at {most} tokens, not before', param='max_tokens_per_doc'
       )
-    texts = [one if isinstance(one, str) else one.text for one in asked.documents]
-    engine, reranker, kind = self._engine, self._rerankers[name], f'rerank {name}'
-    price = engine.batcher.price(kind)
-    permit = self._enter(request, reranker.estimate(asked.query, texts), price, request.state.size)
-    packed = await self._wait(
-      request, engine.pool.submit(grant.tenant, reranker.pack(asked.query, texts))
-    )
+
+  async def score(
+    self, request: Request, name: str, query: str, texts: Sequence[str], param: str
+  ) -> tuple[np.ndarray, int]:
+    """Logits of texts for a query by the reranker ``name``, and their tokens."""
+    request.state.model = name
+    if len(texts) > self.limits.inputs:
+      raise Failure(413, f'{len(texts)} documents; {self.limits.inputs} at most', param=param)
+    engine, reranker, kind = self.engine, self._rerankers[name], f'rerank {name}'
+    tenant, price = request.state.grant.tenant, engine.batcher.price(kind)
+    permit = self.enter(request, reranker.estimate(query, texts), price, request.state.size)
+    packed = await self.wait(request, engine.pool.submit(tenant, reranker.pack(query, texts)))
     total = int(packed[1].lengths.sum())
     permit.know(total, price)
-    self._count_tokens(request, total)
-    steps = reranker.scores(packed)
-    scores = await self._wait(
-      request, engine.batcher.submit_steps(kind, steps, grant.tenant, permit.spend)
+    self.count_tokens(request, total)
+    steps = reranker.logits(packed)
+    logits = await self.wait(
+      request, engine.batcher.submit_steps(kind, steps, tenant, permit.spend)
     )
-    order = np.argsort(-scores, kind='stable')[: asked.top_n]
-    results = [messages.Ranked(int(i), float(scores[i])) for i in order]
-    return json_answer(RerankResponse(name, results))
+    return logits, total
 
-  async def _on_files(self, work: Callable[[], _T]) -> _T:
+  async def on_files(self, work: Callable[[], _T]) -> _T:
     return await asyncio.get_running_loop().run_in_executor(self._files, work)
 
   def _card(self, name: str, about: About) -> PromptCard:
@@ -538,10 +579,10 @@ class App:
       refused=about.refused,
     )
 
-  @_serves('GET', '/v1/models', 'The backbone and the prompts', ModelList)
+  @serves('GET', '/v1/models', 'The backbone and the prompts', ModelList)
   async def _models(self, request: Request) -> Response:
-    library = self._engine.library
-    found = await self._on_files(library.listing)
+    library = self.engine.library
+    found = await self.on_files(library.listing)
     grant = request.state.grant
     cards = [ModelCard(id=library.name, created=self._started)]
     cards += [
@@ -550,23 +591,23 @@ class App:
     cards = [card for card in cards if grant.may_use('prompts', card.id)]
     return json_answer(ModelList(data=cards))
 
-  @_serves('GET', '/v1/models/{name}', 'One of them', ModelCard)
+  @serves('GET', '/v1/models/{name:path}', 'One of them', ModelCard)
   async def _model(self, request: Request) -> Response:
     asked = request.path_params['name']
-    name, _ = _split(asked, 'passage')
-    library = self._engine.library
+    name, _ = split(asked, 'passage')
+    library = self.engine.library
     self._check_sees(request, name)
     if name == library.name:
       return json_answer(ModelCard(id=asked, created=self._started))
-    about = await self._on_files(lambda: library.about(name))
+    about = await self.on_files(lambda: library.about(name))
     if about.refused:
       raise InputError(about.refused)
     return json_answer(ModelCard(id=asked, created=int(about.modified)))
 
-  @_serves('GET', '/v1/prompts', 'The prompts and their metadata', PromptList)
+  @serves('GET', '/v1/prompts', 'The prompts and their metadata', PromptList)
   async def _prompts(self, request: Request) -> Response:
-    engine = self._engine
-    found = await self._on_files(engine.library.listing)
+    engine = self.engine
+    found = await self.on_files(engine.library.listing)
     may_use = request.state.grant.may_use
     return json_answer(
       PromptList(
@@ -582,20 +623,20 @@ class App:
       )
     )
 
-  @_serves('GET', _PROMPT, f'A prompt; its file where Accept is {_OCTETS}', PromptCard, bytes)
+  @serves('GET', _PROMPT, f'A prompt; its file where Accept is {_OCTETS}', PromptCard, bytes)
   async def _prompt(self, request: Request) -> Response:
-    name, library = request.path_params['name'], self._engine.library
+    name, library = request.path_params['name'], self.engine.library
     self._check_sees(request, name)
-    about = await self._on_files(lambda: library.about(name))
+    about = await self.on_files(lambda: library.about(name))
     headers = {'etag': f'"{about.sha256}"'} if about.sha256 else {}
     if request.headers.get('accept', '') == _OCTETS:
-      self._enter(request)
-      self._hold(request, about.nbytes)
-      content = await self._on_files(lambda: library.content(name))
+      self.enter(request)
+      self.hold(request, about.nbytes)
+      content = await self.on_files(lambda: library.content(name))
       return Response(content, headers=headers, media_type=_OCTETS)
     return json_answer(self._card(name, about), headers=headers)
 
-  @_serves(
+  @serves(
     'PUT',
     _PROMPT,
     'Add or replace a prompt',
@@ -605,30 +646,30 @@ class App:
     role=keys.WRITE,
   )
   async def _put(self, request: Request) -> Response:
-    name, library = request.path_params['name'], self._engine.library
+    name, library = request.path_params['name'], self.engine.library
     if not NAME.fullmatch(name):
       raise Failure(
         400, "a new prompt's name has 1 to 64 of A-Z a-z 0-9 . _ -, no dot first", param='name'
       )
     self._check_change(request, name)
-    content = await self._body(request, self._limits.prompt_bytes)
-    self._enter(request, size=len(content))
+    content = await self._body(request, self.limits.prompt_bytes)
+    self.enter(request, size=len(content))
     condition = _condition(request)
-    version, before = await self._on_files(lambda: library.put(name, content, condition))
+    version, before = await self.on_files(lambda: library.put(name, content, condition))
     self._audit(request, 'added' if before is None else 'replaced', name, before, version.sha256)
-    about = await self._on_files(lambda: library.about(name))
+    about = await self.on_files(lambda: library.about(name))
     headers = {'etag': f'"{about.sha256}"'}
     return json_answer(self._card(name, about), 201 if before is None else 200, headers)
 
-  @_serves('DELETE', _PROMPT, 'Remove a prompt', statuses=(204,), role=keys.WRITE)
+  @serves('DELETE', _PROMPT, 'Remove a prompt', statuses=(204,), role=keys.WRITE)
   async def _delete(self, request: Request) -> Response:
     name = request.path_params['name']
     self._check_change(request, name)
-    self._enter(request)
+    self.enter(request)
     condition = _condition(request)
-    before = await self._on_files(lambda: self._engine.library.delete(name, condition))
+    before = await self.on_files(lambda: self.engine.library.delete(name, condition))
     self._audit(request, 'removed', name, before, None)
-    self._engine.metrics.forget_model(name)
+    self.engine.metrics.forget_model(name)
     return Response(status_code=204)
 
   def _check_change(self, request: Request, name: str) -> None:
@@ -653,18 +694,20 @@ class App:
     content, headers = self._pages[request.url.path]
     return Response(content, headers=headers, media_type='text/html')
 
-  @_serves('GET', '/healthz', 'Whether the process answers', str, role='')
+  @serves('GET', '/livez', 'Whether the process answers', str, role='')
+  async def _livez(self, request: Request) -> Response:
+    return PlainTextResponse('ok\n')
+
+  @serves('GET', '/healthz', 'As /livez', str, role='')
   async def _healthz(self, request: Request) -> Response:
     return PlainTextResponse('ok\n')
 
-  @_serves('GET', '/readyz', 'Whether all is compiled', str, role='', statuses=(200, 503))
+  @serves('GET', '/readyz', 'Whether all is compiled', str, role='', statuses=(200, 503))
   async def _readyz(self, request: Request) -> Response:
     reason = 'draining' if self._draining else 'failed' if self.failed else 'compiling'
     if self.ready.is_set() and not self._draining:
       try:
-        found = await asyncio.wait_for(
-          self._on_files(self._engine.library.folder.is_dir), _FOLDER_S
-        )
+        found = await asyncio.wait_for(self.on_files(self.engine.library.folder.is_dir), _FOLDER_S)
       except (OSError, TimeoutError):
         found = False
       if found:
@@ -672,41 +715,20 @@ class App:
       reason = 'the folder of prompts is not there'
     return PlainTextResponse(f'{reason}\n', 503)
 
-  @_serves('GET', '/metrics', 'Counts and times, for Prometheus', str)
+  @serves('GET', '/metrics', 'Counts and times, for Prometheus', str)
   async def _metrics(self, request: Request) -> Response:
     if not request.state.grant.sees_all:
       raise Failure(403, 'metrics name all prompts and tenants; this key sees some alone')
-    content = await self._on_files(self._engine.metrics.text)
+    content = await self.on_files(self.engine.metrics.text)
     return Response(content, media_type='text/plain; version=0.0.4; charset=utf-8')
 
   async def _openapi(self, request: Request) -> Response:
     return Response(self._document, media_type='application/json')
 
 
-def _split(model: str, default: str) -> tuple[str, str]:
-  """The name of a prompt and the side: 'qa:query' gives 'qa', 'query'."""
-  name, colon, side = model.rpartition(':')
-  if not colon:
-    return model, default
-  if side not in SIDES:
-    raise UnknownPrompt(model)
-  return name, side
-
-
 def _field(message: str) -> str | None:
   found = re.search(r'at `\$\.(\w+)', message) or re.search(r'field `(\w+)`', message)
   return found and found[1]
-
-
-def _inputs(given: str | list[Any]) -> list[Any]:
-  if isinstance(given, str):
-    return [given]
-  kinds = {type(one) for one in given}
-  if len(kinds) > 1:
-    raise Failure(
-      400, 'expected a text, a list of texts, token ids, or a list of these', param='input'
-    )
-  return [given] if kinds == {int} else given
 
 
 def _shown(value: Any) -> Any:

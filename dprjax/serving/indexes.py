@@ -158,6 +158,11 @@ class ServedReranker:
       options['score'] = 'logit'  # its sigmoid is the probability
     self._model = reranker.load(path, prompt, **options)
 
+  @property
+  def max_length(self) -> int:
+    """Tokens of a query and a document together, at most."""
+    return self._model.max_length
+
   def compile(self) -> None:
     """Compiles every padded length."""
     self._model.compile()
@@ -168,10 +173,10 @@ class ServedReranker:
     Raises:
       InputError: a score is not finite.
     """
-    return turns.finish(self.scores(turns.finish(self.pack(query, documents))))
+    return probabilities(turns.finish(self.logits(turns.finish(self.pack(query, documents)))))
 
   def estimate(self, query: str, documents: Sequence[str]) -> float:
-    """About how many tokens ``scores`` costs, in tokens of this model."""
+    """About how many tokens ``logits`` costs, in tokens of this model."""
     most = self._model.max_length
     return float(sum(min(len(query) + len(one), 4 * most) // 4 + 4 for one in documents))
 
@@ -190,7 +195,7 @@ class ServedReranker:
     whole = Packed(rows, lengths, sum(one.cut for _, one in packed))
     return np.array([number for numbers, _ in packed for number in numbers]), whole
 
-  def scores(self, packed: tuple[np.ndarray, Packed]) -> turns.Steps:
+  def logits(self, packed: tuple[np.ndarray, Packed]) -> turns.Steps:
     """The other half, for the device thread; a slice costs its padded tokens."""
     order, whole = packed
     logits = np.zeros(len(order), np.float32)
@@ -199,6 +204,11 @@ class ServedReranker:
       logits[order[rows]] = self._model.score_group(whole, rows)
     if not np.isfinite(logits).all():
       raise InputError(f'reranker {self.name}: a score is not finite; its weights are damaged')
-    # exp(-x) would overflow for large negative logits.
-    small = np.exp(-np.abs(logits.astype(np.float64)))
-    return np.where(logits >= 0, 1 / (1 + small), small / (1 + small))
+    return logits
+
+
+def probabilities(logits: Float[np.ndarray, ' n']) -> Float[np.ndarray, ' n']:
+  """The logistic function of each logit, in float64."""
+  # exp(-x) would overflow for large negative logits.
+  small = np.exp(-np.abs(logits.astype(np.float64)))
+  return np.where(logits >= 0, 1 / (1 + small), small / (1 + small))

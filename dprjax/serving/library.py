@@ -40,7 +40,10 @@ from dprjax.models.encoder_config import EncoderConfig
 from dprjax.serving.bank import AdapterChoice
 from dprjax.serving.metrics import ServerMetrics
 
-NAME = re.compile(r'[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}')  # of an upload, and of the backbone
+NAME = re.compile(r'[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}')  # of an upload
+_BACKBONE_NAME = re.compile(
+  rf'{NAME.pattern}(/{NAME.pattern}){{0,3}}'
+)  # as of a hub: ORGANISATION/MODEL
 _ENDING = '.npz'
 _LEFT = re.compile(r'\.[A-Za-z0-9._-]{1,64}\.npz\.[0-9a-f]{8}\.tmp')
 _META_BYTES = 256 << 10  # of the meta of a prompt as JSON; lists show parts of it
@@ -182,8 +185,10 @@ class Library:
       InputError: a bad name, too long texts in the backbone's own settings, or the folder is a
         file.
     """
-    if not NAME.fullmatch(name):
-      raise InputError(f'--name={name}: expected 1 to 64 of A-Z a-z 0-9 . _ -, no dot first')
+    if not _BACKBONE_NAME.fullmatch(name):
+      raise InputError(
+        f'--name={name}: expected 1 to 64 of A-Z a-z 0-9 . _ -, no dot first; / between such parts'
+      )
     self.folder = pathlib.Path(folder)
     self.name = name
     self._backbone, self._tokenizer = backbone, tokenizer

@@ -1,7 +1,8 @@
 """Types of requests and answers, and their OpenAPI document."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,17 +18,53 @@ ModelName = Annotated[
 ]
 
 
+Format = Literal['float', 'base64', 'binary', 'ubinary']
+# What a text is, in the words of several interfaces. The last ones are for both sides alike.
+InputType = Literal[
+  'query',
+  'passage',
+  'document',
+  'search_query',
+  'search_document',
+  'classification',
+  'clustering',
+]
+Task = Literal[
+  'retrieval.query',
+  'retrieval.passage',
+  'code.query',
+  'code.passage',
+  'text-matching',
+  'classification',
+  'clustering',
+  'separation',
+]
+
+
+class Document(Struct):
+  text: str
+
+
 class EmbeddingRequest(Struct):
   """Texts, or token ids of the model's own tokenizer, special tokens included.
 
-  `encoding_format` is `float` by default. null stands for an absent field.
+  `encoding_format` (Jina: `embedding_type`) is `float` by default. `input_type` or `task` says
+  query or passage where `model` does not. `normalized`: whether vectors are to have length 1; by
+  default as the prompt says. `truncate`: false refuses texts that are too long. null stands for an
+  absent field.
   """
 
   model: ModelName
-  input: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
-  encoding_format: Literal['float', 'base64'] | None = None
+  input: str | Annotated[list[str | int | list[int] | Document], Meta(min_length=1)]
+  encoding_format: Format | None = None
   dimensions: Annotated[int, Meta(ge=1)] | None = None
   user: str | None = None
+  input_type: InputType | None = None
+  task: Task | None = None
+  embedding_type: Format | None = None
+  normalized: bool | None = None
+  truncate: bool | None = None
+  late_chunking: Literal[False] | None = None
 
 
 class SearchRequest(Struct):
@@ -39,17 +76,18 @@ class SearchRequest(Struct):
   k: Annotated[int, Meta(ge=1)] | None = None
 
 
-class Document(Struct):
-  text: str
-
-
 class RerankRequest(Struct):
-  """Documents to order by their relevance to a query."""
+  """Documents to order by their relevance to a query.
+
+  `max_tokens_per_doc` may not be less than the model takes.
+  """
 
   query: str
   documents: Annotated[list[str | Document], Meta(min_length=1)]
   model: str | None = None
   top_n: Annotated[int, Meta(ge=1)] | None = None
+  return_documents: bool | None = None
+  max_tokens_per_doc: Annotated[int, Meta(ge=1)] | None = None
 
 
 class Usage(Struct):
@@ -137,6 +175,7 @@ class SearchResponse(Struct, kw_only=True):
 class Ranked(Struct):
   index: int
   relevance_score: float
+  document: Document | None = None
 
 
 class RerankResponse(Struct):
@@ -144,6 +183,7 @@ class RerankResponse(Struct):
 
   model: str
   results: list[Ranked]
+  usage: Usage
 
 
 class ErrorDetail(Struct):
@@ -170,7 +210,7 @@ class Operation(NamedTuple):
 
   Attributes:
     method, path, summary: of the request.
-    answered: types of the answer: of this module, str for plain text, bytes for a prompt file.
+    answered: types of the answer: of JSON, str for plain text, bytes for a prompt file.
     asked: type of the body; None without one.
     statuses: of success.
     role: required of a key; '' for none.
@@ -179,10 +219,30 @@ class Operation(NamedTuple):
   method: str
   path: str
   summary: str
-  answered: tuple[type, ...]
-  asked: type | None = None
+  answered: tuple[Any, ...]
+  asked: Any = None
   statuses: tuple[int, ...] = (200,)
   role: str = ''
+
+  @property
+  def shown(self) -> str:
+    """The path as OpenAPI writes it."""
+    return self.path.replace(':path}', '}')
+
+
+T = TypeVar('T')
+
+
+def serves(
+  method: str, path: str, summary: str, *answered: Any, role: str = 'read', **more: Any
+) -> Callable[[T], T]:
+  """Marks a method with the requests that it answers."""
+
+  def mark(handler: Any) -> Any:
+    handler.operation = Operation(method, path, summary, answered, role=role, **more)
+    return handler
+
+  return mark
 
 
 def openapi(
@@ -190,11 +250,11 @@ def openapi(
 ) -> dict[str, Any]:
   """The OpenAPI document of a server."""
   kinds = [kind for one in operations for kind in (*one.answered, one.asked or ErrorResponse)]
-  structs = [kind for kind in dict.fromkeys(kinds) if issubclass(kind, Struct)]
+  structs = [kind for kind in dict.fromkeys(kinds) if kind not in (str, bytes)]
   schemas, components = msgspec.json.schema_components(
     structs, ref_template='#/components/schemas/{name}'
   )
-  media: dict[type, tuple[str, dict[str, Any]]] = {
+  media: dict[Any, tuple[str, dict[str, Any]]] = {
     str: ('text/plain', {'type': 'string'}),
     bytes: (
       'application/octet-stream',
@@ -203,7 +263,7 @@ def openapi(
   }
   media |= {kind: ('application/json', ref) for kind, ref in zip(structs, schemas, strict=True)}
 
-  def content(kinds: Sequence[type]) -> dict[str, Any]:
+  def content(kinds: Sequence[Any]) -> dict[str, Any]:
     return {'content': {media[kind][0]: {'schema': media[kind][1]} for kind in kinds}}
 
   paths: dict[str, Any] = {}
@@ -218,10 +278,11 @@ def openapi(
       about['security'] = []
     if one.asked is not None:
       about['requestBody'] = {'required': True} | content([one.asked])
-    item = paths.setdefault(one.path, {})
-    if '{name}' in one.path:
+    item = paths.setdefault(one.shown, {})
+    if names := re.findall(r'{(\w+)}', one.shown):
       item['parameters'] = [
-        {'name': 'name', 'in': 'path', 'required': True, 'schema': {'type': 'string'}}
+        {'name': name, 'in': 'path', 'required': True, 'schema': {'type': 'string'}}
+        for name in names
       ]
     item[one.method.lower()] = about
   return {

@@ -404,6 +404,151 @@ def test_rerank(ask, small):
   assert ask('/v1/rerank', query='x', documents=['a'] * 9).status_code == 413
 
 
+def test_query_or_passage_by_field_and_forms_of_numbers(ask, alone):
+  texts = ['json', 'an http server']
+
+  def vectors(**body):
+    answer = ask('/v1/embeddings', model='chat', **({'input': texts} | body))
+    assert answer.status_code == 200, answer.text
+    return [one['embedding'] for one in answer.json()['data']]
+
+  sides = {side: alone('chat', side, *texts) for side in ('query', 'passage')}
+  for field, word, side in (
+    ('input_type', 'query', 'query'),
+    ('input_type', 'search_query', 'query'),
+    ('input_type', 'document', 'passage'),
+    ('input_type', 'classification', 'passage'),
+    ('task', 'retrieval.query', 'query'),
+    ('task', 'text-matching', 'passage'),
+  ):
+    np.testing.assert_allclose(vectors(**{field: word}), sides[side], rtol=0, atol=1e-5)
+  np.testing.assert_allclose(
+    vectors(input=[{'text': text} for text in texts]), sides['passage'], rtol=0, atol=1e-5
+  )
+  # 'chat' does not scale its vectors.
+  unit = sides['passage'] / np.linalg.norm(sides['passage'], axis=1, keepdims=True)
+  np.testing.assert_allclose(vectors(normalized=True), unit, rtol=0, atol=1e-5)
+  bits = np.packbits(sides['passage'] > 0, axis=1)
+  assert vectors(embedding_type='ubinary') == bits.tolist()
+  assert vectors(encoding_format='binary') == (bits.astype(int) - 128).tolist()
+  for status, param, body in (
+    (400, 'input_type', {'model': 'chat:query', 'input_type': 'passage'}),
+    (400, 'task', {'input_type': 'query', 'task': 'retrieval.passage'}),
+    (400, 'input_type', {'input_type': 'image'}),
+    (400, 'late_chunking', {'late_chunking': True}),
+    (400, 'embedding_type', {'encoding_format': 'float', 'embedding_type': 'base64'}),
+    (400, 'normalize', {'model': 'qa', 'normalized': False}),
+    (413, 'truncate', {'input': ['json', 'http ' * 30], 'truncate': False}),
+  ):
+    answer = ask('/v1/embeddings', **({'model': 'chat', 'input': 'json'} | body))
+    assert (answer.status_code, answer.json()['error']['param']) == (status, param), answer.text
+
+
+def test_the_interface_of_cohere(ask, alone):
+  texts = ['json', 'an http server']
+  asked = {'model': 'qa', 'input_type': 'search_query', 'texts': texts}
+  answer = ask('/v2/embed', **asked, embedding_types=['base64', 'float', 'ubinary']).json()
+  expected = alone('qa', 'query', *texts)
+  vectors = answer['embeddings']
+  np.testing.assert_allclose(vectors['float'], expected, rtol=0, atol=1e-5)
+  decoded = [np.frombuffer(base64.b64decode(one), '<f4') for one in vectors['base64']]
+  np.testing.assert_array_equal(np.array(vectors['float'], np.float32), decoded)
+  assert vectors['ubinary'] == np.packbits(expected > 0, axis=1).tolist()
+  assert answer['meta']['billed_units']['input_tokens'] > 4
+  inputs = [{'content': [{'type': 'text', 'text': text}]} for text in texts]
+  again = ask('/v2/embed', model='qa:query', inputs=inputs).json()['embeddings']
+  np.testing.assert_allclose(again['float'], expected, rtol=0, atol=1e-5)
+  for status, body in (
+    (400, {'texts': texts, 'inputs': inputs}),
+    (400, {}),
+    (400, {'inputs': [{'content': [{'type': 'image_url', 'text': ''}]}]}),
+    (400, {'texts': texts, 'embedding_types': ['int8']}),
+    (400, {'texts': texts, 'truncate': 'START'}),
+    (400, {'texts': texts, 'output_dimension': 3}),
+    (413, {'texts': ['http ' * 30], 'truncate': 'NONE'}),
+  ):
+    assert ask('/v2/embed', model='qa', **body).status_code == status, body
+  body = {'query': 'json', 'documents': [*PASSAGES.values()], 'top_n': 2}
+  first = ask('/v1/rerank', **body, return_documents=True).json()
+  second = ask('/v2/rerank', model='cross', **body).json()
+  for one, other in zip(first['results'], second['results'], strict=True):
+    assert one == other | {'document': {'text': body['documents'][one['index']]}}
+  assert first['usage']['total_tokens'] == second['meta']['billed_units']['input_tokens'] > 0
+  assert ask('/v2/rerank', model='cross', **body, max_tokens_per_doc=3).status_code == 400
+  assert ask('/v2/rerank', model='nonesuch', **body).status_code == 404
+
+
+def test_the_interface_of_text_embeddings_inference(client, ask, alone):
+  texts = ['json', 'an http server']
+  for body, name, side in (
+    ({}, 'model', 'passage'),
+    ({'prompt_name': 'chat:query'}, 'chat', 'query'),
+  ):
+    answer = ask('/embed', inputs=texts, **body)
+    np.testing.assert_allclose(answer.json(), alone(name, side, *texts), rtol=0, atol=1e-5)
+    one = ask('/embed', inputs='json', **body).json()
+    np.testing.assert_allclose(one, alone(name, side, 'json'), rtol=0, atol=1e-5)
+  unit = ask('/embed', inputs=texts, prompt_name='chat', normalize=True).json()
+  np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, rtol=0, atol=1e-6)
+  assert ask('/embed', inputs='a', truncation_direction='left').status_code == 400
+  assert ask('/embed', inputs='a ' * 99, truncate=False).status_code == 413
+  assert ask('/embed', inputs='a', prompt_name='query').status_code == 404
+  ranked = ask('/rerank', query='json', texts=[*PASSAGES.values()], return_text=True).json()
+  like = ask('/v1/rerank', query='json', documents=[*PASSAGES.values()]).json()['results']
+  assert [one['index'] for one in ranked] == [one['index'] for one in like]
+  assert [one['score'] for one in ranked] == [one['relevance_score'] for one in like]
+  assert all(one['text'] == [*PASSAGES.values()][one['index']] for one in ranked)
+  raw = ask('/rerank', query='json', texts=[*PASSAGES.values()], raw_scores=True).json()
+  logistic = 1 / (1 + np.exp(-np.array([one['score'] for one in raw])))
+  np.testing.assert_allclose(logistic, [one['score'] for one in ranked], atol=1e-6)
+  sparse = ask('/embed_sparse', inputs='a')
+  assert sparse.status_code == 424 and 'sparse' in sparse.json()['error']['message']
+  info = client.get('/info').json()
+  assert info['model_id'] == 'model' and info['max_client_batch_size'] == 8
+
+
+def test_ids_of_requests(client, ask):
+  for path in ('/v1/models', '/livez', '/nonesuch', '/v1/models/none', '/docs'):
+    made = client.get(path).headers.get_list('x-request-id')
+    assert len(made) == 1 and re.fullmatch('[0-9a-f]{32}', made[0])
+    given = client.get(path, headers={'x-request-id': 'trace-1.2/3:4_5'}).headers['x-request-id']
+    assert given == 'trace-1.2/3:4_5'
+  for odd in ('a b', 'x' * 129, '', 'a"b', '\xe9'.encode('latin-1')):
+    answer = client.get('/livez', headers={b'x-request-id': odd if odd else b''})
+    assert re.fullmatch('[0-9a-f]{32}', answer.headers['x-request-id'])
+
+
+def test_pages_of_given_origins(engine):
+  app = App(engine, hosts=Hosts(), origins=['https://app.example.org'])
+  with running(app) as address, httpx.Client(base_url=address) as client:
+    body = {'model': 'qa', 'input': 'json'}
+    for origin, status in (('https://app.example.org', 200), ('https://evil.example.org', 403)):
+      asking = {'origin': origin, 'access-control-request-method': 'POST'}
+      asking |= {'access-control-request-headers': 'authorization,content-type,x-stainless-os'}
+      before = client.options('/v1/embeddings', headers=asking)
+      answer = client.post('/v1/embeddings', json=body, headers={'origin': origin})
+      assert answer.status_code == status
+      allowed = origin if status == 200 else None
+      for one in (before, answer):
+        assert one.headers.get('access-control-allow-origin') == allowed
+    assert before.status_code == 400 and 'x-request-id' in before.headers
+    assert client.post('/v1/embeddings', json=body).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_backbone_with_a_slash_in_its_name(small, folder):
+  engine = Engine.load(small.path, folder, name='an-org/model-1', options=OPTIONS)
+  with running(App(engine)) as at, openai.OpenAI(base_url=f'{at}/v1', api_key='none') as ai:
+    assert 'an-org/model-1' in [model.id for model in ai.models.list()]
+    assert ai.models.retrieve('an-org/model-1').id == 'an-org/model-1'
+    answer = ai.embeddings.create(model='an-org/model-1:query', input='json')
+    assert len(answer.data[0].embedding) == 16
+  engine.close()
+  for name in ('/x', 'x/', 'a//b', '../x', 'a/.b', 'a b'):
+    with refused('--name'):
+      Engine.load(small.path, folder, name=name, options=OPTIONS)
+
+
 def test_health_and_metrics(client, ask):
   ask('/v1/embeddings', model='qa:query', input='json')
   assert client.get('/healthz').text == 'ok\n' and client.get('/readyz').text == 'ready\n'

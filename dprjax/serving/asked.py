@@ -1,0 +1,137 @@
+"""What a request for vectors asks for, in the words of several interfaces."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from dprjax.formats.vector_spec import SIDES
+from dprjax.retrieval import codes
+from dprjax.serving.answers import Failure
+from dprjax.serving.engine import Tokens
+from dprjax.serving.library import UnknownPrompt
+from dprjax.serving.messages import Document, EmbeddingRequest, Format
+
+# Other words, such as classification, are for both sides alike and leave the side as it is.
+_SIDE_OF = {
+  'query': 'query',
+  'search_query': 'query',
+  'retrieval.query': 'query',
+  'code.query': 'query',
+  'passage': 'passage',
+  'document': 'passage',
+  'search_document': 'passage',
+  'retrieval.passage': 'passage',
+  'code.passage': 'passage',
+}
+
+
+class Wanted(NamedTuple):
+  """The vectors that a request asks for.
+
+  Attributes:
+    name, side: of the prompt.
+    form: of the numbers in the answer.
+    dimensions: None: all.
+    normalize: whether vectors are to have length 1; None: as the prompt says.
+    cut: whether texts that are too long may lose their end.
+  """
+
+  name: str
+  side: str
+  form: Format = 'float'
+  dimensions: int | None = None
+  normalize: bool | None = None
+  cut: bool = True
+
+  def check(self, tokens: Tokens, whole: int) -> None:
+    """Raises Failure if the prompt does not have such vectors of these texts.
+
+    Args:
+      tokens: the texts.
+      whole: the dimensions of the model.
+    """
+    version = tokens.version
+    shorter = {length for length in version.meta.get('matryoshka', ()) if length < whole}
+    given = sorted({*shorter, whole}, reverse=True)
+    if self.dimensions not in (None, *given):
+      sizes = ' or '.join(map(str, given))
+      raise Failure(400, f'this model has vectors of {sizes} dimensions', param='dimensions')
+    if self.normalize is False and version.spec.normalize:
+      raise Failure(400, 'vectors of this model have length 1', param='normalize')
+    if tokens.truncated and not self.cut:
+      most = version.spec.max_length(self.side)
+      raise Failure(
+        413,
+        f'text {tokens.truncated[0]} has more than the {most} tokens of this model',
+        param='truncate',
+      )
+
+  def finish(self, tokens: Tokens, vectors: Float[np.ndarray, 'n H']) -> Float[np.ndarray, 'n d']:
+    """Vectors of the model as they are wanted."""
+    normalized = tokens.version.spec.normalize
+    vectors = codes.cut(vectors, self.dimensions or vectors.shape[1], normalized)
+    if self.normalize and not normalized:
+      norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+      vectors = vectors / np.where(norms > 0, norms, np.float32(1))
+    return vectors
+
+
+def split(model: str, default: str, said: Mapping[str, str | None] = {}) -> tuple[str, str]:
+  """The name of a prompt and the side: 'qa:query' gives 'qa', 'query'.
+
+  Args:
+    model: may name the side.
+    default: the side if nothing does.
+    said: fields that may say it.
+
+  Raises:
+    UnknownPrompt: a side that there is not.
+    Failure: two sides.
+  """
+  name, colon, side = model.rpartition(':')
+  if not colon:
+    name, side = model, ''
+  elif side not in SIDES:
+    raise UnknownPrompt(model)
+  for field, word in said.items():
+    other = _SIDE_OF.get(word or '', '')
+    if side and other and side != other:
+      raise Failure(400, f'{field} says {other}, and another field says {side}', param=field)
+    side = side or other
+  return name, side or default
+
+
+def wanted_by(asked: EmbeddingRequest) -> Wanted:
+  """What an embeddings request asks for. Raises as `split`."""
+  said = {'input_type': asked.input_type, 'task': asked.task}
+  forms = {asked.encoding_format, asked.embedding_type} - {None}
+  if len(forms) > 1:
+    raise Failure(400, 'it is not the encoding_format', param='embedding_type')
+  return Wanted(
+    *split(asked.model, 'passage', said),
+    form=asked.encoding_format or asked.embedding_type or 'float',
+    dimensions=asked.dimensions,
+    normalize=asked.normalized,
+    cut=asked.truncate is not False,
+  )
+
+
+def inputs_of(asked: EmbeddingRequest) -> list[Any]:
+  """Texts, or lists of token ids."""
+  return inputs(asked.input, 'input')
+
+
+def inputs(given: str | Sequence[Any], param: str) -> list[Any]:
+  """Texts, or lists of token ids, of a field that may be one of these. Raises Failure."""
+  if isinstance(given, str):
+    return [given]
+  kinds = {type(one) for one in given}
+  if kinds == {int}:
+    return [given]
+  if kinds <= {str, Document}:
+    return [one if isinstance(one, str) else one.text for one in given]
+  if kinds == {list}:
+    return [*given]
+  raise Failure(400, 'expected a text, a list of texts, token ids, or a list of these', param=param)
