@@ -165,7 +165,7 @@ class Dialects:
     )
     param = 'texts' if asked.inputs is None else 'inputs'
     tokens, vectors, _ = await app.embed(request, wanted, texts, param)
-    forms = list(dict.fromkeys(asked.embedding_types or ['float']))
+    forms: list[Format] = list(dict.fromkeys(asked.embedding_types or ('float',)))
     content = CohereEmbedResponse(
       request.state.id, {form: [] for form in forms}, CohereMeta(CohereUnits(tokens.total))
     )
