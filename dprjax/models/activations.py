@@ -1,4 +1,4 @@
-"""Activations of encoders, by the names of transformers' ACT2FN."""
+"""Activations of encoders, by their names in ACT2FN of transformers."""
 
 from collections.abc import Callable
 

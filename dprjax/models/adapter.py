@@ -6,8 +6,8 @@
 A kind of adapter is a value `ADAPTER` in a module of its own. Training, export and server use only
 this value.
 
-An adapter is an argument of ``encoder.encode``, which calls its hooks, and no parameter of a
-module: its gradient needs no gradients of weights.
+An adapter is an argument of ``encoder.encode``, which calls its hooks, and not a parameter of a
+module, so its gradient does not need gradients of weights.
 """
 
 import dataclasses
@@ -32,12 +32,12 @@ from dprjax.models import dropout
 class Adapter:
   """The adapter that changes nothing. Each kind is a subclass, a ``flax.struct.dataclass``.
 
-  Its arrays hold one adapter for all examples, one for each example, or a bank of rows (`choose`).
+  Its arrays are one adapter for all examples, one for each example, or a bank of rows (`choose`).
 
   Attributes:
-    by_layer: fields whose arrays begin with the axis of layers, before that of examples. Hooks of a
-      layer see them without it. Other arrays begin with the axis of examples.
-    undropped: fields that dropout leaves as they are.
+    by_layer: fields whose arrays begin with an axis of layers, before the axis of examples. Hooks
+      of a layer get them without it. Other arrays begin with the axis of examples.
+    undropped: fields without dropout.
   """
 
   by_layer: ClassVar[tuple[str, ...]] = ()
@@ -66,15 +66,15 @@ class Adapter:
     return self._change(drop, but=self.undropped)
 
   def size(self) -> int:
-    """The length in which adapters of a kind differ, such as P; 0: none."""
+    """The length that may differ between adapters of a kind, such as P; 0: none."""
     return 0
 
   def row(self) -> Self:
-    """A row of a bank. Zeros behind its arrays must change nothing, nor must a row of zeros."""
+    """A row of a bank. Padding with zeros, or a row of zeros, must not change any vector."""
     return self
 
   def _change(self, change: Callable[..., Any], *others: Self, but: Collection[str] = ()) -> Self:
-    """Maps ``change(array, ..., axis)`` over all arrays ``but`` some; ``axis`` is of examples."""
+    """Maps ``change(array, ..., axis)`` over arrays except ``but``; ``axis`` counts examples."""
     return dataclasses.replace(
       self,
       **{
@@ -106,11 +106,11 @@ class Adapter:
   def embed_tokens(
     self, tokens: Int[Array, 'B T'], embed: Callable[[Array], Array]
   ) -> Float[Array, 'B T H']:
-    """Embeds tokens without their positions; ``embed`` gives those of words."""
+    """Embeds tokens without positions; ``embed`` embeds words."""
     return embed(tokens)
 
   def seen(self, mask: Bool[Array, 'B T']) -> Bool[Array, 'B S']:
-    """The visible keys. They include those of `prefix` if some of these are masked."""
+    """The visible keys, including those of `prefix` if some of these are masked."""
     return mask
 
   def enter_layer(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
@@ -122,12 +122,12 @@ class Adapter:
   ) -> Float[Array, 'B T O']:
     """Changes the output ``y`` of a linear projection of ``x``.
 
-    ``name`` is that of its parameters in the layer, such as ``attention/query``.
+    ``name`` is the name of its parameters in the layer, such as ``attention/query``.
     """
     return y
 
   def prefix(self) -> Float[Array, '*B 2 P N D'] | None:
-    """Keys (index 0) and values of a layer in front of those of tokens."""
+    """Keys (index 0) and values of a layer, put before those of tokens."""
     return None
 
   def leave_layer(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
@@ -204,7 +204,7 @@ class Several(Adapter):
   def prefix(self) -> Float[Array, '*B 2 P N D'] | None:
     found = [made for adapter in self.adapters if (made := adapter.prefix()) is not None]
     if len(found) > 1:
-      raise InputError(f'{len(found)} adapters have prefixes, and an encoder takes one')
+      raise InputError(f'{len(found)} adapters have prefixes; an encoder takes only one')
     return found[0] if found else None
 
   def leave_layer(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
@@ -234,9 +234,9 @@ def stack(adapters: Sequence[Adapter | None]) -> Adapter | None:
 
 
 def blank(rows: Sequence[Adapter]) -> Adapter:
-  """The smallest row of zeros that each of these rows can be padded to.
+  """The smallest row of zeros with room for each of these rows.
 
-  Fields of the rows are arrays, or dicts of arrays that need not have the same keys.
+  Fields of the rows are arrays, or dicts of arrays whose keys may differ.
   """
 
   def joined(values: Sequence[Any]) -> Any:
@@ -253,7 +253,7 @@ def blank(rows: Sequence[Adapter]) -> Adapter:
 
 
 def pad(row: Adapter, empty: Adapter) -> Adapter:
-  """The row with zeros behind its arrays, so that it has the shapes of ``empty`` (`blank`)."""
+  """The row padded with zeros to the shapes of ``empty`` (`blank`)."""
 
   def padded(value: Any, zeros: Any) -> Any:
     if isinstance(zeros, Mapping):
@@ -272,12 +272,12 @@ def pad(row: Adapter, empty: Adapter) -> Adapter:
 
 
 def same_shapes(first: Adapter, second: Adapter) -> bool:
-  """Whether two adapters have the same arrays but for their values."""
+  """Whether the arrays of two adapters have the same names, shapes and types."""
   return jax.tree.map(np.shape, first) == jax.tree.map(np.shape, second)
 
 
 def allocate(row: Adapter, count: int, dtype: Any) -> Adapter:
-  """A bank of ``count`` zero rows like this one, on the device, with floats of ``dtype``."""
+  """A bank of ``count`` zero rows of this shape, on the device, with floats of ``dtype``."""
 
   def zeros(array, axis):
     shape = list(array.shape)
@@ -298,14 +298,14 @@ def write(bank: Adapter, row: Adapter, slot: Int[Array, '']) -> Adapter:
 
 
 class AdapterTraining(NamedTuple):
-  """How any method trains a kind of adapter.
+  """How methods train a kind of adapter.
 
   Attributes:
     init: ``(config, model, key) -> params``, for ``config.prompt.length`` above 0.
     expand: ``(config, model, params) -> Adapter``.
     export: ``(config, Adapter) -> (arrays, meta)`` of a prompt file.
-    of_text: ``(config, model, encoder's params, P tokens) -> params`` that begin as a text does
-      (``config.prompt.init_text``); None: they cannot.
+    of_text: ``(config, model, encoder params, P tokens) -> params`` that act like this text
+      (``config.prompt.init_text``); None: not possible.
   """
 
   init: Callable[[Any, Any, Array], dict[str, Any]]
@@ -339,8 +339,8 @@ class Peft(NamedTuple):
 class Kind(NamedTuple):
   """A kind of adapter.
 
-  A prompt file holds one adapter for all texts, one each for queries and passages, or one for
-  queries only. Parameters, arrays and adapters below are those of one.
+  A prompt file has one adapter for all texts, one each for queries and passages, or one for queries
+  only. Parameters, arrays and adapters below are those of one adapter.
 
   Attributes:
     name: in ``config.prompt.kind`` and in the meta of prompt files.
@@ -350,15 +350,15 @@ class Kind(NamedTuple):
       an invalid meta.
     load: ``(meta, arrays) -> adapters``, one or one for each topic. None: a part of templates
       (`models.task_templates`).
-    training: None: only methods of its own train it.
+    training: None: only its own methods train it.
     sided: whether queries and passages may differ.
     topics: whether the file holds a topic model, which chooses the adapter.
-    row: ``(model, size) -> Adapter``, the row of a bank that every server has. None: a server has a
-      bank if its folder holds such a prompt at the start.
-    peft: its form in PEFT.
-    merge: ``(model, params, adapter) -> (model, params)`` of an encoder that gives the same vectors
-      without the adapter. None: it cannot be merged.
-    code: if it cannot be merged, the PyTorch module that adapts the transformer of a
+    row: ``(model, size) -> Adapter``, a row of the bank that every server has. None: a server has a
+      bank only if its folder has such a prompt at the start.
+    peft: its format in PEFT.
+    merge: ``(model, params, adapter) -> (model, params)`` of an encoder with the same vectors
+      without the adapter. None: cannot be merged.
+    code: for kinds that cannot be merged, the PyTorch module that adapts the transformer in a
       sentence-transformers folder (`models.prompted`).
   """
 
@@ -381,9 +381,9 @@ SUBTREE = 'prompt'
 
 
 def sizes(config: Any) -> dict[str, int]:
-  """The sizes of the axes that the backbone decides, by letter or name.
+  """The sizes of axes that depend on the backbone, by letter or name.
 
-  ``attention/query/in`` and ``attention/query/out`` are those of a projection.
+  ``attention/query/in`` and ``attention/query/out`` are the sizes of a projection.
   """
   found = {
     'L': config.num_layers,
@@ -400,7 +400,7 @@ def sizes(config: Any) -> dict[str, int]:
 
 
 def projections(config: Any) -> list[tuple[Any, list[str]]]:
-  """The `checkpoint_names.Tensor` of every linear projection, and the names that `project` gets.
+  """The `checkpoint_names.Tensor` of every linear projection, and its names for `project`.
 
   A fused tensor has several names.
   """

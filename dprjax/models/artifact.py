@@ -4,14 +4,14 @@
 of the queries used in training and selection (``formats.seen``). The other members are float
 arrays. ``numpy.load(path, allow_pickle=False)`` reads all of it, so a prompt file cannot run code.
 
-The kind of adapter (`models.adapter`) decides the arrays and meta's further keys:
+The kind of adapter (`models.adapter`) decides the arrays and additional keys of meta:
 
 - prefix: ``prefix`` [L, 2, P, N, D] (index 0 of axis 1: keys, 1: values), or ``query/prefix`` and
-  ``passage/prefix`` if untied, or only ``query/prefix`` if meta's ``sides`` is 'query'
+  ``passage/prefix`` if untied, or only ``query/prefix`` if ``sides`` in meta is 'query'
 - lora: ``attention/query/a`` [L, I, R] and ``attention/query/b`` [L, R, O], and so on
 - linear: ``change`` [D, D]
 - topic: ``prefix`` [K, L, 2, P, N, D] and the arrays of the topic model
-- template: ``slots/query/P1`` [P, H] and so on; none if the template has words only
+- template: ``slots/query/P1`` [P, H] and so on; none if the template has only words
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ _Length = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 
 
 class _Gain(msgspec.Struct, forbid_unknown_fields=True):
-  """The dev score after training, beside the baseline's."""
+  """The dev scores after training and of the baseline."""
 
   measure: str
   baseline: _Score
@@ -61,7 +61,7 @@ class _Gain(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Meta(msgspec.Struct):
-  """The keys of meta. Further ones, such as task and metrics, are free."""
+  """The keys of meta. Others, such as task and metrics, are free."""
 
   format: str
   version: int
@@ -83,7 +83,7 @@ class _Meta(msgspec.Struct):
 
 
 _QUERIES = 'queries/'
-_MOST_COMPRESSED = 20  # times; a guard against bombs, as floats hardly compress
+_MOST_COMPRESSED = 20  # limit of compression against zip bombs, as floats hardly compress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Prompt:
     return self.meta.get('sides') == 'query'
 
   def of_side(self, side: str) -> dict[str, np.ndarray]:
-    """The arrays for a side, 'query' or 'passage'; empty: the bare backbone."""
+    """The arrays for a side, 'query' or 'passage'; empty for the bare backbone."""
     if self.tied:
       return self.arrays
     return {
@@ -127,7 +127,7 @@ class Prompt:
     }
 
   def adapters(self, side: str) -> list[Adapter | None]:
-    """The adapters for a side, one or one for each topic. None: the bare backbone.
+    """The adapters for a side: one, or one for each topic. None is the bare backbone.
 
     Raises:
       InputError: the prompt is a template.
@@ -152,7 +152,7 @@ def save_prompt(path: PathLike, prompt: Prompt) -> None:
 
 
 def check_gain(where: str, gain: Any) -> None:
-  """Checks meta's ``gain``: the dev score before and after training.
+  """Checks ``gain`` in meta: the dev score before and after training.
 
   Raises:
     InputError: keys, types or ranges are wrong, or values contradict each other.
@@ -160,10 +160,10 @@ def check_gain(where: str, gain: Any) -> None:
   found = convert(gain, f'{where}: gain', _Gain)
   low, high = found.low, found.high
   if (low is None) != (high is None) or (low is not None and high is not None and low > high):
-    raise InputError(f"{where}: gain's low and high are {low!r} and {high!r}, no interval")
+    raise InputError(f'{where}: low and high of gain are {low!r} and {high!r}, not an interval')
   if found.better and found.best <= found.baseline:
     raise InputError(
-      f"{where}: gain's better is true, but best {found.best} <= baseline {found.baseline}"
+      f'{where}: better of gain is true, but best {found.best} <= baseline {found.baseline}'
     )
 
 
@@ -205,10 +205,10 @@ def locate(path: PathLike) -> epath.Path:
 
 
 def unsupported(prompt: Prompt, tool: str) -> InputError:
-  """The error for a kind of adapter that another tool does not have."""
+  """The error for a kind of adapter that another tool does not support."""
   return InputError(
-    f'{prompt.path}: {tool} has no prompts of kind {prompt.meta["kind"]!r} ({prompt.kind.text}); '
-    'export with --format=npz'
+    f'{prompt.path}: {tool} does not support prompts of kind {prompt.meta["kind"]!r} '
+    f'({prompt.kind.text}); export with --format=npz'
   )
 
 
@@ -230,13 +230,14 @@ def check_prompt(
   """Checks that a prompt was made for this backbone and this tokenizer.
 
   Raises:
-    InputError: another SHA-256, or a shape that does not fit.
+    InputError: the SHA-256 or a shape does not match.
   """
   problems = []
   recorded = prompt.meta['backbone_sha256']
   if backbone_sha256 not in (recorded.values() if isinstance(recorded, dict) else (recorded,)):
     problems.append(
-      f'made for backbone {prompt.meta["backbone"]} with SHA-256 {recorded}, not {backbone_sha256}'
+      f'was made for backbone {prompt.meta["backbone"]} with SHA-256 {recorded}, not '
+      f'{backbone_sha256}'
     )
   sizes = adapters.sizes(config)
   for name, axes in _axes(prompt).items():
@@ -251,7 +252,7 @@ def check_prompt(
       )
   recorded = prompt.meta['tokenizer_sha256']
   if tokenizer_sha256 != recorded:
-    problems.append(f'made with a tokenizer with SHA-256 {recorded}, not {tokenizer_sha256}')
+    problems.append(f'was made with a tokenizer with SHA-256 {recorded}, not {tokenizer_sha256}')
   if problems:
     raise InputError(
       f'{prompt.path}: {"; ".join(problems)}; give the backbone that it was trained on'
@@ -306,13 +307,14 @@ def check_content(prompt: Prompt) -> None:
 def _check_meta(path: str, meta: dict[str, Any]) -> None:
   if meta.get('format') != FORMAT:
     raise InputError(
-      f"{path}: not a dprjax prompt: meta's format is {meta.get('format')!r:.60}, not {FORMAT!r}"
+      f'{path}: not a dprjax prompt: the format in meta is {meta.get("format")!r:.60}, not '
+      f'{FORMAT!r}'
     )
   version = meta.get('version')
   if version != VERSION:
     newer = isinstance(version, int) and version > VERSION
     raise InputError(
-      f"{path}: meta's version is {version!r}, and this dprjax reads {VERSION}"
+      f'{path}: the version in meta is {version!r}, and this dprjax reads {VERSION}'
       + (': upgrade dprjax' if newer else '')
     )
   found = convert(meta, f'{path}: meta', _Meta)
@@ -322,5 +324,5 @@ def _check_meta(path: str, meta: dict[str, Any]) -> None:
   kind = adapters.find(found.kind, f'{where} kind')
   if found.sides == 'query' and not kind.sided:
     raise InputError(f"{where} sides is 'query', but kind {kind.name!r} has 'both'")
-  if kind.load is not None:  # templates have poolings of their own
+  if kind.load is not None:  # templates have their own poolings
     poolings.find(found.pooling, f'{where} pooling')

@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face checkpoint: names, shapes, and places in our tree.
+"""The tensors of a Hugging Face checkpoint: names, shapes, and places in our parameter tree.
 
 A family lists them (`family.Family.tensors`).
 """
@@ -13,12 +13,12 @@ from dprjax.base.errors import InputError
 
 Params = dict[str, Any]
 
-# What PyTorch, sentence-transformers and training scripts put before names.
+# Prefixes added by PyTorch, sentence-transformers and training scripts.
 _WRAPPERS = re.compile(
   r'((module|model|auto_model|base_model|_orig_mod|_fsdp_wrapped_module|encoder|backbone|'
   r'transformer|\d+)\.)*'
 )
-# numpy names for the types of floats, and safetensors'.
+# The float types: numpy names and safetensors names.
 DTYPES = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'float64': 'F64'}
 
 
@@ -30,8 +30,8 @@ class Tensor(NamedTuple):
     path: in our tree.
     layer: its number in the stack.
     num_layers: of the stack.
-    parts: of a fused tensor, such as queries, keys and values in one: the names of its equal parts
-      in our tree, in place of the last but one of ``path``.
+    parts: for a fused tensor, such as queries, keys and values in one: the names of its equal parts
+      in our tree, which replace the last but one name of ``path``.
   """
 
   name: str
@@ -47,19 +47,19 @@ class Tensor(NamedTuple):
 
   @property
   def paths(self) -> list[tuple[str, ...]]:
-    """The places in our tree, several of a fused tensor."""
+    """The places in our tree; a fused tensor has several."""
     return [(*self.path[:-2], part, self.path[-1]) for part in self.parts] or [self.path]
 
 
 def wrapper(config: Any, stored: Iterable[str]) -> str:
-  """The prefix that a tool put before all names, such as ``module.``, or ''.
+  """The prefix that a tool added to all names, such as ``module.``, or ''.
 
   Args:
     config: the encoder shape.
     stored: names in the files.
 
   Raises:
-    InputError: unknown, or several.
+    InputError: the prefix is unknown, or there are several.
   """
   family = config.family
   word = next(one.name for one in family.tensors(config) if one.path[:2] == ('embeddings', 'word'))
@@ -68,7 +68,7 @@ def wrapper(config: Any, stored: Iterable[str]) -> str:
   found = sorted({own.sub('', name) for name in before})
   if len(found) > 1:
     raise InputError(
-      f'holds several encoders, {" and ".join(map(repr, found[:8]))}; keep one of them'
+      f'has several encoders, {" and ".join(map(repr, found[:8]))}; keep one of them'
     )
   for name in found:
     if not _WRAPPERS.fullmatch(name):
@@ -90,13 +90,13 @@ def place(params: Params, tensor: Tensor, array: np.ndarray) -> None:
       node[path[-1]] = np.array(part, np.float32)
       continue
     if path[-1] not in node:
-      # Zeros where a layer has no such tensor.
+      # Layers without the tensor get zeros.
       node[path[-1]] = np.zeros((tensor.num_layers, *part.shape), np.float32)
     node[path[-1]][tensor.layer] = part
 
 
 def export(tensors: Iterable[Tensor], params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-  """Our tree as the tensors of a checkpoint, float32."""
+  """Converts our tree to checkpoint tensors, float32."""
   arrays = {}
   for tensor in tensors:
     parts = []

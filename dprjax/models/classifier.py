@@ -1,8 +1,8 @@
 """Sequence-classification heads, which score a query and a passage read together.
 
-As in transformers' ForSequenceClassification: a dense layer (the BERT pooler) and tanh on the first
-token's last state, then a linear layer to 1 or 2 labels. Some families have another activation, a
-norm after it, or the mean of the states.
+As in ForSequenceClassification of transformers: a dense layer (the BERT pooler) and tanh on the
+last state of the first token, then a linear layer to 1 or 2 labels. Some families use another
+activation, a norm after it, or the mean of the states.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def init_classifier(config: EncoderConfig, key: Array, labels: int = 1) -> dict[
   """
   keys = dict(zip(('dense', 'output'), jax.random.split(key), strict=True))
   head: dict[str, Any] = {}
-  assert config.family.classifier_tensors is not None  # whoever wants a head has asked
+  assert config.family.classifier_tensors is not None  # callers check this first
   for tensor in config.family.classifier_tensors(config, labels):
     part, name = tensor.path
     if tensor.kernel:
@@ -49,10 +49,10 @@ def classify(
   """The logits, float32.
 
   Args:
-    config: the encoder's. As in transformers, dropout comes before the last layer; in RoBERTa and
+    config: of the encoder. As in transformers, dropout comes before the last layer; in RoBERTa and
       XLM-R also before the first.
     head: as ``init_classifier`` gives it.
-    pooled: the first token's last state, or the mean, by the family.
+    pooled: the last state of the first token, or the mean of states, depending on the family.
     options: the dtype applies to the first layer; the last is float32.
     dropout_key: activates dropout at the rate of hidden states.
   """
@@ -70,7 +70,7 @@ def classify(
 
 
 def score(logits: Float[Array, 'B labels']) -> Float[Array, ' B']:
-  """A logit of relevance: the label's, or label 1's minus label 0's."""
+  """A logit of relevance: of the only label, or of label 1 minus label 0."""
   return logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
 
 
@@ -88,7 +88,7 @@ def score_pairs(
   """The scores of pairs, float32.
 
   Args:
-    config: the encoder's.
+    config: of the encoder.
     backbone: its parameters.
     head: as ``init_classifier`` gives it.
     tokens: a pair in each row, with special tokens.
@@ -112,7 +112,8 @@ def score_pairs(
 
 
 def _dense(x: Float[Array, 'B I'], layer: Mapping[str, Any]) -> Float[Array, 'B O']:
-  # Summed in float32, also of bfloat16. A GPU tf32 default would cost three digits of a logit.
+  # Summed in float32 even for bfloat16. The tf32 default of GPUs would cost three digits of a
+  # logit.
   product = jnp.einsum(
     'bi,io->bo',
     x,

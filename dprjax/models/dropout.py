@@ -1,7 +1,7 @@
-"""Dropout that stores no masks: the backward pass draws them again.
+"""Dropout that stores no masks; the backward pass draws them again.
 
-A stored mask is as large as the activations, and goes to memory and back. These masks hash a seed
-and the place: a few products that compilers fuse with their neighbours.
+A stored mask is as large as the activations and is written to memory and read back. These masks
+hash a seed and the place: a few products, which compilers fuse with neighbouring operations.
 """
 
 import functools
@@ -19,7 +19,8 @@ _GOLDEN = np.int32(-1640531527)  # 2**32 by the golden ratio
 
 
 def stays(rate: float, seed: Array, places: Int32[Array, '*s']) -> Array:
-  """Which numbers dropout keeps: bits of the place, mixed with the seed (fmix32 of MurmurHash3).
+  """Whether dropout keeps each number: bits of its place, mixed with the seed (fmix32 of
+  MurmurHash3).
 
   Args:
     rate: of dropout.
@@ -41,7 +42,7 @@ def seeds(key: Array, shape: tuple[int, ...]) -> Int32[Array, '*s']:
 
 
 def row_seeds(key: Array, shape: tuple[int, ...]) -> Int32[Array, '*s']:
-  """Random seeds of a batch's rows (the first axis), the same in whichever part they are."""
+  """Random seeds of the rows of a batch (the first axis), independent of how it is split."""
   part = splits.part()
   found = seeds(key, (part.parts * shape[0], *shape[1:]))
   if part.parts == 1:
@@ -53,7 +54,7 @@ def row_seeds(key: Array, shape: tuple[int, ...]) -> Int32[Array, '*s']:
 def _drop(x: Array, rate: float, seed: Int32[Array, '']) -> Array:
   places = jnp.zeros(x.shape, jnp.int32)
   for axis in range(x.ndim):
-    after = math.prod(x.shape[axis + 1 :]) % 2**32  # of more than 2**32 numbers some share a place
+    after = math.prod(x.shape[axis + 1 :]) % 2**32  # beyond 2**32 numbers, some share a place
     stride = np.array(after, np.uint32).astype(np.int32)
     places = places + jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) * stride
   seed = jnp.reshape(seed, (1,) * x.ndim)
@@ -78,18 +79,18 @@ def drop(x: Float[Array, '*s'], rate: float, key: Array, rows: bool = False) -> 
     x: of any shape.
     rate: the share left out, below 1; the rest is divided by 1 - rate.
     key: of the mask.
-    rows: the first axis has the batch rows, which may be one part of them.
+    rows: whether the first axis is the rows of a batch or of a part of it.
   """
   seed = seeds(key, ())
   if rows and (part := splits.part()).parts > 1:
-    # Places count from the first row of the first part, which adds the same to all bits.
+    # Places count from the first row of the first part.
     before = np.array(x.size % 2**32, np.uint32).astype(np.int32) * jnp.asarray(part.number)
     seed = seed + before * _GOLDEN
   return _drop(x, rate, seed)
 
 
 class Dropout(nn.Module):
-  """``drop`` of the rows of a batch, with a key of the stream 'dropout'."""
+  """``drop`` on the rows of a batch, with a key of the stream 'dropout'."""
 
   rate: float
   deterministic: bool

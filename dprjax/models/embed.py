@@ -1,7 +1,7 @@
 """The vector of a text: encode, pool, project and normalize.
 
-Training, `dprjax.encode`, the server and mteb share this. `formats.vector_spec.VectorSpec` says
-how; the encoder shape has the projection.
+Training, `dprjax.encode`, the server and mteb share this. The settings are a
+`formats.vector_spec.VectorSpec`; the projection is part of the encoder shape.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,9 +57,9 @@ def of_states(
     config, params: of the encoder.
     states: its last hidden states.
     mask: True at the tokens to pool.
-    specs: one way for all rows, or several.
-    which: the number of each row in ``specs``, if there are several.
-    adapter: that gave the states.
+    specs: one `VectorSpec` for all rows, or several.
+    which: the index into ``specs`` of each row, if there are several.
+    adapter: the adapter used for the states.
   """
   specs = (specs,) if isinstance(specs, VectorSpec) else specs
 

@@ -1,4 +1,4 @@
-"""Encoders, with an adapter as an argument.
+"""Encoders that take an adapter as an argument.
 
 The family (`models.family`) gives the modules: embeddings, layer, and any after the last layer.
 Parameters of layers are stacked on a leading axis; kernels are ``[in, out]``. docs/architecture.md
@@ -24,10 +24,10 @@ from dprjax.models.reach import padding_bias
 def _stack(
   config: EncoderConfig, num_layers: int, options: EncoderOptions, deterministic: bool
 ) -> nn.Module:
-  """A scan of the family layer over stacked parameters."""
+  """Scans the family layer over stacked parameters."""
   layer = config.family.layer
   if options.remat:
-    # Where both are unrolled, the compiler would merge recomputed layers with the first ones.
+    # If both were unrolled, the compiler would merge recomputed layers with the first ones.
     layer = nn.remat(layer, prevent_cse=options.unroll != 1)
   scanned = nn.scan(
     layer,
@@ -69,13 +69,14 @@ def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
 def _inputs(
   config: EncoderConfig, num_layers: int, tokens: Array, mask: Array, adapter: Adapter
 ) -> tuple[Scanned, Shared]:
-  """What the layers take besides parameters and states."""
+  """Inputs of the layers besides parameters and states."""
   length, shift = tokens.shape[1], adapter.shift_positions()
   known = shift if isinstance(shift, int) else 0
   if length + known > config.max_tokens:
     shifted = f' shifted by {known}' if known else ''
     raise InputError(
-      f"{length} tokens{shifted} exceed the encoder's {config.max_tokens} positions; lower the "
+      f'{length} tokens{shifted} exceed the {config.max_tokens} positions of the encoder; lower '
+      'the '
       'maximum length'
     )
   if not isinstance(shift, int):
@@ -99,7 +100,7 @@ def _embed(
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> tuple[Any, Scanned, Shared]:
-  """The first states, and what the layers take."""
+  """The first states, and the other inputs of the layers."""
   adapter = BARE if adapter is None else adapter
   if options.prompt_dropout and dropout_key is not None:
     key = jax.random.fold_in(dropout_key, 1)
@@ -109,7 +110,7 @@ def _embed(
   if config.family.relative is not None:
     module, length = config.family.relative(config), tokens.shape[1]
     bias: Any = module.apply({'params': params['relative']}, length)
-    prefix = shared.bias.shape[3] - length  # whose keys have no distance
+    prefix = shared.bias.shape[3] - length  # prefix keys have no distance
     bias = shared.bias + jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (prefix, 0)))
     shared = shared._replace(bias=bias)
   embeddings = config.family.embeddings(
@@ -168,7 +169,7 @@ def _run_layers(
   x, _ = _stack(config, count, options, dropout_key is None).apply(
     {'params': layers}, hidden.astype(options.dtype), scanned, shared, rngs=_rngs(dropout_key)
   )
-  assert isinstance(x, jax.Array)  # apply's annotation also allows for mutable collections
+  assert isinstance(x, jax.Array)  # the annotation of apply also allows mutable collections
   return x
 
 
@@ -181,7 +182,7 @@ def encode_layers(
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> Float[Array, 'B T H']:
-  """Runs hidden states through stacked layers, such as a head's, without an adapter."""
+  """Runs hidden states through stacked layers, such as those of a head, without an adapter."""
   count = jax.tree.leaves(layers)[0].shape[0]
   tokens = jnp.full(mask.shape, -1, jnp.int32)  # none of them is padding
   scanned, shared = _inputs(config, count, tokens, mask, BARE)
@@ -216,11 +217,11 @@ def encode(
     dropout_key: activates dropout.
 
   Returns:
-    The last layer's hidden states, float32.
+    The hidden states of the last layer, float32.
 
   Raises:
     InputError: at trace time, if the adapter does not fit this encoder, or the tokens (and a shared
-      shift) exceed its positions. A token that an example's own shift moves beyond them gives NaN.
+      shift) exceed its positions. A token moved beyond them by the shift of one example gives NaN.
   """
   (hidden,) = _run(
     config,
@@ -244,10 +245,10 @@ def encode_early_late(
   split: int,
   **kwargs: Any,
 ) -> tuple[Float[Array, 'B T H'], Float[Array, 'B T H']]:
-  """The states after ``split`` layers and after all (Condenser, Eqs. 6 and 7), float32.
+  """The states after ``split`` layers and after all layers (Condenser, Eqs. 6 and 7), float32.
 
   Args:
-    split: early layers, 1 to L - 1.
+    split: the number of early layers, 1 to L - 1.
     kwargs: as for ``encode``.
 
   Raises:
@@ -264,9 +265,9 @@ def encode_early_late(
 def keys_and_values(
   config: EncoderConfig, params: Mapping[str, Any], tokens: Int[np.ndarray, ' T']
 ) -> Float[np.ndarray, 'L 2 T N D']:
-  """Each layer's keys (index 0) and values of a text, in float32, as attention takes them.
+  """Keys (index 0) and values of a text in each layer, float32, in the form used by attention.
 
-  Keys are those behind their norm and the rotation by their positions, which count from 0.
+  Keys have passed their norm and the rotation by positions, which count from 0.
 
   Args:
     config: the encoder shape.
@@ -311,7 +312,7 @@ def first_token_attention(
   *,
   adapter: Adapter | None = None,
 ) -> Float[Array, 'L B N S']:
-  """The first token's attention weights over S = P + T, those of a prefix first.
+  """Attention weights of the first token over S = P + T, prefix first.
 
   Raises:
     InputError: as ``encode``.

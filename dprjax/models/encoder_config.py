@@ -1,4 +1,4 @@
-"""The shape of an encoder, and how it computes."""
+"""The shape of an encoder, and options for computing it."""
 
 import dataclasses
 from typing import Any, NamedTuple, Self
@@ -16,7 +16,7 @@ from dprjax.models.activations import ACTIVATIONS
 class EncoderConfig(families.Shape):
   """The shape of an encoder with a table of positions, such as BERT. Hashable.
 
-  Other families have a `families.Shape` of their own with the same properties: ``vocab_size``,
+  Other families have their own `families.Shape` with the same properties: ``vocab_size``,
   ``hidden_size``, ``num_layers``, ``num_heads``, ``num_kv_heads``, ``head_dim``,
   ``intermediate_size``, ``type_vocab_size``, ``max_tokens``, ``pad_token_id``, ``layer_norm_eps``,
   ``initializer_range`` and the rates of dropout.
@@ -57,28 +57,28 @@ class EncoderConfig(families.Shape):
 
   @property
   def num_kv_heads(self) -> int:
-    """Heads of keys and values, also of a prefix."""
+    """The number of heads of keys and values, also in a prefix."""
     return self.num_heads
 
   @property
   def first_position(self) -> int:
-    """The first token's row of the position table."""
+    """The row of the first token in the position table."""
     return self.family.first_position(self)
 
   @property
   def max_tokens(self) -> int:
-    """The longest input."""
+    """The longest input, in tokens."""
     return self.max_positions - self.first_position
 
 
 class Arithmetic(NamedTuple):
-  """The types that an encoder computes in.
+  """The dtypes used by an encoder.
 
   Attributes:
     name: 'float32', 'bfloat16' or 'mixed': dense layers multiply bfloat16 and sum float32; all else
       is float32.
     activations: their dtype.
-    products: of the factors in dense layers; None: as activations.
+    products: the dtype of factors in dense layers; None: as activations.
   """
 
   name: str
@@ -104,10 +104,10 @@ class EncoderOptions(NamedTuple):
     remat: recompute each layer in the backward pass.
     unroll: layers a step of the scan; 0: all.
     dropout: the rate; None: the config rates. Needs a dropout key.
-    rows: how the first axis of activations is split; None: up to the compiler.
+    rows: how the first axis of activations is split; None: the compiler decides.
     heads: how fused attention splits the batch and the heads over devices; None: one device.
-    attention: 'plain'; 'fused', a TPU kernel (`fused_attention`) that other devices interpret,
-      slowly; 'library', ``jax.nn.dot_product_attention``.
+    attention: 'plain'; 'fused', a TPU kernel (`fused_attention`), interpreted slowly on other
+      devices; 'library', ``jax.nn.dot_product_attention``.
     products: the dtype of factors in dense layers, which sum in float32; None: ``dtype``.
     prompt_dropout: the rate on the adapter, with a mask for each example. Needs a dropout key.
   """
@@ -126,10 +126,10 @@ class EncoderOptions(NamedTuple):
   def from_config(
     cls, backbone: Any, rows: NamedSharding | None = None, heads: NamedSharding | None = None
   ) -> Self:
-    """From a training run's ``config.backbone``, and how it splits activations.
+    """Options from ``config.backbone`` of a training run, and its split of activations.
 
     Raises:
-      InputError: an unknown dtype, or a kernel that the devices do not have.
+      InputError: an unknown dtype, or a kernel that the devices do not support.
     """
     dropout = backbone.dropout if backbone.dropout >= 0 else None
     _, dtype, products = arithmetic(backbone.dtype, 'config.backbone.dtype')
@@ -151,7 +151,7 @@ class EncoderOptions(NamedTuple):
     rows: NamedSharding | None = None,
     heads: NamedSharding | None = None,
   ) -> Self:
-    """For inference in an arithmetic, and how devices split activations (`mesh.activations`)."""
+    """Options for inference with these dtypes and this split (`mesh.activations`)."""
     return cls(
       arithmetic.activations,
       rows=rows,
@@ -180,13 +180,13 @@ def _attention(platform: str) -> str:
 
 
 def arithmetic(name: str, option: str) -> Arithmetic:
-  """The arithmetic of a name: 'float32', 'bfloat16', 'mixed' or 'auto'.
+  """The dtypes named 'float32', 'bfloat16', 'mixed' or 'auto'.
 
-  'auto' is bfloat16 on accelerators and float32 on CPUs. 'mixed' is faster than both on CPUs that
-  multiply bfloat16 (AMX): docs/performance.md.
+  'auto' is bfloat16 on accelerators and float32 on CPUs. 'mixed' is faster than both on CPUs with
+  bfloat16 products (AMX): docs/performance.md.
 
   Raises:
-    InputError: another word; ``option`` names the option.
+    InputError: an unknown name; ``option`` names the option.
   """
   if name == 'auto':
     name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'

@@ -25,7 +25,7 @@ from dprjax.models.projection import Dense
 
 _PACKAGE = 'dprjax.models.families'
 
-# The shape of an encoder: an `EncoderConfig`, or another `Shape` that has its properties.
+# The shape of an encoder: an `EncoderConfig`, or another `Shape` with its properties.
 Config = Any
 
 
@@ -35,7 +35,7 @@ class Shape:
 
   Attributes:
     projection: the dense layers after the pooling.
-    causal: tokens do not see later ones, so the first token's state does not describe a text.
+    causal: tokens do not see later ones, so the state of the first token does not describe a text.
   """
 
   projection: tuple[Dense, ...] = dataclasses.field(default=(), kw_only=True)
@@ -44,11 +44,11 @@ class Shape:
 
   @property
   def family(self) -> 'Family':
-    return find(self.model_type)  # type: ignore[attr-defined]  # of the subclass
+    return find(self.model_type)  # type: ignore[attr-defined]  # a field of the subclass
 
   @property
   def window(self) -> int | None:
-    """How many tokens, up to its own, a token sees in the narrowest layer; None: all."""
+    """How many tokens, itself included, a token sees back in the narrowest layer; None: all."""
     return None
 
   @property
@@ -58,7 +58,7 @@ class Shape:
 
   @property
   def vector_size(self) -> int:
-    """The numbers of the vector of a text."""
+    """The dimension of a text vector."""
     return self.projection[-1].outputs if self.projection else self.hidden_size  # type: ignore[attr-defined]
 
 
@@ -70,20 +70,20 @@ class Family(NamedTuple):
 
   Attributes:
     model_type: its name in config.json.
-    class_name: the start of transformers' class names, ``Bert`` of ``BertModel``.
+    class_name: the prefix of class names in transformers, ``Bert`` of ``BertModel``.
     read_config: ``(config.json) -> Config``. Raises InputError for an unsupported value.
     write_config: ``Config -> keys of config.json``.
     embeddings: the module of the first hidden states, as ``layers.Embeddings``.
     layer: the module of one layer, as ``layers.Layer``, for ``nn.scan``.
     positions: ``(config, tokens, mask, shift) -> [B, T]``; ``shift`` is a number or ``[B, 1]``.
-    first_position: ``config ->`` the first token's row of a table of positions.
+    first_position: ``config ->`` the row of the first token in a table of positions.
     tensors: ``config -> tensors`` of the checkpoint of an encoder.
     layer_tensors: ``(config, L) -> tensors`` of a stack of layers.
     canonical: maps a stored name, without the prefix of larger models, to one of ``tensors``.
     prefix: of the encoder names in classes with a head, ``bert.``.
     extras: matches names that larger models add.
     mlm_tensors: ``config -> tensors`` of the masked-LM head; None: no such head.
-    mlm_copies: ``config -> {copy: original}``, names of tensors that some files store twice.
+    mlm_copies: ``config -> {copy: original}``, for tensors that some files store twice.
     mlm_act: ``config -> activation`` of the masked-LM head.
     classifier_tensors: ``(config, labels) -> tensors`` of the classification head; None: no such
       head.
@@ -93,10 +93,10 @@ class Family(NamedTuple):
     relative: ``config -> module`` of a bias by distance, ``T -> [1, N, T, T]``.
     final: ``(config, dtype) -> module`` after the last layer, such as a norm.
     sharding: ``(regular expression, PartitionSpec)`` of parameter names that ``mesh.RULES`` lacks.
-    turn_keys: ``(config, keys [L P N D], places) -> keys`` of texts that stand so many places
-      further on; None: positions are not rotary.
-    prompted_by: how a prompt enters transformers' class: 'cache', as past keys and values;
-      'attention', by our attention function; '': not at all.
+    turn_keys: ``(config, keys [L P N D], places) -> keys`` of texts moved by this many positions;
+      None: positions are not rotary.
+    prompted_by: how a prompt enters the class of transformers: 'cache', as past keys and values;
+      'attention', by our attention function; '': not supported.
     pad_token_id: the default of config.json.
     shapes: ``() -> {name: Config}`` of well-known models, for plans without files.
   """
@@ -131,7 +131,7 @@ class Family(NamedTuple):
 
 
 def find(model_type: Any) -> Family:
-  """The family that config.json names.
+  """The family named in config.json.
 
   Raises:
     InputError: there is no such family; the message lists them.

@@ -1,10 +1,10 @@
-"""Attention over a prompt and tokens as a Pallas kernel that keeps scores on the chip.
+"""Attention over a prompt and tokens, as a Pallas kernel that keeps scores on the chip.
 
-For TPUs: XLA would write the scores ``[B, N, T, S]`` to memory, in training several times. A head's
-scores are small (512 x 640 float32: 1.3 MB), so the kernel computes a head in one piece, without a
-running softmax. It reads a prompt that examples share without copies, and sums its gradient in
-place. The backward pass computes scores again. JAX's own kernels need a copy of a prefix for each
-example and have no dropout.
+For TPUs: XLA would write the scores ``[B, N, T, S]`` to memory, several times in training. Scores
+of one head are small (512 x 640 float32: 1.3 MB), so the kernel computes a head in one piece,
+without a running softmax. It reads a shared prompt without copies and sums its gradient in place.
+The backward pass recomputes scores. The kernels of JAX need a copy of a prefix for each example and
+have no dropout.
 """
 
 import functools
@@ -23,15 +23,15 @@ from jaxtyping import Array, Float, Int32
 from dprjax.models import dropout as masks
 from dprjax.models import splits
 
-# Memory of a step of the grid; the smallest chips have 16 MB.
+# Memory of a grid step; the smallest chips have 16 MB.
 _STEP_BYTES = 12 << 20
-_SCORES = 8  # arrays of scores that the backward pass holds at a time
-_MOST_HEADS = 8  # in a step: each adds instructions and time to compile
+_SCORES = 8  # score arrays in memory at a time in the backward pass
+_MOST_HEADS = 8  # in a grid step: more take longer to compile
 _LANES = 128  # of a register; shorter last axes are padded
 
 
 class _Static(NamedTuple):
-  """What a program is compiled for.
+  """The static arguments of a compiled program.
 
   Attributes:
     width: D.
@@ -63,10 +63,10 @@ def attend(
 ) -> Float[Array, 'B T H']:
   """Weighted means of values, in the dtype of ``query``; scores and weights are float32.
 
-  Heads lie side by side in H, as dense layers leave them.
+  Heads lie side by side in H, as in the output of dense layers.
 
   Args:
-    query, key, value: of the tokens; keys and values may begin with a prompt that the bias masks.
+    query, key, value: of the tokens; keys and values may begin with a prompt, masked by the bias.
     bias: added to the scores of the tokens; it gets no gradient.
     prompt: unmasked keys (index 0) and values, shared or one for each example.
     num_heads: N.
@@ -80,7 +80,7 @@ def attend(
   """
   if prompt is None or prompt.ndim == 4:
     prompt_dropout = 0.0
-  # A seed for each head of each example, whichever device computes it.
+  # A seed for each head of each example, on any device.
   places = query.shape[0], num_heads, 1, 1
   seeds = [
     masks.row_seeds(of, places) if rate and of is not None else None
@@ -167,7 +167,7 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def _prompts(prompt: Array | None) -> str:
-  """Whose the prompt is: 'shared', each example's 'own', or '' for none."""
+  """'shared', 'own' (a prompt for each example), or '' for none."""
   return '' if prompt is None else 'own' if prompt.ndim == 4 else 'shared'
 
 
@@ -203,10 +203,10 @@ class _Call(NamedTuple):
     batch, length, size = query.shape
     tokens, vectors = key.shape[1], 0 if prompt is None else prompt.shape[-2]
     heads = size // static.width
-    # The blocks of a head, twice: the next ones are fetched meanwhile.
+    # The blocks of a head, twice: the next ones are prefetched.
     one = 2 * (3 * length + 4 * tokens + 4 * vectors) * static.width * query.dtype.itemsize
     room = _STEP_BYTES - 4 * _SCORES * length * (tokens + vectors)
-    # A block's last axis is whole, or fills registers.
+    # The last axis of a block is whole, or fills registers.
     fit = [n for n in range(1, heads + 1) if heads % n == 0 and n * static.width % _LANES == 0]
     small = [n for n in fit if n * one <= room and n <= _MOST_HEADS]
     together = max(small, default=min(fit, default=heads))
@@ -272,7 +272,7 @@ def _product(x: Array, y: Array, axes: tuple[int, int]) -> Array:
 
 
 def _heads(ref: Any, index: Any, width: int) -> list[Array]:
-  """The heads ``[T, D]`` that lie side by side in a block."""
+  """The heads ``[T, D]`` side by side in a block."""
   whole = ref[index]
   return [whole[:, at : at + width] for at in range(0, whole.shape[1], width)]
 
@@ -283,7 +283,7 @@ def _sides(prompts: str) -> list[Any]:
 
 
 def _given(static: _Static, prompts: str, refs: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-  """Number, queries, parts and seed of each head."""
+  """Yields number, queries, parts and seed of each head."""
   query, key, value, bias, *more = refs
   read = [_heads(ref, 0, static.width) for ref in (query, key, value)]
   sides = [_heads(more[0], side, static.width) for side in _sides(prompts)] if prompts else []
@@ -299,9 +299,9 @@ def _given(static: _Static, prompts: str, refs: Sequence[Any]) -> Iterator[tuple
 
 
 def _drop_prompt(static: _Static, part: _Part, seed: Int32[Array, '1 1']) -> _Part:
-  """A head of a prompt under the dropout of an example."""
+  """A head of a prompt with the dropout of an example."""
   rate, shape = static.prompt_dropout, part.keys.shape
-  # The values are places to the right of the keys.
+  # Places of the values follow those of the keys.
   kept = _kept(rate, seed, shape, 0), _kept(rate, seed, shape, shape[1])
   keys, values = (
     _drop(rate, mask, one) for mask, one in zip(kept, (part.keys, part.values), strict=True)
@@ -347,7 +347,7 @@ def _forward(static: _Static, prompts: str, *refs: Any) -> None:
 
 
 def _backward(static: _Static, prompts: str, *refs: Any) -> None:
-  """Writes the gradients of some heads of an example, and adds up those of a shared prompt."""
+  """Writes the gradients of some heads of an example, and sums those of a shared prompt."""
   outs = 3 + bool(prompts)
   given, gradient_ref, out_refs = refs[: -outs - 1], refs[-outs - 1], refs[-outs:]
   gradients = _heads(gradient_ref, 0, static.width)
@@ -394,12 +394,12 @@ def _backward(static: _Static, prompts: str, *refs: Any) -> None:
 
 
 def _drop(rate: float, kept: Array | None, values: Array) -> Array:
-  """Dropout on numbers or their gradients."""
+  """Applies dropout to numbers or their gradients."""
   return values if kept is None else jnp.where(kept, values / (1 - rate), jnp.zeros_like(values))
 
 
 def _kept(rate: float, seed: Int32[Array, '1 1'], shape: tuple[int, ...], before: int) -> Array:
-  """A head's dropout mask.
+  """The dropout mask of a head.
 
   Args:
     rate: of dropout.

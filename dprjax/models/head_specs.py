@@ -1,10 +1,10 @@
-"""The heads in the directory of a model: how each starts, and where it is stored.
+"""The heads in a model directory: initial values and storage.
 
     mlm         the masked-LM head, in model.safetensors
     classifier  the sequence-classification head, in model.safetensors
     condenser   the layers of the Condenser head, in condenser.safetensors
 
-model.safetensors holds at most one of them.
+model.safetensors has at most one of them.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class Head(NamedTuple):
   """A head of a checkpoint.
 
   Attributes:
-    params: numpy float32, as the spec ``init`` gives them. A classifier has only ``dense`` if the
+    params: numpy float32, as from ``init`` of the spec. A classifier has only ``dense`` if the
       checkpoint has the BERT pooler and no classifier.
     settings: of the Condenser head ``split``, the number of early layers.
   """
@@ -43,10 +43,10 @@ class HeadSpec(NamedTuple):
     init: ``(config, key, *sizes) -> params``, fresh.
     tensors: ``(config, head) -> tensors``. Raises InputError for settings that do not fit.
     read: ``(checkpoint, stack) -> Head | None``. Raises InputError for a head that does not fit.
-    model_class: the end of transformers' class name, if there is one.
+    model_class: the suffix of the class name in transformers, if there is one.
     hf_config: ``(config.json, head) -> config.json`` for that class.
     file: where it is stored.
-    metadata: ``(head) -> metadata`` of a file of its own.
+    metadata: ``(head) -> metadata`` of a separate file.
   """
 
   init: Callable[..., Params]
@@ -117,7 +117,7 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
   elif not any(
     tensor.name in stored for tensor in tensors if tensor.name.startswith('classifier.')
   ):
-    # The BERT pooler is half of a head.
+    # The BERT pooler is half a head.
     tensors = [tensor for tensor in tensors if tensor.path[0] == 'dense']
   params = weights.read_head(checkpoint, 'sequence-classification head', tensors)
   return None if params is None else Head(params)
@@ -144,7 +144,7 @@ def _condenser_tensors(config: EncoderConfig, head: Head) -> Iterable[names.Tens
   split = head.settings.get('split')
   if split is None or not 0 < split < config.num_layers:
     raise InputError(
-      f"a Condenser head's split must be 1 to {config.num_layers - 1} of the encoder layers, not "
+      f'the split of a Condenser head must be 1 to {config.num_layers - 1} encoder layers, not '
       f'{split}'
     )
   return config.family.layer_tensors(config, _num_layers(head))
@@ -161,8 +161,8 @@ def _read_condenser(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack)
   )
   if not layers or not 0 < split < config.num_layers:
     raise InputError(
-      f'{file}: its metadata says num_layers {metadata.get("num_layers")!r:.20} and split '
-      f"{metadata.get('split')!r:.20}; expected 1 layer or more, and a split of the encoder's "
+      f'{file}: the metadata has num_layers {metadata.get("num_layers")!r:.20} and split '
+      f'{metadata.get("split")!r:.20}; expected at least 1 layer, and a split of the encoder with '
       f'{config.num_layers} layers'
     )
   where = f'not a Condenser head of {layers} layers for this encoder'

@@ -1,4 +1,4 @@
-"""Heads on hidden states: the masked-LM head and Condenser's."""
+"""Heads on hidden states: the masked-LM head and the Condenser head."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +17,11 @@ def init_mlm_head(config: EncoderConfig, key: Array) -> dict[str, Any]:
 
   Returns:
     ``dense`` (``kernel`` [H, E], ``bias`` [E]), ``norm`` (``scale``, ``bias`` [E]) and ``bias``
-    [V], without the biases that the family lacks. E is the width of word embeddings, which are the
+    [V], without biases that the family lacks. E is the width of word embeddings, which serve as the
     output projection.
   """
   head: dict[str, Any] = {}
-  assert config.family.mlm_tensors is not None  # whoever wants a head has asked
+  assert config.family.mlm_tensors is not None  # callers check this first
   for tensor in config.family.mlm_tensors(config):
     *parents, name = tensor.path
     node = head
@@ -44,11 +44,11 @@ def mlm_logits(
   """A logit for every word of the vocabulary, float32.
 
   Args:
-    config: the encoder's; its family says which activation the head has.
+    config: of the encoder; its family decides the activation of the head.
     head: as ``init_mlm_head`` gives it.
     embedding: the encoder word embeddings.
     hidden: states of any number of tokens.
-    dtype: of the matrix products' inputs; LayerNorm and the logits are float32.
+    dtype: of the inputs of matrix products; LayerNorm and the logits are float32.
   """
   x: Any = hidden.reshape(1, -1, config.hidden_size)
   width = embedding.shape[1]
@@ -77,10 +77,11 @@ def mlm_loss(
   weights: Float[Array, 'B M'],
   dtype: Any = jnp.float32,
 ) -> tuple[Float[Array, ''], Float[Array, ''], Float[Array, '']]:
-  """The masked-LM loss (Condenser, Eqs. 3, 9 and 10) as sums, which add up over chunks of a batch.
+  """The masked-LM loss (Condenser, Eqs. 3, 9 and 10) as sums, so that chunks of a batch can be
+  added.
 
-  It gathers the states at ``positions`` first, so the largest array is [B, M, V], a seventh of
-  [B, T, V].
+  States at ``positions`` are gathered first, so the largest array is [B, M, V], a seventh of [B, T,
+  V].
 
   Args:
     config: the encoder's.
@@ -89,11 +90,11 @@ def mlm_loss(
     hidden: the last states of the encoder or of the Condenser head.
     positions: of masked tokens, from ``masking.mask_tokens``.
     targets: the original tokens at ``positions``.
-    weights: 1 for a masked token, 0 for an unused place.
+    weights: 1 for a masked token, 0 for padding.
     dtype: as for ``mlm_logits``.
 
   Returns:
-    The weighted sums of cross-entropies, of ones, and of right predictions.
+    The weighted sums of cross-entropies, of ones, and of correct predictions.
   """
   gathered = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)  # [B, M, H]
   logits = mlm_logits(config, head, embedding, gathered, dtype)
@@ -106,13 +107,13 @@ def mlm_loss(
 def answer_score(
   logits: Float[Array, 'B V'], yes: int, no: int, kind: str = 'logit'
 ) -> Float[Array, ' B']:
-  """How much the word for yes is preferred to that for no (NIR-Prompt, section 3.5).
+  """The preference for the word for yes over the word for no (NIR-Prompt, section 3.5).
 
   Args:
     logits: as ``mlm_logits`` gives them.
     yes, no: token ids.
     kind: 'logit', the difference of logits, whose sigmoid is P(yes | yes or no); 'probability', the
-      difference of probabilities among all words. Signs agree.
+      difference of probabilities over the vocabulary. Both have the same sign.
   """
   if kind == 'logit':
     return logits[:, yes] - logits[:, no]
@@ -121,16 +122,16 @@ def answer_score(
 
 
 def init_condenser_head(config: EncoderConfig, key: Array, num_layers: int = 2) -> dict[str, Any]:
-  """Fresh parameters of the Condenser head: layers like the encoder's (Condenser, 3.4).
+  """Fresh parameters of the Condenser head: layers like those of the encoder (Condenser, 3.4).
 
   Raises:
-    InputError: a family with a norm after its last layer.
+    InputError: the family has a norm after its last layer.
   """
   if config.family.final is not None:
-    # Eq. 8 puts the last state of one token beside earlier states of others.
+    # Eq. 8 mixes the last state of one token with earlier states of others.
     raise InputError(
-      f'{config.model_type} models norm only their last states, so they cannot have a Condenser '
-      'head; set config.pretrain.head_layers=0'
+      f'{config.model_type} models normalise only their last states, so they cannot have a '
+      'Condenser head; set config.pretrain.head_layers=0'
     )
   return encoder.init_layers(config, num_layers, key)
 
@@ -143,12 +144,12 @@ def condenser_states(
   mask: Bool[Array, 'B T'],
   **kwargs: Any,
 ) -> Float[Array, 'B T H']:
-  """The Condenser head on the late first token and the other early tokens (Eq. 8), float32.
+  """Applies the Condenser head to the late first token and the other early tokens (Eq. 8), float32.
 
   Args:
     config: the encoder's.
-    layers: as ``init_condenser_head`` gives them.
-    late, early: as ``encoder.encode_early_late`` gives them.
+    layers: as from ``init_condenser_head``.
+    late, early: as from ``encoder.encode_early_late``.
     mask: True at real tokens.
     kwargs: ``options`` and ``dropout_key``.
   """

@@ -1,7 +1,7 @@
-"""Reads and writes Hugging Face directories, without PyTorch.
+"""Reads and writes Hugging Face directories without PyTorch.
 
-``backbone_sha256`` covers the encoder tensors as stored, under the names of its family. Neither
-our own layout nor a head changes it.
+``backbone_sha256`` covers the encoder tensors as stored, under the names of the family. Our own
+layout and heads do not change it.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ from dprjax.models.head_specs import HEADS, Head
 
 Params = dict[str, Any]
 
-FORMAT = 'dprjax.model'  # of the mark of the folders that are written here
-OURS = 'a model that dprjax exported, as it was exported'
+FORMAT = 'dprjax.model'  # mark of folders written here
+OURS = 'an unchanged model exported by dprjax'
 
 _LICENCES = ('LICENSE', 'LICENSE.txt', 'LICENSE.md', 'NOTICE')
 
-# Layers and hidden size (Turc et al., 2019). A head has 64 values, the MLP 4 H.
+# Layers and hidden size (Turc et al., 2019). The head size is 64, the MLP width 4 H.
 SIZES = {'tiny': (2, 128), 'mini': (4, 256), 'small': (4, 512), 'base': (12, 768)}
 
 
@@ -49,12 +49,12 @@ class Backbone:
 
   Attributes:
     config: its shape.
-    params: numpy float32, as ``encoder.encode`` takes them.
+    params: numpy float32, for ``encoder.encode``.
     sha256: of the encoder tensors.
     path: the folder of config.json and the tokenizer.
-    spec: how it embeds a text, from its sentence-transformers files or by default.
+    spec: how it embeds texts, from its sentence-transformers files or the defaults.
     hf_config: config.json.
-    heads: the requested heads that the checkpoint has, by names of ``head_specs.HEADS``.
+    heads: the requested heads found in the checkpoint, by names of ``head_specs.HEADS``.
   """
 
   config: EncoderConfig
@@ -71,18 +71,18 @@ def load_backbone(
 ) -> Backbone:
   """Loads an encoder from a Hugging Face directory, a package (``package:NAME``) or the hub.
 
-  The directory holds config.json and model.safetensors, or model.safetensors.index.json and its
-  shards, of any class of a family (docs/backbones.md).
+  The directory has config.json and model.safetensors, or model.safetensors.index.json and its
+  shards, from any class of a family (docs/backbones.md).
 
   Args:
-    path_or_hub_id: where from.
+    path_or_hub_id: the directory, package or hub id.
     heads: names of ``head_specs.HEADS`` to read as well.
-    on_disk: read parameters as `weights.OnDisk`, for a model larger than memory.
+    on_disk: read parameters as `weights.OnDisk`, for models larger than memory.
 
   Raises:
-    InputError: not found; config.json is of an unsupported type; the weights are pickled, damaged,
-      or lack, add or reshape a tensor; a requested head is incomplete, of other shapes, untied, or
-      of more than 2 labels.
+    InputError: not found; the type in config.json is not supported; the weights are pickled or
+      damaged; a tensor is missing, unexpected or has another shape; a requested head is incomplete,
+      of other shapes, untied, or has more than 2 labels.
   """
   with _open(path_or_hub_id) as (root, checkpoint, stack):
     params, sha256 = weights.read_encoder(checkpoint, on_disk)
@@ -112,13 +112,13 @@ def load_head(path_or_hub_id: PathLike, name: str) -> Head | None:
 
 
 def check_readable(path_or_hub_id: PathLike) -> None:
-  """Raises InputError, as ``load_backbone``, without reading tensors."""
+  """Raises InputError as ``load_backbone`` does, without reading tensors."""
   with _open(path_or_hub_id):
     pass
 
 
 def load_spec(path_or_hub_id: PathLike) -> VectorSpec:
-  """How an encoder embeds a text, ``Backbone.spec``, without reading tensors.
+  """How an encoder embeds texts (``Backbone.spec``), without reading tensors.
 
   Raises:
     InputError: as ``load_backbone``, except for tensors.
@@ -131,8 +131,7 @@ def read_shape(folder: PathLike) -> EncoderConfig:
   """The shape of an encoder, from a folder with config.json.
 
   Raises:
-    InputError: missing, or of an unsupported type.
-  """
+    InputError: it is missing, or its type is not supported."""
   root = epath.Path(folder)
   files.refuse_special(root)
   path = sentence.transformer_folder(root) / 'config.json'
@@ -144,13 +143,14 @@ def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> Non
   rows = backbone.config.vocab_size
   if vocab_size > rows:
     raise InputError(
-      f'{path}: the tokenizer has {vocab_size} tokens, the backbone {backbone.path} only {rows}; '
-      "use the backbone's own tokenizer"
+      f'{path}: the tokenizer has {vocab_size} tokens, but the backbone {backbone.path} has only '
+      f'{rows}; '
+      'use the tokenizer of the backbone'
     )
 
 
 def backbone_sha256(config: EncoderConfig, params: Mapping[str, Any]) -> str:
-  """The SHA-256 of a float32 checkpoint with these parameters."""
+  """The SHA-256 of these parameters as a float32 checkpoint."""
   encoder = names.export(config.family.tensors(config), params)
   return _with_projection(weights.sha256(sorted(encoder.items())), config.projection, params)
 
@@ -178,12 +178,12 @@ def save_backbone(
 ) -> None:
   """Writes a Hugging Face directory for ``transformers`` and ``sentence-transformers``, atomically.
 
-  It replaces only an unchanged model that was written here (`is_ours`). Tensors have the names of
-  transformers' class for the head, if there is one; AutoModel reads them too. Only a classifier has
-  the pooler. The Condenser head has its own file.
+  It replaces only an unchanged model written by dprjax (`is_ours`). Tensors have the names in the
+  class of transformers for the head, if there is one; AutoModel also reads them. Only a classifier
+  has the pooler. The Condenser head has its own file.
 
   Args:
-    directory: where to.
+    directory: the output.
     config: the encoder shape.
     params: stored as float32.
     source: a directory whose tokenizer files are copied.
@@ -193,8 +193,8 @@ def save_backbone(
     max_length: tokens of an input, for the tokenizer ``model_max_length``.
 
   Raises:
-    InputError: ``directory`` holds something else, or ``source``; a Condenser head's split is not
-      between two layers; no space is left.
+    InputError: ``directory`` has other contents, or contains ``source``; the split of a Condenser
+      head is not between two layers; no space is left.
   """
   tensors = {name: list(HEADS[name].tensors(config, head)) for name, head in heads.items()}
   with (
@@ -230,13 +230,13 @@ def save_backbone(
       else:
         metadata = {key: str(value) for key, value in kind.metadata(head).items()}
         (aside / kind.file).write_bytes(safetensors.numpy.save(stored, {'format': 'pt'} | metadata))
-    # transformers refuses files without the format name.
+    # transformers refuses files without the name of the format.
     (aside / weights.WEIGHTS).write_bytes(safetensors.numpy.save(arrays, {'format': 'pt'}))
     mark(aside)
 
 
 def copy_files(backbone: Backbone, folder: epath.Path) -> None:
-  """Copies a backbone's own files: shape, weights, tokenizer, licence."""
+  """Copies the files of a backbone: config, weights, tokenizer, licence."""
   source = epath.Path(backbone.path)
   for file in (
     source / 'config.json',
@@ -262,13 +262,13 @@ def claim_model(
 
 
 def mark(folder: epath.Path) -> None:
-  """Marks a folder as a model of ours, by its files and their SHA-256."""
+  """Marks a folder as a model written by dprjax, with the SHA-256 of its files."""
   (folder / provenance.MARK).unlink(missing_ok=True)
   provenance.write_mark(folder, FORMAT, files=provenance.sums(folder))
 
 
 def is_ours(folder: epath.Path) -> bool:
-  """Whether a folder holds a model that was written here, unchanged, and nothing else."""
+  """Whether a folder has only an unchanged model written by dprjax."""
   marked = provenance.read_mark(folder)
   digests = marked.get('files')
   if marked.get('format') != FORMAT or not isinstance(digests, dict):
@@ -304,7 +304,7 @@ def scratch_config(
     vocab_size: of the tokenizer.
     model_type: of a family whose shape is an `EncoderConfig`.
     max_tokens: the longest input.
-    pad_token_id: default: the family's.
+    pad_token_id: by default that of the family.
 
   Raises:
     InputError: an unknown size or model type.
@@ -314,7 +314,7 @@ def scratch_config(
   layers, width = SIZES[size]
   if pad_token_id is None:
     pad_token_id = families.find(model_type).pad_token_id
-  # BERT's 0.02 suits a width of 768. Layers of narrower models would add almost nothing.
+  # The 0.02 of BERT suits a width of 768. Layers of narrower models would add almost nothing.
   config = EncoderConfig(
     model_type,
     vocab_size,
@@ -347,7 +347,7 @@ def package_path(path: str) -> str:
     )
   folder = epath.Path(origin).parent / 'model'
   if not folder.is_dir():
-    raise InputError(f'{path}: the package carries no model: {folder} is not there')
+    raise InputError(f'{path}: the package has no model: {folder} is missing')
   return os.fspath(folder)
 
 
@@ -366,7 +366,7 @@ def _locate_package(name: str) -> str | None:
 def _open(
   path_or_hub_id: PathLike,
 ) -> Iterator[tuple[epath.Path, weights.Checkpoint, contextlib.ExitStack]]:
-  """The directory of a model, the checkpoint in it, and what closes its files."""
+  """The directory of a model, its checkpoint, and an exit stack for its files."""
   root = _fetch(path_or_hub_id)
   files.refuse_special(root)
   folder = sentence.transformer_folder(root)
@@ -387,7 +387,7 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
   name = os.fspath(path_or_hub_id)
   reference = repository.parse(name)
   if reference is None or folder.exists():  # as a file
-    raise InputError(f'backbone not found: {folder} is no directory')
+    raise InputError(f'backbone not found: {folder} is not a directory')
   # No pickles, no ONNX.
   return repository.fetch(reference, ['*.json', '*.safetensors', '*.txt', '*.model'], 'backbone')
 
@@ -419,7 +419,7 @@ def _hf_config(
   classes = [HEADS[name].model_class for name in heads if HEADS[name].model_class] or ['Model']
   if len(classes) > 1:
     raise ValueError(f'one checkpoint cannot be {" and ".join(classes)}')
-  # These describe the earlier checkpoint.
+  # These keys describe the earlier checkpoint.
   kept = {
     key: value
     for key, value in base.items()

@@ -57,9 +57,9 @@ def _dot_general(dtype, x, kernel, *_, **__):
 def _round_and_multiply(
   dtype: Any, x: Float[Array, '... I'], kernel: Float[Array, 'I O']
 ) -> Float[Array, '... O']:
-  """A product of rounded factors, summed in float32. So are its gradients.
+  """A product of rounded factors, summed in float32, as are its gradients.
 
-  Autodiff would multiply float32 with the rounded factors.
+  Autodiff would multiply float32 gradients with the rounded factors.
   """
   return jnp.matmul(x.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32)
 
@@ -132,7 +132,7 @@ _normalize.defvjp(_normalize_fwd, _normalize_bwd)
 
 
 class Embed(nn.Module):
-  """A table of vectors, cast to float32. An id outside it gives NaN."""
+  """A table of vectors, cast to float32. An id outside the table gives NaN."""
 
   config: Config
   rows: int
@@ -150,7 +150,7 @@ def attention_scores(
 ) -> Float[Array, 'B N T S']:
   """Inner products over sqrt(D), summed in float32 and not rounded."""
   scale = query.shape[3] ** -0.5
-  if query.dtype == jnp.float32:  # fewer products, which would round queries of another dtype
+  if query.dtype == jnp.float32:  # fewer products; queries of another dtype would be rounded
     return jnp.einsum('bntd,bnsd->bnts', query * scale, key)
   scores = jnp.einsum('bntd,bnsd->bnts', query, key, preferred_element_type=jnp.float32)
   return scores * scale
@@ -191,19 +191,19 @@ class Attention(nn.Module):
     adapter: Adapter,
     reach: Reach = ALL,
   ) -> Float[Array, 'B T N*D']:
-    """The weighted means of values, those of the adapter prefix first.
+    """The weighted means of values, including those of the adapter prefix.
 
-    The kernel of 'fused' masks keys for all tokens alike and pairs each head of queries with one of
-    keys; those of 'library' mask keys for all heads alike and have no dropout of weights. Other
-    attention is plain. Texts of more than ``reach.LONG`` tokens go through blocks of queries, with
-    'plain' in place of 'fused'.
+    The kernel of 'fused' needs the same mask for all tokens and as many heads of keys as of
+    queries. The kernels of 'library' need the same mask for all heads and no dropout of weights.
+    Otherwise attention is plain. Texts longer than ``reach.LONG`` tokens are processed in blocks of
+    queries, with 'plain' in place of 'fused'.
     """
-    # Kept only where the caller asks for intermediates.
+    # Kept only if the caller asks for intermediates.
     self.sow('intermediates', 'queries', query)
     self.sow('intermediates', 'keys', key)
     self.sow('intermediates', 'values', value)
     shape, length = query.shape, query.shape[1]
-    # A first token's weights are those of a whole text.
+    # The weights of a first token need the whole text.
     in_blocks = queries_at_once(length) < length and not self.is_mutable_collection('intermediates')
     single = bias.shape[1:3] == (1, 1) and key.shape == query.shape and not reach.limited
     if self.options.attention == 'fused' and single and not in_blocks:
@@ -240,15 +240,15 @@ class Attention(nn.Module):
     bias: Float[Array, 'B 1 1 S'],
     prompt: Array | None,
   ) -> Float[Array, 'B T H']:
-    """The weighted means of values, by a kernel."""
+    """The weighted means of values, by the fused kernel."""
     prompt_rate = 0.0 if self.deterministic else self.options.prompt_dropout
     if prompt is not None:
       prompt = prompt.astype(query.dtype).reshape(*prompt.shape[:-2], query.shape[2])
-      if prompt.ndim == 4:  # each example's own; of a shared one the kernel makes no copies
+      if prompt.ndim == 4:  # one for each example; the kernel does not copy a shared one
         prompt = Dropout(self.options.prompt_dropout, self.deterministic)(prompt)
       if (
         bias.shape[3] > key.shape[1]
-      ):  # it masks vectors of the prompt, which become keys as others
+      ):  # it masks vectors of the prompt, which then become ordinary keys
         key, value = (
           jnp.concatenate([prompt[:, index], rows], axis=1)
           for index, rows in enumerate((key, value))
@@ -278,16 +278,15 @@ class Attention(nn.Module):
     bias: Float[Array, '_ _ _ S'],
     drop_out: Callable[[Array], Array],
   ) -> Float[Array, 'B N T D']:
-    """The weighted means of values, by products of whole arrays."""
+    """The weighted means of values, with scores in memory."""
     dtype = self.options.dtype
-    if key.shape[1] < query.shape[1]:  # heads of queries share keys and values
+    if key.shape[1] < query.shape[1]:  # several query heads share keys and values
       key, value = (jnp.repeat(y, query.shape[1] // key.shape[1], axis=1) for y in (key, value))
     scores = attention_scores(query, key) + bias
-    # The softmax division comes after the product with the values: [B, N, T, D] is smaller than
-    # the scores.
+    # Divide after the product with the values: [B, N, T, D] is smaller than the scores.
     weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    # Kept only where the caller asks for intermediates.
+    # Kept only if the caller asks for intermediates.
     self.sow('intermediates', 'first_token', weights[:, :, 0] / total[:, :, 0])
     context = jnp.einsum(
       'bnts,bnsd->bntd',
@@ -307,7 +306,7 @@ class Attention(nn.Module):
   ) -> Float[Array, 'B N T D']:
     """The weighted means of values, by ``jax.nn.dot_product_attention``, without dropout.
 
-    On GPUs, numbers of 16 bits go to a kernel that keeps no scores of [B, N, T, S].
+    On GPUs, inputs of 16 bits use a kernel that stores no scores [B, N, T, S].
     """
     half = query.dtype.itemsize == 2
     kernel = half and platform_of(self.options.heads) in ('gpu', 'cuda')
@@ -324,7 +323,7 @@ class Attention(nn.Module):
   def _with_prompt(
     self, query: Array, key: Array, value: Array, bias: Array, prompt: Array | None
   ) -> tuple[Array, Array, Array, Array]:
-    """Heads [B, N, T, D] of queries and [B, K, P + T, D] of keys and values, and all keys' bias."""
+    """Heads of queries [B, N, T, D] and of keys and values [B, K, P + T, D], and the bias."""
     config, dtype, shape = self.config, self.options.dtype, query.shape
 
     def heads(y):
@@ -334,15 +333,15 @@ class Attention(nn.Module):
     query, key, value = heads(query), heads(key), heads(value)
     if prompt is not None:
       prompt = prompt.astype(dtype).swapaxes(-3, -2)
-      # A copy of a shared prompt for each example is small next to the scores, and 10 % faster than
-      # scoring prompt and tokens apart.
+      # Copying a shared prompt for each example takes little memory beside the scores, and is 10 %
+      # faster than separate scores of prompt and tokens.
       prompt = jnp.broadcast_to(
         prompt if prompt.ndim == 5 else prompt[None], (shape[0], *prompt.shape[-4:])
       )
       prompt = Dropout(self.options.prompt_dropout, self.deterministic)(prompt)
       key = jnp.concatenate([prompt[:, 0], key], axis=2)  # [B, N, P + T, D]
       value = jnp.concatenate([prompt[:, 1], value], axis=2)
-      # Without columns for the prompt, none of it is masked.
+      # A bias without columns for the prompt masks none of it.
       bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (key.shape[2] - bias.shape[3], 0)))
     return query, key, value, bias
 
@@ -372,7 +371,7 @@ class Scanned(NamedTuple):
   """Inputs that differ by layer, with a leading layer axis.
 
   Attributes:
-    adapter: as ``Adapter.layered`` gives it.
+    adapter: from ``Adapter.layered``.
     number: [L], from 0, for families whose layers differ.
   """
 
@@ -384,7 +383,7 @@ class Shared(NamedTuple):
   """Inputs that all layers share.
 
   Attributes:
-    bias: [B or 1, 1 or N, 1 or T, S], of padding and ``family.Family.relative``.
+    bias: [B or 1, 1 or N, 1 or T, S], of padding and of ``family.Family.relative``.
     positions: [B, T], for rotary embeddings.
     adapter: without the arrays that differ by layer.
   """
@@ -412,7 +411,7 @@ class Layer(nn.Module):
 
 
 class Embeddings(nn.Module):
-  """Word embeddings, with what the family adds to them."""
+  """Word embeddings, with additions of the family."""
 
   config: Config
   dtype: Any

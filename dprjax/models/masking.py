@@ -1,7 +1,6 @@
 """Masks tokens for masked language modelling (Devlin et al., 2019, section 3.1 and its code).
 
-All is drawn on the device from one key, and rows are independent, so masks do not depend on the
-mesh.
+Masks are drawn on the device from one key, row by row, so they do not depend on the mesh.
 """
 
 from typing import NamedTuple
@@ -19,7 +18,7 @@ class Masked(NamedTuple):
     tokens: the encoder input.
     positions: of the masked tokens, rising; 0 if a row has fewer than M.
     targets: the original tokens at ``positions``.
-    weights: 1; 0 if a row has fewer than M.
+    weights: 1, or 0 beyond the masked tokens of a row.
   """
 
   tokens: Int[Array, 'B T']
@@ -29,7 +28,7 @@ class Masked(NamedTuple):
 
 
 def most_masked(length: int, rate: float = 0.15) -> int:
-  """M, the most masked tokens in a row of ``length`` tokens with two special ones."""
+  """M, the most masked tokens in a row of ``length`` tokens, two of them special."""
   return max(1, round(rate * (length - 2)))
 
 
@@ -44,25 +43,26 @@ def mask_tokens(
 ) -> Masked:
   """Masks whole words: 80 % of their tokens become the mask token, 10 % a random one, 10 % stay.
 
-  The budget of a row is ``rate`` times its maskable tokens, rounded, from 1 to M. Words come in
-  random order; one that exceeds the remaining budget is skipped, and a shorter one may still fit.
+  The budget of a row is ``rate`` times its maskable tokens, rounded, from 1 to M. Words are taken
+  in random order; a word that exceeds the remaining budget is skipped, and a shorter word may still
+  fit.
 
   Args:
     key: the random key.
     tokens: token ids.
-    words: the number of each token's word; -1 at special tokens and padding, which are never
-      masked. Neighbouring words have different numbers.
+    words: the word number of each token; -1 at special tokens and padding, which are never masked.
+      Neighbouring words have different numbers.
     rate: the fraction of maskable tokens to mask; static.
     mask_id: the mask token.
     replacements: the ids of random tokens: all but the special ones.
 
   Returns:
-    M is ``most_masked``. A row without a word that fits has weights 0.
+    M is ``most_masked``. A row where no word fits has weights 0.
   """
   length = tokens.shape[1]
   most = most_masked(length, rate)
   order_key, kind_key, token_key = jax.random.split(key, 3)
-  # Counted in Python, so that the budget never exceeds M by float32's rounding of rate * n.
+  # Counted in Python, so that float32 rounding of rate * n never lifts the budget above M.
   budgets = jnp.asarray(
     np.array([min(most, max(1, round(rate * count))) for count in range(length + 1)], np.int32)
   )
@@ -77,7 +77,7 @@ def mask_tokens(
   shown = jnp.where(
     kind < 0.8, jnp.asarray(mask_id, tokens.dtype), jnp.where(kind < 0.9, chance, tokens)
   )
-  # A stable sort: masked tokens first, in their order.
+  # A stable sort: masked tokens first, in order.
   positions = jnp.argsort(~hidden, axis=1, stable=True)[:, :most].astype(jnp.int32)
   masked = jnp.take_along_axis(hidden, positions, axis=1)
   positions = jnp.where(masked, positions, 0)
@@ -92,26 +92,26 @@ def mask_tokens(
 def choose_words(
   order: Float[Array, 'B T'], words: Int[Array, 'B T'], budget: Int[Array, ' B'], most: int
 ) -> Bool[Array, 'B T']:
-  """Marks the tokens of the words that fit into the budget of a row, greedily by ``order``.
+  """Marks the tokens of words that fit into the budget of a row, greedily by ``order``.
 
   Args:
     order: the rank of each word, at its first token; the lowest comes first.
     words: as for ``mask_tokens``.
     budget: of each row, at most ``most`` tokens.
-    most: the number of steps, as a word has at least one token.
+    most: the number of steps, since a word has at least one token.
   """
   places = jax.lax.broadcasted_iota(jnp.int32, words.shape, 1)
-  # -2 is no word's number, so that the first token starts a word.
+  # No word has number -2, so the first token starts a word.
   before = jnp.pad(words[:, :-1], ((0, 0), (1, 0)), constant_values=-2)
   starts = words != before
-  first = jax.lax.cummax(jnp.where(starts, places, 0), axis=1)  # place of the word's first token
+  first = jax.lax.cummax(jnp.where(starts, places, 0), axis=1)  # first token of the word
   following = jax.lax.cummin(jnp.where(starts, places, words.shape[1]), axis=1, reverse=True)
-  # Correct at first tokens.
+  # Valid only at first tokens.
   size = jnp.pad(following[:, 1:], ((0, 0), (0, 1)), constant_values=words.shape[1]) - places
 
   def step(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
     taken, left = state
-    # A skipped word stays skipped, as the budget only falls.
+    # A skipped word stays skipped, since the budget only falls.
     fits = starts & (words >= 0) & ~taken & (size <= left[:, None])
     chosen = jnp.argmin(jnp.where(fits, order, jnp.inf), axis=1)
     now = fits & (places == chosen[:, None].astype(jnp.int32))

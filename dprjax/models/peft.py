@@ -3,8 +3,8 @@
     adapter_config.json         the method, and the shape of the backbone
     adapter_model.safetensors   the tensors, for instance prompt_embeddings [P, L * 2 * H]
 
-A kind of adapter says how PEFT stores it (`models.adapter.Peft`). If queries and passages have an
-adapter each, they are in the folders ``query`` and ``passage``.
+Each kind of adapter defines its PEFT format (`models.adapter.Peft`). Separate adapters for queries
+and passages are in the folders ``query`` and ``passage``.
 """
 
 import contextlib
@@ -33,20 +33,20 @@ from dprjax.models.hub import Backbone
 CONFIG = 'adapter_config.json'
 WEIGHTS = 'adapter_model.safetensors'
 _PICKLE = 'adapter_model.bin'
-_META = 'dprjax'  # key of the weights' metadata that holds the prompt meta
+_META = 'dprjax'  # key of the prompt meta in the metadata of the weights
 
 
 def write_adapters(
   folder: epath.Path, prompt: artifact.Prompt, model: Config, base_model: str | None
 ) -> None:
-  """Writes the adapters of a prompt into a folder that exists.
+  """Writes the adapters of a prompt into an existing folder.
 
   Args:
     model: the backbone shape.
-    base_model: the backbone on the hub, which AutoPeftModel fetches; None: unknown.
+    base_model: the backbone on the hub, for AutoPeftModel; None: unknown.
 
   Raises:
-    InputError: PEFT has no such adapters (`Kind.peft`), or would compute other vectors.
+    InputError: PEFT has no such kind of adapter (`Kind.peft`), or would compute other vectors.
   """
   form = prompt.kind.peft
   if form is None:
@@ -64,7 +64,7 @@ def write_adapters(
       'task_type': 'FEATURE_EXTRACTION',
     }
     write_json(place / CONFIG, dict(sorted(config.items())))
-    # One key: safetensors writes several in any order.
+    # Only one key: safetensors writes several in arbitrary order.
     metadata = {_META: json.dumps(prompt.meta, ensure_ascii=False)}
     (place / WEIGHTS).write_bytes(safetensors.numpy.save(tensors, metadata))
 
@@ -74,7 +74,7 @@ class _Named(msgspec.Struct):
 
 
 def is_adapter(folder: PathLike) -> bool:
-  """Whether a folder holds an adapter, or one for queries or passages."""
+  """Whether a folder has an adapter, or one for queries or passages."""
   root = epath.Path(folder)
   return any((root / side / CONFIG).exists() for side in ('', *SIDES))
 
@@ -83,7 +83,7 @@ def base_model(folder: PathLike) -> str | None:
   """The backbone that an adapter names.
 
   Raises:
-    InputError: the folder holds no adapter, or its config cannot be read.
+    InputError: the folder has no adapter, or its config cannot be read.
   """
   root = epath.Path(folder)
   places = [root / side for side in ('', *SIDES) if (root / side / CONFIG).exists()]
@@ -102,13 +102,13 @@ def read_prompt(
     folder: of the adapter.
     backbone: the encoder it was trained for.
     tokenizer_sha256: of the backbone tokenizer.
-    name: the backbone's.
-    settings: keys of the meta of a prompt, which replace those in the file. None keeps the file's;
-      an adapter that dprjax did not write gets the backbone's.
+    name: of the backbone.
+    settings: keys of the prompt meta that replace those in the file. None keeps those of the file;
+      an adapter from another tool gets those of the backbone.
 
   Raises:
-    InputError: no adapter of a kind that dprjax has, or one of another backbone; damaged, pickled,
-      or with trained parts that a prompt cannot hold.
+    InputError: the adapter is of an unknown kind, for another backbone, damaged or pickled, or has
+      trained parts that a prompt cannot store.
   """
   root = epath.Path(folder)
   sides = ('',) if (root / CONFIG).exists() else SIDES
@@ -117,7 +117,7 @@ def read_prompt(
     raise InputError(f'{root} holds no {CONFIG}: it is no adapter of PEFT')
   first = next(iter(found.values()))
   if any((one.kind, one.stored) != (first.kind, first.stored) for one in found.values()):
-    raise InputError(f'{root}: the adapters of query and passage are not of one prompt')
+    raise InputError(f'{root}: the adapters of query and passage belong to different prompts')
   own = first.stored or {
     **backbone.spec.to_meta(),
     'temperature': 1.0,  # unknown; only training reads it
@@ -151,7 +151,7 @@ def read_prompt(
   room = backbone.config.max_tokens - shift
   if room < 1:
     raise InputError(
-      f'{root}: {shift} virtual tokens leave no positions for a text; the backbone has '
+      f'{root}: {shift} virtual tokens leave no positions for text; the backbone has '
       f'{backbone.config.max_tokens}'
     )
   artifact.check_content(prompt)
@@ -165,7 +165,7 @@ class _Found(NamedTuple):
   kind: Kind
   arrays: dict[str, np.ndarray]
   meta: dict[str, Any]  # of the kind
-  stored: dict[str, Any]  # the whole meta; empty where dprjax did not write the adapter
+  stored: dict[str, Any]  # the whole meta; empty if dprjax did not write the adapter
 
 
 def _read(folder: epath.Path, backbone: Backbone) -> _Found:

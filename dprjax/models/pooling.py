@@ -1,6 +1,6 @@
-"""Poolings: how the hidden states of a text become one vector, as in sentence-transformers.
+"""Poolings of the hidden states of a text into one vector, as in sentence-transformers.
 
-A module that `base.extensions` finds adds one as its value ``POOLING``.
+An extension (`base.extensions`) adds a pooling as its value ``POOLING``.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Pooling(NamedTuple):
   """One way to pool.
 
   Attributes:
-    name: in ``config.pooling``, in the meta of a prompt, and in sentence-transformers' files.
+    name: in ``config.pooling``, in the meta of a prompt, and in files of sentence-transformers.
     pool: ``(states, mask) -> vectors [B, H]``, finite for a row of padding.
     flag: its key in 1_Pooling/config.json before version 5.4.
     text: a description of the vector, for a model card.

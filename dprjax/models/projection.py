@@ -1,7 +1,7 @@
-"""Dense layers after the pooling, such as EmbeddingGemma's, as in sentence-transformers.
+"""Dense layers after the pooling, as in EmbeddingGemma and sentence-transformers.
 
-The encoder shape has theirs (``EncoderConfig.projection``); its parameters have their weights, as
-``projection/0/kernel`` and so on. `models.sentence` reads and writes them.
+The encoder shape includes their shapes (``EncoderConfig.projection``); the encoder parameters
+include their weights, ``projection/0/kernel`` and so on. `models.sentence` reads and writes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class Dense(NamedTuple):
   activation: str
 
   def tensors(self) -> list[names.Tensor]:
-    """Its tensors in its file, and their places in its parameters."""
+    """The tensors in the file of the layer, and their places in its parameters."""
     weight = names.Tensor('linear.weight', (self.outputs, self.inputs), ('kernel',))
     return [weight, names.Tensor('linear.bias', (self.outputs,), ('bias',))][: 1 + self.bias]
 

@@ -1,7 +1,7 @@
-"""Prompt encoders: the learned vectors of a template's slot (NIR-Prompt section 3.3.2, Eq. 2).
+"""Prompt encoders: the learned vectors of a template slot (NIR-Prompt section 3.3.2, Eq. 2).
 
 Embedding(P, H) -> a bidirectional LSTM of two layers (H/2 each way) -> Linear -> ReLU -> Linear.
-Every slot has its own.
+Every slot has its own encoder.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ LSTM_LAYERS = 2
 
 
 class PromptEncoder(nn.Module):
-  """The encoder of one slot. It starts as PyTorch modules start.
+  """The encoder of one slot, with the initial values of PyTorch.
 
   Attributes:
     length: P.
@@ -82,7 +82,7 @@ def encode_prompts(
   """The vectors of several encoders, by name.
 
   Encoders of equal length run as one: an LSTM is four loops, and compiling them for each encoder
-  would take most of a start.
+  would dominate the start.
   """
   vectors: dict[str, Array] = {}
   for length in sorted({params['embedding'].shape[0] for params in several.values()}):
@@ -95,7 +95,7 @@ def encode_prompts(
 
 def _cell(width: int) -> nn.OptimizedLSTMCell:
   init = _uniform(width)
-  # PyTorch has two biases, which it adds.
+  # PyTorch adds two biases.
   return nn.OptimizedLSTMCell(
     width,
     kernel_init=init,
@@ -110,7 +110,7 @@ def _linear(width: int, name: str) -> nn.Dense:
 
 
 def _uniform(width: int, terms: int = 1) -> nn.initializers.Initializer:
-  """PyTorch U(-1/sqrt(width), 1/sqrt(width)), or the sum of so many of these."""
+  """U(-1/sqrt(width), 1/sqrt(width)) as in PyTorch, or the sum of ``terms`` of these."""
 
   def init(key: Array, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> Array:
     del out_sharding

@@ -1,9 +1,9 @@
-"""Folders for sentence-transformers: a backbone under a prompt.
+"""Folders for sentence-transformers: a backbone with a prompt.
 
     modules.json             names PromptedTransformer as the transformer
     dprjax_prompt.py         that class, in PyTorch
     prompt.npz               the prompt
-    config.json and so on    the backbone's own files; or
+    config.json and so on    files of the backbone; or
     backbone.json            its repository and commit on the hub
 
 Loading such a folder runs its code: ``SentenceTransformer(DIR, trust_remote_code=True)``.
@@ -34,8 +34,8 @@ def write_folder(
   Args:
     folder: exists and is empty.
     prompt: for this backbone.
-    backbone: whose files are copied.
-    reference: the same backbone on the hub with its commit; then no files are copied.
+    backbone: the files to copy.
+    reference: the same backbone on the hub, with its commit; then no files are copied.
 
   Raises:
     InputError: as ``add_prompt``; the reference has no commit.
@@ -55,10 +55,10 @@ def write_folder(
 
 
 def add_prompt(folder: epath.Path, prompt: artifact.Prompt) -> None:
-  """Puts a prompt over the transformer of a sentence-transformers folder.
+  """Adds a prompt to the transformer of a sentence-transformers folder.
 
   Raises:
-    InputError: sentence-transformers has no such adapters (`Kind.code`).
+    InputError: sentence-transformers does not support this kind of adapter (`Kind.code`).
   """
   code = _code(prompt)
   modules = reading.read(folder / 'modules.json', 'modules.json', list[dict[str, Any]])

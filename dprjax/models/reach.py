@@ -1,4 +1,4 @@
-"""Which keys a token sees, and attention over long texts in blocks of queries."""
+"""Masks of attention, and attention over long texts in blocks of queries."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-# Added to the scores of masked keys. Finite, so that a row of padding does not give NaN.
+# Added to the scores of masked keys. Finite, so that rows of padding do not give NaN.
 MASKED = -1e9
 
 # Attention over more than LONG tokens takes BLOCK queries at a time.
@@ -16,7 +16,7 @@ BLOCK = 256
 
 
 def queries_at_once(length: int) -> int:
-  """The queries of a text whose scores are in memory at a time."""
+  """The number of queries whose scores are in memory at a time."""
   return min(length, BLOCK) if length > LONG else length
 
 
@@ -26,12 +26,12 @@ def padding_bias(seen: Bool[Array, 'B S']) -> Float[Array, 'B 1 1 S']:
 
 
 class Reach(NamedTuple):
-  """Which tokens a token sees in a layer. It sees the whole prompt.
+  """The tokens visible to a token in a layer. The prompt is always visible.
 
   Attributes:
-    causal: none behind its own.
-    window: the places before its own, and behind it unless ``causal``, that a token sees in a
-      windowed layer; 0: no layer has a window.
+    causal: whether later tokens are hidden.
+    window: in a windowed layer, how many earlier tokens are visible, and as many later ones unless
+      ``causal``; 0: no layer has a window.
     windowed: whether this layer has the window.
   """
 
@@ -41,7 +41,7 @@ class Reach(NamedTuple):
 
   @property
   def limited(self) -> bool:
-    """Whether it hides any tokens."""
+    """Whether any tokens are hidden."""
     return self.causal or self.window > 0
 
   def bias(self, place: Int[Array, ' t'], key: Int[Array, ' S']) -> Float[Array, '1 1 t S']:
@@ -71,17 +71,17 @@ def attend_in_blocks(
   bias: Float[Array, '_ _ _ S'],
   reach: Reach,
 ) -> Float[Array, 'B N T D']:
-  """Attention that holds the scores of one block of queries at a time, in the backward pass too.
+  """Attention with the scores of one block of queries in memory, also in the backward pass.
 
-  In a windowed layer a block scores the prompt, its own tokens, and those that its first and its
-  last token see beside it. In other layers it scores all keys.
+  In a windowed layer a block scores the prompt, its own tokens, and the tokens visible to its first
+  and last token. In other layers it scores all keys.
 
   Args:
     mix: ``(query, key, value, bias, number) -> [B, N, t, D]``, attention of block ``number``.
     query: of the tokens.
     key, value: of P + T vectors.
     bias: of padding, and of distance in some families.
-    reach: what a token sees.
+    reach: the visible tokens.
   """
   length = query.shape[2]
   prompt = key.shape[2] - length
@@ -115,7 +115,7 @@ def attend_in_blocks(
       tokens = jax.lax.dynamic_slice_in_dim(tokens, start, width, axis)
       return jnp.concatenate([first, tokens], axis)
 
-    # Places before the first token are masked by the bias.
+    # The bias masks places before the first token.
     places = start - before + jnp.arange(width, dtype=jnp.int32)
     places = jnp.concatenate([jnp.arange(-prompt, 0, dtype=jnp.int32), places])
     bias = near(bias, 3, MASKED) + reach.bias(start + own, places)

@@ -1,4 +1,4 @@
-"""Relative positions as T5 has them (Raffel et al., 2020): a bias of scores by distance."""
+"""Relative positions of T5 (Raffel et al., 2020): a score bias by distance."""
 
 import math
 
@@ -25,16 +25,16 @@ class RelativeBias(nn.Module):
 
 
 def buckets(length: int, count: int, far: int) -> Int[np.ndarray, 'T T']:
-  """The bucket of the distance of each key from each query, to both sides.
+  """The bucket of the distance between each query and key, on both sides.
 
-  Half of the buckets of a side are for one distance each, the others grow with the logarithm up to
+  Half of the buckets of a side have one distance each; the others grow logarithmically up to
   ``far``.
   """
   place = np.arange(length, dtype=np.int32)
   distance = place[None, :] - place[:, None]
   side, exact = count // 2, count // 4
   size = np.abs(distance)
-  # In float32, as PyTorch computes it: a logarithm may lie on the border of two buckets.
+  # In float32, as in PyTorch: a logarithm may lie on the border of two buckets.
   share = np.log(np.maximum(size, 1).astype(np.float32) / np.float32(exact))
   share = share / np.float32(math.log(far / exact)) * np.float32(side - exact)
   large = np.minimum(exact + share.astype(np.int32), side - 1)

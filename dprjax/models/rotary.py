@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al., 2021), and the scalings of them that config.json can name."""
+"""Rotary positions (Su et al., 2021), with the scalings named in config.json."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
 
-# The numbers that each kind of scaling has, and their defaults; None: without a default.
+# The parameters of each kind of scaling, and their defaults; None: required.
 _NUMBERS: dict[str, dict[str, float | None]] = {
   'default': {},
   'linear': {'factor': None},
@@ -36,13 +36,13 @@ _NUMBERS: dict[str, dict[str, float | None]] = {
 
 
 class Rope(NamedTuple):
-  """How positions turn heads.
+  """The rotation of heads by positions.
 
   Attributes:
     theta: the base of the wavelengths.
-    kind: how wavelengths are scaled: 'default' (not at all), 'linear', 'ntk', 'llama3' or 'yarn';
-      'none': positions turn nothing.
-    numbers: the scaling's, sorted by name as in config.json.
+    kind: the scaling of wavelengths: 'default' (none), 'linear', 'ntk', 'llama3' or 'yarn'; 'none':
+      no rotation.
+    numbers: parameters of the scaling, sorted by name as in config.json.
   """
 
   theta: float
@@ -50,23 +50,23 @@ class Rope(NamedTuple):
   numbers: tuple[tuple[str, float], ...] = ()
 
   def frequencies(self, size: int) -> tuple[Float[np.ndarray, ' D/2'], float]:
-    """The turn of one position in radians, of each pair of a head of ``size`` numbers.
+    """The rotation by one position in radians, for each pair in a head of ``size`` numbers.
 
     Returns:
-      The turns, and a factor on turned heads.
+      The rotations, and a factor on rotated heads.
     """
     scale, found = 1.0, dict(self.numbers)
-    # In float32, as transformers computes them: at position 8,192 a last bit is 5e-4 radians.
+    # In float32, as in transformers: at position 8,192 the last bit is 5e-4 radians.
     plain = 1 / np.float32(self.theta) ** (np.arange(0, size, 2, dtype=np.float32) / size)
     if self.kind == 'default':
       return plain, scale
     turns = plain / np.float32(found['factor'])
-    if self.kind == 'ntk':  # of a longer base, as text-embeddings-inference computes it
+    if self.kind == 'ntk':  # a larger base, as in text-embeddings-inference
       exponent = np.arange(0, size, 2, dtype=np.float32) / size
       turns = 1 / np.float32(self.theta * found['factor']) ** exponent
       turns /= np.float32(found['factor'] ** (2 / size))
     if self.kind == 'llama3':
-      # Long waves are scaled, short ones are not, and those in between in part.
+      # Long waves are scaled, short ones are not, and those in between are partly scaled.
       low, high = found['low_freq_factor'], found['high_freq_factor']
       waves = found['original_max_position_embeddings'] * plain / (2 * np.pi)
       share = np.clip((waves - low) / (high - low), 0, 1).astype(np.float32)
@@ -76,7 +76,7 @@ class Rope(NamedTuple):
     return turns, scale
 
   def written(self) -> dict[str, Any] | None:
-    """What config.json holds under rope_scaling."""
+    """The value of rope_scaling in config.json."""
     if self.kind == 'default':
       return None
     kept = {key: value for key, value in self.numbers if value != _NUMBERS[self.kind][key]}
@@ -91,9 +91,9 @@ NONE = Rope(0.0, 'none')  # of models without rotary positions
 
 
 def _yarn(found, theta, size, plain):
-  """YaRN (Peng et al., 2024, section 3): as transformers computes it."""
+  """YaRN (Peng et al., 2024, section 3), as in transformers."""
 
-  def pair(turns):  # the pair of a head that turns as often over the original positions
+  def pair(turns):  # the pair of a head with this many turns over the original positions
     positions = found['original_max_position_embeddings']
     return size * math.log(positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
@@ -118,15 +118,15 @@ def _yarn(found, theta, size, plain):
 
 
 def read(settings: Mapping[str, Any], theta: float, positions: int) -> Rope:
-  """The rotation that an object of config.json describes, its rope_parameters or rope_scaling.
+  """The rotation described in config.json by rope_parameters or rope_scaling.
 
   Args:
     settings: the object.
-    theta: where the object has none.
-    positions: the model's, where a scaling does not say the original ones.
+    theta: the default.
+    positions: of the model, the default for the original positions.
 
   Raises:
-    InputError: the kind is unknown, a number is missing, or there is one that the kind lacks.
+    InputError: the kind is unknown, or a number is missing or unexpected.
   """
   given = {key: value for key, value in settings.items() if value is not None}
   kinds = given.pop('rope_type', None), given.pop('type', None)
@@ -142,7 +142,7 @@ def read(settings: Mapping[str, Any], theta: float, positions: int) -> Rope:
   if wrong := [*missing, *(key for key in given if key not in extra | known.keys())]:
     raise InputError(
       f'rotary positions of type {kind!r} have {", ".join(known) or "no numbers"}; '
-      f'{wrong[0]!r:.40} is missing or is not one of them'
+      f'{wrong[0]!r:.40} is missing or unknown'
     )
   if 'truncate' in given:
     given['truncate'] = int(given['truncate'])
@@ -159,7 +159,7 @@ def turn(
   frequencies: Float[Array, ' D/2'],
   scale: float | Array = 1.0,
 ) -> Float[Array, 'B T N D']:
-  """Heads turned by their positions: number i of a head is paired with number i + D/2."""
+  """Rotates heads by their positions: number i of a head is paired with number i + D/2."""
   angle = positions[:, :, None, None].astype(jnp.float32) * frequencies[None, None, None]
   cos, sin = ((f(angle) * scale).astype(x.dtype) for f in (jnp.cos, jnp.sin))
   first, second = jnp.split(x, 2, axis=3)

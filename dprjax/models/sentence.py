@@ -1,4 +1,4 @@
-"""The sentence-transformers files of a model directory, which say how it embeds a text.
+"""The sentence-transformers files of a model directory, with its settings for embedding texts.
 
 modules.json                        Transformer, Pooling, then any Dense, and Normalize or not
 1_Pooling/config.json               the pooling, by flags or (since version 5.4) by name
@@ -6,8 +6,7 @@ modules.json                        Transformer, Pooling, then any Dense, and No
 sentence_bert_config.json           the maximum length, and how to tokenise
 config_sentence_transformers.json   text before queries and passages, and the similarity
 
-`formats.sentence_files` lists their keys. ``data.text.load_tokenizer`` applies those of the
-tokenizer.
+`formats.sentence_files` lists their keys. ``data.text.load_tokenizer`` applies the tokenizer keys.
 """
 
 import contextlib
@@ -34,11 +33,11 @@ from dprjax.models.projection import ACTIVATIONS, Dense
 
 logger = logging.getLogger('dprjax')
 
-PROMPTED = 'PromptedTransformer'  # the class of `prompted`: a transformer under a prompt of ours
+PROMPTED = 'PromptedTransformer'  # the class in `prompted`: a transformer with a prompt
 PROMPTED_TYPE = f'dprjax_prompt.{PROMPTED}'
 _TRANSFORMERS = ('Transformer', PROMPTED)
 _MODEL = 'config_sentence_transformers.json'
-# As the documentation of SentenceTransformer.encode_query and encode_document names them.
+# Names in the documentation of SentenceTransformer.encode_query and encode_document.
 _PROMPT_NAMES = {'query': ('query',), 'passage': ('document', 'passage', 'corpus')}
 _Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]  # numbers of a vector
 
@@ -49,7 +48,7 @@ class _Module(NamedTuple):
 
 
 def transformer_folder(root: epath.Path) -> epath.Path:
-  """The model folder: ``root``, or one in it in old directories."""
+  """The model folder: ``root``, or in old directories a folder in it."""
   for module in _modules(root):
     if module.type in _TRANSFORMERS and (module.folder / 'config.json').exists():
       return module.folder
@@ -57,7 +56,7 @@ def transformer_folder(root: epath.Path) -> epath.Path:
 
 
 def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
-  """How a directory's model embeds a text; the defaults without such files.
+  """How the model in a directory embeds texts; the defaults without such files.
 
   Raises:
     InputError: an unsupported module, key or value, or an unreadable file.
@@ -88,7 +87,7 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   if not modules:
     if model:
       raise InputError(
-        f'{root / _MODEL}: no modules.json beside it says the pooling; remove the file to use the '
+        f'{root / _MODEL}: there is no modules.json with the pooling; remove the file to use the '
         'bare encoder'
       )
     return vector_spec.same_length(length, pooling='lasttoken' if config.causal else 'cls')
@@ -140,7 +139,7 @@ def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
     dense = convert(values, str(file), _DenseConfig)
     if dense.in_features != (before := found[-1].outputs if found else hidden_size):
       raise InputError(
-        f'{file}: in_features is {dense.in_features}, but the module before gives {before}'
+        f'{file}: in_features is {dense.in_features}, but the previous module gives {before}'
       )
     if dense.activation_function not in ACTIVATIONS:
       raise InputError(
@@ -162,14 +161,14 @@ def read_projection_weights(root: epath.Path, shapes: Sequence[Dense]) -> dict[s
   """The parameters of the dense layers, by number.
 
   Raises:
-    InputError: no safetensors file, or one with other tensors.
+    InputError: no safetensors file, or a file with other tensors.
   """
   folders = _folders(_modules(root), 'Dense')
   with contextlib.ExitStack() as stack:
     return {
       str(number): weights.read_file(
         weights.weight_files(folder)[-1],
-        'other tensors than config.json says',
+        'tensors differ from config.json',
         dense.tensors(),
         stack,
       )
@@ -181,7 +180,7 @@ def max_length(folder: epath.Path) -> int:
   """The maximum length in the files of a model, or 512. It may exceed the model positions.
 
   Raises:
-    InputError: it is no whole number from 1.
+    InputError: it is not a whole number from 1.
   """
   said = sentence_files.tokenizer_settings(folder).max_length
   file = folder / 'tokenizer_config.json'
@@ -198,12 +197,12 @@ def write_folder(
   spec: VectorSpec,
   tokenizer: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
-  """Writes the files into a new model directory, in the format that every version reads.
+  """Writes the files into a new model directory, in a format for all versions.
 
   Args:
     folder: of the model.
     config, params: of the encoder.
-    spec: how it embeds a text; the folder gets the longer of its two lengths.
+    spec: how it embeds texts; the folder gets the longer of its two maximum lengths.
     tokenizer: keys of sentence_bert_config.json that the tokenizer needs (`tokenizer_keys`).
   """
   modules = [
@@ -270,22 +269,22 @@ def _modules(root: epath.Path) -> list[_Module]:
     return []
   modules = read(file, 'modules.json', list[dict[str, Any]])
   if not modules:
-    raise InputError(f'{file}: no module in it')
+    raise InputError(f'{file}: it has no modules')
   found: list[_Module] = []
   for module in modules:
     kind, path = module.get('type'), module.get('path')
     if not isinstance(kind, str) or not isinstance(path, str):
-      raise InputError(f'{file}: expected a list of objects with the texts type and path')
+      raise InputError(f'{file}: expected a list of objects with the strings type and path')
     if path and not re.fullmatch(r'[\w-][\w.-]*', path):
       raise InputError(f'{file}: {path!r:.80} is not a folder name')
     refuse_special(root / path)
     sentence_files.check(module, sentence_files.MODULE, f'{file}: ')
     package, _, name = kind.rpartition('.')
-    # A class of the same name in another package is someone's own.
+    # A class of the same name from another package is a custom class.
     own = package.startswith('sentence_transformers.') or kind == PROMPTED_TYPE
     if any(module.get('name') == one.get('name') is not None for one in modules[: len(found)]):
       raise InputError(f'{file}: two modules have the name {module["name"]!r:.40}')
-    found.append(_Module(name if own else f"somebody's own {kind}", root / path))
+    found.append(_Module(name if own else f'a custom {kind}', root / path))
   return found
 
 
@@ -319,7 +318,7 @@ def _pooling(file: epath.Path, prefixed: bool, config: EncoderConfig) -> str:
       f'{", ".join(poolings.every())}'
     )
   poolings.find(modes[0], f'{file}: pooling')
-  # null is false there, too.
+  # null also means false.
   if prefixed and not settings.get('include_prompt', True):
     raise InputError(
       f'{file}: include_prompt false is not supported: it pools without the prefix text'
@@ -345,8 +344,8 @@ def _prompts(file: epath.Path, model: dict[str, Any]) -> dict[str, str]:
     if name not in texts and doubtful:
       method = {'query': 'encode_query', 'passage': 'encode_document'}[kind]
       raise InputError(
-        f"{file}: prompts has {doubtful[0]!r} but no {name!r}, so sentence-transformers' {method} "
-        f"adds no text; add {name!r} to prompts ('' for no text)"
+        f'{file}: prompts has {doubtful[0]!r} but no {name!r}, so {method} of '
+        f"sentence-transformers adds no text; add {name!r} to prompts ('' for no text)"
       )
     found[kind] = texts.get(name, '')
   return found

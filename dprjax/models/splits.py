@@ -1,4 +1,4 @@
-"""How activations are split over devices."""
+"""Splits of activations over devices."""
 
 import contextlib
 import contextvars
@@ -16,7 +16,7 @@ class BatchPart(NamedTuple):
   """One part of the rows of a batch.
 
   Attributes:
-    axis: of the mesh, that splits the rows.
+    axis: the mesh axis that splits the rows.
     number: of the part, from 0.
     parts: how many there are.
   """
@@ -32,10 +32,10 @@ _part: contextvars.ContextVar[BatchPart] = contextvars.ContextVar('part', defaul
 
 @contextlib.contextmanager
 def part_of(axis: str, number: Int[Array, ''] | int, parts: int) -> Iterator[None]:
-  """Traces a function for the rows of one part of a mesh axis.
+  """Inside the block, functions are traced for the rows of one part of a mesh axis.
 
   ``jax.vmap`` has this ``spmd_axis_name``. Splits inside use the other axes, and dropout draws the
-  masks that it would draw for all rows.
+  same masks as for all rows.
   """
   token = _part.set(BatchPart(axis, number, parts))
   try:
@@ -45,7 +45,7 @@ def part_of(axis: str, number: Int[Array, ''] | int, parts: int) -> Iterator[Non
 
 
 def part() -> BatchPart:
-  """The part of the rows that is being traced, or all."""
+  """The part of the rows being traced, or all."""
   return _part.get()
 
 
@@ -68,7 +68,7 @@ def parts(split: NamedSharding, axis: int) -> int:
 def split_rows(x: Float[Array, 'B ...'], rows: NamedSharding | None) -> Float[Array, 'B ...']:
   """Splits ``x`` by its first axis, if divisible.
 
-  Otherwise the compiler splits activations like weights, and reduces them over the devices in every
+  Otherwise the compiler splits activations like weights and reduces them over the devices in every
   layer.
   """
   if rows is None:

@@ -29,7 +29,7 @@ from dprjax.models.template import Filled, Piece, Template, TextRows, fill
 # The texts of each kind of input.
 TEXTS = {'query': ('text',), 'passage': ('text',), 'pair': ('first', 'second')}
 _PROMPT = re.compile(r'P[1-9]')
-_LONGEST = 200  # characters of a string
+_LONGEST = 200  # characters in a template string
 
 # NIR-Prompt, Tables 1 and 2: the words of P1, P2 (and P3) by task and kind of input.
 WORDS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -77,7 +77,7 @@ class Spec(NamedTuple):
 
   Attributes:
     strings: template strings by kind of input.
-    words: of prompt slots, named ``query/P1``.
+    words: of prompt slots with literal words, such as ``query/P1``.
     lengths: P of the other prompt slots.
   """
 
@@ -110,8 +110,9 @@ def parse(string: str, kind: str, where: str, *, masked: bool = True) -> tuple[s
     and len(set(prompts)) == len(prompts)
   ):
     raise InputError(
-      f'{where}: {string!r:.80} is no template of a {kind}: expected [CLS] {" ".join(texts)} [SEP]'
-      f', {"one" if masked else "at most one"} [MASK], each of P1 to P9 at most once, further [SEP]'
+      f'{where}: {string!r:.80} is not a template of a {kind}: expected [CLS] {" ".join(texts)} '
+      f'[SEP], {"one" if masked else "at most one"} [MASK], each of P1 to P9 at most once, further '
+      '[SEP]'
     )
   return slots
 
@@ -151,15 +152,15 @@ class TaskTemplates(NamedTuple):
 
     Args:
       specs: by task number.
-      specials: the tokenizer special tokens.
+      specials: special tokens of the tokenizer.
       tokenize: gives the token ids of each text, without special tokens.
-      vocab_size: of the encoder. Token ids from it on are learned vectors.
+      vocab_size: of the encoder. Token ids from here on are learned vectors.
       pad_id: the padding token.
       where: begins error messages.
       masked: whether [MASK] is required.
 
     Raises:
-      InputError: as ``parse``; tasks differ in their template strings, or the tokenizer has no mask
+      InputError: as ``parse``; template strings of tasks differ, or the tokenizer has no mask
         token.
     """
     slots = {
@@ -171,7 +172,7 @@ class TaskTemplates(NamedTuple):
     for number, spec in enumerate(specs):
       if dict(spec.strings) != dict(specs[0].strings):
         raise InputError(
-          f'{where}: tasks of one batch need equal templates, not '
+          f'{where}: tasks in a batch need equal templates, not '
           f'{" and ".join(map(repr, sorted({*spec.strings.values(), *specs[0].strings.values()})))}'
         )
       tokens = tokenize(list(spec.words.values()))
@@ -204,14 +205,14 @@ class TaskTemplates(NamedTuple):
   def table(
     self, vectors: Sequence[Mapping[str, Float[Array, 'P H']]]
   ) -> Float[Array, 'E H'] | None:
-    """The learned vectors of all tasks, by task number and name; None: there are none.
+    """The learned vectors of all tasks, by task number and name; None if there are none.
 
     Raises:
-      InputError: a slot has not P vectors.
+      InputError: a slot does not have P vectors.
     """
     for number, name, length in self.rows:
       if (there := vectors[number][name].shape[0]) != length:
-        raise InputError(f'{name}: the template takes {length} vectors, not {there}')
+        raise InputError(f'{name}: the template needs {length} vectors, not {there}')
     if not self.rows:
       return None
     return jnp.concatenate([vectors[number][name] for number, name, _ in self.rows])
@@ -232,7 +233,7 @@ class TaskTemplates(NamedTuple):
     return self._replace(templates=templates, rows=())
 
   def extra(self, kind: str) -> int:
-    """The most tokens that a template adds to its texts."""
+    """The most tokens added by a template to its texts."""
     return max(template.num_tokens for template in self.templates[kind])
 
   def fill(
@@ -296,7 +297,7 @@ def encode(
     templates: of all tasks.
     kind: of input.
     texts: of the examples.
-    length: T, at least that of the longest filled template.
+    length: T, at least the length of the longest filled template.
     numbers: the task of each example.
     kwargs: for ``encoder.encode``.
 
@@ -330,7 +331,7 @@ def answer(
     config, params, templates, 'pair', texts, length, numbers, options=options, **kwargs
   )
   places = templates.places('pair', filled, '[MASK]')
-  states = poolings.find('mean').pool(hidden, places)  # of one state
+  states = poolings.find('mean').pool(hidden, places)  # the mean of one state
   words = params['embeddings']['word']['embedding']
   return heads.mlm_logits(config, head, words, states, options.dtype)
 
@@ -352,7 +353,7 @@ def vectors(
 
   Args:
     config, params: of the encoder.
-    templates, kind: the tasks' templates and the kind of input.
+    templates, kind: templates of the tasks and the kind of input.
     filled, hidden: the rows and their last hidden states.
     specs, which: as for ``embed.of_states``.
   """
@@ -368,6 +369,6 @@ def vectors(
     number = jnp.take(jnp.array([[*masks].index(name) for name in pooled]), which)
     stacked = jnp.stack([*masks.values()])
     mask = jnp.take_along_axis(stacked, number[None, :, None], axis=0)[0]
-  # The mean over one place is the state there.
+  # The mean over one place is its state.
   specs = [spec.replace(pooling='mean') if spec.pooling == 'mask' else spec for spec in specs]
   return embed.of_states(config, params, hidden, mask, specs, which)

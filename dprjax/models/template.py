@@ -1,9 +1,9 @@
 """Templates: inputs made of literal tokens, learned vectors and texts.
 
 The pair of a cross-encoder, ``[CLS] query [SEP] passage [SEP]``, is a template with two texts.
-Token ids from the vocabulary size on stand for learned vectors (`adapters.template_tokens`). On the
-host, ``Template.pack`` cuts the texts of an example into one row. On the device, ``fill`` adds the
-rest.
+Token ids from the vocabulary size on are learned vectors (`adapters.template_tokens`). On the host,
+``Template.pack`` cuts the texts of an example and joins them into one row. On the device, ``fill``
+adds the literal tokens and learned vectors.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 
 
 class TextRows(NamedTuple):
-  """One text of each row: ``lengths`` tokens from ``start`` on."""
+  """A text of each row: ``lengths`` tokens from ``start`` on."""
 
   tokens: Int[Array, 'B S']
   lengths: Int[Array, ' B']
@@ -101,8 +101,8 @@ class Template:
   ) -> Int32[np.ndarray, 'n texts']:
     """The lengths of the texts in a filled template of at most ``max_length`` tokens.
 
-    The second of two texts is cut (transformers' ``only_second``). If the first leaves it no token,
-    the first is cut too, and the second keeps up to half of the room.
+    The second of two texts is cut (``only_second`` in transformers). If the first leaves no room
+    for it, the first is cut too, and the second keeps up to half of the room.
 
     Raises:
       InputError: ``max_length`` leaves no room for a token of each text.
@@ -111,7 +111,7 @@ class Template:
     if room < self.num_texts:
       raise InputError(
         f'a maximum length of {max_length} tokens leaves no room for text beside the '
-        f"template's {self.num_tokens} tokens"
+        f'{self.num_tokens} tokens of the template'
       )
     if self.num_texts == 1:
       return np.minimum(lengths, room)
@@ -161,7 +161,7 @@ def fill(
   Args:
     templates: one or more, with texts at the same places.
     texts: in the order of the pieces.
-    length: T, static; at least that of the longest filled template.
+    length: T, static; at least the length of the longest filled template.
     pad_id: the padding token.
     template_ids: the template of each example; None: the first.
   """

@@ -1,4 +1,4 @@
-"""A model's safetensors files: found, checked against config.json, read, and hashed."""
+"""Finds, checks, reads and hashes the safetensors files of a model."""
 
 import contextlib
 import dataclasses
@@ -58,15 +58,15 @@ class Stored(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OnDisk:
-  """A leaf of our tree that stays in its file. Slices of it are read into new arrays.
+  """A leaf of our tree that stays in its file. Slices are read into new arrays.
 
-  So a leaf comes to several devices in parts, none of which waits in memory for the others.
+  So several devices get their parts of a leaf one by one, without the whole leaf in memory.
 
   Attributes:
-    stored: its tensor, or those of all layers; None: a layer has none, and zeros.
+    stored: its tensor, or those of all layers; None: zeros, for a layer without the tensor.
     tensor: one of these.
-    part: its number among the parts of a fused tensor.
-    dtype: of the slices. As read: bfloat16 where all of ``stored`` are, else float32.
+    part: its index in a fused tensor.
+    dtype: of the slices: bfloat16 if all of ``stored`` are, else float32.
   """
 
   stored: tuple[Stored | None, ...]
@@ -76,7 +76,7 @@ class OnDisk:
 
   @classmethod
   def of(cls, stored: Sequence[Stored | None], tensor: names.Tensor, part: int) -> Self:
-    """In the type of its tensors."""
+    """A leaf with the dtype of its tensors."""
     kept = {place.dtype for place in stored if place is not None}
     dtype = jnp.dtype('bfloat16' if kept == {names.DTYPES['bfloat16']} else 'float32')
     return cls(tuple(stored), tensor, part, dtype)
@@ -128,7 +128,7 @@ class Checkpoint(NamedTuple):
     folder: its path.
     config: the encoder shape.
     hf_config: config.json.
-    tensors: by the names of its family; several if stored twice.
+    tensors: by names of the family; several if stored twice.
   """
 
   folder: epath.Path
@@ -144,10 +144,10 @@ def open_checkpoint(
   hf_config: dict[str, Any],
   stack: contextlib.ExitStack,
 ) -> Checkpoint:
-  """Opens a model's safetensors files, which ``stack`` closes. Messages call it ``source``.
+  """Opens the safetensors files of a model, which ``stack`` closes. Messages call it ``source``.
 
   Raises:
-    InputError: none, only pickled ones, or a missing or damaged one.
+    InputError: no files, only pickles, or a missing or damaged file.
   """
   head = 'ForSequenceClassification'
   head = head if head in str(hf_config.get('architectures')) else ''
@@ -162,7 +162,7 @@ def open_checkpoint(
   for place in stored:
     name = config.family.canonical(place.name.removeprefix(before))
     tensors.setdefault(name, []).append(place)
-  # A guard: config.json decides how many names are listed.
+  # A guard, since config.json decides how many names are listed.
   if config.num_layers > len(tensors):
     raise InputError(
       f'{folder}/config.json: num_hidden_layers is {config.num_layers}, but there are only '
@@ -184,7 +184,7 @@ def read_encoder(checkpoint: Checkpoint, on_disk: bool = False) -> tuple[Params,
   config, stored = checkpoint.config, checkpoint.tensors
   encoder = {tensor.name: tensor for tensor in config.family.tensors(config)}
   check(
-    f'{checkpoint.folder}: the weights are not those of a {config.model_type} encoder with '
+    f'{checkpoint.folder}: the weights do not match a {config.model_type} encoder with '
     f'{config.num_layers} layers',
     encoder.values(),
     stored,
@@ -199,7 +199,7 @@ def read_encoder(checkpoint: Checkpoint, on_disk: bool = False) -> tuple[Params,
         names.place(params, encoder[name], array)
       yield name, array
 
-  digest = sha256(placed())  # which fills params
+  digest = sha256(placed())  # this fills params
   if on_disk:
     places: dict[tuple[str, ...], list[Stored | None]] = {}
     for name, tensor in encoder.items():
@@ -227,9 +227,9 @@ def read_head(
 
   Args:
     checkpoint: the open model.
-    title: the head name in messages.
-    tensors: the head's.
-    copies: further names of tensors of head or encoder, with the tensors' own names.
+    title: names the head in messages.
+    tensors: of the head.
+    copies: names of copies of head or encoder tensors, with the original names.
 
   Raises:
     InputError: the head is incomplete, stored twice, of other shapes or types, or a copy differs.
@@ -268,17 +268,17 @@ def read_head(
 
 
 def weight_files(folder: epath.Path) -> list[epath.Path]:
-  """A model's one weight file, or its index and shards.
+  """The weight file of a model, or its index and shards.
 
   Raises:
-    InputError: one is missing.
+    InputError: a file is missing.
   """
   found = _weight_files(folder, str(folder), 'AutoModel')
   return found if found == [folder / WEIGHTS] else [folder / _INDEX, *found]
 
 
 def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.Path]:
-  """A model's weight files. Messages have the name that the user gave and transformers' class."""
+  """The weight files of a model. ``name`` and the class of transformers are for messages."""
   if (folder / WEIGHTS).exists():
     return [folder / WEIGHTS]
   if (folder / _INDEX).exists():
@@ -311,7 +311,7 @@ def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.
 def open_file(file: epath.Path, stack: contextlib.ExitStack) -> Any:
   """Opens a safetensors file. Raises InputError for a damaged one.
 
-  It closes once nothing refers to it; ``stack`` removes a local copy, which stays mapped.
+  It closes when nothing refers to it; ``stack`` removes a local copy, which stays mapped.
   """
   if is_special(file):
     raise InputError(f'{file} is a pipe, device or socket')
@@ -328,12 +328,12 @@ def stored_in(handle: Any) -> list[Stored]:
 
 
 def find_problems(tensors: Iterable[names.Tensor], stored: Mapping[str, list[Stored]]) -> list[str]:
-  """Stored tensors of a wrong shape or type, and those stored twice."""
+  """Problems of stored tensors: wrong shape or type, or stored twice."""
   problems = []
   for tensor in tensors:
     for number, place in enumerate(stored.get(tensor.name, ())):
       if number:
-        problems.append(f'{tensor.name} is there twice')
+        problems.append(f'{tensor.name} is stored twice')
       if place.shape != tensor.shape:
         problems.append(
           f'{tensor.name} has shape {list(place.shape)}; config.json implies {list(tensor.shape)}'
@@ -353,7 +353,7 @@ def check(
 ) -> None:
   """Raises InputError, which begins with ``where``, unless exactly these tensors are stored.
 
-  Names that ``extras`` matches are ignored.
+  Names matched by ``extras`` are ignored.
   """
   problems = find_problems(tensors, stored)
   expected = {tensor.name for tensor in tensors}
@@ -371,7 +371,7 @@ def check(
 def read_file(
   file: epath.Path, where: str, tensors: Collection[names.Tensor], stack: contextlib.ExitStack
 ) -> Params:
-  """Parameters from a file of their own. Raises InputError as `open_file` and `check`."""
+  """Parameters from a separate file. Raises InputError as `open_file` and `check`."""
   stored = {one.name: [one] for one in stored_in(open_file(file, stack))}
   check(f'{file}: {where}', tensors, stored)
   params: Params = {}
@@ -381,7 +381,7 @@ def read_file(
 
 
 def _local(file: epath.Path, stack: contextlib.ExitStack) -> str:
-  """A local path of the file: safetensors maps files into memory."""
+  """A local path of the file, since safetensors maps files into memory."""
   if '://' not in str(file):
     return os.fspath(file)
   copy = epath.Path(stack.enter_context(tempfile.TemporaryDirectory())) / file.name
@@ -390,7 +390,7 @@ def _local(file: epath.Path, stack: contextlib.ExitStack) -> str:
 
 
 def sha256(tensors: Iterable[tuple[str, np.ndarray]]) -> str:
-  """The digest of name, type, shape and bytes of each tensor. Tensors come sorted by name."""
+  """The digest of name, type, shape and bytes of each tensor. Tensors must be sorted by name."""
   digest = hashlib.sha256()
   for name, array in tensors:
     digest.update(json.dumps([name, names.DTYPES[array.dtype.name], list(array.shape)]).encode())
@@ -408,6 +408,6 @@ def all_files(folder: epath.Path) -> Iterator[epath.Path]:
 
 
 def listed(names: Sequence[str], separator: str = ', ') -> str:
-  """The first eight names, and the number of others."""
+  """The first eight names, and the number of the others."""
   shown = separator.join(names[:8])
   return f'{shown}{separator}and {len(names) - 8} more' if len(names) > 8 else shown

@@ -1,4 +1,4 @@
-"""A linear map of the vectors of texts, which begins as the identity."""
+"""A linear map of text vectors, initially the identity."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Linear(Adapter):
   def at(self, config: Any, tokens: Int[Array, 'B T']) -> Adapter:
     if self.change.shape[-1] != config.vector_size:
       raise InputError(
-        f'a linear map of vectors of {self.change.shape[-1]} numbers; those of this encoder have '
+        f'a linear map of vectors of {self.change.shape[-1]} numbers; vectors of this encoder have '
         f'{config.vector_size}'
       )
     return self
@@ -38,7 +38,7 @@ class Linear(Adapter):
 
 
 def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
-  """Parameters of the identity. ``config.prompt.length`` above 0 has no other meaning."""
+  """Parameters of the identity. ``config.prompt.length`` above 0 only turns the map on."""
   return {'change': jnp.zeros((model.vector_size, model.vector_size), jnp.float32)}
 
 

@@ -45,7 +45,7 @@ class Lora(Adapter):
   """Adds ``scale * x A B`` to the projections of ``x`` that have an A and a B.
 
   Attributes:
-    a, b: by the names that `Adapter.project` gets, shared or one for each example.
+    a, b: by the names in `Adapter.project`, shared or one for each example.
     scale: alpha / R.
   """
 
@@ -89,7 +89,7 @@ class Lora(Adapter):
 def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
   """Parameters of R = ``config.prompt.length``: A random, B zero.
 
-  ``config.lora.init`` 'kaiming': A is uniform within 1 / sqrt(I), as PEFT's; 'gaussian': N(0,
+  ``config.lora.init`` 'kaiming': A is uniform within 1 / sqrt(I), as in PEFT; 'gaussian': N(0,
   ``config.prompt.init_std``).
 
   Raises:
@@ -116,7 +116,7 @@ def _targets(config: Any, model: Any) -> list[str]:
   for pattern in config.lora.targets:
     if not any(re.fullmatch(pattern, name) for name in names):
       raise InputError(
-        f'config.lora.targets: {pattern!r} matches none of the projections of {model.model_type}: '
+        f'config.lora.targets: {pattern!r} matches no projection of {model.model_type}: '
         f'{", ".join(names)}'
       )
   return [
@@ -172,11 +172,10 @@ def merge(model: Any, params: Mapping[str, Any], adapter: Lora) -> tuple[Any, Ma
 def to_peft(
   where: str, model: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """LoRA as PEFT stores it: A as [R, I] and B as [O, R] of every module.
+  """LoRA in PEFT format: A as [R, I] and B as [O, R] for every module.
 
-  A module that is several projections in one, such as Wqkv of ModernBERT, gets the A of each, one
-  below the other, and a B with their blocks. The PEFT rank is then so many times ours; other
-  modules are padded with zeros.
+  A module that fuses n projections, such as Wqkv of ModernBERT, gets their A stacked and a
+  block-diagonal B. The PEFT rank is then n times R; other modules are padded with zeros.
   """
   rank, fused = meta['rank'], adapters.projections(model)
   fused = [(tensor, names) for tensor, names in fused if {*names} & {*meta['targets']}]
@@ -209,7 +208,7 @@ def _module(tensor: Any) -> str:
   return tensor.name.removesuffix('.weight')
 
 
-# Settings with which PEFT computes something else.
+# Settings that make PEFT compute something else.
 _UNSUPPORTED = (
   *('alora_invocation_tokens', 'alpha_pattern', 'arrow_config', 'kasa_config', 'layer_replication'),
   *('lora_bias', 'modules_to_save', 'rank_pattern', 'use_bdlora', 'use_dora', 'use_qalora'),
@@ -223,8 +222,8 @@ def from_peft(
   """LoRA from PEFT. Layers of a projection without an adapter get zeros.
 
   Raises:
-    InputError: of another backbone, damaged, or with settings or trained parts that are not LoRA
-      alone.
+    InputError: the adapter is for another backbone, is damaged, or has settings or trained parts
+      beyond plain LoRA.
   """
   where = str(folder / _CONFIG)
   for key in _UNSUPPORTED:
@@ -245,7 +244,7 @@ def from_peft(
     match = re.fullmatch(r'base_model\.model\.(.+)\.lora_([AB])\.weight', key)
     place = match and known.get(model.family.canonical(f'{match[1]}.weight'))
     if not match or not place:
-      raise InputError(f'{file}: {key} is no LoRA of a projection of a {model.model_type} layer')
+      raise InputError(f'{file}: {key} is not LoRA of a projection in a {model.model_type} layer')
     pairs.setdefault(match[1], set()).add(match[2])
     (tensor, names), a = place, match[2] == 'A'
     expected = [rank, tensor.shape[1]] if a else [tensor.shape[0], rank]
@@ -264,7 +263,7 @@ def from_peft(
   half = sorted(module for module, own in pairs.items() if len(own) < 2)
   if half or not pairs:
     what = f'only one of lora_A and lora_B of {weights.listed(half)}' if half else 'no tensors'
-    raise InputError(f'{file}: holds {what}')
+    raise InputError(f'{file}: has {what}')
   alpha = settings.lora_alpha * (rank**0.5 if settings.use_rslora else 1)
   targets = {name.rpartition('/')[0] for name in arrays}
   return arrays, _meta(rank, alpha, [*targets])

@@ -1,4 +1,4 @@
-"""Key and value vectors in front of those of tokens, in every layer (DPTDR section 3.1)."""
+"""Key and value vectors before those of the tokens, in every layer (DPTDR section 3.1)."""
 
 import functools
 import math
@@ -34,12 +34,12 @@ class _Config(msgspec.Struct):
 
 @flax.struct.dataclass
 class Prefix(Adapter):
-  """Vectors that every token attends to. They have no positions and are the same for all tokens.
+  """Vectors that every token attends to, without positions.
 
   Attributes:
     vectors: keys (index 0) and values, shared or one prefix for each example.
-    lengths: how many vectors of each example count; the rest is finite padding. None: all.
-    shift: the position of the first token; P matches transformers' ``past_key_values``.
+    lengths: the number of vectors in use for each example; the rest is finite padding. None: all.
+    shift: the position of the first token; P is that of ``past_key_values`` in transformers.
   """
 
   vectors: Float[Array | np.ndarray, 'L *B 2 P N D']
@@ -57,13 +57,13 @@ class Prefix(Adapter):
     ):
       raise InputError(
         f'a prefix has shape {list(self.vectors.shape)}; for {len(tokens)} examples this encoder '
-        f'takes [{config.num_layers}, 2, P, {config.num_kv_heads}, {config.head_dim}], or one of '
-        'each example behind the axis of layers'
+        f'takes [{config.num_layers}, 2, P, {config.num_kv_heads}, {config.head_dim}], or one for '
+        'each example after the axis of layers'
       )
     return self
 
   def drop_examples(self, rate: float, key: Array, count: int) -> 'Prefix':
-    return self  # attention draws the masks, without a copy of the vectors for each example
+    return self  # attention draws the masks and copies no vectors
 
   def shift_positions(self) -> Any:
     return self.shift
@@ -89,8 +89,8 @@ def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
 
   ``config.prompt.reparam`` 'none': the prefix itself; 'mlp': Embedding(P, H) -> Linear(hidden) ->
   Tanh -> Linear(L*2*H) (Li and Liang 2021, section 4.3; DPTDR Table 5). Embeddings, kernels and
-  prefixes start as N(0, ``init_std``), biases as 0, as the released code does in effect. PyTorch's
-  own Linear would start all vectors nearly alike.
+  prefixes start as N(0, ``init_std``), biases as 0, like the released code in effect. The default
+  of PyTorch Linear would start all vectors nearly alike.
   """
   settings, width = config.prompt, model.hidden_size
   length, hidden, std = settings.length, settings.reparam_hidden, settings.init_std
@@ -135,10 +135,10 @@ def apply(params: Mapping[str, Array], x: Array) -> Array:
 def of_text(
   config: Any, model: Any, params: Mapping[str, Any], tokens: Int[np.ndarray, ' P']
 ) -> dict[str, Any]:
-  """The prefix that changes vectors as this text would in front of every other text.
+  """The prefix that acts like this text put before every other text.
 
   It has the encoder keys and values of the text. Keys with rotary positions are turned to the P
-  places before the first token. Under causal attention, the states are those of both texts in one,
+  positions before the first token. Under causal attention, states equal those of the joined texts,
   as far as windows reach.
   """
   vectors = encoder.keys_and_values(model, params, tokens)
@@ -192,15 +192,15 @@ def to_peft(
   longest = max(meta['query_max_length'], meta['passage_max_length'])
   if model.window is not None and length + longest > model.window:
     raise InputError(
-      f'{where}: PEFT hides the prompt outside of the window of {model.window} tokens, which '
-      f'{length} vectors and {longest} tokens exceed; export with --format=sentence-transformers'
+      f'{where}: PEFT hides the prompt outside the window of {model.window} tokens, which {length} '
+      f'vectors and {longest} tokens exceed; export with --format=sentence-transformers'
     )
   if not meta['shift_positions']:
     turn = model.family.turn_keys
     if turn is None:
       raise InputError(
-        f'{where}: PEFT counts positions from the length of the prompt, and this one was trained '
-        'with positions from 0; train with --config.prompt.shift_positions=True '
+        f'{where}: PEFT counts positions from the length of the prompt, but this prompt was '
+        'trained with positions from 0; train with --config.prompt.shift_positions=True '
         '(configs/dptdr.py:beir,peft), or export with --format=sentence-transformers'
       )
     vectors = np.stack([turn(model, vectors[:, 0], length), vectors[:, 1]], axis=1)
@@ -223,7 +223,8 @@ def from_peft(
   """A prefix from PEFT.
 
   Raises:
-    InputError: of another backbone, damaged, or with trained parts that a prompt cannot hold.
+    InputError: the adapter is for another backbone, is damaged, or has trained parts that a prompt
+      cannot store.
   """
   layers, two, heads, size = one_position(model)
   length = convert(dict(config), str(folder / _CONFIG), _Config).num_virtual_tokens
@@ -236,12 +237,12 @@ def from_peft(
   for key, value in expected.items():
     if config.get(key) not in (None, value):
       raise InputError(
-        f'{folder / _CONFIG}: {key} is {config[key]!r:.40}, the backbone has {value}; give its own '
-        '--backbone=DIR'
+        f'{folder / _CONFIG}: {key} is {config[key]!r:.40}, but the backbone has {value}; give its '
+        'own --backbone=DIR'
       )
   if [*stored] != [_TENSOR]:
     raise InputError(
-      f'{folder / _WEIGHTS}: holds {weights.listed([*stored]) or "no tensors"}; expected only '
+      f'{folder / _WEIGHTS}: has {weights.listed([*stored]) or "no tensors"}; expected only '
       f'{_TENSOR}'
     )
   vectors, shape = stored[_TENSOR].read(), [length, layers * two * heads * size]

@@ -1,4 +1,4 @@
-"""Learned vectors among the tokens of the input, and the files of templates that have them."""
+"""Learned vectors among the input tokens, and files of templates with such vectors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ SLOTS = 'slots/'  # before the names of arrays
 
 
 class _Meta(msgspec.Struct):
-  """The further keys of meta."""
+  """Additional keys of meta."""
 
   pooling: str
   template: dict[str, str]  # template strings by kind of input
@@ -40,12 +40,12 @@ class _PairMeta(_Meta):
 
 @flax.struct.dataclass
 class LearnedTokens(Adapter):
-  """Token ids from the vocabulary size on are rows of a table.
+  """Token ids from the vocabulary size on select rows of a table.
 
   Attributes:
     vectors: the table. An id beyond it gives NaN.
-    fixed_layers: the first so many layers get the unchanged rows at these tokens, without position
-      embedding, LayerNorm or dropout. 0: they are ordinary inputs of the embedding layer.
+    fixed_layers: this many first layers get the unchanged rows at these tokens, without position
+      embedding, LayerNorm or dropout. 0: the rows are ordinary inputs of the embedding layer.
   """
 
   vectors: Float[Array, 'E H']
@@ -68,7 +68,7 @@ class LearnedTokens(Adapter):
 
 @flax.struct.dataclass
 class _Placed(Adapter):
-  """Rows at the places of their tokens, and which layers keep them."""
+  """Rows at the places of their tokens, and the layers that keep them."""
 
   places: Bool[Array, 'B T 1']
   rows: Float[Array, 'B T H']
@@ -109,7 +109,7 @@ def check_template(prompt: Prompt, kinds: Sequence[str], config: Any) -> None:
   if set(there) != set(kinds):
     found = ' and '.join(there) or f'kind {prompt.meta["kind"]!r}'
     raise InputError(
-      f"{prompt.path}: a prompt of {found}; a prompt of kind 'template' for "
+      f"{prompt.path}: a prompt of {found}, but a prompt of kind 'template' for "
       f'{" and ".join(kinds)} is needed here'
     )
   if prompt.meta['fixed_layers'] > config.num_layers:
@@ -120,7 +120,7 @@ def check_template(prompt: Prompt, kinds: Sequence[str], config: Any) -> None:
 
 
 def check_head(prompt: Prompt, head_sha256: str) -> None:
-  """Raises InputError if the masked-LM head is not the one that the template was trained with."""
+  """Raises InputError if the template was trained with another masked-LM head."""
   if (recorded := prompt.meta['head_sha256']) != head_sha256:
     raise InputError(
       f'{prompt.path}: needs a masked-LM head with SHA-256 {recorded}, not {head_sha256}; give the '
@@ -144,7 +144,7 @@ def _arrays(path: str, meta: Mapping[str, Any]) -> dict[str, str]:
     prompts += task_templates.prompt_names(string, kind)
   if unknown := [name for name in found.words if name not in prompts]:
     raise InputError(
-      f'{where} words: {unknown[0]!r:.40} is none of: {", ".join(prompts) or "no slot"}'
+      f'{where} words: {unknown[0]!r:.40} is not one of: {", ".join(prompts) or "no slot"}'
     )
   return {f'{SLOTS}{name}': 'P H' for name in prompts if name not in found.words}
 

@@ -1,4 +1,4 @@
-"""A prefix for each topic; a topic model chooses (Topic-DPR section 3.2)."""
+"""A prefix for each topic, chosen by a topic model (Topic-DPR section 3.2)."""
 
 import functools
 import math
@@ -15,11 +15,11 @@ from dprjax.models.adapters import prefix
 
 
 def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
-  """Parameters that all topics share.
+  """Parameters shared by all topics.
 
   A residual MLP over word embeddings, V = e + W2 relu(W1 e + b1) + b2, and a matrix M from H to
-  L * 2 * H without bias. The paper leaves initial values open: N(0, ``config.prompt.init_std``),
-  and biases 0.
+  L * 2 * H without bias. The paper does not give initial values: here N(0,
+  ``config.prompt.init_std``), and biases 0.
   """
   width, std = model.hidden_size, config.prompt.init_std
   first, second, third = jax.random.split(key, 3)
@@ -38,7 +38,7 @@ def expand(
 
   Args:
     model: the encoder shape.
-    params: as ``init`` gives them.
+    params: from ``init``.
     words: embeddings of the first P tokens of the words of each topic.
   """
   topics, length, width = words.shape

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al., 2019), and what its descendants share with it.
+"""BERT (Devlin et al., 2019), and the parts that its descendants share.
 
 Tensors have their names in ``BertModel``. The heads are those of ``BertForMaskedLM`` and
 ``BertForSequenceClassification``; the pooler is the first half of the latter.
@@ -18,7 +18,7 @@ from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.family import Family, find
 
-# config.json's keys and ours, in the order in which they are written.
+# Keys of config.json and our names, in the order of writing.
 _KEYS = {
   'vocab_size': 'vocab_size',
   'hidden_size': 'hidden_size',
@@ -48,8 +48,8 @@ def read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
   """The shape in a config.json.
 
   Raises:
-    InputError: a key is missing or has a value that it cannot have; the model is a decoder, or has
-      relative positions.
+    InputError: a key is missing or has an invalid value; the model is a decoder, or has relative
+      positions.
   """
   model_type = hf_config['model_type']
   if hf_config.get('position_embedding_type') not in (None, 'absolute'):
@@ -76,7 +76,7 @@ def read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
 
 def _check(key: str, value: Any, kind: type) -> None:
   number = isinstance(value, float | int) and not isinstance(value, bool)
-  # Sizes are compared with the tensors' own later.
+  # Sizes are compared with the tensors later.
   if kind is int and not (
     number and isinstance(value, int) and (key not in _FROM_0) <= value < 2**31
   ):
@@ -101,7 +101,7 @@ def _positions(config: EncoderConfig, tokens: Array, mask: Array, shift: int | A
   if isinstance(shift, int):
     return jnp.broadcast_to(count + shift, mask.shape)
   positions = count[None, :] + shift
-  # The padding of a long batch may lie outside the table, which would give NaN.
+  # Padding in a long batch may lie outside the table, which would give NaN.
   return jnp.where(mask, positions, jnp.minimum(positions, config.max_positions - 1))
 
 
@@ -181,7 +181,7 @@ def classifier_tensors(
 
 
 def canonical(prefix: str, name: str) -> str:
-  """The name of a tensor without a prefix; old files call LayerNorm's parameters gamma and beta."""
+  """The name of a tensor without a prefix. Old files call LayerNorm parameters gamma and beta."""
   name = name.removeprefix(prefix)
   return re.sub(
     r'LayerNorm\.beta$', 'LayerNorm.bias', re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name)

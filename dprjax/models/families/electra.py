@@ -21,7 +21,7 @@ class Config(EncoderConfig):
 
 
 class Keys(msgspec.Struct):
-  """The key of config.json that BERT does not have."""
+  """The key in config.json that BERT lacks."""
 
   embedding_size: llama.Size = 128
 

@@ -1,4 +1,4 @@
-"""EuroBERT (Boizard et al., 2025): Llama in which every token sees all others."""
+"""EuroBERT (Boizard et al., 2025): Llama without the causal mask."""
 
 from dprjax.models.families import llama
 

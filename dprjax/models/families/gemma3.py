@@ -1,7 +1,7 @@
-"""Gemma 3 (Gemma Team, 2025) without images; EmbeddingGemma, in which tokens see later ones, too.
+"""Gemma 3 (Gemma Team, 2025) without images; EmbeddingGemma, without the causal mask.
 
-Norms multiply by 1 and their scale, and stand behind each half of a layer, too. Most layers have a
-window, and other rotary positions than those without.
+Norms multiply by 1 plus their scale, and there is also one after each half of a layer. Most layers
+have a window, with rotary settings of their own.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """GTE (Zhang et al., 2024) and Arctic-Embed M 2: BERT with rotary positions and a gated MLP.
 
-A LayerNorm stands behind each half of a layer. Queries, keys and values are one tensor of a
-checkpoint, and so are the two products of the MLP.
+A LayerNorm follows each half of a layer. Queries, keys and values are one tensor in a checkpoint,
+and so are the two products of the MLP.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from dprjax.models.rotary import Rope
 
 @dataclasses.dataclass(frozen=True)
 class Config(llama.Config):
-  """The shape of such an encoder; ``type_vocab_size`` 0: no token types."""
+  """The shape of a GTE encoder; ``type_vocab_size`` 0: no token types."""
 
   type_vocab_size: int = 1
   pad_token_id: int = 0
@@ -38,7 +38,7 @@ class Embeddings(layers.Embeddings):
 
 
 class Layer(llama.Layer):
-  """One layer, as ``nn.scan`` wants it."""
+  """One layer, for ``nn.scan``."""
 
   def enter(self, x: Array, name: str, number: Array) -> Array:
     return x
@@ -49,7 +49,7 @@ class Layer(llama.Layer):
 
 
 class Keys(llama.Keys):
-  """The keys of config.json that are read, most of them those of BERT."""
+  """The keys read from config.json, mostly those of BERT."""
 
   hidden_act: str = 'gelu'
   layer_norm_eps: float = 1e-12
@@ -77,7 +77,7 @@ def read(keys: Keys, model_type: str, **traits: Any) -> Config:
 
 
 def read_config(hf_config: Mapping[str, Any], **defaults: Any) -> Config:
-  """The shape in a config.json; ``defaults`` of its keys."""
+  """The shape in a config.json; ``defaults`` replace missing keys."""
   keys = llama.read_keys(hf_config, Keys, **defaults)
   for key in ('logn_attention_scale', 'logn_attention_clip1'):
     if getattr(keys, key):
@@ -90,7 +90,7 @@ def read_config(hf_config: Mapping[str, Any], **defaults: Any) -> Config:
 
 
 def write(config: Config) -> dict[str, Any]:
-  """The keys of BERT that describe a shape, and those of rotary positions."""
+  """The keys that describe a shape: those of BERT, and of rotary positions."""
   scaling = config.rope.written()
   return {
     'vocab_size': config.vocab_size,
@@ -107,7 +107,7 @@ def write(config: Config) -> dict[str, Any]:
     'attention_probs_dropout_prob': config.attention_dropout,
     'initializer_range': config.initializer_range,
     'rope_theta': config.rope.theta,
-    # The remote code knows the kind as 'type'.
+    # The remote code calls the kind 'type'.
     'rope_scaling': scaling and {'type': config.rope.kind, **scaling},
   }
 
@@ -117,8 +117,8 @@ def tensors(config: Config, norm: str, layers: Iterator[Tensor]) -> Iterator[Ten
 
   Args:
     config: the encoder shape.
-    norm: the name of the embeddings' norm.
-    layers: those of its layers.
+    norm: the name of the norm of embeddings.
+    layers: the tensors of its layers.
   """
   for name, ours, rows in (
     ('word_embeddings', 'word', config.vocab_size),
@@ -143,9 +143,9 @@ def stack(
     config: the encoder shape.
     num_layers: of the stack.
     start: precedes the number of a layer.
-    dense: the name of each dense layer, the half of a layer that it is in, its parts in our tree,
-      the shape of its weight, and whether it has a bias.
-    norms: the names of the norms behind the attention and behind the MLP.
+    dense: for each dense layer: its name, its half of the layer, its parts in our tree, the shape
+      of its weight, and whether it has a bias.
+    norms: the names of the norms after the attention and after the MLP.
   """
   for layer in range(num_layers):
     for name, half, parts, shape, bias in dense:

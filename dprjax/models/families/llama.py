@@ -1,8 +1,8 @@
-"""Llama (Touvron et al., 2023), and what its relatives share with it.
+"""Llama (Touvron et al., 2023), and the parts that related families share.
 
 A norm before each half of a layer, rotary positions, heads of queries that share keys and values,
-and a gated MLP. A relative has another `Config`, with the same modules. Tensors have their names in
-``LlamaModel``. There are no heads on the last states: language models' own is not read.
+and a gated MLP. Related families have another `Config` with the same modules. Tensors have their
+names in ``LlamaModel``. The head of a language model is not read.
 """
 
 import dataclasses
@@ -31,27 +31,27 @@ from dprjax.models.reach import Reach
 from dprjax.models.rotary import Rope
 from dprjax.models.splits import split_rows
 
-# Of numbers of things in config.json.
+# Limit of counts in config.json.
 Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 K = TypeVar('K', bound=msgspec.Struct)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(Shape):
-  """The shape of an encoder like Llama. Hashable, so it can be a static argument of ``jax.jit``.
+  """The shape of a Llama-like encoder. Hashable, so it can be a static argument of ``jax.jit``.
 
   Attributes:
-    rope: how positions turn queries and keys.
+    rope: the rotation of queries and keys by positions.
     windowed: whether each layer has a window; empty: none has.
-    reach: the places that a token sees before its own in a layer with a window, and behind it
-      unless ``causal``.
+    reach: in a layer with a window, how many places before its own a token sees, and as many after
+      it unless ``causal``.
     window_rope: ``rope`` of windowed layers; None: the same.
-    gated: one of two products in the MLP goes through the activation and multiplies the other.
-    qkv_bias, output_bias, mlp_bias, down_bias: which dense layers have biases, ``down_bias`` the
-      last of an MLP with none elsewhere.
-    head_norms: a norm of the queries of each head and of its keys.
-    after_norms: a norm behind each half of a layer, too.
-    norm_offset: norms multiply by this and their scale.
+    gated: whether one of two products in the MLP passes the activation and multiplies the other.
+    qkv_bias, output_bias, mlp_bias, down_bias: whether these dense layers have biases;
+      ``down_bias`` is the last layer of an MLP without other biases.
+    head_norms: whether queries and keys of each head have a norm.
+    after_norms: whether a norm also follows each half of a layer.
+    norm_offset: norms multiply by this plus their scale.
     score_scale: scores are divided by the root of this; 0: of the head size.
     embedding_scale: word embeddings are multiplied by this.
   """
@@ -96,7 +96,7 @@ class Config(Shape):
 class RMSNorm(nn.Module):
   """RMSNorm (Zhang and Sennrich, 2019) in float32.
 
-  What the backward pass needs of its result is kept in ``dtype``, as activations are.
+  The backward pass keeps its input in ``dtype``, like activations.
   """
 
   config: Config
@@ -144,7 +144,7 @@ class Embeddings(layers.Embeddings):
 
 
 class Attention(layers.Attention):
-  """Attention over a prefix, whose keys are neither normed nor turned, and the tokens."""
+  """Attention over the tokens and a prefix, whose keys are neither normed nor rotated."""
 
   @nn.compact
   def __call__(self, x, shared, adapter, reach, rope):  # type: ignore[override]
@@ -166,7 +166,7 @@ class Attention(layers.Attention):
     value = heads('value', config.num_kv_heads, '')
     if rope is not None:
       query, key = (rotary.turn(y, shared.positions, *rope) for y in (query, key))
-    if config.score_scale:  # in place of the size of a head
+    if config.score_scale:  # replaces the head size
       query *= (config.head_dim / config.score_scale) ** 0.5
     query, key, value = (y.reshape(*y.shape[:2], -1) for y in (query, key, value))
     mixed = self.attend(query, key, value, shared.bias, adapter, reach)
@@ -244,7 +244,7 @@ def _reach(config: Config, number: Array) -> Reach:
 
 
 def _rope(config: Config, number: Array) -> tuple[Array, float | Array] | None:
-  """The frequencies of a layer, and the factor on turned heads."""
+  """The frequencies of a layer, and the factor on rotated heads."""
   if config.rope == rotary.NONE:
     return None
   turns, scale = config.rope.frequencies(config.head_dim)
@@ -259,7 +259,7 @@ def _rope(config: Config, number: Array) -> tuple[Array, float | Array] | None:
 def turn_keys(
   config: Config, keys: Float[np.ndarray, 'L P N D'], places: int
 ) -> Float[np.ndarray, 'L P N D']:
-  """Each layer's turned keys of a text that stands ``places`` further on, or behind if negative."""
+  """Rotates the keys of a text in each layer by ``places`` positions, backwards if negative."""
   ropes = [config.rope] * config.num_layers
   if config.window_rope is not None:
     ropes = [config.window_rope if one else config.rope for one in config.windowed]
@@ -271,7 +271,7 @@ def turn_keys(
 
 
 def positions(config: Config, tokens: Array, mask: Array, shift: int | Array) -> Array:
-  """Real tokens are counted, wherever the padding is."""
+  """Counts real tokens, so padding may be on either side."""
   return jnp.maximum(jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1, 0) + shift
 
 
@@ -327,7 +327,7 @@ def layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
 
 
 class Keys(msgspec.Struct):
-  """The keys of config.json that are read."""
+  """The keys read from config.json."""
 
   vocab_size: Size
   hidden_size: Size
@@ -357,7 +357,7 @@ class Keys(msgspec.Struct):
 
 
 def read_keys(hf_config: Mapping[str, Any], kind: type[K], **defaults: Any) -> K:
-  """The keys of a config.json; one that is null has its default."""
+  """The keys of a config.json; null means the default."""
   given = {key: value for key, value in hf_config.items() if value is not None}
   return convert(defaults | given, hf_config['model_type'], kind)
 
@@ -366,12 +366,12 @@ def read_config(keys: Keys, model_type: str, **traits: Any) -> Config:
   """The shape in a config.json.
 
   Args:
-    keys: those of config.json.
+    keys: of config.json.
     model_type: the family.
-    traits: fields of `Config`, in place of what the keys of Llama say.
+    traits: fields of `Config` that override the keys of Llama.
 
   Raises:
-    InputError: a key has a value that is not supported.
+    InputError: a key has an unsupported value.
   """
   heads = keys.num_attention_heads
   found: dict[str, Any] = {
@@ -417,14 +417,15 @@ def read_config(keys: Keys, model_type: str, **traits: Any) -> Config:
 
 
 def read_windows(keys: Keys, windowed: Callable[[int], bool]) -> dict[str, Any]:
-  """The fields of `Config` that say which layers have a window.
+  """The fields of `Config` about layers with a window.
 
   Args:
-    keys: those of config.json.
-    windowed: whether the layer of a number has one, where there is no ``layer_types``.
+    keys: of config.json.
+    windowed: whether the layer with this number has a window, without ``layer_types``.
 
   Raises:
-    InputError: ``layer_types`` are not as many as layers, or there is no ``sliding_window``.
+    InputError: ``layer_types`` does not match the number of layers, or ``sliding_window`` is
+      missing.
   """
   layers, types = keys.num_hidden_layers, keys.layer_types
   if types and len(types) != layers:
@@ -435,13 +436,13 @@ def read_windows(keys: Keys, windowed: Callable[[int], bool]) -> dict[str, Any]:
   if not any(found):
     return {}
   if not keys.sliding_window:
-    raise InputError('sliding_window is missing, and there are layers with a window')
-  # As transformers reads it: with the token's own place, unless it sees later ones.
+    raise InputError('sliding_window is missing, but there are layers with a window')
+  # As in transformers: includes the place of the token itself under causal attention.
   return {'windowed': found, 'reach': keys.sliding_window - keys.causal}
 
 
 def write_config(config: Config) -> dict[str, Any]:
-  """The keys of config.json that describe a shape, as all versions of transformers read them."""
+  """The keys of config.json that describe a shape, for all versions of transformers."""
   return {
     'vocab_size': config.vocab_size,
     'hidden_size': config.hidden_size,
@@ -464,7 +465,7 @@ def write_config(config: Config) -> dict[str, Any]:
 
 
 def written_window(config: Config) -> dict[str, Any]:
-  """The keys of config.json that say which layers have a window."""
+  """The keys of config.json about layers with a window."""
   windowed = config.windowed or (False,) * config.num_layers
   return {
     'layer_types': ['sliding_attention' if one else 'full_attention' for one in windowed],

@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al., 2023): Llama with a window in every layer, or in none."""
+"""Mistral (Jiang et al., 2023): Llama with a window in every layer, or without windows."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,8 @@
 """ModernBERT (Warner et al., 2024): Ettin, GTE-ModernBERT, Granite R2 and mmBERT.
 
-A LayerNorm before each half of a layer but the first, rotary positions, and a gated MLP. Most
-layers have a window, and other rotary positions than those without. Queries, keys and values are
-one tensor of a checkpoint, and so are the two products of the MLP.
+A LayerNorm before each half of a layer except the first, rotary positions, and a gated MLP. Most
+layers have a window, with rotary settings of their own. Queries, keys and values are one tensor in
+a checkpoint, and so are the two products of the MLP.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ class Config(llama.Config):
 
   Attributes:
     norm_bias: whether norms have biases.
-    decoder_bias: whether the masked-LM head's output has.
-    classifier_bias: whether the dense layer of heads has.
+    decoder_bias: whether the output layer of the masked-LM head has a bias.
+    classifier_bias: whether the dense layer of heads has a bias.
     classifier_act: the activation of heads.
     classifier_pooling: of the sequence-classification head, 'cls' or 'mean'.
-    pad_token_id: written to config.json, where PyTorch wants one of the vocabulary's.
+    pad_token_id: written to config.json, where PyTorch expects an id in the vocabulary.
   """
 
   norm_bias: bool = False
@@ -54,7 +54,7 @@ class Embeddings(layers.Embeddings):
 
 
 class Layer(llama.Layer):
-  """One layer, as ``nn.scan`` wants it."""
+  """One layer, for ``nn.scan``."""
 
   config: Config
 
@@ -63,12 +63,12 @@ class Layer(llama.Layer):
 
   def enter(self, x: Array, name: str, number: Array) -> Array:
     y = self.norm(x, name)
-    # The embeddings have been normalised.
+    # The embeddings are already normalised.
     return jnp.where(number == 0, x, y) if name == 'before_attention' else y
 
 
 class Keys(llama.Keys):
-  """The keys of config.json that are read."""
+  """The keys read from config.json."""
 
   norm_eps: float = 1e-5
   norm_bias: bool = False
@@ -89,7 +89,7 @@ class Keys(llama.Keys):
 def _read_config(hf_config: Mapping[str, Any]) -> Config:
   keys = llama.read_keys(hf_config, Keys)
   if not keys.tie_word_embeddings:
-    raise InputError('tie_word_embeddings is false; a decoder of its own is not supported')
+    raise InputError('tie_word_embeddings is false; an untied decoder is not supported')
   keys.rms_norm_eps, keys.is_causal = keys.norm_eps, False
   keys.sliding_window = keys.local_attention // 2
   windows = llama.read_windows(keys, lambda layer: layer % keys.global_attn_every_n_layers > 0)
@@ -120,7 +120,7 @@ def _read_config(hf_config: Mapping[str, Any]) -> Config:
 
 
 def _write_config(config: Config) -> dict[str, Any]:
-  """Keys that old and new versions of transformers read."""
+  """The keys read by old and new versions of transformers."""
   local = config.window_rope or config.rope
   windowed = config.windowed or (False,) * config.num_layers
   return {

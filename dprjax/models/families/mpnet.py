@@ -1,4 +1,4 @@
-"""MPNet (Song et al., 2020): BERT layers, with positions as in RoBERTa and relative ones."""
+"""MPNet (Song et al., 2020): BERT layers with the positions of RoBERTa and relative positions."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -21,8 +21,7 @@ _BUCKETS = 32
 
 
 def _read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
-  # transformers sorts distances into 32 buckets and counts positions from behind 1, whatever
-  # config.json says.
+  # transformers uses 32 buckets of distances and positions from 2, and ignores config.json.
   for key, only in (('relative_attention_num_buckets', _BUCKETS), ('pad_token_id', 1)):
     if hf_config.get(key) not in (None, only):
       raise InputError(f'{key} {hf_config[key]!r:.60} is not supported, only {only}')

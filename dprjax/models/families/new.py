@@ -1,4 +1,4 @@
-"""GTE (`gte`) by the name that it has on the hub, where its code is remote."""
+"""GTE (`gte`) under its name on the hub, where its code is remote."""
 
 from dprjax.models.families import gte
 

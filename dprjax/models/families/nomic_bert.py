@@ -9,7 +9,7 @@ from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.families import bert, gte, llama
 from dprjax.models.rotary import Rope
 
-# The keys of config.json on the hub, whose code is remote, and those of transformers.
+# Keys of config.json on the hub, for remote code, and the keys of transformers.
 _KEYS = {
   'n_embd': 'hidden_size',
   'n_layer': 'num_hidden_layers',
@@ -53,7 +53,7 @@ def _read_config(hf_config: Mapping[str, Any]) -> gte.Config:
       )
     given.setdefault('hidden_act', act)
     if given.get('rotary_scaling_factor'):
-      # Longer texts would have another base, by their length.
+      # For longer texts the base would depend on the length.
       given['max_position_embeddings'] = given.get('max_trained_positions', 2048)
   defaults = {'hidden_act': 'silu', 'hidden_dropout_prob': 0.0, 'rope_theta': 1000.0}
   keys = llama.read_keys(given, gte.Keys, **defaults, type_vocab_size=2)

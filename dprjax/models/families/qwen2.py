@@ -6,7 +6,7 @@ from dprjax.models.families import llama
 
 
 class Keys(llama.Keys):
-  """The keys of config.json that are read."""
+  """The keys read from config.json."""
 
   use_sliding_window: bool = False
   max_window_layers: int = 28

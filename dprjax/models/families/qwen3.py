@@ -1,4 +1,4 @@
-"""Qwen 3 (Yang et al., 2025), Qwen3-Embedding: queries and keys of each head have a norm."""
+"""Qwen 3 (Yang et al., 2025) and Qwen3-Embedding: Llama with norms of queries and keys by head."""
 
 from dprjax.models.families import llama, qwen2
 from dprjax.models.rotary import Rope

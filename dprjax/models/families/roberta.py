@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al., 2019): BERT layers, positions counted from behind the padding id."""
+"""RoBERTa (Liu et al., 2019): BERT layers, with positions counted from the padding id + 1."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from dprjax.models.families import bert
 
 
 def _positions(config: EncoderConfig, tokens: Array, mask: Array, shift: int | Array) -> Array:
-  # As in transformers, a padding token that is written in a text is not counted either.
+  # As in transformers, a padding token inside a text is not counted either.
   real = (mask & (tokens != config.pad_token_id)).astype(jnp.int32)
   return (jnp.cumsum(real, axis=1) + shift) * real + config.pad_token_id
 
 
 def shapes(model_type: str, vocab_size: int) -> dict[str, EncoderConfig]:
-  """The base and the large model of a type, by its name."""
+  """The base and large models of a type, by name."""
   rest: dict[str, Any] = {
     'max_positions': 514,
     'type_vocab_size': 1,
@@ -35,7 +35,7 @@ FAMILY = bert.FAMILY._replace(
   class_name='Roberta',
   pad_token_id=1,
   positions=_positions,
-  # The table rows before it are reserved.
+  # Earlier rows of the table are reserved.
   first_position=lambda config: config.pad_token_id + 1,
   canonical=lambda name: bert.canonical('roberta.', name),
   prefix='roberta.',

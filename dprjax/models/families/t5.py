@@ -1,7 +1,7 @@
 """The encoder of T5 (Raffel et al., 2020): GTR, Sentence-T5.
 
-A norm without mean before each half of a layer, a bias of scores by distance in place of positions,
-scores that are not divided by the root of the size of a head, and no biases. There are no heads.
+An RMSNorm before each half of a layer, a score bias by distance in place of positions, scores that
+are not divided by the root of the head size, and no other biases. There are no heads.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ class Config(llama.Config):
 
   Attributes:
     buckets: of distances.
-    far: the distance from which on all are in one bucket.
+    far: all distances from here on share a bucket.
   """
 
   buckets: int = 32
@@ -35,7 +35,7 @@ _TRAITS: dict[str, Any] = {'rope': rotary.NONE, 'causal': False, 'score_scale': 
 
 
 class Keys(msgspec.Struct):
-  """The keys of config.json that are read."""
+  """The keys read from config.json."""
 
   vocab_size: llama.Size
   d_model: llama.Size
@@ -66,7 +66,7 @@ def _read_config(hf_config: Mapping[str, Any]) -> Config:
   if buckets % 4 or far <= buckets // 4:
     raise InputError(
       f'relative_attention_num_buckets {buckets} and relative_attention_max_distance {far} are not '
-      'supported; use a multiple of 4, and a distance above a quarter of it'
+      'supported; use a multiple of 4, and a distance above a quarter of the buckets'
     )
   return Config(
     't5',
@@ -90,7 +90,7 @@ def _read_config(hf_config: Mapping[str, Any]) -> Config:
 
 
 def _write_config(config: Config) -> dict[str, Any]:
-  # What transformers calls gelu behind a gate is gelu_new.
+  # A gated gelu in transformers is gelu_new.
   act = 'gelu' if config.gated and config.hidden_act == 'gelu_new' else config.hidden_act
   return {
     'vocab_size': config.vocab_size,
