@@ -80,6 +80,7 @@ EXTRAS = {
   'serve': [
     'orjson>=3.13',
     'prometheus_client>=0.26',
+    'python-multipart>=0.0.34',
     'starlette>=1.10',
     'h11>=0.16',
     'uvicorn>=0.54',

@@ -47,12 +47,12 @@ def json_answer(
   content: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
   """A JSON body."""
-  return Response(_encode(content), status, headers, media_type=_JSON)
+  return Response(encode(content), status, headers, media_type=_JSON)
 
 
 def list_answer(content: Sequence[msgspec.Struct]) -> Response:
   """A JSON body that is a list."""
-  return Response(_encode(content), media_type=_JSON)
+  return Response(encode(content), media_type=_JSON)
 
 
 def embeddings_answer(
@@ -86,13 +86,13 @@ def filled_answer(
   """
 
   def parts() -> Iterator[bytes]:
-    rest = b'[]' if content is None else _encode(content)
+    rest = b'[]' if content is None else encode(content)
     for name, rows in lists.items():
       lead = b'' if content is None else b'"%s":' % name.encode()
       before, rest = rest.split(lead + b'[]', 1)
       yield before + lead + b'['
       for start in range(0, count, _ROWS):
-        yield (b',' if start else b'') + _encode(rows(start, min(start + _ROWS, count)))[1:-1]
+        yield (b',' if start else b'') + encode(rows(start, min(start + _ROWS, count)))[1:-1]
       yield b']'
     yield rest
 
@@ -160,6 +160,7 @@ async def _once(parts: Iterator[bytes]) -> Any:
     await asyncio.sleep(0)  # others are served between two parts
 
 
-def _encode(content: msgspec.Struct | Sequence[msgspec.Struct] | np.ndarray) -> bytes:
+def encode(content: Any) -> bytes:
+  """JSON of structs, arrays and what holds them."""
   # orjson writes float32 as it is, and NaN as null: vectors are checked before.
   return orjson.dumps(content, msgspec.structs.asdict, orjson.OPT_SERIALIZE_NUMPY)

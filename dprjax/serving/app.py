@@ -7,15 +7,13 @@ are never logged.
 import asyncio
 import concurrent.futures
 import contextlib
-import dataclasses
 import logging
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 import orjson
 from starlette.applications import Starlette
@@ -28,7 +26,9 @@ from dprjax.base.errors import InputError
 from dprjax.serving import answers, indexes, keys, messages, page, tracing
 from dprjax.serving.admission import Admission, Permit
 from dprjax.serving.answers import Failure, json_answer
-from dprjax.serving.asked import Wanted, inputs_of, split, wanted_by
+from dprjax.serving.asked import Limits, Wanted, decode, inputs_of, split, wanted_by
+from dprjax.serving.backfill import Backfill, BackfillRoutes
+from dprjax.serving.backlog import Backlog
 from dprjax.serving.dialects import Dialects
 from dprjax.serving.engine import Engine, Tokens
 from dprjax.serving.hosts import Hosts
@@ -71,30 +71,6 @@ _EXPOSED = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-  """Limits of one request, and of all together.
-
-  Attributes:
-    bytes, prompt_bytes: of a body, and of an uploaded prompt file.
-    inputs: texts, queries or documents.
-    tokens: of all texts, after truncation.
-    requests: answered at a time.
-    seconds: for the request to arrive, and again for the answer.
-    wait: the most seconds before the work on a request begins, by a prediction.
-    memory: bytes of bodies and answers that all requests keep.
-  """
-
-  bytes: int = 8 << 20
-  prompt_bytes: int = 256 << 20
-  inputs: int = 2048
-  tokens: int = 300_000
-  requests: int = 512
-  seconds: float = 60
-  wait: float = 10
-  memory: int = 1 << 30
-
-
 class _Left(Exception):
   """The client closed the connection."""
 
@@ -117,6 +93,7 @@ class App:
     limits: Limits | None = None,
     hosts: Hosts | None = None,
     origins: Sequence[str] = (),
+    backlog: Backlog | None = None,
   ):
     """See `serve`.
 
@@ -127,6 +104,7 @@ class App:
       limits: see `Limits`.
       hosts: names that requests may be for; None: any. Without keys it should be given.
       origins: of other sites whose pages may ask, such as https://example.org; '*': all.
+      backlog: files of requests to be worked off; None: none are taken.
     """
     self.engine, self.limits = engine, limits or Limits()
     self._keys, self._hosts, self._origins = allowed, hosts, frozenset(origins)
@@ -149,9 +127,14 @@ class App:
     self.ready, self.failed = threading.Event(), ''
     self._compiling: threading.Thread | None = None
     self._draining = False
+    parts: list[Any] = [self, Dialects(self)]
+    self._backfill: Backfill | None = None
+    if backlog is not None:
+      self._backfill = Backfill(backlog, engine, own, self._admission, self._grant_of)
+      parts.append(BackfillRoutes(self, backlog, self._backfill))
     served = {
       handler.operation: getattr(part, name)
-      for part in (self, Dialects(self))
+      for part in parts
       for name, handler in vars(type(part)).items()
       if hasattr(handler, 'operation')
     }
@@ -216,6 +199,8 @@ class App:
       logger.error('the server cannot become ready: %s', self.failed.partition('\n')[0])
       return
     self.ready.set()
+    if self._backfill is not None and not self._draining:
+      self._backfill.start()
 
   def drain(self) -> None:
     """Makes ``/readyz`` answer no; requests are still answered, and end their connections."""
@@ -227,6 +212,8 @@ class App:
     Args:
       seconds: work that still waits is dropped, and each thread is waited for so long at most.
     """
+    if self._backfill is not None:
+      self._backfill.close(seconds)
     ended = self.engine.close(drop=seconds is not None, seconds=seconds)
     if self._compiling is not None:
       self._compiling.join(seconds)
@@ -298,6 +285,10 @@ class App:
       raise Failure(403, f'this key may not {role}')
     return grant
 
+  def _grant_of(self, tenant: str) -> Grant | None:
+    """What a tenant may do now."""
+    return ANYONE if self._keys is None else self._keys.of(tenant)
+
   def _check_sees(self, request: Request, name: str) -> None:
     """Raises UnknownPrompt if the key does not see a prompt of this name."""
     if not request.state.grant.may_use('prompts', name):
@@ -342,21 +333,33 @@ class App:
     self._told_usage = usage
 
   async def _body(self, request: Request, most: int) -> bytes:
-    declared = request.headers.get('content-length', '')
+    content = bytearray()
+    async with self.arriving():
+      async for chunk in self.chunks(request, most):
+        self.hold(request, len(chunk))
+        content += chunk
+    return bytes(content)
+
+  async def chunks(self, request: Request, most: int) -> AsyncGenerator[bytes, None]:
+    """The parts of a body. Raises Failure for more than ``most`` bytes."""
+    declared, size = request.headers.get('content-length', ''), 0
     too_large = f'the body is larger than {most:,} bytes'
     if declared.isdecimal() and len(declared) < 18 and int(declared) > most:
       raise Failure(413, too_large)
-    content = bytearray()
+    async for chunk in request.stream():
+      size += len(chunk)
+      if size > most:
+        raise Failure(413, too_large)
+      yield chunk
+
+  @contextlib.asynccontextmanager
+  async def arriving(self, times: float = 1.0) -> AsyncIterator[None]:
+    """A body arrives inside, within the time of a request, or so many times as long."""
     try:
-      async with asyncio.timeout(self.limits.seconds):
-        async for chunk in request.stream():
-          if len(content) + len(chunk) > most:
-            raise Failure(413, too_large)
-          self.hold(request, len(chunk))
-          content += chunk
+      async with asyncio.timeout(self.limits.seconds * max(1.0, times)):
+        yield
     except TimeoutError:
       raise Failure(408, 'the request did not arrive in time') from None
-    return bytes(content)
 
   async def read(self, request: Request, kind: type[_T]) -> _T:
     form = request.headers.get('content-type', '').partition(';')[0].strip().lower()
@@ -364,14 +367,7 @@ class App:
       raise Failure(415, 'send JSON, with the header Content-Type: application/json')
     content = await self._body(request, self.limits.bytes)
     request.state.size = len(content)
-    try:
-      return msgspec.json.decode(content, type=kind)
-    except msgspec.ValidationError as error:
-      raise Failure(400, str(error), param=_field(str(error))) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-      raise Failure(400, f'the body is not JSON: {error}') from error
-    except RecursionError as error:
-      raise Failure(400, 'the body is too deep') from error
+    return decode(content, kind)
 
   async def wait(self, request: Request, future: concurrent.futures.Future) -> Any:
     """The result. Cancels the work if the client leaves or the time is over."""
@@ -413,8 +409,7 @@ class App:
     """
     name, side = wanted.name, wanted.side
     self._check_sees(request, name)
-    if len(texts) > self.limits.inputs:
-      raise Failure(413, f'{len(texts)} texts; {self.limits.inputs} at most', param=param)
+    self.limits.check_texts(len(texts), param)
     engine, tenant = self.engine, request.state.grant.tenant
     permit = self.enter(request, engine.estimate(name, side, texts) + more, size=request.state.size)
     whole = engine.backbone.config.vector_size
@@ -422,8 +417,7 @@ class App:
     steps = engine.tokenize_steps(name, side, texts)
     tokens: Tokens = await self.wait(request, engine.pool.submit(tenant, steps))
     request.state.model = name
-    if tokens.total > self.limits.tokens:
-      raise Failure(413, f'{tokens.total} tokens; {self.limits.tokens} at most', param=param)
+    self.limits.check_tokens(tokens.total, param)
     permit.know(tokens.total + more)
     self.count_tokens(request, tokens.total)
     wanted.check(tokens, whole)
@@ -541,8 +535,7 @@ class App:
   ) -> tuple[np.ndarray, int]:
     """Logits of texts for a query by the reranker ``name``, and their tokens."""
     request.state.model = name
-    if len(texts) > self.limits.inputs:
-      raise Failure(413, f'{len(texts)} documents; {self.limits.inputs} at most', param=param)
+    self.limits.check_texts(len(texts), param)
     engine, reranker, kind = self.engine, self._rerankers[name], f'rerank {name}'
     tenant, price = request.state.grant.tenant, engine.batcher.price(kind)
     permit = self.enter(request, reranker.estimate(query, texts), price, request.state.size)
@@ -724,11 +717,6 @@ class App:
 
   async def _openapi(self, request: Request) -> Response:
     return Response(self._document, media_type='application/json')
-
-
-def _field(message: str) -> str | None:
-  found = re.search(r'at `\$\.(\w+)', message) or re.search(r'field `(\w+)`', message)
-  return found and found[1]
 
 
 def _shown(value: Any) -> Any:

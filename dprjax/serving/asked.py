@@ -1,8 +1,11 @@
 """What a request for vectors asks for, in the words of several interfaces."""
 
+import dataclasses
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 from jaxtyping import Float
 
@@ -12,6 +15,8 @@ from dprjax.serving.answers import Failure
 from dprjax.serving.engine import Tokens
 from dprjax.serving.library import UnknownPrompt
 from dprjax.serving.messages import Document, EmbeddingRequest, Format
+
+_T = TypeVar('_T')
 
 # Other words, such as classification, are for both sides alike and leave the side as it is.
 _SIDE_OF = {
@@ -25,6 +30,40 @@ _SIDE_OF = {
   'retrieval.passage': 'passage',
   'code.passage': 'passage',
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Limits of one request, and of all together.
+
+  Attributes:
+    bytes, prompt_bytes: of a body, and of an uploaded prompt file.
+    inputs: texts, queries or documents.
+    tokens: of all texts, after truncation.
+    requests: answered at a time.
+    seconds: for the request to arrive, and again for the answer.
+    wait: the most seconds before the work on a request begins, by a prediction.
+    memory: bytes of bodies and answers that all requests keep.
+  """
+
+  bytes: int = 8 << 20
+  prompt_bytes: int = 256 << 20
+  inputs: int = 2048
+  tokens: int = 300_000
+  requests: int = 512
+  seconds: float = 60
+  wait: float = 10
+  memory: int = 1 << 30
+
+  def check_texts(self, number: int, param: str) -> None:
+    """Raises Failure if a request has too many texts."""
+    if number > self.inputs:
+      raise Failure(413, f'{number} texts; {self.inputs} at most', param=param)
+
+  def check_tokens(self, number: int, param: str) -> None:
+    """Raises Failure if the texts of a request have too many tokens."""
+    if number > self.tokens:
+      raise Failure(413, f'{number} tokens; {self.tokens} at most', param=param)
 
 
 class Wanted(NamedTuple):
@@ -76,6 +115,23 @@ class Wanted(NamedTuple):
       norms = np.linalg.norm(vectors, axis=1, keepdims=True)
       vectors = vectors / np.where(norms > 0, norms, np.float32(1))
     return vectors
+
+
+def decode(content: bytes, kind: type[_T]) -> _T:
+  """A body of JSON. Raises Failure."""
+  try:
+    return msgspec.json.decode(content, type=kind)
+  except msgspec.ValidationError as error:
+    raise Failure(400, str(error), param=_field(str(error))) from error
+  except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    raise Failure(400, f'the body is not JSON: {error}') from error
+  except RecursionError as error:
+    raise Failure(400, 'the body is too deep') from error
+
+
+def _field(message: str) -> str | None:
+  found = re.search(r'at `\$\.(\w+)', message) or re.search(r'field `(\w+)`', message)
+  return found and found[1]
 
 
 def split(model: str, default: str, said: Mapping[str, str | None] = {}) -> tuple[str, str]:

@@ -267,6 +267,11 @@ class Batcher:
       self._changed.notify()
     return job.future
 
+  @property
+  def busy(self) -> bool:
+    """Whether work waits."""
+    return bool(self._waiting)
+
   def price(self, kind: str) -> float:
     """Tokens of the backbone that take the time of one token of these slices."""
     return self._seconds.get(kind, 0.0) * self.rate or 1.0

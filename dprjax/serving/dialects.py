@@ -173,7 +173,7 @@ class Dialects:
     def rows_as(form: Format) -> answers.Rows:
       return lambda start, stop: answers.written(vectors[start:stop], form)
 
-    lists = {form: rows_as(form) for form in forms}
+    lists: dict[str, answers.Rows] = {form: rows_as(form) for form in forms}
     return answers.filled_answer(content, lists, len(vectors), app.headers(tokens))
 
   @serves(

@@ -127,6 +127,11 @@ class Keys:
   def tenants(self) -> set[str]:
     return {grant.tenant.name for _, grant in self._grants}
 
+  def of(self, tenant: str) -> Grant | None:
+    """What the first key of a tenant allows; None without one."""
+    self._look()
+    return next((grant for _, grant in self._grants if grant.tenant.name == tenant), None)
+
   def find(self, authorization: str) -> Grant | None:
     """What ``Authorization: Bearer KEY`` allows; None for an unknown key.
 

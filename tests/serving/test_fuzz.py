@@ -6,8 +6,10 @@ import pytest
 
 pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
+pytest.importorskip('python_multipart', reason="pip install 'dprjax[serve]'")
 
 from dprjax.serving.app import App, Limits
+from dprjax.serving.backlog import Backlog
 from dprjax.serving.engine import Engine, ServerOptions
 from dprjax.serving.indexes import ServedReranker
 from tests.serving.test_app import running
@@ -26,7 +28,11 @@ def test_no_request_is_a_fault_of_the_server(small, tmp_path, caplog):
   options = ServerOptions(rows=(1, 4), lengths=(48,), slots=6, deadline=0.001)
   engine = Engine.load(small.path, folder, options=options)
   app = App(
-    engine, (), [ServedReranker('cross', small.path)], limits=Limits(bytes=100_000, seconds=20)
+    engine,
+    (),
+    [ServedReranker('cross', small.path)],
+    limits=Limits(bytes=100_000, seconds=20),
+    backlog=Backlog(tmp_path / 'later', most_bytes=10_000, most_tenant_bytes=10**6, days=1),
   )
   seen = set()
   with running(app) as address:
@@ -41,7 +47,7 @@ def test_no_request_is_a_fault_of_the_server(small, tmp_path, caplog):
       operation = result.ok()
 
       @hypothesis.settings(
-        max_examples=40,
+        max_examples=25,
         deadline=None,
         database=None,
         derandomize=True,

@@ -1,0 +1,547 @@
+"""Batches: files of requests that are worked off while nobody else asks.
+
+A thread takes lines of a batch, tenants in turn, and gives them to the engine a few texts at a
+time, when no other work waits there; after a second it does so anyway, with a hundredth of the
+tenant's weight. What was done is on disk after each step, so a server that is killed goes on there.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from dprjax.base.errors import InputError
+from dprjax.serving import answers, messages
+from dprjax.serving.answers import Failure, json_answer
+from dprjax.serving.asked import Limits, Wanted, decode, inputs_of, wanted_by
+from dprjax.serving.backlog import (
+  ACTIVE,
+  Backlog,
+  BatchCard,
+  BatchProblem,
+  BatchProblems,
+  FileCard,
+  Full,
+  InUse,
+  Metadata,
+  Record,
+  UnknownEntry,
+)
+from dprjax.serving.batcher import Busy, NotFinite
+from dprjax.serving.engine import Engine, Tokens
+from dprjax.serving.keys import Grant
+from dprjax.serving.library import UnknownPrompt
+from dprjax.serving.messages import EmbeddingRequest, Upload, Usage, serves
+from dprjax.serving.turns import Tenant
+
+if TYPE_CHECKING:
+  from dprjax.serving.admission import Admission
+  from dprjax.serving.app import App
+
+logger = logging.getLogger('dprjax')
+
+_PATH = '/v1/embeddings'
+_MOST_LINES = 50_000
+_MOST_PROBLEMS = 20  # that are told of a file
+_STEP = 256  # texts, or lines, between two writes to disk
+_GROUP = 64  # texts given to the engine at a time
+_PATIENCE_S = 1.0  # while others ask
+_NAP_S = 0.002
+_IDLE_S = 1.0  # between looks at the folder
+_RETRY_S = 10.0  # after a fault of the disk, and until another server may have ended
+_CLEAR_S = 600.0
+_WEIGHT = 0.01
+_UPLOADS = 4  # at a time
+_SPARE = 64 << 10  # bytes of an upload beside the file
+
+
+class _Line(Struct):
+  custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
+  method: Literal['POST']
+  url: Literal['/v1/embeddings']
+  body: msgspec.Raw
+
+
+class BatchRequest(Struct):
+  """A file of requests to work off. `completion_window` is told, and promises nothing."""
+
+  input_file_id: str
+  endpoint: Literal['/v1/embeddings']
+  completion_window: Annotated[str, Meta(max_length=16)] = '24h'
+  metadata: Metadata | None = None
+
+
+class FileList(Struct, kw_only=True):
+  object: Literal['list'] = 'list'
+  data: list[FileCard]
+  has_more: bool
+  first_id: str | None
+  last_id: str | None
+
+
+class BatchList(Struct, kw_only=True):
+  object: Literal['list'] = 'list'
+  data: list[BatchCard]
+  has_more: bool
+  first_id: str | None
+  last_id: str | None
+
+
+class FileGone(Struct, kw_only=True):
+  id: str
+  object: Literal['file'] = 'file'
+  deleted: bool = True
+
+
+class _Asked(NamedTuple):
+  """What a line of a batch asks for, or why it is refused."""
+
+  id: str
+  model: str = ''
+  wanted: Wanted = Wanted('', '')
+  texts: Sequence[Any] = ()
+  error: Exception | None = None
+
+
+class Backfill:
+  """The thread that works off batches.
+
+  Args:
+    backlog: has them.
+    engine: gives vectors.
+    limits: of each request.
+    admission: counts the limits of tenants.
+    grant_of: what a tenant may do by now; None: its key is gone.
+  """
+
+  def __init__(
+    self,
+    backlog: Backlog,
+    engine: Engine,
+    limits: Limits,
+    admission: 'Admission',
+    grant_of: Callable[[str], Grant | None],
+  ):
+    self._backlog, self._engine, self._limits = backlog, engine, limits
+    self._admission, self._grant_of = admission, grant_of
+    self._stopped, self._more = threading.Event(), threading.Event()
+    self._later: dict[str, float] = {}  # tenants who are over their limits, until when
+    self._served: dict[str, float] = {}  # when each tenant had a step
+    self._records: dict[str, Record] = {}  # by id, as they are on disk
+    self._looked = 0.0
+    self._thread = threading.Thread(target=self._run, name='backfill', daemon=True)
+
+  def start(self) -> None:
+    """Begins to work. Call it once everything is compiled."""
+    self._thread.start()
+
+  def wake(self) -> None:
+    """There is a new batch."""
+    self._more.set()
+
+  def close(self, seconds: float | None = None) -> None:
+    """Ends the thread after its step; what is left is on disk."""
+    self._stopped.set()
+    self._more.set()
+    if self._thread.is_alive():
+      self._thread.join(seconds)
+    self._backlog.close()
+
+  def _run(self) -> None:
+    cleared = -_CLEAR_S
+    while not self._stopped.is_set():
+      try:
+        if not self._backlog.acquire():
+          self._stopped.wait(_RETRY_S)
+          continue
+        if time.monotonic() > cleared + _CLEAR_S:
+          self._backlog.clear()
+          cleared = time.monotonic()
+        if not self.step():
+          self._more.wait(_IDLE_S)
+          self._more.clear()
+      except OSError as error:
+        logger.error('batches wait: %s', error)
+        self._stopped.wait(_RETRY_S)
+      except Exception as error:  # the message may repeat a text
+        if self._stopped.is_set():  # the engine has ended
+          return
+        logger.error('a fault of dprjax in batches: %s', type(error).__name__)
+        self._stopped.wait(_RETRY_S)
+
+  def step(self) -> bool:
+    """Works on one batch for a while; returns whether there was one."""
+    now = time.monotonic()
+    if not self._records or now > self._looked + _IDLE_S:
+      self._records = {one.card.id: one for one in self._backlog.active()} | self._records
+      self._looked = now
+    self._engine.metrics.backfills.set(len(self._records))
+    records = [one for one in self._records.values() if self._later.get(one.tenant, 0.0) <= now]
+    if not records:
+      return False
+    record = min(records, key=lambda one: self._served.get(one.tenant, 0.0))
+    self._served[record.tenant] = now
+    try:
+      self._advance(record)
+    except Full:
+      self._fail(record, 'disk_quota', 'the files of this tenant have no more room')
+    except UnknownEntry:
+      self._fail(record, 'file_not_found', 'the file of requests is gone')
+    except Busy as error:
+      self._later[record.tenant] = time.monotonic() + error.seconds
+    except BaseException:
+      del self._records[record.card.id]  # the one on disk counts
+      raise
+    if record.card.status not in ACTIVE:
+      del self._records[record.card.id]
+    return True
+
+  def _advance(self, record: Record) -> None:
+    grant, card = self._grant_of(record.tenant), record.card
+    if grant is None or not grant.may('read'):
+      return self._fail(record, 'invalid_api_key', 'the key of this batch is gone')
+    if self._backlog.is_cancelled(record):
+      return self._backlog.finish(record, 'cancelled')
+    if card.status == 'validating':
+      return self._validate(record)
+    with self._backlog.open_input(record) as file:
+      asked, ended = self._read(file, grant)
+      end = file.tell()
+    if asked:
+      self._work(record, grant, asked)
+    if self._stopped.is_set():
+      return None
+    record.read = end
+    if ended:
+      card.status, card.finalizing_at = 'finalizing', int(time.time())
+    self._backlog.write(record)
+    if ended:
+      self._backlog.finish(record, 'completed')
+      logger.info('batch %s: %d requests are done', card.id, card.request_counts.total)
+    return None
+
+  def _validate(self, record: Record) -> None:
+    """Looks at every line before the work begins."""
+    problems: list[BatchProblem] = []
+    seen: set[str] = set()
+    most = self._limits.bytes
+
+    def tell(code: str, message: str) -> None:
+      problems.append(BatchProblem(code, message, number))
+
+    with self._backlog.open_input(record) as file:
+      number = 0
+      while (line := file.readline(most + 1)) and len(problems) < _MOST_PROBLEMS:
+        number += 1
+        if self._stopped.is_set():
+          return None
+        if len(line) > most:
+          tell('line_too_large', f'a line has more than {most:,} bytes')
+          break
+        if not line.strip():
+          continue
+        if len(seen) >= _MOST_LINES:
+          tell('too_many_requests', f'more than {_MOST_LINES:,} requests')
+          break
+        try:
+          one = msgspec.json.decode(line, type=_Line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+          tell('invalid_json_line', str(error)[:200])
+          continue
+        if one.custom_id in seen:
+          tell('duplicate_custom_id', 'an earlier line has this custom_id')
+        seen.add(one.custom_id)
+    if not seen and not problems:
+      problems.append(BatchProblem('empty_file', 'there are no requests in the file'))
+    card, now = record.card, int(time.time())
+    if problems:
+      card.errors = BatchProblems(data=problems)
+      return self._backlog.finish(record, 'failed')
+    card.status, card.in_progress_at, card.request_counts.total = 'in_progress', now, len(seen)
+    return self._backlog.write(record)
+
+  def _read(self, file: IO[bytes], grant: Grant) -> tuple[list[_Asked], bool]:
+    """The next lines, and whether they are the last ones."""
+    found: list[_Asked] = []
+    texts = 0
+    while len(found) < _STEP and texts < _STEP:
+      line = file.readline(self._limits.bytes + 1)
+      if not line:
+        return found, True
+      if line.strip():
+        found.append(self._understand(msgspec.json.decode(line, type=_Line), grant))
+        texts += len(found[-1].texts)
+    return found, False
+
+  def _understand(self, line: _Line, grant: Grant) -> _Asked:
+    try:
+      request = decode(bytes(line.body), EmbeddingRequest)
+      wanted, texts = wanted_by(request), inputs_of(request)
+      if not grant.may_use('prompts', wanted.name):
+        raise UnknownPrompt(wanted.name)
+      self._limits.check_texts(len(texts), 'input')
+    except (Failure, UnknownPrompt) as error:
+      return _Asked(line.custom_id, error=error)
+    return _Asked(line.custom_id, request.model, wanted, texts)
+
+  def _work(self, record: Record, grant: Grant, asked: Sequence[_Asked]) -> None:
+    """Answers lines and appends the answers. Raises Busy, Full."""
+    tenant, engine = Tenant(grant.tenant.name, _WEIGHT * grant.tenant.weight), self._engine
+    guess = sum(engine.estimate(one.wanted.name, one.wanted.side, one.texts) for one in asked)
+    with self._admission.enter(tenant, grant.limits, tokens=guess) as permit:
+      tokens = [self._tokenize(one, tenant) for one in asked]
+      total = sum(one.total for one in tokens if isinstance(one, Tokens))
+      permit.know(total)
+      vectors = self._embed(tokens, tenant, permit.spend)
+    if self._stopped.is_set():
+      return
+    out, err = [], []
+    for one, cut, found in zip(asked, tokens, vectors, strict=True):
+      if isinstance(cut, Tokens) and not isinstance(found, Exception):
+        out.append(_answer(one, cut, one.wanted.finish(cut, found)))
+      else:
+        err.append(_failure(one.id, found))
+    counts, usage = record.card.request_counts, record.card.usage
+    self._backlog.append(record, b''.join(out), b''.join(err))
+    counts.completed += len(out)
+    counts.failed += len(err)
+    usage.prompt_tokens += total
+    usage.total_tokens += total
+    metrics = self._engine.metrics
+    metrics.backfilled.labels('completed').inc(len(out))
+    metrics.backfilled.labels('failed').inc(len(err))
+    if tenant.name:
+      metrics.key_tokens.labels(tenant.name).inc(total)
+
+  def _tokenize(self, one: _Asked, tenant: Tenant) -> Tokens | Exception:
+    """Raises OSError if the prompts cannot be read now."""
+    if one.error is not None:
+      return one.error
+    engine, wanted = self._engine, one.wanted
+    steps = engine.tokenize_steps(wanted.name, wanted.side, one.texts)
+    try:
+      tokens: Tokens = engine.pool.submit(tenant, steps).result()
+      self._limits.check_tokens(tokens.total, 'input')
+      wanted.check(tokens, engine.backbone.config.vector_size)
+    except (Failure, InputError, UnknownPrompt) as error:
+      return error
+    return tokens
+
+  def _embed(
+    self,
+    tokens: Sequence[Tokens | Exception],
+    tenant: Tenant,
+    spent: Callable[[float], None],
+  ) -> list[Any]:
+    """The vectors of each line, or an error."""
+    found: list[Any] = [[] if isinstance(one, Tokens) else one for one in tokens]
+    texts = [
+      (number, text)
+      for number, one in enumerate(tokens)
+      if isinstance(one, Tokens)
+      for text in one.texts
+    ]
+    for start in range(0, len(texts), _GROUP):
+      group = texts[start : start + _GROUP]
+      try:
+        vectors = [*self._submit([text for _, text in group], tenant, spent)]
+      except NotFinite:  # of one text; each is asked again alone
+        vectors = [self._submit_alone(text, tenant, spent) for _, text in group]
+      for (number, _), vector in zip(group, vectors, strict=True):
+        if isinstance(vector, Exception):
+          found[number] = vector
+        elif isinstance(found[number], list):
+          found[number].append(vector)
+    return [np.stack(one) if isinstance(one, list) else one for one in found]
+
+  def _submit_alone(
+    self, text: Any, tenant: Tenant, spent: Callable[[float], None]
+  ) -> np.ndarray | Exception:
+    try:
+      return self._submit([text], tenant, spent)[0]
+    except NotFinite as error:
+      return error
+
+  def _submit(
+    self, texts: Sequence[Any], tenant: Tenant, spent: Callable[[float], None]
+  ) -> np.ndarray:
+    """Vectors of a few texts, when nobody else waits or after a while. Raises Busy at the end."""
+    batcher, until = self._engine.batcher, time.monotonic() + _PATIENCE_S
+    while batcher.busy and time.monotonic() < until and not self._stopped.is_set():
+      time.sleep(_NAP_S)
+    while not self._stopped.is_set():
+      try:
+        return batcher.submit(texts, tenant, spent).result()
+      except Busy as error:  # the queue is full
+        self._stopped.wait(error.seconds)
+    raise Busy(1.0)
+
+  def _fail(self, record: Record, code: str, message: str) -> None:
+    record.card.errors = BatchProblems(data=[BatchProblem(code, message)])
+    self._backlog.finish(record, 'failed')
+    logger.warning('batch %s failed: %s', record.card.id, message)
+
+
+def _answer(one: _Asked, tokens: Tokens, vectors: np.ndarray) -> bytes:
+  """A line of the file of answers."""
+  rows = answers.written(vectors, one.wanted.form)
+  body = messages.EmbeddingResponse(
+    data=[messages.Embedding(index=n, embedding=row) for n, row in enumerate(rows)],
+    model=one.model,
+    usage=Usage(tokens.total, tokens.total),
+    truncated=tokens.truncated,
+  )
+  return _line(one.id, 200, body)
+
+
+def _failure(custom_id: str, error: Exception) -> bytes:
+  """A line of the file of errors."""
+  response = answers.failed(error, _PATH)
+  return _line(custom_id, response.status_code, msgspec.json.decode(response.body))
+
+
+def _line(custom_id: str, status: int, body: Any) -> bytes:
+  id = f'batch_req_{secrets.token_hex(12)}'
+  response = {'status_code': status, 'request_id': id, 'body': body}
+  line = {'id': id, 'custom_id': custom_id, 'response': response, 'error': None}
+  return answers.encode(line) + b'\n'
+
+
+class BackfillRoutes:
+  """Handlers of an `App`: files and batches as OpenAI has them."""
+
+  def __init__(self, app: 'App', backlog: Backlog, backfill: Backfill):
+    self._app, self._backlog, self._backfill = app, backlog, backfill
+    self._uploads = 0
+
+  @serves('POST', '/v1/files', 'Upload a file of requests, one a line', FileCard, asked=Upload)
+  async def _upload(self, request: Request) -> Response:
+    if self._uploads >= _UPLOADS:
+      raise Busy(5.0, f'{_UPLOADS} files are uploaded at a time')
+    self._uploads += 1
+    try:
+      return await self._take(request)
+    finally:
+      self._uploads -= 1
+
+  async def _take(self, request: Request) -> Response:
+    app, most = self._app, self._backlog.most_bytes
+    if not request.headers.get('content-type', '').startswith('multipart/form-data'):
+      raise Failure(415, 'send a form, with the header Content-Type: multipart/form-data')
+    stream = app.chunks(request, most + _SPARE)
+    try:
+      parser = MultiPartParser(
+        request.headers, stream, max_files=1, max_fields=8, max_part_size=4096
+      )
+      async with app.arriving(most / app.limits.bytes):
+        form = await parser.parse()
+    except (MultiPartException, KeyError, UnicodeDecodeError) as error:
+      raise Failure(400, f'the body is no form: {error}') from error
+    try:
+      card = await self._keep(request, form)
+    finally:
+      await form.close()
+    return json_answer(card)
+
+  async def _keep(self, request: Request, form: FormData) -> FileCard:
+    most, tenant = self._backlog.most_bytes, request.state.grant.tenant.name
+    file, purpose = form.get('file'), form.get('purpose')
+    if not isinstance(file, UploadFile):
+      raise Failure(400, 'the form has no file', param='file')
+    if purpose != 'batch':
+      raise Failure(400, 'the purpose of a file is batch', param='purpose')
+    if (file.size or 0) > most:
+      raise Failure(413, f'the file is larger than {most:,} bytes', param='file')
+    self._app.enter(request, size=file.size or 0)
+    name = ''.join(one for one in file.filename or '' if one.isprintable())[:255]
+    return await self._do(lambda: self._backlog.add_file(tenant, name, 'batch', file.file))
+
+  @serves('GET', '/v1/files', 'The files', FileList)
+  async def _files(self, request: Request) -> Response:
+    tenant, purpose = request.state.grant.tenant.name, request.query_params.get('purpose')
+    cards = await self._do(lambda: self._backlog.files(tenant))
+    cards = [card for card in cards if purpose in (None, card.purpose)]
+    return json_answer(_page(FileList, cards, request, 10_000))
+
+  @serves('GET', '/v1/files/{name}', 'One of them', FileCard)
+  async def _file(self, request: Request) -> Response:
+    tenant, id = request.state.grant.tenant.name, request.path_params['name']
+    return json_answer(await self._do(lambda: self._backlog.file(tenant, id)))
+
+  @serves('DELETE', '/v1/files/{name}', 'Remove it', FileGone)
+  async def _delete(self, request: Request) -> Response:
+    tenant, id = request.state.grant.tenant.name, request.path_params['name']
+    await self._do(lambda: self._backlog.delete_file(tenant, id))
+    return json_answer(FileGone(id=id))
+
+  @serves('GET', '/v1/files/{name}/content', 'What is in it', bytes)
+  async def _content(self, request: Request) -> Response:
+    tenant, id = request.state.grant.tenant.name, request.path_params['name']
+    self._app.enter(request)
+    path = await self._do(lambda: self._backlog.content(tenant, id))
+    return FileResponse(path, media_type='application/octet-stream')
+
+  @serves('POST', '/v1/batches', 'Work off a file', BatchCard, asked=BatchRequest)
+  async def _create(self, request: Request) -> Response:
+    asked = await self._app.read(request, BatchRequest)
+    self._app.enter(request, size=request.state.size)
+    tenant = request.state.grant.tenant.name
+    card = await self._do(
+      lambda: self._backlog.add_batch(
+        tenant, asked.input_file_id, asked.endpoint, asked.completion_window, asked.metadata
+      )
+    )
+    self._backfill.wake()
+    return json_answer(card)
+
+  @serves('GET', '/v1/batches', 'The batches', BatchList)
+  async def _batches(self, request: Request) -> Response:
+    tenant = request.state.grant.tenant.name
+    cards = await self._do(lambda: self._backlog.batches(tenant))
+    return json_answer(_page(BatchList, cards, request, 100))
+
+  @serves('GET', '/v1/batches/{name}', 'One of them', BatchCard)
+  async def _batch(self, request: Request) -> Response:
+    tenant, id = request.state.grant.tenant.name, request.path_params['name']
+    return json_answer(await self._do(lambda: self._backlog.batch(tenant, id)))
+
+  @serves('POST', '/v1/batches/{name}/cancel', 'End it', BatchCard)
+  async def _cancel(self, request: Request) -> Response:
+    tenant, id = request.state.grant.tenant.name, request.path_params['name']
+    card = await self._do(lambda: self._backlog.cancel(tenant, id))
+    self._backfill.wake()
+    return json_answer(card)
+
+  async def _do(self, work: Callable[[], Any]) -> Any:
+    try:
+      return await self._app.on_files(work)
+    except UnknownEntry:
+      raise Failure(404, 'there is no such file or batch', param='id') from None
+    except InUse:
+      raise Failure(409, 'a batch needs this file; cancel it first', param='id') from None
+    except Full:
+      raise Failure(
+        413, 'the files of this tenant have no more room; delete some', param='file'
+      ) from None
+
+
+def _page(kind: Any, cards: Sequence[Any], request: Request, most: int) -> Any:
+  """A part of a list by the fields ``after`` and ``limit`` of the address."""
+  limit, after = request.query_params.get('limit', '20'), request.query_params.get('after')
+  if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:9]) <= most:
+    raise Failure(400, f'limit: expected 1 to {most:,}', param='limit')
+  start = next((n + 1 for n, card in enumerate(cards) if card.id == after), 0)
+  shown = [*cards[start : start + int(limit)]]
+  ends = (shown[0].id, shown[-1].id) if shown else (None, None)
+  more = start + len(shown) < len(cards)
+  return kind(data=shown, has_more=more, first_id=ends[0], last_id=ends[1])
