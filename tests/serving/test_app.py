@@ -342,7 +342,7 @@ def test_prompts_come_and_go_while_it_runs(client, ask, small, folder, tmp_path,
     assert method('/v1/prompts/new').status_code == 404
   other = small.write(tmp_path, 'other', 2, backbone_sha256='a' * 64).read_bytes()
   for name, body, status, says in (
-    ('new', other, 422, 'prompt new: made for backbone small'),
+    ('new', other, 422, 'made for backbone small'),
     ('new', b'x', 422, 'not an npz file'),
     ('new', b'', 422, 'empty'),
     ('new', content * 50, 413, 'larger than 100,000 bytes'),
