@@ -11,43 +11,31 @@ from dprjax.base import files
 
 
 def differences(
-  values: Mapping[str, Mapping[str, figures.Bar]], xlabel: str, foot: str, path: files.PathLike
+  values: Mapping[str, Mapping[str, figures.Bar]],
+  xlabel: str,
+  foot: str,
+  path: files.PathLike,
+  title: str = '',
 ) -> None:
-  """Differences from zero with their intervals: a row for each group, a point for each system.
+  """Differences from zero with their intervals; a panel for each group or system, if fewer.
 
   Args:
     values: group -> system -> its point and the ends of its whisker. A group may lack systems.
-    xlabel: the label of the x axis.
+    xlabel: the label of the x axes.
     foot: a line in small print.
     path: the file; its suffix (png, pdf, svg) decides the format.
+    title: what the figure says.
 
   Raises:
     InputError: the suffix is of another format.
   """
-  names = list(dict.fromkeys(name for by_name in values.values() for name in by_name))
-  height = 1.2 + len(values) * (0.12 + 0.11 * len(names))
-  with figures.canvas(7.2, height, foot, path) as drawing:
-    axes = drawing.subplots()
-    for number, name in enumerate(names):
-      rows = [row for row, by_name in enumerate(values.values()) if name in by_name]
-      group = [by_name[name] for by_name in values.values() if name in by_name]
-      means, lows, highs = (np.array([bar[i] for bar in group]) for i in range(3))
-      axes.errorbar(
-        means,
-        np.array(rows) + (number - (len(names) - 1) / 2) * 0.8 / len(names),
-        xerr=np.array([means - lows, highs - means]).clip(0),
-        label=name,
-        linestyle='',
-        markersize=4,
-        elinewidth=1,
-        **figures.line(number),
-      )
-    axes.axvline(0, color='#333333', linewidth=0.8)
-    axes.set_yticks(np.arange(len(values)), [figures.short(name) for name in values])
-    axes.set_ylim(len(values) - 0.4, -0.6)
-    axes.set_xlabel(xlabel)
-    figures.grid(axes, 'x')
-    figures.legend(drawing, names)
+  systems = list(dict.fromkeys(name for by_name in values.values() for name in by_name))
+  if len(systems) < len(values):
+    values = {
+      name: {group: by_name[name] for group, by_name in values.items() if name in by_name}
+      for name in systems
+    }
+  figures.dots(values, xlabel, foot, path, title=title)
 
 
 def paths(
@@ -55,30 +43,40 @@ def paths(
   xlabel: str,
   foot: str,
   path: files.PathLike,
+  title: str = '',
 ) -> None:
-  """Lines through points in their order, as of a training's checkpoints: a panel for each measure.
+  """Lines through points in their order: a panel for each measure, a name at the end of each line.
 
   Args:
     panels: label of the y axis -> system -> its points.
     xlabel: the label of the x axis.
     foot: a line in small print.
     path: the file; its suffix (png, pdf, svg) decides the format.
+    title: what the figure says.
 
   Raises:
     InputError: the suffix is of another format.
   """
   names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-  with figures.canvas(1.0 + 3.9 * len(panels), 4.0, foot, path) as drawing:
+  colours = [figures.system_colour(name) for name in names]
+  if len(set(colours)) < len(names):
+    colours = [figures.colour(number) for number in range(len(names))]
+  with figures.canvas(0.8 + 3.6 * len(panels), 3.6, foot, path) as drawing:
     for (ylabel, lines), axes in zip(
       panels.items(), drawing.subplots(1, len(panels), squeeze=False)[0], strict=True
     ):
       for name, points in lines.items():
-        number = names.index(name)
-        axes.plot(*zip(*points, strict=True), label=name, markersize=5, **figures.line(number))
+        shade = colours[names.index(name)]
+        axes.plot(*zip(*points, strict=True), 'o-', markersize=5, color=shade)
+        style = {'textcoords': 'offset points', 'va': 'center', 'fontsize': 8.5, 'color': shade}
+        box = {'facecolor': 'white', 'edgecolor': 'none', 'pad': 0.5}
+        axes.annotate(figures.short(name), points[-1], xytext=(7, 0), bbox=box, **style)
       axes.set_xlabel(xlabel)
       axes.set_ylabel(ylabel)
+      axes.margins(x=0.05)
       figures.grid(axes, 'both')
-    figures.legend(drawing, names)
+    if title:
+      drawing.suptitle(title, fontsize=11, fontweight='bold')
 
 
 class Matrix(NamedTuple):
@@ -123,7 +121,7 @@ def matrices(panels: Sequence[Matrix], foot: str, path: files.PathLike) -> None:
             color='white' if dark else '#222222',
           )
       axes.set_xticks(
-        np.arange(len(panel.columns)), [figures.short(name) for name in panel.columns], rotation=30
+        np.arange(len(panel.columns)), [figures.short(name) for name in panel.columns], rotation=90
       )
       axes.set_yticks(np.arange(len(panel.rows)), [figures.short(name) for name in panel.rows])
       axes.set_title(panel.title, fontsize=9)

@@ -191,7 +191,6 @@ def new_task_section(results):
     NEW_TASK,
     ('in',),
     lambda results: weights_table(results.out),
-    lambda results: draw_prompts(results, 'new'),
     lambda results: runs_table(
       results, ('retriever/few', 'retriever/ft-without', 'retriever/emm-without')
     ),
@@ -205,7 +204,6 @@ def reranker_section(results):
     RERANKER,
     ('in', 'out'),
     apart_table,
-    lambda results: draw(results, 'reranker', RERANKER),
     lambda results: draw_prompts(results, 'reranker'),
     lambda results: runs_table(results, 'reranker/'),
   )
@@ -311,36 +309,23 @@ def draw(results, stage, rows):
     for title, some in keys.items()
   }
   foot = 'means over test sets; whiskers: the range over seeds'
-  measure = 'RR@10' if stage == 'retriever' else 'RR@10 and accuracy'
-  figures.bars(values, measure, foot, results.out / f'nir-{stage}.png')
+  title = 'Fine-tuning at [MASK] ranks higher than NIR-Prompt'
+  path = results.out / f'nir-{stage}.png'
+  figures.dots(values, 'RR@10', foot, path, title=title, differences=False)
   return f'![The {stage}: means over test sets](nir-{stage}.png)\n'
 
 
-def draw_prompts(results, which):
-  """Cosines of the prompts of the tasks of a stage, or of the retriever's and 'new' ones; the line
-  that shows them.
-
-  A new prompt is a sum of these and stays comparable: they are vectors at the input.
-  """
-  runs = results.out / 'runs' / ('reranker' if which == 'reranker' else 'retriever')
+def draw_prompts(results, stage):
+  """Cosines of the prompts of the tasks of a stage; the line that shows them."""
   found = {
     path.parent.name.removeprefix('mdm-').removesuffix('-0'): artifact.load_prompt(path)
-    for path in sorted(runs.glob('mdm-*-0/prompt.npz'))
+    for path in sorted((results.out / 'runs' / stage).glob('mdm-*-0/prompt.npz'))
   }
-  new = {
-    f'{name}, {word}': artifact.load_prompt(path)
-    for name in nir_sets.RETRIEVAL
-    for word, pattern in (
-      ('new', f'few-fused-{name}-0/export/prompts/{name}.npz'),
-      ('new, frozen', f'few-frozen-{name}-0/prompt.npz'),
-    )
-    for path in runs.glob(pattern)
-  }
-  if (which == 'new' and not new) or len(found) < 2:
+  if len(found) < 2:
     return ''
-  file = f'nir-{which}-prompts.png'
+  file = f'nir-{stage}-prompts.png'
   foot = 'seed 0; learned vectors of all slots end to end'
-  prompt_cosines.draw(found | (new if which == 'new' else {}), results.out / file, foot)
+  prompt_cosines.draw(found, results.out / file, foot)
   return f'![How alike prompts are]({file})\n'
 
 

@@ -239,6 +239,7 @@ class Experiment(systems.Runs):
   ways = WAYS
   columns = tuple(WAYS)
   claims = CLAIMS
+  title = 'Pretraining methods differ most before further training'
   fixed = (
     *systems.Runs.fixed,
     'size',
@@ -636,9 +637,9 @@ class Experiment(systems.Runs):
             gains[f'{name}, {KINDS[kind]}'] = bars
       if gains:
         drawn.append(self.out / f'pretraining-{pooling}.png')
-        foot = f'vectors: {pooling}; whiskers: 95 % intervals over seeds and test queries'
-        what = 'difference from masked LM alone on the same texts'
-        charts.differences(gains, what, foot, drawn[-1])
+        foot = f'vectors: {pooling}; 95 % intervals over seeds and test queries, long ones cut'
+        what = 'difference in nDCG@10 (STS-b: Spearman; sections: accuracy) from masked LM'
+        charts.differences(gains, what, foot, drawn[-1], self.title)
     return drawn
 
 

@@ -75,6 +75,7 @@ class Experiment(adapted.Runs):
   ways = WAYS
   columns = tuple(WAYS)
   claims = CLAIMS
+  title = 'Prompts of all lengths gain alike; fine-tuning gains more'
 
   def more_options(self, name, way, seed):
     if way != 'rip':

@@ -103,6 +103,7 @@ class Experiment(systems.Runs):
   ways = WAYS
   columns = tuple(WAYS)
   claims = CLAIMS
+  title = 'At the rates of the paper, a prompt for queries gains little'
   fixed = (*systems.Runs.fixed, 'updates', 'every', 'batch', 'passages')
 
   def lengths(self, name):

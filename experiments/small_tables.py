@@ -416,31 +416,14 @@ def draw(settings, chosen, path):
       continue
     gains = [one.gain(chosen[id(one)].candidate if name == CHOOSER else name) for one in some]
     rows[name] = over_sources(some, gains)
-  order = sorted(rows, key=lambda name: rows[name][0])
+  order = sorted(rows, key=lambda name: -rows[name][0])
   foot = '95 % intervals over data sets and queries'
-  with figures.canvas(6.4, 0.9 + 0.27 * len(order), foot, path) as drawing:
-    axes = drawing.subplots()
-    for place, name in enumerate(order):
-      mean, low, high = rows[name]
-      colour = '#b03060' if name == CHOOSER else '#4a6a8a'
-      axes.plot([low, high], [place, place], color=colour, linewidth=1.4)
-      axes.plot([mean], [place], 'o', color=colour, markersize=6)
-      axes.annotate(
-        f'{mean:+.3f}',
-        (mean, place),
-        textcoords='offset points',
-        xytext=(0, 5),
-        ha='center',
-        fontsize=7,
-        color=colour,
-      )
-    axes.axvline(0, color='#333333', linewidth=0.8)
-    names = ['chosen by held-out queries' if one == CHOOSER else label(one) for one in order]
-    axes.set_yticks(range(len(order)), names)
-    axes.set_ylim(-0.6, len(order) - 0.2)
-    axes.locator_params('x', nbins=6)
-    axes.set_xlabel('gain in nDCG@10 over the frozen encoder')
-    figures.grid(axes, 'x')
+  values = {
+    'chosen by held-out queries' if name == CHOOSER else label(name): figures.Bar(*rows[name])
+    for name in order
+  }
+  title = 'Fusions with BM25 gain most, and held-out queries choose well'
+  figures.dots({'': values}, 'gain in nDCG@10 over the frozen encoder', foot, path, title=title)
 
 
 def show(out, data, docs):

@@ -33,6 +33,7 @@ QUERY_LENGTH = 64  # tokens, as in the recipes
 FLOORS = {'bm25': 'BM25', 'frozen': 'frozen'}  # what nothing trains
 
 BATCH = 16
+GAINED = 'gain in nDCG@10 over the frozen encoder'
 # Options of a training until the score on held-out queries has not risen for two evaluations.
 TUNED = (
   'data.folds=0',
@@ -140,6 +141,7 @@ class Runs:
     ways: the systems, by name.
     columns: those of the tables; with systems that others are made of.
     claims: (claim, system, the one that it is above).
+    title: what the figure says.
     fixed: what is of all runs of an OUT: arguments of the command.
   """
 
@@ -148,6 +150,7 @@ class Runs:
   ways: Mapping[str, Way]
   columns: Sequence[str]
   claims: Sequence[tuple[str, str, str]]
+  title: str = ''
   fixed: Sequence[str] = ('backbone', 'length', 'dtype')
 
   def __init__(self, args):
@@ -201,9 +204,9 @@ class Runs:
   def draw(self, found, names):
     """The figures' paths: gains with their intervals."""
     drawn = self.out / f'{self.name.replace("_", "-")}.png'
-    foot = 'whiskers: 95 % intervals over seeds and test queries'
+    foot = '95 % intervals over seeds and test queries'
     gains = self.gains(found, names)
-    charts.differences(gains, 'gain in nDCG@10 over the frozen encoder', foot, drawn)
+    charts.differences(gains, GAINED, foot, drawn, self.title)
     return [drawn]
 
   def gains(self, found, names):

@@ -5,7 +5,6 @@ import pathlib
 
 import numpy as np
 
-import charts
 import trials
 from dprjax.analysis import figures, statistics
 from dprjax.base import files
@@ -40,7 +39,7 @@ LABELS = {
 }
 FROZEN = ('dptdr', 'one', 'topic', 'own', 'without-tt', 'random-topics', 'ten', 'lda')
 TUNED = ('dpr', 'dptdr-tuned', 'topic-tuned', 'words', 'random-words')
-FIGURES = ('topic-dpr-map.png', 'topic-dpr-path.png', 'topic-dpr-bars.png')
+FIGURES = ('topic-dpr-map.png', 'topic-dpr-bars.png')
 
 
 def relevant(documents, own):
@@ -527,7 +526,7 @@ def draw(results, with_maps):
     ('K = 1', 'one', 'plain'),
     ('Topic-DPR, oracle', 'topic', 'oracle'),
     ('Topic-DPR, infer', 'topic', 'infer'),
-    ("query='own', infer", 'own', 'infer'),
+    ("Topic-DPR, query='own', infer", 'own', 'infer'),
     ('Topic-DPR, all', 'topic', 'all'),
   ]
   chosen = [row for row in chosen if results.seeds(row[1])]
@@ -542,15 +541,17 @@ def draw(results, with_maps):
         low, high = np.quantile(np.mean([pair[1] for pair in found], axis=0), [0.025, 0.975])
         mean = float(np.mean([pair[0] for pair in found]))
         bars[measure][text] = figures.Bar(mean, float(low), float(high), False)
-    foot = 'frozen backbone, own abstract counted; whiskers: 95 % bootstrap intervals'
-    figures.bars(bars, 'mean over queries and seeds', foot, results.out / FIGURES[2])
-    lines.append(f'![nAP@10 and nAP@50 of frozen systems]({FIGURES[2]})')
-  lines += draw_paths(results)
-  maps = {
-    'MiniLM as it is': 'minilm',
-    'Topic-DPR, frozen': 'topic',
-    'topics at random': 'random-topics',
-  }
+    foot = 'frozen backbone, own abstract counted; 95 % bootstrap intervals'
+    figures.dots(
+      bars,
+      'mean over queries and seeds',
+      foot,
+      results.out / FIGURES[1],
+      title='Topic prompts rank higher than one prompt',
+      differences=False,
+    )
+    lines.append(f'![nAP@10 and nAP@50 of frozen systems]({FIGURES[1]})')
+  maps = {'MiniLM as it is': 'minilm', 'Topic-DPR, frozen': 'topic'}
   maps = {text: name for text, name in maps.items() if with_maps and results.seeds(name)}
   if 'Topic-DPR, frozen' in maps:
     path = results.out / FIGURES[0]
@@ -561,40 +562,10 @@ def draw(results, with_maps):
       if not kept.exists():
         _save(kept, {'points': tsne(np.load(results.path(name, seed))['passages'])})
       points[text] = np.load(kept)['points']
-    foot = f't-SNE of {len(results.documents.ids):,} abstracts'
+    foot = f't-SNE of {len(results.documents.ids):,} abstracts; grey: other categories'
     drawn.maps(points, results.labels, results.label_names, foot, path)
     lines.append(f'![Abstracts by topic and category]({FIGURES[0]})')
   return '\n\n'.join(lines) + '\n' if lines else ''
-
-
-def draw_paths(results):
-  """Uniformity and Sim(q, p-) against nAP@10, checkpoint by checkpoint."""
-  panels = {}
-  for measure in ('Uniform(q)', 'Uniform(p)', 'Sim(q, p-)'):
-    lines = {}
-    for text, name, way in (
-      ('DPTDR', 'dptdr', 'plain'),
-      ('K = 1', 'one', 'plain'),
-      ('Topic-DPR, oracle', 'topic', 'oracle'),
-      ('Topic-DPR, infer', 'topic', 'infer'),
-      ('DPR, tuned', 'dpr', 'plain'),
-      ('DPTDR, tuned', 'dptdr-tuned', 'plain'),
-      ('Topic-DPR, tuned, oracle', 'topic-tuned', 'oracle'),
-    ):
-      if results.seeds(name) and results.has_path(name):
-        seeds = results.seeds(name)
-        x, y = (
-          results.path_of(name, way, what, seeds)[0].mean(axis=0)
-          for what in (f'{COUNTED} nAP@10', measure)
-        )
-        lines[text] = list(zip(x.tolist(), y.tolist(), strict=True))
-    if lines:
-      panels[measure] = lines
-  if not panels:
-    return []
-  foot = f'from MiniLM as it is; every {results.last // 3} updates; means over seeds'
-  charts.paths(panels, 'nAP@10, own abstract counted', foot, results.out / FIGURES[1])
-  return [f'![Uniformity and Sim(q, p-) against nAP@10]({FIGURES[1]})']
 
 
 def ledger(results):

@@ -119,6 +119,7 @@ class Experiment(adapted.Runs):
   sets = SETS
   ways = WAYS
   claims = CLAIMS
+  title = 'Mined negatives and RIP help a prompt'
   fixed = (*adapted.Runs.fixed, 'reranker_steps')
 
   @property

@@ -1,7 +1,8 @@
-"""Figures: bars with intervals, alignment against uniformity, words of topics."""
+"""Figures: points with intervals, alignment against uniformity, words of topics."""
 
 import contextlib
 import functools
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,84 +17,138 @@ from dprjax.base.errors import InputError
 if TYPE_CHECKING:  # it imports JAX, which bars do not need
   from dprjax.analysis.inspection import Findings
 
-# Okabe and Ito's colours, the darker ones first: distinguishable with colour blindness. Hatches
-# distinguish the bars in print.
-_COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#F0E442', '#999999')
+# Okabe and Ito's colours, distinguishable with colour blindness, without yellow: it vanishes on
+# white paper.
+_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#8C564B', '#777777')
+# Systems have the same colour in all figures.
+_SYSTEMS = (
+  ('chosen', '#B03060'),
+  ('nudge', '#CC79A7'),
+  (r'linear', '#009E73'),
+  (r'fine-tun|\bft\b', '#D55E00'),
+  (r'frozen|as it is', '#777777'),
+  (r'^bm25', '#E69F00'),
+  (r'prompt|:beir|\bdptdr|\bdpt\b|\bp = \d|topic-dpr', '#0072B2'),
+)
 _NAMED = 40  # characters of a label
 _HATCHES = ('', '//', '..', 'xx', '\\\\', 'oo', '++', '--')
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 
 
 class Bar(NamedTuple):
-  """The height of a bar, the ends of its whisker, and whether it has a star."""
+  """A value, the ends of its whisker, and whether it has a star."""
 
   mean: float
   low: float
   high: float
-  starred: bool
+  starred: bool = False
 
 
-def bars(
-  values: Mapping[str, Mapping[str, Bar]], ylabel: str, foot: str, path: files.PathLike
+def dots(
+  panels: Mapping[str, Mapping[str, Bar]],
+  xlabel: str,
+  foot: str,
+  path: files.PathLike,
+  *,
+  title: str = '',
+  differences: bool = True,
 ) -> None:
-  """Bars grouped by measure, one for each system.
+  """Points with whiskers: a panel for each group, a row for each system.
 
   Args:
-    values: bars by measure and system; all measures have the same systems.
-    ylabel: the label of the y axis.
+    panels: values by panel and row. A panel may lack rows.
+    xlabel: the label of the x axes.
     foot: a line in small print.
     path: the file; png, pdf or svg.
+    title: what the figure says.
+    differences: panels share an axis with a line at 0; an exact 0 without a whisker is hollow.
 
   Raises:
     InputError: another format.
   """
-  names = list(next(iter(values.values())))
-  width = 0.82 / len(names)
-  with canvas(
-    max(6.4, 1.5 + len(values) * max(1.2, 0.42 * len(names))), 4.4, foot, path
-  ) as drawing:
-    axes = drawing.subplots()
-    for number, name in enumerate(names):
-      group = [by_name[name] for by_name in values.values()]
-      places = np.arange(len(values)) + (number - (len(names) - 1) / 2) * width
-      means, lows, highs = (np.array([bar[i] for bar in group]) for i in range(3))
-      spread = np.array([means - lows, highs - means]).clip(0)
-      axes.bar(
-        places,
-        means,
-        width * 0.92,
-        yerr=spread,
-        error_kw={'elinewidth': 1, 'capsize': 2, 'ecolor': '#333333'},
-        **fill(number, name),
-      )
-      for place, bar in zip(places, group, strict=True):
-        number_at(axes, place, bar.high, f'{bar.mean:.3f}{"*" if bar.starred else ""}')
-    top = max(bar.high for by_name in values.values() for bar in by_name.values())
-    axes.set_ylim(0, max(top, 0.05) * 1.18)  # room for numbers above the bars
-    axes.set_xlim(-0.6, len(values) - 0.4)
-    axes.set_xticks(np.arange(len(values)), list(values))
-    axes.set_ylabel(ylabel)
-    grid(axes, 'y')
-    legend(drawing, names)
+  names = list(dict.fromkeys(name for by_name in panels.values() for name in by_name))
+  across = 2 if len(panels) == 4 else min(len(panels), 3)
+  down = -(-len(panels) // across)
+  width = 0.5 + 0.085 * max(len(short(name)) for name in names) + across * 1.9
+  height = 0.6 + 0.3 * bool(title) + down * (0.35 + 0.27 * len(names))
+  with canvas(max(width, 6.4), max(height, 1.8), foot, path) as drawing:
+    grids = drawing.subplots(down, across, sharey=True, sharex=differences, squeeze=False)
+    for axes, (group, by_name) in zip(grids.flat, panels.items(), strict=False):
+      for place, name in enumerate(names):
+        if name in by_name:
+          _dot(axes, place, by_name[name], system_colour(name, group), differences)
+      axes.set_title(group, fontsize=9)
+      axes.locator_params(axis='x', nbins=4)
+      axes.tick_params(axis='x', labelsize=8)
+      axes.margins(x=0.12)
+      grid(axes, 'x')
+      if differences:
+        axes.axvline(0, color='#333333', linewidth=0.8, zorder=0)
+    for axes in grids.flat[len(panels) :]:
+      axes.set_visible(False)
+    grids.flat[0].set_yticks(range(len(names)), [short(name) for name in names])
+    grids.flat[0].set_ylim(len(names) - 0.4, -0.75)
+    if differences:
+      _cut(grids.flat[0], [bar for by_name in panels.values() for bar in by_name.values()])
+    _label_below(drawing, xlabel)
+    if title:
+      drawing.suptitle(title, fontsize=11, fontweight='bold')
+
+
+def _dot(axes: Any, place: int, bar: Bar, colour: str, differences: bool) -> None:
+  hollow = differences and bar[:3] == (0, 0, 0)
+  axes.plot([bar.low, bar.high], [place, place], color=colour, linewidth=1.6)
+  axes.plot([bar.mean], [place], 'o', color=colour, markersize=6, mfc='white' if hollow else colour)
+  if not hollow:
+    said = f'{bar.mean:{"+" if differences else ""}.3f}{"*" if bar.starred else ""}'
+    style = {'textcoords': 'offset points', 'ha': 'center', 'fontsize': 7.5, 'color': '#222222'}
+    box = {'facecolor': 'white', 'edgecolor': 'none', 'pad': 0.2}
+    axes.annotate(said, (bar.mean, place), xytext=(0, 6), annotation_clip=True, bbox=box, **style)
+
+
+def _label_below(drawing: Any, text: str) -> None:
+  """The label of the x axes of all panels, above the foot."""
+  height = drawing.get_figheight()
+  strip = 0.4 / height
+  drawing.get_layout_engine().set(rect=(0, strip, 1, 1 - strip))
+  drawing.text(0.5, 0.2 / height, text, ha='center', va='bottom', fontsize=9)
+
+
+def _cut(axes: Any, bars: Sequence[Bar]) -> None:
+  """Limits the axis where a few long whiskers would hide all points."""
+  means = [bar.mean for bar in bars]
+  usual = float(np.median([bar.high - bar.low for bar in bars]))
+  low, high = min(0, *means) - 1.5 * usual, max(0, *means) + 1.5 * usual
+  now = axes.get_xlim()
+  axes.set_xlim(max(low, now[0]), min(high, now[1]))
 
 
 def compared(
   systems: dict[str, dict[str, Any]], measures: Sequence[str], path: files.PathLike
 ) -> None:
-  """Draws what ``comparison.compare`` finds."""
-  values = {
-    measure: {
-      name: Bar(*result[:3], result.significant)
-      for name, result in comparison.compare(systems, measure).items()
-    }
-    for measure in measures
-  }
-  foot = 'whiskers: 95 % bootstrap intervals' + (
-    ';  * differs from the first system (paired)' if len(systems) > 1 else ''
-  )
+  """Draws what ``comparison.compare`` finds: differences from the first system, or its values."""
+  found = {measure: comparison.compare(systems, measure) for measure in measures}
+  first, *others = systems
   several = any('datasets' in metrics for metrics in systems.values())
-  ylabel = f'mean over {"data sets" if several else "queries"}'
-  bars(values, ylabel, foot, path)
+  over = 'data sets' if several else 'queries'
+  if not others:
+    values = {measure: {first: Bar(*by_name[first][:3])} for measure, by_name in found.items()}
+    foot = '95 % bootstrap intervals'
+    dots(values, f'mean over {over}', foot, path, differences=False)
+    return
+  values = {
+    f'{measure} ({by_name[first].mean:.3f})': {
+      name: Bar(*one.difference, one.significant)
+      for name, one in by_name.items()
+      if one.difference is not None
+    }
+    for measure, by_name in found.items()
+  }
+  xlabel = f'difference from {short(first)} (its mean in brackets)'
+  foot = f'paired 95 % bootstrap intervals over {over};  * without 0'
+  gain = found[measures[0]][others[-1]].difference
+  title = '' if gain is None else f'{short(others[-1])}: {gain.mean:+.3f} {measures[0]}'
+  dots(values, xlabel, foot, path, title=title)
 
 
 def curves(
@@ -154,7 +209,7 @@ class TopicPanel(NamedTuple):
 
 
 def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> None:
-  """Draws a panel for each topic: bars for its words, dots for the background.
+  """Draws a panel for each topic: bars for its words, dots for all documents.
 
   Args:
     panels: the topics.
@@ -164,21 +219,24 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
   Raises:
     InputError: another format.
   """
-  columns = min(len(panels), 5)
+  columns = min(len(panels), 3)
   rows = -(-len(panels) // columns)
   most = max(len(panel.words) for panel in panels)
-  with canvas(0.6 + 2.6 * columns, rows * (0.7 + 0.2 * most), foot, path) as drawing:
+  with canvas(0.6 + 2.4 * columns, 0.5 + rows * (0.5 + 0.2 * most), foot, path) as drawing:
     for number, panel in enumerate(panels):
       axes = drawing.add_subplot(rows, columns, number + 1)
       places = np.arange(len(panel.words))
-      axes.barh(places, panel.own, 0.8, **fill(number, ''))
-      axes.plot(panel.background, places, 'o', color='#333333', markersize=3)
-      axes.set_yticks(places, panel.words, fontsize=8)
+      axes.barh(places, panel.own, 0.75, color=_COLOURS[0], label='in the topic')
+      dots = {'marker': 'o', 'linestyle': '', 'color': _COLOURS[1], 'markersize': 4}
+      axes.plot(panel.background, places, label='in all documents', **dots)
+      axes.set_yticks(places, panel.words, fontsize=9)
       axes.set_ylim(most - 0.4, -0.6)
       axes.locator_params(axis='x', nbins=4)
-      axes.tick_params(axis='x', labelsize=7)
-      axes.set_title(panel.title, fontsize=9)
+      axes.tick_params(axis='x', labelsize=8)
+      axes.set_title(panel.title, fontsize=10)
       grid(axes, 'x')
+    _label_below(drawing, 'probability of the word')
+    legend(drawing, ['in the topic', 'in all documents'])
 
 
 def short(name: str) -> str:
@@ -223,6 +281,15 @@ def canvas(width: float, height: float, foot: str, path: files.PathLike) -> Iter
 
 def colour(number: int) -> str:
   return _COLOURS[number % len(_COLOURS)]
+
+
+def system_colour(name: str, group: str = '') -> str:
+  """The colour of a system, the same in all figures, by the name of its row or panel."""
+  for words in (name, group):
+    for pattern, found in _SYSTEMS:
+      if re.search(pattern, words, re.IGNORECASE):
+        return found
+  return _COLOURS[0]
 
 
 def fill(number: int, name: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Figures of experiments."""
 
 import matplotlib.figure
-import numpy as np
 
 import charts
 from dprjax.analysis import figures
@@ -26,16 +25,42 @@ def test_differences_are_where_they_belong(tmp_path, monkeypatch):
   )
   charts.differences(GAINS, 'gain', 'foot', tmp_path / 'gains.png')
   assert (tmp_path / 'gains.png').read_bytes().startswith(b'\x89PNG')
-  [axes] = drawn[0].axes
-  assert [label.get_text() for label in axes.get_yticklabels()] == ['a set', 'another']
-  points, whiskers = {}, {}
-  for line, _, (bars,) in axes.containers:
-    rows = np.round(line.get_ydata()).astype(int).tolist()
-    points[line.get_color()] = list(zip(rows, line.get_xdata().tolist(), strict=True))
-    whiskers[line.get_color()] = [segment[:, 0].tolist() for segment in bars.get_segments()]
-  one, two = points
+  # As many groups as systems: a panel for each group, a row for each system.
+  panels = {axes.get_title(): axes for axes in drawn[0].axes}
+  assert list(panels) == ['a set', 'another']
+  assert [text.get_text() for text in panels['a set'].get_yticklabels()] == ['one', 'two']
+  points = {
+    title: {
+      int(line.get_ydata()[0]): line.get_xdata().tolist()
+      for line in axes.lines
+      if line.get_marker() == 'o'
+    }
+    for title, axes in panels.items()
+  }
   # A group that lacks a system has no point of it.
-  assert points == {one: [(0, 0.25)], two: [(0, -0.5), (1, 0.75)]}
-  assert whiskers == {one: [[0.125, 0.5]], two: [[-1.0, 0.25], [0.5, 1.0]]}
+  assert points == {'a set': {0: [0.25], 1: [-0.5]}, 'another': {1: [0.75]}}
+  whiskers = [list(line.get_xdata()) for line in panels['a set'].lines]
+  assert [0.125, 0.5] in whiskers and [-1.0, 0.25] in whiskers
   with refused('gains.txt'):
     charts.differences(GAINS, 'gain', 'foot', tmp_path / 'gains.txt')
+
+
+def test_fewer_systems_than_groups_have_a_panel_each(tmp_path, monkeypatch):
+  drawn = []
+  monkeypatch.setattr(
+    matplotlib.figure.Figure, 'savefig', lambda self, *_, **__: drawn.append(self)
+  )
+  groups = {name: {'fine-tuned': figures.Bar(0.5, 0.25, 1.0)} for name in ('a', 'b')}
+  charts.differences(groups, 'gain', 'foot', tmp_path / 'gains.png', 'all gain')
+  [axes] = drawn[0].axes
+  assert axes.get_title() == 'fine-tuned'
+  assert [text.get_text() for text in axes.get_yticklabels()] == ['a', 'b']
+  assert drawn[0].get_suptitle() == 'all gain'
+
+
+def test_a_system_has_one_colour():
+  assert figures.system_colour('FT at [MASK]') == figures.system_colour('fine-tuned whole')
+  assert figures.system_colour('scifact', 'a linear map') == figures.system_colour(
+    'linear map + BM25'
+  )
+  assert figures.system_colour('frozen + BM25') != figures.system_colour('BM25')
