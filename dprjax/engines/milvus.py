@@ -234,7 +234,7 @@ class Milvus:
         data=[*queries],
         limit=k,
         filter=_expression(where),
-        output_fields=[_ID],
+        output_fields=[_ID],  # without a name, milvus-lite sends all fields
         search_params=how,
         anns_field=_VECTOR,
       )
@@ -294,10 +294,7 @@ class Milvus:
   @staticmethod
   def _hits(answers: Any, positive: bool = False) -> list[Hits]:
     return [
-      Hits(
-        [hit[_ID] for hit in hits],
-        [abs(hit['distance']) if positive else hit['distance'] for hit in hits],
-      )
+      Hits(hits.ids, [*map(abs, hits.distances)] if positive else hits.distances)
       for hits in answers
     ]
 

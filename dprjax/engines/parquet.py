@@ -5,6 +5,8 @@ of float32), title, text and other fields. ``_dprjax.json`` has its record. An u
 aside, and joins the collection as a whole when it ends. A search is exact and reads all files.
 """
 
+import collections
+import concurrent.futures
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, machine
 from dprjax.base.errors import InputError
 from dprjax.engines import engine
 from dprjax.engines.conditions import Condition
@@ -23,7 +25,6 @@ _RECORD = '_dprjax.json'
 _PART = re.compile(r'part-(\d{6})-(\d{12})\.parquet')
 _STAGED = re.compile(r'\.staged-(\d{12})')
 _GROUP_ROWS = 10_000  # of a row group
-_BLOCK_ROWS = 1 << 16  # compared at a time
 
 
 class Parquet:
@@ -226,19 +227,36 @@ class Parquet:
     self, name: str, columns: Sequence[str], where: Sequence[Condition]
   ) -> Iterator[Any]:
     """Tables of rows of all files that meet the conditions."""
-    import pyarrow as pa
     from pyarrow import parquet
 
     needed = {*columns, *(condition.field for condition in where)}
-    for path, _ in self._of(self._folder / name, _PART):
+
+    def groups() -> Iterator[tuple[epath.Path, Any, int, list[str]]]:
+      for path, _ in self._of(self._folder / name, _PART):
+        with path.open('rb') as file:
+          about = parquet.read_metadata(file)
+        there = about.schema.to_arrow_schema().names
+        wanted = [one for one in there if not columns or one in needed]
+        for number in range(about.num_row_groups):
+          yield path, about, number, wanted
+
+    def read(path: epath.Path, about: Any, number: int, wanted: list[str]) -> Any:
       with path.open('rb') as file:
-        reader = parquet.ParquetFile(file)
-        there = [one for one in reader.schema_arrow.names if not columns or one in needed]
-        for batch in reader.iter_batches(_BLOCK_ROWS, columns=there):
-          table = pa.Table.from_batches([batch])
-          for condition in where:
-            table = table.filter(_meets(table, condition))
-          yield table
+        reader = parquet.ParquetFile(file, metadata=about)
+        table = reader.read_row_group(number, columns=wanted, use_threads=False)
+      for condition in where:
+        table = table.filter(_meets(table, condition))
+      return table
+
+    # Decoding takes longer than comparing, and a row group is decoded by one thread.
+    ahead: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
+    with concurrent.futures.ThreadPoolExecutor(machine.cores()) as pool:
+      for group in groups():
+        ahead.append(pool.submit(read, *group))
+        if len(ahead) > machine.cores() + 1:
+          yield ahead.popleft().result()
+      while ahead:
+        yield ahead.popleft().result()
 
   def _schema(self, folder: epath.Path, staged: Sequence[epath.Path]) -> Any:
     """The columns of all files. Raises InputError where a column has several types."""

@@ -8,6 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from dprjax import engines
+from dprjax.engines import parquet as parquet_engine
 from tests.engines import test_collection as shared
 from tests.refusals import refused
 
@@ -91,3 +92,15 @@ def test_what_else_is_in_the_folder_stays(made, tmp_path):
     engines.connect(f'parquet:{tmp_path}/copy')
   made.drop()
   assert [*(tmp_path / 'out').iterdir()] == []
+
+
+def test_row_groups_are_read_in_their_order(made, tmp_path, monkeypatch):
+  monkeypatch.setattr(parquet_engine, '_GROUP_ROWS', 7)
+  with contextlib.closing(engines.connect(f'parquet:{tmp_path}/small', new=True)) as engine:
+    small = shared.fill(engine, payloads=shared.PAYLOADS)
+    (path,) = (tmp_path / 'small' / 'passages').glob('*.parquet')
+    assert parquet.ParquetFile(path).metadata.num_row_groups == 43
+    for where in ((), [engines.Condition('lang', '=', ('de',))]):
+      found, expected = (one.search(shared.QUERIES, 20, where=where) for one in (small, made))
+      assert shared.rankings(found) == shared.rankings(expected)
+      np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
