@@ -146,32 +146,28 @@ def evaluate(
     raise InputError('--answers needs --corpus, the passages that may hold them')
   judged = read_qrels(qrels) if qrels else {}
   questions = answers.read_answers(answer_file) if answer_file else {}
-  ranked = trec.read_run(run)
-  same = ranked.same_id()
-  with_own_id = len(set(ranked.query_of_row()[same].tolist()))
   if args.drop_same_id:
-    ranked = ranked.keep(~same)
     judged = _without_own_id(judged, qrels)
-  elif 2 * _first_with_own_id(ranked, same, judged) > with_own_id:
+  read = trec.read_queries(run, lambda pieces: _read(pieces, judged, questions, args))
+  if not args.drop_same_id and 2 * read.first_with_own_id > read.with_own_id:
     # A passage that is its own query is ranked first; ids that only look alike seldom are.
     logger.info(
       '%s: %d of %d queries found the document of their own id; if queries are passages of the '
       'corpus, --drop_same_id=true leaves it out, as BEIR does',
       run,
-      with_own_id,
-      len(ranked),
+      read.with_own_id,
+      read.queries,
     )
-  needed = answers.wanted(ranked, questions, max(args.answer_k))
+  needed = {document for ranking in read.rankings.values() for document in ranking}
   documents = {document for documents in judged.values() for document in documents}
   texts = answers.read_passages(corpus, needed | documents) if corpus else {}
   parts: list[measures.Metrics] = []
 
   def tell_missing(ids: Collection[str], what: str) -> None:
-    missing = [id_ for id_ in ids if id_ not in retrieved_for]
+    missing = [id_ for id_ in ids if id_ not in read.found]
     sentence = f'{run}: nothing for {len(missing)} of {len(ids)} {what}, which count as 0'
     cli.report_ids(sentence, missing, args.strict)
 
-  retrieved_for = set(ranked.query_ids)
   measured = judged.keys() | questions.keys()
   trained = {role: sum(id_ in measured for id_ in ids) for role, ids in seen.of_run(run).items()}
   for role, count in trained.items():
@@ -185,10 +181,10 @@ def evaluate(
         '; measure it on others' if role == 'train' else ', which flatters it slightly',
       )
   if qrels:
-    parts.append(measures.measure(ranked, judged, args.measure))
+    parts.append(read.measured.metrics())
     tell_missing(judged, 'judged queries')
   if questions:
-    parts.append(answers.answer_recall(ranked, questions, texts, args.answer_k, args.match))
+    parts.append(answers.answer_recall(read.rankings, questions, texts, args.answer_k, args.match))
     tell_missing(questions, 'questions')
     unknown = sorted(needed - set(texts))
     cli.report_ids(
@@ -197,7 +193,7 @@ def evaluate(
       args.strict,
     )
   counts = {name: count for part in parts for name, count in part['counts'].items()}
-  counts['queries_with_own_id'] = with_own_id
+  counts['queries_with_own_id'] = read.with_own_id
   counts |= {f'queries_seen_in_{role}': count for role, count in trained.items() if count}
   if qrels and corpus:
     unknown = sorted(documents - set(texts))
@@ -216,6 +212,45 @@ def evaluate(
       **({'match': args.match} if answer_file else {}),
     },
   }
+
+
+@dataclasses.dataclass
+class _Read:
+  """What a run was read for.
+
+  Attributes:
+    measured: its judged queries.
+    queries: their number, judged or not.
+    with_own_id: queries that found the document of their own id; ``first_with_own_id`` of them have
+      it first, and it was not judged relevant.
+    found: judged queries and questions that are in the run.
+    rankings: of questions.
+  """
+
+  measured: measures.Measuring
+  queries: int = 0
+  with_own_id: int = 0
+  first_with_own_id: int = 0
+  found: set[str] = dataclasses.field(default_factory=set)
+  rankings: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+
+
+def _read(
+  pieces: Iterable[trec.Run], judged: Qrels, questions: Mapping[str, Sequence[str]], args: Flags
+) -> _Read:
+  read = _Read(measures.Measuring(judged, args.measure))
+  for run in pieces:
+    read.queries += len(run)
+    read.found.update(id_ for id_ in run.query_ids if id_ in judged or id_ in questions)
+    same = run.same_id()
+    read.with_own_id += len(np.unique(run.query_of_row()[same]))
+    if args.drop_same_id:
+      run = run.keep(~same)
+    else:
+      read.first_with_own_id += _first_with_own_id(run, same, judged)
+    read.rankings |= answers.questions_of(run, questions, max(args.answer_k))
+    read.measured.add(run)
+  return read
 
 
 def _first_with_own_id(ranked: trec.Run, same: np.ndarray, judged: Qrels) -> int:

@@ -72,6 +72,15 @@ def test_known_by_hand(folder, capsys):
   assert '0.5000' in capsys.readouterr().out
 
 
+def test_lines_in_any_order_give_the_same(folder):
+  flags = '--qrels=qrels.tsv --answers=answers.jsonl --corpus=corpus.jsonl'
+  expected = run(f'--run=run.trec {flags}')
+  lines = RUN.splitlines(keepends=True)
+  (folder / 'run.trec').write_text(''.join(lines[place] for place in (3, 0, 5, 1, 4, 2)))
+  assert run(f'--run=run.trec {flags}') == expected
+  assert run(f'--run=run.trec {flags} --drop_same_id=true')['counts']['queries_with_own_id'] == 1
+
+
 def test_a_document_with_the_querys_own_id(folder):
   found = run('--run=run.trec --qrels=qrels.tsv --measure=RR@10 --drop_same_id=true')
   assert found['per_query']['RR@10'] == {'q1': 1, 'q2': 1, 'q3': 0}

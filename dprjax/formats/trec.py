@@ -1,19 +1,24 @@
 """Runs in memory, in the order of `dprjax.base.ranking`, and their TREC files."""
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Float, Int
 
-from dprjax.base import ranking
+from dprjax.base import files, outofcore, ranking
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write
 from dprjax.formats import runs
 from dprjax.formats.rankings import Ranking
+
+_Found = TypeVar('_Found')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -145,6 +150,15 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
   return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
 
 
+class _Rows(NamedTuple):
+  """Rows of a run in the order of its lines, with the number of each line."""
+
+  query_ids: pa.BinaryArray
+  doc_ids: pa.BinaryArray
+  scores: Float[np.ndarray, ' rows']
+  lines: Int[np.ndarray, ' rows']
+
+
 def read_run(path: PathLike) -> Run:
   """Reads a TREC run (``qid Q0 docid rank score tag``).
 
@@ -162,7 +176,133 @@ def read_run(path: PathLike) -> Run:
     parts.append((queries, docs, block.scores))
     lines.append(block.lines())  # a pipe cannot be read again for a message
   queries, docs, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
-  query_ids, doc_ids = list(query_place), list(doc_place)
+
+  def line(row: int) -> int:
+    for some in lines:
+      if row < len(some):
+        return some[row]
+      row -= len(some)
+    raise IndexError(row)
+
+  return _checked(path, list(query_place), queries, list(doc_place), docs, scores, line)
+
+
+def read_queries(path: PathLike, take: Callable[[Iterator[Run]], _Found]) -> _Found:
+  """Gives a run to ``take`` in pieces of whole queries, each query in one; some MB are in memory.
+
+  Where the lines of each query stand together, pieces come as the file has them. Other runs, and
+  pipes, are first sorted in a temporary folder, which takes some 50 bytes a line. Whether lines of
+  a query come later is known at the end alone: ``take`` is then called again, on all pieces.
+
+  Returns:
+    What ``take`` returns.
+
+  Raises:
+    InputError: as `read_run`.
+  """
+  if not files.is_special(path):
+    with contextlib.suppress(_Apart):
+      return take(_as_it_comes(path))
+  return take(_sorted_on_disk(path))
+
+
+class _Apart(Exception):
+  """Lines of a query come after those of another."""
+
+
+def _as_it_comes(path: PathLike) -> Iterator[Run]:
+  """Raises _Apart at the end if a query was in several places."""
+  keys: list[np.ndarray] = []  # 8 bytes a query
+  for rows in _together(path):
+    keys.append(runs.keys(rows.query_ids.filter(_begins(rows.query_ids))))
+    if len(np.unique(keys[-1])) < len(keys[-1]):
+      raise _Apart
+    yield _run_of(path, rows)
+  every = np.sort(np.concatenate(keys))
+  if (every[1:] == every[:-1]).any():
+    raise _Apart
+
+
+def _begins(query_ids: pa.BinaryArray) -> pa.BooleanArray:
+  """True in the first row of each query in a row."""
+  codes = query_ids.dictionary_encode().indices.to_numpy()
+  return pa.array(np.diff(codes, prepend=-1) != 0)
+
+
+def _together(path: PathLike) -> Iterator[_Rows]:
+  """The rows in pieces, none of which ends within the lines of a query."""
+  rest: list[_Rows] = []
+  for block in runs.read_blocks(path, ranks=False):
+    rows = _Rows(block.query_ids, block.doc_ids, block.scores, np.asarray(block.lines(), np.int64))
+    if not len(rows.scores):
+      continue
+    last = len(rows.scores) - 1 - int(np.argmax(_begins(rows.query_ids).to_numpy(False)[::-1]))
+    goes_on = rest and rest[-1].query_ids[-1] == rows.query_ids[0]
+    if last or not goes_on:
+      whole = [*rest, _Rows(*(column[:last] for column in rows))]
+      if sum(len(one.scores) for one in whole):
+        yield _joined(whole)
+      rest = []
+    rest.append(_Rows(*(column[last:] for column in rows)))
+  yield _joined(rest)
+
+
+def _joined(parts: Sequence[_Rows]) -> _Rows:
+  queries, docs, scores, lines = zip(*parts, strict=True)
+  return _Rows(
+    pa.concat_arrays(queries), pa.concat_arrays(docs), np.concatenate(scores), np.concatenate(lines)
+  )
+
+
+_ROW = np.dtype([('query', '<i8'), ('doc', '<i8'), ('score', '<f8'), ('line', '<i8')])
+_PARTS = 256  # each of which is in memory at once
+
+
+def _sorted_on_disk(path: PathLike) -> Iterator[Run]:
+  with tempfile.TemporaryDirectory(prefix='dprjax-') as name:
+    folder = pathlib.Path(name)
+    parts = outofcore.Buckets(folder / 'rows', _ROW)
+    queries, docs = (outofcore.Ids(folder / side) for side in ('queries', 'docs'))
+    for block in runs.read_blocks(path, ranks=False):
+      encoded = block.query_ids.dictionary_encode()
+      rows = np.empty(len(block.scores), _ROW)
+      rows['query'] = queries.append(encoded.dictionary)[encoded.indices.to_numpy()]
+      rows['doc'] = docs.append(block.doc_ids)
+      rows['score'], rows['line'] = block.scores, block.lines()
+      parts.append(rows, (runs.keys(block.query_ids) % np.uint64(_PARTS)).astype(np.int64))
+    for number in range(_PARTS):
+      rows = parts.pop(number)
+      if len(rows):
+        places, which = np.unique(rows['query'], return_inverse=True)
+        of_rows = pa.array(queries.at(places), pa.binary()).take(pa.array(which))
+        doc_ids = pa.array(docs.at(rows['doc']), pa.binary())
+        yield _run_of(path, _Rows(of_rows, doc_ids, rows['score'], rows['line']))
+
+
+def _run_of(path: PathLike, rows: _Rows) -> Run:
+  """The run of whole queries. Raises InputError as `read_run`."""
+  queries, docs = (ids.dictionary_encode() for ids in (rows.query_ids, rows.doc_ids))
+  return _checked(
+    path,
+    [id_.decode() for id_ in queries.dictionary.to_pylist()],
+    queries.indices.to_numpy().astype(np.int64),
+    [id_.decode() for id_ in docs.dictionary.to_pylist()],
+    docs.indices.to_numpy().astype(np.int64),
+    rows.scores,
+    lambda row: int(rows.lines[row]),
+  )
+
+
+def _checked(
+  path: PathLike,
+  query_ids: list[str],
+  queries: Int[np.ndarray, ' rows'],
+  doc_ids: list[str],
+  docs: Int[np.ndarray, ' rows'],
+  scores: Float[np.ndarray, ' rows'],
+  line: Callable[[int], int],
+) -> Run:
+  """Rows in the order of their lines, sorted. Raises InputError as `read_run`."""
   order = np.argsort(queries, kind='stable')
   before, after = order[:-1], order[1:]
   rises = (queries[after] == queries[before]) & (
@@ -172,7 +312,7 @@ def read_run(path: PathLike) -> Run:
     first = np.argmin(np.where(rises, after, len(queries)))
     last, row = before[first], after[first]
     raise InputError(
-      f'{path}, line {_line(lines, row)}: not sorted: the score of query {query_ids[queries[row]]} '
+      f'{path}, line {line(row)}: not sorted: the score of query {query_ids[queries[row]]} '
       f'rises from {scores[last]} to {scores[row]}; sort each query by falling score'
     )
   pairs = queries * len(doc_ids) + docs
@@ -181,19 +321,10 @@ def read_run(path: PathLike) -> Run:
   if repeated.size:
     row = repeated.min()
     raise InputError(
-      f'{path}, line {_line(lines, row)}: document {doc_ids[docs[row]]} comes twice for query '
+      f'{path}, line {line(row)}: document {doc_ids[docs[row]]} comes twice for query '
       f'{query_ids[queries[row]]}'
     )
   return _ordered(query_ids, queries, doc_ids, docs, scores)
-
-
-def _line(blocks: Sequence[Sequence[int]], row: int) -> int:
-  """The number of the line of a row; ``blocks``: the numbers of the lines of each block."""
-  for lines in blocks:
-    if row < len(lines):
-      return lines[row]
-    row -= len(lines)
-  raise IndexError(row)
 
 
 def _places(ids: pa.BinaryArray, places: dict[str, int]) -> Int[np.ndarray, ' rows']:

@@ -69,7 +69,7 @@ def _compile(answer: str) -> regex.Pattern[str] | None:
 
 
 def answer_recall(
-  run: Run,
+  rankings: Mapping[str, Sequence[str]],
   answers: Mapping[str, Sequence[str]],
   texts: Mapping[str, str],
   ks: Sequence[int] = (5, 20, 100),
@@ -78,9 +78,9 @@ def answer_recall(
   """``Answer@k``, the DPR top-k accuracy: the fraction of questions with a hit in the first k.
 
   Args:
-    run: query ids are question ids.
+    rankings: passage ids by question id, best first, at least ``max(ks)`` where there are so many.
     answers: by question id.
-    texts: without titles, by passage id; those of ``wanted`` suffice.
+    texts: without titles, by passage id; those of ``rankings`` suffice.
     ks: where to cut the ranking.
     match: 'string' or 'regex'.
 
@@ -88,14 +88,11 @@ def answer_recall(
     InputError: no question is in the run.
   """
   rankings = {
-    query_id: [doc_id for doc_id, _ in ranking]
-    for query_id, ranking in run.top(max(ks))
-    if query_id in answers
+    query_id: ranking[: max(ks)] for query_id, ranking in rankings.items() if query_id in answers
   }
   if not rankings:
     raise InputError(
-      f'none of the {len(answers)} questions is in the run; questions: '
-      f'{", ".join(list(answers)[:3])}, ...; run: {", ".join(run.query_ids[:3])}, ...'
+      f'none of the {len(answers)} questions is in the run: {", ".join(list(answers)[:3])}, ...'
     )
   first_hit = {
     query_id: next(
@@ -127,10 +124,14 @@ def answer_recall(
   }
 
 
-def wanted(run: Run, answers: Mapping[str, Sequence[str]], depth: int) -> set[str]:
-  """Ids of the passages whose text ``answer_recall`` needs."""
+def questions_of(
+  run: Run, answers: Mapping[str, Sequence[str]], depth: int
+) -> dict[str, list[str]]:
+  """The rankings that ``answer_recall`` needs."""
   return {
-    doc_id for query_id, ranking in run.top(depth) if query_id in answers for doc_id, _ in ranking
+    query_id: [doc_id for doc_id, _ in ranking]
+    for query_id, ranking in run.top(depth)
+    if query_id in answers
   }
 
 

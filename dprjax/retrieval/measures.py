@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import ir_measures
+import numpy as np
 
 from dprjax.base.errors import InputError
 from dprjax.base.ranking import dcg
@@ -60,59 +61,113 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
   Raises:
     InputError: an unknown measure, or no judged query is in the run.
   """
-  parsed = parse_measures(measures)
-  qrels = {query_id: judged for query_id, judged in qrels.items() if judged}
-  names: dict[ir_measures.Measure, list[str]] = {}
-  for name, kind in parsed.items():
-    names.setdefault(kind, []).append(name)
-  rows = {
-    query_id: slice(start, stop)
-    for query_id, start, stop in zip(
-      run.query_ids, run.offsets[:-1].tolist(), run.offsets[1:].tolist(), strict=True
-    )
-    if query_id in qrels and start < stop
-  }
-  if not rows:
-    raise InputError(
-      f'no judged query is in the run (judged: {_some(qrels)}; in the run: {_some(run.query_ids)})'
-    )
-  aggregators = {name: kind.aggregator() for name, kind in parsed.items()}
-  values: dict[str, dict[str, float]] = {name: {} for name in parsed}
-  query_ids = list(qrels)
-  for first in range(0, len(query_ids), _QUERIES_AT_ONCE):
-    chunk = query_ids[first : first + _QUERIES_AT_ONCE]
-    rankings = {
-      query_id: [run.doc_ids[doc] for doc in run.docs[rows[query_id]].tolist()]
-      for query_id in chunk
-      if query_id in rows
+  found = Measuring(qrels, measures)
+  found.add(run)
+  return found.metrics()
+
+
+class Measuring:
+  """`measure` of a run that comes in pieces of whole queries.
+
+  Judgements and the values of judged queries are in memory, 8 bytes a value until the end.
+  """
+
+  def __init__(self, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES):
+    """Raises InputError for an unknown measure."""
+    self._parsed = parse_measures(measures)
+    self._qrels = {query_id: judged for query_id, judged in qrels.items() if judged}
+    self._places = {query_id: place for place, query_id in enumerate(self._qrels)}
+    self._names: dict[ir_measures.Measure, list[str]] = {}
+    for name, kind in self._parsed.items():
+      self._names.setdefault(kind, []).append(name)
+    # NaN where there is no value yet.
+    self._values = {name: np.full(len(self._qrels), np.nan) for name in self._parsed}
+    self._found = np.zeros(len(self._qrels), bool)
+    self._unjudged = self._retrieved = 0
+    self._first: list[str] = []  # of the run, for a message
+
+  def add(self, run: Run) -> None:
+    """Measures the judged queries of a piece.
+
+    Raises:
+      InputError: a provider cannot compute a measure.
+    """
+    self._first += run.query_ids[: 4 - len(self._first)]
+    rows = {
+      query_id: slice(start, stop)
+      for query_id, start, stop in zip(
+        run.query_ids, run.offsets[:-1].tolist(), run.offsets[1:].tolist(), strict=True
+      )
+      if query_id in self._qrels and start < stop
     }
-    judged = {query_id: qrels[query_id] for query_id in chunk}
-    for kind, query_id, value in _computed(list(names), judged, rankings):
+    self._unjudged += sum(query_id not in self._qrels for query_id in run.query_ids)
+    self._retrieved += sum(part.stop - part.start for part in rows.values())
+    self._found[[self._places[query_id] for query_id in rows]] = True
+    for some in _slices(list(rows)):
+      self._measure(
+        {
+          query_id: [run.doc_ids[doc] for doc in run.docs[rows[query_id]].tolist()]
+          for query_id in some
+        }
+      )
+
+  def metrics(self) -> Metrics:
+    """The values of all judged queries; those that no piece had count as without results.
+
+    Raises:
+      InputError: no judged query was in the run.
+    """
+    qrels = self._qrels
+    if not self._found.any():
+      raise InputError(
+        f'no judged query is in the run (judged: {_some(qrels)}; in the run: {_some(self._first)})'
+      )
+    query_ids = list(qrels)
+    missing = np.flatnonzero(~self._found).tolist()
+    for some in _slices([query_ids[place] for place in missing]):
+      self._measure(dict.fromkeys(some, ()))
+    means = {}
+    for name, kind in self._parsed.items():
+      values = self._values[name]
+      values[np.isnan(values)] = kind.DEFAULT  # Accuracy lacks some
+      aggregator = kind.aggregator()
+      for value in values.tolist():
+        aggregator.add(value)
+      means[name] = float(aggregator.result())
+    return {
+      'mean': means,
+      'per_query': {
+        name: dict(zip(query_ids, self._values.pop(name).tolist(), strict=True))
+        for name in self._parsed
+      },
+      'counts': {
+        'queries': len(qrels),
+        'missing': len(missing),
+        'without_relevant': sum(max(judged.values()) < 1 for judged in qrels.values()),
+        'unjudged_queries': self._unjudged,
+        'relevant': sum(
+          relevance > 0 for judged in qrels.values() for relevance in judged.values()
+        ),
+        'retrieved': self._retrieved,
+      },
+    }
+
+  def _measure(self, rankings: Mapping[str, Sequence[str]]) -> None:
+    judged = {query_id: self._qrels[query_id] for query_id in rankings}
+    found = {query_id: ranking for query_id, ranking in rankings.items() if ranking}
+    for kind, query_id, value in _computed(list(self._names), judged, found):
       if not math.isfinite(value):
         raise InputError(f'{kind} of query {query_id} is {value}')
-      for name in names[kind]:
+      for name in self._names[kind]:
         normalized = name.startswith(_NORMALIZED)
-        values[name][query_id] = (
-          _normalized(value, kind, judged[query_id]) if normalized else float(value)
+        self._values[name][self._places[query_id]] = (
+          _normalized(value, kind, judged[query_id]) if normalized else value
         )
-  for name, kind in parsed.items():
-    for query_id in query_ids:  # Accuracy lacks some
-      aggregators[name].add(values[name].setdefault(query_id, kind.DEFAULT))
-  counts = {
-    'queries': len(qrels),
-    'missing': len(qrels) - len(rows),
-    'without_relevant': sum(max(judged.values()) < 1 for judged in qrels.values()),
-    'unjudged_queries': sum(query_id not in qrels for query_id in run.query_ids),
-    'relevant': sum(relevance > 0 for judged in qrels.values() for relevance in judged.values()),
-    'retrieved': sum(part.stop - part.start for part in rows.values()),
-  }
-  return {
-    'mean': {name: float(aggregators[name].result()) for name in parsed},
-    'per_query': {
-      name: {query_id: values[name][query_id] for query_id in query_ids} for name in parsed
-    },
-    'counts': counts,
-  }
+
+
+def _slices(query_ids: list[str]) -> Iterator[list[str]]:
+  for first in range(0, len(query_ids), _QUERIES_AT_ONCE):
+    yield query_ids[first : first + _QUERIES_AT_ONCE]
 
 
 def _computed(

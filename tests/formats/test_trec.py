@@ -1,7 +1,17 @@
+import os
+import threading
+
 import numpy as np
 import pytest
 
-from dprjax.formats.trec import read_run, run_from_dict, run_from_rows, write_run
+from dprjax.formats import runs
+from dprjax.formats.trec import (
+  read_queries,
+  read_run,
+  run_from_dict,
+  run_from_rows,
+  write_run,
+)
 from tests.refusals import refused
 
 
@@ -106,3 +116,66 @@ def test_unwritable_runs_leave_nothing_behind(tmp_path, run, message):
   with refused(message):
     write_run(tmp_path / 'run.trec', run_from_dict(run), 'x')
   assert not list(tmp_path.iterdir())
+
+
+def made_run(queries=60, depth=9, seed=0):
+  """Lines of a run by query; scores tie."""
+  rng = np.random.default_rng(seed)
+  return [
+    [
+      f'q{query} Q0 d{doc} 0 {score} x\n'
+      for doc, score in zip(
+        rng.permutation(40)[:depth], np.sort(rng.integers(0, 5, depth))[::-1], strict=True
+      )
+    ]
+    for query in rng.permutation(1000)[:queries].tolist()
+  ]
+
+
+def shuffled(by_query, seed=0):
+  """The lines of all queries between one another; those of a query keep their order."""
+  rng = np.random.default_rng(seed)
+  owners = rng.permutation(np.repeat(np.arange(len(by_query)), [len(one) for one in by_query]))
+  each = [iter(lines) for lines in by_query]
+  return ''.join(next(each[owner]) for owner in owners)
+
+
+@pytest.mark.parametrize('block', [64, 700, 1 << 23])
+def test_pieces_of_a_run_have_whole_queries(tmp_path, monkeypatch, block):
+  read_blocks = runs.read_blocks
+  monkeypatch.setattr(runs, 'read_blocks', lambda path, ranks: read_blocks(path, block, ranks))
+  by_query = made_run()
+  texts = {
+    'ordered': ''.join(map(''.join, by_query)),
+    'shuffled': shuffled(by_query),
+    'interrupted': ''.join(map(''.join, [by_query[0][:4], *by_query[1:], by_query[0][4:]])),
+  }
+  expected = {}
+  for name, text in texts.items():
+    path = tmp_path / f'{name}.trec'
+    path.write_text(text)
+    expected = expected or dict(read_run(path))
+    pieces = read_queries(path, list)
+    found = [one for piece in pieces for one in piece]
+    assert len(found) == len(expected) and dict(found) == expected
+    if name == 'ordered':
+      assert list(dict(found)) == list(expected)
+      assert len(pieces) > 5 or block == 1 << 23
+  os.mkfifo(tmp_path / 'pipe')
+  writer = threading.Thread(target=lambda: (tmp_path / 'pipe').write_text(texts['shuffled']))
+  writer.start()
+  assert dict(one for piece in read_queries(tmp_path / 'pipe', list) for one in piece) == expected
+  writer.join()
+
+
+@pytest.mark.parametrize('apart', [False, True])
+@pytest.mark.parametrize(
+  'last, names',
+  [('q Q0 z 2 9.0 x\n', ('line 4', '1.0', '9.0')), ('q Q0 b 2 1.0 x\n', ('line 4', 'twice'))],
+)
+def test_pieces_are_checked_as_the_whole(tmp_path, apart, last, names):
+  first, other = 'q Q0 a 1 2.0 x\nq Q0 b 2 1.0 x\n', 'r Q0 b 1 1.0 x\n'
+  text = first + other + last if apart else other + first + last
+  (tmp_path / 'run.trec').write_text(text)
+  with refused('run.trec', *names):
+    read_queries(tmp_path / 'run.trec', list)

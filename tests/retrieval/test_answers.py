@@ -5,7 +5,13 @@ import pytest
 
 from dprjax.formats.trec import run_from_dict
 from dprjax.retrieval import answers as answer_module
-from dprjax.retrieval.answers import answer_recall, has_answer, read_answers, read_passages, wanted
+from dprjax.retrieval.answers import (
+  answer_recall,
+  has_answer,
+  questions_of,
+  read_answers,
+  read_passages,
+)
 from tests.refusals import refused
 
 
@@ -67,8 +73,9 @@ ANSWERS = {'1': ['Paris', 'Lyon'], '2': ['Paris'], '3': ['Paris'], '4': ['lyon',
 
 
 def test_recall_known_by_hand():
-  assert wanted(RUN, ANSWERS, 2) == {'a', 'b', 'x', 'c'}
-  found = answer_recall(RUN, ANSWERS, TEXTS, (1, 2))
+  rankings = questions_of(RUN, ANSWERS, 2)
+  assert rankings == {'1': ['a', 'b'], '2': ['a', 'x'], '4': ['c']}
+  found = answer_recall(rankings, ANSWERS, TEXTS, (1, 2))
   assert found['per_query'] == {
     'Answer@1': {'1': 0, '2': 0, '3': 0, '4': 1},
     'Answer@2': {'1': 1, '2': 0, '3': 0, '4': 1},
@@ -84,7 +91,7 @@ def test_recall_known_by_hand():
 
 def test_no_common_question():
   with refused('questions', '1'):
-    answer_recall(RUN, {'77': ['x']}, TEXTS)
+    answer_recall(questions_of(RUN, ANSWERS, 2), {'77': ['x']}, TEXTS)
 
 
 def test_formats_of_answers(tmp_path):
