@@ -53,8 +53,8 @@ def claim(
   """Claims the file ``out`` and the files whose names continue its name.
 
   Args:
-    out: a file, which is replaced at the end; or a pipe or a device. None claims nothing. inputs:
-      inputs of the command.
+    out: a file, which is replaced at the end; or a pipe or a device. None claims nothing.
+    inputs: inputs of the command.
     flag: names ``out`` in messages.
     endings: of the names of all files and folders that the command writes.
     folders: endings that are folders.

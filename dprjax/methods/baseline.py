@@ -1,9 +1,8 @@
 """The baseline of a training: dev scores before the first step.
 
-They are measured once and kept in the workdir, so that a resumed run compares with the same
-numbers. A checkpoint *beats* the baseline if the 95 % interval of its difference in
-``config.eval.measure`` lies above 0. Even useless training usually yields one checkpoint above the
-baseline.
+They are measured once and kept in the workdir, so a resumed run compares with the same numbers. A
+checkpoint *beats* the baseline if the 95 % interval of its difference in ``config.eval.measure``
+lies above 0. Even useless training usually yields one checkpoint above the baseline.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from dprjax.runtime import distributed, workdir
 _FORMAT, _WHOLE = 'dprjax.scores', 'dprjax.whole'
 _LATER = 'dev'  # folder of later evaluations
 
-_HIGH = 0.95  # less may be left to gain above this score
+_HIGH = 0.95  # above this score a gain may be too small to show
 _LIKELY = 0.25  # share of the distance to 1; prompts gain less (docs/experiments/gain.md)
 
 
@@ -44,18 +43,18 @@ class _Whole(msgspec.Struct):
 
 
 class Gain(NamedTuple):
-  """A dev score ``best`` beside the baseline's; also in the meta of a prompt file.
+  """A dev score ``best`` and the score of the baseline; also in the meta of a prompt file.
 
   Attributes:
     measure: ``config.eval.measure``.
     low, high: 95 % interval of ``difference`` by the paired bootstrap over dev queries; None
       without values of single queries.
-    queries: their number; 0 if unknown.
+    queries: the number of dev queries; 0 if unknown.
     better: whether the model beats the baseline, see the module docstring.
     folds: number of folds of a cross-validated gain; 0: measured on the dev split.
-    new: the difference on dev queries with new answers, those with no relevant passage of a
-      training query; None if unknown or without such queries.
-    new_queries: their number; None if unknown.
+    new: the difference on dev queries with new answers: none of their relevant passages is relevant
+      to a training query. None if unknown or without such queries.
+    new_queries: the number of such queries; None if unknown.
   """
 
   measure: str
@@ -87,7 +86,7 @@ class Gain(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """The result in a sentence, for the user."""
+    """The result in one sentence, for the user."""
     interval = ''
     if self.low is not None and self.high is not None:
       queries = counted(self.queries, 'queries')
@@ -100,7 +99,7 @@ class Gain(NamedTuple):
     if self.difference <= 0:
       return f'Nothing was gained: no checkpoint is better {where}, {numbers}'
     if not self.better:
-      return f'No clear gain {where}, it may be chance: {numbers}'
+      return f'No clear gain {where} (it may be chance): {numbers}'
     return f'A gain {where}: {numbers}'
 
   @property
@@ -108,18 +107,18 @@ class Gain(NamedTuple):
     if self.new_queries in (None, self.queries):
       return ''
     if self.new is None:
-      return '; each of them shares an answer with a training query, so new answers are untested'
+      return '; all of them share an answer with a training query, so new answers are untested'
     queries = counted(self.new_queries, 'queries')
     if self.new <= 0 < self.difference:
       return (
-        f'; all of it on answers that training queries have, {self.new:+.4f} on the {queries} with '
+        f'; the gain is on answers seen in training, with {self.new:+.4f} on the {queries} with '
         'new answers'
       )
-    return f'; {self.new:+.4f} on the {queries} with answers that no training query has'
+    return f'; {self.new:+.4f} on the {queries} with new answers'
 
 
 def compare(measure: str, baseline: Scores, found: Scores) -> Gain:
-  """Compares two evaluations on the same dev split under one measure."""
+  """Compares two evaluations on the same dev split by one measure."""
   before, now = baseline.means[measure], found.means[measure]
   pairs = [
     values - baseline.values[name]
@@ -141,7 +140,7 @@ def compare(measure: str, baseline: Scores, found: Scores) -> Gain:
 
 
 def saturated(measure: str, scores: Scores) -> str:
-  """Why no training could show a gain over these scores; '' if one could.
+  """The reason why no training could show a gain over these scores; '' if it could.
 
   The score is at least .95, and a quarter of its distance to 1 is smaller than half of the 95 %
   bootstrap interval of that distance.
@@ -153,7 +152,7 @@ def saturated(measure: str, scores: Scores) -> str:
   likely, queries = _LIKELY * (1 - mean), sum(map(len, values))
   if likely > (high - low) / 2:
     return ''
-  small = f'a gain of {likely:.4f}, a quarter of the rest, would not be significant'
+  small = f'a gain of {likely:.4f}, a quarter of the distance to 1, would not be significant'
   return (
     f'{measure} is {mean:.4f} on the {queries:,} dev queries before the training, and '
     f'{small if mean < 1 else "no score is higher"}. Use the encoder as it is; to train all the '
@@ -162,13 +161,13 @@ def saturated(measure: str, scores: Scores) -> str:
 
 
 def write_whole(folder: epath.Path, step: int, gain: Gain) -> None:
-  """Keeps the gain in the whole corpus after a step."""
+  """Writes the gain in the whole corpus after a step."""
   record = {'format': _WHOLE, 'step': step, 'gain': gain._asdict()}
   files.write_json(folder / workdir.WHOLE, record)
 
 
 def read_whole(folder: epath.Path, step: int) -> Gain | None:
-  """What `write_whole` kept of this step. Raises InputError if it is damaged."""
+  """Reads the gain from `write_whole` for this step. Raises InputError if it is damaged."""
   path = folder / workdir.WHOLE
   if not path.exists():
     return None
@@ -185,12 +184,13 @@ def metrics_of_whole(gain: Gain) -> dict[str, float]:
 
 
 def scores(folder: epath.Path, measure: str, evaluate: Callable[[], Scores]) -> Scores:
-  """The baseline of a run, from its workdir or measured and kept there. All processes call it.
+  """The baseline of a run, read from its workdir, or measured and written there. All processes call
+  it.
 
-  The means are process 0's; the values may be on process 0 only.
+  The means come from process 0; the values may exist only on process 0.
 
   Raises:
-    InputError: the kept scores are damaged.
+    InputError: the stored scores are damaged.
   """
   found = kept(folder, measure)
   if found is None:
@@ -202,7 +202,7 @@ def scores(folder: epath.Path, measure: str, evaluate: Callable[[], Scores]) -> 
 
 
 def kept(folder: epath.Path, measure: str, step: int = 0) -> Scores | None:
-  """What `write` kept, or None: the means on all processes, the values on process 0.
+  """The evaluation from `write`, or None: means on all processes, values on process 0.
 
   All processes call it.
 
@@ -216,7 +216,7 @@ def kept(folder: epath.Path, measure: str, step: int = 0) -> Scores | None:
 
 
 def write(folder: epath.Path, scores: Scores, step: int = 0) -> None:
-  """Keeps an evaluation in a workdir: the baseline, or that after a step."""
+  """Writes an evaluation into a workdir: of the baseline, or after a step."""
   path = _path(folder, step)
   path.parent.mkdir(exist_ok=True)
   values = {name: each.tolist() for name, each in scores.values.items()}
@@ -227,7 +227,7 @@ def write(folder: epath.Path, scores: Scores, step: int = 0) -> None:
 
 
 def measured(folder: epath.Path) -> list[int]:
-  """The steps whose evaluations a workdir keeps; 0 is the baseline."""
+  """The steps with evaluations in a workdir; 0 is the baseline."""
   later = [path.stem for path in (folder / _LATER).glob('*.json')]
   return [0, *sorted(int(name) for name in later if name.isdecimal())]
 
@@ -237,12 +237,12 @@ def _path(folder: epath.Path, step: int) -> epath.Path:
 
 
 def read(folder: epath.Path, measure: str, step: int = 0) -> Scores:
-  """What `write` kept. Raises InputError if it is missing or damaged."""
+  """Reads an evaluation of `write`. Raises InputError if it is missing or damaged."""
   path = _path(folder, step)
   try:
     kept = reading.read(path, 'scores', _Scores)
     if measure not in kept.means:
-      raise InputError(f'{path}: there is no mean of {measure}')
+      raise InputError(f'{path}: the mean of {measure} is missing')
     return Scores(
       kept.means,
       {name: np.array(each, np.float64) for name, each in kept.values.items()},
@@ -254,7 +254,7 @@ def read(folder: epath.Path, measure: str, step: int = 0) -> Scores:
 
 
 def join(parts: Sequence[Scores]) -> Scores:
-  """Evaluations on parts of one set of queries as one, without means."""
+  """Joins evaluations on parts of a set of queries, without means."""
   joined = (
     {name: np.concatenate([one[name] for one in several]) for name in several[0]}
     for several in zip(*((part.values, part.new, part.fused) for part in parts), strict=True)

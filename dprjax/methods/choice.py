@@ -1,10 +1,10 @@
-"""The ranking that the held-out queries of a training choose, with ``config.eval.choose``.
+"""Chooses a ranking by the held-out queries of a training, with ``config.eval.choose``.
 
 Candidates are the frozen encoder, every trained adapter, BM25, and the fusion of each encoder with
 BM25 (`dprjax.retrieval.choosing`). All scores are cross-fitted: held-out queries are split, and
-each part is scored after the number of updates that is best on the others, under the weights that
-the other queries give. `choice.json` in the workdir keeps the choice, and `fusion.json` the
-weights, in the file that ``--hybrid`` reads.
+each part is scored with the number of updates and the fusion weights that are best on the other
+parts. The workdir keeps the choice in `choice.json` and the weights in `fusion.json`, which
+``--hybrid`` reads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,40 +24,40 @@ from dprjax.retrieval import bm25_index, choosing, fusion
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
 from dprjax.runtime import workdir as workdirs
 
-_PARTS = 5  # of held-out queries, where there are no folds
+_PARTS = 5  # of held-out queries, without folds
 
 
 class Kept(NamedTuple):
   """The choice of a run.
 
   Attributes:
-    choice: with the estimates of all candidates.
-    weights: of BM25 in each fusion.
+    choice: the choice, with estimates of all candidates.
+    weights: the weight of BM25 in each fusion.
   """
 
   choice: choosing.Choice
   weights: Mapping[Candidate, float]
 
   def best_of(self, model: str) -> tuple[Candidate, choosing.Estimate]:
-    """The better of a model alone and fused."""
+    """The better of a model without fusion and with it."""
     own = {name: one for name, one in self.choice.estimates.items() if name.model == model}
     best = max(own, key=lambda name: own[name].expected)
     return best, own[best]
 
   def best_model(self, models: Sequence[str]) -> str:
-    """The model with the largest expected gain, alone or fused."""
+    """The model with the largest expected gain, fused or not."""
     return max(models, key=lambda model: self.best_of(model)[1].expected)
 
 
 def decide(trainings: Mapping[str, Sequence[epath.Path]]) -> Kept:
-  """Chooses by what trainings kept of their evaluations.
+  """Chooses by the stored evaluations of trainings.
 
   Args:
-    trainings: by model, the workdir of its training, or those of its folds. All held out the same
-      queries.
+    trainings: by model, the workdir of its training, or the workdirs of its folds. All must have
+      held out the same queries.
 
   Raises:
-    InputError: a file is damaged or missing, or trainings held out other queries.
+    InputError: a file is damaged or missing, or trainings held out different queries.
   """
   scores: dict[Candidate, np.ndarray] = {}
   weights: dict[Candidate, float] = {}
@@ -76,18 +76,18 @@ def decide(trainings: Mapping[str, Sequence[epath.Path]]) -> Kept:
 
 
 def _joined(folders: Sequence[epath.Path], step: int = 0) -> Scores:
-  """An evaluation of trainings that held out one part each."""
+  """Joins evaluations of trainings that held out one part each."""
   found = baseline.join([baseline.read(folder, fusion.MEASURE, step) for folder in folders])
   values, fused = found.values.get(''), found.fused.get('')
   if values is None or fused is None or len(values) != len(fused):
     raise InputError(
-      f'{folders[0]}: its scores are not those of config.eval.choose; train in a fresh workdir'
+      f'{folders[0]}: its scores were made without config.eval.choose; train in a fresh workdir'
     )
   return found
 
 
 def _alone() -> int:
-  """The column of BM25 alone."""
+  """The column of BM25 without vectors."""
   return int(np.argmax(fusion.candidates(2)[:, 0]))
 
 
@@ -98,11 +98,11 @@ def _fuse(
   weights: dict[Candidate, float],
 ) -> None:
   """Adds the fusion of a model with BM25 to the candidates."""
-  if len(fused) < 2:  # nothing to learn from
+  if len(fused) < 2:  # too few to learn from
     return
   learnt = fusion.learn(fusion.candidates(2), fused)
   weight = float(learnt.weights[0])
-  if 0 < weight < 1:  # else it is the model or BM25 alone
+  if 0 < weight < 1:  # otherwise not a fusion
     own = model._replace(fused=True)
     scores[own], weights[own] = learnt.held_out, weight
 
@@ -110,7 +110,7 @@ def _fuse(
 def _cross_fitted(
   folders: Sequence[epath.Path],
 ) -> tuple[Float[np.ndarray, ' queries'], Float[np.ndarray, 'queries weights']]:
-  """Scores of held-out queries, each after the updates that are best on other parts of them."""
+  """Scores of held-out queries, each after the number of updates best on the other parts."""
   common = set.intersection(*(set(baseline.measured(folder)) for folder in folders)) - {0}
   if not common:
     raise InputError(f'{folders[0]} has no evaluation after the first step; train again')
@@ -121,7 +121,9 @@ def _cross_fitted(
   else:
     parts = np.random.default_rng(0).permutation(np.arange(sizes[0]) % _PARTS)
   if any(len(one.values['']) != sum(sizes) for one in found.values()):
-    raise InputError(f'{folders[0]}: evaluations of other queries; train in a fresh workdir')
+    raise InputError(
+      f'{folders[0]}: its evaluations are on other queries; train in a fresh workdir'
+    )
   values = np.stack([one.values[''] for one in found.values()])  # [steps, queries]
   fused = np.stack([one.fused[''] for one in found.values()])
   rows, chosen = np.arange(len(parts)), best_elsewhere(values, parts)
@@ -131,41 +133,41 @@ def _cross_fitted(
 def best_elsewhere(
   values: Float[np.ndarray, 'steps queries'], parts: Int[np.ndarray, ' queries']
 ) -> Int[np.ndarray, ' queries']:
-  """For each query the step, by place, that is best on the queries of other parts."""
+  """For each query, the index of the step that is best on the queries of other parts."""
   found = np.zeros(len(parts), np.int64)
   for part in np.unique(parts):
     others = values[:, parts != part]
-    if others.shape[1] == 0:  # one query, or one part
+    if others.shape[1] == 0:  # only one query or part
       others = values
     found[parts == part] = np.argmax(others.sum(axis=1))
   return found
 
 
 def fusion_of(weight: float, **more: Any) -> fusion.Fusion:
-  """The fusion of BM25 with this weight and vectors."""
+  """The fusion of vectors with BM25 under this weight."""
   return fusion.Fusion(
     weights={fusion.BM25: weight, fusion.DENSE: 1 - weight}, method='zscore', **more
   )
 
 
 def trained_model(workdir: epath.Path, config: ml_collections.ConfigDict) -> str:
-  """What the candidate that was trained in a workdir is called."""
+  """The name of the candidate trained in a workdir."""
   return workdir.name if workdirs.top(workdir) != workdir else model_name(config)
 
 
 def model_name(config: ml_collections.ConfigDict) -> str:
-  """A name for what a config trains: the kind of its adapter, or the sides of a prompt."""
+  """The name of the model that a config trains: the kind of adapter, or the sides of a prompt."""
   if not config.prompt.length:
     return 'trained'
   return str(config.prompt.sides if config.prompt.kind == 'prefix' else config.prompt.kind)
 
 
 def beside(out: epath.Path) -> epath.Path:
-  """Where an export keeps the weights: NAME.fusion.json beside NAME.npz, or in the folder."""
+  """The file of weights for an export: NAME.fusion.json beside NAME.npz, or in the folder."""
   return out.with_suffix('.fusion.json') if out.suffix == '.npz' else out / workdirs.FUSION
 
 
-# The files of a choice.
+# Files of a choice.
 
 
 class _Candidate(msgspec.Struct):
@@ -192,9 +194,9 @@ class _Written(msgspec.Struct):
 
 
 def write(workdir: epath.Path, kept: Kept, trained_on: epath.Path) -> None:
-  """Keeps a choice in the workdir of a run, and its fusion if it is one.
+  """Writes a choice into the workdir of a run, and the weights if it is a fusion.
 
-  ``trained_on`` is the workdir that knows the queries.
+  ``trained_on`` is the workdir with the hashes of queries.
   """
   choice = kept.choice
   if choice.candidate.fused:
@@ -217,7 +219,7 @@ def write(workdir: epath.Path, kept: Kept, trained_on: epath.Path) -> None:
 
 
 def read(workdir: epath.Path) -> Kept | None:
-  """What `write` kept, if anything. Raises InputError if it is damaged."""
+  """Reads the choice from `write`, or None. Raises InputError if it is damaged."""
   path = workdir / workdirs.CHOSEN
   if not path.exists():
     return None
@@ -232,7 +234,7 @@ def read(workdir: epath.Path) -> Kept | None:
         weights[name] = one.bm25_weight
     chosen = Candidate(*found.chosen)
     if chosen != FROZEN and chosen not in estimates:
-      raise InputError(f'{path}: chosen is not among the candidates')
+      raise InputError(f'{path}: the chosen one is not among the candidates')
   except InputError as error:
     raise InputError(f'{error}; remove that file to choose again') from error
   choice = choosing.Choice(

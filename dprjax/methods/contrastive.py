@@ -1,9 +1,9 @@
 """Contrastive losses over the whole global batch.
 
 The functions take global arrays under ``jax.jit``. Queries and passages are sharded over the
-batch's mesh axes. The passages are gathered to all devices, and each device scores its own queries
+mesh axes of the batch. Passages are gathered to all devices, and each device scores its own queries
 against all of them, so value and gradient are the same on any mesh. A device scores ``rows``
-queries at a time and recomputes the scores for the gradient: memory grows linearly with the
+queries at a time and recomputes the scores for the gradient, so memory grows linearly with the
 passages.
 """
 
@@ -41,7 +41,7 @@ class Corpus(NamedTuple):
 
   Attributes:
     vectors: of the passages.
-    rows: of the passages in the cache.
+    rows: row numbers of the passages in the cache.
   """
 
   vectors: Float[Array, 'S H']
@@ -49,7 +49,7 @@ class Corpus(NamedTuple):
 
 
 def corpus(params: Params, batch: Batch) -> Corpus | None:
-  """Corpus negatives: a sample in the batch, or the whole corpus in the parameters."""
+  """The corpus negatives: a sample in the batch, or the whole corpus in the parameters."""
   if 'corpus_vectors' in batch:
     return Corpus(batch['corpus_vectors'], batch['corpus_index'])
   whole = params.get('corpus')
@@ -57,8 +57,8 @@ def corpus(params: Params, batch: Batch) -> Corpus | None:
 
 
 class ContrastiveMetrics(NamedTuple):
-  """For each query: loss, whether its positive ranks first, number of negatives, and its divergence
-  from the teacher, if there is one.
+  """For each query: the loss, whether its positive ranks first, the number of negatives, and the
+  divergence from the teacher, if there is one.
   """
 
   loss: Float[Array, ' B']
@@ -83,10 +83,10 @@ def info_nce(
 ) -> ContrastiveMetrics:
   """``info_nce_scores`` over the global batch, at most ``rows`` queries of a device at a time.
 
-  ``teacher`` has other vectors of the same queries and passages; ``divergence`` measures the
-  distance from their scores.
+  ``teacher`` has other vectors of the same queries and passages; ``divergence`` compares the
+  scores.
   """
-  # The loss needs every passage on every device: the one gather of the step.
+  # The loss needs every passage on every device: the only gather of the step.
   passages, passage_index, corpus, query_index = jax.lax.with_sharding_constraint(
     (passages, passage_index, corpus, query_index), NamedSharding(mesh, P())
   )
@@ -132,7 +132,7 @@ def nt_xent(
 
 
 def row_blocks(total: int, rows: int, mesh: Mesh) -> int:
-  """The fewest equal blocks of at most ``rows`` that a device's queries split into."""
+  """The smallest number of equal blocks of at most ``rows`` queries on a device."""
   own = total // meshes.batch_devices(mesh)
   return next(blocks for blocks in range(-(-own // rows), own + 1) if own % blocks == 0)
 
@@ -142,7 +142,7 @@ def _metrics(scores: ScoreMatrix) -> ContrastiveMetrics:
 
 
 def check_negatives(config: ConfigDict) -> None:
-  """Raises InputError if no query of an update has a negative: the loss would be 0."""
+  """Raises InputError if no query of an update has a negative, since the loss would be 0."""
   if config.negatives or config.corpus_negatives:
     return
   if not config.in_batch:
@@ -154,7 +154,7 @@ def check_negatives(config: ConfigDict) -> None:
 
 
 def check_update(config: ConfigDict, unit: str) -> None:
-  """Raises InputError if an update has one row, hence no in-batch negatives."""
+  """Raises InputError if an update has one row and so no in-batch negatives."""
   if config.batch_size * config.accumulate == 1:
     raise InputError(
       f'config.batch_size: an update of one {unit} has no in-batch negatives; use 2 or more'
@@ -175,10 +175,10 @@ def over_lengths(
   score: Callable[..., tuple[Any, Any]],
   *vectors: Float[Array, '... H'],
 ) -> tuple[Any, Any]:
-  """Mean loss over all lengths that vectors are cut to.
+  """Mean loss over vectors cut to several lengths.
 
   Matryoshka representation learning (Kusupati et al. 2022, Eq. 1, with equal weights): each prefix
-  of a vector is trained as a vector.
+  of a vector is trained as a vector of its own.
 
   Args:
     lengths: ``config.matryoshka``; H is always added.
@@ -187,7 +187,7 @@ def over_lengths(
     vectors: all of length H.
 
   Returns:
-    The mean losses, and ``others`` of the full vectors.
+    The mean losses, and ``others`` for full vectors.
   """
   losses, others = score(*vectors)
   shorter = [length for length in lengths if length < vectors[0].shape[-1]]
@@ -204,11 +204,11 @@ def over_lengths(
 def false_negatives(
   passage_index: Int[Array, 'B C'], relevant: Int[Array, 'b R'], row: Int[Array, ' b'] | None = None
 ) -> Bool[Array, 'b M']:
-  """Which of the batch M = B * C passages are relevant to which query.
+  """Whether each of the M = B * C passages in the batch is relevant to each query.
 
   Args:
     passage_index: rows of the passages in the cache.
-    relevant: passages relevant to each query, -1 where unused. A query's own positive counts even
+    relevant: passages relevant to each query, -1 where unused. The positive of a query counts even
       if the list was cut before it.
     row: rows of the queries in the batch; None: all.
   """
@@ -224,9 +224,9 @@ def _known(
 
 
 def _among(index: Int[Array, ' M'], known: Int[Array, 'b _']) -> Bool[Array, 'b M']:
-  """Which of these passages are relevant to each query."""
+  """Whether each of these passages is relevant to each query."""
 
-  # Scanning columns takes [b, M] of memory rather than [b, M, R].
+  # A scan over columns takes [b, M] of memory rather than [b, M, R].
   def mark(marked: Bool[Array, 'b M'], column: Int[Array, ' b']) -> tuple[Bool[Array, 'b M'], None]:
     return marked | ((column[:, None] == index[None, :]) & (column >= 0)[:, None]), None
 
@@ -246,15 +246,15 @@ def info_nce_scores(
 ) -> ScoreMatrix:
   """Scores every query against the passages of the whole batch (DPTDR Eq. 2; DPR section 3.2).
 
-  Column 0 of ``passages`` is the positive of each query, the rest its hard negatives. Passages of
-  other rows are in-batch (over devices: cross-device) negatives, except those relevant to the
+  Column 0 of ``passages`` is the positive of each query; the other columns are its hard negatives.
+  Passages of other rows, also on other devices, are in-batch negatives unless relevant to the
   query.
 
   Args:
-    in_batch: False leaves each query its own hard negatives only (DPTDR Eq. 3 read literally).
+    in_batch: False leaves each query only its own hard negatives (DPTDR Eq. 3 taken literally).
     row: rows of the queries in the batch; None: all.
-    corpus: more negatives of every query; those relevant to it are left out.
-    query_index: numbers of the batch queries; queries with one number share their positives.
+    corpus: more negatives for every query, except passages relevant to it.
+    query_index: numbers of the queries in the batch; queries with the same number share positives.
   """
   batch, candidates, _ = passages.shape
   everything = passages.reshape(batch * candidates, -1)  # [M, H]
@@ -280,9 +280,8 @@ def info_nce_scores(
 def inner_products(
   queries: Float[Array, 'b H'], passages: Float[Array, 'M H']
 ) -> Float[Array, 'b M']:
-  """Inner products in float32, also of bfloat16 vectors.
-
-  Rounded scores would tie. A GPU tf32 default would cost three digits.
+  """Inner products in float32, even for bfloat16 vectors. Rounded scores would tie, and the tf32
+  default of GPUs would cost three digits.
   """
   return jnp.einsum(
     'bh,mh->bm',
@@ -296,7 +295,7 @@ def inner_products(
 def interleave(first: Float[Array, 'B H'], second: Float[Array, 'B H']) -> Float[Array, 'M H']:
   """The texts in the order first 0, second 0, first 1, second 1, ...; M = 2 B.
 
-  Each device keeps the rows of its own passages.
+  Each device keeps the rows of its passages.
   """
   return jnp.stack([first, second], axis=1).reshape(2 * first.shape[0], -1)
 
@@ -310,7 +309,7 @@ def nt_xent_scores(
 ) -> ScoreMatrix:
   """Scores M = 2 B texts, two of each passage, with one another (DPTDR Eq. 4; coCondenser Eq. 6).
 
-  The target of each text is its sibling; the M - 2 others are its negatives.
+  The target of each text is its sibling; the other M - 2 texts are its negatives.
 
   Args:
     texts: in the order of ``interleave``.
@@ -342,20 +341,19 @@ def text_keys(tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T']) -> Int[Array,
 
 
 def cross_entropy(scores: ScoreMatrix) -> Float[Array, ' B']:
-  """Negative log-likelihood of each query's positive (DPTDR Eq. 3; DPR Eq. 2)."""
+  """Negative log-likelihood of the positive of each query (DPTDR Eq. 3; DPR Eq. 2)."""
   positive = jnp.take_along_axis(scores.logits, scores.target[:, None], axis=1)[:, 0]
   return jax.nn.logsumexp(scores.logits, axis=1) - positive
 
 
 def divergence(teacher: ScoreMatrix, student: ScoreMatrix) -> Float[Array, ' B']:
   """KL(teacher || student) of the softmax of each query, in nats. Both allow the same candidates.
-
   The teacher gets no gradient.
   """
   allowed = student.allowed
   wanted = jax.nn.log_softmax(jax.lax.stop_gradient(teacher.logits), axis=1)
   found = jax.nn.log_softmax(student.logits, axis=1)
-  # -inf - -inf would be NaN, and so would its gradient.
+  # -inf - -inf and its gradient would be NaN.
   gap = jnp.where(allowed, wanted, 0.0) - jnp.where(allowed, found, 0.0)
   return jnp.sum(jnp.exp(wanted) * gap, axis=1)
 

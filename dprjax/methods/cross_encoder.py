@@ -55,8 +55,8 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   settings = config.cross_encoder
   if model.family.classifier_tensors is None:
     raise InputError(
-      f'config.backbone.path: a cross-encoder needs a classification head, which '
-      f'{model.model_type} models do not have here; choose another backbone'
+      "config.backbone.path: a cross-encoder needs a classification head, and ' "
+      f"f'{model.model_type} models here have none; choose another backbone"
     )
   if config.tasks and settings.loss != 'pointwise':
     raise InputError(
@@ -72,7 +72,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     stored = parts.heads['classifier'].params if 'classifier' in parts.heads else {}
     labels = stored['output']['bias'].shape[0] if 'output' in stored else settings.labels
-    # Without a classifier, the BERT head starts from the pooler.
+    # Without a classifier in the checkpoint, the BERT head starts from the pooler.
     head = {**classifier.init_classifier(model, key, labels), **stored}
     params = {'backbone': parts.encoder, 'head': {'classifier': head}}
     names = list(tree.flatten(params))
@@ -80,7 +80,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     for name in names:
       top, *rest = name.split('/')
       if top == 'head' and rest[1] not in stored and name not in trainable:
-        raise InputError(f"config.trainable: {name} is random and must be trained; add 'head/.*'")
+        raise InputError(
+          f"config.trainable: {name} is random, so it must be trained; add 'head/.*'"
+        )
     return params
 
   def embed(
@@ -141,7 +143,8 @@ def listwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
 def pointwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
   """Mean binary cross-entropy of the pairs of each query; column 0 is relevant, the others are not.
 
-  With 2 labels this equals their cross-entropy, since the score is the difference of the logits.
+  With 2 labels this equals the cross-entropy of the labels, since the score is the difference of
+  logits.
   """
   return jnp.mean(
     jnp.concatenate([jax.nn.softplus(-scores[:, :1]), jax.nn.softplus(scores[:, 1:])], axis=1),
@@ -188,7 +191,7 @@ class Candidates(Retrieval):
       return pair_data.ranking(self, scorer, tokenizer, wanted)
 
     return TrainingData(
-      # make_batches counts random stand-ins for missing negatives.
+      # make_batches counts random replacements of missing negatives.
       batches=self.make_batches(tokens),
       unit='queries',
       description=f'{counted(tokens.num_queries, "training queries")}, '
@@ -204,7 +207,7 @@ def export(
 ) -> Product:
   """The encoder with its classifier, even if only the head was trained.
 
-  There are no sentence-transformers files, which would describe a model with vectors.
+  It has no sentence-transformers files, since those describe a model of vectors.
   """
   pair = config.data.query_max_length, config.data.passage_max_length
   checkpoint = {

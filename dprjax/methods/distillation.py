@@ -4,7 +4,7 @@
 
 - margin_mse: squared error of the margin between positive and negative (Hofstaetter et al. 2020,
   section 3.2)
-- kl: KL divergence of the softmax over a query's list (Ren et al. 2021, RocketQAv2, Eq. 5)
+- kl: KL divergence of the softmax over the list of a query (Ren et al. 2021, RocketQAv2, Eq. 5)
 
 Passages without a teacher score, such as random ones, are left out.
 """
@@ -21,7 +21,7 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 
 KEY = 'teacher_scores'  # key of a batch
-_NONE = -1e30  # a masked logit; -inf has no gradient if all are masked
+_NONE = -1e30  # a masked logit; the gradient of all -inf is NaN
 
 
 def check_teacher(config: ConfigDict) -> None:
@@ -80,7 +80,7 @@ def margin_mse(scores: Float[Array, 'B C'], teacher: Float[Array, 'B C']) -> Flo
 
   Args:
     scores: of the passages of each query; column 0 is the positive.
-    teacher: likewise; NaN where unscored.
+    teacher: teacher scores; NaN where unscored.
   """
   known = jnp.isfinite(teacher)
   target = jnp.where(known, teacher, 0.0)
@@ -90,7 +90,7 @@ def margin_mse(scores: Float[Array, 'B C'], teacher: Float[Array, 'B C']) -> Flo
 
 
 def list_kl(scores: Float[Array, 'B C'], teacher: Float[Array, 'B C']) -> Float[Array, '']:
-  """KL(teacher || student) over a query's scored passages; mean over queries with two or more."""
+  """KL(teacher || student) over scored passages; mean over queries with two or more."""
   known = jnp.isfinite(teacher)
   listed = jnp.sum(known, axis=1, dtype=jnp.int32) > 1
   wanted, given = (

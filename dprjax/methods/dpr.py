@@ -1,6 +1,6 @@
 """Dual-encoder retrieval: deep prompt tuning (DPTDR section 3.1) and full fine-tuning (DPR).
 
-They differ only in ``config.trainable`` and in whether there is a prompt.
+The two differ only in ``config.trainable`` and in the prompt.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def contrast(
     encode: ``(side, (tokens [n, T], mask [n, T], *columns [n]), key) -> vectors``.
     batch: queries, and passages as tokens or as vectors of the base encoder.
     key: for dropout, or None.
-    columns: keys of the batch with a number a row, passed to ``encode``.
+    columns: keys of per-row numbers in the batch, passed to ``encode``.
     corpus: more negatives.
     frozen: ``encode`` of the frozen encoder, for ``config.prompt.regularization``.
   """
@@ -121,7 +121,7 @@ def contrast(
   if frozen is not None:
     if contrastive.FROZEN in batch:
       bare['query'] = batch[contrastive.FROZEN][:, None]
-    # A second forward pass, without dropout or gradient.
+    # A second forward pass, without dropout and gradient.
     bare |= {
       side: embed_chunked(frozen, side, *rows, None)
       for side, rows in texts.items()
@@ -140,7 +140,7 @@ def contrast(
       devices,
       rows=config.loss_rows,
       temperature=config.temperature,
-      # The corpus includes the batch passages.
+      # The corpus includes the passages of the batch.
       in_batch=config.in_batch and config.corpus_negatives >= 0,
       corpus=None if corpus is None else corpus._replace(vectors=more[-1]),
       teacher=(more[0], more[1]) if held else None,
@@ -176,13 +176,13 @@ def side_keys(key: Array | None) -> dict[str, Array | None]:
 def squared_distance(
   vectors: Float[Array, 'B C H'], frozen: Float[Array, 'B C H']
 ) -> Float[Array, '']:
-  """Mean squared distance from the frozen encoder's vectors."""
+  """Mean squared distance from the vectors of the frozen encoder."""
   apart = vectors.astype(jnp.float32) - jax.lax.stop_gradient(frozen).astype(jnp.float32)
   return jnp.mean(jnp.sum(jnp.square(apart), axis=-1))
 
 
 def negative_shares(batch: Batch) -> dict[str, Float[Array, '']]:
-  """Shares of hard negatives by source, and of queries that ran out of one; empty without a mix."""
+  """Shares of hard negatives by source, and of queries that lack a source; empty without a mix."""
   if 'negative_source' not in batch:
     return {}
   from dprjax.data import batches
@@ -204,7 +204,7 @@ def find_data(
   section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh
 ) -> DataSource:
   """Queries and passages, of one data set or of several tasks."""
-  # Imported here, so that the loss can be used without the modules that read files.
+  # Imported here, so that the loss does not import modules that read files.
   from dprjax.methods import multitask, query_only, retrieval_data
 
   distillation.check_teacher(config)

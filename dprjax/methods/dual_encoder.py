@@ -1,4 +1,4 @@
-"""The encoder of queries and passages with their prompts, shared by the methods that train it."""
+"""The encoder of queries and passages with prompts, shared by several methods."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -40,7 +40,7 @@ class DualEncoder(NamedTuple):
   Attributes:
     adapters: ``params ->`` the adapters by side; None: the base encoder.
     encode: ``(params, adapter, side, tokens, mask, key or None) -> [B, H]``; ``batch_dropout``
-      comes before.
+      is applied before.
   """
 
   init: Callable[[Parts, Array], dict[str, Any]]
@@ -113,14 +113,14 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
 
 
 def check_pooling(config: ConfigDict, model: EncoderConfig) -> None:
-  """Raises InputError for a pooling that only templates have, or of a state that sees no text."""
+  """Raises InputError for a pooling that needs a template, or uses a state that sees no text."""
   if config.pooling == 'mask':
     raise InputError(
       f"config.pooling: 'mask' needs a template, which {config.method} lacks; use 'cls' or 'mean'"
     )
   if config.pooling == 'cls' and model.causal:
     raise InputError(
-      f"config.pooling: 'cls' is the first token's state, which sees no other token in a "
+      "config.pooling: 'cls' is the state of the first token, which sees no other token in a "
       f"{model.model_type} backbone; use 'lasttoken' or 'mean'"
     )
   poolings.find(config.pooling, 'config.pooling')
@@ -136,13 +136,13 @@ def _training(config: ConfigDict) -> adapters.AdapterTraining:
 def init_adapter(
   config: ConfigDict, model: EncoderConfig, parts: Parts, key: Array
 ) -> dict[str, Any]:
-  """The adapter subtree, random or from ``parts.prompt``; empty without a prompt.
+  """The parameters of the adapter, random or from ``parts.prompt``; empty without a prompt.
 
   One adapter if tied, else ``{'query': ..., 'passage': ...}``; with
   ``config.prompt.sides='query'``, ``{'query': ...}``.
 
   Raises:
-    InputError: the file prompt does not fit ``config.prompt``.
+    InputError: the prompt in the file does not fit ``config.prompt``.
   """
   settings, init = config.prompt, _training(config).init
   if not settings.length:
@@ -172,20 +172,20 @@ def init_adapter(
     if parts.prompt.meta['kind'] != settings.kind or shapes.get(name) != shape:
       raise InputError(
         f'config.prompt.{option}: {settings[option]} does not fit {name} {list(shape)}; set '
-        "config.prompt.length to the file's, and config.prompt.reparam='none'"
+        "config.prompt.length to that of the file, and config.prompt.reparam='none'"
       )
   adapter = expand(config, model, {adapters.SUBTREE: params})['query']
   for field, value in _training(config).export(config, adapter)[1].items():
     if (stored := parts.prompt.meta.get(field, value)) != value:
       raise InputError(
-        f'config.prompt.init_from: {field} of {settings.init_from} is {stored!r:.80}, and the '
-        f'options give {value!r:.80}; set the options of its training'
+        f"config.prompt.init_from: {field} of {settings.init_from} is {stored!r:.80}, but the ' "
+        f"f'options give {value!r:.80}; set the options of its training"
       )
   return {adapters.SUBTREE: start}
 
 
 def expand(config: ConfigDict, model: EncoderConfig, params: Params) -> dict[str, Adapter | None]:
-  """The adapters by side, the same one if tied; None: the base encoder."""
+  """The adapters by side, the same if tied; None: the base encoder."""
   if adapters.SUBTREE not in params:
     return dict.fromkeys(SIDES)
   expand_one, own = _training(config).expand, params[adapters.SUBTREE]
@@ -197,7 +197,7 @@ def expand(config: ConfigDict, model: EncoderConfig, params: Params) -> dict[str
 def batch_dropout(config: ConfigDict, adapter: Adapter | None, key: Array | None) -> Adapter | None:
   """The adapter under one dropout mask for the whole batch, if ``dropout_scope='batch'``.
 
-  A loss calls this before it cuts the batch into chunks, with the key that it encodes with.
+  A loss calls this before it cuts the batch into chunks, with the key used for encoding.
   """
   rate = config.prompt.dropout
   if adapter is None or key is None or not rate or config.prompt.dropout_scope != 'batch':
@@ -208,14 +208,14 @@ def batch_dropout(config: ConfigDict, adapter: Adapter | None, key: Array | None
 def example_dropout(
   config: ConfigDict, adapter: Adapter | None, options: EncoderOptions
 ) -> EncoderOptions:
-  """Options by which the encoder draws a prompt mask for each example, if the scope says so."""
+  """Options that make the encoder draw a prompt mask for each example, with this scope."""
   if adapter is None or config.prompt.dropout_scope != 'example':
     return options
   return options._replace(prompt_dropout=config.prompt.dropout)
 
 
 def without_adapter(params: Mapping[str, Any]) -> dict[str, Any]:
-  """``Model.baseline``: flat parameters of the encoder without its adapter."""
+  """``Model.baseline``: flat parameters of the encoder without the adapter."""
   return {name: leaf for name, leaf in params.items() if not trains([name], adapters.SUBTREE)}
 
 
@@ -235,7 +235,7 @@ def export(
 def export_prompt(
   config: ConfigDict, backbone: hub.Backbone, trained: Mapping[str, np.ndarray], spec: VectorSpec
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Arrays and meta of a trained adapter as a prompt file stores it; empty if none was trained."""
+  """Arrays and meta of a trained adapter for a prompt file; empty if none was trained."""
   if not trains(trained, adapters.SUBTREE):
     return {}, {}
   export = _training(config).export
@@ -268,7 +268,7 @@ def export_heads(
 ) -> dict[str, Head]:
   """The backbone heads and the trained heads, which replace stored ones.
 
-  ``settings`` are of heads that may be new.
+  ``settings`` are for heads that may be new.
   """
   stored = tree.flatten({'head': {name: head.params for name, head in backbone.heads.items()}})
   own = {name: leaf for name, leaf in trained.items() if name.startswith('head/')}
@@ -280,7 +280,7 @@ def export_heads(
 def check_length(config: ConfigDict, model: EncoderConfig, option: str, length: int) -> None:
   """Raises InputError if ``length`` tokens, set by ``option``, exceed the encoder positions.
 
-  A prompt that shifts positions takes some of them.
+  A prompt that shifts positions uses some of them.
   """
   longest = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
   if length > longest:
@@ -290,14 +290,14 @@ def check_length(config: ConfigDict, model: EncoderConfig, option: str, length: 
 
 
 def trains(trained: Iterable[str], subtree: str) -> bool:
-  """Whether any of these trained parameters is in a top-level subtree."""
+  """Whether a trained parameter is in this top-level subtree."""
   return any(name.startswith(f'{subtree}/') for name in trained)
 
 
 def encoder_params(
   backbone: hub.Backbone, trained: Mapping[str, np.ndarray], side: str = ''
 ) -> dict[str, Any]:
-  """The parameters of an encoder: trained ones replace the backbone's."""
+  """The parameters of an encoder: trained ones replace those of the backbone."""
   prefix = f'backbone/{side}/' if side else 'backbone/'
   own = {
     name.removeprefix(prefix): leaf for name, leaf in trained.items() if name.startswith(prefix)

@@ -1,8 +1,8 @@
-"""Where a training goes on from the result of another: ``config.init_from``.
+"""Starts a training from the result of another: ``config.init_from``.
 
-It begins with the trained parameters of the best checkpoint there, and is another run: it has its
-own workdir, data order, learning-rate schedule and optimiser state. `dprjax.json` keeps the step
-and the SHA-256 of that checkpoint.
+The new run begins with the trained parameters of the best checkpoint, but has its own workdir, data
+order, learning-rate schedule and optimiser state. `dprjax.json` records the step and SHA-256 of the
+checkpoint.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ from dprjax.runtime import checkpoint
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 
-QUERIES = 'queries-init_from.npz'  # of the workdir: what the model that it began with has seen
-# What parameters mean, beside their names and shapes.
+QUERIES = 'queries-init_from.npz'  # in the workdir: queries seen by the earlier model
+# Options that change the meaning of parameters.
 _SAME = ('method', 'prompt.kind', 'prompt.sides', 'prompt.tied', 'prompt.reparam')
 
 
@@ -30,7 +30,7 @@ class Earlier(NamedTuple):
   Attributes:
     params: trained parameters by flat names.
     files: for the record of inputs.
-    queries: that it has seen.
+    queries: that the earlier model has seen.
   """
 
   params: Mapping[str, np.ndarray]
@@ -44,12 +44,12 @@ def load(
   """Reads the result of the training in ``config.init_from``.
 
   Args:
-    config: of the training that begins.
+    config: of the new training.
     backbone_sha256: of its backbone.
-    wanted: its trained parameters by flat names, with their shapes.
+    wanted: its trained parameters by flat names, with shapes.
 
   Raises:
-    InputError: there is no finished training, or one of another kind, backbone or shape.
+    InputError: there is no finished training, or its kind, backbone or shapes differ.
   """
   where = f'config.init_from={config.init_from}'
   folder = workdirs.trained(config.init_from)
@@ -70,7 +70,7 @@ def load(
     raise InputError(f'{where} was trained on another backbone')
   if other := sorted(params.keys() ^ wanted.keys()):
     place = 'there' if other[0] in params else 'here'
-    raise InputError(f'{where}: {other[0]} is trained {place} alone; set config.trainable alike')
+    raise InputError(f'{where}: {other[0]} is trained only {place}; set config.trainable alike')
   for name, array in params.items():
     if array.shape != tuple(wanted[name].shape):
       raise InputError(
@@ -81,7 +81,7 @@ def load(
 
 
 def seen_before(workdir: epath.Path) -> str:
-  """A warning if the earlier training was trained on dev queries of this one; else ''."""
+  """A warning if the earlier training used dev queries of this one; else ''."""
   trained = seen.read(workdir / QUERIES).get('train', np.zeros(0))
   held_out = seen.read(workdir / seen.FILE).get('dev', np.zeros(0))
   count = int(np.isin(held_out, trained).sum())

@@ -27,7 +27,7 @@ from dprjax.runtime import workdir as workdirs
 
 logger = logging.getLogger('dprjax')
 
-_LIKELY = 0.05  # a larger chance of a loss is told
+_LIKELY = 0.05  # warn if the chance of a loss is larger
 
 
 class ExportOptions(NamedTuple):
@@ -40,9 +40,9 @@ class ExportOptions(NamedTuple):
     copy_backbone: copy the backbone into a sentence-transformers folder, or else name the pinned
       ``base_model``.
     card: write a model card into the folder.
-    licence: the hub name of it.
-    metrics: files of ``dprjax.evaluate`` for the card, by the name of what was measured.
-    name: the repository that the card is for.
+    licence: its name on the hub.
+    metrics: files of ``dprjax.evaluate`` for the card, by name of the data.
+    name: the repository of the card.
   """
 
   format: str | None = None
@@ -75,12 +75,12 @@ def export(
 
   Args:
     workdir: of the training run.
-    out: a ``.npz`` file for a prompt only; a directory for an encoder (with ``query/`` and
-      ``passage/`` if each side has its own, and ``prompt.npz`` if there is a prompt), another
-      format or a card.
+    out: a ``.npz`` file for a prompt only; a directory for an encoder, another format or a card. An
+      encoder directory has ``query/`` and ``passage/`` if the sides differ, and ``prompt.npz`` if
+      there is a prompt.
     step: the checkpoint step; by default the best on the dev split, else the latest.
-    method: the module of the run method, if it is outside this package. No config.json
-      decides which code is imported.
+    method: the module of the method, if it is outside this package; a config.json must not decide
+      which code is imported.
     options: the format and the card.
     force: export even if no checkpoint scored above the baseline. Intermediate stages
       (``Method.intermediate``) do not need it.
@@ -90,7 +90,7 @@ def export(
 
   Raises:
     InputError: there is no run, no checkpoint, or no gain without ``force``; ``out`` is an input,
-      holds other files, or does not fit the format; the format cannot express the result.
+      has other files, or does not fit the format; the format cannot express the result.
   """
   workdir = workdirs.trained(workdir)
   config = configs.load_workdir(workdir)
@@ -125,7 +125,7 @@ def export(
     saved.close()
   if extra['backbone_sha256'] != backbone.sha256:
     raise InputError(
-      f'{backbone.path} is not the backbone that {workdir} was trained on (its sha256 has changed)'
+      f'{backbone.path} is not the backbone of the training in {workdir} (its sha256 has changed)'
     )
   product = trained_by.export(config, epath.Path(workdir), backbone, trained)
   scored = extra.get('best') is not None and extra['best_step'] == step
@@ -173,12 +173,12 @@ def export(
   if weights is not None and not files.is_special(out):
     with files.atomic_write(path := choices.beside(out)) as file:
       file.write(weights)
-    logger.info('%s: weights of BM25 beside this model, for --hybrid', path)
+    logger.info('%s: the weight of BM25 with this model, for --hybrid', path)
   return written
 
 
 def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bool) -> None:
-  """Warns if the gain that the latest checkpoint records may be chance.
+  """Warns if the gain recorded in the latest checkpoint may be chance.
 
   Raises:
     InputError: no checkpoint scored above the baseline. ``force`` turns this into a warning.
@@ -195,20 +195,20 @@ def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bo
 
 
 def check_choice(kept: choices.Kept, model: str, workdir: epath.PathLike, force: bool) -> None:
-  """Warns if a model may lose, or if another candidate was chosen.
+  """Warns if a model may score lower than the baseline, or if another candidate was chosen.
 
   Raises:
-    InputError: the model is expected to lose. ``force`` turns this into a warning.
+    InputError: the expected gain of the model is negative. ``force`` turns this into a warning.
   """
   own, estimate = kept.best_of(model)
   words = (
-    f'{workdir}: {own}: expected gain {estimate.expected:+.3f}, chance of losing more than '
+    f'{workdir}: {own}: expected gain {estimate.expected:+.3f}, chance of a loss over '
     f'{choosing.LOSS:g}: {choosing.percent(estimate.loss)}'
   )
   if estimate.expected <= 0 and not force:
     raise InputError(f'{words}; to export it anyway, add --force')
   if own != kept.choice.candidate:
-    logger.warning('%s; chosen was %s', words, kept.choice.verdict)
+    logger.warning('%s; the choice was %s', words, kept.choice.verdict)
   elif estimate.loss > _LIKELY:
     logger.warning('%s', words)
 
@@ -226,9 +226,9 @@ def convert(
     source: a prompt.npz, a folder with one or with an adapter, or a hub repository with either,
       USER/NAME or USER/NAME@REVISION.
     out: as for `export`.
-    backbone: the frozen encoder; by default the one that ``source`` names.
-    settings: pooling, normalize, query_max_length and passage_max_length of an adapter that PEFT
-      made; None: the backbone's own.
+    backbone: the frozen encoder; by default the one named in ``source``.
+    settings: pooling, normalize, query_max_length and passage_max_length of an adapter made by
+      PEFT; None: those of the backbone.
     options: the format and the card.
 
   Raises:
@@ -272,7 +272,7 @@ def _find(source: epath.PathLike) -> epath.Path:
 def _write(
   out: epath.Path, inputs: outputs.Inputs, made: _Made, options: ExportOptions
 ) -> epath.Path:
-  if options.base_model is not None:  # public, unlike a local path
+  if options.base_model is not None:  # a public name, unlike a local path
     _check_base(options.base_model, made.backbone, options.format == 'peft')
     made = made._replace(meta=made.meta | {'backbone': str(options.base_model)})
   if options.format == 'sentence-transformers' and not made.product.encoders:
@@ -319,7 +319,7 @@ def _write(
 
 
 def _merge(made: _Made) -> _Made:
-  """Turns an adapter that can be merged (`Kind.merge`) into the encoders of each side."""
+  """Merges an adapter, where possible (`Kind.merge`), into the encoders of each side."""
   prompt = _prompt(made)
   merge, backbone = prompt.kind.merge, made.backbone
   if merge is None:
@@ -357,10 +357,10 @@ def _write_prompt(folder: epath.Path, made: _Made, options: ExportOptions) -> No
 
 
 def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed: bool) -> None:
-  """Checks that a name stands for this backbone, as far as its files are at hand.
+  """Checks that a hub name refers to this backbone, as far as its files are available.
 
-  Its config.json is fetched if the name is ``needed`` to load the export; what cannot be checked is
-  logged.
+  Its config.json is fetched if the name is ``needed`` to load the export; a check that cannot be
+  made is logged.
   """
   folder = _base_folder(reference, needed)
   if folder is None:
@@ -374,7 +374,7 @@ def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed:
   shape = hub.read_shape(folder)
   if config_sha256(shape) != config_sha256(backbone.config):
     raise InputError(
-      f'--base_model={reference} has another config.json than the backbone of this prompt, '
+      f'--base_model={reference} has a different config.json from the backbone of this prompt, '
       f'{backbone.path}'
     )
   try:
@@ -390,7 +390,7 @@ def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed:
 
 
 def _base_folder(reference: repository.Reference, needed: bool) -> epath.Path | None:
-  """The config.json of a repository in a folder, from the cache or, if ``needed``, the hub."""
+  """A folder with the config.json of a repository, from the cache or, if ``needed``, the hub."""
   for cached in (True, False) if needed else (True,):
     with contextlib.suppress(InputError):
       folder = repository.fetch(reference, ['*config.json', 'modules.json'], 'backbone', cached)
@@ -460,14 +460,14 @@ def _write_encoders(folder: epath.Path, made: _Made, options: ExportOptions) -> 
 
 
 def _warn_of_lengths(spec: VectorSpec | None) -> None:
-  """Warns if a folder for both sides, which has one length, cuts texts elsewhere than ``spec``."""
+  """Warns if the single maximum length of a folder for both sides differs from ``spec``."""
   if spec is None:
     return
   short = min(SIDES, key=spec.max_length)
   if spec.max_length(short) < spec.longest:
     logger.warning(
-      '%s were scored with at most %d tokens, but the folder has one length, %d; for the same '
-      'vectors: dprjax encode --side=%s --max_length=%d',
+      "%s were scored with at most %d tokens, but the folder has one length, %d; for the same ' "
+      "'vectors: dprjax encode --side=%s --max_length=%d",
       {'query': 'queries', 'passage': 'passages'}[short],
       spec.max_length(short),
       spec.longest,
@@ -477,7 +477,7 @@ def _warn_of_lengths(spec: VectorSpec | None) -> None:
 
 
 def check_out(out: epath.Path, inputs: outputs.Inputs, options: ExportOptions) -> None:
-  """Raises InputError if ``out`` cannot be written; before anything is read."""
+  """Raises InputError if ``out`` cannot be written; called before anything is read."""
   if out.suffix == '.npz' and options.card:
     raise InputError(f'--out={out}: a card needs a folder; the prompt is {artifact.FILE} in it')
   if out.suffix == '.npz' and options.format not in (None, 'npz'):
@@ -504,8 +504,8 @@ def check_ending(out: epath.Path, product: methods.Product, options: ExportOptio
     raise InputError(f'--out={out}: this run trained {product.noun}, which needs a directory')
   if options.format in ('npz', 'peft'):
     raise InputError(
-      f'--format={options.format} is for prompts only, but this run trained {product.noun}; leave '
-      'it out, or use --format=sentence-transformers'
+      f'--format={options.format} is only for prompts, but this run trained {product.noun}; leave '
+      "' 'it out, or use --format=sentence-transformers"
     )
   if not options.copy_backbone:
     raise InputError(

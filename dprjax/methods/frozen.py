@@ -1,8 +1,8 @@
-"""The baseline encoder: as `dprjax.encode` runs it without a prompt.
+"""The baseline encoder, run as `dprjax.encode` does without a prompt.
 
-Lengths, pooling, normalisation and prefixes are those of the backbone folder, whatever the
-experiment trains with. So all alternatives and folds of a run are compared with one number, which a
-user has without training.
+Lengths, pooling, normalisation and prefixes are those of the backbone folder, not of the
+experiment. So all alternatives and folds of a run are compared with the same baseline: the scores
+that a user has without training.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _MOST_KEPT = 100_000  # texts
 
 
 class Frozen:
-  """The frozen encoder of a run; ``spec`` is how `dprjax.encode` makes vectors without a prompt."""
+  """The frozen encoder of a run; ``spec`` is the record of `dprjax.encode` without a prompt."""
 
   def __init__(self, config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer):
     self._config, self._tokenizer = config, tokenizer
@@ -41,7 +41,7 @@ class Frozen:
     self.spec = hub.load_spec(self._path)
 
   def differs(self, side: str) -> bool:
-    """Whether the experiment makes vectors of a side otherwise than the frozen encoder."""
+    """Whether the experiment makes the vectors of a side with other settings than the baseline."""
     return self.spec.of_side(side) != vector_spec.of_config(self._config).of_side(side)
 
   def describe(self, cut: dict[str, tuple[int, int]]) -> list[str]:
@@ -73,7 +73,7 @@ class Frozen:
     if len(texts) > _MOST_KEPT:
       return self._encoder.encode(texts, side) if made is None else made
     path = self._folder / f'{side}.npz'
-    # Everything but the text that decides a vector.
+    # Everything that decides a vector, except the text.
     settings = folders.describe(self._encoder, side, 'float32', '')
     meta = json.dumps(dataclasses.asdict(settings), sort_keys=True)
     known: dict[bytes, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""Gradient caching (Gao et al. 2021): a loss over a whole batch that is encoded in chunks."""
+"""Gradient caching (Gao et al. 2021): a loss over a whole batch, encoded in chunks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,9 +24,9 @@ def map_chunks(
 
   Args:
     encode: ``(rows, key) -> (values per row, sums)``.
-    rows: arrays with a leading axis of B, a multiple of ``chunks`` times the devices that split it.
+    rows: arrays with a leading axis B, a multiple of ``chunks`` times the devices that split it.
     key: for dropout; each chunk gets its own. None stays None.
-    chunks: their number.
+    chunks: the number of chunks.
     mesh: the devices.
 
   Returns:
@@ -37,8 +37,8 @@ def map_chunks(
   parts = _parts(mesh)
 
   def split(x: Array) -> Array:
-    # Row i goes to chunk i mod n, so every device keeps its rows. After reshape(n, -1, ...) each
-    # device would compute every chunk whole.
+    # Row i goes to chunk i mod n, so every device keeps its rows. With reshape(n, -1, ...) each
+    # device would compute all of every chunk.
     x = x.reshape(-1, chunks, *x.shape[1:]).swapaxes(0, 1)  # [n, B / n, ...]
     x = x.reshape(chunks, parts, -1, *x.shape[2:])
     axes = meshes.BATCH if parts > 1 else (None, meshes.BATCH)
@@ -56,11 +56,11 @@ def map_chunks(
 
 
 def _parts(mesh: Mesh) -> int:
-  """How many copies of the differentiated parameters are made.
+  """The number of copies of the differentiated parameters.
 
-  With split weights the gradient of each chunk is summed over the axis 'fsdp' at once. With copies
-  the compiler reduces it whole and takes a part of the sum; over more than two parts that sends
-  more than a scatter and a reduction over 'data'.
+  With split weights the gradient of each chunk is summed over the axis 'fsdp' immediately. With
+  copies the compiler reduces the whole gradient and keeps a part of the sum; with more than two
+  parts this sends more than a scatter and a reduction over 'data'.
   """
   return mesh.shape['data'] if mesh.shape['fsdp'] <= 2 else 1
 
@@ -71,11 +71,11 @@ def _by_parts(
   """``encode`` on each part of the axis 'data', for chunks that are split into these parts.
 
   Each part has a copy of the differentiated parameters and accumulates its gradient over the
-  chunks. The sum over devices then comes once, where the compiler would take one for each chunk.
+  chunks. The sum over devices is then taken once; otherwise the compiler takes one for each chunk.
   """
 
   parts, rows = _parts(mesh), jax.tree.map(lambda x: x[0], chunk[0])
-  if parts == 1:  # a copy would take memory
+  if parts == 1:  # a copy would cost memory
 
     def only(chunk: tuple[Any, Any]) -> tuple[Any, Any]:
       found = jax.checkpoint(encode)(jax.tree.map(lambda x: x[0], chunk[0]), chunk[1])

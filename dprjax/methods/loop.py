@@ -1,4 +1,4 @@
-"""The loop of one training: setup, state and steps."""
+"""The loop of a training: setup, state and steps."""
 
 import dataclasses
 import time
@@ -27,7 +27,7 @@ from dprjax.runtime import workdir as workdirs
 class Setup(NamedTuple):
   """A training before its first step.
 
-  ``params`` are the initial parameters by flat names, ``trainable`` the trained ones' names.
+  ``params`` are the initial parameters by flat names, ``trainable`` the names of trained ones.
   ``say`` logs a line, on process 0 for the user.
   """
 
@@ -43,7 +43,7 @@ class Setup(NamedTuple):
 
   @property
   def update_size(self) -> int:
-    """Rows of an update; the mean where updates differ."""
+    """Rows of an update; the mean if updates differ."""
     if self.data.examples is not None:
       return round(self.data.examples / len(self.data.batches))
     return self.config.batch_size * self.config.accumulate
@@ -51,12 +51,12 @@ class Setup(NamedTuple):
 
 @dataclasses.dataclass
 class Standing:
-  """Dev results so far; kept in every checkpoint.
+  """Dev results so far, kept in every checkpoint.
 
   Attributes:
-    gain: of the best score over the baseline; before any, that of the folds.
+    gain: of the best score over the baseline; before the first score, the gain of the folds.
     stale: evaluations since the best one.
-    beaten: the rival that is ahead.
+    beaten: the rival in the lead.
     seconds: total training time.
   """
 
@@ -80,7 +80,7 @@ class Standing:
     return dataclasses.asdict(self) | {'gain': gain}
 
   def take(self, score: float, step: int, gain: baseline.Gain, patience: int, beaten: str) -> bool:
-    """Records an evaluation; returns whether it is the best so far."""
+    """Records an evaluation and returns whether it is the best so far."""
     better = self.best is None or score > self.best
     if better:
       self.best, self.best_step, self.gain, self.stale = score, step, gain, 0
@@ -92,15 +92,15 @@ class Standing:
 
 
 class Loop:
-  """A training from its latest checkpoint, or its start; a context that closes its files.
+  """A training, from its latest checkpoint or its start. A context that closes its files.
 
-  ``step`` is the last one done of ``total``.
+  ``step`` is the last finished step of ``total``.
   """
 
   def __init__(self, setup: Setup, part: Trial, choice: Chosen | None = None):
-    """Places the parameters, and restores the latest checkpoint.
+    """Places the parameters and restores the latest checkpoint.
 
-    ``part`` says whether training competes with others, ``choice`` is the result of
+    ``part`` tells whether this training competes with others; ``choice`` is the result of
     cross-validation.
     """
     config, data = setup.config, setup.data
@@ -152,21 +152,21 @@ class Loop:
       done = done or (', where training ended' if self.standing.stopped else '')
       setup.say(f'resuming after step {self.step} of {self.total}{done}')
     self._evaluate = data.evaluation(setup.model) if data.evaluation else None
-    # Without a checkpoint, step 0 is written again.
+    # Without a checkpoint, metrics of step 0 are written again.
     self._metrics = log.MetricLog(
       setup.workdir, self.step if self._resumed else -1, config, active=self._main
     )
     self._progress = Progress('steps', self.total, _part_of(setup.workdir), skip_first=True)
     self._stop = stopping.Stop(setup.devices)
     self._lengths: set[tuple[int, ...]] = set()
-    # The loss of a step is read while the next step runs, and before anything is saved.
+    # The loss of a step is read while the next step runs, but before anything is saved.
     self._unread: deque[tuple[int, Any, Any]] = deque()
 
   def __enter__(self) -> Self:
     return self
 
   def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-    if error is not None:  # the other processes must not wait for this one
+    if error is not None:  # other processes must not wait for this one
       distributed.leave(error)
     self._stop.restore()
     self._metrics.close()
@@ -183,7 +183,7 @@ class Loop:
     return self.step < self.total and not self.standing.stopped
 
   def baseline(self) -> methods.Scores:
-    """The baseline dev scores, by the evaluation of this training."""
+    """The dev scores of the baseline, by the evaluation of this training."""
     assert self._evaluate is not None
     return self._evaluate(self._setup.model.baseline(self._untrained))
 
@@ -225,7 +225,7 @@ class Loop:
       self._read_one()
 
   def evaluate(self) -> float | None:
-    """Scores the dev split if it is due; compares with the baseline."""
+    """Scores the dev split if it is due, and compares with the baseline."""
     if self._evaluate is None or (self.step % self._every and self.step != self.total):
       return None
     assert self._start is not None
@@ -243,7 +243,7 @@ class Loop:
     better = self.standing.take(score, self.step, gain, config.eval.patience, beaten)
     self._progress.pause(time.monotonic() - began)
     self._metrics.write(self.step, baseline.metrics(found, gain))
-    if self._main and (config.eval.choose or not self._part.whole):  # for a comparison
+    if self._main and (config.eval.choose or not self._part.whole):  # kept for comparisons
       baseline.write(self._setup.workdir, found, self.step)
     best = self.standing
     words = 'best so far' if better else f'best {best.best:.4f} at step {best.best_step}'
@@ -265,7 +265,7 @@ class Loop:
     self._save(score)
     self._saved.wait()
     why = ' (SIGTERM)' if self._stop.signalled else ''
-    self._setup.say(f'asked to stop{why}: saved step {self.step}; run the same command to go on')
+    self._setup.say(f'asked to stop{why}: saved step {self.step}; run the same command to continue')
     return True
 
   def result(self) -> Result:
@@ -275,7 +275,7 @@ class Loop:
 
   @property
   def ended(self) -> str:
-    """Where and why training ended, and its best score."""
+    """The last step, the reason for stopping, and the best score."""
     standing, words = self.standing, f'done at step {self.step}'
     if standing.beaten:
       words = f'stopped early: behind {standing.beaten}; {words}'
@@ -288,7 +288,7 @@ class Loop:
     return words
 
   def finish(self) -> None:
-    """Waits for the last metrics and saves, and measures in the whole corpus."""
+    """Waits for the last metrics and checkpoints, and measures in the whole corpus."""
     self._read_all()
     self._saved.wait()
     if self.step != self._began:
@@ -297,7 +297,7 @@ class Loop:
       self._score_whole()
 
   def _score_whole(self) -> None:
-    """Logs the gain of the best step in the whole corpus, kept in the workdir or measured now."""
+    """Logs the gain of the best step in the whole corpus, read from the workdir or measured now."""
     data, step = self._setup.data, self.standing.best_step
     if data.whole is None or not step:
       return
@@ -321,7 +321,7 @@ class Loop:
       )
 
   def _restore(self) -> bool:
-    """Goes back to the latest checkpoint; returns whether there is one."""
+    """Restores the latest checkpoint; returns whether there is one."""
     latest = self._saved.latest()
     if latest is None:
       return False
@@ -378,7 +378,7 @@ class Loop:
 
 
 def _part_of(workdir: epath.Path) -> str:
-  """A training's name for its progress: 'training', or 'training query fold 2' of several."""
+  """The name of a training for progress: 'training', or 'training query fold 2' of several."""
   inside = workdir.relative_to(workdirs.top(workdir)).parts
   names = {workdirs.FOLDS: 'fold', workdirs.ALTERNATIVES: ''}
   return ' '.join(['training', *(word for part in inside if (word := names.get(part, part)))])
@@ -387,8 +387,8 @@ def _part_of(workdir: epath.Path) -> str:
 def chosen_by_folds(choice: Chosen) -> str:
   of_folds = ', '.join(str(best) if best else 'no gain' for best in choice.best_steps)
   return (
-    f'folds: {counted(choice.steps, "updates")} are best over all {len(choice.best_steps)} (of '
-    f'each: {of_folds}); cross-fitted gain {choice.gain.shown} on {choice.gain.baseline:.4f} '
+    f'folds: {counted(choice.steps, "updates")} are best over all {len(choice.best_steps)} (best '
+    f'of each: {of_folds}); cross-fitted gain {choice.gain.shown} on {choice.gain.baseline:.4f} '
     f'before; now {choice.steps} of {choice.schedule} updates on all queries'
   )
 

@@ -1,10 +1,10 @@
-"""A method is one value, `METHOD`, in one module.
+"""Methods of training: each is a value `METHOD` in a module.
 
     config.method = 'dpr'        dprjax/methods/dpr.py
     config.method = 'lab.toy'    lab/toy.py in the working folder, by the config or on PYTHONPATH
 
-The training loop and the exporter know a method only by this value. A new method often replaces one
-function of another: ``METHOD = dpr.METHOD._replace(build=build)``.
+The training loop and the exporter use only this value. A new method often replaces one function of
+another: ``METHOD = dpr.METHOD._replace(build=build)``.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Scores(NamedTuple):
   Attributes:
     means: by measure.
     values: ``config.eval.measure`` of each dev example, by data set ('' if there is only one).
-      Their mean is the measure. A measure that is no mean (F1, a correlation) gives its
-      linearisation: the measure plus the influence of each example. Without values there are no
+      Their mean is the measure. A measure that is not a mean (F1, a correlation) is
+      linearised: the measure plus the influence of each example. Without values there are no
       intervals.
     new: by data set, whether no training query has a relevant passage of the dev query.
-    fused: by data set, nDCG@10 of each dev query where BM25 is fused with the ranking, under each
-      of the weights of `fusion.candidates`; with ``config.eval.choose``.
+    fused: by data set, nDCG@10 of each dev query with BM25 fused into the ranking, for each weight
+      in `fusion.candidates`; with ``config.eval.choose``.
   """
 
   means: Mapping[str, float]
@@ -81,7 +81,7 @@ class Parts(NamedTuple):
   Attributes:
     encoder: the backbone parameters.
     heads: the heads of ``Method.parts`` in the backbone directory.
-    prompt: of the file ``config.prompt.init_from`` or of ``config.prompt.init_text``.
+    prompt: from the file ``config.prompt.init_from`` or from ``config.prompt.init_text``.
     text: ``DataSource.parts``.
     sha256: of the backbone; '' in a plan, which has no weights.
   """
@@ -100,7 +100,7 @@ class Model(NamedTuple):
     init: ``(parts, key) -> params``, a tree with the subtrees ``backbone``, ``prompt``, ``head``.
     loss: ``(params, batch, key or None) -> (loss, metrics)``. Without a key there is no dropout.
     embed: ``(params, side, tokens, mask) -> [B, H]`` without dropout, for evaluation. A
-      cross-encoder also takes where each second text starts, and returns scores ``[B, 1]``.
+      cross-encoder also takes the start of each second text, and returns scores ``[B, 1]``.
     shown: metrics on the console beside the loss, with their labels.
     baseline: ``params -> params`` by flat names: the model that training has to beat on the dev
       split. For prompt tuning, this is the frozen encoder.
@@ -119,19 +119,19 @@ class TrainingData(NamedTuple):
   """Tokenised training data.
 
   Attributes:
-    batches: the rows that this process has of each global batch, for the steps of an epoch. Its
-      index is the step, which goes on from epoch to epoch.
+    batches: the rows of this process in each global batch of an epoch, indexed by step; steps
+      continue from epoch to epoch.
     unit: name of the rows of a batch, in the plural.
     description: one line for the log.
-    ids: names the content of a batch, for the message when its loss is not finite.
+    ids: names the content of a batch, for the message about a loss that is not finite.
     evaluation: makes the evaluation on the dev split; None without one.
-    frozen: baseline scores of the encoder as `dprjax.encode` runs it without a prompt, on the dev
-      split, or with ``DataSource.folds`` on all training queries. All processes call it. None:
+    frozen: baseline scores of the encoder, run as `dprjax.encode` does without a prompt, on the dev
+      split or, with ``DataSource.folds``, on all training queries. All processes call it. None:
       ``Model.baseline`` is scored.
     whole: ``(model, params, seconds) -> (baseline scores, scores)`` in the whole corpus, if the
-      evaluation searches a part; None if it would take longer.
+      evaluation searches only a part; returns None if it would take longer.
     arrays: constant inputs of the loss by flat names, replicated on every device.
-    examples: rows of an epoch where batches differ in size; None: all have those of the config.
+    examples: rows of an epoch, if batches differ in size; None: all have the size in the config.
   """
 
   batches: grain.MapDataset
@@ -151,11 +151,11 @@ class BatchShapes(NamedTuple):
   Attributes:
     arrays: shapes and types of the global batch, by key.
     calls: (texts, tokens) of each encoder call of the loss.
-    texts: number of encoded texts, by what they are, in the plural.
+    texts: number of encoded texts, by their name in the plural.
     programs: number of batch lengths; each is compiled on first use.
-    longest: tokens of the longest text that is embedded after training.
+    longest: tokens of the longest text embedded after training.
     columns: ``(dtype, *shape)`` of a row of each argument of ``Model.embed`` after the mask.
-    parts: stands for ``DataSource.parts``, which need the text.
+    parts: replaces ``DataSource.parts``, which need the text.
   """
 
   arrays: Mapping[str, jax.ShapeDtypeStruct]
@@ -183,11 +183,11 @@ class DataSource(NamedTuple):
   """Training data that was located but not tokenised.
 
   Attributes:
-    read: streams the texts that a vocabulary is learnt from.
+    read: streams texts for training a vocabulary.
     open: ``(tokenizer, model) -> TrainingData``. Builds or opens the token cache in the workdir.
     files: every file that the training or evaluation depends on, by role. A run stops if one
       changes.
-    parts: what the initial parameters need of the text.
+    parts: data from the text for the initial parameters.
     folds: set if there are too few queries to hold some out.
   """
 
@@ -199,13 +199,13 @@ class DataSource(NamedTuple):
 
 
 class Product(NamedTuple):
-  """What `dprjax.export` writes.
+  """The output of `dprjax.export`.
 
   Attributes:
     encoders: arguments of ``hub.save_backbone`` by subfolder ('' is the folder itself); empty if no
       encoder was trained.
     prompt: arrays of the prompt file; empty if no prompt was trained.
-    meta: entries of the prompt file's meta that the method decides.
+    meta: entries in the meta of the prompt file that the method decides.
     noun: names the encoders in messages.
     prompts: arrays and meta of prompt files beside the encoders, by task.
   """
@@ -222,7 +222,7 @@ class Product(NamedTuple):
 class Method(NamedTuple):
   """A way to train.
 
-  ``build`` is a step of its own, since a backbone from scratch needs the text before there is a
+  ``build`` is a separate step, since a backbone from scratch needs the text before there is a
   model.
 
   Attributes:
@@ -230,13 +230,13 @@ class Method(NamedTuple):
     data: ``(section, config, workdir, mesh) -> DataSource``, for ``config.data`` or that of a task.
     export: ``(config, workdir, backbone, trained) -> Product``; ``trained`` is a flat tree.
     parts: heads to read from the backbone directory, names of ``head_specs.HEADS``.
-    needs: those of them that are required; a backbone from scratch is made with them.
-    options: optional config options that it supports, by full name, see `options.Option`; 'tasks'
-      if it takes several data sets.
+    needs: the required ones of these; a backbone from scratch gets them.
+    options: supported optional config options, by full name, see `options.Option`; 'tasks' for
+      several data sets.
     requires: values that other options must have.
     shapes: ``(config, model, tokenizer) -> BatchShapes`` for a plan; None: it cannot be planned.
     intermediate: ``(config, names of trained parameters) -> whether`` another training starts from
-      them. They are then exported even if they do not beat the baseline.
+      them. These are exported even if they do not beat the baseline.
   """
 
   build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
@@ -251,7 +251,7 @@ class Method(NamedTuple):
 
 
 def load(name: str) -> Method:
-  """The method that ``config.method`` names.
+  """The method named in ``config.method``.
 
   Raises:
     InputError: the module is missing, fails to import, or has no METHOD.
@@ -263,13 +263,13 @@ def load(name: str) -> Method:
       module = importlib.import_module(path)
     except ModuleNotFoundError as error:
       if error.name is None or not f'{path}.'.startswith(f'{error.name}.'):
-        # Something that the method imports is missing.
+        # An import inside the method failed.
         raise InputError(
           f'config.method: {name!r} cannot be imported ({describe_error(error)})'
         ) from error
     except MemoryError:
       raise
-    except Exception as error:  # of code that is not ours
+    except Exception as error:  # from code outside dprjax
       raise InputError(
         f'config.method: {name!r} cannot be imported ({describe_error(error)})'
       ) from error
@@ -283,7 +283,7 @@ def load(name: str) -> Method:
 
 
 def of(config: ConfigDict) -> Method:
-  """The method of an experiment. Raises as ``load``, and for options that the method lacks."""
+  """The method of an experiment. Raises as ``load``, and for unsupported options."""
   method = load(config.method)
   configs.check_rules(config, method.options, method.requires)
   return method
@@ -300,7 +300,8 @@ def load_named(stored: str, named: str | None) -> Method:
   """The method of a stored config. Code outside this package runs only if the user names it too.
 
   Args:
-    stored: ``config.method`` of the config.json of a workdir, which may come from a stranger.
+    stored: ``config.method`` of the config.json of a workdir, which may come from an untrusted
+      source.
     named: ``--method``.
 
   Raises:
@@ -310,8 +311,8 @@ def load_named(stored: str, named: str | None) -> Method:
     raise InputError(f'--method={named}: the run was trained by the method {stored!r}')
   if named is None and outside(str(stored)):
     raise InputError(
-      f'config.json of the workdir names the method {stored!r}, a module outside dprjax; if you '
-      f'trust its code, set --method={stored}'
+      f"config.json of the workdir names the method {stored!r}, a module outside dprjax; if you ' "
+      f"f'trust its code, set --method={stored}"
     )
   return load(stored)
 

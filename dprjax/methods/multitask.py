@@ -1,9 +1,9 @@
 """Several data sets in one run, each an entry of ``config.tasks`` (NIR-Prompt).
 
-A retriever takes queries and passages of each task. A pair model takes labelled pairs, and from a
-retrieval task its queries with their positives and negatives. Each task has files, splits, a token
-cache and a dev measure of its own; the mean of all tasks picks the checkpoint. Lengths, negatives
-and the seed are those of the config.
+A retriever takes queries and passages of each task. A pair model takes labelled pairs, or the
+queries of a retrieval task with their positives and negatives. Each task has its own files, splits,
+token cache and dev measure; the mean over tasks picks the checkpoint. Lengths, negatives and the
+seed come from the config.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from dprjax.runtime import mesh
 
 logger = logging.getLogger('dprjax')
 
-MEAN = 'mean'  # of the tasks' dev measures
+MEAN = 'mean'  # of the dev measures of tasks
 CLASSIFICATION = ('accuracy', 'F1')
 
 Templates = Callable[[Tokenizer], Mapping[str, Sequence[Template]]]
@@ -43,7 +43,7 @@ Templates = Callable[[Tokenizer], Mapping[str, Sequence[Template]]]
 
 
 class Task(NamedTuple):
-  """An entry of ``config.tasks``; ``number`` is its place in sorted order."""
+  """An entry of ``config.tasks``; ``number`` is its index in sorted order."""
 
   name: str
   number: int
@@ -62,13 +62,13 @@ def find_tasks(
 ) -> DataSource:
   """The data of all tasks; see ``Method.data``.
 
-  A batch has the key `task` ``[B]`` and the keys of a dual encoder or, for ``form='pairs'``, those
-  of `pairs.PairFeed`. Row numbers are offset by task.
+  A batch has the key `task` ``[B]`` and the keys of a dual encoder or, for ``form='pairs'``, of
+  `pairs.PairFeed`. Row numbers are offset by task.
 
   Args:
-    section: what all tasks share, ``config.data``.
-    config, workdir, devices: as of ``Method.data``.
-    form: what the method reads: 'retrieval' or 'pairs'.
+    section: ``config.data``, shared by all tasks.
+    config, workdir, devices: as in ``Method.data``.
+    form: the data of the method: 'retrieval' or 'pairs'.
     templates: of the method; by default the special tokens of texts.
     numbered: whether ``Model.embed`` takes the task of each row as its last argument.
 
@@ -118,11 +118,11 @@ def batch_shapes(
 ) -> BatchShapes:
   """The longest batch of all tasks; see ``Method.shapes``.
 
-  ``around`` are the tokens of the longest template by kind of input; by default those
-  of special tokens.
+  ``around`` has the tokens of the longest template by kind of input; by default only special
+  tokens.
 
   Raises:
-    InputError: the texts are longer than the encoder reads.
+    InputError: the texts exceed the positions of the encoder.
   """
   if around is None:
     plain = _plain_templates(tokenizer)
@@ -157,7 +157,7 @@ def batch_shapes(
 def _find_task(
   name: str, shared: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh, form: str
 ) -> Retrieval | LabelledPairs:
-  """The data of a task, after a check of its options."""
+  """Finds the data of a task and checks its options."""
   entry, key = config.tasks[name], f'config.tasks.{name}'
   section = FrozenConfigDict({**shared.to_dict(), **entry.data.to_dict()})
   if entry.form == 'pairs' and form == 'retrieval':
@@ -165,7 +165,7 @@ def _find_task(
       f"{key}.form: {config.method} cannot use labelled pairs; use 'retrieval', or a re-ranker"
     )
   if entry.form == 'retrieval':
-    measures.parse_measures([entry.measure])  # before the training
+    measures.parse_measures([entry.measure])  # before training
     splits = _limit_dev(retrieval_data.find_splits(section, config, workdir, devices, name))
     if form == 'retrieval':
       return splits
@@ -195,7 +195,7 @@ def _plain_templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
 
 @dataclasses.dataclass(frozen=True)
 class _Tasks:
-  """The located data of all tasks; attributes as the arguments of `find_tasks`."""
+  """The located data of all tasks; attributes are arguments of `find_tasks`."""
 
   tasks: list[Task]
   section: ConfigDict
@@ -207,7 +207,7 @@ class _Tasks:
 
   def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
     config, section, form, tasks = self.config, self.section, self.form, self.tasks
-    # The longest template of each kind of input; all texts go through it.
+    # The longest template for each kind of input; all texts use it.
     around = {
       kind: max(of_kind, key=lambda template: template.num_tokens)
       for kind, of_kind in self.templates(tokenizer).items()
@@ -238,7 +238,7 @@ class _Tasks:
       )
 
     def evaluation(built: Model) -> Evaluate:
-      # Shared, so that each length is compiled once.
+      # Shared, so that each length compiles once.
       shared: Any
       if form == 'retrieval':
         shared = retrieval_data.make_embedders(section, config, self.devices, tokenizer, built)
@@ -325,7 +325,7 @@ def _open_feed(
     )
   tokens = data.open_cache('train', data.train, tokenizer)
   if form == 'retrieval':
-    # In these arrangements other tasks give negatives too.
+    # In these arrangements other tasks also give negatives.
     mixed = config.arrangement in ('balanced', 'random') and len(config.tasks) > 1
     retrieval_data.check_comparable(config, tokens, alone=not mixed)
   feed = batches.Feed(tokens, mix=batches.Mix(**config.mix), **data.feed_options())

@@ -1,14 +1,14 @@
-"""Both stages of NIR-Prompt: the tasks' templates, prompts and export.
+"""Both stages of NIR-Prompt: templates, prompts and export of tasks.
 
 A task is an entry of ``config.tasks``. Its prompt is one of
 
 - fresh prompt encoders, which are trained (matching description module)
 - the vectors of a file, ``config.tasks.NAME.prompt`` (essential matching module)
-- a weighted sum of other tasks' prompts (``config.adapt.fusion``: a new task)
+- a weighted sum of the prompts of other tasks (``config.adapt.fusion``: a new task)
 - words, or nothing
 
-Parameters are ``prompt/NAME/query/P1/...`` by task and slot, ``prompt/NAME/weights`` of a sum,
-and ``sources/NAME/...``, the constant prompts of a sum.
+Parameters are ``prompt/NAME/query/P1/...`` by task and slot, ``prompt/NAME/weights`` for a sum, and
+``sources/NAME/...`` for the constant prompts in a sum.
 """
 
 import functools
@@ -52,7 +52,7 @@ _KEPT = 'prompts'  # folder in the workdir
 
 
 class Files(NamedTuple):
-  """Prompts from files, by task: ``own`` of the trained tasks, ``sources`` of a sum."""
+  """Prompts from files, by task: ``own`` for trained tasks, ``sources`` for a sum."""
 
   own: Mapping[str, Prompt]
   sources: Mapping[str, Prompt]
@@ -63,7 +63,7 @@ class Prompts(NamedTuple):
 
   Attributes:
     names: the tasks, by number.
-    templates: their templates; ``bare`` without prompt slots.
+    templates: of the tasks; ``bare`` has no prompt slots.
     init: ``(parts, key) -> params``, the subtrees ``prompt`` and ``sources``.
     table: ``params ->`` the learned vectors of all tasks, or None.
     weights: ``params -> metrics``, the weights of a sum.
@@ -83,7 +83,7 @@ def read_files(config: ConfigDict) -> Files:
   """The prompt files of the config.
 
   Raises:
-    InputError: a file is missing, damaged or of another task, or a name comes twice.
+    InputError: a file is missing, damaged or from another task, or a name is repeated.
   """
   own = {
     name: artifact.load_prompt(config.tasks[name].prompt)
@@ -94,7 +94,7 @@ def read_files(config: ConfigDict) -> Files:
     task = prompt.meta.get('task') or name
     if prompt.meta['kind'] == template_tokens.ADAPTER.name and task != name:  # refused later
       raise InputError(
-        f'config.tasks.{name}.prompt: {prompt.path} is of the task {task}; name the file of '
+        f'config.tasks.{name}.prompt: {prompt.path} is for the task {task}; name the file of '
         f'{name}, or call the task {task}'
       )
   return Files(own, _sources(config) if config.adapt.fusion else {})
@@ -108,10 +108,10 @@ def _sources(config: ConfigDict) -> dict[str, Prompt]:
     path = files.existing(part.strip(), 'prompts')
     for file in sorted(path.glob('*.npz'), key=str) if path.is_dir() else [path]:
       if file.stem in found:
-        raise InputError(f'{key}: two prompts are called {file.stem}')
+        raise InputError(f'{key}: two prompts have the name {file.stem}')
       found[file.stem] = artifact.load_prompt(file)
   if not found:
-    raise InputError(f'{key}: no prompts (NAME.npz) found; name those of trained tasks')
+    raise InputError(f'{key}: no prompts (NAME.npz) found; name prompts of trained tasks')
   of_files = {str(prompt.meta.get('task') or name) for name, prompt in found.items()}
   if taken := sorted((found.keys() | of_files) & set(config.tasks)):
     raise InputError(f'{key}: {taken[0]}, the new task, is among the prompts; leave it out')
@@ -123,7 +123,7 @@ def layers_fixed(config: ConfigDict, model: EncoderConfig) -> int:
   count = config.template.fixed_layers
   if count > model.num_layers:
     raise InputError(
-      f'config.template.fixed_layers: {count}, and {config.backbone.path} has {model.num_layers} '
+      f'config.template.fixed_layers: {count}, but {config.backbone.path} has {model.num_layers} '
       'layers'
     )
   return model.num_layers - 1 if count == -1 else count
@@ -162,7 +162,7 @@ def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
         if spec != several[0] or not spec.lengths:
           raise InputError(
             f'{prompt.path}: its slots are {_described(spec)}, but {_described(several[0])} in '
-            f'{next(iter(found.sources.values())).path}; sums need equal slots of vectors'
+            f'{next(iter(found.sources.values())).path}; a sum needs equal slots of vectors'
           )
       made.append(several[0])
     else:
@@ -219,7 +219,7 @@ def _spec_of(prompt: Prompt, kinds: Sequence[str], strings: Mapping[str, str]) -
   if prompt.meta['kind'] != template_tokens.ADAPTER.name or prompt.meta['template'] != strings:
     there = prompt.meta.get('template', f'a prompt of kind {prompt.meta["kind"]!r}')
     raise InputError(
-      f'{prompt.path}: the template is {there!r:.200}, and '
+      f'{prompt.path}: the template is {there!r:.200}, but '
       f'{" and ".join(sorted({_option(kind) for kind in kinds}))} is {strings!r:.200}'
     )
   return template_tokens.spec(prompt)
@@ -250,7 +250,7 @@ def make_templates(
 def around(
   config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer
 ) -> dict[str, list[Template]]:
-  """The tasks' templates by kind, before there is a model."""
+  """The templates of the tasks by kind, before there is a model."""
   made = make_templates(config, kinds, found, tokenizer, tokenizer.vocab_size)
   return {kind: list(of_kind) for kind, of_kind in made.templates.items()}
 
@@ -313,7 +313,7 @@ def build(
 
 
 def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
-  """The prompts' vectors by flat names; ``path`` has the fields task and name."""
+  """The vectors of prompts by flat names; ``path`` has the fields task and name."""
   return {
     path.format(task=task, name=name): vectors
     for task, prompt in prompts.items()
@@ -324,7 +324,7 @@ def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
 def expand(
   params: Params, learned: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Float[Array, 'P H']]]:
-  """The vectors of each task by learned slot, whatever parametrises them."""
+  """The vectors of each task by learned slot, for any parametrisation."""
   vectors: dict[str, dict[str, Any]] = {task: {} for task in learned}
   fresh = {}
   for task, names in learned.items():
@@ -332,7 +332,7 @@ def expand(
     for name in names:
       kind, slot = name.split('/')
       if 'weights' in own:
-        # In the order of the weights.
+        # In the order of weights.
         each = [params['sources'][source][kind][slot] for source in sorted(params['sources'])]
         vectors[task][name] = jnp.sum(own['weights'][:, None, None] * jnp.stack(each), axis=0)
       elif 'vectors' in own[kind][slot]:
@@ -366,13 +366,13 @@ def check_prompt(
 
 
 def check_trained(config: ConfigDict, params: Params) -> None:
-  """Raises InputError unless fresh prompts are trained, those of files are not, and one a run."""
+  """Raises InputError unless one fresh prompt is trained, and prompts from files are not."""
   names = list(tree.flatten(params))
   trained = tree.trainable_names(config.trainable, names)
   for name in names:
     top, task, *_, last = name.split('/')
     if top == 'sources' and name in trained:
-      raise InputError(f'config.trainable: {name} is a constant of the sum; leave it out')
+      raise InputError(f'config.trainable: {name} is a constant in the sum; leave it out')
     if top == 'prompt' and last == 'vectors' and name in trained:
       raise InputError(
         f'config.trainable: {name} comes from config.tasks.{task}.prompt and is constant; leave '
@@ -380,7 +380,7 @@ def check_trained(config: ConfigDict, params: Params) -> None:
       )
     if top == 'prompt' and last not in ('vectors', 'weights') and name not in trained:
       raise InputError(
-        f"config.trainable: {name} is random and must be trained, 'prompt/.*'; or set "
+        f"config.trainable: {name} is random, so it must be trained ('prompt/.*'); or set "
         f'config.tasks.{task}.prompt'
       )
   several = sorted({name.split('/')[1] for name in trained if name.startswith('prompt/')})
@@ -396,8 +396,8 @@ def shown(prompts: Prompts) -> dict[str, str]:
 
 
 def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more: Any) -> Method:
-  """A stage of NIR-Prompt; ``form`` of its data, ``kinds`` of its templates, ``more`` of
-  ``Method``.
+  """A stage of NIR-Prompt, by the form of its data, the kinds of its templates, and ``more`` fields
+  of ``Method``.
   """
   return Method(
     build,
@@ -410,14 +410,14 @@ def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more:
 
 
 def describes_tasks(config: ConfigDict, trained: Collection[str]) -> bool:
-  """Whether a run is the matching description module, a stage before the other."""
+  """Whether a run is the matching description module, the first stage."""
   return not config.adapt.fusion and all(name.startswith('prompt/') for name in trained)
 
 
 def shapes(
   config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer, form: str, kinds: Sequence[str]
 ) -> BatchShapes:
-  """See ``Method.shapes``; of texts in the longest template of their kind."""
+  """See ``Method.shapes``; texts are in the longest template of their kind."""
   templates = make_templates(config, kinds, read_files(config), tokenizer, model.vocab_size)
   around = {kind: templates.extra(kind) for kind in kinds}
   return multitask.batch_shapes(config, model, tokenizer, form, around)
@@ -432,7 +432,7 @@ def find_data(
   kinds: Sequence[str],
 ) -> DataSource:
   found = read_files(config)
-  # Fails before the data are read.
+  # Fails before data are read.
   specs(config, kinds, found)
   texts = multitask.find_tasks(
     section, config, workdir, devices, form, functools.partial(around, config, kinds, found)

@@ -1,9 +1,9 @@
 """Reranker-Prompt: pairs of many tasks, judged by the word at [MASK] (NIR-Prompt, section 3.5).
 
-``[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]``. The masked-LM head predicts the label's
-word, yes or no, among the whole vocabulary. The score is logit(yes) - logit(no), as in the released
-code: its sigmoid is P(yes | yes or no). ``config.template.score='probability'`` is the paper's
-P(yes) - P(no). Both are positive if yes is likelier.
+``[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]``. The masked-LM head predicts the word of
+the label, yes or no, over the whole vocabulary. The score is logit(yes) - logit(no), as in the
+released code: its sigmoid is P(yes | yes or no). ``config.template.score='probability'`` is P(yes)
+- P(no), as in the paper. Both are positive if yes is likelier.
 """
 
 from collections.abc import Sequence
@@ -111,7 +111,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def embed(
     params: Params, kind: str, rows: Array, mask: Array, lengths: Array, numbers: Array
   ) -> Float[Array, 'B 1']:
-    del kind, mask  # only pairs, of packed texts
+    del kind, mask  # only pairs, as packed texts
     texts = unpack(rows, lengths)
     found = logits(params, prompts.table(params), texts, rows.shape[1], numbers, None)
     return score(found)[:, None]

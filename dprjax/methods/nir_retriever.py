@@ -1,4 +1,4 @@
-"""Retriever-Prompt: dual encoders of many tasks, told apart by a template (NIR-Prompt, Eq. 1).
+"""Retriever-Prompt: a dual encoder for many tasks, told apart by templates (NIR-Prompt, Eq. 1).
 
 ``[CLS] P1 text P2 [MASK] [SEP]``, with separate P1 and P2 for queries and passages. The vector is
 the state at [MASK], the loss the in-batch InfoNCE of ``dpr``.
@@ -26,7 +26,7 @@ from dprjax.runtime import mesh
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
-  """InfoNCE over the global batch, of texts in their tasks' templates.
+  """InfoNCE over the global batch, with texts in the templates of their tasks.
 
   Raises:
     InputError: an option has an invalid value, or a prompt file does not fit.

@@ -26,7 +26,7 @@ from dprjax.runtime import tree
 
 
 class Scorer:
-  """Scores pairs of tokenised texts; ``longest`` is in tokens of a filled template."""
+  """Scores pairs of tokenised texts; ``longest`` counts tokens of a filled template."""
 
   def __init__(
     self,
@@ -58,7 +58,7 @@ class Scorer:
   def __call__(
     self, params: Mapping[str, jax.Array], packed: Packed, number: int | None = None
   ) -> Float[np.ndarray, ' n']:
-    """The pairs' scores; ``number`` is their task, if the model takes one."""
+    """The scores of pairs; ``number`` is their task, if the model takes one."""
     columns = [packed.lengths]
     if number is not None:
       columns.append(np.full(len(packed.lengths), number, np.int32))
@@ -67,7 +67,7 @@ class Scorer:
 
 @dataclasses.dataclass(frozen=True)
 class LabelledPairs:
-  """Labelled pairs in a workdir; attributes as in `retrieval_data.Retrieval`."""
+  """Labelled pairs of a run; attributes as in `retrieval_data.Retrieval`."""
 
   section: ConfigDict
   workdir: epath.Path
@@ -105,7 +105,7 @@ class LabelledPairs:
 
 
 def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -> LabelledPairs:
-  """The labelled pairs of a task. Raises InputError for an option that they lack."""
+  """The labelled pairs of a task. Raises InputError for an option that does not apply to pairs."""
   key = f'config.tasks.{task}.data'
   if section.mined_negatives:
     raise InputError(f'{key}.mined_negatives: labelled pairs have none; leave it empty')
@@ -133,7 +133,7 @@ def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -
 
 
 def with_negatives(data: Retrieval) -> Retrieval:
-  """The same data; held-out queries keep their mined negatives as candidates."""
+  """The same data, where held-out queries keep their mined negatives as candidates."""
   if data.dev is None or not data.dev.held_out:
     return data
   return dataclasses.replace(
@@ -146,8 +146,8 @@ def candidates(
 ) -> list[np.ndarray]:
   """The passages to re-rank for each query.
 
-  They are its relevant passages and its first ``count`` negatives, filled up with random passages
-  that are not relevant. A small corpus may give fewer.
+  These are its relevant passages and its first ``count`` negatives; random passages that are not
+  relevant fill gaps. A small corpus may give fewer.
   """
   chosen = []
   for query, row in zip(queries.tolist(), tokens.query_rows(queries), strict=True):
@@ -172,10 +172,10 @@ def ranking(
   wanted: Sequence[str],
   number: int | None = None,
 ) -> Evaluate:
-  """Evaluates re-ranked candidates of the dev queries."""
+  """Evaluates re-ranked candidates of dev queries."""
   settings = data.config.cross_encoder
   assert data.dev is not None
-  # The dual encoder's dev cache has no negatives.
+  # The dev cache of a dual encoder has no negatives.
   tokens = data.open_cache('dev_candidates', data.dev, tokenizer)
   queries = np.arange(min(tokens.num_queries, settings.dev_queries or tokens.num_queries))
   rows = tokens.query_rows(queries)
@@ -207,7 +207,7 @@ def classify(
 ) -> Scores:
   """``accuracy`` and ``F1`` of matching pairs, predicted by a positive score.
 
-  The values are those of ``measure``, one of the two.
+  ``values`` are for ``measure``, one of the two.
   """
   said, true = scores > 0, labels == 1
   right = int(np.count_nonzero(said & true))

@@ -3,10 +3,10 @@
 ``config.pretrain`` selects up to three loss terms and the texts:
 
 - masked language modelling on the last states (Devlin et al. 2019), of every text
-- Condenser's: the same through a short head on [late CLS ; early tokens], with the same output
+- Condenser: the same through a short head on [late CLS ; early tokens], with the same output
   projection (Gao and Callan 2021)
-- contrastive: two texts of a passage against the batch other texts. RIP (DPTDR Eqs. 4 and 5) and
-  coCondenser (Gao and Callan 2022, Eqs. 6 and 7) use NT-Xent; ICT (Lee et al. 2019), a sentence
+- contrastive: two texts of a passage against the other texts in the batch. RIP (DPTDR Eqs. 4 and 5)
+  and coCondenser (Gao and Callan 2022, Eqs. 6 and 7) use NT-Xent; ICT (Lee et al. 2019), a sentence
   against the rest of its passage, uses InfoNCE
 
 A text is encoded once, masked, for all terms, as in coCondenser code (DPTDR leaves it open).
@@ -69,8 +69,8 @@ class _Sums(NamedTuple):
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
   """The losses of ``config.pretrain``.
 
-  Means are over all masked tokens and texts of the update, so that devices and chunks do not change
-  the weights of the terms.
+  Means are over all masked tokens and texts of an update, so devices and chunks do not change the
+  weights of terms.
 
   Raises InputError for an invalid option.
   """
@@ -147,7 +147,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def encode_tokens(
     params: Params, adapter: Adapter | None, tokens: Array, mask: Array, key: Array | None
   ) -> tuple[Array | None, Array]:
-    """Early states, if the Condenser head needs them, and late states."""
+    """Early states, if needed by the Condenser head, and late states."""
     shared: dict[str, Any] = {
       'adapter': adapter,
       'options': options if key is None else dual_encoder.example_dropout(config, adapter, options),
@@ -170,7 +170,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def encode(
     params: Params, adapter: Adapter | None, rows: Any, key: Array | None
   ) -> tuple[Float[Array, 'B H'], _Sums]:
-    """One view's vectors, and its masked tokens' losses."""
+    """The vectors of a view, and the losses of its masked tokens."""
     tokens, mask, masked = rows
     assert key is not None
     backbone_key, head_key, _ = jax.random.split(key, 3)
@@ -206,7 +206,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     if key is None:
-      raise ValueError('a key is needed: the masks are drawn from it')
+      raise ValueError('a key is needed to draw masks')
     vectors, same, total = {}, {}, _Sums(*(jnp.zeros((), jnp.float32),) * 4)
     for number, view in enumerate(names):
       mask_key, encode_key = jax.random.split(jax.random.fold_in(key, number))
@@ -351,9 +351,9 @@ def find_data(
 def export(
   config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
-  """The encoder with its heads, for further pretraining, or only a prompt.
+  """The encoder with its heads for further pretraining, or only a prompt.
 
-  A head trained beside a prompt is not exported: the backbone has not changed.
+  A head trained with a prompt is not exported, since the backbone did not change.
   """
   length = config.pretrain.max_length
   spec = vector_spec.of_config(config).replace(query_max_length=length, passage_max_length=length)
@@ -361,7 +361,7 @@ def export(
   if dual_encoder.trains(trained, SUBTREE) and not dual_encoder.trains(trained, 'backbone'):
     return Product({}, *prompt)
   settings = {'condenser': {'split': _skip_from(config, backbone.config)}}
-  # Only settings other than the sentence-transformers defaults need files.
+  # Only settings that differ from sentence-transformers defaults need files.
   longest, own = backbone.config.max_tokens, None
   if (spec.pooling, spec.normalize) != ('cls', False):
     own = vector_spec.same_length(longest, pooling=spec.pooling, normalize=spec.normalize)

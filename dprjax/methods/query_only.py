@@ -1,8 +1,8 @@
 """Prompts for queries only, ``config.prompt.sides='query'``; passages come from the base encoder.
 
-The passages are encoded once, into a folder of embeddings in the workdir, or are given
-(``config.data.passage_embeddings``). A step encodes queries only, and any such prompt of the
-backbone searches the same folder.
+Passages are encoded once into a folder of embeddings in the workdir, or given
+(``config.data.passage_embeddings``). A step encodes only queries. All query-only prompts for a
+backbone search the same folder.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,17 +34,17 @@ from dprjax.runtime import mesh as meshes
 FOLDER = 'passages'  # in the workdir
 _QUERIES = 'queries'  # in the workdir
 _OPTION = 'config.data.passage_embeddings'
-_SHARD_ROWS = 5000  # rows lost by an interruption, at most
+_SHARD_ROWS = 5000  # at most this many rows are lost by an interruption
 _COMPARED = 16  # texts encoded to check vectors without a manifest
 MOST_BYTES = 4 << 30  # of corpus negatives on each device
-_MOST_APART = 0.05  # relative distance; float16 rounding stays far below it
+_MOST_APART = 0.05  # relative distance; float16 rounding is far smaller
 
 
 class DiskVectors:
   """Vectors of passages or queries on disk; ``width`` is H."""
 
   def __init__(self, found: embeddings.Embeddings, ids: Sequence[str]):
-    """Opens them; ``take`` finds ``ids`` by number. Raises InputError if an id is missing."""
+    """Opens vectors; ``take`` finds ``ids`` by number. Raises InputError if an id is missing."""
     self.folder = found.folder
     # Remote files cannot be read row by row.
     remote = base_files.is_remote(found.folder)
@@ -114,10 +114,11 @@ def open_passages(
   workdir: epath.Path,
   tokenizer: Tokenizer,
 ) -> DiskVectors:
-  """The vectors of the passages of a cache, made of ``source``. All processes call this.
+  """The vectors of the passages in a cache made from ``source``. All processes call this.
 
   Raises:
-    InputError: the folder is damaged, lacks passages, or is of other texts or another encoder.
+    InputError: the folder is damaged, lacks passages, or was made from other texts or another
+      encoder.
   """
   encoder = _encoder(config, workdir, tokenizer)
   process, processes = jax.process_index(), jax.process_count()
@@ -147,14 +148,14 @@ def open_passages(
       folders.describe(encoder, 'passage', found.meta.dtype, '').space(),
     )
   passages = DiskVectors(found, tokens.passage_ids(np.arange(tokens.num_passages)))
-  # A larger folder cannot be compared by its digest.
+  # The digest of a larger folder cannot be compared.
   if (
     not made
     and len(found) == dataset.total_passages()
     and digest(dataset.passages) != found.meta.input_sha256
   ):
     raise InputError(
-      f'{_OPTION}: {folder} was made of other texts, or another order, than '
+      f'{_OPTION}: {folder} was made from other texts, or in another order, than '
       f'{dataset.files["corpus"]}; encode that file again'
     )
   return passages
@@ -167,9 +168,9 @@ def open_queries(
   workdir: epath.Path,
   tokenizer: Tokenizer,
 ) -> DiskVectors:
-  """The frozen vectors of the queries of a cache, for the regularization; kept in the workdir.
+  """The frozen vectors of the queries in a cache, for regularization; kept in the workdir.
 
-  They spare every update a forward pass. All processes call this.
+  They save a forward pass in every update. All processes call this.
   """
   dataset, folder = sources.load_dataset(source), workdir / _QUERIES
   encoder = _encoder(config, workdir, tokenizer)
@@ -185,9 +186,10 @@ def open_queries(
 def arrays(
   config: ConfigDict, passages: DiskVectors | None, rows: jt.Int32[np.ndarray, ' M']
 ) -> dict[str, np.ndarray]:
-  """``TrainingData.arrays`` with the whole corpus, if it is the negatives of all queries.
+  """``TrainingData.arrays`` with the whole corpus, if all of it serves as negatives.
 
-  ``rows`` are passages with different tokens. Raises InputError if it is too large for a device.
+  ``rows`` are passages with distinct tokens. Raises InputError if they exceed the memory of a
+  device.
   """
   if passages is None or config.corpus_negatives >= 0:
     return {}
@@ -202,17 +204,18 @@ def arrays(
 
 
 def _ids_of(path: str) -> str:
-  """The file beside a .npy with the id of each row on a line."""
+  """The file beside a .npy with the ids of its rows, one a line."""
   return path.removesuffix('.npy') + '.txt'
 
 
 def _vectors_of(
   path: str, texts: Sequence[Text], encoder: Encoder
 ) -> Callable[[slice], jt.Float[np.ndarray, 'n H']]:
-  """The vectors of a .npy for these texts, which may be some of its rows, in any order.
+  """The vectors of these texts from a .npy, which may have more rows, in any order.
 
   Raises:
-    InputError: a file is damaged, an id is missing, or some vectors differ from the backbone's.
+    InputError: a file is damaged, an id is missing, or some vectors differ from those of the
+      backbone.
   """
   ids = read_ids(_ids_of(path), 'ids of the passage embeddings')
   rows = embeddings.open_array(path, len(ids))
@@ -231,12 +234,12 @@ def _vectors_of(
   chosen = np.unique(np.linspace(0, len(texts) - 1, _COMPARED).astype(int))
   own = encoder.encode([texts[i].text for i in chosen], 'passage')
   there = values[places[chosen]].astype(np.float32)
-  # An empty text's vector may be zero.
+  # The vector of an empty text may be zero.
   apart = np.linalg.norm(there - own, axis=1) / np.maximum(np.linalg.norm(own, axis=1), 1e-6)
   if not (worst := float(apart.max())) <= _MOST_APART:
     id_ = texts[chosen[np.argmax(apart)]].id
     raise InputError(
-      f'{_OPTION}: {path} differs from the backbone: by {worst:.0%} for {id_!r:.60}; compare '
+      f'{_OPTION}: {path} differs from the backbone by {worst:.0%} for {id_!r:.60}; compare '
       'config.pooling, config.normalize, config.data.passage_max_length, '
       'config.data.passage_prefix and the model'
     )
@@ -244,7 +247,7 @@ def _vectors_of(
 
 
 def _encoder(config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer) -> Encoder:
-  """The base encoder, as ``dprjax.encode`` loads it with the settings of this config."""
+  """The base encoder, loaded as in ``dprjax.encode`` with the settings of this config."""
   backbone = hub.load_backbone(configs.backbone_path(config, workdir), on_disk=True)
   return Encoder(
     dict.fromkeys(SIDES, backbone),

@@ -1,4 +1,4 @@
-"""Queries and passages to train on, and retrieval quality on a dev split."""
+"""Queries and passages for training, and retrieval quality on a dev split."""
 
 import dataclasses
 import functools
@@ -45,16 +45,16 @@ logger = logging.getLogger('dprjax')
 
 @dataclasses.dataclass(frozen=True)
 class Retrieval:
-  """Queries and passages of one data set in a workdir.
+  """Queries and passages of a data set in a run.
 
   Methods with other data override `assign`, `relate` or `check_negatives`.
 
   Attributes:
-    section: ``config.data``, or that of a task.
-    config, workdir, devices: as of ``Method.data``.
+    section: ``config.data``, or the section of a task.
+    config, workdir, devices: as in ``Method.data``.
     train, dev: the splits; ``dev`` may be None.
-    task: its name, if the workdir has several.
-    folds: the cross-validation that replaces a dev split.
+    task: its name, if the run has several.
+    folds: the cross-validation in place of a dev split.
   """
 
   section: ConfigDict
@@ -69,9 +69,9 @@ class Retrieval:
   def assign(
     self, source: sources.Source, tokens: token_cache.TokenCache, tokenizer: Tokenizer
   ) -> Mapping[str, Int32[np.ndarray, 'n ...']] | None:
-    """Numbers of the texts of a split by side, one or several a row; or None.
+    """Numbers of the texts in a split by side, one or several a row; or None.
 
-    A batch has them as `query_number` ``[B, ...]`` and `passage_number` ``[B, C, ...]``;
+    Batches have them as `query_number` ``[B, ...]`` and `passage_number` ``[B, C, ...]``;
     ``Model.embed`` takes them after the mask.
     """
     del source, tokens, tokenizer
@@ -80,13 +80,13 @@ class Retrieval:
   def relate(self, judged: Qrels, relevant: Qrels, passage_ids: Sequence[str]) -> Qrels:
     """The relevant passages on the dev split.
 
-    ``judged`` are its judgements, ``relevant`` their positives among the searched ``passage_ids``.
+    ``judged`` are its judgements, ``relevant`` the positives among the searched ``passage_ids``.
     """
     del judged, passage_ids
     return relevant
 
   def check_negatives(self, tokens: token_cache.TokenCache) -> None:
-    """Raises InputError if there is nothing to learn from the training split."""
+    """Raises InputError if the training split has no negatives to learn from."""
     check_comparable(self.config, tokens)
 
   def texts(self, parts: Mapping[str, Any] | None = None) -> DataSource:
@@ -96,14 +96,14 @@ class Retrieval:
     return DataSource(self.read_passages, self.open, self.files(), parts or {}, self.folds)
 
   def read_passages(self) -> Iterator[str]:
-    """The passages' texts, for a vocabulary."""
+    """The texts of passages, for a vocabulary."""
     return (passage.text for passage in sources.load_dataset(self.train).passages)
 
   def files(self) -> dict[str, epath.Path]:
     """The files of both splits, by role. Raises InputError for a missing one."""
     found = sources.locate(self.train)
     dev = sources.locate(self.dev) if self.dev is not None else {}
-    # A file is listed once.
+    # Each file is listed once.
     found |= {f'dev {role}': path for role, path in dev.items() if path != found.get(role)}
     if self.config.distillation.loss != 'none':
       found['teacher scores'] = distillation.scores_file(self.section, self.config)
@@ -114,7 +114,7 @@ class Retrieval:
   ) -> token_cache.TokenCache:
     """The token cache of a split, 'train', 'dev' or 'dev_...', built on first use.
 
-    Hashes of its queries are kept in the workdir for the export.
+    Hashes of its queries are written to the workdir for the export.
     """
     folder = cache_folder(self.section, self.workdir, self.task) / name
     found = token_cache.build_cache(source, tokenizer, folder, **cache_options(self.section))
@@ -126,7 +126,7 @@ class Retrieval:
     return found
 
   def make_batches(self, tokens: token_cache.TokenCache, **kwargs: Any) -> grain.MapDataset:
-    """The rows that this process has of the batches; ``kwargs`` as for ``batches.make_batches``."""
+    """The rows of this process in the batches; ``kwargs`` as for ``batches.make_batches``."""
     config = self.config
     rank, count = mesh.batch_rank(self.devices)
     apart = config.duplicates
@@ -150,15 +150,15 @@ class Retrieval:
       'positive': config.positive,
       'seed': config.seed,
       **{option: self.section[option] for option in ('query_buckets', 'passage_buckets')},
-      # A list cut short would leave relevant passages among the corpus negatives.
+      # A shortened list would leave relevant passages among the corpus negatives.
       'max_relevant': None if config.corpus_negatives else self.section.max_relevant,
     }
 
   def read_judgements(self) -> Qrels:
     """Grades of the dev split by query and passage id; with folds, of all training queries.
 
-    They are also written to ``dev.tsv`` for later evaluations, since only the training knows which
-    queries it held out.
+    They are also written to ``dev.tsv`` for later evaluations, since only the training knows the
+    held-out queries.
     """
     if self.dev is None:
       return sources.load_dataset(self.train).qrels
@@ -172,11 +172,11 @@ class Retrieval:
   def make_qrels(
     self, query_ids: Sequence[str], rows: Sequence[Any], names: Mapping[int, str]
   ) -> Qrels:
-    """Grades of the relevant passages of dev queries; ``rows`` are theirs in the cache.
+    """Grades of the relevant passages of dev queries; ``rows`` are cache rows of these passages.
 
-    The cache knows which passages are relevant, the judgements how much. Passages relevant only by
-    their text (judged under another id, or for an equal query) count 1. ``names`` are passage ids
-    by row.
+    The cache knows which passages are relevant, the judgements know the grades. Passages relevant
+    only by their text (judged under another id, or for an equal query) get grade 1. ``names`` are
+    passage ids by row.
     """
     judged = self.read_judgements()
     found = {
@@ -189,7 +189,7 @@ class Retrieval:
     return self.relate(judged, found, list(names.values()))
 
   def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
-    """The batches of a dual encoder, and its evaluation; see ``DataSource.open``."""
+    """The batches and evaluation of a dual encoder; see ``DataSource.open``."""
     section, config = self.section, self.config
     for side in SIDES:
       option = f'{side}_max_length'
@@ -273,7 +273,7 @@ def cache_folder(section: ConfigDict, workdir: epath.Path, task: str = '') -> ep
 
 
 def texts_cut(tokens: token_cache.TokenCache) -> dict[str, tuple[int, int]]:
-  """By side, (texts that were cut, all texts)."""
+  """By side, (number of cut texts, number of texts)."""
   sizes = {'query': tokens.num_queries, 'passage': tokens.num_passages}
   return {side: (tokens.cut[side], size) for side, size in sizes.items()}
 
@@ -298,7 +298,7 @@ def find_splits(
 ) -> Any:
   """The splits of a data set, as an instance of ``kind``, `Retrieval` or a subclass.
 
-  Arguments as of ``Method.data``; ``task`` is a name, if the workdir has several. The seed decides
+  Arguments as in ``Method.data``; ``task`` is a name, if the run has several. The seed decides
   which queries are held out.
 
   Raises:
@@ -354,7 +354,7 @@ def find_splits(
     )
   elif hold_out:
     dev = dataclasses.replace(train, negatives=None, held_out=True, max_queries=None)
-  elif fold:  # of the selected queries
+  elif fold:  # a part of the selected queries
     dev = dataclasses.replace(train, negatives=None, held_out=True)
   return kind(section, config, workdir, devices, train, dev, task, folds)
 
@@ -364,12 +364,12 @@ def check_comparable(
 ) -> None:
   """Raises InputError if no query can have a negative in any update.
 
-  ``alone`` says whether batches have queries of this data set only.
+  ``alone`` tells whether batches have only queries of this data set.
   """
   distinct = len(tokens.distinct_passages())
   if config.corpus_negatives < 0 and distinct > tokens.relevant_counts.min():
     return
-  if config.negatives or config.corpus_negatives > 0:  # checked by the batches
+  if config.negatives or config.corpus_negatives > 0:  # checked when batches are made
     return
   if config.corpus_negatives < 0 or (alone and not tokens.comparable):
     raise InputError(
@@ -384,7 +384,7 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
   """The longest batch of ``batches.make_batches``; see ``Method.shapes``.
 
   Raises:
-    InputError: its shapes depend on the data.
+    InputError: the shapes depend on the data.
   """
   if config.corpus_negatives < 0:
     raise InputError(
@@ -394,7 +394,7 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
   section = config.data
   if config.batch_tokens:
     raise InputError(
-      'config.batch_tokens: the texts decide the batches; plan the longest ones with '
+      'config.batch_tokens: batches depend on the texts; plan the longest ones with '
       '--config.batch_tokens=0 and the --config.batch_size that the budget leaves them'
     )
   size, candidates = config.batch_size * config.accumulate, 1 + config.negatives
@@ -461,7 +461,7 @@ _MEASURES = ('nDCG@10', 'RR@10', 'R@100')
 def make_embedders(
   section: ConfigDict, config: ConfigDict, devices: Mesh, tokenizer: Tokenizer, model: Model
 ) -> dict[str, Embedder]:
-  """Embedders of texts by side, under flat parameters, for evaluations."""
+  """Embedders of texts by side, for flat parameters, for evaluations."""
 
   def embed(side: str, params: Any, *batch: jax.Array) -> jax.Array:
     return model.embed(tree.unflatten(params), side, *batch)
@@ -479,10 +479,10 @@ def make_embedders(
 
 
 class DevRanking:
-  """The dev queries and the passages that are searched for them.
+  """The dev queries and the passages searched for them.
 
-  ``rows`` are tokens by side, ``total`` passages of the corpus, ``cut`` by side (texts that were
-  cut, all texts) of the split.
+  ``rows`` are tokens by side, ``total`` is the number of passages in the corpus, and ``cut`` is
+  `texts_cut` of the split.
   """
 
   def __init__(
@@ -501,7 +501,7 @@ class DevRanking:
       wanted: measures; the first gives the values of single queries.
       whole: whether to ignore ``config.eval.corpus_limit``.
       number: of the task, if ``Model.embed`` takes it.
-      known: with a prompt for queries only, the vectors of the training split's passages.
+      known: with a prompt for queries only, the vectors of passages in the training split.
     """
     self.data, self.tokenizer, self._wanted, config = data, tokenizer, wanted, data.config
     self._number, self._known = number, known
@@ -513,7 +513,7 @@ class DevRanking:
     query_rows = tokens.query_rows(queries)
     passages = np.arange(tokens.num_passages)
     if not whole and 0 < config.eval.corpus_limit < len(passages):
-      # The dev queries' own passages (which may exceed the limit) and a random sample.
+      # The passages of dev queries (which may exceed the limit) and a random sample.
       own = np.unique(np.concatenate([row.relevant for row in query_rows]))
       drawn = np.random.default_rng(config.seed).choice(
         np.setdiff1d(passages, own), max(config.eval.corpus_limit - len(own), 0), replace=False
@@ -555,7 +555,7 @@ class DevRanking:
 
   @functools.cached_property
   def _new(self) -> dict[str, bool]:
-    """By dev query, whether no training query has one of its relevant passages."""
+    """By dev query, whether none of its relevant passages is relevant to a training query."""
     if self.data.dev is None:
       return {}
     judged = sources.load_dataset(self.data.train).qrels.values()
@@ -564,7 +564,7 @@ class DevRanking:
 
   @functools.cached_property
   def _words(self) -> list[Ranking] | None:
-    """BM25's rankings for the dev queries, with ``config.eval.choose``."""
+    """The rankings of BM25 for the dev queries, with ``config.eval.choose``."""
     if not self.data.config.eval.choose:
       return None
     texts = self.texts()
@@ -576,7 +576,7 @@ class DevRanking:
 
   @functools.cached_property
   def fixed(self) -> dict[str, np.ndarray]:
-    """Vectors that no step changes, by side."""
+    """Vectors that training does not change, by side."""
     corpus = sources.locate(self._source)['corpus']
     if self._known is None or sources.locate(self.data.train)['corpus'] != corpus:
       return {}
@@ -597,7 +597,7 @@ class DevRanking:
     if len(self.passage_ids) < self.total and jax.process_index() == 0:
       logger.info(
         'dev scores rank %s of %s passages (config.eval.corpus_limit): those of the dev queries '
-        'and a sample; in the whole corpus they are lower',
+        "' 'and a sample; scores in the whole corpus are lower",
         f'{len(self.passage_ids):,}',
         f'{self.total:,}',
       )
@@ -611,9 +611,9 @@ class DevRanking:
     return evaluate
 
   def frozen(self) -> Scores:
-    """Scores of the encoder as `dprjax.encode` runs it without a prompt.
+    """Scores of the encoder, run as `dprjax.encode` does without a prompt.
 
-    Process 0 measures them; only it has the values of single queries.
+    Process 0 measures them, and only it has the values of single queries.
     """
     found = Scores({}, {})
     if jax.process_index() == 0:
@@ -628,7 +628,7 @@ class DevRanking:
     self, embedders: Mapping[str, Embedder], params: Mapping[str, jax.Array], seconds: float
   ) -> tuple[Scores, Scores] | None:
     """Baseline scores and scores; None if encoding would take longer than ``seconds``."""
-    # How many times passages are encoded: under the parameters, and by the frozen encoder.
+    # How often passages are encoded: with the parameters, and by the frozen encoder.
     encoder, times = self._frozen_encoder, 0.0 if self.fixed else 1.0
     if not self.fixed or encoder.differs('passage'):
       longest = self.data.section.passage_max_length
@@ -637,7 +637,7 @@ class DevRanking:
       tokens, count = self.rows['passage'], self.data.config.eval.batch_size
       some = np.unique(np.linspace(0, len(tokens) - 1, count).astype(int))
       columns = [column[some] for column in self.columns['passage']]
-      for _ in range(2):  # the first time compiles
+      for _ in range(2):  # the first run compiles
         began = time.monotonic()
         embedders['passage'](params, [tokens[i] for i in some], columns=columns)
         took = time.monotonic() - began
@@ -673,7 +673,7 @@ class DevRanking:
   def _fuse(
     self, vectors: Mapping[str, np.ndarray], query_ids: Sequence[str]
   ) -> Float[np.ndarray, 'queries weights']:
-    """nDCG@10 of these queries under each weight of BM25 beside the vectors."""
+    """nDCG@10 of these queries for each weight of BM25 against the vectors."""
     depth = min(fusion.DEPTH, len(self.passage_ids))
     ids_at = best.ids_of(self.passage_ids)
     top = exact.search(vectors['query'], vectors['passage'], depth, ids_at=ids_at)

@@ -1,15 +1,15 @@
 """Model selection by held-out queries.
 
-Trainings in workdirs of their own, below the run's, answer two questions:
+Trainings in workdirs below that of the run answer two questions:
 
-- Which of ``config.alternatives``? Each is trained below ``alternatives``. The highest score wins;
-  alternatives that beat their baseline come first. One that falls behind the best so far is
-  stopped.
+- Which of ``config.alternatives``? Each is trained below ``alternatives``. The highest score wins,
+  with preference for alternatives that beat their baseline. An alternative that falls behind the
+  best so far is stopped.
 - How many updates, with too few queries to hold some out? Each fold of the training queries is held
   out once, in a training below ``folds``. The number of updates with the best score over all
   held-out queries is used for the training on all queries, with the same learning-rate schedule.
-  The gain is cross-fitted, since the best of several numbers looks better than it is on the queries
-  that chose it: each fold is scored after the number of updates that is best on the others.
+  The gain is cross-fitted, because the queries that chose the best number overrate it: each fold is
+  scored after the number of updates that is best on the other folds.
 
 Alternatives with folds are compared by their folds, and only the best is trained on all queries.
 `selection.json` keeps the answers for resumed runs.
@@ -35,17 +35,17 @@ from dprjax.runtime import checkpoint, distributed
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 
-_RACED = 1 / 3  # of the updates; earlier, slow learners would seem to lose
+_RACED = 1 / 3  # of the updates; earlier, slow learners would seem worse
 _Steps = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 
 
 class Trial(NamedTuple):
-  """A training, perhaps one of several that are compared.
+  """A training, perhaps one of several in a comparison.
 
   Attributes:
     whole: whether its parameters are the result of the run; if not, it may end once its gain is
       known.
-    rival: the alternative that can end it by being ahead.
+    rival: the alternative that ends this one if it is ahead.
   """
 
   config: ml_collections.FrozenConfigDict
@@ -55,7 +55,7 @@ class Trial(NamedTuple):
 
 
 class Result(NamedTuple):
-  """How a training ended.
+  """The end of a training.
 
   Attributes:
     best, best_step: None without a dev split.
@@ -72,11 +72,11 @@ class Result(NamedTuple):
 
 
 Train = Callable[[Trial], Result]
-"""Trains in the part's workdir, or goes on there."""
+"""Trains in the workdir of the part, or continues there."""
 
 
 class Rival(NamedTuple):
-  """The best alternative so far; values of single queries may be on process 0 only."""
+  """The best alternative so far; values of single queries may exist only on process 0."""
 
   name: str
   scores: Scores
@@ -84,7 +84,7 @@ class Rival(NamedTuple):
   def beats(self, measure: str, found: Scores, step: int, total: int) -> bool:
     """Whether to stop a training with the scores ``found``. All processes call it.
 
-    True after a third of its updates, if the 95 % interval of the rival's lead lies above 0.
+    True after a third of its updates, if the 95 % interval of the lead of the rival lies above 0.
     """
     low = baseline.compare(measure, found, self.scores).low
     return distributed.agree(step >= _RACED * total and low is not None and low > 0)
@@ -107,7 +107,7 @@ class Chosen(NamedTuple):
     chosen: the alternative; '' without any.
     steps, schedule: after folds, the updates of the training on all queries, and the length of its
       learning-rate schedule.
-    best_steps: of each fold by itself; 0 if it gained nothing.
+    best_steps: the best number of updates in each fold; 0 if it gained nothing.
   """
 
   gains: Mapping[str, baseline.Gain]
@@ -121,7 +121,7 @@ class Chosen(NamedTuple):
     return self.gains[self.chosen]
 
   def metrics(self) -> dict[str, float]:
-    """The folds' row of metrics.jsonl."""
+    """The row of the folds in metrics.jsonl."""
     found = {name: getattr(self.gain, name) for name in ('baseline', 'best', 'low', 'high')}
     found |= {'gain': self.gain.difference, 'steps': self.steps}
     return {f'folds/{name}': float(value) for name, value in found.items() if value is not None}
@@ -149,7 +149,7 @@ def choose_alternative(
   train: Train,
   say: Callable[[str], None],
 ) -> Result:
-  """Trains the alternatives, then the best one to its end; returns the last result.
+  """Trains the alternatives, then finishes the best one; returns the last result.
 
   All processes call it. Raises as ``train``, and InputError for a damaged `selection.json` or a
   method without evaluation.
@@ -165,7 +165,7 @@ def choose_alternative(
       if not result.done or result.saturated:
         return result
       if result.gain is None:
-        raise InputError(f'config.alternatives: {config.method} has no evaluation to compare by')
+        raise InputError(f'config.alternatives: {config.method} has no evaluation for a comparison')
       gains[name] = result.gain
       measure, step = config.eval.measure, result.best_step
       scores = baseline.kept(folder, measure, step) if step else None
@@ -192,7 +192,7 @@ def choose_alternative(
 
 
 def decide(workdir: epath.Path, trainings: Mapping[str, epath.Path]) -> choices.Kept:
-  """Chooses among all candidates of these trainings, and keeps the choice. Process 0 calls it.
+  """Chooses among all candidates of these trainings and writes the choice. Process 0 calls it.
 
   Raises:
     InputError: as `choice.decide`.
@@ -204,7 +204,7 @@ def decide(workdir: epath.Path, trainings: Mapping[str, epath.Path]) -> choices.
 
 
 def _scored(folder: epath.Path) -> list[epath.Path]:
-  """The workdirs that hold a training's scores of held-out queries: its folds, or itself."""
+  """The workdirs with the held-out scores of a training: its folds, or its own."""
   folds = folder / workdirs.FOLDS
   if not folds.exists():
     return [folder]
@@ -241,14 +241,14 @@ def choose_steps(
       schedule = fold_of(config, workdir, folds, 1).steps
       choice = Chosen({'': gain}, '', steps, schedule, tuple(best_steps))
     choice = _keep(workdir, choice)
-  if jax.process_index() == 0:  # only their evaluations are needed
+  if jax.process_index() == 0:  # only the evaluations are needed
     for folder in folders:
       (folder / checkpoint.FOLDER).rmtree(missing_ok=True)
   return choice
 
 
 def fit(config: ml_collections.FrozenConfigDict, folds: Folds, parts: int) -> dict[str, int]:
-  """Changes to the config so that a fold's queries fill the batches of ``parts`` devices.
+  """Changes to the config so that the queries of a fold fill the batches of ``parts`` devices.
 
   Raises InputError if a fold leaves fewer queries than the devices need.
   """
@@ -258,8 +258,7 @@ def fit(config: ml_collections.FrozenConfigDict, folds: Folds, parts: int) -> di
   if (size := folds.queries // least * parts * config.grad_cache) == 0:
     raise InputError(
       f'config.batch_size: one of {folds.parts} folds leaves {folds.queries} queries, fewer than '
-      f'the {least} of an update (devices by chunks); set config.data.folds=0, or use fewer '
-      'devices'
+      f'the {least} of an update (devices by chunks); set config.data.folds=0, or use fewer devices'
     )
   return {'batch_size': size}
 
@@ -287,8 +286,8 @@ def fold_of(
 
 
 def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.Gain]:
-  """The best number of updates over the queries of all folds, the smallest of equals, and the
-  cross-fitted gain. Only numbers that all folds have evaluated count.
+  """The best number of updates over the queries of all folds (the smallest of equals), and the
+  cross-fitted gain. Only numbers evaluated in all folds count.
   """
   common = set.intersection(*(set(baseline.measured(folder)) for folder in folders))
   before = [baseline.read(folder, measure) for folder in folders]
@@ -314,7 +313,7 @@ def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.
 
 
 def _read(workdir: epath.Path) -> Chosen | None:
-  """The choice kept in a workdir, on all processes."""
+  """Reads the choice in a workdir, on all processes."""
   path, found = workdir / workdirs.SELECTION, None
   if jax.process_index() == 0 and path.exists():
     try:

@@ -1,12 +1,12 @@
 """Topic-DPR: a prompt for every topic, and losses over documents that share a category.
 
 A document has a title (query), an abstract (passage) and a set of categories. Both texts are
-encoded under the prompt of its topic. Its positives are the passages of the batch that share a
-category with it. No code was released; docs/topic-dpr.md lists what the paper leaves open.
+encoded with the prompt of its topic. Its positives are the passages in the batch that share a
+category. No code was released; docs/topic-dpr.md lists what the paper leaves open.
 
 Without ``config.topics.path`` the encoder has one ordinary prompt, or none: the baselines of the
-paper, with the same positives. With ``config.topics.words`` the topic words stand before both
-texts, and there is no prompt (Table 2).
+paper, with the same positives. With ``config.topics.words`` the topic words precede both texts, and
+there is no prompt (Table 2).
 """
 
 import dataclasses
@@ -52,9 +52,9 @@ from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 
-FITTED = ('hlda', 'lda')  # topics that the run fits itself
+FITTED = ('hlda', 'lda')  # topics fitted by the run itself
 _KEPT = 'topics.npz'  # in the workdir
-_CATEGORIES = 8  # of a document in a plan; the cost hardly depends on it
+_CATEGORIES = 8  # of a document in a plan; the cost hardly depends on this
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
@@ -82,12 +82,12 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     return {
       'backbone': parts.encoder,
       SUBTREE: topic.init(config, model, key),
-      # The initial embeddings, never trained.
+      # The initial embeddings, which are not trained.
       'topics': {'words': words.astype(np.float32)},
     }
 
   def expand(params: Params) -> Adapter | None:
-    """One adapter of all texts, or a bank of the topics'."""
+    """One adapter for all texts, or a bank with one for each topic."""
     if not prompted or SUBTREE not in params:
       return encoders.adapters(params)['query']
     words = params['topics']['words'].astype(jnp.float32)
@@ -128,7 +128,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     )
 
   def drop(adapter: Adapter | None, key: Array | None) -> Adapter | None:
-    """Dropout that all texts share; in a bank, a mask for each topic."""
+    """Dropout shared by all texts; in a bank, a mask for each topic."""
     if adapter is None or topic_count(adapter) == 1:
       return dual_encoder.batch_dropout(config, adapter, key)
     if key is None or not config.prompt.dropout:
@@ -142,7 +142,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     key: Array | None,
     repeat: int,
   ) -> Float[Array, 'B K H']:
-    """Vectors of the rows under their prompts, or under the first ``repeat`` ones if above 1."""
+    """Vectors of the rows with their prompts, or with the first ``repeat`` prompts if above 1."""
     adapter = drop(adapter, key)
 
     def embed_rows(rows: tuple[Array, Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
@@ -167,7 +167,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     alpha, count = settings.alpha, topic_count(adapter)
     under_all = []
     if alpha and count > 1 and settings.topic_topic:
-      # Evenly spaced rows, as many on every device.
+      # Evenly spaced rows, equally many on every device.
       every = len(q) // (settings.batch or len(q))
       some = jax.tree.map(lambda x: x[::every], passage_rows)
       under_all = [embed_chunked(params, adapter, some, keys[2], count)]
@@ -210,7 +210,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
 
 def check_options(config: ConfigDict, devices: Mesh) -> None:
-  """Raises InputError for options that do not go together."""
+  """Raises InputError for options that contradict each other."""
   settings = config.topics
   contrastive.check_update(config, 'document')
   if settings.path and not config.prompt.length and not settings.words:
@@ -237,7 +237,7 @@ def check_options(config: ConfigDict, devices: Mesh) -> None:
 
 
 def check_room(config: ConfigDict, model: EncoderConfig) -> None:
-  """Raises InputError if texts with words before them exceed the encoder positions."""
+  """Raises InputError if texts with topic words exceed the encoder positions."""
   for side in SIDES:
     if (length := config.data[f'{side}_max_length'] + config.topics.words) > model.max_tokens:
       raise InputError(
@@ -258,7 +258,7 @@ def put_before(
 
 
 def topic_count(adapter: Adapter | None) -> int:
-  """The number of topics with an adapter of their own."""
+  """The number of topics with their own adapter."""
   return len(adapter.lengths) if isinstance(adapter, Prefix) and adapter.lengths is not None else 1
 
 
@@ -268,10 +268,10 @@ def word_tokens(
   length: int,
   option: str = 'config.prompt.length',
 ) -> Int[np.ndarray, 'K P']:
-  """The first P tokens of each topic's concatenated words.
+  """The first P tokens of the concatenated words of each topic.
 
   Raises:
-    InputError: a topic has fewer tokens than the option ``option`` needs.
+    InputError: a topic has fewer tokens than ``option`` needs.
   """
   rows = []
   for number, words in enumerate(found.names):
@@ -329,10 +329,10 @@ class TopicData(retrieval_data.Retrieval):
   def assign(
     self, source: sources.Source, tokens: token_cache.TokenCache, tokenizer: Tokenizer
   ) -> Mapping[str, np.ndarray]:
-    """The topics of the texts of a split, or the words before them; zeros without topics.
+    """The topics of texts in a split, or the words before them; zeros without topics.
 
-    A text's own words decide its topic, also a query's: its document's topic would leak the answer.
-    Random topics follow from the id, so that a title and its abstract agree.
+    The words of a text decide its topic, also for queries: the topic of the document would leak the
+    answer. Random topics depend on the id, so that a title and its abstract agree.
     """
     found, settings, seed = self.found, self.config.topics, self.config.seed
     if found is None:
@@ -360,8 +360,8 @@ class TopicData(retrieval_data.Retrieval):
   def relate(self, judged: Qrels, relevant: Qrels, passage_ids: Sequence[str]) -> Qrels:
     """All passages that share a category with the document of a query are relevant.
 
-    The document is the passage with the query id, or else the only relevant one. Queries without
-    a document keep their judgements.
+    The document is the passage with the query id, or else the only relevant passage. Queries
+    without a document keep their judgements.
     """
     categories = sources.load_dataset(self.dev or self.train).read_categories()
     members: dict[str, list[str]] = {}
@@ -382,13 +382,13 @@ class TopicData(retrieval_data.Retrieval):
 
 
 def check_categories(tokens: token_cache.TokenCache) -> None:
-  """Raises InputError if any two documents share a category: then there are no negatives."""
+  """Raises InputError if all pairs of documents share a category: there are no negatives."""
   assert tokens.categories is not None
   rows = np.split(tokens.categories.flat, tokens.categories.starts[1:])
   different = {frozenset(row.tolist()) for row in rows} - {frozenset()}
   if all(one & other for one, other in itertools.combinations(different, 2)):
     raise InputError(
-      f'{tokens.path}: any two documents share a category, so there are no negatives; add '
+      f'{tokens.path}: all pairs of documents share a category, so there are no negatives; add '
       'documents of other categories'
     )
 
@@ -412,7 +412,7 @@ def keep(found: topic_models.Topics, count: int) -> topic_models.Topics:
 def random_words(
   found: topic_models.Topics, tokenizer: Tokenizer, length: int, ids: Sequence[str], seed: int
 ) -> Int[np.ndarray, 'n W']:
-  """Tokens of words that each document draws from the topics' vocabulary, by its id.
+  """Tokens of words that each document draws from the vocabulary of the topics, by its id.
 
   Raises:
     InputError: the vocabulary has fewer tokens.
@@ -435,7 +435,7 @@ def random_words(
 def random_topics(
   found: topic_models.Topics, ids: Sequence[str], seed: int
 ) -> Int[np.ndarray, ' n']:
-  """A topic for each document, drawn by its id in proportion to the topics' sizes."""
+  """A topic for each document, drawn by its id in proportion to topic sizes."""
   chances = np.array([draws.fraction(id_, seed, 'random topics') for id_ in ids])
   shares = np.cumsum(found.sizes) / found.sizes.sum()
   return np.searchsorted(shares[:-1], chances, side='right').astype(np.int32)
@@ -462,7 +462,7 @@ def export(
     if not config.topics.path or config.topics.words
     else dual_encoder.without_adapter(trained),
   )
-  if config.topics.words:  # words add to the texts' length
+  if config.topics.words:  # words add to the length of texts
     encoders = {
       name: {**made, 'spec': made['spec'].longer(config.topics.words)}
       for name, made in product.encoders.items()
@@ -482,10 +482,10 @@ def export(
 
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
-  """See ``Method.shapes``. Topics not fitted yet count as many as are kept.
+  """See ``Method.shapes``. Topics not fitted yet count with the number to keep.
 
   Raises:
-    InputError: the topics' file is missing.
+    InputError: the topics file is missing.
   """
   settings = config.topics
   made = retrieval_data.batch_shapes(config, model, tokenizer)
@@ -509,7 +509,7 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
   if count > 1 and settings.alpha and settings.topic_topic:
     some = (settings.batch or size) * count
     made = made._replace(calls=(*made.calls, (some, made.calls[1][1])))
-  # Placeholder words that every tokenizer knows.
+  # Placeholder words for any tokenizer.
   found = topic_models.Topics(
     {},
     [['yes'] * config.prompt.length] * count,

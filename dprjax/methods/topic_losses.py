@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from dprjax.methods import contrastive
 from dprjax.methods.grad_cache import map_chunks
 
-_NONE = -1e30  # a masked logit; -inf has no gradient if all are masked
+_NONE = -1e30  # a masked logit; the gradient of all -inf is NaN
 
 
 def document_losses(
@@ -25,14 +25,14 @@ def document_losses(
 ) -> tuple[Float[Array, ' N'], Float[Array, ' N'], Float[Array, ' N']]:
   """The query-passage and query-query losses of each document, over the global batch.
 
-  A document's own passage is a positive of weight 1. Each positive is compared with the negatives
-  only, not with other positives (Eqs. 3 and 4). Passages relevant to a query, such as those of an
-  equal title, are not its negatives, whatever their categories.
+  The passage of the document itself is a positive of weight 1. Each positive is compared only with
+  negatives, not with other positives (Eqs. 3 and 4). Passages relevant to a query, such as those of
+  an equal title, are never its negatives.
 
   Args:
     queries, passages: of unit length.
     categories: of each document, -1 unused.
-    passage_index, relevant: as of ``contrastive.info_nce``.
+    passage_index, relevant: as in ``contrastive.info_nce``.
     mesh: the devices.
     rows: documents that a device scores at a time.
     temperature: gamma.
@@ -40,7 +40,7 @@ def document_losses(
   Returns:
     qp (Eq. 4), qq (Eq. 3; 0 without another positive), and whether the own passage ranks first.
   """
-  # The loss needs everything on every device.
+  # The loss needs all vectors on every device.
   everything = [
     jax.lax.with_sharding_constraint(array, NamedSharding(mesh, P()))
     for array in (queries, passages, categories, passage_index)
@@ -68,13 +68,13 @@ def document_losses(
 
 
 def jaccard(categories: Int[Array, 'b G'], others: Int[Array, 'N G']) -> Float[Array, 'b N']:
-  """Jaccard similarity of sets of numbers, -1 unused (Eq. 6 as intended); 0 of empty ones."""
+  """Jaccard similarity of sets of numbers, -1 unused (Eq. 6 as intended); 0 for empty sets."""
 
   def count(shared: Float[Array, 'b N'], column: Int[Array, ' b']) -> tuple[Array, None]:
     equal = (column[:, None, None] == others[None]) & (column >= 0)[:, None, None]
     return shared + jnp.any(equal, axis=2).astype(jnp.float32), None
 
-  # Scanning columns takes [b, N, G] of memory rather than [b, N, G, G].
+  # A scan over columns takes [b, N, G] of memory rather than [b, N, G, G].
   shared, _ = jax.lax.scan(
     count, jnp.zeros((len(categories), len(others)), jnp.float32), categories.T
   )
@@ -96,7 +96,8 @@ def weighted_loss(
 def topic_topic_loss(
   vectors: Float[Array, 'n K H'], mesh: Mesh, *, margin: float
 ) -> Float[Array, '']:
-  """Hinge loss: passages are closer under one prompt than under two (Eq. 5); mean over topics.
+  """Hinge loss: passages are closer under the same prompt than under different ones (Eq. 5); mean
+  over topics.
 
   Args:
     vectors: n passages under all K prompts, of unit length.

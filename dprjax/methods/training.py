@@ -1,4 +1,4 @@
-"""Training, for all methods."""
+"""Training with any method."""
 
 import functools
 import logging
@@ -31,7 +31,7 @@ from dprjax.runtime import workdir as workdirs
 
 logger = logging.getLogger('dprjax')
 
-# For a backbone from scratch: how its vocabulary is trained, and its architecture.
+# For a backbone from scratch: the kind of vocabulary, by architecture.
 VOCABULARIES = {
   'wordpiece': (text.train_wordpiece, 'bert'),
   'sentencepiece': (text.train_sentencepiece, 'xlm-roberta'),
@@ -57,7 +57,8 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   given = configs.to_json(config)
   if distributed.agree(given) != given:
     raise InputError(
-      f'process {jax.process_index()} has another --config than process 0; give all the same'
+      f'process {jax.process_index()} has another --config than process 0; give all processes the '
+      'same'
     )
   workdirs.check_folders(config, workdirs.inputs(config))
   main = jax.process_index() == 0
@@ -108,7 +109,8 @@ def _train(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Trial) 
 def prepare(
   part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None]
 ) -> tuple[Setup, methods.Folds | None]:
-  """Text, backbone and parameters: everything that can fail before training; and the folds.
+  """Prepares text, backbone and parameters, everything that can fail before training; and the
+  folds.
 
   Raises:
     InputError: as `train`.
@@ -161,12 +163,12 @@ def prepare(
   return setup, texts.folds
 
 
-# Where config.prompt.init_text is 'auto'.
+# For config.prompt.init_text='auto'.
 _START = 'Represent this question for searching passages that answer it:'
 
 
 def start_text(config: ml_collections.ConfigDict, model: Any) -> str:
-  """The text that a new prompt starts from; '': random numbers."""
+  """The text that initializes a new prompt; '': random numbers."""
   settings = config.prompt
   if settings.init_text != 'auto':
     return settings.init_text
@@ -181,15 +183,17 @@ def prompt_of_text(
   tokenizer: text.Tokenizer,
   start: str,
 ) -> artifact.Prompt:
-  """The adapter that begins as a text, without its special tokens.
+  """The adapter initialized from a text, without special tokens.
 
   Raises:
-    InputError: the text has no tokens, or the kind of adapter cannot begin so.
+    InputError: the text has no tokens, or the kind of adapter cannot start from text.
   """
   settings = config.prompt
   training = adapters.find(settings.kind, 'config.prompt.kind').training
   if training is None or training.of_text is None:
-    raise InputError(f'config.prompt.init_text: a prompt of kind {settings.kind!r} takes no text')
+    raise InputError(
+      f'config.prompt.init_text: a prompt of kind {settings.kind!r} cannot start from text'
+    )
   (tokens,) = tokenizer.encode_bare([start]).values()
   if not len(tokens):
     raise InputError(f'config.prompt.init_text: {start!r:.60} has no tokens')
@@ -199,10 +203,8 @@ def prompt_of_text(
 
 
 def nothing_left(setup: Setup, start: methods.Scores) -> bool:
-  """Whether no gain over ``start`` could be significant; logs it and writes a file. All processes
-  call it.
-
-  A training that has begun goes on.
+  """Whether no gain over ``start`` could be significant; if so, logs it and writes a file. All
+  processes call it. A training that has begun continues.
   """
   config, workdir, why = setup.config, setup.workdir, ''
   if config.eval.skip_saturated and not config.data.fold and not workdirs.begun(workdir):
@@ -215,7 +217,7 @@ def nothing_left(setup: Setup, start: methods.Scores) -> bool:
 
 
 def settle(setup: Setup, part: Trial) -> None:
-  """Chooses among the candidates of a run without alternatives, with ``config.eval.choose``."""
+  """Chooses among candidates in a run without alternatives, with ``config.eval.choose``."""
   workdir, config = setup.workdir, setup.config
   alone = part.whole and workdirs.top(workdir) == workdir
   measured = alone and config.eval.choose and jax.process_index() == 0
@@ -226,7 +228,7 @@ def settle(setup: Setup, part: Trial) -> None:
 def what_next(setup: Setup, part: Trial, gain: baseline.Gain | None) -> str:
   """The verdict on a finished training, and the next command."""
   config = setup.config
-  if not part.whole and gain is not None:  # not a model to use yet
+  if not part.whole and gain is not None:  # not the final model
     return f'{gain.verdict}.'
   only_prompts = all(name.startswith('prompt/') for name in config.trainable)
   out = 'prompt.npz' if config.prompt.length or only_prompts else 'DIR'
@@ -243,7 +245,7 @@ def what_next(setup: Setup, part: Trial, gain: baseline.Gain | None) -> str:
 
 
 def _next_of_choice(setup: Setup, kept: choices.Kept, command: str, out: str) -> str:
-  """The verdict of a choice among several candidates, and the next command."""
+  """The verdict on a choice among candidates, and the next command."""
   top = workdirs.top(setup.workdir)
   model = choices.trained_model(setup.workdir, setup.config)
   chosen, own = kept.choice.candidate, kept.best_of(model)[1]
@@ -253,7 +255,7 @@ def _next_of_choice(setup: Setup, kept: choices.Kept, command: str, out: str) ->
     return f'{said}. Next: {command}{hybrid if chosen.fused else ""}'
   use = 'Use the encoder as it is'
   if chosen.model == choosing.BM25.model:
-    use = 'Use BM25 alone'
+    use = 'Use only BM25'
   elif chosen.fused:
     use = f'Use the encoder as it is, with --hybrid={shlex.quote(str(top / workdirs.FUSION))}'
   force = ' --force' if own.expected <= 0 else ''
@@ -268,7 +270,7 @@ def make_backbone(
 ) -> None:
   """Makes a backbone from scratch in the workdir, if the config asks for one.
 
-  Its vocabulary is trained on the texts of ``read``; its heads are ``needs``, of
+  Its vocabulary is trained on the texts of ``read``; ``needs`` are its heads, names of
   ``head_specs.HEADS``.
   """
   path = configs.backbone_path(config, workdir)

@@ -1,4 +1,4 @@
-"""The parameters of a training on a mesh, and its update.
+"""Places the parameters of a training on a mesh, and makes its update.
 
 `dprjax.train` runs the update; `dprjax.planning` compiles it from shapes.
 """
@@ -20,10 +20,11 @@ from dprjax.runtime import mesh, optim, tree
 
 
 class State(NamedTuple):
-  """What a step changes.
+  """The state changed by a step.
 
-  ``average`` is of the trained parameters, with ``config.ema`` or ``config.weight_interpolation``;
-  ``start`` their initial values, with ``config.weight_interpolation``.
+  ``average`` is the average of trained parameters, with ``config.ema`` or
+  ``config.weight_interpolation``; ``start`` has their initial values, with
+  ``config.weight_interpolation``.
   """
 
   trainable: dict[str, Any]
@@ -33,12 +34,12 @@ class State(NamedTuple):
 
   @property
   def model(self) -> dict[str, jax.Array]:
-    """The trained parameters as they are scored, kept and exported."""
+    """The trained parameters for evaluation, checkpoints and export."""
     return self.trainable if self.average is None else self.average
 
   @property
   def rest(self) -> Any:
-    """The content of a checkpoint beside ``model``."""
+    """The content of a checkpoint besides ``model``."""
     if self.average is None:
       return self.opt_state
     found = {'optimizer': self.opt_state, 'trainable': self.trainable}
@@ -52,10 +53,10 @@ class State(NamedTuple):
 
 
 class ParameterLayout(NamedTuple):
-  """Which parameters are trained, and their placement.
+  """The trained parameters and the placement of all.
 
   ``optimizer`` is for a tree of all names, see ``optim.make_optimizer``. ``interpolate`` is the
-  weight of the trained parameters against the start in the scored ones.
+  weight of trained parameters against initial ones in scored parameters.
   """
 
   dtypes: Mapping[str, np.dtype]
@@ -77,26 +78,26 @@ class ParameterLayout(NamedTuple):
     return self.interpolate < 1
 
   def put(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Host arrays by name, placed on the mesh."""
+    """Places host arrays by name on the mesh."""
     return {
       name: mesh.put(leaf.astype(self.dtypes[name]), self.shardings[name])
       for name, leaf in params.items()
     }
 
   def place(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.Array]]:
-    """The first state and the frozen parameters, from host arrays by name."""
+    """The initial state and the frozen parameters, from host arrays by name."""
     own = {name: leaf for name, leaf in params.items() if name in self.trainable}
     trainable = self.put(own)
     frozen = self.put({name: leaf for name, leaf in params.items() if name not in own})
     opt_state = init_optimizer(
       self.optimizer, trainable, list(frozen), self.shardings, self.devices
     )
-    # Separate memory, since a step donates the state.
+    # In separate memory, since a step donates the state.
     average, start = (self.put(own) if has else None for has in (self.average, self.start))
     return State(trainable, opt_state, average, start), frozen
 
   def shapes(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.ShapeDtypeStruct]]:
-    """``place`` of shapes: allocates nothing and needs no devices."""
+    """Like ``place``, for shapes: allocates nothing and needs no devices."""
     named = {
       name: jax.ShapeDtypeStruct(leaf.shape, self.dtypes[name], sharding=self.shardings[name])
       for name, leaf in params.items()
@@ -133,9 +134,9 @@ def lay_out(
     devices: the mesh.
     steps: length of the schedule, in updates.
     examples: of an epoch, for ``config.weight_interpolation``.
-    sharding: rules that come before ``mesh.RULES``; a name that none covers raises InputError.
+    sharding: rules that precede ``mesh.RULES``; a name without a rule raises InputError.
   """
-  # Trained parameters are always float32: lower precision would round small updates away.
+  # Trained parameters are always float32, since lower precision would lose small updates.
   frozen = encoder_config.arithmetic(
     config.backbone.frozen_dtype, 'config.backbone.frozen_dtype'
   ).activations
@@ -158,7 +159,7 @@ def init_optimizer(
   shardings: Mapping[str, Any],
   devices: Mesh,
 ) -> Any:
-  """The optimiser's state, its moments placed like their parameters."""
+  """The optimiser state, with moments placed like their parameters."""
   _, out = _optimizer_state(optimizer, trainable, frozen, shardings, devices)
   return jax.jit(
     lambda trainable: optimizer.init(optim.with_placeholders(trainable, frozen)), out_shardings=out
@@ -172,7 +173,7 @@ def _optimizer_state(
   shardings: Mapping[str, Any],
   devices: Mesh,
 ) -> tuple[Any, Any]:
-  """Shapes and shardings of the optimiser's state."""
+  """Shapes and shardings of the optimiser state."""
   shapes = jax.eval_shape(
     lambda trainable: optimizer.init(optim.with_placeholders(trainable, frozen)), trainable
   )
@@ -193,8 +194,8 @@ def make_update(
 ) -> Any:
   """The jitted step: ``(state, frozen, batch, key, number) -> (state, metrics)``.
 
-  The state is donated. Its average, if any, has decay ``ema``, of parameters that ``interpolate``
-  mixes with the start: WiSE-FT (Wortsman et al., 2022, equation 1).
+  The state is donated. Its average, if any, has decay ``ema``; ``interpolate`` mixes averaged
+  parameters with the initial ones: WiSE-FT (Wortsman et al., 2022, equation 1).
   """
 
   def update(
@@ -221,7 +222,7 @@ def make_update(
     )
     average = state.average
     if average is not None:
-      # A smaller decay in the first steps leaves the start faster.
+      # A smaller decay in the first steps forgets the start faster.
       past = jnp.asarray(number, jnp.float32)
       decay = jnp.minimum(ema, (1 + past) / (10 + past))
       scored = trainable
@@ -246,9 +247,9 @@ def lower(
   params: Mapping[str, Any],
   batch: Mapping[str, jax.ShapeDtypeStruct],
 ) -> jax.stages.Lowered:
-  """The update as `dprjax.train` runs it, lowered from shapes.
+  """The update of `dprjax.train`, lowered from shapes.
 
-  ``params`` are shapes by flat names, ``batch`` those of the global batch.
+  ``params`` are shapes by flat names, ``batch`` the shapes of the global batch.
   """
   state, frozen = layout.shapes(params)
   whole = mesh.replicated(layout.devices)

@@ -84,12 +84,12 @@ def test_a_gain_that_may_be_chance_and_one_without_an_interval():
 @pytest.mark.parametrize(
   ('now', 'new', 'expected', 'words'),
   [
-    ([1, 1, 0, 0], [False, False, True, True], (0.0, 2), 'all of it on answers that training'),
+    ([1, 1, 0, 0], [False, False, True, True], (0.0, 2), 'the gain is on answers seen in training'),
     (
       [1, 1, 0.5, 0],
       [False, False, True, True],
       (0.25, 2),
-      '+0.2500 on the 2 queries with answers',
+      '+0.2500 on the 2 queries with new answers',
     ),
     ([1, 1, 0, 0], [False] * 4, (None, 0), 'new answers are untested'),
     ([1, 1, 0, 0], [True] * 4, (0.5, 4), ''),
