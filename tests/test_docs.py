@@ -206,6 +206,14 @@ def test_links_to_code_lead_to_pages_that_show_it(build, page, text, led, shown)
   assert build.with_sources(text, page) == (led or text, shown)
 
 
+def test_links_show_titles_in_place_of_file_names(build):
+  titles = build.titles_of([{'Home': 'README.md'}, {'Guide': [{'Your data': 'docs/own.md'}]}])
+  text = '[own.md](own.md#train), [here](own.md), [README.md](../README.md), [x.md](x.md)'
+  assert build.with_titles(text, 'docs/a.md', titles) == (
+    '[Your data](own.md#train), [here](own.md), [Home](../README.md), [x.md](x.md)'
+  )
+
+
 def test_a_site_with_a_wrong_link_is_refused(build, tmp_path):
   (tmp_path / 'a').mkdir()
   (tmp_path / 'index.html').write_text(

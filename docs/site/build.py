@@ -6,19 +6,22 @@ The pages are README.md, CONTRIBUTING.md, CHANGELOG.md and docs/ as they stand, 
 the checkout, so that a link leads to the same place here and on the forge. A file of another kind
 that a page links to, such as a config, becomes a page that shows it. Zensical renders them, and
 mkdocstrings the docstrings that docs/reference.md names, without importing dprjax or asking the
-network. A link or an anchor that leads nowhere, and anything that a page would load from elsewhere,
-is an error.
+network. A link whose text is the name of a page shows the title of the page. A link or an anchor
+that leads nowhere, and anything that a page would load from elsewhere, is an error.
+DPRJAX_URL=https://HOST/OWNER/dprjax adds a link to the repository.
 """
 
 import argparse
 import html.parser
 import json
+import os
 import pathlib
 import posixpath
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import urllib.parse
 from collections.abc import Sequence
 
@@ -47,13 +50,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 def stage(out: pathlib.Path) -> None:
   """Lays the pages, the figures and the site's shape into ``out``."""
   config = (ROOT / 'docs' / 'site' / 'zensical.toml').read_text(encoding='utf-8')
+  titles = titles_of(tomllib.loads(config)['project']['nav'])
+  if url := os.environ.get('DPRJAX_URL'):
+    config = config.replace('[project]', f'[project]\nrepo_url = {json.dumps(url)}', 1)
   (out / 'pages' / 'docs' / 'experiments').mkdir(parents=True)
   (out / 'zensical.toml').write_text(config.replace('@ROOT@', ROOT.as_posix()), encoding='utf-8')
+  shutil.copy(ROOT / 'docs' / 'site' / 'site.css', out / 'pages')
   for figure in (ROOT / 'docs').rglob('*.png'):
     shutil.copy(figure, out / 'pages' / figure.relative_to(ROOT))
   for page in [ROOT / name for name in PAGES] + sorted((ROOT / 'docs').rglob('*.md')):
     where = page.relative_to(ROOT).as_posix()
     text, shown = with_sources(page.read_text(encoding='utf-8'), where)
+    text = with_titles(text, where, titles)
     text = _COMMAND.sub(r'\g<0>\n    options:\n      members: false', text)
     (out / 'pages' / where).write_text(text, encoding='utf-8')
     for name in shown:
@@ -78,6 +86,34 @@ def with_sources(text: str, page: str) -> tuple[str, set[str]]:
     return f'[{match["text"]}]({path}.md)'
 
   return _LINK.sub(lead, text), shown
+
+
+def titles_of(nav: Sequence[dict]) -> dict[str, str]:
+  """The titles of the pages in the navigation, by their paths from the checkout on."""
+  titles = {}
+  for entry in nav:
+    for title, value in entry.items():
+      titles.update(titles_of(value) if isinstance(value, list) else {value: title})
+  return titles
+
+
+def with_titles(text: str, page: str, titles: dict[str, str]) -> str:
+  """The text with titles in place of file names where they are the texts of links.
+
+  Args:
+    text: of a page.
+    page: its path from the checkout on.
+    titles: as of `titles_of`.
+  """
+
+  def name(match: re.Match[str]) -> str:
+    path = match['target'].partition('#')[0]
+    there = posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+    if not match['text'].endswith('.md') or there not in titles:
+      return match[0]
+    return f'[{titles[there]}]({match["target"]})'
+
+  return _LINK.sub(name, text)
 
 
 def show(pages: pathlib.Path, name: str) -> None:
