@@ -144,7 +144,9 @@ class Pipeline:
       systems[name] = f'+ denoised negatives{f", round {number}" if suffix else ""}', newest
     for name, (title, model) in systems.items():
       metrics[title] = self._measure(name, self._retrieve(name, model, 'test'))
-    self._stages.report(metrics, c.measures, self.workdir)
+    # The others are compared with the first.
+    frozen, _ = systems['frozen']
+    self._stages.report({frozen: metrics[frozen], **metrics}, c.measures, self.workdir)
     return metrics
 
   def _folder(self) -> epath.Path:

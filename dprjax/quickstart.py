@@ -150,7 +150,8 @@ def _compare(args: Flags, config: str) -> dict[str, float]:
     )
     run = stages.search(f'Search: {name}', corpus, queries, out / f'{system}.{split}.trec', _DEPTH)
     metrics[name] = measure(name, run, extra)
-  stages.report(metrics, (), out)
+  # The others are compared with the first.
+  stages.report({'frozen backbone': metrics['frozen backbone'], **metrics}, (), out)
   print(lengths(trained, base), flush=True)
 
   questions = args.search or (QUESTIONS if data == DOCSTRINGS else asked)

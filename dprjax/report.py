@@ -6,9 +6,9 @@
         --figure=report.png
 
 Systems: metrics.json of dprjax.evaluate. A paired bootstrap over queries (10,000 draws) compares
-each system with the first; * marks a difference whose 95 % interval excludes 0. Intervals in the
-figure are each system's own. Data sets are drawn separately and have equal weight. Values under
-"extra" in metrics.json (--extra of dprjax.evaluate) become columns.
+each system with the first; * marks a difference whose 95 % interval excludes 0. The figure shows
+the differences with their intervals. Data sets are drawn separately and have equal weight. Values
+under "extra" in metrics.json (--extra of dprjax.evaluate) become columns.
 
 Backbones, with or without a prompt: alignment and uniformity (Wang & Isola 2020) of unit and raw
 vectors, on the queries and passages of --beir. `experiments/lab/inspection.py` measures more:

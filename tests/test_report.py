@@ -37,8 +37,8 @@ def test_tables_and_figure(tmp_path, capsys):
       '| frozen | 0.2030 | 0.5000 |  |  |  |',
       '| + prompt | 0.3030* | 0.5000 | 73,728 | 288 KB | 12,000 |',
       '',
-      '100 queries. *: differs from frozen; paired bootstrap over queries, 10,000 draws, 95 % '
-      'interval of the difference without 0.',
+      '100 queries. *: significantly different from frozen (95 % paired bootstrap over queries, '
+      '10,000 draws).',
       '',
     ]
   )

@@ -203,6 +203,6 @@ def note(systems: dict[str, dict[str, Any]], measures: Sequence[str]) -> str:
   if not others:
     return f'{counted}.{seen}'
   return (
-    f'{counted}.{seen} *: differs from {first}; paired bootstrap over queries, {_DRAWS:,} draws, '
-    '95 % interval of the difference without 0.'
+    f'{counted}.{seen} *: significantly different from {first} (95 % paired bootstrap over '
+    f'queries, {_DRAWS:,} draws).'
   )
