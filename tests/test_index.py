@@ -193,7 +193,7 @@ def test_fill_search_change(folder, command, write_embeddings):
 @pytest.mark.parametrize(
   'module, flags, message',
   [
-    (index, ['--upsert=queries'], '--upsert holds query embeddings'),
+    (index, ['--upsert=queries'], '--upsert has query embeddings'),
     (index, ['--upsert=other'], 'do not belong together: prompt_sha256 pppppppppppp... and None'),
     (index, ['--upsert=short'], 'do not belong together: dimension 8 and 4'),
     (
@@ -214,7 +214,7 @@ def test_fill_search_change(folder, command, write_embeddings):
     ),
     (index, ['--drop', '--uri=milvus:typo.db'], 'local index not found: typo.db'),
     (index, [], 'one of the arguments --upsert --delete --drop is required'),
-    (search, ['--queries=other'], '--queries holds passage embeddings'),
+    (search, ['--queries=other'], '--queries has passage embeddings'),
     (
       search,
       ['--queries=strange'],
@@ -391,7 +391,7 @@ def test_an_index_file_that_a_killed_command_wrote_half_is_made_again(
   [file] = pathlib.Path('killed.db').glob('collections/*/partitions/*/indexes/*.idx')
   os.truncate(file, keep)
   status, said = command(search, '--uri=milvus:killed.db', '--out=again.trec', *flags)
-  assert status == 0 and 'the index of collection passages is made again' in said
+  assert status == 0 and 'rebuilding the index of collection passages' in said
   assert pathlib.Path('again.trec').read_bytes() == pathlib.Path('run.trec').read_bytes()
 
 

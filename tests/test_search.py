@@ -340,11 +340,11 @@ def test_pipes_devices_and_links_stay_what_they_are(folder, command):
 
 BAD = [
   (['--corpus=nowhere'], 'embeddings not found: nowhere'),
-  (['--corpus=empty'], 'empty holds no embeddings'),
+  (['--corpus=empty'], 'empty has no embeddings'),
   (['--corpus=unfinished'], 'unfinished is unfinished'),
   (['--corpus=damaged'], 'damaged/embeddings-00001-of-00003.npy was changed or damaged'),
-  (['--corpus=queries'], '--corpus holds query embeddings'),
-  (['--queries=corpus'], '--queries holds passage embeddings'),
+  (['--corpus=queries'], '--corpus has query embeddings'),
+  (['--queries=corpus'], '--queries has passage embeddings'),
   (
     ['--queries=backbone'],
     'do not belong together: backbone_sha256 bbbbbbbbbbbb... and cccccccccccc...',
@@ -356,7 +356,7 @@ BAD = [
   (['--rescore=short'], '--rescore and --queries do not belong together: dimension 8 and 16'),
   (['--rescore=binary'], '--rescore: binary'),
   (['--rescore=other texts'], '--corpus=corpus'),
-  (['--rescore=queries'], '--rescore holds query embeddings'),
+  (['--rescore=queries'], '--rescore has query embeddings'),
   (['--rescore=corpus', '--out=corpus/run.trec'], 'lies in an input'),
   (['--rescore_factor=0'], 'argument --rescore_factor'),
   (['--queries=tokenizer'], 'do not belong together: tokenizer_sha256 tttttttttttt... and uuuu'),

@@ -1,4 +1,4 @@
-"""Model cards: the README.md of what is published, as the Hugging Face hub reads it."""
+"""Model cards: the README.md of a published model, in the format of the Hugging Face hub."""
 
 import contextlib
 import json
@@ -14,18 +14,18 @@ from dprjax.base.errors import InputError
 from dprjax.models import pooling
 
 FILE = 'README.md'
-_MOST = 60  # options, data files and measures to list
-_HEAD = 1 << 16  # characters to read of the card of a backbone
+_MOST = 60  # limit of listed options, data files and measures
+_HEAD = 1 << 16  # characters read from the card of a backbone
 
 
 class TrainingSummary(NamedTuple):
-  """A training, from its workdir.
+  """A summary of a training, from its workdir.
 
   Attributes:
     method: its name.
     config: the experiment.
     step: of the published checkpoint.
-    inputs: stamps of the files that the training began with, by role.
+    inputs: stamps of input files, by role.
     metrics: of the dev split at this step.
   """
 
@@ -37,16 +37,16 @@ class TrainingSummary(NamedTuple):
 
 
 class Card(NamedTuple):
-  """Facts for a card that the files do not have.
+  """Facts for a card beyond those in the files.
 
   Attributes:
     format: 'npz', 'peft' or 'sentence-transformers'; None for the directory of an encoder.
     base_model: the backbone on the hub.
-    licence: the hub name of it.
-    metrics: (metrics of ``dprjax.evaluate``, SHA-256 of the file), by what was measured.
+    licence: its name on the hub.
+    metrics: (metrics of ``dprjax.evaluate``, SHA-256 of the file), by name of the data.
     training: None without a workdir.
     name: the repository.
-    folder: name of the published folder, a title without a repository.
+    folder: name of the published folder, the title if there is no repository.
   """
 
   format: str | None
@@ -65,7 +65,7 @@ class Subject(NamedTuple):
     meta: of the prompt or encoder.
     prompt: shapes of the prompt arrays by name; empty without a prompt.
     encoders: folders of trained encoders; empty for a frozen backbone.
-    embeds: whether texts become vectors; False for cross-encoders and backbones to be tuned.
+    embeds: whether texts become vectors; False for cross-encoders and for backbones before tuning.
     backbone: folder of the initial backbone.
   """
 
@@ -77,7 +77,7 @@ class Subject(NamedTuple):
 
 
 def hub_name(backbone: str) -> str | None:
-  """The repository that a backbone's name means; None for a local path or a package."""
+  """The hub repository of a backbone name; None for a local path or a package."""
   reference = repository.parse(backbone)
   if reference is None or '/' not in reference.name or epath.Path(backbone).exists():
     return None
@@ -196,7 +196,7 @@ def _data(training: TrainingSummary | None) -> Iterator[str]:
   tasks = (training.config.get('tasks') or {}).values()
   names = [data.get('dir') or data.get('format') or '', *(task['data']['dir'] for task in tasks)]
   shown = ', '.join(_code(name.rstrip('/').rpartition('/')[2]) for name in names if name)
-  yield f'Data: {shown or "not named"}. The files that the training began with:'
+  yield f'Data: {shown or "not named"}. The input files of the training:'
   yield ''
   stamped = {
     role: entry
@@ -204,7 +204,7 @@ def _data(training: TrainingSummary | None) -> Iterator[str]:
     if isinstance(entry, dict) and not role.startswith('backbone (')
   }
   if not stamped:
-    yield 'The workdir has no record of them.'
+    yield 'The workdir has no record of these files.'
     return
   yield '| role | file | bytes | SHA-256 |'
   yield '| --- | --- | ---: | --- |'
@@ -250,14 +250,14 @@ def _metrics(card: Card, subject: Subject) -> Iterator[str]:
     for measure, value in training.metrics.items():
       yield (
         f'On the dev split, which chose the checkpoint: {_plain(measure)} {value:.4f}. It was not '
-        'compared with the model that the training began with.'
+        'compared with the initial model.'
       )
   if not card.metrics and gain is None and not (training and training.metrics):
     yield 'Not measured here.'
 
 
 def _gain(gain: Mapping[str, Any]) -> Iterator[str]:
-  """Sentences on meta's ``gain``, which `artifact.check_gain` has checked."""
+  """Sentences on ``gain`` in meta, after `artifact.check_gain`."""
   interval = ''
   if gain['low'] is not None:
     interval = (
@@ -273,17 +273,17 @@ def _gain(gain: Mapping[str, Any]) -> Iterator[str]:
   )
   if gain.get('new') is not None and gain['new_queries'] < gain['queries']:
     yield (
-      f'On the {gain["new_queries"]:,} queries with answers that no training query has, the '
-      f'difference is {gain["new"]:+.4f}.'
+      f'On the {gain["new_queries"]:,} queries with answers not seen in training, the difference '
+      f'is {gain["new"]:+.4f}.'
     )
   if not gain['better']:
     chance = ', or better by chance' if gain['difference'] > 0 else ''
     yield ''
-    yield f'**It is no better than what the training began with{chance}.**'
+    yield f'**It is not better than the initial model{chance}.**'
 
 
 def _expected(expected: Any) -> Iterator[str]:
-  """A sentence on meta's ``expected``; nothing if it is of another tool."""
+  """A sentence on ``expected`` in meta; nothing if another tool wrote it."""
   try:
     gain, loss, chance = (float(expected[key]) for key in ('gain', 'loss', 'chance_of_loss'))
     words = ', fused with BM25' if expected['with_bm25'] else ''
@@ -308,7 +308,7 @@ def _limits(subject: Subject) -> Iterator[str]:
   meta = subject.meta
   if subject.prompt and not subject.encoders:
     yield (
-      '- It fits only this backbone, by the SHA-256 above. Under another, even another version of '
+      '- It fits only this backbone, by the SHA-256 above. With another, even another version of '
       'the same model, its vectors mean nothing.'
     )
   if 'query_max_length' in meta:
@@ -325,7 +325,7 @@ def _limits(subject: Subject) -> Iterator[str]:
     yield f'- Vectors are compared by {"cosine" if meta["normalize"] else "inner product"}.'
   if subject.prompt:
     yield (
-      '- Queries and passages are both embedded under it.'
+      '- Queries and passages are both embedded with it.'
       if meta.get('sides') != 'query'
       else '- It is for queries only: passages are embedded by the bare backbone.'
     )
@@ -336,13 +336,13 @@ def _limits(subject: Subject) -> Iterator[str]:
 
 
 def _licence(card: Card, subject: Subject) -> str:
-  own = f'{_code(card.licence)}.' if card.licence else 'Not stated by whoever trained it.'
+  own = f'{_code(card.licence)}.' if card.licence else 'Not stated by its author.'
   base = backbone_licence(subject.backbone)
   return own + (f' The card of the backbone says {_code(base)}.' if base else '')
 
 
 def backbone_licence(folder: epath.Path) -> str | None:
-  """The licence in the card of the folder of a backbone, if it can be read."""
+  """The licence in the card of a backbone folder, if it can be read."""
   path = folder / FILE
   if not path.exists() or files.is_special(path):
     return None

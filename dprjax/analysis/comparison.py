@@ -14,7 +14,7 @@ from dprjax.formats.seen import ROLES
 _DRAWS = 10_000
 _DRAWS_AT_ONCE = 500  # bounds the memory
 _SEED = 0
-_LARGEST = 1e15  # of the values of a measure
+_LARGEST = 1e15  # of values of a measure
 
 
 class Interval(NamedTuple):
@@ -26,10 +26,10 @@ class Interval(NamedTuple):
 
 
 class Compared(NamedTuple):
-  """One system under one measure.
+  """A system under a measure.
 
   Attributes:
-    mean, low, high: over queries, with the 95 % interval; several data sets have equal weight.
+    mean, low, high: over queries, with the 95 % interval; data sets have equal weight.
     difference: from the first system, over common queries; None for the first.
   """
 
@@ -58,7 +58,7 @@ def compare(systems: dict[str, dict[str, Any]], measure: str) -> dict[str, Compa
 
   Args:
     systems: metrics of ``evaluate`` by name; the first is the baseline.
-    measure: one that all have.
+    measure: a measure in all metrics.
 
   Raises:
     InputError: a system shares no query with the first.
@@ -92,7 +92,7 @@ def _per_dataset(metrics: dict[str, Any], measure: str) -> dict[str, dict[str, f
 
 
 def _bootstrap(parts: Sequence[Float[np.ndarray, ' queries']]) -> Float[np.ndarray, ' draws']:
-  """Means of the parts' means over drawn queries; parts of the same sizes get the same draws."""
+  """Means over parts of their means over drawn queries; parts of equal size get the same draws."""
   rng = np.random.default_rng(_SEED)
   total = np.zeros(_DRAWS)
   for part in parts:
@@ -114,7 +114,7 @@ def read_metrics(path: files.PathLike) -> dict[str, Any]:
   found = reading.convert(values, str(path), _Metrics)
   parts = found.datasets.values() if 'datasets' in values else [found]
   if not found.mean or not parts:
-    raise InputError(f'{path} has no mean of any measure: is it of dprjax.evaluate?')
+    raise InputError(f'{path} has no mean of any measure: is it from dprjax.evaluate?')
   for part in (found, *parts):
     for name in found.mean:
       if name not in part.mean or not part.per_query.get(name):
@@ -188,7 +188,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -
 
 
 def note(systems: dict[str, dict[str, Any]], measures: Sequence[str]) -> str:
-  """The number of queries, those that a system was trained on, and the meaning of *."""
+  """The number of queries, how many a system was trained on, and the meaning of *."""
   first, *others = systems
   sizes = {name: len(metrics['per_query'][measures[0]]) for name, metrics in systems.items()}
   counted = ', '.join(f'{name}: {size:,} queries' for name, size in sizes.items())

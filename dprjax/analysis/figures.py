@@ -14,13 +14,13 @@ from dprjax.analysis import comparison
 from dprjax.base import files
 from dprjax.base.errors import InputError
 
-if TYPE_CHECKING:  # it imports JAX, which bars do not need
+if TYPE_CHECKING:  # imports JAX, which bars do not need
   from dprjax.analysis.inspection import Findings
 
-# Okabe and Ito's colours, distinguishable with colour blindness, without yellow: it vanishes on
+# Colours of Okabe and Ito, distinguishable with colour blindness, without yellow, which vanishes on
 # white paper.
 _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#8C564B', '#777777')
-# Systems have the same colour in all figures.
+# Each system has the same colour in all figures.
 _SYSTEMS = (
   ('chosen', '#B03060'),
   ('nudge', '#CC79A7'),
@@ -36,7 +36,7 @@ _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 
 
 class Bar(NamedTuple):
-  """A value, the ends of its whisker, and whether it has a star."""
+  """A value, its whisker, and whether it has a star."""
 
   mean: float
   low: float
@@ -60,7 +60,7 @@ def dots(
     xlabel: the label of the x axes.
     foot: a line in small print.
     path: the file; png, pdf or svg.
-    title: what the figure says.
+    title: the message of the figure.
     differences: panels share an axis with a line at 0; an exact 0 without a whisker is hollow.
 
   Raises:
@@ -115,7 +115,7 @@ def _label_below(drawing: Any, text: str) -> None:
 
 
 def _cut(axes: Any, bars: Sequence[Bar]) -> None:
-  """Limits the axis where a few long whiskers would hide all points."""
+  """Limits the axis if a few long whiskers would hide all points."""
   means = [bar.mean for bar in bars]
   usual = float(np.median([bar.high - bar.low for bar in bars]))
   low, high = min(0, *means) - 1.5 * usual, max(0, *means) + 1.5 * usual
@@ -126,7 +126,7 @@ def _cut(axes: Any, bars: Sequence[Bar]) -> None:
 def compared(
   systems: dict[str, dict[str, Any]], measures: Sequence[str], path: files.PathLike
 ) -> None:
-  """Draws what ``comparison.compare`` finds: differences from the first system, or its values."""
+  """Draws results of ``comparison.compare``: differences from the first system, or its values."""
   found = {measure: comparison.compare(systems, measure) for measure in measures}
   first, *others = systems
   several = any('datasets' in metrics for metrics in systems.values())
@@ -172,7 +172,7 @@ def curves(
 
 
 def backbones(findings: 'Mapping[str, Findings]', path: files.PathLike) -> None:
-  """Draws alignment against uniformity, of unit vectors and raw ones, by backbone.
+  """Draws alignment against uniformity by backbone, for unit vectors and raw vectors.
 
   The lower left corner is best, as in Gao et al. 2021 (SimCSE), Figure 2.
 
@@ -187,7 +187,7 @@ def backbones(findings: 'Mapping[str, Findings]', path: files.PathLike) -> None:
 
 
 def spaces(findings: 'Mapping[str, Findings]') -> list[Callable[[Any], None]]:
-  """Functions that draw the panels with content into axes."""
+  """Functions that draw the panels into axes."""
   titles = {
     'on the unit sphere': [(one.uniformity, one.alignment) for one in findings.values()],
     'raw vectors': [(one.raw_uniformity, one.raw_alignment) for one in findings.values()],
@@ -200,7 +200,7 @@ def spaces(findings: 'Mapping[str, Findings]') -> list[Callable[[Any], None]]:
 
 
 class TopicPanel(NamedTuple):
-  """The words of a topic, most probable first, with their probabilities in it and elsewhere."""
+  """The words of a topic, most probable first, with their probabilities in it and overall."""
 
   title: str
   words: Sequence[str]
@@ -240,7 +240,7 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
 
 
 def short(name: str) -> str:
-  """A name for a legend, which would leave out one that begins with an underscore."""
+  """A name for a legend; legends leave out names that begin with an underscore."""
   name = ' '.join(name.split())
   return (name if len(name) <= _NAMED else f'{name[: _NAMED - 3]}...').lstrip('_') or '?'
 
@@ -260,8 +260,8 @@ def _scatter(
 
 @contextlib.contextmanager
 def canvas(width: float, height: float, foot: str, path: files.PathLike) -> Iterator[Any]:
-  """A figure to draw into, which is written at the end."""
-  # Tables do not need it.
+  """A figure to draw into; written at the end of the block."""
+  # Not needed for tables.
   import matplotlib.figure
   import matplotlib.layout_engine
 

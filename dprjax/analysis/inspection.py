@@ -1,4 +1,4 @@
-"""Measures of backbones on a retrieval data set: alignment and uniformity of their vectors."""
+"""Alignment and uniformity of the vectors of backbones, on a retrieval data set."""
 
 import dataclasses
 import logging
@@ -29,7 +29,7 @@ class Sample(NamedTuple):
     name: of the data set and split.
     positives: (query, relevant passage), for alignment.
     passages, queries: for uniformity.
-    relevant: text of each passage that is relevant to a drawn query, by id.
+    relevant: texts of passages relevant to drawn queries, by id.
   """
 
   name: str
@@ -53,7 +53,7 @@ class Findings:
   """The measures of one backbone.
 
   Attributes:
-    settings: how it makes vectors, in words.
+    settings: of its vectors, in words.
     alignment: of queries and relevant passages, scaled to unit length.
     uniformity, query_uniformity: of passages and queries, scaled to unit length; None for a single
       query.
@@ -80,7 +80,7 @@ class Findings:
 
 
 def draw(dataset: sources.Dataset, name: str, most: int) -> Sample:
-  """Draws texts, always the same ones.
+  """Draws the same texts each time.
 
   Args:
     dataset: with judgements.
@@ -97,7 +97,7 @@ def draw(dataset: sources.Dataset, name: str, most: int) -> Sample:
     (query.text, passage) for query in dataset.queries for passage in dataset.positives(query.id)
   ]
   pairs = rng.sample(pairs, min(most, len(pairs)))
-  # A generator of its own keeps the other draws independent.
+  # A separate generator keeps the other draws independent.
   queries = random.Random(_SEED).sample(dataset.queries, min(most, len(dataset.queries)))
   wanted = {passage for _, passage in pairs}
   wanted.update(query.id for query in queries)
@@ -167,7 +167,7 @@ def measure(retriever: Retriever, found: InspectedVectors) -> Findings:
 
 
 def describe(retriever: Retriever) -> str:
-  """How a backbone makes vectors, in words."""
+  """The vector settings of a backbone, in words."""
   spec = retriever.encoder.entry().spec
   lengths = dict.fromkeys((spec.query_max_length, spec.passage_max_length))
   return f'{spec.pooling} pooling, at most {" and ".join(map(str, lengths))} tokens'
@@ -196,12 +196,12 @@ def _shown(value: float | None) -> str:
 
 
 def note(drawn: Sample, findings: Mapping[str, Findings]) -> list[str]:
-  """Lines on the columns, the number of texts, and how vectors are made."""
+  """Lines on the columns, the number of texts, and vector settings."""
   pairs = f'{len(drawn.positives):,} pairs of a query and a relevant passage of {drawn.name}'
   return [
-    f'Alignment (alpha = 2): {pairs}; lower is nearer. Of unit vectors, and raw.',
-    f'Uniformity (t = 2): {len(drawn.passages):,} passages of {drawn.name}; lower is more even. Of '
-    'unit vectors, and raw.',
+    f'Alignment (alpha = 2): {pairs}; lower is nearer. For unit vectors, and raw.',
+    f'Uniformity (t = 2): {len(drawn.passages):,} passages of {drawn.name}; lower is more even. '
+    'For unit vectors, and raw.',
     f'Uniformity of queries: {len(drawn.queries):,} queries of {drawn.name}.',
     '; '.join(f'{name}: {found.settings}' for name, found in findings.items()) + '.',
   ]

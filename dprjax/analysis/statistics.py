@@ -26,8 +26,8 @@ def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
   """log E exp(-t ||x - y||^2) over pairs of vectors: how evenly they fill the sphere.
 
   Lower is better; 0 if all vectors are equal. Wang & Isola 2020, section 4.1; each pair of rows
-  counts once, as in the code of their Figure 5 (``torch.pdist``). Sums logarithms, since every
-  kernel of raw vectors may be 0 in floating point.
+  counts once, as in the code of their Figure 5 (``torch.pdist``). Sums in log space, since all
+  kernel values of raw vectors may be 0 in floating point.
 
   Args:
     x: at least two unit vectors, or raw ones as in DPTDR Table 8.

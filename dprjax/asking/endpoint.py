@@ -1,8 +1,8 @@
-"""A client of the OpenAI interface for chat completions, which most servers of models have.
+"""A client for chat completions by the OpenAI interface, which most model servers offer.
 
-``POST ENDPOINT/chat/completions``, several at a time. Busy and failing servers are asked again,
-after a pause that doubles, or that they name (``Retry-After``). No redirect is followed, since the
-key would go to another host.
+``POST ENDPOINT/chat/completions``, several at a time. Busy and failing servers are asked again
+after a doubling pause, or the pause in ``Retry-After``. Redirects are not followed, since the key
+would go to another host.
 """
 
 import concurrent.futures
@@ -28,18 +28,18 @@ _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _MOST_BYTES = 1 << 20  # of an answer
-_SHOWN = 160  # characters of the message of a server
+_SHOWN = 160  # characters of a server message
 
 
 class Server(NamedTuple):
-  """Who is asked, and how.
+  """A server and the settings of requests.
 
   Attributes:
     url: up to and with ``/v1``.
     settings: of every request, such as ``temperature``.
     key: of the server; '' for none.
     timeout: seconds for an answer.
-    retries: after a first failure.
+    retries: attempts after a first failure.
   """
 
   url: str
@@ -75,7 +75,7 @@ class _Refuse(urllib.request.HTTPRedirectHandler):
 
 
 class _Busy(Exception):
-  """The server may answer later; ``pause`` is what it asks for."""
+  """The server may answer later, after ``pause`` seconds if it says so."""
 
   def __init__(self, said: str, pause: float | None = None):
     super().__init__(said)
@@ -83,7 +83,7 @@ class _Busy(Exception):
 
 
 def check_url(url: str, key: str) -> None:
-  """Raises InputError for an address that is none, holds a password, or would show the key."""
+  """Raises InputError for an address that is invalid, has a password, or would expose the key."""
   parts = urllib.parse.urlsplit(url)
   if parts.scheme not in ('http', 'https') or not parts.hostname:
     raise InputError(f'--endpoint={url}: expected an address such as http://127.0.0.1:8000/v1')
@@ -115,14 +115,13 @@ def ask(
   """Yields answers as they come.
 
   Args:
-    server: to ask.
+    server: the server.
     requests: the prompts.
     concurrency: requests at a time.
-    pause: waits so many seconds.
+    pause: waits for a number of seconds.
 
   Raises:
-    InputError: the server refuses, or still fails after ``retries``. Answers until then were
-      yielded.
+    InputError: the server refuses, or still fails after ``retries``. Earlier answers were yielded.
   """
   stop = threading.Event()
 
@@ -162,9 +161,9 @@ def _ask(
       if attempt == server.retries or stop.is_set():
         raise InputError(
           f'--endpoint={server.url}: {error}, {attempt + 1} times in a row; the answers so far are '
-          'kept, and the same command goes on from there'
+          'kept, and the same command continues from there'
         ) from error
-      # Jitter, so that requests do not come back together.
+      # Jitter, so that requests do not return together.
       pause(min(error.pause or wait * random.uniform(0.5, 1.5), _LONGEST_PAUSE_S))
       wait *= 2
   raise AssertionError
@@ -205,8 +204,8 @@ def _post(server: Server, request: Request) -> Answer:
     found = msgspec.json.decode(content, type=_Completion)
   except (msgspec.DecodeError, UnicodeDecodeError) as error:
     raise InputError(
-      f'--endpoint={server.url}: the answer is no chat completion ({error}); the address usually '
-      'ends with /v1'
+      f'--endpoint={server.url}: the answer is not a chat completion ({error}); the address '
+      'usually ends with /v1'
     ) from None
   if not found.choices:
     raise InputError(f'--endpoint={server.url}: an answer without choices')
@@ -232,7 +231,7 @@ def _said(server: Server, error: urllib.error.HTTPError) -> str:
 
 
 def _plain(server: Server, text: str) -> str:
-  """The text without the key, which a server may repeat."""
+  """The text without the key, which a server may echo."""
   return mask(text.replace(server.key, '***') if server.key else text)
 
 
@@ -244,5 +243,5 @@ def _seconds(value: str | None) -> float | None:
 
 
 def key_from(variable: str) -> str:
-  """The key in an environment variable; '' if it is not set."""
+  """The key in an environment variable; '' if unset."""
   return os.environ.get(variable, '').strip()

@@ -1,16 +1,16 @@
-"""Queries without a generator: what a passage says of itself.
+"""Queries without a generator, extracted from passages.
 
-| kind | query | taken out of the passage |
+| kind | query | removed from the passage |
 |---|---|---|
 | title | the title | the title |
 | heading | a short line before a longer one | the line |
 | question | a question in the text | the question |
 | first | the first sentence | the sentence |
 | keyphrases | the three phrases with the largest tf-idf | |
-| crop | some words in a row of a sentence, chosen by lot | the sentence |
+| crop | a random run of words of a sentence | the sentence |
 
-What became the query is taken out, or the passage would be found by its copy. A tenth of the
-passages keep it, as in the Inverse Cloze Task (Lee et al., 2019, section 9.2).
+The text of a query is removed from its passage, which would otherwise be found by the copy. A tenth
+of the passages keep it, as in the Inverse Cloze Task (Lee et al., 2019, section 9.2).
 """
 
 import collections
@@ -26,12 +26,12 @@ from dprjax.formats.texts import PassageRecord
 
 KINDS = ('title', 'heading', 'question', 'first', 'keyphrases', 'crop')
 KEEP = 0.1
-"""Share of passages that keep what became their queries."""
+"""Share of passages that keep the text of their queries."""
 
-_LEFT = 8  # words that a passage has left, at least
+_LEFT = 8  # fewest words left in a passage
 _HEADING_WORDS = 12
 _PHRASES, _PHRASE_WORDS = 3, 3
-_COMMON = 0.1  # share of passages from which a word is too common for a phrase
+_COMMON = 0.1  # words in a larger share of passages are too common for a phrase
 _CROP = (5, 14)  # words
 _MARK = re.compile(r'^\s{0,3}#{1,6}\s+')
 _ENDS = ('.', '!', '?', ';', ':', ',')
@@ -45,14 +45,14 @@ class Extracted(NamedTuple):
 
 
 class Asked(NamedTuple):
-  """The queries of a passage, and the passage without them."""
+  """The queries of a passage, and the passage without their text."""
 
   queries: list[Extracted]
   passage: PassageRecord
 
 
 class Rarity:
-  """How rare words are in passages."""
+  """The rarity of words in passages."""
 
   def __init__(self, texts: Iterable[str]):
     self._spread: collections.Counter[str] = collections.Counter()
@@ -63,7 +63,7 @@ class Rarity:
       self._texts += 1
 
   def of(self, word: str) -> float:
-    """The inverse document frequency of a word; 0 if it is a function word, or too common."""
+    """The inverse document frequency of a word; 0 for function words and too common words."""
     spread = self._spread.get(word, 0)
     if spread > max(_COMMON * self._texts, 2) or word.isdecimal() or word in self._empty:
       return 0.0
@@ -84,14 +84,14 @@ def extract(
   """One query of each kind, in the order of ``kinds``, up to ``most``.
 
   Args:
-    passage: with its text as it is in the corpus.
+    passage: with its original text.
     rarity: of words in the sample.
     kinds: some of ``KINDS``.
     most: queries.
-    words_of_query: the fewest and the most.
+    words_of_query: the fewest and the most words.
     seed: of the lots.
     language: whose rules split sentences (ISO 639).
-    keep: share of passages that stay whole.
+    keep: share of passages without removal.
   """
   fewest, largest = words_of_query
   lines = [' '.join(line.split()) for line in passage.text.splitlines() if line.strip()]
@@ -143,7 +143,7 @@ def extract(
 
 
 def keyphrases(text: str, rarity: Rarity) -> str:
-  """Three phrases: runs of words that are rare elsewhere, best first by their words' tf-idf."""
+  """Three phrases: runs of words that are rare elsewhere, best first by tf-idf of words."""
   counts = collections.Counter(words.words(text))
   found: set[tuple[str, ...]] = set()
   for part in re.split(r'[^\w\s\'-]+', text):
@@ -186,7 +186,7 @@ def _fits(query: str, fewest: int, most: int) -> bool:
 
 
 def _crop(sentences: Sequence[str], id_: str, seed: int) -> tuple[str, str]:
-  """A sentence, and some words of it in a row."""
+  """A sentence, and a run of its words."""
   if not sentences:
     return '', ''
   lot = int.from_bytes(draws.draw(id_, seed, 'asking crop')[:12])
@@ -199,7 +199,7 @@ def _crop(sentences: Sequence[str], id_: str, seed: int) -> tuple[str, str]:
 
 
 def _without(text: str, taken: Collection[str], language: str) -> str:
-  """The text without these lines and sentences; as it is if none is in it."""
+  """The text without these lines and sentences; unchanged if it has none of them."""
   if not taken:
     return text
   lines = []

@@ -1,16 +1,16 @@
-"""Which queries can be trained on. Text from a generator or the web is not trusted.
+"""Filters queries for training. Text from a generator or the web is not trusted.
 
-| left out | why |
+| left out | reason |
 |---|---|
-| empty | nothing was asked |
+| empty | no query |
 | markup | tags, links, code, tokens of chat templates, invisible characters |
-| talk | the generator speaks to whoever asked it: "Sure, here are ..." |
-| about the text itself | "according to the passage": no one who searches has it |
-| too short, too long | words |
-| another language | than the passage, by its script or its function words |
-| copied | a run of words of the passage: it would be found by them alone |
+| talk | the generator addresses its user: "Sure, here are ..." |
+| about the text itself | "according to the passage": a person who searches does not know it |
+| too short, too long | by the number of words |
+| another language | than the passage, by script or function words |
+| copied | a run of words of the passage: word matches would suffice to find it |
 | repeated | for the same passage |
-| asked of several passages | it has no one answer |
+| asked of several passages | its answer is ambiguous |
 """
 
 import collections
@@ -26,11 +26,11 @@ from dprjax.base import words
 from dprjax.formats.read_report import ReadReport
 
 COPIED_WORDS = 8
-"""Words in a row from which a query is a copy."""
+"""A query with this many words in a row from the passage is a copy."""
 
-_WHOLE_COPY = 6  # words of a query that stands in its passage as a whole
+_WHOLE_COPY = 6  # fewest words of a copied query that the passage contains whole
 _FUNCTION_WORDS = 2  # of another language
-_FOREIGN = 1 / 3  # share of letters of a script that the passage lacks
+_FOREIGN = 1 / 3  # share of letters in a script that the passage lacks
 _MARKUP = re.compile(
   r'<\s*/?\s*[a-zA-Z!][^>]*>|</|https?://|www\.|```|`[^`]+`|!?\[[^\]]*\]\([^)]*\)|<\|[^|]*\|>'
   r'|\[/?INST\]|<</?SYS>>|\{\{|\}\}|&#?\w+;|\*\*|^\s*#{1,6}\s|^\s*\|'
@@ -62,7 +62,7 @@ _SCRIPTS = {
     *('Devanagari', 'Bengali', 'Tamil', 'Telugu', 'Thai', 'Georgian', 'Armenian', 'Ethiopic'),
   )
 }
-# bm25s's lists of function words.
+# The lists of function words in bm25s.
 _LISTS = {
   'english': 'STOPWORDS_EN_PLUS',
   **{
@@ -76,7 +76,7 @@ _LISTS = {
 
 
 class Query(NamedTuple):
-  """A query of a passage, and where it is from, such as ``title`` or the name of a model."""
+  """A query for a passage, and its source, such as ``title`` or the name of a model."""
 
   passage: str
   text: str
@@ -95,14 +95,13 @@ def tidy(line: str) -> str:
 def why_not(
   text: str, passage: str, *, fewest: int = 2, most: int = 32, own_words: bool = False
 ) -> str:
-  """Why a query cannot be trained on; '' if it can.
+  """The reason to leave out a query; '' if it can be used.
 
   Args:
     text: the query.
-    passage: what it asks about.
-    fewest, most: its words.
-    own_words: whether it was taken out of the passage, so that copies and other languages are
-      none.
+    passage: its passage.
+    fewest, most: bounds of its words.
+    own_words: whether it was taken from the passage, so that copies and languages are not checked.
   """
   own = words.words(text)
   if not own:
@@ -137,15 +136,15 @@ def choose(
   per_passage: int,
   own_words: bool,
 ) -> list[Query]:
-  """The queries that can be trained on, in their order; the others are counted.
+  """The queries that can be used for training, in order; others are counted.
 
   Args:
     queries: of known passages.
     passages: texts by id.
-    report: counts what is left out.
+    report: counts queries left out.
     fewest, most: words of a query.
-    per_passage: queries of a passage, at most.
-    own_words: as of `why_not`.
+    per_passage: the most queries of a passage.
+    own_words: as in `why_not`.
   """
   kept: dict[tuple[str, str], Query] = {}
   for query in queries:
@@ -206,7 +205,7 @@ def _is_foreign(text: str, passage: str, own: Sequence[str], theirs: Sequence[st
 
 @functools.cache
 def function_words() -> dict[str, frozenset[str]]:
-  """bm25s's function words by language."""
+  """The function words in bm25s, by language."""
   # Importing bm25s starts JAX.
   from bm25s import stopwords
 

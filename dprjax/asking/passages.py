@@ -1,4 +1,4 @@
-"""Passages to ask about: those of a corpus, a table, or documents cut into passages."""
+"""Passages to ask about, from a corpus, a table, or documents cut into passages."""
 
 from collections.abc import Iterator
 
@@ -11,13 +11,13 @@ from dprjax.formats.texts import PassageRecord, Texts, read_corpus
 
 
 def corpus_file(path: files.PathLike) -> epath.Path | None:
-  """The corpus of jsonl or the MS MARCO tsv that a path names, itself or in a BEIR folder.
+  """The jsonl corpus or MS MARCO tsv at a path, or in a BEIR folder.
 
   Returns:
     None for anything else (`read_others`).
 
   Raises:
-    InputError: nothing is there, or a pipe, since a corpus is read twice.
+    InputError: it is missing, or a pipe, since a corpus is read twice.
   """
   if hub_data.is_named(path) or files.is_pattern(path):
     return None
@@ -42,9 +42,9 @@ def read_passages(path: files.PathLike) -> Iterator[PassageRecord]:
 
 
 def read_others(path: files.PathLike) -> Iterator[PassageRecord]:
-  """The passages of tables and documents, as every command reads them (`formats.inputs`).
+  """The passages of tables and documents, read as in all commands (`formats.inputs`).
 
-  Those of documents have the headings above them as titles.
+  Passages of documents have the headings above them as titles.
 
   Raises:
     InputError: as `Texts` and `documents.read_passages`.

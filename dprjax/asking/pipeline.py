@@ -1,8 +1,8 @@
-"""From documents without judgements to a prompt, as commands of dprjax that run once each.
+"""Makes a prompt from documents without judgements, by commands that run once each.
 
 Below the workdir are ``queries`` (a BEIR folder), ``runs``, ``mined.jsonl``, ``training``,
-``prompt`` (prompt.npz and its card), ``passages`` (the frozen encoder's vectors, which the prompt
-searches), ``metrics``, ``choice.json`` and the report.
+``prompt`` (prompt.npz and its card), ``passages`` (vectors of the frozen encoder, searched by the
+prompt), ``metrics``, ``choice.json`` and the report.
 """
 
 import json
@@ -31,7 +31,7 @@ DOCSTRINGS = 'docstrings:'
 _FUSION = 'zscore'
 _MEASURE = 'nDCG@10'
 _MOST_PRICE = 1e6
-# What is compared, by the names of runs.
+# The compared systems, by names of runs.
 _SYSTEMS = {
   'frozen': ('frozen encoder', FROZEN),
   'bm25': ('BM25', BM25),
@@ -65,14 +65,14 @@ OPTIONS = {
   'measures': options.texts(),
   'retriever_recipe': _TEXT,
 }
-"""Options beside ``config.retriever``; configs/nolabels.py explains them."""
+"""Options besides ``config.retriever``; configs/nolabels.py explains them."""
 
 OURS = (
   'seed',
   *('data.dir', 'data.format', 'data.mined_negatives', 'data.train_split', 'data.token_cache'),
   *('data.passage_embeddings', 'distillation.scores', 'distillation.temperature'),
 )
-"""Options of ``config.retriever`` that the pipeline sets."""
+"""Options of ``config.retriever`` set by the pipeline."""
 
 
 class NoLabels:
@@ -80,11 +80,11 @@ class NoLabels:
 
   Args:
     config: of configs/nolabels.py.
-    workdir: gets all files.
+    workdir: the folder of all files.
 
   Raises:
-    InputError: a bad option; from ``run``: missing or malformed text, a workdir of something else,
-      or a killed stage.
+    InputError: a bad option; from ``run``: missing or malformed text, a workdir with other
+      contents, or a killed stage.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: epath.Path):
@@ -92,7 +92,7 @@ class NoLabels:
     self.config, self.workdir = config, workdir
 
   def run(self) -> Choice:
-    """Runs all stages; returns what was chosen."""
+    """Runs all stages; returns the choice."""
     with workdirs.claim(self.workdir, workdirs.PIPELINE, inputs(self.config)):
       return self._run()
 
@@ -100,9 +100,9 @@ class NoLabels:
     c, work = self.config, self.workdir
     files.write_json(work / 'config.json', json.loads(configs.to_json(c)))
     judged = bool(c.data.judged)
-    # Queries; BM25; three encodings, a search; fusion; the filter; mining; training and export; the
-    # prompt's queries, its search and fusion; measuring each system; the table. Judged queries are
-    # searched by all, and a cross-encoder scores once.
+    # Queries; BM25; three encodings and a search; fusion; the filter; mining; training and export;
+    # queries with the prompt, their search and fusion; measures of each system; the table. Judged
+    # queries are searched by all systems, and a cross-encoder scores once.
     self._stages = Stages(
       work, 15 + len(_SYSTEMS) + 4 * judged + bool(c.reranker_path) + self._trims()
     )
@@ -114,7 +114,7 @@ class NoLabels:
       {split: work / 'queries' / 'qrels' / f'{split}.tsv' for split in ('train', 'found')},
     )
     frozen = ModelFiles(c.retriever.backbone.path)
-    # What became a query is not in the passage that it trains on, but in the one that is searched.
+    # The text of a query is removed from its training passage, but not from the searched passage.
     vectors = self._encode('passages', frozen, made._replace(corpus=corpus), None)
     trained_on = self._encode('trained-on', frozen, made, None) if self._trims() else vectors
     teacher, runs = self._retrieve_train(made, frozen, trained_on)
@@ -128,7 +128,7 @@ class NoLabels:
       qrels = texts.qrels[split]
       runs = self._retrieve(texts, split, frozen, vectors)
     else:
-      # Queries that were made and held out of the training.
+      # Generated queries held out of the training.
       texts, split, vectors = made, 'train', trained_on
       qrels = workdirs.trained(work / 'training') / workdirs.DEV
     queries = self._encode(f'prompt-{split}', model, texts, split)
@@ -144,7 +144,7 @@ class NoLabels:
     return choice
 
   def _trims(self) -> bool:
-    """Whether what becomes a query leaves its passage: where no generator writes the queries."""
+    """Whether the text of a query is removed from its passage, as without a generator."""
     return not (self.config.queries.answers or self.config.queries.endpoint)
 
   def _queries(self) -> epath.Path:
@@ -172,7 +172,7 @@ class NoLabels:
   def _retrieve_train(
     self, texts: TextFiles, frozen: ModelFiles, vectors: epath.Path
   ) -> tuple[epath.Path, dict[str, epath.Path]]:
-    """The teacher run of the queries, and all runs."""
+    """The teacher run for the queries, and all runs."""
     runs = self._retrieve(texts, 'train', frozen, vectors)
     if not (reranker := self.config.reranker_path):
       return runs['fused'], runs
@@ -189,7 +189,7 @@ class NoLabels:
   def _retrieve(
     self, texts: TextFiles, split: str, frozen: ModelFiles, vectors: epath.Path
   ) -> dict[str, epath.Path]:
-    """BM25, the frozen encoder, and both fused, over the queries of a split."""
+    """Runs of BM25, the frozen encoder, and their fusion, for the queries of a split."""
     bm25 = self._stages.bm25(
       f'BM25: {split}', texts, split, self._run_file('bm25', split), self._depth(split)
     )
@@ -267,7 +267,7 @@ class NoLabels:
     self._stages.train('Train: the prompt', c.retriever_recipe, flags, workdir, reads, restart=True)
 
   def _judged(self, corpus: epath.Path) -> TextFiles:
-    """The user queries, over the whole corpus."""
+    """The judged queries of the user, over the whole corpus."""
     split = self.config.data.judged_split
     found = sources.locate(sources.Source(self.config.data.judged, 'beir', split))
     folder = epath.Path(self.config.data.judged)
@@ -279,7 +279,7 @@ class NoLabels:
     return self._stages.evaluate(f'Measure: {name}', run, qrels, names, out)
 
   def _card(self, metrics: Mapping[str, epath.Path], judged: bool) -> None:
-    """The prompt in a folder, with its card."""
+    """Exports the prompt to a folder, with its card."""
     what = 'judged queries' if judged else 'queries that nobody judged'
     out, workdir = self.workdir / 'prompt', self.workdir / 'training'
     flags = [f'--workdir={workdir}', f'--out={out}', '--card=true', '--force']
@@ -300,10 +300,11 @@ class NoLabels:
 
 
 def scale(teacher: epath.Path, frozen: epath.Path, qrels: Qrels) -> float:
-  """How many times as large margins of a teacher are as those of the frozen encoder.
+  """The ratio of the margins of a teacher to those of the frozen encoder.
 
-  Margins are between the first relevant passage of a query and the others that both runs have.
-  Divided by this, margins of the teacher have the root mean square of the frozen encoder.
+  Margins are between the first relevant passage of a query and the other passages in both runs.
+  Divided by this ratio, margins of the teacher have the same root mean square as those of the
+  frozen encoder.
 
   Raises:
     InputError: no query has a margin in both runs.
@@ -324,18 +325,18 @@ def scale(teacher: epath.Path, frozen: epath.Path, qrels: Qrels) -> float:
       theirs += sum((one[positive] - one[id_]) ** 2 for id_ in sorted(both))
       ours += sum((other[positive] - other[id_]) ** 2 for id_ in sorted(both))
   if not (ours and theirs):
-    raise InputError(f'{teacher}: no margin between passages that {frozen} has, too')
+    raise InputError(f'{teacher}: no margin between passages that are also in {frozen}')
   return float(np.sqrt(theirs / ours))
 
 
 def choose(scores: Mapping[str, Mapping[str, float]], judged: bool) -> Choice:
-  """Chooses among systems by nDCG@10 of each query; `choosing.choose`.
+  """Chooses among systems by nDCG@10 of each query, by `choosing.choose`.
 
-  No query helped to train or to weigh a system: the prompt never saw judged ones, and those that
-  nobody judged were held out.
+  No query was used to train or weigh a system: the prompt never saw judged queries, and generated
+  queries were held out.
   """
   ids = sorted(scores['frozen'])
-  # Made queries have words of their passages, which favours BM25.
+  # Generated queries share words with their passages, which favours BM25.
   names = _SYSTEMS if judged else ('frozen', 'prompt')
   return choosing.choose(
     {_SYSTEMS[name][1]: np.array([scores[name].get(id_, 0.0) for id_ in ids]) for name in names},
@@ -369,11 +370,13 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
   if r.backbone.path.startswith('scratch:'):
     raise InputError(
-      f'config.retriever.backbone.path: {r.backbone.path} has random weights, and the frozen '
-      'encoder must find passages; name a trained one'
+      f"config.retriever.backbone.path: {r.backbone.path} has random weights, but the frozen ' "
+      "'encoder must find passages; name a trained one"
     )
   if not r.data.hold_out:
-    raise InputError('config.retriever.data.hold_out: 0; made queries must be held out to compare')
+    raise InputError(
+      'config.retriever.data.hold_out: 0; generated queries must be held out for the comparison'
+    )
   configs.check_ranges(r, 'dpr.', 'config.retriever')
   if not c.data.dir.startswith(DOCSTRINGS):
     files.existing(c.data.dir, 'config.data.dir')

@@ -1,7 +1,7 @@
-"""What a generator is asked about a passage, and the file of its answers.
+"""Prompts to a generator about passages, and the file of its answers.
 
 A line of the file is ``{"id", "answer"}``, or ``{"id", "queries": [...]}``, with the passage id.
-Answers that `dprjax.queries` got have their prompt, model and settings beside them.
+Answers from `dprjax.queries` also have their prompt, model and settings.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _MOST_LINES = 200  # of an answer
 
 
 class Example(msgspec.Struct):
-  """A passage with a query, or several, that ask for it."""
+  """A passage with one or several queries for it."""
 
   passage: str
   query: str | list[str]
@@ -42,12 +42,12 @@ class Example(msgspec.Struct):
 
 
 class Answer(msgspec.Struct, omit_defaults=True):
-  """A generator's answer about a passage.
+  """The answer of a generator about a passage.
 
   Attributes:
     id: of the passage.
-    key: of what was asked (`key_of`); empty if made elsewhere.
-    tokens: the endpoint's count, of the prompt and of the answer.
+    key: of the request (`key_of`); empty if made elsewhere.
+    tokens: of the prompt and of the answer, as counted by the endpoint.
   """
 
   id: Id
@@ -61,7 +61,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
   tokens: tuple[int, int] | None = None
 
   def lines(self) -> list[str]:
-    """The queries, as they were written."""
+    """The queries, unchanged."""
     return (self.queries or self.answer.splitlines())[:_MOST_LINES]
 
 
@@ -74,7 +74,7 @@ class Request(NamedTuple):
 
 
 def read_template(path: files.PathLike | None) -> str:
-  """The template of a file, or ``TEMPLATE``. Raises InputError where it has no ``{passage}``."""
+  """The template of a file, or ``TEMPLATE``. Raises InputError if it has no ``{passage}``."""
   if path is None:
     return TEMPLATE
   with reading.open_text(path, 'template') as file:
@@ -97,7 +97,7 @@ def read_examples(path: files.PathLike | None) -> list[Example]:
 def fill(
   template: str, passage: PassageRecord, examples: Sequence[Example], count: int, most: int = 200
 ) -> str:
-  """The prompt about a passage, cut to ``most`` words. Braces in texts stay as they are."""
+  """The prompt about a passage, cut to ``most`` words. Braces in texts are kept."""
   shown = ''.join(
     _fill(_EXAMPLE, {'passage': _cut(one.passage, most), 'query': '\n'.join(one.queries)}, _PAIR)
     for one in examples
@@ -116,7 +116,7 @@ _PAIR = re.compile(r'\{(passage|query)\}')
 
 
 def _fill(template: str, values: dict[str, str], slots: re.Pattern[str]) -> str:
-  # In one pass, so that a text that spells a slot is a text.
+  # In one pass, so that text that spells a slot stays text.
   return slots.sub(lambda slot: values[slot[1]], template)
 
 
@@ -125,7 +125,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def key_of(prompt: str, model: str, settings: dict[str, Any]) -> str:
-  """A name of what was asked of whom."""
+  """A key for a prompt, model and settings."""
   asked = json.dumps([prompt, model, settings], sort_keys=True)
   return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
@@ -136,7 +136,7 @@ def tokens_in(text: str) -> int:
 
 
 def encode(answer: Answer) -> bytes:
-  """A line of the file of answers, without its end."""
+  """A line of the file of answers, without its newline."""
   return msgspec.json.encode(answer)
 
 
@@ -148,14 +148,14 @@ def read_answers(path: files.PathLike) -> Iterator[Answer]:
 
 
 def read_kept(path: files.PathLike) -> dict[str, Answer]:
-  """The answers that earlier commands kept, by key; a last line that a kill cut off is not one."""
+  """The answers of earlier commands by key, without a last line cut off by a kill."""
   try:
     with open(path, 'rb') as file:
       lines = file.read().split(b'\n')
   except FileNotFoundError:
     return {}
   found = {}
-  for number, line in enumerate(lines[:-1], 1):  # the last one has no end
+  for number, line in enumerate(lines[:-1], 1):  # the last line has no newline
     if line.strip():
       where = f'{path}, line {number}'
       answer = reading.parse(line.decode('utf-8', 'replace'), where, Answer)

@@ -1,4 +1,4 @@
-"""The round-trip filter: a query stays if a retriever finds a passage that it was made of.
+"""The round-trip filter: a query stays if a retriever finds a passage that it was made from.
 
 Dai et al. (2023, Promptagator, section 3.2) call it round-trip consistency.
 """
@@ -10,12 +10,12 @@ from dprjax.formats.read_report import ReadReport
 
 
 def found(qrels: Qrels, run: files.PathLike, within: int, report: ReadReport) -> Qrels:
-  """The judgements of the queries that have a relevant passage among the first of a run.
+  """The judgements of queries with a relevant passage among the first results of a run.
 
   Args:
     qrels: of the queries.
     run: a TREC run.
-    within: how many passages of a query count.
+    within: how many results of a query count.
     report: counts queries.
 
   Raises:

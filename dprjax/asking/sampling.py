@@ -1,7 +1,7 @@
-"""A sample of passages: all subjects in their shares, and no near-duplicates.
+"""A sample of passages: all subjects in proportion, without near-duplicates.
 
-Vectors of hashed words and pairs of words say what is near. k-means of them finds clusters, and
-each gives its share of the sample.
+Vectors of hashed words and word pairs measure similarity. k-means on them finds clusters, and each
+gives its share of the sample.
 """
 
 import heapq
@@ -20,28 +20,28 @@ from dprjax.formats.read_report import ReadReport
 from dprjax.formats.texts import PassageRecord
 
 NEAR = 0.8
-"""Cosine of two passages' words and pairs from which they count as near-duplicates."""
+"""Passages with at least this cosine of words and word pairs are near-duplicates."""
 
-_POOL = 8  # candidates for each passage of the sample
-_SHORT = 8  # words; there is nothing to ask about a shorter passage
+_POOL = 8  # candidates for each sampled passage
+_SHORT = 8  # words; shorter passages are not asked about
 _FEATURES = 1 << 16  # places of words and pairs
-_WIDTH = 128  # of their random projection, for clusters
+_WIDTH = 128  # width of their random projection, for clusters
 _STEPS = 20  # of k-means
 _MOST_CLUSTERS = 64
 
 
 class Sample(NamedTuple):
-  """Passages in the order of their lots, and the number of clusters that they are from."""
+  """Passages in the order of their lots, and the number of their clusters."""
 
   passages: list[PassageRecord]
   clusters: int
 
 
 def sample(passages: Iterable[PassageRecord], count: int, seed: int, report: ReadReport) -> Sample:
-  """At most ``count`` passages, each cluster in its share.
+  """At most ``count`` passages, from each cluster in proportion.
 
-  A hash of the ids draws the candidates, so memory does not grow with the corpus. The same corpus,
-  count and seed give the same sample on the same kind of processor.
+  A hash of the ids selects candidates, so memory does not grow with the corpus. The same corpus,
+  count and seed give the same sample on the same kind of CPU.
 
   Args:
     passages: the corpus, as a stream.
@@ -74,7 +74,7 @@ def sample(passages: Iterable[PassageRecord], count: int, seed: int, report: Rea
 def features(texts: Sequence[str]) -> scipy.sparse.csr_matrix:
   """Unit vectors ``[n, places]`` of the hashed words and pairs of words of each text.
 
-  Counts enter by their root, and times the inverse document frequency among the texts.
+  The weight is the root of the count times the inverse document frequency among the texts.
   """
   places: list[int] = []
   values: list[float] = []
@@ -100,11 +100,11 @@ def features(texts: Sequence[str]) -> scipy.sparse.csr_matrix:
 
 
 class _Near:
-  """Remembers rows, and refuses near-duplicates of them."""
+  """Remembers rows and refuses their near-duplicates."""
 
   def __init__(self, found: scipy.sparse.csr_matrix):
     self._found = found
-    self._known: dict[int, list[int]] = {}  # rows by each of their heaviest places
+    self._known: dict[int, list[int]] = {}  # rows by their heaviest places
 
   def add(self, number: int) -> bool:
     row = self._found[number]
@@ -126,7 +126,7 @@ class _Near:
 def _draw(
   passages: Iterable[PassageRecord], most: int, seed: int, report: ReadReport
 ) -> list[PassageRecord]:
-  """At most so many long passages, by their lots."""
+  """At most ``count`` long passages, by their lots."""
   heap: list[tuple[int, int, PassageRecord]] = []
   for number, passage in enumerate(passages):
     report.count('passages')
@@ -134,7 +134,7 @@ def _draw(
       report.count(f'passages below {_SHORT} words: not asked about', passage.id)
       continue
     lot = int.from_bytes(draws.draw(passage.id, seed, 'asking')[:8])
-    # The largest lot of those kept is the first to go.
+    # The largest lot kept is the first to go.
     entry = -lot, -number, passage
     if len(heap) < most:
       heapq.heappush(heap, entry)
@@ -144,7 +144,7 @@ def _draw(
 
 
 def _in_turn(own: Sequence[int]) -> Iterator[int]:
-  """Rows so that each cluster has its share of every beginning; of a cluster in their order."""
+  """Interleaves rows so that every prefix has each cluster in proportion, in order."""
   sizes: dict[int, int] = {}
   for cluster in own:
     sizes[cluster] = sizes.get(cluster, 0) + 1

@@ -1,8 +1,8 @@
-"""Engines that hold an index which can change: Milvus, Qdrant, pgvector, OpenSearch, Parquet.
+"""Engines with mutable indexes: Milvus, Qdrant, pgvector, OpenSearch, Parquet.
 
-A collection keeps vectors under the ids of their documents, and their texts and fields. It records
-what made the vectors (`dprjax.retrieval.manifest.Meta.space`) and refuses others. Scores are inner
-products.
+A collection stores vectors under the ids of their documents, with texts and fields. It records the
+settings of its vectors (`dprjax.retrieval.manifest.Meta.space`) and refuses vectors with others.
+Scores are inner products.
 
     engine = connect('qdrant:http://localhost:6333')
     collection = create(engine, 'passages', corpus.meta.space(), rows=len(corpus))
@@ -73,12 +73,12 @@ def address_of(text: str) -> Address:
   """Reads ``ENGINE:PLACE``.
 
   Raises:
-    InputError: no such engine, no such place, or a place that could hold a secret: addresses stand
-      in messages and reports.
+    InputError: the engine or place is unknown, or the address could contain a secret, since
+      messages and reports show addresses.
   """
   engine, _, place = text.partition(':')
   if engine not in ENGINES:
-    # The text may be an address that holds a password.
+    # The text may be an address with a password.
     raise InputError(
       f'--uri: expected ENGINE:FOLDER or ENGINE:ADDRESS with an engine of {", ".join(ENGINES)}, '
       'such as milvus:index.db or qdrant:http://localhost:6333'
@@ -103,13 +103,13 @@ def _class_of(address: Address) -> Any:
 
 
 def is_index(address: Address, folder: epath.Path) -> bool:
-  """Whether a folder holds only what the engine of this address writes."""
+  """Whether a folder has only files of the engine of this address."""
   kind = _class_of(address)
   return hasattr(kind, 'is_index') and bool(kind.is_index(folder))
 
 
 def index_types(address: Address) -> tuple[str, ...]:
-  """The indexes that an engine makes in such a place, before it is connected to."""
+  """The index types of an engine at such a place, before connecting."""
   kind = _class_of(address)
   return tuple(kind.types_at(address) if hasattr(kind, 'types_at') else kind.index_types)
 
@@ -118,7 +118,7 @@ def connect(address: Address | str, *, new: bool = False, timeout: float = 30.0)
   """Connects to an engine; close it after use.
 
   Args:
-    address: as of `address_of`.
+    address: as in `address_of`.
     new: make a missing folder.
     timeout: seconds.
 

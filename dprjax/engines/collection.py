@@ -23,7 +23,7 @@ _Asks = Callable[[Int[np.ndarray, ' some'], int], list[Hits]]
 
 
 def check_name(name: str) -> None:
-  """Raises InputError for a name that a collection cannot have on every engine."""
+  """Raises InputError for a name that is not valid on all engines."""
   if not re.fullmatch(r'[a-z_][a-z0-9_]{0,62}', name, re.I):
     raise InputError(
       f'--collection={name!r:.80}: expected letters, digits and underscores, 63 at most'
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
   Attributes:
     ids: of all documents found, each once.
-    rows: places in ``ids``; -1 where fewer than k were found.
+    rows: indices into ``ids``; -1 where fewer than k were found.
     scores: inner products; -inf where fewer were found.
   """
 
@@ -45,14 +45,14 @@ class Found(NamedTuple):
 
 
 def exists(engine: Engine, name: str) -> bool:
-  """Whether there is a collection of this name, of whatever program."""
+  """Whether a collection of this name exists, made by any program."""
   check_name(name)
   with _errors(engine, str(engine.address)):
     return engine.open(name) is not None
 
 
 def open_collection(engine: Engine, name: str) -> 'Collection':
-  """An existing collection. Raises InputError if it is missing or not of dprjax."""
+  """Opens a collection. Raises InputError if it is missing or not made by dprjax."""
   check_name(name)
   with _errors(engine, str(engine.address)):
     opened = engine.open(name)
@@ -81,22 +81,22 @@ def create(
   """Makes an empty collection.
 
   Args:
-    engine, name: where; letters, digits and underscores.
+    engine, name: of the collection; a name has letters, digits and underscores.
     space: of its vectors, `manifest.Meta.space`.
-    index_type: 'auto', or a name that the engine has for an index.
-    rows: about how many documents it will have.
-    bm25: settings of ``retrieval.bm25_index.build`` for a collection that BM25 searches too, and
+    index_type: 'auto', or an index name of the engine.
+    rows: the approximate number of documents.
+    bm25: settings of ``retrieval.bm25_index.build`` for a collection that BM25 searches too, with
       the mean number of words of a document as ``average_words``.
 
   Raises:
-    InputError: no such index, no BM25, or an error of the engine.
+    InputError: the engine lacks the index or BM25, or fails.
   """
   check_name(name)
   check_index_type(engine, index_type)
   if bm25 and not isinstance(engine, HasBm25):
     raise InputError(
-      f'{engine.address} has no BM25: leave out --hybrid; dprjax.fuse joins the run of a search '
-      'and that of dprjax.bm25'
+      f"{engine.address} has no BM25: leave out --hybrid; dprjax.fuse joins the run of a search ' "
+      "'with a run of dprjax.bm25"
     )
   with _errors(engine, f'{engine.address}: collection {name!r} with index {index_type}'):
     engine.create(name, Record(dict(space), bm25 and dict(bm25)), index_type=index_type, rows=rows)
@@ -104,7 +104,7 @@ def create(
 
 
 def check_index_type(engine: Engine, index_type: str) -> None:
-  """Raises InputError for an index that the engine lacks."""
+  """Raises InputError for an index type that the engine lacks."""
   if index_type not in ('auto', *engine.index_types):
     raise InputError(
       f'{engine.address} has no index {index_type}, only {", ".join(engine.index_types)}'
@@ -112,12 +112,12 @@ def check_index_type(engine: Engine, index_type: str) -> None:
 
 
 class Collection:
-  """Vectors of one space under the ids of their documents, from `open_collection` or `create`.
+  """Vectors with the same settings under document ids, from `open_collection` or `create`.
 
   Attributes:
-    engine, name: where it is.
-    record: what it says about itself.
-    kind: the index, by the name that the engine has for it.
+    engine, name: of the collection.
+    record: its description.
+    kind: the index, by its name in the engine.
   """
 
   def __init__(self, engine: Engine, name: str, record: Record, kind: str):
@@ -126,12 +126,12 @@ class Collection:
 
   @property
   def space(self) -> Mapping[str, Any]:
-    """What made the vectors, `manifest.Meta.space`."""
+    """The settings of the vectors, `manifest.Meta.space`."""
     return self.record.space
 
   @property
   def bm25(self) -> dict[str, Any] | None:
-    """Settings of BM25, as those of ``retrieval.bm25_index.build``; None without it."""
+    """Settings of BM25, as for ``retrieval.bm25_index.build``; None without BM25."""
     settings = self.record.bm25
     if settings is None:
       return None
@@ -146,7 +146,7 @@ class Collection:
     check_same_space(self.where, self.space, what, space)
 
   def note(self, loading: Mapping[str, Any] | None) -> None:
-    """Records how far an upsert is; None: it has ended."""
+    """Records the progress of an upsert; None after its end."""
     self.record = Record(self.record.space, self.record.bm25, loading)
     with self._errors():
       self.engine.note(self.name, self.record)
@@ -159,17 +159,17 @@ class Collection:
     texts: Sequence[str] | None = None,
     payloads: Sequence[Mapping[str, Any]] | None = None,
   ) -> None:
-    """Writes vectors and replaces those under the same ids.
+    """Writes vectors, replacing those with the same ids.
 
     Args:
       ids, vectors: of the documents.
       progress: called with the number of documents done.
-      texts: of the documents, where the collection has BM25.
-      payloads: title, text and other fields of each document, which are kept with it.
+      texts: of the documents, for a collection with BM25.
+      payloads: title, text and other fields to store with each document.
 
     Raises:
       InputError: another dimension, NaN or infinity, an id that is too long, texts that are missing
-        or that the collection cannot search, or the engine fails.
+        or not usable in this collection, or the engine fails.
     """
     if (texts is None) != (self.record.bm25 is None):
       raise InputError(
@@ -197,7 +197,7 @@ class Collection:
       self.engine.flush(self.name)
 
   def drop(self) -> None:
-    """Removes the collection with its content."""
+    """Removes the collection and its content."""
     with self._errors():
       self.engine.drop(self.name)
 
@@ -241,13 +241,13 @@ class Collection:
     where: Sequence[Condition] = (),
     progress: ProgressFn | None = None,
   ) -> Found:
-    """The best k documents of each query that the index finds.
+    """The best k documents of each query, as found by the index.
 
     Args:
-      queries: vectors of the space of the collection.
+      queries: vectors with the settings of the collection.
       k: at most ``engine.most``.
-      settings: of the engine for this index (nprobe, ef, ...); override ``engine.settings``.
-      where: conditions that all results meet.
+      settings: of a search in this index (nprobe, ef, ...), which override ``engine.settings``.
+      where: conditions met by all results.
       progress: called with the number of queries done.
 
     Raises:
@@ -267,9 +267,9 @@ class Collection:
   def rankings(
     self, queries: Sequence[str], k: int, where: Sequence[Condition] = ()
   ) -> list[Ranking]:
-    """The best k documents of each query, a text, by BM25, of those that share a word with it.
+    """The best k documents of each query text by BM25, among those that share a word with it.
 
-    BM25 of the engine sees the words of ``retrieval.bm25_index``.
+    BM25 of the engine uses the words of ``retrieval.bm25_index``.
 
     Raises:
       InputError: the collection has no BM25, or an error of the engine.
@@ -290,7 +290,7 @@ class Collection:
     return ranked
 
   def fuses(self, how: fusion.Fusion, drop: Sequence[str] = ()) -> bool:
-    """Whether the engine fuses the rankings of `hybrid` itself: reciprocal ranks, equal weights."""
+    """Whether the engine fuses the rankings of `hybrid`: reciprocal ranks, equal weights."""
     equal = how.method == 'rrf' and len({*how.weights.values()}) == 1
     return isinstance(self.engine, Fuses) and equal and not drop
 
@@ -305,17 +305,17 @@ class Collection:
     settings: Mapping[str, Any] | None = None,
     where: Sequence[Condition] = (),
   ) -> list[Ranking]:
-    """The k best of each query by its vector and, by BM25, its text.
+    """The k best documents of each query by fusing the search of its vector and BM25 of its text.
 
-    The engine fuses reciprocal ranks of equal weights in one request. It cannot fuse other methods
-    and weights as `fusion` does: it then finds both rankings, which are fused here.
+    With equal weights, the engine fuses reciprocal ranks in one request. For other methods and
+    weights of `fusion`, the engine finds both rankings, which are fused here.
 
     Args:
       queries, texts: of the queries.
-      how: of the runs `fusion.BM25` and `fusion.DENSE`.
+      how: the fusion of `fusion.BM25` and `fusion.DENSE`.
       k: results of a query.
       drop: for each query, the id of a document to leave out.
-      settings, where: as of `search`.
+      settings, where: as in `search`.
 
     Raises:
       InputError: as `search` and `rankings`.
@@ -360,7 +360,7 @@ class Collection:
     where: Sequence[Condition] = (),
     progress: ProgressFn | None = None,
   ) -> Found:
-    """The k best other documents for each stored one.
+    """The k most similar other documents for each stored one.
 
     Raises:
       InputError: as `search` and `vectors`.
@@ -368,8 +368,8 @@ class Collection:
     found = self.search(self.vectors(ids), k + 1, settings=settings, where=where, progress=progress)
     place = {id_: number for number, id_ in enumerate(found.ids)}
     own = np.array([place.get(id_, -2) for id_ in ids])[:, None]
-    # The stable sort moves the document itself to the end; if it was not found, the last of the
-    # others is dropped.
+    # The stable sort moves the document itself to the end; if it was not found, the last result is
+    # dropped.
     order = np.argsort(found.rows == own, axis=1, kind='stable')
     rows, scores = (
       np.take_along_axis(array, order, axis=1) for array in (found.rows, found.scores)
@@ -379,7 +379,7 @@ class Collection:
     return Found(found.ids, rows[:, :k], scores[:, :k])
 
   def settings(self, k: int, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Settings of a search: the usual ones, overridden by ``given``."""
+    """Settings of a search: the defaults, overridden by ``given``."""
     return self.engine.settings(self.name, min(k, self.engine.most)) | dict(given or {})
 
   def _best(
@@ -390,7 +390,7 @@ class Collection:
     size: int,
     progress: ProgressFn | None = None,
   ) -> Found:
-    """The k best documents, with ties by id; ``ask`` finds those of some queries."""
+    """The k best documents, with ties by id; ``ask`` searches for some of the queries."""
     places: dict[str, int] = {}
     done = 0
 
@@ -405,7 +405,7 @@ class Collection:
           rows[number, : len(hits.ids)] = [places.setdefault(id_, len(places)) for id_ in hits.ids]
           scores[number, : len(hits.ids)] = hits.scores
         done += part.stop - part.start
-        if progress is not None and done <= queries:  # repeated queries do not count
+        if progress is not None and done <= queries:  # do not count repeated queries
           progress(done)
       return best.TopK(scores, rows)
 
@@ -463,7 +463,7 @@ class Collection:
 
 
 def slices(count: int, size: int, progress: ProgressFn | None = None) -> Iterator[slice]:
-  """Slices of at most ``size``; reports each when it is done."""
+  """Slices of at most ``size``; reports the end of each."""
   for start in range(0, count, size):
     stop = min(start + size, count)
     yield slice(start, stop)
@@ -476,5 +476,5 @@ def _errors(engine: Engine, where: str) -> contextlib.AbstractContextManager[Non
 
 
 def secrets(token: str) -> tuple[str, ...]:
-  """The parts of ``user:password``, or a key, that no message may show."""
+  """The parts of ``user:password``, or a key, to hide in messages."""
   return token, token.partition(':')[2]

@@ -1,4 +1,4 @@
-"""Conditions on the fields of documents, such as ``year>=2020``: one syntax for all engines."""
+"""Conditions on fields of documents, such as ``year>=2020``, in one syntax for all engines."""
 
 import json
 import math
@@ -17,9 +17,9 @@ class Condition(NamedTuple):
   """A condition on a field.
 
   Attributes:
-    field: a name; a document without it does not meet the condition.
+    field: a name; documents without the field do not match.
     operator: '=', '<', '<=', '>' or '>='.
-    values: one, or several after '='. A field that is a list meets '=' where it holds one of them.
+    values: one, or several after '='. A list field matches '=' if it contains one of them.
   """
 
   field: str
@@ -30,7 +30,7 @@ class Condition(NamedTuple):
 def parse(text: str) -> Condition:
   """Reads ``NAME=VALUE``, ``NAME=VALUE,VALUE``, or ``NAME>=NUMBER`` (also >, <, <=).
 
-  Numbers, true and false are such; a value in double quotes is a string.
+  Numbers, true and false are parsed; a value in double quotes is a string.
 
   Raises:
     InputError: anything else.
@@ -49,7 +49,7 @@ def parse(text: str) -> Condition:
 
 
 def _split(text: str) -> list[str]:
-  # Commas within double quotes separate nothing.
+  # Commas inside double quotes do not separate.
   return re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^,])+', text)
 
 

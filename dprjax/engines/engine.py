@@ -1,4 +1,4 @@
-"""The calls that `dprjax.engines.collection` makes of an engine, and the address of an engine."""
+"""The interface of engines for `dprjax.engines.collection`, and their addresses."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ class Address(NamedTuple):
 
   Attributes:
     engine: a name of `dprjax.engines.ENGINES`.
-    place: as the client of the engine has it.
+    place: in the form of the client of the engine.
   """
 
   engine: str
@@ -38,24 +38,23 @@ class Address(NamedTuple):
 
   @property
   def is_local(self) -> bool:
-    """Whether the place is a folder, also on gs://, and no server."""
+    """Whether the place is a folder (also on gs://) and not a server."""
     return '://' not in self.place or self.place.startswith(('gs://', 's3://'))
 
   def token(self) -> str:
-    """The secret of the engine, of the environment: ``MILVUS_TOKEN`` and so on; '' without one."""
+    """The secret of the engine from the environment (``MILVUS_TOKEN`` and so on), or ''."""
     return os.environ.get(f'{self.engine.upper()}_TOKEN', '')
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-  """What a collection says about itself.
+  """The description stored in a collection.
 
   Attributes:
-    space: what made its vectors, `retrieval.manifest.Meta.space`.
-    bm25: settings of BM25: k1, b, language and, where the engine needs them, average_words; None
-      for a collection of vectors alone.
-    loading: of an upsert that has not ended: what is written, and how many rows are; None after
-      it.
+    space: settings of its vectors, `retrieval.manifest.Meta.space`.
+    bm25: settings of BM25: k1, b, language and, if the engine needs it, average_words; None without
+      BM25.
+    loading: the input and the number of written rows of an unfinished upsert; None otherwise.
   """
 
   space: Mapping[str, Any]
@@ -68,7 +67,7 @@ class Record:
 
   @classmethod
   def of_json(cls, text: str | None) -> 'Record | None':
-    """None for anything but a record."""
+    """Reads a record; None for anything else."""
     try:
       values = reading.parse(text or '', 'collection', dict[str, dict[str, Any]])
       int(values[_SPACE]['dimension'])
@@ -78,11 +77,11 @@ class Record:
 
 
 class Opened(NamedTuple):
-  """A collection of an engine.
+  """An open collection of an engine.
 
   Attributes:
-    record: of the collection; None: it is of another program.
-    kind: the index, by the name that the engine has for it.
+    record: of the collection; None if another program made it.
+    kind: the index, by its name in the engine.
   """
 
   record: Record | None
@@ -93,10 +92,10 @@ class Rows(NamedTuple):
   """Documents to write.
 
   Attributes:
-    ids: each once.
+    ids: unique.
     vectors: float32, contiguous.
     payloads: title, text and other fields of each; None without texts.
-    words: of each, for BM25; None in a collection without it.
+    words: of each, for BM25; None without BM25.
   """
 
   ids: Sequence[str]
@@ -106,7 +105,7 @@ class Rows(NamedTuple):
 
 
 class Hits(NamedTuple):
-  """What an engine finds for a query, best first."""
+  """The results of an engine for a query, best first."""
 
   ids: Sequence[str]
   scores: Sequence[float]
@@ -127,8 +126,8 @@ class Engine(Protocol):
   Attributes:
     address, version: of the engine.
     index_types: names for `create`.
-    most: results of a query, at most.
-    most_id: bytes of an id, at most.
+    most: the most results of a query.
+    most_id: the most bytes of an id.
     request_rows, request_bytes: documents, and bytes of their vectors, in a request.
     answer_rows: results of all queries of a request.
   """
@@ -143,10 +142,10 @@ class Engine(Protocol):
   answer_rows: int
 
   def create(self, name: str, record: Record, *, index_type: str = 'auto', rows: int = 0) -> None:
-    """Makes an empty collection for about so many rows."""
+    """Makes an empty collection for about this many rows."""
 
   def upsert(self, name: str, rows: Rows) -> None:
-    """Writes documents and replaces those of the same ids."""
+    """Writes documents, replacing those with the same ids."""
 
   def search(
     self,
@@ -156,19 +155,19 @@ class Engine(Protocol):
     settings: Mapping[str, Any],
     where: Sequence[Condition],
   ) -> list[Hits]:
-    """The k best of each query by inner product."""
+    """The k best documents of each query by inner product."""
 
   def count(self, name: str) -> int:
-    """Documents of a collection."""
+    """The number of documents in a collection."""
 
   def drop(self, name: str) -> None:
     """Removes a collection."""
 
   def names(self) -> list[str]:
-    """Collections, of whatever program."""
+    """Names of collections made by any program."""
 
   def open(self, name: str) -> Opened | None:
-    """A collection, ready to search; None if it is missing."""
+    """Opens a collection for searches; None if it is missing."""
 
   def note(self, name: str, record: Record) -> None:
     """Replaces the record of a collection."""
@@ -180,10 +179,10 @@ class Engine(Protocol):
     """Deletes documents; ids may be missing."""
 
   def fetch(self, name: str, ids: Sequence[str], vectors: bool) -> dict[str, Stored]:
-    """Stored documents by their ids, those that there are."""
+    """Stored documents by id, without missing ones."""
 
   def settings(self, name: str, k: int) -> dict[str, Any]:
-    """Usual settings of a search."""
+    """Default settings of a search."""
 
   def close(self) -> None:
     """Ends the connection."""
@@ -196,12 +195,12 @@ class HasBm25(Protocol):
   def bm25(
     self, name: str, queries: Sequence[Sequence[str]], k: int, where: Sequence[Condition]
   ) -> list[Hits]:
-    """The k best of each query, its words, by BM25; of documents that share a word with it."""
+    """The k best documents of each query (words) by BM25, if they share a word with it."""
 
 
 @runtime_checkable
 class Fuses(HasBm25, Protocol):
-  """An engine that fuses both rankings itself."""
+  """An engine that itself fuses both rankings."""
 
   def fuse(
     self,
@@ -215,11 +214,11 @@ class Fuses(HasBm25, Protocol):
     settings: Mapping[str, Any],
     where: Sequence[Condition],
   ) -> list[Hits]:
-    """The k best by reciprocal ranks of `search` and `bm25`, their first ``depth`` documents."""
+    """The k best by reciprocal ranks over the first ``depth`` documents of `search` and `bm25`."""
 
 
 class EngineError(Exception):
-  """What an engine answers where its client raises nothing."""
+  """An error answered by an engine, for which its client raises nothing."""
 
   def __init__(self, message: str):
     super().__init__(message)
@@ -240,25 +239,25 @@ def errors(where: str, engine: str, *secrets: str) -> Iterator[None]:
     yield
   except (InputError, MemoryError):
     raise
-  except Exception as error:  # of many clients
+  except Exception as error:  # clients raise anything
     message = getattr(error, 'message', None) or f'{type(error).__name__}: {error}'
     message = ' '.join(str(message).split())
     for secret in secrets:
       message = message.replace(secret, '***') if secret else message
     hint = ''
     if _FULL.search(message):
-      hint = '; free some space there, then the same command goes on'
+      hint = '; free some space there and run the same command to continue'
     elif _DOWN.search(message):
-      hint = '; once it answers, the same command goes on'
+      hint = '; once it answers, run the same command to continue'
     if len(message) > 240:
       message = f'{message[:240]}...'
-    # The cause would show secrets in a traceback.
+    # The cause would expose secrets in a traceback.
     cause = None if any(secrets) else error
     raise InputError(mask(f'{where}: {engine} says: {message}{hint}')) from cause
 
 
 def check_folder(address: Address, ours: Any, new: bool) -> None:
-  """Raises InputError unless the folder is an index or, with ``new``, one may be made."""
+  """Raises InputError unless the folder is an index or, with ``new``, can become one."""
   folder = epath.Path(address.place)
   if new and (not folder.exists() or (folder.is_dir() and outputs.is_vacant(folder))):
     return

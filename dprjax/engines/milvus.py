@@ -1,4 +1,4 @@
-"""Milvus: milvus-lite, in this process on a local folder (``index.db``), or a server."""
+"""Milvus: milvus-lite in this process with a local folder (``index.db``), or a server."""
 
 import json
 import logging
@@ -15,21 +15,21 @@ from dprjax.engines.conditions import Condition
 from dprjax.engines.engine import Address, Hits, Opened, Record, Rows, Stored
 
 _LITE_TYPES = ('FLAT', 'AUTOINDEX', 'HNSW', 'IVF_FLAT', 'IVF_SQ8')
-# pymilvus pings every ten seconds, at which milvus-lite ends the connection.
+# pymilvus pings every ten seconds, which makes milvus-lite end the connection.
 _LITE_OPTIONS = {'grpc.keepalive_time_ms': 2**31 - 1}
 _LITE_FILES = {'LOCK', 'collections', 'databases', 'aliases.json', 'database_properties.json'}
 _RECORD = 'dprjax.space'  # the property with the record
 _ID, _VECTOR = 'id', 'vector'
-# Fields of a collection with BM25: the words of a passage, joined by spaces, and Milvus counts.
+# Fields of a collection with BM25: words of a passage joined by spaces, and counts by Milvus.
 _WORDS, _COUNTS = 'words', 'counts'
 _PAYLOAD = 'payload'
 _MOST_BYTES = 65_535  # of a field
-_SEGMENT_BYTES = 1 << 30  # data that a server indexes at once, by default
+_SEGMENT_BYTES = 1 << 30  # default amount of data that a server indexes at once
 _log = logging.getLogger('dprjax')
 
 
 class _Kind(NamedTuple):
-  """A collection that is open: its index and lists, and whether it keeps payloads."""
+  """An open collection: its index and lists, and whether it has payloads."""
 
   name: str
   lists: int
@@ -51,7 +51,7 @@ class Milvus:
       engine.check_folder(address, self.is_index, new)
     import pymilvus  # an extra
 
-    # They log tracebacks of errors that are raised anyway.
+    # They log tracebacks of errors that are also raised.
     for name in ('pymilvus', 'milvus_lite', 'grpc'):
       logging.getLogger(name).setLevel(logging.CRITICAL)
     self.client = pymilvus.MilvusClient(
@@ -61,7 +61,7 @@ class Milvus:
       **({'grpc_options': _LITE_OPTIONS} if self._folder else {}),
     )
     self.version = str(self.client.get_server_version())
-    # milvus-lite can run as a server too.
+    # milvus-lite can also run as a server.
     self._lite = 'lite' in self.version
     self.index_types = _LITE_TYPES if self._lite else ('SCANN', *_LITE_TYPES)
     self._opened: dict[str, _Kind] = {}
@@ -102,15 +102,15 @@ class Milvus:
   def _load(self, name: str) -> None:
     try:
       self.client.load_collection(name)
-    except Exception:  # of milvus-lite
-      # A killed command leaves half of an .idx file; milvus-lite makes it again from the vectors.
+    except Exception:  # milvus-lite raises anything
+      # A killed command leaves a partial .idx file; milvus-lite rebuilds it from the vectors.
       pattern = f'collections/{name}/partitions/*/indexes/*.idx'
       broken = list(self._folder.glob(pattern)) if self._folder is not None else []
       if not broken:
         raise
       for path in broken:
         path.unlink()
-      _log.info('%s: the index of collection %s is made again', self.address, name)
+      _log.info('%s: rebuilding the index of collection %s', self.address, name)
       self.client.load_collection(name)
 
   def create(self, name: str, record: Record, *, index_type: str = 'auto', rows: int = 0) -> None:
@@ -118,7 +118,7 @@ class Milvus:
     if index_type == 'auto':
       index_type = 'FLAT' if self._lite else 'SCANN'
       if self._lite:
-        _log.info('%s: milvus-lite has no SCANN index; FLAT compares every passage', self.address)
+        _log.info('%s: milvus-lite has no SCANN index; FLAT compares all passages', self.address)
     import pymilvus
 
     dimension = int(record.space['dimension'])
@@ -128,7 +128,7 @@ class Milvus:
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=text)
     schema.add_field(_ID, pymilvus.DataType.VARCHAR, is_primary=True, max_length=self.most_id)
     schema.add_field(_VECTOR, pymilvus.DataType.FLOAT_VECTOR, dim=dimension)
-    # Upserts do not take away dynamic fields.
+    # Upserts do not remove dynamic fields.
     schema.add_field(_PAYLOAD, pymilvus.DataType.JSON)
     index = client.prepare_index_params()
     index.add_index(
@@ -138,7 +138,7 @@ class Milvus:
       params={'nlist': lists} if index_type.startswith(('IVF', 'SCANN')) else {},
     )
     if record.bm25:
-      # Words between spaces, in lower case, stay as they are.
+      # Lower-case words between spaces are kept unchanged.
       schema.add_field(
         _WORDS,
         pymilvus.DataType.VARCHAR,
@@ -159,7 +159,7 @@ class Milvus:
     client.create_collection(
       name, schema=schema, consistency_level='Strong', properties={_RECORD: text}
     )
-    # pymilvus would wait half a second for the index of no vectors.
+    # pymilvus would wait half a second for an index without vectors.
     client.create_index(name, index, sync=not self._lite)
     client.load_collection(name)
 
@@ -211,7 +211,7 @@ class Milvus:
     """SCANN and IVF search a tenth of the lists; SCANN scores 4 k vectors again, exactly."""
     kind = self._opened[name]
     probes = {'nprobe': max(8, kind.lists // 10)}
-    # HNSW's list of candidates must be as long as k.
+    # The candidate list of HNSW must have at least k places.
     return {
       'SCANN': probes | {'reorder_k': max(4 * k, 100)},
       'IVF_FLAT': probes,
@@ -234,7 +234,7 @@ class Milvus:
         data=[*queries],
         limit=k,
         filter=_expression(where),
-        output_fields=[_ID],  # without a name, milvus-lite sends all fields
+        output_fields=[_ID],  # without names, milvus-lite sends all fields
         search_params=how,
         anns_field=_VECTOR,
       )
@@ -243,7 +243,7 @@ class Milvus:
   def bm25(
     self, name: str, queries: Sequence[Sequence[str]], k: int, where: Sequence[Condition]
   ) -> list[Hits]:
-    """milvus-lite takes the frequencies of words segment by segment."""
+    """milvus-lite computes word frequencies for each segment."""
     return self._hits(
       self.client.search(
         name,
@@ -254,7 +254,7 @@ class Milvus:
         search_params={'metric_type': 'BM25', 'params': {}},
         anns_field=_COUNTS,
       ),
-      # milvus-lite has distances, a server scores.
+      # milvus-lite returns distances, a server scores.
       positive=True,
     )
 
@@ -300,14 +300,14 @@ class Milvus:
 
 
 def _cut(text: str) -> str:
-  """The words of a text that a field can hold."""
+  """The words of a text that fit into a field."""
   if len(text) * 4 <= _MOST_BYTES or len(text.encode()) <= _MOST_BYTES:
     return text
   return text.encode()[:_MOST_BYTES].rpartition(b' ')[0].decode()
 
 
 def _fitting(payload: Mapping[str, Any]) -> dict[str, Any]:
-  """A payload whose text is cut to what a field can hold."""
+  """A payload with its text cut to fit into a field."""
   values = dict(payload)
   size = len(json.dumps(values, ensure_ascii=False).encode())
   if size > _MOST_BYTES and 'text' in values:

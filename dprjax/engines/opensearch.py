@@ -1,7 +1,7 @@
 """OpenSearch and Elasticsearch: a collection is an index of documents with a vector.
 
-opensearch-py talks to both. Requests have the published form of each: ``knn_vector`` and the query
-``knn`` of OpenSearch, ``dense_vector`` and the search option ``knn`` of Elasticsearch. The record
+opensearch-py talks to both. Requests follow the documentation of each: ``knn_vector`` and the query
+``knn`` in OpenSearch, ``dense_vector`` and the search option ``knn`` in Elasticsearch. The record
 of a collection is the ``_meta`` of its mapping.
 """
 
@@ -25,7 +25,7 @@ _json = msgspec.json.Encoder()
 
 
 class _Server:
-  """OpenSearch and Elasticsearch; as OpenSearch has it where they differ."""
+  """The common part of OpenSearch and Elasticsearch; OpenSearch where they differ."""
 
   most, most_id = 10_000, 512
   request_rows, request_bytes, answer_rows = 500, 1 << 22, 100_000
@@ -69,7 +69,7 @@ class _Server:
       found = self._ask('GET', f'/{name}/_mapping')
     except opensearchpy.NotFoundError:
       return None
-    # An alias has the name of another index.
+    # An alias names another index.
     meta = next(iter(found.values()))['mappings'].get('_meta', {})
     self._kinds[name] = kind = str(meta.get(_KIND, 'none'))
     return Opened(Record.of_json(meta.get(_RECORD)), kind)
@@ -86,7 +86,7 @@ class _Server:
       settings['similarity'] = {
         _SIMILARITY: {'type': 'BM25', 'k1': record.bm25['k1'], 'b': record.bm25['b']}
       }
-      # Words between spaces stay as they are.
+      # Words between spaces are kept unchanged.
       properties[_WORDS] = {'type': 'text', 'analyzer': 'whitespace', 'similarity': _SIMILARITY}
     strings = {'match_mapping_type': 'string', 'mapping': {'type': 'keyword', 'ignore_above': 8191}}
     mappings = {
@@ -244,7 +244,7 @@ class OpenSearch(_Server):
 
 
 class Elasticsearch(_Server):
-  """A connection to Elasticsearch. Its own fusion needs a licence, so rankings are fused here."""
+  """A connection to Elasticsearch. Its fusion needs a licence, so rankings are fused here."""
 
   index_types: Sequence[str] = ('HNSW', 'HNSW_SQ8', 'FLAT')
   distribution = 'elasticsearch'
@@ -279,7 +279,7 @@ class Elasticsearch(_Server):
     return {'knn': near}
 
   def fetch(self, name: str, ids: Sequence[str], vectors: bool) -> dict[str, Stored]:
-    # Since 9.2 vectors are left out of the source; a field has them in all versions.
+    # Since 9.2 the source lacks vectors; a field has them in all versions.
     self.flush(name)
     body: dict[str, Any] = {
       'query': {'ids': {'values': list(ids)}},
@@ -311,7 +311,7 @@ def _hit(answer: Mapping[str, Any]) -> Hits:
 
 
 def _products(scores: Sequence[float]) -> list[float]:
-  """Inner products: their scores are s + 1 for s >= 0 and 1 / (1 - s) below."""
+  """Converts scores to inner products s: scores are s + 1 for s >= 0 and 1 / (1 - s) below."""
   return [score - 1 if score >= 1 else 1 - 1 / score for score in scores]
 
 
@@ -321,7 +321,7 @@ def _matches(words: Sequence[str], where: Sequence[Condition]) -> dict[str, Any]
 
 
 def _clauses(where: Sequence[Condition]) -> list[dict[str, Any]]:
-  """Conditions as queries; that of a term meets a list that holds it."""
+  """Conditions as queries; a term matches a list that contains it."""
   names = {'<': 'lt', '<=': 'lte', '>': 'gt', '>=': 'gte'}
   return [
     {'terms': {field: list(values)}}

@@ -2,7 +2,7 @@
 
 A collection is a folder of ``part-*.parquet`` with the columns id (string), vector (fixed-size list
 of float32), title, text and other fields. ``_dprjax.json`` has its record. An upsert is written
-aside, and joins the collection as a whole when it ends. A search is exact and reads all files.
+aside and joins the collection as a whole at its end. A search is exact and reads all files.
 """
 
 import collections
@@ -42,7 +42,7 @@ class Parquet:
     self._folder = epath.Path(address.place)
     engine.check_folder(address, self.is_index, new)
     self._records: dict[str, Record] = {}
-    self._staged: dict[str, int] = {}  # rows of an upsert that are written
+    self._staged: dict[str, int] = {}  # written rows of an upsert
 
   @staticmethod
   def is_index(folder: epath.Path) -> bool:
@@ -82,7 +82,7 @@ class Parquet:
     if record.loading is not None:
       self._staged[name] = int(record.loading['rows'])
       for path, start in self._of(folder, _STAGED):
-        if start[0] >= self._staged[name]:  # of another upsert, or not noted
+        if start[0] >= self._staged[name]:  # from another upsert, or not recorded
           path.unlink()
 
   def upsert(self, name: str, rows: Rows) -> None:
@@ -103,11 +103,11 @@ class Parquet:
     from pyarrow import parquet
 
     with files.atomic_write(path, 'wb') as file:
-      # Vectors have no repetitions for a dictionary.
+      # A dictionary does not help for vectors.
       parquet.write_table(table, file, row_group_size=_GROUP_ROWS, use_dictionary=['title'])
 
   def flush(self, name: str) -> None:
-    """Takes rows that are written aside into the collection, in place of those of equal ids."""
+    """Moves rows written aside into the collection, replacing those with equal ids."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -115,10 +115,10 @@ class Parquet:
     staged = [path for path, _ in self._of(folder, _STAGED)]
     if not staged:
       return
-    self._schema(folder, staged)  # before anything changes
+    self._schema(folder, staged)  # check before any change
     parts = self._of(folder, _PART)
     ids: list[Any] = []
-    for path in reversed(staged):  # the last of several rows of an id counts
+    for path in reversed(staged):  # the last row of an id counts
       with path.open('rb') as file:
         own = parquet.read_table(file, columns=['id'])['id'].combine_chunks()
       if len(ids) and len(pa.chunked_array([*ids, own]).unique()) < sum(map(len, [*ids, own])):
@@ -134,7 +134,7 @@ class Parquet:
     self._staged[name] = 0
 
   def _without(self, path: epath.Path, ids: Any) -> None:
-    """Takes these ids out of a file."""
+    """Removes these ids from a file."""
     from pyarrow import compute, parquet
 
     with path.open('rb') as file:
@@ -181,8 +181,8 @@ class Parquet:
       if not (path.name == _RECORD or _PART.fullmatch(path.name) or path.name.startswith('.'))
     ]
     if other:
-      raise InputError(f'{folder} holds something else, too, {other[0]}: remove it by hand')
-    # The record goes last: a command that is killed can be repeated.
+      raise InputError(f'{folder} has other contents, such as {other[0]}: remove it by hand')
+    # The record goes last, so that a killed command can be repeated.
     for path in sorted(folder.iterdir(), key=lambda path: path.name == _RECORD):
       path.unlink()
     folder.rmdir()
@@ -226,7 +226,7 @@ class Parquet:
   def _batches(
     self, name: str, columns: Sequence[str], where: Sequence[Condition]
   ) -> Iterator[Any]:
-    """Tables of rows of all files that meet the conditions."""
+    """Tables of the rows in all files that match the conditions."""
     from pyarrow import parquet
 
     needed = {*columns, *(condition.field for condition in where)}
@@ -248,7 +248,7 @@ class Parquet:
         table = table.filter(_meets(table, condition))
       return table
 
-    # Decoding takes longer than comparing, and a row group is decoded by one thread.
+    # Decoding is slower than comparing, and one thread decodes a row group.
     ahead: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
     with concurrent.futures.ThreadPoolExecutor(machine.cores()) as pool:
       for group in groups():
@@ -259,7 +259,7 @@ class Parquet:
         yield ahead.popleft().result()
 
   def _schema(self, folder: epath.Path, staged: Sequence[epath.Path]) -> Any:
-    """The columns of all files. Raises InputError where a column has several types."""
+    """The columns of all files. Raises InputError if a column has several types."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -272,7 +272,7 @@ class Parquet:
         schema = pa.unify_schemas(both, promote_options='permissive')
       except pa.ArrowTypeError as error:
         raise InputError(
-          f'{folder}: a field of the texts has values of two kinds: {error}'
+          f'{folder}: a field of the texts has values of two types: {error}'
         ) from None
     return schema
 
@@ -295,14 +295,14 @@ def _joined(table: Any, payloads: Sequence[Mapping[str, Any]]) -> Any:
     try:
       column = pa.array([payload.get(name) for payload in payloads])
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-      raise InputError(f'field {name} of the texts has values of two kinds: {error}') from None
+      raise InputError(f'field {name} of the texts has values of two types: {error}') from None
     if not pa.types.is_null(column.type):
       table = table.append_column(name, column)
   return table
 
 
 def _meets(table: Any, condition: Condition) -> Any:
-  """Which rows of a table meet a condition."""
+  """Whether each row of a table matches a condition."""
   import pyarrow as pa
   from pyarrow import compute
 
@@ -329,7 +329,7 @@ def _meets(table: Any, condition: Condition) -> Any:
 
 
 def _like(values: Sequence[Any], kind: Any) -> Any:
-  """The values that a column of this type can have."""
+  """The values that fit the type of a column."""
   import pyarrow as pa
 
   words, truth = pa.types.is_string(kind), pa.types.is_boolean(kind)

@@ -1,7 +1,7 @@
 """PostgreSQL with the extension pgvector: a collection is a table of id, vector and payload.
 
 The record of a collection is the comment of its table. The index is built after the first upsert,
-which is faster than to grow it; without it a search compares with every passage.
+which is faster than growing it; without an index a search compares all passages.
 """
 
 import json
@@ -16,7 +16,7 @@ from dprjax.engines import engine
 from dprjax.engines.conditions import Condition
 from dprjax.engines.engine import Address, Hits, Opened, Record, Rows, Stored
 
-_INDEX = 'dprjax.index'  # in the comment, beside the record
+_INDEX = 'dprjax.index'  # in the comment, with the record
 _MOST_HNSW, _MOST_HALF = 2_000, 4_000  # dimensions that pgvector indexes
 _MOST_CANDIDATES = 1_000  # of hnsw.ef_search
 _ROWS_A_LIST = 1_000
@@ -92,8 +92,8 @@ class Pgvector:
     most = {'HNSW': _MOST_HNSW, 'IVF_FLAT': _MOST_HNSW, 'HNSW_HALF': _MOST_HALF}
     if dimension > most.get(index_type, dimension):
       raise InputError(
-        f'--index_type={index_type}: pgvector indexes at most {most[index_type]:,} dimensions so, '
-        f'not {dimension:,}; auto chooses one that fits'
+        f'--index_type={index_type}: pgvector indexes at most {most[index_type]:,} dimensions this '
+        f'way, not {dimension:,}; auto chooses one that fits'
       )
     self._kinds[name] = index_type
     with self.client.transaction():
@@ -133,7 +133,7 @@ class Pgvector:
       )
 
   def flush(self, name: str) -> None:
-    """Builds the index, unless it is there, and collects the planner statistics."""
+    """Builds the index, unless it exists, and collects planner statistics."""
     kind = self._kinds[name]
     index = f'{name[:54]}_dprjax'
     if kind == 'IVF_FLAT':
@@ -177,7 +177,7 @@ class Pgvector:
     self.client.execute(self._with('DROP TABLE {}', name))
 
   def settings(self, name: str, k: int) -> dict[str, Any]:
-    """HNSW looks at 2 k candidates, IVF at an eighth of the lists, 10 at least."""
+    """HNSW examines 2 k candidates, IVF an eighth of the lists but at least 10."""
     kind = self._kinds[name]
     if kind.startswith('HNSW'):
       return {'ef_search': min(max(2 * k, 64), _MOST_CANDIDATES)}
@@ -198,7 +198,7 @@ class Pgvector:
     prefix = 'ivfflat' if kind == 'IVF_FLAT' else 'hnsw'
     values = {f'{prefix}.{key}': str(value) for key, value in settings.items()}
     if self._iterative and kind != 'FLAT':
-      # An index goes on where a condition, or ef_search < k, leaves too few.
+      # An iterative scan continues if a condition, or ef_search < k, leaves too few.
       order = 'relaxed_order' if kind == 'IVF_FLAT' else 'strict_order'
       values = {f'{prefix}.iterative_scan': order} | values
     if kind == 'FLAT':
@@ -229,7 +229,7 @@ class Pgvector:
     return [Hits([id_ for id_, _ in one], [score for _, score in one]) for one in rows]
 
   def _with(self, text: str, *names: Any) -> Any:
-    """A statement with quoted names of tables, or numbers and texts, in its braces."""
+    """A statement with its braces filled by quoted table names, numbers or texts."""
     parts = []
     for number, one in enumerate(names):
       table = isinstance(one, str) and not (number and 'COMMENT' in text)
@@ -243,7 +243,7 @@ def _numbers(vector: Any) -> np.ndarray:
 
 
 def _path(where: Sequence[Condition]) -> str:
-  """Conditions as a jsonpath, which looks into arrays by itself."""
+  """Conditions as a jsonpath, which also looks into arrays."""
   parts = []
   for field, operator, values in where:
     name = '==' if operator == '=' else operator

@@ -1,7 +1,7 @@
-"""Qdrant: a server, or the mode of its client that runs in this process on a local folder.
+"""Qdrant: a server, or the embedded mode of its client with a local folder.
 
-BM25 is a sparse vector: a word counts as in ``retrieval.bm25_index``, and Qdrant multiplies by the
-inverse document frequency, whose formula is the same.
+BM25 is a sparse vector: words have the weights of ``retrieval.bm25_index``, and Qdrant multiplies
+by the inverse document frequency, with the same formula.
 """
 
 import collections
@@ -79,7 +79,7 @@ class Qdrant:
     return Opened(record, 'FLAT' if self.address.is_local else kind)
 
   def create(self, name: str, record: Record, *, index_type: str = 'auto', rows: int = 0) -> None:
-    """'auto' is HNSW; the embedded mode compares with every passage."""
+    """'auto' is HNSW; the embedded mode compares all passages."""
     del rows
     from qdrant_client import models
 
@@ -129,7 +129,7 @@ class Qdrant:
     return record.bm25
 
   def flush(self, name: str) -> None:
-    """Qdrant indexes in the background, and finds all that is written."""
+    """Qdrant indexes in the background, but searches find all written vectors."""
 
   def count(self, name: str) -> int:
     return self.client.count(name, exact=True).count
@@ -202,7 +202,7 @@ class Qdrant:
     from qdrant_client import models
 
     how, only = _parameters(settings), _filter(where)
-    # Ranks count from 0 there.
+    # Qdrant counts ranks from 0.
     fusion = models.RrfQuery(rrf=models.Rrf(k=rrf_k + 1))
     requests = []
     for query, own in zip(queries.tolist(), words, strict=True):
@@ -249,7 +249,7 @@ def _parameters(settings: Mapping[str, Any]) -> Any:
 
 
 def _counts(words: Sequence[str], bm25: Mapping[str, Any] | None = None) -> Any:
-  """The words of a text: of a passage saturated as BM25 does, of a query counted."""
+  """The word weights of a text: saturated as in BM25 for a passage, counts for a query."""
   from qdrant_client import models
 
   counts = collections.Counter(zlib.crc32(word.encode()) for word in words)
@@ -261,7 +261,7 @@ def _counts(words: Sequence[str], bm25: Mapping[str, Any] | None = None) -> Any:
 
 
 def _filter(where: Sequence[Condition]) -> Any:
-  """Conditions as Qdrant has them; its match of a list is that of one of its items."""
+  """Conditions for Qdrant, where a list matches if one of its items does."""
   from qdrant_client import models
 
   if not where:
@@ -270,7 +270,7 @@ def _filter(where: Sequence[Condition]) -> Any:
   must: list[Any] = []
   for field, operator, values in where:
     if operator == '=':
-      # A float matches no float there, but lies between itself and itself.
+      # Qdrant cannot match floats, but a range from the float to itself does.
       options: list[Any] = [
         models.FieldCondition(key=field, range=models.Range(gte=value, lte=value))
         if isinstance(value, float)

@@ -11,7 +11,7 @@ Corpus = Mapping[Any, Any] | Iterable[Any]
 
 
 class _Kind(NamedTuple):
-  """What texts are called in messages, and the names of their columns or keys, the first found."""
+  """The name of texts in messages, and names of their columns or keys (the first found counts)."""
 
   what: str
   one: str
@@ -35,11 +35,12 @@ def passages(corpus: Corpus) -> list[Passage]:
       - a mapping of ids to texts or passages;
       - a table of these columns: a mapping of lists, or one of pandas, pyarrow, polars or datasets.
 
-      The default id is the passage number, from 0. A title may be None, NaN or NA. Columns and keys
+      By default ids are passage numbers, from 0. A title may be None, NaN or NA. Columns and keys
       may have the other names of `dprjax.formats.texts.USUAL`, such as ``passage`` and ``doc_id``.
 
   Raises:
-    InputError: a value that is no text, or an id that is no text or whole number, or repeated.
+    InputError: a value that is not text, or an id that is repeated or neither text nor a whole
+      number.
   """
   return _with_ids(corpus, _CORPUS)
 
@@ -62,14 +63,14 @@ def _with_ids(corpus: Corpus, kind: _Kind) -> list[Text]:
     id_ = given.identifier(number if own is None else own, where)
     if ids.setdefault(id_, number) != number:
       raise InputError(
-        f'{where} is {id_!r:.40}, as that of {kind.one} {ids[id_]}; ids must be unique'
+        f'{where} is {id_!r:.40}, the same as of {kind.one} {ids[id_]}; ids must be unique'
       )
     found.append(Text(id_, text))
   return found
 
 
 def _pairs(corpus: Corpus, kind: _Kind) -> list[tuple[Any, str]]:
-  """Each text's id (or None), and the text."""
+  """The id (or None) and the text of each value."""
   if (columns := _columns(corpus, kind)) is not None:
     return _from_columns(columns, kind)
   if isinstance(corpus, Mapping):

@@ -1,4 +1,4 @@
-"""Turns rows of tokens into vectors, on every device of a mesh."""
+"""Turns rows of tokens into vectors on all devices of a mesh."""
 
 import logging
 import math
@@ -23,13 +23,13 @@ from dprjax.runtime import tree
 
 logger = logging.getLogger('dprjax')
 
-# Padded lengths. Each is compiled once.
+# Padded lengths; each is compiled once.
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 # The most tokens of a step for each CPU core, so that activations stay in caches
 # (docs/performance.md).
 _CORE_TOKENS = 1024
 
-# Rows of a table are looked up, here only: no product would sum over its split axis.
+# Only here, table rows are looked up: no product sums over the split axis.
 _TABLE = ((r'backbone/.*embeddings/word/embedding', P(None, ('fsdp', 'model'))),)
 
 EmbedFn = Callable[..., jax.Array]
@@ -37,36 +37,39 @@ ProgressFn = Callable[[int], None]
 
 
 def local_mesh(parts: int = 1) -> Mesh:
-  """All local devices; a batch is split among them, and weights into so many parts.
+  """All local devices, which split each batch; weights are split into ``parts``.
 
   Raises:
-    InputError: ``parts`` is no divisor of the number of devices.
+    InputError: ``parts`` does not divide the number of devices.
   """
   devices = jax.local_devices()
   if len(devices) % parts:
     raise InputError(
-      f'--weight_parts={parts}: no divisor of {counted(len(devices), "local devices")}'
+      f'--weight_parts={parts} does not divide {counted(len(devices), "local devices")}'
     )
   return meshes.make_mesh({'data': -1, 'fsdp': parts}, devices)
 
 
 def server_mesh(parts: int = 1) -> Mesh:
-  """The first ``parts`` local devices, which all compute each batch, with a part of each layer.
+  """The first ``parts`` local devices; each computes all batches with its part of every layer.
 
   Raises:
     InputError: there are fewer devices.
   """
   devices = jax.local_devices()
   if not 0 < parts <= len(devices):
-    raise InputError(f'--weight_parts={parts}: there are {counted(len(devices), "local devices")}')
+    raise InputError(
+      f'--weight_parts={parts}: there are only {counted(len(devices), "local devices")}'
+    )
   return meshes.make_mesh({'model': parts}, devices[:parts])
 
 
 def weight_dtype(arithmetic: Arithmetic, stored: Any, platform: str) -> Any:
-  """The type of encoder parameters on devices: bfloat16 in that arithmetic, or as stored.
+  """The type of encoder parameters on devices: bfloat16 for bfloat16 arithmetic, otherwise as
+  stored.
 
-  On CPUs those of float32 arithmetic are float32: casting them in every batch takes longer than the
-  products of a short text.
+  On CPUs, float32 arithmetic uses float32 parameters, since casts in every batch would take longer
+  than the products of a short text.
   """
   if arithmetic.name == 'bfloat16' or (arithmetic.name == 'float32' and platform == 'cpu'):
     return arithmetic.activations
@@ -74,12 +77,12 @@ def weight_dtype(arithmetic: Arithmetic, stored: Any, platform: str) -> Any:
 
 
 def weight_parts(needed: int, memory: float, devices: int) -> int:
-  """The fewest devices that hold weights, each in at most half of its memory; else all devices.
+  """The fewest devices whose half memory has room for the weights; else all devices.
 
   Args:
     needed: bytes of the weights.
     memory: bytes of one device.
-    devices: their number, of which the result is a divisor.
+    devices: their number; the result divides it.
   """
   sizes = (size for size in range(1, devices + 1) if devices % size == 0)
   return next((size for size in sizes if needed <= size * memory / 2), devices)
@@ -111,18 +114,18 @@ def place(mesh: Mesh, params: Any) -> Any:
 def backbone_shardings(
   mesh: Mesh, config: EncoderConfig, named: Mapping[str, Any]
 ) -> dict[str, NamedSharding]:
-  """How a mesh splits encoder parameters, by names below ``backbone``."""
+  """The shardings of encoder parameters, by names below ``backbone``."""
   return meshes.param_shardings(mesh, named, (*config.family.sharding, *_TABLE))
 
 
 def place_backbone(mesh: Mesh, config: EncoderConfig, params: Any, arithmetic: Arithmetic) -> Any:
-  """Places encoder parameters: split as in training where the mesh has fsdp or model.
+  """Places encoder parameters, split as in training if the mesh has fsdp or model.
 
   Args:
     mesh: the devices.
     config: the encoder shape.
-    params: arrays, or on disk (`weights.OnDisk`): then memory holds one device's part of one of
-      them at a time, in the type of `weight_dtype`.
+    params: arrays, or on disk (`weights.OnDisk`): then memory has the part of one parameter for one
+      device at a time, in the type of `weight_dtype`.
     arithmetic: of the encoder.
   """
   platform = mesh.devices.flat[0].platform
@@ -135,12 +138,12 @@ def place_backbone(mesh: Mesh, config: EncoderConfig, params: Any, arithmetic: A
 
 
 def count_from(done: int, progress: ProgressFn | None) -> ProgressFn | None:
-  """``progress`` of work that follows ``done`` rows."""
+  """``progress`` for work after ``done`` rows."""
   return None if progress is None else lambda count: progress(done + count)
 
 
 def rows_at_once(platform: str, devices: int, batch_size: int, length: int) -> int:
-  """The rows of a step: ``batch_size``, or on CPUs what the caches hold; equal on all devices."""
+  """The rows of a step: ``batch_size``, or fewer on CPUs to fit caches; equal on all devices."""
   if platform == 'cpu':
     batch_size = min(batch_size, max(_CORE_TOKENS * machine.cores() // length, 1))
   return -(-batch_size // devices) * devices
@@ -153,7 +156,7 @@ def check_size(name: str, value: Any, least: int = 1) -> None:
 
 
 def padded_lengths(max_length: int) -> list[int]:
-  """The lengths that rows are padded to, ascending."""
+  """The padded lengths of rows, ascending."""
   return [length for length in BUCKETS if length < max_length] + [max_length]
 
 
@@ -169,7 +172,7 @@ class Embedder:
     row_bytes: the least memory of a row by its length (`encoder_row_bytes`).
 
   Raises:
-    InputError: ``batch_size`` or ``max_length`` is no whole number from 1.
+    InputError: ``batch_size`` or ``max_length`` is not a whole number from 1.
   """
 
   def __init__(
@@ -190,7 +193,7 @@ class Embedder:
     }
     self._embed = jax.jit(embed, out_shardings=meshes.replicated(mesh))
     self._pad_id = pad_id
-    # Accelerators report a lack of memory; a host kills the process.
+    # Accelerators report a lack of memory, but a host kills the process.
     self._row_bytes = row_bytes if platform == 'cpu' else None
     self._sharding = NamedSharding(mesh, P(meshes.BATCH))
 
@@ -218,7 +221,7 @@ class Embedder:
     progress: ProgressFn | None = None,
     columns: Sequence[np.ndarray] = (),
   ) -> Float[np.ndarray, 'n H']:
-    """The rows' vectors, float32, in order.
+    """The vectors of rows, float32, in order.
 
     Args:
       params: placed on the mesh.
@@ -242,13 +245,13 @@ class Embedder:
     return vectors
 
   def groups(self, rows: Sequence[np.ndarray]) -> list[tuple[np.ndarray, int]]:
-    """The rows of each step, and its padded length; rising lengths."""
+    """The rows and the padded length of each step, by rising length."""
     return batches.length_buckets(np.array([len(row) for row in rows], np.int32), self._rows)
 
   def _ahead(
     self, params: Any, rows: Sequence[np.ndarray], columns: Sequence[np.ndarray]
   ) -> Iterator[tuple[np.ndarray, jax.Array]]:
-    # The device works on the next batch while the caller copies this one.
+    # The device computes the next batch while the caller copies this one.
     waiting = None
     groups = self.groups(rows)
     if self._row_bytes is not None and groups:
@@ -270,12 +273,13 @@ class Embedder:
     if needed > (there := machine.memory_bytes()):
       raise InputError(
         f'{self._rows[length]:,} texts of up to {length} tokens need more than '
-        f'{needed / 2**30:,.0f} GiB, this machine has {there / 2**30:,.0f}; give a smaller batch'
+        f'{needed / 2**30:,.0f} GiB, but this machine has {there / 2**30:,.0f}; give a smaller '
+        'batch'
       )
 
 
 def encoder_row_bytes(config: EncoderConfig) -> Callable[[int], int]:
-  """The least memory of a row by its length: the scores of a layer, or its MLP."""
+  """The least memory of a row by its length: for the scores of a layer, or its MLP."""
 
   def row_bytes(length: int) -> int:
     scores = 4 * config.num_heads * queries_at_once(length)

@@ -24,10 +24,10 @@ logger = logging.getLogger('dprjax')
 
 
 class _Survey(NamedTuple):
-  """What one reading of all texts tells.
+  """The summary of a first pass over all texts.
 
   Attributes:
-    rows: their number, and the SHA-256 of their ids.
+    rows: the number of texts, and the SHA-256 of their ids.
     input_sha256: `texts.digest`.
     shards: the digest of the texts of each shard, 16 bytes.
   """
@@ -51,28 +51,29 @@ def fill_folder(
   calibrate: int = 1024,
   vectors: Callable[[slice], Float[np.ndarray, 'n H']] | None = None,
 ) -> None:
-  """Encodes texts into a folder that the caller has claimed; see ``retrieval.embeddings``.
+  """Encodes texts into a folder claimed by the caller; see ``retrieval.embeddings``.
 
-  The texts are read twice, and once more to calibrate; those of one shard are in memory. Existing
-  shards are kept. All processes call this; each encodes its own shards.
+  Texts are read twice, and once more for calibration; the texts of one shard are in memory.
+  Existing shards are kept. All processes call this; each encodes its own shards.
 
   Args:
     encoder: a backbone with at most one prompt.
     side: 'query' or 'passage'.
-    texts: at least one; gives the same texts each time, such as a list or `formats.texts.Texts`.
+    texts: at least one; each iteration must give the same texts, as a list or `formats.texts.Texts`
+      does.
     out: the folder.
     source: of the texts, for messages.
     dtype: of the stored vectors.
     shard_rows: rows of a file.
-    topic, numbers: for a topic prompt, how topics were chosen, and that of each text or of all;
-      None: by its words.
-    calibrate: the most texts to measure ranges of codes on. A folder that was begun keeps its
+    topic, numbers: for a topic prompt: how topics were chosen, and the topic of each text or of
+      all; None: by words.
+    calibrate: the most texts for measuring the ranges of codes. An unfinished folder keeps its
       ranges.
-    vectors: gives the vectors of texts that are encoded already.
+    vectors: gives the vectors of texts that are already encoded.
 
   Raises:
-    InputError: bad ids, ``out`` holds embeddings of other settings or texts, or the texts are not
-      those of the first reading.
+    InputError: bad ids, ``out`` has embeddings of other settings or texts, or the texts changed
+      after the first pass.
   """
   survey = _survey(texts, source, shard_rows)
   count_all = survey.rows.total
@@ -111,14 +112,14 @@ def fill_folder(
         made = vectors(slice(shard.start, shard.stop))
       writer.write(shard, made, [text.id for text in part])
       progress.advance(len(part))
-  except BaseException:  # an interrupt leaves no half of a shard either
+  except BaseException:  # also after an interrupt, no partial shard stays
     writer.discard()
     raise
   distributed.barrier('encoded')
   writer.finish()
   if cut := encoder.truncated[side]:
     logger.info(
-      '%s of %s%s longer than %d tokens: cut there',
+      '%s of %s%s were longer than %d tokens and cut',
       f'{cut:,}',
       counted(count, 'texts'),
       ' of process 0' if processes > 1 else '',
@@ -146,7 +147,7 @@ def _survey(texts: Iterable[Text], source: str, shard_rows: int) -> _Survey:
     part.update(packed)
     progress.advance()
   rows = ids.finish()
-  if isinstance(texts, Sequence):  # `Texts` compares ids itself
+  if isinstance(texts, Sequence):  # `Texts` checks ids itself
     embeddings.check_unique([text.id for text in texts], source)
   return _Survey(rows, whole.hexdigest(), [*shards, part.digest()])
 
@@ -154,7 +155,7 @@ def _survey(texts: Iterable[Text], source: str, shard_rows: int) -> _Survey:
 def _parts(
   texts: Iterable[Text], shards: Iterable[manifest.Shard], survey: _Survey, source: str
 ) -> Iterator[tuple[manifest.Shard, list[Text]]]:
-  """The texts of these ascending shards. Raises InputError if they are not those of the survey."""
+  """The texts of these ascending shards. Raises InputError if they differ from the survey."""
   stream, place = iter(texts), 0
   for shard in shards:
     wanted = itertools.islice(stream, shard.start - place, shard.stop - place)
@@ -184,7 +185,7 @@ def _calibrate(
   topics: Sequence[int] | int | None,
   count: int,
 ) -> None:
-  """Measures ranges of codes on texts from the whole corpus."""
+  """Measures ranges of codes on texts sampled from the whole corpus."""
   places = np.unique(np.linspace(0, rows - 1, min(count, rows)).astype(np.int64))
   chosen = set(places.tolist())
   sample = [text.text for place, text in enumerate(texts) if place in chosen]
@@ -192,13 +193,13 @@ def _calibrate(
   own = topics if topics is None or isinstance(topics, int) else [topics[i] for i in places]
   topic = [own] * len(sample) if isinstance(own, int) else own
   writer.calibrate(encoder.encode(sample, side, topic=topic))
-  encoder.truncated[side] = before  # they are encoded again
+  encoder.truncated[side] = before  # they are encoded again later
 
 
 def describe(
   encoder: Encoder, side: str, dtype: str, input_sha256: str, topic: str = 'infer'
 ) -> manifest.Meta:
-  """The manifest description of vectors, for at most one prompt."""
+  """The description of vectors in a manifest, for at most one prompt."""
   entry = encoder.entry()
   prompt = entry.prompt
   sha256 = None if prompt is None else files.sha256_file(prompt.path)
@@ -212,7 +213,7 @@ def describe(
     tokenizer_sha256=encoder.tokenizer.sha256,
     prompt_sha256=None if query_only else sha256,
     query_prompt_sha256=sha256 if query_only and side == 'query' else None,
-    # The SHA-256 of a query-only prompt implies it, and passages do not share it.
+    # Implied by the SHA-256 of a query-only prompt; passages do not share it.
     shift_positions=entry.shift_positions and not query_only,
     **entry.spec.of_side(side),
     arithmetic=encoder.dtype,

@@ -1,7 +1,7 @@
-"""Models that read a query and a passage together and score them.
+"""Models that read a query and a passage together and score the pair.
 
 ``CrossEncoder`` is a sequence classifier. ``PromptReranker`` is a masked language model that
-answers yes or no under a prompt (NIR-Prompt's Reranker-Prompt). ``load`` takes either.
+answers yes or no to a prompt (Reranker-Prompt of NIR-Prompt). ``load`` loads either.
 """
 
 import itertools
@@ -48,7 +48,7 @@ from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.template import Packed, Template, fill, unpack
 from dprjax.runtime import mesh as meshes
 
-# A pair's cost grows faster than its length.
+# The cost of a pair grows faster than its length.
 DEFAULT_LENGTH = 512
 # Pairs tokenised and sorted by length at a time.
 _BLOCK = 1 << 15
@@ -58,7 +58,7 @@ class Reranker:
   """Scores pairs on all local devices.
 
   Attributes:
-    backbone, tokenizer: the model's.
+    backbone, tokenizer: of the model.
     max_length: of a pair, in tokens.
     dtype: the arithmetic.
     truncated: the number of pairs that lost tokens.
@@ -82,7 +82,7 @@ class Reranker:
   ):
     """For subclasses: ``score_rows(params, rows, lengths, options) -> [B]`` scores ``Packed.rows``.
 
-    Its ``params`` are the backbone's and ``own``.
+    Its ``params`` are those of the backbone and ``own``.
 
     Raises:
       InputError: the backbone has fewer positions than ``max_length``.
@@ -118,12 +118,12 @@ class Reranker:
 
   @property
   def settings(self) -> dict[str, Any]:
-    """All that decides a score, as JSON."""
+    """Everything that decides a score, as JSON."""
     return {'reranker_sha256': self.sha256, 'max_length': self.max_length, 'dtype': self.dtype}
 
   @property
   def files(self) -> list[str]:
-    """The folder and files that it was loaded from."""
+    """The folder and files of the model."""
     return [self.backbone.path]
 
   @property
@@ -148,7 +148,7 @@ class Reranker:
       progress: called with the number of pairs done.
 
     Raises:
-      InputError: a value that is no pair of texts.
+      InputError: a value that is not a pair of texts.
     """
     pairs = _check_pairs(pairs)
     scores = np.zeros(len(pairs), np.float32)
@@ -162,7 +162,7 @@ class Reranker:
     return scores
 
   def groups(self, packed: Packed) -> list[tuple[Int32[np.ndarray, ' _'], int]]:
-    """Rows of pairs that one step of the devices scores, and their padded length."""
+    """The rows of pairs in each step, and their padded length."""
     return self._embedder.groups(packed.rows)
 
   def score_group(self, packed: Packed, rows: Int32[np.ndarray, ' n']) -> Float[np.ndarray, ' n']:
@@ -238,15 +238,15 @@ class CrossEncoder(Reranker):
 
     Args:
       path: a Hugging Face directory, a hub id, or ``package:NAME``.
-      max_length: tokens of a pair; default: the tokenizer's, at most 512. The passage is cut first,
-        see ``Template.cut``.
+      max_length: tokens of a pair; default: that of the tokenizer, at most 512. The passage is cut
+        first, see ``Template.cut``.
       mesh: the devices, as for ``Encoder.load``.
       batch_size: the most pairs at a time, over all devices.
-      dtype: a name that ``models.encoder_config.arithmetic`` takes.
+      dtype: a name for ``models.encoder_config.arithmetic``.
 
     Raises:
-      InputError: a file cannot be read, the head is missing or has more labels, or the tokenizer is
-        another model's.
+      InputError: a file cannot be read, the head is missing or has more labels, or the tokenizer
+        belongs to another model.
     """
     backbone, tokenizer = _load(path, cls.head)
     if max_length is None:
@@ -259,8 +259,8 @@ class CrossEncoder(Reranker):
 class PromptReranker(Reranker):
   """A masked language model with a pair prompt: its answer at [MASK] is yes or no.
 
-  The score is logit(yes) - logit(no), whose sigmoid is P(yes | yes or no); or P(yes) - P(no) among
-  all words, if the prompt meta says ``probability``. Above 0 the pair matches.
+  The score is logit(yes) - logit(no), whose sigmoid is P(yes | yes or no); or P(yes) - P(no) over
+  the vocabulary, for ``probability`` in the prompt meta. Above 0 the pair matches.
 
       reranker = PromptReranker.load('backbone', 'qa.npz')
       reranker.score([('how do planes fly', 'The lift of a swept wing ...')])   # float32 [1]
@@ -284,25 +284,26 @@ class PromptReranker(Reranker):
     batch_size: int = 64,
     dtype: str = 'auto',
   ):
-    """See ``load``. The prompt was made for the backbone (``artifact.load_prompt_for``).
+    """See ``load``. The prompt must be made for the backbone (``artifact.load_prompt_for``).
 
     Raises:
-      InputError: the masked-LM head is missing, or not the prompt's; the prompt is not a pair
-        prompt, or a word of the verbalizer is not one token; it and its texts exceed the positions.
+      InputError: the masked-LM head is missing, or differs from that of the prompt; the prompt is
+        not a pair prompt; a word of the verbalizer is not one token; prompt and texts exceed the
+        positions.
     """
     config = backbone.config
     check_template(prompt, ('pair',), config)
     if (found := backbone.heads.get('mlm')) is None:
       raise InputError(
-        f'{backbone.path}: no masked-LM head to answer at [MASK]; give the backbone that '
-        f'{prompt.path} was trained on, or train a head with --config=configs/condenser.py:mlm'
+        f"{backbone.path}: it has no masked-LM head to answer at [MASK]; give the backbone that ' "
+        f"f'{prompt.path} was trained on, or train a head with --config=configs/condenser.py:mlm"
       )
     check_head(prompt, head_specs.sha256('mlm', config, found))
     yes, no = task_templates.label_ids(
       prompt.meta['verbalizer'],
       tokenizer.encode_bare,
       tokenizer.special_ids,
-      f"{prompt.path}: meta's verbalizer",
+      f'{prompt.path}: verbalizer in meta',
     )
     made, adapter = template_prompts.of_prompts([prompt], tokenizer, config)
     (template,) = made.templates['pair']
@@ -320,7 +321,7 @@ class PromptReranker(Reranker):
         prompt, settings, sum(self._most), template.num_tokens, config, backbone.path
       )
     check_size('max_length', max_length)
-    template.cut(np.zeros((0, 2), np.int32), max_length)  # is there room for texts?
+    template.cut(np.zeros((0, 2), np.int32), max_length)  # raises without room for texts
 
     def score_rows(
       params: Any, rows: jax.Array, lengths: jax.Array, options: EncoderOptions
@@ -362,10 +363,10 @@ class PromptReranker(Reranker):
       prompt: the prompt file.
       max_length: tokens of a pair with its template, cutting the passage first; default: each text
         is cut at its maximum length in the prompt meta.
-      score: 'logit' or 'probability', instead of the prompt's.
+      score: 'logit' or 'probability', in place of the setting of the prompt.
       mesh: the devices, as for ``Encoder.load``.
       batch_size: the most pairs at a time, over all devices.
-      dtype: a name that ``models.encoder_config.arithmetic`` takes.
+      dtype: a name for ``models.encoder_config.arithmetic``.
 
     Raises:
       InputError: a file cannot be read, or the prompt was made for another backbone, head or
@@ -373,7 +374,7 @@ class PromptReranker(Reranker):
     """
     if score not in (None, *SCORES):
       raise InputError(f'score: expected one of {", ".join(SCORES)}, not {score!r}')
-    artifact.load_prompt(prompt)  # first, because loading the backbone takes a while
+    artifact.load_prompt(prompt)  # first, because loading a backbone takes long
     backbone, tokenizer = _load(path, cls.head)
     loaded = artifact.load_prompt_for(prompt, tokenizer.sha256, backbone)
     options: dict[str, Any] = {'mesh': mesh, 'batch_size': batch_size, 'dtype': dtype}
@@ -404,7 +405,7 @@ class PromptReranker(Reranker):
       for pair in zip(*rows, strict=True)
     )
     packed = self._template.pack(kept, self.max_length, self.tokenizer.pad_id)
-    return packed._replace(cut=cut)  # where both texts fit, no more is cut
+    return packed._replace(cut=cut)  # if both texts fit, no more is cut
 
 
 def _load(path: PathLike, head: str) -> tuple[hub.Backbone, text.Tokenizer]:
@@ -416,7 +417,7 @@ def _load(path: PathLike, head: str) -> tuple[hub.Backbone, text.Tokenizer]:
 
 
 def _check_pairs(pairs: Any) -> list[tuple[str, str]]:
-  """The pairs as a list. Raises InputError for a value that is no pair of texts."""
+  """The pairs as a list. Raises InputError for a value that is not a pair of texts."""
   if (
     not isinstance(pairs, Iterable)
     or isinstance(pairs, str | bytes | Mapping)
@@ -444,7 +445,7 @@ def load(path: PathLike, prompt: PathLike | None = None, **options: Any) -> Rera
 
 
 def check(path: PathLike) -> None:
-  """A quick check for ``CrossEncoder.load(path)``, which does not read the encoder weights.
+  """A quick check before ``CrossEncoder.load(path)``, without reading encoder weights.
 
   Raises:
     InputError: there is no model, or it has no sequence-classification head of 1 or 2 labels.

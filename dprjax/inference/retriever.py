@@ -31,7 +31,7 @@ class Hit(NamedTuple):
 
 
 class Results(list[list[Hit]]):
-  """The hits of each query, best first. A notebook draws them as a table.
+  """The hits of each query, best first; shown as a table in notebooks.
 
   Attributes:
     queries: in order, with their ids.
@@ -42,7 +42,7 @@ class Results(list[list[Hit]]):
     self.queries = list(queries)
 
   def table(self) -> 'pandas.DataFrame | tables.Records':
-    """A row a hit: query_id, query, rank (from 1), passage_id, score, text."""
+    """A table with a row for each hit: query_id, query, rank (from 1), passage_id, score, text."""
     rows = [
       (query.id, query.text, rank, *hit)
       for query, hits in zip(self.queries, self, strict=True)
@@ -56,7 +56,7 @@ class Results(list[list[Hit]]):
 
 
 class _Indexed(NamedTuple):
-  """Passages to search, and their prompt."""
+  """Indexed passages and their prompt."""
 
   ids: list[str]
   texts: list[str]
@@ -66,7 +66,7 @@ class _Indexed(NamedTuple):
 
 
 class Retriever:
-  """An encoder and, once ``index`` was called, a corpus to search.
+  """An encoder and, after ``index``, a corpus to search.
 
   Examples:
     >>> from dprjax import Retriever
@@ -78,13 +78,13 @@ class Retriever:
     >>> retriever.encode(['a question'], side='query').shape
     (1, 384)
 
-  Where there are several prompts, a call names the one to use:
+  With several prompts, each call names one:
 
       retriever = Retriever.load('backbone', prompt={'qa': 'qa.npz', 'chat': 'chat.npz'})
       retriever.index(corpus, task='qa')
       retriever.encode(['a question', 'hello'], 'query', task=['qa', 'chat'])
 
-  ``task`` and ``prompt`` both mean that name.
+  ``task`` is an alias of ``prompt``.
 
   Attributes:
     encoder: makes the vectors.
@@ -107,7 +107,7 @@ class Retriever:
 
     Args:
       backbone, prompt: as for ``Encoder.load``.
-      hybrid: weights of dprjax.fuse: ``search`` fuses its ranking with that of BM25.
+      hybrid: weights from dprjax.fuse, to fuse rankings of ``search`` with BM25.
       options: pooling, normalize, query_max_length, passage_max_length, batch_size, dtype,
         dimensions and mesh; see ``Encoder.load``.
 
@@ -126,18 +126,18 @@ class Retriever:
     prompt: str | Sequence[str] | None = None,
     task: str | Sequence[str] | None = None,
   ) -> Float[np.ndarray, 'n H']:
-    """Vectors of texts, float32 ``[n, H]``, in their order; see ``Encoder.encode``."""
+    """Vectors of texts, float32 ``[n, H]``, in order; see ``Encoder.encode``."""
     return self.encoder.encode(texts, side, progress, prompt=prompt, task=task)
 
   def encode_queries(self, queries: Iterable[str], *_: Any, **__: Any) -> Float[np.ndarray, 'n H']:
-    """``encode(queries, 'query')``, as BEIR calls it; the batch size is that of ``load``."""
+    """``encode(queries, 'query')``, as called by BEIR; the batch size is that of ``load``."""
     return self.encode(queries, 'query')
 
   def encode_corpus(self, corpus: corpora.Corpus, *_: Any, **__: Any) -> Float[np.ndarray, 'n H']:
-    """Vectors of passages, as BEIR calls it; see ``corpora.passages``.
+    """Vectors of passages, as called by BEIR; see ``corpora.passages``.
 
     Raises:
-      InputError: a value that is no text.
+      InputError: a value that is not text.
     """
     return self.encode(corpora.texts(corpus), 'passage')
 
@@ -153,11 +153,11 @@ class Retriever:
     Args:
       corpus: the path of a ``corpus.jsonl``; or as for ``corpora.passages``: texts (with ids '0',
         '1', ...), a mapping of ids to texts, passages, or a table.
-      prompt: its name, if there are several.
+      prompt: a name, if there are several prompts.
       task: an alias of ``prompt``.
 
     Raises:
-      InputError: the corpus is empty or cannot be read. The earlier index stays.
+      InputError: the corpus is empty or cannot be read. An earlier index stays.
     """
     if isinstance(corpus, str | os.PathLike):
       passages = list(read_texts(corpus, 'passage'))
@@ -184,12 +184,12 @@ class Retriever:
   ) -> Results:
     """The k best passages of each query, best first, by exact inner product; ties by id.
 
-    With weights (``load``), by the fusion of this ranking with that of BM25.
+    With weights (``load``), by fusion of this ranking with BM25.
 
     Args:
-      queries: their texts; or with ids, as for ``corpora.queries``.
+      queries: texts, perhaps with ids, as for ``corpora.queries``.
       k: the most passages of a query.
-      prompt: a name, or one for each query; default: that of ``index``. One index serves all
+      prompt: a name, or one for each query; default: that of ``index``. The same index serves all
         query-only prompts.
       task: an alias of ``prompt``.
 
@@ -197,8 +197,8 @@ class Retriever:
       A list of hits for each query, which is also a table: ``search(...).table()``.
 
     Raises:
-      InputError: ``index`` was not called, ``k`` is no whole number from 1, or the index is of a
-        prompt whose passages cannot be compared with these queries.
+      InputError: ``index`` was not called, ``k`` is not a whole number from 1, or the passages were
+        indexed with a prompt that does not fit these queries.
     """
     if self._indexed is None:
       raise InputError('nothing is indexed yet: call index(corpus) before search')

@@ -1,4 +1,4 @@
-"""Prompt files of kind template as the templates of a batch and a table of vectors."""
+"""Turns prompt files of kind template into templates for a batch and a table of vectors."""
 
 from collections.abc import Sequence
 
@@ -23,11 +23,11 @@ def specials(tokenizer: Tokenizer) -> task_templates.Specials:
 def of_prompts(
   prompts: Sequence[Prompt], tokenizer: Tokenizer, config: EncoderConfig
 ) -> tuple[TaskTemplates, LearnedTokens | None]:
-  """The templates of these prompts, and the table of their vectors.
+  """The templates of these prompts, and a table of their vectors.
 
   Args:
     prompts: of kind template, with equal template strings and fixed layers.
-    tokenizer: the backbone's.
+    tokenizer: of the backbone.
     config: the backbone shape.
 
   Raises:
@@ -40,7 +40,7 @@ def of_prompts(
     config.vocab_size,
     tokenizer.pad_id,
     prompts[0].path,
-    masked=False,  # the file was checked when it was read
+    masked=False,  # checked when the file was read
   )
   vectors = [
     {name: jnp.asarray(array) for name, array in template_tokens.vectors(prompt).items()}
@@ -56,7 +56,7 @@ def around(tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 def text_tokens(prompt: Prompt, side: str, max_length: int, tokenizer: Tokenizer) -> int:
-  """The most tokens of a text without special tokens.
+  """The most tokens of a text, without special tokens.
 
   Raises:
     InputError: there is no room for text.

@@ -46,29 +46,29 @@ from dprjax.runtime import mesh as meshes
 
 logger = logging.getLogger('dprjax')
 
-# The default name, also of the bare backbone.
+# The default name, also for the bare backbone.
 UNNAMED = ''
 
 
 class BankEntry(NamedTuple):
-  """A prompt of a bank (None: the bare backbone), and how texts become vectors under it."""
+  """A prompt in a bank (None: the bare backbone), and its settings for vectors."""
 
   prompt: artifact.Prompt | None
   spec: VectorSpec
 
   @property
   def shift_positions(self) -> bool:
-    """Whether tokens count their positions from the prompt length."""
+    """Whether positions of tokens start at the prompt length."""
     return self.prompt is not None and bool(self.prompt.meta.get('shift_positions'))
 
 
 class _Group(NamedTuple):
-  """Prompts whose texts share a batch."""
+  """Prompts whose texts can share a batch."""
 
-  numbers: dict[str, int]  # the prompts' places in the bank; that of the first topic's
+  numbers: dict[str, int]  # places of prompts in the bank; for topics, the first place
   size: int  # of the bank
   embedder: Embedder
-  params: Any  # the embedder's
+  params: Any  # for the embedder
 
 
 class Encoder:
@@ -78,10 +78,10 @@ class Encoder:
       encoder.encode(['a question', 'hello'], 'query', task=['qa', 'chat'])    # float32 [2, H]
 
   Attributes:
-    backbones: by side, 'query' and 'passage'; may be the same object. Parameters that `load` read
-      stay in their files.
-    tokenizer: the backbones'.
-    bank: prompts by name, with how texts become vectors.
+    backbones: by side, 'query' and 'passage'; may be the same object. Parameters from `load` stay
+      in their files.
+    tokenizer: of the backbones.
+    bank: prompts by name, with their settings for vectors.
     mesh: the devices.
     dimension: of vectors.
     topics: topic models by prompt name.
@@ -98,7 +98,7 @@ class Encoder:
     batch_size: int = 64,
     dtype: str = 'auto',
   ):
-    """See ``load``. All prompts give vectors of one dimension."""
+    """See ``load``. All prompts give vectors of the same dimension."""
     self.backbones, self.tokenizer, self.bank = backbones, tokenizer, dict(bank)
     whole = min(backbone.config.vector_size for backbone in backbones.values())
     (dimension,) = {entry.spec.dimension for entry in self.bank.values()}
@@ -139,7 +139,7 @@ class Encoder:
         placed[id(backbone)] = place_backbone(
           mesh, backbone.config, backbone.params, self._arithmetic
         )
-      # A compiled batch has one form. The bare backbone fits that of any adapter.
+      # A compiled batch has one form. The bare backbone fits any adapter.
       names: dict[Any, list[str]] = {}
       for name, entry in self.bank.items():
         names.setdefault(_form(entry), []).append(name)
@@ -170,20 +170,20 @@ class Encoder:
     Args:
       backbone: a Hugging Face directory, a hub id, ``package:NAME``, or a folder with two encoders
         in ``query/`` and ``passage/``.
-      prompt: a ``prompt.npz``, or a folder or ``USER/NAME@COMMIT`` on the hub with one; several by
-        name; None: the bare backbone.
-      pooling: a name of `models.pooling`. It and the next three override every prompt and the
-        backbone. Under a template, 'mean' covers only the text's own tokens.
+      prompt: a ``prompt.npz``, or a folder or ``USER/NAME@COMMIT`` on the hub with one; a mapping
+        of names for several; None: the bare backbone.
+      pooling: a name of `models.pooling`. This and the next three override the settings of every
+        prompt and the backbone. With a template, 'mean' covers only the tokens of the text.
       normalize: whether vectors have unit length.
-      query_max_length: tokens, including special ones; a template comes on top.
-      passage_max_length: likewise.
+      query_max_length: tokens, including special ones but not those of a template.
+      passage_max_length: the same for passages.
       mesh: the devices. A mesh with fsdp or model splits the backbone among them
-        (`mesh.make_mesh`). Default: all local ones, each with the whole backbone if it takes at
-        most half of their memory.
+        (`mesh.make_mesh`). Default: all local devices, each with the whole backbone if this takes
+        at most half of their memory.
       batch_size: the most texts at a time, over all devices.
-      dtype: a name that ``models.encoder_config.arithmetic`` takes.
-      dimensions: keep the first numbers of each vector, normalized again if vectors are; for models
-        trained so (``config.matryoshka``).
+      dtype: a name for ``models.encoder_config.arithmetic``.
+      dimensions: keep this many leading numbers of each vector, normalized again if vectors are;
+        for models trained with ``config.matryoshka``.
 
     Raises:
       InputError: a file cannot be read, or a prompt was made for another backbone.
@@ -201,7 +201,7 @@ class Encoder:
       other = text.load_tokenizer(backbones['passage'].path)
       if other.sha256 != tokenizer.sha256:
         raise InputError(
-          f'{folder}: its two encoders need the same tokenizer ({tokenizer.sha256} in query, '
+          f'{folder}: the two encoders need the same tokenizer ({tokenizer.sha256} in query, '
           f'{other.sha256} in passage)'
         )
     for one in backbones.values():
@@ -227,7 +227,7 @@ class Encoder:
       bank[name] = BankEntry(loaded, _joined(both['query'], both['passage'], folder))
     if prompt is None and (folder / artifact.FILE).exists():
       logger.warning(
-        '%s holds a prompt that is not applied; to apply it, give prompt=%s',
+        '%s contains a prompt that is not applied; to apply it, give prompt=%s',
         folder,
         folder,
       )
@@ -240,7 +240,7 @@ class Encoder:
 
   @property
   def config_sha256(self) -> str:
-    """Identifies the backbones' shapes, which affect vectors besides tensors."""
+    """Identifies the shapes of the backbones, which affect vectors besides tensors."""
     return '+'.join(dict.fromkeys(config_sha256(self.backbones[side].config) for side in SIDES))
 
   @property
@@ -262,7 +262,7 @@ class Encoder:
   def tokenize(
     self, texts: Iterable[str], side: str, prompt: str | Sequence[str] | None = None
   ) -> list[np.ndarray]:
-    """Token ids of texts, with prefix texts and cut at the maximum length."""
+    """Token ids of texts, with prefixes, cut at the maximum length."""
     texts = given.texts(texts)
     names = self._names(prompt, len(texts))
     rows: list[np.ndarray] = [np.empty(0, np.int32)] * len(texts)
@@ -292,13 +292,13 @@ class Encoder:
       texts: strings: a list, another iterable, or a column of pandas, pyarrow, polars or numpy.
       side: 'query' or 'passage'; decides maximum length, prefix text and prompt.
       progress: called with the number of texts done.
-      prompt: a name in ``bank``, or one for each text. Optional if there is only one.
+      prompt: a name in ``bank``, or one for each text; optional with a single prompt.
       task: an alias of ``prompt``, for prompts named after tasks.
-      topic: of all texts or of each, if all prompts are of kind topic; default: chosen by the
-        words.
+      topic: of all texts or of each, if all prompts are of kind topic; default: chosen by words.
 
     Raises:
-      InputError: an unknown side, prompt or topic; a value that is no text; too large a batch.
+      InputError: an unknown side, prompt or topic; a value that is not text; a batch that is too
+        large.
     """
     if side not in SIDES:
       raise InputError(f"side: expected 'query' or 'passage', not {side!r}")
@@ -335,13 +335,12 @@ class Encoder:
       )
 
   def check_comparable(self, queries: Sequence[str], passages: str | None) -> None:
-    """Checks that queries under these prompts can be compared with passages under that one.
+    """Checks that queries with these prompts can be compared with passages with another prompt.
 
-    They can under the same prompt, or if both leave passages to the bare backbone.
+    They can with the same prompt, or if both encode passages with the bare backbone.
 
     Raises:
-      InputError: they cannot.
-    """
+      InputError: they cannot be compared."""
 
     def space(name: str) -> tuple[Any, ...]:
       prompt, spec = self.bank[name]
@@ -352,14 +351,14 @@ class Encoder:
     for name in dict.fromkeys(self._names(queries, len(queries))):
       if space(name) != space(own):
         raise InputError(
-          f'prompt: queries under {name!r} cannot be compared with passages under {own!r}; use one '
-          'prompt for both, or query-only prompts of one pooling and normalisation'
+          f'prompt: queries with {name!r} cannot be compared with passages with {own!r}; use the '
+          'same prompt for both, or query-only prompts of one pooling and normalisation'
         )
 
   def _assign(
     self, texts: Sequence[str], names: Sequence[str], topic: int | Sequence[int] | None
   ) -> Int32[np.ndarray, ' n']:
-    """The topic of each text; 0 under a prompt without topics."""
+    """The topic of each text; 0 for a prompt without topics."""
     found = np.zeros(len(texts), np.int32)
     if topic is not None:
       chosen = np.broadcast_to(np.asarray(topic, np.int64), len(texts))
@@ -396,7 +395,7 @@ class Encoder:
       numbers[name] = len(adapters)
       adapters += own
       of_rows += [spec] * len(own)
-    # No adapter is faster than an empty one, and one is faster than a bank.
+    # No adapter is faster than an empty one, and a single one is faster than a bank.
     adapter = stack(adapters) if len(adapters) > 1 else adapters[0]
     embed = _embed_fn(config, tuple(of_rows), self._options)
     max_length = max(one.max_length(side) for one in of_rows)
@@ -425,7 +424,7 @@ class Encoder:
       )
       lengths.append(tokens + template.num_tokens)
     around = template_prompts.around(self.tokenizer)
-    # The longest template need not hold the longest texts.
+    # The longest template may not have the longest texts.
     most, more = max(lengths), made.extra(side) - sum(around)
     row_bytes = encoder_row_bytes(whole.config)
     embedder = Embedder(
@@ -443,14 +442,14 @@ class Encoder:
 def either(
   prompt: str | Sequence[str] | None, task: str | Sequence[str] | None
 ) -> str | Sequence[str] | None:
-  """The names of prompts from either argument. Raises InputError if both are given."""
+  """The prompt names from either argument. Raises InputError if both are given."""
   if prompt is not None and task is not None:
     raise InputError('prompt, task: give one of them')
   return task if prompt is None else prompt
 
 
 def _joined(query: VectorSpec, passage: VectorSpec, folder: epath.Path) -> VectorSpec:
-  """The spec of two encoders, each with its length and prefix."""
+  """The spec of two encoders, each with its own length and prefix."""
   for name in ('pooling', 'normalize'):
     found = [getattr(spec, name) for spec in (query, passage)]
     if found[0] != found[1]:
@@ -463,7 +462,7 @@ def _joined(query: VectorSpec, passage: VectorSpec, folder: epath.Path) -> Vecto
 
 
 def config_sha256(config: EncoderConfig) -> str:
-  """Identifies the shape of an encoder by the fields that matter after training."""
+  """Identifies the shape of an encoder by its fields that matter after training."""
   training = ('hidden_dropout', 'attention_dropout', 'initializer_range')
   values = {
     name: value for name, value in dataclasses.asdict(config).items() if name not in training
@@ -478,7 +477,7 @@ def check_length(name: str, entry: BankEntry, side: str, backbone: hub.Backbone)
   prompt, spec = entry
   room = backbone.config.max_tokens
   check_size(f'{side}_max_length', spec.max_length(side))
-  if _is_template(entry):  # checked with its tokenizer
+  if _is_template(entry):  # checked with the tokenizer
     return
   adapter = None if prompt is None else prompt.adapters(side)[0]
   if adapter is not None:
@@ -495,15 +494,12 @@ def _whose(name: str) -> str:
 
 
 def check_prefix(whose: str, spec: VectorSpec, side: str, tokenizer: text.Tokenizer) -> None:
-  """Raises InputError if the text before every text leaves no room for it.
-
-  All texts would have the same vector.
-  """
+  """Raises InputError if the prefix leaves no room for text. All vectors would be equal."""
   tokens = len(tokenizer.backend.encode(spec.prefix(side)).ids) if spec.prefix(side) else 0
   if tokens >= spec.max_length(side):
     raise InputError(
-      f'{whose}{side}_prefix has {tokens} tokens, {side}_max_length is {spec.max_length(side)}: '
-      'no room is left for a text'
+      f'{whose}{side}_prefix has {tokens} tokens, but {side}_max_length is '
+      f'{spec.max_length(side)}: no room is left for text'
     )
 
 
@@ -512,7 +508,7 @@ def _is_template(entry: BankEntry) -> bool:
 
 
 def _form(entry: BankEntry) -> Any:
-  """What the prompts of one compiled batch share."""
+  """The properties shared by all prompts of a compiled batch."""
   if entry.prompt is None:
     return None
   if not _is_template(entry):
@@ -527,7 +523,7 @@ def _embed_fn(
   of_rows: tuple[VectorSpec, ...],
   options: EncoderOptions,
 ) -> EmbedFn:
-  """For one prompt, or for the prompts of a bank in order."""
+  """The function for one prompt, or for the prompts of a bank in order."""
 
   def embed(
     params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None
@@ -551,7 +547,7 @@ def _template_fn(
   most: int,
   options: EncoderOptions,
 ) -> EmbedFn:
-  """Puts rows ``[CLS] text [SEP]`` into templates of at most ``most`` tokens."""
+  """The function that puts rows ``[CLS] text [SEP]`` into templates of at most ``most`` tokens."""
 
   def embed(
     params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None

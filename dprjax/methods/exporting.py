@@ -505,7 +505,7 @@ def check_ending(out: epath.Path, product: methods.Product, options: ExportOptio
   if options.format in ('npz', 'peft'):
     raise InputError(
       f'--format={options.format} is only for prompts, but this run trained {product.noun}; leave '
-      "' 'it out, or use --format=sentence-transformers"
+      'it out, or use --format=sentence-transformers'
     )
   if not options.copy_backbone:
     raise InputError(

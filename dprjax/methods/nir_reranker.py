@@ -2,8 +2,8 @@
 
 ``[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]``. The masked-LM head predicts the word of
 the label, yes or no, over the whole vocabulary. The score is logit(yes) - logit(no), as in the
-released code: its sigmoid is P(yes | yes or no). ``config.template.score='probability'`` is P(yes)
-- P(no), as in the paper. Both are positive if yes is likelier.
+released code: its sigmoid is P(yes | yes or no). ``config.template.score='probability'`` is the
+difference P(yes) - P(no), as in the paper. Both are positive if yes is likelier.
 """
 
 from collections.abc import Sequence

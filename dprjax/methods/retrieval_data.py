@@ -597,7 +597,7 @@ class DevRanking:
     if len(self.passage_ids) < self.total and jax.process_index() == 0:
       logger.info(
         'dev scores rank %s of %s passages (config.eval.corpus_limit): those of the dev queries '
-        "' 'and a sample; scores in the whole corpus are lower",
+        'and a sample; scores in the whole corpus are lower',
         f'{len(self.passage_ids):,}',
         f'{self.total:,}',
       )

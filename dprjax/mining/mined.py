@@ -6,13 +6,13 @@ corpus beside the file: ``config.data.mined_negatives``). A negative also has:
 
 | key                         | value                                                              |
 |-----------------------------|--------------------------------------------------------------------|
-| `retriever`, `rank`, `score`| the run that ranks it best, its rank there from 1, the run score |
-| `also`                      | the same three of every other run that has it; absent if none      |
+| `retriever`, `rank`, `score`| the run that ranks it best, with rank (from 1) and score |
+| `also`                      | the same three for other runs that have it; absent if none         |
 | `sources`                   | `["undenoised"]`, `["denoised"]` or both                           |
-| `reranker_score`            | the reranker logit; absent if not scored                         |
+| `reranker_score`            | the logit of the reranker; absent if not scored                    |
 
-With ``--score_positives`` positives have a `reranker_score` too. `dprjax.formats.examples` reads
-it.
+With ``--score_positives`` positives also have a `reranker_score`. `dprjax.formats.examples` reads
+the file.
 """
 
 import json
@@ -35,9 +35,9 @@ def origin(
   """The rest of a negative, after its `passage`.
 
   Args:
-    rows: (retriever as JSON, rank, score) in every run that has it.
+    rows: (retriever as JSON, rank, score) for every run that has it.
     undenoised, denoised: whether it is drawn from these sources.
-    logit: the reranker's, or nan.
+    logit: of the reranker, or nan.
   """
   first, *others = (
     f'"retriever": {retriever}, "rank": {rank}, "score": {score!r}'
@@ -50,17 +50,17 @@ def origin(
 
 
 def scored(logit: float) -> str:
-  """The reranker score of a passage; nothing for nan."""
+  """The reranker score of a passage; '' for nan."""
   return '' if math.isnan(logit) else f', "reranker_score": {logit!r}'
 
 
 def line(query_id: str, query: str, positives: Sequence[str], negatives: Sequence[str]) -> bytes:
-  """One query's line; the passages are JSON."""
+  """The line of a query; passages are JSON."""
   return (
     f'{{"query_id": {to_json(query_id)}, "query": {to_json(query)}, "positive_passages": '
     f'[{", ".join(positives)}], "negative_passages": [{", ".join(negatives)}]}}\n'
   ).encode()
 
 
-# json.dumps(ensure_ascii=False) makes an encoder for each call, which is several times slower.
+# json.dumps(ensure_ascii=False) makes an encoder in each call and is several times slower.
 to_json = json.JSONEncoder(ensure_ascii=False).encode

@@ -1,9 +1,9 @@
-"""Unified negative mining (DPTDR section 3.3): runs, judgements and a corpus -> a training file.
+"""Unified negative mining (DPTDR section 3.3): makes a training file from runs and judgements.
 
 Large data stays on disk. Rows of the runs (32 bytes and an id each) are sorted into buckets of some
 thousand queries; `dprjax.mining.passages` indexes the corpus. Each bucket becomes pools
-(`dprjax.mining.pools`) and then lines of the file. Memory holds the queries, their judgements and
-one bucket. docs/mining.md describes the steps and the file.
+(`dprjax.mining.pools`) and then lines of the file. The queries, their judgements and one bucket are
+in memory. docs/mining.md describes the steps and the file.
 """
 
 import collections
@@ -38,16 +38,16 @@ from dprjax.mining.passages import Loader, Passages
 from dprjax.mining.pools import Pool
 
 Score = Callable[[Sequence[tuple[str, str]]], np.ndarray]
-"""(query, passage) texts -> logits [n] of the probability of relevance."""
+"""Maps (query, passage) texts to logits [n] of relevance."""
 
 logger = logging.getLogger('dprjax')
 
 _BUCKET = 1 << 20  # rows
-_KEPT = 1 << 17  # most passage texts of a bucket in memory
+_KEPT = 1 << 17  # limit of passage texts in memory
 _LISTED = 5
 _SCRATCH = re.compile(r'corpus|reranked|run-\d+|\.lock')
-_PAIRS = 4096  # scored by one call of the reranker
-_SKIPPED, _UNKNOWN = -1, -2  # instead of the number of a query
+_PAIRS = 4096  # pairs in a call of the reranker
+_SKIPPED, _UNKNOWN = -1, -2  # in place of a query number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +57,14 @@ class MiningOptions:
   Attributes:
     depth: rows used of each run, per query.
     sample: negatives of each source, per query.
-    threshold: denoised negatives have a probability below it.
+    threshold: denoised negatives have a probability of relevance below this.
     seed: of the samples.
     texts: write titles and texts of passages, not only ids.
-    drop_same_id: the BEIR rule: a passage with the query's own id is not a candidate.
-    score_positives: write the reranker scores of positives too.
-    strict: an unknown id, a tied rank or a query without a candidate is an error; otherwise they
-      are counted and listed.
-    scratch: the folder for temporary files, by default the output's; see `scratch_folder`.
+    drop_same_id: the BEIR rule: a passage with the same id as the query is not a candidate.
+    score_positives: also write reranker scores of positives.
+    strict: whether unknown ids, tied ranks and queries without candidates are errors; otherwise
+      they are counted and listed.
+    scratch: the folder for temporary files, by default that of the output; see `scratch_folder`.
   """
 
   depth: int = 200
@@ -88,7 +88,7 @@ class MiningReport:
     self._strict = strict
 
   def count(self, what: str, number: int, names: Sequence[str] = (), trouble: bool = True) -> None:
-    """Adds a number; raises InputError if it is trouble and ``strict`` is set."""
+    """Adds a number; raises InputError for trouble if ``strict`` is set."""
     self.counts[what] += number
     self._names[what] += names[: _LISTED - len(self._names[what])]
     if number and trouble and self._strict:
@@ -100,7 +100,7 @@ class MiningReport:
   def count_rows(
     self, what: str, path: str, queries: UInt64[np.ndarray, ' n'], docs: UInt64[np.ndarray, ' n']
   ) -> None:
-    """`count` for rows of a run, given by keys; their names are read from the run when needed."""
+    """Like `count`, for rows of a run, given by keys; names are read from the run when needed."""
     _, pairs = self._rows.setdefault(what, (path, []))
     new = slice(_LISTED - len(pairs))
     pairs += zip(queries[new].tolist(), docs[new].tolist(), strict=True)
@@ -120,12 +120,12 @@ class MiningReport:
 
 @dataclasses.dataclass(frozen=True)
 class _Queries:
-  """The queries to mine for, and their positives as rows.
+  """The queries for mining, and their positives as rows.
 
   Attributes:
     keys: of ``ids``; ``order`` sorts them into ``ascending``.
-    skipped: keys of known queries that are not mined for, ascending.
-    positive_own: False for positives of another query with the same text.
+    skipped: keys of known queries without mining, ascending.
+    positive_own: False for positives taken from another query with the same text.
   """
 
   ids: list[str]
@@ -140,8 +140,8 @@ class _Queries:
   positive_own: Bool[np.ndarray, ' positives']
 
   def numbers(self, keys: UInt64[np.ndarray, ' n']) -> Int64[np.ndarray, ' n']:
-    """The queries' numbers, `_SKIPPED` or `_UNKNOWN`."""
-    # Most rows of a query are consecutive: one search for all of them.
+    """The numbers of queries, `_SKIPPED` or `_UNKNOWN`."""
+    # Most rows of a query are consecutive and need one search.
     first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
     places = outofcore.positions(self.ascending, keys[first])
     skipped = outofcore.positions(self.skipped, keys[first]) >= 0
@@ -150,7 +150,7 @@ class _Queries:
 
 
 class _Sorted(NamedTuple):
-  """The rows of a run, in buckets."""
+  """The rows of a run, sorted into buckets."""
 
   name: str
   path: str
@@ -169,7 +169,7 @@ def mine(
   score: Score | None = None,
   options: MiningOptions | None = None,
 ) -> dict[str, Any]:
-  """Writes the training file: a line for every judged query that has a positive.
+  """Writes the training file: a line for every judged query with a positive.
 
   Args:
     queries, corpus: files of texts, see ``formats.texts.read_texts``.
@@ -183,22 +183,22 @@ def mine(
     The settings and counts.
 
   Raises:
-    InputError: bad files, or what ``options.strict`` forbids.
+    InputError: bad files, or problems that ``options.strict`` forbids.
   """
   options = options or MiningOptions()
   if reranked and score:
-    raise InputError('score and reranked both give scores of a reranker; use one')
+    raise InputError('score and reranked both give reranker scores; use one')
   report = MiningReport(options.strict)
   asked = _read_queries(queries, qrels, report)
   for path in [*retrievers.values(), *([reranked] if reranked else [])]:
-    files.regular_file(path, 'run')  # lines are named by reading it again
+    files.regular_file(path, 'run')  # read again for line numbers in messages
   began = time.monotonic()
   with _scratch(scratch_folder(out, options.scratch)) as root:
     indexed = passages.index_corpus(
       corpus, root / 'corpus', Progress('passages', task=f'reading {corpus}')
     )
     width = max(min(_BUCKET // (options.depth * len(retrievers)), _KEPT // (2 * options.sample)), 1)
-    # One more, since one row may be the query itself.
+    # One more, since the query itself may be among them.
     depth = options.depth + options.drop_same_id
     ranked = [
       _sort(name, path, asked, root / f'run-{number}', width, depth, report)
@@ -236,7 +236,7 @@ def mine(
 
 
 def scratch_folder(out: str, scratch: str | None) -> pathlib.Path:
-  """The folder for temporary files of mining into ``out``; the next run clears it after a crash."""
+  """The folder for temporary files of mining into ``out``; after a crash the next run clears it."""
   if files.is_stream(out) or files.is_remote(out):
     name, beside = f'{out} {os.getpid()}', tempfile.gettempdir()
   else:
@@ -298,7 +298,7 @@ def _read_queries(queries: str, qrels: str, report: MiningReport) -> _Queries:
     for twin in twins
     for doc in positives[ids[twin]]
   ]
-  rows.sort(key=lambda row: row[0])  # stable: a query's own positives keep the order of the file
+  rows.sort(key=lambda row: row[0])  # stable: positives of the query itself keep file order
   numbers, positive_ids, own = zip(*rows, strict=True)
   keys = outofcore.keys_of(ids)
   order = np.argsort(keys)
@@ -325,7 +325,7 @@ def _sort(
   depth: int | None,
   report: MiningReport,
 ) -> _Sorted:
-  """Sorts the rows of a run into buckets of ``width`` queries, and drops rows below ``depth``."""
+  """Sorts the rows of a run into buckets of ``width`` queries, without rows below ``depth``."""
   buckets = outofcore.Buckets(folder, pools.ROW)
   ids = outofcore.Ids(folder / 'ids')
   progress, done = Progress('rows', task=f'reading {path}'), 0
@@ -365,13 +365,13 @@ class _Miner:
   report: MiningReport
 
   def bucket(self, number: int, first: int, stop: int) -> Iterator[bytes]:
-    """Yields the lines of the bucket's queries, ``first`` to ``stop``."""
+    """Yields the lines of the queries in a bucket, ``first`` to ``stop``."""
     asked, options = self.asked, self.options
     tables = [self._read(run, number, options.depth) for run in self.ranked]
     rows = np.concatenate(tables)
     row_run = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     given = self._read(self.given, number, None) if self.given else rows[:0]
-    # Offsets of the passages, and a code for each different text.
+    # Offsets of passages, and a code for each distinct text.
     own = slice(*np.searchsorted(asked.positive_query, [first, stop]).tolist())
     named = [asked.positive_key[own], rows['doc'], given['doc']]
     keys, inverse = np.unique(np.concatenate(named), return_inverse=True)
@@ -445,9 +445,9 @@ class _Miner:
         yield mined.line(*texts, positives[query], negatives[query])
 
   def _read(self, run: _Sorted, number: int, depth: int | None) -> Shaped[np.ndarray, ' rows']:
-    """The rows that a run has of the bucket, in order.
+    """The rows of a run in this bucket, in order.
 
-    Raises InputError if rank and score contradict each other, or a document comes twice.
+    Raises InputError if rank and score contradict each other, or a document is repeated.
     """
     keys = self.asked.keys
     rows = run.buckets.pop(number)
@@ -466,7 +466,7 @@ class _Miner:
       )
     if len(ranking.repeated):
       raise InputError(
-        f'{run.path}: a document comes twice for a query: {name(ranking.repeated[0], 2)}'
+        f'{run.path}: a document occurs twice for a query: {name(ranking.repeated[0], 2)}'
       )
     what = f'rows of {run.name} that share their rank with another of their query: ordered by score'
     tied = ranking.tied
@@ -476,7 +476,7 @@ class _Miner:
   def _score_in_rounds(
     self, pool: Pool, loader: Loader, score: Score
   ) -> Float64[np.ndarray, ' candidates']:
-    """Scores candidates in the order of their lots until every query has its denoised sample."""
+    """Scores candidates in order of their lots until every query has its denoised sample."""
     sample, threshold = self.options.sample, self.options.threshold
     logits = np.full(len(pool.query), np.nan)
     size = len(self.asked.ids)
@@ -497,7 +497,7 @@ class _Miner:
     loader: Loader,
     score: Score,
   ) -> Float64[np.ndarray, ' n']:
-    """Scores of pairs whose passages ``loader`` has read."""
+    """Scores pairs whose passages ``loader`` has read."""
     pairs = [
       (self.asked.texts[query], loader.passages[key].joined)
       for query, key in zip(queries.tolist(), passages.tolist(), strict=True)
@@ -508,7 +508,7 @@ class _Miner:
       if not np.isfinite(scores).all():
         query, text = pairs[start + int(np.flatnonzero(~np.isfinite(scores))[0])]
         raise InputError(
-          f'the reranker gives no finite score for query {query!r:.80} and passage {text!r:.80}'
+          f'the reranker score is not finite for query {query!r:.80} and passage {text!r:.80}'
         )
       logits[start : start + _PAIRS] = scores
     return logits

@@ -1,7 +1,7 @@
-"""A corpus by passage ids, on disk: where each passage is in its file, and a digest of its text.
+"""An index of a corpus on disk: by passage id, the place in the file and a digest of the text.
 
-The index has 24 bytes a passage, in parts by the first byte of the id's key. Passages with the same
-digest are copies: titles and texts differ at most in white space.
+The index takes 24 bytes a passage, in parts by the first byte of the key of the id. Passages with
+the same digest are copies: titles and texts differ at most in white space.
 """
 
 import codecs
@@ -61,12 +61,12 @@ class Passages:
 
 
 class Loader:
-  """Reads passages by key, each once, into ``passages``."""
+  """Reads each passage once, by key, into ``passages``."""
 
   def __init__(
     self, corpus: Passages, keys: UInt64[np.ndarray, ' n'], offsets: Int64[np.ndarray, ' n']
   ):
-    """``keys`` ascend; ``offsets`` are theirs, from `Passages.look_up`."""
+    """``keys`` are ascending, with their ``offsets`` from `Passages.look_up`."""
     self._corpus, self._keys, self._offsets = corpus, keys, offsets
     self.passages: dict[int, texts.PassageRecord] = {}
 
@@ -84,10 +84,10 @@ def index_corpus(
   """Reads a corpus once and writes the index.
 
   Args:
-    path: a corpus, as `dprjax.formats.texts` reads it; a compressed or remote one is unpacked into
-      the folder, and one that is not of lines of BEIR or MS MARCO is written there as BEIR has it.
+    path: a corpus for `dprjax.formats.texts`. A compressed or remote one is unpacked into the
+      folder; formats without lines of BEIR or MS MARCO are converted there to BEIR.
     folder: created for the index.
-    progress: called with the number of passages and the fraction of the file that were read.
+    progress: called with the number of passages and the fraction of the file read so far.
 
   Raises:
     InputError: a missing, empty or malformed file, a pipe, a repeated id, or no space.
@@ -99,7 +99,7 @@ def index_corpus(
   index = outofcore.Buckets(folder / 'index', _ENTRY)
   plain = found.suffix not in reading.COMPRESSED and '://' not in str(found)
   new: list[tuple[str, int, int]] = []
-  offsets: dict[int, int] = {}  # of lines since the last row
+  offsets: dict[int, int] = {}  # by line, since the last row
   count = number = 0
 
   def flush() -> None:
@@ -140,7 +140,7 @@ def index_corpus(
         if progress:
           progress(count, fraction())
   if not count:
-    raise InputError(f'{path}: no passage in it')
+    raise InputError(f'{path}: it has no passages')
   if new:
     flush()
   for part in range(_PARTS):
@@ -167,7 +167,7 @@ def _as_lines(path: files.PathLike, folder: pathlib.Path) -> pathlib.Path:
 
 
 def digest(text: str) -> int:
-  """64 bits of the text words, whatever its white space."""
+  """64 bits of a hash of the words in a text, ignoring white space."""
   words = ' '.join(text.split()).encode('utf-8', 'surrogatepass')
   return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest())
 

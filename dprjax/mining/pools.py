@@ -1,9 +1,9 @@
 """Pools of negatives from several runs (DPTDR section 3.3), for some queries at a time.
 
-A candidate is a text that a run found for a query and that no positive has. Its origins are the
-rows of all runs that found it, under any id. A random number (its lot), given by the seed and the
-ids of query and passage, orders the candidates of a query; the first few are a sample, whatever
-else is there.
+A candidate is a text that a run found for a query and that differs from all positives. Its origins
+are the rows of all runs that found it, under any id. A random number (its lot), from the seed and
+the ids of query and passage, orders the candidates of a query. The first few are a sample that does
+not depend on other candidates.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +24,9 @@ class RankedRows(NamedTuple):
 
   Attributes:
     rows: by query and `dprjax.base.ranking`, at most ``depth`` a query; ``rank`` counts from 1.
-    tied: rows that share their rank with the row before.
+    tied: rows with the same rank as the row before.
     contrary: rows with a lower score but a better rank than the row before.
-    repeated: rows whose document occurs before for their query.
+    repeated: rows whose document occurred before for the query.
   """
 
   rows: Shaped[np.ndarray, ' kept']
@@ -42,11 +42,11 @@ class Pool(NamedTuple):
     query: number of the query.
     doc: key of the best-ranked document with this text.
     text: code of the text.
-    place: place among the query candidates, from 0.
+    place: place among the candidates of the query, from 0.
     start, stop: origins in ``rows``, by rank and then run.
     rows, run: rows of the runs, and the run number of each.
-    positives: rows dropped because they have the text of a positive.
-    copies: rows dropped because the same run has the text before.
+    positives: rows dropped because their text is that of a positive.
+    copies: rows dropped because the same run has the text at a better rank.
   """
 
   query: Int64[np.ndarray, ' candidates']
@@ -83,7 +83,7 @@ def rank_rows(
   """Sorts the rows of a run; ``ids_at`` gives ids, which order equal scores."""
   query, score, rank = rows['query'], rows['score'].astype(np.float32), rows['rank']
   lower = (score[1:] < score[:-1]) | ((score[1:] == score[:-1]) & (rank[1:] > rank[:-1]))
-  # Most runs are in order already.
+  # Most runs are already in order.
   if not ((query[1:] > query[:-1]) | (_same(query) & lower)).all():
     rows = rows[np.lexsort((rows['doc'], rank, -score, query))]
     score = rows['score'].astype(np.float32)
@@ -102,7 +102,7 @@ def rank_rows(
 
 
 def _repeated(rows: Shaped[np.ndarray, ' rows']) -> Shaped[np.ndarray, ' repeated']:
-  # This sort is several times as fast as that of the rows, and repetitions are rare.
+  # This sort is several times as fast as sorting rows, and repetitions are rare.
   if not _same(np.sort(rows['doc'] + rows['query'].astype(np.uint64) * outofcore.GOLDEN)).any():
     return rows[:0]
   rows = rows[np.lexsort((rows['doc'], rows['query']))]
@@ -112,12 +112,12 @@ def _repeated(rows: Shaped[np.ndarray, ' rows']) -> Shaped[np.ndarray, ' repeate
 def shallow(
   queries: UInt64[np.ndarray, ' rows'], scores: Float64[np.ndarray, ' rows'], depth: int
 ) -> Bool[np.ndarray, ' rows']:
-  """Rows that can be among their query's ``depth`` best; all, if this part is not in order."""
+  """Rows that can be among the ``depth`` best of their query; all, if this part is not in order."""
   scores = scores.astype(np.float32)
   if (scores[1:] > scores[:-1])[_same(queries)].any():
     return np.ones(len(queries), bool)
   places = _places(queries)
-  # A row with the score of the last row inside may be inside by its id.
+  # A row that ties with the last row inside may be inside by its id.
   edge = np.minimum(np.arange(len(queries)), np.arange(len(queries)) - places + depth - 1)
   return (places < depth) | (scores == scores[edge])
 
@@ -131,7 +131,7 @@ def make_pool(
   query_keys: UInt64[np.ndarray, ' queries'],
   seed: int,
 ) -> Pool:
-  """The union of the runs' rows without positives' texts, one candidate for each text.
+  """The union of the rows of all runs, without texts of positives, one candidate for each text.
 
   Args:
     rows: of every run, as from `rank_rows`.
@@ -145,7 +145,7 @@ def make_pool(
   pair = rows['query'].astype(np.int64) * span + text
   positive = (text >= 0) & np.isin(pair, positive_query.astype(np.int64) * span + positive_text)
   keep = np.flatnonzero((text >= 0) & ~positive)
-  # One number orders by candidate, rank and run; it stays far below 2^63.
+  # One number orders by candidate, rank and run, and stays far below 2^63.
   rank, ranks = rows['rank'][keep], int(rows['rank'].max(initial=0)) + 1
   runs = int(run.max(initial=0)) + 1
   keep = keep[np.argsort((pair[keep] * ranks + rank) * runs + run[keep], kind='stable')]
@@ -167,9 +167,9 @@ def make_pool(
 def _copies(
   pair: Int64[np.ndarray, ' n'], run: Int64[np.ndarray, ' n'], doc: UInt64[np.ndarray, ' n']
 ) -> Bool[np.ndarray, ' n']:
-  """Rows (by candidate and rank) whose text the same run ranks better under another id."""
+  """Rows (by candidate and rank) whose text has a better rank in the same run under another id."""
   copies = np.zeros(len(pair), bool)
-  # Only the few candidates with several ids have copies.
+  # Only candidates with several ids have copies, and these are few.
   several = np.unique(pair[1:][_same(pair) & ~_same(doc)])
   rows = np.flatnonzero(np.isin(pair, several)) if len(several) else several
   rows = rows[np.lexsort((rows, run[rows], pair[rows]))]
@@ -197,7 +197,7 @@ def join_scores(
   rows: Shaped[np.ndarray, ' rows'],
   texts: Int64[np.ndarray, ' rows'],
 ) -> Float64[np.ndarray, ' candidates']:
-  """Candidates' scores in a run: the highest for the candidate text, or nan."""
+  """The scores of candidates in a run: the highest for their text, or nan."""
   rows, texts = rows[texts >= 0], texts[texts >= 0]
   span = max(int(texts.max(initial=0)), int(text.max(initial=0))) + 1
   pairs = rows['query'].astype(np.int64) * span + texts

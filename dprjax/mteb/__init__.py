@@ -7,8 +7,7 @@
     mteb.evaluate(model, mteb.get_tasks(tasks=['SciFact']))
     mteb.evaluate(model, dprjax.mteb.folder_task('my-beir-folder'))
 
-mteb brings PyTorch (``pip install 'dprjax[mteb]'``). It is imported by these calls and by nothing
-else in dprjax.
+mteb brings PyTorch (``pip install 'dprjax[mteb]'``). Only these calls in dprjax import it.
 """
 
 from dprjax.mteb.folder_tasks import folder_task, measure

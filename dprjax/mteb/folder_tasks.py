@@ -1,4 +1,4 @@
-"""Tasks of mteb: retrieval in a folder, and the scores of several tasks."""
+"""mteb tasks: retrieval in a folder, and scores on several tasks."""
 
 import hashlib
 import logging
@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 def folder_task(
   path: PathLike, split: str = 'test', *, name: str = '', language: str = 'eng-Latn'
 ) -> Any:
-  """Retrieval in a data set on disk, as a task of mteb, measured by nDCG@10.
+  """Retrieval in a data set on disk as an mteb task, measured by nDCG@10.
 
   Args:
-    path: of any format that ``data.sources`` reads.
+    path: in any format of ``data.sources``.
     split: of the judgements.
-    name: by default the folder's; eight digits of the content's digest follow.
+    name: by default that of the folder; eight digits of a digest of the content follow.
     language: mteb code.
 
   Raises:
@@ -45,7 +45,7 @@ def folder_task(
   try:
     check_language_code(language)
     described = TaskMetadata(
-      # mteb keeps results by the task name only.
+      # mteb stores results only by the name of the task.
       name=f'{name or epath.Path(path).name}-{revision[:8]}',
       description=f'Retrieval in {epath.Path(path).name}.',
       dataset={'path': os.fspath(path), 'revision': revision[:40]},
@@ -80,17 +80,17 @@ def folder_task(
 
 
 def measure(model: MtebModel, names: Sequence[str], split: str = 'test') -> dict[str, Any]:
-  """The model scores on tasks; mteb keeps them below ``MTEB_CACHE`` or ``~/.cache/mteb``.
+  """Scores of a model on tasks; mteb stores them below ``MTEB_CACHE`` or ``~/.cache/mteb``.
 
   Args:
-    model: of ``load``.
+    model: from ``load``.
     names: mteb tasks, and folders (``folder_task``).
     split: of the folders.
 
   Returns:
     ``mean``: main score by task, and the ``average``; ``tasks``: all scores by task, split and
-    subset (None without a number); ``model``: what mteb knows of it; ``seen``: queries encoded now
-    that it was trained on or selected by, by task.
+    subset (None without a number); ``model``: its mteb meta; ``seen``: by task, encoded queries
+    that it was trained on or selected by.
 
   Raises:
     InputError: an unknown task, or an unreadable folder.

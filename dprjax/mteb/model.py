@@ -1,4 +1,4 @@
-"""An encoder with the protocol of ``mteb.evaluate``."""
+"""An encoder that implements the protocol of ``mteb.evaluate``."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ class MtebModel:
 
   Attributes:
     encoder: makes the vectors.
-    seen: numbers of queries that the prompt has seen, by task and role (`formats.seen.ROLES`).
+    seen: numbers of queries seen by the prompt, by task and role (`formats.seen.ROLES`).
     mteb_model_meta: the mteb ``ModelMeta``.
   """
 
@@ -54,7 +54,7 @@ class MtebModel:
       inputs: mteb batches, with lists ``text``.
       task_metadata: of the task; its name or type may choose the prompt.
       hf_split, hf_subset: ignored.
-      prompt_type: mteb's: ``query``, else the texts are passages.
+      prompt_type: ``query``, or else the texts are passages.
 
     Raises:
       InputError: inputs without text, or no prompt for the task.
@@ -106,18 +106,19 @@ def load(
   meta: Mapping[str, Any] | None = None,
   **options: Any,
 ) -> MtebModel:
-  """A backbone and its prompts as a model of mteb.
+  """Loads a backbone and its prompts as an mteb model.
 
   Args:
     backbone: as for ``Encoder.load``.
     prompt: as for ``Encoder.load``; or several by names or types of tasks, such as 'SciFact' and
-      'Retrieval', with 'default' for others. None is the bare backbone.
+      'Retrieval', with 'default' for other tasks. None is the bare backbone.
     name: ``ORGANISATION/NAME``; by default the prompt repository, or 'dprjax/' and the file name
       of the prompt or backbone.
-    training_datasets: mteb names of all that the prompts were trained on; None if unknown.
+    training_datasets: mteb names of all data sets that the prompts were trained on; None if
+      unknown.
     adapted_from: the backbone name in mteb, which adds its training data. If either is unknown,
       mteb calls no task zero-shot.
-    meta: fields of ``ModelMeta`` that replace ours, such as license and languages.
+    meta: fields of ``ModelMeta`` that override the defaults, such as license and languages.
     options: of ``Encoder.load``, such as pooling and normalize.
 
   Raises:
@@ -128,7 +129,7 @@ def load(
   fields = describe(encoder, backbone, prompt) | {
     'training_datasets': _training_datasets(mteb, training_datasets, adapted_from),
     'adapted_from': adapted_from,
-    # For mteb to load a model from its meta.
+    # Lets mteb load a model from its meta.
     'loader': _load,
     'loader_kwargs': {
       'backbone': str(backbone),
@@ -154,7 +155,7 @@ def _load(
 def _training_datasets(
   mteb: Any, own: Collection[str] | None, adapted_from: str | None
 ) -> set[str] | None:
-  """What the prompts saw, or None if mteb cannot add what the backbone saw."""
+  """Training data of the prompts, or None if mteb does not know that of the backbone."""
   if own is None:
     return None
   try:
@@ -162,15 +163,17 @@ def _training_datasets(
   except (KeyError, ValueError) as error:
     raise InputError(f'adapted_from: mteb has no model {adapted_from!r:.80}') from error
   if not backbone or backbone.get_training_datasets() is None:
-    _log.info('mteb takes no task for zero-shot: adapted_from names no backbone of known training')
+    _log.info(
+      'mteb calls no task zero-shot: adapted_from names no backbone with known training data'
+    )
     return None
   return set(own)
 
 
 def describe(encoder: Encoder, backbone: PathLike, prompt: Prompts) -> dict[str, Any]:
-  """The fields of ``ModelMeta`` that follow from the model; unknown ones are None."""
+  """The fields of ``ModelMeta`` known from the model; others are None."""
   specs = [entry.spec for entry in encoder.bank.values()]
-  # Two sides may share a backbone.
+  # Both sides may share a backbone.
   backbones = {id(backbone): backbone.params for backbone in encoder.backbones.values()}
   prompts = [entry.prompt.arrays for entry in encoder.bank.values() if entry.prompt is not None]
   arrays = [*backbones.values(), *prompts]
@@ -204,7 +207,7 @@ def _name(backbone: PathLike, prompt: Prompts) -> str:
 
 
 def revision(encoder: Encoder) -> str:
-  """A digest of all that decides a vector; mteb keeps results by it."""
+  """A digest of everything that decides a vector; mteb stores results under it."""
   bank = {
     name: [
       None if entry.prompt is None else files.sha256_file(entry.prompt.path),

@@ -1,8 +1,8 @@
-"""Answer recall of open-domain question answering, as DPR counts it (dpr/data/qa_validation.py).
+"""Answer recall of open-domain question answering, as in DPR (dpr/data/qa_validation.py).
 
-A passage is a hit if its text, without its title, contains an answer: as a sequence of words,
+A passage is a hit if its text without the title contains an answer: as a sequence of words,
 ignoring case ('string'), or as a regular expression (CuratedTREC, 'regex'). A question is a hit at
-k if one of its first k passages is.
+k if one of its first k passages is a hit.
 """
 
 import ast
@@ -25,7 +25,7 @@ from dprjax.retrieval.measures import Metrics
 
 MATCHES = ('string', 'regex')
 
-# The Python parser raises these, also for deep nesting.
+# Raised by the Python parser, also for deep nesting.
 _NO_LIST = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 _LONGEST_S = 20.0  # for one expression in one passage
 _FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
@@ -36,7 +36,7 @@ _WORD = regex.compile(r'[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]', _FLAGS)
 def has_answer(answers: Iterable[str], text: str, match: str = 'string') -> bool:
   """Whether the text contains an answer.
 
-  As in DPR, an answer without words is in every text, and a broken expression in none.
+  As in DPR, an answer without words matches every text, and an invalid expression none.
   """
   text = unicodedata.normalize('NFD', text)
   if match == 'string':
@@ -78,9 +78,9 @@ def answer_recall(
   """``Answer@k``, the DPR top-k accuracy: the fraction of questions with a hit in the first k.
 
   Args:
-    rankings: passage ids by question id, best first, at least ``max(ks)`` where there are so many.
+    rankings: passage ids by question id, best first, at least ``max(ks)`` if that many were found.
     answers: by question id.
-    texts: without titles, by passage id; those of ``rankings`` suffice.
+    texts: without titles, by passage id, at least for passages in ``rankings``.
     ks: where to cut the ranking.
     match: 'string' or 'regex'.
 
@@ -127,7 +127,7 @@ def answer_recall(
 def questions_of(
   run: Run, answers: Mapping[str, Sequence[str]], depth: int
 ) -> dict[str, list[str]]:
-  """The rankings that ``answer_recall`` needs."""
+  """The rankings for ``answer_recall``."""
   return {
     query_id: [doc_id for doc_id, _ in ranking]
     for query_id, ranking in run.top(depth)
@@ -136,7 +136,7 @@ def questions_of(
 
 
 def _is_broken(answer: str, match: str) -> bool:
-  """Whether an answer has no word, or does not compile."""
+  """Whether an answer has no words or does not compile."""
   return _compile(answer) is None if match == 'regex' else _words(answer) == ' '
 
 
@@ -162,7 +162,7 @@ def read_answers(path: PathLike) -> dict[str, list[str]]:
     unique.add(id_, number)
     answers[id_] = question.answers
   if not answers:
-    raise InputError(f'{path}: no question in it')
+    raise InputError(f'{path}: it has no questions')
   return answers
 
 
@@ -197,8 +197,8 @@ def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:
   for number, entry, quoted in read_entries(path):
     if entry.id in ids:
       unique.add(entry.id, number)
-      # DPR strips the quotes that are left.
+      # DPR strips the remaining quotes.
       passages[entry.id] = entry.text.strip('"') if quoted else entry.text
   if not number:
-    raise InputError(f'{path}: no passage in it')
+    raise InputError(f'{path}: it has no passages')
   return passages

@@ -1,7 +1,7 @@
-"""The best rows of a corpus for each query, and how numpy chooses them.
+"""Selects the best rows of a corpus for each query, with numpy.
 
-Ids order equal scores (`dprjax.base.ranking`). Only the ids of tied rows are looked up: all ids may
-exceed memory.
+Ids order equal scores (`dprjax.base.ranking`). Only ids of tied rows are looked up, since all ids
+may exceed memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from dprjax.base.errors import InputError
 from dprjax.formats.rankings import Ranking
 
 Ids = Callable[[Int[np.ndarray, ' n']], Sequence[str]]
-"""Ids of ascending rows, as ``embeddings.Embeddings.ids_at``."""
+"""Looks up ids of ascending rows, like ``embeddings.Embeddings.ids_at``."""
 
 _FIRST = 1024  # columns to sort before there is a k-th best
-_MANY = 8  # times k candidates a query: more are split into smaller pieces
-_TIED = 1 << 22  # tied rows to keep in memory, about
+_MANY = 8  # times k candidates a query; more are split into smaller pieces
+_TIED = 1 << 22  # tied rows in memory, about
 _FOUND = 1 << 24  # results of a repeated search at a time
 
 
@@ -34,7 +34,7 @@ class TopK(NamedTuple):
 
 
 def rankings(found: TopK, ids: Sequence[str]) -> list[Ranking]:
-  """The results of each query without unused places; ``ids`` are those of the rows."""
+  """The results of each query without unused places; ``ids`` are by row."""
   some = []
   for scores, rows in zip(found.scores, found.rows, strict=True):
     used = rows >= 0
@@ -44,7 +44,7 @@ def rankings(found: TopK, ids: Sequence[str]) -> list[Ranking]:
 
 
 def ids_of(ids: Sequence[str]) -> Ids:
-  """Looks up ids in memory, one a row."""
+  """Makes a look-up of ids in memory, one a row."""
   return lambda rows: [ids[row] for row in rows.tolist()]
 
 
@@ -54,12 +54,12 @@ def numbers(rows: Int[np.ndarray, ' n']) -> list[str]:
 
 
 def order(found: TopK, k: int, ids_at: Ids) -> TopK:
-  """The k best of rows in any order."""
+  """The k best of unordered rows."""
   scores, rows = found
   if (scores[:, 1:] > scores[:, :-1]).any():
     by_score = np.argsort(-scores, axis=1)
     scores, rows = (np.take_along_axis(array, by_score, 1) for array in (scores, rows))
-  # Ties behind the k-th score do not matter.
+  # Ties after the k-th score do not matter.
   same = (scores[:, 1:] == scores[:, :-1]) & (rows[:, 1:] >= 0)
   same &= scores[:, 1:] >= scores[:, min(k, scores.shape[1]) - 1, None]
   crowded = np.flatnonzero(same.any(axis=1))
@@ -79,9 +79,9 @@ def order(found: TopK, k: int, ids_at: Ids) -> TopK:
 
 
 def best_of(found: TopK, count: int, k: int, ids_at: Ids) -> TopK:
-  """The k best rows of queries with ``count`` vectors each, which count once with the best score.
+  """The k best rows of queries with ``count`` vectors each; a row counts once, with its best score.
 
-  ``found`` has all first vectors of the queries, then all second ones, and so on.
+  ``found`` has the first vectors of all queries, then all second vectors, and so on.
   """
   if count == 1:
     return order(found, k, ids_at)
@@ -107,10 +107,10 @@ def whole_ties(
   most: int,
   ids_at: Ids,
 ) -> TopK:
-  """The k best of an index that may cut anywhere within ties.
+  """The k best rows of an index that may cut within ties.
 
-  ``search(queries, n)`` finds the n best of these queries. Where the n-th still ties with the k-th,
-  it searches again with a larger n, up to ``most``.
+  ``search(queries, n)`` finds the n best rows. If the n-th ties with the k-th, the search is
+  repeated with a larger n, up to ``most``.
   """
   k = min(k, most)
   scores, rows = np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int32)
@@ -136,12 +136,12 @@ def rescore(
   take: Callable[[Int[np.ndarray, ' m']], Float[np.ndarray, 'm H']],
   block_bytes: int = 1 << 26,
 ) -> Float[np.ndarray, 'queries n']:
-  """Inner products of queries with their own rows; -inf where a row is -1.
+  """Inner products of queries with their rows; -inf where a row is -1.
 
   Args:
     queries: float32.
     rows: of each query.
-    take: vectors of ascending rows, as ``embeddings.Embeddings.take``.
+    take: reads vectors of ascending rows, like ``embeddings.Embeddings.take``.
     block_bytes: vectors in memory at a time, about.
   """
   scores = np.full(rows.shape, -np.inf, np.float32)
@@ -156,26 +156,26 @@ def rescore(
 
 
 class Best:
-  """Keeps the best k rows while blocks of scores arrive.
+  """Keeps the best k rows as blocks of scores arrive.
 
   After some thousand rows few scores reach the k-th best, so comparing all and sorting these few is
-  faster than selecting among all. Rows that tie with the k-th best and find no room are kept
-  beside the list, until the k-th best rises or ids decide.
+  faster than selecting among all. Rows that tie with the k-th best but do not fit into the list are
+  kept beside it until the k-th best rises or ids decide.
   """
 
   def __init__(self, queries: int, k: int, ids_at: Ids = numbers):
     self._k, self._seen, self._ids_at = k, 0, ids_at
-    # -inf where fewer than k have come.
+    # -inf with fewer than k rows.
     self._scores = np.full((queries, k), -np.inf, np.float32)
     self._rows = np.full((queries, k), -1, np.int32)
     self._least = self._scores[:, :1]  # the k-th best of each query
     self._tied_query, self._tied_row = np.empty(0, np.int64), np.empty(0, np.int32)
 
   def add(self, similar: Float[np.ndarray, 'queries n'], offset: int) -> None:
-    """Takes scores, none of them NaN, of the rows from ``offset`` on; rows come in order."""
+    """Adds scores without NaN, of the rows from ``offset`` on; rows come in order."""
     start = 0
     while start < similar.shape[1]:
-      # As many as were seen: about k of them beat the k-th best of those.
+      # As many as seen before: about k of them beat the k-th best so far.
       stop = min(start + max(self._seen, _FIRST, 4 * self._k), similar.shape[1])
       self._add(similar[:, start:stop], offset + start)
       start = stop
@@ -189,18 +189,18 @@ class Best:
     queries, width = similar.shape
     if self._seen or width <= self._k:
       good = similar >= self._least
-    else:  # the list is empty: the best of these
+    else:  # the list is empty: select among these
       good = similar >= _kth(similar, self._k)
     places = np.flatnonzero(good)
     if len(places) > _MANY * self._k * queries and width > max(_FIRST, 4 * self._k):
-      # Scores rise with the rows: the first half raises the k-th best for the second.
+      # Scores rise with the rows: the first half raises the k-th best for the second half.
       self._add(similar[:, : width // 2], offset)
       self._add(similar[:, width // 2 :], offset + width // 2)
       return
     self._seen += width
     if not len(places):
       return
-    # Candidates of each query, behind its list.
+    # Candidates of each query, after its list.
     query, column = places // width, places % width
     counts = np.bincount(query, minlength=queries)
     within = self._k + np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -228,7 +228,7 @@ class Best:
       self._settle()
 
   def _settle(self) -> None:
-    """Fills the places of each list's last score with the best ids of that score."""
+    """Fills the places of the last score in each list with the best ids of that score."""
     if not len(self._tied_row):
       return
     last = np.zeros(self._scores.shape, bool)
@@ -251,7 +251,7 @@ def _kth(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def check_finite(vectors: Float[np.ndarray, 'rows H'], what: str, offset: int) -> None:
-  """Raises InputError for NaN or infinity. ``offset`` is the first row's number."""
+  """Raises InputError for NaN or infinity. ``offset`` is the number of the first row."""
   bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
   if bad.size:
     raise InputError(

@@ -1,4 +1,4 @@
-"""BM25 by bm25s: Lucene's variant, with stemmed words (`dprjax.base.words`) and no stop words.
+"""BM25 by bm25s: the Lucene variant, with stemmed words (`dprjax.base.words`), no stop words.
 
 With k1 = 1.5, b = 0.75 and English stemming, nDCG@10 on SciFact is .686 (published: .687).
 """
@@ -24,15 +24,15 @@ from dprjax.retrieval.best import TopK
 
 _FORMAT = 'dprjax.bm25'
 WORDS = 2
-"""Grows when words of texts change: kept indexes are then made again."""
+"""Increase this when the words of texts change, so that stored indexes are made again."""
 
 K1, B, LANGUAGE = 1.5, 0.75, 'english'  # by default
-_LARGEST_K1 = 1000  # beyond it, float32 has no scores
+_LARGEST_K1 = 1000  # float32 cannot represent scores beyond it
 _SIDECAR, _IDS = 'dprjax_index.json', 'ids.txt'
 
 
 def languages() -> list[str]:
-  """The languages that can be stemmed."""
+  """The languages with a stemmer."""
   import Stemmer
 
   return sorted(Stemmer.algorithms())
@@ -40,15 +40,15 @@ def languages() -> list[str]:
 
 @functools.cache
 def _bm25s() -> Any:
-  # Importing bm25s runs a JAX operation, which starts the JAX backend.
+  # Importing bm25s runs a JAX operation and so starts the JAX backend.
   import bm25s
 
-  logging.getLogger('bm25s').setLevel(logging.WARNING)  # it sets itself to DEBUG
+  logging.getLogger('bm25s').setLevel(logging.WARNING)  # bm25s sets DEBUG
   return bm25s
 
 
 def _tokens(texts: Iterable[str], language: str, as_ids: bool) -> Any:
-  """bm25s's tokens; ``language`` 'none' keeps every word."""
+  """The tokens of bm25s; ``language`` 'none' keeps every word."""
   import Stemmer
 
   stemmer = None if language == 'none' else Stemmer.Stemmer(language)
@@ -64,7 +64,7 @@ def _tokens(texts: Iterable[str], language: str, as_ids: bool) -> Any:
     made = tokenizer(stopwords=None)
   return made.tokenize(
     texts,
-    length=0,  # of a progress bar that is not shown
+    length=0,  # for a progress bar that is not shown
     return_as='tuple' if as_ids else 'string',
     show_progress=False,
     allow_empty=False,
@@ -72,7 +72,7 @@ def _tokens(texts: Iterable[str], language: str, as_ids: bool) -> Any:
 
 
 def words_of(texts: Sequence[str], language: str) -> list[list[str]]:
-  """The words of each text, as an index of this language has them."""
+  """The words of each text in an index of this language."""
   return _tokens(given.texts(texts), language, as_ids=False)
 
 
@@ -103,7 +103,7 @@ class Bm25Index(NamedTuple):
       all_scores = self.index.get_scores(tokens)
       found = np.flatnonzero(all_scores > 0)
       if len(found) > k:
-        # bm25s's own argpartition does not order ties.
+        # The argpartition of bm25s does not order ties.
         least = np.partition(all_scores[found], len(found) - k)[len(found) - k]
         found = found[all_scores[found] >= least]
       if len(found):
@@ -114,7 +114,7 @@ class Bm25Index(NamedTuple):
     return TopK(scores, rows)
 
   def rankings(self, queries: Sequence[str], k: int) -> list[Ranking]:
-    """`search` as rankings."""
+    """The results of `search` as rankings."""
     return best.rankings(self.search(queries, k), self.ids)
 
 
@@ -144,7 +144,7 @@ def build(
 def build_texts(
   passages: Iterable[Text], *, k1: float = 1.5, b: float = 0.75, language: str = 'english'
 ) -> Bm25Index:
-  """`build` of a stream: ids and the numbers of words are in memory, texts are not."""
+  """`build` from a stream: ids and word numbers are in memory, texts are not."""
   check_settings(k1, b, language)
   ids: list[str] = []
 
@@ -155,7 +155,7 @@ def build_texts(
 
   tokens = _tokens(texts(), language, as_ids=True)
   if not any(tokens.ids):
-    raise InputError(f'nothing to index: not one word in {counted(len(ids), "passages")}')
+    raise InputError(f'nothing to index: no words in {counted(len(ids), "passages")}')
   index = _bm25s().BM25(k1=k1, b=b)
   index.index(tokens, show_progress=False)
   return Bm25Index(index, ids, language)
@@ -169,7 +169,7 @@ def check_settings(k1: float, b: float, language: str) -> None:
     )
   if not (0 <= k1 <= _LARGEST_K1 and 0 <= b <= 1):  # nor NaN
     raise InputError(
-      f'k1 = {k1} and b = {b}: k1 has to be between 0 and {_LARGEST_K1}, b between 0 and 1'
+      f'k1 = {k1} and b = {b}: k1 must be between 0 and {_LARGEST_K1}, b between 0 and 1'
     )
 
 
@@ -195,7 +195,7 @@ class _Counts(msgspec.Struct):
 
 
 def load(folder: PathLike, fingerprint: str) -> Bm25Index | None:
-  """Opens an index; None if there is none, or one of other passages or settings.
+  """Opens an index; None if it is missing or has other passages or settings.
 
   Raises:
     InputError: a damaged index, or something else.
@@ -206,11 +206,11 @@ def load(folder: PathLike, fingerprint: str) -> Bm25Index | None:
 
 
 def open_index(folder: PathLike) -> Bm25Index:
-  """Opens an index of any passages. Raises InputError if there is none, or a damaged one."""
+  """Opens an index of any passages. Raises InputError if it is missing or damaged."""
   root = epath.Path(folder)
   sidecar = provenance.read(root, _SIDECAR)
   if sidecar is None:
-    raise InputError(f'{root} is no BM25 index: make one with dprjax.bm25 --index_dir={root}')
+    raise InputError(f'{root} is not a BM25 index: make one with dprjax.bm25 --index_dir={root}')
   provenance.check(root, _SIDECAR, sidecar)
   return _load(root, sidecar)
 
@@ -223,8 +223,8 @@ def _load(root: epath.Path, sidecar: dict[str, Any]) -> Bm25Index:
     _check(index, len(ids), counts.count)
   except MemoryError:
     raise
-  except Exception as error:  # bm25s does not check what it loads
-    raise InputError(f'{root} is not a whole BM25 index ({error}); remove it') from error
+  except Exception as error:  # bm25s does not check its files
+    raise InputError(f'{root} is not a complete BM25 index ({error}); remove it') from error
   return Bm25Index(index, ids, counts.language)
 
 
@@ -234,7 +234,7 @@ def _check(index: Any, ids: int, count: int) -> None:
   if not ids == count == scores['num_docs']:
     raise ValueError(f'{ids} ids for {scores["num_docs"]} passages')
   data, rows, starts = (scores[name] for name in ('data', 'indices', 'indptr'))
-  numbers = [number for word, number in index.vocab_dict.items() if word]  # '' is in no passage
+  numbers = [number for word, number in index.vocab_dict.items() if word]  # no passage contains ''
   if not all(type(number) is int and 0 <= number < len(starts) - 1 for number in numbers):
     raise ValueError('words without passages')
   if (

@@ -1,20 +1,19 @@
-"""Chooses among rankings by held-out queries: the frozen encoder, adapters, BM25, fusions of these.
+"""Chooses among the frozen encoder, adapters, BM25 and fusions of these, by held-out queries.
 
-The frozen encoder is a candidate like any other. The scores of a candidate must be cross-fitted: no
-score of a query may come from a model, a number of updates or a fusion weight that this query
-helped to choose. `choose` then estimates the gain of each candidate over the frozen encoder on
-other queries, in three steps:
+The frozen encoder is a candidate, too. Scores must be cross-fitted: the score of a query must not
+come from a model, a number of updates or a fusion weight that this query helped to choose. `choose`
+then estimates the gain of each candidate over the frozen encoder on other queries, in three steps:
 
-1. Optimism. The best of several candidates looks better than it is. The mean excess of the best
-   candidate of a bootstrap sample, in that sample over all queries, is taken off all gains. It
-   grows with the number of candidates, and is near 0 where one is clearly ahead.
-2. Shrinkage. A gain is drawn towards 0, that of the frozen encoder, the more so the fewer queries
-   measured it: the posterior mean of a prior with wide tails and a normal measurement.
-3. The posterior spread, and that of trainings with other seeds (`Prior.noise`), give the chance
-   of a loss.
+1. Optimism. The measured gain of the best of several candidates is too high. Its mean excess in
+   bootstrap samples (the gain of the best candidate in a sample, minus its gain over all queries)
+   is subtracted from all gains. It grows with the number of candidates, and is near 0 if one is
+   clearly ahead.
+2. Shrinkage. Gains are shrunk towards 0, and more with fewer queries: the expected gain is the
+   posterior mean for a prior with wide tails and a normal measurement.
+3. Loss. The spread of the posterior and of trainings with other seeds (`Prior.noise`) gives the
+   chance of a loss.
 
-The candidate with the largest expected gain wins; without an expected gain above 0, the frozen
-encoder does.
+The candidate with the largest expected gain wins. If no gain is expected, the frozen encoder wins.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ FORMAT = 'dprjax.choice'
 """Of choice.json."""
 
 LOSS = 0.002
-"""A smaller loss than this is none."""
+"""Smaller losses do not count."""
 
 HALF = 0.5
-"""The step of models that nothing could check."""
+"""The step of models without held-out queries to check them."""
 
 _DRAWS = 400  # of the bootstrap
 _DRAWS_AT_ONCE = 50  # bounds the memory
-# Differences of single queries have this deviation, as if these many queries had shown it: a few
-# queries that agree by chance do not make a certain gain.
+# Prior of the deviation of single queries, with the weight of this many queries, so that a few
+# queries that agree by chance do not make a gain certain.
 _DEVIATION, _PSEUDO = 0.25, 3.0
-# A gain that many queries show counts as one against these many in the spread of its prior, as in
-# Student's distribution.
+# Degrees of freedom of the spread of the prior, as in Student's distribution: a gain measured by
+# many queries counts as one observation.
 _SURE, _MANY = 3.0, 30.0
 
 
@@ -52,9 +51,9 @@ class Candidate(NamedTuple):
   """A way to rank.
 
   Attributes:
-    model: the adapter name; 'frozen' is the encoder as it is, 'bm25' no encoder.
-    step: how far from the frozen encoder to the trained adapter, from 0 to 1.
-    fused: whether BM25 is fused with it, by learnt weights.
+    model: the adapter name; 'frozen' is the encoder without an adapter, 'bm25' no encoder.
+    step: the position between the frozen encoder (0) and the trained adapter (1).
+    fused: whether it is fused with BM25, by learnt weights.
   """
 
   model: str
@@ -71,32 +70,32 @@ BM25 = Candidate('bm25')
 
 
 class Prior(NamedTuple):
-  """What is known of gains before any query is scored, in units of the measure.
+  """Prior knowledge of gains, in units of the measure.
 
   Attributes:
     spread: of the gains of data sets around 0.
-    noise: the spread of the gain on other queries around the cross-fitted one that is not due to
-      the number of queries: of seeds, and of a training on all queries in place of a part.
+    noise: the spread of gains on other queries around the cross-fitted gain from other sources than
+      the number of queries: seeds, and training on all queries in place of a part.
   """
 
   spread: float
   noise: float
 
 
-# docs/experiments/small-labels.md has how they were found.
+# docs/experiments/small-labels.md explains the values.
 PRIOR = Prior(0.04, 0.01)
-# Scores of queries that nobody judged: what they say of real queries is known less well.
+# For queries that nobody judged: their scores are less certain for real queries.
 _UNJUDGED = Prior(0.03, 0.05)
 
 
 class Estimate(NamedTuple):
-  """What is known of the gain of a candidate over the frozen encoder.
+  """An estimate of the gain of a candidate over the frozen encoder.
 
   Attributes:
     measured: the mean difference on the held-out queries.
     error: its standard error.
-    expected: the gain to expect on other queries.
-    deviation: the standard deviation of that.
+    expected: the expected gain on other queries.
+    deviation: the standard deviation of the expected gain.
     loss: the chance of losing more than `LOSS`.
   """
 
@@ -111,11 +110,11 @@ class Choice(NamedTuple):
   """The candidate to use.
 
   Attributes:
-    candidate: `FROZEN` where no other has an expected gain above 0.
-    estimates: of each candidate but the frozen encoder.
-    queries: held-out queries.
+    candidate: `FROZEN` unless another has an expected gain above 0.
+    estimates: of each candidate except the frozen encoder.
+    queries: the number of held-out queries.
     judged: whether people judged them.
-    optimism: taken off all gains, since the best is chosen.
+    optimism: subtracted from all gains, since the best is chosen.
     new, new_queries: the measured gain on queries with new answers, and their number; None if
       unknown or without such queries.
   """
@@ -130,23 +129,23 @@ class Choice(NamedTuple):
 
   @property
   def expected(self) -> float:
-    """The gain to expect of the choice; 0 of the frozen encoder."""
+    """The expected gain of the choice; 0 for the frozen encoder."""
     return self.estimates[self.candidate].expected if self.candidate in self.estimates else 0.0
 
   @property
   def loss(self) -> float:
-    """The chance that the choice loses more than `LOSS`; 0 of the frozen encoder."""
+    """The chance that the choice loses more than `LOSS`; 0 for the frozen encoder."""
     return self.estimates[self.candidate].loss if self.candidate in self.estimates else 0.0
 
   @property
   def verdict(self) -> str:
-    """The result in a sentence, for the user."""
+    """The result in one sentence, for the user."""
     if not self.queries:
       return 'frozen: nothing could be checked, since there are no held-out queries'
     if not self.judged:
       return (
         f'{self.candidate}: nothing could be checked, since nobody judged the '
-        f'{counted(self.queries, "queries")}; judge some of your own to know what it gains'
+        f'{counted(self.queries, "queries")}; judge some of your own to measure the gain'
       )
     if self.candidate not in self.estimates:
       if not self.estimates:
@@ -154,8 +153,8 @@ class Choice(NamedTuple):
       best = max(self.estimates.values(), key=lambda one: one.expected)
       queries = counted(self.queries, 'held-out queries')
       return (
-        f'frozen: no candidate is expected to gain, by {queries}; '
-        f'the best one has an expected gain of {best.expected:+.3f}'
+        f'frozen: no candidate has an expected gain above 0, by {queries}; the best one has an '
+        f'expected gain of {best.expected:+.3f}'
       )
     return (
       f'{self.candidate}: expected gain {self.expected:+.3f}, chance of losing more than '
@@ -163,7 +162,7 @@ class Choice(NamedTuple):
     )
 
   def record(self, weights: Mapping[Candidate, float] | None = None) -> dict[str, Any]:
-    """What choice.json holds; ``weights``: of BM25 in each fusion."""
+    """The content of choice.json; ``weights``: of BM25 in each fusion."""
     return {
       'format': FORMAT,
       'verdict': self.verdict,
@@ -189,14 +188,14 @@ class Choice(NamedTuple):
     queries = counted(self.new_queries, 'queries')
     if self.new <= 0 < measured:
       return (
-        f'; all of the measured gain is on answers that training queries have, {self.new:+.3f} on '
-        f'the {queries} with new answers'
+        f'; the measured gain is on answers seen in training, with {self.new:+.3f} on the '
+        f'{queries} with new answers'
       )
     return f'; measured {measured:+.3f} in all, {self.new:+.3f} on the {queries} with new answers'
 
 
 def percent(chance: float) -> str:
-  """A chance for people, never 0 or 100 %."""
+  """A chance for display, never 0 or 100 %."""
   if chance < 0.01:
     return 'under 1 %'
   return 'over 99 %' if chance > 0.99 else f'{100 * chance:.0f} %'
@@ -212,16 +211,18 @@ def choose(
 
   Args:
     scores: cross-fitted scores of the same held-out queries, in the same order, from 0 to 1; one
-      candidate is `FROZEN`. NaN: this candidate was trained on the query. Equally good candidates
-      are preferred in this order. Without queries the frozen encoder stays.
-    new: which queries have new answers, those with no relevant passage of a training query.
-    judged: whether people judged the queries. If not (synthetic queries, say), gains are shrunk
-      towards 0, adapters go half the way, and the choice says that nothing was checked.
+      candidate is `FROZEN`. NaN: the candidate was trained on the query. Among equally good
+      candidates the first wins. Without queries the frozen encoder stays.
+    new: whether each query has new answers: none of its relevant passages is relevant to a training
+      query.
+    judged: whether people judged the queries. If not (such as synthetic queries), gains are shrunk
+      towards 0, adapters are applied with half their step, and the choice tells that it was not
+      checked.
     prior: default `PRIOR`.
 
   Raises:
-    InputError: no scores of the frozen encoder, other queries of some candidate, or scores that are
-      infinite.
+    InputError: there are no scores of the frozen encoder, a candidate has other queries, or scores
+      are infinite.
   """
   own = _checked(scores, new)
   names = [name for name in scores if name != FROZEN]
@@ -232,7 +233,7 @@ def choose(
   known = (prior or PRIOR) if judged else _UNJUDGED
   there = ~np.isnan(gains)
   gains, counts = np.where(there, gains, 0.0), there.sum(axis=1)
-  # A candidate that never differs is the frozen encoder.
+  # A candidate that never differs equals the frozen encoder.
   other = np.any(gains != 0, axis=1)
 
   def expect(
@@ -288,7 +289,7 @@ def posterior(
   freedom = counts + _PSEUDO - 1
   error = (counts * variances + _PSEUDO * _DEVIATION**2) / freedom / np.maximum(counts, 1)
   around = error + prior.noise**2
-  # A large gain that many queries show tells of a larger spread.
+  # A large gain over many queries indicates a larger spread.
   own = counts / (counts + _MANY)
   wide = (_SURE * prior.spread**2 + own * np.maximum(means**2 - around, 0)) / (_SURE + own)
   weight = wide / (wide + around)
@@ -307,16 +308,16 @@ def _checked(scores, new):
         f'{name} has scores of {counted(len(values), "queries")}, the frozen encoder of {count:,}'
       )
     if np.isinf(values).any() or (name == FROZEN and np.isnan(values).any()):
-      raise InputError(f'{name} has scores that are no numbers')
+      raise InputError(f'{name} has scores that are not numbers')
   if new is not None and np.shape(new) != (count,):
     raise InputError(
-      f'{counted(len(new), "queries")} are marked for new answers, and {count:,} have scores'
+      f'{counted(len(new), "queries")} are marked for new answers, but {count:,} have scores'
     )
   return own
 
 
 def _optimism(gains, there, measured, expect) -> float:
-  """How much better the best candidate of a sample looks in it than it is over all queries."""
+  """The mean excess gain of the best candidate of a sample, in the sample over all queries."""
   count = gains.shape[1]
   rng, excess = np.random.default_rng(0), 0.0
   for _ in range(_DRAWS // _DRAWS_AT_ONCE):
@@ -326,6 +327,6 @@ def _optimism(gains, there, measured, expect) -> float:
     expected = expect(means, squares - means**2)[0]
     best = expected.argmax(axis=1)
     rows = np.arange(len(best))
-    taken = expected[rows, best] > 0  # else the frozen encoder, which has no excess
+    taken = expected[rows, best] > 0  # otherwise the frozen encoder, which has no excess
     excess += np.sum(np.where(taken, means[rows, best] - measured[best], 0.0))
   return max(float(excess) / _DRAWS, 0.0)

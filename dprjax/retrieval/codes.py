@@ -1,8 +1,8 @@
-"""Smaller vectors: codes of 8 bits or 1 bit a number, and vectors cut to their first numbers.
+"""Smaller vectors: codes of 8 bits or 1 bit a number, and shortened vectors.
 
-``int8`` codes count 256 steps from the least of a dimension to its greatest number in a sample.
-``binary`` codes stand for two values, at the mean distance below and above the mean. Queries stay
-floats; they are scored against the values that codes stand for.
+``int8`` codes divide the range of a dimension in a sample into 256 levels. ``binary`` codes mean
+two values, at the mean distance below and above the mean. Queries stay floats and are scored
+against the decoded values.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ LEVELS = {'int8': 256, 'binary': 2}
 
 
 class Ranges(NamedTuple):
-  """What the first and the last code of every dimension stand for."""
+  """The values of the first and the last code in every dimension."""
 
   low: Float32[np.ndarray, ' H']
   high: Float32[np.ndarray, ' H']
 
 
 class Code(NamedTuple):
-  """How stored numbers are read: a key of ``LEVELS``, and the ranges."""
+  """The decoding of stored numbers: a key of ``LEVELS``, and the ranges."""
 
   dtype: str
   ranges: Ranges
@@ -42,7 +42,7 @@ def calibrate(sample: Float[np.ndarray, 'n H'], dtype: str) -> Ranges:
   """Measures the ranges of codes on a sample."""
   values = np.asarray(sample, np.float32)
   if dtype == 'binary':
-    # These two values have the least squared error on the two sides of the mean.
+    # These values minimize the squared error on each side of the mean.
     mean = values.mean(axis=0, dtype=np.float64)
     spread = np.abs(values - mean).mean(axis=0)
     return Ranges((mean - spread).astype(np.float32), (mean + spread).astype(np.float32))
@@ -60,7 +60,7 @@ def encode(vectors: Float[np.ndarray, 'n H'], code: Code) -> Shaped[np.ndarray, 
 
 
 def decode(codes: Shaped[np.ndarray, 'n W'], code: Code) -> Float32[np.ndarray, 'n H']:
-  """The values that codes stand for."""
+  """The values of codes."""
   low, high = code.ranges
   if code.dtype == 'binary':
     return np.where(np.unpackbits(codes, axis=1, count=len(low)) == 1, high, low)
@@ -73,7 +73,7 @@ def cut(
   dimension: int,
   normalize: bool | Sequence[bool] | Bool[np.ndarray, ' n'],
 ) -> Float[np.ndarray, 'n d']:
-  """Cuts vectors to their first numbers; ``normalize`` scales them to unit length again."""
+  """Cuts vectors to their first numbers; ``normalize`` scales them back to unit length."""
   if dimension == vectors.shape[1]:
     return vectors
   short = np.asarray(vectors[:, :dimension], np.float32)

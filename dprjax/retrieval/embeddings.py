@@ -1,11 +1,11 @@
 """A folder of embeddings: vectors, their ids, and a manifest.
 
     embeddings-00000-of-00003.npy   [rows, H] float32, float16 or codes (``codes.py``)
-    ids-00000-of-00003.txt          one id a line, in the rows' order
-    manifest.json                   counts, what made the vectors (``Meta``), SHA-256 of every file
+    ids-00000-of-00003.txt          one id a line, in the order of rows
+    manifest.json                   counts, settings (``Meta``), SHA-256 of every file
 
 An unfinished folder has ``progress.json`` in place of the manifest, and ``progress-I.json`` for
-each further process that writes it. Files are written aside and renamed.
+each additional process. Files are written aside and renamed.
 """
 
 import collections
@@ -50,11 +50,11 @@ _BAD_IDS = re.compile(r'^\n|\n\n|[^\S\n]|[\x00-\x09\x0b-\x1f\x7f]')
 
 
 class Rows(NamedTuple):
-  """What a folder says of all its ids.
+  """A summary of all ids in a folder.
 
   Attributes:
     total: their number.
-    sha256: of all of them, a line each.
+    sha256: of all ids, one a line.
   """
 
   total: int
@@ -62,13 +62,13 @@ class Rows(NamedTuple):
 
 
 class IdReader:
-  """Takes ids one by one and makes `Rows` of them."""
+  """Takes ids one by one and summarizes them as `Rows`."""
 
   def __init__(self, source: str):
     self._source, self._count, self._digest = source, 0, hashlib.sha256()
 
   def add(self, id_: str) -> None:
-    """Raises InputError for an id that a run cannot hold."""
+    """Raises InputError for an id that a TREC run cannot contain."""
     self._count += 1
     if not id_ or _BAD_IDS.search(id_) or '\n' in id_:
       raise InputError(
@@ -78,7 +78,7 @@ class IdReader:
     self._digest.update(f'{id_}\n'.encode())
 
   def finish(self) -> Rows:
-    """Raises InputError if there was none."""
+    """Raises InputError if there were no ids."""
     if not self._count:
       raise InputError(f'{self._source}: there is nothing to encode')
     return Rows(self._count, self._digest.hexdigest())
@@ -108,15 +108,15 @@ class EmbeddingsWriter:
     """Opens or makes the folder, and verifies the shards of an earlier run.
 
     Args:
-      folder, meta, shard_rows: what to write.
-      ids: of all rows; or what `IdReader` says of them, where `write` gets each shard's.
+      folder, meta, shard_rows: the output.
+      ids: of all rows; or the summary of `IdReader`, if `write` gets the ids of each shard.
       process: rank of this process.
       source: the origin of the ids, for messages.
       seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
 
     Raises:
-      InputError: no ids; an id is empty, repeated or has whitespace; or the folder holds other
-        embeddings (another model, text or shard size) or something else.
+      InputError: no ids; an id is empty, repeated or has whitespace; or the folder has other
+        embeddings (another model, text or shard size) or other contents.
     """
     if meta.dtype not in DTYPES:
       raise InputError(f'embeddings cannot be stored as {meta.dtype}: choose {" or ".join(DTYPES)}')
@@ -145,19 +145,19 @@ class EmbeddingsWriter:
     stored = next((name for name in (MANIFEST, PROGRESS) if name in names), None)
     if stored is None:
       if names and not outputs.is_vacant(self.folder):
-        raise InputError(f'{self.folder} holds something else; choose another folder')
+        raise InputError(f'{self.folder} has other contents; choose another folder')
       self._clear()
       self._manifest.write(self.folder / PROGRESS)
       return {}
     manifest = Manifest.read(self.folder / stored)
     if different := self._differences(manifest):
       raise InputError(
-        f'{self.folder} holds other embeddings: {"; ".join(different)}; repeat the first '
-        'settings, or choose another folder'
+        f'{self.folder} has other embeddings: {"; ".join(different)}; repeat the first settings, '
+        'or choose another folder'
       )
     # Shards written now must use the same ranges.
     self._manifest = dataclasses.replace(self._manifest, ranges=manifest.ranges)
-    if self._process:  # process 0 has verified them
+    if self._process:  # verified by process 0
       return manifest.checksums
     self._clear()
     done = {
@@ -165,7 +165,7 @@ class EmbeddingsWriter:
       for number, digests in (self._others() | manifest.checksums).items()
       if self._intact(number, digests)
     }
-    # A finished folder with a damaged shard is unfinished again.
+    # A finished folder with a damaged shard becomes unfinished.
     if stored == PROGRESS or len(done) < len(self._shards):
       dataclasses.replace(self._manifest, checksums=done).write(self.folder / PROGRESS)
       (self.folder / MANIFEST).unlink(missing_ok=True)
@@ -207,7 +207,7 @@ class EmbeddingsWriter:
 
   @property
   def needs_ranges(self) -> bool:
-    """Whether codes are stored and their ranges are not measured yet."""
+    """Whether codes are stored but their ranges are not measured yet."""
     return self.meta.dtype in codes.LEVELS and self._manifest.ranges is None
 
   def calibrate(self, sample: Float[np.ndarray, 'n H']) -> None:
@@ -229,10 +229,10 @@ class EmbeddingsWriter:
   def write(
     self, shard: Shard, vectors: Float[np.ndarray, 'rows H'], ids: Sequence[str] | None = None
   ) -> None:
-    """Writes one shard; ``ids`` are its own, where the writer has none.
+    """Writes a shard; ``ids`` are its ids, if the writer has none.
 
     Raises:
-      InputError: a wrong shape, NaN or infinity, or values beyond float16's range.
+      InputError: a wrong shape, NaN or infinity, or values outside float16.
     """
     if self._ids is not None:
       ids = self._ids[shard.start : shard.stop]
@@ -246,7 +246,7 @@ class EmbeddingsWriter:
         f'{expected}'
       )
     if self.needs_ranges:
-      raise RuntimeError('calibrate comes before the first shard')
+      raise RuntimeError('call calibrate before the first shard')
     ranges = self._manifest.ranges
     dtype = self.meta.dtype if ranges is None else 'float32'
     with np.errstate(over='ignore'):  # a value too large for float16 becomes infinite
@@ -269,7 +269,7 @@ class EmbeddingsWriter:
     self._manifest.write(self.folder / self._progress)
 
   def discard(self) -> None:
-    """Removes an unfinished folder's progress if no shard was written; for failed commands."""
+    """Removes the progress file of an unfinished folder without shards; for failed commands."""
     if self._process or self._manifest.checksums or any(self.folder.glob(PROGRESS_OF_OTHERS)):
       return
     if not (self.folder / MANIFEST).exists():
@@ -293,18 +293,18 @@ class EmbeddingsWriter:
 
 @dataclasses.dataclass(frozen=True)
 class ShardRows:
-  """Vectors of one file on disk, or a slice of them; ``np.asarray`` reads and decodes them.
+  """Vectors in a file on disk, or a slice of them; ``np.asarray`` reads and decodes them.
 
   A local file is mapped.
 
   Attributes:
-    path: a .npy file that `_open_npy` checked.
+    path: a .npy file, checked by `_open_npy`.
     count: rows.
     columns: of the file.
     dtype: of the file numbers.
     offset: byte of the first row.
     stored_as: the code; None for plain numbers.
-    dimension: how many first numbers of a vector are used; None for all.
+    dimension: how many leading numbers of a vector are used; None for all.
     normalize: whether cut vectors are scaled to unit length.
   """
 
@@ -334,7 +334,7 @@ class ShardRows:
     return ShardRows(self.path, self.count, self.columns, self.dtype, self.offset)
 
   def take(self, rows: Int[np.ndarray, ' n']) -> Float[np.ndarray, 'n H']:
-    """These rows' vectors, float32. A remote file is read whole."""
+    """The vectors of these rows, float32. A remote file is read whole."""
     return np.asarray(self._vectors(self._read()[rows]), np.float32)
 
   def __len__(self) -> int:
@@ -360,8 +360,8 @@ class ShardRows:
     if not files.is_remote(self.path):
       try:
         return np.memmap(self.path, self.dtype, 'r', self.offset, shape)
-      except ValueError as error:  # the file has become shorter
-        raise InputError(f'{self.path} was changed while it is read ({error})') from error
+      except ValueError as error:  # the file was shortened
+        raise InputError(f'{self.path} was changed during reading ({error})') from error
     with self.path.open('rb') as file:
       file.seek(self.offset)
       content = file.read(math.prod(shape) * self.dtype.itemsize)
@@ -370,11 +370,11 @@ class ShardRows:
 
 @dataclasses.dataclass(frozen=True)
 class Embeddings:
-  """A finished folder. Vectors and ids are read when used: they may exceed memory.
+  """A finished folder. Vectors and ids are read when used, since they may exceed memory.
 
   Attributes:
     shards: files of rows, in order.
-    meta: what made them.
+    meta: settings of the vectors.
     sha256: of the manifest, which covers everything in the folder.
     is_cut: whether vectors are cut to their first numbers.
     seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
@@ -405,7 +405,8 @@ class Embeddings:
     """The vectors cut to their first ``dimension`` numbers; None keeps all.
 
     Raises:
-      InputError: they have fewer. The message begins with ``flag``, which named the folder.
+      InputError: the vectors are shorter. The message begins with ``flag``, the option with the
+        folder.
     """
     if dimension is None or dimension == self.meta.dimension:
       return self
@@ -425,13 +426,13 @@ class Embeddings:
     )
 
   def check_side(self, side: str, flag: str) -> None:
-    """Raises InputError for vectors of the other side; it begins with ``flag``."""
+    """Raises InputError, which begins with ``flag``, for vectors of the other side."""
     if self.meta.side != side:
-      raise InputError(f'{flag} holds {self.meta.side} embeddings, expected {side} embeddings')
+      raise InputError(f'{flag} has {self.meta.side} embeddings, expected {side} embeddings')
 
   @functools.cached_property
   def ids(self) -> list[str]:
-    """One a row, all in memory; `ids_at` reads some.
+    """The ids, one a row, all in memory; `ids_at` reads some of them.
 
     Raises:
       InputError: a repeated id.
@@ -454,7 +455,7 @@ class Embeddings:
     return np.concatenate([np.empty((0, self.meta.dimension), np.float32), *parts])
 
   def _by_shard(self, rows: Int[np.ndarray, ' n']) -> Iterator[tuple[int, Int[np.ndarray, ' m']]]:
-    """(number of a shard, wanted rows of that shard)."""
+    """Yields (number of a shard, wanted rows of that shard)."""
     starts = np.cumsum([0, *(len(shard) for shard in self.shards)])
     bounds = np.searchsorted(rows, starts).tolist()
     for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
@@ -484,7 +485,7 @@ def load_embeddings(
   """Opens a finished folder.
 
   Args:
-    folder: as ``EmbeddingsWriter`` filled it.
+    folder: from ``EmbeddingsWriter``.
     verify: compare the SHA-256 of every file.
     process, processes: rank and count; each process verifies a part of the files.
 
@@ -496,7 +497,7 @@ def load_embeddings(
   if not path.exists():
     if (root / PROGRESS).exists():
       raise InputError(f'{root} is unfinished: repeat its dprjax.encode command, which continues')
-    raise InputError(f'{root} holds no embeddings ({MANIFEST} not found): run dprjax.encode')
+    raise InputError(f'{root} has no embeddings ({MANIFEST} not found): run dprjax.encode')
   manifest = Manifest.read(path)
   meta, all_shards = manifest.meta, -(-manifest.rows // manifest.shard_rows)
   if len(manifest.checksums) < all_shards:
@@ -531,15 +532,15 @@ def load_embeddings(
     shards.append(ShardRows(vectors_file, *shape, dtype, offset, code))
     id_files.append(ids_file)
   if digest.hexdigest() != manifest.ids_sha256:
-    raise InputError(f'{root}: the ids are not those of {MANIFEST}: encode again')
+    raise InputError(f'{root}: the ids differ from {MANIFEST}: encode again')
   return Embeddings(shards, meta, sha256_file(path), id_files, seen=manifest.seen)
 
 
 def join(several: Sequence[Embeddings], flag: str) -> Embeddings:
-  """Parts of one corpus as one, in their order; the vectors stay where they are.
+  """Joins parts of a corpus in order, without moving their vectors.
 
   Raises:
-    InputError: the parts differ in anything but their texts. The message begins with ``flag``.
+    InputError: the parts differ in more than their texts. The message begins with ``flag``.
   """
   first, *others = several
   if not others:
@@ -554,15 +555,15 @@ def join(several: Sequence[Embeddings], flag: str) -> Embeddings:
     ]
     if different:
       raise InputError(
-        f'{flag}: {first.folder} and {one.folder} are not of one corpus: {"; ".join(different)}; '
-        'encode all parts with the same settings'
+        f'{flag}: {first.folder} and {one.folder} are not parts of the same corpus: '
+        f'{"; ".join(different)}; encode all parts with the same settings'
       )
     other = one.shards[0].code
     if code is not None and not (
       other is not None and all(map(np.array_equal, code.ranges, other.ranges))
     ):
       raise InputError(
-        f'{flag}: the {first.meta.dtype} codes of {first.folder} and {one.folder} have other '
+        f'{flag}: the {first.meta.dtype} codes of {first.folder} and {one.folder} have different '
         'ranges; search each and join the runs with dprjax fuse --shards'
       )
   return Embeddings(
@@ -583,7 +584,7 @@ def open_array(path: PathLike, rows: int) -> ShardRows:
   """The vectors of a .npy file from elsewhere.
 
   Raises:
-    InputError: not a whole .npy file of float32 or float16 with ``rows`` rows.
+    InputError: not a complete .npy file of float32 or float16 with ``rows`` rows.
   """
   found = files.regular_file(path, 'vectors')
   shape, dtype, offset = _open_npy(found, 'save it again')
@@ -600,23 +601,23 @@ def check_unique(ids: Sequence[str], where: str) -> None:
   """Raises InputError, which begins with ``where``, for a repeated id."""
   if len(set(ids)) < len(ids):
     twice = collections.Counter(ids).most_common(1)[0][0]
-    raise InputError(f'{where}: the id {twice!r:.80} is there twice; ids must be unique')
+    raise InputError(f'{where}: the id {twice!r:.80} occurs twice; ids must be unique')
 
 
 def _read_ids(path: epath.Path) -> tuple[list[str], bytes]:
-  """The ids, one a line, and the file bytes."""
+  """The ids, one a line, and the bytes of the file."""
   content = path.read_bytes()
   try:
     text = content.decode()
   except UnicodeDecodeError as error:
     raise InputError(f'{path} is not UTF-8 text: encode again') from error
   if not text.endswith('\n') or _BAD_IDS.search(text):
-    raise InputError(f'{path} does not hold an id on each line: encode again')
+    raise InputError(f'{path} does not have an id on each line: encode again')
   return text[:-1].split('\n'), content
 
 
 def _open_npy(path: epath.Path, remedy: str) -> tuple[tuple[int, ...], np.dtype, int]:
-  """A .npy file's shape, dtype, and the byte of its first row.
+  """The shape and dtype of a .npy file, and the byte of its first row.
 
   Raises:
     InputError: not a .npy file, or its size disagrees with its header. Nothing is allocated

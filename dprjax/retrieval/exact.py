@@ -1,11 +1,11 @@
 """Exact inner-product search on all devices.
 
-The devices share each block of the corpus, and each keeps a list of the best k rows for every
-query; the lists are merged at the end. If a list cannot hold all rows that tie with its last one,
-ids decide: these queries are scored again on the host (`dprjax.retrieval.best`).
+The devices share each block of the corpus. Each keeps a list of the best k rows for every query,
+and the lists are merged at the end. If a list has no room for all rows that tie with its last, ids
+decide: such queries are scored again on the host (`dprjax.retrieval.best`).
 
-``search`` reads the corpus block by block. A device holds two blocks, one similarity matrix
-[queries of a block, rows of a block / devices], and k scores and rows per query; the host holds one
+``search`` reads the corpus block by block. A device has two blocks in memory, one similarity matrix
+[queries of a block, rows of a block / devices], and k scores and rows per query; the host has one
 more block. Memory does not grow with the corpus. ``ExactIndex`` keeps the blocks on the devices.
 
 A single CPU device uses numpy, which is faster there than XLA (docs/performance.md).
@@ -27,15 +27,15 @@ from dprjax.retrieval.best import TopK, check_finite
 
 _AXIS = 'corpus'
 # Least rows on a device at a time. With fewer, CPUs use kernels that round differently, so that a
-# search in parts would find other bits. The numpy limit is higher than XLA's.
+# search in parts would give other bits. The limit for numpy is higher than for XLA.
 _LEAST_ROWS = 128
 _LEAST_ROWS_OF_NUMPY = 4096
 _ROWS_OF_NUMPY = 8192  # at a time: their scores fit into the cache of a CPU
-_DECODED = 1024  # rows of codes at a time on a CPU; a power of two, as the rows of a device are
+_DECODED = 1024  # rows of codes at a time on a CPU; a power of two, like the rows of a device
 
 
 class Rows(Protocol):
-  """Vectors in memory or elsewhere; numpy can read a slice (`embeddings.ShardRows`)."""
+  """Vectors in memory or elsewhere, of which numpy can read slices (`embeddings.ShardRows`)."""
 
   @property
   def shape(self) -> tuple[int, ...]: ...
@@ -54,7 +54,7 @@ class _Block(NamedTuple):
 
 
 class ExactIndex:
-  """A corpus to search many times; its vectors stay on the devices."""
+  """A corpus for many searches; its vectors stay on the devices."""
 
   def __init__(
     self,
@@ -69,7 +69,7 @@ class ExactIndex:
 
     Args:
       corpus: one array, or several in order.
-      devices: where to search; all local devices by default.
+      devices: used for the search; by default all local devices.
       block_rows: rows of the corpus at a time, on all devices together.
       keep: False reads the corpus for each search, a block at a time.
       ids_at: ids of rows, which order equal scores; row numbers by default.
@@ -91,7 +91,7 @@ class ExactIndex:
     self._split = NamedSharding(self._mesh, PartitionSpec(_AXIS))
     everywhere = NamedSharding(self._mesh, PartitionSpec())
     self._ranges = () if code is None else jax.device_put(tuple(code.ranges), everywhere)
-    # Powers of two: a growing corpus seldom compiles anew.
+    # Powers of two, so that a growing corpus seldom compiles anew.
     device_rows = min(
       _power_of_two(-(-rows // len(devices))) for rows in (max(self._count, 1), block_rows)
     )
@@ -139,7 +139,7 @@ class ExactIndex:
     states = [jax.device_put(empty, self._split) for _ in parts]
     for offset, used, rows in self._each_block():
       if self._kept is None:
-        # At most one block ahead of the devices, or blocks pile up on them.
+        # At most one block ahead, or blocks pile up on the devices.
         jax.block_until_ready(states)
       states = [
         _step(self._mesh, part, rows, used, offset, *state, self._ranges)
@@ -181,7 +181,7 @@ class ExactIndex:
           continue
         for start in range(0, used, _ROWS_OF_NUMPY):
           some = rows[start : start + _ROWS_OF_NUMPY]
-          # Reuse one array: fresh memory costs a page fault a page.
+          # Reuse one array, since fresh memory costs page faults.
           similar = scores[: len(part) * len(some)].reshape(len(part), len(some))
           np.matmul(part, some.T, out=similar)
           found.add(similar[:, : used - start], offset + start)
@@ -267,8 +267,9 @@ def _step(
 ) -> tuple[Float[Array, 'devices Q k'], Int[Array, 'devices Q k'], Bool[Array, 'devices Q']]:
   """Merges one block into the list of every device.
 
-  The block first ``used`` rows are real; row 0 is row ``offset`` of the corpus. ``cut``: whether
-  rows that tie with the list's last were left out. ``ranges``: of codes; empty for float32.
+  The first ``used`` rows of the block are real; row 0 is row ``offset`` of the corpus. ``cut``:
+  whether rows that tie with the last in the list were left out. ``ranges``: of codes; empty for
+  float32.
   """
 
   def local(queries, block, used, offset, scores, rows, cut, ranges):
@@ -336,7 +337,7 @@ def _products_of_codes(
   ranges: tuple[Float[Array, ' H'], ...],
   rows_at_once: int,
 ) -> Float[Array, 'Q rows']:
-  # Decoded pieces stay in the cache of a CPU: six times as fast for a single query.
+  # Decoded pieces stay in the CPU cache: six times as fast for a single query.
   pieces = block.reshape(-1, min(rows_at_once, len(block)), block.shape[1])
   similar = jax.lax.map(lambda piece: _products(queries, _decode(piece, *ranges)), pieces)
   return jnp.moveaxis(similar, 0, 1).reshape(len(queries), -1)
@@ -348,7 +349,7 @@ _coded_products = jax.jit(functools.partial(_products_of_codes, rows_at_once=_DE
 def _decode(
   block: Shaped[Array, 'rows W'], low: Float[Array, ' H'], high: Float[Array, ' H']
 ) -> Float[Array, 'rows H']:
-  """``codes.decode`` on a device."""
+  """Like ``codes.decode``, on a device."""
   if block.dtype == jnp.uint8:
     places = jnp.arange(7, -1, -1, dtype=jnp.uint8)[None, None, :]
     bits = (block[:, :, None] >> places) & jnp.uint8(1)
@@ -377,7 +378,7 @@ def _merge(
 def _blocks(shards: Sequence[Rows], rows: int, dtype: np.dtype) -> Iterator[_Block]:
   """Blocks of ``rows`` rows across shards, padded with 0.
 
-  A block within an array of this dtype is a view of it; others are new.
+  A block inside an array of this dtype is a view; other blocks are new.
   """
   offset = used = 0
   shape = rows, shards[0].shape[1] if shards else 0
@@ -394,7 +395,7 @@ def _blocks(shards: Sequence[Rows], rows: int, dtype: np.dtype) -> Iterator[_Blo
       start, used = start + taken, used + taken
       if used == rows:
         yield _Block(offset, used, block)
-        # A new array: devices may still be reading this one.
+        # A new array, since devices may still read the last one.
         offset, used, block = offset + rows, 0, np.zeros(shape, dtype)
   if used:
     yield _Block(offset, used, block)

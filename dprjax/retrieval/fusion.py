@@ -8,12 +8,12 @@
 | distribution | (score - mean) / (6 standard deviations) + .5 | .5 |
 
 Scores are taken as float32 and normalised query by query, over the first ``depth`` documents of a
-run. A document that a run lacks has the value 0 there; for minmax and zscore this is the value of
-the run last document. `dprjax.base.ranking` orders equal sums.
+run. A document missing in a run has the value 0 there; for minmax and zscore this is the value of
+the last document in the run. `dprjax.base.ranking` orders equal sums.
 
-rrf and minmax are pyserini's rrf and normalize, which order ties by rising id. rrf and distribution
-are rrf and dbsf of mteb, which cuts values to 0 and 1 and so ties the best documents of a long
-run.
+rrf and minmax equal rrf and normalize of pyserini, which orders ties by rising id. rrf and
+distribution equal rrf and dbsf of mteb, which clips values to 0 and 1 and so ties the best
+documents of a long run.
 """
 
 import dataclasses
@@ -48,16 +48,16 @@ _PRIOR = 0.1  # see `learn`
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fusion:
-  """How to make one ranking of several.
+  """A way to fuse several rankings.
 
   Attributes:
-    weights: of each run, by its name: finite, none below 0, one above. A run of weight 0 is left
+    weights: by name of the run: finite, none below 0, at least one above. A run of weight 0 is left
       out.
     method: one of `METHODS`.
     rrf_k: the constant of rrf.
-    depth: documents of each run that count.
+    depth: how many documents of each run count.
     bm25: settings of the BM25 index, if one of the runs came from dprjax.bm25.
-    known: queries that the weights were learnt on.
+    known: queries used to learn the weights.
   """
 
   weights: Mapping[str, float]
@@ -73,7 +73,7 @@ class Fusion:
   def table(
     self, rankings: Mapping[str, Ranking]
   ) -> tuple[list[str], Float64[np.ndarray, 'documents runs']]:
-    """All documents, ascending by id, and their values in each run, in the order of the weights.
+    """All documents, ascending by id, and their values in each run, in the order of weights.
 
     A missing run has no documents.
     """
@@ -91,12 +91,12 @@ class Fusion:
     """The k best documents (default: all) by the weighted sum of their values.
 
     Args:
-      rankings: of one query, by the names of the runs; one that found nothing may be missing.
+      rankings: of one query, by name of the run; empty rankings may be missing.
       k: the most documents.
     """
     used = {name: one for name, one in rankings.items() if self.weights[name] > 0}
     ids, values = self.table(used)
-    # Sorted, so that sums do not depend on the order of the runs.
+    # Sorted, so that sums do not depend on the order of runs.
     parts = np.sort(values * np.array(list(self.weights.values())), axis=1)
     found = ranked(ids, parts.sum(axis=1))
     return found if k is None else found.top(k)
@@ -105,7 +105,7 @@ class Fusion:
 def normalized(
   scores: Float64[np.ndarray, ' n'], method: str, rrf_k: int = RRF_K
 ) -> Float64[np.ndarray, ' n']:
-  """The values of the scores of a run, at least one of them, best first."""
+  """The values of scores in a run, best first; there must be at least one."""
   if method == 'rrf':
     return 1 / (rrf_k + np.arange(1, len(scores) + 1, dtype=np.float64))
   scores = scores.astype(np.float32).astype(np.float64)
@@ -121,10 +121,10 @@ def normalized(
 
 
 def merge(shards: Sequence[Ranking], k: int | None = None) -> Ranking:
-  """The k best documents (default: all) of rankings of disjoint documents in one space.
+  """The k best documents (default: all) of rankings of disjoint documents with comparable scores.
 
   Raises:
-    InputError: a document in two of them.
+    InputError: a document is in two rankings.
   """
   ids = [id_ for shard in shards for id_ in shard.ids]
   if len(set(ids)) < len(ids):
@@ -135,7 +135,7 @@ def merge(shards: Sequence[Ranking], k: int | None = None) -> Ranking:
 
 
 def check_weights(weights: Sequence[float]) -> None:
-  """Raises InputError unless all are finite, none is below 0, and one is above."""
+  """Raises InputError unless all are finite, none is below 0, and at least one is above."""
   if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
     shown = ', '.join(f'{weight:g}' for weight in weights)
     raise InputError(f'weights {shown:.80}: expected numbers from 0 on, and one above 0')
@@ -147,7 +147,7 @@ def check_weights(weights: Sequence[float]) -> None:
 def candidates(runs: int) -> Float64[np.ndarray, 'candidates runs']:
   """Weights from 0 to 1 with the sum 1, in equal steps: at most 1,000, and equal weights.
 
-  Each run alone is among them.
+  They include each run without the others.
   """
   steps = next(
     steps for steps in range(_FINEST, 0, -1) if math.comb(steps + runs - 1, runs - 1) <= _MOST
@@ -165,7 +165,7 @@ def ndcg(
   grades: Mapping[str, int],
   weights: Float64[np.ndarray, 'candidates runs'],
 ) -> Float64[np.ndarray, ' candidates']:
-  """nDCG@10 of a query under each candidate, as ``measures.measure`` has it.
+  """nDCG@10 of a query under each candidate, as in ``measures.measure``.
 
   Args:
     ids, values: `Fusion.table`.
@@ -179,7 +179,7 @@ def ndcg(
   scores = (values @ weights.T).astype(np.float32)
   for row, id_ in enumerate(ids):
     if (grade := grades.get(id_, 0)) > 0:
-      # Of equal scores the larger id comes first.
+      # Among equal scores the larger id comes first.
       before = (scores > scores[row]).sum(axis=0) + (scores[row + 1 :] == scores[row]).sum(axis=0)
       found += np.where(before < CUTOFF, grade / np.log2(before + 2), 0)
   return found / dcg(gains)
@@ -190,8 +190,8 @@ class Learnt(NamedTuple):
 
   Attributes:
     weights: one of the candidates.
-    held_out: of each query under the weights that the other queries give.
-    alone: of each query by each run alone.
+    held_out: of each query under the weights learnt from the other queries.
+    alone: of each query for each run without fusion.
     equal: of each query under equal weights.
   """
 
@@ -205,25 +205,25 @@ def learn(
   weights: Float64[np.ndarray, 'candidates runs'],
   scores: Float64[np.ndarray, 'queries candidates'],
 ) -> Learnt:
-  """Learns weights from the scores of `candidates`; cross-validation leaves out a query at a time.
+  """Learns weights from scores of `candidates`, with leave-one-out cross-validation over queries.
 
-  The weights are a mean of the candidates, rounded to one of them. Each counts as it may be as good
-  as the best: exp(-z^2 / 2), where z is its mean difference from the best candidate in standard
-  errors. A prior adds .1 to the squared differences of all queries, so that few queries stay near
-  equal weights. A choice of the best candidate would follow single queries.
+  The weights are a weighted mean of the candidates, rounded to a candidate. A candidate counts with
+  exp(-z^2 / 2), where z is its mean difference from the best candidate in standard errors. A prior
+  adds .1 to the squared differences of all queries, so that few queries give nearly equal weights.
+  The best candidate itself would depend on single queries.
 
   Args:
     weights: of the candidates.
-    scores: of two queries or more.
+    scores: of at least two queries.
   """
 
   def chosen(
     sums: Float64[np.ndarray, 'n candidates'], squares: Float64[np.ndarray, 'n candidates'], of: int
   ) -> Int[np.ndarray, ' n']:
-    """Candidates by sums and sums of squares of differences from the best, of so many queries."""
+    """Chooses candidates by sums and sums of squares of differences from the best."""
     likely = np.exp(-(sums**2) / (squares - sums**2 / of + _PRIOR) / 2)
     mean = likely @ weights / likely.sum(axis=1, keepdims=True)
-    # |w - mean|^2 without the part that all candidates share.
+    # |w - mean|^2 without the part shared by all candidates.
     return np.argmin((weights**2).sum(axis=1) - 2 * mean @ weights.T, axis=1)
 
   queries, runs = len(scores), weights.shape[1]
@@ -231,7 +231,7 @@ def learn(
   behind = scores[:, [np.argmax(total)]] - scores
   final = chosen(behind.sum(axis=0)[None], (behind**2).sum(axis=0)[None], queries)
   held_out = np.empty(queries)
-  best = np.argmax(total - scores, axis=1)  # without the query
+  best = np.argmax(total - scores, axis=1)  # leaving out the query
   for one in np.unique(best):
     rows, behind = np.flatnonzero(best == one), scores[:, [one]] - scores
     sums = behind.sum(axis=0) - behind[rows]
@@ -262,7 +262,7 @@ class _File(msgspec.Struct):
 
 
 def write(path: PathLike, fusion: Fusion, **about: Any) -> None:
-  """Writes a small JSON file that `read` reads; ``about`` is kept for people."""
+  """Writes a small JSON file for `read`; ``about`` is information for people."""
   known = fusion.known.get('train', ())
   files.write_json(
     path,
@@ -280,7 +280,7 @@ def write(path: PathLike, fusion: Fusion, **about: Any) -> None:
 
 
 def read(path: PathLike) -> Fusion:
-  """The fusion of a file. Raises InputError for another file."""
+  """Reads a fusion. Raises InputError for another file."""
   found = reading.read(path, 'fusion', _File)
   hashes = np.unique(np.array([int(value, 16) for value in found.seen], np.uint64))
   try:

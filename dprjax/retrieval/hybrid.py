@@ -1,4 +1,4 @@
-"""Hybrid search: a dense ranking fused with that of BM25 over the same passages."""
+"""Hybrid search: a dense ranking fused with a BM25 ranking of the same passages."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ class Hybrid(NamedTuple):
   """A fusion of the runs `fusion.BM25` and `fusion.DENSE`.
 
   Attributes:
-    fusion: how.
-    search: the best k passages of each query, a text, by BM25.
+    fusion: the method and weights.
+    search: finds the best k passages for each query text by BM25.
   """
 
   fusion: fusion.Fusion
@@ -27,9 +27,9 @@ class Hybrid(NamedTuple):
 
     Args:
       queries: their texts.
-      dense: their first ``fusion.depth`` passages, or all.
+      dense: rankings with their first ``fusion.depth`` passages, or all.
       k: the most passages of a query.
-      drop: for each query, the id of a passage to leave out of BM25's.
+      drop: for each query, the id of a passage to leave out of the BM25 ranking.
     """
     lexical = self.search(queries, self.fusion.depth + bool(drop))
     if drop:
@@ -41,11 +41,11 @@ class Hybrid(NamedTuple):
 
 
 def read(path: PathLike) -> fusion.Fusion:
-  """The fusion of a file of weights. Raises InputError unless it is of BM25 and a dense run."""
+  """The fusion of a file of weights. Raises InputError unless it fuses BM25 and a dense run."""
   found = fusion.read(path)
   if found.weights.keys() != {fusion.BM25, fusion.DENSE}:
     raise InputError(
-      f'{path} is of runs called {", ".join(found.weights)}; a hybrid search needs weights of '
+      f'{path} fuses runs called {", ".join(found.weights)}; a hybrid search needs weights of '
       f'{fusion.BM25} and {fusion.DENSE}: dprjax.fuse --run={fusion.BM25}=FILE '
       f'--run={fusion.DENSE}=FILE --weights_out=FILE'
     )
@@ -53,29 +53,29 @@ def read(path: PathLike) -> fusion.Fusion:
 
 
 def load(weights: PathLike, folder: PathLike, ids: Collection[str]) -> Hybrid:
-  """A hybrid search with an index that dprjax.bm25 kept.
+  """A hybrid search with an index of dprjax.bm25.
 
   Args:
-    weights: a file of dprjax.fuse.
+    weights: a file from dprjax.fuse.
     folder: the index.
     ids: the passages of the dense index.
 
   Raises:
-    InputError: as `read`; no whole index, one of other passages, or one of other settings than the
-      weights were learnt with.
+    InputError: as `read`; the index is incomplete, has other passages, or has other settings than
+      the weights.
   """
   found, index = read(weights), bm25_index.open_index(folder)
   if len(index.ids) != len(ids) or set(index.ids) != set(ids):
     raise InputError(
-      f'{folder} is a BM25 index of {len(index.ids):,} other passages than the {len(ids):,} '
-      'embeddings: make it from the same corpus'
+      f'{folder} is a BM25 index of {len(index.ids):,} passages, which differ from the '
+      f'{len(ids):,} embeddings: make it from the same corpus'
     )
   check_settings(found, index.settings, f'the index {folder}')
   return Hybrid(found, index.rankings)
 
 
 def check_settings(found: fusion.Fusion, settings: Mapping[str, Any], where: str) -> None:
-  """Raises InputError if weights were learnt with other settings of BM25 than ``where`` has."""
+  """Raises InputError if weights were learnt with BM25 settings that differ from ``where``."""
   if found.bm25 is not None and found.bm25 != settings:
     raise InputError(
       f'the weights are of BM25 with {_shown(found.bm25)}, {where} has {_shown(settings)}: make it '
@@ -84,7 +84,7 @@ def check_settings(found: fusion.Fusion, settings: Mapping[str, Any], where: str
 
 
 def build(found: fusion.Fusion, ids: Sequence[str], texts: Sequence[str]) -> Hybrid:
-  """A hybrid search of these passages. Raises InputError as `bm25_index.build`."""
+  """A hybrid search of these passages. Raises InputError as `bm25_index.build` does."""
   return Hybrid(found, bm25_index.build(ids, texts, **(found.bm25 or {})).rankings)
 
 

@@ -1,4 +1,4 @@
-"""The manifest of a folder of embeddings: what made its vectors, and its files' checksums."""
+"""The manifest of a folder of embeddings: settings of its vectors, and checksums of its files."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def _one_of(*words: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Meta:
-  """Everything that decides the vectors. A folder has vectors of one `Meta`.
+  """Everything that decides the vectors; the same for all vectors in a folder.
 
   Attributes:
     dimension: numbers of a vector.
@@ -41,15 +41,15 @@ class Meta:
     backbone_sha256: of the encoder tensors.
     config_sha256: of the encoder shape: heads, activation, epsilon and so on.
     tokenizer_sha256: of the tokenizer.
-    prompt_sha256: of the prompt file; None without one, or under a query-only prompt.
+    prompt_sha256: of the prompt file; None without a prompt, or with a query-only prompt.
     query_prompt_sha256: of the query-only prompt file, for queries.
-    nudged_sha256: of what moved the vectors (`dprjax.nudge`); None: nothing did.
+    nudged_sha256: of the input of `dprjax.nudge`, which moved the vectors; None if not moved.
     shift_positions: whether positions start at the prompt length; False under a query-only
       prompt.
     pooling, normalize, prefix, max_length: `formats.vector_spec.VectorSpec.of_side`.
     arithmetic: 'float32', 'bfloat16' or 'mixed' (``models.encoder_config.Arithmetic``).
     input_sha256: of ids and texts.
-    topic: under a topic prompt, 'infer' or the number of a topic; else empty.
+    topic: with a topic prompt, 'infer' or the number of a topic; else empty.
   """
 
   dimension: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
@@ -90,7 +90,7 @@ SPACE = (
 def check_same_space(
   name: str, space: Mapping[str, Any], other_name: str, other: Mapping[str, Any]
 ) -> None:
-  """Raises InputError where two spaces (`Meta.space`) differ, and names the fields."""
+  """Raises InputError, with the fields, if two spaces (`Meta.space`) differ."""
   differences = {
     field: f'{field} {shown(space.get(field))} and {shown(value)}'
     for field, value in other.items()
@@ -171,8 +171,8 @@ class Manifest:
 
   Attributes:
     ids_sha256: of all ids, a line each.
-    checksums: by the shard number.
-    ranges: of codes; None for plain vectors, or before they are measured.
+    checksums: by shard number.
+    ranges: of codes; None for plain vectors, or if not measured yet.
     seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
   """
 
@@ -188,7 +188,7 @@ class Manifest:
     return cut_shards(self.rows, self.shard_rows)
 
   def header(self) -> dict[str, Any]:
-    """Everything but shards and measured values."""
+    """Everything except shards and measured values."""
     return {
       'format': _FORMAT,
       'version': _VERSION,
@@ -218,7 +218,7 @@ class Manifest:
 
   @classmethod
   def read(cls, path: epath.Path) -> 'Manifest':
-    """Raises InputError for anything that `write` does not write."""
+    """Raises InputError for anything not written by `write`."""
     values = _open(path)
     if values.get('format') != _FORMAT:
       raise InputError(f'{path} is not a {_FORMAT} manifest')
@@ -241,7 +241,7 @@ class Manifest:
       checksums[shard.index] = Checksums(shard.embeddings_sha256, shard.ids_sha256)
     meta = _convert(values, Meta, path)
     ranges = None
-    # An interrupted command may not have measured ranges yet.
+    # An interrupted command may have no ranges yet.
     if meta.dtype in codes.LEVELS and ('ranges' in values or checksums):
       ranges = _ranges(_convert(values, _Coded, path).ranges, meta.dimension, path)
     known = seen.of_json(values, str(path))

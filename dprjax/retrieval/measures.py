@@ -1,13 +1,13 @@
-"""Measures of a run, computed by ir_measures, and counts to read beside the means.
+"""Measures of a run, computed by ir_measures, with counts.
 
-The providers of ir_measures break ties by different rules, and some change ids. They get ranks as
-scores and numbers as ids, so every measure sees the order of `dprjax.base.ranking`. pytrec_eval
-allocates an array as long as the largest grade and crashes on negative ones, so it gets 1
-(relevant), 0 and -1 (judged below 0). nDCG, which needs the grades, and NumRet are computed here.
+The providers of ir_measures break ties differently, and some change ids. They get ranks as scores
+and numbers as ids, so every measure uses the order of `dprjax.base.ranking`. pytrec_eval allocates
+an array as long as the largest grade and crashes on negative ones, so it gets 1 (relevant), 0 and
+-1 (judged below 0). nDCG, which needs the grades, and NumRet are computed here.
 
 nAP@k is average precision as in sentence-transformers and Topic-DPR: the mean of the precision at
-each relevant document among the first k, over min(k, R) for R relevant documents. ir_measures' AP@k
-divides by R.
+each relevant document among the first k, over min(k, R) for R relevant documents. AP@k of
+ir_measures divides by R.
 """
 
 import math
@@ -52,7 +52,7 @@ class Metrics(TypedDict):
 
 
 def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) -> Metrics:
-  """Evaluates as ``trec_eval -c`` and BEIR do: a judged query without results counts as 0.
+  """Evaluates like ``trec_eval -c`` and BEIR: a judged query without results counts as 0.
 
   Counts: judged ``queries``, how many are ``missing`` from the run or ``without_relevant``
   documents; ``unjudged_queries`` of the run; ``relevant`` judgements and ``retrieved`` documents of
@@ -67,7 +67,7 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
 
 
 class Measuring:
-  """`measure` of a run that comes in pieces of whole queries.
+  """Like `measure`, for a run in pieces of whole queries.
 
   Judgements and the values of judged queries are in memory, 8 bytes a value until the end.
   """
@@ -80,11 +80,11 @@ class Measuring:
     self._names: dict[ir_measures.Measure, list[str]] = {}
     for name, kind in self._parsed.items():
       self._names.setdefault(kind, []).append(name)
-    # NaN where there is no value yet.
+    # NaN: no value yet.
     self._values = {name: np.full(len(self._qrels), np.nan) for name in self._parsed}
     self._found = np.zeros(len(self._qrels), bool)
     self._unjudged = self._retrieved = 0
-    self._first: list[str] = []  # of the run, for a message
+    self._first: list[str] = []  # first queries of the run, for a message
 
   def add(self, run: Run) -> None:
     """Measures the judged queries of a piece.
@@ -112,7 +112,7 @@ class Measuring:
       )
 
   def metrics(self) -> Metrics:
-    """The values of all judged queries; those that no piece had count as without results.
+    """The values of all judged queries; a query in no piece counts as without results.
 
     Raises:
       InputError: no judged query was in the run.
@@ -129,7 +129,7 @@ class Measuring:
     means = {}
     for name, kind in self._parsed.items():
       values = self._values[name]
-      values[np.isnan(values)] = kind.DEFAULT  # Accuracy lacks some
+      values[np.isnan(values)] = kind.DEFAULT  # Accuracy lacks some queries
       aggregator = kind.aggregator()
       for value in values.tolist():
         aggregator.add(value)
@@ -222,7 +222,7 @@ def _computed(
 def _is_ours(kind: ir_measures.Measure) -> bool:
   """Whether a measure is computed here: nDCG, and NumRet of all grades.
 
-  ir_measures 0.4 takes NumRet from other measures, even from those that drop unjudged documents.
+  ir_measures 0.4 takes NumRet from other measures, even if they drop unjudged documents.
   """
   if kind.NAME == 'NumRet':
     return 'rel' not in kind.params
@@ -240,7 +240,7 @@ def _check_grades(kinds: Sequence[ir_measures.Measure], judged: Qrels) -> None:
 
 
 def _level(kind: ir_measures.Measure) -> int | None:
-  """The least relevant grade; None where a measure takes the grades."""
+  """The lowest relevant grade; None if a measure uses grades."""
   if not ir_measures.pytrec_eval.supports(kind):
     return None
   return kind.params.get('rel', 1)
@@ -261,7 +261,7 @@ def _binary(graded: Qrels, level: int) -> Qrels:
 
 
 def _ndcg(kind: ir_measures.Measure, grades: Mapping[str, int], ranking: Sequence[str]) -> float:
-  """trec_eval's nDCG: a grade is its own gain, and negative ones are not judged."""
+  """nDCG as in trec_eval: the gain is the grade, and negative grades count as not judged."""
   given = kind.params.get('gains', {})
   gains = {doc: given.get(grade, grade) for doc, grade in grades.items()}
   if kind['judged_only']:
@@ -289,12 +289,13 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
     normalized = name.startswith(_NORMALIZED)
     try:
       with warnings.catch_warnings():
-        warnings.simplefilter('ignore', DeprecationWarning)  # of its use of ast
+        warnings.simplefilter('ignore', DeprecationWarning)  # for its use of ast
         kind = ir_measures.parse_measure(name[normalized:])
       _check_parameters(kind)
     except NameError as error:
       raise InputError(
-        f"unknown measure {name!r:.80}: use ir_measures' names, such as nDCG@10, RR@10, P(rel=2)@10"
+        f'unknown measure {name!r:.80}: use names of ir_measures, such as nDCG@10, RR@10, '
+        'P(rel=2)@10'
       ) from error
     except _NO_MEASURE as error:
       raise InputError(f'the measure {name!r:.80} cannot be computed: {error!s:.200}') from error
@@ -305,7 +306,7 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
 
 
 def _check_parameters(kind: ir_measures.Measure) -> None:
-  """Raises an error of `_NO_MEASURE` for parameters that crash native code."""
+  """Raises one of `_NO_MEASURE` for parameters that crash native code."""
   params = kind.params
   if any(isinstance(value, int) and abs(value) > _LARGEST for value in params.values()):
     raise ValueError(f'a number in it is above {_LARGEST:,}')
@@ -319,7 +320,7 @@ def _check_parameters(kind: ir_measures.Measure) -> None:
   kind.validate_params()
   gains = params.get('gains', {}).items()
   if not all(type(number) in (int, float) for gain in gains for number in gain):
-    raise ValueError('gains is a mapping of grades to numbers, such as {1: 1, 2: 3}')
+    raise ValueError('gains must map grades to numbers, such as {1: 1, 2: 3}')
   if not ir_measures.DefaultPipeline.supports(kind):
     raise ValueError('no installed provider computes it')
 

@@ -1,7 +1,7 @@
 """Moves vectors of judged passages towards the queries that they answer.
 
-NUDGE (Zeighami et al., 2024, arXiv 2409.02343): among all vectors within a distance of the old one,
-the closed form takes the one whose inner product with its training queries is largest (section 3).
+NUDGE (Zeighami et al., 2024, arXiv 2409.02343): a closed form gives the vector, within a distance
+of the old one, that has the largest inner product with its training queries (section 3).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from dprjax.base.ranking import dcg
 
 CUTOFF = 10
 FOLDS = 5
-# Distances to choose from, in lengths of a vector.
+# Candidate distances, in lengths of a vector.
 BOUNDS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.4)
 
 Judged = Sequence[Mapping[int, int]]
@@ -27,12 +27,12 @@ def move(
   bound: float,
   unit: bool,
 ) -> Float[np.ndarray, 'M D']:
-  """The vectors within ``bound`` whose inner product with ``towards`` is largest.
+  """The vectors within ``bound`` with the largest inner product with ``towards``.
 
   Args:
-    vectors: the old ones, of unit length if ``unit``.
+    vectors: the old vectors, of unit length if ``unit``.
     towards: sums of training queries; a row of zeros moves nothing.
-    bound: the largest distance from the old vector.
+    bound: the maximum distance from the old vector.
     unit: new vectors have unit length (NUDGE-N); else any length (NUDGE-M).
   """
   goal = _unit(towards.astype(np.float64))
@@ -56,7 +56,7 @@ def _unit(x: Float64[np.ndarray, 'n D']) -> Float64[np.ndarray, 'n D']:
 def towards(
   queries: Float[np.ndarray, 'Q D'], judged: Judged
 ) -> tuple[Int[np.ndarray, ' M'], Float[np.ndarray, 'M D']]:
-  """The rows of relevant passages, ascending, and the sum of each one's queries."""
+  """The rows of relevant passages, ascending, and for each the sum of its queries."""
   rows = np.array(sorted({row for own in judged for row in own}), np.int64)
   sums = np.zeros((len(rows), queries.shape[1]))
   for query, own in zip(queries, judged, strict=True):
@@ -65,22 +65,22 @@ def towards(
 
 
 class Scores(NamedTuple):
-  """nDCG@10 of each query, whose own judgements moved nothing.
+  """nDCG@10 of each query, where its own judgements moved no vectors.
 
   Attributes:
     by_bound: under each bound.
-    known: whether a passage of the query answers another training query too.
+    known: whether a passage of the query is also relevant to another training query.
   """
 
   by_bound: Float64[np.ndarray, 'Q bounds']
   known: Bool[np.ndarray, ' Q']
 
   def best(self) -> int:
-    """The number of the bound with the best mean; of equal ones the smallest."""
+    """The index of the bound with the best mean; the smallest of equals."""
     return int(np.argmax(self.by_bound.mean(axis=0)))
 
   def held_out(self) -> Float64[np.ndarray, ' Q']:
-    """Each query under the bound that the other queries choose."""
+    """Each query under the bound chosen by the other queries."""
     chosen = np.argmax(self.by_bound.sum(axis=0) - self.by_bound, axis=1)
     return np.take_along_axis(self.by_bound, chosen[:, None], axis=1)[:, 0]
 
@@ -94,13 +94,13 @@ def cross_validate(
   bounds: Sequence[float],
   unit: bool,
 ) -> Scores:
-  """Scores the queries of each fold where only those of the others move passages.
+  """Scores the queries of each fold with passages moved only by queries of the other folds.
 
   Args:
     queries: all training queries.
     blocks: the corpus.
     vectors: of the relevant passages, in the order of `towards`.
-    judged: of each query, not empty.
+    judged: grades of each query, not empty.
     folds: the fold of each query.
     bounds, unit: as for `move`.
   """
@@ -144,7 +144,7 @@ def cross_validate(
 def _ndcg(
   scores: Float[np.ndarray, ' n'], rows: Int[np.ndarray, ' n'], grades: Mapping[int, int]
 ) -> float:
-  """nDCG@10 of a query; of equal scores, relevant passages come last."""
+  """nDCG@10 of a query; among equal scores, relevant passages come last."""
   total = 0.0
   for row, grade in grades.items():
     own = scores[rows == row]

@@ -35,11 +35,11 @@ _TRAINING_SAMPLE = 250_000
 
 @dataclasses.dataclass(frozen=True)
 class ScannSettings:
-  """How much of the index a search covers.
+  """The effort of a search.
 
   Attributes:
     leaves_to_search: of the tree; 0 without a tree.
-    reorder: candidates to score again exactly; 0 where all scores are exact.
+    reorder: candidates to score again exactly; 0 if all scores are exact.
   """
 
   leaves_to_search: int
@@ -64,7 +64,7 @@ class ScannIndex:
     return 'tree_ah' if self.leaves else 'brute_force'
 
   def settings(self, k: int) -> ScannSettings:
-    """Initial settings: a tenth of the leaves, and enough to hold 2 k vectors."""
+    """Initial settings: a tenth of the leaves, and enough for 2 k vectors."""
     if not self.leaves:
       return ScannSettings(0, 0)
     return ScannSettings(
@@ -79,9 +79,9 @@ class ScannIndex:
     settings: ScannSettings,
     ids_at: best.Ids = best.numbers,
   ) -> TopK:
-    """The best ``min(k, n)`` that ScaNN finds, on all cores; row -1 where the leaves hold fewer.
+    """The best ``min(k, n)`` rows found by ScaNN, on all cores; -1 where the leaves have fewer.
 
-    ``ids_at`` gives ids of rows, which order equal exact scores.
+    ``ids_at`` gives ids, which order equal exact scores.
     """
     check_finite(queries, 'query', 0)
     most = self.count if not self.leaves else max(k, settings.reorder)
@@ -123,11 +123,11 @@ class ScannIndex:
     target: float,
     ids_at: best.Ids = best.numbers,
   ) -> tuple[ScannSettings, float]:
-    """Doubles the search until recall@k reaches the target or it covers the whole index.
+    """Doubles the effort until recall@k reaches the target or a search covers the whole index.
 
     Args:
       queries: a sample.
-      truth: their exact best rows.
+      truth: the exact best rows.
       target: recall from 0 to 1.
       ids_at: as for ``search``.
 
@@ -148,19 +148,19 @@ class ScannIndex:
 
 
 def recall(rows: Int[np.ndarray, 'queries k'], truth: Int[np.ndarray, 'queries k']) -> float:
-  """The mean fraction of the exact best rows that was found."""
+  """The mean fraction of exact best rows found."""
   return float(
     np.mean([np.isin(exact, found).mean() for found, exact in zip(rows, truth, strict=True)])
   )
 
 
 def build(vectors: Float[np.ndarray, 'n H'], k: int) -> ScannIndex:
-  """Builds an index in memory, for searches of about the best k.
+  """Builds an index in memory, for searches of about k rows.
 
   Raises:
     InputError: no vectors, or NaN or infinity.
   """
-  from scann import scann_ops_pybind  # not on every system
+  from scann import scann_ops_pybind  # not available on every system
 
   if not len(vectors):
     raise InputError('nothing to index: no vectors')
@@ -211,13 +211,13 @@ class _Counts(msgspec.Struct):
 
 
 def load(folder: PathLike, fingerprint: str) -> ScannIndex | None:
-  """Opens an index; None if there is none, or one of other vectors, which may be replaced.
+  """Opens an index; None if it is missing or has other vectors (and may be replaced).
 
   Raises:
     InputError: a damaged index, or something else.
   """
   root = epath.Path(folder)
-  # Checksums come first: ScaNN ends the process at some damaged files.
+  # Checksums first, since some damaged files make ScaNN end the process.
   sidecar = provenance.kept(root, _SIDECAR, fingerprint)
   if sidecar is None:
     return None
@@ -228,8 +228,8 @@ def load(folder: PathLike, fingerprint: str) -> ScannIndex | None:
     searcher = scann_ops_pybind.load_searcher(os.fspath(root))
   except MemoryError:
     raise
-  except Exception as error:  # protocol buffers, numpy and ScaNN
+  except Exception as error:  # from protocol buffers, numpy and ScaNN
     raise InputError(
-      f'{root} is not a whole ScaNN index ({type(error).__name__}: {error}); remove it'
+      f'{root} is not a complete ScaNN index ({type(error).__name__}: {error}); remove it'
     ) from error
   return ScannIndex(searcher, counts.count, counts.leaves)

@@ -1,10 +1,10 @@
-"""Checkpoints: trained parameters and all that a restarted run needs to continue bit for bit.
+"""Checkpoints: everything that a restarted run needs to continue bit for bit.
 
 A checkpoint holds the trainable parameters, the optimiser state, the data position, the state of
 early stopping and the SHA-256 of the frozen backbone, but not the backbone. SHA256SUMS (for
 ``sha256sum -c``) names every file and is written last, before the folder gets its name. Sums are
-compared before anything is read, those of the scores before the best is chosen. orbax rewrites its
-``_CHECKPOINT_METADATA`` later, so that file has no sum, and restoring does not depend on it.
+compared before anything is read, and sums of the scores before the best is chosen. orbax rewrites
+its ``_CHECKPOINT_METADATA`` later, so that file has no sum, and restoring does not depend on it.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ SCORE = 'score'
 SUMS = 'SHA256SUMS'
 _METADATA = '_CHECKPOINT_METADATA'
 _SUM = re.compile(r'([0-9a-f]{64})  ([^/].*)')
-_PARAMS = 'live'  # the trainable parameters' folder, part of the format
-# Old checkpoints are moved here, since a killed removal would leave half a checkpoint.
+_PARAMS = 'live'  # folder of the trainable parameters, part of the format
+# Old checkpoints are moved here before removal, since a kill would leave half a checkpoint.
 _REMOVED = 'removed'
 
 
@@ -47,9 +47,9 @@ class Checkpoints:
 
   Args:
     workdir: the run folder.
-    backbone_sha256: of the frozen backbone (of all of it, if trained otherwise).
-    keep: number of latest checkpoints kept, beside the best by score.
-    read_only: write nothing, and ignore what another process is saving.
+    backbone_sha256: of the frozen backbone (or the whole backbone, if it is trained).
+    keep: number of latest checkpoints kept, besides the best by score.
+    read_only: write nothing, and ignore checkpoints that another process is saving.
 
   Raises:
     InputError: scores are missing, or scores or metadata are damaged.
@@ -73,7 +73,7 @@ class Checkpoints:
     with files.no_room(self.folder), _readable(self.folder):
       self._manager = ocp.CheckpointManager(
         self.folder.absolute() if not str(self.folder).startswith('gs://') else self.folder,
-        # Named so that a fresh process can ask for the shapes of saved arrays.
+        # Named, so that a fresh process can ask for the shapes of saved arrays.
         item_handlers={
           _PARAMS: ocp.StandardCheckpointHandler(),
           'opt_state': ocp.StandardCheckpointHandler(),
@@ -86,12 +86,12 @@ class Checkpoints:
           todelete_subdir=None if read_only else _REMOVED,
           create=not read_only,
           read_only=read_only,
-          # orbax needs it to read scores of checkpoints from an earlier process.
+          # orbax needs this to read scores of checkpoints from an earlier process.
           best_fn=lambda metrics: metrics[SCORE],
           preservation_policy=policies.AnyPreservationPolicy(
             [
               policies.LatestN(keep),
-              # The first of equal scores, since a later one is no gain.
+              # The first of equal scores, since a later one is not a gain.
               policies.BestN(
                 get_metric_fn=lambda metrics: (metrics[SCORE], -metrics['step']),
                 n=1,
@@ -123,8 +123,8 @@ class Checkpoints:
     named = None if latest is None else self.extra(latest).get('best_step')
     if named is not None and named != found:
       raise InputError(
-        f'{self.folder}: step {latest} names step {named} as the best, but that is missing or has '
-        f'no score; put it back, or choose --step={latest}'
+        f'{self.folder}: step {latest} names step {named} as the best, but that step is missing or '
+        f'has no score; put it back, or choose --step={latest}'
       )
     return latest if found is None else found
 
@@ -136,7 +136,7 @@ class Checkpoints:
     extra: Mapping[str, Any],
     score: float | None = None,
   ) -> None:
-    """Starts saving; ``wait`` or the next ``save`` raises what went wrong.
+    """Starts saving; ``wait`` or the next ``save`` raises any error.
 
     Raises:
       InputError: no space is left; the message names the last good checkpoint.
@@ -174,9 +174,9 @@ class Checkpoints:
       opt_state: the same for the optimiser state.
 
     Raises:
-      InputError: another backbone, other parameters, or damage.
+      InputError: the backbone or the parameters differ, or the checkpoint is damaged.
     """
-    if jax.process_index() == 0:  # one process reads everything; the others end with it
+    if jax.process_index() == 0:  # one process reads everything; the others fail with it
       self._check_sums(step)
     extra = self.extra(step)
     if extra['backbone_sha256'] != self._sha256:
@@ -195,7 +195,7 @@ class Checkpoints:
       )
     except (ValueError, KeyError, OSError) as error:
       raise InputError(
-        f'{self.folder}/{step} cannot be restored ({_line(error)}); remove it to go on from an '
+        f'{self.folder}/{step} cannot be restored ({_line(error)}); remove it to continue from an '
         'earlier one'
       ) from error
     return Restored(step, tree.flatten(state[_PARAMS]), state['opt_state'], extra)
@@ -234,25 +234,26 @@ class Checkpoints:
       ]
     except (ValueError, KeyError, OSError) as error:
       raise InputError(
-        f'{self.folder}/{step} is damaged ({_line(error)}); remove it to go on from an earlier one'
+        f'{self.folder}/{step} is damaged ({_line(error)}); remove it to continue from an earlier '
+        'one'
       ) from error
 
   def close(self) -> None:
-    """Waits as ``wait`` does, and ends the threads that save."""
+    """Waits as ``wait`` does, and ends the saving threads."""
     try:
       self.wait()
     finally:
       self._manager.close()
 
   def _write_sums(self) -> None:
-    """Called by orbax on process 0 when all files are written, before the folder gets its name."""
+    """orbax calls this on process 0 after writing all files, before the folder gets its name."""
     name = str(self._saving)
     [folder] = [
       path
       for path in self.folder.iterdir()
       if path.name == name or path.name.startswith(f'{name}.orbax-checkpoint-tmp')
     ]
-    # Only items, since orbax may still write beside them.
+    # Only items, since orbax may still write other files.
     lines = [
       f'{files.sha256_file(path)}  {path.relative_to(folder)}\n'
       for item in sorted(folder.iterdir(), key=str)
@@ -265,7 +266,7 @@ class Checkpoints:
     """Raises InputError for missing, damaged or added files of these items, or of all."""
     folder = self.folder / str(step)
     if not folder.is_dir():
-      return  # orbax reports that there is no such step
+      return  # orbax reports a missing step
     if not (folder / SUMS).exists():
       wrong = [f'{SUMS} is missing']
     else:
@@ -274,7 +275,7 @@ class Checkpoints:
         match = _SUM.fullmatch(line)
         if match is None:
           raise InputError(
-            f'{folder / SUMS}, line {number}: no checksum; remove {folder} to go on from an '
+            f'{folder / SUMS}, line {number}: no checksum; remove {folder} to continue from an '
             'earlier one'
           )
         sums[match[2]] = match[1]
@@ -303,7 +304,7 @@ class Checkpoints:
       raise InputError(
         f'{folder} cannot be used: '
         f'{"; ".join(wrong[:3])}{f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""}; '
-        f'remove it to go on from {f"step {max(others)}" if others else "the beginning"}'
+        f'remove it to continue from {f"step {max(others)}" if others else "the beginning"}'
       )
 
   def _guard(self, action: Any) -> None:
@@ -311,7 +312,7 @@ class Checkpoints:
       with files.no_room(self.folder):
         action()
     except (ValueError, RuntimeError) as error:
-      # TensorStore reports a full disk in its own words.
+      # Words of TensorStore for a full disk.
       full = ('No space left', 'ENOSPC', 'File too large', 'Disk quota', 'RESOURCE_EXHAUSTED')
       if not any(words in str(error) for words in full):
         raise
@@ -329,7 +330,7 @@ class Checkpoints:
 
 @functools.cache
 def _write_small_arrays_once() -> None:
-  """Keeps orbax from slicing them by device, which costs seconds a save for 320 arrays."""
+  """Keeps orbax from slicing small arrays by device, which takes seconds a save for 320 arrays."""
   logger = logging.getLogger('absl')
   level = logger.level
   logger.setLevel(logging.ERROR)  # hides a warning about the override
@@ -345,11 +346,11 @@ def _write_small_arrays_once() -> None:
 
 @functools.cache
 def pass_over_closed_loops() -> None:
-  """Keeps TensorStore threads from printing tracebacks after a failed read; for commands alone.
+  """Keeps TensorStore threads from printing tracebacks after a failed read; only for commands.
 
-  The first unreadable array closes the orbax event loop, to which other threads still report. The
-  loop is orbax's own, so only the class can be patched. Checksums do not help, since an export
-  reads metadata of arrays whose sums it does not compare. tests/fuzz fails without this.
+  The first unreadable array closes the event loop inside orbax, to which other threads still
+  report, so only the class can be patched. Checksums do not help, since an export reads metadata of
+  arrays whose sums it does not compare. tests/fuzz fails without this.
   """
   before = asyncio.BaseEventLoop.call_soon_threadsafe
 

@@ -38,7 +38,7 @@ _LISTED = 5  # ids in a message
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-  """Prints a table; all columns but the first are aligned to the right."""
+  """Prints a table; all columns except the first are right-aligned."""
   import rich.box  # slow to import
   import rich.console
   import rich.table
@@ -53,7 +53,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table.add_column(rich.text.Text(column), justify='right' if number else 'left', no_wrap=True)
   for row in rows:
     table.add_row(*(rich.text.Text(cell) for cell in row))
-  # rich would cut it off at 80 columns in a pipe.
+  # In a pipe, rich would cut the table at 80 columns.
   console = Console(file=sys.stdout, highlight=False)
   if not console.is_terminal:
     console.width = 500
@@ -69,9 +69,9 @@ def write_run(
     out: the run.
     tag: the name of the system in it.
     report: has ``queries_per_second``.
-    how: how the run was made, for the log.
+    how: the method of retrieval, for the log.
   """
-  # Imported here, since other commands need not wait for numpy and epath.
+  # Imported here, so that other commands do not wait for numpy and epath.
   from dprjax.base import outputs
   from dprjax.formats import trec
 
@@ -106,7 +106,7 @@ def fail(message: str, status: int = 2) -> NoReturn:
 
 
 class _Formatter(logging.Formatter):
-  """Masks secrets."""
+  """A formatter that masks secrets."""
 
   def format(self, record: logging.LogRecord) -> str:
     return mask(super().format(record))
@@ -117,14 +117,14 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def speak() -> None:
-  """Logs dprjax's messages to standard error, as bare lines."""
+  """Logs messages of dprjax to standard error as plain lines."""
   logger = logging.getLogger('dprjax')
   handler = logging.StreamHandler(sys.stderr)
   handler.setFormatter(_Formatter('%(message)s'))
-  # Without propagation, since absl has put a handler on the root logger.
+  # Without propagation, since absl adds a handler to the root logger.
   logger.handlers, logger.propagate = [handler], False
   logger.setLevel(logging.INFO)
-  # orbax warns about each save without a score, and shows where it was interrupted.
+  # orbax warns about each save without a score, and prints where it was interrupted.
   logging.getLogger('absl').setLevel(logging.ERROR)
   logging.getLogger('absl').addFilter(_is_no_interrupt)
 
@@ -136,7 +136,7 @@ def run(
 
   The module of ``kind`` gives the command name and description. A command whose flags have a
   ``Job`` joins it first. An exception ends the process with one line and a status
-  (`base.errors.explain`); so does a status that the command returns.
+  (`base.errors.explain`). A status returned by the command also ends it.
   """
   _prepare_streams()
   sys.unraisablehook = _keep_interrupt
@@ -147,11 +147,13 @@ def run(
     trace = trace or debug
     job = next((one for one in vars(own).values() if isinstance(one, flags.Job)), None)
     if job is not None:
-      from dprjax.runtime import distributed  # imports JAX, which --help need not wait for
+      from dprjax.runtime import distributed  # imports JAX, so not before --help
     if signal.getsignal(signal.SIGINT) is end_interrupted:
       signal.signal(signal.SIGINT, raise_interrupt)
     speak()
-    logging.getLogger('jax').setLevel(logging.WARNING)  # below it, jax lists each missing backend
+    logging.getLogger('jax').setLevel(
+      logging.WARNING
+    )  # below this level, jax lists each missing backend
     with contextlib.nullcontext() if job is None else distributed.together(job, trace):
       status = command(own)
     sys.stdout.flush()
@@ -171,14 +173,14 @@ def run(
 
 
 def _program(module: types.ModuleType) -> str:
-  """The command as it was started: ``python -m dprjax.train`` or ``dprjax train``."""
+  """The command as started: ``python -m dprjax.train`` or ``dprjax train``."""
   name = module.__spec__.name if module.__spec__ else module.__name__
   return f'python -m {name}' if name in sys.orig_argv else name.replace('.', ' ')
 
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-  """Around slow imports that ``--help`` and bad arguments do not need; an interrupt ends them."""
+  """A context for slow imports, after the arguments are read; an interrupt ends them."""
   before = signal.getsignal(signal.SIGINT)
   ours = before in (raise_interrupt, signal.default_int_handler)
   if not ours or threading.current_thread() is not threading.main_thread():
@@ -192,7 +194,7 @@ def loading() -> Iterator[None]:
 
 
 def _keep_interrupt(unraisable: Any) -> None:
-  """Repeats an interrupt that came where Python ignores it, as in garbage collection."""
+  """Repeats an interrupt that Python ignored, such as in garbage collection."""
   if unraisable.exc_type is KeyboardInterrupt:
     # From a thread, since it would be ignored here.
     again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
@@ -203,7 +205,7 @@ def _keep_interrupt(unraisable: Any) -> None:
 
 
 def _prepare_streams() -> None:
-  """Makes every text printable on every terminal, and replaces closed streams."""
+  """Makes all text printable on any terminal, and replaces closed streams."""
   for name in ('stdout', 'stderr'):
     stream = getattr(sys, name)
     if stream is None:  # closed by the parent process

@@ -1,8 +1,8 @@
-"""The JAX persistent compilation cache, for the commands: compiled programs are kept between runs.
+"""The persistent compilation cache of JAX, which keeps compiled programs between commands.
 
-Its key holds the program, the compiler version and flags, and the kind of device, but not a CPU's
-instruction set. The folder name holds that here, so that different machines can share a home
-directory.
+Its key has the program, the compiler version and flags, and the kind of device, but not the
+instruction set of a CPU. The name of the folder has that, so that different machines can share a
+home directory.
 """
 
 import hashlib
@@ -14,22 +14,22 @@ from dprjax.base import files
 
 AUTO = 'auto'
 _BYTES = 4 << 30  # at most; the least recently used programs go first
-_SECONDS = 0.3  # a program that compiles faster is not worth a file
+_SECONDS = 0.3  # faster compilations are not worth a file
 
 
 def keep(folder: str = AUTO) -> None:
-  """Keeps what is compiled from now on.
+  """Keeps programs compiled from now on.
 
   Args:
-    folder: where; it may be on a bucket. '': nowhere. 'auto': the folder named by
-      ``JAX_COMPILATION_CACHE_DIR`` (if that is empty, nowhere), else one below the user cache
+    folder: the cache, perhaps on a bucket. '': none. 'auto': the folder in
+      ``JAX_COMPILATION_CACHE_DIR`` (none if that is empty), or else one below the user cache
       directory (``XDG_CACHE_HOME`` or ``~/.cache``), if that can be written.
   """
   import jax  # not at the top: commands import this module before they read their arguments
 
   if folder == AUTO:
     if (variable := os.environ.get('JAX_COMPILATION_CACHE_DIR')) is not None:
-      # JAX would take '' for the working directory.
+      # For JAX, '' is the working directory.
       jax.config.update('jax_compilation_cache_dir', variable or None)
       return
     local = files.user_cache() / f'compiled-{_machine()}'
@@ -40,12 +40,12 @@ def keep(folder: str = AUTO) -> None:
     folder = str(local)
   jax.config.update('jax_compilation_cache_dir', folder or None)
   jax.config.update('jax_persistent_cache_min_compile_time_secs', _SECONDS)
-  # Eviction needs file locks, which a bucket does not have.
+  # Eviction needs file locks, which buckets lack.
   jax.config.update('jax_compilation_cache_max_size', -1 if '://' in folder else _BYTES)
 
 
 def _machine() -> str:
-  """A name for this processor's instruction set."""
+  """A name for the instruction set of this processor."""
   features = platform.machine()
   try:
     for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():

@@ -1,7 +1,7 @@
 """The config of an experiment: read, checked against the table of options, kept in its workdir.
 
-A file in ``configs/`` starts from ``default()`` and sets what its experiment needs.
-``--config.a.b=value`` on the command line overrides an option; an unknown one is an error.
+A file in ``configs/`` starts from ``default()`` and changes options. ``--config.a.b=value`` on the
+command line overrides an option; an unknown one is an error.
 """
 
 import difflib
@@ -25,8 +25,8 @@ from dprjax.base import files, reading
 from dprjax.base.errors import InputError, describe_error
 from dprjax.runtime import options, renamed
 
-# Options that may differ between runs in one workdir: they change what is logged or kept, or where
-# it is computed.
+# Options that may differ between runs in the same workdir: they change logs, kept files, or the
+# devices.
 _FREE = (
   'checkpoint',
   'log_every',
@@ -39,7 +39,7 @@ _FREE = (
   'mesh',
 )
 
-# Folders of a workdir that hold results.
+# Folders of a workdir with results.
 _MADE = ('checkpoints', 'backbone', 'folds', 'alternatives')
 
 _NO_OPTION, _ALL = 'there is no such option', '; dprjax configs --options lists them all'
@@ -48,7 +48,7 @@ _TASK = re.compile(r'[A-Za-z][A-Za-z0-9_-]{0,63}')
 
 
 def default() -> ml_collections.ConfigDict:
-  """Training of a dual encoder, or of its prompt, with the settings of the DPTDR released code."""
+  """Training of a dual encoder or its prompt, with the settings of the released DPTDR code."""
   return ml_collections.ConfigDict(_values(options.table()))
 
 
@@ -69,7 +69,7 @@ def _values(section: types.SimpleNamespace) -> dict[str, Any]:
 def replace(
   config: ml_collections.ConfigDict, changes: Mapping[str, Any]
 ) -> ml_collections.FrozenConfigDict:
-  """A copy with other values of some options, named in full: ``data.fold``."""
+  """A copy with new values of some options, by full name such as ``data.fold``."""
   found = ml_collections.ConfigDict(config.to_dict())
   for name, value in changes.items():
     section, _, leaf = name.rpartition('.')
@@ -82,11 +82,11 @@ def resolve(
 ) -> dict[str, ml_collections.FrozenConfigDict]:
   """The checked experiments of a config: itself under '', or its alternatives by name.
 
-  Prompts for queries only come first, since they encode passages once, and what follows stops
+  Prompts for queries only come first, since they are the fastest to train, and later ones may stop
   early.
 
   Raises:
-    InputError: as `check`; a single alternative, or no held-out queries to choose by.
+    InputError: as `check`; only one alternative, or no held-out queries for the choice.
   """
   check_ranges(config, _own(config))
   if not config.alternatives:
@@ -94,12 +94,12 @@ def resolve(
     return {'': ml_collections.FrozenConfigDict(config)}
   if len(config.alternatives) == 1:
     [name] = config.alternatives
-    raise InputError(f'config.alternatives: {name} has no rival; name two or more, or none')
+    raise InputError(f'config.alternatives: {name} has no rival; name at least two, or none')
   for key, data in _data_sections(config).items():
     if not (data.hold_out or data.dev_split or data.get('folds')):
       raise InputError(
-        f'config.alternatives: {", ".join(config.alternatives)} need held-out queries to choose '
-        f'by; set config.{key}.hold_out=0.2, for instance'
+        f"config.alternatives: {', '.join(config.alternatives)} need held-out queries for the ' "
+        f"f'choice; set for example config.{key}.hold_out=0.2"
       )
   found = {}
   for name, entry in sorted(config.alternatives.items()):
@@ -139,14 +139,14 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 
 def shipped(name: str = 'configs') -> pathlib.Path:
-  """A folder that comes with dprjax: inside the wheel beside this module, else in the checkout."""
+  """A folder shipped with dprjax: beside this module in the wheel, else in the checkout."""
   here = pathlib.Path(__file__)
   inside = here.parent / name
   return inside if inside.is_dir() else here.parents[2] / name
 
 
 def locate(config: str) -> str:
-  """``FILE[:RECIPE]``; a ``configs/NAME.py`` that is not in the working folder is dprjax's own."""
+  """Locates ``FILE[:RECIPE]``; a ``configs/NAME.py`` missing here comes from dprjax."""
   path, colon, recipe = config.partition(':')
   if not re.fullmatch(r'configs/\w+\.py', path) or os.path.exists(path):
     return config
@@ -163,7 +163,7 @@ def _located(argument: str) -> str:
   path = found.partition(':')[0] if '.py:' in found else found
   if not os.path.exists(path):
     raise InputError(f'--config: there is no file {path}; dprjax configs lists the shipped ones')
-  # A method of your own may be beside its config.
+  # A custom method may be beside its config.
   if found == value and (folder := os.path.dirname(os.path.abspath(path))) not in sys.path:
     sys.path.append(folder)
   return f'{flag}{equals}{found}'
@@ -172,12 +172,12 @@ def _located(argument: str) -> str:
 def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   """Reads ``--config=FILE[:recipe] --config.key=value ...``.
 
-  The file is Python code and is executed; command-line values are literals and never are. A
-  ``configs/NAME.py`` that is not in the working folder is the one that comes with dprjax. The
-  command line overrules what a recipe says.
+  The file is Python code and is executed; command-line values are literals and never executed. A
+  ``configs/NAME.py`` missing in the working folder comes from dprjax. The command line overrides
+  the recipe.
 
   Raises:
-    InputError: the file cannot be loaded, a key is unknown or renamed, or two options of the
+    InputError: the file cannot be loaded, a key is unknown or renamed, or two options on the
       command line exclude each other.
   """
   for argument in arguments:
@@ -191,14 +191,14 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
     values(arguments)
     config = values['config'].value
     if config is None:
-      raise InputError('--config is missing; for instance --config=configs/dptdr.py:local')
+      raise InputError('--config is missing; for example --config=configs/dptdr.py:local')
     if not isinstance(config, ml_collections.ConfigDict):
       getattr(config, 'to_dict', None)  # raises the reason if the file failed to load
-      raise InputError(f'--config: get_config gave {config!r:.60}; expected a ConfigDict')
+      raise InputError(f'--config: get_config returned {config!r:.60}; expected a ConfigDict')
     keys = flat(config.to_dict())
   except (InputError, KeyboardInterrupt, MemoryError):
     raise
-  except BaseException as error:  # a config file is code, and may raise anything
+  except BaseException as error:  # a config file is code and may raise anything
     raise InputError(_unknown(arguments[1:]) or f'--config: {_said(error, arguments)}') from error
   for key in keys:
     _check_renamed(key)
@@ -207,13 +207,13 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
 
 
 def given(arguments: Sequence[str]) -> set[str]:
-  """The options that a command line sets, such as ``data.hold_out``."""
+  """The options set on a command line, such as ``data.hold_out``."""
   keys = (word.partition('=')[0] for word in arguments)
   return {key.removeprefix('--config.') for key in keys if key.startswith('--config.')}
 
 
 def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
-  """Drops settings of a recipe that would overrule the command line.
+  """Drops settings of a recipe that would override the command line.
 
   Raises:
     InputError: two options of the command line exclude each other.
@@ -235,7 +235,7 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
           f'config.{key}: the alternatives {", ".join(alternatives)} differ in it; name a recipe '
           'for one of them, such as configs/dptdr.py:beir,query or :beir,both'
         )
-      # An option of one side chooses among the alternatives, so both keep their own.
+      # An option for one side selects an alternative, so both keep their own.
       one_sided = 'prompt.sides' in table[key].requires
       if not one_sided and f'alternatives.{name}.{key}' not in given:
         section, _, leaf = f'alternatives.{name}.{key}'.rpartition('.')
@@ -247,7 +247,7 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
 
 
 def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) -> None:
-  """Lets the command line's source of dev queries replace the recipe's."""
+  """Lets the source of dev queries on the command line replace that of the recipe."""
   ways = {'hold_out': 0.0, 'folds': 0, 'dev_split': ''}
   asked = [name for name in ways if f'{section}.{name}' in given and data.get(name)]
   below = f'{section}.folds_below' in given
@@ -272,12 +272,12 @@ def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) 
 def _prefer_epochs(
   section: ml_collections.ConfigDict, epochs: str, over: str, given: set[str]
 ) -> None:
-  """Lets a length in epochs on the command line replace the recipe length in updates."""
+  """Lets a length in epochs on the command line replace a length in updates in the recipe."""
   name, leaf = epochs.rpartition('.')[2], over.rpartition('.')[2]
   if over not in given:
     section[leaf] = 0
   elif section[name] and section[leaf]:
-    raise InputError(f'config.{epochs}, config.{over}: both set one length; leave one out')
+    raise InputError(f'config.{epochs}, config.{over}: both set the same length; leave one out')
 
 
 def option(config: ml_collections.ConfigDict, name: str) -> Any:
@@ -288,7 +288,7 @@ def option(config: ml_collections.ConfigDict, name: str) -> Any:
 
 
 def _unknown(arguments: Sequence[str]) -> str:
-  """The message about an unknown option on the command line; '' if all exist."""
+  """The message about an unknown option on the command line, or ''."""
   named = [word for word in arguments if word.partition('=')[0] == '--config']
   if len(named) == len(arguments):
     return ''
@@ -307,7 +307,7 @@ def _unknown(arguments: Sequence[str]) -> str:
 
 
 def _near(key: str, known: Sequence[str]) -> list[str]:
-  """The options that a misspelt one probably means, those of the same section first.
+  """Options with a similar name, those of the same section first.
 
   Initials work: ``optim.lr`` is ``optim.learning_rate``.
   """
@@ -327,8 +327,8 @@ def _near(key: str, known: Sequence[str]) -> list[str]:
 
 
 def _said(error: BaseException, arguments: Sequence[str]) -> str:
-  """An error in one line, with the line of the config file that raised it."""
-  # ml_collections puts the traceback into its message; its last line is the cause.
+  """An error in one line, with its line in the config file."""
+  # The message of ml_collections includes the traceback; its last line is the cause.
   text = str(error).strip()
   text = text.splitlines()[-1] if 'Traceback' in text else ' '.join(text.split())
   if isinstance(error, SyntaxError):
@@ -347,17 +347,17 @@ def _said(error: BaseException, arguments: Sequence[str]) -> str:
 def check(config: ml_collections.ConfigDict) -> None:
   """Checks the options of every method, before anything is read or written.
 
-  A method checks its own section, such as ``config.toy`` of ``lab.toy``, by ``check_own``.
+  A custom method checks its own section, such as ``config.toy`` for ``lab.toy``, by ``check_own``.
 
   Raises:
-    InputError: an option is unknown or has an impossible value.
+    InputError: an option is unknown or has an invalid value.
   """
   check_ranges(config, _own(config))
   _check_together(config)
 
 
 def _check_together(config: ml_collections.ConfigDict) -> None:
-  """Checks options that depend on one another in every method."""
+  """Checks options that depend on each other, for every method."""
   if not config.backbone.path:
     raise InputError(
       'config.backbone.path is empty; name a Hugging Face folder, a hub id or scratch:tiny'
@@ -377,7 +377,7 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
   if config.data.fold > config.data.folds:
     raise InputError(
       f'config.data.fold: {config.data.fold} of config.data.folds={config.data.folds}; leave it at '
-      '0, training sets it'
+      '0, since training sets it'
     )
 
 
@@ -390,12 +390,12 @@ def _data_sections(config: ml_collections.ConfigDict) -> dict[str, ml_collection
 def check_rules(
   config: ml_collections.ConfigDict, declared: Sequence[str], requires: Mapping[str, Any]
 ) -> None:
-  """Checks that options suit one another and the method.
+  """Checks that options fit each other and the method.
 
   Args:
     config: an experiment whose options are in range.
-    declared: the optional ones that the method has, see `options.Option`.
-    requires: what the method needs of others, likewise.
+    declared: optional options of the method, see `options.Option`.
+    requires: values of other options needed by the method.
 
   Raises:
     InputError: naming the first wrong option.
@@ -420,7 +420,7 @@ def check_rules(
       continue
     if spec.optional and name not in declared:
       raise InputError(
-        f'config.{name}={_shown(value)}: {config.method} does not have this option; leave it at '
+        f'config.{name}={_shown(value)}: {config.method} does not support this option; leave it at '
         f'{spec.value!r}, or choose another config.method'
       )
     check_needs(f'config.{name}={_shown(value)}', spec.requires)
@@ -439,18 +439,18 @@ def evaluate_every(config: ml_collections.ConfigDict, epoch: int) -> int:
 
 
 def settle(config: ml_collections.ConfigDict, platform: str) -> ml_collections.FrozenConfigDict:
-  """The experiment with ``'auto'`` dtypes decided for a platform ('cpu', 'gpu', 'tpu')."""
+  """The experiment with ``'auto'`` dtypes resolved for a platform ('cpu', 'gpu', 'tpu')."""
   dtype = 'float32' if platform == 'cpu' else 'bfloat16'
   names = ('backbone.dtype', 'backbone.frozen_dtype')
   return replace(config, {name: dtype for name in names if option(config, name) == 'auto'})
 
 
 def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'config') -> None:
-  """Checks that all options exist, without others, and are in range.
+  """Checks that exactly the known options exist and are in range.
 
   Args:
     config: an experiment.
-    own: the prefix of the method's own options, which `check_own` checks.
+    own: the prefix of options of a custom method, which `check_own` checks.
     name: the config name in messages.
 
   Raises:
@@ -465,7 +465,7 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
 
 
 def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Option]) -> None:
-  """Checks a method's own options against its table.
+  """Checks the options of a custom method against its table.
 
   Raises:
     InputError: naming the first wrong option.
@@ -477,7 +477,7 @@ def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Opt
 
 
 def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, options.Option]:
-  """The options of a config with these tasks and alternatives; InputError for a bad entry."""
+  """The options of a config with its tasks and alternatives; InputError for a bad entry."""
   known, of_task = flat(vars(options.table())), flat(vars(options.task_table()))
   tasks = config.get('tasks')
   if tasks is None:
@@ -522,7 +522,7 @@ def split_argument(
 
   Args:
     file: the config file.
-    arg: the text behind its colon; '' is the first recipe.
+    arg: the text after its colon; '' is the first recipe.
     recipes: allowed first words.
     options: allowed further words.
 
@@ -542,7 +542,7 @@ def split_argument(
 
 
 def sibling(path: str, name: str) -> types.ModuleType:
-  """The config file ``name.py`` beside ``path``, so that recipes build on one another."""
+  """The config file ``name.py`` beside ``path``, so that recipes can share code."""
   file = pathlib.Path(path).with_name(f'{name}.py')
   spec = importlib.util.spec_from_file_location(f'dprjax_config_{name}', file)
   assert spec is not None and spec.loader is not None
@@ -556,10 +556,10 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 
 
 def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> bool:
-  """Whether the workdir holds results, which must be of this experiment.
+  """Whether the workdir has results, which must be of this experiment.
 
   Raises:
-    InputError: it holds another experiment; the message names the keys that differ.
+    InputError: it has another experiment; the message names the keys that differ.
   """
   path = epath.Path(workdir) / 'config.json'
   made = any((path.parent / name).exists() for name in _MADE)
@@ -577,14 +577,13 @@ def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
     )
     more = f' and {len(differ) - 3} more' if len(differ) > 3 else ''
     raise InputError(
-      f'{workdir} holds another experiment ({shown}{more}); use a fresh --workdir or the same '
-      'options'
+      f'{workdir} has another experiment ({shown}{more}); use a fresh --workdir or the same options'
     )
   return True
 
 
 def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> None:
-  """Writes ``config.json`` into the workdir; one without results may be reused.
+  """Writes ``config.json`` into the workdir; a workdir without results may be reused.
 
   Raises:
     InputError: as ``check_workdir``.
@@ -598,7 +597,7 @@ def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
   """The config of the experiment in ``workdir``.
 
   Raises:
-    InputError: there is none, or an option has an impossible value.
+    InputError: it is missing, or an option has an invalid value.
   """
   folder = epath.Path(workdir)
   if not (folder / 'config.json').exists():
@@ -615,7 +614,7 @@ def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
 
 
 def _own(config: ml_collections.ConfigDict) -> str:
-  """The prefix of the method's own options: ``toy.`` of ``lab.toy``."""
+  """The prefix of options of a custom method: ``toy.`` for ``lab.toy``."""
   return str(config.get('method')).rpartition('.')[2] + '.'
 
 
@@ -626,13 +625,13 @@ def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
 
 
 def _check_renamed(key: str, name: str = 'config') -> None:
-  """Raises InputError for a key's former name."""
+  """Raises InputError for the former name of a key."""
   if new := renamed.key(key):
     raise InputError(f'{name}.{key} is now {name}.{new}')
 
 
 def _read(workdir: epath.PathLike) -> dict[str, Any]:
-  """The config.json of a workdir; options newer than the file have their defaults."""
+  """The config.json of a workdir; options newer than the file get their defaults."""
   path = epath.Path(workdir) / 'config.json'
   stored = reading.read_json_object(path, 'config.json of the workdir')
   merged = _merge(json.loads(to_json(default())), stored)

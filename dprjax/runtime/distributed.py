@@ -1,9 +1,9 @@
-"""Several processes as one job: they join, wait for one another and end together.
+"""Jobs of several processes, which join, wait for each other and end together.
 
-`together` wraps a command that may run in several processes. A process finds its place from the
-flags ``--coordinator --processes --process`` (or ``DPRJAX_COORDINATOR`` and so on), else from what
-jax detects: SLURM, Open MPI, a TPU VM, a TPU slice or an indexed Job on GKE. Without these it is a
-single process, for which the functions here do nothing.
+`together` wraps a command that may run in several processes. A process learns its place from the
+flags ``--coordinator --processes --process`` (or ``DPRJAX_COORDINATOR`` and so on), or from the
+launchers that jax detects: SLURM, Open MPI, a TPU VM, a TPU slice or an indexed Job on GKE.
+Otherwise it is a single process, and the functions here do nothing.
 
 ``watch.Watch`` ends the job when one of its processes ends. Only ``gather`` uses the devices;
 everything else goes through the coordinator, which process 0 runs.
@@ -25,9 +25,8 @@ from typing import Any
 import jax
 import numpy as np
 
-# jax has no public access to its coordinator's client, whose keys and barriers need no device
-# (orbax uses it too), nor to whether it runs on a TPU VM. test_distributed.py notices when they
-# move.
+# jax has no public access to the client of its coordinator, whose keys and barriers need no device
+# (orbax uses it too), nor to the test for a TPU VM. test_distributed.py notices when they move.
 from jax._src import cloud_tpu_init
 from jax._src import distributed as internals
 from jax.experimental import multihost_utils
@@ -39,19 +38,19 @@ from dprjax.runtime.flags import Job
 FLAGS = ('coordinator', 'processes', 'process')
 _SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
 _FOREVER_MS = 7 * 24 * 3600 * 1000  # the watch ends pointless waits
-_LINGER_S = 2  # from our time-out to jax's
+_LINGER_S = 2  # from our time-out to that of jax
 
 _watch: watch.Watch | None = None
-# Numbers barriers and agreements; all processes reach them in the same order.
+# Numbers of barriers and agreements; all processes reach them in the same order.
 _numbers = itertools.count()
 
 
 @contextlib.contextmanager
 def together(job: Job, raw: bool = False) -> Iterator[None]:
-  """Joins the job, if there is one, around a command, and ends with it.
+  """Joins the job, if any, around a command, and ends with the job.
 
   An exception in one process ends all, each with a line that names the process and the reason.
-  ``raw`` also shows tracebacks, and the jax C++ stack traces.
+  ``raw`` also shows tracebacks and the C++ stack traces of jax.
   """
   if not start(job, raw):
     yield
@@ -75,12 +74,12 @@ def start(job: Job, raw: bool = False) -> bool:
   place = _from_flags(given) if given else _from_surroundings()
   if place is None or place.get('num_processes') == 1:
     return False
-  # Gloo serves collectives between CPUs only. `stopping.Stop` handles SIGTERM.
+  # Gloo is only for collectives between CPUs. `stopping.Stop` handles SIGTERM.
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   jax.config.update('jax_enable_preemption_service', False)
   if given:
     _check_coordinator(place['coordinator_address'], place['process_id'], job.join_timeout)
-  # jax aborts if not all processes join; explain that first.
+  # jax aborts if not all processes join; explain it first.
   late = threading.Timer(
     job.join_timeout,
     lambda: end(
@@ -96,7 +95,7 @@ def start(job: Job, raw: bool = False) -> bool:
     jax.distributed.initialize(
       **place,
       initialization_timeout=job.join_timeout + _LINGER_S,
-      # Later than our own watch, whose message is clearer.
+      # Later than our watch, whose message is clearer.
       heartbeat_timeout_seconds=max(100, 4 * job.peer_timeout),
     )
   except (RuntimeError, ValueError, OSError, KeyError) as error:
@@ -121,7 +120,7 @@ def start(job: Job, raw: bool = False) -> bool:
     end,
   )
   if state.process_id:
-    logging.getLogger('dprjax').setLevel(logging.WARNING)  # process 0 logs for all
+    logging.getLogger('dprjax').setLevel(logging.WARNING)  # only process 0 logs
   return True
 
 
@@ -141,7 +140,7 @@ def _from_flags(given: dict[str, Any]) -> dict[str, Any]:
     )
   if not 0 <= process < processes:
     raise InputError(
-      f'--process: {process} is not from 0 to {processes - 1}, the numbers of {processes} processes'
+      f'--process: {process} is not from 0 to {processes - 1}, as for {processes} processes'
     )
   return {
     'coordinator_address': coordinator,
@@ -152,7 +151,7 @@ def _from_flags(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_surroundings() -> dict[str, Any] | None:
-  """Likewise, for a launcher that jax detects; None for a single process."""
+  """The same for launchers that jax detects; None for a single process."""
   environment = os.environ
   if all(name in environment for name in _SLURM):
     return {} if int(environment['SLURM_NTASKS']) > 1 else None
@@ -182,7 +181,7 @@ def _from_surroundings() -> dict[str, Any] | None:
 
 
 def _check_coordinator(address: str, process: int, timeout: float) -> None:
-  """Raises InputError if process 0 cannot listen there, or others reach it in ``timeout`` s."""
+  """Raises InputError if process 0 cannot listen, or others cannot reach it in ``timeout`` s."""
   host, _, port = address.rpartition(':')
   if process == 0:
     # jax listens on all addresses of this host.
@@ -213,13 +212,13 @@ def _check_coordinator(address: str, process: int, timeout: float) -> None:
 def leave(error: BaseException, trace: bool = False) -> None:
   """Ends this process, and so the job, because of ``error``; does nothing without a job.
 
-  Call it before any cleanup that involves, and so would wait for, other processes.
+  Call it before any cleanup that would wait for other processes.
   """
   if _watch is None:
     return
   status, line = explain(error)
   if status == 1:
-    # Probably another process is gone; then the watch reports which, and ends this process.
+    # Probably another process is gone; then the watch names it and ends this process.
     _watch.wait()
   if trace or wants_traceback():
     traceback.print_exception(error)
@@ -237,7 +236,7 @@ def _finish() -> None:
 
 
 def _client() -> Any:
-  """The coordinator key-value store."""
+  """The key-value store of the coordinator."""
   client = internals.global_state.client
   assert client is not None
   return client
@@ -251,7 +250,7 @@ def barrier(name: str) -> None:
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-  """Process 0 runs the block first, then all others at once."""
+  """Process 0 runs the block first, then all others at the same time."""
   if jax.process_index():
     barrier('turn')
   yield
@@ -260,7 +259,7 @@ def turn() -> Iterator[None]:
 
 
 def agree(value: Any) -> Any:
-  """Process 0's ``value`` (JSON) on every process."""
+  """The ``value`` (JSON) of process 0, on every process."""
   if _watch is None:
     return value
   client, key = _client(), f'dprjax/agreed/{next(_numbers)}'
@@ -271,8 +270,8 @@ def agree(value: Any) -> Any:
 
 
 def gather(array: np.ndarray) -> np.ndarray:
-  """Arrays of the same shape, one a process -> ``[processes, ...]``, on every process."""
+  """Stacks arrays of the same shape, one a process, to ``[processes, ...]`` on every process."""
   if _watch is None:
     return array[None]
-  barrier('gather')  # collectives may time out, barriers do not
+  barrier('gather')  # collectives may time out; barriers do not
   return np.asarray(multihost_utils.process_allgather(array))

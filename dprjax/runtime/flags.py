@@ -11,7 +11,7 @@
 
     flags, debug = parse(Flags, ['--corpus=embeddings', '--k=10'])
 
-The type says how a flag is read: a bool is ``true`` or ``false``, an int a whole number from
+The type decides how a flag is read: a bool is ``true`` or ``false``, an int a whole number from
 ``least`` to ``most``, a float a number above 0 up to ``most``. Flags of tuples and dicts repeat.
 """
 
@@ -36,7 +36,7 @@ Flags = TypeVar('Flags')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Flag:
-  """How a field is read, and its help."""
+  """The parsing of a field, and its help."""
 
   help: str
   name: str | None = None
@@ -54,38 +54,38 @@ class _Flag:
 
 
 def flag(help: str, default: Any = REQUIRED, **how: Any) -> Any:
-  """A field that is a flag.
+  """A field with a flag.
 
   Args:
     help: for ``--help``, which adds the default.
-    default: without one, the flag is required.
-    name: of the flag, if not the field's.
+    default: without a default, the flag is required.
+    name: of the flag, if it differs from the field.
     metavar: the value in ``--help``.
     choices: allowed words.
     read: turns a word into the value, or into an item of a tuple; may raise
       ``argparse.ArgumentTypeError``.
     least, most: bounds of a number.
     split: separates values of one flag: ',' within a word, or ' ' between words.
-    either: a name that several flags share; exactly one of them must be given.
+    either: a group name shared by several flags; exactly one of them must be given.
     env: the environment variable with the default.
     const: the value if no word follows the flag.
-    bare: whether it is a word by itself, without ``--NAME=``.
+    bare: whether it is a positional word, without ``--NAME=``.
   """
   return _field(_Flag(help=help, **how), default)
 
 
 def switch(help: str, **how: Any) -> Any:
-  """A field that is True if its flag, which takes no value, is given."""
+  """A field that is True if its flag, without a value, is given."""
   return _field(_Flag(help=help, switch=True, **how), False)
 
 
 def group(kind: type, title: str, text: str | None = None) -> Any:
-  """A field of another class of flags, which ``--help`` shows below a title."""
+  """A field with another class of flags, which ``--help`` shows below a title."""
   return dataclasses.field(default_factory=kind, metadata={'group': (title, text)})
 
 
 def config(file: str, key: str) -> Any:
-  """A field of the words ``--config=FILE`` and ``--config.KEY=VALUE``, with their help texts."""
+  """A field for ``--config=FILE`` and ``--config.KEY=VALUE``, with their help texts."""
   return dataclasses.field(default=(), metadata={'config': (file, key)})
 
 
@@ -96,9 +96,9 @@ def _field(how: _Flag, default: Any) -> Any:
 
 
 def given(args: Any, *names: str) -> list[str]:
-  """The flags whose values are not their defaults."""
+  """The flags whose values differ from their defaults."""
   usual = {field.name: field.default for field in dataclasses.fields(args)}
-  # Without a default a flag is required, or a dict that is empty by default.
+  # A flag without a default is required, or a dict that is empty by default.
   return [
     name
     for name in names
@@ -107,9 +107,9 @@ def given(args: Any, *names: str) -> list[str]:
 
 
 def refuse(args: Any, names: Iterable[str], other: str) -> None:
-  """Raises InputError if a flag of ``names``, which needs the flag ``other``, is given."""
+  """Raises InputError if a flag in ``names`` is given, which needs the flag ``other``."""
   for name in given(args, *names):
-    raise InputError(f'--{name} goes with --{other}')
+    raise InputError(f'--{name} needs --{other}')
 
 
 def paths(args: Any, *names: str) -> dict[str, Any]:
@@ -125,9 +125,9 @@ def backbone(default: Any = REQUIRED, more: str = '') -> Any:
 
 
 def dtype(use: str = '') -> Any:
-  """A name that ``models.encoder_config.arithmetic`` takes."""
+  """The name of an arithmetic, for ``models.encoder_config.arithmetic``."""
   return flag(
-    f'of the arithmetic{use}: auto is bfloat16 on accelerators and float32 on CPUs; mixed is '
+    f'dtypes of computation{use}: auto is bfloat16 on accelerators and float32 on CPUs; mixed is '
     'faster on CPUs with AMX',
     'auto',
     choices=('auto', 'float32', 'bfloat16', 'mixed'),
@@ -136,8 +136,8 @@ def dtype(use: str = '') -> Any:
 
 def weight_parts() -> Any:
   return flag(
-    'devices that split the weights of the backbone (default: the fewest that hold them in half '
-    'of their memory)',
+    'devices that split the weights of the backbone (default: the fewest that need at most half of '
+    'their memory for them)',
     None,
     most=4096,
   )
@@ -157,7 +157,7 @@ def texts_file(fields: str, several: bool = False) -> Any:
 
 
 def data() -> Any:
-  return flag('a folder or file, as --config.data.dir takes it', bare=True, metavar='DATA')
+  return flag('a folder or file, as for --config.data.dir', bare=True, metavar='DATA')
 
 
 def data_columns() -> Any:
@@ -166,7 +166,7 @@ def data_columns() -> Any:
 
 def columns(roles: str) -> Any:
   return flag(
-    f'the name of a column, if it is not a usual one, for {roles}; may be repeated',
+    f'the name of a column, if it differs from the usual names, for {roles}; may be repeated',
     {},
     read=named,
     metavar='ROLE=NAME',
@@ -174,19 +174,19 @@ def columns(roles: str) -> Any:
 
 
 def drop_same_id(effect: str = 'is not retrieved for it') -> Any:
-  return flag(f"the BEIR rule: a passage with the query's own id {effect}", False)
+  return flag(f'the BEIR rule: a passage with the same id as the query {effect}', False)
 
 
 def k1() -> Any:
-  return flag('how soon the repetition of a word stops counting', 1.5, read=float)
+  return flag('saturation of repeated words: smaller values saturate sooner', 1.5, read=float)
 
 
 def b() -> Any:
-  return flag('how much long passages are discounted', 0.75, read=float)
+  return flag('strength of the discount of long passages', 0.75, read=float)
 
 
 def language() -> Any:
-  return flag('of the stemmer and the stop words; none for neither', 'english')
+  return flag('language of the stemmer and stop words; none for neither', 'english')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,26 +194,24 @@ class Job:
   """The place of a process in a job of several (``runtime.distributed``)."""
 
   coordinator: str | None = flag(
-    'where process 0 listens: a free port of its host',
+    'address of process 0: a free port on its host',
     None,
     metavar='HOST:PORT',
     env='DPRJAX_COORDINATOR',
   )
-  processes: int | None = flag(
-    'how many processes there are', None, metavar='N', env='DPRJAX_PROCESSES'
-  )
+  processes: int | None = flag('number of processes', None, metavar='N', env='DPRJAX_PROCESSES')
   process: int | None = flag(
-    'which process this is, from 0 to N - 1', None, least=0, metavar='I', env='DPRJAX_PROCESS'
+    'number of this process, from 0 to N - 1', None, least=0, metavar='I', env='DPRJAX_PROCESS'
   )
   join_timeout: int = flag(
-    'for all processes to join',
+    'limit for all processes to join',
     300,
     most=_LONGEST_S,
     metavar='SECONDS',
     env='DPRJAX_JOIN_TIMEOUT',
   )
   peer_timeout: int = flag(
-    'without a sign of life before a process counts as lost and the job ends',
+    'time without a sign of life after which a process counts as lost and the job ends',
     20,
     most=_LONGEST_S,
     metavar='SECONDS',
@@ -226,9 +224,8 @@ def job() -> Any:
     Job,
     'several processes',
     'The same command on every host runs as one job. On SLURM, Open MPI, TPU VMs and GKE each '
-    'process finds its place by itself;\n'
-    'elsewhere give the first three flags. Each can also be set in the environment, as '
-    'DPRJAX_COORDINATOR and so on.',
+    'process finds its place itself;\nelsewhere give the first three flags. Each can also be set '
+    'in the environment, as DPRJAX_COORDINATOR and so on.',
   )
 
 
@@ -246,7 +243,7 @@ class CollectionFlags:
   collection: str = flag('', 'passages')
 
 
-# How a word is read, for argparse's ``type``.
+# Parsers of words, for ``type`` in argparse.
 
 
 def boolean(text: str) -> bool:
@@ -260,7 +257,7 @@ def whole(least: int = 1, most: float = 10**18) -> Callable[[str], int]:
   """A whole number from ``least`` to ``most``."""
 
   def read(text: str) -> int:
-    # Python refuses to read thousands of digits.
+    # Python refuses to parse thousands of digits.
     value = int(text) if text.isdecimal() and len(text) <= len(str(most)) else -1
     if not least <= value <= most:
       bounds = f'from {least} to {most}' if most < 10**18 else f'from {least} on'
@@ -294,7 +291,7 @@ def named(text: str) -> tuple[str, str]:
 
 
 def maybe_named(text: str) -> tuple[str, str]:
-  """``NAME=PATH``, or ``PATH`` with an empty name; an equals sign after a slash is the path's."""
+  """``NAME=PATH``, or ``PATH`` with an empty name. The name has no slash."""
   name, equals, path = text.partition('=')
   return (name, path) if name and equals and '/' not in name else ('', text)
 
@@ -305,7 +302,7 @@ class _Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
     given = {word.partition('=')[0] for word in self.words}
     for old, new in renamed.FLAGS.items():
-      # argparse misses the new flag before it refuses the old one.
+      # argparse reports the missing new flag before it refuses the old one.
       if f'--{old}' in given and re.search(
         rf'unrecognized.* --{old}\b|required.* --{new}\b', message
       ):
@@ -315,7 +312,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Strict(_Parser):
-  """Raises InputError where a command line ends the process."""
+  """Raises InputError where a command line would end the process."""
 
   def error(self, message: str) -> NoReturn:
     raise InputError(message.removeprefix('argument '))
@@ -334,11 +331,11 @@ class _Names(argparse.Action):
 def parse(
   kind: type[Flags], argv: Sequence[str] | None = None, prog: str | None = None, text: str = ''
 ) -> tuple[Flags, bool]:
-  """Reads a command line; ends the process if it is wrong.
+  """Reads a command line; ends the process if it is invalid.
 
   Args:
     kind: a class of flags.
-    argv: the words after the command, by default the process's.
+    argv: the words after the command, by default of this process.
     prog: the command name in ``--help``.
     text: the command description in ``--help``.
 
@@ -349,21 +346,21 @@ def parse(
 
 
 def of(kind: type[Flags], **values: Any) -> Flags:
-  """The flags of a program, which are checked as those of a command line.
+  """Makes flags in a program, with the checks of a command line.
 
   Args:
     kind: a class of flags.
-    values: by name; a list for a flag that repeats, or for one that takes several words.
+    values: by name; a list for a flag that repeats or takes several words.
 
   Raises:
-    InputError: the line that the command would print.
+    InputError: with the line that the command would print.
   """
   fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
   words = []
   for name, value in values.items():
     how = fields[name].metadata.get('flag') if name in fields else None
     if how is None:
-      raise InputError(f'{name}: there is no such option; there are {", ".join(fields)}')
+      raise InputError(f'{name}: there is no such option; options are {", ".join(fields)}')
     if value is None:
       continue
     flag = f'--{how.name or name}'
@@ -405,9 +402,9 @@ def _parse(
 
 
 def split_config(words: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Splits a command line into argparse's words and those that begin with ``--config``.
+  """Splits a command line into words for argparse and words that begin with ``--config``.
 
-  ``--config FILE`` is ``--config=FILE``, and so for each key.
+  ``--config FILE`` becomes ``--config=FILE``, also for each key.
   """
   own: list[str] = []
   ours: list[str] = []
@@ -456,7 +453,7 @@ def _action(kind: Any, field: Any, how: _Flag) -> dict[str, Any]:
   if field.default not in (REQUIRED, None, '', ()):
     help = f'{help} (default: {_shown(field.default, how.split)})'.lstrip()
   words: dict[str, Any] = {'help': help, 'metavar': how.metavar}
-  if how.env and os.environ.get(how.env):  # an empty variable counts as not set
+  if how.env and os.environ.get(how.env):  # an empty variable counts as unset
     words['default'] = os.environ[how.env]
   elif field.default is REQUIRED and field.default_factory is REQUIRED and not how.either:
     words['required'] = True

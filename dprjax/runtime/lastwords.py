@@ -1,6 +1,6 @@
-"""Replaces the C++ stack trace that follows the loss of the coordinator by one line.
+"""Replaces the C++ stack trace after the loss of the coordinator by one line.
 
-jax aborts a process that has lost the coordinator from a C++ thread, with a stack trace, and no
+When a process loses the coordinator, a C++ thread of jax aborts it with a stack trace, and no
 Python runs after that. So standard error goes through a small program, this file itself, which
 outlives the process and explains the trace.
 """
@@ -14,14 +14,14 @@ import sys
 
 _FATAL = re.compile(rb'F\d{4} .*\] Terminating process because the JAX distributed service')
 _NOISE = re.compile(rb'E\d{4} .*coordination_service(_agent)?\.cc:')
-_MAY_BE = re.compile(rb'[EF]\d')  # the start of a line that may have to be held back
+_MAY_BE = re.compile(rb'[EF]\d')  # the start of a line that may be held back
 
 _program: subprocess.Popen[bytes] | None = None
 _own = -1  # the original standard error
 
 
 def listen(coordinator: str) -> None:
-  """Sends this process's standard error through the program; the line names ``coordinator``."""
+  """Sends standard error of this process through the program; the line names ``coordinator``."""
   global _program, _own
   sys.stderr.flush()
   _own = os.dup(2)
@@ -36,7 +36,7 @@ def listen(coordinator: str) -> None:
 
 
 def stop() -> None:
-  """Restores standard error, once everything written to it has come out."""
+  """Restores standard error after everything written to it came out."""
   global _program
   if _program is not None:
     sys.stderr.flush()
@@ -47,7 +47,7 @@ def stop() -> None:
 
 
 def main() -> None:
-  # It must not end before the process whose output it passes on.
+  # It must outlive the process whose output it passes on.
   for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
   rest, fatal, explained = b'', False, False
@@ -68,7 +68,7 @@ def main() -> None:
       _write(
         f'dprjax: error: process 0, the coordinator at {sys.argv[1]}, is gone: it was killed, '
         'failed, or its host cannot be reached; its own output may say more. Run the same command '
-        'again on all of them to go on from what was saved\n'.encode()
+        'again on all of them to continue from the last checkpoint\n'.encode()
       )
 
 

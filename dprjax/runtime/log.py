@@ -1,4 +1,4 @@
-"""Metrics of a training run by step: metrics.jsonl, and the trackers that are asked for."""
+"""Metrics of a training by step, for metrics.jsonl and trackers."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def _until(path: epath.Path, step: int) -> list[str]:
   """The lines of a file of metrics up to a step.
 
   Raises:
-    InputError: a line is damaged. The last one may be cut off, by a kill.
+    InputError: a line is damaged. Only the last line may be cut off (by a kill).
   """
   kept: list[str] = []
   if not files.is_empty(path):
@@ -35,7 +35,7 @@ def _until(path: epath.Path, step: int) -> list[str]:
             kept.append(line.rstrip('\n') + '\n')
         except InputError as error:
           if line.endswith('\n'):
-            raise InputError(f'{error}; remove that line to go on') from error
+            raise InputError(f'{error}; remove that line to continue') from error
   return kept
 
 
@@ -53,7 +53,7 @@ class MetricLog:
     config: ml_collections.ConfigDict,
     active: bool = True,
   ):
-    """Opens the log to go on after ``resume_step``.
+    """Opens the log, to continue after ``resume_step``.
 
     Raises:
       InputError: a damaged metrics.jsonl; as `trackers.open_all`.

@@ -32,19 +32,19 @@ RULES: tuple[tuple[str, P], ...] = (
   (r'backbone/.*embeddings/word/embedding', P(None, 'fsdp')),
   (r'head/(mlm|classifier)/(dense|output)/kernel', P()),
   (r'backbone/(query/|passage/)?projection/\d+/kernel', P()),
-  # No other kernel, since an unsplit one costs its memory on every device.
+  # Kernels need explicit rules, since an unsplit one takes memory on every device.
   (r'(backbone|head)/.*(?<!/kernel)', P()),
   (r'(prompt|topics|sources)/.*', P()),
 )
 
 
 def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A mesh with the axes ``data``, ``fsdp`` and ``model``; a size of -1 takes all other devices.
+  """A mesh with the axes ``data``, ``fsdp`` and ``model``; size -1 takes all remaining devices.
 
   Raises:
     InputError: the sizes do not multiply to the number of devices.
   """
-  # Ordered by process, so that the rows that a process has of a batch are contiguous.
+  # Ordered by process, so that each process has contiguous rows of a batch.
   devices = sorted(
     jax.devices() if devices is None else devices,
     key=lambda device: (device.process_index, device.id),
@@ -52,7 +52,7 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = N
   shape = [int(sizes.get(axis, 1)) for axis in AXES]
   if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
     raise InputError(
-      'config.mesh: sizes must be above 0, one of them may be -1; got '
+      'config.mesh: sizes must be above 0, and one may be -1; got '
       f'{dict(zip(AXES, shape, strict=True))}'
     )
   if -1 in shape:
@@ -74,7 +74,7 @@ def batch_devices(mesh: Mesh) -> int:
 def batch_rank(mesh: Mesh) -> tuple[int, int]:
   """(rank, count): this process reads part ``rank`` of ``count`` equal parts of every batch.
 
-  Processes that 'model' spans share a rank.
+  Processes along 'model' share a rank.
 
   Raises:
     InputError: parts of two processes overlap without being the same.
@@ -119,7 +119,7 @@ def param_shardings(
 ) -> dict[str, NamedSharding]:
   """Shardings of a flat ``{name: array}`` tree, by ``rules`` and then ``RULES``.
 
-  An axis that its mesh axis does not divide stays whole (an odd vocabulary, three heads).
+  An axis not divisible by its mesh axis stays whole (an odd vocabulary, three heads).
 
   Raises:
     InputError: no rule covers a name.
@@ -145,16 +145,16 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def activations(mesh: Mesh) -> tuple[NamedSharding | None, NamedSharding]:
-  """How an encoder splits its activations by rows, and by rows and heads.
+  """The splits of activations in an encoder, by rows, and by rows and heads.
 
-  The first is None where no weights are split as the batch is.
+  The first is None if no weights are split like the batch.
   """
   rows = NamedSharding(mesh, P(BATCH)) if mesh.shape['fsdp'] > 1 else None
   return rows, NamedSharding(mesh, P(BATCH, 'model'))
 
 
 def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-  """Global arrays, split over devices, of the rows that this process has (see ``batch_rank``)."""
+  """Global arrays, split over devices, from the rows of this process (see ``batch_rank``)."""
   sharding = NamedSharding(mesh, P(BATCH))
   return {
     name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
@@ -162,11 +162,11 @@ def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Arra
 
 
 def put(values: Any, shardings: Any) -> Any:
-  """Host arrays, complete on every process -> global arrays with the given shardings.
+  """Places host arrays, complete on every process, as global arrays with these shardings.
 
-  A process passes on only the pieces that its own devices hold. An array may be on disk: it has a
-  shape, and its slices are arrays. Of it memory holds one device's piece at a time. On a pod,
-  ``device_put`` would first compare the arrays between all processes.
+  A process passes on only the pieces for its own devices. An array may be on disk: it has a shape,
+  and its slices are arrays; then memory has the piece of one device at a time. On a pod,
+  ``device_put`` would first compare arrays between all processes.
   """
 
   def place(value: Any, sharding: NamedSharding) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The optimiser: AdamW under clip and schedule, for the trainable parameters only.
+"""The optimiser: AdamW with clipping and a schedule, only for trainable parameters.
 
 Two guards keep frozen leaves fixed: only trainable leaves are differentiated, and ``optax.masked``
 keeps the optimiser off frozen ones (with ``set_to_zero``, since it passes raw gradients through).
@@ -40,8 +40,8 @@ def match_rules(
   """Whether weight decay applies to each trainable parameter, and the factor on its learning rate.
 
   Raises:
-    InputError: a rule is no pair, its expression is broken or its value of another type or range; a
-      rule list leaves a trainable name uncovered.
+    InputError: a rule is not a pair, or its expression or value is invalid; no rule covers a
+      trainable name.
   """
   decay = tree.first_match(
     config.weight_decay_rules, sorted(trainable), 'config.optim.weight_decay_rules', bool
@@ -58,7 +58,7 @@ def make_optimizer(
   trainable: Collection[str],
   steps: int,
 ) -> optax.GradientTransformation:
-  """AdamW for a flat ``{name: array}`` tree in which only the names in ``trainable`` may move.
+  """AdamW for a flat ``{name: array}`` tree where only names in ``trainable`` change.
 
   Args:
     config: ``config.optim``.
@@ -67,8 +67,7 @@ def make_optimizer(
     steps: the length of the schedule, in updates.
 
   Raises:
-    InputError: a rule list leaves a trainable name uncovered.
-  """
+    InputError: no rule covers a trainable name."""
   decay, factor = match_rules(config, trainable)
   parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
   parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
@@ -94,8 +93,7 @@ def make_optimizer(
     optax.masked(optax.chain(*parts), is_trainable), optax.masked(optax.set_to_zero(), is_frozen)
   )
 
-  # optax raises a float to an integer count, which strict dtype promotion refuses; our own code
-  # needs no such leave.
+  # optax raises a float to an integer count, which strict dtype promotion refuses.
   @jax.numpy_dtype_promotion('standard')
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     return chain.update(updates, state, params)
@@ -104,7 +102,5 @@ def make_optimizer(
 
 
 def with_placeholders(trainable: Mapping[str, Any], frozen: Collection[str]) -> dict[str, Any]:
-  """The flat tree that the optimiser sees: the trainable leaves, and a scalar zero for each frozen
-  one.
-  """
+  """The flat tree for the optimiser: trainable leaves, and a scalar zero for each frozen leaf."""
   return {**trainable, **dict.fromkeys(frozen, jnp.zeros((), jnp.float32))}

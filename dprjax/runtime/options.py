@@ -1,4 +1,4 @@
-"""All options of an experiment: what each changes, and its allowed values."""
+"""All options of an experiment, with their effects and allowed values."""
 
 import types
 from collections.abc import Callable, Mapping
@@ -11,14 +11,14 @@ SET: Any = object()
 
 
 class Option(NamedTuple):
-  """An option's default and its allowed values.
+  """The default and the allowed values of an option.
 
   Attributes:
     value: the default.
-    fits, expected: whether a value is allowed, and the allowed values in words.
+    fits, expected: a test of values, and the allowed values in words.
     optional: only methods that list it in `Method.options` may change it.
-    requires: full names of other options and their values (`SET` or one value) that a value other
-      than the default needs. False, 0 and () stand for an unused option.
+    requires: full names of other options and the values (`SET` or one value) that they need when
+      this option differs from its default. False, 0 and () mean an unused option.
   """
 
   value: Any
@@ -34,16 +34,16 @@ class Option(NamedTuple):
 
 
 def check(table: Mapping[str, Option], given: Mapping[str, Any], name: str, start: str) -> None:
-  """Checks that all options of a table are given, no others, and that their values fit.
+  """Checks that exactly the options of a table are given, with allowed values.
 
   Args:
     table: by full names.
-    given: values, by the same.
-    name: put before a name in messages, such as ``config``.
-    start: the place that has all options, in messages.
+    given: values by full names.
+    name: put before names in messages, such as ``config``.
+    start: in messages, the place with all options.
 
   Raises:
-    InputError: naming the first wrong option.
+    InputError: names the first wrong option.
   """
   if unknown := sorted(given.keys() - table.keys()):
     raise InputError(f'{name}.{unknown[0]}: there is no such option; {start} has all')
@@ -60,7 +60,7 @@ def text(value: str) -> Option:
 
 
 def choice(*values: str) -> Option:
-  """One of these words; the first is the default."""
+  """One of these words; the default is the first."""
   return Option(values[0], lambda v: v in values, ' or '.join(map(repr, values)))
 
 
@@ -102,12 +102,12 @@ def number(
 
 
 def several(*values: Any) -> Option:
-  """A tuple that is not empty; its user checks the items."""
+  """A tuple that is not empty; the items are checked at their use."""
   return Option(values, lambda v: isinstance(v, tuple | list) and len(v) > 0, 'a tuple')
 
 
 def texts(*values: str) -> Option:
-  """A tuple of texts, possibly empty; its user checks the items."""
+  """A tuple of texts, possibly empty; the items are checked at their use."""
   return Option(
     values,
     lambda v: isinstance(v, tuple | list) and all(isinstance(one, str) for one in v),
@@ -168,7 +168,7 @@ TASK_DATA = (
   'query_prefix',
   'passage_prefix',
 )
-"""Options of ``config.data`` that each entry of ``config.tasks`` has for itself."""
+"""Options of ``config.data`` that each entry of ``config.tasks`` sets itself."""
 
 
 def table() -> types.SimpleNamespace:
@@ -177,7 +177,7 @@ def table() -> types.SimpleNamespace:
   # training method: a module of dprjax/methods, or the full name of your own
   c.method = text('dpr')
   c.task = text('')  # a name for the prompt meta
-  # the workdir of a finished training; this one begins with its trained parameters, as another run
+  # the workdir of a finished training, whose parameters start this one
   c.init_from = text('').only(prompt__init_from='', tasks=(), data__folds=0)
   c.seed = whole(42, least=0, most=2**31 - 1)  # of initialisation, dropout and shuffling
 
@@ -192,11 +192,11 @@ def table() -> types.SimpleNamespace:
   # one encoder each for queries and passages (DPR), or one for both
   c.backbone.two_encoders = switch(False).only(optional=True)
   # of computation; scores and losses stay float32. 'auto': bfloat16 on accelerators, float32 on
-  # CPUs. 'mixed': float32, but dense layers multiply in bfloat16, faster on CPUs with AMX
+  # CPUs. 'mixed': float32 with bfloat16 products in dense layers, faster on CPUs with AMX
   c.backbone.dtype = choice('auto', 'float32', 'bfloat16', 'mixed')
   # 'fused': a TPU kernel that keeps scores on the chip (slow elsewhere); 'library':
-  # jax.nn.dot_product_attention, on GPUs cuDNN's in bfloat16, for long texts; 'auto': fused on
-  # TPUs, else plain
+  # jax.nn.dot_product_attention, cuDNN on GPUs in bfloat16, for long texts; 'auto': fused on TPUs,
+  # else plain
   c.backbone.attention = choice('auto', 'plain', 'fused', 'library')
   # of frozen weights; trained ones are always float32
   c.backbone.frozen_dtype = choice('auto', 'float32', 'bfloat16')
@@ -210,26 +210,26 @@ def table() -> types.SimpleNamespace:
   c.prompt = types.SimpleNamespace()
   # kind of the trained adapter: 'prefix', 'lora', 'linear', or your own (`models.adapter`)
   c.prompt.kind = text('prefix').only(optional=True, prompt__length=SET)
-  # its size: of a prefix, key/value vectors per layer; of LoRA, the rank; any of a linear map. 0:
-  # no adapter, full fine-tuning
+  # its size: of a prefix, key/value vectors per layer; of LoRA, the rank; of a linear map, any
+  # number above 0. 0: no adapter (full fine-tuning)
   c.prompt.length = whole(0, least=0, most=4096).only(optional=True)
-  # 'query': the frozen backbone encodes passages, once; `tied` has no effect then
+  # 'query': the frozen backbone encodes passages once; `tied` then has no effect
   c.prompt.sides = choice('both', 'query').only(
     optional=True, prompt__length=SET, backbone__two_encoders=False, tasks=()
   )
-  # one prompt for queries and passages, or one each
+  # one prompt for queries and passages, or one for each
   c.prompt.tied = switch(True).only(optional=True)
   # 'none': train the prompt itself; 'mlp': Embedding -> Linear -> Tanh -> Linear (Table 5)
   c.prompt.reparam = choice('none', 'mlp').only(prompt__kind='prefix')
   c.prompt.reparam_hidden = whole(512, least=1, most=10**5)  # width of that MLP
-  # N(0, std) initialises the prompt, or its embedding and the MLP's kernels
+  # N(0, std) initialises the prompt, or its embedding and the kernels of the MLP
   c.prompt.init_std = number(0.02, least=0, most=10)
-  # start from the keys and values that the frozen encoder computes of this text, whose tokens are
-  # cut or repeated to `length`; '': random numbers; 'auto': a text for causal backbones, else ''
+  # initialise with the keys and values of the frozen encoder for this text, with tokens cut or
+  # repeated to `length`; '': random numbers; 'auto': a text for causal backbones, else ''
   c.prompt.init_text = text('auto').only(optional=True, prompt__length=SET, prompt__init_from='')
   c.prompt.init_from = text('')  # start from this prompt.npz instead (Table 6)
-  # weight of the regularization to the frozen encoder; 0: none. It costs another forward pass,
-  # unless `sides` is 'query'
+  # weight of the regularization to the frozen encoder; 0: none. Costs another forward pass, unless
+  # `sides` is 'query'
   c.prompt.regularization = number(0.0, least=0, most=1e6).only(optional=True, prompt__length=SET)
   # 'vectors': mean squared distance; 'scores': divergence of the softmax of a query over its
   # positive and negatives
@@ -246,26 +246,26 @@ def table() -> types.SimpleNamespace:
   # whole-name regular expressions: attention/query, attention/key, attention/value,
   # attention/output, mlp/up, mlp/down and, if the backbone has it, mlp/gate
   c.lora.targets = several('attention/.*', 'mlp/.*').only(prompt__kind='lora')
-  # of A: 'kaiming', uniform within 1 / sqrt(inputs), as PEFT's; 'gaussian', N(0, prompt.init_std).
-  # B begins as 0
+  # of A: 'kaiming', uniform within 1 / sqrt(inputs), as in PEFT; 'gaussian', N(0, prompt.init_std).
+  # B starts as 0
   c.lora.init = choice('kaiming', 'gaussian').only(prompt__kind='lora')
 
   c.trainable = several('prompt/.*')  # whole-name regular expressions; all else is frozen
-  # 'cls', 'mean', 'lasttoken' or another of `models.pooling`; for nir_retriever 'mask', 'cls' or
-  # 'mean', which is over the text's own tokens
+  # 'cls', 'mean', 'lasttoken' or another of `models.pooling`; for nir_retriever 'mask', 'cls' or #
+  # 'mean' (over the tokens of the text)
   c.pooling = text('cls')
   c.normalize = switch(False)  # unit length, so that scores are cosines
   c.temperature = number(1.0, above=0, most=1e4)  # scores are divided by it
-  c.in_batch = switch(True)  # passages of other queries are negatives too, on all devices
-  # queries (in pretraining: texts) that a device scores at a time; bounds the loss memory
+  c.in_batch = switch(True)  # passages of other queries on all devices are negatives
+  # queries (in pretraining: texts) scored at a time on a device; bounds the memory of the loss
   c.loss_rows = whole(1024, least=1, most=2**20)
-  # Matryoshka: lengths that vectors may be cut to, such as (384, 256, 128, 64); the loss is the
-  # mean over them and whole vectors. (): whole vectors only
+  # Matryoshka: lengths of shortened vectors, such as (384, 256, 128, 64); the loss is the mean over
+  # these and full vectors. (): only full vectors
   c.matryoshka = descending().only(optional=True)
-  # the positive of a query: 'rotate', the next in each epoch; 'first', always the first
+  # the positive of a query: 'rotate', the next one in each epoch; 'first', always the first
   c.positive = choice('rotate', 'first')
-  # positives of an update: 'allow' some that are alike; 'same', no two queries share one; 'near',
-  # nor have near duplicates (80 % of the 3-grams of tokens)
+  # positives in an update: 'allow' duplicates; 'same', no two queries share a positive; 'near',
+  # also no near duplicates (80 % of the 3-grams of tokens)
   c.duplicates = choice('allow', 'same', 'near').only(optional=True, tasks=())
   c.negatives = whole(1, least=0, most=4096)  # hard negatives per query; 0: in-batch only
   # with prompt.sides='query', further negatives: 0, none; a number, drawn for each update; -1, the
@@ -278,7 +278,7 @@ def table() -> types.SimpleNamespace:
   c.mix.undenoised = number(1.0, least=0, most=1)
   c.mix.random = number(0.0, least=0, most=1)  # of passages drawn from the whole corpus
 
-  # for c.method = 'dpr': learn from cross-encoder scores of each query's own passages
+  # for c.method = 'dpr': learn from cross-encoder scores of the passages of each query
   c.distillation = types.SimpleNamespace()
   # 'margin_mse': score of the positive minus that of each negative; 'kl': the softmax over the list
   c.distillation.loss = choice('none', 'margin_mse', 'kl').only(
@@ -286,27 +286,27 @@ def table() -> types.SimpleNamespace:
   )
   # a run of dprjax.rerank, or a jsonl of dprjax.mine with scores; '': data.mined_negatives
   c.distillation.scores = text('')
-  c.distillation.weight = number(1.0, above=0, most=1)  # of this loss; InfoNCE has the rest
+  c.distillation.weight = number(1.0, above=0, most=1)  # of this loss; InfoNCE has weight 1 - this
   c.distillation.temperature = number(1.0, above=0, most=1e4)  # divides the teacher scores
 
   c.batch_size = whole(64, least=1, most=2**20)  # queries per batch, over all devices
-  # padded tokens of a batch at most, queries and passages together: texts of one padded length
-  # share a batch, so short ones have more queries, up to batch_size; 0: no such bound
+  # most padded tokens of a batch, queries and passages together: a batch has texts of the same
+  # padded length, and more queries if these are short, up to batch_size; 0: no bound
   c.batch_tokens = whole(0, least=1, most=2**40, also=0).only(
     optional=True, tasks=(), data__folds=0
   )
-  # batches per update: the loss sees all their negatives, memory holds one batch
+  # batches per update: the loss uses the negatives of all, with the memory of one batch
   c.accumulate = whole(1, least=1, most=2**16)
-  # chunks of a batch: the memory of one chunk, the loss of the whole batch
+  # chunks of a batch: the loss of the whole batch, with the memory of one chunk
   c.grad_cache = whole(1, least=1, most=2**16)
   c.epochs = number(10.0, least=0, most=1e6)  # passes over the training queries
   c.steps = whole(0, least=0, most=10**9)  # updates; above 0, it replaces epochs
 
-  # decay per step of a moving average of trained parameters, which is evaluated and exported; at
-  # step t at most (1 + t) / (10 + t). 0: no average
+  # decay per step of a moving average of parameters, which is evaluated and exported; at most (1 +
+  # t) / (10 + t) at step t. 0: no average
   c.ema = number(0.0, least=0, below=1)
-  # weight interpolation: evaluated and exported parameters are n / (n + this) of the way from the
-  # initial to the trained ones, where an epoch has n examples
+  # weight interpolation (WiSE-FT): with n examples in an epoch, evaluated and exported parameters
+  # are n / (n + this) of the way from initial to trained ones
   c.weight_interpolation = number(0.0, least=0, most=1e9)
 
   c.optim = types.SimpleNamespace()
@@ -330,7 +330,7 @@ def table() -> types.SimpleNamespace:
   # folder (or file) of the training text, irds:ID of ir_datasets, or hf:NAME of the Hugging Face
   # hub; for docstrings: packages, separated by commas
   c.data.dir = text('')
-  # columns of a table whose names are not the usual ones, as query=COLUMN,positive=COLUMN
+  # columns of a table with unusual names, as query=COLUMN,positive=COLUMN
   c.data.columns = text('')
   # training jsonl with mined negatives, in the Tevatron format, for queries of data.dir
   c.data.mined_negatives = text('')
@@ -338,18 +338,18 @@ def table() -> types.SimpleNamespace:
   c.data.dev_split = text('')  # qrels/NAME.tsv for evaluation during training; '': see hold_out
   # fraction of training queries held out as the dev split, by a hash of their ids
   c.data.hold_out = number(0.0, least=0, below=1)
-  # k-fold cross-validation where hold_out would leave too few dev queries: each fold is held out
-  # once, and a final training on all queries takes the best mean number of updates; 0: never. A
-  # hold_out on the command line sets 0, unless folds_below is set there too
+  # k-fold cross-validation when hold_out would leave too few dev queries: each fold is held out
+  # once, and a final training on all queries uses the best mean number of updates; 0: never. A
+  # hold_out on the command line sets 0, unless folds_below is also set there
   c.data.folds = whole(0, least=2, most=100, also=0).only(optional=True, tasks=())
-  # fewer training queries than this are cross-validated; any number if the command line sets folds
+  # cross-validate below this many training queries; with folds on the command line, always
   c.data.folds_below = whole(200, least=1, most=10**9)
-  # the held-out fold, from 1; training sets it; 0: none
+  # the held-out fold, from 1, set by training; 0: none
   c.data.fold = whole(0, least=0, most=100)
   # training queries used, chosen by a hash of their ids; 0: all. Also the most dev queries of a
   # task, and pairs of each label
   c.data.max_queries = whole(0, least=0, most=10**12)
-  # batches have the passages' categories (beir, arxiv, docstrings); one without is never a positive
+  # read categories of passages (beir, arxiv, docstrings); a passage without any is never a positive
   c.data.categories = switch(False)
   c.data.strict = switch(False)  # unknown ids in qrels are an error
   c.data.query_max_length = whole(32, least=3, most=8192)  # tokens, with special ones
@@ -360,15 +360,15 @@ def table() -> types.SimpleNamespace:
   c.data.passage_buckets = lengths(32, 64, 96, 128, 192, 256, 384, 512)
   # relevant passages listed per query, to mask false negatives
   c.data.max_relevant = whole(32, least=1, most=10**5)
-  c.data.token_cache = text('')  # the token cache's folder; '': workdir/token_cache
+  c.data.token_cache = text('')  # folder of the token cache; '': workdir/token_cache
   # with prompt.sides='query': passage vectors by the frozen backbone, a folder of dprjax.encode or
   # NAME.npy with an id a line in NAME.txt; '': encoded into workdir/passages
   c.data.passage_embeddings = text('').only(prompt__sides='query')
-  c.data.threads = whole(2, least=0, most=256)  # that prepare batches ahead
+  c.data.threads = whole(2, least=0, most=256)  # threads that prepare batches
 
   # for c.method = 'pretrain'; c.data.dir lists files and folders, separated by commas
   c.pretrain = types.SimpleNamespace()
-  # texts of a passage: 'one'; 'siblings', two units of it; 'ict', a sentence and the rest
+  # texts of a passage: 'one'; 'siblings', two units; 'ict', a sentence and the rest
   c.pretrain.views = choice('one', 'siblings', 'ict')
   # of siblings: 'sentence' (RIP) or 'span' (coCondenser); DPTDR Table 7 calls both coCondenser
   c.pretrain.unit = choice('sentence', 'span')
@@ -376,26 +376,26 @@ def table() -> types.SimpleNamespace:
   c.pretrain.max_length = whole(128, least=3, most=8192)  # tokens of a text, with special ones
   # padded lengths of batches
   c.pretrain.buckets = lengths(32, 64, 96, 128, 192, 256, 384, 512)
-  # longer documents are cut into whole sentences of so many tokens
+  # documents are cut into passages of whole sentences, up to this many tokens
   c.pretrain.passage_length = whole(256, least=1, most=10**6)
   c.pretrain.language = text('en')  # whose rules split sentences
   # fraction of tokens masked, in whole words
   c.pretrain.mask_rate = number(0.15, above=0, below=1)
-  # of the masked-token losses; 0: none
+  # weight of the masked-token losses; 0: none
   c.pretrain.mlm_weight = number(1.0, least=0, most=1e6)
-  # the last layer's masked-token loss; False: only the Condenser head has one
+  # whether the last layer has a masked-token loss; False: only the Condenser head
   c.pretrain.late_mlm = switch(True)
-  # of the contrastive loss, if a passage has two texts
+  # weight of the contrastive loss, if a passage has two texts
   c.pretrain.contrast_weight = number(1.0, least=0, most=1e6)
-  # of the Condenser head; 0: no head
+  # layers of the Condenser head; 0: no head
   c.pretrain.head_layers = whole(0, least=0, most=100).only(pretrain__mlm_weight=SET)
   # the layer that feeds the Condenser head; 0: L // 2
   c.pretrain.skip_from = whole(0, least=0, most=1000)
 
-  # for c.method = 'topic_dpr': a document's positives share its categories
+  # for c.method = 'topic_dpr': the positives of a document share a category
   c.topics = types.SimpleNamespace()
-  # topics.npz of dprjax.topics, one prompt for each; 'hlda' or 'lda': topics of the training
-  # passages, found at the start; '': none
+  # topics.npz of dprjax.topics, with a prompt for each topic; 'hlda' or 'lda': find topics of the
+  # training passages at the start; '': none
   c.topics.path = text('')
   c.topics.keep = whole(0, least=0, most=1000)  # number of topics, the largest; 0: all
   # a training query has the topic of its 'document', as published, or its 'own'
@@ -405,32 +405,33 @@ def table() -> types.SimpleNamespace:
   # rows of a batch that the topic-topic loss encodes under every prompt; 0: all
   c.topics.batch = whole(0, least=0, most=2**20)
   c.topics.topic_topic = switch(True)  # use the topic-topic loss
-  # tokens of a topic's words put before its texts, in place of prompts; 0: none
-  # tokens of the words of the topic of a text that stand before it, in place of prompts; 0: none
+  # tokens of topic words put before texts, in place of prompts; 0: none tokens of the words of the
+  # topic of a text that stand before it, in place of prompts; 0: none
   c.topics.words = whole(0, least=0, most=512).only(topics__path=SET, prompt__length=0)
-  # control: words drawn at random for each document
+  # control: random words for each document
   c.topics.random_words = switch(False).only(topics__words=SET)
-  # control: topics dealt to documents at random, evenly
+  # control: random topics for documents, in equal shares
   c.topics.random_topics = switch(False).only(topics__path=SET, topics__random_words=False)
 
   # for c.method = 'cross_encoder'; each positive is compared with c.negatives passages
   c.cross_encoder = types.SimpleNamespace()
   # 'listwise': softmax cross-entropy of the positive; 'pointwise': binary, of each pair
   c.cross_encoder.loss = choice('listwise', 'pointwise')
-  # of a new head: 1 (relevance) or 2 (irrelevant, relevant); an existing head keeps its own
+  # labels of a new head: 1 (relevance) or 2 (irrelevant, relevant); an existing head keeps its
+  # labels
   c.cross_encoder.labels = whole(1, least=1, most=2)
   # passages re-ranked for a dev query: its relevant ones, its negatives, then random ones
   c.cross_encoder.candidates = whole(20, least=1, most=10**6)
-  # the first of the dev split; 0: all
+  # only the first queries of the dev split; 0: all
   c.cross_encoder.dev_queries = whole(500, least=0, most=10**9)
 
   # several data sets in one run: NAME = an entry of `task_table`; c.data.dir stays empty. Tasks are
-  # numbered in the sorted order of their names
+  # numbered in sorted order of names
   c.tasks = types.SimpleNamespace()
-  # batches (NIR-Prompt, Table 13): 'alternate', one task each in turn; 'random_task', one task each
-  # in random order; 'balanced', equal rows of each task; 'random', rows of all tasks shuffled
+  # batches (NIR-Prompt, Table 13): 'alternate', from one task, in turn; 'random_task', from one
+  # task, in random order; 'balanced', equal rows of each task; 'random', rows of all tasks shuffled
   c.arrangement = choice('alternate', 'random_task', 'balanced', 'random')
-  # examples of a task in an epoch; large sets go on in the next epoch, small ones repeat; 0: the
+  # examples of a task in an epoch; large sets continue in the next epoch, small ones repeat; 0: the
   # size of the smallest set
   c.per_task = whole(0, least=0, most=10**9)
 
@@ -450,13 +451,13 @@ def table() -> types.SimpleNamespace:
   # P(yes) - P(no), as in the paper
   c.template.score = choice('logit', 'probability')
 
-  # candidates that held-out queries choose among: NAME = the options that differ
+  # candidates for a choice by held-out queries: NAME = the options that differ
   c.alternatives = types.SimpleNamespace()
 
-  # for the same methods and a new task: its prompt is a weighted sum of trained ones
+  # for the same methods and a new task: its prompt is a weighted sum of trained prompts
   c.adapt = types.SimpleNamespace()
-  c.adapt.fusion = switch(False)  # False: own prompt encoders, or the prompt file
-  # the trained tasks' prompt files or their folders, separated by commas; '': the folder prompts
+  c.adapt.fusion = switch(False)  # False: new prompt encoders, or the prompt file
+  # prompt files of trained tasks or their folders, separated by commas; '': the folder prompts
   # beside the backbone
   c.adapt.prompts = text('')
 
@@ -471,12 +472,12 @@ def table() -> types.SimpleNamespace:
   c.eval.every = whole(0, least=0, most=10**9)
   c.eval.epochs = number(1.0, above=0, most=1e6)  # epochs between evaluations
   c.eval.measure = text('nDCG@10')  # chooses the best checkpoint
-  # passages searched: the dev queries' own and a sample, up to this many; 0: all
+  # passages searched: those of the dev queries and a sample, up to this many; 0: all
   c.eval.corpus_limit = whole(0, least=0, most=10**12)
-  # choose among the frozen encoder, the trained ones, BM25 and fusions with it (docs/choosing.md)
+  # choose among frozen encoder, trained models, BM25 and fusions with BM25 (docs/choosing.md)
   c.eval.choose = switch(False).only(optional=True, tasks=(), eval__measure='nDCG@10')
   c.eval.batch_size = whole(64, least=1, most=2**20)  # texts encoded at a time
-  # no training if the initial score is too high to tell a gain from chance (docs/how-to-tune.md)
+  # skip training if the initial score is too high for a significant gain (docs/how-to-tune.md)
   c.eval.skip_saturated = switch(True)
   # evaluations without a gain before the run stops; 0: never
   c.eval.patience = whole(0, least=0, most=10**9)
@@ -484,13 +485,13 @@ def table() -> types.SimpleNamespace:
   c.checkpoint = types.SimpleNamespace()
   # updates between checkpoints; 0: once an epoch
   c.checkpoint.every = whole(0, least=0, most=10**9)
-  c.checkpoint.keep = whole(2, least=1, most=10**6)  # latest ones, beside the best
+  c.checkpoint.keep = whole(2, least=1, most=10**6)  # latest checkpoints kept, besides the best
   c.log_every = whole(10, least=1, most=10**9)  # updates between console lines
   c.log = types.SimpleNamespace()
   # beside metrics.jsonl: tensorboard, wandb, mlflow, trackio, separated by commas; '': none
   c.log.to = text('tensorboard')
   c.log.project = text('dprjax')  # of wandb, mlflow (its experiment) and trackio
-  c.log.name = text('')  # of the run there; '': the name of the workdir
+  c.log.name = text('')  # name of the run there; '': the name of the workdir
   # folder for compiled programs, kept between runs; 'auto': below ~/.cache/dprjax; '': none
   c.compilation_cache = text('auto')
   return c
@@ -503,13 +504,14 @@ def task_table() -> types.SimpleNamespace:
   t.form = choice('retrieval', 'pairs')
   # for 'nir_retriever' and 'nir_reranker': the task prompt file, kept fixed; '': a new prompt
   t.prompt = text('')
-  # words of P1, P2, ... around each text, for c.template.kind = 'manual'; (): those of the paper's
-  # tables, for 'retrieval', 'qa', 'dialogue', 'paraphrase' and 'inference'
+  # words of P1, P2, ... around each text, for c.template.kind = 'manual'; (): the words of the
+  # paper, for 'retrieval', 'qa', 'dialogue', 'paraphrase' and 'inference'
   t.words = types.SimpleNamespace()
   t.words.query, t.words.passage, t.words.pair = phrases(), phrases(), phrases()
-  # on the dev split: of a ranking, such as 'RR@10'; of pairs 'accuracy' or 'F1'
+  # on the dev split: for a ranking, such as 'RR@10'; for pairs 'accuracy' or 'F1'
   t.measure = text('RR@10')
-  # as in c.data, which holds what all tasks share; prefixes precede first and second texts
+  # as in c.data, which has the settings shared by all tasks; prefixes precede first and second
+  # texts
   shared = vars(table().data)
   t.data = types.SimpleNamespace(**{name: shared[name] for name in TASK_DATA})
   return t

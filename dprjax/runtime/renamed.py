@@ -1,4 +1,4 @@
-"""Options by their former names, for errors that name the new ones."""
+"""Former names of options, for errors that give the new names."""
 
 KEYS = {
   'system': 'method',
@@ -10,7 +10,7 @@ KEYS = {
   'prompt.anchor_to': 'prompt.regularization_on',
   'template.label_words': 'template.verbalizer',
 }
-"""Keys of a config. They may stand in a part of one: ``config.retriever.data.form``."""
+"""Keys of a config, or of a part of a config: ``config.retriever.data.form``."""
 
 FLAGS: dict[str, str] = {
   'kind': 'side',
@@ -20,7 +20,7 @@ FLAGS: dict[str, str] = {
 
 
 def key(name: str) -> str:
-  """The new name of the key of a config; '' where it has not changed."""
+  """The new name of a config key; '' if it has not changed."""
   parts = name.split('.')
   # A task and an alternative may have any name.
   own = 2 * (len(parts) > 2 and parts[0] in ('tasks', 'alternatives'))

@@ -1,4 +1,4 @@
-"""Stages of quickstart and pipeline: commands in turn, each only if needed."""
+"""Stages of quickstart and pipeline: commands that run in order, each only if needed."""
 
 import contextlib
 import hashlib
@@ -33,7 +33,7 @@ class TextFiles(NamedTuple):
 
 
 class ModelFiles(NamedTuple):
-  """A backbone, and its prompt if any."""
+  """A backbone and perhaps a prompt."""
 
   backbone: str
   prompt: epath.Path | None = None
@@ -45,20 +45,20 @@ class ModelFiles(NamedTuple):
 
   @property
   def files(self) -> list[epath.Path]:
-    """Its local files; a hub's or package's backbone has none, since its name identifies it."""
+    """Local files; a backbone from the hub or a package has none, since its name identifies it."""
     local = bool(self.backbone) and epath.Path(self.backbone).is_dir()
     return ([epath.Path(self.backbone)] if local else []) + ([self.prompt] if self.prompt else [])
 
 
 class Stages:
-  """Runs commands of dprjax, except those that succeeded on the same input.
+  """Runs commands of dprjax, unless they already succeeded on the same input.
 
-  ``stages.json`` holds, for each file or folder made, the stage command line and the SHA-256 of
-  its input. A stage runs again if these change, after its ``scratch`` folder is removed. A killed
-  stage runs again as it is, so a command may resume.
+  For each file or folder made, ``stages.json`` has the command line of the stage and the SHA-256 of
+  its input. If these change, the ``scratch`` folder is removed and the stage runs again. A killed
+  stage runs again without removal, so a command may resume.
 
   Args:
-    out: the folder that everything is written to.
+    out: the output folder.
     count: the number of stages, for the console.
   """
 
@@ -66,7 +66,7 @@ class Stages:
     self._record, self._count, self._number = out / _RECORD, count, 0
     self._stages = _read(self._record) if self._record.exists() else {}
     self._sums: dict[str, str] = {}
-    self._made: set[str] = set()  # in this process
+    self._made: set[str] = set()  # by this process
     self.seconds: dict[str, float] = {}  # by title
 
   def bm25(self, title: str, texts: TextFiles, split: str, out: epath.Path, k: int) -> epath.Path:
@@ -86,7 +86,7 @@ class Stages:
     restart: bool = False,
   ) -> None:
     """Trains; with ``restart``, in an empty workdir when the input changes."""
-    # The last stage needs a model even if nothing is left to gain.
+    # The last stage needs a model even if no gain is possible.
     command = ['train', f'--config={config}', f'--workdir={workdir}', *flags]
     self.run(
       title,
@@ -97,7 +97,7 @@ class Stages:
     )
 
   def export(self, title: str, workdir: epath.Path, out: epath.Path) -> None:
-    # The last stage shows a training without gain.
+    # The last stage reports a training without gain.
     command = ['export', f'--workdir={workdir}', f'--out={out}', '--force']
     self.run(title, command, out, [workdir / 'metrics.jsonl'])
 
@@ -110,7 +110,7 @@ class Stages:
     out: epath.Path,
     config: ml_collections.ConfigDict,
   ) -> epath.Path:
-    """Encodes the queries of a split, or without a split the corpus, as ``config`` trains on it."""
+    """Encodes the queries of a split or, without one, the corpus; settings are of ``config``."""
     side = 'query' if split else 'passage'
     reads = [texts.queries, texts.qrels[split]] if split else [texts.corpus]
     flags = {
@@ -131,7 +131,7 @@ class Stages:
     self, title: str, corpus: epath.Path, queries: epath.Path, out: epath.Path, k: int
   ) -> epath.Path:
     """Searches embeddings; returns the run."""
-    # Manifests hold the checksums of all other files.
+    # Manifests have the checksums of all other files.
     reads = [corpus / 'manifest.json', queries / 'manifest.json']
     command = ['search', f'--corpus={corpus}', f'--queries={queries}', f'--out={out}', f'--k={k}']
     self.run(title, command, out, reads)
@@ -155,7 +155,7 @@ class Stages:
   def report(
     self, metrics: Mapping[str, epath.Path], measures: Sequence[str], folder: epath.Path
   ) -> None:
-    """Writes report.md and report.png from metrics by system, every time."""
+    """Writes report.md and report.png from metrics by system; always runs."""
     command = ['report', *(f'--metrics={name}={path}' for name, path in metrics.items())]
     command += ['--measure', *measures] if measures else []
     command += [f'--out={folder / "report.md"}', f'--figure={folder / "report.png"}']
@@ -175,11 +175,11 @@ class Stages:
       title: the stage name on the console and in ``seconds``.
       command: the command name and arguments.
       makes: the file or folder that only this stage makes; None: runs every time.
-      reads: files and folders that are input, beside the command line.
-      scratch: the stage folder, removed before it runs on changed input.
+      reads: input files and folders, besides the command line.
+      scratch: the folder of the stage, removed before it runs on changed input.
 
     Raises:
-      InputError: the command was killed, or failed for another reason than bad input.
+      InputError: the command was killed, or failed for a reason other than bad input.
     """
     name, *arguments = command
     line = shlex.join(['python', '-m', f'dprjax.{name}', *arguments])
@@ -202,14 +202,14 @@ class Stages:
     began = time.monotonic()
     status = _run([sys.executable, '-m', f'dprjax.{name}', *arguments])
     if status in (2, 130):
-      sys.exit(status)  # the command has printed the reason
+      sys.exit(status)  # the command printed the reason
     if status:
       ended = (
         f'was killed by signal {-status}{" (out of memory?)" if status == -9 else ""}'
         if status < 0
         else f'ended with status {status}'
       )
-      raise InputError(f'dprjax.{name} {ended}; run the same command again to go on from here')
+      raise InputError(f'dprjax.{name} {ended}; run the same command again to continue from here')
     self.seconds[title] = time.monotonic() - began
     if makes is not None:
       self._sums = {
@@ -239,13 +239,13 @@ def _read(path: epath.Path) -> dict[str, dict[str, Any]]:
   for made, stage in stages.items():
     if not isinstance(stage, dict):
       raise InputError(
-        f'{path}: {made!r:.60} is no object; remove {path}, and all stages run again'
+        f'{path}: {made!r:.60} is not an object; remove {path} to run all stages again'
       )
   return stages
 
 
 class _Child(subprocess.Popen[bytes]):
-  """A command, and whether an interrupt came while it started."""
+  """A command, and whether an interrupt came during its start."""
 
   interrupted = False
 
@@ -266,14 +266,14 @@ def _start(command: Sequence[str]) -> _Child:
 
 def _run(command: Sequence[str]) -> int:
   """Runs a command, which reports an interrupt itself; returns its status."""
-  # It holds the locks of this process, so that the folder stays locked until the command has ended.
+  # It inherits the locks of this process, so the folder stays locked until the command ends.
   with _start(command) as child:
     try:
       if child.interrupted:
         raise KeyboardInterrupt
       return child.wait()
     except KeyboardInterrupt:
-      # An interrupt from the keyboard reached both, one from elsewhere only this process.
+      # An interrupt from the keyboard reached both; one from elsewhere only this process.
       with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(_GRACE_S)
       if child.poll() is None:
@@ -291,9 +291,9 @@ def config_file(config: str) -> str:
 def differences(
   recipe: str, experiment: ml_collections.ConfigDict, ours: Sequence[str]
 ) -> list[str]:
-  """The flags that turn a recipe of train into ``experiment``, but for the backbone.
+  """The flags that turn a recipe of train into ``experiment``, except the backbone.
 
-  ``ours`` are options and sections that the pipeline sets itself.
+  ``ours`` are options and sections set by the pipeline itself.
   """
   usual = configs.flat(configs.parse([f'--config={recipe}']).to_dict())
   return [

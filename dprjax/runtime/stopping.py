@@ -1,6 +1,6 @@
-"""Requests to stop: the training loop saves and stops, on all processes after the same step.
+"""Requests to stop: the training loop saves and stops after the same step on all processes.
 
-SIGTERM is such a request to a command. A program asks by `ask`.
+For a command, SIGTERM is such a request; a program calls `ask`.
 """
 
 import os
@@ -19,7 +19,7 @@ _running: 'Stop | None' = None
 
 
 def ask() -> bool:
-  """Asks the training of this process to save and stop; False if none runs or one was asked."""
+  """Asks the training of this process to save and stop; False if none runs or was asked."""
   if _running is None or _running.asked:
     return False
   _running.asked = time.monotonic()
@@ -27,22 +27,22 @@ def ask() -> bool:
 
 
 class Stop:
-  """Notices SIGTERM. A second one, two seconds later or more, ends the process as usual.
+  """Notices SIGTERM. A second signal, at least two seconds later, ends the process as usual.
 
-  (Launchers send it twice in short order: to their own process and to all.)
+  (Launchers send it twice in quick succession: to their own process and to all.)
 
       stop = Stop(mesh)
       ... after every step: if stop(): save and stop
 
   Any of several processes may get the signal. At every step each puts a flag on its devices, and
-  reads the largest flag of the step before: by then it has arrived and is the same everywhere, so
-  all stop after the same step. (jax ``multihost_utils.reached_preemption_sync_point`` would take
-  over SIGTERM in commands without steps too.)
+  reads the maximum flag of the previous step. By then it has arrived and is the same everywhere, so
+  all stop after the same step. (jax ``multihost_utils.reached_preemption_sync_point`` would also
+  take over SIGTERM in commands without steps.)
   """
 
   def __init__(self, mesh: Mesh):
     global _running
-    self.asked = 0.0  # when the signal or the request came
+    self.asked = 0.0  # time of the signal or request
     self.signalled = False
     self._everywhere: NamedSharding | None = None
     if jax.process_count() > 1:
@@ -51,7 +51,7 @@ class Stop:
     self._last: jax.Array | None = None
     try:
       self._previous = signal.signal(signal.SIGTERM, self._note)
-    except ValueError:  # not the main thread: the surrounding program handles signals
+    except ValueError:  # not the main thread, so the surrounding program handles signals
       self._previous = None
     _running = self
 

@@ -1,15 +1,14 @@
-"""Where a training is tracked beside `metrics.jsonl`: ``config.log.to``.
+"""Trackers of a training besides `metrics.jsonl`: ``config.log.to``.
 
-| name | where |
+| name | place |
 |---|---|
 | tensorboard | ``tensorboard`` in the workdir |
-| wandb | as ``wandb login`` or ``WANDB_MODE=offline`` says; its files in the workdir |
-| mlflow | what ``MLFLOW_TRACKING_URI`` names, by default mlflow's own |
-| trackio | Trackio's folder, or the Space that ``TRACKIO_SPACE_ID`` names |
+| wandb | by ``wandb login`` or ``WANDB_MODE=offline``; its files are in the workdir |
+| mlflow | by ``MLFLOW_TRACKING_URI``, or the default of mlflow |
+| trackio | the folder of Trackio, or the Space in ``TRACKIO_SPACE_ID`` |
 
-Each package is imported only when it is named. A resumed training goes on in its run where the
-tracker allows it. A tracker that fails to take numbers does not end a training: a warning says so,
-and it gets no more.
+A package is imported only when named. A resumed training continues its tracker run where possible.
+A tracker that fails to take numbers does not end the training: it is dropped with a warning.
 """
 
 import importlib
@@ -27,7 +26,7 @@ from dprjax.base.errors import InputError
 
 logger = logging.getLogger('dprjax')
 
-FILE = 'trackers.json'  # of the workdir: the runs' ids
+FILE = 'trackers.json'  # in the workdir: ids of tracker runs
 _PACKAGES = {
   'tensorboard': 'tensorboardX',
   'wandb': 'wandb',
@@ -35,17 +34,17 @@ _PACKAGES = {
   'trackio': 'trackio',
 }
 _MODULES = {'tensorboard': 'tensorboardX'}
-_MOST = 500  # characters of a value of a config
+_MOST = 500  # characters of a config value
 
 
 class About(NamedTuple):
-  """What a tracker shows of a training.
+  """Information about a training for trackers.
 
   Attributes:
     workdir: of the training.
-    step: that it goes on after; -1 at its start.
+    step: the last step before a resumption; -1 at the start.
     project, name: of the run.
-    config: the options by their full names.
+    config: options by full name.
   """
 
   workdir: epath.Path
@@ -56,7 +55,7 @@ class About(NamedTuple):
 
 
 class Tracker(NamedTuple):
-  """An open run of a tracker: takes scalars of a step; ends."""
+  """An open tracker run: a function for the scalars of a step, and one to end it."""
 
   name: str
   write: Callable[[int, Mapping[str, float]], None]
@@ -68,7 +67,7 @@ def check(to: str) -> None:
   for name in _names(to):
     if name not in _PACKAGES:
       known = ', '.join(_PACKAGES)
-      raise InputError(f'config.log.to: there is no tracker {name!r:.40}; there are {known}')
+      raise InputError(f'config.log.to: there is no tracker {name!r:.40}; trackers are {known}')
     if importlib.util.find_spec(_MODULES.get(name, name)) is None:
       raise InputError(
         f'config.log.to={name}: {name} is not installed; pip install {_PACKAGES[name]}, or '
@@ -84,7 +83,7 @@ def open_all(to: str, about: About) -> list[Tracker]:
   """Opens the trackers of ``config.log.to``.
 
   Raises:
-    InputError: as `check`, or one cannot begin.
+    InputError: as `check`, or a tracker cannot start.
   """
   check(to)
   opened: list[Tracker] = []
@@ -102,9 +101,9 @@ def _open(name: str, about: About) -> Tracker:
   begins = {'tensorboard': _tensorboard, 'wandb': _wandb, 'mlflow': _mlflow, 'trackio': _trackio}
   try:
     write, close = begins[name](importlib.import_module(_MODULES.get(name, name)), about)
-  except Exception as error:  # of a server, a login, a file
+  except Exception as error:  # from a server, a login or a file
     why = f'{type(error).__name__}: {" ".join(str(error).split()):.200}'
-    raise InputError(f'config.log.to={name} cannot begin ({why})') from error
+    raise InputError(f'config.log.to={name} cannot start ({why})') from error
   broken: list[str] = []
 
   def careful(action: Callable[[], None]) -> None:
@@ -119,7 +118,9 @@ def _open(name: str, about: About) -> Tracker:
     except Exception as error:
       broken.append(str(error))
     if broken:
-      logger.warning('%s takes no more numbers: %s', name, ' '.join(broken[0].split())[:200])
+      logger.warning(
+        '%s failed and gets no more numbers: %s', name, ' '.join(broken[0].split())[:200]
+      )
 
   return Tracker(
     name,
@@ -165,14 +166,14 @@ def _mlflow(module: Any, about: About) -> _Pair:
     _keep(about, 'mlflow', kept)
     entities = module.entities
     params = [entities.Param(name, str(value)[:_MOST]) for name, value in about.config.items()]
-    for start in range(0, len(params), 100):  # the most at a time
+    for start in range(0, len(params), 100):  # limit of a request
       client.log_batch(kept, params=params[start : start + 100])
   else:
     client.update_run(kept, status='RUNNING')
 
   def write(step: int, scalars: Mapping[str, float]) -> None:
     now = int(time.time() * 1000)
-    # It takes no @ in a name.
+    # Names may not contain @.
     metrics = [
       module.entities.Metric(name.replace('@', '_at_'), value, now, step)
       for name, value in scalars.items()
@@ -194,7 +195,7 @@ def _trackio(module: Any, about: About) -> _Pair:
 
 
 def _id(about: About, name: str) -> str:
-  """The id of the tracker's run, kept in the workdir; a new one for a training that begins anew."""
+  """The id of the tracker run, kept in the workdir; a new id for a training from its start."""
   found = _read(about).get(name) if about.step >= 0 else None
   if found is None:
     found = uuid.uuid4().hex[:12]

@@ -1,8 +1,8 @@
-"""Names for the leaves of a tree, and rules on them.
+"""Names for the leaves of a tree, and rules by name.
 
-A name is the leaf path, joined by slashes: ``backbone/layers/attention/query/kernel``. Rules are
-``(regular expression, value)`` pairs; the first whose expression matches the *whole* name wins. The
-same helper serves freezing, weight decay, learning-rate factors and sharding.
+A name is the path of a leaf, joined by slashes: ``backbone/layers/attention/query/kernel``. Rules
+are ``(regular expression, value)`` pairs; the first whose expression matches the *whole* name wins.
+Freezing, weight decay, learning-rate factors and sharding use the same rules.
 """
 
 import re
@@ -22,7 +22,7 @@ Value = TypeVar('Value')
 
 
 def flatten(tree: Tree) -> dict[str, Any]:
-  """Nested dicts to ``{name: leaf}``, in the order that JAX walks them."""
+  """Nested dicts to ``{name: leaf}``, in the order of JAX."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   return {'/'.join(str(getattr(k, 'key', k)) for k in path): leaf for path, leaf in leaves}
 
@@ -50,16 +50,16 @@ def first_match(
   Args:
     rules: (regular expression, value).
     names: to match.
-    what: the config key that holds the rules; messages begin with it.
-    kind: of the values: bool; float for a finite number from 0 on; None: any.
+    what: the config key of the rules; messages begin with it.
+    kind: type of the values: bool; float for a finite number from 0 on; None: any.
 
   Raises:
-    InputError: no rule matches a name, an expression is broken, or a rule is no such pair.
+    InputError: no rule matches a name, an expression is invalid, or a rule is not such a pair.
   """
   compiled = []
   for rule in rules:
     if not (isinstance(rule, tuple | list) and len(rule) == 2):
-      raise InputError(f'{what}: {rule!r:.60} is no rule; expected (regular expression, value)')
+      raise InputError(f'{what}: {rule!r:.60} is not a rule; expected (regular expression, value)')
     compiled.append((_compile(rule[0], what), _rule_value(rule[1], what, kind)))
   matched = {}
   for name in names:
@@ -74,22 +74,21 @@ def first_match(
 
 def _rule_value(value: Any, what: str, kind: type | None) -> Any:
   if kind is bool and not isinstance(value, bool):
-    raise InputError(f'{what}: expected True or False behind the expression, not {value!r:.60}')
+    raise InputError(f'{what}: expected True or False after the expression, not {value!r:.60}')
   if kind is float and not (
     isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LARGEST
   ):
     raise InputError(
-      f'{what}: expected a factor from 0 to {_LARGEST:g} behind the expression, not {value!r:.60}'
+      f'{what}: expected a factor from 0 to {_LARGEST:g} after the expression, not {value!r:.60}'
     )
   return value
 
 
 def trainable_names(trainable: Sequence[str], names: Sequence[str]) -> set[str]:
-  """The names that ``config.trainable`` declares trainable; all others are frozen.
+  """The names matched by ``config.trainable``; all others are frozen.
 
   Raises:
-    InputError: an expression matches nothing (a typing error would freeze what was meant to be
-      trained).
+    InputError: an expression matches nothing, which may be a typing error.
   """
   matched: set[str] = set()
   for pattern in trainable:
@@ -115,7 +114,7 @@ def count(tree: Tree) -> int:
 
 
 def nbytes(tree: Tree) -> int:
-  """The bytes of a tree's arrays (logical size: a sharded array counts once)."""
+  """The bytes of the arrays in a tree (logical size: a sharded array counts once)."""
   return sum(
     int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree)
   )

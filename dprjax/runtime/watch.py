@@ -1,8 +1,8 @@
-"""Monitors the processes of a job: when one fails, hangs or is killed, all end and say so.
+"""Monitors the processes of a job: when one fails, hangs or is killed, all end with a message.
 
-Every process writes signs of life to the coordinator key-value store. Process 0 reads them all;
-the others check that process 0 answers and whether it has reported a process as lost. (jax's own
-heartbeats take 100 seconds, and end a process in a C++ abort that does not say what happened.)
+Every process writes signs of life to the key-value store of the coordinator. Process 0 reads them
+all; the others check that process 0 answers and whether it reported a lost process. (The heartbeats
+of jax take 100 seconds and end a process with an unexplained C++ abort.)
 """
 
 import json
@@ -13,16 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 _ALIVE, _ENDED = 'dprjax/alive/', 'dprjax/ended/'
-_GO_ON = 'Run the same command again on all of them to go on from what was saved'
+_GO_ON = 'Run the same command again on all of them to continue from the last checkpoint'
 
 
 class Watch:
-  """Monitors the job from when it is made until ``stop``.
+  """Monitors the job from its creation until ``stop``.
 
   Args:
     client: the client of the coordinator key-value store.
-    process: which process this is.
-    processes: how many there are.
+    process: the number of this process.
+    processes: their count.
     coordinator: its address, for messages.
     timeout: seconds without a sign of life before a process counts as lost.
     end: called with ``(status, line)`` from a thread when another process has ended; it must end
@@ -42,12 +42,12 @@ class Watch:
     self._coordinator, self._timeout, self._end = coordinator, timeout, end
     self._every = min(timeout / 10, 1.5)
     self._over = threading.Event()
-    # Seconds that this process has run: one that was suspended must not blame the others.
+    # Running time of this process: after a suspension it must not blame the others.
     self._awake = 0.0
-    self._heard = 0.0  # when the coordinator last answered, by that clock
-    self._seen: dict[int, tuple[str, float]] = {}  # process -> its last sign and when it came
+    self._heard = 0.0  # last answer of the coordinator, by that clock
+    self._seen: dict[int, tuple[str, float]] = {}  # process -> last sign and its time
     self._hosts = {process: socket.gethostname()}
-    self._lock = threading.Lock()  # held by what ends this process: the watch or ``report``
+    self._lock = threading.Lock()  # held by whatever ends this process: the watch or ``report``
     self._threads = [
       threading.Thread(target=loop, name=f'watch-{loop.__name__.strip("_")}', daemon=True)
       for loop in (self._beat, self._look)
@@ -56,13 +56,13 @@ class Watch:
       thread.start()
 
   def stop(self) -> None:
-    """Ends the monitoring: the job is done."""
+    """Ends the monitoring when the job is done."""
     self._over.set()
     for thread in self._threads:
       thread.join()
 
   def report(self, status: int, line: str) -> None:
-    """Reports to the others that the caller is about to end this process; ends the monitoring."""
+    """Tells the others that this process is about to end; ends the monitoring."""
     self._lock.acquire()
     self._over.set()
     self._record(
@@ -70,9 +70,9 @@ class Watch:
     )
 
   def wait(self) -> None:
-    """Returns once no other process can be lost; if one is, the watch ends this process instead."""
+    """Returns when no other process can be lost; if one is lost, the watch ends this process."""
     if self._over.wait(self._timeout + 4 * self._every):
-      self._lock.acquire()  # blocks: the watch holds it while it ends the process
+      self._lock.acquire()  # blocks while the watch ends the process
 
   def _beat(self) -> None:
     """Writes signs of life and reads those of the others."""
@@ -93,9 +93,9 @@ class Watch:
       self._heard = self._awake
 
   def _look(self) -> None:
-    """Notices when the signs of life stop.
+    """Notices missing signs of life.
 
-    In a thread of its own, since a request to a coordinator that hangs does not return.
+    Runs in its own thread, since a request to a hanging coordinator does not return.
     """
     last = time.monotonic()
     while not self._over.wait(self._every / 2):
@@ -119,10 +119,10 @@ class Watch:
     )
 
   def _record(self, process: int, status: int, line: str) -> None:
-    """Records why ``process`` ended; the others read it at their next sign of life."""
+    """Records why ``process`` ended; the others read it with their next sign of life."""
     self._set(f'{_ENDED}{process}', [status, line])
     if self._process == 0:
-      time.sleep(2.5 * self._every)  # the record is in this process, which is about to end
+      time.sleep(2.5 * self._every)  # the record is stored in this process, which is about to end
 
   def _finish(self, status: int, line: str) -> None:
     if self._lock.acquire(blocking=False):

@@ -1,7 +1,7 @@
 """The folders of runs: claims, marks and inputs.
 
-`dprjax.json` in a workdir names the kind of run and, for a training, the SHA-256 of every file that
-it was begun with (`begin`).
+`dprjax.json` in a workdir names the kind of run and, for a training, has the SHA-256 of its input
+files (`begin`).
 """
 
 import contextlib
@@ -17,25 +17,27 @@ from dprjax.base.errors import InputError
 from dprjax.formats import seen
 from dprjax.runtime import config as configs
 
-BASELINE = 'baseline.json'  # the dev split's scores before the first step
-SELECTION = 'selection.json'  # what held-out queries chose: an alternative, or a number of updates
-FOLDS, ALTERNATIVES = 'folds', 'alternatives'  # folders of trainings that choose
-WHOLE = 'whole.json'  # the best checkpoint's score in the whole corpus
-CHOSEN = 'choice.json'  # what held-out queries expect of each candidate
+BASELINE = 'baseline.json'  # dev scores before the first step
+SELECTION = (
+  'selection.json'  # the choice by held-out queries: an alternative, or a number of updates
+)
+FOLDS, ALTERNATIVES = 'folds', 'alternatives'  # folders of trainings for the choice
+WHOLE = 'whole.json'  # score of the best checkpoint in the whole corpus
+CHOSEN = 'choice.json'  # estimates of all candidates by held-out queries
 FUSION = 'fusion.json'  # the weights, if the choice is a fusion
-SATURATED = 'saturated.json'  # why nothing was trained
+SATURATED = 'saturated.json'  # the reason why nothing was trained
 _SATURATED = 'dprjax.saturated'  # its format
-DEV = 'dev.tsv'  # judgements of the queries that were held out
+DEV = 'dev.tsv'  # judgements of the held-out queries
 MEASURED = (BASELINE, SELECTION, WHOLE, SATURATED, CHOSEN, FUSION)
-_QUERIES = 'queries*.npz'  # hashes of the queries that are trained on, and chosen by
+_QUERIES = 'queries*.npz'  # hashes of the queries used for training and choice
 CHOICE = 'dprjax.selection'  # the format of the selection
 TRAINING, PIPELINE, QUICKSTART = 'dprjax.training', 'dprjax.pipeline', 'dprjax.quickstart'
 FIT = 'dprjax.fit'
 _NAMES = {
-  TRAINING: "a training of dprjax.train's",
-  PIPELINE: "a run of dprjax.pipeline's",
-  QUICKSTART: "a comparison of dprjax.quickstart's",
-  FIT: "a training of dprjax.fit's",
+  TRAINING: 'a training of dprjax.train',
+  PIPELINE: 'a run of dprjax.pipeline',
+  QUICKSTART: 'a comparison of dprjax.quickstart',
+  FIT: 'a training of dprjax.fit',
 }
 
 
@@ -48,13 +50,13 @@ def claim(
   flag: str = '--workdir',
   lock: bool = True,
 ) -> Iterator[epath.Path]:
-  """Claims and marks the folder that a run grows in. If nothing else was made, nothing is left.
+  """Claims and marks the folder of a run. If nothing else was made, it is removed.
 
   Args:
     workdir: the folder. It may be missing.
     kind: of run: ``TRAINING``, ``PIPELINE``, ``QUICKSTART`` or ``FIT``.
-    inputs: what the run reads.
-    flag: that named the folder, for messages.
+    inputs: of the run.
+    flag: the option with the folder, for messages.
     lock: False in all but one of several processes that work together.
 
   Raises:
@@ -76,7 +78,7 @@ def claim(
       provenance.write_mark(path, kind)
     try:
       yield path
-    except BaseException:  # an interrupt leaves nothing either
+    except BaseException:  # also after an interrupt
       ours_alone = {provenance.MARK, outputs.LOCK, 'config.json'}
       if fresh and {item.name for item in path.iterdir()} <= ours_alone:
         for name in (provenance.MARK, 'config.json'):
@@ -85,7 +87,7 @@ def claim(
 
 
 def top(workdir: epath.Path) -> epath.Path:
-  """The workdir of the run that a fold or an alternative is trained for, or the workdir itself."""
+  """The workdir of the run that a fold or alternative belongs to, or the workdir itself."""
   while workdir.parent.name in (FOLDS, ALTERNATIVES):
     above = workdir.parent.parent
     if provenance.read_mark(above).get('format') != TRAINING:
@@ -95,7 +97,7 @@ def top(workdir: epath.Path) -> epath.Path:
 
 
 def begun(workdir: epath.Path) -> bool:
-  """Whether a training in this workdir has a checkpoint, or folds."""
+  """Whether a training in this workdir has a checkpoint or folds."""
   return _has_checkpoint(workdir) or (workdir / FOLDS).exists()
 
 
@@ -105,7 +107,7 @@ def _has_checkpoint(workdir: epath.Path) -> bool:
 
 
 def write_saturated(workdir: epath.Path, why: str) -> None:
-  """Keeps why nothing was trained; without a reason removes what was kept."""
+  """Writes the reason why nothing was trained; without a reason, removes the file."""
   if why:
     files.write_json(workdir / SATURATED, {'format': _SATURATED, 'why': why})
   else:
@@ -113,14 +115,14 @@ def write_saturated(workdir: epath.Path, why: str) -> None:
 
 
 def show_held_out(workdir: epath.Path, chosen: str) -> None:
-  """Copies the judgements of the held-out queries from the alternative that was chosen."""
+  """Copies the judgements of held-out queries from the chosen alternative."""
   if (found := alternative(workdir, chosen) / DEV).exists():
     files.clear(workdir / DEV)
     found.copy(workdir / DEV, overwrite=True)
 
 
 def seen_queries(workdir: epath.Path) -> seen.Seen:
-  """Hashes of the queries that a run was trained on, and chosen by."""
+  """Hashes of the queries used for training and choice in a run."""
   return seen.join(*map(seen.read, sorted(workdir.glob(_QUERIES), key=str)))
 
 
@@ -135,10 +137,10 @@ class _Saturated(msgspec.Struct):
 
 
 def trained(workdir: files.PathLike) -> epath.Path:
-  """The workdir that has the checkpoints of a run: itself, or that of the chosen alternative.
+  """The workdir with the checkpoints of a run: its own, or that of the chosen alternative.
 
   Raises:
-    InputError: there is no run, none is chosen yet, or nothing was trained.
+    InputError: there is no run, no choice yet, or nothing was trained.
   """
   config, workdir = configs.load_workdir(workdir), epath.Path(workdir)
   for folder in (workdir, *(alternative(workdir, name) for name in config.alternatives)):
@@ -189,7 +191,7 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def check_folders(config: ml_collections.ConfigDict, inputs: outputs.Inputs) -> None:
-  """Raises InputError where a folder that a training writes to is an input, or no folder."""
+  """Raises InputError if an output folder of a training is an input or not a folder."""
   for option, folder in (
     ('data.token_cache', config.data.token_cache),
     ('compilation_cache', config.compilation_cache),
@@ -204,7 +206,7 @@ def check_folders(config: ml_collections.ConfigDict, inputs: outputs.Inputs) -> 
 
 
 def model_files(config: ml_collections.ConfigDict, folder: str) -> dict[str, epath.Path]:
-  """The files of the model that a training begins with, by role."""
+  """The files of the initial model of a training, by role."""
   found = {
     f'backbone ({path.name})': path
     for path in sorted(epath.Path(folder).iterdir(), key=str)
@@ -218,25 +220,25 @@ def model_files(config: ml_collections.ConfigDict, folder: str) -> dict[str, epa
 
 
 def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
-  """Records the files of a training; compares them once there is a checkpoint.
+  """Records the input files of a training, or compares them once there is a checkpoint.
 
   Raises:
-    InputError: the training has a checkpoint, and a file has changed since it began.
+    InputError: the training has a checkpoint, but a file has changed since it began.
   """
   before = provenance.read_mark(workdir).get('inputs')
   if not _has_checkpoint(workdir):
     if before is None or provenance.changes(before, sources):
       for path in (*(workdir / name for name in MEASURED), *workdir.glob(_QUERIES)):
-        path.unlink(missing_ok=True)  # of other files
+        path.unlink(missing_ok=True)  # made from other files
       provenance.write_mark(workdir, TRAINING, inputs=provenance.stamp(sources))
     return
   if not isinstance(before, dict):
     return
   for role in provenance.changes(before, sources):
     if role in sources and role in before:
-      what = f'{role} file {sources[role]} is not the one'
+      what = f'{role} file {sources[role]} differs from the one'
     else:
       what = f'{role} file is {"new" if role in sources else "missing"}, unlike those'
     raise InputError(
-      f'the {what} that {workdir} was begun with; put it back, or choose a fresh --workdir'
+      f'the {what} that {workdir} began with; put it back, or choose a fresh --workdir'
     )

@@ -89,13 +89,13 @@ def test_a_card_of_a_prompt(tmp_path):
 @pytest.mark.parametrize(
   ('change', 'words', 'absent'),
   [
-    ({'better': False}, 'than what the training began with, or better by chance.**', 'folds'),
+    ({'better': False}, 'than the initial model, or better by chance.**', 'folds'),
     ({'low': 0.01}, '95 % interval +0.0100 to +0.0700, paired bootstrap over 40 queries', 'chance'),
     ({'folds': 5}, 'In cross-validation over 5 parts of the training queries: nDCG', 'dev split'),
     ({'low': None, 'high': None}, '(difference +0.0300).', 'interval'),
     (
       {'best': 0.4, 'difference': -0.1, 'better': False},
-      '**It is no better than what the training began with.**',
+      '**It is not better than the initial model.**',
       'chance',
     ),
   ],
@@ -125,7 +125,7 @@ def test_every_format(tmp_path, format, encoders, embeds, library, words, absent
   front, rest = parts(card.write(made, subject(tmp_path, encoders=encoders, embeds=embeds)))
   assert front['library_name'] == library
   assert front['base_model_relation'] == ('finetune' if encoders else 'adapter')
-  assert 'license' not in front and 'Not stated by whoever trained it.' in rest
+  assert 'license' not in front and 'Not stated by its author.' in rest
   assert words in rest and absent not in rest
   assert 'Unknown' in rest and 'Not measured here.' in rest
 
@@ -138,7 +138,7 @@ def test_what_a_stranger_wrote_stays_text(tmp_path):
   assert front.keys() == {'library_name', 'pipeline_tag', 'tags'}
   headings = [line for line in rest.splitlines() if line.startswith('#')]
   assert len(headings) == 7 and not any('loud' in line or line == '# y' for line in headings)
-  assert 'The workdir has no record of them.' in rest
+  assert 'The workdir has no record of these files.' in rest
 
 
 def test_a_prompt_for_queries_alone(tmp_path):

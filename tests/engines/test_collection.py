@@ -450,7 +450,7 @@ def test_a_server_with_a_key_and_a_full_disk(tmp_path, monkeypatch, kind):
     with contextlib.closing(engines.connect(address)) as engine:
       made = engines.open_collection(engine, 'passages')
       server.full = True
-      with refused(address, 'the same command goes on'):
+      with refused(address, 'the same command'):
         made.upsert(['d1', 'new'], VECTORS[:2])
       server.full = False
       made.upsert(['d1', 'new'], VECTORS[:2])

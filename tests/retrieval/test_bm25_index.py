@@ -188,7 +188,7 @@ def test_bad_input():
   for k1, b in ((math.nan, 0.75), (1.5, math.nan), (math.inf, 0.5), (-1, 0.5), (1e30, 0.5)):
     with refused('k1', '1000'):
       bm25_index.build(IDS, TEXTS, k1=k1, b=b)
-  with refused('word', '2'):
+  with refused('words', '2'):
     bm25_index.build(['a', 'b'], ['', 'the'])
 
 

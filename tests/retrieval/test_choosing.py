@@ -87,7 +87,7 @@ def test_gains_on_seen_answers_alone_are_told():
   found = choosing.choose(scores, new)
   assert found.candidate == PROMPT
   assert (found.new, found.new_queries) == (pytest.approx(-0.01), 40)
-  assert 'all of the measured gain is on answers that training queries have' in found.verdict
+  assert 'the measured gain is on answers seen in training' in found.verdict
   none = choosing.choose(scores, np.zeros(100, bool))
   assert (none.new, none.new_queries) == (None, 0)
   assert 'new answers are untested' in none.verdict

@@ -72,7 +72,7 @@ def test_a_tracker_that_breaks_does_not_end_a_training(tmp_path, monkeypatch, ca
   with caplog.at_level(logging.WARNING, 'dprjax'):
     track(tmp_path, 'tensorboard')
   assert [record.getMessage() for record in caplog.records] == [
-    'tensorboard takes no more numbers: the server is gone'
+    'tensorboard failed and gets no more numbers: the server is gone'
   ]
   assert len((tmp_path / 'metrics.jsonl').read_text().splitlines()) == 2
 
