@@ -273,6 +273,7 @@ def _check_origins(network: NetworkFlags) -> None:
 def _make_app(args: Flags) -> Any:
   try:
     from dprjax.inference import embedder
+    from dprjax.runtime import programs
     from dprjax.serving import indexes, keys
     from dprjax.serving.app import App, Limits
     from dprjax.serving.backlog import Backlog
@@ -336,6 +337,7 @@ def _make_app(args: Flags) -> Any:
       dtype=batches.dtype,
     ),
     mesh=embedder.server_mesh(batches.weight_parts) if batches.weight_parts else None,
+    programs=programs.beside_cache(),
   )
   served = engine.library.listing()
   logger.info(

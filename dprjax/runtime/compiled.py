@@ -32,7 +32,7 @@ def keep(folder: str = AUTO) -> None:
       # For JAX, '' is the working directory.
       jax.config.update('jax_compilation_cache_dir', variable or None)
       return
-    local = files.user_cache() / f'compiled-{_machine()}'
+    local = files.user_cache() / f'compiled-{machine()}'
     try:
       local.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -44,7 +44,7 @@ def keep(folder: str = AUTO) -> None:
   jax.config.update('jax_compilation_cache_max_size', -1 if '://' in folder else _BYTES)
 
 
-def _machine() -> str:
+def machine() -> str:
   """A name for the instruction set of this processor."""
   features = platform.machine()
   try:

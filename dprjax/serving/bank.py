@@ -7,6 +7,7 @@ donated ``dynamic_update_slice``). Nothing is compiled after `compile`.
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
+from dprjax.runtime.programs import Programs
 from dprjax.serving.metrics import ServerMetrics
 
 # Columns of the numbers of a batch: the length of each text, how it becomes a vector, its row in
@@ -171,19 +173,31 @@ class Bank:
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._everywhere), arrays
     )
 
-  def compile(self) -> None:
-    """Compiles the program of every shape, and those that write slots."""
+  def compile(self, programs: Programs | None = None) -> None:
+    """Compiles the program of every shape, and those that write slots.
+
+    Args:
+      programs: kept between processes.
+    """
     banks = self._shapes(self._banks)
+    [device, *others] = self._everywhere.mesh.devices.flat
     for bank, row in zip(banks, self._rows, strict=True):
       program = self._jit(write, donate_argnums=0)
       self._writes.append(program.lower(bank, *self._shapes((row, np.int32(0)))).compile())
     embed = self._jit(self._embed)
     for rows, length in self.shapes:
       batch = np.empty((rows, length), np.int32), np.empty((rows, ROWS + len(banks)), np.int32)
-      program = embed.lower(self._params, banks, *self._shapes(batch))
-      self._programs[rows, length] = program.compile()
-      # The first run may still allocate and load.
-      np.asarray(self.run([], [], [], rows, length))
+      args = (self._params, banks, *self._shapes(batch))
+      lower = functools.partial(embed.lower, *args)
+      if programs is None or others:
+        program, loaded = lower().compile(), False
+      else:
+        about = self._config, self._options, self._ways, self._kinds
+        program, loaded = programs.compile(about, lower, args, 0, device)
+      self._programs[rows, length] = program
+      # The first run may still allocate and load. A CPU does neither for a program that is loaded.
+      if not loaded or device.platform != 'cpu' or len(self._programs) == 1:
+        np.asarray(self.run([], [], [], rows, length))
 
   def assign(self, choices: Sequence[AdapterChoice], wanted: Mapping[Hashable, int]) -> list[Lease]:
     """Leases slots for the adapters of one batch, and writes missing ones.

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from dprjax.runtime.programs import Programs
 from dprjax.serving.bank import AdapterChoice, Bank
 from dprjax.serving.metrics import ServerMetrics
 from dprjax.serving.turns import NOBODY, SlicedJob, Steps, Tenant, Turns, settle
@@ -179,6 +180,7 @@ class Batcher:
     most_queued: int,
     ahead: int,
     metrics: ServerMetrics,
+    programs: Programs | None = None,
   ):
     """Starts the device thread, which compiles first (see `ready`).
 
@@ -189,7 +191,9 @@ class Batcher:
       most_queued: texts that may wait.
       ahead: batches that may be in flight.
       metrics: counts and times.
+      programs: see `Bank.compile`.
     """
+    self._programs = programs
     self._bank, self._hidden, self._deadline = bank, hidden, deadline
     self._most_queued, self._ahead, self._metrics = most_queued, ahead, metrics
     self._changed = threading.Condition()
@@ -320,7 +324,7 @@ class Batcher:
 
   def _run(self) -> None:
     try:
-      self._bank.compile()
+      self._bank.compile(self._programs)
     except BaseException as error:  # `ready` passes it on
       self.ready.set_exception(error)
       return

@@ -25,6 +25,7 @@ from dprjax.formats.vector_spec import SIDES
 from dprjax.inference import embedder
 from dprjax.inference.text_encoder import config_sha256
 from dprjax.models import encoder_config, hub
+from dprjax.runtime.programs import Programs
 from dprjax.serving import turns
 from dprjax.serving.bank import AdapterChoice, Bank, Shapes
 from dprjax.serving.batcher import Batcher, QueuedText, Spent
@@ -111,6 +112,7 @@ class Engine:
     name: str,
     options: ServerOptions = ServerOptions(),
     mesh: Mesh | None = None,
+    programs: Programs | None = None,
   ):
     """See ``load``."""
     for option, value in dataclasses.asdict(options).items():
@@ -160,6 +162,7 @@ class Engine:
       most_queued=options.most_queued,
       ahead=1 if platform == 'cpu' else 2,
       metrics=self.metrics,
+      programs=programs,
     )
     self.ready = self.batcher.ready
     self.pool = turns.FairPool(options.threads, 'tokenise', turns.SLICE)
@@ -173,6 +176,7 @@ class Engine:
     name: str | None = None,
     options: ServerOptions = ServerOptions(),
     mesh: Mesh | None = None,
+    programs: Programs | None = None,
   ) -> Self:
     """Loads a backbone; compilation goes on in the background, see ``ready``.
 
@@ -183,6 +187,7 @@ class Engine:
       options: see `ServerOptions`.
       mesh: devices that split the backbone by the axis ``model`` (`mesh.make_mesh`). Default: the
         first local one, or as many as hold the backbone in half of their memory.
+      programs: compiled for an earlier process; on one device.
 
     Raises:
       InputError: unreadable files, two encoders, or an option out of range.
@@ -194,7 +199,7 @@ class Engine:
     tokenizer = text.load_tokenizer(loaded.path)
     hub.check_vocabulary(loaded, tokenizer.vocab_size, loaded.path)
     name = name or str(backbone).rstrip('/').rpartition('/')[2].removeprefix('package:')
-    return cls(loaded, tokenizer, prompts, name, options, mesh)
+    return cls(loaded, tokenizer, prompts, name, options, mesh, programs)
 
   @property
   def config_sha256(self) -> str:

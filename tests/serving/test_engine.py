@@ -17,6 +17,7 @@ from dprjax.base.files import sha256_file
 from dprjax.inference import embedder, folders
 from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact
+from dprjax.runtime.programs import Programs
 from dprjax.serving.bank import Shapes
 from dprjax.serving.batcher import Busy, NotFinite
 from dprjax.serving.engine import Engine, ForeignIds, ServerOptions
@@ -476,3 +477,18 @@ def test_the_rows_of_a_batch():
   assert rows == [1, 1, 4, 4, 4, 16, 16, 16, 16, 64, 64, 64]
   assert shapes.choose_rows(999, 256) == 16
   assert [shapes.bucket(tokens) for tokens in (1, 32, 33, 256)] == [32, 32, 256, 256]
+
+
+@pytest.mark.slow
+def test_programs_of_an_earlier_process_give_the_same_vectors(small, tmp_path):
+  small.write(tmp_path / 'prompts', 'qa', 2)
+  options = ServerOptions(rows=(1, 2), lengths=(16,), slots=4, prompt_length=4)
+  found = []
+  for _ in range(2):
+    store = Programs(tmp_path / 'programs')
+    engine = Engine.load(small.path, tmp_path / 'prompts', options=options, programs=store)
+    engine.ready.result()
+    found.append(engine.submit('qa', 'query', ['json', 'an http server']).result())
+    engine.close()
+  np.testing.assert_array_equal(*found)
+  assert len([*(tmp_path / 'programs').iterdir()]) == 2
