@@ -573,12 +573,12 @@ def _search(args: Flags, process: int, processes: int) -> None:
     return
   for role, ids in report.get('seen', {}).items():
     logger.info('%s: the model %s %d of these queries', args.out, seen.ROLES[role], len(ids))
-  recalls = ''.join(
-    f', {name} {value:.4f}'
-    for name, value in report.get('recall', {}).items()
-    if name.startswith('recall@')
-  )
-  how = f'{report.get("kind", "exact")}{recalls}'
+  how = report.get('kind', 'exact')
+  if how == 'brute_force':  # all passages
+    how = 'exact'
+  else:
+    for name, value in report.get('recall', {}).items():
+      how += f', {name} {value:.4f}' if name.startswith('recall@') else ''
   cli.write_run(args.out, run, f'dprjax-{report["index"]}', report, how)
 
 

@@ -137,13 +137,15 @@ def compared(
     dots(values, f'mean over {over}', foot, path, differences=False)
     return
   values = {
-    f'{measure} ({by_name[first].mean:.3f})': {
-      name: Bar(*one.difference, one.significant)
-      for name, one in by_name.items()
-      if one.difference is not None
+    name: {
+      f'{measure} ({by_name[first].mean:.3f})': Bar(*difference, by_name[name].significant)
+      for measure, by_name in found.items()
+      if (difference := by_name[name].difference) is not None
     }
-    for measure, by_name in found.items()
+    for name in others
   }
+  if len(others) > len(measures):
+    values = {row: {name: values[name][row] for name in others} for row in values[others[0]]}
   xlabel = f'difference from {short(first)} (its mean in brackets)'
   foot = f'paired 95 % bootstrap intervals over {over};  * without 0'
   gain = found[measures[0]][others[-1]].difference

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dprjax.base.counts import counted, rate
 
 _EVERY_S = 5.0  # between two lines
+PASSING = {'passing': True}  # `extra` of a log record that the next one of its kind replaces
 
 logger = logging.getLogger('dprjax')
 
@@ -88,7 +89,7 @@ class Progress:
     self._fraction = fraction or (self._done / self._total if self._total else 0.0)
     if time.monotonic() - self._logged > _EVERY_S and self._fraction < 1:
       self._logged = time.monotonic()
-      logger.info('%s', self._line())
+      logger.info('%s', self._line(), extra=PASSING)
 
   def advance(self, count: int = 1) -> None:
     """Ends the current part, of ``count`` items."""

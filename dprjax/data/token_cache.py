@@ -251,7 +251,7 @@ def build_cache(
   )
   cache = open_cache(path)
   if not built:
-    _log.info(
+    _log.debug(
       'token_cache: %s and %s, built before, in %s',
       counted(cache.num_passages, 'passages'),
       counted(cache.num_queries, 'queries'),

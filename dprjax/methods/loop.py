@@ -1,6 +1,7 @@
 """The loop of a training: setup, state and steps."""
 
 import dataclasses
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from etils import epath
 
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.base.progress import Progress, duration, rounded
+from dprjax.base.progress import PASSING, Progress, duration, rounded
 from dprjax.data.batches import open_batches
 from dprjax.methods import baseline, updates
 from dprjax.methods import method as methods
@@ -22,6 +23,8 @@ from dprjax.models import hub
 from dprjax.runtime import checkpoint, distributed, log, mesh, optim, stopping, tree
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
+
+logger = logging.getLogger('dprjax')
 
 
 class Setup(NamedTuple):
@@ -369,12 +372,10 @@ class Loop:
     rate, unit = self._progress.rate * setup.update_size, setup.data.unit
     values |= {'learning_rate': float(self._schedule(number - 1)), f'{unit}_per_second': rate}
     self._metrics.write(number, values)
-    setup.say(
-      f'step {number}/{self.total}  loss {values["loss"]:.4f}  '
-      + ''.join(f'{label} {values[name]:.3f}  ' for name, label in setup.model.shown.items())
-      + f'|gradient| {values["gradient_norm"]:.3g}  lr {values["learning_rate"]:.2e}'
-      + (f'  {rate:.0f} {unit}/s  {duration(self._progress.left or 0)} left' if rate else '')
-    )
+    shown = ''.join(f'  {label} {values[name]:.3f}' for name, label in setup.model.shown.items())
+    left = f'  {rate:.0f} {unit}/s  {duration(self._progress.left or 0)} left' if rate else ''
+    line = f'step {number}/{self.total}  loss {values["loss"]:.4f}{shown}{left}'
+    logger.log(logging.INFO if self._main else logging.DEBUG, '%s', line, extra=PASSING)
 
 
 def _part_of(workdir: epath.Path) -> str:

@@ -556,7 +556,7 @@ class _Miner:
       report.count(what, len(numbers), [asked.ids[row] for row in numbers[:_LISTED].tolist()])
     counts: dict[str, Any] = {
       'candidates': len(pool.query),
-      'rows with the text of a positive: no candidates': pool.positives,
+      'rows with the text of a positive: left out': pool.positives,
       'rows with a text that the run has before under another id: ignored': pool.copies,
       'queries with fewer candidates than the sample': (candidates > 0) & (candidates < sample),
       'un-denoised negatives': chosen.undenoised,

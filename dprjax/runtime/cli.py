@@ -8,13 +8,14 @@ dprjax. ``--debug`` or ``DPRJAX_TRACEBACK=1`` also shows the traceback.
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 from dprjax.base.counts import counted, rate
 from dprjax.base.errors import (
@@ -112,6 +113,28 @@ class _Formatter(logging.Formatter):
     return mask(super().format(record))
 
 
+class _Terminal(logging.StreamHandler[TextIO]):
+  """In a terminal, a line of progress replaces the one before it (`progress.PASSING`)."""
+
+  _rows = 0  # of the last line, if the next one may replace it
+
+  def emit(self, record: logging.LogRecord) -> None:
+    passing = getattr(record, 'passing', False) and _is_terminal(self.stream)
+    if passing and self._rows:
+      with contextlib.suppress(OSError, ValueError):
+        self.stream.write(f'\x1b[{self._rows}A\x1b[J')  # up, and clear what follows
+    super().emit(record)
+    columns = max(shutil.get_terminal_size().columns, 1)
+    self._rows = -(-len(self.format(record)) // columns) if passing else 0
+
+
+def _is_terminal(stream: TextIO) -> bool:
+  try:
+    return stream.isatty()
+  except ValueError:  # closed
+    return False
+
+
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
   return not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt))
 
@@ -119,7 +142,7 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 def speak() -> None:
   """Logs messages of dprjax to standard error as plain lines."""
   logger = logging.getLogger('dprjax')
-  handler = logging.StreamHandler(sys.stderr)
+  handler = _Terminal(sys.stderr)
   handler.setFormatter(_Formatter('%(message)s'))
   # Without propagation, since absl adds a handler to the root logger.
   logger.handlers, logger.propagate = [handler], False

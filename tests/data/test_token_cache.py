@@ -313,7 +313,7 @@ def made(built):
 
 def test_a_second_run_takes_the_cache_as_it_is(folder, tokenizer, caplog):
   first = made(build(folder, tokenizer))
-  caplog.set_level(logging.INFO)
+  caplog.set_level(logging.DEBUG, 'dprjax')
   assert made(build(folder, tokenizer)) == first
   assert '4 passages and 3 queries, built before' in caplog.text
   # Files that were touched, or moved with everything else, are the same files.

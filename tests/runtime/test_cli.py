@@ -1,4 +1,6 @@
 import dataclasses
+import io
+import logging
 import os
 import signal
 import subprocess
@@ -6,6 +8,7 @@ import sys
 
 import pytest
 
+from dprjax.base import progress
 from dprjax.runtime import cli, flags
 
 
@@ -85,3 +88,19 @@ def test_messages_hide_secrets(capsys):
   err = capsys.readouterr().err
   assert err.count('http://me:***@host?token=***&a=b: wrong') == 2
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize('terminal', [True, False])
+def test_a_line_of_progress_replaces_the_one_before_in_a_terminal_alone(terminal, monkeypatch):
+  class Stream(io.StringIO):
+    def isatty(self):
+      return terminal
+
+  monkeypatch.setattr(sys, 'stderr', stream := Stream())
+  monkeypatch.setattr(logging.getLogger('dprjax'), 'handlers', [])
+  monkeypatch.setattr(logging.getLogger('dprjax'), 'propagate', True)
+  cli.speak()
+  for text, extra in (('a', None), ('1', progress.PASSING), ('2', progress.PASSING), ('b', None)):
+    logging.getLogger('dprjax').info(text, extra=extra)
+  up = '\x1b[1A\x1b[J' if terminal else ''
+  assert stream.getvalue() == f'a\n1\n{up}2\nb\n'
