@@ -211,7 +211,7 @@ class TopicPanel(NamedTuple):
 
 
 def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> None:
-  """Draws a panel for each topic: bars for its words, dots for all documents.
+  """Draws a panel for each topic: bars for its words, dots for the background.
 
   Args:
     panels: the topics.
@@ -230,15 +230,15 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
       places = np.arange(len(panel.words))
       axes.barh(places, panel.own, 0.75, color=_COLOURS[0], label='in the topic')
       dots = {'marker': 'o', 'linestyle': '', 'color': _COLOURS[1], 'markersize': 4}
-      axes.plot(panel.background, places, label='in all documents', **dots)
+      axes.plot(panel.background, places, label='in the background', **dots)
       axes.set_yticks(places, panel.words, fontsize=9)
       axes.set_ylim(most - 0.4, -0.6)
-      axes.locator_params(axis='x', nbins=4)
+      axes.locator_params(axis='x', nbins=3)
       axes.tick_params(axis='x', labelsize=8)
       axes.set_title(panel.title, fontsize=10)
       grid(axes, 'x')
     _label_below(drawing, 'probability of the word')
-    legend(drawing, ['in the topic', 'in all documents'])
+    legend(drawing, ['in the topic', 'in the background'])
 
 
 def short(name: str) -> str:
