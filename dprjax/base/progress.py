@@ -5,12 +5,15 @@ A program with its own display, such as a bar in a notebook, passes a watcher to
 
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 from dprjax.base.counts import counted, rate
 
-_EVERY_S = 5.0  # between two lines
+_EVERY_S = 5.0  # between two lines of a log, at least
+_EVERY = 0.2  # of the time so far, so that long jobs leave few lines
+_CHANGES_S = 1.0  # between two changes of the line in a terminal
 PASSING = {'passing': True}  # `extra` of a log record that the next one of its kind replaces
 
 logger = logging.getLogger('dprjax')
@@ -58,7 +61,7 @@ def rounded(count: float, unit: str = '') -> str:
 
 
 class Progress:
-  """Logs ``encoding: 960 of 1,400 texts, 10/s, 44s left`` every few seconds while a job runs.
+  """Logs ``encoding: 960 of 1,400 texts, 10/s, 44s left`` now and then while a job runs.
 
       progress = Progress('texts', len(texts), task='encoding')
       for part in parts:
@@ -87,7 +90,7 @@ class Progress:
     self.update(count)
     self.show(self._done)
     self._fraction = fraction or (self._done / self._total if self._total else 0.0)
-    if time.monotonic() - self._logged > _EVERY_S and self._fraction < 1:
+    if time.monotonic() - self._logged > self._interval and self._fraction < 1:
       self._logged = time.monotonic()
       logger.info('%s', self._line(), extra=PASSING)
 
@@ -126,6 +129,12 @@ class Progress:
     if self._total and self.rate:
       return (self._total - self._done) / self.rate
     return self.seconds * (1 / self._fraction - 1) if self._fraction else None
+
+  @property
+  def _interval(self) -> float:
+    if sys.stderr is not None and sys.stderr.isatty():
+      return _CHANGES_S
+    return max(_EVERY_S, _EVERY * (time.monotonic() - self._began))
 
   def _line(self) -> str:
     done = f'{self._done:,} of ' if self._total else ''

@@ -45,6 +45,16 @@ def test_a_job_in_parts_is_logged_every_few_seconds(clock, lines):
   assert (meter.seconds, meter.rate) == (20.0, 70.0)
 
 
+@pytest.mark.parametrize(('terminal', 'least', 'most'), [(False, 10, 30), (True, 250, 600)])
+def test_a_long_job_leaves_few_lines_in_a_log(clock, lines, monkeypatch, terminal, least, most):
+  monkeypatch.setattr(progress.sys.stderr, 'isatty', lambda: terminal)
+  meter = progress.Progress('texts', 1000)
+  for count in range(600):
+    clock[0] += 1
+    meter(count)
+  assert least <= len(lines.messages) <= most
+
+
 @pytest.mark.parametrize(
   ('fraction', 'line'),
   [(0.0, 'reading: 2,000 rows, 200/s'), (0.25, 'reading: 2,000 rows, 200/s, 25 %, 30s left')],
