@@ -61,7 +61,17 @@ def usage() -> str:
       initial_indent=f'  {name:{width}}  ',
       subsequent_indent=' ' * (width + 4),
     )
-  return '\n'.join([*lines, '', '`python -m dprjax.COMMAND` is the same command.'])
+  lines += [
+    '',
+    'Begin with a folder of passages, queries and judgements:',
+    '',
+    '  dprjax data check mytext',
+    '  dprjax train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=mytext',
+    '  dprjax export --workdir=runs/mine --out=mine.npz',
+    '',
+    '`python -m dprjax.COMMAND` is the same command.',
+  ]
+  return '\n'.join(lines)
 
 
 def versions() -> str:
