@@ -51,7 +51,7 @@ _HOMES = {
 }
 
 
-# On first use: `python -m dprjax.evaluate` need not wait for JAX.
+# On first use, so that `python -m dprjax.evaluate` does not wait for JAX.
 def __getattr__(name: str) -> Any:
   if name not in _HOMES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
@@ -66,9 +66,9 @@ def __dir__() -> list[str]:
 
 
 def _function(name: str) -> property:
-  """The function ``name``, although there is a command, and so a module, of that name.
+  """The function ``name``, which shares its name with a command and so with a module.
 
-  An import of the module would replace the attribute of the package.
+  An import of the module would otherwise replace the attribute of the package.
   """
 
   def put(_: types.ModuleType, value: Any) -> None:

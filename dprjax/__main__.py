@@ -1,4 +1,4 @@
-"""``dprjax COMMAND``: the commands under one name, each the same as ``python -m dprjax.COMMAND``.
+"""``dprjax COMMAND``: all commands under one name, the same as ``python -m dprjax.COMMAND``.
 
 dprjax --help
 dprjax train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=mytext
@@ -19,15 +19,15 @@ from collections.abc import Sequence
 from dprjax.base import errors, version
 
 _PACKAGE = pathlib.Path(__file__).parent
-_BESIDE = ('jax', 'flax')  # whose versions a report of a fault needs
+_BESIDE = ('jax', 'flax')  # versions needed in bug reports
 _COLUMNS = 100
-_LONGEST = 60  # letters of a word that are compared
+_LONGEST = 60  # compared letters of a word
 
 
 def commands() -> dict[str, str]:
-  """What each command does, by its name: the first sentence of its module.
+  """Descriptions of commands by name: the first sentence of each module.
 
-  Nothing is imported: that would take seconds.
+  Imports nothing, since that would take seconds.
   """
   return {name: _sentence(_PACKAGE / f'{name}.py') for name in _names()}
 
@@ -43,7 +43,7 @@ def _sentence(path: pathlib.Path) -> str:
 
 
 def usage() -> str:
-  """What ``dprjax --help`` prints."""
+  """The output of ``dprjax --help``."""
   known = {name.replace('_', ' '): sentence for name, sentence in commands().items()}
   width = max(map(len, known))
   lines = [
@@ -75,7 +75,7 @@ def usage() -> str:
 
 
 def versions() -> str:
-  """What ``dprjax --version`` prints: the version, and those that a report of a fault needs."""
+  """The output of ``dprjax --version``, with the versions needed in bug reports."""
   beside = [f'Python {platform.python_version()}']
   for name in _BESIDE:
     try:
@@ -91,10 +91,10 @@ def _fail(message: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Runs the command that the first word names, as ``python -m`` would.
+  """Runs the command named by the first word, as ``python -m`` would.
 
   Args:
-    argv: the command and its arguments; the process's own by default.
+    argv: the command and its arguments; by default those of this process.
   """
   words = list(sys.argv[1:] if argv is None else argv)
   if (two := '_'.join(words[:2])) in _names():  # dprjax data check is dprjax.data_check
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   else:
     errors.hear_interrupts()
     sys.argv = words
-    # As `python -m` does: a method or a table of one's own may lie in the working folder.
+    # As with `python -m`: the working folder may have a custom method or table.
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
       sys.path.insert(0, os.getcwd())
     runpy.run_module(f'dprjax.{words[0]}', run_name='__main__', alter_sys=True)

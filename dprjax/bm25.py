@@ -3,9 +3,9 @@
     python -m dprjax.bm25 --corpus=corpus.jsonl --queries=queries.jsonl --qrels=qrels/test.tsv \\
         --out=bm25.trec
 
-Words are stemmed, stop words left out. In scripts without spaces between words (Chinese, Japanese,
-Thai, ...) and in Korean, each letter and each pair of neighbours is a word. bm25.trec.json says how
-the run was made.
+Words are stemmed, and stop words left out. In scripts without spaces between words (Chinese,
+Japanese, Thai, ...) and in Korean, each letter and each pair of neighbours is a word.
+bm25.trec.json has the settings.
 """
 
 import dataclasses
@@ -37,14 +37,14 @@ class Flags:
   column: dict[str, str] = flags.columns('id, title or text of the corpus, query_id or query')
   out: str = flag('the run; its report goes to run.trec.json', metavar='run.trec')
   k: int = flag('passages a query, those that share a word with it', 1000)
-  qrels: str | None = flag('rank only for the queries that are judged here', None, metavar='FILE')
+  qrels: str | None = flag('rank only for queries judged here', None, metavar='FILE')
   strict: bool = flags.switch('fail where the qrels name an unknown query, instead of counting it')
   drop_same_id: bool = flags.drop_same_id()
   k1: float = flags.k1()
   b: float = flags.b()
   language: str = flags.language()
   index_dir: str | None = flag(
-    'keep the index here, and use it again while passages and settings stay the same',
+    'keep the index here and reuse it while passages and settings are the same',
     None,
     metavar='DIR',
   )
@@ -84,7 +84,8 @@ def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
   run = trec.run_from_rows(list(texts), index.ids, found.rows, found.scores)
   empty = [query_id for query_id, ranking in run if not ranking]
   cli.report_ids(
-    f'{args.queries}: {len(empty):,} of {counted(len(run), "queries")} have no word of a passage',
+    f'{args.queries}: {len(empty):,} of {counted(len(run), "queries")} share no word with a '
+    'passage',
     empty,
     False,
   )

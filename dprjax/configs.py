@@ -1,9 +1,9 @@
-"""Lists the experiments that come with dprjax, for --config, and the folder that they lie in.
+"""Lists the experiments shipped with dprjax, for --config, and their folder.
 
     python -m dprjax.configs
 
-These names work in every folder without a `configs/` of its own. `--options` lists what a config
-sets, with defaults and effects; `--options=WORD` only options with that word. `--copy=DIR` writes
+These names work in every folder without a `configs/` of its own. `--options` lists the options of a
+config, with defaults and effects; `--options=WORD` only those with the word. `--copy=DIR` writes
 the experiments, the pinned versions (`constraints/`) and the scripts for clusters and servers
 (`launch/`) to a folder. A config file is a few lines of Python: copy one to change it.
 """
@@ -36,7 +36,7 @@ _OPTION = re.compile(r'c\.([\w.]+) = ([^#]*?)(?:  # (.*))?')
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   options: str | None = flag('list the options of a config', None, const='', metavar='WORD')
-  copy: str | None = flag('where the files are copied to', None, metavar='DIR')
+  copy: str | None = flag('folder for copies of the files', None, metavar='DIR')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -57,7 +57,7 @@ def _command(args: Flags) -> None:
 
 
 def options() -> Iterator[tuple[str, str]]:
-  """Every option, as ``config.KEY = DEFAULT (what it may be)``, and its effect."""
+  """Every option, as ``config.KEY = DEFAULT (allowed values)``, and its effect."""
   for prefix, table in (('', tables.table), ('tasks.NAME.', tables.task_table)):
     known = configs.flat(vars(table()))
     about: list[str] = []

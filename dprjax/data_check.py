@@ -1,10 +1,10 @@
-"""Prints what a data set holds, and what is wrong with it.
+"""Prints the content of a data set and its faults.
 
     dprjax data check mytext
 
-Of each split and of the passages: counts, lengths, copies, queries without positives, judgements of
-unknown passages, and what --backbone will cut. Of each pair of splits: queries and answers that
-both have. With three samples of each. DATA is what --config.data.dir takes, but irds: and hf:.
+For each split and for the passages: counts, lengths, copies, queries without positives, judgements
+of unknown passages, and texts that --backbone will cut. For each pair of splits: common queries and
+answers. Each with three samples. DATA is a value of --config.data.dir, except irds: and hf:.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ class Flags:
   data: str = flags.data()
   columns: str = flags.data_columns()
   split: tuple[str, ...] = flag('splits to check (default: all); may be repeated', ())
-  backbone: str | None = flags.backbone(None, ' whose lengths and tokens count')
+  backbone: str | None = flags.backbone(None, ' for token lengths')
 
 
 def main(argv: Sequence[str] | None = None) -> None:

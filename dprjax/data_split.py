@@ -1,10 +1,10 @@
-"""Makes a split for testing of data that has none.
+"""Makes a test split for data without one.
 
     dprjax data split pairs.csv --out=mytext
 
 Writes a BEIR folder with corpus.jsonl, queries.jsonl, qrels/train.tsv and qrels/test.tsv.
---by=document keeps documents that answer test queries out of the training; --by=query does not, and
-fits where most documents answer many queries. The last line says which was taken.
+--by=document keeps documents that answer test queries out of training; --by=query does not, and
+suits data where most documents answer many queries. The last line names the rule.
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ logger = logging.getLogger('dprjax')
 class Flags:
   data: str = flags.data()
   columns: str = flags.data_columns()
-  split: str = flag('whose judgements are divided', 'train')
-  out: str = flag('the folder that is made', metavar='DIR')
-  fraction: float = flag('of the queries to test on, about', 0.2, most=0.9)
+  split: str = flag('the split to divide', 'train')
+  out: str = flag('the new folder', metavar='DIR')
+  fraction: float = flag('approximate share of test queries', 0.2, most=0.9)
   by: str = flag(
-    'what is kept apart; auto: documents, where that leaves about the fraction',
+    'the unit kept in one split; auto: documents, if this gives about the fraction',
     'auto',
     choices=splitting.BY,
   )
-  seed: int = flag('of the choice', 0, least=0)
+  seed: int = flag('of the random choice', 0, least=0)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

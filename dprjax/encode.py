@@ -7,14 +7,14 @@ All local devices encode. After an interruption the same command continues with 
 several hosts that see the same folder, run the same command on each: every process encodes its own
 shards.
 
-An array of jobs that do not know of each other encodes one part each, into folders of their own,
-which dprjax.search takes together:
+In a job array, each job encodes one part into its own folder, and dprjax.search searches all
+folders:
 
     python -m dprjax.encode ... --part=$SLURM_ARRAY_TASK_ID/8 --out=corpus-$SLURM_ARRAY_TASK_ID
     python -m dprjax.search --corpus='corpus-*' ...
 
 --precision=float16, int8 and binary make the folder 2, 4 and 32 times smaller; --dimensions=128
-cuts the vectors. docs/smaller.md has the price of each.
+shortens the vectors. docs/smaller.md lists the losses.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger('dprjax')
 
-_CHECKED = 1000  # texts of a corpus that should have a word of the topics
+_CHECKED = 1000  # texts checked for words of the topics
 
 
 def _topic(text: str) -> str:
@@ -58,8 +58,8 @@ class Flags:
   backbone: str = flags.backbone()
   prompt: str | None = flag('a prompt.npz of the backbone, or USER/NAME[@COMMIT] on the hub', None)
   topic: str = flag(
-    "under a topic prompt: infer each text's topic from its words; oracle, the topic of the "
-    'document with its id; or one topic for all texts',
+    'with a topic prompt: infer the topic of each text from its words; oracle, the topic of the '
+    'document with the same id; or one topic for all texts',
     'infer',
     read=_topic,
     metavar='infer|oracle|NUMBER',
@@ -71,7 +71,7 @@ class Flags:
   qrels: str | None = flag('with --side=query: only the queries judged here', None, metavar='FILE')
   out: str = flag('the folder of embeddings', metavar='DIR')
   pooling: str | None = flag(
-    "cls, mean, lasttoken, ... (default: the prompt's or backbone's)", None, metavar='NAME'
+    'cls, mean, lasttoken, ... (default: that of the prompt or backbone)', None, metavar='NAME'
   )
   normalize: bool | None = flag('unit length; same default', None)
   max_length: int | None = flag('tokens of a text; same default', None, most=2**20)
@@ -79,21 +79,21 @@ class Flags:
   dtype: str = flags.dtype()
   weight_parts: int | None = flags.weight_parts()
   precision: str = flag(
-    'of the stored vectors; int8 and binary (1 bit) for passages only',
+    'of stored vectors; int8 and binary (1 bit) only for passages',
     'float32',
     choices=manifest.DTYPES,
   )
   dimensions: int | None = flag(
-    'keep only the first numbers of a vector, for models trained for it (default: all)',
+    'keep only this many leading numbers of a vector, for models trained for it (default: all)',
     None,
     most=2**20,
   )
   calibrate: int = flag(
-    'texts to measure the ranges of int8 and binary codes on', 1024, most=10**7, metavar='TEXTS'
+    'texts for measuring the ranges of int8 and binary codes', 1024, most=10**7, metavar='TEXTS'
   )
   shard_rows: int = flag('vectors a file; an interruption loses one file', 20_000, most=2**31 - 1)
   part: str | None = flag(
-    'only this part of the texts, from 0/N to N-1/N, for the jobs of an array, each with its --out',
+    'only this part of the texts, from 0/N to N-1/N, for job arrays, each with its own --out',
     None,
     read=_part,
     metavar='I/N',
@@ -106,12 +106,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: Flags) -> None:
-  # Before the backbone, which takes a while to load.
+  # Before loading the backbone, which takes long.
   inputs_of.find(args.input, args.side)
   if args.topic == 'oracle' and args.documents is None:
     raise InputError('--topic=oracle needs --documents=FILE, the corpus with the topics')
   if args.qrels and args.side != 'query':
-    raise InputError('--qrels chooses queries: it goes with --side=query')
+    raise InputError('--qrels selects queries: it needs --side=query')
   if args.precision in codes.LEVELS and args.side == 'query':
     raise InputError(
       f'--precision={args.precision} is for passages; queries stay float32 or float16'
@@ -175,7 +175,7 @@ def _encode(args: Flags) -> None:
 
 
 class _Judged:
-  """The queries that are judged, as often as they are asked for."""
+  """The judged queries; each iteration reads them again."""
 
   def __init__(self, texts: Iterable[Text], judged: Container[str]):
     self._texts, self._judged = texts, judged
@@ -185,7 +185,7 @@ class _Judged:
 
 
 class _Slice:
-  """Texts from ``start`` to ``stop``, as often as they are asked for."""
+  """Texts from ``start`` to ``stop``; each iteration reads them again."""
 
   def __init__(self, texts: Iterable[Text], start: int, stop: int):
     self._texts, self._start, self._stop = texts, start, stop

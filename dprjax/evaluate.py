@@ -3,24 +3,24 @@
     python -m dprjax.evaluate --run=run.trec --qrels=qrels/test.tsv --out=metrics.json
 
 Every judged query counts; one without results counts as 0. Equal scores are ranked by falling id,
-as trec_eval does. Several data sets make one table with their average. Their judgements are given
-one by one, or found in BEIR folders (DIR/qrels/SPLIT.tsv, named after the folder):
+as trec_eval does. Several data sets make one table with their average. Judgements are given one by
+one, or taken from BEIR folders (DIR/qrels/SPLIT.tsv, with the name of the folder):
 
     python -m dprjax.evaluate --run=nq=nq.trec --qrels=nq=nq.tsv \\
         --run=fiqa=fiqa.trec --qrels=fiqa=fiqa.tsv --out=metrics.json
     python -m dprjax.evaluate --beir=beir/scifact --beir=beir/fiqa \\
         --run=scifact=a.trec --run=fiqa=b.trec --out=metrics.json
 
-Measures have ir_measures' names. nAP@k is average precision over min(k, R) for R relevant
+Measures have their names in ir_measures. nAP@k is average precision over min(k, R) for R relevant
 documents, as in sentence-transformers and Topic-DPR.
 
-Answer@k is DPR's top-k accuracy for open-domain question answering. A question's id is its id, _id
-or query_id, or its place in the file, from 1:
+Answer@k is the top-k accuracy of DPR for open-domain question answering. The id of a question is
+its id, _id or query_id, or its place in the file, from 1:
 
     python -m dprjax.evaluate --run=nq.trec --answers=nq-test.qas.csv --corpus=psgs_w100.tsv \\
         --out=metrics.json
 
-mteb's tasks, or folders as tasks, measure a model (pip install 'dprjax[mteb]', with PyTorch):
+Tasks of mteb, or folders as tasks, evaluate a model (pip install 'dprjax[mteb]', with PyTorch):
 
     python -m dprjax.evaluate --mteb=SciFact,NFCorpus --backbone=B --prompt=qa.npz --out=mteb.json
 
@@ -56,11 +56,11 @@ _FILES = ('run', 'qrels', 'answers', 'corpus')  # flags with a file for each dat
 class MtebFlags:
   backbone: str | None = flags.backbone(None)
   prompt: str | None = flag('none: only the backbone', None, metavar='prompt.npz')
-  dimensions: int | None = flag('compare only the first numbers of the vectors', None)
+  dimensions: int | None = flag('compare only this many leading numbers of vectors', None)
   training_datasets: tuple[str, ...] | None = flag(
-    "the prompt's training data, by mteb's names", None, split=',', metavar='NAME,...'
+    'training data of the prompt, by their names in mteb', None, split=',', metavar='NAME,...'
   )
-  adapted_from: str | None = flag("mteb's name of the backbone", None, metavar='NAME')
+  adapted_from: str | None = flag('the name of the backbone in mteb', None, metavar='NAME')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,47 +72,51 @@ class Flags:
     metavar='[NAME=]run.trec',
   )
   qrels: tuple[tuple[str, str], ...] = flag(
-    "judgements: BEIR's tsv, or TREC's and MS MARCO's columns",
+    'judgements: a BEIR tsv, or the columns of TREC and MS MARCO',
     (),
     read=flags.maybe_named,
     metavar='[NAME=]FILE',
   )
   beir: tuple[str, ...] = flag(
-    'a BEIR folder with judgements for the run of its name', (), metavar='DIR'
+    'a BEIR folder with judgements for the run of the same name', (), metavar='DIR'
   )
   split: str = flag('of the BEIR folders', 'test')
   measure: tuple[str, ...] = flag(
-    "ir_measures' names, one or several; may be repeated",
+    'names in ir_measures, one or several; may be repeated',
     measures.DEFAULT_MEASURES,
     split=' ',
     metavar='MEASURE',
   )
-  out: str | None = flag('the metrics, which are also printed', None, metavar='metrics.json')
+  out: str | None = flag(
+    'file for the metrics, which are also printed', None, metavar='metrics.json'
+  )
   drop_same_id: bool = flags.drop_same_id('is left out')
   strict: bool = flags.switch(
-    'fail if the run lacks a judged query or --corpus a judged document; else they are counted'
+    'fail if the run lacks a judged query or --corpus a judged document, instead of counting'
   )
   answers: tuple[tuple[str, str], ...] = flag(
-    "answers to questions: DPR's json or csv, or jsonl with id and answers",
+    'answers to questions: DPR json or csv, or jsonl with id and answers',
     (),
     read=flags.maybe_named,
     metavar='[NAME=]FILE',
   )
   corpus: tuple[tuple[str, str], ...] = flag(
-    "passages, as BEIR's jsonl or DPR's tsv, to search for answers and ids of judged documents",
+    'passages (BEIR jsonl or DPR tsv), to look up answers and ids of judged documents',
     (),
     read=flags.maybe_named,
     metavar='[NAME=]FILE',
   )
-  answer_k: tuple[int, ...] = flag('passages to search for an answer', (5, 20, 100), split=' ')
-  match: str = flag('what an answer is; regex for CuratedTREC', 'string', choices=MATCHES)
+  answer_k: tuple[int, ...] = flag(
+    'numbers of passages to search for an answer', (5, 20, 100), split=' '
+  )
+  match: str = flag('kind of answers; regex for CuratedTREC', 'string', choices=MATCHES)
   extra: dict[str, str] = flag(
-    'a fact to keep, such as the number of trained parameters: a column of dprjax.report',
+    'a fact to record, such as the number of trained parameters: a column of dprjax.report',
     {},
     metavar='NAME=VALUE',
   )
   mteb: tuple[str, ...] | None = flag(
-    "mteb's tasks, and folders of data, to measure --backbone and --prompt on",
+    'mteb tasks and data folders for evaluating --backbone and --prompt',
     None,
     split=',',
     metavar='TASK,...',
@@ -123,36 +127,35 @@ class Flags:
 def evaluate(
   run: str, qrels: str | None, answer_file: str | None, corpus: str | None, args: Flags
 ) -> dict[str, Any]:
-  """Measures one run on one data set.
+  """Evaluates a run on a data set.
 
   Args:
     run: a TREC run.
     qrels: judgements.
     answer_file: answers, see ``retrieval.answers.read_answers``; with or without ``qrels``.
-    corpus: the passages, for answers and to look for the ids of judged documents.
-    args: measures, and what is an error.
+    corpus: the passages, for answers and for ids of judged documents.
+    args: measures and strictness.
 
   Returns:
     ``measures.Metrics`` and the settings.
 
   Raises:
-    InputError: bad files, or what ``args.strict`` forbids.
-  """
-  # Small files first: their mistakes should not wait for a large run.
+    InputError: bad files, or a problem that ``args.strict`` forbids."""
+  # Small files first, so that their mistakes show before a large run is read.
   measures.parse_measures(args.measure)
   if not qrels and not answer_file:
-    raise InputError(f'{run}: nothing to measure by; give --qrels, or --answers and --corpus')
+    raise InputError(f'{run}: nothing to measure; give --qrels, or --answers and --corpus')
   if answer_file and corpus is None:
-    raise InputError('--answers needs --corpus, the passages that may hold them')
+    raise InputError('--answers needs --corpus, the passages to search for answers')
   judged = read_qrels(qrels) if qrels else {}
   questions = answers.read_answers(answer_file) if answer_file else {}
   if args.drop_same_id:
     judged = _without_own_id(judged, qrels)
   read = trec.read_queries(run, lambda pieces: _read(pieces, judged, questions, args))
   if not args.drop_same_id and 2 * read.first_with_own_id > read.with_own_id:
-    # A passage that is its own query is ranked first; ids that only look alike seldom are.
+    # A passage that equals its query ranks first; passages whose id is equal by chance seldom do.
     logger.info(
-      '%s: %d of %d queries found the document of their own id; if queries are passages of the '
+      '%s: %d of %d queries found the document with their own id; if queries are passages of the '
       'corpus, --drop_same_id=true leaves it out, as BEIR does',
       run,
       read.with_own_id,
@@ -178,7 +181,7 @@ def evaluate(
         seen.ROLES[role],
         count,
         len(measured),
-        '; measure it on others' if role == 'train' else ', which flatters it slightly',
+        '; use other queries' if role == 'train' else ', so scores are slightly too high',
       )
   if qrels:
     parts.append(read.measured.metrics())
@@ -188,7 +191,7 @@ def evaluate(
     tell_missing(questions, 'questions')
     unknown = sorted(needed - set(texts))
     cli.report_ids(
-      f'{run}: {len(unknown)} of its passages are not in {corpus} and count as without an answer',
+      f'{run}: {len(unknown)} of its passages are not in {corpus} and count as without answers',
       unknown,
       args.strict,
     )
@@ -216,13 +219,13 @@ def evaluate(
 
 @dataclasses.dataclass
 class _Read:
-  """What a run was read for.
+  """Results of reading a run.
 
   Attributes:
     measured: its judged queries.
     queries: their number, judged or not.
-    with_own_id: queries that found the document of their own id; ``first_with_own_id`` of them have
-      it first, and it was not judged relevant.
+    with_own_id: queries that found the document with their own id; for ``first_with_own_id`` of
+      them it ranks first and was not judged relevant.
     found: judged queries and questions that are in the run.
     rankings: of questions.
   """
@@ -254,7 +257,7 @@ def _read(
 
 
 def _first_with_own_id(ranked: trec.Run, same: np.ndarray, judged: Qrels) -> int:
-  """Queries whose first document has their own id and was not judged relevant to them."""
+  """The number of queries whose first document has the same id and was not judged relevant."""
   first = ranked.offsets[:-1][np.diff(ranked.offsets) > 0]
   rows = ranked.query_of_row()[first[same[first]]].tolist()
   ids = [ranked.query_ids[row] for row in rows]
@@ -265,7 +268,7 @@ def _without_own_id(judged: Qrels, name: str | None) -> Qrels:
   own = [query for query, documents in judged.items() if query in documents]
   if not own:
     return judged
-  logger.info('%s: left out %d judgements of a query by itself', name, len(own))
+  logger.info('%s: left out %d judgements of a query with its own id', name, len(own))
   kept = {
     query: {document: grade for document, grade in documents.items() if document != query}
     for query, documents in judged.items()
@@ -274,7 +277,7 @@ def _without_own_id(judged: Qrels, name: str | None) -> Qrels:
 
 
 def combine(datasets: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Merges the metrics of several data sets; each has the same weight in the means."""
+  """Merges the metrics of several data sets, with equal weight in the means."""
   first, *others = datasets.values()
   names = [name for name in first['mean'] if all(name in other['mean'] for other in others)]
   counts = dict.fromkeys(count for metrics in datasets.values() for count in metrics['counts'])
@@ -336,12 +339,12 @@ def _command(args: Flags) -> None:
 def _measure_by_mteb(args: Flags, tasks: Sequence[str], model: MtebFlags) -> None:
   runs = ('run', 'qrels', 'beir', 'answers', 'corpus', 'measure', 'drop_same_id', 'strict')
   for name in flags.given(args, *runs):
-    raise InputError(f'--{name} does not go with --mteb: its tasks have their own')
+    raise InputError(f'--{name} does not go with --mteb, whose tasks have their own')
   if model.backbone is None:
     raise InputError('--mteb needs --backbone, and a --prompt where one was trained')
   if not tasks:
     raise InputError('--mteb names no task')
-  # Imports JAX, and PyTorch by mteb.
+  # Imports JAX and, through mteb, PyTorch.
   from dprjax import mteb
   from dprjax.runtime import compiled
 
@@ -396,7 +399,7 @@ def _measure(args: Flags, named: Mapping[str, Mapping[str, str]], several: bool)
 
 
 def _shown(args: Flags, named: Mapping[str, Mapping[str, str]]) -> str:
-  """The command for a model card, with files by name: folders are private."""
+  """The command for a model card, with only the names of files, since folders are private."""
   words = ['python -m dprjax.evaluate']
   for option, by_name in named.items():
     for name, path in by_name.items():
@@ -418,7 +421,7 @@ def _check_pipes(paths: Iterable[str]) -> None:
 
 
 def _by_name(option: str, values: Sequence[tuple[str, str]], several: bool) -> dict[str, str]:
-  """Files by the name of their data set, which is empty for a single one."""
+  """Files by the name of their data set, which is '' for a single one."""
   result: dict[str, str] = {}
   for name, path in values:
     if several and not name:

@@ -3,14 +3,14 @@
     python -m dprjax.export --workdir=runs/mine --out=prompt.npz
 
 A run that trained the backbone writes a directory instead, which `transformers` and
-`sentence-transformers` load. A prompt becomes a folder of PEFT's or of sentence-transformers', with
-a model card, and goes to the Hugging Face hub:
+`sentence-transformers` load. A prompt can also become a PEFT or sentence-transformers folder with a
+model card, and go to the Hugging Face hub:
 
     python -m dprjax.export --workdir=runs/mine --out=adapter --format=peft
     python -m dprjax.export --workdir=runs/mine --out=model --format=sentence-transformers \\
         --base_model=sentence-transformers/all-MiniLM-L6-v2 --push=USER/NAME
 
---from takes what was exported before, or a prefix adapter of PEFT's, in place of a workdir:
+--from takes an earlier export, or a prefix adapter of PEFT, in place of a workdir:
 
     python -m dprjax.export --from=adapter --backbone=DIR --out=prompt.npz
 """
@@ -46,7 +46,7 @@ def _reference(text: str) -> repository.Reference:
 def _licence(text: str) -> str:
   if not re.fullmatch(r'[a-z0-9][a-z0-9.+-]{0,63}', text):
     raise argparse.ArgumentTypeError(
-      f"expected a licence's name on the hub, such as apache-2.0 or other, not {text!r:.80}"
+      f'expected the name of a licence on the hub, such as apache-2.0 or other, not {text!r:.80}'
     )
   return text
 
@@ -69,17 +69,17 @@ class Flags:
     'of the checkpoint (default: the best on the dev split, else the latest)', None
   )
   method: str | None = flag(
-    "the module of the run's method if it is your own (lab.toy), which a workdir must not choose",
+    'the module of a custom method (lab.toy); a workdir must not choose it',
     None,
   )
   force: bool = flags.switch('export even if no dev score is above the baseline')
   backbone: str | None = flag(
-    'with --from: the frozen encoder (default: the one that it names)', None
+    'with --from: the frozen encoder (default: the one named there)', None
   )
   pooling: str | None = flag(
-    "with --from, for PEFT's adapters: cls, mean, ... (default: the backbone's)", None
+    'with --from, for PEFT adapters: cls, mean, ... (default: that of the backbone)', None
   )
-  normalize: bool | None = flag('likewise: unit length', None)
+  normalize: bool | None = flag('with --from, for PEFT adapters: unit length', None)
   query_max_length: int | None = flag('likewise: tokens', None)
   passage_max_length: int | None = flag('likewise: tokens', None)
   base_model: repository.Reference | None = flag(
@@ -97,10 +97,10 @@ class Flags:
     'of dprjax.evaluate, for the card; may be repeated', {}, metavar='NAME=metrics.json'
   )
   push: str | None = flag(
-    'send the folder to this repository of the Hugging Face hub', None, metavar='USER/NAME'
+    'upload the folder to this repository on the Hugging Face hub', None, metavar='USER/NAME'
   )
   private: bool = flag('hide the repository from others', True)
-  dry_run: bool = flag('show what --push would send', False)
+  dry_run: bool = flag('show the files that --push would send', False)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -114,7 +114,7 @@ def _command(args: Flags) -> None:
     if epath.Path(args.out).suffix == '.npz':
       raise InputError(f'--out={args.out}: --push sends a folder; name one, not an npz file')
   if not with_card and (args.license or args.metrics):
-    raise InputError('--license and --metrics are for a card; say --card=true')
+    raise InputError('--license and --metrics are for a card; add --card=true')
   if args.source is None:
     flags.refuse(args, ('backbone', *_SETTINGS), 'from')
   else:

@@ -1,4 +1,4 @@
-"""Makes one run of several: by ranks or normalised scores, with given or learnt weights.
+"""Fuses runs by ranks or normalised scores, with given or learnt weights.
 
     python -m dprjax.fuse --run=bm25.trec --run=dense.trec --out=fused.trec
     python -m dprjax.fuse --run=bm25.trec --run=dense.trec --method=learned \\
@@ -6,13 +6,13 @@
     python -m dprjax.fuse --run=bm25.trec --run=dense.trec --weights=fusion.json --out=test.trec
 
 The first command adds reciprocal ranks. The second learns weights of normalised scores for nDCG@10
-on judged queries, and says what they gain over the best single run, in cross-validation. The third
-uses them, and so do `search --hybrid`, `serve --hybrid` and `Retriever.load(hybrid=)`.
+on judged queries, and prints their cross-validated gain over the best single run. The third uses
+them, like `search --hybrid`, `serve --hybrid` and `Retriever.load(hybrid=)`.
 
-A query's lines stand together in each run; runs may have their queries in different orders. One
-query is in memory at a time. A document that a run lacks has the value 0 there (docs/fusion.md).
+The lines of a query must be together in each run; the order of queries may differ between runs. One
+query is in memory at a time. A document missing in a run has the value 0 there (docs/fusion.md).
 
---shards merges runs of disjoint parts of one corpus in one space by their scores.
+--shards merges runs of disjoint parts of a corpus with comparable scores.
 """
 
 import contextlib
@@ -60,28 +60,28 @@ class Flags:
   )
   out: str = flag('the run; its report goes to run.trec.json', metavar='run.trec')
   method: str = flag(
-    'rrf adds reciprocal ranks, the others scores that are normalised query by query; learned is '
+    'rrf adds reciprocal ranks, the others add scores normalised for each query; learned is '
     'zscore with weights learnt on --qrels',
     'rrf',
     choices=(*fusion.METHODS, LEARNED),
   )
   weights: str | None = flag(
-    'of each run in turn (default: 1); or the file of --weights_out, instead of --method',
+    'of each run in order (default: 1); or a file from --weights_out, in place of --method',
     None,
     metavar='N,N,...|FILE',
   )
   weights_out: str | None = flag(
-    'keep method and weights here (default with --method=learned: run.trec.fusion.json)',
+    'file for method and weights (default with --method=learned: run.trec.fusion.json)',
     None,
     metavar='FILE',
   )
   qrels: str | None = flag('with --method=learned: judged queries', None, metavar='FILE')
   queries: str | None = flag(
-    'texts of the queries, to tell those that weights were learnt on by text, not by id',
+    'texts of the queries, to recognize queries used for learning weights by text, not by id',
     None,
     metavar='FILE',
   )
-  depth: int = flag('documents of each run and query that count', fusion.DEPTH, most=10**6)
+  depth: int = flag('how many documents of each run and query count', fusion.DEPTH, most=10**6)
   k: int = flag('passages a query', 1000, most=10**6)
   rrf_k: int = flag('the constant of rrf', fusion.RRF_K, most=10**6)
   shards: bool = flags.switch('merge runs of disjoint parts of one corpus')
@@ -99,7 +99,7 @@ def fuse(args: Flags) -> None:
   """
   learns, given = args.method == LEARNED, args.weights and args.weights.endswith('.json')
   if len(args.run) < 2:
-    raise InputError(f'{counted(len(args.run), "runs")}: give --run two times or more')
+    raise InputError(f'{counted(len(args.run), "runs")}: give --run at least twice')
   if args.shards:
     _refuse(args, ('method', 'weights', 'weights_out', 'qrels', 'rrf_k', 'depth'), '--shards')
   if given:
@@ -159,7 +159,7 @@ def _refuse(args: Flags, names: Sequence[str], other: str) -> None:
 
 
 def _names(named: Sequence[tuple[str, str]]) -> list[str]:
-  """The name of each run: as given, else by its tag, or the path where tags are equal."""
+  """The name of each run: as given, else its tag, or its path if tags are equal."""
   tags = [runs.read_tag(path) for _, path in named]
   usual = [name or _OF_TAGS.get(tag, tag) for (name, _), tag in zip(named, tags, strict=True)]
   names = [
@@ -168,7 +168,7 @@ def _names(named: Sequence[tuple[str, str]]) -> list[str]:
   ]
   for name, (_, path) in zip(names, named, strict=True):
     if names.count(name) > 1:
-      raise InputError(f'--run={path}: two runs are called {name}; name them --run=NAME=FILE')
+      raise InputError(f'--run={path}: two runs have the name {name}; name them --run=NAME=FILE')
   return names
 
 
@@ -179,7 +179,7 @@ def _numbers(weights: str | None, count: int) -> list[float]:
     found = [float(word) for word in weights.split(',')]
   except ValueError:
     raise InputError(
-      f'--weights={weights:.80}: expected numbers with commas between them, or a .json file'
+      f'--weights={weights:.80}: expected numbers separated by commas, or a .json file'
     ) from None
   if len(found) != count:
     raise InputError(f'--weights={weights:.80}: {len(found)} numbers for {count} runs')
@@ -187,11 +187,11 @@ def _numbers(weights: str | None, count: int) -> list[float]:
 
 
 def _of_file(path: str, names: Sequence[str]) -> fusion.Fusion:
-  """The fusion of a file, of these runs."""
+  """The fusion in a file, for these runs."""
   found = fusion.read(path)
   if found.weights.keys() != set(names):
     raise InputError(
-      f'--weights={path} is of runs called {", ".join(found.weights)}, not {", ".join(names)}; '
+      f'--weights={path} is for runs called {", ".join(found.weights)}, not {", ".join(names)}; '
       'name them --run=NAME=FILE'
     )
   return found
@@ -207,7 +207,7 @@ def _bm25(args: Flags, names: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _report(run: str) -> dict[str, Any]:
-  """The report beside a run; empty without one of dprjax."""
+  """The report beside a run; empty if dprjax did not write one."""
   path = epath.Path(f'{files.resolved(run)}.json')
   try:
     found = reading.read_json_object(path, 'report') if path.exists() else {}
@@ -217,7 +217,7 @@ def _report(run: str) -> dict[str, Any]:
 
 
 def _check_spaces(args: Flags) -> None:
-  """Raises InputError where reports tell that shards are of several spaces."""
+  """Raises InputError if reports show that scores of shards are not comparable."""
   spaces = {
     path: {field: report.get(field) for field in manifest.SPACE}
     for _, path in args.run
@@ -244,7 +244,7 @@ def _of(opened: Mapping[str, Rankings], query_id: str) -> dict[str, Ranking]:
 def _learn(
   args: Flags, opened: Mapping[str, Rankings], texts: Mapping[str, str]
 ) -> tuple[fusion.Fusion, dict[str, Any]]:
-  """Learns weights on the judged queries, and tells their gain."""
+  """Learns weights on the judged queries, and logs their gain."""
   assert args.qrels is not None
   judged = read_qrels(args.qrels)
   found = {
@@ -255,7 +255,7 @@ def _learn(
   if len(found) < 2:
     raise InputError(
       f'{args.qrels}: {counted(len(found), "judged queries")} with relevant documents in the runs; '
-      '--method=learned needs 2, and some dozens to gain'
+      '--method=learned needs 2, and some dozens for a gain'
     )
   how = fusion.Fusion(weights=dict.fromkeys(opened, 1.0), method=_LEARNT_METHOD, depth=args.depth)
   weights = fusion.candidates(len(opened))
@@ -276,11 +276,11 @@ def _learn(
   ]
   cli.print_table(['', fusion.MEASURE], [[name, f'{values.mean():.4f}'] for name, values in rows])
   shown = ', '.join(f'{name} {weight:.2f}' for name, weight in chosen.items())
-  verdict = f'gain over {names[best]} alone'
+  verdict = f'gain over {names[best]}'
   if gain.mean <= 0:
-    verdict = f'no gain over {names[best]} alone'
+    verdict = f'no gain over {names[best]}'
   elif gain.low <= 0:
-    verdict = f'no clear gain over {names[best]} alone, it may be chance'
+    verdict = f'no clear gain over {names[best]} (it may be chance)'
   logger.info(
     'weights %s: %s, %s %+.4f, 95 %% interval %+.4f to %+.4f over %s',
     shown,
@@ -323,7 +323,7 @@ def _write(
       query_id in run for other in opened.values() if other is not run for query_id in other
     ):
       raise InputError(
-        f'{run.path}: no other run has one of its queries; give runs of one data set'
+        f'{run.path}: no other run has one of its queries; give runs of the same data set'
       )
     cli.report_ids(
       f'{name}: nothing for {len(missing):,} of {counted(len(query_ids), "queries")}',
@@ -355,8 +355,8 @@ def _write(
   trec.write_rankings(args.out, fused(), 'dprjax-fuse')
   if how is not None and not shared:
     logger.warning(
-      '%s: the runs have no document in common; are they of one corpus? --shards merges parts of '
-      'one',
+      '%s: the runs have no document in common; are they from the same corpus? --shards merges '
+      'parts of one',
       args.out,
     )
   seconds = time.perf_counter() - started
@@ -396,7 +396,7 @@ def _write(
 def _known(
   how: fusion.Fusion, query_ids: Sequence[str], texts: Mapping[str, str]
 ) -> dict[str, list[str]]:
-  """By role, the ids of queries that the weights were learnt on, by text or id."""
+  """By role, the ids of queries used for learning the weights, matched by text or id."""
   by_id = [(query_id, query_id) for query_id in query_ids]
   return seen.join_ids([seen.ids(by_id, how.known), seen.ids([*texts.items()], how.known)])
 

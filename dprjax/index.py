@@ -1,16 +1,16 @@
-"""Writes passages to a collection of an engine, replaces and deletes them.
+"""Writes, replaces and deletes passages in a collection of an engine.
 
     python -m dprjax.index --uri=milvus:index.db --upsert=embeddings/corpus --texts=corpus.jsonl
     python -m dprjax.index --uri=qdrant:http://host:6333 --collection=passages --delete=ids.txt
 
-The first command makes the collection if it is missing. Stored ids are replaced; passages of
-another backbone or prompt are refused. After an interruption, run the same command again: it goes
-on where it stopped. Engines are milvus, qdrant, pgvector, opensearch, elasticsearch and parquet
+The first command makes the collection if it is missing. Stored ids are replaced; passages from
+another backbone or prompt are refused. After an interruption, the same command continues where it
+stopped. Engines are milvus, qdrant, pgvector, opensearch, elasticsearch and parquet
 (docs/engines.md). dprjax.search --uri searches the collection.
 
---texts keeps the title, text and other fields of each passage with its vector, for programs that
-read the collection and for `search --where`. --hybrid makes a collection that the BM25 of the
-engine searches, too (`search --hybrid`). Every later --upsert then needs both.
+--texts stores the title, text and other fields of each passage with its vector, for programs that
+read the collection and for `search --where`. --hybrid makes a collection that the engine also
+searches by BM25 (`search --hybrid`). Every later --upsert then needs both.
 """
 
 import contextlib
@@ -45,9 +45,9 @@ class Flags(flags.CollectionFlags):
   upsert: str | None = flag('embeddings of passages', None, metavar='DIR', either='action')
   delete: str | None = flag('a file of ids, one a line', None, metavar='IDS', either='action')
   drop: bool = flags.switch('remove the whole collection', either='action')
-  index_type: str = flag('of a new collection, by the name of docs/engines.md', 'auto')
+  index_type: str = flag('of a new collection, by its name in docs/engines.md', 'auto')
   texts: str | None = flag(
-    'texts of the passages of --upsert, the file that was encoded, to keep', None, metavar='FILE'
+    'texts to store with the passages of --upsert: the encoded file', None, metavar='FILE'
   )
   column: dict[str, str] = flags.columns('id, title or text of --texts')
   hybrid: bool = flags.switch('with --texts: a new collection has BM25')
@@ -65,20 +65,19 @@ def upsert(
   settings: Mapping[str, Any] | None = None,
   columns: Mapping[str, str] | None = None,
 ) -> None:
-  """Writes all of ``corpus`` into a collection, which is made if it is missing.
+  """Writes ``corpus`` into a collection, which is made if it is missing.
 
   Args:
     engine, name: of the collection.
     corpus: embeddings of passages.
     index_type: of a new collection.
-    texts: the file that was encoded, to keep with the vectors.
-    settings: of BM25, for a collection that has it; needs ``texts``.
-    columns: of ``texts``, as of `dprjax.formats.texts.Texts`.
+    texts: the encoded file, to store with the vectors.
+    settings: of BM25, for a collection with BM25; needs ``texts``.
+    columns: of ``texts``, as in `dprjax.formats.texts.Texts`.
 
   Raises:
-    InputError: another backbone, prompt, setting or index type than the collection has; texts of
-      other passages, missing texts or those that a collection cannot hold; or an error of the
-      engine.
+    InputError: the backbone, prompt, settings or index type differ from the collection; texts are
+      missing, of other passages or not storable; or the engine fails.
   """
   space = corpus.meta.space()
   documents = None
@@ -94,8 +93,8 @@ def upsert(
       )
     if collection.bm25 != settings:
       raise InputError(
-        f'{collection.where} has {_shown(collection.bm25)}, --upsert comes with '
-        f'{_shown(settings)}: give the same --hybrid, or --drop it first'
+        f'{collection.where} has {_shown(collection.bm25)}, but --upsert has {_shown(settings)}: '
+        'give the same --hybrid, or --drop it first'
       )
   else:
     engines.check_index_type(engine, index_type)
@@ -118,7 +117,7 @@ def upsert(
   before = collection.record.loading or {}
   done = int(before['rows']) if job.items() <= before.items() else 0
   if done:
-    logger.info('%s: goes on after %s', collection.where, counted(done, 'passages'))
+    logger.info('%s: continues after %s', collection.where, counted(done, 'passages'))
   collection.note({**job, 'rows': done})
   progress = Progress('passages', len(corpus), 'writing')
   size = min(_BLOCK_BYTES // (4 * corpus.meta.dimension) + 1, max(_BLOCK, engine.request_rows))
@@ -138,8 +137,8 @@ def upsert(
       collection.note({**job, 'rows': at})
     progress.advance(len(ids))
   if omitted:
-    logger.info('--texts=%s: fields that are not kept: %s', texts, ', '.join(omitted))
-  logger.info('%s: the engine makes its index', collection.where)
+    logger.info('--texts=%s: fields not stored: %s', texts, ', '.join(omitted))
+  logger.info('%s: the engine builds its index', collection.where)
   collection.flush()
   collection.note(None)
   logger.info(
@@ -161,7 +160,7 @@ def _shown(settings: Mapping[str, Any] | None) -> str:
 def _opened(
   documents: Iterator[Document], texts: str, corpus: embeddings.Embeddings
 ) -> Iterator[Document]:
-  """The documents of a file, the first of which is that of the embeddings."""
+  """The documents of a file, after a check that its first one matches the embeddings."""
   first = next(documents)
   if first.id != corpus.ids_at(np.arange(1))[0]:
     raise InputError(f'--texts={texts} has other passages than --upsert={corpus.folder}')
@@ -171,7 +170,7 @@ def _opened(
 def _own(
   documents: Iterator[Document], ids: Sequence[str], texts: str, corpus: embeddings.Embeddings
 ) -> list[Document]:
-  """The documents of these ids, which are next."""
+  """The documents of these ids, which come next."""
   own = [*itertools.islice(documents, len(ids))]
   if [document.id for document in own] != list(ids):
     raise InputError(f'--texts={texts} has other passages than --upsert={corpus.folder}')
@@ -187,7 +186,7 @@ def _average_words(
     words += sum(map(len, bm25_index.words_of([one.text for one in part], language)))
     count += len(part)
   if count != expected:
-    raise InputError(f'--texts={texts} has {count:,} passages, --upsert {expected:,}')
+    raise InputError(f'--texts={texts} has {count:,} passages, but --upsert has {expected:,}')
   return words / count
 
 
@@ -197,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: Flags) -> None:
   if args.uri is None:
-    raise InputError('--uri=ENGINE:PLACE is needed: where the collection is')
+    raise InputError('--uri=ENGINE:PLACE, the place of the collection, is missing')
   address = engines.address_of(args.uri)
   engines.check_name(args.collection)
   if not args.upsert:
@@ -231,13 +230,15 @@ def _command(args: Flags) -> None:
         args.column,
       )
       return
-    collection = engines.open_collection(engine, args.collection)  # refuses collections of others
+    collection = engines.open_collection(
+      engine, args.collection
+    )  # refuses collections of other programs
     if args.drop:
       collection.drop()
       logger.info('%s: removed', collection.where)
       return
     missing = collection.delete(ids, Progress('passages', len(ids), 'deleting'))
-    cli.report_ids(counted(len(missing), 'ids that were not there'), missing, strict=False)
+    cli.report_ids(counted(len(missing), 'ids that were missing'), missing, strict=False)
     logger.info(
       '%s: %s deleted; it has %s',
       collection.where,

@@ -4,14 +4,13 @@ section 3.3).
     python -m dprjax.mine --queries=queries.jsonl --corpus=corpus.jsonl --qrels=qrels/train.tsv \\
         --run=bm25.trec --run=dpt=dpt.trec --out=train.jsonl
 
-The pool of a query is the best 200 of every run, without positives and their copies; 30 random
-ones, un-denoised, go to the file. With --reranker=DIR (a cross-encoder) or --reranked=FILE (a run
-of dprjax.rerank), those with a probability below 0.1 are denoised, and up to 30 of them go to the
-file too. Every negative keeps its retrievers, ranks and scores (docs/mining.md). The same inputs
-and seed give the same bytes. train.jsonl.json has the counts.
+The pool of a query is the best 200 passages of every run, without positives and their copies; 30
+random ones go to the file as un-denoised negatives. With --reranker=DIR (a cross-encoder) or
+--reranked=FILE (a run of dprjax.rerank), passages with a probability below 0.1 are denoised, and up
+to 30 of them also go to the file. Every negative has its retrievers, ranks and scores
+(docs/mining.md). The same inputs and seed give the same bytes. train.jsonl.json has the counts.
 
-Train with --config.data.mined_negatives=train.jsonl; --config.mix.denoised and the like set the
-share of each source.
+Train with --config.data.mined_negatives=train.jsonl; --config.mix sets the share of each source.
 """
 
 import dataclasses
@@ -57,7 +56,7 @@ class Flags:
     metavar='prompt.npz',
   )
   reranked: str | None = flag(
-    "in its place, a run with a reranker's logits", None, metavar='run.trec'
+    'in place of --reranker, a run with logits of a reranker', None, metavar='run.trec'
   )
   threshold: float = flag(
     'candidates with a lower probability (sigmoid of the score) are denoised',
@@ -65,18 +64,18 @@ class Flags:
     most=1,
   )
   max_length: int | None = flag(
-    "tokens of a pair, for --reranker (default: the cross-encoder's, or the prompt's)", None
+    'tokens of a pair, for --reranker (default: that of the cross-encoder or prompt)', None
   )
   batch_size: int = flags.batch_size('for --reranker, pairs')
   dtype: str = flags.dtype(', for --reranker')
   seed: int = flag('of the samples', _DEFAULT.seed, least=0)
-  texts: bool = flag('write texts, not only ids; false if the training reads the corpus', True)
-  drop_same_id: bool = flags.drop_same_id('is no negative of it')
+  texts: bool = flag('write texts, not only ids; false if training reads the corpus', True)
+  drop_same_id: bool = flags.drop_same_id('is not a negative of it')
   score_positives: bool = flag(
     'also write scores of positives, for config.distillation; with --reranker or --reranked', False
   )
   strict: bool = flags.switch(
-    'fail for unknown ids, repeated ranks and queries without candidates; else they are counted'
+    'fail for unknown ids, repeated ranks and queries without candidates, instead of counting'
   )
   tmp_dir: str | None = flag(
     'for rows of the runs and of the corpus, 24 bytes each (default: the folder of --out)',
@@ -86,15 +85,15 @@ class Flags:
 
 
 def name_retrievers(given: Sequence[tuple[str, str]]) -> dict[str, str]:
-  """Files of runs by the names of their retrievers.
+  """Files of runs by name of their retriever.
 
   An empty name becomes the tag of the run or, if runs share the tag, the stem of the file.
 
   Raises:
-    InputError: two runs of one name, a missing run, or a pipe.
+    InputError: two runs with the same name, a missing run, or a pipe.
   """
   for _, path in given:
-    files.regular_file(path, 'run')  # it is read twice
+    files.regular_file(path, 'run')  # read twice
   tags = [name or runs.read_tag(path) for name, path in given]
   named: dict[str, str] = {}
   for (name, path), tag in zip(given, tags, strict=True):
@@ -102,7 +101,7 @@ def name_retrievers(given: Sequence[tuple[str, str]]) -> dict[str, str]:
     check_id(chosen, f'--run={path}: the name of the retriever')
     if chosen in named:
       raise InputError(
-        f'--run={path}: {named[chosen]} is called {chosen} too; give --run=NAME={path}'
+        f'--run={path}: {named[chosen]} is also called {chosen}; give --run=NAME={path}'
       )
     named[chosen] = path
   return named
@@ -146,7 +145,7 @@ def _mine(args: Flags, retrievers: dict[str, str]) -> None:
     from dprjax.runtime import compiled
 
     compiled.keep()
-    # The sigmoid of a logit is compared with the threshold.
+    # Compares the sigmoid of a logit with the threshold.
     kind = {'score': 'logit'} if args.reranker_prompt else {}
     score = reranker.load(
       args.reranker,

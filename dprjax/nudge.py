@@ -3,12 +3,12 @@
     python -m dprjax.nudge --corpus=embeddings/corpus --queries=embeddings/train \\
         --qrels=qrels/train.tsv --out=embeddings/nudged
 
---out is a folder of embeddings like --corpus, for the same queries and commands. Only passages that
---qrels calls relevant move, by at most one distance. Cross-validation on the queries chooses the
-distance, and tells the gain on queries whose passages other queries have, and on the others. If no
-distance gains, nothing is written.
+--out is a folder of embeddings like --corpus, for the same queries and commands. Only passages
+judged relevant in --qrels move, by at most a common distance. Cross-validation on the queries
+chooses the distance and measures the gain separately on queries that share passages with other
+queries and on the rest. Without a gain, nothing is written.
 
-Vectors of unit length stay so. A later query gains only if a training query had the same passages.
+Unit vectors keep unit length. A later query gains only if a training query had the same passages.
 """
 
 import dataclasses
@@ -103,11 +103,10 @@ def _check(args: Flags, corpus: embeddings.Embeddings, queries: embeddings.Embed
   manifest.check_same_space('--queries', queries.meta.space(), '--corpus', corpus.meta.space())
   if corpus.meta.dtype not in ('float32', 'float16'):
     raise InputError(
-      f'--corpus={args.corpus} holds {corpus.meta.dtype} codes; encode passages in float32 or '
-      'float16'
+      f'--corpus={args.corpus} has {corpus.meta.dtype} codes; encode passages in float32 or float16'
     )
   if corpus.meta.nudged_sha256:
-    raise InputError(f'--corpus={args.corpus} was moved before; give the folder of dprjax.encode')
+    raise InputError(f'--corpus={args.corpus} was already moved; give the folder of dprjax.encode')
 
 
 def _fold(query_id: str) -> int:
@@ -115,12 +114,12 @@ def _fold(query_id: str) -> int:
 
 
 def _tell(scores: nudging.Scores, bound: float) -> None:
-  """Logs the cross-validated gain, apart for queries with passages of others."""
+  """Logs the cross-validated gain, separately for queries that share passages with others."""
   gain = scores.held_out() - scores.by_bound[:, 0]
   for which, what in (
     (np.ones(len(gain), bool), 'in all'),
-    (scores.known, 'whose passages other training queries have'),
-    (~scores.known, 'whose passages no other training query has'),
+    (scores.known, 'that share passages with other training queries'),
+    (~scores.known, 'that share no passage with another training query'),
   ):
     if which.any():
       found = comparison.difference([gain[which]])

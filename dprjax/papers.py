@@ -3,9 +3,10 @@
     python -m dprjax.papers --input=arxiv.jsonl.xz --out=papers --train=3000 --dev=500 --test=1000
 
 The input has id, title, abstract and categories on each line. Titles are queries, abstracts are
-passages without title. A hash of the id puts a paper into OUT/train, OUT/dev or OUT/test. In train,
-only a title's own abstract is relevant (batches compare categories themselves); in dev and test,
-every abstract with a common category. Papers without title, abstract or categories are skipped.
+passages without titles. A hash of the id puts a paper into OUT/train, OUT/dev or OUT/test. In
+train, only the abstract of the same paper is relevant to a title (batches compare categories); in
+dev and test, every abstract with a common category is. Papers without title, abstract or categories
+are skipped.
 """
 
 import dataclasses
@@ -30,20 +31,20 @@ _LACKS = 'papers without {}: skipped'
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   input: str = flag('papers: an arXiv jsonl, perhaps compressed', metavar='FILE')
-  out: str = flag('the folder that is made', metavar='DIR')
-  train: int = flag('papers to train on; 0: all that are not in dev or test', 0, least=0)
+  out: str = flag('the new folder', metavar='DIR')
+  train: int = flag('papers for training; 0: all not in dev or test', 0, least=0)
   dev: int = flag('papers of dev', 0, least=0)
   test: int = flag('papers of test', 0, least=0)
   seed: int = flag('of the choice', 0, least=0)
 
 
 def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[str, int]:
-  """Writes a folder for each split that has papers; returns its number of judgements.
+  """Writes a folder for each split with papers; returns numbers of judgements.
 
   Args:
     path: see ``formats.paper_records``.
     out: the folder.
-    sizes: papers of each split; 0 for none, and for train: all that are left.
+    sizes: papers of each split; 0: none, but for train all that are left.
     seed: of the hash.
 
   Raises:
@@ -75,7 +76,7 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
     raise InputError(
       f'{path}: {len(whole):,} complete papers; --train, --dev and --test need {needed:,}'
     )
-  # Train last: test and dev do not depend on its size.
+  # Train last, so that test and dev do not depend on its size.
   parts: dict[str, list[Paper]] = {}
   start = 0
   for split in ('test', 'dev', 'train'):

@@ -1,4 +1,4 @@
-"""Trains from beginning to end, by unified negative mining or without labels.
+"""Runs a whole training pipeline: unified negative mining, or training without labels.
 
     python -m dprjax.pipeline --config=configs/unm.py:beir --workdir=runs/unm --config.data.dir=DIR
     python -m dprjax.pipeline --config=configs/nolabels.py:beir --workdir=runs/mine \\
@@ -7,13 +7,13 @@
 The stages are commands of dprjax that run once each. The same command continues after an
 interruption; a stage runs again if its input changed.
 
-Unified negative mining: a first retriever trains on negatives from BM25. Negatives mined from BM25
-and from it train a cross-encoder, which sorts out candidates that may be relevant. A last retriever
-trains on the mixture (DPTDR section 3.3). One table compares BM25, the frozen backbone and the rows
-of the paper's Table 9 on the test split.
+Unified negative mining: a first retriever trains on BM25 negatives. Negatives mined from BM25 and
+this retriever train a cross-encoder, which removes candidates that may be relevant. A last
+retriever trains on the mixture (DPTDR section 3.3). A table compares BM25, the frozen backbone and
+the rows of Table 9 of the paper on the test split.
 
-Without labels: queries are made for passages, filtered, and train a prompt for queries with the
-fused ranking or a cross-encoder as the teacher (docs/no-labels.md).
+Without labels: generated and filtered queries train a prompt for queries, with the fused ranking or
+a cross-encoder as the teacher (docs/no-labels.md).
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 from dprjax.runtime.stages import ModelFiles, Stages, TextFiles, differences
 
-# Set by the pipeline, whatever an experiment's config says.
+# Set by the pipeline, in place of the config of an experiment.
 _OF_DATA = ('dir', 'format', 'mined_negatives', 'train_split', 'token_cache')
 _EXPERIMENTS = ('retriever', 'reranker')
 _OURS = ('seed', 'mix', *(f'data.{name}' for name in _OF_DATA))
@@ -72,12 +72,13 @@ class Pipeline:
 
   Args:
     config: of configs/unm.py.
-    workdir: gets a folder for each training and mining, models/, embeddings/, runs/, metrics/,
-      report.md and report.png.
+    workdir: the folder of all files: one folder for each training and mining, models/, embeddings/,
+      runs/, metrics/, report.md and report.png.
 
   Raises:
-    InputError: a bad option; from ``run``: missing or malformed text, a workdir of something else,
-      or a killed stage. A stage that fails prints the reason and ends the process with its status.
+    InputError: a bad option; from ``run``: missing or malformed text, a workdir with other
+      contents, or a killed stage. A stage that fails prints the reason and ends the process with
+      its status.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: epath.Path):
@@ -85,7 +86,7 @@ class Pipeline:
     self.config, self.workdir = config, workdir
 
   def run(self) -> dict[str, epath.Path]:
-    """Runs all stages; returns each system's metrics file by its title."""
+    """Runs all stages; returns the metrics file of each system by title."""
     with workdirs.claim(self.workdir, workdirs.PIPELINE, inputs(self.config)):
       return self._run()
 
@@ -144,13 +145,13 @@ class Pipeline:
       systems[name] = f'+ denoised negatives{f", round {number}" if suffix else ""}', newest
     for name, (title, model) in systems.items():
       metrics[title] = self._measure(name, self._retrieve(name, model, 'test'))
-    # The others are compared with the first.
+    # The first is the baseline of comparisons.
     frozen, _ = systems['frozen']
     self._stages.report({frozen: metrics[frozen], **metrics}, c.measures, self.workdir)
     return metrics
 
   def _folder(self) -> epath.Path:
-    """The BEIR folder; other data is written into the workdir once."""
+    """The BEIR folder; other data are converted into the workdir once."""
     folder, data = self.workdir / 'data', self.config.data
     if data.dir.startswith(irds.PREFIX):
       return irds.folder_of(data.dir, folder, [data.train_split, data.test_split])
@@ -230,7 +231,7 @@ class Pipeline:
     product: epath.Path,
     settings: Sequence[str] = (),
   ) -> None:
-    """Trains and exports. A backbone from scratch is made once and then given as ``base``."""
+    """Trains and exports. A backbone from scratch is made once and then passed as ``base``."""
     workdir, texts, backbone = self.workdir / name, self.texts, experiment.backbone.path
     if base and backbone.startswith('scratch:'):
       backbone = base
@@ -320,12 +321,10 @@ class Flags:
   experiment: tuple[str, ...] = flags.config(
     'configs/unm.py:beir, :scifact, :medquad, :local, with ,ft for fine-tuning; '
     'configs/nolabels.py:beir, :local',
-    'override an option, for instance --config.rounds=2 or --config.retriever.prompt.length=32; '
+    'override an option, for example --config.rounds=2 or --config.retriever.prompt.length=32; '
     'the config file lists and explains them',
   )
-  workdir: str = flags.flag(
-    'where everything is kept; the same command again goes on where it stopped'
-  )
+  workdir: str = flags.flag('the folder of all files; the same command continues where it stopped')
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,17 +1,17 @@
-"""Plans the memory and speed of an experiment on a machine that need not be there.
+"""Plans the memory and speed of an experiment on a machine that may be absent.
 
     python -m dprjax.plan --config=configs/dptdr.py:msmarco --target=v5e:2x4 --target=h100:8 \\
         --out=plan.md
 
-It needs no data, weights or accelerator, only the target's compiler: `pip install 'dprjax[plan]'`
-for TPUs, `'dprjax[plan-cuda]'` for GPUs. It compiles the training update and the encoder's forward
-pass of each padded length. A table says whether they fit, what they compute, move and send, and the
-rates that the chip's published limits allow. If the update does not fit, the plan looks for flags
-with which it does; --fastest=true looks for faster ones. Compiling a large encoder takes minutes a
-program.
+It needs no data, weights or accelerator, only the compiler of the target: `pip install
+'dprjax[plan]'` for TPUs, `'dprjax[plan-cuda]'` for GPUs. It compiles the training update and the
+encoder forward pass for each padded length. A table shows whether they fit, their FLOPs, memory
+traffic and communication, and the rates allowed by the published limits of the chip. If the update
+does not fit, the plan searches flags that make it fit; --fastest=true searches faster ones.
+Compiling a large encoder takes minutes a program.
 
-Targets: TPUs with a topology (v4:2x2x1, v5e:2x4, v5p:2x2x1, v6e:2x4), GPUs with their number
-(h100:8, a100:8, l4:1), and cpu, this machine. docs/planning.md explains the rows.
+Targets: TPUs with a topology (v4:2x2x1, v5e:2x4, v5p:2x2x1, v6e:2x4), GPUs with a number (h100:8,
+a100:8, l4:1), and cpu, this machine. docs/planning.md explains the rows.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from dprjax.planning import targets
 from dprjax.runtime import cli, flags
 from dprjax.runtime.flags import flag
 
-if TYPE_CHECKING:  # they import JAX
+if TYPE_CHECKING:  # imports JAX
   from dprjax.planning import compiling, programs, tables
 
 logger = logging.getLogger('dprjax')
@@ -46,7 +46,7 @@ def plan(
   forward: bool = True,
   save: str = '',
 ) -> 'tables.Plan':
-  """Compiles an experiment's programs for a target.
+  """Compiles the programs of an experiment for a target.
 
   Args:
     arguments: the config, as on the command line.
@@ -55,8 +55,8 @@ def plan(
     rows: most rows of a forward pass, over all devices (``embedder.rows_at_once``).
     examples: training examples, for the hours.
     share: of the bound, for rates.
-    find: look for flags if the update does not fit.
-    fastest: look for fewer chunks if it fits.
+    find: search flags if the update does not fit.
+    fastest: search fewer chunks if it fits.
     forward: compile the forward passes.
     save: folder for the compiled programs; '' for none.
 
@@ -100,7 +100,7 @@ def plan(
 
 
 def compile_aloud(job: 'programs.Job', limit: float) -> 'compiling.Program':
-  """``compiling.compile_program`` with a line of the log."""
+  """``compiling.compile_program``, with a log line."""
   from dprjax.planning import compiling, tables
 
   what = f'the forward pass of {job.rows} x {job.length} tokens' if job.length else 'the update'
@@ -112,7 +112,7 @@ def compile_aloud(job: 'programs.Job', limit: float) -> 'compiling.Program':
 
 
 def _without(arguments: Sequence[str], more: Sequence[str]) -> list[str]:
-  """The arguments that ``more`` does not replace."""
+  """The arguments not replaced by ``more``."""
   keys = {flag.partition('=')[0] for flag in more}
   return [argument for argument in arguments if argument.partition('=')[0] not in keys]
 
@@ -130,27 +130,27 @@ def report(found: 'tables.Plan') -> str:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   experiment: tuple[str, ...] = flags.config(
-    'an experiment, for instance configs/dptdr.py:msmarco',
-    'override an option, for instance --config.batch_size=512; config.backbone.path may also be '
+    'an experiment, for example configs/dptdr.py:msmarco',
+    'override an option, for example --config.batch_size=512; config.backbone.path may also be '
     'bert-base, roberta-large and so on, or a config.json',
   )
   target: tuple[str, ...] = flag(
-    'a machine: v5e:2x4, v5p:2x2x1, h100:8, cpu ...; may be given several times', metavar='NAME'
+    'a machine: v5e:2x4, v5p:2x2x1, h100:8, cpu ...; may be repeated', metavar='NAME'
   )
   out: str | None = flag('the tables as Markdown', None, metavar='plan.md')
   examples: int | None = flag(
     'training examples, for the hours of config.epochs', None, metavar='N'
   )
-  share: float = flag('of the bound, that rates are given at, too', 0.5, most=1, metavar='FRACTION')
+  share: float = flag('also give rates at this share of the bound', 0.5, most=1, metavar='FRACTION')
   batch_size: int = flag(
-    'texts of a forward pass, over all devices, as of dprjax.encode', 64, most=2**20, metavar='N'
+    'texts of a forward pass, over all devices, as in dprjax.encode', 64, most=2**20, metavar='N'
   )
-  forward: bool = flag('compile the forward passes, too', True)
-  search: bool = flag('look for flags with which an update fits', True)
-  fastest: bool = flag('where it fits, try fewer chunks (config.grad_cache) and remat, too', False)
-  timeout: int = flag('for a program to be compiled', 1800, most=24 * 3600, metavar='SECONDS')
+  forward: bool = flag('also compile the forward passes', True)
+  search: bool = flag('search flags that make an update fit', True)
+  fastest: bool = flag('if it fits, also try fewer chunks (config.grad_cache) and remat', False)
+  timeout: int = flag('limit for compiling a program', 1800, most=24 * 3600, metavar='SECONDS')
   save: str | None = flag(
-    'keep the compiled programs, as jax.experimental.serialize_executable has them, pickled',
+    'folder for compiled programs, pickled as by jax.experimental.serialize_executable',
     None,
     metavar='DIR',
   )

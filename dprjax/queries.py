@@ -1,4 +1,4 @@
-"""Makes queries for the passages of a corpus that nobody has judged.
+"""Makes training queries for a corpus without judgements.
 
     python -m dprjax.queries --corpus=corpus.jsonl --out=made
     python -m dprjax.queries --corpus=corpus.jsonl --out=made --endpoint=http://127.0.0.1:8000/v1 \\
@@ -7,15 +7,15 @@
     python -m dprjax.queries --run=fused.trec --qrels=made/qrels/train.tsv \\
         --out=made/qrels/found.tsv
 
-A sample of passages is asked about: each cluster of the corpus has its share, and near-duplicates
-are left out. Queries are what passages say of themselves (titles, headings, questions, first
-sentences, keyphrases, cropped sentences), the answers of a server of OpenAI's interface, or answers
-in a file. What cannot be trained on is left out and counted (docs/no-labels.md).
+Queries are for a sample of passages, from each cluster of the corpus in proportion and without
+near-duplicates. They are extracted from passages (titles, headings, questions, first sentences,
+keyphrases, cropped sentences), answered by a server with the OpenAI interface, or read from a file
+of answers. Unusable queries are left out and counted (docs/no-labels.md).
 
-OUT is a BEIR folder to train on, and OUT/report.json has the counts. OUT.answers.jsonl keeps each
-answer of a server with its prompt; after an interruption the same command goes on from there.
+OUT is a BEIR folder for training, and OUT/report.json has the counts. OUT.answers.jsonl has each
+answer of a server with its prompt; after an interruption the same command continues from there.
 
-With --run, the round-trip filter: judgements of the queries that find their own passage.
+With --run, the round-trip filter: OUT has the judgements of queries that find their own passage.
 """
 
 import collections
@@ -50,37 +50,37 @@ logger = logging.getLogger('dprjax')
 FORMAT = 'dprjax.queries'
 _REPORT = 'report.json'
 _ANSWERS, _PROMPTS = '.answers.jsonl', '.prompts.jsonl'
-_PRICED = 1_000_000  # tokens that a price is for
+_PRICED = 1_000_000  # prices are for this many tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Server:
   endpoint: str | None = flag(
-    'a server of the interface of OpenAI for chat completions', None, metavar='URL'
+    'a server with the OpenAI interface for chat completions', None, metavar='URL'
   )
   model: str | None = flag('the name of the model, for --endpoint', None)
   key_env: str = flag(
-    'the environment variable with the key of the server', 'OPENAI_API_KEY', metavar='NAME'
+    'environment variable with the key of the server', 'OPENAI_API_KEY', metavar='NAME'
   )
   template: str | None = flag(
-    'a prompt with {passage} in it, and perhaps {title}, {examples} and {count}',
+    'a prompt with {passage} and perhaps {title}, {examples} and {count}',
     None,
     metavar='FILE',
   )
   examples: str | None = flag(
     'examples of the task for the prompt: jsonl with passage and query', None, metavar='FILE'
   )
-  prompt_words: int = flag('of a passage in a prompt, at most', 200, most=10**5)
+  prompt_words: int = flag('most words of a passage in a prompt', 200, most=10**5)
   concurrency: int = flag('requests at a time', 4, most=256)
-  retries: int = flag('of a request that failed', 5, least=0, most=100)
-  timeout: int = flag('for an answer', 120, most=3600, metavar='SECONDS')
+  retries: int = flag('of a failed request', 5, least=0, most=100)
+  timeout: int = flag('limit for an answer', 120, most=3600, metavar='SECONDS')
   temperature: float = flag('of the answers; 0 is most likely text', 0.7, read=float)
   max_tokens: int = flag('of an answer', 128, most=8192)
   price_in: float | None = flag('of a million tokens of prompts', None, most=10**6)
   price_out: float | None = flag('of a million tokens of answers', None, most=10**6)
-  budget: float | None = flag('refuse to begin if it may cost more', None, most=10**9)
+  budget: float | None = flag('refuse to start if the cost may be higher', None, most=10**9)
   prompts_only: bool = flags.switch(
-    'tell the cost and write OUT.prompts.jsonl, to be answered elsewhere (--answers)'
+    'print the cost and write OUT.prompts.jsonl, to be answered elsewhere (--answers)'
   )
 
 
@@ -90,30 +90,30 @@ class Flags:
     'a corpus, a BEIR folder, a table, or a folder of documents', None, metavar='PATH'
   )
   out: str = flag('the BEIR folder; with --run, the judgements')
-  passages: int = flag('asked about, at most', 2000, most=10**7)
-  per_passage: int = flag('queries of a passage, at most', 3, most=100)
+  passages: int = flag('most passages to ask about', 2000, most=10**7)
+  per_passage: int = flag('most queries of a passage', 3, most=100)
   kinds: tuple[str, ...] = flag(
-    'of queries without a generator, the preferred one first',
+    'of queries without a generator, the preferred kind first',
     extraction.KINDS,
     split=',',
     metavar='KIND,...',
   )
-  min_words: int = flag('of a query', 2, most=100)
-  max_words: int = flag('of a query', 32, most=1000)
+  min_words: int = flag('fewest words of a query', 2, most=100)
+  max_words: int = flag('most words of a query', 32, most=1000)
   keep: float = flag(
-    'share of passages that keep what became their queries', extraction.KEEP, read=float
+    'share of passages that keep the text of their queries', extraction.KEEP, read=float
   )
-  language: str = flag('whose rules split sentences (ISO 639)', 'en')
+  language: str = flag('of the rules that split sentences (ISO 639)', 'en')
   seed: int = flag('of the sample', 0, least=0, most=2**31 - 1)
   server: Server = flags.group(Server, 'asking a generator')
   answers: str | None = flag(
     'answers made elsewhere: jsonl with id and answer, or id and queries', None, metavar='FILE'
   )
   run: str | None = flag(
-    'a run of the queries; keeps those that find their passages', None, metavar='run.trec'
+    'a run of the queries, to keep those that find their passages', None, metavar='run.trec'
   )
   qrels: str | None = flag('judgements of the queries, for --run', None, metavar='FILE')
-  within: int = flag('the first passages of --run that count', 20, most=10**6)
+  within: int = flag('how many passages of a query in --run count', 20, most=10**6)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -151,7 +151,7 @@ def _command(args: Flags) -> None:
 def _check(args: Flags) -> None:
   asked = args.server
   if unknown := [kind for kind in args.kinds if kind not in extraction.KINDS]:
-    raise InputError(f'--kinds: {unknown[0]!r:.40} is none of {", ".join(extraction.KINDS)}')
+    raise InputError(f'--kinds: {unknown[0]!r:.40} is not one of {", ".join(extraction.KINDS)}')
   if not args.kinds:
     raise InputError(f'--kinds is empty; choose among {", ".join(extraction.KINDS)}')
   if args.min_words > args.max_words:
@@ -161,17 +161,17 @@ def _check(args: Flags) -> None:
   if not 0 <= asked.temperature <= 2:
     raise InputError(f'--temperature: expected 0 to 2, not {asked.temperature}')
   if args.answers and asked.endpoint:
-    raise InputError('--answers and --endpoint are two sources of queries; give one')
+    raise InputError('--answers and --endpoint are both sources of queries; give one')
   if asked.prompts_only and args.answers:
-    raise InputError('--prompts_only writes prompts, and --answers has been asked already')
+    raise InputError('--prompts_only writes prompts, but --answers already has answers')
   if asked.endpoint or asked.prompts_only:
-    flags.refuse(args, ['kinds', 'keep'], 'corpus alone; they are of queries without a generator')
+    flags.refuse(args, ['kinds', 'keep'], 'corpus, for queries without a generator')
   else:
     needs = ('model', 'template', 'examples', 'price_in', 'price_out', 'budget')
     flags.refuse(asked, needs, 'endpoint, or with --prompts_only')
   if asked.endpoint:
     if not asked.model:
-      raise InputError('--endpoint needs --model, the name that the server knows its model by')
+      raise InputError('--endpoint needs --model, the name of the model on the server')
     endpoint.check_url(asked.endpoint, endpoint.key_from(asked.key_env))
   if asked.budget is not None and (asked.price_in is None or asked.price_out is None):
     raise InputError('--budget needs --price_in and --price_out, of a million tokens each')
@@ -182,13 +182,13 @@ class _PromptsOnly(Exception):
 
 
 class _Asked(NamedTuple):
-  """What was asked of whom.
+  """The queries of a command.
 
   Attributes:
     sample: the passages.
-    queries: as they were written, all of them.
-    replaced: passages without what became their queries, by id.
-    clusters: that the sample is from; 0 if it was given.
+    queries: all, unchanged.
+    replaced: passages without the text of their queries, by id.
+    clusters: their number in the sample; 0 if the passages were given.
   """
 
   sample: list[PassageRecord]
@@ -218,7 +218,7 @@ def _make(args: Flags) -> None:
       own_words=not (args.answers or args.server.endpoint),
     )
     if not chosen:
-      raise InputError(f'{args.corpus}: no query can be trained on: {report}')
+      raise InputError(f'{args.corpus}: no query is usable: {report}')
     _write(folder, corpus, asked.replaced, chosen)
     report.counts['queries'] = len(chosen)
     kinds = collections.Counter(query.kind for query in chosen)
@@ -243,7 +243,7 @@ def _from_answers(args: Flags, corpus: epath.Path, report: ReadReport) -> _Asked
   """The queries in a file of answers."""
   assert args.answers is not None
   given: dict[str, list[str]] = {}
-  for answer in prompts.read_answers(args.answers):  # several about a passage are joined
+  for answer in prompts.read_answers(args.answers):  # several answers for a passage are joined
     given.setdefault(str(answer.id), []).extend(answer.lines())
   sample = [one for one in passages.read_passages(corpus) if one.id in given]
   report.counts['answers of unknown passages: ignored'] = len(given) - len(sample)
@@ -256,7 +256,7 @@ def _sample(args: Flags, corpus: epath.Path, report: ReadReport) -> _Asked:
   """The queries of a sample of passages, by a server or without one."""
   drawn = sampling.sample(passages.read_passages(corpus), args.passages, args.seed, report)
   if not drawn.passages:
-    raise InputError(f'{args.corpus}: no passage to ask about: {report}')
+    raise InputError(f'{args.corpus}: no passages to ask about: {report}')
   if args.server.endpoint or args.server.prompts_only:
     answers = _ask(args, drawn.passages)
     cut = sum(one.finish == 'length' for one in answers.values())
@@ -274,13 +274,13 @@ def _sample(args: Flags, corpus: epath.Path, report: ReadReport) -> _Asked:
 
 
 def _corpus(args: Flags, folder: epath.Path) -> epath.Path:
-  """The corpus file; passages of tables and documents are kept in OUT/passages.jsonl."""
+  """The corpus file; passages of tables and documents are written to OUT/passages.jsonl."""
   assert args.corpus is not None
   if (found := passages.corpus_file(args.corpus)) is not None:
     return found
   corpus = folder / 'passages.jsonl'
   if not beir.write_lines(corpus, map(_row, passages.read_others(args.corpus))):
-    raise InputError(f'--corpus={args.corpus}: no text in it')
+    raise InputError(f'--corpus={args.corpus}: it has no text')
   return corpus
 
 
@@ -289,7 +289,7 @@ def _row(passage: PassageRecord) -> dict[str, str]:
 
 
 def _queries(lines: Mapping[str, Sequence[str]], kind: str) -> list[Query]:
-  """The lines of answers by passage as queries; an answer without any is an empty one."""
+  """The lines of answers by passage, as queries; an answer without lines is an empty query."""
   tidied = ((id_, filters.tidy(line)) for id_, own in lines.items() for line in own if line.strip())
   empty = [Query(id_, '', kind) for id_, own in lines.items() if not any(map(str.strip, own))]
   return [*(Query(id_, text, kind) for id_, text in tidied), *empty]
@@ -299,12 +299,12 @@ def _extract(
   args: Flags, corpus: epath.Path, sample: Sequence[PassageRecord]
 ) -> Iterator[extraction.Asked]:
   rarity = extraction.Rarity(one.text for one in sample)
-  # A title of several passages, as of a document that was cut, asks for none of them.
+  # A title of several passages, as of a document cut into passages, is not a query for one of them.
   titles = collections.Counter({one.title: 0 for one in sample})
   if 'title' in args.kinds:
     titles.update(one.title for one in passages.read_passages(corpus) if one.title in titles)
   untitled = [kind for kind in args.kinds if kind != 'title']
-  progress = Progress('passages', len(sample), 'looking for queries')
+  progress = Progress('passages', len(sample), 'extracting queries')
   for passage in sample:
     yield extraction.extract(
       passage,
@@ -320,7 +320,7 @@ def _extract(
 
 
 def _ask(args: Flags, sample: Sequence[PassageRecord]) -> dict[str, Answer]:
-  """The answers by passage, also those of earlier commands."""
+  """The answers by passage, including those of earlier commands."""
   asked, path = args.server, f'{files.resolved(args.out)}{_ANSWERS}'
   template, examples = prompts.read_template(asked.template), prompts.read_examples(asked.examples)
   settings: dict[str, Any] = {
@@ -365,7 +365,7 @@ def _ask(args: Flags, sample: Sequence[PassageRecord]) -> dict[str, Answer]:
 
 
 def _end_line(file: Any) -> None:
-  """Cuts off a last line without an end, which a kill left."""
+  """Removes a last line without newline, left by a kill."""
   if file.tell() == 0:
     return
   with open(file.name, 'rb') as before:
@@ -374,7 +374,7 @@ def _end_line(file: Any) -> None:
 
 
 def _tell_cost(args: Flags, todo: Sequence[Request], before: int) -> None:
-  """Says what is asked and what it costs. Raises InputError if that is above --budget."""
+  """Logs the prompts and their cost. Raises InputError if the cost is above --budget."""
   asked = args.server
   tokens = sum(prompts.tokens_in(request.prompt) for request in todo)
   most = asked.max_tokens * len(todo)
@@ -398,7 +398,7 @@ def _write(
   replaced: Mapping[str, PassageRecord],
   chosen: Sequence[Query],
 ) -> None:
-  """The BEIR folder: the corpus without what became queries, the queries, their passages."""
+  """Writes the BEIR folder: the corpus without the text of queries, the queries and judgements."""
   asking = {query.passage for query in chosen}
   numbers: dict[str, Iterator[int]] = {id_: itertools.count() for id_ in asking}
   named = [(f'{query.passage}?{next(numbers[query.passage])}', query) for query in chosen]
@@ -436,6 +436,6 @@ def _filter(args: Flags) -> None:
 
 
 if __name__ == '__main__':
-  # Importing bm25s, for its function words, starts JAX, which must not take the accelerator.
+  # Importing bm25s for its function words starts JAX, which must not take the accelerator.
   os.environ['JAX_PLATFORMS'] = 'cpu'
   main()

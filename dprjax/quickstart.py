@@ -1,13 +1,13 @@
-"""Compares a trained prompt, the backbone without it, and BM25 in one command.
+"""Compares a trained prompt, the frozen backbone and BM25 in one command.
 
     python -m dprjax.quickstart
     python -m dprjax.quickstart --search 'how do I count the words of a text?'
     python -m dprjax.quickstart --data=DIR --out=runs/mine --config=configs/dptdr.py:beir
 
 The text is the docstrings of the installed Python packages or, with --data, a BEIR folder with
-judgements to train on and a split to measure on. The stages are commands of dprjax, printed as they
-run; their files lie below --out. The same command continues after an interruption.
---config.KEY=VALUE goes to dprjax.train.
+training judgements and a test split. The stages are commands of dprjax, printed as they run; their
+files are below --out. The same command continues after an interruption. --config.KEY=VALUE goes to
+dprjax.train.
 """
 
 from __future__ import annotations
@@ -49,39 +49,39 @@ QUESTIONS = (
   'which words of a list are closest to a misspelled one?',
   'stop gradients from exploding',
 )
-_COMMANDS = 13  # of the whole comparison; two of them encode passages
+_COMMANDS = 13  # in the whole comparison; two of them encode passages
 _DEPTH = 100  # passages a query in the runs
-_TEST = 0.2  # of the queries, where data has no split for testing
-_SHOWN = 3  # passages a search
+_TEST = 0.2  # share of test queries, for data without a test split
+_SHOWN = 3  # passages shown for a search
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   data: str = flag(
-    'what --config.data.dir takes; a split for testing is made where there is none. Or '
+    'a value of --config.data.dir; a test split is made if there is none. Or '
     "'docstrings:json,email' for the docstrings of some packages",
     DOCSTRINGS,
     metavar='DIR',
   )
-  out: str = flag('where everything is written', OUT, metavar='DIR')
+  out: str = flag('the folder of all files', OUT, metavar='DIR')
   experiment: tuple[str, ...] = flags.config(
     'of dprjax.train (default: configs/quickstart.py)', 'passed on to dprjax.train'
   )
-  backbone: str | None = flags.backbone(None, '; replaces that of the config')
-  split: str = flag('whose queries are measured', 'test')
+  backbone: str | None = flags.backbone(None, '; replaces the backbone of the config')
+  split: str = flag('the split to evaluate on', 'test')
   search: tuple[str, ...] = flag(
-    'to search for at the end; may be repeated', (), metavar='QUESTION'
+    'a question to search for at the end; may be repeated', (), metavar='QUESTION'
   )
 
 
 def quickstart(args: Flags) -> dict[str, float]:
-  """Compares BM25, the frozen backbone and the trained one on one split; prints a few searches.
+  """Compares BM25, the frozen backbone and the trained model on a split; prints some searches.
 
   Returns:
     Seconds of each command that ran, by title.
 
   Raises:
-    InputError: bad input; ``out`` holds a comparison on other text, or something else.
+    InputError: bad input; ``out`` has a comparison on other text, or other contents.
   """
   recipes = [word for word in args.experiment if word.startswith('--config=')]
   config = configs.locate((recipes or ['configs/quickstart.py'])[-1].removeprefix('--config='))
@@ -125,7 +125,7 @@ def _compare(args: Flags, config: str) -> dict[str, float]:
     'frozen': ModelFiles(base),
     'trained': ModelFiles(base, product) if prompted else ModelFiles(str(product)),
   }
-  # A query-only prompt shares the frozen backbone's passages.
+  # A query-only prompt shares the passages of the frozen backbone.
   passages = {
     system: workdir / 'passages' if shared else out / 'embeddings' / f'{system}-passages'
     for system in models
@@ -150,7 +150,7 @@ def _compare(args: Flags, config: str) -> dict[str, float]:
     )
     run = stages.search(f'Search: {name}', corpus, queries, out / f'{system}.{split}.trec', _DEPTH)
     metrics[name] = measure(name, run, extra)
-  # The others are compared with the first.
+  # The first is the baseline of comparisons.
   stages.report({'frozen backbone': metrics['frozen backbone'], **metrics}, (), out)
   print(lengths(trained, base), flush=True)
 
@@ -167,7 +167,7 @@ def _compare(args: Flags, config: str) -> dict[str, float]:
     hits[system] = search(retriever, passages[system], texts.corpus, questions)
   print(
     'Searches: the best passages '
-    f'{"with the prompt" if prompted else "of the fine-tuned backbone"}, and what the frozen '
+    f'{"with the prompt" if prompted else "of the fine-tuned backbone"}, and those that the frozen '
     'backbone finds'
   )
   for question, best, frozen in zip(questions, hits['trained'], hits['frozen'], strict=True):
@@ -180,7 +180,7 @@ def _compare(args: Flags, config: str) -> dict[str, float]:
 
 
 def lengths(trained: Any, backbone: str) -> str:
-  """Says how many tokens of a text both encoders read."""
+  """A line on how many tokens of a text both encoders read."""
   with cli.loading():
     from dprjax.models import hub
   query, passage = (trained.data[f'{side}_max_length'] for side in SIDES)
@@ -193,7 +193,7 @@ def prepare(data: str, out: epath.Path, split: str) -> tuple[TextFiles, list[str
   """The text and the first queries of the split; collects docstrings into ``out/data``.
 
   Raises:
-    InputError: a file is missing or malformed, or ``out`` is about other text.
+    InputError: a file is missing or malformed, or ``out`` has other text.
   """
   folder = epath.Path(data)
   if data.split(':')[0] == DOCSTRINGS:
@@ -229,7 +229,7 @@ def prepare(data: str, out: epath.Path, split: str) -> tuple[TextFiles, list[str
 
 
 def _lacks_test(folder: epath.Path, split: str) -> bool:
-  """Whether data is no BEIR folder with its own test."""
+  """Whether data is not a BEIR folder with its own test split."""
   if split != 'test' or not (hub_data.is_named(folder) or folder.exists()):
     return False
   if not folder.is_dir() or not inputs.variant(folder, *inputs.OWN['passage']):
@@ -255,9 +255,9 @@ def _make_split(data: str, folder: epath.Path) -> None:
 
 
 def _check_text(out: epath.Path, collected: str, sources: Mapping[str, epath.Path]) -> None:
-  """Records the text of ``out``. Raises InputError if it was another before.
+  """Records the text of ``out``. Raises InputError if it changed.
 
-  ``collected`` is --data if it names packages, whose docstrings ``out`` keeps.
+  ``collected`` is --data if it names packages, whose docstrings are stored in ``out``.
   """
   mark = provenance.read_mark(out)
   before = mark.get('inputs', {})
@@ -266,14 +266,14 @@ def _check_text(out: epath.Path, collected: str, sources: Mapping[str, epath.Pat
     changed = ['--data']
   if changed:
     raise InputError(
-      f'{out} holds a comparison on other text: {", ".join(changed)} changed; choose another --out'
+      f'{out} has a comparison on other text: {", ".join(changed)} changed; choose another --out'
     )
   stamped = before | provenance.stamp(sources)
   provenance.write_mark(out, workdirs.QUICKSTART, inputs=stamped, collected=collected)
 
 
 def weight(product: epath.Path) -> tuple[int, int]:
-  """Parameters and bytes of a prompt.npz, or of a directory's encoders."""
+  """Parameters and bytes of a prompt.npz, or of the encoders in a directory."""
   with cli.loading():
     from dprjax.models import artifact, hub
     from dprjax.runtime import tree
@@ -319,7 +319,7 @@ def shown(hit: Hit, width: int = 110) -> str:
 def next_steps(
   out: epath.Path, product: epath.Path, model: ModelFiles, data: str, split: str
 ) -> str:
-  """Names what was written and commands to try next."""
+  """The written files, and commands to try next."""
   again = ''.join(
     f' --{flag}={value}'
     for flag, value, usual in (
@@ -351,7 +351,7 @@ def _command(args: Flags) -> None:
   began = time.monotonic()
   seconds = quickstart(args)
   if len(seconds) > 1:
-    # ru_maxrss is in kB on Linux. The largest child, and this process beside it.
+    # ru_maxrss is in kB on Linux. Sum of the largest child and this process.
     peak = (
       sum(
         resource.getrusage(who).ru_maxrss

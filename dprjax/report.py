@@ -28,7 +28,7 @@ from dprjax.formats.fields import check_id
 from dprjax.runtime import cli, flags
 from dprjax.runtime.flags import flag
 
-if TYPE_CHECKING:  # it imports JAX
+if TYPE_CHECKING:  # imports JAX
   from dprjax.inference.retriever import Retriever
 
 logger = logging.getLogger('dprjax')
@@ -37,10 +37,10 @@ logger = logging.getLogger('dprjax')
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SystemFlags:
   metrics: dict[str, str] = flag(
-    'a system; all are compared with the first', {}, metavar='NAME=metrics.json'
+    'a system; the first is the baseline of comparisons', {}, metavar='NAME=metrics.json'
   )
   measure: tuple[str, ...] = flag(
-    'measures to show (default: all that every system has)', (), split=' ', metavar='MEASURE'
+    'measures to show (default: all common to the systems)', (), split=' ', metavar='MEASURE'
   )
 
 
@@ -53,7 +53,7 @@ class BackboneFlags:
     metavar='[NAME=]DIR',
   )
   prompt: tuple[tuple[str, str], ...] = flag(
-    'a prompt.npz for the backbone of that name',
+    'a prompt.npz for the backbone of this name',
     (),
     read=flags.maybe_named,
     metavar='[NAME=]FILE',
@@ -64,9 +64,7 @@ class BackboneFlags:
   split: str = flag('of --beir, with judgements', 'test')
   max_texts: int = flag('most queries, passages and pairs of them', 1000)
   pooling: str | None = flag('default: that of the prompt or the backbone', None, metavar='NAME')
-  normalize: bool = flag(
-    'scale vectors to unit length; without it there are raw measures too', False
-  )
+  normalize: bool = flag('scale vectors to unit length; false also gives raw measures', False)
   max_length: int | None = flag('most tokens of a text; same default', None)
   batch_size: int = flags.batch_size()
 
@@ -116,7 +114,7 @@ def _backbones(args: BackboneFlags) -> dict[str, tuple[str, str | None]]:
     name = given or path.rstrip('/').rpartition('/')[2].removeprefix('package:')
     check_id(name, f'--backbone={path}')
     if name in paths:
-      raise InputError(f'--backbone: two are called {name}; name them, --backbone=NAME={path}')
+      raise InputError(f'--backbone: two have the name {name}; name them, --backbone=NAME={path}')
     paths[name] = path
   prompts: dict[str, str] = {}
   for given, path in args.prompt:
@@ -133,9 +131,9 @@ def _backbones(args: BackboneFlags) -> dict[str, tuple[str, str | None]]:
 
 
 def retrievers(args: BackboneFlags) -> dict[str, Callable[[], 'Retriever']]:
-  """Functions that load each backbone, after each was loaded once.
+  """Functions that load each backbone, after loading each once.
 
-  A bad one is an error before others take minutes. None is kept, to save memory.
+  So a bad backbone fails before others take minutes. None stays in memory.
   """
   from dprjax.inference.retriever import Retriever
 
@@ -160,13 +158,13 @@ def retrievers(args: BackboneFlags) -> dict[str, Callable[[], 'Retriever']]:
 
 
 def _report_backbones(args: BackboneFlags, figure: str | None, out: str | None) -> None:
-  # --metrics does not wait for JAX.
+  # Imported here, so that --metrics does not wait for JAX.
   from dprjax.analysis import inspection
   from dprjax.data import sources
   from dprjax.runtime import compiled
 
   if args.beir is None:
-    raise InputError('--backbone needs --beir, the text to measure on')
+    raise InputError('--backbone needs --beir, the texts for its measures')
   compiled.keep()
   loaded = retrievers(args)
   dataset = sources.load_dataset(sources.Source(args.beir, split=args.split))

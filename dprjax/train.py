@@ -2,12 +2,12 @@
 
     python -m dprjax.train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=DIR
 
-The workdir holds config.json, the token cache, checkpoints, metrics.jsonl and TensorBoard files.
-The same command again goes on where it stopped, bit for bit. SIGTERM has it save and end with
-status 143 (that of a process which SIGTERM ended): it is not done.
+The workdir has config.json, the token cache, checkpoints, metrics.jsonl and TensorBoard files. The
+same command continues where it stopped, bit for bit. After SIGTERM it saves and ends with status
+143, which means that it is not done.
 
-On several hosts the same command runs on each, with a workdir that all of them see; config.mesh
-says over how many devices the batch ('data'), the weights ('model') or both ('fsdp') are split.
+On several hosts, run the same command on each, with a workdir on a shared file system; config.mesh
+sets how many devices split the batch ('data'), the weights ('model') or both ('fsdp').
 """
 
 import dataclasses
@@ -21,13 +21,11 @@ from dprjax.runtime import config as configs
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   experiment: tuple[str, ...] = flags.config(
-    'an experiment, for instance configs/dptdr.py:local',
-    'override an option, for instance --config.prompt.length=32; dprjax configs --options lists '
-    'and explains them all',
+    'an experiment, for example configs/dptdr.py:local',
+    'override an option, for example --config.prompt.length=32; dprjax configs --options lists '
+    'and explains all options',
   )
-  workdir: str = flags.flag(
-    'where everything of this run is kept; the same command again resumes it'
-  )
+  workdir: str = flags.flag('the folder of this run; the same command resumes it')
   job: flags.Job = flags.job()
 
 
@@ -42,7 +40,7 @@ def _command(args: Flags) -> int:
     from dprjax.runtime import checkpoint
   checkpoint.pass_over_closed_loops()
   done = training.train(config, args.workdir).done
-  # So that a later stage does not take the run for done, and a cluster starts it again.
+  # So that later stages do not take the run for done, and clusters restart it.
   return 0 if done else 128 + signal.SIGTERM
 
 

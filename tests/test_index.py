@@ -174,7 +174,7 @@ def test_fill_search_change(folder, command, write_embeddings):
   status, said = command(index, '--uri=milvus:index.db', '--delete=gone.txt')
   assert (
     status == 0
-    and '1 id that was not there: never' in said
+    and '1 id that was missing: never' in said
     and '2 passages deleted; it has 49' in said
   )
   kept = [row for row in range(50) if row not in (0, 1, 2)]
@@ -544,7 +544,7 @@ def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings, kin
       assert status == 0 and 'half loaded' in said
       assert json.loads((tmp_path / 'run.trec.json').read_text())['half_loaded'] is True
     status, said = command(index, *words)
-    assert status == 0 and 'goes on after 30 passages' in said and 'it has 50' in said, said
+    assert status == 0 and 'continues after 30 passages' in said and 'it has 50' in said, said
     status, said = command(search, words[0], '--queries=queries', '--out=run.trec', '--k=9')
     assert status == 0 and 'half loaded' not in said
     assert list(documents().values()) == expected(QUERIES[:1], PASSAGES, IDS, 9)

@@ -48,7 +48,7 @@ def test_judged_passages_move_and_the_rest_stays(folders, command):
   sums = np.stack([queries[row::8].sum(axis=0) for row in range(8)])
   expected = [nudging.move(old[:8], sums, bound, True) for bound in nudging.BOUNDS[1:]]
   assert any(np.allclose(new[:8], one, atol=1e-6) for one in expected)
-  assert 'whose passages other training queries have' in log
+  assert 'that share passages with other training queries' in log
   command_refused(command(nudge, *flags(folders, corpus='nudged', out='x')), folders / 'nudged')
 
 

@@ -124,7 +124,7 @@ def test_rescores_and_sorts(go, folder, expected):
   # The same command again changes nothing.
   before = (folder / 'out.trec').stat().st_mtime_ns
   status, err = go()
-  assert status == 0 and 'out.trec is complete already' in err
+  assert status == 0 and 'out.trec is already complete' in err
   assert (folder / 'out.trec').stat().st_mtime_ns == before
   # Another depth makes another run; deeper passages are dropped.
   status, err = go('--depth=2')
@@ -193,7 +193,7 @@ def test_a_killed_run_continues(go, folder, expected, monkeypatch):
   # Killed when all was written but the parts were there still, or in part.
   (folder / 'kept').rename(parts)
   (folder / '.out.trec.parts.0123abcd.tmp').mkdir()
-  assert 'complete already' in go('--shard_pairs=3')[1]
+  assert 'already complete' in go('--shard_pairs=3')[1]
   assert not parts.exists() and not list(folder.glob('.*'))
 
 

@@ -48,7 +48,7 @@ def test_a_corpus(folder, capsys):
   assert sum(topic['assigned'] for topic in report['topics']) == 90
   assert '<svg' in (folder / 'topics.svg').read_text()
   # Half of the documents are of one theme.
-  assert ('warning: one topic holds' in output.err) == (2 * made.sizes[0] >= 90)
+  assert ('warning: one topic has' in output.err) == (2 * made.sizes[0] >= 90)
   # The abstracts of an arXiv file are the same documents; titles are queries.
   topics.main(['--input=papers.jsonl.xz', '--out=again.npz', *FEW])
   assert (folder / 'again.npz').read_bytes() == (folder / 'topics.npz').read_bytes()
@@ -56,7 +56,7 @@ def test_a_corpus(folder, capsys):
 
 def test_one_topic_of_all_is_warned_of(folder, capsys):
   topics.main(['--input=corpus.jsonl', '--out=topics.npz', '--kind=lda', '--topics=1'])
-  assert 'warning: one topic holds 90 of 90 documents' in capsys.readouterr().err
+  assert 'warning: one topic has 90 of 90 documents' in capsys.readouterr().err
 
 
 def test_documents_are_chosen_by_their_ids(folder):

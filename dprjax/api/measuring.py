@@ -1,4 +1,4 @@
-"""Measures, fuses and mines rankings that a program has, by the commands of the same names."""
+"""Evaluates, fuses and mines rankings in memory, by the commands of the same names."""
 
 import contextlib
 import tempfile
@@ -33,12 +33,12 @@ def evaluate(
   per_query: bool = False,
   **options: Any,
 ) -> 'pandas.DataFrame | tables.Records':
-  """Measures a run against judgements, as `dprjax evaluate` does.
+  """Evaluates a run against judgements, as `dprjax evaluate` does.
 
   Every judged query counts; one without results counts as 0.
 
   Args:
-    run: what `Retriever.search` or `dprjax.fuse` returns, a mapping of query ids to mappings of
+    run: the result of `Retriever.search` or `dprjax.fuse`, a mapping of query ids to mappings of
       passage ids to scores, a table with columns ``query_id``, ``passage_id`` and ``score``, or the
       path of a TREC run. To compare systems, a mapping of names to these.
     relevant: judgements: the path of a file, a mapping of query ids to passage ids or to grades, a
@@ -49,13 +49,14 @@ def evaluate(
     options: ``strict`` and ``drop_same_id`` of `dprjax evaluate`.
 
   Returns:
-    A table: system, measure, mean, and the ends ``low`` and ``high`` of its 95 % bootstrap interval
-    over queries; of systems after the first also ``difference`` from the first, with its interval
-    ``difference_low`` and ``difference_high``. With ``per_query`` system, query_id, and a column
-    for each measure.
+    A table: system, measure, mean, and its 95 % bootstrap interval over queries from ``low`` to
+      ``high``. Systems after the first also have the ``difference`` from the first, with its
+      interval from ``difference_low`` to ``difference_high``. With ``per_query``: system, query_id,
+      and a column for each measure.
 
   Raises:
-    InputError: a run or judgements in another form, an unknown measure, or what ``strict`` forbids.
+    InputError: a run or judgements in another form, an unknown measure, or a problem that
+      ``strict`` forbids.
   """
   args = flags.of(EvaluateFlags, measure=list(measures), **options)
   systems = _systems(run)
@@ -95,27 +96,27 @@ def fuse(
   k: int = 1000,
   **options: Any,
 ) -> 'pandas.DataFrame | tables.Records':
-  """Makes one ranking of several, as `dprjax fuse` does.
+  """Fuses several rankings, as `dprjax fuse` does.
 
   Args:
-    runs: of `evaluate`, by name; two or more.
-    method: 'rrf', 'minmax', 'zscore', 'distribution', or 'learned': zscore with weights that are
-      learnt on ``relevant``.
-    relevant: with method='learned', judgements of `evaluate`.
-    weights: of each run, by name (default: 1); or the path of a file of ``weights_out``.
-    weights_out: keep method and weights in this file, for `Retriever.load(hybrid=)` and `weights`.
+    runs: at least two, by name, as in `evaluate`.
+    method: 'rrf', 'minmax', 'zscore', 'distribution', or 'learned': zscore with weights learnt on
+      ``relevant``.
+    relevant: with method='learned', judgements as in `evaluate`.
+    weights: of each run, by name (default: 1); or a file from ``weights_out``.
+    weights_out: write method and weights to this file, for `Retriever.load(hybrid=)` and `weights`.
     k: passages a query.
     options: ``depth``, ``rrf_k`` and ``shards`` of `dprjax fuse`.
 
   Returns:
-    A table: query_id, rank (from 1), passage_id, score. `evaluate` takes it as a run.
+    A table: query_id, rank (from 1), passage_id, score. A run for `evaluate`.
 
   Raises:
     InputError: as `dprjax fuse`.
   """
   if isinstance(weights, Mapping):
     if weights.keys() != runs.keys():
-      raise InputError(f'weights are of {", ".join(weights)}; the runs are {", ".join(runs)}')
+      raise InputError(f'weights are for {", ".join(weights)}, but the runs are {", ".join(runs)}')
     weights = ','.join(str(weights[name]) for name in runs)
   with _folder() as folder:
     paths = {
@@ -158,17 +159,16 @@ def mine(
 
   Args:
     queries, corpus: as for `fit`, with ids.
-    relevant: judgements of `evaluate`.
-    runs: rankings of `evaluate`, by the name of their retriever.
-    out: keep the training file here; `fit(negatives=)` reads it.
+    relevant: judgements as in `evaluate`.
+    runs: rankings as in `evaluate`, by the name of their retriever.
+    out: write the training file here, for `fit(negatives=)`.
     progress: whether to show a bar.
     options: ``depth``, ``sample``, ``reranker``, ``threshold``, ``seed`` and the other flags of
       `dprjax mine`.
 
   Returns:
-    A table: query_id, passage_id, retriever, rank and score of the run that ranks it best, sources
-    ('undenoised', 'denoised' or both, with a comma between them), and text. `fit(negatives=)` takes
-    it.
+    A table for `fit(negatives=)`: query_id, passage_id, retriever, rank and score of the run that
+    ranks it best, sources ('undenoised', 'denoised' or both, separated by a comma), and text.
 
   Raises:
     InputError: as `dprjax mine`.
@@ -203,7 +203,7 @@ def mine(
 
 
 def _systems(run: Any) -> dict[str, Any]:
-  """Runs by name; a single one is called 'run'."""
+  """Runs by name; a single run has the name 'run'."""
   several = isinstance(run, Mapping) and run and not inputs.is_run(run)
   return dict(run) if several else {'run': run}
 

@@ -1,8 +1,7 @@
-"""Runs long work as a guest of a program, such as a notebook.
+"""Runs long work inside another program, such as a notebook.
 
-The work runs in a thread: orbax would patch the event loop of a notebook, and the calling thread is
-free to hear an interrupt. Signal handlers, logging and asyncio stay as the
-program has them.
+The work runs in a thread, because orbax would patch the event loop of a notebook, and the calling
+thread must notice interrupts. Signal handlers, logging and asyncio of the program stay unchanged.
 """
 
 import contextlib
@@ -18,23 +17,23 @@ from dprjax.runtime import stopping
 
 T = TypeVar('T')
 
-_TICK_S = 0.1  # between two looks at the work
+_TICK_S = 0.1  # between checks of the work
 
 
 def apart(work: Callable[[], T], *, bar: bool = False, task: str = '') -> T:
-  """The result of ``work``, which runs in a thread.
+  """Runs ``work`` in a thread and returns its result.
 
-  An interrupt asks a training to save its state, and ends anything else; a second one ends the
+  An interrupt asks a training to save its state, and ends other work; a second one ends the
   training at once. The thread has ended when this returns.
 
   Args:
-    work: what to do.
-    bar: whether to show one bar of progress on standard error.
+    work: the work.
+    bar: whether to show a progress bar on standard error.
     task: begins the bar.
 
   Raises:
     KeyboardInterrupt: the work was interrupted.
-    BaseException: what ``work`` raises.
+    BaseException: from ``work``.
   """
   found: list[T] = []
   failed: list[BaseException] = []
@@ -56,7 +55,7 @@ def apart(work: Callable[[], T], *, bar: bool = False, task: str = '') -> T:
 
   shown = _Bar(task) if bar else None
   thread = threading.Thread(target=run, name='dprjax')
-  # Only the main thread hears an interrupt. One in the middle of tqdm would leave its lock taken.
+  # Only the main thread gets interrupts. An interrupt inside tqdm would leave its lock taken.
   drawer = threading.Thread(
     target=contextvars.copy_context().run, args=(_draw, shown, ended), name='dprjax-bar'
   )
@@ -102,7 +101,7 @@ def _draw(shown: '_Bar', ended: threading.Event) -> None:
 
 
 class _Bar:
-  """One bar for all jobs of a call, drawn from the first report on."""
+  """A bar for all jobs of a call, drawn from the first report on."""
 
   def __init__(self, task: str):
     self._latest: tuple[str, int, int | None] | None = None
@@ -110,7 +109,7 @@ class _Bar:
     self._bar: Any = None
 
   def note(self, task: str, done: int, total: int | None) -> None:
-    """Takes the progress of a job, from any thread."""
+    """Records the progress of a job, from any thread."""
     self._latest = task, done, total
 
   def draw(self) -> None:

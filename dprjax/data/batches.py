@@ -262,7 +262,7 @@ class _ByBudget:
     return self._feed.again(rows, *(part[rows] for part in drawn))
 
   def _plan(self, epoch: int) -> Any:
-    """What an epoch draws for each query, and the queries of its batches."""
+    """Draws passages for all queries of an epoch, and plans the queries of its batches."""
     feed, seed = self._feed, self._seed
     passages = np.empty((feed.size, 1 + feed.negatives), np.int32)
     sources = np.empty((feed.size, feed.negatives), np.int8)

@@ -134,7 +134,7 @@ def build(
 def entries(packages: Sequence[str] = PACKAGES) -> list[Docstring]:
   """Functions and classes whose docstring `split_docstring` can split, sorted by name.
 
-  Methods, private names and test code are left out. Of equal docstrings, the one with the fewest
+  Methods, private names and test code are left out. Among equal docstrings, the one with the fewest
   dots in its name stays.
 
   Raises:

@@ -1,6 +1,6 @@
 """Documents cut into passages.
 
-| ending | what is read |
+| ending | content read |
 |---|---|
 | .txt | paragraphs, between blank lines |
 | .md | paragraphs, items of lists, code and tables below their headings |

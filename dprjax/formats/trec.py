@@ -190,12 +190,12 @@ def read_run(path: PathLike) -> Run:
 def read_queries(path: PathLike, take: Callable[[Iterator[Run]], _Found]) -> _Found:
   """Gives a run to ``take`` in pieces of whole queries, each query in one; some MB are in memory.
 
-  Where the lines of each query stand together, pieces come as the file has them. Other runs, and
-  pipes, are first sorted in a temporary folder, which takes some 50 bytes a line. Whether lines of
-  a query come later is known at the end alone: ``take`` is then called again, on all pieces.
+  If the lines of each query are together, pieces come in file order. Other runs, and pipes, are
+  first sorted in a temporary folder, with some 50 bytes a line. Separated lines of a query may show
+  only at the end: ``take`` is then called again, on all pieces.
 
   Returns:
-    What ``take`` returns.
+    The result of ``take``.
 
   Raises:
     InputError: as `read_run`.

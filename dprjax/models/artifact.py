@@ -104,7 +104,7 @@ class Prompt:
 
   @property
   def kind(self) -> Kind:
-    return adapters.find(self.meta['kind'], f"{self.path}: meta's kind")
+    return adapters.find(self.meta['kind'], f'{self.path}: kind in meta')
 
   @property
   def tied(self) -> bool:

@@ -18,7 +18,7 @@ SHAPES: dict[str, EncoderConfig] = {
 
 
 def shape_of(config: ml_collections.ConfigDict) -> EncoderConfig:
-  """The shape of ``config.backbone.path``: one of ``SHAPES``, scratch:SIZE, or of a config.json.
+  """The shape of ``config.backbone.path``: a name in ``SHAPES``, scratch:SIZE, or a config.json.
 
   Raises:
     InputError: none of these.
@@ -37,12 +37,12 @@ def shape_of(config: ml_collections.ConfigDict) -> EncoderConfig:
   if (folder / 'config.json').exists() or (folder / 'modules.json').exists():
     return hub.read_shape(folder)
   raise InputError(
-    f'config.backbone.path: {path!r:.80} is no folder with a config.json, nor one of '
+    f'config.backbone.path: {path!r:.80} is neither a folder with a config.json nor one of '
     f'{", ".join(name for name in SHAPES if ":" not in name)}'
   )
 
 
 def tokenizer() -> text.Tokenizer:
-  """A small tokenizer: programs depend only on its special tokens and a few ordinary ones."""
+  """A small tokenizer, since programs depend only on its special tokens and a few words."""
   with tempfile.TemporaryDirectory() as folder:
     return text.train_wordpiece(['yes no relevant irrelevant true false'], 100, folder)

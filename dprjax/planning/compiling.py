@@ -1,4 +1,4 @@
-"""Runs `programs` for a job in a process, under a time limit."""
+"""Runs `programs` for a job in a process, with a time limit."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ COMMAND = ('-m', 'dprjax.planning.programs')
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A compiled program, or why it failed; ``answer`` is of `programs`, partial on failure."""
+  """A compiled program or its failure; ``answer`` is from `programs`, partial on failure."""
 
   job: CompileJob
   answer: Mapping[str, Any]
@@ -32,12 +32,12 @@ class Program:
 
   @property
   def failure(self) -> str:
-    """Why there is no program; '' if there is."""
+    """The reason why there is no program, or ''."""
     return str(self.answer.get('failed', {}).get('why', ''))
 
   @property
   def needs(self) -> float:
-    """Bytes on one device; NaN if unknown."""
+    """Bytes needed on a device; NaN if unknown."""
     if 'memory' in self.answer:
       memory = self.answer['memory']
       return float(memory['argument'] + memory['temp'] + memory['output'] - memory['alias'])
@@ -45,7 +45,7 @@ class Program:
 
   @property
   def has(self) -> float:
-    """Bytes available to a program on one device."""
+    """Bytes available to programs on a device."""
     return float(self.answer.get('failed', {}).get('has', self.target.memory))
 
   @property
@@ -56,20 +56,20 @@ class Program:
     return False if self.answer['failed'].get('memory') else None
 
   def bound(self, dtype: str) -> roofline.Bound:
-    """The least seconds of a run."""
+    """The least seconds of a run, by cause."""
     found = self.answer['xla']
     sent = sum(one['sent'] for one in found['collectives'])
     return roofline.bound(self.limits(dtype), found['flops'], found['bytes'], sent)
 
   def limits(self, dtype: str) -> roofline.PeakRates:
-    """Limits of one device."""
+    """Peak rates of a device."""
     if 'limits' in self.answer:
       return roofline.PeakRates(*self.answer['limits'])
     return roofline.limits(self.target, dtype)
 
 
 def compile_program(job: CompileJob, limit: float) -> Program:
-  """Compiles in a process, which is ended after ``limit`` seconds.
+  """Compiles in a process, which ends after at most ``limit`` seconds.
 
   Raises:
     InputError: an unusable experiment or target.
@@ -91,7 +91,7 @@ def compile_program(job: CompileJob, limit: float) -> Program:
       )
       assert process.stdin is not None
       try:
-        with contextlib.suppress(BrokenPipeError):  # it has ended already
+        with contextlib.suppress(BrokenPipeError):  # it has already ended
           process.stdin.write(json.dumps(dataclasses.asdict(job)).encode() + b'\n')
         process.wait(limit)
       except subprocess.TimeoutExpired:

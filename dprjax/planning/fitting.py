@@ -1,4 +1,4 @@
-"""Finds flags with which an update fits into memory, or is fastest."""
+"""Finds flags that make an update fit into memory, or run fastest."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -8,32 +8,32 @@ import ml_collections
 from dprjax.planning.compiling import Program
 
 Attempt = Callable[[Sequence[str]], Program]
-"""Compiles the update with more flags of the config."""
+"""Compiles the update with additional config flags."""
 
 
 class Fit(NamedTuple):
-  """Flags with which an update fits, its program and chunks; () and None if none does."""
+  """Flags that make an update fit, with its program and chunks; () and None if there are none."""
 
   flags: tuple[str, ...]
   program: Program | None
   chunks: int = 0
 
   def seconds(self, dtype: str) -> float:
-    """The least that the update takes."""
+    """The least seconds of the update."""
     return self.program.bound(dtype).seconds if self.program else float('inf')
 
 
 def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attempt: Attempt) -> Fit:
-  """The smallest ``grad_cache`` with which an update fits.
+  """The smallest ``grad_cache`` that makes an update fit.
 
-  Compares it with fewer chunks under ``backbone.remat`` and takes the lower bound: each chunk reads
-  the weights again. If neither fits, splits weights over more devices (``mesh.fsdp``). More chunks
-  never need more memory, so halving finds the smallest number.
+  Compares it with fewer chunks under ``backbone.remat`` and takes the lower bound, since each chunk
+  reads the weights again. If neither fits, splits weights over more devices (``mesh.fsdp``). More
+  chunks never need more memory, so bisection finds the smallest number.
 
   Args:
     config: the experiment, whose update does not fit.
     devices: their number.
-    program: that update.
+    program: of this update.
     attempt: compiles another.
   """
   held = sum(program.answer.get('held', {}).values())
@@ -41,11 +41,11 @@ def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attem
   first = config.mesh.fsdp if config.mesh.fsdp > 0 else 1
   sizes = chunks(config, devices // model)
   for fsdp in _doublings(first, devices // model):
-    # The least: weights and the optimiser's state.
+    # The least memory: weights and optimiser state.
     if held * first / fsdp > program.has:
       continue
     mesh = () if fsdp == first else (f'--config.mesh.fsdp={fsdp}', '--config.mesh.data=-1')
-    # Skip what was tried.
+    # Skip sizes already tried.
     new = sizes if mesh else [size for size in sizes if size > config.grad_cache]
     if (best := _fewer(config, None, new, sizes, mesh, attempt)) is not None:
       return best
@@ -55,7 +55,7 @@ def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attem
 def fastest(
   config: ml_collections.ConfigDict, devices: int, program: Program, attempt: Attempt
 ) -> Fit:
-  """Fewer chunks, or remat with still fewer, for an update that fits, if the bound is lower."""
+  """Fewer chunks, or even fewer with remat, for an update that fits, if the bound is lower."""
   model = config.mesh.model if config.mesh.model > 0 else 1
   sizes = chunks(config, devices // model, least=1)
   fewer = [size for size in sizes if size < config.grad_cache]
@@ -64,7 +64,7 @@ def fastest(
 
 
 def chunks(config: ml_collections.ConfigDict, parts: int, least: int | None = None) -> list[int]:
-  """Numbers of chunks that ``parts`` devices can share, ascending, from the given one on."""
+  """Numbers of chunks that ``parts`` devices can share, ascending, from the configured one on."""
   first, rows = least or config.grad_cache, config.batch_size // parts
   return [size for size in range(first, rows + 1) if config.batch_size % (parts * size) == 0]
 
@@ -77,7 +77,7 @@ def _fewer(
   more: Sequence[str],
   attempt: Attempt,
 ) -> Fit | None:
-  """The fit with the lowest bound: the given one, the fewest chunks, or fewer still with remat.
+  """The fit with the lowest bound: the given one, the fewest chunks, or even fewer with remat.
 
   ``plain`` and ``again`` are the numbers of chunks without and with remat.
   """
@@ -100,7 +100,7 @@ def _doublings(first: int, most: int) -> Iterator[int]:
 
 
 def _smallest(sizes: Sequence[int], more: Sequence[str], attempt: Attempt) -> Fit | None:
-  """The fit with the fewest of these chunks; None if the most do not fit."""
+  """The fit with the fewest of these chunks; None if even the most do not fit."""
   best: Fit | None = None
   low, high = 0, len(sizes) - 1
   middle = high

@@ -1,6 +1,6 @@
 """Counts products, bytes and collectives in the XLA text of a compiled program.
 
-The XLA ``cost_analysis`` counts the body of a loop once. Here it counts as often as it runs.
+The ``cost_analysis`` of XLA counts the body of a loop once; here it counts as often as it runs.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ _BYTES = {
   'f16': 2, 's32': 4, 'u32': 4, 'f32': 4, 's64': 8, 'u64': 8, 'f64': 8, 'c64': 8, 'c128': 16,
 }  # fmt: skip
 
-# These move nothing.
+# These move no data.
 _FREE = (
   *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'iota'),
   *('partition-id', 'replica-id', 'opt-barrier', 'domain', 'add-dependency', 'async-update'),
@@ -47,7 +47,7 @@ class Array(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """A line of a program; ``attributes`` follow the operands, ``type`` is the result's as text."""
+  """A line of a program; ``attributes`` follow the operands, ``type`` is the result type."""
 
   name: str
   type: str
@@ -58,7 +58,7 @@ class Instruction:
 
   @functools.cached_property
   def arrays(self) -> list[Array]:
-    """The result: one array, or those of a tuple."""
+    """The arrays of the result, several for a tuple."""
     return [
       Array(dtype, tuple(map(int, filter(None, shape.split(',')))), 'S(' not in layout)
       for dtype, shape, layout in _ARRAY.findall(self.type)
@@ -80,7 +80,7 @@ class Collective(NamedTuple):
 
   Attributes:
     kind: one of ``COLLECTIVES``.
-    times: in a run of the program.
+    times: how often they run in the program.
     bytes: of the larger side on a device.
     sent: bytes that a ring sends over the links of a device.
   """
@@ -135,8 +135,8 @@ class HloProgram:
         flops += times * self._flops(computation, one)
         moved += times * self._bytes(computation, one)
         for inside, other in self._collectives(name, one):
-          # A TPU does one in pieces beside a loop that does not depend on it: the channel is the
-          # same, and it begins and ends outside of the loop.
+          # A TPU runs one in pieces beside an independent loop: the channel is the same, and it
+          # begins and ends outside the loop.
           key = f'{name} {one.name}'
           if 'async' in one.name + inside:
             key = (re.search(r'channel_id=\d+', other.attributes) or [key])[0]
@@ -159,14 +159,14 @@ class HloProgram:
     return HloCost(flops, moved, tuple(collectives), tuple(sorted(gathered, reverse=True)))
 
   def _runs(self, name: str, times: int) -> Iterator[tuple[str, int]]:
-    """Computations whose instructions run one by one, without fusions, and how often."""
+    """Yields computations whose instructions run one by one (not fusions), and how often."""
     yield name, times
     for one in self.computations[name].values():
       if one.opcode == 'while':
         for body in one.called('body'):
           yield from self._runs(body, times * self._trips(one))
       elif one.opcode in _OUTER:
-        # An upper bound: all branches of a conditional count.
+        # An upper bound, since all branches of a conditional count.
         keys = ('to_apply', 'calls', 'branch_computations', 'true_computation', 'false_computation')
         for inner in one.called(*keys):
           yield from self._runs(inner, times)
@@ -209,7 +209,9 @@ class HloProgram:
       return _dot_flops(
         computation, one, _numbers(one.attributes, '"lhs_contracting_dimensions":\\[')
       )
-    if one.opcode == 'custom-call' and 'tpu_custom_call' in one.attributes:  # a Pallas kernel says
+    if (
+      one.opcode == 'custom-call' and 'tpu_custom_call' in one.attributes
+    ):  # a Pallas kernel declares its cost
       stated = re.search(r'"flops":"?(\d+)', one.attributes)
       return int(stated[1]) if stated else 0
     if one.opcode == 'custom-call' and 'onednn$matmul' in one.attributes:
@@ -232,16 +234,16 @@ class HloProgram:
     if one.opcode == 'fusion':
       name = next(iter(one.called('calls')), '')
       return self._fusion_bytes(self.computations.get(name, {}), one, operands)
-    if one.opcode == 'slice-start':  # its result is the operand, the slice and a token
+    if one.opcode == 'slice-start':  # the result has the operand, the slice and a token
       return one.arrays[1].nbytes + _main(one.arrays[1:2])
-    if one.opcode == 'copy-start':  # its result names the operand again
+    if one.opcode == 'copy-start':  # the result repeats the operand
       return _main(one.arrays[:1]) + sum(_main(operand.arrays) for operand in operands)
     return _main(one.arrays) + sum(_main(operand.arrays) for operand in operands)
 
   def _fusion_bytes(
     self, inner: Computation, one: Instruction, operands: Sequence[Instruction]
   ) -> int:
-    """A fusion reads only slices of operands and writes only updates."""
+    """The bytes of a fusion, which reads only slices of operands and writes only updates."""
     total = 0
     for operand, parameter in zip(operands, _parameters(inner), strict=False):
       for array in operand.arrays[:1] if operand.opcode != 'tuple' else ():
@@ -255,7 +257,7 @@ class HloProgram:
     return total + (min(written, updated) if updated and written else written)
 
   def _read(self, inner: Computation, value: Instruction) -> int:
-    """Elements of a value that a fusion reads: all, unless it only slices it."""
+    """The elements of a value read by a fusion: all, unless it only slices the value."""
     total = 0
     for user in inner.values():
       if value.name not in user.operands:
@@ -344,7 +346,7 @@ def _matching(text: str, start: int) -> int:
 
 
 def _slices(computation: Computation, one: Instruction, reduced: Instruction) -> bool:
-  """Whether an instruction takes one device's part of what was reduced."""
+  """Whether an instruction takes the part of one device from a reduced array."""
   if one.opcode != 'dynamic-slice':
     return False
   source: Instruction | None = computation.get(one.operands[0])
@@ -363,7 +365,7 @@ def _parameters(computation: Computation) -> list[Instruction]:
 
 
 def _written(inner: Computation, root: Instruction) -> int:
-  """Bytes that a fusion's root writes where it updates part of an operand; 0 means all."""
+  """Bytes written by the root of a fusion that updates part of an operand; 0 means all."""
   if root.opcode == 'bitcast' and root.operands[0] in inner:
     return _written(inner, inner[root.operands[0]])
   if root.opcode == 'dynamic-update-slice' and root.operands[1] in inner:
@@ -399,7 +401,7 @@ def _dot_flops(computation: Computation, one: Instruction, contracting: Sequence
 
 
 def _convolution_flops(computation: Computation, one: Instruction) -> int:
-  """The XLA count: places of the window on padding or dilation cost nothing."""
+  """FLOPs as counted by XLA: places of the window on padding or dilation cost nothing."""
   labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', one.attributes)
   image, kernel = (_operand(computation, one, number) for number in (0, 1))
   if labels is None or image is None or kernel is None:

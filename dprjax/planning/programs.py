@@ -1,7 +1,7 @@
-"""Compiles one program of an experiment for a machine that need not be there.
+"""Compiles a program of an experiment for a machine that may be absent.
 
-`compiling` starts it as a process, which a compiler may crash. It reads the job from standard
-input, writes the file named by its argument, and ends when standard input ends.
+`compiling` starts it as a process, since compilers may crash. It reads the job from standard input,
+writes the file named by its argument, and ends when standard input ends.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from dprjax.runtime import mesh, tree
 
 @dataclasses.dataclass(frozen=True)
 class CompileJob:
-  """What to compile.
+  """A program to compile.
 
   Attributes:
     target: a name, see ``targets.parse``.
@@ -63,7 +63,7 @@ def read_config(arguments: Sequence[str], platform: str) -> ml_collections.Confi
   """
   config = configs.parse(arguments)
   with config.unlocked():
-    # Any name does, since no text is read.
+    # Any name works, since no text is read.
     config.data.dir = config.data.dir or ('' if config.tasks else 'any')
     for task in config.tasks.values():
       task.data.dir = task.data.dir or 'any'
@@ -76,7 +76,7 @@ def read_config(arguments: Sequence[str], platform: str) -> ml_collections.Confi
       + ', '.join(f'--config.{key}' for key in sorted(set().union(*entries)))
     )
   if methods.of(config).shapes is None:
-    raise InputError(f'config.method: {config.method!r} has no `Method.shapes`, which a plan needs')
+    raise InputError(f'config.method: {config.method!r} has no `Method.shapes`, needed by a plan')
   return configs.settle(config, platform)
 
 
@@ -88,16 +88,16 @@ def batch_of(config: ml_collections.ConfigDict, model: EncoderConfig) -> methods
 
 
 class Experiment:
-  """A method on a mesh, with its parameters' shapes.
+  """A method on a mesh, with the shapes of its parameters.
 
   Attributes:
     config: the experiment.
     shape: of its backbone.
-    batch: the longest of its training.
+    batch: the longest of the training.
     devices: the mesh.
     model: the method functions.
     params: shapes by flat names.
-    layout: how a training places them.
+    layout: their placement in a training.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, devices: Sequence[jax.Device]):
@@ -112,7 +112,7 @@ class Experiment:
     self.model = method.build(self.config, shape, self.devices, backbones.tokenizer())
 
     def init(key: jax.Array) -> dict[str, Any]:
-      # A method's required heads lie in the backbone directory.
+      # Heads required by a method are in the backbone directory.
       heads = {name: Head(HEADS[name].init(shape, key)) for name in method.needs}
       weights = encoder.init_encoder(shape, key)
       return self.model.init(methods.Parts(weights, heads, text=self.batch.parts), key)
@@ -136,7 +136,7 @@ class Experiment:
   def lower_forward(
     self, rows: int, length: int, memory: float, columns: Sequence[tuple[Any, ...]] = ()
   ) -> jax.stages.Lowered:
-    """Lowers the forward pass of `dprjax.encode` for passages, with weights as it places them.
+    """Lowers the forward pass of `dprjax.encode` for passages, with the same placement of weights.
 
     Args:
       rows, length, columns: of the batch, as for ``Embedder.lower``.
@@ -182,13 +182,13 @@ class Experiment:
     else:
       method = 'FT' if any(name.startswith('backbone/') for name in trainable) else 'DPT'
       ways = mesh.batch_devices(self.devices)
-    # An adapter that can be merged into the weights adds no keys: its length is another size.
+    # The length of a mergeable adapter is not a number of keys.
     merged = adapters.find(config.prompt.kind, 'config.prompt.kind').merge is not None
     prompt = 0 if merged else config.prompt.length
     return roofline.formula(self.shape, method, calls, prompt, config.backbone.dtype, ways)
 
   def held(self) -> dict[str, int]:
-    """Bytes on one device that a training keeps between steps."""
+    """Bytes kept on a device between steps of a training."""
     state, frozen = self.layout.shapes(self.params)
     return {
       'trained': _on_one(state.trainable),
@@ -223,7 +223,7 @@ def devices_of(target: targets.Target) -> Sequence[jax.Device]:
 
 
 def _bounds(target: targets.Target) -> dict[str, Any]:
-  """libtpu's options: one chip a host, and v4's two cores as one device."""
+  """Options of libtpu: one chip a host, and the two cores of v4 as one device."""
   found: dict[str, Any] = {'chips_per_host_bounds': (1, 1, 1)} if target.devices == 1 else {}
   return found | ({'chip_config_name': 'megacore'} if target.chip == 'v4' else {})
 
@@ -286,10 +286,10 @@ _UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
 
 def failure(error: Exception, held: int) -> dict[str, Any]:
-  """Why a compiler failed, and for lack of memory, the bytes. ``held``: bytes of arguments."""
+  """The failure of a compiler, with the bytes for lack of memory. ``held``: bytes of arguments."""
   text = ' '.join(str(error).split())
   found: dict[str, Any] = {'why': text[:400], 'memory': 'RESOURCE_EXHAUSTED' in text}
-  # Of the two wordings, the second counts only temporary arrays.
+  # Two wordings; the second counts only temporary arrays.
   for pattern, more in (
     (f'{_SIZE} of {_SIZE}', 0),
     (rf'\({_SIZE}\) exceeds available HBM \({_SIZE}\)', held),
@@ -305,7 +305,7 @@ ORPHANED = 3
 
 
 def _end_with_parent() -> None:
-  """Ends this process when its parent is killed: a compiler can take hours and gigabytes."""
+  """Ends this process when its parent is killed, since a compiler can take hours and gigabytes."""
   os.read(0, 1)
   os._exit(ORPHANED)
 

@@ -1,4 +1,4 @@
-"""Least cost of a program by formula (docs/performance.md), and the limits of a machine."""
+"""The least cost of a program by formula (docs/performance.md), and limits of machines."""
 
 import dataclasses
 import math
@@ -17,12 +17,12 @@ from dprjax.planning import targets
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What some sequences must compute and move.
+  """The least FLOPs and bytes for some sequences.
 
   Attributes:
     flops: of matrix products; a multiply-add counts as two.
-    bytes: to and from memory, if elementwise operations are fused and attention's scores stay on
-      the chip.
+    bytes: to and from memory, if elementwise operations are fused and attention scores stay on the
+      chip.
   """
 
   flops: float
@@ -38,25 +38,25 @@ def cost(
 ) -> Cost:
   """FLOPs and bytes of a forward pass ('encode') or of an update by 'DPT' or 'FT'.
 
-  With T tokens, a prompt of P, S = P + T, W weights in the kernels of a layer and heads of A
-  numbers in all, a sequence costs in the forward pass of each layer
+  With T tokens, a prompt of P, S = P + T, W weights in the kernels of a layer and A numbers in all
+  its heads, a sequence costs in the forward pass of each layer
 
       weights    2 T W     (the BERT W is 4 H^2 + 2 H I: queries, keys, values, output; up and down)
       attention  4 T S A   (scores; sums of values; the BERT A is H)
 
   The backward pass computes each product with a weight once for the gradient of its input, and once
-  for that of its weight, which DPT does not need. Attention has no weights, and the gradients of
-  both of its factors are always needed:
+  for the gradient of the weight, which DPT does not need. Attention has no weights, and always
+  needs the gradients of both factors:
 
       encode  weights + attention      DPT  2 weights + 3 attention      FT  3 weights + 3 attention
 
-  Pooling, the scores of the batch, LayerNorm, GELU, softmax and the optimiser are omitted: they are
-  below 1 % each for these shapes.
+  Pooling, the scores of the batch, LayerNorm, GELU, softmax and the optimiser are omitted, since
+  each is below 1 % for these shapes.
 
-  Numbers per token and layer, where Y are those in the inputs and outputs of the products (BERT:
-  10 H + 2 I): forward Y + 4 H, with the residuals; forward and backward 3 Y + 10 H, and for FT
-  4 Y + 8 H, with the weights' gradients. Weights are read once in every pass of each call of the
-  encoder; FT's gradients are written once a call, and AdamW reads and writes 7 float32 a weight.
+  Numbers per token and layer, with Y numbers in the inputs and outputs of products (BERT: 10 H + 2
+  I): forward Y + 4 H, with residuals; forward and backward 3 Y + 10 H, and for FT 4 Y + 8 H, with
+  gradients of weights. Weights are read once in every pass of each encoder call; FT writes
+  gradients once a call, and AdamW reads and writes 7 float32 a weight.
 
   Args:
     rows: (sequences, length) of each call of the encoder: an update encodes queries and passages
@@ -92,7 +92,7 @@ def formula(
   dtype: str,
   devices: int,
 ) -> Cost:
-  """``cost`` of the layers on one of ``devices``, which share rows and read all weights."""
+  """``cost`` of the layers on one of ``devices``, which share rows but each read all weights."""
   shared = [(rows / devices, length) for rows, length in calls]
   width = encoder_config.arithmetic(dtype, 'dtype').activations.itemsize
   return cost(model, method, shared, prompt, width)
@@ -107,14 +107,14 @@ class PeakRates(NamedTuple):
 
 
 def limits(target: targets.Target, dtype: str) -> PeakRates:
-  """The published limits of the chip of a target for arithmetic in ``dtype``."""
+  """The published limits of the chip of a target for ``dtype``."""
   chip = targets.CHIPS[target.chip]
   rate = chip.float32 if dtype == 'float32' else chip.bfloat16
   return PeakRates(rate, chip.bandwidth, chip.links)
 
 
 def measure_limits(devices: int, dtype: str) -> PeakRates:
-  """Limits of one of the devices that share this processor, measured in a second."""
+  """Limits of one of the devices that share this CPU, measured in a second."""
   size = 1024
   _, activations, products = encoder_config.arithmetic(dtype, 'dtype')
   x = jnp.ones((size, size), products or activations)
@@ -146,12 +146,12 @@ class Bound(NamedTuple):
 
   @property
   def seconds(self) -> float:
-    """If products, memory and links are busy at the same time."""
+    """The time if products, memory and links overlap."""
     return max(self)
 
   @property
   def what(self) -> str:
-    """The largest cause."""
+    """The limiting cause."""
     return max(zip(self, ('products', 'memory', 'links'), strict=True))[1]
 
 

@@ -1,4 +1,4 @@
-"""A plan as a table: a row a figure, a column a program."""
+"""A plan as a table: a row for each figure, a column for each program."""
 
 import dataclasses
 import math
@@ -42,11 +42,11 @@ class Plan:
     target: the machine.
     config: the experiment.
     batch: its longest batch.
-    programs: by the title of their column.
-    update: title of the fastest update that fits; '' if none does.
-    flags: further flags with which it fits or is faster.
+    programs: by title of their column.
+    update: title of the fastest update that fits, or ''.
+    flags: additional flags that make it fit or faster.
     examples: training examples; None if unknown.
-    share: of the bound, for further rates.
+    share: of the bound, for additional rates.
   """
 
   target: targets.Target
@@ -74,7 +74,7 @@ class Plan:
 
   @property
   def title(self) -> str:
-    """The machine in a line."""
+    """The machine in one line."""
     count, chip = self.target.devices, self.target.chip
     if chip not in targets.CHIPS:
       return f'{self.target.name}: {count} of this processor'
@@ -82,7 +82,7 @@ class Plan:
 
 
 def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
-  """Columns, and a row for each figure that a program has."""
+  """Columns, and a row for each figure of any program."""
   columns = {title: _column(plan, title) for title in plan.programs}
   units = dict.fromkeys((*plan.batch.texts, 'texts'))
   order = [*_WORK, *(f'{unit} a second' for unit in units), *_TIME]
@@ -95,7 +95,7 @@ def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
 
 
 def note(plan: Plan) -> list[str]:
-  """Lines that explain the figures, and say what to type."""
+  """Lines that explain the figures and give flags."""
   config, answers = plan.config, [program.answer for program in plan.programs.values()]
   known: Mapping[str, Any] = next((one for one in answers if 'mesh' in one), {})
   lines = []
@@ -115,14 +115,14 @@ def note(plan: Plan) -> list[str]:
     )
   shapes = ', '.join(f'{rows:,} x {length}' for rows, length in plan.batch.calls)
   lines.append(
-    f'An update encodes {shapes} tokens, the longest of up to {plan.batch.programs} programs, one '
-    'for each pair of padded lengths.'
+    f'An update encodes {shapes} tokens, in the longest of up to {plan.batch.programs} programs, '
+    'one for each pair of padded lengths.'
   )
-  lines.append(f'Rates and hours: at the bound; at {100 * plan.share:g} % of it.')
+  lines.append(f'Rates and hours: at the bound; at {100 * plan.share:g} % of the bound.')
   if plan.updates is None:
     lines.append('Hours need the number of training examples: --examples=N.')
   if not plan.update:
-    lines.append('No update was found that fits.')
+    lines.append('No update fits.')
   elif plan.flags:
     said = 'It fits with' if plan.programs['update'].fits is False else 'It is faster with'
     lines.append(f'{said} {" ".join(plan.flags)}')
@@ -185,7 +185,7 @@ def _work(plan: Plan, program: Program) -> dict[str, str]:
 
 
 def fits(program: Program) -> str:
-  """Whether a program fits, and by how much."""
+  """Whether a program fits, and the margin."""
   has = program.has / targets.GIB
   if program.fits is None:
     return 'not known'

@@ -14,12 +14,12 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-  """An accelerator's published limits.
+  """Published limits of an accelerator.
 
   Attributes:
     kind: the jax name of the device.
     bfloat16: FLOP/s of dense products with bfloat16 inputs and float32 sums.
-    float32: FLOP/s of float32 products as XLA computes them by default.
+    float32: FLOP/s of float32 products in the default precision of XLA.
     bandwidth: bytes/s of main memory.
     links: bytes/s sent to other chips of its slice or host.
     memory: bytes for programs.
@@ -37,9 +37,9 @@ class Chip(NamedTuple):
 
 _TPU = 'cloud.google.com/tpu/docs'
 _NVIDIA = 'the data sheet, dense'
-# By default a TPU multiplies float32 as bfloat16, a GPU since Ampere as tf32. Links count one
-# direction. Memory is what a TPU compiler gives to programs, and jax default of three quarters
-# on a GPU.
+# By default TPUs multiply float32 as bfloat16, and GPUs since Ampere as tf32. Links count one
+# direction. Memory is the limit of the TPU compiler for programs, and the jax default of three
+# quarters on a GPU.
 CHIPS = {
   'v4': Chip('TPU v4', 275e12, 275e12, 1.228e12, 150e9, 30.75 * GIB, f'{_TPU}/v4'),
   'v5e': Chip('TPU v5 lite', 197e12, 197e12, 0.819e12, 100e9, 15.75 * GIB, f'{_TPU}/v5e'),
@@ -91,10 +91,10 @@ class Target(NamedTuple):
   """Chips of one kind.
 
   Attributes:
-    name: the user's.
+    name: as given by the user.
     chip: a key of ``CHIPS``, or 'cpu'.
-    topology: libtpu's name of a TPU's; else ''.
-    devices: how many.
+    topology: of a TPU, by its name in libtpu; else ''.
+    devices: their number.
   """
 
   name: str
@@ -104,18 +104,18 @@ class Target(NamedTuple):
 
   @property
   def platform(self) -> str:
-    """The jax name."""
+    """The platform name in jax."""
     return 'tpu' if self.chip in TPUS else 'cuda' if self.chip in GPUS else 'cpu'
 
   @property
   def memory(self) -> float:
-    """Bytes for programs on one chip."""
+    """Bytes for programs on a chip."""
     if self.chip in CHIPS:
       return CHIPS[self.chip].memory
     return machine.memory_bytes() / self.devices
 
   def gpu_config(self) -> str:
-    """The device as the XLA GPU compiler describes it."""
+    """The device description of the XLA GPU compiler."""
     major, minor = _CAPABILITY[self.chip]
     fields = zip(_GPU_FIELDS, _GPU_VALUES[self.chip], strict=True)
     lines = ''.join(f'  {name}: {value}\n' for name, value in fields)
@@ -130,7 +130,7 @@ class Target(NamedTuple):
 
 
 def parse(name: str) -> Target:
-  """The name of a target: ``v5e:2x4``, ``v4:2x2x1``, ``h100:8``, ``cpu`` or ``cpu:4``.
+  """Parses the name of a target: ``v5e:2x4``, ``v4:2x2x1``, ``h100:8``, ``cpu`` or ``cpu:4``.
 
   Raises:
     InputError: no such machine.
@@ -179,7 +179,7 @@ def environment(target: Target) -> dict[str, str]:
   return {
     **kept,
     **flags,
-    'PYTHONPATH': path,  # a method may be the user's own
+    'PYTHONPATH': path,  # for custom methods
     'JAX_PLATFORMS': 'cpu',
     'TPU_SKIP_MDS_QUERY': '1',
     'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',

@@ -29,7 +29,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 
 FORMAT = 'dprjax.choice'
-"""Of choice.json."""
+"""Format of choice.json."""
 
 LOSS = 0.002
 """Smaller losses do not count."""

@@ -1,12 +1,11 @@
-"""Compiled programs in files, so that the next process need not trace them.
+"""Stores compiled programs in files, so that later processes need not trace them.
 
-JAX's own cache keeps what XLA compiled, but finds it by the program, which has to be traced first:
-for a server that takes most of the start. Here a program is found by what it is traced from. So
-the key holds the source code of dprjax, all versions, flags and variables that JAX reads, the
-device, and the shapes.
+The cache of JAX keeps the output of XLA, but finds it by the traced program, and tracing takes most
+of the start of a server. Here the key is a hash of the inputs of tracing: the source code of
+dprjax, all versions, flags and variables read by JAX, the device, and the shapes.
 
-Loading a program runs what is in the file, as in JAX's cache: only files of this user that nobody
-else may write are read.
+Loading a program runs code from the file, as in the cache of JAX, so only files of this user that
+nobody else may write are read.
 """
 
 import contextlib
@@ -49,7 +48,7 @@ class Programs:
     """A program for one device, and whether it was loaded.
 
     Args:
-      about: what the program is traced from beside ``args``; its repr is part of the key.
+      about: inputs of tracing besides ``args``; its repr is part of the key.
       lower: traces it.
       args: its arguments, or their shapes.
       result: of the structure of its result.
@@ -141,7 +140,7 @@ def _key(about: Any, args: Any, device: jax.Device) -> str:
 
 @functools.cache
 def _here() -> str:
-  """The source code of dprjax, the versions of what it traces with, and this processor."""
+  """The source code of dprjax, the versions of packages used in tracing, and this CPU."""
   digest = hashlib.sha256()
   package = pathlib.Path(__file__).parent.parent
   for path in sorted(package.rglob('*.py')):

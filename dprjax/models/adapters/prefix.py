@@ -159,13 +159,13 @@ def _row(config: Any, size: int) -> Prefix:
 
 
 def arrays(axes: str, where: str, meta: Mapping[str, Any]) -> dict[str, str]:
-  """The array of a file. Raises InputError where meta lacks shift_positions."""
+  """The array of a file. Raises InputError if meta lacks shift_positions."""
   convert(dict(meta), f'{where}: meta', _Meta)
   return {'prefix': axes}
 
 
 def meta_of(config: Any) -> dict[str, bool]:
-  """The meta keys that only prefixes have."""
+  """The meta keys specific to prefixes."""
   return {'shift_positions': bool(config.prompt.shift_positions)}
 
 
@@ -176,14 +176,14 @@ def _export(config: Any, adapter: Prefix) -> tuple[dict[str, Any], dict[str, Any
 def to_peft(
   where: str, model: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """A prefix as PEFT stores it: of each position the keys of every layer, then its values.
+  """A prefix in PEFT format: for each position and layer, first the keys, then the values.
 
-  PEFT passes no positions on, so a text's tokens count from P. Rotary scores depend only on
-  distances, so keys that were trained with tokens from 0 are turned by P places.
+  PEFT passes no positions, so positions of tokens start at P. Rotary scores depend only on
+  distances, so keys trained with tokens from 0 are turned by P places.
 
   Raises:
-    InputError: transformers' class takes no past keys and values; positions are a table, and the
-      prompt was trained without ``shift_positions``; or a window would hide it from a text.
+    InputError: the class in transformers takes no past keys and values; positions are a table, but
+      the prompt was trained without ``shift_positions``; or a window would hide it from a text.
   """
   if model.family.prompted_by != 'cache':
     raise InputError(f'{where}: {model.model_type} models take no prompt from PEFT; use npz')
