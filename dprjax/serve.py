@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.runtime import cli, compiled, flags
-from dprjax.runtime.flags import flag
+from dprjax.runtime.flags import flag, switch
 from dprjax.serving.hosts import Hosts, is_loopback
 
 logger = logging.getLogger('dprjax')
@@ -99,6 +99,13 @@ class BatchFlags:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class WatchFlags:
+  log: str = flag('lines of the log', 'text', choices=('text', 'json'))
+  log_requests: bool = switch('log each request')
+  traces: bool = switch('send traces by OpenTelemetry, to where its OTEL_* variables say')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BacklogFlags:
   batches: str | None = flag(
     'a folder for files of requests that are worked off while nobody else asks', None, metavar='DIR'
@@ -137,6 +144,7 @@ class Flags:
   network: NetworkFlags = flags.group(NetworkFlags, 'network')
   batches: BatchFlags = flags.group(BatchFlags, 'batches and memory')
   backlog: BacklogFlags = flags.group(BacklogFlags, 'files of requests')
+  watch: WatchFlags = flags.group(WatchFlags, 'logs and traces')
 
 
 def make_server(
@@ -274,7 +282,7 @@ def _make_app(args: Flags) -> Any:
   try:
     from dprjax.inference import embedder
     from dprjax.runtime import programs
-    from dprjax.serving import indexes, keys
+    from dprjax.serving import indexes, keys, tracing
     from dprjax.serving.app import App, Limits
     from dprjax.serving.backlog import Backlog
     from dprjax.serving.engine import Engine, ServerOptions
@@ -283,6 +291,7 @@ def _make_app(args: Flags) -> Any:
       import python_multipart  # noqa: F401 (starlette reads uploads with it)
   except ImportError as error:
     raise InputError(f"{error}: pip install 'dprjax[serve]'") from error
+  tracing.set_lines(args.watch.log)
   compiled.keep()
   network, batches = args.network, args.batches
   allowed = keys.Keys.load(network.keys) if network.keys else None
@@ -366,6 +375,8 @@ def _make_app(args: Flags) -> Any:
     Hosts(network.allowed_hosts) if network.allowed_hosts or allowed is None else None,
     network.cors,
     backlog,
+    tracing.Traces() if args.watch.traces else None,
+    args.watch.log_requests,
   )
 
 

@@ -94,6 +94,8 @@ class App:
     hosts: Hosts | None = None,
     origins: Sequence[str] = (),
     backlog: Backlog | None = None,
+    traces: tracing.Traces | None = None,
+    log_requests: bool = False,
   ):
     """See `serve`.
 
@@ -105,7 +107,12 @@ class App:
       hosts: names that requests may be for; None: any. Without keys it should be given.
       origins: of other sites whose pages may ask, such as https://example.org; '*': all.
       backlog: files of requests to be worked off; None: none are taken.
+      traces: where spans are sent; None: nowhere.
+      log_requests: whether each request has a line in the log.
     """
+    self._traces, self._log_requests = traces, log_requests
+    self._traced = tracing.untraced if traces is None else traces.request
+    self._staged = tracing.unstaged if traces is None else traces.stage
     self.engine, self.limits = engine, limits or Limits()
     self._keys, self._hosts, self._origins = allowed, hosts, frozenset(origins)
     own = self.limits
@@ -220,6 +227,8 @@ class App:
       ended &= not self._compiling.is_alive()
     self._files.shutdown(wait=seconds is None, cancel_futures=True)
     self._tell_usage()
+    if self._traces is not None:
+      self._traces.close(seconds)
     return ended
 
   def _route(self, operation: messages.Operation, handler: _Handler) -> Route:
@@ -230,6 +239,10 @@ class App:
       return Route(path, handler, methods=[method])
 
     async def answer(request: Request) -> Response:
+      with self._traced(label, request.headers) as attributes:
+        return await handle(request, attributes)
+
+    async def handle(request: Request, attributes: dict[str, Any]) -> Response:
       started = time.monotonic()
       request.state.model, request.state.grant = '', ANYONE
       try:
@@ -247,11 +260,33 @@ class App:
       model, tenant = request.state.model, request.state.grant.tenant.name
       metrics.count_request(label, model, response.status_code, tenant)
       metrics.request_seconds.labels(label).observe(seconds)
+      attributes |= {
+        'http.request.method': method,
+        'http.route': operation.shown,
+        'http.response.status_code': response.status_code,
+        'dprjax.request_id': request.state.id,
+        'dprjax.model': model,
+        'dprjax.tenant': tenant,
+      }
+      if self._log_requests:
+        self._log(request, label, response.status_code, seconds)
       if started > self._usage_at:
         self._tell_usage()
       return response
 
     return Route(path, _Whole(answer), methods=[method])
+
+  def _log(self, request: Request, label: str, status: int, seconds: float) -> None:
+    state = request.state
+    fields = {
+      'route': label,
+      'status': status,
+      'seconds': round(seconds, 6),
+      'model': state.model,
+      'tenant': state.grant.tenant.name,
+      'client': request.client.host if request.client else '',
+    }
+    tracing.log_request(f'{label} {status} {1000 * seconds:.1f} ms {state.model}', fields)
 
   def _check_host(self, request: Request) -> None:
     """Refuses pages of other sites, which a browser on this machine may show."""
@@ -369,8 +404,18 @@ class App:
     request.state.size = len(content)
     return decode(content, kind)
 
-  async def wait(self, request: Request, future: concurrent.futures.Future) -> Any:
-    """The result. Cancels the work if the client leaves or the time is over."""
+  async def wait(self, request: Request, stage: str, future: concurrent.futures.Future) -> Any:
+    """The result. Cancels the work if the client leaves or the time is over.
+
+    Args:
+      request: that needs it.
+      stage: for traces.
+      future: the work.
+    """
+    with self._staged(stage):
+      return await self._wait(request, future)
+
+  async def _wait(self, request: Request, future: concurrent.futures.Future) -> Any:
     asked = asyncio.wrap_future(future)
     # The body was read, so the next message is the end of the connection.
     left = asyncio.ensure_future(request.receive())
@@ -415,13 +460,13 @@ class App:
     whole = engine.backbone.config.vector_size
     self.hold(request, 4 * whole * len(texts))
     steps = engine.tokenize_steps(name, side, texts)
-    tokens: Tokens = await self.wait(request, engine.pool.submit(tenant, steps))
+    tokens: Tokens = await self.wait(request, 'tokenise', engine.pool.submit(tenant, steps))
     request.state.model = name
     self.limits.check_tokens(tokens.total, param)
     permit.know(tokens.total + more)
     self.count_tokens(request, tokens.total)
     wanted.check(tokens, whole)
-    vectors = await self.wait(request, engine.queue(tokens, tenant, permit.spend))
+    vectors = await self.wait(request, 'embed', engine.queue(tokens, tenant, permit.spend))
     return tokens, wanted.finish(tokens, vectors), permit
 
   def headers(self, tokens: Tokens) -> dict[str, str]:
@@ -463,8 +508,12 @@ class App:
     tokens, vectors, permit = await self.embed(request, wanted, queries, 'query', more)
     index.check(tokens.version, engine)
     steps = index.find(vectors)
-    top = await self.wait(request, engine.batcher.submit_steps(kind, steps, tenant, permit.spend))
-    found = await self.wait(request, engine.pool.submit(tenant, index.rank(top, queries, k)))
+    top = await self.wait(
+      request, 'search', engine.batcher.submit_steps(kind, steps, tenant, permit.spend)
+    )
+    found = await self.wait(
+      request, 'rank', engine.pool.submit(tenant, index.rank(top, queries, k))
+    )
     content = SearchResponse(
       model=asked.model,
       index=index.name,
@@ -539,13 +588,15 @@ class App:
     engine, reranker, kind = self.engine, self._rerankers[name], f'rerank {name}'
     tenant, price = request.state.grant.tenant, engine.batcher.price(kind)
     permit = self.enter(request, reranker.estimate(query, texts), price, request.state.size)
-    packed = await self.wait(request, engine.pool.submit(tenant, reranker.pack(query, texts)))
+    packed = await self.wait(
+      request, 'tokenise', engine.pool.submit(tenant, reranker.pack(query, texts))
+    )
     total = int(packed[1].lengths.sum())
     permit.know(total, price)
     self.count_tokens(request, total)
     steps = reranker.logits(packed)
     logits = await self.wait(
-      request, engine.batcher.submit_steps(kind, steps, tenant, permit.spend)
+      request, 'rerank', engine.batcher.submit_steps(kind, steps, tenant, permit.spend)
     )
     return logits, total
 

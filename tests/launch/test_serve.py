@@ -4,6 +4,10 @@ import json
 import pathlib
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
 
 import pytest
 import yaml
@@ -20,8 +24,8 @@ def parse(words):
   return args
 
 
-def manifest():
-  return list(yaml.safe_load_all((FOLDER / 'kubernetes.yaml').read_text()))
+def manifest(name='kubernetes.yaml'):
+  return list(yaml.safe_load_all((FOLDER / name).read_text()))
 
 
 def test_the_container_file():
@@ -57,7 +61,7 @@ def test_the_kubernetes_manifest():
   ]
   probes = {name: container[f'{name}Probe']['httpGet'] for name in ('startup', 'readiness')}
   assert all(probe == {'path': '/readyz', 'port': 'http'} for probe in probes.values())
-  assert container['livenessProbe']['httpGet'] == {'path': '/healthz', 'port': 'http'}
+  assert container['livenessProbe']['httpGet'] == {'path': '/livez', 'port': 'http'}
   pause = container['lifecycle']['preStop']['sleep']['seconds']
   assert pause + args.network.drain < pod['terminationGracePeriodSeconds']
   mounts = {mount['name']: mount['mountPath'] for mount in container['volumeMounts']}
@@ -74,5 +78,77 @@ def test_kubernetes_takes_it():
   kubernetes_validate = pytest.importorskip(
     'kubernetes_validate', reason='pip install kubernetes-validate'
   )
-  for document in manifest():
-    kubernetes_validate.validate(document, '1.37', strict=True)
+  for name in ('kubernetes.yaml', 'autoscaling.yaml'):
+    for document in manifest(name):
+      kubernetes_validate.validate(document, '1.37', strict=True)
+
+
+def test_the_autoscaling_goes_by_a_metric_that_the_server_has():
+  metrics = pytest.importorskip('dprjax.serving.metrics', reason="pip install 'dprjax[serve]'")
+  deployment, _ = manifest()
+  scaler, budget = manifest('autoscaling.yaml')
+  name = deployment['metadata']['name']
+  assert scaler['spec']['scaleTargetRef']['name'] == name
+  assert scaler['spec']['minReplicas'] >= deployment['spec']['replicas'] > 1
+  assert budget['spec']['selector'] == deployment['spec']['selector']
+  assert budget['spec']['minAvailable'] < scaler['spec']['minReplicas']
+  [document] = manifest('prometheus_adapter.yaml')
+  [rule] = document['rules']['custom']
+  [metric] = scaler['spec']['metrics']
+  assert rule['name']['as'] == metric['pods']['metric']['name']
+  own = metrics.ServerMetrics()
+  own.stage_seconds.labels('queue').observe(0.1)
+  text = own.text().decode()
+  for series in re.findall(r'dprjax_\w+{stage="queue"', rule['seriesQuery'] + rule['metricsQuery']):
+    assert series in text
+  query = rule['metricsQuery']
+  assert query.count('(') == query.count(')') and query.count('<<') == query.count('>>') == 6
+
+
+def test_the_kustomization():
+  [made] = manifest('kustomization.yaml')
+  assert (made['apiVersion'], made['kind']) == (
+    'kustomize.config.k8s.io/v1beta1',
+    'Kustomization',
+  )
+  found = [document for name in made['resources'] for document in manifest(name)]
+  [image] = made['images']
+  pod = found[0]['spec']['template']['spec']
+  assert pod['containers'][0]['image'] == f'{image["name"]}:{image["newTag"]}'
+  [secret] = made['secretGenerator']
+  [volume] = [one for one in pod['volumes'] if 'secret' in one]
+  assert volume['secret']['secretName'] == secret['name']
+  [mount] = [one for one in pod['containers'][0]['volumeMounts'] if one['name'] == volume['name']]
+  keys = parse(pod['containers'][0]['args']).network.keys
+  assert [f'{mount["mountPath"]}/{name}' for name in secret['files']] == [keys]
+
+
+@pytest.mark.slow
+def test_what_the_container_file_copies_is_enough_for_the_package(tmp_path):
+  text = (FOLDER / 'Containerfile').read_text()
+  for line in re.findall(r'^COPY (.+)$', text, re.MULTILINE):
+    *names, target = line.split()
+    for name in names:
+      to = tmp_path / target / name if target == './' else tmp_path / target
+      ignored = shutil.ignore_patterns('__pycache__')
+      if (ROOT / name).is_dir():
+        shutil.copytree(ROOT / name, to, ignore=ignored)
+      else:
+        shutil.copy(ROOT / name, to)
+  [install] = re.findall(r"^RUN pip install .*? -c (\S+) '\.\[(\w+)\]'", text, re.MULTILINE)
+  assert (tmp_path / install[0]).is_file() and install[1] == 'serve'
+  build = [
+    sys.executable,
+    '-m',
+    'pip',
+    'wheel',
+    '--no-deps',
+    '--no-build-isolation',
+    '-w',
+    'out',
+    '.',
+  ]
+  subprocess.run(build, cwd=tmp_path, check=True, capture_output=True)
+  [wheel] = (tmp_path / 'out').iterdir()
+  names = zipfile.ZipFile(wheel).namelist()
+  assert 'dprjax/serve.py' in names and 'dprjax/runtime/launch/serve/kubernetes.yaml' in names
