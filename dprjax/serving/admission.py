@@ -1,10 +1,10 @@
-"""Who may enter: one decision for every request, before its work begins.
+"""Admission of requests: a decision for every request, before its work begins.
 
-A request enters if it will not wait too long. The wait is predicted from the tokens that wait, the
-tokens that the device does a second, and the share of its tenant; if it is too long, the answer
-says when to come again. A key's own limits are counted here as well.
+A request enters if it will not wait too long. The wait is predicted from the waiting tokens, the
+token rate of the device, and the share of the tenant. If it is too long, the answer says when to
+retry. The limits of keys are also counted here.
 
-Limits count in this process alone: of n servers behind a balancer, each allows them.
+Limits count only in this process: each of n servers behind a balancer allows them.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class _Minute:
     self._level, self._at, self._most = 0.0, 0.0, 0.0
 
   def wait(self, most: int, cost: float, now: float) -> float:
-    """Seconds until so much can be taken of ``most`` a minute."""
+    """Seconds until ``cost`` can be taken of ``most`` a minute."""
     self._fill(most, now)
     return max(0.0, min(cost, most) - self._level) * _MINUTE / most
 
@@ -57,18 +57,18 @@ class _Minute:
     self._level -= cost
 
   def _fill(self, most: int, now: float) -> None:
-    if most != self._most:  # at first, and when a key's limits change
+    if most != self._most:  # at first, and when the limits of a key change
       self._level, self._most = self._level + most - self._most, most
     self._level = min(most, self._level + (now - self._at) * most / _MINUTE)
     self._at = now
 
 
 class Permit:
-  """A request that may go on, until ``with`` ends.
+  """An admitted request, until ``with`` ends.
 
   Attributes:
-    tenant: whose.
-    waiting: tokens of it that wait, in those of the backbone.
+    tenant: of the request.
+    waiting: its waiting tokens, in backbone tokens.
   """
 
   def __init__(self, admission: 'Admission', tenant: Tenant, limits: TenantLimits, tokens: float):
@@ -82,18 +82,18 @@ class Permit:
     self._admission._leave(self)
 
   def know(self, tokens: float, price: float = 1.0) -> None:
-    """The tokens are known now; they were estimated. ``price``: as of `Admission.enter`."""
+    """Replaces the estimate of tokens by their number. ``price``: as of `Admission.enter`."""
     self._admission._wait_for(self, tokens * price)
     self._admission._count(self.tenant, self._limits, tokens - self._counted)
     self._counted = tokens
 
   def spend(self, tokens: float) -> None:
-    """So many tokens of the backbone are done."""
+    """Records finished backbone tokens."""
     self._admission._wait_for(self, max(0.0, self.waiting - tokens))
 
 
 class Admission:
-  """What waits and who waits, of one server.
+  """The waiting work of a server, by tenant.
 
   Attributes:
     waiting: tokens by tenant.
@@ -112,11 +112,11 @@ class Admission:
     """See `enter`.
 
     Args:
-      rate: tokens that the device does a second; 0 if that is not known yet.
+      rate: tokens a second of the device; 0 if not known yet.
       requests: at a time.
       wait: the most seconds before the work on a request begins.
       seconds: the most until it is done, if others are before it.
-      bytes: of bodies and vectors that all requests keep together.
+      bytes: limit of bodies and vectors kept by all requests.
       clock: seconds.
     """
     self._rate, self._clock = rate, clock
@@ -139,14 +139,14 @@ class Admission:
     """Lets a request in.
 
     Args:
-      tenant: whose.
+      tenant: of the request.
       limits: of the tenant.
-      tokens: that the device will do, by an estimate.
-      price: the tokens of the backbone that take the time of one of these.
-      size: bytes of the body, which is there.
+      tokens: an estimate of the tokens for the device.
+      price: backbone tokens that take the time of one of these tokens.
+      size: bytes of the body, which has arrived.
 
     Raises:
-      Busy: it is to come again later.
+      Busy: the request must be retried later.
     """
     now = self._clock()
     with self._lock:
@@ -178,10 +178,10 @@ class Admission:
     return permit
 
   def hold(self, size: int) -> None:
-    """So many more bytes of bodies and answers are kept, until `release`.
+    """Counts bytes of bodies and answers as kept, until `release`.
 
     Raises:
-      Busy: these would be too many.
+      Busy: there would be too many.
     """
     with self._lock:
       if self._held + size > self._bytes:
@@ -189,7 +189,7 @@ class Admission:
       self._held += size
 
   def release(self, size: int) -> None:
-    """So many bytes are no longer kept."""
+    """Counts bytes as no longer kept."""
     with self._lock:
       self._held -= size
 
@@ -199,7 +199,7 @@ class Admission:
       return self._ahead(tenant)
 
   def forget(self, kept: set[str]) -> None:
-    """Drops the counts of tenants that are gone."""
+    """Drops the counts of removed tenants."""
     with self._lock:
       for name, what in list(self._minutes):
         if name not in kept:

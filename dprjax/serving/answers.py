@@ -1,4 +1,4 @@
-"""Answers and errors as OpenAI clients expect them, and long answers in parts."""
+"""Answers and errors in the OpenAI format, and long answers in parts."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ logger = logging.getLogger('dprjax')
 _JSON = 'application/json'
 _ROWS = 64  # vectors of a part of an answer
 
-Rows = Callable[[int, int], Any]  # the rows from one number to another
+Rows = Callable[[int, int], Any]  # rows of a range of numbers
 
 
 class Failure(Exception):
@@ -73,14 +73,13 @@ def embeddings_answer(
 def filled_answer(
   content: msgspec.Struct | None, lists: Mapping[str, Rows], count: int, headers: dict[str, str]
 ) -> Response:
-  """``content`` with its empty lists filled; of many rows, a part at a time.
+  """``content`` with its empty lists filled, for many rows in parts.
 
-  So a client that does not read costs its vectors, and not their text as well.
+  So a client that does not read costs only the memory of its vectors, not of their text.
 
   Args:
     content: an object; None: the answer is the list itself.
-    lists: the fields with an empty list, in their order, and what gives their rows from one number
-      to another.
+    lists: the fields with an empty list, in order, with a function for their rows in a range.
     count: rows of each list.
     headers: of the answer.
   """
@@ -157,10 +156,10 @@ def failed(error: Exception, path: str) -> Response:
 async def _once(parts: Iterator[bytes]) -> Any:
   for part in parts:
     yield part
-    await asyncio.sleep(0)  # others are served between two parts
+    await asyncio.sleep(0)  # serve others between parts
 
 
 def encode(content: Any) -> bytes:
-  """JSON of structs, arrays and what holds them."""
-  # orjson writes float32 as it is, and NaN as null: vectors are checked before.
+  """JSON of structs, arrays and their containers."""
+  # orjson writes float32 exactly, but NaN as null: vectors are checked before.
   return orjson.dumps(content, msgspec.structs.asdict, orjson.OPT_SERIALIZE_NUMPY)

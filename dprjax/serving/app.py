@@ -55,7 +55,7 @@ logger = logging.getLogger('dprjax')
 _T = TypeVar('_T')
 _Handler = Callable[[Request], Awaitable[Response]]
 _OCTETS, _PROMPT = 'application/octet-stream', '/v1/prompts/{name}'
-_LEFT = 499  # nginx's status for a client that left
+_LEFT = 499  # the status of nginx for a client that left
 _FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
 _USAGE_S = 600.0  # between lines of the log about the use of keys
 _SHOWN = 4096  # bytes of a field of the meta of a prompt in lists
@@ -101,14 +101,14 @@ class App:
 
     Args:
       engine: has the backbone and the prompts.
-      indexes, rerankers: to search and rerank with.
-      allowed: the keys; None: nobody is asked for one.
+      indexes, rerankers: for searches and reranking.
+      allowed: the keys; None: no key is needed.
       limits: see `Limits`.
-      hosts: names that requests may be for; None: any. Without keys it should be given.
-      origins: of other sites whose pages may ask, such as https://example.org; '*': all.
-      backlog: files of requests to be worked off; None: none are taken.
-      traces: where spans are sent; None: nowhere.
-      log_requests: whether each request has a line in the log.
+      hosts: allowed host names of requests; None: any. Should be given without keys.
+      origins: other sites whose pages may send requests, such as https://example.org; '*': all.
+      backlog: files of requests for batch work; None: not accepted.
+      traces: the receiver of spans; None: none.
+      log_requests: whether each request gets a log line.
     """
     self._traces, self._log_requests = traces, log_requests
     self._traced = tracing.untraced if traces is None else traces.request
@@ -164,7 +164,7 @@ class App:
         self._routes,
         allow_origins=origins,
         allow_methods=('GET', 'POST', 'PUT', 'DELETE'),
-        allow_headers=('*',),  # clients send some of their own
+        allow_headers=('*',),  # clients send custom headers
         expose_headers=_EXPOSED,
       )
 
@@ -190,7 +190,7 @@ class App:
     self._compiling.start()
 
   def compile(self) -> None:
-    """Waits for the engine's shapes, compiles the others, and sets ``ready``."""
+    """Waits for the engine, compiles the other shapes, and sets ``ready``."""
     try:
       self.engine.ready.result()
       parts: list[ServedIndex | ServedReranker] = [
@@ -217,7 +217,7 @@ class App:
     """Ends the threads after their last work; returns whether they ended.
 
     Args:
-      seconds: work that still waits is dropped, and each thread is waited for so long at most.
+      seconds: drop waiting work, and wait at most this long for each thread.
     """
     if self._backfill is not None:
       self._backfill.close(seconds)
@@ -321,7 +321,7 @@ class App:
     return grant
 
   def _grant_of(self, tenant: str) -> Grant | None:
-    """What a tenant may do now."""
+    """The present rights of a tenant."""
     return ANYONE if self._keys is None else self._keys.of(tenant)
 
   def _check_sees(self, request: Request, name: str) -> None:
@@ -332,7 +332,7 @@ class App:
   def enter(
     self, request: Request, tokens: float = 0.0, price: float = 1.0, size: int = 0
   ) -> Permit:
-    """Lets the request in, until it is answered; its time begins."""
+    """Admits the request until it is answered, and starts its time."""
     grant = request.state.grant
     permit = self._admission.enter(
       grant.tenant, grant.limits, tokens=tokens, price=price, size=size
@@ -357,7 +357,7 @@ class App:
     self.engine.metrics.forget_tenants(self._keys.tenants)
 
   def _tell_usage(self) -> None:
-    """Logs what each key's tenant asked since the last time."""
+    """Logs the requests of each tenant since the last time."""
     self._usage_at = time.monotonic() + _USAGE_S
     usage = self.engine.metrics.usage()
     for tenant, now in sorted(usage.items()):
@@ -389,7 +389,7 @@ class App:
 
   @contextlib.asynccontextmanager
   async def arriving(self, times: float = 1.0) -> AsyncIterator[None]:
-    """A body arrives inside, within the time of a request, or so many times as long."""
+    """Inside, a body must arrive within ``times`` the time of a request."""
     try:
       async with asyncio.timeout(self.limits.seconds * max(1.0, times)):
         yield
@@ -450,7 +450,7 @@ class App:
       wanted: the prompt and the form of the vectors.
       texts: texts, or token ids.
       param: the field that has them.
-      more: tokens that the rest of the request costs.
+      more: token cost of the rest of the request.
     """
     name, side = wanted.name, wanted.side
     self._check_sees(request, name)
@@ -470,7 +470,7 @@ class App:
     return tokens, wanted.finish(tokens, vectors), permit
 
   def headers(self, tokens: Tokens) -> dict[str, str]:
-    """What made the vectors of an answer."""
+    """Headers about the model of an answer."""
     return {
       'x-dprjax-backbone-sha256': self.engine.backbone.sha256,
       'x-dprjax-prompt-sha256': tokens.version.sha256,
@@ -524,7 +524,7 @@ class App:
     return json_answer(content, headers=self.headers(tokens))
 
   def _choose_index(self, request: Request, name: str, asked: str | None) -> ServedIndex:
-    """By default the index that the prompt names, that of the prompt name, or the only one."""
+    """The index; by default the one named in the prompt, the one with its name, or the only one."""
     grant = request.state.grant
     seen = [one for one in self._indexes if grant.may_use('indexes', one)]
     if asked is None:
@@ -572,7 +572,7 @@ class App:
     return name
 
   def check_cut(self, name: str, tokens: int | None) -> None:
-    """Raises Failure if documents were to be cut before the reranker ``name`` cuts them."""
+    """Raises Failure if documents would be cut at fewer tokens than the reranker ``name`` takes."""
     most = self._rerankers[name].max_length
     if tokens is not None and tokens < most:
       raise Failure(
@@ -693,7 +693,7 @@ class App:
     name, library = request.path_params['name'], self.engine.library
     if not NAME.fullmatch(name):
       raise Failure(
-        400, "a new prompt's name has 1 to 64 of A-Z a-z 0-9 . _ -, no dot first", param='name'
+        400, 'the name of a new prompt has 1 to 64 of A-Z a-z 0-9 . _ -, no dot first', param='name'
       )
     self._check_change(request, name)
     content = await self._body(request, self.limits.prompt_bytes)
@@ -762,7 +762,7 @@ class App:
   @serves('GET', '/metrics', 'Counts and times, for Prometheus', str)
   async def _metrics(self, request: Request) -> Response:
     if not request.state.grant.sees_all:
-      raise Failure(403, 'metrics name all prompts and tenants; this key sees some alone')
+      raise Failure(403, 'metrics name all prompts and tenants, but this key sees only some')
     content = await self.on_files(self.engine.metrics.text)
     return Response(content, media_type='text/plain; version=0.0.4; charset=utf-8')
 

@@ -1,4 +1,4 @@
-"""What a request for vectors asks for, in the words of several interfaces."""
+"""Requests for vectors, in the terms of several interfaces."""
 
 import dataclasses
 import re
@@ -18,7 +18,7 @@ from dprjax.serving.messages import Document, EmbeddingRequest, Format
 
 _T = TypeVar('_T')
 
-# Other words, such as classification, are for both sides alike and leave the side as it is.
+# Other words, such as classification, do not change the side.
 _SIDE_OF = {
   'query': 'query',
   'search_query': 'query',
@@ -34,7 +34,7 @@ _SIDE_OF = {
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """Limits of one request, and of all together.
+  """Limits of a request, and of all requests together.
 
   Attributes:
     bytes, prompt_bytes: of a body, and of an uploaded prompt file.
@@ -43,7 +43,7 @@ class Limits:
     requests: answered at a time.
     seconds: for the request to arrive, and again for the answer.
     wait: the most seconds before the work on a request begins, by a prediction.
-    memory: bytes of bodies and answers that all requests keep.
+    memory: bytes of bodies and answers of all requests.
   """
 
   bytes: int = 8 << 20
@@ -73,7 +73,7 @@ class Wanted(NamedTuple):
     name, side: of the prompt.
     form: of the numbers in the answer.
     dimensions: None: all.
-    normalize: whether vectors are to have length 1; None: as the prompt says.
+    normalize: whether vectors get length 1; None: by the prompt.
     cut: whether texts that are too long may lose their end.
   """
 
@@ -85,7 +85,7 @@ class Wanted(NamedTuple):
   cut: bool = True
 
   def check(self, tokens: Tokens, whole: int) -> None:
-    """Raises Failure if the prompt does not have such vectors of these texts.
+    """Raises Failure if the prompt does not give such vectors for these texts.
 
     Args:
       tokens: the texts.
@@ -108,7 +108,7 @@ class Wanted(NamedTuple):
       )
 
   def finish(self, tokens: Tokens, vectors: Float[np.ndarray, 'n H']) -> Float[np.ndarray, 'n d']:
-    """Vectors of the model as they are wanted."""
+    """Converts vectors of the model to the requested ones."""
     normalized = tokens.version.spec.normalize
     vectors = codes.cut(vectors, self.dimensions or vectors.shape[1], normalized)
     if self.normalize and not normalized:
@@ -140,11 +140,11 @@ def split(model: str, default: str, said: Mapping[str, str | None] = {}) -> tupl
   Args:
     model: may name the side.
     default: the side if nothing does.
-    said: fields that may say it.
+    said: fields that may give the side.
 
   Raises:
-    UnknownPrompt: a side that there is not.
-    Failure: two sides.
+    UnknownPrompt: an unknown side.
+    Failure: contradictory sides.
   """
   name, colon, side = model.rpartition(':')
   if not colon:
@@ -160,7 +160,7 @@ def split(model: str, default: str, said: Mapping[str, str | None] = {}) -> tupl
 
 
 def wanted_by(asked: EmbeddingRequest) -> Wanted:
-  """What an embeddings request asks for. Raises as `split`."""
+  """The vectors of an embeddings request. Raises as `split`."""
   said = {'input_type': asked.input_type, 'task': asked.task}
   forms = {asked.encoding_format, asked.embedding_type} - {None}
   if len(forms) > 1:

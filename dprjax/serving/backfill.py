@@ -1,8 +1,8 @@
-"""Batches: files of requests that are worked off while nobody else asks.
+"""Batches: files of requests, processed while the server is idle.
 
 A thread takes lines of a batch, tenants in turn, and gives them to the engine a few texts at a
-time, when no other work waits there; after a second it does so anyway, with a hundredth of the
-tenant's weight. What was done is on disk after each step, so a server that is killed goes on there.
+time, when no other work waits there, or after a second with a hundredth of the weight of the
+tenant. Progress is on disk after each step, so a killed server continues there.
 """
 
 import logging
@@ -52,7 +52,7 @@ logger = logging.getLogger('dprjax')
 
 _PATH = '/v1/embeddings'
 _MOST_LINES = 50_000
-_MOST_PROBLEMS = 20  # that are told of a file
+_MOST_PROBLEMS = 20  # reported for a file
 _STEP = 256  # texts, or lines, between two writes to disk
 _GROUP = 64  # texts given to the engine at a time
 _PATIENCE_S = 1.0  # while others ask
@@ -73,7 +73,7 @@ class _Line(Struct):
 
 
 class BatchRequest(Struct):
-  """A file of requests to work off. `completion_window` is told, and promises nothing."""
+  """A file of requests to process. `completion_window` is returned, but not a promise."""
 
   input_file_id: str
   endpoint: Literal['/v1/embeddings']
@@ -104,7 +104,7 @@ class FileGone(Struct, kw_only=True):
 
 
 class _Asked(NamedTuple):
-  """What a line of a batch asks for, or why it is refused."""
+  """The request in a line of a batch, or the reason of its refusal."""
 
   id: str
   model: str = ''
@@ -114,14 +114,14 @@ class _Asked(NamedTuple):
 
 
 class Backfill:
-  """The thread that works off batches.
+  """The thread that processes batches.
 
   Args:
     backlog: has them.
     engine: gives vectors.
     limits: of each request.
     admission: counts the limits of tenants.
-    grant_of: what a tenant may do by now; None: its key is gone.
+    grant_of: the present rights of a tenant; None: its key was removed.
   """
 
   def __init__(
@@ -135,22 +135,22 @@ class Backfill:
     self._backlog, self._engine, self._limits = backlog, engine, limits
     self._admission, self._grant_of = admission, grant_of
     self._stopped, self._more = threading.Event(), threading.Event()
-    self._later: dict[str, float] = {}  # tenants who are over their limits, until when
+    self._later: dict[str, float] = {}  # tenants over their limits, and until when
     self._served: dict[str, float] = {}  # when each tenant had a step
     self._records: dict[str, Record] = {}  # by id, as they are on disk
     self._looked = 0.0
     self._thread = threading.Thread(target=self._run, name='backfill', daemon=True)
 
   def start(self) -> None:
-    """Begins to work. Call it once everything is compiled."""
+    """Starts the work. Call it when everything is compiled."""
     self._thread.start()
 
   def wake(self) -> None:
-    """There is a new batch."""
+    """Signals a new batch."""
     self._more.set()
 
   def close(self, seconds: float | None = None) -> None:
-    """Ends the thread after its step; what is left is on disk."""
+    """Ends the thread after its step; the rest is on disk."""
     self._stopped.set()
     self._more.set()
     if self._thread.is_alive():
@@ -231,7 +231,7 @@ class Backfill:
     return None
 
   def _validate(self, record: Record) -> None:
-    """Looks at every line before the work begins."""
+    """Checks every line before the work begins."""
     problems: list[BatchProblem] = []
     seen: set[str] = set()
     most = self._limits.bytes
@@ -355,7 +355,7 @@ class Backfill:
       group = texts[start : start + _GROUP]
       try:
         vectors = [*self._submit([text for _, text in group], tenant, spent)]
-      except NotFinite:  # of one text; each is asked again alone
+      except NotFinite:  # of one text; each text is tried again separately
         vectors = [self._submit_alone(text, tenant, spent) for _, text in group]
       for (number, _), vector in zip(group, vectors, strict=True):
         if isinstance(vector, Exception):
@@ -375,7 +375,7 @@ class Backfill:
   def _submit(
     self, texts: Sequence[Any], tenant: Tenant, spent: Callable[[float], None]
   ) -> np.ndarray:
-    """Vectors of a few texts, when nobody else waits or after a while. Raises Busy at the end."""
+    """Vectors of a few texts, when no other work waits or after a while. Raises Busy at the end."""
     batcher, until = self._engine.batcher, time.monotonic() + _PATIENCE_S
     while batcher.busy and time.monotonic() < until and not self._stopped.is_set():
       time.sleep(_NAP_S)
@@ -418,7 +418,7 @@ def _line(custom_id: str, status: int, body: Any) -> bytes:
 
 
 class BackfillRoutes:
-  """Handlers of an `App`: files and batches as OpenAI has them."""
+  """Handlers of an `App`: files and batches as in the OpenAI interface."""
 
   def __init__(self, app: 'App', backlog: Backlog, backfill: Backfill):
     self._app, self._backlog, self._backfill = app, backlog, backfill
@@ -484,7 +484,7 @@ class BackfillRoutes:
     await self._do(lambda: self._backlog.delete_file(tenant, id))
     return json_answer(FileGone(id=id))
 
-  @serves('GET', '/v1/files/{name}/content', 'What is in it', bytes)
+  @serves('GET', '/v1/files/{name}/content', 'Its content', bytes)
   async def _content(self, request: Request) -> Response:
     tenant, id = request.state.grant.tenant.name, request.path_params['name']
     self._app.enter(request)

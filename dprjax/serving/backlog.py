@@ -1,13 +1,13 @@
-"""Files and batches of tenants in a folder: what is to be done later, and what was done.
+"""Files and batches of tenants in a folder, with their answers.
 
     FOLDER/TENANT/file-ID.jsonl      a file of requests, or of answers
     FOLDER/TENANT/file-ID.json       its card
-    FOLDER/TENANT/batch_ID.json      a batch and how far it is
+    FOLDER/TENANT/batch_ID.json      a batch and its progress
     FOLDER/TENANT/batch_ID.cancel    it is to end
     FOLDER/TENANT/batch_ID.out, .err answers so far
 
-TENANT is a digest of the tenant's name, so a tenant reaches its own folder alone. Several servers
-may share the folder: all of them read and add, and the one that has the lock works.
+TENANT is a digest of the name of the tenant, so a tenant reaches only its own folder. Several
+servers may share the folder: all read and add, and the holder of the lock works.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _BATCH = re.compile(rf'batch_{_HEX}')
 _MOST_ENTRIES = 2000  # files and batches of a tenant
 _DAY_S = 24 * 3600
 _ASIDE = '.tmp'
-_ASIDE_S = 3600  # the age at which an unfinished file is a dead server's
+_ASIDE_S = 3600  # an unfinished file of this age is from a dead server
 
 Metadata = Annotated[
   dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
@@ -50,7 +50,7 @@ class UnknownEntry(Exception):
 
 
 class Full(Exception):
-  """The tenant has no more room."""
+  """The tenant has no room left."""
 
 
 class InUse(Exception):
@@ -112,7 +112,7 @@ class BatchCard(Struct, kw_only=True):
 
 
 class Record(Struct):
-  """A batch on disk: its card, whose it is, and the bytes of its files that count."""
+  """A batch on disk: its card, its tenant, and the valid bytes of its files."""
 
   card: BatchCard
   tenant: str
@@ -173,7 +173,7 @@ class Backlog:
     return self._read(tenant, id, _FILE, FileCard)
 
   def content(self, tenant: str, id: str) -> pathlib.Path:
-    """Where the bytes of a file are. Raises UnknownEntry."""
+    """The path of the bytes of a file. Raises UnknownEntry."""
     self.file(tenant, id)
     return self._path(tenant, id, '.jsonl')
 
@@ -223,10 +223,10 @@ class Backlog:
       self._path(tenant, id, '.cancel').touch(mode=0o600)
     return self.batch(tenant, id)
 
-  # For the one who works.
+  # For the server that works.
 
   def acquire(self) -> bool:
-    """Whether this process has the lock, and so may work; tries to get it."""
+    """Tries to get the lock; returns whether this process has it and may work."""
     if self._lock is None:
       descriptor = os.open(self._folder / '.lock', os.O_RDWR)
       try:
@@ -244,7 +244,7 @@ class Backlog:
       self._lock = None
 
   def active(self) -> list[Record]:
-    """Batches to be worked off, the oldest first."""
+    """Batches to process, the oldest first."""
     found = []
     for folder in self._folders():
       records = self._read_folder(folder, _BATCH, Record)
@@ -256,12 +256,12 @@ class Backlog:
     return self._path(record.tenant, record.card.id, '.cancel').exists()
 
   def write(self, record: Record) -> None:
-    """Keeps how far a batch is."""
+    """Writes the progress of a batch."""
     _replace(self._path(record.tenant, record.card.id, '.json'), msgspec.json.encode(record))
 
   @contextlib.contextmanager
   def open_input(self, record: Record) -> Iterator[IO[bytes]]:
-    """The requests of a batch, from where it is. Raises UnknownEntry."""
+    """The remaining requests of a batch. Raises UnknownEntry."""
     try:
       file = self.content(record.tenant, record.card.input_file_id).open('rb')
     except FileNotFoundError:
@@ -309,7 +309,7 @@ class Backlog:
     self._path(record.tenant, card.id, '.cancel').unlink(missing_ok=True)
 
   def clear(self) -> None:
-    """Removes what has expired, and unfinished files of dead servers."""
+    """Removes expired entries, and unfinished files of dead servers."""
     now = time.time()
     for folder in self._folders():
       with self._change:

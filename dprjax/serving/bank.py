@@ -38,12 +38,12 @@ LENGTH, WAY, ROWS = range(3)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AdapterChoice:
-  """What one text takes of a prompt.
+  """The part of a prompt for a text.
 
   Attributes:
     key: identifies the adapter; equal keys share a slot. None: no adapter.
     adapter: None: no adapter.
-    spec: how states become a vector.
+    spec: settings of the vector.
   """
 
   key: Hashable | None
@@ -52,7 +52,7 @@ class AdapterChoice:
 
 
 class Lease(NamedTuple):
-  """A slot and its generation. Later it may hold another prompt."""
+  """A slot and its generation. Later the slot may have another prompt."""
 
   slot: int
   generation: int
@@ -80,7 +80,7 @@ class Shapes:
     return next(length for length in self.lengths if tokens <= length)
 
   def choose_rows(self, waiting: int, length: int) -> int:
-    """The rows of a batch for so many waiting texts.
+    """The rows of a batch for this many waiting texts.
 
     A batch more than a quarter empty shrinks to the next smaller one; the rest follows at once.
     """
@@ -168,7 +168,7 @@ class Bank:
     return jax.jit(run, out_shardings=self._everywhere, **options)
 
   def _shapes(self, arrays: Any) -> Any:
-    """Of arrays that are on every device."""
+    """The shapes of arrays that are on every device."""
     return jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._everywhere), arrays
     )
@@ -234,7 +234,7 @@ class Bank:
     count: int,
     length: int,
   ) -> Float[Array, 'B H']:
-    """Starts a batch, and returns its vectors before they are computed.
+    """Starts a batch and returns its vectors before they are computed.
 
     Args:
       rows: token ids, at most ``count`` rows of at most ``length``.

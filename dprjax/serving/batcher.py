@@ -3,14 +3,14 @@
 Texts go into batches that mix requests, prompts and tenants. A batch closes when it is full or its
 first text has waited for the deadline. While the device is busy the next batch fills further; on an
 accelerator a full one is sent at once behind the one in flight. The tenant whose turn it is sets
-the padded length with its first text; free rows go to texts that are no longer. While some tenant
-floods the device, every other batch is a small one of the other tenants, so that they wait for one
-full batch and are not part of a second.
+the padded length with its first text; free rows go to texts that are no longer. While a tenant
+floods the device, every second batch is a small one of the other tenants, so that these wait for at
+most one full batch.
 
-Searches and reranking come in slices (`turns.SlicedJob`), each of which is run alone.
+Searches and reranking come in slices (`turns.SlicedJob`), and each slice runs by itself.
 
-Within a tenant, work is ordered by the time at which it would be done if its request were alone: a
-short request passes the rest of a long one.
+Within a tenant, work is ordered by its finishing time without other requests, so a short request
+passes the rest of a long one.
 """
 
 import collections
@@ -34,13 +34,13 @@ from dprjax.serving.turns import NOBODY, SlicedJob, Steps, Tenant, Turns, settle
 
 logger = logging.getLogger('dprjax')
 
-_LONGEST_NAP_S = 0.2  # until texts of clients that left are looked for
+_LONGEST_NAP_S = 0.2  # between checks for clients that left
 _FIRST_RATE = 10_000.0  # tokens a second, before the first batch
 _KEPT = 0.9  # of a moving mean
 
 
 class Busy(Exception):
-  """There is no room. ``seconds``: when to try again."""
+  """There is no room; retry after ``seconds``."""
 
   def __init__(self, seconds: float, why: str = 'the queue is full'):
     super().__init__(f'{why}; try again in {seconds:.0f} s')
@@ -48,7 +48,7 @@ class Busy(Exception):
 
 
 class NotFinite(Exception):
-  """A vector holds NaN or infinity. ``row``: of the first such text."""
+  """A vector has NaN or infinity. ``row``: of the first such text."""
 
   def __init__(self, row: int):
     super().__init__(
@@ -64,7 +64,7 @@ class QueuedText(NamedTuple):
   choice: AdapterChoice
 
 
-Spent = Callable[[float], None]  # told of tokens that are done
+Spent = Callable[[float], None]  # called with finished tokens
 
 
 @dataclasses.dataclass(eq=False)
@@ -86,7 +86,7 @@ class _Row(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Sliced:
-  """A job in slices, with what it is told and told of."""
+  """A job in slices, with its bookkeeping."""
 
   job: SlicedJob
   tenant: Tenant
@@ -118,7 +118,7 @@ class _Heap:
 
   @property
   def rank(self) -> float:
-    """Of the first item."""
+    """The rank of the first item."""
     return self._items[0][0]
 
   @property
@@ -159,7 +159,7 @@ class _Waiting:
     return sum(len(heap) for n, heap in self.rows.items() if n <= length)
 
   def fitting(self, length: int) -> int | None:
-    """The longest padded length up to ``length`` of which there are texts."""
+    """The longest padded length with texts, up to ``length``."""
     return max((n for n, heap in self.rows.items() if n <= length and heap), default=None)
 
 
@@ -221,8 +221,8 @@ class Batcher:
 
     Args:
       texts: of the request.
-      tenant: whose.
-      spent: told of the tokens of each batch, by the device thread.
+      tenant: of the request.
+      spent: called by the device thread with the tokens of each batch.
 
     Raises:
       Busy: the queue has no room for all.
@@ -284,7 +284,7 @@ class Batcher:
     """Ends the thread after all queued work; returns whether it ended.
 
     Args:
-      drop: what is queued is cancelled.
+      drop: whether to cancel queued work.
       seconds: to wait at most.
     """
     with self._changed:
@@ -305,7 +305,7 @@ class Batcher:
     return found
 
   def _alone(self, tokens: float) -> float:
-    """Seconds that so many tokens take."""
+    """Seconds for this many tokens."""
     return tokens / (self.rate or _FIRST_RATE)
 
   def _queued_seconds(self) -> float:
@@ -387,7 +387,7 @@ class Batcher:
         self._changed.wait(min(left, _LONGEST_NAP_S))
 
   def _small(self) -> tuple[list[_Row], int] | None:
-    """A batch of those who have little to do, if others have more than a batch and it is due."""
+    """A batch for tenants with little work, if others have more than a batch and it is due."""
     most = self._bank.shapes.most_rows(self._bank.shapes.lengths[0])
     few = {
       tenant: waiting
@@ -483,7 +483,7 @@ class Batcher:
     self._metrics.queued.set(self._queued)
 
   def _slice(self, sliced: _Sliced) -> None:
-    """Does one slice, and queues the rest behind the time that it took."""
+    """Does a slice, and queues the rest by the time taken."""
     job, cost = sliced.job, sliced.job.cost
     began = time.monotonic()
     job.advance()

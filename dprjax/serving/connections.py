@@ -1,4 +1,4 @@
-"""Connections that do not cost others anything: time-outs, and a cap on their number.
+"""Connections with time-outs and a limit of their number, so that none harms others.
 
 uvicorn waits without end for the head of a request, and for a client that does not read.
 """
@@ -17,7 +17,7 @@ _GRACE_S = 5.0  # to send what is left, before a connection is cut
 
 
 def most_connections(wanted: int) -> int:
-  """As many as wanted, or as the process may have descriptors; raises its own limit first."""
+  """As many as wanted, within the limit of descriptors, which is raised first."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   most = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
   if soft != resource.RLIM_INFINITY and soft < most:
@@ -28,7 +28,7 @@ def most_connections(wanted: int) -> int:
 
 
 class Connections:
-  """The connections of a server. Call it as uvicorn calls a protocol.
+  """The connections of a server; called by uvicorn as a protocol.
 
   Args:
     most: at a time. One more ends the one that has been idle longest.

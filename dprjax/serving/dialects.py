@@ -1,6 +1,6 @@
 """The interfaces of Cohere (version 2) and of Text Embeddings Inference.
 
-The name of a prompt is Cohere's ``model`` and the ``prompt_name`` of Text Embeddings Inference.
+The name of a prompt is ``model`` in Cohere and ``prompt_name`` in Text Embeddings Inference.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -32,7 +32,7 @@ class CohereInput(Struct):
 
 
 class CohereEmbedRequest(Struct):
-  """`texts` or `inputs`, of texts alone. `truncate`: NONE refuses texts that are too long."""
+  """`texts` or `inputs` (only texts). `truncate`: NONE refuses texts that are too long."""
 
   model: ModelName
   input_type: InputType | None = None
@@ -89,7 +89,7 @@ class CohereRerankResponse(Struct):
 class TeiEmbedRequest(Struct):
   """`prompt_name`: a model, by default the backbone without a prompt.
 
-  `normalize`: whether vectors are to have length 1; by default as the prompt says.
+  `normalize`: whether vectors get length 1; by default as in the prompt.
   """
 
   inputs: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]

@@ -47,9 +47,9 @@ class ServerOptions:
   """Sizes of batches and of the bank.
 
   Attributes:
-    rows, lengths: row counts and padded lengths of batches; lengths are cut to the backbone's
-      positions.
-    budget: padded tokens of a batch; None: 8,192, on CPUs what the caches hold.
+    rows, lengths: row counts and padded lengths of batches; lengths are limited by the positions of
+      the backbone.
+    budget: padded tokens of a batch; None: 8,192, on CPUs as many as fit caches.
     deadline: seconds that a text waits for others.
     most_queued: texts that may wait.
     slots: prompts on the device, and one slot for none.
@@ -183,7 +183,7 @@ class Engine:
     Args:
       backbone: a Hugging Face directory, a hub id, or ``package:NAME``.
       prompts: a folder of ``NAME.npz``, made if it is missing.
-      name: of the backbone without a prompt; by default its folder's or package's.
+      name: of the backbone without a prompt; by default that of its folder or package.
       options: see `ServerOptions`.
       mesh: devices that split the backbone by the axis ``model`` (`mesh.make_mesh`). Default: the
         first local one, or as many as hold the backbone in half of their memory.
@@ -220,9 +220,9 @@ class Engine:
     """Tokenises texts under the settings of a prompt.
 
     Args:
-      name: of a prompt, or the backbone's.
+      name: of a prompt or the backbone.
       side: 'query' or 'passage'.
-      texts: at least one; or token ids with special ones, which are taken as they are.
+      texts: at least one; or token ids with special ones, which are not changed.
 
     Raises:
       UnknownPrompt, InputError: as ``Library.get``; or not a text, or ids under a prompt
@@ -235,7 +235,7 @@ class Engine:
     self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]
   ) -> turns.Steps:
     """``tokenize`` in slices, which cost characters."""
-    yield 1.0  # nothing is done in the caller's thread
+    yield 1.0  # do nothing in the thread of the caller
     seconds = 0.0
     version = self.library.get(name)
     rows: list[np.ndarray] = []
@@ -280,7 +280,7 @@ class Engine:
     return rows, version.choose([''] * len(rows), side)
 
   def estimate(self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]) -> float:
-    """About how many tokens the device will see of these texts."""
+    """An estimate of the device tokens of these texts."""
     most = self.options.lengths[-1]
     if (kept := self.library.kept(name)) is not None:
       most = min(most, kept.spec.max_length(side))
@@ -302,7 +302,7 @@ class Engine:
     """Ends the threads after all queued texts; returns whether they ended.
 
     Args:
-      drop: what is queued is cancelled.
+      drop: whether to cancel queued work.
       seconds: to wait for each thread at most.
     """
     ended = self.batcher.close(drop, seconds)
@@ -310,7 +310,7 @@ class Engine:
     return ended
 
   def _check_ids(self, ids: object, number: int) -> np.ndarray:
-    """One text's ids. Vectors of another tokenizer's ids would mean nothing."""
+    """The ids of a text. Vectors of ids from another tokenizer would be meaningless."""
     rows = self.tokenizer.vocab_size
     if (
       isinstance(ids, str)
@@ -319,7 +319,7 @@ class Engine:
       or not all(type(one) is int and 0 <= one < rows for one in ids)
     ):
       raise ForeignIds(
-        f'input: number {number} is no list of token ids from 0 to {rows - 1}{_HINT}'
+        f'input: number {number} is not a list of token ids from 0 to {rows - 1}{_HINT}'
       )
     opening, closing = self.tokenizer.opening, self.tokenizer.closing
     text = ids[len(opening) : len(ids) - len(closing)]

@@ -1,7 +1,7 @@
-"""Which names of this server, and which pages of browsers, are answered without a key.
+"""Host names and browser pages that get answers without a key.
 
-A page of any site can make a browser ask a server on the same machine: by a name that it points to
-127.0.0.1 (DNS rebinding), or by a form. Both show in the headers Host and Origin.
+A page of any site can make a browser send requests to a server on the same machine: by a name that
+it points to 127.0.0.1 (DNS rebinding), or by a form. The headers Host and Origin show both.
 """
 
 import fnmatch
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class Hosts:
-  """Names that requests may be for: this machine's own, and given patterns.
+  """Allowed names in requests: those of this machine, and given patterns.
 
   Args:
     patterns: names such as ``search.example.org`` or ``*.example.org``, without a port.

@@ -19,7 +19,7 @@ from dprjax.serving.messages import Hit
 
 # Queries searched at a time: few shapes, compiled beforehand.
 _QUERIES = (1, 16, 64)
-_HIT_COST = 1000  # characters that are tokenised in the time of one query's hits
+_HIT_COST = 1000  # characters tokenised in the time of the hits of a query
 
 
 class ServedIndex:
@@ -44,7 +44,7 @@ class ServedIndex:
       weights, bm25_index: of a hybrid search, see ``hybrid.load``.
 
     Raises:
-      InputError: a file cannot be read or is of something else.
+      InputError: a file cannot be read or is of another kind.
     """
     found = embeddings.load_embeddings(folder)
     found.check_side('passage', f'--index={name}={folder}')
@@ -72,10 +72,10 @@ class ServedIndex:
       self.search(vectors, [''] * count, 1)
 
   def check(self, version: Version, engine: Engine) -> None:
-    """Raises InputError if queries under this prompt cannot be compared with the passages.
+    """Raises InputError if queries with this prompt cannot be compared with the passages.
 
-    A query-only prompt searches the bare backbone's passages. A prompt whose meta names this index
-    may differ from the passages' prompt, but in nothing else.
+    A query-only prompt searches passages of the bare backbone. A prompt with this index in its meta
+    may differ from the prompt of the passages, but not in other settings.
     """
     query_only = version.meta.get('sides') == 'query'
     space = self.meta.space()
@@ -176,7 +176,7 @@ class ServedReranker:
     return probabilities(turns.finish(self.logits(turns.finish(self.pack(query, documents)))))
 
   def estimate(self, query: str, documents: Sequence[str]) -> float:
-    """About how many tokens ``logits`` costs, in tokens of this model."""
+    """An estimate of the tokens of ``logits``, in tokens of this model."""
     most = self._model.max_length
     return float(sum(min(len(query) + len(one), 4 * most) // 4 + 4 for one in documents))
 

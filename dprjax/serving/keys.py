@@ -1,8 +1,8 @@
-"""API keys: who asks, what they may do, and how much of it.
+"""API keys: tenants, their rights and their limits.
 
-A file holds the SHA-256 of each key. Lines ``read SHA256 NAME`` and ``admin SHA256 NAME`` are
-enough for keys that may use everything; # begins a comment. A file that ends in ``.toml`` has a
-table for each tenant:
+A file has the SHA-256 of each key. Lines ``read SHA256 NAME`` and ``admin SHA256 NAME`` suffice for
+keys that may use everything; # begins a comment. A file that ends in ``.toml`` has a table for each
+tenant:
 
     [search-team]
     sha256 = ["...", "..."]         # two while a key is exchanged
@@ -68,13 +68,13 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True)
 class Grant:
-  """What a key allows.
+  """The rights of a key.
 
   Attributes:
-    tenant: whose key it is; several keys may belong to one.
+    tenant: of the key; several keys may share a tenant.
     scopes: of `READ`, `WRITE` and `ADMIN`; the last allows everything.
     prompts, indexes, rerankers: patterns of names; None: all.
-    limits: how much.
+    limits: of use.
   """
 
   tenant: Tenant = NOBODY
@@ -88,13 +88,13 @@ class Grant:
     return scope in self.scopes or ADMIN in self.scopes
 
   def may_use(self, what: str, name: str) -> bool:
-    """Whether a name of ``prompts``, ``indexes`` or ``rerankers`` is among its own."""
+    """Whether it allows a name of ``prompts``, ``indexes`` or ``rerankers``."""
     patterns = getattr(self, what)
     return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
   @property
   def sees_all(self) -> bool:
-    """Whether it may read what names every prompt and tenant: the metrics."""
+    """Whether it may read the metrics, which name every prompt and tenant."""
     return ADMIN in self.scopes or (self.prompts, self.indexes, self.rerankers) == (None,) * 3
 
 
@@ -128,12 +128,12 @@ class Keys:
     return {grant.tenant.name for _, grant in self._grants}
 
   def of(self, tenant: str) -> Grant | None:
-    """What the first key of a tenant allows; None without one."""
+    """The rights of the first key of a tenant; None without one."""
     self._look()
     return next((grant for _, grant in self._grants if grant.tenant.name == tenant), None)
 
   def find(self, authorization: str) -> Grant | None:
-    """What ``Authorization: Bearer KEY`` allows; None for an unknown key.
+    """The rights of ``Authorization: Bearer KEY``; None for an unknown key.
 
     All digests are compared, each in constant time.
     """

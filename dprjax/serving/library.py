@@ -1,10 +1,10 @@
 """A folder of prompt files, ``NAME.npz``, that may change while it is served.
 
-Every request checks its file's times and size, so that prompts from other servers or copy commands
-are served at once. Prompts stay in host memory until least recently used. A file that cannot be
-served is logged once.
+Every request checks the times and size of its file, so that prompts from other servers or copy
+commands are served at once. Prompts stay in host memory until least recently used. A file that
+cannot be served is logged once.
 
-Names are in Unicode's composed form (NFC); files may be decomposed.
+Names are in the composed form of Unicode (NFC); file names may be decomposed.
 """
 
 import collections
@@ -47,7 +47,7 @@ _BACKBONE_NAME = re.compile(
 _ENDING = '.npz'
 _LEFT = re.compile(r'\.[A-Za-z0-9._-]{1,64}\.npz\.[0-9a-f]{8}\.tmp')
 _META_BYTES = 256 << 10  # of the meta of a prompt as JSON; lists show parts of it
-_LEFT_S = 3600  # the age at which an unfinished upload is a dead server's
+_LEFT_S = 3600  # an unfinished upload of this age is from a dead server
 
 logger = logging.getLogger('dprjax')
 
@@ -63,15 +63,15 @@ class NameTaken(Exception):
 
 
 class Changed(Exception):
-  """The prompt is another one than the client knows."""
+  """The prompt differs from the one known to the client."""
 
 
 class Condition(NamedTuple):
-  """What must be true of the file of a prompt before it is changed.
+  """A condition on the file of a prompt for a change.
 
   Attributes:
-    of: SHA-256s of which the file must have one; empty: it must be there. None: no condition.
-    new: no such file may be there.
+    of: the file must have one of these SHA-256s; empty: it must exist. None: no condition.
+    new: the file must not exist.
   """
 
   of: frozenset[str] | None = None
@@ -96,7 +96,7 @@ class Version:
   Attributes:
     name: of the prompt.
     sha256: of the file; '' for the bare backbone.
-    spec: how texts become vectors.
+    spec: settings of vectors.
     meta: of the file.
     lengths: by side, the size of the adapter, such as P.
     choices: by side, one or one for each topic.
@@ -153,8 +153,8 @@ class Library:
   """The prompts of a folder for one backbone, by name.
 
   Attributes:
-    rows: by kind of adapter, a row of the size of slots that changes nothing. The folder at the
-      start decides about kinds that not every server has.
+    rows: by kind of adapter, a row of the size of slots that changes nothing. Optional kinds depend
+      on the folder at the start.
   """
 
   def __init__(
@@ -174,7 +174,7 @@ class Library:
     Args:
       folder: made if missing.
       backbone: of the prompts.
-      tokenizer: the backbone's.
+      tokenizer: of the backbone.
       name: of the bare backbone; no prompt can have it.
       most_vectors: P of a slot for prefixes; also the size of the other kinds.
       most_tokens: of a text.
@@ -182,8 +182,8 @@ class Library:
       metrics: counts loads and evictions.
 
     Raises:
-      InputError: a bad name, too long texts in the backbone's own settings, or the folder is a
-        file.
+      InputError: a bad name, texts that are too long in the settings of the backbone, or the folder
+        is a file.
     """
     if not _BACKBONE_NAME.fullmatch(name):
       raise InputError(
@@ -217,7 +217,7 @@ class Library:
     self._starting = False
 
   def get(self, name: str) -> Version:
-    """The prompt as its file is now; the bare backbone under its own name.
+    """The prompt in its present file, or the bare backbone by its name.
 
     Raises:
       UnknownPrompt: no such file.
@@ -244,7 +244,7 @@ class Library:
       return self._read(name, signature)
 
   def kept(self, name: str) -> Version | None:
-    """The prompt as it was last read, if the host keeps it; no file is looked at."""
+    """The prompt as last read, if it is in memory; reads no file."""
     with self._lock:
       kept = self._kept.get(unicodedata.normalize('NFC', name))
     return self.bare if name == self.name else None if kept is None else kept[1]
@@ -254,7 +254,7 @@ class Library:
     name = unicodedata.normalize('NFC', name)
     signature = self._signature(name)
     if name == self.name:
-      return _refused(name, "has the backbone's own name; rename it, or give the backbone a --name")
+      return _refused(name, 'has the name of the backbone; rename it, or choose another --name')
     with self._lock:
       about = self._about.get(name)
     if about is None or about[0] != signature:
@@ -333,7 +333,7 @@ class Library:
     self._signature(name)
     path = self._path(name)
     self._check_file(name, path)
-    # Neither a link nor a pipe that took its place since is followed.
+    # A link or pipe that replaced it meanwhile is not followed.
     descriptor = os.open(os.path.realpath(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, 'rb') as file:
       found = os.fstat(descriptor)
@@ -377,7 +377,7 @@ class Library:
         os.close(descriptor)
 
   def _sha256(self, path: pathlib.Path) -> str | None:
-    """Of a file; None if it is not there; '' of what is no file."""
+    """The SHA-256 of a file; None if it is missing; '' if it is not a regular file."""
     try:
       if not stat.S_ISREG(os.stat(path).st_mode):
         return ''
@@ -501,7 +501,7 @@ class Library:
       lengths[side] = 0 if own[0] is None else own[0].size()
       if own[0] is not None:
         self._check_slot(name, prompt.kind, own[0])
-      # Passages of a query-only prompt are the bare backbone's and take no slot.
+      # Passages of a query-only prompt use the bare backbone and no slot.
       choices[side] = [
         AdapterChoice(
           None if adapter is None else (sha256, '' if prompt.tied else side, number), adapter, spec

@@ -19,7 +19,7 @@ ModelName = Annotated[
 
 
 Format = Literal['float', 'base64', 'binary', 'ubinary']
-# What a text is, in the words of several interfaces. The last ones are for both sides alike.
+# The kinds of texts in several interfaces. The last ones apply to both sides.
 InputType = Literal[
   'query',
   'passage',
@@ -46,12 +46,11 @@ class Document(Struct):
 
 
 class EmbeddingRequest(Struct):
-  """Texts, or token ids of the model's own tokenizer, special tokens included.
+  """Texts, or token ids of the tokenizer of the model, special tokens included.
 
   `encoding_format` (Jina: `embedding_type`) is `float` by default. `input_type` or `task` says
-  query or passage where `model` does not. `normalized`: whether vectors are to have length 1; by
-  default as the prompt says. `truncate`: false refuses texts that are too long. null stands for an
-  absent field.
+  query or passage if `model` does not. `normalized`: whether vectors get length 1; by default as in
+  the prompt. `truncate`: false refuses texts that are too long. null means an absent field.
   """
 
   model: ModelName
@@ -68,7 +67,7 @@ class EmbeddingRequest(Struct):
 
 
 class SearchRequest(Struct):
-  """Queries for an index; by default the prompt's own, or the only one. `k` is 10 by default."""
+  """Queries for an index (default: of the prompt, or the only one). `k` is 10 by default."""
 
   model: ModelName
   query: str | Annotated[list[str], Meta(min_length=1)]
@@ -205,8 +204,8 @@ class ErrorResponse(Struct):
 
   400: malformed. 401: unknown key. 403: the key may not do this, or the page is of another site.
   404: no such model, prompt or index. 408, 504: too slow. 409: the backbone name. 412: If-Match
-  does not hold. 413: too large. 415: not JSON. 422: unusable. 429: too busy, or over the key's
-  limits; see Retry-After. 503: not ready, or the server files cannot be used.
+  does not hold. 413: too large. 415: not JSON. 422: unusable. 429: too busy, or over the limits of
+  the key; see Retry-After. 503: not ready, or the server files cannot be used.
   """
 
   error: ErrorDetail

@@ -28,9 +28,9 @@ class ServerMetrics:
       **options,
     )
     self.key_requests = Counter(
-      'key_requests', "Requests by the key's tenant.", ['tenant', 'status'], **options
+      'key_requests', 'Requests by tenant.', ['tenant', 'status'], **options
     )
-    self.key_tokens = Counter('key_tokens', "Tokens by the key's tenant.", ['tenant'], **options)
+    self.key_tokens = Counter('key_tokens', 'Tokens by tenant.', ['tenant'], **options)
     self.stage_seconds = Histogram(
       'stage_seconds',
       'Tokenise: of a request. Queue: of its first text. Device: of a batch, with its transfers. '
@@ -95,5 +95,5 @@ class ServerMetrics:
         counter.remove_by_labels({'tenant': tenant})
 
   def text(self) -> bytes:
-    """All metrics in Prometheus's text format."""
+    """All metrics in the text format of Prometheus."""
     return generate_latest(self.registry)

@@ -19,7 +19,7 @@ def read() -> tuple[bytes, dict[str, str]]:
 
 
 def reference(document: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
-  """A page of an OpenAPI document's paths and types, and its headers."""
+  """A page with the paths and types of an OpenAPI document, and its headers."""
   info = document['info']
   paths = ''.join(
     _operation(path, method, operation)

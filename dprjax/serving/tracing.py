@@ -1,6 +1,6 @@
-"""What is told of a request: its id, lines of the log, and traces.
+"""The id, log lines and traces of requests.
 
-None of them has a text, a key, or the message of an error, which may repeat a text.
+None of these has a text, a key, or the message of an error, which may repeat a text.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def request_id(scope: Any) -> str:
 
 @contextlib.contextmanager
 def of_request(id: str) -> Iterator[None]:
-  """Lines of the log that are written inside are of this request."""
+  """Log lines written inside have the id of this request."""
   token = _current.set(id)
   try:
     yield

@@ -1,12 +1,11 @@
 """Deficit round robin among tenants, and threads that work through jobs in slices.
 
-Shreedhar and Varghese, "Efficient fair queuing using deficit round robin" (1995). A tenant is what
-shares the server: the holder of a key. Its turn pays for ``quantum * weight``; what an item costs
-beyond it waits for later turns, so that a tenant with long texts gets no more than one with short
-ones.
+Shreedhar and Varghese, "Efficient fair queuing using deficit round robin" (1995). A tenant is the
+holder of a key. Its turn pays for ``quantum * weight``; costs beyond that wait for later turns, so
+that a tenant with long texts gets no more than one with short texts.
 
-A job in slices is a generator: it yields the cost of each slice before it does it, and returns the
-result. Between two slices others have their turn, and a job whose client left is dropped.
+A job in slices is a generator: it yields the cost of each slice before doing it, and returns the
+result. Between slices others have their turn, and a job without a client is dropped.
 """
 
 import collections
@@ -32,7 +31,7 @@ def finish(steps: Steps) -> Any:
 
 
 def slices(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-  """Items in lists of at most `SLICE` characters; a longer item is alone."""
+  """Items in lists of at most `SLICE` characters; a longer item has its own list."""
   held: list[T] = []
   size = 0
   for item in items:
@@ -47,7 +46,7 @@ def slices(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]
 
 
 class Tenant(NamedTuple):
-  """Whose work it is. ``weight``: its share beside others."""
+  """The owner of work. ``weight``: its share relative to others."""
 
   name: str = ''
   weight: float = 1.0
@@ -57,7 +56,7 @@ NOBODY = Tenant()
 
 
 class Turns:
-  """Whose turn it is. Not thread-safe.
+  """The turns of tenants. Not thread-safe.
 
   Args:
     quantum: the cost that a turn pays for, at weight 1.
@@ -83,10 +82,10 @@ class Turns:
     self._left.pop(tenant, None)
 
   def turn(self, cost_of: Callable[[Tenant], float | None]) -> Tenant | None:
-    """The tenant that is to be served, and stays in its turn until it cannot pay.
+    """The tenant to serve; it keeps its turn until it cannot pay.
 
     Args:
-      cost_of: of a tenant's next item; None if it has none, and keeps its place.
+      cost_of: of the next item of a tenant; None if it has none, and keeps its place.
     """
     while True:
       idle = True
@@ -135,7 +134,7 @@ class SlicedJob:
   def advance(self) -> None:
     """Does the slice that was announced, if any, and asks for the next cost.
 
-    The first call asks alone. `future` is done when the job is.
+    The first call only asks. `future` is done when the job is.
     """
     if self.future.done():
       self._steps.close()
@@ -174,7 +173,7 @@ class FairPool:
     return job.future
 
   def close(self, seconds: float | None = None) -> None:
-    """Drops what waits, and ends the threads after their slices, at most so many seconds each."""
+    """Drops waiting work and ends the threads after their slices, in at most ``seconds`` each."""
     with self._changed:
       self._stopped = True
       for jobs in self._jobs.values():
