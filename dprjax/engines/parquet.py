@@ -217,11 +217,12 @@ class Parquet:
       found.add(queries @ vectors.T, seen)
       seen += len(table)
     ranked = found.ranked()
-    hits = []
-    for rows, scores in zip(ranked.rows, ranked.scores, strict=True):
-      used = rows >= 0
-      hits.append(Hits(ids_at(rows[used]), scores[used].tolist()))
-    return hits
+    used = ranked.rows >= 0
+    ids, ends = ids_at(ranked.rows[used]), np.cumsum(used.sum(axis=1)).tolist()
+    return [
+      Hits(ids[start:end], scores[: end - start].tolist())
+      for start, end, scores in zip([0, *ends], ends, ranked.scores, strict=False)
+    ]
 
   def _batches(
     self, name: str, columns: Sequence[str], where: Sequence[Condition]
