@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from dprjax.runtime import mesh as meshes
 
+_ASKED, _SIGNALLED = 1, 2  # flags of processes
 _running: 'Stop | None' = None
 
 
@@ -43,7 +44,7 @@ class Stop:
   def __init__(self, mesh: Mesh):
     global _running
     self.asked = 0.0  # time of the signal or request
-    self.signalled = False
+    self.signalled = False  # any process, once it stops
     self._everywhere: NamedSharding | None = None
     if jax.process_count() > 1:
       self._everywhere = NamedSharding(mesh, P(meshes.AXES))
@@ -59,9 +60,13 @@ class Stop:
     """Whether to stop after this step; call it at every step, on every process."""
     if self._everywhere is None:
       return bool(self.asked)
-    last, flags = self._last, np.full(jax.local_device_count(), self.asked > 0, np.int32)
+    why = _SIGNALLED if self.signalled else _ASKED if self.asked else 0
+    last, flags = self._last, np.full(jax.local_device_count(), why, np.int32)
     self._last = self._largest(jax.make_array_from_process_local_data(self._everywhere, flags))
-    return last is not None and bool(last)
+    if last is None:
+      return False
+    self.signalled |= int(last) == _SIGNALLED
+    return bool(last)
 
   def _note(self, *_: Any) -> None:
     now, self.signalled = time.monotonic(), True

@@ -81,7 +81,7 @@ def test_equals_transformers(name, load):
       np.testing.assert_allclose(
         found[there],
         arrays[f'{side}{case}/hidden'][there],
-        rtol=0,
+        rtol=1e-5,
         atol=1e-5,
         err_msg=f'{side}{case}',
       )
