@@ -8,7 +8,7 @@ Arguments:
 
 - `condenser` (the default)
 - `cocondenser`, best from a Condenser, --config.backbone.path=backbone; `cocondenser,sentence`
-  draws sentences in place of spans (DPTDR's Table 7 compares the two)
+  draws sentences in place of spans (Table 7 of DPTDR compares both)
 - `ict`, the inverse cloze task
 - `mlm`, masked language modelling only
 - `local` after any of them: a small trial
@@ -32,8 +32,8 @@ def get_config(arg: str = 'condenser'):
   c.task = recipe
   c.backbone.path = 'bert-base-uncased'
   c.trainable = ('backbone/.*', 'head/.*')
-  # Condenser's released code: AdamW 1e-4, weight decay 0.01, linear decay after a tenth of warm-up,
-  # 1,024 to 2,048 texts a step, 8 epochs.
+  # The released code of Condenser: AdamW 1e-4, weight decay 0.01, linear decay after a tenth of
+  # warm-up, 1,024 to 2,048 texts a step, 8 epochs.
   c.batch_size, c.grad_cache = 1024, 16
   c.epochs = 8.0
   c.optim.learning_rate, c.optim.weight_decay = 1e-4, 0.01

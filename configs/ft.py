@@ -3,10 +3,10 @@
     python -m dprjax.train --config=configs/ft.py:beir --workdir=runs/mine --config.data.dir=DIR
 
 The recipes are those of configs/dptdr.py, with the whole backbone trained and no prompt. `msmarco`
-and `nq` have the settings of coCondenser's fine-tuning, which DPTDR's Table 3 follows.
+and `nq` have the fine-tuning settings of coCondenser, as in Table 3 of DPTDR.
 
-coCondenser trains two rounds on MS MARCO, both from the same backbone: `msmarco` with BM25's
-negatives, `msmarco,round2` with those of the first round's model:
+coCondenser trains two rounds on MS MARCO, both from the same backbone: `msmarco` with negatives
+from BM25, `msmarco,round2` with negatives from the model of the first round:
 
     python -m dprjax.train --config=configs/ft.py:msmarco --workdir=runs/round1 \\
       --config.data.dir=DIR --config.data.mined_negatives=bm25.jsonl
@@ -31,12 +31,13 @@ def get_config(arg: str = 'beir'):
   if c.task in ('beir', 'local', 'scifact', 'medquad'):
     c.epochs = min(c.epochs, 3.0)
   elif c.task == 'msmarco':
-    # coCondenser's fine-tuning: 8 passages a query.
+    # Fine-tuning as in coCondenser: 8 passages a query.
     c.optim.learning_rate, c.optim.weight_decay = 5e-6, 0.0
     c.epochs = 2.0 if second else 3.0
     c.negatives = 7
   elif c.task == 'nq':
-    # Dense, the toolkit of coCondenser's authors; an encoder each for questions and passages.
+    # As in Dense, the toolkit of the coCondenser authors: separate encoders of questions and
+    # passages.
     c.optim.learning_rate, c.optim.weight_decay = 1e-5, 0.0
     c.data.passage_max_length = 156
     c.backbone.two_encoders = True

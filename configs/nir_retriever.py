@@ -7,9 +7,9 @@
       --config.tasks.qa.data.dir=DIR --config.tasks.qa.prompt=qa.npz ...
     python -m dprjax.export --workdir=runs/emm --out=encoder
 
-The first argument says what is trained:
+The first argument selects the trained part:
 
-- `mdm=TASK`: a task's prompt, on a frozen backbone (matching description module)
+- `mdm=TASK`: the prompt of a task, on a frozen backbone (matching description module)
 - `emm` (the default), `emm=TASK+TASK`: the backbone, with prompts --config.tasks.TASK.prompt
 - `adapt=TASK`: a new task from 32 + 32 examples; its prompt is a weighted sum of those in an `emm`
   export
@@ -17,9 +17,10 @@ The first argument says what is trained:
 
 Tasks are `retrieval`, `qa` and `dialogue` by default; name others freely. Words that may follow:
 
-- `continuous` (the default: learned vectors) or `manual` (the words of the paper's Table 1; begin
+- `continuous` (the default: learned vectors) or `manual` (the words of Table 1 of the paper; begin
   with `emm`, without prompt files)
-- after `ft`: `mark` (the task's name before each text), `mask` (the vector at [MASK], not at [CLS])
+- after `ft`: `mark` (the name of the task before each text), `mask` (the vector at [MASK], not at
+  [CLS])
 - after `adapt`: `unfused` (a fresh prompt), `frozen` (a frozen backbone)
 - `paper`: the settings of the paper or its released code
 - `local`: a small trial without downloads

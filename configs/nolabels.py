@@ -3,10 +3,10 @@
     python -m dprjax.pipeline --config=configs/nolabels.py:beir --workdir=runs/mine \\
         --config.data.dir=documents
 
-Queries for a sample of passages -> BM25 and the frozen encoder -> their fused ranking, or a
-cross-encoder's -> the round-trip filter -> hard negatives -> a prompt for queries, by margin-MSE
-and InfoNCE -> a choice -> the prompt with its card. The argument is `beir` (the default), or
-`local`: a small run on docstrings. `config.retriever` is an experiment of dprjax.train:
+Queries for a sample of passages -> BM25 and the frozen encoder -> their fused ranking, or that of a
+cross-encoder -> the round-trip filter -> hard negatives -> a prompt for queries, by margin-MSE and
+InfoNCE -> a choice -> the prompt with its card. The argument is `beir` (the default), or `local`: a
+small run on docstrings. `config.retriever` is an experiment of dprjax.train:
 `--config.retriever.steps=800`.
 """
 

@@ -12,8 +12,7 @@ from dprjax.runtime import config as defaults
 def get_config():
   c = defaults.sibling(__file__, 'dptdr').get_config('beir,query')
   c.task = 'quickstart'
-  # One epoch of the docstrings' 4,400 training queries, too short to overfit, so no query is held
-  # out.
+  # One epoch over the 4,400 training queries is too short to overfit, so no query is held out.
   c.epochs, c.steps = 0.0, 275
   c.data.hold_out, c.data.folds = 0.0, 0
   # Three of four passages are longer; every token costs time.

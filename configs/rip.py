@@ -9,7 +9,7 @@ Arguments:
 
 - `sentence` (the default), or `span` (Table 7 compares the two, see configs/condenser.py)
 - `prompt`: a prompt for a frozen BERT-base (Table 6)
-- `msmarco` or `nq`: the paper's numbers of epochs
+- `msmarco` or `nq`: with the epochs of the paper
 - `local`: a small trial
 
 `--config.backbone.path=scratch:mini` starts from random weights and a vocabulary of the text.

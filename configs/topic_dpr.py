@@ -26,7 +26,7 @@ def get_config(arg: str = 'topic'):
   words = recipe in ('words', 'random_words')
   bare = recipe == 'dpr' or words
   if {'frozen', 'tuned'} <= set(rest) or (bare and 'frozen' in rest):
-    raise ValueError(f'configs/topic_dpr.py:{arg}: choose what is trained')
+    raise ValueError(f'configs/topic_dpr.py:{arg}: frozen does not go with tuned, dpr or words')
   local = 'local' in (recipe, *rest)
   tuned = 'tuned' in rest or bare
   c = defaults.default()

@@ -1,4 +1,4 @@
-"""DPTDR's unified negative mining (section 3.3) from beginning to end.
+"""Unified negative mining (DPTDR section 3.3) from beginning to end.
 
     python -m dprjax.pipeline --config=configs/unm.py:beir --workdir=runs/unm --config.data.dir=DIR
 
@@ -49,11 +49,11 @@ def get_config(arg: str = 'beir'):
   c.runs = ()
   c.depth = 200  # rows of each run that are looked at for a query
   c.sample = 30  # of each source, for a query
-  c.threshold = 0.1  # the reranker's probability below which a candidate is denoised
+  c.threshold = 0.1  # candidates with a lower reranker probability are denoised
   # Negatives of the last training; the paper names the sources and no shares.
   c.mix = ml_collections.ConfigDict({'denoised': 0.5, 'undenoised': 0.5, 'random': 0.0})
   c.rounds = 1  # of retrieving with the newest retriever, mining and training again (ANCE style)
-  # also train on the first round's un-denoised negatives alone (Table 9's second row)
+  # also train on only the un-denoised negatives of the first round (row 2 of Table 9)
   c.undenoised = True
   c.measures = ('nDCG@10', 'RR@10', 'R@100')
 
