@@ -239,7 +239,7 @@ class Experiment(systems.Runs):
   ways = WAYS
   columns = tuple(WAYS)
   claims = CLAIMS
-  title = 'Pretraining methods differ most before further training'
+  title = 'Most differences from masked LM may be chance'
   fixed = (
     *systems.Runs.fixed,
     'size',
