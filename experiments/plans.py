@@ -347,7 +347,7 @@ def embedder_lines(made):
     '## Embedding models',
     '',
     'A cell has the tokens a second of all chips at half of the bound, and the memory that each',
-    f'chip needs ({MISSING}: not compiled yet).',
+    f'chip needs ({MISSING}: not compiled yet).' if None in made.values() else 'chip needs.',
   ]
   titles = {
     'encode': (
