@@ -266,9 +266,11 @@ class Experiment(systems.Runs):
       name: {label: bar for label, bar in bars.items() if label in DRAWN}
       for name, bars in self.gains(found, names).items()
     }
-    drawn = [self.out / 'gain.png', self.out / 'gain-curves.png']
-    foot = '95 % intervals over seeds and test queries; hollow: the frozen encoder was kept'
-    charts.differences(gains, systems.GAINED, foot, drawn[0], self.title)
+    drawn = []
+    if any(gains.values()):
+      drawn.append(self.out / 'gain.png')
+      foot = '95 % intervals over seeds and test queries; hollow: the frozen encoder was kept'
+      charts.differences(gains, systems.GAINED, foot, drawn[-1], self.title)
     curves = {}
     for source in CURVES:
       lines = {}
@@ -283,9 +285,10 @@ class Experiment(systems.Runs):
       if lines:
         curves[f'gain in nDCG@10 on {source}'] = lines
     if curves:
+      drawn.append(self.out / 'gain-curves.png')
       foot, title = 'means over the seeds of the table', 'More judged queries, more gain'
-      charts.paths(curves, 'training queries', foot, drawn[1], title)
-    return drawn if curves else drawn[:1]
+      charts.paths(curves, 'training queries', foot, drawn[-1], title)
+    return drawn
 
 
 if __name__ == '__main__':

@@ -206,6 +206,8 @@ class Runs:
     drawn = self.out / f'{self.name.replace("_", "-")}.png'
     foot = '95 % intervals over seeds and test queries'
     gains = self.gains(found, names)
+    if not any(gains.values()):
+      return []
     charts.differences(gains, GAINED, foot, drawn, self.title)
     return [drawn]
 

@@ -180,7 +180,6 @@ def test_tables_of_what_there_is(tables, out, documents, tmp_path):
   tables.write(out, documents, Topics(), LAST, docs, maps=False)
   made = page.read_text()
   assert made.startswith('before\n') and made.endswith('after\n') and 'old' not in made
-  assert (page.parent / 'topic-dpr-path.png').exists()
   assert (page.parent / 'topic-dpr-bars.png').exists()
   assert '| Topic-DPR, frozen, `all` | 2 |' in made and 'tuned' not in made
   row = next(line for line in made.splitlines() if '`oracle`, against DPTDR' in line)

@@ -541,12 +541,12 @@ def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings, kin
     assert rows == IDS[:30]
     if kind == 'qdrant':
       status, said = command(search, words[0], '--queries=queries', '--out=run.trec')
-      assert status == 0 and 'half loaded' in said
+      assert status == 0 and 'partly loaded' in said
       assert json.loads((tmp_path / 'run.trec.json').read_text())['half_loaded'] is True
     status, said = command(index, *words)
     assert status == 0 and 'continues after 30 passages' in said and 'it has 50' in said, said
     status, said = command(search, words[0], '--queries=queries', '--out=run.trec', '--k=9')
-    assert status == 0 and 'half loaded' not in said
+    assert status == 0 and 'partly loaded' not in said
     assert list(documents().values()) == expected(QUERIES[:1], PASSAGES, IDS, 9)
 
 
