@@ -392,4 +392,6 @@ def test_a_folder_of_sentence_transformers_puts_a_prompt_in_front(name, golden, 
   with torch.no_grad():
     hidden = model(input_ids=tokens, attention_mask=mask, **more).last_hidden_state.numpy()
   there = arrays['mask']
-  np.testing.assert_allclose(hidden[there], arrays['prefix/hidden'][there], rtol=0, atol=2e-6)
+  expected = arrays['prefix/hidden'][there]
+  # PyTorch itself differs between processors.
+  np.testing.assert_allclose(hidden[there], expected, rtol=0, atol=2e-6 * np.abs(expected).max())

@@ -251,7 +251,9 @@ def test_transformers_loads_what_was_saved(name, load, tmp_path):
     hidden = model(
       torch.from_numpy(arrays['tokens']).long(), torch.from_numpy(mask).long()
     ).last_hidden_state.numpy()
-  np.testing.assert_allclose(hidden[mask], arrays['plain/hidden'][mask], rtol=0, atol=2e-6)
+  expected = arrays['plain/hidden'][mask]
+  # PyTorch itself differs between processors.
+  np.testing.assert_allclose(hidden[mask], expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
 @pytest.mark.slow
