@@ -4,7 +4,8 @@
 
 needs torch and transformers; the files here were made with torch 2.13.0 and transformers 5.24.0.
 Each family_*.npz holds a random checkpoint (float16, so that it is small; exact in float32),
-inputs, and the hidden states, prompt gradients and logits of heads that PyTorch gives for them.
+inputs, and the hidden states, prompt gradients and logits of heads that PyTorch gives for them, all
+but a classifier's in float64: its float32 is off by up to 8e-6, and differs between processors.
 Most of these classes take no past keys and values. So a prompt's are put in front by an attention
 function of our own, behind rotation; without a prompt it is checked against transformers' own here.
 """
@@ -174,7 +175,7 @@ def stored(model):
 
 def run(model, tokens, mask, types, prompt=None):
   """The outputs, and the prompt as a leaf."""
-  leaf = None if prompt is None else torch.from_numpy(prompt).requires_grad_()
+  leaf = None if prompt is None else torch.from_numpy(prompt).to(model.dtype).requires_grad_()
   Prefix.prompt, Prefix.layer = leaf, 0
   kwargs = {} if types is None else {'token_type_ids': torch.from_numpy(types).long()}
   if model.config.model_type in ('modernbert', 'nomic_bert', 'gte'):  # padding is not counted
@@ -248,6 +249,7 @@ def make(name, seed):
     head, arrays['scores'] = classify(model, config, rng, tokens, mask, types)
     arrays |= {f'classifier/{key}': value for key, value in head.items()}
   own = states(run(model, tokens, mask, types)[0])
+  model.double()
   MPNetSelfAttention.forward = mpnet_attention
   model.set_attn_implementation('prefixed')
   sides = {'': (tokens, mask, types)}
@@ -255,18 +257,18 @@ def make(name, seed):
     sides['left-'] = tuple(map(flip, sides['']))
   for side, inputs in sides.items():
     found, _ = run(model, *inputs)
-    arrays[f'{side}plain/hidden'] = states(found).numpy()
+    arrays[f'{side}plain/hidden'] = states(found).float().numpy()
     if not side:
-      np.testing.assert_allclose(states(found)[mask], own[mask], atol=1e-5)
+      np.testing.assert_allclose(states(found)[mask], own[mask], rtol=0, atol=1e-5)
       if model_type != 't5':
-        arrays['logits'] = found.logits.numpy()
+        arrays['logits'] = found.logits.float().numpy()
     found, leaf = run(model, *inputs, prompt)
-    hidden = found.last_hidden_state if model_type == 't5' else found.hidden_states[-1]
-    arrays[f'{side}prefix/hidden'] = hidden.detach().numpy()
+    arrays[f'{side}prefix/hidden'] = states(found).float().numpy()
     if not side:
-      there = torch.from_numpy(loss_weights(hidden.detach().numpy()) * mask[:, :, None])
+      hidden = found.last_hidden_state if model_type == 't5' else found.hidden_states[-1]
+      there = torch.from_numpy(loss_weights(hidden) * mask[:, :, None])
       (hidden * there).sum().backward()
-      arrays['gradient'] = leaf.grad.numpy()
+      arrays['gradient'] = leaf.grad.float().numpy()
   found, _ = run(model.to(torch.bfloat16), tokens, mask, types)
   arrays['bfloat16/hidden'] = states(found).float().numpy()
   MPNetSelfAttention.forward = original

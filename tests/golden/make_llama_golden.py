@@ -4,9 +4,10 @@
 
 needs torch and transformers; the files here were made with torch 2.13.0 and transformers 5.24.0.
 Each llama_*.npz holds a random checkpoint (float16, so that it is small; exact in float32), inputs,
-and the hidden states and prompt gradients that PyTorch gives for them: padding on the right and on
-the left, without a prompt, and with one as past keys and values. Where there is a prompt, the masks
-are made here: in transformers' own ones the prompt falls out of a window.
+and the hidden states and prompt gradients that PyTorch gives for them in float64, whose float32 is
+off by up to 7e-6 and differs between processors: padding on the right and on the left, without a
+prompt, and with one as past keys and values. Where there is a prompt, the masks are made here: in
+transformers' own ones the prompt falls out of a window.
 """
 
 import json
@@ -123,7 +124,7 @@ def pad_left(rows, mask):
   )
 
 
-def masks(config, mask, length):
+def masks(config, mask, length, dtype):
   """[B, 1, T, P + T] of each kind of layer: a prompt's keys are seen by every token."""
   rows, width = mask.shape
   distance = np.arange(width)[None] - np.arange(width)[:, None]  # of a key from a query
@@ -137,7 +138,8 @@ def masks(config, mask, length):
   for kind, seen in (('full_attention', whole), ('sliding_attention', near)):
     seen = seen[None] & mask[:, None]
     seen = np.concatenate([np.ones((rows, width, length), bool), seen], axis=2)
-    found[kind] = torch.where(torch.from_numpy(seen), 0.0, torch.finfo(torch.float32).min)[:, None]
+    hidden = torch.tensor(torch.finfo(torch.float32).min, dtype=dtype)
+    found[kind] = torch.where(torch.from_numpy(seen), torch.zeros_like(hidden), hidden)[:, None]
   if config.model_type == 'mistral':
     return found['sliding_attention']
   if getattr(config, 'layer_types', None) is None:
@@ -150,25 +152,25 @@ def run(model, config, tokens, mask, prompt=None, shift=0):
   positions = torch.from_numpy(np.cumsum(mask, axis=1) - 1 + shift).clamp(min=0)
   kwargs, leaf = {'attention_mask': torch.from_numpy(mask).long()}, None
   if prompt is not None:
-    leaf = torch.from_numpy(prompt).requires_grad_()
+    leaf = torch.from_numpy(prompt).to(model.dtype).requires_grad_()
     # [P, K, D] a layer -> [B, K, P, D]. A cache is written to by the model: a new one each call.
     batched = leaf.permute(0, 1, 3, 2, 4)[:, :, None].expand(-1, -1, len(tokens), -1, -1, -1)
-    kwargs['cache'] = DynamicCache([(keys, values) for keys, values in batched])
-    kwargs['attention_mask'] = masks(config, mask, prompt.shape[2])
+    kwargs['past_key_values'] = DynamicCache([(keys, values) for keys, values in batched])
+    kwargs['attention_mask'] = masks(config, mask, prompt.shape[2], model.dtype)
   hidden = model(
     input_ids=torch.from_numpy(tokens).long(), position_ids=positions, **kwargs
   ).last_hidden_state
   if leaf is None:
     return hidden.detach().float().numpy(), None
   (hidden * torch.from_numpy(loss_weights(hidden) * mask[:, :, None])).sum().backward()
-  return hidden.detach().numpy(), leaf.grad.numpy()
+  return hidden.detach().float().numpy(), leaf.grad.float().numpy()
 
 
 def make(name, seed):
   model_type, settings = CONFIGS[name]
   rng = np.random.default_rng(seed)
   config = transformers.AutoConfig.for_model(
-    model_type, **SHAPE | settings, attn_implementation='eager'
+    model_type, **SHAPE | settings, attn_implementation='sdpa'
   )
   model = transformers.AutoModel.from_config(config).eval().requires_grad_(False)
   mask = np.arange(max(LENGTHS))[None] < np.array(LENGTHS)[:, None]
@@ -186,6 +188,7 @@ def make(name, seed):
     rng, (3, 2, PROMPT, config.num_key_value_heads, config.head_dim if model_type != 'qwen2' else 6)
   )
   arrays['prompt'] = prompt.astype(np.float16)
+  model.double()
   left = tuple(pad_left(rows, mask) for rows in (tokens, mask))
   for case, args in (
     ('plain', (tokens, mask)),
@@ -198,6 +201,7 @@ def make(name, seed):
     arrays[f'{case}/hidden'] = hidden
     if case == 'prefix':
       arrays[f'{case}/gradient'] = gradient
+  model.set_attn_implementation('eager')
   arrays['bfloat16/hidden'] = run(model.to(torch.bfloat16), config, tokens, mask)[0]
   np.savez_compressed(HERE / f'llama_{name}.npz', **arrays)
 
