@@ -27,7 +27,8 @@ from dprjax.serving import answers, indexes, keys, messages, page, tracing
 from dprjax.serving.admission import Admission, Permit
 from dprjax.serving.answers import Failure, json_answer
 from dprjax.serving.asked import Limits, Wanted, decode, inputs_of, split, wanted_by
-from dprjax.serving.backfill import Backfill, BackfillRoutes
+from dprjax.serving.backfill import Backfill
+from dprjax.serving.backfill_routes import BackfillRoutes
 from dprjax.serving.backlog import Backlog
 from dprjax.serving.dialects import Dialects
 from dprjax.serving.engine import Engine, Tokens
