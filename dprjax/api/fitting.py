@@ -226,21 +226,25 @@ class Fitted:
     Searches are fused with BM25 if the choice is a fusion.
 
     Args:
-      force: use the prompt even without a gain.
+      force: use the trained model even if it was not chosen.
       options: of `Retriever.load`; ``hybrid=None`` leaves BM25 out.
 
     Raises:
-      InputError: there was no gain, and no ``force``.
+      InputError: there was no gain, or BM25 without an encoder was chosen, and no ``force``.
     """
-    path = self.path
-    if path is None:
-      return Retriever.load(self._result.backbone, **options)
-    self._check(force, 'retriever(force=True)')
-    weights = self.workdir / _TRAINING / workdirs.FUSION
-    if weights.exists():
-      options = {'hybrid': weights, **options}
-    if self.choice is not None and self.choice.candidate.model == choosing.FROZEN.model:
-      path = path if force else None
+    path, how = self.path, 'retriever(force=True)'
+    chosen = None if self.choice is None else self.choice.candidate
+    if path is not None and not force:
+      if chosen is None:
+        self._check(force, how)
+      elif chosen in (choosing.FROZEN, choosing.BM25):
+        raise InputError(f'{self.verdict} To use the trained model anyway: {how}')
+      elif chosen.model == choosing.FROZEN.model:
+        path = None
+    if chosen is not None and chosen.fused:
+      weights = self.workdir / _TRAINING / workdirs.FUSION  # for the chosen model only
+      own = (chosen.model == choosing.FROZEN.model) == (path is None)
+      options = {'hybrid': weights if own else None, **options}
     if path is not None and path.is_dir():
       return Retriever.load(path, **options)
     return Retriever.load(self._result.backbone, path, **options)

@@ -79,7 +79,7 @@ def set_lines(form: str) -> None:
 class Traces:
   """Spans of requests, sent by OpenTelemetry to where its ``OTEL_*`` variables say.
 
-  A request goes on with the trace that its ``traceparent`` names.
+  A request continues the trace in its header ``traceparent``.
 
   Raises:
     InputError: the packages are missing.
@@ -103,7 +103,7 @@ class Traces:
 
   @contextlib.contextmanager
   def request(self, name: str, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """A span of a request; what is put into the dictionary becomes its attributes."""
+    """A span of a request; entries of the dictionary become its attributes."""
     attributes: dict[str, Any] = {}
     with self._tracer.start_as_current_span(
       name,
@@ -126,7 +126,7 @@ class Traces:
     )
 
   def close(self, seconds: float | None = None) -> None:
-    """Sends what is left."""
+    """Sends the remaining spans."""
     self._provider.force_flush(int(1000 * (5.0 if seconds is None else seconds)))
 
 

@@ -11,6 +11,7 @@ from tests import devices
 from tests.refusals import refused
 
 PROMPT, FUSED = Candidate('query'), Candidate('query', fused=True)
+FROZEN_FUSED = Candidate('frozen', fused=True)
 OPTIONS = {
   'steps': 2,
   'batch_size': 8,
@@ -73,16 +74,16 @@ def test_a_workdir_of_other_data(fitted):
 
 @pytest.fixture
 def choosing_now(fitted, tmp_path):
-  """A function: a copy of the workdir in which this candidate was chosen, or none."""
+  """A function: a copy of the workdir in which this candidate was chosen."""
 
   def chosen(candidate):
     folder = tmp_path / str(candidate)
     shutil.copytree(fitted[0].workdir, folder)
-    gains = dict.fromkeys((PROMPT, FUSED, BM25), -0.1)
+    gains = dict.fromkeys((PROMPT, FUSED, FROZEN_FUSED, BM25), -0.1)
     if candidate != FROZEN:
       gains[candidate] = 0.1
     estimates = {name: Estimate(gain, 0.01, gain, 0.01, 0.01) for name, gain in gains.items()}
-    kept = choice.Kept(Choice(candidate, estimates, 20), {FUSED: 0.5})
+    kept = choice.Kept(Choice(candidate, estimates, 20), {FUSED: 0.5, FROZEN_FUSED: 0.5})
     choice.write(folder / 'training', kept, folder / 'training')
     return fitting.Fitted(folder)
 
@@ -90,9 +91,10 @@ def choosing_now(fitted, tmp_path):
 
 
 @pytest.mark.slow
-def test_no_gain_is_refused(choosing_now):
-  worse = choosing_now(FROZEN)
-  assert 'Chosen: frozen' in worse.verdict
+@pytest.mark.parametrize('candidate', [FROZEN, BM25], ids=str)
+def test_no_gain_is_refused(choosing_now, candidate):
+  worse = choosing_now(candidate)
+  assert f'Chosen: {candidate}' in worse.verdict
   with refused('retriever(force=True)'):
     worse.retriever()
   with refused('force=True'):
@@ -101,15 +103,19 @@ def test_no_gain_is_refused(choosing_now):
 
 @pytest.mark.slow
 def test_the_retriever_is_what_was_chosen(choosing_now, fitted):
-  _, (_, queries, corpus, _) = fitted
+  _, (backbone, queries, corpus, _) = fitted
 
   def found(retriever):
     retriever.index(corpus)
     return retriever.search(queries, k=5).table()['score'].tolist()
 
-  alone, fused = choosing_now(PROMPT), choosing_now(FUSED)
-  assert found(fused.retriever(hybrid=None)) == found(alone.retriever())
-  assert found(fused.retriever()) != found(alone.retriever())
+  alone, fused, frozen = map(choosing_now, (PROMPT, FUSED, FROZEN_FUSED))
+  prompt = found(alone.retriever())
+  bare = found(dprjax.Retriever.load(backbone))
+  assert found(fused.retriever(hybrid=None)) == prompt != found(fused.retriever())
+  assert found(frozen.retriever(force=True)) == prompt != bare
+  assert found(frozen.retriever(hybrid=None)) == bare
+  assert found(frozen.retriever()) not in (bare, prompt)
 
 
 @pytest.mark.parametrize(

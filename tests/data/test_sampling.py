@@ -63,7 +63,7 @@ def test_rows_that_fill_no_batch_of_their_kind_join_the_next():
   order = np.array([4, 9, 2, 7, 0, 5, 8, 1, 3, 6], np.int32)
   kind = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2])
   found = sampling.fill(order, kind, [3, 3, 2])
-  # Of kind 0 come 4, 2, 0, 1, 3: two go on; 7, 5, 6 are of kind 1, 9, 8 of kind 2.
+  # Kind 0 has 4, 2, 0, 1, 3, and two of them move to kind 1; kind 1 has 7, 5, 6; kind 2 has 9, 8.
   assert [rows.tolist() for rows in found] == [[4, 2, 0], [1, 3, 7], [5, 6], [9, 8]]
   apart = sampling.fill(order, kind, [2, 3, 2], group=np.array([0, 0, 0, 1, 1, 2, 3, 4, 5, 6]))
   assert [rows.tolist() for rows in apart[:2]] == [[4, 2], [0, 3]]
