@@ -140,7 +140,8 @@ def evaluate(
     ``measures.Metrics`` and the settings.
 
   Raises:
-    InputError: bad files, or a problem that ``args.strict`` forbids."""
+    InputError: bad files, or a problem that ``args.strict`` forbids.
+  """
   # Small files first, so that their mistakes show before a large run is read.
   measures.parse_measures(args.measure)
   if not qrels and not answer_file:

@@ -340,7 +340,8 @@ class Encoder:
     They can with the same prompt, or if both encode passages with the bare backbone.
 
     Raises:
-      InputError: they cannot be compared."""
+      InputError: they cannot be compared.
+    """
 
     def space(name: str) -> tuple[Any, ...]:
       prompt, spec = self.bank[name]

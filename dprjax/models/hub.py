@@ -131,7 +131,8 @@ def read_shape(folder: PathLike) -> EncoderConfig:
   """The shape of an encoder, from a folder with config.json.
 
   Raises:
-    InputError: it is missing, or its type is not supported."""
+    InputError: it is missing, or its type is not supported.
+  """
   root = epath.Path(folder)
   files.refuse_special(root)
   path = sentence.transformer_folder(root) / 'config.json'

@@ -67,7 +67,8 @@ def make_optimizer(
     steps: the length of the schedule, in updates.
 
   Raises:
-    InputError: no rule covers a trainable name."""
+    InputError: no rule covers a trainable name.
+  """
   decay, factor = match_rules(config, trainable)
   parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
   parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
