@@ -137,9 +137,17 @@ def atomic_path(path: PathLike) -> Iterator[epath.Path]:
     InputError: no space is left, or a quota is used up.
   """
   final = resolved(path)
+  if final.parent.exists():
+    recover(final)
+  with _aside(path, final) as aside:
+    yield aside
+
+
+@contextlib.contextmanager
+def _aside(path: PathLike, final: epath.Path) -> Iterator[epath.Path]:
+  """`atomic_path` without `recover`, which lists the whole folder and which files do not need."""
   made = missing_parents(final)
   final.parent.mkdir(parents=True, exist_ok=True)
-  recover(final)
   aside = _beside(final, 'tmp')
   try:
     with no_room(path):
@@ -275,7 +283,7 @@ def atomic_write(path: PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
     with no_room(path), open(place, mode, encoding=encoding) as device:
       device.write(buffer.getvalue())  # type: ignore[attr-defined]
     return
-  with atomic_path(path) as aside, aside.open(mode, encoding=encoding) as file:
+  with _aside(path, resolved(path)) as aside, aside.open(mode, encoding=encoding) as file:
     yield file
 
 
