@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from dprjax.analysis import statistics
 from dprjax.formats import mediawiki
 from dprjax.formats.qrels import read_qrels, write_qrels
 from lab import measures, sts
@@ -20,7 +21,7 @@ from tests import devices
 from tests.refusals import refused
 
 ROOT = pathlib.Path(__file__).parent.parent
-DOCUMENTS, LAST = 12, 3
+DOCUMENTS = 12
 
 
 class Documents(NamedTuple):
@@ -30,10 +31,16 @@ class Documents(NamedTuple):
   categories: list
 
 
+@pytest.fixture
+def tables(monkeypatch):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import topic_dpr_tables
+
+  return topic_dpr_tables
+
+
 class Topics:
   """Two topics, by the number of the document."""
-
-  names = (['one'], ['two'])
 
   def __len__(self):
     return 2
@@ -42,83 +49,60 @@ class Topics:
     return np.array([int(text) % 2 for text in texts])
 
 
-@pytest.fixture
-def tables(monkeypatch):
-  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
-  import topic_dpr_tables
-
-  monkeypatch.setattr(topic_dpr_tables, 'DRAWS', 30)
-  return topic_dpr_tables
-
-
-@pytest.fixture
-def out(tmp_path):
-  """Two seeds of DPTDR and of Topic-DPR, whose titles lie nearer to their abstracts."""
+def test_scores_of_each_document(tables):
   rng = np.random.default_rng(0)
-  (tmp_path / 'vectors').mkdir()
-
-  def save(name, step, **arrays):
-    arrays = {key: x / np.linalg.norm(x, axis=-1, keepdims=True) for key, x in arrays.items()}
-    arrays = {key: x.astype(np.float32) for key, x in arrays.items()}
-    np.savez(tmp_path / 'vectors' / f'{name}-test-{step}.npz', **arrays)
-
-  passages = rng.normal(size=(DOCUMENTS, 8))
-  noise = rng.normal(size=(DOCUMENTS, 8))
-  save('minilm-0', 0, passages=passages, plain=passages + 3 * noise)
-  for seed in (0, 1):
-    for step in (1, 2, 3):
-      near = noise / step
-      save(f'dptdr-{seed}', step, passages=passages, plain=passages + 2 * near)
-      ways = {'oracle': passages + 0.1 * near, 'infer': passages + near}
-      if step == LAST:
-        ways['all'] = np.stack([passages + near, passages + 0.5 * near])
-      save(f'topic-{seed}', step, passages=passages, **ways)
-  return tmp_path
-
-
-@pytest.fixture
-def documents():
+  p, q = (rng.normal(size=(DOCUMENTS, 8)).astype(np.float32) for _ in range(2))
+  p, q = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (p, p + q))
   numbers = [str(i) for i in range(DOCUMENTS)]
   # Four of each of three categories; one has a category of its own.
   categories = [(f'c{i % 3}',) for i in range(DOCUMENTS - 1)] + [('own',)]
-  return Documents(numbers, numbers, numbers, categories)
-
-
-def test_values_and_draws(tables, out, documents):
-  results = tables.Results(out, documents, Topics(), LAST)
-  vectors = np.load(out / 'vectors' / 'topic-1-test-3.npz')
-  p, q = vectors['passages'].astype(np.float64), vectors['infer'].astype(np.float64)
-  counts = results.counts(DOCUMENTS)
-  drawn = np.repeat(np.arange(DOCUMENTS), counts[5].astype(int))
-  assert len(drawn) == DOCUMENTS
-
-  def uniformity(rows):
-    pairs = [(i, j) for i in rows for j in rows if i != j]
-    return np.log(np.mean([np.exp(-2 * np.sum((p[i] - p[j]) ** 2)) for i, j in pairs]))
-
-  value, draws = results.stat('topic', 1, 'infer', 'Uniform(p)')
-  assert np.isclose(value, uniformity(range(DOCUMENTS))) and len(draws) == 30
-  assert np.isclose(draws[5], uniformity(drawn), rtol=1e-4)
-
-  unrelated = [
-    [j for j in range(DOCUMENTS) if not set(documents.categories[i]) & set(documents.categories[j])]
-    for i in range(DOCUMENTS)
-  ]
-  value, draws = results.stat('topic', 1, 'infer', 'Sim(q, p-)')
-  cosines = [[q[i] @ p[j] for j in unrelated[i]] for i in range(DOCUMENTS)]
-  assert np.isclose(value, np.mean(np.concatenate(cosines)))
-  assert np.isclose(draws[5], np.mean(np.concatenate([cosines[i] for i in drawn])), rtol=1e-4)
-
+  documents = Documents(numbers, numbers, numbers, categories)
+  dealt = np.arange(DOCUMENTS) // 6
+  scores = tables.scores({'passages': p, 'oracle': q, 'dealt': dealt}, documents, Topics())
   # The one that has no other with its category is left out with its own abstract.
-  scores = tables.scores(out, 'topic-1-test-3', documents, 101)
-  assert len(scores['infer/counted/nAP@10']) == DOCUMENTS
-  assert len(scores['infer/left out/nAP@10']) == DOCUMENTS - 1
-  first = np.argsort(-q @ p.T, axis=1)[:, 0] == np.arange(DOCUMENTS)
-  related = [j for j in np.argsort(-q[0] @ p.T)[:10] if j not in unrelated[0]]
-  assert scores['infer/counted/Success@1'][first].all() and related
-  value, _ = results.stat('topic', 1, 'infer', 'near topic')
-  nearest = measures.nearest(p, 10)
-  assert np.isclose(value, np.mean(nearest % 2 == np.arange(DOCUMENTS)[:, None] % 2))
+  assert len(scores['oracle nAP@10']) == len(scores['oracle Align']) == DOCUMENTS
+  assert len(scores['oracle nAP@10 of others']) == DOCUMENTS - 1
+  first = np.argmax(q @ p.T, axis=1) == np.arange(DOCUMENTS)
+  assert (scores['oracle RR@100'][first] == 1).all()
+  assert np.allclose(scores['oracle Align'], ((q - p) ** 2).sum(1))
+  others = [[j for j in range(DOCUMENTS) if categories[i] != categories[j]] for i in range(3)]
+  assert np.allclose(scores['oracle Sim(q, p-)'][:3], [(q @ p.T)[i, j].mean() for i, j in
+                                                       enumerate(others)])  # fmt: skip
+  near = measures.nearest(p, tables.NEAREST)
+  own = np.arange(DOCUMENTS)[:, None]
+  assert np.allclose(scores['near topic'], (near % 2 == own % 2).mean(1))
+  assert np.allclose(scores['near dealt'], (near // 6 == own // 6).mean(1))
+
+
+def test_scores_of_uniformity_have_its_value_and_its_variance(tables):
+  rng = np.random.default_rng(0)
+
+  def draw():
+    x = rng.normal([1, 0, 0, 0], size=(200, 4))
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+  drawn = [draw() for _ in range(200)]
+  each = [tables.uniformity(x) for x in drawn]
+  assert np.isclose(each[0].mean(), statistics.uniformity(drawn[0]))
+  deviation = np.std([scores.mean() for scores in each])
+  assert np.isclose(deviation, each[0].std() / 200**0.5, rtol=0.15)
+
+
+def test_a_lower_uniformity_is_above_and_what_is_not_trained_is_the_same_for_all_seeds(tables):
+  def line(run, seed, **scores):
+    return {'run': run, 'seed': seed, 'scores': scores}
+
+  lines = [line('minilm', 0, **{'near topic': [0.5, 0.5], 'plain Uniform(q)': [-3.0, -3.0]})]
+  lines += [
+    line('topic', seed, **{'near topic': [0.7, 0.7], 'oracle Uniform(q)': [-3.2, -3.2]})
+    for seed in (0, 1)
+  ]
+  results = tables.Results(lines)
+  for measure in ('near topic', 'Uniform(q)'):
+    row = tables.Row('', '', '', measure, 'topic', 'minilm')
+    (mean, low, _, said), seeds = results.compare(row)
+    assert said == 'held' and np.isclose([mean, low], 0.2).all() and seeds == 2
+    assert results.compare(row._replace(theirs='dptdr')) is None
 
 
 @pytest.mark.parametrize(
@@ -158,32 +142,6 @@ def test_the_page_of_results_has_the_verdicts_of_the_ledgers(monkeypatch):
   page = (ROOT / 'docs' / 'results.md').read_text()
   begin, end = '<!-- experiments/verdicts.py: from here -->', '<!-- to here -->'
   assert page.partition(begin)[2].partition(end)[0].strip() == verdicts.table().strip()
-
-
-def test_compared_where_both_have_the_same(tables, out, documents):
-  x, y = np.array([0.1, 0.3, 0.5]), np.array([0.0, -1.0, -3.0])
-  assert np.isclose(tables.first_at(0.4, x, y), -2) and tables.first_at(0.05, x, y) == 0
-  assert tables.first_at(0.5, x, y) == -3
-  results = tables.Results(out, documents, Topics(), LAST)
-  mean, low, high, _ = results.compare_at_equal('topic', 'infer', 'topic', 'Uniform(q)', -1)
-  assert (mean, low, high) == (0, 0, 0)
-  assert results.compare_at_equal('topic', 'infer', 'one', 'Uniform(q)', -1) is None
-
-
-@pytest.mark.slow
-def test_tables_of_what_there_is(tables, out, documents, tmp_path):
-  docs = tmp_path / 'docs'
-  page = docs / 'experiments' / 'topic-dpr.md'
-  page.parent.mkdir(parents=True)
-  begin, end = '<!-- experiments/topic_dpr.py: from here -->', '<!-- to here -->'
-  page.write_text(f'before\n{begin}\nold\n{end}\nafter\n')
-  tables.write(out, documents, Topics(), LAST, docs, maps=False)
-  made = page.read_text()
-  assert made.startswith('before\n') and made.endswith('after\n') and 'old' not in made
-  assert (page.parent / 'topic-dpr-bars.png').exists()
-  assert '| Topic-DPR, frozen, `all` | 2 |' in made and 'tuned' not in made
-  row = next(line for line in made.splitlines() if '`oracle`, against DPTDR' in line)
-  assert row.count('[') == 2 and row.count('**') == 4
 
 
 def test_a_ledger_is_taken_up_where_settings_are_the_same(monkeypatch, tmp_path, capsys):
