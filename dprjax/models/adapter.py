@@ -13,6 +13,7 @@ module, so its gradient does not need gradients of weights.
 import dataclasses
 import functools
 import pathlib
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -380,7 +381,8 @@ class Kind(NamedTuple):
 SUBTREE = 'prompt'
 
 
-def sizes(config: Any) -> dict[str, int]:
+@functools.lru_cache(16)
+def sizes(config: Any) -> Mapping[str, int]:
   """The sizes of axes that depend on the backbone, by letter or name.
 
   ``attention/query/in`` and ``attention/query/out`` are the sizes of a projection.
@@ -396,7 +398,7 @@ def sizes(config: Any) -> dict[str, int]:
   for tensor, names in projections(config):
     for name in names:
       found |= {f'{name}/in': tensor.shape[1], f'{name}/out': tensor.shape[0] // len(names)}
-  return found
+  return types.MappingProxyType(found)
 
 
 def projections(config: Any) -> list[tuple[Any, list[str]]]:

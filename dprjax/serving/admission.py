@@ -2,7 +2,8 @@
 
 A request enters if it will not wait too long. The wait is predicted from the waiting tokens, the
 token rate of the device, and the share of the tenant. If it is too long, the answer says when to
-retry. The limits of keys are also counted here.
+retry: refused requests are sent back one behind the other, so that they do not return together.
+The limits of keys are also counted here.
 
 Limits count only in this process: each of n servers behind a balancer allows them.
 """
@@ -125,6 +126,7 @@ class Admission:
     self.waiting: defaultdict[Tenant, float] = defaultdict(float)
     self._active: Counter[Tenant] = Counter()
     self._minutes: defaultdict[tuple[str, str], _Minute] = defaultdict(_Minute)
+    self._room: dict[Tenant, float] = {}  # when those that were sent back are done
     self._held = 0
 
   def enter(
@@ -168,7 +170,8 @@ class Admission:
         own = tokens * price / self._rate()
         late = max(ahead - self._wait, ahead + own - self._seconds)
         if late > 0:
-          raise Busy(max(1.0, min(late, ahead)), f'the wait would be {ahead:.0f} s')
+          later = self._send_back(tenant, min(late, ahead), own * self._parts(tenant), now)
+          raise Busy(later, f'the wait would be {ahead:.0f} s')
       for what, cost in costs.items():
         if (most := getattr(limits, what)) is not None:
           self._minutes[tenant.name, what].take(most, cost, now)
@@ -210,10 +213,28 @@ class Admission:
     if not rate:
       return 0.0
     own = self.waiting.get(tenant, 0.0)
-    weights = tenant.weight + sum(
+    return min(own * self._parts(tenant), sum(self.waiting.values())) / rate
+
+  def _parts(self, tenant: Tenant) -> float:
+    """The server divided by the share of a tenant."""
+    others = (
       other.weight for other, tokens in self.waiting.items() if tokens > 0 and other != tenant
     )
-    return min(own * weights / tenant.weight, sum(self.waiting.values())) / rate
+    return (tenant.weight + sum(others)) / tenant.weight
+
+  def _send_back(self, tenant: Tenant, late: float, own: float, now: float) -> float:
+    """Seconds until a refused request finds room, behind the ones that were refused before it.
+
+    Args:
+      tenant: of the request.
+      late: seconds until there is room for one.
+      own: seconds of its work, at the share of the tenant.
+      now: the time.
+    """
+    room = max(self._room.get(tenant, 0.0), now + late)
+    most = now + max(late, self._seconds)
+    self._room[tenant] = min(room + own, most)
+    return max(1.0, min(room, most) - now)
 
   def _count(self, tenant: Tenant, limits: TenantLimits, tokens: float) -> None:
     with self._lock:
@@ -233,3 +254,4 @@ class Admission:
       if not self._active[permit.tenant]:
         del self._active[permit.tenant]
         self.waiting.pop(permit.tenant, None)
+        self._room.pop(permit.tenant, None)

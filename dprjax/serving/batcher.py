@@ -205,6 +205,7 @@ class Batcher:
     self.rate = 0.0
     self._seconds: dict[str, float] = {}  # a token of each kind of slices, a moving mean
     self._idle_from = 0.0  # when the last batch was done
+    self._went_on = False  # whether texts waited then
     self._was_small = False  # whether the last batch was one of `_small`
     self._gone = False  # whether queued requests may have ended
     self._stopped = False
@@ -491,7 +492,7 @@ class Batcher:
     self._metrics.stage_seconds.labels('slice').observe(seconds)
     before = self._seconds.get(sliced.kind, seconds / max(cost, 1.0))
     self._seconds[sliced.kind] = _KEPT * before + (1 - _KEPT) * seconds / max(cost, 1.0)
-    self._idle_from = time.monotonic()
+    self._end_turn(time.monotonic())
     sliced.spent(cost * self.price(sliced.kind))
     if job.future.done():
       return
@@ -532,8 +533,9 @@ class Batcher:
     tokens = collections.Counter[_Job]()
     for row in flight.rows:
       tokens[row.job] += len(row.text.ids)
-    rate = tokens.total() / max(now - max(flight.sent, self._idle_from), 1e-6)
-    self._idle_from = now
+    began = self._idle_from if self._went_on else max(flight.sent, self._idle_from)
+    rate = tokens.total() / max(now - began, 1e-6)
+    self._end_turn(now)
     if not self.rate or rate > self.rate or self._queued:  # how fast it is when it is busy
       self.rate = _KEPT * (self.rate or rate) + (1 - _KEPT) * rate
     for row, vector in zip(flight.rows, vectors, strict=False):
@@ -544,6 +546,10 @@ class Batcher:
       if job.left == 0:
         bad = np.flatnonzero(~np.isfinite(job.vectors).all(axis=1))
         settle(job.future, NotFinite(int(bad[0])) if bad.size else None, job.vectors)
+
+  def _end_turn(self, now: float) -> None:
+    """The next batch begins now, if texts wait."""
+    self._idle_from, self._went_on = now, self._queued > 0
 
   def _fail(self, rows: Sequence[_Row], error: Exception) -> None:
     logger.error('a batch failed: %s: %s', type(error).__name__, str(error).partition('\n')[0])

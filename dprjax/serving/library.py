@@ -409,15 +409,13 @@ class Library:
 
   def _signature(self, name: str) -> _Signature:
     try:
-      found = os.stat(self._path(name))
+      return _signature_of(self._path(name))
     except (FileNotFoundError, NotADirectoryError):
       self._check_folder()
       with self._lock:
         self._forget(name)
         self._about.pop(name, None)
       raise UnknownPrompt(name) from None
-    # Tools that copy the time of a file cannot copy that of its change.
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
   def _why_not(self, entry: os.DirEntry[str]) -> str:
     """Why a file that looks like a prompt is not served, or ''."""
@@ -462,9 +460,10 @@ class Library:
     """Reads a prompt; errors name the prompt, not the folder."""
     try:
       while True:
+        signature = _signature_of(path)
         sha256 = sha256_file(path)
         prompt = artifact.load_prompt_for(path, self._tokenizer.sha256, self._backbone)
-        if sha256_file(path) == sha256:  # another server may replace it meanwhile
+        if _signature_of(path) == signature:  # another server may replace it meanwhile
           break
       return self._version(name, dataclasses.replace(prompt, path=f'prompt {name}'), sha256)
     except InputError as error:
@@ -487,7 +486,9 @@ class Library:
         f'prompt {name}: its meta has {size:,} bytes; a server takes {_META_BYTES:,} at most'
       )
     spec = of_meta(prompt.meta, self._backbone.spec)
-    model, lengths, choices = None, {}, {}
+    model = None
+    lengths: dict[str, int] = {}
+    choices: dict[str, list[AdapterChoice]] = {}
     for side in SIDES:
       check_length(name, BankEntry(prompt, spec), side, self._backbone)
       self._check_room(f'prompt {name}', spec, side)
@@ -497,6 +498,9 @@ class Library:
           f'prompt {name}: {side}_max_length {longest} exceeds the {self._most_tokens} tokens of '
           'this server; start it with longer --lengths'
         )
+      if prompt.tied and choices:
+        lengths[side], choices[side] = lengths[SIDES[0]], choices[SIDES[0]]
+        continue
       own = prompt.adapters(side)
       lengths[side] = 0 if own[0] is None else own[0].size()
       if own[0] is not None:
@@ -508,8 +512,6 @@ class Library:
         )
         for number, adapter in enumerate(own)
       ]
-    if prompt.tied:
-      choices['passage'] = choices['query']
     if prompt.kind.topics:
       model = topic_models.Topics.from_arrays(prompt.arrays, prompt.path)
       if len(model) != len(choices['query']):
@@ -571,6 +573,12 @@ class Library:
       with contextlib.suppress(OSError):
         if _LEFT.fullmatch(path.name) and path.stat().st_mtime < time.time() - _LEFT_S:
           path.unlink()
+
+
+def _signature_of(path: pathlib.Path) -> _Signature:
+  # Tools that copy the time of a file cannot copy that of its change.
+  found = os.stat(path)
+  return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _bad_name(name: str) -> str:

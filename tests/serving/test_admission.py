@@ -56,12 +56,29 @@ def test_a_request_enters_by_the_wait_that_is_predicted(clock):
 
 
 def test_one_that_could_not_be_done_in_time_is_told_at_once(clock):
-  door = admission(clock)
-  with door.enter(ONE, UNLIMITED, tokens=500):
-    assert busy(door, ONE, UNLIMITED, tokens=5600) == 1.0
-    assert busy(door, ONE, UNLIMITED, tokens=5000, price=2.0) == 5.0
-    assert busy(door, ONE, UNLIMITED, tokens=5000) is None
+  for options, later in (
+    ({'tokens': 5600}, 1.0),
+    ({'tokens': 5000, 'price': 2.0}, 5.0),
+    ({'tokens': 5000}, None),
+  ):
+    door = admission(clock)
+    with door.enter(ONE, UNLIMITED, tokens=500):
+      assert busy(door, ONE, UNLIMITED, **options) == later
   assert busy(admission(clock, rate=0.0), ONE, UNLIMITED, tokens=10**9) is None  # not known yet
+
+
+def test_refused_requests_do_not_return_together(clock):
+  door = admission(clock)
+  with door.enter(ONE, UNLIMITED, tokens=1100) as first, door.enter(TWO, UNLIMITED, tokens=1100):
+    # Each of them takes 4 seconds at half of the device.
+    assert [busy(door, ONE, UNLIMITED, tokens=200) for _ in range(3)] == [12.0, 16.0, 20.0]
+    assert busy(door, TWO, UNLIMITED, tokens=200) == 12.0
+    assert busy(door, ONE, UNLIMITED, tokens=6000) == 24.0
+    assert busy(door, ONE, UNLIMITED, tokens=1) == 60.0  # not later than the time of a request
+    first.spend(700)
+    assert busy(door, ONE, UNLIMITED, tokens=200) is None
+  with door.enter(ONE, UNLIMITED, tokens=1100):  # the work was done, nothing is left of them
+    assert busy(door, ONE, UNLIMITED, tokens=200) == 1.0
 
 
 def test_limits_of_a_key(clock):

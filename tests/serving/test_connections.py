@@ -66,7 +66,9 @@ def served(monkeypatch):
       opened.sendall(content)
       return opened
 
-    yield types.SimpleNamespace(app=app, connect=connect, address=f'http://127.0.0.1:{port}')
+    yield types.SimpleNamespace(
+      app=app, server=server, connect=connect, address=f'http://127.0.0.1:{port}'
+    )
   server.should_exit = True
   thread.join()
 
@@ -114,6 +116,19 @@ def test_a_client_that_does_not_read_is_cut_off(served):
   assert len(ends(slow)) < 512 * len(PART)
   quick = httpx.get(f'{served.address}/long')
   assert len(quick.content) == 512 * len(PART) + 1
+
+
+def test_connections_that_arrive_with_the_end_are_answered(served):
+  connections = []
+
+  async def end(counter):
+    connections.extend(served.connect(HEAD + b'\r\n') for _ in range(9))
+    return True
+
+  served.server.on_tick = end  # the loop takes no connection before its last tick returns
+  while len(connections) < 9:
+    time.sleep(0.01)
+  assert [ends(one)[:12] for one in connections] == [b'HTTP/1.1 200'] * 9
 
 
 def test_as_many_connections_as_descriptors():
