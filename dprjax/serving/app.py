@@ -35,7 +35,7 @@ from dprjax.serving.engine import Engine, Tokens
 from dprjax.serving.hosts import Hosts
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import ANYONE, Grant
-from dprjax.serving.library import NAME, About, Condition, UnknownPrompt
+from dprjax.serving.library import NAME, About, Condition, UnknownPrompt, Version
 from dprjax.serving.messages import (
   EmbeddingRequest,
   EmbeddingResponse,
@@ -173,12 +173,12 @@ class App:
     """The ASGI application. While it drains, every answer ends its connection."""
     id = tracing.request_id(scope)
     scope.setdefault('state', {})['id'] = id
-    own = [(b'x-request-id', id.encode())]
-    if self._draining:
-      own.append((b'connection', b'close'))
 
     async def tell(message: Any) -> None:
       if message['type'] == 'http.response.start':
+        own = [(b'x-request-id', id.encode())]
+        if self._draining:
+          own.append((b'connection', b'close'))
         message['headers'] = [*message.get('headers', ()), *own]
       await send(message)
 
@@ -604,7 +604,15 @@ class App:
   async def on_files(self, work: Callable[[], _T]) -> _T:
     return await asyncio.get_running_loop().run_in_executor(self._files, work)
 
-  def _card(self, name: str, about: About) -> PromptCard:
+  def _searches(self, grant: Grant, prompt: Version | About) -> list[str]:
+    """The indexes that a key sees and queries with this prompt can search."""
+    return [
+      name
+      for name, index in self._indexes.items()
+      if grant.may_use('indexes', name) and index.takes(prompt, self.engine)
+    ]
+
+  def _card(self, grant: Grant, name: str, about: About) -> PromptCard:
     spec, index = about.spec, about.meta.get('index')
     return PromptCard(
       name=name,
@@ -619,6 +627,7 @@ class App:
       bytes=about.nbytes,
       modified=about.modified,
       index=index if isinstance(index, str) else None,
+      searches=[] if about.refused else self._searches(grant, about),
       task=_shown(about.meta.get('task')),
       metrics=_shown(about.meta.get('metrics')),
       refused=about.refused,
@@ -653,17 +662,21 @@ class App:
   async def _prompts(self, request: Request) -> Response:
     engine = self.engine
     found = await self.on_files(engine.library.listing)
-    may_use = request.state.grant.may_use
+    grant = request.state.grant
+    may_use = grant.may_use
     return json_answer(
       PromptList(
         backbone=engine.library.name,
         backbone_sha256=engine.backbone.sha256,
         tokenizer_sha256=engine.tokenizer.sha256,
         backbone_bytes=engine.backbone_bytes,
-        prompts=[self._card(name, about) for name, about in found if may_use('prompts', name)],
+        prompts=[
+          self._card(grant, name, about) for name, about in found if may_use('prompts', name)
+        ],
         indexes={
           name: len(index) for name, index in self._indexes.items() if may_use('indexes', name)
         },
+        searches=self._searches(grant, engine.library.bare),
         rerankers=[name for name in self._rerankers if may_use('rerankers', name)],
       )
     )
@@ -679,7 +692,7 @@ class App:
       self.hold(request, about.nbytes)
       content = await self.on_files(lambda: library.content(name))
       return Response(content, headers=headers, media_type=_OCTETS)
-    return json_answer(self._card(name, about), headers=headers)
+    return json_answer(self._card(request.state.grant, name, about), headers=headers)
 
   @serves(
     'PUT',
@@ -704,7 +717,8 @@ class App:
     self._audit(request, 'added' if before is None else 'replaced', name, before, version.sha256)
     about = await self.on_files(lambda: library.about(name))
     headers = {'etag': f'"{about.sha256}"'}
-    return json_answer(self._card(name, about), 201 if before is None else 200, headers)
+    card = self._card(request.state.grant, name, about)
+    return json_answer(card, 201 if before is None else 200, headers)
 
   @serves('DELETE', _PROMPT, 'Remove a prompt', statuses=(204,), role=keys.WRITE)
   async def _delete(self, request: Request) -> Response:

@@ -14,7 +14,7 @@ from dprjax.models.template import Packed
 from dprjax.retrieval import best, codes, embeddings, exact, hybrid, manifest
 from dprjax.serving import turns
 from dprjax.serving.engine import Engine
-from dprjax.serving.library import Version
+from dprjax.serving.library import About, Version
 from dprjax.serving.messages import Hit
 
 # Queries searched at a time: few shapes, compiled beforehand.
@@ -77,23 +77,32 @@ class ServedIndex:
     A query-only prompt searches passages of the bare backbone. A prompt with this index in its meta
     may differ from the prompt of the passages, but not in other settings.
     """
-    query_only = version.meta.get('sides') == 'query'
-    space = self.meta.space()
+    manifest.check_same_space(
+      f'index {self.name}', self.meta.space(), f'prompt {version.name}', self._own(version, engine)
+    )
+
+  def takes(self, prompt: Version | About, engine: Engine) -> bool:
+    """Whether ``check`` of this prompt raises nothing."""
+    return self.meta.space() == self._own(prompt, engine)
+
+  def _own(self, prompt: Version | About, engine: Engine) -> dict[str, Any]:
+    """The space of queries with this prompt, as far as passages must share it."""
+    query_only = prompt.meta.get('sides') == 'query'
     own: dict[str, Any] = {
       # Queries are cut to the index dimension.
       'dimension': min(engine.backbone.config.vector_size, self.meta.dimension),
       'backbone_sha256': engine.backbone.sha256,
       'config_sha256': engine.config_sha256,
       'tokenizer_sha256': engine.tokenizer.sha256,
-      'prompt_sha256': None if query_only else version.sha256 or None,
-      'shift_positions': version.shift_positions and not query_only,
-      'pooling': version.spec.pooling,
-      'normalize': version.spec.normalize,
+      'prompt_sha256': None if query_only else prompt.sha256 or None,
+      'shift_positions': bool(prompt.meta.get('shift_positions')) and not query_only,
+      'pooling': prompt.spec.pooling,
+      'normalize': prompt.spec.normalize,
     }
-    if version.meta.get('index') == self.name:
+    if prompt.meta.get('index') == self.name:
       for field in ('prompt_sha256', 'shift_positions'):
-        own[field] = space[field]
-    manifest.check_same_space(f'index {self.name}', space, f'prompt {version.name}', own)
+        own[field] = getattr(self.meta, field)
+    return own
 
   def search(
     self, queries: Float[np.ndarray, 'n H'], texts: Sequence[str], k: int

@@ -130,7 +130,11 @@ class ModelList(Struct, kw_only=True):
 
 
 class PromptCard(Struct):
-  """A prompt. ``refused``: why it is not served; most other fields are then empty."""
+  """A prompt.
+
+  ``searches``: indexes that its queries can search. ``refused``: why it is not served; most other
+  fields are then empty.
+  """
 
   name: str
   sha256: str
@@ -144,18 +148,22 @@ class PromptCard(Struct):
   bytes: int
   modified: float
   index: str | None
+  searches: list[str]
   task: Any
   metrics: Any
   refused: str
 
 
 class PromptList(Struct):
+  """The prompts. ``searches``: indexes that the backbone without a prompt can search."""
+
   backbone: str
   backbone_sha256: str
   tokenizer_sha256: str
   backbone_bytes: int
   prompts: list[PromptCard]
   indexes: dict[str, int]
+  searches: list[str]
   rerankers: list[str]
 
 

@@ -1,6 +1,7 @@
 """The HTTP interface, asked over a socket by the clients that people use."""
 
 import base64
+import concurrent.futures
 import contextlib
 import functools
 import hashlib
@@ -602,7 +603,13 @@ def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
     both = client.post('/v1/embeddings', json=body | {'input': ['a', 'b']})
     assert both.status_code == 200
     assert 'dprjax_dropped_texts_total 2.0' in client.get('/metrics').text
-    app.drain()
+    # One that began before the end is answered, and told to close its connection.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+      begun = pool.submit(client.post, '/v1/embeddings', json=body)
+      wait_for(client, 'dprjax_queued_texts 1.0')
+      app.drain()
+      assert client.post('/v1/embeddings', json=body).status_code == 200
+    assert begun.result().status_code == 200 and begun.result().headers['connection'] == 'close'
     assert client.get('/readyz').status_code == 503
   app.close()
 
@@ -775,7 +782,7 @@ def browser():
 
 
 @pytest.mark.slow
-def test_the_page_in_a_browser(client, small, tmp_path):
+def test_the_page_in_a_browser(client, engine, alone, small, tmp_path):
   content = small.write(tmp_path, '<b>', 2, task='<img src=x>').read_bytes()
   assert client.put('/v1/prompts/late', content=content).status_code == 201
   with browser() as call:
@@ -788,22 +795,33 @@ def test_the_page_in_a_browser(client, small, tmp_path):
         time.sleep(0.05)
       raise AssertionError(run(script='return document.body.innerText'))
 
+    def submit(**values):
+      for id, value in values.items():
+        run(
+          script=f'const one = document.querySelector("#{id}"); one.value = "{value}";'
+          'one.dispatchEvent(new Event("change"))'
+        )
+      run(script='document.querySelector("#ask").requestSubmit()')
+
+    options = "[...document.querySelectorAll('#%s option')].map(one => one.value)"
+    columns = "[...document.querySelectorAll('#results section')].map(one => one.innerText)"
     call('POST', '/url', url=f'{client.base_url}/')
-    options = "[...document.querySelectorAll('#first option')].map(one => one.value)"
-    assert until(f'{options}.length && {options}') == ['asks', 'chat', 'late', 'qa', 'model']
+    # The prompts that can search the index are offered; the others are listed.
+    first = options % 'first'
+    assert until(f'{first}.length && {first}') == ['asks', 'qa']
     assert '<img src=x>' in run(script="return document.querySelector('#prompts').innerText")
-    assert run(script="return document.querySelector('#locked').offsetHeight") == 0  # no keys here
-    # By keyboard alone: two prompts, a query, Enter.
-    choose = "document.querySelector('#%s').value = '%s'"
-    run(script=f'{choose % ("first", "qa")}; {choose % ("second", "asks")}; document.body.focus()')
+    assert run(script="return document.querySelector('#unlock').offsetHeight") == 0  # no keys here
+    # By keyboard alone: a query, Enter.
     run(script='document.activeElement.blur()')
     keys = [{'type': what, 'value': key} for key in '/json\ue007' for what in ('keyDown', 'keyUp')]
     call('POST', '/actions', actions=[{'type': 'key', 'id': 'k', 'actions': keys}])
+    assert len(until(f'{columns}.length === 1 && {columns}')) == 1
+    # Two prompts side by side.
+    submit(first='qa')
+    assert run(script=f'return {options % "second"}') == ['', 'asks']
+    submit(second='asks')
     until("document.querySelectorAll('#results li').length === 6")
-    shown = run(
-      script="return [...document.querySelectorAll('#results section')].map(s => s.innerText)"
-    )
-    for name, column in zip(('qa', 'asks'), shown, strict=True):
+    for name, column in zip(('qa', 'asks'), run(script=f'return {columns}'), strict=True):
       body = {'model': name, 'query': 'json', 'k': 3}
       hits = client.post('/v1/search', json=body).json()['results'][0]
       assert column.startswith(name) and ' ms' in column
@@ -812,18 +830,42 @@ def test_the_page_in_a_browser(client, small, tmp_path):
       assert all(PASSAGES[hit['id']] in column for hit in hits)
       assert all(f'{hit["score"]:.3f}' in column for hit in hits)
       assert 'same place' in column or '▲' in column
-    # A prompt that cannot search the index says so, in its own column.
-    run(script=f'{choose % ("second", "chat")}; document.querySelector("form").requestSubmit()')
-    until(
-      "document.querySelector('#results .problem')?.innerText.includes('do not belong together')"
+    marked = "[...document.querySelectorAll('mark')].map(one => one.innerText)"
+    assert {*run(script=f'return {marked}')} == {'json'}
+    assert '"model":"qa"' in run(script="return document.querySelector('#curl').textContent")
+    # A slow old answer does not replace a new one.
+    run(
+      script='const real = window.fetch; window.fetch = (path, options) =>'
+      "options.body?.includes('slow') ? new Promise(done => setTimeout(done, 300))"
+      '.then(() => real(path, {...options, signal: undefined})).finally(() => { window.late = 1; })'
+      ': real(path, options)'
     )
-    # Nothing is cut off on a phone, and nothing was refused or failed.
+    submit(query='slow')
+    submit(query='tree')
+    until('window.late')
+    time.sleep(0.2)
+    assert 'tree' in run(script="return document.querySelector('#curl').textContent")
+    # Back shows the searches before, and the address of one that cannot be answered says why.
+    for _ in range(2):
+      call('POST', '/back')
+    until("document.querySelector('#query').value === 'json'")
+    until("document.querySelector('#curl').textContent.includes('json')")
+    run(script="location.hash = 'query=json&first=chat'")
+    until("document.querySelector('#results .problem')?.innerText.includes('belong together')")
+    # Nothing is cut off on a phone.
     call('POST', '/window/rect', width=400, height=800)
     assert until('document.documentElement.scrollWidth <= window.innerWidth + 1')
-    logs = [
-      line for line in call('POST', '/se/log', type='browser') if '422' not in line['message']
-    ]
-    assert logs == []
+    # Without an index, two texts are compared.
+    with running(App(engine)) as address:
+      call('POST', '/url', url=address)
+      assert 'qa' in until(f'{first}.length && {first}')
+      submit(first='qa', query='json', against='tree')
+      found = until(f'{columns}.length === 1 && {columns}')
+      one, other = alone('qa', 'passage', 'json', 'tree')
+      assert f'similarity {one @ other:.3f}' in found[0]
+    # Nothing else was refused or failed.
+    logs = call('POST', '/se/log', type='browser')
+    assert [line for line in logs if '422' not in line['message']] == []
   assert client.delete('/v1/prompts/late').status_code == 204
 
 
