@@ -97,10 +97,9 @@ class Server:
     self.port = 0
     while not self.port or not self._ready():
       if self._process.poll() is not None:
-        raise RuntimeError(pathlib.Path(self._log.name).read_text())
-      said = pathlib.Path(self._log.name).read_text()
-      if 'listening on ' in said:
-        self.port = int(said.partition('listening on ')[2].split()[0].rpartition(':')[2])
+        raise RuntimeError(self.said())
+      if 'listening on ' in self.said():
+        self.port = int(self.said().partition('listening on ')[2].split()[0].rpartition(':')[2])
       time.sleep(0.2)
 
   def _ready(self) -> bool:
@@ -126,6 +125,10 @@ class Server:
     """Of the processor, which other work on the machine does not lengthen."""
     fields = pathlib.Path(f'/proc/{self._process.pid}/stat').read_text().rpartition(')')[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
+
+  def said(self) -> str:
+    """Its log."""
+    return pathlib.Path(self._log.name).read_text()
 
   @property
   def pid(self) -> int:
@@ -430,10 +433,11 @@ def measure_fairness(folder: pathlib.Path, texts: list[str], args: argparse.Name
 
   async def measure(name: str) -> None:
     async with ways[name]():
-      await asyncio.sleep(args.seconds / 2)
+      await asyncio.sleep(1)
       before = server.metrics(quiet)
+      await asyncio.sleep(args.seconds / 2)
+      after = server.metrics(quiet)  # batches of the others alone
       latencies[name] += await open_loop(asks, 8.0, 2 * args.seconds)
-      after = server.metrics(quiet)
     for i, what in enumerate(('sum', 'count')):
       line = f'dprjax_stage_seconds_{what}{{stage="device"}}'
       batches[name][i] += after[line] - before[line]
@@ -442,13 +446,12 @@ def measure_fairness(folder: pathlib.Path, texts: list[str], args: argparse.Name
   for _ in range(args.rounds):
     for name in ways:
       asyncio.run(measure(name))
-  cases: dict[str, Any] = {}
-  for name in ways:
-    seconds, number = batches[name]
-    cases[name] = percentiles(latencies[name]) | {'batch_ms': round(1e3 * seconds / number, 1)}
+  cases: dict[str, Any] = {name: percentiles(own) for name, own in latencies.items()}
+  for name in [*ways][1:]:
+    batch = 1e3 * batches[name][0] / batches[name][1]
     raised = cases[name]['p99_ms'] - cases['alone']['p99_ms']
-    cases[name]['p99_raised_by_batches'] = round(raised / cases[name]['batch_ms'], 2)
-    print(name, cases[name], flush=True)
+    cases[name] |= {'batch_ms': round(batch, 1), 'p99_raised_by_batches': round(raised / batch, 2)}
+  print(cases, flush=True)
   server.end()
   return cases
 

@@ -20,6 +20,7 @@ benchmarks/results/soak-DEVICE.json.
 import argparse
 import asyncio
 import base64
+import contextlib
 import io
 import json
 import pathlib
@@ -179,7 +180,7 @@ class Soak:
       opened = [one for one in opened[25:] if not one[0].done()]
       while len(opened) < 500:
         reader, writer = await asyncio.open_connection('127.0.0.1', port)
-        opened.append((asyncio.create_task(reader.read()), writer, [0]))
+        opened.append((asyncio.create_task(_read_all(reader)), writer, [0]))
         self.counts['idle connections'] += 1
       for _, writer, sent in opened[::2]:
         start = len(head) if sent[0] == 0 and rng.random() < 0.5 else 1
@@ -188,7 +189,7 @@ class Soak:
       await asyncio.sleep(1)
     for _, writer, _ in opened:
       writer.close()
-    await asyncio.gather(*(ended for ended, _, _ in opened), return_exceptions=True)
+    await asyncio.gather(*(ended for ended, _, _ in opened))
 
   async def upload_hostile(self, port: int, rng: random.Random, end: float) -> None:
     """Uploads files that are no prompts; none may be taken, and none may be a fault."""
@@ -289,6 +290,11 @@ class Soak:
     return bad
 
 
+async def _read_all(reader: asyncio.StreamReader) -> None:
+  with contextlib.suppress(ConnectionError):
+    await reader.read()
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   for name, default in (('seconds', 600), ('faults', 300), ('prompts', 1000), ('rate', 0)):
@@ -329,6 +335,7 @@ def main() -> None:
     memory = asyncio.run(soak.live(server, args.faults, everything))
     bad = asyncio.run(soak.check_all(server))
     left = [path.name for path in folder.glob('.*')]
+    soak.said += [line for line in server.said().splitlines() if 'a fault of' in line]
     cases['with faults'] = {'lost_or_wrong_at_the_end': bad, 'files_left': left, **memory}
     print('faults', cases['with faults'], soak.counts, flush=True)
     server.end()

@@ -8,7 +8,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import re
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -22,7 +21,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from dprjax.base.errors import InputError
 from dprjax.serving import answers, indexes, keys, messages, page, tracing
 from dprjax.serving.admission import Admission, Permit
 from dprjax.serving.answers import Failure, json_answer
@@ -35,14 +33,10 @@ from dprjax.serving.engine import Engine, Tokens
 from dprjax.serving.hosts import Hosts
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import ANYONE, Grant
-from dprjax.serving.library import NAME, About, Condition, UnknownPrompt, Version
+from dprjax.serving.library import UnknownPrompt
 from dprjax.serving.messages import (
   EmbeddingRequest,
   EmbeddingResponse,
-  ModelCard,
-  ModelList,
-  PromptCard,
-  PromptList,
   RerankRequest,
   RerankResponse,
   SearchRequest,
@@ -50,17 +44,15 @@ from dprjax.serving.messages import (
   Usage,
   serves,
 )
+from dprjax.serving.prompt_routes import PromptRoutes
 
 logger = logging.getLogger('dprjax')
 
 _T = TypeVar('_T')
 _Handler = Callable[[Request], Awaitable[Response]]
-_OCTETS, _PROMPT = 'application/octet-stream', '/v1/prompts/{name}'
 _LEFT = 499  # the status of nginx for a client that left
 _FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
 _USAGE_S = 600.0  # between lines of the log about the use of keys
-_SHOWN = 4096  # bytes of a field of the meta of a prompt in lists
-_TAG = re.compile(r'\s*(?:W/)?"([^"]*)"\s*')
 _EXPOSED = (
   'etag',
   'retry-after',
@@ -81,6 +73,7 @@ class App:
 
   Attributes:
     asgi: the ASGI application.
+    engine, indexes, rerankers, limits: what it serves, by name, and within which limits.
     ready: set once everything is compiled.
     failed: why compilation failed.
   """
@@ -128,14 +121,13 @@ class App:
       allowed.changed = self._keys_changed
     self._told_usage: dict[str, tuple[float, float]] = {}
     self._usage_at = time.monotonic() + _USAGE_S
-    self._indexes = {index.name: index for index in indexes}
-    self._rerankers = {reranker.name: reranker for reranker in rerankers}
-    self._started = int(time.time())
+    self.indexes = {index.name: index for index in indexes}
+    self.rerankers = {reranker.name: reranker for reranker in rerankers}
     self._files = concurrent.futures.ThreadPoolExecutor(2, 'files')
     self.ready, self.failed = threading.Event(), ''
     self._compiling: threading.Thread | None = None
     self._draining = False
-    parts: list[Any] = [self, Dialects(self)]
+    parts: list[Any] = [self, PromptRoutes(self), Dialects(self)]
     self._backfill: Backfill | None = None
     if backlog is not None:
       self._backfill = Backfill(backlog, engine, own, self._admission, self._grant_of)
@@ -195,8 +187,8 @@ class App:
     try:
       self.engine.ready.result()
       parts: list[ServedIndex | ServedReranker] = [
-        *self._indexes.values(),
-        *self._rerankers.values(),
+        *self.indexes.values(),
+        *self.rerankers.values(),
       ]
       for part in parts:
         if self._draining:
@@ -325,7 +317,7 @@ class App:
     """The present rights of a tenant."""
     return ANYONE if self._keys is None else self._keys.of(tenant)
 
-  def _check_sees(self, request: Request, name: str) -> None:
+  def check_sees(self, request: Request, name: str) -> None:
     """Raises UnknownPrompt if the key does not see a prompt of this name."""
     if not request.state.grant.may_use('prompts', name):
       raise UnknownPrompt(name)
@@ -368,7 +360,7 @@ class App:
         logger.info('use of key %s: %d requests, %d tokens', tenant, asked, tokens)
     self._told_usage = usage
 
-  async def _body(self, request: Request, most: int) -> bytes:
+  async def body(self, request: Request, most: int) -> bytes:
     content = bytearray()
     async with self.arriving():
       async for chunk in self.chunks(request, most):
@@ -401,7 +393,7 @@ class App:
     form = request.headers.get('content-type', '').partition(';')[0].strip().lower()
     if form != 'application/json' and not form.endswith('+json'):
       raise Failure(415, 'send JSON, with the header Content-Type: application/json')
-    content = await self._body(request, self.limits.bytes)
+    content = await self.body(request, self.limits.bytes)
     request.state.size = len(content)
     return decode(content, kind)
 
@@ -454,7 +446,7 @@ class App:
       more: token cost of the rest of the request.
     """
     name, side = wanted.name, wanted.side
-    self._check_sees(request, name)
+    self.check_sees(request, name)
     self.limits.check_texts(len(texts), param)
     engine, tenant = self.engine, request.state.grant.tenant
     permit = self.enter(request, engine.estimate(name, side, texts) + more, size=request.state.size)
@@ -499,7 +491,7 @@ class App:
     wanted = Wanted(*split(asked.model, 'query'))
     name = wanted.name
     queries = [asked.query] if isinstance(asked.query, str) else asked.query
-    self._check_sees(request, name)
+    self.check_sees(request, name)
     index = await self.on_files(lambda: self._choose_index(request, name, asked.index))
     k = 10 if asked.k is None else asked.k
     if k > index.most:
@@ -527,7 +519,7 @@ class App:
   def _choose_index(self, request: Request, name: str, asked: str | None) -> ServedIndex:
     """The index; by default the one named in the prompt, the one with its name, or the only one."""
     grant = request.state.grant
-    seen = [one for one in self._indexes if grant.may_use('indexes', one)]
+    seen = [one for one in self.indexes if grant.may_use('indexes', one)]
     if asked is None:
       named = self.engine.library.get(name).meta.get('index')
       names = [one for one in (named, name) if isinstance(one, str) and one in seen]
@@ -544,7 +536,7 @@ class App:
       asked = names[0]
     if asked not in seen:
       raise Failure(404, 'there is no such index', param='index', code='index_not_found')
-    return self._indexes[asked]
+    return self.indexes[asked]
 
   @serves('POST', '/v1/rerank', 'Documents by relevance', RerankResponse, asked=RerankRequest)
   async def _rerank(self, request: Request) -> Response:
@@ -566,7 +558,7 @@ class App:
   def reranker(self, request: Request, name: str | None) -> str:
     """The name of a reranker that the key sees; by default the first."""
     may_use = request.state.grant.may_use
-    seen = [one for one in self._rerankers if may_use('rerankers', one)]
+    seen = [one for one in self.rerankers if may_use('rerankers', one)]
     name = name or next(iter(seen), '')
     if name not in seen:
       raise Failure(404, 'there is no such reranker', param='model', code='model_not_found')
@@ -574,7 +566,7 @@ class App:
 
   def check_cut(self, name: str, tokens: int | None) -> None:
     """Raises Failure if documents would be cut at fewer tokens than the reranker ``name`` takes."""
-    most = self._rerankers[name].max_length
+    most = self.rerankers[name].max_length
     if tokens is not None and tokens < most:
       raise Failure(
         400, f'this model cuts documents at {most} tokens, not before', param='max_tokens_per_doc'
@@ -586,7 +578,7 @@ class App:
     """Logits of texts for a query by the reranker ``name``, and their tokens."""
     request.state.model = name
     self.limits.check_texts(len(texts), param)
-    engine, reranker, kind = self.engine, self._rerankers[name], f'rerank {name}'
+    engine, reranker, kind = self.engine, self.rerankers[name], f'rerank {name}'
     tenant, price = request.state.grant.tenant, engine.batcher.price(kind)
     permit = self.enter(request, reranker.estimate(query, texts), price, request.state.size)
     packed = await self.wait(
@@ -603,151 +595,6 @@ class App:
 
   async def on_files(self, work: Callable[[], _T]) -> _T:
     return await asyncio.get_running_loop().run_in_executor(self._files, work)
-
-  def _searches(self, grant: Grant, prompt: Version | About) -> list[str]:
-    """The indexes that a key sees and queries with this prompt can search."""
-    return [
-      name
-      for name, index in self._indexes.items()
-      if grant.may_use('indexes', name) and index.takes(prompt, self.engine)
-    ]
-
-  def _card(self, grant: Grant, name: str, about: About) -> PromptCard:
-    spec, index = about.spec, about.meta.get('index')
-    return PromptCard(
-      name=name,
-      sha256=about.sha256,
-      kind=about.meta.get('kind', ''),
-      lengths=about.lengths,
-      pooling=spec.pooling,
-      normalize=spec.normalize,
-      shift_positions=bool(about.meta.get('shift_positions')),
-      query_max_length=spec.query_max_length,
-      passage_max_length=spec.passage_max_length,
-      bytes=about.nbytes,
-      modified=about.modified,
-      index=index if isinstance(index, str) else None,
-      searches=[] if about.refused else self._searches(grant, about),
-      task=_shown(about.meta.get('task')),
-      metrics=_shown(about.meta.get('metrics')),
-      refused=about.refused,
-    )
-
-  @serves('GET', '/v1/models', 'The backbone and the prompts', ModelList)
-  async def _models(self, request: Request) -> Response:
-    library = self.engine.library
-    found = await self.on_files(library.listing)
-    grant = request.state.grant
-    cards = [ModelCard(id=library.name, created=self._started)]
-    cards += [
-      ModelCard(id=name, created=int(about.modified)) for name, about in found if not about.refused
-    ]
-    cards = [card for card in cards if grant.may_use('prompts', card.id)]
-    return json_answer(ModelList(data=cards))
-
-  @serves('GET', '/v1/models/{name:path}', 'One of them', ModelCard)
-  async def _model(self, request: Request) -> Response:
-    asked = request.path_params['name']
-    name, _ = split(asked, 'passage')
-    library = self.engine.library
-    self._check_sees(request, name)
-    if name == library.name:
-      return json_answer(ModelCard(id=asked, created=self._started))
-    about = await self.on_files(lambda: library.about(name))
-    if about.refused:
-      raise InputError(about.refused)
-    return json_answer(ModelCard(id=asked, created=int(about.modified)))
-
-  @serves('GET', '/v1/prompts', 'The prompts and their metadata', PromptList)
-  async def _prompts(self, request: Request) -> Response:
-    engine = self.engine
-    found = await self.on_files(engine.library.listing)
-    grant = request.state.grant
-    may_use = grant.may_use
-    return json_answer(
-      PromptList(
-        backbone=engine.library.name,
-        backbone_sha256=engine.backbone.sha256,
-        tokenizer_sha256=engine.tokenizer.sha256,
-        backbone_bytes=engine.backbone_bytes,
-        prompts=[
-          self._card(grant, name, about) for name, about in found if may_use('prompts', name)
-        ],
-        indexes={
-          name: len(index) for name, index in self._indexes.items() if may_use('indexes', name)
-        },
-        searches=self._searches(grant, engine.library.bare),
-        rerankers=[name for name in self._rerankers if may_use('rerankers', name)],
-      )
-    )
-
-  @serves('GET', _PROMPT, f'A prompt; its file where Accept is {_OCTETS}', PromptCard, bytes)
-  async def _prompt(self, request: Request) -> Response:
-    name, library = request.path_params['name'], self.engine.library
-    self._check_sees(request, name)
-    about = await self.on_files(lambda: library.about(name))
-    headers = {'etag': f'"{about.sha256}"'} if about.sha256 else {}
-    if request.headers.get('accept', '') == _OCTETS:
-      self.enter(request)
-      self.hold(request, about.nbytes)
-      content = await self.on_files(lambda: library.content(name))
-      return Response(content, headers=headers, media_type=_OCTETS)
-    return json_answer(self._card(request.state.grant, name, about), headers=headers)
-
-  @serves(
-    'PUT',
-    _PROMPT,
-    'Add or replace a prompt',
-    PromptCard,
-    asked=bytes,
-    statuses=(200, 201),
-    role=keys.WRITE,
-  )
-  async def _put(self, request: Request) -> Response:
-    name, library = request.path_params['name'], self.engine.library
-    if not NAME.fullmatch(name):
-      raise Failure(
-        400, 'the name of a new prompt has 1 to 64 of A-Z a-z 0-9 . _ -, no dot first', param='name'
-      )
-    self._check_change(request, name)
-    content = await self._body(request, self.limits.prompt_bytes)
-    self.enter(request, size=len(content))
-    condition = _condition(request)
-    version, before = await self.on_files(lambda: library.put(name, content, condition))
-    self._audit(request, 'added' if before is None else 'replaced', name, before, version.sha256)
-    about = await self.on_files(lambda: library.about(name))
-    headers = {'etag': f'"{about.sha256}"'}
-    card = self._card(request.state.grant, name, about)
-    return json_answer(card, 201 if before is None else 200, headers)
-
-  @serves('DELETE', _PROMPT, 'Remove a prompt', statuses=(204,), role=keys.WRITE)
-  async def _delete(self, request: Request) -> Response:
-    name = request.path_params['name']
-    self._check_change(request, name)
-    self.enter(request)
-    condition = _condition(request)
-    before = await self.on_files(lambda: self.engine.library.delete(name, condition))
-    self._audit(request, 'removed', name, before, None)
-    self.engine.metrics.forget_model(name)
-    return Response(status_code=204)
-
-  def _check_change(self, request: Request, name: str) -> None:
-    if not request.state.grant.may_use('prompts', name):
-      raise Failure(403, 'this key may not change prompts of this name')
-
-  def _audit(
-    self, request: Request, done: str, name: str, before: str | None, after: str | None
-  ) -> None:
-    """Logs who changed a prompt, from which file to which."""
-    logger.info(
-      'audit: prompt %s %s by %s from %s: SHA-256 %s -> %s',
-      name,
-      done,
-      request.state.grant.tenant.name or 'anyone',
-      request.client.host if request.client else 'nowhere',
-      before or 'none',
-      after or 'none',
-    )
 
   async def _page(self, request: Request) -> Response:
     content, headers = self._pages[request.url.path]
@@ -783,22 +630,6 @@ class App:
 
   async def _openapi(self, request: Request) -> Response:
     return Response(self._document, media_type='application/json')
-
-
-def _shown(value: Any) -> Any:
-  """A field of the meta of a prompt, unless it is long."""
-  return value if len(orjson.dumps(value)) <= _SHOWN else None
-
-
-def _condition(request: Request) -> Condition:
-  """If-Match and If-None-Match of a change."""
-  match, none = (request.headers.get(name) for name in ('if-match', 'if-none-match'))
-  of = None
-  if match is not None:
-    of = frozenset() if match.strip() == '*' else frozenset(_TAG.findall(match) or [''])
-  if none is not None and none.strip() != '*':
-    raise Failure(400, 'If-None-Match: only * is known here, for a prompt that must be new')
-  return Condition(of, new=none is not None)
 
 
 class _Whole:

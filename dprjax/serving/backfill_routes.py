@@ -39,20 +39,19 @@ class BatchRequest(Struct):
   metadata: Metadata | None = None
 
 
-class FileList(Struct, kw_only=True):
+class _Page(Struct, kw_only=True):
   object: Literal['list'] = 'list'
+  has_more: bool
+  first_id: str | None
+  last_id: str | None
+
+
+class FileList(_Page, kw_only=True):
   data: list[FileCard]
-  has_more: bool
-  first_id: str | None
-  last_id: str | None
 
 
-class BatchList(Struct, kw_only=True):
-  object: Literal['list'] = 'list'
+class BatchList(_Page, kw_only=True):
   data: list[BatchCard]
-  has_more: bool
-  first_id: str | None
-  last_id: str | None
 
 
 class FileGone(Struct, kw_only=True):

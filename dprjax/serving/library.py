@@ -449,9 +449,10 @@ class Library:
     except FileNotFoundError:
       raise UnknownPrompt(name) from None
     except InputError as error:
-      with self._lock:
-        self._forget(name)
-        self._about[name] = signature, About(modified=signature[2] / 1e9, refused=str(error))
+      if self._signature(name) == signature:  # raises if the file, or the folder, is gone
+        with self._lock:
+          self._forget(name)
+          self._about[name] = signature, About(modified=signature[2] / 1e9, refused=str(error))
       raise
     self._keep(name, signature, version)
     return version

@@ -407,7 +407,7 @@ def test_a_file_replaced_by_one_of_its_size_and_time_is_read_again(engine, folde
     second.unlink()
 
 
-def test_a_folder_that_is_gone_is_no_unknown_prompt(engine, folder):
+def test_a_folder_that_is_gone_is_no_unknown_prompt(engine, folder, monkeypatch):
   away = folder.with_name('away')
   folder.rename(away)
   try:
@@ -417,6 +417,20 @@ def test_a_folder_that_is_gone_is_no_unknown_prompt(engine, folder):
     assert engine.library.get('model').sha256 == ''
   finally:
     away.rename(folder)
+  assert engine.library.get('tied').sha256
+
+  def vanish(*args):
+    folder.rename(away)
+    return load(*args)
+
+  # It goes while a prompt is read, which is not a fault of the prompt.
+  load = artifact.load_prompt_for
+  os.utime(folder / 'tied.npz')
+  with monkeypatch.context() as patch:
+    patch.setattr(artifact, 'load_prompt_for', vanish)
+    with pytest.raises(OSError, match='folder of prompts'):
+      engine.library.get('tied')
+  away.rename(folder)
   assert engine.library.get('tied').sha256
 
 

@@ -1,0 +1,195 @@
+"""Routes of prompts and models: lists, files, changes."""
+
+import logging
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dprjax.base.errors import InputError
+from dprjax.serving import keys
+from dprjax.serving.answers import Failure, json_answer
+from dprjax.serving.asked import split
+from dprjax.serving.keys import Grant
+from dprjax.serving.library import NAME, About, Condition, Version
+from dprjax.serving.messages import ModelCard, ModelList, PromptCard, PromptList, serves
+
+if TYPE_CHECKING:
+  from dprjax.serving.app import App
+
+logger = logging.getLogger('dprjax')
+
+_OCTETS, _PROMPT = 'application/octet-stream', '/v1/prompts/{name}'
+_SHOWN = 4096  # bytes of a field of the meta of a prompt in lists
+_TAG = re.compile(r'\s*(?:W/)?"([^"]*)"\s*')
+
+
+class PromptRoutes:
+  """Handlers of an `App`."""
+
+  def __init__(self, app: 'App'):
+    self._app, self._started = app, int(time.time())
+
+  def _searches(self, grant: Grant, prompt: Version | About) -> list[str]:
+    """The indexes that a key sees and queries with this prompt can search."""
+    return [
+      name
+      for name, index in self._app.indexes.items()
+      if grant.may_use('indexes', name) and index.takes(prompt, self._app.engine)
+    ]
+
+  def _card(self, grant: Grant, name: str, about: About) -> PromptCard:
+    spec, index = about.spec, about.meta.get('index')
+    return PromptCard(
+      name=name,
+      sha256=about.sha256,
+      kind=about.meta.get('kind', ''),
+      lengths=about.lengths,
+      pooling=spec.pooling,
+      normalize=spec.normalize,
+      shift_positions=bool(about.meta.get('shift_positions')),
+      query_max_length=spec.query_max_length,
+      passage_max_length=spec.passage_max_length,
+      bytes=about.nbytes,
+      modified=about.modified,
+      index=index if isinstance(index, str) else None,
+      searches=[] if about.refused else self._searches(grant, about),
+      task=_shown(about.meta.get('task')),
+      metrics=_shown(about.meta.get('metrics')),
+      refused=about.refused,
+    )
+
+  @serves('GET', '/v1/models', 'The backbone and the prompts', ModelList)
+  async def _models(self, request: Request) -> Response:
+    library = self._app.engine.library
+    found = await self._app.on_files(library.listing)
+    grant = request.state.grant
+    cards = [ModelCard(id=library.name, created=self._started)]
+    cards += [
+      ModelCard(id=name, created=int(about.modified)) for name, about in found if not about.refused
+    ]
+    cards = [card for card in cards if grant.may_use('prompts', card.id)]
+    return json_answer(ModelList(data=cards))
+
+  @serves('GET', '/v1/models/{name:path}', 'One of them', ModelCard)
+  async def _model(self, request: Request) -> Response:
+    asked = request.path_params['name']
+    name, _ = split(asked, 'passage')
+    library = self._app.engine.library
+    self._app.check_sees(request, name)
+    if name == library.name:
+      return json_answer(ModelCard(id=asked, created=self._started))
+    about = await self._app.on_files(lambda: library.about(name))
+    if about.refused:
+      raise InputError(about.refused)
+    return json_answer(ModelCard(id=asked, created=int(about.modified)))
+
+  @serves('GET', '/v1/prompts', 'The prompts and their metadata', PromptList)
+  async def _prompts(self, request: Request) -> Response:
+    engine = self._app.engine
+    found = await self._app.on_files(engine.library.listing)
+    grant = request.state.grant
+    may_use = grant.may_use
+    return json_answer(
+      PromptList(
+        backbone=engine.library.name,
+        backbone_sha256=engine.backbone.sha256,
+        tokenizer_sha256=engine.tokenizer.sha256,
+        backbone_bytes=engine.backbone_bytes,
+        prompts=[
+          self._card(grant, name, about) for name, about in found if may_use('prompts', name)
+        ],
+        indexes={
+          name: len(index) for name, index in self._app.indexes.items() if may_use('indexes', name)
+        },
+        searches=self._searches(grant, engine.library.bare),
+        rerankers=[name for name in self._app.rerankers if may_use('rerankers', name)],
+      )
+    )
+
+  @serves('GET', _PROMPT, f'A prompt; its file where Accept is {_OCTETS}', PromptCard, bytes)
+  async def _prompt(self, request: Request) -> Response:
+    name, library = request.path_params['name'], self._app.engine.library
+    self._app.check_sees(request, name)
+    about = await self._app.on_files(lambda: library.about(name))
+    headers = {'etag': f'"{about.sha256}"'} if about.sha256 else {}
+    if request.headers.get('accept', '') == _OCTETS:
+      self._app.enter(request)
+      self._app.hold(request, about.nbytes)
+      content = await self._app.on_files(lambda: library.content(name))
+      return Response(content, headers=headers, media_type=_OCTETS)
+    return json_answer(self._card(request.state.grant, name, about), headers=headers)
+
+  @serves(
+    'PUT',
+    _PROMPT,
+    'Add or replace a prompt',
+    PromptCard,
+    asked=bytes,
+    statuses=(200, 201),
+    role=keys.WRITE,
+  )
+  async def _put(self, request: Request) -> Response:
+    name, library = request.path_params['name'], self._app.engine.library
+    if not NAME.fullmatch(name):
+      raise Failure(
+        400, 'the name of a new prompt has 1 to 64 of A-Z a-z 0-9 . _ -, no dot first', param='name'
+      )
+    self._check_change(request, name)
+    content = await self._app.body(request, self._app.limits.prompt_bytes)
+    self._app.enter(request, size=len(content))
+    condition = _condition(request)
+    version, before = await self._app.on_files(lambda: library.put(name, content, condition))
+    self._audit(request, 'added' if before is None else 'replaced', name, before, version.sha256)
+    about = await self._app.on_files(lambda: library.about(name))
+    headers = {'etag': f'"{about.sha256}"'}
+    card = self._card(request.state.grant, name, about)
+    return json_answer(card, 201 if before is None else 200, headers)
+
+  @serves('DELETE', _PROMPT, 'Remove a prompt', statuses=(204,), role=keys.WRITE)
+  async def _delete(self, request: Request) -> Response:
+    name = request.path_params['name']
+    self._check_change(request, name)
+    self._app.enter(request)
+    condition = _condition(request)
+    before = await self._app.on_files(lambda: self._app.engine.library.delete(name, condition))
+    self._audit(request, 'removed', name, before, None)
+    self._app.engine.metrics.forget_model(name)
+    return Response(status_code=204)
+
+  def _check_change(self, request: Request, name: str) -> None:
+    if not request.state.grant.may_use('prompts', name):
+      raise Failure(403, 'this key may not change prompts of this name')
+
+  def _audit(
+    self, request: Request, done: str, name: str, before: str | None, after: str | None
+  ) -> None:
+    """Logs who changed a prompt, from which file to which."""
+    logger.info(
+      'audit: prompt %s %s by %s from %s: SHA-256 %s -> %s',
+      name,
+      done,
+      request.state.grant.tenant.name or 'anyone',
+      request.client.host if request.client else 'nowhere',
+      before or 'none',
+      after or 'none',
+    )
+
+
+def _shown(value: Any) -> Any:
+  """A field of the meta of a prompt, unless it is long."""
+  return value if len(orjson.dumps(value)) <= _SHOWN else None
+
+
+def _condition(request: Request) -> Condition:
+  """If-Match and If-None-Match of a change."""
+  match, none = (request.headers.get(name) for name in ('if-match', 'if-none-match'))
+  of = None
+  if match is not None:
+    of = frozenset() if match.strip() == '*' else frozenset(_TAG.findall(match) or [''])
+  if none is not None and none.strip() != '*':
+    raise Failure(400, 'If-None-Match: only * is known here, for a prompt that must be new')
+  return Condition(of, new=none is not None)
