@@ -1,4 +1,4 @@
-"""Runs the benchmarks of speed on this machine's accelerator or, without one, on its processor.
+"""Runs the benchmarks of speed on the accelerator of this machine or, without one, its processor.
 
     python benchmarks/all.py [--out=DIR] [--minutes=60] [--only=step,limit,...]
     python benchmarks/all.py --out=$OUT --minutes=9.5      a GPU for ten minutes

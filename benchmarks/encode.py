@@ -136,7 +136,7 @@ def compare(args: argparse.Namespace, backbone: str, texts: list[str]) -> dict[s
       f'the vectors of a text differ: their cosine is {least} ({name})'
     )
     print(
-      f'{name}: of {len(texts)} texts the least cosine with the other vector is {least:.6f}',
+      f'{name}: the least cosine of the two vectors of a text is {least:.6f} ({len(texts)} texts)',
       flush=True,
     )
 

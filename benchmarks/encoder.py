@@ -1,10 +1,10 @@
-"""The encoder's forward pass and the prompt's gradient, against transformers on PyTorch.
+"""The forward pass of the encoder and the prompt gradient, against transformers on PyTorch.
 
     pip install -e '.[bench]' && python benchmarks/encoder.py [--rows=32] [--tokens=128]
         [--prompt=16] [--runs=5]
 
-Both have random weights of all-MiniLM-L6-v2's shape and take turns in one process. Prints medians
-and ratios.
+Both have random weights in the shape of all-MiniLM-L6-v2 and take turns in one process. Prints
+medians and ratios.
 """
 
 import jax

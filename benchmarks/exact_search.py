@@ -3,12 +3,17 @@
     python benchmarks/exact_search.py [--case=PASSAGES,DIMENSION,DEVICES] [--queries=256] [--k=1000]
         [--folder=DIR]
 
-In every case a folder of embeddings is written (in shards of 20,000 rows, as by dprjax.encode) and
-searched in its own process with the given number of fake devices. "Memory" is the peak of this
-process during the search (VmHWM), above what it held before, after a first search of a few shards
-has compiled. There are three ways to read: `streamed`, one block at a time, as dprjax.search does;
-`mapped`, all shards memory-mapped until the end, whose pages the kernel counts until it needs the
-memory; `loaded`, everything in an array. Writes benchmarks/results/exact_search-CPU.json.
+Every case writes a folder of embeddings (in shards of 20,000 rows, as by dprjax.encode) and
+searches it in its own process with the given number of fake devices. A first search of a few shards
+compiles the programs. "Memory" is the peak of the process during the second search (VmHWM), minus
+its memory before. There are three ways to read:
+
+- `streamed`: one block at a time, as dprjax.search does
+- `mapped`: all shards memory-mapped until the end; the kernel counts their pages until it needs the
+  memory
+- `loaded`: everything in an array
+
+Writes benchmarks/results/exact_search-CPU.json.
 """
 
 import json
@@ -69,7 +74,9 @@ def main() -> None:
     + ' and '.join(','.join(map(str, case)) for case in CASES)
     + ')',
   )
-  parser.add_argument('--folder', help="for the embeddings (default: the system's)")
+  parser.add_argument(
+    '--folder', help='for the embeddings (default: the temporary folder of the system)'
+  )
   args = parser.parse_args()
   cases = []
   for passages, dimension, devices in args.case or CASES:

@@ -3,10 +3,10 @@
     python benchmarks/freed_memory.py [--size=minilm] [--queries=8] [--candidates=8] [--prompt=16]
         [--runs=5] [--steps=3] [--method=DPT]
 
-XLA allocates a program's temporary memory at each call and frees it at its end. glibc gives blocks
-of that size back to the system, which maps and clears their pages again in the next step. The
-environment decides, so each way is a process of its own; they take turns. Besides times, the table
-has the pages that a step maps, and the peak of a process's memory. Writes
+XLA allocates the temporary memory of a program at each call and frees it at its end. glibc gives
+blocks of that size back to the system, which maps and clears their pages again in the next step.
+The environment decides, so each way is a process of its own; they take turns. Besides times, the
+table has the pages that a step maps and the peak memory of the process. Writes
 benchmarks/results/freed_memory_SIZE-DEVICE.json; ratios are to glibc as it is (above 1: slower).
 """
 
@@ -45,7 +45,7 @@ def main() -> None:
   parser.add_argument('--child', action='store_true', help=argparse.SUPPRESS)
   args = parser.parse_args()
   if options.accelerated():
-    parser.error("an accelerator's programs allocate no memory here; set JAX_PLATFORMS=cpu")
+    parser.error('programs of an accelerator allocate no memory here; set JAX_PLATFORMS=cpu')
   if args.child:
     serve(args)
     return
@@ -66,7 +66,7 @@ class Child:
   """A process with an environment of its own, which takes steps when it is called.
 
   Attributes:
-    last: what it said after its last steps.
+    last: its output after its last steps.
   """
 
   def __init__(self, settings: dict[str, int]):
@@ -94,7 +94,7 @@ class Child:
 
 
 def serve(args: argparse.Namespace) -> None:
-  """Takes steps for each line of standard input, and says what they needed."""
+  """Takes steps for each line of standard input, and prints their time, pages and memory."""
   model = made.SHAPES[args.size]
   lengths = args.query_length, args.passage_length, args.candidates
   step = updates.retrieval(

@@ -5,8 +5,8 @@
 
 A chunk is encoded once without keeping activations and again for the gradient. So with 2 chunks or
 more, an update should take 3/2 (DPT) or 4/3 (FT) of the time without chunks, whatever their number,
-and the memory of its activations should be inversely proportional to the chunks. `memory` is what
-the compiled program requests beside arguments and results. All take turns. Writes
+and the memory of its activations should be inversely proportional to the chunks. `memory` is the
+temporary memory of the compiled program, without arguments and results. All take turns. Writes
 benchmarks/results/grad_cache_SIZE-DEVICE.json.
 """
 

@@ -1,4 +1,4 @@
-"""Recall against queries a second: dprjax's exact search and ScaNN, and faiss' flat, IVF and HNSW.
+"""Recall and queries a second: exact search and ScaNN of dprjax; flat, IVF and HNSW of faiss.
 
     pip install -e '.[bench]' && python benchmarks/index.py [--vectors=100000] [--dimension=384]
         [--queries=1000] [--runs=3]
@@ -99,7 +99,7 @@ def main() -> None:
   truth = exact.search(queries, corpus, min(K, count)).rows
   found = {name: way() for name, way in ways.items()}
   assert scann.recall(found['faiss, flat'], truth) > 0.999, (
-    'exact search and faiss disagree on what is exact'
+    'exact search and the flat index of faiss find different rows'
   )
   for name, case in timing.summary(
     timing.take_turns(ways, args.runs, warm=0), 'dprjax, exact'
@@ -124,7 +124,7 @@ def main() -> None:
     'k': K,
     'cluster': CLUSTER,
   }
-  # The indexes run on the processor; exact search runs on JAX's accelerator, if there is one.
+  # The indexes run on the processor; exact search runs on the accelerator of JAX, if there is one.
   record.write_jax(
     f'index_{count}x{dimension}',
     cases,

@@ -1,13 +1,14 @@
-"""RIP's large batch on one device: 2,048 passages (4,096 sentences) in one update, in chunks.
+"""The large batch of RIP on one device: 2,048 passages (4,096 sentences) in one update, in chunks.
 
     python benchmarks/large_batch.py [--passages=2048] [--chunk=128] [--size=tiny] [--tokens=64]
         [--vocabulary=8000]
 
 There are two series of the update of configs/rip.py (loss, gradient, AdamW) on random tokens: a
 growing batch with chunks of one size, and the whole batch in more and more chunks. Each case runs
-in its own process. Memory is what the compiled program requests beside its arguments and results,
-and the peak of the process during an update (Linux), above what it held before. A case that would
-take more than --most MiB is only compiled. Writes benchmarks/results/large_batch-DEVICE.json.
+in its own process. There are two memories: the temporary memory of the compiled program, without
+arguments and results; and the peak of the process during an update (Linux), minus its memory
+before. A case that would take more than --most MiB is only compiled. Writes
+benchmarks/results/large_batch-DEVICE.json.
 """
 
 import argparse
@@ -64,7 +65,7 @@ def main() -> None:
     )
     for passages, chunks in pairs:
       if (name := f'{passages} in {chunks}') not in cases:
-        # In its own process: XLA's allocator keeps the memory of earlier cases.
+        # In its own process: the allocator of XLA keeps the memory of earlier cases.
         found = subprocess.run(
           [
             sys.executable,
@@ -124,7 +125,7 @@ def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, f
   if found['temporary_mib'] > args.most:
     return found
   before, seconds = held('VmRSS'), []
-  pathlib.Path('/proc/self/clear_refs').write_text('5')  # the peak so far is the compiler's
+  pathlib.Path('/proc/self/clear_refs').write_text('5')  # the peak so far is of the compiler
   for _ in range(args.runs):
     began = time.perf_counter()
     update()

@@ -1,10 +1,10 @@
-"""Many prompts of a server: the time to start with a folder of them, and what a miss costs.
+"""Many prompts of a server: the time to start with a folder of them, and the cost of a miss.
 
     python benchmarks/library.py --prompts=100000 --resident=1000
 
 Writes prompts of one vector a layer, starts an engine with them, and asks for one short text under
-one prompt at a time, each prompt of a group once: those in slots of the device, those in the host's
-memory alone, and those that are only on disk (in the page cache of the system).
+one prompt at a time, each prompt of a group once. The groups are prompts in slots of the device,
+prompts only in host memory, and prompts only on disk (in the page cache of the system).
 """
 
 import argparse

@@ -1,17 +1,17 @@
-"""What a training step and encoding must cost, what XLA's programs cost, and their distance.
+"""The least cost of a training step and of encoding, beside the cost of the XLA programs.
 
     python benchmarks/limit.py [--size=minilm|base|large] [--rows=16] [--tokens=128] [--prompt=16]
         [--runs=5]
 
 All sequences have one length, without padding; an update has as many passages as queries. The first
-table has FLOPs and bytes by formula, beside XLA's own count (of the compiled program with unrolled
+table has FLOPs and bytes by formula, beside the count of XLA (of the compiled program with unrolled
 layers; with --compile=false of the program before optimisation, which takes seconds even for the
-large encoder). Then dprjax's DPT and FT updates and its forward pass take turns with bare matrix
-products of the encoder's shapes. The limit is the accelerator's published peak of bfloat16, else
-the best of those products (on a processor XLA's and NumPy's); MFU is FLOPs by formula over seconds
-over the limit. The defaults are the large encoder with 64 rows and a prompt of 128 in bfloat16 on a
-GPU, and MiniLM's shape with 16 rows and a prompt of 16 in float32 on a processor. Writes
-benchmarks/results/limit_SIZE-DEVICE.json.
+large encoder). Then the DPT and FT updates of dprjax and its forward pass take turns with bare
+matrix products in the shapes of the encoder. The limit is the published bfloat16 peak of the
+accelerator, else the best of those products (on a processor by XLA and NumPy). MFU is FLOPs by
+formula over seconds over the limit. The defaults are the large encoder with 64 rows and a prompt of
+128 in bfloat16 on a GPU, and the shape of MiniLM with 16 rows and a prompt of 16 in float32 on a
+processor. Writes benchmarks/results/limit_SIZE-DEVICE.json.
 """
 
 import argparse
@@ -51,7 +51,7 @@ PEAKS = OTHERS | {chip.kind: (chip.bfloat16, chip.bandwidth) for chip in targets
 def products(
   model: EncoderConfig, rows: int, dtype: str
 ) -> tuple[dict[str, Callable[[], Any]], float]:
-  """The bare products of the encoder's MLP, up and down, and the FLOPs of one call."""
+  """The bare products of the encoder MLP, up and down, and the FLOPs of one call."""
   rng = np.random.default_rng(0)
   h, i = model.hidden_size, model.intermediate_size
   x, up, down = (
@@ -69,7 +69,7 @@ def products(
 
 
 def peak(dtype: str) -> tuple[float, float] | None:
-  """This accelerator's published FLOP/s and bytes/s; None for float32, processors and others."""
+  """The published FLOP/s and bytes/s of this accelerator; None for float32 and other devices."""
   return PEAKS.get(jax.devices()[0].device_kind) if dtype == 'bfloat16' else None
 
 
@@ -82,7 +82,7 @@ def main() -> None:
     type=flags.boolean,
     default=not options.accelerated(),
     metavar='true|false',
-    help="XLA's count of the compiled program",
+    help='count of XLA, compiled program',
   )
   parser.add_argument(
     '--run', type=flags.boolean, default=True, metavar='true|false', help='measure, or only count'
@@ -137,7 +137,7 @@ def measure(
   config: Any,
   counted: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
-  """The seconds of the methods and of bare products, and the methods' fraction of the limit."""
+  """The seconds of the methods and of bare products, and their fractions of the limit."""
   params = updates.parameters(model)
   steps = {
     method: updates.retrieval(config[method], model, params, batch) for method in ('DPT', 'FT')
@@ -175,7 +175,7 @@ def measure(
 def encode_way(
   model: EncoderConfig, params: Any, batch: Any, prompt: int, dtype: str
 ) -> Callable[[], Any]:
-  """A forward pass over the batch's passages under a prompt."""
+  """A forward pass over the passages of the batch under a prompt."""
   tokens, mask = (jnp.asarray(batch[f'passage_{name}'][:, 0]) for name in ('tokens', 'mask'))
   held = jax.device_put(jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)), params))
   prefix = jnp.zeros((model.num_layers, 2, prompt, model.num_heads, model.head_dim), jnp.float32)

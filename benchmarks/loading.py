@@ -4,12 +4,12 @@
         [--dtype=bfloat16]
 
 A folder of random weights has the shape of a backbone that `dprjax.plan` knows. Processes load it,
-one after the other, on so many devices of this processor, as `dprjax.encode` and `dprjax.serve` do
-with --weight_parts, and as they did before: read whole in float32, then split. `beside` is the most
-anonymous memory of the process, sampled every millisecond, without what it had before and without
-the placed weights, which would lie on the accelerators. Pages of the files, which the system may
-drop at any time, do not count. `of the rule` is `beside` over 1.5 x the largest tensor of the file
-x devices. Writes benchmarks/results/loading_BACKBONE-DEVICE.json.
+one after the other, on --devices devices of this processor: as `dprjax.encode` and `dprjax.serve`
+do with --weight_parts, and as they did before, read whole in float32 and then split. `beside` is
+the most anonymous memory of the process, sampled every millisecond, minus its memory before and the
+placed weights, which would lie on the accelerators. File pages, which the system may drop at any
+time, do not count. `of the rule` is `beside` over 1.5 x the largest tensor of the file x devices.
+Writes benchmarks/results/loading_BACKBONE-DEVICE.json.
 """
 
 import argparse
@@ -110,7 +110,7 @@ def watch(way: str, folder: pathlib.Path, devices: int) -> dict[str, float]:
 
 
 def anonymous(pid: int) -> int:
-  """Bytes of a process's memory that are no pages of a file."""
+  """Bytes of process memory that are no pages of a file."""
   for line in pathlib.Path(f'/proc/{pid}/status').read_text().splitlines():
     if line.startswith('RssAnon:'):
       return 1024 * int(line.split()[1])
@@ -118,7 +118,7 @@ def anonymous(pid: int) -> int:
 
 
 def load(way: str, folder: str, args: argparse.Namespace) -> None:
-  """Loads the folder; says when it begins, and what it has placed."""
+  """Loads the folder; prints when it begins, and the bytes that it placed."""
   import jax
 
   from dprjax.data import text
@@ -155,7 +155,7 @@ def load(way: str, folder: str, args: argparse.Namespace) -> None:
     piece.data.nbytes for leaf in jax.tree.leaves(params) for piece in leaf.addressable_shards
   )
   print(json.dumps({'placed': placed, 'seconds': seconds}), flush=True)
-  os._exit(0)  # the server's threads compile on
+  os._exit(0)  # the server threads compile on
 
 
 if __name__ == '__main__':

@@ -3,11 +3,11 @@
     python benchmarks/long_texts.py [--lengths=2048,8192] [--runs=3] [--most_gib=4]
     python benchmarks/long_texts.py --target=v5e:1x1
 
-One text and a prompt of 16, in three narrow layers of ModernBERT (one of them without a window) and
-of SmolLM2: the forward pass, and the gradient of the prompt. `memory` is what the compiled program
-requests beside arguments and results; a program with more than --most_gib is not run. With a target
-of `dprjax.plan`, nothing runs, and programs are compiled in bfloat16 for its first device. Writes
-benchmarks/results/long_texts-DEVICE.json.
+Measures the forward pass and the prompt gradient of one text and a prompt of 16, in three narrow
+layers of ModernBERT (one of them without a window) and of SmolLM2. `memory` is the temporary memory
+of the compiled program, without arguments and results; a program with more than --most_gib is not
+run. With a target of `dprjax.plan`, programs are compiled in bfloat16 for its first device and not
+run. Writes benchmarks/results/long_texts-DEVICE.json.
 """
 
 import argparse
@@ -30,7 +30,7 @@ WAYS = {
   'one piece': ('plain', math.inf),
   'blocks': ('plain', 0),
   'library': ('library', math.inf),
-  'library in blocks': ('library', 0),  # what `config.backbone.attention=library` runs
+  'library in blocks': ('library', 0),  # as `config.backbone.attention=library`
 }
 
 
@@ -64,7 +64,7 @@ def main() -> None:
 def compare(
   title: str, backbone: str, length: int, gradient: bool, args: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-  """The ways' milliseconds and MiB."""
+  """Milliseconds and MiB of each way."""
   import jax
 
   from dprjax.models import encoder, reach

@@ -59,7 +59,7 @@ def batch(
 
 
 def texts(count: int, shortest: int = 20, longest: int = 100, seed: int = 0) -> list[str]:
-  """Texts of ``shortest`` to ``longest`` random words; MS MARCO's passages have about 20 to 100."""
+  """Texts of ``shortest`` to ``longest`` random words; MS MARCO passages have about 20 to 100."""
   rng = np.random.default_rng(seed)
   words = _words()
   return [' '.join(rng.choice(words, size)) for size in rng.integers(shortest, longest, count)]

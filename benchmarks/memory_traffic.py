@@ -1,10 +1,10 @@
-"""How many bytes a compiled program moves to and from memory, against the formula's least.
+"""The bytes that a compiled program moves to and from memory, against the least by formula.
 
     python benchmarks/memory_traffic.py --target=v5e:1x1
 
-Compiles RoBERTa-large's encoding and DPT's update for a chip that need not be there (the extras
-plan and plan-cuda have the compilers), with plain and with fused attention, and prints the bytes
-and products of each program beside those of "The limit" in docs/performance.md.
+Compiles encoding and a DPT update with RoBERTa-large for a chip that need not be there (the extras
+plan and plan-cuda have the compilers), with plain and with fused attention. Prints the bytes and
+products of each program beside those of "The limit" in docs/performance.md.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python benchmarks/mining.py [--case=QUERIES,PASSAGES,DEPTH] [--folder=DIR]
 
 Each case writes four runs with DEPTH rows a query, half of which another run has as well, and runs
-`python -m dprjax.mine` on them in a process of its own. Its peak memory is the kernel's VmHWM. MS
-MARCO's size, --case=500000,8841823,200, needs some 40 GB in --folder. Writes
+`python -m dprjax.mine` on them in a process of its own. Its peak memory is VmHWM of the kernel. The
+size of MS MARCO, --case=500000,8841823,200, needs some 40 GB in --folder. Writes
 benchmarks/results/mining-CPU.json.
 """
 
@@ -26,7 +26,7 @@ import record
 from dprjax.runtime import flags
 
 RUNS = 4
-# Small; four times that in everything; as many queries as MS MARCO has, with shallow runs.
+# A small case; four times as many of everything; the queries of MS MARCO with shallow runs.
 CASES = [(12_500, 250_000, 200), (50_000, 1_000_000, 200), (500_000, 250_000, 4)]
 CHILD = """
 import json, re, sys, time
@@ -54,7 +54,9 @@ def main() -> None:
     default=True,
     help='whether the training file holds texts (default: true)',
   )
-  folder_help = "for the runs, the corpus and mine's own files (default: the system's)"
+  folder_help = (
+    'for the runs, the corpus and the files of mine (default: the temporary folder of the system)'
+  )
   parser.add_argument('--folder', help=folder_help)
   args = parser.parse_args()
   cases = []
@@ -141,8 +143,9 @@ def make(folder: pathlib.Path, queries: int, passages: int, depth: int) -> None:
 def write_rows(
   sink: Any, options: csv.WriteOptions, start: int, stop: int, run: int, passages: int, depth: int
 ) -> None:
-  """A walk with an odd stride from a place that the query decides: no passage comes twice, and
-  neighbouring runs share half of theirs.
+  """A walk with an odd stride from a place that depends on the query.
+
+  No passage comes twice, and neighbouring runs share half of their passages.
   """
   query = np.repeat(np.arange(start, stop), depth)
   place = np.tile(np.arange(depth), stop - start)

@@ -4,9 +4,9 @@
         [--runs=5]
 
 One way gathers the masked positions first, the other has logits of every token. The gradient is
-with respect to the head, the word embeddings and the hidden states. Memory is what the compiled
-program requests beside its arguments and results (XLM-R's vocabulary is 250,002: try
---vocabulary=250002 --rows=8). The two take turns. Writes benchmarks/results/mlm_head-DEVICE.json.
+with respect to the head, the word embeddings and the hidden states. Memory is the temporary memory
+of the compiled program, without arguments and results. XLM-R has 250,002 words: try
+--vocabulary=250002 --rows=8. The two take turns. Writes benchmarks/results/mlm_head-DEVICE.json.
 """
 
 import jax

@@ -11,7 +11,7 @@ from dprjax.runtime import flags
 def parser(description: str | None, **numbers: int | tuple[int, int]) -> argparse.ArgumentParser:
   """A parser with a flag for each number: its default, or those of a processor and an accelerator.
 
-  JAX's backend starts only where there are two defaults.
+  The backend of JAX starts only where there are two defaults.
   """
   made_parser = argparse.ArgumentParser(
     description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -37,6 +37,6 @@ def add_size(parser: argparse.ArgumentParser) -> None:
 
 
 def case(text: str) -> tuple[int, int, int]:
-  """Three numbers separated by commas, for argparse's ``type``."""
+  """Three numbers separated by commas, for ``type`` of argparse."""
   first, second, third = (flags.whole()(part) for part in text.split(','))
   return first, second, third

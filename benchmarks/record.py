@@ -1,4 +1,4 @@
-"""Writes a benchmark's results to benchmarks/results/NAME-HARDWARE.json.
+"""Writes results of a benchmark to benchmarks/results/NAME-HARDWARE.json.
 
 $BENCHMARK_RESULTS names another folder, for runs that are not kept or for another machine.
 """
@@ -27,11 +27,11 @@ def write(
   """Writes the file and prints its path.
 
   Args:
-    benchmark: the script's name.
+    benchmark: name of the script.
     cases: the measurements.
     settings: the options of the run.
     versions: of the packages that matter, besides Python.
-    device: the accelerator's name; '' or 'cpu' is this machine's processor.
+    device: name of the accelerator; '' or 'cpu' is the processor of this machine.
   """
   device = device if device not in ('', 'cpu') else _cpu()
   path = _RESULTS / f'{benchmark}-{re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")}.json'
@@ -54,7 +54,7 @@ def write(
 def write_jax(
   benchmark: str, cases: Any, settings: Mapping[str, Any], versions: Mapping[str, str] | None = None
 ) -> None:
-  """``write`` for what ran in this process on JAX's first device."""
+  """``write`` for a benchmark in this process on the first device of JAX."""
   import jax
 
   device = jax.devices()[0].device_kind

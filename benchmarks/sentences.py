@@ -2,11 +2,15 @@
 
     pip install -e '.[bench]' && python benchmarks/sentences.py [--data=DIR]
 
-There are three texts: `hard`, the sentences of HARD joined by spaces; `arxiv`, 100 abstracts of
-arxiv/arxiv_sample.jsonl.xz, where an end is right if all four find it or if it is in JUDGED (by
-hand, for the versions in docs/pretraining.md); `brown`, every fifth file of NLTK's Brown corpus,
-detokenised, where ends without punctuation (of headings) are optional. Speed is measured on the
-first 300 abstracts.
+There are three texts:
+
+- `hard`: the sentences of HARD joined by spaces
+- `arxiv`: 100 abstracts of arxiv/arxiv_sample.jsonl.xz; an end is right if all four splitters find
+  it or if it is in JUDGED (by hand, for the versions in docs/pretraining.md)
+- `brown`: every fifth file of the Brown corpus in NLTK, detokenised; ends without punctuation (of
+  headings) are optional
+
+Speed is measured on the first 300 abstracts.
 """
 
 import json

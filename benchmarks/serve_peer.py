@@ -2,9 +2,9 @@
 
     python benchmarks/serve_peer.py --backbone=DIR [--port=0]
 
-``POST /v1/embeddings`` with one text or several, answered in base64. As in ``dprjax.serve``, texts
-that wait are encoded together: at most 64 at a time, after 3 milliseconds at the latest, by one
-thread. Only for the benchmark; it checks nothing.
+It answers ``POST /v1/embeddings`` with one text or several in base64. As in ``dprjax.serve``, one
+thread encodes waiting texts together: at most 64 at a time, after 3 milliseconds at the latest. It
+is only for the benchmark and checks nothing.
 """
 
 import argparse

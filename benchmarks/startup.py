@@ -1,4 +1,4 @@
-"""Time from a command's start to its first training step or encoded batch.
+"""Time from the start of a command to its first training step or encoded batch.
 
     python benchmarks/startup.py [--size=minilm] [--runs=3] [--prompt=16] [--batch_size=8]
         [--tokens=128]
@@ -127,7 +127,7 @@ def measure(args: argparse.Namespace, scratch: pathlib.Path, bfloat16: bool) -> 
 def start(
   name: str, arguments: Sequence[str], lines: Sequence[str], compiled: pathlib.Path
 ) -> list[float]:
-  """Seconds from a process's start to each of the lines that it prints; without any, to its end."""
+  """Seconds from the start of a process to each of its printed lines; without any, to its end."""
   began = time.perf_counter()
   process = subprocess.Popen(
     [sys.executable, *arguments],

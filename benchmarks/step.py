@@ -1,20 +1,24 @@
-"""A training step of DPT and of FT: dprjax, PyTorch, and sentence-transformers' trainer.
+"""A training step of DPT and of FT: dprjax, PyTorch, and the trainer of sentence-transformers.
 
     pip install -e '.[bench]' && python benchmarks/step.py [--size=minilm] [--queries=8]
         [--prompt=16] [--runs=5] [--variant=backbone.unroll=0]
 
 All have the same weights and batch. A step encodes queries and passages, computes the in-batch
 contrastive loss of their cosines over 0.05 and its gradient (of the prompt, or of all weights),
-clips it and applies AdamW. dprjax's step is train.py's own update. PyTorch's is written as users of
-transformers do: the prompt as past_key_values, SDPA, on a GPU bfloat16 autocast and fused AdamW,
-plain and, where that runs, under torch.compile; and for DPT on a GPU also with frozen weights in
-bfloat16. sentence-transformers has no such prompts: its trainer with MultipleNegativesRankingLoss
-is measured for FT, with all of its loop, on ready-made tokens. Before anything is timed, all losses
-must agree in float32 (1e-4), and so must the loss and the gradient's norm of the first steps, as
-far as the precision allows.
+clips it and applies AdamW.
 
---dropout=0.1 measures steps with dropout in the encoder, as most recipes have it: dprjax's and
-PyTorch's, whose first steps cannot agree then. Its file is step_SIZE-dropout-DEVICE.json.
+- dprjax takes the update of train.py.
+- PyTorch is written as users of transformers do: the prompt as past_key_values, SDPA, on a GPU
+  bfloat16 autocast and fused AdamW. It runs plain and, if possible, under torch.compile; for DPT on
+  a GPU also with frozen weights in bfloat16.
+- sentence-transformers has no such prompts: its trainer with MultipleNegativesRankingLoss is
+  measured for FT, with all of its loop, on ready-made tokens.
+
+Before anything is timed, all losses must agree in float32 (1e-4), and so must the loss and the
+gradient norm of the first steps, as far as the precision allows.
+
+--dropout=0.1 measures steps of dprjax and PyTorch with dropout in the encoder, as most recipes have
+it. Their first steps cannot agree then. The file is step_SIZE-dropout-DEVICE.json.
 
 --variant also measures dprjax with other options (KEY=VALUE, separated by commas); with
 backbone.dtype=mixed among them, PyTorch under bfloat16 autocast too. On a GPU,
@@ -198,12 +202,11 @@ def compare(
       f'{method}: the loss is {loss} by {name}, {expected} by PyTorch in float32'
     )
     assert np.isclose(norm_here, norm, rtol=5e-2 if rough else 1e-3), (
-      f"{method}: the gradient's norm is {norm_here} by {name}, {norm} by PyTorch"
+      f'{method}: the gradient norm is {norm_here} by {name}, {norm} by PyTorch'
     )
   if not args.dropout:
     print(
-      f"{method}: all {len(ways)} agree on the first step's loss and norm of the gradient "
-      f'({norm:.4g})',
+      f'{method}: all {len(ways)} agree on loss and gradient norm of the first step ({norm:.4g})',
       flush=True,
     )
 
@@ -232,7 +235,7 @@ def compare(
     if isinstance(way, SentenceTransformers):
       way.close()
   ways.clear()
-  gc.collect()  # the next method's systems need the memory
+  gc.collect()  # the systems of the next method need the memory
   torch.cuda.empty_cache()
   return cases
 
@@ -245,7 +248,7 @@ def our_loss(
   prompt: np.ndarray | None,
   batch: Any,
 ) -> float:
-  """dprjax's loss, in float32."""
+  """The loss of dprjax, in float32."""
   system = dpr.build(updates.settings(method, args.prompt, 'float32'), model, updates.one_device())
   tensors = {'backbone': params} | ({} if prompt is None else {'prompt': {'prefix': prompt}})
   # By default, float32 products on a GPU have the precision of tf32.
@@ -266,7 +269,7 @@ def ours(
     start = system.init(parts, key)
     if prompt is not None:
       assert tree.flatten(start['prompt']).keys() == {'prefix'}, (
-        "a variant's prompt has other parameters than the prefix that PyTorch has"
+        'the prompt of a variant has other parameters than the prefix of PyTorch'
       )
       start['prompt'] = {'prefix': prompt}
     return start
@@ -275,7 +278,7 @@ def ours(
 
 
 class Torch:
-  """A step as a user of transformers writes it: of the prompt, or without one of all weights."""
+  """A step as a user of transformers writes it: of the prompt or, without one, of all weights."""
 
   def __init__(
     self,
@@ -381,19 +384,19 @@ class Torch:
 
 
 class SentenceTransformers:
-  """SentenceTransformerTrainer's loop in a thread, which waits after the requested steps."""
+  """The loop of SentenceTransformerTrainer in a thread, which waits after the requested steps."""
 
   memory_mib = None
 
   @classmethod
   def make(cls, *arguments: Any) -> 'SentenceTransformers | None':
-    """None, with a line that says why, if the trainer or what it needs is not installed."""
+    """None, with a line that says why, if the trainer or a package for it is not installed."""
     try:
       import accelerate  # noqa: F401
       import datasets  # noqa: F401
       import sentence_transformers  # noqa: F401
     except ImportError as error:
-      print(f"sentence-transformers' trainer is left out: {error}", flush=True)
+      print(f'the trainer of sentence-transformers is left out: {error}', flush=True)
       return None
     return cls(*arguments)
 
@@ -418,7 +421,7 @@ class SentenceTransformers:
     }
     # More than will be requested, in one epoch, so that no step includes the end of an epoch.
     steps = 10_000
-    # The rows' content is not used: the collator has the tokens.
+    # The content of the rows is not used: the collator has the tokens.
     rows = datasets.Dataset.from_dict({name: ['-'] * (queries * steps) for name in features})
     settings = sentence_transformers.SentenceTransformerTrainingArguments(
       output_dir=str(folder.with_name('trainer')),

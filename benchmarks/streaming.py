@@ -40,7 +40,7 @@ def passages(texts: list[str], count: int) -> Iterator[tuple[str, str]]:
 
 
 def vectors(texts: Iterable[str]) -> np.ndarray:
-  """Bits of each text's hash, float32 [n, 32]."""
+  """Bits of the hash of each text, float32 [n, 32]."""
   digests = b''.join(hashlib.blake2b(text.encode(), digest_size=4).digest() for text in texts)
   keys = np.frombuffer(digests, '<u4')
   bits = keys[:, None] >> np.arange(DIMENSION, dtype=np.uint32) & np.uint32(1)
@@ -48,7 +48,7 @@ def vectors(texts: Iterable[str]) -> np.ndarray:
 
 
 class Stub:
-  """What `folders.fill_folder` asks of an encoder."""
+  """The part of an encoder that `folders.fill_folder` uses."""
 
   dimension, dtype = DIMENSION, 'float32'
   space_sha256 = config_sha256 = '0' * 64

@@ -2,11 +2,16 @@
 
     python benchmarks/templates.py [--rows=32] [--tokens=48] [--tasks=3] [--prompt=6] [--runs=9]
 
-Random weights of all-MiniLM-L6-v2's shape; two slots of learned vectors, and rows of several
-tasks. ``text``: the texts alone; ``as long``: plain texts of the templates' length; ``n = 0`` and
-``n = L - 1``: templates filled on the device, the vectors being those of a table. Predicted: the
-tokens' ratio of ``text`` to ``as long``, and templates under 3 % more than ``as long``. Forward
-pass, and the gradient of the table. Writes benchmarks/results/templates-DEVICE.json.
+The weights are random, in the shape of all-MiniLM-L6-v2; a template has two slots of learned
+vectors; rows are of several tasks.
+
+- ``text``: only the texts
+- ``as long``: plain texts as long as the templates
+- ``n = 0`` and ``n = L - 1``: templates filled on the device with vectors of a table
+
+Predicted are the ratio of tokens of ``text`` and ``as long``, and templates under 3 % above ``as
+long``. Measures the forward pass and the gradient of the table. Writes
+benchmarks/results/templates-DEVICE.json.
 """
 
 import argparse
@@ -41,7 +46,7 @@ def main() -> None:
     MODEL.vocab_size,
     MODEL.pad_token_id,
   )
-  around = 2  # special tokens of a text alone
+  around = 2  # special tokens of a single text
   longer = args.tokens - around + templates.extra('query')
   rng = np.random.default_rng(0)
   numbers = jnp.asarray(rng.integers(args.tasks, size=args.rows), jnp.int32)

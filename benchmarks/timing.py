@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# Otherwise JAX allocates three quarters of a GPU's memory, which leaves PyTorch too little. It is
+# Otherwise JAX allocates three quarters of the GPU memory, which leaves PyTorch too little. It is
 # read when a backend starts.
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
 
@@ -38,9 +38,9 @@ def summary(seconds: Seconds, base: str | None = None, per: int = 1) -> dict[str
 
   Args:
     seconds: from ``take_turns``.
-    base: the way that the others are compared with: ``ratio`` is the median over rounds of a way's
-      seconds over the base's (above 1: slower). A changing load affects it less than a ratio of
-      medians.
+    base: the way that the others are compared with: ``ratio`` is the median over rounds of the
+      seconds over those of the base (above 1: slower). A changing load affects it less than a
+      ratio of medians.
     per: how often a way does its work in one call.
   """
   cases = {}

@@ -3,10 +3,11 @@
     python benchmarks/topic_step.py [--size=minilm] [--documents=32] [--topics=5] [--prompt=16]
         [--title=16] [--abstract=48] [--runs=3]
 
-Without that loss N titles of Tq and N abstracts of Tp tokens are encoded, with it n K abstracts
-more: predicted is 1 + n K Tp / (N (Tq + Tp)) of the time. All take turns. Memory, of the compiled
-program beside arguments and results, also with the largest n in 2 and 4 chunks of the gradient
-cache. Writes benchmarks/results/topic_step_SIZE-DEVICE.json.
+Without that loss, a step encodes N titles of Tq and N abstracts of Tp tokens; with it n K abstracts
+more. So the predicted time is 1 + n K Tp / (N (Tq + Tp)) times that without it. All take turns.
+Memory is the temporary memory of the compiled program, without arguments and results; for the
+largest n also in 2 and 4 chunks of the gradient cache. Writes
+benchmarks/results/topic_step_SIZE-DEVICE.json.
 """
 
 import types

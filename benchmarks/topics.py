@@ -1,13 +1,14 @@
-"""Finding topics by documents and sweeps, and a text's topic from its words.
+"""Finding topics by documents and sweeps, and the topic of a text from its words.
 
     python benchmarks/topics.py --input=../shared/data/arxiv/arxiv_sample.jsonl.xz
         [--documents=3000] [--sweeps=200] [--topics=5]
 
-hLDA of a growing number of documents, then of all with a growing number of sweeps; LDA beside it.
-For each: the seconds, how many topics there are under the root and how many have a fifteenth of the
-documents or more, the share of the largest one, and in which part of the documents the topic by
-their words is the method's own. Then texts a second, titles and abstracts, whose topic is inferred.
-Writes benchmarks/results/topics-DEVICE.json. A training step under topics is in topic_step.py.
+Runs hLDA on a growing number of documents, then on all with a growing number of sweeps, with LDA
+beside it. Each row has the seconds, the number of topics under the root and of those with a
+fifteenth of the documents or more, the share of the largest topic, and the share of documents for
+which inference from words gives the topic that the method assigned. The last rows are titles and
+abstracts a second whose topic is inferred. Writes benchmarks/results/topics-DEVICE.json. A training
+step under topics is in topic_step.py.
 """
 
 import time

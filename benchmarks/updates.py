@@ -35,7 +35,7 @@ def options(
     method: 'DPT' or 'FT'.
     prompt: length of the prompt, for DPT.
     dtype: of the arithmetic and of frozen weights.
-    overrides: ``KEY=VALUE`` of the config's options.
+    overrides: ``KEY=VALUE`` of config options.
   """
   recipe = {'DPT': 'dptdr.py:beir,both', 'FT': 'ft.py'}[method]
   settings = {
@@ -102,7 +102,7 @@ class Update:
 
   @property
   def memory_mib(self) -> float:
-    """The program's arguments and temporary memory; its results reuse the state's memory."""
+    """Arguments and temporary memory of the program; its results reuse the memory of the state."""
     memory = self.compiled.memory_analysis()
     return round((memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20, 1)
 
