@@ -1,5 +1,6 @@
 """Pretraining by the commands: train, resume, export, go on from what was exported."""
 
+import functools
 import json
 import pathlib
 import shutil
@@ -35,22 +36,25 @@ CONFIGS = {
 RESUMED = ('rip.py:local', 'rip.py:prompt,local', 'condenser.py:cocondenser,local')
 
 
+@pytest.fixture(scope='module')
+def shared(trained):
+  """Flags of six updates, on the text and the backbone that the tests share."""
+  return [
+    f'--config.backbone.path={trained}/backbone',
+    '--config.data.format=corpus',
+    f'--config.data.dir={trained}/data/corpus.jsonl',
+    f'--config.data.token_cache={trained}/token_cache',
+    '--config.batch_size=8',
+    '--config.steps=6',
+    '--config.checkpoint.every=2',
+  ]
+
+
 @pytest.fixture
-def go(command, one_device, trained, tmp_path):
-  """``go(config, *flags, workdir='run')`` -> (exit status, standard error), on the text and the
-  backbone that the tests share.
-  """
+def go(command, one_device, shared, tmp_path):
+  """``go(config, *flags, workdir='run')`` -> (exit status, standard error)."""
 
   def run(config, *flags, workdir='run'):
-    shared = [
-      f'--config.backbone.path={trained}/backbone',
-      '--config.data.format=corpus',
-      f'--config.data.dir={trained}/data/corpus.jsonl',
-      f'--config.data.token_cache={trained}/token_cache',
-      '--config.batch_size=8',
-      '--config.steps=6',
-      '--config.checkpoint.every=2',
-    ]
     return command(
       train, f'--config={ROOT}/configs/{config}', f'--workdir={tmp_path / workdir}', *shared, *flags
     )
@@ -58,14 +62,29 @@ def go(command, one_device, trained, tmp_path):
   return run
 
 
+@pytest.fixture(scope='module')
+def finished(one_device, trained, shared, tmp_path_factory):
+  """``finished(config)`` -> the workdir of a training that the tests share."""
+
+  @functools.cache
+  def make(config):
+    workdir, before = tmp_path_factory.mktemp('finished') / 'run', files_of(trained / 'backbone')
+    train.main([f'--config={ROOT}/configs/{config}', f'--workdir={workdir}', *shared])
+    assert files_of(trained / 'backbone') == before
+    return workdir
+
+  return make
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('config', CONFIGS)
-def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_path, config):
-  before = files_of(trained / 'backbone')
-  status, err = go(config)
-  assert status == 0 and 'done at step 6' in err, err
-  assert files_of(trained / 'backbone') == before
+@pytest.mark.parametrize(
+  'config', [pytest.param(one, marks=pytest.mark.xdist_group(one)) for one in CONFIGS]
+)
+def test_trains_resumes_and_changes_what_is_trainable_alone(
+  go, finished, trained, tmp_path, config
+):
   run = tmp_path / 'run'
+  shutil.copytree(finished(config), run)
   step, trainable = trainable_of(run)
   assert step == 6
   assert {
@@ -100,11 +119,14 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
 
 
 @pytest.mark.slow
-def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command, trained, tmp_path):
-  assert go('condenser.py:local')[0] == 0
-  trainable = trainable_of(tmp_path / 'run')[1]
+@pytest.mark.xdist_group('condenser.py:local')
+def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(
+  go, finished, command, trained, tmp_path
+):
+  run = finished('condenser.py:local')
+  trainable = trainable_of(run)[1]
   out = tmp_path / 'out'
-  status, err = command(export, '--force', f'--workdir={tmp_path}/run', f'--out={out}')
+  status, err = command(export, '--force', f'--workdir={run}', f'--out={out}')
   assert status == 0, err
   backbone = hub.load_backbone(out, ('mlm', 'condenser'))
   assert backbone.heads['condenser'].settings['split'] == 1
@@ -136,15 +158,14 @@ def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command,
 
 
 @pytest.mark.slow
-def test_a_pretrained_prompt_starts_a_prompt(go, command, trained, tmp_path):
-  assert go('rip.py:prompt,local')[0] == 0
-  status, err = command(
-    export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz'
-  )
+@pytest.mark.xdist_group('rip.py:prompt,local')
+def test_a_pretrained_prompt_starts_a_prompt(finished, command, trained, tmp_path):
+  run = finished('rip.py:prompt,local')
+  status, err = command(export, '--force', f'--workdir={run}', f'--out={tmp_path}/prompt.npz')
   assert status == 0, err
   prompt = load_prompt(tmp_path / 'prompt.npz')
   np.testing.assert_array_equal(
-    prompt.of_side('query')['prefix'], trainable_of(tmp_path / 'run')[1]['prompt/prefix']
+    prompt.of_side('query')['prefix'], trainable_of(run)[1]['prompt/prefix']
   )
   assert (
     prompt.meta['query_max_length'],
