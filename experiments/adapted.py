@@ -1,12 +1,12 @@
 """Shared by experiments that pretrain a published encoder further, by RIP.
 
-Such an encoder comes without a masked-LM head, so one is trained first, on the frozen encoder:
-once for all seeds, as the encoder itself was.
+Such an encoder has no masked-LM head, so one is trained first, on the frozen encoder, once for all
+seeds.
 """
 
 import systems
 
-# Of the head and of RIP. The head's rate is that of whole models in both.
+# Options of the head and of RIP. The head has the learning rate of whole models in both.
 TEXTS = ('scifact/corpus.jsonl', 'medquad/corpus.jsonl', 'arxiv')
 OPTIONS = (
   'pooling=mean',
@@ -31,12 +31,12 @@ def parser(doc, settings, seeds, ways):
 
 
 class Runs(systems.Runs):
-  """Runs that may start from what RIP made."""
+  """Runs that may start from a result of RIP."""
 
   fixed = (*systems.Runs.fixed, 'head_steps', 'rip_steps')
 
   def rip(self, seed, name, recipe, rate, *options):
-    """What RIP made of the encoder by a recipe: a prompt, or the encoder itself."""
+    """The result of RIP by a recipe: a prompt, or the encoder itself."""
     out = self.out / 'pretrained' / f'{name}-{seed}'
     if 'prompt' in recipe:
       out = out.with_suffix('.npz')

@@ -24,7 +24,7 @@ def differences(
     xlabel: the label of the x axes.
     foot: a line in small print.
     path: the file; its suffix (png, pdf, svg) decides the format.
-    title: what the figure says.
+    title: the finding that the figure shows.
 
   Raises:
     InputError: the suffix is of another format.
@@ -52,7 +52,7 @@ def paths(
     xlabel: the label of the x axis.
     foot: a line in small print.
     path: the file; its suffix (png, pdf, svg) decides the format.
-    title: what the figure says.
+    title: the finding that the figure shows.
 
   Raises:
     InputError: the suffix is of another format.

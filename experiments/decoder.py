@@ -19,12 +19,13 @@ puts the tables into docs/experiments/decoder.md and keeps the ledger.
 Rules, fixed before a prompt or LoRA was scored; a first design chose rates on held-out training
 queries:
 
-- Vectors are means of states, compared by their cosine. The last token's state is measured on the
-  decoder before step 1, and not trained.
-- A prompt, which begins as a text's keys and values, and LoRA have two learning rates each, a
-  factor of ten apart, and the same updates and batches. No dropout, average or regularization.
+- Vectors are means of states, compared by their cosine. The state of the last token is measured on
+  the decoder before step 1, and not trained.
+- A prompt begins as the keys and values of a text. Prompt and LoRA have two learning rates each, a
+  factor of ten apart, and the same updates and batches. There is no dropout, average or
+  regularization.
 - The first third of the test queries chooses the learning rate, and the others decide, by the
-  verdicts of trials.py. Both as in experiments/prompt_init.py.
+  verdicts of trials.py, as in experiments/prompt_init.py.
 - Two rates do not bracket the best one. A verdict on a prompt against LoRA holds for these rates.
 """
 
@@ -79,7 +80,7 @@ TUNED = (
 
 
 class Adapter(NamedTuple):
-  """What is trained for the task: a recipe of configs/, learning rates and options."""
+  """A training for the task: a recipe of configs/, learning rates and options."""
 
   recipe: str
   rates: tuple[float, ...]
@@ -246,7 +247,7 @@ class Experiment:
     return evaluation.search(*model, self.folder, self.passages(name, pooling))
 
   def tables(self):
-    """Shows what is there; with --docs, puts it there and keeps the ledger."""
+    """Prints tables of all finished runs; with --docs, writes them there and keeps the ledger."""
     lines = trials.ledger(self.out)
     runs = {}
     for line in (*taken(), *lines):

@@ -99,7 +99,7 @@ def tested(folder):
 
 
 def score(qrels, queries, ids, top):
-  """Means of what was found, and nDCG@10 of each query, in the order of their ids."""
+  """Means over the queries, and nDCG@10 of each query in the order of their ids."""
   run = trec.run_from_rows([one.id for one in queries], ids, top.rows, top.scores)
   values = measures.measure(run, qrels, MEASURES)
   per_query = values['per_query']['nDCG@10']
@@ -109,7 +109,7 @@ def score(qrels, queries, ids, top):
 
 
 def unseen(folder):
-  """Of each test query, by id, whether no passage relevant to it is so to a training query."""
+  """By id of each test query: whether no passage is relevant to both it and a training query."""
   train, test = (
     {
       query: {doc for doc, grade in docs.items() if grade > 0}

@@ -1,27 +1,29 @@
-"""What a prompt gains by default, in many settings: many and few queries, good and bad labels.
+"""The gain of a prompt by default, in many settings: many and few queries, good and bad labels.
 
     python experiments/gain.py --data=../shared/data --out=runs/gain
 
 All start from all-MiniLM-L6-v2. A setting (experiments/gain_sets.py) is a BEIR folder with training
-and test judgements. On each, over seeds:
+and test judgements. These systems are measured on each, over seeds:
 
-- BM25, and the encoder as it is;
-- the recipes `dptdr.py:beir,query`, a prompt for queries alone, and `dptdr.py:beir,both`, one for
-  both sides; and `dptdr.py:beir`, which trains both and takes the one that is better on held-out
-  queries: its rows are made of theirs;
-- the recipe as it was before: a prompt for both sides at a lower rate;
-- fine-tuning, and a linear map of the query's vector: the best of three learning rates each on
-  held-out training queries (with the first seed), trained until that score no longer rises.
+- BM25, and the frozen encoder
+- the recipe `dptdr.py:beir,query`: a prompt for queries only
+- the recipe `dptdr.py:beir,both`: a prompt for both sides
+- the recipe `dptdr.py:beir`: trains both prompts and takes the one that is better on held-out
+  queries; its rows come from the runs of the two
+- the earlier recipe: a prompt for both sides at a lower rate
+- fine-tuning, and a linear map of query vectors: the best of three learning rates each on held-out
+  training queries (with the first seed), trained until that score no longer rises
 
-The recipes find their number of updates as they do for anyone: on held-out training queries or by
-cross-validation. Where a recipe says that nothing was gained, its user keeps the encoder as it is;
-so does the table, which counts these runs. (Fine-tuning and the linear map are what they are, also
-where they lose.) Every run leaves a line in OUT/ledger.jsonl, and the
-same command goes on where it stopped, on another machine too (experiments/ledgers/gain.jsonl).
-`--part` names some settings, `--ways` some systems, or variants of a recipe with one thing changed
-(`--ways=free,batch`; they are made only where they are named, and have their own table).
-`--part=tables` makes tables and figures of what is there, and with `--docs=docs` puts them into
-docs/experiments/gain.md and keeps the ledger.
+The recipes find their number of updates as usual: on held-out training queries or by
+cross-validation. Where a recipe says that nothing was gained, its user keeps the frozen encoder; so
+does the table, which counts these runs. Fine-tuning and the linear map keep their scores, also
+losses.
+
+Every run leaves a line in OUT/ledger.jsonl, and the same command continues where it stopped, on
+another machine too (experiments/ledgers/gain.jsonl). `--part` names some settings. `--ways` names
+some systems, or variants of a recipe with one thing changed (`--ways=free,batch`), which run only
+if named and have their own table. `--part=tables` makes tables and figures of all finished runs;
+with `--docs=docs` it puts them into docs/experiments/gain.md and keeps the ledger.
 
 Verdicts follow the rules of trials.py, over all settings and their test queries.
 """
@@ -76,8 +78,8 @@ WAYS = {
     keeps='',
   ),
 }
-# A recipe with one thing changed, each: what the parts are for. (Of the one for queries the
-# negatives of the batch are those of a larger batch, too.)
+# Recipes with one thing changed each, which show the effect of the parts. (The recipe for queries
+# with negatives of the batch also has a larger batch.)
 CHANGED = {
   'query': {
     'rate=0.007': ('optim.learning_rate=7e-3',),
@@ -116,7 +118,7 @@ LABELS = {
   'mined': "one of BM25's negatives for each query",
   'gains': 'gains of LayerNorm in place of the prompt',
 }
-# Of which recipe each is a variant.
+# The recipe of each variant.
 BASES = {way: base for base, changed in CHANGED.items() for way in changed} | {'gains': 'query'}
 VARIANTS = {
   way: systems.Way(LABELS.get(way, way), WAYS[base].recipe, options=options, both=WAYS[base].both)
@@ -161,7 +163,7 @@ def main():
 
 
 class Experiment(systems.Runs):
-  """Prompts by default, and what they are compared with."""
+  """Prompts by default, and the systems that they are compared with."""
 
   name = 'gain'
   sets = gain_sets.SETTINGS
@@ -175,7 +177,7 @@ class Experiment(systems.Runs):
     return made + self.verdicts(found, names) + self.share(found, names)
 
   def share(self, found, names):
-    """The recipe's mean gain as a part of fine-tuning's, where both were trained."""
+    """The mean gain of the recipe over that of fine-tuning, on settings with both."""
     both = [name for name in names if found[name][CHOSEN] and found[name]['ft']]
     if not both:
       return ''
@@ -189,11 +191,11 @@ class Experiment(systems.Runs):
     )
 
   def found(self):
-    """As any experiment's, and the better of two prompts."""
+    """The systems of any experiment, and the better of two prompts."""
     found = super().found()
     for ways in found.values():
       for seed in sorted(ways['query'].keys() & ways['both'].keys()):
-        # As methods/selection.py chooses; the encoder as it is has one score for both.
+        # As methods/selection.py chooses; the frozen encoder has one score for both.
         ways[CHOSEN][seed] = max(
           (ways[way][seed] for way in ('both', 'query')),
           key=lambda line: (line['better'], line['gain']),
@@ -241,7 +243,7 @@ class Experiment(systems.Runs):
     )
 
   def unseen(self, found, names):
-    """Of the settings whose test queries have answers of both kinds."""
+    """The table of the settings whose test queries have answers of both kinds."""
     rows = []
     ways = ['frozen', *WAYS]
     for name in names:

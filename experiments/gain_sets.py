@@ -1,7 +1,7 @@
 """Settings of experiments: sets of ../shared/data and of docstrings as BEIR folders.
 
-A setting is a source and what of its training queries is used. All settings of a source share its
-corpus and its test queries; a corpus has all judged passages of the queries here and others, by a
+A setting is a source and a choice of its training queries. All settings of a source share its
+corpus and its test queries. A corpus has all judged passages of the queries here and others, by a
 hash, up to 2,000 (ClariQ, which has no more, and the larger MedQuAD: 4,000; the largest: 8,000).
 Queries are split by a hash of their ids where a source has no splits of its own. Texts are never
 changed.
@@ -25,7 +25,7 @@ PASSAGES = 2000  # of a corpus, but all judged ones
 LARGER = {'clariq': 2, 'medquad-large': 2, 'medquad-8000': 4, 'medquad-cut': 4}  # times as many
 WRONG = 0.2  # of the positives, where labels are degraded so
 JUDGED = 40  # passages of a query of TREC, at most
-# Words of a question that say nothing of what it asks for.
+# Words of a question without content.
 FUNCTION_WORDS = (
   'a about an and are as at be being by can do does for from has have how in is it many much of on '
   'or the there to what which who with you'
@@ -33,13 +33,13 @@ FUNCTION_WORDS = (
 
 
 class Setting(NamedTuple):
-  """What is trained on.
+  """The training queries of a setting.
 
   Attributes:
     source: of the corpus and of the test queries.
     train: training queries, at most.
-    degraded: '', or 'one': one of a query's positives is kept; 'wrong': a fifth of the queries have
-      another passage as their positive.
+    degraded: '', or 'one': each query keeps one of its positives; 'wrong': a fifth of the queries
+      have another passage as their positive.
   """
 
   source: str
@@ -87,7 +87,7 @@ def only(folder, pattern):
 
 
 def hashed(id_):
-  """What decides where a query or passage belongs."""
+  """The hash that assigns a query or passage to a split."""
   return hashlib.blake2b(id_.encode()).digest()
 
 
@@ -116,7 +116,7 @@ def prepare(data, out, name, setting):
 
 
 def cut(docs, count):
-  """So many of a query's judged passages, by the hash."""
+  """So many judged passages of a query, by the hash."""
   return {doc: docs[doc] for doc in sorted(docs, key=hashed)[:count]}
 
 
@@ -155,7 +155,7 @@ def read(data, name):
 
 
 def read_beir(data, name, most=1000):
-  """One of the sets in BEIR's form."""
+  """One of the sets in the form of BEIR."""
   folder = data / name
   wanted = {'cranfield': ('test',), 'clariq': ('train', 'dev', 'test')}
   splits = ('dl19', 'dl20') if name == 'msmarco-dl' else wanted.get(name, ('train', 'test'))
@@ -175,8 +175,9 @@ def read_beir(data, name, most=1000):
 
 
 def cut_questions(source):
-  """A source whose questions are keywords, one of which is missing: by the hash, where there are
-  more than two.
+  """A source whose questions are keywords.
+
+  A question of more than two words lacks one, by the hash.
   """
   queries, left_out = {}, FUNCTION_WORDS.split()
   for query, question in source.queries.items():

@@ -1,12 +1,12 @@
-"""A small server of OpenAI's interface for chat completions, on a decoder of dprjax.
+"""A small server of chat completions in the OpenAI interface, on a decoder of dprjax.
 
     python experiments/gguf_backbone.py SmolLM2-135M-Instruct.Q4_1.gguf runs/smollm2
     python experiments/generation.py --decoder=runs/smollm2 --port=8000
     python -m dprjax.queries --corpus=... --endpoint=http://127.0.0.1:8000/v1 --model=smollm2 ...
 
-For tests and experiments on machines without a network: greedy, a batch at a time, and slow. The
-cache of keys and values is a `Prefix`, the adapter that prompts are: what was read stands before
-the one token that is new.
+It serves tests and experiments on machines without a network: greedy, a batch at a time, and slow.
+The cache of keys and values is a `Prefix`, the adapter of prompts: the tokens read so far stand
+before the one new token.
 """
 
 import argparse
@@ -35,7 +35,7 @@ WAIT_S = 0.05  # for others to share a batch
 
 @functools.partial(jax.jit, static_argnames='config')
 def read(config, params, tokens, mask, adapter):
-  """The logits after each row's last token, and all keys and values [L, B, 2, T, N, D]."""
+  """The logits after the last token of each row, and all keys and values [L, B, 2, T, N, D]."""
   x, scanned, shared = encoder._embed(config, params, tokens, mask, adapter)
   (x, _), kept = encoder._stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(
     {'params': params['layers']}, x, scanned, shared, mutable=['intermediates']
@@ -185,7 +185,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def serve(answer, port=0, handler=Handler):
-  """A server on this machine alone, running; ``answer`` as of `Decoder`."""
+  """A running server on the loopback interface; ``answer`` as of `Decoder`."""
   server = http.server.ThreadingHTTPServer(('127.0.0.1', port), handler)
   server.daemon_threads = True
   server.answer = answer

@@ -1,12 +1,12 @@
-"""Makes a backbone's folder of a GGUF file: config.json, model.safetensors, tokenizer.json.
+"""Makes a backbone folder from a GGUF file: config.json, model.safetensors, tokenizer.json.
 
     pip install gguf
     python experiments/gguf_backbone.py MODEL.gguf FOLDER
     python -m dprjax.encode --backbone=FOLDER ...
 
-The weights are dequantised to float32, so the folder is larger than the file. Read are the
-architectures llama and gemma3, and tokenizers of byte pairs (``gpt2``, as SmolLM2 has); of another
-tokenizer there is no tokenizer.json. A text ends with the end-of-sequence token, whose state the
+The weights are dequantised to float32, so the folder is larger than the file. It reads the
+architectures llama and gemma3, and tokenizers of byte pairs (``gpt2``, as in SmolLM2); another
+tokenizer gives no tokenizer.json. A text ends with the end-of-sequence token, whose state the
 pooling ``lasttoken`` takes.
 """
 
@@ -18,7 +18,7 @@ import re
 import numpy as np
 import safetensors.numpy
 
-# GGUF's names of tensors and those of transformers.
+# Names of tensors in GGUF and in transformers.
 _TENSORS = {
   'token_embd': 'embed_tokens',
   'output_norm': 'norm',
@@ -69,7 +69,7 @@ def read(path):
 
 
 def fields_of(reader):
-  """What the file says about the model, by names."""
+  """The fields of the file, by name."""
   return {name: field.contents() for name, field in reader.fields.items()}
 
 

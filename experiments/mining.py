@@ -11,7 +11,7 @@ def mine(folder, qrels, runs, out, *flags):
   Args:
     folder: of the setting.
     qrels: the file.
-    runs: flags of `dprjax.mine` that name the retrievers' runs.
+    runs: flags of `dprjax.mine` that name the runs of retrievers.
     out: the file that is made.
     flags: more of them.
   """
@@ -24,7 +24,7 @@ def mine(folder, qrels, runs, out, *flags):
 
 
 def words(folder, out):
-  """BM25's run of the training queries, unless it is there."""
+  """The BM25 run of the training queries, unless it is there."""
   if not out.exists():
     out.parent.mkdir(parents=True, exist_ok=True)
     given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))

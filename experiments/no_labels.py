@@ -10,11 +10,11 @@ tables are as in experiments/decoder.py (experiments/ledgers/no_labels.jsonl).
 
 Rules, fixed before the runs:
 
-- Four sets: SciFact, Cranfield, MedQuAD and QNLI, at most 2,000 passages each, of which 64 tokens
-  are read, by all systems alike. 300 passages are asked about, with up to three queries each.
-- Sources of queries: the passages themselves (`extracted`), and SmolLM2-135M-Instruct
-  (`generated`), greedy, with two training queries as examples, one query a passage, of 32
-  passages. A server of OpenAI's interface gives the same answers as a file of them.
+- There are four sets: SciFact, Cranfield, MedQuAD and QNLI, at most 2,000 passages each. All
+  systems read 64 tokens of a passage. 300 passages get up to three queries each.
+- Sources of queries are the passages themselves (`extracted`), and SmolLM2-135M-Instruct
+  (`generated`): greedy, with two training queries as examples, one query a passage, for 32
+  passages. A server of the OpenAI interface gives the same answers as a file of them.
 - 60 updates of 16 queries; everything else as in the config. No rate or option is chosen by judged
   queries.
 - Half of a step is the sum of the cosines of the frozen encoder and of the prompt.
@@ -171,7 +171,7 @@ class Experiment:
     return self.counted(work) | {'scores': scores, 'resumed': resumed}
 
   def counted(self, work):
-    """How many queries were made, and what the filters left of them."""
+    """The number of queries made, and of those left by the filters."""
     report = json.loads((work / 'queries' / 'report.json').read_text())
     found = json.loads((work / 'queries' / 'qrels' / 'found.tsv.json').read_text())
     return {'queries': report['counts'], 'kinds': report['kinds'], 'found': found['counts']}
@@ -197,7 +197,7 @@ class Experiment:
     return self.out / 'runs' / f'{name}-{source}-{seed}'
 
   def answers(self, name):
-    """A file of the decoder's answers about passages of a set; made where it is not there."""
+    """A file with answers of the decoder about passages of a set; made if it is missing."""
     path = self.out / 'answers' / f'{name}.answers.jsonl'
     if not path.exists():
       import generation
@@ -252,7 +252,7 @@ class Experiment:
     return self.train(name, seed, 'continued', f'prompt.init_from={prompt}')
 
   def train(self, name, seed, part, *options):
-    """Trains on judged queries alone; nDCG@10 of each test query."""
+    """Trains on judged queries only; nDCG@10 of each test query."""
     folder, work = self.folder(name), self.workdir(name, seed, part)
     passages = self.workdir(name, seed, 'extracted') / 'passages'
     trials.check_here(self.out, {'run': f'{name}/extracted', 'seed': seed}, passages)
@@ -279,7 +279,7 @@ class Experiment:
     return {'scores': {'prompt': found['scores']['nDCG@10']}}
 
   def tables(self):
-    """Shows what is there; with --docs, puts it there and keeps the ledger."""
+    """Prints tables of all finished runs; with --docs, writes them there and keeps the ledger."""
     lines = trials.ledger(self.out)
     found = {}  # scores by system, seed and set
     for line in lines:
@@ -329,7 +329,7 @@ class Experiment:
     return [f'{mean:+.4f} [{under:+.4f}, {over:+.4f}]', f'{worst[low]:+.4f} ({low})']
 
   def counts(self, lines):
-    """Queries made, and what was left of them."""
+    """The numbers of queries made and left."""
     rows = []
     for line in lines:
       if 'queries' in line:

@@ -1,13 +1,14 @@
-"""Plans of the recipes and of embedding models on the machines that people rent: docs/plans.md.
+"""Plans of the recipes and of embedding models on machines for rent: docs/plans.md.
 
     python experiments/plans.py [--only=dptdr.*v5e:2x4] [--minutes=60] [--compile=false]
     python experiments/plans.py --show='dptdr.py:msmarco roberta-large v5e:2x4'
 
-The first command compiles what experiments/plans.jsonl lacks and writes the page; `make plans` is
-the same. --only is a regular expression of RECIPE BACKBONE MACHINE, or of MODEL MACHINE encode or
-update. Each compiled program is a line of the file, so the command can be stopped at any time and
-continues there. All programs take hours; an update of a large encoder takes minutes. After a change
-of a model, a method, jax or a compiler, remove the lines that should be compiled again.
+The first command compiles the programs that experiments/plans.jsonl lacks and writes the page;
+`make plans` is the same. --only is a regular expression of RECIPE BACKBONE MACHINE, or of MODEL
+MACHINE encode or update. Each compiled program is a line of the file, so the command can be stopped
+at any time and continues there. All programs take hours; an update of a large encoder takes
+minutes. After a change of a model, a method, jax or a compiler, remove the lines that should be
+compiled again.
 
 The second command prints the plans that match, from the file: memory, FLOPs, bytes, collectives and
 rates of the update and of the encoder.
@@ -34,9 +35,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LEDGER = ROOT / 'experiments' / 'plans.jsonl'
 PAGE = ROOT / 'docs' / 'plans.md'
 
-# What is trained, and its examples: MS MARCO's queries with judgements and its passages, NQ's
-# questions with an answer among the passages, arXiv's papers in
-# docs/experiments/topic-dpr.md, 40,000 of each task of NIR-Prompt.
+# Recipes and their examples: queries with judgements and passages of MS MARCO, questions of NQ with
+# an answer among the passages, papers of arXiv in docs/experiments/topic-dpr.md, 40,000 of each
+# task of NIR-Prompt.
 RECIPES = {
   'dptdr.py:msmarco': 502939,
   'dptdr.py:nq': 58880,
@@ -50,7 +51,7 @@ RECIPES = {
   'nir_retriever.py:emm,manual,paper': 120000,
   'nir_reranker.py:emm,manual,paper': 200000,
 }
-# Where more chips than so many cannot share the recipe's batch, which has too few rows.
+# Recipes whose batch has too few rows for more chips than this, and a batch that more can share.
 LARGER = {
   'cross_encoder.py:msmarco': (8, ('--config.batch_size=32',)),
   'topic_dpr.py:topic,tuned': (4, ('--config.batch_size=64', '--config.topics.batch=32')),
@@ -59,7 +60,7 @@ LARGER = {
 }
 BACKBONES = ('roberta-large', 'bert-base')
 
-# Published shapes (`dprjax.planning.backbones`), with the pooling of the model's folder.
+# Published shapes (`dprjax.planning.backbones`), with the pooling in the folder of the model.
 EMBEDDERS = {
   'qwen3-embedding-0.6b': 'lasttoken',
   'embeddinggemma-300m': 'mean',
@@ -67,7 +68,7 @@ EMBEDDERS = {
   'qwen3-embedding-4b': 'lasttoken',
 }
 EMBEDDER_MACHINES = ('v5e:2x4', 'h100:1', 'v6e:2x4', 'h100:8')
-# Texts of a forward pass and their tokens; vectors of a prompt, the update's is the last.
+# Texts of a forward pass and their tokens; lengths of prompts, the last one for the update.
 TEXTS, TOKENS = 64, 512
 LENGTHS = 16, 64
 BANKS = 10, 1000, 100_000
@@ -77,7 +78,7 @@ MISSING = '?'
 
 
 class Absent(Exception):
-  """A program that no line is of, where none may be compiled."""
+  """A program without a line in the file, if none may be compiled."""
 
 
 class Ledger:
@@ -95,7 +96,7 @@ class Ledger:
 
   @property
   def versions(self):
-    """Of jax and the compilers that the programs were compiled with."""
+    """Versions of jax and of the compilers of the programs."""
     used = {
       f'{name} {version}'
       for entry in self._known.values()
@@ -120,7 +121,7 @@ class Ledger:
 
 
 def versions_of(target):
-  """Of jax and the compiler of a target."""
+  """Versions of jax and of the compiler of a target."""
   names = {'tpu': ['jax', 'libtpu'], 'cuda': ['jax', 'jax-cuda12-plugin'], 'cpu': ['jax']}
   targets.check_installed(target)
   return {name: importlib.metadata.version(name) for name in names[target.platform]}
@@ -200,7 +201,7 @@ def embedder_programs(compile_program):
 
 
 def seconds(found):
-  """Of a training at half of the bound; None where no update fits or the hours are unknown."""
+  """Hours of a training at half of the bound; None if no update fits or the hours are unknown."""
   if found is None or not found.update or found.updates is None:
     return None
   return 2 * found.updates * found.programs[found.update].bound(found.dtype).seconds
@@ -252,7 +253,7 @@ def on(machine):
 
 
 def answer(plans):
-  """What the tables of recipes say, in bullets."""
+  """The findings of the tables of recipes, in bullets."""
   known = {names: found for names, found in plans.items() if found is not None}
   fitting = sum(bool(found.update) for found in known.values())
   longest, took = max(
@@ -275,7 +276,7 @@ def answer(plans):
 
 
 def embedder_answer(made):
-  """What the tables of embedding models say, in a bullet."""
+  """The findings of the tables of embedding models, in a bullet."""
   counts = {}
   for (_, _, what), one in made.items():
     if one is not None:
@@ -422,7 +423,7 @@ def page(plans, made, versions):
     'float32 weights, whole on each chip; `dprjax.encode` now places bfloat16 weights, which take',
     'half of that.',
     '',
-    '`make plans` compiles what `experiments/plans.jsonl` lacks and writes this page.',
+    '`make plans` compiles missing programs into `experiments/plans.jsonl` and writes this page.',
     f'Compilers: {versions}.',
   ]
   return '\n'.join(lines) + '\n'

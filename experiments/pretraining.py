@@ -1,30 +1,35 @@
-"""Ways to pretrain a backbone from scratch, compared by what is trained from it.
+"""Ways to pretrain a backbone from scratch, compared by trainings that start from it.
 
     python experiments/pretraining.py --data=../shared/data --out=runs/pretraining
 
-DPTDR's Tables 7 and 8 and Condenser's Tables 1 to 3 at a small size. For each seed all methods
-begin with the same vocabulary and weights, the *start*: random ones after `--base_steps` updates of
-plain masked LM, since the papers start from BERT or RoBERTa. All take the same number of updates
-with about the same number of tokens (`--tokens`): methods with shorter texts get more passages.
+The experiment repeats Tables 7 and 8 of DPTDR and Tables 1 to 3 of Condenser at a small size. For
+each seed all methods begin with the same vocabulary and weights, the *start*: random weights after
+`--base_steps` updates of plain masked LM, since the papers start from BERT or RoBERTa. All take the
+same number of updates with about the same number of tokens (`--tokens`): methods with shorter texts
+get more passages.
 
-- Unit and loss: RIP, coCondenser and masked LM alone, each on sentences and on spans.
+- Unit and loss: RIP, coCondenser and plain masked LM, each on sentences and on spans.
 - Masked LM, Condenser and ICT on whole passages.
 
-The rest is the same for all. Vectors are the first token's (CLS) or the mean of all (mean), by
-cosine: zero-shot; a prompt (DPT) and fine-tuning (FT) on SciFact and on MedQuAD, with 100, 1,000
-and 2,000 queries; fine-tuning on 500 and 1,000 pairs of STS-b and on 1,000 triplets of Wikipedia's
-sections. MedQuAD is also searched zero-shot with texts that all have as many tokens as spans
-(medquad-even): vectors that were trained at one length may tell lengths apart and little else.
+The rest is the same for all. Vectors are states of the first token (CLS) or means of all states
+(mean), compared by cosine. They are measured
 
-Each training has three learning rates, of which held-out examples choose with the first seed, and
-goes on until their score no longer rises, at most 600 updates of 16. On SciFact, where many are
-best at the last of them and some stop after a few that were no better, fine-tuning also takes 1,200
-without a stop (scifact-long). `--ways=cls` or `--ways=ft,mean` trains these alone, `--methods`
-names some of the backbones.
+- zero-shot;
+- with a prompt (DPT) and fine-tuning (FT) on SciFact and on MedQuAD, with 100, 1,000 and 2,000
+  queries;
+- with fine-tuning on 500 and 1,000 pairs of STS-b and on 1,000 triplets of Wikipedia sections;
+- zero-shot on MedQuAD with texts that all have as many tokens as spans (medquad-even), because
+  vectors trained at one length may tell lengths apart and little else.
 
-Before training, sentence similarity, alignment, uniformity and the entropy of the first token's
-attention are measured; after fine-tuning on MedQuAD, how far that entropy moved, on 1,000 sections
-of Wikipedia (Condenser, section 5).
+Each training has three learning rates; held-out examples choose one with the first seed. It goes on
+until their score no longer rises, at most 600 updates of 16. On SciFact many trainings are best at
+the last update and some stop after a few scores without a rise, so fine-tuning there also takes
+1,200 updates without a stop (scifact-long). `--ways=cls` or `--ways=ft,mean` trains only these,
+`--methods` names some of the backbones.
+
+Sentence similarity, alignment, uniformity and the entropy of first-token attention are measured
+before training. After fine-tuning on MedQuAD, the change of that entropy is measured on 1,000
+sections of Wikipedia (Condenser, section 5).
 
 Runs, seeds, the ledger (experiments/ledgers/pretraining.jsonl) and `--part` are as in
 experiments/gain.py. Verdicts were fixed before the runs: those of trials.py.
@@ -65,7 +70,7 @@ from lab.similarity import spearman_values
 
 
 class Method(NamedTuple):
-  """How a backbone is pretrained: a label, a recipe of configs/ and what differs from it."""
+  """A pretraining of a backbone: a label, a recipe of configs/, and differences from it."""
 
   label: str
   recipe: str
@@ -91,7 +96,7 @@ RATES = (1e-4, 3e-4, 1e-3)  # of whole backbones
 PROMPT_RATES = (3e-2, 0.1, 0.3)
 # Small encoders that know little rise late.
 LONGER = (*systems.PLAIN, 'steps=600', 'eval.patience=4')
-TUNED = {  # what is trained: learning rates, options
+TUNED = {  # trainings: learning rates, options
   'zero': ((), ('prompt.length=0',)),
   'dpt': (PROMPT_RATES, LONGER),
   'ft': (
@@ -111,7 +116,7 @@ SETS = {
   'stsb-1000': gain_sets.Setting('stsb', 1000),
   'sections-1000': gain_sets.Setting('sections', 1000),
 }
-EVEN = 'medquad-even'  # all texts as long as spans; zero-shot alone
+EVEN = 'medquad-even'  # all texts as long as spans; zero-shot only
 LONG, UPDATES = 'scifact-long', 1200  # fine-tuning of so many updates, whatever they gain
 WHOLE = ('scifact', 'medquad')  # also zero-shot and by a prompt
 # Sources that are not retrieval.
@@ -119,9 +124,9 @@ SENTENCES = {
   name: trials.ROOT / 'experiments' / 'lab' / 'configs' / f'{name}.py'
   for name in ('stsb', 'sections')
 }
-TESTED = 0.3  # of Wikipedia's articles
+TESTED = 0.3  # of Wikipedia articles
 LOOKED_AT = 1000  # texts, at most
-SHIFTED = 'medquad'  # the set whose fine-tuning is asked for what it does to attention
+SHIFTED = 'medquad'  # the set for the change of attention by fine-tuning
 
 UNITS = ('sentence', 'span')
 # (claim, its method, the one that it is above), whatever is trained
@@ -141,7 +146,7 @@ CROSSED = (
   ),
 )
 LOW = ('medquad-100', 'medquad-1000')
-# (claim, its method, the one that it is above, what is trained, on which sets)
+# (claim, its method, the one that it is above, the training, the sets)
 CLAIMS = (
   *((*one, kind, WHOLE) for kind in KINDS for one in CROSSED),
   *((*one, 'ft', (LONG,)) for one in CROSSED),
@@ -184,7 +189,7 @@ def way(start, kind, pooling):
 
 
 def alone(start):
-  """Masked LM alone on the texts of a method."""
+  """Plain masked LM on the texts of a method."""
   unit = start.rpartition('-')[2]
   return f'mlm-{unit}' if unit in UNITS else 'mlm'
 
@@ -232,7 +237,7 @@ def main():
 
 
 class Experiment(systems.Runs):
-  """Backbones, and what is trained from them."""
+  """Backbones, and trainings that start from them."""
 
   name = 'pretraining'
   sets = SETS
@@ -255,7 +260,7 @@ class Experiment(systems.Runs):
 
   def __init__(self, args):
     super().__init__(args)
-    # General, medical and scientific text. Of the test sets' corpora it has only MedQuAD's.
+    # General, medical and scientific text. MedQuAD is the only corpus of a test set in it.
     self.corpus = [
       self.source / 'arxiv',
       self.source / 'medquad' / 'corpus.jsonl',
@@ -354,10 +359,10 @@ class Experiment(systems.Runs):
     )
     return max(16, round(self.args.tokens / real / 16) * 16)
 
-  # What is trained from them.
+  # Trainings that start from them.
 
   def make(self, name):
-    """All runs of a setting, and how the vectors of each backbone look."""
+    """All runs of a setting, and measures of the vectors of each backbone."""
     taken = KINDS if name in WHOLE else ('zero',) if name == EVEN else ('ft',)
     kinds = [kind for kind in self.kinds if kind in taken]
     for pooling in self.poolings:
@@ -416,8 +421,10 @@ class Experiment(systems.Runs):
     return self.source / 'text' / 'enwiki' / 'enwiki-shortened.xml.bz2'
 
   def shift(self, name, way, rate, seed):
-    """What fine-tuning did to the first token's attention: its entropy by layer, before and after,
-    and for each text how far it moved, the mean over layers.
+    """Change of first-token attention by fine-tuning.
+
+    The line has the entropy by layer, before and after, and for each text the change, the mean over
+    layers.
     """
     pooling = way.rpartition('.')[2]
     with tempfile.TemporaryDirectory() as folder:
@@ -494,7 +501,7 @@ class Experiment(systems.Runs):
     measured = {'stsb': measure_pairs, 'sections': measure_sections}[source]
     return measured(self.folder(name), lambda texts: embed('query', texts))
 
-  # What was found.
+  # Tables and figures.
 
   def page(self, found, names):
     parts = [self.losses()]
@@ -509,7 +516,7 @@ class Experiment(systems.Runs):
       return ''
     columns = {
       'mlm': 'masked LM',
-      'condenser': "Condenser's head",
+      'condenser': 'Condenser head',
       'contrast': 'contrast',
       'accuracy': 'its accuracy',
     }
@@ -566,7 +573,7 @@ class Experiment(systems.Runs):
     )
 
   def looks(self):
-    """How vectors look without training."""
+    """Measures of vectors without training."""
     lines = [line for line in trials.ledger(self.out) if line['run'].startswith('looks/')]
     if not lines:
       return ''
@@ -593,7 +600,7 @@ class Experiment(systems.Runs):
     return f'## Without training\n\n{trials.table(head, rows)}{verdicts}'
 
   def shifts(self, found):
-    """What fine-tuning does to attention."""
+    """Change of attention by fine-tuning."""
     lines, rows = found[SHIFTED], []
     for pooling in POOLINGS:
       for start, label in LABELS.items():
@@ -655,10 +662,10 @@ def by_layer(entropies):
 
 
 def uniformity_values(x, t=2):
-  """``statistics.uniformity`` plus each vector's influence on it, which is their mean.
+  """``statistics.uniformity`` plus the influence of each vector on it; their mean is uniformity.
 
   A bootstrap of these values gives its interval, as of ``spearman_values``: a vector takes part in
-  n - 1 of the pairs (Hajek's projection of a U-statistic, by its logarithm). Holds n x n numbers.
+  n - 1 of the pairs (Hajek projection of a U-statistic, by its logarithm). Holds n x n numbers.
   """
   x = np.asarray(x, np.float64)
   square = np.sum(x**2, axis=1)
@@ -704,7 +711,7 @@ def few_pairs(source, folder, count):
 
 
 def split_dump(dump, folder):
-  """A folder of two dumps, train.xml.bz2 and test.xml.bz2, by a hash of the pages' titles."""
+  """A folder of two dumps, train.xml.bz2 and test.xml.bz2, by a hash of page titles."""
   if not (folder / 'test.xml.bz2').exists():
     folder.mkdir(parents=True, exist_ok=True)
     whole = bz2.decompress(dump.read_bytes()).decode()
@@ -721,7 +728,7 @@ def split_dump(dump, folder):
 
 
 def measure_pairs(folder, embed):
-  """Spearman's correlation of the test pairs, and each pair's influence on it as 'scores'."""
+  """Spearman correlation of the test pairs, and the influence of each pair on it as 'scores'."""
   pairs = sts.read_pairs(folder / 'test.jsonl')
   first, second = (embed([pair[side] for pair in pairs]) for side in (0, 1))
   cosines, people = measures.cosine(first, second), np.array([pair.score for pair in pairs])

@@ -1,4 +1,4 @@
-"""How alike the prompts of tasks are, and what a new one is the sum of (NIR-Prompt, Figure 7)."""
+"""Cosines of the prompts of tasks, and the weights of a summed prompt (NIR-Prompt, Figure 7)."""
 
 from collections.abc import Mapping
 
@@ -42,7 +42,7 @@ def cosines(prompts: Mapping[str, Prompt]) -> Float[np.ndarray, 'K K']:
 
 
 def weights(prompts: Mapping[str, Prompt]) -> dict[str, dict[str, float]]:
-  """Of each prompt that is a sum: the weights of the trained ones."""
+  """For each prompt that is a sum: the weights of the trained prompts."""
   return {
     name: {str(source): float(value) for source, value in prompt.meta['weights'].items()}
     for name, prompt in prompts.items()
@@ -51,7 +51,7 @@ def weights(prompts: Mapping[str, Prompt]) -> dict[str, dict[str, float]]:
 
 
 def draw(prompts: Mapping[str, Prompt], path: files.PathLike, foot: str = '') -> None:
-  """The cosines as a figure, and beside them the weights of new tasks' prompts.
+  """The cosines as a figure, and beside them the weights in prompts of new tasks.
 
   Raises:
     InputError: as ``cosines``; the suffix of ``path`` is no format.

@@ -1,12 +1,11 @@
-"""How a prompt begins: zeros, random numbers, or the keys and values of a text; on two families.
+"""Initial values of a prompt: zeros, random numbers, or keys and values of a text; two families.
 
     python experiments/gguf_backbone.py SmolLM2-135M-Instruct.Q4_1.gguf runs/smollm2
     python experiments/prompt_init.py --data=../shared/data --decoder=runs/smollm2 --out=runs/init
 
 The families are BERT (all-MiniLM-L6-v2) and Llama (SmolLM2-135M, which nobody trained for
-retrieval; mean pooling). On MedQuAD with 300 training queries, prompts for queries only are
-trained against the frozen encoder's vectors of all passages, without dropout, average or
-regularization. They begin as
+retrieval; mean pooling). Prompts for queries only are trained on MedQuAD with 300 training queries,
+against frozen vectors of all passages, without dropout, average or regularization. They begin as
 
 - zeros;
 - N(0, .02), of `config.prompt.init_std`;
@@ -21,8 +20,8 @@ OUT/ledger.jsonl, and the same command goes on where it stopped, on another mach
 ledger.
 
 Rules, fixed before the runs: each start has two learning rates. The first third of the test queries
-chooses one, by the mean over seeds; the other queries decide, by the verdicts of trials.py. A
-family's default changes from N(0, .02) to another start only where that start is above it (held).
+chooses one, by the mean over seeds; the other queries decide, by the verdicts of trials.py. The
+default of a family changes from N(0, .02) to another start only if that start is above it (held).
 """
 
 import pathlib
@@ -46,7 +45,7 @@ TEXT = 'Represent this question for searching medical passages that answer it:'
 STARTS = {
   'zeros': ('zeros', 'prompt.init_text=', 'prompt.init_std=0.0'),
   'random': ('N(0, .02)', 'prompt.init_text='),
-  'scaled': ("N(0, a text's deviation)",),
+  'scaled': ('N(0, deviation of a text)',),
   'text': ('a text', f'prompt.init_text={TEXT}'),
 }
 CLAIMS = (
@@ -153,7 +152,7 @@ class Family:
     )
 
   def scaled(self, seed):
-    """A prompt file of random numbers that have the deviations of a text's keys and values."""
+    """A prompt file of random numbers with the deviations of the keys and values of a text."""
     path = self.out / f'scaled-{self.name}-{seed}.npz'
     config = self.config('text', 0, seed)
     of_text = training.prompt_of_text(config, self.backbone, self.tokenizer, TEXT)
@@ -178,7 +177,7 @@ class Family:
 
 
 def tables(args, out, kept, settings):
-  """Shows what is there; with --docs, puts it there and keeps the ledger."""
+  """Prints tables of all finished runs; with --docs, writes them there and keeps the ledger."""
   made = ''
   lines = trials.ledger(out)
   for family, (batch, updates) in FAMILIES.items():
@@ -227,7 +226,7 @@ def read(lines, family):
 
 
 def rest(scores, first, seeds):
-  """What `trials.compare` takes, of the queries that did not choose."""
+  """The argument of `trials.compare`, for the queries that did not choose."""
   own = scores if len(scores) > 1 else dict.fromkeys(seeds, next(iter(scores.values())))
   family = {seed: values[first:] for seed, values in own.items()}
   return {seed: dict.fromkeys(FAMILIES, values) for seed, values in family.items()}

@@ -1,26 +1,26 @@
-"""DPTDR's claims on prompts: against fine-tuning, by length, through an MLP, and pretrained.
+"""Claims of DPTDR on prompts: against fine-tuning, by length, through an MLP, and pretrained.
 
     python experiments/prompt_tuning.py --data=../shared/data --out=runs/prompt-tuning
 
-From all-MiniLM-L6-v2, with negatives of the batch alone, on SciFact, MedQuAD (2,000 training
-queries, 4,000 passages) and docstrings:
+All start from all-MiniLM-L6-v2, with negatives of the batch only, on SciFact, MedQuAD (2,000
+training queries, 4,000 passages) and docstrings:
 
 - prompts for both sides of 8, 16, 32 and 64 positions (Tables 3 and 4);
-- one of 16 that is made by an MLP (Table 5; after training the MLP is gone);
-- one of 32 that begins with RIP's (Table 6), pretrained on the texts of SciFact, MedQuAD and arXiv;
-  the frozen encoder comes without a masked-LM head, so one is trained first (`--head_steps`), once
-  for all seeds, and RIP's prompt with each;
+- a prompt of 16 through an MLP (Table 5; after training the MLP is gone);
+- a prompt of 32 that begins with that of RIP (Table 6), pretrained on the texts of SciFact, MedQuAD
+  and arXiv. The frozen encoder has no masked-LM head, so one is trained first (`--head_steps`),
+  once for all seeds; the prompt of RIP is trained for each seed;
 - fine-tuning (Table 3).
 
-They are plain: no dropout, no average, no trust region. Each has four learning rates, of which
-held-out training queries choose with the first seed, and is trained until their score no longer
-rises, at most 300 updates of 16 queries. Runs, seeds, the ledger
-(experiments/ledgers/prompt_tuning.jsonl), `--part` and `--ways` are as in experiments/gain.py.
+They are plain: no dropout, no average, no trust region. Each has four learning rates; held-out
+training queries choose one with the first seed. It is trained until their score no longer rises, at
+most 300 updates of 16 queries. Runs, seeds, the ledger (experiments/ledgers/prompt_tuning.jsonl),
+`--part` and `--ways` are as in experiments/gain.py.
 
-Verdicts were fixed before the runs: those of trials.py over the three sets; and that scores are
-alike (P against 16, pretrained against random) is held where the 95 % intervals of all differences
-lie within .01 of 0, not held where one lies outside of it, else undecided. (The paper's scores of
-P = 8 to 128 are .006 apart.)
+Verdicts were fixed before the runs: those of trials.py over the three sets. That scores are alike
+(P against 16, pretrained against random) is held if the 95 % intervals of all differences lie
+within .01 of 0, not held if one lies outside of it, else undecided. (In the paper, scores of P = 8
+to 128 are .006 apart.)
 """
 
 import adapted
@@ -68,7 +68,7 @@ def main():
 
 
 class Experiment(adapted.Runs):
-  """Prompts of some lengths, and what they are compared with."""
+  """Prompts of some lengths, and the systems that they are compared with."""
 
   name = 'prompt_tuning'
   sets = SETS
@@ -87,7 +87,7 @@ class Experiment(adapted.Runs):
       'D3, the score hardly depends on P: P = 8, 32, 64 against 16': [
         (f'p{length}', 'p16') for length in LENGTHS if length != 16
       ],
-      "D5, RIP's prompt is no better start than a random one": [('rip', 'p32')],
+      'D5, a prompt of RIP is no better start than a random one': [('rip', 'p32')],
     }
     made = super().page(found, names)
     for claim, pairs in alike.items():

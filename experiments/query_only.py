@@ -1,17 +1,17 @@
-"""A prompt for queries alone against one for both sides, fine-tuning and a linear map.
+"""A prompt for queries only against one for both sides, fine-tuning and a linear map.
 
     python experiments/query_only.py --data=../shared/data --out=runs/query-only
 
-On SciFact, MedQuAD, Cranfield and titles of arXiv, which find their own abstracts. All start from
-all-MiniLM-L6-v2 and see the same batches. Each method has three learning rates, of which dev
-queries choose one with seed 0, and is trained until its dev nDCG@10 no longer rises (at the next of
-the scores, every 25 updates); its best checkpoint is tested. The passages are encoded once for the
-methods that leave them as they are. Runs, the ledger (experiments/ledgers/query_only.jsonl),
-`--part` and `--ways` are as in experiments/gain.py.
+The sets are SciFact, MedQuAD, Cranfield and titles of arXiv, which find their own abstracts. All
+methods start from all-MiniLM-L6-v2 and see the same batches. Each has three learning rates; dev
+queries choose one with seed 0. It is trained until its dev nDCG@10 no longer rises (scored every 25
+updates); its best checkpoint is tested. Passages are encoded once for the methods that leave them
+unchanged. Runs, the ledger (experiments/ledgers/query_only.jsonl), `--part` and `--ways` are as in
+experiments/gain.py.
 
 Verdicts follow rules that were fixed before the runs: the mean over seeds, averaged over the sets,
-with a paired bootstrap over each set's queries; a claim is *held* or *not* where the 95 % interval
-of the difference leaves out 0 and all seeds agree in its sign, else *undecided*.
+with a paired bootstrap over the queries of each set. A claim is *held* or *not* if the 95 %
+interval of the difference leaves out 0 and all seeds agree in its sign, else *undecided*.
 """
 
 import json
@@ -62,7 +62,7 @@ WAYS = {
   'query': way('a prompt for queries', PROMPT_RATES, *QUERY),
   'corpus': way('+ the whole corpus as negatives', PROMPT_RATES, *QUERY, 'corpus_negatives=-1'),
   'linear': way(
-    "a linear map of the query's vector",
+    'a linear map of query vectors',
     (3e-4, 1e-3, 3e-3),
     *QUERY,
     'method=lab.linear_map',
@@ -71,7 +71,7 @@ WAYS = {
   'both': way('a prompt for both', PROMPT_RATES, 'prompt.length=16', both=True),
   'ft': way('fine-tuned whole', (1e-5, 2e-5, 5e-5), *systems.FINE_TUNED, both=True),
 }
-# What is claimed: the first above the second.
+# Claims: the first above the second.
 CLAIMS = (
   ('a prompt for queries gains', 'query', 'frozen'),
   ('a prompt for queries above a linear map', 'query', 'linear'),
@@ -96,7 +96,7 @@ def main():
 
 
 class Experiment(systems.Runs):
-  """Prompts for queries, and what they are compared with."""
+  """Prompts for queries, and the systems that they are compared with."""
 
   name = 'query_only'
   sets = SETS
@@ -207,7 +207,7 @@ class Experiment(systems.Runs):
     return made + self.verdicts(found, names)
 
   def row(self, found, way, unseen):
-    """A line of a set's table, of the lines of its seeds."""
+    """A line in the table of a set, from the lines of its seeds."""
     own = [found[way][seed] for seed in sorted(found[way])]
     if way in systems.FLOORS:
       own = own[:1]

@@ -25,18 +25,19 @@ Rules, set before the runs:
   trained for each fold and then on all queries. `query`, `lora`, `both` and `ft` are trained once,
   without the first fold, since four trainings of each did not fit into the time of two shared
   cores. So they learn from fewer queries than the others, and are judged by fewer.
-- Updates of 16 queries: 32, and 48 from 500 queries on; 16 below 100. Scored after a half and after
-  all of them; the number of updates of a query's score is chosen on other held-out queries.
-- Rates are those that were chosen on held-out training queries before: prompts .1 and fine-tuning
-  5e-5 (gain.py), LoRA 3e-3 (docs/adapters.md). Of the linear map two are tried on the first fold of
-  SciFact, MedQuAD and ClariQ.
+- A training has 32 updates of 16 queries, 48 from 500 queries on, 16 below 100. It is scored after
+  a half and after all of them; the number of updates for the score of a query is chosen on other
+  held-out queries.
+- Learning rates were chosen on held-out training queries before: prompts .1 and fine-tuning 5e-5
+  (gain.py), LoRA 3e-3 (docs/adapters.md). The linear map tries two on the first fold of SciFact,
+  MedQuAD and ClariQ.
 - A seed decides folds, order and initial values; not which queries are judged.
-- The chooser sees held-out scores alone. Its prior (`dprjax.retrieval.choosing.PRIOR`) for a source
+- The chooser sees only held-out scores. Its prior (`dprjax.retrieval.choosing.PRIOR`) for a source
   comes from the other sources (`--part=tables` fits it).
 
-Every run leaves a line in OUT/ledger.jsonl with its scores of each query, and the same command goes
-on where it stopped. `--part=tables` makes everything that is reported from the ledger that the
-project keeps, or from OUT's.
+Every run leaves a line in OUT/ledger.jsonl with its scores of each query, and the same command
+continues where it stopped. `--part=tables` makes the whole report from the ledger that the project
+keeps, or from that of OUT.
 """
 
 import functools
@@ -91,7 +92,7 @@ def main():
 
 
 class Set:
-  """A source as arrays: frozen vectors, BM25's scores, judgements by row."""
+  """A source as arrays: frozen vectors, BM25 scores, judgements by row."""
 
   def __init__(self, name, source, encode):
     self.name, self.source = name, source
@@ -134,7 +135,7 @@ class Set:
     return np.stack([normalized(self.words[row], self.by_id), normalized(scores, self.by_id)], 1)
 
   def grid(self, rows, scores):
-    """nDCG@10 of queries under each of fusion's candidates [queries, candidates]."""
+    """nDCG@10 of queries under each candidate fusion [queries, candidates]."""
     weights = fusion.candidates(2)
     found = np.zeros((len(rows), len(weights)))
     for number, (row, own) in enumerate(zip(rows, scores, strict=True)):
@@ -186,7 +187,7 @@ def normalized(scores, by_id):
 
 
 class Trainer:
-  """Trains a way in memory, by the recipe's loss and update."""
+  """Trains a way in memory, by loss and update of the recipe."""
 
   def __init__(self, way, rate, steps, backbone, tokenizer, devices):
     recipe, options = RECIPES[way]
@@ -228,7 +229,7 @@ class Trainer:
     return self.model.embed(tree.unflatten(params), side, *batch)
 
   def _loss_of_vectors(self, devices):
-    """The recipe's loss, whose queries come as the frozen encoder's vectors."""
+    """The loss of the recipe, for queries given as frozen vectors."""
 
     def loss(params, batch, key):
       change = params['prompt']['query']['change']
@@ -328,7 +329,7 @@ class Trainer:
 
 
 class Experiment:
-  """All runs, and what is made of them."""
+  """All runs, and the tables of them."""
 
   def __init__(self, args):
     self.args, self.out = args, pathlib.Path(args.out).resolve()

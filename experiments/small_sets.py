@@ -1,7 +1,7 @@
 """Sets of experiments/small_labels.py: those of gain_sets.py, and others that tuned nothing.
 
-The others are pairs of ../shared/data's sets: a text finds its partner among all partners. A corpus
-has all judged passages and others, 2,000 at least where there are so many.
+The others are pairs from sets of ../shared/data: a text finds its partner among all partners. A
+corpus has all judged passages and others, at least 2,000 if there are so many.
 """
 
 import csv
@@ -180,6 +180,6 @@ def numbers(source):
 
 
 def seen(train, test):
-  """Of each test query, whether a training query has one of its answers."""
+  """For each test query: whether a training query has one of its answers."""
   known = {row for own in train for row in own}
   return np.array([not known.isdisjoint(own) for own in test])

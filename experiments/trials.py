@@ -1,4 +1,4 @@
-"""Shared by the experiments: commands, measurements that are made once, tables over seeds."""
+"""Shared by experiments: commands, measurements that are made once, tables over seeds."""
 
 import argparse
 import contextlib
@@ -30,7 +30,7 @@ def say(line):
 
 
 def parser(doc, parts, seeds):
-  """A parser of what every experiment with parts takes."""
+  """A parser with the flags of every experiment with parts."""
   made = argparse.ArgumentParser(
     description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
   )
@@ -107,10 +107,10 @@ def claim(folder, settings):
 
 
 def measure(out, name, seed, work):
-  """The line of OUT/ledger.jsonl of a run; without one, ``work`` makes it.
+  """The line of a run in OUT/ledger.jsonl; without one, ``work`` makes it.
 
-  A line has the run's values, seconds and commit. 'scores' in it is {set or measure: the score of
-  each query}, which are rounded to four digits.
+  A line has values, seconds and commit of the run. 'scores' in it is {set or measure: the score of
+  each query}, rounded to four digits.
   """
   for line in ledger(out):
     if (line['run'], line['seed']) == (name, seed):
@@ -189,7 +189,7 @@ def take_up(out, kept, settings):
 
 
 def compare_kept(out, kept):
-  """Says of each run of OUT how its scores differ from those of a ledger that is kept."""
+  """Prints for each run of OUT how its scores differ from those of a ledger that is kept."""
   lines = [json.loads(line) for line in kept.read_text().splitlines()[1:]] if kept.exists() else []
   theirs = {(line['run'], line['seed']): line for line in lines}
   for line in ledger(out):
@@ -258,9 +258,9 @@ def verdict(values, draws, sign):
 def interval(values, draws):
   """The 95 % interval of a mean over seeds and queries; arguments as of ``verdict``.
 
-  Seeds and queries are two independent samples: the variances of the mean add up, and Student's t
-  has the degrees of freedom of Welch (1947) and Satterthwaite (1946), those of the queries being
-  many. One seed says nothing of others: its interval is over queries alone.
+  Seeds and queries are two independent samples: the variances of the mean add up. The t
+  distribution has the degrees of freedom of Welch (1947) and Satterthwaite (1946), where those of
+  the queries are many. The interval of one seed is over queries only.
   """
   if len(values) == 1:
     low, high = np.quantile(draws, [0.025, 0.975])
@@ -303,7 +303,7 @@ def publish(docs, experiment, made, figures, section=''):
 
 
 def insert(page, name, made):
-  """Replaces what a page has between the marks of experiments/``name``."""
+  """Replaces the text of a page between the marks of experiments/``name``."""
   begin, end = f'<!-- experiments/{name}: from here -->', '<!-- to here -->'
   before, _, rest = page.read_text().partition(begin)
   if end not in rest:

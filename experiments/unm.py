@@ -1,26 +1,26 @@
-"""DPTDR's and Condenser's claims on mined negatives, and DPTDR's on RIP, at equal tuning.
+"""Claims of DPTDR and Condenser on mined negatives, and of DPTDR on RIP, at equal tuning.
 
     python experiments/unm.py --data=../shared/data --out=runs/unm
 
-From all-MiniLM-L6-v2, on sets where BM25 leaves room: SciFact, MedQuAD with 8,000 passages, and
-that with questions cut to keywords, one of which is missing (1,000 training queries each, or all).
-A prompt for both sides (DPT) and fine-tuning (FT) see 8 queries in an update, as Condenser's on MS
-MARCO, whose negatives are those of the batch, and 7 for each query (Table 9):
+All start from all-MiniLM-L6-v2, on sets where BM25 leaves room: SciFact, MedQuAD with 8,000
+passages, and MedQuAD with questions cut to keywords, one of which is missing (1,000 training
+queries each, or all). A prompt for both sides (DPT) and fine-tuning (FT) see 8 queries in an
+update, as Condenser on MS MARCO. Negatives are those of the batch, and 7 for each query (Table 9):
 
-- bm25: of the 100 passages that BM25 ranks first;
-- undenoised: of those, and of the 100 of a first retriever, a prompt trained on the negatives of
-  bm25;
+- bm25: from the 100 passages that BM25 ranks first;
+- undenoised: from these and the first 100 of a first retriever, a prompt trained on the negatives
+  of bm25;
 - denoised: half as undenoised, half those of them that a cross-encoder finds irrelevant.
 
 The cross-encoder that judges a query has not seen it: two are trained, on half of the training
-queries each. A table says how they rank held-out queries, beside BM25 and a random order, which is
-that of one answer for all. With the negatives of the batch and with denoised ones, both also start
-from the encoder after RIP (Table 3).
+queries each. A table compares their rankings of held-out queries with BM25 and with a random order,
+which results from one answer for all passages. With the negatives of the batch and with denoised
+negatives, both also start from the encoder after RIP (Table 3).
 
-Each system has three learning rates, of which held-out training queries choose with the first seed,
-and is trained until their score no longer rises, at most 300 updates. Mining is done once for a
-set, and RIP once, with one seed. Runs, seeds, the ledger (experiments/ledgers/unm.jsonl), `--part`
-and `--ways` are as in experiments/gain.py. Verdicts were fixed before the runs: those of trials.py.
+Each system has three learning rates; held-out training queries choose one with the first seed. It
+is trained until their score no longer rises, at most 300 updates. Mining is done once for a set,
+and RIP once, with one seed. Runs, seeds, the ledger (experiments/ledgers/unm.jsonl), `--part` and
+`--ways` are as in experiments/gain.py. Verdicts were fixed before the runs: those of trials.py.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ HALF, HALVES = 'train-half-', (0, 1)  # splits of the training queries
 FEWER = (*systems.PLAIN, 'batch_size=8')  # queries, of many passages each
 FIRST_RATE = 3e-2  # of the first retriever
 JUDGED, ORDERS = 20, 10  # passages of a query that judge a cross-encoder; random orders of them
-# Of a cross-encoder. With 7 negatives at 5e-5 it answers the prior for 150 updates.
+# Options of a cross-encoder. With 7 negatives at 5e-5 it answers the prior for 150 updates.
 RERANKER = (
   'cross_encoder.loss=pointwise',
   'negatives=3',
@@ -73,7 +73,7 @@ KINDS = {
   ),
 }
 AFTER_RIP = ('batch', 'denoised')
-REPORTED = ('dpt.denoised.rip', 'ft.denoised.rip')  # DPTDR's Table 3
+REPORTED = ('dpt.denoised.rip', 'ft.denoised.rip')  # DPTDR Table 3
 
 
 def make(kind, pool, start):
@@ -91,12 +91,12 @@ CLAIMS = (
   ('D2: FT above DPT, with RIP and UNM', 'ft.denoised.rip', 'dpt.denoised.rip'),
   ('D2: RIP and UNM help DPT', 'dpt.denoised.rip', 'dpt.batch'),
   ('RIP helps DPT', 'dpt.batch.rip', 'dpt.batch'),
-  # The two parts of what RIP and UNM help were added after the runs.
+  # The separate claims on RIP and on UNM were added after the runs.
   ('RIP helps DPT, with denoised negatives', 'dpt.denoised.rip', 'dpt.denoised'),
   ('denoised negatives help DPT, without RIP', 'dpt.denoised', 'dpt.batch'),
   ("BM25's negatives help DPT", 'dpt.bm25', 'dpt.batch'),
-  ("D9: several retrievers' negatives above BM25's, DPT", 'dpt.undenoised', 'dpt.bm25'),
-  ("C6: several retrievers' negatives above BM25's, FT", 'ft.undenoised', 'ft.bm25'),
+  ('D9: negatives of several retrievers above those of BM25, DPT', 'dpt.undenoised', 'dpt.bm25'),
+  ('C6: negatives of several retrievers above those of BM25, FT', 'ft.undenoised', 'ft.bm25'),
   ('D10: denoised ones above un-denoised ones, DPT', 'dpt.denoised', 'dpt.undenoised'),
   ('denoised ones above un-denoised ones, FT', 'ft.denoised', 'ft.undenoised'),
 )
@@ -149,7 +149,7 @@ class Experiment(adapted.Runs):
       self.first(name)  # while the run that it is has not been tested and forgotten
     super().train(name, ways)
 
-  # Mining, once for a set. What is there is not made again.
+  # Mining, once for a set. Existing files are kept.
 
   def mined(self, name, pool):
     """The training file of a pool."""
@@ -178,11 +178,11 @@ class Experiment(adapted.Runs):
     mining.mine(self.folder(name), qrels, runs, out, *flags)
 
   def words(self, name):
-    """BM25's run of the training queries."""
+    """The BM25 run of the training queries."""
     return mining.words(self.folder(name), self.out / 'mined' / f'{name}-bm25.trec')
 
   def first(self, name):
-    """The first retriever's run of the training queries."""
+    """The run of the first retriever for the training queries."""
     out, folder = self.out / 'mined' / f'{name}-first.trec', self.folder(name)
     if not out.exists():
       run = (name, 'dpt.bm25', FIRST_RATE, 0)
@@ -229,7 +229,7 @@ class Experiment(adapted.Runs):
     return out
 
   def reranker_config(self, name, half, negatives):
-    """What a cross-encoder is trained with, on half of the training queries."""
+    """The config of a cross-encoder for half of the training queries."""
     return systems.parse(
       'cross_encoder.py:beir',
       [
@@ -252,7 +252,7 @@ class Experiment(adapted.Runs):
     )
 
   def judge(self, name, half, reranker):
-    """How BM25 and a cross-encoder rank the queries that it has not seen."""
+    """Scores of BM25 and of a cross-encoder on the queries that it has not seen."""
     folder, qrels = self.folder(name), read_qrels(self.half(name, half))
     given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))
     words, out = (

@@ -56,7 +56,7 @@ def maps(
   Args:
     points: backbone -> where its passages lie.
     labels: kind -> which passages have which label.
-    names: kind -> the labels' names.
+    names: kind -> names of the labels.
     foot: a line in small print.
     path: the file; its suffix (png, pdf, svg) decides the format.
 

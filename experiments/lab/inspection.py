@@ -4,15 +4,18 @@
         --sts=stsb-test.csv --wikipedia=enwiki.xml.bz2 --beir=scifact --out=report.md \\
         --figure=report.png
 
-There are columns for the texts that are given: the rank correlation of cosines with human scores
-(--sts), the distinction of Wikipedia sections (Ein Dor et al. 2018; --wikipedia), alignment and
-uniformity (Wang & Isola 2020; --beir), and the entropy of the first token's attention (Condenser,
-section 5), on sections of --wikipedia, else on passages of --beir, else on the sentences of --sts.
+There are columns for the given texts:
 
-Where the passages of --beir have categories, or --topics gives them topics (Topic-DPR, section 5),
-there are also the cosines of a query with its own passage, Sim(q, p+), and with passages that have
-no category in common with it, Sim(q, p-), and the share of a passage's 10 nearest that have its
-topic or a category of it. --tsne draws the passages by both.
+- --sts: the rank correlation of cosines with human scores
+- --wikipedia: the distinction of Wikipedia sections (Ein Dor et al. 2018)
+- --beir: alignment and uniformity (Wang & Isola 2020)
+- the entropy of first-token attention (Condenser, section 5), on sections of --wikipedia, else on
+  passages of --beir, else on the sentences of --sts
+
+If the passages of --beir have categories, or --topics gives them topics (Topic-DPR, section 5),
+there are more: the cosines of a query with its own passage, Sim(q, p+), and with passages without a
+common category, Sim(q, p-); and the share of the 10 nearest passages of a passage with its topic or
+one of its categories. --tsne draws the passages by both.
 """
 
 import dataclasses
@@ -65,7 +68,7 @@ class Texts:
     pairs_of_own: (row of ``queries``, its own passage), where there are categories.
     unrelated: which of the queries have no category in common with which of the passages.
     labels: kind ('topic', 'category') -> which of the passages have which label of that kind.
-    label_names: kind -> the labels' names.
+    label_names: kind -> names of the labels.
     attended: for the entropy of attention.
     named: attribute -> its number and source in words, for the note below the table.
   """
@@ -91,10 +94,10 @@ class Findings(inspection.Findings):
   Attributes:
     spearman: of cosines and human scores; NaN if all cosines are equal.
     accuracy: the fraction of section triplets that it distinguishes.
-    entropy: of the first token's attention, in nats, mean over texts.
+    entropy: of first-token attention, in nats, mean over texts.
     own_cosine, unrelated_cosine: Sim(q, p+), of a query and its own passage, and Sim(q, p-), of
       queries and passages without a common category (Topic-DPR Table 3).
-    near: kind of label -> the share of a passage's 10 nearest with a label in common.
+    near: kind of label -> the share of the 10 nearest passages with a common label.
     points: the passages in two dimensions, by t-SNE.
   """
 
@@ -146,7 +149,7 @@ def read_texts(
     beir: a data set with judgements, see ``data.sources``.
     split: the split of the judgements.
     most: the largest number of triplets, sections, positives, queries and passages, at least 2.
-    topic_model: the passages' topics are labels too.
+    topic_model: topics of the passages are labels too.
 
   Raises:
     InputError: no source was given, one cannot be read, or one has nothing that can be used.
@@ -238,7 +241,7 @@ def _with_retrieval(
 
 
 def _with_categories(texts: Texts, dataset: sources.Dataset, drawn: inspection.Sample) -> Texts:
-  """What categories of the corpus tell of queries and passages, if it has any."""
+  """Adds pairs and labels from categories of the corpus, if it has any."""
   if dataset.format not in sources.WITH_CATEGORIES:
     return texts
   try:
@@ -248,7 +251,7 @@ def _with_categories(texts: Texts, dataset: sources.Dataset, drawn: inspection.S
     return texts
   queries, texts_by_id = drawn.queries, drawn.relevant
   passage_ids = [passage.id for passage in drawn.passages]
-  # A query's own passage has its id, or is the one that is relevant to it.
+  # The own passage of a query has its id, or is the only one that is relevant to it.
   own: dict[int, str] = {}
   for number, query in enumerate(queries):
     relevant = dataset.positives(query.id)
@@ -303,11 +306,11 @@ def inspect(
 ) -> Findings:
   """Measures one backbone, with its prompt if it has one, on all of ``texts``.
 
-  Sentences (of pairs and triplets) are encoded as queries, so that the queries' text prefix or
-  prompt applies to both sides.
+  Sentences (of pairs and triplets) are encoded as queries, so that the text prefix or prompt of
+  queries applies to both sides.
 
   Args:
-    name: the backbone's name, for the log.
+    name: of the backbone, for the log.
     retriever: the backbone, prompt and settings. Vectors are scaled to unit length here, but for
       the raw measures, which need a retriever that does not normalise.
     texts: see ``read_texts``.
@@ -361,10 +364,10 @@ def first_token_entropies(
   batch_size: int = 64,
   progress: Callable[[int], None] | None = None,
 ) -> Float[np.ndarray, 'texts L N']:
-  """``attention_entropy`` of each text, which are encoded as passages.
+  """``attention_entropy`` of each text, encoded as a passage.
 
   The first token attends to the vectors of a prompt too; under a prompt of kind topic, to those of
-  the text's own topic.
+  the topic of the text.
   """
   entry = retriever.encoder.entry()
   prompt = entry.prompt
@@ -396,7 +399,7 @@ def first_token_entropies(
 
 
 def layers_table(findings: Mapping[str, Findings]) -> tuple[list[str], list[list[str]]]:
-  """The entropy by layer, mean over heads; blank beyond a backbone's last layer."""
+  """The entropy by layer, mean over heads; blank beyond the last layer of a backbone."""
   entropies = {
     name: found.entropy.mean(axis=1)
     for name, found in findings.items()
@@ -411,12 +414,12 @@ def layers_table(findings: Mapping[str, Findings]) -> tuple[list[str], list[list
 
 
 def note(texts: Texts, findings: Mapping[str, Findings]) -> list[str]:
-  """Lines on what each column is, over how many texts, and how the backbones make vectors."""
+  """Lines on the meaning of each column, its number of texts, and the pooling of backbones."""
   explained = {
     'pairs': 'STS Spearman: rank correlation of the cosine with human scores, {}.',
     'triplets': 'Section accuracy: {}; by chance 0.5.',
-    'positives': 'Alignment (alpha = 2): {}; lower is nearer. Of unit vectors, and raw.',
-    'passages': 'Uniformity (t = 2): {}; lower is more even. Of unit vectors, and raw.',
+    'positives': 'Alignment (alpha = 2) of unit vectors, and raw: {}; lower is nearer.',
+    'passages': 'Uniformity (t = 2) of unit vectors, and raw: {}; lower is more even.',
     'queries': 'Uniformity of queries: {}.',
     'own': 'Sim(q, p+): mean cosine of a query and its own passage, {}.',
     'unrelated': 'Sim(q, p-): mean cosine, {}.',

@@ -1,8 +1,8 @@
-"""A prompt for queries alone whose temperature is learnt with it (as CLIP's, Radford et al. 2021).
+"""A prompt for queries only, with a learnt temperature as in CLIP (Radford et al. 2021).
 
-``config.temperature`` is where it starts. Only the loss knows it: it scales all scores of a query
-alike, so no ranking does. It comes as the length of the queries' vectors, the frozen ones' too, so
-that the trust region compares the two at the same temperature.
+The temperature starts at ``config.temperature``. Only the loss depends on it: it scales all scores
+of a query alike, so rankings stay. Query vectors have it as their length, also the frozen ones, so
+the trust region compares both at the same temperature.
 """
 
 import jax.numpy as jnp

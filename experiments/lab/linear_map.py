@@ -1,7 +1,7 @@
-"""A linear map of the query's vector, which embedding adapters train: a matrix [H, H] and no more.
+"""A linear map of query vectors, as embedding adapters train: only a matrix [H, H].
 
-Passages are the bare backbone's, as under a prompt for queries alone, of which it has all but the
-prompt (``config.prompt.length`` is not read).
+The bare backbone encodes passages, as under a prompt for queries only. Everything else is as for
+such a prompt (``config.prompt.length`` is not read).
 """
 
 import jax.numpy as jnp

@@ -1,8 +1,8 @@
-"""A prompt for queries alone that leaves out negatives which may be unlabelled positives.
+"""A prompt for queries only that leaves out negatives which may be unlabelled positives.
 
-Those are the passages that the frozen encoder scores above the query's positive (RocketQA, Qu et
-al. 2021, with a cross-encoder; NV-Retriever, de Souza P. Moreira et al. 2024, by such a margin): at
-most ``MOST``, the highest.
+These are the passages that the frozen encoder scores above the positive of the query, at most the
+``MOST`` highest. RocketQA (Qu et al. 2021) does so with a cross-encoder, NV-Retriever (de Souza P.
+Moreira et al. 2024) by such a margin.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""Measures of backbones that only research asks for, one function each, with its source.
+"""Measures of backbones for research only, one function each, with its source.
 
 ``encode`` is any function that turns texts into vectors ``[n, H]``, such as ``Retriever.encode``.
 """
@@ -23,7 +23,7 @@ from lab.sts import Pair
 Encode = Callable[[Sequence[str]], Float[np.ndarray, 'n H']]
 
 _BLOCK = 1024  # rows of a block of cosines; bounds the memory
-# Shorter sentences are headings and list items left over from a dump's markup, longer ones are
+# Shorter sentences are headings and list items left over from the markup of a dump, longer ones are
 # tables and lists run together.
 _WORDS = range(5, 51)
 # Sections that have a purpose but no theme.
@@ -86,10 +86,10 @@ def nearest(x: Float[np.ndarray, 'n H'], k: int) -> Int[np.ndarray, 'n k']:
 
 
 def near_share(x: Float[np.ndarray, 'n H'], labels: Bool[np.ndarray, 'n C'], k: int = 10) -> float:
-  """The share of a vector's k nearest, by cosine, that have a label with it in common.
+  """The share of the k nearest vectors of a vector, by cosine, with a common label.
 
-  The mean over vectors that have labels. How well the labels stand apart: the number behind a
-  figure such as Topic-DPR's Figure 4.
+  It is the mean over vectors with labels. It tells how well labels are separated, in a number for
+  figures such as Topic-DPR Figure 4.
 
   Raises:
     ValueError: fewer than two vectors, or none with a label.
@@ -122,7 +122,7 @@ def tsne(x: Float[np.ndarray, 'n H'], seed: int = 0) -> Float[np.ndarray, 'n 2']
 
 
 def attention_entropy(weights: Float[Array, 'L B N S']) -> Float[Array, 'L B N']:
-  """The entropy, in nats, of the first token's attention, by layer, text and head.
+  """The entropy of first-token attention, in nats, by layer, text and head.
 
   Clark et al. 2019, section 3.3, and Condenser, section 5, whose Figure 2 shows the mean over texts
   and heads by layer. Even weights over S positions have log S, a single position has 0.
@@ -134,14 +134,14 @@ def attention_entropy(weights: Float[Array, 'L B N S']) -> Float[Array, 'L B N']
 
 
 def spearman(x: Float[np.ndarray, ' n'], y: Float[np.ndarray, ' n']) -> float:
-  """Spearman's rank correlation, with mean ranks for ties; NaN if ``x`` or ``y`` is constant."""
+  """Spearman rank correlation, with mean ranks for ties; NaN if ``x`` or ``y`` is constant."""
   if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
     return float('nan')
   return float(scipy.stats.spearmanr(x, y).statistic)
 
 
 def sts(pairs: Sequence[Pair], encode: Encode) -> float:
-  """Spearman's correlation of cosines with human scores (Reimers & Gurevych 2019, section 4.1)."""
+  """Spearman correlation of cosines with human scores (Reimers & Gurevych 2019, section 4.1)."""
   vectors = encode([sentence for pair in pairs for sentence in (pair.first, pair.second)])
   return spearman(cosine(vectors[::2], vectors[1::2]), np.array([pair.score for pair in pairs]))
 
@@ -186,7 +186,7 @@ def section_triplets(articles: Iterable[Article], seed: int, most: int) -> list[
 
 
 def themed(article: Article) -> list[Section]:
-  """An article's sections without the text before the first heading, references and the like."""
+  """Sections of an article without the text before the first heading, references and the like."""
   return [
     section
     for section in article.sections

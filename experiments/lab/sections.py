@@ -1,9 +1,9 @@
-"""Distinction of Wikipedia's sections: sentences of one section closer than that of another one.
+"""Distinction of Wikipedia sections: sentences of one section closer than those of another.
 
-A triplet loss, max(|a - p| - |a - n| + margin, 0), of an anchor, another sentence of its section
-and a sentence of another section of the same article (Ein Dor et al. 2018; Reimers and Gurevych
-2019, sections 3 and 4.4; Condenser section 4.2). The triplets are drawn from a MediaWiki dump.
-Sentences are encoded as queries are. The recipe is `configs/sections.py` beside this file.
+The triplet loss, max(|a - p| - |a - n| + margin, 0), takes an anchor a, another sentence p of its
+section, and a sentence n of another section of the same article (Ein Dor et al. 2018; Reimers and
+Gurevych 2019, sections 3 and 4.4; Condenser section 4.2). Triplets are drawn from a MediaWiki dump.
+Sentences are encoded as queries. The recipe is `configs/sections.py` beside this file.
 """
 
 import functools
@@ -147,7 +147,7 @@ def draw_triplets(
 ) -> tuple[list[Triplet], list[Triplet]]:
   """Triplets to train on, and those of articles that are held out.
 
-  The seed and an article's title decide its triplets and whether it is held out. Where there are
+  The seed and the title of an article decide its triplets and whether it is held out. If there are
   too many, a sample is kept, with the same chance for each (Vitter 1985, algorithm R): memory does
   not grow with the dump.
 

@@ -1,4 +1,4 @@
-"""Examples of a few sentences each, which are encoded as queries are; shared by such methods."""
+"""Examples of a few sentences each, encoded as queries; shared by such methods."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -125,14 +125,14 @@ def make_batches(
   buckets: Sequence[int],
   pad_id: int,
 ) -> grain.MapDataset:
-  """This process's rows of the batches: ``VIEW_tokens`` and ``VIEW_mask`` of each view.
+  """The batch rows of this process: ``VIEW_tokens`` and ``VIEW_mask`` of each view.
 
   Args:
     examples: the training examples.
     views: the names of their sentences.
-    columns: what else comes with a batch, by its name there: arrays with a row for each example.
+    columns: further arrays of a batch, by their names there, with a row for each example.
     config, devices: as of ``Method.data``.
-    unit: what an example is, in the plural.
+    unit: the word for examples, in the plural.
     buckets: the padded lengths.
     pad_id: the padding token.
 
@@ -191,7 +191,7 @@ def encode_views(
 def make_embedder(
   config: ConfigDict, devices: Mesh, model: Model, length: int, pad_id: int
 ) -> Embedder:
-  """What embeds sentences in evaluations, under the flat tree of parameters."""
+  """Embeds sentences in evaluations, under the flat tree of parameters."""
 
   def embed(params: Any, *batch: Array) -> Array:
     return model.embed(tree.unflatten(params), 'query', *batch)

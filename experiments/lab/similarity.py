@@ -1,7 +1,7 @@
-"""Sentence similarity: regression of people's scores on the cosine of two sentences' vectors.
+"""Sentence similarity: regression of human scores on the cosine of two sentence vectors.
 
-Reimers and Gurevych 2019, section 3; Condenser section 4.2. DataSource are encoded as queries are.
-The recipe is `configs/stsb.py` beside this file.
+Source: Reimers and Gurevych 2019, section 3; Condenser section 4.2. Sentences are encoded as
+queries. The recipe is `configs/stsb.py` beside this file.
 """
 
 import functools
@@ -77,7 +77,7 @@ def find_data(
 
   Raises:
     InputError: a file is missing or has a row that is not a scored pair, there are too few pairs
-      for an update, or the measure is not Spearman's.
+      for an update, or the measure is not 'spearman'.
   """
   del workdir  # a few thousand pairs are kept in memory
   folder = epath.Path(section.dir)
@@ -175,10 +175,10 @@ def _evaluation(
 def spearman_values(
   x: Float[np.ndarray, ' n'], y: Float[np.ndarray, ' n']
 ) -> Float[np.ndarray, ' n']:
-  """Spearman's correlation plus each pair's influence on it; their mean is the correlation.
+  """Spearman correlation plus the influence of each pair on it; their mean is the correlation.
 
-  The correlation is no mean over pairs, but near the sample it is linear in the pairs' weights, so
-  that a bootstrap of these values gives its interval (infinitesimal jackknife, Efron 1982; with the
+  The correlation is no mean over pairs, but near the sample it is linear in the weights of pairs.
+  So a bootstrap of these values gives its interval (infinitesimal jackknife, Efron 1982; with the
   ranks of the whole sample). Both must vary.
   """
   zx, zy = (

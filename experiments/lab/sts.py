@@ -1,4 +1,4 @@
-"""Sentence pairs with a score of how similar they are: the STS benchmark's files.
+"""Sentence pairs with a score of how similar they are, in files of the STS benchmark.
 
 | ending | a row |
 |---|---|
@@ -6,7 +6,7 @@
 | .tsv | the same between tabs, nothing quoted |
 | .jsonl | `{"sentence1": ..., "sentence2": ..., "score": ...}` |
 
-A table may begin with a header, which then names the columns and may name others (GLUE's STS-B).
+A table may begin with a header, which names the columns and may name others (STS-B of GLUE).
 Any file may be compressed. Scores go from 0 (nothing in common) to 5 (the same).
 """
 

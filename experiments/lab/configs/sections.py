@@ -1,6 +1,6 @@
-"""Distinction of Wikipedia's sections, by triplets of sentences.
+"""Distinction of Wikipedia sections, by triplets of sentences.
 
-It shows how much of a text's theme a backbone's vector can be taught to hold.
+It shows how much of the theme of a text a vector of the backbone can be taught to hold.
 
     export PYTHONPATH=experiments
     python -m dprjax.train --config=experiments/lab/configs/sections.py --workdir=runs/sections \\
@@ -8,9 +8,9 @@ It shows how much of a text's theme a backbone's vector can be taught to hold.
     python -m dprjax.export --workdir=runs/sections --method=lab.sections --out=tuned
 
 `--config.data.dir` may name several dumps, separated by commas, and `--config.data.hold_out` is a
-fraction of their articles. The run's last line has the accuracy on these. Settings are Condenser's
-(appendix A.1) and SBERT's (section 4.4), whose triplet loss it is: margin 1, Euclidean distance.
-`--config.data.max_queries=1000` trains on as many triplets (Condenser's Table 2). The
+fraction of their articles. The last line of the run has the accuracy on these. Settings come from
+Condenser (appendix A.1) and SBERT (section 4.4): its triplet loss has margin 1 and Euclidean
+distance. `--config.data.max_queries=1000` trains on as many triplets (Condenser Table 2). The
 argument `local` shrinks it to seconds on a CPU, on the same kind of file.
 """
 

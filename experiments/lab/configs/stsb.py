@@ -1,6 +1,6 @@
 """Sentence similarity on the STS benchmark, by regression on the cosine.
 
-It shows how much of a sentence a backbone's vector can be taught to hold.
+It shows how much of a sentence a vector of the backbone can be taught to hold.
 
     export PYTHONPATH=experiments
     python -m dprjax.train --config=experiments/lab/configs/stsb.py --workdir=runs/stsb \\
@@ -9,8 +9,8 @@ It shows how much of a sentence a backbone's vector can be taught to hold.
     python -m lab.inspection --backbone=tuned --sts=FOLDER/stsb-en-test.csv
 
 FOLDER holds the files named below, with two sentences and a score of 0 to 5 in each row. The
-settings are Condenser's (appendix A.1). The argument `local` shrinks it to seconds on a CPU, on the
-same files.
+settings come from Condenser (appendix A.1). The argument `local` shrinks it to seconds on a CPU, on
+the same files.
 """
 
 import os
