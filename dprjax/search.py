@@ -313,7 +313,7 @@ def search_engine(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
       'collection': collection.name,
       'settings': collection.settings(depth, given),
       'where': [list(one) for one in where],
-      **({'half_loaded': True} if collection.record.loading else {}),
+      **({'partly_loaded': True} if collection.record.loading else {}),
       **report,
       **_seen([] if queries is None else [queries]),
       **collection.space,

@@ -542,7 +542,7 @@ def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings, kin
     if kind == 'qdrant':
       status, said = command(search, words[0], '--queries=queries', '--out=run.trec')
       assert status == 0 and 'partly loaded' in said
-      assert json.loads((tmp_path / 'run.trec.json').read_text())['half_loaded'] is True
+      assert json.loads((tmp_path / 'run.trec.json').read_text())['partly_loaded'] is True
     status, said = command(index, *words)
     assert status == 0 and 'continues after 30 passages' in said and 'it has 50' in said, said
     status, said = command(search, words[0], '--queries=queries', '--out=run.trec', '--k=9')
