@@ -103,7 +103,7 @@ def restored_loggers():
 
 @pytest.fixture(scope='module')
 def one_device():
-  """The module's trainings run on one device."""
+  """The trainings of the module run on one device."""
   from tests import devices  # which imports dprjax
 
   with devices.one():

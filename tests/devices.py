@@ -23,6 +23,6 @@ def one():
 
 
 def environment(**variables):
-  """Of a process with one device, and with conftest.py's settings of the compiler."""
+  """The environment of a process with one device and the compiler settings of conftest.py."""
   flags = os.environ.get('XLA_FLAGS', '').replace('device_count=8', 'device_count=1')
   return os.environ | {'XLA_FLAGS': flags} | variables

@@ -1,4 +1,4 @@
-"""What this machine's platform has."""
+"""Features of the platform of this machine."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What the processes of a pod run for tests/test_pods.py, by launch/local_pod.py."""
+"""Work of the processes of a pod in tests/test_pods.py, by launch/local_pod.py."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ SHA = 'a' * 64
 
 
 def state(mesh, seed):
-  """Parameters and an optimiser's state, of the seed's numbers, placed by the sharding rules."""
+  """Parameters and optimiser state, from numbers of the seed, placed by the sharding rules."""
   rng = np.random.default_rng(seed)
   shapes = {
     'backbone/layers/attention/query/kernel': (2, 8, 8),
@@ -36,7 +36,7 @@ def state(mesh, seed):
 
 
 def check_restored(workdir, sizes):
-  """The checkpoint's arrays on another mesh have every bit of the seed's."""
+  """Arrays of the checkpoint on another mesh have every bit of those of the seed."""
   mesh = meshes.make_mesh(sizes)
   expected, other = state(mesh, 0), state(mesh, 1)
   saved = checkpoint.Checkpoints(workdir, SHA)

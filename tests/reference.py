@@ -146,7 +146,7 @@ def over_lengths(loss, lengths, normalize, *vectors):
 
 
 def distillation_loss(scores, teacher, kind):
-  """Of [B, C] scores, the positive in column 0, a query at a time; NaN where there is no score."""
+  """Loss of [B, C] scores, the positive in column 0, a query at a time; NaN: no score."""
   values = []
   for own, wanted in zip(scores, teacher, strict=True):
     known = np.flatnonzero(~np.isnan(wanted))
@@ -193,7 +193,7 @@ def sibling_loss(first, second, temperature=1.0):
 
 
 def pair_row(form, first, second, max_length):
-  """One pair's tokens and token types: the second text is cut to the room that the first leaves."""
+  """Tokens and token types of one pair: the second text is cut to the room beside the first."""
   room = max_length - form.specials
   first = list(first)
   second = list(second)[: room - len(first)]
@@ -204,7 +204,7 @@ def pair_row(form, first, second, max_length):
 
 
 def pair_score(config, params, head, tokens, types):
-  """BertForSequenceClassification's log-odds of relevance for one pair without padding."""
+  """Log-odds of relevance by BertForSequenceClassification for one pair without padding."""
   first = encode(config, params, tokens[None], np.ones((1, len(tokens)), bool), types=types[None])[
     0, 0
   ]
@@ -283,7 +283,7 @@ def _slice(tree, layer):
 
 
 def mlm_logits(config, head, embedding, state):
-  """A logit for every word, of one token's last state."""
+  """A logit for every word, from the last state of one token."""
   x = state @ head['dense']['kernel'] + head['dense']['bias']
   return (
     embedding @ _norm(x * 0.5 * (1 + _erf(x / np.sqrt(2))), head['norm'], config.layer_norm_eps)

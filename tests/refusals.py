@@ -1,4 +1,4 @@
-"""What a refusal has to name: the option, file, line or value. How it says so is free to change."""
+"""A refusal has to name the option, file, line or value. Its sentence is free to change."""
 
 import contextlib
 import re

@@ -188,7 +188,7 @@ print(json.dumps({c: [run(c, flag) for flag in ('--help', '--nonesuch=1')] for c
 
 @pytest.fixture(scope='module')
 def answers():
-  """Of every command: (status, output, errors) for --help and for an unknown flag."""
+  """(status, output, errors) of every command for --help and for an unknown flag."""
   done = subprocess.run(
     [sys.executable, '-W', 'ignore', '-c', RUN_COMMANDS, *sorted(COMMANDS)],
     cwd=ROOT,

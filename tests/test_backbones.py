@@ -117,7 +117,7 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
   status, log = command(export, *out)
   assert status == 2 and 'modernbert' in log  # whose class takes no past keys and values
 
-  # Encoded, and served with another prompt's texts and none's in the same batches.
+  # Encoded, and served in batches with texts of another prompt and of none.
   status, log = command(
     encode,
     *(f'--backbone={tmp_path}/backbone', f'--prompt={folder}/whole.npz', '--side=passage'),

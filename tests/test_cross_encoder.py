@@ -1,4 +1,4 @@
-"""A cross-encoder by the commands: train, resume, export, score, go on from what was exported."""
+"""A cross-encoder by the commands: train, resume, export, score, continue from the export."""
 
 import json
 import pathlib
@@ -176,7 +176,7 @@ def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_pat
     model.max_length == 47 and model.labels == 1
   )  # texts of 16 and 32 tokens, with one special token less between them
 
-  # What was measured on the way is what the exported model gives on the same candidates.
+  # Measures on the way equal those of the exported model on the same candidates.
   tokens = token_cache.open_cache(first_run.parent / 'token_cache' / 'dev_candidates')
   queries = np.arange(tokens.num_queries)
   source = sources.Source(str(trained / 'data'), 'beir', 'dev')
@@ -203,7 +203,7 @@ def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_pat
   for name, value in expected.items():
     assert said[f'dev/{name}'] == pytest.approx(value, abs=1e-6)
 
-  # On from there, the head alone.
+  # On from there, only the head.
   status, err = go(
     f'--config.backbone.path={out}', "--config.trainable=('head/.*',)", workdir='more'
   )

@@ -41,7 +41,7 @@ def without_code(text):
 
 
 def anchors(path):
-  """The anchors that the forge gives to a page's headings."""
+  """The anchors that the forge gives to headings of a page."""
   headings = re.findall(r'^#+ (.+)$', without_code(path.read_text()), re.MULTILINE)
   plain = [re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', heading).lower() for heading in headings]
   return [re.sub(r'[^\w\- ]', '', heading).strip().replace(' ', '-') for heading in plain]
@@ -72,7 +72,7 @@ def test_the_site_has_every_page_once():
 
   assert sorted(pages(shape['nav'])) == sorted(IDS)
   assert shape['theme']['font'] is False
-  # Built from a checkout alone: nothing of it names a host.
+  # Built only from a checkout: nothing of it names a host.
   assert '://' not in (ROOT / 'docs' / 'site' / 'zensical.toml').read_text()
 
 
@@ -125,7 +125,7 @@ PARSED = (
 
 
 def commands(page):
-  """The words of each command of a page, its module's name first."""
+  """The words of each command of a page, with the name of its module first."""
   text = by_modules((ROOT / 'docs' / page).read_text().replace('\\\n', ' '))
   found = re.findall(r'^ {4}(?:python -m dprjax\.|dprjax )(\w.*)$', text, re.MULTILINE)
   return [(page, shlex.split(words)) for words in found]

@@ -35,7 +35,7 @@ TEXTS = {
 
 @pytest.fixture(scope='session')
 def vectors(trained, prompt):
-  """What the command should write, by the Python interface."""
+  """The expected output of the command, by the Python interface."""
   return Retriever.load(trained / 'backbone', prompt).encode(list(TEXTS.values()), 'passage')
 
 
@@ -137,7 +137,7 @@ def test_continues_with_the_missing_shards(run, vectors, tmp_path):
   manifest = json.loads((out / 'manifest.json').read_text())
   first = out / manifest['shards'][0]['embeddings']
   before = first.stat().st_mtime_ns
-  # What an interruption after the first shard leaves.
+  # The state after an interruption behind the first shard.
   for shard in manifest['shards'][1:]:
     (out / shard['embeddings']).unlink()
     (out / shard['ids']).unlink()
@@ -395,7 +395,7 @@ def test_embeddings_of_other_settings_are_not_continued(command, encoded, tmp_pa
 @pytest.mark.slow
 def test_embeddings_of_the_same_settings_are(command, encoded, tmp_path):
   shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
-  # What training alone reads does not matter.
+  # Files for training only do not matter.
   _edit_json(tmp_path / 'backbone' / 'config.json', hidden_dropout_prob=0.3, note='mine')
   status, err = command(encode, *_plain(tmp_path, 'out'))
   assert status == 0 and '50 of 50 texts already there' in err
@@ -499,7 +499,7 @@ def test_nothing_is_left_of_a_command_that_fails(
   (encoded / 'spaces.tsv').write_text('x\tone\na b\ttwo\n')
   command_refused(command(encode, *_plain(encoded, 'x'), f'--out={tmp_path}/a/b', *flags), message)
   assert list(tmp_path.iterdir()) == []
-  # What an earlier command wrote stays.
+  # Files of an earlier command stay.
   shutil.copytree(encoded / 'interrupted', tmp_path / 'kept')
   monkeypatch.setattr(embedder.Embedder, '__call__', _fail)
   status, err = command(encode, *_plain(encoded, 'x'), f'--out={tmp_path}/kept')

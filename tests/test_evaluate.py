@@ -122,7 +122,7 @@ def test_judgements_of_the_query_itself_are_left_out_with_it(folder):
   counted = run('--run=own.trec --qrels=own.tsv --measure nAP@10 R@10')
   assert counted['mean'] == {'nAP@10': 1.0, 'R@10': 1.0}
   dropped = run('--run=own.trec --qrels=own.tsv --measure nAP@10 R@10 --drop_same_id=true')
-  # Otherwise half of what is relevant could not be found.
+  # Otherwise half of the relevant passages could not be found.
   assert dropped['mean'] == {'nAP@10': 1.0, 'R@10': 1.0}
   assert dropped['counts']['relevant'] == 1
 
@@ -147,7 +147,7 @@ def test_several_data_sets(folder, capsys):
 
 def test_answers(folder):
   found = run('--run=run.trec --answers=answers.jsonl --corpus=corpus.jsonl --answer_k 1 2 3')
-  # "of z" is in q1's second passage; Lyon is in titles alone; C, in any case, in q2's second text.
+  # "of z" is in q1's second passage; Lyon is only in titles; C, in any case, in q2's second text.
   assert found['per_query'] == {
     'Answer@1': {'q1': 0, 'q2': 0},
     'Answer@2': {'q1': 1, 'q2': 1},

@@ -125,7 +125,7 @@ def test_verdicts(tables, values, draws, sign, said):
 def test_an_interval_is_over_seeds_and_queries(tables):
   interval, rng = tables.trials.interval, np.random.default_rng(0)
   draws = rng.normal(0.2, 0.01, 20_000)
-  # One seed: percentiles of the bootstrap. Seeds that agree: queries alone, about 1.96 deviations.
+  # One seed: percentiles of the bootstrap. Seeds that agree: only queries, about 1.96 deviations.
   assert np.allclose(interval([0.2], draws), np.quantile(draws, [0.025, 0.975]))
   assert np.allclose(interval([0.2, 0.2], draws), [0.2 - 0.0196, 0.2 + 0.0196], atol=4e-4)
   # Queries that agree: the interval of a mean of three normal numbers, t with 2 degrees: 4.303.
@@ -251,7 +251,7 @@ def test_a_system_that_is_no_gain_has_the_scores_of_the_encoder_as_it_is(monkeyp
     line('cranfield-one/query', [0.25, 0.25], better=False, gain=0.1, **made),
     line('cranfield-one/both', [0.0, 0.5], better=False, gain=0.2, **made),
     line('cranfield-one/ft', [0.25, 0.5], better=False, gain=0.0, **made),
-    line('pretrained/ft', [1.0, 1.0]),  # what some runs start from, which is no setting
+    line('pretrained/ft', [1.0, 1.0]),  # the start of some runs, which is no setting
   ]
   experiment = object.__new__(gain.Experiment)  # without a backbone
   experiment.out, experiment.seeds = tmp_path, [0]
@@ -264,7 +264,7 @@ def test_a_system_that_is_no_gain_has_the_scores_of_the_encoder_as_it_is(monkeyp
   assert used('cranfield', 'query') == 0.75 and used('cranfield', 'both') == 0.5
   # The one that is a gain; where none is, the encoder as it is.
   assert used('cranfield', 'new') == 0.75 and used('cranfield-one', 'new') == 0.5
-  assert used('cranfield-one', 'ft') == 0.375  # fine-tuning is what it is
+  assert used('cranfield-one', 'ft') == 0.375  # fine-tuning keeps its score
   rows = experiment.scores(found, ['cranfield', 'cranfield-one']).splitlines()
   assert rows[4] == '| cranfield | 2 | 0.250 | 0.500 | 0.750 | 0.750 | 0.500 (1 kept) |  |  |  |'
   assert (
@@ -449,7 +449,7 @@ def test_claims_are_of_systems_that_can_be_trained(monkeypatch, name):
   experiment = module.Experiment
   for claim, ours, theirs, *rest in experiment.claims:
     pair = (ours, theirs)
-    if rest:  # methods of pretraining, what is trained from them, and on what
+    if rest:  # methods of pretraining, trainings that start from them, and their data
       kind, some = rest
       pair = tuple(module.way(one, kind, 'cls') for one in pair)
       assert set(some) <= experiment.sets.keys(), claim

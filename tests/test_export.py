@@ -1,4 +1,4 @@
-"""What a run leaves for others to read."""
+"""Files of a run for others to read."""
 
 import json
 import pathlib

@@ -51,7 +51,7 @@ def expected(queries, vectors, ids, k):
 
 
 def test_a_collection_with_texts_is_searched_by_bm25_too(folder, command):
-  """As by dprjax's own BM25: the words are its own, and the weights those of one file."""
+  """As by BM25 of dprjax: with its words, and the weights of one file."""
   texts = {
     id_: f'Words{row % 7} and cats{row % 3} {"sleeping " * (row % 4)}'
     for row, id_ in enumerate(IDS)
@@ -463,7 +463,7 @@ def test_a_server_over_the_network(folder, command):
     server.wait()
 
 
-# What an engine does is tested in tests/engines; here the commands.
+# tests/engines tests engines; these are the commands.
 
 
 def write_texts(path, ids=IDS, year=2000):

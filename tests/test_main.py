@@ -18,7 +18,7 @@ from tests.refusals import refused
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = pathlib.Path(console.__file__).parent
 
-# What pip's script does, and what it imported.
+# The work of the script of pip, and its imports.
 SCRIPT = """
 import sys
 from dprjax.__main__ import main

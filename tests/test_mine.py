@@ -1,4 +1,4 @@
-"""The command, and training on its file. What it mines is tested in mining/test_negatives.py."""
+"""The command, and training on its file. mining/test_negatives.py tests mining."""
 
 import json
 import pathlib
@@ -100,7 +100,7 @@ def test_a_prompt_of_pairs_scores(world, command, templates, tmp_path):
   flags = [f'--run={world.folder}/bm25.trec', '--depth=2', '--sample=2', '--texts=false']
   status, errors = command(mine, *arguments(world), *flags, *source, '--threshold=0.5')
   assert status == 0, errors
-  # Differences of logits, whatever the file's own score is.
+  # Differences of logits, whatever the scores in the file.
   reranker = PromptReranker.load(templates / 'backbone', templates / 'pairs.npz', batch_size=8)
   records = [json.loads(line) for line in (world.folder / 'out.jsonl').read_text().splitlines()]
   found = [(record, one) for record in records for one in record['negative_passages']]
@@ -161,7 +161,7 @@ def test_a_cross_encoder_and_a_run_that_it_rescored_denoise_alike(tmp_path, comm
 
 
 def test_scores_of_positives(world, command):
-  """Of the reranked run, where it has them; the rest of the file is the same."""
+  """Scores of the reranked run, if it has them; the rest of the file is the same."""
   folder = world.folder
   flags = [*arguments(world, reranked='reranked.trec'), f'--run={folder}/bm25.trec', '--sample=5']
   assert command(mine, *flags)[0] == 0

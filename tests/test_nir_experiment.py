@@ -60,7 +60,7 @@ def test_verdicts_over_sets_and_seeds(tables, out):
   assert said == 'held' and mean == pytest.approx(0.2, abs=0.01) and low < mean < high
   assert results.compare('retriever', 'ft', 'emm', keys)[3] == 'not'
   assert results.compare('retriever', 'ft-*', 'ft', keys)[3] == 'undecided'  # seeds do not agree
-  # What was not measured is left out.
+  # Runs without measurements are left out.
   assert results.compare('retriever', 'emm', 'ft', results.keys('retriever', 'out')) is None
   assert results.compare('retriever', 'emm', 'manual', keys) is None
 

@@ -24,7 +24,7 @@ OF = {'retriever': ('qa', 'retrieval', 'dialogue'), 'reranker': ('qa', 'paraphra
 
 
 def load(folder):
-  """The parameters of an encoder and its head, by name, and the encoder's SHA-256."""
+  """The parameters of an encoder and its head, by name, and the SHA-256 of the encoder."""
   found = hub.load_backbone(str(folder), heads=('mlm',))
   heads = {name: head.params for name, head in found.heads.items()}
   return tree.flatten({'backbone': found.params, 'head': heads}), found
@@ -77,7 +77,7 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
   _, trained = trainable_of(tmp_path / 'both')
   ends, after = load(model)
   moved = {name for name in ends if name in start and (ends[name] != start[name]).any()}
-  # A key's bias adds the same to all scores of a query: softmax does not see it.
+  # The bias of keys adds the same to all scores of a query: softmax does not see it.
   assert moved >= {name for name in trained if not name.endswith('attention/key/bias')}
   assert moved <= set(trained)
   assert 'backbone/embeddings/word/embedding' in start.keys() - moved
@@ -110,7 +110,7 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
   status, err = go(f'emm={first}', 'mistaken', on, other)
   assert status == 2 and named_in(err, f'config.tasks.{first}.prompt', files[second]), err
 
-  # Those prompts are not this backbone's.
+  # Those prompts are not of this backbone.
   status, err = go(f'emm={first}', 'refused', f'--config.backbone.path={model}', named[0])
   assert status == 2 and named_in(err, files[first]), err
 

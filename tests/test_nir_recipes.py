@@ -146,7 +146,7 @@ def test_the_weights_of_a_sum_move_in_sixteen_updates(stage, options):
     updates, state = optimizer.update(gradient, state, moved)
     moved = optax.apply_updates(moved, updates)
   weights, fresh, backbone = (np.abs(moved[name] - params[name]).max() for name in params)
-  # .05 an update, less what warms up and falls; nothing else moves as fast.
+  # .05 an update, minus warm-up and decay; nothing else moves as fast.
   assert 0.3 < weights <= 0.81 and fresh < 0.017 and backbone < 0.001
 
 
@@ -163,7 +163,7 @@ def test_the_dev_split_chooses_the_rate_of_the_weights(stage, options):
     )
     rates.append(factor * one.optim.learning_rate)
   assert rates == pytest.approx([0.01, 0.05, 0.2])
-  # Of weights that are not there, and where the command line says which rate, there is no choice.
+  # Without such weights, or with a rate on the command line, there is no choice.
   for recipe, *flags in (
     (f'{stage}.py:adapt=qa,unfused{options}',),
     (f'{stage}.py:adapt=qa{options}', "--config.optim.learning_rate_rules=(('.*', 1.0),)"),

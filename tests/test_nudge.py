@@ -53,7 +53,7 @@ def test_judged_passages_move_and_the_rest_stays(folders, command):
 
 
 def test_nothing_is_written_where_no_distance_gains(folders, command):
-  """Each query alone has its passage."""
+  """Only one query has each passage."""
   write_qrels(folders / 'train.tsv', {f'q{row}': {f'd{row}': 1} for row in range(40)})
   command_refused(command(nudge, *flags(folders)), folders / 'train.tsv', folders / 'corpus')
   assert not (folders / 'nudged').exists()

@@ -1,4 +1,4 @@
-"""Prompts in PEFT and sentence-transformers: what these make of them is in a golden file."""
+"""Prompts in PEFT and sentence-transformers: a golden file has their results."""
 
 import contextlib
 import json
@@ -97,7 +97,7 @@ def test_an_adapter_holds_what_peft_read(golden, material, command, tmp_path, na
         'task_type': 'FEATURE_EXTRACTION',
         'token_dim': 16,
       }
-    # And back: the same prompt, byte by byte but for the backbone's name.
+    # And back: the same prompt, byte by byte except the name of the backbone.
     back = tmp_path / f'{model_type}.npz'
     status, err = command(export, f'--from={out}', f'--backbone={root}/backbone', f'--out={back}')
     assert status == 0, err
@@ -366,7 +366,7 @@ def test_the_base_model_of_an_adapter_is_checked(material, hub, command, tmp_pat
     assert status == 2 and ('--base_model' in err or 'gpt2' in err), err
     # The config.json is in the cache now.
     assert run(f'somebody/{name}', 'npz')[0] == 2
-  # Of these only small files are fetched.
+  # Only small files of these are fetched.
   for name in ('tiny', 'cousin'):
     status, err = run(f'somebody/{name}')
     assert status == 0 and 'not compared' in err, err

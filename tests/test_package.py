@@ -1,4 +1,4 @@
-"""What `import dprjax` gives."""
+"""The names and costs of `import dprjax`."""
 
 import importlib
 import subprocess

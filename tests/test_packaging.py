@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = pathlib.Path(dprjax.__file__).parent
 CONSTRAINTS = sorted((ROOT / 'constraints').glob('*.txt'))
 
-# Not imported by dprjax, but needed by what it imports.
+# Not imported by dprjax, but needed by its imports.
 INDIRECT = {
   'array-record': 'tensorflow-datasets, for file_format="array_record"',
   'grain': 'tensorflow-datasets, for as_data_source',
@@ -247,7 +247,7 @@ def test_the_changelog_and_the_citation_are_of_this_version():
   )
   yaml = pytest.importorskip('yaml', reason='pip install PyYAML')
   citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text())
-  # What https://github.com/citation-file-format requires, and the keys that it knows of those here.
+  # Required keys of https://github.com/citation-file-format, and those of our keys that it knows.
   assert {'cff-version', 'message', 'title', 'authors'} <= citation.keys()
   assert citation.keys() <= {
     *('cff-version', 'message', 'title', 'authors', 'type', 'abstract', 'version'),
@@ -296,7 +296,7 @@ def built(tmp_path_factory):
 
 
 def files_below(folder):
-  """Paths from the checkout on, without what was compiled."""
+  """Paths from the checkout on, without compiled files."""
   paths = (ROOT / folder).rglob('*')
   return {
     path.relative_to(ROOT).as_posix()

@@ -94,7 +94,7 @@ def test_the_whole_pipeline_killed_midway_and_then_with_a_second_round(
   retrievers = {one['retriever'] for query in mined for one in query['negative_passages']}
   assert retrievers == {'bm25', 'retriever'}
   scored = [one for query in mined for one in query['negative_passages'] if 'reranker_score' in one]
-  # The threshold of 0.9 as a logit; the pool is a sample of what scores below it.
+  # The threshold of 0.9 as a logit; the pool is a sample of passages that score below it.
   assert {one['reranker_score'] < 2.1972 for one in scored if 'denoised' in one['sources']} == {
     True
   }

@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 def answer(needs, seconds=1.0, **more):
-  """Of an update whose parameters take a third of what it needs, on 8 chips."""
+  """A report on an update whose parameters take a third of its memory, on 8 chips."""
   return {
     'held': {'trained': round(needs * GIB / 3), 'frozen': 0, 'optimizer': 0},
     'mesh': {'data': 8, 'fsdp': 1, 'model': 1},
@@ -139,7 +139,7 @@ def test_input_that_cannot_be_used_is_one_line(arguments, message, command, tmp_
 
 @pytest.mark.slow
 def test_this_machine_is_a_target(tmp_path, capsys):
-  """The processor's own compiler, the real command, and a program that is kept."""
+  """The compiler of the processor, the real command, and a program that is kept."""
   plan.main(
     [
       CONFIG,
@@ -182,7 +182,7 @@ def test_the_update_that_is_planned_is_the_one_that_is_trained():
   trained = update.lower(state, frozen, batch, jax.random.key(0), 1).as_text()
 
   def body(text):
-    """Without what the placement of the key and the number is called."""
+    """Without the names of the placement of key and number."""
     lines = text.splitlines()
     named = 'func.func public', 'sdy.mesh @empty_mesh'
     return [line for line in lines if not any(name in line for name in named)]

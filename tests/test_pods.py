@@ -130,7 +130,7 @@ class Pod:
     return [found[i] for i in sorted(found)]
 
   def end(self, timeout=900):
-    """(status, what was said)."""
+    """(status, output)."""
     try:
       status = self.process.wait(timeout)
     finally:
@@ -211,7 +211,7 @@ def together(flags, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group('pods')  # one worker trains what they share
+@pytest.mark.xdist_group('pods')  # one worker trains the shared workdirs
 @pytest.mark.parametrize(('pod', 'method'), PAIRS)
 def test_a_pod_trains_to_the_same_parameters_as_one_process(together, pod, method):
   one, many = together(ALONE) / method, together(pod) / method
@@ -221,7 +221,7 @@ def test_a_pod_trains_to_the_same_parameters_as_one_process(together, pod, metho
     assert there.keys() == expected.keys()
     for name, leaf in expected.items():
       moved = np.abs(last[name] - first[name]).max()
-      # A key's bias adds the same to all scores of a query: its gradient is rounding alone.
+      # The bias of keys adds the same to all scores of a query: its gradient is only rounding.
       if not name.endswith('attention/key/bias'):
         np.testing.assert_allclose(
           there[name], leaf, rtol=0, atol=1e-3 * moved + 1e-7, err_msg=f'{name} at step {step}'
@@ -229,7 +229,7 @@ def test_a_pod_trains_to_the_same_parameters_as_one_process(together, pod, metho
   assert max(np.abs(last[name] - first[name]).max() for name in last) > 1e-3
   for row, expected in zip(metrics_of(many), metrics_of(one), strict=True):
     assert row.keys() == expected.keys()
-    for name in row.keys() & {'loss', 'gradient_norm'}:  # a row of the dev split's has neither
+    for name in row.keys() & {'loss', 'gradient_norm'}:  # a row of the dev split has neither
       np.testing.assert_allclose(row[name], expected[name], rtol=1e-3)
     if 'dev/nDCG@10' in row:  # two passages of nearly the same score may change places
       np.testing.assert_allclose(row['dev/nDCG@10'], expected['dev/nDCG@10'], atol=0.02)
@@ -297,7 +297,7 @@ def test_encode_and_exact_search_write_the_files_of_one_process(trained, command
     len([name for name in one if name.endswith('.npy')]) >= 6
     and one['run.trec'].count(b'\n') > 1000
   )
-  # What is there is not made again, and what is not is, by another number of processes.
+  # Another number of processes keeps existing files and makes missing ones.
   shutil.copytree(tmp_path / 'two', tmp_path / 'three')
   for lost in ('embeddings-00001*', 'ids-00003*'):
     next((tmp_path / 'three' / 'passage').glob(lost)).unlink()
@@ -307,7 +307,7 @@ def test_encode_and_exact_search_write_the_files_of_one_process(trained, command
   assert contents(tmp_path / 'three') == one
 
 
-# What pods do.
+# Life of pods.
 
 PATIENCE = int(
   os.environ.get('DPRJAX_PEER_TIMEOUT', '8')
@@ -384,7 +384,7 @@ def test_a_killed_host_ends_the_others_within_thirty_seconds_and_is_named(flags,
 
 @pytest.mark.slow
 def test_an_error_on_one_process_is_reported_by_all(trained, flags, tmp_path):
-  # Only process 0 looks at the cache's folder.
+  # Only process 0 looks at the folder of the cache.
   (tmp_path / 'other').mkdir()
   (tmp_path / 'other' / 'train').mkdir()
   (tmp_path / 'other' / 'train' / 'something').write_text('else')

@@ -1,4 +1,4 @@
-"""Pretraining by the commands: train, resume, export, go on from what was exported."""
+"""Pretraining by the commands: train, resume, export, continue from the export."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ CONFIGS = {
   'condenser.py:ict,local': {'backbone'},
   'condenser.py:mlm,local': {'backbone', 'head/mlm'},
 }
-# The other recipes differ from these in data and numbers alone.
+# The other recipes differ from these only in data and numbers.
 RESUMED = ('rip.py:local', 'rip.py:prompt,local', 'condenser.py:cocondenser,local')
 
 
@@ -109,7 +109,7 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(
   assert status == 0 and f'resuming after step {earlier} of 6' in err, err
   assert_same_bits(trainable_of(run)[1], trainable)
 
-  # Rates are the clock's.
+  # Rates depend on the clock.
   def timeless(rows):
     return [
       {name: value for name, value in row.items() if name != 'passages_per_second'} for row in rows

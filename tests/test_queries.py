@@ -170,7 +170,7 @@ def test_a_server_is_asked_and_busy_ones_again(folder, command, server, monkeypa
     assert path.is_dir() or b'very-secret' not in path.read_bytes()
   assert 'very-secret' not in log
 
-  # Another model's answers are asked for; the same are not.
+  # Answers of another model are asked for; the same are not.
   before, asked = contents(folder / 'made'), len(server.asked)
   assert command(queries, '--corpus=corpus.jsonl', '--out=made', *flags)[0] == 0
   assert len(server.asked) == asked and contents(folder / 'made') == before
@@ -394,7 +394,7 @@ def test_a_decoder_of_dprjax_is_asked(folder, command):
   finally:
     server.shutdown()
     server.server_close()
-  # Its answers are what the model says alone, and the queries are what they hold.
+  # Its answers are those of the model by itself, and the queries come from them.
   for one in kept.values():
     ids = decoder.tokenizer.encode(one['prompt'], add_special_tokens=False).ids
     (new,) = generation.generate(decoder.config, decoder.params, [ids], 9, decoder.end)

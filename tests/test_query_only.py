@@ -1,4 +1,4 @@
-"""A prompt for queries alone, from the training command to the search."""
+"""A prompt for queries only, from the training command to the search."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ from tests.refusals import command_refused, refused
 from tests.test_train import assert_same_bits, files_of, metrics_of, trainable_of
 
 ROOT = pathlib.Path(__file__).parent.parent
-# One worker makes what they share, which takes a training.
+# One worker makes the shared files, which takes a training.
 pytestmark = [pytest.mark.xdist_group('query_only'), pytest.mark.slow]
 
 
@@ -86,7 +86,7 @@ def test_a_resumed_run_ends_with_the_same_bits(folder, go, tmp_path):
 
 
 def test_passages_are_those_of_the_bare_backbone(folder, trained):
-  """The folder is what ``dprjax.encode`` makes of the corpus, with all its ids."""
+  """The folder equals that of ``dprjax.encode`` for the corpus, with all its ids."""
   found = embeddings.load_embeddings(folder / 'run' / 'passages')
   lines = (trained / 'data' / 'corpus.jsonl').read_text().splitlines()
   records = [json.loads(line) for line in lines]
@@ -117,7 +117,7 @@ def test_one_index_serves_any_such_prompt(folder, command, trained, prompt, tmp_
   assert meta.prompt_sha256 is None and meta.query_prompt_sha256 == sha256_file(
     folder / 'query.npz'
   )
-  # The same from Python, where passages under the prompt are the bare backbone's too.
+  # The same from Python, where the bare backbone encodes passages under the prompt too.
   records = [
     json.loads(line) for line in (trained / 'data' / 'corpus.jsonl').read_text().splitlines()
   ]
@@ -149,7 +149,7 @@ def test_one_index_serves_any_such_prompt(folder, command, trained, prompt, tmp_
   assert not np.allclose(
     *(retriever.encode(passages, 'query', prompt=name) for name in ('mine', 'bare')), atol=1e-3
   )
-  # What cannot be compared.
+  # Vectors that cannot be compared.
   with refused('both', 'bare'):
     retriever.search(['json'], prompt=['both'])
   encode_queries(command, trained, prompt, tmp_path / 'both')

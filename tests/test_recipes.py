@@ -1,4 +1,4 @@
-"""The recipes of the papers: what configs/ sets, against the papers and their released code."""
+"""The recipes of the papers: settings of configs/ against the papers and their released code."""
 
 import pathlib
 
@@ -42,7 +42,7 @@ def test_every_recipe_has_options_in_range_and_chooses_on_other_queries_than_it_
   config = parse(recipe)
   config.data.dir = config.data.dir or 'x'
   configs.check(config)
-  if config.data.format == 'msmarco':  # whose dev split is what papers report
+  if config.data.format == 'msmarco':  # whose dev split papers report
     assert config.data.dev_split == '' and 0 < config.data.hold_out < 0.01
     assert (config.data.train_split, config.eval.measure) == ('train', 'RR@10')
   assert config.data.dev_split != 'test'

@@ -76,7 +76,7 @@ def go(command, folder, make_cross_encoder, small_cross_encoder, monkeypatch):
 
 @pytest.fixture(scope='session')
 def expected(make_cross_encoder):
-  """``expected(run)``: query -> [(document, score)], best first; each pair alone, in float64."""
+  """``expected(run)``: query -> [(document, score)], best first; single pairs, in float64."""
 
   def score(run):
     rankings = {}
@@ -157,7 +157,7 @@ def test_a_killed_run_continues(go, folder, expected, monkeypatch):
     'scores-00001.f32',
   ]
   done = True
-  # Other settings do not replace what is scored.
+  # Other settings do not replace scores.
   before = {path: path.read_bytes() for path in parts.iterdir()}
   for flags, what in (
     (['--shard_pairs=4'], 'shard_pairs'),
@@ -167,14 +167,14 @@ def test_a_killed_run_continues(go, folder, expected, monkeypatch):
     (folder / 'more.jsonl').write_text('{"_id": "q7", "text": "xml"}\n')
     command_refused(go(*flags), what)
     assert {path: path.read_bytes() for path in parts.iterdir()} == before
-  # What is damaged is scored again.
+  # Damaged parts are scored again.
   first, part = parts / 'scores-00000.f32', parts / 'scores-00001.f32'
   whole = part.read_bytes()
   nan = np.full(3, np.nan, '<f4').tobytes()
   for content in (
     *(whole[:-2], whole + b'1234', whole[:-1] + bytes([whole[-1] ^ 64]), b'', whole[:32] + nan),
     bytes([whole[0] ^ 1]) + whole[1:],
-    first.read_bytes(),  # another shard's
+    first.read_bytes(),  # of another shard
   ):
     shutil.copytree(parts, folder / 'kept')
     part.write_bytes(content)
@@ -203,7 +203,7 @@ def test_a_part_that_is_not_finite_is_scored_again(tmp_path):
   assert parts.load(0) is None
   parts.save(0, np.array([1, 0, 2], np.float32))
   assert parts.load(0).tolist() == [1, 0, 2]
-  # Of another run with as many pairs.
+  # Scores of another run with as many pairs.
   other = rerank._Parts(epath.Path(tmp_path / 'other.parts'), {'a': 2}, 3, 3)
   other._file(0).write_bytes(parts._file(0).read_bytes())
   assert other.load(0) is None

@@ -50,7 +50,7 @@ def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
 
 
 class Server:
-  """A server's process."""
+  """The process of a server."""
 
   def __init__(self, backbone, prompts, log, *flags):
     self.log = log.open('w+')
@@ -98,7 +98,7 @@ class Server:
 
 @pytest.fixture
 def start(small, tmp_path):  # noqa: F811
-  """``start(*flags)``: a server's process; all share a folder of prompts."""
+  """``start(*flags)``: the process of a server; all share a folder of prompts."""
   with contextlib.ExitStack() as stack:
 
     def run(*flags):
@@ -124,14 +124,14 @@ def test_servers_share_a_folder_survive_a_kill_and_drain(start, small, tmp_path)
     name: Encoder.load(small.path, tmp_path / 'made' / f'{name}.npz').encode(['json'])[0]
     for name in contents
   }
-  # What one is given, the other serves at once: added, replaced, removed.
+  # The other serves prompts of one at once: added, replaced, removed.
   for name in contents:
     assert one.ask('PUT', '/v1/prompts/x', contents[name])[0] in (200, 201)
     for server in (one, two):
       np.testing.assert_allclose(server.vector('x'), expected[name], rtol=0, atol=1e-5)
   assert two.ask('DELETE', '/v1/prompts/x')[0] == 204
   assert one.ask('POST', '/v1/embeddings', {'model': 'x', 'input': 'json'})[0] == 404
-  # Killed between and during uploads: what was answered is there, whole.
+  # Killed between and during uploads: accepted prompts are there, whole.
   done = []
 
   def upload():

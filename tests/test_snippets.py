@@ -20,7 +20,7 @@ TEXTS = ['json decodes', 'an http server', 'parse the xml tree']
 
 
 class Embeddings(abc.ABC):
-  """LangChain's interface."""
+  """The interface of LangChain."""
 
   @abc.abstractmethod
   def embed_documents(self, texts: list[str]) -> list[list[float]]: ...
@@ -30,7 +30,7 @@ class Embeddings(abc.ABC):
 
 
 class BaseEmbedding(abc.ABC):
-  """LlamaIndex's interface, and what it makes of it."""
+  """The interface of LlamaIndex, with its methods on top."""
 
   def __init__(self, embed_batch_size=10):
     self.embed_batch_size = embed_batch_size
@@ -65,7 +65,7 @@ def snippet(title):
 
 @pytest.fixture(params=['stand-in', 'real'])
 def run(request, monkeypatch):
-  """``run(title, name, stand_in)`` -> what the snippet calls ``name``."""
+  """``run(title, name, stand_in)`` -> the object that the snippet calls ``name``."""
 
   def execute(title, name, stand_in):
     [module] = re.findall(rf'^from (\S+) import {stand_in.__name__}$', snippet(title), re.MULTILINE)

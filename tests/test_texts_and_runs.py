@@ -74,7 +74,7 @@ COMMANDS = {
   'report': (report, {'metrics': 'metrics.json'}, 'out.md'),
 }
 INPUTS = [(name, flag) for name, (_, inputs, _) in COMMANDS.items() for flag in inputs]
-# What is read twice, or hashed, cannot be a pipe.
+# A file that is read twice, or hashed, cannot be a pipe.
 NO_PIPES = {
   *(('bm25', 'corpus'), ('mine', 'corpus'), ('mine', 'run'), ('mine', 'reranked')),
   *(('rerank', flag) for flag in ('corpus', 'queries', 'run')),
@@ -196,7 +196,7 @@ def test_links_are_followed_and_devices_written_to(go, folder, name):
   beside = sorted(path.name for path in (folder / 'elsewhere').iterdir())
   assert beside == sorted(f'{target}{ending}' for target in ('old', 'new') for ending in endings)
   os.mkfifo(folder / 'pipe')
-  if name == 'rerank':  # keeps what is computed beside the run
+  if name == 'rerank':  # keeps results beside the run
     for device in ('/dev/null', '/dev/stdout', 'pipe'):
       command_refused(go(name, out=device), '--out', device)
     assert not os.path.lexists('/dev/null.parts')
@@ -369,7 +369,7 @@ def test_ids_that_cannot_be_used_are_named_by_file_and_line(go, folder, name, fl
     texts = list(FILES[COMMANDS[name][1][flag]].splitlines())
     record = json.loads(texts[-1]) | {'_id': bad}
     path.write_text('\n'.join([*texts[:-1], json.dumps(record)]) + '\n')
-  # Of a run, a newline ends the line.
+  # In a run, a newline ends the line.
   number = path.read_bytes().count(b'\n') - (how == 'a newline' and flag in ('run', 'reranked'))
   before = content(folder)
   command_refused(go(name, **{flag: path.name}), path.name, f'line {number}')
@@ -455,7 +455,7 @@ def test_what_a_killed_command_left_is_cleared_by_the_same_command(go, folder, t
   (left / '.lock').write_text('')
   (folder / '.out.jsonl.0123abcd.tmp').write_text('{"query')
   (folder / '.out.jsonl.json.0123abcd.tmp').write_text('{')
-  # Of another output, which may be made just now.
+  # Files of another output, which may be made just now.
   other = mining.scratch_folder('other.jsonl', tmp_dir)
   assert other != left and other.parent == left.parent
   other.mkdir(parents=True)
@@ -465,7 +465,7 @@ def test_what_a_killed_command_left_is_cleared_by_the_same_command(go, folder, t
   if tmp_dir:
     (folder / tmp_dir).rmdir()
   assert content(folder).keys() == before.keys()
-  # What is not of dprjax stays, and is named.
+  # Foreign files stay, and are named.
   left.mkdir(parents=True)
   (left / 'thesis.tex').write_text('years of work')
   command_refused(go('mine', **flags), left)
@@ -535,7 +535,7 @@ def test_all_commands_read_the_same_judgements(go, folder, name, grade, header):
 
 
 def test_other_spellings_of_ids_do_not_match(go, folder):
-  """Composed and decomposed letters are different ids, and a text's 1 is not a judgement's 01."""
+  """Composed and decomposed letters are different ids, and 1 of a text is not 01 of a judgement."""
   texts = {'caf\xe9': 'json', '1': 'http'}
   (folder / 'corpus.jsonl').write_text(jsonl('text', texts))
   (folder / 'qrels.tsv').write_text('q1\tcafe\u0301\t1\nq2\t01\t1\n')

@@ -37,7 +37,7 @@ from tests.options import with_options
 from tests.refusals import command_refused, named_in
 
 ROOT = pathlib.Path(__file__).parent.parent
-# Other recipes differ from these in data and numbers alone (tests/test_recipes.py).
+# Other recipes differ from these only in data and numbers (tests/test_recipes.py).
 EVERY = (
   'dptdr.py:local',
   'dptdr.py:local,lora',
@@ -113,7 +113,7 @@ def assert_backbone_moved(trainable, backbone):
   for name, leaf in trainable.items():
     if name.startswith('backbone/'):
       name = re.sub('^backbone/(query|passage)/', 'backbone/', name)  # of two encoders
-      # A key's bias adds the same to all scores of a query: softmax does not see it.
+      # The bias of keys adds the same to all scores of a query: softmax does not see it.
       assert (leaf != start[name]).any() or name.endswith('attention/key/bias'), name
 
 
@@ -125,7 +125,7 @@ def files_of(folder):
   }
 
 
-# What trains, and what does not.
+# Parameters that train, and others.
 
 
 def flags_of(config, reuse):
@@ -207,7 +207,7 @@ def test_every_evaluation_is_compared_with_the_frozen_encoder(finished):
 
 
 def test_a_checkpoint_holds_what_was_trained_and_no_backbone(finished):
-  """Three times, with Adam's two moments, and the format's own files."""
+  """Three times, with two Adam moments, and the files of the format."""
   _, run = finished
   size = sum(
     path.stat().st_size for path in (run / 'checkpoints' / '12').rglob('*') if path.is_file()
@@ -297,7 +297,7 @@ def test_accumulation_and_gradient_cache_make_the_same_update(go, tmp_path):
     '--config.optim.warmup=0.0',
     '--config.data.dev_split=',
     '--config.optim.eps=1e-3',
-  ]  # Adam's first update is the gradient's sign where eps is tiny, and rounding then decides
+  ]  # The first Adam update is the sign of the gradient where eps is tiny; rounding then decides
   assert go('dptdr.py:local', *same, workdir='whole')[0] == 0
   whole, [one] = trainable_of(tmp_path / 'whole')[1], metrics_of(tmp_path / 'whole')
   for name, flags in (
@@ -550,7 +550,7 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
   assert begin('whole')[0] == 0
   assert json.loads((tmp_path / 'whole' / 'selection.json').read_text()) == plan
   assert_same_bits(trainable_of(tmp_path / 'whole')[1], trainable_of(run)[1])
-  # BM25 alone is far better than an encoder of random numbers.
+  # BM25 is far better than an encoder of random numbers.
   kept = choice.read(run)
   assert kept.choice.verdict in err and kept.choice.candidate.model in ('bm25', 'frozen')
   assert kept.choice.queries == 187
@@ -655,7 +655,7 @@ def test_an_experiment_that_falls_behind_is_stopped(command, reuse, tmp_path):
   run = tmp_path / 'run' / 'alternatives'
   assert json.loads((tmp_path / 'run' / 'selection.json').read_text())['chosen'] == 'fast'
   assert steps_of(run / 'fast')[-1] == 24 and steps_of(run / 'wild')[-1] == 12
-  # It does not go on when what was chosen is lost.
+  # It does not continue without the chosen training.
   (tmp_path / 'run' / 'selection.json').unlink()
   status, err = begin()
   assert status == 0 and 'stopped early: behind fast; done at step 12' in err, err
@@ -764,7 +764,7 @@ def test_starts_from_a_prompt(go, trained, tmp_path):
     trainable_of(tmp_path / 'run')[1]['prompt/prefix'],
     artifact.load_prompt(tmp_path / 'start.npz').of_side('query')['prefix'],
   )
-  # What its start was trained on, it was trained on.
+  # The training data of its start count as its own.
   made = artifact.load_prompt(exporting.export(tmp_path / 'run', tmp_path / 'p.npz', force=True))
   assert seen.ids([('1', 'An earlier query')], made.queries) == {'train': ['1']}
 

@@ -1,4 +1,4 @@
-"""Model cards: YAML that the hub reads, and what is said."""
+"""Model cards: YAML that the hub reads, and statements."""
 
 import pytest
 import yaml
@@ -73,7 +73,7 @@ def test_a_card_of_a_prompt(tmp_path):
     "Retriever.load('somebody/minilm', prompt='me/it')",
     '`scifact`',
     f'| train corpus | `corpus.jsonl` | 12 | `{"c" * 64}` |',
-    # Of two queries a quarter of the draws are of one alone.
+    # A quarter of the draws from two queries have only one of them.
     '| nDCG@10 | 0.5000 | 0.2500 to 0.7500 | 2 |',
     f'its file has the SHA-256 `{"e" * 64}`',
     'dev/nDCG@10 0.5123',

@@ -17,7 +17,7 @@ WORSE = {
   'nDCG@10': {f'q{i}': 0.2 + 0.001 * (i % 7) for i in range(100)},
   'AP': {f'q{i}': float(i % 2) for i in range(100)},
 }
-# nDCG@10 is .1 higher for every query; AP is 1 minus the other's, with the same mean.
+# nDCG@10 is .1 higher for every query; AP is 1 minus that of the other, with the same mean.
 BETTER = {
   'nDCG@10': {q: v + 0.1 for q, v in WORSE['nDCG@10'].items()},
   'AP': {q: 1 - v for q, v in WORSE['AP'].items()},

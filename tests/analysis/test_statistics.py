@@ -40,7 +40,7 @@ def test_uniformity_in_blocks_equals_the_pairs_one_by_one():
 
 
 def test_raw_vectors_as_in_plain_numpy():
-  # Some 160 apart, as DPTDR's Table 8 has them: no kernel is above 0 in float64.
+  # Some 160 apart, as in DPTDR Table 8: no kernel is above 0 in float64.
   draw = np.random.default_rng(0)
   x, y = (12 * draw.normal(size=(50, 4)).astype(np.float32) + 5 for _ in range(2))
   squares = [np.sum((a - b) ** 2) for a, b in zip(x.astype(float), y.astype(float), strict=True)]

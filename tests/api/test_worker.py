@@ -42,7 +42,7 @@ def test_one_bar(capsys):
 
 
 def interrupted(work):
-  """What `apart` raises if an interrupt comes while it works."""
+  """The error of `apart` if an interrupt comes while it works."""
   began = threading.Event()
 
   def interrupt():

@@ -1,4 +1,4 @@
-"""Queries from what passages say of themselves."""
+"""Queries from texts of passages."""
 
 import pytest
 

@@ -90,7 +90,7 @@ def test_devices_are_taken_and_sockets_are_not(tmp_path, monkeypatch):
   with outputs.claim('/dev/null', {'--run': '/dev/null'}):
     outputs.write_report('/dev/null', {'a': 1})
   assert not os.path.lexists('/dev/null.json')
-  monkeypatch.chdir(tmp_path)  # a socket's path must be short
+  monkeypatch.chdir(tmp_path)  # the path of a socket must be short
   with socket.socket(socket.AF_UNIX) as listening:
     listening.bind('socket')
     with refused('--out'), outputs.claim('socket', {}):

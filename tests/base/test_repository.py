@@ -100,7 +100,7 @@ def test_a_file_of_a_repository_is_checked_and_kept(hub, folder, tmp_path, caplo
   assert f'to stay with it: me/mine@{commit}' in caplog.text
   # No more than is read.
   assert sorted(path.name for path in found.parent.iterdir()) == ['dprjax.json', 'prompt.npz']
-  # A later commit does not change what is pinned, which needs no hub either.
+  # A later commit does not change a pinned version, which needs no hub either.
   later = hub.add('me/mine', {'prompt.npz': b'another'})
   hub.asked.clear()
   constants.HF_HUB_OFFLINE = True

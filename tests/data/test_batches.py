@@ -1,4 +1,4 @@
-"""Batches: what they hold, in which order, and that any process makes the same at any time."""
+"""Batches: content, order, and that any process makes the same at any time."""
 
 import collections
 import dataclasses
@@ -289,7 +289,7 @@ def test_processes_divide_the_global_batch(made, options):
   for step, batch in enumerate(whole):
     for key in batch:
       assert np.array_equal(np.concatenate([part[step][key] for part in parts]), batch[key]), key
-  # Hosts whose own rows are short still pad to the global batch's bucket.
+  # Hosts whose own rows are short still pad to the bucket of the global batch.
   assert any(
     opened.passage_lengths[part['passage_index']].max() <= 16 < part['passage_tokens'].shape[2]
     for found in parts
@@ -470,7 +470,7 @@ def mined_from(row, bit):
 
 def test_without_sources_batches_are_what_they_were_before_there_were_sources(made, unnamed):
   before = take(made[0], 60)
-  # Of the last version without sources.
+  # A file of the last version without sources.
   assert digest(before) == '728ffd01578cd70b633ec8a14c8821146cef544a56950490dc9748dd6d2bc789'
   after = take(unnamed, 60, mix=batches.Mix())
   for batch in after:

@@ -1,4 +1,4 @@
-"""What `dprjax data check` finds, and the splits of `dprjax data split`."""
+"""Findings of `dprjax data check`, and splits of `dprjax data split`."""
 
 import json
 import subprocess

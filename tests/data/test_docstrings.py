@@ -1,4 +1,4 @@
-"""The quickstart's text, from a small package written here and a few standard modules."""
+"""Texts of the quickstart, from a small package written here and a few standard modules."""
 
 import collections
 import json

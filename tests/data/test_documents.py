@@ -32,7 +32,7 @@ SPECIAL = ['<s>', '<pad>', '</s>', '<unk>', '<mask>']
 
 
 def unigram(folder):
-  """An XLM-R-like tokenizer: sentencepiece's Metaspace, a unigram vocabulary, <s> text </s>."""
+  """An XLM-R-like tokenizer: Metaspace of sentencepiece, a unigram vocabulary, <s> text </s>."""
   backend = tokenizers.Tokenizer(models.Unigram())
   backend.normalizer = normalizers.Sequence(
     [normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(' {2,}'), ' ')]
@@ -194,7 +194,7 @@ def test_long_sentences_are_cut_between_words():
 
 @pytest.fixture(params=['bert', 'roberta', 'wordpiece', 'byte_level', 'unigram'])
 def kind(request, tmp_path):
-  """(tokenizer, family), where `begins` tells the family's words from the names of tokens."""
+  """(tokenizer, family), where `begins` finds words of the family by the names of tokens."""
   name = request.param
   if name in ('bert', 'roberta'):
     folder = {'bert': 'bert-base-uncased'}.get(name, name)
@@ -233,7 +233,7 @@ def test_words_are_whole(tmp_path, kind):
   # Tokens of running text, as if the passage were tokenised whole.
   assert tokens == tokenizer.backend.encode(' '.join(SENTENCES[:4]), add_special_tokens=False).ids
   assert len(ends) == 4 and ends[-1] == len(tokens)
-  numbers = []  # of each sentence's words
+  numbers = []  # of the words of each sentence
   for start, end, sentence in zip([0, *ends[:-1]], ends, SENTENCES[:4], strict=True):
     decoded = ''.join(tokenizer.backend.decode(tokens[start:end]).split())
     expected = ''.join(sentence.split())

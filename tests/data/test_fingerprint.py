@@ -1,4 +1,4 @@
-"""Folders that are built once: who builds, who waits, and what a failure leaves."""
+"""Folders that are built once: who builds, who waits, and the state after a failure."""
 
 import logging
 
@@ -13,7 +13,7 @@ from tests.refusals import refused
 
 
 def build(tmp_path, text, settings, fails=False, **options):
-  """Builds a folder that holds one file's content in capitals; whether it had to be built."""
+  """Builds a folder with the content of a file in capitals; returns whether it had to."""
   source = epath.Path(tmp_path / 'source.txt')
   source.write_text(text)
 

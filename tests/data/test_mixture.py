@@ -96,7 +96,7 @@ def test_every_task_has_its_share_and_goes_through_its_examples(arrangement):
     counts = collections.Counter(seen)
     # 120 of each: all as often as one another, for a stream takes all before any comes again.
     assert len(counts) == size
-    if arrangement != 'random':  # in which an epoch's rows are shuffled
+    if arrangement != 'random':  # in which the rows of an epoch are shuffled
       for start in range(0, 120 - size, size):
         assert sorted(seen[start : start + size]) == list(range(size))
     assert max(counts.values()) - min(counts.values()) <= 1

@@ -139,7 +139,7 @@ def test_one_label_is_nothing_to_train_or_measure_on(tmp_path):
 
 
 def test_few_pairs_are_half_of_each_label(tmp_path):
-  # As in SICK's training pairs, 14 % match.
+  # As in the training pairs of SICK, 14 % match.
   pairs.write_pairs(
     tmp_path / 'train.jsonl', [(f'a{i}', f'b{i}', int(i % 7 == 0)) for i in range(700)]
   )

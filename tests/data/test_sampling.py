@@ -8,7 +8,7 @@ def test_rows_of_a_group_go_to_different_batches():
   group = np.arange(96) // 3
   found = sampling.spread(order, group, 8)
   assert sorted(found) == list(range(96))
-  # The last batches take what is left.
+  # The last batches take the rest.
   for batch in found.reshape(-1, 8)[:-2]:
     assert len(set(group[batch])) == 8
   # Rows that need not move keep their order.
@@ -28,7 +28,7 @@ def test_the_order_is_that_of_the_step():
 
 
 class Cache:
-  """Of four queries; the positives of the first two are the same passage."""
+  """Four queries; the positives of the first two are the same passage."""
 
   num_queries = 4
   canonical = np.array([0, 0, 2, 3])

@@ -78,11 +78,11 @@ def test_compressed_files_read_the_same(beir, ending, compress):
   'collection',
   [
     'p1\tcats purr\np2\tdogs "bark\np3\tfish swim\n',
-    # RocketQA's and coCondenser's: titles before texts, with or without a header
+    # RocketQA and coCondenser: titles before texts, with or without a header
     'p1\tcats\tpurr\np2\tdogs\t"bark\np3\tfish\tswim\n',
     '\ufeffid\ttitle\ttext\r\np1\tcats\tpurr\r\np2\tdogs\t"bark\r\np3\tfish\tswim\r\n',
     'p1\thttp://a\tcats\tpurr\np2\thttp://b\tdogs\t"bark\np3\thttp://c\tfish\tswim\n',
-    # DPR's: a header, and quotes as CSV has them
+    # DPR: a header, and quotes as in CSV
     'id\ttext\ttitle\np1\tpurr\tcats\np2\t"""bark"\tdogs\np3\tswim\tfish\n',
   ],
 )
@@ -98,7 +98,7 @@ def test_msmarco(tmp_path, collection, qrels):
   assert data.format == 'msmarco'
   assert passages == {'p1': 'cats purr', 'p2': 'dogs "bark', 'p3': 'fish swim'}
   assert data.queries == [('q1', 'who barks')] and data.positives('q1') == ['p2']
-  # The same files under names of the user's own.
+  # The same files under names that the user chose.
   named, _ = read(tmp_path, 'msmarco', 'anything', queries=str(queries), qrels=str(judged))
   assert named.qrels == data.qrels
 
@@ -407,7 +407,7 @@ def test_held_out_queries_are_a_stable_fraction(tmp_path):
   assert sorted(train + dev) == sorted(everything) and not set(train) & set(dev)
   # Five standard deviations of a binomial around a fifth.
   assert abs(len(dev) - 400) < 5 * math.sqrt(2000 * 0.2 * 0.8)
-  assert dev == [name for name in everything if name in set(dev)]  # the file's order
+  assert dev == [name for name in everything if name in set(dev)]  # the order of the file
   assert names(path, hold_out=(0.2, 1), held_out=True) != dev
   # A query stays where it is when others come and go.
   papers(path, range(1000, 3000))
@@ -423,7 +423,7 @@ def test_folds_are_equal_parts(tmp_path):
     fold = {'fold': (number, 5, 1), 'max_queries': 33}
     train, dev = names(path, **fold), names(path, **fold, held_out=True)
     assert sorted(train + dev) == sorted(everything) and not set(train) & set(dev)
-    assert train == [name for name in everything if name in set(train)]  # the file's order
+    assert train == [name for name in everything if name in set(train)]  # the order of the file
     parts += [dev]
   assert sorted(map(len, parts)) == [6, 6, 7, 7, 7]
   assert sorted(name for part in parts for name in part) == sorted(everything)
@@ -553,7 +553,7 @@ def test_pipes_are_not_opened(tmp_path):
 
 
 def test_kept_content_is_bounded(tmp_path, monkeypatch):
-  """Of three files, each half of the limit, the one not used for longest is dropped."""
+  """The least recently used of three files, each half of the limit, is dropped."""
   reads = []
 
   def read(format, path):

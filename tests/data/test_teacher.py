@@ -1,4 +1,4 @@
-"""A teacher's scores in batches: of runs and of mined files."""
+"""Teacher scores in batches: of runs and of mined files."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Tokenizers: what Hugging Face gives, frozen; cutting; training a vocabulary; padding."""
+"""Tokenizers: frozen results of Hugging Face; cutting; training a vocabulary; padding."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def trained(tmp_path_factory):
 
 def test_minilm_tokens_and_ids(minilm):
   tokenizer = text.load_tokenizer(minilm)
-  # Ids of bert-base-uncased's published vocabulary: line numbers in vocab.txt.
+  # Ids of the published vocabulary of bert-base-uncased: line numbers in vocab.txt.
   assert (
     tokenizer.pad_id,
     tokenizer.opening,
@@ -191,7 +191,7 @@ def test_a_sentencepiece_vocabulary_is_trained(tmp_path):
   assert one.mask_id == one.vocab_size - 1 and 20 < one.vocab_size <= 40
   (row,), cut = one.encode(['the cat sat on the mat'], 64)
   assert cut == 0 and one.backend.decode(row.tolist()) == 'the cat sat on the mat'
-  # The same texts, the same vocabulary; the directory alone is enough to read it.
+  # The same texts, the same vocabulary; the directory is enough to read it.
   text.train_sentencepiece(SENTENCES, 40, tmp_path / 'two')
   assert text.load_tokenizer(tmp_path / 'two').sha256 == one.sha256
   with refused('vocabulary'):
@@ -211,7 +211,7 @@ FAMILIES = {
 
 
 def byte_level(special):
-  """A byte-level BPE, as Qwen's and Llama 3's, without a post-processor."""
+  """A byte-level BPE, as of Qwen and Llama 3, without a post-processor."""
   backend = tokenizers.Tokenizer(tokenizers.models.BPE())
   backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
   trainer = tokenizers.trainers.BpeTrainer(
@@ -236,7 +236,7 @@ def unigram(special):
 
 
 def write(folder, backend, single, pair, **settings):
-  """A tokenizer's folder, whose post-processor puts special tokens around texts."""
+  """The folder of a tokenizer whose post-processor puts special tokens around texts."""
   names = {word.partition(':')[0] for word in pair.split() if word[0] != '$'}
   backend.post_processor = tokenizers.processors.Sequence(
     [
@@ -375,5 +375,5 @@ def test_a_tokenizer_without_pairs(tmp_path):
 
 
 def test_special_ids(minilm):
-  # bert-base-uncased's [PAD], [UNK], [CLS], [SEP], [MASK]
+  # [PAD], [UNK], [CLS], [SEP], [MASK] of bert-base-uncased
   assert text.load_tokenizer(minilm).special_ids == [0, 100, 101, 102, 103]

@@ -1,4 +1,4 @@
-"""The token cache: what it holds, that TFDS reads it, and when it is built again."""
+"""The token cache: its content, that TFDS reads it, and when it is built again."""
 
 import concurrent.futures
 import json
@@ -165,13 +165,13 @@ def test_categories(labelled, tokenizer, tmp_path, caplog):
   # The row of d1 and its copy has the categories of both.
   assert built.categories.counts.tolist() == [3, 2, 1, 0]
   assert built.categories.flat.tolist() == [0, 1, 3, 0, 2, 4]
-  # The twin's one positive, d4, has no categories.
+  # The one positive of the twin, d4, has no categories.
   assert built.query_ids(np.arange(built.num_queries)) == ['q1', 'q2']
   assert '1 passage without categories: kept, never a positive (d4)' in caplog.text
   assert '2 queries whose positives are unknown or have neither text nor categories: skipped' in (
     caplog.text
   )
-  # Passages are what they are without them.
+  # Passages are the same as without them.
   plain = build(labelled, tokenizer)
   assert plain.categories is None and 'categories' not in plain.settings['source']
   for table_file in (plain.path / 'passages').iterdir():

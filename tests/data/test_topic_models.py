@@ -1,4 +1,4 @@
-"""Topics: their words, a text's distribution over them, the file, and how they are found."""
+"""Topics: their words, the distribution of a text over them, the file, and how they are found."""
 
 import collections
 import json
@@ -36,7 +36,7 @@ def small():
 
 
 def by_loops(model, text, steps=50):
-  """Eq. 1 by EM, one word after the other, in Python's numbers."""
+  """Eq. 1 by EM, one word after the other, in Python numbers."""
   known = [model.vocabulary.index(w) for w in topic_models.words(text) if w in model.vocabulary]
   count = len(model.distributions)
   mixture = [1 / count] * count

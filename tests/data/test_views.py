@@ -1,4 +1,4 @@
-"""Views: what each shows of a passage, and that every process draws the same at any time."""
+"""Views: their part of a passage, and that every process draws the same at any time."""
 
 import logging
 
@@ -204,7 +204,7 @@ def test_spans_never_overlap_and_start_where_words_do(made, span):
     for places in (first, second):
       assert places == list(range(places[0], places[0] + len(places)))
       assert places[0] == 0 or words[passage][places[0]] != words[passage][places[0] - 1]
-      # Shorter only at the passage's end, by less than a word, which has three tokens at most.
+      # Shorter only at the end of the passage, by less than a word, which has three tokens at most.
       assert len(places) == length or (
         length - 2 <= len(places) < length and places[-1] == size - 1
       )

@@ -192,7 +192,7 @@ def test_upsert_replaces_and_delete_deletes(passages, engine, monkeypatch):
   vectors = VECTORS.copy()
   vectors[7] = 9 * QUERIES[1]
   expected = exact.search(QUERIES, vectors[kept], 20).rows
-  # Another look at it sees what was written.
+  # Another connection sees the written passages.
   again = engines.open_collection(engine, 'passages')
   assert rankings(again.search(QUERIES, 20)) == named(expected, [IDS[row] for row in kept])
   assert again.space == SPACE and again.record.loading is None

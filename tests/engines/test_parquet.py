@@ -55,7 +55,7 @@ def test_an_upsert_that_has_not_ended_changes_nothing(made, tmp_path):
   made.upsert(['d4', 'b'], shared.VECTORS[:2])
   again = engines.open_collection(made.engine, 'passages')
   assert len(again) == 300 and again.payloads(['d3']) == [shared.PAYLOADS[3]]
-  # The same command begins again behind what is noted, another one at its beginning.
+  # The same command begins behind the noted rows, another one at its beginning.
   made.note({'sha256': 'x', 'rows': 2})
   folder = tmp_path / 'out' / 'passages'
   assert len([*folder.glob('.staged*')]) == 1

@@ -75,7 +75,7 @@ def test_tables_between_semicolons_and_tabs(tmp_path):
   assert [one.id for one in read(tmp_path / 'c.csv')] == ['d1', 'd2']
   (tmp_path / 'q.tsv').write_text('qid\tquestion\tcategory\nq1\twhy "lift"?\tphysics\n')
   assert read(tmp_path / 'q.tsv', 'query') == [Text('q1', 'why "lift"?')]
-  (tmp_path / 'q.tsv').write_text('1\twhy\n')  # without a header, as MS MARCO's
+  (tmp_path / 'q.tsv').write_text('1\twhy\n')  # without a header, as in MS MARCO
   assert read(tmp_path / 'q.tsv', 'query') == [Text('1', 'why')]
 
 

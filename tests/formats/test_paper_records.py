@@ -1,4 +1,4 @@
-"""Papers: what files say of them, and the BEIR folder that is made of them."""
+"""Papers: their records in files, and the BEIR folder made of them."""
 
 import json
 
@@ -97,7 +97,7 @@ def test_the_beir_folder(tmp_path, own):
   rows = [json.loads(line) for line in (tmp_path / 'beir/corpus.jsonl').read_text().splitlines()]
   assert rows[0] == {'_id': 'a', 'title': '', 'text': 'text a', 'categories': ['x', 'y']}
   data = sources.load_dataset(sources.Source(str(tmp_path / 'beir'), split='dev'))
-  # The passage is the abstract alone: its title is the query.
+  # The passage is only the abstract: its title is the query.
   assert [passage.text for passage in data.passages] == [f'text {p.id}' for p in FOUR]
   assert [tuple(query) for query in data.queries] == [(p.id, p.title) for p in FOUR]
   assert data.positives('c') == (['c'] if own else ['c', 'd'])

@@ -59,7 +59,7 @@ def test_unused_rows_are_left_out():
 
 def test_rescored():
   run = run_from_dict({'q2': {'a': 3.0, 'c': 2.0, 'b': 1.0}, 'q1': {}, 'q0': {'b': 5.0}})
-  # In the order of its rows: each query's, best first.
+  # In the order of its rows: for each query, best first.
   again = run.rescored(np.array([-1.0, 0.5, 0.5, 7.0]))
   assert as_dict(again) == {
     'q2': [('c', 0.5), ('b', 0.5), ('a', -1.0)],

@@ -109,7 +109,7 @@ def _bad_output(name: str, rng: random.Random, scene: Scene, argv: list[str]) ->
 
 
 class Verdict(NamedTuple):
-  """What was wrong with a case, if anything, and how it ended."""
+  """The fault of a case, if any, and how it ended."""
 
   case: Case
   harm: str
@@ -165,7 +165,7 @@ def _faults(
   outputs = {word.partition('=')[2] for word in case.argv if word.startswith('--out=')}
   if changed := [name for name, digest in before.items() if after.get(name) != digest]:
     yield f'changed or removed: {changed[:3]}'
-  # A command that goes on where it stopped keeps what it has.
+  # A command that continues where it stopped keeps its files.
   own = tuple(outputs) if reply.status == 0 or case.scene.keeps else ()
   endings = ('', '.json', '.parts', '.fusion.json')
   allowed = [f'{out}{ending}' for out in own if out for ending in endings]
@@ -192,7 +192,7 @@ def _is_scratch(name: str) -> bool:
 def sound_output(
   server: Server, template: pathlib.Path, scene: Scene, folder: pathlib.Path
 ) -> dict[str, object]:
-  """What the unharmed call writes."""
+  """The output of the unharmed call."""
   scenes.copy(template, folder)
   try:
     for argv in (scene.argv, *scene.then):

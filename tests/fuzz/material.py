@@ -1,4 +1,4 @@
-"""What the scenes are made of, outside pytest: a small training, its prompt, a cross-encoder."""
+"""Material of the scenes, outside pytest: a small training, its prompt, a cross-encoder."""
 
 import pathlib
 

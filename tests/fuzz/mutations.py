@@ -1,4 +1,4 @@
-"""Seeded mutations of files and flags. Each returns what it did, in a few words."""
+"""Seeded mutations of files and flags. Each returns its change in a few words."""
 
 import json
 import pathlib
@@ -187,7 +187,7 @@ def mutate_flag(rng: random.Random, argv: list[str]) -> str:
 
 
 def neutral(rng: random.Random, path: pathlib.Path) -> str:
-  """Changes the bytes of a text file and not what it says."""
+  """Changes the bytes of a text file and not its meaning."""
   content = path.read_bytes()
   match rng.choice(('mark', 'blank', 'windows')):
     case 'mark':

@@ -251,7 +251,7 @@ def add_models(
   prompt: pathlib.Path,
   cross_encoder: pathlib.Path,
 ) -> dict[str, Scene]:
-  """Adds models to what `build` made; returns the scenes with a model by name.
+  """Adds models to the folder of `build`; returns the scenes with a model by name.
 
   Args:
     folder: as for `build`.
@@ -387,7 +387,7 @@ def more(scenes: dict[str, Scene]) -> dict[str, Scene]:
 
 
 def copy(source: pathlib.Path, target: pathlib.Path, harmed: str | None = None) -> None:
-  """Copies a scene's folder; large files are links, but for the one to be harmed."""
+  """Copies the folder of a scene; large files are links, except the one to be harmed."""
 
   def place(one: str, other: str) -> None:
     relative = pathlib.Path(other).relative_to(target)
@@ -400,7 +400,7 @@ def copy(source: pathlib.Path, target: pathlib.Path, harmed: str | None = None) 
 
 
 def content(folder: pathlib.Path, below: str = '') -> dict[str, str]:
-  """The digest of every file, and what is no file, by its path."""
+  """The digest of every file, and the kind of other entries, by path."""
   found = {}
   for path in sorted((folder / below).rglob('*')):
     name = str(path.relative_to(folder))
@@ -412,7 +412,7 @@ def content(folder: pathlib.Path, below: str = '') -> dict[str, str]:
 
 
 def output(folder: pathlib.Path, scene: Scene) -> dict[str, object]:
-  """The output's content without what differs between runs, such as seconds."""
+  """The content of the output without values that differ between runs, such as seconds."""
   found: dict[str, object] = {}
   for name in scene.out:
     path = folder / name

@@ -135,7 +135,7 @@ def _run(folder: str, argv: list[str], out: pathlib.Path, err: pathlib.Path) -> 
     os.chdir(folder)
     name, *arguments = argv
     sys.argv = [f'dprjax.{name}', *arguments]
-    errors.hear_interrupts()  # as the command's own process
+    errors.hear_interrupts()  # as the process of the command
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     importlib.import_module(f'dprjax.{name}').main(arguments)
     status = 0

@@ -95,7 +95,7 @@ def make(model_type, seed):
       config, attn_implementation='eager'
     ).eval()
     made = randomize(model, rng, shared)
-    # The last layer alone differs; the rest is stored once.
+    # Only the last layer differs; the rest is stored once.
     shared = {
       name: value
       for name, value in made.items()

@@ -1,4 +1,4 @@
-"""Makes the encoder's golden files with PyTorch transformers, which shares no code with dprjax.
+"""Makes golden files of the encoder with PyTorch transformers, which shares no code with dprjax.
 
     python tests/golden/make_encoder_golden.py [MINILM_DIR]
 
@@ -61,7 +61,7 @@ def half(rng, shape, scale=1.0):
 
 
 def randomize(model, rng):
-  """Larger than an initialiser's, so that attention is peaked and every term matters."""
+  """Larger than initial values, so that attention is peaked and every term matters."""
   state = {}
   for name, tensor in sorted(model.state_dict().items()):
     if tensor.dtype != torch.float32:
@@ -81,7 +81,7 @@ def randomize(model, rng):
 
 
 def load_encoder(model_type, layers):
-  """The encoder whose weights encoder_*.npz holds, frozen, and what else that file holds."""
+  """The frozen encoder with the weights of encoder_*.npz, and the other content of that file."""
   with np.load(HERE / f'encoder_{model_type}.npz') as golden:
     stored = dict(golden)
   settings = json.loads(stored[f'{layers}/config'].item())
@@ -102,7 +102,7 @@ def load_encoder(model_type, layers):
 
 
 def loss_weights(hidden):
-  """The gradient's scalar is sum(hidden * these) over real tokens; the tests compute the same."""
+  """The scalar of the gradient is sum(hidden * these) over real tokens, as in the tests."""
   return (
     np.cos(np.arange(np.prod(hidden.shape), dtype=np.float32))
     .reshape(hidden.shape)
@@ -126,7 +126,7 @@ def run(model, config, tokens, mask, types, prompt, shift):
     batched = leaf.permute(0, 1, 3, 2, 4)[:, :, None].expand(-1, -1, len(tokens), -1, -1, -1)
     kwargs['past_key_values'] = DynamicCache([(keys, values) for keys, values in batched])
   if shift:
-    positions = None  # transformers' own: it adds the cache's length
+    positions = None  # of transformers: it adds the length of the cache
   full_mask = torch.from_numpy(
     np.concatenate([np.ones((len(mask), length), bool), mask], axis=1)
   ).long()

@@ -127,7 +127,7 @@ class Prefix:
 
 
 def attend(module, query, key, value, attention_mask, scaling=None, position_bias=None, **_):
-  """Attention over a prompt's keys and values, which no mask or position bias touches."""
+  """Attention over the keys and values of a prompt, which no mask or position bias touches."""
   scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
   if Prefix.prompt is not None:
     keys, values = Prefix.prompt[Prefix.layer].to(query.dtype).permute(0, 2, 1, 3)[:, None]
@@ -143,7 +143,7 @@ def attend(module, query, key, value, attention_mask, scaling=None, position_bia
 
 
 def mpnet_attention(self, hidden_states, attention_mask=None, position_bias=None, **_):
-  """MPNet's, which calls no attention function."""
+  """The attention of MPNet, which calls no attention function."""
   shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
   heads = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
   mixed, _ = attend(self, *heads, attention_mask, position_bias=position_bias)
@@ -155,7 +155,7 @@ AttentionMaskInterface.register('prefixed', ALL_MASK_ATTENTION_FUNCTIONS['eager'
 
 
 def randomize(model, rng):
-  """Larger than an initialiser's, so that attention is peaked and every term matters."""
+  """Larger than initial values, so that attention is peaked and every term matters."""
   state = {}
   for name, tensor in sorted(model.state_dict().items()):
     norm = 'norm' in name.lower() and name.endswith('weight')
@@ -166,7 +166,7 @@ def randomize(model, rng):
 
 
 def stored(model):
-  """A model's tensors as its files have them."""
+  """Tensors of a model as in its files."""
   with tempfile.TemporaryDirectory() as folder:
     model.save_pretrained(folder)
     with safetensors.safe_open(f'{folder}/model.safetensors', 'np') as file:

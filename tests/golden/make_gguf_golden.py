@@ -1,4 +1,4 @@
-"""Makes gguf_*.npz: what PyTorch transformers computes with the weights of GGUF files.
+"""Makes gguf_*.npz: results of PyTorch transformers with the weights of GGUF files.
 
     python tests/golden/make_gguf_golden.py SMOLLM2.gguf GEMMA3.gguf
 

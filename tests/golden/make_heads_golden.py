@@ -158,7 +158,7 @@ def make(model_type, seed):
     watched | {'layer.1.attention.self.query.weight': head[1].attention.self.query.weight},
   )
 
-  # What the first token attends to, [L, B, N, S], without and with a prompt.
+  # Attention of the first token, [L, B, N, S], without and with a prompt.
   prompt = rng.standard_normal((3, 2, PROMPT, 5, 4)).astype(np.float16)
   arrays['prompt'] = prompt
   inputs['token_type_ids'] = torch.zeros_like(inputs['token_type_ids'])

@@ -106,7 +106,7 @@ CONFIGS = {
 
 
 def randomize(model, rng):
-  """Larger than an initialiser's, so that attention is peaked and every term matters."""
+  """Larger than initial values, so that attention is peaked and every term matters."""
   state = {}
   for name, tensor in sorted(model.state_dict().items()):
     norm = name.endswith('norm.weight')
@@ -125,7 +125,7 @@ def pad_left(rows, mask):
 
 
 def masks(config, mask, length, dtype):
-  """[B, 1, T, P + T] of each kind of layer: a prompt's keys are seen by every token."""
+  """[B, 1, T, P + T] of each kind of layer: every token sees the keys of a prompt."""
   rows, width = mask.shape
   distance = np.arange(width)[None] - np.arange(width)[:, None]  # of a key from a query
   both = config.model_type == 'eurobert' or not getattr(config, 'is_causal', True)

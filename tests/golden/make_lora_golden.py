@@ -17,7 +17,7 @@ import transformers
 from safetensors.numpy import load_file
 
 HERE = pathlib.Path(__file__).parent
-# The golden file, what its checkpoint's names begin with, and what LoRA adapts.
+# The golden file, the prefix of names in its checkpoint, and the modules of LoRA.
 MODELS = {
   'bert': ('encoder_bert', '3/', ['query', 'value', 'intermediate.dense']),
   'modernbert': ('family_modernbert', '', ['Wqkv', 'Wo', 'Wi']),

@@ -25,7 +25,7 @@ ADAPTER = ('adapter_config.json', 'adapter_model.safetensors')
 
 
 def embed(model, tokenizer, texts, meta, side):
-  """As the prompt's meta says, with nothing of dprjax."""
+  """As in the metadata of the prompt, without dprjax."""
   prefix = meta.get(f'{side}_prefix', '')
   batch = tokenizer(
     [prefix + text for text in texts],

@@ -78,7 +78,7 @@ REFUSED = {
 
 
 def write(source, folder, files):
-  """A copy of the model's folder with these changes."""
+  """A copy of the model folder with these changes."""
   shutil.copytree(source, folder)
   for name, changes in files.items():
     path = folder / name
@@ -94,7 +94,7 @@ def write(source, folder, files):
 
 
 def compared(model, vectors):
-  """The vectors whose inner products are the model's similarities."""
+  """The vectors whose inner products are the similarities of the model."""
   if model.similarity_fn_name == 'cosine':
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
   return vectors[:, :NUMBERS].astype(np.float32)

@@ -22,7 +22,7 @@ LAYERS, WIDTH = 3, 24
 CLS, SEP, MASK = 5, 2, 4
 # Two tasks whose slots differ in length.
 LENGTHS = {'qa/P1': 2, 'qa/P2': 3, 'dialogue/P1': 1, 'dialogue/P2': 2}
-# Texts; one holds the mask's id, which there is a word like others. The second task comes first.
+# Texts; one holds the mask id, which is a word like others there. The second task comes first.
 TEXTS = (('dialogue', (7, 8, MASK, 9)), ('qa', (10, 11, 12)), ('qa', (13,)), ('dialogue', (14, 7)))
 
 
@@ -49,7 +49,7 @@ def run(model, encoders, fixed_layers):
     first, second = vectors[f'{task}/P1'], vectors[f'{task}/P2']
     rows.append(torch.cat([words[[CLS]], first, words[list(text)], second, words[[MASK, SEP]]]))
     places.append([0, *[1] * len(first), *[0] * len(text), *[1] * len(second), 0, 0])
-    # Any ids but the padding's: RoBERTa's positions come from them.
+    # Any ids but that of padding: positions of RoBERTa come from them.
     ids.append([CLS] * len(places[-1]))
   length = max(map(len, ids))
   pad = config.pad_token_id
@@ -103,7 +103,7 @@ def main():
         parameters = dict(encoder.named_parameters())
         gradients = torch.autograd.grad(loss, parameters.values(), retain_graph=True)
         for key, gradient in zip(parameters, gradients, strict=True):
-          # All of one slot's once; else what has passed through all parts.
+          # All vectors of one slot once; else those that have passed through all parts.
           if (name, fixed_layers) == ('qa/P2', 1) or key == 'embedding.weight':
             arrays[f'{case}/gradient/{name}/{key}'] = gradient.numpy()
   np.savez_compressed(HERE / 'prompt_templates.npz', **arrays)

@@ -1,4 +1,4 @@
-"""A pair's score does not depend on the other pairs."""
+"""The score of a pair does not depend on the other pairs."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def test_scores_are_those_of_each_pair_alone(small_cross_encoder, make_cross_enc
   scores = small.score(PAIRS, counts.append)
   assert (
     scores.dtype == np.float32 and scores.shape == (30,) and small.max_length == 16
-  )  # as its tokenizer's files say
+  )  # as in the files of its tokenizer
   assert scores.std() > 0.05
   np.testing.assert_allclose(scores, alone(make_cross_encoder(), PAIRS), **NEAR)
   assert counts == sorted(counts) and counts[-1] == 30

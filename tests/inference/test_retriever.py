@@ -203,7 +203,7 @@ def test_several_prompts_by_name(trained, prompt, small):
   before = both.search(['json'], prompt='trained')
   with refused('prompt', 'trained', 'bare'):
     both.index(['other'])
-  assert both.search(['json'], prompt='trained') == before  # what was indexed before is still there
+  assert both.search(['json'], prompt='trained') == before  # the earlier index is still there
 
 
 def test_bad_arguments(trained, prompt, small, tmp_path):

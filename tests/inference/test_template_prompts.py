@@ -17,7 +17,7 @@ from dprjax.runtime import mesh as meshes
 from tests.methods import nir
 from tests.refusals import refused
 
-pytestmark = pytest.mark.xdist_group('encoder')  # one worker makes what they share
+pytestmark = pytest.mark.xdist_group('encoder')  # one worker makes the shared files
 TASKS = ('chat', 'qa', 'words')
 TEXTS = ['oak elm', '[MASK] fir', '', 'oak ash fir yew elm larch pine', 'pine', 'yew [MASK] oak']
 NEAR = {'rtol': 2e-5, 'atol': 2e-5}
@@ -30,7 +30,7 @@ def bank(templates):
 
 
 def trained(build, method, templates, tasks):
-  """What evaluates a run whose prompts are those of these files."""
+  """The evaluation of a run with the prompts of these files."""
   backbone = hub.load_backbone(templates / 'backbone', ('mlm',))
   tokenizer = text.load_tokenizer(backbone.path)
   config = nir.make_config(method, tasks=tasks, trainable=('backbone/.*',))
@@ -54,7 +54,7 @@ def test_vectors_of_several_tasks_equal_the_training_code(bank, templates):
     expected = np.asarray(embed(params, side, tokens, mask, numbers))
     found = bank.encode(texts, side, task=[TASKS[number] for number in numbers])
     np.testing.assert_allclose(found, expected, **NEAR)
-    # A task's prompt matters.
+    # The prompt of a task matters.
     assert np.abs(np.diff(found.reshape(len(TEXTS), 3, -1), axis=1)).max(axis=2).min() > 0.01
   assert bank.encoder.truncated['query'] == 3
 

@@ -16,7 +16,7 @@ from dprjax.models import artifact, encoder, hub, weights
 from dprjax.runtime import mesh as meshes
 from tests.refusals import refused
 
-pytestmark = pytest.mark.xdist_group('encoder')  # one worker makes what they share
+pytestmark = pytest.mark.xdist_group('encoder')  # one worker makes the shared files
 TEXTS = ['Decode a JSON document.', 'Send a message over HTTP.', 'Run a coroutine.', 'json', '']
 
 
@@ -266,6 +266,6 @@ def test_a_backbone_comes_to_its_devices_in_parts_of_its_own_type(trained, tmp_p
     leaves = jax.tree.leaves(split._groups['passage'][0].params[0])
     assert {leaf.dtype for leaf in leaves} == {jnp.dtype(placed)}
     assert {dtype for *_, dtype in pieces} == {jnp.dtype(placed)}
-    # A device's part at a time, of all but norms and biases.
+    # The part of one device at a time, of all but norms and biases.
     tables = [share for tensor, share, _ in pieces if tensor.kernel or 'word' in tensor.path]
     assert set(tables) == {1 / 8}

@@ -1,4 +1,4 @@
-"""What the methods of experiments/lab are tested with is what those of dprjax are tested with."""
+"""Methods of experiments/lab are tested with the fixtures of those of dprjax."""
 
 from tests.methods.conftest import (  # noqa: F401, fixtures
   bag,

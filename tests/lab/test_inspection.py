@@ -21,7 +21,7 @@ from lab import figures, inspection, sts
 from tests.refusals import named_in, refused
 
 TOPICS = ('wool', 'iron', 'salt', 'milk')
-pytestmark = pytest.mark.xdist_group('inspection')  # one worker makes what they share
+pytestmark = pytest.mark.xdist_group('inspection')  # one worker makes the shared files
 
 
 def sentence(topic, part, point):
@@ -392,7 +392,7 @@ def test_categories_and_topics_of_passages(papers):
     }
     assert own == set(by_passage[passage].categories)
   assert texts.labels['topic'].argmax(axis=1).tolist() == model.assign(texts.passages).tolist()
-  # What was drawn before there were categories is drawn as it was.
+  # Categories do not change the other draws.
   few = inspection.read_texts(beir=folder / 'beir', most=5)
   assert (len(few.queries), len(few.passages), few.unrelated.shape) == (5, 5, (5, 5))
 

@@ -94,7 +94,7 @@ def test_attention_entropy_of_an_encoder_that_attends_evenly():
   lengths = np.array([3, 8, 5])
   mask = np.arange(8)[None, :] < lengths[:, None]
   weights = encoder.first_token_attention(config, params, np.ones((3, 8), np.int32), mask)
-  # Padding gets no attention, so the entropy depends on each text's own length.
+  # Padding gets no attention, so the entropy depends on the length of each text.
   np.testing.assert_allclose(
     analysis.attention_entropy(weights),
     np.broadcast_to(np.log(lengths)[None, :, None], (2, 3, 4)),

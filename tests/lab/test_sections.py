@@ -1,4 +1,4 @@
-"""Triplets of sections: the loss in plain numpy, what is drawn from a dump, and the accuracy."""
+"""Triplets of sections: the loss in plain numpy, draws from a dump, and the accuracy."""
 
 import bz2
 
@@ -121,7 +121,7 @@ def test_loss_and_gradient_equal_numpy(count, changes):
   assert 0.2 < active < 0.95  # the margin decides
   assert float(value) == pytest.approx(expected, rel=1e-5)
   assert float(metrics['accuracy']) == pytest.approx(accuracy)
-  # Only what is declared trainable has a gradient, and it is the slope of numpy's loss.
+  # Only declared parameters have a gradient, and it is the slope of the numpy loss.
   assert set(gradient) == set(names) and all(np.isfinite(g).all() for g in gradient.values())
   gradient = {name: np.asarray(g, np.float64) for name, g in gradient.items()}
   norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
@@ -179,7 +179,7 @@ def test_what_is_drawn():
     assert anchor & positive and triplet.anchor != triplet.positive
     [(article, section)] = anchor & positive
     assert any(a == article and s != section for a, s in negative)
-  # An article's triplets do not depend on the others, nor on which of them there are.
+  # Triplets of an article do not depend on the others, nor on which of them there are.
   again = sections.draw_triplets(ARTICLES[::-1], 7, per_article=2, hold_out=0.25)
   assert [sorted(part) for part in again] == [sorted(train), sorted(held_out)]
   anchors = {triplet.anchor for triplet in train}

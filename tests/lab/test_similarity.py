@@ -170,7 +170,7 @@ def test_what_the_loop_is_given(start, words_of, batches_of):
         == batch[f'{view}_mask'].shape[1]
         == (4 if max(lengths) <= 4 else 8)
       )
-    # As the file's lines are counted.
+    # By the count of lines in the file.
     assert (
       data.ids(batch)
       == f'pairs {", ".join(str(TRAIN.index(pair) + 1) for pair in pairs)} of train.csv'

@@ -1,4 +1,4 @@
-"""Sentence similarity by the commands: train, resume, export, look at what was exported."""
+"""Sentence similarity by the commands: train, resume, export, inspect the export."""
 
 import json
 import pathlib

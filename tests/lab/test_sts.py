@@ -1,4 +1,4 @@
-"""Scored sentence pairs: each format, and what is wrong with a bad file."""
+"""Scored sentence pairs: each format, and refusals of bad files."""
 
 import gzip
 import json

@@ -30,7 +30,7 @@ class UniqueKeys(yaml.SafeLoader):
 
 
 def load(path):
-  """(the JobSet, its one Job, the Job's one container)"""
+  """(the JobSet, its one Job, the one container of the Job)"""
   [jobset] = yaml.load_all(path.read_text(), UniqueKeys)
   [replicated] = jobset['spec']['replicatedJobs']
   [container] = replicated['template']['spec']['template']['spec']['containers']

@@ -20,7 +20,7 @@ def test_the_scripts_exist():
 
 @pytest.mark.parametrize('path', SCRIPTS, ids=lambda path: path.name)
 def test_shellcheck(path):
-  # The virtual environment's own folder may not be on the path.
+  # The folder of the virtual environment may not be on the path.
   found = shutil.which('shellcheck', path=pathlib.Path(sys.executable).parent) or shutil.which(
     'shellcheck'
   )

@@ -1,4 +1,4 @@
-"""launch/serve/: what it starts is a command that there is, and Kubernetes takes it."""
+"""launch/serve/: it starts an existing command, and Kubernetes takes it."""
 
 import json
 import pathlib

@@ -111,7 +111,7 @@ class Cluster:
     return done.stdout
 
   def submit(self, *arguments, script=SCRIPT):
-    """Submits a job and returns its number; sbatch's flags, '--', then the script's arguments."""
+    """Submits a job and returns its number; flags of sbatch, '--', then arguments of the script."""
     at = arguments.index('--')
     job = self.call('sbatch', '--parsable', *arguments[:at], script, *arguments[at + 1 :]).strip()
     self.jobs[job] = self.folder / f'dprjax-{job}.log'

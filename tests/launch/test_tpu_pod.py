@@ -112,7 +112,7 @@ def pod(tmp_path):
 
 
 def lose(cloud):
-  """Removes the hosts and what runs there."""
+  """Removes the hosts and their processes."""
   for pid in cloud.glob('host*/dprjax/pid'):
     subprocess.run(
       ['kill', '-KILL', '--', f'-{pid.read_text().strip()}'], check=False, stderr=subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""What a training has to beat: measured once, kept, and compared by a paired bootstrap."""
+"""The score to beat: measured once, kept, and compared by a paired bootstrap."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""DPT and FT: loss, gradients, work a device, and what moves."""
+"""DPT and FT: loss, gradients, work a device, and the parameters that move."""
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ def make_mesh(sizes):
 
 
 def make_params(method, seed=0, std=0.5, model=MODEL):
-  # Larger weights than BERT's initial ones, so that the prompt matters.
+  # Larger weights than the initial ones of BERT, so that the prompt matters.
   start, other = (hub.init_params(model, jax.random.key(i + seed)) for i in range(2))
   params = method.init(Parts(start), jax.random.key(9))
   if 'passage' in params['backbone']:  # two encoders differ once they are trained

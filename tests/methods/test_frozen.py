@@ -102,7 +102,7 @@ def as_encode_runs_it(backbone, folder):
 @pytest.mark.parametrize(
   'changes',
   [
-    {},  # other lengths, the first token's vector, no text before queries
+    {},  # other lengths, the vector of the first token, no text before queries
     {'pooling': 'mean', 'normalize': True, 'data__query_max_length': 12},
     {'prompt__sides': 'query', 'prompt__length': 2},
     {
@@ -126,7 +126,7 @@ def test_every_experiment_has_the_baseline_that_encode_gives(start, backbone, fo
 def test_what_the_training_cuts_is_said(start, caplog):
   caplog.set_level('INFO', 'dprjax')
   start(data__query_prefix='elm ').frozen()
-  # Of the training queries, with one word and two special tokens more, and of all passages.
+  # All training queries, with one word and two special tokens more, and all passages.
   lines = '\n'.join(caplog.messages)
   assert 'of 10 queries cut at 6 tokens (config.data.query_max_length)' in lines
   assert 'of 40 passages cut at 8 tokens (config.data.passage_max_length)' in lines

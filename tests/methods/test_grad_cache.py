@@ -61,7 +61,7 @@ def test_each_piece_has_its_own_key(mesh):
 
 
 def test_dropout_leaves_out_the_same_on_any_mesh():
-  """Of each row, and of what rows share."""
+  """Dropout of each row, and of values that rows share."""
   x = np.ones((48, 5), np.float32)
 
   def one(rows, key):

@@ -1,4 +1,4 @@
-"""What NIR-Prompt's runs export: the prompt of a task, and an encoder with the prompts of all."""
+"""Exports of NIR-Prompt runs: the prompt of a task, and an encoder with the prompts of all."""
 
 import json
 
@@ -60,7 +60,7 @@ def export(config, workdir, backbone, trained, tokenizer):
 
 
 def embedded(config, model, tokenizer, devices, params, tokens, mask):
-  """What the method says of the first task's texts, or of their pairs with themselves."""
+  """Output of the method for texts of the first task, or for their pairs with themselves."""
   method = METHODS[config.method].build(config, model, devices, tokenizer)
   numbers = np.zeros(len(tokens), np.int32)
   embed = jax.jit(method.embed, static_argnums=1)
@@ -113,7 +113,7 @@ def test_a_prompt_that_was_trained_is_the_prompt_of_its_file(
 
 
 def kept(config, workdir, kinds):
-  """A run's workdir as its data leaves it."""
+  """The workdir of a run after its data are read."""
   found = nir_prompt.read_files(config)
   texts = nir_prompt._keep(DataSource(None, lambda *_: 'opened'), workdir, found)
   assert texts.open(None, None) == 'opened'

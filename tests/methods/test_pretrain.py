@@ -21,7 +21,7 @@ from tests.refusals import refused
 ROWS, LENGTHS = (
   24,
   {'first': 9, 'second': 12},
-)  # three passages a device: a device's texts are no power of two
+)  # three passages a device: the texts of a device are no power of two
 SENTENCES = [
   'the cat sat on the mat',
   'the dog sat on the log',
@@ -108,7 +108,7 @@ def make_mesh(sizes):
 def make_params(method, model, std=0.4):
   start = hub.init_params(model, jax.random.key(3))
   params = method.init(Parts(start), jax.random.key(9))
-  # Larger weights than BERT's initial ones, so that every term matters.
+  # Larger weights than the initial ones of BERT, so that every term matters.
   return {
     name: np.asarray(leaf)
     * np.float32(std / 0.02 if name.endswith(('kernel', 'embedding', 'prefix')) else 1.0)
@@ -216,7 +216,7 @@ def reference_metrics(config, tokenizer, params, batch, masked):
 ONE, EIGHT, MESH = {'data': 1}, {'data': 8}, {'data': 2, 'fsdp': 2, 'model': 2}
 LOSSES = ('mlm', 'condenser', 'cocondenser', 'rip', 'ict')
 CASES = [(method, sizes, chunks) for method in LOSSES for sizes, chunks in ((ONE, 1), (EIGHT, 3))]
-# Of other weights and parameters; and siblings, heads and all parameters on a mesh.
+# Other weights and parameters; and siblings, heads and all parameters on a mesh.
 CASES += [
   ('condenser alone', ONE, 1),
   ('ict with mlm', ONE, 1),
@@ -290,7 +290,7 @@ def test_masks_are_drawn_from_the_key(tokenizer):
 @pytest.mark.slow
 def test_each_of_eight_devices_does_an_eighth_of_the_work(tokenizer):
   model = EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 256, max_positions=64)
-  # So many that what does not depend on the batch is little.
+  # So many that the part independent of the batch is small.
   rows = 2 * ROWS
   batch = make_batch(tokenizer, rows, {'first': 32, 'second': 32})
   config = make_config(**METHODS['rip'], grad_cache=3, backbone__unroll=0, batch_size=rows)

@@ -1,4 +1,4 @@
-"""Prompts for queries alone: the loss, where passages' vectors come from, and what is refused."""
+"""Prompts for queries only: the loss, the source of passage vectors, and refusals."""
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ def make_config(**changes):
 
 
 def make_batch(candidates, sample):
-  """Passages are rows of CORPUS; the sample has none of the batch's, but some relevant ones."""
+  """Passages are rows of CORPUS; the sample has none of the batch, but some relevant ones."""
   batch = shared.make_batch(ROWS, candidates)
   index = np.random.default_rng(2).integers(0, 48, size=(ROWS, candidates)).astype(np.int32)
   relevant = np.stack([index[:, 0], np.arange(ROWS) + 44], axis=1).astype(np.int32)

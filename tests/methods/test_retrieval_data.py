@@ -152,7 +152,7 @@ def test_a_teachers_scores_come_with_the_batch(start, batches_of, tmp_path, sett
   distillation = {'distillation__loss': 'kl', 'distillation__scores': str(run)}
   batch = next(batches_of(start(**distillation)))
   assert batch['teacher_scores'].shape == batch['passage_index'].shape == (4, 3)
-  # Passages are rows in the order of the file; dev's, from the twentieth on, have no scores.
+  # Passages are rows in the order of the file; those of dev, from the twentieth on, have no scores.
   expected = batch['query_index'][:, None] - batch['passage_index'].astype(np.float32)
   known = batch['passage_index'] < 20
   np.testing.assert_array_equal(batch['teacher_scores'], np.where(known, expected, np.nan))
@@ -171,7 +171,7 @@ def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
   data = start(data__dev_split='dev', eval__measure='P@1', eval__corpus_limit=limit)
   found = data.evaluation(bag)(WEIGHTS).means
   if limit:
-    # Only what is relevant is searched: e2 is not there.
+    # Only relevant passages are searched: e2 is not there.
     assert found == {'P@1': 1.0, 'nDCG@10': 1.0, 'RR@10': 1.0, 'R@100': 1.0}
   else:
     # e1 is the first for oak, e3 the second for yew.

@@ -16,7 +16,7 @@ from tests.options import with_options
 from tests.refusals import refused
 
 COUNT = 3
-# Of each fold, the values of its queries at the start and after 2, 4 and 6 updates.
+# The values of the queries of each fold at the start and after 2, 4 and 6 updates.
 VALUES = [
   {0: [0.0, 0.5], 2: [0.5, 0.5], 4: [1.0, 0.5], 6: [0.0, 1.0]},
   {0: [0.5, 0.5], 2: [0.5, 0.0], 4: [0.5, 0.25], 6: [0.25, 0.5]},
@@ -34,7 +34,7 @@ def folded(**changes):
 
 
 class FoldTrainings:
-  """Stands for the trainings of folds, and keeps what they would be."""
+  """Stands for the trainings of folds, and keeps their settings."""
 
   def __init__(self, stop_at=None):
     self.configs, self.stop_at = [], stop_at
@@ -153,7 +153,7 @@ def with_alternatives(changes=CHANGES, **more):
 
 
 class Trainings:
-  """Stands for trainings, and keeps what they would be."""
+  """Stands for trainings, and keeps their settings."""
 
   def __init__(self, stop_at=None, gains=True, chance=(), folded=()):
     self.made, self.stop_at, self.gains, self.chance = [], stop_at, gains, chance

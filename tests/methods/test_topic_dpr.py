@@ -394,7 +394,7 @@ def make_folder(folder, split, qrels):
 @pytest.mark.parametrize(
   ('qrels', 'expected'),
   [
-    # Own abstracts alone, as in the training split of dprjax.papers.
+    # Only own abstracts, as in the training split of dprjax.papers.
     ({'p0': ['p0'], 'p1': ['p1'], 'p3': ['p3']}, ['p0 p1', 'p0 p1 p2', 'p3']),
     # Its dev split, by category already: p0 does not get p1's other category.
     ({'p0': ['p0', 'p1'], 'p2': ['p1', 'p2']}, ['p0 p1', 'p1 p2']),

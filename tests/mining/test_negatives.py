@@ -1,4 +1,4 @@
-"""Mining of whole files, compared with an independent plain miner, and what must not change it."""
+"""Mining of whole files, compared with a plain independent miner; changes without effect."""
 
 import json
 import math

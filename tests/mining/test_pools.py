@@ -92,7 +92,7 @@ def test_union_less_the_positives_one_candidate_a_text():
   pool = pool_of([first, second], texts, [(1, 0)])
   assert listed(pool) == {
     (0, 10): [(0, 1, 9.0), (1, 3, 0.7)],
-    # Of equal rank: the first run's document represents the text.
+    # At equal ranks, the document of the first run represents the text.
     (0, 11): [(0, 2, 8.0), (1, 2, 0.8)],
     # 14, the same text further down in the same run, is left out.
     (0, 12): [(1, 1, 0.9), (0, 3, 7.0)],
@@ -112,7 +112,7 @@ def test_lots_depend_only_on_seed_query_and_document():
     sorted(docs) == list(range(1000, 1050)) for docs in order.values()
   )
   assert [doc for _, doc in listed(pool_of([run], texts, seed=1))][:50] != order[0]
-  # Fewer rows, other codes, another retriever beside it: the same order of what is there.
+  # Fewer rows, other codes, another retriever beside it: the rest keeps its order.
   fewer = run[run['doc'] % 2 == 0]
   other = pool_of([fewer, rows((1, 1, 1.0, 1001))], {doc: 70 - code for doc, code in texts.items()})
   assert [doc for query, doc in listed(other) if query == 0] == [

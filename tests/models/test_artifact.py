@@ -157,7 +157,7 @@ def test_templates(write):
   check_template(prompt, ('query', 'passage'), CONFIG)
   assert spec(prompt) == (TEMPLATE['template'], TEMPLATE['words'], {'query/P1': 6})
   np.testing.assert_array_equal(vectors(prompt)['query/P1'], VECTORS['slots/query/P1'])
-  words = load_prompt(write({}, **PAIR))  # a template of words alone has no arrays
+  words = load_prompt(write({}, **PAIR))  # a template with only words has no arrays
   assert spec(words).lengths == {} and vectors(words) == {}
   check_prompt(words, CONFIG, 'a' * 64, TOKENIZER)
   check_template(words, ('pair',), CONFIG)

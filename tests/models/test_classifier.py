@@ -38,7 +38,7 @@ def test_equals_pytorch(golden, write_classifier, model_type, labels):
   assert loaded.heads['classifier'].params['output']['kernel'].shape == (18, labels)
   tokens, mask, starts = arrays['tokens'], arrays['mask'], arrays['starts']
   assert not mask.all(axis=1).any()  # every row is padded
-  # RoBERTa's encoders have one type: that of the second text does not reach them.
+  # RoBERTa encoders have one type: that of the second text does not reach them.
   logits = arrays[f'{labels}/{"typed" if model_type == "bert" else "untyped"}'].astype(np.float64)
   types = (np.arange(tokens.shape[1]) >= starts[:, None]).astype(np.int32)
   run = jax.jit(classifier.score_pairs, static_argnums=0)
@@ -168,7 +168,7 @@ def test_plain_encoders_have_a_pooler_at_most(write_classifier):
   assert pooler.keys() == {'dense'} and pooler['dense']['kernel'].shape == (18, 18)
   gone = without | {'bert.pooler.dense.weight': None, 'bert.pooler.dense.bias': None}
   assert hub.load_backbone(write_classifier('bert', tensors=gone), ('classifier',)).heads == {}
-  # RoBERTa's pooler is no part of its classifier.
+  # The pooler of RoBERTa is no part of its classifier.
   layers = (
     'classifier.dense.weight',
     'classifier.dense.bias',
@@ -275,7 +275,7 @@ def test_fresh_heads():
 @pytest.mark.slow
 def test_dropout_is_where_transformers_has_it():
   config = EncoderConfig('bert', 50, 32, 3, 4, 64, hidden_dropout=0.5)
-  # A tanh of 1 everywhere: what is dropped can be counted in the last layer's sum.
+  # A tanh of 1 everywhere: drops can be counted in the sum of the last layer.
   head = {
     'dense': {'kernel': jnp.eye(32), 'bias': jnp.zeros(32)},
     'output': {'kernel': jnp.ones((32, 1)), 'bias': jnp.zeros(1)},
@@ -288,7 +288,7 @@ def test_dropout_is_where_transformers_has_it():
   assert (
     (dropped == dropped.round()).all() and abs(dropped.mean() - 16) < 0.5 and 6 < dropped.var() < 10
   )  # binomial: 32 / 4
-  # RoBERTa's drops the features too, of which 0 gives tanh 0: a quarter is left.
+  # That of RoBERTa drops features too, of which 0 gives tanh 0: a quarter is left.
   config = EncoderConfig('roberta', 50, 32, 3, 4, 64, hidden_dropout=0.5)
   dropped = (
     np.asarray(classifier.classify(config, head, first, dropout_key=jax.random.key(1)))[:, 0] / 2
@@ -319,7 +319,7 @@ def test_transformers_loads_what_was_saved(golden, write_classifier, tmp_path, m
       attention_mask=torch.from_numpy(arrays['mask']).long(),
     ).logits.numpy()
   np.testing.assert_allclose(logits, arrays[f'{labels}/untyped'], rtol=0, atol=2e-5)
-  # What transformers saves is read back, bit for bit.
+  # Files of transformers are read back, bit for bit.
   model.save_pretrained(tmp_path / 'theirs')
   theirs = hub.load_backbone(tmp_path / 'theirs', ('classifier',))
   jax.tree.map(

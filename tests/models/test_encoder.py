@@ -183,7 +183,7 @@ def test_a_bank_of_different_lengths_equals_one_prompt_at_a_time(small, inputs, 
   config = dataclasses.replace(config, model_type=model_type, pad_token_id=1)
   tokens, mask = inputs
   lengths, ids = (5, 0, 2), jnp.array([2, 0, 1, 2], jnp.int32)
-  # What stands beyond a prompt's length does not matter.
+  # Values beyond the length of a prompt do not matter.
   bank = prompts(config, 3)
 
   def run(bank):
@@ -209,7 +209,7 @@ def test_a_bank_of_different_lengths_equals_one_prompt_at_a_time(small, inputs, 
   expected_gradient, expected = jax.grad(run_one_by_one, has_aux=True)(bank)
   np.testing.assert_allclose(hidden[mask], expected[mask], atol=2e-6, rtol=0)
   np.testing.assert_allclose(gradient, expected_gradient, atol=2e-5, rtol=1e-5)
-  # Nothing reaches what is masked; prompt 1 is the bare encoder.
+  # Nothing reaches masked tokens; prompt 1 is the bare encoder.
   assert np.abs(gradient[2, :, :, 2:]).max() == np.abs(gradient[1]).max() == 0
   assert np.abs(gradient[0]).min() > 0 < np.abs(gradient[2, :, :, :2]).min()
   bare = encode(config, params, tokens, mask)
@@ -442,7 +442,7 @@ def test_each_example_has_its_own_dropout_of_a_shared_prompt(small, inputs, atte
 
 @pytest.mark.slow
 def test_rounded_products(small, inputs):
-  # By hand: every kernel's product has rounded factors, and so do its gradients.
+  # By hand: the product of every kernel has rounded factors, and so do its gradients.
   config, params = small
   tokens, mask = inputs
   prompt = prompts(config, 1)[0]
@@ -462,7 +462,7 @@ def test_rounded_products(small, inputs):
   for ours, theirs in zip(jax.tree.leaves(rounded), jax.tree.leaves(exact), strict=True):
     assert ours.dtype == jnp.float32
     assert np.linalg.norm(ours - theirs) < 0.03 * np.linalg.norm(theirs) + 1e-6
-  # Six dense layers forward, and two gradients of each; the rest, attention's, stays float32.
+  # Six dense layers forward, and two gradients of each; the rest, attention, stays float32.
   products = list(products_of(program.jaxpr))
   inputs_of = [{str(var.aval.dtype) for var in one.invars} for one in products]
   assert inputs_of.count({'bfloat16'}) == 18

@@ -173,7 +173,7 @@ def test_transformers_loads_what_was_saved(name, load, tmp_path):
       ).last_hidden_state.numpy()
     hidden.append(states[mask])
   np.testing.assert_array_equal(*hidden)
-  # PyTorch's own rounding in float32 is up to 3e-6 (MPNet, beside float64).
+  # The rounding of PyTorch in float32 is up to 3e-6 (MPNet, beside float64).
   np.testing.assert_allclose(hidden[1], arrays['plain/hidden'][mask], rtol=0, atol=5e-6)
 
 
@@ -245,7 +245,7 @@ def test_nomic_is_read_from_the_keys_of_its_remote_code(golden):
     'qkv_proj_bias': False,
   }
   assert family.read_config(old) == family.read_config(config)
-  # Beyond the trained positions its base would grow with a text's length.
+  # Beyond the trained positions its base would grow with the text.
   scaled = old | {'rotary_scaling_factor': 2.0, 'max_trained_positions': 20}
   assert family.read_config(scaled).max_tokens == 20
 
@@ -319,7 +319,7 @@ def test_buckets_of_distances():
 
 
 def test_a_window_hides_what_is_far_and_never_the_prompt(load):
-  """Of a far token the windowed layers alone see nothing; all layers see the prompt."""
+  """Windowed layers do not see a far token; all layers see the prompt."""
   _, backbone = load('modernbert')
   shape = dataclasses.replace(backbone.config, windowed=(True,), num_layers=1)
   params = backbone.params | {

@@ -70,7 +70,7 @@ def expected(q, k, v, bias, prompt=None, rate=0.0, seeds=None, prompt_rate=0.0, 
     (None, 6, 'shared', 0.25, 0.5),
     (None, 6, 'shared', 0.0, 0.5),
     (None, 9, '', 0.0, 0.5),  # the bias masks more than tokens
-    (None, 6, 'own', 0.25, 0.5),  # whose masks are the caller's
+    (None, 6, 'own', 0.25, 0.5),  # with masks from the caller
     ({'data': 2, 'fsdp': 2, 'model': 2}, 6, 'shared', 0.25, 0.0),
     ({'data': 2, 'fsdp': 2, 'model': 2}, 6, 'shared', 0.25, 0.5),
     ({'data': 2, 'fsdp': 2, 'model': 2}, 6, 'own', 0.0, 0.0),

@@ -142,7 +142,7 @@ def test_a_trained_prompt_that_began_as_a_text_is_an_attention_sink(tmp_path, mo
   first, token = sink(config, params, *passages, np.asarray(trained))
   small = 0.02 * np.random.default_rng(0).standard_normal(prompt.shape).astype(np.float32)
   none, weakened = sink(config, params, *passages, small)
-  # The first token of the prompt's text takes over what the first token of the input had.
+  # The first token of the prompt text takes the part of the first token of the input.
   assert bare > 0.35 and first + token > 0.8 * bare
   # A prompt of small numbers weakens the sink.
   assert none + weakened < 0.5 * bare

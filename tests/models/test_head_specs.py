@@ -1,4 +1,4 @@
-"""The table of heads: what each spec promises of its head."""
+"""The table of heads: the promises of each spec on its head."""
 
 import jax
 import numpy as np

@@ -23,7 +23,7 @@ HEAD_QUERY = 'layer.1.attention.self.query.weight'
 
 
 def gathered(labels):
-  """PyTorch's labels (-100: none) as positions, targets and weights, with one unused place."""
+  """Labels of PyTorch (-100: none) as positions, targets and weights, with one unused place."""
   places = [np.flatnonzero(row >= 0) for row in labels]
   most = 1 + max(map(len, places))
   positions = np.array([np.pad(row, (0, most - len(row))) for row in places], np.int32)
@@ -127,7 +127,7 @@ def test_mlm_loss_equals_numpy_and_adds_up_over_chunks(small, masked):
     for rows in (slice(0, 4), slice(4, 8))
   ]
   np.testing.assert_allclose(np.sum(chunks, axis=0), expected, rtol=2e-6)
-  # What stands at a place of weight 0 does not matter.
+  # Values at a place of weight 0 do not matter.
   hidden, positions, targets, weights = arrays
   moved = [
     np.where(weights > 0, array, other).astype(np.int32)

@@ -521,7 +521,7 @@ def test_scratch(small):
   assert (config.max_positions, config.max_tokens, config.pad_token_id) == (66, 64, 1)
   assert config.initializer_range == pytest.approx(
     0.034641
-  )  # narrower than BERT's 768, so wider than its 0.02
+  )  # narrower than the 768 of BERT, so wider than its 0.02
   assert hub.init_params(config, jax.random.key(0))['layers']['mlp']['up'][
     'kernel'
   ].std() == pytest.approx(0.034641, rel=0.01)
@@ -611,7 +611,7 @@ def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
   with safetensors.safe_open(out / 'condenser.safetensors', 'np') as file:
     assert file.metadata() == {'format': 'pt', 'num_layers': '2', 'split': '2'}
     assert 'layer.1.attention.self.query.weight' in file.keys()  # noqa: SIM118 (not a dict)
-  # Without the heads: an encoder alone, of the same SHA-256.
+  # Without the heads: a bare encoder, of the same SHA-256.
   hub.save_backbone(out, first.config, first.params)
   third = hub.load_backbone(out, ('mlm', 'condenser'))
   assert (third.sha256, third.heads) == (first.sha256, {})
@@ -694,7 +694,7 @@ def test_transformers_loads_the_masked_lm_head(write_heads, tmp_path, golden, mo
     )
   np.testing.assert_allclose(logits[mask], arrays['mlm/logits'][mask], rtol=2e-5, atol=2e-5)
   np.testing.assert_allclose(hidden[mask], arrays['late'][mask], rtol=2e-5, atol=2e-5)
-  # What transformers saves is read back, bit for bit.
+  # Files of transformers are read back, bit for bit.
   model.save_pretrained(tmp_path / 'theirs')
   theirs = hub.load_backbone(tmp_path / 'theirs', ('mlm', 'condenser'))
   assert theirs.sha256 == backbone.sha256

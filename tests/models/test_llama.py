@@ -273,7 +273,7 @@ def test_peft_computes_the_same_under_a_prompt(name, load, tmp_path):
   vectors, mask = arrays['prompt'].astype(np.float32), arrays['mask']
   length = vectors.shape[2]
   tokens, seen = torch.from_numpy(arrays['tokens']).long(), torch.from_numpy(mask).long()
-  # In float64: what differs is the conversion, not the order of sums.
+  # In float64: the conversion differs, not the order of sums.
   layers = torch.from_numpy(vectors).double().transpose(2, 3)[:, :, None]
   layers = layers.expand(-1, -1, len(mask), -1, -1, -1)
   for shift in (False, True):

@@ -1,4 +1,4 @@
-"""PEFT's layout, and adapters of strangers."""
+"""The layout of PEFT, and adapters of strangers."""
 
 import json
 
@@ -34,7 +34,7 @@ def test_a_position_has_keys_then_values_of_every_layer():
   _, tensors = PREFIX.peft.write('p.npz', CONFIG, meta, {'prefix': prefix})
   flat = tensors['prompt_embeddings']
   assert flat.shape == (4, 2 * 2 * 24)
-  # The third position's values of the first layer: the second quarter of its row.
+  # Values of the third position in the first layer: the second quarter of its row.
   np.testing.assert_array_equal(flat[2, 24:48], prefix[0, 1, 2].ravel())
   np.testing.assert_array_equal(flat[2, 48:72], prefix[1, 0, 2].ravel())
 
@@ -61,7 +61,7 @@ def test_an_adapter_alone_says_little(read):
   prompt = read()
   assert prompt.arrays['prefix'].shape == (2, 2, 4, 3, 8)
   assert prompt.meta['shift_positions'] and prompt.meta['pooling'] == 'cls'
-  assert prompt.meta['query_max_length'] == 508  # of 512 positions, 4 are the prompt's
+  assert prompt.meta['query_max_length'] == 508  # 4 of 512 positions belong to the prompt
   half = read(tensors={'prompt_embeddings': np.ones((4, 96), np.float16)})
   assert half.arrays['prefix'].dtype == np.float32
 

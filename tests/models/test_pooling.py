@@ -9,7 +9,7 @@ from tests.toys import spread
 
 
 def expected(name, states):
-  """By the definitions in sentence-transformers' documentation, of one text's own states."""
+  """By the definitions in the documentation of sentence-transformers, for states of one text."""
   places = np.arange(1, len(states) + 1)[:, None]
   return {
     'cls': states[0],

@@ -22,13 +22,13 @@ def init(width, length, seed=0):
 
 
 def from_torch(state):
-  """PyTorch's parameters of Embedding, nn.LSTM and the MLP in our layout."""
+  """Parameters of Embedding, nn.LSTM and the MLP of PyTorch in our layout."""
   half = state['lstm.weight_hh_l0'].shape[1]
   params = {'embedding': state['embedding.weight']}
   for layer in range(prompt_encoder.LSTM_LAYERS):
     for way, suffix in (('forward', ''), ('backward', '_reverse')):
       ours = params.setdefault(f'{way}_{layer}', {'cell': {}})['cell']
-      for number, gate in enumerate('ifgo'):  # the order of PyTorch's rows
+      for number, gate in enumerate('ifgo'):  # the order of rows in PyTorch
         rows = slice(number * half, (number + 1) * half)
         of = {
           name: state[f'lstm.{name}_l{layer}{suffix}'][rows]

@@ -29,7 +29,7 @@ SLOW = (
 
 @pytest.fixture
 def run(golden):
-  """Runs a golden file's shape with other weights: a loss, its gradients, and the states."""
+  """Runs the shape of a golden file with other weights: a loss, its gradients, and the states."""
 
   def run(name, attention='plain', **rates):
     settings = json.loads(golden(name)['config'].item())

@@ -175,7 +175,7 @@ def test_unsupported(tmp_path, files, message):
     read(tmp_path)
 
 
-# Of each key: values that are applied or change no vector, and values that are refused.
+# For each key: values that are applied or change no vector, and values that are refused.
 @pytest.mark.parametrize(
   ('file', 'key', 'taken', 'others'),
   [
@@ -411,7 +411,7 @@ def test_cross_encoder_of_version_6(tmp_path):
 
 
 def variant(minilm, folder, files):
-  """MiniLM's folder with changed files, as `make_sentence_golden.py` writes it."""
+  """The folder of MiniLM with changed files, as `make_sentence_golden.py` writes it."""
   shutil.copytree(minilm, folder)
   for name, changes in files.items():
     path = folder / name
@@ -445,7 +445,7 @@ def test_vectors_are_those_of_sentence_transformers(minilm, golden, tmp_path):
 @pytest.mark.slow
 def test_what_would_give_other_vectors_is_refused(minilm, golden, tmp_path):
   for name, files in json.loads(golden('sentence_files')['refused'].item()).items():
-    if name == 'padding_side':  # a text's vector is that without padding, on whatever side
+    if name == 'padding_side':  # padding on either side does not change the vector of a text
       continue
     with pytest.raises(InputError) as raised:
       Encoder.load(variant(minilm, tmp_path / name, files))

@@ -282,7 +282,7 @@ def test_two_tasks_in_a_batch_equal_pytorch(model_type, fixed_layers, golden, wr
       theirs = stored(arrays, f'{case}/gradient/{task}/{part}/')
       scale = 2e-5 * max(1, *(np.abs(leaf).max() for leaf in theirs.values()))
       if len(theirs) > 1:
-        # PyTorch's two biases have one gradient; from_torch adds them.
+        # The two biases of PyTorch have one gradient; from_torch adds them.
         theirs = {
           name: leaf / 2 if '.bias' in name and name.startswith('lstm') else leaf
           for name, leaf in theirs.items()

@@ -68,7 +68,7 @@ def test_packed_texts_are_filled_in(template):
   rows = np.full((3, length), PAD, np.int32)
   for row, tokens in zip(rows, packed.rows, strict=True):
     row[: len(tokens)] = tokens
-  # The packed row is as long as the filled template: what sorts texts by length need not know it.
+  # The packed row is as long as the filled template, so sorting by length need not know it.
   assert [len(row) for row in packed.rows] == [
     len(by_hand(template, texts, row)[0]) for row in range(3)
   ]

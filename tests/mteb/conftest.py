@@ -1,4 +1,4 @@
-"""The small backbone and prompts of tests/serving, and what mteb hands to a model."""
+"""The small backbone and prompts of tests/serving, and inputs of mteb for a model."""
 
 import enum
 import json
@@ -10,7 +10,7 @@ from tests.serving.conftest import small  # noqa: F401 (a fixture)
 
 
 class Task(NamedTuple):
-  """What a model reads of mteb's ``TaskMetadata``."""
+  """The part of ``TaskMetadata`` of mteb that a model reads."""
 
   name: str = 'Toy'
   type: str = 'Retrieval'
@@ -29,7 +29,7 @@ QUERIES = {'q1': 'a string of json', 'q2': 'the server', 'q3': 'xml'}
 
 @pytest.fixture
 def beir(tmp_path):
-  """A BEIR folder: a query's passage is that of its number, but for q3, which has two."""
+  """A BEIR folder: the passage of a query has its number, but for q3, which has two."""
   folder = tmp_path / 'toy'
   (folder / 'qrels').mkdir(parents=True)
   for name, texts in (('corpus', PASSAGES), ('queries', QUERIES)):

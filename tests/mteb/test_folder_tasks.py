@@ -51,7 +51,7 @@ def test_a_folder_scores_as_a_run_of_it_does(mteb, small, beir, tmp_path, monkey
   assert found['mean'] == pytest.approx({name: expected, 'average': expected}, abs=1e-4)
   assert found['tasks'][name]['main_score'] == 'ndcg_at_10'
   assert found['model']['training_datasets'] == [] and found['extra'] == {'trained': '12'}
-  # Other judgements are another task: mteb does not answer with what it kept.
+  # Other judgements are another task: mteb does not answer from its cache.
   (beir / 'qrels' / 'test.tsv').write_text('query-id\tcorpus-id\tscore\nq1\td2\t1\n')
   evaluate.main([f'--mteb={beir}', *flags])
   ranks = {hit.id: rank for rank, hit in enumerate(hits[0])}

@@ -184,7 +184,7 @@ def test_mteb_takes_the_model(mteb, small, prompts):
   np.testing.assert_array_equal(
     loaded.encode(BATCHES, task_metadata=Task()), model.encode(BATCHES, task_metadata=Task())
   )
-  # What is known of the prompt alone, or of the backbone alone, says nothing of both.
+  # Facts on only the prompt, or only the backbone, say nothing of both.
   for given in ({'adapted_from': backbone}, own):
     unknown = dprjax.mteb.load(small.path, prompts['qa'], **given).mteb_model_meta
     assert unknown.training_datasets is None and unknown.is_zero_shot_on(['SciFact']) is None

@@ -34,7 +34,7 @@ def config(**changes):
 
 
 def make(activations, weights=1.0, read=0.0):
-  """(attempt, what it was asked): an update as of a transformer.
+  """(attempt, its requests): an update as of a transformer.
 
   Remat saves 60 % of the memory and takes a third more than 100 ms of products; each chunk reads
   and writes so many ms of weights.

@@ -123,7 +123,7 @@ def test_the_devices_of_a_collective(groups, ways):
       'window={size=2x4 stride=1x3 lhs_dilate=2x4}, dim_labels=01bf_01oi->01bf',
       2 * 2 * 4 * 16 * 32 * 64,
     ),
-    # Of a window of 3 over 5 places, the two at the ends meet padding once.
+    # In a window of 3 over 5 places, the two at the ends meet padding once.
     ('1,5,2', '3,2,7', '1,5,7', 'window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f', 2 * 13 * 2 * 7),
   ],
 )

@@ -55,7 +55,7 @@ def test_a_prompt_on_a_slice_has_what_the_mesh_promises():
   made, chips = compiled('v5e:2x4', DPT), 8
   assert made.fits and 0 < made.needs < 2**28
   found, formula = made.answer['xla'], made.answer['formula']
-  # The whole update's products: of 16 queries of 16 tokens and 16 passages of 32, with 4 vectors.
+  # Products of the whole update: 16 queries of 16 tokens and 16 passages of 32, with 4 vectors.
   layers, hidden, prompt = 2, 128, 4
   whole = sum(
     16 * layers * (2 * 24 * length * hidden**2 + 12 * length * (prompt + length) * hidden)
@@ -209,7 +209,7 @@ RECIPES = (
 @pytest.mark.slow_but_first
 @pytest.mark.parametrize('recipe', RECIPES)
 def test_every_recipe_can_be_planned(recipe):
-  """Its loss and its embedding take what the plan takes for a batch."""
+  """Its loss and its embedding take the batch of the plan."""
   made = programs.read_config([f'--config={ROOT}/configs/{recipe}'], 'cpu')
   experiment = programs.Experiment(made, jax.devices()[:1])
   shapes = experiment.batch
@@ -231,7 +231,7 @@ def test_every_recipe_can_be_planned(recipe):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'recipe',
-  # A prompt for queries alone needs a backbone's files: it encodes the passages first.
+  # A prompt for queries only needs files of a backbone: it encodes the passages first.
   [one for one in RECIPES if one.partition('.')[0] in TEXTS and 'query' not in one],
 )
 def test_the_planned_batch_is_as_large_as_the_first_one_of_the_training(recipe, tmp_path):
@@ -270,7 +270,7 @@ def test_a_compiler_ends_with_the_process_that_started_it(tmp_path):
 
 
 def test_a_compiler_that_dies_is_no_traceback(monkeypatch):
-  """The process's program is one that ends itself by a signal, and one that never ends."""
+  """The program of the process ends itself by a signal, or never ends."""
   job = programs.CompileJob('cpu', DPT)
   for code, limit, message in (
     ('import os; print("F0101 Check failed: chips"); os.abort()', 60, 'SIGABRT.*Check failed'),

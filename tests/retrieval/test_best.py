@@ -5,7 +5,7 @@ from dprjax.retrieval import best
 
 
 def loops(scores, k):
-  """By falling score, then falling id, which is the row's number as text."""
+  """By falling score, then falling id, which is the row number as text."""
   rows = [
     sorted(range(len(row)), key=lambda i, row=row: (row[i], str(i)), reverse=True)[:k]
     for row in scores

@@ -188,7 +188,7 @@ def test_a_damaged_shard_is_detected_and_rewritten(tmp_path):
 
 
 def header(folder, **changes):
-  """Rewrites the header of the first shard's vectors; the file does not change otherwise."""
+  """Rewrites the header of the vectors of the first shard; the rest of the file stays."""
   path = folder / 'embeddings-00000-of-00003.npy'
   content = path.read_bytes()
   text = content[10:128].decode('latin1')
@@ -312,7 +312,7 @@ def test_a_manifest_that_lies(tmp_path, change, message):
     with refused(message):
       use(tmp_path)
   assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-  # The same in the place of an unfinished folder's progress.
+  # The same in place of the progress of an unfinished folder.
   (tmp_path / 'manifest.json').rename(tmp_path / 'progress.json')
   with refused(message):
     fill(tmp_path)

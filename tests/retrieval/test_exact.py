@@ -24,7 +24,7 @@ def compiling_nothing(caplog):
 
 
 def reference(queries, corpus, k):
-  """Top k in float64, by falling score, then falling id, which is the row's number as text."""
+  """Top k in float64, by falling score, then falling id, which is the row number as text."""
   scores = queries.astype(np.float64) @ corpus.astype(np.float64).T
   by_id = np.array(sorted(range(len(corpus)), key=str, reverse=True))
   rows = by_id[np.argsort(-scores[:, by_id], axis=1, kind='stable')[:, :k]]
@@ -115,7 +115,7 @@ def test_codes_from_disk(
   # Queries of some other number need no other program.
   with compiling_nothing():
     index.search(np.tile(queries, (2, 1))[:4], 20)
-  # A part of it, and the first numbers alone.
+  # A part of it, and only the first numbers.
   part = exact.search_part(queries, found.shards, 5, 1, 3)
   assert (part.rows >= 166).all() and (part.rows < 333).all()
   short = found.cut(6, '--corpus')
@@ -182,7 +182,7 @@ def test_ties_at_every_cut(devices, kind, monkeypatch):
 def test_parts_of_the_corpus_merge_to_the_bits_of_the_whole(parts, devices, monkeypatch):
   only = jax.devices()[:devices]
   monkeypatch.setattr(jax, 'local_devices', lambda: only)
-  # numpy's kernels for few rows round differently, by the size of the product.
+  # numpy kernels for few rows round differently, by the size of the product.
   size, width = (5, 61), 16
   if devices == 1:
     size, width = (5, 9000), 100

@@ -102,7 +102,7 @@ def test_mteb_weighted_reciprocal_ranks_and_distributions():
   )
 
 
-# What holds of every method.
+# Properties of every method.
 
 
 @pytest.mark.parametrize('method', fusion.METHODS)

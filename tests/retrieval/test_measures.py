@@ -124,7 +124,7 @@ def test_measures_of_other_providers_break_ties_in_the_same_way():
     ideal = sum(worth / math.log2(rank + 1) for rank, worth in enumerate(best, 1))
     assert found['ERR@5'][query] == pytest.approx(err, abs=6e-6)  # of five decimals
     assert found["nDCG(dcg='exp-log2')@5"][query] == pytest.approx(gain / ideal, abs=6e-6)
-  # Of documents with one score, the ideal ranking of Compat has the order of the run.
+  # The ideal ranking of Compat keeps the order of the run among equal scores.
   assert measure(run_from_dict({'q': {'a': 1.0, 'b': 1.0}}), {'q': {'a': 1, 'b': 1}}, ['Compat'])[
     'mean'
   ] == {'Compat': pytest.approx(1.0)}
@@ -156,7 +156,7 @@ def test_grades_of_any_size():
 
 
 def test_ids_that_a_provider_would_change():
-  """gdeval takes a query's id from the last hyphen on, and columns between spaces."""
+  """gdeval takes the id of a query from the last hyphen on, and columns between spaces."""
   qrels = {'set-1': {'a b': 2}, 'other-1': {'#x': 1}, 'no query': {'c': 1}, 'no_query': {'d': 0}}
   run = run_from_dict(
     {'set-1': {'a b': 1.0}, 'other-1': {'y': 2.0, '#x': 1.0}, 'no query': {'c': 1.0}}

@@ -132,7 +132,7 @@ def _flip(file, place):
   ],
 )
 def test_a_kept_index_that_was_changed(tmp_path, kept, fingerprint, harm, message, also):
-  """Nothing of it is loaded; one of other vectors may be replaced where it is ours alone."""
+  """Nothing of it is loaded; one of other vectors may be replaced if all of it is ours."""
   folder = tmp_path / 'index'
   shutil.copytree(kept, folder)
   harm(folder)

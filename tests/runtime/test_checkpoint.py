@@ -129,7 +129,7 @@ def test_a_removal_that_was_cut_short_harms_nothing(tmp_path):
 
 
 def flipped(path):
-  """One bit in the middle of the file: what no format's own checks need notice."""
+  """One bit in the middle of the file: which checks of a format need not notice."""
   content = bytearray(path.read_bytes())
   content[len(content) // 2] ^= 1
   path.write_bytes(content)

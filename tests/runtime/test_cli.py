@@ -17,7 +17,7 @@ class Uri:
   uri: str = flags.flag('x')
 
 
-# A command that does what its argument says.
+# A command with the behaviour that its argument names.
 COMMAND = """
 import dataclasses, os, signal, sys
 from dprjax.runtime import cli, flags

@@ -175,7 +175,7 @@ def test_a_methods_own_options_are_those_of_its_table(own, key):
   ],
 )
 def test_a_config_file_that_raises_is_named_with_its_line(tmp_path, text, words):
-  # What another file defined is not taken for this one's.
+  # Definitions of another file are not taken for those of this file.
   (tmp_path / 'before.py').write_text('def get_config(arg=""):\n  return 1 / 0')
   (tmp_path / 'c.py').write_text(text)
   with refused('before.py', 'line 2'):

@@ -55,7 +55,7 @@ def test_a_single_process_starts_nothing(monkeypatch):
   monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '1')
   assert not distributed.start(flags.Job())
   assert not jax.distributed.is_initialized()
-  # The collective functions do what one process needs.
+  # The collective functions work for one process.
   with distributed.turn():
     distributed.barrier('here')
   assert distributed.agree({'a': 1.5}) == {'a': 1.5}

@@ -1,4 +1,4 @@
-"""Flags as the fields of a class: how words are read, and what --help says."""
+"""Flags as the fields of a class: how words are read, and the text of --help."""
 
 import argparse
 import dataclasses

@@ -60,7 +60,7 @@ def test_a_stage_that_fails_ends_the_process_and_is_not_done(tmp_path, scored, c
   with pytest.raises(SystemExit) as ended:
     stages(tmp_path).run('Measure', [*command, '--run=nowhere.trec'], out, [run])
   assert ended.value.code == 2
-  assert capfd.readouterr().err.count('dprjax: error: ') == 1  # the command's own line
+  assert capfd.readouterr().err.count('dprjax: error: ') == 1  # the line of the command
   assert json.loads((tmp_path / 'stages.json').read_text())[str(out)]['done'] is False
   with refused('dprjax.nonesuch'):
     stages(tmp_path).run('Nothing', ['nonesuch'])

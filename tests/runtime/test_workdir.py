@@ -1,4 +1,4 @@
-"""The folders that runs are kept in: whose they are, and what the run was begun with."""
+"""The folders of runs: their owner, and the files that a run began with."""
 
 import pytest
 from etils import epath

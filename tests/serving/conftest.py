@@ -1,4 +1,4 @@
-"""A small backbone (a cross-encoder's), and prompts for it."""
+"""A small backbone (of a cross-encoder), and prompts for it."""
 
 import types
 

@@ -98,7 +98,7 @@ def client(small, engine, folder, corpus):
 
 @pytest.fixture(scope='module')
 def compiled():
-  """What was compiled since."""
+  """The programs compiled since."""
   events = []
   jax.monitoring.register_event_duration_secs_listener(
     lambda event, *_, **__: events.append(event) if 'compile' in event else None
@@ -271,7 +271,7 @@ def test_null_is_as_absent(client, ask):
     nulls = {'dimensions': None, 'encoding_format': None, 'user': None}
     vector = ai.embeddings.create(**embeddings, extra_body=nulls).data[0].embedding
     assert vector == ask('/v1/embeddings', **embeddings).json()['data'][0]['embedding']
-    # As LangChain's OpenAIEmbeddings sends texts by default: tiktoken's ids.
+    # As OpenAIEmbeddings of LangChain sends texts by default: ids of tiktoken.
     with pytest.raises(openai.UnprocessableEntityError) as foreign:
       ai.embeddings.create(model='qa', input=[[34, 12], [7, 8, 9]])
     assert 'check_embedding_ctx_length=False' in foreign.value.message
@@ -374,7 +374,7 @@ def test_search(ask, alone):
     np.testing.assert_allclose([hit['score'] for hit in hits], own[order], atol=1e-5)
     assert all(hit['text'] == PASSAGES[hit['id']] for hit in hits)
   assert answer['index'] == 'qa'
-  # Its meta names the index: a prompt for queries alone.
+  # Its meta names the index: a prompt for queries only.
   asked = ask('/v1/search', model='asks', query='json', k=3)
   assert asked.status_code == 200 and len(asked.json()['results'][0]) == 3
   for status, body, says in (
@@ -752,7 +752,7 @@ def test_an_answer_of_many_vectors_comes_in_parts(engine):
 
 @contextlib.contextmanager
 def browser():
-  """``call(method, path, **body)`` of a headless Chromium's WebDriver session."""
+  """``call(method, path, **body)`` of a WebDriver session of a headless Chromium."""
   driver, chromium = shutil.which('chromedriver'), shutil.which('chromium')
   if not (driver and chromium):
     pytest.skip('apt-get install chromium chromium-driver')
@@ -811,7 +811,7 @@ def test_the_page_in_a_browser(client, engine, alone, small, tmp_path):
     assert until(f'{first}.length && {first}') == ['asks', 'qa']
     assert '<img src=x>' in run(script="return document.querySelector('#prompts').innerText")
     assert run(script="return document.querySelector('#unlock').offsetHeight") == 0  # no keys here
-    # By keyboard alone: a query, Enter.
+    # Only by keyboard: a query, Enter.
     run(script='document.activeElement.blur()')
     keys = [{'type': what, 'value': key} for key in '/json\ue007' for what in ('keyDown', 'keyUp')]
     call('POST', '/actions', actions=[{'type': 'key', 'id': 'k', 'actions': keys}])

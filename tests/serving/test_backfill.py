@@ -1,4 +1,4 @@
-"""Batches by OpenAI's client, and what they leave to others."""
+"""Batches by the OpenAI client, and the time that they leave to others."""
 
 import contextlib
 import hashlib

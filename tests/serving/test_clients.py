@@ -51,7 +51,7 @@ def address(small, folder):
 
 @pytest.fixture(scope='module')
 def expected(small, folder):
-  """``expected(side, texts, name)``: what an `Encoder` gives."""
+  """``expected(side, texts, name)``: the vectors of an `Encoder`."""
   encoders = {
     'qa': Encoder.load(small.path, folder / 'qa.npz', batch_size=8),
     'org/base': Encoder.load(small.path, batch_size=8),

@@ -74,7 +74,7 @@ def served(monkeypatch):
 
 
 def ends(connection):
-  """What a connection still sends before its end."""
+  """The rest that a connection sends before its end."""
   with contextlib.suppress(ConnectionError):
     return b''.join(iter(lambda: connection.recv(1 << 16), b''))
   return b'reset'

@@ -49,7 +49,7 @@ def folder(small, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def alone(small, folder):
-  """``alone(name, side, *texts)``: what an Encoder of that prompt alone gives."""
+  """``alone(name, side, *texts)``: the vectors of an Encoder with only that prompt."""
   paths = {name: folder / f'{name}.npz' for name in PROMPTS} | {'model': None}
   encoders = {name: Encoder.load(small.path, path, batch_size=8) for name, path in paths.items()}
   return lambda name, side, *texts: encoders[name].encode(texts, side)
@@ -249,7 +249,7 @@ def test_token_ids_are_taken_as_they_are(engine, small, alone):
   most = small.tokenizer.vocab_size
   for wrong in (
     *([], [-1], [10**6], ['a'], [None], 'text', 5, [cls, True, sep], [cls, most, sep]),
-    *([5], [cls], [sep], [5, 6, 7], [cls, 5], [5, sep], [sep, 5, cls]),  # another tokenizer's
+    *([5], [cls], [sep], [5, 6, 7], [cls, 5], [5, sep], [sep, 5, cls]),  # of another tokenizer
     *([cls, 5, sep, pad], [pad, cls, 5, sep], [cls, 5, sep, 5, sep], [cls, cls, sep]),
     [cls, pad, 5, sep],
   ):
@@ -265,7 +265,7 @@ def test_any_name_of_a_file_is_served_or_told(small, tmp_path, caplog):
     (folder / f'{name}.npz').write_bytes(content)
   decomposed = unicodedata.normalize('NFD', 'größe')
   refused = {
-    'base.npz': 'base',  # the backbone's
+    'base.npz': 'base',  # of the backbone
     '.hidden.npz': '.hidden.npz',
     '.npz': '.npz',
     'a:query.npz': 'a:query.npz',
@@ -447,7 +447,7 @@ def test_a_full_queue_is_busy_and_cancelled_texts_make_room(small, folder):
   # Two texts make a full batch, though the deadline is far away.
   assert engine.submit('tied', 'query', ['a', 'b']).result(60).shape == (2, 16)
   last = engine.submit('cls', 'query', ['json'])
-  engine.close()  # what is queued is still answered
+  engine.close()  # queued texts are still answered
   assert last.result(0).shape == (1, 16)
   with pytest.raises(Busy):
     engine.submit('tied', 'query', ['json'])

@@ -1,4 +1,4 @@
-"""Requests that the server's own OpenAPI document allows, and others: none is a fault of it."""
+"""Requests that the OpenAPI document of the server allows, and others: none makes it fail."""
 
 import threading
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group('serving')
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings('ignore')  # of schemathesis and what it imports
+@pytest.mark.filterwarnings('ignore')  # of schemathesis and its imports
 def test_no_request_is_a_fault_of_the_server(small, tmp_path, caplog):
   folder = tmp_path / 'prompts'
   small.write(folder, 'qa', 2)

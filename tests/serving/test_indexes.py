@@ -48,7 +48,7 @@ def test_a_hybrid_index_is_fused_with_bm25(tmp_path, write_embeddings):
     'x', tmp_path / 'x', weights=tmp_path / 'w.json', bm25_index=tmp_path / 'bm25'
   )
   index.compile()
-  # By the vectors a, b; c, a. By the words b alone; none.
+  # By the vectors a, b; c, a. By only the word b; none.
   vectors = np.array([[2, 1, 0], [1, 0, 2]], np.float32)
   found = index.search(vectors, ['pear', 'plums'], 2)
   assert [[hit.id for hit in hits] for hits in found] == [['b', 'a'], ['c', 'a']]

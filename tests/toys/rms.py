@@ -25,7 +25,7 @@ WINDOW = 6  # tokens that a token sees: its own and those before it
 
 @dataclasses.dataclass(frozen=True)
 class Config(Shape):
-  """The shape: what config.json holds, under the same names."""
+  """The shape: values of config.json, under the same names."""
 
   vocab_size: int
   hidden_size: int
@@ -40,7 +40,7 @@ class Config(Shape):
   attention_dropout: float = 0.0
   model_type: str = NAME
 
-  # What no key of config.json says.
+  # Facts that are in no key of config.json.
   type_vocab_size = 1
   layer_norm_eps = 1e-6
   initializer_range = 0.02
@@ -80,7 +80,7 @@ def rotate(x, positions, size):
 
 
 class Attention(layers.Attention):
-  """Of a causal window: `attend` is that of all families."""
+  """Attention in a causal window: `attend` is that of all families."""
 
   @nn.compact
   def __call__(self, x, shared, adapter):

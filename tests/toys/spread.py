@@ -1,4 +1,4 @@
-"""A pooling in one file: how far a text's states are spread, number by number.
+"""A pooling in one file: the spread of the states of a text, number by number.
 
 DPRJAX_EXTENSIONS=tests.toys.spread python -m dprjax.train --config.pooling=spread ...
 """

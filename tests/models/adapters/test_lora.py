@@ -73,7 +73,7 @@ def apart(model, adapter):
 
 
 def test_equals_numpy_shared_merged_and_in_a_bank(small):
-  """Adapters of a bank differ in rank and in what they adapt."""
+  """Adapters of a bank differ in rank and modules."""
   _, mask = batch()
   given = [
     random(small[0], 3, (*BERT, 'mlp/up', 'mlp/down')),
@@ -209,7 +209,7 @@ def read(backbone, adapter):
 
 
 def vectors(states, mask):
-  """Of unit length, as users compare them; the states of some models magnify rounding."""
+  """Vectors of unit length, as users compare them; the states of some models magnify rounding."""
   pooled = reference.pool(np.asarray(states, np.float64), mask, 'mean', False)
   return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
 
@@ -222,7 +222,7 @@ def hidden(arrays, backbone, adapter):
 
 @pytest.mark.parametrize('name', ['bert', 'modernbert'])
 def test_states_and_gradients_are_those_of_peft(name, theirs, tmp_path):
-  """ModernBERT has queries, keys and values in one module, and the MLP's gate and inputs."""
+  """ModernBERT has queries, keys and values in one module, and the gate and inputs of the MLP."""
   arrays, backbone, folder = theirs(name)
   prompt = read(backbone, folder)
   (adapter,) = prompt.adapters('query')
@@ -266,7 +266,7 @@ def test_states_and_gradients_are_those_of_peft(name, theirs, tmp_path):
 @pytest.mark.filterwarnings('ignore::FutureWarning')
 @pytest.mark.parametrize('name', ['bert', 'modernbert'])
 def test_peft_gives_the_same_states(name, theirs, tmp_path):
-  """With peft itself, which reads what was written here."""
+  """With peft itself, which reads the written adapter."""
   torch, theirs_peft = pytest.importorskip('torch'), pytest.importorskip('peft')
   transformers = pytest.importorskip('transformers')
   arrays, backbone, _ = theirs(name)

@@ -65,7 +65,7 @@ def test_mlp_equals_numpy():
 
 
 def common_share(prefix):
-  """The share of a prefix's variance that is common to all its vectors (of a layer and side)."""
+  """The share of prefix variance that is common to all its vectors (of a layer and side)."""
   prefix = np.asarray(prefix, np.float64)
   return np.mean(np.mean(prefix, axis=2) ** 2) / np.mean(prefix**2)
 
@@ -82,7 +82,7 @@ def test_mlp_starts_as_the_released_code_does_in_effect():
     assert not params[layer]['bias'].any()
   # Vectors that have nothing in common: the mean of 32 has 1/32 of the variance.
   assert abs(common_share(expand(whole)['query'].vectors) - 1 / 32) < 0.01
-  # PyTorch's Linear would give them its biases in common.
+  # Linear of PyTorch would give them its biases in common.
   draw = np.random.default_rng(0)
   for layer, rows in (('hidden', 128), ('output', 512)):
     bound = rows**-0.5
