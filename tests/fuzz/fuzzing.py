@@ -191,14 +191,13 @@ def _is_scratch(name: str) -> bool:
 
 def sound_output(
   server: Server, template: pathlib.Path, scene: Scene, folder: pathlib.Path
-) -> dict[str, object]:
-  """The output of the unharmed call."""
+) -> tuple[dict[str, object], float]:
+  """The output of the unharmed call, and the seconds that it takes."""
   scenes.copy(template, folder)
   try:
-    for argv in (scene.argv, *scene.then):
-      reply = server.run(folder, list(argv))
-      assert reply.status == 0, reply
-    return scenes.output(folder, scene)
+    replies = [server.run(folder, list(argv)) for argv in (scene.argv, *scene.then)]
+    assert not any(reply.status for reply in replies), replies
+    return scenes.output(folder, scene), replies[0].seconds
   finally:
     shutil.rmtree(folder)
 
@@ -250,7 +249,7 @@ def main() -> None:
     for scene in built.values():
       if only not in ('', scene.name):
         continue
-      sound = sound_output(server, root / 'template', scene, root / 'case')
+      sound, _ = sound_output(server, root / 'template', scene, root / 'case')
       for case in cases(scene, args.seed, args.cases):
         if '-' in (args.only or '') and case.name != args.only:
           continue

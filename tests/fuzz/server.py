@@ -28,6 +28,12 @@ COMMANDS = (
   *('evaluate', 'bm25', 'fuse', 'mine', 'report', 'search', 'papers', 'topics'),
   *('encode', 'rerank', 'export', 'train', 'index'),
 )
+# What they import when their arguments are read, in each fork anew. Not bm25s, which starts JAX.
+LATER = (
+  *('pandas', 'pytrec_eval', 'rich.table', 'tomotopy'),
+  *(f'dprjax.inference.{name}' for name in ('reranker', 'retriever')),
+  *(f'dprjax.methods.{name}' for name in ('exporting', 'training')),
+)
 _MEMORY = 48 << 30  # bytes of addresses; XLA and ScaNN reserve more than they use
 
 
@@ -154,8 +160,8 @@ def _run(folder: str, argv: list[str], out: pathlib.Path, err: pathlib.Path) -> 
 
 def main() -> None:
   warnings.filterwarnings('ignore')  # JAX warns of forks; it has no threads yet
-  for name in COMMANDS:
-    importlib.import_module(f'dprjax.{name}')
+  for name in (*(f'dprjax.{name}' for name in COMMANDS), *LATER):
+    importlib.import_module(name)
   replies = os.fdopen(os.dup(1), 'w')
   for line in sys.stdin:
     replies.write(json.dumps(_serve(**json.loads(line))) + '\n')
