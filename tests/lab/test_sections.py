@@ -9,12 +9,11 @@ import pytest
 
 from dprjax.formats.mediawiki import Article, Section
 from dprjax.methods.method import Parts
-from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from lab import sections
-from tests import reference
+from tests import reference, starts
 from tests.methods.conftest import WORDS, assert_goes_on
 from tests.options import with_options
 from tests.refusals import refused
@@ -101,7 +100,7 @@ def test_loss_and_gradient_equal_numpy(count, changes):
   )
   mesh, batch = meshes.make_mesh({'data': count}, jax.devices()[:count]), make_batch()
   model = sections.build(config, MODEL, mesh)
-  start = hub.init_params(MODEL, jax.random.key(0))
+  start = starts.init_params(MODEL, 0)
   params = {
     name: np.asarray(leaf) * (25 if name.endswith(('kernel', 'embedding', 'prefix')) else 1)
     for name, leaf in tree.flatten(model.init(Parts(start), jax.random.key(9))).items()

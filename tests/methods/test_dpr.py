@@ -12,7 +12,7 @@ from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import optim, tree
-from tests import reference
+from tests import reference, starts
 from tests.options import check_options, with_options
 from tests.refusals import refused
 
@@ -61,7 +61,7 @@ def make_mesh(sizes):
 
 def make_params(method, seed=0, std=0.5, model=MODEL):
   # Larger weights than the initial ones of BERT, so that the prompt matters.
-  start, other = (hub.init_params(model, jax.random.key(i + seed)) for i in range(2))
+  start, other = (starts.init_params(model, i + seed) for i in range(2))
   params = method.init(Parts(start), jax.random.key(9))
   if 'passage' in params['backbone']:  # two encoders differ once they are trained
     params['backbone']['passage'] = other

@@ -14,7 +14,7 @@ from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
-from tests import reference
+from tests import reference, starts
 from tests.options import check_options, with_options
 from tests.refusals import refused
 
@@ -106,7 +106,7 @@ def make_mesh(sizes):
 
 
 def make_params(method, model, std=0.4):
-  start = hub.init_params(model, jax.random.key(3))
+  start = starts.init_params(model, 3)
   params = method.init(Parts(start), jax.random.key(9))
   # Larger weights than the initial ones of BERT, so that every term matters.
   return {

@@ -6,11 +6,11 @@ import pytest
 
 from dprjax.methods import contrastive, dpr, query_only
 from dprjax.methods.method import Parts
-from dprjax.models import artifact, hub
+from dprjax.models import artifact
 from dprjax.retrieval import embeddings
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
-from tests import reference
+from tests import reference, starts
 from tests.methods import test_dpr as shared
 from tests.options import check_options, with_options
 from tests.refusals import refused
@@ -187,7 +187,7 @@ def test_another_method_has_none():
 def test_the_backbone_stays_frozen():
   config = make_config(trainable=('prompt/.*', 'backbone/.*'))
   method = dpr.build(config, shared.MODEL, shared.make_mesh({'data': 1}))
-  start = hub.init_params(shared.MODEL, jax.random.key(0))
+  start = starts.init_params(shared.MODEL, 0)
   with refused('config.trainable'):
     method.init(Parts(start), jax.random.key(0))
 
@@ -203,7 +203,7 @@ def test_it_starts_from_any_prompt_and_no_other_from_it():
   alone = artifact.Prompt(
     {'kind': 'prefix', 'sides': 'query'}, {'query/prefix': arrays['query/prefix']}
   )
-  start = hub.init_params(shared.MODEL, jax.random.key(0))
+  start = starts.init_params(shared.MODEL, 0)
 
   def init(prompt, **settings):
     config = shared.make_config(**settings)

@@ -13,12 +13,11 @@ from dprjax.data import sources, table
 from dprjax.data.topic_models import Topics
 from dprjax.methods import dpr, retrieval_data, topic_dpr, topic_losses
 from dprjax.methods.method import Parts
-from dprjax.models import hub
 from dprjax.models.adapters import topic
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
-from tests import reference
+from tests import reference, starts
 from tests.methods.conftest import WORDS
 from tests.options import check_options, with_options
 from tests.refusals import refused
@@ -94,7 +93,7 @@ def make_batch(vocabulary, categories='some', seed=1):
 
 
 def make_params(model, shape, found):
-  params = model.init(Parts(hub.init_params(shape, jax.random.key(0)), {}, None, {'topics': found}),
+  params = model.init(Parts(starts.init_params(shape, 0), {}, None, {'topics': found}),
                       jax.random.key(9))  # fmt: skip
   # Larger weights than the initial ones, so that prompts matter.
   return {
