@@ -7,7 +7,7 @@ import pathlib
 import signal
 from importlib import metadata
 
-# A shell lets what it starts in the background ignore interrupts, and so does whatever that starts.
+# A shell lets background processes ignore interrupts, and so do their children.
 # The tests of interrupts would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,7 +25,7 @@ os.environ['XLA_FLAGS'] = (
   # Compiles twice as fast without fusion emitters; jaxlib 0.12 ends the process at this flag.
   + (' --xla_cpu_use_fusion_emitters=false' if metadata.version('jaxlib') < '0.12' else '')
 )
-# XLA's threads. Those of the eight devices wait in collectives, and where others are left none to
+# Threads of XLA. Those of the eight devices wait in collectives, and where others are left none to
 # start on they wait for ever: XLA ends the process after a minute.
 os.environ.setdefault('NPROC', '16')
 # Compiled programs are kept in the clone (`make clean` removes them): for pytest-xdist workers, for

@@ -16,9 +16,9 @@ class Hub:
   """Repositories, by name: ``private`` and ``commits``, of which each is {path: content}.
 
   Attributes:
-    repositories: what is there.
+    repositories: their content.
     asked: the method and path of every request.
-    token: what a writer has to send.
+    token: the secret of a writer.
   """
 
   def __init__(self):

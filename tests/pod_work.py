@@ -27,7 +27,7 @@ def state(mesh, seed):
   values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
   shardings = meshes.param_shardings(mesh, values)
   trainable = {name: meshes.put(value, shardings[name]) for name, value in values.items()}
-  # Adam's, after three steps.
+  # Values of Adam after three steps.
   mu, nu = (
     {name: meshes.put(factor * value, shardings[name]) for name, value in values.items()}
     for factor in (np.float32(0.1), np.float32(0.3))

@@ -331,7 +331,7 @@ def test_a_backbone_that_was_changed_since(command, trained, tmp_path):
 
 @pytest.fixture
 def folders(trained, tmp_path):
-  """A training, the backbone that it began with, another training and other people's folders."""
+  """A training, the backbone that it began with, another training and foreign folders."""
   from dprjax.base import provenance
 
   run = tmp_path / 'run'

@@ -64,7 +64,7 @@ def test_the_whole_pipeline_killed_midway_and_then_with_a_second_round(
   while not (work / 'first' / 'metrics.jsonl').exists():
     assert child.poll() is None and time.monotonic() < deadline
     time.sleep(0.1)
-  # It dies alone: its stage lives, here stopped, and nobody else may begin in the folder.
+  # Only it dies: its stage lives, here stopped, and nobody else may begin in the folder.
   os.killpg(child.pid, signal.SIGSTOP)
   child.kill()
   child.wait()

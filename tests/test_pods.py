@@ -116,7 +116,7 @@ class Pod:
         self.said += line
 
   def pids(self):
-    """Of the processes, in their order; none where the launcher has ended."""
+    """Ids of the processes, in their order; none where the launcher has ended."""
     found, children = {}, ''
     with contextlib.suppress(OSError):
       children = pathlib.Path(

@@ -82,7 +82,7 @@ def made(tmp_path_factory):
   """A cache written row by row: token j of query i is 1000 + i, of passage i is 2000 + i.
 
   Query i has 1 to 3 positives and i % 9 negatives. The first, third, ... of these are in both
-  pools, the second, sixth, ... in the un-denoised alone, the rest denoised alone.
+  pools, the second, sixth, ... only in the un-denoised, the rest only denoised.
   """
   rng = np.random.default_rng(1)
   path = epath.Path(tmp_path_factory.mktemp('made'))
@@ -485,7 +485,7 @@ def test_shares_come_out_within_sampling_error(made, mix):
   for query, _, sources in queries_of(
     take(made[0], 90, batch_size=QUERIES, negatives=7, mix=batches.Mix(*mix))
   ):
-    # Of a stand-in, the source whose place it takes.
+    # For a stand-in, the source whose place it takes.
     drawn[query].update(source.rpartition('_for_')[2] for source in sources)
   totals = [sum(drawn.values(), collections.Counter()), *drawn.values()]
   assert len(totals) == 1 + QUERIES and totals[0].total() == 90 * QUERIES * 7

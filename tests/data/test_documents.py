@@ -243,8 +243,8 @@ def test_words_are_whole(tmp_path, kind):
 
 
 def test_words_end_where_sentences_do(tmp_path, tokenizer):
-  # The library counts each sentence's words from 0: the word of the first sentence and the first
-  # of the next have the same number.
+  # The library counts the words of each sentence from 0: the first words of two sentences have the
+  # same number.
   ((_, words, ends),) = rows(build(tmp_path, tokenizer, 'cat\nDogs bark loudly at night.'))
   assert words == [0, 1, 2, 3, 4, 5, 6] and ends == [7]
   # A word of nine tokens and one of twelve, in passages of ten. Each piece of a word is a word.

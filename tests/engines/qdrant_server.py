@@ -1,7 +1,7 @@
 """A stand-in for a Qdrant server: its HTTP interface, as the models of its client publish it.
 
 A server is in no package index that tests may assume. The models, which are made from its OpenAPI
-document, read each request; the client's own embedded mode answers it.
+document, read each request; the embedded mode of the client answers it.
 """
 
 import http.server

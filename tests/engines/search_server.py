@@ -1,8 +1,8 @@
 """A stand-in for OpenSearch and Elasticsearch: their HTTP interface over a few documents in memory.
 
 Neither server is in a package index that tests may assume. The bodies of requests are checked
-against the published schemas, which the classes below repeat for what dprjax sends: an unknown key,
-a missing one or another type is answered with status 400, as the servers do.
+against the published schemas, which the classes below repeat for requests of dprjax. They answer an
+unknown key, a missing one or another type with status 400, as the servers do.
 """
 
 import base64

@@ -160,7 +160,7 @@ def test_equals_exact_search(passages, engine, monkeypatch):
 
 
 def test_ties_at_the_cut(engine):
-  """Of forty passages with one vector, the greatest ids, however many are asked for."""
+  """The greatest ids of forty passages with one vector, however many are asked for."""
   vectors = np.concatenate([np.tile(VECTORS[:1], (40, 1)), VECTORS[100:120]])
   made = fill(engine, 'ties', ids=IDS[:60], vectors=vectors)
   equal = sorted(IDS[:40], reverse=True)

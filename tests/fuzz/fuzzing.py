@@ -1,8 +1,8 @@
-"""Harms a sound call of a command in many ways, and checks what dprjax promises.
+"""Harms a sound call of a command in many ways, and checks the promises of dprjax.
 
     python -m tests.fuzz.fuzzing --cases=500 --seed=7 [--only=encode]
 
-Every case is named by its scene, seed and number, and can be run again alone.
+Every case is named by its scene, seed and number, and can be run again by itself.
 """
 
 import argparse
@@ -26,9 +26,9 @@ class Case(NamedTuple):
 
   Attributes:
     name: names it for ever: 'encode-7-12'.
-    scene: what is harmed.
+    scene: the harmed call.
     argv: the command line.
-    harm: applied to the folder; returns what it did.
+    harm: applied to the folder; returns its change in words.
     harmed: the file that ``harm`` changes, if it changes one.
     same: whether a run that succeeds must give the sound output.
   """
@@ -215,7 +215,7 @@ def killed(
     kills: signals, and the seconds after which they come.
 
   Returns:
-    How each run ended; the output in the end; what was changed or left behind that should not be.
+    How each run ended; the output in the end; wrong changes and leftovers.
   """
   scenes.copy(template, folder)
   try:

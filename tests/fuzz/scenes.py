@@ -19,11 +19,11 @@ class Scene(NamedTuple):
 
   Attributes:
     name: of the scene.
-    argv: the command and its flags; paths are relative to the scene's folder.
+    argv: the command and its flags; paths are relative to the folder of the scene.
     files: the inputs' files, to be harmed.
     kept: those of them whose bytes are checked: with them changed, the output is the same or there
       is an error.
-    out: what it writes: files, or one folder.
+    out: its output: files, or one folder.
     keeps: whether a failed command may leave a part of the output, which the next one goes on from.
     then: further commands, before the output is compared.
   """
@@ -256,8 +256,8 @@ def add_models(
   Args:
     folder: as for `build`.
     workdir: of a finished training with a backbone from scratch.
-    prompt: what it exports.
-    cross_encoder: a model's folder.
+    prompt: its export.
+    cross_encoder: the folder of a model.
   """
   data = folder / 'in'
   shutil.copytree(workdir, data / 'workdir')

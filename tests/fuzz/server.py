@@ -43,7 +43,7 @@ class Reply(NamedTuple):
   Attributes:
     status: its exit status; negative: the signal that ended it. None: it was still running after
       the time that it had.
-    out, err: what it printed.
+    out, err: its output.
     seconds: how long it ran.
   """
 

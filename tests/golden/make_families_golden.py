@@ -4,10 +4,10 @@
 
 needs torch and transformers; the files here were made with torch 2.13.0 and transformers 5.24.0.
 Each family_*.npz holds a random checkpoint (float16, so that it is small; exact in float32),
-inputs, and the hidden states, prompt gradients and logits of heads that PyTorch gives for them, all
-but a classifier's in float64: its float32 is off by up to 8e-6, and differs between processors.
-Most of these classes take no past keys and values. So a prompt's are put in front by an attention
-function of our own, behind rotation; without a prompt it is checked against transformers' own here.
+inputs, and the hidden states, prompt gradients and logits of heads that PyTorch gives for them. All
+but those of a classifier are in float64: float32 is off by up to 8e-6, and differs between
+processors. Most of these classes take no past keys and values. So an attention function here puts
+those of a prompt in front, behind rotation; without a prompt it is checked against transformers.
 """
 
 import json

@@ -27,7 +27,7 @@ MASKED = ((2, 3, 9), (1, 5), ())  # places of the masked tokens
 SPLIT, PROMPT = 1, 4
 
 # Odd on purpose: 5 heads of 4, an MLP that is no multiple of anything. The activation is none of
-# GELU's by the error function where transformers' masked-LM head has that one all the same.
+# GELU by the error function, where the masked-LM head of transformers has it all the same.
 SHAPE = {
   'vocab_size': 43,
   'hidden_size': 20,

@@ -1,6 +1,6 @@
-"""Makes other_tools.npz with PyTorch, peft and sentence-transformers, which load what dprjax wrote.
+"""Makes other_tools.npz with PyTorch, peft and sentence-transformers, which load files of dprjax.
 
-    python -m tests.other_tools FOLDER                         in dprjax's environment
+    python -m tests.other_tools FOLDER                         in the environment of dprjax
     python tests/golden/make_other_tools_golden.py FOLDER      in one with the three
 
 Made with torch 2.13.0, transformers 5.23.0, peft 0.21.2 and sentence-transformers 6.2.0.

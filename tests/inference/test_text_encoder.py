@@ -182,7 +182,7 @@ def test_without_a_prompt_it_is_the_plain_backbone(trained):
   vectors = plain.encode(some)
   for row, vector in zip(rows, vectors, strict=True):
     tokens = jnp.asarray(row, jnp.int32)[None]
-    # Each text alone, without padding: the first token's hidden state, as a directory with no
+    # Single texts, without padding: the state of the first token, as a directory with no
     # settings of its own says.
     expected = encoder.encode(
       backbone.config, backbone.params, tokens, jnp.ones(tokens.shape, bool)

@@ -2,7 +2,7 @@
 
 The daemons run in their own namespaces: the nodes' names are in an /etc/hosts that only they see,
 and all of them end with the first, with every process that they started. They write only into the
-test's folder and use only ports of the loopback interface.
+folder of the test and use only ports of the loopback interface.
 """
 
 import json

@@ -1,7 +1,7 @@
 """launch/tpu_pod.sh with a stand-in for gcloud: hosts are folders, and ssh is bash at home there.
 
 It shows that the script does the right things in the right order, also when the slice is taken
-away. It cannot show that gcloud's flags are still valid.
+away. It cannot show that flags of gcloud are still valid.
 """
 
 import os

@@ -58,7 +58,7 @@ def devices():
 def bag(tokenizer):
   """Vectors that count words: an inner product is the number of words that two texts share.
 
-  A parameter weighs each side's.
+  A parameter weighs those of each side.
   """
   ordinary = jnp.ones(tokenizer.vocab_size, jnp.float32).at[jnp.array(tokenizer.special_ids)].set(0)
 

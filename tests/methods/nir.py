@@ -1,4 +1,4 @@
-"""NIR-Prompt's two methods in plain numpy, float64, an example at a time."""
+"""The two methods of NIR-Prompt in plain numpy, float64, an example at a time."""
 
 import jax
 import numpy as np
@@ -132,7 +132,7 @@ def expand(config, params, task, name):
 
 
 def slot(config, params, tokenizer, task, name):
-  """What stands for P1, P2 or P3 of a task: word ids, or vectors."""
+  """P1, P2 or P3 of a task: word ids, or vectors."""
   kind, number = name.split('/')[0], int(name[-1]) - 1
   if config.template.kind == 'none':
     return []
@@ -148,7 +148,7 @@ def bare(tokens, mask):
 
 
 def value_and_gradient(build, config, model, tokenizer, parts, batch, sizes):
-  """The flat parameters, the loss, its metrics and gradients of what is trainable."""
+  """The flat parameters, the loss, its metrics, and gradients of trainable parameters."""
   mesh = meshes.make_mesh(sizes, jax.devices()[:1] if sizes == {'data': 1} else None)
   method = build(config, model, mesh, tokenizer)
   params = {

@@ -72,7 +72,7 @@ def test_folds_are_scored_after_the_updates_of_the_others(tmp_path):
     for n, gain in enumerate([0.4, 0.0, 0.0])
   ]
   kept = choice.decide({'both': folders})
-  # The first fold alone is best after 2 updates, where the others choose 4; of the others, 2.
+  # Only the first fold is best after 2 updates, where the others choose 4; for the others, 2.
   assert kept.choice.queries == 3 * QUERIES
   assert kept.choice.estimates[Candidate('both')].measured == pytest.approx(0.1 / 3)
 

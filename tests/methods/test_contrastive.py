@@ -110,7 +110,7 @@ def test_equal_texts_are_no_negatives_of_one_another():
   keys = jnp.array([1, 2, 3, 1, 5, 2, 7, 7])
   allowed = np.asarray(contrastive.nt_xent_scores(texts, texts, keys=keys).allowed)
   left_out = {
-    # itself; what equals it (3); what equals its sibling (5); what has an equal sibling (2)
+    # itself; its equal (3); the equal of its sibling (5); one with an equal sibling (2)
     0: {0, 3, 5, 2},
     1: {1, 5, 3, 4},  # equal to 5; 3 equals its sibling 0; the sibling of 4, 5, equals it
     2: {2, 0},  # 0 equals its sibling 3

@@ -212,7 +212,7 @@ def test_where_the_head_comes_from(model, tokenizer, parts):
   )
   fresh = method.init(parts._replace(heads={}), jax.random.key(0))['head']['classifier']
   assert np.abs(fresh['dense']['kernel'] - head['dense']['kernel']).max() > 0.1
-  # A cross-encoder's own head has its own number of labels.
+  # The head of a cross-encoder has its own number of labels.
   own = {
     **parts.heads['classifier'].params,
     'output': {'kernel': np.ones((8, 1), np.float32), 'bias': np.ones(1, np.float32)},

@@ -341,7 +341,7 @@ def test_an_update_of_the_prompt_costs_two_thirds_of_one_of_all_weights():
 def run_steps(config, steps, mesh):
   """The real update of the training loop on random batches.
 
-  Returns the flat parameters before and after, and the optimiser's state.
+  Returns the flat parameters before and after, and the optimiser state.
   """
   method = dpr.build(config, MODEL, mesh)
   params = make_params(method, std=0.02)
@@ -393,7 +393,7 @@ def test_after_twenty_steps_of_fine_tuning_everything_moved():
   config = make_config(prompt__length=0, trainable=('backbone/.*',))
   before, after, _ = run_steps(config, 20, make_mesh({'data': 2, 'fsdp': 2, 'model': 2}))
   still = {name for name in before if np.array_equal(before[name], after[name])}
-  # A key's bias shifts all of a query's scores alike, so its gradient is zero but for rounding;
+  # The bias of keys shifts all scores of a query alike, so its gradient is zero but for rounding;
   # nothing else may stand still.
   assert still <= {'backbone/layers/attention/key/bias'}
 

@@ -136,7 +136,7 @@ def test_the_essential_matching_module_exports_its_head_and_all_prompts(
     )
     config.tasks[task].prompt = str(path)
   kept(config, tmp_path / 'run', ('pair',))
-  for task in config.tasks:  # what the run began with counts, wherever its files are now
+  for task in config.tasks:  # the files at the start of the run count, wherever they are now
     config.tasks[task].prompt = '/no/longer/there.npz'
   trained = {
     'backbone/layers/mlp/up/bias': np.ones((3, 16), np.float32),

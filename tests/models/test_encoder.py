@@ -497,7 +497,7 @@ def test_attention_scores_are_float32_under_bfloat16(small, inputs):
   assert found.dtype == jnp.float32
   assert np.abs(found - exact).max() < 1e-6 * np.abs(exact).max()
   assert np.abs(exact.astype(jnp.bfloat16).astype(np.float64) - exact).max() > 0.5
-  # And these are the encoder's own, with a prompt too: no product of the size of scores is rounded.
+  # And these belong to the encoder, with a prompt too: no product of the size of scores is rounded.
   config, params = small
   tokens, mask = inputs
   prompt = prompts(config, 1)[0]

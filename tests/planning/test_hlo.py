@@ -70,7 +70,7 @@ ENTRY %main (a: f32[16,8], b: bf16[3,8,4], c: f32[2,4], d: f32[8,4]) -> f32[4,4]
 def test_loops_count_as_often_as_they_run_and_what_is_on_the_chip_moves_nothing():
   cost = hlo.HloProgram(PROGRAM, 4).cost()
   assert cost.flops == 3 * 2 * 16 * 8 * 4
-  # A layer of the stack and its number an iteration; what the collective takes and gives.
+  # A layer of the stack and its number an iteration; input and output of the collective.
   assert cost.bytes == 3 * (8 * 4 * 2 + 4) + 2 * 2 * 4 * 4
 
 

@@ -18,7 +18,7 @@ TEXTS = ['The cat sat on the mat', 'Dogs and cats, cats and dogs', 'Prompt tunin
 
 
 def test_scores_known_by_hand():
-  """Lucene's formula over stemmed words: [cat sat mat], [dog cat cat dog], [prompt tune], [] of
+  """The Lucene formula over stemmed words: [cat sat mat], [dog cat cat dog], [prompt tune], [] of
   mean length 9 / 4.
   """
   queries = ['cats', 'tuned prompts', 'nothing of the kind', '', 'cat dog']

@@ -55,7 +55,7 @@ def test_more_candidates_without_a_gain_shrink_more():
       made = choosing.choose(scores)
       found.append((made.expected, max(one.measured for one in made.estimates.values())))
     expected[count], measured[count] = np.mean(found, axis=0)
-  assert measured[8] > measured[1] + 0.015  # the winner's curse of statistics
+  assert measured[8] > measured[1] + 0.015  # the winner's curse
   assert expected[8] < expected[1] + 0.004
 
 

@@ -94,7 +94,7 @@ def test_float16_shards_from_disk(tmp_path):
 def test_codes_from_disk(
   tmp_path, write_embeddings, monkeypatch, compiling_nothing, dtype, devices
 ):
-  """Scores are those of the values that codes stand for; codes are what the devices hold."""
+  """Scores are those of decoded values; the devices hold codes."""
   monkeypatch.setattr(exact, '_DECODED', 32)  # several pieces of a block
   rng = np.random.default_rng(4)
   corpus, queries = rng.standard_normal((500, 13), np.float32), rng.standard_normal((3, 13))

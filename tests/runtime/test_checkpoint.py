@@ -238,7 +238,7 @@ def test_metadata_of_orbax_that_cannot_be_read(tmp_path):
         np.testing.assert_array_equal(leaf, state[0][name])
 
 
-# The limit is the kernel's own refusal, as on a full disk; in a process of its own, for it strikes
+# The limit is a refusal of the kernel, as on a full disk; in a process of its own, for it strikes
 # whatever else writes there.
 FULL = """
 import resource, sys

@@ -1,4 +1,4 @@
-"""An adapter in one file: a vector that every layer's output gets.
+"""An adapter in one file: a vector that is added to the output of every layer.
 
 DPRJAX_EXTENSIONS=tests.toys.bias python -m dprjax.train --config.prompt.kind=bias ...
 """
