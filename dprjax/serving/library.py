@@ -189,7 +189,7 @@ class Library:
       raise InputError(
         f'--name={name}: expected 1 to 64 of A-Z a-z 0-9 . _ -, no dot first; / between such parts'
       )
-    self.folder = pathlib.Path(folder)
+    self.folder = pathlib.Path(folder).absolute()  # a relative one may look like a name of a hub
     self.name = name
     self._backbone, self._tokenizer = backbone, tokenizer
     self._most_tokens, self._host_bytes, self._metrics = most_tokens, host_bytes, metrics
