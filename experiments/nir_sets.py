@@ -1,68 +1,41 @@
-"""The data of experiments/nir_prompt.py: ../shared/data's sets as BEIR folders and files of pairs.
+"""The data of experiments/nir_prompt.py: ../shared/data's sets as BEIR folders.
 
-    SETS/train/TASK        what a task trains on: BEIR (train and dev judgements, mined negatives of
-                           BM25), or pairs (train.jsonl, dev.jsonl)
-    SETS/test/NAME         a test set: BEIR (test judgements), or test.jsonl
-    SETS/text/*.txt        text for masked language modelling
-    SETS/counts.json       how many of what, and what was taken out
+    SETS/train/TASK        what a task trains on (train and dev judgements, mined negatives of BM25)
+    SETS/test/NAME         a test set (test judgements)
 
-The corpora of test sets hold what is judged and random passages, 600 in all; those of Cranfield and
-ClariQ, which are out of domain, are whole. Test texts that stand in the training data are taken
-out.
+The corpora of test sets hold what is judged for 150 queries and random passages, 300 in all or as
+many as are judged. Test texts that stand in the training data are taken out.
 """
 
 import csv
 import io
 import itertools
 import json
-import re
 import zipfile
 
 import numpy as np
 
 from dprjax.base import files
-from dprjax.data import pairs
 from dprjax.data.sources import Source, load_dataset
 from dprjax.formats.qrels import write_qrels
 from dprjax.mining import mined
 from dprjax.retrieval import bm25_index
 
-RETRIEVAL = ('dialogue', 'qa', 'retrieval')
-PAIRS = ('inference', 'paraphrase')
-# The test sets of a task: in its domain, and others.
-IN_DOMAIN = {
-  'retrieval': 'scifact',
-  'qa': 'medquad',
-  'dialogue': 'dailydialog',
-  'paraphrase': 'msrp',
-  'inference': 'sick',
-}
-OUT_OF_DOMAIN = {
-  'retrieval': ('cranfield',),
-  'qa': ('qnli',),
-  'dialogue': ('clariq',),
-  'paraphrase': ('stsb',),
-  'inference': ('snli', 'mnli_matched'),
-}
-PASSAGES = 600  # of a test set's corpus
-TRAIN, TEST, DEV = 1500, 300, 100  # queries of a task at most
-PAIR_TEST = 500
+TASKS = ('dialogue', 'qa', 'retrieval')
+# The test sets of a task: in its domain, and another.
+IN_DOMAIN = {'retrieval': 'scifact', 'qa': 'medquad', 'dialogue': 'dailydialog'}
+OUT_OF_DOMAIN = {'retrieval': 'cranfield', 'qa': 'qnli', 'dialogue': 'clariq'}
+PASSAGES = 300  # of a test set's corpus
+TRAIN, TEST, DEV = 1500, 150, 100  # queries of a task at most
 DEPTH = 20  # BM25's passages that negatives are taken from
 
 
-def prepare(data, out, seed=0):
-  """Writes all sets, unless they are there; returns the counts."""
-  known = out / 'counts.json'
-  if not known.exists():
-    counts = {}
-    for make in (scifact, cranfield, medquad, qnli, dailydialog, clariq, msrp, sick, stsb, nli):
-      counts |= make(data, out, np.random.default_rng([seed, len(make.__name__)]))
-    counts['text'] = texts(data, out / 'text')
-    files.write_json(known, counts)
-  return json.loads(known.read_text())
-
-
-# Retrieval.
+def prepare(data, out):
+  """Writes all sets; returns how many of what there are, by set."""
+  counts = {}
+  for number, make in enumerate((scifact, cranfield, medquad, qnli, dailydialog, clariq)):
+    counts |= make(data, out, np.random.default_rng(number))
+  return {'counts': counts}
 
 
 def scifact(data, out, random):
@@ -86,20 +59,22 @@ def scifact(data, out, random):
 
 
 def cranfield(data, out, random):
-  return {'cranfield': whole(data / 'cranfield', out, 'cranfield', ('test',), random)}
+  return {'cranfield': untrained(data / 'cranfield', out, 'cranfield', ('test',), TEST, random)}
 
 
 def clariq(data, out, random):
-  return {'clariq': whole(data / 'clariq', out, 'clariq', ('train', 'dev', 'test'), random)}
+  # A query has 13 passages.
+  splits = ('train', 'dev', 'test')
+  return {'clariq': untrained(data / 'clariq', out, 'clariq', splits, TEST // 3, random)}
 
 
-def whole(folder, out, name, splits, random):
-  """A set that nothing is trained on: all its queries and passages."""
+def untrained(folder, out, name, splits, count, random):
+  """A set that nothing is trained on: queries of all its splits."""
   parts = [load_dataset(Source(str(folder), 'beir', split)) for split in splits]
-  queries = [query for part in parts for query in part.queries]
+  queries = draw([query for part in parts for query in part.queries], count, random)
   qrels = {query: grades for part in parts for query, grades in part.qrels.items()}
   passages = {passage.id: passage.text for passage in parts[0].passages}
-  return write_test(out, name, passages, queries, qrels, random, size=len(passages))
+  return write_test(out, name, passages, queries, qrels, random)
 
 
 def medquad(data, out, random):
@@ -194,7 +169,7 @@ def write_training(out, task, passages, train, dev, positives, random, mine=True
   """A BEIR folder with the judged passages of both splits and random others; mined.jsonl."""
   folder = out / 'train' / task
   judged = unique(row for query in (*train, *dev) for row in positives[query.id])
-  kept = fill_up(judged, passages, len(judged) + PASSAGES, random)
+  kept = fill_up(judged, passages, len(judged) + 2 * PASSAGES, random)
   for split, queries in (('train', train), ('dev', dev)):
     write_judgements(
       folder, split, {query.id: dict.fromkeys(positives[query.id], 1) for query in queries}
@@ -219,14 +194,14 @@ def write_training(out, task, passages, train, dev, positives, random, mine=True
   return {'train': len(train), 'dev': len(dev), 'passages': len(kept), 'negatives': negatives}
 
 
-def write_test(out, name, passages, queries, qrels, random, size=PASSAGES):
-  """A BEIR folder of a test set, with ``size`` passages or as many as are judged."""
+def write_test(out, name, passages, queries, qrels, random):
+  """A BEIR folder of a test set, with ``PASSAGES`` passages or as many as are judged."""
   folder = out / 'test' / name
   known = {
     query.id: {k: v for k, v in qrels[query.id].items() if k in passages} for query in queries
   }
   judged = unique(row for grades in known.values() for row in grades)
-  kept = fill_up(judged, passages, size, random)
+  kept = fill_up(judged, passages, PASSAGES, random)
   write_judgements(folder, 'test', known)
   write_texts(folder / 'queries.jsonl', [(query.id, query.text) for query in queries])
   write_texts(folder / 'corpus.jsonl', [(row, passages[row]) for row in kept])
@@ -255,127 +230,6 @@ def fill_up(judged, passages, size, random):
       kept.add(names[place])
       seen.add(text)
   return [name for name in names if name in kept]
-
-
-# Pairs.
-
-
-def msrp(data, out, random):
-  splits = {
-    name: [
-      (row[3], row[4], int(row[0]))
-      for row in list(read_tsv(data / 'msrp' / 'raw' / f'msr-para-{part}.tsv'))[1:]
-    ]
-    for name, part in (('train', 'train'), ('dev', 'val'), ('test', 'test'))
-  }
-  return write_pair_sets(out, 'paraphrase', 'msrp', splits, random)
-
-
-def sick(data, out, random):
-  splits = {
-    name: [
-      (row[1], row[2], int(row[4] == 'ENTAILMENT'))
-      for row in list(read_tsv(data / 'sick' / 'raw' / f'SICK_{part}.txt'))[1:]
-    ]
-    for name, part in (('train', 'train'), ('dev', 'trial'), ('test', 'test_annotated'))
-  }
-  return write_pair_sets(out, 'inference', 'sick', splits, random)
-
-
-def write_pair_sets(out, task, name, splits, random):
-  # In either order.
-  known = {frozenset(pair[:2]) for split in ('train', 'dev') for pair in splits[split]}
-  fresh = [pair for pair in splits['test'] if frozenset(pair[:2]) not in known]
-  in_train = {pair[:2] for pair in splits['train']} & {pair[:2] for pair in splits['test']}
-  chosen = {
-    'train': splits['train'],
-    'dev': draw(splits['dev'], 2 * DEV, random),
-    'test': draw(fresh, PAIR_TEST, random),
-  }
-  for split in ('train', 'dev'):
-    write_pair_file(out / 'train' / task / f'{split}.jsonl', chosen[split])
-  write_pair_file(out / 'test' / name / 'test.jsonl', chosen['test'])
-  return {
-    task: {split: len(chosen[split]) for split in ('train', 'dev')},
-    name: {
-      'test': len(chosen['test']),
-      'pairs in both train and test': len(in_train),
-      'taken out': len(splits['test']) - len(fresh),
-    },
-  }
-
-
-def stsb(data, out, random):
-  """Pairs of score 4 and more against pairs of 2 and less."""
-  sentences = {
-    sentence
-    for part in ('train', 'val', 'test')
-    for row in list(read_tsv(data / 'msrp' / 'raw' / f'msr-para-{part}.tsv'))[1:]
-    for sentence in row[3:5]
-  }
-  with (data / 'stsb' / 'raw' / 'stsb-en-test.csv').open(encoding='utf-8', newline='') as file:
-    rows = [(first, second, float(score)) for first, second, score in csv.reader(file)]
-  shared = [row for row in rows if sentences & {row[0], row[1]}]
-  clear = [
-    (first, second, int(score >= 4))
-    for first, second, score in rows
-    if not sentences & {first, second} and (score >= 4 or score <= 2)
-  ]
-  write_pair_file(out / 'test' / 'stsb' / 'test.jsonl', draw(clear, PAIR_TEST, random))
-  return {
-    'stsb': {
-      'test': min(len(clear), PAIR_TEST),
-      'of': len(rows),
-      'with a sentence of msrp': len(shared),
-    }
-  }
-
-
-def nli(data, out, random):
-  """SNLI and MultiNLI, matched: whether the first entails the second. mnli.tsv is not read: it is
-  mnli_mismatched once more, with numbers for labels.
-  """
-  counts = {}
-  for name in ('snli', 'mnli_matched'):
-    rows = [
-      (first, second, int(label == 'entailment'))
-      for label, first, second in read_tsv(data / 'nli-sample' / 'raw' / f'{name}.tsv')
-    ]
-    write_pair_file(out / 'test' / name / 'test.jsonl', draw(rows, PAIR_TEST, random))
-    counts[name] = {'test': min(len(rows), PAIR_TEST)}
-  return counts
-
-
-def write_pair_file(path, rows):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  pairs.write_pairs(path, rows)
-
-
-# Text.
-
-
-def texts(data, out):
-  """WikiText-2, Wikipedia and Brown; tags and gaps are taken out of the first and the last."""
-  out.mkdir(parents=True, exist_ok=True)
-  wiki = '\n'.join(
-    (data / 'text' / 'wikitext-2' / f'{name}.txt').read_text(encoding='utf-8')
-    for name in ('valid', 'test')
-  )
-  wiki = re.sub(r' @(.)@ ', r'\1', wiki.replace('<unk>', '')).replace(' \n', '\n\n')
-  with zipfile.ZipFile(data / 'text' / 'nltk' / 'brown.zip') as archive:
-    names = sorted(name for name in archive.namelist() if re.fullmatch(r'brown/c[a-r]\d\d', name))
-    tagged = '\n\n'.join(archive.read(name).decode() for name in names)
-  brown = re.sub(r'(\S+)/[^\s/]+', r'\1', tagged)
-  brown = re.sub(r"``|''", '"', brown)
-  for name, text in (('wikitext', wiki), ('brown', brown)):
-    with files.atomic_write(out / f'{name}.txt') as file:
-      file.write(re.sub(r'[ \t]+', ' ', text))
-  return {'wikitext': len(wiki.split()), 'brown': len(brown.split())}
-
-
-def text_inputs(data, out):
-  """What masked language modelling reads."""
-  return [out / 'text' / 'wikitext.txt', out / 'text' / 'brown.txt', data / 'text' / 'enwiki']
 
 
 def read_tsv(path):

@@ -56,7 +56,7 @@ RATES = {
   'dptdr': (1e-2, 3e-2, 1e-1),
   'topic': (2e-3, 6e-3, 2e-2),
 }
-TRIED = {'topic': 'without-tt'}  # what chooses for others where that is not itself
+TRIED = {'topic': 'without-tt'}  # the row that chooses in place of another
 FACTOR, MOST = 3, 5  # between rates; rates at most
 ALPHAS = (0.1, 0.3)  # the first one while rates are chosen
 
@@ -73,7 +73,7 @@ class Row(NamedTuple):
 
   Attributes:
     recipe: of configs/topic_dpr.py.
-    chosen: whose rate and alpha it has.
+    chosen: the row that gives its rate and alpha.
     topics: whether it has topics.
     options: others of its own.
   """
@@ -218,7 +218,7 @@ class Experiment:
     return max(tried, key=tried.get)
 
   def flags(self, name, seed, rate, alpha):
-    """What a run is trained with."""
+    """The command line of a training."""
     row = ROWS[name]
     options = [
       f'backbone.path={self.args.backbone}',

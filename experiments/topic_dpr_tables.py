@@ -132,7 +132,7 @@ def ranking(vectors, way, documents):
 
 
 def uniformity(x):
-  """A score of each unit vector, whose mean is ``statistics.uniformity``.
+  """A score of each unit vector; their mean is ``statistics.uniformity``.
 
   With R_i the mean kernel of a vector with the others and R their mean, it is log R + 2 (R_i - R) /
   R: the variance over vectors is that of the U-statistic, which the logarithm moves little (the
@@ -220,27 +220,13 @@ class Results:
     return trials.cell(each[measure].mean() for each in self.system(name, measure).values())
 
 
-def number(value):
-  return f'{value:+.3f}'.replace('0.', '.', 1) if abs(value) < 1 else f'{value:+.2f}'
-
-
 def claims(results, *, numbered):
   """Rows of comparisons: those of docs/results.md, or those of the page alone."""
-  rows = []
-  for row in ROWS:
-    if bool(row.claim) == numbered and (found := results.compare(row)):
-      (mean, low, high, said), seeds = found
-      rows.append(
-        [
-          row.claim,
-          row.text,
-          row.paper,
-          f'{number(mean)} [{number(low)}, {number(high)}] {row.measure}',
-          str(seeds),
-          f'**{said}**',
-        ]
-      )
-  return rows
+  return [
+    trials.claim_row(row.claim, row.text, row.paper, *found, row.measure)
+    for row in ROWS
+    if bool(row.claim) == numbered and (found := results.compare(row))
+  ]
 
 
 def write(out, docs=None):
@@ -256,7 +242,6 @@ def write(out, docs=None):
 
 def page(results):
   """The tables of the page."""
-  head = ['', 'claim', 'paper', 'here', 'seeds', 'verdict']
   commits = ', '.join(dict.fromkeys(line['commit'] for line in results.lines))
   minutes = sum(line['seconds'] for line in results.lines) / 60
   return '\n'.join(
@@ -264,7 +249,7 @@ def page(results):
       choices(results),
       main_table(results),
       geometry(results),
-      trials.table(head, claims(results, numbered=True) + claims(results, numbered=False)),
+      trials.table(trials.CLAIMS, claims(results, numbered=True) + claims(results, numbered=False)),
       f'![nAP@10 of all systems]({FIGURE})\n',
       f'{len(results.lines)} runs, {minutes:.0f} minutes in all; commit {commits}.\n',
     )
@@ -272,7 +257,7 @@ def page(results):
 
 
 def choices(results):
-  """What was tried on dev."""
+  """The scores of the trials on dev."""
   rows = []
   for line in results.lines:
     prefix, _, rest = line['run'].partition('/')
@@ -315,7 +300,7 @@ def draw(results, path):
   """nAP@10 of each system less that of MiniLM as it is."""
   bars = {}
   for text, name in systems(results):
-    if name != 'minilm/plain':
+    if name.partition('/')[0] not in FIXED:
       row = Row('', '', '', 'nAP@10', name, 'minilm')
       (mean, low, high, _), _ = results.compare(row)
       bars[text.replace('`', '')] = figures.Bar(mean, low, high, False)

@@ -280,6 +280,21 @@ def shown(found):
   return f'{mean:+.3f} [{low:+.3f}, {high:+.3f}] **{said}**'
 
 
+CLAIMS = ('', 'claim', 'paper', 'here', 'seeds', 'verdict')  # the columns of a row of verdicts
+
+
+def claim_row(claim, text, paper, found, seeds, unit):
+  """The cells of a verdict: the claim, the numbers of the paper, and those of ``compare``."""
+  mean, low, high, said = found
+  here = f'{number(mean)} [{number(low)}, {number(high)}] {unit}'
+  return [claim, text, paper, here, str(seeds), f'**{said}**']
+
+
+def number(value):
+  """+.012, and without decimals that say nothing of large values."""
+  return f'{value:+.3f}'.replace('0.', '.', 1) if abs(value) < 1 else f'{value:+.1f}'
+
+
 def cell(values):
   """The mean and, for several seeds, half the range."""
   values = list(values)

@@ -1,9 +1,9 @@
-"""The claims of DPTDR and Condenser, decided again from the ledgers that the project keeps.
+"""The claims of all papers, decided again from the ledgers that the project keeps.
 
     python experiments/verdicts.py [--docs=docs]
 
-Prints the table of docs/results.md in seconds, and with `--docs` puts it there. Nothing is trained,
-and no data set is read: the scores of each test query are in experiments/ledgers.
+Prints the tables of docs/results.md in seconds, and with `--docs` puts them there. Nothing is
+trained, and no data set is read: the scores of each test query are in experiments/ledgers.
 
 An interval is over seeds and queries (`trials.interval`). *Planned* rows and their rule were fixed
 before their runs; the others were thought of afterwards, and ask for a confirmation. *Sources* are
@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+import nir_tables
+import topic_dpr_tables
 import trials
 
 
@@ -228,14 +230,30 @@ def main():
   )
   made.add_argument('--docs', help='the docs folder whose results.md takes the table')
   docs = made.parse_args().docs
-  text = table()
-  print(text)
-  if docs:
-    trials.insert(pathlib.Path(docs) / 'results.md', 'verdicts.py', text)
+  for name, text in tables().items():
+    print(text)
+    if docs:
+      trials.insert(pathlib.Path(docs) / 'results.md', name, text)
+
+
+def tables():
+  """The tables of docs/results.md in Markdown, by the name of their marks."""
+  return {'verdicts.py': table(), 'verdicts.py, topics and tasks': later_table()}
+
+
+def later_table():
+  """The table of the claims of Topic-DPR and NIR-Prompt."""
+  rows = [
+    row
+    for module in (topic_dpr_tables, nir_tables)
+    if module.LEDGER.exists()
+    for row in module.claims(module.Results(module.kept()), numbered=True)
+  ]
+  return trials.table(trials.CLAIMS, rows)
 
 
 def table():
-  """The table of all rows, in Markdown."""
+  """The table of the claims of DPTDR and Condenser, in Markdown."""
   with tempfile.TemporaryDirectory() as out:
     ledgers = {name: Ledger(name, f'{out}/{name}') for name in {row.experiment for row in ROWS}}
     rows = [cells(row, ledgers[row.experiment]) for row in ROWS]
@@ -301,12 +319,15 @@ def cells(row, ledger):
     count = f'{len(pair[0])}, {len(sources)}'
     if len(names) > 1:
       gaps = [trials.compare(*pair, [name])[0] for name in names]
-      short = [f'{name} {number(gap)}' for name, gap in zip(names, gaps, strict=True)]
+      short = [f'{name} {trials.number(gap)}' for name, gap in zip(names, gaps, strict=True)]
       each.append(
-        ', '.join(short) if len(names) < 4 else f'{number(min(gaps))} to {number(max(gaps))}'
+        ', '.join(short)
+        if len(names) < 4
+        else f'{trials.number(min(gaps))} to {trials.number(max(gaps))}'
       )
   shown = '; '.join(
-    f'{number(mean)} [{number(low)}, {number(high)}]' for mean, low, high, _ in found
+    f'{trials.number(mean)} [{trials.number(low)}, {trials.number(high)}]'
+    for mean, low, high, _ in found
   )
   said = near(found) if row.near else found[0][3]
   planned = 'yes' if row.planned else 'no'
@@ -316,11 +337,6 @@ def cells(row, ledger):
 def of_each(line, measure):
   """A measure of each text; of unit vectors only its mean was kept."""
   return np.array(line['scores'].get(measure, [line.get(measure)]))
-
-
-def number(value):
-  """+.012, and without decimals that say nothing of large values."""
-  return f'{value:+.3f}'.replace('0.', '.', 1) if abs(value) < 1 else f'{value:+.1f}'
 
 
 def near(found):

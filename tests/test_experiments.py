@@ -140,8 +140,9 @@ def test_the_page_of_results_has_the_verdicts_of_the_ledgers(monkeypatch):
   import verdicts
 
   page = (ROOT / 'docs' / 'results.md').read_text()
-  begin, end = '<!-- experiments/verdicts.py: from here -->', '<!-- to here -->'
-  assert page.partition(begin)[2].partition(end)[0].strip() == verdicts.table().strip()
+  for name, made in verdicts.tables().items():
+    begin, end = f'<!-- experiments/{name}: from here -->', '<!-- to here -->'
+    assert page.partition(begin)[2].partition(end)[0].strip() == made.strip(), name
 
 
 def test_a_ledger_is_taken_up_where_settings_are_the_same(monkeypatch, tmp_path, capsys):
