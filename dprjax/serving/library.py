@@ -313,13 +313,16 @@ class Library:
       with self._changing():
         before = self._sha256(final)
         condition.check(before)
+        inode = os.stat(aside).st_ino
         aside.replace(final)
         _sync_folder(self.folder)
+        with contextlib.suppress(FileNotFoundError):
+          signature = _signature_of(final)
+          if signature[0] == inode:  # a copy command may have replaced it
+            self._keep(name, signature, version)
     finally:
       with contextlib.suppress(FileNotFoundError):
         aside.unlink()
-    with contextlib.suppress(UnknownPrompt):
-      self._keep(name, self._signature(name), version)
     return version, before
 
   def content(self, name: str) -> bytes:

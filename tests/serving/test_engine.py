@@ -1,4 +1,5 @@
 import concurrent.futures
+import hashlib
 import logging
 import os
 import random
@@ -405,6 +406,22 @@ def test_a_file_replaced_by_one_of_its_size_and_time_is_read_again(engine, folde
   finally:
     first.unlink()
     second.unlink()
+
+
+def test_an_upload_that_is_replaced_before_it_is_kept(engine, folder, small, tmp_path, monkeypatch):
+  upload, other = (small.write(tmp_path, name, 2).read_bytes() for name in ('upload', 'other'))
+
+  def replace_it(path):  # as rsync does, between the rename and the answer
+    (tmp_path / 'aside.npz').write_bytes(other)
+    os.replace(tmp_path / 'aside.npz', folder / 'raced.npz')
+
+  monkeypatch.setattr('dprjax.serving.library._sync_folder', replace_it)
+  version, _ = engine.library.put('raced', upload)
+  try:
+    assert version.sha256 == hashlib.sha256(upload).hexdigest()
+    assert engine.library.get('raced').sha256 == hashlib.sha256(other).hexdigest()
+  finally:
+    (folder / 'raced.npz').unlink()
 
 
 def test_a_folder_that_is_gone_is_no_unknown_prompt(engine, folder, monkeypatch):
