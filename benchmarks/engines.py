@@ -52,7 +52,7 @@ PACKAGES = {
   'parquet': ('pyarrow',),
 }
 # The embedded engines compare with every vector in one process, or write a transaction a passage.
-LARGEST = {'opensearch': 2_000}
+LARGEST = {'qdrant': 20_000, 'opensearch': 2_000}
 
 
 def main() -> None:
