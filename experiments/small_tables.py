@@ -31,6 +31,7 @@ LABELS = {
   'ft': 'fine-tuned',
 }
 CHOOSER = 'chooser'
+FUSED = Candidate(FROZEN.model, fused=True)
 OFFERED = ('bm25', 'linear', 'query', 'both', 'lora')  # `dprjax train` does not move passages
 
 
@@ -326,19 +327,29 @@ def score_rows(settings, chosen, of):
   groups = collections.defaultdict(list)
   for one in settings:
     groups[one.source, one.count].append(one)
-  used = [name for name in COLUMNS if any(name in one.tested for one in settings)]
+  names = used(settings)
   rows = []
   for (source, count), some in groups.items():
     row = [source, f'{count}']
-    for name in used:
+    for name in names:
       own = [of(one, name) for one in some if name in one.tested]
       row.append(f'{np.mean(own):.3f}'.lstrip('0') if own else '')
     own = np.mean([of(one, chosen[id(one)].candidate) for one in some])
     row.append('' if np.isnan(own) else f'{own:.3f}'.lstrip('0'))
     row.append(', '.join(dict.fromkeys(str(chosen[id(one)].candidate) for one in some)))
     rows.append(row)
-  head = ['source', 'queries', *map(label, used), 'chooser', 'chosen']
+  head = ['source', 'queries', *map(label, names), 'chooser', 'chosen']
   return trials.table(head, [row + [''] * (len(head) - len(row)) for row in rows])
+
+
+def used(settings):
+  """The columns that some setting has."""
+  return [name for name in COLUMNS if any(name in one.tested for one in settings)]
+
+
+def complete(settings):
+  """The settings that have all of these columns."""
+  return [one for one in settings if {*used(settings)} <= one.tested.keys()]
 
 
 def way_rows(settings, chosen):
@@ -351,6 +362,7 @@ def way_rows(settings, chosen):
       continue
     pick = [chosen[id(one)].candidate if name == CHOOSER else name for one in some]
     gains = [one.gain(own) for one, own in zip(some, pick, strict=True)]
+    beside = [gain - one.gain(FUSED) for one, gain in zip(some, gains, strict=True)]
     recalls = [
       one.recall[own] - one.recall[FROZEN]
       for one, own in zip(some, pick, strict=True)
@@ -363,6 +375,7 @@ def way_rows(settings, chosen):
         CHOOSER if name == CHOOSER else label(name),
         f'{len(some)}',
         shown(over_sources(some, gains)),
+        shown(over_sources(some, beside)) if name != FUSED else '',
         f'{np.mean([gain.mean() for gain in recalls]):+.3f}' if recalls else '',
         f'{means.min():+.3f}',
         f'{np.mean(means < -HARM):.0%}',
@@ -374,6 +387,7 @@ def way_rows(settings, chosen):
     'way',
     'settings',
     'gain in nDCG@10, 95 % interval',
+    'over frozen + BM25',
     'in R@100',
     'worst setting',
     f'lose over {HARM}',
@@ -408,16 +422,19 @@ def seen_rows(settings, chosen, data):
 
 
 def draw(settings, chosen, path):
-  """Mean gains of the ways that all settings of the figure have."""
+  """Mean gains of all ways, on the settings that have them."""
+  settings = complete(settings)
   rows = {}
-  for name in [*COLUMNS[1:], CHOOSER]:
-    some = [one for one in settings if name == CHOOSER or name in one.tested]
-    if len(some) < len(settings) * 0.6:
-      continue
-    gains = [one.gain(chosen[id(one)].candidate if name == CHOOSER else name) for one in some]
-    rows[name] = over_sources(some, gains)
+  for name in [*used(settings), CHOOSER]:
+    if name != FROZEN:
+      gains = [one.gain(chosen[id(one)].candidate if name == CHOOSER else name) for one in settings]
+      rows[name] = over_sources(settings, gains)
   order = sorted(rows, key=lambda name: -rows[name][0])
-  foot = '95 % intervals over data sets and queries'
+  queries = [one.count for one in settings]
+  foot = (
+    f'{len(settings)} data sets, {min(queries)} to {max(queries)} judged queries each; '
+    '95 % intervals over sets and queries'
+  )
   values = {
     'chosen by held-out queries' if name == CHOOSER else label(name): figures.Bar(*rows[name])
     for name in order
@@ -435,6 +452,8 @@ def show(out, data, docs):
   parts = [
     '### What to expect of each way\n',
     way_rows(settings, chosen),
+    '### The settings of all these ways\n',
+    way_rows(complete(settings), chosen),
     '### Rules of choice\n',
     rules,
     goals,
