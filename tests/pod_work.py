@@ -1,6 +1,7 @@
 """Work of the processes of a pod in tests/test_pods.py, by launch/local_pod.py."""
 
 import dataclasses
+import importlib
 import json
 import pathlib
 
@@ -8,8 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from dprjax.methods import training
-from dprjax.runtime import checkpoint, cli, config, flags
+from dprjax.runtime import checkpoint, cli, flags
 from dprjax.runtime import mesh as meshes
 
 SHA = 'a' * 64
@@ -67,7 +67,13 @@ class Flags:
 def command(args):
   for line in json.loads(pathlib.Path(args.jobs).read_text()):
     if line['do'] == 'train':
+      from dprjax.methods import training  # a second, which the others save
+      from dprjax.runtime import config
+
       training.train(config.parse(line['flags']), line['workdir'])
+    elif line['do'] == 'command':
+      module = importlib.import_module(line['module'])
+      module._command(flags.parse(module.Flags, line['flags'], line['module'], module.__doc__)[0])
     elif line['do'] == 'save':
       saved = checkpoint.Checkpoints(line['workdir'], SHA)
       saved.save(1, *state(meshes.make_mesh(line['mesh']), 0), {'data': {'position': 5}})

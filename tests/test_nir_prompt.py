@@ -58,13 +58,16 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
     assert status == 0, err
     return tmp_path / out
 
+  def bare(task):  # without evaluations
+    return f'--config.tasks.{task}.data.dev_split='
+
   # A prompt each, on the same frozen backbone.
-  files = {first: made(f'mdm={first}', 'first', out=f'{first}.npz', resumed=True)}
+  files = {first: made(f'mdm={first}', 'first', bare(first), out=f'{first}.npz', resumed=True)}
   _, trained = trainable_of(tmp_path / 'first')
   assert {name.split('/')[0] for name in trained} == {'prompt'}
   backbone = tmp_path / 'first' / 'backbone'
   on = f'--config.backbone.path={backbone}'
-  files[second] = made(f'mdm={second}', 'second', on, out=f'{second}.npz')
+  files[second] = made(f'mdm={second}', 'second', on, bare(second), out=f'{second}.npz')
   start, before = load(backbone)
   prompts = {task: load_prompt(file) for task, file in files.items()}
   for task, prompt in prompts.items():
@@ -118,7 +121,8 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
     return  # the same code adapts both
   # A new task, whose prompt is a sum of theirs.
   one = f'--config.backbone.path={model}'
-  prompt = load_prompt(made(f'adapt={new},frozen', 'frozen', one, out='new.npz', resumed=True))
+  flags = (one, bare(new))
+  prompt = load_prompt(made(f'adapt={new},frozen', 'frozen', *flags, out='new.npz', resumed=True))
   _, trained = trainable_of(tmp_path / 'frozen')
   (weights,) = trained.values()
   assert list(trained) == [f'prompt/{new}/weights'] and not np.allclose(weights, 0.5, atol=1e-6)

@@ -289,8 +289,13 @@ def test_encode_and_exact_search_write_the_files_of_one_process(trained, command
 
   for module, *arguments in commands(tmp_path / 'one'):
     assert command(module, *arguments)[0] == 0
-  for module, *arguments in commands(tmp_path / 'two'):
-    run(2, jax.device_count(), '-m', module.__name__, *arguments)
+  # In one pod: each of its processes takes seconds to start.
+  jobs = [
+    {'do': 'command', 'module': module.__name__, 'flags': arguments}
+    for module, *arguments in commands(tmp_path / 'two')
+  ]
+  (tmp_path / 'jobs.json').write_text(json.dumps(jobs))
+  run(2, jax.device_count(), '-m', 'tests.pod_work', f'--jobs={tmp_path}/jobs.json')
   one = contents(tmp_path / 'one')
   assert contents(tmp_path / 'two') == one
   assert (

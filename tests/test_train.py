@@ -72,6 +72,13 @@ def go(command, reuse, tmp_path):
   return run
 
 
+@pytest.fixture
+def alone():
+  """The test trains on one device."""
+  with devices.one():
+    yield
+
+
 def trainable_of(workdir, step=None):
   """(step, trained parameters) of a run, from its checkpoint."""
   config = json.loads((workdir / 'config.json').read_text())
@@ -339,6 +346,7 @@ def test_batches_within_a_budget_of_tokens_are_resumed_with_the_same_bits(go, tm
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('alone')
 def test_sigterm_saves_and_the_next_run_goes_on(go, tmp_path):
   log, over = tmp_path / 'run' / 'metrics.jsonl', threading.Event()
 
@@ -443,6 +451,7 @@ def test_killed_at_any_point_it_ends_with_the_same_bits(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('alone')
 def test_what_is_not_finite_ends_the_run(go, trained, tmp_path, monkeypatch):
   monkeypatch.setattr('dprjax.runtime.config.check_ranges', lambda *of: None)
   # The first step's learning rate is 0, so that there is a good checkpoint; the second's update has
@@ -465,6 +474,7 @@ def test_what_is_not_finite_ends_the_run(go, trained, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('alone')
 def test_early_stopping_is_remembered(go, tmp_path):
   # A learning rate of next to nothing: the first evaluation stays the best.
   flags = [
@@ -605,6 +615,7 @@ def test_text_is_read_once_for_all_alternatives_and_folds(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('alone')
 def test_the_average_is_scored_kept_and_resumed(go, tmp_path):
   # So many passages that scores of near parameters differ.
   often = '--config.eval.every=4', '--config.eval.corpus_limit=1000'
@@ -681,6 +692,7 @@ def test_a_prompt_of_a_causal_backbone_starts_from_a_text(text, options, causal,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('alone')
 def test_starts_from_a_text(go, tmp_path):
   options = '--config.optim.learning_rate=1e-30', '--config.steps=1', '--config.prompt.tied=False'
   status, err = go('dptdr.py:local', '--config.prompt.init_text=json string', *options)
@@ -708,6 +720,7 @@ def test_starts_from_a_text(go, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('alone')
 def test_goes_on_from_a_finished_training(go, trained, tmp_path):
   saved = checkpoint.Checkpoints(trained, hub.load_backbone(trained / 'backbone').sha256)
   best = saved.best()
@@ -744,6 +757,7 @@ def test_goes_on_from_a_finished_training(go, trained, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('alone')
 def test_starts_from_a_prompt(go, trained, tmp_path):
   from dprjax.methods import exporting
   from dprjax.models import artifact
@@ -1153,6 +1167,7 @@ def test_nothing_is_trained_where_nothing_is_left_to_gain(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('alone')
 def test_what_the_command_line_holds_out_is_held_out(command, trained, tmp_path):
   write_found(tmp_path / 'text', 40)
   run = tmp_path / 'run'
