@@ -313,12 +313,12 @@ class Library:
       with self._changing():
         before = self._sha256(final)
         condition.check(before)
-        inode = os.stat(aside).st_ino
+        written = _signature_of(aside)
         aside.replace(final)
         _sync_folder(self.folder)
         with contextlib.suppress(FileNotFoundError):
           signature = _signature_of(final)
-          if signature[0] == inode:  # a copy command may have replaced it
+          if signature[:3] == written[:3]:  # a copy command may have replaced it
             self._keep(name, signature, version)
     finally:
       with contextlib.suppress(FileNotFoundError):
@@ -464,10 +464,9 @@ class Library:
     """Reads a prompt; errors name the prompt, not the folder."""
     try:
       while True:
-        signature = _signature_of(path)
         sha256 = sha256_file(path)
         prompt = artifact.load_prompt_for(path, self._tokenizer.sha256, self._backbone)
-        if _signature_of(path) == signature:  # another server may replace it meanwhile
+        if sha256_file(path) == sha256:  # another server may replace it meanwhile
           break
       return self._version(name, dataclasses.replace(prompt, path=f'prompt {name}'), sha256)
     except InputError as error:
