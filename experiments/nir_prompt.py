@@ -198,8 +198,7 @@ class Experiment:
 
   def train(self, name, seed, rate, tested):
     """Trains unless that is done; measures and forgets the checkpoints, or exports a prompt."""
-    flags = self.flags(name, seed, rate)
-    config = configs.parse(flags)
+    config = configs.parse(self.flags(name, seed, rate))
     workdir = self.workdir(name, seed, rate)
     result = training.train(config, workdir)
     if not result.done:
@@ -214,7 +213,7 @@ class Experiment:
       params = trials.restore(trained, backbone, result.best_step or result.step)
       found['scores'] = self.scores(config, method, backbone, params)
       shutil.rmtree(trained / 'checkpoints')
-    return found | {'config': [flag.replace(str(self.out), 'OUT') for flag in flags]}
+    return found
 
   # Testing.
 

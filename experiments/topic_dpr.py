@@ -255,8 +255,7 @@ class Experiment:
 
   def run(self, name, seed, rate, alpha, split):
     """Trains unless that is done, measures a split, and after the test forgets the checkpoint."""
-    flags = self.flags(name, seed, rate, alpha)
-    config = configs.parse(flags)
+    config = configs.parse(self.flags(name, seed, rate, alpha))
     workdir = self.out / 'runs' / f'{name}-{rate:g}-{alpha:g}-{seed}'
     began = time.monotonic()
     if not training.train(config, workdir).done:
@@ -270,10 +269,7 @@ class Experiment:
       scores = topic_dpr_tables.ranking(vectors, way, self.documents(split))
       return found | {'nAP@10': float(scores['nAP@10'].mean())}
     shutil.rmtree(workdir / 'checkpoints')
-    return found | {
-      'config': [flag.replace(str(self.out), 'OUT') for flag in flags],
-      'scores': self.scores(vectors),
-    }
+    return found | {'scores': self.scores(vectors)}
 
   def scores(self, vectors):
     return topic_dpr_tables.scores(vectors, self.documents('test'), self.topics)
