@@ -11,7 +11,7 @@ words under a prompt drawn at random, of one of four tenants. Each part is a fil
   and 64 connections. ``--peer_python`` runs it (default: this Python).
 - ``encode``: 64 and 2,048 texts at a time through ``Encoder.encode`` and through the server.
 - ``processes``: four tasks of which one has 70 % of the traffic, in one process or in one each.
-- ``fairness``: eight requests a second of one tenant alone, while another keeps 4,000 texts
+- ``fairness``: eight requests a second of one tenant, while another keeps 4,000 texts
   waiting, and while another has a batch file: how much later its slowest percent is answered, in
   batches.
 
@@ -449,7 +449,7 @@ def measure_fairness(folder: pathlib.Path, texts: list[str], args: argparse.Name
       await asyncio.sleep(1)
       before = server.metrics(quiet)
       await asyncio.sleep(args.seconds / 2)
-      after = server.metrics(quiet)  # batches of the others alone
+      after = server.metrics(quiet)  # only batches of the others
       latencies[name] += await open_loop(asks, 8.0, 2 * args.seconds)
     for i, what in enumerate(('sum', 'count')):
       line = f'dprjax_stage_seconds_{what}{{stage="device"}}'

@@ -30,7 +30,6 @@ queries:
 """
 
 import functools
-import json
 import pathlib
 import shutil
 from typing import NamedTuple
@@ -280,8 +279,7 @@ class Experiment:
 
 def taken():
   """The kept lines of experiments/prompt_init.py, with their names here."""
-  kept = (trials.LEDGERS / 'prompt_init.jsonl').read_text().splitlines()[1:]
-  lines = [json.loads(line) for line in kept]
+  lines = trials.kept_lines(trials.LEDGERS / 'prompt_init.jsonl')
   return [
     line | {'run': TAKEN[line['run']]}
     for line in lines

@@ -5,7 +5,7 @@
 Document retrieval (SciFact), question answering (MedQuAD) and dialogue (DailyDialog), tested on
 these and on Cranfield, QNLI and ClariQ; all-MiniLM-L6-v2, cosines over .05; 16 tokens of a query,
 32 of a passage; 8 queries in an update, with one negative of BM25 each (dialogue: a random one).
-`experiments/nir_sets.py` says what was taken out of which set. Every run leaves a line in
+`experiments/nir_sets.py` lists the texts taken out of each set. Every run leaves a line in
 OUT/ledger.jsonl with the scores of each test query, and the same command goes on where it stopped.
 `--part` makes some of `PARTS`. `--part=tables` makes the tables of what there is, and with
 `--docs=docs` puts them into docs/experiments/nir-prompt.md and keeps the ledger

@@ -1,9 +1,9 @@
-"""The data of experiments/nir_prompt.py: ../shared/data's sets as BEIR folders.
+"""The data of experiments/nir_prompt.py: the sets of ../shared/data as BEIR folders.
 
     SETS/train/TASK        what a task trains on (train and dev judgements, mined negatives of BM25)
     SETS/test/NAME         a test set (test judgements)
 
-The corpora of test sets hold what is judged for 150 queries and random passages, 300 in all or as
+The corpora of test sets hold the judged passages of 150 queries and random ones, 300 in all or as
 many as are judged. Test texts that stand in the training data are taken out.
 """
 
@@ -25,7 +25,7 @@ TASKS = ('dialogue', 'qa', 'retrieval')
 # The test sets of a task: in its domain, and another.
 IN_DOMAIN = {'retrieval': 'scifact', 'qa': 'medquad', 'dialogue': 'dailydialog'}
 OUT_OF_DOMAIN = {'retrieval': 'cranfield', 'qa': 'qnli', 'dialogue': 'clariq'}
-PASSAGES = 300  # of a test set's corpus
+PASSAGES = 300  # of the corpus of a test set
 TRAIN, TEST, DEV = 1500, 150, 100  # queries of a task at most
 DEPTH = 20  # BM25's passages that negatives are taken from
 

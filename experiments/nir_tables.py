@@ -1,7 +1,5 @@
 """Tables and verdicts of experiments/nir_prompt.py, all from its ledger."""
 
-import collections
-import json
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +26,7 @@ class Row(NamedTuple):
   """A claim: the first system is above the second.
 
   Attributes:
-    claim: its number in docs/results.md; '': of the page alone.
+    claim: its number in docs/results.md; '': only on the page.
     text: the claim.
     paper: P@1 of the paper.
     ours, theirs: the systems.
@@ -54,22 +52,11 @@ ROWS = (
 )
 
 
-def kept():
-  """The lines of the ledger that the project keeps."""
-  return [json.loads(line) for line in LEDGER.read_text().splitlines()[1:]]
-
-
 class Results:
   """The scores of a ledger, by run and seed."""
 
   def __init__(self, lines):
-    self.lines = lines
-    self.found = collections.defaultdict(dict)
-    for line in lines:
-      if 'scores' in line:
-        self.found[line['run']][line['seed']] = {
-          key: np.array(values) for key, values in line['scores'].items()
-        }
+    self.lines, self.found = lines, trials.scores_by_run(lines)
 
   def system(self, name):
     """{seed: {set/measure: scores}}; a seed has the runs of all tasks, or is left out."""
@@ -98,7 +85,7 @@ class Results:
 
 
 def claims(results, *, numbered):
-  """Rows of verdicts: those of docs/results.md, or those of the page alone."""
+  """Rows of verdicts: those of docs/results.md, or those only on the page."""
   rows = []
   for row in ROWS:
     if bool(row.claim) == numbered and (found := results.compare(row, MEASURES[0])):

@@ -5,7 +5,6 @@ user could follow instead. Means are over sources: first over the settings of ea
 """
 
 import collections
-import json
 from typing import NamedTuple
 
 import numpy as np
@@ -271,9 +270,7 @@ def trained_prompts():
   Only the mean of their gain on held-out queries is known; the scatter of the test queries stands
   for that of the held-out queries.
   """
-  lines = [
-    json.loads(line) for line in (trials.LEDGERS / 'gain.jsonl').read_text().splitlines()[1:]
-  ]
+  lines = trials.kept_lines(trials.LEDGERS / 'gain.jsonl')
   frozen = {
     line['run'].partition('/')[0]: np.array(line['scores']['nDCG@10'])
     for line in lines

@@ -1,7 +1,5 @@
 """Scores of documents, tables and verdicts of experiments/topic_dpr.py, all from its ledger."""
 
-import collections
-import json
 from typing import NamedTuple
 
 import numpy as np
@@ -41,8 +39,8 @@ class Row(NamedTuple):
   """A comparison: a difference above 0 speaks for the claim.
 
   Attributes:
-    claim: its number in docs/results.md; '': of the page alone.
-    text: what is above what.
+    claim: its number in docs/results.md; '': only on the page.
+    text: the comparison in words.
     paper: the two numbers of the paper.
     measure: of which the difference is; of uniformity and cosines the lower one is above.
     ours, theirs: the systems, as ``name`` or ``name/way``.
@@ -177,22 +175,11 @@ def scores(vectors, documents, topics):
 # Tables of a ledger.
 
 
-def kept():
-  """The lines of the ledger that the project keeps."""
-  return [json.loads(line) for line in LEDGER.read_text().splitlines()[1:]]
-
-
 class Results:
   """The scores of a ledger, by run and seed."""
 
   def __init__(self, lines):
-    self.lines = lines
-    self.found = collections.defaultdict(dict)
-    for line in lines:
-      if 'scores' in line:
-        self.found[line['run']][line['seed']] = {
-          key: np.array(values) for key, values in line['scores'].items()
-        }
+    self.lines, self.found = lines, trials.scores_by_run(lines)
 
   def system(self, name, measure):
     """{seed: {measure: scores}} of ``name`` or ``name/way``; {} where there is none."""
@@ -220,7 +207,7 @@ class Results:
 
 
 def claims(results, *, numbered):
-  """Rows of comparisons: those of docs/results.md, or those of the page alone."""
+  """Rows of comparisons: those of docs/results.md, or those only on the page."""
   return [
     trials.claim_row(row.claim, row.text, row.paper, *found, row.measure)
     for row in ROWS

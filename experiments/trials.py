@@ -1,6 +1,7 @@
 """Shared by experiments: commands, measurements that are made once, tables over seeds."""
 
 import argparse
+import collections
 import contextlib
 import fcntl
 import functools
@@ -141,6 +142,21 @@ def ledger(out):
   return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def kept_lines(kept):
+  """The lines of a ledger that the project keeps, without its settings."""
+  return [json.loads(line) for line in kept.read_text().splitlines()[1:]] if kept.exists() else []
+
+
+def scores_by_run(lines):
+  """{run: {seed: {key: scores}}} of lines of a ledger."""
+  found = collections.defaultdict(dict)
+  for line in lines:
+    if 'scores' in line:
+      own = {key: np.array(values) for key, values in line['scores'].items()}
+      found[line['run']][line['seed']] = own
+  return found
+
+
 @contextlib.contextmanager
 def changing(out):
   """No other process changes OUT/ledger.jsonl meanwhile: two may share an OUT, with other runs."""
@@ -190,7 +206,7 @@ def take_up(out, kept, settings):
 
 def compare_kept(out, kept):
   """Prints for each run of OUT how its scores differ from those of a ledger that is kept."""
-  lines = [json.loads(line) for line in kept.read_text().splitlines()[1:]] if kept.exists() else []
+  lines = kept_lines(kept)
   theirs = {(line['run'], line['seed']): line for line in lines}
   for line in ledger(out):
     before = theirs.get((line['run'], line['seed']))

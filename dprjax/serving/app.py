@@ -73,7 +73,9 @@ class App:
 
   Attributes:
     asgi: the ASGI application.
-    engine, indexes, rerankers, limits: what it serves, by name, and within which limits.
+    engine: gives vectors.
+    indexes, rerankers: by name.
+    limits: of a request.
     ready: set once everything is compiled.
     failed: why compilation failed.
   """
