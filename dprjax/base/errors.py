@@ -10,6 +10,7 @@ import traceback
 from typing import Any, NoReturn
 
 _LONGEST = 500  # characters of an error line
+_TRAIL = 6  # lines of code that a log names
 _interrupted = False  # whether an interrupt came
 _HINTS = {
   errno.ENOSPC: 'free some space and run the same command again',
@@ -83,6 +84,16 @@ def describe_error(error: BaseException) -> str:
   frames = traceback.extract_tb(error.__traceback__)
   at = f'{frames[-1].filename}, line {frames[-1].lineno}: ' if frames else ''
   return f'{at}{type(error).__name__}: {error}'
+
+
+def trail(error: BaseException) -> str:
+  """The type of an exception and the lines that led to it, without its message.
+
+  For logs that may not repeat texts of users.
+  """
+  frames = traceback.extract_tb(error.__traceback__)[-_TRAIL:]
+  places = (f'{os.path.basename(frame.filename)}:{frame.lineno}' for frame in frames)
+  return f'{type(error).__name__} at {" > ".join(places)}'
 
 
 def end(status: int, message: str) -> NoReturn:

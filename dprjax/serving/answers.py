@@ -13,7 +13,7 @@ import orjson
 from jaxtyping import Float
 from starlette.responses import Response, StreamingResponse
 
-from dprjax.base.errors import InputError
+from dprjax.base.errors import InputError, trail
 from dprjax.serving import messages
 from dprjax.serving.batcher import Busy, NotFinite
 from dprjax.serving.engine import ForeignIds
@@ -149,7 +149,7 @@ def failed(error: Exception, path: str) -> Response:
     logger.error('%s: %s', path, error)
     return error_answer(503, f'the server files: {error.strerror or "they cannot be used"}')
   # The message of an error may repeat the request.
-  logger.error('a fault of dprjax in %s: %s', path, type(error).__name__)
+  logger.error('a fault of dprjax in %s: %s', path, trail(error))
   return error_answer(500, 'a fault of the server')
 
 

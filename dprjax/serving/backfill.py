@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from dprjax.base.errors import InputError
+from dprjax.base.errors import InputError, trail
 from dprjax.serving import answers, messages
 from dprjax.serving.answers import Failure
 from dprjax.serving.asked import Limits, Wanted, decode, inputs_of, wanted_by
@@ -134,7 +134,7 @@ class Backfill:
       except Exception as error:  # the message may repeat a text
         if self._stopped.is_set():  # the engine has ended
           return
-        logger.error('a fault of dprjax in batches: %s', type(error).__name__)
+        logger.error('a fault of dprjax in batches: %s', trail(error))
         self._stopped.wait(_RETRY_S)
 
   def step(self) -> bool:

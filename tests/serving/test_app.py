@@ -750,6 +750,17 @@ def test_an_answer_of_many_vectors_comes_in_parts(engine):
   assert answers['float'].keys() == {'object', 'data', 'model', 'usage', 'truncated'}
 
 
+def test_a_fault_is_logged_by_its_lines_without_the_text(client, engine, monkeypatch, caplog):
+  def fail(name, side, texts):
+    raise ZeroDivisionError(texts[0])
+
+  monkeypatch.setattr(engine, 'estimate', fail)
+  answer = client.post('/v1/embeddings', json={'model': 'qa', 'input': 'a secret'})
+  assert answer.status_code == 500 and answer.json()['error']['type'] == 'server_error'
+  [line] = [line for line in caplog.messages if 'a fault of dprjax' in line]
+  assert 'ZeroDivisionError' in line and 'app.py:' in line and 'secret' not in line + answer.text
+
+
 @contextlib.contextmanager
 def browser():
   """``call(method, path, **body)`` of a WebDriver session of a headless Chromium."""
