@@ -38,7 +38,7 @@ import trials
 from dprjax.data import sources, text
 from dprjax.formats import trec
 from dprjax.inference.embedder import place
-from dprjax.methods import exporting, retrieval_data, training
+from dprjax.methods import dev_ranking, exporting, training
 from dprjax.methods import method as methods
 from dprjax.methods.method import Parts
 from dprjax.models import hub
@@ -246,7 +246,7 @@ class Experiment:
     model = method.build(config, backbone.config, self.devices, tokenizer)
     parts = Parts(backbone.params, backbone.heads, sha256=backbone.sha256)
     params = place(self.devices, tree.flatten(model.init(parts, jax.random.key(0))) | trained)
-    embedders = retrieval_data.make_embedders(config.data, config, self.devices, tokenizer, model)
+    embedders = dev_ranking.make_embedders(config.data, config, self.devices, tokenizer, model)
     found = {}
     for number, task in enumerate(sorted(config.tasks)):
       columns = [number] if config.method.startswith('nir_') else []

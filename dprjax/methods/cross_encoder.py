@@ -24,7 +24,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.data.text import Tokenizer
-from dprjax.methods import dual_encoder, multitask, pair_data, retrieval_data
+from dprjax.methods import dev_ranking, dual_encoder, multitask, pair_data, retrieval_data
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
   Batch,
@@ -39,7 +39,7 @@ from dprjax.methods.method import (
   Product,
   TrainingData,
 )
-from dprjax.methods.retrieval_data import Retrieval, dev_measures, shorten
+from dprjax.methods.retrieval_data import Retrieval, shorten
 from dprjax.models import classifier, hub, task_templates
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Template, fill, unpack
@@ -187,7 +187,7 @@ class Candidates(Retrieval):
     def evaluation(built: Model) -> Evaluate:
       (template,) = _templates(tokenizer)['pair']
       scorer = pair_data.Scorer(built, self.config, self.devices, tokenizer, template, longest)
-      wanted = dev_measures(self.config, 'nDCG@10', 'RR@10')
+      wanted = dev_ranking.measure_names(self.config, 'nDCG@10', 'RR@10')
       return pair_data.ranking(self, scorer, tokenizer, wanted)
 
     return TrainingData(

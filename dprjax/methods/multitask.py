@@ -24,7 +24,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import batches, mixture, pairs, sources
 from dprjax.data.text import Tokenizer
 from dprjax.formats.vector_spec import SIDES
-from dprjax.methods import frozen, pair_data, retrieval_data
+from dprjax.methods import dev_ranking, frozen, pair_data, retrieval_data
 from dprjax.methods.method import BatchShapes, DataSource, Evaluate, Model, Scores, TrainingData
 from dprjax.methods.pair_data import LabelledPairs
 from dprjax.methods.retrieval_data import Retrieval
@@ -241,7 +241,7 @@ class _Tasks:
       # Shared, so that each length compiles once.
       shared: Any
       if form == 'retrieval':
-        shared = retrieval_data.make_embedders(section, config, self.devices, tokenizer, built)
+        shared = dev_ranking.make_embedders(section, config, self.devices, tokenizer, built)
       else:
         shared = pair_data.Scorer(built, config, self.devices, tokenizer, around['pair'], longest)
       each = [self._evaluation(task, shared, tokenizer) for task in tasks]
@@ -265,14 +265,14 @@ class _Tasks:
       return data.evaluation(shared, tokenizer, task.measure, number)
     if self.form == 'pairs':
       return pair_data.ranking(data, shared, tokenizer, [task.measure], number)
-    ranking = retrieval_data.DevRanking(data, tokenizer, [task.measure], number=number)
+    ranking = dev_ranking.DevRanking(data, tokenizer, [task.measure], number=number)
     return ranking.evaluation(shared)
 
   def _frozen(self, tokenizer: Tokenizer) -> Scores:
     found = []
     for task in self.tasks:
       assert isinstance(task.data, Retrieval)
-      ranking = retrieval_data.DevRanking(task.data, tokenizer, [task.measure])
+      ranking = dev_ranking.DevRanking(task.data, tokenizer, [task.measure])
       found.append(ranking.frozen())
       encoder = frozen.Frozen(self.config, task.data.workdir, tokenizer)
       for line in encoder.describe(ranking.cut) if jax.process_index() == 0 else ():

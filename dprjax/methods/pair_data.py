@@ -18,8 +18,9 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats import trec
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import retrieval_data
+from dprjax.methods.dev_ranking import of_queries
 from dprjax.methods.method import Evaluate, Model, Scores
-from dprjax.methods.retrieval_data import Retrieval, of_queries
+from dprjax.methods.retrieval_data import Retrieval
 from dprjax.models.template import Packed, Template
 from dprjax.retrieval import measures
 from dprjax.runtime import tree
