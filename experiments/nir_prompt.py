@@ -127,7 +127,11 @@ class Experiment:
     elif name == 'zero-mean':
       trials.measure(self.out, name, 0, self.zero_shot)
     else:
-      rate = self.choose(RUNS[name].chosen)
+      run = RUNS[name]
+      rate = self.choose(run.chosen)
+      if run.prompts:
+        for task in run.tasks:  # in lines of their own, whose seconds are theirs
+          self.prompt(task, seed)
       trials.measure(self.out, name, seed, lambda: self.train(name, seed, rate, True))
 
   @functools.cache  # noqa: B019
@@ -155,7 +159,10 @@ class Experiment:
     """The file of the prompt of a task, which is trained unless it is there."""
     name, rate = f'mdm-{task}', self.choose('mdm-dialogue')
     trials.measure(self.out, name, seed, lambda: self.train(name, seed, rate, False))
-    return self.workdir(name, seed, rate) / 'prompt.npz'
+    return self.exported(name, seed, rate)
+
+  def exported(self, name, seed, rate):
+    return self.out / 'prompts' / f'{name}-{rate:g}-{seed}.npz'
 
   def flags(self, name, seed, rate):
     """The command line of a training."""
@@ -205,8 +212,10 @@ class Experiment:
       sys.exit('stopped; the same command goes on')
     found = {'rate': rate, 'best': result.best, 'best_step': result.best_step}
     trained = workdirs.trained(workdir)
-    if name.startswith('mdm') and not (workdir / 'prompt.npz').exists():
-      exporting.export(trained, workdir / 'prompt.npz', force=True)
+    prompt = self.exported(name, seed, rate)
+    if name.startswith('mdm') and not prompt.exists():
+      prompt.parent.mkdir(exist_ok=True)
+      exporting.export(trained, prompt, force=True)
     if tested:
       method = methods.load(config.method)
       backbone = hub.load_backbone(self.args.backbone, heads=method.parts)
