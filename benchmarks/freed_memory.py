@@ -98,7 +98,7 @@ def serve(args: argparse.Namespace) -> None:
   model = made.SHAPES[args.size]
   lengths = args.query_length, args.passage_length, args.candidates
   step = updates.retrieval(
-    updates.settings(args.method, args.prompt, args.dtype, ['backbone.unroll=0']),
+    updates.options(args.method, args.prompt, args.dtype, ['backbone.unroll=0']),
     model,
     updates.parameters(model),
     made.batch(model, args.queries, *lengths),

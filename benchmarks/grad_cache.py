@@ -38,7 +38,7 @@ def main() -> None:
     ways = {}
     for chunks in CHUNKS:
       if args.queries % chunks == 0:
-        settings = updates.settings(
+        settings = updates.options(
           method, args.prompt, args.dtype, [f'batch_size={args.queries}', f'grad_cache={chunks}']
         )
         ways[f'{chunks} chunks'] = updates.retrieval(settings, model, params, batch)

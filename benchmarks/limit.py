@@ -97,7 +97,7 @@ def main() -> None:
     'FT': 2 * [(args.rows, args.tokens)],
   }
   prompts = {'encode': args.prompt, 'DPT': args.prompt, 'FT': 0}
-  config = {method: updates.settings(method, args.prompt, args.dtype) for method in ('DPT', 'FT')}
+  config = {method: updates.options(method, args.prompt, args.dtype) for method in ('DPT', 'FT')}
 
   cases: dict[str, dict[str, Any]] = {}
   for method in METHODS:

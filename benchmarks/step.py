@@ -176,7 +176,7 @@ def compare(
       'optim.weight_decay=0',
       f'backbone.dropout={args.dropout}',
     ]
-    settings = updates.settings(
+    settings = updates.options(
       method, args.prompt, args.dtype, [*plain, *filter(None, overrides.split(','))]
     )
     ways[f'dprjax, {overrides}' if overrides else 'dprjax'] = ours(
@@ -249,7 +249,7 @@ def our_loss(
   batch: Any,
 ) -> float:
   """The loss of dprjax, in float32."""
-  system = dpr.build(updates.settings(method, args.prompt, 'float32'), model, updates.one_device())
+  system = dpr.build(updates.options(method, args.prompt, 'float32'), model, updates.one_device())
   tensors = {'backbone': params} | ({} if prompt is None else {'prompt': {'prefix': prompt}})
   # By default, float32 products on a GPU have the precision of tf32.
   with jax.default_matmul_precision('highest'):

@@ -101,6 +101,7 @@ ROWS = (
       'cocondenser-span',
       kind,
       sets,
+      planned=kind != 'dpt',  # that row was named when its runs were there
     )
     for said, paper, kind, sets in (
       ('zero-shot', '15.4, 11.1', 'zero', WHOLE),
@@ -118,6 +119,7 @@ ROWS = (
       f'{other}-{unit}',
       kind,
       WHOLE,
+      planned=(kind, unit) != ('ft', 'sentence'),  # named after a seed of MedQuAD
     )
     for kind in ('dpt', 'ft')
     for said, other, paper in (

@@ -143,6 +143,40 @@ def test_configs_import_only_the_config_module(path):
   assert ours <= {'dprjax.runtime.config'}
 
 
+@pytest.mark.parametrize('folder', ['benchmarks', 'experiments'])
+def test_scripts_call_what_their_neighbours_have(folder):
+  """mypy does not read scripts."""
+  trees = {path.stem: ast.parse(path.read_text()) for path in ROOT.glob(f'{folder}/*.py')}
+  has = {name: bound(script) for name, script in trees.items()}
+  imported = {name: bound(script, ast.Import) & trees.keys() for name, script in trees.items()}
+  assert any(imported.values())
+  missing = [
+    f'{name}.py: {node.value.id}.{node.attr}'
+    for name, script in trees.items()
+    for node in ast.walk(script)
+    if isinstance(node, ast.Attribute)
+    and isinstance(node.value, ast.Name)
+    and node.value.id in imported[name]
+    and node.attr not in has[node.value.id]
+  ]
+  assert not missing
+
+
+def bound(script, *kinds):
+  """The names that statements of these kinds give, by default of all kinds."""
+  names = set()
+  for node in ast.walk(script):
+    if kinds and not isinstance(node, kinds):
+      continue
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+      names.add(node.name)
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+      names |= {alias.asname or alias.name for alias in node.names}
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+      names.add(node.id)
+  return names
+
+
 @pytest.mark.slow
 def test_nothing_needs_tensorflow_or_pytorch():
   """Every module can be imported without either."""
