@@ -14,8 +14,8 @@ OUT/ledger.jsonl with the scores of each test query, and the same command goes o
 Rules, fixed before the runs:
 
 - Dev chooses one of three rates with seed 0, for all weights by FT of all tasks, and for prompts by
-  the prompt of dialogue, which learns least; a rate at the edge adds one more. The weights of
-  NIR-Prompt and of FT of one task have the rate of FT of all.
+  the prompt of dialogue, which learns least; while the best is at the edge, one more is tried (six
+  at most). The weights of NIR-Prompt and of FT of one task have the rate of FT of all.
 - Each training is measured on dev every 20 updates a task, ends when dev has not risen twice, at
   most after 80 a task, and keeps the best.
 - A verdict is on the mean difference in RR@10 over test sets and seeds, with its 95 % interval over
@@ -51,7 +51,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LENGTHS = 16, 32  # tokens of a query and of a passage
 TASKS = nir_sets.TASKS
 RATES = {'ft': (2e-5, 6e-5, 2e-4), 'mdm-dialogue': (1e-3, 3e-3, 1e-2)}
-FACTOR, MOST = 3, 4  # between rates; rates at most
+FACTOR, MOST = 3, 6  # between rates; rates at most
 
 
 class Run(NamedTuple):
