@@ -270,7 +270,7 @@ def _learn(
   best = int(np.argmax(learnt.alone.mean(axis=0)))
   gain = comparison.difference([learnt.held_out - learnt.alone[:, best]])
   rows = [
-    *((f'{name} alone', column) for name, column in zip(names, learnt.alone.T, strict=True)),
+    *zip(names, learnt.alone.T, strict=True),
     ('equal weights', learnt.equal),
     ('learnt weights, cross-validated', learnt.held_out),
   ]
@@ -383,7 +383,7 @@ def _write(
     },
   )
   for role, ids in known.items():
-    logger.info('%s: the model %s %d of these queries', args.out, seen.ROLES[role], len(ids))
+    logger.info('%s: the fusion %s %d of these queries', args.out, seen.ROLES[role], len(ids))
   logger.info(
     '%s: %s for %s, %s queries a second',
     args.out,

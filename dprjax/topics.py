@@ -205,7 +205,7 @@ def _draw(fitted: Fitted, path: str) -> None:
     title = f'topic {k}: {made.sizes[k]:,} documents'
     shown = [words[place] for place in order.tolist()]
     panels.append(figures.TopicPanel(title, shown, own[order], background[order]))
-  foot = f'{made.meta["kind"]}; agreement {fitted.agreement:.1%}'
+  foot = f'{made.meta["kind"]}; {fitted.agreement:.1%} of documents have this topic by their words'
   figures.topics(panels, foot, path)
 
 

@@ -109,13 +109,16 @@ CHANGED = {
   },
 }
 LABELS = {
+  'anchor=2': 'regularization of 2',
+  'shrink=0': 'no weight interpolation',
+  'shrink=200': 'weight interpolation of 200',
   'batch': 'negatives of the batch (32 queries)',
   'margin': 'no negatives that the frozen encoder ranks above the positive',
-  'free': 'no trust region',
-  'vectors': 'trust region of vectors, 3',
+  'free': 'no regularization',
+  'vectors': 'regularization of vectors, 3',
   'learnt': 'a learnt temperature',
   'untied': 'a prompt each for queries and passages',
-  'mined': "one of BM25's negatives for each query",
+  'mined': 'a negative of BM25 for each query',
   'gains': 'gains of LayerNorm in place of the prompt',
 }
 # The recipe of each variant.
@@ -151,7 +154,11 @@ CLAIMS = (
   ('a linear map above the recipe', 'linear', 'new'),
 )
 CURVES = ('medquad', 'docstrings')  # sources that have settings of many sizes
-DRAWN = tuple(WAYS[way].label for way in (CHOSEN, 'ft', 'linear'))
+DRAWN = {  # labels of the tables and of the figures
+  WAYS[CHOSEN].label: 'prompt',
+  WAYS['ft'].label: 'fine-tuning',
+  WAYS['linear'].label: 'linear map',
+}
 
 
 def parser():
@@ -186,8 +193,9 @@ class Experiment(systems.Runs):
       for way in (CHOSEN, 'ft', 'frozen')
     )
     return (
-      f'\nOf the {len(both)} settings that were fine-tuned, `:beir` gains {new - before:+.3f} on '
-      f'the average, fine-tuning {ft - before:+.3f}: {(new - before) / (ft - before):.2f} of it.\n'
+      f'\nOn the {len(both)} settings with fine-tuning, `:beir` gains {new - before:+.3f} on '
+      f'average and fine-tuning {ft - before:+.3f}; '
+      f'the ratio is {(new - before) / (ft - before):.2f}.\n'
     )
 
   def found(self):
@@ -265,7 +273,7 @@ class Experiment(systems.Runs):
   def draw(self, found, names):
     """Gains with their intervals, and learning curves."""
     gains = {
-      name: {label: bar for label, bar in bars.items() if label in DRAWN}
+      name: {DRAWN[label]: bar for label, bar in bars.items() if label in DRAWN}
       for name, bars in self.gains(found, names).items()
     }
     drawn = []
@@ -276,7 +284,7 @@ class Experiment(systems.Runs):
     curves = {}
     for source in CURVES:
       lines = {}
-      for label in DRAWN:
+      for label in DRAWN.values():
         points = [
           (setting.train, gains[name][label].mean)
           for name, setting in gain_sets.SETTINGS.items()
@@ -288,7 +296,7 @@ class Experiment(systems.Runs):
         curves[f'gain in nDCG@10 on {source}'] = lines
     if curves:
       drawn.append(self.out / 'gain-curves.png')
-      foot, title = 'means over the seeds of the table', 'More judged queries, more gain'
+      foot, title = 'means over seeds', 'More judged queries, more gain'
       charts.paths(curves, 'training queries', foot, drawn[-1], title)
     return drawn
 

@@ -644,8 +644,12 @@ class Experiment(systems.Runs):
             gains[f'{name}, {KINDS[kind]}'] = bars
       if gains:
         drawn.append(self.out / f'pretraining-{pooling}.png')
-        foot = f'vectors: {pooling}; 95 % intervals over seeds and test queries, long ones cut'
-        what = 'difference in nDCG@10 (STS-b: Spearman; sections: accuracy) from masked LM'
+        foot = f'pooling: {pooling}; 95 % intervals over seeds and test queries, long ones cut'
+        others = {'stsb': 'STS-b: Spearman', 'sections': 'sections: accuracy'}
+        said = '; '.join(
+          word for name, word in others.items() if any(row.startswith(name) for row in gains)
+        )
+        what = f'difference in nDCG@10{f" ({said})" if said else ""} from masked LM'
         charts.differences(gains, what, foot, drawn[-1], self.title)
     return drawn
 

@@ -69,7 +69,7 @@ WAYS = {
     "trainable=('head/.*',)",
   ),
   'both': way('a prompt for both', PROMPT_RATES, 'prompt.length=16', both=True),
-  'ft': way('fine-tuned whole', (1e-5, 2e-5, 5e-5), *systems.FINE_TUNED, both=True),
+  'ft': way('fine-tuned', (1e-5, 2e-5, 5e-5), *systems.FINE_TUNED, both=True),
 }
 # Claims: the first above the second.
 CLAIMS = (

@@ -24,9 +24,10 @@ _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#
 _SYSTEMS = (
   ('chosen', '#B03060'),
   ('nudge', '#CC79A7'),
+  ('lora', '#56B4E9'),
   (r'linear', '#009E73'),
   (r'fine-tun|\bft\b', '#D55E00'),
-  (r'frozen|as it is', '#777777'),
+  (r'frozen|as it is|zero-shot', '#777777'),
   (r'^bm25', '#E69F00'),
   (r'prompt|:beir|\bdptdr|\bdpt\b|\bp = \d|topic-dpr', '#0072B2'),
 )
@@ -146,11 +147,21 @@ def compared(
   }
   if len(others) > len(measures):
     values = {row: {name: values[name][row] for name in others} for row in values[others[0]]}
-  xlabel = f'difference from {short(first)} (its mean in brackets)'
-  foot = f'paired 95 % bootstrap intervals over {over};  * without 0'
-  gain = found[measures[0]][others[-1]].difference
-  title = '' if gain is None else f'{short(others[-1])}: {gain.mean:+.3f} {measures[0]}'
-  dots(values, xlabel, foot, path, title=title)
+  xlabel = f'difference from {short(first)} (mean of {short(first)} in brackets)'
+  foot = f'95 % intervals, paired bootstrap over {over};  *: the interval excludes 0'
+  dots(values, xlabel, foot, path, title=_finding(others[-1], found[measures[0]], measures[0]))
+
+
+def _finding(name: str, found: Mapping[str, comparison.Compared], measure: str) -> str:
+  """The title of a comparison: what the last system gains or loses; '' without a difference."""
+  row = found[name]
+  if row.difference is None:
+    return ''
+  name = short(name).removeprefix('+ ')
+  if not row.significant:
+    return f'{name}: no significant difference in {measure}'
+  mean = row.difference.mean
+  return f'{name} {"gains" if mean > 0 else "loses"} {abs(mean):.3f} {measure}'
 
 
 def curves(
@@ -211,7 +222,7 @@ class TopicPanel(NamedTuple):
 
 
 def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> None:
-  """Draws a panel for each topic: bars for its words, dots for the background.
+  """Draws a panel for each topic: bars for its most probable words, dots for the background.
 
   Args:
     panels: the topics.
@@ -224,13 +235,14 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
   columns = min(len(panels), 3)
   rows = -(-len(panels) // columns)
   most = max(len(panel.words) for panel in panels)
+  names = ['in the topic', 'in the background: words of all topics']
   with canvas(0.6 + 2.4 * columns, 0.5 + rows * (0.5 + 0.2 * most), foot, path) as drawing:
     for number, panel in enumerate(panels):
       axes = drawing.add_subplot(rows, columns, number + 1)
       places = np.arange(len(panel.words))
-      axes.barh(places, panel.own, 0.75, color=_COLOURS[0], label='in the topic')
+      axes.barh(places, panel.own, 0.75, color=_COLOURS[0], label=names[0])
       dots = {'marker': 'o', 'linestyle': '', 'color': _COLOURS[1], 'markersize': 4}
-      axes.plot(panel.background, places, label='in the background', **dots)
+      axes.plot(panel.background, places, label=names[1], **dots)
       axes.set_yticks(places, panel.words, fontsize=9)
       axes.set_ylim(most - 0.4, -0.6)
       axes.locator_params(axis='x', nbins=3)
@@ -238,7 +250,7 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
       axes.set_title(panel.title, fontsize=10)
       grid(axes, 'x')
     _label_below(drawing, 'probability of the word')
-    legend(drawing, ['in the topic', 'in the background'])
+    legend(drawing, names, 'Most probable words of each topic')
 
 
 def short(name: str) -> str:
@@ -332,8 +344,8 @@ def grid(axes: Any, axis: str) -> None:
   axes.set_axisbelow(True)
 
 
-def legend(drawing: Any, names: Sequence[str]) -> None:
-  """One legend above all panels."""
+def legend(drawing: Any, names: Sequence[str], title: str = '') -> None:
+  """One legend above all panels, below the title of the figure."""
   handles: dict[str, Any] = {}
   for axes in drawing.axes:
     for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -347,6 +359,8 @@ def legend(drawing: Any, names: Sequence[str]) -> None:
     ncols=max(1, min(len(names), fitting)),
     frameon=False,
     fontsize=9,
+    title=title or None,
+    title_fontproperties={'weight': 'bold', 'size': 11},
   )
 
 

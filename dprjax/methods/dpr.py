@@ -63,7 +63,7 @@ def build(
 
   shown = {'accuracy': 'in-batch accuracy'} | distillation.shown(config)
   if config.prompt.regularization:
-    shown['regularization'] = 'from the frozen'
+    shown['regularization'] = 'divergence from frozen'
   return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_adapter)
 
 

@@ -208,7 +208,7 @@ def check_choice(kept: choices.Kept, model: str, workdir: epath.PathLike, force:
   if estimate.expected <= 0 and not force:
     raise InputError(f'{words}; to export it anyway, add --force')
   if own != kept.choice.candidate:
-    logger.warning('%s; the choice was %s', words, kept.choice.verdict)
+    logger.warning('%s; held-out queries chose %s', words, kept.choice.verdict)
   elif estimate.loss > _LIKELY:
     logger.warning('%s', words)
 

@@ -220,7 +220,8 @@ def mine(
         progress(stop)
       if not report.counts['candidates']:
         raise InputError(
-          f'no query of {len(asked.ids):,} has a candidate: {", ".join(report.lines())}'
+          f'no run has a candidate for any of {len(asked.ids):,} queries: search these queries '
+          f'first ({", ".join(report.lines())})'
         )
   seconds = time.monotonic() - began
   counts = '\n'.join(report.lines())
