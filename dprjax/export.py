@@ -72,7 +72,7 @@ class Flags:
     'the module of a custom method (lab.toy); a workdir must not choose it',
     None,
   )
-  force: bool = flags.switch('export even if no dev score is above the baseline')
+  force: bool = flags.switch('export a model that gained nothing, or is expected to lose')
   backbone: str | None = flag(
     'with --from: the frozen encoder (default: the one named there)', None
   )

@@ -1,7 +1,7 @@
 """Compares systems or inspects backbones: a table, on the console and as Markdown, and a figure.
 
-    python -m dprjax.report --metrics BM25=bm25.json --metrics frozen=frozen.json \\
-        --metrics "+ prompt=dpt.json" --out=report.md --figure=report.png
+    python -m dprjax.report --metrics frozen=frozen.json --metrics BM25=bm25.json \\
+        --metrics prompt=prompt.json --out=report.md --figure=report.png
     python -m dprjax.report --backbone=DIR --backbone=ours=DIR --beir=scifact --out=report.md \\
         --figure=report.png
 

@@ -1,16 +1,16 @@
 """The token cache: a data set tokenised once, stored as rows for batches.
 
-    DIR/token_cache.json its sources (files, tokenizer, lengths, prefixes), and the report
+    DIR/token_cache.json  its sources (files, tokenizer, lengths, prefixes), and the report
     DIR/lengths.npz    token counts of queries and passages; the first passage with the same tokens;
                        relevant passages and negatives of each query, in all and per source;
-                       categories of passages, if asked for, as numbers of the
-                       names in token_cache.json
+                       categories of passages, if asked for, as numbers of the names in
+                       token_cache.json
     DIR/passages/      TFDS data set, split 'passages': id, tokens
     DIR/queries/       TFDS data set, split 'queries': id, tokens, rows of passages (positives,
                        relevant, negatives), and the sources of negatives
 
 Several processes may build it together: each tokenises every n-th shard of the passages, and
-  process 0 joins the shards. The cache has the same bits for any number of processes.
+process 0 joins the shards. The cache has the same bits for any number of processes.
 
 Each text has one row, under its first id. Different texts with the same tokens (after a cut, say)
 keep their rows, because evaluation needs their ids. A loss treats them as one passage, so a copy of

@@ -94,7 +94,7 @@ def resolve(
     return {'': ml_collections.FrozenConfigDict(config)}
   if len(config.alternatives) == 1:
     [name] = config.alternatives
-    raise InputError(f'config.alternatives: {name} has no rival; name at least two, or none')
+    raise InputError(f'config.alternatives: {name} is the only one; name at least two, or none')
   for key, data in _data_sections(config).items():
     if not (data.hold_out or data.dev_split or data.get('folds')):
       raise InputError(
@@ -162,7 +162,10 @@ def _located(argument: str) -> str:
   found = locate(value)
   path = found.partition(':')[0] if '.py:' in found else found
   if not os.path.exists(path):
-    raise InputError(f'--config: there is no file {path}; dprjax configs lists the shipped ones')
+    raise InputError(
+      f'--config: there is no file {path}; dprjax configs lists the shipped ones, such as '
+      'configs/dptdr.py'
+    )
   # A custom method may be beside its config.
   if found == value and (folder := os.path.dirname(os.path.abspath(path))) not in sys.path:
     sys.path.append(folder)

@@ -1,7 +1,7 @@
 """A folder of prompt files, ``NAME.npz``, that may change while it is served.
 
 Every request checks the times and size of its file, so that prompts from other servers or copy
-commands are served at once. Prompts stay in host memory until least recently used. A file that
+commands are served at once. The least recently used prompts leave host memory first. A file that
 cannot be served is logged once.
 
 Names are in the composed form of Unicode (NFC); file names may be decomposed.
