@@ -18,7 +18,8 @@ Rules, fixed before the runs:
   of .1 or .3 at the best rate. The rate is that of the encoder for DPR, and that of the prompts for
   the others, whose encoder has the rate of DPR. Topic-DPR chooses without the topic-topic loss,
   whose texts are four fifths of an update.
-- Other systems take the choice of the one that they vary. The margin is .1.
+- Prompts on a frozen encoder choose a rate and alpha of their own in the same way. Other systems
+  take the choice of the one that they vary. The margin is .1.
 - A verdict is on the mean difference over three seeds with its 95 % interval over seeds and test
   documents (`trials.interval`). *Held* or *not*: the interval excludes 0 and all seeds agree in the
   sign; else *undecided*.
@@ -56,7 +57,9 @@ RATES = {
   'dptdr': (1e-2, 3e-2, 1e-1),
   'topic': (2e-3, 6e-3, 2e-2),
 }
-TRIED = {'topic': 'without-tt'}  # the row that chooses in place of another
+RATES |= {f'{kind}-frozen': RATES[kind] for kind in ('dptdr', 'topic')}
+# The row that chooses in place of another.
+TRIED = {'topic': 'without-tt', 'topic-frozen': 'without-tt-frozen'}
 FACTOR, MOST = 3, 5  # between rates; rates at most
 ALPHAS = (0.1, 0.3)  # the first one while rates are chosen
 
@@ -92,8 +95,9 @@ ROWS = {
   'without-tt': Row('topic,tuned', 'topic', True, ('topics.topic_topic=False',)),
   'words': Row('words', 'dpr', True),
   'random-words': Row('random_words', 'dpr', True),
-  'dptdr-frozen': Row('dptdr', 'dptdr'),
-  'topic-frozen': Row('topic', 'topic', True),
+  'dptdr-frozen': Row('dptdr', 'dptdr-frozen'),
+  'topic-frozen': Row('topic', 'topic-frozen', True),
+  'without-tt-frozen': Row('topic', 'topic-frozen', True, ('topics.topic_topic=False',)),
 }
 
 

@@ -28,7 +28,7 @@ LABELS = {
   'random-words': 'DPR, random words',
   'dptdr': 'DPTDR',
   'topic': 'Topic-DPR',
-  'without-tt': 'Topic-DPR without tt',
+  'without-tt': 'Topic-DPR without topic-topic loss',
   'random-topics': 'topics at random',
   'dptdr-frozen': 'DPTDR, frozen',
   'topic-frozen': 'Topic-DPR, frozen',
