@@ -87,7 +87,7 @@ def write_prompts(folder: pathlib.Path, count: int) -> int:
 
 
 class Server:
-  """A server's process, ready to be asked."""
+  """The process of a server, ready for requests."""
 
   def __init__(self, command: Sequence[str], python: str = sys.executable):
     self._log = tempfile.NamedTemporaryFile('w+')  # noqa: SIM115 (as long as the process)
@@ -118,12 +118,12 @@ class Server:
     return {name: float(value) for name, value in pairs}
 
   def megabytes(self) -> float:
-    """Of memory that is the process's own (RSS)."""
+    """Resident memory of the process (RSS)."""
     status = pathlib.Path(f'/proc/{self._process.pid}/status').read_text()
     return int(status.partition('VmRSS:')[2].split()[0]) / 1e3
 
   def cpu_seconds(self) -> float:
-    """Of the processor, which other work on the machine does not lengthen."""
+    """Processor time, which other work on the machine does not lengthen."""
     fields = pathlib.Path(f'/proc/{self._process.pid}/stat').read_text().rpartition(')')[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
 

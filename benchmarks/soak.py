@@ -2,15 +2,15 @@
 
     python benchmarks/soak.py [--seconds=600] [--faults=300] [--prompts=1000] [--rate=0]
 
-Twelve clients ask under prompts drawn at random, of which 40 fit on the device and 200 in the
-host's memory, and compare every vector with the one that an ``Encoder`` of that prompt alone gave
-(to 1e-5). One more uploads prompts under new and old names and removes others; one leaves before it
-is answered. In the middle the server is killed (SIGKILL) and started again: all that it had
-accepted must be there. At the end, when the server's memory is warm, the clients do one thing at a
-time: ask, change prompts, leave. A last server has faults beside all that: the disk takes no more
+Twelve clients ask under prompts drawn at random, of which 40 fit on the device and 200 in host
+memory, and compare every vector with that of an ``Encoder`` with only this prompt (to 1e-5). One
+more client uploads prompts under new and old names and removes others; one leaves before it is
+answered. In the middle the server is killed (SIGKILL) and started again: it must still have
+everything that it accepted. At the end, when its memory is warm, the clients do one thing at a
+time: ask, change prompts, leave. A last server also has faults: the disk takes no more
 (a limit on the size of files), the folder of prompts is gone for a while, a file is there by half,
 the clock jumps by days, 500 connections are idle or send a byte a second, and hostile files are
-uploaded. What fails meanwhile must be answered by 422, 429 or 503, and nothing may be lost. This
+uploaded. Failures meanwhile must be answered by 422, 429 or 503, and nothing may be lost. This
 server lives for --faults seconds, each of the first two for half of --seconds. --rate limits the
 requests a second of the twelve clients; 0: as many as they can. Prints the slope of the memory
 (RSS) over the second half of each part, in megabytes an hour. Writes
@@ -49,7 +49,7 @@ COUNTS = (
   *('answers', 'uploads', 'removals', 'left', 'wrong', 'busy', 'refused', 'refused in a fault'),
   *('faults', 'hostile uploads', 'idle connections'),
 )
-# The server's clock is off by the seconds in a file.
+# The clock of the server is off by the seconds in a file.
 JUMPING = """
 import runpy, sys, time
 path, now = sys.argv.pop(1), time.time
@@ -59,7 +59,7 @@ runpy.run_module('dprjax.serve', run_name='__main__', alter_sys=True)
 
 
 class Soak:
-  """What the clients share."""
+  """State shared by the clients."""
 
   def __init__(
     self,
@@ -259,7 +259,7 @@ class Soak:
   async def live(
     self, server: serve.Server, seconds: float, doing: Sequence[str] = ('ask', 'change', 'leave')
   ) -> dict[str, Any]:
-    """The clients that do these things, for some time; returns the server's memory."""
+    """The clients that do these things, for some time; returns the memory of the server."""
     began, sizes = time.monotonic(), []
     end = began + seconds
 

@@ -33,7 +33,7 @@ def get_config(arg: str = 'sentence'):
   c.pretrain.views = 'siblings'
   c.pretrain.unit = 'span' if 'span' in words else 'sentence'
   # DPTDR section 4.1: 2,048 passages, AdamW 1e-4, weight decay 0.01, linear decay. It gives no
-  # warm-up; this is Condenser's.
+  # warm-up; this is that of Condenser.
   c.batch_size, c.grad_cache = 2048, 32
   c.epochs = 4.0 if 'nq' in words else 8.0
   c.optim.learning_rate, c.optim.weight_decay = 1e-4, 0.01

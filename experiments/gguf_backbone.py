@@ -45,7 +45,7 @@ _CONTROL = 3  # the type of special tokens
 
 
 def read(path):
-  """config.json, the tensors by transformers' names, and tokenizer.json or None."""
+  """config.json, the tensors under their names in transformers, and tokenizer.json or None."""
   import gguf
 
   reader = gguf.GGUFReader(path)

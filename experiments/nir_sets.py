@@ -1,6 +1,6 @@
 """The data of experiments/nir_prompt.py: the sets of ../shared/data as BEIR folders.
 
-    SETS/train/TASK        what a task trains on (train and dev judgements, mined negatives of BM25)
+    SETS/train/TASK        training data of a task (train and dev judgements, negatives from BM25)
     SETS/test/NAME         a test set (test judgements)
 
 The corpora of test sets hold the judged passages of 150 queries and random ones, 300 in all or as
@@ -109,7 +109,7 @@ def qnli(data, out, random):
 
 
 def dailydialog(data, out, random):
-  """Two turns that follow one another, of each dialogue's first three."""
+  """Two consecutive turns among the first three of each dialogue."""
   turns = {
     split: [
       tuple(turn.strip() for turn in line.split('__eou__') if turn.strip())

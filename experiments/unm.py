@@ -94,7 +94,7 @@ CLAIMS = (
   # The separate claims on RIP and on UNM were added after the runs.
   ('RIP helps DPT, with denoised negatives', 'dpt.denoised.rip', 'dpt.denoised'),
   ('denoised negatives help DPT, without RIP', 'dpt.denoised', 'dpt.batch'),
-  ("BM25's negatives help DPT", 'dpt.bm25', 'dpt.batch'),
+  ('negatives of BM25 help DPT', 'dpt.bm25', 'dpt.batch'),
   ('D9: negatives of several retrievers above those of BM25, DPT', 'dpt.undenoised', 'dpt.bm25'),
   ('C6: negatives of several retrievers above those of BM25, FT', 'ft.undenoised', 'ft.bm25'),
   ('D10: denoised ones above un-denoised ones, DPT', 'dpt.denoised', 'dpt.undenoised'),
@@ -322,7 +322,10 @@ class Experiment(adapted.Runs):
     if not rows:
       return ''
     head = ['set', 'in a random order', 'as BM25 ranks them', 'as the cross-encoder does']
-    about = f"nDCG@10 of BM25's first {JUDGED} passages, of training queries that it has not seen."
+    about = (
+      f'nDCG@10 of the first {JUDGED} passages of BM25, on training queries new to the '
+      'cross-encoder.'
+    )
     return f'\n## Cross-encoders\n\n{about}\n\n{trials.table(head, rows)}'
 
 

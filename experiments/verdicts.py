@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
   Attributes:
     claim: its number in docs/results.md.
-    text: what is above what.
+    text: the systems, the better one first.
     paper: the two numbers of the paper.
     experiment: the module, whose ledger has the runs.
     pairs: (system, the one that it is above); several where all have to be near 0.
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 def trained(claim, text, paper, ours, theirs, kind, sets, planned=True, near=False):
-  """A row of backbones, whose vector is the first token's."""
+  """A row of backbones, whose vector is that of the first token."""
   pair = tuple(f'{start}.{kind}.cls' for start in (ours, theirs))
   return Row(claim, text, paper, 'pretraining', (pair,), sets, near, planned)
 

@@ -3,9 +3,9 @@
     python launch/local_pod.py --processes=2 --devices=2 -m dprjax.train \\
         --config=configs/dptdr.py:local --workdir=runs/pod
 
-Each process runs what follows the options, from -m (or the name of a script) on. The processes find
-each other by DPRJAX_COORDINATOR, DPRJAX_PROCESSES and DPRJAX_PROCESS in their environment. Their
-output is printed with the number of the process before each line.
+Each process runs the command after the options, from -m (or the name of a script) on. The
+processes find each other by DPRJAX_COORDINATOR, DPRJAX_PROCESSES and DPRJAX_PROCESS in their
+environment. Each line of output has the number of its process in front.
 
 SIGTERM and SIGINT are passed on to all. When a process fails, the others have --grace seconds to
 notice and end by themselves before they are killed. The exit status is that of the process that
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        # A terminal's Ctrl-C then reaches only this process, which passes it on.
+        # Ctrl-C in a terminal then reaches only this process, which passes it on.
         start_new_session=True,
         preexec_fn=die_with_parent,
       )

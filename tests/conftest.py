@@ -12,10 +12,10 @@ from importlib import metadata
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Before JAX is imported: the tests' meshes need eight devices.
+# Before JAX is imported: meshes in tests need eight devices.
 os.environ['JAX_PLATFORMS'] = 'cpu'
-# Most of the tests' time is the compilation of programs that run for milliseconds: LLVM should not
-# optimise much.
+# Most of the time of the tests is the compilation of programs that run for milliseconds: LLVM
+# should not optimise much.
 os.environ['XLA_FLAGS'] = (
   '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 '
   '--xla_llvm_disable_expensive_passes=true '
@@ -50,8 +50,8 @@ import pytest
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
-# JAX keeps what it has traced: a worker's heap grows to a gigabyte of objects. With Python's own
-# thresholds they are looked through again and again, for up to four fifths of a test's time.
+# JAX keeps traced programs: the heap of a worker grows to a gigabyte of objects. With the thresholds
+# of Python they are looked through again and again, for up to four fifths of the time of a test.
 gc.freeze()
 gc.set_threshold(100_000, 20, 100)
 

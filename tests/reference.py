@@ -107,7 +107,7 @@ def divergence(teacher, student):
 
 
 def candidate_scores(q, p, passage_index, relevant, temperature, in_batch, corpus=((), ())):
-  """Of each query, the scores of its positive and its negatives; how many positives are first, and
+  """For each query, the scores of its positive and its negatives; how many positives are first, and
   how many negatives there are in all.
   """
   rows, candidates, _ = p.shape

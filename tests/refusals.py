@@ -37,7 +37,7 @@ def refused(*names, error=InputError):
 
 
 def command_refused(result, *names):
-  """A command's (status, standard error) is 2 and one error line, its last, that has the names."""
+  """(status, standard error) of a command is 2 and one error line, its last, that has the names."""
   status, errors = result
   assert status == 2, errors
   last = errors.splitlines()[-1]

@@ -126,8 +126,8 @@ def test_the_step_that_was_asked_for(command, trained, tmp_path):
 
 
 def test_the_best_is_kept_and_chosen_over_the_latest(command, trained, tmp_path):
-  # Scores of our own making on a copy's checkpoints: the first of two equal ones is the best, and
-  # stays.
+  # Scores of our own making on the checkpoints of a copy: the first of two equal ones is the best,
+  # and stays.
   shutil.copytree(trained, tmp_path / 'run')
   trainable = trainable_of(trained, trained / 'backbone', 12)
   shutil.rmtree(tmp_path / 'run' / 'checkpoints')

@@ -320,7 +320,7 @@ PATIENCE = int(
 
 
 def training(flags, workdir, *more):
-  """The command of a run that has something to lose: a random prompt's dropout, a dev split, a
+  """The command of a run that has something to lose: random dropout of a prompt, a dev split, a
   checkpoint every other step.
   """
   return (

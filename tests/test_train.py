@@ -454,8 +454,8 @@ def test_killed_at_any_point_it_ends_with_the_same_bits(tmp_path):
 @pytest.mark.usefixtures('alone')
 def test_what_is_not_finite_ends_the_run(go, trained, tmp_path, monkeypatch):
   monkeypatch.setattr('dprjax.runtime.config.check_ranges', lambda *of: None)
-  # The first step's learning rate is 0, so that there is a good checkpoint; the second's update has
-  # a norm beyond float32.
+  # The learning rate of the first step is 0, so that there is a good checkpoint; the update of
+  # the second step has a norm beyond float32.
   result = go('dptdr.py:local', '--config.optim.learning_rate=1e30', '--config.checkpoint.every=1')
   run = tmp_path / 'run'
   assert steps_of(run) == [1]

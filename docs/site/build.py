@@ -28,7 +28,7 @@ from collections.abc import Sequence
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = ('README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'AGENTS.md')
 _LANGUAGES = {'.py': 'python', '.toml': 'toml', '.cff': 'yaml', '.yaml': 'yaml', '.sh': 'bash'}
-# A command in docs/reference.md, of which the docstring alone is shown.
+# A command in docs/reference.md, of which only the docstring is shown.
 _COMMAND = re.compile(r'^::: dprjax\.\w+$', re.MULTILINE)
 _LINK = re.compile(r'(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)')
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def stage(out: pathlib.Path) -> None:
-  """Lays the pages, the figures and the site's shape into ``out``."""
+  """Lays the pages, the figures and the shape of the site into ``out``."""
   config = (ROOT / 'docs' / 'site' / 'zensical.toml').read_text(encoding='utf-8')
   titles = titles_of(tomllib.loads(config)['project']['nav'])
   if url := os.environ.get('DPRJAX_URL'):

@@ -50,7 +50,7 @@ from lab.sentences import Examples
 VIEWS = ('anchor', 'positive', 'negative')
 FORMAT_VERSION = 1
 OPTIONS = {
-  # how much farther than the positive the negative should be, in the vectors' own unit
+  # how much farther than the positive the negative should be, in the unit of the vectors
   'margin': tables.number(1.0, above=0, most=1e6),
   # triplets of an article, at most; 0: with each of its sentences as an anchor
   'per_article': tables.whole(4, least=0, most=10**6),

@@ -255,7 +255,7 @@ def write(folder, backend, single, pair, **settings):
 
 @pytest.fixture(scope='module')
 def families(trained, tmp_path_factory):
-  """A tokenizer of each family, ours and transformers' own."""
+  """A tokenizer of each family, ours and those of transformers."""
   import transformers
 
   root = tmp_path_factory.mktemp('families')

@@ -20,7 +20,7 @@ class Scene(NamedTuple):
   Attributes:
     name: of the scene.
     argv: the command and its flags; paths are relative to the folder of the scene.
-    files: the inputs' files, to be harmed.
+    files: the input files, to be harmed.
     kept: those of them whose bytes are checked: with them changed, the output is the same or there
       is an error.
     out: its output: files, or one folder.

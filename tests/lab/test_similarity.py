@@ -1,5 +1,5 @@
-"""Scored pairs as the training loop gets them, and the dev pairs' rank correlation against one
-worked out by hand.
+"""Scored pairs as the training loop gets them, and the rank correlation of the dev pairs against
+one worked out by hand.
 """
 
 import jax
@@ -26,7 +26,7 @@ TRAIN = [
   ('hazel fir', 'elm', 3.0),
   ('cedar', 'beech oak', 2.0),
 ]
-# Cosines of words' counts: 1, 1/2, 1/sqrt(2) and 0.
+# Cosines of word counts: 1, 1/2, 1/sqrt(2) and 0.
 DEV = [
   ('oak elm', 'elm oak', 4.0),
   ('oak elm', 'oak fir', 5.0),

@@ -1,8 +1,8 @@
 """launch/slurm.sbatch on a real SLURM: munge, a controller and two nodes on this machine.
 
-The daemons run in their own namespaces: the nodes' names are in an /etc/hosts that only they see,
-and all of them end with the first, with every process that they started. They write only into the
-folder of the test and use only ports of the loopback interface.
+The daemons run in their own namespaces: the names of the nodes are in an /etc/hosts that only they
+see, and all of them end with the first, with every process that they started. They write only into
+the folder of the test and use only ports of the loopback interface.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A vocabulary of whole words, a model's shape, one device, and a method whose vectors can be
+"""A vocabulary of whole words, the shape of a model, one device, and a method whose vectors can be
 worked out by hand.
 """
 

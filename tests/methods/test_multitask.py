@@ -1,5 +1,5 @@
-"""Several data sets in a run as the training loop gets them, and each dev split's measure against
-one worked out by hand.
+"""Several data sets in a run as the training loop gets them, and the measure of each dev split
+against one worked out by hand.
 """
 
 import json

@@ -140,7 +140,7 @@ def value_and_gradient(config, tokenizer, mesh, batch, key):
 
 
 def masked_views(config, tokenizer, batch, key):
-  """What the loss is given to predict, drawn as it is drawn there; tests/models/test_masking.py
+  """The tokens that the loss predicts, drawn as it is drawn there; tests/models/test_masking.py
   sees to the drawing itself.
   """
   ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.special_ids).astype(np.int32)

@@ -193,7 +193,7 @@ def test_the_backbone_stays_frozen():
 
 
 def test_it_starts_from_any_prompt_and_no_other_from_it():
-  """``config.prompt.init_from``: the queries' prompt is taken."""
+  """``config.prompt.init_from``: the prompt for queries is taken."""
   shape = (2, 2, 3, 2, 4)
   arrays = {
     f'{kind}/prefix': np.full(shape, value, np.float32)

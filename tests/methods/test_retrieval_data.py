@@ -1,5 +1,5 @@
-"""Queries and passages as the training loop gets them, and the dev split's measures against ranks
-worked out by hand.
+"""Queries and passages as the training loop gets them, and the measures of the dev split against
+ranks worked out by hand.
 """
 
 import itertools

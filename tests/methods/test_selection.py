@@ -66,10 +66,10 @@ def steps(config, folder, train, parts=PARTS):
 def test_the_step_that_is_best_over_all_queries(tmp_path):
   choice = steps(folded(), tmp_path, FoldTrainings())
   assert choice.best_steps == (4, 0, 6) and choice.schedule == 6
-  # After 2, 4 and 6 updates the five queries' mean is .35, .55 and .55.
+  # After 2, 4 and 6 updates the mean of the five queries is .35, .55 and .55.
   assert choice.steps == 4 and choice.gain.folds == COUNT and choice.gain.queries == 5
   before = np.mean([n for fold in VALUES for n in fold[0]])
-  # The other two folds' queries choose 6, 4 and 4 updates.
+  # The queries of the other two folds choose 6, 4 and 4 updates.
   after = np.mean([n for fold, step in zip(VALUES, (6, 4, 4), strict=True) for n in fold[step]])
   assert (choice.gain.baseline, choice.gain.best) == pytest.approx((before, after))
   assert choice.gain.low < after - before < choice.gain.high

@@ -494,7 +494,7 @@ def test_paths_that_are_not_directories(tmp_path):
 
 
 def test_hub_id_offline():
-  # The tests' environment keeps the hub client off line.
+  # The environment of the tests keeps the hub client off line.
   assert named_in(error('some-group/some-model'), 'some-group/some-model', 'HF_HUB_OFFLINE')
 
 

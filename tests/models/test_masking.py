@@ -174,7 +174,7 @@ def test_rows_with_nothing_to_mask():
 
 
 def greedy(order, words, budget):
-  """create_pretraining_data.py's choice, a row at a time."""
+  """The choice of create_pretraining_data.py, a row at a time."""
   hidden = np.zeros(len(words), bool)
   first = {word: place for place, word in reversed(list(enumerate(words.tolist()))) if word >= 0}
   for word in sorted(first, key=lambda word: order[first[word]]):

@@ -88,7 +88,7 @@ def test_split_weights_are_gathered_layer_by_layer_and_their_gradients_scattered
   assert gathers <= kinds['all-gather']['times'] <= gathers + 8
   assert kinds['all-gather']['bytes'] == pytest.approx(2 * weights, rel=0.2)
   assert weights <= kinds['reduce-scatter']['bytes'] <= 1.01 * weights
-  # The parts of the layers' gradients, and all of the embeddings', over the other axis.
+  # The parts of the gradients of layers, and all of the embeddings', over the other axis.
   assert kinds['all-reduce']['times'] <= 16
   held = made.answer['held']
   whole = 4 * sum(size for size in (8000 * hidden, layers * 12 * hidden**2))
