@@ -50,8 +50,8 @@ import pytest
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
-# JAX keeps traced programs: the heap of a worker grows to a gigabyte of objects. With the thresholds
-# of Python they are looked through again and again, for up to four fifths of the time of a test.
+# JAX keeps traced programs: the heap of a worker grows to a gigabyte of objects. The thresholds of
+# Python look them through again and again, for up to four fifths of the time of a test.
 gc.freeze()
 gc.set_threshold(100_000, 20, 100)
 

@@ -158,7 +158,7 @@ def test_continues_with_the_missing_shards(run, vectors, tmp_path):
 def test_counts_cut_texts(run, vectors, tmp_path):
   status, err = run('--max_length=4')
   [line] = [line for line in err.splitlines() if 'longer than 4 tokens' in line]
-  count, _, rest = line.partition(' ')
+  count, _, rest = line.rpartition(': ')[2].partition(' ')
   assert status == 0 and rest == 'of 50 texts were longer than 4 tokens and cut'
   # A word has one token or more, and two tokens are special.
   assert int(count) >= sum(len(text.split()) > 2 for text in TEXTS.values())

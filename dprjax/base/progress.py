@@ -14,7 +14,7 @@ from dprjax.base.counts import counted, rate
 _EVERY_S = 5.0  # between two lines of a log, at least
 _EVERY = 0.2  # of the time so far, so that long jobs leave few lines
 _CHANGES_S = 1.0  # between two changes of the line in a terminal
-PASSING = {'passing': True}  # `extra` of a log record that the next one of its kind replaces
+PASSING = {'passing': True}  # `extra` of a log record that the next one replaces in a terminal
 
 logger = logging.getLogger('dprjax')
 

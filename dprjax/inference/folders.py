@@ -119,7 +119,8 @@ def fill_folder(
   writer.finish()
   if cut := encoder.truncated[side]:
     logger.info(
-      '%s of %s%s were longer than %d tokens and cut',
+      '%s: %s of %s%s were longer than %d tokens and cut',
+      out,
       f'{cut:,}',
       counted(count, 'texts'),
       ' of process 0' if processes > 1 else '',

@@ -114,13 +114,13 @@ class _Formatter(logging.Formatter):
 
 
 class _Terminal(logging.StreamHandler[TextIO]):
-  """In a terminal, a line of progress replaces the one before it (`progress.PASSING`)."""
+  """In a terminal, the next line replaces a line of progress (`progress.PASSING`)."""
 
-  _rows = 0  # of the last line, if the next one may replace it
+  _rows = 0  # of the last line, if the next one replaces it
 
   def emit(self, record: logging.LogRecord) -> None:
     passing = getattr(record, 'passing', False) and _is_terminal(self.stream)
-    if passing and self._rows:
+    if self._rows:
       with contextlib.suppress(OSError, ValueError):
         self.stream.write(f'\x1b[{self._rows}A\x1b[J')  # up, and clear what follows
     super().emit(record)

@@ -91,7 +91,7 @@ def test_messages_hide_secrets(capsys):
 
 
 @pytest.mark.parametrize('terminal', [True, False])
-def test_a_line_of_progress_replaces_the_one_before_in_a_terminal_alone(terminal, monkeypatch):
+def test_the_next_line_replaces_a_line_of_progress_only_in_a_terminal(terminal, monkeypatch):
   class Stream(io.StringIO):
     def isatty(self):
       return terminal
@@ -103,4 +103,4 @@ def test_a_line_of_progress_replaces_the_one_before_in_a_terminal_alone(terminal
   for text, extra in (('a', None), ('1', progress.PASSING), ('2', progress.PASSING), ('b', None)):
     logging.getLogger('dprjax').info(text, extra=extra)
   up = '\x1b[1A\x1b[J' if terminal else ''
-  assert stream.getvalue() == f'a\n1\n{up}2\nb\n'
+  assert stream.getvalue() == f'a\n1\n{up}2\n{up}b\n'
