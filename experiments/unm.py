@@ -78,7 +78,8 @@ REPORTED = ('dpt.denoised.rip', 'ft.denoised.rip')  # DPTDR Table 3
 
 def make(kind, pool, start):
   label, rates, options = KINDS[kind]
-  label = f'{label}, {pool}' + (', after RIP' if start else '')
+  pool_label = {'bm25': 'BM25'}.get(pool, pool)
+  label = f'{label}, {pool_label}' + (', after RIP' if start else '')
   options = (*options, *POOLS[pool])
   return systems.Way(label, 'dptdr.py:beir,both', rates, options, keeps='', start=start)
 

@@ -279,7 +279,7 @@ def test_a_system_that_is_no_gain_has_the_scores_of_the_encoder_as_it_is(monkeyp
   trials.write_ledger(tmp_path / trials.LEDGER, lines)
   rows = experiment.variants(experiment.found(), ['cranfield', 'cranfield-one']).splitlines()
   assert '| recipe | with | cranfield | mean |' in rows
-  assert '| :beir,query | no trust region | +0.125 (+0.125) | +0.125 (+0.125) |' in rows
+  assert '| :beir,query | no regularization | +0.125 (+0.125) | +0.125 (+0.125) |' in rows
   assert (
     '| :beir,both | a prompt each for queries and passages | +0.000 (-0.250) | +0.000 (-0.250) |'
     in rows
