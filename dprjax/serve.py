@@ -80,7 +80,7 @@ class NetworkFlags:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchFlags:
   rows: tuple[int, ...] = flag(
-    'row counts of batches', (1, 4, 16, 64), most=4096, split=',', metavar='N,N,...'
+    'row counts of batches', (1, 2, 4, 8, 16, 32, 64), most=4096, split=',', metavar='N,N,...'
   )
   lengths: tuple[int, ...] = flag(
     'padded lengths of batches, as far as the backbone has positions',
@@ -90,7 +90,7 @@ class BatchFlags:
     metavar='N,N,...',
   )
   batch_tokens: int | None = flag(
-    'padded tokens of a batch (default: 8192, on CPUs 1024 for each core)', None, most=2**24
+    'padded tokens of a batch (default: 8192, on CPUs 512 for each core)', None, most=2**24
   )
   deadline: int = flag('milliseconds that a text waits for others', 3, most=1000)
   queue: int = flag('texts that may wait', 4096, most=10**7)

@@ -183,7 +183,11 @@ def _page(kind: Any, cards: Sequence[Any], request: Request, most: int) -> Any:
   limit, after = request.query_params.get('limit', '20'), request.query_params.get('after')
   if not limit.isascii() or not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= most:
     raise Failure(400, f'limit: expected 1 to {most:,}', param='limit')
-  start = next((n + 1 for n, card in enumerate(cards) if card.id == after), 0)
+  start = 0
+  if after is not None:
+    start = next((n + 1 for n, card in enumerate(cards) if card.id == after), 0)
+    if not start:
+      raise Failure(400, f'after: there is no {after[:100]!r} in this list', param='after')
   shown = [*cards[start : start + int(limit)]]
   ends = (shown[0].id, shown[-1].id) if shown else (None, None)
   more = start + len(shown) < len(cards)

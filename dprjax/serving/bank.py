@@ -66,9 +66,10 @@ class Shapes:
   lengths: tuple[int, ...]
   budget: int
 
-  def most_rows(self, length: int) -> int:
-    """The most rows of this padded length."""
-    return max([rows for rows in self.rows if rows * length <= self.budget], default=self.rows[0])
+  def most_rows(self, length: int, tokens: float | None = None) -> int:
+    """The most rows of this padded length; with ``tokens`` no more of these, if possible."""
+    most = self.budget if tokens is None else min(self.budget, tokens)
+    return max([rows for rows in self.rows if rows * length <= most], default=self.rows[0])
 
   def __iter__(self) -> Iterator[tuple[int, int]]:
     for rows, length in itertools.product(self.rows, self.lengths):
@@ -79,15 +80,15 @@ class Shapes:
     """The padded length of a row."""
     return next(length for length in self.lengths if tokens <= length)
 
-  def choose_rows(self, waiting: int, length: int) -> int:
-    """The rows of a batch for this many waiting texts.
+  def choose_rows(self, waiting: int, most: int) -> int:
+    """The rows of a batch for this many waiting texts, ``most`` at most.
 
-    A batch more than a quarter empty shrinks to the next smaller one; the rest follows at once.
+    A batch more than an eighth empty shrinks to the next smaller one; the rest follows at once.
     """
-    fitting = [rows for rows in self.rows if rows <= self.most_rows(length)]
+    fitting = [rows for rows in self.rows if rows <= most]
     larger = next((rows for rows in fitting if rows >= waiting), fitting[-1])
     smaller = max([rows for rows in fitting if rows <= waiting], default=fitting[0])
-    return larger if waiting * 4 >= larger * 3 else smaller
+    return larger if waiting * 8 >= larger * 7 else smaller
 
 
 class Bank:

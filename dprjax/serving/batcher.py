@@ -2,10 +2,11 @@
 
 Texts go into batches that mix requests, prompts and tenants. A batch closes when it is full or its
 first text has waited for the deadline. While the device is busy the next batch fills further; on an
-accelerator a full one is sent at once behind the one in flight. The tenant whose turn it is sets
-the padded length with its first text; free rows go to texts that are no longer. While a tenant
-floods the device, every second batch is a small one of the other tenants, so that these wait for at
-most one full batch.
+accelerator a full one is sent at once behind the one in flight. The next batch is sent before the
+vectors of the last one go to their requests. The tenant whose turn it is sets the padded length
+with its first text; free rows go to texts that are no longer. While a tenant floods the device,
+every second batch is a small one of the other tenants, and the batches between take at most
+`_SHARED_S`.
 
 Searches and reranking come in slices (`turns.SlicedJob`), and each slice runs by itself.
 
@@ -37,6 +38,8 @@ logger = logging.getLogger('dprjax')
 _LONGEST_NAP_S = 0.2  # between checks for clients that left
 _FIRST_RATE = 10_000.0  # tokens a second, before the first batch
 _KEPT = 0.9  # of a moving mean
+_SHARED_S = 0.1  # of a batch, if its rows can be fewer, while tenants with little work ask
+_ASKED_S = 1.0  # such a tenant counts as asking for so long after its last batch
 
 
 class Busy(Exception):
@@ -98,6 +101,13 @@ class _Flight(NamedTuple):
   rows: list[_Row]
   vectors: Any
   sent: float
+
+
+class _Landed(NamedTuple):
+  """The rows of a batch and their vectors, which their requests do not have yet."""
+
+  rows: list[_Row]
+  vectors: np.ndarray
 
 
 class _Heap:
@@ -207,6 +217,7 @@ class Batcher:
     self._idle_from = 0.0  # when the last batch was done
     self._went_on = False  # whether texts waited then
     self._was_small = False  # whether the last batch was one of `_small`
+    self._shared_until = 0.0  # see `_ASKED_S`
     self._gone = False  # whether queued requests may have ended
     self._stopped = False
     self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -331,27 +342,30 @@ class Batcher:
       return
     self.ready.set_result(None)
     flights: collections.deque[_Flight] = collections.deque()
+    landed: _Landed | None = None
     while True:
-      work = self._next(wait=not flights, room=len(flights) < self._ahead)
-      if isinstance(work, _Sliced):
-        while flights:
-          self._finish(flights.popleft())
-        self._slice(work)
-        continue
-      rows, length = work
+      free = not flights
+      work = self._next(free, wait=free and landed is None, room=len(flights) < self._ahead)
+      sliced, (rows, length) = (work, ([], 0)) if isinstance(work, _Sliced) else (None, work)
       if rows:
-        flight = self._send(rows, length)
-        if flight is not None:
-          flights.append(flight)
-      elif not flights:
+        flights += self._send(rows, length)
+      if landed is not None:
+        self._answer(landed)
+        landed = None
+      elif free and not rows and sliced is None:
         return
-      if flights and (not rows or len(flights) >= self._ahead):
-        self._finish(flights.popleft())
+      if sliced is not None:
+        self._slice(sliced)
+      elif flights and (not rows or len(flights) >= self._ahead):
+        landed = self._land(flights.popleft())
 
-  def _next(self, wait: bool, room: bool) -> _Sliced | tuple[list[_Row], int]:
+  def _next(self, free: bool, wait: bool, room: bool) -> _Sliced | tuple[list[_Row], int]:
     """A slice, or rows of a closed batch and its padded length.
 
-    With ``wait``, no rows mean the end; without it, that there is nothing to send behind a flight.
+    Args:
+      free: the device has no batch; else only full batches are sent.
+      wait: for work; then no rows mean the end.
+      room: for one more batch on the device.
     """
     with self._changed:
       while True:
@@ -369,7 +383,7 @@ class Batcher:
         waiting = self._waiting[tenant]
         length = waiting.first()
         if length is None:
-          if not wait:
+          if not free:
             return [], 0
           sliced: _Sliced = waiting.sliced.pop()
           self._turns.pay(tenant, self._slice_cost(sliced))
@@ -378,7 +392,7 @@ class Batcher:
         if self._is_full(length):
           return self._take(length), length
         left = waiting.rows[length].first.job.arrived + self._deadline - time.monotonic()
-        if wait and (left <= 0 or self._stopped):
+        if free and (left <= 0 or self._stopped):
           return self._take(length), length
         full = next(filter(self._is_full, self._counts), None)
         if full is not None:
@@ -403,10 +417,16 @@ class Batcher:
       return None
     length = max(waiting.first() or 0 for waiting in few.values())
     waiting_rows = sum(waiting.up_to(length) for waiting in few.values())
+    self._shared_until = time.monotonic() + _ASKED_S
     return self._take(length, waiting_rows, few), length
 
   def _is_full(self, length: int) -> bool:
-    return self._counts[length] >= self._bank.shapes.most_rows(length)
+    return self._counts[length] >= self._most_rows(length)
+
+  def _most_rows(self, length: int) -> int:
+    """The most rows of a batch now; see `_SHARED_S`."""
+    shared = self.rate and time.monotonic() < self._shared_until
+    return self._bank.shapes.most_rows(length, self.rate * _SHARED_S if shared else None)
 
   def _first_cost(self, tenant: Tenant) -> float | None:
     waiting = self._waiting[tenant]
@@ -429,7 +449,7 @@ class Batcher:
       of: tenants that may have rows; default: all.
     """
     number = self._counts[length] if number is None else number
-    count = self._bank.shapes.choose_rows(number, length)
+    count = self._bank.shapes.choose_rows(number, self._most_rows(length))
     rows: list[_Row] = []
 
     def cost_of(tenant: Tenant) -> float | None:
@@ -499,8 +519,8 @@ class Batcher:
     with self._changed:
       self._join(sliced.tenant).sliced.push(began + seconds, sliced)
 
-  def _send(self, rows: list[_Row], length: int) -> _Flight | None:
-    """Starts a batch; None if it fails, along with its requests."""
+  def _send(self, rows: list[_Row], length: int) -> list[_Flight]:
+    """Starts a batch; none if it fails, along with its requests."""
     metrics, sent = self._metrics, time.monotonic()
     for job in _jobs(rows):
       if not job.begun:
@@ -513,32 +533,35 @@ class Batcher:
       vectors = self._bank.run([row.text.ids for row in rows], choices, leases, count, length)
     except Exception as error:  # requests fail, the thread goes on
       self._fail(rows, error)
-      return None
+      return []
     tokens = sum(len(row.text.ids) for row in rows)
     metrics.batches.labels(count, length).inc()
     metrics.rows.inc(len(rows))
     metrics.row_places.inc(count)
     metrics.tokens.inc(tokens)
     metrics.token_places.inc(count * length)
-    return _Flight(rows, vectors, sent)
+    return [_Flight(rows, vectors, sent)]
 
-  def _finish(self, flight: _Flight) -> None:
+  def _land(self, flight: _Flight) -> _Landed | None:
+    """Waits for a batch; None if it fails, along with its requests."""
     try:
       vectors = np.asarray(flight.vectors)
     except Exception as error:
       self._fail(flight.rows, error)
-      return
+      return None
     now = time.monotonic()
     self._metrics.stage_seconds.labels('device').observe(now - flight.sent)
-    tokens = collections.Counter[_Job]()
-    for row in flight.rows:
-      tokens[row.job] += len(row.text.ids)
     began = self._idle_from if self._went_on else max(flight.sent, self._idle_from)
-    rate = tokens.total() / max(now - began, 1e-6)
+    rate = sum(len(row.text.ids) for row in flight.rows) / max(now - began, 1e-6)
     self._end_turn(now)
     if not self.rate or rate > self.rate or self._queued:  # how fast it is when it is busy
       self.rate = _KEPT * (self.rate or rate) + (1 - _KEPT) * rate
-    for row, vector in zip(flight.rows, vectors, strict=False):
+    return _Landed(flight.rows, vectors)
+
+  def _answer(self, landed: _Landed) -> None:
+    tokens = collections.Counter[_Job]()
+    for row, vector in zip(landed.rows, landed.vectors, strict=False):
+      tokens[row.job] += len(row.text.ids)
       row.job.vectors[row.number] = vector
       row.job.left -= 1
     for job, count in tokens.items():

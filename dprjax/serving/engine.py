@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from dprjax.base import given
+from dprjax.base import given, machine
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text
@@ -35,6 +35,7 @@ from dprjax.serving.turns import NOBODY, Tenant
 
 Ids = Sequence[int]
 _BUDGET = 8192  # padded tokens of a batch
+_CORE_TOKENS = 512  # of it, for each core of a CPU (docs/performance.md)
 _TOPIC_CHARACTERS = 100_000
 _HINT = (
   '; send texts, or ids of its own tokenizer (LangChain sends those of another one: '
@@ -49,7 +50,7 @@ class ServerOptions:
   Attributes:
     rows, lengths: row counts and padded lengths of batches; lengths are limited by the positions of
       the backbone.
-    budget: padded tokens of a batch; None: 8,192, on CPUs as many as fit caches.
+    budget: padded tokens of a batch; None: 8,192, on CPUs 512 for each core.
     deadline: seconds that a text waits for others.
     most_queued: texts that may wait.
     slots: prompts on the device, and one slot for none.
@@ -59,7 +60,7 @@ class ServerOptions:
     dtype: of the arithmetic, as for ``Encoder``.
   """
 
-  rows: tuple[int, ...] = (1, 4, 16, 64)
+  rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
   lengths: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
   budget: int | None = None
   deadline: float = 0.003
@@ -126,12 +127,13 @@ class Engine:
       arithmetic = encoder_config.arithmetic(options.dtype, 'dtype')
       mesh = embedder.server_mesh(embedder.local_parts(arithmetic, backbone.params))
     platform = mesh.devices.flat[0].platform
-    cached = embedder.rows_at_once(platform, 1, _BUDGET, 1)  # tokens, as rows of one
+    # The prompt of each row takes as much of the caches as its tokens.
+    tokens = _CORE_TOKENS * machine.cores() if platform == 'cpu' else _BUDGET
     self.options = options = dataclasses.replace(
       options,
       rows=tuple(sorted(set(options.rows))),
       lengths=lengths,
-      budget=cached if options.budget is None else options.budget,
+      budget=tokens if options.budget is None else options.budget,
     )
     self.backbone, self.tokenizer, self.metrics = backbone, tokenizer, ServerMetrics()
     self.library = Library(

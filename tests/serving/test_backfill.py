@@ -164,6 +164,11 @@ def test_files_that_are_refused(engine, backlog):
         assert answer.status_code == status, (headers, body[:20], answer.text)
       for query in ('limit=0', 'limit=x', 'limit=101'):
         assert http.get(f'/batches?{query}').status_code == 400
+    # A list goes on only after one of its entries.
+    for entries in (client.files, client.batches):
+      with pytest.raises(openai.BadRequestError, match='file-gone') as error:
+        entries.list(after='file-gone')
+      assert error.value.param == 'after'
 
 
 def test_a_server_that_is_killed_goes_on_and_answers_once(engine, backlog):

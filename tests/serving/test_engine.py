@@ -1,3 +1,4 @@
+import collections
 import concurrent.futures
 import hashlib
 import logging
@@ -19,6 +20,7 @@ from dprjax.inference import embedder, folders
 from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact
 from dprjax.runtime.programs import Programs
+from dprjax.serving import batcher
 from dprjax.serving.bank import Shapes
 from dprjax.serving.batcher import Busy, NotFinite
 from dprjax.serving.engine import Engine, ForeignIds, ServerOptions
@@ -351,6 +353,41 @@ def test_a_flood_of_one_tenant_does_not_hold_up_another(engine):
   assert engine.batcher.price('test') > 0 and engine.batcher.price('other') == 1.0
 
 
+def batches_of(engine):
+  """The number of batches by their rows."""
+  found = collections.Counter()
+  for sample in engine.metrics.batches.collect()[0].samples:
+    if sample.name.endswith('_total'):
+      found[sample.labels['rows']] += int(sample.value)
+  return found
+
+
+def test_batches_of_a_flood_are_small_while_another_tenant_asks(engine, monkeypatch):
+  monkeypatch.setattr(batcher, '_SHARED_S', 0.0)
+  before = batches_of(engine)
+  flood = engine.queue(engine.tokenize('tied', 'query', ['json'] * 60), Tenant('flood'))
+  quiet = engine.queue(engine.tokenize('cls', 'query', ['json']), Tenant('quiet'))
+  assert quiet.result(60).shape == (1, 16) and flood.result(60).shape == (60, 16)
+  assert (batches_of(engine) - before)['1'] > 20  # else 15 batches of four rows
+
+
+def test_the_next_batch_is_sent_before_the_vectors_of_the_last_one_are_given_out(engine):
+  sent = []
+
+  def hold():
+    yield 1.0
+    time.sleep(0.1)  # until both requests below are there
+
+  before = batches_of(engine)
+  engine.batcher.submit_steps('hold', hold())
+  first, second = (engine.tokenize('tied', 'query', ['json'] * 4) for _ in range(2))
+  one = engine.queue(first)
+  one.add_done_callback(lambda _: sent.append((batches_of(engine) - before).total()))
+  two = engine.queue(second)
+  assert len(one.result(60)) == len(two.result(60)) == 4
+  assert sent == [2]
+
+
 def test_a_text_of_megabytes_costs_what_its_beginning_does(engine):
   long = 'json decodes a string ' * 200_000
   began = time.monotonic()
@@ -503,10 +540,12 @@ def test_options_that_do_not_fit(small, folder, tmp_path):
 def test_the_rows_of_a_batch():
   shapes = Shapes((1, 4, 16, 64), (32, 256), 4096)
   assert list(shapes) == [(1, 32), (1, 256), (4, 32), (4, 256), (16, 32), (16, 256), (64, 32)]
-  waiting = (1, 2, 3, 5, 11, 12, 16, 32, 47, 48, 64, 999)
-  rows = [shapes.choose_rows(count, 32) for count in waiting]
-  assert rows == [1, 1, 4, 4, 4, 16, 16, 16, 16, 64, 64, 64]
-  assert shapes.choose_rows(999, 256) == 16
+  waiting = (1, 2, 3, 4, 13, 14, 16, 32, 55, 56, 64, 999)
+  rows = [shapes.choose_rows(count, 64) for count in waiting]
+  assert rows == [1, 1, 1, 4, 4, 16, 16, 16, 16, 64, 64, 64]
+  assert shapes.choose_rows(999, 16) == 16
+  assert [shapes.most_rows(length) for length in (32, 256)] == [64, 16]
+  assert [shapes.most_rows(32, tokens) for tokens in (9999.0, 600.0, 1.0)] == [64, 16, 1]
   assert [shapes.bucket(tokens) for tokens in (1, 32, 33, 256)] == [32, 32, 256, 256]
 
 
