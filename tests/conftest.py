@@ -25,6 +25,8 @@ os.environ['XLA_FLAGS'] = (
   # Compiles twice as fast without fusion emitters; jaxlib 0.12 ends the process at this flag.
   + (' --xla_cpu_use_fusion_emitters=false' if metadata.version('jaxlib') < '0.12' else '')
 )
+# Each operation of a traced program else notes the Python stack, which is deep in a test.
+os.environ['JAX_TRACEBACK_IN_LOCATIONS_LIMIT'] = '0'
 # Threads of XLA. Those of the eight devices wait in collectives, and where others are left none to
 # start on they wait for ever: XLA ends the process after a minute.
 os.environ.setdefault('NPROC', '16')
@@ -67,6 +69,10 @@ def pytest_collection_modifyitems(items):
       if test in seen:
         item.add_marker('slow')
       seen.add(test)
+    # One worker runs the quick tests of a file: they share fixtures and programs, and the time of
+    # the scheduler of pytest-xdist is quadratic in the groups. Slow tests are dealt one by one.
+    if not item.get_closest_marker('slow') and not item.get_closest_marker('xdist_group'):
+      item.add_marker(pytest.mark.xdist_group(item.location[0]))
 
 
 @pytest.fixture(scope='session')

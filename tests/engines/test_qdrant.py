@@ -9,11 +9,10 @@ from dprjax import engines
 from dprjax.retrieval import exact
 from tests.engines import test_collection as shared
 
-qdrant_client = pytest.importorskip('qdrant_client', reason="pip install 'dprjax[qdrant]'")
-
 
 @pytest.mark.slow
 def test_a_folder_outlives_its_connection(tmp_path):
+  pytest.importorskip('qdrant_client', reason="pip install 'dprjax[qdrant]'")  # a second
   address = f'qdrant:{tmp_path}/index'
   ids, vectors = shared.IDS[:20], shared.VECTORS[:20]
   with contextlib.closing(engines.connect(address, new=True)) as engine:

@@ -227,6 +227,7 @@ def test_a_batch_within_a_budget_of_tokens_has_the_loss_of_its_own_queries():
   )
 
 
+@pytest.mark.slow
 def test_every_coordinate_of_the_prompts_gradient():
   config, batch = make_config(), make_batch(rows=8)
   config.batch_size = 8

@@ -369,7 +369,7 @@ def test_remat_and_unroll_change_nothing(small, inputs, options):
   np.testing.assert_allclose(other_gradient, gradient, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('how', ['shared', 'of each example', 'bank', 'none'])
 def test_fused_attention_equals_the_plain_one(small, inputs, how):
   config, params = small

@@ -1,6 +1,7 @@
 """Further families against PyTorch transformers (tests/golden/make_families_golden.py)."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 from typing import Any
@@ -116,22 +117,22 @@ def test_bfloat16_is_as_near_as_in_transformers(name, load):
 def test_heads_equal_transformers(name, load):
   arrays, backbone = load(name)
   mask, types = arrays['mask'], arrays.get('token_types')
-  logits = heads.mlm_logits(
+  logits = jax.jit(heads.mlm_logits, static_argnums=0)(
     backbone.config,
     backbone.heads['mlm'].params,
     backbone.params['embeddings']['word']['embedding'],
     jnp.asarray(arrays['plain/hidden']),
   )
   np.testing.assert_allclose(logits[mask], arrays['logits'][mask], rtol=0, atol=1e-5)
-  fresh = heads.init_mlm_head(backbone.config, jax.random.key(0))
+  fresh = jax.eval_shape(lambda: heads.init_mlm_head(backbone.config, jax.random.key(0)))
   assert jax.tree.map(np.shape, fresh) == jax.tree.map(np.shape, backbone.heads['mlm'].params)
   arrays, backbone = load(name, 'classifier')
   head = backbone.heads['classifier'].params
-  scores = classifier.score_pairs(
+  scores = jax.jit(classifier.score_pairs, static_argnums=0)(
     backbone.config, backbone.params, head, arrays['tokens'], mask, types
   )
   np.testing.assert_allclose(scores, arrays['scores'][:, 0], rtol=0, atol=1e-5)
-  fresh = classifier.init_classifier(backbone.config, jax.random.key(0))
+  fresh = jax.eval_shape(lambda: classifier.init_classifier(backbone.config, jax.random.key(0)))
   assert jax.tree.map(np.shape, fresh) == jax.tree.map(np.shape, head)
 
 
@@ -304,7 +305,8 @@ def test_condensers_head_is_refused_where_last_states_are_normed(golden):
     config, family = shape_of(golden(f'family_{name}'))
     shape = family.read_config(config)
     if supported:
-      assert heads.init_condenser_head(shape, jax.random.key(0))
+      init = functools.partial(heads.init_condenser_head, shape)
+      assert jax.eval_shape(init, jax.random.key(0))
       continue
     with pytest.raises(InputError, match='head_layers'):
       heads.init_condenser_head(shape, jax.random.key(0))

@@ -27,6 +27,7 @@ from tests.toys import rms
 TOYS = 'tests.toys.rms,tests.toys.spread'
 # Heads of 6 numbers, where the hidden size over the heads is 4.
 SHAPE = rms.Config(50, 16, 3, 4, 2, 6, 24)
+encode_tokens = jax.jit(encoder.encode, static_argnames=('config', 'options'))
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +102,7 @@ def test_states_equal_numpy(length, left, attention):
   tokens = rng.integers(1, 50, (3, width)).astype(np.int32)
   mask = np.arange(width)[None] < np.array(lengths)[:, None]
   mask = mask[:, ::-1] if left else mask
-  found = encoder.encode(
+  found = encode_tokens(
     SHAPE,
     params,
     jnp.asarray(tokens),
@@ -120,7 +121,7 @@ def test_a_prompt_moved_by_its_own_length_is_another():
   params, tokens = draw(SHAPE), jnp.ones((1, 4), jnp.int32)
   prefix = np.random.default_rng(2).standard_normal((3, 2, 5, 2, 6)).astype(np.float32)
   plain, moved = (
-    encoder.encode(
+    encode_tokens(
       SHAPE, params, tokens, tokens > 0, adapter=Prefix(jnp.asarray(prompt), shift=shift)
     )
     for prompt, shift in ((prefix, 0), (prefix, 5))
@@ -132,7 +133,7 @@ def test_a_prompt_moved_by_its_own_length_is_another():
 def test_early_states_have_no_final_norm():
   params, tokens = draw(SHAPE), jnp.ones((1, 4), jnp.int32)
   early, late = encoder.encode_early_late(SHAPE, params, tokens, tokens > 0, 1)
-  whole = encoder.encode(SHAPE, params, tokens, tokens > 0)
+  whole = encode_tokens(SHAPE, params, tokens, tokens > 0)
   np.testing.assert_allclose(late, whole, atol=1e-6)
   assert np.abs(np.mean(np.square(early), axis=2) - 1).max() > 0.1
 

@@ -15,9 +15,8 @@ from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.reach import Reach
 
 # Windows in some layers; causal ones in all; none; a bias by distance.
-QUICK = ('llama_embeddinggemma',)
-OTHERS = ('family_modernbert', 'family_t5-gated', 'family_distilbert')
-SLOW = (
+ALL = (
+  'llama_embeddinggemma',
   'llama_mistral',
   'llama_qwen3',
   'llama_gemma3',
@@ -73,17 +72,16 @@ def shorten(monkeypatch):
   return shorten
 
 
-@pytest.mark.parametrize('attention', ['plain', pytest.param('library', marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-  'name', [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
-)
-def test_blocks_give_the_numbers_of_one_piece(name, attention, run, shorten):
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ALL)
+def test_blocks_give_the_numbers_of_one_piece(name, run, shorten):
   expected = run(name)
   shorten()
-  states, gradients = run(name, attention)
-  np.testing.assert_allclose(states, expected[0], rtol=0, atol=1e-5)
-  for found, wanted in zip(*map(jax.tree.leaves, (gradients, expected[1])), strict=True):
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+  for attention in ('plain', 'library'):
+    states, gradients = run(name, attention)
+    np.testing.assert_allclose(states, expected[0], rtol=0, atol=1e-5)
+    for found, wanted in zip(*map(jax.tree.leaves, (gradients, expected[1])), strict=True):
+      np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.slow

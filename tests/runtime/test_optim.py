@@ -25,9 +25,9 @@ TRAINABLE = {'prompt/bias', 'prompt/prefix'}
 
 def step(config, gradients, params=PARAMS, trainable=TRAINABLE, steps=10, n=1):
   optimizer = optim.make_optimizer(config, list(params), trainable, steps)
-  state = optimizer.init(params)
+  state, update = optimizer.init(params), jax.jit(optimizer.update)
   for _ in range(n):
-    updates, state = optimizer.update(gradients, state, params)
+    updates, state = update(gradients, state, params)
     params = optax.apply_updates(params, updates)
   return params, state
 

@@ -14,10 +14,11 @@ from tests.options import with_options
 from tests.refusals import refused
 
 SPEC = VectorSpec('mean', True)
+embed_text = jax.jit(embed.embed_text, static_argnums=(0, 4))
 
 
 def vectors(model, adapter):
-  return np.asarray(embed.embed_text(*model, *batch(), SPEC, adapter=adapter))
+  return np.asarray(embed_text(*model, *batch(), SPEC, adapter=adapter))
 
 
 def test_equals_numpy_shared_merged_and_in_a_bank(small):

@@ -36,6 +36,8 @@ META = {
   'dprjax_version': '0.1.0',
 }
 
+encode = jax.jit(encoder.encode, static_argnames='config')
+
 
 def random(config, rank, targets, seed=0, std=1.0):
   """An adapter large enough to matter."""
@@ -58,7 +60,7 @@ def batch():
 def states(model, adapter):
   config, params = model
   tokens, mask = batch()
-  return np.asarray(encoder.encode(config, params, tokens, mask, adapter=adapter))
+  return np.asarray(encode(config, params, tokens, mask, adapter=adapter))
 
 
 def apart(model, adapter):
@@ -72,6 +74,7 @@ def apart(model, adapter):
   return reference.encode(config, params, *batch())
 
 
+@pytest.mark.slow
 def test_equals_numpy_shared_merged_and_in_a_bank(small):
   """Adapters of a bank differ in rank and modules."""
   _, mask = batch()
@@ -141,6 +144,7 @@ def test_a_start_of_other_options(small):
       )
 
 
+@pytest.mark.slow
 def test_dropout_spares_the_scale(small):
   adapter = random(small[0], 3, ('mlp/up',))
   one = adapter.drop(0.5, jax.random.key(0))
@@ -215,11 +219,10 @@ def vectors(states, mask):
 
 
 def hidden(arrays, backbone, adapter):
-  return encoder.encode(
-    backbone.config, backbone.params, arrays['tokens'], arrays['mask'], adapter=adapter
-  )
+  return encode(backbone.config, backbone.params, arrays['tokens'], arrays['mask'], adapter=adapter)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('name', ['bert', 'modernbert'])
 def test_states_and_gradients_are_those_of_peft(name, theirs, tmp_path):
   """ModernBERT has queries, keys and values in one module, and the gate and inputs of the MLP."""
