@@ -255,7 +255,9 @@ class Experiment:
     model = method.build(config, backbone.config, self.devices, tokenizer)
     parts = Parts(backbone.params, backbone.heads, sha256=backbone.sha256)
     params = place(self.devices, tree.flatten(model.init(parts, jax.random.key(0))) | trained)
-    embedders = dev_ranking.make_embedders(config.data, config, self.devices, tokenizer, model)
+    embedders = dev_ranking.make_embedders(
+      config.data, config, self.devices, tokenizer, model.embed
+    )
     found = {}
     for number, task in enumerate(sorted(config.tasks)):
       columns = [number] if config.method.startswith('nir_') else []

@@ -695,6 +695,7 @@ def test_a_prompt_of_a_causal_backbone_starts_from_a_text(text, options, causal,
 @pytest.mark.usefixtures('alone')
 def test_starts_from_a_text(go, tmp_path):
   options = '--config.optim.learning_rate=1e-30', '--config.steps=1', '--config.prompt.tied=False'
+  options += ('--config.data.dev_split=',)
   status, err = go('dptdr.py:local', '--config.prompt.init_text=json string', *options)
   assert status == 0, err
   prompt = trainable_of(tmp_path / 'run')[1]
@@ -771,6 +772,7 @@ def test_starts_from_a_prompt(go, trained, tmp_path):
       f'--config.prompt.init_from={tmp_path}/start.npz',
       '--config.optim.learning_rate=1e-30',
       '--config.steps=1',
+      '--config.data.dev_split=',
     )[0]
     == 0
   )

@@ -18,10 +18,10 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats import trec
 from dprjax.formats.rankings import Ranking
 from dprjax.formats.vector_spec import SIDES
-from dprjax.inference.embedder import Embedder
+from dprjax.inference.embedder import Embedder, EmbedFn
 from dprjax.methods import choice, query_only
 from dprjax.methods.frozen import Frozen
-from dprjax.methods.method import Evaluate, Model, Scores
+from dprjax.methods.method import Evaluate, Scores
 from dprjax.retrieval import best, bm25_index, codes, exact, fusion, measures
 from dprjax.runtime import distributed, tree
 
@@ -50,16 +50,16 @@ def of_queries(metrics: measures.Metrics, measure: str) -> dict[str, np.ndarray]
 
 
 def make_embedders(
-  section: ConfigDict, config: ConfigDict, devices: Mesh, tokenizer: Tokenizer, model: Model
+  section: ConfigDict, config: ConfigDict, devices: Mesh, tokenizer: Tokenizer, embed: EmbedFn
 ) -> dict[str, Embedder]:
-  """Embedders of texts by side, for flat parameters, for evaluations."""
+  """Embedders of texts by side, for flat parameters, by ``Model.embed``, for evaluations."""
 
-  def embed(side: str, params: Any, *batch: jax.Array) -> jax.Array:
-    return model.embed(tree.unflatten(params), side, *batch)
+  def embed_flat(side: str, params: Any, *batch: jax.Array) -> jax.Array:
+    return embed(tree.unflatten(params), side, *batch)
 
   return {
     side: Embedder(
-      functools.partial(embed, side),
+      functools.partial(embed_flat, side),
       devices,
       config.eval.batch_size,
       section[f'{side}_max_length'],

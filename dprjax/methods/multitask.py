@@ -241,7 +241,7 @@ class _Tasks:
       # Shared, so that each length compiles once.
       shared: Any
       if form == 'retrieval':
-        shared = dev_ranking.make_embedders(section, config, self.devices, tokenizer, built)
+        shared = dev_ranking.make_embedders(section, config, self.devices, tokenizer, built.embed)
       else:
         shared = pair_data.Scorer(built, config, self.devices, tokenizer, around['pair'], longest)
       each = [self._evaluation(task, shared, tokenizer) for task in tasks]

@@ -231,8 +231,9 @@ class Retrieval:
     if config.corpus_negatives < 0:
       others = len(distinct) - 1
     part = 0 < config.eval.corpus_limit < tokens.num_passages
-    embedders = functools.partial(
-      dev_ranking.make_embedders, section, config, self.devices, tokenizer
+    # Cached: the evaluations of a model share its compiled programs.
+    embedders = functools.cache(
+      functools.partial(dev_ranking.make_embedders, section, config, self.devices, tokenizer)
     )
 
     def ranking(whole: bool = False) -> dev_ranking.DevRanking:
@@ -252,10 +253,14 @@ class Retrieval:
       description=f'{counted(tokens.num_queries, "training queries")}, '
       f'{counted(tokens.num_passages, "passages")}; up to {counted(others, "negatives")} a query',
       ids=ids,
-      evaluation=(lambda built: ranking().evaluation(embedders(built))) if self.dev else None,
+      evaluation=(lambda built: ranking().evaluation(embedders(built.embed))) if self.dev else None,
       frozen=frozen if self.dev or self.folds else None,
       whole=(
-        (lambda built, params, seconds: ranking(True).whole(embedders(built), params, seconds))
+        (
+          lambda built, params, seconds: ranking(True).whole(
+            embedders(built.embed), params, seconds
+          )
+        )
         if self.dev and part
         else None
       ),

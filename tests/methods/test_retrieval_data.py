@@ -187,11 +187,18 @@ def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
 def test_the_whole_corpus_where_the_dev_split_ranks_a_part(start, bag, backbone, caplog):
   caplog.set_level('INFO', 'dprjax')
   limited = {'data__dev_split': 'dev', 'eval__measure': 'P@1', 'eval__corpus_limit': 2}
-  data = start(**limited, backbone__path=backbone)
-  assert data.evaluation(bag)(WEIGHTS).means['P@1'] == 1.0
+  data, traced = start(**limited, backbone__path=backbone), []
+
+  def embed(*given):
+    traced.append(given[1])
+    return bag.embed(*given)
+
+  counted = bag._replace(embed=embed)
+  assert data.evaluation(counted)(WEIGHTS).means['P@1'] == 1.0
   assert 'dev scores rank 2 of 28 passages' in caplog.text
-  before, found = data.whole(bag, WEIGHTS, math.inf)
-  assert found.means['P@1'] == 0.5
+  assert sorted(traced) == ['passage', 'query']
+  before, found = data.whole(counted, WEIGHTS, math.inf)
+  assert found.means['P@1'] == 0.5 and len(traced) == 2  # by the same programs
   everything = start(**limited | {'eval__corpus_limit': 0}, backbone__path=backbone)
   assert before.means == everything.frozen().means and everything.whole is None
   assert data.whole(bag, WEIGHTS, 0.0) is None  # no time for it
