@@ -166,3 +166,17 @@ def test_servers_share_a_folder_survive_a_kill_and_drain(start, small, tmp_path)
   assert 'all requests are answered' in two.said()
   again.process.send_signal(signal.SIGINT)
   assert again.process.wait(60) == 130
+
+
+@pytest.mark.slow
+def test_a_server_that_compiles_ends_at_once(start, tmp_path, monkeypatch):
+  monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', str(tmp_path / 'none'))
+  server = start('--rows=1,2,3,4', '--lengths=16,24,32,40,48')
+  while 'listening on ' not in server.said():
+    assert server.process.poll() is None, server.said()
+    time.sleep(0.05)
+  server.address = server.said().partition('listening on ')[2].split()[0]
+  assert server.ask('GET', '/livez')[0] == 200
+  server.process.send_signal(signal.SIGTERM)
+  assert server.process.wait(15) == 0
+  assert 'is dropped' in server.said()  # it was not ready
