@@ -289,13 +289,12 @@ def test_encode_and_exact_search_write_the_files_of_one_process(trained, command
 
   for module, *arguments in commands(tmp_path / 'one'):
     assert command(module, *arguments)[0] == 0
-  # In one pod: each of its processes takes seconds to start.
-  jobs = [
-    {'do': 'command', 'module': module.__name__, 'flags': arguments}
-    for module, *arguments in commands(tmp_path / 'two')
-  ]
+  # Both encodings in one pod: each of its processes takes seconds to start.
+  *encodings, (module, *arguments) = commands(tmp_path / 'two')
+  jobs = [{'do': 'command', 'module': one.__name__, 'flags': flags} for one, *flags in encodings]
   (tmp_path / 'jobs.json').write_text(json.dumps(jobs))
   run(2, jax.device_count(), '-m', 'tests.pod_work', f'--jobs={tmp_path}/jobs.json')
+  run(2, jax.device_count(), '-m', module.__name__, *arguments)
   one = contents(tmp_path / 'one')
   assert contents(tmp_path / 'two') == one
   assert (

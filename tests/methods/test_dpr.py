@@ -177,10 +177,10 @@ def slow(*values):
 @pytest.mark.parametrize(
   ('sizes', 'settings'),
   [
-    ({'data': 8}, CHUNKED[1] | SHORTER | MARGINS | ANCHOR),
+    slow({'data': 8}, CHUNKED[1] | SHORTER | MARGINS | ANCHOR),
     slow({'data': 8}, CHUNKED[1] | SHORTER | SCORES),
     slow({'data': 1}, SCORES | {'normalize': True, 'pooling': 'mean', 'in_batch': False}),
-    slow({'data': 1}, {}),
+    ({'data': 1}, {}),
     slow({'data': 1}, SHORTER | {'normalize': True, 'temperature': 0.1}),
     slow({'data': 1}, MARGINS | CHUNKED[1]),
     slow({'data': 1}, CHUNKED[2]),

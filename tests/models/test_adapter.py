@@ -67,6 +67,7 @@ def bank_row(bank, row):
   )
 
 
+@pytest.mark.slow
 def test_several_adapters_act_together(small):
   """Each example has a row of two banks, and row 0 of each changes nothing."""
   config, params = small

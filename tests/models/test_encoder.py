@@ -34,6 +34,7 @@ def prompts(config, count, length=5, seed=1):
   return jax.random.normal(jax.random.key(seed), shape, jnp.float32)
 
 
+@pytest.mark.slow
 def test_twice_the_keys_and_values_of_a_text_are_that_text(small):
   """A second copy of each key changes no weighted mean."""
   config, params = small
