@@ -151,7 +151,8 @@ def test_a_prompt_of_a_decoder_begins_as_a_text_and_is_trained(trained, tmp_path
   backbone = load_backbone(tmp_path / 'qwen3')
   assert backbone.config.causal
   losses, prompts = {}, {}
-  for name, rate in (('still', 1e-30), ('moved', 1e-2)):
+  # An evaluation of one is enough.
+  for name, rate, *more in (('still', 1e-30, '--config.data.dev_split='), ('moved', 1e-2)):
     status, log = command(
       train,
       f'--config={ROOT}/configs/dptdr.py:local',
@@ -163,7 +164,7 @@ def test_a_prompt_of_a_decoder_begins_as_a_text_and_is_trained(trained, tmp_path
         '--config.checkpoint.every=3',
         '--config.eval.every=3',
       ),
-      *(f'--config.optim.learning_rate={rate}', '--config.optim.warmup=0'),
+      *(f'--config.optim.learning_rate={rate}', '--config.optim.warmup=0', *more),
     )
     assert status == 0, log
     prompts[name] = checkpoint.Checkpoints(tmp_path / name, '').restore_trainable(3)[

@@ -181,6 +181,7 @@ def test_a_pretrained_prompt_starts_a_prompt(finished, command, trained, tmp_pat
     f'--config.data.dir={trained}/data',
     f'--config.data.token_cache={trained}/token_cache',
     '--config.steps=1',
+    '--config.data.dev_split=',
     '--config.optim.learning_rate=0.0',
     f'--config.prompt.init_from={tmp_path}/prompt.npz',
   )
