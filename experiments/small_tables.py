@@ -187,8 +187,8 @@ def shown(interval):
   return f'{mean:+.3f} [{low:+.3f}, {high:+.3f}]'
 
 
-def rule_rows(settings):
-  """Gains of rules: mean, worst setting, losses."""
+def rule_rows(settings, measured):
+  """Gains of rules on some of the settings: mean, worst setting, losses."""
   chosen = choices(settings)
   whole = choices(settings, half=False)
   offered = choices(settings, half=False, ways=OFFERED)
@@ -203,13 +203,13 @@ def rule_rows(settings):
   }
   rows, found = [], {}
   for label, rule in rules.items():
-    gains = [one.gain(rule(one)) for one in settings]
+    gains = [one.gain(rule(one)) for one in measured]
     means = np.array([gain.mean() for gain in gains])
     found[label] = means
     rows.append(
       [
         label,
-        shown(over_sources(settings, gains)),
+        shown(over_sources(measured, gains)),
         f'{means.min():+.3f}',
         f'{np.mean(means < 0):.0%}',
         f'{np.mean(means < -HARM):.0%}',
@@ -443,7 +443,7 @@ def draw(settings, chosen, path):
 def show(out, data, docs):
   """Prints and writes everything; with ``docs`` puts it there."""
   settings = read(trials.ledger(out))
-  rules, found, chosen = rule_rows(settings)
+  rules, found, chosen = rule_rows(settings, settings)
   goals = goal_lines(settings, found)
   fresh = [one for one in settings if one.source in small_sets.FRESH]
   parts = [
@@ -453,6 +453,8 @@ def show(out, data, docs):
     way_rows(complete(settings), chosen),
     '### Rules of choice\n',
     rules,
+    '### Rules of choice, on the settings of all ways\n',
+    rule_rows(settings, complete(settings))[0],
     goals,
   ]
   if fresh and len(fresh) < len(settings):

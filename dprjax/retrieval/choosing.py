@@ -13,7 +13,8 @@ then estimates the gain of each candidate over the frozen encoder on other queri
 3. Loss. The spread of the posterior and of trainings with other seeds (`Prior.noise`) gives the
    chance of a loss.
 
-The candidate with the largest expected gain wins. If no gain is expected, the frozen encoder wins.
+The candidate with the largest expected gain wins, of those whose chance of a loss is at most
+`MOST_LOSS`. Without such a candidate the frozen encoder wins.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ FORMAT = 'dprjax.choice'
 
 LOSS = 0.002
 """Smaller losses do not count."""
+
+MOST_LOSS = 1 / 3
+"""Judged queries choose no candidate whose chance of losing more than `LOSS` is larger."""
 
 HALF = 0.5
 """The step of models without held-out queries to check them."""
@@ -110,7 +114,7 @@ class Choice(NamedTuple):
   """The candidate to use.
 
   Attributes:
-    candidate: `FROZEN` unless another has an expected gain above 0.
+    candidate: `FROZEN` unless another has an expected gain above 0 and a small chance of a loss.
     estimates: of each candidate except the frozen encoder.
     queries: the number of held-out queries.
     judged: whether people judged them.
@@ -153,8 +157,9 @@ class Choice(NamedTuple):
       best = max(self.estimates.values(), key=lambda one: one.expected)
       queries = counted(self.queries, 'held-out queries')
       return (
-        f'frozen: no candidate has an expected gain above 0, by {queries}; the best one has an '
-        f'expected gain of {best.expected:+.3f}'
+        f'frozen: no candidate has an expected gain above 0 and a chance of at most '
+        f'{percent(MOST_LOSS)} of losing more than {LOSS:g}, by {queries}; the best one has an '
+        f'expected gain of {best.expected:+.3f}, and a chance of {percent(best.loss)}'
       )
     return (
       f'{self.candidate}: expected gain {self.expected:+.3f}, chance of losing more than '
@@ -207,7 +212,7 @@ def choose(
   judged: bool = True,
   prior: Prior | None = None,
 ) -> Choice:
-  """The candidate with the largest expected gain over the frozen encoder.
+  """The candidate with the largest expected gain over the frozen encoder, if a loss is unlikely.
 
   Args:
     scores: cross-fitted scores of the same held-out queries, in the same order, from 0 to 1; one
@@ -259,9 +264,11 @@ def choose(
       names, other, measured, np.sqrt(error), expected, deviation, loss, strict=True
     )
   }
-  best = measured_as = max(names, key=lambda name: estimates[name].expected)
-  if not estimates[best].expected > 0:
+  most = MOST_LOSS if judged else 1.0
+  good = [one for one in names if estimates[one].expected > 0 and estimates[one].loss <= most]
+  if not good:
     return Choice(FROZEN, estimates, count, judged, optimism)
+  best = measured_as = max(good, key=lambda name: estimates[name].expected)
   if not judged and not best.fused and best != BM25:
     best = best._replace(step=min(best.step, HALF))
     estimates.setdefault(best, estimates[measured_as])
