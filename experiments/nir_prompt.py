@@ -85,7 +85,7 @@ PARTS = {
 
 
 def main():
-  parser = trials.parser(__doc__, PARTS, '0,1')
+  parser = trials.parser(__doc__, PARTS, '0,1,2')
   parser.add_argument('--updates', type=int, default=80, help='of a task, at most')
   args = trials.begin(parser, PARTS)
   experiment = Experiment(args)
