@@ -67,7 +67,7 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
   assert {name.split('/')[0] for name in trained} == {'prompt'}
   backbone = tmp_path / 'first' / 'backbone'
   on = f'--config.backbone.path={backbone}'
-  files[second] = made(f'mdm={second}', 'second', on, bare(second), out=f'{second}.npz')
+  files[second] = made(f'mdm={second}', 'second', on, out=f'{second}.npz')
   start, before = load(backbone)
   prompts = {task: load_prompt(file) for task, file in files.items()}
   for task, prompt in prompts.items():
