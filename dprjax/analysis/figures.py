@@ -26,7 +26,7 @@ _SYSTEMS = (
   ('nudge', '#CC79A7'),
   ('lora', '#56B4E9'),
   (r'linear', '#009E73'),
-  (r'fine-tun|\bft\b', '#D55E00'),
+  (r'fine-tun|\bft\b|^dpr\b', '#D55E00'),
   (r'frozen|as it is|zero-shot', '#777777'),
   (r'^bm25', '#E69F00'),
   (r'prompt|:beir|\bdptdr|\bdpt\b|\bp = \d|topic-dpr', '#0072B2'),
