@@ -3,6 +3,7 @@
 import errno
 import math
 import struct
+import threading
 import tokenize
 import zipfile
 import zlib
@@ -32,6 +33,10 @@ UNREADABLE = (
   struct.error,
   tokenize.TokenError,
 )
+
+# numpy parses a header as Python. On Python 3.11 one of two threads that do so at the same time may
+# end with a SystemError (a wrong count of depth in ast), although its header is right.
+_PARSING = threading.Lock()
 
 
 class _Wrong(Exception):
@@ -121,10 +126,11 @@ def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     UNREADABLE: a damaged header.
   """
   version = np.lib.format.read_magic(stream)
-  if version == (1, 0):
-    return np.lib.format.read_array_header_1_0(stream)
-  if version == (2, 0):
-    return np.lib.format.read_array_header_2_0(stream)
+  with _PARSING:
+    if version == (1, 0):
+      return np.lib.format.read_array_header_1_0(stream)
+    if version == (2, 0):
+      return np.lib.format.read_array_header_2_0(stream)
   raise ValueError(f'the array format {version} is unknown')
 
 

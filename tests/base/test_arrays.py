@@ -1,6 +1,9 @@
 """npz files of strangers."""
 
+import concurrent.futures
+import gc
 import io
+import sys
 import zipfile
 
 import numpy as np
@@ -92,3 +95,26 @@ def test_every_cut_of_a_file_is_refused(tmp_path):
     path.write_bytes(whole[:end])
     with pytest.raises(InputError):
       arrays.read_arrays(path, 'topics')
+
+
+def test_threads_read_headers_at_the_same_time():
+  """Without a lock, Python 3.11 fails here: collections of garbage let other threads in."""
+  content = member(np.zeros((2, 3)))
+  threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+
+  def collected(*_):
+    return [None for _ in range(300)]
+
+  def read(_):
+    return arrays.read_header(io.BytesIO(content))[0]
+
+  gc.callbacks.append(collected)
+  try:
+    gc.set_threshold(3)
+    sys.setswitchinterval(1e-6)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+      assert {*pool.map(read, range(8000))} == {(2, 3)}
+  finally:
+    gc.callbacks.remove(collected)
+    gc.set_threshold(*threshold)
+    sys.setswitchinterval(interval)
