@@ -1,12 +1,17 @@
 """Tokenizers: frozen results of Hugging Face; cutting; training a vocabulary; padding."""
 
 import json
+import os
 import shutil
 
 import jax
 import numpy as np
 import pytest
 import tokenizers
+
+# Its log goes to the stderr of its first import, which must outlive a test.
+os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
+import transformers
 
 from dprjax.data import text
 from dprjax.models.template import Template, fill, unpack
@@ -256,8 +261,6 @@ def write(folder, backend, single, pair, **settings):
 @pytest.fixture(scope='module')
 def families(trained, tmp_path_factory):
   """A tokenizer of each family, ours and those of transformers."""
-  import transformers
-
   root = tmp_path_factory.mktemp('families')
   shutil.copytree(trained[0], root / 'bert')
   (root / 'roberta').mkdir()
