@@ -187,8 +187,8 @@ def shown(interval):
   return f'{mean:+.3f} [{low:+.3f}, {high:+.3f}]'
 
 
-def rule_rows(settings, measured):
-  """Gains of rules on some of the settings: mean, worst setting, losses."""
+def rules_of(settings):
+  """({rule: function from a setting to its candidate}, the choices of the chooser)."""
   chosen = choices(settings)
   whole = choices(settings, half=False)
   offered = choices(settings, half=False, ways=OFFERED)
@@ -201,22 +201,27 @@ def rule_rows(settings, measured):
     'the chooser': lambda one: chosen[id(one)].candidate,
     'the best with hindsight': lambda one: max(one.tested, key=lambda c: one.tested[c].mean()),
   }
+  return rules, chosen
+
+
+def rule_rows(rules, settings):
+  """Gains of rules: their table, and the means of the settings by rule."""
   rows, found = [], {}
   for label, rule in rules.items():
-    gains = [one.gain(rule(one)) for one in measured]
+    gains = [one.gain(rule(one)) for one in settings]
     means = np.array([gain.mean() for gain in gains])
     found[label] = means
     rows.append(
       [
         label,
-        shown(over_sources(measured, gains)),
+        shown(over_sources(settings, gains)),
         f'{means.min():+.3f}',
         f'{np.mean(means < 0):.0%}',
         f'{np.mean(means < -HARM):.0%}',
       ]
     )
   head = ['rule', 'mean gain in nDCG@10', 'worst run', 'runs below frozen', f'below by over {HARM}']
-  return trials.table(head, rows), found, chosen
+  return trials.table(head, rows), found
 
 
 def calibration(settings, chosen):
@@ -429,8 +434,8 @@ def draw(settings, chosen, path):
   order = sorted(rows, key=lambda name: -rows[name][0])
   queries = [one.count for one in settings]
   foot = (
-    f'{len(settings)} data sets, {min(queries)} to {max(queries)} judged queries each; '
-    '95 % intervals over sets and queries'
+    f'{len(settings)} sets, {min(queries)} to {max(queries)} judged queries; prompts, LoRA and '
+    'fine-tuning learn from two thirds; 95 % intervals'
   )
   values = {
     'chosen by held-out queries' if name == CHOOSER else label(name): figures.Bar(*rows[name])
@@ -443,7 +448,8 @@ def draw(settings, chosen, path):
 def show(out, data, docs):
   """Prints and writes everything; with ``docs`` puts it there."""
   settings = read(trials.ledger(out))
-  rules, found, chosen = rule_rows(settings, settings)
+  rules, chosen = rules_of(settings)
+  table, found = rule_rows(rules, settings)
   goals = goal_lines(settings, found)
   fresh = [one for one in settings if one.source in small_sets.FRESH]
   parts = [
@@ -452,16 +458,16 @@ def show(out, data, docs):
     '### The settings of all these ways\n',
     way_rows(complete(settings), chosen),
     '### Rules of choice\n',
-    rules,
+    table,
     '### Rules of choice, on the settings of all ways\n',
-    rule_rows(settings, complete(settings))[0],
+    rule_rows(rules, complete(settings))[0],
     goals,
   ]
   if fresh and len(fresh) < len(settings):
     gains = [one.gain(chosen[id(one)].candidate) for one in fresh]
     means = np.array([gain.mean() for gain in gains])
     parts.append(
-      f'\nOn the {len({one.source for one in fresh})} sources that tuned nothing '
+      f'\nOn the {len({one.source for one in fresh})} sources that tuned only the limit on losses '
       f'({len(fresh)} settings) the chooser gains {shown(over_sources(fresh, gains))}, at worst '
       f'{means.min():+.3f}.\n'
     )

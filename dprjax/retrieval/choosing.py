@@ -157,9 +157,9 @@ class Choice(NamedTuple):
       best = max(self.estimates.values(), key=lambda one: one.expected)
       queries = counted(self.queries, 'held-out queries')
       return (
-        f'frozen: no candidate has an expected gain above 0 and a chance of at most '
-        f'{percent(MOST_LOSS)} of losing more than {LOSS:g}, by {queries}; the best one has an '
-        f'expected gain of {best.expected:+.3f}, and a chance of {percent(best.loss)}'
+        f'frozen: by {queries} no candidate has an expected gain above 0 and at most a chance of '
+        f'{percent(MOST_LOSS)} of losing more than {LOSS:g}; the best one has {best.expected:+.3f} '
+        f'and {percent(best.loss)}'
       )
     return (
       f'{self.candidate}: expected gain {self.expected:+.3f}, chance of losing more than '
@@ -334,6 +334,7 @@ def _optimism(gains, there, measured, expect) -> float:
     expected = expect(means, squares - means**2)[0]
     best = expected.argmax(axis=1)
     rows = np.arange(len(best))
-    taken = expected[rows, best] > 0  # otherwise the frozen encoder, which has no excess
+    # Otherwise the frozen encoder wins, which has no excess. `MOST_LOSS` would leave less excess.
+    taken = expected[rows, best] > 0
     excess += np.sum(np.where(taken, means[rows, best] - measured[best], 0.0))
   return max(float(excess) / _DRAWS, 0.0)
