@@ -1,17 +1,15 @@
 """A method of one's own: one file with a loss and one config, and nothing changed elsewhere."""
 
-import shutil
-
 import numpy as np
 import pytest
 
 from dprjax import export, load_prompt, train
 from dprjax.methods import dpr, method, training
-from dprjax.runtime import checkpoint
 from dprjax.runtime import config as configs
 from tests import devices
 from tests.options import with_options
 from tests.refusals import refused
+from tests.resuming import train_and_resume
 
 TOY = '''
 """A toy: the prompt learns to make each query's vector like its passage's."""
@@ -78,20 +76,10 @@ def test_a_method_of_ones_own_trains_resumes_and_exports(tmp_path, monkeypatch, 
     with devices.one():
       return command(train, *flags, f'--workdir={tmp_path}/{workdir}', *more)
 
-  status, log = run('whole')
-  assert status == 0 and '(0.' in log and 'distance' in log and 'done at step 4' in log
+  log, whole = train_and_resume(run, tmp_path)
+  assert '(0.' in log and 'distance' in log and 'done at step 4' in log
   assert '--method=lab_of_mine.toy' in log  # in the command that it names next
-  # Stopped after two steps, and gone on with: the same bits.
-  shutil.copytree(tmp_path / 'whole', tmp_path / 'resumed')
-  (tmp_path / 'resumed' / 'checkpoints' / '4').rename(tmp_path / 'away')
-  status, log = run('resumed')
-  assert status == 0 and 'resuming after step 2 of 4' in log
-  whole, resumed = (
-    checkpoint.Checkpoints(tmp_path / name, '').restore_trainable(4)
-    for name in ('whole', 'resumed')
-  )
   assert whole.keys() == {'prompt/prefix'}
-  np.testing.assert_array_equal(whole['prompt/prefix'], resumed['prompt/prefix'])
   # Whether so few steps gain anything is chance.
   flags = (f'--workdir={tmp_path}/whole', f'--out={tmp_path}/toy.npz', '--force')
   status, log = command(export, *flags)

@@ -1,7 +1,5 @@
 """The seam of adapters, and one of one's own in one file outside the package."""
 
-import shutil
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,9 +15,9 @@ from dprjax.models import artifact, encoder, encoder_config
 from dprjax.models.adapter import Several, allocate, pad, stack, write
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.retrieval.embeddings import load_embeddings
-from dprjax.runtime import checkpoint
 from tests import devices, reference
 from tests.refusals import refused
+from tests.resuming import train_and_resume
 from tests.toys.bias import Bias
 
 TOY = 'tests.toys.bias'
@@ -150,17 +148,8 @@ def test_an_adapter_of_ones_own_is_trained_resumed_exported_and_served(
         *('--config.steps=4', '--config.checkpoint.every=2', '--config.eval.every=4'),
       )
 
-  assert run('whole')[0] == 0
-  shutil.copytree(tmp_path / 'whole', tmp_path / 'resumed')
-  (tmp_path / 'resumed' / 'checkpoints' / '4').rename(tmp_path / 'away')
-  status, log = run('resumed')
-  assert status == 0 and 'step 2' in log
-  whole, resumed = (
-    checkpoint.Checkpoints(tmp_path / name, '').restore_trainable(4)
-    for name in ('whole', 'resumed')
-  )
+  _, whole = train_and_resume(run, tmp_path)
   assert [*whole] == ['prompt/bias']
-  np.testing.assert_array_equal(whole['prompt/bias'], resumed['prompt/bias'])
 
   folder = tmp_path / 'prompts'
   folder.mkdir()

@@ -1,7 +1,6 @@
 """A family of backbones of one's own, in one file outside the package."""
 
 import dataclasses
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +18,10 @@ from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.families import llama
 from dprjax.models.rotary import Rope
 from dprjax.retrieval.embeddings import load_embeddings
-from dprjax.runtime import checkpoint, tree
 from dprjax.runtime import mesh as meshes
+from dprjax.runtime import tree
 from tests.refusals import refused
+from tests.resuming import train_and_resume
 from tests.toys import rms
 
 TOYS = 'tests.toys.rms,tests.toys.spread'
@@ -220,18 +220,8 @@ def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(
     )
 
   before = load_backbone(backbone).sha256
-  status, log = run('whole', '--config.mesh.fsdp=2')
-  assert status == 0, log
-  shutil.copytree(tmp_path / 'whole', tmp_path / 'resumed')
-  (tmp_path / 'resumed' / 'checkpoints' / '4').rename(tmp_path / 'away')
-  status, log = run('resumed', '--config.mesh.fsdp=2')
-  assert status == 0 and 'step 2' in log
-  whole, resumed = (
-    checkpoint.Checkpoints(tmp_path / name, '').restore_trainable(4)
-    for name in ('whole', 'resumed')
-  )
+  _, whole = train_and_resume(lambda workdir: run(workdir, '--config.mesh.fsdp=2'), tmp_path)
   assert whole['prompt/prefix'].shape[:2] == (2, 2) and whole['prompt/prefix'].shape[3:] == (2, 6)
-  np.testing.assert_array_equal(whole['prompt/prefix'], resumed['prompt/prefix'])
   prompt = tmp_path / 'prompts' / 'toy.npz'
   prompt.parent.mkdir()
   assert command(export, f'--workdir={tmp_path}/whole', f'--out={prompt}', '--force')[0] == 0
