@@ -148,6 +148,8 @@ class Pipeline:
     # The first is the baseline of comparisons.
     frozen, _ = systems['frozen']
     self._stages.report({frozen: metrics[frozen], **metrics}, c.measures, self.workdir)
+    table, last = self.workdir / 'report.md', newest.prompt or newest.backbone
+    print(f'{table} compares the retrievers; the last one is {last}', flush=True)
     return metrics
 
   def _folder(self) -> epath.Path:

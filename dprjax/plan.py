@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dprjax.base import files, outputs
+from dprjax.base.progress import PASSING
 from dprjax.planning import targets
 from dprjax.runtime import cli, flags
 from dprjax.runtime.flags import flag
@@ -105,9 +106,9 @@ def compile_aloud(job: 'programs.Job', limit: float) -> 'compiling.Program':
 
   what = f'the forward pass of {job.rows} x {job.length} tokens' if job.length else 'the update'
   flags = [flag.removeprefix('--config.') for flag in job.config if flag.startswith('--config.')]
-  logger.info('%s: compiling %s %s', job.target, what, ' '.join(flags))
+  logger.info('%s', ' '.join([f'{job.target}: compiling {what}', *flags]), extra=PASSING)
   made = compiling.compile_program(job, limit)
-  logger.info('%s: fits: %s', job.target, tables.fits(made))
+  logger.info('%s: compiled %s; fits: %s', job.target, what, tables.fits(made))
   return made
 
 

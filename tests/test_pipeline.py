@@ -81,6 +81,8 @@ def test_the_whole_pipeline_killed_midway_and_then_with_a_second_round(
   pipeline.main(command_line(work, *few)[3:])
   whole = capsys.readouterr().out
   assert 'Mine: mined-bm25: done before' in whole and 'Train: first: done before' not in whole
+  last = whole.splitlines()[-1]
+  assert f'{work}/report.md' in last and f'{work}/models/denoised.npz' in last
   lines = [line for line in whole.splitlines() if line.startswith('[')]
   assert [line.split(']')[0] for line in lines] == [
     f'[{n}/{len(lines)}' for n in range(1, len(lines) + 1)

@@ -116,12 +116,13 @@ def _label_below(drawing: Any, text: str) -> None:
 
 
 def _cut(axes: Any, bars: Sequence[Bar]) -> None:
-  """Limits the axis if a few long whiskers would hide all points."""
+  """Limits the axis if a few long whiskers would hide all points that differ."""
   means = [bar.mean for bar in bars]
   usual = float(np.median([bar.high - bar.low for bar in bars]))
   low, high = min(0, *means) - 1.5 * usual, max(0, *means) + 1.5 * usual
-  now = axes.get_xlim()
-  axes.set_xlim(max(low, now[0]), min(high, now[1]))
+  if low < high:
+    now = axes.get_xlim()
+    axes.set_xlim(max(low, now[0]), min(high, now[1]))
 
 
 def compared(

@@ -115,8 +115,13 @@ class NoLabels:
     )
     frozen = ModelFiles(c.retriever.backbone.path)
     # The text of a query is removed from its training passage, but not from the searched passage.
-    vectors = self._encode('passages', frozen, made._replace(corpus=corpus), None)
-    trained_on = self._encode('trained-on', frozen, made, None) if self._trims() else vectors
+    title = 'Encode: passages'
+    whole = made._replace(corpus=corpus)
+    vectors = self._encode(title, frozen, whole, None, work / 'passages')
+    trained_on = vectors
+    if self._trims():
+      title = 'Encode: passages without the words of their queries'
+      trained_on = self._encode(title, frozen, made, None, work / 'trained-on')
     teacher, runs = self._retrieve_train(made, frozen, trained_on)
     self._filter(made, teacher)
     mined = self._mine(made, runs)
@@ -131,9 +136,9 @@ class NoLabels:
       # Generated queries held out of the training.
       texts, split, vectors = made, 'train', trained_on
       qrels = workdirs.trained(work / 'training') / workdirs.DEV
-    queries = self._encode(f'prompt-{split}', model, texts, split)
+    queries = self._queries_under('prompt', model, texts, split)
     runs['prompt'] = self._search('prompt', split, vectors, queries)
-    runs['prompt-fused'] = self._fuse('prompt-fused', split, runs['bm25'], runs['prompt'])
+    runs['prompt-fused'] = self._fuse('prompt', 'prompt-fused', split, runs['bm25'], runs['prompt'])
     metrics = {name: self._measure(name, runs[name], qrels) for name in _SYSTEMS}
     choice = choose({name: _scores(path) for name, path in metrics.items()}, judged)
     files.write_json(work / workdirs.CHOSEN, choice.record())
@@ -191,11 +196,12 @@ class NoLabels:
   ) -> dict[str, epath.Path]:
     """Runs of BM25, the frozen encoder, and their fusion, for the queries of a split."""
     bm25 = self._stages.bm25(
-      f'BM25: {split}', texts, split, self._run_file('bm25', split), self._depth(split)
+      f'BM25: {_asked(split)}', texts, split, self._run_file('bm25', split), self._depth(split)
     )
-    queries = self._encode(f'frozen-{split}', frozen, texts, split)
+    queries = self._queries_under('frozen', frozen, texts, split)
     dense = self._search('frozen', split, vectors, queries)
-    return {'bm25': bm25, 'frozen': dense, 'fused': self._fuse('fused', split, bm25, dense)}
+    fused = self._fuse('frozen', 'fused', split, bm25, dense)
+    return {'bm25': bm25, 'frozen': dense, 'fused': fused}
 
   def _run_file(self, name: str, split: str) -> epath.Path:
     return self.workdir / 'runs' / f'{name}.{split}.trec'
@@ -204,21 +210,29 @@ class NoLabels:
     return self.config.depth if split == 'train' else 1000
 
   def _encode(
-    self, name: str, model: ModelFiles, texts: TextFiles, split: str | None
+    self, title: str, model: ModelFiles, texts: TextFiles, split: str | None, out: epath.Path
   ) -> epath.Path:
-    out = self.workdir / (name if split is None else f'embeddings/{name}')
-    title = f'Encode: {name.replace("-", ", ")}'
     return self._stages.encode(title, model, texts, split, out, self.config.retriever)
+
+  def _queries_under(
+    self, name: str, model: ModelFiles, texts: TextFiles, split: str
+  ) -> epath.Path:
+    """Encodes the queries of a split with the frozen encoder or the prompt."""
+    title = f'Encode: {_asked(split)}, {name}'
+    return self._encode(title, model, texts, split, self.workdir / 'embeddings' / f'{name}-{split}')
 
   def _search(self, name: str, split: str, vectors: epath.Path, queries: epath.Path) -> epath.Path:
     out = self._run_file(name, split)
-    title = f'Search: {name}, {split}'
+    title = f'Search: {_asked(split)}, {name}'
     return self._stages.search(title, vectors, queries, out, self._depth(split))
 
-  def _fuse(self, name: str, split: str, bm25: epath.Path, dense: epath.Path) -> epath.Path:
+  def _fuse(
+    self, model: str, name: str, split: str, bm25: epath.Path, dense: epath.Path
+  ) -> epath.Path:
     out = self._run_file(name, split)
+    title = f'Fuse: {_asked(split)}, {model} with BM25'
     flags = [f'--run=bm25={bm25}', f'--run=dense={dense}', f'--method={_FUSION}', f'--out={out}']
-    self._stages.run(f'Fuse: {name}, {split}', ['fuse', *flags], out, [bm25, dense])
+    self._stages.run(title, ['fuse', *flags], out, [bm25, dense])
     return out
 
   def _filter(self, texts: TextFiles, run: epath.Path) -> None:
@@ -269,14 +283,15 @@ class NoLabels:
   def _judged(self, corpus: epath.Path) -> TextFiles:
     """The judged queries of the user, over the whole corpus."""
     split = self.config.data.judged_split
-    found = sources.locate(sources.Source(self.config.data.judged, 'beir', split))
+    found = sources.locate_judged(self.config.data.judged, split)
     folder = epath.Path(self.config.data.judged)
     return TextFiles(folder, corpus, found['queries'], {split: found['qrels']})
 
   def _measure(self, name: str, run: epath.Path, qrels: epath.Path) -> epath.Path:
     names = list(dict.fromkeys([_MEASURE, *self.config.measures]))
     out = self.workdir / 'metrics' / f'{name}.json'
-    return self._stages.evaluate(f'Measure: {name}', run, qrels, names, out)
+    title, _ = _SYSTEMS[name]
+    return self._stages.evaluate(f'Measure: {title}', run, qrels, names, out)
 
   def _card(self, metrics: Mapping[str, epath.Path], judged: bool) -> None:
     """Exports the prompt to a folder, with its card."""
@@ -289,14 +304,29 @@ class NoLabels:
     self._stages.run('Export: the card', ['export', *flags], out / 'README.md', reads)
 
   def _last_words(self, choice: Choice) -> str:
-    prompt = self.workdir / 'prompt' / 'prompt.npz'
-    line = f'Chosen: {choice.verdict}.'
-    if not choice.judged and choice.candidate.model == 'prompt' and not choice.candidate.fused:
-      line += (
-        ' Half of a step: fuse the run of the frozen encoder with that of the prompt '
-        '(dprjax fuse --method=minmax).'
-      )
-    return f'{line}\n{prompt} searches {self.workdir / "passages"}'
+    """The choice, what to search with, and where the results are."""
+    work, (model, _, fused) = self.workdir, choice.candidate
+    under = {'prompt': f'under {work / "prompt" / "prompt.npz"}', 'frozen': 'without a prompt'}
+    following = f'search {work / "passages"} {under[model]}' if model in under else 'use only BM25'
+    method = _FUSION if fused else ''
+    if fused:
+      following += ', and fuse the run with that of BM25'
+    elif model == 'prompt' and not choice.judged:
+      # Half of a step.
+      following += ', and fuse the run with that of the frozen encoder'
+      method = 'minmax'
+    if method:
+      following += f': dprjax fuse --method={method}'
+    return (
+      f'Chosen: {choice.verdict}.\n'
+      f'Next: {following}. {work / "report.md"} has the table, {work / "prompt"} the prompt with '
+      'its card.'
+    )
+
+
+def _asked(split: str) -> str:
+  """The queries of a split, for the console."""
+  return 'made queries' if split == 'train' else 'judged queries'
 
 
 def scale(teacher: epath.Path, frozen: epath.Path, qrels: Qrels) -> float:
@@ -384,8 +414,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     if c.queries[name]:
       files.existing_file(c.queries[name], f'config.queries.{name}')
   if c.data.judged:
-    found = sources.locate(sources.Source(c.data.judged, 'beir', c.data.judged_split))
-    read_qrels(found['qrels'])
+    read_qrels(sources.locate_judged(c.data.judged, c.data.judged_split)['qrels'])
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -689,8 +689,9 @@ def _check_mix(cache: TokenCache, mix: Mix | None, negatives: int, seed: int) ->
     )
   if shares.denoised and not cache.denoised_counts.any():
     raise InputError(
-      f'config.mix.denoised is {shares.denoised:g}, but {cache.path} has no denoised negatives; '
-      'mine with a reranker, and name its file with config.data.mined_negatives'
+      f'config.mix.denoised is {shares.denoised:g}, but {cache.path} has no denoised negatives: '
+      'mine with a reranker for config.data.mined_negatives; if it found none below the threshold, '
+      'raise that (--threshold; --config.threshold of dprjax.pipeline)'
     )
   # In blocks, since every negative of every query takes a random number.
   queries = np.arange(cache.num_queries, dtype=np.int32)

@@ -277,6 +277,22 @@ def locate(source: Source) -> dict[str, epath.Path]:
   return found
 
 
+def locate_judged(folder: files.PathLike, split: str) -> dict[str, epath.Path]:
+  """Queries and judgements of a BEIR folder, by role; the folder need not have a corpus.
+
+  Raises:
+    InputError: a file is missing.
+  """
+  path = epath.Path(folder)
+  found = {
+    'queries': find_file(path, 'queries', *_OWN['query']),
+    'qrels': find_file(path, 'qrels', f'qrels/{split}.tsv'),
+  }
+  for role, file in found.items():
+    files.regular_file(file, f'{role} file')
+  return found
+
+
 def _is_table(path: epath.Path) -> bool:
   return records.ending_of(path) in records.ENDINGS and not path.name.startswith('.')
 

@@ -37,8 +37,8 @@ from dprjax.mining import mined, passages, pools
 from dprjax.mining.passages import Loader, Passages
 from dprjax.mining.pools import Pool
 
-Score = Callable[[Sequence[tuple[str, str]]], np.ndarray]
-"""Maps (query, passage) texts to logits [n] of relevance."""
+Score = Callable[[Sequence[tuple[str, str]], Callable[[int], None]], np.ndarray]
+"""Maps (query, passage) texts to logits [n] of relevance; calls the second with the number done."""
 
 logger = logging.getLogger('dprjax')
 
@@ -208,7 +208,8 @@ def mine(
     if reranked:
       name = 'the reranked run'
       given = _sort(name, reranked, asked, root / 'reranked', width, None, report)
-    miner = _Miner(asked, indexed, ranked, given, score, options, report)
+    scoring = Progress('pairs', task='scoring')
+    miner = _Miner(asked, indexed, ranked, given, score, options, report, scoring)
     progress = Progress('queries', len(asked.ids), 'mining')
     written = 0
     with files.atomic_write(out, 'wb') as file:
@@ -364,6 +365,7 @@ class _Miner:
   score: Score | None
   options: MiningOptions
   report: MiningReport
+  scoring: Progress
 
   def bucket(self, number: int, first: int, stop: int) -> Iterator[bytes]:
     """Yields the lines of the queries in a bucket, ``first`` to ``stop``."""
@@ -505,7 +507,9 @@ class _Miner:
     ]
     logits = np.empty(len(pairs))
     for start in range(0, len(pairs), _PAIRS):
-      scores = np.asarray(score(pairs[start : start + _PAIRS]), np.float64)
+      some = pairs[start : start + _PAIRS]
+      scores = np.asarray(score(some, self.scoring), np.float64)
+      self.scoring.advance(len(some))
       if not np.isfinite(scores).all():
         query, text = pairs[start + int(np.flatnonzero(~np.isfinite(scores))[0])]
         raise InputError(

@@ -115,8 +115,10 @@ def note(plan: Plan) -> list[str]:
     )
   shapes = ', '.join(f'{rows:,} x {length}' for rows, length in plan.batch.calls)
   lines.append(
-    f'An update encodes {shapes} tokens, in the longest of up to {plan.batch.programs} programs, '
-    'one for each pair of padded lengths.'
+    f'An update encodes {shapes} tokens, the longest padded lengths; other lengths need up to '
+    f'{plan.batch.programs - 1} more programs.'
+    if plan.batch.programs > 1
+    else f'An update encodes {shapes} tokens.'
   )
   lines.append(f'Rates and hours: at the bound; at {100 * plan.share:g} % of the bound.')
   if plan.updates is None:

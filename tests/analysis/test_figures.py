@@ -28,3 +28,9 @@ def test_the_title_says_what_the_last_system_gains(second, title, tmp_path, monk
   }
   figures.compared(systems, ['nDCG@10'], tmp_path / 'r.png')
   assert drawn[0].get_suptitle() == title
+
+
+def test_systems_that_score_alike_can_be_drawn(tmp_path):
+  alike = {'mean': {'nDCG@10': 0.0}, 'per_query': {'nDCG@10': dict.fromkeys('abc', 0.0)}}
+  figures.compared({'frozen': alike, '+ prompt': alike}, ['nDCG@10'], tmp_path / 'r.png')
+  assert (tmp_path / 'r.png').stat().st_size > 0

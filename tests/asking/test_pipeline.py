@@ -92,6 +92,8 @@ def test_from_a_corpus_to_a_prompt_with_a_card_and_the_same_bytes_after_a_kill(
   command_module.main(flags)
   said = capsys.readouterr().out
   assert 'nothing could be checked' in said
+  last = said.splitlines()[-1]
+  assert last.startswith('Next: ') and f'{work}/report.md' in last and f'{work}/prompt' in last
   lines = [line for line in said.splitlines() if line.startswith('[')]
   numbers = [line.split(']')[0] for line in lines]
   assert numbers == [f'[{n}/{len(lines)}' for n in range(1, len(lines) + 1)]

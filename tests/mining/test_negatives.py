@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 
+from dprjax.base.progress import watched
 from dprjax.mining import negatives as mining
 from tests.refusals import refused
 
@@ -207,7 +208,7 @@ def test_a_reranked_run_denoises(shared, everything):
 def test_a_reranker_scores_no_more_than_it_must_and_finds_the_same(world):
   asked = []
 
-  def score(pairs):
+  def score(pairs, progress):
     asked.append(len(pairs))
     ids = [
       (next(q for q, t in world.queries.items() if t == query and (q != 'q4')), doc)
@@ -223,11 +224,14 @@ def test_a_reranker_scores_no_more_than_it_must_and_finds_the_same(world):
       logit = world.logits['q3' if query == 'q4' else query][first]
       world.logits[query][doc] = float(np.float32(logit))
   world.write_reranked()
-  report, lines = world.mine(score=score, sample=2)
+  shown = []
+  with watched(lambda task, done, _: shown.append((task, done))):
+    report, lines = world.mine(score=score, sample=2)
   _, expected = world.mine('expected.jsonl', reranked='reranked.trec', sample=2)
   assert lines == expected
   scored = report['counts']['candidates with a reranker score']
   assert sum(asked) == scored < report['counts']['candidates'] / 2
+  assert [done for task, done in shown if task == 'scoring'][-1] == scored
 
 
 @pytest.mark.parametrize('depth', [1, 3, 7])
@@ -399,7 +403,7 @@ def test_queries_whose_positives_are_lost_are_left_out(world):
 
 def test_a_reranker_that_gives_no_number(world):
   with refused('what is 0', 'words'):
-    world.mine(score=lambda pairs: np.full(len(pairs), np.nan))
+    world.mine(score=lambda pairs, progress: np.full(len(pairs), np.nan))
 
 
 def test_a_lone_surrogate(world):
