@@ -1,14 +1,10 @@
 """The pages: their links, on the forge and on the site, and the commands that they name."""
 
 import ast
-import contextlib
-import functools
 import importlib
 import importlib.util
-import io
 import pathlib
 import re
-import shlex
 import tomllib
 
 import pytest
@@ -17,12 +13,12 @@ import dprjax
 from dprjax.data import sources
 from dprjax.runtime import cli, flags
 from dprjax.runtime import config as configs
+from tests import pages
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = pathlib.Path(dprjax.__file__).parent
 PAGES = sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/**/*.md')])
 IDS = [path.relative_to(ROOT).as_posix() for path in PAGES]
-COMMANDS = {path.stem for path in PACKAGE.glob('[!_]*.py')}
 
 
 @pytest.fixture(scope='module')
@@ -62,6 +58,10 @@ def test_every_link_leads_somewhere(path):
   assert wrong == []
 
 
+def test_the_root_file_leads_agents_to_their_page():
+  assert '(docs/agents.md)' in (ROOT / 'AGENTS.md').read_text()
+
+
 def test_the_site_has_every_page_once():
   shape = tomllib.loads((ROOT / 'docs' / 'site' / 'zensical.toml').read_text())['project']
 
@@ -80,85 +80,38 @@ class Parsed(Exception):
   """Raised in place of running the command."""
 
 
-@functools.cache
-def flags_of(name):
-  """The flags that --help of a command lists."""
-  said = io.StringIO()
-  with contextlib.redirect_stdout(said), pytest.raises(SystemExit):
-    importlib.import_module(f'dprjax.{name}').main(['--help'])
-  return set(re.findall(r'--\w+', said.getvalue()))
-
-
-def by_modules(text):
-  """A page whose commands of two words, `dprjax data check`, are named as their modules."""
-  for name in COMMANDS:
-    text = text.replace(f'dprjax {name.replace("_", " ")} ', f'dprjax {name} ')
-  return text
-
-
-@pytest.mark.parametrize('path', PAGES, ids=IDS)
-def test_commands_on_a_page_have_the_flags_that_it_gives_them(path):
-  text = by_modules(re.sub(r'\\\n\s*', ' ', path.read_text()))
-  wrong = []
-  for name, rest in re.findall(
-    r'^ {4}(?:python -m dprjax\.|dprjax )(\w+)(.*)$', text, re.MULTILINE
-  ):
-    rest = re.sub(r'(^|\s)#.*', '', rest)
-    for flag in re.findall(r'(?<=\s)(--[a-z_]\w*)', re.sub(r'[\[\]]', ' ', rest)):
-      if flag != '--config' and flag not in flags_of(name):
-        wrong.append(f'{name} {flag}')
-    for recipe in re.findall(r'--config=((?:\w+/)*configs/\S+)', rest):
-      if not (ROOT / recipe.partition(':')[0]).is_file():
-        wrong.append(recipe)
-  assert wrong == []
-
-
-# Pages whose commands their own parsers read, too.
-PARSED = (
-  'adapters.md',
-  'no-labels.md',
-  'own-data.md',
-  'publishing.md',
-  'query-only.md',
-  'smaller.md',
-)
-
-
-def commands(page):
-  """The words of each command of a page, with the name of its module first."""
-  text = by_modules((ROOT / 'docs' / page).read_text().replace('\\\n', ' '))
-  found = re.findall(r'^ {4}(?:python -m dprjax\.|dprjax )(\w.*)$', text, re.MULTILINE)
-  return [(page, shlex.split(words)) for words in found]
-
-
-@pytest.mark.parametrize(
-  ('page', 'words'),
-  [case for page in PARSED for case in commands(page)],
-  ids=lambda value: ' '.join(value)[:60],
-)
-def test_every_command_is_taken(page, words, monkeypatch):
+@pytest.mark.parametrize('page', IDS)
+def test_every_command_is_taken(page, monkeypatch):
   def run(kind, command, argv=None):
     raise Parsed(flags.parse(kind, argv))
 
   monkeypatch.setattr(cli, 'run', run)
   monkeypatch.chdir(ROOT)
-  name, *arguments = words
-  with pytest.raises(Parsed):
-    importlib.import_module(f'dprjax.{name}').main(arguments)
-  options = [word for word in arguments if word.startswith('--config')]
-  if options and name != 'pipeline':  # whose configs hold a training
-    configs.check(configs.parse(options))
+  monkeypatch.syspath_prepend(ROOT / 'experiments')
+  monkeypatch.setenv('SLURM_ARRAY_TASK_ID', '0')
+  for words in pages.commands(page, monkeypatch.setenv):
+    if found := pages.command(words):
+      name, arguments = found
+      with pytest.raises(Parsed):
+        importlib.import_module(f'dprjax.{name}').main(arguments)
+      options = [word for word in arguments if word.startswith('--config')]
+      # The config of a pipeline holds trainings, and a plan needs no data.
+      if options and name not in ('pipeline', 'plan'):
+        configs.check(configs.parse(options))
+    for word in words:
+      if re.fullmatch(r'(benchmarks|experiments|launch)/.*\.py', word):
+        assert (ROOT / word).is_file()
 
 
-def test_the_pages_have_commands():
-  for page, least in zip(PARSED, (4, 12, 12, 3, 4, 5), strict=True):
-    assert len(commands(page)) >= least, page
+def test_the_pages_have_commands(monkeypatch):
+  found = [words for page in IDS for words in pages.commands(page, monkeypatch.setenv)]
+  assert len([words for words in found if pages.command(words)]) > 120
 
 
 def test_the_reference_names_every_command_and_every_public_name():
   text = (ROOT / 'docs' / 'reference.md').read_text()
   named = re.findall(r'^::: dprjax\.([\w.]+)$', text, re.MULTILINE)
-  assert {name for name in named if '.' not in name} == COMMANDS
+  assert {name for name in named if '.' not in name} == pages.COMMANDS
   assert set(dprjax.__all__) <= {name.rpartition('.')[2] for name in named}
   for name in named:
     module, _, what = name.rpartition('.')
