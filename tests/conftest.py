@@ -62,6 +62,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+  # The tests of commands are the longest: short ones at the end keep all workers busy.
+  items.sort(key=lambda item: item.path.parent != ROOT / 'tests')
   seen = set()
   for item in items:
     if item.get_closest_marker('slow_but_first'):
