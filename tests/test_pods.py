@@ -156,24 +156,35 @@ def wait_for(condition, seconds=600):
 
 
 @pytest.fixture(scope='module')
-def flags(trained):
+def data(trained, tmp_path_factory):
+  """The text that the tests share, ten words of each: each process compiles for all lengths."""
+  folder = tmp_path_factory.mktemp('short') / 'data'
+  shutil.copytree(trained / 'data', folder)
+  for name in ('corpus', 'queries'):
+    lines = [json.loads(line) for line in (folder / f'{name}.jsonl').read_text().splitlines()]
+    cut = (line | {'text': ' '.join(line['text'].split()[:10])} for line in lines)
+    (folder / f'{name}.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in cut))
+  return folder
+
+
+@pytest.fixture(scope='module')
+def flags(trained, data):
   """``flags(method, *more)``: a config and its flags, on the text and the backbone that the
   tests share.
   """
 
   def make(method, *more):
     name, *own = METHODS[method]
-    form = (
-      ['beir', trained / 'data']
-      if name.startswith(('dptdr', 'ft', 'cross_encoder'))
-      else ['corpus', trained / 'data' / 'corpus.jsonl']
-    )
+    if name.startswith(('dptdr', 'ft', 'cross_encoder')):
+      form, source, cache = 'beir', data, data.parent / 'token_cache'
+    else:  # spans of whole texts
+      form, source, cache = 'corpus', trained / 'data' / 'corpus.jsonl', trained / 'token_cache'
     return [
       f'--config={ROOT}/configs/{name}',
       f'--config.backbone.path={trained}/backbone',
-      f'--config.data.format={form[0]}',
-      f'--config.data.dir={form[1]}',
-      f'--config.data.token_cache={trained}/token_cache',
+      f'--config.data.format={form}',
+      f'--config.data.dir={source}',
+      f'--config.data.token_cache={cache}',
       *more,
       *own,
     ]
