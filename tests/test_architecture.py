@@ -1,6 +1,7 @@
 """The code agrees with docs/architecture.md: its modules, and which may import which."""
 
 import ast
+import functools
 import json
 import os
 import pathlib
@@ -57,10 +58,15 @@ def package(module):
   return ([*module.split('.'), ''])[1]
 
 
+@functools.cache
 def imports(path):
-  """Yields (line number, dotted name) of every import in a file, `from dprjax import cli` as
+  """(line number, dotted name) of every import in a file, `from dprjax import cli` as
   `dprjax.runtime.cli`.
   """
+  return list(find_imports(path))
+
+
+def find_imports(path):
   for node in ast.walk(ast.parse(path.read_bytes())):
     if isinstance(node, ast.Import):
       yield from ((node.lineno, alias.name) for alias in node.names)
@@ -105,20 +111,21 @@ def test_every_module_is_on_the_map():
   assert sorted(modules - FILES) == []
 
 
-@pytest.mark.parametrize('path', MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_imports_are_of_lower_levels(path):
-  inside = path.relative_to(PACKAGE).with_suffix('').parts
-  own = '' if inside == ('__init__',) else inside[0]
+def test_imports_are_of_lower_levels():
   wrong = []
-  for line, name in imports(path):
-    top = name.split('.')[0]
-    if top == 'dprjax':
-      to = package(name)
-      # `from dprjax import X` needs dprjax/__init__.py, which imports higher levels.
-      if to != own and to not in allowed(own):
-        wrong.append(f'line {line} imports {name}')
-    elif top in FORBIDDEN | {'configs', 'tests', 'benchmarks'}:
-      wrong.append(f'line {line} imports {name}')
+  for path in MODULES:
+    inside = path.relative_to(PACKAGE).with_suffix('').parts
+    own = '' if inside == ('__init__',) else inside[0]
+    for line, name in imports(path):
+      top = name.split('.')[0]
+      if top == 'dprjax':
+        to = package(name)
+        # `from dprjax import X` needs dprjax/__init__.py, which imports higher levels.
+        bad = to != own and to not in allowed(own)
+      else:
+        bad = top in FORBIDDEN | {'configs', 'tests', 'benchmarks'}
+      if bad:
+        wrong.append(f'{path}:{line} imports {name}')
   assert wrong == []
 
 
@@ -270,6 +277,7 @@ def loaded(*modules):
   return [set(line.split()) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_method_is_read_without_what_reads_files_and_a_training_draws_nothing():
   method, training = loaded('dprjax.methods.dpr', 'dprjax.methods.training')
   modules = {name for name in method if name.startswith('dprjax.')}

@@ -131,6 +131,7 @@ def test_one_device_and_eight_give_the_same(trained, prompt, vectors):
   np.testing.assert_allclose(one.encode(list(TEXTS.values())), vectors, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_continues_with_the_missing_shards(run, vectors, tmp_path):
   assert run('--shard_rows=20')[0] == 0
   out = tmp_path / 'out'
@@ -185,7 +186,7 @@ def test_half_precision_needs_unit_length(run, vectors, tmp_path):
   np.testing.assert_allclose(values.astype(np.float32), vectors, atol=1e-3)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('stored', codes.LEVELS)
 def test_codes(run, vectors, tmp_path, stored):
   flags = [f'--precision={stored}', '--shard_rows=20', '--calibrate=30']
@@ -291,6 +292,7 @@ def test_parts_together_are_the_whole(encoded, tmp_path):
   np.testing.assert_allclose(joined.vectors(), values, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_texts_that_change_meanwhile_are_refused(encoded, tmp_path, monkeypatch):
   path = tmp_path / 'corpus.tsv'
   path.write_bytes((encoded / 'corpus.tsv').read_bytes())

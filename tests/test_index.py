@@ -50,6 +50,7 @@ def expected(queries, vectors, ids, k):
   return [[ids[row] for row in rows] for rows in exact.search(queries, vectors, k).rows]
 
 
+@pytest.mark.slow
 def test_a_collection_with_texts_is_searched_by_bm25_too(folder, command):
   """As by BM25 of dprjax: with its words, and the weights of one file."""
   texts = {
@@ -98,6 +99,7 @@ def test_a_collection_with_texts_is_searched_by_bm25_too(folder, command):
   assert status == 2 and named_in(said.splitlines()[-1], 'bare', '--texts')
 
 
+@pytest.mark.slow
 def test_codes_are_stored_as_their_values(folder, command, write_embeddings):
   for name, vectors, changes in (
     ('int8', PASSAGES, {'dtype': 'int8'}),
@@ -474,6 +476,7 @@ def write_texts(path, ids=IDS, year=2000):
   path.write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'kind',
   [
@@ -515,6 +518,7 @@ def test_the_same_commands_on_every_engine(tmp_path, monkeypatch, command, write
     assert status == 2 and named_in(said.splitlines()[-1], 'passages')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['parquet', pytest.param('qdrant', marks=pytest.mark.slow)])
 def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings, kind):
   monkeypatch.chdir(tmp_path)

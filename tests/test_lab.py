@@ -43,7 +43,7 @@ def batch():
   return queries.make_batch(1, 0) | {contrastive.FROZEN: vectors.astype(np.float32)}
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 8])
 def test_negatives_above_the_positive_are_left_out(build, batch, devices):
   config, params, loss = build('margin', devices, **queries.SCORES)

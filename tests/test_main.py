@@ -95,6 +95,7 @@ def test_an_unknown_command_ends_in_one_line(capsys, words, message):
   assert said.count('\n') == 1 and len(said) <= 520
 
 
+@pytest.mark.slow
 def test_a_command_runs_as_by_its_module_and_names_itself():
   """Arguments, output, the error line and its status."""
   done = run('evaluate', '--nonesuch=1')

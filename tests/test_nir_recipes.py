@@ -129,6 +129,7 @@ def test_settings_of_the_released_code():
     assert c.template.lengths == (6, 6, 7) and c.template.fixed_layers == -1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('stage', ['retriever', 'reranker'])
 @pytest.mark.parametrize('options', ['', ',frozen', ',paper', ',local'])
 def test_the_weights_of_a_sum_move_in_sixteen_updates(stage, options):

@@ -39,6 +39,7 @@ def material(tmp_path_factory):
   return {name: other_tools.write(folder, name) for name in other_tools.MODELS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model_type', ['bert', pytest.param('roberta', marks=pytest.mark.slow)])
 def test_vectors_are_those_of_the_other_tools(golden, material, model_type):
   root = material[model_type]
@@ -197,6 +198,7 @@ def adapter_file(root, folder, kind, sides):
   return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sides', ['both', 'query'])
 @pytest.mark.parametrize('kind', ['lora', 'linear'])
 def test_an_adapter_is_merged_into_a_folder(material, command, tmp_path, kind, sides):

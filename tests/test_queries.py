@@ -182,6 +182,7 @@ def test_a_server_is_asked_and_busy_ones_again(folder, command, server, monkeypa
   assert {row['text'] for row in lines(folder / 'other/queries.jsonl')} == texts
 
 
+@pytest.mark.slow
 def test_a_refusal_ends_at_once_without_the_key_and_keeps_the_answers(
   folder, command, server, monkeypatch
 ):

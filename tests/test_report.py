@@ -137,6 +137,7 @@ def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
   assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_as_a_command(tmp_path):
   write(tmp_path / 'a.json', metrics(WORSE))
   done = subprocess.run(

@@ -209,6 +209,7 @@ def test_a_part_that_is_not_finite_is_scored_again(tmp_path):
   assert other.load(0) is None
 
 
+@pytest.mark.slow
 def test_other_folders_and_reports_beside_the_run(go, folder, expected):
   parts = folder / 'out.trec.parts'
   # No score in it: nothing is lost.

@@ -122,6 +122,7 @@ def words(folder):
   return ['--hybrid=w.json', '--texts=queries.jsonl', '--bm25_index=bm25']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('drop', ['true', 'false'])
 def test_a_hybrid_search_is_the_fusion_of_both_runs(folder, words, drop):
   flags = ['--corpus=corpus', '--queries=queries', '--index=exact', f'--drop_same_id={drop}']
@@ -179,7 +180,7 @@ def test_what_a_hybrid_search_lacks_is_named(folder, words, capsys, change, name
   named_in(capsys.readouterr().err.splitlines()[-1], *named)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('index', ['exact', pytest.param('scann', marks=needs_scann)])
 @pytest.mark.parametrize('several', [False, True])
 def test_the_first_five_do_not_depend_on_k(folder, write_embeddings, index, several):
@@ -206,7 +207,7 @@ def test_the_first_five_do_not_depend_on_k(folder, write_embeddings, index, seve
   assert [line[3] for line in ranked] == ['1', '2', '3', '4', '5'] * 12
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('index', ['exact', pytest.param('scann', marks=needs_scann)])
 @pytest.mark.parametrize('stored', ['int8', 'binary', 'short'])
 def test_rescoring_finds_what_smaller_vectors_nearly_do(folder, command, stored, index):
@@ -253,6 +254,7 @@ def test_k_beyond_the_corpus_and_without_the_querys_own_id(folder):
   )
 
 
+@pytest.mark.slow
 def test_many_folders_are_searched_as_one(folder, write_embeddings):
   for name, rows in (('part-0', slice(0, 170)), ('part-1', slice(170, 500))):
     write_embeddings(folder / name, PASSAGE_IDS[rows], PASSAGES[rows])
@@ -451,6 +453,7 @@ def test_tree_on_40000_clustered_passages(tmp_path, monkeypatch, write_embedding
   assert recall >= 0.93 and report['recall']['recall@100'] == pytest.approx(recall, abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('index', ['exact', pytest.param('scann', marks=needs_scann)])
 def test_of_several_vectors_of_a_query_the_best_score_counts(
   folder, command, write_embeddings, index

@@ -177,6 +177,7 @@ def test_outputs_that_cannot_be_written(go, folder, name, out, words):
   assert content(folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', COMMANDS)
 def test_links_are_followed_and_devices_written_to(go, folder, name):
   status, errors = go(name)
@@ -303,6 +304,7 @@ HARMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'flag', 'how'),
   [

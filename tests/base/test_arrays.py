@@ -97,6 +97,7 @@ def test_every_cut_of_a_file_is_refused(tmp_path):
       arrays.read_arrays(path, 'topics')
 
 
+@pytest.mark.slow
 def test_threads_read_headers_at_the_same_time():
   """Without a lock, Python 3.11 fails here: collections of garbage let other threads in."""
   content = member(np.zeros((2, 3)))

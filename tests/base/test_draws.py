@@ -3,6 +3,7 @@
 import hashlib
 
 import numpy as np
+import pytest
 
 from dprjax.base import draws
 
@@ -15,6 +16,7 @@ def test_the_choice_is_hashed_with_seed_and_id():
   assert draws.fraction('a1', 7, 'hold_out') == int.from_bytes(digest[:7]) / 2**56
 
 
+@pytest.mark.slow
 def test_choices_by_one_seed_are_independent():
   for seed in (0, 1, 42):
     split = np.array([draws.fraction(id_, seed, '') for id_ in IDS])

@@ -54,6 +54,7 @@ def test_turkish():
   )
 
 
+@pytest.mark.slow
 def test_ascii_text_has_the_words_of_scikit_learn(data_dir):
   plain = re.compile(r'\b\w\w+\b')
   seen = 0

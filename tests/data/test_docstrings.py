@@ -201,6 +201,7 @@ def test_numpy_has_its_compiled_functions():
   assert 700 < len(found) < 1500
 
 
+@pytest.mark.slow
 def test_a_beir_folder(built):
   folder, counts, page = built
   corpus = {row['_id']: row for row in read(folder / 'corpus.jsonl')}

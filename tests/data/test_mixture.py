@@ -273,6 +273,7 @@ def test_a_row_of_one_set_is_never_one_of_another(caches, arrangement, negatives
     assert all(name.startswith('q' + 'ab'[task]) for name in feeds[task].names(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('arrangement', mixture.ARRANGEMENTS)
 def test_shares_of_a_mixed_batch(caches, arrangement):
   options = {'arrangement': arrangement, 'batch_size': 16, 'per_task': 32}

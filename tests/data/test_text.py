@@ -30,6 +30,7 @@ def trained(tmp_path_factory):
   return folder, text.train_wordpiece(SENTENCES, 80, folder)
 
 
+@pytest.mark.slow
 def test_minilm_tokens_and_ids(minilm):
   tokenizer = text.load_tokenizer(minilm)
   # Ids of the published vocabulary of bert-base-uncased: line numbers in vocab.txt.
@@ -326,7 +327,7 @@ def test_texts_are_those_of_transformers(families, family):
     tokenizer.encode(texts, tokenizer.num_specials)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('family', FAMILIES)
 def test_pairs_are_those_of_transformers(families, family):
   tokenizer, theirs = families[family]

@@ -200,6 +200,7 @@ def test_upsert_replaces_and_delete_deletes(passages, engine, monkeypatch):
     again.vectors(['d0', 'd1'])
 
 
+@pytest.mark.slow
 def test_like_a_stored_document(passages):
   ids, rows = ['d5', 'd250', 'd5'], [5, 250, 5]
   nearest = exact.search(VECTORS[rows], VECTORS, 11).rows
@@ -277,6 +278,7 @@ def test_conditions_are_read():
 ASKED = ['number3 cats sleep', 'the', 'old green rivers', 'houses']
 
 
+@pytest.mark.slow
 def test_bm25_and_hybrid(engine):
   """BM25 as dprjax has it, and reciprocal ranks as `fusion` has them."""
   if engine.kind not in HYBRID:

@@ -140,6 +140,7 @@ def shuffled(by_query, seed=0):
   return ''.join(next(each[owner]) for owner in owners)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('block', [64, 700, 1 << 23])
 def test_pieces_of_a_run_have_whole_queries(tmp_path, monkeypatch, block):
   read_blocks = runs.read_blocks

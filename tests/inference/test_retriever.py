@@ -47,6 +47,7 @@ def test_search_equals_numpy(small):
     np.testing.assert_allclose([hit.score for hit in hits], values, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_hybrid_search_fuses_with_bm25(trained, prompt, small, tmp_path):
   settings = {'k1': 1.2, 'b': 0.3, 'language': 'none'}
   how = fusion.Fusion(weights={'bm25': 0.4, 'dense': 0.6}, method='minmax', depth=4, bm25=settings)
@@ -67,6 +68,7 @@ def test_a_hybrid_search_fuses_with_bm25(trained, prompt, small, tmp_path):
     assert [hit.text for hit in hits] == [TEXTS[int(hit.id)] for hit in hits]
 
 
+@pytest.mark.slow
 def test_equal_texts_go_by_falling_id(small):
   small.index({str(i): 'the same text' for i in range(12)})
   for k in (1, 5, 12):
@@ -132,6 +134,7 @@ def test_k_beyond_the_corpus_gives_all(small):
   assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
+@pytest.mark.slow
 def test_ids_come_from_the_mapping_or_the_file(small, tmp_path):
   small.index({'a': 'Decode a JSON document.', 'b': 'Run a coroutine.'})
   mapped = small.search(['json'], k=2)
@@ -149,6 +152,7 @@ def test_ids_come_from_the_mapping_or_the_file(small, tmp_path):
   assert {hit.id for hit in small.search(['json'])[0]} == {'0', '1'}
 
 
+@pytest.mark.slow
 def test_a_corpus_as_beir_gives_it(small):
   plain = small.encode(['Run a coroutine.'])
   titled = small.encode(['Tasks Run a coroutine.'])
@@ -172,6 +176,7 @@ def test_a_corpus_as_beir_gives_it(small):
       small.encode_corpus(bad)
 
 
+@pytest.mark.slow
 def test_tables_columns_and_generators(small):
   table = pa.table({'_id': ['a', 'b', 'c'], 'text': TEXTS[:3]})
   small.index(table)

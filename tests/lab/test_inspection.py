@@ -21,7 +21,8 @@ from lab import figures, inspection, sts
 from tests.refusals import named_in, refused
 
 TOPICS = ('wool', 'iron', 'salt', 'milk')
-pytestmark = pytest.mark.xdist_group('inspection')  # one worker makes the shared files
+# One worker makes the shared files.
+pytestmark = [pytest.mark.xdist_group('inspection'), pytest.mark.slow]
 
 
 def sentence(topic, part, point):
@@ -131,7 +132,6 @@ def unit(vectors):
   return vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('prompt', [None, 'prompt.npz', 'prompt-shifted.npz'])
 def test_inspect_equals_numpy(data, small, prompt):
   texts = inspection.read_texts(data / 'sts.csv', data / 'dump.xml', data / 'beir')
@@ -224,7 +224,6 @@ def test_read_texts(data, caplog):
   assert sorted(sentences) == sorted({text for pair in texts.pairs for text in pair[:2]})
 
 
-@pytest.mark.slow
 def test_every_passage_is_equally_likely_to_be_drawn(tmp_path, monkeypatch):
   (tmp_path / 'qrels').mkdir()
   (tmp_path / 'corpus.jsonl').write_text(
@@ -242,7 +241,6 @@ def test_every_passage_is_equally_likely_to_be_drawn(tmp_path, monkeypatch):
   assert drawn.min() > 60 and drawn.max() < 120
 
 
-@pytest.mark.slow
 def test_the_command(data, small, tmp_path, capsys):
   inspection.main(
     [
@@ -305,7 +303,6 @@ def test_the_command(data, small, tmp_path, capsys):
   assert (tmp_path / 'r.svg').read_text().count('<g id="axes_') == 4  # raw vectors have their own
 
 
-@pytest.mark.slow
 def test_report_measures_the_same_texts(data, small, tmp_path, capsys):
   arguments = [f'--backbone={small}/deep2', *flags(data, 'beir'), '--max_length=32']
   report.main([*arguments, f'--out={tmp_path}/r.md', f'--figure={tmp_path}/r.svg'])
@@ -345,7 +342,6 @@ def papers(tmp_path_factory):
   return folder, made, fitted.topics
 
 
-@pytest.mark.slow
 def test_attention_under_a_prompt_of_topics(papers, small, tmp_path):
   _, made, model = papers
   prefixes = np.random.default_rng(1).normal(size=(2, 2, 2, 3, 4, 8)).astype(np.float32)
@@ -410,7 +406,6 @@ def test_a_corpus_that_means_something_else_by_categories(papers, tmp_path, capl
   assert texts.passages == inspection.read_texts(beir=folder / 'beir').passages
 
 
-@pytest.mark.slow
 def test_the_command_with_categories_and_topics(papers, small, tmp_path, capsys):
   folder, made, model = papers
   inspection.main(
@@ -463,7 +458,6 @@ def test_names_of_labels_are_no_formulas(tmp_path):
     assert f'<!-- {name} -->' in drawn
 
 
-@pytest.mark.slow
 def test_columns_and_panels_are_those_with_texts(data, small, tmp_path, capsys):
   inspection.main(
     [
@@ -481,7 +475,6 @@ def test_columns_and_panels_are_those_with_texts(data, small, tmp_path, capsys):
   assert 'sentences of sts.csv' in output and 'accuracy' not in output and 'lignment' not in output
 
 
-@pytest.mark.slow
 def test_a_collapsed_backbone(data, small, tmp_path, capsys):
   """All texts get one vector: no ranks, no accuracy, no crash."""
   backbone = hub.load_backbone(small / 'deep2')
@@ -507,7 +500,6 @@ def test_a_collapsed_backbone(data, small, tmp_path, capsys):
   assert row[1:3] == ['undefined', '0.0000']
 
 
-@pytest.mark.slow
 def test_a_diverged_backbone(data, small, tmp_path, error_line):
   backbone = hub.load_backbone(small / 'deep2')
   hub.save_backbone(
@@ -599,7 +591,6 @@ def test_no_usable_positive(data, tmp_path):
     inspection.read_texts(beir=beir)
 
 
-@pytest.mark.slow
 def test_minilm_on_the_benchmarks(data_dir, minilm):
   texts = inspection.read_texts(
     data_dir / 'stsb' / 'raw' / 'stsb-en-test.csv', beir=data_dir / 'scifact', most=100
@@ -612,7 +603,6 @@ def test_minilm_on_the_benchmarks(data_dir, minilm):
   assert np.all((found.entropy >= 0) & (found.entropy < math.log(64)))
 
 
-@pytest.mark.slow
 def test_sections_of_a_dump(data_dir, minilm):
   [dump] = (data_dir / 'text' / 'enwiki').glob('*.xml.bz2')
   texts = inspection.read_texts(wikipedia=dump, most=200)

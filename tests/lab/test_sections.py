@@ -137,6 +137,7 @@ def test_loss_and_gradient_equal_numpy(count, changes):
     assert got == pytest.approx(slope, abs=2e-5 * norm)
 
 
+@pytest.mark.slow
 def test_equal_vectors_have_a_gradient_of_zero():
   x = jnp.ones((2, 3))
   gradient = jax.grad(lambda y: jnp.sum(sections.distance(x, y)))(x.at[1, 0].set(4.0))

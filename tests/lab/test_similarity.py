@@ -91,6 +91,7 @@ def test_loss_and_gradient_equal_numpy(count, changes):
   assert (at(1e-6) - at(-1e-6)) / 2e-6 == pytest.approx(norm, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_values_of_spearman():
   rng = np.random.default_rng(0)
   x = rng.normal(size=300)

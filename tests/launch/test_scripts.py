@@ -76,7 +76,9 @@ def test_a_job_of_an_array_encodes_its_part(tmp_path):
 def test_a_job_of_an_array_that_is_out_of_time_is_queued_again(tmp_path):
   python, scontrol = tmp_path / 'python', tmp_path / 'scontrol'
   # Saves for a moment after SIGTERM.
-  python.write_text("#!/bin/bash\ntrap 'sleep 0.3; exit 143' TERM\ntouch began\nsleep 20 & wait\n")
+  python.write_text(
+    "#!/bin/bash\ntrap 'sleep 0.3; exit 143' TERM\ntouch began\nsleep 20 >/dev/null & wait\n"
+  )
   scontrol.write_text('#!/bin/sh\necho "$*" >asked\n')
   for path in (python, scontrol):
     path.chmod(0o755)

@@ -74,6 +74,7 @@ def test_the_kubernetes_manifest():
   assert service['spec']['ports'][0]['targetPort'] == 'http'
 
 
+@pytest.mark.slow
 def test_kubernetes_takes_it():
   kubernetes_validate = pytest.importorskip(
     'kubernetes_validate', reason='pip install kubernetes-validate'

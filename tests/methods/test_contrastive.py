@@ -104,6 +104,7 @@ def test_unused_places_in_the_relevant_list_match_nothing():
   np.testing.assert_array_equal(found, np.eye(2, dtype=bool))
 
 
+@pytest.mark.slow
 def test_equal_texts_are_no_negatives_of_one_another():
   rng = np.random.default_rng(0)
   texts = rng.normal(size=(8, 4)).astype(np.float32)  # siblings: 0 1, 2 3, 4 5, 6 7
@@ -126,6 +127,7 @@ def test_equal_texts_are_no_negatives_of_one_another():
   np.testing.assert_array_equal(plain, ~np.eye(8, dtype=bool))
 
 
+@pytest.mark.slow
 def test_equal_queries_share_their_positives():
   rng = np.random.default_rng(0)
   queries, passages = (rng.normal(size=shape).astype(np.float32) for shape in ((3, 4), (3, 2, 4)))
@@ -141,6 +143,7 @@ def test_equal_queries_share_their_positives():
   ]
 
 
+@pytest.mark.slow
 def test_a_texts_key_is_of_its_tokens():
   tokens = np.array([[5, 6, 0], [5, 6, 9], [6, 5, 0], [5, 6, 9], [5, 0, 0]], np.int32)
   mask = np.array([[1, 1, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]], bool)
@@ -178,7 +181,7 @@ def test_a_tie_is_not_counted_as_correct():
   assert contrastive.cross_entropy(scores)[0] == pytest.approx(np.log(2))
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 8])
 @pytest.mark.parametrize('at_a_time', [99, 2, 1])
 def test_siblings_equal_numpy(devices, at_a_time):
@@ -199,6 +202,7 @@ def test_siblings_equal_numpy(devices, at_a_time):
   assert np.linalg.norm(gradient - wanted) <= 1e-5 * np.linalg.norm(wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('loss', ['info_nce', 'nt_xent'])
 def test_scores_of_bfloat16_vectors_are_float32(loss):
   # Inner products of several hundreds, as of a raw first token, that differ by less than 2: equal

@@ -133,6 +133,7 @@ def slow(*values):
   return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('sizes', 'settings'),
   [

@@ -98,7 +98,7 @@ def as_encode_runs_it(backbone, folder):
   return float(np.mean([1 / math.log2(rank + 1) if rank <= 10 else 0.0 for rank in ranks]))
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'changes',
   [

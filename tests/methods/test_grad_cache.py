@@ -47,6 +47,7 @@ def test_values_sums_and_gradient_are_those_of_one_piece(mesh):
     )
 
 
+@pytest.mark.slow
 def test_each_piece_has_its_own_key(mesh):
   batch = meshes.put_batch(mesh, {'x': np.zeros(48, np.float32)})
 
@@ -60,6 +61,7 @@ def test_each_piece_has_its_own_key(mesh):
   np.testing.assert_allclose(values, drawn * 16)
 
 
+@pytest.mark.slow
 def test_dropout_leaves_out_the_same_on_any_mesh():
   """Dropout of each row, and of values that rows share."""
   x = np.ones((48, 5), np.float32)
@@ -84,7 +86,7 @@ def test_dropout_leaves_out_the_same_on_any_mesh():
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), *found)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'sizes', [{'data': 8}, {'data': 4, 'fsdp': 2}, {'data': 2, 'fsdp': 4}, {'data': 1, 'fsdp': 8}]
 )
@@ -117,6 +119,7 @@ def test_gradients_are_summed_over_the_axis_data_once(sizes):
   assert sums[:3] == ('all-reduce', each * layers + once, (each + once) * size)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_one_piece():
   """Sixteen times the batch in sixteen times the pieces: what is kept for the backward pass does
   not grow, nor are weights kept a piece.

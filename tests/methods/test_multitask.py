@@ -130,6 +130,7 @@ def test_what_the_loop_is_given(start, words_of, tmp_path, batches_of):
   assert all((tmp_path / 'run' / 'token_cache' / name / 'train').is_dir() for name in ('qa', 'dr'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', ['retrieval', 'pairs'])
 def test_goes_on_where_it_stopped(start, batches_of, form):
   names = ('qa', 'dr') if form == 'retrieval' else ('qa', 'dr', 'pi')
@@ -196,6 +197,7 @@ def pairs_bag(tokenizer):
   return Model(None, None, embed, {})
 
 
+@pytest.mark.slow
 def test_each_dev_split_by_its_measure(start, bag, tmp_path):
   numbers = []
 

@@ -112,7 +112,7 @@ SCORES = {'prompt__regularization': 0.5, 'prompt__regularization_on': 'scores'}
   ],
   ids=str,
 )
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('known', [False, True], ids=['', 'frozen vectors come with the batch'])
 def test_loss_and_gradient_equal_numpy(devices, settings, known):
   config = make_config(**settings)
@@ -184,6 +184,7 @@ def test_another_method_has_none():
     check_options(config)
 
 
+@pytest.mark.slow
 def test_the_backbone_stays_frozen():
   config = make_config(trainable=('prompt/.*', 'backbone/.*'))
   method = dpr.build(config, shared.MODEL, shared.make_mesh({'data': 1}))
@@ -192,6 +193,7 @@ def test_the_backbone_stays_frozen():
     method.init(Parts(start), jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_it_starts_from_any_prompt_and_no_other_from_it():
   """``config.prompt.init_from``: the prompt for queries is taken."""
   shape = (2, 2, 3, 2, 4)

@@ -166,6 +166,7 @@ def test_the_text_for_a_vocabulary(folder, tmp_path, settings, devices):
   assert [list(text.read())[:2] for _ in range(2)] == [['ash beech ash', 'ash cedar ash']] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('limit', [0, 2])
 def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
   data = start(data__dev_split='dev', eval__measure='P@1', eval__corpus_limit=limit)
@@ -211,6 +212,7 @@ def test_hashes_of_the_queries_are_kept(start, bag, tmp_path):
   assert seen.ids(asked, kept) == {'train': list(QUERIES), 'dev': ['oak']}
 
 
+@pytest.mark.slow
 def test_shortened_vectors_are_measured_too(start, bag):
   data = start(data__dev_split='dev', eval__measure='RR@10', matryoshka=(10_000, 3, 1))
   found = data.evaluation(bag)(WEIGHTS).means
@@ -258,6 +260,7 @@ def test_few_queries_are_held_out_in_turns(start, bag, folder, tmp_path, setting
   assert len(held_out[0]) == len(held_out[1]) == 5
 
 
+@pytest.mark.slow
 def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path, batches_of):
   data = start(data__hold_out=0.5, batch_size=2)
   iterator = batches_of(data)

@@ -355,6 +355,7 @@ def test_random_words_and_topics_follow_from_the_id(tokenizer, found):
   assert topic_dpr.random_topics(found, ids[::-1], 0).tolist() == topics[::-1].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seed', [0, 1, 42])
 def test_random_topics_do_not_know_of_the_split(found, tmp_path, seed):
   rows = [

@@ -37,6 +37,7 @@ def test_kinds_are_found_by_name(monkeypatch):
   assert adapters.find('bias', 'config.prompt.kind').name == 'bias'
 
 
+@pytest.mark.slow
 def test_a_bank_chooses_writes_and_leaves_a_row_for_none(small):
   config, params = small
   given = [Prefix(prefix_of(config, 3, seed), shift=shift) for seed, shift in ((0, 3), (1, 0))]
@@ -87,6 +88,7 @@ def test_several_adapters_act_together(small):
     hidden(Several((prefix, prefix)))
 
 
+@pytest.mark.slow
 def test_examples_have_masks_of_their_own(small):
   """The encoder applies per-example dropout to a kind that knows nothing of it."""
   config, params = small

@@ -25,13 +25,8 @@ def error(path):
   return str(info.value)
 
 
-@pytest.mark.parametrize(
-  ('model_type', 'labels'),
-  [
-    one if one in (('bert', 1), ('roberta', 2)) else pytest.param(*one, marks=pytest.mark.slow)
-    for one in EVERY
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(('model_type', 'labels'), EVERY)
 def test_equals_pytorch(golden, write_classifier, model_type, labels):
   arrays = golden(f'classifier_{model_type}')
   loaded = hub.load_backbone(write_classifier(model_type, labels, shards=labels), ('classifier',))
@@ -68,6 +63,7 @@ def test_logits_equal_pytorch_without_types(golden, write_classifier, model_type
   np.testing.assert_allclose(scores, classifier.score(logits), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_head_adds_up_in_float32_under_bfloat16():
   config = EncoderConfig('bert', 50, 256, 1, 4, 64, max_positions=24)
   head = classifier.init_classifier(config, jax.random.key(0), 1)

@@ -38,6 +38,7 @@ def test_values_and_gradients_equal_numpy(shape):
   np.testing.assert_allclose(gradient, 2 * want / 0.75, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_leaves_out_its_share_and_keeps_the_mean():
   x = jnp.ones((64, 128, 96), jnp.bfloat16)
   out = np.asarray(dropout.drop(x, 0.1, KEY), np.float32)
@@ -54,6 +55,7 @@ def test_it_leaves_out_its_share_and_keeps_the_mean():
     assert abs((one & two).mean() - 0.01) < 0.001
 
 
+@pytest.mark.slow
 def test_other_keys_give_other_masks():
   x = jnp.ones((8, 50))
   masks = [np.asarray(dropout.drop(x, 0.5, key)) for key in jax.random.split(KEY, 4)]
@@ -78,6 +80,7 @@ def test_the_backward_pass_keeps_no_mask():
   assert sum(leaf.size for leaf in jax.tree.leaves(pullback)) < 8
 
 
+@pytest.mark.slow
 def test_the_module_drops_where_it_is_to():
   x = jnp.ones((4, 20))
   rngs = {'dropout': KEY}

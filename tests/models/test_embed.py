@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dprjax.models import embed, pooling
 from tests.refusals import refused
@@ -31,6 +32,7 @@ def test_normalize():
   )
 
 
+@pytest.mark.slow
 def test_normalize_of_zero_and_of_tiny_vectors():
   np.testing.assert_array_equal(embed.unit(jnp.zeros((1, 2))), np.zeros((1, 2)))
   gradient = jax.grad(lambda x: embed.unit(x)[..., 0].sum())(jnp.array([[0.0, 0.0], [3.0, 4.0]]))

@@ -74,7 +74,7 @@ def golden_loss(hidden, mask):
   return jnp.sum(hidden * weights * mask[:, :, None].astype(np.float32))
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
 def test_a_padding_token_in_a_text_is_as_in_transformers(model_type, golden, write_checkpoint):
   arrays = golden('sentence_files')
@@ -230,7 +230,7 @@ def test_a_bank_shifts_padding_alone_beyond_the_positions(small):
   assert np.isfinite(hidden[:2]).all() and np.isnan(hidden[2]).any()
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('model_type', ['bert', 'roberta'])
 @pytest.mark.parametrize('fixed_layers', [0, 1, 2])
 def test_vectors_in_place_of_words_equal_transformers(
@@ -303,6 +303,7 @@ def test_gradient_reaches_only_the_prompts_that_were_used(small, inputs):
   assert (np.abs(gradient[jnp.array([0, 2])]).max(axis=(2, 3, 4, 5)) > 0).all()
 
 
+@pytest.mark.slow
 def test_empty_prompt_is_no_prompt(small, inputs):
   config, params = small
   plain = encode(config, params, *inputs)
@@ -315,6 +316,7 @@ def test_empty_prompt_is_no_prompt(small, inputs):
   )
 
 
+@pytest.mark.slow
 def test_order_of_the_prompt_does_not_matter(small, inputs):
   # Prefix vectors have no positions, unshifted: any order gives the same attention.
   config, params = small
@@ -325,7 +327,7 @@ def test_order_of_the_prompt_does_not_matter(small, inputs):
   )
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('model_type', ['bert', 'roberta'])
 def test_padding_does_not_matter(small, inputs, model_type):
   config, params = small
@@ -341,6 +343,7 @@ def test_padding_does_not_matter(small, inputs, model_type):
   np.testing.assert_allclose(wide[:, :7][mask], narrow[mask], atol=2e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_row_of_padding_is_finite(small, inputs):
   config, params = small
   tokens, _ = inputs
@@ -394,6 +397,7 @@ def test_fused_attention_equals_the_plain_one(small, inputs, how):
     np.testing.assert_allclose(ours, theirs, atol=5e-5 * max(1, np.abs(theirs).max()), rtol=0)
 
 
+@pytest.mark.slow
 def test_fused_attention_has_dropout(small, inputs):
   config, params = small
   options = EncoderOptions(attention='fused', dropout=0.3)
@@ -661,6 +665,7 @@ def test_exceeding_the_positions_names_the_numbers(small, inputs):
     encode(roberta, params, tokens, tokens > 0)
 
 
+@pytest.mark.slow
 def test_prompt_of_another_shape(small, inputs):
   config, params = small
   good = prompts(config, 3)
@@ -672,6 +677,7 @@ def test_prompt_of_another_shape(small, inputs):
     encode(config, params, *inputs, adapter=bank_of(good).choose(ids))
 
 
+@pytest.mark.slow
 def test_ids_out_of_range_are_noticed(small, inputs):
   config, params = small
   tokens, mask = inputs
@@ -681,6 +687,7 @@ def test_ids_out_of_range_are_noticed(small, inputs):
   assert np.isfinite(hidden[:3]).all() and np.isnan(hidden[3]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'model_type',
   [
@@ -730,6 +737,7 @@ def test_attention_with_a_prompt_an_example(small, inputs):
   np.testing.assert_allclose(each.sum(-1), 1, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_attention_under_shifted_positions_equals_numpy(small, inputs):
   config, params = small
   tokens, mask = inputs

@@ -137,6 +137,7 @@ def test_values_and_gradients_equal_numpy(devices, keys, prompt, rate, prompt_ra
     )
 
 
+@pytest.mark.slow
 def test_dropout_leaves_out_its_share_whichever_device_computes_it():
   seeds = np.asarray(dropout.seeds(jax.random.key(0), (2, N, 1, 1)))
   share = [
@@ -151,6 +152,7 @@ def test_dropout_leaves_out_its_share_whichever_device_computes_it():
   np.testing.assert_array_equal(whole[:, 64:], part)
 
 
+@pytest.mark.slow
 def test_without_a_key_nothing_is_left_out():
   given = texts(2, 6)
 
@@ -169,6 +171,7 @@ def test_bfloat16_is_added_up_in_float32():
   assert np.abs(np.asarray(out, np.float32) - exact).max() < 2**-8 * np.abs(exact).max() * 2
 
 
+@pytest.mark.slow
 def test_a_split_of_heads_that_does_not_divide_them_is_not_used():
   mesh = meshes.make_mesh({'data': 1, 'model': 8})
   given = texts(2, 6)

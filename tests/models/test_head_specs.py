@@ -8,6 +8,7 @@ from dprjax.models import checkpoint_names, head_specs, hub
 from dprjax.models.head_specs import HEADS, Head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', HEADS)
 def test_a_fresh_head_has_the_tensors_of_its_spec_and_survives_its_files(name, small, tmp_path):
   config, params = small

@@ -47,6 +47,7 @@ def random_head(config, seed=0):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model_type', GOLDEN)
 def test_mlm_and_condenser_equal_transformers(model_type, golden, write_heads):
   arrays = golden(f'heads_{model_type}')

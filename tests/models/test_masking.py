@@ -41,6 +41,7 @@ def drawn():
   return tokens, words, draw(tokens, words)
 
 
+@pytest.mark.slow
 def test_positions_targets_and_weights_agree(drawn):
   tokens, _, masked = drawn
   assert (
@@ -65,6 +66,7 @@ def test_positions_targets_and_weights_agree(drawn):
     np.testing.assert_array_equal(masked.tokens[row, elsewhere], tokens[row, elsewhere])
 
 
+@pytest.mark.slow
 def test_whole_words_within_the_budget_and_no_special_token(drawn):
   _, words, masked = drawn
   budgets, counts = [], []
@@ -85,6 +87,7 @@ def test_whole_words_within_the_budget_and_no_special_token(drawn):
   assert sum(counts) > 0.9 * sum(budgets)
 
 
+@pytest.mark.slow
 def test_single_token_words_fill_the_budget():
   tokens, words = texts(longest=1)
   masked = draw(tokens, words)
@@ -101,6 +104,7 @@ def test_single_token_words_fill_the_budget():
   )
 
 
+@pytest.mark.slow
 def test_eighty_ten_ten():
   tokens, words = texts(rows=2000, longest=1)
   masked = draw(tokens, words)
@@ -130,6 +134,7 @@ def test_eighty_ten_ten():
   assert places.min() > 0 and np.abs(places - places.mean()).max() < 5 * np.sqrt(places.mean())
 
 
+@pytest.mark.slow
 def test_each_token_of_a_word_draws_for_itself():
   words = np.repeat(np.arange(10, dtype=np.int32)[None], 2, axis=1).repeat(400, axis=0)
   tokens = np.full(words.shape, 1000, np.int32)
@@ -157,6 +162,7 @@ def test_the_key_decides(drawn):
   assert differs[(words >= 0).sum(1) > 20].mean() > 0.8
 
 
+@pytest.mark.slow
 def test_word_numbers_need_not_be_consecutive(drawn):
   tokens, words, masked = drawn
   numbers = np.random.default_rng(3).permutation(10**6)[:LENGTH].astype(np.int32)
@@ -164,6 +170,7 @@ def test_word_numbers_need_not_be_consecutive(drawn):
     np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.slow
 def test_rows_with_nothing_to_mask():
   # All padding; one word of three tokens, which a budget of one does not take.
   tokens, words = np.full((2, 12), 1000, np.int32), np.full((2, 12), -1, np.int32)
@@ -204,6 +211,7 @@ def test_choice_equals_plain_python():
   np.testing.assert_array_equal(by_hand, [[False, True, True, False, False, False, True]])
 
 
+@pytest.mark.slow
 def test_eight_devices_draw_as_one(drawn):
   tokens, words, masked = drawn
   mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))

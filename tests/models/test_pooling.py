@@ -42,6 +42,7 @@ def test_the_last_token_is_found_behind_padding_on_the_left():
   np.testing.assert_array_equal(pooling.find('lasttoken').pool(states, mask), [[6, 7]])
 
 
+@pytest.mark.slow
 def test_a_row_of_padding_stays_finite():
   states, mask = jnp.ones((2, 3, 4)), jnp.zeros((2, 3), bool)
   for name in pooling.every():

@@ -73,6 +73,7 @@ def projected(plain, tmp_path):
   return folder, add(folder, [(size, 24, False, IDENTITY), (24, 12, True, TANH)])
 
 
+@pytest.mark.slow
 def test_vectors_go_through_the_layers(plain, projected):
   folder, (first, second) = projected
   pooled = Encoder.load(plain).encode(TEXTS)

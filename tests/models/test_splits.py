@@ -27,6 +27,7 @@ def test_a_part_of_an_axis_is_split_over_the_others(mesh):
   assert splits.inside(split) == split
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_divided_are_not_split(mesh):
   rows = meshes.activations(mesh)[0]
 

@@ -98,6 +98,7 @@ def test_tasks_of_one_batch_have_ranges_of_the_table():
     made.table([vectors[0] | {'query/P1': jnp.zeros((4, 3), jnp.float32)}, vectors[1]])
 
 
+@pytest.mark.slow
 def test_pairs():
   made = make(Spec({'pair': PAIR}, {'pair/P3': 'what is it?'}, {'pair/P1': 1, 'pair/P2': 2}))
   texts = [
@@ -116,6 +117,7 @@ def test_pairs():
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'pooling', ['mask', *(pytest.param(name, marks=pytest.mark.slow) for name in ('mean', 'cls'))]
 )

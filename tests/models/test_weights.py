@@ -162,6 +162,7 @@ def test_heads_are_not_read_unless_requested(write_heads):
     hub.load_backbone(half, ('mlm', 'condenser'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_parameters_on_disk_come_to_devices_in_parts(dtype, tmp_path, monkeypatch):
   config = EncoderConfig('bert', 48, 32, 3, 4, 64, max_positions=24)

@@ -35,6 +35,7 @@ def encoder(small, prompts):
   return Encoder.load(small.path, prompts['qa'], batch_size=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('prompt_type', 'side'),
   [
@@ -74,6 +75,7 @@ def test_a_task_has_the_prompt_of_its_name_its_type_or_the_default(small, prompt
     one.encode(BATCHES, task_metadata=Task('Other', 'STS'))
 
 
+@pytest.mark.slow
 def test_queries_that_a_prompt_has_seen_are_counted(small, prompts, tmp_path):
   known = load_prompt(prompts['qa'])
   known.queries.update({'train': seen.hashes(['JSON decodes', 'other'])})
@@ -141,6 +143,7 @@ def test_without_mteb(small, monkeypatch):
     dprjax.mteb.folder_task('nowhere')
 
 
+@pytest.mark.slow
 def test_beir_asks_for_queries_and_a_corpus(small, prompts):
   retriever = Retriever.load(small.path, prompts['qa'], batch_size=8)
   np.testing.assert_array_equal(

@@ -36,6 +36,7 @@ def test_a_program_is_bound_by_what_takes_longest():
   assert roofline.limits(targets.parse('h100:1'), 'float32').flops == 494.7e12
 
 
+@pytest.mark.slow
 def test_the_limits_of_this_machine_are_measured():
   most = roofline.measure_limits(2, 'float32')
   assert 1e8 < most.flops < 1e14

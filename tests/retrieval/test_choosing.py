@@ -44,6 +44,7 @@ def test_fewer_queries_shrink_more_and_leave_a_larger_chance_of_loss():
   assert one.loss > other.loss
 
 
+@pytest.mark.slow
 def test_more_candidates_without_a_gain_shrink_more():
   """Under the null the expected gain of the best must not grow with the number of candidates."""
   expected, measured = {}, {}

@@ -77,6 +77,7 @@ def test_negative_scores_and_padding():
   np.testing.assert_array_equal(found.scores, [[-2, -2, -2]])
 
 
+@pytest.mark.slow
 def test_float16_shards_from_disk(tmp_path):
   rng = np.random.default_rng(2)
   corpus = rng.standard_normal((500, 16)).astype(np.float16)
@@ -88,7 +89,7 @@ def test_float16_shards_from_disk(tmp_path):
   np.testing.assert_array_equal(found.rows, reference(queries, corpus, 20)[1])
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', codes.LEVELS)
 @pytest.mark.parametrize('devices', [1, 8])
 def test_codes_from_disk(

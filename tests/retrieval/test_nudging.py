@@ -9,6 +9,7 @@ def unit(x):
   return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('bound', [0.05, 0.5, 1.4])
 @pytest.mark.parametrize('spherical', [True, False])
 def test_no_vector_within_the_bound_is_better(bound, spherical):

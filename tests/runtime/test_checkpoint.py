@@ -48,6 +48,7 @@ def targets(*trees):
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), trees)
 
 
+@pytest.mark.slow
 def test_restores_every_bit_onto_another_mesh(tmp_path):
   trainable, opt_state = make_state(meshes.make_mesh({'data': 8}))
   saved = checkpoint.Checkpoints(tmp_path, SHA)

@@ -25,24 +25,23 @@ OPTIONS = dict(configs.flat(vars(tables.table())))
 WRONG = (float('nan'), float('inf'), -5, 10**15, '', 'a\nb', None, (), (0,), (32, 16), True, 1.5)
 
 
-@pytest.mark.parametrize('name', OPTIONS)
-def test_every_option_has_a_range(name):
-  option = OPTIONS[name]
-  assert option.fits(option.value)
-  wrong = [value for value in WRONG if not option.fits(value)]
-  assert len(wrong) >= 5 and None in wrong
-  config = configs.default()
-  config.backbone.path = config.data.dir = 'x'
-  config.unlock()
-  *sections, last = name.split('.')
-  section = config
-  for each in sections:
-    section = section[each]
-  for value in (None, wrong[0]):
-    with section.ignore_type():
-      section[last] = value
-    with refused(f'config.{name}'):
-      configs.check(config)
+def test_every_option_has_a_range():
+  for name, option in OPTIONS.items():
+    assert option.fits(option.value), name
+    wrong = [value for value in WRONG if not option.fits(value)]
+    assert len(wrong) >= 5 and None in wrong, name
+    config = configs.default()
+    config.backbone.path = config.data.dir = 'x'
+    config.unlock()
+    *sections, last = name.split('.')
+    section = config
+    for each in sections:
+      section = section[each]
+    for value in (None, wrong[0]):
+      with section.ignore_type():
+        section[last] = value
+      with refused(f'config.{name}'):
+        configs.check(config)
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ from tests.refusals import refused
 httpx = pytest.importorskip('httpx', reason="pip install 'dprjax[dev]'")
 openai = pytest.importorskip('openai', reason="pip install 'dprjax[dev]'")
 
-pytestmark = pytest.mark.xdist_group('serving')
-OPTIONS = ServerOptions(rows=(1, 4), lengths=(16, 48), slots=6, deadline=0.001, prompt_length=4)
+pytestmark = [pytest.mark.xdist_group('serving'), pytest.mark.slow]
+OPTIONS = ServerOptions(rows=(4,), lengths=(16, 48), slots=6, deadline=0.001, prompt_length=4)
 JSON = {'content-type': 'application/json'}
 PASSAGES = {'d1': 'json decodes a string', 'd2': 'an http server sends', 'd3': 'parse the xml tree'}
 
@@ -126,7 +126,6 @@ def alone(small, folder):
   return lambda name, side, *texts: encoders[name].encode(texts, side)
 
 
-@pytest.mark.slow
 def test_openais_client(client, alone):
   texts = ['json', 'an http server']
   with openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none') as ai:
@@ -163,7 +162,6 @@ def test_openais_client(client, alone):
     np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore')
 def test_mtebs_client(client, alone):
   with warnings.catch_warnings():
@@ -181,7 +179,6 @@ def test_mtebs_client(client, alone):
     np.testing.assert_allclose(found, alone(name, side, *texts), rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_token_ids_truncation_and_what_made_a_vector(ask, small, folder, alone):
   rows = [row.tolist() for row in small.tokenizer.encode(['json', 'http'], 16)[0]]
   answer = ask('/v1/embeddings', model='qa:query', input=rows)
@@ -536,7 +533,6 @@ def test_pages_of_given_origins(engine):
     assert client.post('/v1/embeddings', json=body).status_code == 200
 
 
-@pytest.mark.slow
 def test_a_backbone_with_a_slash_in_its_name(small, folder):
   engine = Engine.load(small.path, folder, name='an-org/model-1', options=OPTIONS)
   with running(App(engine)) as at, openai.OpenAI(base_url=f'{at}/v1', api_key='none') as ai:
@@ -579,7 +575,6 @@ def test_health_and_metrics(client, ask):
   assert '<td><code>encoding_format</code></td><td><code>&quot;base64&quot;</code> or' in page.text
 
 
-@pytest.mark.slow
 def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
   # Alone, a text waits for a minute.
   options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=2)
@@ -792,7 +787,6 @@ def browser():
     process.stdout.close()
 
 
-@pytest.mark.slow
 def test_the_page_in_a_browser(client, engine, alone, small, tmp_path):
   content = small.write(tmp_path, '<b>', 2, task='<img src=x>').read_bytes()
   assert client.put('/v1/prompts/late', content=content).status_code == 201

@@ -201,6 +201,7 @@ def test_a_prompt_among_the_tokens_is_refused(engine, folder, small, tmp_path):
   assert not list(folder.glob('*p.npz*'))
 
 
+@pytest.mark.slow
 def test_a_prompt_for_queries_alone_searches_an_index_of_the_bare_backbone(
   engine, small, alone, tmp_path, write_embeddings
 ):
@@ -236,6 +237,7 @@ def test_a_damaged_prompt_is_refused(engine, folder):
   assert not list(folder.glob('*p.npz*'))
 
 
+@pytest.mark.slow
 def test_token_ids_are_taken_as_they_are(engine, small, alone):
   ids = small.tokenizer.encode(['http json'], 16)[0][0].tolist()
   tokens = engine.tokenize('untied', 'query', [ids])
@@ -260,6 +262,7 @@ def test_token_ids_are_taken_as_they_are(engine, small, alone):
       engine.tokenize('tied', 'query', [rows[0], wrong])
 
 
+@pytest.mark.slow
 def test_any_name_of_a_file_is_served_or_told(small, tmp_path, caplog):
   folder = tmp_path / 'prompts'
   served = ['QA', 'a b', ' x ', 'fragen-über', 'ひらがな', 'a%2Fb', 'x.npz', 'n' * 251, '-', 'qa']
@@ -508,6 +511,7 @@ def test_a_full_queue_is_busy_and_cancelled_texts_make_room(small, folder):
   assert 'dprjax_dropped_texts_total 1.0' in engine.metrics.text().decode()
 
 
+@pytest.mark.slow
 def test_prompts_beyond_the_memory_of_the_host_are_read_again(small, folder):
   options = ServerOptions(rows=(1,), lengths=(48,), slots=2, host_bytes=1)
   engine = Engine.load(small.path, folder, options=options)

@@ -14,15 +14,15 @@ from dprjax.serving.engine import Engine, ServerOptions
 from dprjax.serving.indexes import ServedReranker
 from tests.serving.test_app import running
 
-hypothesis = pytest.importorskip('hypothesis', reason="pip install 'dprjax[dev]'")
-schemathesis = pytest.importorskip('schemathesis', reason="pip install 'dprjax[dev]'")
-
 pytestmark = pytest.mark.xdist_group('serving')
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore')  # of schemathesis and its imports
 def test_no_request_is_a_fault_of_the_server(small, tmp_path, caplog):
+  # Slow to import.
+  hypothesis = pytest.importorskip('hypothesis', reason="pip install 'dprjax[dev]'")
+  schemathesis = pytest.importorskip('schemathesis', reason="pip install 'dprjax[dev]'")
   folder = tmp_path / 'prompts'
   small.write(folder, 'qa', 2)
   options = ServerOptions(rows=(1, 4), lengths=(48,), slots=6, deadline=0.001)

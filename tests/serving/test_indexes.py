@@ -29,6 +29,7 @@ def test_queries_are_cut_to_what_an_index_has(tmp_path, write_embeddings, dtype)
     ]
 
 
+@pytest.mark.slow
 def test_equal_scores_go_by_falling_id(tmp_path, write_embeddings):
   ids = [str(i) for i in range(30)]
   write_embeddings(tmp_path / 'x', ids, np.ones((30, 4), np.float32))
@@ -38,6 +39,7 @@ def test_equal_scores_go_by_falling_id(tmp_path, write_embeddings):
     assert [hit.id for hit in hits] == ['9', '8', '7', '6', '5', '4', '3'][:k]
 
 
+@pytest.mark.slow
 def test_a_hybrid_index_is_fused_with_bm25(tmp_path, write_embeddings):
   ids, texts = ['a', 'b', 'c'], ['red apples', 'green pears', 'green apples']
   write_embeddings(tmp_path / 'x', ids, np.eye(3, dtype=np.float32))

@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.methods import dual_encoder
@@ -21,6 +22,7 @@ def vectors(model, adapter):
   return np.asarray(embed_text(*model, *batch(), SPEC, adapter=adapter))
 
 
+@pytest.mark.slow
 def test_equals_numpy_shared_merged_and_in_a_bank(small):
   change = np.random.default_rng(0).standard_normal((2, 32, 32)).astype(np.float32)
   given = [Linear(change[0]), None, Linear(change[1])]
@@ -35,6 +37,7 @@ def test_equals_numpy_shared_merged_and_in_a_bank(small):
     np.testing.assert_allclose(mixed[row], own[row], atol=2e-6)
 
 
+@pytest.mark.slow
 def test_training_begins_at_the_identity_and_leaves_passages(small):
   config = with_options(prompt__kind='linear', prompt__length=1, prompt__sides='query')
   params = dual_encoder.init_adapter(config, small[0], Parts({}), jax.random.key(0))

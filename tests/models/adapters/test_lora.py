@@ -95,6 +95,7 @@ def test_equals_numpy_shared_merged_and_in_a_bank(small):
       np.testing.assert_allclose(states(merged, None)[mask], own[mask], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_training_begins_at_the_frozen_encoder(small):
   config = with_options(
     prompt__kind='lora', prompt__length=4, lora__targets=('attention/(query|value)', 'mlp/.*')
@@ -153,6 +154,7 @@ def test_dropout_spares_the_scale(small):
   assert each.a['mlp/up'].shape[:2] == (3, 3) and np.isfinite(states(small, each)).all()
 
 
+@pytest.mark.slow
 def test_a_file_of_another_backbone(small, tmp_path):
   arrays, _ = lora._export(with_options(prompt__length=3), random(small[0], 3, ('mlp/up',)))
   meta = META | {'rank': 3, 'alpha': 16.0, 'targets': ['mlp/up']}
@@ -222,7 +224,7 @@ def hidden(arrays, backbone, adapter):
   return encode(backbone.config, backbone.params, arrays['tokens'], arrays['mask'], adapter=adapter)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['bert', 'modernbert'])
 def test_states_and_gradients_are_those_of_peft(name, theirs, tmp_path):
   """ModernBERT has queries, keys and values in one module, and the gate and inputs of the MLP."""

@@ -46,11 +46,13 @@ def test_without_reparametrisation_the_parameter_is_the_prefix():
   assert expanded['query'] is expanded['passage'] and expanded['query'].vectors is vectors
 
 
+@pytest.mark.slow
 def test_initial_values_have_the_deviation_that_was_asked_for():
   values = init(CONFIG, 2000, init_std=0.3)[0]['prompt']['prefix']
   assert abs(float(jnp.std(values)) - 0.3) < 0.005 and abs(float(jnp.mean(values))) < 0.005
 
 
+@pytest.mark.slow
 def test_mlp_equals_numpy():
   whole, expand = init(CONFIG, 5, reparam='mlp', reparam_hidden=7, init_std=0.5)
   params = whole['prompt']
@@ -70,6 +72,7 @@ def common_share(prefix):
   return np.mean(np.mean(prefix, axis=2) ** 2) / np.mean(prefix**2)
 
 
+@pytest.mark.slow
 def test_mlp_starts_as_the_released_code_does_in_effect():
   config = EncoderConfig('bert', 50, 128, 2, 2, 256, max_positions=24)
   whole, expand = init(config, 32, reparam='mlp', reparam_hidden=512, init_std=0.02)
@@ -93,6 +96,7 @@ def test_mlp_starts_as_the_released_code_does_in_effect():
   assert common_share(expand(whole)['query'].vectors) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('reparam', ['none', 'mlp'])
 def test_untied_prompts_start_apart(reparam):
   params, expand = init(CONFIG, 5, tied=False, reparam=reparam, reparam_hidden=7)
