@@ -11,10 +11,10 @@ tables are as in experiments/decoder.py (experiments/ledgers/no_labels.jsonl).
 Rules, fixed before the runs:
 
 - There are four sets: SciFact, Cranfield, MedQuAD and QNLI, at most 2,000 passages each. All
-  systems read 64 tokens of a passage. 300 passages get up to three queries each.
-- Sources of queries are the passages themselves (`extracted`), and SmolLM2-135M-Instruct
-  (`generated`): greedy, with two training queries as examples, one query a passage, for 32
-  passages. A server of the OpenAI interface gives the same answers as a file of them.
+  systems read 64 tokens of a passage. 300 passages get queries.
+- Sources of queries are the passages themselves (`extracted`, up to three a passage), and
+  SmolLM2-135M-Instruct (`generated`): greedy, one query a passage, with two training queries as
+  examples. A server of the OpenAI interface gives the same answers as a file of them.
 - 60 updates of 16 queries; everything else as in the config. No rate or option is chosen by judged
   queries.
 - Half of a step is the sum of the cosines of the frozen encoder and of the prompt.
@@ -51,7 +51,7 @@ PARTS = ('extracted', 'generated', 'judged', 'continued')
 JUDGED = 100
 UPDATES, BATCH = 60, 16
 QUERY_LENGTH, PASSAGE_LENGTH = 48, 64
-ASKED, GENERATED = 300, 32  # passages
+ASKED = 300  # passages
 MODEL = 'SmolLM2-135M-Instruct'
 BACK = 'queries that find their passages'
 TEMPLATE = '{examples}\nPassage: {passage}\nQueries:\n'
@@ -108,7 +108,7 @@ class Experiment:
     self.settings = {
       'lengths': [QUERY_LENGTH, PASSAGE_LENGTH],
       'training': TRAINING,
-      'asked': [ASKED, GENERATED],
+      'asked': ASKED,
       'judged': JUDGED,
     }
     self.kept = trials.LEDGERS / 'no_labels.jsonl'
@@ -211,7 +211,7 @@ class Experiment:
       flags = {
         'corpus': self.folder(name) / 'corpus.jsonl',
         'out': path.parent / f'{name}.part',
-        'passages': GENERATED,
+        'passages': ASKED,
         'per_passage': 1,
         'endpoint': f'http://127.0.0.1:{server.server_port}/v1',
         'model': MODEL,
