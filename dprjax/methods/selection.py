@@ -35,7 +35,7 @@ from dprjax.runtime import checkpoint, distributed
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 
-_RACED = 1 / 3  # of the updates; earlier, slow learners would seem worse
+_RACED = 1 / 5  # of the updates; earlier, slow learners would seem worse
 _Steps = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 
 
@@ -84,7 +84,7 @@ class Rival(NamedTuple):
   def beats(self, measure: str, found: Scores, step: int, total: int) -> bool:
     """Whether to stop a training with the scores ``found``. All processes call it.
 
-    True after a third of its updates, if the 95 % interval of the lead of the rival lies above 0.
+    True after a fifth of its updates, if the 95 % interval of the lead of the rival lies above 0.
     """
     low = baseline.compare(measure, found, self.scores).low
     return distributed.agree(step >= _RACED * total and low is not None and low > 0)

@@ -229,8 +229,8 @@ def test_one_is_beaten_by_a_lead_that_is_not_chance():
     return rival.beats('nDCG@10', scores(found), step, 12)
 
   noise = rng.normal(0, 0.2, 40)
-  assert beats(0.1 + 0.1 * noise, 4) and beats(0.1, 12)
-  assert not beats(0.1, 3)  # too early
+  assert beats(0.1 + 0.1 * noise, 3) and beats(0.1, 12)
+  assert not beats(0.1, 2)  # too early
   assert not beats(noise - noise.mean() + 0.01, 6)  # by chance
   assert not beats(-0.1, 6)
   assert not beats(0.1, 6, behind[:-1])  # of other queries
