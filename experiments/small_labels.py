@@ -400,7 +400,10 @@ class Experiment:
   def go(self):
     for part in self.args.part.split(','):
       if part == 'tables':
-        small_tables.show(self.out, self.data, self.args.docs)
+        if self.args.encoder == 'minilm':
+          small_tables.show(self.out, self.data, self.args.docs)
+        else:
+          small_tables.show_other(self.out, self.data, self.args.docs, self.args.encoder)
         if self.args.docs:
           trials.keep(self.out, self.kept, self.settings)
       elif part == 'tune':

@@ -498,6 +498,37 @@ def show(out, data, docs):
     trials.publish(docs, 'small_labels', made, [drawn])
 
 
+def show_other(out, data, docs, encoder):
+  """The same of another encoder, in short; its chooser has the prior of MiniLM."""
+  settings = read(trials.ledger(out))
+  chosen = {id(one): choosing.choose(candidates(one), prior=choosing.PRIOR) for one in settings}
+  parts = [way_rows(settings, chosen)]
+  pairs = [one for one in settings if {Candidate('ft'), Candidate('both')} <= one.tested.keys()]
+  if pairs:
+    gaps = [one.tested[Candidate('ft')] - one.tested[Candidate('both')] for one in pairs]
+    parts.append(
+      f'D1, fine-tuning above a prompt for both sides: {shown(over_sources(pairs, gaps))} on '
+      f'{len(pairs)} settings.\n'
+    )
+  parts.append(score_rows(settings, chosen, lambda one, name: one.tested[name].mean()))
+  if rows := seen_rows(settings, chosen, data):
+    parts += ['Gains on seen and unseen answers:\n', rows]
+  lines = [line for one in settings for line in one.lines.values()]
+  rates = [
+    f'{way} {rate:g}'
+    for way, rate in dict.fromkeys(
+      (line['run'].partition('/')[2], line['rate']) for line in lines if line.get('rate')
+    )
+  ]
+  commits = ', '.join(dict.fromkeys(line['commit'] for line in lines))
+  parts.append(f'Rates: {", ".join(rates)}. {len(lines)} runs; commit {commits}.\n')
+  made = '\n'.join(parts)
+  trials.write(out / 'results.md', made)
+  print(made)
+  if docs:
+    trials.publish(docs, 'small_labels', made, [], encoder)
+
+
 def goal_lines(settings, found):
   """The goals of the experiment, and whether they were met."""
   means, best = found['the chooser'], found['the best with hindsight']
