@@ -22,9 +22,10 @@ by weights that are learnt on held-out queries, and both.
 Rules, set before the runs:
 
 - Queries are split into three folds, from 500 queries on into five. A linear map and NUDGE are
-  trained for each fold and then on all queries. `query`, `lora`, `both` and `ft` are trained once,
-  without the first fold, since four trainings of each did not fit into the time of two shared
-  cores. So they learn from fewer queries than the others, and are judged by fewer.
+  trained for each fold and then on all queries. So are the others with fewer than 100 queries.
+  With more queries `query`, `lora`, `both` and `ft` are trained once, without the first fold,
+  since four trainings of each did not fit into the time of two shared cores. So they learn from
+  fewer queries than the others, and are judged by fewer.
 - A training has 32 updates of 16 queries, 48 from 500 queries on, 16 below 100. It is scored after
   a half and after all of them; the number of updates for the score of a query is chosen on other
   held-out queries.
@@ -73,6 +74,7 @@ from dprjax.runtime import mesh, tree
 
 BATCH = 16
 SCORED = (0.5, 1.0)  # parts of the updates
+FEW = 100  # queries: below, all ways are trained without each fold in turn
 PARTS_OF_FOLD = 5  # of held-out queries that choose the number of updates in turn
 NEGATIVES, RELEVANT = 2000, 64  # of a query: passages of the corpus; judgements that are known
 LENGTHS = {'query': 32, 'passage': 64}
@@ -517,10 +519,10 @@ class Experiment:
       made = self.scores(data, count, way, rate, seed)
       made['seconds'] = round(time.monotonic() - began, 1)
       held, tested, about = made.pop('held'), made.pop('tested'), made.pop('about')
-      rows = np.concatenate(data.folds(count, seed)[: None if way in PLAIN else 1])
+      rows = np.concatenate(held_out(data, count, way, seed))
       order = np.argsort(rows)
       rows, held = rows[order], held[order]
-      about['held'] = 'all' if way in PLAIN else rows.tolist()
+      about['held'] = 'all' if len(rows) == count else rows.tolist()
       return about | made | {'views': self.views(data, way, rows, held, tested)}
 
     return trials.measure(self.out, f'{name}-{count}/{way}', seed, work)
@@ -560,7 +562,7 @@ class Experiment:
     if way == 'nudge':
       return self.nudge(data, count, folds)
     trainer = self.trainer(way, rate, updates_of(count))
-    by_fold, folds = [], folds if way in PLAIN else folds[:1]
+    by_fold, folds = [], held_out(data, count, way, seed)
     for held in folds:
       others = np.setdiff1d(np.arange(count), held)
       trained = trainer.train(data, others, seed)
@@ -623,8 +625,14 @@ class Experiment:
     }
 
 
+def held_out(data, count, way, seed):
+  """The folds that a way is trained without in turn."""
+  folds = data.folds(count, seed)
+  return folds if way in PLAIN or count < FEW else folds[:1]
+
+
 def updates_of(count):
-  return 16 if count < 100 else 32 if count < 500 else 48
+  return 16 if count < FEW else 32 if count < 500 else 48
 
 
 def short(values):
