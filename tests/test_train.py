@@ -565,10 +565,8 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
   assert begin('whole')[0] == 0
   assert json.loads((tmp_path / 'whole' / 'selection.json').read_text()) == plan
   assert_same_bits(trainable_of(tmp_path / 'whole')[1], trainable_of(run)[1])
-  # BM25 is far better than an encoder of random numbers.
   kept = choice.read(run)
-  assert kept.choice.verdict in err and kept.choice.candidate.model in ('bm25', 'frozen')
-  assert kept.choice.queries == count
+  assert kept.choice.verdict in err and kept.choice.queries == count
   folds = [baseline.read(run / 'folds' / number, 'nDCG@10') for number in '12']
   scores = baseline.join(folds)
   dense, words = scores.fused[''][:, 0], scores.fused[''][:, -1]
@@ -578,10 +576,12 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
   own, estimate = kept.best_of('both')
   status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz')
   assert status == (0 if estimate.expected > 0 else 2), err
-  assert str(own) in err and kept.choice.verdict in err
-  assert not (tmp_path / 'p.fusion.json').exists()
-  # As if the fusion with the prompt had been chosen.
+  # The docstrings, and so the choice, differ from Python to Python.
   chosen = Candidate('both', fused=True)
+  another = kept.choice.candidate != chosen
+  assert (str(own) in err and kept.choice.verdict in err) == another
+  assert (tmp_path / 'p.fusion.json').exists() != another
+  # As if the fusion with the prompt had been chosen, with other weights.
   sure = choosing.Estimate(0.1, 0.01, 0.1, 0.01, 0.001)
   made = choosing.Choice(chosen, {**kept.choice.estimates, chosen: sure}, count)
   choice.write(run, choice.Kept(made, {chosen: 0.3}), run)
