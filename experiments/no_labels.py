@@ -179,7 +179,7 @@ class Experiment:
   def half(self, work, folder):
     """nDCG@10 of each test query by the mean of both vectors."""
     frozen, prompt = (
-      embeddings.load_embeddings(work / 'embeddings' / f'{one}-test')
+      embeddings.load_embeddings(work / 'embeddings' / f'{one}-judged')
       for one in ('frozen', 'prompt')
     )
     passages = embeddings.load_embeddings(work / 'passages')

@@ -30,6 +30,7 @@ METHOD = 'nolabels'
 DOCSTRINGS = 'docstrings:'
 _FUSION = 'zscore'
 _MEASURE = 'nDCG@10'
+_JUDGED = 'judged'
 _MOST_PRICE = 1e6
 # The compared systems, by names of runs.
 _SYSTEMS = {
@@ -129,7 +130,8 @@ class NoLabels:
     model = ModelFiles(frozen.backbone, work / 'prompt.npz')
     self._stages.export('Export: the prompt', work / 'training', work / 'prompt.npz')
     if judged:
-      texts, split = self._judged(corpus), c.data.judged_split
+      # Not under their own name, which may be that of the made queries.
+      texts, split = self._judged(corpus), _JUDGED
       qrels = texts.qrels[split]
       runs = self._retrieve(texts, split, frozen, vectors)
     else:
@@ -282,10 +284,10 @@ class NoLabels:
 
   def _judged(self, corpus: epath.Path) -> TextFiles:
     """The judged queries of the user, over the whole corpus."""
-    split = self.config.data.judged_split
-    found = sources.locate_judged(self.config.data.judged, split)
-    folder = epath.Path(self.config.data.judged)
-    return TextFiles(folder, corpus, found['queries'], {split: found['qrels']})
+    c = self.config
+    found = sources.locate_judged(c.data.judged, c.data.judged_split)
+    folder = epath.Path(c.data.judged)
+    return TextFiles(folder, corpus, found['queries'], {_JUDGED: found['qrels']})
 
   def _measure(self, name: str, run: epath.Path, qrels: epath.Path) -> epath.Path:
     names = list(dict.fromkeys([_MEASURE, *self.config.measures]))

@@ -149,13 +149,18 @@ def test_from_a_corpus_to_a_prompt_with_a_card_and_the_same_bytes_after_a_kill(
   assert 'Mine negatives: done before' in capsys.readouterr().out
   assert {name: (work / name).read_bytes() for name in MADE} == before
 
-  # Judged queries choose; nothing is trained again.
-  command_module.main([*flags, f'--config.data.judged={data}'])
+  # Judged queries choose, also those of a split that the made queries have; nothing is trained
+  # again.
+  made = {path: path.read_bytes() for path in (work / 'runs').iterdir()}
+  (data / 'qrels' / 'test.tsv').rename(data / 'qrels' / 'train.tsv')
+  judged = [f'--config.data.judged={data}', '--config.data.judged_split=train']
+  command_module.main([*flags, *judged])
   said = capsys.readouterr().out
   assert 'Train: the prompt: done before' in said and 'nothing could be checked' not in said
   kept = choices.read(work)
   assert kept.choice.judged and kept.choice.queries == 9
   assert (work / 'prompt.npz').read_bytes() == before['prompt.npz']
+  assert {path: path.read_bytes() for path in made} == made
 
 
 def parse(*flags):
