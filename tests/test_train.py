@@ -667,14 +667,14 @@ def test_an_experiment_that_falls_behind_is_stopped(command, reuse, tmp_path):
       )
 
   status, err = begin()
-  assert status == 0 and 'stopped early: behind fast; done at step 12' in err, err
+  assert status == 0 and 'stopped early: behind fast; done at step 6' in err, err
   run = tmp_path / 'run' / 'alternatives'
   assert json.loads((tmp_path / 'run' / 'selection.json').read_text())['chosen'] == 'fast'
-  assert steps_of(run / 'fast')[-1] == 24 and steps_of(run / 'wild')[-1] == 12
+  assert steps_of(run / 'fast')[-1] == 24 and steps_of(run / 'wild')[-1] == 6
   # It does not continue without the chosen training.
   (tmp_path / 'run' / 'selection.json').unlink()
   status, err = begin()
-  assert status == 0 and 'stopped early: behind fast; done at step 12' in err, err
+  assert status == 0 and 'stopped early: behind fast; done at step 6' in err, err
 
 
 @pytest.mark.parametrize(
