@@ -19,7 +19,7 @@ seeds. All ways start from all-MiniLM-L6-v2; passages are cut at 64 tokens.
 Each is also scored half the way from the frozen encoder (the mean of both scores), fused with BM25
 by weights that are learnt on held-out queries, and both.
 
-Rules, set before the runs:
+Rules, set before the runs; docs/experiments/small-labels.md says which changed after results:
 
 - Queries are split into three folds, from 500 queries on into five. A linear map and NUDGE are
   trained for each fold and then on all queries. So are the others with fewer than 100 queries.

