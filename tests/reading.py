@@ -1,4 +1,4 @@
-"""What a reader of the pages has: the files and names that their blocks take as given, tiny."""
+"""Tiny files and names that the blocks of the pages take as given."""
 
 import bz2
 import csv
@@ -192,7 +192,7 @@ def write_backbone(folder):
 
 
 def names():
-  """What the blocks of Python take as given, by name."""
+  """Objects that the blocks of Python take as given, by name."""
   passages = {key: f'{title} {said}' for key, (title, said) in PASSAGES.items()}
   first = dict(list(QUERIES.items())[10:])
   test = dict(list(QUERIES.items())[:10])

