@@ -53,46 +53,32 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 import small_sets
 import small_tables
+import small_training
 import systems
 import trials
 from dprjax.base import draws
 from dprjax.base.ranking import places
 from dprjax.data import text
 from dprjax.inference.embedder import Embedder, place
-from dprjax.methods import choice, contrastive, dpr, updates
-from dprjax.methods.method import Parts
+from dprjax.methods import choice, dpr
 from dprjax.models import hub
-from dprjax.models.embed import unit
 from dprjax.retrieval import bm25_index, fusion, nudging
 from dprjax.runtime import mesh, tree
 
-BATCH = 16
-SCORED = (0.5, 1.0)  # parts of the updates
 FEW = 100  # queries: below, all ways are trained without each fold in turn
 PARTS_OF_FOLD = 5  # of held-out queries that choose the number of updates in turn
-NEGATIVES, RELEVANT = 2000, 64  # of a query: passages of the corpus; judgements that are known
-LENGTHS = {'query': 32, 'passage': 64}
 RATES = {'linear': (1e-3, 3e-3), 'query': (0.1,), 'lora': (3e-3,), 'both': (0.1,), 'ft': (5e-5,)}
-RECIPES = {
-  'linear': ('dptdr.py:beir,linear', ()),
-  'query': ('dptdr.py:beir,query', ()),
-  'lora': ('dptdr.py:beir,lora,query', ()),
-  'both': ('dptdr.py:beir,both', ()),
-  'ft': ('dptdr.py:beir,both', (*systems.FINE_TUNED, 'ema=0.0', 'weight_interpolation=0.0')),
-}
 
 
 class Encoder(NamedTuple):
   """An encoder and how it is tuned.
 
   Attributes:
-    ledger: the name of its ledger, and of its page in docs/experiments.
+    ledger: the name of its ledger.
     rates: learning rates by way.
     tuned_on: the sources that choose among them.
     options: differences from the recipes.
@@ -232,156 +218,6 @@ def normalized(scores, by_id):
   return found
 
 
-class Tokens:
-  """Token ids of texts with the prefix of their side, cut."""
-
-  def __init__(self, tokenizer, prefixes):
-    self._tokenizer, self._prefixes = tokenizer, prefixes
-    self.pad_id = tokenizer.pad_id
-
-  def __call__(self, side, texts):
-    prefix = self._prefixes[side]
-    return self._tokenizer.encode([prefix + one for one in texts], LENGTHS[side])[0]
-
-
-class Trainer:
-  """Trains a way in memory, by loss and update of the recipe."""
-
-  def __init__(self, way, rate, steps, encoder, backbone, tokens, devices):
-    recipe, options = RECIPES[way]
-    self.way, self.steps, self.tokens = way, steps, tokens
-    self.config = config = systems.parse(
-      recipe,
-      [
-        'backbone.unroll=0',
-        f'batch_size={BATCH}',
-        f'steps={steps}',
-        f'optim.learning_rate={rate}',
-        *encoder.options,
-        *options,
-      ],
-    )
-    self.sides = ('query',) if config.prompt.sides == 'query' else ('query', 'passage')
-    self.model = dpr.build(config, backbone.config, devices)
-    if way == 'linear':
-      self.model = self.model._replace(loss=self._loss_of_vectors(devices))
-    self.backbone, self.devices = backbone, devices
-    params = tree.flatten(self.model.init(Parts(backbone.params), jax.random.key(0)))
-    self.trainable = tree.trainable_names(config.trainable, list(params))
-    layout = updates.lay_out(config, params, self.trainable, devices, steps)
-    self.frozen = layout.place(params)[1]
-    names = [*self.frozen]
-
-    def update(state, frozen, batch, key, number, interpolate):
-      made = updates.make_update(self.model, layout.optimizer, names, config.ema, interpolate)
-      return made(state, frozen, batch, key, number)
-
-    self._update = jax.jit(update)
-    self._embedders = {
-      side: Embedder(
-        functools.partial(self._embed, side), devices, 64, LENGTHS[side], tokens.pad_id
-      )
-      for side in self.sides
-    }
-
-  def _embed(self, side, params, *batch):
-    return self.model.embed(tree.unflatten(params), side, *batch)
-
-  def _loss_of_vectors(self, devices):
-    """The loss of the recipe, for queries given as frozen vectors."""
-
-    def loss(params, batch, key):
-      change = params['prompt']['query']['change']
-
-      def encode(side, rows, key):
-        return unit(rows[0] + rows[0] @ change)
-
-      def frozen(side, rows, key):
-        return rows[0]
-
-      corpus = contrastive.corpus(params, batch)
-      return dpr.contrast(self.config, devices, encode, batch, key, corpus=corpus, frozen=frozen)
-
-    return loss
-
-  def train(self, data, rows, seed):
-    """Trained parameters by number of updates, on these rows of a set."""
-    config = self.config
-    key = jax.random.fold_in(jax.random.key(seed), 0)
-    params = tree.flatten(self.model.init(Parts(self.backbone.params), key))
-    layout = updates.lay_out(config, params, self.trainable, self.devices, self.steps, len(rows))
-    state, _ = layout.place(params)
-    frozen = dict(self.frozen)
-    rng = np.random.default_rng([seed, len(rows)])
-    if config.corpus_negatives:
-      judged = np.unique(np.concatenate([[*data.grades[row]] for row in rows]))
-      others = rng.permutation(np.setdiff1d(np.arange(len(data.ids)), judged))
-      # One shape for all sets, so that the update is compiled once.
-      drawn = np.resize(np.concatenate([judged, others]), NEGATIVES).astype(np.int32)
-      frozen |= {
-        contrastive.VECTORS: data.vectors['passage'][drawn],
-        contrastive.ROWS: drawn,
-      }
-    tokens = self.tokens('query', data.queries)
-    key, found, order = jax.random.key(seed), {}, np.zeros(0, int)
-    wanted = {max(round(part * self.steps), 1) for part in SCORED}
-    for step in range(1, self.steps + 1):
-      if len(order) < BATCH:
-        order = np.concatenate(
-          [order, *(rng.permutation(rows) for _ in range(-(-BATCH // len(rows))))]
-        )
-      own, order = order[:BATCH], order[BATCH:]
-      batch = self._batch(data, own, tokens, rng)
-      state, _ = self._update(state, frozen, batch, key, step, np.float32(layout.interpolate))
-      if step in wanted:
-        found[step] = dict(state.model)
-    return found
-
-  def _batch(self, data, rows, tokens, rng):
-    positives = np.array([rng.choice([*data.grades[row]]) for row in rows], np.int32)
-    relevant = np.full((len(rows), RELEVANT), -1, np.int32)
-    for number, row in enumerate(rows):
-      known = [*data.grades[row]][:RELEVANT]
-      relevant[number, : len(known)] = known
-    batch = {'passage_index': positives[:, None], 'relevant': relevant}
-    frozen = data.vectors['query'][rows]
-    if self.way == 'linear':
-      batch |= {'query_tokens': frozen, 'query_mask': np.ones(frozen.shape, bool)}
-    else:
-      batch |= self._padded('query', [tokens[row] for row in rows])
-    if self.sides == ('query',):
-      batch |= {
-        'passage_vectors': data.vectors['passage'][positives][:, None],
-        contrastive.FROZEN: frozen,
-      }
-    else:
-      texts = [data.passages[row] for row in positives]
-      padded = self._padded('passage', self.tokens('passage', texts))
-      batch |= {name: values[:, None] for name, values in padded.items()}
-    return batch
-
-  def _padded(self, side, tokens):
-    longest = max(map(len, tokens))
-    length = LENGTHS[side] if longest > LENGTHS[side] // 2 else LENGTHS[side] // 2
-    made, mask = text.pad_batch(tokens, length, self.tokens.pad_id)
-    return {f'{side}_tokens': made, f'{side}_mask': mask}
-
-  def scores(self, data, params, rows):
-    """Scores of all passages for these queries [queries, passages]."""
-    if self.way == 'linear':
-      vectors = data.vectors['query'][rows]
-      vectors = np.asarray(unit(jnp.asarray(vectors + vectors @ params['prompt/query/change'])))
-      return vectors @ data.vectors['passage'].T
-    params = place(self.devices, {**self.frozen, **params})
-    vectors = self._vectors('query', params, [data.queries[row] for row in rows])
-    if self.sides == ('query',):
-      return vectors @ data.vectors['passage'].T
-    return vectors @ self._vectors('passage', params, data.passages).T
-
-  def _vectors(self, side, params, texts):
-    return self._embedders[side](params, self.tokens(side, texts))
-
-
 class Experiment:
   """All runs, and the tables of them."""
 
@@ -389,7 +225,7 @@ class Experiment:
     self.args, self.out = args, pathlib.Path(args.out).resolve()
     self.data = pathlib.Path(args.data).resolve()
     self.encoder = ENCODERS[args.encoder]
-    settings = {'backbone': args.backbone, 'lengths': LENGTHS}
+    settings = {'backbone': args.backbone, 'lengths': small_training.LENGTHS}
     if args.encoder != 'minilm':
       settings |= {'backbone': args.encoder, 'options': self.encoder.options}
     trials.claim(self.out, settings)
@@ -435,7 +271,7 @@ class Experiment:
 
   @functools.cached_property
   def tokens(self):
-    return Tokens(text.load_tokenizer(self.backbone.path), self.encoder.prefixes)
+    return small_training.Tokens(text.load_tokenizer(self.backbone.path), self.encoder.prefixes)
 
   @functools.cache  # noqa: B019
   def set(self, name):
@@ -465,12 +301,14 @@ class Experiment:
     model = dpr.build(config, self.backbone.config, self.devices)
     params = place(self.devices, tree.flatten({'backbone': self.backbone.params}))
     embedders = {}
-    for side in LENGTHS:
+    for side in small_training.LENGTHS:
 
       def run(params, *batch, side=side):
         return model.embed(tree.unflatten(params), side, *batch)
 
-      embedders[side] = Embedder(run, self.devices, 64, LENGTHS[side], self.tokens.pad_id)
+      embedders[side] = Embedder(
+        run, self.devices, 64, small_training.LENGTHS[side], self.tokens.pad_id
+      )
 
     def embed(side, texts):
       return embedders[side](params, self.tokens(side, texts))
@@ -479,7 +317,9 @@ class Experiment:
 
   @functools.cache  # noqa: B019
   def trainer(self, way, rate, steps):
-    return Trainer(way, rate, steps, self.encoder, self.backbone, self.tokens, self.devices)
+    return small_training.Trainer(
+      way, rate, steps, self.encoder, self.backbone, self.tokens, self.devices
+    )
 
   @functools.cache  # noqa: B019
   def rate(self, way):
