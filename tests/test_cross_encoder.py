@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from dprjax import CrossEncoder, export, train
+from dprjax import CrossEncoder, bm25, export, train
 from dprjax.data import sources, token_cache
 from dprjax.formats import trec
 from dprjax.methods import pair_data
@@ -80,6 +80,21 @@ def timeless(rows):
   ]
 
 
+@pytest.fixture(scope='module')
+def word_scores(trained, tmp_path_factory):
+  """The BM25 run of the training queries."""
+  out, data = tmp_path_factory.mktemp('word_scores') / 'bm25.trec', trained / 'data'
+  bm25.main(
+    [
+      f'--corpus={data}/corpus.jsonl',
+      f'--queries={data}/queries.jsonl',
+      f'--qrels={data}/qrels/train.tsv',
+      f'--out={out}',
+    ]
+  )
+  return out
+
+
 @pytest.mark.parametrize(
   'flags',
   [
@@ -89,12 +104,16 @@ def timeless(rows):
       '--config.cross_encoder.labels=2',
       '--config.grad_cache=2',
       '--config.backbone.dropout=0.2',
+      '--config.distillation.loss=kl',
+      '--config.distillation.weight=0.5',
     ),
   ],
 )
-def test_trains_and_resumes_bit_for_bit(go, trained, first_run, tmp_path, flags):
+def test_trains_and_resumes_bit_for_bit(go, trained, first_run, word_scores, tmp_path, flags):
   before = files_of(trained / 'backbone')
   run = tmp_path / 'run'
+  if flags:
+    flags += (f'--config.distillation.scores={word_scores}',)
   if flags:
     status, err = go(*flags)
     assert status == 0 and 'done at step 12' in err, err
@@ -106,6 +125,7 @@ def test_trains_and_resumes_bit_for_bit(go, trained, first_run, tmp_path, flags)
   assert_backbone_moved(trainable, trained / 'backbone')
   rows = metrics_of(run)
   assert [row['step'] for row in rows if 'loss' in row] == [2, 4, 6, 8, 10, 12]
+  assert all(('distillation' in row) == bool(flags) for row in rows if 'loss' in row)
   assert [row['step'] for row in rows if 'dev/RR@10' in row and 'dev/nDCG@10' in row] == [0, 6, 12]
 
   earlier = max(step for step in steps_of(run) if step < 12)

@@ -1,6 +1,6 @@
 """Teacher scores of queries and passages, for batches from a cache.
 
-They come from a TREC run of dprjax.rerank, or from the `reranker_score` in a jsonl of dprjax.mine.
+They come from a TREC run, or from the `reranker_score` in a jsonl of dprjax.mine.
 """
 
 import logging
@@ -63,8 +63,8 @@ class Teacher:
     )
     if not usable:
       raise InputError(
-        f'{path}: no training query has scores of two passages in {cache.path}; use a run of '
-        'dprjax.rerank, or mine with --reranker or --reranked and --score_positives=true'
+        f'{path}: no training query has scores of two passages in {cache.path}; use a run '
+        'of such queries, or mine with --reranker or --reranked and --score_positives=true'
       )
 
   def scores(

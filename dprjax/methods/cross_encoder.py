@@ -5,6 +5,8 @@
 - listwise: softmax cross-entropy of the positive among its own negatives (LCE: Gao, Dai and Callan
   2021, Eq. 5)
 
+With ``config.distillation`` they also learn the scores of a teacher (distillation.py).
+
 There are no in-batch negatives, so the loss is a mean over queries, and ``grad_cache`` and
 ``accumulate`` both average over chunks.
 """
@@ -24,7 +26,14 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.data.text import Tokenizer
-from dprjax.methods import dev_ranking, dual_encoder, multitask, pair_data, retrieval_data
+from dprjax.methods import (
+  dev_ranking,
+  distillation,
+  dual_encoder,
+  multitask,
+  pair_data,
+  retrieval_data,
+)
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
   Batch,
@@ -128,11 +137,12 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       accuracy = jnp.mean(((scores[:, 0] > 0) == matches).astype(jnp.float32))
       return value, {'loss': value, 'accuracy': accuracy}
     value = jnp.mean(listwise(scores) if settings.loss == 'listwise' else pointwise(scores))
+    losses = distillation.add(config, {settings.loss: value}, scores, batch)
     right = scores[:, 0] > jnp.max(scores[:, 1:], axis=1)
-    return value, {'loss': value, 'accuracy': jnp.mean(right.astype(jnp.float32))}
+    return losses['loss'], losses | {'accuracy': jnp.mean(right.astype(jnp.float32))}
 
-  shown = 'accuracy' if config.tasks else 'positive first'
-  return Model(init, loss, embed, {'accuracy': shown})
+  accuracy = 'accuracy' if config.tasks else 'positive first'
+  return Model(init, loss, embed, {'accuracy': accuracy} | distillation.shown(config))
 
 
 def listwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
@@ -241,7 +251,7 @@ METHOD = Method(
   find_data,
   export,
   parts=('classifier',),
-  options=('data.folds', 'duplicates', 'tasks'),
+  options=('data.folds', 'distillation.loss', 'duplicates', 'tasks'),
   requires={'negatives': SET},  # there are no in-batch negatives
   shapes=shapes,
 )

@@ -1,6 +1,6 @@
-"""Distillation of the scores of a cross-encoder into an encoder.
+"""Distillation of the scores of a teacher into a retriever or a cross-encoder.
 
-``config.distillation.loss`` is one of two losses, combined with InfoNCE:
+``config.distillation.loss`` is one of two losses, combined with the loss on labels:
 
 - margin_mse: squared error of the margin between positive and negative (Hofstaetter et al. 2020,
   section 3.2)
@@ -24,20 +24,13 @@ KEY = 'teacher_scores'  # key of a batch
 _NONE = -1e30  # a masked logit; the gradient of all -inf is NaN
 
 
-def check_teacher(config: ConfigDict) -> None:
-  """Raises InputError if there are no teacher scores."""
-  if config.distillation.loss == 'none':
-    return
-  if not (config.distillation.scores or config.data.mined_negatives):
-    raise InputError(
-      'config.distillation.scores is empty; name a run of dprjax.rerank or a scored file of '
-      'dprjax.mine'
-    )
-  scores_file(config.data, config)
-
-
 def scores_file(section: ConfigDict, config: ConfigDict) -> epath.Path:
-  """The file of the teacher scores. Raises InputError if it is missing."""
+  """The file of the teacher scores. Raises InputError if there is none."""
+  if not (config.distillation.scores or section.mined_negatives):
+    raise InputError(
+      'config.distillation.scores is empty; name a run of a teacher, such as one of dprjax.rerank '
+      'or dprjax.fuse, or a scored file of dprjax.mine'
+    )
   return files.regular_file(config.distillation.scores or section.mined_negatives, 'teacher scores')
 
 
@@ -47,32 +40,40 @@ def shown(config: ConfigDict) -> dict[str, str]:
 
 def add(
   config: ConfigDict,
-  info_nce: Float[Array, ''],
-  queries: Float[Array, 'B H'],
-  passages: Float[Array, 'B C H'],
+  supervised: Mapping[str, Float[Array, '']],
+  scores: Float[Array, 'B C'],
   batch: Mapping[str, Array],
 ) -> dict[str, Array]:
-  """The terms and their weighted sum, ``loss``."""
+  """The terms and their weighted sum, ``loss``.
+
+  Args:
+    config: of the training.
+    supervised: the loss on labels, by its name among the metrics.
+    scores: of the passages of each query by the student; column 0 is the positive.
+    batch: with the teacher scores.
+  """
   settings = config.distillation
+  ((_, value),) = supervised.items()
   if settings.loss == 'none':
-    return {'loss': info_nce}
-  scores = (
-    jnp.einsum(
-      'bh,bch->bc',
-      queries,
-      passages,
-      precision=jax.lax.Precision.HIGHEST,
-      preferred_element_type=jnp.float32,
-    )
-    / config.temperature
-  )
+    return {'loss': value}
   loss = {'margin_mse': margin_mse, 'kl': list_kl}[settings.loss]
-  value = loss(scores, batch[KEY] / settings.temperature)
+  distilled = loss(scores, batch[KEY] / settings.temperature)
   return {
-    'loss': settings.weight * value + (1 - settings.weight) * info_nce,
-    'info_nce': info_nce,
-    'distillation': value,
+    'loss': settings.weight * distilled + (1 - settings.weight) * value,
+    **supervised,
+    'distillation': distilled,
   }
+
+
+def dot(queries: Float[Array, 'B H'], passages: Float[Array, 'B C H']) -> Float[Array, 'B C']:
+  """Scores of the passages of each query, by their vectors."""
+  return jnp.einsum(
+    'bh,bch->bc',
+    queries,
+    passages,
+    precision=jax.lax.Precision.HIGHEST,
+    preferred_element_type=jnp.float32,
+  )
 
 
 def margin_mse(scores: Float[Array, 'B C'], teacher: Float[Array, 'B C']) -> Float[Array, '']:

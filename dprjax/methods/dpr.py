@@ -145,7 +145,8 @@ def contrast(
       corpus=None if corpus is None else corpus._replace(vectors=more[-1]),
       teacher=(more[0], more[1]) if held else None,
     )
-    losses = distillation.add(config, jnp.mean(metrics.loss), q, p, batch)
+    scores = distillation.dot(q, p) / config.temperature
+    losses = distillation.add(config, {'info_nce': jnp.mean(metrics.loss)}, scores, batch)
     if metrics.divergence is not None:
       losses |= {'regularization': jnp.mean(metrics.divergence)}
     return losses, metrics
@@ -207,7 +208,6 @@ def find_data(
   # Imported here, so that the loss does not import modules that read files.
   from dprjax.methods import multitask, query_only, retrieval_data
 
-  distillation.check_teacher(config)
   query_only.check_corpus_negatives(config, devices)
   if config.tasks:
     return multitask.find_tasks(section, config, workdir, devices, numbered=False)

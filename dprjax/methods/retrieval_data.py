@@ -122,11 +122,14 @@ class Retrieval:
     return found
 
   def make_batches(self, tokens: token_cache.TokenCache, **kwargs: Any) -> grain.MapDataset:
-    """The rows of this process in the batches; ``kwargs`` as for ``batches.make_batches``."""
+    """The rows of this process in the batches, with teacher scores if the training learns them.
+
+    ``kwargs`` are as for ``batches.make_batches``.
+    """
     config = self.config
     rank, count = mesh.batch_rank(self.devices)
     apart = config.duplicates
-    return batches.make_batches(
+    made = batches.make_batches(
       tokens,
       group=None if apart == 'allow' else sampling.groups(tokens, near=apart == 'near'),
       batch_size=config.batch_size * config.accumulate,
@@ -136,6 +139,14 @@ class Retrieval:
       process_count=count,
       **self.feed_options(),
       **kwargs,
+    )
+    if config.distillation.loss == 'none':
+      return made
+    known = teacher.Teacher(distillation.scores_file(self.section, config), tokens)
+    return made.map(
+      lambda batch: (
+        batch | {distillation.KEY: known.scores(batch['query_index'], batch['passage_index'])}
+      )
     )
 
   def feed_options(self) -> dict[str, Any]:
@@ -205,13 +216,6 @@ class Retrieval:
       made = made.map(
         lambda batch: (
           batch | {f'{side}_number': numbers[side][batch[f'{side}_index']] for side in SIDES}
-        )
-      )
-    if config.distillation.loss != 'none':
-      known = teacher.Teacher(distillation.scores_file(section, config), tokens)
-      made = made.map(
-        lambda batch: (
-          batch | {distillation.KEY: known.scores(batch['query_index'], batch['passage_index'])}
         )
       )
     if passages is not None and config.prompt.regularization:

@@ -278,15 +278,18 @@ def table() -> types.SimpleNamespace:
   c.mix.undenoised = number(1.0, least=0, most=1)
   c.mix.random = number(0.0, least=0, most=1)  # of passages drawn from the whole corpus
 
-  # for c.method = 'dpr': learn from cross-encoder scores of the passages of each query
+  # for c.method = 'dpr' and 'cross_encoder': learn the scores of a teacher for the passages of each
+  # query
   c.distillation = types.SimpleNamespace()
   # 'margin_mse': score of the positive minus that of each negative; 'kl': the softmax over the list
   c.distillation.loss = choice('none', 'margin_mse', 'kl').only(
     optional=True, negatives=SET, tasks=()
   )
-  # a run of dprjax.rerank, or a jsonl of dprjax.mine with scores; '': data.mined_negatives
+  # a run, such as one of dprjax.rerank or dprjax.fuse, or a jsonl of dprjax.mine with scores;
+  # '': data.mined_negatives
   c.distillation.scores = text('')
-  c.distillation.weight = number(1.0, above=0, most=1)  # of this loss; InfoNCE has weight 1 - this
+  # of this loss; the loss on labels has weight 1 - this
+  c.distillation.weight = number(1.0, above=0, most=1)
   c.distillation.temperature = number(1.0, above=0, most=1e4)  # divides the teacher scores
 
   c.batch_size = whole(64, least=1, most=2**20)  # queries per batch, over all devices

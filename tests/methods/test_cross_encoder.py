@@ -18,6 +18,7 @@ from tests.options import check_options, with_options
 from tests.refusals import refused
 
 ROWS, CANDIDATES = 16, 3
+CHUNKED = {'grad_cache': 2}
 WORDS = ['json', 'decodes', 'a', 'string', 'into', 'objects', 'and', 'raises', 'errors']
 
 
@@ -72,7 +73,16 @@ def batch(tokenizer):
     return tokens.reshape(*shape, length), mask.reshape(*shape, length), rows
 
   q, p = texts((ROWS,), 5, 7), texts((ROWS, CANDIDATES), 8, 10)
-  return {'query_tokens': q[0], 'query_mask': q[1], 'passage_tokens': p[0], 'passage_mask': p[1]}
+  teacher = rng.standard_normal((ROWS, CANDIDATES)).astype(np.float32)
+  teacher[1::4, -1] = np.nan  # not every passage was scored
+  teacher[2::8, 0] = np.nan
+  return {
+    'query_tokens': q[0],
+    'query_mask': q[1],
+    'passage_tokens': p[0],
+    'passage_mask': p[1],
+    'teacher_scores': teacher,
+  }
 
 
 def make_params(method, parts):
@@ -122,6 +132,16 @@ def reference_scores(config, model, tokenizer, params, batch):
   return scores
 
 
+def reference_loss(config, scores, batch):
+  """Of the labels and of the teacher."""
+  value, settings = reference.ranking_loss(scores, config.cross_encoder.loss), config.distillation
+  if settings.loss == 'none':
+    return value
+  teacher = np.float64(batch['teacher_scores']) / settings.temperature
+  distilled = reference.distillation_loss(scores, teacher, settings.loss)
+  return settings.weight * distilled + (1 - settings.weight) * value
+
+
 def slow(*values):
   return pytest.param(*values, marks=pytest.mark.slow)
 
@@ -131,13 +151,15 @@ def slow(*values):
   ('sizes', 'settings'),
   [
     ({'data': 1}, {}),
-    slow({'data': 8}, {'grad_cache': 2}),
+    slow({'data': 8}, CHUNKED),
     slow({'data': 8}, {}),
     slow({'data': 1}, {'grad_cache': 4}),
     slow({'data': 4, 'model': 2}, {'accumulate': 2, 'batch_size': ROWS // 2}),
     slow({'data': 1}, {'cross_encoder__loss': 'pointwise', 'cross_encoder__labels': 2}),
     slow({'data': 8}, {'cross_encoder__loss': 'pointwise', 'grad_cache': 2}),
     slow({'data': 1}, {'cross_encoder__labels': 2, 'backbone__remat': True, 'backbone__unroll': 0}),
+    slow({'data': 1}, {'distillation__loss': 'margin_mse', 'distillation__weight': 0.75}),
+    slow({'data': 8}, {'distillation__loss': 'kl', 'distillation__temperature': 2.0} | CHUNKED),
   ],
   ids=str,
 )
@@ -147,9 +169,8 @@ def test_loss_and_gradient_equal_numpy(model, tokenizer, parts, batch, sizes, se
     config, model, tokenizer, parts, batch, sizes
   )
   scores = reference_scores(config, model, tokenizer, params, batch)
-  kind = config.cross_encoder.loss
   assert scores.std() > 0.1
-  np.testing.assert_allclose(value, reference.ranking_loss(scores, kind), rtol=2e-5)
+  np.testing.assert_allclose(value, reference_loss(config, scores, batch), rtol=2e-5)
   np.testing.assert_allclose(
     metrics['accuracy'], np.mean(scores[:, 0] > scores[:, 1:].max(1)), rtol=1e-6
   )
@@ -169,7 +190,8 @@ def test_loss_and_gradient_equal_numpy(model, tokenizer, parts, batch, sizes, se
         name: leaf.astype(np.float64) + t * direction.get(name, 0.0)
         for name, leaf in params.items()
       }
-      return reference.ranking_loss(reference_scores(config, model, tokenizer, moved, batch), kind)
+      scores = reference_scores(config, model, tokenizer, moved, batch)
+      return reference_loss(config, scores, batch)
 
     slope = (at(1e-6) - at(-1e-6)) / 2e-6
     np.testing.assert_allclose(

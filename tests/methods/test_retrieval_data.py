@@ -156,9 +156,15 @@ def test_a_teachers_scores_come_with_the_batch(start, batches_of, tmp_path, sett
   expected = batch['query_index'][:, None] - batch['passage_index'].astype(np.float32)
   known = batch['passage_index'] < 20
   np.testing.assert_array_equal(batch['teacher_scores'], np.where(known, expected, np.nan))
-  config = settings(data__dir=str(tmp_path / 'beir'), data__format='beir', **distillation)
-  found = find(retrieval, config, tmp_path / 'run', devices)
-  assert found.files['teacher scores'] == run
+
+  def files(**changes):
+    given = {'data__dir': str(tmp_path / 'beir'), 'data__format': 'beir'} | distillation | changes
+    return find(retrieval, settings(**given), tmp_path / 'run', devices).files
+
+  assert files()['teacher scores'] == run
+  for scores, named in (('', 'config.distillation.scores'), ('lost.trec', 'lost.trec')):
+    with refused(named):
+      files(distillation__scores=scores)
 
 
 def test_the_text_for_a_vocabulary(folder, tmp_path, settings, devices):
