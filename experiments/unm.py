@@ -10,12 +10,19 @@ update, as Condenser on MS MARCO. Negatives are those of the batch, and 7 for ea
 - bm25: from the 100 passages that BM25 ranks first;
 - undenoised: from these and the first 100 of a first retriever, a prompt trained on the negatives
   of bm25;
-- denoised: half as undenoised, half those of them that a cross-encoder finds irrelevant.
+- denoised: half as undenoised, half those of them that a cross-encoder finds irrelevant;
+- distilled: the same with a cross-encoder that also learns a fused ranking, z-scores of BM25 and of
+  the first retriever added, by the KL divergence of the passages of a query.
 
 The cross-encoder that judges a query has not seen it: two are trained, on half of the training
-queries each. A table compares their rankings of held-out queries with BM25 and with a random order,
-which results from one answer for all passages. With the negatives of the batch and with denoised
-negatives, both also start from the encoder after RIP (Table 3).
+queries each. A table compares their rankings of held-out queries with the first stage (BM25, or the
+fused ranking) and with a random order, which results from one answer for all passages. With the
+negatives of the batch and with denoised negatives, both also start from the encoder after RIP (Table
+3).
+
+The distilled cross-encoder is for medquad-2000: 2,000 training queries, 4,000 passages. Its rule was
+set before its runs: prompts are trained on its negatives only if it ranks above the fused ranking,
+because otherwise the retrievers alone denoise as well. `--only_judges` stops before these trainings.
 
 Each system has three learning rates; held-out training queries choose one with the first seed. It
 is trained until their score no longer rises, at most 300 updates. Mining is done once for a set,
@@ -40,6 +47,7 @@ SETS = {
   'scifact': gain_sets.Setting('scifact', 809),
   'medquad': gain_sets.Setting('medquad-8000', 1000),
   'medquad-cut': gain_sets.Setting('medquad-cut', 1000),
+  'medquad-2000': gain_sets.Setting('medquad-large', 2000),
 }
 NEGATIVES = 7
 HALF, HALVES = 'train-half-', (0, 1)  # splits of the training queries
@@ -54,12 +62,23 @@ RERANKER = (
   'mix.random=0.5',
   'optim.learning_rate=2e-4',
 )
+DISTILLED = (
+  'cross_encoder.loss=listwise',
+  f'negatives={NEGATIVES}',
+  'mix.undenoised=1.0',
+  'mix.random=0.0',
+  'distillation.loss=kl',
+  'distillation.weight=0.5',
+  'optim.learning_rate=2e-4',
+)
 POOLS = {
   'batch': (),
   'bm25': (f'negatives={NEGATIVES}',),
   'undenoised': (f'negatives={NEGATIVES}',),
   'denoised': (f'negatives={NEGATIVES}', 'mix.undenoised=0.5', 'mix.denoised=0.5'),
+  'distilled': (f'negatives={NEGATIVES}', 'mix.undenoised=0.5', 'mix.denoised=0.5'),
 }
+JUDGES = ('denoised', 'distilled')  # pools of cross-encoders
 KINDS = {
   'dpt': (
     'DPT',
@@ -106,6 +125,9 @@ CLAIMS = (
 def parser():
   made = adapted.parser(__doc__, SETS, '0,1,2', WAYS)
   made.add_argument('--reranker_steps', type=int, default=400, help='updates of a cross-encoder')
+  made.add_argument(
+    '--only_judges', action='store_true', help='only the cross-encoders that --ways need'
+  )
   return made
 
 
@@ -146,9 +168,14 @@ class Experiment(adapted.Runs):
     return f'--dtype={self.args.dtype}'
 
   def train(self, name, ways):
-    if any('denoised' in way for way in ways):
+    if any(way.split('.')[1] in JUDGES for way in ways):
       self.first(name)  # while the run that it is has not been tested and forgotten
-    super().train(name, ways)
+    if not self.args.only_judges:
+      super().train(name, ways)
+      return
+    for pool in dict.fromkeys(way.split('.')[1] for way in ways):
+      for half in HALVES if pool in JUDGES else ():
+        self.reranker(name, half, pool)
 
   # Mining, once for a set. Existing files are kept.
 
@@ -161,11 +188,11 @@ class Experiment(adapted.Runs):
     runs = [f'--run=bm25={self.words(name)}']
     if pool != 'bm25':
       runs.append(f'--run=first={self.first(name)}')
-    if pool == 'denoised':
+    if pool in JUDGES:
       parts = []
       for half in HALVES:
-        parts.append(out.with_name(f'{name}-half-{half}.jsonl'))
-        reranker = self.reranker(name, half)
+        parts.append(out.with_name(f'{name}-{pool}-half-{half}.jsonl'))
+        reranker = self.reranker(name, half, pool)
         flags = (f'--reranker={reranker}', self.pair_length, self.arithmetic)
         self.mine(name, self.half(name, half), runs, parts[-1], *flags)
       with files.atomic_write(out) as file:
@@ -215,22 +242,34 @@ class Experiment(adapted.Runs):
       write_qrels(out, {query: qrels[query] for query in order})
     return out
 
-  def reranker(self, name, half):
+  def fused(self, name):
+    """The fused run of BM25 and of the first retriever for the training queries."""
+    out = self.out / 'mined' / f'{name}-fused.trec'
+    if not out.exists():
+      runs = (f'--run=bm25={self.words(name)}', f'--run=dense={self.first(name)}')
+      trials.command('fuse', *runs, '--method=zscore', f'--out={out}')
+    return out
+
+  def reranker(self, name, half, pool):
     """A cross-encoder for half of the training queries, trained on the other ones."""
-    out = self.out / 'mined' / f'{name}-reranker-{half}'
+    out = self.out / 'mined' / f'{name}-{pool}-reranker-{half}'
     if not out.exists():
       (other,) = set(HALVES) - {half}
       negatives = out.with_suffix('.jsonl')
       runs = (f'--run=bm25={self.words(name)}', f'--run=first={self.first(name)}')
       self.mine(name, self.half(name, other), runs, negatives)
-      workdir = self.out / 'mined' / f'{name}-reranker-{half}-run'
-      systems.train(self.reranker_config(name, other, negatives), workdir)
+      workdir = out.with_name(f'{out.name}-run')
+      systems.train(self.reranker_config(name, other, negatives, pool), workdir)
       exporting.export(workdir, out)
-    trials.measure(self.out, f'rerankers/{name}', half, lambda: self.judge(name, half, out))
+    run = f'rerankers/{name}' + (f', {pool}' if pool == 'distilled' else '')
+    trials.measure(self.out, run, half, lambda: self.judge(name, half, out, pool))
     return out
 
-  def reranker_config(self, name, half, negatives):
+  def reranker_config(self, name, half, negatives, pool):
     """The config of a cross-encoder for half of the training queries."""
+    options = RERANKER
+    if pool == 'distilled':
+      options = (*DISTILLED, f'distillation.scores={self.fused(name)}')
     return systems.parse(
       'cross_encoder.py:beir',
       [
@@ -248,29 +287,32 @@ class Experiment(adapted.Runs):
         'epochs=0.0',
         f'steps={self.args.reranker_steps}',
         'seed=0',
-        *RERANKER,
+        *options,
       ],
     )
 
-  def judge(self, name, half, reranker):
-    """Scores of BM25 and of a cross-encoder on the queries that it has not seen."""
+  def judge(self, name, half, reranker, pool):
+    """Scores of the first stage and of a cross-encoder on the queries that it has not seen."""
     folder, qrels = self.folder(name), read_qrels(self.half(name, half))
     given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))
-    words, out = (
-      self.out / 'mined' / f'{name}-{made}-{half}.trec' for made in ('bm25', 'reranked')
+    label, stage = 'BM25', self.words(name)
+    if pool == 'distilled':
+      label, stage = 'fused', self.fused(name)
+    found, out = (
+      self.out / 'mined' / f'{name}-{pool}-{made}-{half}.trec' for made in ('found', 'reranked')
     )
-    with files.atomic_write(words) as file:
-      rows = self.words(name).read_text().splitlines(keepends=True)
+    with files.atomic_write(found) as file:
+      rows = stage.read_text().splitlines(keepends=True)
       file.writelines(row for row in rows if row.split()[0] in qrels)
     if not out.exists():
-      flags = (f'--run={words}', f'--depth={JUDGED}', self.pair_length, self.arithmetic)
+      flags = (f'--run={found}', f'--depth={JUDGED}', self.pair_length, self.arithmetic)
       trials.command('rerank', f'--backbone={reranker}', *given, *flags, f'--out={out}')
-    first, reranked = trec.read_run(words).top(JUDGED), trec.read_run(out)
+    first, reranked = trec.read_run(found).top(JUDGED), trec.read_run(out)
     rng = np.random.default_rng(0)
     shuffled = (first.rescored(rng.random(len(first.docs))) for _ in range(ORDERS))
     return {
       'random': float(np.mean([ndcg(run, qrels) for run in shuffled])),
-      'BM25': ndcg(first, qrels),
+      label: ndcg(first, qrels),
       'reranked': ndcg(reranked, qrels),
     }
 
@@ -310,21 +352,19 @@ class Experiment(adapted.Runs):
     ranks them at random.
     """
     lines = [line for line in trials.ledger(self.out) if line['run'].startswith('rerankers/')]
-    rows = [
-      [
-        name,
-        *(
-          trials.cell(line[label] for line in lines if line['run'] == f'rerankers/{name}')
-          for label in ('random', 'BM25', 'reranked')
-        ),
+    rows = []
+    for name in dict.fromkeys(line['run'].partition('/')[2] for line in lines):
+      halves = [line for line in lines if line['run'] == f'rerankers/{name}']
+      stage = 'fused' if 'fused' in halves[0] else 'BM25'
+      means = [
+        trials.cell(line[label] for line in halves) for label in ('random', stage, 'reranked')
       ]
-      for name in dict.fromkeys(line['run'].partition('/')[2] for line in lines)
-    ]
+      rows.append([name, stage, *means])
     if not rows:
       return ''
-    head = ['set', 'in a random order', 'as BM25 ranks them', 'as the cross-encoder does']
+    head = ['set', 'first stage', 'in a random order', 'as it ranks them', 'as the cross-encoder']
     about = (
-      f'nDCG@10 of the first {JUDGED} passages of BM25, on training queries new to the '
+      f'nDCG@10 of the first {JUDGED} passages of the first stage, on training queries new to the '
       'cross-encoder.'
     )
     return f'\n## Cross-encoders\n\n{about}\n\n{trials.table(head, rows)}'

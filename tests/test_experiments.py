@@ -586,10 +586,13 @@ def test_each_half_of_the_queries_has_a_cross_encoder_of_the_other(monkeypatch, 
   monkeypatch.setattr(experiment, 'mine', lambda *given: None)
   monkeypatch.setattr(experiment, 'words', lambda name: 'bm25.trec')
   monkeypatch.setattr(experiment, 'first', lambda name: 'first.trec')
+  monkeypatch.setattr(experiment, 'fused', lambda name: 'fused.trec')
   monkeypatch.setattr(unm.systems, 'train', lambda config, workdir: trained.append(config))
   monkeypatch.setattr(unm.exporting, 'export', lambda workdir, out: None)
   monkeypatch.setattr(unm.trials, 'measure', lambda *given: None)
-  for number, seen in ((0, halves[1]), (1, halves[0])):
-    experiment.reranker('set', number)
-    split = trained.pop().data.train_split
-    assert read_qrels(tmp_path / 'qrels' / f'{split}.tsv') == seen, number
+  for pool, teacher in (('denoised', ''), ('distilled', 'fused.trec')):
+    for number, seen in ((0, halves[1]), (1, halves[0])):
+      experiment.reranker('set', number, pool)
+      config = trained.pop()
+      assert config.distillation.scores == teacher
+      assert read_qrels(tmp_path / 'qrels' / f'{config.data.train_split}.tsv') == seen, number
