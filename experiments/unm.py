@@ -17,12 +17,11 @@ update, as Condenser on MS MARCO. Negatives are those of the batch, and 7 for ea
 The cross-encoder that judges a query has not seen it: two are trained, on half of the training
 queries each. A table compares their rankings of held-out queries with the first stage (BM25, or the
 fused ranking) and with a random order, which results from one answer for all passages. With the
-negatives of the batch and with denoised negatives, both also start from the encoder after RIP (Table
-3).
+negatives of the batch and with denoised ones, both also start from the encoder after RIP (Table 3).
 
-The distilled cross-encoder is for medquad-2000: 2,000 training queries, 4,000 passages. Its rule was
-set before its runs: prompts are trained on its negatives only if it ranks above the fused ranking,
-because otherwise the retrievers alone denoise as well. `--only_judges` stops before these trainings.
+The distilled cross-encoder is for medquad-2000: 2,000 training queries, 4,000 passages. Its rule
+was set before its runs: prompts are trained on its negatives only if it ranks above the fused
+ranking, because otherwise the retrievers alone denoise as well. `--only_judges` stops before that.
 
 Each system has three learning rates; held-out training queries choose one with the first seed. It
 is trained until their score no longer rises, at most 300 updates. Mining is done once for a set,
