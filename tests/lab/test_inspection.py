@@ -593,7 +593,7 @@ def test_no_usable_positive(data, tmp_path):
 
 def test_minilm_on_the_benchmarks(data_dir, minilm):
   texts = inspection.read_texts(
-    data_dir / 'stsb' / 'raw' / 'stsb-en-test.csv', beir=data_dir / 'scifact', most=100
+    data_dir / 'stsb' / 'raw' / 'stsb-en-test.csv', beir=data_dir / 'scifact', most=40
   )
   found = inspection.inspect('MiniLM', Retriever.load(minilm, passage_max_length=64), texts)
   assert found.spearman == pytest.approx(0.8203, abs=5e-4)  # published: 82.03
@@ -605,8 +605,8 @@ def test_minilm_on_the_benchmarks(data_dir, minilm):
 
 def test_sections_of_a_dump(data_dir, minilm):
   [dump] = (data_dir / 'text' / 'enwiki').glob('*.xml.bz2')
-  texts = inspection.read_texts(wikipedia=dump, most=200)
-  assert len(texts.triplets) == 200 and len(texts.attended) == 200
+  texts = inspection.read_texts(wikipedia=dump, most=60)
+  assert len(texts.triplets) == 60 and len(texts.attended) == 60
   places = {}
   for article in mediawiki.read_articles(dump):
     for number, section in enumerate(article.sections):
