@@ -1,5 +1,5 @@
-"""NIR-Prompt by the commands: a prompt a task, the backbone on all of them, and a new task; each is
-resumed from its first checkpoint.
+"""NIR-Prompt by the commands: the prompt of a task, the backbone on two tasks, also resumed from its
+first checkpoint, and a new task.
 """
 
 import pathlib
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dprjax import encode, export, load_prompt, train
-from dprjax.models import head_specs, hub
+from dprjax.models import artifact, head_specs, hub
 from dprjax.models.adapters import template_tokens
 from dprjax.retrieval.embeddings import load_embeddings
 from dprjax.runtime import tree
@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 ROOT = pathlib.Path(__file__).parent.parent
 SHORT = ['--config.steps=2', '--config.eval.every=2', '--config.checkpoint.every=1']
 SHORT += ['--config.eval.corpus_limit=20', '--config.cross_encoder.dev_queries=4']
-OF = {'retriever': ('qa', 'retrieval', 'dialogue'), 'reranker': ('qa', 'paraphrase', 'inference')}
+SHORT += ['--config.backbone.vocab_size=1000', '--config.template.lengths=(2,2,2)']
+OF = {'retriever': ('qa', 'retrieval', 'dialogue'), 'reranker': ('paraphrase', 'qa', 'inference')}
 
 
 def load(folder):
@@ -61,15 +62,16 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
   def bare(task):  # without evaluations
     return f'--config.tasks.{task}.data.dev_split='
 
-  # A prompt each, on the same frozen backbone.
-  again = stage == 'retriever'  # the same code resumes both
-  files = {first: made(f'mdm={first}', 'first', bare(first), out=f'{first}.npz', resumed=again)}
+  # The prompt of a task on a frozen backbone, and as if of another task.
+  files = {first: made(f'mdm={first}', 'first', bare(first), out=f'{first}.npz')}
   _, trained = trainable_of(tmp_path / 'first')
   assert {name.split('/')[0] for name in trained} == {'prompt'}
   backbone = tmp_path / 'first' / 'backbone'
   on = f'--config.backbone.path={backbone}'
-  files[second] = made(f'mdm={second}', 'second', on, out=f'{second}.npz')
   start, before = load(backbone)
+  prompt, files[second] = load_prompt(files[first]), tmp_path / f'{second}.npz'
+  other = {name: array[::-1] + 0.1 for name, array in prompt.arrays.items()}
+  artifact.save_prompt(files[second], artifact.Prompt(prompt.meta | {'task': second}, other))
   prompts = {task: load_prompt(file) for task, file in files.items()}
   for task, prompt in prompts.items():
     assert prompt.meta['task'] == task and prompt.meta['backbone_sha256'] == before.sha256
@@ -77,7 +79,8 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
 
   # The backbone on both tasks, under these prompts.
   named = [f'--config.tasks.{task}.prompt={file}' for task, file in files.items()]
-  model = made(f'emm={first}+{second}', 'both', on, *named, out='model', resumed=True)
+  again = stage == 'retriever'  # the same code resumes both
+  model = made(f'emm={first}+{second}', 'both', on, *named, out='model', resumed=again)
   _, trained = trainable_of(tmp_path / 'both')
   ends, after = load(model)
   moved = {name for name in ends if name in start and (ends[name] != start[name]).any()}
@@ -134,6 +137,6 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
       for weight, task in zip(weights, sorted(files), strict=True)
     )
     np.testing.assert_allclose(vectors, expected, rtol=1e-5, atol=1e-6)
-  out = made(f'adapt={new}', 'adapted', one, out='new')
+  out = made(f'adapt={new}', 'adapted', *flags, out='new')
   assert [file.name for file in (out / 'prompts').iterdir()] == [f'{new}.npz']
   assert load_prompt(out / 'prompts' / f'{new}.npz').meta['backbone_sha256'] == load(out)[1].sha256

@@ -2,10 +2,7 @@
 
 import json
 import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,12 +11,11 @@ from etils import epath
 from dprjax import quickstart
 from dprjax.inference.retriever import Hit
 from dprjax.models import artifact
+from dprjax.runtime import stages
 from dprjax.runtime.stages import ModelFiles
-from tests import devices
 from tests.options import with_options
 from tests.refusals import command_refused, named_in, refused
-
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.test_pipeline import run_here
 
 
 def write_beir(folder):
@@ -125,26 +121,23 @@ def test_what_both_encoders_read_is_said(minilm):
 
 
 @pytest.mark.slow
-def test_the_whole_comparison_twice(tmp_path):
+def test_the_whole_comparison_twice(tmp_path, monkeypatch, capsys, command, one_device):
   """Every file is there, the table has three systems, and a second run repeats none of the work."""
   out = tmp_path / 'out'
-  command = [
-    sys.executable,
-    '-m',
-    'dprjax.quickstart',
+  monkeypatch.setattr(stages, '_run', run_here)  # which has imported all
+  flags = [
     '--data=docstrings:email,http,json,logging,xml',
     f'--out={out}',
     '--backbone=scratch:tiny',
-    '--config.steps=3',
+    '--config.steps=2',
     '--config.prompt.length=4',
     '--config.data.passage_max_length=32',
     '--config.data.passage_buckets=(32,)',
     '--config.backbone.vocab_size=1000',
     '--search=how are messages parsed?',
   ]
-  how = {'cwd': ROOT, 'env': devices.environment(), 'capture_output': True, 'text': True}
-  first = subprocess.run(command, **how)
-  assert first.returncode == 0, first.stderr
+  quickstart.main(flags)
+  first = capsys.readouterr().out
   # Layers, keys and values, length, heads, head size.
   prompt = artifact.load_prompt(out / 'prompt.npz')
   assert prompt.query_only and prompt.of_side('query')['prefix'].shape == (2, 2, 4, 2, 64)
@@ -161,21 +154,21 @@ def test_the_whole_comparison_twice(tmp_path):
     'RR@10',
     'R@100',
   }
-  assert 'Both encoders read up to 32 tokens of a query and 32 of a passage;' in first.stdout
-  assert 'how are messages parsed?' in first.stdout
-  assert len(re.findall(r'^    [123]  -?\d\.\d{3}  \S', first.stdout, re.MULTILINE)) == 3
-  assert f'--data=docstrings:email,http,json,logging,xml --out={out}' in first.stdout
-  assert re.search(r'in all, of which .* of memory', first.stdout)
+  assert 'Both encoders read up to 32 tokens of a query and 32 of a passage;' in first
+  assert 'how are messages parsed?' in first
+  assert len(re.findall(r'^    [123]  -?\d\.\d{3}  \S', first, re.MULTILINE)) == 3
+  assert f'--data=docstrings:email,http,json,logging,xml --out={out}' in first
+  assert re.search(r'in all, of which .* of memory', first)
 
   times = {
     file: file.stat().st_mtime_ns
     for file in (out / 'prompt.npz', out / 'frozen.test.trec', *out.glob('embeddings/*/*'))
   }
-  second = subprocess.run(command, **how)
-  assert second.returncode == 0, second.stderr
-  assert second.stdout.count('done before') == 10  # everything but the report
+  quickstart.main(flags)
+  second = capsys.readouterr().out
+  assert second.count('done before') == 10  # everything but the report
   assert {file: file.stat().st_mtime_ns for file in times} == times
-  assert 'how are messages parsed?' in second.stdout
+  assert 'how are messages parsed?' in second
 
   # A prompt for both encodes them under itself too.
   both = (
@@ -183,16 +176,13 @@ def test_the_whole_comparison_twice(tmp_path):
     '--config.corpus_negatives=0',
     '--config.prompt.regularization=0.0',
   )
-  again = [*command, *both, f'--out={tmp_path}/both']
-  third = subprocess.run(again, **how)
-  assert third.returncode == 0, third.stderr
-  assert '[13/13]' in third.stdout
+  quickstart.main([*flags, *both, f'--out={tmp_path}/both'])
+  assert '[13/13]' in capsys.readouterr().out
   assert artifact.load_prompt(tmp_path / 'both' / 'prompt.npz').arrays['prefix'].shape[2] == 4
   made = (tmp_path / 'both' / 'embeddings').glob('*-passages')
   assert {path.name for path in made} == {'frozen-passages', 'trained-passages'}
 
-  other = subprocess.run([*command, '--data=docstrings:email'], **how)
-  command_refused((other.returncode, other.stderr), '--data')
+  command_refused(command(quickstart, *flags, '--data=docstrings:email'), '--data')
 
 
 @pytest.mark.parametrize(
