@@ -1,5 +1,5 @@
-"""NIR-Prompt by the commands: the prompt of a task, the backbone on two tasks, also resumed from its
-first checkpoint, and a new task.
+"""NIR-Prompt by the commands: the prompt of a task, the backbone on two tasks, also resumed from
+its first checkpoint, and a new task.
 """
 
 import pathlib
