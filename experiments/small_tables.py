@@ -434,8 +434,8 @@ def draw(settings, chosen, path):
   order = sorted(rows, key=lambda name: -rows[name][0])
   queries = [one.count for one in settings]
   foot = (
-    f'{len(settings)} sets, {min(queries)} to {max(queries)} judged queries; prompts, LoRA and '
-    'fine-tuning learn from two thirds; 95 % intervals'
+    f'{len(settings)} settings of {len({one.source for one in settings})} sets, {min(queries)} to '
+    f'{max(queries):,} judged queries, one seed; 95 % intervals over sets and queries'
   )
   values = {
     'chosen by held-out queries' if name == CHOOSER else label(name): figures.Bar(*rows[name])
