@@ -11,17 +11,18 @@ update, as Condenser on MS MARCO. Negatives are those of the batch, and 7 for ea
 - undenoised: from these and the first 100 of a first retriever, a prompt trained on the negatives
   of bm25;
 - denoised: half as undenoised, half those of them that a cross-encoder finds irrelevant;
-- distilled: the same with a cross-encoder that also learns a fused ranking, z-scores of BM25 and of
-  the first retriever added, by the KL divergence of the passages of a query.
+- distilled: the same, but the cross-encoder also learns a fused ranking (the sum of z-scores of
+  BM25 and of the first retriever), by a KL divergence over the passages of a query.
 
 The cross-encoder that judges a query has not seen it: two are trained, on half of the training
-queries each. A table compares their rankings of held-out queries with the first stage (BM25, or the
-fused ranking) and with a random order, which results from one answer for all passages. With the
-negatives of the batch and with denoised ones, both also start from the encoder after RIP (Table 3).
+queries each. A table compares their rankings of held-out queries with BM25, with the fused ranking
+and with a random order, which results from one answer for all passages. With the negatives of the
+batch and with denoised ones, both also start from the encoder after RIP (Table 3).
 
-The distilled cross-encoder is for medquad-2000: 2,000 training queries, 4,000 passages. Its rule
-was set before its runs: prompts are trained on its negatives only if it ranks above the fused
-ranking, because otherwise the retrievers alone denoise as well. `--only_judges` stops before that.
+Distilled cross-encoders are tried on medquad-2000 (2,000 training queries, 4,000 passages), beside
+others. The rule was set before the runs: prompts are trained on their negatives only if they rank
+above the fused ranking, because else the retrievers alone denoise as well. `--only_judges` trains
+no prompts.
 
 Each system has three learning rates; held-out training queries choose one with the first seed. It
 is trained until their score no longer rises, at most 300 updates. Mining is done once for a set,
@@ -61,15 +62,7 @@ RERANKER = (
   'mix.random=0.5',
   'optim.learning_rate=2e-4',
 )
-DISTILLED = (
-  'cross_encoder.loss=listwise',
-  f'negatives={NEGATIVES}',
-  'mix.undenoised=1.0',
-  'mix.random=0.0',
-  'distillation.loss=kl',
-  'distillation.weight=0.5',
-  'optim.learning_rate=2e-4',
-)
+DISTILLED = (*RERANKER, 'distillation.loss=kl', 'distillation.weight=0.5')
 POOLS = {
   'batch': (),
   'bm25': (f'negatives={NEGATIVES}',),
@@ -291,27 +284,27 @@ class Experiment(adapted.Runs):
     )
 
   def judge(self, name, half, reranker, pool):
-    """Scores of the first stage and of a cross-encoder on the queries that it has not seen."""
+    """Scores of rankings of the same passages, for queries that the cross-encoder has not seen."""
     folder, qrels = self.folder(name), read_qrels(self.half(name, half))
     given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))
-    label, stage = 'BM25', self.words(name)
-    if pool == 'distilled':
-      label, stage = 'fused', self.fused(name)
-    found, out = (
-      self.out / 'mined' / f'{name}-{pool}-{made}-{half}.trec' for made in ('found', 'reranked')
+    words, out = (
+      self.out / 'mined' / f'{name}-{made}-{half}.trec' for made in ('bm25', f'{pool}-reranked')
     )
-    with files.atomic_write(found) as file:
-      rows = stage.read_text().splitlines(keepends=True)
+    with files.atomic_write(words) as file:
+      rows = self.words(name).read_text().splitlines(keepends=True)
       file.writelines(row for row in rows if row.split()[0] in qrels)
     if not out.exists():
-      flags = (f'--run={found}', f'--depth={JUDGED}', self.pair_length, self.arithmetic)
+      flags = (f'--run={words}', f'--depth={JUDGED}', self.pair_length, self.arithmetic)
       trials.command('rerank', f'--backbone={reranker}', *given, *flags, f'--out={out}')
-    first, reranked = trec.read_run(found).top(JUDGED), trec.read_run(out)
+    first, reranked = trec.read_run(words).top(JUDGED), trec.read_run(out)
+    teacher = {query: dict(ranked) for query, ranked in trec.read_run(self.fused(name))}
+    fused = [teacher[query][passage] for query, ranked in first for passage, _ in ranked]
     rng = np.random.default_rng(0)
     shuffled = (first.rescored(rng.random(len(first.docs))) for _ in range(ORDERS))
     return {
       'random': float(np.mean([ndcg(run, qrels) for run in shuffled])),
-      label: ndcg(first, qrels),
+      'BM25': ndcg(first, qrels),
+      'fused': ndcg(first.rescored(np.array(fused)), qrels),
       'reranked': ndcg(reranked, qrels),
     }
 
@@ -354,16 +347,18 @@ class Experiment(adapted.Runs):
     rows = []
     for name in dict.fromkeys(line['run'].partition('/')[2] for line in lines):
       halves = [line for line in lines if line['run'] == f'rerankers/{name}']
-      stage = 'fused' if 'fused' in halves[0] else 'BM25'
-      means = [
-        trials.cell(line[label] for line in halves) for label in ('random', stage, 'reranked')
-      ]
-      rows.append([name, stage, *means])
+      labels = ('random', 'BM25', 'fused', 'reranked')
+      rows.append(
+        [
+          name,
+          *(trials.cell(one[label] for one in halves if label in one) for label in labels),
+        ]
+      )
     if not rows:
       return ''
-    head = ['set', 'first stage', 'in a random order', 'as it ranks them', 'as the cross-encoder']
+    head = ['set', 'in a random order', 'by BM25', 'by the fused ranking', 'by the cross-encoder']
     about = (
-      f'nDCG@10 of the first {JUDGED} passages of the first stage, on training queries new to the '
+      f'nDCG@10 of the first {JUDGED} passages of BM25, on training queries new to the '
       'cross-encoder.'
     )
     return f'\n## Cross-encoders\n\n{about}\n\n{trials.table(head, rows)}'

@@ -1,4 +1,4 @@
-"""Parameters of small encoders, at little cost."""
+"""Parameters of small encoders, at little cost, and scores of a teacher."""
 
 import functools
 
@@ -27,3 +27,11 @@ def draw_params(config, rng, deviation):
     ).astype(np.float32),
     shapes,
   )
+
+
+def draw_teacher(rng, shape):
+  """Teacher scores [queries, passages]; NaN where a passage has none."""
+  made = rng.normal(size=shape).astype(np.float32)
+  made[1::4, -1] = np.nan
+  made[2::8, 0] = np.nan
+  return made

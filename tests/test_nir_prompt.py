@@ -1,5 +1,5 @@
-"""NIR-Prompt by the commands: the prompt of a task, the backbone on two tasks, also resumed from
-its first checkpoint, and a new task.
+"""NIR-Prompt by the commands: the prompt of a task, the backbone on two tasks, and a new task; the
+first two of the retriever are also resumed from their first checkpoint.
 """
 
 import pathlib
@@ -63,7 +63,8 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
     return f'--config.tasks.{task}.data.dev_split='
 
   # The prompt of a task on a frozen backbone, and as if of another task.
-  files = {first: made(f'mdm={first}', 'first', bare(first), out=f'{first}.npz')}
+  again = stage == 'retriever'  # the same code resumes both
+  files = {first: made(f'mdm={first}', 'first', bare(first), out=f'{first}.npz', resumed=again)}
   _, trained = trainable_of(tmp_path / 'first')
   assert {name.split('/')[0] for name in trained} == {'prompt'}
   backbone = tmp_path / 'first' / 'backbone'
@@ -79,7 +80,6 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
 
   # The backbone on both tasks, under these prompts.
   named = [f'--config.tasks.{task}.prompt={file}' for task, file in files.items()]
-  again = stage == 'retriever'  # the same code resumes both
   model = made(f'emm={first}+{second}', 'both', on, *named, out='model', resumed=again)
   _, trained = trainable_of(tmp_path / 'both')
   ends, after = load(model)

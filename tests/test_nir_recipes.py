@@ -325,7 +325,7 @@ def test_killed_between_tasks_it_ends_with_the_same_bits(go, tmp_path):
   while process.poll() is None and not (log.exists() and len(log.read_text().splitlines()) >= 5):
     time.sleep(0.01)
   process.send_signal(signal.SIGKILL)
-  process.communicate()
+  assert process.wait() == -signal.SIGKILL
   go('retriever.py:ft,local', *flags, workdir=killed)
   assert_same_bits(trainable_of(killed)[1], params)
   assert metrics_of(killed) == rows

@@ -33,7 +33,7 @@ CONFIGS = {
   'condenser.py:mlm,local': {'backbone', 'head/mlm'},
 }
 # The other recipes differ from these only in data and numbers.
-RESUMED = ('rip.py:prompt,local', 'condenser.py:cocondenser,local')
+RESUMED = ('rip.py:local', 'rip.py:prompt,local', 'condenser.py:cocondenser,local')
 
 
 @pytest.fixture(scope='module')

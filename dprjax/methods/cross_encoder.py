@@ -137,7 +137,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       accuracy = jnp.mean(((scores[:, 0] > 0) == matches).astype(jnp.float32))
       return value, {'loss': value, 'accuracy': accuracy}
     value = jnp.mean(listwise(scores) if settings.loss == 'listwise' else pointwise(scores))
-    losses = distillation.add(config, {settings.loss: value}, scores, batch)
+    losses = distillation.add(config, settings.loss, value, scores, batch)
     right = scores[:, 0] > jnp.max(scores[:, 1:], axis=1)
     return losses['loss'], losses | {'accuracy': jnp.mean(right.astype(jnp.float32))}
 

@@ -40,7 +40,8 @@ def shown(config: ConfigDict) -> dict[str, str]:
 
 def add(
   config: ConfigDict,
-  supervised: Mapping[str, Float[Array, '']],
+  name: str,
+  supervised: Float[Array, ''],
   scores: Float[Array, 'B C'],
   batch: Mapping[str, Array],
 ) -> dict[str, Array]:
@@ -48,19 +49,19 @@ def add(
 
   Args:
     config: of the training.
-    supervised: the loss on labels, by its name among the metrics.
+    name: of the loss on labels, among the metrics.
+    supervised: the loss on labels.
     scores: of the passages of each query by the student; column 0 is the positive.
     batch: with the teacher scores.
   """
   settings = config.distillation
-  ((_, value),) = supervised.items()
   if settings.loss == 'none':
-    return {'loss': value}
+    return {'loss': supervised}
   loss = {'margin_mse': margin_mse, 'kl': list_kl}[settings.loss]
   distilled = loss(scores, batch[KEY] / settings.temperature)
   return {
-    'loss': settings.weight * distilled + (1 - settings.weight) * value,
-    **supervised,
+    'loss': settings.weight * distilled + (1 - settings.weight) * supervised,
+    name: supervised,
     'distillation': distilled,
   }
 

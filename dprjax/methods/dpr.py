@@ -146,7 +146,7 @@ def contrast(
       teacher=(more[0], more[1]) if held else None,
     )
     scores = distillation.dot(q, p) / config.temperature
-    losses = distillation.add(config, {'info_nce': jnp.mean(metrics.loss)}, scores, batch)
+    losses = distillation.add(config, 'info_nce', jnp.mean(metrics.loss), scores, batch)
     if metrics.divergence is not None:
       losses |= {'regularization': jnp.mean(metrics.divergence)}
     return losses, metrics

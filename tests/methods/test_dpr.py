@@ -40,9 +40,7 @@ def make_batch(
   q, p = tokens(rows, query_length), tokens(rows, candidates, passage_length)
   index = rng.integers(0, 3 * rows, size=(rows, candidates)).astype(np.int32)
   relevant = np.stack([index[:, 0], rng.integers(0, 3 * rows, size=rows)], axis=1).astype(np.int32)
-  teacher = np.random.default_rng(seed).normal(size=index.shape).astype(np.float32)
-  teacher[1::4, -1] = np.nan  # not every passage was scored
-  teacher[2::8, 0] = np.nan
+  teacher = starts.draw_teacher(np.random.default_rng(seed), index.shape)
   return {
     'query_tokens': q[0],
     'query_mask': q[1],
