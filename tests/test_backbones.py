@@ -22,6 +22,7 @@ from dprjax.models import family as families
 from dprjax.retrieval.embeddings import load_embeddings
 from dprjax.runtime import checkpoint
 from dprjax.runtime import config as configs
+from tests import devices
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -73,7 +74,8 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
 
   # RIP trains the backbone and its masked-LM head, whose checkpoint has transformers' names.
   text = ('--config.data.format=corpus', f'--config.data.dir={corpus}', '--config.batch_size=16')
-  log = run('rip.py:local', 'rip', 'fresh', *text, '--config.mesh.fsdp=2')
+  with devices.one():
+    log = run('rip.py:local', 'rip', 'fresh', *text)
   assert 'done at step 4' in log
   status, log = command(
     export, f'--workdir={tmp_path}/rip', f'--out={tmp_path}/backbone', '--step=4', '--force'
@@ -84,20 +86,19 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
   assert backbone.sha256 != load_backbone(tmp_path / 'fresh').sha256
   assert {'dense', 'norm', 'bias'} == set(backbone.heads['mlm'].params)
 
-  # A prompt, resumed on the same mesh and on another one.
+  # A prompt, resumed on another mesh.
   data = (f'--config.data.dir={trained}/data', '--config.data.format=beir')
+  data += ('--config.data.dev_split=',)
   run('dptdr.py:local', 'whole', 'backbone', *data, '--config.mesh.fsdp=2')
   prompts = {}
-  for name, mesh in (('same', 'fsdp'), ('other', 'model')):
-    shutil.copytree(tmp_path / 'whole', tmp_path / name)
-    shutil.rmtree(tmp_path / name / 'checkpoints' / '4')
-    log = run('dptdr.py:local', name, 'backbone', *data, f'--config.mesh.{mesh}=2')
-    assert 'step 2' in log
-  for name in ('whole', 'same', 'other'):
+  shutil.copytree(tmp_path / 'whole', tmp_path / 'other')
+  shutil.rmtree(tmp_path / 'other' / 'checkpoints' / '4')
+  log = run('dptdr.py:local', 'other', 'backbone', *data, '--config.mesh.model=2')
+  assert 'step 2' in log
+  for name in ('whole', 'other'):
     saved = checkpoint.Checkpoints(tmp_path / name, '')
     prompts[name] = saved.restore_trainable(4)['prompt/prefix']
   assert prompts['whole'].shape[:2] == (4, 2) and prompts['whole'].shape[3:] == (2, 8)
-  np.testing.assert_array_equal(prompts['whole'], prompts['same'])
   np.testing.assert_allclose(prompts['whole'], prompts['other'], rtol=0, atol=1e-5)
 
   # Exported as a prompt and as a folder of sentence-transformers.

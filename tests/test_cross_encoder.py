@@ -142,11 +142,11 @@ def test_learns_what_it_is_shown(go, tmp_path):
   # The same queries again and again, at a rate that forgets all caution.
   status, err = go(
     f'--config.data.token_cache={tmp_path}/token_cache',
-    '--config.steps=60',
+    '--config.steps=30',
     '--config.data.max_queries=16',
     '--config.data.dev_split=',
     '--config.backbone.dropout=0.0',
-    '--config.checkpoint.every=60',
+    '--config.checkpoint.every=30',
     '--config.optim.learning_rate=3e-3',
   )
   assert status == 0, err

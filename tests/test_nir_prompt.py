@@ -1,9 +1,6 @@
-"""NIR-Prompt by the commands: the prompt of a task, the backbone on two tasks, and a new task; the
-first two of the retriever are also resumed from their first checkpoint.
-"""
+"""NIR-Prompt by the commands: the prompt of a task, the backbone on two tasks, and a new task."""
 
 import pathlib
-import shutil
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from dprjax.models.adapters import template_tokens
 from dprjax.retrieval.embeddings import load_embeddings
 from dprjax.runtime import tree
 from tests.refusals import named_in
-from tests.test_train import assert_same_bits, trainable_of
+from tests.test_train import trainable_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 ROOT = pathlib.Path(__file__).parent.parent
@@ -44,15 +41,9 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
       *flags,
     )
 
-  def made(recipe, name, *flags, out, resumed=False):
+  def made(recipe, name, *flags, out):
     status, err = go(recipe, name, *flags)
     assert status == 0, err
-    if resumed:  # as if it had been killed after its first checkpoint
-      _, trained = trainable_of(tmp_path / name)
-      shutil.rmtree(tmp_path / name / 'checkpoints' / '2')
-      status, err = go(recipe, name, *flags)
-      assert status == 0 and 'resuming after step 1 of 2' in err, err
-      assert_same_bits(trainable_of(tmp_path / name)[1], trained)
     # Two updates are no gain. Prompts for other stages are exported all the same.
     force = () if recipe.startswith('mdm') else ('--force',)
     status, err = command(export, *force, f'--workdir={tmp_path}/{name}', f'--out={tmp_path}/{out}')
@@ -63,8 +54,7 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
     return f'--config.tasks.{task}.data.dev_split='
 
   # The prompt of a task on a frozen backbone, and as if of another task.
-  again = stage == 'retriever'  # the same code resumes both
-  files = {first: made(f'mdm={first}', 'first', bare(first), out=f'{first}.npz', resumed=again)}
+  files = {first: made(f'mdm={first}', 'first', bare(first), out=f'{first}.npz')}
   _, trained = trainable_of(tmp_path / 'first')
   assert {name.split('/')[0] for name in trained} == {'prompt'}
   backbone = tmp_path / 'first' / 'backbone'
@@ -80,7 +70,7 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
 
   # The backbone on both tasks, under these prompts.
   named = [f'--config.tasks.{task}.prompt={file}' for task, file in files.items()]
-  model = made(f'emm={first}+{second}', 'both', on, *named, out='model', resumed=again)
+  model = made(f'emm={first}+{second}', 'both', on, *named, out='model')
   _, trained = trainable_of(tmp_path / 'both')
   ends, after = load(model)
   moved = {name for name in ends if name in start and (ends[name] != start[name]).any()}

@@ -76,6 +76,8 @@ ELSEWHERE = {
   r'dprjax\.plan ': 'tests/test_plan.py: 20 seconds, and the compilers of its targets',
   r'configs/unm\.py': 'tests/test_pipeline.py: 10 seconds',
   r'lab\.inspection': 'tests/lab/test_inspection.py: 10 seconds',
+  'runs/(stsb|sections)': 'tests/lab: 6 seconds',
+  'runs/(cocondenser|rip-prompt)': 'tests/test_pretraining.py: 8 seconds',
   ' benchmarks/': 'measurements of minutes',
   ' experiments/': 'tests/experiments, tests/lab',
   ' launch/': 'tests/launch',

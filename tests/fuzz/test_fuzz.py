@@ -95,7 +95,6 @@ KILLED = {
   'convert': 3,
   'scann': 3,
   'index': 3,
-  'train': 3,
 }
 
 

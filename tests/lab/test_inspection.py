@@ -1,5 +1,6 @@
 """Inspection: a small backbone against NumPy, all-MiniLM-L6-v2 against published numbers."""
 
+import itertools
 import json
 import math
 
@@ -591,12 +592,13 @@ def test_no_usable_positive(data, tmp_path):
     inspection.read_texts(beir=beir)
 
 
-def test_minilm_on_the_benchmarks(data_dir, minilm):
-  texts = inspection.read_texts(
-    data_dir / 'stsb' / 'raw' / 'stsb-en-test.csv', beir=data_dir / 'scifact', most=40
-  )
+def test_minilm_on_the_benchmarks(data_dir, minilm, tmp_path):
+  pairs = (data_dir / 'stsb' / 'raw' / 'stsb-en-test.csv').read_text().splitlines(keepends=True)
+  (tmp_path / 'fifth.csv').write_text(''.join(pairs[::5]))
+  texts = inspection.read_texts(tmp_path / 'fifth.csv', beir=data_dir / 'scifact', most=40)
   found = inspection.inspect('MiniLM', Retriever.load(minilm, passage_max_length=64), texts)
-  assert found.spearman == pytest.approx(0.8203, abs=5e-4)  # published: 82.03
+  # By sentence-transformers on these pairs; on all of them .8203, as published.
+  assert found.spearman == pytest.approx(0.8049, abs=5e-4)
   # Cosines are above 0, so squared distances are below 2; pairs are nearer than that.
   assert 0.5 < found.alignment < 1.1 and -4 < found.uniformity < -2.5
   assert found.entropy.shape == (6, 12)
@@ -608,7 +610,7 @@ def test_sections_of_a_dump(data_dir, minilm):
   texts = inspection.read_texts(wikipedia=dump, most=60)
   assert len(texts.triplets) == 60 and len(texts.attended) == 60
   places = {}
-  for article in mediawiki.read_articles(dump):
+  for article in itertools.islice(mediawiki.read_articles(dump), 60):
     for number, section in enumerate(article.sections):
       for text in sentences.split_sentences(section.text):
         places.setdefault(text, set()).add((article.title, number))

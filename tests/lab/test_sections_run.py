@@ -66,12 +66,12 @@ def test_trains_resumes_exports_and_changes_what_is_trainable_alone(
   scores = {row['step']: row['dev/accuracy'] for row in rows if 'dev/accuracy' in row}
   assert scores.keys() == {0, 6, 12} and all(0 <= score <= 1 for score in scores.values())
 
-  # As if it had been killed after an earlier checkpoint.
-  earlier = max(step for step in steps_of(run) if step < 12)
-  shutil.rmtree(run / 'checkpoints' / '12')
-  status, err = go()
-  assert status == 0 and f'resuming after step {earlier} of 12' in err, err
-  assert_same_bits(trainable_of(run)[1], trainable)
+  if tuned == 'whole':  # as if it had been killed after an earlier checkpoint
+    earlier = max(step for step in steps_of(run) if step < 12)
+    shutil.rmtree(run / 'checkpoints' / '12')
+    status, err = go()
+    assert status == 0 and f'resuming after step {earlier} of 12' in err, err
+    assert_same_bits(trainable_of(run)[1], trainable)
 
   # The same sentences, but another dump: the held-out articles might have been trained on.
   there = dump.read_bytes()

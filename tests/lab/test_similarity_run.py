@@ -88,9 +88,30 @@ def go(command, one_device, trained, pairs, tmp_path):
   return run
 
 
+def check_prompt(command, trained, run, out):
+  """Exports a run: the best prompt, with its score."""
+  status, err = command(export, '--force', METHOD, f'--workdir={run}', f'--out={out}')
+  assert status == 0, err
+  prompt = load_prompt(out)
+  scores = {
+    row['step']: row['dev/spearman']
+    for row in metrics_of(run)
+    if row['step'] and 'dev/spearman' in row
+  }
+  best = max(scores, key=scores.__getitem__)
+  np.testing.assert_array_equal(
+    prompt.of_side('query')['prefix'], trainable_of(run, best)[1]['prompt/prefix']
+  )
+  assert prompt.meta['metrics'] == {'dev/spearman': scores[best]}
+  assert (
+    prompt.meta['backbone_sha256'] == hub.load_backbone(str(trained / 'backbone')).sha256
+    and prompt.meta['task'] == 'stsb'
+  )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('tuned', TUNED)
-def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_path, tuned):
+def test_trains_resumes_and_changes_what_is_trainable_alone(go, command, trained, tmp_path, tuned):
   before = files_of(trained / 'backbone')
   status, err = go(*TUNED[tuned])
   assert status == 0 and 'done at step 12' in err, err
@@ -115,6 +136,8 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
   assert status == 0 and f'resuming after step {earlier} of 12' in err, err
   assert_same_bits(trainable_of(run)[1], trainable)
   assert metrics_of(run) == rows
+  if tuned == 'prompt':
+    check_prompt(command, trained, run, tmp_path / 'prompt.npz')
 
 
 @pytest.mark.slow
@@ -142,30 +165,6 @@ def test_what_is_learnt_is_exported(go, command, pairs, trained, tmp_path, capsy
   row = (tmp_path / 'r.md').read_text().splitlines()[2].split(' | ')
   assert float(row[1]) == pytest.approx(best, abs=1e-3)
   assert re.search(r'tuned: mean pooling', capsys.readouterr().out)
-
-
-@pytest.mark.slow
-def test_a_prompt_for_similarity(go, command, trained, tmp_path):
-  assert go(*TUNED['prompt'])[0] == 0
-  status, err = command(
-    export, '--force', METHOD, f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz'
-  )
-  assert status == 0, err
-  prompt = load_prompt(tmp_path / 'prompt.npz')
-  scores = {
-    row['step']: row['dev/spearman']
-    for row in metrics_of(tmp_path / 'run')
-    if row['step'] and 'dev/spearman' in row
-  }
-  best = max(scores, key=scores.__getitem__)
-  np.testing.assert_array_equal(
-    prompt.of_side('query')['prefix'], trainable_of(tmp_path / 'run', best)[1]['prompt/prefix']
-  )
-  assert prompt.meta['metrics'] == {'dev/spearman': scores[best]}
-  assert (
-    prompt.meta['backbone_sha256'] == hub.load_backbone(str(trained / 'backbone')).sha256
-    and prompt.meta['task'] == 'stsb'
-  )
 
 
 def test_pairs_that_cannot_be_used(go, tmp_path):

@@ -14,10 +14,9 @@ from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.reach import Reach
 
-# Windows in some layers; causal ones in all; none; a bias by distance.
+# Windows in some layers, causal or not; none; a bias by distance.
 ALL = (
   'llama_embeddinggemma',
-  'llama_mistral',
   'llama_qwen3',
   'llama_gemma3',
   'family_modernbert',
