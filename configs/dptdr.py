@@ -13,6 +13,7 @@ Words that may follow:
 
 - `query`: the prompt changes queries only; all passages are negatives (docs/query-only.md)
 - `both`: the prompt changes passages too
+- `text`: the prompt starts from a text, for encoders like multilingual-e5 (docs/backbones.md)
 - `peft`: a prompt that PEFT can express
 - `lora`: LoRA in place of a prompt (docs/adapters.md)
 - `linear`: a linear map of query vectors in place of a prompt
@@ -32,7 +33,7 @@ DATA = os.environ.get('DPRJAX_DATA', '../shared/data')
 
 def get_config(arg: str = 'beir'):
   recipes = ('beir', 'scifact', 'medquad', 'msmarco', 'nq', 'local')
-  options = ('query', 'both', 'peft', 'lora', 'linear', 'thorough', 'local')
+  options = ('query', 'both', 'text', 'peft', 'lora', 'linear', 'thorough', 'local')
   recipe, rest = defaults.split_argument(__file__, arg, recipes, options)
   c = defaults.default()
   c.task = recipe
@@ -87,6 +88,8 @@ def get_config(arg: str = 'beir'):
     c.data.format = 'dpr'
     c.data.dev_split = 'dev'
     c.eval.corpus_limit = 100_000
+  if 'text' in rest:
+    c.prompt.init_text = defaults.START
   if 'peft' in rest:
     c.prompt.shift_positions = True  # in PEFT, positions of a text start at the prompt length
   # docs/adapters.md compares learning rates.
@@ -103,7 +106,7 @@ def get_config(arg: str = 'beir'):
     if not c.alternatives or {'lora', 'peft'} & set(rest):
       raise ValueError(f'configs/dptdr.py:{arg}: thorough needs beir, scifact or medquad')
     for kind, length in (('lora', 8), ('linear', 1)):
-      prompt = {'kind': kind, 'length': length}
+      prompt = {'kind': kind, 'length': length, 'init_text': 'auto'}
       c.alternatives[kind] = {'prompt': prompt, 'optim': {'learning_rate': 3e-3}}
   if {'query', 'linear'} & set(rest) or c.alternatives:
     c.prompt.sides = 'query'

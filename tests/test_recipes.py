@@ -12,7 +12,10 @@ from tests.refusals import refused
 
 ROOT = pathlib.Path(__file__).parent.parent
 RECIPES = [
-  *(f'dptdr.py:{name}' for name in ('beir', 'scifact', 'medquad', 'msmarco', 'nq', 'beir,peft')),
+  *(
+    f'dptdr.py:{name}'
+    for name in ('beir', 'scifact', 'medquad', 'msmarco', 'nq', 'beir,peft', 'beir,text,thorough')
+  ),
   *(f'dptdr.py:{name}' for name in ('beir,query', 'scifact,query,peft', 'medquad,query')),
   *(f'dptdr.py:{name}' for name in ('beir,lora', 'scifact,both,lora', 'beir,linear')),
   *(f'ft.py:{name}' for name in ('beir', 'scifact', 'medquad', 'msmarco', 'msmarco,round2', 'nq')),
@@ -73,6 +76,7 @@ def test_every_recipe_has_options_in_range_and_chooses_on_other_queries_than_it_
     ),
     ('dptdr.py:beir,both', {'prompt.sides': 'both', 'corpus_negatives': 0}),
     ('dptdr.py:beir,peft', {'prompt.shift_positions': True}),
+    ('dptdr.py:beir,text', {'prompt.init_text': configs.START, 'prompt.sides': 'query'}),
     ('dptdr.py:beir,lora', {'prompt.kind': 'lora', 'prompt.length': 8, 'prompt.sides': 'query'}),
     ('dptdr.py:beir,both,lora', {'prompt.kind': 'lora', 'prompt.sides': 'both'}),
     ('dptdr.py:local,linear', {'prompt.kind': 'linear', 'prompt.sides': 'query'}),

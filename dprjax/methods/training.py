@@ -163,10 +163,6 @@ def prepare(
   return setup, texts.folds
 
 
-# For config.prompt.init_text='auto'.
-_START = 'Represent this question for searching passages that answer it:'
-
-
 def start_text(config: ml_collections.ConfigDict, model: Any) -> str:
   """The text that initializes a new prompt; '': random numbers."""
   settings = config.prompt
@@ -174,7 +170,7 @@ def start_text(config: ml_collections.ConfigDict, model: Any) -> str:
     return settings.init_text
   training = adapters.find(settings.kind, 'config.prompt.kind').training
   can = training is not None and training.of_text is not None and settings.reparam == 'none'
-  return _START if settings.length and can and model.causal else ''
+  return configs.START if settings.length and can and model.causal else ''
 
 
 def prompt_of_text(

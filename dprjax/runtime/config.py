@@ -111,6 +111,10 @@ def resolve(
   return dict(sorted(found.items(), key=lambda item: item[1].prompt.sides != 'query'))
 
 
+# A start of prompts, see config.prompt.init_text.
+START = 'Represent this question for searching passages that answer it:'
+
+
 def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """Shrinks any experiment to seconds on a CPU: a tiny random backbone, standard-library text."""
   c.backbone.path = 'scratch:tiny'
