@@ -35,6 +35,14 @@ CHOOSER = 'chooser'
 FUSED = Candidate(FROZEN.model, fused=True)
 OFFERED = ('bm25', 'linear', 'query', 'both', 'lora')  # `dprjax train` does not move passages
 
+# Ways that the report on another encoder compares.
+COMPARED = (
+  ('ft', 'both', 'D1, fine-tuning above a prompt for both sides'),
+  ('ft', 'both-text', 'D1 with a prompt that starts from a text'),
+  ('query-text', 'query', 'A text above random numbers as the start of a prompt for queries'),
+  ('both-text', 'both', 'A text above random numbers as the start of a prompt for both sides'),
+)
+
 
 class Setting(NamedTuple):
   """One source, number of training queries and seed.
@@ -505,13 +513,11 @@ def show_other(out, data, docs, encoder):
   settings = read(trials.ledger(out))
   chosen = {id(one): choosing.choose(candidates(one), prior=choosing.PRIOR) for one in settings}
   parts = [way_rows(settings, chosen)]
-  pairs = [one for one in settings if {Candidate('ft'), Candidate('both')} <= one.tested.keys()]
-  if pairs:
-    gaps = [one.tested[Candidate('ft')] - one.tested[Candidate('both')] for one in pairs]
-    parts.append(
-      f'D1, fine-tuning above a prompt for both sides: {shown(over_sources(pairs, gaps))} on '
-      f'{len(pairs)} settings.\n'
-    )
+  for above, below, claim in COMPARED:
+    pairs = [one for one in settings if {Candidate(above), Candidate(below)} <= one.tested.keys()]
+    if pairs:
+      gaps = [one.tested[Candidate(above)] - one.tested[Candidate(below)] for one in pairs]
+      parts.append(f'{claim}: {shown(over_sources(pairs, gaps))} on {len(pairs)} settings.\n')
   parts.append(score_rows(settings, chosen, lambda one, name: one.tested[name].mean()))
   if rows := seen_rows(settings, chosen, data):
     parts += ['Gains on seen and unseen answers:\n', rows]
