@@ -252,6 +252,8 @@ class Experiment:
       if part == 'tables':
         if self.args.encoder == 'minilm':
           small_tables.show(self.out, self.data, self.args.docs)
+        elif self.args.encoder == 'minilm-starts':
+          small_tables.show_starts(self.out, self.args.docs)
         else:
           small_tables.show_other(self.out, self.data, self.args.docs, self.args.encoder)
         if self.args.docs:

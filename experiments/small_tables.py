@@ -537,6 +537,35 @@ def show_other(out, data, docs, encoder):
     trials.publish(docs, 'small_labels', made, [], encoder)
 
 
+def show_starts(out, docs):
+  """Prompts for queries from random numbers and from a text."""
+  found = collections.defaultdict(dict)
+  for line in trials.ledger(out):
+    setting, _, way = line['run'].partition('/')
+    source, count = setting.rsplit('-', 1)
+    values = np.array(line['views']['nDCG@10'], float)
+    found[source, int(count), line['seed']][Candidate(way)] = values
+  names = FROZEN, Candidate('query'), Candidate('query-text')
+  settings = [
+    Setting(*key, {}, ways, {}, {}) for key, ways in found.items() if {*names} <= ways.keys()
+  ]
+  rows = [
+    [one.source, f'{one.count}', *(f'{one.tested[name].mean():.3f}' for name in names)]
+    for one in settings
+  ]
+  gaps = [one.tested[names[2]] - one.tested[names[1]] for one in settings]
+  head = ['source', 'queries', *map(label, names)]
+  sources = len({one.source for one in settings})
+  made = (
+    f'{trials.table(head, rows)}\nA text above random numbers as the start: '
+    f'{shown(over_sources(settings, gaps))} on {len(settings)} settings of {sources} sources.\n'
+  )
+  trials.write(out / 'results.md', made)
+  print(made)
+  if docs:
+    trials.publish(docs, 'small_labels', made, [], 'starts')
+
+
 def goal_lines(settings, found):
   """The goals of the experiment, and whether they were met."""
   means, best = found['the chooser'], found['the best with hindsight']
