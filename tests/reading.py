@@ -107,6 +107,7 @@ def write_inputs(folder, backbone, cross_encoder):
   for name in (
     'sentence-transformers/all-MiniLM-L6-v2',
     'bert-base-uncased',
+    'intfloat/multilingual-e5-small',
     'roberta-large',
     'DIR',
   ):
