@@ -461,8 +461,12 @@ class Runs:
   def difference(self, found, names, ours, theirs):
     """The verdict of trials.py on the first system being above the second; None without runs."""
     both = self.settled(found, names, ours, theirs)
-    pair = (
-      {seed: {name: self.used(found, name, way, seed) for name in both} for seed in self.seeds}
+    return trials.compare(*self.pair(found, both, ours, theirs), both) if both else None
+
+  def pair(self, found, names, ours, theirs):
+    """{seed: {setting: scores}} of both systems, with all seeds that both have on all settings."""
+    seeds = set.intersection(*(set(found[name][way]) for name in names for way in (ours, theirs)))
+    return [
+      {seed: {name: self.used(found, name, way, seed) for name in names} for seed in sorted(seeds)}
       for way in (ours, theirs)
-    )
-    return trials.compare(*pair, both) if both else None
+    ]

@@ -287,13 +287,7 @@ class Ledger:
         for name in self.experiment.sets
         if self.settled(name, ours) and self.settled(name, theirs)
       ]
-      return [
-        {
-          seed: {name: self.experiment.used(self.found, name, one, seed) for name in sets}
-          for seed in self.experiment.seeds
-        }
-        for one in (ours, theirs)
-      ]
+      return self.experiment.pair(self.found, sets, ours, theirs)
     return [
       {seed: {row.measure: of_each(line, row.measure)} for seed, line in lines.items()}
       for lines in where
