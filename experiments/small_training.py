@@ -18,14 +18,13 @@ BATCH = 16
 SCORED = (0.5, 1.0)  # parts of the updates
 NEGATIVES, RELEVANT = 2000, 64  # of a query: passages of the corpus; judgements that are known
 LENGTHS = {'query': 32, 'passage': 64}
-TEXT = 'prompt.init_text=Represent this question for searching passages that answer it:'
 RECIPES = {
   'linear': ('dptdr.py:beir,linear', ()),
   'query': ('dptdr.py:beir,query', ()),
   'lora': ('dptdr.py:beir,lora,query', ()),
   'both': ('dptdr.py:beir,both', ()),
-  'query-text': ('dptdr.py:beir,query', (TEXT,)),
-  'both-text': ('dptdr.py:beir,both', (TEXT,)),
+  'query-text': ('dptdr.py:beir,query,text', ()),
+  'both-text': ('dptdr.py:beir,both,text', ()),
   'ft': ('dptdr.py:beir,both', (*systems.FINE_TUNED, 'ema=0.0', 'weight_interpolation=0.0')),
 }
 
