@@ -4,7 +4,8 @@ do to them.
 Three of the methods are trained, on one pod: every combination would take half an hour.
 DPRJAX_PODS=all trains each method on all three. That one process with several devices trains as one
 with one does is tested beside each method.
-DPRJAX_KILLS says how often the test that kills at random does (once by default).
+DPRJAX_KILLS is the number of kills of the test that resumes a pod (1 by default; all but the first
+are at random).
 """
 
 import contextlib
