@@ -50,8 +50,8 @@ a text becomes the start of all backbones unless it loses, that is unless the in
 difference in nDCG@10 over sources has a lower end below -.01.
 
 Every run leaves a line in OUT/ledger.jsonl with its scores of each query, and the same command
-continues where it stopped. `--part=tables` makes the whole report from the ledger that the project
-keeps, or from that of OUT.
+continues where it stopped. `--part=untrained` scores prompts as they start. `--part=tables` makes
+the whole report from the ledger that the project keeps, or from that of OUT.
 """
 
 import functools
@@ -123,11 +123,11 @@ ENCODERS = {
   ),
 }
 PLAIN = ('frozen', 'bm25', 'linear', 'nudge')
-PARTS = ('cheap', 'tune', 'adapters', 'both', 'tables')
+PARTS = ('cheap', 'tune', 'adapters', 'both', 'untrained', 'tables')
 
 
 def main():
-  parser = trials.parser(__doc__, PARTS[:-1], '0')
+  parser = trials.parser(__doc__, PARTS[:-2], '0')
   parser.add_argument('--sources', default=','.join(small_sets.SOURCES))
   parser.add_argument('--sizes', default='200,50,1000', help='in this order')
   parser.add_argument('--ways', default='query,lora')
@@ -252,8 +252,6 @@ class Experiment:
       if part == 'tables':
         if self.args.encoder == 'minilm':
           small_tables.show(self.out, self.data, self.args.docs)
-        elif self.args.encoder == 'minilm-starts':
-          small_tables.show_starts(self.out, self.args.docs)
         else:
           small_tables.show_other(self.out, self.data, self.args.docs, self.args.encoder)
         if self.args.docs:
@@ -275,9 +273,23 @@ class Experiment:
     if size == 50:
       given = [one for one in there if one <= 50]
     for count in given:
+      if part == 'untrained':
+        for way in self.args.ways.split(','):
+          self.untrained(name, count, way, seed)
+        continue
       ways = {'cheap': PLAIN, 'adapters': self.args.ways.split(','), 'both': ('both', 'ft')}[part]
       for way in ways:
         self.run(name, count, way, seed)
+
+  def untrained(self, name, count, way, seed):
+    """A line of the ledger with the scores of a prompt as it starts."""
+
+    def work():
+      data, trainer = self.set(name), self.trainer(way, self.encoder.rates[way][0], 1)
+      ndcg, _ = data.measure(data.tests, trainer.scores(data, trainer.start(seed), data.tests))
+      return {'nDCG@10': float(ndcg.mean()), 'scores': {'nDCG@10': ndcg}}
+
+    trials.measure(self.out, f'{name}-{count}/untrained {way}', seed, work)
 
   @functools.cached_property
   def backbone(self):

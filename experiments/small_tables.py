@@ -72,7 +72,7 @@ class Setting(NamedTuple):
 
 
 def read(lines):
-  """The settings of a ledger that have all ways which train no encoder."""
+  """The settings of a ledger that have the frozen encoder."""
   found = collections.defaultdict(dict)
   for line in lines:
     setting, _, way = line['run'].partition('/')
@@ -80,7 +80,7 @@ def read(lines):
       found[(*setting.rsplit('-', 1), line['seed'])][way] = line
   made = []
   for (source, count, seed), ways in found.items():
-    if not {'frozen', 'bm25', 'linear', 'nudge'} <= ways.keys():
+    if 'frozen' not in ways:
       continue
     held, tested, recall = {}, {}, {}
     for way, line in ways.items():
@@ -518,6 +518,13 @@ def show_other(out, data, docs, encoder):
     if pairs:
       gaps = [one.tested[Candidate(above)] - one.tested[Candidate(below)] for one in pairs]
       parts.append(f'{claim}: {shown(over_sources(pairs, gaps))} on {len(pairs)} settings.\n')
+  before = [
+    f'{line["run"].replace("/untrained ", ", ")} {line["nDCG@10"]:.3f}'
+    for line in trials.ledger(out)
+    if '/untrained ' in line['run']
+  ]
+  if before:
+    parts.append(f'nDCG@10 of prompts before training: {"; ".join(before)}.\n')
   parts.append(score_rows(settings, chosen, lambda one, name: one.tested[name].mean()))
   if rows := seen_rows(settings, chosen, data):
     parts += ['Gains on seen and unseen answers:\n', rows]
@@ -535,35 +542,6 @@ def show_other(out, data, docs, encoder):
   print(made)
   if docs:
     trials.publish(docs, 'small_labels', made, [], encoder)
-
-
-def show_starts(out, docs):
-  """Prompts for queries from random numbers and from a text."""
-  found = collections.defaultdict(dict)
-  for line in trials.ledger(out):
-    setting, _, way = line['run'].partition('/')
-    source, count = setting.rsplit('-', 1)
-    values = np.array(line['views']['nDCG@10'], float)
-    found[source, int(count), line['seed']][Candidate(way)] = values
-  names = FROZEN, Candidate('query'), Candidate('query-text')
-  settings = [
-    Setting(*key, {}, ways, {}, {}) for key, ways in found.items() if {*names} <= ways.keys()
-  ]
-  rows = [
-    [one.source, f'{one.count}', *(f'{one.tested[name].mean():.3f}' for name in names)]
-    for one in settings
-  ]
-  gaps = [one.tested[names[2]] - one.tested[names[1]] for one in settings]
-  head = ['source', 'queries', *map(label, names)]
-  sources = len({one.source for one in settings})
-  made = (
-    f'{trials.table(head, rows)}\nA text above random numbers as the start: '
-    f'{shown(over_sources(settings, gaps))} on {len(settings)} settings of {sources} sources.\n'
-  )
-  trials.write(out / 'results.md', made)
-  print(made)
-  if docs:
-    trials.publish(docs, 'small_labels', made, [], 'starts')
 
 
 def goal_lines(settings, found):

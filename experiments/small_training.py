@@ -105,11 +105,19 @@ class Trainer:
 
     return loss
 
+  def _initial(self, seed):
+    key = jax.random.fold_in(jax.random.key(seed), 0)
+    return tree.flatten(self.model.init(self._parts, key))
+
+  def start(self, seed):
+    """The initial values of the trained parameters."""
+    params = self._initial(seed)
+    return {name: params[name] for name in self.trainable}
+
   def train(self, data, rows, seed):
     """Trained parameters by number of updates, on these rows of a set."""
     config = self.config
-    key = jax.random.fold_in(jax.random.key(seed), 0)
-    params = tree.flatten(self.model.init(self._parts, key))
+    params = self._initial(seed)
     layout = updates.lay_out(config, params, self.trainable, self.devices, self.steps, len(rows))
     state, _ = layout.place(params)
     frozen = dict(self.frozen)
