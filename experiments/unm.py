@@ -38,7 +38,7 @@ import mining
 import systems
 import trials
 from dprjax.base import files
-from dprjax.formats import trec
+from dprjax.formats import seen, trec
 from dprjax.formats.qrels import read_qrels, write_qrels
 from dprjax.methods import exporting
 from dprjax.retrieval import measures
@@ -255,6 +255,9 @@ class Experiment(adapted.Runs):
       exporting.export(workdir, out)
     run = f'rerankers/{name}' + (f', {pool}' if pool == 'distilled' else '')
     trials.measure(self.out, run, half, lambda: self.judge(name, half, out, pool))
+    if self.args.only_judges:
+      new = f'{run}, new to the first retriever'
+      trials.measure(self.out, new, half, lambda: self.judge(name, half, out, pool, new=True))
     return out
 
   def reranker_config(self, name, half, negatives, pool):
@@ -283,8 +286,10 @@ class Experiment(adapted.Runs):
       ],
     )
 
-  def judge(self, name, half, reranker, pool):
-    """Scores of rankings of the same passages, for queries that the cross-encoder has not seen."""
+  def judge(self, name, half, reranker, pool, new=False):
+    """Scores of rankings of the same passages, for queries that the cross-encoder has not seen;
+    ``new``: for those that the first retriever was not trained on either.
+    """
     folder, qrels = self.folder(name), read_qrels(self.half(name, half))
     given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))
     words, out = (
@@ -297,6 +302,9 @@ class Experiment(adapted.Runs):
       flags = (f'--run={words}', f'--depth={JUDGED}', self.pair_length, self.arithmetic)
       trials.command('rerank', f'--backbone={reranker}', *given, *flags, f'--out={out}')
     first, reranked = trec.read_run(words).top(JUDGED), trec.read_run(out)
+    if new:
+      known = {*seen.of_run(self.first(name))['train']}
+      qrels = {query: judged for query, judged in qrels.items() if query not in known}
     teacher = {query: dict(ranked) for query, ranked in trec.read_run(self.fused(name))}
     fused = [teacher[query][passage] for query, ranked in first for passage, _ in ranked]
     rng = np.random.default_rng(0)
