@@ -577,22 +577,30 @@ def test_each_half_of_the_queries_has_a_cross_encoder_of_the_other(monkeypatch, 
   write_qrels(tmp_path / 'qrels' / 'train.tsv', qrels)
   experiment = object.__new__(unm.Experiment)  # without a backbone
   experiment.out = tmp_path
-  experiment.args = types.SimpleNamespace(backbone='', dtype='auto', length=64, reranker_steps=1)
+  experiment.args = types.SimpleNamespace(
+    backbone='', dtype='auto', length=64, reranker_steps=1, only_judges=True
+  )
   monkeypatch.setattr(experiment, 'folder', lambda name: tmp_path)
   halves = [read_qrels(experiment.half('set', number)) for number in unm.HALVES]
   assert halves[0] | halves[1] == qrels and not halves[0].keys() & halves[1].keys()
   assert [len(half) for half in halves] == [5, 4]
-  trained = []
+  trained, measured = [], []
   monkeypatch.setattr(experiment, 'mine', lambda *given: None)
   monkeypatch.setattr(experiment, 'words', lambda name: 'bm25.trec')
   monkeypatch.setattr(experiment, 'first', lambda name: 'first.trec')
   monkeypatch.setattr(experiment, 'fused', lambda name: 'fused.trec')
   monkeypatch.setattr(unm.systems, 'train', lambda config, workdir: trained.append(config))
   monkeypatch.setattr(unm.exporting, 'export', lambda workdir, out: None)
-  monkeypatch.setattr(unm.trials, 'measure', lambda *given: None)
+  monkeypatch.setattr(unm.trials, 'measure', lambda *given: measured.append(given[1]))
   for pool, teacher in (('denoised', ''), ('distilled', 'fused.trec')):
     for number, seen in ((0, halves[1]), (1, halves[0])):
       experiment.reranker('set', number, pool)
       config = trained.pop()
       assert config.distillation.scores == teacher
       assert read_qrels(tmp_path / 'qrels' / f'{config.data.train_split}.tsv') == seen, number
+      kind = 'set, distilled' if teacher else 'set'
+      assert measured == [
+        f'rerankers/{kind}',
+        f'rerankers/{kind}, new to the first retriever',
+      ]
+      measured.clear()
