@@ -4,12 +4,13 @@ import dataclasses
 import importlib
 import json
 import pathlib
+import time
 
 import jax
 import numpy as np
 import optax
 
-from dprjax.runtime import checkpoint, cli, flags
+from dprjax.runtime import checkpoint, cli, distributed, flags
 from dprjax.runtime import mesh as meshes
 
 SHA = 'a' * 64
@@ -58,6 +59,19 @@ def check_restored(workdir, sizes):
       )
 
 
+def take_turns(path):
+  """A slow process 1 reads in its turn what process 0 left, and nothing that it writes later."""
+  with distributed.turn():
+    if jax.process_index():
+      time.sleep(1.0)
+      assert path.read_text() == 'left'
+    else:
+      path.parent.mkdir()
+      path.write_text('left')
+  if not jax.process_index():
+    path.write_text('changed')
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   jobs: str = flags.flag('what to do, as JSON')
@@ -78,6 +92,8 @@ def command(args):
       saved = checkpoint.Checkpoints(line['workdir'], SHA)
       saved.save(1, *state(meshes.make_mesh(line['mesh']), 0), {'data': {'position': 5}})
       saved.close()
+    elif line['do'] == 'turn':
+      take_turns(pathlib.Path(line['workdir']) / 'turn')
     elif line['do'] == 'restore':
       check_restored(line['workdir'], line['mesh'])
 

@@ -250,12 +250,16 @@ def barrier(name: str) -> None:
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-  """Process 0 runs the block first, then all others at the same time."""
+  """Process 0 runs the block first, then all others at the same time.
+
+  All leave together: what process 0 does after the block cannot change what the others read in it.
+  """
   if jax.process_index():
     barrier('turn')
   yield
   if not jax.process_index():
     barrier('turn')
+  barrier('after the turn')
 
 
 def agree(value: Any) -> Any:
