@@ -14,6 +14,7 @@ import gain_sets
 import small_sets
 import trials
 from dprjax.analysis import figures
+from dprjax.base.counts import counted
 from dprjax.retrieval import choosing
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
 
@@ -517,7 +518,8 @@ def show_other(out, data, docs, encoder):
     pairs = [one for one in settings if {Candidate(above), Candidate(below)} <= one.tested.keys()]
     if pairs:
       gaps = [one.tested[Candidate(above)] - one.tested[Candidate(below)] for one in pairs]
-      parts.append(f'{claim}: {shown(over_sources(pairs, gaps))} on {len(pairs)} settings.\n')
+      count = counted(len(pairs), 'settings')
+      parts.append(f'{claim}: {shown(over_sources(pairs, gaps))} on {count}.\n')
   before = [
     f'{line["run"].replace("/untrained ", ", ")} {line["nDCG@10"]:.3f}'
     for line in trials.ledger(out)
