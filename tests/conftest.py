@@ -52,6 +52,8 @@ import jax
 import numpy as np
 import pytest
 
+from tests import at_end
+
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
@@ -61,6 +63,10 @@ gc.freeze()
 gc.set_threshold(100_000, 20, 100)
 
 ROOT = pathlib.Path(__file__).parent.parent
+
+
+def pytest_sessionfinish():
+  at_end.STACK.close()  # before `atexit`, since pytest-xdist kills a worker that exits slowly
 
 
 @pytest.hookimpl(tryfirst=True)

