@@ -112,7 +112,8 @@ ENCODERS = {
   'e5': Encoder(
     'small_labels_e5',
     TWO_RATES
-    | dict.fromkeys(('query', 'both', 'query-text', 'both-text'), (0.003, 0.01, 0.03, 0.1)),
+    | dict.fromkeys(('query', 'both', 'query-text', 'both-text'), (0.003, 0.01, 0.03, 0.1))
+    | {'ft': (2e-5, 5e-5, 1e-4, 2e-4)},
     ('scifact',),
     ('temperature=0.01',),
     {'query': 'query: ', 'passage': 'passage: '},
