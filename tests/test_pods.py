@@ -255,7 +255,7 @@ def test_a_checkpoint_of_two_processes_is_restored_by_one_and_by_four_bit_for_bi
     )
     return '-m', 'tests.pod_work', f'--jobs={tmp_path}/jobs.json'
 
-  # Each pod takes seconds to start: the first one also takes turns.
+  # Each pod takes seconds to start, so the test of turns is here, too.
   run(2, 2, *jobs({'do': 'turn'}, {'do': 'save', 'mesh': {'data': 2, 'fsdp': 2}}))
   run(
     4,
