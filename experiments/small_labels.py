@@ -63,6 +63,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import nudging
 import small_sets
 import small_tables
 import small_training
@@ -74,7 +75,7 @@ from dprjax.data import text
 from dprjax.inference.embedder import Embedder, place
 from dprjax.methods import choice, dpr
 from dprjax.models import hub
-from dprjax.retrieval import bm25_index, fusion, nudging
+from dprjax.retrieval import bm25_index, fusion
 from dprjax.runtime import mesh, tree
 
 FEW = 100  # queries: below, all ways are trained without each fold in turn
@@ -461,7 +462,7 @@ class Experiment:
     }
 
   def nudge(self, data, count, folds):
-    """As `dprjax.nudge`."""
+    """Vectors of judged passages moved towards their training queries (`nudging`)."""
     vectors, bounds = data.vectors, nudging.BOUNDS
 
     def moved(rows):

@@ -23,7 +23,6 @@ _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#
 # Each system has the same colour in all figures.
 _SYSTEMS = (
   ('chosen', '#B03060'),
-  ('nudge', '#CC79A7'),
   ('lora', '#56B4E9'),
   (r'linear', '#009E73'),
   (r'fine-tun|\bft\b|^dpr\b', '#D55E00'),

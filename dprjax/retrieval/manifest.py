@@ -43,7 +43,6 @@ class Meta:
     tokenizer_sha256: of the tokenizer.
     prompt_sha256: of the prompt file; None without a prompt, or with a query-only prompt.
     query_prompt_sha256: of the query-only prompt file, for queries.
-    nudged_sha256: of the input of `dprjax.nudge`, which moved the vectors; None if not moved.
     shift_positions: whether positions start at the prompt length; False under a query-only
       prompt.
     pooling, normalize, prefix, max_length: `formats.vector_spec.VectorSpec.of_side`.
@@ -68,7 +67,6 @@ class Meta:
   input_sha256: str
   topic: str = ''
   query_prompt_sha256: str | None = None
-  nudged_sha256: str | None = None
 
   def space(self) -> dict[str, Any]:
     """The fields that queries and passages must share to be comparable."""

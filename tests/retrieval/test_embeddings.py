@@ -349,7 +349,6 @@ OTHER = {
   'input_sha256': 'x' * 64,
   'topic': 'infer',
   'query_prompt_sha256': 'x' * 64,
-  'nudged_sha256': 'x' * 64,
 }
 
 
@@ -413,7 +412,7 @@ def test_bad_vectors(tmp_path):
 
 def test_space_is_what_queries_and_passages_share():
   own = {'dtype', 'side', 'prefix', 'max_length', 'arithmetic', 'input_sha256', 'topic'}
-  assert set(OTHER) - set(manifest.SPACE) == own | {'query_prompt_sha256', 'nudged_sha256'}
+  assert set(OTHER) - set(manifest.SPACE) == own | {'query_prompt_sha256'}
   for name, value in OTHER.items():
     shared = dataclasses.replace(META, **{name: value}).space() == META.space()
     assert shared == (name not in manifest.SPACE)
