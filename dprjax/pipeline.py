@@ -1,19 +1,14 @@
-"""Runs a whole training pipeline: unified negative mining, or training without labels.
+"""Runs unified negative mining.
 
     python -m dprjax.pipeline --config=configs/unm.py:beir --workdir=runs/unm --config.data.dir=DIR
-    python -m dprjax.pipeline --config=configs/nolabels.py:beir --workdir=runs/mine \\
-        --config.data.dir=documents
 
 The stages are commands of dprjax that run once each. The same command continues after an
 interruption; a stage runs again if its input changed.
 
-Unified negative mining: a first retriever trains on BM25 negatives. Negatives mined from BM25 and
+A first retriever trains on BM25 negatives. Negatives mined from BM25 and
 this retriever train a cross-encoder, which removes candidates that may be relevant. A last
 retriever trains on the mixture (DPTDR section 3.3). A table compares BM25, the frozen backbone and
 the rows of Table 9 of the paper on the test split.
-
-Without labels: generated and filtered queries train a prompt for queries, with the fused ranking or
-a cross-encoder as the teacher (docs/no-labels.md).
 """
 
 import dataclasses
@@ -24,8 +19,6 @@ from typing import Any
 import ml_collections
 from etils import epath
 
-from dprjax.asking import pipeline as no_labels
-from dprjax.asking.pipeline import NoLabels
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings, sources
@@ -321,8 +314,7 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   experiment: tuple[str, ...] = flags.config(
-    'configs/unm.py:beir, :scifact, :medquad, :local, with ,ft for fine-tuning; '
-    'configs/nolabels.py:beir, :local',
+    'configs/unm.py:beir, :scifact, :medquad, :local, with ,ft for fine-tuning',
     'override an option, for example --config.rounds=2 or --config.retriever.prompt.length=32; '
     'the config file lists and explains them',
   )
@@ -335,21 +327,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: Flags) -> None:
   config, workdir = configs.parse(args.experiment), epath.Path(args.workdir)
-  kinds: dict[str, tuple[type[Pipeline | NoLabels], tuple[str, ...]]] = {
-    'unm': (Pipeline, _OURS),
-    no_labels.METHOD: (NoLabels, no_labels.OURS),
-  }
-  if config.method not in kinds:
+  if config.method != 'unm':
     raise InputError(
-      f'--config: config.method is {config.method!r}; dprjax.pipeline takes configs/unm.py and '
-      'configs/nolabels.py'
+      f'--config: config.method is {config.method!r}; dprjax.pipeline takes configs/unm.py'
     )
-  kind, ours = kinds[config.method]
   for key in sorted(configs.given(args.experiment)):
     section, _, name = key.partition('.')
-    if section in _EXPERIMENTS and name.startswith(ours):
+    if section in _EXPERIMENTS and name.startswith(_OURS):
       raise InputError(f'config.{key}: the pipeline sets it; leave it out')
-  kind(config, workdir).run()
+  Pipeline(config, workdir).run()
 
 
 if __name__ == '__main__':

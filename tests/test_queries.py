@@ -1,6 +1,5 @@
 """Queries for passages, from the command line, and a real server on this machine."""
 
-import collections
 import json
 import os
 import pathlib
@@ -15,15 +14,18 @@ import pytest
 
 import generation
 from dprjax import queries
-from dprjax.asking import endpoint, prompts
+from dprjax.asking import endpoint, passages, prompts
 from dprjax.asking.prompts import Request
 from dprjax.data import sources, text
 from dprjax.formats.qrels import read_qrels
+from dprjax.formats.read_report import ReadReport
+from dprjax.formats.texts import PassageRecord
 from dprjax.models import hub
 from dprjax.models.family import find
 from tests.refusals import command_refused, refused
 
 ROOT = pathlib.Path(__file__).parent.parent
+ASKED = '--corpus=corpus.jsonl --out=made --endpoint=http://127.0.0.1:1/v1 --model=m'
 THINGS = ('anchor', 'oven', 'glacier', 'violin', 'turbine', 'orchid', 'ledger', 'comet', 'saddle')
 ROWS = [
   {
@@ -92,55 +94,35 @@ def lines(path):
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_passages_ask_for_themselves(folder, command):
-  status, log = command(queries, '--corpus=corpus.jsonl', '--out=made', '--keep=0.0')
-  assert status == 0, log
-  data = sources.load_dataset(sources.Source('made', 'beir', 'train'))
-  by_id = {row['_id']: row for row in ROWS}
-  kinds = {row['_id']: row['kind'] for row in lines(folder / 'made/queries.jsonl')}
-  texts = {one.id: one.text for one in data.passages}
-  assert list(texts) == [row['_id'] for row in ROWS]
-  assert collections.Counter(kinds.values()) == {'title': 9, 'question': 9, 'first': 9}
-  for query in data.queries:
-    [passage] = data.positives(query.id)
-    row = by_id[passage]
-    assert query.text in (
-      row['title'],
-      *row['text'].replace('? ', '?|').replace('. ', '.|').split('|'),
-    )
-    # Its own passage does not repeat it.
-    assert query.text not in texts[passage]
-  report = json.loads((folder / 'made/report.json').read_text())
-  assert report['counts']['queries'] == 27 and report['kinds']['title'] == 9
-  before = contents(folder / 'made')
-  assert command(queries, '--corpus=corpus.jsonl', '--out=made', '--keep=0.0')[0] == 0
-  assert contents(folder / 'made') == before
-  assert not list(folder.glob('.*'))
-
-
-def test_a_folder_of_documents_is_cut_into_passages(folder, command):
+def test_a_folder_of_documents_is_cut_into_passages(folder, command, server):
   (folder / 'documents').mkdir()
   for row in ROWS:
-    (folder / 'documents' / f'{row["_id"]}.txt').write_text(f'{row["text"]}\n\n' * 6)
-  status, log = command(queries, '--corpus=documents', '--out=made')
+    text = f'# {row["title"]}\n\n{row["text"]}\n'
+    (folder / 'documents' / f'{row["_id"]}.md').write_text(text)
+  status, log = command(
+    queries, '--corpus=documents', '--out=made', f'--endpoint={server.url}', '--model=m'
+  )
   assert status == 0, log
-  whole = lines(folder / 'made/passages.jsonl')
-  assert len(whole) == 2 * len(ROWS) and whole[0]['_id'] == 'p0.txt#0'
-  assert [row['_id'] for row in lines(folder / 'made/corpus.jsonl')] == [
-    row['_id'] for row in whole
-  ]
+  whole = lines(folder / 'made/corpus.jsonl')
+  assert [row['_id'] for row in whole] == [f'{row["_id"]}.md#0' for row in ROWS]
   (folder / 'empty').mkdir()
-  command_refused(command(queries, '--corpus=empty', '--out=none'), 'empty')
+  command_refused(
+    command(queries, '--corpus=empty', '--out=none', f'--endpoint={server.url}', '--model=m'),
+    'empty',
+  )
 
 
-def test_a_title_of_several_passages_asks_for_none(folder, command):
-  rows = [row | {'title': 'The same'} for row in ROWS[:2]] + ROWS[2:]
-  (folder / 'corpus.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  status, log = command(queries, '--corpus=corpus.jsonl', '--out=made', '--passages=8')
-  assert status == 0, log
-  found = lines(folder / 'made/queries.jsonl')
-  assert 'The same' not in {row['text'] for row in found}
-  assert sum(row['kind'] == 'title' for row in found) >= 6
+def test_a_sample_is_the_same_of_a_seed_and_leaves_out_short_passages():
+  rows = [PassageRecord(row['_id'], row['title'], row['text']) for row in ROWS]
+  report = ReadReport()
+  [short, first, other] = (
+    passages.sample([PassageRecord('short', '', 'two words'), *rows], 4, seed, report)
+    for seed in (0, 0, 1)
+  )
+  assert short == first != other and len(other) == 4
+  everything = passages.sample(rows[::-1], 99, 0, ReadReport())
+  assert everything[:4] == first and sorted(everything) == sorted(rows)
+  assert report.counts['passages below 8 words: not asked about'] == 3
 
 
 def test_a_server_is_asked_and_busy_ones_again(folder, command, server, monkeypatch):
@@ -174,12 +156,6 @@ def test_a_server_is_asked_and_busy_ones_again(folder, command, server, monkeypa
   before, asked = contents(folder / 'made'), len(server.asked)
   assert command(queries, '--corpus=corpus.jsonl', '--out=made', *flags)[0] == 0
   assert len(server.asked) == asked and contents(folder / 'made') == before
-  # The kept answers are answers made elsewhere, too.
-  status, log = command(
-    queries, '--corpus=corpus.jsonl', '--out=other', '--answers=made.answers.jsonl'
-  )
-  assert status == 0, log
-  assert {row['text'] for row in lines(folder / 'other/queries.jsonl')} == texts
 
 
 @pytest.mark.slow
@@ -242,36 +218,21 @@ def test_a_server_that_stays_busy_is_given_up(server):
   assert len(waited) == 2 and 0.5 <= waited[0] <= 1.5 and 1 <= waited[1] <= 3
 
 
-def test_the_cost_is_told_first_and_prompts_can_be_answered_elsewhere(folder, command, server):
-  prices = ('--price_in=2000', '--price_out=2000', '--max_tokens=100')
-  flags = (f'--endpoint={server.url}', '--model=m', *prices)
-  result = command(queries, '--corpus=corpus.jsonl', '--out=made', *flags, '--budget=2')
-  command_refused(result, '--budget')
-  assert server.asked == [] and '9 prompts' in result[1]
-  (folder / 'template.txt').write_text('{examples}Ask about {title}: {passage}{count}{other}')
-  (folder / 'examples.jsonl').write_text('{"passage": "an old {passage}", "query": ["q1", "q2"]}\n')
-  status, log = command(
-    queries,
-    *('--corpus=corpus.jsonl', '--out=made', '--prompts_only', *prices),
-    *('--template=template.txt', '--examples=examples.jsonl'),
+def test_a_template_and_examples_of_the_task(folder, command, server):
+  flags = ('--corpus=corpus.jsonl', '--out=made', f'--endpoint={server.url}', '--model=m')
+  (folder / 'template.txt').write_text(
+    '{examples}Ask about {title}: The {title} explained {passage}{count}{other}'
   )
-  assert status == 0 and 'at most about' in log
-  assert not (folder / 'made').exists()
-  rows = lines(folder / 'made.prompts.jsonl')
-  one = next(row for row in rows if row['id'] == 'p0')
-  assert one['prompt'].startswith('\nPassage: an old {passage}\nQueries:\nq1\nq2\n')
-  assert one['prompt'].endswith(f'Ask about The anchor explained: {ROWS[0]["text"]}3{{other}}')
-  made = [{'id': row['id'], 'queries': [f'about {row["id"]} at length']} for row in rows]
-  made.append({'id': 'unknown', 'answer': 'x'})
-  (folder / 'answers.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in made))
-  status, log = command(queries, '--corpus=corpus.jsonl', '--out=made', '--answers=answers.jsonl')
-  assert status == 0, log
-  assert '1 answer of unknown passages' in log
-  assert len(lines(folder / 'made/queries.jsonl')) == len(ROWS)
+  (folder / 'examples.jsonl').write_text('{"passage": "an old {passage}", "query": ["q1", "q2"]}\n')
+  status, log = command(queries, *flags, '--template=template.txt', '--examples=examples.jsonl')
+  assert status == 0 and '9 prompts' in log, log
+  prompt = next(row['prompt'] for row in lines(folder / 'made.answers.jsonl') if row['id'] == 'p0')
+  assert prompt.startswith('\nPassage: an old {passage}\nQueries:\nq1\nq2\n')
+  assert prompt.endswith(f'explained {ROWS[0]["text"]}3{{other}}')
 
 
-def test_the_round_trip(folder, command):
-  command(queries, '--corpus=corpus.jsonl', '--out=made', '--kinds=title')
+def test_the_round_trip(folder, command, server):
+  command(queries, '--corpus=corpus.jsonl', '--out=made', f'--endpoint={server.url}', '--model=m')
   found = lines(folder / 'made/queries.jsonl')
   rows = [
     (row['_id'], row['_id'].partition('?')[0] if n % 2 else 'p99') for n, row in enumerate(found)
@@ -292,22 +253,15 @@ def test_the_round_trip(folder, command):
   'arguments, names',
   [
     ('--out=made', '--corpus'),
-    ('--corpus=corpus.jsonl --out=made --kinds=title,song', '--kinds'),
-    ('--corpus=corpus.jsonl --out=made --kinds=', '--kinds'),
-    ('--corpus=corpus.jsonl --out=made --min_words=9 --max_words=8', '--min_words'),
-    ('--corpus=corpus.jsonl --out=made --keep=2', '--keep'),
-    ('--corpus=corpus.jsonl --out=made --model=m', '--model'),
+    ('--corpus=corpus.jsonl --out=made --model=m', '--endpoint'),
     ('--corpus=corpus.jsonl --out=made --endpoint=http://127.0.0.1:1/v1', '--model'),
+    (f'{ASKED} --min_words=9 --max_words=8', '--min_words'),
+    (f'{ASKED} --template=corpus.jsonl', '--template'),
+    (f'{ASKED} --corpus=missing.jsonl', 'missing.jsonl'),
+    (f'{ASKED} --out=corpus.jsonl', '--out'),
     ('--corpus=corpus.jsonl --out=made --endpoint=127.0.0.1 --model=m', '--endpoint'),
     ('--corpus=corpus.jsonl --out=made --endpoint=http://u:p@h/v1 --model=m', '--key_env'),
     ('--corpus=corpus.jsonl --out=made --endpoint=http://h.example/v1 --model=m', 'https'),
-    ('--corpus=corpus.jsonl --out=made --prompts_only --budget=1', '--budget'),
-    ('--corpus=corpus.jsonl --out=made --prompts_only --template=corpus.jsonl', '--template'),
-    ('--corpus=corpus.jsonl --out=made --prompts_only --kinds=title', '--kinds'),
-    ('--corpus=corpus.jsonl --out=made --answers=corpus.jsonl', 'corpus.jsonl'),
-    ('--corpus=corpus.jsonl --out=corpus.jsonl', '--out'),
-    ('--corpus=missing.jsonl --out=made', 'missing.jsonl'),
-    ('--corpus=corpus.jsonl --out=made --min_words=30', 'corpus.jsonl'),
     ('--run=corpus.jsonl --out=made', '--qrels'),
     ('--run=corpus.jsonl --corpus=corpus.jsonl --out=made', '--corpus'),
     ('--corpus=corpus.jsonl --qrels=a --out=made', '--qrels'),

@@ -148,7 +148,6 @@ SMALL = {
   'export': ['--force'],
   'topics': ['--topics=3'],
   'serve': ['--rows=1', '--lengths=32', '--slots=5', '--prompt_length=4'],
-  'nolabels': ['--config.queries.passages=30', '--config.within=40'],
 }
 
 
@@ -173,8 +172,7 @@ def small(name, arguments):
   if name == 'train':
     return smaller(config)
   sections = [section for section in ('retriever', 'reranker') if section in config]
-  options = [word for section in sections for word in smaller(config[section], f'{section}.')]
-  return options + SMALL[config.method]
+  return [word for section in sections for word in smaller(config[section], f'{section}.')]
 
 
 def small_fit(*args, options=(), fit=dprjax.fit, **others):
@@ -276,9 +274,12 @@ class Reader:
   def generate(self):
     """Starts a server that writes queries for passages."""
     self.close()
-    server = generation.serve(
-      lambda prompt, _: (f'{len(prompt)} things of the json reader', 'stop', 9, 7), self._port
-    )
+
+    def answer(prompt, _):
+      passage = prompt.rpartition('Passage: ')[2]
+      return f'find {" ".join(passage.split()[:5])}', 'stop', 9, 7
+
+    server = generation.serve(answer, self._port)
     self._ends.callback(server.server_close)
     self._ends.callback(server.shutdown)
 

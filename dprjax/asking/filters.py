@@ -76,11 +76,10 @@ _LISTS = {
 
 
 class Query(NamedTuple):
-  """A query for a passage, and its source, such as ``title`` or the name of a model."""
+  """A query, and the id of its passage."""
 
   passage: str
   text: str
-  kind: str
 
 
 def tidy(line: str) -> str:
@@ -92,16 +91,13 @@ def tidy(line: str) -> str:
   return text
 
 
-def why_not(
-  text: str, passage: str, *, fewest: int = 2, most: int = 32, own_words: bool = False
-) -> str:
+def why_not(text: str, passage: str, *, fewest: int = 2, most: int = 32) -> str:
   """The reason to leave out a query; '' if it can be used.
 
   Args:
     text: the query.
     passage: its passage.
     fewest, most: bounds of its words.
-    own_words: whether it was taken from the passage, so that copies and languages are not checked.
   """
   own = words.words(text)
   if not own:
@@ -117,8 +113,6 @@ def why_not(
   if len(text.split()) > most or len(own) > 4 * most:
     return 'too long'
   theirs = words.words(passage)
-  if own_words:
-    return ''
   if _is_foreign(text, passage, own, theirs):
     return 'another language'
   if _is_copy(own, theirs):
@@ -134,7 +128,6 @@ def choose(
   fewest: int,
   most: int,
   per_passage: int,
-  own_words: bool,
 ) -> list[Query]:
   """The queries that can be used for training, in order; others are counted.
 
@@ -144,13 +137,10 @@ def choose(
     report: counts queries left out.
     fewest, most: words of a query.
     per_passage: the most queries of a passage.
-    own_words: as in `why_not`.
   """
   kept: dict[tuple[str, str], Query] = {}
   for query in queries:
-    reason = why_not(
-      query.text, passages[query.passage], fewest=fewest, most=most, own_words=own_words
-    )
+    reason = why_not(query.text, passages[query.passage], fewest=fewest, most=most)
     key = query.passage, ' '.join(words.words(query.text))
     if not reason and key in kept:
       reason = 'repeated'

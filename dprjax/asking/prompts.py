@@ -1,20 +1,15 @@
-"""Prompts to a generator about passages, and the file of its answers.
-
-A line of the file is ``{"id", "answer"}``, or ``{"id", "queries": [...]}``, with the passage id.
-Answers from `dprjax.queries` also have their prompt, model and settings.
-"""
+"""Prompts to a generator about passages, and the file of its answers."""
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import Id, check_id
 from dprjax.formats.texts import PassageRecord
 
 TEMPLATE = """\
@@ -41,28 +36,27 @@ class Example(msgspec.Struct):
     return [self.query] if isinstance(self.query, str) else self.query
 
 
-class Answer(msgspec.Struct, omit_defaults=True):
+class Answer(msgspec.Struct):
   """The answer of a generator about a passage.
 
   Attributes:
     id: of the passage.
-    key: of the request (`key_of`); empty if made elsewhere.
+    key: of the request (`key_of`).
     tokens: of the prompt and of the answer, as counted by the endpoint.
   """
 
-  id: Id
-  answer: str = ''
-  queries: list[str] = []
-  key: str = ''
-  model: str = ''
-  prompt: str = ''
-  settings: dict[str, Any] = {}
+  id: str
+  answer: str
+  key: str
+  model: str
+  prompt: str
+  settings: dict[str, Any]
   finish: str = ''
   tokens: tuple[int, int] | None = None
 
   def lines(self) -> list[str]:
     """The queries, unchanged."""
-    return (self.queries or self.answer.splitlines())[:_MOST_LINES]
+    return self.answer.splitlines()[:_MOST_LINES]
 
 
 class Request(NamedTuple):
@@ -138,13 +132,6 @@ def tokens_in(text: str) -> int:
 def encode(answer: Answer) -> bytes:
   """A line of the file of answers, without its newline."""
   return msgspec.json.encode(answer)
-
-
-def read_answers(path: files.PathLike) -> Iterator[Answer]:
-  """The answers in a file. Raises InputError, with file and line, for another one."""
-  for number, answer in reading.read_jsonl(path, 'answers', Answer):
-    answer.id = check_id(answer.id, f'{path}, line {number}')
-    yield answer
 
 
 def read_kept(path: files.PathLike) -> dict[str, Answer]:

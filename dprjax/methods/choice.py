@@ -188,7 +188,6 @@ class _Written(msgspec.Struct):
   candidates: list[_Candidate]
   queries: int
   optimism: float
-  judged: bool = True
   new: float | None = None
   new_queries: int | None = None
 
@@ -241,7 +240,6 @@ def read(workdir: epath.Path) -> Kept | None:
     chosen,
     estimates,
     found.queries,
-    found.judged,
     optimism=found.optimism,
     new=found.new,
     new_queries=found.new_queries,

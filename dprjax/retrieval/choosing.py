@@ -88,8 +88,6 @@ class Prior(NamedTuple):
 
 # docs/experiments/small-labels.md explains the values.
 PRIOR = Prior(0.04, 0.01)
-# For queries that nobody judged: their scores are less certain for real queries.
-_UNJUDGED = Prior(0.03, 0.05)
 
 
 class Estimate(NamedTuple):
@@ -117,7 +115,6 @@ class Choice(NamedTuple):
     candidate: `FROZEN` unless another has an expected gain above 0 and a small chance of a loss.
     estimates: of each candidate except the frozen encoder.
     queries: the number of held-out queries.
-    judged: whether people judged them.
     optimism: subtracted from all gains, since the best is chosen.
     new, new_queries: the measured gain on queries with new answers, and their number; None if
       unknown or without such queries.
@@ -126,7 +123,6 @@ class Choice(NamedTuple):
   candidate: Candidate
   estimates: Mapping[Candidate, Estimate]
   queries: int
-  judged: bool = True
   optimism: float = 0.0
   new: float | None = None
   new_queries: int | None = None
@@ -146,11 +142,6 @@ class Choice(NamedTuple):
     """The result in one sentence, for the user."""
     if not self.queries:
       return 'frozen: nothing could be checked, since there are no held-out queries'
-    if not self.judged:
-      return (
-        f'{self.candidate}: nothing could be checked, since nobody judged the '
-        f'{counted(self.queries, "queries")}; judge some of your own to measure the gain'
-      )
     if self.candidate not in self.estimates:
       if not self.estimates:
         return 'frozen: there is no other candidate'
@@ -177,7 +168,6 @@ class Choice(NamedTuple):
         for name, estimate in self.estimates.items()
       ],
       'queries': self.queries,
-      'judged': self.judged,
       'optimism': self.optimism,
       'new': self.new,
       'new_queries': self.new_queries,
@@ -209,8 +199,7 @@ def percent(chance: float) -> str:
 def choose(
   scores: Mapping[Candidate, Float[np.ndarray, ' queries']],
   new: Bool[np.ndarray, ' queries'] | None = None,
-  judged: bool = True,
-  prior: Prior | None = None,
+  prior: Prior = PRIOR,
 ) -> Choice:
   """The candidate with the largest expected gain over the frozen encoder, if a loss is unlikely.
 
@@ -220,10 +209,7 @@ def choose(
       candidates the first wins. Without queries the frozen encoder stays.
     new: whether each query has new answers: none of its relevant passages is relevant to a training
       query.
-    judged: whether people judged the queries. If not (such as synthetic queries), gains are shrunk
-      towards 0, adapters are applied with half their step, and the choice tells that it was not
-      checked.
-    prior: default `PRIOR`.
+    prior: of the gains.
 
   Raises:
     InputError: there are no scores of the frozen encoder, a candidate has other queries, or scores
@@ -233,9 +219,8 @@ def choose(
   names = [name for name in scores if name != FROZEN]
   count = len(own[FROZEN])
   if not count or not names:
-    return Choice(FROZEN, {}, count, judged)
+    return Choice(FROZEN, {}, count)
   gains = np.stack([own[name] - own[FROZEN] for name in names])  # [candidates, queries]
-  known = (prior or PRIOR) if judged else _UNJUDGED
   there = ~np.isnan(gains)
   gains, counts = np.where(there, gains, 0.0), there.sum(axis=1)
   # A candidate that never differs equals the frozen encoder.
@@ -244,7 +229,7 @@ def choose(
   def expect(
     means: Float64[np.ndarray, '... candidates'], variances: Float64[np.ndarray, '... candidates']
   ) -> tuple[Float64[np.ndarray, '... candidates'], ...]:
-    expected, *errors = posterior(means, variances, counts, known)
+    expected, *errors = posterior(means, variances, counts, prior)
     return np.where(other, expected, -np.inf), *errors
 
   def moments(
@@ -264,18 +249,14 @@ def choose(
       names, other, measured, np.sqrt(error), expected, deviation, loss, strict=True
     )
   }
-  most = MOST_LOSS if judged else 1.0
-  good = [one for one in names if estimates[one].expected > 0 and estimates[one].loss <= most]
+  good = [one for one in names if estimates[one].expected > 0 and estimates[one].loss <= MOST_LOSS]
   if not good:
-    return Choice(FROZEN, estimates, count, judged, optimism)
-  best = measured_as = max(good, key=lambda name: estimates[name].expected)
-  if not judged and not best.fused and best != BM25:
-    best = best._replace(step=min(best.step, HALF))
-    estimates.setdefault(best, estimates[measured_as])
-  found = Choice(best, estimates, count, judged, optimism)
+    return Choice(FROZEN, estimates, count, optimism)
+  best = max(good, key=lambda name: estimates[name].expected)
+  found = Choice(best, estimates, count, optimism)
   if new is None:
     return found
-  fresh = (own[measured_as] - own[FROZEN])[new]
+  fresh = (own[best] - own[FROZEN])[new]
   fresh = fresh[~np.isnan(fresh)]
   return found._replace(new=float(fresh.mean()) if len(fresh) else None, new_queries=len(fresh))
 

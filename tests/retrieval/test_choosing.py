@@ -108,20 +108,6 @@ def test_gains_on_seen_answers_alone_are_told():
   assert 'new answers are untested' in none.verdict
 
 
-def test_without_judged_queries_nothing_is_checked():
-  frozen, noise = queries(300)
-  scores = {FROZEN: frozen, PROMPT: frozen + 0.1 + noise()}
-  found, judged = choosing.choose(scores, judged=False), choosing.choose(scores)
-  assert found.candidate == PROMPT._replace(step=0.5)
-  assert 0 < found.expected < 0.6 * judged.expected
-  assert found.loss > judged.loss
-  assert 'nothing could be checked' in found.verdict
-  assert choosing.choose({FROZEN: frozen, PROMPT: frozen - 0.1}, judged=False).candidate == FROZEN
-  empty = choosing.choose({FROZEN: np.zeros(0), PROMPT: np.zeros(0)}, judged=False)
-  assert empty.candidate == FROZEN
-  assert 'nothing could be checked' in empty.verdict
-
-
 def test_each_candidate_counts_the_queries_that_it_was_not_trained_on():
   frozen, noise = queries(90)
   gained = frozen + 0.1 + noise()
