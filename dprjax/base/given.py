@@ -6,6 +6,8 @@ from typing import Any
 
 from dprjax.base.errors import InputError
 
+INDEX = '__index_level_0__'  # as Arrow calls the index of pandas
+
 
 def texts(given: Any, what: str = 'texts') -> list[str]:
   """The texts in order.
@@ -53,7 +55,7 @@ def values(given: Any, what: str) -> list[Any]:
 def table(given: Any) -> dict[str, Any] | None:
   """The columns of a table of pandas, pyarrow, polars or datasets; else None.
 
-  Named levels of a pandas index are columns.
+  Named levels of a pandas index are columns, and an `index_of` is the column `INDEX`.
   """
   names = getattr(given, 'column_names', None)  # pyarrow and datasets
   if names is None:
@@ -64,9 +66,20 @@ def table(given: Any) -> dict[str, Any] | None:
   levels = [name for name in getattr(index, 'names', ()) if name is not None]
   try:
     found = {str(name): index.get_level_values(name) for name in levels}
+    if (own := index_of(given)) is not None:
+      found[INDEX] = own
     return found | {str(name): given[name] for name in names}
   except (KeyError, TypeError) as error:  # repeated names, or a lazy table
     raise InputError(f'a {type(given).__name__} whose columns cannot be read ({error})') from error
+
+
+def index_of(given: Any) -> list[Any] | None:
+  """The index of a pandas table or column, unless it counts the rows or has several levels."""
+  found: Any = getattr(given, 'index', None)
+  if getattr(found, 'nlevels', 0) != 1:
+    return None
+  values = found.tolist()
+  return None if values == list(range(len(values))) else values
 
 
 def identifier(value: Any, what: str) -> str:

@@ -1,7 +1,7 @@
 """Reads text and JSON once, with errors that name file and line.
 
 Text is UTF-8; a byte-order mark is dropped. Lines end with a newline, perhaps after a carriage
-return, and have no null byte and at most 64 million characters.
+return, or all with a carriage return. They have no null byte and at most 64 million characters.
 """
 
 import bz2
@@ -104,11 +104,14 @@ def number_lines(
   with decoding(name, lambda: f', line {number + 1} or after it'):
     begun = io.StringIO(start + file.readline(MAX_ENTRY)) if start else io.StringIO()
     for lines in (begun, file):
-      for line in iter(functools.partial(lines.readline, MAX_ENTRY), ''):
-        number += 1
-        line = sound_line(line, name, number)
-        if blank or line.strip():
-          yield number, line
+      for text in iter(functools.partial(lines.readline, MAX_ENTRY), ''):
+        # A whole file without a newline: carriage returns end its lines.
+        alone = not number and not text.endswith('\n')
+        for line in text.removesuffix('\r').split('\r') if alone else (text,):
+          number += 1
+          line = sound_line(line, name, number)
+          if blank or line.strip():
+            yield number, line
 
 
 def byte_lines(file: IO[bytes]) -> Iterator[bytes]:

@@ -2,7 +2,7 @@
 
 | ending | a row |
 |---|---|
-| .csv | values between commas; a value with a comma, a quote or a newline is quoted |
+| .csv | values between commas (or semicolons, tabs, pipes), which may be quoted |
 | .tsv | values between tabs; quotes count as in .csv only if the header is quoted |
 | .jsonl | an object with the names as keys |
 
@@ -12,6 +12,7 @@ as the first. Any file may be compressed.
 
 import csv
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
+
+UNNAMED = 'Unnamed: {}'
 
 # A limit of the whole process; some passages are longer than the default of 131,072 characters.
 csv.field_size_limit(reading.MAX_ENTRY)
@@ -53,7 +56,7 @@ def split_rows(
 
 
 def _counted(cells: Sequence[str], delimiter: str) -> str:
-  between = 'tabs' if delimiter == '\t' else 'commas'
+  between = {'\t': 'tabs', ',': 'commas'}.get(delimiter, repr(delimiter))
   return f'{len(cells)} column{"s" * (len(cells) != 1)} between {between}'
 
 
@@ -133,7 +136,9 @@ def _read_table(
   lines = reading.read_lines(path, what, blank=True)
   for number, line in lines:
     if line.strip():
-      quoted = quoted or ('"' in line and set(expected) <= set(names_of(line)))
+      found = delimiter_of(line)
+      if set(expected) <= set(names_of(line, found)):
+        delimiter, quoted = found, quoted or '"' in line
       lines = itertools.chain([(number, line)], lines)
       break
   places, header = list(range(len(expected))), False
@@ -150,6 +155,17 @@ def _read_table(
       yield number, [cells[place] for place in places]
 
 
-def names_of(line: str) -> list[str]:
-  """The names in a tab-separated header, in lower case and without quotes."""
-  return [name.strip().strip('"').strip().lower() for name in line.split('\t')]
+def header_of(cells: Iterable[str]) -> list[str]:
+  """The names of columns; those without a name have the one that pandas gives them."""
+  return [cell.strip() or UNNAMED.format(place) for place, cell in enumerate(cells)]
+
+
+def delimiter_of(header: str) -> str:
+  """A tab if there is one outside of quotes, else what occurs most often."""
+  bare = re.sub('"[^"]*"', '', header)
+  return '\t' if '\t' in bare else max(',;|', key=bare.count)
+
+
+def names_of(line: str, delimiter: str = '\t') -> list[str]:
+  """The names in a header, in lower case and without quotes."""
+  return [name.strip().strip('"').strip().lower() for name in line.split(delimiter)]

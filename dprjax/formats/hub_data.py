@@ -32,8 +32,8 @@ def names(given: str) -> list[str]:
   return list(_load(given).column_names)
 
 
-def rows(given: str, wanted: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-  """The rows in order, with the columns in ``wanted``, or all.
+def rows(given: str) -> Iterator[dict[str, Any]]:
+  """The rows in order.
 
   The rows are mapped into memory from a file.
 
@@ -42,7 +42,7 @@ def rows(given: str, wanted: Sequence[str] | None = None) -> Iterator[dict[str, 
   """
   dataset = _load(given)
   try:
-    yield from dataset if wanted is None else dataset.select_columns(list(wanted))
+    yield from dataset
   except Exception as error:  # decoders and downloads raise anything
     raise _unreadable(given, error) from error
 

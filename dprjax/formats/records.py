@@ -3,16 +3,17 @@
 | source | a row |
 |---|---|
 | .jsonl, .json | an object; .json may be one list of them |
-| .csv, .tsv | values under the names of the header; .csv between commas or semicolons |
+| .csv, .tsv | values under the names of the header, whose delimiter is that of the table |
 | .parquet | values under the names of the columns |
 | hf:NAME[:SPLIT] | of the ``datasets`` library, see `dprjax.formats.hub_data` |
 
-All but .parquet may be compressed. One row, or a batch of them, is in memory at a time.
+The index of pandas is the column `INDEX` in each. All but .parquet may be compressed. One row, or a
+batch of them, is in memory at a time.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from etils import epath
 
@@ -20,9 +21,13 @@ from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import columns, hub_data
 
+if TYPE_CHECKING:
+  import pyarrow.parquet as pq
+
 T = TypeVar('T')
 
 ENDINGS = ('jsonl', 'json', 'csv', 'tsv', 'parquet')
+INDEX = columns.UNNAMED.format(0)
 
 _BATCH = 1024  # rows of a parquet file at a time
 
@@ -45,24 +50,23 @@ def exists(path: files.PathLike, what: str) -> epath.Path:
   return epath.Path(path) if hub_data.is_named(path) else files.existing(path, what)
 
 
-def read(path: files.PathLike, what: str, wanted: Sequence[str] | None = None) -> Iterator[Row]:
+def read(path: files.PathLike, what: str) -> Iterator[Row]:
   """Yields the rows of a source.
 
   Args:
     path: the source.
     what: names it in messages.
-    wanted: columns to read, if the format can read some of them; None for all.
 
   Raises:
     InputError: a missing, empty or malformed file.
   """
   if hub_data.is_named(path):
-    for number, values in enumerate(hub_data.rows(str(path), wanted), 1):
+    for number, values in enumerate(hub_data.rows(str(path)), 1):
       yield Row(number, f'{path}, row {number}', values)
     return
   match ending_of(path):
     case 'parquet':
-      yield from _read_parquet(path, what, wanted)
+      yield from _read_parquet(path, what)
     case 'csv' | 'tsv':
       yield from _read_table(path, what)
     case _:
@@ -104,6 +108,7 @@ def find_roles(
   usual: Mapping[str, Sequence[str]],
   given: Mapping[str, str],
   where: str,
+  clear: Container[str] = (),
 ) -> dict[str, str]:
   """The column of every role that has one.
 
@@ -112,9 +117,10 @@ def find_roles(
     usual: by role, names in lower case; the first that exists counts.
     given: by role, the name chosen by the user.
     where: of the columns, for messages.
+    clear: roles for which only one usual name may exist.
 
   Raises:
-    InputError: ``given`` has an unknown role or a missing column.
+    InputError: ``given`` has an unknown role or a missing column, or a role is not clear.
   """
   for role, name in given.items():
     if role not in usual:
@@ -128,8 +134,13 @@ def find_roles(
   found = dict(given)
   for role, candidates in usual.items():
     if role not in found:
-      here = [known[name] for name in candidates if name in known]
-      for one in [name for name in here if name not in taken][:1]:
+      here = [known[name] for name in candidates if name in known and known[name] not in taken]
+      if role in clear and len(here) > 1:
+        raise InputError(
+          f'{where}: {" and ".join(here)} could all be the column {role}; choose one with '
+          f'{role}={here[0]}: --column, config.data.columns, or columns in Python'
+        )
+      for one in here[:1]:
         found[role] = one
         taken.add(one)
   return found
@@ -157,10 +168,8 @@ def _read_table(path: files.PathLike, what: str) -> Iterator[Row]:
   lines = reading.read_lines(path, what, blank=True)
   for number, line in lines:
     if line.strip():
-      commas = ending_of(path) == 'csv'
-      delimiter = '\t' if not commas else ';' if ',' not in line and ';' in line else ','
-      again = itertools.chain([(number, line)], lines)
-      yield from table_rows(again, str(path), delimiter, quoted=commas or '"' in line)
+      again, tabs = itertools.chain([(number, line)], lines), ending_of(path) == 'tsv'
+      yield from table_rows(again, str(path), columns.delimiter_of(line), not tabs or '"' in line)
       return
 
 
@@ -176,14 +185,14 @@ def table_rows(
     quoted: whether values may be in quotes; None: if the header is quoted.
 
   Raises:
-    InputError: two columns share a name, or one has none; as `columns.split_rows`.
+    InputError: two columns share a name; as `columns.split_rows`.
   """
   first = next(lines, (1, ''))
   quoted = '"' in first[1] if quoted is None else quoted
   rows = columns.split_rows(itertools.chain([first], lines), name, delimiter, quoted=quoted)
   number, header = next(rows, (1, list[str]()))
-  names = [cell.strip() for cell in header]
-  if len(set(names)) < len(names) or not all(names):
+  names = columns.header_of(header)
+  if len(set(names)) < len(names):
     raise InputError(
       f'{name}, line {number}: expected a header with distinct names, not {", ".join(names):.80}'
     )
@@ -191,7 +200,7 @@ def table_rows(
     yield Row(number, f'{name}, line {number}', dict(zip(names, cells, strict=True)))
 
 
-def _read_parquet(path: files.PathLike, what: str, wanted: Sequence[str] | None) -> Iterator[Row]:
+def _read_parquet(path: files.PathLike, what: str) -> Iterator[Row]:
   import pyarrow as pa
   import pyarrow.parquet as pq
 
@@ -199,9 +208,11 @@ def _read_parquet(path: files.PathLike, what: str, wanted: Sequence[str] | None)
   try:
     with found.open('rb') as raw, pq.ParquetFile(raw) as file:
       number, name = 0, str(path)
-      chosen = None if wanted is None else list(wanted)
-      for batch in file.iter_batches(_BATCH, columns=chosen):
+      index = _index_of(file)
+      for batch in file.iter_batches(_BATCH):
         for values in batch.to_pylist():
+          if index is not None:
+            values[INDEX] = values[index] if isinstance(index, str) else index[number]
           number += 1
           yield Row(number, f'{name}, row {number}', values)
   except (pa.ArrowException, OSError) as error:
@@ -209,3 +220,15 @@ def _read_parquet(path: files.PathLike, what: str, wanted: Sequence[str] | None)
       raise
     why = ' '.join(str(error).split())
     raise InputError(f'{path}: not a complete Parquet file ({why:.200}); fetch it again') from error
+
+
+def _index_of(file: 'pq.ParquetFile') -> range | str | None:
+  """The index of a pandas table, or its column; None if it counts the rows from 0."""
+  schema = file.schema_arrow
+  index = (schema.pandas_metadata or {}).get('index_columns', ())
+  one = index[0] if len(index) == 1 else None
+  if isinstance(one, dict):
+    rows = range(one['start'], one['stop'], one['step'])
+    # The description stays when others take rows out of the table.
+    return rows if len(rows) == file.metadata.num_rows and rows != range(len(rows)) else None
+  return one if one in schema.names else None

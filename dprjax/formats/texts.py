@@ -28,7 +28,7 @@ from typing import IO, Any, NamedTuple
 import msgspec
 from etils import epath
 
-from dprjax.base import files, reading
+from dprjax.base import files, given, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import columns, hub_data, inputs, records
 from dprjax.formats.fields import Id, Labels, ManyIds, check_id, labels
@@ -210,13 +210,17 @@ def read_queries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, 
     yield number, layout.query(row, f'{path}, line {number}')
 
 
+_INDEX = (records.INDEX.lower(), given.INDEX)
 USUAL: dict[str, dict[str, tuple[str, ...]]] = {
   'query': {
-    'id': ('_id', 'id', 'query_id', 'query-id', 'qid'),
+    'id': ('_id', 'id', 'query_id', 'query-id', 'qid', *_INDEX),
     'text': ('text', 'query', 'question', 'query_text', 'anchor'),
   },
   'passage': {
-    'id': ('_id', 'id', 'docid', 'doc_id', 'passage_id', 'pid', 'docno', 'corpus_id', 'corpus-id'),
+    'id': (
+      *('_id', 'id', 'docid', 'doc_id', 'passage_id', 'pid', 'docno', 'corpus_id', 'corpus-id'),
+      *_INDEX,
+    ),
     'title': ('title',),
     'text': ('text', 'passage', 'contents', 'content', 'body', 'document', 'answer', 'positive'),
   },
@@ -328,7 +332,7 @@ class Texts:
       if not line.strip():
         continue
       again = itertools.chain([(number, line)], lines)
-      names = [name.strip().strip('"').strip() for name in line.split('\t')]
+      names = columns.header_of(name.strip().strip('"') for name in line.split('\t'))
       if self._named(names, str(one.path)) and not _is_layout(names):
         rows = records.table_rows(again, str(one.path), '\t')
         yield from self._read_rows(one, rows, before)
@@ -393,8 +397,8 @@ class Texts:
     roles: dict[str, str] = {}
     for count, row in enumerate(rows, before):
       if not roles:
-        names = list(row.values)
-        roles = records.find_roles(names, USUAL[self.side], self._columns, str(one.path))
+        names, usual = list(row.values), USUAL[self.side]
+        roles = records.find_roles(names, usual, self._columns, str(one.path), ('text',))
         if 'text' not in roles:
           raise InputError(
             f'{one.path}: no column has the text of a {self.side}; there are '

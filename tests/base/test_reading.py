@@ -141,6 +141,15 @@ def test_a_newline_alone_ends_a_line(tmp_path):
   assert list(reading.read_lines(tmp_path / 'a')) == [(1, 'one\rtwo'), (2, 'th\u2028ree\x0c')]
 
 
+def test_carriage_returns_end_the_lines_of_a_file_without_newlines(tmp_path):
+  (tmp_path / 'mac').write_bytes(b'one\r\rthree\r')
+  assert list(reading.read_lines(tmp_path / 'mac')) == [(1, 'one'), (3, 'three')]
+  assert list(reading.read_lines(tmp_path / 'mac', blank=True))[1:2] == [(2, '')]
+  (tmp_path / 'mac').write_bytes(b'{"a": 1}\r[]\r')
+  with refused('mac', 'line 2'):
+    list(reading.read_records(tmp_path / 'mac', 'file', dict))
+
+
 def test_json_is_not_read_without_end(tmp_path, monkeypatch):
   monkeypatch.setattr(reading, '_MAX_JSON', 100)
   (tmp_path / 'a').write_text('[' + '1, ' * 100 + '1]')

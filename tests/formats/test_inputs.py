@@ -79,6 +79,58 @@ def test_tables_between_semicolons_and_tabs(tmp_path):
   assert read(tmp_path / 'q.tsv', 'query') == [Text('1', 'why')]
 
 
+@pytest.mark.parametrize(
+  'text',
+  [
+    'doc_id\ttitle, if any\tbody\nd1\t\tA wing, so.\n',
+    'doc_id|"one, two, three"|body\rd1||A wing, so.\r',
+    'doc_id,body,,\nd1,"A wing, so.",,\n',
+    ',body\nd1,"A wing, so."\n',
+    'Unnamed: 0;body\nd1;A wing, so.\n',
+  ],
+)
+def test_tables_as_programs_write_them(tmp_path, text):
+  (tmp_path / 'c.csv').write_text(text)
+  assert read(tmp_path / 'c.csv') == [Text('d1', 'A wing, so.')]
+
+
+@pytest.mark.parametrize('ending', ['csv', 'tsv', 'parquet'])
+def test_the_index_of_pandas_has_the_ids(tmp_path, ending):
+  pandas = pytest.importorskip('pandas')
+  path = tmp_path / f'c.{ending}'
+
+  def ids(frame):
+    if ending == 'parquet':
+      frame.to_parquet(path)
+    else:
+      frame.to_csv(path, sep='\t' if ending == 'tsv' else ',')
+    return [one.id for one in read(path)]
+
+  frame = pandas.DataFrame({'text': ['a', 'b', 'c']})
+  assert ids(frame) == ['0', '1', '2'] and ids(frame[1:]) == ['1', '2']
+  assert ids(frame.set_axis(['r1', 'r2', 'r3'])) == ['r1', 'r2', 'r3']
+  assert ids(frame.assign(id=['x', 'y', 'z'])[1:]) == ['y', 'z']
+  if ending == 'parquet':
+    named = frame.set_axis(['r1', 'r2', 'r3']).rename_axis('name')
+    assert ids(named) == ['r1', 'r2', 'r3']
+    # The description of an index outlives the rows that others take out.
+    pq.write_table(pa.Table.from_pandas(frame[1:]).slice(1), path)
+    assert [one.id for one in read(path)] == ['0']
+
+
+@pytest.mark.parametrize('ending', ['csv', 'tsv', 'jsonl', 'parquet'])
+def test_two_columns_that_could_be_the_text_are_refused(tmp_path, ending):
+  path = tmp_path / f'c.{ending}'
+  if ending in ('csv', 'tsv'):
+    lines = (('id', 'body', 'content'), ('p0', 'lift', 'wing'))
+    path.write_text('\n'.join((',' if ending == 'csv' else '\t').join(line) for line in lines))
+  else:
+    write(path, [{'id': 'p0', 'body': 'lift', 'content': 'wing'}])
+  with refused(str(path), 'body', 'content', '--column', 'config.data.columns', 'text=content'):
+    read(path)
+  assert read(path, columns={'text': 'body'}) == [Text('p0', 'lift')]
+
+
 def test_without_ids_rows_are_numbered_through_all_files(tmp_path):
   for name, values in (('a', ('one', 'two')), ('b', ('three',))):
     write(tmp_path / f'{name}.parquet', [{'text': value} for value in values])
