@@ -5,7 +5,7 @@
 | beir | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv | see `formats.texts`, `formats.qrels` |
 | msmarco | collection.tsv or psgs_w100.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv | likewise |
 | dpr, tevatron, flagembedding, arxiv, table, labels | SPLIT.jsonl | see `formats.examples` |
-| tevatron2 | corpus.jsonl, SPLIT.jsonl | likewise |
+| tevatron2, ids | corpus.jsonl, SPLIT.jsonl | likewise |
 
 In place of .jsonl a file may be .json, .csv, .tsv or .parquet (`formats.records`). A folder may
 also have one BEIR folder for each split, SPLIT/corpus.jsonl and so on, as from ``dprjax.papers``.
@@ -32,6 +32,7 @@ from dprjax.formats.texts import Passage, Query
 
 FORMATS = ('beir', 'msmarco', *examples.FORMATS)
 WITH_CATEGORIES = ('beir', 'arxiv')
+_WITH_CORPUS = ('tevatron2', 'ids')  # beside the examples
 
 _LARGEST_KEPT = 1 << 29  # bytes of files whose content is kept in memory
 _KEPT_BYTES = 1 << 30  # of all kept content
@@ -219,10 +220,14 @@ def detect_format(path: files.PathLike, columns: str = '') -> str:
   has_corpus = inputs.variant(found, *_OWN['passage'])
   candidates = sorted(child for child in found.iterdir() if _is_table(child))
   others = [one for one in candidates if not has_corpus or not _is_own(one)]
-  if has_corpus and not (found / 'qrels').exists() and others:
+  if has_corpus and not (found / 'qrels').exists() and not inputs.variant(found, *_OWN['query']):
     for one in others:
-      if 'positive_document_ids' in records.names_of(one, 'data file'):
+      names = records.names_of(one, 'data file')
+      if 'positive_document_ids' in names:
         return 'tevatron2'
+      own = {role: name for role, name in named.items() if name in names}
+      if {'query', 'positive_id'} <= records.find_roles(names, examples.USUAL, own, '').keys():
+        return 'ids'
   known = (
     ('beir', _OWN['passage']),
     ('msmarco', _COLLECTIONS),
@@ -250,19 +255,17 @@ def locate(source: Source, roles: Sequence[str] = _ROLES) -> dict[str, epath.Pat
   def any_of(name: str) -> tuple[str, ...]:
     return tuple(f'{name}.{ending}' for ending in records.ENDINGS)
 
-  if format in ('beir', 'msmarco', 'tevatron2'):
+  if format in ('beir', 'msmarco', *_WITH_CORPUS):
     names = {
       'corpus': _COLLECTIONS if format == 'msmarco' else _OWN['passage'],
       'queries': {
         'beir': _OWN['query'],
         'msmarco': (f'queries.{split}.tsv',),
-        'tevatron2': any_of(split),
-      }[format],
+      }.get(format, any_of(split)),
       'qrels': {
         'beir': (f'qrels/{split}.tsv',),
         'msmarco': (f'qrels.{split}.tsv',),
-        'tevatron2': any_of(split),
-      }[format],
+      }.get(format, any_of(split)),
     }
     found = {
       role: epath.Path(given) if (given := getattr(source, role)) else find_file(path, role, *some)
@@ -431,7 +434,7 @@ def _read_categories(how: _How, path: epath.Path) -> dict[str, tuple[str, ...]]:
 
 
 def _parse_passages(how: _How, path: epath.Path) -> Iterator[Passage]:
-  if how.format in examples.FORMATS and how.format != 'tevatron2':
+  if how.format in examples.FORMATS and how.format not in _WITH_CORPUS:
     found = examples.read_passages(how.format, path, dict(how.columns))
     return (passage for _, passage in found)
   columns = how.of(*texts.USUAL['passage'])
@@ -443,9 +446,12 @@ def _read_examples(how: _How, path: epath.Path) -> tuple[dict[str, Query], Qrels
   queries: dict[str, Query] = {}
   qrels: Qrels = {}
   negatives: Negatives = {}
-  for number, example in examples.read_examples(how.format, path, dict(how.columns)):
+  columns = dict(how.columns)
+  if how.format in _WITH_CORPUS:
+    columns = {role: name for role, name in columns.items() if role not in texts.USUAL['passage']}
+  for number, example in examples.read_examples(how.format, path, columns):
     query = example.query
-    if how.format != 'table':  # rows may share a query
+    if how.format not in examples.TABLES:
       ids.add(query.id, number)
     elif queries.setdefault(query.id, query).text != query.text:
       raise InputError(
@@ -455,10 +461,14 @@ def _read_examples(how: _How, path: epath.Path) -> tuple[dict[str, Query], Qrels
     grades = example.grades or (1,) * len(example.positives)
     judged = qrels.setdefault(query.id, {})
     for passage, grade in zip(example.positives, grades, strict=True):
-      judged[passage.id] = max(grade, judged.get(passage.id, grade))
+      if judged.setdefault(passage.id, grade) != grade:
+        raise InputError(
+          f'{path}: passage {passage.id} is judged {grade} for query {query.id} at {number}, and '
+          f'{judged[passage.id]} before'
+        )
     if example.negatives:
       own = negatives.setdefault(query.id, [])
-      known = {negative.id for negative in own} if how.format == 'table' else set()
+      known = {negative.id for negative in own} if how.format in examples.TABLES else set()
       own += [negative for _, negative in example.negatives if negative.id not in known]
   return queries, qrels, negatives
 

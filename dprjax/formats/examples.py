@@ -8,6 +8,7 @@
 | flagembedding | `{query, pos: [text], neg: [text], prompt, pos_scores, neg_scores}` |
 | arxiv | `{id, title, abstract, categories}`: the title is the query, the abstract its passage |
 | table | columns such as query, positive, negative or label, by their names (`USUAL`) |
+| ids | a table with ids of a corpus: columns such as query, positive_id, negative or label |
 | labels | columns text and label: see `read_labels` |
 
 DPR passages are `{title, text, passage_id}`, Tevatron passages `{docid, title, text}`. Mining adds
@@ -199,8 +200,8 @@ def read_examples(
   Args:
     columns: of a table, names chosen by the user, by role.
   """
-  if format == 'table':
-    yield from _read_table(path, columns or {})
+  if format in TABLES:
+    yield from _read_table(path, columns or {}, by_id=format == 'ids')
     return
   prompted = bool(columns and 'prompt' in columns)
   parse, type_, _ = _FORMATS[format]
@@ -219,18 +220,20 @@ def read_examples(
     yield number, Example(Query(id_, query.strip()), positives, negatives)
 
 
-def _read_table(path: epath.Path, columns: Mapping[str, str]) -> Iterator[tuple[int, Example]]:
-  naming = _Naming()
+def _read_table(
+  path: epath.Path, columns: Mapping[str, str], by_id: bool
+) -> Iterator[tuple[int, Example]]:
+  naming, positive = _Naming(), 'positive_id' if by_id else 'positive'
   roles: dict[str, str] = {}
   negatives: list[str] = []
   for row in records.read(path, 'data file'):
     if not roles:
       names = list(row.values)
-      roles = records.find_roles(names, USUAL, columns, str(path))
-      if absent := [role for role in ('query', 'positive') if role not in roles]:
+      roles = records.find_roles(names, USUAL, columns, str(path), ('query', positive))
+      if absent := [role for role in ('query', positive) if role not in roles]:
         raise InputError(
           f'{path}: no column of {" and ".join(absent)}; there are {", ".join(names):.300}; name '
-          'them with config.data.columns=query=NAME,positive=NAME'
+          f'them with config.data.columns=query=NAME,{positive}=NAME'
         )
       negatives = [name for name in names if _NUMBERED.fullmatch(name.strip().lower())]
       negatives += [roles['negative']] if 'negative' in roles else []
@@ -241,17 +244,24 @@ def _read_table(path: epath.Path, columns: Mapping[str, str]) -> Iterator[tuple[
     id_ = f'query-{digest_of(text)}'
     if 'query_id' in roles:
       id_ = check_id(records.id_of(values[roles['query_id']], where, roles['query_id']), where)
-    found = _several(values[roles['positive']], where, roles['positive'])
-    title = records.text_of(values.get(roles.get('title', '')), where, 'title')
-    given = None
-    if 'positive_id' in roles and len(found) == 1:
-      given = records.id_of(values[roles['positive_id']], where, roles['positive_id'])
-    positives = [naming(given, title, one, where) for one in found]
+    if by_id:
+      positives = _named(values[roles[positive]], where, roles[positive])
+    else:
+      found = _several(values[roles[positive]], where, roles[positive])
+      title = records.text_of(values.get(roles.get('title', '')), where, 'title')
+      given = None
+      if 'positive_id' in roles and len(found) == 1:
+        given = records.id_of(values[roles['positive_id']], where, roles['positive_id'])
+      positives = [naming(given, title, one, where) for one in found]
     grade = _grade(values[roles['label']], where, roles['label']) if 'label' in roles else 1
     others = [
-      naming(None, None, one, where)
+      one
       for name in negatives
-      for one in _several(values[name], where, name)
+      for one in (
+        _named(values[name], where, name)
+        if by_id
+        else [naming(None, None, text, where) for text in _several(values[name], where, name)]
+      )
     ]
     if grade <= 0:
       yield row.number, Example(Query(id_, text), [], _unmined([*positives, *others]))
@@ -265,6 +275,12 @@ def _several(value: Any, where: str, name: str) -> list[str]:
   several = value if isinstance(value, list) else [value]
   found = (records.text_of(one, where, name) for one in several)
   return [text for text in found if text.strip()]
+
+
+def _named(value: Any, where: str, name: str) -> list[Passage]:
+  """The passages of a corpus with an id or a list of ids; none for a missing one."""
+  several = value if isinstance(value, list) else [] if value in (None, '') else [value]
+  return [Passage(check_id(records.id_of(one, where, name), where), '') for one in several]
 
 
 def _grade(value: Any, where: str, name: str) -> int:
@@ -296,7 +312,8 @@ def read_labels(
   roles: dict[str, str] = {}
   for row in records.read(path, 'data file'):
     if not roles:
-      roles = records.find_roles(list(row.values), USUAL_LABELS, columns or {}, str(path))
+      names, usual = list(row.values), USUAL_LABELS
+      roles = records.find_roles(names, usual, columns or {}, str(path), ('text',))
       if absent := [role for role in USUAL_LABELS if role not in roles]:
         raise InputError(
           f'{path}: no column of {" and ".join(absent)}; there are {", ".join(row.values):.300}'
@@ -354,8 +371,8 @@ def detect_format(path: epath.Path, columns: Mapping[str, str] | None = None) ->
   raise InputError(
     f'{path}: the first record has {", ".join(map(repr, names)) or "no keys"}; expected '
     'positive_passages or positive_document_ids (Tevatron), pos (FlagEmbedding), positive_ctxs '
-    '(DPR), abstract (arXiv), columns such as query and positive, or text and label; for a BEIR '
-    'data set name its folder'
+    '(DPR), abstract (arXiv), columns such as query and positive, or text and label; if corpus or '
+    'queries are in files beside it, name the folder'
   )
 
 
@@ -475,4 +492,5 @@ _FORMATS: dict[str, tuple[Callable[[Any, _MakePassage], _Parts], type, str]] = {
   'dpr': (_dpr, _Dpr, 'positive_ctxs'),
   'arxiv': (_arxiv, _Arxiv, 'abstract'),
 }
-FORMATS = (*_FORMATS, 'table', 'labels')
+TABLES = ('table', 'ids')  # rows may share a query
+FORMATS = (*_FORMATS, *TABLES, 'labels')

@@ -327,8 +327,8 @@ def table() -> types.SimpleNamespace:
   c.optim.learning_rate_rules = several((r'.*', 1.0))  # first match: factor on the learning rate
 
   c.data = types.SimpleNamespace()
-  # beir, msmarco, dpr, tevatron, tevatron2, flagembedding, arxiv, table, labels, docstrings, or
-  # auto: detect it
+  # beir, msmarco, dpr, tevatron, tevatron2, flagembedding, arxiv, table, ids, labels, docstrings,
+  # or auto: detect it
   c.data.format = text('auto')
   # folder (or file) of the training text, irds:ID of ir_datasets, or hf:NAME of the Hugging Face
   # hub; for docstrings: packages, separated by commas

@@ -647,6 +647,45 @@ def test_newest_keys_of_flagembedding_and_tevatron(tmp_path):
   assert list(found.passages) == [('a', 'A'), ('7', 'B')]
 
 
+@pytest.mark.parametrize('ending', ['csv', 'jsonl'])
+def test_a_table_of_ids_beside_its_corpus(tmp_path, ending):
+  for name, rows in (
+    ('corpus', [('nr', 'text'), ('p0', 'lift'), ('1', 'drag'), ('2', 'thrust')]),
+    ('train', [('question', 'doc', 'label', 'negative'), ('why', 'p0', 2, '2'), ('how', 1, 1, '')]),
+  ):
+    head, *rest = rows
+    if ending == 'csv':
+      lines = [','.join(map(str, row)) for row in rows]
+    else:
+      lines = [json.dumps(dict(zip(head, row, strict=True))) for row in rest]
+    (tmp_path / f'{name}.{ending}').write_text('\n'.join(lines))
+  source = sources.Source(str(tmp_path), columns='positive_id=doc,id=nr', strict=True)
+  found = load_dataset(source)
+  why, how = found.queries
+  assert (found.format, why.text, how.text) == ('ids', 'why', 'how')
+  assert found.qrels == {why.id: {'p0': 2}, how.id: {'1': 1}}
+  assert [one.id for one in found.negatives[why.id]] == ['2']
+  assert list(found.passages) == [('p0', 'lift'), ('1', 'drag'), ('2', 'thrust')]
+  with refused('train', 'positive_id'):
+    load_dataset(sources.Source(str(tmp_path), format='ids'))
+  (tmp_path / f'queries.{ending}').write_text('')  # of a BEIR folder
+  with refused('qrels'):
+    load_dataset(source)
+
+
+def test_two_columns_that_could_be_the_passage_are_refused(tmp_path):
+  with refused('pairs.csv', 'answer', 'context', 'positive=answer'):
+    table(tmp_path / 'pairs.csv', 'question,context,answer\nwhy,a,b\n')
+
+
+def test_a_pair_with_two_grades_is_refused(tmp_path):
+  text = 'query,positive,label\nwhy,a,1\nwhy,b,1\nwhy,a,1\n'
+  (judged,) = table(tmp_path / 'pairs.csv', text).qrels.values()
+  assert [*judged.values()] == [1, 1]
+  with refused('pairs.csv', '5'):
+    table(tmp_path / 'pairs.csv', text + 'why,a,2\n')
+
+
 @pytest.mark.parametrize('ending', ['csv', 'parquet'])
 def test_a_beir_folder_of_other_files(tmp_path, ending):
   import pandas as pd
