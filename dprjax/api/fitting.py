@@ -54,6 +54,7 @@ def fit(
   data: files.PathLike | None = None,
   method: str = 'query',
   options: Mapping[str, Any] = types.MappingProxyType({}),
+  columns: Mapping[str, str] = types.MappingProxyType({}),
   negatives: Any = None,
   workdir: files.PathLike | None = None,
   progress: bool = True,
@@ -83,6 +84,9 @@ def fit(
       'both,lora'; or another experiment, FILE[:RECIPE].
     options: values by config key, such as ``{'epochs': 3, 'prompt.length': 8}``;
       `dprjax configs --options` lists them. They are checked as on the command line.
+    columns: names of columns by role, where they are not the usual ones: ``query``, ``query_id``,
+      ``id``, ``title`` and ``text`` of queries and corpus, ``positive_id`` and ``label`` of
+      relevant; with ``data``, the roles of ``config.data.columns``.
     negatives: hard negatives: the table of `dprjax.mine`, or the path of its file. Each query uses
       one, or ``options['negatives']``.
     workdir: the folder for all files; None: a folder in the user cache, named by its content, so
@@ -102,7 +106,10 @@ def fit(
     raise InputError('corpus and relevant need queries and exclude data')
   with _incoming(workdir) as incoming:
     if data is None:
-      _write(incoming, queries, corpus, relevant)
+      _write(incoming, queries, corpus, relevant, columns)
+    elif columns:
+      named = ','.join(f'{role}={name}' for role, name in columns.items())
+      options = {'data.columns': named, **options}
     if negatives is not None:
       _write_negatives(incoming, negatives)
     options = {'negatives': 1, **options} if negatives is not None else dict(options)
@@ -393,15 +400,18 @@ def _write(
   queries: inputs.Texts | None,
   corpus: inputs.Texts | None,
   relevant: inputs.Judgements | None,
+  columns: Mapping[str, str],
 ) -> None:
   """Writes a BEIR folder with a train split."""
   if queries is None or corpus is None:
     raise InputError('give queries and corpus')
   to = folder / _DATA
-  query_ids = inputs.write_queries(queries, to / 'queries.jsonl')
-  passage_ids = inputs.write_corpus(corpus, to / 'corpus.jsonl')
+  texts = {role: name for role, name in columns.items() if role not in ('positive_id', 'label')}
+  query_ids = inputs.write_queries(queries, to / 'queries.jsonl', texts)
+  passage_ids = inputs.write_corpus(corpus, to / 'corpus.jsonl', texts)
   (to / 'qrels').mkdir()
-  write_qrels(to / 'qrels' / 'train.tsv', inputs.judgements(relevant, query_ids, passage_ids))
+  judged = inputs.judgements(relevant, query_ids, passage_ids, columns=columns)
+  write_qrels(to / 'qrels' / 'train.tsv', judged)
 
 
 def _write_negatives(folder: epath.Path, negatives: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from dprjax.base import files, given
 from dprjax.base.errors import InputError
 from dprjax.formats import trec
 from dprjax.formats.qrels import Qrels, read_qrels, write_qrels
-from dprjax.formats.texts import Text, read_texts
+from dprjax.formats.texts import Text, columns_of, read_texts
 from dprjax.inference import corpora
 from dprjax.inference.retriever import Results
 
@@ -20,6 +21,7 @@ Texts = corpora.Corpus | files.PathLike
 Judgements = Mapping[Any, Any] | Iterable[Any] | files.PathLike
 Run = Results | Mapping[Any, Mapping[Any, float]] | Iterable[Any] | files.PathLike
 
+_NONE: Mapping[str, str] = types.MappingProxyType({})
 _QUERY = ('query_id', 'query-id', 'qid', 'query')
 _PASSAGE = ('passage_id', 'corpus-id', 'corpus_id', 'doc_id', 'docid', 'docno', 'pid')
 _GRADE = ('score', 'relevance', 'rel', 'label', 'grade')
@@ -29,24 +31,28 @@ def is_path(value: Any) -> bool:
   return isinstance(value, str | os.PathLike)
 
 
-def write_queries(queries: Texts, out: epath.Path) -> list[str]:
+def write_queries(queries: Texts, out: epath.Path, columns: Mapping[str, str] = _NONE) -> list[str]:
   """Writes queries as BEIR queries.jsonl; returns their ids.
 
   Raises:
     InputError: as `corpora.queries`; the file cannot be read; or there are no queries.
   """
-  rows = read_texts(queries, 'query') if is_path(queries) else corpora.queries(queries)  # type: ignore[arg-type]
-  return _write_texts(rows, out, 'queries')
+  own = columns_of('query', columns)
+  if is_path(queries):
+    return _write_texts(read_texts(queries, 'query', columns=own), out, 'queries')  # type: ignore[arg-type]
+  return _write_texts(corpora.queries(queries, own), out, 'queries')  # type: ignore[arg-type]
 
 
-def write_corpus(corpus: Texts, out: epath.Path) -> list[str]:
+def write_corpus(corpus: Texts, out: epath.Path, columns: Mapping[str, str] = _NONE) -> list[str]:
   """Writes passages as BEIR corpus.jsonl; returns their ids.
 
   Raises:
     InputError: as `corpora.passages`; the file cannot be read; or there are no passages.
   """
-  rows = read_texts(corpus, 'passage') if is_path(corpus) else corpora.passages(corpus)  # type: ignore[arg-type]
-  return _write_texts(rows, out, 'corpus')
+  own = columns_of('passage', columns)
+  if is_path(corpus):
+    return _write_texts(read_texts(corpus, 'passage', columns=own), out, 'corpus')  # type: ignore[arg-type]
+  return _write_texts(corpora.passages(corpus, own), out, 'corpus')  # type: ignore[arg-type]
 
 
 def _write_texts(rows: Iterable[Text], out: epath.Path, name: str) -> list[str]:
@@ -65,6 +71,7 @@ def judgements(
   queries: list[str] | None = None,
   passages: list[str] | None = None,
   name: str = 'relevant',
+  columns: Mapping[str, str] = _NONE,
 ) -> Qrels:
   """Reads the relevant passages of queries.
 
@@ -72,17 +79,27 @@ def judgements(
     relevant: one of
       - the path of a file of judgements;
       - a mapping of query ids to a passage id, to several, or to passage ids and grades;
-      - a list with a passage id, or a list of them, for each query in order;
+      - a list with a passage id, or a list of them, for each query in order; a pandas Series has
+        query ids in its index, unless that counts from 0;
       - a list of tuples (query id, passage id) or (query id, passage id, grade);
       - a table with the columns ``query_id``, ``passage_id`` and perhaps ``score`` (or other usual
         names, such as the BEIR ``query-id`` and ``corpus-id``);
       - None: the i-th passage is relevant to the i-th query.
     queries, passages: all ids in order; None if unknown.
     name: of the argument, for messages.
+    columns: of a table, by the roles `query_id`, `positive_id` and `label`.
 
   Raises:
-    InputError: another form, or an unknown id.
+    InputError: another form, an unknown id, or two grades of a pair.
   """
+  wanted = [
+    (*([columns['query_id']] if 'query_id' in columns else ()), *_QUERY),
+    (columns['positive_id'],) if 'positive_id' in columns else _PASSAGE,
+    (columns['label'],) if 'label' in columns else _GRADE,
+  ]
+  table = None if is_path(relevant) else _columns(relevant, *wanted[:2])
+  if table is None and columns.keys() & {'positive_id', 'label'}:
+    raise InputError(f'columns: positive_id and label belong to {name}, which is no table')
   if is_path(relevant):
     return read_qrels(relevant)  # type: ignore[arg-type]
   found: Qrels = {}
@@ -97,7 +114,12 @@ def judgements(
       raise InputError(
         f'{name}: query {query_id} names {passage_id!r:.60}, which is not a passage id'
       )
-    found.setdefault(query_id, {})[passage_id] = int(grade)
+    judged = found.setdefault(query_id, {})
+    if judged.setdefault(passage_id, int(grade)) != grade:
+      raise InputError(
+        f'{name}: passage {passage_id} is judged {grade} for query {query_id}, and '
+        f'{judged[passage_id]} before'
+      )
 
   if relevant is None:
     if queries is None or passages is None or len(queries) != len(passages):
@@ -108,8 +130,8 @@ def judgements(
       )
     for pair in zip(queries, passages, strict=True):
       add(*pair)
-  elif (columns := _columns(relevant, _QUERY, _PASSAGE)) is not None:
-    for row in zip(*_named(columns, name, _QUERY, _PASSAGE, _GRADE), strict=True):
+  elif table is not None:
+    for row in zip(*_named(table, name, *wanted), strict=True):
       add(*row)
   elif isinstance(relevant, Mapping):
     for query, entry in relevant.items():
@@ -122,6 +144,10 @@ def judgements(
         if len(row) not in (2, 3):
           raise InputError(f'{name}: {row!r:.60} is not (query id, passage id[, grade])')
         add(*row)
+    elif (index := given.index_of(relevant)) is not None:
+      for query, entry in zip(index, rows, strict=True):
+        for passage, grade in _graded(entry):
+          add(query, passage, grade)
     elif queries is None or len(rows) != len(queries):
       raise InputError(
         f'{name}: {len(rows):,} entries for {len(queries or ()):,} queries; give one for each, '

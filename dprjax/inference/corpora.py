@@ -1,31 +1,23 @@
 """Corpora and queries given as Python values."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+import types
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
 
 from dprjax.base import given
 from dprjax.base.errors import InputError
+from dprjax.formats import records
 from dprjax.formats.texts import USUAL, Passage, PassageRecord, Query, Text
 
 Corpus = Mapping[Any, Any] | Iterable[Any]
 
-
-class _Kind(NamedTuple):
-  """The name of texts in messages, and names of their columns or keys (the first found counts)."""
-
-  what: str
-  one: str
-  ids: tuple[str, ...]
-  texts: tuple[str, ...]
+_NONE: Mapping[str, str] = types.MappingProxyType({})
 
 
-_CORPUS, _QUERIES = (
-  _Kind(what, side, USUAL[side]['id'], USUAL[side]['text'])
-  for what, side in (('corpus', 'passage'), ('queries', 'query'))
-)
+_WHAT = {'passage': 'corpus', 'query': 'queries'}  # in messages
 
 
-def passages(corpus: Corpus) -> list[Passage]:
+def passages(corpus: Corpus, columns: Mapping[str, str] = _NONE) -> list[Passage]:
   """Reads a corpus.
 
   Args:
@@ -35,94 +27,110 @@ def passages(corpus: Corpus) -> list[Passage]:
       - a mapping of ids to texts or passages;
       - a table of these columns: a mapping of lists, or one of pandas, pyarrow, polars or datasets.
 
-      By default ids are passage numbers, from 0. A title may be None, NaN or NA. Columns and keys
-      may have the other names of `dprjax.formats.texts.USUAL`, such as ``passage`` and ``doc_id``.
+      Without a column of ids, they are the index of pandas, else the passage numbers from 0. A
+      title may be None, NaN or NA. Columns and keys may have the other names of
+      `dprjax.formats.texts.USUAL`, such as ``passage`` and ``doc_id``.
+    columns: other names of columns and keys by role: id, title, text.
 
   Raises:
-    InputError: a value that is not text, or an id that is repeated or neither text nor a whole
-      number.
+    InputError: a value that is not text, two columns that could be the text, or an id that is
+      repeated or neither text nor a whole number.
   """
-  return _with_ids(corpus, _CORPUS)
+  return _with_ids(corpus, 'passage', columns)
 
 
-def queries(given_queries: Corpus) -> list[Query]:
+def queries(given_queries: Corpus, columns: Mapping[str, str] = _NONE) -> list[Query]:
   """Reads queries, as `passages` reads a corpus; a text is ``text``, ``query`` or ``question``."""
-  return _with_ids(given_queries, _QUERIES)
+  return _with_ids(given_queries, 'query', columns)
 
 
 def texts(corpus: Corpus) -> list[str]:
   """The texts of a corpus."""
-  return [text for _, text in _pairs(corpus, _CORPUS)]
+  return [text for _, text in _pairs(corpus, 'passage')]
 
 
-def _with_ids(corpus: Corpus, kind: _Kind) -> list[Text]:
+def _with_ids(corpus: Corpus, side: str, columns: Mapping[str, str]) -> list[Text]:
   ids: dict[str, int] = {}
   found = []
-  for number, (own, text) in enumerate(_pairs(corpus, kind)):
-    where = f'{kind.what}: the id of {kind.one} {number}'
+  for number, (own, text) in enumerate(_pairs(corpus, side, columns)):
+    where = f'{_WHAT[side]}: the id of {side} {number}'
     id_ = given.identifier(number if own is None else own, where)
     if ids.setdefault(id_, number) != number:
+      number_them = '; reset_index(drop=True) numbers rows' if given.index_of(corpus) else ''
       raise InputError(
-        f'{where} is {id_!r:.40}, the same as of {kind.one} {ids[id_]}; ids must be unique'
+        f'{where} is {id_!r:.40}, the same as of {side} {ids[id_]}; ids must be unique{number_them}'
       )
     found.append(Text(id_, text))
   return found
 
 
-def _pairs(corpus: Corpus, kind: _Kind) -> list[tuple[Any, str]]:
+def _pairs(corpus: Corpus, side: str, columns: Mapping[str, str] = _NONE) -> list[tuple[Any, str]]:
   """The id (or None) and the text of each value."""
-  if (columns := _columns(corpus, kind)) is not None:
-    return _from_columns(columns, kind)
+  table = given.table(corpus)
   if isinstance(corpus, Mapping):
-    return [(id_, _read(value, i, kind)[1]) for i, (id_, value) in enumerate(corpus.items())]
-  return [_read(value, i, kind) for i, value in enumerate(given.values(corpus, kind.what))]
+    roles = _roles(corpus, side, columns)
+    text = corpus.get(roles.get('text'))
+    if isinstance(text, str) and corpus.keys() <= {*roles.values()}:
+      raise InputError(f'{_WHAT[side]}: expected a list of texts, not one {side}')
+    if text is None or isinstance(text, str | Mapping):
+      rows = enumerate(corpus.items())
+      return [(id_, _read(value, number, side, columns)[1]) for number, (id_, value) in rows]
+    table = dict(corpus)
+  if table is not None:
+    return _from_columns(table, side, columns)
+  values = given.values(corpus, _WHAT[side])
+  read = [_read(value, number, side, columns) for number, value in enumerate(values)]
+  if (index := given.index_of(corpus)) is None:
+    return read
+  return [(id_, text) for id_, (_, text) in zip(index, read, strict=True)]
 
 
-def _columns(corpus: Corpus, kind: _Kind) -> Mapping[str, Any] | None:
-  if not isinstance(corpus, Mapping):
-    return given.table(corpus)
-  text = next((corpus[name] for name in kind.texts if name in corpus), None)
-  if isinstance(text, str) and corpus.keys() <= {*kind.texts, 'title', *kind.ids}:
-    raise InputError(f'{kind.what}: expected a list of texts, not one {kind.one}')
-  return None if text is None or isinstance(text, str | Mapping) else corpus
+def _roles(
+  row: Mapping[Any, Any], side: str, columns: Mapping[str, str], clear: Container[str] = ()
+) -> dict[str, str]:
+  """The column of each role among those that are present."""
+  texts = USUAL[side]['text']
+  names = [str(name) for name, value in row.items() if value is not None or name in texts]
+  return records.find_roles(names, USUAL[side], columns, _WHAT[side], clear)
 
 
-def _from_columns(columns: Mapping[str, Any], kind: _Kind) -> list[tuple[Any, str]]:
-  name = next((name for name in kind.texts if name in columns), None)
-  if name is None:
+def _from_columns(
+  table: Mapping[str, Any], side: str, columns: Mapping[str, str]
+) -> list[tuple[Any, str]]:
+  roles = _roles(table, side, columns, ('text',))
+  if 'text' not in roles:
     raise InputError(
-      f'{kind.what}: no column {kind.texts[0]} in a table of {", ".join(columns)}; rename the '
-      f'column of texts'
+      f'{_WHAT[side]}: no column text in a table of {", ".join(table)}; rename the column of texts'
     )
-  texts = given.texts(columns[name], name)
+  name = roles['text']
+  texts = given.texts(table[name], name)
   none = [None] * len(texts)
 
-  def column(*names: str) -> list[Any]:
-    found = next((one for one in names if columns.get(one) is not None), None)
-    values = none if found is None else given.values(columns[found], found)
+  def column(role: str) -> list[Any]:
+    found = roles.get(role)
+    values = none if found is None else given.values(table[found], found)
     if len(values) != len(texts):
       raise InputError(
-        f'{kind.what}: {len(values):,} values of {found} for {len(texts):,} of {name}'
+        f'{_WHAT[side]}: {len(values):,} values of {found} for {len(texts):,} of {name}'
       )
     return values
 
   titles = given.titles(column('title'))
   joined = [PassageRecord('', *row).joined for row in zip(titles, texts, strict=True)]
-  return list(zip(column(*kind.ids), joined, strict=True))
+  return list(zip(column('id'), joined, strict=True))
 
 
-def _read(value: Any, number: int, kind: _Kind) -> tuple[Any, str]:
+def _read(value: Any, number: int, side: str, columns: Mapping[str, str]) -> tuple[Any, str]:
   """The id (or None) and text of a value, the ``number``-th."""
   if not isinstance(value, Mapping):
     return None, given.check_text(value, number)
-  name = next((name for name in kind.texts if name in value), None)
-  if name is None:
+  roles = _roles(value, side, columns, ('text',))
+  if 'text' not in roles:
     raise InputError(
-      f'{kind.what}: {kind.one} {number} has {", ".join(map(str, value)) or "nothing"}; expected '
-      f'{kind.texts[0]}{" (and title, _id)" if kind is _CORPUS else " (and _id)"}'
+      f'{_WHAT[side]}: {side} {number} has {", ".join(map(str, value)) or "nothing"}; expected '
+      f'text, and perhaps {"title and " * (side == "passage")}_id'
     )
-  title = value.get('title')
+  title = value.get(roles.get('title'))
   title = '' if given.is_missing(title) else given.check_text(title, number, 'title')
-  text = given.check_text(value[name], number)
-  id_ = next((value[key] for key in kind.ids if value.get(key) is not None), None)
-  return id_, PassageRecord('', title, text).joined
+  text = given.check_text(value[roles['text']], number)
+  return value.get(roles.get('id')), PassageRecord('', title, text).joined

@@ -129,6 +129,8 @@ def test_the_retriever_is_what_was_chosen(choosing_now, fitted):
     ({'corpus': None}, 'corpus'),
     ({'relevant': None}, '40'),
     ({'relevant': {'q0': 'nowhere'}}, 'nowhere'),
+    ({'columns': {'positive_id': 'p'}}, 'positive_id'),
+    ({'columns': {'colour': 'p'}}, 'colour'),
     ({'negatives': [1]}, 'negatives'),
     ({'queries': 'nowhere.jsonl'}, 'nowhere.jsonl'),
   ],

@@ -54,6 +54,34 @@ def test_tables(module, tmp_path):
   assert inputs.write_queries(texts, epath.Path(tmp_path / 'queries.jsonl')) == ['7', '8']
 
 
+def test_the_index_of_a_column_has_the_queries():
+  pandas = pytest.importorskip('pandas')
+  for column in (
+    pandas.Series(['y', 'x'], ['b', 'a']),
+    pandas.Series([['y'], ['x']], ['b', 'a']),
+    pandas.Series(['y', 'x', 'x'], ['b', 'a', 'a']),
+  ):
+    assert inputs.judgements(column, QUERIES, PASSAGES) == {'b': {'y': 1}, 'a': {'x': 1}}
+  column = pandas.Series(['x', 'y'])  # counts the queries
+  assert inputs.judgements(column, QUERIES, PASSAGES) == {'a': {'x': 1}, 'b': {'y': 1}}
+
+
+def test_columns_are_named(tmp_path):
+  columns = {'query_id': 'q', 'positive_id': 'p', 'label': 'g'}
+  table = {'q': ['a'], 'p': ['x'], 'g': [2], 'score': [1]}
+  for relevant in (table, pa.table(table), pa.table(table).to_pylist()):
+    assert inputs.judgements(relevant, columns=columns) == {'a': {'x': 2}}
+  assert inputs.judgements(COLUMNS, columns={'query_id': 'q'}) == QRELS  # of the queries
+  with refused('positive_id', 'relevant'):
+    inputs.judgements({'a': 'x'}, columns=columns)
+  texts = epath.Path(tmp_path / 'queries.csv')
+  texts.write_text('q,frage,text\na,wer,no\n')
+  for given in (texts, {'q': ['a'], 'frage': ['wer'], 'text': ['no']}):
+    out = epath.Path(tmp_path / 'queries.jsonl')
+    inputs.write_queries(given, out, {'query_id': 'q', 'query': 'frage', 'text': 'body'})
+    assert list(read_texts(out, 'query')) == [Query('a', 'wer')]
+
+
 @pytest.mark.slow
 def test_a_data_set_of_the_hub_library(tmp_path):
   datasets = pytest.importorskip('datasets')
@@ -75,6 +103,8 @@ def test_a_data_set_of_the_hub_library(tmp_path):
     ([('a', 'x', 0.5), ('b', 'y', 1)], '0.5'),
     ([('a',), ('b',)], "('a',)"),
     ({}, 'relevant'),
+    ([('a', 'x', 1), ('a', 'x', 1), ('a', 'x', 2)], ('relevant', 'a', 'x', '1', '2')),
+    ({'qid': ['a', 'a'], 'docid': ['x', 'x'], 'label': [0, 1]}, ('relevant', 'a', 'x')),
     (pa.table({'query_id': ['a'], 'other': ['x']}), 'passage_id'),
   ],
 )

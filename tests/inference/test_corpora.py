@@ -40,7 +40,38 @@ def test_passages_of_pandas():
     assert corpora.passages(found) == expected
   for levels in ('_id', ['_id', 'title']):
     assert corpora.passages(table.set_index(levels)) == expected
-  assert corpora.passages(table['text']) == [('0', 'lift'), ('1', 'drag')]
+
+
+def test_the_index_of_pandas_has_the_ids():
+  pandas = pytest.importorskip('pandas')
+  table = pandas.DataFrame({'text': ['lift', 'drag']})
+  assert (
+    corpora.passages(table) == corpora.passages(table['text']) == [('0', 'lift'), ('1', 'drag')]
+  )
+  table.index = ['r1', 'r2']
+  for found in (table, table['text'], table.rename_axis('name'), pa.table(table)):
+    assert corpora.passages(found) == [('r1', 'lift'), ('r2', 'drag')]
+  assert corpora.passages(table.assign(id=[5, 6])) == [('5', 'lift'), ('6', 'drag')]
+  twice = pandas.concat([table, table])
+  with refused('r1', 'reset_index(drop=True)'):
+    corpora.passages(twice['text'])
+  assert len(corpora.passages(twice.reset_index(drop=True))) == 4
+
+
+@pytest.mark.parametrize(
+  'corpus', [[{'body': 'lift', 'content': 'wing'}], {'body': [], 'content': []}]
+)
+def test_two_columns_that_could_be_the_text_are_refused(corpus):
+  with refused('corpus', 'body', 'content', 'columns'):
+    corpora.passages(corpus)
+
+
+def test_columns_are_named():
+  table = {'nr': [7], 'satz': ['lift'], 'text': ['no']}
+  for found in (table, pa.table(table), pa.table(table).to_pylist()):
+    assert corpora.passages(found, {'id': 'nr', 'text': 'satz'}) == [('7', 'lift')]
+  with refused('corpus', 'wort'):
+    corpora.passages(table, {'text': 'wort'})
 
 
 @pytest.mark.parametrize(
