@@ -198,6 +198,7 @@ def test_fill_search_change(folder, command, write_embeddings):
     (index, ['--upsert=queries'], '--upsert has query embeddings'),
     (index, ['--upsert=other'], 'do not belong together: prompt_sha256 pppppppppppp... and None'),
     (index, ['--upsert=short'], 'do not belong together: dimension 8 and 4'),
+    (index, ['--upsert=prefixed'], "do not belong together: prefix '' and 'passage: '"),
     (
       index,
       ['--upsert=corpus', '--index_type=HNSW'],
@@ -374,6 +375,7 @@ def filled(tmp_path_factory, write_embeddings):
   write_embeddings(folder / 'other', IDS, PASSAGES, prompt_sha256=None)
   write_embeddings(folder / 'strange', ['q0'], QUERIES[:1], side='query', prompt_sha256=None)
   write_embeddings(folder / 'short', IDS, PASSAGES[:, :4])
+  write_embeddings(folder / 'prefixed', IDS, PASSAGES, prefix='passage: ')
   (folder / 'ids.txt').write_text('d1\nnobody\n')
   server = engines.connect(f'milvus:{folder}/index.db', new=True)
   index.upsert(server, 'passages', load_embeddings(folder / 'corpus'))

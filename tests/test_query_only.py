@@ -211,6 +211,8 @@ def test_the_frozen_encoders_vectors_come_with_a_batch(flags, trained, tmp_path)
   'changes, words',
   [
     ({'pooling': 'cls'}, ('passage_embeddings', 'cls', 'mean')),
+    ({'prefix': 'passage: '}, ('passage_embeddings', 'config.data.passage_prefix')),
+    ({'max_length': 65}, ('passage_embeddings', 'config.data.passage_max_length', '65')),
     ({'side': 'query'}, ('passage_embeddings', 'query', 'passage')),
     ({'prompt_sha256': 'p' * 64}, ('prompt_sha256', 'None')),
     ({'backbone_sha256': 'b' * 64}, ('backbone_sha256',)),

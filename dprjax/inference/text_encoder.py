@@ -41,7 +41,7 @@ from dprjax.models.adapter import Adapter, stack
 from dprjax.models.adapters.template_tokens import check_template
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.retrieval import codes
+from dprjax.retrieval import codes, manifest
 from dprjax.runtime import mesh as meshes
 
 logger = logging.getLogger('dprjax')
@@ -343,17 +343,18 @@ class Encoder:
       InputError: they cannot be compared.
     """
 
-    def space(name: str) -> tuple[Any, ...]:
-      prompt, spec = self.bank[name]
+    def space(name: str) -> dict[str, Any]:
+      prompt, spec = entry = self.bank[name]
       bare = prompt is None or prompt.query_only
-      return None if bare else name, spec.pooling, spec.normalize
+      return manifest.of_prompt(spec, None if bare else name, entry.shift_positions)
 
     (own,) = self._names(passages, 1)
     for name in dict.fromkeys(self._names(queries, len(queries))):
-      if space(name) != space(own):
+      if manifest.differences(space(name), space(own)):
         raise InputError(
           f'prompt: queries with {name!r} cannot be compared with passages with {own!r}; use the '
-          'same prompt for both, or query-only prompts of one pooling and normalisation'
+          'same prompt for both, or query-only prompts of one pooling, normalisation and '
+          'passage_prefix'
         )
 
   def _assign(

@@ -146,6 +146,8 @@ def open_passages(
       found.meta.space(),
       'the backbone of this config',
       folders.describe(encoder, 'passage', found.meta.dtype, '').space(),
+      'set config.pooling, config.normalize, config.data.passage_max_length and '
+      'config.data.passage_prefix as in the folder, or encode again',
     )
   passages = DiskVectors(found, tokens.passage_ids(np.arange(tokens.num_passages)))
   # The digest of a larger folder cannot be compared.

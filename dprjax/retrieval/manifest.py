@@ -12,6 +12,7 @@ from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import write_json
 from dprjax.formats import seen
+from dprjax.formats.vector_spec import VectorSpec
 from dprjax.retrieval import codes
 
 _FORMAT = 'dprjax.embeddings'
@@ -69,11 +70,11 @@ class Meta:
   query_prompt_sha256: str | None = None
 
   def space(self) -> dict[str, Any]:
-    """The fields that queries and passages must share to be comparable."""
+    """What decides the vectors, as far as `differences` compares it."""
     return {name: getattr(self, name) for name in SPACE}
 
 
-SPACE = (
+_SHARED = (  # by queries and passages
   'dimension',
   'backbone_sha256',
   'config_sha256',
@@ -83,24 +84,57 @@ SPACE = (
   'pooling',
   'normalize',
 )
+_OF_SIDE = ('prefix', 'max_length', 'topic')  # by vectors of one side
+SPACE = (*_SHARED, 'side', *_OF_SIDE)
+
+
+def of_prompt(spec: VectorSpec, prompt: str | None, shift_positions: bool) -> dict[str, Any]:
+  """What a prompt decides of the space of the passages that it was made for.
+
+  Args:
+    spec: of the prompt.
+    prompt: identifies it; None if it does not change passages.
+    shift_positions: whether it moves their positions.
+  """
+  return {
+    'prompt_sha256': prompt,
+    'shift_positions': shift_positions and prompt is not None,
+    'pooling': spec.pooling,
+    'normalize': spec.normalize,
+    'side': 'passage',
+    'prefix': spec.passage_prefix,
+  }
+
+
+def differences(space: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str]:
+  """The fields in which two spaces (`Meta.space`) differ, with both values.
+
+  Passages and passages share all fields, passages and queries those that do not depend on the side.
+  A prompt does not know the other fields of its side, nor does a collection of an earlier version.
+  """
+  same = space.get('side') == other.get('side')
+  fields = [*_SHARED, *(field for field in _OF_SIDE if same and field in space and field in other)]
+  return {
+    field: f'{field} {shown(space.get(field))} and {shown(other.get(field))}'
+    for field in fields
+    if space.get(field) != other.get(field)
+  }
 
 
 def check_same_space(
-  name: str, space: Mapping[str, Any], other_name: str, other: Mapping[str, Any]
+  name: str,
+  space: Mapping[str, Any],
+  other_name: str,
+  other: Mapping[str, Any],
+  remedy: str = 'encode both with the same backbone, prompt and settings',
 ) -> None:
-  """Raises InputError, with the fields, if two spaces (`Meta.space`) differ."""
-  differences = {
-    field: f'{field} {shown(space.get(field))} and {shown(value)}'
-    for field, value in other.items()
-    if space.get(field) != value
-  }
-  if differences:
-    remedy = 'encode both with the same backbone, prompt and settings'
-    if [*differences] == ['dimension']:
+  """Raises InputError, with the fields and the remedy, if two spaces differ."""
+  if found := differences(space, other):
+    if [*found] == ['dimension']:
       shorter = min(space['dimension'], other['dimension'])
       remedy = f'encode both with the same --dimensions, or search with --dimensions={shorter}'
     raise InputError(
-      f'{name} and {other_name} do not belong together: {"; ".join(differences.values())}; {remedy}'
+      f'{name} and {other_name} do not belong together: {"; ".join(found.values())}; {remedy}'
     )
 
 

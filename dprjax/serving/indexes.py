@@ -83,10 +83,10 @@ class ServedIndex:
 
   def takes(self, prompt: Version | About, engine: Engine) -> bool:
     """Whether ``check`` of this prompt raises nothing."""
-    return self.meta.space() == self._own(prompt, engine)
+    return not manifest.differences(self.meta.space(), self._own(prompt, engine))
 
   def _own(self, prompt: Version | About, engine: Engine) -> dict[str, Any]:
-    """The space of queries with this prompt, as far as passages must share it."""
+    """The space of the passages that this prompt was made for, as far as it decides it."""
     query_only = prompt.meta.get('sides') == 'query'
     own: dict[str, Any] = {
       # Queries are cut to the index dimension.
@@ -94,10 +94,11 @@ class ServedIndex:
       'backbone_sha256': engine.backbone.sha256,
       'config_sha256': engine.config_sha256,
       'tokenizer_sha256': engine.tokenizer.sha256,
-      'prompt_sha256': None if query_only else prompt.sha256 or None,
-      'shift_positions': bool(prompt.meta.get('shift_positions')) and not query_only,
-      'pooling': prompt.spec.pooling,
-      'normalize': prompt.spec.normalize,
+      **manifest.of_prompt(
+        prompt.spec,
+        None if query_only else prompt.sha256 or None,
+        bool(prompt.meta.get('shift_positions')),
+      ),
     }
     if prompt.meta.get('index') == self.name:
       for field in ('prompt_sha256', 'shift_positions'):

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import pathlib
 import shutil
@@ -94,6 +95,10 @@ def test_passages_of_prompts_for_queries_alone_are_the_bare_encoders(trained, pr
   for wrong in (['a', 'tied'], ['tied']):
     with refused('tied', 'b'):
       bank.check_comparable(wrong, 'b')
+  spec = dataclasses.replace(bank.bank['c'].spec, passage_prefix='passage: ')
+  bank.bank['c'] = bank.bank['c']._replace(spec=spec)
+  with refused('c', 'b', 'passage_prefix'):
+    bank.check_comparable(['c'], 'b')
 
 
 def test_a_prompt_is_named_where_there_are_several(trained, variant):

@@ -410,12 +410,17 @@ def test_bad_vectors(tmp_path):
     writer.finish()
 
 
-def test_space_is_what_queries_and_passages_share():
-  own = {'dtype', 'side', 'prefix', 'max_length', 'arithmetic', 'input_sha256', 'topic'}
-  assert set(OTHER) - set(manifest.SPACE) == own | {'query_prompt_sha256'}
+def test_space_is_what_passages_share_and_in_part_queries():
+  free = {'dtype', 'side', 'arithmetic', 'input_sha256', 'query_prompt_sha256'}
+  of_side = {'prefix', 'max_length', 'topic'}
+  early = {name: value for name, value in META.space().items() if name not in {*of_side, 'side'}}
   for name, value in OTHER.items():
-    shared = dataclasses.replace(META, **{name: value}).space() == META.space()
-    assert shared == (name not in manifest.SPACE)
+    other = dataclasses.replace(META, **{name: value})
+    assert [*manifest.differences(META.space(), other.space())] == [name] * (name not in free)
+    query = dataclasses.replace(other, side='query').space()
+    for space in (META.space(), early):  # a collection of an earlier version has no side
+      assert [*manifest.differences(space, query)] == [name] * (name not in free | of_side)
+    assert [*manifest.differences(early, other.space())] == [name] * (name not in free | of_side)
 
 
 def test_several_processes_fill_one_folder(tmp_path):

@@ -223,9 +223,13 @@ def test_a_prompt_for_queries_alone_searches_an_index_of_the_bare_backbone(
   for name, what in (('tied', 'prompt_sha256'), ('cls', 'pooling'), ('shifted', 'shift_positions')):
     with refused(name, what):
       index.check(engine.library.get(name), engine)
-  write_embeddings(tmp_path / 'tied', ['a', 'b'], passages, **space | {'prompt_sha256': 'p' * 64})
-  with refused('prompt_sha256'):
-    ServedIndex('tied', tmp_path / 'tied').check(engine.library.get('queries'), engine)
+  for name, other in (('prompt_sha256', 'p' * 64), ('prefix', 'passage: ')):
+    write_embeddings(tmp_path / name, ['a', 'b'], passages, **space | {name: other})
+    unlike = ServedIndex('x', tmp_path / name)
+    with refused('x', name):
+      unlike.check(engine.library.get('queries'), engine)
+    assert not unlike.takes(engine.library.about('queries'), engine)
+  assert index.takes(engine.library.about('queries'), engine)
 
 
 def test_a_damaged_prompt_is_refused(engine, folder):
