@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from dprjax import engines
-from dprjax.base import outputs
+from dprjax.base import files, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
@@ -83,6 +83,9 @@ def upsert(
   documents = None
   if texts:  # before anything is made
     documents = _opened(read_documents(texts, columns), texts, corpus)
+    if not files.is_special(texts):  # a pipe is read once, and checked block by block
+      read = ((one.id, one.payload) for one in read_documents(texts, columns))
+      engines.check_text(engine, read, f'--texts={texts}')
   if engines.exists(engine, name):
     collection = engines.open_collection(engine, name)
     collection.check_space(space, '--upsert')

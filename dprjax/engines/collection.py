@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,19 @@ def check_name(name: str) -> None:
     raise InputError(
       f'--collection={name!r:.80}: expected letters, digits and underscores, 63 at most'
     )
+
+
+def check_text(
+  engine: Engine, documents: Iterable[tuple[str, Mapping[str, Any]]], where: str
+) -> None:
+  """Raises InputError, with ``where``, for an id whose payload has a text that is not storable."""
+  for id_, payload in documents if not engine.stores_nul else ():
+    for name, value in payload.items():
+      if any('\0' in one for one in (value if isinstance(value, list) else [str(value)])):
+        raise InputError(
+          f'{where}: passage {id_!r:.80} has a null character in {name}, which {engine.address} '
+          'cannot store; take it out there, or store no texts'
+        )
 
 
 class Found(NamedTuple):
@@ -181,6 +194,7 @@ class Collection:
     long = next((id_ for id_ in ids if len(id_) * 4 > most and len(id_.encode()) > most), None)
     if long is not None:
       raise InputError(f'{self.where}: the id {long[:40]!r}... has more than {most} bytes')
+    check_text(self.engine, zip(ids, payloads or (), strict=False), self.where)
     for part in slices(len(ids), self._batch(), progress):
       rows = Rows(
         ids[part],

@@ -128,6 +128,7 @@ class Engine(Protocol):
     index_types: names for `create`.
     most: the most results of a query.
     most_id: the most bytes of an id.
+    stores_nul: whether a text may have a null character.
     request_rows, request_bytes: documents, and bytes of their vectors, in a request.
     answer_rows: results of all queries of a request.
   """
@@ -137,6 +138,7 @@ class Engine(Protocol):
   index_types: Sequence[str]
   most: int
   most_id: int
+  stores_nul: bool
   request_rows: int
   request_bytes: int
   answer_rows: int

@@ -40,6 +40,7 @@ class Milvus:
   """A connection to milvus-lite or a server."""
 
   most, most_id = 16_384, 1024
+  stores_nul = True
   # Requests and answers are limited to 64 MB.
   request_rows, request_bytes, answer_rows = 1_000, 1 << 24, 100_000
 

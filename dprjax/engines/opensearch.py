@@ -28,6 +28,7 @@ class _Server:
   """The common part of OpenSearch and Elasticsearch; OpenSearch where they differ."""
 
   most, most_id = 10_000, 512
+  stores_nul = True
   request_rows, request_bytes, answer_rows = 500, 1 << 22, 100_000
   index_types: Sequence[str] = ('HNSW', 'HNSW_FP16')
   distribution = 'opensearch'

@@ -31,6 +31,7 @@ class Parquet:
   """A folder of collections."""
 
   most, most_id = 10**6, 1 << 20
+  stores_nul = True
   request_rows, request_bytes, answer_rows = 1 << 20, 1 << 27, 1 << 24
   index_types: Sequence[str] = ('FLAT',)
 

@@ -26,6 +26,7 @@ class Pgvector:
   """A connection to a database."""
 
   most, most_id = 100_000, 2_000  # an index of ids takes rows of 2,704 bytes
+  stores_nul = False
   request_rows, request_bytes, answer_rows = 10_000, 1 << 26, 100_000
   index_types: Sequence[str] = ('HNSW', 'HNSW_HALF', 'IVF_FLAT', 'FLAT')
 

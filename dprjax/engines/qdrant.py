@@ -30,6 +30,7 @@ class Qdrant:
   """A connection to a server or a local folder."""
 
   most, most_id = 100_000, 1 << 16
+  stores_nul = True
   # A server takes requests of 32 MB.
   request_rows, request_bytes, answer_rows = 1_000, 1 << 22, 100_000
 

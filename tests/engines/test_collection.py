@@ -354,6 +354,21 @@ def test_bad_input(passages, engine):
   assert len(passages) == 300
 
 
+def test_a_null_character_is_stored_or_named_before_anything_is_written(engine):
+  made = fill(engine, 'null')
+  for payload in ({'title': 'a\0b'}, {'tags': ['a', 'b\0']}):
+    if engine.stores_nul:
+      made.upsert(['new'], VECTORS[:1], payloads=[payload])
+      made.flush()
+      assert made.payloads(['new']) == [payload]
+      continue
+    many = [f'n{row}' for row in range(300)]
+    with refused('new', *payload, str(engine.address)):
+      made.upsert([*many, 'new'], np.ones((301, 16)), payloads=[{}] * 300 + [payload])
+    assert len(made) == 300
+  made.drop()
+
+
 def test_a_collection_of_another_program(engine):
   make = {
     'milvus': lambda: engine.client.create_collection('theirs', dimension=16),
