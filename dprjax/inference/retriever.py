@@ -1,6 +1,8 @@
 """An encoder and an index in one object."""
 
+import logging
 import os
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -8,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dprjax.base import tables
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats.texts import Query, read_texts
@@ -20,6 +23,9 @@ from dprjax.retrieval.fusion import Fusion
 
 if TYPE_CHECKING:
   import pandas
+
+
+logger = logging.getLogger('dprjax')
 
 
 class Hit(NamedTuple):
@@ -35,11 +41,17 @@ class Results(list[list[Hit]]):
 
   Attributes:
     queries: in order, with their ids.
+    truncated: by side, how many of these queries and of the indexed passages were cut.
   """
 
-  def __init__(self, hits: Iterable[list[Hit]], queries: Sequence[Query]):
+  def __init__(
+    self,
+    hits: Iterable[list[Hit]],
+    queries: Sequence[Query],
+    truncated: Mapping[str, int] = types.MappingProxyType({}),
+  ):
     super().__init__(hits)
-    self.queries = list(queries)
+    self.queries, self.truncated = list(queries), dict(truncated)
 
   def table(self) -> 'pandas.DataFrame | tables.Records':
     """A table with a row for each hit: query_id, query, rank (from 1), passage_id, score, text."""
@@ -63,6 +75,7 @@ class _Indexed(NamedTuple):
   vectors: exact.ExactIndex
   prompt: str | None
   hybrid: hybrids.Hybrid | None
+  cut: int
 
 
 class Retriever:
@@ -148,7 +161,7 @@ class Retriever:
     prompt: str | None = None,
     task: str | None = None,
   ) -> None:
-    """Encodes a corpus and keeps it on the devices for ``search``.
+    """Encodes a corpus and keeps it on the devices for ``search``. Warns of passages that are cut.
 
     Args:
       corpus: the path of a ``corpus.jsonl``; or as for ``corpora.passages``: texts (with ids '0',
@@ -166,13 +179,13 @@ class Retriever:
     if not passages:
       raise InputError('the corpus is empty: there is nothing to index')
     texts = [passage.text for passage in passages]
-    vectors = self.encode(texts, 'passage', prompt=prompt, task=task)
+    vectors, cut = self._encode(texts, 'passage', either(prompt, task))
     name = task if prompt is None else prompt
     devices = list(self.encoder.mesh.devices.flat)
     ids = [passage.id for passage in passages]
     fused = None if self._fusion is None else hybrids.build(self._fusion, ids, texts)
     searched = exact.ExactIndex(vectors, devices=devices, ids_at=best.ids_of(ids))
-    self._indexed = _Indexed(ids, texts, searched, name, fused)
+    self._indexed = _Indexed(ids, texts, searched, name, fused, cut)
 
   def search(
     self,
@@ -203,20 +216,21 @@ class Retriever:
     if self._indexed is None:
       raise InputError('nothing is indexed yet: call index(corpus) before search')
     check_size('k', k)
-    ids, texts, vectors, default, fused = self._indexed
+    ids, texts, vectors, default, fused, cut_passages = self._indexed
     named = either(prompt, task)
     if named is not None:
       self.encoder.check_comparable([named] if isinstance(named, str) else named, default)
     asked = corpora.queries(queries)
     wanted = [query.text for query in asked]
-    encoded = self.encode(wanted, 'query', prompt=default if named is None else named)
+    encoded, cut = self._encode(wanted, 'query', default if named is None else named)
+    truncated = {'query': cut, 'passage': cut_passages}
     if fused is None:
       found = vectors.search(encoded, k)
       hits = (
         [Hit(ids[row], float(score), texts[row]) for score, row in zip(scores, rows, strict=True)]
         for scores, rows in zip(found.scores, found.rows, strict=True)
       )
-      return Results(hits, asked)
+      return Results(hits, asked, truncated)
     dense = best.rankings(vectors.search(encoded, fused.fusion.depth), ids)
     text_of = dict(zip(ids, texts, strict=True))
     hits = (
@@ -226,4 +240,15 @@ class Retriever:
       ]
       for one in fused.rank(wanted, dense, k)
     )
-    return Results(hits, asked)
+    return Results(hits, asked, truncated)
+
+  def _encode(
+    self, texts: Sequence[str], side: str, prompt: str | Sequence[str] | None
+  ) -> tuple[Float[np.ndarray, 'n H'], int]:
+    """Vectors, and how many texts were cut, of which it warns."""
+    before = self.encoder.truncated[side]
+    vectors = self.encode(texts, side, prompt=prompt)
+    if cut := self.encoder.truncated[side] - before:
+      of = counted(len(texts), f'{side} texts')
+      logger.warning('%s of %s have more tokens than %s_max_length and were cut', cut, of, side)
+    return vectors, cut

@@ -10,7 +10,7 @@ from dprjax.base.errors import InputError
 from dprjax.formats.rankings import ranked
 from dprjax.inference import embedder, retriever
 from dprjax.retrieval import bm25_index, exact, fusion
-from tests.refusals import refused
+from tests.refusals import named_in, refused
 
 TEXTS = [
   'Decode a JSON document.',
@@ -153,6 +153,18 @@ def test_ids_come_from_the_mapping_or_the_file(small, tmp_path):
 
 
 @pytest.mark.slow
+def test_cut_texts_are_counted_with_one_warning_a_side(small, caplog):
+  long = 'json ' * 1000
+  small.index([long, 'xml', long])
+  found = small.search(['json', long])
+  assert found.truncated == {'query': 1, 'passage': 2}
+  assert small.search(['json']).truncated == {'query': 0, 'passage': 2}
+  for record, words in zip(
+    caplog.records, (('2', '3', 'passage_max_length'), ('1', '2', 'query_max_length')), strict=True
+  ):
+    assert record.levelname == 'WARNING' and named_in(record.getMessage(), *words)
+
+
 def test_a_corpus_as_beir_gives_it(small):
   plain = small.encode(['Run a coroutine.'])
   titled = small.encode(['Tasks Run a coroutine.'])
