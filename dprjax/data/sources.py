@@ -222,11 +222,11 @@ def detect_format(path: files.PathLike, columns: str = '') -> str:
   others = [one for one in candidates if not has_corpus or not _is_own(one)]
   if has_corpus and not (found / 'qrels').exists() and not inputs.variant(found, *_OWN['query']):
     for one in others:
-      names = records.names_of(one, 'data file')
-      if 'positive_document_ids' in names:
+      has = records.names_of(one, 'data file')
+      if 'positive_document_ids' in has:
         return 'tevatron2'
-      own = {role: name for role, name in named.items() if name in names}
-      if {'query', 'positive_id'} <= records.find_roles(names, examples.USUAL, own, '').keys():
+      own = {role: name for role, name in named.items() if name in has}
+      if {'query', 'positive_id'} <= records.find_roles(has, examples.USUAL, own, '').keys():
         return 'ids'
   known = (
     ('beir', _OWN['passage']),
