@@ -3,7 +3,7 @@
 import json
 import os
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from etils import epath
 
 from dprjax.base import files, given
 from dprjax.base.errors import InputError
-from dprjax.formats import trec
+from dprjax.formats import records, trec
 from dprjax.formats.qrels import Qrels, read_qrels, write_qrels
 from dprjax.formats.texts import Text, columns_of, read_texts
 from dprjax.inference import corpora
@@ -22,9 +22,15 @@ Judgements = Mapping[Any, Any] | Iterable[Any] | files.PathLike
 Run = Results | Mapping[Any, Mapping[Any, float]] | Iterable[Any] | files.PathLike
 
 _NONE: Mapping[str, str] = types.MappingProxyType({})
-_QUERY = ('query_id', 'query-id', 'qid', 'query')
-_PASSAGE = ('passage_id', 'corpus-id', 'corpus_id', 'doc_id', 'docid', 'docno', 'pid')
-_GRADE = ('score', 'relevance', 'rel', 'label', 'grade')
+_RANKED = {
+  'query_id': ('query_id', 'query-id', 'qid', 'query'),
+  'positive_id': (*('passage_id', 'corpus-id', 'corpus_id', 'doc_id', 'docid', 'docno', 'pid'),),
+  'score': ('score',),
+}
+_JUDGED = {
+  **{role: names for role, names in _RANKED.items() if role != 'score'},
+  'label': ('score', 'relevance', 'rel', 'label', 'grade'),
+}
 
 
 def is_path(value: Any) -> bool:
@@ -92,12 +98,7 @@ def judgements(
   Raises:
     InputError: another form, an unknown id, or two grades of a pair.
   """
-  wanted = [
-    (*([columns['query_id']] if 'query_id' in columns else ()), *_QUERY),
-    (columns['positive_id'],) if 'positive_id' in columns else _PASSAGE,
-    (columns['label'],) if 'label' in columns else _GRADE,
-  ]
-  table = None if is_path(relevant) else _columns(relevant, *wanted[:2])
+  table = None if is_path(relevant) else _table(relevant, name, _JUDGED, columns)
   if table is None and columns.keys() & {'positive_id', 'label'}:
     raise InputError(f'columns: positive_id and label belong to {name}, which is no table')
   if is_path(relevant):
@@ -131,7 +132,7 @@ def judgements(
     for pair in zip(queries, passages, strict=True):
       add(*pair)
   elif table is not None:
-    for row in zip(*_named(table, name, *wanted), strict=True):
+    for row in table:
       add(*row)
   elif isinstance(relevant, Mapping):
     for query, entry in relevant.items():
@@ -183,7 +184,7 @@ def _graded(entry: Any) -> list[tuple[Any, Any]]:
 
 def is_run(value: Mapping[Any, Any]) -> bool:
   """Whether a mapping is one run: a table, or passage ids and scores by query id."""
-  if _columns(value, _QUERY, _PASSAGE) is not None:
+  if _table(value, 'run', _RANKED) is not None:
     return True
   return all(
     isinstance(scores, Mapping) and all(isinstance(score, int | float) for score in scores.values())
@@ -222,8 +223,8 @@ def write_run(run: Run, out: epath.Path, name: str = 'run') -> epath.Path:
     for query, hits in zip(run.queries, run, strict=True):
       for hit in hits:
         add(query.id, hit.id, hit.score)
-  elif (columns := _columns(run, _QUERY, _PASSAGE)) is not None:
-    for row in zip(*_named(columns, name, _QUERY, _PASSAGE, ('score',)), strict=True):
+  elif (table := _table(run, name, _RANKED)) is not None:
+    for row in table:
       add(*row)
   elif isinstance(run, Mapping):
     for query, scores in run.items():
@@ -239,29 +240,30 @@ def write_run(run: Run, out: epath.Path, name: str = 'run') -> epath.Path:
   return out
 
 
-def _columns(value: Any, *wanted: tuple[str, ...]) -> Mapping[str, Any] | None:
-  """The columns of a table, of records, or of a mapping with a column of each kind."""
-  if isinstance(value, Mapping):
-    columns = value if all(any(name in value for name in names) for names in wanted) else None
-    return columns if columns and not isinstance(next(iter(columns.values())), Mapping) else None
-  if (found := given.table(value)) is not None:
-    return found
+def _table(
+  value: Any, what: str, usual: Mapping[str, Sequence[str]], columns: Mapping[str, str] = _NONE
+) -> list[tuple[Any, ...]] | None:
+  """The values of each row by the roles of ``usual``; None for another form than a table.
+
+  A mapping is a table if it has columns of queries and passages. Only `label` may be absent.
+  """
   if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
-    names = {name: None for row in value for name in row}
-    return {name: [row.get(name) for row in value] for name in names}
-  return None
-
-
-def _named(columns: Mapping[str, Any], what: str, *wanted: tuple[str, ...]) -> list[list[Any]]:
-  """The values of a column of each kind; grades, the last kind, may be absent, but not scores."""
-  found = []
-  for names in wanted:
-    name = next((one for one in names if one in columns), None)
-    if name is None and names is _GRADE:
-      continue
-    if name is None:
-      raise InputError(
-        f'{what}: no column {names[0]} in a table of {", ".join(columns)}; rename that column'
-      )
-    found.append(given.values(columns[name], name))
-  return found
+    value = {name: [row.get(name) for row in value] for row in value for name in row}
+  table = value if isinstance(value, Mapping) else given.table(value)
+  if table is None:
+    return None
+  names = [name for name in table if not isinstance(table[name], Mapping)]
+  # The queries alone may have the column query_id.
+  own = {
+    r: name for r, name in columns.items() if r in usual and (r != 'query_id' or name in names)
+  }
+  roles = records.find_roles([*map(str, names)], usual, own, what)
+  absent = [role for role in usual if role not in roles and role != 'label']
+  if isinstance(value, Mapping) and {'query_id', 'positive_id'} & {*absent}:
+    return None
+  if absent:
+    raise InputError(
+      f'{what}: no column {usual[absent[0]][0]} in a table of {", ".join(names)}; rename it'
+    )
+  found = (given.values(table[roles[role]], role) for role in usual if role in roles)
+  return list(zip(*found, strict=True))

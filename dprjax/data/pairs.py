@@ -1,6 +1,6 @@
 """Labelled pairs: two texts and whether they match, and the cache of their tokens.
 
-A split is a file SPLIT.jsonl, SPLIT.tsv or SPLIT.csv (``formats.columns``) with the columns
+A split is a file SPLIT.jsonl, SPLIT.tsv or SPLIT.csv (``formats.records``) with the columns
 `text1`, `text2` and `label`. A label is 1, true or yes, or 0, false or no.
 
     DIR/pairs.json     inputs of the cache
@@ -24,7 +24,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import batches, docstrings, fingerprint, sources, table
 from dprjax.data.batches import Batch, DrawnQueries, Feed
 from dprjax.data.text import Tokenizer, pad_flat
-from dprjax.formats import columns
+from dprjax.formats import records
 from dprjax.formats.read_report import ReadReport
 
 FORMAT_VERSION = 1
@@ -107,7 +107,7 @@ def read_pairs(source: PairSource) -> list[Pair]:
 
 @functools.lru_cache(maxsize=8)  # a training reads them again for its dev split
 def _read_file(path: epath.Path, _: object) -> list[Pair]:
-  rows = columns.read_rows(path, _COLUMNS, 'pairs file')
+  rows = records.read_columns(path, _COLUMNS, 'pairs file')
   return [_make_pair(values, number, path) for number, values in rows]
 
 

@@ -1,24 +1,10 @@
-"""Rows of a few named values, as a table or as records.
-
-| ending | a row |
-|---|---|
-| .csv | values between commas (or semicolons, tabs, pipes), which may be quoted |
-| .tsv | values between tabs; quotes count as in .csv only if the header is quoted |
-| .jsonl | an object with the names as keys |
-
-A table may begin with a header that names these columns and others. Every row has as many columns
-as the first. Any file may be compressed.
-"""
+"""Rows of a table as text. Every row has as many columns as the first."""
 
 import csv
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-from etils import epath
-
-from dprjax.base import files, reading
+from dprjax.base import reading
 from dprjax.base.errors import InputError
 
 UNNAMED = 'Unnamed: {}'
@@ -99,60 +85,6 @@ def _is_row(line: str, delimiter: str, width: int) -> bool:
   """Whether a line inside a quoted value looks like a row with an unquoted id."""
   cells = line.split(delimiter)
   return len(cells) == width > 1 and cells[0].split() == [cells[0]] and cells[0][0] != '"'
-
-
-def read_rows(
-  path: files.PathLike, names: Sequence[str], what: str
-) -> Iterator[tuple[int, list[Any]]]:
-  """(number of its first line, the values in the order of ``names``) of every row.
-
-  Raises:
-    InputError: the file is missing, or a row lacks one of these values. Values are text in a table,
-      and of any type in a record.
-  """
-  file = files.existing(path, what)
-  ending = reading.plain_name(file).rpartition('.')[2].lower()
-  if ending in ('jsonl', 'json'):
-    return _read_records(file, names, what)
-  return _read_table(file, names, what, '\t' if ending == 'tsv' else ',')
-
-
-def _read_records(
-  path: epath.Path, names: Sequence[str], what: str
-) -> Iterator[tuple[int, list[Any]]]:
-  for number, record in reading.read_jsonl(path, what, dict[str, Any]):
-    absent = [name for name in names if name not in record]
-    if absent:
-      raise InputError(
-        f'{path}, line {number}: {", ".join(absent)} missing; expected the keys {", ".join(names)}'
-      )
-    yield number, [record[name] for name in names]
-
-
-def _read_table(
-  path: epath.Path, expected: Sequence[str], what: str, delimiter: str
-) -> Iterator[tuple[int, list[Any]]]:
-  quoted = delimiter == ','
-  lines = reading.read_lines(path, what, blank=True)
-  for number, line in lines:
-    if line.strip():
-      found = delimiter_of(line)
-      if set(expected) <= set(names_of(line, found)):
-        delimiter, quoted = found, quoted or '"' in line
-      lines = itertools.chain([(number, line)], lines)
-      break
-  places, header = list(range(len(expected))), False
-  for place, (number, cells) in enumerate(split_rows(lines, str(path), delimiter, quoted=quoted)):
-    names = [cell.strip().lower() for cell in cells]
-    if not place and set(expected) <= set(names):
-      places, header = [names.index(name) for name in expected], True
-    elif not header and len(cells) != len(expected):
-      raise InputError(
-        f'{path}, line {number}: {_counted(cells, delimiter)}; expected {len(expected)}: '
-        f'{", ".join(expected)}'
-      )
-    else:
-      yield number, [cells[place] for place in places]
 
 
 def header_of(cells: Iterable[str]) -> list[str]:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar('T')
 
-ENDINGS = ('jsonl', 'json', 'csv', 'tsv', 'parquet')
+_TABLES = ('csv', 'tsv')
+ENDINGS = ('jsonl', 'json', *_TABLES, 'parquet')
 INDEX = columns.UNNAMED.format(0)
 
 _BATCH = 1024  # rows of a parquet file at a time
@@ -81,6 +82,36 @@ def read_as(path: files.PathLike, what: str, of: type[T]) -> Iterator[tuple[int,
     return
   for row in read(path, what):
     yield row.number, row.where, reading.convert(row.values, row.where, of)
+
+
+def read_columns(
+  path: files.PathLike, names: Sequence[str], what: str
+) -> Iterator[tuple[int, list[Any]]]:
+  """(number of its first line, the values in the order of ``names``) of every row.
+
+  A table may do without a header: then it has these columns only.
+
+  Raises:
+    InputError: the file is missing, or a row lacks one of these values.
+  """
+  is_table, tabs = ending_of(path) in _TABLES, ending_of(path) == 'tsv'
+  lines = reading.read_lines(path, what, blank=True) if is_table else iter(())
+  first = next((line for _, line in lines if line.strip()), '')
+  if first and not set(names) <= {*columns.names_of(first, columns.delimiter_of(first))}:
+    lines, delimiter = reading.read_lines(path, what, blank=True), '\t' if tabs else ','
+    for number, cells in columns.split_rows(lines, str(path), delimiter, quoted=not tabs):
+      if len(cells) != len(names):
+        raise InputError(
+          f'{path}, line {number}: {len(cells)} columns; expected {", ".join(names)}, between '
+          f'{"tabs" if tabs else "commas"} or under a header'
+        )
+      yield number, list(cells)
+    return
+  for row in read(path, what):
+    values = {name.lower() if is_table else name: value for name, value in row.values.items()}
+    if absent := [name for name in names if name not in values]:
+      raise InputError(f'{row.where}: {", ".join(absent)} missing; expected {", ".join(names)}')
+    yield row.number, [values[name] for name in names]
 
 
 def names_of(path: files.PathLike, what: str) -> list[str]:

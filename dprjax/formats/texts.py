@@ -202,14 +202,6 @@ def read_entries(
     yield number, layout.entry(row, f'{path}, line {number}'), layout.quoted
 
 
-def read_queries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Query]]:
-  """Yields (line number, query) of a file; ``format`` is by default `format_of` the path."""
-  lines = reading.read_lines(path, 'queries file', blank=True)
-  layout, rows = open_rows(lines, format or format_of(path), str(path))
-  for number, row in rows:
-    yield number, layout.query(row, f'{path}, line {number}')
-
-
 _INDEX = (records.INDEX.lower(), given.INDEX)
 USUAL: dict[str, dict[str, tuple[str, ...]]] = {
   'query': {
@@ -350,12 +342,7 @@ class Texts:
 
   def _read_json(self, one: inputs.Input, before: int) -> Iterator[tuple[int, Text]]:
     """BEIR records, or others with known names, by the keys of the first."""
-    what = f'{self.side} file'
-    if records.ending_of(one.path) == 'json':
-      found = reading.record_texts(one.path, what)
-    else:
-      lines, name = reading.read_lines(one.path, what), str(one.path)
-      found = ((number, f'{name}, line {number}', line) for number, line in lines)
+    found = reading.record_texts(one.path, f'{self.side} file')
     first = next(found, None)
     if first is None:
       return

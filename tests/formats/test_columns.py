@@ -1,6 +1,6 @@
 import pytest
 
-from dprjax.formats import columns
+from dprjax.formats import records
 from tests.refusals import refused
 
 
@@ -19,7 +19,7 @@ from tests.refusals import refused
 )
 def test_rows(tmp_path, name, text, expected):
   (tmp_path / name).write_text(text)
-  assert list(columns.read_rows(tmp_path / name, ('x', 'y'), 'table')) == expected
+  assert list(records.read_columns(tmp_path / name, ('x', 'y'), 'table')) == expected
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_rows(tmp_path, name, text, expected):
 def test_bad_rows(tmp_path, name, text, line):
   (tmp_path / name).write_text(text)
   with refused(name, f'line {line}'):
-    list(columns.read_rows(tmp_path / name, ('x', 'y'), 'table'))
+    list(records.read_columns(tmp_path / name, ('x', 'y'), 'table'))
