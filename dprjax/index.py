@@ -68,9 +68,6 @@ def upsert(
   """Writes ``corpus`` into a collection, which is made if it is missing.
 
   Args:
-    engine, name: of the collection.
-    corpus: embeddings of passages.
-    index_type: of a new collection.
     texts: the encoded file, to store with the vectors.
     settings: of BM25, for a collection with BM25; needs ``texts``.
     columns: of ``texts``, as in `dprjax.formats.texts.Texts`.

@@ -22,14 +22,6 @@ def texts(given: Any, what: str = 'texts') -> list[str]:
   return [check_text(value, number, what) for number, value in enumerate(values(given, what))]
 
 
-def titles(given: Any) -> list[str]:
-  """Like `texts`, but None and missing values of pandas or numpy are empty texts."""
-  return [
-    '' if is_missing(value) else check_text(value, number, 'title')
-    for number, value in enumerate(values(given, 'title'))
-  ]
-
-
 def values(given: Any, what: str) -> list[Any]:
   """The values of an iterable or a column, as Python's own types where possible.
 

@@ -463,7 +463,7 @@ def _read_examples(how: _How, path: epath.Path) -> tuple[dict[str, Query], Qrels
     for passage, grade in zip(example.positives, grades, strict=True):
       if judged.setdefault(passage.id, grade) != grade:
         raise InputError(
-          f'{path}: passage {passage.id} is judged {grade} for query {query.id} at {number}, and '
+          f'{path}: at {number}, passage {passage.id} has grade {grade} for query {query.id}, and '
           f'{judged[passage.id]} before'
         )
     if example.negatives:

@@ -94,7 +94,6 @@ def create(
   """Makes an empty collection.
 
   Args:
-    engine, name: of the collection; a name has letters, digits and underscores.
     space: of its vectors, `manifest.Meta.space`.
     index_type: 'auto', or an index name of the engine.
     rows: the approximate number of documents.
@@ -175,9 +174,7 @@ class Collection:
     """Writes vectors, replacing those with the same ids.
 
     Args:
-      ids, vectors: of the documents.
-      progress: called with the number of documents done.
-      texts: of the documents, for a collection with BM25.
+      texts: for a collection with BM25.
       payloads: title, text and other fields to store with each document.
 
     Raises:
@@ -259,10 +256,8 @@ class Collection:
 
     Args:
       queries: vectors with the settings of the collection.
-      k: at most ``engine.most``.
       settings: of a search in this index (nprobe, ef, ...), which override ``engine.settings``.
       where: conditions met by all results.
-      progress: called with the number of queries done.
 
     Raises:
       InputError: another dimension, k too large, an empty collection, or an error of the engine.
@@ -325,9 +320,7 @@ class Collection:
     weights of `fusion`, the engine finds both rankings, which are fused here.
 
     Args:
-      queries, texts: of the queries.
       how: the fusion of `fusion.BM25` and `fusion.DENSE`.
-      k: results of a query.
       drop: for each query, the id of a document to leave out.
       settings, where: as in `search`.
 

@@ -184,6 +184,10 @@ class _Naming:
     return Passage(id_, text)
 
 
+def _of_corpus(_given: Any, _title: Any, id_: str, where: str) -> Passage:
+  return Passage(check_id(id_, where), '')
+
+
 def digest_of(text: str) -> str:
   """A name of 16 digits for a text."""
   return hashlib.sha1(text.encode('utf-8', 'surrogatepass'), usedforsecurity=False).hexdigest()[:16]
@@ -223,7 +227,8 @@ def read_examples(
 def _read_table(
   path: epath.Path, columns: Mapping[str, str], by_id: bool
 ) -> Iterator[tuple[int, Example]]:
-  naming, positive = _Naming(), 'positive_id' if by_id else 'positive'
+  positive, read = ('positive_id', records.id_of) if by_id else ('positive', records.text_of)
+  naming = _of_corpus if by_id else _Naming()
   roles: dict[str, str] = {}
   negatives: list[str] = []
   for row in records.read(path, 'data file'):
@@ -244,24 +249,17 @@ def _read_table(
     id_ = f'query-{digest_of(text)}'
     if 'query_id' in roles:
       id_ = check_id(records.id_of(values[roles['query_id']], where, roles['query_id']), where)
-    if by_id:
-      positives = _named(values[roles[positive]], where, roles[positive])
-    else:
-      found = _several(values[roles[positive]], where, roles[positive])
-      title = records.text_of(values.get(roles.get('title', '')), where, 'title')
-      given = None
-      if 'positive_id' in roles and len(found) == 1:
-        given = records.id_of(values[roles['positive_id']], where, roles['positive_id'])
-      positives = [naming(given, title, one, where) for one in found]
+    found = _several(values[roles[positive]], where, roles[positive], read)
+    title = records.text_of(values.get(roles.get('title', '')), where, 'title')
+    given = None
+    if 'positive_id' in roles and len(found) == 1 and not by_id:
+      given = records.id_of(values[roles['positive_id']], where, roles['positive_id'])
+    positives = [naming(given, title, one, where) for one in found]
     grade = _grade(values[roles['label']], where, roles['label']) if 'label' in roles else 1
     others = [
-      one
+      naming(None, None, one, where)
       for name in negatives
-      for one in (
-        _named(values[name], where, name)
-        if by_id
-        else [naming(None, None, text, where) for text in _several(values[name], where, name)]
-      )
+      for one in _several(values[name], where, name, read)
     ]
     if grade <= 0:
       yield row.number, Example(Query(id_, text), [], _unmined([*positives, *others]))
@@ -270,17 +268,11 @@ def _read_table(
       yield row.number, Example(Query(id_, text), positives, _unmined(others), grades)
 
 
-def _several(value: Any, where: str, name: str) -> list[str]:
-  """A text or a list of texts; none for a missing one."""
+def _several(value: Any, where: str, name: str, read: Callable[[Any, str, str], str]) -> list[str]:
+  """A value or a list of values as read; none for a missing one."""
   several = value if isinstance(value, list) else [value]
-  found = (records.text_of(one, where, name) for one in several)
+  found = (read(one, where, name) for one in several if one is not None)
   return [text for text in found if text.strip()]
-
-
-def _named(value: Any, where: str, name: str) -> list[Passage]:
-  """The passages of a corpus with an id or a list of ids; none for a missing one."""
-  several = value if isinstance(value, list) else [] if value in (None, '') else [value]
-  return [Passage(check_id(records.id_of(one, where, name), where), '') for one in several]
 
 
 def _grade(value: Any, where: str, name: str) -> int:

@@ -15,8 +15,6 @@ import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from etils import epath
-
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import columns, hub_data
@@ -46,17 +44,8 @@ def ending_of(path: files.PathLike) -> str:
   return reading.plain_name(path).rpartition('.')[2].lower()
 
 
-def exists(path: files.PathLike, what: str) -> epath.Path:
-  """Like `files.existing`, but does not look for a data set of the hub."""
-  return epath.Path(path) if hub_data.is_named(path) else files.existing(path, what)
-
-
 def read(path: files.PathLike, what: str) -> Iterator[Row]:
-  """Yields the rows of a source.
-
-  Args:
-    path: the source.
-    what: names it in messages.
+  """Yields the rows of a source, ``what`` in messages.
 
   Raises:
     InputError: a missing, empty or malformed file.
@@ -147,7 +136,7 @@ def find_roles(
     names: of the existing columns.
     usual: by role, names in lower case; the first that exists counts.
     given: by role, the name chosen by the user.
-    where: of the columns, for messages.
+    where: in messages.
     clear: roles for which only one usual name may exist.
 
   Raises:
@@ -207,13 +196,9 @@ def _read_table(path: files.PathLike, what: str) -> Iterator[Row]:
 def table_rows(
   lines: Iterator[tuple[int, str]], name: str, delimiter: str, quoted: bool | None = None
 ) -> Iterator[Row]:
-  """The rows of a table, whose first line is its header.
+  """The rows of a table of numbered lines, the first its header.
 
-  Args:
-    lines: numbers and lines, blank ones too.
-    name: of the file, for messages.
-    delimiter: between values.
-    quoted: whether values may be in quotes; None: if the header is quoted.
+  Without ``quoted``, values may be in quotes if the header is.
 
   Raises:
     InputError: two columns share a name; as `columns.split_rows`.

@@ -152,12 +152,7 @@ def format_of(path: files.PathLike) -> str:
 def open_rows(
   lines: Iterator[tuple[int, str]], format: str, name: str
 ) -> tuple[FileLayout, Iterator[tuple[int, Row]]]:
-  """The layout of a file, by its first line, and its rows without the header.
-
-  Args:
-    lines: numbers and lines, blank ones too; read lazily.
-    format: 'beir' or 'msmarco'.
-    name: of the file, for messages.
+  """The layout of a file, by its first line, and its rows without the header, read lazily.
 
   Raises:
     InputError: the first line has not two to four columns; while rows are read, as

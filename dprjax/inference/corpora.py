@@ -12,8 +12,6 @@ from dprjax.formats.texts import USUAL, Passage, PassageRecord, Query, Text
 Corpus = Mapping[Any, Any] | Iterable[Any]
 
 _NONE: Mapping[str, str] = types.MappingProxyType({})
-
-
 _WHAT = {'passage': 'corpus', 'query': 'queries'}  # in messages
 
 
@@ -102,22 +100,17 @@ def _from_columns(
     raise InputError(
       f'{_WHAT[side]}: no column text in a table of {", ".join(table)}; rename the column of texts'
     )
-  name = roles['text']
-  texts = given.texts(table[name], name)
-  none = [None] * len(texts)
-
-  def column(role: str) -> list[Any]:
-    found = roles.get(role)
-    values = none if found is None else given.values(table[found], found)
-    if len(values) != len(texts):
+  found = {role: given.values(table[name], name) for role, name in roles.items()}
+  name, none = roles['text'], [None] * len(found['text'])
+  for role, values in found.items():
+    if len(values) != len(none):
       raise InputError(
-        f'{_WHAT[side]}: {len(values):,} values of {found} for {len(texts):,} of {name}'
+        f'{_WHAT[side]}: {len(values):,} values of {roles[role]} for {len(none):,} of {name}'
       )
-    return values
-
-  titles = given.titles(column('title'))
-  joined = [PassageRecord('', *row).joined for row in zip(titles, texts, strict=True)]
-  return list(zip(column('id'), joined, strict=True))
+  rows = zip(found.get('id', none), found.get('title', none), found['text'], strict=True)
+  return [
+    (id_, _joined(title, text, number, name)) for number, (id_, title, text) in enumerate(rows)
+  ]
 
 
 def _read(value: Any, number: int, side: str, columns: Mapping[str, str]) -> tuple[Any, str]:
@@ -130,7 +123,10 @@ def _read(value: Any, number: int, side: str, columns: Mapping[str, str]) -> tup
       f'{_WHAT[side]}: {side} {number} has {", ".join(map(str, value)) or "nothing"}; expected '
       f'text, and perhaps {"title and " * (side == "passage")}_id'
     )
-  title = value.get(roles.get('title'))
+  joined = _joined(value.get(roles.get('title')), value[roles['text']], number)
+  return value.get(roles.get('id')), joined
+
+
+def _joined(title: Any, text: Any, number: int, what: str = 'texts') -> str:
   title = '' if given.is_missing(title) else given.check_text(title, number, 'title')
-  text = given.check_text(value[roles['text']], number)
-  return value.get(roles.get('id')), PassageRecord('', title, text).joined
+  return PassageRecord('', title, given.check_text(text, number, what)).joined

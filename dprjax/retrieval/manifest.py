@@ -89,13 +89,7 @@ SPACE = (*_SHARED, 'side', *_OF_SIDE)
 
 
 def of_prompt(spec: VectorSpec, prompt: str | None, shift_positions: bool) -> dict[str, Any]:
-  """What a prompt decides of the space of the passages that it was made for.
-
-  Args:
-    spec: of the prompt.
-    prompt: identifies it; None if it does not change passages.
-    shift_positions: whether it moves their positions.
-  """
+  """What a prompt decides of the space of its passages; None: it does not change passages."""
   return {
     'prompt_sha256': prompt,
     'shift_positions': shift_positions and prompt is not None,
@@ -109,8 +103,7 @@ def of_prompt(spec: VectorSpec, prompt: str | None, shift_positions: bool) -> di
 def differences(space: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str]:
   """The fields in which two spaces (`Meta.space`) differ, with both values.
 
-  Passages and passages share all fields, passages and queries those that do not depend on the side.
-  A prompt does not know the other fields of its side, nor does a collection of an earlier version.
+  Vectors of one side share all fields that both spaces have: a prompt does not know all of them.
   """
   same = space.get('side') == other.get('side')
   fields = [*_SHARED, *(field for field in _OF_SIDE if same and field in space and field in other)]

@@ -37,8 +37,6 @@ class ServedIndex:
     """Reads a folder of dprjax.encode.
 
     Args:
-      name: of the index.
-      folder: with embeddings of passages.
       most: hits of a query.
       texts: their corpus.jsonl, to answer with.
       weights, bm25_index: of a hybrid search, see ``hybrid.load``.
@@ -110,10 +108,7 @@ class ServedIndex:
   ) -> list[list[Hit]]:
     """The best k passages of each query, at most ``most``, by exact inner product.
 
-    Args:
-      queries: their vectors.
-      texts: the queries, for BM25 in a hybrid search.
-      k: passages a query.
+    ``texts`` are the queries, for BM25 in a hybrid search.
     """
     return turns.finish(self.rank(turns.finish(self.find(queries)), texts, k))
 

@@ -32,10 +32,11 @@ def test_columns_of_pandas():
   for column in (series[1:], series.astype('string')[1:], series.astype('category')[1:]):
     assert given.texts(column) == TEXTS
   table = pandas.DataFrame({'title': ['a', None, float('nan'), pandas.NaT]})
-  assert given.titles(table['title']) == ['a', '', '', '']
-  assert given.titles(table['title'].astype('string')) == ['a', '', '', '']
+  for column in (table['title'], table['title'].astype('string')):
+    missing = [given.is_missing(value) for value in given.values(column, 'title')]
+    assert missing == [False, True, True, True]
   for value in (pandas.NA, pandas.NaT):
-    assert given.titles([value]) == ['']
+    assert given.is_missing(value)
     with refused('texts', 'number 0'):
       given.texts([value])
   with refused('texts'):
@@ -47,17 +48,16 @@ def test_columns_of_pandas():
 @pytest.mark.parametrize(
   'value', [None, float('nan'), np.float32('nan'), np.datetime64('NaT', 's')]
 )
-def test_what_is_missing_is_no_title_and_no_text(value):
-  assert given.titles(['a', value]) == ['a', '']
+def test_what_is_missing_is_no_text(value):
+  assert given.is_missing(value)
   with refused('texts', 'number 1'):
     given.texts(['a', value])
 
 
 @pytest.mark.parametrize('value', [5, 5.0, 0, False, b'x', ['x'], np.int64(3), '\ud800'])
 def test_what_is_no_text(value):
-  for read in (given.texts, given.titles):
-    with refused('number 1'):
-      read(['a', value])
+  with refused('number 1'):
+    given.texts(['a', value])
 
 
 @pytest.mark.parametrize(
