@@ -157,8 +157,8 @@ def find_roles(
       here = [known[name] for name in candidates if name in known and known[name] not in taken]
       if role in clear and len(here) > 1:
         raise InputError(
-          f'{where}: {" and ".join(here)} could all be the column {role}; choose one with '
-          f'{role}={here[0]}: --column, config.data.columns, or columns in Python'
+          f'{where}: {" and ".join(here)} could be the {role}; choose one, as {role}={here[0]}, '
+          'with --column, config.data.columns or fit(columns={...}), or rename the others'
         )
       for one in here[:1]:
         found[role] = one
