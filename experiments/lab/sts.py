@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.formats import columns
+from dprjax.formats import records
 
 TOP_SCORE = 5.0
 _COLUMNS = ('sentence1', 'sentence2', 'score')
@@ -35,7 +35,7 @@ def read_pairs(path: files.PathLike) -> list[Pair]:
     InputError: the file is missing or empty, or a row is not two sentences with text and a score
       from 0 to 5.
   """
-  rows = columns.read_rows(path, _COLUMNS, 'STS file')
+  rows = records.read_columns(path, _COLUMNS, 'STS file')
   pairs = [_make_pair(values, f'{path}, line {number}') for number, values in rows]
   if not pairs:
     raise InputError(f'{path}: no pair in it')
