@@ -323,28 +323,6 @@ def test_accumulation_and_gradient_cache_make_the_same_update(go, tmp_path):
       np.testing.assert_allclose(other[value], one[value], rtol=1e-4)
 
 
-@pytest.mark.slow
-def test_batches_within_a_budget_of_tokens_are_resumed_with_the_same_bits(go, tmp_path):
-  """On eight devices, with batches of 8 and 16 queries."""
-  flags = ['--config.batch_tokens=704', '--config.data.passage_buckets=(28, 32)']
-  flags += ['--config.data.dev_split=', '--config.log_every=1', '--config.steps=24']
-  status, err = go('dptdr.py:local', *flags, workdir='whole')
-  assert status == 0 and '704 tokens a batch' in err, err
-  rows, (steps, expected) = metrics_of(tmp_path / 'whole'), trainable_of(tmp_path / 'whole')
-  assert len({row['negatives'] > 8 for row in rows}) == 2
-  shutil.copytree(tmp_path / 'whole', tmp_path / 'again')
-  shutil.rmtree(tmp_path / 'again' / 'checkpoints' / str(steps))
-  status, err = go('dptdr.py:local', *flags, workdir='again')
-  assert status == 0 and 'resuming after step' in err, err
-  assert_same_bits(trainable_of(tmp_path / 'again')[1], expected)
-  assert metrics_of(tmp_path / 'again') == rows
-  for more, *named in (
-    ('--config.batch_tokens=100', 'config.batch_tokens'),
-    ('--config.data.folds=2', 'config.batch_tokens', 'config.data.folds'),
-  ):
-    command_refused(go('dptdr.py:local', *flags, more, workdir='other'), *named)
-
-
 # Stopping and going on.
 
 
@@ -724,7 +702,7 @@ def test_goes_on_from_a_finished_training(go, trained, tmp_path):
   best = saved.best()
   saved.close()
   unmoved = f'--config.init_from={trained}', '--config.optim.learning_rate=1e-30'
-  status, err = go('dptdr.py:local', *unmoved, '--config.steps=1', '--config.duplicates=near')
+  status, err = go('dptdr.py:local', *unmoved, '--config.steps=1')
   assert status == 0 and 'config.init_from' not in err, err
   (step, now), (_, before) = trainable_of(tmp_path / 'run'), trainable_of(trained, best)
   assert step == 1 and now.keys() == before.keys()

@@ -13,16 +13,11 @@ rows, so processes agree on shapes without communication.
 
 A data set is indexed by step and is one epoch long, so `grain.MapDataset.mix` and `.map` work on
 it. Steps beyond its length belong to later epochs.
-
-Batches by a token budget (``config.batch_tokens``) take queries whose texts have the same padded
-length, as many as the budget allows. They depend on the draws of a whole epoch, so each process
-plans them at the start of an epoch, in ``4 C`` bytes a query.
 """
 
 import functools
 import itertools
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +29,7 @@ from etils import epath
 from dprjax.base import outofcore
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.data import sampling, table
+from dprjax.data import table
 from dprjax.data.table import Integers, Lists
 from dprjax.data.text import pad_flat
 from dprjax.data.token_cache import DENOISED, UNDENOISED, TokenCache
@@ -54,7 +49,6 @@ STAND_INS = 3
 
 # One stream of random numbers for each use.
 _SHUFFLE, _RANDOM, _ORDER, _MIX, _SAMPLE = range(5)
-_DRAWN = 4096  # queries drawn at a time
 _log = logging.getLogger(__name__)
 
 VectorLookup = Callable[[jt.Int32[np.ndarray, '*n']], jt.Float32[np.ndarray, '*n H']]
@@ -90,9 +84,6 @@ def make_batches(
   max_relevant: int | None = None,
   vectors: VectorLookup | None = None,
   sample: int = 0,
-  group: jt.Int[np.ndarray, ' queries'] | None = None,
-  tokens: int = 0,
-  unit: int = 1,
 ) -> grain.MapDataset[Batch]:
   """A data set of the rows of this process (keys: docs/architecture.md, 'A batch').
 
@@ -116,14 +107,11 @@ def make_batches(
     vectors: gives passage vectors, which replace passage tokens: `passage_vectors` ``[B, C, H]``.
     sample: passages drawn for each batch from those outside it: `corpus_vectors` ``[S, H]`` and
       `corpus_index` ``[S]``. Needs ``vectors``.
-    group: the group of each query; a batch avoids two queries of a group (`dprjax.data.sampling`).
-    tokens: the most padded tokens of a global batch, its queries and passages together; a batch
-      then has at most ``batch_size`` queries, in multiples of ``unit``. 0: no such bound.
 
   Raises:
     InputError: the cache, the buckets or the processes do not allow these sizes.
   """
-  process_rows(batch_size, process_index, process_count, 'queries')
+  own = np.arange(batch_size)[process_rows(batch_size, process_index, process_count, 'queries')]
   if batch_size > cache.num_queries:
     raise InputError(
       f'config.batch_size: {counted(batch_size, "queries")} an update, but {cache.path} has '
@@ -148,27 +136,14 @@ def make_batches(
       f'config.corpus_negatives: {sample:,} cannot be drawn, {cache.path} has {len(distinct):,} '
       f'passages; use at most {max(most, 0):,}, or -1 for all'
     )
-  by_budget: _ByBudget | None = None
-  if tokens:
-    shapes = _shapes_within(
-      tokens, batch_size, unit, cache, negatives, query_buckets, passage_buckets, vectors is None
-    )
-    by_budget = _ByBudget(feed, shapes, seed, group)
   every = np.arange(cache.num_queries, dtype=np.int32)
-  rows_of = shuffle_rows(every, batch_size, [seed, _SHUFFLE], group)
-
-  def draw(step: int) -> DrawnQueries:
-    if by_budget is not None:
-      return by_budget.draw(step)
-    epoch, queries = rows_of(step)
-    return feed.draw(queries, epoch, random_passages(seed, step))
+  rows_of = shuffle_rows(every, batch_size, [seed, _SHUFFLE])
 
   def make(step: int, _: Any = None) -> Batch:
-    drawn = draw(step)
-    size = len(drawn.queries)
-    own = process_rows(size, process_index, process_count, 'queries')
+    epoch, queries = rows_of(step)
+    drawn = feed.draw(queries, epoch, random_passages(seed, step))
     buckets = zip(feed.lengths(drawn), (query_buckets, passage_buckets), strict=True)
-    batch = feed.read(drawn, np.arange(size)[own], *(smallest_bucket(*both) for both in buckets))
+    batch = feed.read(drawn, own, *(smallest_bucket(*both) for both in buckets))
     if sample:
       random = np.random.default_rng([seed, _SAMPLE, step])
       held = np.searchsorted(distinct, drawn.passages)
@@ -177,113 +152,7 @@ def make_batches(
       batch |= {'corpus_index': index, 'corpus_vectors': vectors(index)}
     return batch
 
-  steps = by_budget.steps if by_budget is not None else cache.num_queries // batch_size
-  return grain.MapDataset.range(steps).map_with_index(make)
-
-
-class _Shape(NamedTuple):
-  """A global batch: queries, and the most padded tokens of each text by side."""
-
-  queries: int
-  query_length: int
-  passage_length: int
-
-
-def _shapes_within(
-  tokens: int,
-  most: int,
-  unit: int,
-  cache: TokenCache,
-  negatives: int,
-  query_buckets: Sequence[int],
-  passage_buckets: Sequence[int],
-  with_passages: bool,
-) -> list[_Shape]:
-  """The shapes of batches within a budget, one for each padded length of passages.
-
-  Queries count with their longest padded length. Where passages come as vectors, each padded length
-  of queries has a shape.
-  """
-
-  def used(buckets: Sequence[int], lengths: np.ndarray) -> list[int]:
-    places = np.unique(np.searchsorted(sorted(buckets), lengths))
-    return [sorted(buckets)[place] for place in places]
-
-  of_queries = used(query_buckets, cache.query_lengths)
-  of_passages = used(passage_buckets, cache.passage_lengths)
-  pairs = [(length, of_passages[-1]) for length in of_queries]
-  if with_passages:
-    pairs = [(of_queries[-1], length) for length in of_passages]
-  each = [
-    query_length + (1 + negatives) * passage_length * with_passages
-    for query_length, passage_length in pairs
-  ]
-  least = max(unit, 1 if negatives else 2)
-  if each[-1] * least > tokens:
-    raise InputError(
-      f'config.batch_tokens: {cache.path} has texts for which a query takes {each[-1]:,} padded '
-      f'tokens; {counted(least, "queries")} an update (devices by chunks) take '
-      f'{least * each[-1]:,}, above the budget of {tokens:,}; raise it, or lower '
-      'config.data.passage_max_length or config.negatives'
-    )
-  sizes = [min(tokens // one, most) // unit * unit for one in each]
-  return [_Shape(size, *pair) for size, pair in zip(sizes, pairs, strict=True)]
-
-
-class _ByBudget:
-  """The batches of epochs by shape, in an order that the seed decides.
-
-  The texts that a query draws in an epoch decide its shape, so all are drawn before. Every epoch
-  has as many batches as the first. Where its draws give more, the last ones of its order are left
-  out; where they give fewer, its first ones come again.
-
-  Attributes:
-    steps: batches of an epoch.
-  """
-
-  def __init__(
-    self,
-    feed: 'Feed',
-    shapes: Sequence[_Shape],
-    seed: int,
-    group: jt.Int[np.ndarray, ' queries'] | None,
-  ):
-    self._feed, self._shapes, self._seed, self._group = feed, shapes, seed, group
-    self._lock = threading.Lock()
-    self._epoch = functools.lru_cache(maxsize=2)(self._plan)
-    self.steps = len(self._epoch(0)[1])
-
-  def draw(self, step: int) -> 'DrawnQueries':
-    """The queries of a step with their passages."""
-    epoch, place = divmod(step, self.steps)
-    with self._lock:  # one thread plans, the others wait
-      drawn, batches = self._epoch(epoch)
-    rows = batches[place % len(batches)]
-    return self._feed.again(rows, *(part[rows] for part in drawn))
-
-  def _plan(self, epoch: int) -> Any:
-    """Draws passages for all queries of an epoch, and plans the queries of its batches."""
-    feed, seed = self._feed, self._seed
-    passages = np.empty((feed.size, 1 + feed.negatives), np.int32)
-    sources = np.empty((feed.size, feed.negatives), np.int8)
-    kind = np.empty(feed.size, np.int64)
-    for start in range(0, feed.size, _DRAWN):
-      rows = np.arange(start, min(start + _DRAWN, feed.size), dtype=np.int32)
-      drawn = feed.draw(rows, epoch, random_passages(seed, epoch, start))
-      passages[rows] = drawn.passages
-      if drawn.sources is not None:
-        sources[rows] = drawn.sources
-      of_queries, of_passages = feed.lengths(drawn)
-      fits = [
-        (of_queries <= shape.query_length) & (of_passages.max(axis=1) <= shape.passage_length)
-        for shape in self._shapes
-      ]
-      kind[rows] = np.argmax(fits, axis=0)
-    random = np.random.default_rng([seed, _SHUFFLE, epoch])
-    order = random.permutation(np.arange(feed.size, dtype=np.int32))
-    sizes = [shape.queries for shape in self._shapes]
-    found = sampling.fill(order, kind, sizes, self._group)
-    return (passages, sources), [found[place] for place in random.permutation(len(found))]
+  return grain.MapDataset.range(cache.num_queries // batch_size).map_with_index(make)
 
 
 class DrawnQueries(NamedTuple):
@@ -387,16 +256,6 @@ class Feed:
         )
       _fill_randomly(passages[:, 1:], relevant, self._distinct, random)
     return DrawnQueries(queries, passages, sources, tokens, columns[1])
-
-  def again(
-    self,
-    queries: jt.Int32[np.ndarray, ' B'],
-    passages: jt.Int32[np.ndarray, 'B C'],
-    sources: jt.Int8[np.ndarray, 'B C-1'],
-  ) -> DrawnQueries:
-    """What `draw` gave for these queries, of which only the passages were kept."""
-    tokens, relevant = self._cache.queries.read(queries, ('tokens', 'relevant'))
-    return DrawnQueries(queries, passages, sources if self.negatives else None, tokens, relevant)
 
   def lengths(
     self, drawn: DrawnQueries
@@ -511,20 +370,17 @@ def shuffle_rows(
   rows: Integers,
   batch_size: int,
   seed: Sequence[int],
-  group: jt.Int[np.ndarray, ' rows'] | None = None,
 ) -> Callable[[int], tuple[int, Integers]]:
   """Maps a step to its epoch and the rows of its global batch.
 
-  Each epoch shuffles the rows anew and drops those that do not fill a batch. Rows of the same
-  ``group`` go to different batches.
+  Each epoch shuffles the rows anew and drops those that do not fill a batch.
   """
   steps = len(rows) // batch_size
 
   # The Grain shuffle takes 5 us a row; one permutation an epoch costs almost nothing.
   @functools.lru_cache(maxsize=2)
   def shuffled(epoch: int) -> Integers:
-    order = np.random.default_rng([*seed, epoch]).permutation(rows)
-    return order if group is None else sampling.spread(order, group, batch_size)
+    return np.random.default_rng([*seed, epoch]).permutation(rows)
 
   def rows_of(step: int) -> tuple[int, Integers]:
     epoch, place = divmod(step, steps)

@@ -251,7 +251,7 @@ METHOD = Method(
   find_data,
   export,
   parts=('classifier',),
-  options=('data.folds', 'distillation.loss', 'duplicates', 'tasks'),
+  options=('data.folds', 'distillation.loss', 'tasks'),
   requires={'negatives': SET},  # there are no in-batch negatives
   shapes=shapes,
 )

@@ -228,9 +228,7 @@ METHOD = Method(
   dual_encoder.export,
   options=(
     *dual_encoder.OPTIONS,
-    'batch_tokens',
     'distillation.loss',
-    'duplicates',
     'prompt.sides',
     'prompt.regularization',
     'data.folds',

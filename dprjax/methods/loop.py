@@ -46,9 +46,7 @@ class Setup(NamedTuple):
 
   @property
   def update_size(self) -> int:
-    """Rows of an update; the mean if updates differ."""
-    if self.data.examples is not None:
-      return round(self.data.examples / len(self.data.batches))
+    """Rows of an update."""
     return self.config.batch_size * self.config.accumulate
 
 
@@ -417,7 +415,6 @@ def describe(setup: Setup, state: updates.State, frozen: Mapping[str, Any], tota
   say(f'{counted(devices.size, kind)}, mesh {axes}, {counted(processes, "processes")}')
   say(
     f'{setup.data.description}; {counted(setup.update_size, setup.data.unit)} an update'
-    + (f' on average, {config.batch_tokens:,} tokens a batch' if config.batch_tokens else '')
     + (f' ({config.accumulate} batches of {config.batch_size})' if config.accumulate > 1 else '')
     + f', {counted(len(setup.data.batches), "updates")} an epoch, {total} in all'
   )

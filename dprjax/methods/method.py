@@ -131,7 +131,6 @@ class TrainingData(NamedTuple):
     whole: ``(model, params, seconds) -> (baseline scores, scores)`` in the whole corpus, if the
       evaluation searches only a part; returns None if it would take longer.
     arrays: constant inputs of the loss by flat names, replicated on every device.
-    examples: rows of an epoch, if batches differ in size; None: all have the size in the config.
   """
 
   batches: grain.MapDataset
@@ -142,7 +141,6 @@ class TrainingData(NamedTuple):
   frozen: Callable[[], Scores] | None = None
   whole: Callable[[Model, Mapping[str, Array], float], tuple[Scores, Scores] | None] | None = None
   arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})
-  examples: int | None = None
 
 
 class BatchShapes(NamedTuple):

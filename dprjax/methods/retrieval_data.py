@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from dprjax.base import files
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.data import batches, docstrings, sampling, sources, teacher, token_cache
+from dprjax.data import batches, docstrings, sources, teacher, token_cache
 from dprjax.data.text import Tokenizer
 from dprjax.formats import hub_data, irds, seen
 from dprjax.formats.qrels import Qrels, write_qrels
@@ -128,13 +128,9 @@ class Retrieval:
     """
     config = self.config
     rank, count = mesh.batch_rank(self.devices)
-    apart = config.duplicates
     made = batches.make_batches(
       tokens,
-      group=None if apart == 'allow' else sampling.groups(tokens, near=apart == 'near'),
       batch_size=config.batch_size * config.accumulate,
-      tokens=config.batch_tokens * config.accumulate,
-      unit=mesh.batch_devices(self.devices) * config.grad_cache * config.accumulate,
       process_index=rank,
       process_count=count,
       **self.feed_options(),
@@ -269,7 +265,6 @@ class Retrieval:
         else None
       ),
       arrays=query_only.arrays(config, passages, distinct),
-      examples=tokens.num_queries if config.batch_tokens else None,
     )
 
 
@@ -393,11 +388,6 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
       'passages'
     )
   section = config.data
-  if config.batch_tokens:
-    raise InputError(
-      'config.batch_tokens: batches depend on the texts; plan the longest ones with '
-      '--config.batch_tokens=0 and the --config.batch_size that the budget leaves them'
-    )
   size, candidates = config.batch_size * config.accumulate, 1 + config.negatives
   lengths = {
     side: batches.longest_bucket(

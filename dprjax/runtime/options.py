@@ -264,9 +264,6 @@ def table() -> types.SimpleNamespace:
   c.matryoshka = descending().only(optional=True)
   # the positive of a query: 'rotate', the next one in each epoch; 'first', always the first
   c.positive = choice('rotate', 'first')
-  # positives in an update: 'allow' duplicates; 'same', no two queries share a positive; 'near',
-  # also no near duplicates (80 % of the 3-grams of tokens)
-  c.duplicates = choice('allow', 'same', 'near').only(optional=True, tasks=())
   c.negatives = whole(1, least=0, most=4096)  # hard negatives per query; 0: in-batch only
   # with prompt.sides='query', further negatives: 0, none; a number, drawn for each update; -1, the
   # whole corpus, kept on every device
@@ -293,11 +290,6 @@ def table() -> types.SimpleNamespace:
   c.distillation.temperature = number(1.0, above=0, most=1e4)  # divides the teacher scores
 
   c.batch_size = whole(64, least=1, most=2**20)  # queries per batch, over all devices
-  # most padded tokens of a batch, queries and passages together: a batch has texts of the same
-  # padded length, and more queries if these are short, up to batch_size; 0: no bound
-  c.batch_tokens = whole(0, least=1, most=2**40, also=0).only(
-    optional=True, tasks=(), data__folds=0
-  )
   # batches per update: the loss uses the negatives of all, with the memory of one batch
   c.accumulate = whole(1, least=1, most=2**16)
   # chunks of a batch: the loss of the whole batch, with the memory of one chunk

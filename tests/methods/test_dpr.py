@@ -211,21 +211,6 @@ def test_prompt_loss_and_gradient_equal_numpy(sizes, settings):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
-def test_a_batch_within_a_budget_of_tokens_has_the_loss_of_its_own_queries():
-  config = make_config(grad_cache=2, batch_tokens=16 * (5 + 2 * 7))
-  batch = make_batch(rows=16)
-  params, value, gradient = value_and_gradient(config, make_mesh({'data': 8}), batch)
-  np.testing.assert_allclose(value, reference_loss(config, params, batch), rtol=1e-5)
-  direction = np.random.default_rng(0).normal(size=params['prompt/prefix'].shape)
-  np.testing.assert_allclose(
-    np.vdot(gradient['prompt/prefix'], direction),
-    slope(config, params, batch, {'prompt/prefix': direction}),
-    rtol=1e-3,
-  )
-
-
-@pytest.mark.slow
 def test_every_coordinate_of_the_prompts_gradient():
   config, batch = make_config(), make_batch(rows=8)
   config.batch_size = 8
