@@ -23,7 +23,7 @@ from ml_collections import config_flags
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError, describe_error
-from dprjax.runtime import options, renamed
+from dprjax.runtime import options
 
 # Options that may differ between runs in the same workdir: they change logs, kept files, or the
 # devices.
@@ -184,11 +184,9 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   the recipe.
 
   Raises:
-    InputError: the file cannot be loaded, a key is unknown or renamed, or two options on the
-      command line exclude each other.
+    InputError: the file cannot be loaded, a key is unknown, or two options on the command line
+      exclude each other.
   """
-  for argument in arguments:
-    _check_renamed(argument.partition('=')[0].removeprefix('--config.'))
   # ml_collections would reuse definitions of an earlier config file.
   sys.modules.pop('config_config', None)
   values = flags.FlagValues()
@@ -202,13 +200,10 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
     if not isinstance(config, ml_collections.ConfigDict):
       getattr(config, 'to_dict', None)  # raises the reason if the file failed to load
       raise InputError(f'--config: get_config returned {config!r:.60}; expected a ConfigDict')
-    keys = flat(config.to_dict())
   except (InputError, KeyboardInterrupt, MemoryError):
     raise
   except BaseException as error:  # a config file is code and may raise anything
     raise InputError(_unknown(arguments[1:]) or f'--config: {_said(error, arguments)}') from error
-  for key in keys:
-    _check_renamed(key)
   _prefer(config, given(arguments))
   return config
 
@@ -466,7 +461,6 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
   known, given = _known(config, name), flat(config.to_dict())
   owns = (own, *(f'alternatives.{one}.{own}' for one in config.alternatives))
   if unknown := [key for key in given if key not in known and not key.startswith(owns)]:
-    _check_renamed(unknown[0], name)
     raise InputError(f'{name}.{unknown[0]}: {_NO_OPTION}{_ALL}')
   options.check(known, {key: given[key] for key in known if key in given}, name, 'default()')
 
@@ -629,12 +623,6 @@ def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
   """The backbone folder: ``config.backbone.path``, or a folder of the workdir if from scratch."""
   path = config.backbone.path
   return str(epath.Path(workdir) / 'backbone') if path.startswith('scratch:') else path
-
-
-def _check_renamed(key: str, name: str = 'config') -> None:
-  """Raises InputError for the former name of a key."""
-  if new := renamed.key(key):
-    raise InputError(f'{name}.{key} is now {name}.{new}')
 
 
 def _read(workdir: epath.PathLike) -> dict[str, Any]:

@@ -18,7 +18,6 @@ The type decides how a flag is read: a bool is ``true`` or ``false``, an int a w
 import argparse
 import dataclasses
 import os
-import re
 import sys
 import types
 import typing
@@ -26,7 +25,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from dprjax.base.errors import InputError, error_line
-from dprjax.runtime import renamed
 
 REQUIRED = dataclasses.MISSING
 _LONGEST_S = 7 * 24 * 3600
@@ -297,16 +295,7 @@ def maybe_named(text: str) -> tuple[str, str]:
 
 
 class _Parser(argparse.ArgumentParser):
-  words: Sequence[str] = ()
-
   def error(self, message: str) -> NoReturn:
-    given = {word.partition('=')[0] for word in self.words}
-    for old, new in renamed.FLAGS.items():
-      # argparse reports the missing new flag before it refuses the old one.
-      if f'--{old}' in given and re.search(
-        rf'unrecognized.* --{old}\b|required.* --{new}\b', message
-      ):
-        message = f'--{old} is now --{new}'
     print(error_line(f'{message} (see {self.prog} --help)'), file=sys.stderr, flush=True)
     sys.exit(2)
 
@@ -396,7 +385,6 @@ def _parse(
   for field in dataclasses.fields(kind):  # type: ignore[arg-type]
     if 'config' in field.metadata:
       words, experiment[field.name] = split_config(words)
-  parser.words = words
   found = vars(parser.parse_args(words)) | experiment
   return _make(kind, found), found.get('debug', False)
 

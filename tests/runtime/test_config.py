@@ -7,7 +7,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
-from dprjax.runtime import options, renamed
+from dprjax.runtime import options
 from dprjax.runtime.options import SET
 from tests.options import with_options
 from tests.refusals import refused
@@ -78,33 +78,6 @@ def test_a_workdir_without_an_experiment_is_an_error(tmp_path):
     with refused(tmp_path / name, '--workdir') as error:
       configs.load_workdir(tmp_path / name)
     assert str(error.value).count(str(tmp_path)) == 1
-
-
-@pytest.mark.parametrize(
-  'argument, message',
-  [
-    ('--config.system=dpr', ('config.system', 'config.method')),
-    ('--config.data.form=beir', 'config.data.format'),
-    ('--config.reranker.data.form=beir', 'config.reranker.data.format'),
-    ('--config.tasks.shrink.data.train=x', 'config.tasks.shrink.data.mined_negatives'),
-    *(
-      (f'--config.{old}=1', (f'config.{old}', f'config.{new}')) for old, new in renamed.KEYS.items()
-    ),
-  ],
-)
-def test_a_renamed_key_names_its_new_one(argument, message):
-  config = pathlib.Path(__file__).parents[2] / 'configs' / 'dptdr.py'
-  with refused(message):
-    configs.parse([f'--config={config}:local', argument])
-
-
-def test_a_config_file_with_a_renamed_key_names_its_new_one(tmp_path):
-  (tmp_path / 'mine.py').write_text(
-    'from dprjax.runtime import config\n\n'
-    "def get_config():\n  c = config.default()\n  c.system = 'dpr'\n  return c\n"
-  )
-  with refused('config.system', 'config.method'):
-    configs.parse([f'--config={tmp_path}/mine.py'])
 
 
 @pytest.mark.parametrize(
@@ -466,16 +439,3 @@ def test_what_a_method_needs():
   for needs in ({'negatives': 0}, {'in_batch': False}, {'data.categories': True}):
     with refused('config.method=dpr', f'config.{next(iter(needs))}'):
       configs.check_rules(with_options(negatives=1), (), needs)
-
-
-def test_every_new_name_is_a_option_and_no_old_one_is():
-  known = configs.flat(vars(options.table())) | configs.flat(vars(options.task_table()))
-  assert renamed.KEYS.keys().isdisjoint(known) and set(renamed.KEYS.values()) <= known.keys()
-  assert renamed.key('tasks.shrink.data.dir') == renamed.key('alternatives.system.steps') == ''
-
-
-def test_a_workdir_with_a_renamed_key_names_its_new_one(tmp_path):
-  stored = json.loads(configs.to_json(configs.default())) | {'shrink': 1.0}
-  (tmp_path / 'config.json').write_text(json.dumps(stored))
-  with refused(('config.shrink', 'config.weight_interpolation')):
-    configs.load_workdir(tmp_path)

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from dprjax.runtime import flags, renamed
+from dprjax.runtime import flags
 from dprjax.runtime.flags import flag, group, switch
 from tests.refusals import named_in, refused
 
@@ -130,20 +130,3 @@ def test_numbers_within_bounds():
   for text in ('10', '', 'x', '-0'):
     with pytest.raises(argparse.ArgumentTypeError):
       flags.whole(0, 9)(text)
-
-
-def test_a_renamed_flag_names_its_new_one(monkeypatch, capsys):
-  monkeypatch.setitem(renamed.FLAGS, 'anchor', 'regularization')
-
-  @dataclasses.dataclass(frozen=True, kw_only=True)
-  class Some:
-    depth: int = flags.flag('x', 3)
-
-  @dataclasses.dataclass(frozen=True, kw_only=True)
-  class Required:
-    regularization: float = flags.flag('x')
-
-  for kind, words in ((Some, ['--depth=3', '--anchor=2']), (Required, ['--anchor', '2'])):
-    with pytest.raises(SystemExit) as end:
-      flags.parse(kind, words, 'search')
-    assert end.value.code == 2 and '--anchor is now --regularization' in capsys.readouterr().err
