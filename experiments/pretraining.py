@@ -59,13 +59,12 @@ from dprjax import Retriever
 from dprjax.analysis import figures
 from dprjax.base import files
 from dprjax.data import documents, text, views
-from dprjax.formats import mediawiki
 from dprjax.formats.document_files import read_documents
 from dprjax.formats.read_report import ReadReport
 from dprjax.methods import exporting
 from dprjax.models import hub
 from dprjax.runtime import mesh
-from lab import inspection, measures, sections, sts
+from lab import inspection, measures, mediawiki, sections, sts
 from lab.similarity import spearman_values
 
 
@@ -264,7 +263,8 @@ class Experiment(systems.Runs):
     self.corpus = [
       self.source / 'arxiv',
       self.source / 'medquad' / 'corpus.jsonl',
-      *(self.source / 'text' / name for name in ('enwiki', 'wikitext-2', 'gutenberg')),
+      self.out / 'enwiki.jsonl',
+      *(self.source / 'text' / name for name in ('wikitext-2', 'gutenberg')),
     ]
     words = args.ways.split(',')
     self.kinds = [kind for kind in KINDS if kind in words] or list(KINDS)
@@ -284,6 +284,10 @@ class Experiment(systems.Runs):
 
   def pretrain(self, start, seed, out):
     args = self.args
+    with files.atomic_write(self.out / 'enwiki.jsonl', 'w') as file:
+      for article in mediawiki.read_articles(self.dump):
+        text = '\n'.join(section.text for section in article.sections)
+        file.write(json.dumps({'_id': article.title, 'text': text}) + '\n')
     if start == START:
       method, steps, rate = METHODS['mlm'], args.base_steps, args.base_rate
       begin = args.backbone or self.random(seed)

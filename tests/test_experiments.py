@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from dprjax.analysis import statistics
-from dprjax.formats import mediawiki
 from dprjax.formats.qrels import read_qrels, write_qrels
-from lab import measures, sts
+from lab import measures, mediawiki, sts
 from tests import devices
 from tests.refusals import refused
 

@@ -6,7 +6,6 @@
 | .tsv | the collection of MS MARCO or DPR, see `formats.texts` |
 | .txt | one document; blank lines separate paragraphs, whose lines are joined |
 | .zip | its .txt files |
-| .xml | the articles of a MediaWiki dump, see `formats.mediawiki` |
 
 All but .zip may be compressed. A folder is read with its subfolders, in the order of names; a BEIR
 or MS MARCO folder gives only its corpus. A newline in a text ends a sentence; a title is the first
@@ -27,15 +26,13 @@ from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.formats import mediawiki, texts
+from dprjax.formats import texts
 from dprjax.formats.fields import Id, check_id
 from dprjax.formats.read_report import ReadReport
 from dprjax.formats.sentences import paragraphs
 
-_KINDS = ('.jsonl', '.tsv', '.txt', '.xml', '.zip')
-_EXPECTED = '.jsonl, .tsv, .txt, .zip or .xml (MediaWiki), perhaps with ' + ', '.join(
-  reading.COMPRESSED
-)
+_KINDS = ('.jsonl', '.tsv', '.txt', '.zip')
+_EXPECTED = '.jsonl, .tsv, .txt or .zip, perhaps with ' + ', '.join(reading.COMPRESSED)
 # Characters; a longer text file becomes several documents, so that it need not fit into memory.
 _PART = 1 << 20
 _MOST_PACKED = 200  # largest plausible compression of text in a zip file
@@ -134,9 +131,6 @@ def _read(path: epath.Path) -> Iterator[Document]:
         yield from _read_text(file, path.name, str(path))
     case '.zip':
       yield from _read_zip(path)
-    case '.xml':
-      for article in mediawiki.read_articles(path):
-        yield Document(article.title, '\n'.join(section.text for section in article.sections))
 
 
 class _Record(msgspec.Struct):

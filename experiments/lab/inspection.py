@@ -38,14 +38,13 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.data import sources
 from dprjax.data.topic_models import Topics, load_topics
-from dprjax.formats import mediawiki
 from dprjax.inference.embedder import Embedder, place
 from dprjax.inference.retriever import Retriever
 from dprjax.models import encoder
 from dprjax.models.adapter import stack
 from dprjax.runtime import cli, compiled, flags
 from dprjax.runtime.flags import flag
-from lab import figures, measures, sts
+from lab import figures, measures, mediawiki, sts
 from lab.measures import Triplet
 from lab.sts import Pair
 
@@ -144,7 +143,7 @@ def read_texts(
   Args:
     scored: pairs with scores, see ``sts``; all are used, so that the correlation can be
       compared with published ones.
-    wikipedia: a dump, see ``formats.mediawiki``; triplets and sections are drawn from its first
+    wikipedia: a dump, see ``lab.mediawiki``; triplets and sections are drawn from its first
       ``most`` articles.
     beir: a data set with judgements, see ``data.sources``.
     split: the split of the judgements.

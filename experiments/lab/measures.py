@@ -16,8 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.analysis.statistics import unit
 from dprjax.base.errors import InputError
-from dprjax.formats.mediawiki import Article, Section
 from dprjax.formats.sentences import split_sentences
+from lab.mediawiki import Article, Section
 from lab.sts import Pair
 
 Encode = Callable[[Sequence[str]], Float[np.ndarray, 'n H']]

@@ -25,7 +25,6 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.data import fingerprint
 from dprjax.data.text import Tokenizer
-from dprjax.formats.mediawiki import Article, read_articles
 from dprjax.formats.read_report import ReadReport
 from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.method import (
@@ -45,6 +44,7 @@ from dprjax.runtime import config as configs
 from dprjax.runtime import options as tables
 from lab import measures, sentences
 from lab.measures import Triplet
+from lab.mediawiki import Article, read_articles
 from lab.sentences import Examples
 
 VIEWS = ('anchor', 'positive', 'negative')

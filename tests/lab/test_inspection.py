@@ -13,12 +13,12 @@ from dprjax import Retriever, report
 from dprjax.analysis import inspection as core
 from dprjax.data import text as texts_of
 from dprjax.data import topic_models
-from dprjax.formats import mediawiki, sentences
+from dprjax.formats import sentences
 from dprjax.formats.paper_records import Paper, write_beir
 from dprjax.models import artifact, encoder, hub
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig
-from lab import figures, inspection, sts
+from lab import figures, inspection, mediawiki, sts
 from tests.refusals import named_in, refused
 
 TOPICS = ('wool', 'iron', 'salt', 'milk')

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dprjax.formats.mediawiki import Article, Section
 from dprjax.models import encoder
 from dprjax.models.encoder_config import EncoderConfig
 from lab import measures as analysis
+from lab.mediawiki import Article, Section
 from lab.sts import Pair
 from tests.analysis.test_statistics import random_units
 from tests.refusals import refused

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.formats.mediawiki import Article, Section
 from dprjax.methods.method import Parts
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from lab import sections
+from lab.mediawiki import Article, Section
 from tests import reference, starts
 from tests.methods.conftest import WORDS, assert_goes_on
 from tests.options import with_options
