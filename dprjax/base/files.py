@@ -4,9 +4,7 @@ Every path is an ``epath.Path``, so ``gs://`` works wherever a local path does.
 """
 
 import contextlib
-import ctypes
 import errno
-import functools
 import hashlib
 import io
 import json
@@ -27,7 +25,6 @@ PathLike = str | os.PathLike[str]
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DESCRIPTOR = re.compile(r'/dev/(std(?:in|out|err))|/(?:dev|proc/self)/fd/([0-9]{1,9})')
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
 def existing(path: PathLike, what: str) -> epath.Path:
@@ -131,7 +128,7 @@ def atomic_path(path: PathLike) -> Iterator[epath.Path]:
   """A temporary path for a file or folder, which becomes ``path`` on success.
 
   On an error it is removed, and an existing ``path`` stays. A link stays and its target is
-  replaced. At any time either the old or the new folder exists.
+  replaced. An old folder is moved aside first; `recover` puts it back after a kill.
 
   Raises:
     InputError: no space is left, or a quota is used up.
@@ -199,10 +196,7 @@ def discard(folder: epath.Path) -> None:
 
 
 def recover(final: epath.Path) -> None:
-  """Restores the folder that a killed command had renamed, or removes it if it was replaced.
-
-  Only file systems that cannot exchange two folders in one step need it.
-  """
+  """Restores the folder that a killed command had renamed, or removes it if it was replaced."""
   for old in sorted(final.parent.glob(f'.{glob_escaped(final.name)}.*.old')):
     if final.exists():
       old.rmtree()
@@ -234,29 +228,11 @@ def _replace_folder(new: epath.Path, final: epath.Path) -> None:
   if is_remote(final):  # object stores have no folders to rename
     final.rmtree()
     new.replace(final)
-  elif _exchange(new, final):
-    new.rmtree()
   else:
     old = _beside(final, 'old')
     final.rename(old)
     new.rename(final)
     old.rmtree()
-
-
-def _exchange(one: epath.Path, other: epath.Path) -> bool:
-  """Exchanges two local folders in one step; False if the system cannot."""
-  rename = _renameat2()
-  return rename is not None and not rename(
-    _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
-  )
-
-
-@functools.cache
-def _renameat2() -> Any:
-  try:
-    return ctypes.CDLL(None).renameat2
-  except (AttributeError, OSError, TypeError):  # not Linux, or an old C library
-    return None
 
 
 @contextlib.contextmanager

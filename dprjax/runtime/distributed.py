@@ -32,7 +32,7 @@ from jax._src import distributed as internals
 from jax.experimental import multihost_utils
 
 from dprjax.base.errors import InputError, end, explain, wants_traceback
-from dprjax.runtime import lastwords, watch
+from dprjax.runtime import watch
 from dprjax.runtime.flags import Job
 
 FLAGS = ('coordinator', 'processes', 'process')
@@ -50,9 +50,9 @@ def together(job: Job, raw: bool = False) -> Iterator[None]:
   """Joins the job, if any, around a command, and ends with the job.
 
   An exception in one process ends all, each with a line that names the process and the reason.
-  ``raw`` also shows tracebacks and the C++ stack traces of jax.
+  ``raw`` also shows tracebacks.
   """
-  if not start(job, raw):
+  if not start(job):
     yield
     return
   try:
@@ -63,7 +63,7 @@ def together(job: Job, raw: bool = False) -> Iterator[None]:
   _finish()
 
 
-def start(job: Job, raw: bool = False) -> bool:
+def start(job: Job) -> bool:
   """Joins the job of the flags or the environment; False for a single process.
 
   Raises:
@@ -109,8 +109,6 @@ def start(job: Job, raw: bool = False) -> bool:
   if state.num_processes == 1:
     jax.distributed.shutdown()
     return False
-  if not raw:
-    lastwords.listen(str(state.coordinator_address))
   _watch = watch.Watch(
     state.client,
     state.process_id,
@@ -120,6 +118,10 @@ def start(job: Job, raw: bool = False) -> bool:
     end,
   )
   if state.process_id:
+    logging.getLogger('dprjax').info(
+      'if process 0, the coordinator at %s, is lost, JAX ends this process with a stack trace',
+      state.coordinator_address,
+    )
     logging.getLogger('dprjax').setLevel(logging.WARNING)  # only process 0 logs
   return True
 
@@ -232,7 +234,6 @@ def _finish() -> None:
   _watch.stop()
   _watch = None
   jax.distributed.shutdown()
-  lastwords.stop()
 
 
 def _client() -> Any:

@@ -1,14 +1,11 @@
-import pathlib
 import socket
-import subprocess
-import sys
 
 import jax
 import jaxlib
 import numpy as np
 import pytest
 
-from dprjax.runtime import distributed, flags, lastwords
+from dprjax.runtime import distributed, flags
 from tests.refusals import refused
 
 SLURM = {
@@ -102,55 +99,6 @@ def test_bad_numbers(flag, capsys):
   with pytest.raises(SystemExit):
     flags.parse(flags.Job, [flag])
   assert flag.split('=')[0] in capsys.readouterr().err
-
-
-def passed_on(text):
-  done = subprocess.run(
-    [sys.executable, '-I', '-S', lastwords.__file__, 'host:1234'],
-    input=text.encode(),
-    capture_output=True,
-  )
-  assert done.returncode == 0 and not done.stdout
-  return done.stderr.decode()
-
-
-TRACE = """E1121 11:22:24.554382    3363 coordination_service_agent.cc:289] Polled an error from coordination service (this can be an error ...).
-F1121 11:22:24.554425    3363 client.h:80] Terminating process because the JAX distributed service detected fatal errors. This most likely
-Additional GRPC error information from remote target coordination_service while calling /xla.coordination.CoordinationService/PollForError:
-*** Check failure stack trace: ***
-    @     0x7f32cde40634  absl::lts_20260107::log_internal::LogMessage::SendToLog()
-"""  # noqa: E501
-
-
-def test_the_trace_of_a_lost_coordinator_becomes_a_line():
-  output = passed_on('step 3\n' + TRACE)
-  start = 'step 3\ndprjax: error: process 0, the coordinator at host:1234, is gone: '
-  assert output.startswith(start) and output.count('\n') == 2
-  # A reason that has been printed already stays the only one.
-  reason = 'dprjax: error: process 0 (host) ended: no file\n'
-  assert passed_on(reason + TRACE) == reason
-
-
-@pytest.mark.parametrize(
-  'text',
-  [
-    '',
-    'half a line',
-    '40 %\r50 %\r',
-    'E1121 of another kind\n',
-    'F: a name\nE5\n',
-    'one\n\ntwo\n',
-    'é\n',
-  ],
-)
-def test_everything_else_is_passed_on_unchanged(text):
-  assert passed_on(text) == text
-
-
-def test_the_program_imports_only_the_standard_library():
-  """It runs isolated, without site-packages."""
-  source = pathlib.Path(lastwords.__file__).read_text()
-  assert 'dprjax import' not in source and 'import jax' not in source
 
 
 def test_what_jax_does_not_publish_is_still_there():
