@@ -57,12 +57,7 @@ def test_tables_and_figure(tmp_path, capsys):
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    ([], ('--metrics', '--backbone')),
-    (['--metrics=a=a.json', '--backbone=b'], '--backbone'),
-    (['--metrics=a=a.json', '--beir=a'], ('--beir', '--backbone')),
-    (['--backbone=b'], '--beir'),
-    (['--backbone=b', '--measure', 'AP'], ('--measure', '--metrics')),
-    (['--backbone=b', '--figure=r.jpeg2000'], ('.png', '.pdf', '.svg')),
+    (['--metrics=a=a.json', '--figure=r.jpeg2000'], ('.png', '.pdf', '.svg')),
     (['--metrics=missing.json'], 'NAME=VALUE'),
     (['--metrics=a=missing.json'], 'missing.json'),
     (['--metrics=a=a.json', '--metrics=a=a.json'], '--metrics'),

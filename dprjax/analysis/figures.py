@@ -1,11 +1,10 @@
 """Figures: points with intervals, alignment against uniformity, words of topics."""
 
 import contextlib
-import functools
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -13,9 +12,6 @@ from etils import epath
 from dprjax.analysis import comparison
 from dprjax.base import files
 from dprjax.base.errors import InputError
-
-if TYPE_CHECKING:  # imports JAX, which bars do not need
-  from dprjax.analysis.inspection import Findings
 
 # Colours of Okabe and Ito, distinguishable with colour blindness, without yellow, which vanishes on
 # white paper.
@@ -184,34 +180,6 @@ def curves(
       legend(drawing, [short(name) for name in series])
 
 
-def backbones(findings: 'Mapping[str, Findings]', path: files.PathLike) -> None:
-  """Draws alignment against uniformity by backbone, for unit vectors and raw vectors.
-
-  The lower left corner is best, as in Gao et al. 2021 (SimCSE), Figure 2.
-
-  Raises:
-    InputError: a format other than png, pdf or svg.
-  """
-  panels = spaces(findings)
-  with canvas(1.0 + 3.9 * len(panels), 4.0, '', path) as drawing:
-    for draw, axes in zip(panels, drawing.subplots(1, len(panels), squeeze=False)[0], strict=True):
-      draw(axes)
-    legend(drawing, list(findings))
-
-
-def spaces(findings: 'Mapping[str, Findings]') -> list[Callable[[Any], None]]:
-  """Functions that draw the panels into axes."""
-  titles = {
-    'on the unit sphere': [(one.uniformity, one.alignment) for one in findings.values()],
-    'raw vectors': [(one.raw_uniformity, one.raw_alignment) for one in findings.values()],
-  }
-  return [
-    functools.partial(_scatter, points=dict(zip(findings, values, strict=True)), title=title)
-    for title, values in titles.items()
-    if any(None not in value for value in values)
-  ]
-
-
 class TopicPanel(NamedTuple):
   """The words of a topic, most probable first, with their probabilities in it and overall."""
 
@@ -257,19 +225,6 @@ def short(name: str) -> str:
   """A name for a legend; legends leave out names that begin with an underscore."""
   name = ' '.join(name.split())
   return (name if len(name) <= _NAMED else f'{name[: _NAMED - 3]}...').lstrip('_') or '?'
-
-
-def _scatter(
-  axes: Any, points: Mapping[str, tuple[float | None, float | None]], title: str
-) -> None:
-  for number, (name, (uniformity, alignment)) in enumerate(points.items()):
-    if alignment is not None and uniformity is not None:
-      axes.plot([uniformity], [alignment], label=name, markersize=9, **line(number))
-  axes.margins(0.2)
-  axes.set_xlabel('uniformity (more even to the left)')
-  axes.set_ylabel('alignment (nearer further down)')
-  axes.set_title(title, fontsize=9)
-  grid(axes, 'both')
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Figures about backbones: attention, vectors and scores, and passages in two dimensions."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,13 +34,26 @@ def backbones(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLik
   parts: list[Any] = []
   if any(found.entropy is not None for found in findings.values()):
     parts.append(lambda axes: _entropies(axes, findings))
-  parts += figures.spaces(findings)
+  parts += spaces(findings)
   if any(found.scores for found in findings.values()):
     parts.append(lambda axes: _scores(axes, findings))
   with figures.canvas(1.0 + 3.9 * len(parts), 4.0, foot, path) as drawing:
     for part, axes in zip(parts, drawing.subplots(1, len(parts), squeeze=False)[0], strict=True):
       part(axes)
     figures.legend(drawing, list(findings))
+
+
+def spaces(findings: 'Mapping[str, Findings]') -> list[Callable[[Any], None]]:
+  """Functions that draw the panels into axes."""
+  titles = {
+    'on the unit sphere': [(one.uniformity, one.alignment) for one in findings.values()],
+    'raw vectors': [(one.raw_uniformity, one.raw_alignment) for one in findings.values()],
+  }
+  return [
+    functools.partial(_scatter, points=dict(zip(findings, values, strict=True)), title=title)
+    for title, values in titles.items()
+    if any(None not in value for value in values)
+  ]
 
 
 def maps(
@@ -130,3 +144,16 @@ def _scores(axes: Any, findings: 'Mapping[str, Findings]') -> None:
   axes.set_ylim(lowest * 1.1, 1.1)
   axes.set_title('sentences', fontsize=9)
   figures.grid(axes, 'y')
+
+
+def _scatter(
+  axes: Any, points: Mapping[str, tuple[float | None, float | None]], title: str
+) -> None:
+  for number, (name, (uniformity, alignment)) in enumerate(points.items()):
+    if alignment is not None and uniformity is not None:
+      axes.plot([uniformity], [alignment], label=name, markersize=9, **figures.line(number))
+  axes.margins(0.2)
+  axes.set_xlabel('uniformity (more even to the left)')
+  axes.set_ylabel('alignment (nearer further down)')
+  axes.set_title(title, fontsize=9)
+  figures.grid(axes, 'both')

@@ -1,4 +1,4 @@
-"""Inspects backbones: more measures of a frozen one, with or without a prompt, than dprjax.report.
+"""Inspects backbones: more measures of a frozen one, with or without a prompt.
 
     PYTHONPATH=experiments python -m lab.inspection --backbone=DIR --backbone=ours=DIR \\
         --sts=stsb-test.csv --wikipedia=enwiki.xml.bz2 --beir=scifact --out=report.md \\
@@ -19,6 +19,7 @@ one of its categories. --tsne draws the passages by both.
 """
 
 import dataclasses
+import functools
 import itertools
 import logging
 import random
@@ -30,21 +31,21 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from dprjax import report
-from dprjax.analysis import comparison, inspection
+from dprjax.analysis import comparison
 from dprjax.analysis import figures as drawing
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.data import sources
 from dprjax.data.topic_models import Topics, load_topics
+from dprjax.formats.fields import check_id
 from dprjax.inference.embedder import Embedder, place
 from dprjax.inference.retriever import Retriever
 from dprjax.models import encoder
 from dprjax.models.adapter import stack
 from dprjax.runtime import cli, compiled, flags
 from dprjax.runtime.flags import flag
-from lab import figures, measures, mediawiki, sts
+from lab import figures, measures, mediawiki, spaces, sts
 from lab.measures import Triplet
 from lab.sts import Pair
 
@@ -72,7 +73,7 @@ class Texts:
     named: attribute -> its number and source in words, for the note below the table.
   """
 
-  drawn: inspection.Sample | None = None
+  drawn: spaces.Sample | None = None
   pairs: list[Pair] = dataclasses.field(default_factory=list)
   triplets: list[Triplet] = dataclasses.field(default_factory=list)
   positives: list[tuple[str, str]] = dataclasses.field(default_factory=list)
@@ -87,7 +88,7 @@ class Texts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Findings(inspection.Findings):
+class Findings(spaces.Findings):
   """The measures of one backbone; None without texts for them.
 
   Attributes:
@@ -212,7 +213,7 @@ def _with_retrieval(
 ) -> Texts:
   dataset = sources.load_dataset(sources.Source(str(path), split=split))
   name = f'{_base(path)}/{split}'
-  drawn = inspection.draw(dataset, name, most)
+  drawn = spaces.draw(dataset, name, most)
   named = {
     'positives': f'{len(drawn.positives):,} pairs of a query and a relevant passage of {name}',
     'passages': f'{len(drawn.passages):,} passages of {name}',
@@ -239,7 +240,7 @@ def _with_retrieval(
   return _with_categories(texts, dataset, drawn)
 
 
-def _with_categories(texts: Texts, dataset: sources.Dataset, drawn: inspection.Sample) -> Texts:
+def _with_categories(texts: Texts, dataset: sources.Dataset, drawn: spaces.Sample) -> Texts:
   """Adds pairs and labels from categories of the corpus, if it has any."""
   if dataset.format not in sources.WITH_CATEGORIES:
     return texts
@@ -321,20 +322,20 @@ def inspect(
   """
 
   def encode(batch: Sequence[str]) -> Float[np.ndarray, 'n H']:
-    return inspection.vectors(name, retriever, batch, 'query', 'sentences')
+    return spaces.vectors(name, retriever, batch, 'query', 'sentences')
 
   began = time.monotonic()
-  found: dict[str, Any] = {'settings': inspection.describe(retriever)}
+  found: dict[str, Any] = {'settings': spaces.describe(retriever)}
   if texts.pairs:
     found['spearman'] = measures.sts(texts.pairs, encode)
   if texts.triplets:
     found['accuracy'] = measures.section_accuracy(texts.triplets, encode)
   if texts.drawn is not None:
-    vectors = inspection.encode(name, retriever, texts.drawn)
-    found |= dataclasses.asdict(inspection.measure(retriever, vectors))
+    vectors = spaces.encode(name, retriever, texts.drawn)
+    found |= dataclasses.asdict(spaces.measure(retriever, vectors))
     if texts.pairs_of_own:
       passages = [text for _, text in texts.pairs_of_own]
-      own = inspection.vectors(name, retriever, passages, 'passage', 'own passages')
+      own = spaces.vectors(name, retriever, passages, 'passage', 'own passages')
       rows = [row for row, _ in texts.pairs_of_own]
       found['own_cosine'] = float(measures.cosine(vectors.queries[rows], own).mean())
       if texts.unrelated is not None and texts.unrelated.any():
@@ -432,10 +433,35 @@ def note(texts: Texts, findings: Mapping[str, Findings]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class BackboneFlags:
+  backbone: tuple[tuple[str, str], ...] = flag(
+    'a Hugging Face directory, a hub id, or package:NAME',
+    (),
+    read=flags.maybe_named,
+    metavar='[NAME=]DIR',
+  )
+  prompt: tuple[tuple[str, str], ...] = flag(
+    'a prompt.npz for the backbone of this name',
+    (),
+    read=flags.maybe_named,
+    metavar='[NAME=]FILE',
+  )
+  beir: str | None = flag(
+    'a retrieval data set with judgements: queries and passages', None, metavar='DIR'
+  )
+  split: str = flag('of --beir, with judgements', 'test')
+  max_texts: int = flag('most queries, passages and pairs of them', 1000)
+  pooling: str | None = flag('default: that of the prompt or the backbone', None, metavar='NAME')
+  normalize: bool = flag('scale vectors to unit length; false also gives raw measures', False)
+  max_length: int | None = flag('most tokens of a text; same default', None)
+  batch_size: int = flags.batch_size()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   out: str | None = flag('the table as Markdown', None, metavar='report.md')
   figure: str | None = flag('the figure: png, pdf or svg', None, metavar='report.png')
-  backbones: report.BackboneFlags = flags.group(report.BackboneFlags, 'backbones')
+  backbones: BackboneFlags = flags.group(BackboneFlags, 'backbones')
   sts: str | None = flag('pairs with scores of 0 to 5, csv, tsv or jsonl', None, metavar='FILE')
   wikipedia: str | None = flag(
     'pages-articles.xml(.bz2): distinction of sections', None, metavar='DUMP'
@@ -460,7 +486,7 @@ def _command(args: Flags) -> None:
   for name, path in (('figure', args.figure), ('tsne', args.tsne)):
     if path is not None:
       drawing.check_name(path, f'--{name}')
-  inputs = report.backbone_files(args.backbones) | flags.paths(args, 'sts', 'wikipedia', 'topics')
+  inputs = backbone_files(args.backbones) | flags.paths(args, 'sts', 'wikipedia', 'topics')
   also = {'--figure': args.figure, '--tsne': args.tsne}
   with (
     outputs.claim(args.out, inputs, endings=('',), also=also),
@@ -470,10 +496,69 @@ def _command(args: Flags) -> None:
     _report(args)
 
 
+def _backbones(args: BackboneFlags) -> dict[str, tuple[str, str | None]]:
+  """(backbone, prompt or None) by name."""
+  paths: dict[str, str] = {}
+  for given, path in args.backbone:
+    # The last part of the path, or of package:NAME.
+    name = given or path.rstrip('/').rpartition('/')[2].removeprefix('package:')
+    check_id(name, f'--backbone={path}')
+    if name in paths:
+      raise InputError(f'--backbone: two have the name {name}; name them, --backbone=NAME={path}')
+    paths[name] = path
+  prompts: dict[str, str] = {}
+  for given, path in args.prompt:
+    if not given and len(paths) > 1:
+      raise InputError(f'--prompt={path}: several backbones; give --prompt=NAME={path}')
+    name = given or next(iter(paths))
+    if name not in paths:
+      raise InputError(f'--prompt={name}={path}: the backbones are {", ".join(paths)}')
+    if name in prompts:
+      raise InputError(f'--prompt: two for {name}; give the backbone twice, under two names')
+    prompts[name] = path
+    files.existing(path, 'prompt')
+  return {name: (path, prompts.get(name)) for name, path in paths.items()}
+
+
+def loaders(args: BackboneFlags) -> dict[str, Callable[[], Retriever]]:
+  """Functions that load each backbone, after loading each once.
+
+  So a bad backbone fails before others take minutes. None stays in memory.
+  """
+
+  def load(path: str, prompt: str | None) -> Retriever:
+    return Retriever.load(
+      path,
+      prompt,
+      pooling=args.pooling,
+      normalize=args.normalize,
+      query_max_length=args.max_length,
+      passage_max_length=args.max_length,
+      batch_size=args.batch_size,
+    )
+
+  found: dict[str, Callable[[], Retriever]] = {
+    name: functools.partial(load, path, prompt) for name, (path, prompt) in _backbones(args).items()
+  }
+  if len(found) > 1:
+    for one in found.values():
+      one()
+  return found
+
+
+def backbone_files(args: BackboneFlags) -> dict[str, list[str]]:
+  """The inputs of the backbones, by flag."""
+  return {
+    '--backbone': [path for _, path in args.backbone],
+    '--prompt': [path for _, path in args.prompt],
+    '--beir': [args.beir] if args.beir else [],
+  }
+
+
 def _report(args: Flags) -> None:
   compiled.keep()
   backbones = args.backbones
-  retrievers = report.retrievers(backbones)
+  retrievers = loaders(backbones)
   topic_model = load_topics(args.topics) if args.topics else None
   texts = read_texts(
     args.sts, args.wikipedia, backbones.beir, backbones.split, backbones.max_texts, topic_model
@@ -486,7 +571,7 @@ def _report(args: Flags) -> None:
     name: inspect(name, load(), texts, backbones.batch_size, args.tsne is not None)
     for name, load in retrievers.items()
   }
-  columns, rows = inspection.table(findings)
+  columns, rows = spaces.table(findings)
   layers, by_layer = layers_table(findings)
   lines = note(texts, findings)
   if args.figure is not None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dprjax import Retriever, report
-from dprjax.analysis import inspection as core
+from dprjax import Retriever
 from dprjax.data import text as texts_of
 from dprjax.data import topic_models
 from dprjax.formats import sentences
@@ -18,7 +17,7 @@ from dprjax.formats.paper_records import Paper, write_beir
 from dprjax.models import artifact, encoder, hub
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig
-from lab import figures, inspection, mediawiki, sts
+from lab import figures, inspection, mediawiki, spaces, sts
 from tests.refusals import named_in, refused
 
 TOPICS = ('wool', 'iron', 'salt', 'milk')
@@ -234,7 +233,7 @@ def test_every_passage_is_equally_likely_to_be_drawn(tmp_path, monkeypatch):
   (tmp_path / 'qrels' / 'test.tsv').write_text('query-id\tcorpus-id\tscore\nq\t0\t1\n')
   drawn = np.zeros(10)
   for seed in range(300):
-    monkeypatch.setattr(core, '_SEED', seed)
+    monkeypatch.setattr(spaces, '_SEED', seed)
     chosen = inspection.read_texts(beir=tmp_path, most=3).passages
     assert len(set(chosen)) == 3
     drawn[[int(text[1:]) for text in chosen]] += 1
@@ -302,23 +301,6 @@ def test_the_command(data, small, tmp_path, capsys):
   assert '24 triplets' in output.out and 'section accuracy' in output.out
   assert 'prompted: inspected in' in output.err
   assert (tmp_path / 'r.svg').read_text().count('<g id="axes_') == 4  # raw vectors have their own
-
-
-def test_report_measures_the_same_texts(data, small, tmp_path, capsys):
-  arguments = [f'--backbone={small}/deep2', *flags(data, 'beir'), '--max_length=32']
-  report.main([*arguments, f'--out={tmp_path}/r.md', f'--figure={tmp_path}/r.svg'])
-  rows = [line.strip('| ').split(' | ') for line in (tmp_path / 'r.md').read_text().splitlines()]
-  assert rows[0] == [
-    'backbone',
-    *('alignment', 'uniformity', 'uniformity of queries', 'raw alignment', 'raw uniformity'),
-  ]
-  texts = inspection.read_texts(beir=data / 'beir')
-  retriever = Retriever.load(small / 'deep2', query_max_length=32, passage_max_length=32)
-  found = inspection.inspect('', retriever, texts)
-  expected = [f'{found.columns()[title]:.4f}' for title in rows[0][1:]]
-  assert rows[2] == ['deep2', *expected]
-  assert '2 pairs of a query and a relevant passage of beir/test' in capsys.readouterr().out
-  assert (tmp_path / 'r.svg').read_text().count('<g id="axes_') == 2
 
 
 @pytest.fixture(scope='module')
