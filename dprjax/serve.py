@@ -106,17 +106,6 @@ class BatchFlags:
 class WatchFlags:
   log: str = flag('lines of the log', 'text', choices=('text', 'json'))
   log_requests: bool = switch('log each request')
-  traces: bool = switch('send traces by OpenTelemetry, to where its OTEL_* variables say')
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BacklogFlags:
-  batches: str | None = flag(
-    'a folder for files of requests, processed while the server is idle', None, metavar='DIR'
-  )
-  max_file: int = flag('megabytes of a file of requests', 200, most=2**20)
-  tenant_disk: int = flag('megabytes of the files of a tenant, answers too', 4096, most=2**30)
-  file_days: int = flag('days after which files are removed', 7, most=3650)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,8 +136,7 @@ class Flags:
   )
   network: NetworkFlags = flags.group(NetworkFlags, 'network')
   batches: BatchFlags = flags.group(BatchFlags, 'batches and memory')
-  backlog: BacklogFlags = flags.group(BacklogFlags, 'files of requests')
-  watch: WatchFlags = flags.group(WatchFlags, 'logs and traces')
+  watch: WatchFlags = flags.group(WatchFlags, 'logs')
 
 
 def make_server(
@@ -314,27 +302,13 @@ def _make_app(args: Flags) -> Any:
     from dprjax.runtime import programs
     from dprjax.serving import indexes, keys, tracing
     from dprjax.serving.app import App, Limits
-    from dprjax.serving.backlog import Backlog
     from dprjax.serving.engine import Engine, ServerOptions
-
-    if args.backlog.batches is not None:
-      import python_multipart  # noqa: F401 (starlette reads uploads with it)
   except ImportError as error:
     raise InputError(f"{error}: pip install 'dprjax[serve]'") from error
   tracing.set_lines(args.watch.log)
   compiled.keep()
   network, batches = args.network, args.batches
   allowed = keys.Keys.load(network.keys) if network.keys else None
-  later, backlog = args.backlog, None
-  if later.batches is None:
-    flags.refuse(later, ('max_file', 'tenant_disk', 'file_days'), 'batches')
-  else:
-    backlog = Backlog(
-      later.batches,
-      most_bytes=later.max_file << 20,
-      most_tenant_bytes=later.tenant_disk << 20,
-      days=later.file_days,
-    )
   owners = (
     ('texts', 'index'),
     ('hybrid', 'index'),
@@ -404,8 +378,6 @@ def _make_app(args: Flags) -> Any:
     ),
     Hosts(network.allowed_hosts) if network.allowed_hosts or allowed is None else None,
     network.cors,
-    backlog,
-    tracing.Traces() if args.watch.traces else None,
     args.watch.log_requests,
   )
 

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,9 +25,6 @@ from dprjax.serving import answers, indexes, keys, messages, page, tracing
 from dprjax.serving.admission import Admission, Permit
 from dprjax.serving.answers import Failure, json_answer
 from dprjax.serving.asked import Limits, Wanted, decode, inputs_of, split, wanted_by
-from dprjax.serving.backfill import Backfill
-from dprjax.serving.backfill_routes import BackfillRoutes
-from dprjax.serving.backlog import Backlog
 from dprjax.serving.dialects import Dialects
 from dprjax.serving.engine import Engine, Tokens
 from dprjax.serving.hosts import Hosts
@@ -89,8 +86,6 @@ class App:
     limits: Limits | None = None,
     hosts: Hosts | None = None,
     origins: Sequence[str] = (),
-    backlog: Backlog | None = None,
-    traces: tracing.Traces | None = None,
     log_requests: bool = False,
   ):
     """See `serve`.
@@ -102,13 +97,9 @@ class App:
       limits: see `Limits`.
       hosts: allowed host names of requests; None: any. Should be given without keys.
       origins: other sites whose pages may send requests, such as https://example.org; '*': all.
-      backlog: files of requests for batch work; None: not accepted.
-      traces: the receiver of spans; None: none.
       log_requests: whether each request gets a log line.
     """
-    self._traces, self._log_requests = traces, log_requests
-    self._traced = tracing.untraced if traces is None else traces.request
-    self._staged = tracing.unstaged if traces is None else traces.stage
+    self._log_requests = log_requests
     self.engine, self.limits = engine, limits or Limits()
     self._keys, self._hosts, self._origins = allowed, hosts, frozenset(origins)
     own = self.limits
@@ -129,14 +120,9 @@ class App:
     self.ready, self.failed = threading.Event(), ''
     self._compiling: threading.Thread | None = None
     self._draining = False
-    parts: list[Any] = [self, PromptRoutes(self), Dialects(self)]
-    self._backfill: Backfill | None = None
-    if backlog is not None:
-      self._backfill = Backfill(backlog, engine, own, self._admission, self._grant_of)
-      parts.append(BackfillRoutes(self, backlog, self._backfill))
     served = {
       handler.operation: getattr(part, name)
-      for part in parts
+      for part in (self, PromptRoutes(self), Dialects(self))
       for name, handler in vars(type(part)).items()
       if hasattr(handler, 'operation')
     }
@@ -201,8 +187,6 @@ class App:
       logger.error('the server cannot become ready: %s', self.failed.partition('\n')[0])
       return
     self.ready.set()
-    if self._backfill is not None and not self._draining:
-      self._backfill.start()
 
   def drain(self) -> None:
     """Makes ``/readyz`` answer no; requests are still answered, and end their connections."""
@@ -214,16 +198,12 @@ class App:
     Args:
       seconds: drop waiting work, and wait at most this long for each thread.
     """
-    if self._backfill is not None:
-      self._backfill.close(seconds)
     ended = self.engine.close(drop=seconds is not None, seconds=seconds)
     if self._compiling is not None:
       self._compiling.join(seconds)
       ended &= not self._compiling.is_alive()
     self._files.shutdown(wait=seconds is None, cancel_futures=True)
     self._tell_usage()
-    if self._traces is not None:
-      self._traces.close(seconds)
     return ended
 
   def _route(self, operation: messages.Operation, handler: _Handler) -> Route:
@@ -234,10 +214,6 @@ class App:
       return Route(path, handler, methods=[method])
 
     async def answer(request: Request) -> Response:
-      with self._traced(label, request.headers) as attributes:
-        return await handle(request, attributes)
-
-    async def handle(request: Request, attributes: dict[str, Any]) -> Response:
       started = time.monotonic()
       request.state.model, request.state.grant = '', ANYONE
       try:
@@ -255,14 +231,6 @@ class App:
       model, tenant = request.state.model, request.state.grant.tenant.name
       metrics.count_request(label, model, response.status_code, tenant)
       metrics.request_seconds.labels(label).observe(seconds)
-      attributes |= {
-        'http.request.method': method,
-        'http.route': operation.shown,
-        'http.response.status_code': response.status_code,
-        'dprjax.request_id': request.state.id,
-        'dprjax.model': model,
-        'dprjax.tenant': tenant,
-      }
       if self._log_requests:
         self._log(request, label, response.status_code, seconds)
       if started > self._usage_at:
@@ -315,10 +283,6 @@ class App:
       raise Failure(403, f'this key may not {role}')
     return grant
 
-  def _grant_of(self, tenant: str) -> Grant | None:
-    """The present rights of a tenant."""
-    return ANYONE if self._keys is None else self._keys.of(tenant)
-
   def check_sees(self, request: Request, name: str) -> None:
     """Raises UnknownPrompt if the key does not see a prompt of this name."""
     if not request.state.grant.may_use('prompts', name):
@@ -363,33 +327,21 @@ class App:
     self._told_usage = usage
 
   async def body(self, request: Request, most: int) -> bytes:
-    content = bytearray()
-    async with self.arriving():
-      async for chunk in self.chunks(request, most):
-        self.hold(request, len(chunk))
-        content += chunk
-    return bytes(content)
-
-  async def chunks(self, request: Request, most: int) -> AsyncGenerator[bytes, None]:
-    """The parts of a body. Raises Failure for more than ``most`` bytes."""
-    declared, size = request.headers.get('content-length', ''), 0
+    """The body. Raises Failure for more than ``most`` bytes, or if it does not arrive in time."""
+    declared, content = request.headers.get('content-length', ''), bytearray()
     too_large = f'the body is larger than {most:,} bytes'
     if declared.isdecimal() and len(declared) < 18 and int(declared) > most:
       raise Failure(413, too_large)
-    async for chunk in request.stream():
-      size += len(chunk)
-      if size > most:
-        raise Failure(413, too_large)
-      yield chunk
-
-  @contextlib.asynccontextmanager
-  async def arriving(self, times: float = 1.0) -> AsyncIterator[None]:
-    """Inside, a body must arrive within ``times`` the time of a request."""
     try:
-      async with asyncio.timeout(self.limits.seconds * max(1.0, times)):
-        yield
+      async with asyncio.timeout(self.limits.seconds):
+        async for chunk in request.stream():
+          self.hold(request, len(chunk))
+          content += chunk
+          if len(content) > most:
+            raise Failure(413, too_large)
     except TimeoutError:
       raise Failure(408, 'the request did not arrive in time') from None
+    return bytes(content)
 
   async def read(self, request: Request, kind: type[_T]) -> _T:
     form = request.headers.get('content-type', '').partition(';')[0].strip().lower()
@@ -399,18 +351,8 @@ class App:
     request.state.size = len(content)
     return decode(content, kind)
 
-  async def wait(self, request: Request, stage: str, future: concurrent.futures.Future) -> Any:
-    """The result. Cancels the work if the client leaves or the time is over.
-
-    Args:
-      request: that needs it.
-      stage: for traces.
-      future: the work.
-    """
-    with self._staged(stage):
-      return await self._wait(request, future)
-
-  async def _wait(self, request: Request, future: concurrent.futures.Future) -> Any:
+  async def wait(self, request: Request, future: concurrent.futures.Future) -> Any:
+    """The result. Cancels the work if the client leaves or the time is over."""
     asked = asyncio.wrap_future(future)
     # The body was read, so the next message is the end of the connection.
     left = asyncio.ensure_future(request.receive())
@@ -455,13 +397,13 @@ class App:
     whole = engine.backbone.config.vector_size
     self.hold(request, 4 * whole * len(texts))
     steps = engine.tokenize_steps(name, side, texts)
-    tokens: Tokens = await self.wait(request, 'tokenise', engine.pool.submit(tenant, steps))
+    tokens: Tokens = await self.wait(request, engine.pool.submit(tenant, steps))
     request.state.model = name
     self.limits.check_tokens(tokens.total, param)
     permit.know(tokens.total + more)
     self.count_tokens(request, tokens.total)
     wanted.check(tokens, whole)
-    vectors = await self.wait(request, 'embed', engine.queue(tokens, tenant, permit.spend))
+    vectors = await self.wait(request, engine.queue(tokens, tenant, permit.spend))
     return tokens, wanted.finish(tokens, vectors), permit
 
   def headers(self, tokens: Tokens) -> dict[str, str]:
@@ -503,12 +445,8 @@ class App:
     tokens, vectors, permit = await self.embed(request, wanted, queries, 'query', more)
     index.check(tokens.version, engine)
     steps = index.find(vectors)
-    top = await self.wait(
-      request, 'search', engine.batcher.submit_steps(kind, steps, tenant, permit.spend)
-    )
-    found = await self.wait(
-      request, 'rank', engine.pool.submit(tenant, index.rank(top, queries, k))
-    )
+    top = await self.wait(request, engine.batcher.submit_steps(kind, steps, tenant, permit.spend))
+    found = await self.wait(request, engine.pool.submit(tenant, index.rank(top, queries, k)))
     content = SearchResponse(
       model=asked.model,
       index=index.name,
@@ -583,15 +521,13 @@ class App:
     engine, reranker, kind = self.engine, self.rerankers[name], f'rerank {name}'
     tenant, price = request.state.grant.tenant, engine.batcher.price(kind)
     permit = self.enter(request, reranker.estimate(query, texts), price, request.state.size)
-    packed = await self.wait(
-      request, 'tokenise', engine.pool.submit(tenant, reranker.pack(query, texts))
-    )
+    packed = await self.wait(request, engine.pool.submit(tenant, reranker.pack(query, texts)))
     total = int(packed[1].lengths.sum())
     permit.know(total, price)
     self.count_tokens(request, total)
     steps = reranker.logits(packed)
     logits = await self.wait(
-      request, 'rerank', engine.batcher.submit_steps(kind, steps, tenant, permit.spend)
+      request, engine.batcher.submit_steps(kind, steps, tenant, permit.spend)
     )
     return logits, total
 

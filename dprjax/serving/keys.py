@@ -127,11 +127,6 @@ class Keys:
   def tenants(self) -> set[str]:
     return {grant.tenant.name for _, grant in self._grants}
 
-  def of(self, tenant: str) -> Grant | None:
-    """The rights of the first key of a tenant; None without one."""
-    self._look()
-    return next((grant for _, grant in self._grants if grant.tenant.name == tenant), None)
-
   def find(self, authorization: str) -> Grant | None:
     """The rights of ``Authorization: Bearer KEY``; None for an unknown key.
 

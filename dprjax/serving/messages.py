@@ -89,13 +89,6 @@ class RerankRequest(Struct):
   max_tokens_per_doc: Annotated[int, Meta(ge=1)] | None = None
 
 
-class Upload(Struct):
-  """A form, as OpenAI takes it."""
-
-  file: Annotated[str, Meta(extra_json_schema={'format': 'binary'})]
-  purpose: Literal['batch']
-
-
 class Usage(Struct):
   prompt_tokens: int
   total_tokens: int
@@ -276,7 +269,7 @@ def openapi(
     ),
   }
   for kind, ref in zip(structs, schemas, strict=True):
-    media[kind] = ('multipart/form-data' if kind is Upload else 'application/json', ref)
+    media[kind] = ('application/json', ref)
 
   def content(kinds: Sequence[Any]) -> dict[str, Any]:
     return {'content': {media[kind][0]: {'schema': media[kind][1]} for kind in kinds}}

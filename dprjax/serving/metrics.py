@@ -56,11 +56,6 @@ class ServerMetrics:
       'dropped_texts', 'Texts whose client had left or timed out before their batch.', **options
     )
 
-    self.backfills = Gauge('backfills', 'Batches that are worked off.', **options)
-    self.backfilled = Counter(
-      'backfilled_requests', 'Requests of batches, by how they ended.', ['how'], **options
-    )
-
   def count_request(self, route: str, model: str, status: int, tenant: str) -> None:
     """Counts a request under its labels; there are at most 1,000 models."""
     if model not in self._models:

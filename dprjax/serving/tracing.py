@@ -1,4 +1,4 @@
-"""The id, log lines and traces of requests.
+"""The id and log lines of requests.
 
 None of these has a text, a key, or the message of an error, which may repeat a text.
 """
@@ -8,13 +8,12 @@ import contextvars
 import datetime
 import json
 import logging
-import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dprjax.base.errors import InputError, mask
+from dprjax.base.errors import mask
 
 logger = logging.getLogger('dprjax')
 
@@ -74,68 +73,3 @@ def set_lines(form: str) -> None:
   """Logs ``text`` or ``json`` from now on, to where the log goes already."""
   for handler in logger.handlers:
     handler.setFormatter(JsonLines() if form == 'json' else TextLines())
-
-
-class Traces:
-  """Spans of requests, sent by OpenTelemetry to where its ``OTEL_*`` variables say.
-
-  A request continues the trace in its header ``traceparent``.
-
-  Raises:
-    InputError: the packages are missing.
-  """
-
-  def __init__(self) -> None:
-    try:
-      from opentelemetry import propagate, trace
-      from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-      from opentelemetry.sdk.resources import Resource
-      from opentelemetry.sdk.trace import TracerProvider
-      from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-      raise InputError(f"--traces: {error}; pip install 'dprjax[otel]'") from error
-    name = os.environ.get('OTEL_SERVICE_NAME', 'dprjax')
-    self._provider = TracerProvider(resource=Resource.create({'service.name': name}))
-    self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    self._tracer = self._provider.get_tracer('dprjax')
-    self._server, self._error = trace.SpanKind.SERVER, trace.StatusCode.ERROR
-    self._extract = propagate.extract
-
-  @contextlib.contextmanager
-  def request(self, name: str, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """A span of a request; entries of the dictionary become its attributes."""
-    attributes: dict[str, Any] = {}
-    with self._tracer.start_as_current_span(
-      name,
-      context=self._extract(headers),
-      kind=self._server,
-      record_exception=False,
-      set_status_on_exception=False,
-    ) as span:
-      try:
-        yield attributes
-      finally:
-        span.set_attributes(attributes)
-        if attributes.get('http.response.status_code', 200) >= 500:
-          span.set_status(self._error)
-
-  def stage(self, name: str) -> contextlib.AbstractContextManager[Any]:
-    """A span of a part of the request."""
-    return self._tracer.start_as_current_span(
-      name, record_exception=False, set_status_on_exception=False
-    )
-
-  def close(self, seconds: float | None = None) -> None:
-    """Sends the remaining spans."""
-    self._provider.force_flush(int(1000 * (5.0 if seconds is None else seconds)))
-
-
-@contextlib.contextmanager
-def untraced(name: str, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-  """`Traces.request` where nothing is sent."""
-  yield {}
-
-
-def unstaged(name: str) -> contextlib.AbstractContextManager[Any]:
-  """`Traces.stage` where nothing is sent."""
-  return contextlib.nullcontext()

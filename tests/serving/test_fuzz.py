@@ -6,10 +6,8 @@ import pytest
 
 pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
-pytest.importorskip('python_multipart', reason="pip install 'dprjax[serve]'")
 
 from dprjax.serving.app import App, Limits
-from dprjax.serving.backlog import Backlog
 from dprjax.serving.engine import Engine, ServerOptions
 from dprjax.serving.indexes import ServedReranker
 from tests.serving.test_app import running
@@ -32,7 +30,6 @@ def test_no_request_is_a_fault_of_the_server(small, tmp_path, caplog):
     (),
     [ServedReranker('cross', small.path)],
     limits=Limits(bytes=100_000, seconds=20),
-    backlog=Backlog(tmp_path / 'later', most_bytes=10_000, most_tenant_bytes=10**6, days=1),
   )
   seen = set()
   with running(app) as address:

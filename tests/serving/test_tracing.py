@@ -1,9 +1,7 @@
-"""Lines of the log, and traces as a collector gets them."""
+"""Lines of the log."""
 
-import http.server
 import json
 import logging
-import threading
 
 import pytest
 
@@ -78,53 +76,3 @@ def test_a_request_has_a_line_without_text_and_key(engine, tmp_path, caplog):
   assert all(one['route'] == 'POST /v1/embeddings' and one['seconds'] > 0 for one in found)
   said = [tracing.JsonLines().format(record) for record in caplog.records]
   assert not any('secret' in line or 'Bearer' in line for line in said)
-
-
-class Collector(http.server.BaseHTTPRequestHandler):
-  def do_POST(self):
-    length = int(self.headers['content-length'])
-    self.server.bodies.append((self.path, self.rfile.read(length), self.headers))
-    self.send_response(200)
-    self.end_headers()
-
-  def log_message(self, *_):
-    pass
-
-
-@pytest.mark.slow
-def test_traces_reach_a_collector(engine, monkeypatch):
-  trace_service = pytest.importorskip(
-    'opentelemetry.proto.collector.trace.v1.trace_service_pb2', reason="pip install 'dprjax[otel]'"
-  )
-  with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Collector) as server:
-    server.bodies = []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv('OTEL_EXPORTER_OTLP_ENDPOINT', f'http://127.0.0.1:{server.server_port}')
-    monkeypatch.setenv('OTEL_EXPORTER_OTLP_COMPRESSION', 'none')
-    traces = tracing.Traces()
-    trace, parent = '0af7651916cd43dd8448eb211c80319c', 'b7ad6b7169203331'
-    with running(App(engine, traces=traces)) as address, httpx.Client(base_url=address) as client:
-      headers = {'traceparent': f'00-{trace}-{parent}-01', 'x-request-id': 'r9'}
-      assert client.post('/v1/embeddings', json=BODY, headers=headers).status_code == 200
-      assert client.post('/v1/embeddings', json=BODY | {'model': 'no'}).status_code == 404
-    traces.close()
-    traces._provider.shutdown()
-    server.shutdown()
-  spans = []
-  for path, body, _ in server.bodies:
-    assert path == '/v1/traces' and b'secret' not in body
-    for resource in trace_service.ExportTraceServiceRequest.FromString(body).resource_spans:
-      names = {one.key: one.value.string_value for one in resource.resource.attributes}
-      assert names['service.name'] == 'dprjax'
-      spans += [span for scope in resource.scope_spans for span in scope.spans]
-  one = [span for span in spans if span.trace_id.hex() == trace]
-  by_name = {span.name: span for span in one}
-  assert by_name.keys() == {'POST /v1/embeddings', 'tokenise', 'embed'}
-  outer = by_name.pop('POST /v1/embeddings')
-  assert outer.parent_span_id.hex() == parent
-  assert all(span.parent_span_id == outer.span_id for span in by_name.values())
-  assert all(span.start_time_unix_nano >= outer.start_time_unix_nano for span in by_name.values())
-  told = {one.key: one.value for one in outer.attributes}
-  assert told['dprjax.request_id'].string_value == 'r9'
-  assert told['dprjax.model'].string_value == 'qa'
-  assert told['http.response.status_code'].int_value == 200
