@@ -147,7 +147,7 @@ MOST = {
 SMALL = {
   'export': ['--force'],
   'topics': ['--topics=3'],
-  'serve': ['--rows=1', '--lengths=32', '--slots=5', '--prompt_length=4'],
+  'serve': ['--rows=1', '--lengths=64', '--slots=5', '--prompt_length=4'],
 }
 
 
@@ -155,6 +155,9 @@ def smaller(config, section=''):
   """Options that make a training small."""
   values = dict(configs.flat(config.to_dict()))
   found = {key: most for key, most in MOST.items() if values[key] > most}
+  if folder := values['data.passage_embeddings']:  # the length of the tiny encoder
+    manifest = json.loads(pathlib.Path(folder, 'manifest.json').read_text())
+    found['data.passage_max_length'] = manifest['max_length']
   found |= {'steps': 2, 'data.folds': 0}
   held = {key: 0.3 for key in values if re.search(r'^(tasks\.\w+\.)?data\.hold_out$', key)}
   found |= {key: share for key, share in held.items() if values[key]}
