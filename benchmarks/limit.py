@@ -26,26 +26,32 @@ import numpy as np
 import made
 import options
 import record
+import roofline
 import timing
 import updates
 from dprjax.models import encoder
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.planning import roofline, targets
 from dprjax.runtime import flags
 
 METHODS = ('encode', 'DPT', 'FT')
 
 
-# Published limits of devices that targets.CHIPS lacks: bfloat16 (T4: float16) FLOP/s and bytes/s.
-OTHERS = {
+# Published limits: bfloat16 (T4: float16) FLOP/s and bytes/s.
+PEAKS = {
+  'TPU v4': (275e12, 1.228e12),
+  'TPU v5 lite': (197e12, 0.819e12),
+  'TPU v5': (459e12, 2.765e12),
+  'TPU v6 lite': (918e12, 1.64e12),
+  'NVIDIA H100 80GB HBM3': (989.4e12, 3.35e12),
+  'NVIDIA A100-SXM4-80GB': (312e12, 2.039e12),
+  'NVIDIA L4': (121e12, 0.3e12),
   'NVIDIA H200': (989.4e12, 4.8e12),
   'NVIDIA H100 PCIe': (756e12, 2.0e12),
   'NVIDIA A100-SXM4-40GB': (312e12, 1.555e12),
   'NVIDIA A100-PCIE-40GB': (312e12, 1.555e12),
   'Tesla T4': (65e12, 0.32e12),
 }
-PEAKS = OTHERS | {chip.kind: (chip.bfloat16, chip.bandwidth) for chip in targets.CHIPS.values()}
 
 
 def products(

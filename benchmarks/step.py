@@ -47,12 +47,12 @@ import limit
 import made
 import options
 import record
+import roofline
 import timing
 import updates
 from dprjax.formats.vector_spec import same_length
 from dprjax.methods import dpr
 from dprjax.methods.method import Parts
-from dprjax.planning import roofline
 from dprjax.runtime import flags, tree
 
 TEMPERATURE, CLIP, LEARNING_RATE = 0.05, 1.0, 1e-5

@@ -1,4 +1,4 @@
-"""Plans the memory and speed of an experiment on a machine that may be absent.
+"""Plans the memory of an experiment on a machine that may be absent.
 
     python -m dprjax.plan --config=configs/dptdr.py:msmarco --target=v5e:2x4 --target=h100:8 \\
         --out=plan.md
@@ -6,8 +6,7 @@
 It needs no data, weights or accelerator, only the compiler of the target: `pip install
 'dprjax[plan]'` for TPUs, `'dprjax[plan-cuda]'` for GPUs. It compiles the training update and the
 encoder forward pass for each padded length. A table shows whether they fit, their FLOPs, memory
-traffic and communication, and the rates allowed by the published limits of the chip. If the update
-does not fit, the plan searches flags that make it fit; --fastest=true searches faster ones.
+traffic and communication. If the update does not fit, the plan searches flags that make it fit.
 Compiling a large encoder takes minutes a program.
 
 Targets: TPUs with a topology (v4:2x2x1, v5e:2x4, v5p:2x2x1, v6e:2x4), GPUs with a number (h100:8,
@@ -40,10 +39,7 @@ def plan(
   compile_program: Compile,
   *,
   rows: int = 64,
-  examples: int | None = None,
-  share: float = 0.5,
   find: bool = True,
-  fastest: bool = False,
   forward: bool = True,
   save: str = '',
 ) -> 'tables.Plan':
@@ -54,10 +50,7 @@ def plan(
     target: the machine.
     compile_program: ``compiling.compile_program``, perhaps cached.
     rows: most rows of a forward pass, over all devices (``embedder.rows_at_once``).
-    examples: training examples, for the hours.
-    share: of the bound, for rates.
     find: search flags if the update does not fit.
-    fastest: search fewer chunks if it fits.
     forward: compile the forward passes.
     save: folder for the compiled programs; '' for none.
 
@@ -87,17 +80,15 @@ def plan(
   title = 'update' if found['update'].fits else ''
   flags: tuple[str, ...] = ()
   fit = fitting.Fit((), None)
-  if title and fastest:
-    fit = fitting.fastest(config, target.devices, found['update'], update)
-  elif not title and find and found['update'].fits is not None:
+  if not title and find and found['update'].fits is not None:
     fit = fitting.fit(config, target.devices, found['update'], update)
   if fit.program is not None and fit.flags:
-    title, flags = 'fastest update' if title else 'update that fits', fit.flags
+    title, flags = 'update that fits', fit.flags
     found[title] = fit.program
   for length in embedder.padded_lengths(batch.longest) if forward else ():
     forward_pass = job(flags, length)
     found[f'encode {forward_pass.rows} x {length}'] = compile_program(forward_pass)
-  return tables.Plan(target, config, batch, found, title, flags, examples, share)
+  return tables.Plan(target, config, batch, found, title, flags)
 
 
 def compile_aloud(job: 'programs.Job', limit: float) -> 'compiling.Program':
@@ -139,16 +130,11 @@ class Flags:
     'a machine: v5e:2x4, v5p:2x2x1, h100:8, cpu ...; may be repeated', metavar='NAME'
   )
   out: str | None = flag('the tables as Markdown', None, metavar='plan.md')
-  examples: int | None = flag(
-    'training examples, for the hours of config.epochs', None, metavar='N'
-  )
-  share: float = flag('also give rates at this share of the bound', 0.5, most=1, metavar='FRACTION')
   batch_size: int = flag(
     'texts of a forward pass, over all devices, as in dprjax.encode', 64, most=2**20, metavar='N'
   )
   forward: bool = flag('also compile the forward passes', True)
   search: bool = flag('search flags that make an update fit', True)
-  fastest: bool = flag('if it fits, also try fewer chunks (config.grad_cache) and remat', False)
   timeout: int = flag('limit for compiling a program', 1800, most=24 * 3600, metavar='SECONDS')
   save: str | None = flag(
     'folder for compiled programs, pickled as by jax.experimental.serialize_executable',
@@ -186,10 +172,7 @@ def _plan(args: Flags, machines: Sequence[targets.Target]) -> None:
       machine,
       compile_program,
       rows=args.batch_size,
-      examples=args.examples,
-      share=args.share,
       find=args.search,
-      fastest=args.fastest,
       forward=args.forward,
       save=args.save or '',
     )

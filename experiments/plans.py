@@ -10,8 +10,8 @@ at any time and continues there. All programs take hours; an update of a large e
 minutes. After a change of a model, a method, jax or a compiler, remove the lines that should be
 compiled again.
 
-The second command prints the plans that match, from the file: memory, FLOPs, bytes, collectives and
-rates of the update and of the encoder.
+The second command prints the plans that match, from the file: memory, FLOPs, bytes and collectives
+of the update and of the encoder.
 """
 
 import argparse
@@ -22,11 +22,10 @@ import itertools
 import json
 import pathlib
 import re
-import textwrap
 import time
 
 from dprjax import plan
-from dprjax.base import files, progress
+from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.planning import backbones, compiling, programs, tables, targets
 from dprjax.runtime import cli, flags
@@ -35,22 +34,19 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LEDGER = ROOT / 'experiments' / 'plans.jsonl'
 PAGE = ROOT / 'docs' / 'plans.md'
 
-# Recipes and their examples: queries with judgements and passages of MS MARCO, questions of NQ with
-# an answer among the passages, papers of arXiv in docs/experiments/topic-dpr.md, 40,000 of each
-# task of NIR-Prompt.
-RECIPES = {
-  'dptdr.py:msmarco': 502939,
-  'dptdr.py:nq': 58880,
-  'ft.py:msmarco': 502939,
-  'ft.py:nq': 58880,
-  'cross_encoder.py:msmarco': 502939,
-  'rip.py': 8841823,
-  'condenser.py:cocondenser': 8841823,
-  'condenser.py:ict': 8841823,
-  'topic_dpr.py:topic,tuned': 29431,
-  'nir_retriever.py:emm,manual,paper': 120000,
-  'nir_reranker.py:emm,manual,paper': 200000,
-}
+RECIPES = (
+  'dptdr.py:msmarco',
+  'dptdr.py:nq',
+  'ft.py:msmarco',
+  'ft.py:nq',
+  'cross_encoder.py:msmarco',
+  'rip.py',
+  'condenser.py:cocondenser',
+  'condenser.py:ict',
+  'topic_dpr.py:topic,tuned',
+  'nir_retriever.py:emm,manual,paper',
+  'nir_reranker.py:emm,manual,paper',
+)
 # Recipes whose batch has too few rows for more chips than this, and a batch that more can share.
 LARGER = {
   'cross_encoder.py:msmarco': (8, ('--config.batch_size=32',)),
@@ -144,7 +140,6 @@ def make(recipe, backbone, machine, compile_program):
     arguments,
     targets.parse(machine),
     compile_program,
-    examples=RECIPES[recipe],
     forward=recipe == DEFAULT,
   )
 
@@ -200,42 +195,22 @@ def embedder_programs(compile_program):
   return made
 
 
-def seconds(found):
-  """Hours of a training at half of the bound; None if no update fits or the hours are unknown."""
-  if found is None or not found.update or found.updates is None:
-    return None
-  return 2 * found.updates * found.programs[found.update].bound(found.dtype).seconds
-
-
 def recipe_cell(found):
-  """Hours and memory of a recipe on a machine."""
+  """Memory of a recipe on a machine."""
   if found is None:
     return MISSING
   if not found.update:
     return 'does not fit' if found.programs['update'].fits is False else 'unknown'
-  program = found.programs[found.update]
-  memory = f'{program.needs / targets.GIB:.1f} GiB'
-  took = seconds(found)
-  if took is None:
-    return memory
-  if took < 60:
-    return f'< 1 min, {memory}'
-  return f'{took / 3600:.2g} h, {memory}' if took >= 3600 else f'{took / 60:.0f} min, {memory}'
+  return f'{found.programs[found.update].needs / targets.GIB:.1f} GiB'
 
 
-def embedder_cell(made, model, what):
-  """Tokens a second and memory of an embedding model on a machine."""
+def embedder_cell(made):
+  """Memory of an embedding model on a machine."""
   if made is None:
     return MISSING
   if 'xla' not in made.answer:
     return 'unknown' if made.fits is None else tables.fits(made)
-  tokens = TEXTS * TOKENS
-  if what == 'update':
-    config = programs.read_config(made.job.config, made.target.platform)
-    calls = programs.batch_of(config, backbones.SHAPES[model]).calls
-    tokens = sum(rows * length for rows, length in calls)
-  rate = tokens / made.bound('bfloat16').seconds / 2
-  return f'{progress.rounded(rate)}, {made.needs / targets.GIB:.1f} GiB'
+  return f'{made.needs / targets.GIB:.1f} GiB'
 
 
 def markdown(columns, rows):
@@ -256,20 +231,8 @@ def answer(plans):
   """The findings of the tables of recipes, in bullets."""
   known = {names: found for names, found in plans.items() if found is not None}
   fitting = sum(bool(found.update) for found in known.values())
-  longest, took = max(
-    ((names, seconds(found) or 0) for names, found in known.items()), key=lambda pair: pair[1]
-  )
   fit = f'All {fitting}' if fitting == len(known) else f'{fitting} of {len(known)}'
-  lines = [
-    f'- **{fit} combinations of recipe, backbone and machine fit.** The longest training takes',
-    f'  {took / 3600:.0f} hours: `{longest[0]}` of {longest[1]} on {longest[2]}.',
-  ]
-  prompt = {
-    machine: seconds(plans[DEFAULT, BACKBONES[0], machine]) for machine in ('v6e:2x4', 'h100:8')
-  }
-  if all(prompt.values()):
-    hours = ', '.join(f'{took / 3600:.1f} hours on {name}' for name, took in prompt.items())
-    lines.append(f'- A prompt for MS MARCO on {BACKBONES[0]} trains in {hours}.')
+  lines = [f'- **{fit} combinations of recipe, backbone and machine fit.**']
   if missing := [names for names, found in plans.items() if found is None]:
     lines.append(f'- {len(missing)} of {len(plans)} combinations are not compiled yet ({MISSING}).')
   return lines
@@ -316,8 +279,8 @@ def recipe_lines(plans):
   lines = [
     '## Recipes',
     '',
-    'A cell has the time of the training at half of the bound, and the memory that each chip needs',
-    'for the update. The heading has the memory of a chip that programs can use.',
+    'A cell has the memory that each chip needs for the update. The heading has the memory of a',
+    'chip that programs can use.',
   ]
   for backbone in BACKBONES:
     rows = [
@@ -325,10 +288,6 @@ def recipe_lines(plans):
       for recipe in RECIPES
     ]
     lines += ['', f'### {backbone}', '', *markdown(('recipe', *map(on, MACHINES)), rows)]
-  recipes = {}
-  for recipe, count in RECIPES.items():
-    recipes.setdefault(count, []).append(f'`{recipe}`')
-  examples = '; '.join(f'{count:,} for {", ".join(names)}' for count, names in recipes.items())
   return [
     *lines,
     '',
@@ -337,8 +296,6 @@ def recipe_lines(plans):
     'These recipes need further flags: a batch that all chips can share, or less memory.',
     '',
     *added(plans),
-    '',
-    *textwrap.wrap(f'Training examples: {examples}.', 100, break_on_hyphens=False),
   ]
 
 
@@ -347,8 +304,8 @@ def embedder_lines(made):
   lines = [
     '## Embedding models',
     '',
-    'A cell has the tokens a second of all chips at half of the bound, and the memory that each',
-    f'chip needs ({MISSING}: not compiled yet).' if None in made.values() else 'chip needs.',
+    'A cell has the memory that each chip needs'
+    + (f' ({MISSING}: not compiled yet).' if None in made.values() else '.'),
   ]
   titles = {
     'encode': (
@@ -368,7 +325,7 @@ def embedder_lines(made):
     rows = [
       (
         model,
-        *(embedder_cell(made[model, machine, what], model, what) for machine in EMBEDDER_MACHINES),
+        *(embedder_cell(made[model, machine, what]) for machine in EMBEDDER_MACHINES),
       )
       for model in EMBEDDERS
     ]
@@ -408,8 +365,7 @@ def page(plans, made, versions):
     *embedder_answer(made),
     '',
     'These are plans by [`dprjax.plan`](planning.md); none was checked on such a machine.',
-    'Arithmetic and frozen weights are bfloat16. On TPUs no program is faster than its bound.',
-    'On GPUs the bound ignores caches, so a program can be faster; its memory is no estimate.',
+    'Arithmetic and frozen weights are bfloat16.',
     '',
     *recipe_lines(plans),
     '',
@@ -419,7 +375,7 @@ def page(plans, made, versions):
     '',
     "    python experiments/plans.py --show='dptdr.py:msmarco roberta-large v5e:2x4'",
     '',
-    'prints the plans that match: memory, FLOPs, bytes, collectives and rates. Their encoders hold',
+    'prints the plans that match: memory, FLOPs, bytes and collectives. Their encoders hold',
     'float32 weights, whole on each chip; `dprjax.encode` now places bfloat16 weights, which take',
     'half of that.',
     '',

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dprjax.base.errors import InputError
-from dprjax.planning import roofline, targets
+from dprjax.planning import targets
 from dprjax.planning.programs import CompileJob
 
 COMMAND = ('-m', 'dprjax.planning.programs')
@@ -54,18 +54,6 @@ class Program:
     if 'memory' in self.answer:
       return self.needs <= self.has
     return False if self.answer['failed'].get('memory') else None
-
-  def bound(self, dtype: str) -> roofline.Bound:
-    """The least seconds of a run, by cause."""
-    found = self.answer['xla']
-    sent = sum(one['sent'] for one in found['collectives'])
-    return roofline.bound(self.limits(dtype), found['flops'], found['bytes'], sent)
-
-  def limits(self, dtype: str) -> roofline.PeakRates:
-    """Peak rates of a device."""
-    if 'limits' in self.answer:
-      return roofline.PeakRates(*self.answer['limits'])
-    return roofline.limits(self.target, dtype)
 
 
 def compile_program(job: CompileJob, limit: float) -> Program:

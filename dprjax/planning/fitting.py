@@ -1,4 +1,4 @@
-"""Finds flags that make an update fit into memory, or run fastest."""
+"""Finds flags that make an update fit into memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -18,17 +18,18 @@ class Fit(NamedTuple):
   program: Program | None
   chunks: int = 0
 
-  def seconds(self, dtype: str) -> float:
-    """The least seconds of the update."""
-    return self.program.bound(dtype).seconds if self.program else float('inf')
+  @property
+  def moved(self) -> float:
+    """Bytes to and from memory."""
+    return float(self.program.answer['xla']['bytes']) if self.program else float('inf')
 
 
 def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attempt: Attempt) -> Fit:
   """The smallest ``grad_cache`` that makes an update fit.
 
-  Compares it with fewer chunks under ``backbone.remat`` and takes the lower bound, since each chunk
-  reads the weights again. If neither fits, splits weights over more devices (``mesh.fsdp``). More
-  chunks never need more memory, so bisection finds the smallest number.
+  Compares it with fewer chunks under ``backbone.remat``, and takes the one that moves fewer bytes,
+  since each chunk reads the weights again. If neither fits, splits weights over more devices
+  (``mesh.fsdp``). More chunks never need more memory, so bisection finds the smallest number.
 
   Args:
     config: the experiment, whose update does not fit.
@@ -47,48 +48,36 @@ def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attem
     mesh = () if fsdp == first else (f'--config.mesh.fsdp={fsdp}', '--config.mesh.data=-1')
     # Skip sizes already tried.
     new = sizes if mesh else [size for size in sizes if size > config.grad_cache]
-    if (best := _fewer(config, None, new, sizes, mesh, attempt)) is not None:
+    if (best := _fewest(config, new, sizes, mesh, attempt)) is not None:
       return best
   return Fit((), None)
 
 
-def fastest(
-  config: ml_collections.ConfigDict, devices: int, program: Program, attempt: Attempt
-) -> Fit:
-  """Fewer chunks, or even fewer with remat, for an update that fits, if the bound is lower."""
-  model = config.mesh.model if config.mesh.model > 0 else 1
-  sizes = chunks(config, devices // model, least=1)
-  fewer = [size for size in sizes if size < config.grad_cache]
-  given = Fit((), program, config.grad_cache)
-  return _fewer(config, given, fewer, fewer, (), attempt) or given
-
-
-def chunks(config: ml_collections.ConfigDict, parts: int, least: int | None = None) -> list[int]:
+def chunks(config: ml_collections.ConfigDict, parts: int) -> list[int]:
   """Numbers of chunks that ``parts`` devices can share, ascending, from the configured one on."""
-  first, rows = least or config.grad_cache, config.batch_size // parts
+  first, rows = config.grad_cache, config.batch_size // parts
   return [size for size in range(first, rows + 1) if config.batch_size % (parts * size) == 0]
 
 
-def _fewer(
+def _fewest(
   config: ml_collections.ConfigDict,
-  given: Fit | None,
   plain: Sequence[int],
   again: Sequence[int],
   more: Sequence[str],
   attempt: Attempt,
 ) -> Fit | None:
-  """The fit with the lowest bound: the given one, the fewest chunks, or even fewer with remat.
+  """The fit that moves the fewest bytes: the fewest chunks, or even fewer with remat.
 
   ``plain`` and ``again`` are the numbers of chunks without and with remat.
   """
-  best = given
+  best = None
   remat = ('--config.backbone.remat=true',)
   ways = [(again, remat)] if config.backbone.remat else [(plain, ()), (again, remat)]
   for sizes, flags in ways:
     fewer = [size for size in sizes if best is None or size < best.chunks]
     found = _smallest(fewer, (*more, *flags), attempt)
     both = [one for one in (best, found) if one is not None]
-    best = min(both, key=lambda one: one.seconds(config.backbone.dtype), default=None)
+    best = min(both, key=lambda one: one.moved, default=None)
   return best
 
 

@@ -27,11 +27,10 @@ from dprjax.base.errors import InputError, error_line
 from dprjax.inference import embedder
 from dprjax.methods import method as methods
 from dprjax.methods import updates
-from dprjax.models import adapter as adapters
 from dprjax.models import encoder, encoder_config
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import HEADS, Head
-from dprjax.planning import backbones, hlo, roofline, targets
+from dprjax.planning import backbones, hlo, targets
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh, tree
 
@@ -173,20 +172,6 @@ class Experiment:
     }
     return program.lower(params, length, columns)
 
-  def formula(self, batch: methods.BatchShapes, job: CompileJob) -> roofline.Cost:
-    """The least cost of the job on one device."""
-    config, trainable = self.config, self.layout.trainable
-    calls = batch.calls
-    if job.length:
-      method, calls, ways = 'encode', ((job.rows, job.length),), self.devices.size
-    else:
-      method = 'FT' if any(name.startswith('backbone/') for name in trainable) else 'DPT'
-      ways = mesh.batch_devices(self.devices)
-    # The length of a mergeable adapter is not a number of keys.
-    merged = adapters.find(config.prompt.kind, 'config.prompt.kind').merge is not None
-    prompt = 0 if merged else config.prompt.length
-    return roofline.formula(self.shape, method, calls, prompt, config.backbone.dtype, ways)
-
   def held(self) -> dict[str, int]:
     """Bytes kept on a device between steps of a training."""
     state, frozen = self.layout.shapes(self.params)
@@ -251,7 +236,6 @@ def run(job: CompileJob) -> dict[str, Any]:
       math.prod(experiment.params[name].shape) for name in experiment.layout.trainable
     ),
     'parameters': sum(math.prod(leaf.shape) for leaf in experiment.params.values()),
-    'formula': dataclasses.asdict(experiment.formula(batch, job)),
   }
   began = time.monotonic()
   try:
@@ -266,8 +250,6 @@ def run(job: CompileJob) -> dict[str, Any]:
     name: int(getattr(memory, f'{name}_size_in_bytes'))
     for name in ('argument', 'output', 'temp', 'alias', 'generated_code')
   }
-  if target.platform == 'cpu':
-    answer['limits'] = roofline.measure_limits(target.devices, config.backbone.dtype)
   cost = hlo.HloProgram(compiled.as_text() or '', target.devices).cost()
   answer['xla'] = {
     'flops': cost.flops,

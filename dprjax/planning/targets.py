@@ -14,44 +14,31 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-  """Published limits of an accelerator.
+  """An accelerator and its memory.
 
   Attributes:
     kind: the jax name of the device.
-    bfloat16: FLOP/s of dense products with bfloat16 inputs and float32 sums.
-    float32: FLOP/s of float32 products in the default precision of XLA.
-    bandwidth: bytes/s of main memory.
-    links: bytes/s sent to other chips of its slice or host.
     memory: bytes for programs.
-    source: of the numbers.
+    source: of the number.
   """
 
   kind: str
-  bfloat16: float
-  float32: float
-  bandwidth: float
-  links: float
   memory: float
   source: str
 
 
 _TPU = 'cloud.google.com/tpu/docs'
 _NVIDIA = 'the data sheet, dense'
-# By default TPUs multiply float32 as bfloat16, and GPUs since Ampere as tf32. Links count one
-# direction. Memory is the limit of the TPU compiler for programs, and the jax default of three
-# quarters on a GPU.
+# Memory is the limit of the TPU compiler for programs, and the jax default of three quarters on a
+# GPU.
 CHIPS = {
-  'v4': Chip('TPU v4', 275e12, 275e12, 1.228e12, 150e9, 30.75 * GIB, f'{_TPU}/v4'),
-  'v5e': Chip('TPU v5 lite', 197e12, 197e12, 0.819e12, 100e9, 15.75 * GIB, f'{_TPU}/v5e'),
-  'v5p': Chip('TPU v5', 459e12, 459e12, 2.765e12, 300e9, 95.74 * GIB, f'{_TPU}/v5p'),
-  'v6e': Chip('TPU v6 lite', 918e12, 918e12, 1.64e12, 224e9, 31.25 * GIB, f'{_TPU}/v6e'),
-  'h100': Chip(
-    'NVIDIA H100 80GB HBM3', 989.4e12, 494.7e12, 3.35e12, 450e9, 0.75 * 79.1 * GIB, _NVIDIA
-  ),
-  'a100': Chip(
-    'NVIDIA A100-SXM4-80GB', 312e12, 156e12, 2.039e12, 300e9, 0.75 * 79.2 * GIB, _NVIDIA
-  ),
-  'l4': Chip('NVIDIA L4', 121e12, 60e12, 0.3e12, 32e9, 0.75 * 22.0 * GIB, _NVIDIA),
+  'v4': Chip('TPU v4', 30.75 * GIB, f'{_TPU}/v4'),
+  'v5e': Chip('TPU v5 lite', 15.75 * GIB, f'{_TPU}/v5e'),
+  'v5p': Chip('TPU v5', 95.74 * GIB, f'{_TPU}/v5p'),
+  'v6e': Chip('TPU v6 lite', 31.25 * GIB, f'{_TPU}/v6e'),
+  'h100': Chip('NVIDIA H100 80GB HBM3', 0.75 * 79.1 * GIB, _NVIDIA),
+  'a100': Chip('NVIDIA A100-SXM4-80GB', 0.75 * 79.2 * GIB, _NVIDIA),
+  'l4': Chip('NVIDIA L4', 0.75 * 22.0 * GIB, _NVIDIA),
 }
 
 TPUS = ('v4', 'v5e', 'v5p', 'v6e')

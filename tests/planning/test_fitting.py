@@ -76,38 +76,15 @@ def test_the_fewest_chunks_or_remat_then_sharded_weights(activations, weights, f
 @pytest.mark.parametrize(
   ('read', 'flags'),
   [
-    (16.0, ('--config.grad_cache=8',)),  # 128 ms of memory, remat 133 of products
-    (17.0, ('--config.grad_cache=4', '--config.backbone.remat=true')),  # 136 of memory
+    (0.0, ('--config.grad_cache=8',)),
+    (17.0, ('--config.grad_cache=4', '--config.backbone.remat=true')),
   ],
 )
-def test_remat_is_taken_where_its_fewer_chunks_take_less_time(read, flags):
+def test_remat_is_taken_where_its_fewer_chunks_move_fewer_bytes(read, flags):
   attempt, asked = make(100.0, read=read)
   found = fitting.fit(config(), 8, update(101.0, 1.0), attempt)
   assert found.flags == flags and found.program.fits
   assert ('--config.grad_cache=8', '--config.backbone.remat=true') not in asked
-
-
-@pytest.mark.parametrize(
-  ('activations', 'read', 'flags'),
-  [
-    (40.0, 20.0, ('--config.grad_cache=4',)),  # 2 and remat: 133 ms of products
-    (40.0, 50.0, ('--config.grad_cache=2', '--config.backbone.remat=true')),
-    (10.0, 50.0, ('--config.grad_cache=1',)),
-    (100.0, 5.0, ()),  # products are the bound
-  ],
-)
-def test_fewer_chunks_are_faster_where_memory_is_the_bound(activations, read, flags):
-  attempt, asked = make(activations, read=read)
-  given = config(grad_cache=8)
-  found = fitting.fastest(given, 8, attempt(('--config.grad_cache=8',)), attempt)
-  assert found.flags == flags and found.program.fits
-  assert len(asked) == len(set(asked))
-
-
-def test_what_has_one_chunk_and_fits_is_the_fastest():
-  attempt, asked = make(10.0)
-  found = fitting.fastest(config(), 8, update(11.0), attempt)
-  assert (found.flags, found.program, asked) == ((), update(11.0), [])
 
 
 def test_chunks_share_the_rows_of_all_devices():

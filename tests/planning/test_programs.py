@@ -54,14 +54,13 @@ def collectives(program):
 def test_a_prompt_on_a_slice_has_what_the_mesh_promises():
   made, chips = compiled('v5e:2x4', DPT), 8
   assert made.fits and 0 < made.needs < 2**28
-  found, formula = made.answer['xla'], made.answer['formula']
+  found = made.answer['xla']
   # Products of the whole update: 16 queries of 16 tokens and 16 passages of 32, with 4 vectors.
   layers, hidden, prompt = 2, 128, 4
   whole = sum(
     16 * layers * (2 * 24 * length * hidden**2 + 12 * length * (prompt + length) * hidden)
     for length in (16, 32)
   )
-  assert formula['flops'] == pytest.approx(whole / chips)
   assert found['flops'] == pytest.approx(whole / chips, rel=0.02)
   # One gather of passages [16, 1, 128], and none of frozen weights. Reduced are the prompt's
   # gradient (in each layer's loop or after it), that of the passages, and numbers.
@@ -81,7 +80,10 @@ def test_split_weights_are_gathered_layer_by_layer_and_their_gradients_scattered
   made = compiled('v5e:2x4', FT)
   layers, hidden = 2, 128
   found, kinds = made.answer['xla'], collectives(made)
-  assert found['flops'] == pytest.approx(made.answer['formula']['flops'], rel=0.02)
+  products = sum(
+    16 * layers * (3 * 24 * length * hidden**2 + 12 * length**2 * hidden) for length in (16, 32)
+  )
+  assert found['flops'] == pytest.approx(products / 8, rel=0.02)
   weights = 2 * layers * 12 * hidden**2 * 2  # two calls of the encoder, two bytes
   # Kernels before each pass; in the embeddings' gradient the rows of the batch, too.
   gathers = 2 * 2 * layers * 6
@@ -119,23 +121,14 @@ def test_a_forward_pass_moves_less_than_an_update_and_gathers_its_vectors():
   assert set(collectives(made)) <= {'all-gather'}
 
 
-def test_a_rank_is_no_length_of_a_prompt():
-  formulas = {}
-  for kind, length in (('lora', 2), ('lora', 8), ('prefix', 8)):
-    own = config(f'--config.prompt.kind={kind}', f'--config.prompt.length={length}')
-    experiment = programs.Experiment(own, jax.devices()[:1])
-    formulas[kind, length] = experiment.formula(experiment.batch, programs.CompileJob('cpu', ()))
-  assert formulas['lora', 2] == formulas['lora', 8]
-  assert formulas['lora', 8].flops < formulas['prefix', 8].flops
-
-
 @needs_cuda
 @pytest.mark.slow
 def test_gpus_that_are_not_there():
   made = compiled('h100:8', DPT)
   found = made.answer['xla']
   assert made.fits
-  assert found['flops'] == pytest.approx(made.answer['formula']['flops'], rel=0.02)
+  products = sum(16 * 2 * (2 * 24 * n * 128**2 + 12 * n * (4 + n) * 128) for n in (16, 32))
+  assert found['flops'] == pytest.approx(products / 8, rel=0.02)
   assert collectives(made)['all-gather']['times'] == 1
 
 

@@ -60,11 +60,8 @@ def test_a_process_that_compiles_does_not_see_this_ones_devices(monkeypatch):
     assert 'LIBTPU_INIT_ARGS' not in environment
 
 
-def test_every_chip_has_limits_and_every_gpu_a_description():
+def test_every_gpu_has_a_description():
   assert set(targets.CHIPS) == {*targets.TPUS, *targets.GPUS}
-  for chip in targets.CHIPS.values():
-    assert 1e13 < chip.float32 <= chip.bfloat16 < 1e15
-    assert 1e9 < chip.links < chip.bandwidth < 1e13
   for name in targets.GPUS:
     text = targets.parse(f'{name}:1').gpu_config()
     assert text.count('{') == text.count('}')

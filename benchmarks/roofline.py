@@ -1,18 +1,10 @@
-"""The least cost of a program by formula (docs/performance.md), and limits of machines."""
+"""The least cost of a program by formula (docs/performance.md)."""
 
 import dataclasses
 import math
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from dprjax.models import encoder_config
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.planning import targets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,79 +74,3 @@ def cost(
       4 * layers * a_layer if method == 'FT' else 0
     )
   return Cost(flops, moved)
-
-
-def formula(
-  model: EncoderConfig,
-  method: str,
-  calls: Sequence[tuple[int, int]],
-  prompt: int,
-  dtype: str,
-  devices: int,
-) -> Cost:
-  """``cost`` of the layers on one of ``devices``, which share rows but each read all weights."""
-  shared = [(rows / devices, length) for rows, length in calls]
-  width = encoder_config.arithmetic(dtype, 'dtype').activations.itemsize
-  return cost(model, method, shared, prompt, width)
-
-
-class PeakRates(NamedTuple):
-  """Peak rates of a device per second: FLOPs, bytes of memory, bytes to other devices."""
-
-  flops: float
-  bandwidth: float
-  links: float
-
-
-def limits(target: targets.Target, dtype: str) -> PeakRates:
-  """The published limits of the chip of a target for ``dtype``."""
-  chip = targets.CHIPS[target.chip]
-  rate = chip.float32 if dtype == 'float32' else chip.bfloat16
-  return PeakRates(rate, chip.bandwidth, chip.links)
-
-
-def measure_limits(devices: int, dtype: str) -> PeakRates:
-  """Limits of one of the devices that share this CPU, measured in a second."""
-  size = 1024
-  _, activations, products = encoder_config.arithmetic(dtype, 'dtype')
-  x = jnp.ones((size, size), products or activations)
-  product = (
-    jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=activations)).lower(x).compile()
-  )
-  flops = 2 * size**3 / _fastest(lambda: jax.block_until_ready(product(x)))
-  block = np.ones(8 * 2**20, np.float64)
-  copy = np.empty_like(block)
-  moved = 2 * block.nbytes / _fastest(lambda: np.copyto(copy, block))
-  return PeakRates(flops / devices, moved / devices, moved / devices)
-
-
-def _fastest(run: Callable[[], Any]) -> float:
-  seconds = []
-  for _ in range(7):
-    began = time.perf_counter()
-    run()
-    seconds.append(time.perf_counter() - began)
-  return min(seconds)
-
-
-class Bound(NamedTuple):
-  """The least seconds of a program on one device, by cause."""
-
-  flops: float
-  bytes: float
-  links: float
-
-  @property
-  def seconds(self) -> float:
-    """The time if products, memory and links overlap."""
-    return max(self)
-
-  @property
-  def what(self) -> str:
-    """The limiting cause."""
-    return max(zip(self, ('products', 'memory', 'links'), strict=True))[1]
-
-
-def bound(most: PeakRates, flops: float, moved: float, sent: float = 0.0) -> Bound:
-  """The least time for FLOPs, bytes of memory and bytes to other devices."""
-  return Bound(flops / most.flops, moved / most.bandwidth, sent / most.links)
