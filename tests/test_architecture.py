@@ -284,3 +284,13 @@ def test_a_method_is_read_without_what_reads_files_and_a_training_draws_nothing(
   folders = {f'dprjax.{path.parent.relative_to(PACKAGE).as_posix()}' for path in MODULES}
   assert len(modules - {name.replace('/', '.') for name in folders}) <= 45, sorted(modules)
   assert training.isdisjoint({'dprjax.analysis.figures', 'matplotlib'})
+
+
+def test_no_message_holds_source_code():
+  """Such as "the ' f'rest", from two strings that were joined wrongly."""
+  wrong = []
+  for path in MODULES:
+    for node in ast.walk(ast.parse(path.read_bytes())):
+      if isinstance(node, ast.Constant) and re.search(r""" ['"] f?['"](\w|$)""", str(node.value)):
+        wrong.append(f'{path}:{node.lineno}: {node.value!r}')
+  assert wrong == []

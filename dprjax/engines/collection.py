@@ -107,8 +107,8 @@ def create(
   check_index_type(engine, index_type)
   if bm25 and not isinstance(engine, HasBm25):
     raise InputError(
-      f"{engine.address} has no BM25: leave out --hybrid; dprjax.fuse joins the run of a search ' "
-      "'with a run of dprjax.bm25"
+      f'{engine.address} has no BM25: leave out --hybrid; dprjax.fuse joins the run of a search '
+      'with a run of dprjax.bm25'
     )
   with _errors(engine, f'{engine.address}: collection {name!r} with index {index_type}'):
     engine.create(name, Record(dict(space), bm25 and dict(bm25)), index_type=index_type, rows=rows)

@@ -295,8 +295,8 @@ class PromptReranker(Reranker):
     check_template(prompt, ('pair',), config)
     if (found := backbone.heads.get('mlm')) is None:
       raise InputError(
-        f"{backbone.path}: it has no masked-LM head to answer at [MASK]; give the backbone that ' "
-        f"f'{prompt.path} was trained on, or train a head with --config=configs/condenser.py:mlm"
+        f'{backbone.path}: it has no masked-LM head to answer at [MASK]; give the backbone that '
+        f'{prompt.path} was trained on, or train a head with --config=configs/condenser.py:mlm'
       )
     check_head(prompt, head_specs.sha256('mlm', config, found))
     yes, no = task_templates.label_ids(

@@ -64,8 +64,8 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   settings = config.cross_encoder
   if model.family.classifier_tensors is None:
     raise InputError(
-      "config.backbone.path: a cross-encoder needs a classification head, and ' "
-      f"f'{model.model_type} models here have none; choose another backbone"
+      f'config.backbone.path: a cross-encoder needs a classification head, and {model.model_type} '
+      'models here have none; choose another backbone'
     )
   if config.tasks and settings.loss != 'pointwise':
     raise InputError(

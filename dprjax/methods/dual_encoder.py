@@ -178,8 +178,8 @@ def init_adapter(
   for field, value in _training(config).export(config, adapter)[1].items():
     if (stored := parts.prompt.meta.get(field, value)) != value:
       raise InputError(
-        f"config.prompt.init_from: {field} of {settings.init_from} is {stored!r:.80}, but the ' "
-        f"f'options give {value!r:.80}; set the options of its training"
+        f'config.prompt.init_from: {field} of {settings.init_from} is {stored!r:.80}, but the '
+        f'options give {value!r:.80}; set the options of its training'
       )
   return {adapters.SUBTREE: start}
 

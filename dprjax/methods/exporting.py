@@ -466,8 +466,8 @@ def _warn_of_lengths(spec: VectorSpec | None) -> None:
   short = min(SIDES, key=spec.max_length)
   if spec.max_length(short) < spec.longest:
     logger.warning(
-      "%s were scored with at most %d tokens, but the folder has one length, %d; for the same ' "
-      "'vectors: dprjax encode --side=%s --max_length=%d",
+      '%s were scored with at most %d tokens, but the folder has one length, %d; for the same '
+      'vectors: dprjax encode --side=%s --max_length=%d',
       {'query': 'queries', 'passage': 'passages'}[short],
       spec.max_length(short),
       spec.longest,

@@ -309,8 +309,8 @@ def load_named(stored: str, named: str | None) -> Method:
     raise InputError(f'--method={named}: the run was trained by the method {stored!r}')
   if named is None and outside(str(stored)):
     raise InputError(
-      f"config.json of the workdir names the method {stored!r}, a module outside dprjax; if you ' "
-      f"f'trust its code, set --method={stored}"
+      f'config.json of the workdir names the method {stored!r}, a module outside dprjax; if you '
+      f'trust its code, set --method={stored}'
     )
   return load(stored)
 

@@ -98,8 +98,8 @@ def resolve(
   for key, data in _data_sections(config).items():
     if not (data.hold_out or data.dev_split or data.get('folds')):
       raise InputError(
-        f"config.alternatives: {', '.join(config.alternatives)} need held-out queries for the ' "
-        f"f'choice; set for example config.{key}.hold_out=0.2"
+        f'config.alternatives: {", ".join(config.alternatives)} need held-out queries for the '
+        f'choice; set for example config.{key}.hold_out=0.2'
       )
   found = {}
   for name, entry in sorted(config.alternatives.items()):

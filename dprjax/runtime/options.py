@@ -251,7 +251,7 @@ def table() -> types.SimpleNamespace:
   c.lora.init = choice('kaiming', 'gaussian').only(prompt__kind='lora')
 
   c.trainable = several('prompt/.*')  # whole-name regular expressions; all else is frozen
-  # 'cls', 'mean', 'lasttoken' or another of `models.pooling`; for nir_retriever 'mask', 'cls' or #
+  # 'cls', 'mean', 'lasttoken' or another of `models.pooling`; for nir_retriever 'mask', 'cls' or
   # 'mean' (over the tokens of the text)
   c.pooling = text('cls')
   c.normalize = switch(False)  # unit length, so that scores are cosines
