@@ -241,7 +241,7 @@ def test_errors_are_one_line_or_a_traceback(folder, command, capsys):
   bad = ['--run=run.trec', '--qrels=nowhere.tsv', '--out=other.json']
   assert command(evaluate, *bad) == (2, 'dprjax: error: qrels not found: nowhere.tsv\n')
   assert not (folder / 'other.json').exists()
-  status, errors = command(evaluate, *bad, '--debug')
+  status, errors = command(evaluate, *bad, '--traceback')
   assert status == 2 and errors.startswith('Traceback')
   assert errors.endswith('dprjax: error: qrels not found: nowhere.tsv\n')
 

@@ -148,7 +148,7 @@ def test_a_killed_run_continues(go, folder, expected, monkeypatch):
 
   done = False
   monkeypatch.setattr(CrossEncoder, 'score', counting)
-  assert go('--shard_pairs=3')[0] == 1
+  assert go('--shard_pairs=3')[0] == 2
   parts = folder / 'out.trec.parts'
   assert scored == [3, 3] and not (folder / 'out.trec').exists()
   assert sorted(path.name for path in parts.iterdir()) == [

@@ -891,8 +891,8 @@ def test_a_workdir_of_another_experiment(command, trained):
   assert files_of(trained) == before
 
 
-def test_debug_shows_where(command, tmp_path):
-  status, err = command(train, '--debug', '--config=none.py', f'--workdir={tmp_path}/run')
+def test_a_traceback_shows_where(command, tmp_path):
+  status, err = command(train, '--traceback', '--config=none.py', f'--workdir={tmp_path}/run')
   assert status == 2 and 'Traceback' in err and named_in(err.splitlines()[-1], 'none.py')
 
 

@@ -12,6 +12,11 @@ from typing import Any, NoReturn
 _LONGEST = 500  # characters of an error line
 _TRAIL = 6  # lines of code that a log names
 _interrupted = False  # whether an interrupt came
+_INSTALLED = (  # beginnings of the files of dprjax, Python and generated code
+  os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+  os.path.dirname(os.path.abspath(os.__file__)) + os.sep,
+  '<',
+)
 _HINTS = {
   errno.ENOSPC: 'free some space and run the same command again',
   errno.EDQUOT: 'free some space and run the same command again',
@@ -50,7 +55,8 @@ class InputError(ValueError):
 def explain(error: BaseException) -> tuple[int, str]:
   """The exit status for ``error``, and its message.
 
-  2: the user can change it. 130: interrupted. 1: a fault of dprjax.
+  2: the user can change it, such as a fault in a method of their own. 130: interrupted. 1: a fault
+  of dprjax.
   """
   if isinstance(error, InputError):
     return 2, str(error)
@@ -70,20 +76,32 @@ def explain(error: BaseException) -> tuple[int, str]:
     return 2, f'{error}; or name a local path'
   if isinstance(error, KeyError) and re.fullmatch(r"'\w+://'", str(error)):
     return 2, f'{error}: no such kind of path; name a local path, gs:// or s3://'
+  if _of_users(error):
+    return 2, f'{describe_error(error)}; --traceback shows all calls'
   return 1, (
-    f'a fault of dprjax, {type(error).__name__}: {error}; please report it with what '
-    'DPRJAX_TRACEBACK=1 shows'
+    f'a fault of dprjax, {type(error).__name__}: {error}; please report it with what --traceback '
+    'shows'
   )
 
 
 def describe_error(error: BaseException) -> str:
-  """The message of an exception in code outside dprjax, with its file and line."""
+  """The message of an exception, with the last line of a user's own code, if any, else the last."""
   if isinstance(error, SyntaxError):
     at = f'{error.filename}, line {error.lineno}'
     return f'{at}: {type(error).__name__}: {error.msg}'
-  frames = traceback.extract_tb(error.__traceback__)
+  frames = _of_users(error) or traceback.extract_tb(error.__traceback__)
   at = f'{frames[-1].filename}, line {frames[-1].lineno}: ' if frames else ''
   return f'{at}{type(error).__name__}: {error}'
+
+
+def _of_users(error: BaseException) -> list[traceback.FrameSummary]:
+  """The lines of a user's own method, family or adapter that led to an exception."""
+  return [
+    frame
+    for frame in traceback.extract_tb(error.__traceback__)
+    if not frame.filename.startswith(_INSTALLED)
+    and not re.search(r'[\\/](site|dist)-packages[\\/]', frame.filename)
+  ]
 
 
 def trail(error: BaseException) -> str:

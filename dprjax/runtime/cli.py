@@ -1,8 +1,9 @@
 """The command line: arguments, tables, errors.
 
 A command exits with status 0; with 2 and one line ``dprjax: error: ...`` on standard error for bad
-input, or if a file system or the memory fails; with 130 after an interrupt; with 1 after a fault of
-dprjax. ``--debug`` or ``DPRJAX_TRACEBACK=1`` also shows the traceback.
+input or a fault in the user's own code, or if a file system or the memory fails; with 130 after an
+interrupt; with 1 after a fault of dprjax. ``--traceback`` or ``DPRJAX_TRACEBACK=1`` also shows the
+traceback.
 """
 
 import contextlib
@@ -166,8 +167,8 @@ def run(
   trace = wants_traceback()
   try:
     module = sys.modules[kind.__module__]
-    own, debug = flags.parse(kind, argv, _program(module), module.__doc__ or '')
-    trace = trace or debug
+    own, asked = flags.parse(kind, argv, _program(module), module.__doc__ or '')
+    trace = trace or asked
     job = next((one for one in vars(own).values() if isinstance(one, flags.Job)), None)
     if job is not None:
       from dprjax.runtime import distributed  # imports JAX, so not before --help

@@ -329,7 +329,7 @@ def parse(
     text: the command description in ``--help``.
 
   Returns:
-    The flags, and whether ``--debug`` asks for tracebacks.
+    The flags, and whether ``--traceback`` was given.
   """
   return _parse(_Parser, kind, argv, prog, text)
 
@@ -378,7 +378,7 @@ def _parse(
     argument_default=argparse.SUPPRESS,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument('--debug', action='store_true', help='show the traceback of an error')
+  parser.add_argument('--traceback', action='store_true', help='show the traceback of an error')
   _add(parser, kind)
   words: Sequence[str] = sys.argv[1:] if argv is None else argv
   experiment = {}
@@ -386,7 +386,7 @@ def _parse(
     if 'config' in field.metadata:
       words, experiment[field.name] = split_config(words)
   found = vars(parser.parse_args(words)) | experiment
-  return _make(kind, found), found.get('debug', False)
+  return _make(kind, found), found.get('traceback', False)
 
 
 def split_config(words: Sequence[str]) -> tuple[list[str], list[str]]:

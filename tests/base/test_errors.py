@@ -1,8 +1,11 @@
 import errno
+import functools
+import importlib
 
 import pytest
 
-from dprjax.base import errors
+from dprjax.base import counts, errors
+from tests.refusals import named_in
 
 
 @pytest.mark.parametrize(
@@ -67,6 +70,20 @@ def test_an_error_is_one_line_of_500_characters():
 def test_every_error_has_a_status_and_a_sentence(error, status, message):
   found = errors.explain(error)
   assert found[0] == status and found[1].startswith(message)
+
+
+def test_a_fault_in_a_users_own_code_names_its_last_line_there(tmp_path, monkeypatch):
+  own = 'import json\ndef loss(calls):\n  return calls() if calls else json.loads("{")\n'
+  (tmp_path / 'own_method.py').write_text(own)
+  monkeypatch.syspath_prepend(tmp_path)
+  loss = importlib.import_module('own_method').loss
+  for calls in (None, functools.partial(counts.counted, None, 'x')):
+    with pytest.raises(Exception) as caught:
+      loss(calls)
+    caught.value.__traceback__ = caught.value.__traceback__.tb_next  # without this file
+    status, message = errors.explain(caught.value)
+    assert status == 2 and named_in(message, f'{tmp_path}/own_method.py', 'line 3', '--traceback')
+    assert type(caught.value).__name__ in message
 
 
 def test_a_fault_after_an_interrupt_is_the_interrupt(monkeypatch):
