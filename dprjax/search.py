@@ -573,8 +573,8 @@ def _search(args: Flags, process: int, processes: int) -> None:
   for role, ids in report.get('seen', {}).items():
     logger.info('%s: the model %s %d of these queries', args.out, seen.ROLES[role], len(ids))
   how = report.get('kind', 'exact')
-  if how == 'brute_force':  # all passages
-    how = 'exact'
+  if how == 'brute_force':
+    how = f'exact, as ScaNN compares all of fewer than {scann.BRUTE_FORCE_BELOW:,} passages'
   else:
     for name, value in report.get('recall', {}).items():
       how += f', {name} {value:.4f}' if name.startswith('recall@') else ''
