@@ -11,8 +11,9 @@ one, or taken from BEIR folders (DIR/qrels/SPLIT.tsv, with the name of the folde
     python -m dprjax.evaluate --beir=beir/scifact --beir=beir/fiqa \\
         --run=scifact=a.trec --run=fiqa=b.trec --out=metrics.json
 
-Measures have their names in ir_measures. nAP@k is average precision over min(k, R) for R relevant
-documents, as in sentence-transformers and Topic-DPR.
+Measures have their names in ir_measures, or those of trec_eval (ndcg_cut_10, recip_rank). nAP@k is
+average precision over min(k, R) for R relevant documents, as in sentence-transformers and
+Topic-DPR.
 
 Answer@k is the top-k accuracy of DPR for open-domain question answering. The id of a question is
 its id, _id or query_id, or its place in the file, from 1:

@@ -39,9 +39,8 @@ def texts_cut(tokens: token_cache.TokenCache) -> dict[str, tuple[int, int]]:
 
 def measure_names(config: ConfigDict, *others: str) -> list[str]:
   """``config.eval.measure`` and others. Raises InputError for an unknown one."""
-  names = list(dict.fromkeys([config.eval.measure, *others]))
-  measures.parse_measures(names)  # before the training
-  return names
+  measures.check_name(config.eval.measure, 'config.eval.measure')  # before the training
+  return list(dict.fromkeys([config.eval.measure, *others]))
 
 
 def of_queries(metrics: measures.Metrics, measure: str) -> dict[str, np.ndarray]:

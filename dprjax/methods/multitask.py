@@ -165,7 +165,7 @@ def _find_task(
       f"{key}.form: {config.method} cannot use labelled pairs; use 'retrieval', or a re-ranker"
     )
   if entry.form == 'retrieval':
-    measures.parse_measures([entry.measure])  # before training
+    measures.check_name(entry.measure, f'{key}.measure')  # before training
     splits = _limit_dev(retrieval_data.find_splits(section, config, workdir, devices, name))
     if form == 'retrieval':
       return splits

@@ -11,6 +11,7 @@ ir_measures divides by R.
 """
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
@@ -26,6 +27,18 @@ from dprjax.formats.trec import Run
 DEFAULT_MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000', 'AP', 'Success@1', 'Success@10')
 
 _NORMALIZED = ('nAP@', 'nAP(')
+
+# Names here by those of trec_eval, mteb and others, in lower case and without _; accuracy is left
+# out, since it is Success in sentence-transformers.
+_BY_OTHERS = {name.lower().replace('_', ''): name for name in ir_measures.measures.registry} | {
+  'nap': 'nAP',
+  'reciprank': 'RR',
+  'setrecall': 'SetR',
+  'setmap': 'SetAP',
+  'hitrate': 'Success',
+  'iprecatrecall': 'IPrec',
+}
+del _BY_OTHERS['accuracy']
 
 # Queries for ir_measures at a time: its dictionaries take 200 bytes a row.
 _QUERIES_AT_ONCE = 500
@@ -281,11 +294,13 @@ def _normalized(value: float, kind: ir_measures.Measure, judged: Mapping[str, in
 def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
   """Measures by name: ``nDCG@10``, ``AP(rel=2)@100``; ``nAP@10`` maps to AP@10.
 
+  Names of trec_eval and in lower case, such as ``ndcg_cut_10`` or ``mrr@10``, become those here.
+
   Raises:
     InputError: an unknown name or parameter.
   """
   parsed = {}
-  for name in map(str.strip, names):
+  for name in map(_as_here, names):
     normalized = name.startswith(_NORMALIZED)
     try:
       with warnings.catch_warnings():
@@ -303,6 +318,22 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
       raise InputError(f'the measure {name!r} needs a cutoff, as nAP@10 has')
     parsed[f'n{kind}' if normalized else str(kind)] = kind
   return parsed
+
+
+def _as_here(name: str) -> str:
+  """The name here of a measure that another tool names otherwise; else the name."""
+  form = re.fullmatch(
+    r'(\w{1,20}?)(?:(?:(?:_cut)?[_.@]|_at_)(\d+(?:\.\d+)?))?', name := name.strip()
+  )
+  ours = form and _BY_OTHERS.get(form[1].lower().replace('_', ''))
+  return ours + ((form[2] and f'@{form[2]}') or '') if form and ours else name
+
+
+def check_name(name: str, key: str) -> None:
+  """Raises InputError unless a measure has this name in metrics; the message has ``key``."""
+  [known] = parse_measures([name])
+  if known != name:
+    raise InputError(f'{key}: {name!r} is {known} here; use that name')
 
 
 def _check_parameters(kind: ir_measures.Measure) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.trec import read_run, run_from_dict
-from dprjax.retrieval.measures import measure, parse_measures
+from dprjax.retrieval.measures import check_name, measure, parse_measures
 from tests.refusals import refused
 
 QRELS = {'q1': {'a': 2, 'b': 1, 'x': 0}, 'q2': {'c': 1}, 'q3': {'d': 0}}
@@ -249,8 +249,41 @@ def test_nap_needs_a_cutoff(name):
     parse_measures([name])
 
 
-def test_other_names_for_the_same():
-  assert list(parse_measures(['MRR@10', 'RR@10', 'NDCG@10'])) == ['RR@10', 'nDCG@10']
+@pytest.mark.parametrize(
+  ('names', 'here'),
+  [
+    ('MRR@10 RR@10 mrr@10 mrr_at_10', 'RR@10'),
+    ('NDCG@10 ndcg@10 ndcg_cut_10 ndcg_cut.10 ndcg_at_10', 'nDCG@10'),
+    ('map ap MAP', 'AP'),
+    ('map_cut_100 map@100 MAP@100', 'AP@100'),
+    ('recall_10 recall@10 recall.10 r@10 Recall@10', 'R@10'),
+    ('P_10 P.10 p@10 precision@10', 'P@10'),
+    ('success_1 hit_rate@1 success@1', 'Success@1'),
+    ('iprec_at_recall_0.10 iprec@0.1', 'IPrec@0.1'),
+    ('nap@10', 'nAP@10'),
+    *(('recip_rank', 'RR'), ('Rprec', 'Rprec'), ('bpref', 'Bpref'), ('ndcg', 'nDCG')),
+    *(
+      ('num_rel_ret', 'NumRet(rel=1)'),
+      ('set_P', 'SetP'),
+      ('set_recall', 'SetR'),
+      ('set_F', 'SetF'),
+    ),
+  ],
+)
+def test_other_names_for_the_same(names, here):
+  assert list(parse_measures(names.split())) == [here]
+
+
+@pytest.mark.parametrize('name', ['accuracy@10', 'gm_map', 'ndcgg@10', 'ndcg_cut_10_5', 'recall_x'])
+def test_a_name_that_no_measure_has(name):
+  with refused('measure', name):
+    parse_measures([name])
+
+
+def test_a_config_has_the_name_of_the_metrics():
+  check_name('RR@10', 'config.eval.measure')
+  with refused('config.eval.measure', 'mrr@10', 'RR@10'):
+    check_name('mrr@10', 'config.eval.measure')
 
 
 def test_a_query_without_judgements_is_not_judged():
