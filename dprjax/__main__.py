@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     _fail('name a command first, as in dprjax train (dprjax --help lists them)')
   elif words[0] not in (known := _names()):
     near = difflib.get_close_matches(words[0][:_LONGEST], known, n=1)
-    meant = f'; did you mean {near[0]}?' if near else ''
+    meant = f'; did you mean {near[0].replace("_", " ")}?' if near else ''
     _fail(f'there is no command {words[0]!r:.60}{meant} (dprjax --help lists them)')
   else:
     errors.hear_interrupts()

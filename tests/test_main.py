@@ -98,6 +98,7 @@ def test_an_unknown_command_ends_in_one_line(capsys, words, message):
 @pytest.mark.slow
 def test_a_command_runs_as_by_its_module_and_names_itself():
   """Arguments, output, the error line and its status."""
+  assert '(see dprjax data check --help)' in run('data', 'check').stderr
   done = run('evaluate', '--nonesuch=1')
   assert done.returncode == 2
   assert 'dprjax: error: ' in done.stderr and '(see dprjax evaluate --help)' in done.stderr

@@ -9,6 +9,7 @@ traceback.
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -199,7 +200,7 @@ def run(
 def _program(module: types.ModuleType) -> str:
   """The command as started: ``python -m dprjax.train`` or ``dprjax train``."""
   name = module.__spec__.name if module.__spec__ else module.__name__
-  return f'python -m {name}' if name in sys.orig_argv else name.replace('.', ' ')
+  return f'python -m {name}' if name in sys.orig_argv else re.sub('[._]', ' ', name)
 
 
 @contextlib.contextmanager
