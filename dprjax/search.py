@@ -478,9 +478,9 @@ def _check_hybrid(args: Flags) -> None:
     raise InputError('--hybrid needs --queries; --like searches with stored vectors')
   if args.engine.uri:
     flags.refuse(args, ('bm25_index',), 'index=scann or exact')
-  for name in ('texts',) if args.engine.uri else ('texts', 'bm25_index'):
-    if getattr(args, name) is None:
-      raise InputError(f'--hybrid needs --{name}')
+  needed = ('texts',) if args.engine.uri else ('texts', 'bm25_index')
+  if missing := [f'--{name}' for name in needed if getattr(args, name) is None]:
+    raise InputError(f'--hybrid needs {" and ".join(missing)}')
 
 
 def _query_texts(args: Flags, ids: Sequence[str]) -> list[str]:

@@ -157,6 +157,7 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(folder, words, drop):
   'change, named',
   [
     (lambda words: words[:2], ['--hybrid', '--bm25_index']),
+    (lambda words: words[:1], ['--hybrid', '--texts', '--bm25_index']),
     (lambda words: words[1:], ['--texts', '--hybrid=FILE']),
     (lambda words: [*words, '--texts=short.jsonl'], ['--texts=short.jsonl', '1 of 12', 'q11']),
     (lambda words: [*words, '--bm25_index=other'], ['other', '499', '500']),

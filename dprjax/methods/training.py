@@ -247,15 +247,44 @@ def _next_of_choice(setup: Setup, kept: choices.Kept, command: str, out: str) ->
   chosen, own = kept.choice.candidate, kept.best_of(model)[1]
   said = f'chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
   if chosen.model == model:
-    hybrid = f'; then search with --hybrid={choices.beside(epath.Path(out)).name}'
-    return f'{said}. Next: {command}{hybrid if chosen.fused else ""}'
+    hybrid = _hybrid(setup, choices.beside(epath.Path(out)), out) if chosen.fused else ''
+    return f'{said}. Next: {command}{hybrid}'
   use = 'Use the encoder as it is'
   if chosen.model == choosing.BM25.model:
     use = 'Use only BM25'
   elif chosen.fused:
-    use = f'Use the encoder as it is, with --hybrid={shlex.quote(str(top / workdirs.FUSION))}'
+    use = f'{use}, with BM25:{_hybrid(setup, top / workdirs.FUSION)}\n'
   force = ' --force' if own.expected <= 0 else ''
   return f'{said}. {use}; to export the trained one anyway: {command}{force}'
+
+
+def _hybrid(setup: Setup, weights: epath.Path, model: str = '') -> str:
+  """The commands of a search with BM25, each on a new line.
+
+  Args:
+    setup: of a training; a BEIR folder names the files of texts.
+    weights: the file for ``--hybrid``.
+    model: of `dprjax.export`; '': the backbone alone.
+  """
+  path = setup.config.backbone.path
+  backbone = shlex.quote(setup.backbone.path if path.startswith('scratch:') else path)
+  encode = f'dprjax encode --backbone={backbone}' + (f' --prompt={model}' if model else '')
+  if model == 'DIR':  # a trained encoder
+    encode = 'dprjax encode --backbone=DIR'
+  files = [epath.Path(setup.config.data.dir) / name for name in ('corpus.jsonl', 'queries.jsonl')]
+  corpus, queries = (
+    shlex.quote(str(path)) if path.exists() else path.stem.upper() for path in files
+  )
+  return ''.join(
+    f'\n  {command}'
+    for command in (
+      f'{encode} --side=passage --input={corpus} --out=encoded/corpus',
+      f'{encode} --side=query --input={queries} --out=encoded/queries',
+      f'dprjax bm25 --corpus={corpus} --queries={queries} --index_dir=bm25 --out=bm25.trec',
+      'dprjax search --corpus=encoded/corpus --queries=encoded/queries --bm25_index=bm25 '
+      f'--texts={queries} --hybrid={shlex.quote(str(weights))} --out=run.trec',
+    )
+  )
 
 
 def make_backbone(

@@ -1,6 +1,9 @@
 """The candidate that the held-out queries of a training choose."""
 
+import importlib
 import json
+import shlex
+import types
 
 import numpy as np
 import pytest
@@ -8,9 +11,12 @@ from etils import epath
 
 from dprjax.formats import seen
 from dprjax.methods import baseline, choice
+from dprjax.methods import training as trainings
 from dprjax.methods.method import Scores
 from dprjax.retrieval import fusion, hybrid
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
+from dprjax.runtime import config as configs
+from dprjax.runtime import flags
 from dprjax.runtime import workdir as workdirs
 from tests.refusals import refused
 
@@ -46,6 +52,34 @@ def test_each_model_alone_and_fused_is_a_candidate(tmp_path):
   assert kept.choice.estimates[Candidate('query')].measured == pytest.approx(0.2)
   assert kept.choice.estimates[BM25].measured == pytest.approx(-0.3)
   assert kept.best_model(['query']) == 'query'
+
+
+@pytest.mark.parametrize('model', ['query', 'frozen'])
+def test_the_next_commands_of_a_fusion_can_be_typed(model, tmp_path):
+  run = training(tmp_path / 'run', rankings(0.5, both=0.2), {2: rankings(0.5, both=0.3)})
+  kept = choice.decide({'query': [run]})
+  chosen = kept.choice._replace(candidate=Candidate(model, fused=True))
+  choice.write(run, kept._replace(choice=chosen), run)
+  (tmp_path / 'corpus.jsonl').touch()
+  config = configs.default()
+  config.backbone.path, config.data.dir, config.eval.choose = 'package:x', str(tmp_path), True
+  config.prompt.sides, config.prompt.length = 'query', 8
+  backbone = types.SimpleNamespace(path='/folder')
+  setup = types.SimpleNamespace(config=config, workdir=run, backbone=backbone)
+  said = trainings.what_next(setup, types.SimpleNamespace(whole=True), True)
+  lines = [shlex.split(line) for line in said.splitlines() if line.startswith('  dprjax ')]
+  read = [
+    flags.parse(importlib.import_module(f'dprjax.{name}').Flags, words)[0]
+    for _, name, *words in lines
+  ]
+  passages, queries, words, search = read
+  assert passages.prompt == queries.prompt == ('prompt.npz' if model == 'query' else None)
+  assert passages.input == words.corpus == str(tmp_path / 'corpus.jsonl')
+  assert queries.input == words.queries == search.texts == 'QUERIES'
+  assert (search.corpus, search.queries) == ((passages.out,), (queries.out,))
+  assert search.bm25_index == words.index_dir
+  weights = 'prompt.fusion.json' if model == 'query' else str(run / workdirs.FUSION)
+  assert search.hybrid == weights
 
 
 def test_a_fusion_goes_into_the_file_of_hybrid_searches(tmp_path):
