@@ -64,6 +64,7 @@ def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
       f'{args.qrels}: {len(unknown):,} of {counted(len(judged), "queries")} not in {args.queries}',
       unknown,
       args.strict or len(unknown) == len(judged),
+      known=texts,
     )
     texts = {query_id: text for query_id, text in texts.items() if query_id in judged}
   settings: dict[str, Any] = {'k1': args.k1, 'b': args.b, 'language': args.language}

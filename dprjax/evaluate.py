@@ -42,6 +42,7 @@ from etils import epath
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.formats import seen, trec
+from dprjax.formats.fields import in_all_forms
 from dprjax.formats.qrels import Qrels, read_qrels
 from dprjax.retrieval import answers, measures
 from dprjax.retrieval.answers import MATCHES
@@ -165,7 +166,7 @@ def evaluate(
     )
   needed = {document for ranking in read.rankings.values() for document in ranking}
   documents = {document for documents in judged.values() for document in documents}
-  texts = answers.read_passages(corpus, needed | documents) if corpus else {}
+  texts = answers.read_passages(corpus, in_all_forms(needed | documents)) if corpus else {}
   parts: list[measures.Metrics] = []
 
   def tell_missing(ids: Collection[str], what: str) -> None:
@@ -188,6 +189,9 @@ def evaluate(
   if qrels:
     parts.append(read.measured.metrics())
     tell_missing(judged, 'judged queries')
+    if read.measured.hint or not read.measured.any_judged:
+      what = 'not all ids match' if read.measured.any_judged else 'no document is judged by'
+      logger.warning('%s: %s %s%s', run, what, qrels, read.measured.hint)
   if questions:
     parts.append(answers.answer_recall(read.rankings, questions, texts, args.answer_k, args.match))
     tell_missing(questions, 'questions')
@@ -196,6 +200,7 @@ def evaluate(
       f'{run}: {len(unknown)} of its passages are not in {corpus} and count as without answers',
       unknown,
       args.strict,
+      known=texts,
     )
   counts = {name: count for part in parts for name, count in part['counts'].items()}
   counts['queries_with_own_id'] = read.with_own_id
@@ -207,6 +212,7 @@ def evaluate(
       f'{qrels}: {len(unknown)} of {len(documents)} judged documents are not in {corpus}',
       unknown,
       args.strict,
+      known=texts,
     )
   return {
     'mean': {name: value for part in parts for name, value in part['mean'].items()},

@@ -29,6 +29,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.formats import inputs as inputs_of
 from dprjax.formats import seen, trec
+from dprjax.formats.fields import in_all_forms
 from dprjax.formats.texts import Texts, read_texts
 from dprjax.runtime import cli, compiled, flags
 from dprjax.runtime.flags import flag
@@ -108,7 +109,7 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
     if (_read_parts(parts_folder) or {}).get('settings') == settings:  # left by a killed command
       files.discard(parts_folder)
     return done
-  query_texts = read_wanted(queries, 'query', set(kept.query_ids))
+  query_texts = read_wanted(queries, 'query', in_all_forms(kept.query_ids))
   known_queries = np.array([query_id in query_texts for query_id in kept.query_ids], bool)
   unknown_queries = [id_ for id_ in kept.query_ids if id_ not in query_texts]
   cli.report_ids(
@@ -117,9 +118,10 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
     unknown_queries,
     strict,
     'left out',
+    query_texts,
   )
   doc_ids = [kept.doc_ids[doc] for doc in np.unique(kept.docs).tolist()]
-  doc_texts = read_wanted(corpus, 'passage', set(doc_ids))
+  doc_texts = read_wanted(corpus, 'passage', in_all_forms(doc_ids))
   known_docs = np.array([doc_id in doc_texts for doc_id in kept.doc_ids], bool)
   unknown_docs = [id_ for id_ in doc_ids if id_ not in doc_texts]
   cli.report_ids(
@@ -127,6 +129,7 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
     unknown_docs,
     strict,
     'left out',
+    doc_texts,
   )
   kept = kept.keep(known_queries[kept.query_of_row()] & known_docs[kept.docs])
   if not len(kept.docs):

@@ -49,7 +49,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.formats import seen, trec
-from dprjax.formats.fields import read_ids
+from dprjax.formats.fields import in_all_forms, read_ids
 from dprjax.formats.texts import read_texts
 from dprjax.retrieval import best, codes, embeddings, fusion, hybrid, manifest, scann
 from dprjax.runtime import cli, compiled, flags
@@ -486,10 +486,13 @@ def _check_hybrid(args: Flags) -> None:
 def _query_texts(args: Flags, ids: Sequence[str]) -> list[str]:
   """The texts of these queries."""
   assert args.texts is not None
-  texts = {query.id: query.text for query in read_texts(args.texts, 'query', set(ids))}
+  texts = {query.id: query.text for query in read_texts(args.texts, 'query', in_all_forms(ids))}
   missing = [query_id for query_id in ids if query_id not in texts]
   cli.report_ids(
-    f'--texts={args.texts} lacks {len(missing):,} of {counted(len(ids), "queries")}', missing, True
+    f'--texts={args.texts} lacks {len(missing):,} of {counted(len(ids), "queries")}',
+    missing,
+    True,
+    known=texts,
   )
   return [texts[query_id] for query_id in ids]
 

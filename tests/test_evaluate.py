@@ -302,3 +302,20 @@ def test_a_prompt_measured_on_the_queries_that_it_was_trained_on(
   # The bare backbone has seen none.
   assert command(encode, *base, '--side=query', '--input=queries.jsonl', '--out=bare')[0] == 0
   assert 'seen' not in json.loads((tmp_path / 'bare' / 'manifest.json').read_text())
+
+
+@pytest.mark.parametrize(
+  ('judgements', 'told'),
+  [
+    ('q 0 a 1', ()),
+    ('q 0 b 1', ('no document',)),
+    ('q 0 e\u0301 1', ('no document', '\u00e9', 'NFD')),
+    ('q 0 a 1\no\u0328 0 a 1', ('not all ids', '\u01eb', 'NFD')),
+  ],
+)
+def test_ids_that_match_nothing_are_told(folder, capsys, judgements, told):
+  (folder / 'o.trec').write_text('q Q0 a 1 3.0 x\nq Q0 \u00e9 2 2.0 x\n\u01eb Q0 z 1 1 x\n')
+  (folder / 'o.tsv').write_text(judgements)
+  run('--run=o.trec --qrels=o.tsv --measure=RR@10')
+  lines = [line for line in capsys.readouterr().err.splitlines() if 'o.tsv' in line]
+  assert len(lines) == bool(told) and all(word in lines[0] for word in told)

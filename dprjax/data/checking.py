@@ -142,6 +142,7 @@ def _of_passages(several: Sequence[sources.Dataset], limits: Limits | None) -> l
     total += len(part)
     progress.advance(len(part))
   pairs = copies.pairs()
+  report, other = dataset.report, sources.OTHER_FORM.format('passages')
   findings = [
     Finding(total, 'passages', _shown(samples)),
     _summary(np.frombuffer(words, np.int32), 'passages'),
@@ -152,6 +153,7 @@ def _of_passages(several: Sequence[sources.Dataset], limits: Limits | None) -> l
       'passages that are judged or negatives, and are not in the corpus',
       tuple(f'{id_} of query {query}' for id_, query in unknown.items())[:SAMPLES],
     ),
+    Finding(report.counts[other], other, tuple(report.examples.get(other, ())[:SAMPLES])),
     Finding(cut, f'passages {_cut_words("passage", limits)}', tuple(long)),
   ]
   return [one for one in findings if one.number]

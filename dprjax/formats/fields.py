@@ -2,6 +2,8 @@
 
 import hashlib
 import re
+import unicodedata
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dprjax.base.errors import InputError
@@ -63,6 +65,26 @@ def read_ids(path: PathLike, what: str = 'ids') -> list[str]:
   if not ids.lines:
     raise InputError(f'{what}: {path} contains no ids')
   return list(ids.lines)
+
+
+class UnicodeForms:
+  """Finds ids that equal others but for their Unicode form, which some tools and systems change."""
+
+  def __init__(self, ids: Iterable[str]):
+    self._known = {unicodedata.normalize('NFC', id_): id_ for id_ in ids if not id_.isascii()}
+
+  def hint(self, ids: Iterable[str]) -> str:
+    """The end of a message on the first such id, or an empty one."""
+    for id_ in ids if self._known else ():
+      if not id_.isascii() and self._known.get(unicodedata.normalize('NFC', id_), id_) != id_:
+        return f'; {id_:.80} is there in another Unicode form (NFC, NFD): write ids in one form'
+    return ''
+
+
+def in_all_forms(ids: Iterable[str]) -> set[str]:
+  """The ids, and their other Unicode forms (NFC, NFD)."""
+  found = set(ids)
+  return found | {unicodedata.normalize(form, id_) for id_ in found for form in ('NFC', 'NFD')}
 
 
 class UniqueIds:

@@ -10,6 +10,7 @@ each relevant document among the first k, over min(k, R) for R relevant document
 ir_measures divides by R.
 """
 
+import itertools
 import math
 import re
 import warnings
@@ -21,6 +22,7 @@ import numpy as np
 
 from dprjax.base.errors import InputError
 from dprjax.base.ranking import dcg
+from dprjax.formats.fields import UnicodeForms
 from dprjax.formats.qrels import Qrels
 from dprjax.formats.trec import Run
 
@@ -83,6 +85,10 @@ class Measuring:
   """Like `measure`, for a run in pieces of whole queries.
 
   Judgements and the values of judged queries are in memory, 8 bytes a value until the end.
+
+  Attributes:
+    any_judged: whether a document of the run is judged for its query.
+    hint: the end of a message on an id of the run whose Unicode form is not that of the judgements.
   """
 
   def __init__(self, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES):
@@ -98,6 +104,8 @@ class Measuring:
     self._found = np.zeros(len(self._qrels), bool)
     self._unjudged = self._retrieved = 0
     self._first: list[str] = []  # first queries of the run, for a message
+    self._forms = UnicodeForms(itertools.chain(self._qrels, *self._qrels.values()))
+    self.any_judged, self.hint = False, ''
 
   def add(self, run: Run) -> None:
     """Measures the judged queries of a piece.
@@ -106,6 +114,7 @@ class Measuring:
       InputError: a provider cannot compute a measure.
     """
     self._first += run.query_ids[: 4 - len(self._first)]
+    self.hint = self.hint or self._forms.hint(itertools.chain(run.query_ids, run.doc_ids))
     rows = {
       query_id: slice(start, stop)
       for query_id, start, stop in zip(
@@ -134,6 +143,7 @@ class Measuring:
     if not self._found.any():
       raise InputError(
         f'no judged query is in the run (judged: {_some(qrels)}; in the run: {_some(self._first)})'
+        f'{self.hint}'
       )
     query_ids = list(qrels)
     missing = np.flatnonzero(~self._found).tolist()
@@ -168,6 +178,9 @@ class Measuring:
   def _measure(self, rankings: Mapping[str, Sequence[str]]) -> None:
     judged = {query_id: self._qrels[query_id] for query_id in rankings}
     found = {query_id: ranking for query_id, ranking in rankings.items() if ranking}
+    self.any_judged = self.any_judged or any(
+      not judged[query_id].keys().isdisjoint(ranking) for query_id, ranking in found.items()
+    )
     for kind, query_id, value in _computed(list(self._names), judged, found):
       if not math.isfinite(value):
         raise InputError(f'{kind} of query {query_id} is {value}')

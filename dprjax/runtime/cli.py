@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 from dprjax.base.counts import counted, rate
@@ -90,15 +90,23 @@ def write_run(
   )
 
 
-def report_ids(sentence: str, ids: Sequence[str], strict: bool, then: str = '') -> None:
-  """Logs a problem with ids, if any, and its remedy; raises InputError if strict."""
+def report_ids(
+  sentence: str, ids: Sequence[str], strict: bool, then: str = '', known: Iterable[str] = ()
+) -> None:
+  """Logs a problem with ids, if any, and its remedy; raises InputError if strict.
+
+  ``known`` are ids that may equal them but for their Unicode form, which is then said.
+  """
   if not ids:
     return
+  from dprjax.formats.fields import UnicodeForms
+
   listed = ', '.join(f'{id_:.80}' for id_ in ids[:_LISTED])
   message = f'{sentence}: {listed}{", ..." if len(ids) > _LISTED else ""}'
+  hint = UnicodeForms(ids).hint(known)
   if strict:
-    raise InputError(message)
-  logging.getLogger('dprjax').info('%s', message + (f'; {then}' if then else ''))
+    raise InputError(message + hint)
+  logging.getLogger('dprjax').info('%s', message + (f'; {then}' if then else '') + hint)
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
