@@ -45,6 +45,9 @@ class _Result(msgspec.Struct):
   nothing: str = ''
 
 
+@inputs.naming(
+  config='method', backbone__path='backbone', data__dir='data', data__mined_negatives='negatives'
+)
 def fit(
   backbone: files.PathLike,
   queries: inputs.Texts | None = None,
@@ -104,6 +107,7 @@ def fit(
     raise InputError('give either data, or queries, corpus and relevant')
   if data is not None and (corpus is not None or relevant is not None):
     raise InputError('corpus and relevant need queries and exclude data')
+  workdir = workdir and os.path.expanduser(workdir)
   with _incoming(workdir) as incoming:
     if data is None:
       _write(incoming, queries, corpus, relevant, columns)

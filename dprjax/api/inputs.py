@@ -1,9 +1,11 @@
 """Writes queries, corpora, judgements and runs of Python programs to files for commands."""
 
+import contextlib
 import json
 import os
+import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,26 @@ _JUDGED = {
   **{role: names for role, names in _RANKED.items() if role != 'score'},
   'label': ('score', 'relevance', 'rel', 'label', 'grade'),
 }
+
+
+@contextlib.contextmanager
+def naming(**arguments: str) -> Iterator[None]:
+  """Errors inside name arguments of Python in place of flags: ``epochs`` is ``options['epochs']``.
+
+  Args:
+    arguments: flags and config keys, with ``__`` for a dot, with other names.
+  """
+
+  def of_key(match: re.Match[str]) -> str:
+    return arguments.get(match[1].replace('.', '__'), f"options['{match[1]}']")
+
+  try:
+    yield
+  except InputError as error:
+    said = re.sub(r'(?<![\w./])(?:--)?config\.(?!json\b|py\b)(\w+(?:\.\w+)*)', of_key, str(error))
+    said = re.sub(r'(?<![\w-])--(\w+)', lambda flag: arguments.get(flag[1], flag[1]), said)
+    error.args = (said,)
+    raise
 
 
 def is_path(value: Any) -> bool:

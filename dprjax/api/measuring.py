@@ -25,6 +25,7 @@ if TYPE_CHECKING:
   import pandas
 
 
+@inputs.naming(qrels='relevant', measure='measures')
 def evaluate(
   run: inputs.Run | Mapping[str, inputs.Run],
   relevant: inputs.Judgements,
@@ -86,6 +87,7 @@ def evaluate(
   return _table([*columns, *(differences if len(found) > 1 else ())], rows)
 
 
+@inputs.naming(qrels='relevant', run='runs')
 def fuse(
   runs: Mapping[str, inputs.Run],
   method: str = 'rrf',
@@ -145,6 +147,7 @@ def fuse(
   return _table(('query_id', 'rank', 'passage_id', 'score'), rows)
 
 
+@inputs.naming(qrels='relevant', run='runs')
 def mine(
   queries: inputs.Texts,
   corpus: inputs.Texts,

@@ -121,9 +121,9 @@ def test_the_retriever_is_what_was_chosen(choosing_now, fitted):
 @pytest.mark.parametrize(
   ('change', 'named'),
   [
-    ({'options': {'epoch': 1}}, 'config.epochs'),
-    ({'options': {'optim': {'learning_rate': -1.0}}}, 'config.optim.learning_rate'),
-    ({'options': {'data.hold_out': 0.1, 'data.dev_split': 'dev'}}, 'config.data.dev_split'),
+    ({'options': {'epoch': 1}}, "options['epochs']"),
+    ({'options': {'optim': {'learning_rate': -1.0}}}, "options['optim.learning_rate']"),
+    ({'options': {'data.hold_out': 0.1, 'data.dev_split': 'dev'}}, "options['data.dev_split']"),
     ({'method': 'best'}, 'best'),
     ({'data': 'somewhere'}, 'data'),
     ({'corpus': None}, 'corpus'),

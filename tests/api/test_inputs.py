@@ -4,6 +4,7 @@ import pytest
 from etils import epath
 
 from dprjax.api import inputs
+from dprjax.base.errors import InputError
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import Query, read_texts
 from dprjax.formats.trec import read_run
@@ -155,3 +156,12 @@ def test_files_are_read(tmp_path):
   assert inputs.write_judgements(given, epath.Path('unused')) == given
   out = inputs.write_judgements({'a': 'x'}, epath.Path(tmp_path / 'out.tsv'))
   assert read_qrels(out) == {'a': {'x': 1}}
+
+
+def test_errors_name_arguments_in_place_of_flags():
+  with (
+    refused("data=x, options['a.b']: my/config.a or config.json; k") as found,
+    inputs.naming(data__dir='data'),
+  ):
+    raise InputError('--config.data.dir=x, config.a.b: my/config.a or config.json; --k')
+  assert '--' not in str(found.value)

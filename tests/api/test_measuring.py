@@ -93,7 +93,7 @@ def test_flags_are_checked():
     dprjax.fuse({'one': RUN, 'other': WORSE}, wide=1)
   with refused('method'):
     dprjax.fuse({'one': RUN, 'other': WORSE}, 'best')
-  with refused('--run'):
+  with refused('runs'):
     dprjax.fuse({'one': RUN})
   with refused('three'):
     dprjax.fuse({'one': RUN, 'other': WORSE}, weights={'one': 1, 'three': 1})
