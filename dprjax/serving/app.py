@@ -486,7 +486,7 @@ class App:
     self.check_cut(name, asked.max_tokens_per_doc)
     logits, total = await self.score(request, name, asked.query, texts, 'documents')
     scores = indexes.probabilities(logits)
-    order = np.argsort(-scores, kind='stable')[: asked.top_n]
+    order = np.argsort(-logits, kind='stable')[: asked.top_n]
     results = [
       messages.Ranked(
         int(i), float(scores[i]), messages.Document(texts[i]) if asked.return_documents else None

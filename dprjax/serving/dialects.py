@@ -192,7 +192,7 @@ class Dialects:
     scores = indexes.probabilities(logits)
     results = [
       CohereRanked(number, float(scores[number]))
-      for number in np.argsort(-scores, kind='stable')[: asked.top_n].tolist()
+      for number in np.argsort(-logits, kind='stable')[: asked.top_n].tolist()
     ]
     meta = CohereMeta(CohereUnits(total))
     return json_answer(CohereRerankResponse(request.state.id, results, meta))
@@ -233,7 +233,7 @@ class Dialects:
     scores = logits if asked.raw_scores else indexes.probabilities(logits)
     ranks = [
       TeiRank(number, float(scores[number]), asked.texts[number] if asked.return_text else None)
-      for number in np.argsort(-scores, kind='stable').tolist()
+      for number in np.argsort(-logits, kind='stable').tolist()
     ]
     return answers.list_answer(ranks)
 

@@ -476,6 +476,21 @@ def test_the_interface_of_cohere(ask, alone):
   assert ask('/v2/rerank', model='nonesuch', **body).status_code == 404
 
 
+def test_documents_of_saturated_probability_keep_the_order_of_their_logits(ask, monkeypatch):
+  def logits(self, packed):
+    yield 1
+    return np.array([38, 45, 41], np.float32)
+
+  monkeypatch.setattr(ServedReranker, 'logits', logits)
+  documents = {'query': 'json', 'documents': ['a', 'b', 'c']}
+  for answer in (
+    ask('/v1/rerank', **documents).json()['results'],
+    ask('/v2/rerank', model='cross', **documents).json()['results'],
+    ask('/rerank', query='json', texts=['a', 'b', 'c']).json(),
+  ):
+    assert [one['index'] for one in answer] == [1, 2, 0]
+
+
 def test_the_interface_of_text_embeddings_inference(client, ask, alone):
   texts = ['json', 'an http server']
   for body, name, side in (
