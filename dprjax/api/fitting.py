@@ -260,6 +260,7 @@ class Fitted:
       return Retriever.load(path, **options)
     return Retriever.load(self._result.backbone, path, **options)
 
+  @inputs.naming(out='path')
   def save(self, path: files.PathLike, *, force: bool = False, **options: Any) -> epath.Path:
     """Exports the result, as `dprjax export` does; returns the path.
 

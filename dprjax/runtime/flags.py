@@ -18,6 +18,7 @@ The type decides how a flag is read: a bool is ``true`` or ``false``, an int a w
 import argparse
 import dataclasses
 import os
+import re
 import sys
 import types
 import typing
@@ -380,7 +381,11 @@ def _parse(
   )
   parser.add_argument('--traceback', action='store_true', help='show the traceback of an error')
   _add(parser, kind)
-  words: Sequence[str] = sys.argv[1:] if argv is None else argv
+  # A shell expands only words that begin with ~, not --out=~/x.
+  words: Sequence[str] = [
+    re.sub(r'(?:(?<=^)|(?<=[=:]))~[\w.-]*(?=/|$)', lambda home: os.path.expanduser(home[0]), word)
+    for word in (sys.argv[1:] if argv is None else argv)
+  ]
   experiment = {}
   for field in dataclasses.fields(kind):  # type: ignore[arg-type]
     if 'config' in field.metadata:

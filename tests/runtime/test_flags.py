@@ -57,10 +57,14 @@ def test_what_is_not_given_has_its_default(monkeypatch):
     (['--words', '5', '6', '--words=7'], 'words', (5, 6, 7)),
     (['--commas=5, 6'], 'commas', (5, 6)),
     (['--pairs=a=b', '--pairs=c/d=e'], 'pairs', (('a', 'b'), ('', 'c/d=e'))),
+    (['--paths=~/a', '--paths=./~/b', '--paths=c~/d'], 'paths', ('/home/x/a', './~/b', 'c~/d')),
+    (['--named=a=~/b'], 'named', {'a': '/home/x/b'}),
+    (['--from=milvus:~/b'], 'source', 'milvus:/home/x/b'),
     (['--named=a=b', '--named=c=d=e'], 'named', {'a': 'b', 'c': 'd=e'}),
   ],
 )
-def test_the_type_says_how_words_are_read(words, field, value):
+def test_the_type_says_how_words_are_read(words, field, value, monkeypatch):
+  monkeypatch.setenv('HOME', '/home/x')
   found = read(*words)
   assert getattr(found, field) == value
   assert flags.given(found, 'kind', field, 'place') == [field]
