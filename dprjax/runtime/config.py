@@ -570,7 +570,7 @@ def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
   differ = [
     key
     for key in sorted(stored.keys() | given.keys())
-    if stored.get(key) != given.get(key) and not key.startswith(_FREE)
+    if _resolved(stored.get(key)) != _resolved(given.get(key)) and not key.startswith(_FREE)
   ]
   if differ:
     shown = '; '.join(
@@ -581,6 +581,14 @@ def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
       f'{workdir} has another experiment ({shown}{more}); use a fresh --workdir or the same options'
     )
   return True
+
+
+def _resolved(value: Any) -> Any:
+  """A value with the paths in it as absolute paths without links."""
+  if not isinstance(value, str):
+    return value
+  parts = value.split(',')
+  return [os.path.realpath(part) if os.path.exists(part) else part for part in parts]
 
 
 def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> None:
