@@ -157,8 +157,14 @@ def test_continues_with_the_missing_shards(run, vectors, tmp_path):
 
 @pytest.mark.slow
 def test_counts_cut_texts(run, vectors, tmp_path):
-  status, err = run('--max_length=4')
+  flags = ('--max_length=4', '--shard_rows=20')
+  status, err = run(*flags)
   [line] = [line for line in err.splitlines() if 'longer than 4 tokens' in line]
+  # A continued command counts those of the shards that are there.
+  manifest = json.loads((tmp_path / 'out' / 'manifest.json').read_text())
+  assert all(shard['cut'] for shard in manifest['shards'])
+  (tmp_path / 'out' / manifest['shards'][0]['ids']).unlink()
+  assert line in run(*flags)[1].splitlines()
   count, _, rest = line.rpartition(': ')[2].partition(' ')
   assert status == 0 and rest == 'of 50 texts were longer than 4 tokens and cut'
   # A word has one token or more, and two tokens are special.

@@ -103,27 +103,28 @@ def fill_folder(
   own = pending[process::processes]
   count = sum(shard.stop - shard.start for shard in own)
   progress = Progress('texts', count, 'encoding')
+  cut = 0
   try:
     for shard, part in _parts(texts, own, survey, source):
       if vectors is None:
-        given = [text.text for text in part]
+        given, before = [text.text for text in part], encoder.truncated[side]
         made = encoder.encode(given, side, progress, topic=_topics_of(numbers, shard))
+        cut = encoder.truncated[side] - before
       else:
         made = vectors(slice(shard.start, shard.stop))
-      writer.write(shard, made, [text.id for text in part])
+      writer.write(shard, made, [text.id for text in part], cut)
       progress.advance(len(part))
   except BaseException:  # also after an interrupt, no partial shard stays
     writer.discard()
     raise
   distributed.barrier('encoded')
   writer.finish()
-  if cut := encoder.truncated[side]:
+  if writer.cut:
     logger.info(
-      '%s: %s of %s%s were longer than %d tokens and cut',
+      '%s: %s of %s were longer than %d tokens and cut',
       out,
-      f'{cut:,}',
-      counted(count, 'texts'),
-      ' of process 0' if processes > 1 else '',
+      f'{writer.cut:,}',
+      counted(count_all, 'texts'),
       meta.max_length,
     )
   logger.info(

@@ -185,7 +185,9 @@ class EmbeddingsWriter:
       and not path.is_dir()
       and not files.is_special(path)
       and sha256_file(path) == digest
-      for path, digest in zip((self.folder / names[what] for what in FILES), digests, strict=True)
+      for path, digest in zip(
+        (self.folder / names[what] for what in FILES), digests.of_files, strict=True
+      )
     )
 
   def _differences(self, manifest: Manifest) -> list[str]:
@@ -227,9 +229,13 @@ class EmbeddingsWriter:
     return [shard for shard in self._shards if shard.number not in self._manifest.checksums]
 
   def write(
-    self, shard: Shard, vectors: Float[np.ndarray, 'rows H'], ids: Sequence[str] | None = None
+    self,
+    shard: Shard,
+    vectors: Float[np.ndarray, 'rows H'],
+    ids: Sequence[str] | None = None,
+    cut: int = 0,
   ) -> None:
-    """Writes a shard; ``ids`` are its ids, if the writer has none.
+    """Writes a shard; ``ids`` are its ids, if the writer has none; ``cut`` of its texts were cut.
 
     Raises:
       InputError: a wrong shape, NaN or infinity, or values outside float16.
@@ -263,10 +269,14 @@ class EmbeddingsWriter:
       np.save(file, vectors, allow_pickle=False)
     with atomic_write(self.folder / names['ids']) as file:
       file.writelines(f'{id_}\n' for id_ in ids)
-    self._manifest.checksums[shard.number] = Checksums(
-      *(sha256_file(self.folder / names[what]) for what in FILES)
-    )
+    of_vectors, of_ids = (sha256_file(self.folder / names[what]) for what in FILES)
+    self._manifest.checksums[shard.number] = Checksums(of_vectors, of_ids, cut)
     self._manifest.write(self.folder / self._progress)
+
+  @property
+  def cut(self) -> int:
+    """How many texts of all written shards were cut."""
+    return sum(checksums.cut for checksums in self._manifest.checksums.values())
 
   def discard(self) -> None:
     """Removes the progress file of an unfinished folder without shards; for failed commands."""
@@ -515,7 +525,7 @@ def load_embeddings(
     names = shard_names(shard.number, all_shards)
     vectors_file, ids_file = (root / names[what] for what in FILES)
     for file, expected in zip(
-      (vectors_file, ids_file), manifest.checksums[shard.number], strict=True
+      (vectors_file, ids_file), manifest.checksums[shard.number].of_files, strict=True
     ):
       files.regular_file(file, 'embeddings shard')
       if verify and shard.number % processes == process and sha256_file(file) != expected:

@@ -159,10 +159,15 @@ def shard_names(number: int, count: int) -> dict[str, str]:
 
 
 class Checksums(NamedTuple):
-  """Checksums of the files of a shard."""
+  """Checksums of the files of a shard, and how many of its texts were cut."""
 
   embeddings_sha256: str
   ids_sha256: str
+  cut: int = 0
+
+  @property
+  def of_files(self) -> tuple[str, str]:
+    return self.embeddings_sha256, self.ids_sha256
 
 
 class _Counts(msgspec.Struct):
@@ -179,6 +184,7 @@ class _Shard(msgspec.Struct):
   ids: str
   embeddings_sha256: _Sha256
   ids_sha256: _Sha256
+  cut: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class _Ranges(msgspec.Struct):
@@ -235,7 +241,7 @@ class Manifest:
         'index': number,
         'rows': shards[number].stop - shards[number].start,
         **shard_names(number, len(shards)),
-        **self.checksums[number]._asdict(),
+        **{name: one for name, one in self.checksums[number]._asdict().items() if one},
       }
       for number in sorted(self.checksums)
     ]
@@ -263,7 +269,7 @@ class Manifest:
             f'{path}: {key} of shard {shard.index} is {getattr(shard, key)!r:.40}, expected '
             f'{value!r}; {_AGAIN}'
           )
-      checksums[shard.index] = Checksums(shard.embeddings_sha256, shard.ids_sha256)
+      checksums[shard.index] = Checksums(shard.embeddings_sha256, shard.ids_sha256, shard.cut)
     meta = _convert(values, Meta, path)
     ranges = None
     # An interrupted command may have no ranges yet.
