@@ -52,6 +52,7 @@ PAYLOADS = [
     'tags': ['a', 'b'] if row % 2 else ['c'],
     'free': bool(row % 2),
     'price': row / 4,
+    'first "letter", ä-z': 'x',
   }
   for row in range(300)
 ]

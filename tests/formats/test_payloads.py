@@ -19,7 +19,7 @@ def test_fields_of_json_lines(tmp_path):
       'deep': {'x': 1},
       'none': None,
     },
-    {'_id': 'c', 'title': '', 'text': '', 'a b': 1, 'vector': [1.0], 'year': 3},
+    {'_id': 'c', 'title': '', 'text': '', 'a b': 1, 'vector': [1.0], 'a.b': 2, ' c': 3, 'year': 3},
   ]
   path = tmp_path / 'corpus.jsonl'
   path.write_text(''.join(f'{json.dumps(record)}\n' for record in records))
@@ -27,7 +27,7 @@ def test_fields_of_json_lines(tmp_path):
   first = {'title': 'On a', 'text': 'cats', 'year': 2001, 'free': True, 'tags': ['x', 'y']}
   assert (a.id, a.text, a.payload, a.omitted) == ('a', 'On a cats', first, [])
   assert b.payload == {'text': 'dogs', 'year': 2.5} and b.omitted == ['id', 'deep']
-  assert c.payload == {'year': 3} and c.omitted == ['a b', 'vector']
+  assert c.payload == {'a b': 1, 'year': 3} and c.omitted == ['vector', 'a.b', ' c']
   assert [(one.id, one.text) for one in (a, b, c)] == list(texts.read_texts(path, 'passage'))
 
 
