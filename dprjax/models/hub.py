@@ -337,7 +337,7 @@ def package_path(path: str) -> str:
   """
   if not path.startswith('package:'):
     return path
-  name = path.removeprefix('package:')
+  name = path.removeprefix('package:').replace('-', '_')  # pip's name has hyphens
   if not all(part.isidentifier() for part in name.split('.')):
     raise InputError(f'{path[:200]}: expected package:NAME of an installed package')
   origin = _locate_package(name)

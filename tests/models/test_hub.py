@@ -451,8 +451,10 @@ def test_a_package_is_located_without_running_it(tmp_path, monkeypatch):
     (tmp_path / 'path' / package / 'model').mkdir(parents=True, exist_ok=True)
     (tmp_path / 'path' / package / '__init__.py').write_text('raise SystemExit("ran")')
   monkeypatch.syspath_prepend(tmp_path / 'path')
-  for name in ('there', 'there.inner'):
-    folder = tmp_path / 'path' / name.replace('.', '/') / 'model'
+  (tmp_path / 'path' / 'with_word' / 'model').mkdir(parents=True)
+  (tmp_path / 'path' / 'with_word' / '__init__.py').touch()
+  for name in ('there', 'there.inner', 'with-word'):  # pip writes hyphens
+    folder = tmp_path / 'path' / name.replace('.', '/').replace('-', '_') / 'model'
     assert hub.package_path(f'package:{name}') == str(folder)
   for name in ('', '.there', 'there.', 'there/inner', 'a-b', '../there', 'there\n', 'there\0', '1'):
     with refused('package:'):
