@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from etils import epath
 
-from dprjax.base import repository
+from dprjax.base import provenance, repository
 from dprjax.base.arrays import read_arrays, write_arrays
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
@@ -199,8 +199,16 @@ def locate(path: PathLike) -> epath.Path:
   its commit.
 
   Raises:
-    InputError: as `repository.locate`.
+    InputError: as `repository.locate`; or a folder from which a prompt can be exported.
   """
+  folder = epath.Path(path)
+  if folder.is_dir() and not (folder / FILE).exists():
+    trained = provenance.read_mark(folder).get('format') == 'dprjax.training'
+    if trained or any((folder / side / 'adapter_config.json').exists() for side in ('', *SIDES)):
+      raise InputError(
+        f'prompt: {path} holds no {FILE}; to make one: dprjax export '
+        f'--{"workdir" if trained else "from"}={path} --out={FILE}'
+      )
   return repository.locate(path, FILE, 'prompt')
 
 
