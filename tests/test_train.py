@@ -914,7 +914,7 @@ def folders(trained, prompt, tmp_path):
     ('model', '--config.backbone.path'),
     ('model/run', '--config.backbone.path'),
     ('text', '--config.data.dir'),
-    ('text/run', '--config.data.dir'),
+    ('text/qrels', '--config.data.dir'),
     ('.', '--workdir'),
     ('other', 'other'),
     ('theirs', 'theirs'),

@@ -132,10 +132,11 @@ def fit(
     else:
       folder = epath.Path(os.path.abspath(workdir))
     config = configs.parse(words(folder))
+    own = None if data is None else workdirs.inputs(config)['--config.data.dir']
 
     def work() -> bool:
       with workdirs.claim(
-        folder, workdirs.FIT, {'data': data, 'backbone': backbone}, flag='workdir'
+        folder, workdirs.FIT, {'data': own, 'backbone': backbone}, flag='workdir'
       ):
         _keep(incoming / _DATA, folder)
         found = training.train(config, folder / _TRAINING)

@@ -162,6 +162,9 @@ def trained(workdir: files.PathLike) -> epath.Path:
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """The inputs of a training by flag, hub ids included."""
   folder = config.data.dir
+  parts = [folder, *(part.strip() for part in folder.split(','))]
+  if config.data.format in ('auto', 'beir', 'msmarco'):  # which read no other folders below
+    parts = [inside for part in parts for inside in _files_of(part)]
   scratch = config.backbone.path.startswith('scratch:')
   tasks = {
     f'--config.tasks.{name}.data.{option}': entry.data[option]
@@ -175,9 +178,7 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
     | prompts
     | {
       '--config.adapt.prompts': [part.strip() for part in config.adapt.prompts.split(',')],
-      '--config.data.dir': []
-      if config.data.format == 'docstrings'
-      else [folder, *(part.strip() for part in folder.split(','))],
+      '--config.data.dir': [] if config.data.format == 'docstrings' else parts,
       '--config.data.mined_negatives': config.data.mined_negatives,
       '--config.distillation.scores': config.distillation.scores,
       '--config.data.passage_embeddings': config.data.passage_embeddings,
@@ -188,6 +189,14 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
       '--config.backbone.path': None if scratch else config.backbone.path,
     }
   )
+
+
+def _files_of(path: str) -> list[str]:
+  """The files and judgements in a folder; another path alone."""
+  if not path or not (folder := epath.Path(path)).is_dir():
+    return [path]
+  direct = [str(inside) for inside in folder.iterdir() if not inside.is_dir()]
+  return [*direct, str(folder / 'qrels')]
 
 
 def check_folders(config: ml_collections.ConfigDict, inputs: outputs.Inputs) -> None:
