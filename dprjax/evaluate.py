@@ -132,11 +132,8 @@ def evaluate(
   """Evaluates a run on a data set.
 
   Args:
-    run: a TREC run.
-    qrels: judgements.
     answer_file: answers, see ``retrieval.answers.read_answers``; with or without ``qrels``.
     corpus: the passages, for answers and for ids of judged documents.
-    args: measures and strictness.
 
   Returns:
     ``measures.Metrics`` and the settings.

@@ -43,9 +43,7 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
 
   Args:
     path: see ``formats.paper_records``.
-    out: the folder.
     sizes: papers of each split; 0: none, but for train all that are left.
-    seed: of the hash.
 
   Raises:
     InputError: a malformed file, or too few papers.

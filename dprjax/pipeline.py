@@ -64,7 +64,6 @@ class Pipeline:
   """One experiment below ``workdir``.
 
   Args:
-    config: of configs/unm.py.
     workdir: the folder of all files: one folder for each training and mining, models/, embeddings/,
       runs/, metrics/, report.md and report.png.
 

@@ -47,7 +47,6 @@ def plan(
 
   Args:
     arguments: the config, as on the command line.
-    target: the machine.
     compile_program: ``compiling.compile_program``, perhaps cached.
     rows: most rows of a forward pass, over all devices (``embedder.rows_at_once``).
     find: search flags if the update does not fit.

@@ -154,7 +154,6 @@ def search(
   """Finds the best passages for every query.
 
   Args:
-    corpus: passages.
     queries: embeddings of the same queries, comparable with the corpus. With several (one for each
       topic prompt), the best score of a passage counts.
     args: settings, with ``index`` 'scann' or 'exact'.

@@ -154,7 +154,6 @@ def make_server(
   whether it ended by an interrupt.
 
   Args:
-    app: the application.
     drain_seconds, lame_duck: see above.
     connections: at a time, as far as the system allows.
     read_seconds: for a client to read 64 kB of an answer.

@@ -53,10 +53,8 @@ def dots(
 
   Args:
     panels: values by panel and row. A panel may lack rows.
-    xlabel: the label of the x axes.
     foot: a line in small print.
     path: the file; png, pdf or svg.
-    title: the message of the figure.
     differences: panels share an axis with a line at 0; an exact 0 without a whisker is hollow.
 
   Raises:
@@ -193,7 +191,6 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
   """Draws a panel for each topic: bars for its most probable words, dots for the background.
 
   Args:
-    panels: the topics.
     foot: a line in small print.
     path: the file; png, pdf or svg.
 

@@ -31,7 +31,6 @@ def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
 
   Args:
     x: at least two unit vectors, or raw ones as in DPTDR Table 8.
-    t: the kernel width.
 
   Raises:
     ValueError: fewer than two vectors.

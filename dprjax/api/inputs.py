@@ -37,11 +37,7 @@ _JUDGED = {
 
 @contextlib.contextmanager
 def naming(**arguments: str) -> Iterator[None]:
-  """Errors inside name arguments of Python in place of flags: ``epochs`` is ``options['epochs']``.
-
-  Args:
-    arguments: flags and config keys, with ``__`` for a dot, with other names.
-  """
+  """Errors name ``arguments`` (by flag or config key, with ``__`` for a dot) and options."""
 
   def of_key(match: re.Match[str]) -> str:
     return arguments.get(match[1].replace('.', '__'), f"options['{match[1]}']")

@@ -49,7 +49,6 @@ def read_arrays(
   """The arrays of an npz file, by name.
 
   Args:
-    path: the file.
     what: begins messages.
     most_packed: the arrays may be this many times larger than the file.
     remedy: ends messages about a damaged file.

@@ -8,7 +8,6 @@ def draw(id_: str, seed: int, choice: str) -> bytes:
 
   Args:
     id_: names the item that the choice is about.
-    seed: of the run.
     choice: names the choice and keeps it independent of others; '' is the split of
       ``dprjax.papers``.
   """

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 _LONGEST = 500  # characters of an error line
 _TRAIL = 6  # lines of code that a log names
 _interrupted = False  # whether an interrupt came
-_INSTALLED = (  # beginnings of the files of dprjax, Python and generated code
+_INSTALLED = (  # where files of dprjax, Python and no file begin
   os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
   os.path.dirname(os.path.abspath(os.__file__)) + os.sep,
   '<',
@@ -85,7 +85,7 @@ def explain(error: BaseException) -> tuple[int, str]:
 
 
 def describe_error(error: BaseException) -> str:
-  """The message of an exception, with the last line of a user's own code, if any, else the last."""
+  """The message of an exception, with the last line of users' code, or else the last."""
   if isinstance(error, SyntaxError):
     at = f'{error.filename}, line {error.lineno}'
     return f'{at}: {type(error).__name__}: {error.msg}'
@@ -95,7 +95,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def _of_users(error: BaseException) -> list[traceback.FrameSummary]:
-  """The lines of a user's own method, family or adapter that led to an exception."""
+  """The lines of a user's own code that led to an exception."""
   return [
     frame
     for frame in traceback.extract_tb(error.__traceback__)

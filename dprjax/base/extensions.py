@@ -19,7 +19,6 @@ def values(name: str, package: str = '') -> list[Any]:
   """The values of this name, such as ``FAMILY``, in all modules that have one.
 
   Args:
-    name: of the values.
     package: of dprjax, whose modules come first.
 
   Raises:

@@ -57,8 +57,6 @@ def fetch(
   """Fetches a repository from the cache or the hub; returns its folder.
 
   Args:
-    reference: the repository.
-    patterns: of the files to fetch.
     what: begins messages.
     cached: use only the cache, which may lack files.
 
@@ -98,7 +96,6 @@ def locate(path: PathLike, name: str, what: str) -> epath.Path:
 
   Args:
     path: of a file or a folder, or USER/NAME, perhaps with @REVISION.
-    name: of the file.
     what: begins messages.
 
   Raises:
@@ -167,7 +164,6 @@ def push(folder: PathLike, name: str, message: str, *, private: bool = True) -> 
   Args:
     folder: see `uploads`.
     name: USER/NAME; made if it is missing.
-    message: of the commit.
     private: refuse a repository that others can see.
 
   Returns:

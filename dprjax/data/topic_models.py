@@ -350,7 +350,6 @@ def fit(
   """Finds the topics of documents.
 
   Args:
-    texts: the documents.
     settings: see `TopicSettings`.
     vectors: of the documents, for k-means.
     where: names the documents in messages.

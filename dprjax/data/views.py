@@ -65,7 +65,6 @@ def make_view_batches(
   likewise with its own T, unless views='one'; `passage_index` [B] int32, rows of ``texts``.
 
   Args:
-    texts: the passages.
     tokenizer: the tokenizer of ``texts``.
     batch_size: passages of the global batch; process i has the i-th of ``process_count`` equal
       blocks.

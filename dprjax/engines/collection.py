@@ -94,7 +94,6 @@ def create(
   """Makes an empty collection.
 
   Args:
-    space: of its vectors, `manifest.Meta.space`.
     index_type: 'auto', or an index name of the engine.
     rows: the approximate number of documents.
     bm25: settings of ``retrieval.bm25_index.build`` for a collection that BM25 searches too, with
@@ -174,7 +173,6 @@ class Collection:
     """Writes vectors, replacing those with the same ids.
 
     Args:
-      texts: for a collection with BM25.
       payloads: title, text and other fields to store with each document.
 
     Raises:

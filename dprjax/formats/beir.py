@@ -24,7 +24,6 @@ def write(
     folder: made here.
     passages: ``{_id, title, text, categories}``; title and categories are optional.
     queries: ``{_id, text}``.
-    judged: the judgements of each split.
 
   Raises:
     InputError: an id occurs twice, or a text contains half of a surrogate pair.

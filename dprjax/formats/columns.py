@@ -22,7 +22,6 @@ def split_rows(
 
   Args:
     lines: numbers and lines without their newlines, blank lines too.
-    name: of the file.
     quoted: whether values may be in quotes, as the Python csv module writes them.
 
   Raises:

@@ -68,13 +68,13 @@ def read_ids(path: PathLike, what: str = 'ids') -> list[str]:
 
 
 class UnicodeForms:
-  """Finds ids that equal others but for their Unicode form, which some tools and systems change."""
+  """Finds ids that equal these but for their Unicode form, which some tools change."""
 
   def __init__(self, ids: Iterable[str]):
     self._known = {unicodedata.normalize('NFC', id_): id_ for id_ in ids if not id_.isascii()}
 
   def hint(self, ids: Iterable[str]) -> str:
-    """The end of a message on the first such id, or an empty one."""
+    """The end of a message on the first such id, or ''."""
     for id_ in ids if self._known else ():
       if not id_.isascii() and self._known.get(unicodedata.normalize('NFC', id_), id_) != id_:
         return f'; {id_:.80} is there in another Unicode form (NFC, NFD): write ids in one form'

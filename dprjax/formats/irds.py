@@ -52,7 +52,6 @@ def write(id_: str, splits: Sequence[str], folder: files.PathLike) -> None:
   'train' has the judgements of the data set ``ID``. ``id_`` may also be ``ID/SPLIT``.
 
   Args:
-    id_: of a data set with documents.
     splits: whose queries and judgements are written.
     folder: made whole or not at all.
 

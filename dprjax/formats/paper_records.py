@@ -75,9 +75,7 @@ def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own:
   """Writes papers as a BEIR folder: titles are queries, abstracts passages, without a title.
 
   Args:
-    folder: to be made.
     papers: with title, passage and categories.
-    split: of the judgements.
     own: whether only the abstract of the same paper is relevant to a title; otherwise all abstracts
       with a common category are.
 

@@ -11,6 +11,7 @@ Value = str | int | float | bool | list[str]
 
 RESERVED = ('id', 'vector', 'words', 'counts', 'payload')
 """Names that engines reserve."""
+_STORED = re.compile(r'(?!\s)[^\x00-\x1f.]{1,63}(?<!\s)')  # OpenSearch makes objects of dots
 
 
 class Document(texts.Text):
@@ -30,12 +31,6 @@ class Document(texts.Text):
 def is_field(name: str) -> bool:
   """Whether a condition can name this field of a payload."""
   return re.fullmatch('[A-Za-z_][A-Za-z0-9_]{0,62}', name) is not None and name not in RESERVED
-
-
-def _is_storable(name: str) -> bool:
-  """Whether every engine stores a field of this name; OpenSearch makes objects of dots."""
-  plain = re.fullmatch(r'[^\x00-\x1f.]{1,63}', name) is not None and name == name.strip()
-  return plain and name not in RESERVED
 
 
 def read_documents(
@@ -65,7 +60,7 @@ class _Documents(texts.Texts):
     for name, value in fields.items():
       if name in used or value is None:
         continue
-      if _is_storable(name) and name not in ('title', 'text') and _is_plain(value):
+      if _STORED.fullmatch(name) and name not in ('title', 'text', *RESERVED) and _is_plain(value):
         made.payload[name] = value
       else:
         made.omitted.append(name)

@@ -133,7 +133,6 @@ def find_roles(
   """The column of every role that has one.
 
   Args:
-    names: of the existing columns.
     usual: by role, names in lower case; the first that exists counts.
     given: by role, the name chosen by the user.
     where: in messages.

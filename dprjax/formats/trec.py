@@ -94,7 +94,6 @@ def run_from_rows(
 
   Args:
     query_ids: one for each row of ``rows``.
-    doc_ids: the ids of the corpus.
     rows: indices into ``doc_ids``; negative where fewer than k were retrieved.
     scores: larger is better.
   """

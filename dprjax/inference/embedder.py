@@ -122,11 +122,8 @@ def place_backbone(mesh: Mesh, config: EncoderConfig, params: Any, arithmetic: A
   """Places encoder parameters, split as in training if the mesh has fsdp or model.
 
   Args:
-    mesh: the devices.
-    config: the encoder shape.
     params: arrays, or on disk (`weights.OnDisk`): then memory has the part of one parameter for one
       device at a time, in the type of `weight_dtype`.
-    arithmetic: of the encoder.
   """
   platform = mesh.devices.flat[0].platform
   named = {
@@ -165,10 +162,7 @@ class Embedder:
 
   Args:
     embed: ``(params, tokens [B, T], mask [B, T], *columns [B]) -> [B, H]``, to be jitted.
-    mesh: the devices.
     batch_size: the most rows of a step, over all devices; see ``rows_at_once``.
-    max_length: of rows.
-    pad_id: the padding token.
     row_bytes: the least memory of a row by its length (`encoder_row_bytes`).
 
   Raises:

@@ -57,14 +57,9 @@ def fill_folder(
   Existing shards are kept. All processes call this; each encodes its own shards.
 
   Args:
-    encoder: a backbone with at most one prompt.
-    side: 'query' or 'passage'.
-    texts: at least one; each iteration must give the same texts, as a list or `formats.texts.Texts`
-      does.
-    out: the folder.
+    encoder: with at most one prompt.
+    texts: at least one; the same in each iteration.
     source: of the texts, for messages.
-    dtype: of the stored vectors.
-    shard_rows: rows of a file.
     topic, numbers: for a topic prompt: how topics were chosen, and the topic of each text or of
       all; None: by words.
     calibrate: the most texts for measuring the ranges of codes. An unfinished folder keeps its

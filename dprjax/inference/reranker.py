@@ -240,9 +240,7 @@ class CrossEncoder(Reranker):
       path: a Hugging Face directory, a hub id, or ``package:NAME``.
       max_length: tokens of a pair; default: that of the tokenizer, at most 512. The passage is cut
         first, see ``Template.cut``.
-      mesh: the devices, as for ``Encoder.load``.
-      batch_size: the most pairs at a time, over all devices.
-      dtype: a name for ``models.encoder_config.arithmetic``.
+      mesh, batch_size, dtype: as for ``Encoder.load``.
 
     Raises:
       InputError: a file cannot be read, the head is missing or has more labels, or the tokenizer
@@ -264,10 +262,6 @@ class PromptReranker(Reranker):
 
       reranker = PromptReranker.load('backbone', 'qa.npz')
       reranker.score([('how do planes fly', 'The lift of a swept wing ...')])   # float32 [1]
-
-  Attributes:
-    prompt: the prompt.
-    score_kind: 'logit' or 'probability'.
   """
 
   head = 'mlm'
@@ -360,13 +354,10 @@ class PromptReranker(Reranker):
 
     Args:
       path: a Hugging Face directory with a masked-LM head, a hub id, or ``package:NAME``.
-      prompt: the prompt file.
       max_length: tokens of a pair with its template, cutting the passage first; default: each text
         is cut at its maximum length in the prompt meta.
       score: 'logit' or 'probability', in place of the setting of the prompt.
-      mesh: the devices, as for ``Encoder.load``.
-      batch_size: the most pairs at a time, over all devices.
-      dtype: a name for ``models.encoder_config.arithmetic``.
+      mesh, batch_size, dtype: as for ``Encoder.load``.
 
     Raises:
       InputError: a file cannot be read, or the prompt was made for another backbone, head or

@@ -27,8 +27,6 @@ def of_prompts(
 
   Args:
     prompts: of kind template, with equal template strings and fixed layers.
-    tokenizer: of the backbone.
-    config: the backbone shape.
 
   Raises:
     InputError: template strings differ, or the tokenizer has no mask token.
@@ -74,11 +72,8 @@ def check_positions(
   """Raises InputError if texts and template exceed the positions.
 
   Args:
-    prompt: of the template.
     options: the options that set the length of texts.
     texts, template: tokens.
-    config: the backbone shape.
-    backbone: its path.
   """
   if texts + template > config.max_tokens:
     raise InputError(

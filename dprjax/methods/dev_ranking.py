@@ -87,7 +87,6 @@ class DevRanking:
     """Opens the dev split or, with folds, all training queries.
 
     Args:
-      data, tokenizer: the data set, and the backbone tokenizer.
       wanted: measures; the first gives the values of single queries.
       whole: whether to ignore ``config.eval.corpus_limit``.
       number: of the task, if ``Model.embed`` takes it.

@@ -48,9 +48,7 @@ def add(
   """The terms and their weighted sum, ``loss``.
 
   Args:
-    config: of the training.
     name: of the loss on labels, among the metrics.
-    supervised: the loss on labels.
     scores: of the passages of each query by the student; column 0 is the positive.
     batch: with the teacher scores.
   """

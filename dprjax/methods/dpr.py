@@ -83,8 +83,6 @@ def contrast(
   """InfoNCE over the global batch, encoded in chunks, and its metrics.
 
   Args:
-    config: the experiment.
-    devices: the mesh.
     encode: ``(side, (tokens [n, T], mask [n, T], *columns [n]), key) -> vectors``.
     batch: queries, and passages as tokens or as vectors of the base encoder.
     key: for dropout, or None.

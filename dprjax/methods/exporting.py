@@ -36,11 +36,9 @@ class ExportOptions(NamedTuple):
   Attributes:
     format: 'npz', 'peft' or 'sentence-transformers'; None: an npz file, or the encoder directory
       if one was trained.
-    base_model: the backbone name on the hub.
+    base_model: of the backbone on the hub.
     copy_backbone: copy the backbone into a sentence-transformers folder, or else name the pinned
       ``base_model``.
-    card: write a model card into the folder.
-    licence: its name on the hub.
     metrics: files of ``dprjax.evaluate`` for the card, by name of the data.
     name: the repository of the card.
   """
@@ -74,14 +72,12 @@ def export(
   """Writes the trained parameters of ``workdir`` to ``out``, atomically.
 
   Args:
-    workdir: of the training run.
     out: a ``.npz`` file for a prompt only; a directory for an encoder, another format or a card. An
       encoder directory has ``query/`` and ``passage/`` if the sides differ, and ``prompt.npz`` if
       there is a prompt.
     step: the checkpoint step; by default the best on the dev split, else the latest.
     method: the module of the method, if it is outside this package; a config.json must not decide
       which code is imported.
-    options: the format and the card.
     force: export even if no checkpoint scored above the baseline. Intermediate stages
       (``Method.intermediate``) do not need it.
 
@@ -229,7 +225,6 @@ def convert(
     backbone: the frozen encoder; by default the one named in ``source``.
     settings: pooling, normalize, query_max_length and passage_max_length of an adapter made by
       PEFT; None: those of the backbone.
-    options: the format and the card.
 
   Raises:
     InputError: as `export`; the source is damaged or belongs to another backbone.

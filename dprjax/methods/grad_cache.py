@@ -26,8 +26,6 @@ def map_chunks(
     encode: ``(rows, key) -> (values per row, sums)``.
     rows: arrays with a leading axis B, a multiple of ``chunks`` times the devices that split it.
     key: for dropout; each chunk gets its own. None stays None.
-    chunks: the number of chunks.
-    mesh: the devices.
 
   Returns:
     The values of all rows, in order, and the sums over all chunks.

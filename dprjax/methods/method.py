@@ -300,7 +300,6 @@ def load_named(stored: str, named: str | None) -> Method:
   Args:
     stored: ``config.method`` of the config.json of a workdir, which may come from an untrusted
       source.
-    named: ``--method``.
 
   Raises:
     InputError: as ``load``; ``stored`` is outside this package and is not ``named``.

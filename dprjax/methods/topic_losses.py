@@ -33,7 +33,6 @@ def document_losses(
     queries, passages: of unit length.
     categories: of each document, -1 unused.
     passage_index, relevant: as in ``contrastive.info_nce``.
-    mesh: the devices.
     rows: documents that a device scores at a time.
     temperature: gamma.
 
@@ -101,8 +100,6 @@ def topic_topic_loss(
 
   Args:
     vectors: n passages under all K prompts, of unit length.
-    mesh: the devices.
-    margin: of the hinge.
   """
   count, topics, _ = vectors.shape
   everything = jax.lax.with_sharding_constraint(vectors, NamedSharding(mesh, P()))

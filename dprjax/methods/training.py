@@ -259,32 +259,21 @@ def _next_of_choice(setup: Setup, kept: choices.Kept, command: str, out: str) ->
 
 
 def _hybrid(setup: Setup, weights: epath.Path, model: str = '') -> str:
-  """The commands of a search with BM25, each on a new line.
-
-  Args:
-    setup: of a training; a BEIR folder names the files of texts.
-    weights: the file for ``--hybrid``.
-    model: of `dprjax.export`; '': the backbone alone.
-  """
+  """The commands of a search with an exported model (or none) and BM25."""
   path = setup.config.backbone.path
   backbone = shlex.quote(setup.backbone.path if path.startswith('scratch:') else path)
-  encode = f'dprjax encode --backbone={backbone}' + (f' --prompt={model}' if model else '')
-  if model == 'DIR':  # a trained encoder
-    encode = 'dprjax encode --backbone=DIR'
-  files = [epath.Path(setup.config.data.dir) / name for name in ('corpus.jsonl', 'queries.jsonl')]
+  encoder = f'{backbone} --prompt={model}' if model.endswith('.npz') else model or backbone
   corpus, queries = (
-    shlex.quote(str(path)) if path.exists() else path.stem.upper() for path in files
+    shlex.quote(str(file)) if file.exists() else name.upper()
+    for name in ('corpus', 'queries')
+    for file in [epath.Path(setup.config.data.dir) / f'{name}.jsonl']
   )
-  return ''.join(
-    f'\n  {command}'
-    for command in (
-      f'{encode} --side=passage --input={corpus} --out=encoded/corpus',
-      f'{encode} --side=query --input={queries} --out=encoded/queries',
-      f'dprjax bm25 --corpus={corpus} --queries={queries} --index_dir=bm25 --out=bm25.trec',
-      'dprjax search --corpus=encoded/corpus --queries=encoded/queries --bm25_index=bm25 '
-      f'--texts={queries} --hybrid={shlex.quote(str(weights))} --out=run.trec',
-    )
-  )
+  return f"""
+  dprjax encode --backbone={encoder} --side=passage --input={corpus} --out=vectors/corpus
+  dprjax encode --backbone={encoder} --side=query --input={queries} --out=vectors/queries
+  dprjax bm25 --corpus={corpus} --queries={queries} --index_dir=bm25 --out=bm25.trec
+  dprjax search --corpus=vectors/corpus --queries=vectors/queries --texts={queries} \
+--bm25_index=bm25 --hybrid={shlex.quote(str(weights))} --out=run.trec"""
 
 
 def make_backbone(

@@ -175,7 +175,6 @@ def mine(
     queries, corpus: files of texts, see ``formats.texts.read_texts``.
     qrels: judgements; grades above 0 are positives.
     retrievers: name -> TREC run.
-    out: the jsonl file.
     reranked: a TREC run with the logits of a reranker as scores.
     score: the reranker. Without it or ``reranked`` there are no denoised negatives.
 

@@ -135,11 +135,9 @@ def make_pool(
 
   Args:
     rows: of every run, as from `rank_rows`.
-    run: the run number of each row.
     text: a code for the text of each row; -1 drops the row.
     positive_query, positive_text: positives of every query.
     query_keys: keys of query ids, by number.
-    seed: of the lots.
   """
   span = max(int(text.max(initial=0)), int(positive_text.max(initial=0))) + 1
   pair = rows['query'].astype(np.int64) * span + text

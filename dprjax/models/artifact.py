@@ -199,14 +199,14 @@ def locate(path: PathLike) -> epath.Path:
   its commit.
 
   Raises:
-    InputError: as `repository.locate`; or a folder from which a prompt can be exported.
+    InputError: as `repository.locate`.
   """
   folder = epath.Path(path)
   if folder.is_dir() and not (folder / FILE).exists():
     trained = provenance.read_mark(folder).get('format') == 'dprjax.training'
     if trained or any((folder / side / 'adapter_config.json').exists() for side in ('', *SIDES)):
       raise InputError(
-        f'prompt: {path} holds no {FILE}; to make one: dprjax export '
+        f'prompt: {path} holds no {FILE}; make one by dprjax export '
         f'--{"workdir" if trained else "from"}={path} --out={FILE}'
       )
   return repository.locate(path, FILE, 'prompt')

@@ -55,7 +55,6 @@ def wrapper(config: Any, stored: Iterable[str]) -> str:
   """The prefix that a tool added to all names, such as ``module.``, or ''.
 
   Args:
-    config: the encoder shape.
     stored: names in the files.
 
   Raises:

@@ -88,8 +88,6 @@ def score_pairs(
   """The scores of pairs, float32.
 
   Args:
-    config: of the encoder.
-    backbone: its parameters.
     head: as ``init_classifier`` gives it.
     tokens: a pair in each row, with special tokens.
     mask: True at real tokens.

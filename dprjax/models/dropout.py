@@ -23,7 +23,6 @@ def stays(rate: float, seed: Array, places: Int32[Array, '*s']) -> Array:
   MurmurHash3).
 
   Args:
-    rate: of dropout.
     seed: int32, with one axis for each of ``places``.
     places: different numbers.
   """
@@ -76,9 +75,7 @@ def drop(x: Float[Array, '*s'], rate: float, key: Array, rows: bool = False) -> 
   """Applies dropout.
 
   Args:
-    x: of any shape.
     rate: the share left out, below 1; the rest is divided by 1 - rate.
-    key: of the mask.
     rows: whether the first axis is the rows of a batch or of a part of it.
   """
   seed = seeds(key, ())

@@ -54,12 +54,9 @@ def of_states(
   """One vector for each row of hidden states.
 
   Args:
-    config, params: of the encoder.
-    states: its last hidden states.
     mask: True at the tokens to pool.
     specs: one `VectorSpec` for all rows, or several.
     which: the index into ``specs`` of each row, if there are several.
-    adapter: the adapter used for the states.
   """
   specs = (specs,) if isinstance(specs, VectorSpec) else specs
 

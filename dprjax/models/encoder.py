@@ -207,7 +207,6 @@ def encode(
   """Encodes tokens, with or without an adapter.
 
   Args:
-    config: the encoder shape.
     params: as ``hub.load_backbone`` gives them, float32 or bfloat16.
     tokens: token ids.
     mask: True at real tokens. A row may be all padding.
@@ -270,7 +269,6 @@ def keys_and_values(
   Keys have passed their norm and the rotation by positions, which count from 0.
 
   Args:
-    config: the encoder shape.
     params: as for ``encode``, or on disk; one layer at a time is read from there.
     tokens: token ids, without padding.
 

@@ -71,10 +71,8 @@ def attend(
     prompt: unmasked keys (index 0) and values, shared or one for each example.
     num_heads: N.
     dropout: the rate on weights, if there is a ``dropout_key``.
-    dropout_key: of the masks.
     prompt_dropout: the rate on a shared prompt, if there is a ``prompt_key``. Each example has its
       own mask, but no copy of the prompt.
-    prompt_key: of these masks.
     split: how devices split examples and heads; None: one device.
     interpret: run on any device, slowly.
   """
@@ -402,8 +400,6 @@ def _kept(rate: float, seed: Int32[Array, '1 1'], shape: tuple[int, ...], before
   """The dropout mask of a head.
 
   Args:
-    rate: of dropout.
-    seed: of the head.
     shape: rows, and at most 8,192 columns.
     before: columns that precede these.
   """

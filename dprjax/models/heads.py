@@ -46,7 +46,6 @@ def mlm_logits(
   Args:
     config: of the encoder; its family decides the activation of the head.
     head: as ``init_mlm_head`` gives it.
-    embedding: the encoder word embeddings.
     hidden: states of any number of tokens.
     dtype: of the inputs of matrix products; LayerNorm and the logits are float32.
   """
@@ -84,9 +83,7 @@ def mlm_loss(
   V].
 
   Args:
-    config: the encoder's.
     head: as ``init_mlm_head`` gives it.
-    embedding: the encoder word embeddings.
     hidden: the last states of the encoder or of the Condenser head.
     positions: of masked tokens, from ``masking.mask_tokens``.
     targets: the original tokens at ``positions``.
@@ -147,7 +144,6 @@ def condenser_states(
   """Applies the Condenser head to the late first token and the other early tokens (Eq. 8), float32.
 
   Args:
-    config: the encoder's.
     layers: as from ``init_condenser_head``.
     late, early: as from ``encoder.encode_early_late``.
     mask: True at real tokens.

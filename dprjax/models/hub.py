@@ -75,7 +75,6 @@ def load_backbone(
   shards, from any class of a family (docs/backbones.md).
 
   Args:
-    path_or_hub_id: the directory, package or hub id.
     heads: names of ``head_specs.HEADS`` to read as well.
     on_disk: read parameters as `weights.OnDisk`, for models larger than memory.
 
@@ -184,8 +183,6 @@ def save_backbone(
   has the pooler. The Condenser head has its own file.
 
   Args:
-    directory: the output.
-    config: the encoder shape.
     params: stored as float32.
     source: a directory whose tokenizer files are copied.
     spec: how texts become vectors, for sentence-transformers files; None writes none.
@@ -302,10 +299,8 @@ def scratch_config(
 
   Args:
     size: a key of ``SIZES``.
-    vocab_size: of the tokenizer.
     model_type: of a family whose shape is an `EncoderConfig`.
     max_tokens: the longest input.
-    pad_token_id: by default that of the family.
 
   Raises:
     InputError: an unknown size or model type.

@@ -48,12 +48,10 @@ def mask_tokens(
   fit.
 
   Args:
-    key: the random key.
     tokens: token ids.
     words: the word number of each token; -1 at special tokens and padding, which are never masked.
       Neighbouring words have different numbers.
     rate: the fraction of maskable tokens to mask; static.
-    mask_id: the mask token.
     replacements: the ids of random tokens: all but the special ones.
 
   Returns:

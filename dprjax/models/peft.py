@@ -42,7 +42,6 @@ def write_adapters(
   """Writes the adapters of a prompt into an existing folder.
 
   Args:
-    model: the backbone shape.
     base_model: the backbone on the hub, for AutoPeftModel; None: unknown.
 
   Raises:
@@ -99,10 +98,7 @@ def read_prompt(
   """Reads an adapter, or one for queries and one for passages.
 
   Args:
-    folder: of the adapter.
-    backbone: the encoder it was trained for.
     tokenizer_sha256: of the backbone tokenizer.
-    name: of the backbone.
     settings: keys of the prompt meta that replace those in the file. None keeps those of the file;
       an adapter from another tool gets those of the backbone.
 

@@ -48,8 +48,6 @@ def init_prompt_encoders(
   """Fresh parameters of several encoders, by name.
 
   Args:
-    config: the backbone shape.
-    keys: of each encoder.
     lengths: P of each.
 
   Raises:

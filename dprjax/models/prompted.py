@@ -33,8 +33,6 @@ def write_folder(
 
   Args:
     folder: exists and is empty.
-    prompt: for this backbone.
-    backbone: the files to copy.
     reference: the same backbone on the hub, with its commit; then no files are copied.
 
   Raises:

@@ -79,7 +79,6 @@ def attend_in_blocks(
   Args:
     mix: ``(query, key, value, bias, number) -> [B, N, t, D]``, attention of block ``number``.
     query: of the tokens.
-    key, value: of P + T vectors.
     bias: of padding, and of distance in some families.
     reach: the visible tokens.
   """

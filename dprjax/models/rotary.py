@@ -121,8 +121,6 @@ def read(settings: Mapping[str, Any], theta: float, positions: int) -> Rope:
   """The rotation described in config.json by rope_parameters or rope_scaling.
 
   Args:
-    settings: the object.
-    theta: the default.
     positions: of the model, the default for the original positions.
 
   Raises:

@@ -200,8 +200,6 @@ def write_folder(
   """Writes the files into a new model directory, in a format for all versions.
 
   Args:
-    folder: of the model.
-    config, params: of the encoder.
     spec: how it embeds texts; the folder gets the longer of its two maximum lengths.
     tokenizer: keys of sentence_bert_config.json that the tokenizer needs (`tokenizer_keys`).
   """

@@ -90,7 +90,6 @@ def parse(string: str, kind: str, where: str, *, masked: bool = True) -> tuple[s
   """Splits a template string into slots.
 
   Args:
-    string: the template string.
     kind: 'query', 'passage' or 'pair'.
     where: begins error messages.
     masked: whether [MASK] is required.
@@ -155,7 +154,6 @@ class TaskTemplates(NamedTuple):
       specials: special tokens of the tokenizer.
       tokenize: gives the token ids of each text, without special tokens.
       vocab_size: of the encoder. Token ids from here on are learned vectors.
-      pad_id: the padding token.
       where: begins error messages.
       masked: whether [MASK] is required.
 
@@ -293,12 +291,7 @@ def encode(
   """Fills templates and encodes them.
 
   Args:
-    config, params: of the encoder.
-    templates: of all tasks.
-    kind: of input.
-    texts: of the examples.
     length: T, at least the length of the longest filled template.
-    numbers: the task of each example.
     kwargs: for ``encoder.encode``.
 
   Returns:
@@ -324,7 +317,6 @@ def answer(
 
   Args:
     head: the masked-LM head, which computes in the dtype of ``options``.
-    options: of the encoder.
     config, params, templates, texts, length, numbers, kwargs: as for ``encode``.
   """
   filled, hidden = encode(
@@ -352,7 +344,6 @@ def vectors(
   text; 'cls'.
 
   Args:
-    config, params: of the encoder.
     templates, kind: templates of the tasks and the kind of input.
     filled, hidden: the rows and their last hidden states.
     specs, which: as for ``embed.of_states``.

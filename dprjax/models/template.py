@@ -127,8 +127,6 @@ class Template:
 
     Args:
       texts: for each text of the template, the tokens of all examples without special tokens.
-      max_length: of the filled template.
-      pad_id: the padding token.
 
     Raises:
       InputError: as ``cut``.
@@ -162,7 +160,6 @@ def fill(
     templates: one or more, with texts at the same places.
     texts: in the order of the pieces.
     length: T, static; at least the length of the longest filled template.
-    pad_id: the padding token.
     template_ids: the template of each example; None: the first.
   """
   batch = texts[0].tokens.shape[0]

@@ -175,7 +175,6 @@ def read_encoder(checkpoint: Checkpoint, on_disk: bool = False) -> tuple[Params,
   """Parameters and SHA-256 of an encoder. Memory holds each tensor once, or one at a time.
 
   Args:
-    checkpoint: the open model.
     on_disk: parameters are `OnDisk`.
 
   Raises:
@@ -226,9 +225,7 @@ def read_head(
   """The parameters of a head; None if the checkpoint has none of its tensors.
 
   Args:
-    checkpoint: the open model.
     title: names the head in messages.
-    tensors: of the head.
     copies: names of copies of head or encoder tensors, with the original names.
 
   Raises:

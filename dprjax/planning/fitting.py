@@ -34,7 +34,6 @@ def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attem
   Args:
     config: the experiment, whose update does not fit.
     devices: their number.
-    program: of this update.
     attempt: compiles another.
   """
   held = sum(program.answer.get('held', {}).values())

@@ -140,7 +140,6 @@ def rescore(
 
   Args:
     queries: float32.
-    rows: of each query.
     take: reads vectors of ascending rows, like ``embeddings.Embeddings.take``.
     block_bytes: vectors in memory at a time, about.
   """

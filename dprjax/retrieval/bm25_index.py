@@ -129,7 +129,6 @@ def build(
   """Indexes the passages.
 
   Args:
-    ids, texts: of each passage.
     k1: saturation of repeated words.
     b: discount of long passages, 0 to 1.
     language: of the stemmer and stop words; one of ``languages()``, or 'none'.

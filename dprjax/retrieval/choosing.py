@@ -209,7 +209,6 @@ def choose(
       candidates the first wins. Without queries the frozen encoder stays.
     new: whether each query has new answers: none of its relevant passages is relevant to a training
       query.
-    prior: of the gains.
 
   Raises:
     InputError: there are no scores of the frozen encoder, a candidate has other queries, or scores
@@ -267,13 +266,7 @@ def posterior(
   counts: Int[np.ndarray, '*m'],
   prior: Prior,
 ) -> tuple[Float64[np.ndarray, '*n'], ...]:
-  """Expected gains, squared standard errors, and squared deviations of the expected gains.
-
-  Args:
-    means, variances: of the gain of single queries.
-    counts: the number of queries.
-    prior: of gains.
-  """
+  """Expected gains, squared standard errors, and squared deviations of the expected gains."""
   freedom = counts + _PSEUDO - 1
   error = (counts * variances + _PSEUDO * _DEVIATION**2) / freedom / np.maximum(counts, 1)
   around = error + prior.noise**2

@@ -108,10 +108,8 @@ class EmbeddingsWriter:
     """Opens or makes the folder, and verifies the shards of an earlier run.
 
     Args:
-      folder, meta, shard_rows: the output.
       ids: of all rows; or the summary of `IdReader`, if `write` gets the ids of each shard.
-      process: rank of this process.
-      source: the origin of the ids, for messages.
+      source: of the ids, for messages.
       seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
 
     Raises:
@@ -495,7 +493,6 @@ def load_embeddings(
   """Opens a finished folder.
 
   Args:
-    folder: from ``EmbeddingsWriter``.
     verify: compare the SHA-256 of every file.
     process, processes: rank and count; each process verifies a part of the files.
 

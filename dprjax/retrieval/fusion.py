@@ -169,8 +169,6 @@ def ndcg(
 
   Args:
     ids, values: `Fusion.table`.
-    grades: the query judgements.
-    weights: the candidates.
   """
   gains = sorted((grade for grade in grades.values() if grade > 0), reverse=True)[:CUTOFF]
   found = np.zeros(len(weights))
@@ -213,7 +211,6 @@ def learn(
   The best candidate itself would depend on single queries.
 
   Args:
-    weights: of the candidates.
     scores: of at least two queries.
   """
 

@@ -57,8 +57,6 @@ def load(weights: PathLike, folder: PathLike, ids: Collection[str]) -> Hybrid:
 
   Args:
     weights: a file from dprjax.fuse.
-    folder: the index.
-    ids: the passages of the dense index.
 
   Raises:
     InputError: as `read`; the index is incomplete, has other passages, or has other settings than

@@ -30,8 +30,7 @@ DEFAULT_MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000', 'AP', 'Success@1', 'S
 
 _NORMALIZED = ('nAP@', 'nAP(')
 
-# Names here by those of trec_eval, mteb and others, in lower case and without _; accuracy is left
-# out, since it is Success in sentence-transformers.
+# By other names, in lower case without _. In sentence-transformers, accuracy is Success.
 _BY_OTHERS = {name.lower().replace('_', ''): name for name in ir_measures.measures.registry} | {
   'nap': 'nAP',
   'reciprank': 'RR',
@@ -85,10 +84,6 @@ class Measuring:
   """Like `measure`, for a run in pieces of whole queries.
 
   Judgements and the values of judged queries are in memory, 8 bytes a value until the end.
-
-  Attributes:
-    any_judged: whether a document of the run is judged for its query.
-    hint: the end of a message on an id of the run whose Unicode form is not that of the judgements.
   """
 
   def __init__(self, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES):
@@ -105,7 +100,8 @@ class Measuring:
     self._unjudged = self._retrieved = 0
     self._first: list[str] = []  # first queries of the run, for a message
     self._forms = UnicodeForms(itertools.chain(self._qrels, *self._qrels.values()))
-    self.any_judged, self.hint = False, ''
+    self.hint = ''  # on an id of the run in another Unicode form
+    self.any_judged = False  # whether a document of the run is judged for its query
 
   def add(self, run: Run) -> None:
     """Measures the judged queries of a piece.
@@ -307,7 +303,7 @@ def _normalized(value: float, kind: ir_measures.Measure, judged: Mapping[str, in
 def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
   """Measures by name: ``nDCG@10``, ``AP(rel=2)@100``; ``nAP@10`` maps to AP@10.
 
-  Names of trec_eval and in lower case, such as ``ndcg_cut_10`` or ``mrr@10``, become those here.
+  Names of trec_eval and in lower case, ``ndcg_cut_10`` and ``mrr@10``, are understood.
 
   Raises:
     InputError: an unknown name or parameter.
@@ -334,7 +330,7 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
 
 
 def _as_here(name: str) -> str:
-  """The name here of a measure that another tool names otherwise; else the name."""
+  """The name here of a measure."""
   form = re.fullmatch(
     r'(\w{1,20}?)(?:(?:(?:_cut)?[_.@]|_at_)(\d+(?:\.\d+)?))?', name := name.strip()
   )
@@ -343,7 +339,7 @@ def _as_here(name: str) -> str:
 
 
 def check_name(name: str, key: str) -> None:
-  """Raises InputError unless a measure has this name in metrics; the message has ``key``."""
+  """Raises InputError, with ``key``, unless a measure has this name in metrics."""
   [known] = parse_measures([name])
   if known != name:
     raise InputError(f'{key}: {name!r} is {known} here; use that name')

@@ -127,7 +127,6 @@ class ScannIndex:
 
     Args:
       queries: a sample.
-      truth: the exact best rows.
       target: recall from 0 to 1.
       ids_at: as for ``search``.
 

@@ -46,7 +46,6 @@ class Checkpoints:
   """The checkpoints of one run, in ``workdir/checkpoints``, saved in the background.
 
   Args:
-    workdir: the run folder.
     backbone_sha256: of the frozen backbone (or the whole backbone, if it is trained).
     keep: number of latest checkpoints kept, besides the best by score.
     read_only: write nothing, and ignore checkpoints that another process is saving.
@@ -169,9 +168,7 @@ class Checkpoints:
     """Reads a checkpoint, on any mesh and number of processes.
 
     Args:
-      step: its step.
       trainable: placement of the arrays, ``{name: ShapeDtypeStruct with sharding}``.
-      opt_state: the same for the optimiser state.
 
     Raises:
       InputError: the backbone or the parameters differ, or the checkpoint is damaged.

@@ -68,11 +68,7 @@ def write_run(
 ) -> None:
   """Writes a run and the report beside it, and logs its size and speed.
 
-  Args:
-    out: the run.
-    tag: the name of the system in it.
-    report: has ``queries_per_second``.
-    how: the method of retrieval, for the log.
+  The report has ``queries_per_second``.
   """
   # Imported here, so that other commands do not wait for numpy and epath.
   from dprjax.base import outputs

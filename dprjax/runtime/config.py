@@ -395,7 +395,6 @@ def check_rules(
   """Checks that options fit each other and the method.
 
   Args:
-    config: an experiment whose options are in range.
     declared: optional options of the method, see `options.Option`.
     requires: values of other options needed by the method.
 
@@ -451,9 +450,7 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
   """Checks that exactly the known options exist and are in range.
 
   Args:
-    config: an experiment.
     own: the prefix of options of a custom method, which `check_own` checks.
-    name: the config name in messages.
 
   Raises:
     InputError: naming the first wrong option.
@@ -521,12 +518,6 @@ def split_argument(
 ) -> tuple[str, list[str]]:
   """Splits the argument of a config file: ``'nq,local'`` -> ``('nq', ['local'])``.
 
-  Args:
-    file: the config file.
-    arg: the text after its colon; '' is the first recipe.
-    recipes: allowed first words.
-    options: allowed further words.
-
   Raises:
     ValueError: an unknown word; ``parse`` turns it into an InputError.
   """
@@ -584,7 +575,7 @@ def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
 
 
 def _resolved(value: Any) -> Any:
-  """A value with the paths in it as absolute paths without links."""
+  """A value with paths made absolute, without links."""
   if not isinstance(value, str):
     return value
   parts = value.split(',')

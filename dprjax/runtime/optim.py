@@ -62,8 +62,6 @@ def make_optimizer(
 
   Args:
     config: ``config.optim``.
-    names: the name of every parameter.
-    trainable: the trainable ones.
     steps: the length of the schedule, in updates.
 
   Raises:

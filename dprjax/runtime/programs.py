@@ -51,7 +51,6 @@ class Programs:
       about: inputs of tracing besides ``args``; its repr is part of the key.
       lower: traces it.
       args: its arguments, or their shapes.
-      result: of the structure of its result.
       device: runs it.
     """
     path = self._folder / f'{_key(about, args, device)}{_ENDING}'

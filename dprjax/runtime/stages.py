@@ -58,7 +58,6 @@ class Stages:
   stage runs again without removal, so a command may resume.
 
   Args:
-    out: the output folder.
     count: the number of stages, for the console.
   """
 
@@ -173,7 +172,6 @@ class Stages:
 
     Args:
       title: the stage name on the console and in ``seconds``.
-      command: the command name and arguments.
       makes: the file or folder that only this stage makes; None: runs every time.
       reads: input files and folders, besides the command line.
       scratch: the folder of the stage, removed before it runs on changed input.

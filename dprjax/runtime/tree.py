@@ -49,7 +49,6 @@ def first_match(
 
   Args:
     rules: (regular expression, value).
-    names: to match.
     what: the config key of the rules; messages begin with it.
     kind: type of the values: bool; float for a finite number from 0 on; None: any.
 

@@ -21,7 +21,6 @@ class Watch:
 
   Args:
     client: the client of the coordinator key-value store.
-    process: the number of this process.
     processes: their count.
     coordinator: its address, for messages.
     timeout: seconds without a sign of life before a process counts as lost.

@@ -53,10 +53,8 @@ def claim(
   """Claims and marks the folder of a run. If nothing else was made, it is removed.
 
   Args:
-    workdir: the folder. It may be missing.
     kind: of run: ``TRAINING``, ``PIPELINE``, ``QUICKSTART`` or ``FIT``.
-    inputs: of the run.
-    flag: the option with the folder, for messages.
+    flag: of the folder, for messages.
     lock: False in all but one of several processes that work together.
 
   Raises:

@@ -141,8 +141,6 @@ class Admission:
     """Lets a request in.
 
     Args:
-      tenant: of the request.
-      limits: of the tenant.
       tokens: an estimate of the tokens for the device.
       price: backbone tokens that take the time of one of these tokens.
       size: bytes of the body, which has arrived.
@@ -226,10 +224,8 @@ class Admission:
     """Seconds until a refused request finds room, behind the ones that were refused before it.
 
     Args:
-      tenant: of the request.
       late: seconds until there is room for one.
       own: seconds of its work, at the share of the tenant.
-      now: the time.
     """
     room = max(self._room.get(tenant, 0.0), now + late)
     most = now + max(late, self._seconds)

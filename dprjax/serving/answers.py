@@ -81,7 +81,6 @@ def filled_answer(
     content: an object; None: the answer is the list itself.
     lists: the fields with an empty list, in order, with a function for their rows in a range.
     count: rows of each list.
-    headers: of the answer.
   """
 
   def parts() -> Iterator[bytes]:

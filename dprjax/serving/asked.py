@@ -85,12 +85,7 @@ class Wanted(NamedTuple):
   cut: bool = True
 
   def check(self, tokens: Tokens, whole: int) -> None:
-    """Raises Failure if the prompt does not give such vectors for these texts.
-
-    Args:
-      tokens: the texts.
-      whole: the dimensions of the model.
-    """
+    """Raises Failure if the prompt does not give such vectors for these texts."""
     version = tokens.version
     shorter = {length for length in version.meta.get('matryoshka', ()) if length < whole}
     given = sorted({*shorter, whole}, reverse=True)
@@ -139,7 +134,6 @@ def split(model: str, default: str, said: Mapping[str, str | None] = {}) -> tupl
 
   Args:
     model: may name the side.
-    default: the side if nothing does.
     said: fields that may give the side.
 
   Raises:

@@ -115,12 +115,9 @@ class Bank:
     """Allocates the bank.
 
     Args:
-      config: the encoder shape.
       params: its parameters, as for ``embedder.place_backbone``.
       slots: K, more than the rows of the largest batch.
       rows: of the bank of each kind, one that changes nothing.
-      shapes: of batches.
-      pad_id: the padding token.
       metrics: counts loads and evictions.
       mesh: the devices; they split the backbone by the axis ``model``, and each has the whole bank.
       dtype: of arithmetic and bank, as for an ``Encoder``.
@@ -207,7 +204,6 @@ class Bank:
     never one of this batch.
 
     Args:
-      choices: of one batch.
       wanted: the number of queued texts by key.
     """
     needed = {choice.key for choice in choices}
@@ -239,7 +235,6 @@ class Bank:
 
     Args:
       rows: token ids, at most ``count`` rows of at most ``length``.
-      choices, leases: of each row.
       count, length: one of ``shapes``.
 
     Raises:

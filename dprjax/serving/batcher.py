@@ -232,8 +232,6 @@ class Batcher:
     Cancelling the future removes the texts from the queue.
 
     Args:
-      texts: of the request.
-      tenant: of the request.
       spent: called by the device thread with the tokens of each batch.
 
     Raises:
@@ -365,7 +363,6 @@ class Batcher:
     Args:
       free: the device has no batch; else only full batches are sent.
       wait: for work; then no rows mean the end.
-      room: for one more batch on the device.
     """
     with self._changed:
       while True:

@@ -33,7 +33,6 @@ class Connections:
   Args:
     most: at a time. One more ends the one that has been idle longest.
     head_seconds: for the head of a request to arrive, from the connection or its first byte.
-    read_seconds: for a client to read 64 kB.
   """
 
   def __init__(self, most: int, head_seconds: float, read_seconds: float):

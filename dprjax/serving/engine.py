@@ -222,7 +222,6 @@ class Engine:
     """Tokenises texts under the settings of a prompt.
 
     Args:
-      name: of a prompt or the backbone.
       side: 'query' or 'passage'.
       texts: at least one; or token ids with special ones, which are not changed.
 

@@ -173,11 +173,8 @@ class Library:
 
     Args:
       folder: made if missing.
-      backbone: of the prompts.
-      tokenizer: of the backbone.
       name: of the bare backbone; no prompt can have it.
       most_vectors: P of a slot for prefixes; also the size of the other kinds.
-      most_tokens: of a text.
       host_bytes: memory for vectors; the last one read always stays.
       metrics: counts loads and evictions.
 

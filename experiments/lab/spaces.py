@@ -84,7 +84,6 @@ def draw(dataset: sources.Dataset, name: str, most: int) -> Sample:
 
   Args:
     dataset: with judgements.
-    name: for messages.
     most: of positives, passages and queries each; at least 2.
 
   Raises:

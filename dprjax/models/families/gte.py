@@ -116,9 +116,7 @@ def tensors(config: Config, norm: str, layers: Iterator[Tensor]) -> Iterator[Ten
   """Every tensor of the encoder.
 
   Args:
-    config: the encoder shape.
     norm: the name of the norm of embeddings.
-    layers: the tensors of its layers.
   """
   for name, ours, rows in (
     ('word_embeddings', 'word', config.vocab_size),
@@ -140,8 +138,6 @@ def stack(
   """A stack of layers.
 
   Args:
-    config: the encoder shape.
-    num_layers: of the stack.
     start: precedes the number of a layer.
     dense: for each dense layer: its name, its half of the layer, its parts in our tree, the shape
       of its weight, and whether it has a bias.

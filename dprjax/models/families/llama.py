@@ -366,8 +366,6 @@ def read_config(keys: Keys, model_type: str, **traits: Any) -> Config:
   """The shape in a config.json.
 
   Args:
-    keys: of config.json.
-    model_type: the family.
     traits: fields of `Config` that override the keys of Llama.
 
   Raises:
@@ -420,7 +418,6 @@ def read_windows(keys: Keys, windowed: Callable[[int], bool]) -> dict[str, Any]:
   """The fields of `Config` about layers with a window.
 
   Args:
-    keys: of config.json.
     windowed: whether the layer with this number has a window, without ``layer_types``.
 
   Raises:
