@@ -137,9 +137,6 @@ def evaluate(
 
   Returns:
     ``measures.Metrics`` and the settings.
-
-  Raises:
-    InputError: bad files, or a problem that ``args.strict`` forbids.
   """
   # Small files first, so that their mistakes show before a large run is read.
   measures.parse_measures(args.measure)

@@ -92,11 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def fuse(args: Flags) -> None:
-  """Fuses or merges runs, and writes a run and its report.
-
-  Raises:
-    InputError: bad flags or files.
-  """
+  """Fuses or merges runs, and writes a run and its report."""
   learns, given = args.method == LEARNED, args.weights and args.weights.endswith('.json')
   if len(args.run) < 2:
     raise InputError(f'{counted(len(args.run), "runs")}: give --run at least twice')

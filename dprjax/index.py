@@ -71,10 +71,6 @@ def upsert(
     texts: the encoded file, to store with the vectors.
     settings: of BM25, for a collection with BM25; needs ``texts``.
     columns: of ``texts``, as in `dprjax.formats.texts.Texts`.
-
-  Raises:
-    InputError: the backbone, prompt, settings or index type differ from the collection; texts are
-      missing, of other passages or not storable; or the engine fails.
   """
   space = corpus.meta.space()
   documents = None

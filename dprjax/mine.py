@@ -88,9 +88,6 @@ def name_retrievers(given: Sequence[tuple[str, str]]) -> dict[str, str]:
   """Files of runs by name of their retriever.
 
   An empty name becomes the tag of the run or, if runs share the tag, the stem of the file.
-
-  Raises:
-    InputError: two runs with the same name, a missing run, or a pipe.
   """
   for _, path in given:
     files.regular_file(path, 'run')  # read twice
@@ -112,11 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def mine(args: Flags) -> None:
-  """Mines negatives, and writes the training file and its report.
-
-  Raises:
-    InputError: bad flags or files.
-  """
+  """Mines negatives, and writes the training file and its report."""
   if args.reranker_prompt and not args.reranker:
     raise InputError(
       f'--reranker_prompt={args.reranker_prompt} needs --reranker=DIR, the backbone of the prompt'

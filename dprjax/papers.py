@@ -44,9 +44,6 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
   Args:
     path: see ``formats.paper_records``.
     sizes: papers of each split; 0: none, but for train all that are left.
-
-  Raises:
-    InputError: a malformed file, or too few papers.
   """
   report = ReadReport()
   whole = []

@@ -66,11 +66,6 @@ class Pipeline:
   Args:
     workdir: the folder of all files: one folder for each training and mining, models/, embeddings/,
       runs/, metrics/, report.md and report.png.
-
-  Raises:
-    InputError: a bad option; from ``run``: missing or malformed text, a workdir with other
-      contents, or a killed stage. A stage that fails prints the reason and ends the process with
-      its status.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: epath.Path):

@@ -52,9 +52,6 @@ def plan(
     find: search flags if the update does not fit.
     forward: compile the forward passes.
     save: folder for the compiled programs; '' for none.
-
-  Raises:
-    InputError: an unusable experiment or target.
   """
   with cli.loading():
     from dprjax.inference import embedder

@@ -79,9 +79,6 @@ def quickstart(args: Flags) -> dict[str, float]:
 
   Returns:
     Seconds of each command that ran, by title.
-
-  Raises:
-    InputError: bad input; ``out`` has a comparison on other text, or other contents.
   """
   recipes = [word for word in args.experiment if word.startswith('--config=')]
   config = configs.locate((recipes or ['configs/quickstart.py'])[-1].removeprefix('--config='))
@@ -190,11 +187,7 @@ def lengths(trained: Any, backbone: str) -> str:
 
 
 def prepare(data: str, out: epath.Path, split: str) -> tuple[TextFiles, list[str]]:
-  """The text and the first queries of the split; collects docstrings into ``out/data``.
-
-  Raises:
-    InputError: a file is missing or malformed, or ``out`` has other text.
-  """
+  """The text and the first queries of the split; collects docstrings into ``out/data``."""
   folder = epath.Path(data)
   if data.split(':')[0] == DOCSTRINGS:
     folder = out / 'data'

@@ -71,12 +71,7 @@ class Flags:
 
 
 def rerank(reranker: Reranker, args: Flags) -> dict[str, Any]:
-  """Rescores a run; returns its report.
-
-  Raises:
-    InputError: bad files; nothing to score; a score is not finite; ``out`` is a pipe; or OUT.parts
-      has scores for other settings or inputs.
-  """
+  """Rescores a run; returns its report."""
   inputs = {
     '--run': args.run,
     '--queries': args.queries,
@@ -164,11 +159,7 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
 
 
 def read_wanted(paths: Iterable[str], side: str, wanted: set[str]) -> dict[str, str]:
-  """The wanted texts by id, from one or more files.
-
-  Raises:
-    InputError: a bad file, or an id in two of the files.
-  """
+  """The wanted texts by id, from one or more files."""
   texts: dict[str, str] = {}
   for path in paths:
     added = {text.id: text.text for text in read_texts(path, side, wanted)}
@@ -231,11 +222,7 @@ class _Parts:
 
 
 def _read_parts(folder: epath.Path) -> dict[str, Any] | None:
-  """The record of a folder of computed scores, or None.
-
-  Raises:
-    InputError: the folder has other contents.
-  """
+  """The record of a folder of computed scores, or None."""
   if not folder.exists() or (folder.is_dir() and outputs.is_vacant(folder)):
     return None
   if (folder / _PARTS).exists():

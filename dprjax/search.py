@@ -161,9 +161,6 @@ def search(
 
   Returns:
     The run, and its report.
-
-  Raises:
-    InputError: embeddings that are not comparable, or bad vectors.
   """
   corpus.check_side('passage', '--corpus')
   if rescore is not None:
@@ -459,7 +456,7 @@ def _command(args: Flags) -> None:
 
 
 def _folders(given: Sequence[str]) -> tuple[str, ...]:
-  """The folders in --corpus. Raises InputError for a pattern without matches."""
+  """The folders in --corpus."""
   found: list[str] = []
   for one in given:
     matching = [str(path) for path in files.matching(one)] if files.is_pattern(one) else [one]

@@ -61,11 +61,7 @@ class Flags:
 
 
 def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str, int]]:
-  """Texts of at most ``most`` documents, ordered by ids and seed, and counts.
-
-  Raises:
-    InputError: a malformed file, or no document with text.
-  """
+  """Texts of at most ``most`` documents, ordered by ids and seed, and counts."""
   report = ReadReport()
   progress = Progress('documents', task=f'reading {path}')
 

@@ -226,7 +226,7 @@ def test_the_first_numbers_alone(run, vectors, tmp_path):
   [
     ('', []),
     ('{"_id": "a", "text": "x"}\n{"_id": "b", "text"\n', ['line 2']),
-    ('["a"]\n', ['line 1']),
+    ('["a"]\n', ['entry 1']),
     ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', ["'a'", 'line 2']),
     ('{"_id": 1.5, "text": "x"}\n', ['line 1', '_id']),
     ('{"_id": "a"}\n', ['line 1', 'text']),

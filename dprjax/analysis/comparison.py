@@ -59,9 +59,6 @@ def compare(systems: dict[str, dict[str, Any]], measure: str) -> dict[str, Compa
   Args:
     systems: metrics of ``evaluate`` by name; the first is the baseline.
     measure: a measure in all metrics.
-
-  Raises:
-    InputError: a system shares no query with the first.
   """
   result: dict[str, Compared] = {}
   baseline: dict[str, dict[str, float]] = {}
@@ -104,12 +101,7 @@ def _bootstrap(parts: Sequence[Float[np.ndarray, ' queries']]) -> Float[np.ndarr
 
 
 def read_metrics(path: files.PathLike) -> dict[str, Any]:
-  """Reads a metrics.json of dprjax.evaluate.
-
-  Raises:
-    InputError: another file, a value that is not finite, or a measure without queries in some data
-      set.
-  """
+  """Reads a metrics.json of dprjax.evaluate."""
   values = reading.read_json_object(path, 'metrics')
   found = reading.convert(values, str(path), _Metrics)
   parts = found.datasets.values() if 'datasets' in values else [found]

@@ -56,9 +56,6 @@ def dots(
     foot: a line in small print.
     path: the file; png, pdf or svg.
     differences: panels share an axis with a line at 0; an exact 0 without a whisker is hollow.
-
-  Raises:
-    InputError: another format.
   """
   names = list(dict.fromkeys(name for by_name in panels.values() for name in by_name))
   across = 2 if len(panels) == 4 else min(len(panels), 3)
@@ -161,11 +158,7 @@ def _finding(name: str, found: Mapping[str, comparison.Compared], measure: str) 
 def curves(
   series: Mapping[str, Sequence[tuple[int, float]]], ylabel: str, path: files.PathLike
 ) -> None:
-  """Draws values by update, a line for each name.
-
-  Raises:
-    InputError: a format other than png, pdf or svg.
-  """
+  """Draws values by update, a line for each name."""
   with canvas(6.4, 3.2, '', path) as drawing:
     axes = drawing.subplots()
     for number, (name, points) in enumerate(series.items()):
@@ -193,9 +186,6 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
   Args:
     foot: a line in small print.
     path: the file; png, pdf or svg.
-
-  Raises:
-    InputError: another format.
   """
   columns = min(len(panels), 3)
   rows = -(-len(panels) // columns)
@@ -317,11 +307,7 @@ def legend(drawing: Any, names: Sequence[str], title: str = '') -> None:
 
 
 def check_name(path: files.PathLike, flag: str = '--figure') -> str:
-  """The format by the suffix of a figure: 'png' for 'a.png'.
-
-  Raises:
-    InputError: an unknown format.
-  """
+  """The format by the suffix of a figure: 'png' for 'a.png'."""
   import matplotlib.backends.backend_agg
 
   kind = epath.Path(path).suffix.removeprefix('.').lower()

@@ -119,9 +119,6 @@ def ask(
     requests: the prompts.
     concurrency: requests at a time.
     pause: waits for a number of seconds.
-
-  Raises:
-    InputError: the server refuses, or still fails after ``retries``. Earlier answers were yielded.
   """
   stop = threading.Event()
 

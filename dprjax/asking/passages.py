@@ -18,9 +18,6 @@ def read_passages(path: files.PathLike) -> Iterator[PassageRecord]:
   """The passages at a path, read as in all commands (`formats.inputs`).
 
   Passages of documents have the headings above them as titles.
-
-  Raises:
-    InputError: as `texts.read_corpus`, `Texts` and `documents.read_passages`.
   """
   progress = Progress('passages', task=f'reading {path}')
   corpus = _corpus_file(path)
@@ -61,9 +58,6 @@ def _corpus_file(path: files.PathLike) -> epath.Path | None:
 
   Returns:
     None for anything else.
-
-  Raises:
-    InputError: it is missing, or a pipe, since a corpus is read twice.
   """
   if hub_data.is_named(path) or files.is_pattern(path):
     return None

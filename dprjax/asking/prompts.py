@@ -68,7 +68,7 @@ class Request(NamedTuple):
 
 
 def read_template(path: files.PathLike | None) -> str:
-  """The template of a file, or ``TEMPLATE``. Raises InputError if it has no ``{passage}``."""
+  """The template of a file, or ``TEMPLATE``."""
   if path is None:
     return TEMPLATE
   with reading.open_text(path, 'template') as file:

@@ -17,9 +17,6 @@ def found(qrels: Qrels, run: files.PathLike, within: int, report: ReadReport) ->
     run: a TREC run.
     within: how many results of a query count.
     report: counts queries.
-
-  Raises:
-    InputError: as `Rankings`.
   """
   kept: Qrels = {}
   with Rankings(run) as rankings:

@@ -52,10 +52,6 @@ def read_arrays(
     what: begins messages.
     most_packed: the arrays may be this many times larger than the file.
     remedy: ends messages about a damaged file.
-
-  Raises:
-    InputError: missing, a folder, a pipe, damaged or no npz; or a member is not an array of numbers
-      or texts, or declares more bytes than it has.
   """
   found = regular_file(path, what)
   arrays: dict[str, np.ndarray] = {}

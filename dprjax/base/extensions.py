@@ -20,9 +20,6 @@ def values(name: str, package: str = '') -> list[Any]:
 
   Args:
     package: of dprjax, whose modules come first.
-
-  Raises:
-    InputError: a module cannot be imported.
   """
   modules = [*(_inside(package) if package else ()), *_modules(os.environ.get(VARIABLE, ''))]
   found = (getattr(module, name, None) for module in modules)

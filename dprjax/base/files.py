@@ -28,11 +28,7 @@ _DESCRIPTOR = re.compile(r'/dev/(std(?:in|out|err))|/(?:dev|proc/self)/fd/([0-9]
 
 
 def existing(path: PathLike, what: str) -> epath.Path:
-  """The path of an existing folder, special file, or file that is not empty.
-
-  Raises:
-    InputError: it is missing or has zero bytes; the message begins with ``what``.
-  """
+  """The path of an existing folder, special file, or file that is not empty."""
   check_scheme(path)
   found = epath.Path(path)
   if not is_name(path) or not found.exists():
@@ -129,9 +125,6 @@ def atomic_path(path: PathLike) -> Iterator[epath.Path]:
 
   On an error it is removed, and an existing ``path`` stays. A link stays and its target is
   replaced. An old folder is moved aside first; `recover` puts it back after a kill.
-
-  Raises:
-    InputError: no space is left, or a quota is used up.
   """
   final = resolved(path)
   if final.parent.exists():
@@ -166,11 +159,7 @@ def missing_parents(path: epath.Path) -> list[epath.Path]:
 
 
 def resolved(path: PathLike) -> epath.Path:
-  """The path behind links; absolute, if it is local.
-
-  Raises:
-    InputError: the links form a circle.
-  """
+  """The path behind links; absolute, if it is local."""
   if is_remote(path):
     check_scheme(path)
     return epath.Path(path)
@@ -240,9 +229,6 @@ def atomic_write(path: PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
   """An open file whose content appears at ``path`` whole or not at all.
 
   Pipes and devices, such as /dev/stdout, get it in one piece.
-
-  Raises:
-    InputError: as ``atomic_path``; ``path`` is a folder.
   """
   if epath.Path(path).is_dir():
     raise InputError(f'{path} is a folder; give the name of a file')

@@ -15,19 +15,12 @@ def texts(given: Any, what: str = 'texts') -> list[str]:
   Args:
     given: a list, another iterable, or a column.
     what: names the texts in messages.
-
-  Raises:
-    InputError: not texts.
   """
   return [check_text(value, number, what) for number, value in enumerate(values(given, what))]
 
 
 def values(given: Any, what: str) -> list[Any]:
-  """The values of an iterable or a column, as Python's own types where possible.
-
-  Raises:
-    InputError: one text, a mapping, a set, a table, or not iterable.
-  """
+  """The values of an iterable or a column, as Python's own types where possible."""
   if isinstance(given, str | bytes):
     raise InputError(f'{what}: expected a list of strings, not one string')
   if (columns := table(given)) is not None:
@@ -75,14 +68,14 @@ def index_of(given: Any) -> list[Any] | None:
 
 
 def identifier(value: Any, what: str) -> str:
-  """An id (text or a whole number) as text. Raises InputError for others."""
+  """An id (text or a whole number) as text."""
   if isinstance(value, bool) or not isinstance(value, str | numbers.Integral):
     raise InputError(f'{what} is {value!r:.40}; expected text or a whole number')
   return str(value)
 
 
 def check_text(value: Any, number: int, what: str = 'texts') -> str:
-  """The text. Raises InputError if a tokenizer does not take it."""
+  """The text, which a tokenizer takes."""
   if not isinstance(value, str):
     more = "; leave it out, or give ''" if is_missing(value) else ''
     raise InputError(f'{what}: number {number} is {value!r:.40}; expected a string{more}')

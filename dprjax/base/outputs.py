@@ -60,10 +60,6 @@ def claim(
     folders: endings that are folders.
     also: other outputs of the command, by flag; none may overwrite another.
     lock: False in all but one of several processes that work together.
-
-  Raises:
-    InputError: ``out`` is a folder or a socket, is or lies in an input, or another command writes
-      it.
   """
   endings = tuple(endings)
   for name, path in ({flag: out} | dict(also)).items():
@@ -117,9 +113,6 @@ def claim_folder(
     flag: names ``out`` in messages.
     grows: whether several runs fill it; otherwise it is replaced as a whole.
     lock: False in all but one of several processes that work together.
-
-  Raises:
-    InputError: as `check_folder`; or another command writes the folder.
   """
   check = functools.partial(check_folder, out, inputs, what=what, ours=ours, flag=flag)
   check()
@@ -256,11 +249,7 @@ def _same(one: pathlib.Path, other: pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def hold(place: epath.Path, what: str) -> Iterator[None]:
-  """Holds the lock file ``place``, and removes it at the end.
-
-  Raises:
-    InputError: another process holds it; the message begins with ``what``.
-  """
+  """Holds the lock file ``place``, and removes it at the end."""
   if fcntl is None or files.is_remote(place):
     yield
     return

@@ -49,7 +49,7 @@ def write(folder: epath.Path, name: str, **about: Any) -> None:
 
 
 def read(folder: epath.Path, name: str) -> dict[str, Any] | None:
-  """The record of `write`, or None. Raises InputError if it was changed."""
+  """The record of `write`, or None."""
   path = folder / name
   if not path.exists():
     return None
@@ -64,11 +64,7 @@ def read(folder: epath.Path, name: str) -> dict[str, Any] | None:
 
 
 def kept(folder: epath.Path, name: str, fingerprint: str) -> dict[str, Any] | None:
-  """The record of a folder whose files are intact; None if it must be made again.
-
-  Raises:
-    InputError: damaged files, or others that must not be removed.
-  """
+  """The record of a folder whose files are intact; None if it must be made again."""
   record = read(folder, name)
   if record is None:
     return None

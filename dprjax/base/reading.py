@@ -32,11 +32,7 @@ T = TypeVar('T')
 def open_bytes(
   path: PathLike, what: str = 'file'
 ) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
-  """Opens a file, decompressed by its suffix; yields it and a function of the fraction read.
-
-  Raises:
-    InputError: it is missing, empty, a folder, or badly compressed.
-  """
+  """Opens a file, decompressed by its suffix; yields it and a function of the fraction read."""
   found = existing_file(path, what)
   with found.open('rb') as raw, decoding(str(found)):
     size = 0
@@ -49,11 +45,7 @@ def open_bytes(
 
 @contextlib.contextmanager
 def open_text(path: PathLike, what: str = 'file') -> Iterator[IO[str]]:
-  """Opens UTF-8 text, decompressed by its suffix, without a byte-order mark.
-
-  Raises:
-    InputError: as `open_bytes`, or not UTF-8.
-  """
+  """Opens UTF-8 text, decompressed by its suffix, without a byte-order mark."""
   with open_bytes(path, what) as (file, _), decoded(file) as text:
     yield text
 
@@ -87,11 +79,7 @@ def plain_name(path: PathLike) -> str:
 def read_lines(
   path: PathLike, what: str = 'file', blank: bool = False
 ) -> Iterator[tuple[int, str]]:
-  """Yields (line number from 1, line without its newline); ``blank`` keeps blank lines.
-
-  Raises:
-    InputError: as `open_text` and `sound_line`.
-  """
+  """Yields (line number from 1, line without its newline); ``blank`` keeps blank lines."""
   with open_text(path, what) as lines:
     yield from number_lines(lines, str(path), blank=blank)
 
@@ -120,11 +108,7 @@ def byte_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def sound_line(line: str, name: str, number: int) -> str:
-  """The line without its newline.
-
-  Raises:
-    InputError: a null byte, or an overlong line.
-  """
+  """The line without its newline."""
   if len(line) >= MAX_ENTRY:
     raise InputError(
       f'{name}, line {number}: longer than {MAX_ENTRY:,} characters; is this a text file?'
@@ -152,11 +136,7 @@ def decoding(name: str, place: Callable[[], str] = str) -> Iterator[None]:
 
 
 def read_jsonl(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, T]]:
-  """Yields (line number from 1, value) for a JSON value of type ``of`` on each line.
-
-  Raises:
-    InputError: as `open_text` and `parse`.
-  """
+  """Yields (line number from 1, value) for a JSON value of type ``of`` on each line."""
   for number, line in read_lines(path, what):
     yield number, parse(line, f'{path}, line {number}', of)
 
@@ -216,12 +196,7 @@ _decoder = functools.cache(msgspec.json.Decoder)
 
 
 def parse(text: str, where: str, of: type[T]) -> T:
-  """A JSON value of a type that msgspec knows, such as a ``msgspec.Struct``.
-
-  Raises:
-    InputError: no JSON, or another type. The message begins with ``where`` and has the path of the
-      key: ``Expected `int`, got `str` - at `$.a.b` ``.
-  """
+  """A JSON value of a type that msgspec knows, such as a ``msgspec.Struct``."""
   decoder: msgspec.json.Decoder[T] = _decoder(of)  # type: ignore[arg-type]
   try:
     return decoder.decode(text)
@@ -247,7 +222,7 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
 
 
 def read(path: PathLike, what: str, of: type[T]) -> T:
-  """A whole JSON file. Raises InputError as `open_text` and `parse` do."""
+  """A whole JSON file."""
   with open_text(path, what) as file:
     text = file.read(_MAX_JSON)
   if len(text) == _MAX_JSON:

@@ -59,9 +59,6 @@ def fetch(
   Args:
     what: begins messages.
     cached: use only the cache, which may lack files.
-
-  Raises:
-    InputError: it is not cached and cannot be fetched.
   """
   import huggingface_hub  # slow to import
 
@@ -97,9 +94,6 @@ def locate(path: PathLike, name: str, what: str) -> epath.Path:
   Args:
     path: of a file or a folder, or USER/NAME, perhaps with @REVISION.
     what: begins messages.
-
-  Raises:
-    InputError: the folder or repository lacks the file, or it was changed.
   """
   files.check_scheme(path)
   found = epath.Path(path)
@@ -168,9 +162,6 @@ def push(folder: PathLike, name: str, message: str, *, private: bool = True) -> 
 
   Returns:
     The commit hash.
-
-  Raises:
-    InputError: the hub refuses or cannot be reached, or the repository is public.
   """
   import huggingface_hub
 

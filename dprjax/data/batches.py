@@ -107,9 +107,6 @@ def make_batches(
     vectors: gives passage vectors, which replace passage tokens: `passage_vectors` ``[B, C, H]``.
     sample: passages drawn for each batch from those outside it: `corpus_vectors` ``[S, H]`` and
       `corpus_index` ``[S]``. Needs ``vectors``.
-
-  Raises:
-    InputError: the cache, the buckets or the processes do not allow these sizes.
   """
   own = np.arange(batch_size)[process_rows(batch_size, process_index, process_count, 'queries')]
   if batch_size > cache.num_queries:
@@ -357,7 +354,7 @@ def open_batches(
 
 
 def process_rows(batch_size: int, process_index: int, process_count: int, unit: str) -> slice:
-  """The rows of this process in a global batch. Raises InputError for unequal parts."""
+  """The rows of this process in a global batch."""
   if batch_size % process_count:
     raise InputError(
       f'a batch of {batch_size} {unit} cannot be divided among {process_count} processes'
@@ -414,9 +411,6 @@ def length_buckets(
   Args:
     lengths: tokens of each row.
     buckets: padded length -> rows of a group.
-
-  Raises:
-    InputError: a row is longer than the longest bucket.
   """
   ends = np.array(sorted(buckets))
   if len(lengths) and (len(ends) == 0 or lengths.max() > ends[-1]):

@@ -66,9 +66,6 @@ def check(
     splits: names, such as from `splits_of`.
     columns: as in `sources.Source`.
     limits: for counting the texts that will be cut.
-
-  Raises:
-    InputError: as `sources.load_dataset`.
   """
   loaded = {
     split: sources.load_dataset(sources.Source(path, split=split, columns=columns))

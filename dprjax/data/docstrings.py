@@ -71,9 +71,6 @@ def build(
     out_dir: the folder, written atomically; an existing one is replaced.
     packages: `stdlib`, or names of installed packages and modules.
     categories: whether each passage gets its package and module as categories.
-
-  Raises:
-    InputError: a package is not installed, or fewer than three pages have queries.
   """
   found = entries(packages)
   shared = collections.Counter(_plain(entry.summary) for entry in found)
@@ -136,9 +133,6 @@ def entries(packages: Sequence[str] = PACKAGES) -> list[Docstring]:
 
   Methods, private names and test code are left out. Among equal docstrings, the one with the fewest
   dots in its name stays.
-
-  Raises:
-    InputError: a package is not installed.
   """
   modules: dict[str, _Module] = {}
   for package in packages:

@@ -106,9 +106,6 @@ def build_documents(
     passage_length: the most tokens of a passage, without special tokens.
     language: whose rules split sentences, see `split_sentences`.
     process_index, wait_s: the number of this process, and how many seconds it waits for process 0.
-
-  Raises:
-    InputError: an unusable file, no text, other content in the directory, or process 0 was late.
   """
   if passage_length < SHORT:
     raise InputError(

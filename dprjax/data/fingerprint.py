@@ -62,10 +62,6 @@ def build_once(
     build: makes the given folder from the folders of the parts, which appear as processes finish.
     process_index, process_count, wait_s: process 0 builds; others wait up to ``wait_s`` seconds.
     build_part: makes the part of a process other than 0.
-
-  Raises:
-    InputError: the folder has other contents or is damaged; another command is building it; process
-      0 did not finish in time; or from ``build`` and ``build_part``.
   """
   settings = json.loads(json.dumps(settings))  # as read back later: tuples become lists
   changed = _changed(folder, name, settings, sources)

@@ -88,9 +88,6 @@ def make_batches(
     per_task: examples of a data set in an epoch; 0: the size of the smallest, at least its share of
       a batch.
     buckets: padded lengths of first and second texts.
-
-  Raises:
-    InputError: sizes that do not go together.
   """
   own = np.arange(batch_size)[process_rows(batch_size, process_index, process_count, 'rows')]
   if not per_task:
@@ -140,11 +137,7 @@ def make_batches(
 def arrange(
   arrangement: str, tasks: int, batch_size: int, per_task: int, seed: int
 ) -> tuple[int, Plan]:
-  """The steps of an epoch, and the plan of all steps.
-
-  Raises:
-    InputError: sizes that do not go together.
-  """
+  """The steps of an epoch, and the plan of all steps."""
   if arrangement == 'balanced' and batch_size % tasks:
     raise InputError(
       f'config.batch_size: an update of {batch_size} rows is not a multiple of the {tasks} tasks, '

@@ -71,11 +71,7 @@ def locate(source: PairSource) -> epath.Path:
 
 
 def read_pairs(source: PairSource) -> list[Pair]:
-  """The pairs of a source, in the order of the file.
-
-  Raises:
-    InputError: a bad row, or only one label.
-  """
+  """The pairs of a source, in the order of the file."""
   path = locate(source)
   pairs = _read_file(path, provenance.identity(path))
   if not pairs:

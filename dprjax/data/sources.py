@@ -117,11 +117,7 @@ class Dataset:
 
   @property
   def passages(self) -> Iterator[Passage]:
-    """A fresh stream over the corpus.
-
-    Raises:
-      InputError: a bad record, a repeated id or, if strict, an unknown one.
-    """
+    """A fresh stream over the corpus."""
     report = self.report
     other_form = OTHER_FORM.format('passages')
     report.forget('passages', other_form, _EMPTY_PASSAGES, _UNKNOWN_PASSAGES, _UNKNOWN_NEGATIVES)
@@ -171,12 +167,7 @@ class Dataset:
 
 
 def load_dataset(source: Source) -> Dataset:
-  """Reads queries, judgements and negatives; `Dataset.passages` streams the passages.
-
-  Raises:
-    InputError: a missing, empty or malformed file; a repeated id; no query with a positive; with
-      ``strict``, an unknown id.
-  """
+  """Reads queries, judgements and negatives; `Dataset.passages` streams the passages."""
   format = _format_of(source)
   if format not in FORMATS:
     raise InputError(f'there is no data format {format!r}; formats are {", ".join(FORMATS)}')
@@ -214,11 +205,7 @@ def load_dataset(source: Source) -> Dataset:
 
 
 def detect_format(path: files.PathLike, columns: str = '') -> str:
-  """The format of a folder or file, by file names or the keys of the first record.
-
-  Raises:
-    InputError: no format fits.
-  """
+  """The format of a folder or file, by file names or the keys of the first record."""
   found, named = files.existing(path, 'data'), _columns(columns)
   if not found.is_dir():
     return examples.detect_format(files.regular_file(found, 'data'), named)  # read again later
@@ -321,7 +308,7 @@ def _folder_of(source: Source) -> epath.Path:
 
 
 def find_file(folder: epath.Path, role: str, *names: str) -> epath.Path:
-  """The first of these files that exists, plain or compressed. Raises InputError if none does."""
+  """The first of these files that exists, plain or compressed."""
   if found := inputs.variant(folder, *names):
     return found
   path = folder / names[0]

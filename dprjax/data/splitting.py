@@ -33,9 +33,6 @@ def choose(dataset: Dataset, fraction: float, seed: int = 0, by: str = 'auto') -
     fraction: approximate share of test queries.
     by: 'query', 'document', or 'auto': by document, unless the test split would be smaller than
       half the fraction or larger than twice it.
-
-  Raises:
-    InputError: a split would have no query.
   """
   if by == 'auto':
     found = _divide(dataset, fraction, seed, 'document')
@@ -52,11 +49,7 @@ def choose(dataset: Dataset, fraction: float, seed: int = 0, by: str = 'auto') -
 
 
 def write(dataset: Dataset, split: Split, folder: files.PathLike) -> tuple[int, int]:
-  """Writes a BEIR folder with both splits; returns the numbers of passages and queries.
-
-  Raises:
-    InputError: as `beir.write`.
-  """
+  """Writes a BEIR folder with both splits; returns the numbers of passages and queries."""
   with files.atomic_path(folder) as out:
     return beir.write(
       out,

@@ -28,11 +28,7 @@ class Teacher:
   """Scores by query and passage, both as rows of a cache."""
 
   def __init__(self, path: epath.Path, cache: TokenCache):
-    """Reads the scores for pairs of queries and passages in the cache.
-
-    Raises:
-      InputError: the file cannot be read, a score is too large, or no query has two scores.
-    """
+    """Reads the scores for pairs of queries and passages in the cache."""
     queries, passages = (
       _Ids(read, count)
       for read, count in (

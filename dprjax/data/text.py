@@ -133,9 +133,6 @@ class Tokenizer:
     """Token ids of each text with special tokens, and the number of cut texts.
 
     A cut text keeps its closing special tokens.
-
-    Raises:
-      InputError: ``max_length`` leaves no room for text.
     """
     if max_length <= self.num_specials:
       raise InputError(
@@ -152,9 +149,6 @@ class Tokenizer:
 
     The first ``max_length`` tokens stay the same, and a text with more tokens still has more. So a
     text of megabytes costs no more than one that is slightly too long.
-
-    Raises:
-      InputError: a text has many characters but few tokens, such as a run of 100,000 spaces.
     """
     enough = max_length + _MARGIN
     starts = [_start(one, _CHARACTERS * enough) for one in texts]
@@ -212,10 +206,6 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
 
   Settings of sentence_bert_config.json apply too: ``do_lower_case``, and arguments of
   ``AutoTokenizer``. The result is cached below ``~/.cache/dprjax`` (or ``XDG_CACHE_HOME``).
-
-  Raises:
-    InputError: no tokenizer, no fast version, or unsupported settings for cutting or splitting
-      texts.
   """
   folder = files.existing(directory, 'tokenizer directory')
   if not folder.is_dir() or not any(
@@ -306,9 +296,6 @@ def train_wordpiece(
   """Trains a BERT WordPiece vocabulary and writes it as a directory for ``AutoTokenizer``.
 
   Writes tokenizer.json, tokenizer_config.json and vocab.txt (an id a line).
-
-  Raises:
-    InputError: there is too little text.
   """
 
   def wordpiece(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
@@ -368,9 +355,6 @@ def train_sentencepiece(
 
   Writes sentencepiece.bpe.model and tokenizer_config.json. Small texts give fewer than
   ``vocab_size`` pieces.
-
-  Raises:
-    InputError: there is too little text.
   """
   model = io.BytesIO()
   try:

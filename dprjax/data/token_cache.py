@@ -179,9 +179,6 @@ def build_cache(
 
   Longer texts are cut to the maximum lengths (in tokens, with special ones) and counted. All
   processes must call this on one file system; they wait for one another up to ``wait_s`` seconds.
-
-  Raises:
-    InputError: the source is faulty, the directory has other contents, or a process was too late.
   """
   path = epath.Path(directory)
   settings = {

@@ -149,11 +149,7 @@ class Topics:
 
   @classmethod
   def from_arrays(cls, arrays: Mapping[str, np.ndarray], where: str = 'topics') -> 'Topics':
-    """The topic model in these arrays; other arrays are ignored.
-
-    Raises:
-      InputError: an array is missing or malformed; the message begins with ``where``.
-    """
+    """The topic model in these arrays; other arrays are ignored."""
     if missing := [name for name in ARRAYS if name not in arrays]:
       raise InputError(
         f'{where}: no array {missing[0]}, so not a topic model; make one with dprjax topics'
@@ -212,11 +208,7 @@ def words(text: str) -> list[str]:
 
 
 def load_topics(path: files.PathLike) -> Topics:
-  """Reads a topic model.
-
-  Raises:
-    InputError: the file is missing, damaged, not a topic model, or of a newer version.
-  """
+  """Reads a topic model."""
   return Topics.from_arrays(npz.read_arrays(path, 'topics'), str(path))
 
 
@@ -353,9 +345,6 @@ def fit(
     settings: see `TopicSettings`.
     vectors: of the documents, for k-means.
     where: names the documents in messages.
-
-  Raises:
-    InputError: too few words, documents or topics.
   """
   tokens = [words(text) for text in given.texts(texts)]
   spread = collections.Counter(word for row in tokens for word in set(row))

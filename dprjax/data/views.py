@@ -76,10 +76,6 @@ def make_view_batches(
     max_length: tokens of a text, with special ones. A longer sentence is cut; a longer passage is
       cut to a window, for ict of whole sentences around the first text.
     buckets: padded lengths; a batch takes the smallest that holds it.
-
-  Raises:
-    InputError: no passage can be used, or the passages, buckets or processes do not allow these
-      sizes.
   """
   spans = views == 'siblings' and unit == 'span'
   room = max_length - tokenizer.num_specials

@@ -72,12 +72,7 @@ _SERVERS = dict.fromkeys(ENGINES, 'https?') | {'pgvector': 'postgresql', 'parque
 
 
 def address_of(text: str) -> Address:
-  """Reads ``ENGINE:PLACE``.
-
-  Raises:
-    InputError: the engine or place is unknown, or the address could contain a secret, since
-      messages and reports show addresses.
-  """
+  """Reads ``ENGINE:PLACE``."""
   engine, _, place = text.partition(':')
   if engine not in ENGINES:
     # The text may be an address with a password.
@@ -123,9 +118,6 @@ def connect(address: Address | str, *, new: bool = False, timeout: float = 30.0)
     address: as in `address_of`.
     new: make a missing folder.
     timeout: seconds.
-
-  Raises:
-    InputError: a package or the folder is missing, or no server answers.
   """
   place = address_of(address) if isinstance(address, str) else address
   kind = _class_of(place)

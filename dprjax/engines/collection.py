@@ -65,7 +65,7 @@ def exists(engine: Engine, name: str) -> bool:
 
 
 def open_collection(engine: Engine, name: str) -> 'Collection':
-  """Opens a collection. Raises InputError if it is missing or not made by dprjax."""
+  """Opens a collection."""
   check_name(name)
   with _errors(engine, str(engine.address)):
     opened = engine.open(name)
@@ -98,9 +98,6 @@ def create(
     rows: the approximate number of documents.
     bm25: settings of ``retrieval.bm25_index.build`` for a collection that BM25 searches too, with
       the mean number of words of a document as ``average_words``.
-
-  Raises:
-    InputError: the engine lacks the index or BM25, or fails.
   """
   check_name(name)
   check_index_type(engine, index_type)
@@ -174,10 +171,6 @@ class Collection:
 
     Args:
       payloads: title, text and other fields to store with each document.
-
-    Raises:
-      InputError: another dimension, NaN or infinity, an id that is too long, texts that are missing
-        or not usable in this collection, or the engine fails.
     """
     if (texts is None) != (self.record.bm25 is None):
       raise InputError(
@@ -222,7 +215,7 @@ class Collection:
     return missing
 
   def vectors(self, ids: Sequence[str]) -> Float[np.ndarray, 'n H']:
-    """The stored vectors of these documents. Raises InputError for missing ones."""
+    """The stored vectors of these documents."""
     vectors: dict[str, Any] = {}
     for part in slices(len(ids), min(_IDS, self._batch())):
       with self._errors():
@@ -232,7 +225,7 @@ class Collection:
     return np.stack([vectors[id_] for id_ in ids])
 
   def payloads(self, ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Title, text and other fields of these documents. Raises InputError for missing ones."""
+    """Title, text and other fields of these documents."""
     found: dict[str, dict[str, Any]] = {}
     for part in slices(len(ids), _IDS):
       with self._errors():
@@ -256,9 +249,6 @@ class Collection:
       queries: vectors with the settings of the collection.
       settings: of a search in this index (nprobe, ef, ...), which override ``engine.settings``.
       where: conditions met by all results.
-
-    Raises:
-      InputError: another dimension, k too large, an empty collection, or an error of the engine.
     """
     self._check_search(queries, k)
 
@@ -277,9 +267,6 @@ class Collection:
     """The best k documents of each query text by BM25, among those that share a word with it.
 
     BM25 of the engine uses the words of ``retrieval.bm25_index``.
-
-    Raises:
-      InputError: the collection has no BM25, or an error of the engine.
     """
     words, engine = self._query_words(queries), self.engine
     assert isinstance(engine, HasBm25)
@@ -321,9 +308,6 @@ class Collection:
       how: the fusion of `fusion.BM25` and `fusion.DENSE`.
       drop: for each query, the id of a document to leave out.
       settings, where: as in `search`.
-
-    Raises:
-      InputError: as `search` and `rankings`.
     """
     words = self._query_words(texts)
     depth = min(how.depth, self.engine.most)
@@ -365,11 +349,7 @@ class Collection:
     where: Sequence[Condition] = (),
     progress: ProgressFn | None = None,
   ) -> Found:
-    """The k most similar other documents for each stored one.
-
-    Raises:
-      InputError: as `search` and `vectors`.
-    """
+    """The k most similar other documents for each stored one."""
     found = self.search(self.vectors(ids), k + 1, settings=settings, where=where, progress=progress)
     place = {id_: number for number, id_ in enumerate(found.ids)}
     own = np.array([place.get(id_, -2) for id_ in ids])[:, None]

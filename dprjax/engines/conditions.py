@@ -31,9 +31,6 @@ def parse(text: str) -> Condition:
   """Reads ``NAME=VALUE``, ``NAME=VALUE,VALUE``, or ``NAME>=NUMBER`` (also >, <, <=).
 
   Numbers, true and false are parsed; a value in double quotes is a string.
-
-  Raises:
-    InputError: anything else.
   """
   found = _PATTERN.fullmatch(text)
   if found is None or not is_field(found[1]) or not found[3]:

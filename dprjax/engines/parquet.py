@@ -261,7 +261,7 @@ class Parquet:
         yield ahead.popleft().result()
 
   def _schema(self, folder: epath.Path, staged: Sequence[epath.Path]) -> Any:
-    """The columns of all files. Raises InputError if a column has several types."""
+    """The columns of all files."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -290,7 +290,7 @@ class Parquet:
 
 
 def _joined(table: Any, payloads: Sequence[Mapping[str, Any]]) -> Any:
-  """A table with the payloads as columns. Raises InputError for a field of two types."""
+  """A table with the payloads as columns."""
   import pyarrow as pa
 
   for name in dict.fromkeys(key for payload in payloads for key in payload):

@@ -24,9 +24,6 @@ def write(
     folder: made here.
     passages: ``{_id, title, text, categories}``; title and categories are optional.
     queries: ``{_id, text}``.
-
-  Raises:
-    InputError: an id occurs twice, or a text contains half of a surrogate pair.
   """
   root = epath.Path(folder)
   (root / 'qrels').mkdir(parents=True)

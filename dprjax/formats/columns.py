@@ -23,10 +23,6 @@ def split_rows(
   Args:
     lines: numbers and lines without their newlines, blank lines too.
     quoted: whether values may be in quotes, as the Python csv module writes them.
-
-  Raises:
-    InputError: with the number of the first line of the row: quotes that the csv module does not
-      write, or a number of columns that differs from the first row.
   """
   width = first = 0
   for number, cells in _quoted_rows(lines, name, delimiter) if quoted else _raw(lines, delimiter):

@@ -52,9 +52,6 @@ def read_documents(paths: Sequence[files.PathLike], report: ReadReport) -> Itera
   """Yields the documents of files and folders; documents without text are counted and skipped.
 
   Ids come from the file, or else from its name and the line; they may repeat in other files.
-
-  Raises:
-    InputError: a file is missing, empty, broken, not UTF-8 or of an unknown format; a bad id.
   """
   for path in find_files(paths, report):
     for document in _read(path):
@@ -67,11 +64,7 @@ def read_documents(paths: Sequence[files.PathLike], report: ReadReport) -> Itera
 
 
 def find_files(paths: Sequence[files.PathLike], report: ReadReport) -> list[epath.Path]:
-  """The files of these paths, in reading order; unusable files of folders are counted.
-
-  Raises:
-    InputError: a path is missing, empty or of an unknown format, or a folder has no usable file.
-  """
+  """The files of these paths, in reading order; unusable files of folders are counted."""
   found: list[epath.Path] = []
   for path in paths:
     given = files.existing(path, 'text')

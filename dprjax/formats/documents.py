@@ -59,19 +59,14 @@ class Passage(NamedTuple):
 
 
 def read_passages(path: files.PathLike, name: str) -> Iterator[Passage]:
-  """The passages of a document, with ids from ``name``; none if it has no text.
-
-  Raises:
-    InputError: the file is missing, empty, damaged or needs a password, or the extra ``documents``
-      is not installed.
-  """
+  """The passages of a document, with ids from ``name``; none if it has no text."""
   quoted = _SPACE.sub(lambda space: urllib.parse.quote(space[0]), name)
   for number, (title, text) in enumerate(cut(read_paragraphs(path))):
     yield Passage(f'{quoted}#{number}', title, text)
 
 
 def read_paragraphs(path: files.PathLike) -> Iterator[Paragraph]:
-  """The paragraphs of a document. Raises InputError as `read_passages` does."""
+  """The paragraphs of a document."""
   match records.ending_of(path):
     case 'txt':
       for paragraph in paragraphs(reading.read_lines(path, 'document')):

@@ -296,9 +296,6 @@ def read_labels(
 
   A hash of the text makes half of the texts queries and half passages. Passages with the label of a
   query are relevant to it. A repeated text counts once, with its first label.
-
-  Raises:
-    InputError: no column of texts or labels; a label is missing.
   """
   found: dict[str, tuple[str, Text]] = {}
   roles: dict[str, str] = {}
@@ -346,7 +343,7 @@ def read_categories(path: epath.Path) -> Iterator[tuple[int, str, tuple[str, ...
 
 
 def detect_format(path: epath.Path, columns: Mapping[str, str] | None = None) -> str:
-  """The format of a file, by the keys of its first record. Raises InputError if none fits."""
+  """The format of a file, by the keys of its first record."""
   names = records.names_of(path, 'data file')
   chosen = columns or {}
   if not {'query', 'positive', 'text'} & chosen.keys() and records.ending_of(path) not in _TABLES:

@@ -29,11 +29,7 @@ Labels = str | list[str] | None
 
 
 def check_id(given: Id, where: str) -> str:
-  """The id as text, if files and runs can hold it.
-
-  Raises:
-    InputError: it is empty, or has white space around it or a control character in it.
-  """
+  """The id as text, if files and runs can hold it."""
   id_ = str(given)
   if _BAD_ID.search(id_):
     raise InputError(
@@ -44,7 +40,7 @@ def check_id(given: Id, where: str) -> str:
 
 
 def labels(given: Labels, where: str) -> tuple[str, ...]:
-  """The labels, each once. Raises InputError for one that is empty or for more than 1,000."""
+  """The labels, each once."""
   names = given.split() if isinstance(given, str) else given or ()
   if len(names) > _MOST_LABELS or not all(name.strip() == name != '' for name in names):
     raise InputError(
@@ -54,11 +50,7 @@ def labels(given: Labels, where: str) -> tuple[str, ...]:
 
 
 def read_ids(path: PathLike, what: str = 'ids') -> list[str]:
-  """A file of ids, one a line; blank lines are left out.
-
-  Raises:
-    InputError: no ids; an id that cannot be used (`check_id`) or comes twice.
-  """
+  """A file of ids, one a line; blank lines are left out."""
   ids = UniqueIds(path, 'the')
   for number, line in read_lines(path, what):
     ids.add(check_id(line, f'{path}, line {number}'), number)
@@ -130,7 +122,7 @@ class ManyIds:
     self._files.append((str(file), unit))
 
   def add(self, id_: str, number: int) -> None:
-    """Adds an id on line ``number``. Raises InputError if it was added before."""
+    """Adds an id on line ``number``."""
     place = len(self._files) - 1 << 40 | number
     if self._copies is not None:
       self._waiting.append((id_, place))

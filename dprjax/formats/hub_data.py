@@ -28,7 +28,7 @@ def is_named(given: files.PathLike) -> bool:
 
 
 def names(given: str) -> list[str]:
-  """The columns. Raises InputError as `rows` does."""
+  """The columns."""
   return list(_load(given).column_names)
 
 
@@ -36,9 +36,6 @@ def rows(given: str) -> Iterator[dict[str, Any]]:
   """The rows in order.
 
   The rows are mapped into memory from a file.
-
-  Raises:
-    InputError: the library is missing, or it cannot read the data set.
   """
   dataset = _load(given)
   try:
@@ -51,9 +48,6 @@ def folder_of(given: str, folder: files.PathLike, splits: Sequence[str]) -> epat
   """A folder with SPLIT.jsonl for each split, written unless it exists.
 
   A split named in ``given`` replaces the first one.
-
-  Raises:
-    InputError: as `rows`; the folder was made from another data set.
   """
   out = epath.Path(folder)
   about = {'name': given, 'splits': list(dict.fromkeys(splits))}

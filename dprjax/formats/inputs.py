@@ -49,9 +49,6 @@ def find(given: files.PathLike, side: str) -> list[Input]:
   Args:
     given: a file, a pipe, a pattern, a folder or ``hf:NAME``.
     side: 'query' or 'passage'.
-
-  Raises:
-    InputError: the input is missing, or nothing in it can be read.
   """
   what = f'{side} file'
   path = epath.Path(given)

@@ -26,11 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def folder_of(name: str, folder: files.PathLike, splits: Sequence[str]) -> epath.Path:
-  """The BEIR folder of an id with its prefix, written unless it exists.
-
-  Raises:
-    InputError: as ``write``; the folder was made for other splits or another id.
-  """
+  """The BEIR folder of an id with its prefix, written unless it exists."""
   out, id_ = epath.Path(folder), name.removeprefix(PREFIX)
   wanted = {'id': id_, 'splits': list(dict.fromkeys(splits))}
   if out.exists():
@@ -54,10 +50,6 @@ def write(id_: str, splits: Sequence[str], folder: files.PathLike) -> None:
   Args:
     splits: whose queries and judgements are written.
     folder: made whole or not at all.
-
-  Raises:
-    InputError: ir_datasets is not installed, has no such data set or split, or cannot read it; an
-      id or a text that cannot be written.
   """
   datasets = {split: _find(id_, split) for split in dict.fromkeys(splits)}
   main = _registered(id_) or next(iter(datasets.values()))

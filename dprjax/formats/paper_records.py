@@ -47,9 +47,6 @@ def read_papers(path: files.PathLike) -> Iterator[Paper]:
   """Reads an arXiv jsonl, a BEIR corpus.jsonl or, without categories, a tsv; perhaps compressed.
 
   The first record of a jsonl decides between the first two.
-
-  Raises:
-    InputError: a missing, empty or malformed file, a field of another type, or a repeated id.
   """
   if not texts.is_json(path):
     for found in texts.read_texts(path, 'passage'):
@@ -81,9 +78,6 @@ def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own:
 
   Returns:
     The judgements.
-
-  Raises:
-    InputError: there would be too many (`related`).
   """
   qrels = {paper.id: {paper.id: 1} for paper in papers} if own else related(papers)
   passages = (

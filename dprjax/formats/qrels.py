@@ -23,13 +23,7 @@ _RELEVANCE = re.compile(r'([+-]?[0-9]{1,10})(\.0*)?')
 
 
 def read_qrels(path: files.PathLike) -> Qrels:
-  """Reads judgements. Columns are separated by tabs or, if the first line has no tab, by spaces.
-
-  Raises:
-    InputError: a missing or empty file; naming the line: another number of columns, a relevance
-      that is not a whole number, an id that cannot be used, or a document judged twice for a query
-      with different relevance.
-  """
+  """Reads judgements. Columns are separated by tabs or, if the first line has no tab, by spaces."""
   qrels: Qrels = {}
   width, delimiter = 0, None
   for number, line in reading.read_lines(path, 'qrels'):

@@ -45,11 +45,7 @@ def ending_of(path: files.PathLike) -> str:
 
 
 def read(path: files.PathLike, what: str) -> Iterator[Row]:
-  """Yields the rows of a source, ``what`` in messages.
-
-  Raises:
-    InputError: a missing, empty or malformed file.
-  """
+  """Yields the rows of a source, ``what`` in messages."""
   if hub_data.is_named(path):
     for number, values in enumerate(hub_data.rows(str(path)), 1):
       yield Row(number, f'{path}, row {number}', values)
@@ -65,7 +61,7 @@ def read(path: files.PathLike, what: str) -> Iterator[Row]:
 
 
 def read_as(path: files.PathLike, what: str, of: type[T]) -> Iterator[tuple[int, str, T]]:
-  """`reading.read_records` of any kind of source. Raises InputError for a row of another type."""
+  """`reading.read_records` of any kind of source."""
   if not hub_data.is_named(path) and ending_of(path) in ('jsonl', 'json'):
     yield from reading.read_records(path, what, of)
     return
@@ -79,9 +75,6 @@ def read_columns(
   """(number of its first line, the values in the order of ``names``) of every row.
 
   A table may do without a header: then it has these columns only.
-
-  Raises:
-    InputError: the file is missing, or a row lacks one of these values.
   """
   is_table, tabs = ending_of(path) in _TABLES, ending_of(path) == 'tsv'
   lines = reading.read_lines(path, what, blank=True) if is_table else iter(())
@@ -104,7 +97,7 @@ def read_columns(
 
 
 def names_of(path: files.PathLike, what: str) -> list[str]:
-  """The names of the values of the first row. Raises InputError if there is none."""
+  """The names of the values of the first row."""
   if hub_data.is_named(path):
     return hub_data.names(str(path))
   for row in read(path, what):
@@ -113,7 +106,7 @@ def names_of(path: files.PathLike, what: str) -> list[str]:
 
 
 def parse_columns(text: str, where: str) -> dict[str, str]:
-  """``ROLE=COLUMN,ROLE=COLUMN`` as a mapping. Raises InputError, which begins with ``where``."""
+  """``ROLE=COLUMN,ROLE=COLUMN`` as a mapping."""
   found = {}
   for part in filter(None, text.split(',')):
     role, equals, name = part.partition('=')
@@ -137,9 +130,6 @@ def find_roles(
     given: by role, the name chosen by the user.
     where: in messages.
     clear: roles for which only one usual name may exist.
-
-  Raises:
-    InputError: ``given`` has an unknown role or a missing column, or a role is not clear.
   """
   for role, name in given.items():
     if role not in usual:
@@ -166,7 +156,7 @@ def find_roles(
 
 
 def text_of(value: Any, where: str, name: str) -> str:
-  """A value as text; a missing one is empty. Raises InputError for another type."""
+  """A value as text; a missing one is empty."""
   if value is None:
     return ''
   if isinstance(value, bool) or not isinstance(value, str):
@@ -175,7 +165,7 @@ def text_of(value: Any, where: str, name: str) -> str:
 
 
 def id_of(value: Any, where: str, name: str) -> str:
-  """A value as an unchecked id. Raises InputError unless it is text or a whole number."""
+  """A value as an unchecked id."""
   if isinstance(value, float) and value.is_integer():  # a column of numbers with a gap
     value = int(value)
   if isinstance(value, bool) or not isinstance(value, str | int):
@@ -198,9 +188,6 @@ def table_rows(
   """The rows of a table of numbered lines, the first its header.
 
   Without ``quoted``, values may be in quotes if the header is.
-
-  Raises:
-    InputError: two columns share a name; as `columns.split_rows`.
   """
   first = next(lines, (1, ''))
   quoted = '"' in first[1] if quoted is None else quoted

@@ -85,14 +85,14 @@ def write(path: PathLike, known: Seen) -> None:
 
 
 def read(path: epath.Path) -> dict[str, UInt64[np.ndarray, ' n']]:
-  """Reads a file of `write`; empty if it is missing. Raises InputError for another file."""
+  """Reads a file of `write`; empty if it is missing."""
   if not path.exists():
     return {}
   return check(arrays.read_arrays(path, 'hashes of queries'), str(path))
 
 
 def check(found: Mapping[str, np.ndarray], where: str) -> dict[str, UInt64[np.ndarray, ' n']]:
-  """Returns the arrays. Raises InputError unless they are hashes by role."""
+  """Returns the arrays."""
   for role, values in found.items():
     if role not in ROLES:
       raise InputError(f'{where}: unexpected array {role!r:.40}; expected {" and ".join(ROLES)}')

@@ -150,11 +150,7 @@ class TokenizerSettings(NamedTuple):
 
 
 def read(file: epath.Path, rules: Rules) -> dict[str, Any]:
-  """The keys of a file that are not null; empty if it is missing.
-
-  Raises:
-    InputError: an unknown key, or an unsupported value.
-  """
+  """The keys of a file that are not null; empty if it is missing."""
   if not file.exists():
     return {}
   values = read_json_object(file, file.name)
@@ -190,11 +186,7 @@ def transformer_file(folder: epath.Path) -> epath.Path:
 
 
 def tokenizer_settings(folder: epath.Path) -> TokenizerSettings:
-  """The tokenizer settings in the transformer settings of a folder.
-
-  Raises:
-    InputError: they are malformed, or a setting is not supported.
-  """
+  """The tokenizer settings in the transformer settings of a folder."""
   file = transformer_file(folder)
   values = read_json_object(file, file.name) if file.exists() else {}
   names = ('do_lower_case', 'tokenizer_name_or_path', 'processor_kwargs', 'tokenizer_args')
@@ -219,7 +211,7 @@ def tokenizer_settings(folder: epath.Path) -> TokenizerSettings:
 
 
 def length(value: Any, where: str) -> int | None:
-  """A number of tokens, or None for null. Raises InputError for anything else."""
+  """A number of tokens, or None for null."""
   if value is None:
     return None
   # transformers writes 1e30, or its digits, for no limit.

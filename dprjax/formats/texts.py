@@ -96,7 +96,7 @@ class FileLayout(NamedTuple):
     return ((number, line) for number, line in lines if line.strip())
 
   def entry(self, row: Row, where: str) -> PassageRecord:
-    """A row as a passage. Raises InputError, which begins with ``where``."""
+    """A row as a passage."""
     if isinstance(row, str):
       beir = reading.parse(row, where, _Beir)
       return PassageRecord(check_id(beir.id, where), beir.title or '', beir.text)
@@ -104,7 +104,7 @@ class FileLayout(NamedTuple):
     return PassageRecord(cells['id'], cells.get('title', ''), cells['text'])
 
   def query(self, row: Row, where: str) -> Query:
-    """A row as a query. Raises InputError, which begins with ``where``."""
+    """A row as a query."""
     if isinstance(row, str):
       beir = reading.parse(row, where, _BeirQuery)
       return Query(check_id(beir.id, where), beir.text.strip())
@@ -152,12 +152,7 @@ def format_of(path: files.PathLike) -> str:
 def open_rows(
   lines: Iterator[tuple[int, str]], format: str, name: str
 ) -> tuple[FileLayout, Iterator[tuple[int, Row]]]:
-  """The layout of a file, by its first line, and its rows without the header, read lazily.
-
-  Raises:
-    InputError: the first line has not two to four columns; while rows are read, as
-      `columns.split_rows`.
-  """
+  """The layout of a file, by its first line, and its rows without the header, read lazily."""
   for number, line in lines:
     if line.strip():
       layout = FileLayout() if format == 'beir' else _layout(line, f'{name}, line {number}')
@@ -238,9 +233,6 @@ class Texts:
     wanted: ids of the texts to read, without checking other ids; None: all.
     format: 'beir' or 'msmarco'; by the path by default.
     columns: the names of columns by role, id, title and text.
-
-  Raises:
-    InputError: a missing input; while texts are read, as `read_texts`.
   """
 
   def __init__(
@@ -435,9 +427,6 @@ def columns_of(side: str, given: Mapping[str, str]) -> dict[str, str]:
 
   ``query`` and ``query_id`` name columns of the queries, ``id``, ``title`` and ``text`` of the
   corpus.
-
-  Raises:
-    InputError: another role.
   """
   roles = {
     'query': {'query_id': 'id', 'query': 'text'},
@@ -456,12 +445,7 @@ def read_texts(
   format: str = '',
   columns: Mapping[str, str] | None = None,
 ) -> Iterator[Text]:
-  """The texts of `Texts`, once.
-
-  Raises:
-    InputError: a missing, empty or malformed file, no column of texts, or a repeated id among those
-      wanted.
-  """
+  """The texts of `Texts`, once."""
   return iter(Texts(path, side, wanted, format, columns))
 
 

@@ -29,10 +29,6 @@ def passages(corpus: Corpus, columns: Mapping[str, str] = _NONE) -> list[Passage
       title may be None, NaN or NA. Columns and keys may have the other names of
       `dprjax.formats.texts.USUAL`, such as ``passage`` and ``doc_id``.
     columns: other names of columns and keys by role: id, title, text.
-
-  Raises:
-    InputError: a value that is not text, two columns that could be the text, or an id that is
-      repeated or neither text nor a whole number.
   """
   return _with_ids(corpus, 'passage', columns)
 

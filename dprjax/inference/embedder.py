@@ -37,11 +37,7 @@ ProgressFn = Callable[[int], None]
 
 
 def local_mesh(parts: int = 1) -> Mesh:
-  """All local devices, which split each batch; weights are split into ``parts``.
-
-  Raises:
-    InputError: ``parts`` does not divide the number of devices.
-  """
+  """All local devices, which split each batch; weights are split into ``parts``."""
   devices = jax.local_devices()
   if len(devices) % parts:
     raise InputError(
@@ -51,11 +47,7 @@ def local_mesh(parts: int = 1) -> Mesh:
 
 
 def server_mesh(parts: int = 1) -> Mesh:
-  """The first ``parts`` local devices; each computes all batches with its part of every layer.
-
-  Raises:
-    InputError: there are fewer devices.
-  """
+  """The first ``parts`` local devices; each computes all batches with its part of every layer."""
   devices = jax.local_devices()
   if not 0 < parts <= len(devices):
     raise InputError(
@@ -164,9 +156,6 @@ class Embedder:
     embed: ``(params, tokens [B, T], mask [B, T], *columns [B]) -> [B, H]``, to be jitted.
     batch_size: the most rows of a step, over all devices; see ``rows_at_once``.
     row_bytes: the least memory of a row by its length (`encoder_row_bytes`).
-
-  Raises:
-    InputError: ``batch_size`` or ``max_length`` is not a whole number from 1.
   """
 
   def __init__(
@@ -222,9 +211,6 @@ class Embedder:
       rows: token ids, at least one row.
       progress: called with the number of rows done.
       columns: further arguments of ``embed``, one number for each row.
-
-    Raises:
-      InputError: a batch does not fit into memory.
     """
     vectors: np.ndarray | None = None
     done = 0

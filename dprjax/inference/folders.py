@@ -65,10 +65,6 @@ def fill_folder(
     calibrate: the most texts for measuring the ranges of codes. An unfinished folder keeps its
       ranges.
     vectors: gives the vectors of texts that are already encoded.
-
-  Raises:
-    InputError: bad ids, ``out`` has embeddings of other settings or texts, or the texts changed
-      after the first pass.
   """
   survey = _survey(texts, source, shard_rows)
   count_all = survey.rows.total
@@ -152,7 +148,7 @@ def _survey(texts: Iterable[Text], source: str, shard_rows: int) -> _Survey:
 def _parts(
   texts: Iterable[Text], shards: Iterable[manifest.Shard], survey: _Survey, source: str
 ) -> Iterator[tuple[manifest.Shard, list[Text]]]:
-  """The texts of these ascending shards. Raises InputError if they differ from the survey."""
+  """The texts of these ascending shards."""
   stream, place = iter(texts), 0
   for shard in shards:
     wanted = itertools.islice(stream, shard.start - place, shard.stop - place)

@@ -27,9 +27,6 @@ def of_prompts(
 
   Args:
     prompts: of kind template, with equal template strings and fixed layers.
-
-  Raises:
-    InputError: template strings differ, or the tokenizer has no mask token.
   """
   made = TaskTemplates.make(
     [template_tokens.spec(prompt) for prompt in prompts],
@@ -54,11 +51,7 @@ def around(tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 def text_tokens(prompt: Prompt, side: str, max_length: int, tokenizer: Tokenizer) -> int:
-  """The most tokens of a text, without special tokens.
-
-  Raises:
-    InputError: there is no room for text.
-  """
+  """The most tokens of a text, without special tokens."""
   if (count := max_length - tokenizer.num_specials) < 1:
     raise InputError(
       f'{prompt.path}: {side}_max_length {max_length} leaves no room beside special tokens'

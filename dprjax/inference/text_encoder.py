@@ -184,9 +184,6 @@ class Encoder:
       dtype: a name for ``models.encoder_config.arithmetic``.
       dimensions: keep this many leading numbers of each vector, normalized again if vectors are;
         for models trained with ``config.matryoshka``.
-
-    Raises:
-      InputError: a file cannot be read, or a prompt was made for another backbone.
     """
     if pooling is not None:
       poolings.find(pooling)
@@ -249,7 +246,7 @@ class Encoder:
     return self._arithmetic.name
 
   def entry(self, name: str | None = None) -> BankEntry:
-    """The named prompt, or the only one. Raises InputError for an unknown name."""
+    """The named prompt, or the only one."""
     return self.bank[self._names(name, 1)[0]]
 
   def queries(self, name: str | None = None) -> seen.Seen:
@@ -295,10 +292,6 @@ class Encoder:
       prompt: a name in ``bank``, or one for each text; optional with a single prompt.
       task: an alias of ``prompt``, for prompts named after tasks.
       topic: of all texts or of each, if all prompts are of kind topic; default: chosen by words.
-
-    Raises:
-      InputError: an unknown side, prompt or topic; a value that is not text; a batch that is too
-        large.
     """
     if side not in SIDES:
       raise InputError(f"side: expected 'query' or 'passage', not {side!r}")
@@ -338,9 +331,6 @@ class Encoder:
     """Checks that queries with these prompts can be compared with passages with another prompt.
 
     They can with the same prompt, or if both encode passages with the bare backbone.
-
-    Raises:
-      InputError: they cannot be compared.
     """
 
     def space(name: str) -> dict[str, Any]:
@@ -444,7 +434,7 @@ class Encoder:
 def either(
   prompt: str | Sequence[str] | None, task: str | Sequence[str] | None
 ) -> str | Sequence[str] | None:
-  """The prompt names from either argument. Raises InputError if both are given."""
+  """The prompt names from either argument."""
   if prompt is not None and task is not None:
     raise InputError('prompt, task: give one of them')
   return task if prompt is None else prompt

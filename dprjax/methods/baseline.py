@@ -71,7 +71,7 @@ class Gain(NamedTuple):
 
   @classmethod
   def read(cls, value: Any, where: str) -> 'Gain | None':
-    """The inverse of ``_asdict``, from a file; None stays None. Raises InputError."""
+    """The inverse of ``_asdict``, from a file; None stays None."""
     if value is None:
       return None
     artifact.check_gain(where, value)
@@ -167,7 +167,7 @@ def write_whole(folder: epath.Path, step: int, gain: Gain) -> None:
 
 
 def read_whole(folder: epath.Path, step: int) -> Gain | None:
-  """Reads the gain from `write_whole` for this step. Raises InputError if it is damaged."""
+  """Reads the gain from `write_whole` for this step."""
   path = folder / workdir.WHOLE
   if not path.exists():
     return None
@@ -188,9 +188,6 @@ def scores(folder: epath.Path, measure: str, evaluate: Callable[[], Scores]) -> 
   it.
 
   The means come from process 0; the values may exist only on process 0.
-
-  Raises:
-    InputError: the stored scores are damaged.
   """
   found = kept(folder, measure)
   if found is None:
@@ -205,9 +202,6 @@ def kept(folder: epath.Path, measure: str, step: int = 0) -> Scores | None:
   """The evaluation from `write`, or None: means on all processes, values on process 0.
 
   All processes call it.
-
-  Raises:
-    InputError: it is damaged.
   """
   main = jax.process_index() == 0
   found = read(folder, measure, step) if main and _path(folder, step).exists() else None
@@ -237,7 +231,7 @@ def _path(folder: epath.Path, step: int) -> epath.Path:
 
 
 def read(folder: epath.Path, measure: str, step: int = 0) -> Scores:
-  """Reads an evaluation of `write`. Raises InputError if it is missing or damaged."""
+  """Reads an evaluation of `write`."""
   path = _path(folder, step)
   try:
     kept = reading.read(path, 'scores', _Scores)

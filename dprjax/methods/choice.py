@@ -55,9 +55,6 @@ def decide(trainings: Mapping[str, Sequence[epath.Path]]) -> Kept:
   Args:
     trainings: by model, the workdir of its training, or the workdirs of its folds. All must have
       held out the same queries.
-
-  Raises:
-    InputError: a file is damaged or missing, or trainings held out different queries.
   """
   scores: dict[Candidate, np.ndarray] = {}
   weights: dict[Candidate, float] = {}
@@ -218,7 +215,7 @@ def write(workdir: epath.Path, kept: Kept, trained_on: epath.Path) -> None:
 
 
 def read(workdir: epath.Path) -> Kept | None:
-  """Reads the choice from `write`, or None. Raises InputError if it is damaged."""
+  """Reads the choice from `write`, or None."""
   path = workdir / workdirs.CHOSEN
   if not path.exists():
     return None

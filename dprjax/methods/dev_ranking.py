@@ -38,7 +38,7 @@ def texts_cut(tokens: token_cache.TokenCache) -> dict[str, tuple[int, int]]:
 
 
 def measure_names(config: ConfigDict, *others: str) -> list[str]:
-  """``config.eval.measure`` and others. Raises InputError for an unknown one."""
+  """``config.eval.measure`` and others."""
   measures.check_name(config.eval.measure, 'config.eval.measure')  # before the training
   return list(dict.fromkeys([config.eval.measure, *others]))
 

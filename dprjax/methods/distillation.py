@@ -25,7 +25,7 @@ _NONE = -1e30  # a masked logit; the gradient of all -inf is NaN
 
 
 def scores_file(section: ConfigDict, config: ConfigDict) -> epath.Path:
-  """The file of the teacher scores. Raises InputError if there is none."""
+  """The file of the teacher scores."""
   if not (config.distillation.scores or section.mined_negatives):
     raise InputError(
       'config.distillation.scores is empty; name a run of a teacher, such as one of dprjax.rerank '

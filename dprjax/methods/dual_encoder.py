@@ -140,9 +140,6 @@ def init_adapter(
 
   One adapter if tied, else ``{'query': ..., 'passage': ...}``; with
   ``config.prompt.sides='query'``, ``{'query': ...}``.
-
-  Raises:
-    InputError: the prompt in the file does not fit ``config.prompt``.
   """
   settings, init = config.prompt, _training(config).init
   if not settings.length:

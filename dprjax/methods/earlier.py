@@ -46,9 +46,6 @@ def load(
   Args:
     backbone_sha256: of its backbone.
     wanted: its trained parameters by flat names, with shapes.
-
-  Raises:
-    InputError: there is no finished training, or its kind, backbone or shapes differ.
   """
   where = f'config.init_from={config.init_from}'
   folder = workdirs.trained(config.init_from)

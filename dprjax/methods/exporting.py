@@ -83,10 +83,6 @@ def export(
 
   Returns:
     The path written.
-
-  Raises:
-    InputError: there is no run, no checkpoint, or no gain without ``force``; ``out`` is an input,
-      has other files, or does not fit the format; the format cannot express the result.
   """
   workdir = workdirs.trained(workdir)
   config = configs.load_workdir(workdir)
@@ -174,11 +170,7 @@ def export(
 
 
 def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bool) -> None:
-  """Warns if the gain recorded in the latest checkpoint may be chance.
-
-  Raises:
-    InputError: no checkpoint scored above the baseline. ``force`` turns this into a warning.
-  """
+  """Warns if the gain recorded in the latest checkpoint may be chance."""
   latest = saved.latest()
   if latest is None:
     return
@@ -191,11 +183,7 @@ def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bo
 
 
 def check_choice(kept: choices.Kept, model: str, workdir: epath.PathLike, force: bool) -> None:
-  """Warns if a model may score lower than the baseline, or if another candidate was chosen.
-
-  Raises:
-    InputError: the expected gain of the model is negative. ``force`` turns this into a warning.
-  """
+  """Warns if a model may score lower than the baseline, or if another candidate was chosen."""
   own, estimate = kept.best_of(model)
   words = (
     f'{workdir}: {own}: expected gain {estimate.expected:+.3f}, chance of a loss over '
@@ -225,9 +213,6 @@ def convert(
     backbone: the frozen encoder; by default the one named in ``source``.
     settings: pooling, normalize, query_max_length and passage_max_length of an adapter made by
       PEFT; None: those of the backbone.
-
-  Raises:
-    InputError: as `export`; the source is damaged or belongs to another backbone.
   """
   out, found = epath.Path(out), _find(source)
   inputs = {'--from': found, '--backbone': backbone, '--metrics': list(options.metrics.values())}

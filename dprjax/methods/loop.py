@@ -71,7 +71,7 @@ class Standing:
 
   @classmethod
   def read(cls, extra: Mapping[str, Any], where: str) -> Self:
-    """From a checkpoint at ``where``. Raises InputError for an invalid gain."""
+    """From a checkpoint at ``where``."""
     gain = baseline.Gain.read(extra.get('gain'), where)
     names = ('best', 'best_step', 'stale', 'beaten', 'stopped', 'seconds')
     return cls(gain=gain, **{name: extra[name] for name in names if name in extra})
@@ -205,11 +205,7 @@ class Loop:
       say(f'step 0/{self.total}  dev {shown_scores(self._start)}  ({whose})')
 
   def advance(self) -> None:
-    """Runs one update.
-
-    Raises:
-      InputError: the loss of the previous step is not finite.
-    """
+    """Runs one update."""
     batch = next(self._batches)
     lengths = tuple(rows.shape[-1] for name, rows in batch.items() if name.endswith('_tokens'))
     if lengths not in self._lengths:

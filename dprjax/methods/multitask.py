@@ -70,9 +70,6 @@ def find_tasks(
     form: the data of the method: 'retrieval' or 'pairs'.
     templates: of the method; by default the special tokens of texts.
     numbered: whether ``Model.embed`` takes the task of each row as its last argument.
-
-  Raises:
-    InputError: an option of a task is invalid, or a file is missing.
   """
   if not config.tasks:
     raise InputError(
@@ -119,9 +116,6 @@ def batch_shapes(
 
   ``around`` has the tokens of the longest template by kind of input; by default only special
   tokens.
-
-  Raises:
-    InputError: the texts exceed the positions of the encoder.
   """
   if around is None:
     plain = _plain_templates(tokenizer)
@@ -295,7 +289,7 @@ def _check_lengths(
   tokenizer: Tokenizer,
   model: EncoderConfig,
 ) -> int:
-  """Tokens of the longest filled template. Raises InputError if it exceeds the positions."""
+  """Tokens of the longest filled template."""
   specials = tokenizer.num_specials
   positions = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
   kinds = {side: (side,) for side in SIDES} if form == 'retrieval' else {'pair': SIDES}

@@ -80,11 +80,7 @@ class Prompts(NamedTuple):
 
 
 def read_files(config: ConfigDict) -> Files:
-  """The prompt files of the config.
-
-  Raises:
-    InputError: a file is missing, damaged or from another task, or a name is repeated.
-  """
+  """The prompt files of the config."""
   own = {
     name: artifact.load_prompt(config.tasks[name].prompt)
     for name in sorted(config.tasks)
@@ -119,7 +115,7 @@ def _sources(config: ConfigDict) -> dict[str, Prompt]:
 
 
 def layers_fixed(config: ConfigDict, model: EncoderConfig) -> int:
-  """``config.template.fixed_layers`` as a number of layers. Raises InputError for too many."""
+  """``config.template.fixed_layers`` as a number of layers."""
   count = config.template.fixed_layers
   if count > model.num_layers:
     raise InputError(
@@ -130,11 +126,7 @@ def layers_fixed(config: ConfigDict, model: EncoderConfig) -> int:
 
 
 def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
-  """The templates of the tasks, by number.
-
-  Raises:
-    InputError: words or lengths are missing, or a file has another template.
-  """
+  """The templates of the tasks, by number."""
   settings = config.template
   if not config.tasks:
     raise InputError(f'config.tasks is empty: {config.method} needs a task')
@@ -258,11 +250,7 @@ def around(
 def build(
   config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer, kinds: Sequence[str]
 ) -> Prompts:
-  """The prompts of a run.
-
-  Raises:
-    InputError: an option has an invalid value, or a prompt file does not fit.
-  """
+  """The prompts of a run."""
   found = read_files(config)
   count = layers_fixed(config, model)
   templates = make_templates(config, kinds, found, tokenizer, model.vocab_size)

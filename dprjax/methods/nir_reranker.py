@@ -30,11 +30,7 @@ KINDS = ('pair',)
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
-  """Cross-entropy of the label word at [MASK].
-
-  Raises:
-    InputError: an option has an invalid value, or a prompt file does not fit.
-  """
+  """Cross-entropy of the label word at [MASK]."""
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
   templates = prompts.templates
   yes, no = task_templates.label_ids(

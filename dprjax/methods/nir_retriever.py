@@ -26,11 +26,7 @@ from dprjax.runtime import mesh
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
-  """InfoNCE over the global batch, with texts in the templates of their tasks.
-
-  Raises:
-    InputError: an option has an invalid value, or a prompt file does not fit.
-  """
+  """InfoNCE over the global batch, with texts in the templates of their tasks."""
   contrastive.check_negatives(config)
   contrastive.check_lengths(config.matryoshka, model.vector_size)
   if config.pooling not in template_tokens.POOLINGS:

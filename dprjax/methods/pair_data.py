@@ -81,7 +81,7 @@ class LabelledPairs:
     return (text for pair in pairs.read_pairs(self.train) for text in pair[:2])
 
   def files(self) -> dict[str, epath.Path]:
-    """The files of both splits, by role. Raises InputError for a missing one."""
+    """The files of both splits, by role."""
     found = {'pairs': pairs.locate(self.train)}
     if self.dev is not None and (dev := pairs.locate(self.dev)) != found['pairs']:
       found['dev pairs'] = dev
@@ -106,7 +106,7 @@ class LabelledPairs:
 
 
 def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -> LabelledPairs:
-  """The labelled pairs of a task. Raises InputError for an option that does not apply to pairs."""
+  """The labelled pairs of a task."""
   key = f'config.tasks.{task}.data'
   if section.mined_negatives:
     raise InputError(f'{key}.mined_negatives: labelled pairs have none; leave it empty')

@@ -284,11 +284,7 @@ def _skip_from(config: ConfigDict, model: EncoderConfig) -> int:
 def find_data(
   section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh
 ) -> DataSource:
-  """Plain text: the files and folders in ``config.data.dir``, separated by commas.
-
-  Raises:
-    InputError: a path is missing, or the format is not plain text.
-  """
+  """Plain text: the files and folders in ``config.data.dir``, separated by commas."""
   if section.format == 'docstrings':
     folder = workdir / 'data'
     if not folder.exists():

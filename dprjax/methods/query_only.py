@@ -44,7 +44,7 @@ class DiskVectors:
   """Vectors of passages or queries on disk; ``width`` is H."""
 
   def __init__(self, found: embeddings.Embeddings, ids: Sequence[str]):
-    """Opens vectors; ``take`` finds ``ids`` by number. Raises InputError if an id is missing."""
+    """Opens vectors; ``take`` finds ``ids`` by number."""
     self.folder = found.folder
     # Remote files cannot be read row by row.
     remote = base_files.is_remote(found.folder)
@@ -59,7 +59,7 @@ class DiskVectors:
     return self._read(self._places[rows.ravel()]).reshape(*rows.shape, self.width)
 
   def of_ids(self, ids: Sequence[str]) -> jt.Float32[np.ndarray, 'n H']:
-    """The vectors of these texts. Raises InputError if one is missing."""
+    """The vectors of these texts."""
     return self._read(self._find(ids))
 
   def _find(self, ids: Sequence[str]) -> jt.Int64[np.ndarray, ' n']:
@@ -96,7 +96,7 @@ def check_corpus_negatives(config: ConfigDict, devices: Mesh) -> None:
 
 
 def files(config: ConfigDict) -> dict[str, epath.Path]:
-  """The files of given vectors, by role. Raises InputError for a missing one."""
+  """The files of given vectors, by role."""
   given = config.data.passage_embeddings
   if not given:
     return {}
@@ -114,12 +114,7 @@ def open_passages(
   workdir: epath.Path,
   tokenizer: Tokenizer,
 ) -> DiskVectors:
-  """The vectors of the passages in a cache made from ``source``. All processes call this.
-
-  Raises:
-    InputError: the folder is damaged, lacks passages, or was made from other texts or another
-      encoder.
-  """
+  """The vectors of the passages in a cache made from ``source``. All processes call this."""
   encoder = _encoder(config, workdir, tokenizer)
   process, processes = jax.process_index(), jax.process_count()
   dataset = sources.load_dataset(source)
@@ -213,12 +208,7 @@ def _ids_of(path: str) -> str:
 def _vectors_of(
   path: str, texts: Sequence[Text], encoder: Encoder
 ) -> Callable[[slice], jt.Float[np.ndarray, 'n H']]:
-  """The vectors of these texts from a .npy, which may have more rows, in any order.
-
-  Raises:
-    InputError: a file is damaged, an id is missing, or some vectors differ from those of the
-      backbone.
-  """
+  """The vectors of these texts from a .npy, which may have more rows, in any order."""
   ids = read_ids(_ids_of(path), 'ids of the passage embeddings')
   rows = embeddings.open_array(path, len(ids))
   if rows.shape[1] != (width := encoder.backbones['passage'].config.vector_size):

@@ -86,7 +86,7 @@ class Retrieval:
     check_comparable(self.config, tokens)
 
   def texts(self, parts: Mapping[str, Any] | None = None) -> DataSource:
-    """The located text; see ``Method.data``. Raises InputError for a missing file."""
+    """The located text; see ``Method.data``."""
     if self.dev is not None or self.folds is not None:
       dev_ranking.measure_names(self.config)
     return DataSource(self.read_passages, self.open, self.files(), parts or {}, self.folds)
@@ -96,7 +96,7 @@ class Retrieval:
     return (passage.text for passage in sources.load_dataset(self.train).passages)
 
   def files(self) -> dict[str, epath.Path]:
-    """The files of both splits, by role. Raises InputError for a missing one."""
+    """The files of both splits, by role."""
     found = sources.locate(self.train)
     dev = sources.locate(self.dev) if self.dev is not None else {}
     # Each file is listed once.
@@ -296,9 +296,6 @@ def find_splits(
 
   Arguments as in ``Method.data``; ``task`` is a name, if the run has several. The seed decides
   which queries are held out.
-
-  Raises:
-    InputError: the format is unknown, or a file is missing.
   """
   seed = config.seed
   path, format = section.dir, section.format
@@ -377,11 +374,7 @@ def check_comparable(
 
 
 def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) -> BatchShapes:
-  """The longest batch of ``batches.make_batches``; see ``Method.shapes``.
-
-  Raises:
-    InputError: the shapes depend on the data.
-  """
+  """The longest batch of ``batches.make_batches``; see ``Method.shapes``."""
   if config.corpus_negatives < 0:
     raise InputError(
       'config.corpus_negatives: -1 puts the corpus on every device; a plan needs its number of '

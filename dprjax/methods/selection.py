@@ -132,7 +132,7 @@ class Chosen(NamedTuple):
 
   @classmethod
   def read(cls, value: Mapping[str, Any], where: str) -> Chosen:
-    """The inverse of ``write``. Raises InputError for anything else."""
+    """The inverse of ``write``."""
     found = reading.convert(value, where, _Written)
     gains = {}
     for name, gain in found.gains.items():
@@ -192,11 +192,7 @@ def choose_alternative(
 
 
 def decide(workdir: epath.Path, trainings: Mapping[str, epath.Path]) -> choices.Kept:
-  """Chooses among all candidates of these trainings and writes the choice. Process 0 calls it.
-
-  Raises:
-    InputError: as `choice.decide`.
-  """
+  """Chooses among all candidates of these trainings and writes the choice. Process 0 calls it."""
   kept = choices.decide({name: _scored(folder) for name, folder in trainings.items()})
   model = kept.best_model([*trainings])
   choices.write(workdir, kept, trainings[model])

@@ -268,11 +268,7 @@ def word_tokens(
   length: int,
   option: str = 'config.prompt.length',
 ) -> Int[np.ndarray, 'K P']:
-  """The first P tokens of the concatenated words of each topic.
-
-  Raises:
-    InputError: a topic has fewer tokens than ``option`` needs.
-  """
+  """The first P tokens of the concatenated words of each topic."""
   rows = []
   for number, words in enumerate(found.names):
     pieces, _ = tokenizer.encode([' '.join(words)], 10**6)
@@ -289,11 +285,7 @@ def word_tokens(
 def find_data(
   section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh
 ) -> DataSource:
-  """Titles, abstracts and categories; see ``Method.data``. Fits or reads the topics.
-
-  Raises:
-    InputError: as ``retrieval_data.find_splits`` and ``data.topic_models.load_topics``.
-  """
+  """Titles, abstracts and categories; see ``Method.data``. Fits or reads the topics."""
   data = retrieval_data.find_splits(section, config, workdir, devices, kind=TopicData)
   if not config.topics.path:
     return data.texts()
@@ -394,7 +386,7 @@ def check_categories(tokens: token_cache.TokenCache) -> None:
 
 
 def keep(found: topic_models.Topics, count: int) -> topic_models.Topics:
-  """The largest ``count`` topics, or all if it is 0. Raises InputError if there are fewer."""
+  """The largest ``count`` topics, or all if it is 0."""
   if not count or count == len(found):
     return found
   if count > len(found):
@@ -412,11 +404,7 @@ def keep(found: topic_models.Topics, count: int) -> topic_models.Topics:
 def random_words(
   found: topic_models.Topics, tokenizer: Tokenizer, length: int, ids: Sequence[str], seed: int
 ) -> Int[np.ndarray, 'n W']:
-  """Tokens of words that each document draws from the vocabulary of the topics, by its id.
-
-  Raises:
-    InputError: the vocabulary has fewer tokens.
-  """
+  """Tokens of words that each document draws from the vocabulary of the topics, by its id."""
   encoded = tokenizer.encode_bare(found.vocabulary)
   pieces = [row for row in encoded.values() if len(row)]
   if sum(map(len, pieces)) < length:
@@ -444,11 +432,7 @@ def random_topics(
 def export(
   config: ConfigDict, workdir: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
-  """The trained encoder, and the prompts of all topics with the topic model.
-
-  Raises:
-    InputError: the topics are random.
-  """
+  """The trained encoder, and the prompts of all topics with the topic model."""
   if config.topics.random_topics:
     raise InputError(
       'config.topics.random_topics: topics are random (a control run) and cannot be inferred '
@@ -482,11 +466,7 @@ def export(
 
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
-  """See ``Method.shapes``. Topics not fitted yet count with the number to keep.
-
-  Raises:
-    InputError: the topics file is missing.
-  """
+  """See ``Method.shapes``. Topics not fitted yet count with the number to keep."""
   settings = config.topics
   made = retrieval_data.batch_shapes(config, model, tokenizer)
   size = config.batch_size * config.accumulate

@@ -39,11 +39,7 @@ VOCABULARIES = {
 
 
 def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
-  """Trains ``config`` in ``workdir``, from its latest checkpoint if there is one.
-
-  Raises:
-    InputError: the config, data or workdir is invalid, or the loss is not finite.
-  """
+  """Trains ``config`` in ``workdir``, from its latest checkpoint if there is one."""
   experiments = configs.resolve(config)
   trackers.check(config.log.to)
   devices = mesh.make_mesh(config.mesh)
@@ -111,9 +107,6 @@ def prepare(
 ) -> tuple[Setup, methods.Folds | None]:
   """Prepares text, backbone and parameters, everything that can fail before training; and the
   folds.
-
-  Raises:
-    InputError: as `train`.
   """
   given, workdir, main = part.config, part.workdir, jax.process_index() == 0
   method = methods.load(given.method)
@@ -179,11 +172,7 @@ def prompt_of_text(
   tokenizer: text.Tokenizer,
   start: str,
 ) -> artifact.Prompt:
-  """The adapter initialized from a text, without special tokens.
-
-  Raises:
-    InputError: the text has no tokens, or the kind of adapter cannot start from text.
-  """
+  """The adapter initialized from a text, without special tokens."""
   settings = config.prompt
   training = adapters.find(settings.kind, 'config.prompt.kind').training
   if training is None or training.of_text is None:

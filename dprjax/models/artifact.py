@@ -127,11 +127,7 @@ class Prompt:
     }
 
   def adapters(self, side: str) -> list[Adapter | None]:
-    """The adapters for a side: one, or one for each topic. None is the bare backbone.
-
-    Raises:
-      InputError: the prompt is a template.
-    """
+    """The adapters for a side: one, or one for each topic. None is the bare backbone."""
     arrays, load = self.of_side(side), self.kind.load
     if load is None:
       raise InputError(f'{self.path}: {self.kind.text}; expected an adapter beside the tokens')
@@ -139,11 +135,7 @@ class Prompt:
 
 
 def save_prompt(path: PathLike, prompt: Prompt) -> None:
-  """Writes the npz atomically. Equal prompts give equal bytes.
-
-  Raises:
-    InputError: ``load_prompt`` would refuse the prompt, or no space is left.
-  """
+  """Writes the npz atomically. Equal prompts give equal bytes."""
   arrays = {name: np.asarray(array) for name, array in prompt.arrays.items()}
   check_content(dataclasses.replace(prompt, path=str(path), arrays=arrays))
   meta = np.array(json.dumps(prompt.meta, ensure_ascii=False))
@@ -152,11 +144,7 @@ def save_prompt(path: PathLike, prompt: Prompt) -> None:
 
 
 def check_gain(where: str, gain: Any) -> None:
-  """Checks ``gain`` in meta: the dev score before and after training.
-
-  Raises:
-    InputError: keys, types or ranges are wrong, or values contradict each other.
-  """
+  """Checks ``gain`` in meta: the dev score before and after training."""
   found = convert(gain, f'{where}: gain', _Gain)
   low, high = found.low, found.high
   if (low is None) != (high is None) or (low is not None and high is not None and low > high):
@@ -172,9 +160,6 @@ def load_prompt(path: PathLike) -> Prompt:
 
   Args:
     path: as for ``locate``.
-
-  Raises:
-    InputError: missing, damaged, pickled or of a newer version; arrays or meta are invalid.
   """
   path = locate(path)
   arrays = read_arrays(path, 'prompt', _MOST_COMPRESSED, 'export or fetch it again')
@@ -197,9 +182,6 @@ def locate(path: PathLike) -> epath.Path:
 
   A repository is USER/NAME or USER/NAME@REVISION. `repository.commit_of` of the file folder is
   its commit.
-
-  Raises:
-    InputError: as `repository.locate`.
   """
   folder = epath.Path(path)
   if folder.is_dir() and not (folder / FILE).exists():
@@ -221,11 +203,7 @@ def unsupported(prompt: Prompt, tool: str) -> InputError:
 
 
 def load_prompt_for(path: PathLike, tokenizer_sha256: str, *backbones: Backbone) -> Prompt:
-  """Reads a prompt file and checks that it fits these backbones and this tokenizer.
-
-  Raises:
-    InputError: as ``load_prompt`` and ``check_prompt``.
-  """
+  """Reads a prompt file and checks that it fits these backbones and this tokenizer."""
   prompt = load_prompt(path)
   for backbone in backbones:
     check_prompt(prompt, backbone.config, backbone.sha256, tokenizer_sha256)
@@ -235,11 +213,7 @@ def load_prompt_for(path: PathLike, tokenizer_sha256: str, *backbones: Backbone)
 def check_prompt(
   prompt: Prompt, config: EncoderConfig, backbone_sha256: str, tokenizer_sha256: str
 ) -> None:
-  """Checks that a prompt was made for this backbone and this tokenizer.
-
-  Raises:
-    InputError: the SHA-256 or a shape does not match.
-  """
+  """Checks that a prompt was made for this backbone and this tokenizer."""
   problems = []
   recorded = prompt.meta['backbone_sha256']
   if backbone_sha256 not in (recorded.values() if isinstance(recorded, dict) else (recorded,)):

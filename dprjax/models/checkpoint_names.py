@@ -56,9 +56,6 @@ def wrapper(config: Any, stored: Iterable[str]) -> str:
 
   Args:
     stored: names in the files.
-
-  Raises:
-    InputError: the prefix is unknown, or there are several.
   """
   family = config.family
   word = next(one.name for one in family.tensors(config) if one.path[:2] == ('embeddings', 'word'))

@@ -34,9 +34,6 @@ def embed_text(
   Args:
     config, params, tokens, mask, adapter, kwargs: as for ``encoder.encode``.
     specs, which: as for ``of_states``.
-
-  Raises:
-    InputError: as ``encoder.encode``.
   """
   states = encoder.encode(config, params, tokens, mask, adapter=adapter, **kwargs)
   return of_states(config, params, states, mask, specs, which, adapter)

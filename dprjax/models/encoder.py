@@ -217,10 +217,6 @@ def encode(
 
   Returns:
     The hidden states of the last layer, float32.
-
-  Raises:
-    InputError: at trace time, if the adapter does not fit this encoder, or the tokens (and a shared
-      shift) exceed its positions. A token moved beyond them by the shift of one example gives NaN.
   """
   (hidden,) = _run(
     config,
@@ -249,9 +245,6 @@ def encode_early_late(
   Args:
     split: the number of early layers, 1 to L - 1.
     kwargs: as for ``encode``.
-
-  Raises:
-    InputError: ``split`` is out of range; and as ``encode``.
   """
   if not 0 < split < config.num_layers:
     raise InputError(
@@ -271,9 +264,6 @@ def keys_and_values(
   Args:
     params: as for ``encode``, or on disk; one layer at a time is read from there.
     tokens: token ids, without padding.
-
-  Raises:
-    InputError: the tokens exceed the encoder positions.
   """
   rows = jnp.asarray(tokens, jnp.int32)[None]
   first = {
@@ -310,11 +300,7 @@ def first_token_attention(
   *,
   adapter: Adapter | None = None,
 ) -> Float[Array, 'L B N S']:
-  """Attention weights of the first token over S = P + T, prefix first.
-
-  Raises:
-    InputError: as ``encode``.
-  """
+  """Attention weights of the first token over S = P + T, prefix first."""
   x, scanned, shared = _embed(config, params, tokens, mask, adapter)
   _, kept = _stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(
     {'params': params['layers']}, x, scanned, shared, mutable=['intermediates']

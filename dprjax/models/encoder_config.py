@@ -20,9 +20,6 @@ class EncoderConfig(families.Shape):
   ``hidden_size``, ``num_layers``, ``num_heads``, ``num_kv_heads``, ``head_dim``,
   ``intermediate_size``, ``type_vocab_size``, ``max_tokens``, ``pad_token_id``, ``layer_norm_eps``,
   ``initializer_range`` and the rates of dropout.
-
-  Raises:
-    InputError: an unknown model type or activation, or heads that do not divide the hidden size.
   """
 
   model_type: str
@@ -126,11 +123,7 @@ class EncoderOptions(NamedTuple):
   def from_config(
     cls, backbone: Any, rows: NamedSharding | None = None, heads: NamedSharding | None = None
   ) -> Self:
-    """Options from ``config.backbone`` of a training run, and its split of activations.
-
-    Raises:
-      InputError: an unknown dtype, or a kernel that the devices do not support.
-    """
+    """Options from ``config.backbone`` of a training run, and its split of activations."""
     dropout = backbone.dropout if backbone.dropout >= 0 else None
     _, dtype, products = arithmetic(backbone.dtype, 'config.backbone.dtype')
     attention, platform = backbone.attention, platform_of(heads)
@@ -184,9 +177,6 @@ def arithmetic(name: str, option: str) -> Arithmetic:
 
   'auto' is bfloat16 on accelerators and float32 on CPUs. 'mixed' is faster than both on CPUs with
   bfloat16 products (AMX): docs/performance.md.
-
-  Raises:
-    InputError: an unknown name; ``option`` names the option.
   """
   if name == 'auto':
     name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'

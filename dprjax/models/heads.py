@@ -119,11 +119,7 @@ def answer_score(
 
 
 def init_condenser_head(config: EncoderConfig, key: Array, num_layers: int = 2) -> dict[str, Any]:
-  """Fresh parameters of the Condenser head: layers like those of the encoder (Condenser, 3.4).
-
-  Raises:
-    InputError: the family has a norm after its last layer.
-  """
+  """Fresh parameters of the Condenser head: layers like those of the encoder (Condenser, 3.4)."""
   if config.family.final is not None:
     # Eq. 8 mixes the last state of one token with earlier states of others.
     raise InputError(

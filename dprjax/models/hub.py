@@ -77,11 +77,6 @@ def load_backbone(
   Args:
     heads: names of ``head_specs.HEADS`` to read as well.
     on_disk: read parameters as `weights.OnDisk`, for models larger than memory.
-
-  Raises:
-    InputError: not found; the type in config.json is not supported; the weights are pickled or
-      damaged; a tensor is missing, unexpected or has another shape; a requested head is incomplete,
-      of other shapes, untied, or has more than 2 labels.
   """
   with _open(path_or_hub_id) as (root, checkpoint, stack):
     params, sha256 = weights.read_encoder(checkpoint, on_disk)
@@ -101,11 +96,7 @@ def load_backbone(
 
 
 def load_head(path_or_hub_id: PathLike, name: str) -> Head | None:
-  """One head of a model, or None. The encoder tensors are not read.
-
-  Raises:
-    InputError: as ``load_backbone``, except for the encoder tensors.
-  """
+  """One head of a model, or None. The encoder tensors are not read."""
   with _open(path_or_hub_id) as (_, checkpoint, stack):
     return HEADS[name].read(checkpoint, stack)
 
@@ -117,21 +108,13 @@ def check_readable(path_or_hub_id: PathLike) -> None:
 
 
 def load_spec(path_or_hub_id: PathLike) -> VectorSpec:
-  """How an encoder embeds texts (``Backbone.spec``), without reading tensors.
-
-  Raises:
-    InputError: as ``load_backbone``, except for tensors.
-  """
+  """How an encoder embeds texts (``Backbone.spec``), without reading tensors."""
   with _open(path_or_hub_id) as (root, checkpoint, _):
     return sentence.read_folder(root, checkpoint.config)
 
 
 def read_shape(folder: PathLike) -> EncoderConfig:
-  """The shape of an encoder, from a folder with config.json.
-
-  Raises:
-    InputError: it is missing, or its type is not supported.
-  """
+  """The shape of an encoder, from a folder with config.json."""
   root = epath.Path(folder)
   files.refuse_special(root)
   path = sentence.transformer_folder(root) / 'config.json'
@@ -189,10 +172,6 @@ def save_backbone(
     hf_config: an earlier config.json, whose other keys are kept.
     heads: by names of ``head_specs.HEADS``; at most one with a class of ``transformers``.
     max_length: tokens of an input, for the tokenizer ``model_max_length``.
-
-  Raises:
-    InputError: ``directory`` has other contents, or contains ``source``; the split of a Condenser
-      head is not between two layers; no space is left.
   """
   tensors = {name: list(HEADS[name].tensors(config, head)) for name, head in heads.items()}
   with (
@@ -301,9 +280,6 @@ def scratch_config(
     size: a key of ``SIZES``.
     model_type: of a family whose shape is an `EncoderConfig`.
     max_tokens: the longest input.
-
-  Raises:
-    InputError: an unknown size or model type.
   """
   if size not in SIZES:
     raise InputError(f'size {size!r} is unknown; use one of: {", ".join(SIZES)}')
@@ -325,11 +301,7 @@ def scratch_config(
 
 
 def package_path(path: str) -> str:
-  """The folder ``model`` of the package in ``package:NAME``; any other path unchanged.
-
-  Raises:
-    InputError: the package is not installed, or has no such folder.
-  """
+  """The folder ``model`` of the package in ``package:NAME``; any other path unchanged."""
   if not path.startswith('package:'):
     return path
   name = path.removeprefix('package:').replace('-', '_')  # pip's name has hyphens

@@ -43,9 +43,6 @@ def write_adapters(
 
   Args:
     base_model: the backbone on the hub, for AutoPeftModel; None: unknown.
-
-  Raises:
-    InputError: PEFT has no such kind of adapter (`Kind.peft`), or would compute other vectors.
   """
   form = prompt.kind.peft
   if form is None:
@@ -79,11 +76,7 @@ def is_adapter(folder: PathLike) -> bool:
 
 
 def base_model(folder: PathLike) -> str | None:
-  """The backbone that an adapter names.
-
-  Raises:
-    InputError: the folder has no adapter, or its config cannot be read.
-  """
+  """The backbone that an adapter names."""
   root = epath.Path(folder)
   places = [root / side for side in ('', *SIDES) if (root / side / CONFIG).exists()]
   if not places:
@@ -101,10 +94,6 @@ def read_prompt(
     tokenizer_sha256: of the backbone tokenizer.
     settings: keys of the prompt meta that replace those in the file. None keeps those of the file;
       an adapter from another tool gets those of the backbone.
-
-  Raises:
-    InputError: the adapter is of an unknown kind, for another backbone, damaged or pickled, or has
-      trained parts that a prompt cannot store.
   """
   root = epath.Path(folder)
   sides = ('',) if (root / CONFIG).exists() else SIDES

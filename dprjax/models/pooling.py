@@ -89,7 +89,7 @@ def every() -> dict[str, Pooling]:
 
 
 def find(name: str, where: str = 'pooling') -> Pooling:
-  """The pooling of this name. Raises InputError, which begins with ``where``, if there is none."""
+  """The pooling of this name."""
   poolings = every()
   if not isinstance(name, str) or name not in poolings:
     raise InputError(f'{where}: expected one of {", ".join(poolings)}, not {name!r:.60}')

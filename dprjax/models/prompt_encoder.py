@@ -49,9 +49,6 @@ def init_prompt_encoders(
 
   Args:
     lengths: P of each.
-
-  Raises:
-    InputError: the hidden size is odd, so an LSTM cannot halve it.
   """
   if config.hidden_size % 2:
     raise InputError(

@@ -34,9 +34,6 @@ def write_folder(
   Args:
     folder: exists and is empty.
     reference: the same backbone on the hub, with its commit; then no files are copied.
-
-  Raises:
-    InputError: as ``add_prompt``; the reference has no commit.
   """
   _code(prompt)
   if reference is None:
@@ -53,11 +50,7 @@ def write_folder(
 
 
 def add_prompt(folder: epath.Path, prompt: artifact.Prompt) -> None:
-  """Adds a prompt to the transformer of a sentence-transformers folder.
-
-  Raises:
-    InputError: sentence-transformers does not support this kind of adapter (`Kind.code`).
-  """
+  """Adds a prompt to the transformer of a sentence-transformers folder."""
   code = _code(prompt)
   modules = reading.read(folder / 'modules.json', 'modules.json', list[dict[str, Any]])
   modules[0]['type'] = sentence.PROMPTED_TYPE

@@ -122,9 +122,6 @@ def read(settings: Mapping[str, Any], theta: float, positions: int) -> Rope:
 
   Args:
     positions: of the model, the default for the original positions.
-
-  Raises:
-    InputError: the kind is unknown, or a number is missing or unexpected.
   """
   given = {key: value for key, value in settings.items() if value is not None}
   kinds = given.pop('rope_type', None), given.pop('type', None)

@@ -56,11 +56,7 @@ def transformer_folder(root: epath.Path) -> epath.Path:
 
 
 def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
-  """How the model in a directory embeds texts; the defaults without such files.
-
-  Raises:
-    InputError: an unsupported module, key or value, or an unreadable file.
-  """
+  """How the model in a directory embeds texts; the defaults without such files."""
   folder = transformer_folder(root)
   model = sentence_files.read(root / _MODEL, sentence_files.MODEL)
   classifier = model.get('model_type') == 'CrossEncoder'
@@ -126,11 +122,7 @@ class _DenseConfig(msgspec.Struct):
 
 
 def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
-  """The shapes of the dense layers after the pooling.
-
-  Raises:
-    InputError: an unsupported key or activation, or sizes that do not fit each other.
-  """
+  """The shapes of the dense layers after the pooling."""
   found: list[Dense] = []
   for folder in _folders(_modules(root), 'Dense'):
     file = folder / 'config.json'
@@ -158,11 +150,7 @@ def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
 
 
 def read_projection_weights(root: epath.Path, shapes: Sequence[Dense]) -> dict[str, Any]:
-  """The parameters of the dense layers, by number.
-
-  Raises:
-    InputError: no safetensors file, or a file with other tensors.
-  """
+  """The parameters of the dense layers, by number."""
   folders = _folders(_modules(root), 'Dense')
   with contextlib.ExitStack() as stack:
     return {
@@ -177,11 +165,7 @@ def read_projection_weights(root: epath.Path, shapes: Sequence[Dense]) -> dict[s
 
 
 def max_length(folder: epath.Path) -> int:
-  """The maximum length in the files of a model, or 512. It may exceed the model positions.
-
-  Raises:
-    InputError: it is not a whole number from 1.
-  """
+  """The maximum length in the files of a model, or 512. It may exceed the model positions."""
   said = sentence_files.tokenizer_settings(folder).max_length
   file = folder / 'tokenizer_config.json'
   if said is None and file.exists():

@@ -93,9 +93,6 @@ def parse(string: str, kind: str, where: str, *, masked: bool = True) -> tuple[s
     kind: 'query', 'passage' or 'pair'.
     where: begins error messages.
     masked: whether [MASK] is required.
-
-  Raises:
-    InputError: a slot is unknown, missing, repeated or misplaced.
   """
   slots, texts = tuple(string.split()), TEXTS[kind]
   prompts = [name for name in slots if _PROMPT.fullmatch(name)]
@@ -156,10 +153,6 @@ class TaskTemplates(NamedTuple):
       vocab_size: of the encoder. Token ids from here on are learned vectors.
       where: begins error messages.
       masked: whether [MASK] is required.
-
-    Raises:
-      InputError: as ``parse``; template strings of tasks differ, or the tokenizer has no mask
-        token.
     """
     slots = {
       kind: parse(string, kind, where, masked=masked) for kind, string in specs[0].strings.items()
@@ -203,11 +196,7 @@ class TaskTemplates(NamedTuple):
   def table(
     self, vectors: Sequence[Mapping[str, Float[Array, 'P H']]]
   ) -> Float[Array, 'E H'] | None:
-    """The learned vectors of all tasks, by task number and name; None if there are none.
-
-    Raises:
-      InputError: a slot does not have P vectors.
-    """
+    """The learned vectors of all tasks, by task number and name; None if there are none."""
     for number, name, length in self.rows:
       if (there := vectors[number][name].shape[0]) != length:
         raise InputError(f'{name}: the template needs {length} vectors, not {there}')
@@ -259,11 +248,7 @@ def label_ids(
   special_ids: Sequence[int],
   where: str,
 ) -> tuple[int, int]:
-  """The token ids of the words for yes and no.
-
-  Raises:
-    InputError: the words are equal, or one is not a single token of the vocabulary.
-  """
+  """The token ids of the words for yes and no."""
   if len(words) != 2 or words[0] == words[1]:
     raise InputError(f'{where}: expected two different words, for yes and no, not {words!r:.60}')
   tokens = tokenize(list(words))

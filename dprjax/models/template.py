@@ -103,9 +103,6 @@ class Template:
 
     The second of two texts is cut (``only_second`` in transformers). If the first leaves no room
     for it, the first is cut too, and the second keeps up to half of the room.
-
-    Raises:
-      InputError: ``max_length`` leaves no room for a token of each text.
     """
     room = max_length - self.num_tokens
     if room < self.num_texts:
@@ -127,9 +124,6 @@ class Template:
 
     Args:
       texts: for each text of the template, the tokens of all examples without special tokens.
-
-    Raises:
-      InputError: as ``cut``.
     """
     before = np.array([[len(row) for row in rows] for rows in texts], np.int32).T
     lengths = self.cut(before.reshape(-1, self.num_texts), max_length)

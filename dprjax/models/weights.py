@@ -144,11 +144,7 @@ def open_checkpoint(
   hf_config: dict[str, Any],
   stack: contextlib.ExitStack,
 ) -> Checkpoint:
-  """Opens the safetensors files of a model, which ``stack`` closes. Messages call it ``source``.
-
-  Raises:
-    InputError: no files, only pickles, or a missing or damaged file.
-  """
+  """Opens the safetensors files of a model, which ``stack`` closes. Messages call it ``source``."""
   head = 'ForSequenceClassification'
   head = head if head in str(hf_config.get('architectures')) else ''
   stored: list[Stored] = []
@@ -176,9 +172,6 @@ def read_encoder(checkpoint: Checkpoint, on_disk: bool = False) -> tuple[Params,
 
   Args:
     on_disk: parameters are `OnDisk`.
-
-  Raises:
-    InputError: a tensor is missing, unknown, stored twice, or of another shape or type.
   """
   config, stored = checkpoint.config, checkpoint.tensors
   encoder = {tensor.name: tensor for tensor in config.family.tensors(config)}
@@ -227,9 +220,6 @@ def read_head(
   Args:
     title: names the head in messages.
     copies: names of copies of head or encoder tensors, with the original names.
-
-  Raises:
-    InputError: the head is incomplete, stored twice, of other shapes or types, or a copy differs.
   """
   head = {tensor.name: tensor for tensor in tensors}
   config = checkpoint.config
@@ -265,11 +255,7 @@ def read_head(
 
 
 def weight_files(folder: epath.Path) -> list[epath.Path]:
-  """The weight file of a model, or its index and shards.
-
-  Raises:
-    InputError: a file is missing.
-  """
+  """The weight file of a model, or its index and shards."""
   found = _weight_files(folder, str(folder), 'AutoModel')
   return found if found == [folder / WEIGHTS] else [folder / _INDEX, *found]
 
@@ -368,7 +354,7 @@ def check(
 def read_file(
   file: epath.Path, where: str, tensors: Collection[names.Tensor], stack: contextlib.ExitStack
 ) -> Params:
-  """Parameters from a separate file. Raises InputError as `open_file` and `check`."""
+  """Parameters from a separate file."""
   stored = {one.name: [one] for one in stored_in(open_file(file, stack))}
   check(f'{file}: {where}', tensors, stored)
   params: Params = {}

@@ -18,11 +18,7 @@ SHAPES: dict[str, EncoderConfig] = {
 
 
 def shape_of(config: ml_collections.ConfigDict) -> EncoderConfig:
-  """The shape of ``config.backbone.path``: a name in ``SHAPES``, scratch:SIZE, or a config.json.
-
-  Raises:
-    InputError: none of these.
-  """
+  """The shape of ``config.backbone.path``: a name in ``SHAPES``, scratch:SIZE, or a config.json."""
   path = config.backbone.path
   if path.startswith('scratch:'):
     _, model_type = VOCABULARIES[config.backbone.vocabulary]

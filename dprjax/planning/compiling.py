@@ -57,11 +57,7 @@ class Program:
 
 
 def compile_program(job: CompileJob, limit: float) -> Program:
-  """Compiles in a process, which ends after at most ``limit`` seconds.
-
-  Raises:
-    InputError: an unusable experiment or target.
-  """
+  """Compiles in a process, which ends after at most ``limit`` seconds."""
   target = targets.parse(job.target)
   targets.check_installed(target)
   with tempfile.TemporaryDirectory() as folder:

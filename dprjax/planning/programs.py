@@ -55,11 +55,7 @@ class CompileJob:
 
 
 def read_config(arguments: Sequence[str], platform: str) -> ml_collections.ConfigDict:
-  """An experiment for a platform, checked without its data.
-
-  Raises:
-    InputError: an unusable config, or a method that cannot be planned.
-  """
+  """An experiment for a platform, checked without its data."""
   config = configs.parse(arguments)
   with config.unlocked():
     # Any name works, since no text is read.
@@ -190,7 +186,7 @@ def _on_one(leaves: Any) -> int:
 
 
 def devices_of(target: targets.Target) -> Sequence[jax.Device]:
-  """The devices of a target. Raises InputError for an unknown topology."""
+  """The devices of a target."""
   if target.platform == 'cpu':
     return jax.devices()
   try:
@@ -214,11 +210,7 @@ def _bounds(target: targets.Target) -> dict[str, Any]:
 
 
 def run(job: CompileJob) -> dict[str, Any]:
-  """Compiles; returns facts about the program as JSON.
-
-  Raises:
-    InputError: an unusable experiment or target.
-  """
+  """Compiles; returns facts about the program as JSON."""
   target = targets.parse(job.target)
   config = read_config(job.config, target.platform)
   experiment = Experiment(config, devices_of(target))

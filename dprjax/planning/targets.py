@@ -117,11 +117,7 @@ class Target(NamedTuple):
 
 
 def parse(name: str) -> Target:
-  """Parses the name of a target: ``v5e:2x4``, ``v4:2x2x1``, ``h100:8``, ``cpu`` or ``cpu:4``.
-
-  Raises:
-    InputError: no such machine.
-  """
+  """Parses the name of a target: ``v5e:2x4``, ``v4:2x2x1``, ``h100:8``, ``cpu`` or ``cpu:4``."""
   chip, colon, rest = name.strip().lower().partition(':')
   if chip in TPUS:
     flat = chip in ('v5e', 'v6e')

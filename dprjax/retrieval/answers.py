@@ -83,9 +83,6 @@ def answer_recall(
     texts: without titles, by passage id, at least for passages in ``rankings``.
     ks: where to cut the ranking.
     match: 'string' or 'regex'.
-
-  Raises:
-    InputError: no question is in the run.
   """
   rankings = {
     query_id: ranking[: max(ks)] for query_id, ranking in rankings.items() if query_id in answers
@@ -147,9 +144,6 @@ def read_answers(path: PathLike) -> dict[str, list[str]]:
   - Other: jsonl or a JSON array of objects with ``answers``.
 
   The id is ``_id``, ``id`` or ``query_id``, or the number of the line or entry, from 1.
-
-  Raises:
-    InputError: another format, no answer, or a repeated id; names the line or entry.
   """
   table = plain_name(path).endswith(('.csv', '.tsv'))
   unique = UniqueIds(path, 'question')
@@ -186,11 +180,7 @@ def _read_table(path: PathLike) -> Iterator[tuple[int, str, _Question]]:
 
 
 def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:
-  """Texts, without titles, of these passages of a corpus.
-
-  Raises:
-    InputError: a missing, empty or malformed file, or a repeated id.
-  """
+  """Texts, without titles, of these passages of a corpus."""
   passages: dict[str, str] = {}
   number = 0
   unique = UniqueIds(path, 'passage')

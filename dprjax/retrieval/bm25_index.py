@@ -132,9 +132,6 @@ def build(
     k1: saturation of repeated words.
     b: discount of long passages, 0 to 1.
     language: of the stemmer and stop words; one of ``languages()``, or 'none'.
-
-  Raises:
-    InputError: an unknown language, k1 or b out of range, or no word in any passage.
   """
   passages = map(Text, ids, given.texts(texts))
   return build_texts(passages, k1=k1, b=b, language=language)
@@ -194,18 +191,14 @@ class _Counts(msgspec.Struct):
 
 
 def load(folder: PathLike, fingerprint: str) -> Bm25Index | None:
-  """Opens an index; None if it is missing or has other passages or settings.
-
-  Raises:
-    InputError: a damaged index, or something else.
-  """
+  """Opens an index; None if it is missing or has other passages or settings."""
   root = epath.Path(folder)
   sidecar = provenance.kept(root, _SIDECAR, fingerprint)
   return None if sidecar is None else _load(root, sidecar)
 
 
 def open_index(folder: PathLike) -> Bm25Index:
-  """Opens an index of any passages. Raises InputError if it is missing or damaged."""
+  """Opens an index of any passages."""
   root = epath.Path(folder)
   sidecar = provenance.read(root, _SIDECAR)
   if sidecar is None:

@@ -209,10 +209,6 @@ def choose(
       candidates the first wins. Without queries the frozen encoder stays.
     new: whether each query has new answers: none of its relevant passages is relevant to a training
       query.
-
-  Raises:
-    InputError: there are no scores of the frozen encoder, a candidate has other queries, or scores
-      are infinite.
   """
   own = _checked(scores, new)
   names = [name for name in scores if name != FROZEN]

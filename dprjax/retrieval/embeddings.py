@@ -111,10 +111,6 @@ class EmbeddingsWriter:
       ids: of all rows; or the summary of `IdReader`, if `write` gets the ids of each shard.
       source: of the ids, for messages.
       seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
-
-    Raises:
-      InputError: no ids; an id is empty, repeated or has whitespace; or the folder has other
-        embeddings (another model, text or shard size) or other contents.
     """
     if meta.dtype not in DTYPES:
       raise InputError(f'embeddings cannot be stored as {meta.dtype}: choose {" or ".join(DTYPES)}')
@@ -211,11 +207,7 @@ class EmbeddingsWriter:
     return self.meta.dtype in codes.LEVELS and self._manifest.ranges is None
 
   def calibrate(self, sample: Float[np.ndarray, 'n H']) -> None:
-    """Measures the ranges of codes on a sample, before any vector is written.
-
-    Raises:
-      InputError: NaN or infinity.
-    """
+    """Measures the ranges of codes on a sample, before any vector is written."""
     if not np.isfinite(sample).all():
       raise InputError(f'{self.folder}: the embedding of a text is not finite: check the backbone')
     ranges = codes.calibrate(sample, self.meta.dtype)
@@ -233,11 +225,7 @@ class EmbeddingsWriter:
     ids: Sequence[str] | None = None,
     cut: int = 0,
   ) -> None:
-    """Writes a shard; ``ids`` are its ids, if the writer has none; ``cut`` of its texts were cut.
-
-    Raises:
-      InputError: a wrong shape, NaN or infinity, or values outside float16.
-    """
+    """Writes a shard; ``ids`` are its ids, if the writer has none; ``cut`` of its texts were cut."""
     if self._ids is not None:
       ids = self._ids[shard.start : shard.stop]
     count = shard.stop - shard.start
@@ -410,12 +398,7 @@ class Embeddings:
     return hashlib.sha256(f'{self.sha256} {self.meta.dimension}'.encode()).hexdigest()
 
   def cut(self, dimension: int | None, flag: str) -> 'Embeddings':
-    """The vectors cut to their first ``dimension`` numbers; None keeps all.
-
-    Raises:
-      InputError: the vectors are shorter. The message begins with ``flag``, the option with the
-        folder.
-    """
+    """The vectors cut to their first ``dimension`` numbers; None keeps all."""
     if dimension is None or dimension == self.meta.dimension:
       return self
     if dimension > self.meta.dimension:
@@ -440,11 +423,7 @@ class Embeddings:
 
   @functools.cached_property
   def ids(self) -> list[str]:
-    """The ids, one a row, all in memory; `ids_at` reads some of them.
-
-    Raises:
-      InputError: a repeated id.
-    """
+    """The ids, one a row, all in memory; `ids_at` reads some of them."""
     ids = [id_ for file in self._id_files for id_ in _read_ids(file)[0]]
     check_unique(ids, str(self.folder))
     return ids
@@ -495,9 +474,6 @@ def load_embeddings(
   Args:
     verify: compare the SHA-256 of every file.
     process, processes: rank and count; each process verifies a part of the files.
-
-  Raises:
-    InputError: the folder is missing or unfinished, or a file is missing, changed or inconsistent.
   """
   root = files.existing(folder, 'embeddings')
   path = root / MANIFEST
@@ -544,11 +520,7 @@ def load_embeddings(
 
 
 def join(several: Sequence[Embeddings], flag: str) -> Embeddings:
-  """Joins parts of a corpus in order, without moving their vectors.
-
-  Raises:
-    InputError: the parts differ in more than their texts. The message begins with ``flag``.
-  """
+  """Joins parts of a corpus in order, without moving their vectors."""
   first, *others = several
   if not others:
     return first
@@ -588,11 +560,7 @@ def _digest_of(several: Iterable[str]) -> str:
 
 
 def open_array(path: PathLike, rows: int) -> ShardRows:
-  """The vectors of a .npy file from elsewhere.
-
-  Raises:
-    InputError: not a complete .npy file of float32 or float16 with ``rows`` rows.
-  """
+  """The vectors of a .npy file from elsewhere."""
   found = files.regular_file(path, 'vectors')
   shape, dtype, offset = _open_npy(found, 'save it again')
   if (
@@ -624,12 +592,7 @@ def _read_ids(path: epath.Path) -> tuple[list[str], bytes]:
 
 
 def _open_npy(path: epath.Path, remedy: str) -> tuple[tuple[int, ...], np.dtype, int]:
-  """The shape and dtype of a .npy file, and the byte of its first row.
-
-  Raises:
-    InputError: not a .npy file, or its size disagrees with its header. Nothing is allocated
-      before this check.
-  """
+  """The shape and dtype of a .npy file, and the byte of its first row."""
   with path.open('rb') as file:
     try:
       shape, by_columns, dtype = arrays.read_header(file)

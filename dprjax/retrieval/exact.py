@@ -73,9 +73,6 @@ class ExactIndex:
       block_rows: rows of the corpus at a time, on all devices together.
       keep: False reads the corpus for each search, a block at a time.
       ids_at: ids of rows, which order equal scores; row numbers by default.
-
-    Raises:
-      InputError: no vectors (with ``keep``), or NaN or infinity.
     """
     shards: Sequence[Any] = [corpus] if isinstance(corpus, np.ndarray) else corpus
     self._ids_at = ids_at
@@ -113,9 +110,6 @@ class ExactIndex:
       queries: float32 or float16.
       k: rows to find.
       block_queries: queries at a time.
-
-    Raises:
-      InputError: no queries, another dimension, or NaN or infinity.
     """
     if not self._count or not len(queries) or k < 1:
       raise InputError(

@@ -121,11 +121,7 @@ def normalized(
 
 
 def merge(shards: Sequence[Ranking], k: int | None = None) -> Ranking:
-  """The k best documents (default: all) of rankings of disjoint documents with comparable scores.
-
-  Raises:
-    InputError: a document is in two rankings.
-  """
+  """The k best documents (default: all) of rankings of disjoint documents with comparable scores."""
   ids = [id_ for shard in shards for id_ in shard.ids]
   if len(set(ids)) < len(ids):
     again = next(id_ for place, id_ in enumerate(ids) if id_ in ids[:place])
@@ -277,7 +273,7 @@ def write(path: PathLike, fusion: Fusion, **about: Any) -> None:
 
 
 def read(path: PathLike) -> Fusion:
-  """Reads a fusion. Raises InputError for another file."""
+  """Reads a fusion."""
   found = reading.read(path, 'fusion', _File)
   hashes = np.unique(np.array([int(value, 16) for value in found.seen], np.uint64))
   try:

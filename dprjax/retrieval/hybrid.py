@@ -41,7 +41,7 @@ class Hybrid(NamedTuple):
 
 
 def read(path: PathLike) -> fusion.Fusion:
-  """The fusion of a file of weights. Raises InputError unless it fuses BM25 and a dense run."""
+  """The fusion of a file of weights."""
   found = fusion.read(path)
   if found.weights.keys() != {fusion.BM25, fusion.DENSE}:
     raise InputError(
@@ -57,10 +57,6 @@ def load(weights: PathLike, folder: PathLike, ids: Collection[str]) -> Hybrid:
 
   Args:
     weights: a file from dprjax.fuse.
-
-  Raises:
-    InputError: as `read`; the index is incomplete, has other passages, or has other settings than
-      the weights.
   """
   found, index = read(weights), bm25_index.open_index(folder)
   if len(index.ids) != len(ids) or set(index.ids) != set(ids):
@@ -82,7 +78,7 @@ def check_settings(found: fusion.Fusion, settings: Mapping[str, Any], where: str
 
 
 def build(found: fusion.Fusion, ids: Sequence[str], texts: Sequence[str]) -> Hybrid:
-  """A hybrid search of these passages. Raises InputError as `bm25_index.build` does."""
+  """A hybrid search of these passages."""
   return Hybrid(found, bm25_index.build(ids, texts, **(found.bm25 or {})).rankings)
 
 

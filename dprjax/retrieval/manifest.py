@@ -307,10 +307,6 @@ def _ranges(found: _Ranges, dimension: int, path: epath.Path) -> codes.Ranges:
 
 
 def is_embeddings(folder: epath.Path) -> bool:
-  """Whether a folder has embeddings, finished or not, of any version.
-
-  Raises:
-    InputError: its manifest cannot be read.
-  """
+  """Whether a folder has embeddings, finished or not, of any version."""
   found = (folder / name for name in (MANIFEST, PROGRESS))
   return any(path.exists() and _open(path).get('format') == _FORMAT for path in found)

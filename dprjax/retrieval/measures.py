@@ -71,9 +71,6 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
   Counts: judged ``queries``, how many are ``missing`` from the run or ``without_relevant``
   documents; ``unjudged_queries`` of the run; ``relevant`` judgements and ``retrieved`` documents of
   the judged queries.
-
-  Raises:
-    InputError: an unknown measure, or no judged query is in the run.
   """
   found = Measuring(qrels, measures)
   found.add(run)
@@ -104,11 +101,7 @@ class Measuring:
     self.any_judged = False  # whether a document of the run is judged for its query
 
   def add(self, run: Run) -> None:
-    """Measures the judged queries of a piece.
-
-    Raises:
-      InputError: a provider cannot compute a measure.
-    """
+    """Measures the judged queries of a piece."""
     self._first += run.query_ids[: 4 - len(self._first)]
     self.hint = self.hint or self._forms.hint(itertools.chain(run.query_ids, run.doc_ids))
     rows = {
@@ -130,11 +123,7 @@ class Measuring:
       )
 
   def metrics(self) -> Metrics:
-    """The values of all judged queries; a query in no piece counts as without results.
-
-    Raises:
-      InputError: no judged query was in the run.
-    """
+    """The values of all judged queries; a query in no piece counts as without results."""
     qrels = self._qrels
     if not self._found.any():
       raise InputError(
@@ -304,9 +293,6 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
   """Measures by name: ``nDCG@10``, ``AP(rel=2)@100``; ``nAP@10`` maps to AP@10.
 
   Names of trec_eval and in lower case, ``ndcg_cut_10`` and ``mrr@10``, are understood.
-
-  Raises:
-    InputError: an unknown name or parameter.
   """
   parsed = {}
   for name in map(_as_here, names):

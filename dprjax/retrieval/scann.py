@@ -154,11 +154,7 @@ def recall(rows: Int[np.ndarray, 'queries k'], truth: Int[np.ndarray, 'queries k
 
 
 def build(vectors: Float[np.ndarray, 'n H'], k: int) -> ScannIndex:
-  """Builds an index in memory, for searches of about k rows.
-
-  Raises:
-    InputError: no vectors, or NaN or infinity.
-  """
+  """Builds an index in memory, for searches of about k rows."""
   from scann import scann_ops_pybind  # not available on every system
 
   if not len(vectors):
@@ -210,11 +206,7 @@ class _Counts(msgspec.Struct):
 
 
 def load(folder: PathLike, fingerprint: str) -> ScannIndex | None:
-  """Opens an index; None if it is missing or has other vectors (and may be replaced).
-
-  Raises:
-    InputError: a damaged index, or something else.
-  """
+  """Opens an index; None if it is missing or has other vectors (and may be replaced)."""
   root = epath.Path(folder)
   # Checksums first, since some damaged files make ScaNN end the process.
   sidecar = provenance.kept(root, _SIDECAR, fingerprint)

@@ -49,9 +49,6 @@ class Checkpoints:
     backbone_sha256: of the frozen backbone (or the whole backbone, if it is trained).
     keep: number of latest checkpoints kept, besides the best by score.
     read_only: write nothing, and ignore checkpoints that another process is saving.
-
-  Raises:
-    InputError: scores are missing, or scores or metadata are damaged.
   """
 
   def __init__(
@@ -108,11 +105,7 @@ class Checkpoints:
     return self._manager.latest_step()
 
   def best(self) -> int | None:
-    """The step with the highest score, or the latest if none was scored.
-
-    Raises:
-      InputError: the latest checkpoint names another best step, which is missing.
-    """
+    """The step with the highest score, or the latest if none was scored."""
     scored = []
     for step in self.steps():
       score = (self._manager.metrics(step) or {}).get(SCORE)
@@ -135,11 +128,7 @@ class Checkpoints:
     extra: Mapping[str, Any],
     score: float | None = None,
   ) -> None:
-    """Starts saving; ``wait`` or the next ``save`` raises any error.
-
-    Raises:
-      InputError: no space is left; the message names the last good checkpoint.
-    """
+    """Starts saving; ``wait`` or the next ``save`` raises any error."""
     if step in self._manager.all_steps():
       return
     self.wait()
@@ -169,9 +158,6 @@ class Checkpoints:
 
     Args:
       trainable: placement of the arrays, ``{name: ShapeDtypeStruct with sharding}``.
-
-    Raises:
-      InputError: the backbone or the parameters differ, or the checkpoint is damaged.
     """
     if jax.process_index() == 0:  # one process reads everything; the others fail with it
       self._check_sums(step)
@@ -198,11 +184,7 @@ class Checkpoints:
     return Restored(step, tree.flatten(state[_PARAMS]), state['opt_state'], extra)
 
   def restore_trainable(self, step: int) -> dict[str, np.ndarray]:
-    """The trained parameters as whole numpy arrays, on any machine.
-
-    Raises:
-      InputError: there is no such step, or it is damaged.
-    """
+    """The trained parameters as whole numpy arrays, on any machine."""
     if step not in self.steps():
       raise InputError(
         f'{self.folder} has no step {step}; it has {", ".join(map(str, self.steps())) or "none"}'

@@ -84,9 +84,6 @@ def resolve(
 
   Prompts for queries only come first, since they are the fastest to train, and later ones may stop
   early.
-
-  Raises:
-    InputError: as `check`; only one alternative, or no held-out queries for the choice.
   """
   check_ranges(config, _own(config))
   if not config.alternatives:
@@ -182,10 +179,6 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   The file is Python code and is executed; command-line values are literals and never executed. A
   ``configs/NAME.py`` missing in the working folder comes from dprjax. The command line overrides
   the recipe.
-
-  Raises:
-    InputError: the file cannot be loaded, a key is unknown, or two options on the command line
-      exclude each other.
   """
   # ml_collections would reuse definitions of an earlier config file.
   sys.modules.pop('config_config', None)
@@ -215,11 +208,7 @@ def given(arguments: Sequence[str]) -> set[str]:
 
 
 def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
-  """Drops settings of a recipe that would override the command line.
-
-  Raises:
-    InputError: two options of the command line exclude each other.
-  """
+  """Drops settings of a recipe that would override the command line."""
   sections = {section for section, _, name in (key.rpartition('.') for key in given)}
   for section in sorted(sections):
     if section == 'data' or section.endswith('.data'):
@@ -350,9 +339,6 @@ def check(config: ml_collections.ConfigDict) -> None:
   """Checks the options of every method, before anything is read or written.
 
   A custom method checks its own section, such as ``config.toy`` for ``lab.toy``, by ``check_own``.
-
-  Raises:
-    InputError: an option is unknown or has an invalid value.
   """
   check_ranges(config, _own(config))
   _check_together(config)
@@ -397,9 +383,6 @@ def check_rules(
   Args:
     declared: optional options of the method, see `options.Option`.
     requires: values of other options needed by the method.
-
-  Raises:
-    InputError: naming the first wrong option.
   """
 
   def check_needs(what: str, needs: Mapping[str, Any]) -> None:
@@ -451,9 +434,6 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
 
   Args:
     own: the prefix of options of a custom method, which `check_own` checks.
-
-  Raises:
-    InputError: naming the first wrong option.
   """
   known, given = _known(config, name), flat(config.to_dict())
   owns = (own, *(f'alternatives.{one}.{own}' for one in config.alternatives))
@@ -463,11 +443,7 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
 
 
 def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Option]) -> None:
-  """Checks the options of a custom method against its table.
-
-  Raises:
-    InputError: naming the first wrong option.
-  """
+  """Checks the options of a custom method against its table."""
   section = _own(config).removesuffix('.')
   own = config.get(section)
   given = own.to_dict() if isinstance(own, ml_collections.ConfigDict) else {}
@@ -548,11 +524,7 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 
 
 def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> bool:
-  """Whether the workdir has results, which must be of this experiment.
-
-  Raises:
-    InputError: it has another experiment; the message names the keys that differ.
-  """
+  """Whether the workdir has results, which must be of this experiment."""
   path = epath.Path(workdir) / 'config.json'
   made = any((path.parent / name).exists() for name in _MADE)
   if not (path.exists() and made):
@@ -583,22 +555,14 @@ def _resolved(value: Any) -> Any:
 
 
 def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> None:
-  """Writes ``config.json`` into the workdir; a workdir without results may be reused.
-
-  Raises:
-    InputError: as ``check_workdir``.
-  """
+  """Writes ``config.json`` into the workdir; a workdir without results may be reused."""
   if not check_workdir(config, workdir):
     with files.atomic_write(epath.Path(workdir) / 'config.json') as file:
       file.write(to_json(config) + '\n')
 
 
 def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
-  """The config of the experiment in ``workdir``.
-
-  Raises:
-    InputError: it is missing, or an option has an invalid value.
-  """
+  """The config of the experiment in ``workdir``."""
   folder = epath.Path(workdir)
   if not (folder / 'config.json').exists():
     lacks = 'has no config.json' if folder.is_dir() else 'is not a folder'

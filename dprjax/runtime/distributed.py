@@ -64,11 +64,7 @@ def together(job: Job, raw: bool = False) -> Iterator[None]:
 
 
 def start(job: Job) -> bool:
-  """Joins the job of the flags or the environment; False for a single process.
-
-  Raises:
-    InputError: flags contradict each other, or the coordinator cannot be served or reached in time.
-  """
+  """Joins the job of the flags or the environment; False for a single process."""
   global _watch
   given = {name: getattr(job, name) for name in FLAGS if getattr(job, name) not in (None, '')}
   place = _from_flags(given) if given else _from_surroundings()

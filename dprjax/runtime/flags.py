@@ -341,9 +341,6 @@ def of(kind: type[Flags], **values: Any) -> Flags:
   Args:
     kind: a class of flags.
     values: by name; a list for a flag that repeats or takes several words.
-
-  Raises:
-    InputError: with the line that the command would print.
   """
   fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
   words = []

@@ -20,11 +20,7 @@ class _Row(msgspec.Struct):
 
 
 def _until(path: epath.Path, step: int) -> list[str]:
-  """The lines of a file of metrics up to a step.
-
-  Raises:
-    InputError: a line is damaged. Only the last line may be cut off (by a kill).
-  """
+  """The lines of a file of metrics up to a step."""
   kept: list[str] = []
   if not files.is_empty(path):
     with reading.open_text(path, 'metrics') as file, reading.decoding(str(path)):
@@ -53,11 +49,7 @@ class MetricLog:
     config: ml_collections.ConfigDict,
     active: bool = True,
   ):
-    """Opens the log, to continue after ``resume_step``.
-
-    Raises:
-      InputError: a damaged metrics.jsonl; as `trackers.open_all`.
-    """
+    """Opens the log, to continue after ``resume_step``."""
     self._file = None
     self._trackers: list[trackers.Tracker] = []
     if not active:

@@ -39,11 +39,7 @@ RULES: tuple[tuple[str, P], ...] = (
 
 
 def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A mesh with the axes ``data``, ``fsdp`` and ``model``; size -1 takes all remaining devices.
-
-  Raises:
-    InputError: the sizes do not multiply to the number of devices.
-  """
+  """A mesh with the axes ``data``, ``fsdp`` and ``model``; size -1 takes all remaining devices."""
   # Ordered by process, so that each process has contiguous rows of a batch.
   devices = sorted(
     jax.devices() if devices is None else devices,
@@ -75,9 +71,6 @@ def batch_rank(mesh: Mesh) -> tuple[int, int]:
   """(rank, count): this process reads part ``rank`` of ``count`` equal parts of every batch.
 
   Processes along 'model' share a rank.
-
-  Raises:
-    InputError: parts of two processes overlap without being the same.
   """
   return batch_ranks(np.vectorize(lambda device: device.process_index)(mesh.devices))[
     jax.process_index()
@@ -120,9 +113,6 @@ def param_shardings(
   """Shardings of a flat ``{name: array}`` tree, by ``rules`` and then ``RULES``.
 
   An axis not divisible by its mesh axis stays whole (an odd vocabulary, three heads).
-
-  Raises:
-    InputError: no rule covers a name.
   """
   specs = tree.first_match((*rules, *RULES), params, 'the sharding rules')
   shardings = {}

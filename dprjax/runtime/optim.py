@@ -37,12 +37,7 @@ def make_schedule(config: ml_collections.ConfigDict, steps: int) -> optax.Schedu
 def match_rules(
   config: ml_collections.ConfigDict, trainable: Collection[str]
 ) -> tuple[dict[str, bool], dict[str, float]]:
-  """Whether weight decay applies to each trainable parameter, and the factor on its learning rate.
-
-  Raises:
-    InputError: a rule is not a pair, or its expression or value is invalid; no rule covers a
-      trainable name.
-  """
+  """Whether weight decay applies to each trainable parameter, and the factor on its learning rate."""
   decay = tree.first_match(
     config.weight_decay_rules, sorted(trainable), 'config.optim.weight_decay_rules', bool
   )
@@ -63,9 +58,6 @@ def make_optimizer(
   Args:
     config: ``config.optim``.
     steps: the length of the schedule, in updates.
-
-  Raises:
-    InputError: no rule covers a trainable name.
   """
   decay, factor = match_rules(config, trainable)
   parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []

@@ -41,9 +41,6 @@ def check(table: Mapping[str, Option], given: Mapping[str, Any], name: str, star
     given: values by full names.
     name: put before names in messages, such as ``config``.
     start: in messages, the place with all options.
-
-  Raises:
-    InputError: names the first wrong option.
   """
   if unknown := sorted(given.keys() - table.keys()):
     raise InputError(f'{name}.{unknown[0]}: there is no such option; {start} has all')

@@ -175,9 +175,6 @@ class Stages:
       makes: the file or folder that only this stage makes; None: runs every time.
       reads: input files and folders, besides the command line.
       scratch: the folder of the stage, removed before it runs on changed input.
-
-    Raises:
-      InputError: the command was killed, or failed for a reason other than bad input.
     """
     name, *arguments = command
     line = shlex.join(['python', '-m', f'dprjax.{name}', *arguments])

@@ -80,11 +80,7 @@ def _names(to: str) -> list[str]:
 
 
 def open_all(to: str, about: About) -> list[Tracker]:
-  """Opens the trackers of ``config.log.to``.
-
-  Raises:
-    InputError: as `check`, or a tracker cannot start.
-  """
+  """Opens the trackers of ``config.log.to``."""
   check(to)
   opened: list[Tracker] = []
   try:

@@ -51,9 +51,6 @@ def first_match(
     rules: (regular expression, value).
     what: the config key of the rules; messages begin with it.
     kind: type of the values: bool; float for a finite number from 0 on; None: any.
-
-  Raises:
-    InputError: no rule matches a name, an expression is invalid, or a rule is not such a pair.
   """
   compiled = []
   for rule in rules:
@@ -84,11 +81,7 @@ def _rule_value(value: Any, what: str, kind: type | None) -> Any:
 
 
 def trainable_names(trainable: Sequence[str], names: Sequence[str]) -> set[str]:
-  """The names matched by ``config.trainable``; all others are frozen.
-
-  Raises:
-    InputError: an expression matches nothing, which may be a typing error.
-  """
+  """The names matched by ``config.trainable``; all others are frozen."""
   matched: set[str] = set()
   for pattern in trainable:
     found = {name for name in names if _compile(pattern, 'config.trainable').fullmatch(name)}

@@ -56,9 +56,6 @@ def claim(
     kind: of run: ``TRAINING``, ``PIPELINE``, ``QUICKSTART`` or ``FIT``.
     flag: of the folder, for messages.
     lock: False in all but one of several processes that work together.
-
-  Raises:
-    InputError: as `outputs.claim_folder`.
   """
 
   def ours(folder: epath.Path) -> bool:
@@ -135,11 +132,7 @@ class _Saturated(msgspec.Struct):
 
 
 def trained(workdir: files.PathLike) -> epath.Path:
-  """The workdir with the checkpoints of a run: its own, or that of the chosen alternative.
-
-  Raises:
-    InputError: there is no run, no choice yet, or nothing was trained.
-  """
+  """The workdir with the checkpoints of a run: its own, or that of the chosen alternative."""
   config, workdir = configs.load_workdir(workdir), epath.Path(workdir)
   for folder in (workdir, *(alternative(workdir, name) for name in config.alternatives)):
     if (folder / SATURATED).exists():
@@ -227,11 +220,7 @@ def model_files(config: ml_collections.ConfigDict, folder: str) -> dict[str, epa
 
 
 def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
-  """Records the input files of a training, or compares them once there is a checkpoint.
-
-  Raises:
-    InputError: the training has a checkpoint, but a file has changed since it began.
-  """
+  """Records the input files of a training, or compares them once there is a checkpoint."""
   before = provenance.read_mark(workdir).get('inputs')
   if not _has_checkpoint(workdir):
     if before is None or provenance.changes(before, sources):

@@ -91,9 +91,6 @@ def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
 
   ``config.lora.init`` 'kaiming': A is uniform within 1 / sqrt(I), as in PEFT; 'gaussian': N(0,
   ``config.prompt.init_std``).
-
-  Raises:
-    InputError: a pattern of ``config.lora.targets`` matches no projection.
   """
   rank, sizes = config.prompt.length, adapters.sizes(model)
   params: dict[str, Any] = {}
@@ -219,12 +216,7 @@ _OTHER_BASE = ('pissa', 'olora', 'corda', 'loftq', 'lora_ga')
 def from_peft(
   folder: epath.Path, model: Any, config: Mapping[str, Any], stored: Mapping[str, Stored]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """LoRA from PEFT. Layers of a projection without an adapter get zeros.
-
-  Raises:
-    InputError: the adapter is for another backbone, is damaged, or has settings or trained parts
-      beyond plain LoRA.
-  """
+  """LoRA from PEFT. Layers of a projection without an adapter get zeros."""
   where = str(folder / _CONFIG)
   for key in _UNSUPPORTED:
     if config.get(key):

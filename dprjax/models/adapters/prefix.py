@@ -159,7 +159,7 @@ def _row(config: Any, size: int) -> Prefix:
 
 
 def arrays(axes: str, where: str, meta: Mapping[str, Any]) -> dict[str, str]:
-  """The array of a file. Raises InputError if meta lacks shift_positions."""
+  """The array of a file."""
   convert(dict(meta), f'{where}: meta', _Meta)
   return {'prefix': axes}
 
@@ -180,10 +180,6 @@ def to_peft(
 
   PEFT passes no positions, so positions of tokens start at P. Rotary scores depend only on
   distances, so keys trained with tokens from 0 are turned by P places.
-
-  Raises:
-    InputError: the class in transformers takes no past keys and values; positions are a table, but
-      the prompt was trained without ``shift_positions``; or a window would hide it from a text.
   """
   if model.family.prompted_by != 'cache':
     raise InputError(f'{where}: {model.model_type} models take no prompt from PEFT; use npz')
@@ -220,12 +216,7 @@ def to_peft(
 def from_peft(
   folder: epath.Path, model: Any, config: Mapping[str, Any], stored: Mapping[str, Stored]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """A prefix from PEFT.
-
-  Raises:
-    InputError: the adapter is for another backbone, is damaged, or has trained parts that a prompt
-      cannot store.
-  """
+  """A prefix from PEFT."""
   layers, two, heads, size = one_position(model)
   length = convert(dict(config), str(folder / _CONFIG), _Config).num_virtual_tokens
   expected = {

@@ -100,11 +100,7 @@ def spec(prompt: Prompt) -> task_templates.Spec:
 
 
 def check_template(prompt: Prompt, kinds: Sequence[str], config: Any) -> None:
-  """Checks that a prompt is a template for these kinds of input and this backbone.
-
-  Raises:
-    InputError: another kind of prompt, other inputs, or more fixed layers than the backbone has.
-  """
+  """Checks that a prompt is a template for these kinds of input and this backbone."""
   there = prompt.meta['template'] if prompt.meta['kind'] == ADAPTER.name else ()
   if set(there) != set(kinds):
     found = ' and '.join(there) or f'kind {prompt.meta["kind"]!r}'

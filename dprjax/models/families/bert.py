@@ -45,12 +45,7 @@ _FIELDS: dict[str, Any] = {field.name: field for field in dataclasses.fields(Enc
 
 
 def read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
-  """The shape in a config.json.
-
-  Raises:
-    InputError: a key is missing or has an invalid value; the model is a decoder, or has relative
-      positions.
-  """
+  """The shape in a config.json."""
   model_type = hf_config['model_type']
   if hf_config.get('position_embedding_type') not in (None, 'absolute'):
     raise InputError(

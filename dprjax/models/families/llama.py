@@ -367,9 +367,6 @@ def read_config(keys: Keys, model_type: str, **traits: Any) -> Config:
 
   Args:
     traits: fields of `Config` that override the keys of Llama.
-
-  Raises:
-    InputError: a key has an unsupported value.
   """
   heads = keys.num_attention_heads
   found: dict[str, Any] = {
@@ -419,10 +416,6 @@ def read_windows(keys: Keys, windowed: Callable[[int], bool]) -> dict[str, Any]:
 
   Args:
     windowed: whether the layer with this number has a window, without ``layer_types``.
-
-  Raises:
-    InputError: ``layer_types`` does not match the number of layers, or ``sliding_window`` is
-      missing.
   """
   layers, types = keys.num_hidden_layers, keys.layer_types
   if types and len(types) != layers:
