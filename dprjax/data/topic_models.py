@@ -458,7 +458,8 @@ def _tomotopy() -> Any:
       import tomotopy
     except ImportError as error:
       raise InputError(
-        f'finding topics needs tomotopy, which cannot be imported ({error}); pip install tomotopy'
+        f'finding topics needs tomotopy, which cannot be imported ({error}); pip install '
+        "'dprjax[papers]'"
       ) from error
   return tomotopy
 

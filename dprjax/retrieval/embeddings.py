@@ -225,7 +225,7 @@ class EmbeddingsWriter:
     ids: Sequence[str] | None = None,
     cut: int = 0,
   ) -> None:
-    """Writes a shard; ``ids`` are its ids, if the writer has none; ``cut`` of its texts were cut."""
+    """Writes a shard; ``ids`` are its ids if the writer has none; ``cut`` texts were cut."""
     if self._ids is not None:
       ids = self._ids[shard.start : shard.stop]
     count = shard.stop - shard.start

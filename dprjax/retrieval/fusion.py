@@ -121,7 +121,7 @@ def normalized(
 
 
 def merge(shards: Sequence[Ranking], k: int | None = None) -> Ranking:
-  """The k best documents (default: all) of rankings of disjoint documents with comparable scores."""
+  """The k best documents (default: all) of disjoint rankings with comparable scores."""
   ids = [id_ for shard in shards for id_ in shard.ids]
   if len(set(ids)) < len(ids):
     again = next(id_ for place, id_ in enumerate(ids) if id_ in ids[:place])

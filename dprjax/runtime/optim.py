@@ -37,7 +37,7 @@ def make_schedule(config: ml_collections.ConfigDict, steps: int) -> optax.Schedu
 def match_rules(
   config: ml_collections.ConfigDict, trainable: Collection[str]
 ) -> tuple[dict[str, bool], dict[str, float]]:
-  """Whether weight decay applies to each trainable parameter, and the factor on its learning rate."""
+  """Whether weight decay applies to each trainable parameter, and its learning rate factor."""
   decay = tree.first_match(
     config.weight_decay_rules, sorted(trainable), 'config.optim.weight_decay_rules', bool
   )
