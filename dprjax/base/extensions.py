@@ -26,6 +26,20 @@ def values(name: str, package: str = '') -> list[Any]:
   return [value for value in found if value is not None]
 
 
+def find(name: str, key: str, wanted: str, package: str) -> Any:
+  """The value of this name whose attribute ``key`` is ``wanted``; None if there is none.
+
+  The module of dprjax with that file name is looked at first, so that no other is imported.
+  """
+  file = wanted.replace('-', '_')
+  folder = importlib.import_module(package)
+  if file in {one.name for one in pkgutil.iter_modules(folder.__path__)}:
+    value = getattr(importlib.import_module(f'{package}.{file}'), name, None)
+    if value is not None and getattr(value, key) == wanted:
+      return value
+  return next((one for one in values(name, package) if getattr(one, key) == wanted), None)
+
+
 @functools.cache
 def _inside(package: str) -> list[Any]:
   folder = importlib.import_module(package)

@@ -18,7 +18,7 @@ it. Steps beyond its length belong to later epochs.
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import grain
@@ -398,32 +398,6 @@ def longest_bucket(length: int, buckets: Sequence[int], option: str) -> int:
       f'{option} {list(buckets)}: a text may have {length} tokens; add a longer bucket'
     )
   return smallest_bucket(np.array([length]), buckets)
-
-
-def length_buckets(
-  lengths: jt.Int[np.ndarray, ' rows'], buckets: Mapping[int, int]
-) -> list[tuple[jt.Int[np.ndarray, ' rows'], int]]:
-  """Groups rows of similar length for encoding: (row numbers, padded length), shortest first.
-
-  Every row is in one group. The last group of a bucket is filled by repeating its last row, so each
-  bucket has one shape; ``embeddings[rows] = encode(...)`` writes the repeated values again.
-
-  Args:
-    lengths: tokens of each row.
-    buckets: padded length -> rows of a group.
-  """
-  ends = np.array(sorted(buckets))
-  if len(lengths) and (len(ends) == 0 or lengths.max() > ends[-1]):
-    raise InputError(f'a text of {lengths.max()} tokens is longer than the buckets {list(buckets)}')
-  order = np.argsort(lengths, kind='stable')
-  groups = []
-  borders = np.searchsorted(lengths[order], ends, side='right')
-  for start, stop, end in zip([0, *borders], borders, ends, strict=False):
-    size = buckets[int(end)]
-    for i in range(start, stop, size):
-      rows = order[i : min(i + size, stop)]
-      groups.append((np.pad(rows, (0, size - len(rows)), mode='edge'), int(end)))
-  return groups
 
 
 def _pick_negatives(

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jaxtyping as jt
@@ -399,6 +399,32 @@ def pad_batch(
     length,
     pad_id,
   )
+
+
+def length_buckets(
+  lengths: jt.Int[np.ndarray, ' rows'], buckets: Mapping[int, int]
+) -> list[tuple[jt.Int[np.ndarray, ' rows'], int]]:
+  """Groups rows of similar length for encoding: (row numbers, padded length), shortest first.
+
+  Every row is in one group. The last group of a bucket is filled by repeating its last row, so each
+  bucket has one shape; ``embeddings[rows] = encode(...)`` writes the repeated values again.
+
+  Args:
+    lengths: tokens of each row.
+    buckets: padded length -> rows of a group.
+  """
+  ends = np.array(sorted(buckets))
+  if len(lengths) and (len(ends) == 0 or lengths.max() > ends[-1]):
+    raise InputError(f'a text of {lengths.max()} tokens is longer than the buckets {list(buckets)}')
+  order = np.argsort(lengths, kind='stable')
+  groups = []
+  borders = np.searchsorted(lengths[order], ends, side='right')
+  for start, stop, end in zip([0, *borders], borders, ends, strict=False):
+    size = buckets[int(end)]
+    for i in range(start, stop, size):
+      rows = order[i : min(i + size, stop)]
+      groups.append((np.pad(rows, (0, size - len(rows)), mode='edge'), int(end)))
+  return groups
 
 
 def pad_flat(

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from dprjax.base import machine
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.data import batches, text
+from dprjax.data import text
 from dprjax.models.encoder_config import Arithmetic, EncoderConfig
 from dprjax.models.reach import queries_at_once
 from dprjax.runtime import mesh as meshes
@@ -226,7 +226,7 @@ class Embedder:
 
   def groups(self, rows: Sequence[np.ndarray]) -> list[tuple[np.ndarray, int]]:
     """The rows and the padded length of each step, by rising length."""
-    return batches.length_buckets(np.array([len(row) for row in rows], np.int32), self._rows)
+    return text.length_buckets(np.array([len(row) for row in rows], np.int32), self._rows)
 
   def _ahead(
     self, params: Any, rows: Sequence[np.ndarray], columns: Sequence[np.ndarray]

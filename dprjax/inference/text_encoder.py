@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,9 @@ from jaxtyping import Float, Int32
 from dprjax.base import given
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.data import text, topic_models
+from dprjax.data import text
 from dprjax.formats import seen, vector_spec
 from dprjax.formats.vector_spec import SIDES, VectorSpec
-from dprjax.inference import template_prompts
 from dprjax.inference.embedder import (
   Embedder,
   EmbedFn,
@@ -35,14 +34,17 @@ from dprjax.inference.embedder import (
   place,
   place_backbone,
 )
-from dprjax.models import artifact, encoder_config, hub, task_templates
+from dprjax.models import artifact, encoder_config, hub
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter, stack
-from dprjax.models.adapters.template_tokens import check_template
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.retrieval import codes, manifest
 from dprjax.runtime import mesh as meshes
+
+if TYPE_CHECKING:  # only for prompts that need them
+  from dprjax.data.topic_models import Topics
+  from dprjax.models.task_templates import TaskTemplates
 
 logger = logging.getLogger('dprjax')
 
@@ -115,14 +117,13 @@ class Encoder:
       mesh = local_mesh(local_parts(self._arithmetic, *own.values()))
     self.mesh = mesh
     self._options = EncoderOptions.of(self._arithmetic, *meshes.activations(mesh))
-    self.topics = {
-      name: topic_models.Topics.from_arrays(entry.prompt.arrays, entry.prompt.path)
-      for name, entry in self.bank.items()
-      if entry.prompt is not None and entry.prompt.kind.topics
-    }
-    for name, found in self.topics.items():
-      prompt = self.bank[name].prompt
-      assert prompt is not None
+    self.topics: dict[str, Topics] = {}
+    for name, (prompt, _) in self.bank.items():
+      if prompt is None or not prompt.kind.topics:
+        continue
+      from dprjax.data import topic_models
+
+      self.topics[name] = found = topic_models.Topics.from_arrays(prompt.arrays, prompt.path)
       if len(found) != len(prompt.adapters('query')):
         raise InputError(
           f'{prompt.path}: {len(prompt.adapters("query"))} adapters for {len(found)} topics'
@@ -209,6 +210,8 @@ class Encoder:
       if path is not None:
         loaded = artifact.load_prompt_for(path, tokenizer.sha256, *backbones.values())
         if loaded.kind.load is None:
+          from dprjax.models.adapters.template_tokens import check_template
+
           for one in backbones.values():
             check_template(loaded, SIDES, one.config)
       both = {
@@ -402,6 +405,8 @@ class Encoder:
     return _Group(numbers, len(adapters), embedder, (backbone, place(self.mesh, adapter)))
 
   def _template_group(self, side: str, names: list[str], backbone: Any) -> _Group:
+    from dprjax.inference import template_prompts
+
     whole = self.backbones[side]
     entries = [self.bank[name] for name in names]
     prompts = [prompt for prompt, _ in entries if prompt is not None]
@@ -532,7 +537,7 @@ def _embed_fn(
 
 def _template_fn(
   model: EncoderConfig,
-  made: task_templates.TaskTemplates,
+  made: 'TaskTemplates',
   side: str,
   of_rows: Sequence[VectorSpec],
   around: tuple[int, int],
@@ -540,6 +545,8 @@ def _template_fn(
   options: EncoderOptions,
 ) -> EmbedFn:
   """The function that puts rows ``[CLS] text [SEP]`` into templates of at most ``most`` tokens."""
+
+  from dprjax.models import task_templates
 
   def embed(
     params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None

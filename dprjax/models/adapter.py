@@ -413,14 +413,17 @@ def projections(config: Any) -> list[tuple[Any, list[str]]]:
   ]
 
 
+_PACKAGE = 'dprjax.models.adapters'
+
+
 def every() -> dict[str, Kind]:
   """All kinds by name, those of dprjax first."""
-  return {kind.name: kind for kind in extensions.values('ADAPTER', 'dprjax.models.adapters')}
+  return {kind.name: kind for kind in extensions.values('ADAPTER', _PACKAGE)}
 
 
 def find(name: str, where: str) -> Kind:
-  """The kind of this name. Raises InputError, which begins with ``where``, if there is none."""
-  kinds = every()
-  if name not in kinds:
-    raise InputError(f'{where}: expected one of {", ".join(kinds)}, not {name!r:.60}')
-  return kinds[name]
+  """The kind of this name; ``where`` begins the message if there is none."""
+  found = extensions.find('ADAPTER', 'name', name, _PACKAGE)
+  if found is None:
+    raise InputError(f'{where}: expected one of {", ".join(every())}, not {name!r:.60}')
+  return found

@@ -136,12 +136,12 @@ def find(model_type: Any) -> Family:
   Raises:
     InputError: there is no such family; the message lists them.
   """
-  families = every()
-  if not isinstance(model_type, str) or model_type not in families:
+  found = extensions.find('FAMILY', 'model_type', str(model_type), _PACKAGE)
+  if found is None:
     raise InputError(
-      f'model_type {model_type!r} is not supported; use one of: {", ".join(families)}'
+      f'model_type {model_type!r} is not supported; use one of: {", ".join(every())}'
     )
-  return families[model_type]
+  return found
 
 
 def every() -> dict[str, Family]:

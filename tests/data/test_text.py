@@ -381,3 +381,25 @@ def test_a_tokenizer_without_pairs(tmp_path):
 def test_special_ids(minilm):
   # [PAD], [UNK], [CLS], [SEP], [MASK] of bert-base-uncased
   assert text.load_tokenizer(minilm).special_ids == [0, 100, 101, 102, 103]
+
+
+def test_length_buckets():
+  lengths = np.array([5, 9, 3, 10, 4, 17, 2])
+  groups = [
+    (rows.tolist(), length) for rows, length in text.length_buckets(lengths, {10: 2, 4: 2, 20: 3})
+  ]
+  assert groups == [([6, 2], 4), ([4, 4], 4), ([0, 1], 10), ([3, 3], 10), ([5, 5, 5], 20)]
+  assert text.length_buckets(np.array([], np.int32), {4: 2}) == []
+  with refused('17', '[4, 10]'):
+    text.length_buckets(lengths, {4: 2, 10: 2})
+
+
+def test_length_buckets_hold_every_row_once():
+  lengths = np.random.default_rng(0).integers(1, 257, 1000)
+  sizes = {32: 48, 64: 48, 128: 24, 256: 7}
+  groups = text.length_buckets(lengths, sizes)
+  assert all(
+    len(rows) == sizes[length] and lengths[rows].max() <= length for rows, length in groups
+  )
+  held = [row for rows, _ in groups for row in dict.fromkeys(rows.tolist())]
+  assert sorted(held) == list(range(1000))
