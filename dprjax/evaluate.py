@@ -44,6 +44,7 @@ from dprjax.base.errors import InputError
 from dprjax.formats import seen, trec
 from dprjax.formats.fields import in_all_forms
 from dprjax.formats.qrels import Qrels, read_qrels
+from dprjax.formats.texts import read_texts
 from dprjax.retrieval import answers, measures
 from dprjax.retrieval.answers import MATCHES
 from dprjax.runtime import cli, flags
@@ -51,13 +52,11 @@ from dprjax.runtime.flags import flag
 
 logger = logging.getLogger('dprjax')
 
-_FILES = ('run', 'qrels', 'answers', 'corpus')  # flags with a file for each data set
+_FILES = ('run', 'qrels', 'answers', 'corpus', 'queries')  # flags with a file for each data set
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MtebFlags:
-  backbone: str | None = flags.backbone(None)
-  prompt: str | None = flag('none: only the backbone', None, metavar='prompt.npz')
   dimensions: int | None = flag('compare only this many leading numbers of vectors', None)
   training_datasets: tuple[str, ...] | None = flag(
     'training data of the prompt, by their names in mteb', None, split=',', metavar='NAME,...'
@@ -108,6 +107,14 @@ class Flags:
     read=flags.maybe_named,
     metavar='[NAME=]FILE',
   )
+  backbone: str | None = flags.backbone(None, ', for --mteb or --queries')
+  prompt: str | None = flag('of --backbone, for --mteb or --queries', None, metavar='prompt.npz')
+  queries: tuple[tuple[str, str], ...] = flag(
+    'texts of the queries, to count those that --backbone and --prompt were trained on',
+    (),
+    read=flags.maybe_named,
+    metavar='[NAME=]FILE',
+  )
   answer_k: tuple[int, ...] = flag(
     'numbers of passages to search for an answer', (5, 20, 100), split=' '
   )
@@ -127,7 +134,12 @@ class Flags:
 
 
 def evaluate(
-  run: str, qrels: str | None, answer_file: str | None, corpus: str | None, args: Flags
+  run: str,
+  qrels: str | None,
+  answer_file: str | None,
+  corpus: str | None,
+  queries: str | None,
+  args: Flags,
 ) -> dict[str, Any]:
   """Evaluates a run on a data set.
 
@@ -169,7 +181,7 @@ def evaluate(
     cli.report_ids(sentence, missing, args.strict)
 
   measured = judged.keys() | questions.keys()
-  trained = {role: sum(id_ in measured for id_ in ids) for role, ids in seen.of_run(run).items()}
+  trained = {} if queries is None else _seen(queries, measured, args)
   for role, count in trained.items():
     if count:
       logger.warning(
@@ -217,6 +229,19 @@ def evaluate(
       **({'match': args.match} if answer_file else {}),
     },
   }
+
+
+def _seen(queries: str, measured: Collection[str], args: Flags) -> dict[str, int]:
+  """By role, the number of measured queries that the model was trained on or chosen by."""
+  known: list[seen.Seen] = []
+  if args.backbone:
+    known.append(seen.read(epath.Path(args.backbone) / seen.FILE))
+  if args.prompt:
+    from dprjax.models import artifact  # imports JAX
+
+    known.append(artifact.load_prompt(args.prompt).queries)
+  texts = (text for text in read_texts(queries, 'query') if text.id in measured)
+  return {role: len(ids) for role, ids in seen.ids(texts, seen.join(*known)).items()}
 
 
 @dataclasses.dataclass
@@ -313,6 +338,8 @@ def _command(args: Flags) -> None:
   if args.mteb is not None:
     _measure_by_mteb(args, args.mteb, args.of_mteb)
     return
+  if bool(args.queries) != bool(args.backbone or args.prompt):
+    raise InputError('--queries goes with --prompt or --backbone, the model that searched')
   flags.refuse(
     args.of_mteb, [field.name for field in dataclasses.fields(MtebFlags)], 'mteb=TASK,...'
   )
@@ -339,10 +366,10 @@ def _command(args: Flags) -> None:
 
 
 def _measure_by_mteb(args: Flags, tasks: Sequence[str], model: MtebFlags) -> None:
-  runs = ('run', 'qrels', 'beir', 'answers', 'corpus', 'measure', 'drop_same_id', 'strict')
+  runs = (*_FILES, 'beir', 'measure', 'drop_same_id', 'strict')
   for name in flags.given(args, *runs):
     raise InputError(f'--{name} does not go with --mteb, whose tasks have their own')
-  if model.backbone is None:
+  if args.backbone is None:
     raise InputError('--mteb needs --backbone, and a --prompt where one was trained')
   if not tasks:
     raise InputError('--mteb names no task')
@@ -353,13 +380,13 @@ def _measure_by_mteb(args: Flags, tasks: Sequence[str], model: MtebFlags) -> Non
   compiled.keep()
   inputs: outputs.Inputs = {
     '--mteb': [name for name in tasks if epath.Path(name).is_dir()],
-    '--backbone': model.backbone,
-    '--prompt': model.prompt,
+    '--backbone': args.backbone,
+    '--prompt': args.prompt,
   }
   with outputs.claim(args.out, inputs, endings=('',)):
     loaded = mteb.load(
-      model.backbone,
-      model.prompt,
+      args.backbone,
+      args.prompt,
       training_datasets=model.training_datasets,
       adapted_from=model.adapted_from,
       dimensions=model.dimensions,
@@ -381,8 +408,8 @@ def _measure(args: Flags, named: Mapping[str, Mapping[str, str]], several: bool)
   runs, *others = named.values()
   datasets = {}
   for name, run in runs.items():
-    qrels, answer_file, corpus = (by_name.get(name) for by_name in others)
-    datasets[name] = evaluate(run, qrels, answer_file, corpus, args)
+    qrels, answer_file, corpus, queries = (by_name.get(name) for by_name in others)
+    datasets[name] = evaluate(run, qrels, answer_file, corpus, queries, args)
   metrics = combine(datasets) if several else datasets['']
   metrics['command'] = _shown(args, named)
   _write(metrics, args)

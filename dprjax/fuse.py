@@ -32,10 +32,9 @@ from dprjax.base.counts import counted, rate
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.engines import ENGINES
-from dprjax.formats import runs, seen, trec
+from dprjax.formats import runs, trec
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.rankings import Ranking, Rankings
-from dprjax.formats.texts import read_texts
 from dprjax.retrieval import fusion, manifest
 from dprjax.runtime import cli, flags
 from dprjax.runtime.flags import flag
@@ -76,11 +75,6 @@ class Flags:
     metavar='FILE',
   )
   qrels: str | None = flag('with --method=learned: judged queries', None, metavar='FILE')
-  queries: str | None = flag(
-    'texts of the queries, to recognize queries used for learning weights by text, not by id',
-    None,
-    metavar='FILE',
-  )
   depth: int = flag('how many documents of each run and query count', fusion.DEPTH, most=10**6)
   k: int = flag('passages a query', 1000, most=10**6)
   rrf_k: int = flag('the constant of rrf', fusion.RRF_K, most=10**6)
@@ -109,7 +103,7 @@ def fuse(args: Flags) -> None:
   inputs: outputs.Inputs = {
     '--run': [path for _, path in args.run],
     '--weights': args.weights if given else None,
-    **flags.paths(args, 'qrels', 'queries'),
+    **flags.paths(args, 'qrels'),
   }
   kept, endings = args.weights_out, ['', '.json']
   if kept is not None:
@@ -126,7 +120,6 @@ def fuse(args: Flags) -> None:
       name: stack.enter_context(Rankings(path))
       for name, (_, path) in zip(names, args.run, strict=True)
     }
-    texts = _texts(args, opened)
     about: dict[str, Any] = {}
     if args.shards:
       how = None
@@ -134,7 +127,7 @@ def fuse(args: Flags) -> None:
     elif given and args.weights:
       how = _of_file(args.weights, names)
     elif learns:
-      how, about = _learn(args, opened, texts)
+      how, about = _learn(args, opened)
     else:
       how = fusion.Fusion(
         weights=dict(zip(names, _numbers(args.weights, len(names)), strict=True)),
@@ -143,7 +136,7 @@ def fuse(args: Flags) -> None:
         depth=args.depth,
         bm25=_bm25(args, names),
       )
-    _write(args, opened, how, texts, about)
+    _write(args, opened, how, about)
     if kept is not None and how is not None:
       fusion.write(kept, how, **about)
       logger.info('%s: method and weights', kept)
@@ -223,23 +216,11 @@ def _check_spaces(args: Flags) -> None:
     manifest.check_same_space(one, space, other, another)
 
 
-def _texts(args: Flags, opened: Mapping[str, Rankings]) -> dict[str, str]:
-  if args.queries is None:
-    return {}
-  return {
-    query.id: query.text
-    for query in read_texts(args.queries, 'query')
-    if any(query.id in run for run in opened.values())
-  }
-
-
 def _of(opened: Mapping[str, Rankings], query_id: str) -> dict[str, Ranking]:
   return {name: run[query_id] for name, run in opened.items() if query_id in run}
 
 
-def _learn(
-  args: Flags, opened: Mapping[str, Rankings], texts: Mapping[str, str]
-) -> tuple[fusion.Fusion, dict[str, Any]]:
+def _learn(args: Flags, opened: Mapping[str, Rankings]) -> tuple[fusion.Fusion, dict[str, Any]]:
   """Learns weights on the judged queries, and logs their gain."""
   assert args.qrels is not None
   judged = read_qrels(args.qrels)
@@ -287,7 +268,6 @@ def _learn(
     gain.high,
     counted(len(found), 'queries'),
   )
-  learned_on = seen.hashes(texts.get(query_id, query_id) for query_id in found)
   about = {
     'learnt': {
       'measure': fusion.MEASURE,
@@ -298,9 +278,7 @@ def _learn(
       'gain': {'over': names[best], **gain._asdict()},
     }
   }
-  how = dataclasses.replace(
-    how, weights=chosen, bm25=_bm25(args, names), known={'train': learned_on}
-  )
+  how = dataclasses.replace(how, weights=chosen, bm25=_bm25(args, names))
   return how, about
 
 
@@ -308,7 +286,6 @@ def _write(
   args: Flags,
   opened: Mapping[str, Rankings],
   how: fusion.Fusion | None,
-  texts: Mapping[str, str],
   about: Mapping[str, Any],
 ) -> None:
   """Writes the run and its report."""
@@ -356,10 +333,6 @@ def _write(
       args.out,
     )
   seconds = time.perf_counter() - started
-  known = seen.join_ids(
-    [seen.of_run(path) for _, path in args.run]
-    + ([] if how is None else [_known(how, query_ids, texts)])
-  )
   outputs.write_report(
     args.out,
     {
@@ -375,11 +348,8 @@ def _write(
       },
       **about,
       'seconds': seconds,
-      **({'seen': known} if known else {}),
     },
   )
-  for role, ids in known.items():
-    logger.info('%s: the fusion %s %d of these queries', args.out, seen.ROLES[role], len(ids))
   logger.info(
     '%s: %s for %s, %s queries a second',
     args.out,
@@ -387,14 +357,6 @@ def _write(
     counted(len(query_ids), 'queries'),
     rate(len(query_ids) / seconds),
   )
-
-
-def _known(
-  how: fusion.Fusion, query_ids: Sequence[str], texts: Mapping[str, str]
-) -> dict[str, list[str]]:
-  """By role, the ids of queries used for learning the weights, matched by text or id."""
-  by_id = [(query_id, query_id) for query_id in query_ids]
-  return seen.join_ids([seen.ids(by_id, how.known), seen.ids([*texts.items()], how.known)])
 
 
 if __name__ == '__main__':

@@ -28,7 +28,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.formats import inputs as inputs_of
-from dprjax.formats import seen, trec
+from dprjax.formats import trec
 from dprjax.formats.fields import in_all_forms
 from dprjax.formats.texts import Texts, read_texts
 from dprjax.runtime import cli, compiled, flags
@@ -139,10 +139,6 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
   trec.write_run(out, kept.rescored(scores), TAG)
   if cut := reranker.truncated - cut_before:
     logger.info('%s of these pairs were cut at %d tokens', f'{cut:,}', reranker.max_length)
-  own = seen.read(epath.Path(reranker.backbone.path) / seen.FILE)
-  known = seen.of_run(run)
-  for role, ids in seen.ids([*query_texts.items()], own).items():
-    known[role] = sorted({*known.get(role, ()), *ids})
   report = {
     'settings': settings,
     'out_sha256': files.sha256_file(out),
@@ -151,7 +147,6 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
     'unknown_queries': len(unknown_queries),
     'unknown_passages': len(unknown_docs),
     'seconds': seconds,
-    **({'seen': known} if known else {}),
   }
   outputs.write_report(out, report)
   files.discard(parts.folder)

@@ -38,7 +38,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ from dprjax.base import files, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.formats import seen, trec
+from dprjax.formats import trec
 from dprjax.formats.fields import in_all_forms, read_ids
 from dprjax.formats.texts import read_texts
 from dprjax.retrieval import best, codes, embeddings, fusion, hybrid, manifest, scann
@@ -227,7 +227,6 @@ def search(
     **details,
     **report,
     **corpus.meta.space(),
-    **_seen([*several, corpus]),
     **({'stored': corpus.meta.dtype} if corpus.meta.dtype in codes.LEVELS else {}),
     'corpus_manifest_sha256': corpus.sha256,
     'queries_manifest_sha256': '+'.join(each.sha256 for each in several),
@@ -311,23 +310,12 @@ def search_engine(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
       'where': [list(one) for one in where],
       **({'partly_loaded': True} if collection.record.loading else {}),
       **report,
-      **_seen([] if queries is None else [queries]),
       **collection.space,
       'queries_manifest_sha256': queries and queries.sha256,
     }
   if weights is not None:
-    report |= _hybrid_report(args, weights, dict(zip(ids, texts, strict=True)), report)
+    report |= _hybrid_report(args, weights)
   return run, report
-
-
-def _seen(queries: Sequence[embeddings.Embeddings]) -> dict[str, dict[str, list[str]]]:
-  """The part of the report on queries that the model was trained on or selected by."""
-  found = {}
-  for role in seen.ROLES:
-    known = {id_ for one in queries for id_ in one.seen.get(role, ())}
-    if ids := [id_ for id_ in (queries[0].ids if queries else ()) if id_ in known]:
-      found[role] = ids
-  return {'seen': found} if found else {}
 
 
 def _result(
@@ -507,23 +495,13 @@ def _hybrid(
     'seconds': seconds,
     'queries_per_second': len(run) / (seconds['search'] + seconds['hybrid']),
   }
-  texts = dict(zip(run.query_ids, queries, strict=True))
-  return trec.run_from_rankings(run.query_ids, fused), report | _hybrid_report(
-    args, how.fusion, texts, report
-  )
+  report |= _hybrid_report(args, how.fusion)
+  return trec.run_from_rankings(run.query_ids, fused), report
 
 
-def _hybrid_report(
-  args: Flags, how: fusion.Fusion, texts: Mapping[str, str], report: Mapping[str, Any]
-) -> dict[str, Any]:
-  """The part of the report on a fusion, and on queries used for learning its weights."""
+def _hybrid_report(args: Flags, how: fusion.Fusion) -> dict[str, Any]:
+  """The part of the report on a fusion."""
   assert args.hybrid is not None
-  known = seen.join_ids(
-    [
-      report.get('seen', {}),
-      seen.ids([*texts.items(), *zip(texts, texts, strict=True)], how.known),
-    ]
-  )
   return {
     'hybrid': {
       'method': how.method,
@@ -531,7 +509,6 @@ def _hybrid_report(
       'depth': how.depth,
       'sha256': files.sha256_file(args.hybrid),
     },
-    **({'seen': known} if known else {}),
   }
 
 
@@ -569,8 +546,6 @@ def _search(args: Flags, process: int, processes: int) -> None:
         run, report = _hybrid(args, fused, run, report)
   if process:
     return
-  for role, ids in report.get('seen', {}).items():
-    logger.info('%s: the model %s %d of these queries', args.out, seen.ROLES[role], len(ids))
   how = report.get('kind', 'exact')
   if how == 'brute_force':
     how = f'exact, as ScaNN compares all of fewer than {scann.BRUTE_FORCE_BELOW:,} passages'

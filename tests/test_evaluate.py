@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from dprjax import encode, report, search
+from dprjax import report
+from dprjax.formats import seen
 from tests.commands import evaluate
 from tests.refusals import named_in
 
@@ -201,7 +202,7 @@ BAD = [
   (f'{JUDGED} --out=beir', 'beir'),
   (f'{JUDGED} --unknown=1', '--unknown=1'),
   ('--qrels=qrels.tsv', ('--run=run.trec', '--mteb=TASK,', '--backbone')),
-  (f'{JUDGED} --backbone=b', ('--backbone', '--mteb=TASK,')),
+  (f'{JUDGED} --backbone=b', ('--queries', '--backbone')),
   (f'{JUDGED} --mteb=SciFact', ('--run', '--mteb')),
   ('--mteb=SciFact --drop_same_id=true', ('--drop_same_id', '--mteb')),
   ('--mteb=SciFact', ('--mteb', '--backbone')),
@@ -247,19 +248,29 @@ def test_errors_are_one_line_or_a_traceback(folder, command, capsys):
 
 
 def test_queries_that_the_model_has_seen(folder, capsys):
-  (folder / 'run.trec.json').write_text('{"seen": {"train": ["q1", "q3", "q9"], "dev": ["q2"]}}')
-  found = run('--run=run.trec --qrels=qrels.tsv --measure=RR@10')
+  (folder / 'queries.jsonl').write_text(
+    ''.join(f'{{"_id": "q{n}", "text": "text {n}"}}\n' for n in range(1, 5))
+  )
+  (folder / 'model').mkdir()
+  known = {
+    'train': seen.hashes(['Text 1', 'text 3', 'text 4']),
+    'dev': seen.hashes(['text 2']),
+  }
+  seen.write(folder / 'model' / seen.FILE, known)
+  found = run('--run=run.trec --qrels=qrels.tsv --queries=queries.jsonl --backbone=model')
   assert found['counts']['queries_seen_in_train'] == 2
   assert found['counts']['queries_seen_in_dev'] == 1
   err = capsys.readouterr().err
   assert 'run.trec: the model was trained on 2 of these 3 queries' in err
   assert 'run.trec: the model was chosen by 1 of these 3 queries' in err
-  sums = run('--beir=beir/one --beir=beir/two --run=one=run.trec --run=two=run.trec')
-  assert sums['counts']['queries_seen_in_train'] == 2
-  assert sums['datasets']['two']['counts'].get('queries_seen_in_train') is None
-  (folder / 'report.md').unlink(missing_ok=True)
   report.main(['--metrics=prompt=metrics.json', '--out=report.md'])
   assert 'prompt was trained on 2 of them.' in (folder / 'report.md').read_text()
+  sums = run(
+    '--beir=beir/one --beir=beir/two --run=one=run.trec --run=two=run.trec '
+    '--queries=one=queries.jsonl --backbone=model'
+  )
+  assert sums['counts']['queries_seen_in_train'] == 2
+  assert sums['datasets']['two']['counts'].get('queries_seen_in_train') is None
 
 
 @pytest.mark.slow
@@ -289,19 +300,15 @@ def test_a_prompt_measured_on_the_queries_that_it_was_trained_on(
     for i, row in enumerate(judged[split][:10])
   ]
   (tmp_path / 'qrels.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(rows))
-  for side, file in (('query', 'queries.jsonl'), ('passage', data / 'corpus.jsonl')):
-    assert command(encode, *under, f'--side={side}', f'--input={file}', f'--out={side}')[0] == 0
-  assert 'seen' not in json.loads((tmp_path / 'passage' / 'manifest.json').read_text())
-  flags = '--corpus=passage', '--queries=query', '--out=run.trec', '--index=exact'
-  assert command(search, *flags)[0] == 0
-  status, err = command(evaluate, '--run=run.trec', '--qrels=qrels.tsv', '--out=m.json')
+  (tmp_path / 'run.trec').write_text(''.join(f'{id_} Q0 x 1 1.0 a\n' for id_, _ in renamed))
+  flags = ['--run=run.trec', '--qrels=qrels.tsv', '--queries=queries.jsonl', '--out=m.json']
+  status, err = command(evaluate, *flags, *under)
   assert status == 0 and 'the model was trained on 10 of these 30 queries' in err
   assert 'the model was chosen by 10 of these 30 queries' in err
   counts = json.loads((tmp_path / 'm.json').read_text())['counts']
   assert (counts['queries_seen_in_train'], counts['queries_seen_in_dev']) == (10, 10)
   # The bare backbone has seen none.
-  assert command(encode, *base, '--side=query', '--input=queries.jsonl', '--out=bare')[0] == 0
-  assert 'seen' not in json.loads((tmp_path / 'bare' / 'manifest.json').read_text())
+  assert 'these 30 queries' not in command(evaluate, *flags, *base)[1]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 
-from dprjax.formats import seen
 from dprjax.formats.qrels import write_qrels
 from dprjax.formats.trec import read_run
 from dprjax.retrieval import fusion
@@ -91,7 +90,6 @@ def test_reciprocal_ranks_of_queries_in_any_order(folder):
     ('rrf', {'bm25': 1, 'dense': 1}, 5, 12, 7)
   )
   assert {run['name'] for run in made['runs'].values()} == {'bm25.trec', 'dense.trec'}
-  assert 'seen' not in made
 
 
 def test_weights_are_of_the_runs_in_turn(folder):
@@ -119,37 +117,6 @@ def test_weights_are_learnt_kept_and_used_again_by_name(folder, capsys):
     assert learnt['alone'][name] == pytest.approx(measured)
   fuse.main([*RUNS[::-1], '--weights=run.trec.fusion.json', '--out=again.trec'])
   assert rankings('again.trec') == rankings('run.trec')
-
-
-def test_evaluate_says_which_queries_the_weights_have_seen(folder, capsys):
-  fuse.main([*RUNS, '--method=learned', '--qrels=half.tsv', '--out=run.trec'])
-  fuse.main([*RUNS, '--weights=run.trec.fusion.json', '--out=again.trec'])
-  for path in ('run.trec', 'again.trec'):
-    assert sorted(report(path)['seen']['train']) == sorted(QUERIES[:15])
-    capsys.readouterr()
-    evaluate.main([f'--run={path}', '--qrels=qrels.tsv'])
-    named_in(capsys.readouterr().err, path, '15', '30 queries')
-
-
-def test_queries_are_told_by_their_texts_where_these_are_given(folder):
-  texts = {query: f'Question {number}' for number, query in enumerate(QUERIES)}
-  (folder / 'queries.jsonl').write_text(
-    ''.join(json.dumps({'_id': id_, 'text': text}) + '\n' for id_, text in texts.items())
-  )
-  more = '--queries=queries.jsonl'
-  fuse.main([*RUNS, '--method=learned', '--qrels=half.tsv', more, '--out=run.trec'])
-  known = fusion.read('run.trec.fusion.json').known['train']
-  np.testing.assert_array_equal(known, seen.hashes(texts[query] for query in QUERIES[:15]))
-  fuse.main([*RUNS, '--weights=run.trec.fusion.json', more, '--out=again.trec'])
-  assert sorted(report('again.trec')['seen']['train']) == sorted(QUERIES[:15])
-  fuse.main([*RUNS, '--weights=run.trec.fusion.json', '--out=again.trec'])
-  assert 'seen' not in report('again.trec')
-
-
-def test_what_the_models_of_the_runs_have_seen_goes_on(folder):
-  (folder / 'dense.trec.json').write_text('{"index": "exact", "seen": {"dev": ["q3"]}}')
-  fuse.main([*RUNS, '--out=run.trec'])
-  assert report()['seen'] == {'dev': ['q3']}
 
 
 def test_a_query_that_one_run_lacks(folder, capsys):

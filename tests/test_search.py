@@ -12,7 +12,6 @@ from etils import epath
 
 from dprjax import bm25, search
 from dprjax.base import outputs
-from dprjax.formats import seen
 from dprjax.formats.trec import read_run
 from dprjax.retrieval import bm25_index, codes, fusion, scann
 from tests.commands import fuse
@@ -130,7 +129,6 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(folder, words, drop):
     weights={'bm25': 0.3, 'dense': 1},
     method='zscore',
     depth=20,
-    known={'train': seen.hashes(['q4', 'q9'])},
   )
   fusion.write('w.json', how)
   search.main([*flags, *words, '--k=7', '--out=run.trec'])
@@ -149,7 +147,6 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(folder, words, drop):
   assert dict(read_run('run.trec')) == dict(read_run('fused.trec'))
   made = json.loads((folder / 'run.trec.json').read_text())
   assert made['hybrid']['weights'] == {'bm25': 0.3, 'dense': 1} and made['k'] == 7
-  assert made['seen'] == {'train': ['q4', 'q9']}
   assert ('q3' in documents()['q3']) <= (drop == 'false')
 
 

@@ -66,7 +66,7 @@ def evaluate(
     found = {}
     for number, (name, one) in enumerate(systems.items()):
       path = inputs.write_run(one, folder / f'{number}.trec', f'run {name}'.strip())
-      found[name] = _evaluate(str(path), str(judged), None, None, args)
+      found[name] = _evaluate(str(path), str(judged), None, None, None, args)
   names = list(next(iter(found.values()))['mean'])
   if per_query:
     rows = [

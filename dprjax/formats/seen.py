@@ -6,18 +6,16 @@ A model file keeps 8 bytes of each, so that an evaluation on the same queries ca
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
 
 import numpy as np
 from etils import epath
 from jaxtyping import UInt64
 
-from dprjax.base import arrays, files, reading
+from dprjax.base import arrays
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 
 ROLES = {'train': 'was trained on', 'dev': 'was chosen by'}
-_BY_ROLE: Any = dict[Literal['train', 'dev'], list[str]]
 FILE = 'queries.npz'  # in a workdir, and beside an encoder
 
 Seen = Mapping[str, UInt64[np.ndarray, ' n']]
@@ -48,35 +46,10 @@ def ids(texts: Iterable[tuple[str, str]], known: Seen) -> dict[str, list[str]]:
   return {role: some for role, some in found.items() if some}
 
 
-def of_json(values: Mapping[str, Any], where: str) -> dict[str, list[str]]:
-  """The result of `ids` under the key ``seen`` of a file, which may lack it."""
-  return reading.convert(values.get('seen', {}), f'{where}, seen', _BY_ROLE)
-
-
-def of_run(run: PathLike) -> dict[str, list[str]]:
-  """The ids that the report beside a run names; empty without a report of dprjax."""
-  path = epath.Path(f'{files.resolved(run)}.json')
-  if files.is_special(run) or not path.exists() or files.is_special(path):
-    return {}
-  try:
-    return of_json(reading.read_json_object(path, 'report of a run'), str(path))
-  except InputError:  # written by another tool
-    return {}
-
-
 def join(*several: Seen) -> dict[str, UInt64[np.ndarray, ' n']]:
   """All that any of these models has seen."""
   found = {role: [one[role] for one in several if role in one] for role in ROLES}
   return {role: np.unique(np.concatenate(parts)) for role, parts in found.items() if parts}
-
-
-def join_ids(several: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
-  """The union of several results of `ids`, by role."""
-  found: dict[str, dict[str, None]] = {}
-  for one in several:
-    for role, some in one.items():
-      found.setdefault(role, {}).update(dict.fromkeys(some))
-  return {role: list(some) for role, some in found.items()}
 
 
 def write(path: PathLike, known: Seen) -> None:

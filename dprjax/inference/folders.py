@@ -14,7 +14,6 @@ from dprjax.base import files
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
-from dprjax.formats import seen
 from dprjax.formats.texts import Text, pack
 from dprjax.inference.text_encoder import Encoder
 from dprjax.retrieval import embeddings, manifest
@@ -71,8 +70,7 @@ def fill_folder(
   meta = describe(encoder, side, dtype, survey.input_sha256, topic)
   process, processes = jax.process_index(), jax.process_count()
   with distributed.turn():
-    known = seen.ids(texts, encoder.queries()) if side == 'query' else {}
-    writer = embeddings.EmbeddingsWriter(out, meta, survey.rows, shard_rows, process, source, known)
+    writer = embeddings.EmbeddingsWriter(out, meta, survey.rows, shard_rows, process, source)
     if writer.needs_ranges:
       try:
         _calibrate(writer, encoder, side, texts, count_all, numbers, calibrate)

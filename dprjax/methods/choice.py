@@ -189,19 +189,13 @@ class _Written(msgspec.Struct):
   new_queries: int | None = None
 
 
-def write(workdir: epath.Path, kept: Kept, trained_on: epath.Path) -> None:
-  """Writes a choice into the workdir of a run, and the weights if it is a fusion.
-
-  ``trained_on`` is the workdir with the hashes of queries.
-  """
+def write(workdir: epath.Path, kept: Kept) -> None:
+  """Writes a choice into the workdir of a run, and the weights if it is a fusion."""
   choice = kept.choice
   if choice.candidate.fused:
-    known = workdirs.seen_queries(trained_on)
-    hashes = np.unique(np.concatenate([*known.values(), np.zeros(0, np.uint64)]))
     how = fusion_of(
       round(kept.weights[choice.candidate], 6),
       bm25={'k1': bm25_index.K1, 'b': bm25_index.B, 'language': bm25_index.LANGUAGE},
-      known={'train': hashes} if len(hashes) else {},
     )
     fusion.write(
       workdir / workdirs.FUSION,

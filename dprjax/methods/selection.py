@@ -194,8 +194,7 @@ def choose_alternative(
 def decide(workdir: epath.Path, trainings: Mapping[str, epath.Path]) -> choices.Kept:
   """Chooses among all candidates of these trainings and writes the choice. Process 0 calls it."""
   kept = choices.decide({name: _scored(folder) for name, folder in trainings.items()})
-  model = kept.best_model([*trainings])
-  choices.write(workdir, kept, trainings[model])
+  choices.write(workdir, kept)
   return kept
 
 

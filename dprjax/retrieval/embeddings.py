@@ -16,8 +16,7 @@ import io
 import itertools
 import math
 import re
-import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,14 +102,12 @@ class EmbeddingsWriter:
     shard_rows: int = 100_000,
     process: int = 0,
     source: str = 'ids',
-    seen: Mapping[str, Sequence[str]] = types.MappingProxyType({}),
   ):
     """Opens or makes the folder, and verifies the shards of an earlier run.
 
     Args:
       ids: of all rows; or the summary of `IdReader`, if `write` gets the ids of each shard.
       source: of the ids, for messages.
-      seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
     """
     if meta.dtype not in DTYPES:
       raise InputError(f'embeddings cannot be stored as {meta.dtype}: choose {" or ".join(DTYPES)}')
@@ -128,7 +125,7 @@ class EmbeddingsWriter:
     self._process = process
     self._progress = PROGRESS if process == 0 else f'progress-{process:05d}.json'
     self._shards = cut_shards(rows.total, shard_rows)
-    self._manifest = Manifest(meta, rows.total, shard_rows, rows.sha256, {}, seen=seen)
+    self._manifest = Manifest(meta, rows.total, shard_rows, rows.sha256, {})
     self._manifest.checksums.update(self._resume())
 
   def _resume(self) -> dict[int, Checksums]:
@@ -373,7 +370,6 @@ class Embeddings:
     meta: settings of the vectors.
     sha256: of the manifest, which covers everything in the folder.
     is_cut: whether vectors are cut to their first numbers.
-    seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
   """
 
   shards: list[ShardRows]
@@ -381,7 +377,6 @@ class Embeddings:
   sha256: str
   _id_files: list[epath.Path]
   is_cut: bool = False
-  seen: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
   def __len__(self) -> int:
     return sum(len(shard) for shard in self.shards)
@@ -516,7 +511,7 @@ def load_embeddings(
     id_files.append(ids_file)
   if digest.hexdigest() != manifest.ids_sha256:
     raise InputError(f'{root}: the ids differ from {MANIFEST}: encode again')
-  return Embeddings(shards, meta, sha256_file(path), id_files, seen=manifest.seen)
+  return Embeddings(shards, meta, sha256_file(path), id_files)
 
 
 def join(several: Sequence[Embeddings], flag: str) -> Embeddings:

@@ -30,7 +30,6 @@ from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.ranking import dcg
-from dprjax.formats import seen
 from dprjax.formats.rankings import Ranking, ranked
 
 METHODS = ('rrf', 'minmax', 'zscore', 'distribution')
@@ -57,7 +56,6 @@ class Fusion:
     rrf_k: the constant of rrf.
     depth: how many documents of each run count.
     bm25: settings of the BM25 index, if one of the runs came from dprjax.bm25.
-    known: queries used to learn the weights.
   """
 
   weights: Mapping[str, float]
@@ -65,7 +63,6 @@ class Fusion:
   rrf_k: int = RRF_K
   depth: int = DEPTH
   bm25: Mapping[str, Any] | None = None
-  known: seen.Seen = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     check_weights(list(self.weights.values()))
@@ -251,12 +248,10 @@ class _File(msgspec.Struct):
   rrf_k: Annotated[int, msgspec.Meta(ge=1)] = RRF_K
   depth: Annotated[int, msgspec.Meta(ge=1)] = DEPTH
   bm25: _Bm25 | None = None
-  seen: list[Annotated[str, msgspec.Meta(pattern='^[0-9a-f]{16}$')]] = []
 
 
 def write(path: PathLike, fusion: Fusion, **about: Any) -> None:
   """Writes a small JSON file for `read`; ``about`` is information for people."""
-  known = fusion.known.get('train', ())
   files.write_json(
     path,
     {
@@ -267,7 +262,6 @@ def write(path: PathLike, fusion: Fusion, **about: Any) -> None:
       'depth': fusion.depth,
       **({'bm25': dict(fusion.bm25)} if fusion.bm25 else {}),
       **about,
-      **({'seen': [f'{value:016x}' for value in known]} if len(known) else {}),
     },
   )
 
@@ -275,7 +269,6 @@ def write(path: PathLike, fusion: Fusion, **about: Any) -> None:
 def read(path: PathLike) -> Fusion:
   """Reads a fusion."""
   found = reading.read(path, 'fusion', _File)
-  hashes = np.unique(np.array([int(value, 16) for value in found.seen], np.uint64))
   try:
     return Fusion(
       weights=found.weights,
@@ -283,7 +276,6 @@ def read(path: PathLike) -> Fusion:
       rrf_k=found.rrf_k,
       depth=found.depth,
       bm25=None if found.bm25 is None else msgspec.to_builtins(found.bm25),
-      known={'train': hashes} if len(hashes) else {},
     )
   except InputError as error:
     raise InputError(f'fusion {path}: {error}') from error

@@ -1,7 +1,7 @@
 """The manifest of a folder of embeddings: settings of its vectors, and checksums of its files."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -11,7 +11,6 @@ from etils import epath
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import write_json
-from dprjax.formats import seen
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.retrieval import codes
 
@@ -204,7 +203,6 @@ class Manifest:
     ids_sha256: of all ids, a line each.
     checksums: by shard number.
     ranges: of codes; None for plain vectors, or if not measured yet.
-    seen: ids of queries that the model was trained on or selected by (`formats.seen.ids`).
   """
 
   meta: Meta
@@ -213,7 +211,6 @@ class Manifest:
   ids_sha256: str
   checksums: dict[int, Checksums]
   ranges: codes.Ranges | None = None
-  seen: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
   def shards(self) -> list[Shard]:
     return cut_shards(self.rows, self.shard_rows)
@@ -234,8 +231,6 @@ class Manifest:
     content = self.header()
     if self.ranges:
       content['ranges'] = {name: x.tolist() for name, x in self.ranges._asdict().items()}
-    if self.seen:
-      content['seen'] = dict(self.seen)
     content['shards'] = [
       {
         'index': number,
@@ -275,8 +270,7 @@ class Manifest:
     # An interrupted command may have no ranges yet.
     if meta.dtype in codes.LEVELS and ('ranges' in values or checksums):
       ranges = _ranges(_convert(values, _Coded, path).ranges, meta.dimension, path)
-    known = seen.of_json(values, str(path))
-    return cls(meta, found.rows, found.shard_rows, found.ids_sha256, checksums, ranges, known)
+    return cls(meta, found.rows, found.shard_rows, found.ids_sha256, checksums, ranges)
 
 
 _AGAIN = 'encode again, into another folder'

@@ -1,7 +1,6 @@
 """Hashes of the queries that a model has seen."""
 
 import hashlib
-import json
 
 import numpy as np
 import pytest
@@ -74,22 +73,3 @@ def test_a_file_of_something_else(tmp_path, content, message):
   with refused(message) as info:
     seen.read(path)
   assert str(path) in str(info.value)
-
-
-@pytest.mark.parametrize(
-  'content, expected',
-  [
-    ({'seen': {'train': ['q1']}, 'k': 10}, {'train': ['q1']}),
-    ({'k': 10}, {}),
-    ({'seen': ['q1']}, {}),
-    ({'seen': {'train': [1]}}, {}),
-    ([], {}),
-    ('{', {}),
-  ],
-)
-def test_the_report_beside_a_run(tmp_path, content, expected):
-  run = tmp_path / 'run.trec'
-  assert seen.of_run(run) == {}
-  text = content if isinstance(content, str) else json.dumps(content)
-  (tmp_path / 'run.trec.json').write_text(text)
-  assert seen.of_run(run) == expected

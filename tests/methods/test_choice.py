@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from etils import epath
 
-from dprjax.formats import seen
 from dprjax.methods import baseline, choice
 from dprjax.methods import training as trainings
 from dprjax.methods.method import Scores
@@ -59,7 +58,7 @@ def test_the_next_commands_of_a_fusion_can_be_typed(model, tmp_path):
   run = training(tmp_path / 'run', rankings(0.5, both=0.2), {2: rankings(0.5, both=0.3)})
   kept = choice.decide({'query': [run]})
   chosen = kept.choice._replace(candidate=Candidate(model, fused=True))
-  choice.write(run, kept._replace(choice=chosen), run)
+  choice.write(run, kept._replace(choice=chosen))
   (tmp_path / 'corpus.jsonl').touch()
   config = configs.default()
   config.backbone.path, config.data.dir, config.eval.choose = 'package:x', str(tmp_path), True
@@ -84,19 +83,17 @@ def test_the_next_commands_of_a_fusion_can_be_typed(model, tmp_path):
 
 def test_a_fusion_goes_into_the_file_of_hybrid_searches(tmp_path):
   run = training(tmp_path / 'run', rankings(0.5, both=0.2), {2: rankings(0.5, both=0.3)})
-  seen.write(run / seen.FILE, {'train': seen.hashes(['a']), 'dev': seen.hashes(['b'])})
   kept = choice.decide({'query': [run]})
   assert kept.choice.candidate == Candidate('query', fused=True)
-  choice.write(run, kept, run)
+  choice.write(run, kept)
   how = hybrid.read(run / workdirs.FUSION)
   assert how.weights[fusion.BM25] == pytest.approx(kept.weights[kept.choice.candidate])
   assert how.method == 'zscore' and how.bm25 == {'k1': 1.5, 'b': 0.75, 'language': 'english'}
-  assert how.known['train'].tolist() == seen.hashes(['a', 'b']).tolist()
   again = choice.read(run)
   assert again.choice.verdict == kept.choice.verdict and again.weights == kept.weights
   # Another choice leaves no weights behind.
   worse = training(tmp_path / 'worse', rankings(0.5), {2: rankings(0.3)})
-  choice.write(run, choice.decide({'query': [worse]}), worse)
+  choice.write(run, choice.decide({'query': [worse]}))
   assert choice.read(run).choice.candidate == FROZEN and not (run / workdirs.FUSION).exists()
 
 
@@ -144,7 +141,7 @@ def test_scores_that_do_not_fit_together(tmp_path, broken):
 )
 def test_a_damaged_choice(tmp_path, change):
   run = training(tmp_path / 'run', rankings(0.5), {2: rankings(0.6)})
-  choice.write(run, choice.decide({'query': [run]}), run)
+  choice.write(run, choice.decide({'query': [run]}))
   path = run / workdirs.CHOSEN
   path.write_text(json.dumps(json.loads(path.read_text()) | change))
   with refused(path):

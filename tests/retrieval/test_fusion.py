@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from dprjax.formats import seen
 from dprjax.formats.rankings import Ranking, ranked
 from dprjax.formats.trec import run_from_dict
 from dprjax.retrieval import fusion, measures
@@ -253,13 +252,11 @@ def test_a_file_keeps_all(tmp_path):
     rrf_k=9,
     depth=50,
     bm25={'k1': 1.2, 'b': 0.5, 'language': 'none'},
-    known={'train': seen.hashes(['one', 'two'])},
   )
   fusion.write(path, how, learnt={'queries': 2})
   found = fusion.read(path)
   assert (found.weights, found.method, found.rrf_k, found.depth) == (how.weights, 'zscore', 9, 50)
   assert found.bm25 == how.bm25
-  np.testing.assert_array_equal(found.known['train'], how.known['train'])
   plain = fusion.Fusion(weights={'a': 1})
   fusion.write(path, plain)
   assert fusion.read(path) == plain
@@ -273,7 +270,6 @@ def test_a_file_keeps_all(tmp_path):
     ({'weights': {'a': -1.0}}, 'weights'),
     ({'format': 'dprjax.prompt'}, 'format'),
     ({'depth': 0}, 'depth'),
-    ({'seen': ['zz']}, 'seen'),
     ({'bm25': {'k1': 1}}, 'bm25'),
   ],
 )
