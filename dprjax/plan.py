@@ -15,7 +15,6 @@ a100:8, l4:1), and cpu, this machine. docs/planning.md explains the rows.
 
 import dataclasses
 import logging
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -41,7 +40,6 @@ def plan(
   rows: int = 64,
   find: bool = True,
   forward: bool = True,
-  save: str = '',
 ) -> 'tables.Plan':
   """Compiles the programs of an experiment for a target.
 
@@ -51,7 +49,6 @@ def plan(
     rows: most rows of a forward pass, over all devices (``embedder.rows_at_once``).
     find: search flags if the update does not fit.
     forward: compile the forward passes.
-    save: folder for the compiled programs; '' for none.
   """
   with cli.loading():
     from dprjax.inference import embedder
@@ -60,14 +57,10 @@ def plan(
   batch = programs.batch_of(config, backbones.shape_of(config))
 
   def job(more: Sequence[str] = (), length: int = 0) -> 'programs.Job':
-    name = f'{target.name}-{length or "update"}'.replace(':', '-')
-    path = str(pathlib.Path(save, f'{name}.xla').absolute()) if save else ''
     at_once = rows
     if length:
       at_once = embedder.rows_at_once(target.platform, target.devices, rows, length)
-    return programs.CompileJob(
-      target.name, (*_without(arguments, more), *more), length, at_once, path
-    )
+    return programs.CompileJob(target.name, (*_without(arguments, more), *more), length, at_once)
 
   def update(more: Sequence[str]) -> 'compiling.Program':
     return compile_program(job(more))
@@ -132,11 +125,6 @@ class Flags:
   forward: bool = flag('also compile the forward passes', True)
   search: bool = flag('search flags that make an update fit', True)
   timeout: int = flag('limit for compiling a program', 1800, most=24 * 3600, metavar='SECONDS')
-  save: str | None = flag(
-    'folder for compiled programs, pickled as by jax.experimental.serialize_executable',
-    None,
-    metavar='DIR',
-  )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -147,9 +135,6 @@ def _command(args: Flags) -> None:
   machines = [targets.parse(name) for name in dict.fromkeys(args.target)]
   for machine in machines:
     targets.check_installed(machine)
-  if args.save:
-    outputs.check_name(args.save, '--save')
-    pathlib.Path(args.save).mkdir(parents=True, exist_ok=True)
   with outputs.claim(args.out, {}, endings=('',)):
     _plan(args, machines)
 
@@ -170,7 +155,6 @@ def _plan(args: Flags, machines: Sequence[targets.Target]) -> None:
       rows=args.batch_size,
       find=args.search,
       forward=args.forward,
-      save=args.save or '',
     )
     print(found.title)
     cli.print_table(*tables.table(found))

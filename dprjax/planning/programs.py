@@ -9,7 +9,6 @@ import json
 import math
 import os
 import pathlib
-import pickle
 import re
 import sys
 import threading
@@ -20,9 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
-from jax.experimental import serialize_executable, topologies
+from jax.experimental import topologies
 
-from dprjax.base import files
 from dprjax.base.errors import InputError, error_line
 from dprjax.inference import embedder
 from dprjax.methods import method as methods
@@ -44,14 +42,12 @@ class CompileJob:
     config: of the experiment, as on the command line.
     length: tokens of a forward pass; 0 for the update.
     rows: of that pass, over all devices.
-    save: file for the compiled program; '' for none.
   """
 
   target: str
   config: tuple[str, ...]
   length: int = 0
   rows: int = 64
-  save: str = ''
 
 
 def read_config(arguments: Sequence[str], platform: str) -> ml_collections.ConfigDict:
@@ -249,9 +245,6 @@ def run(job: CompileJob) -> dict[str, Any]:
     'collectives': [one._asdict() for one in cost.collectives],
     'gathered': cost.gathered[:16],
   }
-  if job.save:
-    with files.atomic_write(job.save, 'wb') as file:
-      file.write(pickle.dumps(serialize_executable.serialize(compiled)))
   return answer
 
 
