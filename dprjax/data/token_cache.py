@@ -31,7 +31,7 @@ import numpy as np
 from etils import epath
 
 from dprjax.base import arrays as npz
-from dprjax.base import files, outofcore
+from dprjax.base import files, hashes
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
@@ -345,7 +345,7 @@ def _write_passages(
 
 def _find_copies(dataset: Dataset) -> tuple[jt.Int64[np.ndarray, 'copies 2'], int]:
   """Places of passages whose text occurred before, with its first place; and the passage count."""
-  copies, waiting, total = outofcore.Copies(), list[bytes](), 0
+  copies, waiting, total = hashes.Copies(), list[bytes](), 0
   progress = Progress('passages', task='reading')
 
   def flush() -> None:

@@ -11,7 +11,7 @@ from dprjax.base.files import PathLike
 from dprjax.base.reading import read_lines
 
 if TYPE_CHECKING:
-  from dprjax.base import outofcore
+  from dprjax.base import hashes
 
 # Control characters and the line separators of Python splitlines and editors; byte-order marks,
 # which joined files leave inside; and halves of surrogate pairs, from command lines with bytes that
@@ -107,7 +107,7 @@ class ManyIds:
   """Ids of an input of any length, which must be unique.
 
   A repeated id is refused at once among the first ``_AT_ONCE``, and in `finish` otherwise, by
-  digests of 16 bytes (`outofcore.Copies`).
+  digests of 16 bytes (`hashes.Copies`).
   """
 
   def __init__(self, kind: str):
@@ -115,7 +115,7 @@ class ManyIds:
     self._files: list[tuple[str, str]] = []
     self._first: dict[str, int] = {}
     self._waiting: list[tuple[str, int]] = []
-    self._copies: outofcore.Copies | None = None
+    self._copies: hashes.Copies | None = None
 
   def begin(self, file: PathLike, unit: str = 'line') -> None:
     """Begins a file, whose ids have places called lines or rows."""
@@ -134,9 +134,9 @@ class ManyIds:
       raise self._twice(first, place, f' {id_!r:.80}')
     if len(self._first) == _AT_ONCE:
       # numpy and pyarrow take half a second to import, which few inputs need.
-      from dprjax.base import outofcore
+      from dprjax.base import hashes
 
-      self._copies = outofcore.Copies()
+      self._copies = hashes.Copies()
       self._waiting, self._first = list(self._first.items()), {}
       self._flush()
 

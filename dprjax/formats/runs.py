@@ -17,7 +17,7 @@ import pyarrow as pa
 from jaxtyping import Float64, Int32, UInt64
 from pyarrow import csv
 
-from dprjax.base import outofcore
+from dprjax.base import hashes
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
@@ -126,12 +126,12 @@ def read_tag(path: PathLike) -> str:
 
 
 def keys(ids: pa.BinaryArray) -> UInt64[np.ndarray, ' rows']:
-  """The keys of ids (`dprjax.base.outofcore`)."""
+  """The keys of ids (`dprjax.base.hashes`)."""
   if not len(ids):
     return np.empty(0, np.uint64)
   _, offsets, text = ids.buffers()
   ends = np.frombuffer(offsets, np.int32)[ids.offset : ids.offset + len(ids) + 1]
-  return outofcore.keys_at(np.frombuffer(text, np.uint8), ends[:-1], ends[1:])
+  return hashes.keys_at(np.frombuffer(text, np.uint8), ends[:-1], ends[1:])
 
 
 def name_rows(path: PathLike, pairs: Sequence[tuple[int, int]]) -> list[str]:

@@ -1,24 +1,21 @@
 """Runs in memory, in the order of `dprjax.base.ranking`, and their TREC files."""
 
-import contextlib
 import dataclasses
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, NamedTuple, TypeVar
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Float, Int
 
-from dprjax.base import files, outofcore, ranking
+from dprjax.base import database, ranking
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write
 from dprjax.formats import runs
 from dprjax.formats.rankings import Ranking
-
-_Found = TypeVar('_Found')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,15 +146,6 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
   return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
 
 
-class _Rows(NamedTuple):
-  """Rows of a run in the order of its lines, with the number of each line."""
-
-  query_ids: pa.BinaryArray
-  doc_ids: pa.BinaryArray
-  scores: Float[np.ndarray, ' rows']
-  lines: Int[np.ndarray, ' rows']
-
-
 def read_run(path: PathLike) -> Run:
   """Reads a TREC run (``qid Q0 docid rank score tag``).
 
@@ -186,109 +174,54 @@ def read_run(path: PathLike) -> Run:
   return _checked(path, list(query_place), queries, list(doc_place), docs, scores, line)
 
 
-def read_queries(path: PathLike, take: Callable[[Iterator[Run]], _Found]) -> _Found:
-  """Gives a run to ``take`` in pieces of whole queries, each query in one; some MB are in memory.
+_PIECE = 1 << 17  # rows
 
-  If the lines of each query are together, pieces come in file order. Other runs, and pipes, are
-  first sorted in a temporary folder, with some 50 bytes a line. Separated lines of a query may show
-  only at the end: ``take`` is then called again, on all pieces.
 
-  Returns:
-    The result of ``take``.
+def read_queries(path: PathLike) -> Iterator[Run]:
+  """Yields a run in pieces of whole queries, in the order of their first lines.
 
-  Raises:
-    InputError: as `read_run`.
+  The rows are in a temporary folder, and the ids of the queries in memory. Raises InputError as
+  `read_run`.
   """
-  if not files.is_special(path):
-    with contextlib.suppress(_Apart):
-      return take(_as_it_comes(path))
-  return take(_sorted_on_disk(path))
-
-
-class _Apart(Exception):
-  """Lines of a query come after those of another."""
-
-
-def _as_it_comes(path: PathLike) -> Iterator[Run]:
-  """Raises _Apart at the end if a query was in several places."""
-  keys: list[np.ndarray] = []  # 8 bytes a query
-  for rows in _together(path):
-    keys.append(runs.keys(rows.query_ids.filter(_begins(rows.query_ids))))
-    if len(np.unique(keys[-1])) < len(keys[-1]):
-      raise _Apart
-    yield _run_of(path, rows)
-  every = np.sort(np.concatenate(keys))
-  if (every[1:] == every[:-1]).any():
-    raise _Apart
-
-
-def _begins(query_ids: pa.BinaryArray) -> pa.BooleanArray:
-  """True in the first row of each query in a row."""
-  codes = query_ids.dictionary_encode().indices.to_numpy()
-  return pa.array(np.diff(codes, prepend=-1) != 0)
-
-
-def _together(path: PathLike) -> Iterator[_Rows]:
-  """The rows in pieces, none of which ends within the lines of a query."""
-  rest: list[_Rows] = []
-  for block in runs.read_blocks(path, ranks=False):
-    rows = _Rows(block.query_ids, block.doc_ids, block.scores, np.asarray(block.lines(), np.int64))
-    if not len(rows.scores):
-      continue
-    last = len(rows.scores) - 1 - int(np.argmax(_begins(rows.query_ids).to_numpy(False)[::-1]))
-    goes_on = rest and rest[-1].query_ids[-1] == rows.query_ids[0]
-    if last or not goes_on:
-      whole = [*rest, _Rows(*(column[:last] for column in rows))]
-      if sum(len(one.scores) for one in whole):
-        yield _joined(whole)
-      rest = []
-    rest.append(_Rows(*(column[last:] for column in rows)))
-  yield _joined(rest)
-
-
-def _joined(parts: Sequence[_Rows]) -> _Rows:
-  queries, docs, scores, lines = zip(*parts, strict=True)
-  return _Rows(
-    pa.concat_arrays(queries), pa.concat_arrays(docs), np.concatenate(scores), np.concatenate(lines)
-  )
-
-
-_ROW = np.dtype([('query', '<i8'), ('doc', '<i8'), ('score', '<f8'), ('line', '<i8')])
-_PARTS = 256  # each of which is in memory at once
-
-
-def _sorted_on_disk(path: PathLike) -> Iterator[Run]:
-  with tempfile.TemporaryDirectory(prefix='dprjax-') as name:
-    folder = pathlib.Path(name)
-    parts = outofcore.Buckets(folder / 'rows', _ROW)
-    queries, docs = (outofcore.Ids(folder / side) for side in ('queries', 'docs'))
+  query_place: dict[str, int] = {}
+  with (
+    tempfile.TemporaryDirectory(prefix='dprjax-') as folder,
+    database.temporary(pathlib.Path(folder)) as tables,
+  ):
+    tables.execute('CREATE TABLE rows (query BIGINT, doc VARCHAR, score DOUBLE, line BIGINT)')
     for block in runs.read_blocks(path, ranks=False):
-      encoded = block.query_ids.dictionary_encode()
-      rows = np.empty(len(block.scores), _ROW)
-      rows['query'] = queries.append(encoded.dictionary)[encoded.indices.to_numpy()]
-      rows['doc'] = docs.append(block.doc_ids)
-      rows['score'], rows['line'] = block.scores, block.lines()
-      parts.append(rows, (runs.keys(block.query_ids) % np.uint64(_PARTS)).astype(np.int64))
-    for number in range(_PARTS):
-      rows = parts.pop(number)
-      if len(rows):
-        places, which = np.unique(rows['query'], return_inverse=True)
-        of_rows = pa.array(queries.at(places), pa.binary()).take(pa.array(which))
-        doc_ids = pa.array(docs.at(rows['doc']), pa.binary())
-        yield _run_of(path, _Rows(of_rows, doc_ids, rows['score'], rows['line']))
+      columns = {
+        'query': _places(block.query_ids, query_place),
+        'doc': block.doc_ids.cast(pa.string()),
+        'score': block.scores,
+        'line': np.asarray(block.lines(), np.int64),
+      }
+      tables.register('block', pa.table(columns))
+      tables.execute('INSERT INTO rows FROM block')
+    query_ids = list(query_place)
+    rest = pa.table({})
+    for batch in tables.sql('FROM rows ORDER BY query, line').to_arrow_reader(_PIECE):
+      rows = pa.concat_tables([rest, pa.table(batch)], promote_options='default')
+      queries = rows['query'].to_numpy()
+      whole = int(np.searchsorted(queries, queries[-1]))
+      if whole:
+        yield _run_of(path, query_ids, rows[:whole])
+      rest = rows[whole:]
+    yield _run_of(path, query_ids, rest)
 
 
-def _run_of(path: PathLike, rows: _Rows) -> Run:
+def _run_of(path: PathLike, query_ids: list[str], rows: pa.Table) -> Run:
   """The run of whole queries. Raises InputError as `read_run`."""
-  queries, docs = (ids.dictionary_encode() for ids in (rows.query_ids, rows.doc_ids))
+  queries, which = np.unique(rows['query'].to_numpy(), return_inverse=True)
+  docs = rows['doc'].combine_chunks().dictionary_encode()
   return _checked(
     path,
-    [id_.decode() for id_ in queries.dictionary.to_pylist()],
-    queries.indices.to_numpy().astype(np.int64),
-    [id_.decode() for id_ in docs.dictionary.to_pylist()],
+    [query_ids[query] for query in queries.tolist()],
+    which,
+    docs.dictionary.to_pylist(),
     docs.indices.to_numpy().astype(np.int64),
-    rows.scores,
-    lambda row: int(rows.lines[row]),
+    rows['score'].to_numpy(),
+    lambda row: rows['line'][row].as_py(),
   )
 
 

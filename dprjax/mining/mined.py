@@ -16,7 +16,6 @@ the file.
 """
 
 import json
-import math
 from collections.abc import Sequence
 
 from dprjax.formats.examples import MINED_SOURCES
@@ -30,14 +29,13 @@ def passage(entry: PassageRecord, texts: bool) -> str:
 
 
 def origin(
-  rows: Sequence[tuple[str, int, float]], undenoised: bool, denoised: bool, logit: float
+  rows: Sequence[tuple[str, int, float]], undenoised: bool, denoised: bool, logit: float | None
 ) -> str:
   """The rest of a negative, after its `passage`.
 
   Args:
     rows: (retriever as JSON, rank, score) for every run that has it.
     undenoised, denoised: whether it is drawn from these sources.
-    logit: of the reranker, or nan.
   """
   first, *others = (
     f'"retriever": {retriever}, "rank": {rank}, "score": {score!r}'
@@ -49,9 +47,9 @@ def origin(
   return f', {first}, "sources": [{sources}]{scored(logit)}{also}}}'
 
 
-def scored(logit: float) -> str:
-  """The reranker score of a passage; '' for nan."""
-  return '' if math.isnan(logit) else f', "reranker_score": {logit!r}'
+def scored(logit: float | None) -> str:
+  """The reranker score of a passage, if it has one."""
+  return '' if logit is None else f', "reranker_score": {logit!r}'
 
 
 def line(query_id: str, query: str, positives: Sequence[str], negatives: Sequence[str]) -> bytes:

@@ -1,53 +1,72 @@
 """Unified negative mining (DPTDR section 3.3): makes a training file from runs and judgements.
 
-Large data stays on disk. Rows of the runs (32 bytes and an id each) are sorted into buckets of some
-thousand queries; `dprjax.mining.passages` indexes the corpus. Each bucket becomes pools
-(`dprjax.mining.pools`) and then lines of the file. The queries, their judgements and one bucket are
-in memory. docs/mining.md describes the steps and the file.
+DuckDB holds the passages, the rows of the runs and the pools in temporary files; only the queries
+are in memory. A candidate of a query is a text that a run found and that differs from all
+positives. Its origins are the rows of all runs that found it, under any id. A random number (its
+lot), from the seed and the ids of query and passage, orders the candidates of a query. The first
+few are a sample that does not depend on other candidates. docs/mining.md describes the steps and
+the file.
+
+Every ORDER BY ends in a unique column, so that the number of threads does not change the file.
 """
 
 import collections
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import logging
 import os
 import pathlib
-import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
-from jaxtyping import Bool, Float64, Int64, Shaped, UInt64
-from scipy.special import expit
+from jaxtyping import UInt64
 
-from dprjax.base import files, outofcore, outputs
+from dprjax.base import database, files, hashes
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
-from dprjax.formats import runs
+from dprjax.formats import runs, texts
+from dprjax.formats.fields import ManyIds
 from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import read_texts
-from dprjax.mining import mined, passages, pools
-from dprjax.mining.passages import Loader, Passages
-from dprjax.mining.pools import Pool
+from dprjax.formats.texts import PassageRecord, read_texts
+from dprjax.mining import mined
+
+if TYPE_CHECKING:
+  from duckdb import DuckDBPyConnection
 
 Score = Callable[[Sequence[tuple[str, str]], Callable[[int], None]], np.ndarray]
 """Maps (query, passage) texts to logits [n] of relevance; calls the second with the number done."""
 
 logger = logging.getLogger('dprjax')
 
-_BUCKET = 1 << 20  # rows
-_KEPT = 1 << 17  # limit of passage texts in memory
 _LISTED = 5
-_SCRATCH = re.compile(r'corpus|reranked|run-\d+|\.lock')
+_CHUNK = 1 << 14  # passages inserted at a time
 _PAIRS = 4096  # pairs in a call of the reranker
-_SKIPPED, _UNKNOWN = -1, -2  # in place of a query number
+
+# Queries without a number are known and not mined. `same` is the number of the first query with the
+# same text. `digest` stands for a text: 64 bits of a hash of its words, NULL for no words.
+_SCHEMA = """
+CREATE TABLE queries (id VARCHAR, number INTEGER, same INTEGER);
+CREATE TABLE passages (number INTEGER, id VARCHAR, title VARCHAR, text VARCHAR, digest UBIGINT);
+CREATE TABLE positives (query INTEGER, place INTEGER, doc VARCHAR);
+CREATE TABLE ranked (
+  run INTEGER, query INTEGER, doc VARCHAR, given INTEGER, score DOUBLE, line BIGINT, lot UBIGINT,
+  rank INTEGER);
+CREATE TABLE logits (query INTEGER, digest UBIGINT, logit DOUBLE);
+"""
+_ROWS = """
+CREATE OR REPLACE TABLE rows (
+  query INTEGER, doc VARCHAR, given INTEGER, score DOUBLE, line BIGINT, lot UBIGINT)
+"""
+_PROBABILITY = '1 / (1 + exp(-logit))'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +103,6 @@ class MiningReport:
   def __init__(self, strict: bool):
     self.counts: collections.Counter[str] = collections.Counter()
     self._names: dict[str, list[str]] = collections.defaultdict(list)
-    self._rows: dict[str, tuple[str, list[tuple[int, int]]]] = {}
     self._strict = strict
 
   def count(self, what: str, number: int, names: Sequence[str] = (), trouble: bool = True) -> None:
@@ -93,69 +111,23 @@ class MiningReport:
     self._names[what] += names[: _LISTED - len(self._names[what])]
     if number and trouble and self._strict:
       raise InputError(
-        f'{counted(self.counts[what], what)}: {", ".join(self._examples(what))}; correct the '
-        'files, or run without --strict'
+        f'{counted(self.counts[what], what)}: {", ".join(self._names[what])}; correct the files, '
+        'or run without --strict'
       )
-
-  def count_rows(
-    self, what: str, path: str, queries: UInt64[np.ndarray, ' n'], docs: UInt64[np.ndarray, ' n']
-  ) -> None:
-    """Like `count`, for rows of a run, given by keys; names are read from the run when needed."""
-    _, pairs = self._rows.setdefault(what, (path, []))
-    new = slice(_LISTED - len(pairs))
-    pairs += zip(queries[new].tolist(), docs[new].tolist(), strict=True)
-    self.count(what, len(docs))
-
-  def _examples(self, what: str) -> list[str]:
-    path, pairs = self._rows.get(what, ('', []))
-    return runs.name_rows(path, pairs) if pairs else self._names[what]
 
   def lines(self) -> Iterator[str]:
     for what, number in self.counts.items():
       if number:
-        names = self._examples(what)
+        names = self._names[what]
         more = ', ...' if number > len(names) else ''
         yield f'  {counted(number, what)}' + (f': {", ".join(names)}{more}' if names else '')
 
 
-@dataclasses.dataclass(frozen=True)
-class _Queries:
-  """The queries for mining, and their positives as rows.
-
-  Attributes:
-    keys: of ``ids``; ``order`` sorts them into ``ascending``.
-    skipped: keys of known queries without mining, ascending.
-    positive_own: False for positives taken from another query with the same text.
-  """
+class _Queries(NamedTuple):
+  """The queries for mining, by number."""
 
   ids: list[str]
   texts: list[str]
-  keys: UInt64[np.ndarray, ' queries']
-  order: Int64[np.ndarray, ' queries']
-  ascending: UInt64[np.ndarray, ' queries']
-  skipped: UInt64[np.ndarray, ' skipped']
-  positive_ids: list[str]
-  positive_query: Int64[np.ndarray, ' positives']
-  positive_key: UInt64[np.ndarray, ' positives']
-  positive_own: Bool[np.ndarray, ' positives']
-
-  def numbers(self, keys: UInt64[np.ndarray, ' n']) -> Int64[np.ndarray, ' n']:
-    """The numbers of queries, `_SKIPPED` or `_UNKNOWN`."""
-    # Most rows of a query are consecutive and need one search.
-    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
-    places = outofcore.positions(self.ascending, keys[first])
-    skipped = outofcore.positions(self.skipped, keys[first]) >= 0
-    numbers = np.where(places >= 0, self.order[places], np.where(skipped, _SKIPPED, _UNKNOWN))
-    return np.repeat(numbers, np.diff(first, append=len(keys)))
-
-
-class _Sorted(NamedTuple):
-  """The rows of a run, sorted into buckets."""
-
-  name: str
-  path: str
-  buckets: outofcore.Buckets
-  ids: outofcore.Ids
 
 
 def mine(
@@ -185,44 +157,35 @@ def mine(
     InputError: bad files, or problems that ``options.strict`` forbids.
   """
   options = options or MiningOptions()
-  if reranked and score:
-    raise InputError('score and reranked both give reranker scores; use one')
   report = MiningReport(options.strict)
-  asked = _read_queries(queries, qrels, report)
-  for path in [*retrievers.values(), *([reranked] if reranked else [])]:
-    files.regular_file(path, 'run')  # read again for line numbers in messages
   began = time.monotonic()
-  with _scratch(scratch_folder(out, options.scratch)) as root:
-    indexed = passages.index_corpus(
-      corpus, root / 'corpus', Progress('passages', task=f'reading {corpus}')
-    )
-    width = max(min(_BUCKET // (options.depth * len(retrievers)), _KEPT // (2 * options.sample)), 1)
-    # One more, since the query itself may be among them.
-    depth = options.depth + options.drop_same_id
-    ranked = [
-      _sort(name, path, asked, root / f'run-{number}', width, depth, report)
-      for number, (name, path) in enumerate(retrievers.items())
-    ]
-    given = None
+  with (
+    _scratch(scratch_folder(out, options.scratch)) as folder,
+    database.temporary(folder) as tables,
+  ):
+    tables.execute(_SCHEMA)
+    asked = _add_queries(tables, queries, qrels, report)
+    _add_passages(tables, corpus)
+    for number, (name, path) in enumerate(retrievers.items()):
+      _read_run(tables, name, path, options, report)
+      _rank(tables, number, name, options.depth, report)
     if reranked:
-      name = 'the reranked run'
-      given = _sort(name, reranked, asked, root / 'reranked', width, None, report)
-    scoring = Progress('pairs', task='scoring')
-    miner = _Miner(asked, indexed, ranked, given, score, options, report, scoring)
-    progress = Progress('queries', len(asked.ids), 'mining')
-    written = 0
+      _read_run(tables, 'the reranked run', reranked, options, report)
+      tables.execute(_JOIN_LOGITS)
+    _make_pools(tables, list(retrievers), report)
+    if score:
+      _score_candidates(tables, asked, options, score)
+    _choose(tables, asked, options, report, denoise=bool(score or reranked))
+    if not report.counts['candidates']:
+      raise InputError(
+        f'no run has a candidate for any of {len(asked.ids):,} queries: search these queries '
+        f'first ({", ".join(report.lines())})'
+      )
     with files.atomic_write(out, 'wb') as file:
-      for bucket, first in enumerate(range(0, len(asked.ids), width)):
-        stop = min(first + width, len(asked.ids))
-        for line in miner.bucket(bucket, first, stop):
-          file.write(line)
-          written += 1
-        progress(stop)
-      if not report.counts['candidates']:
-        raise InputError(
-          f'no run has a candidate for any of {len(asked.ids):,} queries: search these queries '
-          f'first ({", ".join(report.lines())})'
-        )
+      written = 0
+      for line in _lines(tables, asked, list(retrievers), options):
+        file.write(line)
+        written += 1
   seconds = time.monotonic() - began
   counts = '\n'.join(report.lines())
   logger.info('%s: %s, %s\n%s', out, counted(written, 'queries'), duration(seconds), counts)
@@ -249,333 +212,418 @@ def scratch_folder(out: str, scratch: str | None) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  def ours(path: epath.Path) -> bool:
-    return all(_SCRATCH.fullmatch(child.name) for child in path.iterdir())
-
-  with outputs.claim_folder(
-    folder, {}, what='temporary files of dprjax.mine', ours=ours, flag='--tmp_dir', grows=True
-  ):
-    try:
-      _empty(folder)
-      yield folder
-    finally:
-      _empty(folder)
-  with contextlib.suppress(OSError):
-    folder.rmdir()
+  """Makes the folder, without what a killed command left there, and removes it at the end."""
+  made = files.missing_parents(epath.Path(folder))
+  shutil.rmtree(folder, ignore_errors=True)
+  folder.mkdir(parents=True)
+  try:
+    yield folder
+  finally:
+    shutil.rmtree(folder)
+    for parent in made:
+      with contextlib.suppress(OSError):
+        parent.rmdir()
 
 
-def _empty(folder: pathlib.Path) -> None:
-  for child in folder.iterdir():
-    if child.is_dir():
-      shutil.rmtree(child)
-
-
-def _read_queries(queries: str, qrels: str, report: MiningReport) -> _Queries:
+def _add_queries(
+  tables: 'DuckDBPyConnection', queries: str, qrels: str, report: MiningReport
+) -> _Queries:
+  """Fills ``queries`` and ``positives``."""
   judged = read_qrels(qrels)
-  texts = {query.id: query.text for query in read_texts(queries, 'query')}
-  unknown = [query_id for query_id in judged if query_id not in texts]
+  known = {query.id: query.text for query in read_texts(queries, 'query')}
+  unknown = [query_id for query_id in judged if query_id not in known]
   report.count('judged queries that are not in the queries: left out', len(unknown), unknown)
   positives = {
     query_id: [doc for doc, grade in judged[query_id].items() if grade > 0]
-    for query_id in texts
+    for query_id in known
     if query_id in judged
   }
-  ids = [query_id for query_id, docs in positives.items() if docs and texts[query_id]]
-  mined_for = set(ids)
-  idle = [query_id for query_id in positives if query_id not in mined_for]
+  ids = [query_id for query_id, docs in positives.items() if docs and known[query_id]]
+  numbers = {query_id: number for number, query_id in enumerate(ids)}
+  idle = [query_id for query_id in positives if query_id not in numbers]
   what = 'queries without a positive or without text: left out'
   report.count(what, len(idle), idle, trouble=False)
   if not ids:
     raise InputError(
       f'{qrels}: no query of {queries} has a passage graded above 0, so there is nothing to mine'
     )
-  by_text: dict[str, list[int]] = collections.defaultdict(list)
-  for number, query_id in enumerate(ids):
-    by_text[' '.join(texts[query_id].split())].append(number)
-  rows = [
-    (number, doc, twin == number)
-    for twins in by_text.values()
-    for number in twins
-    for twin in twins
-    for doc in positives[ids[twin]]
-  ]
-  rows.sort(key=lambda row: row[0])  # stable: positives of the query itself keep file order
-  numbers, positive_ids, own = zip(*rows, strict=True)
-  keys = outofcore.keys_of(ids)
-  order = np.argsort(keys)
-  return _Queries(
-    ids,
-    [texts[query_id] for query_id in ids],
-    keys,
-    order,
-    keys[order],
-    np.sort(outofcore.keys_of([query_id for query_id in texts if query_id not in mined_for])),
-    list(positive_ids),
-    np.array(numbers),
-    outofcore.keys_of(positive_ids),
-    np.array(own),
-  )
+  first: dict[str, int] = {}
+  same = {id_: first.setdefault(' '.join(known[id_].split()), numbers[id_]) for id_ in ids}
+  columns = {
+    'id': list(known),
+    'number': [numbers.get(query_id) for query_id in known],
+    'same': [same.get(query_id) for query_id in known],
+  }
+  _insert(tables, 'queries', columns)
+  rows = [(numbers[id_], place, doc) for id_ in ids for place, doc in enumerate(positives[id_])]
+  query, place, doc = zip(*rows, strict=True)
+  _insert(tables, 'positives', {'query': query, 'place': place, 'doc': doc})
+  return _Queries(ids, [known[query_id] for query_id in ids])
 
 
-def _sort(
-  name: str,
-  path: str,
-  asked: _Queries,
-  folder: pathlib.Path,
-  width: int,
-  depth: int | None,
-  report: MiningReport,
-) -> _Sorted:
-  """Sorts the rows of a run into buckets of ``width`` queries, without rows below ``depth``."""
-  buckets = outofcore.Buckets(folder, pools.ROW)
-  ids = outofcore.Ids(folder / 'ids')
+def _insert(tables: 'DuckDBPyConnection', name: str, columns: Mapping[str, Any]) -> None:
+  tables.register('new', pa.table({key: pa.array(column) for key, column in columns.items()}))
+  tables.execute(f'INSERT INTO {name} BY NAME FROM new')
+  tables.unregister('new')
+
+
+def _add_passages(tables: 'DuckDBPyConnection', path: str) -> None:
+  """Fills ``passages``."""
+  progress, count = Progress('passages', task=f'reading {path}'), 0
+  passages = _passages(path)
+  while some := list(itertools.islice(passages, _CHUNK)):
+    ids, titles, bodies = zip(*some, strict=True)
+    columns = {
+      'number': range(count, count + len(some)),
+      'id': ids,
+      'title': titles,
+      'text': bodies,
+      'digest': pa.array([digest(one.joined) for one in some], pa.uint64()),
+    }
+    _insert(tables, 'passages', columns)
+    count += len(some)
+    progress(count)
+  if not count:
+    raise InputError(f'{path}: it has no passages')
+
+
+def _passages(path: str) -> Iterator[PassageRecord]:
+  """The passages of a corpus, with their titles if its rows are lines."""
+  lines = texts.corpus_lines(path)
+  if lines is None:
+    yield from (PassageRecord(one.id, '', one.text) for one in read_texts(path, 'passage'))
+    return
+  ids = ManyIds('passage')
+  ids.begin(path)
+  for line, passage in texts.read_corpus(lines):
+    ids.add(passage.id, line)
+    yield passage
+  ids.finish()
+
+
+def digest(text: str) -> int | None:
+  """64 bits of a hash of the words in a text, ignoring white space; None without words."""
+  words = ' '.join(text.split()).encode('utf-8', 'surrogatepass')
+  return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest()) if words else None
+
+
+def _read_run(
+  tables: 'DuckDBPyConnection', name: str, path: str, options: MiningOptions, report: MiningReport
+) -> None:
+  """Replaces ``rows`` by a run.
+
+  Raises InputError if rank and score contradict each other, or a document is repeated.
+  """
+  tables.execute(_ROWS)
   progress, done = Progress('rows', task=f'reading {path}'), 0
   for block in runs.read_blocks(path):
-    queries = runs.keys(block.query_ids)
-    numbers = asked.numbers(queries)
-    unknown = np.flatnonzero(numbers == _UNKNOWN)
-    if len(unknown):
-      some = list(
-        dict.fromkeys(runs.decode(block.query_ids[row].as_py()) for row in unknown[:1000].tolist())
-      )
-      what = f'rows of {name} whose query is not in the queries: ignored'
-      report.count(what, len(unknown), some)
-    keep = numbers >= 0
-    if depth:
-      keep &= pools.shallow(queries, block.scores, depth)
-    rows = np.empty(np.count_nonzero(keep), pools.ROW)
-    rows['query'], rows['rank'] = numbers[keep], block.ranks[keep]
-    rows['score'], rows['doc'] = block.scores[keep], runs.keys(block.doc_ids)[keep]
-    rows['id'] = ids.append(block.doc_ids.filter(pa.array(keep)))
-    buckets.append(rows, rows['query'] // width)
-    done += len(keep)
+    columns = {
+      'query': block.query_ids.cast(pa.string()),
+      'doc': block.doc_ids.cast(pa.string()),
+      'given': block.ranks,
+      'score': block.scores,
+      'line': np.asarray(block.lines(), np.int64),
+      'lot': lots(runs.keys(block.query_ids), runs.keys(block.doc_ids), options.seed),
+    }
+    tables.register('block', pa.table(columns))
+    tables.execute(
+      'INSERT INTO rows SELECT number, doc, given, score, line, lot FROM block JOIN queries '
+      'ON id = query WHERE number IS NOT NULL AND NOT ($drop_same_id AND doc = query)',
+      {'drop_same_id': options.drop_same_id},
+    )
+    unknown = tables.execute(
+      'SELECT query, count(*) FROM block ANTI JOIN queries ON id = query GROUP BY query '
+      'ORDER BY min(line)'
+    ).fetchall()
+    what = f'rows of {name} whose query is not in the queries: ignored'
+    report.count(what, sum(count for _, count in unknown), [query for query, _ in unknown])
+    done += len(block.scores)
     progress(done, block.fraction)
-  return _Sorted(name, path, buckets, ids)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Miner:
-  """Makes the lines of the file, bucket by bucket."""
-
-  asked: _Queries
-  indexed: Passages
-  ranked: Sequence[_Sorted]
-  given: _Sorted | None
-  score: Score | None
-  options: MiningOptions
-  report: MiningReport
-  scoring: Progress
-
-  def bucket(self, number: int, first: int, stop: int) -> Iterator[bytes]:
-    """Yields the lines of the queries in a bucket, ``first`` to ``stop``."""
-    asked, options = self.asked, self.options
-    tables = [self._read(run, number, options.depth) for run in self.ranked]
-    rows = np.concatenate(tables)
-    row_run = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    given = self._read(self.given, number, None) if self.given else rows[:0]
-    # Offsets of passages, and a code for each distinct text.
-    own = slice(*np.searchsorted(asked.positive_query, [first, stop]).tolist())
-    named = [asked.positive_key[own], rows['doc'], given['doc']]
-    keys, inverse = np.unique(np.concatenate(named), return_inverse=True)
-    offsets, digests = self.indexed.look_up(keys)
-    codes = np.unique(digests, return_inverse=True)[1]
-    codes = np.where((offsets >= 0) & (digests != passages.EMPTY), codes, -1)
-    borders = np.cumsum([len(column) for column in named])[:-1]
-    positive_text, row_text, given_text = np.split(codes[inverse], borders)
-    positive_offset, row_offset, _ = np.split(offsets[inverse], borders)
-    for place, run in enumerate(self.ranked):
-      unknown = rows[(row_run == place) & (row_offset < 0)]
-      what = f'rows of {run.name} with a passage that is not in the corpus: ignored'
-      self.report.count_rows(what, run.path, asked.keys[unknown['query']], unknown['doc'])
-    self._count_positives(own, positive_text, positive_offset)
-    known = positive_text >= 0
-    positives = asked.positive_query[own][known], positive_text[known]
-    pool = pools.make_pool(rows, row_run, row_text, *positives, asked.keys, options.seed)
-    loader = Loader(self.indexed, keys, offsets)
-    if self.score:
-      logits = self._score_in_rounds(pool, loader, self.score)
-    else:
-      logits = pools.join_scores(pool.query, pool.text, given, given_text)
-    chosen = pools.select(pool, expit(logits), options.sample, options.threshold)
-    self._count_pool(first, stop, rows, pool, chosen, logits)
-    known &= asked.positive_own[own]
-    positives = asked.positive_query[own][known], asked.positive_key[own][known]
-    of_positives = np.full(len(positives[0]), np.nan)
-    if options.score_positives and self.score:
-      loader.read(np.unique(positives[1]))
-      of_positives = self._score_pairs(*positives, loader, self.score)
-    elif options.score_positives:
-      of_positives = pools.join_scores(positives[0], positive_text[known], given, given_text)
-    scores = of_positives, logits
-    yield from self._lines(range(first, stop), *positives, pool, chosen, scores, loader)
-
-  def _lines(
-    self,
-    queries: range,
-    positive_query: Int64[np.ndarray, ' positives'],
-    positive_key: UInt64[np.ndarray, ' positives'],
-    pool: Pool,
-    chosen: pools.Selection,
-    scores: tuple[Float64[np.ndarray, ' positives'], Float64[np.ndarray, ' candidates']],
-    loader: Loader,
-  ) -> Iterator[bytes]:
-    of_positives, logits = scores
-    kept = np.flatnonzero(chosen.kept)
-    keys = np.unique(np.concatenate([positive_key, pool.doc[kept]]))
-    loader.read(keys)
-    passage = {
-      key: mined.passage(loader.passages[key], self.options.texts) for key in keys.tolist()
-    }
-    positives: dict[int, list[str]] = collections.defaultdict(list)
-    for query, key, logit in zip(
-      positive_query.tolist(), positive_key.tolist(), of_positives.tolist(), strict=True
-    ):
-      positives[query].append(passage[key] + mined.scored(logit) + '}')
-    negatives: dict[int, list[str]] = collections.defaultdict(list)
-    names = [mined.to_json(run.name) for run in self.ranked]
-    run, rank, score = pool.run.tolist(), pool.rows['rank'].tolist(), pool.rows['score'].tolist()
-    places = (pool.query, pool.doc, pool.start, pool.stop)
-    columns = (*places, chosen.undenoised, chosen.denoised, logits)
-    for query, key, start, stop, *pools_and_logit in zip(
-      *(column[kept].tolist() for column in columns), strict=True
-    ):
-      rows = [(names[run[row]], rank[row], score[row]) for row in range(start, stop)]
-      negatives[query].append(passage[key] + mined.origin(rows, *pools_and_logit))
-    for query in queries:
-      if query in positives:
-        texts = self.asked.ids[query], self.asked.texts[query]
-        yield mined.line(*texts, positives[query], negatives[query])
-
-  def _read(self, run: _Sorted, number: int, depth: int | None) -> Shaped[np.ndarray, ' rows']:
-    """The rows of a run in this bucket, in order.
-
-    Raises InputError if rank and score contradict each other, or a document is repeated.
+  tables.unregister('block')
+  # The ranks of a query, by falling score.
+  tables.execute(
     """
-    keys = self.asked.keys
-    rows = run.buckets.pop(number)
-    if self.options.drop_same_id:
-      rows = rows[rows['doc'] != keys[rows['query']]]
-    ranking = pools.rank_rows(rows, depth or len(rows), run.ids.at)
+    CREATE OR REPLACE TEMP TABLE steps AS
+    SELECT *, given - lag(given) OVER (
+      PARTITION BY query ORDER BY score::FLOAT DESC, given, line) AS step
+    FROM rows QUALIFY step <= 0
+    """
+  )
+  if contrary := _named(tables, 'steps WHERE step < 0'):
+    raise InputError(
+      f'{path}, {contrary[0]}: a document with a higher score has a worse rank; ranks must follow '
+      'falling scores (is the score a distance?)'
+    )
+  twice = 'SELECT query, doc FROM rows GROUP BY ALL HAVING count(*) > 1 ORDER BY min(line) LIMIT 1'
+  if repeated := _named(tables, f'rows SEMI JOIN ({twice}) USING (query, doc)'):
+    raise InputError(f'{path}: a document occurs twice for a query: {", ".join(repeated[:2])}')
+  what = f'rows of {name} that share their rank with another of their query: ordered by score'
+  report.count(what, _count(tables, 'steps'), _named(tables, 'steps'))
 
-    def name(row: np.void, times: int) -> str:
-      pair = int(keys[row['query']]), int(row['doc'])
-      return ', '.join(runs.name_rows(run.path, [pair] * times))
 
-    if len(ranking.contrary):
+def lots(
+  queries: UInt64[np.ndarray, ' n'], docs: UInt64[np.ndarray, ' n'], seed: int
+) -> UInt64[np.ndarray, ' n']:
+  """Random numbers that depend only on the seed and the keys of queries and documents."""
+  stream = hashes.mix(np.random.default_rng(seed).integers(0, 2**63, 1, dtype=np.uint64))
+  with np.errstate(over='ignore'):
+    return hashes.mix(hashes.mix(queries + stream) ^ docs)
+
+
+def _named(tables: 'DuckDBPyConnection', rows: str) -> list[str]:
+  """'line 7: query q3 document d12 rank 4 score 0.5' of the first of some rows of a run."""
+  return [
+    f'line {line}: query {query} document {doc} rank {rank} score {score!r}'
+    for line, query, doc, rank, score in tables.execute(
+      f'SELECT line, id, doc, given, score FROM (FROM {rows}) JOIN queries ON number = query '
+      f'ORDER BY line LIMIT {_LISTED}'
+    ).fetchall()
+  ]
+
+
+def _count(tables: 'DuckDBPyConnection', rows: str, **parameters: Any) -> int:
+  found = tables.execute(f'SELECT count(*) FROM {rows}', parameters).fetchone()
+  assert found
+  return found[0]
+
+
+def _rank(
+  tables: 'DuckDBPyConnection', number: int, name: str, depth: int, report: MiningReport
+) -> None:
+  """Adds the best of ``rows`` to ``ranked``, in the order of `dprjax.base.ranking`."""
+  tables.execute(
+    """
+    INSERT INTO ranked
+    SELECT $number, *, row_number() OVER (
+      PARTITION BY query ORDER BY score::FLOAT DESC, doc DESC) AS rank
+    FROM rows QUALIFY rank <= $depth
+    """,
+    {'number': number, 'depth': depth},
+  )
+  unknown = f'(FROM ranked ANTI JOIN passages ON id = doc WHERE run = {number})'
+  what = f'rows of {name} with a passage that is not in the corpus: ignored'
+  report.count(what, _count(tables, unknown), _named(tables, unknown))
+
+
+# The score of a text is the highest of its passages.
+_JOIN_LOGITS = """
+INSERT INTO logits
+SELECT query, digest, max(score) FROM rows JOIN passages ON id = doc
+WHERE digest IS NOT NULL GROUP BY ALL
+"""
+
+
+def _make_pools(tables: 'DuckDBPyConnection', names: Sequence[str], report: MiningReport) -> None:
+  """Makes ``origins``, the rows that candidates come from, and ``candidates``."""
+  tables.execute(
+    """
+    CREATE TABLE forbidden AS
+    SELECT DISTINCT twin.number AS query, digest
+    FROM positives JOIN queries own ON own.number = query JOIN queries twin USING (same)
+    JOIN passages ON passages.id = doc WHERE digest IS NOT NULL;
+
+    CREATE TABLE found AS
+    SELECT run, query, digest, rank, score, lot, passages.number AS passage
+    FROM ranked JOIN passages ON id = doc WHERE digest IS NOT NULL;
+
+    CREATE TABLE origins AS
+    SELECT run, query, digest, min(rank) AS rank, arg_min(score, rank) AS score,
+      arg_min(lot, rank) AS lot, arg_min(passage, rank) AS passage
+    FROM found ANTI JOIN forbidden USING (query, digest) GROUP BY ALL
+    """
+  )
+  # The best row of a text, by rank and then run, gives its passage and its lot.
+  tables.execute(
+    f"""
+    CREATE TABLE candidates AS
+    SELECT *, row_number() OVER (PARTITION BY query ORDER BY lot, passage) - 1 AS place
+    FROM (
+      SELECT query, digest, arg_min(lot, rank * {len(names)} + run) AS lot,
+        arg_min(passage, rank * {len(names)} + run) AS passage
+      FROM origins GROUP BY ALL)
+    """
+  )
+  positives = _count(tables, 'found SEMI JOIN forbidden USING (query, digest)')
+  copies = _count(tables, 'found') - positives - _count(tables, 'origins')
+  for what, number in (
+    ('candidates', _count(tables, 'candidates')),
+    ('rows with the text of a positive: left out', positives),
+    ('rows with a text that the run has before under another id: ignored', copies),
+    *(
+      (f'candidates of {name}', _count(tables, f'origins WHERE run = {run}'))
+      for run, name in enumerate(names)
+    ),
+  ):
+    report.count(what, number, trouble=False)
+
+
+def _score_candidates(
+  tables: 'DuckDBPyConnection', asked: _Queries, options: MiningOptions, score: Score
+) -> None:
+  """Scores candidates in order of their lots until every query has its denoised sample."""
+  progress = Progress('pairs', task='scoring')
+  (deepest,) = tables.execute('SELECT coalesce(max(place), -1) FROM candidates').fetchall()[0]
+  for first in range(0, deepest + 1, options.sample):
+    pairs = f"""
+      candidates JOIN passages ON number = passage
+      WHERE place >= {first} AND place < {first + options.sample} AND query NOT IN (
+        SELECT query FROM logits WHERE {_PROBABILITY} < {options.threshold!r} GROUP BY query
+        HAVING count(*) >= {options.sample})
+      ORDER BY query, place
+    """
+    _score_pairs(tables, asked, pairs, score, progress)
+  if options.score_positives:
+    pairs = """
+      positives JOIN passages ON id = doc WHERE digest IS NOT NULL
+      QUALIFY row_number() OVER (PARTITION BY query, digest ORDER BY place) = 1
+      ORDER BY query, place
+    """
+    _score_pairs(tables, asked, pairs, score, progress)
+
+
+def _score_pairs(
+  tables: 'DuckDBPyConnection',
+  asked: _Queries,
+  pairs: str,
+  score: Score,
+  progress: Progress,
+) -> None:
+  """Adds scores of pairs to ``logits``."""
+  found = tables.cursor().execute(f'SELECT query, passages.digest, title, text FROM {pairs}')
+  while some := found.fetchmany(_PAIRS):
+    queries, digests, titles, bodies = zip(*some, strict=True)
+    joined = [PassageRecord('', *parts).joined for parts in zip(titles, bodies, strict=True)]
+    asking = list(zip((asked.texts[query] for query in queries), joined, strict=True))
+    scores = np.asarray(score(asking, progress), np.float64)
+    progress.advance(len(some))
+    if not np.isfinite(scores).all():
+      query, text = asking[int(np.argmin(np.isfinite(scores)))]
       raise InputError(
-        f'{run.path}, {name(ranking.contrary[0], 1)}: a document with a higher score has a worse '
-        'rank; ranks must follow falling scores (is the score a distance?)'
+        f'the reranker score is not finite for query {query!r:.80} and passage {text!r:.80}'
       )
-    if len(ranking.repeated):
-      raise InputError(
-        f'{run.path}: a document occurs twice for a query: {name(ranking.repeated[0], 2)}'
-      )
-    what = f'rows of {run.name} that share their rank with another of their query: ordered by score'
-    tied = ranking.tied
-    self.report.count_rows(what, run.path, keys[tied['query']], tied['doc'])
-    return ranking.rows
+    columns = {'query': queries, 'digest': pa.array(digests, pa.uint64()), 'logit': scores}
+    _insert(tables, 'logits', columns)
 
-  def _score_in_rounds(
-    self, pool: Pool, loader: Loader, score: Score
-  ) -> Float64[np.ndarray, ' candidates']:
-    """Scores candidates in order of their lots until every query has its denoised sample."""
-    sample, threshold = self.options.sample, self.options.threshold
-    logits = np.full(len(pool.query), np.nan)
-    size = len(self.asked.ids)
-    unfinished = np.ones(size, bool)
-    for scored in range(0, int(pool.place.max(initial=-1)) + 1, sample):
-      in_round = (pool.place >= scored) & (pool.place < scored + sample)
-      rows = np.flatnonzero(unfinished[pool.query] & in_round)
-      loader.read(pool.doc[rows])
-      logits[rows] = self._score_pairs(pool.query[rows], pool.doc[rows], loader, score)
-      denoised = np.bincount(pool.query[expit(logits) < threshold], minlength=size)
-      unfinished = denoised < sample
-    return logits
 
-  def _score_pairs(
-    self,
-    queries: Int64[np.ndarray, ' n'],
-    passages: UInt64[np.ndarray, ' n'],
-    loader: Loader,
-    score: Score,
-  ) -> Float64[np.ndarray, ' n']:
-    """Scores pairs whose passages ``loader`` has read."""
-    pairs = [
-      (self.asked.texts[query], loader.passages[key].joined)
-      for query, key in zip(queries.tolist(), passages.tolist(), strict=True)
-    ]
-    logits = np.empty(len(pairs))
-    for start in range(0, len(pairs), _PAIRS):
-      some = pairs[start : start + _PAIRS]
-      scores = np.asarray(score(some, self.scoring), np.float64)
-      self.scoring.advance(len(some))
-      if not np.isfinite(scores).all():
-        query, text = pairs[start + int(np.flatnonzero(~np.isfinite(scores))[0])]
-        raise InputError(
-          f'the reranker score is not finite for query {query!r:.80} and passage {text!r:.80}'
-        )
-      logits[start : start + _PAIRS] = scores
-    return logits
-
-  def _count_positives(
-    self, own: slice, text: Int64[np.ndarray, ' positives'], offset: Int64[np.ndarray, ' positives']
-  ) -> None:
-    asked, count = self.asked, self.report.count
-    query, is_own = asked.positive_query[own], asked.positive_own[own]
-    unknown = np.flatnonzero(is_own & (offset < 0))
-    names = [
-      f'{asked.ids[query[row]]} {asked.positive_ids[own.start + row]}'
-      for row in unknown[:_LISTED].tolist()
-    ]
-    count('positives that are not in the corpus: ignored', len(unknown), names)
-    empty = np.count_nonzero(is_own & (offset >= 0) & (text < 0))
-    count('positives without text: ignored', int(empty), trouble=False)
-    idle = np.setdiff1d(query, query[is_own & (text >= 0)])
-    what = 'queries whose positives are not in the corpus or have no text: left out'
-    count(what, len(idle), [asked.ids[number] for number in idle[:_LISTED].tolist()])
-
-  def _count_pool(
-    self,
-    first: int,
-    stop: int,
-    rows: Shaped[np.ndarray, ' rows'],
-    pool: Pool,
-    chosen: pools.Selection,
-    logits: Float64[np.ndarray, ' candidates'],
-  ) -> None:
-    report, asked, sample = self.report, self.asked, self.options.sample
-
-    def by_query(numbers: np.ndarray) -> np.ndarray:
-      return np.bincount(numbers - first, minlength=stop - first)
-
-    found, candidates = by_query(rows['query']), by_query(pool.query)
-    for what, where in (
-      ('queries that no run has: kept, without negatives', found == 0),
-      (
-        'queries with no candidate but positives: kept, without negatives',
-        (found > 0) & (candidates == 0),
-      ),
-    ):
-      numbers = first + np.flatnonzero(where)
-      report.count(what, len(numbers), [asked.ids[row] for row in numbers[:_LISTED].tolist()])
-    counts: dict[str, Any] = {
-      'candidates': len(pool.query),
-      'rows with the text of a positive: left out': pool.positives,
-      'rows with a text that the run has before under another id: ignored': pool.copies,
-      'queries with fewer candidates than the sample': (candidates > 0) & (candidates < sample),
-      'un-denoised negatives': chosen.undenoised,
+def _choose(
+  tables: 'DuckDBPyConnection',
+  asked: _Queries,
+  options: MiningOptions,
+  report: MiningReport,
+  denoise: bool,
+) -> None:
+  """Makes ``chosen``: the first candidates of every query, and the first of the denoised ones."""
+  tables.execute(
+    f"""
+    CREATE TABLE chosen AS
+    SELECT *, undenoised OR (denoised AND $sample >= row_number() OVER (
+      PARTITION BY query, denoised ORDER BY place)) AS kept
+    FROM (
+      SELECT *, place < $sample AS undenoised,
+        coalesce({_PROBABILITY} < $threshold, false) AS denoised
+      FROM candidates LEFT JOIN logits USING (query, digest))
+    """,
+    {'sample': options.sample, 'threshold': options.threshold},
+  )
+  _count_queries(tables, asked, options, report, denoise)
+  counts = {'un-denoised negatives': 'undenoised', 'negatives in the file': 'kept'}
+  if denoise:
+    counts |= {
+      'candidates with a reranker score': 'logit IS NOT NULL',
+      'denoised negatives': 'denoised AND kept',
     }
-    for number, run in enumerate(self.ranked):
-      counts[f'candidates of {run.name}'] = pool.run == number
-    if self.score or self.given:
-      counts |= {
-        'candidates with a reranker score': ~np.isnan(logits),
-        'denoised negatives': chosen.denoised & chosen.kept,
-        'queries with fewer denoised negatives than the sample': by_query(
-          pool.query[chosen.denoised]
-        )
-        < sample,
-      }
-    counts['negatives in the file'] = chosen.kept
-    for what, value in counts.items():
-      report.count(what, int(np.sum(value)), trouble=False)
+  for what, rows in counts.items():
+    report.count(what, _count(tables, f'chosen WHERE {rows}'), trouble=False)
+
+
+def _count_queries(
+  tables: 'DuckDBPyConnection',
+  asked: _Queries,
+  options: MiningOptions,
+  report: MiningReport,
+  denoise: bool,
+) -> None:
+  known = 'positives JOIN passages ON id = doc WHERE digest IS NOT NULL'
+  lost = tables.execute(
+    'SELECT query, doc FROM positives ANTI JOIN passages ON id = doc ORDER BY query, place'
+  ).fetchall()
+  names = [f'{asked.ids[query]} {doc}' for query, doc in lost]
+  report.count('positives that are not in the corpus: ignored', len(lost), names)
+  empty = _count(tables, 'positives JOIN passages ON id = doc WHERE digest IS NULL')
+  report.count('positives without text: ignored', empty, trouble=False)
+  mined_for = '(FROM queries WHERE number IS NOT NULL)'
+  for what, rows, trouble in (
+    (
+      'queries whose positives are not in the corpus or have no text: left out',
+      f'{mined_for} WHERE number NOT IN (SELECT query FROM {known})',
+      True,
+    ),
+    (
+      'queries that no run has: kept, without negatives',
+      f'{mined_for} WHERE number NOT IN (SELECT query FROM ranked)',
+      True,
+    ),
+    (
+      'queries with no candidate but positives: kept, without negatives',
+      f'{mined_for} WHERE number IN (SELECT query FROM ranked) AND number NOT IN '
+      '(SELECT query FROM candidates)',
+      True,
+    ),
+    (
+      'queries with fewer candidates than the sample',
+      f'(SELECT query AS number FROM candidates GROUP BY query HAVING count(*) < {options.sample})',
+      False,
+    ),
+    *(
+      (
+        'queries with fewer denoised negatives than the sample',
+        f'{mined_for} WHERE number NOT IN (SELECT query FROM chosen WHERE denoised GROUP BY query '
+        f'HAVING count(*) >= {options.sample})',
+        False,
+      )
+      for _ in range(denoise)
+    ),
+  ):
+    found = tables.execute(f'SELECT number FROM {rows} ORDER BY number').fetchall()
+    names = [asked.ids[number] for (number,) in found[:_LISTED]]
+    report.count(what, len(found), names, trouble=trouble)
+
+
+def _lines(
+  tables: 'DuckDBPyConnection', asked: _Queries, names: Sequence[str], options: MiningOptions
+) -> Iterator[bytes]:
+  """The lines of the queries that have a positive."""
+  found = tables.execute(
+    """
+    WITH sources AS (
+      SELECT query, digest, list_sort(list({'rank': rank, 'run': run, 'score': score})) AS rows
+      FROM origins SEMI JOIN (FROM chosen WHERE kept) USING (query, digest) GROUP BY ALL)
+    SELECT query, side, id, if($texts, title, ''), if($texts, text, ''), logit, rows, undenoised,
+      denoised
+    FROM (
+      SELECT 1 AS side, query, place, passage, rows, undenoised, denoised, logit
+      FROM chosen JOIN sources USING (query, digest) WHERE kept
+      UNION ALL BY NAME
+      SELECT 0 AS side, query, place, number AS passage, if($score_positives, logit, NULL) AS logit
+      FROM positives JOIN passages ON id = doc LEFT JOIN logits USING (query, digest)
+      WHERE passages.digest IS NOT NULL)
+    JOIN passages ON number = passage ORDER BY query, side, place
+    """,
+    {'texts': options.texts, 'score_positives': options.score_positives},
+  )
+  retrievers = [mined.to_json(name) for name in names]
+  progress = Progress('queries', len(asked.ids), 'mining')
+  rows = itertools.chain.from_iterable(iter(lambda: found.fetchmany(_PAIRS), []))
+  for query, several in itertools.groupby(rows, key=lambda row: row[0]):
+    positives: list[str] = []
+    negatives: list[str] = []
+    for _, side, id_, title, text, logit, origins, undenoised, denoised in several:
+      passage = mined.passage(PassageRecord(id_, title, text), options.texts)
+      if side:
+        places = [(retrievers[one['run']], one['rank'], one['score']) for one in origins]
+        negatives.append(passage + mined.origin(places, undenoised, denoised, logit))
+      else:
+        positives.append(passage + mined.scored(logit) + '}')
+    if positives:
+      yield mined.line(asked.ids[query], asked.texts[query], positives, negatives)
+    progress(query + 1)

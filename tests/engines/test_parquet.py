@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 
+import duckdb
 import numpy as np
 import pytest
 from pyarrow import parquet
@@ -20,7 +21,6 @@ def made(tmp_path):
 
 
 def test_duckdb_reads_it(made, tmp_path):
-  duckdb = pytest.importorskip('duckdb', reason='the extra dev has it')
   made.upsert(['d3', 'new'], shared.VECTORS[:2] / 2, payloads=[{'year': 1990}, {'other': 'x'}])
   made.flush()
   files = f"read_parquet('{tmp_path}/out/passages/*.parquet', union_by_name = true)"

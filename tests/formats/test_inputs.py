@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dprjax.base import outofcore
 from dprjax.formats import fields, texts
 from dprjax.formats.texts import Text, Texts
 from tests.refusals import refused
@@ -194,9 +193,8 @@ def test_inputs_that_are_not_there(tmp_path):
     read(tmp_path, 'query')
 
 
-def test_many_ids_are_compared_on_disk(tmp_path, monkeypatch):
+def test_many_ids_are_compared_by_digests(tmp_path, monkeypatch):
   monkeypatch.setattr(fields, '_AT_ONCE', 8)
-  monkeypatch.setattr(outofcore.Copies, 'IN_MEMORY', 20)
   rows = [{'_id': f'd{i}', 'text': 'x'} for i in range(100)]
   for name, some in (('a', rows[:60]), ('b', rows[60:])):
     write(tmp_path / f'{name}.jsonl', some)

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from dprjax.base.outofcore import keys_of
+from dprjax.base.hashes import keys_of
 from dprjax.formats import runs, trec
 from tests.refusals import refused
 
