@@ -43,11 +43,10 @@ def ranked(ids: list[str], scores: Float64[np.ndarray, ' n']) -> Ranking:
 
 
 class _Extent(NamedTuple):
-  """Where the lines of a query are."""
+  """Where the lines of a query begin."""
 
   offset: int
-  size: int
-  first_line: int
+  line: int
 
 
 class Rankings:
@@ -61,27 +60,23 @@ class Rankings:
     """
     self.path = files.regular_file(path, 'run')
     self._extents: dict[str, _Extent] = {}
-    last, start, line, end = b'', 0, 0, 0
+    last: str | None = None
     for block in runs.read_blocks(path, ranks=False):
-      for query, offset, number in _changes(block):
-        if query != last:
-          self._add(last, start, offset, line)
-          last, start, line = query, offset, number
-      end = block.offset + len(block.text)
-    self._add(last, start, end, line)
+      codes = block.query_ids.dictionary_encode().indices.to_numpy()
+      for row in np.flatnonzero(np.diff(codes, prepend=-1)).tolist():
+        query, line = block.query_ids[row].as_py(), int(block.lines[row])
+        if query == last:  # goes on from the block before
+          continue
+        if query in self._extents:
+          raise InputError(
+            f'{path}, line {line}: query {query} already has lines further up; put the lines of '
+            'each query together: sort -s -k1,1 RUN'
+          )
+        self._extents[query], last = _Extent(int(block.offsets[row]), line), query
+    begins = [extent.offset for extent in self._extents.values()]
+    self._sizes = dict(zip(self._extents, [*np.diff(begins).tolist(), -1], strict=True))
     self._stack = contextlib.ExitStack()
     self._file: IO[bytes] = self._stack.enter_context(open_bytes(path, 'run'))[0]
-
-  def _add(self, query: bytes, start: int, end: int, line: int) -> None:
-    if not query:
-      return
-    id_ = runs.decode(query)
-    if id_ in self._extents:
-      raise InputError(
-        f'{self.path}, line {line}: query {id_} already has lines further up; put the lines of '
-        'each query together: sort -s -k1,1 RUN'
-      )
-    self._extents[id_] = _Extent(start, end - start, line)
 
   def __enter__(self) -> Self:
     return self
@@ -108,37 +103,20 @@ class Rankings:
     """
     extent = self._extents[query_id]
     self._file.seek(extent.offset)
-    text = self._file.read(extent.size)
-    if not text.endswith(b'\n'):
-      text += b'\n'
-    block = runs.parse(self.path, text, extent.first_line)
-    ids = [id_.decode() for id_ in block.doc_ids.to_pylist()]
+    block = runs.parse(self.path, self._file.read(self._sizes[query_id]), extent.line)
+    ids = block.doc_ids.to_pylist()
     with np.errstate(over='ignore'):
       rises = np.flatnonzero(np.diff(block.scores.astype(np.float32)) > 0)
     if rises.size:
       row = int(rises[0]) + 1
       raise InputError(
-        f'{self.path}, line {block.line(row)}: not sorted: the score of query {query_id} rises '
+        f'{self.path}, line {block.lines[row]}: not sorted: the score of query {query_id} rises '
         f'from {block.scores[row - 1]} to {block.scores[row]}; sort each query by falling score'
       )
     if len(set(ids)) < len(ids):
       row = next(row for row, id_ in enumerate(ids) if id_ in ids[:row])
       raise InputError(
-        f'{self.path}, line {block.line(row)}: document {ids[row]} comes twice for query {query_id}'
+        f'{self.path}, line {block.lines[row]}: document {ids[row]} comes twice for query '
+        f'{query_id}'
       )
     return ranked(ids, block.scores)
-
-
-def _changes(block: runs.Block) -> Iterator[tuple[bytes, int, int]]:
-  """Yields (query, offset in the file, line number) of each first row of a query in a block."""
-  if not len(block.query_ids):
-    return
-  encoded = block.query_ids.dictionary_encode()
-  queries, names = encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
-  rows = np.concatenate([[0], np.flatnonzero(np.diff(queries)) + 1]).tolist()
-  ends = np.flatnonzero(np.frombuffer(block.text, np.uint8) == ord('\n')) + 1
-  lines = block.lines()
-  for row in rows:
-    number = lines[row]
-    before = number - block.first_line  # lines of the block
-    yield names[queries[row]], block.offset + (int(ends[before - 1]) if before else 0), number

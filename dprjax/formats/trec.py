@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
 import numpy as np
@@ -157,21 +157,12 @@ def read_run(path: PathLike) -> Run:
   """
   query_place: dict[str, int] = {}
   doc_place: dict[str, int] = {}
-  parts, lines = [], []
+  parts = []
   for block in runs.read_blocks(path, ranks=False):
     queries, docs = _places(block.query_ids, query_place), _places(block.doc_ids, doc_place)
-    parts.append((queries, docs, block.scores))
-    lines.append(block.lines())  # a pipe cannot be read again for a message
-  queries, docs, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
-
-  def line(row: int) -> int:
-    for some in lines:
-      if row < len(some):
-        return some[row]
-      row -= len(some)
-    raise IndexError(row)
-
-  return _checked(path, list(query_place), queries, list(doc_place), docs, scores, line)
+    parts.append((queries, docs, block.scores, block.lines))
+  queries, docs, scores, lines = (np.concatenate(column) for column in zip(*parts, strict=True))
+  return _checked(path, list(query_place), queries, list(doc_place), docs, scores, lines)
 
 
 _PIECE = 1 << 17  # rows
@@ -192,9 +183,9 @@ def read_queries(path: PathLike) -> Iterator[Run]:
     for block in runs.read_blocks(path, ranks=False):
       columns = {
         'query': _places(block.query_ids, query_place),
-        'doc': block.doc_ids.cast(pa.string()),
+        'doc': block.doc_ids,
         'score': block.scores,
-        'line': np.asarray(block.lines(), np.int64),
+        'line': block.lines,
       }
       tables.register('block', pa.table(columns))
       tables.execute('INSERT INTO rows FROM block')
@@ -221,7 +212,7 @@ def _run_of(path: PathLike, query_ids: list[str], rows: pa.Table) -> Run:
     docs.dictionary.to_pylist(),
     docs.indices.to_numpy().astype(np.int64),
     rows['score'].to_numpy(),
-    lambda row: rows['line'][row].as_py(),
+    rows['line'].to_numpy(),
   )
 
 
@@ -232,7 +223,7 @@ def _checked(
   doc_ids: list[str],
   docs: Int[np.ndarray, ' rows'],
   scores: Float[np.ndarray, ' rows'],
-  line: Callable[[int], int],
+  lines: Int[np.ndarray, ' rows'],
 ) -> Run:
   """Rows in the order of their lines, sorted. Raises InputError as `read_run`."""
   order = np.argsort(queries, kind='stable')
@@ -244,7 +235,7 @@ def _checked(
     first = np.argmin(np.where(rises, after, len(queries)))
     last, row = before[first], after[first]
     raise InputError(
-      f'{path}, line {line(row)}: not sorted: the score of query {query_ids[queries[row]]} '
+      f'{path}, line {lines[row]}: not sorted: the score of query {query_ids[queries[row]]} '
       f'rises from {scores[last]} to {scores[row]}; sort each query by falling score'
     )
   pairs = queries * len(doc_ids) + docs
@@ -253,16 +244,16 @@ def _checked(
   if repeated.size:
     row = repeated.min()
     raise InputError(
-      f'{path}, line {line(row)}: document {doc_ids[docs[row]]} comes twice for query '
+      f'{path}, line {lines[row]}: document {doc_ids[docs[row]]} comes twice for query '
       f'{query_ids[queries[row]]}'
     )
   return _ordered(query_ids, queries, doc_ids, docs, scores)
 
 
-def _places(ids: pa.BinaryArray, places: dict[str, int]) -> Int[np.ndarray, ' rows']:
+def _places(ids: pa.StringArray, places: dict[str, int]) -> Int[np.ndarray, ' rows']:
   """The index of each id in ``places``, to which new ids are added."""
   encoded = ids.dictionary_encode()
-  new = [places.setdefault(id_.decode(), len(places)) for id_ in encoded.dictionary.to_pylist()]
+  new = [places.setdefault(id_, len(places)) for id_ in encoded.dictionary.to_pylist()]
   return np.array(new, np.int64)[encoded.indices.to_numpy()]
 
 

@@ -318,11 +318,11 @@ def _read_run(
   progress, done = Progress('rows', task=f'reading {path}'), 0
   for block in runs.read_blocks(path):
     columns = {
-      'query': block.query_ids.cast(pa.string()),
-      'doc': block.doc_ids.cast(pa.string()),
+      'query': block.query_ids,
+      'doc': block.doc_ids,
       'given': block.ranks,
       'score': block.scores,
-      'line': np.asarray(block.lines(), np.int64),
+      'line': block.lines,
       'lot': lots(runs.keys(block.query_ids), runs.keys(block.doc_ids), options.seed),
     }
     tables.register('block', pa.table(columns))

@@ -22,19 +22,16 @@ WAYS = {
   'plain': lambda text: text.encode(),
   'mark': lambda text: b'\xef\xbb\xbf' + text.encode(),
   'blank lines': lambda text: b'\n' + text.replace('\nq1 ', '\n\n \nq1 ', 1).encode(),
-  'carriage returns': lambda text: text.replace('\n', '\r\n').encode(),
   'no last newline': lambda text: text.rstrip('\n').encode(),
-  'tabs': lambda text: text.replace(' ', '\t').encode(),
 }
 
 
 @pytest.mark.parametrize('way', WAYS)
-@pytest.mark.parametrize('block_bytes', [64, 1 << 20])
-def test_each_query_is_read_as_read_run_does(tmp_path, monkeypatch, way, block_bytes):
+def test_each_query_is_read_as_read_run_does(tmp_path, monkeypatch, way):
   path = tmp_path / 'run.trec'
   path.write_bytes(WAYS[way](''.join(lines_of(5, 7))))
   expected = dict(trec.read_run(path))
-  read = functools.partial(runs.read_blocks, block_bytes=block_bytes)
+  read = functools.partial(runs.read_blocks, block_bytes=64)
   monkeypatch.setattr(runs, 'read_blocks', read)
   with Rankings(path) as found:
     assert list(found) == [*expected] and len(found) == 5 and 'q9' not in found
