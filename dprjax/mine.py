@@ -110,6 +110,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def mine(args: Flags) -> None:
   """Mines negatives, and writes the training file and its report."""
+  if args.reranker and args.reranked:
+    raise InputError('--reranker and --reranked both give reranker scores; use one')
   if args.reranker_prompt and not args.reranker:
     raise InputError(
       f'--reranker_prompt={args.reranker_prompt} needs --reranker=DIR, the backbone of the prompt'

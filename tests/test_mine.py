@@ -79,6 +79,7 @@ def test_names_of_retrievers(world):
     (['--reranked=lost.trec'], 'lost.trec'),
     (['--reranker_prompt=qa.npz'], ('--reranker_prompt=qa.npz', '--reranker=DIR')),
     (['--corpus=lost.jsonl'], 'lost.jsonl'),
+    (['--reranker=ce', '--reranked=run.trec'], ('--reranker', '--reranked')),
   ],
 )
 def test_bad_flags(world, command, flags, message):

@@ -53,11 +53,7 @@ class Rankings:
   """An open run: a mapping of query ids, in file order, to rankings."""
 
   def __init__(self, path: PathLike):
-    """Finds the lines of each query.
-
-    Raises:
-      InputError: as `runs.read_blocks`; a pipe; or the lines of a query are not together.
-    """
+    """Finds the lines of each query, which must be together."""
     self.path = files.regular_file(path, 'run')
     self._extents: dict[str, _Extent] = {}
     last: str | None = None
@@ -96,11 +92,7 @@ class Rankings:
     return query_id in self._extents
 
   def __getitem__(self, query_id: str) -> Ranking:
-    """The ranking of a query by its scores; ranks are ignored, as in trec_eval.
-
-    Raises:
-      InputError: rising scores, or a repeated document; names the line.
-    """
+    """The ranking of a query by its scores; ranks are ignored, as in trec_eval."""
     extent = self._extents[query_id]
     self._file.seek(extent.offset)
     block = runs.parse(self.path, self._file.read(self._sizes[query_id]), extent.line)

@@ -202,7 +202,7 @@ def read_queries(path: PathLike) -> Iterator[Run]:
 
 
 def _run_of(path: PathLike, query_ids: list[str], rows: pa.Table) -> Run:
-  """The run of whole queries. Raises InputError as `read_run`."""
+  """The run of whole queries."""
   queries, which = np.unique(rows['query'].to_numpy(), return_inverse=True)
   docs = rows['doc'].combine_chunks().dictionary_encode()
   return _checked(
@@ -225,7 +225,7 @@ def _checked(
   scores: Float[np.ndarray, ' rows'],
   lines: Int[np.ndarray, ' rows'],
 ) -> Run:
-  """Rows in the order of their lines, sorted. Raises InputError as `read_run`."""
+  """Rows in the order of their lines, checked and sorted."""
   order = np.argsort(queries, kind='stable')
   before, after = order[:-1], order[1:]
   rises = (queries[after] == queries[before]) & (
@@ -258,11 +258,7 @@ def _places(ids: pa.StringArray, places: dict[str, int]) -> Int[np.ndarray, ' ro
 
 
 def write_run(path: PathLike, run: Run, tag: str) -> None:
-  """Writes a TREC run, ranks from 1.
-
-  Raises:
-    InputError: an empty run, or an id with white space; nothing is written then.
-  """
+  """Writes a TREC run, ranks from 1; nothing of an empty run, or of one with bad ids."""
   if not len(run.docs):
     queries = counted(len(run), 'queries')
     raise InputError(f'nothing was retrieved for {queries}: {path} is not written')

@@ -144,17 +144,13 @@ def mine(
   """Writes the training file: a line for every judged query with a positive.
 
   Args:
-    queries, corpus: files of texts, see ``formats.texts.read_texts``.
     qrels: judgements; grades above 0 are positives.
     retrievers: name -> TREC run.
     reranked: a TREC run with the logits of a reranker as scores.
-    score: the reranker. Without it or ``reranked`` there are no denoised negatives.
+    score: the reranker, in place of ``reranked``. Without both there are no denoised negatives.
 
   Returns:
     The settings and counts.
-
-  Raises:
-    InputError: bad files, or problems that ``options.strict`` forbids.
   """
   options = options or MiningOptions()
   report = MiningReport(options.strict)
@@ -310,10 +306,7 @@ def digest(text: str) -> int | None:
 def _read_run(
   tables: 'DuckDBPyConnection', name: str, path: str, options: MiningOptions, report: MiningReport
 ) -> None:
-  """Replaces ``rows`` by a run.
-
-  Raises InputError if rank and score contradict each other, or a document is repeated.
-  """
+  """Replaces ``rows`` by a run."""
   tables.execute(_ROWS)
   progress, done = Progress('rows', task=f'reading {path}'), 0
   for block in runs.read_blocks(path):
@@ -592,7 +585,7 @@ def _count_queries(
 def _lines(
   tables: 'DuckDBPyConnection', asked: _Queries, names: Sequence[str], options: MiningOptions
 ) -> Iterator[bytes]:
-  """The lines of the queries that have a positive."""
+  """The lines of the queries that have a positive, in the order of the queries."""
   found = tables.execute(
     """
     WITH sources AS (

@@ -267,7 +267,7 @@ def test_the_order_of_the_lines_does_not_change_the_file(world, monkeypatch):
     lines = (world.folder / f'{name}.trec').read_text().splitlines()
     random.Random(1).shuffle(lines)
     world.write(f'{name}.trec', lines)
-  monkeypatch.setattr('dprjax.formats.runs.read_blocks.__defaults__', (100, True))
+  monkeypatch.setattr('dprjax.formats.runs.read_blocks.__defaults__', (3000, True))
   world.mine('second.jsonl', **options)
   assert (world.folder / 'first.jsonl').read_bytes() == (world.folder / 'second.jsonl').read_bytes()
   assert not [path for path in world.folder.iterdir() if path.name.startswith('.')]
