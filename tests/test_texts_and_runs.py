@@ -268,11 +268,8 @@ SOUND = {
   'blank lines': lambda text: b'\n' + text.replace(b'\n', b'\n \n'),
   'a carriage return alone': lambda text: text.replace(b'\n', b'\r'),
 }
-# Runs, and a corpus that is read by the offsets of its lines, need newlines.
-NEWLINES = {
-  ('mine', 'corpus'),
-  *((name, flag) for name, flag in INPUTS if flag in ('run', 'reranked')),
-}
+# Runs need newlines.
+NEWLINES = {(name, flag) for name, flag in INPUTS if flag in ('run', 'reranked')}
 
 
 @pytest.mark.slow

@@ -27,5 +27,6 @@ def temporary(folder: pathlib.Path) -> Iterator['duckdb.DuckDBPyConnection']:
       config={'memory_limit': _MEMORY, 'temp_directory': str(folder)},
     ) as tables:
       yield tables
-  except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
+  # A checkpoint that finds no room raises the last.
+  except (duckdb.IOException, duckdb.OutOfMemoryException, duckdb.FatalException) as error:
     raise InputError(f'cannot write {folder}: {error}') from error
