@@ -50,6 +50,7 @@ EXTRAS = {
 OPTIONAL = [
   requirement
   for extra in (
+    'papers',
     'milvus',
     'qdrant',
     'pgvector',
@@ -162,7 +163,6 @@ def test_constraints_pin_all_requirements(path):
     *OPTIONAL,
     *EXTRAS['plan'],
     *EXTRAS['quickstart'],
-    *EXTRAS['papers'],
     *EXTRAS['test'],
     *EXTRAS['docs'],
     *EXTRAS['dev'],
