@@ -554,7 +554,7 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
   # As if the fusion with the prompt had been chosen, with other weights.
   sure = choosing.Estimate(0.1, 0.01, 0.1, 0.01, 0.001)
   made = choosing.Choice(chosen, {**kept.choice.estimates, chosen: sure}, count)
-  choice.write(run, choice.Kept(made, {chosen: 0.3}), run)
+  choice.write(run, choice.Kept(made, {chosen: 0.3}))
   status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz')
   assert status == 0 and hybrid.read(tmp_path / 'p.fusion.json').weights['bm25'] == 0.3
   meta = artifact.load_prompt(tmp_path / 'p.npz').meta
