@@ -87,7 +87,7 @@ def test_equals_transformers(name, load):
       np.testing.assert_allclose(
         hidden[there],
         arrays[f'{side}{case}/hidden'][there],
-        rtol=0,
+        rtol=1e-5,  # processors round differently: T5 has 1.1e-5 at .83 on one of them
         atol=1e-5,
         err_msg=f'{side}{case}',
       )
