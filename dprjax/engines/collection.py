@@ -172,11 +172,6 @@ class Collection:
     Args:
       payloads: title, text and other fields to store with each document.
     """
-    if (texts is None) != (self.record.bm25 is None):
-      raise InputError(
-        f'{self.where} {"has no" if self.record.bm25 is None else "needs texts for"} BM25'
-      )
-    self._check_dimension(vectors, 'vectors')
     check_finite(vectors, 'document', 0)
     most = self.engine.most_id
     long = next((id_ for id_ in ids if len(id_) * 4 > most and len(id_.encode()) > most), None)
@@ -256,10 +251,7 @@ class Collection:
       vectors = np.ascontiguousarray(queries[some], np.float32)
       return self.engine.search(self.name, vectors, wanted, self.settings(wanted, settings), where)
 
-    found = self._best(ask, len(queries), k, self._batch(), progress)
-    if not found.ids and not len(self):
-      raise InputError(f'nothing to search: no documents in {self.where}')
-    return found
+    return self._best(ask, len(queries), k, self._batch(), progress)
 
   def rankings(
     self, queries: Sequence[str], k: int, where: Sequence[Condition] = ()
@@ -406,15 +398,12 @@ class Collection:
     return best.rankings(best.TopK(found.scores, found.rows), found.ids)
 
   def _check_search(self, queries: Float[np.ndarray, 'queries H'], k: int) -> None:
-    self._check_dimension(queries, 'queries')
     check_finite(queries, 'query', 0)
     if k > self.engine.most:
       raise InputError(
         f'{self.engine.address} returns at most {self.engine.most:,} passages a query, not {k:,}; '
         'use fewer or --index=exact'
       )
-    if not len(queries):
-      raise InputError(f'nothing to search with: 0 queries for {self.where}')
 
   def _words(self, texts: Sequence[str]) -> list[list[str]]:
     assert self.record.bm25 is not None
@@ -431,13 +420,6 @@ class Collection:
     missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in found]
     if missing:
       raise InputError(f'{self.where} lacks {len(missing)} ids: {", ".join(missing[:5])}')
-
-  def _check_dimension(self, vectors: np.ndarray, what: str) -> None:
-    if vectors.ndim != 2 or vectors.shape[1] != self.space['dimension']:
-      raise InputError(
-        f'{self.where} has vectors of {self.space["dimension"]} dimensions, the {what} have '
-        f'{vectors.shape[-1]}'
-      )
 
   def _batch(self) -> int:
     row_bytes = 4 * int(self.space['dimension'])

@@ -27,7 +27,6 @@ import scipy.special
 from jaxtyping import Bool, Float, Float64, Int
 
 from dprjax.base.counts import counted
-from dprjax.base.errors import InputError
 
 FORMAT = 'dprjax.choice'
 """Format of choice.json."""
@@ -210,7 +209,7 @@ def choose(
     new: whether each query has new answers: none of its relevant passages is relevant to a training
       query.
   """
-  own = _checked(scores, new)
+  own = {name: np.asarray(values, np.float64) for name, values in scores.items()}
   names = [name for name in scores if name != FROZEN]
   count = len(own[FROZEN])
   if not count or not names:
@@ -271,26 +270,6 @@ def posterior(
   wide = (_SURE * prior.spread**2 + own * np.maximum(means**2 - around, 0)) / (_SURE + own)
   weight = wide / (wide + around)
   return weight * means, error, weight * around + prior.noise**2
-
-
-def _checked(scores, new):
-  """The scores in float64. Raises as `choose`."""
-  if FROZEN not in scores:
-    raise InputError('there are no scores of the frozen encoder to compare with')
-  own = {name: np.asarray(values, np.float64) for name, values in scores.items()}
-  count = len(own[FROZEN])
-  for name, values in own.items():
-    if values.shape != (count,):
-      raise InputError(
-        f'{name} has scores of {counted(len(values), "queries")}, the frozen encoder of {count:,}'
-      )
-    if np.isinf(values).any() or (name == FROZEN and np.isnan(values).any()):
-      raise InputError(f'{name} has scores that are not numbers')
-  if new is not None and np.shape(new) != (count,):
-    raise InputError(
-      f'{counted(len(new), "queries")} are marked for new answers, but {count:,} have scores'
-    )
-  return own
 
 
 def _optimism(gains, there, measured, expect) -> float:

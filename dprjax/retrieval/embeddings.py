@@ -28,7 +28,6 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write, sha256_file
 from dprjax.retrieval import codes
 from dprjax.retrieval.manifest import (
-  DTYPES,
   FILES,
   MANIFEST,
   PROGRESS,
@@ -109,8 +108,6 @@ class EmbeddingsWriter:
       ids: of all rows; or the summary of `IdReader`, if `write` gets the ids of each shard.
       source: of the ids, for messages.
     """
-    if meta.dtype not in DTYPES:
-      raise InputError(f'embeddings cannot be stored as {meta.dtype}: choose {" or ".join(DTYPES)}')
     if isinstance(ids, Rows):
       rows = ids
     else:
@@ -130,8 +127,6 @@ class EmbeddingsWriter:
 
   def _resume(self) -> dict[int, Checksums]:
     """Checksums of the intact shards, by number."""
-    if self.folder.exists() and not self.folder.is_dir():
-      raise InputError(f'{self.folder} is a file; embeddings need a folder')
     names = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
     stored = next((name for name in (MANIFEST, PROGRESS) if name in names), None)
     if stored is None:
@@ -228,12 +223,6 @@ class EmbeddingsWriter:
     count = shard.stop - shard.start
     if ids is None or len(ids) != count:
       raise ValueError(f'shard {shard.number} needs {count} ids')
-    expected = (count, self.meta.dimension)
-    if vectors.shape != expected:
-      raise InputError(
-        f'shard {shard.number} of {self.folder}: vectors of shape {vectors.shape}, expected '
-        f'{expected}'
-      )
     if self.needs_ranges:
       raise RuntimeError('call calibrate before the first shard')
     ranges = self._manifest.ranges
@@ -473,9 +462,10 @@ def load_embeddings(
   root = files.existing(folder, 'embeddings')
   path = root / MANIFEST
   if not path.exists():
-    if (root / PROGRESS).exists():
-      raise InputError(f'{root} is unfinished: repeat its dprjax.encode command, which continues')
-    raise InputError(f'{root} has no embeddings ({MANIFEST} not found): run dprjax.encode')
+    raise InputError(
+      f'{root} has no finished embeddings ({MANIFEST} not found): run its dprjax.encode command, '
+      'which continues an unfinished folder'
+    )
   manifest = Manifest.read(path)
   meta, all_shards = manifest.meta, -(-manifest.rows // manifest.shard_rows)
   if len(manifest.checksums) < all_shards:
@@ -577,11 +567,8 @@ def check_unique(ids: Sequence[str], where: str) -> None:
 def _read_ids(path: epath.Path) -> tuple[list[str], bytes]:
   """The ids, one a line, and the bytes of the file."""
   content = path.read_bytes()
-  try:
-    text = content.decode()
-  except UnicodeDecodeError as error:
-    raise InputError(f'{path} is not UTF-8 text: encode again') from error
-  if not text.endswith('\n') or _BAD_IDS.search(text):
+  text = content.decode(errors='replace')
+  if '\ufffd' in text or not text.endswith('\n') or _BAD_IDS.search(text):
     raise InputError(f'{path} does not have an id on each line: encode again')
   return text[:-1].split('\n'), content
 

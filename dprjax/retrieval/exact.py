@@ -21,7 +21,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from dprjax.base.errors import InputError
 from dprjax.retrieval import best, codes
 from dprjax.retrieval.best import TopK, check_finite
 
@@ -76,7 +75,6 @@ class ExactIndex:
     """
     shards: Sequence[Any] = [corpus] if isinstance(corpus, np.ndarray) else corpus
     self._ids_at = ids_at
-    self._dimensions = sorted({shard.shape[1] for shard in shards})
     self._count = sum(len(shard) for shard in shards)
     # Devices decode codes block by block.
     code = getattr(shards[0], 'code', None) if shards else None
@@ -94,8 +92,6 @@ class ExactIndex:
     )
     least = _LEAST_ROWS_OF_NUMPY if self._on_host else _LEAST_ROWS
     self._block_rows = max(device_rows, least) * len(devices)
-    if keep and not self._count:
-      raise InputError('nothing to index: no vectors')
     self._kept = list(self._read()) if keep else None
 
   def __len__(self) -> int:
@@ -108,15 +104,8 @@ class ExactIndex:
 
     Args:
       queries: float32 or float16.
-      k: rows to find.
       block_queries: queries at a time.
     """
-    if not self._count or not len(queries) or k < 1:
-      raise InputError(
-        f'nothing to search: {len(queries)} queries, {self._count} documents, k = {k}'
-      )
-    if self._dimensions != [queries.shape[1]]:
-      raise InputError(f'queries have {queries.shape[1]} dimensions, the corpus {self._dimensions}')
     check_finite(queries, 'query', 0)
     k = min(k, self._count)
     if self._on_host:

@@ -246,10 +246,11 @@ class Manifest:
   def read(cls, path: epath.Path) -> 'Manifest':
     """Raises InputError for anything not written by `write`."""
     values = _open(path)
-    if values.get('format') != _FORMAT:
-      raise InputError(f'{path} is not a {_FORMAT} manifest')
-    if (version := values.get('version')) != _VERSION:
-      raise InputError(f'{path} is of version {version!r:.20}, expected {_VERSION}: {_AGAIN}')
+    if (values.get('format'), version := values.get('version')) != (_FORMAT, _VERSION):
+      raise InputError(
+        f'{path} is not a {_FORMAT} manifest of version {_VERSION} (version {version!r:.20}); '
+        f'{_AGAIN}'
+      )
     found = _convert(values, _Counts, path)
     shards = cut_shards(found.rows, found.shard_rows)
     checksums: dict[int, Checksums] = {}

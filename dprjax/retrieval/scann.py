@@ -101,15 +101,9 @@ class ScannIndex:
       if self.leaves
       else {}
     )
-    try:
-      rows, scores = self.searcher.search_batched_parallel(
-        np.ascontiguousarray(queries, np.float32), k, **amount
-      )
-    except RuntimeError as error:  # another dimension
-      raise InputError(
-        f'ScaNN cannot search with {queries.shape[1]} dimensions in its index of {self.count:,} '
-        f'vectors: {error}; make the index again'
-      ) from error
+    rows, scores = self.searcher.search_batched_parallel(
+      np.ascontiguousarray(queries, np.float32), k, **amount
+    )
     missing = np.isnan(scores)
     rows = np.where(missing, -1, rows.astype(np.int64)).astype(np.int32)
     scores = np.where(missing, -np.inf, scores).astype(np.float32)
@@ -157,8 +151,6 @@ def build(vectors: Float[np.ndarray, 'n H'], k: int) -> ScannIndex:
   """Builds an index in memory, for searches of about k rows."""
   from scann import scann_ops_pybind  # not available on every system
 
-  if not len(vectors):
-    raise InputError('nothing to index: no vectors')
   check_finite(vectors, 'document', 0)
   count = len(vectors)
   leaves = 0 if count < BRUTE_FORCE_BELOW else round(math.sqrt(count))

@@ -332,12 +332,8 @@ def test_bm25_and_hybrid(engine):
 
 
 BAD = [
-  (lambda c: c.search(QUERIES[:, :8], 5), ('passages', '16')),
-  (lambda c: c.upsert(['x'], VECTORS[:1, :8]), ('passages', '16')),
   (lambda c: c.upsert(['x'], np.full((1, 16), np.nan, np.float32)), '0'),
-  (lambda c: c.upsert(['x'], VECTORS[:1], texts=['x']), ('passages', 'BM25')),
   (lambda c: c.search(QUERIES, 2_000_000), ('2,000,000', '--index=exact')),
-  (lambda c: c.search(QUERIES[:0], 5), ('0', 'passages')),
   (lambda c: c.check_space(SPACE | {'prompt_sha256': 'p' * 64}, '--queries'), 'prompt_sha256'),
   (lambda c: engines.open_collection(c.engine, 'pasages'), 'pasages'),
   (lambda c: engines.create(c.engine, 'other', SPACE, index_type='NONE'), 'NONE'),

@@ -3,7 +3,6 @@ import pytest
 
 from dprjax.retrieval import choosing
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
-from tests.refusals import refused
 
 PROMPT, LORA = Candidate('query'), Candidate('lora')
 FUSED = Candidate('frozen', fused=True)
@@ -120,16 +119,3 @@ def test_each_candidate_counts_the_queries_that_it_was_not_trained_on():
   assert one.error > 1.5 * found.estimates[LORA].error
   none = choosing.choose({FROZEN: frozen, PROMPT: np.full(90, np.nan)})
   assert none.candidate == FROZEN
-
-
-@pytest.mark.parametrize(
-  ('scores', 'message'),
-  [
-    ({PROMPT: np.zeros(3)}, 'frozen encoder'),
-    ({FROZEN: np.zeros(3), PROMPT: np.zeros(4)}, 'query'),
-    ({FROZEN: np.zeros(3), PROMPT: np.array([0, np.inf, 1])}, 'query'),
-  ],
-)
-def test_other_scores_are_refused(scores, message):
-  with refused(message):
-    choosing.choose(scores)

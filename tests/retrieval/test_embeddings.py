@@ -402,8 +402,6 @@ def test_bad_ids(tmp_path, ids, message):
 def test_bad_vectors(tmp_path):
   writer = EmbeddingsWriter(tmp_path, META, IDS, shard_rows=2)
   shard = writer.pending()[0]
-  with refused('2', '4', '3'):
-    writer.write(shard, np.zeros((2, 4), np.float32))
   with refused('b'):
     writer.write(shard, np.array([[0, 0, 0], [0, np.nan, 0]], np.float32))
   with pytest.raises(RuntimeError, match='3 of 3 shards are not written'):

@@ -44,12 +44,6 @@ def test_ties_at_the_cut():
   assert found.rows[0, :3].tolist() == [99, 98, 97]
 
 
-def test_queries_of_another_length():
-  index = scann.build(clustered(5, 1), 3)
-  with refused('ScaNN'):
-    index.search(clustered(2, 2, dimension=8), 3, index.settings(3))
-
-
 def test_a_full_disk(tmp_path):
   index = scann.build(clustered(500, 1), 10)
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -149,13 +143,9 @@ def test_recall_known_by_hand():
   ) == pytest.approx((2 / 3 + 1 / 3) / 2)
 
 
-@pytest.mark.parametrize(
-  'vectors, message',
-  [(np.zeros((0, 2)), 'vectors'), (np.full((2, 2), np.nan), '0')],
-)
-def test_bad_vectors(vectors, message):
-  with refused(message):
-    scann.build(vectors.astype(np.float32), 1)
+def test_bad_vectors():
+  with refused('0'):
+    scann.build(np.full((2, 2), np.nan, np.float32), 1)
 
 
 @pytest.mark.slow
