@@ -97,7 +97,7 @@ class Adapter:
     return dataclasses.replace(self, **arrays)
 
   def at(self, config: Any, tokens: Int[Array, 'B T']) -> 'Adapter':
-    """The adapter for these tokens. Raises InputError if it does not fit the encoder."""
+    """The adapter for these tokens."""
     return self
 
   def shift_positions(self) -> int | Int[Array, '*B']:
@@ -204,9 +204,10 @@ class Several(Adapter):
 
   def prefix(self) -> Float[Array, '*B 2 P N D'] | None:
     found = [made for adapter in self.adapters if (made := adapter.prefix()) is not None]
-    if len(found) > 1:
-      raise InputError(f'{len(found)} adapters have prefixes; an encoder takes only one')
-    return found[0] if found else None
+    if not found:
+      return None
+    [prefix] = found
+    return prefix
 
   def leave_layer(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
     for adapter in self.adapters:

@@ -246,10 +246,6 @@ def encode_early_late(
     split: the number of early layers, 1 to L - 1.
     kwargs: as for ``encode``.
   """
-  if not 0 < split < config.num_layers:
-    raise InputError(
-      f'a split after {split} of {config.num_layers} layers; use 1 to {config.num_layers - 1}'
-    )
   early, late = _run(config, params, tokens, mask, (split, config.num_layers), **kwargs)
   return early.astype(jnp.float32), late.astype(jnp.float32)
 

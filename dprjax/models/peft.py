@@ -71,17 +71,18 @@ class _Named(msgspec.Struct):
 
 def is_adapter(folder: PathLike) -> bool:
   """Whether a folder has an adapter, or one for queries or passages."""
-  root = epath.Path(folder)
-  return any((root / side / CONFIG).exists() for side in ('', *SIDES))
+  return bool(_sides(epath.Path(folder)))
+
+
+def _sides(root: epath.Path) -> list[str]:
+  """The sides with an adapter; '' is one adapter for both."""
+  return [side for side in ('', *SIDES) if (root / side / CONFIG).exists()]
 
 
 def base_model(folder: PathLike) -> str | None:
   """The backbone that an adapter names."""
   root = epath.Path(folder)
-  places = [root / side for side in ('', *SIDES) if (root / side / CONFIG).exists()]
-  if not places:
-    raise InputError(f'{root} holds no {CONFIG}: it is no adapter of PEFT')
-  path = files.regular_file(places[0] / CONFIG, 'adapter')
+  path = files.regular_file(root / _sides(root)[0] / CONFIG, 'adapter')
   return read(path, 'adapter', _Named).base_model_name_or_path or None
 
 
@@ -96,10 +97,8 @@ def read_prompt(
       an adapter from another tool gets those of the backbone.
   """
   root = epath.Path(folder)
-  sides = ('',) if (root / CONFIG).exists() else SIDES
-  found = {side: _read(root / side, backbone) for side in sides if (root / side / CONFIG).exists()}
-  if not found:
-    raise InputError(f'{root} holds no {CONFIG}: it is no adapter of PEFT')
+  sides = _sides(root)
+  found = {side: _read(root / side, backbone) for side in (sides[:1] if '' in sides else sides)}
   first = next(iter(found.values()))
   if any((one.kind, one.stored) != (first.kind, first.stored) for one in found.values()):
     raise InputError(f'{root}: the adapters of query and passage belong to different prompts')

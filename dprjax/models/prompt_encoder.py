@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dprjax.base.errors import InputError
 from dprjax.models.encoder_config import EncoderConfig
 
 LSTM_LAYERS = 2
@@ -50,10 +49,6 @@ def init_prompt_encoders(
   Args:
     lengths: P of each.
   """
-  if config.hidden_size % 2:
-    raise InputError(
-      f'a prompt encoder needs an even hidden size, this backbone has {config.hidden_size}'
-    )
   made: dict[str, dict[str, Any]] = {}
   for length in sorted(set(lengths.values())):
     names = [name for name in lengths if lengths[name] == length]

@@ -14,7 +14,6 @@ from typing import Any
 from etils import epath
 
 from dprjax.base import reading, repository
-from dprjax.base.errors import InputError
 from dprjax.base.files import write_json
 from dprjax.formats.vector_spec import of_meta
 from dprjax.models import artifact, hub, sentence
@@ -33,15 +32,11 @@ def write_folder(
 
   Args:
     folder: exists and is empty.
-    reference: the same backbone on the hub, with its commit; then no files are copied.
+    reference: the same backbone on the hub, pinned to a commit; then no files are copied.
   """
   _code(prompt)
   if reference is None:
     hub.copy_files(backbone, folder)
-  elif not reference.pinned:
-    raise InputError(
-      f'{reference} has no commit and may change; write {reference.name}@COMMIT with all 40 digits'
-    )
   else:
     write_json(folder / _REFERENCE, {'repository': reference.name, 'revision': reference.revision})
   kept = sentence.tokenizer_keys(epath.Path(backbone.path))

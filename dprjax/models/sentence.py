@@ -250,13 +250,9 @@ def _modules(root: epath.Path) -> list[_Module]:
   if not file.exists():
     return []
   modules = read(file, 'modules.json', list[dict[str, Any]])
-  if not modules:
-    raise InputError(f'{file}: it has no modules')
   found: list[_Module] = []
   for module in modules:
-    kind, path = module.get('type'), module.get('path')
-    if not isinstance(kind, str) or not isinstance(path, str):
-      raise InputError(f'{file}: expected a list of objects with the strings type and path')
+    kind, path = (convert(module.get(key), f'{file}: {key}', str) for key in ('type', 'path'))
     if path and not re.fullmatch(r'[\w-][\w.-]*', path):
       raise InputError(f'{file}: {path!r:.80} is not a folder name')
     refuse_special(root / path)
@@ -310,12 +306,8 @@ def _pooling(file: epath.Path, prefixed: bool, config: EncoderConfig) -> str:
 
 def _prompts(file: epath.Path, model: dict[str, Any]) -> dict[str, str]:
   """The text before queries and before passages."""
-  texts = model.get('prompts', {})
-  if not isinstance(texts, dict) or not all(
-    isinstance(text, str | None) for text in texts.values()
-  ):
-    raise InputError(f'{file}: prompts is not an object of strings')
-  texts = {name: text or '' for name, text in texts.items()}
+  given = convert(model.get('prompts', {}), f'{file}: prompts', dict[str, str | None])
+  texts = {name: text or '' for name, text in given.items()}
   default = model.get('default_prompt_name')
   if default is not None and not (isinstance(default, str) and default in texts):
     raise InputError(f'{file}: default_prompt_name {default!r:.80} is not among its prompts')

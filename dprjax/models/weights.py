@@ -18,7 +18,7 @@ from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import is_special
-from dprjax.base.reading import read_json_object
+from dprjax.base.reading import convert, read_json_object
 from dprjax.models import checkpoint_names as names
 from dprjax.models.encoder_config import EncoderConfig
 
@@ -265,13 +265,8 @@ def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.
   if (folder / WEIGHTS).exists():
     return [folder / WEIGHTS]
   if (folder / _INDEX).exists():
-    shards = read_json_object(folder / _INDEX, 'index of weights').get('weight_map')
-    if (
-      not isinstance(shards, dict)
-      or not shards
-      or not all(isinstance(name, str) for name in shards.values())
-    ):
-      raise InputError(f'{folder / _INDEX}: expected a weight_map of tensor names to file names')
+    index = read_json_object(folder / _INDEX, 'index of weights')
+    shards = convert(index.get('weight_map'), f'{folder / _INDEX}: weight_map', dict[str, str])
     if outside := [name for name in shards.values() if name in ('', '.', '..') or '/' in name]:
       raise InputError(f'{folder / _INDEX}: {outside[0]!r:.80} is not a file name')
     files = [folder / name for name in sorted(set(shards.values()))]

@@ -5,7 +5,6 @@ import pytest
 from dprjax.models import prompt_encoder
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import tree
-from tests.refusals import refused
 
 WIDTH = 24
 
@@ -91,8 +90,3 @@ def test_parameters_start_as_in_pytorch():
     assert abs(leaf.std() * fan**0.5 / std - 1) < 0.25, name
   # No two are alike.
   assert not np.array_equal(flat['forward_0/cell/hi/kernel'], flat['backward_0/cell/hi/kernel'])
-
-
-def test_odd_hidden_sizes_are_refused():
-  with refused('25'):
-    init(25, 6)

@@ -6,7 +6,6 @@ import pytest
 from etils import epath
 
 from dprjax import load_backbone, load_prompt
-from dprjax.base import repository
 from dprjax.formats.vector_spec import of_meta, same_length
 from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact, hub, prompted
@@ -67,15 +66,6 @@ def test_a_sharded_backbone_is_copied_whole(material, tmp_path):
   assert {shard, 'model.safetensors.index.json', 'LICENSE'} <= names
   assert 'pytorch_model.bin' not in names and 'dprjax.json' not in names
   assert load_backbone(out).sha256 == load_backbone(source).sha256
-
-
-@pytest.mark.parametrize('revision', [None, 'main', 'a' * 39])
-def test_a_reference_is_pinned(material, tmp_path, revision):
-  prompt, backbone = load_prompt(material / 'plain.npz'), load_backbone(material / 'backbone')
-  reference = repository.Reference('somebody/tiny', revision)
-  with refused('somebody/tiny'):
-    prompted.write_folder(epath.Path(tmp_path), prompt, backbone, reference)
-  assert list(tmp_path.iterdir()) == []
 
 
 def test_topics_are_not_expressed(tmp_path):

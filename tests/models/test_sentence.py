@@ -143,7 +143,7 @@ def test_default_prompt_and_longest_input(tmp_path):
     ({'modules': '['}, 'modules.json'),
     ({'modules': {}}, 'modules.json'),
     ({'modules': ['Pooling']}, 'modules.json'),
-    ({'modules': [{'path': 3, 'type': 'Pooling'}]}, ('type', 'path')),
+    ({'modules': [{'path': 3, 'type': 'Pooling'}]}, 'path'),
     ({'modules': [{'path': '', 'type': None}]}, 'type'),
     (
       {'1_Pooling/config': {'pooling_mode': ['cls', 'cls']}},
@@ -337,7 +337,6 @@ def test_every_module_is_applied_or_refused(tmp_path, golden):
     (OLD + 'Transformer', OLD + 'Pooling', OLD + 'Normalize', OLD + 'Dense'),
     (OLD + 'Transformer', 'custom.Pooling'),
     ('Transformer', 'Pooling'),
-    (),
   ],
   ids=' '.join,
 )

@@ -94,8 +94,6 @@ def test_tasks_of_one_batch_have_ranges_of_the_table():
     for number in range(2)
   ]
   assert made.table(vectors)[:, 0].tolist() == [0, 1, 1, 2, 3, 104, 105, 105]
-  with refused('query/P1', '4'):
-    made.table([vectors[0] | {'query/P1': jnp.zeros((4, 3), jnp.float32)}, vectors[1]])
 
 
 @pytest.mark.slow

@@ -7,9 +7,8 @@ from typing import Any
 import flax.struct
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from dprjax.base.errors import InputError
 from dprjax.models.adapter import Adapter, AdapterTraining, Kind
 from dprjax.models.projection import IDENTITY, Dense
 
@@ -23,14 +22,6 @@ class Linear(Adapter):
   """
 
   change: Float[Array | np.ndarray, '*B D D']
-
-  def at(self, config: Any, tokens: Int[Array, 'B T']) -> Adapter:
-    if self.change.shape[-1] != config.vector_size:
-      raise InputError(
-        f'a linear map of vectors of {self.change.shape[-1]} numbers; vectors of this encoder have '
-        f'{config.vector_size}'
-      )
-    return self
 
   def finish(self, x: Float[Array, 'B D']) -> Float[Array, 'B D']:
     change = self.change.astype(jnp.float32)

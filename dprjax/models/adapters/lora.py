@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 from etils import epath
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
@@ -55,18 +55,6 @@ class Lora(Adapter):
 
   by_layer = ('a', 'b')
   undropped = ('scale',)
-
-  def at(self, config: Any, tokens: Int[Array, 'B T']) -> Adapter:
-    sizes = adapters.sizes(config)
-    for name, a in self.a.items():
-      found = len(a), a.shape[-2], self.b[name].shape[-1]
-      takes = config.num_layers, sizes.get(f'{name}/in'), sizes.get(f'{name}/out')
-      if found != takes:
-        raise InputError(
-          f'LoRA of {name} is for {found[0]} layers of {found[1]} x {found[2]}; this encoder has '
-          f'{takes[0]} of {takes[1]} x {takes[2]}'
-        )
-    return self
 
   def project(
     self, name: str, x: Float[Array, 'B T I'], y: Float[Array, 'B T O']

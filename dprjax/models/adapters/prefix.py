@@ -48,20 +48,6 @@ class Prefix(Adapter):
 
   by_layer = ('vectors',)
 
-  def at(self, config: Any, tokens: Int[Array, 'B T']) -> Adapter:
-    layers, *examples, two, _, heads, size = self.vectors.shape
-    shape = layers, two, heads, size
-    if shape != (config.num_layers, 2, config.num_kv_heads, config.head_dim) or examples not in (
-      [],
-      [len(tokens)],
-    ):
-      raise InputError(
-        f'a prefix has shape {list(self.vectors.shape)}; for {len(tokens)} examples this encoder '
-        f'takes [{config.num_layers}, 2, P, {config.num_kv_heads}, {config.head_dim}], or one for '
-        'each example after the axis of layers'
-      )
-    return self
-
   def drop_examples(self, rate: float, key: Array, count: int) -> 'Prefix':
     return self  # attention draws the masks and copies no vectors
 

@@ -108,11 +108,6 @@ def check_template(prompt: Prompt, kinds: Sequence[str], config: Any) -> None:
       f"{prompt.path}: a prompt of {found}, but a prompt of kind 'template' for "
       f'{" and ".join(kinds)} is needed here'
     )
-  if prompt.meta['fixed_layers'] > config.num_layers:
-    raise InputError(
-      f'{prompt.path}: fixed_layers is {prompt.meta["fixed_layers"]}, and this backbone has '
-      f'{config.num_layers} layers; give the backbone that it was trained on'
-    )
 
 
 def check_head(prompt: Prompt, head_sha256: str) -> None:

@@ -7,12 +7,14 @@ Tensors have their names in ``BertModel``. The heads are those of ``BertForMaske
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
+import msgspec
 from jaxtyping import Array
 
 from dprjax.base.errors import InputError
+from dprjax.base.reading import convert
 from dprjax.models import layers
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.encoder_config import EncoderConfig
@@ -35,12 +37,7 @@ _KEYS = {
   'initializer_range': 'initializer_range',
 }
 _FROM_0 = ('pad_token_id', 'type_vocab_size')
-_LARGEST = {
-  'layer_norm_eps': 1,
-  'hidden_dropout_prob': 1,
-  'attention_probs_dropout_prob': 1,
-  'initializer_range': 1000,
-}
+_LARGEST = {'initializer_range': 1000}  # others: 1
 _FIELDS: dict[str, Any] = {field.name: field for field in dataclasses.fields(EncoderConfig)}
 
 
@@ -63,25 +60,20 @@ def read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
   values['pad_token_id'] = find(model_type).pad_token_id
   values |= {key: value for key, value in hf_config.items() if value is not None}
   for key, name in _KEYS.items():
-    _check(key, values.get(key), _FIELDS[name].type)
+    convert(values.get(key), key, _types(key)[_FIELDS[name].type])
   return EncoderConfig(
     model_type, **{name: _FIELDS[name].type(values[key]) for key, name in _KEYS.items()}
   )
 
 
-def _check(key: str, value: Any, kind: type) -> None:
-  number = isinstance(value, float | int) and not isinstance(value, bool)
-  # Sizes are compared with the tensors later.
-  if kind is int and not (
-    number and isinstance(value, int) and (key not in _FROM_0) <= value < 2**31
-  ):
-    raise InputError(f'{key} is {value!r:.60}, expected a whole number')
-  if kind is float and not (
-    number and isinstance(value, float | int) and 0 <= value <= _LARGEST[key]
-  ):
-    raise InputError(f'{key} is {value!r:.60}, expected a number from 0 to {_LARGEST[key]}')
-  if kind is str and not isinstance(value, str):
-    raise InputError(f'{key} is {value!r:.60}, expected a text')
+def _types(key: str) -> dict[type, Any]:
+  """The types that a key may have. Sizes are compared with the tensors later."""
+  least = 0 if key in _FROM_0 else 1
+  return {
+    int: Annotated[int, msgspec.Meta(ge=least, lt=2**31)],
+    float: Annotated[float, msgspec.Meta(ge=0, le=_LARGEST.get(key, 1))],
+    str: str,
+  }
 
 
 def write_config(config: EncoderConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.methods import dual_encoder
 from dprjax.methods.method import Parts
-from dprjax.models import artifact, embed, encoder
+from dprjax.models import artifact, embed
 from dprjax.models.adapter import stack
 from dprjax.models.adapters import linear
 from dprjax.models.adapters.linear import Linear
@@ -53,5 +53,3 @@ def test_a_map_of_other_vectors(small):
   artifact.check_content(prompt)
   with refused('x.npz', 'change', '[24, 24]', '[32, 32]'):
     artifact.check_prompt(prompt, small[0], 'a' * 64, 'b' * 64)
-  with refused('24', '32'):
-    encoder.encode(*small, *batch(), adapter=Linear(prompt.arrays['change']))
