@@ -171,12 +171,9 @@ def read_whole(folder: epath.Path, step: int) -> Gain | None:
   path = folder / workdir.WHOLE
   if not path.exists():
     return None
-  try:
-    kept = reading.read(path, 'score', _Whole)
-    gain = Gain.read(kept.gain, str(path))
-    return gain if kept.step == step else None
-  except InputError as error:
-    raise InputError(f'{error}; remove that file to measure it again') from error
+  kept = reading.read(path, 'score', _Whole)
+  gain = Gain.read(kept.gain, str(path))
+  return gain if kept.step == step else None
 
 
 def metrics_of_whole(gain: Gain) -> dict[str, float]:
@@ -233,18 +230,15 @@ def _path(folder: epath.Path, step: int) -> epath.Path:
 def read(folder: epath.Path, measure: str, step: int = 0) -> Scores:
   """Reads an evaluation of `write`."""
   path = _path(folder, step)
-  try:
-    kept = reading.read(path, 'scores', _Scores)
-    if measure not in kept.means:
-      raise InputError(f'{path}: the mean of {measure} is missing')
-    return Scores(
-      kept.means,
-      {name: np.array(each, np.float64) for name, each in kept.values.items()},
-      {name: np.array(each, np.bool_) for name, each in kept.new.items()},
-      {name: _matrix(each, path) for name, each in kept.fused.items()},
-    )
-  except InputError as error:
-    raise InputError(f'{error}; remove that file to measure it again') from error
+  kept = reading.read(path, 'scores', _Scores)
+  if measure not in kept.means:
+    raise InputError(f'{path}: the mean of {measure} is missing')
+  return Scores(
+    kept.means,
+    {name: np.array(each, np.float64) for name, each in kept.values.items()},
+    {name: np.array(each, np.bool_) for name, each in kept.new.items()},
+    {name: np.array(each, np.float64) for name, each in kept.fused.items()},
+  )
 
 
 def join(parts: Sequence[Scores]) -> Scores:
@@ -254,12 +248,6 @@ def join(parts: Sequence[Scores]) -> Scores:
     for several in zip(*((part.values, part.new, part.fused) for part in parts), strict=True)
   )
   return Scores({}, *joined)
-
-
-def _matrix(rows: list[list[float]], path: epath.Path) -> np.ndarray:
-  if len({len(row) for row in rows}) > 1:
-    raise InputError(f'{path}: fused has rows of different lengths')
-  return np.array(rows, np.float64)
 
 
 def metrics(scores: Scores, gain: Gain | None = None) -> Mapping[str, float]:

@@ -17,7 +17,6 @@ from etils import epath
 from jaxtyping import Float, Int
 
 from dprjax.base import files, reading
-from dprjax.base.errors import InputError
 from dprjax.methods import baseline
 from dprjax.methods.method import Scores
 from dprjax.retrieval import bm25_index, choosing, fusion
@@ -74,13 +73,7 @@ def decide(trainings: Mapping[str, Sequence[epath.Path]]) -> Kept:
 
 def _joined(folders: Sequence[epath.Path], step: int = 0) -> Scores:
   """Joins evaluations of trainings that held out one part each."""
-  found = baseline.join([baseline.read(folder, fusion.MEASURE, step) for folder in folders])
-  values, fused = found.values.get(''), found.fused.get('')
-  if values is None or fused is None or len(values) != len(fused):
-    raise InputError(
-      f'{folders[0]}: its scores were made without config.eval.choose; train in a fresh workdir'
-    )
-  return found
+  return baseline.join([baseline.read(folder, fusion.MEASURE, step) for folder in folders])
 
 
 def _alone() -> int:
@@ -109,18 +102,12 @@ def _cross_fitted(
 ) -> tuple[Float[np.ndarray, ' queries'], Float[np.ndarray, 'queries weights']]:
   """Scores of held-out queries, each after the number of updates best on the other parts."""
   common = set.intersection(*(set(baseline.measured(folder)) for folder in folders)) - {0}
-  if not common:
-    raise InputError(f'{folders[0]} has no evaluation after the first step; train again')
   sizes = [len(baseline.read(folder, fusion.MEASURE).values['']) for folder in folders]
   found = {step: _joined(folders, step) for step in sorted(common)}
   if len(folders) > 1:
     parts = np.repeat(np.arange(len(folders)), sizes)
   else:
     parts = np.random.default_rng(0).permutation(np.arange(sizes[0]) % _PARTS)
-  if any(len(one.values['']) != sum(sizes) for one in found.values()):
-    raise InputError(
-      f'{folders[0]}: its evaluations are on other queries; train in a fresh workdir'
-    )
   values = np.stack([one.values[''] for one in found.values()])  # [steps, queries]
   fused = np.stack([one.fused[''] for one in found.values()])
   rows, chosen = np.arange(len(parts)), best_elsewhere(values, parts)
@@ -213,20 +200,15 @@ def read(workdir: epath.Path) -> Kept | None:
   path = workdir / workdirs.CHOSEN
   if not path.exists():
     return None
-  try:
-    found = reading.read(path, 'choice', _Written)
-    estimates, weights = {}, {}
-    for one in found.candidates:
-      name = Candidate(one.model, one.step, one.fused)
-      fields = choosing.Estimate._fields
-      estimates[name] = choosing.Estimate(*(getattr(one, field) for field in fields))
-      if one.bm25_weight is not None:
-        weights[name] = one.bm25_weight
-    chosen = Candidate(*found.chosen)
-    if chosen != FROZEN and chosen not in estimates:
-      raise InputError(f'{path}: the chosen one is not among the candidates')
-  except InputError as error:
-    raise InputError(f'{error}; remove that file to choose again') from error
+  found = reading.read(path, 'choice', _Written)
+  estimates, weights = {}, {}
+  for one in found.candidates:
+    name = Candidate(one.model, one.step, one.fused)
+    fields = choosing.Estimate._fields
+    estimates[name] = choosing.Estimate(*(getattr(one, field) for field in fields))
+    if one.bm25_weight is not None:
+      weights[name] = one.bm25_weight
+  chosen = Candidate(*found.chosen)
   choice = choosing.Choice(
     chosen,
     estimates,

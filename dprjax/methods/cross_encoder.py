@@ -189,9 +189,6 @@ class Candidates(Retrieval):
         f'config.data.query_max_length, config.data.passage_max_length: pairs have {longest} '
         f'tokens, more than the {model.max_tokens} positions of {self.config.backbone.path}'
       )
-    for name in ('query_prefix', 'passage_prefix'):
-      if settings[name]:
-        raise InputError(f'config.data.{name}: a cross-encoder takes no prefixes; leave it empty')
     tokens = self.open_cache('train', self.train, tokenizer)
 
     def evaluation(built: Model) -> Evaluate:
@@ -252,6 +249,7 @@ METHOD = Method(
   export,
   parts=('classifier',),
   options=('data.folds', 'distillation.loss', 'tasks'),
-  requires={'negatives': SET},  # there are no in-batch negatives
+  # There are no in-batch negatives.
+  requires={'negatives': SET, 'data.query_prefix': '', 'data.passage_prefix': ''},
   shapes=shapes,
 )

@@ -66,20 +66,12 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     backbone = dict.fromkeys(SIDES, parts.encoder) if two else parts.encoder
     params = {'backbone': backbone} | init_adapter(config, model, parts, key)
-    if config.prompt.sides == 'query':
-      names = list(tree.flatten(params))
-      if trains(tree.trainable_names(config.trainable, names), 'backbone'):
-        raise InputError(
-          "config.trainable: with config.prompt.sides='query' passages are encoded once; train the "
-          'prompt only'
-        )
-    if config.prompt.regularization and (
-      not config.prompt.length
-      or trains(tree.trainable_names(config.trainable, list(tree.flatten(params))), 'backbone')
-    ):
+    trained = tree.trainable_names(config.trainable, list(tree.flatten(params)))
+    frozen = config.prompt.sides == 'query' or config.prompt.regularization
+    if frozen and trains(trained, 'backbone'):
       raise InputError(
-        f'config.prompt.regularization: {config.prompt.regularization} needs a trained prompt '
-        '(config.prompt.length, config.trainable) and a frozen backbone; change these, or set 0'
+        "config.trainable: config.prompt.sides='query' and config.prompt.regularization need a "
+        'frozen backbone; train the prompt only'
       )
     return params
 
@@ -113,11 +105,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
 
 
 def check_pooling(config: ConfigDict, model: EncoderConfig) -> None:
-  """Raises InputError for a pooling that needs a template, or uses a state that sees no text."""
-  if config.pooling == 'mask':
-    raise InputError(
-      f"config.pooling: 'mask' needs a template, which {config.method} lacks; use 'cls' or 'mean'"
-    )
+  """Raises InputError for an unknown pooling, or one of a state that sees no text."""
   if config.pooling == 'cls' and model.causal:
     raise InputError(
       "config.pooling: 'cls' is the state of the first token, which sees no other token in a "
@@ -153,11 +141,6 @@ def init_adapter(
     params = {side: init(config, model, key) for side, key in keys.items()}
   if parts.prompt is None:
     return {adapters.SUBTREE: params}
-  if parts.prompt.query_only and settings.sides != 'query' and not settings.tied:
-    raise InputError(
-      f'config.prompt.init_from: {settings.init_from} is for queries only; set config.prompt.tied, '
-      "or config.prompt.sides='query'"
-    )
   start: dict[str, Any] = {side: parts.prompt.of_side(side) for side in SIDES if side in params}
   start = start or parts.prompt.of_side('query')
   shapes, wanted = (

@@ -64,13 +64,12 @@ def load(
     saved.close()
   if extra['backbone_sha256'] != backbone_sha256:
     raise InputError(f'{where} was trained on another backbone')
-  if other := sorted(params.keys() ^ wanted.keys()):
-    place = 'there' if other[0] in params else 'here'
-    raise InputError(f'{where}: {other[0]} is trained only {place}; set config.trainable alike')
-  for name, array in params.items():
-    if array.shape != tuple(wanted[name].shape):
+  shapes, here = ({name: tuple(x.shape) for name, x in some.items()} for some in (params, wanted))
+  for name in sorted(shapes.keys() | here.keys()):
+    if shapes.get(name) != here.get(name):
       raise InputError(
-        f'{where}: {name} has the shape {array.shape} there and {tuple(wanted[name].shape)} here'
+        f'{where}: the trained {name} has the shape {shapes.get(name)} there and {here.get(name)} '
+        'here; set the options alike'
       )
   sums = epath.Path(folder) / checkpoint.FOLDER / str(step) / checkpoint.SUMS
   return Earlier(params, {f'config.init_from (step {step})': sums}, workdirs.seen_queries(folder))

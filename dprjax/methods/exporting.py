@@ -458,10 +458,8 @@ def _warn_of_lengths(spec: VectorSpec | None) -> None:
 
 def check_out(out: epath.Path, inputs: outputs.Inputs, options: ExportOptions) -> None:
   """Raises InputError if ``out`` cannot be written; called before anything is read."""
-  if out.suffix == '.npz' and options.card:
-    raise InputError(f'--out={out}: a card needs a folder; the prompt is {artifact.FILE} in it')
-  if out.suffix == '.npz' and options.format not in (None, 'npz'):
-    raise InputError(f'--out={out}: --format={options.format} needs a folder, not an npz file')
+  if out.suffix == '.npz' and (options.card or options.format not in (None, 'npz')):
+    raise InputError(f'--out={out}: a card, or another --format than npz, needs a folder')
   claim = (
     outputs.claim(out, inputs, endings=('',), lock=False)
     if out.suffix == '.npz'
@@ -482,16 +480,9 @@ def check_ending(out: epath.Path, product: methods.Product, options: ExportOptio
     return
   if out.suffix == '.npz':
     raise InputError(f'--out={out}: this run trained {product.noun}, which needs a directory')
-  if options.format in ('npz', 'peft'):
+  several = product.prompts or (product.prompt and '' not in product.encoders)
+  if options.format in ('npz', 'peft') or (options.format and several) or not options.copy_backbone:
     raise InputError(
-      f'--format={options.format} is only for prompts, but this run trained {product.noun}; leave '
-      'it out, or use --format=sentence-transformers'
-    )
-  if not options.copy_backbone:
-    raise InputError(
-      f'--backbone_files=false: this run trained {product.noun}, which must be copied'
-    )
-  if options.format and (product.prompts or (product.prompt and '' not in product.encoders)):
-    raise InputError(
-      f'--format={options.format} cannot express several prompts or encoders; leave it out'
+      f'--format={options.format}, --backbone_files={options.copy_backbone}: this run trained '
+      f'{product.noun}; leave both out'
     )

@@ -259,18 +259,14 @@ def load(name: str) -> Method:
   if re.fullmatch(r'\w+(\.\w+)*', path):
     try:
       module = importlib.import_module(path)
-    except ModuleNotFoundError as error:
-      if error.name is None or not f'{path}.'.startswith(f'{error.name}.'):
-        # An import inside the method failed.
-        raise InputError(
-          f'config.method: {name!r} cannot be imported ({describe_error(error)})'
-        ) from error
     except MemoryError:
       raise
     except Exception as error:  # from code outside dprjax
-      raise InputError(
-        f'config.method: {name!r} cannot be imported ({describe_error(error)})'
-      ) from error
+      absent = error.name if isinstance(error, ModuleNotFoundError) else None
+      if absent is None or not f'{path}.'.startswith(f'{absent}.'):  # not the method itself
+        raise InputError(
+          f'config.method: {name!r} cannot be imported ({describe_error(error)})'
+        ) from error
   method = getattr(module, 'METHOD', None)
   if not isinstance(method, Method):
     raise InputError(

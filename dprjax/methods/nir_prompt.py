@@ -141,11 +141,6 @@ def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
   made = []
   for task in sorted(config.tasks):
     entry, key = config.tasks[task], f'config.tasks.{task}'
-    if (task in found.own or found.sources) and settings.kind in ('manual', 'none'):
-      raise InputError(
-        f'{key}.prompt, config.adapt.fusion: a template of kind {settings.kind!r} has no learned '
-        'prompt'
-      )
     if task in found.own:
       made.append(_spec_of(found.own[task], kinds, strings))
     elif found.sources:
@@ -359,13 +354,8 @@ def check_trained(config: ConfigDict, params: Params) -> None:
   trained = tree.trainable_names(config.trainable, names)
   for name in names:
     top, task, *_, last = name.split('/')
-    if top == 'sources' and name in trained:
-      raise InputError(f'config.trainable: {name} is a constant in the sum; leave it out')
-    if top == 'prompt' and last == 'vectors' and name in trained:
-      raise InputError(
-        f'config.trainable: {name} comes from config.tasks.{task}.prompt and is constant; leave '
-        'it out'
-      )
+    if (top == 'sources' or (top == 'prompt' and last == 'vectors')) and name in trained:
+      raise InputError(f'config.trainable: {name} comes from a file and is constant; leave it out')
     if top == 'prompt' and last not in ('vectors', 'weights') and name not in trained:
       raise InputError(
         f"config.trainable: {name} is random, so it must be trained ('prompt/.*'); or set "

@@ -108,17 +108,15 @@ class LabelledPairs:
 def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -> LabelledPairs:
   """The labelled pairs of a task."""
   key = f'config.tasks.{task}.data'
-  if section.mined_negatives:
-    raise InputError(f'{key}.mined_negatives: labelled pairs have none; leave it empty')
   folder = section.dir
   if section.format == 'docstrings':
     folder = str(workdir / 'data' / task)
     if not epath.Path(folder).exists():
       pairs.write_docstrings(folder, section.dir.split(','))
-  elif section.format != 'auto':
+  elif section.format != 'auto' or section.mined_negatives:
     raise InputError(
-      f"{key}.format: labelled pairs are files SPLIT.jsonl, .tsv or .csv; use 'auto', not "
-      f'{section.format!r}'
+      f'{key}.format, {key}.mined_negatives: labelled pairs are files SPLIT.jsonl, .tsv or .csv '
+      'without mined negatives; leave both out'
     )
   hold_out = (section.hold_out, seed) if section.hold_out and not section.dev_split else None
   most = 2 * section.max_queries or None  # of each label

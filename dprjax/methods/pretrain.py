@@ -77,10 +77,11 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   settings = config.pretrain
   contrasted = settings.views != 'one' and settings.contrast_weight > 0
   mlm = settings.mlm_weight > 0
-  if not (contrasted or mlm):
+  condenser = settings.head_layers > 0
+  if not (contrasted or (mlm and (condenser or settings.late_mlm))):
     raise InputError(
-      'config.pretrain: nothing to learn; set mlm_weight, or contrast_weight with '
-      "views='siblings' or 'ict'"
+      'config.pretrain: nothing to learn; set mlm_weight with late_mlm or head_layers, or '
+      "contrast_weight with views='siblings' or 'ict'"
     )
   if contrasted:
     contrastive.check_update(config, 'passage')
@@ -89,11 +90,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       'config.pretrain.mlm_weight: masked language modelling needs a masked-LM head and a mask '
       f'token, which {model.model_type} models with this tokenizer do not have; set 0 to train the '
       'contrastive loss only, or choose another backbone'
-    )
-  condenser = settings.head_layers > 0
-  if not (condenser or settings.late_mlm or contrasted):
-    raise InputError(
-      'config.pretrain.late_mlm: nothing to learn; set it, or add a Condenser head (head_layers)'
     )
   skip_from, spec = _skip_from(config, model), vector_spec.of_config(config)
   if condenser and not 0 < skip_from < model.num_layers:
@@ -108,10 +104,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       f'{"" if condenser else " or pooling, such as mean"}'
     )
   contrastive.check_lengths(config.matryoshka, model.vector_size)
-  if config.matryoshka and not contrasted:
-    raise InputError(
-      'config.matryoshka needs a contrastive loss (config.pretrain.views, contrast_weight)'
-    )
   mask_id, everything = tokenizer.mask_id, np.arange(tokenizer.vocab_size, dtype=np.int32)
   ordinary = np.setdiff1d(everything, tokenizer.special_ids).astype(np.int32)
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
@@ -127,16 +119,13 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       params['head'] = {'mlm': there.params if there else heads.init_mlm_head(model, mlm_key)}
     if condenser:
       there = parts.heads.get('condenser')
-      if there and (layers := jax.tree.leaves(there.params)[0].shape[0]) != settings.head_layers:
-        raise InputError(
-          f'config.pretrain.head_layers: {settings.head_layers}, but the Condenser head of the '
-          f'backbone has {layers} layers'
-        )
-      if there and there.settings['split'] != skip_from:
-        raise InputError(
-          f'config.pretrain.skip_from: {skip_from}, but the Condenser head of the backbone was '
-          f'trained with {there.settings["split"]}'
-        )
+      if there:
+        trained = jax.tree.leaves(there.params)[0].shape[0], there.settings['split']
+        if trained != (settings.head_layers, skip_from):
+          raise InputError(
+            'config.pretrain.head_layers, config.pretrain.skip_from: '
+            f'{settings.head_layers, skip_from}, but {trained} in the head of the backbone'
+          )
       params['head']['condenser'] = (
         there.params
         if there

@@ -36,7 +36,6 @@ _QUERIES = 'queries'  # in the workdir
 _OPTION = 'config.data.passage_embeddings'
 _SHARD_ROWS = 5000  # at most this many rows are lost by an interruption
 _COMPARED = 16  # texts encoded to check vectors without a manifest
-MOST_BYTES = 4 << 30  # of corpus negatives on each device
 _MOST_APART = 0.05  # relative distance; float16 rounding is far smaller
 
 
@@ -185,18 +184,10 @@ def arrays(
 ) -> dict[str, np.ndarray]:
   """``TrainingData.arrays`` with the whole corpus, if all of it serves as negatives.
 
-  ``rows`` are passages with distinct tokens. Raises InputError if they exceed the memory of a
-  device.
+  ``rows`` are passages with distinct tokens.
   """
   if passages is None or config.corpus_negatives >= 0:
     return {}
-  total = len(rows)
-  if (size := total * passages.width * 4) > MOST_BYTES:
-    raise InputError(
-      f'config.corpus_negatives: -1 puts all {total:,} passages, {size / 2**30:.1f} GiB, on every '
-      f'device, over {MOST_BYTES / 2**30:g}; draw some for each update, '
-      '--config.corpus_negatives=65536 say'
-    )
   return {contrastive.VECTORS: passages.take(rows), contrastive.ROWS: rows}
 
 

@@ -308,8 +308,6 @@ def find_splits(
     if not epath.Path(path).exists():
       docstrings.build(path, section.dir.split(','), categories=section.categories)
   elif path.startswith(irds.PREFIX):
-    if format not in ('auto', 'beir'):
-      raise InputError(f"{where}.format: {path} is read as 'beir'; leave {format!r} out")
     splits = [split for split in (section.train_split, section.dev_split) if split]
     path, format = str(irds.folder_of(path, workdir / 'data' / task, splits)), 'beir'
   elif hub_data.is_named(path):

@@ -181,10 +181,6 @@ def choose_alternative(
     shown = ', '.join(f'{name} {gain.best:.4f} ({gain.shown})' for name, gain in gains.items())
     say(f'chosen: {best}, by {choice.gain.measure} on held-out queries: {shown}')
   chosen = choice.chosen
-  if chosen not in experiments:
-    raise InputError(
-      f'{workdir / workdirs.SELECTION}: {chosen!r:.60} is not an alternative; remove that file'
-    )
   result = train(Trial(experiments[chosen], workdirs.alternative(workdir, chosen)))
   if jax.process_index() == 0:
     workdirs.show_held_out(workdir, chosen)
@@ -311,11 +307,8 @@ def _read(workdir: epath.Path) -> Chosen | None:
   """Reads the choice in a workdir, on all processes."""
   path, found = workdir / workdirs.SELECTION, None
   if jax.process_index() == 0 and path.exists():
-    try:
-      found = reading.read_json_object(path, 'selection')
-      Chosen.read(found, str(path))
-    except InputError as error:
-      raise InputError(f'{error}; remove that file to compare the trainings again') from error
+    found = reading.read_json_object(path, 'selection')
+    Chosen.read(found, str(path))
   found = distributed.agree(found)
   return None if found is None else Chosen.read(found, str(path))
 

@@ -23,7 +23,6 @@ from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
 from dprjax.base import draws
-from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import sources, token_cache, topic_models
 from dprjax.data.text import Tokenizer, load_tokenizer
@@ -67,8 +66,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   contrastive.check_lengths(config.matryoshka, model.vector_size)
   settings, spec = config.topics, vector_spec.of_config(config)
   prompted = bool(settings.path) and not settings.words
-  if settings.words:
-    check_room(config, model)
   encoders = dual_encoder.build(config, model, devices)
   options = EncoderOptions.from_config(config.backbone, *meshes.activations(devices))
   chunks = config.grad_cache * config.accumulate
@@ -236,17 +233,6 @@ def check_options(config: ConfigDict, devices: Mesh) -> None:
     )
 
 
-def check_room(config: ConfigDict, model: EncoderConfig) -> None:
-  """Raises InputError if texts with topic words exceed the encoder positions."""
-  for side in SIDES:
-    if (length := config.data[f'{side}_max_length'] + config.topics.words) > model.max_tokens:
-      raise InputError(
-        f'config.data.{side}_max_length: {length} tokens with '
-        f'config.topics.words={config.topics.words}, more than the {model.max_tokens} positions '
-        f'of {config.backbone.path}'
-      )
-
-
 def put_before(
   tokens: Int[Array, 'B T'], mask: Array, words: Int[Array, 'B W']
 ) -> tuple[Int[Array, 'B T+W'], Array]:
@@ -389,10 +375,6 @@ def keep(found: topic_models.Topics, count: int) -> topic_models.Topics:
   """The largest ``count`` topics, or all if it is 0."""
   if not count or count == len(found):
     return found
-  if count > len(found):
-    raise InputError(
-      f'config.topics.keep: {counted(count, "topics")}, but there are only {len(found)}'
-    )
   return dataclasses.replace(
     found,
     names=found.names[:count],
@@ -407,11 +389,6 @@ def random_words(
   """Tokens of words that each document draws from the vocabulary of the topics, by its id."""
   encoded = tokenizer.encode_bare(found.vocabulary)
   pieces = [row for row in encoded.values() if len(row)]
-  if sum(map(len, pieces)) < length:
-    raise InputError(
-      f'config.topics.words: the topics have {sum(map(len, pieces))} tokens of vocabulary, fewer '
-      f'than {length}'
-    )
   rows = np.zeros((len(ids), length), np.int32)
   for row, id_ in zip(rows, ids, strict=True):
     rng = np.random.default_rng(int.from_bytes(draws.draw(id_, seed, 'random words')))

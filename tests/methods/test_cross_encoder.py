@@ -256,6 +256,7 @@ def test_dropout_follows_the_key(model, tokenizer, parts, batch):
     ('cross_encoder__loss', 'hinge'),
     ('cross_encoder__labels', 3),
     ('negatives', 0),
+    ('data__query_prefix', 'query: '),
     ('prompt__length', 4),
     ('backbone__two_encoders', True),
   ],

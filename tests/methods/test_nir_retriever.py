@@ -282,10 +282,7 @@ def test_a_file_of_another_kind(tokenizer, model, parts, tmp_path):
 def test_files_that_are_not_to_be_trained_or_added(tokenizer, model, parts, tmp_path):
   config = nir.make_config('nir_retriever')
   write_files(config, tmp_path, model, tokenizer)
-  with refused('config.tasks'):
-    init(config, tokenizer, model, parts)
-  config.template.kind = 'manual'
-  with refused('manual'):
+  with refused('config.trainable'):
     init(config, tokenizer, model, parts)
   config = nir.make_config(
     'nir_retriever', tasks=('new',), adapt__fusion=True, adapt__prompts=str(tmp_path)

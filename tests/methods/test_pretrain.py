@@ -379,7 +379,7 @@ def test_heads_that_are_there_are_taken(tokenizer):
   [
     ({'pretrain__views': 'three'}, 'config.pretrain.views'),
     ({'pretrain__mlm_weight': 0.0}, ('config.pretrain', 'mlm_weight')),
-    ({'pretrain__late_mlm': False}, 'config.pretrain.late_mlm'),
+    ({'pretrain__late_mlm': False}, ('config.pretrain', 'late_mlm')),
     ({'pretrain__mask_rate': 1.0}, 'config.pretrain.mask_rate'),
     (
       {'pretrain__head_layers': 2, 'pretrain__skip_from': 3},

@@ -235,7 +235,7 @@ def test_vectors_are_found_by_id(tmp_path, write_embeddings):
     query_only.DiskVectors(found, ['p1', 'q'])
 
 
-def test_a_corpus_too_large_for_every_device(monkeypatch):
+def test_all_passages_as_negatives():
   class Passages:
     width = WIDTH
 
@@ -246,6 +246,3 @@ def test_a_corpus_too_large_for_every_device(monkeypatch):
   assert (
     query_only.arrays(config, Passages(), np.arange(TOTAL))['corpus/vectors'].shape == CORPUS.shape
   )
-  monkeypatch.setattr(query_only, 'MOST_BYTES', TOTAL * WIDTH * 4 - 1)
-  with refused(TOTAL):
-    query_only.arrays(config, Passages(), np.arange(TOTAL))

@@ -337,5 +337,3 @@ def test_a_data_set_of_ir_datasets(folder, tmp_path, settings, devices):
   with refused('irds:lab/other'):
     other = settings(**options | {'data__dir': 'irds:lab/other'})
     find(retrieval, other, tmp_path / 'run', devices)
-  with refused('config.data.format', 'irds:lab/toy', 'beir'):
-    find(retrieval, settings(**options, data__format='dpr'), tmp_path / 'run', devices)
