@@ -103,13 +103,12 @@ def fit(
     InputError: data, an option or a file cannot be used; the workdir has another training.
     KeyboardInterrupt: the training was interrupted and its state saved.
   """
-  if (data is None) == (queries is None):
+  given = sum(one is not None for one in (queries, corpus))
+  if given != (2 if data is None else 0) or (data is not None and relevant is not None):
     raise InputError('give either data, or queries, corpus and relevant')
-  if data is not None and (corpus is not None or relevant is not None):
-    raise InputError('corpus and relevant need queries and exclude data')
   workdir = workdir and os.path.expanduser(workdir)
   with _incoming(workdir) as incoming:
-    if data is None:
+    if queries is not None and corpus is not None:
       _write(incoming, queries, corpus, relevant, columns)
     elif columns:
       named = ','.join(f'{role}={name}' for role, name in columns.items())
@@ -403,14 +402,12 @@ def _cache() -> epath.Path:
 
 def _write(
   folder: epath.Path,
-  queries: inputs.Texts | None,
-  corpus: inputs.Texts | None,
+  queries: inputs.Texts,
+  corpus: inputs.Texts,
   relevant: inputs.Judgements | None,
   columns: Mapping[str, str],
 ) -> None:
   """Writes a BEIR folder with a train split."""
-  if queries is None or corpus is None:
-    raise InputError('give queries and corpus')
   to = folder / _DATA
   texts = {role: name for role, name in columns.items() if role not in ('positive_id', 'label')}
   query_ids = inputs.write_queries(queries, to / 'queries.jsonl', texts)

@@ -56,11 +56,7 @@ def is_path(value: Any) -> bool:
 
 
 def write_queries(queries: Texts, out: epath.Path, columns: Mapping[str, str] = _NONE) -> list[str]:
-  """Writes queries as BEIR queries.jsonl; returns their ids.
-
-  Raises:
-    InputError: as `corpora.queries`; the file cannot be read; or there are no queries.
-  """
+  """Writes queries as BEIR queries.jsonl; returns their ids."""
   own = columns_of('query', columns)
   if is_path(queries):
     return _write_texts(read_texts(queries, 'query', columns=own), out, 'queries')  # type: ignore[arg-type]
@@ -68,11 +64,7 @@ def write_queries(queries: Texts, out: epath.Path, columns: Mapping[str, str] = 
 
 
 def write_corpus(corpus: Texts, out: epath.Path, columns: Mapping[str, str] = _NONE) -> list[str]:
-  """Writes passages as BEIR corpus.jsonl; returns their ids.
-
-  Raises:
-    InputError: as `corpora.passages`; the file cannot be read; or there are no passages.
-  """
+  """Writes passages as BEIR corpus.jsonl; returns their ids."""
   own = columns_of('passage', columns)
   if is_path(corpus):
     return _write_texts(read_texts(corpus, 'passage', columns=own), out, 'corpus')  # type: ignore[arg-type]
@@ -110,11 +102,7 @@ def judgements(
         names, such as the BEIR ``query-id`` and ``corpus-id``);
       - None: the i-th passage is relevant to the i-th query.
     queries, passages: all ids in order; None if unknown.
-    name: of the argument, for messages.
     columns: of a table, by the roles `query_id`, `positive_id` and `label`.
-
-  Raises:
-    InputError: another form, an unknown id, or two grades of a pair.
   """
   table = None if is_path(relevant) else _table(relevant, name, _JUDGED, columns)
   if table is None and columns.keys() & {'positive_id', 'label'}:
@@ -160,8 +148,6 @@ def judgements(
     rows = given.values(relevant, name)
     if rows and all(isinstance(row, tuple) for row in rows):
       for row in rows:
-        if len(row) not in (2, 3):
-          raise InputError(f'{name}: {row!r:.60} is not (query id, passage id[, grade])')
         add(*row)
     elif (index := given.index_of(relevant)) is not None:
       for query, entry in zip(index, rows, strict=True):
@@ -216,11 +202,6 @@ def write_run(run: Run, out: epath.Path, name: str = 'run') -> epath.Path:
   Args:
     run: a path; the result of `Retriever.search`; a mapping of query ids to passage ids and scores;
       or a table with columns ``query_id``, ``passage_id`` and ``score`` (or other usual names).
-    out: the file to write.
-    name: of the argument, for messages.
-
-  Raises:
-    InputError: another form, or a score that is not finite.
   """
   if is_path(run):
     return epath.Path(run)  # type: ignore[arg-type]
@@ -244,14 +225,14 @@ def write_run(run: Run, out: epath.Path, name: str = 'run') -> epath.Path:
   elif (table := _table(run, name, _RANKED)) is not None:
     for row in table:
       add(*row)
-  elif isinstance(run, Mapping):
+  elif isinstance(run, Mapping) and all(isinstance(one, Mapping) for one in run.values()):
     for query, scores in run.items():
-      if not isinstance(scores, Mapping):
-        raise InputError(f'{name}: expected passage ids and scores of query {query!r:.40}')
       for passage, score in scores.items():
         add(query, passage, score)
   else:
-    raise InputError(f'{name}: expected a table, a mapping or a path, not {type(run).__name__}')
+    raise InputError(
+      f'{name}: expected a table, passage ids and scores by query id, or a path, not {run!r:.60}'
+    )
   if not rankings:
     raise InputError(f'{name}: there are no rankings')
   trec.write_run(out, trec.run_from_dict(rankings), 'run')

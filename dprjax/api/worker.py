@@ -26,11 +26,6 @@ def apart(work: Callable[[], T], *, bar: bool = False, task: str = '') -> T:
   An interrupt asks a training to save its state, and ends other work; a second one ends the
   training at once. The thread has ended when this returns.
 
-  Args:
-    work: the work.
-    bar: whether to show a progress bar on standard error.
-    task: begins the bar.
-
   Raises:
     KeyboardInterrupt: the work was interrupted.
     BaseException: from ``work``.

@@ -98,11 +98,6 @@ def _from_columns(
     )
   found = {role: given.values(table[name], name) for role, name in roles.items()}
   name, none = roles['text'], [None] * len(found['text'])
-  for role, values in found.items():
-    if len(values) != len(none):
-      raise InputError(
-        f'{_WHAT[side]}: {len(values):,} values of {roles[role]} for {len(none):,} of {name}'
-      )
   rows = zip(found.get('id', none), found.get('title', none), found['text'], strict=True)
   return [
     (id_, _joined(title, text, number, name)) for number, (id_, title, text) in enumerate(rows)

@@ -207,9 +207,7 @@ class Embedder:
     """The vectors of rows, float32, in order.
 
     Args:
-      params: placed on the mesh.
       rows: token ids, at least one row.
-      progress: called with the number of rows done.
       columns: further arguments of ``embed``, one number for each row.
     """
     vectors: np.ndarray | None = None

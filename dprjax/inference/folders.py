@@ -58,7 +58,6 @@ def fill_folder(
   Args:
     encoder: with at most one prompt.
     texts: at least one; the same in each iteration.
-    source: of the texts, for messages.
     topic, numbers: for a topic prompt: how topics were chosen, and the topic of each text or of
       all; None: by words.
     calibrate: the most texts for measuring the ranges of codes. An unfinished folder keeps its

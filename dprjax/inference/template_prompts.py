@@ -62,12 +62,7 @@ def text_tokens(prompt: Prompt, side: str, max_length: int, tokenizer: Tokenizer
 def check_positions(
   prompt: Prompt, options: str, texts: int, template: int, config: EncoderConfig, backbone: str
 ) -> None:
-  """Raises InputError if texts and template exceed the positions.
-
-  Args:
-    options: the options that set the length of texts.
-    texts, template: tokens.
-  """
+  """Raises InputError if texts and template exceed the positions."""
   if texts + template > config.max_tokens:
     raise InputError(
       f'{prompt.path}: {options}: {texts} tokens of text and {template} of the template exceed the '

@@ -30,11 +30,6 @@ def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attem
   Compares it with fewer chunks under ``backbone.remat``, and takes the one that moves fewer bytes,
   since each chunk reads the weights again. If neither fits, splits weights over more devices
   (``mesh.fsdp``). More chunks never need more memory, so bisection finds the smallest number.
-
-  Args:
-    config: the experiment, whose update does not fit.
-    devices: their number.
-    attempt: compiles another.
   """
   held = sum(program.answer.get('held', {}).values())
   model = config.mesh.model if config.mesh.model > 0 else 1

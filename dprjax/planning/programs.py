@@ -131,7 +131,6 @@ class Experiment:
 
     Args:
       rows, length, columns: of the batch, as for ``Embedder.lower``.
-      memory: bytes of a device.
     """
     devices = self.devices.devices.ravel().tolist()
     arithmetic = encoder_config.arithmetic(self.config.backbone.dtype, 'config.backbone.dtype')

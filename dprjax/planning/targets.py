@@ -119,36 +119,28 @@ class Target(NamedTuple):
 def parse(name: str) -> Target:
   """Parses the name of a target: ``v5e:2x4``, ``v4:2x2x1``, ``h100:8``, ``cpu`` or ``cpu:4``."""
   chip, colon, rest = name.strip().lower().partition(':')
-  if chip in TPUS:
-    flat = chip in ('v5e', 'v6e')
-    axes = 2 if flat else 3
-    if not re.fullmatch('x'.join([r'[1-9]\d{0,3}'] * axes), rest):
-      raise InputError(
-        f'--target={name!r:.60}: TPUs need a topology, such as {chip}:{"2x4" if flat else "2x2x1"}'
-      )
-    count = math.prod(map(int, rest.split('x')))
-  elif chip in (*GPUS, 'cpu'):
-    if not (re.fullmatch(r'[1-9]\d{0,4}', rest) if colon else chip == 'cpu'):
-      raise InputError(f'--target={name!r:.60}: devices need a number, such as {chip}:8')
-    count = int(rest or 1)
-  else:
+  axes = (2 if chip in ('v5e', 'v6e') else 3) if chip in TPUS else 1
+  sizes = [1] if chip == 'cpu' and not colon else []
+  if re.fullmatch('x'.join([r'[1-9]\d{0,4}'] * axes), rest):
+    sizes = [int(size) for size in rest.split('x')]
+  count = math.prod(sizes)
+  if chip not in (*TPUS, *GPUS, 'cpu') or not sizes or count > _MOST:
     raise InputError(
       f'--target={name!r:.60}: choose TPUs {", ".join(TPUS)} with a topology (v5e:2x4, v5p:2x2x1), '
-      f'GPUs {", ".join(GPUS)} with a number (h100:8), or cpu'
+      f'GPUs {", ".join(GPUS)} with a number (h100:8), or cpu; at most {_MOST:,} devices'
     )
-  if count > _MOST:
-    raise InputError(f'--target={name!r:.60}: {count:,} devices; at most {_MOST:,}')
   return Target(f'{chip}{colon}{rest}', chip, f'{chip}:{rest}' if chip in TPUS else '', count)
 
 
 def check_installed(target: Target) -> None:
   """Raises InputError if the compiler of a target is not installed."""
-  if target.platform == 'tpu' and importlib.util.find_spec('libtpu') is None:
-    raise InputError(f"--target={target.name} needs its compiler: pip install 'dprjax[plan]'")
-  if target.platform == 'cuda' and not any(
-    importlib.util.find_spec(name) for name in ('jax_cuda12_plugin', 'jax_cuda13_plugin')
-  ):
-    raise InputError(f"--target={target.name} needs its compiler: pip install 'dprjax[plan-cuda]'")
+  compilers = {
+    'tpu': ('plan', ['libtpu']),
+    'cuda': ('plan-cuda', ['jax_cuda12_plugin', 'jax_cuda13_plugin']),
+  }
+  extra, packages = compilers.get(target.platform, ('', []))
+  if packages and not any(map(importlib.util.find_spec, packages)):
+    raise InputError(f"--target={target.name} needs its compiler: pip install 'dprjax[{extra}]'")
 
 
 def environment(target: Target) -> dict[str, str]:

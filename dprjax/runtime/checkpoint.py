@@ -168,7 +168,7 @@ class Checkpoints:
         f'{extra["backbone_sha256"][:12]}..., not {self._sha256[:12]}...); set '
         'config.backbone.path to it, or use a fresh --workdir'
       )
-    try:
+    with self._undamaged(step):
       state = self._manager.restore(
         step,
         args=ocp.args.Composite(
@@ -176,11 +176,6 @@ class Checkpoints:
           opt_state=ocp.args.StandardRestore(opt_state),
         ),
       )
-    except (ValueError, KeyError, OSError) as error:
-      raise InputError(
-        f'{self.folder}/{step} cannot be restored ({_line(error)}); remove it to continue from an '
-        'earlier one'
-      ) from error
     return Restored(step, tree.flatten(state[_PARAMS]), state['opt_state'], extra)
 
   def restore_trainable(self, step: int) -> dict[str, np.ndarray]:
@@ -191,7 +186,7 @@ class Checkpoints:
       )
     self._check_sums(step, _PARAMS)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    try:
+    with self._undamaged(step):
       shapes = self._manager.item_metadata(step)[_PARAMS].tree
       target = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), dict(shapes)
@@ -199,22 +194,24 @@ class Checkpoints:
       trainable = self._manager.restore(
         step, args=ocp.args.Composite(**{_PARAMS: ocp.args.StandardRestore(target)})
       )[_PARAMS]
-    except (ValueError, KeyError, OSError) as error:
-      raise InputError(
-        f'{self.folder}/{step} is damaged ({_line(error)}); export another step'
-      ) from error
     return {name: np.asarray(leaf) for name, leaf in tree.flatten(trainable).items()}
 
   def extra(self, step: int) -> dict[str, Any]:
     """The JSON beside the arrays of a checkpoint."""
-    try:
+    with self._undamaged(step):
       return self._manager.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))[
         'extra'
       ]
+
+  @contextlib.contextmanager
+  def _undamaged(self, step: int) -> Iterator[None]:
+    """Turns errors of orbax into an InputError that names the checkpoint."""
+    try:
+      yield
     except (ValueError, KeyError, OSError) as error:
       raise InputError(
-        f'{self.folder}/{step} is damaged ({_line(error)}); remove it to continue from an earlier '
-        'one'
+        f'{self.folder}/{step} cannot be read ({_line(error)}); remove it to continue from an '
+        'earlier one, or export another step'
       ) from error
 
   def close(self) -> None:
@@ -249,15 +246,8 @@ class Checkpoints:
     if not (folder / SUMS).exists():
       wrong = [f'{SUMS} is missing']
     else:
-      sums = {}
-      for number, line in reading.read_lines(folder / SUMS, 'checksums'):
-        match = _SUM.fullmatch(line)
-        if match is None:
-          raise InputError(
-            f'{folder / SUMS}, line {number}: no checksum; remove {folder} to continue from an '
-            'earlier one'
-          )
-        sums[match[2]] = match[1]
+      lines = [line for _, line in reading.read_lines(folder / SUMS, 'checksums')]
+      sums = {match[2]: match[1] for match in map(_SUM.fullmatch, lines) if match is not None}
       found = {
         str(path.relative_to(folder))
         for item in folder.iterdir()

@@ -4,6 +4,7 @@ A file in ``configs/`` starts from ``default()`` and changes options. ``--config
 command line overrides an option; an unknown one is an error.
 """
 
+import collections
 import difflib
 import importlib.util
 import json
@@ -89,9 +90,6 @@ def resolve(
   if not config.alternatives:
     _check_together(config)
     return {'': ml_collections.FrozenConfigDict(config)}
-  if len(config.alternatives) == 1:
-    [name] = config.alternatives
-    raise InputError(f'config.alternatives: {name} is the only one; name at least two, or none')
   for key, data in _data_sections(config).items():
     if not (data.hold_out or data.dev_split or data.get('folds')):
       raise InputError(
@@ -242,14 +240,10 @@ def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) 
   ways = {'hold_out': 0.0, 'folds': 0, 'dev_split': ''}
   asked = [name for name in ways if f'{section}.{name}' in given and data.get(name)]
   below = f'{section}.folds_below' in given
-  if 'dev_split' in asked and len(asked) > 1:
+  if len(asked) > 1 and ('dev_split' in asked or not below):
     raise InputError(
-      f'config.{section}.dev_split, config.{section}.{asked[0]}: both give dev queries; use one'
-    )
-  if asked == ['hold_out', 'folds'] and not below:
-    raise InputError(
-      f'config.{section}.folds, config.{section}.hold_out: both give dev queries; use one, or set '
-      f'config.{section}.folds_below to the number of training queries below which folds are made'
+      f'config.{section}.{asked[-1]}, config.{section}.{asked[0]}: both give dev queries; use one '
+      f'(hold_out and folds go together with folds_below, see --options)'
     )
   off = {'hold_out', 'folds'} if 'dev_split' in asked else {'dev_split'} if asked else set()
   if f'{section}.hold_out' in given and 'folds' not in asked and not below:
@@ -350,11 +344,6 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
     raise InputError(
       'config.backbone.path is empty; name a Hugging Face folder, a hub id or scratch:tiny'
     )
-  if config.tasks and config.data.dir:
-    raise InputError(
-      f'config.data.dir: the tasks {", ".join(sorted(config.tasks))} name their own folders; leave '
-      'it empty'
-    )
   for name, section in _data_sections(config).items():
     if not section.dir and section.format != 'docstrings':
       raise InputError(
@@ -362,11 +351,6 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
       )
   if not config.steps and not config.epochs:
     raise InputError('config.epochs: must be above 0 if config.steps is 0')
-  if config.data.fold > config.data.folds:
-    raise InputError(
-      f'config.data.fold: {config.data.fold} of config.data.folds={config.data.folds}; leave it at '
-      '0, since training sets it'
-    )
 
 
 def _data_sections(config: ml_collections.ConfigDict) -> dict[str, ml_collections.ConfigDict]:
@@ -382,7 +366,6 @@ def check_rules(
 
   Args:
     declared: optional options of the method, see `options.Option`.
-    requires: values of other options needed by the method.
   """
 
   def check_needs(what: str, needs: Mapping[str, Any]) -> None:
@@ -453,37 +436,29 @@ def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Opt
 def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, options.Option]:
   """The options of a config with its tasks and alternatives; InputError for a bad entry."""
   known, of_task = flat(vars(options.table())), flat(vars(options.task_table()))
-  tasks = config.get('tasks')
-  if tasks is None:
-    raise InputError(f'{name}.tasks is missing; start a config file from default()')
-  if not isinstance(tasks, ml_collections.ConfigDict):
-    raise InputError(f'{name}.tasks: expected entries by name, not {tasks!r:.60}')
-  first: dict[str, str] = {}  # names are folders, and some file systems ignore case
-  for task, entry in tasks.items():
-    if not isinstance(task, str) or not _TASK.fullmatch(task):
-      raise InputError(
-        f'{name}.tasks: {task!r:.60} is not a task name; use a letter, then up to 63 letters, '
-        'digits, _ or -'
-      )
-    if not isinstance(entry, ml_collections.ConfigDict):
-      raise InputError(
-        f'{name}.tasks.{task}: make an entry with runtime.config.task(), not {entry!r:.60}'
-      )
-    if first.setdefault(task.lower(), task) != task:
-      raise InputError(
-        f'{name}.tasks: {first[task.lower()]} and {task} differ only in case; rename one'
-      )
-    known |= {f'tasks.{task}.{key}': spec for key, spec in of_task.items()}
-  alternatives = config.get('alternatives')
-  if not isinstance(alternatives, ml_collections.ConfigDict):
-    raise InputError(f'{name}.alternatives: expected options by name, not {alternatives!r:.60}')
   changes: dict[str, options.Option] = {}
-  for one, entry in alternatives.items():
-    if not _TASK.fullmatch(one) or not isinstance(entry, ml_collections.ConfigDict):
+  for section in ('tasks', 'alternatives'):
+    entries = config.get(section)
+    if not isinstance(entries, ml_collections.ConfigDict):
       raise InputError(
-        f'{name}.alternatives: expected a name of letters, digits, _ and -, and the options that '
-        f'differ, not {one!r:.60}: {entry!r:.60}'
+        f'{name}.{section}: expected entries by name, as default() has, not {entries!r:.60}'
       )
+    # Names are folders, and some file systems ignore case.
+    folded = collections.Counter(str(entry).lower() for entry in entries)
+    for entry, of_entry in entries.items():
+      if (
+        not _TASK.fullmatch(str(entry))
+        or folded[str(entry).lower()] > 1
+        or not isinstance(of_entry, ml_collections.ConfigDict)
+      ):
+        raise InputError(
+          f'{name}.{section}: expected a name (a letter, then up to 63 letters, digits, _ or -; '
+          'names differ in more than case) and options, such as runtime.config.task(), not '
+          f'{entry!r:.60}: {of_entry!r:.60}'
+        )
+  for task in config.tasks:
+    known |= {f'tasks.{task}.{key}': spec for key, spec in of_task.items()}
+  for one, entry in config.alternatives.items():
     given = flat(entry.to_dict())
     changes |= {f'alternatives.{one}.{key}': known[key] for key in given if key in known}
   return known | changes

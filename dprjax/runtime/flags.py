@@ -56,11 +56,7 @@ def flag(help: str, default: Any = REQUIRED, **how: Any) -> Any:
   """A field with a flag.
 
   Args:
-    help: for ``--help``, which adds the default.
     default: without a default, the flag is required.
-    name: of the flag, if it differs from the field.
-    metavar: the value in ``--help``.
-    choices: allowed words.
     read: turns a word into the value, or into an item of a tuple; may raise
       ``argparse.ArgumentTypeError``.
     least, most: bounds of a number.
@@ -324,10 +320,7 @@ def parse(
   """Reads a command line; ends the process if it is invalid.
 
   Args:
-    kind: a class of flags.
     argv: the words after the command, by default of this process.
-    prog: the command name in ``--help``.
-    text: the command description in ``--help``.
 
   Returns:
     The flags, and whether ``--traceback`` was given.
@@ -339,7 +332,6 @@ def of(kind: type[Flags], **values: Any) -> Flags:
   """Makes flags in a program, with the checks of a command line.
 
   Args:
-    kind: a class of flags.
     values: by name; a list for a flag that repeats or takes several words.
   """
   fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]

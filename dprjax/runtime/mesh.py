@@ -46,11 +46,6 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = N
     key=lambda device: (device.process_index, device.id),
   )
   shape = [int(sizes.get(axis, 1)) for axis in AXES]
-  if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
-    raise InputError(
-      'config.mesh: sizes must be above 0, and one may be -1; got '
-      f'{dict(zip(AXES, shape, strict=True))}'
-    )
   if -1 in shape:
     known = math.prod(size for size in shape if size != -1)
     shape[shape.index(-1)] = len(devices) // known

@@ -42,7 +42,7 @@ def match_rules(
     config.weight_decay_rules, sorted(trainable), 'config.optim.weight_decay_rules', bool
   )
   factor = tree.first_match(
-    config.learning_rate_rules, sorted(trainable), 'config.optim.learning_rate_rules', float
+    config.learning_rate_rules, sorted(trainable), 'config.optim.learning_rate_rules', tree.Factor
   )
   return decay, factor
 
@@ -56,7 +56,6 @@ def make_optimizer(
   """AdamW for a flat ``{name: array}`` tree where only names in ``trainable`` change.
 
   Args:
-    config: ``config.optim``.
     steps: the length of the schedule, in updates.
   """
   decay, factor = match_rules(config, trainable)

@@ -37,8 +37,6 @@ def check(table: Mapping[str, Option], given: Mapping[str, Any], name: str, star
   """Checks that exactly the options of a table are given, with allowed values.
 
   Args:
-    table: by full names.
-    given: values by full names.
     name: put before names in messages, such as ``config``.
     start: in messages, the place with all options.
   """

@@ -49,9 +49,6 @@ class Programs:
 
     Args:
       about: inputs of tracing besides ``args``; its repr is part of the key.
-      lower: traces it.
-      args: its arguments, or their shapes.
-      device: runs it.
     """
     path = self._folder / f'{_key(about, args, device)}{_ENDING}'
     trees = jax.tree.structure((args, {})), jax.tree.structure(result)

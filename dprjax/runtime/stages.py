@@ -56,9 +56,6 @@ class Stages:
   For each file or folder made, ``stages.json`` has the command line of the stage and the SHA-256 of
   its input. If these change, the ``scratch`` folder is removed and the stage runs again. A killed
   stage runs again without removal, so a command may resume.
-
-  Args:
-    count: the number of stages, for the console.
   """
 
   def __init__(self, out: epath.Path, count: int):
@@ -171,7 +168,6 @@ class Stages:
     """Runs ``python -m dprjax.COMMAND`` unless it succeeded on the same input.
 
     Args:
-      title: the stage name on the console and in ``seconds``.
       makes: the file or folder that only this stage makes; None: runs every time.
       reads: input files and folders, besides the command line.
       scratch: the folder of the stage, removed before it runs on changed input.
@@ -230,13 +226,7 @@ class Stages:
 
 
 def _read(path: epath.Path) -> dict[str, dict[str, Any]]:
-  stages = reading.read_json_object(path, 'record of the stages')
-  for made, stage in stages.items():
-    if not isinstance(stage, dict):
-      raise InputError(
-        f'{path}: {made!r:.60} is not an object; remove {path} to run all stages again'
-      )
-  return stages
+  return reading.read(path, 'record of the stages', dict[str, dict[str, Any]])
 
 
 class _Child(subprocess.Popen[bytes]):

@@ -8,14 +8,16 @@ Freezing, weight decay, learning-rate factors and sharding use the same rules.
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import jax
+import msgspec
 import numpy as np
 
 from dprjax.base.errors import InputError
+from dprjax.base.reading import convert
 
-_LARGEST = 1e6  # factor
+Factor = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 Tree = Any
 Value = TypeVar('Value')
@@ -43,20 +45,11 @@ def first_match(
   rules: Sequence[tuple[str, Value]],
   names: Iterable[str],
   what: str,
-  kind: type | None = None,
+  kind: Any = Any,
 ) -> dict[str, Value]:
-  """The value of the first rule that matches each whole name.
-
-  Args:
-    rules: (regular expression, value).
-    what: the config key of the rules; messages begin with it.
-    kind: type of the values: bool; float for a finite number from 0 on; None: any.
-  """
-  compiled = []
-  for rule in rules:
-    if not (isinstance(rule, tuple | list) and len(rule) == 2):
-      raise InputError(f'{what}: {rule!r:.60} is not a rule; expected (regular expression, value)')
-    compiled.append((_compile(rule[0], what), _rule_value(rule[1], what, kind)))
+  """The value of the first rule that matches each whole name."""
+  checked = convert(rules, what, list[tuple[str, kind]])  # type: ignore[valid-type]
+  compiled = [(_compile(pattern, what), value) for pattern, value in checked]
   matched = {}
   for name in names:
     for pattern, value in compiled:
@@ -68,22 +61,10 @@ def first_match(
   return matched
 
 
-def _rule_value(value: Any, what: str, kind: type | None) -> Any:
-  if kind is bool and not isinstance(value, bool):
-    raise InputError(f'{what}: expected True or False after the expression, not {value!r:.60}')
-  if kind is float and not (
-    isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LARGEST
-  ):
-    raise InputError(
-      f'{what}: expected a factor from 0 to {_LARGEST:g} after the expression, not {value!r:.60}'
-    )
-  return value
-
-
 def trainable_names(trainable: Sequence[str], names: Sequence[str]) -> set[str]:
   """The names matched by ``config.trainable``; all others are frozen."""
   matched: set[str] = set()
-  for pattern in trainable:
+  for pattern in convert(trainable, 'config.trainable', list[str]):
     found = {name for name in names if _compile(pattern, 'config.trainable').fullmatch(name)}
     if not found:
       tops = sorted({name.split('/')[0] for name in names})
@@ -112,9 +93,7 @@ def nbytes(tree: Tree) -> int:
   )
 
 
-def _compile(pattern: Any, what: str) -> re.Pattern[str]:
-  if not isinstance(pattern, str):
-    raise InputError(f'{what}: expected a regular expression, not {pattern!r:.60}')
+def _compile(pattern: str, what: str) -> re.Pattern[str]:
   try:
     with warnings.catch_warnings():
       warnings.simplefilter('ignore', FutureWarning)

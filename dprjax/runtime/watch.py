@@ -20,9 +20,6 @@ class Watch:
   """Monitors the job from its creation until ``stop``.
 
   Args:
-    client: the client of the coordinator key-value store.
-    processes: their count.
-    coordinator: its address, for messages.
     timeout: seconds without a sign of life before a process counts as lost.
     end: called with ``(status, line)`` from a thread when another process has ended; it must end
       this process.

@@ -54,7 +54,6 @@ def claim(
 
   Args:
     kind: of run: ``TRAINING``, ``PIPELINE``, ``QUICKSTART`` or ``FIT``.
-    flag: of the folder, for messages.
     lock: False in all but one of several processes that work together.
   """
 
@@ -201,8 +200,6 @@ def check_folders(config: ml_collections.ConfigDict, inputs: outputs.Inputs) -> 
     flag = f'--config.{option}'
     outputs.check_name(folder, flag)
     outputs.check_apart(folder, inputs, flag)
-    if epath.Path(folder).exists() and not epath.Path(folder).is_dir():
-      raise InputError(f'{flag}={folder} is a file; name a folder')
 
 
 def model_files(config: ml_collections.ConfigDict, folder: str) -> dict[str, epath.Path]:

@@ -102,7 +102,6 @@ def test_a_data_set_of_the_hub_library(tmp_path):
     ({'a': 'w'}, "'w'"),
     ({'c': 'x'}, "'c'"),
     ([('a', 'x', 0.5), ('b', 'y', 1)], '0.5'),
-    ([('a',), ('b',)], "('a',)"),
     ({}, 'relevant'),
     ([('a', 'x', 1), ('a', 'x', 1), ('a', 'x', 2)], ('relevant', 'a', 'x', '1', '2')),
     ({'qid': ['a', 'a'], 'docid': ['x', 'x'], 'label': [0, 1]}, ('relevant', 'a', 'x')),
@@ -135,7 +134,7 @@ def test_runs(run, tmp_path):
     ({'a': ['x']}, "'a'"),
     ({'query_id': ['a'], 'passage_id': ['x']}, 'score'),
     ({'query_id': ['a', 'a'], 'passage_id': ['x', 'x'], 'score': [1, 2]}, 'x twice'),
-    (5, 'int'),
+    (5, '5'),
     ({}, 'run'),
   ],
 )

@@ -100,7 +100,6 @@ def test_texts_alone_need_no_ids():
   [
     ([{'title': 'Wings'}], ('corpus', '0')),
     (pa.table({'bread': ['lift']}), ('corpus', 'bread')),
-    ({'title': ['Wings'], 'text': JOINED}, ('corpus', '1', '2')),
     ({'title': 'Wings', 'text': 'lift'}, 'corpus'),
     ([{'title': 5, 'text': 'lift'}], ('title', 'number 0', '5')),
     ({'title': [b'x'], 'text': ['lift']}, ('title', 'number 0')),

@@ -135,7 +135,6 @@ def changed(templates, tmp_path, name, **meta):
   [
     ('qa', {'backbone_sha256': 'c' * 64}, 'BACKBONE'),
     ('qa', {'tokenizer_sha256': 'c' * 64}, ('tokenizer', 'c' * 64)),
-    ('qa', {'fixed_layers': 4}, ('fixed_layers', '4')),
     ('qa', {'query_max_length': 36}, ('query_max_length', '36', '34')),
     ('qa', {'passage_max_length': 2}, 'passage_max_length'),
     ('pairs', {}, 'template'),

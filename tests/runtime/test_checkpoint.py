@@ -193,7 +193,7 @@ def _make_better(folder):
     (_make_better, 'metrics/commit_success.txt'),
     (lambda folder: (folder / '1' / 'SHA256SUMS').unlink(), 'SHA256SUMS'),
     (lambda folder: _other_sum(folder / '1' / 'SHA256SUMS'), 'live/'),
-    (lambda folder: (folder / '3' / 'SHA256SUMS').write_text('a  ../../x'), 'line 1'),
+    (lambda folder: (folder / '3' / 'SHA256SUMS').write_text('a  ../../x'), 'extra'),
     (lambda folder: shutil.rmtree(folder / '2'), ('3', '2')),
     (lambda folder: (folder / '999').mkdir(), ('999', 'SHA256SUMS')),
   ],

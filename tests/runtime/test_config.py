@@ -195,14 +195,13 @@ def test_each_task_has_its_options():
   'change, message',
   [
     ('c.tasks.qa.data.dir = ""', ('config.tasks.qa.data.dir', '--config.tasks.qa.data')),
-    ('c.data.dir = "there"', 'config.data.dir'),
     ('c.tasks.qa.form = "triples"', ('config.tasks.qa.form', 'retrieval', 'pairs')),
     ('c.tasks.qa.data.hold_out = 1.0', 'config.tasks.qa.data.hold_out'),
     ('c.tasks.qa.data.buckets = (3,)', 'config.tasks.qa.data.buckets'),
     ('c.tasks.QA = configs.task(dir="x")', 'config.tasks'),
     ('c.tasks["a b"] = configs.task(dir="x")', ('config.tasks', 'a b')),
     ('c.tasks["/x"] = configs.task(dir="x")', ('config.tasks', '/x')),
-    ('c.tasks.pi = 3', ('config.tasks.pi', 'runtime.config.task')),
+    ('c.tasks.pi = 3', ('config.tasks', 'pi', 'runtime.config.task')),
     ('del c.tasks.qa.measure', 'config.tasks.qa.measure'),
     ('c.tasks = 3', ('config.tasks', '3')),
     ('del c.tasks', 'config.tasks'),
@@ -387,7 +386,6 @@ def test_a_config_is_one_experiment_or_its_alternatives():
 @pytest.mark.parametrize(
   'changes, more, name',
   [
-    ({'first': {}}, {}, 'alternatives'),
     ({'a': {}, 'b': {}}, {'data__hold_out': 0.0}, 'config.data.hold_out'),
     ({'a': {'batch': 3}}, {}, 'config.alternatives.a.batch'),
     ({'a': {'batch_size': 0}}, {}, 'config.alternatives.a.batch_size'),

@@ -13,7 +13,7 @@ def test_minus_one_takes_the_rest_of_the_devices():
 
 
 @pytest.mark.parametrize(
-  'sizes', [{'data': 3}, {'data': -1, 'model': -1}, {'data': 0}, {'data': -1, 'model': 16}]
+  'sizes', [{'data': 3}, {'data': -1, 'model': -1}, {'data': -1, 'model': 16}]
 )
 def test_sizes_that_do_not_fit_are_an_error(sizes):
   with refused('config.mesh'):
