@@ -115,8 +115,6 @@ def connect(address: Address | str, *, new: bool = False, timeout: float = 30.0)
   """Connects to an engine; close it after use.
 
   Args:
-    address: as in `address_of`.
-    new: make a missing folder.
     timeout: seconds.
   """
   place = address_of(address) if isinstance(address, str) else address

@@ -94,8 +94,6 @@ def create(
   """Makes an empty collection.
 
   Args:
-    index_type: 'auto', or an index name of the engine.
-    rows: the approximate number of documents.
     bm25: settings of ``retrieval.bm25_index.build`` for a collection that BM25 searches too, with
       the mean number of words of a document as ``average_words``.
   """
@@ -243,7 +241,6 @@ class Collection:
     Args:
       queries: vectors with the settings of the collection.
       settings: of a search in this index (nprobe, ef, ...), which override ``engine.settings``.
-      where: conditions met by all results.
     """
     self._check_search(queries, k)
 
@@ -299,7 +296,6 @@ class Collection:
     Args:
       how: the fusion of `fusion.BM25` and `fusion.DENSE`.
       drop: for each query, the id of a document to leave out.
-      settings, where: as in `search`.
     """
     words = self._query_words(texts)
     depth = min(how.depth, self.engine.most)

@@ -50,7 +50,6 @@ def add(
   Args:
     name: of the loss on labels, among the metrics.
     scores: of the passages of each query by the student; column 0 is the positive.
-    batch: with the teacher scores.
   """
   settings = config.distillation
   if settings.loss == 'none':

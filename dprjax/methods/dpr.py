@@ -87,7 +87,6 @@ def contrast(
     batch: queries, and passages as tokens or as vectors of the base encoder.
     key: for dropout, or None.
     columns: keys of per-row numbers in the batch, passed to ``encode``.
-    corpus: more negatives.
     frozen: ``encode`` of the frozen encoder, for ``config.prompt.regularization``.
   """
   chunks = config.grad_cache * config.accumulate

@@ -44,7 +44,6 @@ def load(
   """Reads the result of the training in ``config.init_from``.
 
   Args:
-    backbone_sha256: of its backbone.
     wanted: its trained parameters by flat names, with shapes.
   """
   where = f'config.init_from={config.init_from}'

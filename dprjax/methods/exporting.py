@@ -209,7 +209,6 @@ def convert(
   Args:
     source: a prompt.npz, a folder with one or with an adapter, or a hub repository with either,
       USER/NAME or USER/NAME@REVISION.
-    out: as for `export`.
     backbone: the frozen encoder; by default the one named in ``source``.
     settings: pooling, normalize, query_max_length and passage_max_length of an adapter made by
       PEFT; None: those of the backbone.

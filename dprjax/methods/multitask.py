@@ -67,7 +67,6 @@ def find_tasks(
 
   Args:
     section: ``config.data``, shared by all tasks.
-    form: the data of the method: 'retrieval' or 'pairs'.
     templates: of the method; by default the special tokens of texts.
     numbered: whether ``Model.embed`` takes the task of each row as its last argument.
   """

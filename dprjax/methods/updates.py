@@ -128,8 +128,6 @@ def lay_out(
   """The layout of the parameters of a training.
 
   Args:
-    params: arrays or shapes by flat names.
-    trainable: names of the trained parameters.
     steps: length of the schedule, in updates.
     examples: of an epoch, for ``config.weight_interpolation``.
     sharding: rules that precede ``mesh.RULES``; a name without a rule raises InputError.

@@ -149,11 +149,7 @@ def check_gain(where: str, gain: Any) -> None:
 
 
 def load_prompt(path: PathLike) -> Prompt:
-  """Reads a prompt file. To encode with it, use ``load_prompt_for``.
-
-  Args:
-    path: as for ``locate``.
-  """
+  """Reads a prompt file. To encode with it, use ``load_prompt_for``."""
   path = locate(path)
   arrays = read_arrays(path, 'prompt', _MOST_COMPRESSED, 'export or fetch it again')
   text = arrays.pop('meta', None)

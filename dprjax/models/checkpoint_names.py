@@ -52,11 +52,7 @@ class Tensor(NamedTuple):
 
 
 def wrapper(config: Any, stored: Iterable[str]) -> str:
-  """The prefix that a tool added to all names, such as ``module.``, or ''.
-
-  Args:
-    stored: names in the files.
-  """
+  """The prefix that a tool added to all names, such as ``module.``, or ''."""
   family = config.family
   word = next(one.name for one in family.tensors(config) if one.path[:2] == ('embeddings', 'word'))
   before = {name.removesuffix(word) for name in stored if f'.{name}'.endswith(f'.{word}')}

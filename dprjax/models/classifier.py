@@ -51,7 +51,6 @@ def classify(
   Args:
     config: of the encoder. As in transformers, dropout comes before the last layer; in RoBERTa and
       XLM-R also before the first.
-    head: as ``init_classifier`` gives it.
     pooled: the last state of the first token, or the mean of states, depending on the family.
     options: the dtype applies to the first layer; the last is float32.
     dropout_key: activates dropout at the rate of hidden states.
@@ -88,11 +87,8 @@ def score_pairs(
   """The scores of pairs, float32.
 
   Args:
-    head: as ``init_classifier`` gives it.
     tokens: a pair in each row, with special tokens.
-    mask: True at real tokens.
     token_types: segment ids, default 0; ignored by an encoder with one type.
-    options: as for ``encoder.encode``.
     dropout_key: activates dropout in encoder and head.
   """
   keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))

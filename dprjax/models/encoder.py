@@ -208,12 +208,9 @@ def encode(
 
   Args:
     params: as ``hub.load_backbone`` gives them, float32 or bfloat16.
-    tokens: token ids.
     mask: True at real tokens. A row may be all padding.
     adapter: shared or one for each example; from a bank, by `Adapter.choose`.
     token_types: segment ids, default 0.
-    options: how to compute.
-    dropout_key: activates dropout.
 
   Returns:
     The hidden states of the last layer, float32.
@@ -244,7 +241,6 @@ def encode_early_late(
 
   Args:
     split: the number of early layers, 1 to L - 1.
-    kwargs: as for ``encode``.
   """
   early, late = _run(config, params, tokens, mask, (split, config.num_layers), **kwargs)
   return early.astype(jnp.float32), late.astype(jnp.float32)

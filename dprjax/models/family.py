@@ -130,12 +130,15 @@ class Family(NamedTuple):
   shapes: Callable[[], Mapping[str, Config]] = dict
 
 
-def find(model_type: Any) -> Family:
-  """The family named in config.json.
+def only(hf_config: Mapping[str, Any], **supported: Any) -> None:
+  """Raises InputError for a key of config.json with another value than the supported one."""
+  for key, value in supported.items():
+    if hf_config.get(key) not in (None, value):
+      raise InputError(f'{key} {hf_config[key]!r:.60} is not supported, only {value!r}')
 
-  Raises:
-    InputError: there is no such family; the message lists them.
-  """
+
+def find(model_type: Any) -> Family:
+  """The family named in config.json."""
   found = extensions.find('FAMILY', 'model_type', str(model_type), _PACKAGE)
   if found is None:
     raise InputError(

@@ -45,7 +45,6 @@ def mlm_logits(
 
   Args:
     config: of the encoder; its family decides the activation of the head.
-    head: as ``init_mlm_head`` gives it.
     hidden: states of any number of tokens.
     dtype: of the inputs of matrix products; LayerNorm and the logits are float32.
   """
@@ -83,12 +82,10 @@ def mlm_loss(
   V].
 
   Args:
-    head: as ``init_mlm_head`` gives it.
     hidden: the last states of the encoder or of the Condenser head.
     positions: of masked tokens, from ``masking.mask_tokens``.
     targets: the original tokens at ``positions``.
     weights: 1 for a masked token, 0 for padding.
-    dtype: as for ``mlm_logits``.
 
   Returns:
     The weighted sums of cross-entropies, of ones, and of correct predictions.
@@ -107,8 +104,6 @@ def answer_score(
   """The preference for the word for yes over the word for no (NIR-Prompt, section 3.5).
 
   Args:
-    logits: as ``mlm_logits`` gives them.
-    yes, no: token ids.
     kind: 'logit', the difference of logits, whose sigmoid is P(yes | yes or no); 'probability', the
       difference of probabilities over the vocabulary. Both have the same sign.
   """
@@ -137,13 +132,6 @@ def condenser_states(
   mask: Bool[Array, 'B T'],
   **kwargs: Any,
 ) -> Float[Array, 'B T H']:
-  """Applies the Condenser head to the late first token and the other early tokens (Eq. 8), float32.
-
-  Args:
-    layers: as from ``init_condenser_head``.
-    late, early: as from ``encoder.encode_early_late``.
-    mask: True at real tokens.
-    kwargs: ``options`` and ``dropout_key``.
-  """
+  """Applies the Condenser head to the late first and the other early tokens (Eq. 8), float32."""
   skipped = jnp.concatenate([late[:, :1], early[:, 1:]], axis=1)
   return encoder.encode_layers(config, layers, skipped, mask, **kwargs).astype(jnp.float32)

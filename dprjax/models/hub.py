@@ -277,9 +277,7 @@ def scratch_config(
   """The shape of an encoder to train from scratch.
 
   Args:
-    size: a key of ``SIZES``.
     model_type: of a family whose shape is an `EncoderConfig`.
-    max_tokens: the longest input.
   """
   if size not in SIZES:
     raise InputError(f'size {size!r} is unknown; use one of: {", ".join(SIZES)}')

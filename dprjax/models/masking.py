@@ -48,7 +48,6 @@ def mask_tokens(
   fit.
 
   Args:
-    tokens: token ids.
     words: the word number of each token; -1 at special tokens and padding, which are never masked.
       Neighbouring words have different numbers.
     rate: the fraction of maskable tokens to mask; static.
@@ -94,7 +93,6 @@ def choose_words(
 
   Args:
     order: the rank of each word, at its first token; the lowest comes first.
-    words: as for ``mask_tokens``.
     budget: of each row, at most ``most`` tokens.
     most: the number of steps, since a word has at least one token.
   """

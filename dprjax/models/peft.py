@@ -92,7 +92,6 @@ def read_prompt(
   """Reads an adapter, or one for queries and one for passages.
 
   Args:
-    tokenizer_sha256: of the backbone tokenizer.
     settings: keys of the prompt meta that replace those in the file. None keeps those of the file;
       an adapter from another tool gets those of the backbone.
   """

@@ -78,9 +78,7 @@ def attend_in_blocks(
 
   Args:
     mix: ``(query, key, value, bias, number) -> [B, N, t, D]``, attention of block ``number``.
-    query: of the tokens.
     bias: of padding, and of distance in some families.
-    reach: the visible tokens.
   """
   length = query.shape[2]
   prompt = key.shape[2] - length

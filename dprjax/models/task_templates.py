@@ -87,13 +87,7 @@ class Spec(NamedTuple):
 
 
 def parse(string: str, kind: str, where: str, *, masked: bool = True) -> tuple[str, ...]:
-  """Splits a template string into slots.
-
-  Args:
-    kind: 'query', 'passage' or 'pair'.
-    where: begins error messages.
-    masked: whether [MASK] is required.
-  """
+  """Splits a template string into slots."""
   slots, texts = tuple(string.split()), TEXTS[kind]
   prompts = [name for name in slots if _PROMPT.fullmatch(name)]
   inner = [name for name in slots[1:-1] if name not in (*prompts, '[SEP]')]
@@ -148,11 +142,8 @@ class TaskTemplates(NamedTuple):
 
     Args:
       specs: by task number.
-      specials: special tokens of the tokenizer.
       tokenize: gives the token ids of each text, without special tokens.
       vocab_size: of the encoder. Token ids from here on are learned vectors.
-      where: begins error messages.
-      masked: whether [MASK] is required.
     """
     slots = {
       kind: parse(string, kind, where, masked=masked) for kind, string in specs[0].strings.items()
@@ -274,7 +265,6 @@ def encode(
 
   Args:
     length: T, at least the length of the longest filled template.
-    kwargs: for ``encoder.encode``.
 
   Returns:
     The rows and the last hidden states.

@@ -218,7 +218,6 @@ def read_head(
   """The parameters of a head; None if the checkpoint has none of its tensors.
 
   Args:
-    title: names the head in messages.
     copies: names of copies of head or encoder tensors, with the original names.
   """
   head = {tensor.name: tensor for tensor in tensors}

@@ -79,10 +79,7 @@ def answer_recall(
 
   Args:
     rankings: passage ids by question id, best first, at least ``max(ks)`` if that many were found.
-    answers: by question id.
     texts: without titles, by passage id, at least for passages in ``rankings``.
-    ks: where to cut the ranking.
-    match: 'string' or 'regex'.
   """
   rankings = {
     query_id: ranking[: max(ks)] for query_id, ranking in rankings.items() if query_id in answers

@@ -139,7 +139,6 @@ def rescore(
   """Inner products of queries with their rows; -inf where a row is -1.
 
   Args:
-    queries: float32.
     take: reads vectors of ascending rows, like ``embeddings.Embeddings.take``.
     block_bytes: vectors in memory at a time, about.
   """

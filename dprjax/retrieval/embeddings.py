@@ -106,7 +106,6 @@ class EmbeddingsWriter:
 
     Args:
       ids: of all rows; or the summary of `IdReader`, if `write` gets the ids of each shard.
-      source: of the ids, for messages.
     """
     if isinstance(ids, Rows):
       rows = ids
@@ -258,11 +257,7 @@ class EmbeddingsWriter:
       (self.folder / PROGRESS).unlink(missing_ok=True)
 
   def finish(self) -> None:
-    """Writes the manifest, on process 0.
-
-    Raises:
-      RuntimeError: shards are pending.
-    """
+    """Writes the manifest, on process 0."""
     if self._process:
       return
     self._manifest.checksums.update(self._others())

@@ -104,7 +104,6 @@ class ExactIndex:
 
     Args:
       queries: float32 or float16.
-      block_queries: queries at a time.
     """
     check_finite(queries, 'query', 0)
     k = min(k, self._count)

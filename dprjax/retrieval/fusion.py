@@ -89,7 +89,6 @@ class Fusion:
 
     Args:
       rankings: of one query, by name of the run; empty rankings may be missing.
-      k: the most documents.
     """
     used = {name: one for name, one in rankings.items() if self.weights[name] > 0}
     ids, values = self.table(used)

@@ -26,9 +26,7 @@ class Hybrid(NamedTuple):
     """The k best passages of each query.
 
     Args:
-      queries: their texts.
       dense: rankings with their first ``fusion.depth`` passages, or all.
-      k: the most passages of a query.
       drop: for each query, the id of a passage to leave out of the BM25 ranking.
     """
     lexical = self.search(queries, self.fusion.depth + bool(drop))
@@ -53,11 +51,7 @@ def read(path: PathLike) -> fusion.Fusion:
 
 
 def load(weights: PathLike, folder: PathLike, ids: Collection[str]) -> Hybrid:
-  """A hybrid search with an index of dprjax.bm25.
-
-  Args:
-    weights: a file from dprjax.fuse.
-  """
+  """A hybrid search with an index of dprjax.bm25."""
   found, index = read(weights), bm25_index.open_index(folder)
   if len(index.ids) != len(ids) or set(index.ids) != set(ids):
     raise InputError(

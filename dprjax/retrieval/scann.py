@@ -120,9 +120,7 @@ class ScannIndex:
     """Doubles the effort until recall@k reaches the target or a search covers the whole index.
 
     Args:
-      queries: a sample.
       target: recall from 0 to 1.
-      ids_at: as for ``search``.
 
     Returns:
       The settings and their recall.

@@ -277,9 +277,9 @@ except hub.InputError as error:
     ({'hidden_act': 'xielu'}, "hidden_act 'xielu' is not supported"),
     (
       {'position_embedding_type': 'relative_key'},
-      "position_embedding_type 'relative_key' is not supported, only absolute",
+      "position_embedding_type 'relative_key' is not supported, only 'absolute'",
     ),
-    ({'is_decoder': True}, 'is_decoder is set; decoders are not supported'),
+    ({'is_decoder': True}, 'is_decoder True is not supported'),
     ({'num_attention_heads': 5}, 'hidden_size 24 is not a multiple of num_attention_heads 5'),
   ],
 )

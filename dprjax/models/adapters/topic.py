@@ -37,7 +37,6 @@ def expand(
   """The prefix of each topic.
 
   Args:
-    params: from ``init``.
     words: embeddings of the first P tokens of the words of each topic.
   """
   topics, length, width = words.shape

@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import msgspec
 from jaxtyping import Array
 
-from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
 from dprjax.models import layers
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.family import Family, find
+from dprjax.models.family import Family, find, only
 
 # Keys of config.json and our names, in the order of writing.
 _KEYS = {
@@ -44,14 +43,7 @@ _FIELDS: dict[str, Any] = {field.name: field for field in dataclasses.fields(Enc
 def read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
   """The shape in a config.json."""
   model_type = hf_config['model_type']
-  if hf_config.get('position_embedding_type') not in (None, 'absolute'):
-    raise InputError(
-      f'position_embedding_type {hf_config["position_embedding_type"]!r} is not supported, only '
-      'absolute'
-    )
-  for key in ('is_decoder', 'add_cross_attention'):
-    if hf_config.get(key):
-      raise InputError(f'{key} is set; decoders are not supported')
+  only(hf_config, position_embedding_type='absolute', is_decoder=False, add_cross_attention=False)
   values: dict[str, Any] = {
     key: field.default
     for key, name in _KEYS.items()

@@ -7,9 +7,9 @@ have a window, with rotary settings of their own.
 from collections.abc import Mapping
 from typing import Any
 
-from dprjax.base.errors import InputError
 from dprjax.models import rotary
 from dprjax.models.families import llama
+from dprjax.models.family import only
 from dprjax.models.rotary import Rope
 
 
@@ -33,8 +33,7 @@ class Keys(llama.Keys):
 
 
 def _read_config(hf_config: Mapping[str, Any]) -> llama.Config:
-  if hf_config.get('attn_logit_softcapping') is not None:
-    raise InputError('attn_logit_softcapping is not supported')
+  only(hf_config, attn_logit_softcapping=None)
   pattern = hf_config.get('_sliding_window_pattern') or 6
   keys = llama.read_keys(hf_config, Keys, head_dim=256, sliding_window_pattern=pattern)
   causal = keys.causal

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from jaxtyping import Array
 
-from dprjax.base.errors import InputError
 from dprjax.models import layers
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.families import bert, llama
+from dprjax.models.family import only
 from dprjax.models.rotary import Rope
 
 
@@ -59,9 +59,6 @@ class Keys(llama.Keys):
   pad_token_id: int = 0
   position_embedding_type: Literal['rope'] = 'rope'
   layer_norm_type: Literal['layer_norm'] = 'layer_norm'
-  logn_attention_scale: bool = False
-  logn_attention_clip1: bool = False
-  pack_qkv: bool = True
 
 
 def read(keys: Keys, model_type: str, **traits: Any) -> Config:
@@ -79,13 +76,7 @@ def read(keys: Keys, model_type: str, **traits: Any) -> Config:
 def read_config(hf_config: Mapping[str, Any], **defaults: Any) -> Config:
   """The shape in a config.json; ``defaults`` replace missing keys."""
   keys = llama.read_keys(hf_config, Keys, **defaults)
-  for key in ('logn_attention_scale', 'logn_attention_clip1'):
-    if getattr(keys, key):
-      raise InputError(f'{key} is not supported')
-  if not keys.pack_qkv:
-    raise InputError(
-      'pack_qkv is false; queries, keys and values in three tensors are not supported'
-    )
+  only(hf_config, logn_attention_scale=False, logn_attention_clip1=False, pack_qkv=True)
   return read(keys, hf_config['model_type'], qkv_bias=True, output_bias=True, down_bias=True)
 
 
@@ -113,11 +104,7 @@ def write(config: Config) -> dict[str, Any]:
 
 
 def tensors(config: Config, norm: str, layers: Iterator[Tensor]) -> Iterator[Tensor]:
-  """Every tensor of the encoder.
-
-  Args:
-    norm: the name of the norm of embeddings.
-  """
+  """Every tensor of the encoder."""
   for name, ours, rows in (
     ('word_embeddings', 'word', config.vocab_size),
     ('token_type_embeddings', 'token_type', config.type_vocab_size),

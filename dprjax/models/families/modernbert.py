@@ -13,11 +13,10 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dprjax.base.errors import InputError
 from dprjax.models import layers, rotary
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.families import llama
-from dprjax.models.family import Family
+from dprjax.models.family import Family, only
 from dprjax.models.rotary import Rope
 
 
@@ -83,13 +82,11 @@ class Keys(llama.Keys):
   classifier_activation: str = 'gelu'
   classifier_pooling: Literal['cls', 'mean'] = 'cls'
   pad_token_id: int = 50283
-  tie_word_embeddings: bool = True
 
 
 def _read_config(hf_config: Mapping[str, Any]) -> Config:
+  only(hf_config, tie_word_embeddings=True)
   keys = llama.read_keys(hf_config, Keys)
-  if not keys.tie_word_embeddings:
-    raise InputError('tie_word_embeddings is false; an untied decoder is not supported')
   keys.rms_norm_eps, keys.is_causal = keys.norm_eps, False
   keys.sliding_window = keys.local_attention // 2
   windows = llama.read_windows(keys, lambda layer: layer % keys.global_attn_every_n_layers > 0)

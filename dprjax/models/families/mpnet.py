@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dprjax.base.errors import InputError
 from dprjax.models import relative
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.families import bert, roberta
+from dprjax.models.family import only
 
 _NAMES = {
   'attention.self.query': 'attention.attn.q',
@@ -22,9 +22,7 @@ _BUCKETS = 32
 
 def _read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
   # transformers uses 32 buckets of distances and positions from 2, and ignores config.json.
-  for key, only in (('relative_attention_num_buckets', _BUCKETS), ('pad_token_id', 1)):
-    if hf_config.get(key) not in (None, only):
-      raise InputError(f'{key} {hf_config[key]!r:.60} is not supported, only {only}')
+  only(hf_config, relative_attention_num_buckets=_BUCKETS, pad_token_id=1)
   return bert.read_config(dict(hf_config) | {'type_vocab_size': 0})
 
 

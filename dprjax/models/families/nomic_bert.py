@@ -7,6 +7,7 @@ from typing import Any
 from dprjax.base.errors import InputError
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.families import bert, gte, llama
+from dprjax.models.family import only
 from dprjax.models.rotary import Rope
 
 # Keys of config.json on the hub, for remote code, and the keys of transformers.
@@ -21,7 +22,9 @@ _KEYS = {
   'embd_pdrop': 'hidden_dropout_prob',
   'attn_pdrop': 'attention_probs_dropout_prob',
 }
-_ONLY = {
+_ONLY: dict[str, Any] = {
+  'moe_every_n_layers': 0,
+  'num_experts': 0,
   'prenorm': False,
   'parallel_block': False,
   'use_rms_norm': False,
@@ -36,11 +39,7 @@ _ONLY = {
 
 
 def _read_config(hf_config: Mapping[str, Any]) -> gte.Config:
-  if hf_config.get('moe_every_n_layers') or hf_config.get('num_experts'):
-    raise InputError('a mixture of experts (moe_every_n_layers) is not supported')
-  for key, only in _ONLY.items():
-    if hf_config.get(key) not in (None, only):
-      raise InputError(f'{key} {hf_config[key]!r:.60} is not supported, only {only!r}')
+  only(hf_config, **_ONLY)
   given = {_KEYS.get(key, key): value for key, value in hf_config.items()} | {
     key: hf_config[key] for key in _KEYS.values() if key in hf_config
   }
