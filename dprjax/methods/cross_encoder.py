@@ -57,10 +57,7 @@ from dprjax.runtime.options import SET
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
-  """The loss of ``config.cross_encoder``.
-
-  Raises InputError for an invalid option.
-  """
+  """The loss of ``config.cross_encoder``."""
   settings = config.cross_encoder
   if model.family.classifier_tensors is None:
     raise InputError(

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 def build(
   config: ConfigDict, model: EncoderConfig, devices: Mesh, _: Tokenizer | None = None
 ) -> Model:
-  """InfoNCE over the global batch.
-
-  Raises InputError for an invalid option.
-  """
+  """InfoNCE over the global batch."""
   contrastive.check_negatives(config)
   contrastive.check_lengths(config.matryoshka, model.vector_size)
   encoders = dual_encoder.build(config, model, devices)

@@ -71,8 +71,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
   Means are over all masked tokens and texts of an update, so devices and chunks do not change the
   weights of terms.
-
-  Raises InputError for an invalid option.
   """
   settings = config.pretrain
   contrasted = settings.views != 'one' and settings.contrast_weight > 0

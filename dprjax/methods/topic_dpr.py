@@ -57,10 +57,7 @@ _CATEGORIES = 8  # of a document in a plan; the cost hardly depends on this
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
-  """The losses of Eqs. 3 to 7.
-
-  Raises InputError for an invalid option.
-  """
+  """The losses of Eqs. 3 to 7."""
   check_options(config, devices)
   dual_encoder.check_pooling(config, model)
   contrastive.check_lengths(config.matryoshka, model.vector_size)

@@ -41,7 +41,7 @@ class HeadSpec(NamedTuple):
 
   Attributes:
     init: ``(config, key, *sizes) -> params``, fresh.
-    tensors: ``(config, head) -> tensors``. Raises InputError for settings that do not fit.
+    tensors: ``(config, head) -> tensors``.
     read: ``(checkpoint, stack) -> Head | None``. Raises InputError for a head that does not fit.
     model_class: the suffix of the class name in transformers, if there is one.
     hf_config: ``(config.json, head) -> config.json`` for that class.

@@ -242,8 +242,8 @@ def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) 
   below = f'{section}.folds_below' in given
   if len(asked) > 1 and ('dev_split' in asked or not below):
     raise InputError(
-      f'config.{section}.{asked[-1]}, config.{section}.{asked[0]}: both give dev queries; use one '
-      f'(hold_out and folds go together with folds_below, see --options)'
+      f'config.{section}.{asked[-1]}, config.{section}.{asked[0]}: both give dev queries; use one, '
+      f'or set config.{section}.folds_below to use folds and hold_out'
     )
   off = {'hold_out', 'folds'} if 'dev_split' in asked else {'dev_split'} if asked else set()
   if f'{section}.hold_out' in given and 'folds' not in asked and not below:

@@ -190,7 +190,7 @@ def _files_of(path: str) -> list[str]:
 
 
 def check_folders(config: ml_collections.ConfigDict, inputs: outputs.Inputs) -> None:
-  """Raises InputError if an output folder of a training is an input or not a folder."""
+  """Raises InputError if an output folder of a training is an input."""
   for option, folder in (
     ('data.token_cache', config.data.token_cache),
     ('compilation_cache', config.compilation_cache),

@@ -172,8 +172,6 @@ def test_it_is_measured_once(tmp_path):
     ({'means': {'other': 1.0}}, 'mean'),
     ({'means': {'mean': 'high'}}, 'baseline.json'),
     ({'values': {'': [1.0, None]}}, 'values'),
-    ({'values': {'': 1.0}}, 'values'),
-    ({'values': []}, 'values'),
   ],
 )
 def test_a_file_that_is_something_else(tmp_path, change, message):

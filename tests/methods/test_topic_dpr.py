@@ -444,11 +444,6 @@ def test_without_the_topic_topic_loss(shape, tokenizer, found):
     ({'prompt__reparam': 'mlp'}, 'config.prompt.reparam'),
     ({'prompt__tied': False}, 'config.prompt.tied'),
     ({'topics__batch': 5}, ('config.topics.batch', '5', '16')),
-    (
-      {'topics__batch': 4},
-      ('config.topics.batch', '4', '16'),
-    ),
-    ({'topics__batch': 32}, ('config.topics.batch', '32', '16')),
     ({'topics__words': 4}, ('config.topics.words', 'config.prompt.length')),
     ({'topics__random_words': True}, ('config.topics.random_words', 'config.topics.words')),
     (

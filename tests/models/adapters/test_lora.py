@@ -297,12 +297,9 @@ KEY = 'base_model.model.encoder.layer.1.attention.self.query.lora_A.weight'
   [
     ({'config': {'use_dora': True}}, ('adapter_config.json', 'use_dora')),
     ({'config': {'rank_pattern': {'query': 2}}}, 'rank_pattern'),
-    ({'config': {'modules_to_save': ['pooler']}}, 'modules_to_save'),
-    ({'config': {'bias': 'all'}}, 'bias'),
     ({'config': {'init_lora_weights': 'pissa_niter_4'}}, ('init_lora_weights', 'pissa_niter_4')),
     ({'config': {'r': 2}}, ('adapter_model.safetensors', '[3, 24]', '[2, 24]')),
     ({'config': {'r': 0}}, 'r'),
-    ({'config': {'lora_alpha': None}}, 'lora_alpha'),
     ({'tensors': {KEY: None}}, ('adapter_model.safetensors', 'lora_A')),
     ({'tensors': {KEY: np.ones((3, 12), np.float32)}}, (KEY, '[3, 12]')),
     ({'tensors': {KEY.replace('1.att', '7.att'): np.ones((3, 24), np.float32)}}, 'bert'),
