@@ -340,8 +340,8 @@ def test_pipes_devices_and_links_stay_what_they_are(folder, command):
 
 BAD = [
   (['--corpus=nowhere'], 'embeddings not found: nowhere'),
-  (['--corpus=empty'], 'empty has no embeddings'),
-  (['--corpus=unfinished'], 'unfinished is unfinished'),
+  (['--corpus=empty'], 'empty has no finished embeddings'),
+  (['--corpus=unfinished'], 'unfinished has no finished embeddings'),
   (['--corpus=damaged'], 'damaged/embeddings-00001-of-00003.npy was changed or damaged'),
   (['--corpus=queries'], '--corpus has query embeddings'),
   (['--queries=corpus'], '--queries has passage embeddings'),

@@ -149,7 +149,8 @@ def init_adapter(
     if parts.prompt.meta['kind'] != settings.kind or shapes.get(name) != shape:
       raise InputError(
         f'config.prompt.{option}: {settings[option]} does not fit {name} {list(shape)}; set '
-        "config.prompt.length to that of the file, and config.prompt.reparam='none'"
+        "config.prompt.length to that of the file and config.prompt.reparam='none'; a prompt for "
+        "queries only needs config.prompt.tied or config.prompt.sides='query'"
       )
   adapter = expand(config, model, {adapters.SUBTREE: params})['query']
   for field, value in _training(config).export(config, adapter)[1].items():

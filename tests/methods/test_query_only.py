@@ -217,8 +217,8 @@ def test_it_starts_from_any_prompt_and_no_other_from_it():
     assert name == 'query/prefix'
     np.testing.assert_array_equal(array, arrays['query/prefix'])
   np.testing.assert_array_equal(init(alone)['prefix'], arrays['query/prefix'])
-  with refused('init_from'):
-    init(alone, prompt__tied=False)
+  with refused('config.prompt.init_from', 'passage/prefix'):
+    init(alone, prompt__tied=False, prompt__init_from='alone.npz')
 
 
 def test_vectors_are_found_by_id(tmp_path, write_embeddings):
