@@ -53,7 +53,7 @@ class DualEncoder(NamedTuple):
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None) -> DualEncoder:
-  """The dual encoder of ``config``, for a backbone ``model``. ``devices`` speeds up split weights."""
+  """The dual encoder of ``config`` and the shape ``model``; ``devices`` speeds up split weights."""
   check_pooling(config, model)
   splits = () if devices is None else mesh.activations(devices)
   options = EncoderOptions.from_config(config.backbone, *splits)
