@@ -141,6 +141,11 @@ def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
   made = []
   for task in sorted(config.tasks):
     entry, key = config.tasks[task], f'config.tasks.{task}'
+    if (task in found.own or found.sources) and settings.kind in ('manual', 'none'):
+      raise InputError(
+        f'{key}.prompt, config.adapt.fusion: a template of kind {settings.kind!r} has no learned '
+        'prompt'
+      )
     if task in found.own:
       made.append(_spec_of(found.own[task], kinds, strings))
     elif found.sources:

@@ -102,6 +102,10 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       f'{"" if condenser else " or pooling, such as mean"}'
     )
   contrastive.check_lengths(config.matryoshka, model.vector_size)
+  if config.matryoshka and not contrasted:
+    raise InputError(
+      'config.matryoshka needs a contrastive loss (config.pretrain.views, contrast_weight)'
+    )
   mask_id, everything = tokenizer.mask_id, np.arange(tokenizer.vocab_size, dtype=np.int32)
   ordinary = np.setdiff1d(everything, tokenizer.special_ids).astype(np.int32)
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))

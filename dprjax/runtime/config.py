@@ -344,6 +344,8 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
     raise InputError(
       'config.backbone.path is empty; name a Hugging Face folder, a hub id or scratch:tiny'
     )
+  if config.tasks and config.data.dir:
+    raise InputError('config.data.dir: the entries of config.tasks name their own; leave it empty')
   for name, section in _data_sections(config).items():
     if not section.dir and section.format != 'docstrings':
       raise InputError(

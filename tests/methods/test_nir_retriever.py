@@ -284,6 +284,9 @@ def test_files_that_are_not_to_be_trained_or_added(tokenizer, model, parts, tmp_
   write_files(config, tmp_path, model, tokenizer)
   with refused('config.trainable'):
     init(config, tokenizer, model, parts)
+  config.template.kind = 'manual'
+  with refused('manual'):
+    init(config, tokenizer, model, parts)
   config = nir.make_config(
     'nir_retriever', tasks=('new',), adapt__fusion=True, adapt__prompts=str(tmp_path)
   )

@@ -195,6 +195,7 @@ def test_each_task_has_its_options():
   'change, message',
   [
     ('c.tasks.qa.data.dir = ""', ('config.tasks.qa.data.dir', '--config.tasks.qa.data')),
+    ('c.data.dir = "there"', 'config.data.dir'),
     ('c.tasks.qa.form = "triples"', ('config.tasks.qa.form', 'retrieval', 'pairs')),
     ('c.tasks.qa.data.hold_out = 1.0', 'config.tasks.qa.data.hold_out'),
     ('c.tasks.qa.data.buckets = (3,)', 'config.tasks.qa.data.buckets'),
