@@ -225,7 +225,7 @@ def test_an_adapter_is_merged_into_a_folder(material, command, tmp_path, kind, s
   ('flags', 'words'),
   [
     (('--format=peft', '--out=o'), ('PEFT', 'prompt.shift_positions=True')),
-    (('--format=peft', '--out=o.npz'), ('--format=peft',)),
+    (('--format=peft', '--out=o.npz'), ('--out=o.npz', '--format')),
     (('--card=true', '--out=o.npz'), ('card',)),
     (('--out=o',), ('.npz', '--format=npz')),
     (('--out=o.npz', '--step=3'), ('--step', '--workdir')),
