@@ -63,13 +63,13 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     backbone = dict.fromkeys(SIDES, parts.encoder) if two else parts.encoder
     params = {'backbone': backbone} | init_adapter(config, model, parts, key)
-    trained = tree.trainable_names(config.trainable, list(tree.flatten(params)))
-    frozen = config.prompt.sides == 'query' or config.prompt.regularization
-    if frozen and trains(trained, 'backbone'):
-      raise InputError(
-        "config.trainable: config.prompt.sides='query' and config.prompt.regularization need a "
-        'frozen backbone; train the prompt only'
-      )
+    if config.prompt.sides == 'query' or config.prompt.regularization:
+      trained = tree.trainable_names(config.trainable, list(tree.flatten(params)))
+      if trains(trained, 'backbone'):
+        raise InputError(
+          "config.trainable: config.prompt.sides='query' and config.prompt.regularization need a "
+          'frozen backbone; train the prompt only'
+        )
     return params
 
   def encode(
