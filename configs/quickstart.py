@@ -1,9 +1,8 @@
 """What `make quickstart` trains: a prompt for queries on docstrings.
 
-    python -m dprjax.quickstart --data=DIR
+    python -m dprjax.quickstart
 
-trains the same on a BEIR folder and compares it with BM25 and the frozen backbone. For serious use
-on text of your own, `--config=configs/dptdr.py:beir` trains longer.
+For text of your own, `--config=configs/dptdr.py:beir` trains longer.
 """
 
 from dprjax.runtime import config as defaults

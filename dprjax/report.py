@@ -51,12 +51,26 @@ def _report(args: Flags) -> None:
       f'not every system has {", ".join(absent) or "a measure that the others have"}; all have '
       f'{", ".join(shared) or "none"}'
     )
+  write(systems, measures, args.out, args.figure)
+
+
+def write(
+  systems: dict[str, dict[str, Any]],
+  measures: Sequence[str],
+  out: files.PathLike | None,
+  figure: files.PathLike | None,
+) -> None:
+  """Prints the table of systems, and writes it as Markdown to ``out``, and the figure.
+
+  Args:
+    systems: the content of a metrics.json by name; the first is the baseline.
+  """
   columns, rows = comparison.table(systems, measures)
   text = comparison.note(systems, measures)
-  if args.figure is not None:
-    figures.compared(systems, measures, args.figure)
-  if args.out is not None:
-    with files.atomic_write(args.out) as file:
+  if figure is not None:
+    figures.compared(systems, measures, figure)
+  if out is not None:
+    with files.atomic_write(out) as file:
       file.write(comparison.markdown(columns, rows, text))
   cli.print_table(columns, rows)
   print(text)
