@@ -32,7 +32,7 @@ def get_config(arg: str = 'emm'):
   if 'mask' in rest:
     raise ValueError(f'configs/nir_reranker.py:{arg}: mask? a classifier is at [CLS]')
   c = shared.recipe(what, names, rest)
-  c.method = 'cross_encoder' if what == 'ft' else 'nir_reranker'
+  c.method = 'ft_reranker' if what == 'ft' else 'nir_reranker'
   c.cross_encoder.loss = 'pointwise'
   if shared.BACKBONE in c.trainable:
     c.trainable = (*c.trainable, 'head/.*')

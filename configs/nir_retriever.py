@@ -48,8 +48,8 @@ BACKBONE = r'backbone/(?!embeddings/word/).*'
 def get_config(arg: str = 'emm'):
   what, names, rest = split(__file__, arg or 'emm', TASKS, KINDS)
   c = recipe(what, names, rest)
-  c.method = 'dpr' if what == 'ft' and 'mask' not in rest else 'nir_retriever'
-  c.pooling = 'cls' if c.method == 'dpr' else 'mask'
+  c.method = 'ft_retriever' if what == 'ft' and 'mask' not in rest else 'nir_retriever'
+  c.pooling = 'cls' if c.method == 'ft_retriever' else 'mask'
   if 'paper' in rest:
     # In-batch negatives only, inner products.
     c.negatives = 0

@@ -68,7 +68,7 @@ def parse(recipe, *flags):
       ('qa',),
       ('nir_retriever', 'continuous', 'mask', 'alternate', 16, ('prompt',)),
     ),
-    ('retriever.py:ft', RETRIEVER, ('dpr', 'none', 'cls', 'alternate', 16, ('backbone',))),
+    ('retriever.py:ft', RETRIEVER, ('ft_retriever', 'none', 'cls', 'alternate', 16, ('backbone',))),
     (
       'retriever.py:ft=qa,mask',
       ('qa',),
@@ -92,7 +92,7 @@ def parse(recipe, *flags):
     (
       'reranker.py:ft=qa+inference',
       ('inference', 'qa'),
-      ('cross_encoder', 'none', 'cls', 'balanced', 8, ('backbone', 'head')),
+      ('ft_reranker', 'none', 'cls', 'balanced', 8, ('backbone', 'head')),
     ),
   ],
 )

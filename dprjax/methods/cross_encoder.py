@@ -11,8 +11,8 @@ There are no in-batch negatives, so the loss is a mean over queries, and ``grad_
 ``accumulate`` both average over chunks.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,11 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.data.text import Tokenizer
+from dprjax.formats.vector_spec import SIDES
 from dprjax.methods import (
   dev_ranking,
   distillation,
   dual_encoder,
-  multitask,
   pair_data,
   retrieval_data,
 )
@@ -56,20 +56,47 @@ from dprjax.runtime import mesh, tree
 from dprjax.runtime.options import SET
 
 
+class Classifier(NamedTuple):
+  """The functions of a cross-encoder; ``init`` and ``embed`` as in ``Model``.
+
+  Attributes:
+    score: ``(params, (query tokens, query mask [B, T], passage tokens, passage mask [B, C, T]),
+      key or None) -> [B, C]``.
+  """
+
+  init: Callable[[Parts, Array], dict[str, Any]]
+  embed: Callable[[Params, str, Array, Array, Array], Float[Array, 'B 1']]
+  score: Callable[[Params, Sequence[Array], Array | None], Float[Array, 'B C']]
+
+
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
   """The loss of ``config.cross_encoder``."""
+  of_pairs = build_classifier(config, model, devices, tokenizer)
+  settings = config.cross_encoder
+
+  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
+    rows = [batch[f'{side}_{what}'] for side in SIDES for what in ('tokens', 'mask')]
+    scores = of_pairs.score(params, rows, key)
+    value = jnp.mean(listwise(scores) if settings.loss == 'listwise' else pointwise(scores))
+    losses = distillation.add(config, settings.loss, value, scores, batch)
+    right = scores[:, 0] > jnp.max(scores[:, 1:], axis=1)
+    return losses['loss'], losses | {'accuracy': jnp.mean(right.astype(jnp.float32))}
+
+  shown = {'accuracy': 'positive first'} | distillation.shown(config)
+  return Model(of_pairs.init, loss, of_pairs.embed, shown)
+
+
+def build_classifier(
+  config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer
+) -> Classifier:
+  """The encoder with a classifier of pairs."""
   settings = config.cross_encoder
   if model.family.classifier_tensors is None:
     raise InputError(
       f'config.backbone.path: a cross-encoder needs a classification head, and {model.model_type} '
       'models here have none; choose another backbone'
     )
-  if config.tasks and settings.loss != 'pointwise':
-    raise InputError(
-      "config.cross_encoder.loss: labelled pairs of several tasks take 'pointwise', not "
-      f'{settings.loss!r}'
-    )
-  (template,) = _templates(tokenizer)['pair']
+  (template,) = templates(tokenizer)['pair']
   around = len(tokenizer.opening), len(tokenizer.closing)
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   longest = tokenizer.pair_length(config.data.query_max_length, config.data.passage_max_length)
@@ -100,9 +127,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       model, params['backbone'], params['head']['classifier'], *pair[:3], options=options
     )[:, None]
 
-  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
-    pairs = 'label' in batch
-
+  def score_chunked(
+    params: Params, rows: Sequence[Array], key: Array | None
+  ) -> Float[Array, 'B C']:
     def score(rows: Any, key: Array | None) -> tuple[Float[Array, 'B C'], tuple[()]]:
       size, candidates, width = rows[2].shape
       query = (jnp.repeat(x, candidates, axis=0) for x in rows[:2])
@@ -123,23 +150,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       )
       return scores.reshape(size, candidates), ()
 
-    texts = ('first', 'second') if pairs else ('query', 'passage')
-    rows = tuple(batch[f'{text}_{what}'] for text in texts for what in ('tokens', 'mask'))
-    if pairs:
-      rows = (*rows[:2], *(array[:, None] for array in rows[2:]))
-    scores = map_chunks(score, rows, key, chunks, devices)[0]  # [B, C]
-    if pairs:
-      matches = batch['label'] == 1
-      value = jnp.mean(jax.nn.softplus(jnp.where(matches, -scores[:, 0], scores[:, 0])))
-      accuracy = jnp.mean(((scores[:, 0] > 0) == matches).astype(jnp.float32))
-      return value, {'loss': value, 'accuracy': accuracy}
-    value = jnp.mean(listwise(scores) if settings.loss == 'listwise' else pointwise(scores))
-    losses = distillation.add(config, settings.loss, value, scores, batch)
-    right = scores[:, 0] > jnp.max(scores[:, 1:], axis=1)
-    return losses['loss'], losses | {'accuracy': jnp.mean(right.astype(jnp.float32))}
+    return map_chunks(score, tuple(rows), key, chunks, devices)[0]
 
-  accuracy = 'accuracy' if config.tasks else 'positive first'
-  return Model(init, loss, embed, {'accuracy': accuracy} | distillation.shown(config))
+  return Classifier(init, embed, score_chunked)
 
 
 def listwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
@@ -163,15 +176,11 @@ def find_data(
   section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh
 ) -> DataSource:
   """The data of a dual encoder; evaluation re-ranks candidates of the dev split."""
-  if config.tasks:
-    return multitask.find_tasks(
-      section, config, workdir, devices, 'pairs', _templates, numbered=False
-    )
   found = retrieval_data.find_splits(section, config, workdir, devices, kind=Candidates)
   return pair_data.with_negatives(found).texts()
 
 
-def _templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
+def templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
   return {'pair': [Template.pair(*tokenizer.pair_format)]}
 
 
@@ -189,7 +198,7 @@ class Candidates(Retrieval):
     tokens = self.open_cache('train', self.train, tokenizer)
 
     def evaluation(built: Model) -> Evaluate:
-      (template,) = _templates(tokenizer)['pair']
+      (template,) = templates(tokenizer)['pair']
       scorer = pair_data.Scorer(built, self.config, self.devices, tokenizer, template, longest)
       wanted = dev_ranking.measure_names(self.config, 'nDCG@10', 'RR@10')
       return pair_data.ranking(self, scorer, tokenizer, wanted)
@@ -223,8 +232,6 @@ def export(
 
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
-  if config.tasks:
-    return multitask.batch_shapes(config, model, tokenizer, 'pairs', numbered=False)
   made = retrieval_data.batch_shapes(config, model, tokenizer)
   queries, candidates = made.arrays['passage_index'].shape
   settings = config.data
@@ -245,7 +252,7 @@ METHOD = Method(
   find_data,
   export,
   parts=('classifier',),
-  options=('data.folds', 'distillation.loss', 'tasks'),
+  options=('data.folds', 'distillation.loss'),
   # There are no in-batch negatives.
   requires={'negatives': SET, 'data.query_prefix': '', 'data.passage_prefix': ''},
   shapes=shapes,

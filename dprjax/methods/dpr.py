@@ -198,21 +198,17 @@ def negative_shares(batch: Batch) -> dict[str, Float[Array, '']]:
 def find_data(
   section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh
 ) -> DataSource:
-  """Queries and passages, of one data set or of several tasks."""
+  """Queries and passages of a data set."""
   # Imported here, so that the loss does not import modules that read files.
-  from dprjax.methods import multitask, query_only, retrieval_data
+  from dprjax.methods import query_only, retrieval_data
 
   query_only.check_corpus_negatives(config, devices)
-  if config.tasks:
-    return multitask.find_tasks(section, config, workdir, devices, numbered=False)
   return retrieval_data.find_splits(section, config, workdir, devices).texts()
 
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
-  from dprjax.methods import multitask, retrieval_data
+  from dprjax.methods import retrieval_data
 
-  if config.tasks:
-    return multitask.batch_shapes(config, model, tokenizer, numbered=False)
   return retrieval_data.batch_shapes(config, model, tokenizer)
 
 
@@ -227,7 +223,6 @@ METHOD = Method(
     'prompt.regularization',
     'data.folds',
     'eval.choose',
-    'tasks',
   ),
   shapes=shapes,
 )

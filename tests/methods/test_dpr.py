@@ -9,7 +9,6 @@ from dprjax.methods import distillation, dpr, updates
 from dprjax.methods.method import Parts
 from dprjax.models import encoder, hub
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import optim, tree
 from tests import reference, starts
@@ -453,7 +452,6 @@ def test_a_option_that_cannot_be_is_named(option, value):
   ('settings', 'message'),
   [
     ({'negatives': 0}, 'config.negatives'),
-    ({'tasks__qa': configs.task(dir='x')}, 'config.tasks'),
   ],
 )
 def test_what_distillation_needs(settings, message):

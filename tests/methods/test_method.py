@@ -92,13 +92,13 @@ def test_a_method_of_ones_own_trains_resumes_and_exports(tmp_path, monkeypatch, 
 
 def test_the_methods_there_are():
   assert method.names() == [
-    *('cross_encoder', 'dpr', 'nir_reranker', 'nir_retriever'),
+    *('cross_encoder', 'dpr', 'ft_reranker', 'ft_retriever', 'nir_reranker', 'nir_retriever'),
     *('pretrain', 'topic_dpr'),
   ]
   assert method.load('dpr') is dpr.METHOD
 
 
-@pytest.mark.parametrize('name', ['pretrain', 'topic_dpr', 'lab.sections', 'lab.similarity'])
+@pytest.mark.parametrize('name', ['dpr', 'pretrain', 'topic_dpr', 'lab.sections', 'lab.similarity'])
 def test_a_method_of_one_data_set_refuses_tasks(name, tmp_path):
   config = with_options(method=name, backbone__path='x', tasks__qa=configs.task(dir='x'))
   with refused('config.tasks', name):
@@ -111,6 +111,7 @@ def test_a_method_of_one_data_set_refuses_tasks(name, tmp_path):
   [
     ('cross_encoder', {'matryoshka': (64, 32)}, ('config.matryoshka', 'cross_encoder')),
     ('nir_reranker', {'matryoshka': (64,)}, ('config.matryoshka', 'nir_reranker')),
+    ('ft_reranker', {'cross_encoder__loss': 'listwise'}, 'config.cross_encoder.loss'),
     ('pretrain', {'distillation__loss': 'kl'}, 'config.distillation.loss'),
   ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from dprjax.data import fingerprint, pairs
 from dprjax.data.token_cache import open_cache
-from dprjax.methods import cross_encoder, dpr, multitask
+from dprjax.methods import cross_encoder, ft_reranker, ft_retriever, multitask
 from dprjax.methods.method import Model, Parts
 from dprjax.models import hub
 from dprjax.models.template import Piece, Template, unpack
@@ -317,7 +317,7 @@ def test_what_cannot_be(start, names, form, changes, message):
 
 
 @pytest.mark.slow
-def test_the_dual_encoder_and_the_cross_encoder_train_on_the_feed(
+def test_the_fine_tuned_retriever_and_reranker_train_on_the_feed(
   folder, tmp_path, devices, tokenizer
 ):
   shape = hub.scratch_config('tiny', tokenizer.vocab_size)
@@ -338,8 +338,8 @@ def test_the_dual_encoder_and_the_cross_encoder_train_on_the_feed(
   pi = configs.task(dir=str(folder / 'pi'), dev_split='dev')
   pi.form, pi.measure = 'pairs', 'F1'
   for method, other in (
-    (dpr.METHOD, {'tasks__dr': configs.task(dir=str(folder / 'dr'), dev_split='dev')}),
-    (cross_encoder.METHOD, {'tasks__pi': pi}),
+    (ft_retriever.METHOD, {'tasks__dr': configs.task(dir=str(folder / 'dr'), dev_split='dev')}),
+    (ft_reranker.METHOD, {'tasks__pi': pi}),
   ):
     config = with_options(**options, **other)
     data = method.data(config.data, config, tmp_path / 'run', devices).open(tokenizer, shape)
@@ -367,6 +367,3 @@ def test_the_dual_encoder_and_the_cross_encoder_train_on_the_feed(
   both, _ = jax.jit(listed.loss)(params, lone, None)  # the mean of label 1 and of label 0
   flipped, _ = jax.jit(model.loss)(params, batch | {'label': 1 - batch['label']}, None)
   np.testing.assert_allclose((value + flipped) / 2, both, rtol=1e-6)
-  with refused('config.cross_encoder.loss', 'listwise'):
-    listwise = with_options(**options | {'cross_encoder__loss': 'listwise'})
-    cross_encoder.build(listwise, shape, devices, tokenizer)
