@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dprjax.analysis import statistics
 from dprjax.formats.qrels import read_qrels, write_qrels
-from lab import measures, mediawiki, sts
+from lab import measures, mediawiki, statistics, sts
 from tests import devices
 from tests.refusals import refused
 

@@ -14,10 +14,10 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Array, Bool, Float, Int
 
-from dprjax.analysis.statistics import unit
 from dprjax.base.errors import InputError
 from dprjax.formats.sentences import split_sentences
 from lab.mediawiki import Article, Section
+from lab.statistics import unit
 from lab.sts import Pair
 
 Encode = Callable[[Sequence[str]], Float[np.ndarray, 'n H']]

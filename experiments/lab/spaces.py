@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dprjax.analysis.statistics import alignment, uniformity, unit
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.data import sources
 from dprjax.formats.texts import Passage, Query
 from dprjax.inference.retriever import Retriever
+from lab.statistics import alignment, uniformity, unit
 
 logger = logging.getLogger('dprjax')
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import pretraining
-from dprjax.analysis import statistics
+from lab import statistics
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from dprjax.models.encoder_config import EncoderConfig
 from lab import measures as analysis
 from lab.mediawiki import Article, Section
 from lab.sts import Pair
-from tests.analysis.test_statistics import random_units
+from tests.lab.test_statistics import random_units
 from tests.refusals import refused
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dprjax.analysis import statistics as analysis
+from lab import statistics as analysis
 
 
 def random_units(n, width, seed=0):
