@@ -1,21 +1,19 @@
 """Model cards: the README.md of a published model, in the format of the Hugging Face hub."""
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import huggingface_hub
 from etils import epath
 
 from dprjax.analysis import comparison
-from dprjax.base import files, reading, repository, version
-from dprjax.base.errors import InputError
+from dprjax.base import files, repository, version
 from dprjax.models import pooling
 
 FILE = 'README.md'
 _MOST = 60  # limit of listed options, data files and measures
-_HEAD = 1 << 16  # characters read from the card of a backbone
 
 
 class TrainingSummary(NamedTuple):
@@ -87,17 +85,16 @@ def hub_name(backbone: str) -> str | None:
 def write(card: Card, subject: Subject) -> str:
   """The card: YAML for the hub, Markdown for people."""
   base = card.base_model.name if card.base_model else hub_name(str(subject.meta['backbone']))
-  head: dict[str, Any] = {
-    'base_model': base,
-    'base_model_relation': ('finetune' if subject.encoders else 'adapter') if base else None,
-    'library_name': _library(card, subject),
-    'license': card.licence,
-    'pipeline_tag': 'sentence-similarity' if subject.embeds else None,
-    'tags': ['dprjax', 'dense-retrieval'] + (['prefix-tuning'] if subject.prompt else []),
-  }
-  yaml = [f'{key}: {_quoted(value)}' for key, value in head.items() if value is not None]
+  head = huggingface_hub.ModelCardData(
+    base_model=base,
+    base_model_relation=('finetune' if subject.encoders else 'adapter') if base else None,
+    library_name=_library(card, subject),
+    license=card.licence,
+    pipeline_tag='sentence-similarity' if subject.embeds else None,
+    tags=['dprjax', 'dense-retrieval', *(['prefix-tuning'] if subject.prompt else [])],
+  )
   parts = [
-    '\n'.join(['---', *yaml, '---']),
+    f'---\n{head}\n---',
     f'# {_plain(card.name or card.folder or subject.meta.get("task") or "A prompt")}',
     _about(subject, base),
     '## How to use it\n\n' + '\n\n'.join(_usage(card, subject, base)),
@@ -346,12 +343,11 @@ def backbone_licence(folder: epath.Path) -> str | None:
   path = folder / FILE
   if not path.exists() or files.is_special(path):
     return None
-  with contextlib.suppress(InputError, OSError), reading.open_text(path, 'card') as file:
-    front = re.match(r'---\n(.*?)\n---\n', file.read(_HEAD), re.DOTALL)
-    line = r'^license: *["\']?([\w.+-]{1,64})["\']? *$'
-    found = re.search(line, front[1], re.MULTILINE) if front else None
-    return found[1] if found else None
-  return None
+  try:
+    found = huggingface_hub.ModelCard.load(path, ignore_metadata_errors=True).data.license
+  except Exception:  # a stranger wrote it, and it is only a hint
+    return None
+  return found if isinstance(found, str) else None
 
 
 def _public(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,11 +360,6 @@ def _public(config: Mapping[str, Any]) -> dict[str, Any]:
     else:
       shown[key] = value
   return shown
-
-
-def _quoted(value: Any) -> str:
-  # JSON is YAML.
-  return json.dumps(value, ensure_ascii=False)
 
 
 def _plain(value: Any) -> str:
