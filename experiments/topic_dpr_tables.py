@@ -5,9 +5,10 @@ from typing import NamedTuple
 import numpy as np
 
 import trials
-from dprjax.analysis import figures, statistics
+from dprjax.analysis import figures
 from dprjax.formats import paper_records, trec
 from dprjax.retrieval import best, exact, measures
+from lab import statistics
 from lab.measures import nearest
 
 LEDGER = trials.LEDGERS / 'topic_dpr.jsonl'
