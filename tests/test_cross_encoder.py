@@ -302,29 +302,15 @@ def test_candidates_without_negatives_are_random_and_not_relevant(first_run):
   [
     (['--config.negatives=0'], ['config.negatives']),
     (['--config.prompt.length=4'], ['config.prompt.length']),
-    (['--config.cross_encoder.loss=hinge'], ['config.cross_encoder.loss', 'hinge']),
     (["--config.trainable=('backbone/.*',)"], ['config.trainable', 'head/.*']),
-    (['--config.data.query_prefix=query: '], ['config.data.query_prefix']),
     (
       ['--config.data.query_max_length=16', '--config.data.passage_max_length=500'],
       ['passage_max_length', '515', '512'],
     ),
-    (['--config.eval.measure=nDGC@10'], ['nDGC@10']),
   ],
 )
 def test_options_that_cannot_be(go, flags, words):
   command_refused(go(*flags), *words)
-
-
-def test_recipes_that_are_not(command, tmp_path):
-  command_refused(
-    command(train, f'--config={ROOT}/configs/cross_encoder.py:trec', f'--workdir={tmp_path}/x'),
-    'configs/cross_encoder.py:trec',
-  )
-  command_refused(
-    command(train, f'--config={ROOT}/configs/cross_encoder.py:beir,big', f'--workdir={tmp_path}/x'),
-    'configs/cross_encoder.py:beir,big',
-  )
 
 
 def test_transformers_scores_an_exported_run_alike(command, first_run, tmp_path):
