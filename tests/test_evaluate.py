@@ -243,44 +243,6 @@ def test_queries_that_the_model_has_seen(folder, capsys):
   assert sums['datasets']['two']['counts'].get('queries_seen_in_train') is None
 
 
-@pytest.mark.slow
-def test_a_prompt_measured_on_the_queries_that_it_was_trained_on(
-  command, trained, prompt, tmp_path, monkeypatch
-):
-  monkeypatch.chdir(tmp_path)
-  data, base = trained / 'data', [f'--backbone={trained}/backbone']
-  under = [*base, f'--prompt={prompt}']
-  judged = {
-    split: (data / 'qrels' / f'{split}.tsv').read_text().splitlines()[1:]
-    for split in ('train', 'dev', 'test')
-  }
-  # Ten of each, under other ids.
-  some = {split: [row.split('\t')[0] for row in rows[:10]] for split, rows in judged.items()}
-  texts = {
-    record['_id']: record['text']
-    for record in map(json.loads, (data / 'queries.jsonl').read_text().splitlines())
-  }
-  renamed = [(f'{split}{i}', texts[id_]) for split in some for i, id_ in enumerate(some[split])]
-  (tmp_path / 'queries.jsonl').write_text(
-    ''.join(json.dumps({'_id': id_, 'text': text}) + '\n' for id_, text in renamed)
-  )
-  rows = [
-    f'{split}{i}\t{row.split()[1]}\t1\n'
-    for split in some
-    for i, row in enumerate(judged[split][:10])
-  ]
-  (tmp_path / 'qrels.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(rows))
-  (tmp_path / 'run.trec').write_text(''.join(f'{id_} Q0 x 1 1.0 a\n' for id_, _ in renamed))
-  flags = ['--run=run.trec', '--qrels=qrels.tsv', '--queries=queries.jsonl', '--out=m.json']
-  status, err = command(evaluate, *flags, *under)
-  assert status == 0 and 'the model was trained on 10 of these 30 queries' in err
-  assert 'the model was chosen by 10 of these 30 queries' in err
-  counts = json.loads((tmp_path / 'm.json').read_text())['counts']
-  assert (counts['queries_seen_in_train'], counts['queries_seen_in_dev']) == (10, 10)
-  # The bare backbone has seen none.
-  assert 'these 30 queries' not in command(evaluate, *flags, *base)[1]
-
-
 @pytest.mark.parametrize(
   ('judgements', 'told'),
   [

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from lab import measures, mediawiki, statistics, sts
+from lab import measures, mediawiki, sts
 from tests import devices
 from tests.refusals import refused
 
@@ -70,20 +70,6 @@ def test_scores_of_each_document(tables):
   own = np.arange(DOCUMENTS)[:, None]
   assert np.allclose(scores['near topic'], (near % 2 == own % 2).mean(1))
   assert np.allclose(scores['near dealt'], (near // 6 == own // 6).mean(1))
-
-
-def test_scores_of_uniformity_have_its_value_and_its_variance(tables):
-  rng = np.random.default_rng(0)
-
-  def draw():
-    x = rng.normal([1, 0, 0, 0], size=(200, 4))
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
-
-  drawn = [draw() for _ in range(200)]
-  each = [tables.uniformity(x) for x in drawn]
-  assert np.isclose(each[0].mean(), statistics.uniformity(drawn[0]))
-  deviation = np.std([scores.mean() for scores in each])
-  assert np.isclose(deviation, each[0].std() / 200**0.5, rtol=0.15)
 
 
 def test_a_lower_uniformity_is_above_and_what_is_not_trained_is_the_same_for_all_seeds(tables):
@@ -400,22 +386,6 @@ def test_pairs_and_sections_of_the_pretraining_experiment(monkeypatch, tmp_path)
     return np.array([[float('alpha' in text), 0.0] for text in texts])
 
   assert pretraining.measure_sections(folder, themes)['accuracy'] == 1
-
-
-def test_longer_fine_tuning_differs_in_its_updates_alone(monkeypatch, tmp_path):
-  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
-  import pretraining
-
-  experiment = object.__new__(pretraining.Experiment)
-  experiment.args = types.SimpleNamespace(dtype='float32', length=64, text_length=64)
-  monkeypatch.setattr(experiment, 'backbone', lambda way, seed: 'here', raising=False)
-  monkeypatch.setattr(experiment, 'folder', lambda name: tmp_path, raising=False)
-  way = pretraining.way('rip-span', 'ft', 'cls')
-  usual, longer = (experiment.config(name, way, 1e-3, 0) for name in ('scifact', pretraining.LONG))
-  assert (usual.steps, longer.steps) == (600, pretraining.UPDATES) and longer.eval.patience == 0
-  with longer.unlocked():
-    longer.steps, longer.eval.patience = usual.steps, usual.eval.patience
-  assert longer == usual
 
 
 @pytest.mark.parametrize('name', ['gain', 'prompt_tuning', 'pretraining', 'unm'])

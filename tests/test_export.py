@@ -351,14 +351,6 @@ def test_an_export_harms_nothing(command, folders, monkeypatch, out, message):
   command_refused(command(export, '--force', '--workdir=run', f'--out={out}'), message)
 
 
-def test_a_training_that_goes_on_is_not_harmed_by_an_export(command, trained, tmp_path):
-  shutil.copytree(trained, tmp_path / 'run')
-  saving = tmp_path / 'run' / 'checkpoints' / '16.orbax-checkpoint-tmp-7'
-  saving.mkdir()
-  assert command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz')[0] == 0
-  assert saving.exists()
-
-
 def test_a_workdir_does_not_decide_which_code_is_imported(command, trained, tmp_path, monkeypatch):
   shutil.copytree(trained, tmp_path / 'run')
   config = json.loads((tmp_path / 'run' / 'config.json').read_text())

@@ -76,19 +76,6 @@ def test_a_collection_with_texts_is_searched_by_bm25_too(folder, command):
   for query, ranking in own.items():
     assert [id_ for id_, _ in found[query]] == [id_ for id_, _ in ranking]
     np.testing.assert_allclose(*([score for _, score in run[query]] for run in (own, found)), 1e-4)
-  # Replaced passages have other words.
-  lines = (folder / 'corpus.jsonl').read_text().replace('cats1', 'stars')
-  (folder / 'corpus.jsonl').write_text(lines)
-  assert command(index, *made, '--texts=corpus.jsonl')[0] == 0
-  assert command(search, *asked, '--out=again.trec')[0] == 0
-  assert dict(read_run('again.trec'))['q2'] != found['q2']
-  for flags, named in (
-    ([], '--texts'),
-    (['--texts=queries.jsonl'], '--texts=queries.jsonl'),
-    (['--texts=corpus.jsonl', '--k1=3'], 'k1'),
-  ):
-    status, said = command(index, *made, *flags)
-    assert status == 2 and named_in(said.splitlines()[-1], named)
   settings = {'k1': 3.0, 'b': 0.75, 'language': 'english'}
   fusion.write('w.json', fusion.Fusion(weights={'bm25': 1, 'dense': 1}, bm25=settings))
   status, said = command(search, *asked, '--out=run.trec')
@@ -368,7 +355,7 @@ def write_texts(path, ids=IDS, year=2000):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['parquet', 'opensearch', 'pgvector', 'qdrant'])
+@pytest.mark.parametrize('kind', ['parquet', 'pgvector'])
 def test_the_same_commands_on_every_engine(tmp_path, monkeypatch, command, write_embeddings, kind):
   monkeypatch.chdir(tmp_path)
   write_embeddings('corpus', IDS, PASSAGES)

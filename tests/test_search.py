@@ -371,36 +371,6 @@ def test_bad_input(folder, command, flags, named):
 
 
 @pytest.mark.slow
-@needs_scann
-def test_tree_on_40000_clustered_passages(tmp_path, monkeypatch, write_embeddings):
-  monkeypatch.chdir(tmp_path)
-  centres = RNG.standard_normal((400, 16), np.float32)
-
-  def clustered(count):
-    vectors = centres[RNG.integers(0, 400, count)] + 0.3 * RNG.standard_normal(
-      (count, 16), np.float32
-    )
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-  corpus, queries = clustered(40_000), clustered(300)
-  ids = [f'd{i}' for i in range(40_000)]
-  write_embeddings(tmp_path / 'corpus', ids, corpus, shard_rows=20_000)
-  write_embeddings(tmp_path / 'queries', [f'q{i}' for i in range(300)], queries, side='query')
-  search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', '--k=100'])
-  report = json.loads((tmp_path / 'run.trec.json').read_text())
-  print(report)
-  assert (
-    report['kind'] == 'tree_ah' and report['leaves'] == 200 and report['recall']['queries'] == 200
-  )
-  best = np.argsort(-(queries.astype(float) @ corpus.astype(float).T), axis=1)[:, :100]
-  found = documents()
-  recall = np.mean(
-    [len({f'd{row}' for row in rows} & set(found[f'q{i}'])) / 100 for i, rows in enumerate(best)]
-  )
-  assert recall >= 0.93 and report['recall']['recall@100'] == pytest.approx(recall, abs=0.02)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('index', ['exact', pytest.param('scann', marks=needs_scann)])
 def test_of_several_vectors_of_a_query_the_best_score_counts(
   folder, command, write_embeddings, index

@@ -1,6 +1,5 @@
 """Inspection: a small backbone against NumPy, all-MiniLM-L6-v2 against published numbers."""
 
-import itertools
 import json
 import math
 
@@ -12,12 +11,11 @@ import scipy.stats
 from dprjax import Retriever
 from dprjax.data import text as texts_of
 from dprjax.data import topic_models
-from dprjax.formats import sentences
 from dprjax.formats.paper_records import Paper, write_beir
 from dprjax.models import artifact, encoder, hub
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig
-from lab import inspection, mediawiki, sts
+from lab import inspection, sts
 from tests.refusals import named_in
 
 TOPICS = ('wool', 'iron', 'salt', 'milk')
@@ -476,19 +474,3 @@ def test_minilm_on_the_benchmarks(data_dir, minilm, tmp_path):
   assert 0.5 < found.alignment < 1.1 and -4 < found.uniformity < -2.5
   assert found.entropy.shape == (6, 12)
   assert np.all((found.entropy >= 0) & (found.entropy < math.log(64)))
-
-
-def test_sections_of_a_dump(data_dir, minilm):
-  [dump] = (data_dir / 'text' / 'enwiki').glob('*.xml.bz2')
-  texts = inspection.read_texts(wikipedia=dump, most=60)
-  assert len(texts.triplets) == 60 and len(texts.attended) == 60
-  places = {}
-  for article in itertools.islice(mediawiki.read_articles(dump), 60):
-    for number, section in enumerate(article.sections):
-      for text in sentences.split_sentences(section.text):
-        places.setdefault(text, set()).add((article.title, number))
-  for anchor, positive, negative in texts.triplets:
-    assert places[anchor] & places[positive] and not places[anchor] & places[negative]
-    assert {title for title, _ in places[anchor]} & {title for title, _ in places[negative]}
-  found = inspection.inspect('MiniLM', Retriever.load(minilm, passage_max_length=64), texts)
-  assert 0.6 < found.accuracy < 0.9

@@ -1,5 +1,4 @@
 import math
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +9,6 @@ from lab import measures as analysis
 from lab.mediawiki import Article, Section
 from lab.sts import Pair
 from tests.lab.test_statistics import random_units
-from tests.refusals import refused
 
 
 def cosine_of(a, b):
@@ -53,12 +51,6 @@ def test_tsne_keeps_neighbours():
   centred = drawn - drawn.mean(axis=0)
   assert analysis.near_share(centred, own, k=5) > 0.9
   assert analysis.tsne(x[:3]).shape == (3, 2)
-
-
-def test_tsne_without_scikit_learn(monkeypatch):
-  monkeypatch.setitem(sys.modules, 'sklearn', None)
-  with refused('dprjax[tsne]'):
-    analysis.tsne(np.eye(4))
 
 
 def test_attention_entropy_known_by_hand():
