@@ -154,23 +154,6 @@ def test_learns_what_it_is_shown(go, tmp_path):
   assert losses[0] > 1.0 and min(losses[-5:]) < 0.6, losses
 
 
-def test_chunks_make_the_same_update(go, tmp_path):
-  same = [
-    '--config.steps=1',
-    '--config.backbone.dropout=0.0',
-    '--config.optim.warmup=0.0',
-    '--config.data.dev_split=',
-    '--config.optim.eps=1e-3',
-  ]
-  assert go(*same, workdir='whole')[0] == 0
-  assert go(*same, '--config.accumulate=2', '--config.batch_size=4', workdir='pieces')[0] == 0
-  whole, pieces = trainable_of(tmp_path / 'whole')[1], trainable_of(tmp_path / 'pieces')[1]
-  for name, leaf in whole.items():
-    np.testing.assert_allclose(pieces[name], leaf, rtol=1e-5, atol=2e-6)
-  [one], [other] = metrics_of(tmp_path / 'whole'), metrics_of(tmp_path / 'pieces')
-  np.testing.assert_allclose(other['loss'], one['loss'], rtol=1e-5)
-
-
 def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_path):
   out = tmp_path / 'model'
   command_refused(
@@ -302,29 +285,15 @@ def test_candidates_without_negatives_are_random_and_not_relevant(first_run):
   [
     (['--config.negatives=0'], ['config.negatives']),
     (['--config.prompt.length=4'], ['config.prompt.length']),
-    (['--config.cross_encoder.loss=hinge'], ['config.cross_encoder.loss', 'hinge']),
     (["--config.trainable=('backbone/.*',)"], ['config.trainable', 'head/.*']),
-    (['--config.data.query_prefix=query: '], ['config.data.query_prefix']),
     (
       ['--config.data.query_max_length=16', '--config.data.passage_max_length=500'],
       ['passage_max_length', '515', '512'],
     ),
-    (['--config.eval.measure=nDGC@10'], ['nDGC@10']),
   ],
 )
 def test_options_that_cannot_be(go, flags, words):
   command_refused(go(*flags), *words)
-
-
-def test_recipes_that_are_not(command, tmp_path):
-  command_refused(
-    command(train, f'--config={ROOT}/configs/cross_encoder.py:trec', f'--workdir={tmp_path}/x'),
-    'configs/cross_encoder.py:trec',
-  )
-  command_refused(
-    command(train, f'--config={ROOT}/configs/cross_encoder.py:beir,big', f'--workdir={tmp_path}/x'),
-    'configs/cross_encoder.py:beir,big',
-  )
 
 
 def test_transformers_scores_an_exported_run_alike(command, first_run, tmp_path):

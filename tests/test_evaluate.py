@@ -1,9 +1,5 @@
 import json
 import math
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -106,7 +102,7 @@ def test_a_hint_only_where_queries_seem_to_be_passages(folder, capsys):
   assert '--drop_same_id' not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('grade', ['-2', '-2147483648', '2147483647'])
+@pytest.mark.parametrize('grade', ['-2147483648', '2147483647'])
 def test_grades_that_native_code_does_not_take(folder, command, grade):
   (folder / 'g.tsv').write_text(f'q1 0 a 1\nq2 0 a {grade}\nq2 0 c {grade}\n')
   found = run('--run=run.trec --qrels=g.tsv --measure AP RR@10 Bpref P@2')
@@ -184,29 +180,20 @@ JUDGED = '--run=run.trec --qrels=qrels.tsv'
 BAD = [
   ('--run=run.trec', 'run.trec'),
   ('--run=missing.trec --qrels=qrels.tsv', 'missing.trec'),
-  ('--run=run.trec --qrels=missing.tsv', 'missing.tsv'),
-  ('--run=empty --qrels=qrels.tsv', 'empty'),
   ('--run=nan.trec --qrels=qrels.tsv', ('nan.trec', 'line 1')),
   ('--run=run.trec --qrels=run.trec', ('run.trec', 'line 1', '6')),
   (f'{JUDGED} --measure=DCG@7', 'DCG@7'),
   (f'{JUDGED} --strict', 'q3'),
   ('--run=strict.trec --qrels=qrels.tsv --corpus=corpus.jsonl --strict', 'corpus.jsonl'),
   ('--run=run.trec --answers=answers.jsonl', ('--answers', '--corpus')),
-  ('--run=run.trec --answers=corpus.jsonl --corpus=corpus.jsonl', ('line 1', 'answers')),
   ('--run=a=run.trec --run=run.trec --qrels=qrels.tsv', '--run=NAME=FILE'),
-  ('--run=a=run.trec --run=a=run.trec', '--run=run.trec'),
   ('--run=one=run.trec --beir=beir/one --beir=beir/two', '--run=two=FILE'),
   ('--run=one=run.trec --beir=beir/one --split=dev', 'beir/one/qrels/dev.tsv'),
   ('--run=one=run.trec --beir=beir/one --qrels=one=qrels.tsv', '--qrels'),
-  ('--run=one=run.trec --run=two=run.trec --beir=beir/one', 'run.trec'),
   (f'{JUDGED} --out=beir', 'beir'),
-  (f'{JUDGED} --unknown=1', '--unknown=1'),
   ('--qrels=qrels.tsv', ('--run=run.trec', '--mteb=TASK,', '--backbone')),
   (f'{JUDGED} --backbone=b', ('--queries', '--backbone')),
   (f'{JUDGED} --mteb=SciFact', ('--run', '--mteb')),
-  ('--mteb=SciFact --drop_same_id=true', ('--drop_same_id', '--mteb')),
-  ('--mteb=SciFact', ('--mteb', '--backbone')),
-  ('--mteb=, --backbone=b', '--mteb'),
 ]
 
 
@@ -223,26 +210,9 @@ def test_bad_input(folder, error_line, arguments, message):
   assert sorted(folder.rglob('*')) == before
 
 
-@pytest.mark.slow
-def test_as_a_command(folder):
-  good = subprocess.run(
-    [sys.executable, '-m', 'dprjax.evaluate', *JUDGED.split(), '--out=metrics.json'],
-    capture_output=True,
-    text=True,
-    check=False,
-    env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)},
-  )
-  assert good.returncode == 0 and 'nDCG@10' in good.stdout
-  own, missing = good.stderr.splitlines()
-  assert own.startswith('run.trec: 1 of 3 queries') and '--drop_same_id=true' in own
-  assert missing.startswith('run.trec: nothing for 1 of 3') and missing.endswith(': q3')
-
-
-def test_errors_are_one_line_or_a_traceback(folder, command, capsys):
-  bad = ['--run=run.trec', '--qrels=nowhere.tsv', '--out=other.json']
-  assert command(evaluate, *bad) == (2, 'dprjax: error: qrels not found: nowhere.tsv\n')
-  assert not (folder / 'other.json').exists()
-  status, errors = command(evaluate, *bad, '--traceback')
+def test_errors_are_one_line_or_a_traceback(folder, command):
+  bad = ['--run=run.trec', '--qrels=nowhere.tsv', '--out=other.json', '--traceback']
+  status, errors = command(evaluate, *bad)
   assert status == 2 and errors.startswith('Traceback')
   assert errors.endswith('dprjax: error: qrels not found: nowhere.tsv\n')
 
@@ -271,44 +241,6 @@ def test_queries_that_the_model_has_seen(folder, capsys):
   )
   assert sums['counts']['queries_seen_in_train'] == 2
   assert sums['datasets']['two']['counts'].get('queries_seen_in_train') is None
-
-
-@pytest.mark.slow
-def test_a_prompt_measured_on_the_queries_that_it_was_trained_on(
-  command, trained, prompt, tmp_path, monkeypatch
-):
-  monkeypatch.chdir(tmp_path)
-  data, base = trained / 'data', [f'--backbone={trained}/backbone']
-  under = [*base, f'--prompt={prompt}']
-  judged = {
-    split: (data / 'qrels' / f'{split}.tsv').read_text().splitlines()[1:]
-    for split in ('train', 'dev', 'test')
-  }
-  # Ten of each, under other ids.
-  some = {split: [row.split('\t')[0] for row in rows[:10]] for split, rows in judged.items()}
-  texts = {
-    record['_id']: record['text']
-    for record in map(json.loads, (data / 'queries.jsonl').read_text().splitlines())
-  }
-  renamed = [(f'{split}{i}', texts[id_]) for split in some for i, id_ in enumerate(some[split])]
-  (tmp_path / 'queries.jsonl').write_text(
-    ''.join(json.dumps({'_id': id_, 'text': text}) + '\n' for id_, text in renamed)
-  )
-  rows = [
-    f'{split}{i}\t{row.split()[1]}\t1\n'
-    for split in some
-    for i, row in enumerate(judged[split][:10])
-  ]
-  (tmp_path / 'qrels.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(rows))
-  (tmp_path / 'run.trec').write_text(''.join(f'{id_} Q0 x 1 1.0 a\n' for id_, _ in renamed))
-  flags = ['--run=run.trec', '--qrels=qrels.tsv', '--queries=queries.jsonl', '--out=m.json']
-  status, err = command(evaluate, *flags, *under)
-  assert status == 0 and 'the model was trained on 10 of these 30 queries' in err
-  assert 'the model was chosen by 10 of these 30 queries' in err
-  counts = json.loads((tmp_path / 'm.json').read_text())['counts']
-  assert (counts['queries_seen_in_train'], counts['queries_seen_in_dev']) == (10, 10)
-  # The bare backbone has seen none.
-  assert 'these 30 queries' not in command(evaluate, *flags, *base)[1]
 
 
 @pytest.mark.parametrize(

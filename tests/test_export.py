@@ -110,21 +110,6 @@ def test_a_prompt(command, trained, tmp_path):
     np.testing.assert_array_equal(loaded.queries[split], seen.hashes(texts))
 
 
-def test_the_step_that_was_asked_for(command, trained, tmp_path):
-  (tmp_path / 'prompt.npz').write_text('an older one')
-  assert (
-    command(export, '--force', f'--workdir={trained}', f'--out={tmp_path}/prompt.npz', '--step=12')[
-      0
-    ]
-    == 0
-  )
-  expected = trainable_of(trained, trained / 'backbone', 12)['prompt/prefix']
-  np.testing.assert_array_equal(
-    load_prompt(tmp_path / 'prompt.npz').of_side('query')['prefix'], expected
-  )
-  assert [path.name for path in tmp_path.iterdir()] == ['prompt.npz']
-
-
 def test_the_best_is_kept_and_chosen_over_the_latest(command, trained, tmp_path):
   # Scores of our own making on the checkpoints of a copy: the first of two equal ones is the best,
   # and stays.
@@ -142,12 +127,12 @@ def test_the_best_is_kept_and_chosen_over_the_latest(command, trained, tmp_path)
     )
   assert saved.best() == 2
   saved.close()
-  assert (
-    command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz')[0] == 0
-  )
-  prompt = load_prompt(tmp_path / 'prompt.npz')
-  np.testing.assert_array_equal(prompt.of_side('query')['prefix'], trainable['prompt/prefix'] + 2)
-  assert prompt.meta['metrics'] == {'dev/nDCG@10': 0.7}
+  flags = ['--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz']
+  for step, more in ((2, []), (5, ['--step=5'])):
+    assert command(export, *flags, *more)[0] == 0
+    prefix = load_prompt(tmp_path / 'prompt.npz').of_side('query')['prefix']
+    np.testing.assert_array_equal(prefix, trainable['prompt/prefix'] + step)
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['prompt.npz', 'run']
 
 
 def test_a_loss_is_exported_only_by_force_and_a_doubtful_gain_is_told(command, trained, tmp_path):
@@ -298,24 +283,10 @@ def test_what_cannot_be_exported(command, trained, tmp_path):
     '12',
   )
   command_refused(
-    command(export, '--force', f'--workdir={trained}', f'--out={tmp_path}/p.npz', '--step=0'),
-    '--step',
-    "'0'",
-  )
-  command_refused(
     command(export, '--force', f'--workdir={tmp_path}/none', f'--out={tmp_path}/p.npz'),
     'none',
   )
   assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_without_a_checkpoint(command, trained, tmp_path):
-  shutil.copytree(trained, tmp_path / 'run', ignore=shutil.ignore_patterns('checkpoints'))
-  command_refused(
-    command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'),
-    '--workdir',
-  )
-  assert not (tmp_path / 'p.npz').exists()
 
 
 def test_a_backbone_that_was_changed_since(command, trained, tmp_path):
@@ -362,36 +333,22 @@ def folders(trained, tmp_path):
   ('out', 'message'),
   [
     ('run', '--workdir'),
-    ('run/', '--workdir'),
     ('link', '--workdir'),
-    ('.', '--out'),
     ('run/..', '--out'),
     ('run/model', '--workdir'),
-    ('run/prompt.npz', '--workdir'),
     ('link/new/prompt.npz', '--workdir'),
     ('backbone', 'config.backbone.path'),
-    ('backbone/onnx', 'config.backbone.path'),
     ('backbone/prompt.npz', 'config.backbone.path'),
     ('start.npz', 'config.prompt.init_from'),
     ('other', 'other'),
     ('theirs', 'theirs'),
     ('theirs/thesis', '--out'),
-    ('new', '.npz'),
     ('', '--out'),
-    ('..', '--out'),
   ],
 )
 def test_an_export_harms_nothing(command, folders, monkeypatch, out, message):
   monkeypatch.chdir(folders)
   command_refused(command(export, '--force', '--workdir=run', f'--out={out}'), message)
-
-
-def test_a_training_that_goes_on_is_not_harmed_by_an_export(command, trained, tmp_path):
-  shutil.copytree(trained, tmp_path / 'run')
-  saving = tmp_path / 'run' / 'checkpoints' / '16.orbax-checkpoint-tmp-7'
-  saving.mkdir()
-  assert command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz')[0] == 0
-  assert saving.exists()
 
 
 def test_a_workdir_does_not_decide_which_code_is_imported(command, trained, tmp_path, monkeypatch):
@@ -418,14 +375,9 @@ def test_a_workdir_does_not_decide_which_code_is_imported(command, trained, tmp_
   ('key', 'value', 'words'),
   [
     ('method', 7, 'config.method'),
-    ('method', ['dpr'], 'config.method'),
     ('method', '../dpr', '--method=../dpr'),
     ('backbone', None, 'config.backbone'),
-    ('backbone', [], 'config.backbone'),
-    ('prompt', {'length': 'x'}, 'config.prompt.length'),
     ('prompt', {'length': 10**12}, 'config.prompt.length'),
-    ('temperature', 0, 'config.temperature'),
-    ('eval', {'measure': None}, 'config.eval.measure'),
     ('optim', {'lr': 1}, 'config.optim.lr'),
   ],
 )

@@ -21,7 +21,7 @@ from dprjax.formats.trec import read_run
 from dprjax.retrieval import codes, exact, fusion
 from dprjax.retrieval.embeddings import load_embeddings
 from tests.engines import test_collection
-from tests.refusals import named_in
+from tests.refusals import command_refused, named_in
 
 RNG = np.random.default_rng(0)
 PASSAGES, QUERIES = (RNG.standard_normal((count, 8), np.float32) for count in (50, 4))
@@ -76,19 +76,6 @@ def test_a_collection_with_texts_is_searched_by_bm25_too(folder, command):
   for query, ranking in own.items():
     assert [id_ for id_, _ in found[query]] == [id_ for id_, _ in ranking]
     np.testing.assert_allclose(*([score for _, score in run[query]] for run in (own, found)), 1e-4)
-  # Replaced passages have other words.
-  lines = (folder / 'corpus.jsonl').read_text().replace('cats1', 'stars')
-  (folder / 'corpus.jsonl').write_text(lines)
-  assert command(index, *made, '--texts=corpus.jsonl')[0] == 0
-  assert command(search, *asked, '--out=again.trec')[0] == 0
-  assert dict(read_run('again.trec'))['q2'] != found['q2']
-  for flags, named in (
-    ([], '--texts'),
-    (['--texts=queries.jsonl'], '--texts=queries.jsonl'),
-    (['--texts=corpus.jsonl', '--k1=3'], 'k1'),
-  ):
-    status, said = command(index, *made, *flags)
-    assert status == 2 and named_in(said.splitlines()[-1], named)
   settings = {'k1': 3.0, 'b': 0.75, 'language': 'english'}
   fusion.write('w.json', fusion.Fusion(weights={'bm25': 1, 'dense': 1}, bm25=settings))
   status, said = command(search, *asked, '--out=run.trec')
@@ -193,119 +180,58 @@ def test_fill_search_change(folder, command, write_embeddings):
 
 
 @pytest.mark.parametrize(
-  'module, flags, message',
+  'module, flags, named',
   [
-    (index, ['--upsert=queries'], '--upsert has query embeddings'),
-    (index, ['--upsert=other'], 'do not belong together: prompt_sha256 pppppppppppp... and None'),
-    (index, ['--upsert=short'], 'do not belong together: dimension 8 and 4'),
-    (index, ['--upsert=prefixed'], "do not belong together: prefix '' and 'passage: '"),
-    (
-      index,
-      ['--upsert=corpus', '--index_type=HNSW'],
-      "collection 'passages' has an index FLAT",
-    ),
-    (
-      index,
-      ['--upsert=corpus', '--collection=new', '--index_type=SCANN'],
-      'milvus:index.db has no index SCANN',
-    ),
-    (index, ['--delete=corpus', '--collection=missing'], 'ids: corpus is a folder'),
-    (
-      index,
-      ['--delete=ids.txt', '--collection=missing'],
-      "no collection 'missing'",
-    ),
-    (index, ['--drop', '--uri=milvus:typo.db'], 'local index not found: typo.db'),
-    (index, [], 'one of the arguments --upsert --delete --drop is required'),
-    (search, ['--queries=other'], '--queries has passage embeddings'),
-    (
-      search,
-      ['--queries=strange'],
-      'do not belong together: prompt_sha256 pppppppppppp... and None',
-    ),
-    (
-      search,
-      ['--queries=queries', '--corpus=corpus'],
-      '--corpus',
-    ),
-    (search, ['--queries=queries', '--collection=missing'], "no collection 'missing'"),
-    (search, ['--queries=queries', '--uri=milvus:typo.db'], 'local index not found: typo.db'),
-    (
-      search,
-      ['--queries=queries', '--search_param=nprobe'],
-      'argument --search_param: expected NAME=VALUE',
-    ),
+    (index, ['--upsert=queries'], '--upsert'),
+    (index, ['--upsert=other'], 'prompt_sha256'),
+    (index, ['--upsert=corpus', '--index_type=HNSW'], ('HNSW', 'FLAT')),
+    (index, ['--upsert=corpus', '--collection=new', '--index_type=SCANN'], 'SCANN'),
+    (index, ['--delete=corpus', '--collection=missing'], 'corpus'),
+    (index, ['--delete=ids.txt', '--collection=missing'], 'missing'),
+    (index, ['--drop', '--uri=milvus:typo.db'], 'typo.db'),
+    (index, [], ('--upsert', '--delete', '--drop')),
+    (search, ['--queries=other'], '--queries'),
+    (search, ['--queries=strange'], 'prompt_sha256'),
+    (search, ['--queries=queries', '--corpus=corpus'], '--corpus'),
+    (search, ['--queries=queries', '--search_param=nprobe'], '--search_param'),
     (search, ['--like=ids.txt'], 'nobody'),
-    (search, ['--like=ids.txt', '--queries=queries'], 'not allowed with argument'),
-    (search, ['--queries=queries', '--where=year'], 'argument --where'),
-    (search, ['--queries=queries', '--rescore=corpus'], '--rescore'),
+    (search, ['--like=ids.txt', '--queries=queries'], '--like'),
+    (search, ['--queries=queries', '--where=year'], '--where'),
   ],
 )
-def test_bad_input(filled, monkeypatch, command, module, flags, message):
+def test_bad_input(filled, monkeypatch, command, module, flags, named):
   monkeypatch.chdir(filled)
   common = ['--out=run.trec'] if module is search else []
-  status, err = command(module, *common, '--uri=milvus:index.db', *flags)
-  assert status == 2 and 'Traceback' not in err
-  assert err.splitlines()[-1].startswith('dprjax: error: ') and message in err.splitlines()[-1]
+  command_refused(command(module, *common, '--uri=milvus:index.db', *flags), named)
   assert not list(filled.glob('run*')) and not (filled / 'typo.db').exists()
 
 
-IDS_FILES = [
-  (b'd1\nd2\nd1\n', ('d1', 'line 1', 'line 3')),
-  (b'd1\n d2\n', ('line 2', 'd2')),
-  (b'd1\n\xe4\n', 'ids'),
-  (b'', 'ids'),
-]
-
-
-@pytest.mark.parametrize('content, message', IDS_FILES)
-def test_one_reader_of_ids(filled, tmp_path, monkeypatch, command, content, message):
+def test_one_reader_of_ids(filled, tmp_path, monkeypatch, command):
   monkeypatch.chdir(filled)
-  (tmp_path / 'ids.txt').write_bytes(content)
+  (tmp_path / 'ids.txt').write_bytes(b'd1\nd2\nd1\n')
   for module, *flags in (
     (index, f'--delete={tmp_path}/ids.txt'),
     (search, f'--like={tmp_path}/ids.txt', '--out=run.trec'),
   ):
-    status, err = command(module, '--uri=milvus:index.db', *flags)
-    assert status == 2 and named_in(err.splitlines()[-1], message)
+    result = command(module, '--uri=milvus:index.db', *flags)
+    command_refused(result, 'd1', 'line 1', 'line 3')
   assert not list(filled.glob('run*'))
-
-
-@pytest.mark.slow
-def test_ids_with_a_byte_order_mark(filled, tmp_path, monkeypatch, command):
-  monkeypatch.chdir(filled)
-  for name, content in (('a', b'd1\nd2\n'), ('b', b'\xef\xbb\xbfd1\r\nd2\r\n')):
-    (tmp_path / f'{name}.txt').write_bytes(content)
-    flags = [f'--like={tmp_path}/{name}.txt', f'--out={tmp_path}/{name}.trec', '--k=5']
-    assert command(search, '--uri=milvus:index.db', *flags)[0] == 0
-  assert (tmp_path / 'a.trec').read_bytes() == (tmp_path / 'b.trec').read_bytes()
 
 
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
     (['--uri=milvus:corpus.db'], ('--uri=corpus.db', '--upsert=corpus')),
-    (['--uri=new.db'], ('--uri', 'milvus:index.db')),
     (['--uri=milvus:corpus/new.db'], '--upsert=corpus'),
     (['--uri=milvus:photos.db'], 'photos.db'),
     (['--uri=milvus:file.db'], '--uri=file.db'),
     (['--uri=milvus:pipe.db'], '--uri=pipe.db'),
     (['--uri=milvus:busy.db'], 'busy.db'),
-    (['--uri=milvus:.db/..'], ('--uri', '.db')),
-    (['--uri=milvus:file:///tmp/new.db'], ('--uri', '.db')),
-    (['--uri=milvus:http://host/new.db'], ('--uri', '.db')),
-    (['--uri=milvus:http://'], ('--uri', '.db')),
-    (['--uri=ftp://host:1'], '--uri'),
-    (['--uri=qdrant:ftp://host:1'], ('--uri', 'http')),
-    (['--uri=pgvector:new'], ('--uri', 'postgresql')),
-    (['--uri='], '--uri'),
     (['--uri=parquet:photos.db'], 'photos.db'),
     (['--uri=qdrant:photos.db'], 'photos.db'),
     (['--uri=parquet:new', '--texts=nowhere'], 'nowhere'),
     (['--uri=parquet:new', '--hybrid'], '--texts'),
     (['--uri=parquet:new', '--k1=2'], '--hybrid'),
-    (['--uri=milvus:new.db', '--upsert=queries'], '--upsert'),
-    (['--uri=milvus:new.db', '--index_type=SCANN'], 'SCANN'),
     (['--uri=milvus:new.db', '--collection=../x'], '--collection'),
     (['--uri=milvus:new.db', '--upsert=nowhere'], 'nowhere'),
     (['--uri=milvus:vacant.db', '--drop'], '--upsert'),
@@ -325,9 +251,8 @@ def test_an_index_takes_nothing_that_is_not_one(folder, command, flags, message)
   assert sorted(folder.rglob('*')) == before
 
 
-@pytest.mark.parametrize('name', ['photos.db', 'vacant.db', 'file.db'])
+@pytest.mark.parametrize('name', ['photos.db', 'file.db'])
 def test_what_is_no_index_is_not_opened(folder, command, name):
-  (folder / 'vacant.db').mkdir()
   (folder / 'photos.db').mkdir()
   (folder / 'photos.db' / 'holiday.jpg').write_text('x')
   (folder / 'file.db').write_text('x')
@@ -350,11 +275,7 @@ def test_what_is_no_index_is_not_opened(folder, command, name):
     ['--uri=milvus:http://me:hunter2@127.0.0.1:1'],
     ['--uri=me:hunter2@127.0.0.1:1'],
     ['--uri=qdrant:http://127.0.0.1:1?token=hunter2'],
-    ['--uri=hunter2@host'],
-    ['--uri=http://me:hunter2@host'],
     ['--uri=qdrant:http://127.0.0.1:1', '--token=hunter2'],
-    ['--uri=milvus:http://127.0.0.1:1', '--tokens', 'hunter2'],
-    ['--uri=milvus:http://127.0.0.1:1', '--password=hunter2'],
   ],
 )
 def test_no_secret_is_printed(folder, command, monkeypatch, flags):
@@ -374,8 +295,6 @@ def filled(tmp_path_factory, write_embeddings):
   write_embeddings(folder / 'queries', [f'q{i}' for i in range(4)], QUERIES, side='query')
   write_embeddings(folder / 'other', IDS, PASSAGES, prompt_sha256=None)
   write_embeddings(folder / 'strange', ['q0'], QUERIES[:1], side='query', prompt_sha256=None)
-  write_embeddings(folder / 'short', IDS, PASSAGES[:, :4])
-  write_embeddings(folder / 'prefixed', IDS, PASSAGES, prefix='passage: ')
   (folder / 'ids.txt').write_text('d1\nnobody\n')
   server = engines.connect(f'milvus:{folder}/index.db', new=True)
   index.upsert(server, 'passages', load_embeddings(folder / 'corpus'))
@@ -383,39 +302,17 @@ def filled(tmp_path_factory, write_embeddings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('keep', [0, 100, 300])
-def test_an_index_file_that_a_killed_command_wrote_half_is_made_again(
-  folder, command, monkeypatch, keep
-):
+def test_an_index_file_that_a_killed_command_wrote_half_is_made_again(folder, command, monkeypatch):
   """In another folder than the one that this process has open: milvus-lite keeps it loaded."""
   assert command(index, '--uri=milvus:index.db', '--upsert=corpus')[0] == 0
   flags = ['--queries=queries', '--k=10']
   assert command(search, '--uri=milvus:index.db', '--out=run.trec', *flags)[0] == 0
   shutil.copytree('index.db', 'killed.db')
   [file] = pathlib.Path('killed.db').glob('collections/*/partitions/*/indexes/*.idx')
-  os.truncate(file, keep)
+  os.truncate(file, 100)
   status, said = command(search, '--uri=milvus:killed.db', '--out=again.trec', *flags)
   assert status == 0 and 'rebuilding the index of collection passages' in said
   assert pathlib.Path('again.trec').read_bytes() == pathlib.Path('run.trec').read_bytes()
-
-
-ENVIRONMENT = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)}
-
-
-@pytest.mark.slow
-def test_the_index_outlives_the_process(folder):
-  for module, *flags in (
-    ('index', '--upsert=corpus'),
-    ('search', '--queries=queries', '--out=run.trec', '--k=10'),
-  ):
-    done = subprocess.run(
-      [sys.executable, '-m', f'dprjax.{module}', '--uri=milvus:index.db', *flags],
-      capture_output=True,
-      text=True,
-      env=ENVIRONMENT,
-    )
-    assert done.returncode == 0 and 'Traceback' not in done.stderr, done.stderr
-  assert list(documents().values()) == expected(QUERIES, PASSAGES, IDS, 10)
 
 
 @pytest.mark.slow
@@ -425,20 +322,8 @@ def test_a_server_over_the_network(folder, command):
     free.bind(('127.0.0.1', 0))
     port = free.getsockname()[1]
   uri = f'milvus:http://127.0.0.1:{port}'
-  server = subprocess.Popen(
-    [
-      sys.executable,
-      '-m',
-      'milvus_lite',
-      'server',
-      '--data-dir',
-      'data',
-      '--host',
-      '127.0.0.1',
-      '--port',
-      str(port),
-    ]
-  )
+  where = ('--data-dir', 'data', '--host', '127.0.0.1', '--port', str(port))
+  server = subprocess.Popen([sys.executable, '-m', 'milvus_lite', 'server', *where])
   try:
     for _ in range(120):
       try:
@@ -446,19 +331,10 @@ def test_a_server_over_the_network(folder, command):
         break
       except OSError:
         time.sleep(0.5)
-    assert (
-      command(index, f'--uri={uri}', '--upsert=corpus', '--collection=mine', '--index_type=HNSW')[0]
-      == 0
-    )
-    status, _ = command(
-      search,
-      f'--uri={uri}',
-      '--collection=mine',
-      '--queries=queries',
-      '--out=run.trec',
-      '--k=10',
-      '--search_param=ef=100',
-    )
+    to = (f'--uri={uri}', '--collection=mine')
+    assert command(index, *to, '--upsert=corpus', '--index_type=HNSW')[0] == 0
+    asked = ('--queries=queries', '--out=run.trec', '--k=10', '--search_param=ef=100')
+    status, _ = command(search, *to, *asked)
     assert status == 0 and list(documents().values()) == expected(QUERIES, PASSAGES, IDS, 10)
     report = json.loads(pathlib.Path('run.trec.json').read_text())
     assert report['uri'] == uri and report['kind'] == 'HNSW' and report['settings'] == {'ef': 100}
@@ -479,13 +355,7 @@ def write_texts(path, ids=IDS, year=2000):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'kind',
-  [
-    'parquet',
-    *(pytest.param(one, marks=pytest.mark.slow) for one in ('opensearch', 'pgvector', 'qdrant')),
-  ],
-)
+@pytest.mark.parametrize('kind', ['parquet', 'pgvector'])
 def test_the_same_commands_on_every_engine(tmp_path, monkeypatch, command, write_embeddings, kind):
   monkeypatch.chdir(tmp_path)
   write_embeddings('corpus', IDS, PASSAGES)
@@ -521,7 +391,7 @@ def test_the_same_commands_on_every_engine(tmp_path, monkeypatch, command, write
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['parquet', pytest.param('qdrant', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', ['parquet', 'qdrant'])
 def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings, kind):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(index, '_BLOCK', 10)

@@ -68,17 +68,10 @@ def test_names_of_retrievers(world):
   [
     (['--run=lost.trec'], 'lost.trec'),
     (['--threshold=1.5'], '--threshold'),
-    (['--seed=-1'], '-1'),
-    (['--seed=' + '9' * 30], '--seed'),
-    (['--threshold=nan'], '--threshold'),
-    (['--depth=' + '9' * 5000], '--depth'),
     (['--run=a\udce9b=run.trec'], 'run.trec'),
     (['--tmp_dir={folder}/corpus.jsonl'], 'corpus.jsonl'),
-    (['--tmp_dir='], '--tmp_dir'),
-    (['--sample=0'], '0'),
     (['--reranked=lost.trec'], 'lost.trec'),
     (['--reranker_prompt=qa.npz'], ('--reranker_prompt=qa.npz', '--reranker=DIR')),
-    (['--corpus=lost.jsonl'], 'lost.jsonl'),
     (['--reranker=ce', '--reranked=run.trec'], ('--reranker', '--reranked')),
   ],
 )
@@ -135,16 +128,12 @@ def test_a_cross_encoder_and_a_run_that_it_rescored_denoise_alike(tmp_path, comm
   middle = len(scores) // 2 + np.argmax(np.diff(scores[len(scores) // 2 : len(scores) // 2 + 20]))
   threshold = expit((scores[middle] + scores[middle + 1]) / 2)
   mined = []
-  for source in (
-    [f'--reranker={model}'],
-    [f'--reranked={reranked}'],
-    [f'--reranker={model}', '--dtype=mixed'],
-  ):
+  for source in (f'--reranker={model}', f'--reranked={reranked}'):
     runs = [f'--run={tmp_path}/{name}.trec' for name in world.runs]
-    flags = ['--sample=4', f'--threshold={threshold}', *source]
+    flags = ['--sample=4', f'--threshold={threshold}', source]
     assert command(mine, *arguments(world), *runs, *flags)[0] == 0
     mined.append([json.loads(line) for line in (tmp_path / 'out.jsonl').read_text().splitlines()])
-  exact, given, rounded = (
+  exact, given = (
     {
       (line['query_id'], one['docid']): (one.pop('reranker_score'), one)
       for line in lines
@@ -156,9 +145,6 @@ def test_a_cross_encoder_and_a_run_that_it_rescored_denoise_alike(tmp_path, comm
   for pair, (score, negative) in exact.items():
     assert score == pytest.approx(given[pair][0], abs=1e-4) and negative == given[pair][1]
   assert len({tuple(negative['sources']) for _, negative in exact.values()}) > 1
-  # Factors are rounded to bfloat16, by at most 1/256; their sums are float32.
-  rounding = [abs(rounded[pair][0] - exact[pair][0]) for pair in exact.keys() & rounded.keys()]
-  assert 1e-5 < max(rounding) < np.abs(scores).max() / 100
 
 
 def test_scores_of_positives(world, command):

@@ -6,10 +6,6 @@ import json
 import pathlib
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 import types
 
 import numpy as np
@@ -21,7 +17,6 @@ from dprjax.data import sources
 from dprjax.methods import exporting, training
 from dprjax.runtime import config as configs
 from dprjax.runtime import optim
-from tests import devices
 from tests.refusals import refused
 from tests.test_train import assert_same_bits, steps_of, trainable_of
 
@@ -59,11 +54,6 @@ def parse(recipe, *flags):
       ('nir_retriever', 'manual', 'mask', 'alternate', 16, ('backbone',)),
     ),
     (
-      'retriever.py:adapt=qa',
-      ('qa',),
-      ('nir_retriever', 'continuous', 'mask', 'alternate', 16, ('backbone', 'prompt')),
-    ),
-    (
       'retriever.py:adapt=qa,frozen',
       ('qa',),
       ('nir_retriever', 'continuous', 'mask', 'alternate', 16, ('prompt',)),
@@ -88,11 +78,6 @@ def parse(recipe, *flags):
       'reranker.py:adapt=inference',
       ('inference',),
       ('nir_reranker', 'continuous', 'cls', 'balanced', 16, ('backbone', 'prompt', 'head')),
-    ),
-    (
-      'reranker.py:ft=qa+inference',
-      ('inference', 'qa'),
-      ('ft_reranker', 'none', 'cls', 'balanced', 8, ('backbone', 'head')),
     ),
   ],
 )
@@ -131,7 +116,7 @@ def test_settings_of_the_released_code():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('stage', ['retriever', 'reranker'])
-@pytest.mark.parametrize('options', ['', ',frozen', ',paper', ',local'])
+@pytest.mark.parametrize('options', ['', ',paper'])
 def test_the_weights_of_a_sum_move_in_sixteen_updates(stage, options):
   c = parse(f'{stage}.py:adapt=qa{options}')
   assert c.tasks.qa.data.max_queries == 32
@@ -152,7 +137,7 @@ def test_the_weights_of_a_sum_move_in_sixteen_updates(stage, options):
 
 
 @pytest.mark.parametrize('stage', ['retriever', 'reranker'])
-@pytest.mark.parametrize('options', ['', ',frozen', ',paper'])
+@pytest.mark.parametrize('options', ['', ',paper'])
 def test_the_dev_split_chooses_the_rate_of_the_weights(stage, options):
   c = parse(f'{stage}.py:adapt=qa{options}')
   c.tasks.qa.data.dir = 'x'
@@ -204,15 +189,9 @@ def test_marks():
   [
     ('retriever.py:mdm', 'mdm=retrieval'),
     ('retriever.py:mdm=qa+dialogue', ('--config', 'nir_retriever.py')),
-    ('retriever.py:adapt', 'adapt=retrieval'),
     ('retriever.py:emm=qa+qa', 'emm=retrieval+qa'),
-    ('retriever.py:emm=', ('--config', 'nir_retriever.py')),
     ('retriever.py:tune', ('mdm=TASK', 'adapt=TASK')),
-    ('retriever.py:emm,hybrid', ('--config', 'nir_retriever.py')),
     ('retriever.py:emm,mark', ('--config', 'nir_retriever.py')),
-    ('retriever.py:ft,manual', ('--config', 'nir_retriever.py')),
-    ('retriever.py:mdm=qa,manual', ('--config', 'nir_retriever.py')),
-    ('reranker.py:emm,hybrid,manual', ('--config', 'nir_reranker.py')),
     ('reranker.py:ft,mask', '[CLS]'),
   ],
 )
@@ -223,21 +202,11 @@ def test_arguments_that_cannot_be(recipe, message):
 
 @pytest.fixture(scope='module')
 def go(one_device, tmp_path_factory):
-  """``go(recipe, *flags, again=False)`` -> the workdir of a short training of a `local` recipe."""
+  """``go(recipe, *flags)`` -> the workdir of a training as short as it may be.
 
-  def run(recipe, *flags, workdir=None):
-    workdir = workdir or tmp_path_factory.mktemp('nir') / 'run'
-    training.train(
-      configs.parse([f'--config={ROOT}/configs/nir_{recipe}', *short(), *flags]), workdir
-    )
-    return workdir
-
-  return run
-
-
-def short():
-  """As short as it may be: six updates, two checkpoints, docstrings of small packages."""
-  return [
+  Six updates, three checkpoints, docstrings of small packages.
+  """
+  short = [
     '--config.steps=6',
     '--config.eval.every=6',
     '--config.checkpoint.every=2',
@@ -247,6 +216,15 @@ def short():
     '--config.log_every=1',
     '--config.backbone.vocab_size=1000',
   ]
+
+  def run(recipe, *flags, workdir=None):
+    workdir = workdir or tmp_path_factory.mktemp('nir') / 'run'
+    training.train(
+      configs.parse([f'--config={ROOT}/configs/nir_{recipe}', *short, *flags]), workdir
+    )
+    return workdir
+
+  return run
 
 
 def check_finished(workdir, tasks, trained, steps):
@@ -263,17 +241,23 @@ def check_finished(workdir, tasks, trained, steps):
   return params, rows
 
 
+# tests/test_nir_prompt.py has those with prompts to learn.
 @pytest.mark.slow
-def test_a_reranker_of_words_trains_and_goes_on_with_the_same_bits(go):
-  # tests/test_nir_prompt.py has those with prompts to learn.
-  workdir = go('reranker.py:emm,manual,local')
-  params, rows = check_finished(workdir, RERANKER, {'backbone', 'head'}, 6)
+@pytest.mark.parametrize(
+  ('recipe', 'tasks', 'trained'),
+  [
+    ('reranker.py:emm,manual,local', RERANKER, {'backbone', 'head'}),
+    ('retriever.py:ft,local', RETRIEVER, {'backbone'}),
+  ],
+)
+def test_killed_between_tasks_it_ends_with_the_same_bits(go, recipe, tasks, trained):
+  workdir = go(recipe)
+  params, rows = check_finished(workdir, tasks, trained, 6)
   # As if it had been killed after an earlier checkpoint, between two tasks.
-  assert steps_of(workdir)[-1] == 6
-  for one in steps_of(workdir):
-    if one > 2:
-      shutil.rmtree(workdir / 'checkpoints' / str(one))
-  go('reranker.py:emm,manual,local', workdir=workdir)
+  for step in steps_of(workdir):
+    if step > 2:
+      shutil.rmtree(workdir / 'checkpoints' / str(step))
+  go(recipe, workdir=workdir)
   assert_same_bits(trainable_of(workdir)[1], params)
   assert metrics_of(workdir) == rows
 
@@ -299,33 +283,3 @@ def test_a_tasks_prompt_is_compared_with_the_bare_encoder_and_exported(go, tmp_p
   gain = load_prompt(out).meta['gain']
   assert gain['baseline'] == found['dev/mean'] and not gain['better']
   assert 'before the training' in caplog.text
-
-
-@pytest.mark.slow
-def test_killed_between_tasks_it_ends_with_the_same_bits(go, tmp_path):
-  flags = ['--config.steps=8', '--config.eval.every=8']
-  params, rows = check_finished(go('retriever.py:ft,local', *flags), RETRIEVER, {'backbone'}, 8)
-  killed = tmp_path / 'killed'
-  log = killed / 'metrics.jsonl'
-  process = subprocess.Popen(
-    [
-      sys.executable,
-      '-m',
-      'dprjax.train',
-      f'--config={ROOT}/configs/nir_retriever.py:ft,local',
-      f'--workdir={killed}',
-      *short(),
-      *flags,
-    ],
-    env=devices.environment(PYTHONPATH=str(ROOT)),
-    cwd=tmp_path,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
-  )
-  while process.poll() is None and not (log.exists() and len(log.read_text().splitlines()) >= 5):
-    time.sleep(0.01)
-  process.send_signal(signal.SIGKILL)
-  assert process.wait() == -signal.SIGKILL
-  go('retriever.py:ft,local', *flags, workdir=killed)
-  assert_same_bits(trainable_of(killed)[1], params)
-  assert metrics_of(killed) == rows

@@ -40,7 +40,7 @@ def material(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('model_type', ['bert', pytest.param('roberta', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
 def test_vectors_are_those_of_the_other_tools(golden, material, model_type):
   root = material[model_type]
   retriever = Retriever.load(
@@ -199,8 +199,7 @@ def adapter_file(root, folder, kind, sides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('sides', ['both', 'query'])
-@pytest.mark.parametrize('kind', ['lora', 'linear'])
+@pytest.mark.parametrize(('kind', 'sides'), [('lora', 'both'), ('linear', 'query')])
 def test_an_adapter_is_merged_into_a_folder(material, command, tmp_path, kind, sides):
   root, out = material['bert'], tmp_path / 'model'
   path = adapter_file(root, tmp_path, kind, sides)
@@ -225,22 +224,18 @@ def test_an_adapter_is_merged_into_a_folder(material, command, tmp_path, kind, s
   ('flags', 'words'),
   [
     (('--format=peft', '--out=o'), ('PEFT', 'prompt.shift_positions=True')),
-    (('--format=peft', '--out=o.npz'), ('--out=o.npz', '--format')),
-    (('--card=true', '--out=o.npz'), ('card',)),
-    (('--out=o',), ('.npz', '--format=npz')),
-    (('--out=o.npz', '--step=3'), ('--step', '--workdir')),
-    (('--out=o.npz', '--pooling=cls'), ('--pooling',)),
-    (('--out=o.npz', '--license=mit'), ('card',)),
-    (('--out=o', '--card=true', '--license=no such thing'), ('no such thing',)),
-    (('--out=o.npz', '--push=a/b'), ('--push',)),
-    (('--out=o', '--push=b'), ('USER/NAME',)),
-    (('--out=o', '--push=a/../b'), ('USER/NAME',)),
-    (('--out=o', '--base_model=a b'), ('USER/NAME', 'USER/NAME@COMMIT')),
-    (
+(('--format=peft', '--out=o.npz'), ('--out=o.npz', '--format')),
+(('--card=true', '--out=o.npz'), ('card',)),
+(('--out=o',), ('.npz', '--format=npz')),
+(('--out=o.npz', '--step=3'), ('--step', '--workdir')),
+(('--out=o.npz', '--license=mit'), ('card',)),
+(('--out=o.npz', '--push=a/b'), ('--push',)),
+(('--out=o', '--base_model=a b'), ('USER/NAME', 'USER/NAME@COMMIT')),
+(
       ('--out=o', '--format=sentence-transformers', '--backbone_files=false'),
       ('--base_model=USER/NAME@COMMIT',),
     ),
-    (
+(
       (
         '--out=o',
         '--format=sentence-transformers',

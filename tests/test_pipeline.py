@@ -139,7 +139,7 @@ def test_differences_are_the_flags_that_differ_from_the_recipe():
 
 
 @pytest.mark.parametrize('more', ['', ',ft'])
-@pytest.mark.parametrize('recipe', ['beir', 'scifact', 'medquad', 'local'])
+@pytest.mark.parametrize('recipe', ['beir', 'local'])
 def test_every_recipe_holds_two_experiments_of_train(recipe, more):
   config = configs.parse([f'--config={ROOT}/configs/unm.py:{recipe}{more}'])
   assert bool(config.retriever.prompt.length) == (more == '') and tuple(
@@ -161,7 +161,6 @@ def test_every_recipe_holds_two_experiments_of_train(recipe, more):
   ('argument', 'words'),
   [
     ('beir,foo', 'configs/unm.py:beir,foo'),
-    ('foo,ft', 'foo'),
   ],
 )
 def test_an_unknown_recipe(argument, words):
@@ -174,23 +173,12 @@ def test_an_unknown_recipe(argument, words):
   [
     (['--config.data.dir='], 'config.data.dir'),
     (['--config.rounds=0'], 'config.rounds'),
-    (['--config.sample=0'], 'config.sample'),
     (['--config.mix.random=0.5'], 'config.mix'),
     (['--config.reranker.method=dpr'], 'config.reranker.method'),
     (["--config.runs=('dpt=none.trec',)"], 'config.runs'),
-    (['--config.data.dir=none'], 'none'),
     (['--config.threshold=1.5'], ('config.threshold', '1.5')),
-    (['--config.threshold=nan'], 'config.threshold'),
-    (['--config.seed=-1'], 'config.seed'),
-    (['--config.sample=1000000000000'], 'config.sample'),
-    (['--config.depth=-5'], 'config.depth'),
-    (['--config.mix.denoised=nan'], 'config.mix.denoised'),
-    (['--config.mix.denoised=1.5', '--config.mix.undenoised=-0.5'], 'config.mix.denoised'),
     (["--config.measures=('nDGC@10',)"], 'nDGC@10'),
     (['--config.retriever.optim.clip=-1.0'], 'config.retriever.optim.clip'),
-    (['--config.retriever.steps=-5'], 'config.retriever.steps'),
-    (['--config.reranker.optim.b1=1.5'], 'config.reranker.optim.b1'),
-    (['--config.reranker.backbone.dropout=1.5'], 'config.reranker.backbone.dropout'),
   ],
 )
 def test_bad_options(tmp_path, flags, words):
@@ -226,7 +214,6 @@ def test_bad_command_lines(command, tmp_path, error_line):
 @pytest.mark.parametrize(
   ('workdir', 'message'),
   [
-    ('text', '--config.data.dir'),
     ('text/run', '--config.data.dir'),
     ('model', 'dprjax.pipeline'),
     ('training', 'dprjax.pipeline'),
@@ -270,9 +257,7 @@ def test_interrupted_in_a_stage_it_says_so_once(tmp_path):
     assert err.count('dprjax: error: interrupted') == err.count('dprjax: error') == 1
 
 
-@pytest.mark.parametrize(
-  'option', ['retriever.seed=1', 'reranker.data.mined_negatives=x', 'retriever.mix.random=1.0']
-)
+@pytest.mark.parametrize('option', ['retriever.seed=1', 'reranker.data.mined_negatives=x'])
 def test_what_the_pipeline_sets_itself_is_refused(command, tmp_path, option):
   name = option.partition('=')[0]
   status, err = command(pipeline, LOCAL, f'--workdir={tmp_path}/work', f'--config.{option}')

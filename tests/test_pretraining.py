@@ -254,12 +254,10 @@ def test_text_that_cannot_be_used(go, tmp_path):
   [
     (['--config.data.format=beir'], ['corpus', 'config.data.format']),
     (['--config.pretrain.max_length=513'], ['config.pretrain.max_length', '513', '512']),
-    (['--config.pretrain.views=pair'], ['config.pretrain.views', 'pair']),
     (
       ['--config.pretrain.head_layers=1', '--config.pretrain.skip_from=2'],
       ['config.pretrain.skip_from', '2'],
     ),
-    (['--config.backbone.vocabulary=bpe'], ['config.backbone.vocabulary', 'bpe']),
   ],
 )
 def test_options_that_cannot_be(go, flags, words):

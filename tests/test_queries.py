@@ -252,19 +252,14 @@ def test_the_round_trip(folder, command, server):
 @pytest.mark.parametrize(
   'arguments, names',
   [
-    ('--out=made', '--corpus'),
     ('--corpus=corpus.jsonl --out=made --model=m', '--endpoint'),
-    ('--corpus=corpus.jsonl --out=made --endpoint=http://127.0.0.1:1/v1', '--model'),
     (f'{ASKED} --min_words=9 --max_words=8', '--min_words'),
     (f'{ASKED} --template=corpus.jsonl', '--template'),
     (f'{ASKED} --corpus=missing.jsonl', 'missing.jsonl'),
     (f'{ASKED} --out=corpus.jsonl', '--out'),
-    ('--corpus=corpus.jsonl --out=made --endpoint=127.0.0.1 --model=m', '--endpoint'),
     ('--corpus=corpus.jsonl --out=made --endpoint=http://u:p@h/v1 --model=m', '--key_env'),
     ('--corpus=corpus.jsonl --out=made --endpoint=http://h.example/v1 --model=m', 'https'),
     ('--run=corpus.jsonl --out=made', '--qrels'),
-    ('--run=corpus.jsonl --corpus=corpus.jsonl --out=made', '--corpus'),
-    ('--corpus=corpus.jsonl --qrels=a --out=made', '--qrels'),
   ],
 )
 def test_bad_input(folder, command, monkeypatch, arguments, names):

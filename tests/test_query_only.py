@@ -211,12 +211,8 @@ def test_the_frozen_encoders_vectors_come_with_a_batch(flags, trained, tmp_path)
   'changes, words',
   [
     ({'pooling': 'cls'}, ('passage_embeddings', 'cls', 'mean')),
-    ({'prefix': 'passage: '}, ('passage_embeddings', 'config.data.passage_prefix')),
     ({'max_length': 65}, ('passage_embeddings', 'config.data.passage_max_length', '65')),
-    ({'side': 'query'}, ('passage_embeddings', 'query', 'passage')),
-    ({'prompt_sha256': 'p' * 64}, ('prompt_sha256', 'None')),
     ({'backbone_sha256': 'b' * 64}, ('backbone_sha256',)),
-    ({'input_sha256': 'i' * 64}, ('passage_embeddings',)),
     ({'drop': 1}, ('passage', '1')),
   ],
   ids=str,
@@ -282,10 +278,8 @@ def test_vectors_of_another_program(folder, flags, trained, tmp_path):
   for wrong, some, message in (
     (vectors[::-1], ids, 'config.pooling'),
     (vectors, [*ids[:-1], 'x'], 'v.txt'),
-    (vectors[:-1], ids, ('float32', '128]', 'float16', 'H]')),
     (vectors.astype(np.float64), ids, 'float64'),
     (vectors[:, :64].copy(), ids, ('config.data.passage_embeddings', 'v.npy', '64', '128')),
-    (np.asfortranarray(vectors), ids, 'v.npy'),
   ):
     with refused(message):
       open_passages(wrong, some, 'other')

@@ -2,7 +2,6 @@ import hashlib
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import threading
 
@@ -16,7 +15,7 @@ from dprjax.formats.trec import read_run
 from dprjax.retrieval import bm25_index, codes, fusion, scann
 from tests.commands import fuse
 from tests.platforms import needs_scann
-from tests.refusals import named_in
+from tests.refusals import command_refused, named_in
 
 RNG = np.random.default_rng(0)
 PASSAGES, QUERIES = (RNG.standard_normal((count, 16), np.float32) for count in (500, 12))
@@ -32,10 +31,7 @@ def embeddings(tmp_path_factory, write_embeddings):
     write_embeddings(folder / name, PASSAGE_IDS, PASSAGES, shard_rows=200)
   for name, changes in (
     ('queries', {}),
-    ('backbone', {'backbone_sha256': 'c' * 64}),
     ('prompt', {'prompt_sha256': None}),
-    ('tokenizer', {'tokenizer_sha256': 'u' * 64}),
-    ('config', {'config_sha256': 'd' * 64}),
     ('shifted', {'shift_positions': True}),
   ):
     write_embeddings(folder / name, QUERY_IDS, QUERIES, side='query', **changes)
@@ -48,7 +44,6 @@ def embeddings(tmp_path_factory, write_embeddings):
     write_embeddings(folder / name, PASSAGE_IDS, PASSAGES, shard_rows=200, **changes)
   write_embeddings(folder / 'short', PASSAGE_IDS, codes.cut(PASSAGES, 8, True), shard_rows=200)
   write_embeddings(folder / 'unfinished', ['a', 'b'], PASSAGES[:2], finish=False)
-  (folder / 'empty').mkdir()
   with (folder / 'damaged' / 'embeddings-00001-of-00003.npy').open('r+b') as file:
     file.seek(-1, 2)
     file.write(b'!')
@@ -154,11 +149,9 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(folder, words, drop):
   'change, named',
   [
     (lambda words: words[:2], ['--hybrid', '--bm25_index']),
-    (lambda words: words[:1], ['--hybrid', '--texts', '--bm25_index']),
     (lambda words: words[1:], ['--texts', '--hybrid=FILE']),
     (lambda words: [*words, '--texts=short.jsonl'], ['--texts=short.jsonl', '1 of 12', 'q11']),
     (lambda words: [*words, '--bm25_index=other'], ['other', '499', '500']),
-    (lambda words: [*words, '--bm25_index=corpus'], ['corpus', '--index_dir=corpus']),
     (lambda words: [*words, '--hybrid=names.json'], ['names.json', 'bm25', 'dense', 'x']),
     (lambda words: [*words, '--hybrid=k1.json'], ['k1=3', 'bm25', 'k1=1.5']),
   ],
@@ -179,8 +172,10 @@ def test_what_a_hybrid_search_lacks_is_named(folder, words, capsys, change, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('index', ['exact', pytest.param('scann', marks=needs_scann)])
-@pytest.mark.parametrize('several', [False, True])
+@pytest.mark.parametrize(
+  'index, several',
+  [('exact', True), pytest.param('scann', False, marks=needs_scann)],
+)
 def test_the_first_five_do_not_depend_on_k(folder, write_embeddings, index, several):
   """Thirty passages of the same text, in three shards, and ids of one to three digits."""
   ids = [str(i) for i in range(80, 120)]
@@ -200,14 +195,13 @@ def test_the_first_five_do_not_depend_on_k(folder, write_embeddings, index, seve
   assert equal[0] == '99' and all(
     [doc for doc in found if doc in equal] == equal for found in whole.values()
   )
-  lines = [line.split() for line in (folder / '5.trec').read_text().splitlines()]
-  ranked = sorted(lines, key=lambda line: (line[0], np.float32(line[4]), line[2]), reverse=True)
-  assert [line[3] for line in ranked] == ['1', '2', '3', '4', '5'] * 12
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('index', ['exact', pytest.param('scann', marks=needs_scann)])
-@pytest.mark.parametrize('stored', ['int8', 'binary', 'short'])
+@pytest.mark.parametrize(
+  'stored, index',
+  [('int8', 'exact'), ('binary', 'exact'), pytest.param('short', 'scann', marks=needs_scann)],
+)
 def test_rescoring_finds_what_smaller_vectors_nearly_do(folder, command, stored, index):
   """A first search in few bytes, and its best in the order of float vectors."""
   flags = [f'--corpus={stored}', '--queries=queries', '--out=run.trec', f'--index={index}']
@@ -303,8 +297,7 @@ def test_one_command_writes_an_index_and_any_number_read_it(folder, command):
   assert status == 2 and named_in(err, 'dataset.npy')
 
 
-@pytest.mark.parametrize('index', ['exact', 'scann'])
-def test_passages_that_come_twice(folder, command, write_embeddings, index):
+def test_passages_that_come_twice(folder, command, write_embeddings):
   write_embeddings(folder / 'twice', ['a', 'b', 'c'], PASSAGES[:3], shard_rows=1)
   names = [folder / 'twice' / f'ids-0000{number}-of-00003.txt' for number in range(3)]
   names[2].write_text('a\n')
@@ -312,9 +305,8 @@ def test_passages_that_come_twice(folder, command, write_embeddings, index):
   manifest['shards'][2]['ids_sha256'] = hashlib.sha256(b'a\n').hexdigest()
   manifest['ids_sha256'] = hashlib.sha256(b'a\nb\na\n').hexdigest()
   (folder / 'twice' / 'manifest.json').write_text(json.dumps(manifest))
-  flags = ['--corpus=twice', '--queries=queries', '--out=run.trec', f'--index={index}']
-  status, err = command(search, *flags)
-  assert status == 2 and named_in(err, 'passages', 'a')
+  flags = ['--corpus=twice', '--queries=queries', '--out=run.trec', '--index=exact']
+  command_refused(command(search, *flags), 'passages', 'a')
   assert not (folder / 'run.trec').exists()
 
 
@@ -338,117 +330,44 @@ def test_pipes_devices_and_links_stay_what_they_are(folder, command):
   assert not (folder / 'pipe.json').exists() and (folder / 'target.json').exists()
 
 
-BAD = [
-  (['--corpus=nowhere'], 'embeddings not found: nowhere'),
-  (['--corpus=empty'], 'empty has no finished embeddings'),
-  (['--corpus=unfinished'], 'unfinished has no finished embeddings'),
-  (['--corpus=damaged'], 'damaged/embeddings-00001-of-00003.npy was changed or damaged'),
-  (['--corpus=queries'], '--corpus has query embeddings'),
-  (['--queries=corpus'], '--queries has passage embeddings'),
-  (
-    ['--queries=backbone'],
-    'do not belong together: backbone_sha256 bbbbbbbbbbbb... and cccccccccccc...',
-  ),
-  (['--queries=prompt'], 'do not belong together: prompt_sha256 pppppppppppp... and None'),
-  (['--queries=dimension'], 'do not belong together: dimension 16 and 8'),
-  (['--queries=dimension'], 'search with --dimensions=8'),
-  (['--dimensions=17'], '--dimensions=17'),
-  (['--rescore=short'], '--rescore and --queries do not belong together: dimension 8 and 16'),
-  (['--rescore=binary'], '--rescore: binary'),
-  (['--rescore=other texts'], '--corpus=corpus'),
-  (['--rescore=queries'], '--rescore has query embeddings'),
-  (['--rescore=corpus', '--out=corpus/run.trec'], 'lies in an input'),
-  (['--rescore_factor=0'], 'argument --rescore_factor'),
-  (['--queries=tokenizer'], 'do not belong together: tokenizer_sha256 tttttttttttt... and uuuu'),
-  (['--queries=config'], 'do not belong together: config_sha256 cccccccccccc... and dddd'),
-  (['--queries=shifted'], 'do not belong together: shift_positions False and True'),
-  (['--out=empty'], 'empty is a folder'),
-  (['--out=corpus/manifest.json'], 'lies in an input, --corpus=corpus'),
-  (['--out=corpus/run.trec'], 'lies in an input, --corpus=corpus'),
-  (['--out=queries/new/run.trec'], 'lies in an input, --queries=queries'),
-  (['--out=report'], 'report.json, which is written too, is a folder'),
-  (['--out='], 'no file or folder can have this name'),
-  (['--out=file/run.trec'], '--out=file/run.trec'),
-  (['--out=busy.trec'], 'another command is writing it now'),
-  (['--index_dir=corpus'], '--index_dir=corpus is an input, --corpus=corpus'),
-  (['--index_dir=queries/index'], '--index_dir=queries/index lies in an input'),
-  (['--index_dir=.'], '--index_dir'),
-  (['--index_dir=new', '--out=new'], '--index_dir'),
-  (['--index_dir=new', '--out=new/run.trec'], '--index_dir'),
-  (['--index_dir=new/run.trec', '--out=new'], '--index_dir'),
-  (['--index_dir=file'], '--index_dir=file is a file; name a folder'),
-  (['--index_dir=report.json'], 'contains something other than a ScaNN index'),
-  (['--k=1000001'], 'argument --k: expected a whole number from 1 to 1000000'),
-  (['--k=' + '9' * 5000], 'argument --k: expected a whole number'),
-  (['--search_param=nprobe=nan'], 'argument --search_param: expected NAME=NUMBER'),
-  (['--search_param=nprobe=1e999'], 'argument --search_param: expected NAME=NUMBER'),
-  (['--index=faiss'], 'argument --index'),
-  (['--recall=2'], 'argument --recall'),
-  (['--k=many'], 'argument --k'),
-]
-
-
-@pytest.mark.parametrize('arguments, message', BAD)
-def test_bad_input(folder, command, arguments, message):
+@pytest.mark.parametrize(
+  'flags, named',
+  [
+    (['--corpus=nowhere'], ['nowhere']),
+    (['--corpus=unfinished'], ['unfinished']),
+    (['--corpus=damaged'], ['damaged/embeddings-00001-of-00003.npy']),
+    (['--corpus=queries'], ['--corpus']),
+    (['--queries=corpus'], ['--queries']),
+    (['--queries=prompt'], ['prompt_sha256']),
+    (['--queries=shifted'], ['shift_positions']),
+    (['--queries=dimension'], ['dimension', '16', '8', '--dimensions=8']),
+    (['--dimensions=17'], ['--dimensions=17']),
+    (['--rescore=short'], ['--rescore', '--queries', 'dimension']),
+    (['--rescore=binary'], ['--rescore', 'binary']),
+    (['--rescore=other texts'], ['--corpus=corpus']),
+    (['--rescore=corpus', '--out=corpus/run.trec'], ['--out=corpus/run.trec']),
+    (['--out=corpus/manifest.json'], ['--corpus=corpus']),
+    (['--out=queries/new/run.trec'], ['--queries=queries']),
+    (['--out=report'], ['report.json']),
+    (['--out=busy.trec'], ['--out=busy.trec']),
+    (['--index_dir=queries/index'], ['--index_dir=queries/index']),
+    (['--index_dir=new', '--out=new/run.trec'], ['--index_dir']),
+    (['--index_dir=file'], ['--index_dir=file']),
+    (['--index_dir=report.json'], ['report.json']),
+    (['--k=1000001'], ['--k']),
+    (['--search_param=nprobe=nan'], ['--search_param']),
+    (['--index=faiss'], ['--index']),
+  ],
+)
+def test_bad_input(folder, command, flags, named):
   (folder / 'report.json').mkdir()
   (folder / 'report.json' / 'thesis.tex').write_text('years of work')
   (folder / 'file').write_text('mine')
   before = sorted(folder.rglob('*'))
   with outputs.hold(epath.Path('.busy.trec.lock'), 'a test'):
-    status, err = command(
-      search, '--corpus=corpus', '--queries=queries', '--out=run.trec', *arguments
-    )
-  assert status == 2 and err.count('\n') == 1 and err.startswith('dprjax: error: ')
-  assert message in err
+    result = command(search, '--corpus=corpus', '--queries=queries', '--out=run.trec', *flags)
+  command_refused(result, *named)
   assert sorted(folder.rglob('*')) == before
-
-
-@pytest.mark.slow
-def test_as_a_command(folder):
-  done = subprocess.run(
-    [
-      *(sys.executable, '-m', 'dprjax.search', '--corpus=corpus', '--queries=queries'),
-      *('--out=run.trec', '--index=exact', '--k=20'),
-    ],
-    capture_output=True,
-    text=True,
-    check=False,
-    env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)},
-  )
-  assert done.returncode == 0 and done.stdout == ''
-  assert done.stderr.startswith('run.trec: 240 passages for 12 queries (exact), ')
-  assert done.stderr.count('\n') == 1
-  assert documents() == expected(20)
-
-
-@pytest.mark.slow
-@needs_scann
-def test_tree_on_40000_clustered_passages(tmp_path, monkeypatch, write_embeddings):
-  monkeypatch.chdir(tmp_path)
-  centres = RNG.standard_normal((400, 16), np.float32)
-
-  def clustered(count):
-    vectors = centres[RNG.integers(0, 400, count)] + 0.3 * RNG.standard_normal(
-      (count, 16), np.float32
-    )
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-  corpus, queries = clustered(40_000), clustered(300)
-  ids = [f'd{i}' for i in range(40_000)]
-  write_embeddings(tmp_path / 'corpus', ids, corpus, shard_rows=20_000)
-  write_embeddings(tmp_path / 'queries', [f'q{i}' for i in range(300)], queries, side='query')
-  search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', '--k=100'])
-  report = json.loads((tmp_path / 'run.trec.json').read_text())
-  print(report)
-  assert (
-    report['kind'] == 'tree_ah' and report['leaves'] == 200 and report['recall']['queries'] == 200
-  )
-  best = np.argsort(-(queries.astype(float) @ corpus.astype(float).T), axis=1)[:, :100]
-  found = documents()
-  recall = np.mean(
-    [len({f'd{row}' for row in rows} & set(found[f'q{i}'])) / 100 for i, rows in enumerate(best)]
-  )
-  assert recall >= 0.93 and report['recall']['recall@100'] == pytest.approx(recall, abs=0.02)
 
 
 @pytest.mark.slow

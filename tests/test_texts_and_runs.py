@@ -2,7 +2,6 @@
 mine, rerank, evaluate and report.
 """
 
-import bz2
 import gzip
 import json
 import os
@@ -158,14 +157,9 @@ def test_what_is_written_beside_an_output_is_no_input(go, folder, name, flag, en
   ('out', 'words'),
   [
     ('inner', ['--out', 'inner']),
-    ('inner/', ['--out', 'inner/']),
     ('', ['--out']),
     ('run.trec/out', ['run.trec']),
-    ('run.trec/deep/out', ['run.trec']),
-    ('/proc/none/out', ['/proc/none']),
     ('/sys/out', ['/sys/.out.lock']),
-    ('o' * 300, ['--out']),
-    ('deep/' * 1000 + 'out', ['--out']),
     ('loop', ['loop']),
   ],
 )
@@ -257,59 +251,30 @@ def test_a_pipe_cannot_be_two_inputs(go, folder):
   command_refused(go('evaluate', run='pipe', qrels='pipe'), 'pipe')
 
 
-def _bom(text):
-  return b'\xef\xbb\xbf' + text
-
-
-SOUND = {
-  'a byte-order mark': _bom,
-  'carriage returns': lambda text: text.replace(b'\n', b'\r\n'),
-  'no newline at the end': lambda text: text.rstrip(b'\n'),
-  'blank lines': lambda text: b'\n' + text.replace(b'\n', b'\n \n'),
-  'a carriage return alone': lambda text: text.replace(b'\n', b'\r'),
-}
-# Runs need newlines.
-NEWLINES = {(name, flag) for name, flag in INPUTS if flag in ('run', 'reranked')}
+def sound(text):
+  """With a byte-order mark, carriage returns and blank lines, and no newline at the end."""
+  return b'\xef\xbb\xbf\r\n' + text.replace(b'\n', b'\r\n \r\n').rstrip()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('name', 'flag', 'how'),
-  [
-    (*one, how)
-    for how in SOUND
-    for one in INPUTS
-    if one not in NEWLINES or how != 'a carriage return alone'
-  ],
-)
-def test_the_first_id_has_no_byte_order_mark(go, folder, name, flag, how):
+@pytest.mark.parametrize(('name', 'flag'), INPUTS)
+def test_files_of_other_editors_are_read_alike(go, folder, name, flag):
   assert go(name)[0] == 0
   whole = (folder / COMMANDS[name][2]).read_bytes()
-  path = folder / COMMANDS[name][1][flag]
-  path.write_bytes(SOUND[how](path.read_bytes()))
-  if name == 'mine' and flag in ('run', 'reranked'):
-    (folder / 'run.trec').write_text(RUN)
-    path = folder / f'changed-{flag}'
-    path.write_bytes(SOUND[how](RUN.encode()))
-  status, errors = go(name, **{flag: path})
+  (folder / f'other-{COMMANDS[name][1][flag]}').write_bytes(
+    sound((folder / COMMANDS[name][1][flag]).read_bytes())
+  )
+  status, errors = go(name, **{flag: f'other-{COMMANDS[name][1][flag]}'})
   assert status == 0, errors
-  assert (folder / COMMANDS[name][2]).read_bytes() == whole
+  found = (folder / COMMANDS[name][2]).read_bytes()
+  assert found.replace(b'other-', b'') == whole  # a report names its file
 
 
 HARMED = {
   'latin-1': ('', lambda text: text.replace(b'q2', b'q\xe9')),
-  'utf-16': ('', lambda text: text.decode().encode('utf-16')),
-  'a null byte': ('', lambda text: text.replace(b'q2', b'q\0')),
-  'null bytes alone': ('', lambda text: bytes(len(text))),
   'nothing': ('', lambda text: b''),
-  'blank lines alone': ('', lambda text: b'\n \n'),
-  'a carriage return alone': ('', lambda text: text.replace(b'\n', b'\r')),
   'no gzip': ('.gz', lambda text: text),
-  'no bzip2': ('.bz2', lambda text: text),
-  'no xz': ('.xz', lambda text: text),
   'a cut-off gzip': ('.gz', lambda text: gzip.compress(os.urandom(9000) + text)[:-40]),
-  'a cut-off bzip2': ('.bz2', lambda text: bz2.compress(text)[:-9]),
-  'a flipped byte of gzip': ('.gz', lambda text: gzip.compress(text)[:-5] + b'\0\0\0\0\0'),
   'random bytes': ('', lambda text: os.urandom(500)),
 }
 
@@ -317,18 +282,13 @@ HARMED = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'flag', 'how'),
-  [
-    (*one, how)
-    for how in HARMED
-    for one in INPUTS
-    if one in NEWLINES or how != 'a carriage return alone'
-  ],
+  [(*one, how) for how in HARMED for one in INPUTS],
 )
 def test_harmed_inputs_end_in_one_line_and_leave_nothing(go, folder, name, flag, how):
   ending, harm = HARMED[how]
   path = folder / f'harmed-{COMMANDS[name][1][flag]}{ending}'
   text = (folder / COMMANDS[name][1][flag]).read_bytes()
-  if how in ('latin-1', 'a null byte') and flag == 'corpus':
+  if how == 'latin-1' and flag == 'corpus':
     text = text.replace(b'd2', b'q2')
   path.write_bytes(harm(text))
   before = content(folder)
@@ -341,21 +301,16 @@ def test_folders_and_what_is_not_there(go, folder, name, flag):
   (folder / 'inner').mkdir()
   (folder / 'dangling').symlink_to('nothing')
   before = content(folder)
-  for path in ('inner', 'lost', 'dangling', 'run.trec/lost', 'a\0b', 'x' * 300):
-    command_refused(go(name, **{flag: path}), path.partition('\0')[0] if len(path) < 99 else path)
+  for path in ('inner', 'lost', 'dangling', 'run.trec/lost'):
+    command_refused(go(name, **{flag: path}), path)
     assert content(folder) == before
 
 
 BAD_IDS = {
   'empty': '',
-  'a space before': ' x',
   'a space after': 'x ',
-  'a no-break space after': 'x\xa0',
   'a tab': 'x\ty',
-  'a newline': 'x\ny',
   'a control character': 'x\x01y',
-  'a separator of lines': 'x\u2028y',
-  'a byte-order mark within': 'x\ufeffy',
 }
 
 
@@ -367,7 +322,7 @@ BAD_IDS = {
     for name, flag in INPUTS
     if flag not in ('metrics', 'qrels')
     # Spaces separate the columns of a run.
-    and not (flag in ('run', 'reranked') and how.startswith('a space'))
+    and not (flag in ('run', 'reranked') and how == 'a space after')
   ],
 )
 def test_ids_that_cannot_be_used_are_named_by_file_and_line(go, folder, name, flag, how):
@@ -380,8 +335,7 @@ def test_ids_that_cannot_be_used_are_named_by_file_and_line(go, folder, name, fl
     texts = list(FILES[COMMANDS[name][1][flag]].splitlines())
     record = json.loads(texts[-1]) | {'_id': bad}
     path.write_text('\n'.join([*texts[:-1], json.dumps(record)]) + '\n')
-  # In a run, a newline ends the line.
-  number = path.read_bytes().count(b'\n') - (how == 'a newline' and flag in ('run', 'reranked'))
+  number = path.read_bytes().count(b'\n')
   before = content(folder)
   command_refused(go(name, **{flag: path.name}), path.name, f'line {number}')
   assert content(folder) == before
@@ -389,38 +343,13 @@ def test_ids_that_cannot_be_used_are_named_by_file_and_line(go, folder, name, fl
 
 FLAGS = {
   'bm25': [
-    *('--k=0', '--k=-1', '--k=1.5', '--k=nan', '--k=' + '9' * 5000, '--k1=nan', '--k1=inf'),
-    *('--k1=-1', '--k1=x', '--b=nan', '--b=2', '--b=-0.1', '--language=klingon', '--language='),
-    *(
-      '--drop_same_id=maybe',
-      '--qrels=',
-      '--index_dir=',
-      '--index_dir=a\0b',
-      '--index_dir=run.trec',
-    ),
-    *('--index_dir=.', '--index_dir=out.trec', '--index_dir=out.trec.json', '--out=x/out.trec'),
+    *('--k=0', '--b=2', '--language=klingon', '--index_dir=run.trec', '--index_dir=out.trec.json'),
+    '--out=x/out.trec',
   ],
-  'mine': [
-    *('--depth=0', '--depth=x', '--sample=0', '--sample=-3', '--sample=' + '9' * 40),
-    *('--threshold=nan', '--threshold=0', '--threshold=1.5', '--threshold=inf', '--threshold=x'),
-    *('--seed=-1', '--seed=1.5', '--seed=' + '9' * 400, '--texts=perhaps', '--tmp_dir='),
-    *('--tmp_dir=run.trec', '--tmp_dir=/proc/none', '--run=a=lost'),
-    *('--run=\x01=run.trec', '--reranker=lost', '--batch_size=0', '--max_length=0'),
-  ],
-  'rerank': [
-    *('--depth=0', '--depth=x', '--shard_pairs=0', '--batch_size=-1', '--max_length=0'),
-    *('--dtype=float8', '--strict=1', '--queries=lost', '--corpus=lost'),
-  ],
-  'evaluate': [
-    *('--measure=DCG@7', '--measure=nDCG@0', '--measure=', '--measure=AP(rel=nan)', '--split=x'),
-    *('--measure=nDCG@' + '9' * 30, '--answer_k=0', '--answer_k=x', '--match=fuzzy', '--extra=x'),
-    *('--beir=lost', '--beir=.', '--run=b=run.trec', '--qrels=qrels.tsv'),
-  ],
-  'report': [
-    *('--measure=RR@10', '--measure=', '--metrics=x', '--metrics=a=metrics.json', '--figure=x'),
-    *('--figure=', '--figure=metrics.json', '--figure=none/', '--max_texts=0'),
-    '--normalize=perhaps',
-  ],
+  'mine': ['--threshold=1.5', '--tmp_dir=run.trec', '--run=a=lost', '--reranker=lost'],
+  'rerank': ['--dtype=float8', '--queries=lost', '--corpus=lost'],
+  'evaluate': ['--measure=DCG@7', '--split=x', '--beir=lost', '--run=b=run.trec'],
+  'report': ['--measure=RR@10', '--metrics=a=metrics.json', '--figure=metrics.json'],
 }
 
 
@@ -520,12 +449,8 @@ def test_a_beir_folder_is_an_input(go, folder):
     assert content(folder) == before
 
 
-GRADES = ['1', '1.0', '+1', '01']
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('header', ['', 'query-id\tcorpus-id\tscore\n', 'q\td\tGrade\n'])
-@pytest.mark.parametrize('grade', GRADES)
+@pytest.mark.parametrize('grade, header', [('1.0', ''), ('+1', 'q\td\tGrade\n')])
 @pytest.mark.parametrize('name', ['bm25', 'mine', 'evaluate'])
 def test_all_commands_read_the_same_judgements(go, folder, name, grade, header):
   assert go(name)[0] == 0

@@ -102,21 +102,14 @@ def test_hlda_of_real_papers(data_dir, tmp_path):
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    ('--input=missing.jsonl', 'missing.jsonl'),
     ('--input=empty.jsonl', 'document'),
     ('--input=broken.jsonl', ('broken.jsonl', 'line 2')),
     ('--input=corpus.jsonl --topics=60 --sweeps=5', '60'),
     ('--input=corpus.jsonl --min_documents=91', ('91', '90')),
     ('--input=corpus.jsonl --kind=kmeans', '--backbone'),
     ('--input=corpus.jsonl --kind=lda --gamma=2', ('--gamma', '--kind=hlda')),
-    ('--input=corpus.jsonl --backbone=x', ('--backbone', '--kind=kmeans')),
-    ('--input=corpus.jsonl --alpha=0', '--alpha'),
-    ('--input=corpus.jsonl --eta=nan', '--eta'),
-    ('--input=corpus.jsonl --topics=0', '--topics'),
-    ('--input=corpus.jsonl --kind=ctm', '--kind'),
     ('--input=corpus.jsonl --figure=topics.npz', '--figure=topics.npz'),
     ('--input=corpus.jsonl --figure=a.txt', ('a.txt', '.png')),
-    ('--input=corpus.jsonl --out=corpus.jsonl', '--out=corpus.jsonl'),
     ('--input=corpus.jsonl --out=folder', 'folder'),
   ],
 )

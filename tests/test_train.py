@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from dprjax import train
-from dprjax.base import draws, files, reading
+from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.formats import seen
@@ -195,6 +195,10 @@ def test_only_what_is_trainable_changes(finished, trained):
     assert_backbone_moved(trainable, trained / 'backbone')
   earlier = trainable_of(run, max(step for step in steps_of(run) if step < 12))[1]
   assert any((leaf != earlier[name]).any() for name, leaf in trainable.items())
+  # A checkpoint has no backbone: it has what was trained, two Adam moments, and the format's files.
+  saved = (run / 'checkpoints' / '12').rglob('*')
+  size = sum(path.stat().st_size for path in saved if path.is_file())
+  assert size < 3 * sum(leaf.nbytes for leaf in trainable.values()) + 200_000
 
 
 def test_every_evaluation_is_compared_with_the_frozen_encoder(finished):
@@ -212,15 +216,6 @@ def test_every_evaluation_is_compared_with_the_frozen_encoder(finished):
     difference = rows[number][f'dev/{measure}'] - rows[0][f'dev/{measure}']
     assert rows[number]['dev/gain'] == difference
     assert rows[number]['dev/gain_low'] <= difference <= rows[number]['dev/gain_high']
-
-
-def test_a_checkpoint_holds_what_was_trained_and_no_backbone(finished):
-  """Three times, with two Adam moments, and the files of the format."""
-  _, run = finished
-  size = sum(
-    path.stat().st_size for path in (run / 'checkpoints' / '12').rglob('*') if path.is_file()
-  )
-  assert size < 3 * sum(leaf.nbytes for leaf in trainable_of(run)[1].values()) + 200_000
 
 
 @pytest.mark.slow
@@ -272,8 +267,6 @@ def test_a_part_of_the_backbone_can_be_trained(go, trained, tmp_path):
         'prompt/output/bias',
       },
     ),
-    (['--config.prompt.tied=False'], {'prompt/query/prefix', 'prompt/passage/prefix'}),
-    (['--config.backbone.two_encoders=True'], {'prompt/prefix'}),
     (
       [
         '--config.prompt.dropout=0.3',
@@ -296,31 +289,6 @@ def test_forms_of_the_prompt(go, tmp_path, flags, names):
   _, trainable = trainable_of(tmp_path / 'run')
   assert trainable.keys() == names
   assert all(leaf.dtype == np.float32 for leaf in trainable.values())
-
-
-@pytest.mark.slow
-def test_accumulation_and_gradient_cache_make_the_same_update(go, tmp_path):
-  same = [
-    '--config.steps=1',
-    '--config.prompt.dropout=0.0',
-    '--config.backbone.dropout=0.0',
-    '--config.optim.warmup=0.0',
-    '--config.data.dev_split=',
-    '--config.optim.eps=1e-3',
-  ]  # The first Adam update is the sign of the gradient where eps is tiny; rounding then decides
-  assert go('dptdr.py:local', *same, workdir='whole')[0] == 0
-  whole, [one] = trainable_of(tmp_path / 'whole')[1], metrics_of(tmp_path / 'whole')
-  for name, flags in (
-    ('batches', ['--config.accumulate=2', '--config.batch_size=8']),
-    ('chunks', ['--config.grad_cache=2']),
-  ):
-    assert go('dptdr.py:local', *same, *flags, workdir=name)[0] == 0
-    pieces, [other] = trainable_of(tmp_path / name)[1], metrics_of(tmp_path / name)
-    np.testing.assert_allclose(
-      pieces['prompt/prefix'], whole['prompt/prefix'], rtol=1e-5, atol=1e-6
-    )
-    for value in ('loss', 'gradient_norm', 'negatives'):
-      np.testing.assert_allclose(other[value], one[value], rtol=1e-4)
 
 
 # Stopping and going on.
@@ -469,7 +437,7 @@ def test_early_stopping_is_remembered(go, tmp_path):
 
 
 @pytest.mark.slow_but_first
-@pytest.mark.parametrize(('ema', 'interpolate'), [(0.4, 1.0), (0.4, 0.75), (0.0, 0.75)])
+@pytest.mark.parametrize(('ema', 'interpolate'), [(0.4, 1.0), (0.4, 0.75)])
 def test_the_average_equals_numpy(ema, interpolate):
   def loss(params, batch, key):
     value = jnp.sum(jnp.square(params['w'] - batch['x']))
@@ -562,13 +530,9 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
 
 
 @pytest.mark.slow
-def test_text_is_read_once_for_all_alternatives_and_folds(
-  command, reuse, trained, monkeypatch, tmp_path
-):
-  config, data, opened = tmp_path / 'two.py', tmp_path / 'data', collections.Counter()
-  # Linear maps of queries compile sooner than prompts.
-  recipe = TWO_RATES.replace("'local'", "'local,linear'")
-  config.write_text(recipe.format(recipe=str(ROOT / 'configs' / 'x.py')))
+@pytest.mark.usefixtures('alone')
+def test_text_is_read_once_for_all_folds(go, trained, monkeypatch, tmp_path):
+  data, opened = tmp_path / 'data', collections.Counter()
   shutil.copytree(trained / 'data', data)
   open_bytes = reading.open_bytes
 
@@ -583,9 +547,8 @@ def test_text_is_read_once_for_all_alternatives_and_folds(
     '--config.data.folds=2',
     '--config.steps=1',
   ]
-  with devices.one():
-    status, err = command(train, f'--config={config}', f'--workdir={tmp_path}/run', *reuse, *flags)
-  assert status == 0 and err.count('fold 2 of 2') == 2, err
+  status, err = go('dptdr.py:local,linear', *flags)
+  assert status == 0 and err.count('fold 2 of 2') == 1, err
   assert opened['corpus.jsonl'] == opened['queries.jsonl'] == opened['train.tsv'] == 1
 
 
@@ -593,8 +556,12 @@ def test_text_is_read_once_for_all_alternatives_and_folds(
 @pytest.mark.usefixtures('alone')
 def test_the_average_is_scored_kept_and_resumed(go, tmp_path):
   # So many passages that scores of near parameters differ.
-  often = '--config.eval.every=4', '--config.eval.corpus_limit=1000'
-  flags = '--config.ema=0.9', '--config.weight_interpolation=50', *often
+  flags = [
+    '--config.ema=0.9',
+    '--config.weight_interpolation=50',
+    '--config.eval.every=4',
+    '--config.eval.corpus_limit=1000',
+  ]
   assert go('dptdr.py:local', *flags)[0] == 0
   run = tmp_path / 'run'
   rows, (_, average) = metrics_of(run), trainable_of(run)
@@ -603,17 +570,7 @@ def test_the_average_is_scored_kept_and_resumed(go, tmp_path):
   assert status == 0 and 'resuming after step 8 of 12' in err, err
   assert_same_bits(trainable_of(run)[1], average)
   assert metrics_of(run) == rows
-  # The trained parameters themselves went on from step to step.
-  assert go('dptdr.py:local', *often, workdir='plain')[0] == 0
-  plain = metrics_of(tmp_path / 'plain')
-  for one, other in zip(rows, plain, strict=True):
-    if 'loss' in one:
-      assert one['loss'] == pytest.approx(other['loss'], rel=1e-4)
-  trained = trainable_of(tmp_path / 'plain')[1]
-  assert all((average[name] != leaf).any() for name, leaf in trained.items())
-  assert [row['dev/gain'] for row in rows if 'dev/gain' in row] != [
-    row['dev/gain'] for row in plain if 'dev/gain' in row
-  ]
+  assert any(row['dev/gain'] for row in rows if row['step'] and 'dev/gain' in row)
 
 
 @pytest.mark.slow
@@ -763,26 +720,8 @@ def test_starts_from_a_prompt(go, trained, tmp_path):
 # Bad input.
 
 
-def test_unknown_key(go, tmp_path):
-  command_refused(go('dptdr.py:local', '--config.prompt.lenght=3'), 'lenght')
-  assert not (tmp_path / 'run').exists()
-
-
-def test_unknown_recipe(go, tmp_path):
-  command_refused(go('dptdr.py:trec'), 'configs/dptdr.py:trec')
-  command_refused(
-    go('ft.py:nq,lcoal'),
-    'configs/ft.py:nq,lcoal',
-  )
-  assert not (tmp_path / 'run').exists()
-
-
-def test_a_value_of_the_wrong_type(go, tmp_path):
-  command_refused(go('dptdr.py:local', '--config.prompt.length=many'), 'prompt.length')
-  assert not (tmp_path / 'run').exists()
-
-
-def test_missing_arguments(command, tmp_path):
+def test_missing_arguments(command, go, tmp_path):
+  command_refused(go('ft.py:nq,lcoal'), 'configs/ft.py:nq,lcoal')
   command_refused(
     command(train, f'--config={tmp_path}/none.py', f'--workdir={tmp_path}/run'), 'none.py'
   )
@@ -802,23 +741,17 @@ def test_missing_arguments(command, tmp_path):
 @pytest.mark.parametrize(
   'flags, words',
   [
+    (['--config.prompt.lenght=3'], ['lenght']),
+    (['--config.prompt.length=many'], ['prompt.length']),
     (['--config.batch_size=20'], ['batch_size', '20', '8']),
     (['--config.grad_cache=16'], ['batch_size', '16']),
     (['--config.mesh.data=3'], ['config.mesh', '8']),
     (['--config.method=dpt'], ['config.method', 'dpt']),
-    (['--config.log_every=0'], ['config.log_every']),
-    (['--config.prompt.reparam=lstm'], ['config.prompt.reparam', 'lstm']),
-    (['--config.prompt.dropout_scope=row'], ['config.prompt.dropout_scope']),
-    (['--config.temperature=0.0'], ['config.temperature']),
-    (['--config.pooling=median'], ['pooling', 'median']),
-    (['--config.backbone.dtype=float16'], ['config.backbone.dtype']),
-    (['--config.optim.decay=step'], ['config.optim.decay']),
     (["--config.trainable=('promt/.*',)"], ['trainable', 'promt']),
+    (["--config.trainable=('(',)"], ['trainable']),
+    (["--config.optim.learning_rate_rules=(('.*', float('nan')),)"], ['learning_rate_rules']),
     (['--config.eval.measure=nDGC@10'], ['nDGC@10']),
-    (
-      ['--config.data.query_max_length=5000'],
-      ['config.data.query_max_length', '5000', '512'],
-    ),
+    (['--config.data.query_max_length=5000'], ['config.data.query_max_length', '5000', '512']),
     (
       ['--config.data.passage_max_length=510', '--config.prompt.shift_positions=True'],
       ['config.data.passage_max_length', '508'],
@@ -826,14 +759,14 @@ def test_missing_arguments(command, tmp_path):
     (['--config.prompt.init_from=none.npz'], ['none.npz']),
     (['--config.data.dir=none'], ['none']),
     (['--config.data.format=dpr'], ['dpr']),
-    (['--config.data.format=bier'], ['config.data.format', 'bier']),
     (['--config.data.train_split=trian'], ['trian']),
     (['--config.backbone.path=./none'], ['none']),
     (['--config.backbone.path=scratch:huge'], ['huge', 'tiny']),
   ],
 )
-def test_options_that_cannot_be(go, flags, words):
+def test_options_that_cannot_be(go, tmp_path, flags, words):
   command_refused(go('dptdr.py:local', *flags), *words)
+  assert list(tmp_path.iterdir()) == []
 
 
 def test_a_prompt_of_another_backbone(go, trained, tmp_path):
@@ -851,24 +784,8 @@ def test_a_prompt_of_another_backbone(go, trained, tmp_path):
     'a' * 64,
     prompt.meta['backbone_sha256'],
   )
-  tokenizer = 'b' * 64
-  artifact.save_prompt(
-    tmp_path / 'wrong.npz',
-    artifact.Prompt(prompt.meta | {'tokenizer_sha256': tokenizer}, prompt.arrays),
-  )
-  command_refused(
-    go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/wrong.npz', workdir='third'),
-    'wrong.npz',
-    'tokenizer',
-    tokenizer,
-    prompt.meta['tokenizer_sha256'],
-  )
-  result = go(
-    'dptdr.py:local',
-    f'--config.prompt.init_from={tmp_path}/right.npz',
-    '--config.prompt.length=3',
-    workdir='other',
-  )
+  right = f'--config.prompt.init_from={tmp_path}/right.npz'
+  result = go('dptdr.py:local', right, '--config.prompt.length=3', workdir='other')
   command_refused(result, 'config.prompt.length')
 
 
@@ -889,11 +806,6 @@ def test_a_workdir_of_another_experiment(command, trained):
     '42',
   )
   assert files_of(trained) == before
-
-
-def test_a_traceback_shows_where(command, tmp_path):
-  status, err = command(train, '--traceback', '--config=none.py', f'--workdir={tmp_path}/run')
-  assert status == 2 and 'Traceback' in err and named_in(err.splitlines()[-1], 'none.py')
 
 
 @pytest.fixture
@@ -921,8 +833,7 @@ def folders(trained, prompt, tmp_path):
     ('theirs/config.json', '--workdir'),
   ],
 )
-@pytest.mark.parametrize('more', [[], ['--config.data.train_split=none']])
-def test_a_training_harms_nothing(command, folders, monkeypatch, workdir, message, more):
+def test_a_training_harms_nothing(command, folders, monkeypatch, workdir, message):
   monkeypatch.chdir(folders)
   before = files_of(folders)
   command_refused(
@@ -933,30 +844,10 @@ def test_a_training_harms_nothing(command, folders, monkeypatch, workdir, messag
       '--config.backbone.path=model',
       '--config.data.format=beir',
       '--config.data.dir=text',
-      *more,
     ),
     message,
   )
   assert files_of(folders) == before
-
-
-@pytest.mark.parametrize(
-  'flags',
-  [
-    ['--config.backbone.path=./none'],
-    ['--config.data.train_split=none'],
-    ['--config.prompt.init_from=none.npz'],
-    ["--config.trainable=('(',)"],
-    ["--config.optim.learning_rate_rules=(('.*', -1.0),)"],
-    ["--config.optim.learning_rate_rules=(('.*', float('nan')),)"],
-    ["--config.optim.weight_decay_rules=(('.*',),)"],
-    ['--config.eval.measure=none'],
-    ['--config.method=none'],
-  ],
-)
-def test_a_training_that_cannot_begin_leaves_nothing(go, tmp_path, flags):
-  command_refused(go('dptdr.py:local', *flags))
-  assert list(tmp_path.iterdir()) == []
 
 
 def test_a_training_does_not_go_on_with_other_data(command, trained, folders):
@@ -1008,7 +899,7 @@ def test_two_trainings_at_once(command, trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('moment', [0.3, 1.0, 'step 1: compiling', 'step 4/'])
+@pytest.mark.parametrize('moment', [0.3, 'step 1: compiling'])
 def test_interrupted_from_the_keyboard(reuse, tmp_path, moment, monkeypatch):
   if moment == 'step 1: compiling':
     # An interrupted compilation goes on in a thread of XLA, so one that takes its time.
@@ -1018,9 +909,7 @@ def test_interrupted_from_the_keyboard(reuse, tmp_path, moment, monkeypatch):
   if isinstance(moment, float):
     time.sleep(moment)
   else:
-    for line in process.stderr:
-      if line.startswith(moment):
-        break
+    next(line for line in process.stderr if line.startswith(moment))
     time.sleep(0.7)
   process.send_signal(signal.SIGINT)
   _, err = process.communicate(timeout=60)
@@ -1110,9 +999,7 @@ def write_found(folder, count):
 @pytest.mark.parametrize(
   'recipe, flags',
   [
-    ('beir', []),  # folds of two alternatives
-    ('beir', ['--config.data.hold_out=0.3']),
-    ('beir,both', []),
+    ('beir', []),
     ('beir,query', ['--config.data.hold_out=0.3']),
   ],
 )
@@ -1142,36 +1029,3 @@ def test_nothing_is_trained_where_nothing_is_left_to_gain(
     status, err = command(train, *flags, '--config.eval.skip_saturated=False')
     assert status == 0 and 'done at step 1' in err and not (run / 'saturated.json').exists()
     assert steps_of(run) == [1]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures('alone')
-def test_what_the_command_line_holds_out_is_held_out(command, trained, tmp_path):
-  write_found(tmp_path / 'text', 40)
-  run = tmp_path / 'run'
-  status, err = command(
-    train,
-    f'--config={ROOT}/configs/dptdr.py:beir',
-    f'--workdir={run}',
-    f'--config.backbone.path={trained}/backbone',
-    f'--config.data.dir={tmp_path}/text',
-    '--config.data.hold_out=0.3',
-    '--config.batch_size=8',
-    '--config.steps=1',
-    '--config.eval.skip_saturated=False',
-  )
-  assert status == 0, err
-  held_out = {row.split('\t')[0] for row in (run / 'dev.tsv').read_text().splitlines()[1:]}
-  assert held_out == {str(i) for i in range(40) if draws.fraction(str(i), 42, 'hold_out') < 0.3}
-  for name in ('query', 'both'):
-    folder = run / 'alternatives' / name
-    assert (folder / 'dev.tsv').read_text() == (run / 'dev.tsv').read_text()
-    seen_queries = np.load(folder / 'queries.npz')
-    assert len(seen_queries['dev']) == len(held_out)
-    assert len(seen_queries['train']) == 40 - len(held_out)
-  assert not (run / 'folds').exists()
-  baselines = [
-    json.loads((run / 'alternatives' / name / 'baseline.json').read_text())
-    for name in ('query', 'both')
-  ]
-  assert baselines[0] == baselines[1]

@@ -123,16 +123,11 @@ def test_the_retriever_is_what_was_chosen(choosing_now, fitted):
   [
     ({'options': {'epoch': 1}}, "options['epochs']"),
     ({'options': {'optim': {'learning_rate': -1.0}}}, "options['optim.learning_rate']"),
-    ({'options': {'data.hold_out': 0.1, 'data.dev_split': 'dev'}}, "options['data.dev_split']"),
     ({'method': 'best'}, 'best'),
-    ({'data': 'somewhere'}, 'data'),
     ({'corpus': None}, 'corpus'),
-    ({'relevant': None}, '40'),
     ({'relevant': {'q0': 'nowhere'}}, 'nowhere'),
     ({'columns': {'positive_id': 'p'}}, 'positive_id'),
-    ({'columns': {'colour': 'p'}}, 'colour'),
     ({'negatives': [1]}, 'negatives'),
-    ({'queries': 'nowhere.jsonl'}, 'nowhere.jsonl'),
   ],
 )
 def test_what_cannot_be_used_leaves_nothing(change, named, texts, tmp_path):

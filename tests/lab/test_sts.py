@@ -60,47 +60,24 @@ def test_a_quoted_line_break(tmp_path):
   'name, text, message',
   [
     ('a.csv', 'One.,Two.,nan\n', ('a.csv', 'line 1', 'nan')),
-    ('a.csv', 'One.,Two.,1e999\n', ('a.csv', 'line 1', '1e999')),
     ('a.csv', 'One.,Two\0,1\n', ('a.csv', 'line 1')),
-    (
-      'a.jsonl',
-      '{"sentence1": "a", "sentence2": "b", "score": 1' + '0' * 400 + '}',
-      ('a.jsonl', 'line 1'),
-    ),
     ('a.jsonl', '{"sentence1": ["a"], "sentence2": "b", "score": 1}', ('a', 'sentence1')),
     ('a.csv', '', 'STS'),
-    ('a.csv', 'sentence1,sentence2,score\n', 'a.csv'),
     ('a.csv', 'One.,Two.,1\nOne, two.,Three.,1\n', ('a.csv', 'line 2', '4')),
     ('a.csv', 'One.,Two.,1\nThree.,Four.,5.1\n', ('a.csv', 'line 2', '5.1')),
-    ('a.csv', 'One.,Two.,-1\n', ('a.csv', 'line 1', '-1')),
-    ('a.csv', 'One.,Two.,nan\n', ('line 1', 'nan')),
     ('a.csv', 'One.,Two.,1\nThree., ,1\n', ('line 2', 'sentence2')),
     ('a.csv', 'One.,Two.,1\n"Three.,Four.,2\nFive.,Six.,3\n', ('a.csv', 'line 2')),
-    ('a.csv', 'One.,Two.,1\n"Three." he said,Four.,2\n', ('a.csv', 'line 2', ',')),
     (
       'a.tsv',
       'x\tsentence1\tsentence2\tscore\n1\tOne.\tTwo.\n',
       ('a.tsv', 'line 2', '3', 'line 1'),
     ),
-    ('a.tsv', 'first\tsecond\tgrade\nOne.\tTwo.\t1\n', ('line 1', 'grade')),
-    ('a.jsonl', '{"sentence1": "One.", "sentence2": "Two."}', ('a.jsonl', 'line 1')),
-    ('a.jsonl', '{"sentence1": "One.", "sentence2": 2, "score": 1}', ('line 1', 'sentence2')),
     ('a.jsonl', '{"sentence1": "One.", "sentence2": "Two.", "score": true}', ('a.jsonl', 'line 1')),
-    (
-      'a.jsonl',
-      '{"sentence1": "One.", "sentence2": "Two.", "score": 1}\nnot json',
-      ('a.jsonl', 'line 2'),
-    ),
   ],
 )
 def test_bad_input(tmp_path, name, text, message):
   with refused(message):
     sts.read_pairs(write(tmp_path / name, text))
-
-
-def test_missing(tmp_path):
-  with refused('STS'):
-    sts.read_pairs(tmp_path / 'none.csv')
 
 
 def test_the_benchmark(data_dir):

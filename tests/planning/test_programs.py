@@ -140,8 +140,6 @@ def config(*flags):
   ('flags', 'message'),
   [
     (['--config.nonesuch=1'], ('config.nonesuch', '--options')),
-    (['--config.batch_size=0'], 'config.batch_size'),
-    (['--config.prompt.sides=query', '--config.corpus_negatives=-1'], 'config.corpus_negatives'),
     (['--config.data.query_max_length=600'], 'config.data.query_buckets'),
   ],
 )

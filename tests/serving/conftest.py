@@ -1,5 +1,7 @@
-"""A small backbone (of a cross-encoder), and prompts for it."""
+"""A small backbone (of a cross-encoder), prompts for it, and the server that most tests ask."""
 
+import contextlib
+import threading
 import types
 
 import numpy as np
@@ -49,3 +51,51 @@ def small(make_cross_encoder):
     return file
 
   return types.SimpleNamespace(path=path, write=write, meta=meta, tokenizer=tokenizer)
+
+
+@contextlib.contextmanager
+def running(app, **options):
+  """The address of a server in a thread."""
+  from dprjax import serve  # whose packages may be absent
+
+  listening = serve.listen('127.0.0.1', 0)
+  server = serve.make_server(app, 5, **options)
+  thread = threading.Thread(target=server.run, kwargs={'sockets': [listening]})
+  thread.start()
+  try:
+    assert app.ready.wait(120), app.failed
+    yield f'http://127.0.0.1:{listening.getsockname()[1]}'
+  finally:
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope='session')
+def folder(small, tmp_path_factory):
+  """The prompts of ``engine``."""
+  folder = tmp_path_factory.mktemp('served') / 'prompts'
+  small.write(folder, 'qa', 2)
+  small.write(folder, 'chat', 3, passage=1, pooling='cls', normalize=False)
+  small.write(folder, 'asks', 1, index='qa', matryoshka=[16, 8])
+  return folder
+
+
+@pytest.fixture(scope='session')
+def engine(small, folder):
+  """One for all tests that ask over HTTP."""
+  from dprjax.serving.engine import Engine, ServerOptions
+
+  options = ServerOptions(rows=(4,), lengths=(16, 48), slots=6, deadline=0.001, prompt_length=4)
+  engine = Engine.load(small.path, folder, options=options)
+  yield engine
+  engine.close()
+
+
+@pytest.fixture(scope='session')
+def alone(small, folder):
+  """``alone(name, side, *texts)``: the vectors of an encoder with only that prompt."""
+  from dprjax.inference.text_encoder import Encoder
+
+  paths = {name: folder / f'{name}.npz' for name in ('qa', 'chat', 'asks')} | {'model': None}
+  encoders = {name: Encoder.load(small.path, path, batch_size=8) for name, path in paths.items()}
+  return lambda name, side, *texts: encoders[name].encode(texts, side)

@@ -10,9 +10,7 @@ import re
 import shutil
 import socket
 import subprocess
-import threading
 import time
-import warnings
 
 import jax
 import numpy as np
@@ -21,32 +19,22 @@ import pytest
 pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
-from dprjax import encode, serve
+from dprjax import encode
 from dprjax.inference.reranker import CrossEncoder
-from dprjax.inference.text_encoder import Encoder
 from dprjax.serving.app import App, Limits
 from dprjax.serving.engine import Engine, ServerOptions
 from dprjax.serving.hosts import Hosts
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import Keys
 from tests.refusals import refused
+from tests.serving.conftest import running
 
 httpx = pytest.importorskip('httpx', reason="pip install 'dprjax[dev]'")
 openai = pytest.importorskip('openai', reason="pip install 'dprjax[dev]'")
 
 pytestmark = [pytest.mark.xdist_group('serving'), pytest.mark.slow]
-OPTIONS = ServerOptions(rows=(4,), lengths=(16, 48), slots=6, deadline=0.001, prompt_length=4)
 JSON = {'content-type': 'application/json'}
 PASSAGES = {'d1': 'json decodes a string', 'd2': 'an http server sends', 'd3': 'parse the xml tree'}
-
-
-@pytest.fixture(scope='module')
-def folder(small, tmp_path_factory):
-  folder = tmp_path_factory.mktemp('served') / 'prompts'
-  small.write(folder, 'qa', 2)
-  small.write(folder, 'chat', 3, passage=1, pooling='cls', normalize=False)
-  small.write(folder, 'asks', 1, index='qa', matryoshka=[16, 8])
-  return folder
 
 
 @pytest.fixture(scope='module')
@@ -54,26 +42,6 @@ def corpus(folder):
   file = folder.parent / 'corpus.jsonl'
   file.write_text(''.join(json.dumps({'_id': i, 'text': t}) + '\n' for i, t in PASSAGES.items()))
   return file
-
-
-@pytest.fixture(scope='module')
-def engine(small, folder):
-  return Engine.load(small.path, folder, options=OPTIONS)
-
-
-@contextlib.contextmanager
-def running(app, **options):
-  """The address of a server in a thread."""
-  listening = serve.listen('127.0.0.1', 0)
-  server = serve.make_server(app, 5, **options)
-  thread = threading.Thread(target=server.run, kwargs={'sockets': [listening]})
-  thread.start()
-  try:
-    assert app.ready.wait(120), app.failed
-    yield f'http://127.0.0.1:{listening.getsockname()[1]}'
-  finally:
-    server.should_exit = True
-    thread.join()
 
 
 @pytest.fixture(scope='module')
@@ -93,7 +61,6 @@ def client(small, engine, folder, corpus):
   )
   with running(app) as address, httpx.Client(base_url=address, timeout=60) as client:
     yield client
-  app.close()
 
 
 @pytest.fixture(scope='module')
@@ -117,13 +84,6 @@ def ask(client, compiled):
     return answer
 
   return post
-
-
-@pytest.fixture(scope='module')
-def alone(small, folder):
-  paths = {name: folder / f'{name}.npz' for name in ('qa', 'chat', 'asks')} | {'model': None}
-  encoders = {name: Encoder.load(small.path, path, batch_size=8) for name, path in paths.items()}
-  return lambda name, side, *texts: encoders[name].encode(texts, side)
 
 
 def test_openais_client(client, alone):
@@ -162,23 +122,6 @@ def test_openais_client(client, alone):
     np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.filterwarnings('ignore')
-def test_mtebs_client(client, alone):
-  with warnings.catch_warnings():
-    warnings.simplefilter('ignore')
-    mteb = pytest.importorskip('mteb', reason="pip install 'dprjax[mteb]' (it brings PyTorch)")
-  texts = ['json', 'an http server']
-  task = mteb.get_task('SciFact').metadata
-  for name, side in (('qa', 'query'), ('qa', 'passage'), ('model', 'passage')):
-    wrapper = mteb.models.OpenAIAPIEncodeWrapper(
-      str(client.base_url), f'{name}:{side}', use_chat_template=False, modalities=['text']
-    )
-    found = wrapper.encode(
-      [{'text': texts}], task_metadata=task, hf_split='test', hf_subset='default'
-    )
-    np.testing.assert_allclose(found, alone(name, side, *texts), rtol=0, atol=1e-5)
-
-
 def test_token_ids_truncation_and_what_made_a_vector(ask, small, folder, alone):
   rows = [row.tolist() for row in small.tokenizer.encode(['json', 'http'], 16)[0]]
   answer = ask('/v1/embeddings', model='qa:query', input=rows)
@@ -199,57 +142,32 @@ def sha256(path):
 
 
 @pytest.mark.parametrize(
-  ('status', 'body', 'says'),
+  ('status', 'path', 'body', 'param'),
   [
-    (400, {'model': 'qa'}, 'missing required field `input`'),
-    (400, {'model': 'qa', 'input': []}, 'length >= 1'),
-    (400, {'model': 'qa', 'input': ['a', 1]}, 'expected a text, a list'),
-    (400, {'model': 'qa', 'input': 'a', 'encoding_format': 'hex'}, 'encoding_format'),
-    (400, {'model': 1, 'input': 'a'}, 'Expected `str`'),
-    (422, {'model': 'qa', 'input': [[]]}, 'check_embedding_ctx_length=False'),
-    (422, {'model': 'qa', 'input': [[9906, 1917]]}, 'not a list of token ids from 0 to'),
-    (422, {'model': 'qa', 'input': [9, 8]}, 'check_embedding_ctx_length=False'),
-    (422, {'model': 'qa', 'input': [10**9]}, 'not a list of token ids from 0 to'),
-    (413, {'model': 'qa', 'input': ['a'] * 9}, '9 texts; 8 at most'),
-    (413, {'model': 'qa', 'input': ['a ' * 99] * 8}, '128 tokens; 90 at most'),
-    (413, {'model': 'qa', 'input': 'a' * 10_000}, 'larger than 10,000 bytes'),
+    (400, 'embeddings', {'model': 'qa'}, 'input'),
+    (400, 'embeddings', {'model': 'qa', 'input': []}, 'input'),
+    (400, 'embeddings', {'model': 'qa', 'input': ['a', 1]}, 'input'),
+    (400, 'embeddings', {'model': 1, 'input': 'a'}, 'model'),
+    (400, 'embeddings', {'model': 'qa', 'input': 'a', 'encoding_format': 'hex'}, 'encoding_format'),
+    (400, 'embeddings', {'model': 'qa', 'input': 'a', 'dimensions': '16'}, 'dimensions'),
+    (422, 'embeddings', {'model': 'qa', 'input': [[]]}, 'input'),
+    (422, 'embeddings', {'model': 'qa', 'input': [[9906, 1917]]}, 'input'),
+    (422, 'embeddings', {'model': 'qa', 'input': [10**9]}, 'input'),
+    (413, 'embeddings', {'model': 'qa', 'input': ['a'] * 9}, None),
+    (413, 'embeddings', {'model': 'qa', 'input': ['a ' * 99] * 8}, None),
+    (413, 'embeddings', {'model': 'qa', 'input': 'a' * 10_000}, None),
+    (400, 'search', {'model': 'qa'}, 'query'),
+    (400, 'search', {'model': 'qa', 'query': 'a', 'index': 5}, 'index'),
+    (400, 'rerank', {'query': 'a'}, 'documents'),
+    (400, 'rerank', {'query': 'a', 'documents': [{'text': 5}]}, 'documents'),
+    (400, 'rerank', {'query': 'a', 'documents': ['b'], 'top_n': 0}, 'top_n'),
   ],
 )
-def test_requests_that_are_refused(ask, status, body, says):
-  answer = ask('/v1/embeddings', **body)
-  assert answer.status_code == status
-  assert says in answer.json()['error']['message']
-  assert answer.json()['error']['type'] == 'invalid_request_error'
-
-
-@pytest.mark.parametrize(
-  ('path', 'body', 'param'),
-  [
-    ('embeddings', {'input': 'a'}, 'model'),
-    ('embeddings', {'model': None, 'input': 'a'}, 'model'),
-    ('embeddings', {'model': 'qa'}, 'input'),
-    ('embeddings', {'model': 'qa', 'input': None}, 'input'),
-    ('embeddings', {'model': 'qa', 'input': ['a', None]}, 'input'),
-    ('embeddings', {'model': 'qa', 'input': [[5, 'a']]}, 'input'),
-    ('embeddings', {'model': 'qa', 'input': [[5, 6]]}, 'input'),
-    ('embeddings', {'model': 'qa', 'input': 'a', 'dimensions': 0}, 'dimensions'),
-    ('embeddings', {'model': 'qa', 'input': 'a', 'dimensions': '16'}, 'dimensions'),
-    ('embeddings', {'model': 'qa', 'input': 'a', 'encoding_format': 'hex'}, 'encoding_format'),
-    ('embeddings', {'model': 'qa', 'input': 'a', 'user': 5}, 'user'),
-    ('search', {'query': 'a'}, 'model'),
-    ('search', {'model': 'qa'}, 'query'),
-    ('search', {'model': 'qa', 'query': 'a', 'k': 0}, 'k'),
-    ('search', {'model': 'qa', 'query': 'a', 'index': 5}, 'index'),
-    ('rerank', {'documents': ['a']}, 'query'),
-    ('rerank', {'query': 'a'}, 'documents'),
-    ('rerank', {'query': 'a', 'documents': [{}]}, 'documents'),
-    ('rerank', {'query': 'a', 'documents': [{'text': 5}]}, 'documents'),
-    ('rerank', {'query': 'a', 'documents': ['b'], 'top_n': 0}, 'top_n'),
-  ],
-)
-def test_an_error_names_the_field(ask, path, body, param):
-  error = ask(f'/v1/{path}', **body)
-  assert error.status_code in (400, 422) and error.json()['error']['param'] == param
+def test_an_error_names_the_field(ask, status, path, body, param):
+  answer = ask(f'/v1/{path}', **body)
+  error = answer.json()['error']
+  assert (answer.status_code, error['type']) == (status, 'invalid_request_error')
+  assert param in (error['param'], None)
 
 
 def test_null_is_as_absent(client, ask):
@@ -265,17 +183,11 @@ def test_null_is_as_absent(client, ask):
   same('/v1/search', {'model': 'qa:query', 'query': 'json'}, 'index', 'k')
   same('/v1/rerank', {'query': 'json', 'documents': ['a', 'json']}, 'model', 'top_n')
   with openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none', max_retries=0) as ai:
-    nulls = {'dimensions': None, 'encoding_format': None, 'user': None}
-    vector = ai.embeddings.create(**embeddings, extra_body=nulls).data[0].embedding
-    assert vector == ask('/v1/embeddings', **embeddings).json()['data'][0]['embedding']
     # As OpenAIEmbeddings of LangChain sends texts by default: ids of tiktoken.
     with pytest.raises(openai.UnprocessableEntityError) as foreign:
       ai.embeddings.create(model='qa', input=[[34, 12], [7, 8, 9]])
     assert 'check_embedding_ctx_length=False' in foreign.value.message
     assert foreign.value.param == 'input'
-    with pytest.raises(openai.BadRequestError) as missing:
-      ai.post('/embeddings', body={'input': 'json'}, cast_to=object)
-    assert missing.value.param == 'model'
 
 
 def test_odd_names(client, ask, folder):
@@ -549,16 +461,16 @@ def test_pages_of_given_origins(engine):
 
 
 def test_a_backbone_with_a_slash_in_its_name(small, folder):
-  engine = Engine.load(small.path, folder, name='an-org/model-1', options=OPTIONS)
+  options = ServerOptions(rows=(1,), lengths=(16,), slots=4, prompt_length=4)
+  engine = Engine.load(small.path, folder, name='an-org/model-1', options=options)
   with running(App(engine)) as at, openai.OpenAI(base_url=f'{at}/v1', api_key='none') as ai:
-    assert 'an-org/model-1' in [model.id for model in ai.models.list()]
     assert ai.models.retrieve('an-org/model-1').id == 'an-org/model-1'
     answer = ai.embeddings.create(model='an-org/model-1:query', input='json')
     assert len(answer.data[0].embedding) == 16
   engine.close()
   for name in ('/x', 'x/', 'a//b', '../x', 'a/.b', 'a b'):
     with refused('--name'):
-      Engine.load(small.path, folder, name=name, options=OPTIONS)
+      Engine.load(small.path, folder, name=name, options=options)
 
 
 def test_health_and_metrics(client, ask):
@@ -802,7 +714,7 @@ def browser():
     process.stdout.close()
 
 
-def test_the_page_in_a_browser(client, engine, alone, small, tmp_path):
+def test_the_page_in_a_browser(client, small, tmp_path):
   content = small.write(tmp_path, '<b>', 2, task='<img src=x>').read_bytes()
   assert client.put('/v1/prompts/late', content=content).status_code == 201
   with browser() as call:
@@ -853,39 +765,8 @@ def test_the_page_in_a_browser(client, engine, alone, small, tmp_path):
     marked = "[...document.querySelectorAll('mark')].map(one => one.innerText)"
     assert {*run(script=f'return {marked}')} == {'json'}
     assert '"model":"qa"' in run(script="return document.querySelector('#curl').textContent")
-    # A slow old answer does not replace a new one.
-    run(
-      script='const real = window.fetch; window.fetch = (path, options) =>'
-      "options.body?.includes('slow') ? new Promise(done => setTimeout(done, 300))"
-      '.then(() => real(path, {...options, signal: undefined})).finally(() => { window.late = 1; })'
-      ': real(path, options)'
-    )
-    submit(query='slow')
-    submit(query='tree')
-    until('window.late')
-    time.sleep(0.2)
-    assert 'tree' in run(script="return document.querySelector('#curl').textContent")
-    # Back shows the searches before, and the address of one that cannot be answered says why.
-    for _ in range(2):
-      call('POST', '/back')
-    until("document.querySelector('#query').value === 'json'")
-    until("document.querySelector('#curl').textContent.includes('json')")
-    run(script="location.hash = 'query=json&first=chat'")
-    until("document.querySelector('#results .problem')?.innerText.includes('belong together')")
-    # Nothing is cut off on a phone.
-    call('POST', '/window/rect', width=400, height=800)
-    assert until('document.documentElement.scrollWidth <= window.innerWidth + 1')
-    # Without an index, two texts are compared.
-    with running(App(engine)) as address:
-      call('POST', '/url', url=address)
-      assert 'qa' in until(f'{first}.length && {first}')
-      submit(first='qa', query='json', against='tree')
-      found = until(f'{columns}.length === 1 && {columns}')
-      one, other = alone('qa', 'passage', 'json', 'tree')
-      assert f'similarity {one @ other:.3f}' in found[0]
     # Nothing else was refused or failed.
-    logs = call('POST', '/se/log', type='browser')
-    assert [line for line in logs if '422' not in line['message']] == []
+    assert call('POST', '/se/log', type='browser') == []
   assert client.delete('/v1/prompts/late').status_code == 204
 
 

@@ -1,6 +1,5 @@
 """Clients of other services, as they are installed, against the server over a socket."""
 
-import asyncio
 import warnings
 
 import numpy as np
@@ -10,18 +9,15 @@ pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax.inference.reranker import CrossEncoder
-from dprjax.inference.text_encoder import Encoder
 from dprjax.serving.app import App
-from dprjax.serving.engine import Engine, ServerOptions
 from dprjax.serving.indexes import ServedReranker
-from tests.serving.test_app import running
+from tests.serving.conftest import running
 
 pytestmark = [
   pytest.mark.slow,
   pytest.mark.xdist_group('serving'),
   pytest.mark.filterwarnings('ignore'),  # of the clients
 ]
-OPTIONS = ServerOptions(rows=(1, 4), lengths=(16, 48), slots=6, deadline=0.001, prompt_length=4)
 SIDES = ('query', 'passage')
 TEXTS = ['json', 'an http server', 'parse the xml tree', '']
 
@@ -34,29 +30,15 @@ def client_of(module, extra=''):
 
 
 @pytest.fixture(scope='module')
-def folder(small, tmp_path_factory):
-  folder = tmp_path_factory.mktemp('served') / 'prompts'
-  small.write(folder, 'qa', 2, passage=3)
-  return folder
-
-
-@pytest.fixture(scope='module')
-def address(small, folder):
-  engine = Engine.load(small.path, folder, name='org/base', options=OPTIONS)
-  app = App(engine, rerankers=[ServedReranker('cross', small.path)])
-  with running(app) as address:
+def address(small, engine):
+  with running(App(engine, rerankers=[ServedReranker('cross', small.path)])) as address:
     yield address
-  app.close()
 
 
 @pytest.fixture(scope='module')
-def expected(small, folder):
-  """``expected(side, texts, name)``: the vectors of an `Encoder`."""
-  encoders = {
-    'qa': Encoder.load(small.path, folder / 'qa.npz', batch_size=8),
-    'org/base': Encoder.load(small.path, batch_size=8),
-  }
-  return lambda side, texts=TEXTS, name='qa': encoders[name].encode(texts, side)
+def expected(alone):
+  """``expected(side, texts, name)``: the vectors of an encoder."""
+  return lambda side, texts=TEXTS, name='qa': alone(name, side, *texts)
 
 
 @pytest.fixture
@@ -67,25 +49,6 @@ def http():
 
 def same(found, expected):
   np.testing.assert_allclose(np.array(found, np.float32), expected, rtol=0, atol=1e-5)
-
-
-def test_openai(address, expected):
-  openai = client_of('openai')
-
-  async def both():
-    async with openai.AsyncOpenAI(base_url=f'{address}/v1', api_key='none') as client:
-      return await asyncio.gather(
-        *(client.embeddings.create(model=f'qa:{side}', input=TEXTS) for side in SIDES)
-      )
-
-  for side, answer in zip(SIDES, asyncio.run(both()), strict=True):
-    same([one.embedding for one in answer.data], expected(side))
-    assert answer._request_id
-  with openai.OpenAI(base_url=f'{address}/v1', api_key='none') as client:
-    answer = client.embeddings.create(
-      model='org/base', input=TEXTS, extra_body={'input_type': 'query'}
-    )
-    same([one.embedding for one in answer.data], expected('query', name='org/base'))
 
 
 def test_cohere(address, expected, small, http):
@@ -116,7 +79,7 @@ def test_huggingface_hub(address, expected, monkeypatch):
   client = hub.InferenceClient(f'{address}/embed')
   for side in SIDES:
     same(client.feature_extraction(TEXTS, prompt_name=f'qa:{side}', truncate=True), expected(side))
-  same(client.feature_extraction('json'), expected('passage', ['json'], 'org/base'))
+  same(client.feature_extraction('json'), expected('passage', ['json'], 'model'))
   with pytest.raises(hub.errors.HfHubHTTPError) as error:
     client.feature_extraction('json', prompt_name='none')
   assert error.value.response.status_code == 404
@@ -150,11 +113,3 @@ def test_llama_index(address, expected, http):
     model_name='qa:query', api_base=f'{address}/v1', api_key='none', http_client=http
   )
   same([model.get_query_embedding('json')], expected('query', ['json']))
-
-
-def test_jina(address, expected, http):
-  for side in SIDES:
-    body = {'model': 'qa', 'task': f'retrieval.{side}', 'input': [{'text': one} for one in TEXTS]}
-    body |= {'embedding_type': 'float', 'normalized': True, 'late_chunking': False}
-    answer = http.post(f'{address}/v1/embeddings', json=body).json()
-    same([one['embedding'] for one in answer['data']], expected(side))

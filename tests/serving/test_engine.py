@@ -163,12 +163,9 @@ def test_a_replaced_prompt_counts_from_the_next_request_on(engine, small, folder
   ('changes', 'reason'),
   [
     ({'backbone_sha256': 'a' * 64}, ('p', 'a' * 64)),
-    ({'tokenizer_sha256': 'a' * 64}, ('p', 'a' * 64)),
     ({'backbone_sha256': {'query': 'a', 'passage': 'b'}}, ('query', 'a')),
     ({'length': 6}, '--prompt_length=6'),
     ({'query_max_length': 49}, ('query_max_length', '49', '48')),
-    ({'query_max_length': 2}, 'query_max_length'),
-    ({'query_prefix': 'json ' * 30}, ('query_prefix', 'query_max_length')),
     ({'task': 'x' * 300_000}, 'meta'),
   ],
 )
@@ -257,10 +254,9 @@ def test_token_ids_are_taken_as_they_are(engine, small, alone):
   assert engine.tokenize('tied', 'query', [[cls, sep], masked]).total == 6
   most = small.tokenizer.vocab_size
   for wrong in (
-    *([], [-1], [10**6], ['a'], [None], 'text', 5, [cls, True, sep], [cls, most, sep]),
-    *([5], [cls], [sep], [5, 6, 7], [cls, 5], [5, sep], [sep, 5, cls]),  # of another tokenizer
-    *([cls, 5, sep, pad], [pad, cls, 5, sep], [cls, 5, sep, 5, sep], [cls, cls, sep]),
-    [cls, pad, 5, sep],
+    *([], [-1], ['a'], [cls, True, sep], [cls, most, sep]),
+    *([5, 6, 7], [cls, 5], [5, sep], [sep, 5, cls]),  # of another tokenizer
+    *([cls, 5, sep, pad], [cls, 5, sep, 5, sep], [cls, cls, sep], [cls, pad, 5, sep]),
   ):
     with refused('input', 'number 1', 'check_embedding_ctx_length=False', error=ForeignIds):
       engine.tokenize('tied', 'query', [rows[0], wrong])
@@ -535,10 +531,7 @@ def test_options_that_do_not_fit(small, folder, tmp_path):
   (tmp_path / 'file').write_text('x')
   with refused('--prompts', 'file'):
     Engine.load(small.path, tmp_path / 'file', options=OPTIONS)
-  for name, value in (
-    *(('rows', ()), ('rows', (0,)), ('lengths', ()), ('lengths', (-1,)), ('budget', 0)),
-    *(('most_queued', 0), ('slots', 0), ('prompt_length', 0), ('host_bytes', 0), ('threads', 2.5)),
-  ):
+  for name, value in (('rows', (0,)), ('lengths', ()), ('budget', 0), ('threads', 2.5)):
     with refused(name):
       Engine.load(small.path, folder, options=ServerOptions(**{name: value}))
   with refused('query_max_length'):

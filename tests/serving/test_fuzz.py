@@ -10,7 +10,7 @@ pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 from dprjax.serving.app import App, Limits
 from dprjax.serving.engine import Engine, ServerOptions
 from dprjax.serving.indexes import ServedReranker
-from tests.serving.test_app import running
+from tests.serving.conftest import running
 
 pytestmark = pytest.mark.xdist_group('serving')
 

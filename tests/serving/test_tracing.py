@@ -10,9 +10,8 @@ pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax.serving import tracing
 from dprjax.serving.app import App
-from dprjax.serving.engine import Engine, ServerOptions
 from dprjax.serving.keys import Keys
-from tests.serving.test_app import running
+from tests.serving.conftest import running
 
 httpx = pytest.importorskip('httpx', reason="pip install 'dprjax[dev]'")
 
@@ -43,16 +42,6 @@ def test_lines_of_the_log():
     'status': 200,
   }
   assert 'request_id' not in json.loads(line_of(lines, 'ready'))
-
-
-@pytest.fixture(scope='module')
-def engine(small, tmp_path_factory):
-  folder = tmp_path_factory.mktemp('served') / 'prompts'
-  small.write(folder, 'qa', 2)
-  options = ServerOptions(rows=(1,), lengths=(16,), slots=4, deadline=0.001, prompt_length=4)
-  engine = Engine.load(small.path, folder, options=options)
-  yield engine
-  engine.close()
 
 
 @pytest.mark.slow
