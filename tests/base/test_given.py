@@ -54,7 +54,7 @@ def test_what_is_missing_is_no_text(value):
     given.texts(['a', value])
 
 
-@pytest.mark.parametrize('value', [5, 5.0, 0, False, b'x', ['x'], np.int64(3), '\ud800'])
+@pytest.mark.parametrize('value', [5, False, b'x', '\ud800'])
 def test_what_is_no_text(value):
   with refused('number 1'):
     given.texts(['a', value])

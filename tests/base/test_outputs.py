@@ -42,18 +42,12 @@ def content(folder):
     ('corpus', '--corpus'),
     ('hard', '--corpus'),
     ('soft', '--corpus'),
-    ('folder/../corpus', '--corpus'),
     ('run', ('run.json', '--queries')),
     ('folder', '--out'),
-    ('folder/new', '--backbone'),
     ('folder_link/new', '--backbone'),
-    ('folder/inner/deep/new', '--backbone'),
-    ('', '--out'),
     ('a\0b', '--out'),
     ('http://host/a', 'http://'),
-    ('a' * 300, '--out'),
     ('a/' * 1500 + 'a', '--out'),
-    ('new/' * 1500 + 'a', '--out'),
   ],
 )
 def test_a_file_that_would_harm_an_input_is_refused(tmp_path, inputs, monkeypatch, out, message):
@@ -67,12 +61,9 @@ def test_a_file_that_would_harm_an_input_is_refused(tmp_path, inputs, monkeypatc
 @pytest.mark.parametrize(
   ('out', 'message'),
   [
-    ('a\0b', '--out'),
     ('folder', '--backbone'),
     ('folder_link', '--backbone'),
-    ('folder/inner', '--backbone'),
     ('.', '--corpus'),
-    ('corpus', ('--out', 'corpus')),
     ('theirs', ('--out', 'theirs')),
   ],
 )
@@ -172,12 +163,9 @@ def test_leftovers_are_removed_unless_somebody_writes(tmp_path):
   ('one', 'other', 'apart'),
   [
     ('a', 'b', True),
-    ('a', 'a', False),
     ('a', './x/../a', False),
     ('a', 'a/b', False),
-    ('x/y/a', 'x', False),
     ('a', 'link', False),
-    ('a', 'ab', True),
     ('/dev/null', '/dev/null', True),
   ],
 )

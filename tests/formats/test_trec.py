@@ -102,7 +102,6 @@ def test_no_run(tmp_path):
   'run, message',
   [
     ({'q 1': {'a': 1.0}}, 'q 1'),
-    ({'q': {'': 1.0}}, "''"),
     ({'q': {}}, ('1', 'run.trec')),
   ],
 )

@@ -137,16 +137,16 @@ def flipped(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('item', ['live', 'opt_state', 'extra', 'metrics'])
 @pytest.mark.parametrize(
-  ('harm', 'word'),
+  ('item', 'harm'),
   [
-    (lambda path: path.write_bytes(path.read_bytes()[:10]), 'damaged'),
-    (flipped, 'damaged'),
-    (lambda path: path.unlink(), 'missing'),
+    ('live', flipped),
+    ('opt_state', lambda path: path.write_bytes(path.read_bytes()[:10])),
+    ('extra', lambda path: path.unlink()),
+    ('metrics', flipped),
   ],
 )
-def test_a_damaged_or_lost_file_is_named(tmp_path, item, harm, word):
+def test_a_damaged_or_lost_file_is_named(tmp_path, item, harm):
   state = make_state(meshes.make_mesh({'data': 8}))
   saved = checkpoint.Checkpoints(tmp_path, SHA)
   for step in (1, 2):
@@ -193,9 +193,7 @@ def _make_better(folder):
     (_make_better, 'metrics/commit_success.txt'),
     (lambda folder: (folder / '1' / 'SHA256SUMS').unlink(), 'SHA256SUMS'),
     (lambda folder: _other_sum(folder / '1' / 'SHA256SUMS'), 'live/'),
-    (lambda folder: (folder / '3' / 'SHA256SUMS').write_text('a  ../../x'), 'extra'),
     (lambda folder: shutil.rmtree(folder / '2'), ('3', '2')),
-    (lambda folder: (folder / '999').mkdir(), ('999', 'SHA256SUMS')),
   ],
 )
 def test_another_best_is_not_chosen_silently(tmp_path, harm, said):

@@ -30,11 +30,8 @@ def bare(monkeypatch):
   ('given', 'words'),
   [
     (('host:1234', None, None), '--processes'),
-    (('host:1234', 2, None), '--process'),
     ((None, 2, 1), '--coordinator'),
     (('host', 2, 1), ('--coordinator', 'host')),
-    ((':1234', 2, 1), '--coordinator'),
-    (('host:99999', 2, 1), '--coordinator'),
     (('host:1234', 2, 2), '--process'),
   ],
 )
