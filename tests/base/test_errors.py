@@ -50,6 +50,12 @@ def test_an_error_is_one_line_of_500_characters():
     (ImportError('No module named x'), 1, 'a fault of dprjax, ImportError'),
     (MemoryError('Unable to allocate 4 TiB'), 2, 'not enough memory (Unable to allocate 4 TiB); a'),
     (RuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 2, 'not enough memory (RESOURCE_EX'),
+    (
+      ModuleNotFoundError('', name='tomotopy'),
+      2,
+      "tomotopy is not installed: pip install 'dprjax[",
+    ),
+    ('\ud800'.encode, 2, "'utf-8' codec can't encode character"),
     (KeyError('foo://'), 2, "'foo://': no such kind of path; name a local path"),
     (KeyError('foo'), 1, 'a fault of dprjax, KeyError'),
     (KeyboardInterrupt(), 130, 'interrupted'),
@@ -57,6 +63,10 @@ def test_an_error_is_one_line_of_500_characters():
   ],
 )
 def test_every_error_has_a_status_and_a_sentence(error, status, message):
+  if callable(error):
+    with pytest.raises(Exception) as raised:
+      error()
+    error = raised.value
   found = errors.explain(error)
   assert found[0] == status and found[1].startswith(message)
 

@@ -41,7 +41,7 @@ def test_it_is_built_for_new_settings_and_new_content(tmp_path, caplog):
   assert build(tmp_path, 'two', {'format_version': 1, 'lengths': (2, 3)})
   assert 'made differs in text; building it again' in caplog.text
   assert (tmp_path / 'made' / 'content').read_text() == 'TWO'
-  description, lengths = fingerprint.open_built(epath.Path(tmp_path / 'made'), 'made', 1)
+  description, lengths = fingerprint.open_built(epath.Path(tmp_path / 'made'), 'made')
   assert description['settings'] == {'format_version': 1, 'lengths': [2, 3]}
   assert description['pad_id'] == 7 and lengths == {'sizes': [3]}
 

@@ -130,7 +130,6 @@ def test_examples_of_an_epoch():
   [
     ({'arrangement': 'balanced', 'batch_size': 8}, 'config.batch_size'),
     ({'arrangement': 'balanced', 'per_task': 3, 'batch_size': 12}, ('config.per_task', '3')),
-    ({'process_count': 3}, ('8', '3')),
   ],
 )
 def test_sizes_that_do_not_go_together(changes, message):

@@ -77,7 +77,7 @@ def test_harmed_files_are_read_or_refused_in_a_line(tmp_path, name):
     ('oak\telm\t1\nash\tyew\t2\n', ('train.tsv', 'line 2')),
     ('oak\telm\tentails\n', ('line 1', 'entails')),
     ('oak\t \t1\n', ('line 1', 'text2')),
-    ('oak\telm\t1\nash\tyew\t1\n', ('train.tsv', '1', '2')),
+    ('oak\telm\t1\nash\tyew\t1\n', ('train.tsv', '2')),
   ],
 )
 def test_what_is_no_pair(tmp_path, content, message):

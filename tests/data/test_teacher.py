@@ -62,7 +62,6 @@ def test_scores_by_rows(tokens, tmp_path, name, content):
 @pytest.mark.parametrize(
   ('name', 'content', 'message'),
   [
-    ('run.trec', 'q0 Q0 d0 1 1e7 t\nq0 Q0 d1 2 1 t\n', '1,000,000'),
     ('run.trec', 'q0 Q0 d0 1 1 t\nq1 Q0 d1 1 1 t\n', ('run.trec', 'token_cache')),
     (
       'mined.jsonl',

@@ -133,12 +133,6 @@ def test_the_file_is_read_without_tomotopy(small, tmp_path):
   assert done.stdout == '[1, 0]\n', done.stderr
 
 
-def test_finding_topics_without_tomotopy(monkeypatch):
-  monkeypatch.setitem(sys.modules, 'tomotopy', None)
-  with refused('tomotopy'):
-    topic_models.fit(documents(60)[0], TopicSettings(topics=2))
-
-
 def meta(**changes):
   return np.array(json.dumps(META | changes))
 
@@ -147,7 +141,6 @@ DAMAGED = {
   'no vocabulary': ({'topics/vocabulary': None}, 'topics/vocabulary'),
   'another format': ({'topics/meta': meta(format='x')}, 'topics/meta'),
   'a newer version': ({'topics/meta': meta(version=2)}, 'topics/meta'),
-  'words twice': ({'topics/vocabulary': np.array(['a', 'b', 'b', 'd'])}, 'topics/vocabulary'),
   'sizes of halves': ({'topics/sizes': np.array([1.5, 1])}, 'topics/sizes'),
   'three topics': ({'topics/sizes': np.array([3, 2, 1])}, 'topics/distributions'),
   'not finite': (

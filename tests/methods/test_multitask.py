@@ -256,7 +256,7 @@ def test_a_few_shot_dev_split_is_no_larger_than_its_training_set(start, tmp_path
     )
     assert data.description.endswith('training pairs: pi 16, qa 2')  # 8 of each label
     data.evaluation(Model(None, None, lambda *_: None, {}))
-    train, dev = (fingerprint.open_built(cache / 'pi' / n, 'pairs', 1)[1] for n in ('train', 'dev'))
+    train, dev = (fingerprint.open_built(cache / 'pi' / n, 'pairs')[1] for n in ('train', 'dev'))
     assert np.bincount(train['labels']).tolist() == [8, 8]
     assert np.bincount(dev['labels']).tolist() == [8, 8]
     assert open_cache(cache / 'qa' / 'dev_candidates').num_queries == 1
