@@ -168,3 +168,13 @@ def changes(stamps: Mapping[str, Any], sources: Mapping[str, epath.Path]) -> lis
     for role in dict(stamps) | dict(sources)
     if role not in stamps or role not in sources or not same(sources[role], stamps[role])
   ]
+
+
+def was_made(folder: epath.Path, file: str, about: dict[str, Any]) -> bool:
+  """Whether a folder exists, with this description in a file; InputError if it has another."""
+  if not folder.exists():
+    return False
+  path = folder / file
+  if (reading.read_json_object(path, 'data set') if path.exists() else {}) != about:
+    raise InputError(f'{folder} does not contain {about}; remove it, or name another workdir')
+  return True

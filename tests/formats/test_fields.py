@@ -36,7 +36,6 @@ def test_lists_of_ids(tmp_path, content):
   [
     (b'd1\n d2\n', ('ids.txt', 'line 2', 'd2')),
     (b'd1\nd2\nd1\n', ('d1', 'line 1', 'line 3')),
-    (b'\n \n', 'ids.txt'),
   ],
 )
 def test_bad_lists_of_ids(tmp_path, content, message):

@@ -158,7 +158,7 @@ def test_a_folder_gives_its_corpus_else_its_tables_else_its_documents(tmp_path):
   ('name', 'content', 'named'),
   [
     ('c.csv', 'id,text\n1,a\n2\n', ('c.csv', 'line 3')),
-    ('c.csv', 'id,colour\n1,a\n', ('c.csv', '--column=text')),
+    ('c.csv', 'id,colour\n1,a\n', ('c.csv', '--column', 'text=NAME')),
     ('c.csv', 'id,text\n1,a\n2,b\n1,c\n', ('c.csv', 'line 2', 'line 4', '1')),
     ('c.csv', 'id,text\n', ('c.csv',)),
     ('c.jsonl', '{"id": 1, "text": "a"}\n{"id": 2, "text": 5}\n', ('c.jsonl', 'line 2')),

@@ -58,12 +58,6 @@ def test_bad_papers_are_named(tmp_path, rows, message):
     list(paper_records.read_papers(write(tmp_path / 'a.jsonl', rows)))
 
 
-def test_an_array_without_entries(tmp_path):
-  (tmp_path / 'a.json').write_text('[]')
-  with refused('a.json'):
-    list(paper_records.read_papers(tmp_path / 'a.json'))
-
-
 FOUR = [
   Paper('a', 'on a', 'text a', ('x', 'y')),
   Paper('b', 'on b', 'text b', ('y',)),

@@ -141,12 +141,6 @@ def test_runs_that_are_no_utf8_or_have_bad_ids(tmp_path, line, message):
     list(runs.read_blocks(path))
 
 
-def test_a_file_without_newlines_is_no_run(tmp_path, monkeypatch):
-  monkeypatch.setattr(runs, '_LONGEST_LINE', 100)
-  with refused('run.trec', 'line 4', '100'):
-    list(runs.read_blocks(write(tmp_path / 'run.trec', TEXT + 'x' * 300), block_bytes=50))
-
-
 @pytest.mark.parametrize('more', ['', 'q1 Q0 d1 3 -5 x\n', 'q1 Q0 d9 3 5 x\n'])
 def test_a_run_is_read_once_also_for_its_errors(tmp_path, more):
   path = tmp_path / 'pipe'
