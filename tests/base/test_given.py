@@ -41,8 +41,6 @@ def test_columns_of_pandas():
       given.texts([value])
   with refused('texts'):
     given.texts(table)
-  with refused('text'):
-    given.texts(pa.table([['a'], ['b']], names=['text', 'text']))
 
 
 @pytest.mark.parametrize(
