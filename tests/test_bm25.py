@@ -97,7 +97,6 @@ BAD = [
   ('--language=klingon', 'klingon'),
   ('--k=0', '--k'),
   ('--b=3', ('0', '1')),
-  ('--queries=nothing.jsonl', '1'),
   ('--out=kept', 'kept'),
   ('--index_dir=kept', 'kept'),
 ]
@@ -110,7 +109,6 @@ def test_bad_input(folder, error_line, arguments, message):
   (folder / 'twice.jsonl').write_text(
     '{"_id": "d1", "text": "cat"}\n{"_id": "d1", "text": "dog"}\n'
   )
-  (folder / 'nothing.jsonl').write_text('{"_id": "q", "text": "zebra"}\n')
   (folder / 'others.tsv').write_text('z 0 d1 1\n')
   (folder / 'kept').mkdir()
   (folder / 'kept' / 'thesis.tex').write_text('years of work')

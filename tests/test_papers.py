@@ -65,7 +65,7 @@ def test_splits_are_apart_and_grow_at_the_end(folder, capsys):
     ('--input=papers.jsonl --out=out --test=30', '31'),
     ('--input=missing.jsonl --out=out', 'not found: missing.jsonl'),
     ('--input=papers.jsonl --out=other', 'contains something other than papers'),
-    ('--input=papers.jsonl --out=papers.jsonl', 'is a file; name a folder'),
+    ('--input=papers.jsonl --out=papers.jsonl', 'is an input'),
     ('--input=papers.jsonl --out=.', 'no file or folder can have this name'),
     ('--input=other/mine --out=other', 'holds an input'),
     ('--input=papers.jsonl --out=out --dev=-1', '--dev'),

@@ -6,7 +6,6 @@ import unicodedata
 import numpy as np
 import pytest
 
-from dprjax.base import provenance
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.trec import run_from_rows
 from dprjax.retrieval import bm25_index
@@ -128,33 +127,6 @@ def test_a_flipped_byte_in_any_file_is_noticed(tmp_path):
         bm25_index.load(folder, 'abc')
     path.write_bytes(whole)
   assert bm25_index.load(folder, 'abc').ids == IDS
-
-
-@pytest.mark.parametrize(
-  ('name', 'content', 'message'),
-  [
-    ('ids.txt', 'a\nb\nc\n', '/i'),
-    ('ids.txt', 'a\nb\nc\nc\n', ('c', 'line 3', 'line 4')),
-    ('data.csc.index.npy', '\x93NUMPY', '/i'),
-    ('indices.csc.index.npy', None, '/i'),
-    ('params.index.json', '{"num_docs": {}}', '/i'),
-    ('vocab.index.json', '{"cat": 10000000}', '/i'),
-    ('dprjax_index.json', '{"format": "dprjax.bm25", "fingerprint": "abc"}', 'dprjax_index.json'),
-  ],
-)
-def test_an_index_of_somebody_else_is_read_with_care(tmp_path, name, content, message):
-  folder = tmp_path / 'i'
-  bm25_index.save(bm25_index.build(IDS, TEXTS), folder, 'abc')
-  if content is None:
-    np.save(folder / name, np.full(100, 10_000, np.int32))
-  else:
-    (folder / name).write_bytes(content.encode('latin-1'))
-  if name != 'dprjax_index.json':  # with checksums that are right
-    (folder / 'dprjax_index.json').unlink()
-    about = {'format': 'dprjax.bm25', 'fingerprint': 'abc', 'count': 4, 'language': 'english'}
-    provenance.write(folder, 'dprjax_index.json', **about)
-  with refused(message):
-    bm25_index.load(folder, 'abc')
 
 
 def test_bad_input():

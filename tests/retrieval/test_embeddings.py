@@ -137,28 +137,6 @@ def test_the_first_numbers_alone(tmp_path):
     found.cut(4, '--corpus')
 
 
-RANGES = [
-  (lambda m: m.pop('ranges'), 'ranges'),
-  (lambda m: m['ranges']['low'].pop(), 'ranges'),
-  (lambda m: m['ranges'].update(low=[0, 99, 0]), 'ranges'),
-]
-
-
-@pytest.mark.parametrize(('change', 'message'), RANGES)
-def test_ranges_that_are_none(tmp_path, change, message):
-  meta = dataclasses.replace(META, dtype='int8')
-  writer = EmbeddingsWriter(tmp_path, meta, IDS, 5)
-  writer.calibrate(VECTORS)
-  writer.write(writer.pending()[0], VECTORS)
-  writer.finish()
-  content = json.loads((tmp_path / 'manifest.json').read_text())
-  change(content)
-  (tmp_path / 'manifest.json').write_text(json.dumps(content))
-  for use in (load_embeddings, lambda folder: EmbeddingsWriter(folder, meta, IDS, 5)):
-    with refused(message):
-      use(tmp_path)
-
-
 def test_continues_where_it_stopped(tmp_path):
   folder = tmp_path / 'e'
   assert fill(folder, stop_after=2) == [0, 1]
@@ -209,7 +187,6 @@ VECTORS_0, IDS_0 = 'embeddings-00000-of-00003.npy', 'ids-00000-of-00003.txt'
   [
     (lambda f: (f / 'embeddings-00002-of-00003.npy').unlink(), 'embeddings-00002-of-00003.npy'),
     (lambda f: (f / IDS_0).write_text('a\n'), 'float32'),
-    (lambda f: (f / IDS_0).write_text('a\nb c\n'), 'ids-00000-of-00003.txt'),
     (lambda f: (f / IDS_0).write_text('b\na\n'), 'manifest.json'),
     (lambda f: replace(f / IDS_0, os.mkfifo), 'ids-00000-of-00003.txt'),
     (lambda f: replace(f / VECTORS_0, os.mkfifo), VECTORS_0),
@@ -250,12 +227,8 @@ def put(*keys, value):
 
 MANIFESTS = [
   (put('version', value=1), ('1', '2')),
-  (put('rows', value=9), 'embeddings-00000-of-00003.npy'),
   (put('dimension', value=-3), 'dimension'),
   (put('pooling', value=...), 'pooling'),
-  (put('shards', 1, 'index', value=0), ('index', '0')),
-  (put('shards', 0, 'embeddings', value='../secret.npy'), ('embeddings', '../secret')),
-  (put('shards', 0, 'ids', value='/etc/passwd'), ('/etc/passwd', 'ids-00000')),
 ]
 
 
@@ -340,7 +313,6 @@ def test_a_folder_of_something_else_is_kept(tmp_path):
 @pytest.mark.parametrize(
   'ids, message',
   [
-    ([], 'ids'),
     (['a', 'a'], ('ids', 'a')),
     (['a b'], ('row 1', 'a b')),
     (['a\u2028'], 'row 1'),
