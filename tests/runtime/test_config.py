@@ -84,11 +84,8 @@ def test_a_option_that_is_younger_than_the_workdir_has_its_default(tmp_path):
 
 
 def test_a_workdir_without_an_experiment_is_an_error(tmp_path):
-  (tmp_path / 'file').touch()
-  for name in ('', 'none', 'file'):
-    with refused(tmp_path / name, '--workdir') as error:
-      configs.load_workdir(tmp_path / name)
-    assert str(error.value).count(str(tmp_path)) == 1
+  with refused('config.json'):
+    configs.load_workdir(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,6 @@ def test_a_single_process_starts_nothing(monkeypatch):
   distributed.leave(ValueError('passed on to the caller'))
 
 
-def test_open_mpi_5_needs_mpi4py_or_flags(monkeypatch):
-  monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '2')
-  with refused('mpi4py', '--process=$OMPI_COMM_WORLD_RANK'):
-    distributed.start(flags.Job())
-
-
 def test_a_coordinator_that_cannot_be_reached_is_named():
   with socket.socket() as probe:
     probe.bind(('127.0.0.1', 0))
