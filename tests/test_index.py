@@ -209,7 +209,7 @@ def test_fill_search_change(folder, command, write_embeddings):
       ['--upsert=corpus', '--collection=new', '--index_type=SCANN'],
       'milvus:index.db has no index SCANN',
     ),
-    (index, ['--delete=corpus', '--collection=missing'], 'ids: corpus is a folder'),
+    (index, ['--delete=corpus', '--collection=missing'], 'corpus: Is a directory'),
     (
       index,
       ['--delete=ids.txt', '--collection=missing'],
@@ -285,7 +285,7 @@ def test_ids_with_a_byte_order_mark(filled, tmp_path, monkeypatch, command):
   ('flags', 'message'),
   [
     (['--uri=milvus:corpus.db'], ('--uri=corpus.db', '--upsert=corpus')),
-    (['--uri=new.db'], ('--uri', 'milvus:index.db')),
+    (['--uri=new.db'], ('--uri', 'milvus:FOLDER')),
     (['--uri=milvus:corpus/new.db'], '--upsert=corpus'),
     (['--uri=milvus:photos.db'], 'photos.db'),
     (['--uri=milvus:file.db'], '--uri=file.db'),
@@ -297,7 +297,7 @@ def test_ids_with_a_byte_order_mark(filled, tmp_path, monkeypatch, command):
     (['--uri=milvus:http://'], ('--uri', '.db')),
     (['--uri=ftp://host:1'], '--uri'),
     (['--uri=qdrant:ftp://host:1'], ('--uri', 'http')),
-    (['--uri=pgvector:new'], ('--uri', 'postgresql')),
+    (['--uri=pgvector:new'], '--uri'),
     (['--uri='], '--uri'),
     (['--uri=parquet:photos.db'], 'photos.db'),
     (['--uri=qdrant:photos.db'], 'photos.db'),
