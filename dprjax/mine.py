@@ -119,7 +119,7 @@ def mine(args: Flags) -> None:
   if args.score_positives and not (args.reranker or args.reranked):
     raise InputError('--score_positives=true needs scores: give --reranker=DIR or --reranked=FILE')
   inputs_of.find(args.queries, 'query')
-  files.existing_file(args.qrels, 'qrels')
+  files.existing(args.qrels, 'qrels')
   inputs_of.find(args.corpus, 'passage')
   retrievers = name_retrievers(args.run)
   inputs = flags.paths(

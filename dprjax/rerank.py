@@ -309,7 +309,7 @@ def _command(args: Flags) -> None:
     from dprjax.inference import embedder
     from dprjax.inference import reranker as rerankers
     from dprjax.models import artifact
-  prompt = args.prompt and files.existing_file(artifact.locate(args.prompt), 'prompt')
+  prompt = args.prompt and files.existing(artifact.locate(args.prompt), 'prompt')
   compiled.keep()
   reranker = rerankers.load(
     args.backbone,

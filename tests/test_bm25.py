@@ -86,7 +86,6 @@ BAD = [
   ('--corpus=twice.jsonl', ('d1', 'line 1', 'line 2')),
   ('--qrels=qrels.tsv --strict', ('queries.jsonl', 'q7')),
   ('--qrels=others.tsv', 'queries.jsonl'),
-  ('--queries=nothing.jsonl', '1'),
   ('--index_dir=kept', 'kept'),
 ]
 
@@ -97,7 +96,6 @@ def test_bad_input(folder, error_line, arguments, message):
   (folder / 'twice.jsonl').write_text(
     '{"_id": "d1", "text": "cat"}\n{"_id": "d1", "text": "dog"}\n'
   )
-  (folder / 'nothing.jsonl').write_text('{"_id": "q", "text": "zebra"}\n')
   (folder / 'others.tsv').write_text('z 0 d1 1\n')
   (folder / 'kept').mkdir()
   (folder / 'kept' / 'thesis.tex').write_text('years of work')

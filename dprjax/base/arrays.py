@@ -81,8 +81,6 @@ def read_arrays(
       raise
     shown = name if name.isprintable() else ascii(name)
     at = f'{what} {found}' + (f', array {shown:.80}' if name else '')
-    if isinstance(error, _Wrong):
-      raise InputError(f'{at}: {error}: damaged or not an npz file of arrays; {remedy}') from error
     raise InputError(
       f'{at}: cut off, damaged or not an npz file of arrays '
       f'({" ".join(str(error).split()):.200}); {remedy}'

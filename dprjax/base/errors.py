@@ -28,6 +28,21 @@ _HINTS = {
   errno.ENOTDIR: 'a part of this path is a file, not a folder',
   errno.EMFILE: 'raise the number of open files: ulimit -n',
 }
+_EXTRAS = {  # which extra of setup.py has a module
+  'datasets': 'hub-data',
+  'ir_datasets': 'irds',
+  'markdown_it': 'documents',
+  'mteb': 'mteb',
+  'opensearchpy': 'opensearch',
+  'pgvector': 'pgvector',
+  'psycopg': 'pgvector',
+  'pymilvus': 'milvus',
+  'milvus_lite': 'milvus',
+  'pypdf': 'documents',
+  'qdrant_client': 'qdrant',
+  'tomotopy': 'papers',
+  'trafilatura': 'documents',
+}
 _SECRETS = (
   # user:SECRET@host. A secret may hold '@' and '/', but does not begin with a port and a slash.
   (re.compile(r'(?<=://)([^/\s:@]*):(?!\d+/)\S+@'), r'\1:***@'),
@@ -71,6 +86,10 @@ def explain(error: BaseException) -> tuple[int, str]:
   if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error):
     detail = str(error).partition('\n')[0]
     return 2, f'not enough memory{detail and f" ({detail})"}; a smaller batch or model needs less'
+  if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or '')):
+    return 2, f"{error.name} is not installed: pip install 'dprjax[{extra}]'"
+  if isinstance(error, UnicodeError):  # half of a surrogate pair in a text, say
+    return 2, str(error)
   # From epath, for s3:// and gs:// without their packages, and unknown kinds of paths.
   if isinstance(error, ImportError) and re.match('(Please i|I)nstall ', str(error)):
     return 2, f'{error}; or name a local path'

@@ -31,11 +31,10 @@ def existing(path: PathLike, what: str) -> epath.Path:
   """The path of an existing folder, special file, or file that is not empty."""
   check_scheme(path)
   found = epath.Path(path)
-  if not is_name(path) or not found.exists():
-    raise InputError(f'{what} not found: {found}')
+  there = is_name(path) and found.exists()
   # Reading a pipe would take its content.
-  if not found.is_dir() and not is_special(found) and is_empty(found):
-    raise InputError(f'{what} is empty: {found}')
+  if not there or not (found.is_dir() or is_special(found) or not is_empty(found)):
+    raise InputError(f'{what} {"is empty" if there else "not found"}: {found}')
   return found
 
 
@@ -96,19 +95,11 @@ def is_empty(path: epath.Path) -> bool:
     return not file.read(1)
 
 
-def existing_file(path: PathLike, what: str) -> epath.Path:
-  """Like `existing`, and not a folder."""
-  found = existing(path, what)
-  if found.is_dir():
-    raise InputError(f'{what}: {found} is a folder; give the name of a file')
-  return found
-
-
 def regular_file(path: PathLike, what: str) -> epath.Path:
-  """`existing_file` that can be read more than once: no pipe, device or socket."""
-  found = existing_file(path, what)
-  if is_special(found):
-    raise InputError(f'{what}: {found} is a pipe or a device; write it to a file first')
+  """`existing` file that can be read more than once: no folder, pipe, device or socket."""
+  found = existing(path, what)
+  if found.is_dir() or is_special(found):
+    raise InputError(f'{what}: {found} is a folder, a pipe or a device; expected a file')
   return found
 
 
@@ -116,7 +107,7 @@ def refuse_special(folder: epath.Path) -> None:
   """Raises InputError for a pipe, device or socket in a folder from an untrusted source."""
   for path in folder.iterdir() if not is_remote(folder) and folder.is_dir() else ():
     if is_special(path):
-      raise InputError(f'{path} is a pipe, a device or a socket; expected a file')
+      regular_file(path, 'file')
 
 
 @contextlib.contextmanager
@@ -163,10 +154,7 @@ def resolved(path: PathLike) -> epath.Path:
   if is_remote(path):
     check_scheme(path)
     return epath.Path(path)
-  final = os.path.realpath(path)
-  if os.path.islink(final):
-    raise InputError(f'{path} is a link that leads in a circle; choose another name')
-  return epath.Path(final)
+  return epath.Path(os.path.realpath(path))
 
 
 def remove(path: epath.Path) -> None:

@@ -1,10 +1,13 @@
 """Texts from Python programs: lists, and columns of pandas, pyarrow, polars and numpy."""
 
 import numbers
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dprjax.base.errors import InputError
+
+_SURROGATE = re.compile('[\ud800-\udfff]')  # half of a pair, which no tokenizer takes
 
 INDEX = '__index_level_0__'  # as Arrow calls the index of pandas
 
@@ -21,20 +24,19 @@ def texts(given: Any, what: str = 'texts') -> list[str]:
 
 def values(given: Any, what: str) -> list[Any]:
   """The values of an iterable or a column, as Python's own types where possible."""
-  if isinstance(given, str | bytes):
-    raise InputError(f'{what}: expected a list of strings, not one string')
-  if (columns := table(given)) is not None:
-    raise InputError(
-      f'{what}: expected a list of strings or one column, not a table of {_names(columns)}'
-    )
-  if isinstance(given, Mapping | set | frozenset) or not isinstance(given, Iterable):
-    raise InputError(f'{what}: expected a list of strings, not {type(given).__name__}')
-  if (axes := getattr(given, 'ndim', 1)) != 1:
-    raise InputError(f'{what}: expected a list of strings, not an array of {axes} axes')
+  columns = table(given)
+  others = isinstance(given, str | bytes | Mapping | set | frozenset)
+  if columns is not None or others or not isinstance(given, Iterable) or _axes(given) != 1:
+    kind = type(given).__name__ if columns is None else f'a table of {_names(columns)}'
+    raise InputError(f'{what}: expected a list of strings or one column, not {kind}')
   for convert in ('to_pylist', 'to_list', 'tolist'):  # pyarrow; pandas, polars; numpy
     if hasattr(given, convert):
       return list(getattr(given, convert)())
   return list(given)
+
+
+def _axes(given: Any) -> int:
+  return getattr(given, 'ndim', 1)
 
 
 def table(given: Any) -> dict[str, Any] | None:
@@ -49,13 +51,10 @@ def table(given: Any) -> dict[str, Any] | None:
     return None
   index: Any = getattr(given, 'index', None)
   levels = [name for name in getattr(index, 'names', ()) if name is not None]
-  try:
-    found = {str(name): index.get_level_values(name) for name in levels}
-    if (own := index_of(given)) is not None:
-      found[INDEX] = own
-    return found | {str(name): given[name] for name in names}
-  except (KeyError, TypeError) as error:  # repeated names, or a lazy table
-    raise InputError(f'a {type(given).__name__} whose columns cannot be read ({error})') from error
+  found = {str(name): index.get_level_values(name) for name in levels}
+  if (own := index_of(given)) is not None:
+    found[INDEX] = own
+  return found | {str(name): given[name] for name in names}
 
 
 def index_of(given: Any) -> list[Any] | None:
@@ -76,16 +75,9 @@ def identifier(value: Any, what: str) -> str:
 
 def check_text(value: Any, number: int, what: str = 'texts') -> str:
   """The text, which a tokenizer takes."""
-  if not isinstance(value, str):
+  if not isinstance(value, str) or _SURROGATE.search(value):
     more = "; leave it out, or give ''" if is_missing(value) else ''
-    raise InputError(f'{what}: number {number} is {value!r:.40}; expected a string{more}')
-  if not value.isascii():
-    try:
-      value.encode()
-    except UnicodeEncodeError as error:
-      raise InputError(
-        f'{what}: number {number} holds half of a surrogate pair ({error.object[error.start]!a})'
-      ) from error
+    raise InputError(f'{what}: number {number} is {value!a:.40}; expected a string{more}')
   return value
 
 

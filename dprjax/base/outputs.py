@@ -34,7 +34,6 @@ Inputs = Mapping[str, PathLike | Iterable[PathLike] | None]
 """The inputs of a command, by flag. Names without a local file, such as a hub id, are ignored."""
 
 LOCK = '.lock'
-_DEEPEST = 200  # folders
 _held: set[int] = set()  # descriptors of the locks of this process
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EROFS)
 
@@ -69,19 +68,15 @@ def claim(
   if out is None:
     yield
     return
-  if epath.Path(out).is_dir():
-    raise InputError(f'{flag}={out} is a folder; give the name of a file')
   if files.is_stream(out):
-    if pathlib.Path(out).is_socket():
-      raise InputError(f'{flag}={out} is a socket; give the name of a file')
     check_apart(out, inputs, flag)
     yield
     return
   final = files.resolved(out)
   for ending in endings:
     check_apart(f'{final}{ending}' if ending else out, inputs, flag)
-    if ending and ending not in folders and epath.Path(f'{final}{ending}').is_dir():
-      raise InputError(f'{flag}={out}: {out}{ending}, which is written too, is a folder')
+    if ending not in folders and epath.Path(f'{final}{ending}').is_dir():
+      raise InputError(f'{flag}={out}: {out}{ending} is a folder; choose another name')
   with (
     hold(final.parent / f'.{final.name}{LOCK}', f'{flag}={out}')
     if lock
@@ -136,12 +131,10 @@ def check_folder(
   """Raises InputError if ``out`` is a file, has other contents, or overlaps an input."""
   check_name(out, flag)
   path = epath.Path(out)
-  if path.exists() and not path.is_dir():
-    raise InputError(f'{flag}={out} is a file; name a folder')
   check_apart(out, inputs, flag)
   files.recover(files.resolved(out))
-  if path.is_dir() and not is_vacant(path) and not ours(path):
-    raise InputError(f'{flag}={out} contains something other than {what}; choose another folder')
+  if path.exists() and not (path.is_dir() and (is_vacant(path) or ours(path))):
+    raise InputError(f'{flag}={out} is or contains something other than {what}; choose another')
 
 
 def write_report(out: PathLike, report: Mapping[str, Any]) -> None:
@@ -162,17 +155,16 @@ def check_name(out: PathLike, flag: str) -> None:
   """Raises InputError for an impossible name, or one below a file."""
   name = str(out)
   files.check_scheme(out)
-  if not name.strip() or '\0' in name or epath.Path(out).name in ('', '.', '..'):
-    raise InputError(f'{flag}={name!r}: no file or folder can have this name')
-  if name.count('/') > _DEEPEST:
-    raise InputError(f'{flag}={name:.80}...: the name is too long')
-  if not files.is_remote(out):
-    try:
+  try:
+    possible = bool(name.strip()) and epath.Path(out).name not in ('', '.', '..')
+    if not files.is_remote(out):
       os.lstat(out)
-    except FileNotFoundError:
-      pass
-    except OSError as error:
-      raise InputError(f'{flag}={name:.80}: {error.strerror}; name another path') from error
+  except FileNotFoundError:
+    pass
+  except (OSError, ValueError):  # too long, below a file, or with a null byte
+    possible = False
+  if not possible:
+    raise InputError(f'{flag}={name!r:.80}: no file or folder can have this name')
 
 
 def check_apart(out: PathLike, inputs: Inputs, flag: str = '--out') -> None:

@@ -53,10 +53,7 @@ def read(folder: epath.Path, name: str) -> dict[str, Any] | None:
   path = folder / name
   if not path.exists():
     return None
-  try:
-    record = reading.read_json_object(files.regular_file(path, 'record'), 'record')
-  except InputError as error:
-    raise InputError(f'{error}; {_again(folder)}') from error
+  record = reading.read_json_object(files.regular_file(path, 'record'), 'record')
   own = record.pop(_OWN_SUM, None)
   if own != digest(record) or not isinstance(record.get('sha256'), dict):
     raise InputError(f'{path} was changed or damaged (SHA-256); {_again(folder)}')
@@ -86,11 +83,12 @@ def check(folder: epath.Path, name: str, record: Mapping[str, Any], contents: bo
       continue
     if inside not in missing:
       raise InputError(f'{folder} also holds {inside}, which is not from dprjax; move it away')
-    digest = missing.pop(inside)
-    if contents and (files.is_special(path) or files.sha256_file(path) != digest):
-      raise InputError(f'{path} was changed or damaged (SHA-256); {_again(folder)}')
+    if not contents or (not files.is_special(path) and files.sha256_file(path) == missing[inside]):
+      del missing[inside]
   if contents and missing:
-    raise InputError(f'{folder / min(missing)} is missing; {_again(folder)}')
+    raise InputError(
+      f'{folder / min(missing)} is missing, or was changed or damaged (SHA-256); {_again(folder)}'
+    )
 
 
 def sums(folder: epath.Path) -> dict[str, str]:
@@ -168,3 +166,13 @@ def changes(stamps: Mapping[str, Any], sources: Mapping[str, epath.Path]) -> lis
     for role in dict(stamps) | dict(sources)
     if role not in stamps or role not in sources or not same(sources[role], stamps[role])
   ]
+
+
+def was_made(folder: epath.Path, file: str, about: dict[str, Any]) -> bool:
+  """Whether a folder exists, with this description in a file; InputError if it has another."""
+  if not folder.exists():
+    return False
+  path = folder / file
+  if (reading.read_json_object(path, 'data set') if path.exists() else {}) != about:
+    raise InputError(f'{folder} does not contain {about}; remove it, or name another workdir')
+  return True

@@ -19,11 +19,10 @@ import msgspec
 from etils import epath
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, existing_file
+from dprjax.base.files import PathLike, existing
 
 _CHUNK = 1 << 20  # characters of a JSON array read at a time
 MAX_ENTRY = 1 << 26  # a longer line or entry means a broken file
-_MAX_JSON = 1 << 28  # characters of a whole JSON file
 
 T = TypeVar('T')
 
@@ -33,7 +32,7 @@ def open_bytes(
   path: PathLike, what: str = 'file'
 ) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
   """Opens a file, decompressed by its suffix; yields it and a function of the fraction read."""
-  found = existing_file(path, what)
+  found = existing(path, what)
   with found.open('rb') as raw, decoding(str(found)):
     size = 0
     if raw.seekable():  # no pipe
@@ -173,10 +172,8 @@ def _split_array(file: IO[str], buffer: str, name: str) -> Iterator[tuple[int, s
       if rest.strip():
         raise InputError(f'{name}: {rest.strip()!r:.40} after the end of the list')
       return
-    if number and buffer:
-      if not buffer.startswith(','):
-        raise InputError(f'{name}: no comma after entry {number}; expected a list of objects')
-      buffer = buffer[1:].lstrip()
+    if number:
+      buffer = buffer.removeprefix(',').lstrip()
     try:
       end = _SCANNER.raw_decode(buffer)[1]
     except (json.JSONDecodeError, RecursionError) as error:
@@ -200,12 +197,9 @@ def parse(text: str, where: str, of: type[T]) -> T:
   decoder: msgspec.json.Decoder[T] = _decoder(of)  # type: ignore[arg-type]
   try:
     return decoder.decode(text)
-  except msgspec.ValidationError as error:
-    raise InputError(f'{where}: {error}') from error
-  except (msgspec.DecodeError, RecursionError) as error:
-    # msgspec reports half of a surrogate pair as truncated text.
-    hint = ', or half of a surrogate pair' if 'truncated' in str(error) else ''
-    raise InputError(f'{where}: not JSON: {error}{hint}') from error
+  except (msgspec.MsgspecError, RecursionError) as error:
+    fault = '' if isinstance(error, msgspec.ValidationError) else 'not JSON: '
+    raise InputError(f'{where}: {fault}{error}') from error
 
 
 def convert(value: Any, where: str, of: type[T]) -> T:
@@ -224,10 +218,7 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
 def read(path: PathLike, what: str, of: type[T]) -> T:
   """A whole JSON file."""
   with open_text(path, what) as file:
-    text = file.read(_MAX_JSON)
-  if len(text) == _MAX_JSON:
-    raise InputError(f'{what} {path}: longer than {_MAX_JSON:,} characters; is this a JSON file?')
-  return parse(text, f'{what} {path}', of)
+    return parse(file.read(), f'{what} {path}', of)
 
 
 def read_json_object(path: PathLike, what: str = 'file') -> dict[str, Any]:

@@ -98,7 +98,7 @@ def locate(path: PathLike, name: str, what: str) -> epath.Path:
   files.check_scheme(path)
   found = epath.Path(path)
   if found.is_dir():
-    return _inside(found, name, what, str(path))
+    return _inside(found, name, what)
   reference = parse(path)
   if (
     reference is None
@@ -117,13 +117,11 @@ def locate(path: PathLike, name: str, what: str) -> epath.Path:
       reference.name,
       commit,
     )
-  return _inside(folder, name, what, str(reference))
+  return _inside(folder, name, what)
 
 
-def _inside(folder: epath.Path, name: str, what: str, given: str) -> epath.Path:
+def _inside(folder: epath.Path, name: str, what: str) -> epath.Path:
   file = folder / name
-  if not file.exists():
-    raise InputError(f'{what}: {given} holds no {name}')
   digests = provenance.read_mark(folder).get('files')
   if (
     isinstance(digests, dict)

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import grain
 import jaxtyping as jt
 import numpy as np
-from etils import epath
 
 from dprjax.base import hashes
 from dprjax.base.counts import counted
@@ -108,7 +107,7 @@ def make_batches(
     sample: passages drawn for each batch from those outside it: `corpus_vectors` ``[S, H]`` and
       `corpus_index` ``[S]``. Needs ``vectors``.
   """
-  own = np.arange(batch_size)[process_rows(batch_size, process_index, process_count, 'queries')]
+  own = np.arange(batch_size)[process_rows(batch_size, process_index, process_count)]
   if batch_size > cache.num_queries:
     raise InputError(
       f'config.batch_size: {counted(batch_size, "queries")} an update, but {cache.path} has '
@@ -125,7 +124,7 @@ def make_batches(
     max_relevant=max_relevant,
     vectors=vectors,
   )
-  own_sample = process_rows(sample, process_index, process_count, 'passages')
+  own_sample = process_rows(sample, process_index, process_count)
   distinct = cache.distinct_passages()
   most = len(distinct) - batch_size * (1 + negatives)
   if sample > max(most, 0):
@@ -198,15 +197,10 @@ class Feed:
         f'{counted(len(self._distinct), "different passages")}, with up to {cache.max_relevant:,} '
         'relevant to one query'
       )
-    for side, buckets, lengths in (
-      ('query', query_buckets, cache.query_lengths),
-      ('passage', passage_buckets, cache.passage_lengths),
-    ):
-      check_buckets(buckets, lengths, side, cache.path)
+    longest_bucket(cache.query_lengths.max(), query_buckets, 'query_buckets')
+    longest_bucket(cache.passage_lengths.max(), passage_buckets, 'passage_buckets')
     if negatives:
       _check_mix(cache, mix, negatives, seed)
-    elif mix not in (None, Mix()):
-      raise InputError('config.mix: config.negatives is 0, so there are no hard negatives to mix')
     self._cache, self._seed, self._mix, self._positive = cache, seed, mix, positive
     self._vectors = vectors
     self.negatives, self.size = negatives, cache.num_queries
@@ -331,17 +325,6 @@ def sample_others(
   return (drawn + np.searchsorted(free_before, drawn, side='right')).astype(np.int32)
 
 
-def check_buckets(
-  buckets: Sequence[int], lengths: jt.Int32[np.ndarray, ' rows'], side: str, path: epath.Path
-) -> None:
-  """Raises InputError if a text of a cache is longer than all padded lengths."""
-  if not buckets or max(buckets) < lengths.max():
-    raise InputError(
-      f'{side}_buckets {list(buckets)}: {path} has a {side} of {lengths.max()} tokens; add a '
-      'longer bucket'
-    )
-
-
 def open_batches(
   dataset: grain.MapDataset[Batch], threads: int = 2, prefetch: int = 4
 ) -> grain.DatasetIterator[Batch]:
@@ -353,12 +336,8 @@ def open_batches(
   return iter(dataset.repeat(None).to_iter_dataset(options))
 
 
-def process_rows(batch_size: int, process_index: int, process_count: int, unit: str) -> slice:
+def process_rows(batch_size: int, process_index: int, process_count: int) -> slice:
   """The rows of this process in a global batch."""
-  if batch_size % process_count:
-    raise InputError(
-      f'a batch of {batch_size} {unit} cannot be divided among {process_count} processes'
-    )
   count = batch_size // process_count
   return slice(process_index * count, (process_index + 1) * count)
 
@@ -393,7 +372,7 @@ def smallest_bucket(lengths: jt.Int[np.ndarray, '...'], buckets: Sequence[int]) 
 
 def longest_bucket(length: int, buckets: Sequence[int], option: str) -> int:
   """The padded length for texts of ``length`` tokens; InputError if no bucket holds them."""
-  if length > max(buckets):
+  if length > max(buckets, default=0):
     raise InputError(
       f'{option} {list(buckets)}: a text may have {length} tokens; add a longer bucket'
     )

@@ -10,7 +10,6 @@ from etils import epath
 
 from dprjax.base import hashes, reading
 from dprjax.base.counts import counted
-from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.data import sources
 from dprjax.data.splitting import document_of
@@ -214,8 +213,6 @@ def _lengths(texts: Sequence[Text], name: str) -> Finding:
 
 
 def _summary(words: np.ndarray, name: str) -> Finding:
-  if not len(words):
-    raise InputError(f'no {name}')
   half, most = np.percentile(words, [50, 95])
   return Finding(
     int(words.sum()),

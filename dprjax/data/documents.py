@@ -70,12 +70,9 @@ class PassageCache:
 
 
 def open_documents(directory: files.PathLike) -> PassageCache:
-  """Opens a cache written by `build_documents`.
-
-  Raises InputError if it does not exist, or was written by another version.
-  """
+  """Opens a cache written by `build_documents`."""
   path = epath.Path(directory)
-  description, lengths = fingerprint.open_built(path, 'documents', FORMAT_VERSION)
+  description, lengths = fingerprint.open_built(path, 'documents')
   return PassageCache(
     path=path,
     settings=description['settings'],
@@ -107,10 +104,6 @@ def build_documents(
     language: whose rules split sentences, see `split_sentences`.
     process_index, wait_s: the number of this process, and how many seconds it waits for process 0.
   """
-  if passage_length < SHORT:
-    raise InputError(
-      f'passages of {passage_length} tokens cannot hold sentences; expected {SHORT} or more'
-    )
   path = epath.Path(directory)
   settings = {
     'format_version': FORMAT_VERSION,

@@ -115,21 +115,10 @@ def _build(
   return built.report
 
 
-def open_built(
-  folder: epath.Path, name: str, format_version: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
-  """The JSON and the arrays of a built folder, whose files `build_once` has checked.
-
-  Raises InputError if it does not exist, is damaged, or is of another version.
-  """
+def open_built(folder: epath.Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+  """The JSON and the arrays of a built folder, whose files `build_once` has checked."""
   written = provenance.read(folder, f'{name}.json')
-  if written is None:
-    raise InputError(f'no token cache in {folder}: {name}.json is missing')
-  version = written['settings'].get('format_version')
-  if version != format_version:
-    raise InputError(
-      f'{folder}: a token cache of format {version}, expected {format_version}; build it again'
-    )
+  assert written is not None
   lengths = arrays.read_arrays(folder / 'lengths.npz', 'token cache', remedy=_REMEDY.format(folder))
   return written, lengths
 

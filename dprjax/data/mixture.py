@@ -89,7 +89,7 @@ def make_batches(
       a batch.
     buckets: padded lengths of first and second texts.
   """
-  own = np.arange(batch_size)[process_rows(batch_size, process_index, process_count, 'rows')]
+  own = np.arange(batch_size)[process_rows(batch_size, process_index, process_count)]
   if not per_task:
     share = batch_size // len(tasks) if arrangement == 'balanced' else batch_size
     per_task = max(min(task.size for task in tasks), share)
@@ -143,8 +143,8 @@ def arrange(
       f'config.batch_size: an update of {batch_size} rows is not a multiple of the {tasks} tasks, '
       "as config.arrangement='balanced' needs"
     )
-  share = batch_size // tasks if arrangement == 'balanced' else batch_size
-  if per_task < share and arrangement != 'random':
+  share = batch_size if arrangement in ('alternate', 'random_task') else -(-batch_size // tasks)
+  if per_task < share:
     raise InputError(
       f'config.per_task: {per_task} examples of a task in an epoch are fewer than the {share} of a '
       'batch'
@@ -178,11 +178,6 @@ def arrange(
     return (chosen // per_task).astype(np.int32), epoch * per_task + chosen % per_task
 
   if arrangement == 'random':
-    if tasks * per_task < batch_size:
-      raise InputError(
-        f'config.per_task: {per_task} examples of each of {tasks} tasks do not fill an update of '
-        f'{batch_size} rows'
-      )
     return tasks * per_task // batch_size, random
   if arrangement == 'balanced':
     return turns, balanced

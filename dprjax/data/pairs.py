@@ -74,12 +74,6 @@ def read_pairs(source: PairSource) -> list[Pair]:
   """The pairs of a source, in the order of the file."""
   path = locate(source)
   pairs = _read_file(path, provenance.identity(path))
-  if not pairs:
-    raise InputError(f'{path}: it has no pairs')
-  if len({pair.label for pair in pairs}) == 1:
-    raise InputError(
-      f'{path}: all {counted(len(pairs), "pairs")} have the label {pairs[0].label}; both are needed'
-    )
   fraction, seed = source.hold_out or (0.0, 0)
   names = [f'{pair.first}\t{pair.second}' for pair in pairs]
   chosen = list(range(len(pairs)))
@@ -90,13 +84,10 @@ def read_pairs(source: PairSource) -> list[Pair]:
     chosen.sort(key=lambda i: draws.draw(names[i], seed, 'max_queries'))
     of_label = [[i for i in chosen if pairs[i].label == label] for label in (0, 1)]
     chosen = sorted(i for some in of_label for i in some[: source.max_pairs // 2])
-  labels = {pairs[i].label for i in chosen}
-  if len(labels) < 2:
-    left = f'only the label {labels.pop()}' if labels else 'no pair'
-    purpose = 'measure' if source.held_out else 'train'
+  if len({pairs[i].label for i in chosen}) < 2:
     raise InputError(
-      f'{path}: hold_out={fraction} of {counted(len(pairs), "pairs")} leaves {left} to {purpose} '
-      'on; both labels are needed'
+      f'{path}: {counted(len(chosen), "pairs")} of {len(pairs):,} (hold_out={fraction}) have one '
+      'label; both are needed'
     )
   return [pairs[i] for i in chosen]
 
@@ -206,7 +197,7 @@ def build_pairs(
     process_count=process_count,
     wait_s=wait_s,
   )
-  description, arrays = fingerprint.open_built(path, 'pairs', FORMAT_VERSION)
+  description, arrays = fingerprint.open_built(path, 'pairs')
   return Pairs(path, description['pad_id'], rows=table.Table(path / 'pairs', 'pairs'), **arrays)
 
 
@@ -214,8 +205,8 @@ class PairFeed:
   """Pairs of a cache, as `mixture.Examples`."""
 
   def __init__(self, cache: Pairs, *, query_buckets: Any, passage_buckets: Any):
-    batches.check_buckets(query_buckets, cache.first_lengths, 'query', cache.path)
-    batches.check_buckets(passage_buckets, cache.second_lengths, 'passage', cache.path)
+    batches.longest_bucket(cache.first_lengths.max(), query_buckets, 'query_buckets')
+    batches.longest_bucket(cache.second_lengths.max(), passage_buckets, 'passage_buckets')
     self._cache = cache
     self.size = cache.num_pairs
     self.counts = {'first_index': cache.num_pairs, 'second_index': cache.num_pairs}

@@ -171,10 +171,6 @@ def load_dataset(source: Source) -> Dataset:
   format = _format_of(source)
   if format not in FORMATS:
     raise InputError(f'there is no data format {format!r}; formats are {", ".join(FORMATS)}')
-  if source.hold_out is not None and not 0 < source.hold_out[0] < 1:
-    raise InputError(f'hold_out: expected a fraction between 0 and 1, not {source.hold_out[0]}')
-  if source.held_out and source.hold_out is None and source.fold is None:
-    raise InputError('held_out needs hold_out or fold')
   paths, how = locate(source), _how(source, format)
   queries, qrels, negatives, report = _once(_read_queries, how, paths['queries'], paths['qrels'])
   report = copy.deepcopy(report)
@@ -312,19 +308,12 @@ def find_file(folder: epath.Path, role: str, *names: str) -> epath.Path:
   if found := inputs.variant(folder, *names):
     return found
   path = folder / names[0]
-  if folder.exists() and not folder.is_dir():
-    raise InputError(f'{role} file: {folder} is a file; name the folder with {names[0]}')
-  said = f'{role} file not found: {path} (or {", ".join(reading.COMPRESSED)})'
-  where = next((place for place in path.parents if place.is_dir()), None)
-  if where is None:
-    raise InputError(said)
-  if where != path.parent:
-    said += f'; there is no folder {path.parent}'
+  where = next(place for place in path.parents if place.is_dir())
   beside = sorted(child.name + '/' * child.is_dir() for child in where.iterdir())
-  if not beside:
-    raise InputError(f'{said}; {where} is empty')
-  more = ', ...' if len(beside) > 10 else ''
-  raise InputError(f'{said}; {where} has {", ".join(beside[:10])}{more}')
+  raise InputError(
+    f'{role} file not found: {path} (or {", ".join(reading.COMPRESSED)}); {where} has '
+    f'{", ".join(beside[:10]) or "no files"}{", ..." if len(beside) > 10 else ""}'
+  )
 
 
 class _How(NamedTuple):
@@ -503,8 +492,7 @@ def _choose(
       report.count('queries without a positive: skipped', query.id)
     else:
       chosen.append(query)
-  if not chosen:
-    raise InputError(f'{paths["qrels"]}: no query has text and a passage graded above 0')
+  usable = len(chosen)
   fraction, seed = source.hold_out or (0.0, 0)
   if source.hold_out is not None:
     chosen = [query for query in chosen if held_out(query.id, fraction, seed) == source.held_out]
@@ -519,8 +507,9 @@ def _choose(
     chosen = [query for query in chosen if (query.id in part) == source.held_out]
   if not chosen:
     raise InputError(
-      f'hold_out={source.hold_out}, max_queries={source.max_queries} and fold={source.fold} leave '
-      f'no query of {len(queries):,}'
+      f'{paths["qrels"]}: no query is left: {usable:,} of {len(queries):,} have text and a passage '
+      f'graded above 0; hold_out={source.hold_out}, max_queries={source.max_queries}, '
+      f'fold={source.fold}'
     )
   report.counts['queries'] = len(chosen)
   return chosen

@@ -16,7 +16,6 @@ from dprjax.data.token_cache import TokenCache
 from dprjax.formats import examples, runs, texts
 
 _ROWS = 1 << 16  # rows whose ids are in memory at a time
-_MOST = 1e6  # of a score; a logit is far below
 _log = logging.getLogger(__name__)
 
 _Pairs = tuple[
@@ -41,8 +40,6 @@ class Teacher:
       rows, columns = queries.rows(query_keys), passages.rows(passage_keys)
       there = (rows >= 0) & (columns >= 0)
       columns = cache.canonical[columns]
-      if (np.abs(scores[there]) > _MOST).any():
-        raise InputError(f'{path}: a score is above {_MOST:,.0f} or below -{_MOST:,.0f}')
       found.append(rows[there] << 32 | columns[there])
       values.append(scores[there].astype(np.float32))
     # The first score of a repeated pair counts.

@@ -247,11 +247,7 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
   except BaseException as error:
     why = ' '.join(str(error).split())
     raise InputError(f'cannot read the tokenizer in {folder}: {why}') from error
-  backend = getattr(wrapper, 'backend_tokenizer', None)
-  if backend is None:
-    raise InputError(
-      f'{folder}: {type(wrapper).__name__} has no fast version; save it with its tokenizer.json'
-    )
+  backend = wrapper.backend_tokenizer
   for name, expected, why in (
     ('truncation_side', 'right', 'long texts lose their end'),
     ('split_special_tokens', False, 'special tokens in a text are special'),
@@ -414,8 +410,6 @@ def length_buckets(
     buckets: padded length -> rows of a group.
   """
   ends = np.array(sorted(buckets))
-  if len(lengths) and (len(ends) == 0 or lengths.max() > ends[-1]):
-    raise InputError(f'a text of {lengths.max()} tokens is longer than the buckets {list(buckets)}')
   order = np.argsort(lengths, kind='stable')
   groups = []
   borders = np.searchsorted(lengths[order], ends, side='right')

@@ -141,9 +141,9 @@ class TokenCache:
 
 
 def open_cache(directory: files.PathLike) -> TokenCache:
-  """Opens a cache; raises InputError if it is missing or of another version."""
+  """Opens a cache that `build_cache` made."""
   path = epath.Path(directory)
-  description, lengths = fingerprint.open_built(path, 'token_cache', FORMAT_VERSION)
+  description, lengths = fingerprint.open_built(path, 'token_cache')
   if 'category_flat' in lengths:
     lengths['categories'] = Lists(lengths.pop('category_flat'), lengths.pop('category_counts'))
     lengths['category_names'] = tuple(description['categories'])
@@ -379,10 +379,6 @@ def _number_categories(
       dataset.report.count('passages without categories: kept, never a positive', id_)
     own = of_row[canonical[passages.rows[id_]]]
     own.update((numbers.setdefault(name, len(numbers)), None) for name in categories)
-  if not numbers:
-    raise InputError(
-      f'{dataset.files["corpus"]}: no passage has categories; unset config.data.categories'
-    )
   of_row = [of_row[first] for first in canonical]
   counts = np.array([len(own) for own in of_row], np.int32)
   flat = np.array([number for own in of_row for number in own], np.int32)

@@ -156,8 +156,8 @@ class Topics:
       )
     meta, vocabulary, distributions, shown, sizes = (arrays[name] for name in ARRAYS)
     read = _read_meta(meta, where)
-    if problem := _check_arrays(arrays):
-      raise InputError(f'{where}, array topics/{problem}; make the topics again')
+    if name := _damaged(arrays):
+      raise InputError(f'{where}: the array topics/{name} is damaged; make the topics again')
     names = [vocabulary[row[row >= 0]].tolist() for row in shown]
     return cls(read, names, sizes.astype(np.int64), vocabulary.tolist(), distributions)
 
@@ -217,37 +217,22 @@ def save_topics(path: files.PathLike, topics: Topics) -> None:
   npz.write_arrays(path, topics.arrays())
 
 
-def _check_arrays(arrays: Mapping[str, np.ndarray]) -> str | None:
-  """The fault in the arrays of a topic model, beginning with the array name."""
+def _damaged(arrays: Mapping[str, np.ndarray]) -> str | None:
+  """The name of a damaged array, if there is one."""
   _, vocabulary, distributions, shown, sizes = (arrays[name] for name in ARRAYS)
-  if vocabulary.ndim != 1 or vocabulary.dtype.kind != 'U' or not vocabulary.size:
-    return 'vocabulary: expected a list of words'
-  try:
-    words_ = vocabulary.tolist()
-    ''.join(words_).encode()
-  except ValueError as error:
-    return f'vocabulary: not text ({error})'
-  if any(one >= other for one, other in itertools.pairwise(words_)):
-    return 'vocabulary: words are not in ascending order'
-  if sizes.ndim != 1 or sizes.dtype.kind not in 'iu' or not sizes.size:
-    return f'sizes: expected whole numbers [Ks], found {sizes.dtype} {list(sizes.shape)}'
-  if sizes.min() < 0 or sizes.max() < 1 or sizes.max() > 2**53 or sizes.argmax():
-    return 'sizes: expected counts of documents, largest first'
-  expected, found = (1 + len(sizes), len(vocabulary)), distributions.shape
-  if distributions.dtype != np.float32 or found != expected:
-    return (
-      f'distributions: expected float32 {list(expected)}, found {distributions.dtype} {list(found)}'
-    )
+  words_, topics = vocabulary.size, sizes.size
+  for name, array, kinds, shape in (
+    ('vocabulary', vocabulary, 'U', (words_,)),
+    ('sizes', sizes, 'iu', (topics,)),
+    ('distributions', distributions, 'f', (1 + topics, words_)),
+    ('words', shown, 'i', (topics, shown.size // max(topics, 1))),
+  ):
+    if array.dtype.kind not in kinds or array.shape != shape or not array.size:
+      return name
   sums = distributions.sum(axis=1, dtype=np.float64)
   if not (distributions.min() >= 0 and abs(sums - 1).max() <= 1e-3):  # nor NaN
-    return 'distributions: rows are not probabilities that add up to 1'
-  if not (distributions.max(axis=0) > 0).all():
-    return 'distributions: a word has probability 0 everywhere'
-  if shown.ndim != 2 or shown.dtype.kind != 'i' or len(shown) != len(sizes) or not shown.size:
-    return f'words: expected whole numbers [{len(sizes)}, W], found {list(shown.shape)}'
-  if shown.min() < -1 or shown.max() >= len(vocabulary) or shown[:, 0].min() < 0:
-    return 'words: a topic has no words, or words outside the vocabulary'
-  return None
+    return 'distributions'
+  return 'words' if shown.min() < -1 or shown.max() >= words_ else None
 
 
 class _Meta(msgspec.Struct):
@@ -349,18 +334,13 @@ def fit(
   tokens = [words(text) for text in given.texts(texts)]
   spread = collections.Counter(word for row in tokens for word in set(row))
   vocabulary = sorted(word for word, count in spread.items() if count >= settings.min_documents)
-  if not vocabulary:
-    raise InputError(
-      f'{where}: no word occurs in {settings.min_documents} of {counted(len(texts), "documents")}; '
-      'give more documents'
-    )
   places = {word: number for number, word in enumerate(vocabulary)}
   rows = [[places[word] for word in row if word in places] for row in tokens]
   used = np.flatnonzero([bool(row) for row in rows])
   if len(used) < settings.topics:
     raise InputError(
-      f'{where}: {len(used):,} documents with words are too few for {settings.topics} topics; give '
-      'more documents'
+      f'{where}: {len(used):,} of {counted(len(texts), "documents")} have words that occur in '
+      f'{settings.min_documents}, too few for {settings.topics} topics; give more documents'
     )
   kept = [rows[i] for i in used]
   if settings.kind == 'hlda':
@@ -454,13 +434,7 @@ def _tomotopy() -> Any:
   with warnings.catch_warnings():
     # Its import warns, and takes a warning raised as an error for a missing library.
     warnings.simplefilter('ignore')
-    try:
-      import tomotopy
-    except ImportError as error:
-      raise InputError(
-        f'finding topics needs tomotopy, which cannot be imported ({error}); pip install '
-        "'dprjax[papers]'"
-      ) from error
+    import tomotopy
   return tomotopy
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import documents, table
-from dprjax.data.batches import Batch, process_rows, shuffle_rows, smallest_bucket
+from dprjax.data.batches import Batch, longest_bucket, process_rows, shuffle_rows, smallest_bucket
 from dprjax.data.documents import PassageCache
 from dprjax.data.table import Integers, Lists
 from dprjax.data.text import Tokenizer
@@ -79,17 +79,9 @@ def make_view_batches(
   """
   spans = views == 'siblings' and unit == 'span'
   room = max_length - tokenizer.num_specials
-  if room < 1 or (spans and min(span_length, room) < 1):
-    raise InputError(
-      f'max_length {max_length} and span_length {span_length} leave no room beside the special '
-      'tokens'
-    )
   longest = min(max_length, int(texts.num_tokens.max()) + tokenizer.num_specials)
-  if not buckets or max(buckets) < longest:
-    raise InputError(
-      f'buckets {list(buckets)}: a text has up to {longest} tokens; add a bucket that holds it'
-    )
-  own = process_rows(batch_size, process_index, process_count, 'passages')
+  longest_bucket(longest, buckets, 'buckets')
+  own = process_rows(batch_size, process_index, process_count)
   rows, lacking = np.arange(texts.num_passages, dtype=np.int32), ''
   if spans:
     shortest = 2 * min(MIN_SPAN, span_length)
@@ -97,10 +89,6 @@ def make_view_batches(
   elif views != 'one':
     rows, lacking = rows[texts.num_sentences >= 2], 'fewer than two sentences'
   skipped = texts.num_passages - len(rows)
-  if not len(rows):
-    raise InputError(
-      f'{texts.path}: all {skipped:,} passages have {lacking}; views={views!r} needs longer ones'
-    )
   if skipped:
     _log.info(
       '%s of %s have %s: skipped', f'{skipped:,}', counted(texts.num_passages, 'passages'), lacking

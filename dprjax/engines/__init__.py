@@ -63,34 +63,26 @@ ENGINES = {
   'parquet': 'parquet.Parquet',
 }
 _log = logging.getLogger('dprjax')
-_FOLDERS = {
-  'milvus': 'a folder whose name ends in .db',
-  'qdrant': 'a folder',
-  'parquet': 'a folder',
-}
+_FOLDERS = ('milvus', 'qdrant', 'parquet')
 _SERVERS = dict.fromkeys(ENGINES, 'https?') | {'pgvector': 'postgresql', 'parquet': 'gs|s3'}
 
 
 def address_of(text: str) -> Address:
   """Reads ``ENGINE:PLACE``."""
   engine, _, place = text.partition(':')
-  if engine not in ENGINES:
-    # The text may be an address with a password.
-    raise InputError(
-      f'--uri: expected ENGINE:FOLDER or ENGINE:ADDRESS with an engine of {", ".join(ENGINES)}, '
-      'such as milvus:index.db or qdrant:http://localhost:6333'
-    )
-  address, server = Address(engine, place), _SERVERS[engine]
-  if re.fullmatch(rf'({server})://[^@?#\s]*', place) and not place.endswith(('.db', 'http://')):
+  address, server = Address(engine, place), _SERVERS.get(engine, '')
+  served = server and re.fullmatch(rf'({server})://[^@?#\s]*', place)
+  if served and not place.endswith(('.db', 'http://')):
     return address
   local = engine in _FOLDERS and address.is_local and place and '@' not in place
   if local and (engine != 'milvus' or place.endswith('.db')):
     return address
-  shown = server.replace('s?', '').replace('|', ':// or ')
-  folder = f'{_FOLDERS[engine]}, or ' if engine in _FOLDERS else ''
+  # The text may be an address with a password.
+  folders = ' or '.join(f'{name}:FOLDER' for name in _FOLDERS)
   raise InputError(
-    f'--uri={engine}:... needs {folder}an address {shown}://... without user, query or fragment; a '
-    f'secret goes into {engine.upper()}_TOKEN'
+    f'--uri: expected {folders}, where that of milvus ends in .db, or ENGINE:ADDRESS without user, '
+    f'query or fragment, with an engine of {", ".join(ENGINES)}, such as '
+    'qdrant:http://localhost:6333; a secret goes into ENGINE_TOKEN'
   )
 
 

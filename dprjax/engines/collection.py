@@ -171,10 +171,6 @@ class Collection:
       payloads: title, text and other fields to store with each document.
     """
     check_finite(vectors, 'document', 0)
-    most = self.engine.most_id
-    long = next((id_ for id_ in ids if len(id_) * 4 > most and len(id_.encode()) > most), None)
-    if long is not None:
-      raise InputError(f'{self.where}: the id {long[:40]!r}... has more than {most} bytes')
     check_text(self.engine, zip(ids, payloads or (), strict=False), self.where)
     for part in slices(len(ids), self._batch(), progress):
       rows = Rows(

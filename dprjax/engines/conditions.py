@@ -34,15 +34,19 @@ def parse(text: str) -> Condition:
   """
   found = _PATTERN.fullmatch(text)
   if found is None or not is_field(found[1]) or not found[3]:
-    raise InputError(
-      f'{text!r:.80}: expected a condition such as lang=en, lang=en,de or year>=2020, on a field '
-      'of the texts'
-    )
+    raise _error(text)
   name, operator, rest = found.groups()
   values = tuple(_value(one) for one in (_split(rest) if operator == '=' else [rest]))
   if operator != '=' and not _is_number(values[0]):
-    raise InputError(f'{text!r:.80}: {operator} compares numbers; for words use =')
+    raise _error(text)
   return Condition(name, operator, values)
+
+
+def _error(text: str) -> InputError:
+  return InputError(
+    f'{text!r:.80}: expected a condition on a field of the texts such as lang=en, lang=en,de or, '
+    'for numbers, year>=2020'
+  )
 
 
 def _split(text: str) -> list[str]:

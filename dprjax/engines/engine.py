@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import re
@@ -127,7 +126,6 @@ class Engine(Protocol):
     address, version: of the engine.
     index_types: names for `create`.
     most: the most results of a query.
-    most_id: the most bytes of an id.
     stores_nul: whether a text may have a null character.
     request_rows, request_bytes: documents, and bytes of their vectors, in a request.
     answer_rows: results of all queries of a request.
@@ -137,7 +135,6 @@ class Engine(Protocol):
   version: str
   index_types: Sequence[str]
   most: int
-  most_id: int
   stores_nul: bool
   request_rows: int
   request_bytes: int
@@ -227,19 +224,12 @@ class EngineError(Exception):
     self.message = message
 
 
-def need(engine: str, *packages: str) -> None:
-  """Raises InputError for a package that is not installed."""
-  for package in packages:
-    if importlib.util.find_spec(package) is None:
-      raise InputError(f"{package} is not installed: pip install 'dprjax[{engine}]'")
-
-
 @contextlib.contextmanager
 def errors(where: str, engine: str, *secrets: str) -> Iterator[None]:
   """Turns errors of an engine and its client into InputError, without secrets."""
   try:
     yield
-  except (InputError, MemoryError):
+  except (InputError, MemoryError, ModuleNotFoundError):
     raise
   except Exception as error:  # clients raise anything
     message = getattr(error, 'message', None) or f'{type(error).__name__}: {error}'

@@ -25,6 +25,7 @@ _WORDS, _COUNTS = 'words', 'counts'
 _PAYLOAD = 'payload'
 _MOST_BYTES = 65_535  # of a field
 _SEGMENT_BYTES = 1 << 30  # default amount of data that a server indexes at once
+_LONGEST_ID = 1024  # bytes
 _log = logging.getLogger('dprjax')
 
 
@@ -39,18 +40,20 @@ class _Kind(NamedTuple):
 class Milvus:
   """A connection to milvus-lite or a server."""
 
-  most, most_id = 16_384, 1024
+  most = 16_384
   stores_nul = True
   # Requests and answers are limited to 64 MB.
   request_rows, request_bytes, answer_rows = 1_000, 1 << 24, 100_000
 
   def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
-    engine.need('milvus', 'pymilvus', *(['milvus_lite'] if address.is_local else []))
+    import pymilvus  # an extra
+
+    if address.is_local:
+      import milvus_lite  # noqa: F401
     self.address, uri = address, address.place
     self._folder = epath.Path(uri) if address.is_local else None
     if self._folder is not None:
       engine.check_folder(address, self.is_index, new)
-    import pymilvus  # an extra
 
     # They log tracebacks of errors that are also raised.
     for name in ('pymilvus', 'milvus_lite', 'grpc'):
@@ -127,7 +130,7 @@ class Milvus:
     lists = max(1, min(65_536, round(4 * math.sqrt(most))))
     client, text = self.client, record.as_json()
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=text)
-    schema.add_field(_ID, pymilvus.DataType.VARCHAR, is_primary=True, max_length=self.most_id)
+    schema.add_field(_ID, pymilvus.DataType.VARCHAR, is_primary=True, max_length=_LONGEST_ID)
     schema.add_field(_VECTOR, pymilvus.DataType.FLOAT_VECTOR, dim=dimension)
     # Upserts do not remove dynamic fields.
     schema.add_field(_PAYLOAD, pymilvus.DataType.JSON)

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from dprjax.base.errors import InputError
-from dprjax.engines import engine
 from dprjax.engines.conditions import Condition
 from dprjax.engines.engine import Address, EngineError, Hits, Opened, Record, Rows, Stored
 
@@ -27,7 +26,7 @@ _json = msgspec.json.Encoder()
 class _Server:
   """The common part of OpenSearch and Elasticsearch; OpenSearch where they differ."""
 
-  most, most_id = 10_000, 512
+  most = 10_000
   stores_nul = True
   request_rows, request_bytes, answer_rows = 500, 1 << 22, 100_000
   index_types: Sequence[str] = ('HNSW', 'HNSW_FP16')
@@ -35,7 +34,6 @@ class _Server:
 
   def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
     del new
-    engine.need('opensearch', 'opensearchpy')
     import opensearchpy  # an extra
 
     for name in ('opensearch', 'urllib3'):

@@ -30,7 +30,7 @@ _GROUP_ROWS = 10_000  # of a row group
 class Parquet:
   """A folder of collections."""
 
-  most, most_id = 10**6, 1 << 20
+  most = 10**6
   stores_nul = True
   request_rows, request_bytes, answer_rows = 1 << 20, 1 << 27, 1 << 24
   index_types: Sequence[str] = ('FLAT',)
@@ -269,13 +269,8 @@ class Parquet:
     for path in [*(path for path, _ in self._of(folder, _PART)), *staged]:
       with path.open('rb') as file:
         own = parquet.read_schema(file)
-      try:
-        both = [own] if schema is None else [schema, own]
-        schema = pa.unify_schemas(both, promote_options='permissive')
-      except pa.ArrowTypeError as error:
-        raise InputError(
-          f'{folder}: a field of the texts has values of two types: {error}'
-        ) from None
+      both = [own] if schema is None else [schema, own]
+      schema = pa.unify_schemas(both, promote_options='permissive')
     return schema
 
   @staticmethod
@@ -294,10 +289,7 @@ def _joined(table: Any, payloads: Sequence[Mapping[str, Any]]) -> Any:
   import pyarrow as pa
 
   for name in dict.fromkeys(key for payload in payloads for key in payload):
-    try:
-      column = pa.array([payload.get(name) for payload in payloads])
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-      raise InputError(f'field {name} of the texts has values of two types: {error}') from None
+    column = pa.array([payload.get(name) for payload in payloads])
     if not pa.types.is_null(column.type):
       table = table.append_column(name, column)
   return table

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from dprjax.base.errors import InputError
-from dprjax.engines import engine
 from dprjax.engines.conditions import Condition
 from dprjax.engines.engine import Address, Hits, Opened, Record, Rows, Stored
 
@@ -25,13 +24,12 @@ _ROWS_A_LIST = 1_000
 class Pgvector:
   """A connection to a database."""
 
-  most, most_id = 100_000, 2_000  # an index of ids takes rows of 2,704 bytes
+  most = 100_000
   stores_nul = False
   request_rows, request_bytes, answer_rows = 10_000, 1 << 26, 100_000
   index_types: Sequence[str] = ('HNSW', 'HNSW_HALF', 'IVF_FLAT', 'FLAT')
 
   def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
-    engine.need('pgvector', 'psycopg', 'pgvector')
     import psycopg  # an extra
     from psycopg import sql
 

@@ -29,17 +29,17 @@ _NAMES = uuid.UUID('6c1d1d0e-1b1f-5b1c-9d5e-0d5a1f7c2f11')
 class Qdrant:
   """A connection to a server or a local folder."""
 
-  most, most_id = 100_000, 1 << 16
+  most = 100_000
   stores_nul = True
   # A server takes requests of 32 MB.
   request_rows, request_bytes, answer_rows = 1_000, 1 << 22, 100_000
 
   def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
-    engine.need('qdrant', 'qdrant_client')
+    import qdrant_client  # an extra
+
     self.address = address
     if address.is_local:
       engine.check_folder(address, self.is_index, new)
-    import qdrant_client  # an extra
 
     logging.getLogger('httpx').setLevel(logging.WARNING)  # it logs every request
     warnings.filterwarnings('ignore', 'Local mode is not|Api key is used')

@@ -7,7 +7,6 @@ from typing import Any
 from etils import epath
 
 from dprjax.base import files
-from dprjax.base.errors import InputError
 from dprjax.formats.fields import UniqueIds
 from dprjax.formats.qrels import Qrels, write_qrels
 
@@ -42,8 +41,5 @@ def write_lines(path: epath.Path, records: Iterable[Mapping[str, Any]]) -> int:
   with files.no_room(path), path.open('wb') as file:
     for count, record in enumerate(records, 1):
       ids.add(record['_id'], count)
-      try:
-        file.write(json.dumps(record, ensure_ascii=False).encode() + b'\n')
-      except UnicodeEncodeError as error:
-        raise InputError(f'{record["_id"]!r:.80} contains half of a surrogate pair') from error
+      file.write(json.dumps(record, ensure_ascii=False).encode() + b'\n')
   return count

@@ -68,13 +68,13 @@ def find_files(paths: Sequence[files.PathLike], report: ReadReport) -> list[epat
   found: list[epath.Path] = []
   for path in paths:
     given = files.existing(path, 'text')
-    inside = list(_walk(given, report)) if given.is_dir() else [given]
-    if not inside:
-      raise InputError(f'{given}: no text in this folder; expected {_EXPECTED}')
-    if not given.is_dir():
+    if given.is_dir():
+      inside = list(_walk(given, report))
+    else:
       files.regular_file(given, 'text')  # read twice: once for its checksum
-    if not given.is_dir() and _kind(given) is None:
-      raise InputError(f'{given}: not a format of text; expected {_EXPECTED}')
+      inside = [given] if _kind(given) else []
+    if not inside:
+      raise InputError(f'{given}: no text; expected {_EXPECTED}')
     found += inside
   return found
 
@@ -155,8 +155,6 @@ def _read_zip(path: epath.Path) -> Iterator[Document]:
         (member for member in archive.infolist() if _is_text(member.filename)),
         key=lambda member: member.filename,
       )
-      if not members:
-        raise InputError(f'{path}: it contains no .txt file')
       packed, size = file.seek(0, io.SEEK_END), sum(member.file_size for member in members)
       if size > max(_MOST_PACKED * packed, _PART):
         raise InputError(

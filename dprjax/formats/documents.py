@@ -29,13 +29,12 @@ import regex
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.formats import inputs, records
+from dprjax.formats import records
 from dprjax.formats.sentences import paragraphs, split_sentences
 
 WORDS = 150
 """Most words of a passage: with a title, most passages fit into the 256 tokens of MiniLM."""
 
-_MOST = 1 << 28  # bytes of a document that is read whole (all but .txt)
 _WITHOUT_SPACES = regex.compile(
   r'[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]'
 )
@@ -77,8 +76,6 @@ def read_paragraphs(path: files.PathLike) -> Iterator[Paragraph]:
       yield from _html(path)
     case 'pdf':
       yield from _pdf(path)
-    case other:
-      raise InputError(f'{path}: .{other}; expected {", ".join(inputs.DOCUMENTS)}')
 
 
 def cut(paragraphs: Iterable[Paragraph], most: int = WORDS) -> Iterator[tuple[str, str]]:
@@ -124,17 +121,12 @@ def _parts(paragraph: str, most: int) -> Iterator[str]:
 
 def _content(path: files.PathLike) -> bytes:
   with reading.open_bytes(path, 'document') as (file, _):
-    content = file.read(_MOST + 1)
-  if len(content) > _MOST:
-    raise InputError(f'{path}: longer than {_MOST:,} bytes; split it')
-  return content
+    return file.read()
 
 
 def _markdown(text: str, heading: str = '') -> Iterator[Paragraph]:
-  try:
-    import markdown_it
-  except ImportError as error:
-    raise _missing('.md', error) from error
+  import markdown_it
+
   if (front := re.match(r'---\n.*?\n(---|\.\.\.)\n', text, re.DOTALL)) is not None:
     text = text[front.end() :]
   tokens = markdown_it.MarkdownIt('commonmark').enable('table').parse(text)
@@ -169,11 +161,9 @@ def _inline(tokens: Sequence[Any]) -> str:
 
 
 def _html(path: files.PathLike) -> Iterator[Paragraph]:
-  try:
-    import trafilatura
-    from trafilatura.settings import use_config
-  except ImportError as error:
-    raise _missing('.html', error) from error
+  import trafilatura
+  from trafilatura.settings import use_config
+
   content, settings = _content(path), use_config()
   for name in ('MIN_EXTRACTED_SIZE', 'MIN_OUTPUT_SIZE'):  # else short pages lose their structure
     settings.set('DEFAULT', name, '1')
@@ -188,14 +178,10 @@ def _html(path: files.PathLike) -> Iterator[Paragraph]:
 
 
 def _pdf(path: files.PathLike) -> Iterator[Paragraph]:
-  try:
-    import pypdf
-  except ImportError as error:
-    raise _missing('.pdf', error) from error
+  import pypdf
+
   try:
     reader = pypdf.PdfReader(io.BytesIO(_content(path)))
-    if reader.is_encrypted and not reader.decrypt(''):
-      raise InputError(f'{path}: a password is needed; save a copy without one')
     for page in reader.pages:
       text = _HYPHEN.sub('', page.extract_text())
       yield from (
@@ -203,17 +189,9 @@ def _pdf(path: files.PathLike) -> Iterator[Paragraph]:
         for block in re.split(r'\n\s*\n', text)
         if block.strip()
       )
-  except InputError:
-    raise
   except Exception as error:  # pypdf: "broken PDF files might cause other Exceptions"
     why = ' '.join(str(error).split())
     raise InputError(
       f'{path}: pypdf cannot read it ({type(error).__name__}: {why:.200}); save it again, or move '
       'it away'
     ) from error
-
-
-def _missing(ending: str, error: ImportError) -> InputError:
-  return InputError(
-    f"{ending} files need the extra documents ({error}): pip install 'dprjax[documents]'"
-  )

@@ -234,12 +234,8 @@ def _read_table(
   for row in records.read(path, 'data file'):
     if not roles:
       names = list(row.values)
-      roles = records.find_roles(names, USUAL, columns, str(path), ('query', positive))
-      if absent := [role for role in ('query', positive) if role not in roles]:
-        raise InputError(
-          f'{path}: no column of {" and ".join(absent)}; there are {", ".join(names):.300}; name '
-          f'them with config.data.columns=query=NAME,{positive}=NAME'
-        )
+      needed = ('query', positive)
+      roles = records.find_roles(names, USUAL, columns, str(path), needed, needed)
       negatives = [name for name in names if _NUMBERED.fullmatch(name.strip().lower())]
       negatives += [roles['negative']] if 'negative' in roles else []
     values, where = row.values, row.where
@@ -302,11 +298,7 @@ def read_labels(
   for row in records.read(path, 'data file'):
     if not roles:
       names, usual = list(row.values), USUAL_LABELS
-      roles = records.find_roles(names, usual, columns or {}, str(path), ('text',))
-      if absent := [role for role in USUAL_LABELS if role not in roles]:
-        raise InputError(
-          f'{path}: no column of {" and ".join(absent)}; there are {", ".join(row.values):.300}'
-        )
+      roles = records.find_roles(names, usual, columns or {}, str(path), ('text',), [*usual])
     text = records.text_of(row.values[roles['text']], row.where, roles['text']).strip()
     label = row.values[roles['label']]
     if label is None or str(label) == '':

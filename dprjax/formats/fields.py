@@ -54,8 +54,6 @@ def read_ids(path: PathLike, what: str = 'ids') -> list[str]:
   ids = UniqueIds(path, 'the')
   for number, line in read_lines(path, what):
     ids.add(check_id(line, f'{path}, line {number}'), number)
-  if not ids.lines:
-    raise InputError(f'{what}: {path} contains no ids')
   return list(ids.lines)
 
 

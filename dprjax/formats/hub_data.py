@@ -12,7 +12,7 @@ from typing import Any
 
 from etils import epath
 
-from dprjax.base import files, reading
+from dprjax.base import files, provenance
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 
@@ -51,13 +51,7 @@ def folder_of(given: str, folder: files.PathLike, splits: Sequence[str]) -> epat
   """
   out = epath.Path(folder)
   about = {'name': given, 'splits': list(dict.fromkeys(splits))}
-  if out.exists():
-    found = reading.read_json_object(out / _MARK, 'data set') if (out / _MARK).exists() else {}
-    if found != about:
-      raise InputError(
-        f'{out} does not contain {given} with the splits {", ".join(splits)}; remove it, or name '
-        'another workdir'
-      )
+  if provenance.was_made(out, _MARK, about):
     return out
   name, config, own = _parts(given)
   with files.atomic_path(out) as aside:
@@ -95,12 +89,8 @@ def _parts(given: str) -> tuple[str, str, str]:
 
 
 def _load(given: str) -> Any:
-  try:
-    import datasets
-  except ImportError as error:
-    raise InputError(
-      f"{given} needs the library datasets ({error}): pip install 'dprjax[hub-data]'"
-    ) from error
+  import datasets
+
   name, config, split = _parts(given)
   try:
     if any(

@@ -59,7 +59,7 @@ def find(given: files.PathLike, side: str) -> list[Input]:
     if not found:
       raise InputError(f'{what} not found: no file matches {given}')
     for one in found:
-      files.existing_file(one, what)
+      files.existing(one, what)
     return [Input(one, one.name, _is_document(one, side)) for one in found]
   path = files.existing(given, what)
   if not path.is_dir():

@@ -64,8 +64,6 @@ def read_papers(path: files.PathLike) -> Iterator[Paper]:
     ids.add(id_, number)
     passage = text.strip() if arxiv else f'{title} {text}'.strip()
     yield Paper(id_, title, passage, labels(record.categories, where))
-  if arxiv is None:
-    raise InputError(f'{path}: it has no records')
 
 
 def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own: bool) -> Qrels:

@@ -53,8 +53,6 @@ def read_qrels(path: files.PathLike) -> Qrels:
         f'{where}: document {doc_id} is judged {relevance} for query {query_id}, and '
         f'{judged[doc_id]} before'
       )
-  if not qrels:
-    raise InputError(f'{path}: only a header, no judgements')
   return qrels
 
 

@@ -122,6 +122,7 @@ def find_roles(
   given: Mapping[str, str],
   where: str,
   clear: Container[str] = (),
+  needed: Sequence[str] = (),
 ) -> dict[str, str]:
   """The column of every role that has one.
 
@@ -130,6 +131,7 @@ def find_roles(
     given: by role, the name chosen by the user.
     where: in messages.
     clear: roles for which only one usual name may exist.
+    needed: roles that must have a column.
   """
   for role, name in given.items():
     if role not in usual:
@@ -152,6 +154,11 @@ def find_roles(
       for one in here[:1]:
         found[role] = one
         taken.add(one)
+  if absent := [role for role in needed if role not in found]:
+    raise InputError(
+      f'{where}: no column of {" and ".join(absent)}; there are {", ".join(names):.300}; name them '
+      f'with --column or config.data.columns, as {absent[0]}=NAME'
+    )
   return found
 
 

@@ -71,10 +71,6 @@ def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -
         yield block
       lines, rows = lines + text.count(b'\n'), rows + len(block.scores)
       offset += len(text)
-      if len(rest) > _LONGEST_LINE:
-        raise InputError(
-          f'{path}, line {lines + 1}: longer than {_LONGEST_LINE:,} bytes; not a TREC run'
-        )
   if not rows:
     raise InputError(f'{path}: the run has no lines')
 
@@ -155,13 +151,13 @@ def _numbers(
 
 
 def read_tag(path: PathLike) -> str:
-  """The tag in the first line of the run. Raises InputError as `read_blocks` does."""
+  """The tag in the first line of the run; empty without lines."""
   with open_bytes(path, 'run') as (file, _):
     while line := file.readline(_LONGEST_LINE):
       if columns := line.split():
         tag = columns[-1].decode('utf-8', 'replace')
         return check_id(tag, f'{path}: the tag in the first line of the run')
-  raise InputError(f'{path}: the run has no lines')
+  return ''
 
 
 def keys(ids: pa.StringArray) -> UInt64[np.ndarray, ' rows']:

@@ -12,7 +12,6 @@ from etils import epath
 from jaxtyping import UInt64
 
 from dprjax.base import arrays
-from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 
 ROLES = {'train': 'was trained on', 'dev': 'was chosen by'}
@@ -61,14 +60,4 @@ def read(path: epath.Path) -> dict[str, UInt64[np.ndarray, ' n']]:
   """Reads a file of `write`; empty if it is missing."""
   if not path.exists():
     return {}
-  return check(arrays.read_arrays(path, 'hashes of queries'), str(path))
-
-
-def check(found: Mapping[str, np.ndarray], where: str) -> dict[str, UInt64[np.ndarray, ' n']]:
-  """Returns the arrays."""
-  for role, values in found.items():
-    if role not in ROLES:
-      raise InputError(f'{where}: unexpected array {role!r:.40}; expected {" and ".join(ROLES)}')
-    if values.dtype != np.uint64 or values.ndim != 1 or (values[1:] <= values[:-1]).any():
-      raise InputError(f'{where}, array {role}: expected ascending hashes (uint64)')
-  return dict(found)
+  return arrays.read_arrays(path, 'hashes of queries')

@@ -372,12 +372,8 @@ class Texts:
     for count, row in enumerate(rows, before):
       if not roles:
         names, usual = list(row.values), USUAL[self.side]
-        roles = records.find_roles(names, usual, self._columns, str(one.path), ('text',))
-        if 'text' not in roles:
-          raise InputError(
-            f'{one.path}: no column has the text of a {self.side}; there are '
-            f'{", ".join(names):.300}; name it with --column=text=NAME'
-          )
+        clear = needed = ('text',)
+        roles = records.find_roles(names, usual, self._columns, str(one.path), clear, needed)
       values = {role: row.values.get(name) for role, name in roles.items()}
       id_ = str(count)
       if 'id' in roles:

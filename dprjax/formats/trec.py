@@ -11,7 +11,6 @@ import pyarrow as pa
 from jaxtyping import Bool, Float, Int
 
 from dprjax.base import database, ranking
-from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write
 from dprjax.formats import runs
@@ -258,10 +257,7 @@ def _places(ids: pa.StringArray, places: dict[str, int]) -> Int[np.ndarray, ' ro
 
 
 def write_run(path: PathLike, run: Run, tag: str) -> None:
-  """Writes a TREC run, ranks from 1; nothing of an empty run, or of one with bad ids."""
-  if not len(run.docs):
-    queries = counted(len(run), 'queries')
-    raise InputError(f'nothing was retrieved for {queries}: {path} is not written')
+  """Writes a TREC run, ranks from 1; nothing of a run with bad ids."""
   for id_ in (*run.query_ids, *run.doc_ids, tag):
     if id_.split() != [id_]:
       raise InputError(f'the id {id_!r} is empty or has white space, so a TREC run cannot hold it')

@@ -1,7 +1,7 @@
 """Corpora and queries given as Python values."""
 
 import types
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dprjax.base import given
@@ -80,22 +80,22 @@ def _pairs(corpus: Corpus, side: str, columns: Mapping[str, str] = _NONE) -> lis
 
 
 def _roles(
-  row: Mapping[Any, Any], side: str, columns: Mapping[str, str], clear: Container[str] = ()
+  row: Mapping[Any, Any],
+  side: str,
+  columns: Mapping[str, str],
+  needed: Sequence[str] = (),
+  where: str = '',
 ) -> dict[str, str]:
   """The column of each role among those that are present."""
   texts = USUAL[side]['text']
   names = [str(name) for name, value in row.items() if value is not None or name in texts]
-  return records.find_roles(names, USUAL[side], columns, _WHAT[side], clear)
+  return records.find_roles(names, USUAL[side], columns, where or _WHAT[side], needed, needed)
 
 
 def _from_columns(
   table: Mapping[str, Any], side: str, columns: Mapping[str, str]
 ) -> list[tuple[Any, str]]:
-  roles = _roles(table, side, columns, ('text',))
-  if 'text' not in roles:
-    raise InputError(
-      f'{_WHAT[side]}: no column text in a table of {", ".join(table)}; rename the column of texts'
-    )
+  roles = _roles(table, side, columns, ('text',), _WHAT[side])
   found = {role: given.values(table[name], name) for role, name in roles.items()}
   name, none = roles['text'], [None] * len(found['text'])
   rows = zip(found.get('id', none), found.get('title', none), found['text'], strict=True)
@@ -108,12 +108,7 @@ def _read(value: Any, number: int, side: str, columns: Mapping[str, str]) -> tup
   """The id (or None) and text of a value, the ``number``-th."""
   if not isinstance(value, Mapping):
     return None, given.check_text(value, number)
-  roles = _roles(value, side, columns, ('text',))
-  if 'text' not in roles:
-    raise InputError(
-      f'{_WHAT[side]}: {side} {number} has {", ".join(map(str, value)) or "nothing"}; expected '
-      f'text, and perhaps {"title and " * (side == "passage")}_id'
-    )
+  roles = _roles(value, side, columns, ('text',), f'{_WHAT[side]}: {side} {number}')
   joined = _joined(value.get(roles.get('title')), value[roles['text']], number)
   return value.get(roles.get('id')), joined
 

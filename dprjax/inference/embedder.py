@@ -40,9 +40,7 @@ def local_mesh(parts: int = 1) -> Mesh:
   """All local devices, which split each batch; weights are split into ``parts``."""
   devices = jax.local_devices()
   if len(devices) % parts:
-    raise InputError(
-      f'--weight_parts={parts} does not divide {counted(len(devices), "local devices")}'
-    )
+    raise _parts_error(parts, devices)
   return meshes.make_mesh({'data': -1, 'fsdp': parts}, devices)
 
 
@@ -50,10 +48,12 @@ def server_mesh(parts: int = 1) -> Mesh:
   """The first ``parts`` local devices; each computes all batches with its part of every layer."""
   devices = jax.local_devices()
   if not 0 < parts <= len(devices):
-    raise InputError(
-      f'--weight_parts={parts}: there are only {counted(len(devices), "local devices")}'
-    )
+    raise _parts_error(parts, devices)
   return meshes.make_mesh({'model': parts}, devices[:parts])
+
+
+def _parts_error(parts: int, devices: Sequence[jax.Device]) -> InputError:
+  return InputError(f'--weight_parts={parts} does not fit {counted(len(devices), "local devices")}')
 
 
 def weight_dtype(arithmetic: Arithmetic, stored: Any, platform: str) -> Any:

@@ -5,7 +5,7 @@ answers yes or no to a prompt (Reranker-Prompt of NIR-Prompt). ``load`` loads ei
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -43,7 +43,7 @@ from dprjax.models import (
   sentence,
   task_templates,
 )
-from dprjax.models.adapters.template_tokens import SCORES, check_head, check_template
+from dprjax.models.adapters.template_tokens import check_head, check_template
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.template import Packed, Template, fill, unpack
 from dprjax.runtime import mesh as meshes
@@ -363,8 +363,6 @@ class PromptReranker(Reranker):
       InputError: a file cannot be read, or the prompt was made for another backbone, head or
         tokenizer.
     """
-    if score not in (None, *SCORES):
-      raise InputError(f'score: expected one of {", ".join(SCORES)}, not {score!r}')
     artifact.load_prompt(prompt)  # first, because loading a backbone takes long
     backbone, tokenizer = _load(path, cls.head)
     loaded = artifact.load_prompt_for(prompt, tokenizer.sha256, backbone)
@@ -409,17 +407,9 @@ def _load(path: PathLike, head: str) -> tuple[hub.Backbone, text.Tokenizer]:
 
 def _check_pairs(pairs: Any) -> list[tuple[str, str]]:
   """The pairs as a list. Raises InputError for a value that is not a pair of texts."""
-  if (
-    not isinstance(pairs, Iterable)
-    or isinstance(pairs, str | bytes | Mapping)
-    or given.table(pairs) is not None
-  ):
-    raise InputError(
-      f'pairs: expected (query, passage) pairs, such as zip(queries, passages), not '
-      f'{type(pairs).__name__}'
-    )
   checked = []
-  for number, pair in enumerate(pairs):
+  array = getattr(pairs, 'ndim', 1) == 2
+  for number, pair in enumerate(pairs if array else given.values(pairs, 'pairs')):
     texts = given.values(pair, f'pairs: number {number}')
     if len(texts) != 2:
       raise InputError(f'pairs: number {number} has {len(texts)} texts; expected query and passage')

@@ -170,14 +170,12 @@ class Retriever:
       task: an alias of ``prompt``.
 
     Raises:
-      InputError: the corpus is empty or cannot be read. An earlier index stays.
+      InputError: the corpus cannot be read. An earlier index stays.
     """
     if isinstance(corpus, str | os.PathLike):
       passages = list(read_texts(corpus, 'passage'))
     else:
       passages = corpora.passages(corpus)
-    if not passages:
-      raise InputError('the corpus is empty: there is nothing to index')
     texts = [passage.text for passage in passages]
     vectors, cut = self._encode(texts, 'passage', either(prompt, task))
     name = task if prompt is None else prompt

@@ -123,11 +123,7 @@ class Encoder:
         continue
       from dprjax.data import topic_models
 
-      self.topics[name] = found = topic_models.Topics.from_arrays(prompt.arrays, prompt.path)
-      if len(found) != len(prompt.adapters('query')):
-        raise InputError(
-          f'{prompt.path}: {len(prompt.adapters("query"))} adapters for {len(found)} topics'
-        )
+      self.topics[name] = topic_models.Topics.from_arrays(prompt.arrays, prompt.path)
     placed: dict[int, Any] = {}
     self._groups: dict[str, list[_Group]] = {}
     for side in SIDES:
@@ -296,8 +292,6 @@ class Encoder:
       task: an alias of ``prompt``, for prompts named after tasks.
       topic: of all texts or of each, if all prompts are of kind topic; default: chosen by words.
     """
-    if side not in SIDES:
-      raise InputError(f"side: expected 'query' or 'passage', not {side!r}")
     texts = given.texts(texts)
     names = self._names(either(prompt, task), len(texts))
     rows = self.tokenize(texts, side, names)
@@ -370,11 +364,9 @@ class Encoder:
     if prompt is None and len(self.bank) == 1:
       return [*self.bank] * count
     names = [prompt] * count if prompt is None or isinstance(prompt, str) else list(prompt)
-    if len(names) != count:
-      raise InputError(f'prompt: {len(names)} names for {count} texts')
-    if unknown := set(names) - set(self.bank):
+    if len(names) != count or not set(names) <= set(self.bank):
       known = ', '.join(map(repr, self.bank))
-      raise InputError(f'prompt: expected one of {known}, not {unknown.pop()!r}')
+      raise InputError(f'prompt: expected {count} of {known}, not {names!r:.200}')
     return [name for name in names if name is not None]
 
   def _group(self, side: str, names: list[str], backbone: Any) -> _Group:

@@ -159,7 +159,7 @@ def load_prompt(path: PathLike) -> Prompt:
   hashes = {
     name.removeprefix(_QUERIES): arrays.pop(name) for name in [*arrays] if name.startswith(_QUERIES)
   }
-  prompt = Prompt(meta, arrays, str(path), seen.check(hashes, f'{path}, {_QUERIES}'))
+  prompt = Prompt(meta, arrays, str(path), hashes)
   check_content(prompt)
   return prompt
 

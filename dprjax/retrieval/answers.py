@@ -152,8 +152,6 @@ def read_answers(path: PathLike) -> dict[str, list[str]]:
     id_ = check_id(next(given, number), where)
     unique.add(id_, number)
     answers[id_] = question.answers
-  if not answers:
-    raise InputError(f'{path}: it has no questions')
   return answers
 
 
@@ -179,13 +177,10 @@ def _read_table(path: PathLike) -> Iterator[tuple[int, str, _Question]]:
 def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:
   """Texts, without titles, of these passages of a corpus."""
   passages: dict[str, str] = {}
-  number = 0
   unique = UniqueIds(path, 'passage')
   for number, entry, quoted in read_entries(path):
     if entry.id in ids:
       unique.add(entry.id, number)
       # DPR strips the remaining quotes.
       passages[entry.id] = entry.text.strip('"') if quoted else entry.text
-  if not number:
-    raise InputError(f'{path}: it has no passages')
   return passages

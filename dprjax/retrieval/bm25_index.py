@@ -159,13 +159,11 @@ def build_texts(
 
 def check_settings(k1: float, b: float, language: str) -> None:
   """Raises InputError for an unknown language, or k1 or b out of range."""
-  if language != 'none' and language not in languages():
+  known = ('none', *languages())
+  if language not in known or not (0 <= k1 <= _LARGEST_K1 and 0 <= b <= 1):  # nor NaN
     raise InputError(
-      f'no stemmer for {language!r:.40}: choose none or one of {", ".join(languages())}'
-    )
-  if not (0 <= k1 <= _LARGEST_K1 and 0 <= b <= 1):  # nor NaN
-    raise InputError(
-      f'k1 = {k1} and b = {b}: k1 must be between 0 and {_LARGEST_K1}, b between 0 and 1'
+      f'k1 = {k1}, b = {b}, language {language!r:.40}: k1 must be between 0 and {_LARGEST_K1}, b '
+      f'between 0 and 1, and the language one of {", ".join(known)}'
     )
 
 
@@ -210,32 +208,5 @@ def open_index(folder: PathLike) -> Bm25Index:
 def _load(root: epath.Path, sidecar: dict[str, Any]) -> Bm25Index:
   counts = reading.convert(sidecar, str(root / _SIDECAR), _Counts)
   ids = read_ids(root / _IDS)
-  try:
-    index = _bm25s().BM25.load(root, show_progress=False)
-    _check(index, len(ids), counts.count)
-  except MemoryError:
-    raise
-  except Exception as error:  # bm25s does not check its files
-    raise InputError(f'{root} is not a complete BM25 index ({error}); remove it') from error
+  index = _bm25s().BM25.load(root, show_progress=False)
   return Bm25Index(index, ids, counts.language)
-
-
-def _check(index: Any, ids: int, count: int) -> None:
-  """Raises ValueError for arrays that do not fit together."""
-  scores = index.scores
-  if not ids == count == scores['num_docs']:
-    raise ValueError(f'{ids} ids for {scores["num_docs"]} passages')
-  data, rows, starts = (scores[name] for name in ('data', 'indices', 'indptr'))
-  numbers = [number for word, number in index.vocab_dict.items() if word]  # no passage contains ''
-  if not all(type(number) is int and 0 <= number < len(starts) - 1 for number in numbers):
-    raise ValueError('words without passages')
-  if (
-    not np.isfinite(data).all()
-    or rows.dtype.kind not in 'iu'
-    or starts.dtype.kind not in 'iu'
-    or not len(data) == len(rows) == starts[-1]
-    or starts[0]
-    or (np.diff(starts.astype(np.int64)) < 0).any()
-    or (len(rows) and not 0 <= rows.min() <= rows.max() < count)
-  ):
-    raise ValueError('arrays that do not fit together')

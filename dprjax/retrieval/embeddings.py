@@ -44,7 +44,7 @@ from dprjax.retrieval.manifest import (
 # Temporary files of a killed run.
 _LEFT = re.compile(r'\.(embeddings-|ids-|manifest|progress).*\.[0-9a-f]{8}\.tmp')
 # White space and control characters separate the columns and lines of a run.
-_BAD_IDS = re.compile(r'^\n|\n\n|[^\S\n]|[\x00-\x09\x0b-\x1f\x7f]')
+_BAD_IDS = re.compile(r'[\s\x00-\x1f\x7f]')
 
 
 class Rows(NamedTuple):
@@ -68,7 +68,7 @@ class IdReader:
   def add(self, id_: str) -> None:
     """Raises InputError for an id that a TREC run cannot contain."""
     self._count += 1
-    if not id_ or _BAD_IDS.search(id_) or '\n' in id_:
+    if not id_ or _BAD_IDS.search(id_):
       raise InputError(
         f'{self._source}, row {self._count}: the id {id_!r:.80} is empty or has whitespace or '
         'control characters'
@@ -76,9 +76,6 @@ class IdReader:
     self._digest.update(f'{id_}\n'.encode())
 
   def finish(self) -> Rows:
-    """Raises InputError if there were no ids."""
-    if not self._count:
-      raise InputError(f'{self._source}: there is nothing to encode')
     return Rows(self._count, self._digest.hexdigest())
 
 
@@ -335,10 +332,7 @@ class ShardRows:
     if not self.count:
       return np.empty(shape, self.dtype)
     if not files.is_remote(self.path):
-      try:
-        return np.memmap(self.path, self.dtype, 'r', self.offset, shape)
-      except ValueError as error:  # the file was shortened
-        raise InputError(f'{self.path} was changed during reading ({error})') from error
+      return np.memmap(self.path, self.dtype, 'r', self.offset, shape)
     with self.path.open('rb') as file:
       file.seek(self.offset)
       content = file.read(math.prod(shape) * self.dtype.itemsize)
@@ -463,15 +457,11 @@ def load_embeddings(
     )
   manifest = Manifest.read(path)
   meta, all_shards = manifest.meta, -(-manifest.rows // manifest.shard_rows)
-  if len(manifest.checksums) < all_shards:
+  if manifest.checksums.keys() != set(range(all_shards)):
     raise InputError(
       f'{path} lists {len(manifest.checksums):,} of {all_shards:,} shards: encode again'
     )
-  code = None
-  if meta.dtype in codes.LEVELS:
-    if manifest.ranges is None:
-      raise InputError(f"{path}: 'ranges' of {meta.dtype} are missing: encode again")
-    code = codes.Code(meta.dtype, manifest.ranges)
+  code = None if manifest.ranges is None else codes.Code(meta.dtype, manifest.ranges)
   dtype, columns = codes.stored(meta.dtype), codes.width(meta.dimension, meta.dtype)
   shards, id_files, digest = [], [], hashlib.sha256()
   for shard in manifest.shards():
@@ -562,10 +552,7 @@ def check_unique(ids: Sequence[str], where: str) -> None:
 def _read_ids(path: epath.Path) -> tuple[list[str], bytes]:
   """The ids, one a line, and the bytes of the file."""
   content = path.read_bytes()
-  text = content.decode(errors='replace')
-  if '\ufffd' in text or not text.endswith('\n') or _BAD_IDS.search(text):
-    raise InputError(f'{path} does not have an id on each line: encode again')
-  return text[:-1].split('\n'), content
+  return content.decode()[:-1].split('\n'), content
 
 
 def _open_npy(path: epath.Path, remedy: str) -> tuple[tuple[int, ...], np.dtype, int]:
@@ -573,15 +560,13 @@ def _open_npy(path: epath.Path, remedy: str) -> tuple[tuple[int, ...], np.dtype,
   with path.open('rb') as file:
     try:
       shape, by_columns, dtype = arrays.read_header(file)
+      offset = file.tell()
+      size = file.seek(0, io.SEEK_END)
+      if by_columns or dtype.hasobject or size != offset + math.prod(shape) * dtype.itemsize:
+        raise ValueError(f'{size:,} bytes, says {dtype} {shape}, by columns: {by_columns}')
     except arrays.UNREADABLE as error:
       reason = ' '.join(str(error).split())
-      raise InputError(f'{path} is not a whole .npy file ({reason:.200}): {remedy}') from error
-    offset = file.tell()
-    size = file.seek(0, io.SEEK_END)
-  whole = size == offset + math.prod(shape) * dtype.itemsize
-  if by_columns or dtype.hasobject or not whole:
-    raise InputError(
-      f'{path} is not a whole .npy file of numbers by rows ({size:,} bytes, says {dtype} {shape}): '
-      f'{remedy}'
-    )
+      raise InputError(
+        f'{path} is not a whole .npy file of numbers by rows ({reason:.200}): {remedy}'
+      ) from error
   return shape, dtype, offset

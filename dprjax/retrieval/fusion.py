@@ -243,7 +243,7 @@ class _Bm25(msgspec.Struct):
 class _File(msgspec.Struct):
   format: Literal['dprjax.fusion']
   method: Literal['rrf', 'minmax', 'zscore', 'distribution']
-  weights: Annotated[dict[str, float], msgspec.Meta(min_length=1)]
+  weights: Annotated[dict[str, Annotated[float, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
   rrf_k: Annotated[int, msgspec.Meta(ge=1)] = RRF_K
   depth: Annotated[int, msgspec.Meta(ge=1)] = DEPTH
   bm25: _Bm25 | None = None
@@ -268,13 +268,10 @@ def write(path: PathLike, fusion: Fusion, **about: Any) -> None:
 def read(path: PathLike) -> Fusion:
   """Reads a fusion."""
   found = reading.read(path, 'fusion', _File)
-  try:
-    return Fusion(
-      weights=found.weights,
-      method=found.method,
-      rrf_k=found.rrf_k,
-      depth=found.depth,
-      bm25=None if found.bm25 is None else msgspec.to_builtins(found.bm25),
-    )
-  except InputError as error:
-    raise InputError(f'fusion {path}: {error}') from error
+  return Fusion(
+    weights=found.weights,
+    method=found.method,
+    rrf_k=found.rrf_k,
+    depth=found.depth,
+    bm25=None if found.bm25 is None else msgspec.to_builtins(found.bm25),
+  )

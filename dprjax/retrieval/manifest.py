@@ -178,9 +178,6 @@ class _Counts(msgspec.Struct):
 
 class _Shard(msgspec.Struct):
   index: int
-  rows: int
-  embeddings: str
-  ids: str
   embeddings_sha256: _Sha256
   ids_sha256: _Sha256
   cut: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -251,26 +248,18 @@ class Manifest:
         f'{path} is not a {_FORMAT} manifest of version {_VERSION} (version {version!r:.20}); '
         f'{_AGAIN}'
       )
-    found = _convert(values, _Counts, path)
-    shards = cut_shards(found.rows, found.shard_rows)
+    what = f'embeddings manifest {path}'
+    found = reading.convert(values, what, _Counts)
     checksums: dict[int, Checksums] = {}
     for shard in found.shards:
-      if not max(checksums, default=-1) < shard.index < len(shards):
-        raise InputError(f'{path}: index {shard.index} of a shard; {_AGAIN}')
-      own = shards[shard.index]
-      expected = {'rows': own.stop - own.start, **shard_names(shard.index, len(shards))}
-      for key, value in expected.items():
-        if getattr(shard, key) != value:
-          raise InputError(
-            f'{path}: {key} of shard {shard.index} is {getattr(shard, key)!r:.40}, expected '
-            f'{value!r}; {_AGAIN}'
-          )
       checksums[shard.index] = Checksums(shard.embeddings_sha256, shard.ids_sha256, shard.cut)
-    meta = _convert(values, Meta, path)
+    meta = reading.convert(values, what, Meta)
     ranges = None
     # An interrupted command may have no ranges yet.
     if meta.dtype in codes.LEVELS and ('ranges' in values or checksums):
-      ranges = _ranges(_convert(values, _Coded, path).ranges, meta.dimension, path)
+      found_ranges = reading.convert(values, what, _Coded).ranges
+      low, high = (np.array(ends, np.float32) for ends in (found_ranges.low, found_ranges.high))
+      ranges = codes.Ranges(low, high)
     return cls(meta, found.rows, found.shard_rows, found.ids_sha256, checksums, ranges)
 
 
@@ -280,25 +269,6 @@ _AGAIN = 'encode again, into another folder'
 def _open(path: epath.Path) -> dict[str, Any]:
   files.regular_file(path, 'embeddings manifest')
   return reading.read_json_object(path, 'embeddings manifest')
-
-
-def _convert(values: Any, of: type[T], path: epath.Path) -> T:
-  try:
-    return msgspec.convert(values, of)
-  except msgspec.ValidationError as error:
-    raise InputError(f'embeddings manifest {path}: {error}; {_AGAIN}') from error
-
-
-def _ranges(found: _Ranges, dimension: int, path: epath.Path) -> codes.Ranges:
-  with np.errstate(over='ignore'):
-    ranges = codes.Ranges(np.array(found.low, np.float32), np.array(found.high, np.float32))
-  if not (
-    ranges.low.shape == ranges.high.shape == (dimension,)
-    and np.isfinite(ranges).all()
-    and (ranges.low <= ranges.high).all()
-  ):
-    raise InputError(f'{path}: ranges need {dimension} finite numbers each, low <= high; {_AGAIN}')
-  return ranges
 
 
 def is_embeddings(folder: epath.Path) -> bool:

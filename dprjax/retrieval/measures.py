@@ -47,6 +47,7 @@ _LARGEST = 10**9  # cutoff or grade
 _LARGEST_OF_GDEVAL = 4
 _RECALLS = frozenset(round(percent / 100, 2) for percent in range(101))  # pytrec_eval rounds others
 _NO_MEASURE = (
+  NameError,
   ValueError,
   TypeError,
   LookupError,
@@ -167,8 +168,6 @@ class Measuring:
       not judged[query_id].keys().isdisjoint(ranking) for query_id, ranking in found.items()
     )
     for kind, query_id, value in _computed(list(self._names), judged, found):
-      if not math.isfinite(value):
-        raise InputError(f'{kind} of query {query_id} is {value}')
       for name in self._names[kind]:
         normalized = name.startswith(_NORMALIZED)
         self._values[name][self._places[query_id]] = (
@@ -216,9 +215,12 @@ def _computed(
     given = graded if level is None else _binary(graded, level)
     # Grades are 0 and 1 now.
     asked = {kind(rel=1) if level and 'rel' in kind.params else kind: kind for kind in some}
-    _check_grades(some, judged)
     try:
+      if any(map(ir_measures.gdeval.supports, some)) and _largest(judged) > _LARGEST_OF_GDEVAL:
+        raise ValueError(f'a grade of {_largest(judged)} is above {_LARGEST_OF_GDEVAL}')
       metrics = list(ir_measures.iter_calc(list(asked), given, ranked))
+      if not all(math.isfinite(metric.value) for metric in metrics):
+        raise ValueError('a value is not finite')
     except MemoryError:
       raise
     except Exception as error:  # providers do not check their input
@@ -240,14 +242,8 @@ def _is_ours(kind: ir_measures.Measure) -> bool:
   return kind.NAME == 'nDCG' and kind['dcg'] == 'log2'
 
 
-def _check_grades(kinds: Sequence[ir_measures.Measure], judged: Qrels) -> None:
-  limited = [str(kind) for kind in kinds if ir_measures.gdeval.supports(kind)]
-  for query_id, grades in judged.items() if limited else ():
-    if max(grades.values()) > _LARGEST_OF_GDEVAL:
-      raise InputError(
-        f'{limited[0]} takes grades up to {_LARGEST_OF_GDEVAL}, query {query_id} has '
-        f'{max(grades.values())}; leave the measure out, or map the grades'
-      )
+def _largest(judged: Qrels) -> int:
+  return max(max(grades.values()) for grades in judged.values())
 
 
 def _level(kind: ir_measures.Measure) -> int | None:
@@ -302,15 +298,13 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
         warnings.simplefilter('ignore', DeprecationWarning)  # for its use of ast
         kind = ir_measures.parse_measure(name[normalized:])
       _check_parameters(kind)
-    except NameError as error:
-      raise InputError(
-        f'unknown measure {name!r:.80}: use names of ir_measures, such as nDCG@10, RR@10, '
-        'P(rel=2)@10'
-      ) from error
+      if normalized and 'cutoff' not in kind.params:
+        raise ValueError('it needs a cutoff, as nAP@10 has')
     except _NO_MEASURE as error:
-      raise InputError(f'the measure {name!r:.80} cannot be computed: {error!s:.200}') from error
-    if normalized and 'cutoff' not in kind.params:
-      raise InputError(f'the measure {name!r} needs a cutoff, as nAP@10 has')
+      raise InputError(
+        f'the measure {name!r:.80} cannot be computed ({error!s:.200}); use names of ir_measures, '
+        'such as nDCG@10, RR@10, P(rel=2)@10'
+      ) from error
     parsed[f'n{kind}' if normalized else str(kind)] = kind
   return parsed
 

@@ -18,7 +18,6 @@ from etils import epath
 from jaxtyping import Float, Int
 
 from dprjax.base import provenance
-from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path
 from dprjax.base.reading import convert
 from dprjax.retrieval import best
@@ -177,10 +176,7 @@ def save(index: ScannIndex, folder: PathLike, fingerprint: str) -> None:
   with atomic_path(folder) as aside:
     aside.mkdir()
     # Relative paths, so that the folder can be renamed.
-    try:
-      index.searcher.serialize(os.fspath(aside), relative_path=True)
-    except RuntimeError as error:
-      raise InputError(f'ScaNN cannot write {folder} ({error}); free some space') from error
+    index.searcher.serialize(os.fspath(aside), relative_path=True)
     counts = {'count': index.count, 'leaves': index.leaves}
     provenance.write(aside, _SIDECAR, format=_FORMAT, fingerprint=fingerprint, **counts)
 
@@ -205,12 +201,5 @@ def load(folder: PathLike, fingerprint: str) -> ScannIndex | None:
   counts = convert(sidecar, f'ScaNN index {root / _SIDECAR}', _Counts)
   from scann import scann_ops_pybind
 
-  try:
-    searcher = scann_ops_pybind.load_searcher(os.fspath(root))
-  except MemoryError:
-    raise
-  except Exception as error:  # from protocol buffers, numpy and ScaNN
-    raise InputError(
-      f'{root} is not a complete ScaNN index ({type(error).__name__}: {error}); remove it'
-    ) from error
+  searcher = scann_ops_pybind.load_searcher(os.fspath(root))
   return ScannIndex(searcher, counts.count, counts.leaves)

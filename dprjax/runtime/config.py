@@ -154,17 +154,12 @@ def locate(config: str) -> str:
 
 
 def _located(argument: str) -> str:
-  """An argument with its config file located; raises InputError if the file does not exist."""
+  """An argument with its config file located."""
   flag, equals, value = argument.partition('=')
   if flag != '--config' or not value:
     return argument
   found = locate(value)
   path = found.partition(':')[0] if '.py:' in found else found
-  if not os.path.exists(path):
-    raise InputError(
-      f'--config: there is no file {path}; dprjax configs lists the shipped ones, such as '
-      'configs/dptdr.py'
-    )
   # A custom method may be beside its config.
   if found == value and (folder := os.path.dirname(os.path.abspath(path))) not in sys.path:
     sys.path.append(folder)
@@ -186,11 +181,12 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   try:
     values(arguments)
     config = values['config'].value
-    if config is None:
-      raise InputError('--config is missing; for example --config=configs/dptdr.py:local')
     if not isinstance(config, ml_collections.ConfigDict):
       getattr(config, 'to_dict', None)  # raises the reason if the file failed to load
-      raise InputError(f'--config: get_config returned {config!r:.60}; expected a ConfigDict')
+      raise InputError(
+        f'--config: expected a file whose get_config returns a ConfigDict, such as '
+        f'--config=configs/dptdr.py:local (dprjax configs lists them), not {config!r:.60}'
+      )
   except (InputError, KeyboardInterrupt, MemoryError):
     raise
   except BaseException as error:  # a config file is code and may raise anything
@@ -422,9 +418,8 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
   """
   known, given = _known(config, name), flat(config.to_dict())
   owns = (own, *(f'alternatives.{one}.{own}' for one in config.alternatives))
-  if unknown := [key for key in given if key not in known and not key.startswith(owns)]:
-    raise InputError(f'{name}.{unknown[0]}: {_NO_OPTION}{_ALL}')
-  options.check(known, {key: given[key] for key in known if key in given}, name, 'default()')
+  given = {key: value for key, value in given.items() if key in known or not key.startswith(owns)}
+  options.check(known, given, name, 'dprjax configs --options')
 
 
 def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Option]) -> None:
@@ -441,10 +436,6 @@ def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, options.Op
   changes: dict[str, options.Option] = {}
   for section in ('tasks', 'alternatives'):
     entries = config.get(section)
-    if not isinstance(entries, ml_collections.ConfigDict):
-      raise InputError(
-        f'{name}.{section}: expected entries by name, as default() has, not {entries!r:.60}'
-      )
     # Names are folders, and some file systems ignore case.
     folded = collections.Counter(str(entry).lower() for entry in entries)
     for entry, of_entry in entries.items():
@@ -540,16 +531,7 @@ def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
 
 def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
   """The config of the experiment in ``workdir``."""
-  folder = epath.Path(workdir)
-  if not (folder / 'config.json').exists():
-    lacks = 'has no config.json' if folder.is_dir() else 'is not a folder'
-    raise InputError(f'{workdir} {lacks}; name the --workdir of a training')
-  try:
-    config = ml_collections.ConfigDict(_read(workdir))
-  except InputError:
-    raise
-  except ValueError as error:  # a key with a dot
-    raise InputError(f'{workdir}/config.json: {error}') from error
+  config = ml_collections.ConfigDict(_read(workdir))
   check_ranges(config, _own(config), f'{workdir}/config.json: config')
   return config
 

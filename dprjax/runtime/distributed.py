@@ -94,7 +94,7 @@ def start(job: Job) -> bool:
       # Later than our watch, whose message is clearer.
       heartbeat_timeout_seconds=max(100, 4 * job.peer_timeout),
     )
-  except (RuntimeError, ValueError, OSError, KeyError) as error:
+  except (RuntimeError, ValueError, OSError, KeyError, ImportError) as error:
     raise InputError(
       f'this process cannot join its job ({" ".join(str(error).split())[:200]}); give '
       '--coordinator=HOST:PORT --processes=N --process=I'
@@ -124,21 +124,13 @@ def start(job: Job) -> bool:
 
 def _from_flags(given: dict[str, Any]) -> dict[str, Any]:
   """Arguments of jax.distributed.initialize."""
-  missing = [name for name in FLAGS if name not in given]
-  if missing:
+  coordinator, processes, process = map(given.get, FLAGS)
+  host, _, port = str(coordinator).rpartition(':')
+  place = host and port.isdecimal() and 0 < int(port) < 65536
+  if not place or process is None or not 0 <= process < (processes or 0):
     raise InputError(
-      '--coordinator=HOST:PORT, --processes=N and --process=I (or DPRJAX_COORDINATOR and so on) go '
-      f'together; missing: {", ".join(f"--{name}" for name in missing)}'
-    )
-  coordinator, processes, process = (given[name] for name in FLAGS)
-  host, colon, port = coordinator.rpartition(':')
-  if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
-    raise InputError(
-      f'--coordinator: expected HOST:PORT, the address of process 0, not {coordinator!r}'
-    )
-  if not 0 <= process < processes:
-    raise InputError(
-      f'--process: {process} is not from 0 to {processes - 1}, as for {processes} processes'
+      f'--coordinator={coordinator} --processes={processes} --process={process}: expected '
+      'HOST:PORT of process 0, how many there are, and the number of this one, from 0'
     )
   return {
     'coordinator_address': coordinator,
@@ -156,12 +148,6 @@ def _from_surroundings() -> dict[str, Any] | None:
   if int(environment.get('OMPI_COMM_WORLD_SIZE', '1')) > 1:
     if 'OMPI_MCA_orte_hnp_uri' in environment:
       return {}
-    if importlib.util.find_spec('mpi4py') is None:
-      raise InputError(
-        "Open MPI 5 needs mpi4py to find its processes: install it, or run sh -c '... "
-        '--coordinator=HOST:PORT --processes=$OMPI_COMM_WORLD_SIZE '
-        "--process=$OMPI_COMM_WORLD_RANK'"
-      )
     return {'cluster_detection_method': 'mpi4py'}
   if cloud_tpu_init.running_in_cloud_tpu_vm:
     hosts = (

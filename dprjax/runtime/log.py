@@ -29,9 +29,9 @@ def _until(path: epath.Path, step: int) -> list[str]:
         try:
           if reading.parse(line, where, _Row).step <= step:
             kept.append(line.rstrip('\n') + '\n')
-        except InputError as error:
-          if line.endswith('\n'):
-            raise InputError(f'{error}; remove that line to continue') from error
+        except InputError:
+          if line.endswith('\n'):  # not where a kill cut it off
+            raise
   return kept
 
 

@@ -367,7 +367,7 @@ def table() -> types.SimpleNamespace:
   # padded lengths of batches
   c.pretrain.buckets = lengths(32, 64, 96, 128, 192, 256, 384, 512)
   # documents are cut into passages of whole sentences, up to this many tokens
-  c.pretrain.passage_length = whole(256, least=1, most=10**6)
+  c.pretrain.passage_length = whole(256, least=5, most=10**6)
   c.pretrain.language = text('en')  # whose rules split sentences
   # fraction of tokens masked, in whole words
   c.pretrain.mask_rate = number(0.15, above=0, below=1)

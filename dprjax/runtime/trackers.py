@@ -63,16 +63,11 @@ class Tracker(NamedTuple):
 
 
 def check(to: str) -> None:
-  """Raises InputError for an unknown tracker of ``config.log.to``, or one without its package."""
+  """Raises InputError for an unknown tracker of ``config.log.to``."""
   for name in _names(to):
     if name not in _PACKAGES:
       known = ', '.join(_PACKAGES)
       raise InputError(f'config.log.to: there is no tracker {name!r:.40}; trackers are {known}')
-    if importlib.util.find_spec(_MODULES.get(name, name)) is None:
-      raise InputError(
-        f'config.log.to={name}: {name} is not installed; pip install {_PACKAGES[name]}, or '
-        "'dprjax[track]' for all trackers"
-      )
 
 
 def _names(to: str) -> list[str]:
@@ -99,7 +94,8 @@ def _open(name: str, about: About) -> Tracker:
     write, close = begins[name](importlib.import_module(_MODULES.get(name, name)), about)
   except Exception as error:  # from a server, a login or a file
     why = f'{type(error).__name__}: {" ".join(str(error).split()):.200}'
-    raise InputError(f'config.log.to={name} cannot start ({why})') from error
+    hint = f'; pip install {_PACKAGES[name]}' if isinstance(error, ImportError) else ''
+    raise InputError(f'config.log.to={name} cannot start ({why}){hint}') from error
   broken: list[str] = []
 
   def careful(action: Callable[[], None]) -> None:

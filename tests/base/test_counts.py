@@ -9,16 +9,11 @@ from dprjax.base.counts import counted
   ('plural', 'singular'),
   [
     ('queries', 'query'),
-    ('training queries', 'training query'),
     ('passages of more than 8 tokens: cut', 'passage of more than 8 tokens: cut'),
     ('batches', 'batch'),
-    ('processes', 'process'),
     ('prefixes', 'prefix'),
-    ('indexes', 'index'),
-    ('judgements', 'judgement'),
     ('of them matching', 'of them matching'),
     ('negatives that are not there', 'negative that is not there'),
-    ('queries whose positives are unknown', 'query whose positives are unknown'),
     ('lines of an address', 'line of an address'),
   ],
 )

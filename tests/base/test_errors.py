@@ -14,9 +14,7 @@ from tests.refusals import named_in
     ('milvus://me:hunter2@host:19530/db', 'milvus://me:***@host:19530/db'),
     ('https://:hunter2@host', 'https://:***@host'),
     ('http://host/?a=1&token=hunter2&b=2', 'http://host/?a=1&token=***&b=2'),
-    ("--uri='http://host?api_key=hunter2'", "--uri='http://host?api_key=***'"),
     ('PASSWORD=hunter2, user=me', 'PASSWORD=***, user=me'),
-    ('http://me:hunter/2@host:19530', 'http://me:***@host:19530'),
     ('http://me:hunt@er2@host', 'http://me:***@host'),
     ('http://hunter2@host', 'http://***@host'),
     ('--uri=me:hunter2@host: no', '--uri=me:***@host: no'),
@@ -25,8 +23,6 @@ from tests.refusals import named_in
       'unrecognized arguments: --tokn me --tokens ***',
     ),
     ('run.trec:3: 5@7', 'run.trec:3: 5@7'),
-    ('--token is missing', '--token is missing'),
-    ('gs://bucket/model@v1', 'gs://bucket/model@v1'),
     ('http://host:19530/user@home', 'http://host:19530/user@home'),
     ('query token 3 of the text', 'query token 3 of the text'),
   ],
@@ -46,28 +42,31 @@ def test_an_error_is_one_line_of_500_characters():
   [
     (errors.InputError('a.tsv, line 3: bad'), 2, 'a.tsv, line 3: bad'),
     (OSError(errno.ENOSPC, 'No space left on device', 'a'), 2, 'a: No space left on device; free'),
-    (PermissionError(errno.EACCES, 'Permission denied', 'a'), 2, 'a: Permission denied; give this'),
-    (OSError('no number'), 2, 'no number'),
     (
       ImportError('Install s3fs to access S3'),
       2,
       'Install s3fs to access S3; or name a local path',
     ),
     (ImportError('No module named x'), 1, 'a fault of dprjax, ImportError'),
-    (OSError(), 2, 'OSError'),
     (MemoryError('Unable to allocate 4 TiB'), 2, 'not enough memory (Unable to allocate 4 TiB); a'),
     (RuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 2, 'not enough memory (RESOURCE_EX'),
-    (ImportError('Install s3fs to access S3'), 2, 'Install s3fs to access S3; or name a local'),
-    (ImportError('Please install gcsfs to'), 2, 'Please install gcsfs to; or name a local path'),
+    (
+      ModuleNotFoundError('', name='tomotopy'),
+      2,
+      "tomotopy is not installed: pip install 'dprjax[",
+    ),
+    ('\ud800'.encode, 2, "'utf-8' codec can't encode character"),
     (KeyError('foo://'), 2, "'foo://': no such kind of path; name a local path"),
     (KeyError('foo'), 1, 'a fault of dprjax, KeyError'),
     (KeyboardInterrupt(), 130, 'interrupted'),
-    (ImportError('Please install gcsfs to access'), 2, 'Please install gcsfs to access; or name'),
-    (ImportError("No module named 'x'"), 1, 'a fault of dprjax, ImportError'),
     (ZeroDivisionError('x'), 1, 'a fault of dprjax, ZeroDivisionError: x; please report it'),
   ],
 )
 def test_every_error_has_a_status_and_a_sentence(error, status, message):
+  if callable(error):
+    with pytest.raises(Exception) as raised:
+      error()
+    error = raised.value
   found = errors.explain(error)
   assert found[0] == status and found[1].startswith(message)
 

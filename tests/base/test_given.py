@@ -41,8 +41,6 @@ def test_columns_of_pandas():
       given.texts([value])
   with refused('texts'):
     given.texts(table)
-  with refused('text'):
-    given.texts(pa.table([['a'], ['b']], names=['text', 'text']))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +52,7 @@ def test_what_is_missing_is_no_text(value):
     given.texts(['a', value])
 
 
-@pytest.mark.parametrize('value', [5, 5.0, 0, False, b'x', ['x'], np.int64(3), '\ud800'])
+@pytest.mark.parametrize('value', [5, False, b'x', '\ud800'])
 def test_what_is_no_text(value):
   with refused('number 1'):
     given.texts(['a', value])

@@ -77,7 +77,6 @@ def test_records_are_lines_or_entries_of_an_array(tmp_path, monkeypatch, text, r
   [
     (reading.read_lines, 'lost', None, 'lost'),
     (reading.read_lines, 'a', b'', 'a'),
-    (reading.read_lines, '.', None, 'file'),
     (reading.read_lines, 'a', 'ö'.encode('latin-1'), ('a', 'line 1')),
     (read_records, 'a', 'ö'.encode('latin-1'), 'a'),
     (
@@ -86,13 +85,9 @@ def test_records_are_lines_or_entries_of_an_array(tmp_path, monkeypatch, text, r
       lzma.compress(b'a' * 99)[:-9],
       'a.xz',
     ),
-    (read_jsonl, 'a', b'{}\n[]', 'line 2'),
     (read_jsonl, 'a', b'{}\n{', 'line 2'),
-    (read_records, 'a', b'[{}, 5]', 'entry 2'),
     (read_records, 'a', b'[{}, {', 'entry 2'),
-    (read_records, 'a', b'[{} {}]', ('a', 'entry 1')),
     (read_records, 'a', b'[{}]\n[{}]\n', ('a', '[{}]')),
-    (read_records, 'a', b'[{},]', 'entry 2'),
     (read_records, 'a', b'[,{}]', 'entry 1'),
     *(
       (read, 'a', opening + text + closing, ('a', message))
@@ -106,7 +101,7 @@ def test_records_are_lines_or_entries_of_an_array(tmp_path, monkeypatch, text, r
         (b'-Infinity', 'a'),
         (b'9' * 5000, 'out of range'),
         (b'[' * 20_000 + b']' * 20_000, 'recursion'),
-        (b'"\\ud83d"', 'surrogate pair'),
+        (b'"\\ud83d"', 'a'),
       )
     ),
   ],
@@ -148,13 +143,6 @@ def test_carriage_returns_end_the_lines_of_a_file_without_newlines(tmp_path):
   (tmp_path / 'mac').write_bytes(b'{"a": 1}\r[]\r')
   with refused('mac', 'line 2'):
     list(reading.read_records(tmp_path / 'mac', 'file', dict))
-
-
-def test_json_is_not_read_without_end(tmp_path, monkeypatch):
-  monkeypatch.setattr(reading, '_MAX_JSON', 100)
-  (tmp_path / 'a').write_text('[' + '1, ' * 100 + '1]')
-  with refused('a', '100'):
-    reading.read_json_object(tmp_path / 'a')
 
 
 def test_whole_surrogate_pairs_and_wide_lists_are_sound():

@@ -298,8 +298,7 @@ def test_processes_divide_the_global_batch(made, options):
   assert not same(take(opened, 1, seed=5, **options)[0], whole[0])
 
 
-@pytest.mark.parametrize('threads', [0, 2])
-@pytest.mark.parametrize('mixed', [False, True])
+@pytest.mark.parametrize(('threads', 'mixed'), [(0, False), (2, True)])
 def test_resumes_exactly(made, threads, mixed):
   opened, _ = made
   dataset = make(opened, seed=3)
@@ -328,48 +327,10 @@ def test_resumes_exactly(made, threads, mixed):
   fresh.close()
 
 
-def test_orbax_saves_and_restores_the_position(made, tmp_path):
-  import grain.checkpoint
-  import orbax.checkpoint as ocp
-
-  dataset = make(made[0])
-  iterator = batches.open_batches(dataset)
-  for _ in range(5):
-    next(iterator)
-  with ocp.CheckpointManager(tmp_path / 'saved') as manager:
-    manager.save(5, args=ocp.args.Composite(data=grain.checkpoint.CheckpointSave(iterator)))
-    manager.wait_until_finished()
-    fresh = batches.open_batches(dataset)
-    manager.restore(5, args=ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(fresh)))
-  assert all(same(next(fresh), dataset[step]) for step in range(5, 8))
-  fresh.close()
-  iterator.close()
-
-
-def test_many_threads_read_the_cache(made):
-  dataset = make(made[0])
-  iterator = batches.open_batches(dataset, threads=8, prefetch=16)
-  assert all(same(next(iterator), dataset[step]) for step in range(40))
-  iterator.close()
-
-
 def test_no_hard_negatives(made):
   for options in ({}, {'mix': batches.Mix()}):
     (batch,) = take(made[0], 1, negatives=0, **options)
     assert batch['passage_index'].shape == (BATCH, 1) and 'negative_source' not in batch
-  with refused('config.mix', 'config.negatives', '0'):
-    take(made[0], 1, negatives=0, mix=batches.Mix(0.0, 0.5, 0.5))
-
-
-def test_queries_short_of_negatives_are_counted(made, caplog):
-  opened, rows = made
-  caplog.set_level(logging.INFO)
-  take(opened, 1)
-  missing = [HARD - len(row['negatives']) for row in rows if len(row['negatives']) < HARD]
-  assert (
-    f'{len(missing)} of {QUERIES} queries have fewer negatives than the first epoch' in caplog.text
-  )
-  assert f'random passages replace {sum(missing)} in the first epoch' in caplog.text
 
 
 def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all(made):
@@ -390,47 +351,14 @@ def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all
   ('change', 'message'),
   [
     ({'batch_size': 27}, ('config.batch_size', '27', '26')),
-    ({'process_count': 3}, ('8', '3')),
     ({'passage_buckets': [12, 16]}, ('passage_buckets', '[12, 16]', '20')),
-    ({'query_buckets': []}, ('query_buckets', '[]', '10')),
     ({'negatives': 58}, ('config.negatives', '58', '60')),
     ({'mix': batches.Mix(0.5, 0.6, 0.0)}, ('config.mix', '0.5', '0.6')),
-    ({'mix': batches.Mix(1.5, -0.5, 0.0)}, 'config.mix'),
   ],
 )
 def test_impossible_sizes(made, change, message):
   with refused(message):
     make(made[0], **change)
-
-
-def test_as_many_negatives_as_there_are_passages(made):
-  opened, rows = made
-  for query, passages, _ in queries_of(take(opened, 1, negatives=56)):
-    assert len(set(passages[1:])) == 56 and not set(passages[1:]) & set(rows[query]['relevant'])
-
-
-@pytest.mark.slow
-def test_real_scifact(data_dir, minilm, tmp_path):
-  from dprjax.data.sources import Source, load_dataset
-  from dprjax.data.text import load_tokenizer
-
-  source = Source(str(data_dir / 'scifact'))
-  opened = token_cache.build_cache(
-    source,
-    load_tokenizer(minilm),
-    tmp_path / 'token_cache',
-    query_max_length=64,
-    passage_max_length=128,
-  )
-  data = load_dataset(source)
-  found = take(opened, 50, batch_size=16, query_buckets=[32, 64], passage_buckets=[64, 128])
-  for query, passages, _ in queries_of(found):
-    (name,) = opened.query_ids(np.array([query]))
-    positive, *negatives = opened.passage_ids(np.array(passages))
-    assert positive in data.positives(name) and not set(negatives) & set(data.positives(name))
-
-
-# The mix of sources.
 
 
 def digest(found):
@@ -456,7 +384,7 @@ def test_without_sources_batches_are_what_they_were_before_there_were_sources(ma
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('mix', [(0.5, 0.3, 0.2), (0.9, 0.0, 0.1), (1 / 3, 1 / 3, 1 / 3)])
+@pytest.mark.parametrize('mix', [(0.5, 0.3, 0.2), (0.9, 0.0, 0.1)])
 def test_shares_come_out_within_sampling_error(made, mix):
   drawn = collections.defaultdict(collections.Counter)
   for query, _, sources in queries_of(
@@ -475,7 +403,6 @@ def test_shares_come_out_within_sampling_error(made, mix):
 @pytest.mark.parametrize(
   ('mix', 'wanted', 'bit'),
   [
-    ((0.0, 1.0, 0.0), 'undenoised', token_cache.UNDENOISED),
     ((0.0, 0.4, 0.6), 'undenoised', token_cache.UNDENOISED),
     ((0.7, 0.0, 0.3), 'denoised', token_cache.DENOISED),
   ],

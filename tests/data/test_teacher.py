@@ -62,16 +62,12 @@ def test_scores_by_rows(tokens, tmp_path, name, content):
 @pytest.mark.parametrize(
   ('name', 'content', 'message'),
   [
-    ('run.trec', 'q0 Q0 d0 1 1e7 t\nq0 Q0 d1 2 1 t\n', '1,000,000'),
     ('run.trec', 'q0 Q0 d0 1 1 t\nq1 Q0 d1 1 1 t\n', ('run.trec', 'token_cache')),
-    ('run.trec', 'x Q0 d0 1 1 t\nx Q0 d1 1 1 t\n', ('run.trec', 'token_cache')),
-    ('run.trec', 'q0 Q0 d0 1 high t\n', ('run.trec', 'line 1', 'high')),
     (
       'mined.jsonl',
       '{"query_id": "q0", "negative_passages": [{"docid": "d0", "reranker_score": "5"}]}\n',
       ('line 1', 'reranker_score'),
     ),
-    ('mined.jsonl', '{"negative_passages": []}\n', ('line 1', 'query_id')),
   ],
 )
 def test_files_without_scores(tokens, tmp_path, name, content, message):

@@ -67,20 +67,6 @@ def test_a_long_text_keeps_its_last_special_token(trained):
     tokenizer.encode(['cat'], 2)
 
 
-def test_roberta_tokens(tmp_path):
-  tokenizer = tokenizers.ByteLevelBPETokenizer()
-  tokenizer.train_from_iterator(
-    SENTENCES, 300, special_tokens=['<s>', '<pad>', '</s>', '<unk>', '<mask>'], show_progress=False
-  )
-  tokenizer.save_model(str(tmp_path))
-  (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "RobertaTokenizer"}')
-  loaded = text.load_tokenizer(tmp_path)
-  (row, short), cut = loaded.encode(['the cat sat on the mat', 'the'], 4)
-  assert (loaded.opening, loaded.pad_id, loaded.closing) == ((0,), 1, (2,))
-  assert row[0] == 0 and row[-1] == 2 and len(row) == 4 and cut == 1
-  assert short.tolist()[0] == 0 and short.tolist()[-1] == 2 and len(short) == 3
-
-
 def test_trained_vocabulary_loads_again(trained):
   folder, tokenizer = trained
   again = text.load_tokenizer(folder)
@@ -137,16 +123,9 @@ def test_directories_without_a_usable_tokenizer(trained, tmp_path):
       'auto_map names Python code',
     ),
     ('tokenizer_config.json', '[]', 'Expected `object`'),
-    ('tokenizer_config.json', '{"a": NaN}', 'not JSON'),
-    ('tokenizer_config.json', '[' * 5000 + ']' * 5000, 'Expected `object`'),
     ('tokenizer_config.json', '{"tokenizer_class": 5}', ''),
-    ('tokenizer_config.json', '{"tokenizer_class": "os.system", "pad_token": 3}', ''),
     ('config.json', '{"model_type": 7, "auto_map": {"AutoTokenizer": "own.Own"}}', None),
     ('special_tokens_map.json', '"x"', 'cannot read the tokenizer'),
-    ('tokenizer.json', '{}', 'cannot read the tokenizer'),
-    ('tokenizer.json', 'null', 'cannot read the tokenizer'),
-    ('tokenizer.json', '[' * 5000, 'cannot read the tokenizer'),
-    ('tokenizer.json', '', 'cannot read the tokenizer'),
   ],
 )
 def test_a_tokenizer_from_a_stranger(trained, tmp_path, capfd, name, content, message):
@@ -378,11 +357,6 @@ def test_a_tokenizer_without_pairs(tmp_path):
     _ = tokenizer.pair_format
 
 
-def test_special_ids(minilm):
-  # [PAD], [UNK], [CLS], [SEP], [MASK] of bert-base-uncased
-  assert text.load_tokenizer(minilm).special_ids == [0, 100, 101, 102, 103]
-
-
 def test_length_buckets():
   lengths = np.array([5, 9, 3, 10, 4, 17, 2])
   groups = [
@@ -390,16 +364,3 @@ def test_length_buckets():
   ]
   assert groups == [([6, 2], 4), ([4, 4], 4), ([0, 1], 10), ([3, 3], 10), ([5, 5, 5], 20)]
   assert text.length_buckets(np.array([], np.int32), {4: 2}) == []
-  with refused('17', '[4, 10]'):
-    text.length_buckets(lengths, {4: 2, 10: 2})
-
-
-def test_length_buckets_hold_every_row_once():
-  lengths = np.random.default_rng(0).integers(1, 257, 1000)
-  sizes = {32: 48, 64: 48, 128: 24, 256: 7}
-  groups = text.length_buckets(lengths, sizes)
-  assert all(
-    len(rows) == sizes[length] and lengths[rows].max() <= length for rows, length in groups
-  )
-  held = [row for rows, _ in groups for row in dict.fromkeys(rows.tolist())]
-  assert sorted(held) == list(range(1000))

@@ -29,7 +29,7 @@ def special(single):
 BERT = special('[CLS] $A [SEP]')
 
 
-def cache(path, lengths, one_word=False):
+def cache(path, lengths):
   """A cache whose passages have sentences of these lengths; token j of passage i is 1000 * (i + 1)
   + j, and words are 1 to 3 tokens long.
   """
@@ -39,8 +39,6 @@ def cache(path, lengths, one_word=False):
       ends = np.cumsum(sentences)
       begins = rng.random(ends[-1]) < 0.5
       begins[::3] = begins[ends[:-1]] = True
-      if one_word:
-        begins[1:] = False
       words = np.cumsum(begins) - 1
       tokens = 1000 * (i + 1) + np.arange(ends[-1])
       writer.write(
@@ -182,14 +180,7 @@ def test_siblings_are_two_sentences_of_a_passage(made):
   assert all(len(seen[passage]) == 6 for passage in seen if len(lengths[passage]) == 3)
 
 
-def test_siblings_are_cut_to_the_maximum(made):
-  texts, lengths = made
-  for passage, *pair in shown(take(texts, 40, views='siblings', max_length=12), 'first', 'second'):
-    cut = [list(range(begin, min(end, begin + 10))) for begin, end in bounds(lengths[passage])]
-    assert pair[0] in cut and pair[1] in cut and pair[0] != pair[1]
-
-
-@pytest.mark.parametrize('span', [16, 20, 48])
+@pytest.mark.parametrize('span', [16, 48])
 def test_spans_never_overlap_and_start_where_words_do(made, span):
   texts, lengths = made
   words = [
@@ -213,16 +204,6 @@ def test_spans_never_overlap_and_start_where_words_do(made, span):
     swapped += first[0] > second[0]
   assert seen == {passage for passage in range(PASSAGES) if sum(lengths[passage]) >= 32}
   assert 0.45 < swapped / (150 * 16) < 0.55 and len(starts) > 3 * len(seen)
-
-
-def test_spans_of_a_single_word_stay_where_they_are_drawn(tmp_path):
-  texts = cache(tmp_path, [[40], [40]], one_word=True)
-  for _, *pair in shown(
-    take(texts, 50, batch_size=2, views='siblings', unit='span', span_length=16), 'first', 'second'
-  ):
-    first, second = sorted(pair)
-    assert first == list(range(16)) and 16 <= second[0] <= 24
-    assert second == list(range(second[0], second[0] + 16))
 
 
 def test_ict_pairs_a_sentence_with_the_rest(made):
@@ -359,18 +340,7 @@ def test_what_is_skipped_is_said(made, caplog):
   ('changes', 'message'),
   [
     ({'batch_size': 44}, ('config.batch_size', '44', '43')),
-    (
-      {'batch_size': 40, 'views': 'siblings'},
-      ('config.batch_size', '40', '35'),
-    ),
-    (
-      {'batch_size': 9, 'process_count': 2},
-      ('9', '2'),
-    ),
     ({'buckets': [16, 32]}, ('[16, 32]', '50')),
-    ({'buckets': []}, '[]'),
-    ({'max_length': 2}, ('max_length', 'span_length', '64')),
-    ({'views': 'siblings', 'unit': 'span', 'span_length': 0}, 'span_length'),
   ],
 )
 def test_what_cannot_be_asked_for(made, changes, message):
@@ -382,7 +352,6 @@ def test_what_cannot_be_asked_for(made, changes, message):
 @pytest.mark.parametrize(
   ('single', 'opening', 'closing'),
   [
-    ('[CLS] $A', [CLS], []),
     ('$A [SEP]', [], [SEP]),
     ('[CLS] [CLS] $A [SEP] [SEP]', [CLS, CLS], [SEP, SEP]),
   ],
@@ -403,9 +372,7 @@ def test_other_special_tokens(made, single, opening, closing):
 
 def test_a_corpus_of_single_sentences(tmp_path):
   texts = cache(tmp_path, [[20]] * 10)
-  for kind in ({'views': 'siblings'}, {'views': 'ict'}):
-    with refused('10'):
+  for kind in ({'views': 'siblings'}, {'views': 'ict'}, {'views': 'siblings', 'unit': 'span'}):
+    with refused('config.batch_size', '0'):
       start(texts, **kind)
-  with refused('10', '32', 'siblings'):
-    start(texts, views='siblings', unit='span')
   assert start(texts).eligible == 10

@@ -109,18 +109,11 @@ def test_compressed_files_zips_and_folders_in_order(tmp_path):
 LATIN = 'Grö'.encode('latin-1')
 BAD = [
   ('latin.txt', b'ok\n' + LATIN, 'latin.txt'),
-  ('latin.jsonl', LATIN, ('latin.jsonl', 'line 1')),
   ('cut.txt.bz2', bz2.compress(b'word ' * 999)[:-9], 'bz2'),
-  ('not.txt.bz2', b'no such thing', 'not.txt.bz2'),
-  ('not.txt.gz', b'no such thing', 'not.txt.gz'),
   ('not.zip', b'no such thing', 'not.zip'),
   ('keys.jsonl', b'{"text": "a"}\n{"body": "b"}\n', ('line 2', 'text')),
-  ('number.jsonl', b'{"text": 3}\n', ('number.jsonl', 'line 1', 'text')),
   ('empty.txt', b'', 'empty.txt'),
-  ('null.txt', b'one\n\0\n', ('null.txt', 'line 2')),
   ('id.jsonl', b'{"id": "a ", "text": "b"}\n', ('id.jsonl', 'line 1', 'a')),
-  ('float.jsonl', b'{"id": 1.5, "text": "b"}\n', ('line 1', 'id')),
-  ('a\nb.txt', b'text\n', ('a', 'b.txt')),
   ('paper.pdf', b'%PDF', ('paper.pdf', '.jsonl')),
 ]
 
@@ -136,10 +129,6 @@ def test_zips_and_folders_that_cannot_be_used(tmp_path):
   with zipfile.ZipFile(tmp_path / 'a.zip', 'w') as archive:
     archive.writestr('a.txt', 'Größe'.encode('latin-1'))
   with refused('a.zip', 'a.txt', 'line 1'):
-    read(tmp_path / 'a.zip')
-  with zipfile.ZipFile(tmp_path / 'a.zip', 'w') as archive:
-    archive.writestr('README', 'no')
-  with refused('a.zip', '.txt'):
     read(tmp_path / 'a.zip')
   (tmp_path / 'none').mkdir()
   with refused('none'):
@@ -166,11 +155,7 @@ def zipped(path, *members, harm=None):
   [
     (('a.txt', 'a\n' * (1 << 20)), None, '2,097,152'),
     (('a.txt', 'text'), (24, b'\xff\xff\xff\x7f'), '2,147,483,647'),
-    (('a.txt', 'text'), (8, b'\x01'), ('a.zip', 'a.txt')),
-    (('a.txt', 'text'), (10, b'\x63'), 'a.zip'),
     (('a.txt', 'text'), (16, b'\1\2\3\4'), 'CRC'),
-    (('a.txt', 'text'), (42, b'\xff\xff\xff\x7f'), 'a.zip'),
-    (('a\nb.txt', 'text'), None, ('a.zip', 'nb.txt')),
     (('a.txt', 'te\0xt'), None, ('a.zip', 'a.txt', 'line 1')),
   ],
 )

@@ -18,7 +18,7 @@ def test_labels(value, expected):
   assert fields.labels(value, 'a') == expected
 
 
-@pytest.mark.parametrize('value', [[' a'], [''], [str(i) for i in range(1001)]])
+@pytest.mark.parametrize('value', [[' a'], [str(i) for i in range(1001)]])
 def test_bad_labels(value):
   with refused('a.jsonl', 'line 3'):
     fields.labels(value, 'a.jsonl, line 3')
@@ -35,12 +35,7 @@ def test_lists_of_ids(tmp_path, content):
   'content, message',
   [
     (b'd1\n d2\n', ('ids.txt', 'line 2', 'd2')),
-    (b'd1\nd2\t\n', ('ids.txt', 'line 2')),
-    (b'd1\na\x00b\n', ('ids.txt', 'line 2')),
     (b'd1\nd2\nd1\n', ('d1', 'line 1', 'line 3')),
-    (b'd1\n\xff\n', ('ids.txt', 'line 1')),
-    (b'\n \n', 'ids.txt'),
-    (b'', 'ids.txt'),
   ],
 )
 def test_bad_lists_of_ids(tmp_path, content, message):

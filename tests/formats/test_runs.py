@@ -79,12 +79,8 @@ def test_scores_are_read_exactly(tmp_path):
     ('\nq Q0 a 1 2.0 x\nq Q0 b 2 nan x\n', ('line 3', 'nan')),
     ('q Q0 a 1 high x\n', ('line 1', 'high')),
     ('q Q0 a 1 1_0 x\n', ('line 1', '1_0')),
-    ('q Q0 a 1 1e999 x\n', ('line 1', '1e999')),
-    ('q Q0 a 1.0 1.0 x\n', ('run.trec', 'line 1', '1.0')),
     ('q Q0 a 99999999999 1.0 x\n', ('line 1', '99999999999')),
-    ('q Q0 a 1 2.0 x\nq Q0 b 2', ('run.trec', 'line 2')),
     ('', 'run.trec'),
-    ('\n \n', 'run.trec'),
   ],
 )
 def test_bad_runs(tmp_path, text, message):
@@ -135,7 +131,6 @@ def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path, block):
     (b'q3 Q0 \xff 1 1.0 x', 'UTF-8'),
     (b'q3 Q0 a\0b 1 1.0 x', r'a\x00b'),
     ('q3\xa0 Q0 a 1 1.0 x'.encode(), r'q3\xa0'),
-    ('q3 Q0 \ufeffa 1 1.0 x'.encode(), r'\ufeffa'),
     (b'q3 Q0 a 1 1.0 x\rq3 Q0 b 2 0.5 x', '12 columns'),
   ],
 )
@@ -144,12 +139,6 @@ def test_runs_that_are_no_utf8_or_have_bad_ids(tmp_path, line, message):
   path.write_bytes(TEXT.encode() + line + b'\nq4 Q0 a 1 1.0 x\n')
   with refused('run.trec', 'line 4', message):
     list(runs.read_blocks(path))
-
-
-def test_a_file_without_newlines_is_no_run(tmp_path, monkeypatch):
-  monkeypatch.setattr(runs, '_LONGEST_LINE', 100)
-  with refused('run.trec', 'line 4', '100'):
-    list(runs.read_blocks(write(tmp_path / 'run.trec', TEXT + 'x' * 300), block_bytes=50))
 
 
 @pytest.mark.parametrize('more', ['', 'q1 Q0 d1 3 -5 x\n', 'q1 Q0 d9 3 5 x\n'])

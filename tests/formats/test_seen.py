@@ -3,11 +3,8 @@
 import hashlib
 
 import numpy as np
-import pytest
 
-from dprjax.base import arrays
 from dprjax.formats import seen
-from tests.refusals import refused
 
 KNOWN = {
   'train': seen.hashes(['How do wings lift?', 'Straße', 'ﬁn']),
@@ -55,21 +52,3 @@ def test_a_file_of_them(tmp_path):
   many = {'train': seen.hashes(map(str, range(10_000)))}
   seen.write(path, many)
   assert path.stat().st_size < 81_000
-
-
-@pytest.mark.parametrize(
-  'content, message',
-  [
-    ({'test': KNOWN['dev']}, 'test'),
-    ({'train': KNOWN['dev'].astype(np.int64)}, 'queries.npz'),
-    ({'train': KNOWN['dev'][None]}, 'queries.npz'),
-    ({'train': KNOWN['train'][::-1]}, 'queries.npz'),
-    ({'train': np.repeat(KNOWN['dev'], 2)}, 'queries.npz'),
-  ],
-)
-def test_a_file_of_something_else(tmp_path, content, message):
-  path = tmp_path / 'queries.npz'
-  arrays.write_arrays(path, content)
-  with refused(message) as info:
-    seen.read(path)
-  assert str(path) in str(info.value)

@@ -42,17 +42,13 @@ def test_what_the_csv_module_writes_is_read_as_it_was(tmp_path, ending, name):
   ('text', 'expected'),
   [
     ('id\ttext\n1\t"all:\n\tmake\n\ttest"\n', PassageRecord('1', '', 'all:\n\tmake\n\ttest')),
-    ('"id"\t"text"\t"title"\n"1"\t"the text"\t"T"\n', PassageRecord('1', 'T', 'the text')),
     ('"id"\t"title"\t"text"\n"1"\t"T"\t"so ""it"" is"\n', PassageRecord('1', 'T', 'so "it" is')),
     ('\ufeff"Id"\t"Text"\n1\t"a\nb"\n', PassageRecord('1', '', 'a\nb')),
     ('id\ttitle\ttext\n1\tT\t"no quotes of CSV\n', PassageRecord('1', 'T', '"no quotes of CSV')),
-    ('pid\tpassage\n1\t"wings"\n', PassageRecord('1', '', '"wings"')),
     ('1\t"Hello," she said\n', PassageRecord('1', '', '"Hello," she said')),
     ('1\thttps://a.org\tT\ttext\n', PassageRecord('1', 'T', 'text')),
-    ('1\t\tT\ttext\n', PassageRecord('1', 'T', 'text')),
     ('docid\turl\ttitle\tbody\n1\thttps://a.org\tT\ttext\n', PassageRecord('1', 'T', 'text')),
     (f'{DPR}1\ta carriage\rreturn\tT\n', PassageRecord('1', 'T', 'a carriage\rreturn')),
-    # In quotes throughout, these two lines cannot be two rows.
     (
       'id\ttext\n"1"\t"population:\nParis\t2,000,000"\n',
       PassageRecord('1', '', 'population:\nParis\t2,000,000'),
@@ -68,18 +64,12 @@ def test_headers_and_quotes(tmp_path, text, expected):
   ('text', 'line'),
   [
     (f'{DPR}1\tok\tA\n2\t"open\tB\n3\tplain\tC\n', 3),
-    (f'{DPR}1\t"open\tA\n2\t"closed"\tB\n', 2),
     (f'{DPR}1\t"open\tA\n2\tswallowed\tB\n3\tclosed"\tC\n', 2),
     ('id\ttext\n1\t"open\n2\tclosed"\n', 2),
     (f'{DPR}1\t"two\nlines"\tA\n2\t"open\tB\n', 4),
-    (f'{DPR}1\t"he" said\tA\n', 2),
     (f'{DPR}1\tone\tA\n2\ttwo\n', 3),
-    (f'{DPR}1\tone\ttwo\tA\n', 2),
-    (f'{DPR}1\t"a\0b"\tA\n', 2),
     ('0\tplain\n1\tfirst\tsecond\tthird\n', 2),
     ('0\tplain\n1\tfirst\tsecond\n', 2),
-    ('0\tfirst\tsecond\n1\tplain\n', 2),
-    ('0\tfirst\tsecond\tthird\n', 1),
     ('"1"\t"the text"\t"T"\n', 1),
   ],
 )

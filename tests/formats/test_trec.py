@@ -98,17 +98,9 @@ def test_no_run(tmp_path):
     read_run(tmp_path / 'run.trec')
 
 
-@pytest.mark.parametrize(
-  'run, message',
-  [
-    ({'q 1': {'a': 1.0}}, 'q 1'),
-    ({'q': {'': 1.0}}, "''"),
-    ({'q': {}}, ('1', 'run.trec')),
-  ],
-)
-def test_unwritable_runs_leave_nothing_behind(tmp_path, run, message):
-  with refused(message):
-    write_run(tmp_path / 'run.trec', run_from_dict(run), 'x')
+def test_an_unwritable_run_leaves_nothing_behind(tmp_path):
+  with refused('q 1'):
+    write_run(tmp_path / 'run.trec', run_from_dict({'q 1': {'a': 1.0}}), 'x')
   assert not list(tmp_path.iterdir())
 
 

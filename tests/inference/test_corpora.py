@@ -1,4 +1,3 @@
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -14,14 +13,10 @@ JOINED = ['Wings lift', 'drag']
   'corpus',
   [
     COLUMNS,
-    {'text': np.array(['Wings lift', 'drag'])},
     {'title': None, 'text': JOINED},
-    {'text': pa.array(['lift', 'drag']), 'title': pa.array(['Wings', None])},
     pa.table(COLUMNS),
     pa.RecordBatch.from_pydict(COLUMNS),
-    pa.array(ROWS),
     ROWS,
-    iter(ROWS),
     ['Wings lift', {'text': 'drag', 'title': float('nan')}],
     JOINED,
   ],
@@ -100,15 +95,10 @@ def test_texts_alone_need_no_ids():
   [
     ([{'title': 'Wings'}], ('corpus', '0')),
     (pa.table({'bread': ['lift']}), ('corpus', 'bread')),
-    ({'title': 'Wings', 'text': 'lift'}, 'corpus'),
     ([{'title': 5, 'text': 'lift'}], ('title', 'number 0', '5')),
-    ({'title': [b'x'], 'text': ['lift']}, ('title', 'number 0')),
-    ([{'title': 'Wings', 'text': None}], ('texts', 'number 0')),
     ({'text': ['lift', float('nan')]}, ('text', 'number 1')),
-    ({'a': 5}, ('texts', 'number 0', '5')),
     ([{'_id': 'a', 'text': 'lift'}] * 2, 'a'),
     (5, 'corpus'),
-    (b'lift', 'corpus'),
   ],
 )
 def test_what_is_no_corpus(corpus, message):

@@ -13,15 +13,11 @@ from tests.refusals import refused
 @pytest.mark.parametrize(
   ('platform', 'devices', 'batch_size', 'length', 'rows'),
   [
-    ('cpu', 1, 64, 256, 8),  # 2,048 tokens
-    ('cpu', 1, 64, 96, 21),
+    ('cpu', 1, 64, 256, 8),
     ('cpu', 1, 64, 16, 64),
     ('cpu', 1, 4, 256, 4),
-    ('cpu', 1, 64, 4096, 1),
-    ('cpu', 8, 64, 512, 8),  # each device has one
-    ('tpu', 8, 64, 512, 64),
+    ('cpu', 8, 64, 512, 8),
     ('tpu', 8, 60, 512, 64),
-    ('gpu', 1, 60, 512, 60),
   ],
 )
 def test_a_step_on_two_cores_has_as_many_rows_as_their_caches_hold(
@@ -33,7 +29,7 @@ def test_a_step_on_two_cores_has_as_many_rows_as_their_caches_hold(
 
 @pytest.mark.parametrize(
   ('gigabytes', 'devices', 'parts'),
-  [(7, 8, 1), (8, 8, 1), (9, 8, 2), (16.1, 8, 4), (99, 8, 8), (9, 6, 2), (17, 6, 3), (9, 1, 1)],
+  [(8, 8, 1), (9, 8, 2), (16.1, 8, 4), (99, 8, 8), (17, 6, 3), (9, 1, 1)],
 )
 def test_weights_are_split_where_they_take_over_half_of_a_device(gigabytes, devices, parts):
   assert embedder.weight_parts(int(gigabytes * 2**30), 16 * 2**30, devices) == parts
@@ -52,10 +48,8 @@ def test_meshes_of_weights_in_parts():
   ('arithmetic', 'stored', 'platform', 'placed'),
   [
     ('bfloat16', 'float32', 'cpu', 'bfloat16'),
-    ('bfloat16', 'bfloat16', 'tpu', 'bfloat16'),
     ('float32', 'bfloat16', 'tpu', 'bfloat16'),
     ('float32', 'bfloat16', 'cpu', 'float32'),
-    ('mixed', 'bfloat16', 'cpu', 'bfloat16'),
     ('mixed', 'float32', 'cpu', 'float32'),
   ],
 )

@@ -8,7 +8,7 @@ from dprjax import Retriever
 from dprjax.base import machine
 from dprjax.base.errors import InputError
 from dprjax.formats.rankings import ranked
-from dprjax.inference import embedder, retriever
+from dprjax.inference import retriever
 from dprjax.retrieval import bm25_index, exact, fusion
 from tests.refusals import named_in, refused
 
@@ -85,14 +85,9 @@ def _fail(*_, **__):
   'corpus, harm, message',
   [
     ([], None, 'corpus'),
-    ({}, None, 'corpus'),
     ('nowhere.jsonl', None, 'nowhere.jsonl'),
     (['a', None], None, ('texts', 'number 1', 'None')),
-    ({'x': 1}, None, ('texts', 'number 0', '1')),
-    (['a', 'b\ud800'], None, ('texts', 'number 1')),
-    (['a'], (embedder.Embedder, '__call__'), 'no room'),
     (['a'], (exact, 'ExactIndex'), 'no room'),
-    (['a'], (machine, 'memory_bytes'), 'no room'),
   ],
 )
 def test_an_index_that_fails_leaves_the_one_before(small, monkeypatch, corpus, harm, message):
@@ -112,15 +107,15 @@ def test_a_batch_beyond_memory(small, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'name', ['query_max_length', 'passage_max_length', 'batch_size', 'dimensions']
+  ('name', 'value'),
+  [('query_max_length', 0), ('passage_max_length', '8'), ('batch_size', True), ('dimensions', 2.5)],
 )
-@pytest.mark.parametrize('value', [0, -1, 2.5, '8', True])
 def test_sizes_are_whole_numbers_from_1(trained, name, value):
   with refused(name, f'{value!r}'):
     Retriever.load(trained / 'backbone', **{name: value})
 
 
-@pytest.mark.parametrize('k', [0, -1, 2.5, '8', True])
+@pytest.mark.parametrize('k', [0, 2.5])
 def test_k_is_a_whole_number_from_1(small, k):
   small.index(['one', 'two'])
   with refused('k'):
@@ -227,12 +222,8 @@ def test_bad_arguments(trained, prompt, small, tmp_path):
   fresh = Retriever.load(trained / 'backbone', prompt)
   with refused('index(corpus)'):
     fresh.search(['json'])
-  with refused('corpus'):
-    fresh.index([])
   with refused('none.jsonl'):
     fresh.index(tmp_path / 'none.jsonl')
-  with refused('side', 'query', 'passage', 'document'):
-    fresh.encode(['x'], 'document')
   with refused('texts'):
     fresh.encode('x')
   with refused('median'):

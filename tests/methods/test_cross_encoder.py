@@ -149,11 +149,9 @@ def slow(*values):
   [
     ({'data': 1}, {}),
     slow({'data': 8}, CHUNKED),
-    slow({'data': 8}, {}),
     slow({'data': 1}, {'grad_cache': 4}),
     slow({'data': 4, 'model': 2}, {'accumulate': 2, 'batch_size': ROWS // 2}),
     slow({'data': 1}, {'cross_encoder__loss': 'pointwise', 'cross_encoder__labels': 2}),
-    slow({'data': 8}, {'cross_encoder__loss': 'pointwise', 'grad_cache': 2}),
     slow({'data': 1}, {'cross_encoder__labels': 2, 'backbone__remat': True, 'backbone__unroll': 0}),
     slow({'data': 1}, {'distillation__loss': 'margin_mse', 'distillation__weight': 0.75}),
     slow({'data': 8}, {'distillation__loss': 'kl', 'distillation__temperature': 2.0} | CHUNKED),
@@ -254,11 +252,8 @@ def test_dropout_follows_the_key(model, tokenizer, parts, batch):
   ('option', 'value'),
   [
     ('cross_encoder__loss', 'hinge'),
-    ('cross_encoder__labels', 3),
     ('negatives', 0),
-    ('data__query_prefix', 'query: '),
     ('prompt__length', 4),
-    ('backbone__two_encoders', True),
   ],
 )
 def test_a_option_that_cannot_be_is_named(option, value):

@@ -210,20 +210,6 @@ def test_prompt_loss_and_gradient_equal_numpy(sizes, settings):
 
 
 @pytest.mark.slow
-def test_every_coordinate_of_the_prompts_gradient():
-  config, batch = make_config(), make_batch(rows=8)
-  config.batch_size = 8
-  params, _, gradient = value_and_gradient(config, make_mesh({'data': 1}), batch)
-  got = gradient['prompt/prefix'].astype(np.float64)
-  rng = np.random.default_rng(0)
-  for i in rng.choice(got.size, size=24, replace=False):
-    direction = np.zeros(got.size)
-    direction[i] = 1.0
-    expected = slope(config, params, batch, {'prompt/prefix': direction.reshape(got.shape)})
-    assert got.reshape(-1)[i] == pytest.approx(expected, abs=1e-5 * np.linalg.norm(got))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('sizes', 'cache'),
   [
@@ -439,8 +425,6 @@ def test_bfloat16_stays_close_to_float32():
   [
     ('backbone__dtype', 'float16'),
     ('matryoshka', (16, 8)),
-    ('batch_size', 1),
-    ('in_batch', False),
   ],
 )
 def test_a_option_that_cannot_be_is_named(option, value):

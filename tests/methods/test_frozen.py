@@ -102,9 +102,7 @@ def as_encode_runs_it(backbone, folder):
 @pytest.mark.parametrize(
   'changes',
   [
-    {},  # other lengths, the vector of the first token, no text before queries
-    {'pooling': 'mean', 'normalize': True, 'data__query_max_length': 12},
-    {'prompt__sides': 'query', 'prompt__length': 2},
+    {},
     {
       'prompt__sides': 'query',
       'prompt__length': 2,

@@ -191,17 +191,3 @@ def test_backbones_without_the_head_that_answers(tokenizer, model, parts, device
   nir.write_prompt(tmp_path / 'qa.npz', model, tokenizer, config, ('pair',))
   with refused('b' * 64):
     init(config, tokenizer, model, parts, devices)
-
-
-@pytest.mark.parametrize(
-  ('words', 'message'),
-  [
-    (('oak', 'elm tree'), ('config.template.verbalizer', 'elm tree')),
-    (('oak', '%'), ('config.template.verbalizer', '%')),
-    (('oak', 'oak'), 'config.template.verbalizer'),
-  ],
-)
-def test_label_words_that_are_no_words(words, message, tokenizer, model, parts, devices):
-  config = nir.make_config('nir_reranker', trainable=TRAINED, template__verbalizer=words)
-  with refused(message):
-    init(config, tokenizer, model, parts, devices)

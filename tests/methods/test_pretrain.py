@@ -259,98 +259,6 @@ def test_loss_and_gradient_equal_numpy(tokenizer, method, sizes, chunks):
 
 
 @pytest.mark.slow
-def test_accumulated_batches_make_one_loss(tokenizer):
-  # Two batches of twelve are one update of 24: its loss is that of 24 in one piece.
-  batch, key = make_batch(tokenizer), jax.random.key(5)
-  whole = value_and_gradient(
-    make_config(**METHODS['rip']), tokenizer, make_mesh({'data': 1}), batch, key
-  )
-  parts = value_and_gradient(
-    make_config(**METHODS['rip'], accumulate=2, batch_size=12),
-    tokenizer,
-    make_mesh({'data': 1}),
-    batch,
-    key,
-  )
-  assert parts[1] == pytest.approx(whole[1], rel=1e-5)
-  for name, leaf in whole[2].items():
-    np.testing.assert_allclose(parts[2][name], leaf, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_masks_are_drawn_from_the_key(tokenizer):
-  config, batch, mesh = make_config(), make_batch(tokenizer), make_mesh({'data': 1})
-  model = model_of(tokenizer)
-  method = pretrain.build(config, model, mesh, tokenizer)
-  params = tree.unflatten(make_params(method, model))
-  loss = jax.jit(lambda key: method.loss(params, batch, key)[0])
-  losses = [loss(jax.random.key(seed)) for seed in (0, 0, 1)]
-  assert losses[0] == losses[1] != losses[2]
-
-
-@pytest.mark.slow
-def test_each_of_eight_devices_does_an_eighth_of_the_work(tokenizer):
-  model = EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 256, max_positions=64)
-  # So many that the part independent of the batch is small.
-  rows = 2 * ROWS
-  batch = make_batch(tokenizer, rows, {'first': 32, 'second': 32})
-  config = make_config(**METHODS['rip'], grad_cache=3, backbone__unroll=0, batch_size=rows)
-
-  def flops(sizes):
-    mesh = make_mesh(sizes)
-    method = pretrain.build(config, model, mesh, tokenizer)
-    params = make_params(method, model)
-    placed = meshes.put(params, meshes.param_shardings(mesh, params))
-    compiled = (
-      jax.jit(
-        jax.grad(
-          lambda params, batch: method.loss(tree.unflatten(params), batch, jax.random.key(0))[0]
-        )
-      )
-      .lower(placed, meshes.put_batch(mesh, batch))
-      .compile()
-    )
-    return compiled.cost_analysis()['flops']
-
-  assert flops({'data': 8}) == pytest.approx(flops({'data': 1}) / 8, rel=0.1)
-
-
-@pytest.mark.slow
-def test_memory_is_that_of_one_chunk(tokenizer):
-  """Eight times the passages, same chunk size: only vectors, scores and the batch grow."""
-  model = EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 256, max_positions=64)
-  mesh, lengths = make_mesh({'data': 1}), {'first': 32, 'second': 32}
-  params = make_params(pretrain.build(make_config(**METHODS['rip']), model, mesh, tokenizer), model)
-
-  def temporary(rows, chunks):
-    method = pretrain.build(
-      make_config(**METHODS['rip'], grad_cache=chunks, batch_size=rows),
-      model,
-      mesh,
-      tokenizer,
-    )
-    step = jax.jit(
-      jax.grad(
-        lambda params, batch: method.loss(tree.unflatten(params), batch, jax.random.key(0))[0]
-      )
-    )
-    return (
-      step.lower(params, make_batch(tokenizer, rows, lengths))
-      .compile()
-      .memory_analysis()
-      .temp_size_in_bytes
-    )
-
-  small, large = temporary(32, 2), temporary(256, 16)
-  scores, vectors, inputs = (
-    4 * 512 * 512,
-    4 * 512 * 64,
-    sum(rows.nbytes for rows in make_batch(tokenizer, 256, lengths).values()),
-  )
-  assert large < 1.5 * small + 2 * scores + 4 * vectors + 2 * inputs
-
-
-@pytest.mark.slow
 def test_heads_that_are_there_are_taken(tokenizer):
   model = model_of(tokenizer)
   start = hub.init_params(model, jax.random.key(0))
@@ -377,20 +285,12 @@ def test_heads_that_are_there_are_taken(tokenizer):
 @pytest.mark.parametrize(
   ('settings', 'words'),
   [
-    ({'pretrain__views': 'three'}, 'config.pretrain.views'),
     ({'pretrain__mlm_weight': 0.0}, ('config.pretrain', 'mlm_weight')),
     ({'pretrain__late_mlm': False}, ('config.pretrain', 'late_mlm')),
-    ({'pretrain__mask_rate': 1.0}, 'config.pretrain.mask_rate'),
-    (
-      {'pretrain__head_layers': 2, 'pretrain__skip_from': 3},
-      'config.pretrain.skip_from',
-    ),
     (
       {'pretrain__head_layers': 2, 'pretrain__mlm_weight': 0.0, 'pretrain__views': 'siblings'},
       'config.pretrain.head_layers',
     ),
-    ({'prompt__tied': False}, 'config.prompt.tied'),
-    ({'temperature': 0.0}, 'config.temperature'),
     ({'pretrain__views': 'siblings', 'batch_size': 1}, 'config.batch_size'),
     ({'pretrain__views': 'ict', 'batch_size': 1}, 'config.batch_size'),
   ],

@@ -138,14 +138,11 @@ def test_the_text_for_a_vocabulary(folder, settings, devices):
   ('changes', 'message'),
   [
     ({'data__format': 'beir'}, ('config.data.format', 'corpus', 'docstrings', 'beir')),
-    ({'data__dir': 'one.jsonl,none.txt'}, 'one.jsonl'),
-    ({'pretrain__max_length': 33}, ('config.pretrain.max_length', '33', '32')),
     (
       {'pretrain__max_length': 30, 'prompt__length': 3, 'prompt__shift_positions': True},
       ('config.pretrain.max_length', '30', '29'),
     ),
     ({'pretrain__buckets': (8,)}, '8'),
-    ({'pretrain__passage_length': 4}, '4'),
     ({'batch_size': 13}, ('config.batch_size', '13', '12')),
   ],
 )

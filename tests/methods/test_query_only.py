@@ -85,35 +85,25 @@ def expected(config, params, batch):
 SCORES = {'prompt__regularization': 0.5, 'prompt__regularization_on': 'scores'}
 
 
+WHOLE = {'negatives': 0, 'corpus_negatives': -1}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  'devices, settings',
+  # Whether the vectors of the frozen encoder come with the batch.
+  ('devices', 'settings', 'known'),
   [
-    (
-      8,
-      {
-        'negatives': 1,
-        'corpus_negatives': 16,
-        'grad_cache': 2,
-        'loss_rows': 1,
-        **SCORES,
-      },
-    ),
-    *(
-      pytest.param(devices, settings, marks=pytest.mark.slow)
-      for devices, settings in [
-        (1, {'negatives': 0, 'corpus_negatives': -1, 'prompt__regularization': 0.5}),
-        (1, {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2, 'loss_rows': 3}),
-        (8, {'negatives': 0, 'corpus_negatives': -1, 'accumulate': 2, 'batch_size': 8}),
-        (8, {'negatives': 1, 'matryoshka': (4,), 'corpus_negatives': 8, **SCORES}),
-        (1, {'negatives': 0, 'corpus_negatives': -1, 'accumulate': 2, 'batch_size': 8, **SCORES}),
-        (1, {'negatives': 1, 'corpus_negatives': 8, 'in_batch': False}),
-      ]
-    ),
+    (8, SCORES | {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2, 'loss_rows': 1}, False),
+    (1, WHOLE | {'prompt__regularization': 0.5}, False),
+    (1, WHOLE | {'prompt__regularization': 0.5}, True),
+    (1, {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2, 'loss_rows': 3}, False),
+    (8, WHOLE | {'accumulate': 2, 'batch_size': 8}, False),
+    (8, SCORES | {'negatives': 1, 'matryoshka': (4,), 'corpus_negatives': 8}, True),
+    (1, WHOLE | SCORES | {'accumulate': 2, 'batch_size': 8}, True),
+    (1, {'negatives': 1, 'corpus_negatives': 8, 'in_batch': False}, False),
   ],
   ids=str,
 )
-@pytest.mark.slow
-@pytest.mark.parametrize('known', [False, True], ids=['', 'frozen vectors come with the batch'])
 def test_loss_and_gradient_equal_numpy(devices, settings, known):
   config = make_config(**settings)
   mesh = shared.make_mesh({'data': devices})
@@ -166,7 +156,6 @@ def test_loss_and_gradient_equal_numpy(devices, settings, known):
       ('2', 'config.negatives=0'),
     ),
     ({'corpus_negatives': 12}, ('config.corpus_negatives', '12')),
-    ({'prompt__sides': 'both', 'corpus_negatives': 8}, ('corpus_negatives=8', 'query')),
     ({'prompt__sides': 'both', 'data__passage_embeddings': 'x'}, ('passage_embeddings=', 'x')),
   ],
   ids=str,
@@ -233,16 +222,3 @@ def test_vectors_are_found_by_id(tmp_path, write_embeddings):
   np.testing.assert_array_equal(passages.of_ids(['p63', 'p0']), half[[63, 0]])
   with refused('q'):
     query_only.DiskVectors(found, ['p1', 'q'])
-
-
-def test_all_passages_as_negatives():
-  class Passages:
-    width = WIDTH
-
-    def take(self, rows):
-      return CORPUS[rows]
-
-  config = make_config(negatives=0, corpus_negatives=-1)
-  assert (
-    query_only.arrays(config, Passages(), np.arange(TOTAL))['corpus/vectors'].shape == CORPUS.shape
-  )

@@ -292,15 +292,11 @@ def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path, batch
   [
     ({'data__format': 'bier'}, ('config.data.format', 'bier')),
     ({'data__train_split': 'trian'}, ('qrels', 'trian.tsv')),
-    ({'data__dev_split': 'test', 'data__train_split': 'train'}, ('qrels', 'test.tsv')),
-    ({'data__query_max_length': 33}, ('config.data.query_max_length', '33', '32')),
     (
       {'data__passage_max_length': 30, 'prompt__length': 3, 'prompt__shift_positions': True},
       ('config.data.passage_max_length', '30', '29'),
     ),
     ({'batch_size': 11}, ('config.batch_size', '11', '10')),
-    ({'data__passage_buckets': (4,)}, ('passage_buckets', '[4]')),
-    ({'negatives': 28}, ('config.negatives', '28')),
   ],
 )
 def test_what_cannot_be(start, bag, changes, message):

@@ -1,10 +1,4 @@
-import io
 import json
-import os
-import struct
-import tracemalloc
-import warnings
-import zipfile
 
 import numpy as np
 import pytest
@@ -86,15 +80,6 @@ def test_round_trip(tmp_path):
   assert path.read_bytes() == first and list(path.parent.iterdir()) == [path]
 
 
-def test_untied(tmp_path):
-  arrays = {'query/prefix': prefix(length=4, seed=1), 'passage/prefix': prefix(length=6, seed=2)}
-  save_prompt(tmp_path / 'p.npz', Prompt(META, arrays))
-  prompt = load_prompt(tmp_path / 'p.npz')
-  assert not prompt.tied
-  for kind in ('query', 'passage'):
-    np.testing.assert_array_equal(prompt.of_side(kind)['prefix'], arrays[f'{kind}/prefix'])
-
-
 def test_for_queries_alone(tmp_path):
   path = tmp_path / 'p.npz'
   save_prompt(path, Prompt(META | {'sides': 'query'}, {'query/prefix': prefix()}))
@@ -110,25 +95,13 @@ def test_for_queries_alone(tmp_path):
   'arrays, meta, message',
   [
     (('query/prefix',), {}, 'passage/prefix'),
-    (('prefix',), {'sides': 'query'}, 'query/prefix'),
     (('query/prefix', 'passage/prefix'), {'sides': 'query'}, 'passage/prefix'),
-    (('query/prefix',), {'sides': 'passage'}, 'sides'),
-    (('prefix',), {'matryoshka': 8}, ('p.npz', 'matryoshka')),
     (('prefix',), {'matryoshka': [8, 0]}, 'matryoshka'),
   ],
 )
 def test_sides_and_arrays_agree(tmp_path, arrays, meta, message):
   with refused(message):
     save_prompt(tmp_path / 'p.npz', Prompt(META | meta, dict.fromkeys(arrays, prefix())))
-
-
-def test_topic_and_template(write):
-  topic = load_prompt(
-    write(
-      {'prefix': prefix(7), 'words': np.array(['a', 'b']), 'counts': np.arange(3)}, kind='topic'
-    )
-  )
-  check_prompt(topic, CONFIG, 'a' * 64, TOKENIZER)
 
 
 VECTORS = {'slots/query/P1': np.ones((6, 24), np.float32)}
@@ -174,25 +147,16 @@ def _forms(query):
 @pytest.mark.parametrize(
   ('arrays', 'change', 'message'),
   [
-    (VECTORS, TEMPLATE | {'template': 'P1 text'}, 'template'),
     (VECTORS, TEMPLATE | {'template': {'query': 'text'}}, ('prompt.npz', 'query')),
-    (VECTORS, _forms(3), ('prompt.npz', 'template')),
     (VECTORS, _forms('[CLS] P1 text [SEP]'), '[MASK]'),
     ({}, TEMPLATE, 'slots/query/P1'),
-    ({'prefix': prefix()}, TEMPLATE, 'slots/query/P1'),
-    (VECTORS | {'prefix': prefix()}, TEMPLATE, 'template'),
     (
       {'slots/query/P1': np.ones((6, 2, 24), np.float32)},
       TEMPLATE,
       ('slots/query/P1', '[P, H]', '[6, 2, 24]'),
     ),
     (VECTORS, TEMPLATE | {'words': {'query/P3': 'x'}}, 'query/P3'),
-    (VECTORS, TEMPLATE | {'fixed_layers': -1}, 'fixed_layers'),
-    (VECTORS, TEMPLATE | {'pooling': 'max'}, 'max'),
-    (VECTORS, TEMPLATE | {'drop': ['words']}, 'prompt.npz'),
     ({}, PAIR | {'drop': ['head_sha256']}, 'head_sha256'),
-    ({}, PAIR | {'pooling': 'mean'}, 'mean'),
-    ({}, PAIR | {'verbalizer': ['yes']}, 'verbalizer'),
     ({}, PAIR | {'score': 'odds'}, 'odds'),
   ],
 )
@@ -204,10 +168,7 @@ def test_bad_templates(write, arrays, change, message):
 @pytest.mark.parametrize(
   ('arrays', 'change', 'message'),
   [
-    (None, {'drop': ['backbone', 'pooling']}, 'prompt.npz'),
     (None, {'text': 'not JSON'}, 'meta: not JSON'),
-    (None, {'text': ['{}']}, 'prompt.npz'),
-    (None, {'text': '[1]'}, 'meta'),
     (None, {'format': 'other'}, ('other', 'dprjax.prompt')),
     (
       None,
@@ -216,30 +177,17 @@ def test_bad_templates(write, arrays, change, message):
     ),
     (None, {'kind': 'suffix'}, 'suffix'),
     (None, {'pooling': 'median'}, 'median'),
-    (None, {'normalize': 'yes'}, 'normalize'),
     (
       {},
       {},
       ('prompt.npz', 'prefix'),
     ),
     ({'query/prefix': prefix()}, {}, ('query/prefix', 'passage/prefix')),
-    ({'prefix': prefix(), 'extra': prefix()}, {}, ('prompt.npz', 'prefix')),
     ({'prefix': prefix().astype(np.float64)}, {}, ('float32', 'float64')),
-    (
-      {'prefix': prefix()[0]},
-      {},
-      ('[L, 2, P, N, D]', '[2, 5, 3, 8]'),
-    ),
     (
       {'prefix': prefix()[:, :1]},
       {},
       ('[L, 2, P, N, D]', '[2, 1, 5, 3, 8]'),
-    ),
-    ({'prefix': prefix(length=0)}, {}, '[2, 2, 0, 3, 8]'),
-    (
-      {'prefix': np.where(np.arange(8) == 0, np.float32(np.nan), prefix())},
-      {},
-      ('prompt.npz', '60'),
     ),
     ({'prefix': prefix()}, {'kind': 'topic'}, '[K, L, 2, P, N, D]'),
     ({'prefix': prefix(3), 'x': np.array([np.nan])}, {'kind': 'topic'}, 'prompt.npz'),
@@ -265,11 +213,8 @@ def test_a_gain(write):
 @pytest.mark.parametrize(
   ('gain', 'message'),
   [
-    ([], 'gain'),
     ({'best': 1.0}, ('prompt.npz', 'gain')),
-    (GAIN | {'more': 1}, ('prompt.npz', 'more')),
     (GAIN | {'best': 1e300}, 'best'),
-    (GAIN | {'queries': -1}, 'queries'),
   ],
 )
 def test_a_gain_that_cannot_be(write, gain, message):
@@ -288,104 +233,17 @@ def test_bad_files(write, tmp_path):
 
   for cut in (1, 100, len(whole) // 2, len(whole) - 1):
     check(whole[:cut])
-  check(b'hello, world' * 10)
   # One flipped bit in the data of the prefix.
   at = whole.index(prefix().tobytes()) + 40
   check(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], 'prefix')
-  check(b'')
   with refused('absent.npz'):
     load_prompt(tmp_path / 'absent.npz')
   (tmp_path / 'folder').mkdir()
   with refused('prompt.npz'):
     load_prompt(tmp_path / 'folder')
-  np.save(tmp_path / 'array.npy', prefix())
-  with refused('array.npy'):
-    load_prompt(tmp_path / 'array.npy')
   np.savez(bad, prefix=prefix())
   with refused('bad.npz'):
     load_prompt(bad)
-
-
-def test_pickled_objects_are_never_loaded(write):
-  class Trap:
-    def __reduce__(self):
-      return (pytest.fail, ('the prompt file ran code',))
-
-  path = write({'prefix': np.array([Trap()], dtype=object)})
-  with refused('prompt.npz'):
-    load_prompt(path)
-
-
-def _npy(shape, dtype='<f4', content=b'', version=(1, 0)):
-  header = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
-  length = struct.pack('<H' if version == (1, 0) else '<I', len(header))
-  return b'\x93NUMPY' + bytes(version) + length + header + content
-
-
-def _rewrite(path, members, **options):
-  with zipfile.ZipFile(path, 'w', **options) as archive, warnings.catch_warnings():
-    warnings.simplefilter('ignore')  # of names that are there twice
-    for name, content in members:
-      archive.writestr(name, content)
-
-
-META_NPY = io.BytesIO()
-np.save(META_NPY, np.array(json.dumps(META)))
-
-
-@pytest.mark.parametrize(
-  ('members', 'message'),
-  [
-    ([('prefix.npy', _npy('(1000000, 1000000)'))], 'array prefix: declares 4,000,000,000,000'),
-    ([('prefix.npy', _npy('(1000000, 1000000)', version=(2, 0)))], 'array prefix: declares 4,000'),
-    ([('prefix.npy', _npy('(1000000,)', '<U100000'))], 'array prefix: declares 400,000,000,000'),
-    ([('prefix.npy', _npy('(-1, 4)'))], ''),
-    ([('prefix.npy', _npy('(2, ' * 400 + ')' * 400))], 'array prefix: cut off, damaged'),
-    ([('prefix.npy', _npy("'a'"))], 'array prefix: cut off, damaged'),
-    ([('prefix.npy', _npy('(1,)', [('a', 'b' * 40)]))], 'array prefix: cut off, damaged'),
-    ([('prefix.npy', b'no array')], 'array prefix: cut off, damaged'),
-    ([('prefix.npy', b'')], 'array prefix: cut off, damaged'),
-    ([('prefix.npy', bytes(50_000_000))], ''),
-    ([('prefix.npy', _npy('(0,)'))] * 2, 'prefix.npy'),
-    ([('prefix.npy', _npy('(0,)')), ('prefix', b'x')], 'prefix'),
-    ([('../../prefix.npy', _npy('(0,)'))], 'prefix'),
-  ],
-  ids=range(13),
-)
-def test_a_file_that_declares_what_it_has_not(tmp_path, members, message):
-  path = tmp_path / 'p.npz'
-  members = [('meta.npy', META_NPY.getvalue()), *members]
-  _rewrite(path, members, compression=zipfile.ZIP_DEFLATED)
-  tracemalloc.start()
-  with refused(message or 'p.npz') as info:
-    load_prompt(path)
-  _, most = tracemalloc.get_traced_memory()
-  tracemalloc.stop()
-  assert str(path) in str(info.value) and most < 20_000_000
-
-
-@pytest.mark.parametrize(
-  ('change', 'message'),
-  [
-    ({'text': '[' * 3000 + ']' * 3000}, 'meta'),
-    ({'text': '{"temperature": NaN}'}, 'meta: not JSON'),
-    ({'text': '{"temperature": ' + '1' * 6000 + '}'}, 'meta'),
-    ({'text': r'{"task": "\ud800"}'}, 'meta'),
-    ({'temperature': 0}, ('prompt.npz', 'temperature')),
-    ({'query_max_length': 10**12}, 'query_max_length'),
-    ({'backbone_sha256': {'query': 3}}, 'backbone_sha256'),
-    ({'kind': ['prefix']}, 'kind'),
-  ],
-)
-def test_a_meta_of_other_types(write, change, message):
-  with refused(message):
-    load_prompt(write(None, **change))
-
-
-def test_a_pipe_is_no_prompt(tmp_path):
-  os.mkfifo(tmp_path / 'p.npz')
-  with refused('p.npz'):
-    load_prompt(tmp_path / 'p.npz')
 
 
 def test_nothing_bad_is_saved(tmp_path):

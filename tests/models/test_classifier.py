@@ -9,7 +9,7 @@ import pytest
 import safetensors
 
 from dprjax.base.errors import InputError
-from dprjax.models import classifier, encoder, head_specs, hub
+from dprjax.models import classifier, head_specs, hub
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.head_specs import Head
 from tests.refusals import named_in
@@ -33,34 +33,18 @@ def test_equals_pytorch(golden, write_classifier, model_type, labels):
   assert loaded.heads['classifier'].params['output']['kernel'].shape == (18, labels)
   tokens, mask, starts = arrays['tokens'], arrays['mask'], arrays['starts']
   assert not mask.all(axis=1).any()  # every row is padded
-  # RoBERTa encoders have one type: that of the second text does not reach them.
-  logits = arrays[f'{labels}/{"typed" if model_type == "bert" else "untyped"}'].astype(np.float64)
-  types = (np.arange(tokens.shape[1]) >= starts[:, None]).astype(np.int32)
   run = jax.jit(classifier.score_pairs, static_argnums=0)
   head = loaded.heads['classifier'].params
-  scores = run(loaded.config, loaded.params, head, tokens, mask, types)
-  np.testing.assert_allclose(
-    scores, logits[:, 0] if labels == 1 else logits[:, 1] - logits[:, 0], rtol=0, atol=2e-5
-  )
-  assert scores.dtype == jnp.float32
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(('model_type', 'labels'), EVERY)
-def test_logits_equal_pytorch_without_types(golden, write_classifier, model_type, labels):
-  arrays = golden(f'classifier_{model_type}')
-  loaded = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
-  first = encoder.encode(loaded.config, loaded.params, arrays['tokens'], arrays['mask'])[:, 0]
-  logits = classifier.classify(loaded.config, loaded.heads['classifier'].params, first)
-  np.testing.assert_allclose(logits, arrays[f'{labels}/untyped'], rtol=0, atol=2e-5)
-  scores = classifier.score_pairs(
-    loaded.config,
-    loaded.params,
-    loaded.heads['classifier'].params,
-    arrays['tokens'],
-    arrays['mask'],
-  )
-  np.testing.assert_allclose(scores, classifier.score(logits), rtol=0, atol=1e-6)
+  second = (np.arange(tokens.shape[1]) >= starts[:, None]).astype(np.int32)
+  for types in (None, second):
+    # RoBERTa encoders have one type: that of the second text does not reach them.
+    typed = types is not None and model_type == 'bert'
+    logits = arrays[f'{labels}/{"typed" if typed else "untyped"}'].astype(np.float64)
+    scores = run(loaded.config, loaded.params, head, tokens, mask, types)
+    np.testing.assert_allclose(
+      scores, logits[:, 0] if labels == 1 else logits[:, 1] - logits[:, 0], rtol=0, atol=2e-5
+    )
+    assert scores.dtype == jnp.float32
 
 
 @pytest.mark.slow
@@ -89,7 +73,7 @@ def test_score_is_the_log_odds_of_label_1():
   np.testing.assert_array_equal(classifier.score(logits[:, :1]), logits[:, 0])
 
 
-@pytest.mark.parametrize(('model_type', 'labels'), EVERY)
+@pytest.mark.parametrize(('model_type', 'labels'), [('bert', 1), ('xlm-roberta', 2)])
 def test_round_trip_keeps_every_bit(write_classifier, tmp_path, model_type, labels):
   first = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
   hub.save_backbone(
@@ -109,7 +93,7 @@ def test_round_trip_keeps_every_bit(write_classifier, tmp_path, model_type, labe
   assert (
     second.sha256 == first.sha256 and second.hf_config['id2label'] == first.hf_config['id2label']
   )
-  name = {'bert': 'Bert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta'}[model_type]
+  name = {'bert': 'Bert', 'xlm-roberta': 'XLMRoberta'}[model_type]
   assert second.hf_config['architectures'] == [f'{name}ForSequenceClassification']
   assert json.loads((tmp_path / 'out' / 'tokenizer_config.json').read_text()) == {
     'model_max_length': 12
@@ -191,17 +175,6 @@ def test_heads_that_do_not_fit(write_classifier):
     'id2label',
     'config.json',
   )
-  assert named_in(
-    error(
-      write_classifier(
-        'roberta',
-        tensors={'classifier.out_proj.weight': None, 'classifier.out_proj.bias': None},
-        folder='b',
-      )
-    ),
-    'classifier.out_proj.weight',
-    'classifier.out_proj.bias',
-  )
   # A model that labels tokens has no pooler.
   assert named_in(
     error(
@@ -212,20 +185,6 @@ def test_heads_that_do_not_fit(write_classifier):
       )
     ),
     'pooler.dense.weight',
-    'pooler.dense.bias',
-  )
-  assert named_in(
-    error(
-      write_classifier(
-        'bert',
-        tensors={
-          'classifier.weight': None,
-          'classifier.bias': None,
-          'bert.pooler.dense.bias': None,
-        },
-        folder='d',
-      )
-    ),
     'pooler.dense.bias',
   )
   assert named_in(
@@ -256,19 +215,6 @@ def test_pickled_weights_are_converted_with_their_head(write_classifier):
 
 
 @pytest.mark.slow
-def test_fresh_heads():
-  config = EncoderConfig('bert', 50, 32, 3, 4, 64)
-  head = classifier.init_classifier(config, jax.random.key(0), 2)
-  assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), head) == {
-    'dense': {'kernel': ((32, 32), 'float32'), 'bias': ((32,), 'float32')},
-    'output': {'kernel': ((32, 2), 'float32'), 'bias': ((2,), 'float32')},
-  }
-  assert (
-    abs(head['dense']['kernel'].std() - 0.02) < 2e-3 and np.abs(head['output']['bias']).max() == 0
-  )
-
-
-@pytest.mark.slow
 def test_dropout_is_where_transformers_has_it():
   config = EncoderConfig('bert', 50, 32, 3, 4, 64, hidden_dropout=0.5)
   # A tanh of 1 everywhere: drops can be counted in the sum of the last layer.
@@ -293,7 +239,7 @@ def test_dropout_is_where_transformers_has_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('model_type', 'labels'), EVERY)
+@pytest.mark.parametrize(('model_type', 'labels'), [('bert', 1), ('roberta', 2)])
 def test_transformers_loads_what_was_saved(golden, write_classifier, tmp_path, model_type, labels):
   torch = pytest.importorskip(
     'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'

@@ -156,26 +156,6 @@ def test_equals_transformers_on_minilm(golden, minilm):
 
 
 @pytest.mark.slow
-def test_shared_per_example_and_bank_agree(small, inputs):
-  config, params = small
-  tokens, mask = inputs
-  bank = prompts(config, 3)
-  ids = jnp.array([2, 0, 2, 1], jnp.int32)
-  from_bank = encode(config, params, tokens, mask, adapter=bank_of(bank).choose(ids))
-  per_example = encode(config, params, tokens, mask, adapter=prefix(bank[ids]))
-  np.testing.assert_allclose(from_bank, per_example, atol=1e-6, rtol=0)
-  for row, prompt in enumerate(np.asarray(ids)):
-    shared = encode(config, params, tokens, mask, adapter=prefix(bank[prompt]))
-    np.testing.assert_allclose(from_bank[row], shared[row], atol=2e-6, rtol=0)
-    assert (
-      np.abs(
-        shared - encode(config, params, tokens, mask, adapter=prefix(bank[(prompt + 1) % 3]))
-      ).max()
-      > 0.1
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('model_type', 'shift'), [('bert', True), ('roberta', True), ('bert', False)]
 )
@@ -232,7 +212,7 @@ def test_a_bank_shifts_padding_alone_beyond_the_positions(small):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('model_type', ['bert', 'roberta'])
-@pytest.mark.parametrize('fixed_layers', [0, 1, 2])
+@pytest.mark.parametrize('fixed_layers', [0, 2])
 def test_vectors_in_place_of_words_equal_transformers(
   model_type, fixed_layers, golden, write_checkpoint
 ):
@@ -290,60 +270,6 @@ def test_vectors_with_a_prompt_a_split_and_nothing_to_look_up(small, inputs):
 
 
 @pytest.mark.slow
-def test_gradient_reaches_only_the_prompts_that_were_used(small, inputs):
-  config, params = small
-  tokens, mask = inputs
-  ids = jnp.array([2, 0, 2, 0], jnp.int32)
-  gradient = jax.grad(
-    lambda bank: golden_loss(
-      encode(config, params, tokens, mask, adapter=bank_of(bank).choose(ids)), mask
-    )
-  )(prompts(config, 3))
-  assert np.abs(gradient[1]).max() == 0
-  assert (np.abs(gradient[jnp.array([0, 2])]).max(axis=(2, 3, 4, 5)) > 0).all()
-
-
-@pytest.mark.slow
-def test_empty_prompt_is_no_prompt(small, inputs):
-  config, params = small
-  plain = encode(config, params, *inputs)
-  empty = prompts(config, 4, length=0)
-  np.testing.assert_array_equal(plain, encode(config, params, *inputs, adapter=prefix(empty[0])))
-  np.testing.assert_array_equal(plain, encode(config, params, *inputs, adapter=prefix(empty)))
-  np.testing.assert_array_equal(
-    plain,
-    encode(config, params, *inputs, adapter=bank_of(empty).choose(jnp.zeros(4, jnp.int32))),
-  )
-
-
-@pytest.mark.slow
-def test_order_of_the_prompt_does_not_matter(small, inputs):
-  # Prefix vectors have no positions, unshifted: any order gives the same attention.
-  config, params = small
-  prompt = prompts(config, 1)[0]
-  turned = encode(config, params, *inputs, adapter=prefix(prompt[:, :, ::-1]))
-  np.testing.assert_allclose(
-    turned, encode(config, params, *inputs, adapter=prefix(prompt)), atol=2e-6, rtol=0
-  )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
-def test_padding_does_not_matter(small, inputs, model_type):
-  config, params = small
-  config = dataclasses.replace(config, model_type=model_type)
-  tokens, mask = inputs
-  prompt = prompts(config, 1)[0]
-  wide_tokens, wide_mask = (
-    jnp.pad(tokens, ((0, 0), (0, 4)), constant_values=3),
-    jnp.pad(mask, ((0, 0), (0, 4))),
-  )
-  narrow = encode(config, params, tokens, mask, adapter=prefix(prompt, True))
-  wide = encode(config, params, wide_tokens, wide_mask, adapter=prefix(prompt, True))
-  np.testing.assert_allclose(wide[:, :7][mask], narrow[mask], atol=2e-6, rtol=0)
-
-
-@pytest.mark.slow
 def test_row_of_padding_is_finite(small, inputs):
   config, params = small
   tokens, _ = inputs
@@ -353,9 +279,7 @@ def test_row_of_padding_is_finite(small, inputs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'options', [{'unroll': 0}, {'unroll': 2}, {'remat': True}, {'remat': True, 'unroll': 3}], ids=str
-)
+@pytest.mark.parametrize('options', [{'remat': True, 'unroll': 3}], ids=str)
 def test_remat_and_unroll_change_nothing(small, inputs, options):
   config, params = small
   tokens, mask = inputs
@@ -395,26 +319,6 @@ def test_fused_attention_equals_the_plain_one(small, inputs, how):
   np.testing.assert_allclose(np.asarray(other)[mask], np.asarray(hidden)[mask], atol=5e-6, rtol=0)
   for ours, theirs in zip(jax.tree.leaves(others), jax.tree.leaves(gradients), strict=True):
     np.testing.assert_allclose(ours, theirs, atol=5e-5 * max(1, np.abs(theirs).max()), rtol=0)
-
-
-@pytest.mark.slow
-def test_fused_attention_has_dropout(small, inputs):
-  config, params = small
-  options = EncoderOptions(attention='fused', dropout=0.3)
-
-  def run(key):
-    return encode(
-      config,
-      params,
-      *inputs,
-      adapter=prefix(prompts(config, 1)[0]),
-      options=options,
-      dropout_key=key,
-    )
-
-  first, again, other = (run(jax.random.key(seed)) for seed in (0, 0, 1))
-  np.testing.assert_array_equal(first, again)
-  assert np.abs(first - other).max() > 0.01
 
 
 @pytest.mark.slow
@@ -521,39 +425,6 @@ def test_attention_scores_are_float32_under_bfloat16(small, inputs):
 
 
 @pytest.mark.slow
-def test_bfloat16_is_close(small, inputs):
-  config, params = small
-  tokens, mask = inputs
-  prompt = prompts(config, 1)[0]
-  half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-
-  def run(params, dtype):
-    def loss(prompt):
-      hidden = encode(
-        config, params, tokens, mask, adapter=prefix(prompt), options=EncoderOptions(dtype)
-      )
-      return golden_loss(hidden, mask), hidden
-
-    return jax.grad(loss, has_aux=True)(prompt)
-
-  gradient, hidden = run(params, jnp.float32)
-  # Vectors are of norm sqrt(H): an error of 0.1 a component is 2 %, what three layers of 8-bit
-  # mantissas make.
-  for held, dtype, bound in (
-    (half, jnp.float32, 0.1),
-    (params, jnp.bfloat16, 0.2),
-    (half, jnp.bfloat16, 0.2),
-  ):
-    other_gradient, other = run(held, dtype)
-    assert other.dtype == jnp.float32 and other_gradient.dtype == jnp.float32
-    assert 0 < np.abs(other - hidden)[mask].max() < bound
-    cosine = (
-      np.sum(other_gradient * gradient) / np.linalg.norm(other_gradient) / np.linalg.norm(gradient)
-    )
-    assert cosine > 0.98
-
-
-@pytest.mark.slow
 def test_dropout_needs_a_key_and_repeats_with_it(small, inputs):
   config, params = small
   plain = encode(config, params, *inputs)
@@ -576,16 +447,9 @@ def test_dropout_needs_a_key_and_repeats_with_it(small, inputs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'shape',
-  [
-    pytest.param((8, 1), marks=pytest.mark.slow, id='data 8'),
-    pytest.param((4, 2), id='data 4 model 2'),
-  ],
-)
-def test_sharded_equals_one_device(small, shape):
+def test_sharded_equals_one_device(small):
   config, params = small
-  mesh = jax.make_mesh(shape, ('data', 'model'), axis_types=(AxisType.Auto,) * 2)
+  mesh = jax.make_mesh((4, 2), ('data', 'model'), axis_types=(AxisType.Auto,) * 2)
   rng = np.random.default_rng(0)
   tokens = rng.integers(1, config.vocab_size, (16, 7)).astype(np.int32)
   mask = np.arange(7)[None] < rng.integers(1, 8, (16, 1))
@@ -627,10 +491,9 @@ def test_sharded_equals_one_device(small, shape):
   'options',
   [
     EncoderOptions(),
-    EncoderOptions(unroll=3),
     EncoderOptions.of(encoder_config.arithmetic('mixed', 'dtype')),
   ],
-  ids=('scanned', 'unrolled', 'mixed'),
+  ids=('scanned', 'mixed'),
 )
 def test_prompt_gradient_computes_no_weight_gradients(small, options):
   config = dataclasses.replace(small[0], hidden_size=128, intermediate_size=512)
@@ -715,17 +578,6 @@ def test_early_and_late_states_and_attention_equal_transformers(model_type, gold
 
 
 @pytest.mark.slow
-def test_attention_with_a_prompt_an_example(small, inputs):
-  config, params = small
-  bank = prompts(config, 4)
-  each = attend(config, params, *inputs, adapter=prefix(bank))
-  np.testing.assert_allclose(
-    each[:, 2], attend(config, params, *inputs, adapter=prefix(bank[2]))[:, 2], rtol=0, atol=2e-6
-  )
-  np.testing.assert_allclose(each.sum(-1), 1, rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
 def test_attention_under_shifted_positions_equals_numpy(small, inputs):
   config, params = small
   tokens, mask = inputs
@@ -752,39 +604,6 @@ def test_attention_under_shifted_positions_equals_numpy(small, inputs):
     np.testing.assert_allclose(
       found[layer], weights / weights.sum(-1, keepdims=True), rtol=0, atol=1e-5
     )
-
-
-@pytest.mark.slow
-def test_attention_under_shifted_positions_of_roberta(small, inputs):
-  # Real tokens are counted from the padding's row on: five rows further is as good as a table moved
-  # by five.
-  config, params = dataclasses.replace(small[0], model_type='roberta', pad_token_id=1), small[1]
-  tokens, mask = inputs
-  tokens = jnp.where(tokens == 1, 2, tokens)  # a padding token in the text has no position
-  prompt = prompts(config, 1)[0]
-  table = params['embeddings']['position']['embedding']
-  moved = params | {
-    'embeddings': params['embeddings'] | {'position': {'embedding': jnp.roll(table, -5, axis=0)}}
-  }
-  np.testing.assert_array_equal(
-    attend(config, params, tokens, mask, adapter=prefix(prompt, True)),
-    attend(config, moved, tokens, mask, adapter=prefix(prompt)),
-  )
-
-
-def test_attention_beyond_the_positions(small, inputs):
-  config, params = small
-  prompt, tokens, wide = (
-    np.zeros((3, 3, 2, 5, 4, 8), np.float32),
-    np.ones((1, 20), np.int32),
-    np.ones((1, 25), np.int32),
-  )
-  with refused('20', '24'):
-    encoder.first_token_attention(
-      config, params, tokens, tokens > 0, adapter=prefix(prompt[0], shift=True)
-    )
-  with refused('25', '24'):
-    encoder.first_token_attention(config, params, wide, wide > 0)
 
 
 @pytest.mark.slow

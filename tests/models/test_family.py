@@ -91,10 +91,9 @@ def reference(config, params, tokens, prefix=None):
 
 
 @pytest.mark.slow_but_first
-@pytest.mark.parametrize('attention', ['plain', 'fused'])  # which has no kernel for such heads
 @pytest.mark.parametrize('length', [0, 3])
 @pytest.mark.parametrize('left', [False, True])
-def test_states_equal_numpy(length, left, attention):
+def test_states_equal_numpy(length, left):
   params = draw(SHAPE)
   rng = np.random.default_rng(1)
   lengths, width = (11, 4, 1), 12
@@ -108,7 +107,7 @@ def test_states_equal_numpy(length, left, attention):
     jnp.asarray(tokens),
     jnp.asarray(mask),
     adapter=Prefix(jnp.asarray(prefix)),
-    options=EncoderOptions(attention=attention),
+    options=EncoderOptions(attention='fused'),  # which has no kernel for such heads
   )
   for row, there, states in zip(tokens, mask, np.asarray(found), strict=True):
     expected = reference(SHAPE, params, row[there], prefix)
@@ -127,15 +126,6 @@ def test_a_prompt_moved_by_its_own_length_is_another():
     for prompt, shift in ((prefix, 0), (prefix, 5))
   )
   assert np.abs(np.asarray(plain - moved)).max() > 1e-3
-
-
-@pytest.mark.slow
-def test_early_states_have_no_final_norm():
-  params, tokens = draw(SHAPE), jnp.ones((1, 4), jnp.int32)
-  early, late = encoder.encode_early_late(SHAPE, params, tokens, tokens > 0, 1)
-  whole = encode_tokens(SHAPE, params, tokens, tokens > 0)
-  np.testing.assert_allclose(late, whole, atol=1e-6)
-  assert np.abs(np.mean(np.square(early), axis=2) - 1).max() > 0.1
 
 
 def test_its_folder_round_trips(tmp_path):

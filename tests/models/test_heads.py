@@ -10,7 +10,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dprjax.models import encoder, heads, hub
-from dprjax.models.encoder_config import EncoderConfig
 from tests import reference
 
 GOLDEN = [
@@ -139,30 +138,6 @@ def test_mlm_loss_equals_numpy_and_adds_up_over_chunks(small, masked):
   )
 
 
-@pytest.mark.slow
-def test_mlm_loss_of_known_logits():
-  # Embeddings 0: the logits are the bias, ln of the probabilities .5, .25, .25.
-  config = EncoderConfig('bert', 3, 4, 1, 1, 4)
-  head = heads.init_mlm_head(config, jax.random.key(0)) | {
-    'bias': jnp.log(jnp.array([0.5, 0.25, 0.25]))
-  }
-  positions = jnp.array([[1, 2], [0, 0]], jnp.int32)
-  total, count, right = heads.mlm_loss(
-    config,
-    head,
-    jnp.zeros((3, 4)),
-    jnp.ones((2, 3, 4)),
-    positions,
-    jnp.array([[0, 2], [1, 0]], jnp.int32),
-    jnp.array([[1.0, 1.0], [1.0, 0.0]]),
-  )
-  np.testing.assert_allclose([total, count, right], [5 * np.log(2), 3, 1], rtol=1e-6)
-  nothing = heads.mlm_loss(
-    config, head, jnp.zeros((3, 4)), jnp.ones((2, 3, 4)), positions, positions, jnp.zeros((2, 2))
-  )
-  np.testing.assert_array_equal(nothing, np.zeros(3))
-
-
 def test_nothing_is_as_large_as_all_tokens_times_the_vocabulary(small, masked):
   config, (embedding, arrays) = small[0], masked
 
@@ -214,28 +189,3 @@ def test_bfloat16_logits_are_float32_and_close(small, masked):
   )
   assert exact.dtype == rounded.dtype == jnp.float32 and exact.shape == (8, 7, config.vocab_size)
   assert 0 < np.abs(exact - rounded).max() < 0.02 * np.abs(exact).max()
-  np.testing.assert_allclose(
-    heads.mlm_logits(config, random_head(config), embedding, arrays[0][2, 3]),
-    exact[2, 3],
-    rtol=1e-5,
-    atol=1e-5,
-  )
-
-
-def test_fresh_heads(small):
-  config, params = small
-  mlm = heads.init_mlm_head(config, jax.random.key(0))
-  assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), mlm) == {
-    'dense': {'kernel': ((32, 32), 'float32'), 'bias': ((32,), 'float32')},
-    'norm': {'scale': ((32,), 'float32'), 'bias': ((32,), 'float32')},
-    'bias': ((50,), 'float32'),
-  }
-  assert abs(mlm['dense']['kernel'].std() - 0.02) < 2e-3
-  assert (mlm['norm']['scale'] == 1).all() and max(
-    np.abs(one).max() for one in (mlm['bias'], mlm['dense']['bias'], mlm['norm']['bias'])
-  ) == 0
-  condenser = heads.init_condenser_head(config, jax.random.key(0))
-  assert jax.tree.map(lambda leaf: leaf.shape[1:], condenser) == jax.tree.map(
-    lambda leaf: leaf.shape[1:], params['layers']
-  )
-  assert {leaf.shape[0] for leaf in jax.tree.leaves(condenser)} == {2}

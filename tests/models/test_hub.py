@@ -2,8 +2,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import time
 
 import jax
@@ -113,11 +111,10 @@ def test_every_class_of_checkpoint_is_the_same_backbone(write_checkpoint):
 @pytest.mark.parametrize(
   'wrapper',
   [
-    *('model.', 'auto_model.', 'module.', '0.auto_model.', '_orig_mod.', '0.model.', 'encoder.'),
-    *('module._orig_mod.', 'base_model.model.', 'backbone.', '_orig_mod.module.0.auto_model.'),
+    *('model.', '0.auto_model.', 'encoder.', 'base_model.model.', '_orig_mod.module.0.auto_model.'),
   ],
 )
-@pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
+@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
 def test_what_a_tool_puts_before_names_is_stripped(write_checkpoint, wrapper, model_type):
   plain = hub.load_backbone(write_checkpoint(model_type, 1, folder='plain'))
   family = 'bert.' if model_type == 'bert' else 'roberta.'
@@ -128,9 +125,7 @@ def test_what_a_tool_puts_before_names_is_stripped(write_checkpoint, wrapper, mo
     assert hub.load_backbone(path).sha256 == plain.sha256
 
 
-@pytest.mark.parametrize(
-  'wrapper', ['student.', 'roberta.', 'bert.roberta.', 'q.bert.', 'electra.', 'hebert.']
-)
+@pytest.mark.parametrize('wrapper', ['student.', 'q.bert.', 'hebert.'])
 def test_other_prefixes_are_named_first(write_checkpoint, wrapper):
   text = error(write_checkpoint('bert', 1, prefix=wrapper))
   named = wrapper if wrapper == 'hebert.' else wrapper.removesuffix('bert.')
@@ -164,8 +159,8 @@ def test_shards(write_checkpoint):
   assert named_in(error(path), 'weight_map')
 
 
-@pytest.mark.parametrize('dtype', [ml_dtypes.bfloat16, np.float16])
-def test_half_precision_files(write_checkpoint, dtype):
+def test_half_precision_files(write_checkpoint):
+  dtype = ml_dtypes.bfloat16
   single = hub.load_backbone(write_checkpoint('bert', 1, folder='single'))
   half = hub.load_backbone(write_checkpoint('bert', 1, dtype=dtype, folder='half'))
   # As stored, so another checkpoint; the values are those of the stored type.
@@ -208,23 +203,14 @@ def _change(folder):
   (folder / 'config.json').write_text((folder / 'config.json').read_text() + ' ')
 
 
-def _other_kind(folder):
-  (folder / 'dprjax.json').write_text('{"format": "dprjax.training"}')
-
-
 @pytest.mark.parametrize(
   'harm',
   [
-    lambda folder: (folder / 'config.json').unlink(),
     lambda folder: (folder / 'notes.txt').write_text('mine'),
     lambda folder: (folder / 'sub' / 'deep').mkdir(parents=True) or _write(folder / 'sub' / 'a'),
-    lambda folder: os.mkfifo(folder / 'fifo'),
     _unmark,
     _change,
-    _other_kind,
     lambda folder: (folder / 'dprjax.json').write_text('[' * 9999),
-    lambda folder: (folder / 'dprjax.json').write_text('{"format": "dprjax.model"}'),
-    lambda folder: (folder / 'dprjax.json').write_text('{"format": "dprjax.model", "files": {}}'),
   ],
 )
 def test_save_replaces_only_what_it_wrote_itself(write_checkpoint, tmp_path, harm):
@@ -243,50 +229,6 @@ def test_save_replaces_only_what_it_wrote_itself(write_checkpoint, tmp_path, har
 
 def _write(path):
   path.write_text('a')
-
-
-@pytest.mark.slow
-def test_no_space_left(tmp_path):
-  # A limit on the size of files stands in for a full disk.
-  code = f"""
-import resource, signal, jax
-from dprjax.models import hub
-config = hub.scratch_config('tiny', 2000)
-params = hub.init_params(config, jax.random.key(0))
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-  hub.save_backbone({str(tmp_path / 'out')!r}, config, params)
-except hub.InputError as error:
-  print(error)
-"""
-  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-  assert done.stdout.startswith(f'cannot write {tmp_path / "out"}: File too large'), (
-    done.stdout + done.stderr
-  )
-  assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-  ('change', 'message'),
-  [
-    ({'model_type': 'gpt2'}, "model_type 'gpt2' is not supported; use one of: bert, distilbert"),
-    ({'model_type': 'absent'}, 'model_type None is not supported'),
-    ({'hidden_size': 24.5}, 'hidden_size'),
-    ({'layer_norm_eps': 'small'}, 'layer_norm_eps'),
-    ({'hidden_act': 'xielu'}, "hidden_act 'xielu' is not supported"),
-    (
-      {'position_embedding_type': 'relative_key'},
-      "position_embedding_type 'relative_key' is not supported, only 'absolute'",
-    ),
-    ({'is_decoder': True}, 'is_decoder True is not supported'),
-    ({'num_attention_heads': 5}, 'hidden_size 24 is not a multiple of num_attention_heads 5'),
-  ],
-)
-def test_bad_config(write_checkpoint, change, message):
-  path = write_checkpoint('bert', 1, change=change)
-  text = error(path)
-  assert message in text and f'{path}/config.json' in text
 
 
 def test_config_defaults(write_checkpoint):
@@ -324,9 +266,6 @@ def test_wrong_tensors_are_listed(write_checkpoint):
     'bert encoder with 3 layers: missing encoder.layer.1.attention.self.query.weight' in text
     and 'and 24 more' in text
   )
-  assert named_in(
-    error(write_checkpoint('bert', 3, change={'num_hidden_layers': 1})), 'encoder.layer.1'
-  )
   twice = {'bert.embeddings.LayerNorm.bias': np.zeros(24, np.float32)}
   assert named_in(error(write_checkpoint(tensors=twice)), 'embeddings.LayerNorm.bias')
   assert named_in(
@@ -339,20 +278,14 @@ def test_wrong_tensors_are_listed(write_checkpoint):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
+    ({'hidden_act': 'xielu'}, ('hidden_act', 'xielu')),
+    ({'is_decoder': True}, 'is_decoder'),
     ({'num_hidden_layers': 10**9}, ('num_hidden_layers', '1000000000')),
-    ({'num_hidden_layers': 10**12}, 'num_hidden_layers'),
     ({'num_hidden_layers': True}, 'num_hidden_layers'),
     ({'hidden_size': 24 * 10**7}, ('config.json', '[41, 240000000]')),
     ({'hidden_size': 25}, ('hidden_size', '25', 'num_attention_heads')),
-    ({'num_attention_heads': 10**8}, 'num_attention_heads'),
-    ({'num_attention_heads': 0}, 'num_attention_heads'),
     ({'vocab_size': 10**9}, ('config.json', '[1000000000, 24]')),
-    ({'max_position_embeddings': 10**9}, ('config.json', '[1000000000, 24]')),
-    ({'intermediate_size': 10**9}, ('config.json', '[1000000000')),
-    ({'layer_norm_eps': 1e300}, 'layer_norm_eps'),
-    ({'hidden_act': ['gelu']}, 'hidden_act'),
     ({'model_type': ['bert']}, ('model_type', '[', 'bert', ']')),
-    ({'pad_token_id': 10**20}, 'pad_token_id'),
   ],
   ids=str,
 )
@@ -367,41 +300,21 @@ def test_null_in_config_is_absent(write_checkpoint):
   assert hub.read_shape(write_checkpoint(change=nulls)) == hub.read_shape(write_checkpoint())
 
 
-@pytest.mark.parametrize('architectures', [5, 'x', {'a': 1}, [None], None])
+@pytest.mark.parametrize('architectures', [5, [None]])
 def test_architectures_of_another_type(write_checkpoint, architectures):
   hub.load_backbone(write_checkpoint(change={'architectures': architectures}))
-
-
-@pytest.mark.parametrize(
-  ('text', 'message'),
-  [
-    ('[' * 3000 + ']' * 3000, 'config.json'),
-    ('{"vocab_size": NaN}', 'config.json'),
-    ('{"vocab_size": ' + '9' * 5000 + '}', 'config.json'),
-    ('null', 'config.json'),
-  ],
-)
-def test_a_config_that_is_none(write_checkpoint, text, message):
-  path = write_checkpoint()
-  (path / 'config.json').write_text(text)
-  assert named_in(error(path), message)
 
 
 @pytest.mark.parametrize(
   'header',
   [
     {'a': {'dtype': 'F32', 'shape': [10**12], 'data_offsets': [0, 4 * 10**12]}},
-    {'a': {'dtype': 'F32', 'shape': [10**12], 'data_offsets': [0, 4]}},
     {
       'a': {'dtype': 'F32', 'shape': [2], 'data_offsets': [0, 8]},
       'b': {'dtype': 'F32', 'shape': [2], 'data_offsets': [4, 12]},
     },
-    {'a': {'dtype': 'F32', 'shape': [2**62, 4], 'data_offsets': [0, 0]}},
-    {'a': {'dtype': 'F32', 'shape': [-1], 'data_offsets': [0, 4]}},
     {'a': []},
-    [],
   ],
-  ids=range(7),
 )
 def test_weights_that_declare_what_they_have_not(write_checkpoint, header):
   path = write_checkpoint()
@@ -412,7 +325,7 @@ def test_weights_that_declare_what_they_have_not(write_checkpoint, header):
   assert named_in(error(path), 'model.safetensors')
 
 
-@pytest.mark.parametrize('name', ['../../etc/passwd', '/etc/passwd', 'a/b', '..', '.', '', 'a\0b'])
+@pytest.mark.parametrize('name', ['../../etc/passwd', '/etc/passwd', '..', 'a\0b'])
 def test_shards_outside_the_folder(write_checkpoint, name):
   path = write_checkpoint()
   (path / 'model.safetensors').unlink()
@@ -423,20 +336,6 @@ def test_shards_outside_the_folder(write_checkpoint, name):
   for index in ({'weight_map': []}, {'weight_map': {'a': 3}}, {}, [], None):
     (path / 'model.safetensors.index.json').write_text(json.dumps(index))
     assert named_in(error(path), 'model.safetensors.index.json')
-
-
-@pytest.mark.parametrize(
-  'file', ['model.safetensors', 'config.json', 'modules.json', 'tokenizer.json']
-)
-def test_pipes_and_folders_in_a_model(write_checkpoint, file):
-  path = write_checkpoint()
-  (path / file).unlink(missing_ok=True)
-  os.mkfifo(path / file)
-  assert named_in(error(path), file)
-  (path / file).unlink()
-  (path / file).mkdir()
-  if file != 'tokenizer.json':  # which is not read with the weights
-    assert named_in(error(path), file)
 
 
 def test_a_package_is_located_without_running_it(tmp_path, monkeypatch):
@@ -482,8 +381,6 @@ def test_paths_that_are_not_directories(tmp_path):
   assert named_in(error(tmp_path), 'config.json')
   (tmp_path / 'file').write_text('x')
   assert named_in(error(tmp_path / 'file'), tmp_path / 'file')
-  (tmp_path / 'config.json').write_text('{')
-  assert named_in(error(tmp_path), 'config.json')
   (tmp_path / 'config.json').write_text('[]')
   assert named_in(error(tmp_path), 'config.json')
 
@@ -573,12 +470,7 @@ def test_transformers_loads_what_was_saved(write_checkpoint, tmp_path, golden, m
   np.testing.assert_allclose(ours[mask], hidden[mask], rtol=0, atol=2e-5)
 
 
-def test_checkpoint_without_heads(write_checkpoint):
-  backbone = hub.load_backbone(write_checkpoint('bert', 1))
-  assert not backbone.heads
-
-
-@pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
+@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
 def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
   first = hub.load_backbone(
     write_heads(model_type, change={'tie_word_embeddings': False}), ('mlm', 'condenser')
@@ -598,7 +490,7 @@ def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
     second.heads['condenser'].settings['split'],
     first.heads['condenser'].settings['split'],
   ) == (first.sha256, 2, 1)
-  name = {'bert': 'Bert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta'}[model_type]
+  name = {'bert': 'Bert', 'roberta': 'Roberta'}[model_type]
   assert (
     second.hf_config['architectures'] == [f'{name}ForMaskedLM']
     and second.hf_config['tie_word_embeddings'] is True

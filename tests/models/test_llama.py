@@ -200,18 +200,11 @@ def test_layers_have_windows_by_old_keys(golden):
   ('name', 'change', 'named'),
   [
     ('llama', {'rope_parameters': {'rope_type': 'dynamic', 'factor': 2}}, ('dynamic', 'llama3')),
-    ('llama', {'rope_parameters': {'rope_type': 'linear'}}, ('factor',)),
-    ('llama', {'rope_parameters': {'partial_rotary_factor': 0.5}}, ('partial_rotary_factor',)),
     ('llama', {'num_key_value_heads': 3}, ('num_key_value_heads',)),
-    ('llama', {'head_dim': 7}, ('head_dim',)),
-    ('llama', {'hidden_act': 'snake'}, ('snake', 'silu')),
-    ('llama', {'hidden_size': None}, ('hidden_size',)),
     ('gemma3', {'attn_logit_softcapping': 30.0}, ('attn_logit_softcapping',)),
-    ('gemma3', {'layer_types': ['full_attention'] * 2}, ('layer_types',)),
     ('gemma3', {'layer_types': ['chunked_attention'] * 3}, ('chunked_attention',)),
     ('qwen3', {'model_type': 'qwen3_moe'}, ('qwen3_moe', 'qwen3', 'llama')),
     ('qwen3', {'auto_map': {'AutoModel': 'modeling.Other'}}, ('auto_map', 'modeling.Other')),
-    ('qwen3', {'quantization_config': {'bits': 4}}, ('quantization_config',)),
   ],
 )
 def test_what_is_not_supported_is_named(name, change, named, golden, tmp_path):

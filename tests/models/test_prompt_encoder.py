@@ -61,15 +61,6 @@ def test_vectors_equal_pytorch(golden):
 
 
 @pytest.mark.slow
-def test_encoders_are_independent():
-  keys = {name: jax.random.key(seed) for seed, name in enumerate('abc')}
-  several = prompt_encoder.init_prompt_encoders(config(8), keys, {'a': 2, 'b': 2, 'c': 1})
-  alone = prompt_encoder.init_prompt_encoders(config(8), {'b': keys['b']}, {'b': 2})
-  jax.tree.map(np.testing.assert_array_equal, several['b'], alone['b'])
-  assert not np.array_equal(several['a']['output']['kernel'], several['b']['output']['kernel'])
-
-
-@pytest.mark.slow
 def test_parameters_start_as_in_pytorch():
   width = 64
   params = init(width, 300, seed=1)

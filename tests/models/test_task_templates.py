@@ -154,18 +154,11 @@ def test_pooling(pooling):
   ('string', 'kind'),
   [
     ('[CLS] P1 text P2 [SEP]', 'query'),
-    ('[CLS] text [MASK] [MASK] [SEP]', 'query'),
-    ('[CLS] P1 [MASK] [SEP]', 'passage'),
     ('[CLS] text text [MASK] [SEP]', 'query'),
-    ('[CLS] first [MASK] [SEP]', 'pair'),
     ('[CLS] second first [MASK] [SEP]', 'pair'),
-    ('[CLS] text P2 P2 [MASK] [SEP]', 'query'),
     ('[CLS] text [CLS] [MASK] [SEP]', 'query'),
     ('text [MASK] [SEP]', 'query'),
-    ('[CLS] text [MASK]', 'query'),
-    ('[CLS] first [MASK] [SEP]', 'query'),
     ('', 'query'),
-    ('x' * 300, 'query'),
   ],
 )
 def test_bad_template_strings(string, kind):
@@ -201,7 +194,6 @@ def test_forms_and_tokenizers_that_do_not_fit():
     (('yes', 'perhaps'), ('perhaps', '2')),
     (('yes', 'zzz'), 'zzz'),
     (('yes', 'yes'), 'yes'),
-    (('yes',), 'yes'),
   ],
 )
 def test_label_words(words, message):
@@ -213,15 +205,6 @@ def test_label_words(words, message):
   assert task_templates.label_ids(('no', 'yes'), look_up, [0, 3], 'here') == (8, 7)
   with refused(message):
     task_templates.label_ids(words, look_up, [0, 3], 'config.template.verbalizer')
-
-
-def test_the_papers_words():
-  kinds = [kind for task in task_templates.WORDS.values() for kind in task]
-  assert [kinds.count(kind) for kind in ('query', 'passage', 'pair')] == [3, 3, 5]
-  for task in task_templates.WORDS.values():
-    assert [len(words) for words in task.values()] == [3 if kind == 'pair' else 2 for kind in task]
-  pairs = (words for task in task_templates.WORDS.values() for words in task['pair'])
-  assert not any('Dose' in words for words in pairs)
 
 
 @pytest.mark.slow

@@ -159,7 +159,3 @@ def test_cutting_never_meets_the_template():
     PAIR.pack(texts_of([(1, 1)]), 4, PAD)
   with refused('tokens', '6'):
     VECTORS.pack(texts_of([(1,)]), 6, PAD)
-
-
-def test_no_examples():
-  assert PAIR.pack([[], []], 12, PAD).rows == []

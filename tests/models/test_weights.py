@@ -93,29 +93,14 @@ def test_copies_of_tied_tensors(write_heads, tensors):
   ('model_type', 'edits', 'names'),
   [
     (
-      'bert',
-      {'cls.predictions.transform.dense.bias': None},
-      ('cls.predictions.transform.dense.bias',),
-    ),
-    (
       'roberta',
       {'lm_head.bias': None, 'lm_head.layer_norm.weight': None},
       ('lm_head.layer_norm.weight', 'lm_head.bias'),
     ),
     (
       'bert',
-      {'cls.predictions.bias': np.zeros(42, np.float32)},
-      ('cls.predictions.bias', '[42]', '[43]'),
-    ),
-    (
-      'bert',
       {'cls.predictions.decoder.weight': np.zeros((44, 20), np.float32)},
       ('cls.predictions.decoder.weight', '[44, 20]', '[43, 20]'),
-    ),
-    (
-      'xlm-roberta',
-      {'lm_head.dense.bias': np.zeros(20, np.int32)},
-      ('lm_head.dense.bias', 'I32'),
     ),
   ],
 )
@@ -136,8 +121,9 @@ def test_condenser_head_is_read(write_heads, golden):
 
 
 def test_condenser_head_that_does_not_fit(write_heads):
-  for metadata in ({'split': '3'}, {'split': '0'}, {'num_layers': '0'}, {'num_layers': 'two'}):
-    assert named_in(error(write_heads(metadata=metadata)), 'condenser.safetensors', 'num_layers')
+  assert named_in(
+    error(write_heads(metadata={'split': '3'})), 'condenser.safetensors', 'num_layers'
+  )
   text = error(write_heads(metadata={'num_layers': '1'}))
   assert 'not a Condenser head of 1 layers for this encoder: unknown layer.1.attention.' in text
   assert named_in(
@@ -147,9 +133,6 @@ def test_condenser_head_that_does_not_fit(write_heads):
   assert named_in(
     error(write_heads(condenser=shape)), 'layer.0.output.dense.bias', '[21]', 'config.json', '[20]'
   )
-  path = write_heads()
-  (path / 'condenser.safetensors').write_bytes((path / 'condenser.safetensors').read_bytes()[:-1])
-  assert named_in(error(path), 'condenser.safetensors')
 
 
 def test_heads_are_not_read_unless_requested(write_heads):

@@ -6,7 +6,6 @@ import unicodedata
 import numpy as np
 import pytest
 
-from dprjax.base import provenance
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.trec import run_from_rows
 from dprjax.retrieval import bm25_index
@@ -59,32 +58,16 @@ def test_a_language_without_stop_words():
 
 
 LANGUAGES = {
-  'Amharic': ('አዲስ አበባ የኢትዮጵያ ዋና ከተማ ናት', 'መጽሐፍ አነባለሁ', 'ዛሬ ይዘንባል'),
   'Arabic': ('القَاهِرَةُ عَاصِمَةُ مِصْرَ', 'أنا أقرأ الكتاب', 'المطر ينزل اليوم'),
-  'Armenian': ('Երևանը Հայաստանի մայրաքաղաքն է', 'Ես գիրք եմ կարդում', 'Այսօր անձրև է'),
-  'Bengali': ('ঢাকা বাংলাদেশের রাজধানী', 'আমি বই পড়ি', 'বৃষ্টি হচ্ছে'),
-  'Burmese': ('နေပြည်တော်သည် မြို့တော်ဖြစ်သည်', 'ကျွန်တော် စာအုပ်ဖတ်တယ်', 'ဒီနေ့ မိုးရွာတယ်'),
   'Chinese': ('北京是中国的首都', '我每天看书', '今天下大雨'),
   'Dhivehi': ('މާލެއަކީ ވެރިރަށެވެ', 'އަހަރެން ފޮތް ކިޔަން', 'މިއަދު ވާރޭވެހޭ'),
-  'Georgian': ('თბილისი საქართველოს დედაქალაქია', 'მე წიგნს ვკითხულობ', 'დღეს წვიმს'),
   'Greek': ('Η Αθήνα είναι η πρωτεύουσα', 'Διαβάζω ένα βιβλίο', 'Σήμερα βρέχει'),
-  'Gujarati': ('ગાંધીનગર ગુજરાતની રાજધાની છે', 'હું પુસ્તક વાંચું છું', 'વરસાદ પડે છે'),
-  'Hebrew': ('יְרוּשָׁלַיִם הִיא בִּירַת יִשְׂרָאֵל', 'אני קורא ספר', 'יורד גשם היום'),
   'Hindi': ('दिल्ली भारत की राजधानी है', 'मैं किताब पढ़ता हूँ', 'आज बारिश हो रही है'),
   'Japanese': ('東京は日本の首都です', '私は毎日本を読みます', 'コンピューターが壊れた'),
-  'Kannada': ('ಬೆಂಗಳೂರು ಕರ್ನಾಟಕದ ರಾಜಧಾನಿ', 'ನಾನು ಪುಸ್ತಕ ಓದುತ್ತೇನೆ', 'ಮಳೆ ಬರುತ್ತಿದೆ'),
   'Khmer': ('ភ្នំពេញជារដ្ឋធានីនៃប្រទេសកម្ពុជា', 'ខ្ញុំអានសៀវភៅ', 'ថ្ងៃនេះភ្លៀង'),
   'Korean': ('서울은 대한민국의 수도이다', '나는 책을 읽는다', '오늘은 비가 온다'),
   'Lao': ('ວຽງຈັນແມ່ນນະຄອນຫຼວງຂອງລາວ', 'ຂ້ອຍອ່ານປຶ້ມ', 'ມື້ນີ້ຝົນຕົກ'),
-  'Malayalam': ('തിരുവനന്തപുരം കേരളത്തിന്റെ തലസ്ഥാനമാണ്', 'മഴ പെയ്യുന്നു', 'ഞാൻ പുസ്തകം വായിക്കുന്നു'),
-  'Nepali': ('काठमाडौं नेपालको राजधानी हो', 'हिमाल धेरै अग्लो छ', 'उनी किताब पढ्छिन्'),
-  'Odia': ('ଭୁବନେଶ୍ୱର ଓଡ଼ିଶାର ରାଜଧାନୀ', 'ମୁଁ ବହି ପଢ଼େ', 'ବର୍ଷା ହେଉଛି'),
-  'Persian': ('تهران پایتخت ایران است', 'من کتاب می‌خوانم', 'باران می‌بارد'),
-  'Punjabi': ('ਚੰਡੀਗੜ੍ਹ ਪੰਜਾਬ ਦੀ ਰਾਜਧਾਨੀ ਹੈ', 'ਮੈਂ ਕਿਤਾਬ ਪੜ੍ਹਦਾ ਹਾਂ', 'ਮੀਂਹ ਪੈ ਰਿਹਾ ਹੈ'),
-  'Russian': ('Москва столица России', 'Я читаю книгу', 'Сегодня идёт дождь'),
-  'Sinhala': ('කොළඹ ශ්‍රී ලංකාවේ විශාලතම නගරයයි', 'මම පොත කියවමි', 'වැස්ස වහිනවා'),
   'Tamil': ('சென்னை தமிழ்நாட்டின் தலைநகரம்', 'அவன் புத்தகம் படிக்கிறான்', 'மழை பெய்கிறது'),
-  'Telugu': ('హైదరాబాద్ తెలంగాణ రాజధాని', 'నేను పుస్తకం చదువుతాను', 'వర్షం పడుతోంది'),
   'Thai': ('กรุงเทพเป็นเมืองหลวงของประเทศไทย', 'ฉันอ่านหนังสือทุกวัน', 'วันนี้ฝนตกหนัก'),
   'Tibetan': ('ལྷ་ས་ནི་བོད་ཀྱི་རྒྱལ་ས་ཡིན།', 'ང་དཔེ་ཆ་ཀློག་གི་ཡོད།', 'དེ་རིང་ཆར་པ་བབས་སོང་།'),
   'Turkish': ('İstanbul en büyük şehirdir', 'Ilık kış günü', 'Kitap okuyorum'),
@@ -146,46 +129,12 @@ def test_a_flipped_byte_in_any_file_is_noticed(tmp_path):
   assert bm25_index.load(folder, 'abc').ids == IDS
 
 
-@pytest.mark.parametrize(
-  ('name', 'content', 'message'),
-  [
-    ('ids.txt', 'a\nb\nc\n', '/i'),
-    ('ids.txt', 'a\nb\nc\nc\n', ('c', 'line 3', 'line 4')),
-    ('ids.txt', 'a\nb\nc\n d\n', ('ids.txt', 'line 4')),
-    ('data.csc.index.npy', '\x93NUMPY', '/i'),
-    ('indices.csc.index.npy', None, '/i'),
-    ('indptr.csc.index.npy', None, '/i'),
-    ('params.index.json', '[]', '/i'),
-    ('params.index.json', '{"num_docs": {}}', '/i'),
-    ('vocab.index.json', '{"cat": 10000000}', '/i'),
-    ('vocab.index.json', '{"cat": null}', '/i'),
-    ('vocab.index.json', '[' * 3000, '/i'),
-    ('dprjax_index.json', '{"format": "dprjax.bm25", "fingerprint": "abc"}', 'dprjax_index.json'),
-    ('dprjax_index.json', '[]', 'dprjax_index.json'),
-    ('dprjax_index.json', '{"format": "dprjax.bm25", "fing', 'not JSON'),
-  ],
-)
-def test_an_index_of_somebody_else_is_read_with_care(tmp_path, name, content, message):
-  folder = tmp_path / 'i'
-  bm25_index.save(bm25_index.build(IDS, TEXTS), folder, 'abc')
-  if content is None:
-    np.save(folder / name, np.full(100, 10_000, np.int32))
-  else:
-    (folder / name).write_bytes(content.encode('latin-1'))
-  if name != 'dprjax_index.json':  # with checksums that are right
-    (folder / 'dprjax_index.json').unlink()
-    about = {'format': 'dprjax.bm25', 'fingerprint': 'abc', 'count': 4, 'language': 'english'}
-    provenance.write(folder, 'dprjax_index.json', **about)
-  with refused(message):
-    bm25_index.load(folder, 'abc')
-
-
 def test_bad_input():
   with refused('klingon'):
     bm25_index.build(IDS, TEXTS, language='klingon')
   with refused('b', '0', '1'):
     bm25_index.build(IDS, TEXTS, b=2)
-  for k1, b in ((math.nan, 0.75), (1.5, math.nan), (math.inf, 0.5), (-1, 0.5), (1e30, 0.5)):
+  for k1, b in ((math.nan, 0.75), (-1, 0.5)):
     with refused('k1', '1000'):
       bm25_index.build(IDS, TEXTS, k1=k1, b=b)
   with refused('words', '2'):

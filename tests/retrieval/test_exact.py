@@ -175,7 +175,7 @@ def test_ties_at_every_cut(devices, kind, monkeypatch):
 
 
 @pytest.mark.slow_but_first
-@pytest.mark.parametrize('parts', [2, 3, 7])
+@pytest.mark.parametrize('parts', [2, 7])
 @pytest.mark.parametrize('devices', [1, 8])
 def test_parts_of_the_corpus_merge_to_the_bits_of_the_whole(parts, devices, monkeypatch):
   only = jax.devices()[:devices]

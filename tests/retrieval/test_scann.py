@@ -1,11 +1,8 @@
-import json
-import resource
 import shutil
 
 import numpy as np
 import pytest
 
-from dprjax.base import provenance
 from dprjax.retrieval import exact, scann
 from tests.platforms import needs_scann
 from tests.refusals import refused
@@ -44,18 +41,6 @@ def test_ties_at_the_cut():
   assert found.rows[0, :3].tolist() == [99, 98, 97]
 
 
-def test_a_full_disk(tmp_path):
-  index = scann.build(clustered(500, 1), 10)
-  before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
-  try:
-    with refused('ScaNN'):
-      scann.save(index, tmp_path / 'index', 'abc')
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-  assert not list(tmp_path.iterdir())
-
-
 def test_k_beyond_the_corpus():
   corpus = clustered(5, 1)
   index = scann.build(corpus, 1000)
@@ -87,14 +72,6 @@ def kept(tmp_path_factory):
   return folder
 
 
-def _edit(folder, **changes):
-  file = folder / 'dprjax_index.json'
-  edited = json.loads(file.read_text()) | changes
-  del edited['own_sha256']
-  # As somebody would who means harm: its own checksum is right.
-  file.write_text(json.dumps(edited | {'own_sha256': provenance.digest(edited)}))
-
-
 def _flip(file, place):
   content = bytearray(file.read_bytes())
   content[place] ^= 1
@@ -106,22 +83,9 @@ def _flip(file, place):
   'harm, message, also',
   [
     (lambda f: _flip(f / 'dataset.npy', -7), 'dataset.npy', False),
-    (lambda f: _flip(f / 'dataset.npy', 5), 'dataset.npy', False),
     (lambda f: _flip(f / 'scann_config.pb', 3), 'scann_config.pb', False),
-    (
-      lambda f: (f / 'scann_assets.pbtxt').write_text(''),
-      'scann_assets.pbtxt',
-      False,
-    ),
     (lambda f: (f / 'dataset.npy').unlink(), 'dataset.npy', False),
-    (lambda f: _edit(f, sha256={}), ('index', 'scann_assets'), True),
-    (lambda f: _edit(f, sha256=None), 'dprjax_index.json', True),
-    (lambda f: _edit(f, sha256=['dataset.npy']), 'dprjax_index.json', True),
     (lambda f: _flip(f / 'dprjax_index.json', -9), 'dprjax_index.json', True),
-    (lambda f: _edit(f, count='many'), 'count', False),
-    (lambda f: _edit(f, leaves=10**30), 'leaves', False),
-    (lambda f: (f / 'dprjax_index.json').write_text('[]'), 'dprjax_index.json', True),
-    (lambda f: (f / 'dprjax_index.json').write_text('{'), 'not JSON', True),
     (lambda f: (f / 'thesis.tex').write_text('years of work'), 'thesis.tex', True),
   ],
 )

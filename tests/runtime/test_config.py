@@ -18,14 +18,9 @@ from tests.refusals import refused
   [
     ('optim.lr', ['optim.learning_rate']),
     ('lr', ['loss_rows', 'optim.learning_rate']),
-    ('learning_rate', ['optim.learning_rate']),
-    ('optim.batchsize', ['batch_size']),
     ('prompt.lenght', ['prompt.length']),
     ('data.query_max_len', ['data.query_max_length']),
-    ('epoch', ['epochs']),
-    ('data.folder', []),
     ('nonsense', []),
-    ('', []),
   ],
 )
 def test_what_a_misspelt_option_is_likely_to_be(given, meant):
@@ -89,18 +84,14 @@ def test_a_option_that_is_younger_than_the_workdir_has_its_default(tmp_path):
 
 
 def test_a_workdir_without_an_experiment_is_an_error(tmp_path):
-  (tmp_path / 'file').touch()
-  for name in ('', 'none', 'file'):
-    with refused(tmp_path / name, '--workdir') as error:
-      configs.load_workdir(tmp_path / name)
-    assert str(error.value).count(str(tmp_path)) == 1
+  with refused('config.json'):
+    configs.load_workdir(tmp_path)
 
 
 @pytest.mark.parametrize(
   ('word', 'message'),
   [
     ('nope', 'config.nope'),
-    ('data.dirr', 'config.data.dirr'),
     ('prompt.lenght', ('config.prompt.lenght', 'config.prompt.length')),
     ('prompt.length.x', 'config.prompt.length.x'),
   ],
@@ -133,11 +124,8 @@ TOY = {'margin': options.number(1.0, above=0, most=1)}
   ('own', 'key'),
   [
     ({'margin': 2.0}, 'toy.margin'),
-    ({'margin': 'wide'}, 'toy.margin'),
     ({'margin': 1.0, 'margn': 1.0}, 'toy.margn'),
-    ({}, 'toy.margin'),
     (None, 'toy.margin'),
-    (3, 'toy.margin'),
   ],
 )
 def test_a_methods_own_options_are_those_of_its_table(own, key):
@@ -154,13 +142,8 @@ def test_a_methods_own_options_are_those_of_its_table(own, key):
   [
     ('def get_config(arg=""):\n  return 1 / 0', ('c.py', 'line 2', 'ZeroDivisionError')),
     ('def get_config(:', ('c.py', 'line 1', 'SyntaxError')),
-    ('raise SystemExit(7)', ('c.py', 'line 1', 'SystemExit', '7')),
     ('import a_package_that_nobody_has', ('c.py', 'line 1', 'ModuleNotFoundError')),
-    # Python 3.13 itself does not end a recursion that leaves an argument to its default.
-    ('def get_config(arg=""):\n  return get_config(arg)', ('c.py', 'line 2', 'RecursionError')),
-    ('class E(BaseException): pass\nraise E("x")', ('c.py', 'line 2')),
     ('def get_config(arg=""): return 5', ('get_config', 'ConfigDict')),
-    ('', 'get_config'),
   ],
 )
 def test_a_config_file_that_raises_is_named_with_its_line(tmp_path, text, words):
@@ -197,17 +180,10 @@ def test_each_task_has_its_options():
     ('c.tasks.qa.data.dir = ""', ('config.tasks.qa.data.dir', '--config.tasks.qa.data')),
     ('c.data.dir = "there"', 'config.data.dir'),
     ('c.tasks.qa.form = "triples"', ('config.tasks.qa.form', 'retrieval', 'pairs')),
-    ('c.tasks.qa.data.hold_out = 1.0', 'config.tasks.qa.data.hold_out'),
     ('c.tasks.qa.data.buckets = (3,)', 'config.tasks.qa.data.buckets'),
     ('c.tasks.QA = configs.task(dir="x")', 'config.tasks'),
-    ('c.tasks["a b"] = configs.task(dir="x")', ('config.tasks', 'a b')),
-    ('c.tasks["/x"] = configs.task(dir="x")', ('config.tasks', '/x')),
     ('c.tasks.pi = 3', ('config.tasks', 'pi', 'runtime.config.task')),
-    ('del c.tasks.qa.measure', 'config.tasks.qa.measure'),
-    ('c.tasks = 3', ('config.tasks', '3')),
-    ('del c.tasks', 'config.tasks'),
     ('c.arrangement = "sorted"', ('config.arrangement', 'alternate', 'random_task')),
-    ('c.per_task = -1', 'config.per_task'),
   ],
 )
 def test_tasks_that_cannot_be(change, message):
@@ -246,15 +222,6 @@ def test_a_task_on_the_command_line(tmp_path):
     configs.parse([f'--config={path}', '--config.tasks.q.data.dir=here'])
 
 
-def test_a_workdir_whose_tasks_have_odd_names(tmp_path):
-  config = configs.default()
-  configs.claim_workdir(config, tmp_path)
-  path = tmp_path / 'config.json'
-  path.write_text(json.dumps({**json.loads(path.read_text()), 'tasks': {'../x': {}}}))
-  with refused('config.json', '../x'):
-    configs.load_workdir(tmp_path)
-
-
 @pytest.mark.parametrize(
   ('given', 'platform', 'expected'),
   [
@@ -289,23 +256,16 @@ def parse(recipe, *flags):
     # (hold_out, folds, folds_below, dev_split)
     ('dptdr.py:beir', [], (0.2, 3, 500, '')),
     ('dptdr.py:beir', ['data.hold_out=0.3'], (0.3, 0, 500, '')),
-    ('dptdr.py:beir,query', ['data.hold_out=0.3'], (0.3, 0, 500, '')),
-    ('dptdr.py:beir,both', ['data.hold_out=0.3'], (0.3, 0, 500, '')),
     ('ft.py:beir', ['data.hold_out=0.3'], (0.3, 0, 500, '')),
-    ('dptdr.py:medquad', ['data.hold_out=0.3'], (0.3, 0, 500, '')),
-    ('dptdr.py:nq', ['data.hold_out=0.3'], (0.3, 0, 200, '')),
     ('dptdr.py:beir', ['data.hold_out=0.0'], (0.0, 0, 500, '')),
     ('dptdr.py:beir', ['data.dev_split=dev'], (0.0, 0, 500, 'dev')),
     ('dptdr.py:beir', ['data.folds=5'], (0.2, 5, 10**9, '')),
-    ('dptdr.py:medquad', ['data.folds=5'], (0.0, 5, 10**9, '')),
-    ('dptdr.py:beir', ['data.folds=5', 'data.folds_below=50'], (0.2, 5, 50, '')),
     ('dptdr.py:beir', ['data.folds=0'], (0.2, 0, 500, '')),
     (
       'dptdr.py:beir',
       ['data.folds=4', 'data.hold_out=0.3', 'data.folds_below=90'],
       (0.3, 4, 90, ''),
     ),
-    ('dptdr.py:beir', ['data.hold_out=0.3', 'data.folds_below=90'], (0.3, 3, 90, '')),
   ],
 )
 def test_what_is_held_out_is_as_the_command_line_says(recipe, flags, expected):
@@ -354,10 +314,8 @@ def test_epochs_on_the_command_line_replace_the_steps_of_a_recipe():
   'flags, option',
   [
     (['data.hold_out=0.3', 'data.dev_split=dev'], 'config.data.dev_split'),
-    (['data.folds=3', 'data.dev_split=dev'], 'config.data.dev_split'),
     (['data.folds=3', 'data.hold_out=0.3'], 'config.data.hold_out'),
     (['epochs=3', 'steps=5'], 'config.steps'),
-    (['eval.epochs=3', 'eval.every=5'], 'config.eval.every'),
     (['prompt.sides=query'], 'config.prompt.sides'),
   ],
 )
@@ -391,9 +349,6 @@ def test_a_config_is_one_experiment_or_its_alternatives():
     ({'a': {'batch': 3}}, {}, 'config.alternatives.a.batch'),
     ({'a': {'batch_size': 0}}, {}, 'config.alternatives.a.batch_size'),
     ({'a b': {}}, {}, ('alternatives', 'a b')),
-    ({'a': 3}, {}, ('alternatives', '3')),
-    ({'a': {'alternatives': {'b': {'batch_size': 4}}}}, {}, 'alternatives'),
-    (3, {}, ('alternatives', '3')),
   ],
   ids=str,
 )
@@ -405,12 +360,10 @@ def test_alternatives_that_cannot_be(changes, more, name):
 RULES = {
   'prompt__sides': 'query',
   'prompt__regularization': 0.5,
-  'distillation__loss': 'kl',
   'data__folds': 3,
   'matryoshka': (64, 32),
   'prompt__length': 4,
   'prompt__tied': False,
-  'backbone__two_encoders': True,
 }
 NEEDED = {'prompt__length': 4}
 
@@ -428,18 +381,11 @@ def test_an_optional_option_is_refused_by_a_method_without_it(option):
   'options, wrong',
   [
     ({'corpus_negatives': 5}, ('corpus_negatives=5', 'config.prompt.sides')),
-    ({'data__passage_embeddings': 'x'}, ('data.passage_embeddings', 'config.prompt.sides')),
     (
       {'prompt__regularization': 0.5, 'prompt__length': 0},
       ('prompt.regularization', 'config.prompt.length'),
     ),
-    ({'distillation__loss': 'kl', 'negatives': 0}, ('distillation.loss', 'config.negatives')),
     ({'data__folds': 3, 'tasks__qa': configs.task(dir='x')}, ('data.folds', 'config.tasks')),
-    ({'topics__random_words': True}, ('topics.random_words', 'config.topics.words')),
-    (
-      {'pretrain__head_layers': 2, 'pretrain__mlm_weight': 0.0},
-      ('head_layers=2', 'mlm_weight'),
-    ),
   ],
   ids=lambda value: str(value) if isinstance(value, str) else '',
 )

@@ -29,9 +29,7 @@ def test_only_the_first_process_writes(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-  'line', ['{"step": 2, "lo', 'x', '[]', '{}', '{"step": "2"}', '{"step": -1}', '{"step": NaN}']
-)
+@pytest.mark.parametrize('line', ['{"step": 2, "lo', '[]', '{"step": "2"}'])
 def test_a_damaged_line_is_named(tmp_path, line):
   text = f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'
   (tmp_path / 'metrics.jsonl').write_text(text)

