@@ -13,7 +13,8 @@ if TYPE_CHECKING:
   from dprjax.api.measuring import evaluate, fuse, mine
   from dprjax.base.errors import InputError
   from dprjax.base.tables import Records
-  from dprjax.inference.reranker import CrossEncoder, PromptReranker
+  from dprjax.inference.prompt_reranker import PromptReranker
+  from dprjax.inference.reranker import CrossEncoder
   from dprjax.inference.retriever import Hit, Retriever
   from dprjax.models.artifact import load_prompt
   from dprjax.models.hub import load_backbone
@@ -39,7 +40,7 @@ _HOMES = {
   'Fitted': 'dprjax.api.fitting',
   'Hit': 'dprjax.inference.retriever',
   'InputError': 'dprjax.base.errors',
-  'PromptReranker': 'dprjax.inference.reranker',
+  'PromptReranker': 'dprjax.inference.prompt_reranker',
   'Records': 'dprjax.base.tables',
   'Retriever': 'dprjax.inference.retriever',
   'evaluate': 'dprjax.api.measuring',

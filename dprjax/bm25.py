@@ -18,6 +18,7 @@ from typing import Any
 from dprjax.base import outputs
 from dprjax.base.counts import counted
 from dprjax.formats import trec
+from dprjax.formats.fields import report_ids
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import Texts, columns_of, read_texts
 from dprjax.formats.vector_spec import SIDES
@@ -60,7 +61,7 @@ def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
   if args.qrels is not None:
     judged = read_qrels(args.qrels)
     unknown = [query_id for query_id in judged if query_id not in texts]
-    cli.report_ids(
+    report_ids(
       f'{args.qrels}: {len(unknown):,} of {counted(len(judged), "queries")} not in {args.queries}',
       unknown,
       args.strict or len(unknown) == len(judged),
@@ -84,7 +85,7 @@ def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
   seconds = {'index': indexed - started, 'search': time.perf_counter() - indexed}
   run = trec.run_from_rows(list(texts), index.ids, found.rows, found.scores)
   empty = [query_id for query_id, ranking in run if not ranking]
-  cli.report_ids(
+  report_ids(
     f'{args.queries}: {len(empty):,} of {counted(len(run), "queries")} share no word with a '
     'passage',
     empty,
@@ -117,7 +118,7 @@ def _command(args: Flags) -> None:
     if args.index_dir is not None:
       outputs.check_folder(args.index_dir, inputs, **_INDEX)
     run, report = _search(args)
-    cli.write_run(args.out, run, 'dprjax-bm25', report)
+    trec.write_reported(args.out, run, 'dprjax-bm25', report)
 
 
 if __name__ == '__main__':

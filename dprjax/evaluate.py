@@ -42,7 +42,7 @@ from etils import epath
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.formats import seen, trec
-from dprjax.formats.fields import in_all_forms
+from dprjax.formats.fields import in_all_forms, report_ids
 from dprjax.formats.qrels import Qrels, read_qrels
 from dprjax.formats.texts import read_texts
 from dprjax.retrieval import answers, measures
@@ -178,7 +178,7 @@ def evaluate(
   def tell_missing(ids: Collection[str], what: str) -> None:
     missing = [id_ for id_ in ids if id_ not in read.found]
     sentence = f'{run}: nothing for {len(missing)} of {len(ids)} {what}, which count as 0'
-    cli.report_ids(sentence, missing, args.strict)
+    report_ids(sentence, missing, args.strict)
 
   measured = judged.keys() | questions.keys()
   trained = {} if queries is None else _seen(queries, measured, args)
@@ -202,7 +202,7 @@ def evaluate(
     parts.append(answers.answer_recall(read.rankings, questions, texts, args.answer_k, args.match))
     tell_missing(questions, 'questions')
     unknown = sorted(needed - set(texts))
-    cli.report_ids(
+    report_ids(
       f'{run}: {len(unknown)} of its passages are not in {corpus} and count as without answers',
       unknown,
       args.strict,
@@ -214,7 +214,7 @@ def evaluate(
   if qrels and corpus:
     unknown = sorted(documents - set(texts))
     counts['unknown_documents'] = len(unknown)
-    cli.report_ids(
+    report_ids(
       f'{qrels}: {len(unknown)} of {len(documents)} judged documents are not in {corpus}',
       unknown,
       args.strict,

@@ -33,6 +33,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.engines import ENGINES
 from dprjax.formats import runs, trec
+from dprjax.formats.fields import report_ids
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.rankings import Ranking, Rankings
 from dprjax.retrieval import fusion, manifest
@@ -298,7 +299,7 @@ def _write(
       raise InputError(
         f'{run.path}: no other run has one of its queries; give runs of the same data set'
       )
-    cli.report_ids(
+    report_ids(
       f'{name}: nothing for {len(missing):,} of {counted(len(query_ids), "queries")}',
       missing,
       False,

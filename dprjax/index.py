@@ -28,7 +28,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.engines import Address, Engine
-from dprjax.formats.fields import read_ids
+from dprjax.formats.fields import read_ids, report_ids
 from dprjax.formats.payloads import Document, read_documents
 from dprjax.retrieval import bm25_index, embeddings
 from dprjax.runtime import cli, flags
@@ -234,7 +234,7 @@ def _command(args: Flags) -> None:
       logger.info('%s: removed', collection.where)
       return
     missing = collection.delete(ids, Progress('passages', len(ids), 'deleting'))
-    cli.report_ids(counted(len(missing), 'ids that were missing'), missing, strict=False)
+    report_ids(counted(len(missing), 'ids that were missing'), missing, strict=False)
     logger.info(
       '%s: %s deleted; it has %s',
       collection.where,

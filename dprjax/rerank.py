@@ -29,7 +29,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.formats import inputs as inputs_of
 from dprjax.formats import trec
-from dprjax.formats.fields import in_all_forms
+from dprjax.formats.fields import in_all_forms, report_ids
 from dprjax.formats.texts import Texts, read_texts
 from dprjax.runtime import cli, compiled, flags
 from dprjax.runtime.flags import flag
@@ -107,7 +107,7 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
   query_texts = read_wanted(queries, 'query', in_all_forms(kept.query_ids))
   known_queries = np.array([query_id in query_texts for query_id in kept.query_ids], bool)
   unknown_queries = [id_ for id_ in kept.query_ids if id_ not in query_texts]
-  cli.report_ids(
+  report_ids(
     f'{run}: {len(unknown_queries):,} of {counted(len(kept), "queries")} not in '
     f'{", ".join(queries)}',
     unknown_queries,
@@ -119,7 +119,7 @@ def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
   doc_texts = read_wanted(corpus, 'passage', in_all_forms(doc_ids))
   known_docs = np.array([doc_id in doc_texts for doc_id in kept.doc_ids], bool)
   unknown_docs = [id_ for id_ in doc_ids if id_ not in doc_texts]
-  cli.report_ids(
+  report_ids(
     f'{run}: {counted(len(unknown_docs), "passages")} not in {", ".join(corpus)}',
     unknown_docs,
     strict,

@@ -49,7 +49,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.formats import trec
-from dprjax.formats.fields import in_all_forms, read_ids
+from dprjax.formats.fields import in_all_forms, read_ids, report_ids
 from dprjax.formats.texts import read_texts
 from dprjax.retrieval import best, codes, embeddings, fusion, hybrid, manifest, scann
 from dprjax.runtime import cli, compiled, flags
@@ -472,7 +472,7 @@ def _query_texts(args: Flags, ids: Sequence[str]) -> list[str]:
   assert args.texts is not None
   texts = {query.id: query.text for query in read_texts(args.texts, 'query', in_all_forms(ids))}
   missing = [query_id for query_id in ids if query_id not in texts]
-  cli.report_ids(
+  report_ids(
     f'--texts={args.texts} lacks {len(missing):,} of {counted(len(ids), "queries")}',
     missing,
     True,
@@ -552,7 +552,7 @@ def _search(args: Flags, process: int, processes: int) -> None:
   else:
     for name, value in report.get('recall', {}).items():
       how += f', {name} {value:.4f}' if name.startswith('recall@') else ''
-  cli.write_run(args.out, run, f'dprjax-{report["index"]}', report, how)
+  trec.write_reported(args.out, run, f'dprjax-{report["index"]}', report, how)
 
 
 if __name__ == '__main__':

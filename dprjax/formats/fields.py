@@ -1,9 +1,10 @@
 """Which ids and labels can be used."""
 
 import hashlib
+import logging
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dprjax.base.errors import InputError
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 _BAD_ID = re.compile(r'^\s|\s$|[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]|^$')
 
 _MOST_LABELS = 1000
+_LISTED = 5  # ids in a message
+
+logger = logging.getLogger('dprjax')
 
 
 Id = str | int
@@ -163,3 +167,20 @@ class ManyIds:
       f'{file}: {self._kind} id{id_} is on {unit} {first & mask} and again on '
       f'{where}{other_unit} {again & mask}; ids must be unique'
     )
+
+
+def report_ids(
+  sentence: str, ids: Sequence[str], strict: bool, then: str = '', known: Iterable[str] = ()
+) -> None:
+  """Logs a problem with ids, if any, and its remedy; raises InputError if strict.
+
+  ``known`` are ids that may equal them but for their Unicode form, which is then said.
+  """
+  if not ids:
+    return
+  listed = ', '.join(f'{id_:.80}' for id_ in ids[:_LISTED])
+  message = f'{sentence}: {listed}{", ..." if len(ids) > _LISTED else ""}'
+  hint = UnicodeForms(ids).hint(known)
+  if strict:
+    raise InputError(message + hint)
+  logger.info('%s', message + (f'; {then}' if then else '') + hint)

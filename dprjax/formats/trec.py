@@ -1,20 +1,24 @@
 """Runs in memory, in the order of `dprjax.base.ranking`, and their TREC files."""
 
 import dataclasses
+import logging
 import pathlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Float, Int
 
-from dprjax.base import database, ranking
+from dprjax.base import database, outputs, ranking
+from dprjax.base.counts import counted, rate
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write
 from dprjax.formats import runs
 from dprjax.formats.rankings import Ranking
+
+logger = logging.getLogger('dprjax')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -279,4 +283,21 @@ def _write_query(
   file.writelines(
     f'{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n'
     for rank, (doc_id, score) in enumerate(ranked, start=1)
+  )
+
+
+def write_reported(out: str, run: Run, tag: str, report: Mapping[str, Any], how: str = '') -> None:
+  """Writes a run and the report of a command beside it, and logs its size and speed.
+
+  The report has ``queries_per_second``.
+  """
+  write_run(out, run, tag)
+  outputs.write_report(out, report)
+  logger.info(
+    '%s: %s for %s%s, %s queries a second',
+    out,
+    counted(len(run.docs), 'passages'),
+    counted(len(run), 'queries'),
+    how and f' ({how})',
+    rate(report['queries_per_second']),
   )

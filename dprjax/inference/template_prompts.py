@@ -1,17 +1,23 @@
 """Turns prompt files of kind template into templates for a batch and a table of vectors."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
+from dprjax.formats.vector_spec import SIDES, VectorSpec
 from dprjax.models import task_templates
+from dprjax.models.adapter import InTexts
 from dprjax.models.adapters import template_tokens
 from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.artifact import Prompt
-from dprjax.models.encoder_config import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.hub import Backbone
 from dprjax.models.task_templates import TaskTemplates
+from dprjax.models.template import bare
 
 
 def specials(tokenizer: Tokenizer) -> task_templates.Specials:
@@ -43,6 +49,52 @@ def of_prompts(
   ]
   table = made.table(vectors)
   return made, None if table is None else LearnedTokens(table, prompts[0].meta['fixed_layers'])
+
+
+def in_texts(
+  prompts: Sequence[Prompt],
+  specs: Sequence[VectorSpec],
+  side: str,
+  tokenizer: Tokenizer,
+  backbone: Backbone,
+  options: EncoderOptions,
+) -> InTexts:
+  """Puts rows ``[CLS] text [SEP]`` into the templates of the prompts; see ``adapter.Kind``."""
+  model = backbone.config
+  for prompt in prompts:
+    template_tokens.check_template(prompt, SIDES, model)
+  made, adapter = of_prompts(prompts, tokenizer, model)
+  lengths = []
+  for prompt, spec, template in zip(prompts, specs, made.templates[side], strict=True):
+    length = spec.max_length(side)
+    tokens = text_tokens(prompt, side, length, tokenizer)
+    check_positions(
+      prompt, f'{side}_max_length {length}', tokens, template.num_tokens, model, backbone.path
+    )
+    lengths.append(tokens + template.num_tokens)
+  opening, closing = around(tokenizer)
+  # The longest template may not have the longest texts.
+  most, more = max(lengths), made.extra(side) - opening - closing
+
+  def embed(
+    params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None
+  ) -> jax.Array:
+    params, adapter = params
+    numbers = jnp.zeros(tokens.shape[0], jnp.int32) if prompt_ids is None else prompt_ids
+    filled, hidden = task_templates.encode(
+      model,
+      params,
+      made,
+      side,
+      [bare(tokens, mask, opening, closing)],
+      min(tokens.shape[1] + more, most),
+      numbers,
+      adapter=adapter,
+      options=options,
+    )
+    return task_templates.vectors(model, params, made, side, filled, hidden, specs, numbers)
+
+  return InTexts(embed, adapter, lambda length: min(length + more, most))
 
 
 def around(tokenizer: Tokenizer) -> tuple[int, int]:

@@ -7,10 +7,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
@@ -41,10 +40,6 @@ from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.retrieval import codes, manifest
 from dprjax.runtime import mesh as meshes
-
-if TYPE_CHECKING:  # only for prompts that need them
-  from dprjax.data.topic_models import Topics
-  from dprjax.models.task_templates import TaskTemplates
 
 logger = logging.getLogger('dprjax')
 
@@ -117,13 +112,10 @@ class Encoder:
       mesh = local_mesh(local_parts(self._arithmetic, *own.values()))
     self.mesh = mesh
     self._options = EncoderOptions.of(self._arithmetic, *meshes.activations(mesh))
-    self.topics: dict[str, Topics] = {}
+    self.topics: dict[str, Any] = {}
     for name, (prompt, _) in self.bank.items():
-      if prompt is None or not prompt.kind.topics:
-        continue
-      from dprjax.data import topic_models
-
-      self.topics[name] = topic_models.Topics.from_arrays(prompt.arrays, prompt.path)
+      if prompt is not None and prompt.kind.topics is not None:
+        self.topics[name] = prompt.kind.topics(prompt)
     placed: dict[int, Any] = {}
     self._groups: dict[str, list[_Group]] = {}
     for side in SIDES:
@@ -205,11 +197,6 @@ class Encoder:
       loaded = None
       if path is not None:
         loaded = artifact.load_prompt_for(path, tokenizer.sha256, *backbones.values())
-        if loaded.kind.load is None:
-          from dprjax.models.adapters.template_tokens import check_template
-
-          for one in backbones.values():
-            check_template(loaded, SIDES, one.config)
       both = {
         side: vector_spec.of_meta(loaded.meta if loaded else {}, one.spec).replace(
           pooling=pooling,
@@ -371,7 +358,7 @@ class Encoder:
 
   def _group(self, side: str, names: list[str], backbone: Any) -> _Group:
     if _is_template(self.bank[names[0]]):
-      return self._template_group(side, names, backbone)
+      return self._group_in_texts(side, names, backbone)
     config = self.backbones[side].config
     numbers: dict[str, int] = {}
     adapters: list[Adapter | None] = []
@@ -396,36 +383,24 @@ class Encoder:
     )
     return _Group(numbers, len(adapters), embedder, (backbone, place(self.mesh, adapter)))
 
-  def _template_group(self, side: str, names: list[str], backbone: Any) -> _Group:
-    from dprjax.inference import template_prompts
-
-    whole = self.backbones[side]
+  def _group_in_texts(self, side: str, names: list[str], backbone: Any) -> _Group:
     entries = [self.bank[name] for name in names]
     prompts = [prompt for prompt, _ in entries if prompt is not None]
     of_rows = [spec for _, spec in entries]
-    made, adapter = template_prompts.of_prompts(prompts, self.tokenizer, whole.config)
-    lengths = []
-    for prompt, own, template in zip(prompts, of_rows, made.templates[side], strict=True):
-      length = own.max_length(side)
-      tokens = template_prompts.text_tokens(prompt, side, length, self.tokenizer)
-      template_prompts.check_positions(
-        prompt, f'{side}_max_length {length}', tokens, template.num_tokens, whole.config, whole.path
-      )
-      lengths.append(tokens + template.num_tokens)
-    around = template_prompts.around(self.tokenizer)
-    # The longest template may not have the longest texts.
-    most, more = max(lengths), made.extra(side) - sum(around)
+    whole, kind = self.backbones[side], prompts[0].kind
+    assert kind.in_texts is not None
+    made = kind.in_texts(prompts, of_rows, side, self.tokenizer, whole, self._options)
     row_bytes = encoder_row_bytes(whole.config)
     embedder = Embedder(
-      _template_fn(whole.config, made, side, of_rows, around, most, self._options),
+      made.embed,
       self.mesh,
       self._batch_size,
       max(one.max_length(side) for one in of_rows),
       self.tokenizer.pad_id,
-      lambda length: row_bytes(min(length + more, most)),
+      lambda length: row_bytes(made.length(length)),
     )
     numbers = {name: place for place, name in enumerate(names)}
-    return _Group(numbers, len(names), embedder, (backbone, place(self.mesh, adapter)))
+    return _Group(numbers, len(names), embedder, (backbone, place(self.mesh, made.adapter)))
 
 
 def either(
@@ -523,39 +498,5 @@ def _embed_fn(
     return embed_text(
       model, backbone, tokens, mask, of_rows, prompt_ids, adapter=adapter, options=options
     )
-
-  return embed
-
-
-def _template_fn(
-  model: EncoderConfig,
-  made: 'TaskTemplates',
-  side: str,
-  of_rows: Sequence[VectorSpec],
-  around: tuple[int, int],
-  most: int,
-  options: EncoderOptions,
-) -> EmbedFn:
-  """The function that puts rows ``[CLS] text [SEP]`` into templates of at most ``most`` tokens."""
-
-  from dprjax.models import task_templates
-
-  def embed(
-    params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None
-  ) -> jax.Array:
-    backbone, adapter = params
-    numbers = jnp.zeros(tokens.shape[0], jnp.int32) if prompt_ids is None else prompt_ids
-    filled, hidden = task_templates.encode(
-      model,
-      backbone,
-      made,
-      side,
-      [task_templates.bare(tokens, mask, *around)],
-      min(tokens.shape[1] - sum(around) + made.extra(side), most),
-      numbers,
-      adapter=adapter,
-      options=options,
-    )
-    return task_templates.vectors(model, backbone, made, side, filled, hidden, of_rows, numbers)
 
   return embed

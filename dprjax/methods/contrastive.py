@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, Params
+from dprjax.methods.types import Batch, Params
 from dprjax.models.embed import unit
 from dprjax.runtime import mesh as meshes
 

@@ -36,22 +36,20 @@ from dprjax.methods import (
 )
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
-  Batch,
   BatchShapes,
   DataSource,
   Evaluate,
-  Loss,
   Method,
   Model,
-  Params,
   Parts,
   Product,
   TrainingData,
 )
 from dprjax.methods.retrieval_data import Retrieval, shorten
-from dprjax.models import classifier, hub, task_templates
+from dprjax.methods.types import Batch, Loss, Params
+from dprjax.models import classifier, hub
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.models.template import Template, fill, unpack
+from dprjax.models.template import Template, bare, fill, unpack
 from dprjax.runtime import mesh, tree
 from dprjax.runtime.options import SET
 
@@ -134,10 +132,7 @@ def build_classifier(
       size, candidates, width = rows[2].shape
       query = (jnp.repeat(x, candidates, axis=0) for x in rows[:2])
       passage = (x.reshape(size * candidates, width) for x in rows[2:])
-      texts = [
-        task_templates.bare(tokens, mask, *around)
-        for tokens, mask in (tuple(query), tuple(passage))
-      ]
+      texts = [bare(tokens, mask, *around) for tokens, mask in (tuple(query), tuple(passage))]
       length = tokenizer.pair_length(rows[0].shape[1], width)
       pair = fill([template], texts, min(length, longest), tokenizer.pad_id)
       scores = classifier.score_pairs(

@@ -18,7 +18,8 @@ from ml_collections import ConfigDict
 from dprjax.formats.vector_spec import SIDES
 from dprjax.methods import contrastive, distillation, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, BatchShapes, DataSource, Loss, Method, Model, Params
+from dprjax.methods.method import BatchShapes, DataSource, Method, Model
+from dprjax.methods.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig
 
 if TYPE_CHECKING:

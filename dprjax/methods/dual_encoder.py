@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.formats import vector_spec
 from dprjax.formats.vector_spec import SIDES, VectorSpec
-from dprjax.methods.method import Params, Parts, Product
+from dprjax.methods.method import Parts, Product
+from dprjax.methods.types import Params
 from dprjax.models import adapter as adapters
 from dprjax.models import hub
 from dprjax.models import pooling as poolings

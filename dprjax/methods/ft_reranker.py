@@ -11,7 +11,8 @@ from ml_collections import ConfigDict
 from dprjax.data.pairs import VIEWS
 from dprjax.data.text import Tokenizer
 from dprjax.methods import cross_encoder, multitask
-from dprjax.methods.method import Batch, Loss, Model, Params
+from dprjax.methods.method import Model
+from dprjax.methods.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig
 
 

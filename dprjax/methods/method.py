@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError, describe_error
+from dprjax.methods.types import Batch, Loss, Params
 from dprjax.runtime import config as configs
 
 if TYPE_CHECKING:
@@ -35,11 +36,6 @@ if TYPE_CHECKING:
   from dprjax.models.hub import Backbone
 
 _PACKAGE = 'dprjax.methods'
-
-Params = Mapping[str, Any]
-Batch = Mapping[str, Array]
-Loss = tuple[Float[Array, ''], dict[str, Array]]
-"""The loss and its metrics."""
 
 
 class Scores(NamedTuple):

@@ -24,9 +24,9 @@ from dprjax.base.errors import InputError
 from dprjax.data import batches, mixture, pairs, sources
 from dprjax.data.text import Tokenizer
 from dprjax.formats.vector_spec import SIDES
-from dprjax.methods import dev_ranking, frozen, pair_data, retrieval_data
+from dprjax.methods import dev_ranking, frozen, labelled_pairs, pair_data, retrieval_data
+from dprjax.methods.labelled_pairs import LabelledPairs
 from dprjax.methods.method import BatchShapes, DataSource, Evaluate, Model, Scores, TrainingData
-from dprjax.methods.pair_data import LabelledPairs
 from dprjax.methods.retrieval_data import Retrieval
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.template import Piece, Template
@@ -168,7 +168,7 @@ def _find_task(
     raise InputError(
       f'{key}.measure: labelled pairs take {" or ".join(CLASSIFICATION)}, not {entry.measure!r:.60}'
     )
-  return pair_data.find_pairs(section, workdir, config.seed, name)
+  return labelled_pairs.find_pairs(section, workdir, config.seed, name)
 
 
 def _limit_dev(splits: Retrieval) -> Retrieval:

@@ -34,11 +34,11 @@ from dprjax.methods.method import (
   DataSource,
   Method,
   Model,
-  Params,
   Parts,
   Product,
   TrainingData,
 )
+from dprjax.methods.types import Params
 from dprjax.models import artifact, head_specs, hub, prompt_encoder, task_templates
 from dprjax.models.adapters import template_tokens
 from dprjax.models.adapters.template_tokens import LearnedTokens

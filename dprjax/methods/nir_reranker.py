@@ -19,11 +19,12 @@ from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
 from dprjax.methods import dual_encoder, nir_prompt
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, Loss, Model, Params, Parts
+from dprjax.methods.method import Model, Parts
+from dprjax.methods.types import Batch, Loss, Params
 from dprjax.models import heads, task_templates
 from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.models.template import TextRows, unpack
+from dprjax.models.template import TextRows, bare, unpack
 from dprjax.runtime import mesh
 
 KINDS = ('pair',)
@@ -83,7 +84,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
     def judge(rows: Any, key: Array | None) -> tuple[tuple[Array, Array, Array], tuple[()]]:
       tokens, masks, numbers, labels = rows[:2], rows[2:4], rows[4], rows[5]
-      texts = [task_templates.bare(*text, *around) for text in zip(tokens, masks, strict=True)]
+      texts = [bare(*text, *around) for text in zip(tokens, masks, strict=True)]
       length = sum(text.shape[1] - sum(around) for text in tokens) + templates.extra('pair')
       found = logits(params, table, texts, length, numbers, key)
       total = jax.nn.logsumexp(found, axis=1)

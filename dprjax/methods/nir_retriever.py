@@ -17,11 +17,13 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats import vector_spec
 from dprjax.formats.vector_spec import SIDES
 from dprjax.methods import contrastive, dpr, nir_prompt
-from dprjax.methods.method import Batch, Loss, Model, Params, Parts
+from dprjax.methods.method import Model, Parts
+from dprjax.methods.types import Batch, Loss, Params
 from dprjax.models import task_templates
 from dprjax.models.adapters import template_tokens
 from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.template import bare
 from dprjax.runtime import mesh
 
 
@@ -55,7 +57,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       params['backbone'],
       templates,
       kind,
-      [task_templates.bare(tokens, mask, *around)],
+      [bare(tokens, mask, *around)],
       length,
       numbers,
       adapter=table,

@@ -36,18 +36,16 @@ from dprjax.formats.read_report import ReadReport
 from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
-  Batch,
   BatchShapes,
   DataSource,
-  Loss,
   Method,
   Model,
-  Params,
   Parts,
   Product,
   TrainingData,
 )
 from dprjax.methods.retrieval_data import shorten
+from dprjax.methods.types import Batch, Loss, Params
 from dprjax.models import encoder, heads, hub, masking
 from dprjax.models.adapter import SUBTREE, Adapter
 from dprjax.models.embed import of_states

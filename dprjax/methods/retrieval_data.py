@@ -24,13 +24,7 @@ from dprjax.formats.qrels import Qrels, write_qrels
 from dprjax.formats.vector_spec import SIDES
 from dprjax.methods import contrastive, dev_ranking, distillation, dual_encoder, query_only
 from dprjax.methods.frozen import Frozen
-from dprjax.methods.method import (
-  BatchShapes,
-  DataSource,
-  Folds,
-  Scores,
-  TrainingData,
-)
+from dprjax.methods.method import BatchShapes, DataSource, Folds, Scores, TrainingData
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh
 

@@ -31,17 +31,8 @@ from dprjax.formats.qrels import Qrels
 from dprjax.formats.vector_spec import SIDES
 from dprjax.methods import contrastive, dual_encoder, retrieval_data, topic_losses
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import (
-  Batch,
-  BatchShapes,
-  DataSource,
-  Loss,
-  Method,
-  Model,
-  Params,
-  Parts,
-  Product,
-)
+from dprjax.methods.method import BatchShapes, DataSource, Method, Model, Parts, Product
+from dprjax.methods.types import Batch, Loss, Params
 from dprjax.models import hub
 from dprjax.models.adapter import SUBTREE, Adapter
 from dprjax.models.adapters import prefix, topic

@@ -338,6 +338,21 @@ class Peft(NamedTuple):
   ]
 
 
+class InTexts(NamedTuple):
+  """How texts are encoded under prompts that change the texts.
+
+  Attributes:
+    embed: ``((backbone, adapter), tokens [B, T], mask [B, T], prompt numbers [B] or None) ->
+      [B, H]``.
+    adapter: of all prompts, or None.
+    length: the tokens of a row for a text of this many tokens.
+  """
+
+  embed: Callable[..., Any]
+  adapter: Adapter | None
+  length: Callable[[int], int]
+
+
 class Kind(NamedTuple):
   """A kind of adapter.
 
@@ -350,11 +365,15 @@ class Kind(NamedTuple):
     arrays: ``(where, meta) -> {name: axes}`` of a file, such as ``{'prefix': 'L 2 P N D'}``. The
       backbone decides the axes in `sizes`. Raises InputError, which begins with ``where``, for
       an invalid meta.
-    load: ``(meta, arrays) -> adapters``, one or one for each topic. None: a part of templates
-      (`models.task_templates`).
+    load: ``(meta, arrays) -> adapters``, one or one for each topic. None: the kind changes the
+      texts, by `in_texts`.
+    in_texts: ``(prompts, specs, side, tokenizer, backbone, options) -> InTexts``, with a spec for
+      each prompt.
+    reranker: ``(backbone, prompt, **options) -> Reranker``, of files for pairs.
     training: None: only its own methods train it.
     sided: whether queries and passages may differ.
-    topics: whether the file holds a topic model, which chooses the adapter.
+    topics: ``prompt file -> topic model``, which chooses the adapter of each text. None: the file
+      has none.
     row: ``(model, size) -> Adapter``, a row of the bank that every server has. None: a server has a
       bank only if its folder has such a prompt at the start.
     peft: its format in PEFT.
@@ -370,7 +389,9 @@ class Kind(NamedTuple):
   load: Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], list[Adapter]] | None = None
   training: AdapterTraining | None = None
   sided: bool = True
-  topics: bool = False
+  topics: Callable[[Any], Any] | None = None
+  in_texts: Callable[..., InTexts] | None = None
+  reranker: Callable[..., Any] | None = None
   row: Callable[[Any, int], Adapter] | None = None
   peft: Peft | None = None
   merge: Callable[[Any, Any, Any], tuple[Any, Any]] | None = None

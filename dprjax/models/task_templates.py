@@ -222,14 +222,6 @@ class TaskTemplates(NamedTuple):
     return filled.pieces == self.slots[kind].index(slot)
 
 
-def bare(
-  tokens: Int[Array, 'B S'], mask: Bool[Array, 'B S'], opening: int, closing: int
-) -> TextRows:
-  """Strips ``opening`` and ``closing`` special tokens from rows ``[CLS] text [SEP]``."""
-  lengths = jnp.sum(mask, axis=1, dtype=jnp.int32) - opening - closing
-  return TextRows(tokens, jnp.maximum(lengths, 0), opening)
-
-
 def label_ids(
   words: Sequence[str],
   tokenize: Callable[[list[str]], Mapping[str, Int32[np.ndarray, ' _']]],

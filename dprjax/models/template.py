@@ -186,3 +186,11 @@ def fill(
     start += lengths[:, None]
   of_pieces = jnp.take(jnp.asarray(types), number, axis=0)  # [B, pieces + 1]
   return Filled(tokens, place < start, jnp.take_along_axis(of_pieces, pieces, axis=1), pieces)
+
+
+def bare(
+  tokens: Int[Array, 'B S'], mask: Bool[Array, 'B S'], opening: int, closing: int
+) -> TextRows:
+  """Strips ``opening`` and ``closing`` special tokens from rows ``[CLS] text [SEP]``."""
+  lengths = jnp.sum(mask, axis=1, dtype=jnp.int32) - opening - closing
+  return TextRows(tokens, jnp.maximum(lengths, 0), opening)

@@ -16,12 +16,10 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
-from dprjax.base.counts import counted, rate
 from dprjax.base.errors import (
-  InputError,
   end,
   end_interrupted,
   error_line,
@@ -33,11 +31,9 @@ from dprjax.base.errors import (
 from dprjax.runtime import flags
 
 if TYPE_CHECKING:
-  from dprjax.formats import trec
+  pass
 
 Flags = TypeVar('Flags')
-
-_LISTED = 5  # ids in a message
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -61,48 +57,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
   if not console.is_terminal:
     console.width = 500
   console.print(table)
-
-
-def write_run(
-  out: str, run: 'trec.Run', tag: str, report: Mapping[str, Any], how: str = ''
-) -> None:
-  """Writes a run and the report beside it, and logs its size and speed.
-
-  The report has ``queries_per_second``.
-  """
-  # Imported here, so that other commands do not wait for numpy and epath.
-  from dprjax.base import outputs
-  from dprjax.formats import trec
-
-  trec.write_run(out, run, tag)
-  outputs.write_report(out, report)
-  logging.getLogger('dprjax').info(
-    '%s: %s for %s%s, %s queries a second',
-    out,
-    counted(len(run.docs), 'passages'),
-    counted(len(run), 'queries'),
-    how and f' ({how})',
-    rate(report['queries_per_second']),
-  )
-
-
-def report_ids(
-  sentence: str, ids: Sequence[str], strict: bool, then: str = '', known: Iterable[str] = ()
-) -> None:
-  """Logs a problem with ids, if any, and its remedy; raises InputError if strict.
-
-  ``known`` are ids that may equal them but for their Unicode form, which is then said.
-  """
-  if not ids:
-    return
-  from dprjax.formats.fields import UnicodeForms
-
-  listed = ', '.join(f'{id_:.80}' for id_ in ids[:_LISTED])
-  message = f'{sentence}: {listed}{", ..." if len(ids) > _LISTED else ""}'
-  hint = UnicodeForms(ids).hint(known)
-  if strict:
-    raise InputError(message + hint)
-  logging.getLogger('dprjax').info('%s', message + (f'; {then}' if then else '') + hint)
 
 
 def fail(message: str, status: int = 2) -> NoReturn:

@@ -30,7 +30,7 @@ import numpy as np
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
-from dprjax.data import text, topic_models
+from dprjax.data import text
 from dprjax.formats.vector_spec import SIDES, VectorSpec, of_meta
 from dprjax.inference.text_encoder import BankEntry, check_length, check_prefix
 from dprjax.models import adapter as adapters
@@ -109,7 +109,7 @@ class Version:
   meta: dict[str, Any]
   lengths: dict[str, int]
   choices: dict[str, list[AdapterChoice]]
-  topic_model: topic_models.Topics | None = None
+  topic_model: Any = None
 
   @property
   def shift_positions(self) -> bool:
@@ -513,9 +513,7 @@ class Library:
         for number, adapter in enumerate(own)
       ]
     if prompt.kind.topics:
-      model = topic_models.Topics.from_arrays(prompt.arrays, prompt.path)
-      if len(model) != len(choices['query']):
-        raise InputError(f'prompt {name}: {len(choices["query"])} adapters for {len(model)} topics')
+      model = prompt.kind.topics(prompt)
     return Version(name, sha256, spec, prompt.meta, lengths, choices, model)
 
   def _check_slot(self, name: str, kind: Kind, adapter: Adapter) -> None:

@@ -28,17 +28,15 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats.read_report import ReadReport
 from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.method import (
-  Batch,
   BatchShapes,
   DataSource,
   Evaluate,
-  Loss,
   Method,
   Model,
-  Params,
   Scores,
   TrainingData,
 )
+from dprjax.methods.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import config as configs
 from dprjax.runtime import options as tables

@@ -19,7 +19,8 @@ from dprjax.inference.embedder import Embedder
 from dprjax.methods import dual_encoder
 from dprjax.methods.dual_encoder import DualEncoder
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, BatchShapes, Model, Params
+from dprjax.methods.method import BatchShapes, Model
+from dprjax.methods.types import Batch, Params
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh, tree
 

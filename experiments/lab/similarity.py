@@ -21,17 +21,15 @@ from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
 from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.method import (
-  Batch,
   BatchShapes,
   DataSource,
   Evaluate,
-  Loss,
   Method,
   Model,
-  Params,
   Scores,
   TrainingData,
 )
+from dprjax.methods.types import Batch, Loss, Params
 from dprjax.models.embed import unit
 from dprjax.models.encoder_config import EncoderConfig
 from lab import measures, sentences, sts

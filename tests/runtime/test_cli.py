@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from dprjax.base import progress
+from dprjax.formats import fields
 from dprjax.runtime import cli, flags
 
 
@@ -80,8 +81,8 @@ def test_a_traceback_is_shown_to_whom_asks_for_it():
 
 def test_messages_hide_secrets(capsys):
   def command(args):
-    cli.report_ids(f'{args.uri}: wrong', ['1'], strict=False)
-    cli.report_ids(f'{args.uri}: wrong', ['1'], strict=True)
+    fields.report_ids(f'{args.uri}: wrong', ['1'], strict=False)
+    fields.report_ids(f'{args.uri}: wrong', ['1'], strict=True)
 
   with pytest.raises(SystemExit):
     cli.run(Uri, command, ['--uri=http://me:hunter2@host?token=abc&a=b'])

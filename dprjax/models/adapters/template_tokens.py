@@ -140,6 +140,23 @@ def _arrays(path: str, meta: Mapping[str, Any]) -> dict[str, str]:
   return {f'{SLOTS}{name}': 'P H' for name in prompts if name not in found.words}
 
 
+def _in_texts(*args: Any) -> Any:
+  from dprjax.inference import template_prompts
+
+  return template_prompts.in_texts(*args)
+
+
+def _reranker(*args: Any, **options: Any) -> Any:
+  from dprjax.inference import prompt_reranker
+
+  return prompt_reranker.PromptReranker.load(*args, **options)
+
+
 ADAPTER = Kind(
-  'template', 'a template of words and vectors among the tokens of the input', _arrays, sided=False
+  'template',
+  'a template of words and vectors among the tokens of the input',
+  _arrays,
+  in_texts=_in_texts,
+  reranker=_reranker,
+  sided=False,
 )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from dprjax.base.errors import InputError
 from dprjax.models.adapter import Kind
 from dprjax.models.adapters import prefix
 
@@ -48,6 +49,17 @@ def expand(
   return prefixes.transpose(2, 0, 3, 1, 4, 5)
 
 
+def _topics(prompt: Any) -> Any:
+  from dprjax.data import topic_models
+
+  found = topic_models.Topics.from_arrays(prompt.arrays, prompt.path)
+  if len(found) != len(prompt.adapters('query')):
+    raise InputError(
+      f'{prompt.path}: {len(prompt.adapters("query"))} adapters for {len(found)} topics'
+    )
+  return found
+
+
 def _load(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[Any]:
   return [prefix.load(meta, vectors) for vectors in arrays['prefix']]
 
@@ -58,5 +70,5 @@ ADAPTER = Kind(
   functools.partial(prefix.arrays, 'K L 2 P N D'),
   _load,
   sided=False,
-  topics=True,
+  topics=_topics,
 )
