@@ -160,7 +160,7 @@ class BuildPy(build_py.build_py):
     super().run()
     if not self.editable_mode:
       for name in ('configs', 'constraints', 'launch'):
-        target = pathlib.Path(self.build_lib, 'dprjax', 'runtime', name)
+        target = pathlib.Path(self.build_lib, 'dprjax', 'training', name)
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(ROOT / name, target, ignore=shutil.ignore_patterns('__pycache__', '.*'))
 

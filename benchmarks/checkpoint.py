@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 
 import record
 import timing
-from dprjax.runtime import checkpoint
+from dprjax.training import checkpoint
 
 
 def main() -> None:

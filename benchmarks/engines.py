@@ -37,8 +37,9 @@ import numpy as np
 import record
 import timing
 from dprjax import engines
-from dprjax.retrieval import embeddings, exact
-from dprjax.runtime import flags
+from dprjax.base import flags
+from dprjax.encoding import embeddings
+from dprjax.retrieval import exact
 
 sys.path.append(str(pathlib.Path(__file__).parent.parent))
 

@@ -21,7 +21,7 @@ K, DOCUMENTS = 100, 8_800_000
 BLOCK = 10_000  # queries written at a time
 IMPORTS = (
   'import ir_measures, pyarrow.csv, resource; from dprjax import evaluate; '
-  'from dprjax.retrieval import measures; from dprjax.formats import trec; '
+  'from dprjax.retrieval import measures; from dprjax.text import trec; '
   'print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)'
 )
 

@@ -29,7 +29,7 @@ import numpy as np
 
 import options
 import record
-from dprjax.retrieval import embeddings, manifest
+from dprjax.encoding import embeddings, manifest
 
 CASES = [(100_000, 384, 1), (400_000, 384, 1), (1_600_000, 384, 1), (400_000, 384, 2)]
 READS = ('streamed', 'mapped', 'loaded')
@@ -37,7 +37,8 @@ SHARD_ROWS = 20_000
 CHILD = """
 import json, re, sys, time
 import numpy as np
-from dprjax.retrieval import embeddings, exact
+from dprjax.encoding import embeddings
+from dprjax.retrieval import exact
 
 def held(name):
   return int(re.search(name + r':\\s+(\\d+)', open('/proc/self/status').read())[1]) / 1024

@@ -23,7 +23,8 @@ import numpy as np
 import options
 import record
 import timing
-from dprjax.retrieval import embeddings, exact, scann
+from dprjax.encoding import embeddings
+from dprjax.retrieval import exact, scann
 
 K = 100
 CLUSTER = 100

@@ -26,10 +26,10 @@ import options
 import record
 import timing
 import updates
-from dprjax.methods import pretrain
-from dprjax.methods.method import Parts
 from dprjax.models import hub
-from dprjax.runtime import config as configs
+from dprjax.papers.condenser import pretrain
+from dprjax.training import config as configs
+from dprjax.training.method import Parts
 
 OPTIONS = {
   'passages': 2048,

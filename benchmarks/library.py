@@ -18,10 +18,10 @@ import time
 
 import numpy as np
 
-from dprjax.data import text
+from dprjax.base import compiled
 from dprjax.models import artifact, hub
-from dprjax.runtime import compiled
 from dprjax.serving.engine import Engine, ServerOptions
+from dprjax.text import tokenizing
 
 ASKED = 100  # prompts of each group
 
@@ -63,7 +63,7 @@ def main() -> None:
   try:
     backbone = hub.load_backbone(args.backbone, on_disk=True)
     began = time.perf_counter()
-    sha256 = text.load_tokenizer(backbone.path).sha256
+    sha256 = tokenizing.load_tokenizer(backbone.path).sha256
     nbytes = write_prompts(folder, backbone, sha256, args.prompts)
     report = {'prompts': args.prompts, 'write_s': time.perf_counter() - began}
     options = ServerOptions(

@@ -29,10 +29,10 @@ import record
 import roofline
 import timing
 import updates
+from dprjax.base import flags
 from dprjax.models import encoder
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.runtime import flags
 
 METHODS = ('encode', 'DPT', 'FT')
 

@@ -66,12 +66,12 @@ def make(folder: pathlib.Path, backbone: str, stored: str) -> tuple[int, int]:
   import numpy as np
   import safetensors.numpy
 
-  from dprjax.data import text
   from dprjax.planning import backbones
+  from dprjax.text import tokenizing
 
   config = backbones.SHAPES[backbone]
   folder.mkdir()
-  text.train_wordpiece(['a few words of a vocabulary'], 100, folder)
+  tokenizing.train_wordpiece(['a few words of a vocabulary'], 100, folder)
   family = config.family
   (folder / 'config.json').write_text(
     json.dumps({'model_type': family.model_type, **family.write_config(config)})
@@ -121,12 +121,12 @@ def load(way: str, folder: str, args: argparse.Namespace) -> None:
   """Loads the folder; prints when it begins, and the bytes that it placed."""
   import jax
 
-  from dprjax.data import text
-  from dprjax.formats.vector_spec import SIDES
-  from dprjax.inference import embedder
-  from dprjax.inference.text_encoder import UNNAMED, BankEntry, Encoder
+  from dprjax.encoding import embedder
+  from dprjax.encoding.text_encoder import UNNAMED, BankEntry, Encoder
   from dprjax.models import hub
   from dprjax.serving.engine import Engine, ServerOptions
+  from dprjax.text import tokenizing
+  from dprjax.text.vector_spec import SIDES
 
   jax.block_until_ready(jax.numpy.zeros(1))  # devices are there
   print('begins', flush=True)
@@ -148,7 +148,7 @@ def load(way: str, folder: str, args: argparse.Namespace) -> None:
       backbone = hub.load_backbone(folder)
       bank = {UNNAMED: BankEntry(None, backbone.spec)}
       both = dict.fromkeys(SIDES, backbone)
-      kept = Encoder(both, text.load_tokenizer(folder), bank, mesh=mesh, dtype=args.dtype)
+      kept = Encoder(both, tokenizing.load_tokenizer(folder), bank, mesh=mesh, dtype=args.dtype)
     params = kept._groups['query'][0].params[0]
   seconds = time.monotonic() - began
   placed = sum(

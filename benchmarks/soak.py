@@ -37,7 +37,7 @@ import numpy as np
 
 import record
 import serve
-from dprjax.inference.text_encoder import Encoder
+from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact
 
 ASKERS = 12

@@ -51,7 +51,7 @@ def measure(args: argparse.Namespace, scratch: pathlib.Path, bfloat16: bool) -> 
   backbone = scratch / 'model'
   make = (
     'import pathlib, sys; sys.path.insert(0, sys.argv[1]); import made; '
-    'from dprjax.formats.vector_spec import same_length; '
+    'from dprjax.text.vector_spec import same_length; '
     'made.backbone_folder(pathlib.Path(sys.argv[2]), made.SHAPES[sys.argv[3]], '
     "same_length(128, pooling='mean', normalize=True))"
   )
@@ -97,7 +97,7 @@ def measure(args: argparse.Namespace, scratch: pathlib.Path, bfloat16: bool) -> 
   kept, cold = scratch / 'kept', scratch / 'cold'
   until = {'train': ['step 1: compiling', 'step 1/1 '], 'encode': [' vectors in ']}
   commands = {
-    'imports': (['-c', 'import dprjax.methods.training'], [], kept),
+    'imports': (['-c', 'import dprjax.training.train'], [], kept),
     'JAX': (['-c', 'import jax; jax.jit(lambda x: x + 1)(1.0).block_until_ready()'], [], cold),
   }
   for name, folder in (('cold', cold), ('kept', kept)):

@@ -50,10 +50,10 @@ import record
 import roofline
 import timing
 import updates
-from dprjax.formats.vector_spec import same_length
-from dprjax.methods import dpr
-from dprjax.methods.method import Parts
-from dprjax.runtime import flags, tree
+from dprjax.base import flags, tree
+from dprjax.text.vector_spec import same_length
+from dprjax.training import dpr
+from dprjax.training.method import Parts
 
 TEMPERATURE, CLIP, LEARNING_RATE = 0.05, 1.0, 1e-5
 

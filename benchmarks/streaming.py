@@ -79,8 +79,8 @@ def memory(name: str) -> int:
 
 def child(path: str, out: str) -> None:
   """Encodes a file, and prints memory after the imports, peak memory, wall and CPU seconds."""
-  from dprjax.formats.texts import Texts
-  from dprjax.inference import folders
+  from dprjax.encoding import folders
+  from dprjax.text.texts import Texts
 
   before, began = memory('VmRSS'), time.monotonic()
   with Texts(path, 'passage').kept() as texts:
@@ -91,7 +91,7 @@ def child(path: str, out: str) -> None:
 
 def check(out: str, expected: Iterator[tuple[str, str]]) -> None:
   """Compares ids and vectors with the passages."""
-  from dprjax.retrieval import embeddings
+  from dprjax.encoding import embeddings
 
   for ids, found in embeddings.load_embeddings(out).blocks(20_000):
     part = [next(expected) for _ in ids]

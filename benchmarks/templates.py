@@ -23,10 +23,11 @@ import numpy as np
 import made
 import record
 import timing
-from dprjax.formats.vector_spec import VectorSpec
-from dprjax.models import encoder, hub, task_templates
-from dprjax.models.adapters.template_tokens import LearnedTokens
-from dprjax.models.task_templates import Spec, Specials, TaskTemplates
+from dprjax.models import encoder, hub
+from dprjax.papers.nir_prompt import task_templates
+from dprjax.papers.nir_prompt.task_templates import Spec, Specials, TaskTemplates
+from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
+from dprjax.text.vector_spec import VectorSpec
 
 MODEL = made.SHAPES['minilm']
 FORM = '[CLS] P1 text P2 [MASK] [SEP]'

@@ -20,9 +20,9 @@ import options
 import record
 import timing
 import updates
-from dprjax.methods import topic_dpr
-from dprjax.methods.method import Parts
-from dprjax.runtime import config as configs
+from dprjax.papers.topic_dpr import topic_dpr
+from dprjax.training import config as configs
+from dprjax.training.method import Parts
 
 ROWS = (0, 4, 8, 16)
 

@@ -20,8 +20,8 @@ import tomotopy
 import options
 import record
 from dprjax.base.draws import draw
-from dprjax.data import topic_models
-from dprjax.formats.paper_records import read_papers
+from dprjax.papers.topic_dpr import topic_models
+from dprjax.papers.topic_dpr.paper_records import read_papers
 
 
 def main() -> None:

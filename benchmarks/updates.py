@@ -8,14 +8,14 @@ import jax
 import ml_collections
 import numpy as np
 
-from dprjax.methods import dpr
-from dprjax.methods import updates as trainings
-from dprjax.methods.method import Model, Parts
+from dprjax.base import mesh as meshes
+from dprjax.base import tree
 from dprjax.models import encoder, hub
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.runtime import config as configs
-from dprjax.runtime import mesh as meshes
-from dprjax.runtime import tree
+from dprjax.training import config as configs
+from dprjax.training import dpr
+from dprjax.training import updates as trainings
+from dprjax.training.method import Model, Parts
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

@@ -16,7 +16,7 @@ Arguments:
 `--config.backbone.path=scratch:mini` starts from random weights and a vocabulary of the text.
 """
 
-from dprjax.runtime import config as defaults
+from dprjax.training import config as defaults
 
 
 def get_config(arg: str = 'condenser'):

@@ -17,7 +17,7 @@ Arguments:
 head.
 """
 
-from dprjax.runtime import config as defaults
+from dprjax.training import config as defaults
 
 
 def get_config(arg: str = 'msmarco'):

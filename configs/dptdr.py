@@ -26,7 +26,7 @@ queries choose among the frozen encoder, the adapters, BM25, and each encoder fu
 
 import os
 
-from dprjax.runtime import config as defaults
+from dprjax.training import config as defaults
 
 DATA = os.environ.get('DPRJAX_DATA', '../shared/data')
 

@@ -15,7 +15,7 @@ from BM25, `msmarco,round2` with negatives from the model of the first round:
       --config.data.dir=DIR --config.data.mined_negatives=mined.jsonl
 """
 
-from dprjax.runtime import config as defaults
+from dprjax.training import config as defaults
 
 
 def get_config(arg: str = 'beir'):

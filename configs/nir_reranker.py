@@ -19,7 +19,7 @@ Arguments as for configs/nir_retriever.py, and
 The backbone needs a masked-LM head: BERT and RoBERTa as published have one.
 """
 
-from dprjax.runtime import config as defaults
+from dprjax.training import config as defaults
 
 TASKS = ('retrieval', 'qa', 'dialogue', 'paraphrase', 'inference')
 PAIRS = ('paraphrase', 'inference')

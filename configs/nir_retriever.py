@@ -26,7 +26,7 @@ Tasks are `retrieval`, `qa` and `dialogue` by default; name others freely. Words
 - `local`: a small trial without downloads
 """
 
-from dprjax.runtime import config as defaults
+from dprjax.training import config as defaults
 
 TASKS = ('retrieval', 'qa', 'dialogue')
 KINDS = ('continuous', 'manual')

@@ -5,7 +5,7 @@
 For text of your own, `--config=configs/dptdr.py:beir` trains longer.
 """
 
-from dprjax.runtime import config as defaults
+from dprjax.training import config as defaults
 
 
 def get_config():

@@ -1,6 +1,6 @@
 """Topic-DPR: a prompt for every topic of a corpus (Xiao et al., 2023).
 
-    python -m dprjax.topics --input=papers/train/corpus.jsonl --out=topics.npz
+    dprjax topics --input=papers/train/corpus.jsonl --out=topics.npz
     python -m dprjax.train --config=configs/topic_dpr.py --workdir=runs/topics \\
       --config.data.dir=papers --config.data.dev_split=dev --config.topics.path=topics.npz
 
@@ -13,7 +13,7 @@ Documents have a title (the query), an abstract (the passage) and categories. Ar
 - `local`: a small trial
 """
 
-from dprjax.runtime import config as defaults
+from dprjax.training import config as defaults
 
 
 def get_config(arg: str = 'topic'):

@@ -1,6 +1,6 @@
 """Unified negative mining (DPTDR section 3.3) from beginning to end.
 
-    python -m dprjax.pipeline --config=configs/unm.py:beir --workdir=runs/unm --config.data.dir=DIR
+    dprjax pipeline --config=configs/unm.py:beir --workdir=runs/unm --config.data.dir=DIR
 
 BM25 -> a first prompt -> mining -> a cross-encoder -> denoising -> a second prompt -> evaluation.
 The argument is a recipe of configs/dptdr.py (`beir`, the default, `scifact`, `medquad`), then `ft`
@@ -13,7 +13,7 @@ import pathlib
 
 import ml_collections
 
-from dprjax.runtime import config as defaults
+from dprjax.training import config as defaults
 
 
 def get_config(arg: str = 'beir'):

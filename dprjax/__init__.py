@@ -13,11 +13,11 @@ if TYPE_CHECKING:
   from dprjax.api.measuring import evaluate, fuse, mine
   from dprjax.base.errors import InputError
   from dprjax.base.tables import Records
-  from dprjax.inference.prompt_reranker import PromptReranker
-  from dprjax.inference.reranker import CrossEncoder
-  from dprjax.inference.retriever import Hit, Retriever
   from dprjax.models.artifact import load_prompt
   from dprjax.models.hub import load_backbone
+  from dprjax.papers.nir_prompt.prompt_reranker import PromptReranker
+  from dprjax.retrieval.reranker import CrossEncoder
+  from dprjax.retrieval.retriever import Hit, Retriever
 
 __all__ = [
   'CrossEncoder',
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 _HOMES = {
-  'CrossEncoder': 'dprjax.inference.reranker',
+  'CrossEncoder': 'dprjax.retrieval.reranker',
   'Fitted': 'dprjax.api.fitting',
-  'Hit': 'dprjax.inference.retriever',
+  'Hit': 'dprjax.retrieval.retriever',
   'InputError': 'dprjax.base.errors',
-  'PromptReranker': 'dprjax.inference.prompt_reranker',
+  'PromptReranker': 'dprjax.papers.nir_prompt.prompt_reranker',
   'Records': 'dprjax.base.tables',
-  'Retriever': 'dprjax.inference.retriever',
+  'Retriever': 'dprjax.retrieval.retriever',
   'evaluate': 'dprjax.api.measuring',
   'fit': 'dprjax.api.fitting',
   'fuse': 'dprjax.api.measuring',

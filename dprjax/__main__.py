@@ -1,4 +1,4 @@
-"""``dprjax COMMAND``: all commands under one name, the same as ``python -m dprjax.COMMAND``.
+"""``dprjax COMMAND``: all commands under one name, the same as ``python -m dprjax COMMAND``.
 
 dprjax --help
 dprjax train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=mytext
@@ -20,6 +20,11 @@ from dprjax.base import errors, version
 
 _PACKAGE = pathlib.Path(__file__).parent
 _BESIDE = ('jax', 'flax')  # versions needed in bug reports
+_OF_PAPERS = {
+  'papers': 'papers.topic_dpr.papers',
+  'pipeline': 'papers.unm.pipeline',
+  'topics': 'papers.topic_dpr.topics',
+}
 _COLUMNS = 100
 _LONGEST = 60  # compared letters of a word
 
@@ -29,11 +34,18 @@ def commands() -> dict[str, str]:
 
   Imports nothing, since that would take seconds.
   """
-  return {name: _sentence(_PACKAGE / f'{name}.py') for name in _names()}
+  return {name: _sentence(_path(module)) for name, module in modules().items()}
 
 
-def _names() -> list[str]:
-  return sorted(path.stem for path in _PACKAGE.glob('[!_]*.py'))
+def modules() -> dict[str, str]:
+  """The modules of commands by name, relative to the package."""
+  ours = {path.stem: path.stem for path in _PACKAGE.glob('[!_]*.py')}
+  papers = {name: module for name, module in _OF_PAPERS.items() if _path(module).exists()}
+  return dict(sorted((ours | papers).items()))
+
+
+def _path(module: str) -> pathlib.Path:
+  return _PACKAGE.joinpath(*module.split('.')).with_suffix('.py')
 
 
 def _sentence(path: pathlib.Path) -> str:
@@ -69,7 +81,7 @@ def usage() -> str:
     '  dprjax train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=mytext',
     '  dprjax export --workdir=runs/mine --out=mine.npz',
     '',
-    '`python -m dprjax.COMMAND` is the same command.',
+    '`python -m dprjax COMMAND` is the same command.',
   ]
   return '\n'.join(lines)
 
@@ -97,7 +109,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv: the command and its arguments; by default those of this process.
   """
   words = list(sys.argv[1:] if argv is None else argv)
-  if (two := '_'.join(words[:2])) in _names():  # dprjax data check is dprjax.data_check
+  known = modules()
+  if (two := '_'.join(words[:2])) in known:  # dprjax data check is dprjax.data_check
     words[:2] = [two]
   if words[:1] in (['-h'], ['--help'], ['help']):
     print(usage())
@@ -105,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(versions())
   elif not words or words[0].startswith('-'):
     _fail('name a command first, as in dprjax train (dprjax --help lists them)')
-  elif words[0] not in (known := _names()):
+  elif words[0] not in known:
     near = difflib.get_close_matches(words[0][:_LONGEST], known, n=1)
     meant = f'; did you mean {near[0].replace("_", " ")}?' if near else ''
     _fail(f'there is no command {words[0]!r:.60}{meant} (dprjax --help lists them)')
@@ -115,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # As with `python -m`: the working folder may have a custom method or table.
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
       sys.path.insert(0, os.getcwd())
-    runpy.run_module(f'dprjax.{words[0]}', run_name='__main__', alter_sys=True)
+    runpy.run_module(f'dprjax.{known[words[0]]}', run_name='__main__', alter_sys=True)
 
 
 if __name__ == '__main__':

@@ -15,16 +15,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dprjax.base import outputs
+from dprjax.base import cli, flags, outputs
 from dprjax.base.counts import counted
-from dprjax.formats import trec
-from dprjax.formats.fields import report_ids
-from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import Texts, columns_of, read_texts
-from dprjax.formats.vector_spec import SIDES
+from dprjax.base.flags import flag
 from dprjax.retrieval import bm25_index
-from dprjax.runtime import cli, flags
-from dprjax.runtime.flags import flag
+from dprjax.text import trec
+from dprjax.text.fields import report_ids
+from dprjax.text.qrels import read_qrels
+from dprjax.text.texts import Texts, columns_of, read_texts
+from dprjax.text.vector_spec import SIDES
 
 logger = logging.getLogger('dprjax')
 

@@ -18,12 +18,11 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import cli, files
 from dprjax.base.errors import InputError
-from dprjax.runtime import cli
-from dprjax.runtime import config as configs
-from dprjax.runtime import options as tables
-from dprjax.runtime.flags import flag
+from dprjax.base.flags import flag
+from dprjax.training import config as configs
+from dprjax.training import options as tables
 
 FOLDERS = ('configs', 'constraints', 'launch')
 

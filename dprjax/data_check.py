@@ -10,8 +10,8 @@ answers. Each with three samples. DATA is a value of --config.data.dir, except i
 import dataclasses
 from collections.abc import Sequence
 
-from dprjax.runtime import cli, flags
-from dprjax.runtime.flags import flag
+from dprjax.base import cli, flags
+from dprjax.base.flags import flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,19 +28,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: Flags) -> None:
   with cli.loading():
-    from dprjax.data import checking
+    from dprjax.text import checks
   limits = None
   if args.backbone is not None:
     with cli.loading():
-      from dprjax.data import text
-      from dprjax.formats.vector_spec import SIDES
       from dprjax.models import hub
+      from dprjax.text import tokenizing
+      from dprjax.text.vector_spec import SIDES
     folder = hub.package_path(args.backbone)
     spec = hub.load_spec(folder)
-    tokenizer = text.load_tokenizer(folder)
-    limits = checking.Limits(tokenizer, {side: spec.max_length(side) for side in SIDES})
-  splits = args.split or checking.splits_of(args.data)
-  for title, findings in checking.check(args.data, splits, args.columns, limits):
+    tokenizer = tokenizing.load_tokenizer(folder)
+    limits = checks.Limits(tokenizer, {side: spec.max_length(side) for side in SIDES})
+  splits = args.split or checks.splits_of(args.data)
+  for title, findings in checks.check(args.data, splits, args.columns, limits):
     print(title)
     for finding in findings:
       print(f'  {finding}')

@@ -11,11 +11,10 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
-from dprjax.base import outputs
+from dprjax.base import cli, flags, outputs
 from dprjax.base.counts import counted
-from dprjax.data import sources, splitting
-from dprjax.runtime import cli, flags
-from dprjax.runtime.flags import flag
+from dprjax.base.flags import flag
+from dprjax.text import sources, splitting
 
 logger = logging.getLogger('dprjax')
 

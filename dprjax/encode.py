@@ -25,18 +25,17 @@ import logging
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dprjax.base import outputs
+from dprjax.base import cli, compiled, flags, outputs
 from dprjax.base.errors import InputError
-from dprjax.formats import inputs as inputs_of
-from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import Text, Texts, read_texts
-from dprjax.formats.vector_spec import SIDES
-from dprjax.retrieval import codes, manifest
-from dprjax.runtime import cli, compiled, flags
-from dprjax.runtime.flags import flag
+from dprjax.base.flags import flag
+from dprjax.encoding import codes, manifest
+from dprjax.text import inputs as inputs_of
+from dprjax.text.qrels import read_qrels
+from dprjax.text.texts import Text, Texts, read_texts
+from dprjax.text.vector_spec import SIDES
 
 if TYPE_CHECKING:
-  from dprjax.inference.text_encoder import Encoder
+  from dprjax.encoding.text_encoder import Encoder
 
 logger = logging.getLogger('dprjax')
 
@@ -133,8 +132,8 @@ def _command(args: Flags) -> None:
 def _encode(args: Flags) -> None:
   compiled.keep()
   with cli.loading():
-    from dprjax.inference import embedder, folders
-    from dprjax.inference.text_encoder import Encoder
+    from dprjax.encoding import embedder, folders
+    from dprjax.encoding.text_encoder import Encoder
   limit: dict[str, Any] = {f'{args.side}_max_length': args.max_length}
   encoder = Encoder.load(
     args.backbone,

@@ -39,16 +39,15 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from dprjax.base import files, outputs
+from dprjax.base import cli, files, flags, outputs
 from dprjax.base.errors import InputError
-from dprjax.formats import seen, trec
-from dprjax.formats.fields import in_all_forms, report_ids
-from dprjax.formats.qrels import Qrels, read_qrels
-from dprjax.formats.texts import read_texts
+from dprjax.base.flags import flag
 from dprjax.retrieval import answers, measures
 from dprjax.retrieval.answers import MATCHES
-from dprjax.runtime import cli, flags
-from dprjax.runtime.flags import flag
+from dprjax.text import seen, trec
+from dprjax.text.fields import in_all_forms, report_ids
+from dprjax.text.qrels import Qrels, read_qrels
+from dprjax.text.texts import read_texts
 
 logger = logging.getLogger('dprjax')
 
@@ -375,7 +374,7 @@ def _measure_by_mteb(args: Flags, tasks: Sequence[str], model: MtebFlags) -> Non
     raise InputError('--mteb names no task')
   # Imports JAX and, through mteb, PyTorch.
   from dprjax import mteb
-  from dprjax.runtime import compiled
+  from dprjax.base import compiled
 
   compiled.keep()
   inputs: outputs.Inputs = {

@@ -23,12 +23,11 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from dprjax.base import repository, version
+from dprjax.base import cli, flags, repository, version
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
+from dprjax.base.flags import flag
 from dprjax.base.progress import rounded
-from dprjax.runtime import cli, flags
-from dprjax.runtime.flags import flag
 
 logger = logging.getLogger('dprjax')
 
@@ -120,8 +119,7 @@ def _command(args: Flags) -> None:
   else:
     flags.refuse(args, ('step', 'method', 'force'), 'workdir')
   with cli.loading():
-    from dprjax.methods import exporting
-    from dprjax.runtime import checkpoint
+    from dprjax.training import checkpoint, exporting
   checkpoint.pass_over_closed_loops()
   options = exporting.ExportOptions(
     args.format,

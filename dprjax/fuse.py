@@ -26,19 +26,18 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from dprjax.analysis import comparison
-from dprjax.base import files, outputs, reading
+from dprjax.base import cli, files, flags, outputs, reading
 from dprjax.base.counts import counted, rate
 from dprjax.base.errors import InputError
+from dprjax.base.flags import flag
 from dprjax.base.progress import Progress
+from dprjax.encoding import manifest
 from dprjax.engines import ENGINES
-from dprjax.formats import runs, trec
-from dprjax.formats.fields import report_ids
-from dprjax.formats.qrels import read_qrels
-from dprjax.formats.rankings import Ranking, Rankings
-from dprjax.retrieval import fusion, manifest
-from dprjax.runtime import cli, flags
-from dprjax.runtime.flags import flag
+from dprjax.retrieval import comparison, fusion
+from dprjax.text import runs, trec
+from dprjax.text.fields import report_ids
+from dprjax.text.qrels import read_qrels
+from dprjax.text.rankings import Ranking, Rankings
 
 logger = logging.getLogger('dprjax')
 

@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 
 from dprjax import engines
-from dprjax.base import files, outputs
+from dprjax.base import cli, files, flags, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
+from dprjax.base.flags import flag
 from dprjax.base.progress import Progress, pace
+from dprjax.encoding import embeddings
 from dprjax.engines import Address, Engine
-from dprjax.formats.fields import read_ids, report_ids
-from dprjax.formats.payloads import Document, read_documents
-from dprjax.retrieval import bm25_index, embeddings
-from dprjax.runtime import cli, flags
-from dprjax.runtime.flags import flag
+from dprjax.engines.payloads import Document, read_documents
+from dprjax.retrieval import bm25_index
+from dprjax.text.fields import read_ids, report_ids
 
 logger = logging.getLogger('dprjax')
 
@@ -70,7 +70,7 @@ def upsert(
   Args:
     texts: the encoded file, to store with the vectors.
     settings: of BM25, for a collection with BM25; needs ``texts``.
-    columns: of ``texts``, as in `dprjax.formats.texts.Texts`.
+    columns: of ``texts``, as in `dprjax.text.texts.Texts`.
   """
   space = corpus.meta.space()
   documents = None

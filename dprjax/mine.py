@@ -19,14 +19,13 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from dprjax.base import files, outputs
+from dprjax.base import cli, files, flags, outputs
 from dprjax.base.errors import InputError
-from dprjax.formats import inputs as inputs_of
-from dprjax.formats import runs
-from dprjax.formats.fields import check_id
-from dprjax.mining import negatives as mining
-from dprjax.runtime import cli, flags
-from dprjax.runtime.flags import flag
+from dprjax.base.flags import flag
+from dprjax.retrieval import negatives as mining
+from dprjax.text import inputs as inputs_of
+from dprjax.text import runs
+from dprjax.text.fields import check_id
 
 logger = logging.getLogger('dprjax')
 
@@ -136,8 +135,8 @@ def _mine(args: Flags, retrievers: dict[str, str]) -> None:
   score = None
   if args.reranker:
     # Takes seconds to load.
-    from dprjax.inference import reranker
-    from dprjax.runtime import compiled
+    from dprjax.base import compiled
+    from dprjax.retrieval import reranker
 
     compiled.keep()
     # Compares the sigmoid of a logit with the threshold.

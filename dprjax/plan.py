@@ -18,11 +18,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dprjax.base import files, outputs
+from dprjax.base import cli, files, flags, outputs
+from dprjax.base.flags import flag
 from dprjax.base.progress import PASSING
 from dprjax.planning import targets
-from dprjax.runtime import cli, flags
-from dprjax.runtime.flags import flag
 
 if TYPE_CHECKING:  # imports JAX
   from dprjax.planning import compiling, programs, tables
@@ -51,7 +50,7 @@ def plan(
     forward: compile the forward passes.
   """
   with cli.loading():
-    from dprjax.inference import embedder
+    from dprjax.encoding import embedder
     from dprjax.planning import backbones, fitting, programs, tables
   config = programs.read_config(arguments, target.platform)
   batch = programs.batch_of(config, backbones.shape_of(config))
@@ -100,8 +99,8 @@ def _without(arguments: Sequence[str], more: Sequence[str]) -> list[str]:
 
 def report(found: 'tables.Plan') -> str:
   """A plan as Markdown."""
-  from dprjax.analysis import comparison
   from dprjax.planning import tables
+  from dprjax.retrieval import comparison
 
   columns, rows = tables.table(found)
   lines = '  \n'.join(tables.note(found))  # two spaces break a line

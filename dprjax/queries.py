@@ -23,19 +23,18 @@ from typing import Any
 
 from etils import epath
 
-from dprjax.asking import endpoint, filters, passages, prompts, round_trip
-from dprjax.asking.filters import Query
-from dprjax.asking.prompts import Answer, Request
-from dprjax.base import files, outputs, provenance
+from dprjax.base import cli, files, flags, outputs, provenance
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
+from dprjax.base.flags import flag
 from dprjax.base.progress import Progress, rounded
-from dprjax.formats import beir
-from dprjax.formats.qrels import read_qrels, write_qrels
-from dprjax.formats.read_report import ReadReport
-from dprjax.formats.texts import PassageRecord
-from dprjax.runtime import cli, flags
-from dprjax.runtime.flags import flag
+from dprjax.generation import endpoint, filters, passages, prompts, round_trip
+from dprjax.generation.filters import Query
+from dprjax.generation.prompts import Answer, Request
+from dprjax.text import beir
+from dprjax.text.qrels import read_qrels, write_qrels
+from dprjax.text.read_report import ReadReport
+from dprjax.text.texts import PassageRecord
 
 logger = logging.getLogger('dprjax')
 

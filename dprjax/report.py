@@ -13,12 +13,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from dprjax.analysis import comparison, figures
-from dprjax.base import files, outputs
+from dprjax.base import cli, files, outputs
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import check_id
-from dprjax.runtime import cli
-from dprjax.runtime.flags import flag
+from dprjax.base.flags import flag
+from dprjax.retrieval import comparison, figures
+from dprjax.text.fields import check_id
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

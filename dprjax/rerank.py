@@ -23,19 +23,18 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float
 
-from dprjax.base import files, outputs, provenance, reading
+from dprjax.base import cli, compiled, files, flags, outputs, provenance, reading
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
+from dprjax.base.flags import flag
 from dprjax.base.progress import Progress, pace
-from dprjax.formats import inputs as inputs_of
-from dprjax.formats import trec
-from dprjax.formats.fields import in_all_forms, report_ids
-from dprjax.formats.texts import Texts, read_texts
-from dprjax.runtime import cli, compiled, flags
-from dprjax.runtime.flags import flag
+from dprjax.text import inputs as inputs_of
+from dprjax.text import trec
+from dprjax.text.fields import in_all_forms, report_ids
+from dprjax.text.texts import Texts, read_texts
 
 if TYPE_CHECKING:
-  from dprjax.inference.reranker import Reranker
+  from dprjax.retrieval.reranker import Reranker
 
 logger = logging.getLogger('dprjax')
 
@@ -306,9 +305,9 @@ def _command(args: Flags) -> None:
   ):
     inputs_of.check_again(paths, side, what)
   with cli.loading():
-    from dprjax.inference import embedder
-    from dprjax.inference import reranker as rerankers
+    from dprjax.encoding import embedder
     from dprjax.models import artifact
+    from dprjax.retrieval import reranker as rerankers
   prompt = args.prompt and files.existing(artifact.locate(args.prompt), 'prompt')
   compiled.keep()
   reranker = rerankers.load(

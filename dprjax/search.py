@@ -44,16 +44,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from dprjax.base import files, outputs
+from dprjax.base import cli, compiled, files, flags, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
+from dprjax.base.flags import flag
 from dprjax.base.progress import Progress
-from dprjax.formats import trec
-from dprjax.formats.fields import in_all_forms, read_ids, report_ids
-from dprjax.formats.texts import read_texts
-from dprjax.retrieval import best, codes, embeddings, fusion, hybrid, manifest, scann
-from dprjax.runtime import cli, compiled, flags
-from dprjax.runtime.flags import flag
+from dprjax.encoding import codes, embeddings, manifest
+from dprjax.retrieval import best, fusion, hybrid, scann
+from dprjax.text import trec
+from dprjax.text.fields import in_all_forms, read_ids, report_ids
+from dprjax.text.texts import read_texts
 
 logger = logging.getLogger('dprjax')
 
@@ -355,8 +355,8 @@ def _search_exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) ->
   with cli.loading():
     import jax
 
+    from dprjax.base import distributed
     from dprjax.retrieval import exact
-    from dprjax.runtime import distributed
   process, processes = jax.process_index(), jax.process_count()
   if processes == 1:
     return exact.search(queries, corpus.shards, k, ids_at=corpus.ids_at)

@@ -25,10 +25,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
+from dprjax.base import cli, compiled, flags
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.runtime import cli, compiled, flags
-from dprjax.runtime.flags import flag, switch
+from dprjax.base.flags import flag, switch
 from dprjax.serving.hosts import Hosts, is_loopback
 
 logger = logging.getLogger('dprjax')
@@ -297,8 +297,8 @@ def _check_origins(network: NetworkFlags) -> None:
 
 def _make_app(args: Flags) -> Any:
   try:
-    from dprjax.inference import embedder
-    from dprjax.runtime import programs
+    from dprjax.base import programs
+    from dprjax.encoding import embedder
     from dprjax.serving import indexes, keys, tracing
     from dprjax.serving.app import App, Limits
     from dprjax.serving.engine import Engine, ServerOptions

@@ -14,8 +14,8 @@ import dataclasses
 import signal
 from collections.abc import Sequence
 
-from dprjax.runtime import cli, flags
-from dprjax.runtime import config as configs
+from dprjax.base import cli, flags
+from dprjax.training import config as configs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _command(args: Flags) -> int:
   config = configs.parse(args.experiment)
   with cli.loading():
-    from dprjax.methods import training
-    from dprjax.runtime import checkpoint
+    from dprjax.training import checkpoint, train
   checkpoint.pass_over_closed_loops()
-  done = training.train(config, args.workdir).done
+  done = train.train(config, args.workdir).done
   # So that later stages do not take the run for done, and clusters restart it.
   return 0 if done else 128 + signal.SIGTERM
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dprjax.analysis import figures
 from dprjax.base import files
+from dprjax.retrieval import figures
 
 
 def differences(

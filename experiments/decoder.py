@@ -42,8 +42,8 @@ import gain_sets
 import prompt_init
 import systems
 import trials
-from dprjax.data import text
-from dprjax.runtime import mesh
+from dprjax.base import mesh
+from dprjax.text import tokenizing
 
 PARTS = ('contrastive', 'lasttoken')
 # Options of the contrastive training, and of a prompt or LoRA.
@@ -242,7 +242,7 @@ class Experiment:
 
   def search(self, name, pooling, config, trained):
     backbone = systems.load(self.path(name))
-    model = (backbone, text.load_tokenizer(backbone.path), self.devices, config, trained)
+    model = (backbone, tokenizing.load_tokenizer(backbone.path), self.devices, config, trained)
     return evaluation.search(*model, self.folder, self.passages(name, pooling))
 
   def tables(self):

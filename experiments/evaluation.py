@@ -5,15 +5,15 @@ import time
 import jax
 import numpy as np
 
-from dprjax.formats import texts, trec
-from dprjax.formats.qrels import read_qrels
-from dprjax.inference import folders
-from dprjax.inference.embedder import Embedder, place
-from dprjax.inference.text_encoder import Encoder
-from dprjax.methods import method as methods
-from dprjax.methods.method import Parts
-from dprjax.retrieval import best, bm25_index, embeddings, exact, measures
-from dprjax.runtime import tree
+from dprjax.base import tree
+from dprjax.encoding import embeddings, folders
+from dprjax.encoding.embedder import Embedder, place
+from dprjax.encoding.text_encoder import Encoder
+from dprjax.retrieval import best, bm25_index, exact, measures
+from dprjax.text import texts, trec
+from dprjax.text.qrels import read_qrels
+from dprjax.training import method as methods
+from dprjax.training.method import Parts
 
 MEASURES = ('nDCG@10', 'RR@10', 'R@100')
 DEPTH = 100

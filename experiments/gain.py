@@ -203,7 +203,7 @@ class Experiment(systems.Runs):
     found = super().found()
     for ways in found.values():
       for seed in sorted(ways['query'].keys() & ways['both'].keys()):
-        # As methods/selection.py chooses; the frozen encoder has one score for both.
+        # As training/selection.py chooses; the frozen encoder has one score for both.
         ways[CHOSEN][seed] = max(
           (ways[way][seed] for way in ('both', 'query')),
           key=lambda line: (line['better'], line['gain']),

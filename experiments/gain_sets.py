@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.data import docstrings
-from dprjax.formats import paper_records, texts
-from dprjax.formats.qrels import read_qrels, write_qrels
+from dprjax.papers.topic_dpr import paper_records
+from dprjax.text import docstrings, texts
+from dprjax.text.qrels import read_qrels, write_qrels
 
 PASSAGES = 2000  # of a corpus, but all judged ones
 LARGER = {'clariq': 2, 'medquad-large': 2, 'medquad-8000': 4, 'medquad-cut': 4}  # times as many

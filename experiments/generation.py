@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dprjax.data import text
 from dprjax.models import encoder, hub
 from dprjax.models.adapter import BARE
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import DEFAULT_OPTIONS
+from dprjax.text import tokenizing
 
 CHAT = '<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n'
 END = '<|im_end|>'
@@ -69,7 +69,7 @@ def generate(config, params, prompts, most, end=None):
     end: ends a row, and is not returned.
   """
   width = -(-max(map(len, prompts)) // BUCKET) * BUCKET
-  tokens, mask = text.pad_batch([np.asarray(one, np.int32) for one in prompts], width, 0)
+  tokens, mask = tokenizing.pad_batch([np.asarray(one, np.int32) for one in prompts], width, 0)
   logits, cache = read(config, params, tokens, mask, BARE)
   cache = jnp.pad(cache, ((0, 0), (0, 0), (0, 0), (0, most), (0, 0), (0, 0)))
   lengths = np.array([len(one) for one in prompts], np.int32)
@@ -98,7 +98,7 @@ class Decoder:
   def __init__(self, folder, batch=8, longest=512, chat=CHAT, end=END):
     backbone = hub.load_backbone(folder)
     self.config, self.params = backbone.config, jax.tree.map(jnp.asarray, backbone.params)
-    self.tokenizer = text.load_tokenizer(folder).backend
+    self.tokenizer = tokenizing.load_tokenizer(folder).backend
     self.batch, self.longest, self.chat = batch, longest, chat
     self.end = self.tokenizer.token_to_id(end)
     self.waiting = queue.Queue()

@@ -35,17 +35,16 @@ import numpy as np
 import nir_sets
 import nir_tables
 import trials
-from dprjax.data import sources, text
-from dprjax.formats import trec
-from dprjax.inference.embedder import place
-from dprjax.methods import dev_ranking, exporting, training
-from dprjax.methods import method as methods
-from dprjax.methods.method import Parts
+from dprjax.base import mesh, tree
+from dprjax.encoding.embedder import place
 from dprjax.models import hub
 from dprjax.retrieval import best, bm25_index, exact, measures
-from dprjax.runtime import config as configs
-from dprjax.runtime import mesh, tree
-from dprjax.runtime import workdir as workdirs
+from dprjax.text import sources, tokenizing, trec
+from dprjax.training import config as configs
+from dprjax.training import dev_ranking, exporting, train
+from dprjax.training import method as methods
+from dprjax.training import workdir as workdirs
+from dprjax.training.method import Parts
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LENGTHS = 16, 32  # tokens of a query and of a passage
@@ -207,7 +206,7 @@ class Experiment:
     """Trains unless that is done; measures and forgets the checkpoints, or exports a prompt."""
     config = configs.parse(self.flags(name, seed, rate))
     workdir = self.workdir(name, seed, rate)
-    result = training.train(config, workdir)
+    result = train.train(config, workdir)
     if not result.done:
       sys.exit('stopped; the same command goes on')
     found = {'rate': rate, 'best': result.best, 'best_step': result.best_step}
@@ -251,7 +250,7 @@ class Experiment:
 
   def scores(self, config, method, backbone, trained):
     """The scores of each query of the test sets of the tasks, by set and measure."""
-    tokenizer = text.load_tokenizer(backbone.path)
+    tokenizer = tokenizing.load_tokenizer(backbone.path)
     model = method.build(config, backbone.config, self.devices, tokenizer)
     parts = Parts(backbone.params, backbone.heads, sha256=backbone.sha256)
     params = place(self.devices, tree.flatten(model.init(parts, jax.random.key(0))) | trained)

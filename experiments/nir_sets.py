@@ -16,10 +16,9 @@ import zipfile
 import numpy as np
 
 from dprjax.base import files
-from dprjax.data.sources import Source, load_dataset
-from dprjax.formats.qrels import write_qrels
-from dprjax.mining import mined
-from dprjax.retrieval import bm25_index
+from dprjax.retrieval import bm25_index, mined
+from dprjax.text.qrels import write_qrels
+from dprjax.text.sources import Source, load_dataset
 
 TASKS = ('dialogue', 'qa', 'retrieval')
 # The test sets of a task: in its domain, and another.

@@ -6,7 +6,7 @@ import numpy as np
 
 import nir_sets
 import trials
-from dprjax.analysis import figures
+from dprjax.retrieval import figures
 
 LEDGER = trials.LEDGERS / 'nir_prompt.jsonl'
 MEASURES = ('RR@10', 'P@1', 'nDCG@10')  # verdicts are on the first

@@ -25,10 +25,9 @@ import re
 import time
 
 from dprjax import plan
-from dprjax.base import files
+from dprjax.base import cli, files, flags
 from dprjax.base.errors import InputError
 from dprjax.planning import backbones, compiling, programs, tables, targets
-from dprjax.runtime import cli, flags
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LEDGER = ROOT / 'experiments' / 'plans.jsonl'

@@ -56,14 +56,14 @@ import gain_sets
 import systems
 import trials
 from dprjax import Retriever
-from dprjax.analysis import figures
-from dprjax.base import files
-from dprjax.data import documents, text, views
-from dprjax.formats.document_files import read_documents
-from dprjax.formats.read_report import ReadReport
-from dprjax.methods import exporting
+from dprjax.base import files, mesh
 from dprjax.models import hub
-from dprjax.runtime import mesh
+from dprjax.papers.condenser import views
+from dprjax.retrieval import figures
+from dprjax.text import segments, tokenizing
+from dprjax.text.document_files import read_documents
+from dprjax.text.read_report import ReadReport
+from dprjax.training import exporting
 from lab import inspection, measures, mediawiki, sections, sts
 from lab.similarity import spearman_values
 
@@ -303,9 +303,9 @@ class Experiment(systems.Runs):
     if not (vocabulary / 'tokenizer.json').exists():
       trials.say('training the vocabulary')
       found = (one.text for one in read_documents(self.corpus, ReadReport()))
-      text.train_wordpiece(found, self.args.vocab_size, vocabulary)
+      tokenizing.train_wordpiece(found, self.args.vocab_size, vocabulary)
     if not folder.exists():
-      size = text.load_tokenizer(vocabulary).vocab_size
+      size = tokenizing.load_tokenizer(vocabulary).vocab_size
       shape = hub.scratch_config(self.args.size, size)
       shape = dataclasses.replace(shape, num_layers=self.args.layers)
       params = hub.init_params(shape, jax.random.key(seed))
@@ -339,8 +339,8 @@ class Experiment(systems.Runs):
   def passages_in(self, config, start):
     """The measured number of passages of an update."""
     options = config.pretrain
-    tokenizer = text.load_tokenizer(start)
-    cache = documents.build_documents(
+    tokenizer = tokenizing.load_tokenizer(start)
+    cache = segments.build_documents(
       self.corpus,
       tokenizer,
       self.out / 'token_cache' / 'documents',
@@ -497,7 +497,7 @@ class Experiment(systems.Runs):
     backbone = systems.load(self.backbone(way, seed))
     embed = evaluation.embedder(
       backbone,
-      text.load_tokenizer(backbone.path),
+      tokenizing.load_tokenizer(backbone.path),
       mesh.make_mesh({'data': -1}),
       self.config(name, way, rate, seed),
       trained,

@@ -8,8 +8,8 @@ from jaxtyping import Float
 import charts
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.models.adapters import template_tokens
 from dprjax.models.artifact import Prompt
+from dprjax.papers.nir_prompt import template_tokens
 
 
 def cosines(prompts: Mapping[str, Prompt]) -> Float[np.ndarray, 'K K']:

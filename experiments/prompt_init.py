@@ -34,10 +34,10 @@ import evaluation
 import gain_sets
 import systems
 import trials
-from dprjax.data import text
-from dprjax.methods import training
+from dprjax.base import mesh
 from dprjax.models import artifact
-from dprjax.runtime import mesh
+from dprjax.text import tokenizing
+from dprjax.training import train
 
 FAMILIES = {'bert': (16, 100), 'llama': (8, 60)}  # queries of an update, and updates
 RATES = (1e-2, 1e-1)
@@ -91,7 +91,7 @@ class Family:
   def __init__(self, name, path, folder, out):
     self.name, self.path, self.folder, self.out = name, path, folder, out
     self.backbone = systems.load(path)
-    self.tokenizer = text.load_tokenizer(self.backbone.path)
+    self.tokenizer = tokenizing.load_tokenizer(self.backbone.path)
     self.devices = mesh.make_mesh({'data': 1}, jax.devices()[:1])
     self.passages = out / 'passages' / name
 
@@ -155,7 +155,7 @@ class Family:
     """A prompt file of random numbers with the deviations of the keys and values of a text."""
     path = self.out / f'scaled-{self.name}-{seed}.npz'
     config = self.config('text', 0, seed)
-    of_text = training.prompt_of_text(config, self.backbone, self.tokenizer, TEXT)
+    of_text = train.prompt_of_text(config, self.backbone, self.tokenizer, TEXT)
     start = of_text.arrays['prefix']
     draws = np.random.default_rng(seed).standard_normal(start.shape)
     vectors = draws * start.std(axis=(2, 3, 4), keepdims=True)

@@ -25,8 +25,9 @@ import gain_sets
 import systems
 import trials
 from dprjax.base import files
-from dprjax.formats import paper_records, texts
-from dprjax.formats.qrels import read_qrels, write_qrels
+from dprjax.papers.topic_dpr import paper_records
+from dprjax.text import texts
+from dprjax.text.qrels import read_qrels, write_qrels
 
 CHOSEN_BY = 40  # queries, at least, of which a learning rate is chosen
 PROMPT_RATES = (2e-3, 7e-3, 2e-2)

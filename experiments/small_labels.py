@@ -69,14 +69,13 @@ import small_tables
 import small_training
 import systems
 import trials
-from dprjax.base import draws
+from dprjax.base import draws, mesh, tree
 from dprjax.base.ranking import places
-from dprjax.data import text
-from dprjax.inference.embedder import Embedder, place
-from dprjax.methods import choice, dpr
+from dprjax.encoding.embedder import Embedder, place
 from dprjax.models import hub
 from dprjax.retrieval import bm25_index, fusion
-from dprjax.runtime import mesh, tree
+from dprjax.text import tokenizing
+from dprjax.training import choice, dpr
 
 FEW = 100  # queries: below, all ways are trained without each fold in turn
 PARTS_OF_FOLD = 5  # of held-out queries that choose the number of updates in turn
@@ -299,7 +298,8 @@ class Experiment:
 
   @functools.cached_property
   def tokens(self):
-    return small_training.Tokens(text.load_tokenizer(self.backbone.path), self.encoder.prefixes)
+    tokenizer = tokenizing.load_tokenizer(self.backbone.path)
+    return small_training.Tokens(tokenizer, self.encoder.prefixes)
 
   @functools.cache  # noqa: B019
   def set(self, name):

@@ -11,7 +11,7 @@ import zipfile
 import numpy as np
 
 import gain_sets
-from dprjax.formats import texts
+from dprjax.text import texts
 from gain_sets import Source, first, hashed, only
 
 # Sources that recipes, learning rates or fusions of this project were developed on.

@@ -13,9 +13,8 @@ import scipy.special
 import gain_sets
 import small_sets
 import trials
-from dprjax.analysis import figures
 from dprjax.base.counts import counted
-from dprjax.retrieval import choosing
+from dprjax.retrieval import choosing, figures
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
 
 DRAWS = 2000  # of sources, seeds and queries

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import systems
-from dprjax.data import text
-from dprjax.inference.embedder import Embedder, place
-from dprjax.methods import contrastive, dpr, training, updates
-from dprjax.methods.method import Parts
+from dprjax.base import tree
+from dprjax.encoding.embedder import Embedder, place
+from dprjax.losses import contrastive
 from dprjax.models.embed import unit
-from dprjax.runtime import tree
+from dprjax.text import tokenizing
+from dprjax.training import dpr, train, updates
+from dprjax.training.method import Parts
 
 BATCH = 16
 SCORED = (0.5, 1.0)  # parts of the updates
@@ -64,8 +65,8 @@ class Trainer:
       self.model = self.model._replace(loss=self._loss_of_vectors(devices))
     self.backbone, self.devices = backbone, devices
     prompt = None
-    if start := training.start_text(config, backbone.config):
-      prompt = training.prompt_of_text(config, backbone, tokens.tokenizer, start)
+    if start := train.start_text(config, backbone.config):
+      prompt = train.prompt_of_text(config, backbone, tokens.tokenizer, start)
     self._parts = Parts(backbone.params, prompt=prompt)
     params = tree.flatten(self.model.init(self._parts, jax.random.key(0)))
     self.trainable = tree.trainable_names(config.trainable, list(params))
@@ -172,7 +173,7 @@ class Trainer:
   def _padded(self, side, tokens):
     longest = max(map(len, tokens))
     length = LENGTHS[side] if longest > LENGTHS[side] // 2 else LENGTHS[side] // 2
-    made, mask = text.pad_batch(tokens, length, self.tokens.pad_id)
+    made, mask = tokenizing.pad_batch(tokens, length, self.tokens.pad_id)
     return {f'{side}_tokens': made, f'{side}_mask': mask}
 
   def scores(self, data, params, rows):

@@ -21,9 +21,10 @@ import numpy as np
 import trials
 from dprjax import search
 from dprjax.base import files
-from dprjax.data import sources
-from dprjax.formats.qrels import read_qrels
-from dprjax.retrieval import codes, embeddings, manifest, measures
+from dprjax.encoding import codes, embeddings, manifest
+from dprjax.retrieval import measures
+from dprjax.text import sources
+from dprjax.text.qrels import read_qrels
 
 MEASURES = ('nDCG@10', 'RR@10', 'R@100')
 DEPTH = 100

@@ -22,12 +22,13 @@ import charts
 import evaluation
 import gain_sets
 import trials
-from dprjax.analysis import figures
-from dprjax.data import text
-from dprjax.methods import exporting, training
+from dprjax.base import mesh
 from dprjax.models import hub
-from dprjax.runtime import config as configs
-from dprjax.runtime import mesh
+from dprjax.retrieval import figures
+from dprjax.text import tokenizing
+from dprjax.training import config as configs
+from dprjax.training import exporting
+from dprjax.training import train as training
 
 QUERY_LENGTH = 64  # tokens, as in the recipes
 FLOORS = {'bm25': 'BM25', 'frozen': 'frozen'}  # systems without a training
@@ -343,7 +344,7 @@ class Runs:
     backbone = load(self.backbone(way, seed))
     return evaluation.search(
       backbone,
-      text.load_tokenizer(backbone.path),
+      tokenizing.load_tokenizer(backbone.path),
       self.devices,
       self.config(name, way, rate, seed),
       trained,

@@ -40,16 +40,16 @@ import numpy as np
 import gain_sets
 import topic_dpr_tables
 import trials
-from dprjax import papers as papers_command
-from dprjax.data import text, topic_models
-from dprjax.formats import paper_records, texts
-from dprjax.inference.embedder import Embedder, place
-from dprjax.methods import topic_dpr, training
-from dprjax.methods.method import Parts
+from dprjax.base import mesh, tree
+from dprjax.encoding.embedder import Embedder, place
 from dprjax.models import hub
+from dprjax.papers.topic_dpr import paper_records, topic_dpr, topic_models
+from dprjax.papers.topic_dpr import papers as papers_command
 from dprjax.retrieval import bm25_index
-from dprjax.runtime import config as configs
-from dprjax.runtime import mesh, tree
+from dprjax.text import texts, tokenizing
+from dprjax.training import config as configs
+from dprjax.training import train
+from dprjax.training.method import Parts
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RATES = {
@@ -156,7 +156,7 @@ class Experiment:
 
   @functools.cached_property
   def tokenizer(self):
-    return text.load_tokenizer(self.backbone.path)
+    return tokenizing.load_tokenizer(self.backbone.path)
 
   @functools.cached_property
   def devices(self):
@@ -262,7 +262,7 @@ class Experiment:
     config = configs.parse(self.flags(name, seed, rate, alpha))
     workdir = self.out / 'runs' / f'{name}-{rate:g}-{alpha:g}-{seed}'
     began = time.monotonic()
-    if not training.train(config, workdir).done:
+    if not train.train(config, workdir).done:
       sys.exit('stopped; the same command goes on')
     trained = trials.restore(workdir, self.backbone, self.args.updates)
     vectors = self.encode(ROWS[name], config, trained, split)

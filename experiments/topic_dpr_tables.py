@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 
 import trials
-from dprjax.analysis import figures
-from dprjax.formats import paper_records, trec
-from dprjax.retrieval import best, exact, measures
+from dprjax.papers.topic_dpr import paper_records
+from dprjax.retrieval import best, exact, figures, measures
+from dprjax.text import trec
 from lab import statistics
 from lab.measures import nearest
 

@@ -16,9 +16,9 @@ import time
 import numpy as np
 import scipy.stats
 
-from dprjax.base import errors, files
+from dprjax.base import compiled, errors, files
 from dprjax.base.errors import InputError
-from dprjax.runtime import checkpoint, compiled
+from dprjax.training import checkpoint
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LEDGER = 'ledger.jsonl'

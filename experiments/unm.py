@@ -38,10 +38,10 @@ import mining
 import systems
 import trials
 from dprjax.base import files
-from dprjax.formats import seen, trec
-from dprjax.formats.qrels import read_qrels, write_qrels
-from dprjax.methods import exporting
 from dprjax.retrieval import measures
+from dprjax.text import seen, trec
+from dprjax.text.qrels import read_qrels, write_qrels
+from dprjax.training import exporting
 
 SETS = {
   'scifact': gain_sets.Setting('scifact', 809),

@@ -20,7 +20,7 @@ class Encode:
   """A worker: the backbone and the prompt, loaded once."""
 
   def __init__(self, args: argparse.Namespace):
-    from dprjax.inference.text_encoder import Encoder
+    from dprjax.encoding.text_encoder import Encoder
 
     self.args = args
     self.encoder = Encoder.load(args.backbone, args.prompt or None)

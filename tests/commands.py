@@ -1,7 +1,14 @@
-"""The modules of commands that share their names with functions of the package."""
+"""The modules of commands."""
 
 import importlib
 
-evaluate, fuse, mine = (
-  importlib.import_module(f'dprjax.{name}') for name in ('evaluate', 'fuse', 'mine')
-)
+from dprjax import __main__
+
+
+def module(name):
+  """The module of a command."""
+  return importlib.import_module(f'dprjax.{__main__.modules()[name]}')
+
+
+# They share their names with functions of the package.
+evaluate, fuse, mine = map(module, ('evaluate', 'fuse', 'mine'))

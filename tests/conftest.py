@@ -147,7 +147,7 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope='session')
 def prompt(trained, tmp_path_factory):
   """The exported prompt of ``trained``."""
-  from dprjax.methods import exporting
+  from dprjax.training import exporting
 
   return exporting.export(trained, tmp_path_factory.mktemp('prompt') / 'prompt.npz', force=True)
 
@@ -155,8 +155,8 @@ def prompt(trained, tmp_path_factory):
 @pytest.fixture(scope='session')
 def write_embeddings():
   """``write(folder, ids, vectors, **meta)`` writes embeddings with these changes of their meta."""
-  from dprjax.retrieval.embeddings import EmbeddingsWriter
-  from dprjax.retrieval.manifest import Meta
+  from dprjax.encoding.embeddings import EmbeddingsWriter
+  from dprjax.encoding.manifest import Meta
 
   meta = {
     'dtype': 'float32',
@@ -193,17 +193,17 @@ def make_cross_encoder(tmp_path_factory):
 
   Its weights are larger than initial ones, so that the scores of pairs differ.
   """
-  from dprjax.data import text
   from dprjax.models import classifier, encoder, hub
   from dprjax.models.encoder_config import EncoderConfig
   from dprjax.models.head_specs import Head
+  from dprjax.text import tokenizing
 
   made = {}
 
   def make(labels=1):
     if labels not in made:
       folder = tmp_path_factory.mktemp('cross_encoder')
-      tokenizer = text.train_wordpiece(
+      tokenizer = tokenizing.train_wordpiece(
         [
           'json decodes a string into objects',
           'an http server sends a message',
@@ -257,15 +257,15 @@ def templates(tmp_path_factory):
   A folder with ``backbone``, and of retrievers ``qa.npz``, ``chat.npz`` (of other lengths) and
   ``words.npz`` (no arrays), of rerankers ``pairs.npz``.
   """
-  from dprjax.data import text
-  from dprjax.formats.vector_spec import SIDES
   from dprjax.models import artifact, head_specs, hub
-  from tests.methods import nir
-  from tests.methods.conftest import WORDS
+  from dprjax.text import tokenizing
+  from dprjax.text.vector_spec import SIDES
+  from tests.papers.nir_prompt import nir
+  from tests.training.conftest import WORDS
 
   folder = tmp_path_factory.mktemp('templates')
   sentences = [f'{word} {other}.' for word in WORDS for other in WORDS]
-  tokenizer = text.train_wordpiece(sentences, 200, folder / 'tokenizer')
+  tokenizer = tokenizing.train_wordpiece(sentences, 200, folder / 'tokenizer')
   model = nir.shape_of(tokenizer)
   parts = nir.make_parts(model)
   hub.save_backbone(

@@ -6,7 +6,7 @@ import os
 import jax
 import pytest
 
-from dprjax.runtime import mesh
+from dprjax.base import mesh
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Configs for tests, from options given as keyword arguments."""
 
-from dprjax.methods import method as methods
-from dprjax.runtime import config as configs
+from dprjax.training import config as configs
+from dprjax.training import method as methods
 
 
 def with_options(**options):

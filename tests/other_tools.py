@@ -11,10 +11,10 @@ import sys
 
 import numpy as np
 
-from dprjax.data import text
-from dprjax.formats.vector_spec import SIDES
 from dprjax.models import artifact, hub
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.text import tokenizing
+from dprjax.text.vector_spec import SIDES
 from tests import starts
 
 MODELS = ('bert', 'roberta')
@@ -65,7 +65,7 @@ def write(folder: pathlib.Path, model_type: str) -> pathlib.Path:
     'kind': 'prefix',
     'backbone': 'somebody/tiny',
     'backbone_sha256': hub.backbone_sha256(config, params),
-    'tokenizer_sha256': text.load_tokenizer(root / 'backbone').sha256,
+    'tokenizer_sha256': tokenizing.load_tokenizer(root / 'backbone').sha256,
     'pooling': 'mean',
     'normalize': True,
     'temperature': 0.05,
@@ -88,7 +88,7 @@ def write(folder: pathlib.Path, model_type: str) -> pathlib.Path:
 
 
 def main(folder: pathlib.Path) -> None:
-  from dprjax.methods import exporting
+  from dprjax.training import exporting
 
   for model_type in MODELS:
     root = write(folder, model_type)

@@ -6,10 +6,10 @@ import re
 import shlex
 import typing
 
-import dprjax
+from dprjax import __main__ as console
 
 ROOT = pathlib.Path(__file__).parent.parent
-COMMANDS = {path.stem for path in pathlib.Path(dprjax.__file__).parent.glob('[!_]*.py')}
+COMMANDS = console.modules().keys()
 # What begins a line of the shell.
 _SHELL = re.compile(r'(?:\w+=\S* )*(?:dprjax|python[\d.]*|pip|curl|git|make|export)(?= )')
 

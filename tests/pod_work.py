@@ -10,8 +10,9 @@ import jax
 import numpy as np
 import optax
 
-from dprjax.runtime import checkpoint, cli, distributed, flags
-from dprjax.runtime import mesh as meshes
+from dprjax.base import cli, distributed, flags
+from dprjax.base import mesh as meshes
+from dprjax.training import checkpoint
 
 SHA = 'a' * 64
 
@@ -81,10 +82,12 @@ class Flags:
 def command(args):
   for line in json.loads(pathlib.Path(args.jobs).read_text()):
     if line['do'] == 'train':
-      from dprjax.methods import training  # a second, which the others save
-      from dprjax.runtime import config
+      from dprjax.training import (
+        config,
+        train,  # a second, which the others save
+      )
 
-      training.train(config.parse(line['flags']), line['workdir'])
+      train.train(config.parse(line['flags']), line['workdir'])
     elif line['do'] == 'command':
       module = importlib.import_module(line['module'])
       module._command(flags.parse(module.Flags, line['flags'], line['module'], module.__doc__)[0])

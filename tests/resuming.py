@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 
-from dprjax.runtime import checkpoint
+from dprjax.training import checkpoint
 
 
 def train_and_resume(run, folder):

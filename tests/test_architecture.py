@@ -12,24 +12,16 @@ import sys
 import pytest
 
 import dprjax
+from dprjax import __main__ as console
+from dprjax.training import method
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = pathlib.Path(dprjax.__file__).parent
 
-# From the lowest up: a package imports from lower levels and from itself.
-LEVELS = (
-  {'base'},
-  {'formats'},
-  {'models', 'data', 'retrieval', 'runtime'},
-  {'asking', 'inference', 'mining'},
-  {'engines', 'mteb', 'serving'},
-  {'analysis'},
-  {'methods'},
-  {'planning'},
-)
+# From the lowest up: a room of the core imports from earlier ones and from itself.
+CORE = ({'base'}, {'text'}, {'models'}, {'encoding', 'losses'}, {'retrieval'}, {'training'})
 FORBIDDEN = {'tensorflow', 'torch'}
-# The kinds of adapters of two papers import their own rooms when they are used.
-OF_PAPERS = {'template_tokens', 'topic'}
+NEVER = FORBIDDEN | {'configs', 'tests', 'benchmarks', 'dprjax'}
 
 
 def the_map():
@@ -50,20 +42,21 @@ def the_map():
 
 
 FILES, BESIDE = the_map()
-COMMANDS = {name[:-3] for name in FILES if re.fullmatch(r'[a-z]\w*\.py', name)}
+COMMANDS = console.modules()
 # A wheel has a copy of configs/ in runtime/.
 MODULES = sorted(path for path in PACKAGE.rglob('*.py') if path.parent.name != 'configs')
 
 
-def package(module):
-  """`data` of `dprjax.data.token_cache`, `train` of `dprjax.train`, '' of `dprjax` itself."""
-  return ([*module.split('.'), ''])[1]
+def room(module):
+  """`text` of `dprjax.text.trec`, `papers.unm` of a paper, '' of a command."""
+  inside = module.split('.')[1:]
+  return '.'.join(inside[:2] if inside[:1] == ['papers'] else inside[:-1][:1])
 
 
 @functools.cache
 def imports(path):
   """(line number, dotted name) of every import in a file, `from dprjax import cli` as
-  `dprjax.runtime.cli`.
+  `dprjax.base.cli`.
   """
   return list(find_imports(path))
 
@@ -84,23 +77,20 @@ def find_imports(path):
 
 
 def allowed(importer):
-  """The packages that a package or command may import from, itself apart."""
-  if importer == 'api':
-    return set().union(*LEVELS, {'evaluate', 'fuse', 'mine'})  # it calls these commands
-  if importer == '':
-    return set().union(*LEVELS, {'api'})
-  below = [level for level in LEVELS if importer not in level]
-  for number, level in enumerate(LEVELS):
+  """The rooms that a room may import from, itself apart."""
+  for number, level in enumerate(CORE):
     if importer in level:
-      below = LEVELS[:number]
-  return set().union(*below)
+      return set().union(*CORE[:number])
+  extras = {'', 'api', 'engines', 'generation', 'mteb', 'planning', 'serving'}
+  return set().union(*CORE) | (extras if importer in ('', 'api') else set())
 
 
 def test_the_map_is_read():
-  assert {'base/errors.py', 'models/encoder.py', 'data/docstrings.py', 'train.py'} <= FILES
+  assert {'base/errors.py', 'models/encoder.py', 'text/docstrings.py', 'train.py'} <= FILES
+  assert {'papers/unm/pipeline.py', 'models/families/t5.py'} <= FILES
   assert {'configs/'} <= BESIDE
-  assert {'train', 'encode', 'quickstart'} <= COMMANDS
-  assert {'train', 'encode', 'search'}.isdisjoint(allowed('encode'))
+  assert {'train', 'encode', 'quickstart', 'topics'} <= COMMANDS.keys()
+  assert 'training' not in allowed('retrieval') and 'papers.unm' not in allowed('training')
 
 
 def test_every_module_on_the_map_exists():
@@ -113,32 +103,28 @@ def test_every_module_is_on_the_map():
   assert sorted(modules - FILES) == []
 
 
-def test_imports_are_of_lower_levels():
+def test_the_walls_between_rooms_stand():
   wrong = []
   for path in MODULES:
-    inside = path.relative_to(PACKAGE).with_suffix('').parts
-    own = '' if inside == ('__init__',) else inside[0]
+    own = room('.'.join(path.relative_to(PACKAGE.parent).with_suffix('').parts))
+    if path == PACKAGE / '__init__.py':  # the public names, imported on first use
+      continue
     for line, name in imports(path):
-      top = name.split('.')[0]
-      if top == 'dprjax':
-        to = package(name)
-        # `from dprjax import X` needs dprjax/__init__.py, which imports higher levels.
-        bad = to != own and to not in allowed(own) and path.stem not in OF_PAPERS
-      else:
-        bad = top in FORBIDDEN | {'configs', 'tests', 'benchmarks'}
+      inside = name.startswith('dprjax.')
+      bad = room(name) not in allowed(own) | {own} if inside else name.split('.')[0] in NEVER
       if bad:
         wrong.append(f'{path}:{line} imports {name}')
   assert wrong == []
 
 
 def test_a_training_needs_no_drawing_code():
-  found, waiting = set(), {f'dprjax.methods.{path.stem}' for path in PACKAGE.glob('methods/*.py')}
+  found, waiting = set(), {*method.METHODS.values(), 'dprjax.training.train'}
   while waiting:
     found.add(name := waiting.pop())
     path = PACKAGE.parent.joinpath(*name.split('.')).with_suffix('.py')
     if name.startswith('dprjax') and path.is_file():
       waiting |= {name for _, name in imports(path)} - found
-  assert {'dprjax.methods.training', 'dprjax.analysis.comparison'} <= found
+  assert {'dprjax.training.train', 'dprjax.retrieval.comparison'} <= found
   assert [name for name in sorted(found) if 'figures' in name or 'matplotlib' in name] == []
 
 
@@ -149,7 +135,7 @@ def test_a_training_needs_no_drawing_code():
 )
 def test_configs_import_only_the_config_module(path):
   ours = {name for _, name in imports(path) if name.split('.')[0] in {'dprjax', *FORBIDDEN}}
-  assert ours <= {'dprjax.runtime.config'}
+  assert ours <= {'dprjax.training.config'}
 
 
 @pytest.mark.parametrize('folder', ['benchmarks', 'experiments'])
@@ -214,12 +200,14 @@ for name in {names}:
 RUN_COMMANDS = """
 import contextlib, io, json, runpy, sys
 
+from dprjax.__main__ import modules
+
 def run(command, flag):
   out, err, status = io.StringIO(), io.StringIO(), 0
   sys.argv = [f'dprjax.{command}', flag]
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
     try:
-      runpy.run_module(f'dprjax.{command}', run_name='__main__', alter_sys=True)
+      runpy.run_module(f'dprjax.{modules()[command]}', run_name='__main__', alter_sys=True)
     except SystemExit as end:
       status = end.code or 0
   return status, out.getvalue(), err.getvalue()
@@ -281,11 +269,11 @@ def loaded(*modules):
 
 @pytest.mark.slow
 def test_a_method_is_read_without_what_reads_files_and_a_training_draws_nothing():
-  method, training = loaded('dprjax.methods.dpr', 'dprjax.methods.training')
+  method, training = loaded('dprjax.training.dpr', 'dprjax.training.train')
   modules = {name for name in method if name.startswith('dprjax.')}
   folders = {f'dprjax.{path.parent.relative_to(PACKAGE).as_posix()}' for path in MODULES}
   assert len(modules - {name.replace('/', '.') for name in folders}) <= 45, sorted(modules)
-  assert training.isdisjoint({'dprjax.analysis.figures', 'matplotlib'})
+  assert training.isdisjoint({'dprjax.retrieval.figures', 'matplotlib'})
 
 
 def test_no_message_holds_source_code():

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from dprjax import encode, export, load_backbone, train
-from dprjax.data import text
-from dprjax.formats.texts import read_texts
-from dprjax.formats.vector_spec import VectorSpec
-from dprjax.methods import training
+from dprjax.encoding.embeddings import load_embeddings
 from dprjax.models import encoder, hub
 from dprjax.models import family as families
-from dprjax.retrieval.embeddings import load_embeddings
-from dprjax.runtime import checkpoint
-from dprjax.runtime import config as configs
+from dprjax.text import tokenizing
+from dprjax.text.texts import read_texts
+from dprjax.text.vector_spec import VectorSpec
+from dprjax.training import checkpoint
+from dprjax.training import config as configs
+from dprjax.training import train as training
 from tests import devices
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -175,7 +175,7 @@ def test_a_prompt_of_a_decoder_begins_as_a_text_and_is_trained(trained, tmp_path
     losses[name] = [row['loss'] for row in rows if 'loss' in row]
   # 'auto' is the default, and a text where tokens see only earlier ones.
   start = training.start_text(configs.load_workdir(tmp_path / 'still'), backbone.config)
-  (tokens,) = text.load_tokenizer(backbone.path).encode_bare([start]).values()
+  (tokens,) = tokenizing.load_tokenizer(backbone.path).encode_bare([start]).values()
   tokens = np.resize(tokens, prompts['still'].shape[2])
   expected = encoder.keys_and_values(backbone.config, backbone.params, tokens)
   assert prompts['still'].shape == expected.shape and expected.shape[3:] == (1, 8)

@@ -3,9 +3,9 @@ import json
 import pytest
 
 from dprjax import bm25
-from dprjax.formats.qrels import read_qrels
-from dprjax.formats.trec import read_run
 from dprjax.retrieval.measures import measure
+from dprjax.text.qrels import read_qrels
+from dprjax.text.trec import read_run
 from tests.refusals import named_in
 
 CORPUS = {

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from dprjax import CrossEncoder, bm25, export, train
-from dprjax.data import sources, token_cache
-from dprjax.formats import trec
-from dprjax.methods import pair_data
+from dprjax.base import tree
 from dprjax.models import hub
 from dprjax.retrieval import measures
-from dprjax.runtime import tree
+from dprjax.text import sources, token_cache, trec
+from dprjax.training import pair_data
 from tests.refusals import command_refused
 from tests.test_train import (
   assert_backbone_moved,

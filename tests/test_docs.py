@@ -10,10 +10,10 @@ import tomllib
 import pytest
 
 import dprjax
-from dprjax.data import sources
-from dprjax.runtime import cli, flags
-from dprjax.runtime import config as configs
-from tests import pages
+from dprjax.base import cli, flags
+from dprjax.text import sources
+from dprjax.training import config as configs
+from tests import commands, pages
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = pathlib.Path(dprjax.__file__).parent
@@ -93,7 +93,7 @@ def test_every_command_is_taken(page, monkeypatch):
     if found := pages.command(words):
       name, arguments = found
       with pytest.raises(Parsed):
-        importlib.import_module(f'dprjax.{name}').main(arguments)
+        commands.module(name).main(arguments)
       options = [word for word in arguments if word.startswith('--config')]
       # The config of a pipeline holds trainings, and a plan needs no data.
       if options and name not in ('pipeline', 'plan'):

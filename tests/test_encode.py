@@ -13,14 +13,12 @@ import pytest
 from etils import epath
 
 from dprjax import Retriever, encode, load_prompt
-from dprjax.base import machine, outputs
+from dprjax.base import machine, mesh, outputs
 from dprjax.base.files import sha256_file
-from dprjax.formats import texts
-from dprjax.inference import embedder, folders
-from dprjax.inference.text_encoder import Encoder
+from dprjax.encoding import codes, embedder, embeddings, folders, manifest
+from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact
-from dprjax.retrieval import codes, embeddings, manifest
-from dprjax.runtime import mesh
+from dprjax.text import texts
 from tests.refusals import command_refused, named_in, refused
 
 TEXTS = {

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from dprjax import report
-from dprjax.formats import seen
+from dprjax.text import seen
 from tests.commands import evaluate
 from tests.refusals import named_in
 

@@ -10,13 +10,11 @@ from etils import epath
 from jax import tree
 
 from dprjax import export, load_backbone, load_prompt, train
-from dprjax.data import text
-from dprjax.formats import seen
-from dprjax.formats.vector_spec import same_length
-from dprjax.methods import baseline
+from dprjax.base import tree as trees
 from dprjax.models import hub
-from dprjax.runtime import checkpoint
-from dprjax.runtime import tree as trees
+from dprjax.text import seen, tokenizing
+from dprjax.text.vector_spec import same_length
+from dprjax.training import baseline, checkpoint
 from tests.refusals import command_refused
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -86,7 +84,7 @@ def test_a_prompt(command, trained, tmp_path):
     'kind': 'prefix',
     'backbone': 'scratch:tiny',
     'backbone_sha256': load_backbone(trained / 'backbone').sha256,
-    'tokenizer_sha256': text.load_tokenizer(str(trained / 'backbone')).sha256,
+    'tokenizer_sha256': tokenizing.load_tokenizer(str(trained / 'backbone')).sha256,
     'pooling': 'mean',
     'normalize': True,
     'temperature': 0.05,
@@ -207,8 +205,8 @@ def test_a_trained_part_of_the_backbone(command, run_of, trained, tmp_path):
     else:
       assert new.tobytes() == old.tobytes(), name
   np.testing.assert_array_equal(
-    text.load_tokenizer(str(out)).encode(['json decoder'], 16)[0][0],
-    text.load_tokenizer(str(trained / 'backbone')).encode(['json decoder'], 16)[0][0],
+    tokenizing.load_tokenizer(str(out)).encode(['json decoder'], 16)[0][0],
+    tokenizing.load_tokenizer(str(trained / 'backbone')).encode(['json decoder'], 16)[0][0],
   )
   # A second export takes the place of the first, whole.
   inode = out.stat().st_ino

@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from dprjax.formats.qrels import write_qrels
-from dprjax.formats.trec import read_run
 from dprjax.retrieval import fusion
+from dprjax.text.qrels import write_qrels
+from dprjax.text.trec import read_run
 from tests.commands import evaluate, fuse
 from tests.refusals import named_in
 

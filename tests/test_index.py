@@ -17,9 +17,10 @@ from etils import epath
 from dprjax import bm25, engines, index, search
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
-from dprjax.formats.trec import read_run
-from dprjax.retrieval import codes, exact, fusion
-from dprjax.retrieval.embeddings import load_embeddings
+from dprjax.encoding import codes
+from dprjax.encoding.embeddings import load_embeddings
+from dprjax.retrieval import exact, fusion
+from dprjax.text.trec import read_run
 from tests.engines import test_collection
 from tests.refusals import command_refused, named_in
 

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.methods import contrastive
-from dprjax.runtime import mesh as meshes
-from dprjax.runtime import tree
+from dprjax.base import mesh as meshes
+from dprjax.base import tree
+from dprjax.losses import contrastive
 from tests import reference
-from tests.methods import test_dpr as shared
-from tests.methods import test_query_only as queries
+from tests.training import test_dpr as shared
+from tests.training import test_query_only as queries
 
 
 @pytest.fixture

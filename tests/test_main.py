@@ -10,9 +10,8 @@ import pytest
 
 from dprjax import __main__ as console
 from dprjax import configs as command
-from dprjax.base import version
-from dprjax.runtime import config as configs
-from dprjax.runtime import flags
+from dprjax.base import flags, version
+from dprjax.training import config as configs
 from tests.refusals import refused
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -42,8 +41,8 @@ def run(*words, **options):
 
 def test_arguments_are_read_before_jax_is_imported():
   """So that --help and most errors take less than a second."""
-  names = set(console.commands()) - {'plan'}
-  code = f'import sys, {", ".join(f"dprjax.{name}" for name in names)}; print("jax" in sys.modules)'
+  modules = [f'dprjax.{module}' for name, module in console.modules().items() if name != 'plan']
+  code = f'import sys, {", ".join(modules)}; print("jax" in sys.modules)'
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
   assert (done.stdout, done.stderr) == ('False\n', '')
 
@@ -161,7 +160,7 @@ def test_a_method_in_the_working_folder_or_beside_its_config_is_found(tmp_path, 
   module.parent.mkdir(parents=True, exist_ok=True)
   module.write_text('raise ValueError("here it is")')
   (folder / 'own.py').write_text(
-    'from dprjax.runtime import config\n\n\n'
+    'from dprjax.training import config\n\n\n'
     "def get_config(arg=''):\n  c = config.local(config.default())\n"
     f"  c.method = '{name}'\n  return c\n"
   )

@@ -8,11 +8,11 @@ import pytest
 from scipy.special import expit
 
 from dprjax import bm25, load_prompt, train
-from dprjax.data import docstrings
-from dprjax.methods import exporting
+from dprjax.text import docstrings
+from dprjax.training import exporting
 from tests.commands import mine
-from tests.mining.test_negatives import World, trec_lines
 from tests.refusals import named_in, refused
+from tests.retrieval.test_negatives import World, trec_lines
 
 ROOT = pathlib.Path(__file__).parent.parent
 

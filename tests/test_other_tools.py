@@ -11,10 +11,9 @@ import pytest
 import safetensors.numpy
 
 from dprjax import Retriever, export, load_backbone, load_prompt
-from dprjax.base import files
-from dprjax.formats.vector_spec import SIDES
+from dprjax.base import files, mesh
 from dprjax.models import artifact, peft
-from dprjax.runtime import mesh
+from dprjax.text.vector_spec import SIDES
 from tests import fake_hub, other_tools
 from tests.refusals import command_refused, named_in, refused
 

@@ -311,15 +311,15 @@ def test_the_wheel_holds_what_runs_and_nothing_else(built):
   _, wheel, entry, _ = built
   names = {name for name in wheel if '.dist-info/' not in name}
   copied = {
-    f'dprjax/runtime/{name}'
+    f'dprjax/training/{name}'
     for folder in ('configs', 'constraints', 'launch')
     for name in files_below(folder)
   }
   assert {
-    'dprjax/runtime/configs/dptdr.py',
-    'dprjax/runtime/constraints/py312.txt',
-    'dprjax/runtime/launch/slurm.sbatch',
-    'dprjax/runtime/launch/serve/Containerfile',
+    'dprjax/training/configs/dptdr.py',
+    'dprjax/training/constraints/py312.txt',
+    'dprjax/training/launch/slurm.sbatch',
+    'dprjax/training/launch/serve/Containerfile',
     'dprjax/serving/page.html',
   } <= names
   assert names == files_below('dprjax') | copied

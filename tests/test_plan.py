@@ -119,8 +119,8 @@ def test_the_update_that_is_planned_is_the_one_that_is_trained():
   import jax
   import numpy as np
 
-  from dprjax.methods import updates
-  from dprjax.runtime import mesh
+  from dprjax.base import mesh
+  from dprjax.training import updates
 
   experiment = programs.Experiment(programs.read_config([CONFIG], 'cpu'), jax.devices()[:2])
   shapes = programs.batch_of(experiment.config, experiment.shape)

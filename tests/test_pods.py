@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from dprjax import encode, search
-from dprjax.methods import exporting
+from dprjax.training import exporting
 from tests import pod_work
 from tests.test_train import assert_same_bits, metrics_of, steps_of, trainable_of
 

@@ -14,14 +14,14 @@ import pytest
 
 import generation
 from dprjax import queries
-from dprjax.asking import endpoint, passages, prompts
-from dprjax.asking.prompts import Request
-from dprjax.data import sources, text
-from dprjax.formats.qrels import read_qrels
-from dprjax.formats.read_report import ReadReport
-from dprjax.formats.texts import PassageRecord
+from dprjax.generation import endpoint, passages, prompts
+from dprjax.generation.prompts import Request
 from dprjax.models import hub
 from dprjax.models.family import find
+from dprjax.text import sources, tokenizing
+from dprjax.text.qrels import read_qrels
+from dprjax.text.read_report import ReadReport
+from dprjax.text.texts import PassageRecord
 from tests.refusals import command_refused, refused
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -311,7 +311,7 @@ def test_after_a_kill_the_same_command_asks_the_rest_and_writes_the_same_bytes(
 @pytest.mark.slow
 def test_a_decoder_of_dprjax_is_asked(folder, command):
   """The server of experiments/generation.py on a tiny random Llama, greedy."""
-  tokenizer = text.train_wordpiece(
+  tokenizer = tokenizing.train_wordpiece(
     (f'{row["title"]} {row["text"]} {prompts.TEMPLATE}' for row in ROWS), 400, folder / 'words'
   )
   config = find('llama').read_config(

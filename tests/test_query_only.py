@@ -9,16 +9,17 @@ import pytest
 from etils import epath
 
 from dprjax import Retriever, encode, load_prompt, search, train
+from dprjax.base import mesh
 from dprjax.base.files import sha256_file
-from dprjax.data import sources, text, token_cache
-from dprjax.formats.texts import read_texts
-from dprjax.formats.trec import read_run
-from dprjax.inference.text_encoder import Encoder
-from dprjax.methods import contrastive, dpr, exporting, query_only
+from dprjax.encoding import embeddings
+from dprjax.encoding.text_encoder import Encoder
+from dprjax.losses import contrastive
 from dprjax.models import hub
-from dprjax.retrieval import embeddings
-from dprjax.runtime import config as configs
-from dprjax.runtime import mesh
+from dprjax.text import sources, token_cache, tokenizing
+from dprjax.text.texts import read_texts
+from dprjax.text.trec import read_run
+from dprjax.training import config as configs
+from dprjax.training import dpr, exporting, query_only
 from tests import devices
 from tests.refusals import command_refused, refused
 from tests.test_train import assert_same_bits, files_of, metrics_of, trainable_of
@@ -191,7 +192,7 @@ def test_the_whole_corpus_may_be_the_negatives(folder, go, trained, tmp_path):
 def test_the_frozen_encoders_vectors_come_with_a_batch(flags, trained, tmp_path):
   config = configs.parse([*flags, '--config.prompt.regularization=0.5'])
   backbone = hub.load_backbone(f'{trained}/backbone')
-  tokenizer = text.load_tokenizer(backbone.path)
+  tokenizer = tokenizing.load_tokenizer(backbone.path)
   with devices.one():
     found = dpr.METHOD.data(config.data, config, epath.Path(tmp_path), mesh.make_mesh({'data': 1}))
     data = found.open(tokenizer, backbone.config)
@@ -259,7 +260,7 @@ def test_vectors_of_another_program(folder, flags, trained, tmp_path):
   config = configs.parse([*flags, f'--config.data.passage_embeddings={tmp_path}/v.npy'])
   source = sources.Source(str(trained / 'data'), 'beir')
   tokens = token_cache.open_cache(trained / 'token_cache' / 'train')
-  tokenizer = text.load_tokenizer(str(trained / 'backbone'))
+  tokenizer = tokenizing.load_tokenizer(str(trained / 'backbone'))
 
   def open_passages(vectors, ids, workdir='run'):
     np.save(tmp_path / 'v.npy', vectors)

@@ -4,10 +4,9 @@ import pathlib
 
 import pytest
 
-from dprjax.data import sources
-from dprjax.methods import retrieval_data
-from dprjax.runtime import config as configs
-from dprjax.runtime import optim
+from dprjax.text import sources
+from dprjax.training import config as configs
+from dprjax.training import optim, retrieval_data
 from tests.refusals import refused
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from dprjax import report
-from tests.analysis.test_comparison import BETTER, WORSE, metrics
 from tests.refusals import named_in
+from tests.retrieval.test_comparison import BETTER, WORSE, metrics
 
 
 def write(path, content):

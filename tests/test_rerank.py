@@ -10,9 +10,9 @@ from etils import epath
 
 from dprjax import CrossEncoder, rerank
 from dprjax.base import files
-from dprjax.formats import trec
-from tests.inference.test_reranker import NEAR, WORDS, alone, edited
+from dprjax.text import trec
 from tests.refusals import command_refused
+from tests.retrieval.test_reranker import NEAR, WORDS, alone, edited
 
 QUERIES = {'q1': 'json string', 'q2': 'http server', 'q3': 'xml'}
 CORPUS = {f'd{i}': ('json', ' '.join(WORDS[i : i + 3])) for i in range(6)} | {

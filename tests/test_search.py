@@ -11,8 +11,9 @@ from etils import epath
 
 from dprjax import bm25, search
 from dprjax.base import outputs
-from dprjax.formats.trec import read_run
-from dprjax.retrieval import bm25_index, codes, fusion, scann
+from dprjax.encoding import codes
+from dprjax.retrieval import bm25_index, fusion, scann
+from dprjax.text.trec import read_run
 from tests.commands import fuse
 from tests.platforms import needs_scann
 from tests.refusals import command_refused, named_in

@@ -20,7 +20,7 @@ pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax import serve
-from dprjax.inference.text_encoder import Encoder
+from dprjax.encoding.text_encoder import Encoder
 from dprjax.serving.library import Library  # noqa: F401 (its packages are there)
 from tests.refusals import named_in
 from tests.serving.conftest import small  # noqa: F401 (a fixture)

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from dprjax import CrossEncoder, bm25, report, rerank
-from dprjax.mining import negatives as mining
+from dprjax.retrieval import negatives as mining
 from tests.commands import evaluate, mine
 from tests.refusals import command_refused, named_in
 

@@ -21,18 +21,17 @@ import numpy as np
 import pytest
 
 from dprjax import train
-from dprjax.base import files, reading
+from dprjax.base import files, reading, tree
 from dprjax.base.errors import InputError
-from dprjax.data import text
-from dprjax.formats import seen
-from dprjax.formats.qrels import read_qrels
-from dprjax.methods import baseline, choice, training, updates
-from dprjax.methods import method as methods
 from dprjax.models import artifact, encoder, hub
 from dprjax.retrieval import choosing, hybrid
 from dprjax.retrieval.choosing import BM25, Candidate
-from dprjax.runtime import checkpoint, optim, tree
-from dprjax.runtime import config as configs
+from dprjax.text import seen, tokenizing
+from dprjax.text.qrels import read_qrels
+from dprjax.training import baseline, checkpoint, choice, optim, updates
+from dprjax.training import config as configs
+from dprjax.training import method as methods
+from dprjax.training import train as training
 from tests import devices
 from tests.options import with_options
 from tests.refusals import command_refused, named_in
@@ -393,7 +392,7 @@ def test_killed_at_any_point_it_ends_with_the_same_bits(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures('alone')
 def test_what_is_not_finite_ends_the_run(go, trained, tmp_path, monkeypatch):
-  monkeypatch.setattr('dprjax.runtime.config.check_ranges', lambda *of: None)
+  monkeypatch.setattr('dprjax.training.config.check_ranges', lambda *of: None)
   # The learning rate of the first step is 0, so that there is a good checkpoint; the update of
   # the second step has a norm beyond float32.
   result = go('dptdr.py:local', '--config.optim.learning_rate=1e30', '--config.checkpoint.every=1')
@@ -636,7 +635,7 @@ def test_starts_from_a_text(go, tmp_path):
   # The text is repeated; positions differ.
   config = configs.load_workdir(tmp_path / 'run')
   backbone = hub.load_backbone(configs.backbone_path(config, tmp_path / 'run'))
-  (tokens,) = text.load_tokenizer(backbone.path).encode_bare(['json string']).values()
+  (tokens,) = tokenizing.load_tokenizer(backbone.path).encode_bare(['json string']).values()
   length = query.shape[2]
   assert len(tokens) < length
   np.testing.assert_allclose(
@@ -692,8 +691,8 @@ def test_goes_on_from_a_finished_training(go, trained, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures('alone')
 def test_starts_from_a_prompt(go, trained, tmp_path):
-  from dprjax.methods import exporting
   from dprjax.models import artifact
+  from dprjax.training import exporting
 
   start = artifact.load_prompt(exporting.export(trained, tmp_path / 'first.npz', force=True))
   start.queries.update(seen.join(start.queries, {'train': seen.hashes(['an earlier query'])}))
@@ -770,8 +769,8 @@ def test_options_that_cannot_be(go, tmp_path, flags, words):
 
 
 def test_a_prompt_of_another_backbone(go, trained, tmp_path):
-  from dprjax.methods import exporting
   from dprjax.models import artifact
+  from dprjax.training import exporting
 
   prompt = artifact.load_prompt(exporting.export(trained, tmp_path / 'right.npz', force=True))
   artifact.save_prompt(
@@ -889,7 +888,7 @@ def test_damaged_files_of_a_workdir(command, trained, tmp_path):
 
 
 def test_two_trainings_at_once(command, trained):
-  from dprjax.runtime import workdir
+  from dprjax.training import workdir
 
   with workdir.claim(trained, workdir.TRAINING, {}):
     command_refused(
@@ -919,7 +918,7 @@ def test_interrupted_from_the_keyboard(reuse, tmp_path, moment, monkeypatch):
 
 
 TWO_RATES = """
-from dprjax.runtime import config as defaults
+from dprjax.training import config as defaults
 
 
 def get_config():

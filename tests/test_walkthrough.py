@@ -27,15 +27,15 @@ import pytest
 import dprjax
 import generation
 from dprjax.__main__ import main as dprjax_main
-from dprjax.runtime import config as configs
-from dprjax.runtime import stages
-from tests import devices, pages, reading
-from tests.test_pipeline import run_here
+from dprjax.papers.unm import stages
+from dprjax.training import config as configs
+from tests import commands, devices, pages, reading
+from tests.papers.unm.test_pipeline import run_here
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Pages whose commands another test runs.
 READ_ELSEWHERE = {
-  'docs/nir-prompt.md': 'tests/test_nir_prompt.py, with the same trainings: 50 seconds',
+  'docs/nir-prompt.md': 'tests/papers/nir_prompt/test_training.py: 50 seconds',
 }
 PAGES = ['README.md', *sorted(f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md'))]
 PAGES = [
@@ -74,14 +74,14 @@ ELSEWHERE = {
   '^git ': 'a clone',
   '^make ': 'tests/test_packaging.py',
   r'dprjax\.plan ': 'tests/test_plan.py: 20 seconds, and the compilers of its targets',
-  r'configs/unm\.py': 'tests/test_pipeline.py: 10 seconds',
+  r'configs/unm\.py': 'tests/papers/unm/test_pipeline.py: 10 seconds',
   r'lab\.inspection': 'tests/lab/test_inspection.py: 10 seconds',
   'runs/(stsb|sections)': 'tests/lab: 6 seconds',
-  'runs/(cocondenser|rip-prompt)': 'tests/test_pretraining.py: 8 seconds',
+  'runs/(cocondenser|rip-prompt)': 'tests/papers/condenser/test_training.py: 8 seconds',
   ' benchmarks/': 'measurements of minutes',
   ' experiments/': 'tests/experiments, tests/lab',
   ' launch/': 'tests/launch',
-  'python -c': 'tests/formats/test_irds.py: it needs a data set of ir_datasets',
+  'python -c': 'tests/text/test_irds.py: it needs a data set of ir_datasets',
 }
 
 # Replacements in words of commands and in blocks of Python.
@@ -253,7 +253,7 @@ class Reader:
         self.serve(found[1])
       elif found:
         name, arguments = found
-        importlib.import_module(f'dprjax.{name}').main(arguments + small(name, arguments))
+        commands.module(name).main(arguments + small(name, arguments))
       elif words[0] == 'curl':
         asked = subprocess.run([*words, '--fail-with-body', '-sS'], stdout=subprocess.PIPE)
         assert asked.returncode == 0 and json.loads(asked.stdout), asked.stdout

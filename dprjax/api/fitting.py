@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from etils import epath
 
-from dprjax.analysis import figures
 from dprjax.api import inputs, worker
 from dprjax.base import files, given, provenance, reading, tables
 from dprjax.base.errors import InputError
-from dprjax.formats.qrels import write_qrels
-from dprjax.inference.retriever import Retriever
-from dprjax.methods import baseline, exporting, training
-from dprjax.methods import choice as choices
 from dprjax.models import artifact
-from dprjax.retrieval import choosing
-from dprjax.runtime import config as configs
-from dprjax.runtime import workdir as workdirs
+from dprjax.retrieval import choosing, figures
+from dprjax.retrieval.retriever import Retriever
+from dprjax.text.qrels import write_qrels
+from dprjax.training import baseline, exporting, train
+from dprjax.training import choice as choices
+from dprjax.training import config as configs
+from dprjax.training import workdir as workdirs
 
 if TYPE_CHECKING:
   import pandas
@@ -138,7 +137,7 @@ def fit(
         folder, workdirs.FIT, {'data': own, 'backbone': backbone}, flag='workdir'
       ):
         _keep(incoming / _DATA, folder)
-        found = training.train(config, folder / _TRAINING)
+        found = train.train(config, folder / _TRAINING)
         if not found.done:
           return False
         nothing = ''

@@ -13,11 +13,11 @@ from etils import epath
 
 from dprjax.base import files, given
 from dprjax.base.errors import InputError
-from dprjax.formats import records, trec
-from dprjax.formats.qrels import Qrels, read_qrels, write_qrels
-from dprjax.formats.texts import Text, columns_of, read_texts
-from dprjax.inference import corpora
-from dprjax.inference.retriever import Results
+from dprjax.encoding import corpora
+from dprjax.retrieval.retriever import Results
+from dprjax.text import records, trec
+from dprjax.text.qrels import Qrels, read_qrels, write_qrels
+from dprjax.text.texts import Text, columns_of, read_texts
 
 Texts = corpora.Corpus | files.PathLike
 Judgements = Mapping[Any, Any] | Iterable[Any] | files.PathLike

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from dprjax.analysis import comparison
 from dprjax.api import inputs, worker
-from dprjax.base import files, reading, tables
+from dprjax.base import files, flags, reading, tables
 from dprjax.base.errors import InputError
 from dprjax.evaluate import Flags as EvaluateFlags
 from dprjax.evaluate import evaluate as _evaluate
-from dprjax.formats import trec
 from dprjax.fuse import Flags as FuseFlags
 from dprjax.fuse import fuse as _fuse
 from dprjax.mine import Flags as MineFlags
 from dprjax.mine import mine as _mine
+from dprjax.retrieval import comparison
 from dprjax.retrieval import measures as _measures
-from dprjax.runtime import flags
+from dprjax.text import trec
 
 if TYPE_CHECKING:
   import pandas

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dprjax.base import guest, progress
-from dprjax.runtime import stopping
+from dprjax.base import guest, progress, stopping
 
 T = TypeVar('T')
 

@@ -63,7 +63,7 @@ class InputError(ValueError):
   """A file, a line, a flag or a config key that cannot be used.
 
   The message is one line: the fault, the place and the remedy. Commands print it as ``dprjax:
-  error: ...`` and exit with status 2 (``dprjax.runtime.cli``).
+  error: ...`` and exit with status 2 (``dprjax.base.cli``).
   """
 
 

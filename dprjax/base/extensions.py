@@ -6,38 +6,55 @@ first look-up of such a value. Only this variable can name them: no file that a 
 
 import functools
 import importlib
+import importlib.util
 import os
 import pkgutil
+import types
+from collections.abc import Mapping
 from typing import Any
 
 from dprjax.base.errors import InputError, describe_error
 
 VARIABLE = 'DPRJAX_EXTENSIONS'
+EMPTY: Mapping[str, str] = types.MappingProxyType({})
 
 
-def values(name: str, package: str = '') -> list[Any]:
+def values(name: str, package: str = '', beside: Mapping[str, str] = EMPTY) -> list[Any]:
   """The values of this name, such as ``FAMILY``, in all modules that have one.
 
   Args:
     package: of dprjax, whose modules come first.
+    beside: further modules of dprjax, by the key of their value.
   """
   modules = [*(_inside(package) if package else ()), *_modules(os.environ.get(VARIABLE, ''))]
+  modules += [importlib.import_module(module) for module in beside.values() if there(module)]
   found = (getattr(module, name, None) for module in modules)
   return [value for value in found if value is not None]
 
 
-def find(name: str, key: str, wanted: str, package: str) -> Any:
+def find(name: str, key: str, wanted: str, package: str, beside: Mapping[str, str] = EMPTY) -> Any:
   """The value of this name whose attribute ``key`` is ``wanted``; None if there is none.
 
   The module of dprjax with that file name is looked at first, so that no other is imported.
   """
+  if wanted in beside and there(beside[wanted]):
+    return getattr(importlib.import_module(beside[wanted]), name)
   file = wanted.replace('-', '_')
   folder = importlib.import_module(package)
   if file in {one.name for one in pkgutil.iter_modules(folder.__path__)}:
     value = getattr(importlib.import_module(f'{package}.{file}'), name, None)
     if value is not None and getattr(value, key) == wanted:
       return value
-  return next((one for one in values(name, package) if getattr(one, key) == wanted), None)
+  found = values(name, package, beside)
+  return next((one for one in found if getattr(one, key) == wanted), None)
+
+
+def there(module: str) -> bool:
+  """Whether a module of dprjax exists; the folder of a paper may be deleted."""
+  try:
+    return importlib.util.find_spec(module) is not None
+  except ModuleNotFoundError:
+    return False
 
 
 @functools.cache

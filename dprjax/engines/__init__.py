@@ -1,7 +1,7 @@
 """Engines with mutable indexes: Milvus, Qdrant, pgvector, OpenSearch, Parquet.
 
 A collection stores vectors under the ids of their documents, with texts and fields. It records the
-settings of its vectors (`dprjax.retrieval.manifest.Meta.space`) and refuses vectors with others.
+settings of its vectors (`dprjax.encoding.manifest.Meta.space`) and refuses vectors with others.
 Scores are inner products.
 
     engine = connect('qdrant:http://localhost:6333')

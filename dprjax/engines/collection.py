@@ -9,12 +9,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dprjax.base.errors import InputError
+from dprjax.encoding.manifest import check_same_space
 from dprjax.engines.conditions import Condition
 from dprjax.engines.engine import Engine, Fuses, HasBm25, Hits, Record, Rows, errors
-from dprjax.formats.rankings import Ranking
 from dprjax.retrieval import best, bm25_index, fusion
 from dprjax.retrieval.best import check_finite
-from dprjax.retrieval.manifest import check_same_space
+from dprjax.text.rankings import Ranking
 
 _IDS = 1_000  # in a request
 

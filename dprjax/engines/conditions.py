@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from dprjax.base.errors import InputError
-from dprjax.formats.payloads import is_field
+from dprjax.engines.payloads import is_field
 
 Value = str | int | float | bool
 

@@ -50,7 +50,7 @@ class Record:
   """The description stored in a collection.
 
   Attributes:
-    space: settings of its vectors, `retrieval.manifest.Meta.space`.
+    space: settings of its vectors, `encoding.manifest.Meta.space`.
     bm25: settings of BM25: k1, b, language and, if the engine needs it, average_words; None without
       BM25.
     loading: the input and the number of written rows of an unfinished upsert; None otherwise.

@@ -436,16 +436,20 @@ def projections(config: Any) -> list[tuple[Any, list[str]]]:
 
 
 _PACKAGE = 'dprjax.models.adapters'
+_OF_PAPERS = {
+  'template': 'dprjax.papers.nir_prompt.template_tokens',
+  'topic': 'dprjax.papers.topic_dpr.topic',
+}
 
 
 def every() -> dict[str, Kind]:
   """All kinds by name, those of dprjax first."""
-  return {kind.name: kind for kind in extensions.values('ADAPTER', _PACKAGE)}
+  return {kind.name: kind for kind in extensions.values('ADAPTER', _PACKAGE, _OF_PAPERS)}
 
 
 def find(name: str, where: str) -> Kind:
   """The kind of this name; ``where`` begins the message if there is none."""
-  found = extensions.find('ADAPTER', 'name', name, _PACKAGE)
+  found = extensions.find('ADAPTER', 'name', name, _PACKAGE, _OF_PAPERS)
   if found is None:
     raise InputError(f'{where}: expected one of {", ".join(every())}, not {name!r:.60}')
   return found

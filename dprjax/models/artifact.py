@@ -1,7 +1,7 @@
 """The prompt file: an adapter and its metadata, in one npz.
 
 ``meta`` is JSON in a 0-d unicode array. ``queries/train`` and ``queries/dev`` hold hashes (uint64)
-of the queries used in training and selection (``formats.seen``). The other members are float
+of the queries used in training and selection (``text.seen``). The other members are float
 arrays. ``numpy.load(path, allow_pickle=False)`` reads all of it, so a prompt file cannot run code.
 
 The kind of adapter (`models.adapter`) decides the arrays and additional keys of meta:
@@ -27,13 +27,13 @@ from dprjax.base.arrays import read_arrays, write_arrays
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.reading import convert, parse_object
-from dprjax.formats import seen
-from dprjax.formats.vector_spec import SIDES
 from dprjax.models import adapter as adapters
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter, Kind
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.hub import Backbone
+from dprjax.text import seen
+from dprjax.text.vector_spec import SIDES
 
 FORMAT = 'dprjax.prompt'
 FILE = 'prompt.npz'  # its name in a folder

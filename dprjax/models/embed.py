@@ -1,7 +1,7 @@
 """The vector of a text: encode, pool, project and normalize.
 
 Training, `dprjax.encode`, the server and mteb share this. The settings are a
-`formats.vector_spec.VectorSpec`; the projection is part of the encoder shape.
+`text.vector_spec.VectorSpec`; the projection is part of the encoder shape.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import encoder, projection
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.text.vector_spec import VectorSpec
 
 
 def embed_text(

@@ -23,14 +23,14 @@ from dprjax.base import files, outputs, provenance, repository
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, write_json
 from dprjax.base.reading import read_json_object
-from dprjax.formats.sentence_files import TOKENIZER_FILES
-from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import checkpoint_names as names
 from dprjax.models import family as families
 from dprjax.models import projection, sentence, weights
 from dprjax.models.encoder import init_encoder
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import HEADS, Head
+from dprjax.text.sentence_files import TOKENIZER_FILES
+from dprjax.text.vector_spec import VectorSpec
 
 Params = dict[str, Any]
 

@@ -22,13 +22,13 @@ from dprjax.base import files, version
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, write_json
 from dprjax.base.reading import parse_object, read, read_json_object
-from dprjax.formats.vector_spec import SIDES
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, weights
 from dprjax.models import checkpoint_names as names
 from dprjax.models.adapter import Kind
 from dprjax.models.family import Config
 from dprjax.models.hub import Backbone
+from dprjax.text.vector_spec import SIDES
 
 CONFIG = 'adapter_config.json'
 WEIGHTS = 'adapter_model.safetensors'

@@ -15,8 +15,8 @@ from etils import epath
 
 from dprjax.base import reading, repository
 from dprjax.base.files import write_json
-from dprjax.formats.vector_spec import of_meta
 from dprjax.models import artifact, hub, sentence
+from dprjax.text.vector_spec import of_meta
 
 CODE = 'dprjax_prompt.py'
 _REFERENCE = 'backbone.json'

@@ -6,7 +6,7 @@ modules.json                        Transformer, Pooling, then any Dense, and No
 sentence_bert_config.json           the maximum length, and how to tokenise
 config_sentence_transformers.json   text before queries and passages, and the similarity
 
-`formats.sentence_files` lists their keys. ``data.text.load_tokenizer`` applies the tokenizer keys.
+`text.sentence_files` lists their keys. `text.tokenizing` applies the keys of the tokenizer.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from etils import epath
 from dprjax.base.errors import InputError
 from dprjax.base.files import refuse_special, write_json
 from dprjax.base.reading import convert, read, read_json_object
-from dprjax.formats import sentence_files, vector_spec
-from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import checkpoint_names as names
 from dprjax.models import pooling as poolings
 from dprjax.models import weights
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.projection import ACTIVATIONS, Dense
+from dprjax.text import sentence_files, vector_spec
+from dprjax.text.vector_spec import VectorSpec
 
 logger = logging.getLogger('dprjax')
 

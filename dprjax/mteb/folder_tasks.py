@@ -12,9 +12,8 @@ from etils import epath
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.data import sources
-from dprjax.formats import seen
 from dprjax.mteb.model import MtebModel, require
+from dprjax.text import seen, sources
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +24,7 @@ def folder_task(
   """Retrieval in a data set on disk as an mteb task, measured by nDCG@10.
 
   Args:
-    path: in any format of ``data.sources``.
+    path: in any format of ``text.sources``.
     split: of the judgements.
     name: by default that of the folder; eight digits of a digest of the content follow.
     language: mteb code.

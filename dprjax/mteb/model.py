@@ -10,13 +10,12 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float
 
-from dprjax.base import files, given, repository
+from dprjax.base import files, given, repository, tree
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.formats import seen
-from dprjax.formats.vector_spec import SIDES
-from dprjax.inference.text_encoder import UNNAMED, Encoder
-from dprjax.runtime import tree
+from dprjax.encoding.text_encoder import UNNAMED, Encoder
+from dprjax.text import seen
+from dprjax.text.vector_spec import SIDES
 
 DEFAULT = 'default'  # name of the prompt for all other tasks
 
@@ -30,7 +29,7 @@ class MtebModel:
 
   Attributes:
     encoder: makes the vectors.
-    seen: numbers of queries seen by the prompt, by task and role (`formats.seen.ROLES`).
+    seen: numbers of queries seen by the prompt, by task and role (`text.seen.ROLES`).
     mteb_model_meta: the mteb ``ModelMeta``.
   """
 

@@ -6,11 +6,11 @@ import ml_collections
 from etils import epath
 
 from dprjax.base.errors import InputError
-from dprjax.data import text
-from dprjax.methods.training import VOCABULARIES
 from dprjax.models import family as families
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.text import tokenizing
+from dprjax.training.train import VOCABULARIES
 
 SHAPES: dict[str, EncoderConfig] = {
   name: shape for family in families.every().values() for name, shape in family.shapes().items()
@@ -38,7 +38,7 @@ def shape_of(config: ml_collections.ConfigDict) -> EncoderConfig:
   )
 
 
-def tokenizer() -> text.Tokenizer:
+def tokenizer() -> tokenizing.Tokenizer:
   """A small tokenizer, since programs depend only on its special tokens and a few words."""
   with tempfile.TemporaryDirectory() as folder:
-    return text.train_wordpiece(['yes no relevant irrelevant true false'], 100, folder)
+    return tokenizing.train_wordpiece(['yes no relevant irrelevant true false'], 100, folder)

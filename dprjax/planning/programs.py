@@ -21,16 +21,16 @@ import jax.numpy as jnp
 import ml_collections
 from jax.experimental import topologies
 
+from dprjax.base import mesh, tree
 from dprjax.base.errors import InputError, error_line
-from dprjax.inference import embedder
-from dprjax.methods import method as methods
-from dprjax.methods import updates
+from dprjax.encoding import embedder
 from dprjax.models import encoder, encoder_config
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.planning import backbones, hlo, targets
-from dprjax.runtime import config as configs
-from dprjax.runtime import mesh, tree
+from dprjax.training import config as configs
+from dprjax.training import method as methods
+from dprjax.training import updates
 
 
 @dataclasses.dataclass(frozen=True)

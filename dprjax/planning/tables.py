@@ -8,9 +8,9 @@ from typing import Any
 import ml_collections
 
 from dprjax.base.progress import duration
-from dprjax.methods.method import BatchShapes
 from dprjax.planning import hlo, targets
 from dprjax.planning.compiling import Program
+from dprjax.training.method import BatchShapes
 
 _ROWS = (
   'fits',

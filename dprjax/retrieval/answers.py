@@ -17,11 +17,11 @@ import regex
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.reading import plain_name, read_lines, read_records
-from dprjax.formats.columns import split_rows
-from dprjax.formats.fields import Id, UniqueIds, check_id
-from dprjax.formats.texts import read_entries
-from dprjax.formats.trec import Run
 from dprjax.retrieval.measures import Metrics
+from dprjax.text.columns import split_rows
+from dprjax.text.fields import Id, UniqueIds, check_id
+from dprjax.text.texts import read_entries
+from dprjax.text.trec import Run
 
 MATCHES = ('string', 'regex')
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from dprjax.base import ranking
 from dprjax.base.errors import InputError
-from dprjax.formats.rankings import Ranking
+from dprjax.text.rankings import Ranking
 
 Ids = Callable[[Int[np.ndarray, ' n']], Sequence[str]]
 """Looks up ids of ascending rows, like ``embeddings.Embeddings.ids_at``."""

@@ -21,7 +21,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from dprjax.retrieval import best, codes
+from dprjax.encoding import codes
+from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK, check_finite
 
 _AXIS = 'corpus'

@@ -30,7 +30,7 @@ from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.ranking import dcg
-from dprjax.formats.rankings import Ranking, ranked
+from dprjax.text.rankings import Ranking, ranked
 
 METHODS = ('rrf', 'minmax', 'zscore', 'distribution')
 DEPTH, RRF_K = 1000, 60

@@ -22,9 +22,9 @@ import numpy as np
 
 from dprjax.base.errors import InputError
 from dprjax.base.ranking import dcg
-from dprjax.formats.fields import UnicodeForms
-from dprjax.formats.qrels import Qrels
-from dprjax.formats.trec import Run
+from dprjax.text.fields import UnicodeForms
+from dprjax.text.qrels import Qrels
+from dprjax.text.trec import Run
 
 DEFAULT_MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000', 'AP', 'Success@1', 'Success@10')
 

@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 from jaxtyping import Float
 
-from dprjax.formats.vector_spec import SIDES
-from dprjax.retrieval import codes
+from dprjax.encoding import codes
 from dprjax.serving.answers import Failure
 from dprjax.serving.engine import Tokens
 from dprjax.serving.library import UnknownPrompt
 from dprjax.serving.messages import Document, EmbeddingRequest, Format
+from dprjax.text.vector_spec import SIDES
 
 _T = TypeVar('_T')
 

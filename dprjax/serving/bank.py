@@ -18,18 +18,18 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from dprjax.base import mesh as meshes
+from dprjax.base import tree
 from dprjax.base.errors import InputError
-from dprjax.formats.vector_spec import VectorSpec
-from dprjax.inference.embedder import place_backbone
+from dprjax.base.programs import Programs
+from dprjax.encoding.embedder import place_backbone
 from dprjax.models import encoder_config
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter, Several, allocate, pad, write
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.runtime import mesh as meshes
-from dprjax.runtime import tree
-from dprjax.runtime.programs import Programs
 from dprjax.serving.metrics import ServerMetrics
+from dprjax.text.vector_spec import VectorSpec
 
 # Columns of the numbers of a batch: the length of each text, how it becomes a vector, its row in
 # each bank.

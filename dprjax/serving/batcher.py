@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dprjax.runtime.programs import Programs
+from dprjax.base.programs import Programs
 from dprjax.serving.bank import AdapterChoice, Bank
 from dprjax.serving.metrics import ServerMetrics
 from dprjax.serving.turns import NOBODY, SlicedJob, Steps, Tenant, Turns, settle

@@ -20,18 +20,18 @@ from jax.sharding import Mesh
 from dprjax.base import given, machine
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.data import text
-from dprjax.formats.vector_spec import SIDES
-from dprjax.inference import embedder
-from dprjax.inference.text_encoder import config_sha256
+from dprjax.base.programs import Programs
+from dprjax.encoding import embedder
+from dprjax.encoding.text_encoder import config_sha256
 from dprjax.models import encoder_config, hub
-from dprjax.runtime.programs import Programs
 from dprjax.serving import turns
 from dprjax.serving.bank import AdapterChoice, Bank, Shapes
 from dprjax.serving.batcher import Batcher, QueuedText, Spent
 from dprjax.serving.library import Library, Version
 from dprjax.serving.metrics import ServerMetrics
 from dprjax.serving.turns import NOBODY, Tenant
+from dprjax.text import tokenizing
+from dprjax.text.vector_spec import SIDES
 
 Ids = Sequence[int]
 _BUDGET = 8192  # padded tokens of a batch
@@ -108,7 +108,7 @@ class Engine:
   def __init__(
     self,
     backbone: hub.Backbone,
-    tokenizer: text.Tokenizer,
+    tokenizer: tokenizing.Tokenizer,
     prompts: PathLike,
     name: str,
     options: ServerOptions = ServerOptions(),
@@ -198,7 +198,7 @@ class Engine:
     if all((folder / side / 'config.json').exists() for side in SIDES):
       raise InputError(f'{backbone} has two encoders; a server takes one backbone')
     loaded = hub.load_backbone(backbone, on_disk=True)
-    tokenizer = text.load_tokenizer(loaded.path)
+    tokenizer = tokenizing.load_tokenizer(loaded.path)
     hub.check_vocabulary(loaded, tokenizer.vocab_size, loaded.path)
     name = name or str(backbone).rstrip('/').rpartition('/')[2].removeprefix('package:')
     return cls(loaded, tokenizer, prompts, name, options, mesh, programs)

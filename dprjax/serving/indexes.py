@@ -8,14 +8,14 @@ from jaxtyping import Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.formats.texts import read_texts
-from dprjax.inference import reranker
+from dprjax.encoding import codes, embeddings, manifest
 from dprjax.models.template import Packed
-from dprjax.retrieval import best, codes, embeddings, exact, hybrid, manifest
+from dprjax.retrieval import best, exact, hybrid, reranker
 from dprjax.serving import turns
 from dprjax.serving.engine import Engine
 from dprjax.serving.library import About, Version
 from dprjax.serving.messages import Hit
+from dprjax.text.texts import read_texts
 
 # Queries searched at a time: few shapes, compiled beforehand.
 _QUERIES = (1, 16, 64)
@@ -156,7 +156,7 @@ class ServedReranker:
     dtype: str = 'auto',
     prompt: PathLike | None = None,
   ):
-    """Loads the model, as ``inference.reranker.load``."""
+    """Loads the model, as ``retrieval.reranker.load``."""
     self.name = name
     options: dict[str, Any] = {'batch_size': 16, 'dtype': dtype}
     if prompt is not None:

@@ -30,15 +30,15 @@ import numpy as np
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
-from dprjax.data import text
-from dprjax.formats.vector_spec import SIDES, VectorSpec, of_meta
-from dprjax.inference.text_encoder import BankEntry, check_length, check_prefix
+from dprjax.encoding.text_encoder import BankEntry, check_length, check_prefix
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
 from dprjax.models.adapter import Adapter, Kind
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.serving.bank import AdapterChoice
 from dprjax.serving.metrics import ServerMetrics
+from dprjax.text import tokenizing
+from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
 
 NAME = re.compile(r'[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}')  # of an upload
 _BACKBONE_NAME = re.compile(
@@ -161,7 +161,7 @@ class Library:
     self,
     folder: PathLike,
     backbone: hub.Backbone,
-    tokenizer: text.Tokenizer,
+    tokenizer: tokenizing.Tokenizer,
     *,
     name: str,
     most_vectors: int,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from dprjax.analysis import figures
 from dprjax.base import files
+from dprjax.retrieval import figures
 
 if TYPE_CHECKING:  # it imports JAX, which maps do not need
   from lab.inspection import Findings

@@ -31,20 +31,19 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from dprjax.analysis import comparison
-from dprjax.analysis import figures as drawing
-from dprjax.base import files, outputs
+from dprjax.base import cli, compiled, files, flags, outputs
 from dprjax.base.errors import InputError
+from dprjax.base.flags import flag
 from dprjax.base.progress import Progress, duration
-from dprjax.data import sources
-from dprjax.data.topic_models import Topics, load_topics
-from dprjax.formats.fields import check_id
-from dprjax.inference.embedder import Embedder, place
-from dprjax.inference.retriever import Retriever
+from dprjax.encoding.embedder import Embedder, place
 from dprjax.models import encoder
 from dprjax.models.adapter import stack
-from dprjax.runtime import cli, compiled, flags
-from dprjax.runtime.flags import flag
+from dprjax.papers.topic_dpr.topic_models import Topics, load_topics
+from dprjax.retrieval import comparison
+from dprjax.retrieval import figures as drawing
+from dprjax.retrieval.retriever import Retriever
+from dprjax.text import sources
+from dprjax.text.fields import check_id
 from lab import figures, measures, mediawiki, spaces, sts
 from lab.measures import Triplet
 from lab.sts import Pair
@@ -146,7 +145,7 @@ def read_texts(
       compared with published ones.
     wikipedia: a dump, see ``lab.mediawiki``; triplets and sections are drawn from its first
       ``most`` articles.
-    beir: a data set with judgements, see ``data.sources``.
+    beir: a data set with judgements, see ``text.sources``.
     split: the split of the judgements.
     most: the largest number of triplets, sections, positives, queries and passages, at least 2.
     topic_model: topics of the passages are labels too.

@@ -8,7 +8,8 @@ the trust region compares both at the same temperature.
 import jax.numpy as jnp
 from jax import lax
 
-from dprjax.methods import contrastive, dpr, dual_encoder
+from dprjax.losses import contrastive
+from dprjax.training import dpr, dual_encoder
 
 
 def build(config, model, devices, _=None):

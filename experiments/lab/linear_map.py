@@ -7,9 +7,10 @@ such a prompt (``config.prompt.length`` is not read).
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dprjax.methods import contrastive, dpr, dual_encoder
-from dprjax.methods.method import Model
+from dprjax.losses import contrastive
 from dprjax.models.embed import unit
+from dprjax.training import dpr, dual_encoder
+from dprjax.training.method import Model
 
 
 def build(config, model, devices, _=None):

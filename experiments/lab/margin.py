@@ -8,7 +8,8 @@ Moreira et al. 2024) by such a margin.
 import jax
 import jax.numpy as jnp
 
-from dprjax.methods import contrastive, dpr
+from dprjax.losses import contrastive
+from dprjax.training import dpr
 
 MOST = 100
 

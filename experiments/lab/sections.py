@@ -23,11 +23,16 @@ from dprjax.base import files
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.data import fingerprint
-from dprjax.data.text import Tokenizer
-from dprjax.formats.read_report import ReadReport
-from dprjax.methods import contrastive, dual_encoder
-from dprjax.methods.method import (
+from dprjax.losses import contrastive
+from dprjax.losses.types import Batch, Loss, Params
+from dprjax.models.encoder_config import EncoderConfig
+from dprjax.text import fingerprint
+from dprjax.text.read_report import ReadReport
+from dprjax.text.tokenizing import Tokenizer
+from dprjax.training import config as configs
+from dprjax.training import dual_encoder
+from dprjax.training import options as tables
+from dprjax.training.method import (
   BatchShapes,
   DataSource,
   Evaluate,
@@ -36,10 +41,6 @@ from dprjax.methods.method import (
   Scores,
   TrainingData,
 )
-from dprjax.methods.types import Batch, Loss, Params
-from dprjax.models.encoder_config import EncoderConfig
-from dprjax.runtime import config as configs
-from dprjax.runtime import options as tables
 from lab import measures, sentences
 from lab.measures import Triplet
 from lab.mediawiki import Article, read_articles

@@ -11,18 +11,18 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
+from dprjax.base import mesh, tree
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.data.batches import longest_bucket, process_rows, shuffle_rows, smallest_bucket
-from dprjax.data.text import Tokenizer, pad_batch
-from dprjax.inference.embedder import Embedder
-from dprjax.methods import dual_encoder
-from dprjax.methods.dual_encoder import DualEncoder
-from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import BatchShapes, Model
-from dprjax.methods.types import Batch, Params
+from dprjax.encoding.embedder import Embedder
+from dprjax.losses.grad_cache import map_chunks
+from dprjax.losses.types import Batch, Params
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.runtime import mesh, tree
+from dprjax.text.batches import longest_bucket, process_rows, shuffle_rows, smallest_bucket
+from dprjax.text.tokenizing import Tokenizer, pad_batch
+from dprjax.training import dual_encoder
+from dprjax.training.dual_encoder import DualEncoder
+from dprjax.training.method import BatchShapes, Model
 
 
 class Examples:

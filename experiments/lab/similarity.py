@@ -18,9 +18,13 @@ from ml_collections import ConfigDict
 
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.data.text import Tokenizer
-from dprjax.methods import contrastive, dual_encoder
-from dprjax.methods.method import (
+from dprjax.losses import contrastive
+from dprjax.losses.types import Batch, Loss, Params
+from dprjax.models.embed import unit
+from dprjax.models.encoder_config import EncoderConfig
+from dprjax.text.tokenizing import Tokenizer
+from dprjax.training import dual_encoder
+from dprjax.training.method import (
   BatchShapes,
   DataSource,
   Evaluate,
@@ -29,9 +33,6 @@ from dprjax.methods.method import (
   Scores,
   TrainingData,
 )
-from dprjax.methods.types import Batch, Loss, Params
-from dprjax.models.embed import unit
-from dprjax.models.encoder_config import EncoderConfig
 from lab import measures, sentences, sts
 from lab.sts import Pair
 

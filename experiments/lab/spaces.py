@@ -12,9 +12,9 @@ from jaxtyping import Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
-from dprjax.data import sources
-from dprjax.formats.texts import Passage, Query
-from dprjax.inference.retriever import Retriever
+from dprjax.retrieval.retriever import Retriever
+from dprjax.text import sources
+from dprjax.text.texts import Passage, Query
 from lab.statistics import alignment, uniformity, unit
 
 logger = logging.getLogger('dprjax')

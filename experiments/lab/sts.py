@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.formats import records
+from dprjax.text import records
 
 TOP_SCORE = 5.0
 _COLUMNS = ('sentence1', 'sentence2', 'score')

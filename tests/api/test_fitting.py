@@ -4,9 +4,9 @@ import pytest
 
 import dprjax
 from dprjax.api import fitting
-from dprjax.methods import choice
 from dprjax.models import artifact
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate, Choice, Estimate
+from dprjax.training import choice
 from tests import devices
 from tests.refusals import refused
 

@@ -5,10 +5,10 @@ from etils import epath
 
 from dprjax.api import inputs
 from dprjax.base.errors import InputError
-from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import Query, read_texts
-from dprjax.formats.trec import read_run
-from dprjax.inference.retriever import Hit, Results
+from dprjax.retrieval.retriever import Hit, Results
+from dprjax.text.qrels import read_qrels
+from dprjax.text.texts import Query, read_texts
+from dprjax.text.trec import read_run
 from tests.refusals import refused
 
 QUERIES, PASSAGES = ['a', 'b'], ['x', 'y', 'z']

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from dprjax.api import worker
-from dprjax.base import progress
-from dprjax.runtime import stopping
+from dprjax.base import progress, stopping
 
 
 def test_the_result_and_the_failure():

@@ -3,7 +3,7 @@
 import matplotlib.figure
 
 import charts
-from dprjax.analysis import figures
+from dprjax.retrieval import figures
 from tests.refusals import refused
 
 GAINS = {

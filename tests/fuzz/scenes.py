@@ -70,8 +70,8 @@ def write_texts(folder: pathlib.Path) -> None:
 
 
 def write_embeddings(folder: pathlib.Path) -> None:
-  from dprjax.retrieval.embeddings import EmbeddingsWriter
-  from dprjax.retrieval.manifest import Meta
+  from dprjax.encoding.embeddings import EmbeddingsWriter
+  from dprjax.encoding.manifest import Meta
 
   rng = np.random.default_rng(1)
   made = {

@@ -21,7 +21,7 @@ import warnings
 from typing import Any, NamedTuple
 
 from dprjax.base import errors
-from tests import devices
+from tests import commands, devices
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 COMMANDS = (
@@ -31,8 +31,8 @@ COMMANDS = (
 # What they import when their arguments are read, in each fork anew. Not bm25s, which starts JAX.
 LATER = (
   *('pandas', 'pytrec_eval', 'rich.table', 'tomotopy'),
-  *(f'dprjax.inference.{name}' for name in ('reranker', 'retriever')),
-  *(f'dprjax.methods.{name}' for name in ('exporting', 'training')),
+  *(f'dprjax.retrieval.{name}' for name in ('reranker', 'retriever')),
+  *(f'dprjax.training.{name}' for name in ('exporting', 'train')),
 )
 _MEMORY = 48 << 30  # bytes of addresses; XLA and ScaNN reserve more than they use
 
@@ -143,7 +143,7 @@ def _run(folder: str, argv: list[str], out: pathlib.Path, err: pathlib.Path) -> 
     sys.argv = [f'dprjax.{name}', *arguments]
     errors.hear_interrupts()  # as the process of the command
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-    importlib.import_module(f'dprjax.{name}').main(arguments)
+    commands.module(name).main(arguments)
     status = 0
   except KeyboardInterrupt:  # before the command could notice it, as while Python starts
     status = 130
@@ -160,7 +160,9 @@ def _run(folder: str, argv: list[str], out: pathlib.Path, err: pathlib.Path) -> 
 
 def main() -> None:
   warnings.filterwarnings('ignore')  # JAX warns of forks; it has no threads yet
-  for name in (*(f'dprjax.{name}' for name in COMMANDS), *LATER):
+  for name in COMMANDS:
+    commands.module(name)
+  for name in LATER:
     importlib.import_module(name)
   replies = os.fdopen(os.dup(1), 'w')
   for line in sys.stdin:

@@ -1,6 +1,6 @@
 """Methods of experiments/lab are tested with the fixtures of those of dprjax."""
 
-from tests.methods.conftest import (  # noqa: F401, fixtures
+from tests.training.conftest import (  # noqa: F401, fixtures
   bag,
   batches_of,
   devices,

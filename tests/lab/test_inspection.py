@@ -9,12 +9,12 @@ import pytest
 import scipy.stats
 
 from dprjax import Retriever
-from dprjax.data import text as texts_of
-from dprjax.data import topic_models
-from dprjax.formats.paper_records import Paper, write_beir
 from dprjax.models import artifact, encoder, hub
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.papers.topic_dpr import topic_models
+from dprjax.papers.topic_dpr.paper_records import Paper, write_beir
+from dprjax.text import tokenizing as texts_of
 from lab import inspection, sts
 from tests.refusals import named_in
 

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.methods.method import Parts
+from dprjax.base import mesh as meshes
+from dprjax.base import tree
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.runtime import mesh as meshes
-from dprjax.runtime import tree
+from dprjax.training.method import Parts
 from lab import sections
 from lab.mediawiki import Article, Section
 from tests import reference, starts
-from tests.methods.conftest import WORDS, assert_goes_on
 from tests.options import with_options
 from tests.refusals import refused
+from tests.training.conftest import WORDS, assert_goes_on
 
 MODEL = EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
 ROWS = 32

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dprjax.base import mesh as meshes
+from dprjax.base import tree
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.runtime import mesh as meshes
-from dprjax.runtime import tree
 from lab import measures, similarity
 from tests import reference
-from tests.methods.conftest import assert_goes_on
 from tests.options import with_options
 from tests.refusals import refused
+from tests.training.conftest import assert_goes_on
 
 TRAIN = [
   ('oak elm', 'oak', 5.0),

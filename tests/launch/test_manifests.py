@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dprjax import encode
-from dprjax.runtime import flags
+from dprjax.base import flags
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 MANIFESTS = sorted((ROOT / 'launch').glob('gke_jobset*.yaml'))

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dprjax import serve
-from dprjax.runtime import flags
+from dprjax.base import flags
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 FOLDER = ROOT / 'launch' / 'serve'
@@ -152,4 +152,4 @@ def test_what_the_container_file_copies_is_enough_for_the_package(tmp_path):
   subprocess.run(build, cwd=tmp_path, check=True, capture_output=True)
   [wheel] = (tmp_path / 'out').iterdir()
   names = zipfile.ZipFile(wheel).namelist()
-  assert 'dprjax/serve.py' in names and 'dprjax/runtime/launch/serve/kubernetes.yaml' in names
+  assert 'dprjax/serve.py' in names and 'dprjax/training/launch/serve/kubernetes.yaml' in names

@@ -7,14 +7,14 @@ import pytest
 
 from dprjax import encode, export, load_backbone, train
 from dprjax.base import extensions
-from dprjax.data import text
-from dprjax.formats.texts import read_texts
-from dprjax.inference.text_encoder import Encoder
+from dprjax.encoding.embeddings import load_embeddings
+from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, encoder, encoder_config
 from dprjax.models.adapter import Several, allocate, pad, stack, write
 from dprjax.models.adapters.prefix import Prefix
-from dprjax.retrieval.embeddings import load_embeddings
+from dprjax.text import tokenizing
+from dprjax.text.texts import read_texts
 from tests import devices, reference
 from tests.refusals import refused
 from tests.resuming import train_and_resume
@@ -171,7 +171,7 @@ def test_an_adapter_of_ones_own_is_trained_resumed_exported_and_served(
   stored = load_embeddings(tmp_path / 'embeddings')
   texts = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
   some = [texts[id_] for id_ in stored.ids[:3]]
-  loaded, tokenizer = load_backbone(backbone), text.load_tokenizer(str(backbone))
+  loaded, tokenizer = load_backbone(backbone), tokenizing.load_tokenizer(str(backbone))
   for vector, one in zip(stored.vectors()[:3], some, strict=True):
     tokens = tokenizer.encode([one], prompt.meta['passage_max_length'])[0]
     states = biased(loaded.config, loaded.params, np.array(tokens), prompt.arrays['bias'])

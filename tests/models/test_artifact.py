@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from dprjax.models.adapters.template_tokens import check_head, check_template, spec, vectors
 from dprjax.models.artifact import Prompt, check_prompt, load_prompt, save_prompt
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.papers.nir_prompt.template_tokens import check_head, check_template, spec, vectors
 from tests.refusals import refused
 
 TOKENIZER = 'b' * 64

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dprjax.base import mesh as meshes
 from dprjax.models import dropout
-from dprjax.runtime import mesh as meshes
 
 KEY = jax.random.key(0)
 

@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec as P
 from dprjax.models import embed, encoder, encoder_config, hub, layers
 from dprjax.models.adapter import Several
 from dprjax.models.adapters.prefix import Prefix
-from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.encoder_config import EncoderOptions
+from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
 from tests import reference
 from tests.refusals import refused
 

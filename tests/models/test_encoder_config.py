@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dprjax.base import mesh as meshes
 from dprjax.models import encoder_config
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.runtime import mesh as meshes
 from tests.options import with_options
 from tests.refusals import refused
 

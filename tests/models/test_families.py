@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from dprjax.base import mesh as meshes
+from dprjax.base import tree
 from dprjax.base.errors import InputError
 from dprjax.models import classifier, encoder, heads, hub, prompted
 from dprjax.models import family as families
 from dprjax.models.adapters.prefix import Prefix
-from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.rotary import Rope
-from dprjax.runtime import mesh as meshes
-from dprjax.runtime import tree
+from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
 
 QUICK = ('modernbert',)
 SLOW = ('nomic', 't5-gated', 'mpnet', 'modernbert-biases', 'gte', 'gte-no-types', 't5')

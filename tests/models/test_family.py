@@ -9,17 +9,16 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from dprjax import encode, export, load_backbone, train
-from dprjax.base import extensions
-from dprjax.formats.texts import read_texts
-from dprjax.formats.vector_spec import same_length
+from dprjax.base import extensions, tree
+from dprjax.base import mesh as meshes
+from dprjax.encoding.embeddings import load_embeddings
 from dprjax.models import encoder, hub
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.families import llama
 from dprjax.models.rotary import Rope
-from dprjax.retrieval.embeddings import load_embeddings
-from dprjax.runtime import mesh as meshes
-from dprjax.runtime import tree
+from dprjax.text.texts import read_texts
+from dprjax.text.vector_spec import same_length
 from tests.refusals import refused
 from tests.resuming import train_and_resume
 from tests.toys import rms

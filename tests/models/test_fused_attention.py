@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dprjax.base import mesh as meshes
 from dprjax.models import dropout, fused_attention
-from dprjax.runtime import mesh as meshes
 
 N, D, T = 4, 8, 6
 H = N * D

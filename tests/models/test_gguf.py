@@ -10,13 +10,13 @@ import ml_collections
 import numpy as np
 import pytest
 
-from dprjax.data import text
 from dprjax.models import encoder, hub
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import BARE
 from dprjax.models.adapters.prefix import ADAPTER as PREFIX
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import DEFAULT_OPTIONS
+from dprjax.text import tokenizing
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 encode = jax.jit(encoder.encode, static_argnames='config')
@@ -108,13 +108,13 @@ def sink(config, params, tokens, mask, prompt=None):
 @pytest.mark.slow
 def test_a_trained_prompt_that_began_as_a_text_is_an_attention_sink(tmp_path, monkeypatch):
   backbone = load(smollm2, tmp_path, monkeypatch)
-  tokenizer = text.load_tokenizer(backbone.path)
+  tokenizer = tokenizing.load_tokenizer(backbone.path)
   # The sink is there from the second layer on; eight layers are enough, and quick to train.
   config = dataclasses.replace(backbone.config, num_layers=8)
   params = jax.tree.map(jnp.asarray, backbone.params)
   params['layers'] = jax.tree.map(lambda leaf: leaf[:8], params['layers'])
   queries, passages = (
-    text.pad_batch(tokenizer.encode(list(texts), 20)[0], 20, tokenizer.pad_id)
+    tokenizing.pad_batch(tokenizer.encode(list(texts), 20)[0], 20, tokenizer.pad_id)
     for texts in (PAIRS, PAIRS.values())
   )
 

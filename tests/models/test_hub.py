@@ -12,9 +12,9 @@ import safetensors
 import safetensors.numpy
 
 from dprjax.base.errors import InputError
-from dprjax.formats.vector_spec import same_length
 from dprjax.models import hub
 from dprjax.models.encoder import encode
+from dprjax.text.vector_spec import same_length
 from tests.refusals import named_in, refused
 
 GAMMA = 'encoder.layer.0.output.LayerNorm'

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dprjax.methods import dual_encoder
+from dprjax.base import mesh as meshes
+from dprjax.base import tree
 from dprjax.models import artifact, encoder, hub, rotary
 from dprjax.models import family as families
 from dprjax.models import peft as adapters
@@ -19,8 +20,7 @@ from dprjax.models.adapters.prefix import ADAPTER as PREFIX
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.families import llama
-from dprjax.runtime import mesh as meshes
-from dprjax.runtime import tree
+from dprjax.training import dual_encoder
 from tests.refusals import refused
 
 QUICK = ('qwen3',)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dprjax.formats.vector_spec import same_length
 from dprjax.models import hub, peft
 from dprjax.models.adapters.prefix import ADAPTER as PREFIX
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.text.vector_spec import same_length
 from tests.refusals import refused
 
 CONFIG = EncoderConfig('bert', 50, 24, 2, 3, 40)

@@ -8,9 +8,9 @@ import pytest
 import safetensors.numpy
 
 from dprjax import export, train
-from dprjax.formats.vector_spec import same_length
-from dprjax.inference.text_encoder import Encoder
+from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import hub
+from dprjax.text.vector_spec import same_length
 from tests.refusals import refused
 
 TANH = 'torch.nn.modules.activation.Tanh'

@@ -6,9 +6,9 @@ import pytest
 from etils import epath
 
 from dprjax import load_backbone, load_prompt
-from dprjax.formats.vector_spec import of_meta, same_length
-from dprjax.inference.text_encoder import Encoder
+from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact, hub, prompted
+from dprjax.text.vector_spec import of_meta, same_length
 from tests import other_tools
 from tests.refusals import refused
 

@@ -7,14 +7,14 @@ import pytest
 from etils import epath
 
 from dprjax.base.errors import InputError
-from dprjax.data.text import load_tokenizer
-from dprjax.formats import sentence_files
-from dprjax.formats.vector_spec import same_length
-from dprjax.inference.text_encoder import Encoder
+from dprjax.base.mesh import make_mesh
+from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.sentence import read_folder, write_folder
-from dprjax.runtime.mesh import make_mesh
+from dprjax.text import sentence_files
+from dprjax.text.tokenizing import load_tokenizer
+from dprjax.text.vector_spec import same_length
 from tests.refusals import named_in, refused
 
 CONFIG = EncoderConfig('bert', 50, 24, 1, 3, 40)

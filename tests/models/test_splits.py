@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dprjax.base import mesh as meshes
 from dprjax.models import dropout, fused_attention, splits
-from dprjax.runtime import mesh as meshes
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dprjax.models import encoder
-from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.template import Piece, Template, TextRows, fill, unpack
+from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
 from tests.refusals import refused
 
 CLS, SEP, PAD, VOCABULARY = 1, 2, 0, 50

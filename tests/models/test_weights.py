@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from dprjax.base import mesh, tree
 from dprjax.base.errors import InputError
 from dprjax.models import hub, weights
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.runtime import mesh, tree
 from tests.refusals import named_in, refused
 
 

@@ -10,10 +10,10 @@ import pytest
 
 import dprjax.mteb
 from dprjax import Retriever
-from dprjax.formats import seen
-from dprjax.inference.text_encoder import Encoder
+from dprjax.encoding.text_encoder import Encoder
 from dprjax.models.artifact import load_prompt, save_prompt
 from dprjax.mteb import model as models
+from dprjax.text import seen
 from tests.mteb.conftest import PromptType, Task
 from tests.refusals import refused
 

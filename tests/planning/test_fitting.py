@@ -2,7 +2,7 @@ import pytest
 
 from dprjax.planning import compiling, fitting
 from dprjax.planning.programs import CompileJob
-from dprjax.runtime import config as configs
+from dprjax.training import config as configs
 
 GIB = 2**30
 

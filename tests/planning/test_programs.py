@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from etils import epath
 
-from dprjax.data import text
-from dprjax.methods import dpr
-from dprjax.methods import method as methods
+from dprjax.base import mesh as meshes
+from dprjax.base import tree
 from dprjax.planning import backbones, compiling, programs
-from dprjax.runtime import config as configs
-from dprjax.runtime import mesh as meshes
-from dprjax.runtime import tree
+from dprjax.text import tokenizing
+from dprjax.training import config as configs
+from dprjax.training import dpr
+from dprjax.training import method as methods
 from tests.refusals import refused
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -228,7 +228,7 @@ def test_the_planned_batch_is_as_large_as_the_first_one_of_the_training(recipe, 
   made = programs.read_config([f'--config={ROOT}/configs/{recipe}'], 'cpu')
   devices = meshes.make_mesh(made.mesh, jax.devices()[:1])
   found = methods.load(made.method).data(made.data, made, epath.Path(tmp_path), devices)
-  tokenizer = text.train_wordpiece(found.read(), 2000, tmp_path / 'tokenizer')
+  tokenizer = tokenizing.train_wordpiece(found.read(), 2000, tmp_path / 'tokenizer')
   model = backbones.shape_of(made)
   batch = found.open(tokenizer, model).batches[0]
   planned = programs.batch_of(made, model).arrays

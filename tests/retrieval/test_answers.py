@@ -3,7 +3,6 @@ import json
 
 import pytest
 
-from dprjax.formats.trec import run_from_dict
 from dprjax.retrieval import answers as answer_module
 from dprjax.retrieval.answers import (
   answer_recall,
@@ -12,6 +11,7 @@ from dprjax.retrieval.answers import (
   read_answers,
   read_passages,
 )
+from dprjax.text.trec import run_from_dict
 from tests.refusals import refused
 
 

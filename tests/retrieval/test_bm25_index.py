@@ -6,10 +6,10 @@ import unicodedata
 import numpy as np
 import pytest
 
-from dprjax.formats.qrels import read_qrels
-from dprjax.formats.trec import run_from_rows
 from dprjax.retrieval import bm25_index
 from dprjax.retrieval.measures import measure
+from dprjax.text.qrels import read_qrels
+from dprjax.text.trec import run_from_rows
 from tests.refusals import refused
 
 IDS = ['a', 'b', 'c', 'd']

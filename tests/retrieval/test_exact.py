@@ -5,7 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.retrieval import best, codes, embeddings, exact
+from dprjax.encoding import codes, embeddings
+from dprjax.retrieval import best, exact
 from tests.refusals import refused
 
 

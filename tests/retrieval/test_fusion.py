@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from dprjax.formats.rankings import Ranking, ranked
-from dprjax.formats.trec import run_from_dict
 from dprjax.retrieval import fusion, measures
+from dprjax.text.rankings import Ranking, ranked
+from dprjax.text.trec import run_from_dict
 from tests.refusals import refused
 
 RNG = np.random.default_rng(0)

@@ -4,9 +4,9 @@ import ir_measures
 import numpy as np
 import pytest
 
-from dprjax.formats.qrels import read_qrels
-from dprjax.formats.trec import read_run, run_from_dict
 from dprjax.retrieval.measures import check_name, measure, parse_measures
+from dprjax.text.qrels import read_qrels
+from dprjax.text.trec import read_run, run_from_dict
 from tests.refusals import refused
 
 QRELS = {'q1': {'a': 2, 'b': 1, 'x': 0}, 'q2': {'c': 1}, 'q3': {'d': 0}}

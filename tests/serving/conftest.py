@@ -7,8 +7,8 @@ import types
 import numpy as np
 import pytest
 
-from dprjax.data import text
 from dprjax.models import artifact, hub
+from dprjax.text import tokenizing
 
 SHAPE = (2, 2, 2, 8)  # layers, keys and values, heads, head size
 
@@ -17,7 +17,7 @@ SHAPE = (2, 2, 2, 8)  # layers, keys and values, heads, head size
 def small(make_cross_encoder):
   """``path``, and ``write(folder, name, length, **meta)``, which writes a random prompt."""
   path = make_cross_encoder()
-  backbone, tokenizer = hub.load_backbone(path), text.load_tokenizer(path)
+  backbone, tokenizer = hub.load_backbone(path), tokenizing.load_tokenizer(path)
   meta = {
     'format': artifact.FORMAT,
     'version': artifact.VERSION,
@@ -94,7 +94,7 @@ def engine(small, folder):
 @pytest.fixture(scope='session')
 def alone(small, folder):
   """``alone(name, side, *texts)``: the vectors of an encoder with only that prompt."""
-  from dprjax.inference.text_encoder import Encoder
+  from dprjax.encoding.text_encoder import Encoder
 
   paths = {name: folder / f'{name}.npz' for name in ('qa', 'chat', 'asks')} | {'model': None}
   encoders = {name: Encoder.load(small.path, path, batch_size=8) for name, path in paths.items()}

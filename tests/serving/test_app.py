@@ -20,7 +20,7 @@ pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax import encode
-from dprjax.inference.reranker import CrossEncoder
+from dprjax.retrieval.reranker import CrossEncoder
 from dprjax.serving.app import App, Limits
 from dprjax.serving.engine import Engine, ServerOptions
 from dprjax.serving.hosts import Hosts

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
-from dprjax.inference.reranker import CrossEncoder
+from dprjax.retrieval.reranker import CrossEncoder
 from dprjax.serving.app import App
 from dprjax.serving.indexes import ServedReranker
 from tests.serving.conftest import running

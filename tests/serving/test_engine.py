@@ -16,10 +16,10 @@ pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import sha256_file
-from dprjax.inference import embedder, folders
-from dprjax.inference.text_encoder import Encoder
+from dprjax.base.programs import Programs
+from dprjax.encoding import embedder, folders
+from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact
-from dprjax.runtime.programs import Programs
 from dprjax.serving import batcher
 from dprjax.serving.bank import Shapes
 from dprjax.serving.batcher import Busy, NotFinite

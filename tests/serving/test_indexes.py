@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dprjax import PromptReranker
-from dprjax.retrieval import bm25_index, codes, exact, fusion
+from dprjax.encoding import codes
+from dprjax.retrieval import bm25_index, exact, fusion
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 
 

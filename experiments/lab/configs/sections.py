@@ -16,7 +16,7 @@ argument `local` shrinks it to seconds on a CPU, on the same kind of file.
 
 import os
 
-from dprjax.runtime import config as defaults
+from dprjax.training import config as defaults
 
 DATA = os.environ.get('DPRJAX_DATA', '../shared/data')
 

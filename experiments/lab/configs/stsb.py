@@ -15,7 +15,7 @@ the same files.
 
 import os
 
-from dprjax.runtime import config as defaults
+from dprjax.training import config as defaults
 
 DATA = os.environ.get('DPRJAX_DATA', '../shared/data')
 

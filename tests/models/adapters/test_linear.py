@@ -3,13 +3,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.formats.vector_spec import VectorSpec
-from dprjax.methods import dual_encoder
-from dprjax.methods.method import Parts
 from dprjax.models import artifact, embed
 from dprjax.models.adapter import stack
 from dprjax.models.adapters import linear
 from dprjax.models.adapters.linear import Linear
+from dprjax.text.vector_spec import VectorSpec
+from dprjax.training import dual_encoder
+from dprjax.training.method import Parts
 from tests.models.adapters.test_lora import META, batch
 from tests.options import with_options
 from tests.refusals import refused

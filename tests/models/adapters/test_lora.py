@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dprjax.methods import dual_encoder
-from dprjax.methods.method import Parts
+from dprjax.base import tree
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, encoder, hub, peft
 from dprjax.models.adapter import stack
 from dprjax.models.adapters import lora
 from dprjax.models.adapters.lora import ADAPTER, Lora
-from dprjax.runtime import tree
+from dprjax.training import dual_encoder
+from dprjax.training.method import Parts
 from tests import reference
 from tests.options import check_options, with_options
 from tests.refusals import refused

@@ -3,10 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.methods import dual_encoder
-from dprjax.methods.method import Parts
 from dprjax.models.adapters import prefix
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.training import dual_encoder
+from dprjax.training.method import Parts
 from tests.options import with_options
 
 CONFIG = EncoderConfig('bert', 50, 12, 3, 2, 24, max_positions=24)  # L 3, N 2, D 6, H 12

@@ -1,0 +1,572 @@
+"""A folder of embeddings: vectors, their ids, and a manifest.
+
+    embeddings-00000-of-00003.npy   [rows, H] float32, float16 or codes (``codes.py``)
+    ids-00000-of-00003.txt          one id a line, in the order of rows
+    manifest.json                   counts, settings (``Meta``), SHA-256 of every file
+
+An unfinished folder has ``progress.json`` in place of the manifest, and ``progress-I.json`` for
+each additional process. Files are written aside and renamed.
+"""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import io
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+from jaxtyping import Float, Int, Shaped
+
+from dprjax.base import arrays, files, outputs
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike, atomic_write, sha256_file
+from dprjax.encoding import codes
+from dprjax.encoding.manifest import (
+  FILES,
+  MANIFEST,
+  PROGRESS,
+  PROGRESS_OF_OTHERS,
+  Checksums,
+  Manifest,
+  Meta,
+  Shard,
+  cut_shards,
+  shard_names,
+  shown,
+)
+
+# Temporary files of a killed run.
+_LEFT = re.compile(r'\.(embeddings-|ids-|manifest|progress).*\.[0-9a-f]{8}\.tmp')
+# White space and control characters separate the columns and lines of a run.
+_BAD_IDS = re.compile(r'[\s\x00-\x1f\x7f]')
+
+
+class Rows(NamedTuple):
+  """A summary of all ids in a folder.
+
+  Attributes:
+    total: their number.
+    sha256: of all ids, one a line.
+  """
+
+  total: int
+  sha256: str
+
+
+class IdReader:
+  """Takes ids one by one and summarizes them as `Rows`."""
+
+  def __init__(self, source: str):
+    self._source, self._count, self._digest = source, 0, hashlib.sha256()
+
+  def add(self, id_: str) -> None:
+    """Raises InputError for an id that a TREC run cannot contain."""
+    self._count += 1
+    if not id_ or _BAD_IDS.search(id_):
+      raise InputError(
+        f'{self._source}, row {self._count}: the id {id_!r:.80} is empty or has whitespace or '
+        'control characters'
+      )
+    self._digest.update(f'{id_}\n'.encode())
+
+  def finish(self) -> Rows:
+    return Rows(self._count, self._digest.hexdigest())
+
+
+class EmbeddingsWriter:
+  """Writes a folder shard by shard; a second run keeps the complete shards.
+
+      writer = EmbeddingsWriter(folder, meta, ids)
+      for shard in writer.pending():
+        writer.write(shard, encode(texts[shard.start:shard.stop]))
+      writer.finish()
+
+  Several processes may write different shards. Process 0 opens the folder first and finishes last.
+  """
+
+  def __init__(
+    self,
+    folder: PathLike,
+    meta: Meta,
+    ids: Sequence[str] | Rows,
+    shard_rows: int = 100_000,
+    process: int = 0,
+    source: str = 'ids',
+  ):
+    """Opens or makes the folder, and verifies the shards of an earlier run.
+
+    Args:
+      ids: of all rows; or the summary of `IdReader`, if `write` gets the ids of each shard.
+    """
+    if isinstance(ids, Rows):
+      rows = ids
+    else:
+      reader = IdReader(source)
+      for id_ in ids:
+        reader.add(id_)
+      rows = reader.finish()
+      check_unique(ids, source)
+    self.folder = epath.Path(folder)
+    self.meta = meta
+    self._ids = None if isinstance(ids, Rows) else ids
+    self._process = process
+    self._progress = PROGRESS if process == 0 else f'progress-{process:05d}.json'
+    self._shards = cut_shards(rows.total, shard_rows)
+    self._manifest = Manifest(meta, rows.total, shard_rows, rows.sha256, {})
+    self._manifest.checksums.update(self._resume())
+
+  def _resume(self) -> dict[int, Checksums]:
+    """Checksums of the intact shards, by number."""
+    names = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
+    stored = next((name for name in (MANIFEST, PROGRESS) if name in names), None)
+    if stored is None:
+      if names and not outputs.is_vacant(self.folder):
+        raise InputError(f'{self.folder} has other contents; choose another folder')
+      self._clear()
+      self._manifest.write(self.folder / PROGRESS)
+      return {}
+    manifest = Manifest.read(self.folder / stored)
+    if different := self._differences(manifest):
+      raise InputError(
+        f'{self.folder} has other embeddings: {"; ".join(different)}; repeat the first settings, '
+        'or choose another folder'
+      )
+    # Shards written now must use the same ranges.
+    self._manifest = dataclasses.replace(self._manifest, ranges=manifest.ranges)
+    if self._process:  # verified by process 0
+      return manifest.checksums
+    self._clear()
+    done = {
+      number: digests
+      for number, digests in (self._others() | manifest.checksums).items()
+      if self._intact(number, digests)
+    }
+    # A finished folder with a damaged shard becomes unfinished.
+    if stored == PROGRESS or len(done) < len(self._shards):
+      dataclasses.replace(self._manifest, checksums=done).write(self.folder / PROGRESS)
+      (self.folder / MANIFEST).unlink(missing_ok=True)
+    for path in self.folder.glob(PROGRESS_OF_OTHERS):
+      path.unlink()
+    return done
+
+  def _clear(self) -> None:
+    for path in self.folder.iterdir() if self.folder.exists() else ():
+      if _LEFT.fullmatch(path.name):
+        path.unlink()
+
+  def _intact(self, number: int, digests: Checksums) -> bool:
+    names = shard_names(number, len(self._shards))
+    return all(
+      path.exists()
+      and not path.is_dir()
+      and not files.is_special(path)
+      and sha256_file(path) == digest
+      for path, digest in zip(
+        (self.folder / names[what] for what in FILES), digests.of_files, strict=True
+      )
+    )
+
+  def _differences(self, manifest: Manifest) -> list[str]:
+    """Differing header fields: 'arithmetic is float32 there, bfloat16 here'."""
+    there = manifest.header()
+    return [
+      f'{key} is {shown(there[key])} there, {shown(value)} here'
+      for key, value in self._manifest.header().items()
+      if there[key] != value
+    ]
+
+  def _others(self) -> dict[int, Checksums]:
+    checksums: dict[int, Checksums] = {}
+    for path in self.folder.glob(PROGRESS_OF_OTHERS):
+      progress = Manifest.read(path)
+      if not self._differences(progress):
+        checksums |= progress.checksums
+    return checksums
+
+  @property
+  def needs_ranges(self) -> bool:
+    """Whether codes are stored but their ranges are not measured yet."""
+    return self.meta.dtype in codes.LEVELS and self._manifest.ranges is None
+
+  def calibrate(self, sample: Float[np.ndarray, 'n H']) -> None:
+    """Measures the ranges of codes on a sample, before any vector is written."""
+    if not np.isfinite(sample).all():
+      raise InputError(f'{self.folder}: the embedding of a text is not finite: check the backbone')
+    ranges = codes.calibrate(sample, self.meta.dtype)
+    self._manifest = dataclasses.replace(self._manifest, ranges=ranges)
+    self._manifest.write(self.folder / self._progress)
+
+  def pending(self) -> list[Shard]:
+    """The shards to write, in order."""
+    return [shard for shard in self._shards if shard.number not in self._manifest.checksums]
+
+  def write(
+    self,
+    shard: Shard,
+    vectors: Float[np.ndarray, 'rows H'],
+    ids: Sequence[str] | None = None,
+    cut: int = 0,
+  ) -> None:
+    """Writes a shard; ``ids`` are its ids if the writer has none; ``cut`` texts were cut."""
+    if self._ids is not None:
+      ids = self._ids[shard.start : shard.stop]
+    count = shard.stop - shard.start
+    if ids is None or len(ids) != count:
+      raise ValueError(f'shard {shard.number} needs {count} ids')
+    if self.needs_ranges:
+      raise RuntimeError('call calibrate before the first shard')
+    ranges = self._manifest.ranges
+    dtype = self.meta.dtype if ranges is None else 'float32'
+    with np.errstate(over='ignore'):  # a value too large for float16 becomes infinite
+      vectors = np.ascontiguousarray(vectors, dtype=dtype)
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if bad.size:
+      raise InputError(
+        f'the embedding of {ids[bad[0]]!r} is not finite as {dtype} ({bad.size} of {count} rows)'
+      )
+    if ranges is not None:
+      vectors = codes.encode(vectors, codes.Code(self.meta.dtype, ranges))
+    names = shard_names(shard.number, len(self._shards))
+    with atomic_write(self.folder / names['embeddings'], 'wb') as file:
+      np.save(file, vectors, allow_pickle=False)
+    with atomic_write(self.folder / names['ids']) as file:
+      file.writelines(f'{id_}\n' for id_ in ids)
+    of_vectors, of_ids = (sha256_file(self.folder / names[what]) for what in FILES)
+    self._manifest.checksums[shard.number] = Checksums(of_vectors, of_ids, cut)
+    self._manifest.write(self.folder / self._progress)
+
+  @property
+  def cut(self) -> int:
+    """How many texts of all written shards were cut."""
+    return sum(checksums.cut for checksums in self._manifest.checksums.values())
+
+  def discard(self) -> None:
+    """Removes the progress file of an unfinished folder without shards; for failed commands."""
+    if self._process or self._manifest.checksums or any(self.folder.glob(PROGRESS_OF_OTHERS)):
+      return
+    if not (self.folder / MANIFEST).exists():
+      (self.folder / PROGRESS).unlink(missing_ok=True)
+
+  def finish(self) -> None:
+    """Writes the manifest, on process 0."""
+    if self._process:
+      return
+    self._manifest.checksums.update(self._others())
+    if pending := self.pending():
+      raise RuntimeError(f'{len(pending)} of {len(self._shards)} shards are not written')
+    self._manifest.write(self.folder / MANIFEST)
+    for path in (self.folder / PROGRESS, *self.folder.glob(PROGRESS_OF_OTHERS)):
+      path.unlink(missing_ok=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardRows:
+  """Vectors in a file on disk, or a slice of them; ``np.asarray`` reads and decodes them.
+
+  A local file is mapped.
+
+  Attributes:
+    path: a .npy file, checked by `_open_npy`.
+    count: rows.
+    columns: of the file.
+    dtype: of the file numbers.
+    offset: byte of the first row.
+    stored_as: the code; None for plain numbers.
+    dimension: how many leading numbers of a vector are used; None for all.
+    normalize: whether cut vectors are scaled to unit length.
+  """
+
+  path: epath.Path
+  count: int
+  columns: int
+  dtype: np.dtype
+  offset: int
+  stored_as: codes.Code | None = None
+  dimension: int | None = None
+  normalize: bool = False
+
+  @property
+  def shape(self) -> tuple[int, int]:
+    """``(rows, H)`` of the vectors."""
+    full = self.columns if self.stored_as is None else len(self.stored_as.ranges.low)
+    return self.count, self.dimension or full
+
+  @property
+  def code(self) -> codes.Code | None:
+    """The code of ``stored``; None for plain or cut vectors."""
+    return self.stored_as if self.dimension is None else None
+
+  @property
+  def stored(self) -> 'ShardRows':
+    """The same rows without decoding."""
+    return ShardRows(self.path, self.count, self.columns, self.dtype, self.offset)
+
+  def take(self, rows: Int[np.ndarray, ' n']) -> Float[np.ndarray, 'n H']:
+    """The vectors of these rows, float32. A remote file is read whole."""
+    return np.asarray(self._vectors(self._read()[rows]), np.float32)
+
+  def __len__(self) -> int:
+    return self.count
+
+  def __getitem__(self, rows: slice) -> 'ShardRows':
+    start, stop, _ = rows.indices(len(self))
+    offset = self.offset + start * self.columns * self.dtype.itemsize
+    return dataclasses.replace(self, count=max(stop - start, 0), offset=offset)
+
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> Float[np.ndarray, 'rows H']:
+    return np.array(self._vectors(self._read()), dtype, copy=copy or None)
+
+  def _vectors(self, values: Shaped[np.ndarray, 'n W']) -> Float[np.ndarray, 'n H']:
+    if self.stored_as is not None:
+      values = codes.decode(values, self.stored_as)
+    return values if not self.dimension else codes.cut(values, self.dimension, self.normalize)
+
+  def _read(self) -> Shaped[np.ndarray, 'rows W']:
+    shape = self.count, self.columns
+    if not self.count:
+      return np.empty(shape, self.dtype)
+    if not files.is_remote(self.path):
+      return np.memmap(self.path, self.dtype, 'r', self.offset, shape)
+    with self.path.open('rb') as file:
+      file.seek(self.offset)
+      content = file.read(math.prod(shape) * self.dtype.itemsize)
+    return np.frombuffer(content, self.dtype).reshape(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Embeddings:
+  """A finished folder. Vectors and ids are read when used, since they may exceed memory.
+
+  Attributes:
+    shards: files of rows, in order.
+    meta: settings of the vectors.
+    sha256: of the manifest, which covers everything in the folder.
+    is_cut: whether vectors are cut to their first numbers.
+  """
+
+  shards: list[ShardRows]
+  meta: Meta
+  sha256: str
+  _id_files: list[epath.Path]
+  is_cut: bool = False
+
+  def __len__(self) -> int:
+    return sum(len(shard) for shard in self.shards)
+
+  @property
+  def folder(self) -> epath.Path:
+    return self._id_files[0].parent
+
+  @property
+  def fingerprint(self) -> str:
+    """Identifies the vectors: the manifest SHA-256 unless they are cut."""
+    if not self.is_cut:
+      return self.sha256
+    return hashlib.sha256(f'{self.sha256} {self.meta.dimension}'.encode()).hexdigest()
+
+  def cut(self, dimension: int | None, flag: str) -> 'Embeddings':
+    """The vectors cut to their first ``dimension`` numbers; None keeps all."""
+    if dimension is None or dimension == self.meta.dimension:
+      return self
+    if dimension > self.meta.dimension:
+      raise InputError(
+        f'{flag}: {self.folder} has vectors of {self.meta.dimension} dimensions: '
+        f'--dimensions={dimension} is too large'
+      )
+    return dataclasses.replace(
+      self,
+      shards=[
+        dataclasses.replace(shard, dimension=dimension, normalize=self.meta.normalize)
+        for shard in self.shards
+      ],
+      meta=dataclasses.replace(self.meta, dimension=dimension),
+      is_cut=True,
+    )
+
+  def check_side(self, side: str, flag: str) -> None:
+    """Raises InputError, which begins with ``flag``, for vectors of the other side."""
+    if self.meta.side != side:
+      raise InputError(f'{flag} has {self.meta.side} embeddings, expected {side} embeddings')
+
+  @functools.cached_property
+  def ids(self) -> list[str]:
+    """The ids, one a row, all in memory; `ids_at` reads some of them."""
+    ids = [id_ for file in self._id_files for id_ in _read_ids(file)[0]]
+    check_unique(ids, str(self.folder))
+    return ids
+
+  def ids_at(self, rows: Int[np.ndarray, ' n']) -> list[str]:
+    """Ids of ascending rows; reads one file of ids at a time."""
+    found: list[str] = []
+    for number, own in self._by_shard(rows):
+      ids, _ = _read_ids(self._id_files[number])
+      found += [ids[row] for row in own.tolist()]
+    return found
+
+  def take(self, rows: Int[np.ndarray, ' n']) -> Float[np.ndarray, 'n H']:
+    """Vectors of ascending rows, float32."""
+    parts = [self.shards[number].take(own) for number, own in self._by_shard(rows)]
+    return np.concatenate([np.empty((0, self.meta.dimension), np.float32), *parts])
+
+  def _by_shard(self, rows: Int[np.ndarray, ' n']) -> Iterator[tuple[int, Int[np.ndarray, ' m']]]:
+    """Yields (number of a shard, wanted rows of that shard)."""
+    starts = np.cumsum([0, *(len(shard) for shard in self.shards)])
+    bounds = np.searchsorted(rows, starts).tolist()
+    for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
+      if stop > first:
+        yield number, rows[first:stop] - starts[number]
+
+  def vectors(self) -> Float[np.ndarray, 'n H']:
+    """All rows in memory, float32."""
+    vectors = np.empty((len(self), self.meta.dimension), np.float32)
+    start = 0
+    for shard in self.shards:
+      vectors[start : start + len(shard)] = shard
+      start += len(shard)
+    return vectors
+
+  def blocks(self, rows: int) -> Iterator[tuple[list[str], Float[np.ndarray, 'rows H']]]:
+    """Ids and vectors, at most ``rows`` at a time."""
+    for shard, file in zip(self.shards, self._id_files, strict=True):
+      ids, _ = _read_ids(file)
+      for start in range(0, len(shard), rows):
+        yield ids[start : start + rows], np.asarray(shard[start : start + rows])
+
+
+def load_embeddings(
+  folder: PathLike, verify: bool = True, process: int = 0, processes: int = 1
+) -> Embeddings:
+  """Opens a finished folder.
+
+  Args:
+    verify: compare the SHA-256 of every file.
+    process, processes: rank and count; each process verifies a part of the files.
+  """
+  root = files.existing(folder, 'embeddings')
+  path = root / MANIFEST
+  if not path.exists():
+    raise InputError(
+      f'{root} has no finished embeddings ({MANIFEST} not found): run its dprjax.encode command, '
+      'which continues an unfinished folder'
+    )
+  manifest = Manifest.read(path)
+  meta, all_shards = manifest.meta, -(-manifest.rows // manifest.shard_rows)
+  if manifest.checksums.keys() != set(range(all_shards)):
+    raise InputError(
+      f'{path} lists {len(manifest.checksums):,} of {all_shards:,} shards: encode again'
+    )
+  code = None if manifest.ranges is None else codes.Code(meta.dtype, manifest.ranges)
+  dtype, columns = codes.stored(meta.dtype), codes.width(meta.dimension, meta.dtype)
+  shards, id_files, digest = [], [], hashlib.sha256()
+  for shard in manifest.shards():
+    names = shard_names(shard.number, all_shards)
+    vectors_file, ids_file = (root / names[what] for what in FILES)
+    for file, expected in zip(
+      (vectors_file, ids_file), manifest.checksums[shard.number].of_files, strict=True
+    ):
+      files.regular_file(file, 'embeddings shard')
+      if verify and shard.number % processes == process and sha256_file(file) != expected:
+        raise InputError(f'{file} was changed or damaged (SHA-256): encode again')
+    ids, content = _read_ids(ids_file)
+    digest.update(content)
+    shape = (shard.stop - shard.start, columns)
+    found, stored, offset = _open_npy(vectors_file, 'encode again')
+    if found != shape or stored != dtype or len(ids) != shape[0]:
+      raise InputError(
+        f'{vectors_file}: {stored} {found} with {len(ids)} ids, but {MANIFEST} says '
+        f'{dtype} {shape}: encode again'
+      )
+    shards.append(ShardRows(vectors_file, *shape, dtype, offset, code))
+    id_files.append(ids_file)
+  if digest.hexdigest() != manifest.ids_sha256:
+    raise InputError(f'{root}: the ids differ from {MANIFEST}: encode again')
+  return Embeddings(shards, meta, sha256_file(path), id_files)
+
+
+def join(several: Sequence[Embeddings], flag: str) -> Embeddings:
+  """Joins parts of a corpus in order, without moving their vectors."""
+  first, *others = several
+  if not others:
+    return first
+  code = first.shards[0].code
+  for one in others:
+    theirs, ours = (dataclasses.asdict(each.meta) for each in (one, first))
+    different = [
+      f'{name} {shown(ours[name])} and {shown(theirs[name])}'
+      for name in ours
+      if name != 'input_sha256' and theirs[name] != ours[name]
+    ]
+    if different:
+      raise InputError(
+        f'{flag}: {first.folder} and {one.folder} are not parts of the same corpus: '
+        f'{"; ".join(different)}; encode all parts with the same settings'
+      )
+    other = one.shards[0].code
+    if code is not None and not (
+      other is not None and all(map(np.array_equal, code.ranges, other.ranges))
+    ):
+      raise InputError(
+        f'{flag}: the {first.meta.dtype} codes of {first.folder} and {one.folder} have different '
+        'ranges; search each and join the runs with dprjax fuse --shards'
+      )
+  return Embeddings(
+    [shard for one in several for shard in one.shards],
+    dataclasses.replace(
+      first.meta, input_sha256=_digest_of(one.meta.input_sha256 for one in several)
+    ),
+    _digest_of(one.sha256 for one in several),
+    [file for one in several for file in one._id_files],
+  )
+
+
+def _digest_of(several: Iterable[str]) -> str:
+  return hashlib.sha256(' '.join(several).encode()).hexdigest()
+
+
+def open_array(path: PathLike, rows: int) -> ShardRows:
+  """The vectors of a .npy file from elsewhere."""
+  found = files.regular_file(path, 'vectors')
+  shape, dtype, offset = _open_npy(found, 'save it again')
+  if (
+    dtype.name not in ('float32', 'float16') or len(shape) != 2 or shape[0] != rows or not shape[1]
+  ):
+    raise InputError(
+      f'{found}: {dtype} {list(shape)!s:.60}, expected float32 or float16 [{rows}, H]'
+    )
+  return ShardRows(found, shape[0], shape[1], dtype, offset)
+
+
+def check_unique(ids: Sequence[str], where: str) -> None:
+  """Raises InputError, which begins with ``where``, for a repeated id."""
+  if len(set(ids)) < len(ids):
+    twice = collections.Counter(ids).most_common(1)[0][0]
+    raise InputError(f'{where}: the id {twice!r:.80} occurs twice; ids must be unique')
+
+
+def _read_ids(path: epath.Path) -> tuple[list[str], bytes]:
+  """The ids, one a line, and the bytes of the file."""
+  content = path.read_bytes()
+  return content.decode()[:-1].split('\n'), content
+
+
+def _open_npy(path: epath.Path, remedy: str) -> tuple[tuple[int, ...], np.dtype, int]:
+  """The shape and dtype of a .npy file, and the byte of its first row."""
+  with path.open('rb') as file:
+    try:
+      shape, by_columns, dtype = arrays.read_header(file)
+      offset = file.tell()
+      size = file.seek(0, io.SEEK_END)
+      if by_columns or dtype.hasobject or size != offset + math.prod(shape) * dtype.itemsize:
+        raise ValueError(f'{size:,} bytes, says {dtype} {shape}, by columns: {by_columns}')
+    except arrays.UNREADABLE as error:
+      reason = ' '.join(str(error).split())
+      raise InputError(
+        f'{path} is not a whole .npy file of numbers by rows ({reason:.200}): {remedy}'
+      ) from error
+  return shape, dtype, offset

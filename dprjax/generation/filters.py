@@ -1,0 +1,202 @@
+"""Filters queries for training. Text from a generator or the web is not trusted.
+
+| left out | reason |
+|---|---|
+| empty | no query |
+| markup | tags, links, code, tokens of chat templates, invisible characters |
+| talk | the generator addresses its user: "Sure, here are ..." |
+| about the text itself | "according to the passage": a person who searches does not know it |
+| too short, too long | by the number of words |
+| another language | than the passage, by script or function words |
+| copied | a run of words of the passage: word matches would suffice to find it |
+| repeated | for the same passage |
+| asked of several passages | its answer is ambiguous |
+"""
+
+import collections
+import functools
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import regex
+
+from dprjax.base import words
+from dprjax.text.read_report import ReadReport
+
+COPIED_WORDS = 8
+"""A query with this many words in a row from the passage is a copy."""
+
+_WHOLE_COPY = 6  # fewest words of a copied query that the passage contains whole
+_FUNCTION_WORDS = 2  # of another language
+_FOREIGN = 1 / 3  # share of letters in a script that the passage lacks
+_MARKUP = re.compile(
+  r'<\s*/?\s*[a-zA-Z!][^>]*>|</|https?://|www\.|```|`[^`]+`|!?\[[^\]]*\]\([^)]*\)|<\|[^|]*\|>'
+  r'|\[/?INST\]|<</?SYS>>|\{\{|\}\}|&#?\w+;|\*\*|^\s*#{1,6}\s|^\s*\|'
+)
+_HIDDEN = regex.compile(
+  r'[\p{Cc}\p{Co}\p{Cn}\u200b-\u200f\u202a-\u202e\u2060-\u2069\U000e0000-\U000e007f]'
+)
+_TALK = re.compile(
+  r"(sure|certainly|of course|okay|ok)\b[,!.: ]|here (are|is|'s)\b|as an? (ai|language model)\b"
+  r"|(i'm|i am) (sorry|unable|not able)\b|i (cannot|can't|can not|won't)\b|unfortunately\b"
+  r'|(ignore|disregard) (all|any|the|previous|your)\b|you are an?\b.*\bassistant\b|none\W*$',
+  re.IGNORECASE,
+)
+_ABOUT = re.compile(
+  r'\b(this|the|given|above|provided|following) (passage|article|text|document|paragraph|excerpt'
+  r'|abstract|snippet)s?\b',
+  re.IGNORECASE,
+)
+_LABEL = re.compile(
+  r'^\s*(?:[-*\u2022\u2013\u2014]+\s+|\(?\d{1,3}[.):]\s*'
+  r'|(?:search )?(?:query|question|q)\s*\d*\s*[:.)]\s*)+',
+  re.IGNORECASE,
+)
+_QUOTES = '"\'\u201c\u201d\u2018\u2019\u00ab\u00bb'
+_SCRIPTS = {
+  name: regex.compile(rf'\p{{Script={name}}}')
+  for name in (
+    *('Latin', 'Cyrillic', 'Greek', 'Han', 'Hiragana', 'Katakana', 'Hangul', 'Arabic', 'Hebrew'),
+    *('Devanagari', 'Bengali', 'Tamil', 'Telugu', 'Thai', 'Georgian', 'Armenian', 'Ethiopic'),
+  )
+}
+# The lists of function words in bm25s.
+_LISTS = {
+  'english': 'STOPWORDS_EN_PLUS',
+  **{
+    language: f'STOPWORDS_{language.upper()}'
+    for language in (
+      *('german', 'dutch', 'french', 'spanish', 'portuguese', 'italian', 'russian', 'swedish'),
+      *('norwegian', 'turkish', 'danish'),
+    )
+  },
+}
+
+
+class Query(NamedTuple):
+  """A query, and the id of its passage."""
+
+  passage: str
+  text: str
+
+
+def tidy(line: str) -> str:
+  """A line of an answer without its number, label, quotes and white space."""
+  text = ' '.join(unicodedata.normalize('NFC', line).split())
+  text = _LABEL.sub('', text).strip()
+  if len(text) > 1 and text[0] in _QUOTES and text[-1] in _QUOTES:
+    text = text[1:-1].strip()
+  return text
+
+
+def why_not(text: str, passage: str, *, fewest: int = 2, most: int = 32) -> str:
+  """The reason to leave out a query; '' if it can be used.
+
+  Args:
+    text: the query.
+    passage: its passage.
+    fewest, most: bounds of its words.
+  """
+  own = words.words(text)
+  if not own:
+    return 'empty'
+  if _HIDDEN.search(text) or _MARKUP.search(text):
+    return 'markup'
+  if _TALK.match(text):
+    return 'talk'
+  if _ABOUT.search(text):
+    return 'about the text itself'
+  if len(own) < fewest:
+    return 'too short'
+  if len(text.split()) > most or len(own) > 4 * most:
+    return 'too long'
+  theirs = words.words(passage)
+  if _is_foreign(text, passage, own, theirs):
+    return 'another language'
+  if _is_copy(own, theirs):
+    return 'copied'
+  return ''
+
+
+def choose(
+  queries: Iterable[Query],
+  passages: dict[str, str],
+  report: ReadReport,
+  *,
+  fewest: int,
+  most: int,
+  per_passage: int,
+) -> list[Query]:
+  """The queries that can be used for training, in order; others are counted.
+
+  Args:
+    queries: of known passages.
+    passages: texts by id.
+    report: counts queries left out.
+    fewest, most: words of a query.
+    per_passage: the most queries of a passage.
+  """
+  kept: dict[tuple[str, str], Query] = {}
+  for query in queries:
+    reason = why_not(query.text, passages[query.passage], fewest=fewest, most=most)
+    key = query.passage, ' '.join(words.words(query.text))
+    if not reason and key in kept:
+      reason = 'repeated'
+    if reason:
+      report.count(f'queries left out: {reason}', _shown(query.text))
+    else:
+      kept[key] = query
+  spread = collections.Counter(text for _, text in kept)
+  counts: collections.Counter[str] = collections.Counter()
+  found = []
+  for (passage, text), query in kept.items():
+    if spread[text] > 1:
+      report.count('queries left out: asked of several passages', _shown(query.text))
+    elif counts[passage] == per_passage:
+      report.count('queries left out: more than a passage has')
+    else:
+      counts[passage] += 1
+      found.append(query)
+  return found
+
+
+def _shown(text: str) -> str:
+  return ascii(text[:60])[1:-1]
+
+
+def _is_copy(own: Sequence[str], theirs: Sequence[str]) -> bool:
+  text = f' {" ".join(theirs)} '
+  if len(own) >= _WHOLE_COPY and f' {" ".join(own)} ' in text:
+    return True
+  runs = (own[start : start + COPIED_WORDS] for start in range(len(own) - COPIED_WORDS + 1))
+  return any(f' {" ".join(run)} ' in text for run in runs)
+
+
+def _is_foreign(text: str, passage: str, own: Sequence[str], theirs: Sequence[str]) -> bool:
+  letters = {name: len(script.findall(text)) for name, script in _SCRIPTS.items()}
+  absent = sum(
+    count for name, count in letters.items() if count and not _SCRIPTS[name].search(passage)
+  )
+  if absent > _FOREIGN * sum(letters.values()):
+    return True
+  lists = function_words()
+  here, there = (
+    {language: sum(word in known for word in found) for language, known in lists.items()}
+    for found in (own, theirs)
+  )
+  language = max(there, key=lambda name: there[name])
+  other = max(here, key=lambda name: here[name])
+  return (
+    there[language] > _FUNCTION_WORDS and here[language] == 0 and here[other] >= _FUNCTION_WORDS
+  )
+
+
+@functools.cache
+def function_words() -> dict[str, frozenset[str]]:
+  """The function words in bm25s, by language."""
+  # Importing bm25s starts JAX.
+  from bm25s import stopwords
+
+  return {name: frozenset(getattr(stopwords, of)) for name, of in _LISTS.items()}

@@ -1,0 +1,501 @@
+"""Both stages of NIR-Prompt: templates, prompts and export of tasks.
+
+A task is an entry of ``config.tasks``. Its prompt is one of
+
+- fresh prompt encoders, which are trained (matching description module)
+- the vectors of a file, ``config.tasks.NAME.prompt`` (essential matching module)
+- a weighted sum of the prompts of other tasks (``config.adapt.fusion``: a new task)
+- words, or nothing
+
+Parameters are ``prompt/NAME/query/P1/...`` by task and slot, ``prompt/NAME/weights`` for a sum, and
+``sources/NAME/...`` for the constant prompts in a sum.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from dprjax.base import files, tree
+from dprjax.base.errors import InputError
+from dprjax.losses.types import Params
+from dprjax.models import artifact, head_specs, hub
+from dprjax.models.artifact import Prompt
+from dprjax.models.encoder_config import EncoderConfig
+from dprjax.models.template import Template
+from dprjax.papers.nir_prompt import multitask, prompt_encoder, task_templates, template_tokens
+from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
+from dprjax.papers.nir_prompt.template_prompts import specials
+from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
+from dprjax.text import vector_spec
+from dprjax.text.tokenizing import Tokenizer
+from dprjax.training import dual_encoder
+from dprjax.training.method import (
+  BatchShapes,
+  DataSource,
+  Method,
+  Model,
+  Parts,
+  Product,
+  TrainingData,
+)
+
+_KEPT = 'prompts'  # folder in the workdir
+
+
+class Files(NamedTuple):
+  """Prompts from files, by task: ``own`` for trained tasks, ``sources`` for a sum."""
+
+  own: Mapping[str, Prompt]
+  sources: Mapping[str, Prompt]
+
+
+class Prompts(NamedTuple):
+  """The prompts of a run.
+
+  Attributes:
+    names: the tasks, by number.
+    templates: of the tasks; ``bare`` has no prompt slots.
+    init: ``(parts, key) -> params``, the subtrees ``prompt`` and ``sources``.
+    table: ``params ->`` the learned vectors of all tasks, or None.
+    weights: ``params -> metrics``, the weights of a sum.
+    sources: the tasks in the sum.
+  """
+
+  names: tuple[str, ...]
+  templates: TaskTemplates
+  bare: TaskTemplates
+  init: Callable[[Parts, Array], dict[str, Any]]
+  table: Callable[[Params], LearnedTokens | None]
+  weights: Callable[[Params], dict[str, Array]]
+  sources: tuple[str, ...]
+
+
+def read_files(config: ConfigDict) -> Files:
+  """The prompt files of the config."""
+  own = {
+    name: artifact.load_prompt(config.tasks[name].prompt)
+    for name in sorted(config.tasks)
+    if config.tasks[name].prompt
+  }
+  for name, prompt in own.items():
+    task = prompt.meta.get('task') or name
+    if prompt.meta['kind'] == template_tokens.ADAPTER.name and task != name:  # refused later
+      raise InputError(
+        f'config.tasks.{name}.prompt: {prompt.path} is for the task {task}; name the file of '
+        f'{name}, or call the task {task}'
+      )
+  return Files(own, _sources(config) if config.adapt.fusion else {})
+
+
+def _sources(config: ConfigDict) -> dict[str, Prompt]:
+  named = config.adapt.prompts or f'{hub.package_path(config.backbone.path)}/prompts'
+  key = f'config.adapt.prompts: {named}'
+  found: dict[str, Prompt] = {}
+  for part in named.split(','):
+    path = files.existing(part.strip(), 'prompts')
+    for file in sorted(path.glob('*.npz'), key=str) if path.is_dir() else [path]:
+      if file.stem in found:
+        raise InputError(f'{key}: two prompts have the name {file.stem}')
+      found[file.stem] = artifact.load_prompt(file)
+  if not found:
+    raise InputError(f'{key}: no prompts (NAME.npz) found; name prompts of trained tasks')
+  of_files = {str(prompt.meta.get('task') or name) for name, prompt in found.items()}
+  if taken := sorted((found.keys() | of_files) & set(config.tasks)):
+    raise InputError(f'{key}: {taken[0]}, the new task, is among the prompts; leave it out')
+  return dict(sorted(found.items()))
+
+
+def layers_fixed(config: ConfigDict, model: EncoderConfig) -> int:
+  """``config.template.fixed_layers`` as a number of layers."""
+  count = config.template.fixed_layers
+  if count > model.num_layers:
+    raise InputError(
+      f'config.template.fixed_layers: {count}, but {config.backbone.path} has {model.num_layers} '
+      'layers'
+    )
+  return model.num_layers - 1 if count == -1 else count
+
+
+def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
+  """The templates of the tasks, by number."""
+  settings = config.template
+  if not config.tasks:
+    raise InputError(f'config.tasks is empty: {config.method} needs a task')
+  if settings.kind == 'hybrid' and 'pair' not in kinds:
+    raise InputError(
+      "config.template.kind: 'hybrid' needs pairs; for a retriever use 'continuous' or 'manual'"
+    )
+  strings = {kind: settings.pair if kind == 'pair' else settings.text for kind in kinds}
+  for kind, string in strings.items():
+    task_templates.parse(string, kind, _option(kind), masked=_masked(config, kinds))
+  names = [name for kind in kinds for name in task_templates.prompt_names(strings[kind], kind)]
+  made = []
+  for task in sorted(config.tasks):
+    entry, key = config.tasks[task], f'config.tasks.{task}'
+    if (task in found.own or found.sources) and settings.kind in ('manual', 'none'):
+      raise InputError(
+        f'{key}.prompt, config.adapt.fusion: a template of kind {settings.kind!r} has no learned '
+        'prompt'
+      )
+    if task in found.own:
+      made.append(_spec_of(found.own[task], kinds, strings))
+    elif found.sources:
+      several = [_spec_of(prompt, kinds, strings) for prompt in found.sources.values()]
+      for prompt, spec in zip(found.sources.values(), several, strict=True):
+        if spec != several[0] or not spec.lengths:
+          raise InputError(
+            f'{prompt.path}: its slots are {_described(spec)}, but {_described(several[0])} in '
+            f'{next(iter(found.sources.values())).path}; a sum needs equal slots of vectors'
+          )
+      made.append(several[0])
+    else:
+      words = _words(settings.kind, names, entry, key)
+      lengths = {name: _length(settings, name) for name in names if name not in words}
+      made.append(Spec(strings, words, lengths))
+  return made
+
+
+def _option(kind: str) -> str:
+  return f'config.template.{"pair" if kind == "pair" else "text"}'
+
+
+def _masked(config: ConfigDict, kinds: Sequence[str]) -> bool:
+  return 'pair' in kinds or config.pooling == 'mask'
+
+
+def _words(kind: str, names: Sequence[str], entry: ConfigDict, key: str) -> dict[str, str]:
+  if kind == 'continuous':
+    return {}
+  if kind == 'none':
+    return dict.fromkeys(names, '')
+  if kind == 'hybrid':
+    return {name: task_templates.HYBRID for name in names if name == 'pair/P3'}
+  words = {}
+  for name in names:
+    side, slot = name.split('/')
+    task = key.rpartition('.')[2]
+    given = tuple(entry.words[side]) or task_templates.WORDS.get(task, {}).get(side, ())
+    place = int(slot[1:]) - 1
+    if place >= len(given):
+      raise InputError(
+        f"{key}.words.{side}: the template kind 'manual' needs words of {slot}; {given!r:.60} "
+        'has none'
+      )
+    words[name] = given[place]
+  return words
+
+
+def _length(settings: ConfigDict, name: str) -> int:
+  place = int(name.rpartition('P')[2]) - 1
+  lengths = tuple(settings.lengths)
+  if place >= len(lengths) or not (
+    isinstance(lengths[place], int) and not isinstance(lengths[place], bool) and lengths[place] > 0
+  ):
+    raise InputError(
+      f'config.template.lengths: {lengths!r:.60} has no length of P{place + 1}; give a positive '
+      'integer for each slot'
+    )
+  return lengths[place]
+
+
+def _spec_of(prompt: Prompt, kinds: Sequence[str], strings: Mapping[str, str]) -> Spec:
+  if prompt.meta['kind'] != template_tokens.ADAPTER.name or prompt.meta['template'] != strings:
+    there = prompt.meta.get('template', f'a prompt of kind {prompt.meta["kind"]!r}')
+    raise InputError(
+      f'{prompt.path}: the template is {there!r:.200}, but '
+      f'{" and ".join(sorted({_option(kind) for kind in kinds}))} is {strings!r:.200}'
+    )
+  return template_tokens.spec(prompt)
+
+
+def _described(spec: Spec) -> str:
+  return ', '.join(
+    [f'{name} [{length}, H]' for name, length in spec.lengths.items()]
+    + [f'{name} {words!r:.40}' for name, words in spec.words.items()]
+  )
+
+
+def make_templates(
+  config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer, vocab_size: int
+) -> TaskTemplates:
+  """The templates of all tasks. Raises as `specs` and `TaskTemplates.make`."""
+  return TaskTemplates.make(
+    specs(config, kinds, found),
+    specials(tokenizer),
+    tokenizer.encode_bare,
+    vocab_size,
+    tokenizer.pad_id,
+    _option(kinds[0]),
+    masked=_masked(config, kinds),
+  )
+
+
+def around(
+  config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer
+) -> dict[str, list[Template]]:
+  """The templates of the tasks by kind, before there is a model."""
+  made = make_templates(config, kinds, found, tokenizer, tokenizer.vocab_size)
+  return {kind: list(of_kind) for kind, of_kind in made.templates.items()}
+
+
+def build(
+  config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer, kinds: Sequence[str]
+) -> Prompts:
+  """The prompts of a run."""
+  found = read_files(config)
+  count = layers_fixed(config, model)
+  templates = make_templates(config, kinds, found, tokenizer, model.vocab_size)
+  names = tuple(sorted(config.tasks))
+  learned = {
+    task: [name for number, name, _ in templates.rows if number == index]
+    for index, task in enumerate(names)
+  }
+  lengths = {(number, name): length for number, name, length in templates.rows}
+
+  def init(parts: Parts, key: Array) -> dict[str, Any]:
+    for prompt in (*found.own.values(), *found.sources.values()) if parts.sha256 else ():
+      check_prompt(prompt, config, model, parts, tokenizer, kinds)
+    params: dict[str, Any] = {}
+    fresh: dict[str, int] = {}
+    for number, task in enumerate(names):
+      if found.sources:
+        count = len(found.sources)
+        params[f'{task}/weights'] = np.full(count, 1 / count, np.float32)
+      elif task in found.own:
+        for name, vectors in template_tokens.vectors(found.own[task]).items():
+          params[f'{task}/{name}'] = {'vectors': vectors}
+      else:
+        fresh |= {f'{task}/{name}': lengths[number, name] for name in learned[task]}
+    keys = {name: jax.random.fold_in(key, place) for place, name in enumerate(sorted(fresh))}
+    params |= prompt_encoder.init_prompt_encoders(model, keys, fresh)
+    made = {'prompt': tree.unflatten(params)} if params else {}
+    if found.sources:
+      made['sources'] = tree.unflatten(_vectors(found.sources, '{task}/{name}'))
+    return made
+
+  def table(params: Params) -> LearnedTokens | None:
+    if not templates.rows or 'prompt' not in params:
+      return None
+    vectors = expand(params, learned)
+    rows = templates.table([vectors[task] for task in names])
+    return None if rows is None else LearnedTokens(rows, count)
+
+  def weights(params: Params) -> dict[str, Array]:
+    return {
+      f'weight/{task}/{source}': params['prompt'][task]['weights'][place]
+      for task in names
+      for place, source in enumerate(found.sources)
+    }
+
+  bare = templates.without_prompts()
+  return Prompts(names, templates, bare, init, table, weights, tuple(found.sources))
+
+
+def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
+  """The vectors of prompts by flat names; ``path`` has the fields task and name."""
+  return {
+    path.format(task=task, name=name): vectors
+    for task, prompt in prompts.items()
+    for name, vectors in template_tokens.vectors(prompt).items()
+  }
+
+
+def expand(
+  params: Params, learned: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Float[Array, 'P H']]]:
+  """The vectors of each task by learned slot, for any parametrisation."""
+  vectors: dict[str, dict[str, Any]] = {task: {} for task in learned}
+  fresh = {}
+  for task, names in learned.items():
+    own = params['prompt'][task] if names else {}
+    for name in names:
+      kind, slot = name.split('/')
+      if 'weights' in own:
+        # In the order of weights.
+        each = [params['sources'][source][kind][slot] for source in sorted(params['sources'])]
+        vectors[task][name] = jnp.sum(own['weights'][:, None, None] * jnp.stack(each), axis=0)
+      elif 'vectors' in own[kind][slot]:
+        vectors[task][name] = own[kind][slot]['vectors']
+      else:
+        fresh[f'{task}/{name}'] = own[kind][slot]
+  for name, array in prompt_encoder.encode_prompts(fresh).items():
+    task, _, slot = name.partition('/')
+    vectors[task][slot] = array
+  return vectors
+
+
+def check_prompt(
+  prompt: Prompt,
+  config: ConfigDict,
+  model: EncoderConfig,
+  parts: Parts,
+  tokenizer: Tokenizer,
+  kinds: Sequence[str],
+) -> None:
+  """Raises InputError if a prompt was made for another backbone."""
+  artifact.check_prompt(prompt, model, parts.sha256, tokenizer.sha256)
+  template_tokens.check_template(prompt, kinds, model)
+  if 'pair' in kinds:
+    template_tokens.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
+  if (there := prompt.meta['fixed_layers']) != (here := layers_fixed(config, model)):
+    raise InputError(
+      f'{prompt.path}: trained with {there} fixed layers, but config.template.fixed_layers is '
+      f'{here}'
+    )
+
+
+def check_trained(config: ConfigDict, params: Params) -> None:
+  """Raises InputError unless one fresh prompt is trained, and prompts from files are not."""
+  names = list(tree.flatten(params))
+  trained = tree.trainable_names(config.trainable, names)
+  for name in names:
+    top, task, *_, last = name.split('/')
+    if (top == 'sources' or (top == 'prompt' and last == 'vectors')) and name in trained:
+      raise InputError(f'config.trainable: {name} comes from a file and is constant; leave it out')
+    if top == 'prompt' and last not in ('vectors', 'weights') and name not in trained:
+      raise InputError(
+        f"config.trainable: {name} is random, so it must be trained ('prompt/.*'); or set "
+        f'config.tasks.{task}.prompt'
+      )
+  several = sorted({name.split('/')[1] for name in trained if name.startswith('prompt/')})
+  if len(several) > 1 and not any(name.startswith('backbone/') for name in trained):
+    raise InputError(
+      f'config.tasks: prompts are trained one task at a time, not {" and ".join(several)} '
+      'together; leave one (mdm=NAME), or train the backbone too'
+    )
+
+
+def shown(prompts: Prompts) -> dict[str, str]:
+  return {f'weight/{task}/{source}': source for task in prompts.names for source in prompts.sources}
+
+
+def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more: Any) -> Method:
+  """A stage of NIR-Prompt, by the form of its data, the kinds of its templates, and ``more`` fields
+  of ``Method``.
+  """
+  return Method(
+    build,
+    functools.partial(find_data, form=form, kinds=kinds),
+    functools.partial(export, kinds=kinds),
+    shapes=functools.partial(shapes, form=form, kinds=kinds),
+    intermediate=describes_tasks,
+    **more,
+  )
+
+
+def describes_tasks(config: ConfigDict, trained: Collection[str]) -> bool:
+  """Whether a run is the matching description module, the first stage."""
+  return not config.adapt.fusion and all(name.startswith('prompt/') for name in trained)
+
+
+def shapes(
+  config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer, form: str, kinds: Sequence[str]
+) -> BatchShapes:
+  """See ``Method.shapes``; texts are in the longest template of their kind."""
+  templates = make_templates(config, kinds, read_files(config), tokenizer, model.vocab_size)
+  around = {kind: templates.extra(kind) for kind in kinds}
+  return multitask.batch_shapes(config, model, tokenizer, form, around)
+
+
+def find_data(
+  section: ConfigDict,
+  config: ConfigDict,
+  workdir: epath.Path,
+  devices: Mesh,
+  form: str,
+  kinds: Sequence[str],
+) -> DataSource:
+  found = read_files(config)
+  # Fails before data are read.
+  specs(config, kinds, found)
+  texts = multitask.find_tasks(
+    section, config, workdir, devices, form, functools.partial(around, config, kinds, found)
+  )
+  return _keep(texts, workdir, found)
+
+
+def _keep(texts: DataSource, workdir: epath.Path, found: Files) -> DataSource:
+  """``texts``, with the prompt files copied into the workdir for the export."""
+
+  def open_kept(tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
+    if jax.process_index() == 0:
+      for folder, several in found._asdict().items():
+        for name, prompt in several.items():
+          path = workdir / _KEPT / folder / f'{name}.npz'
+          if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            artifact.save_prompt(path, prompt)
+    return texts.open(tokenizer, model)
+
+  named = {
+    f'{role} {name}': epath.Path(prompt.path)
+    for role, several in (('prompt of', found.own), ('added prompt of', found.sources))
+    for name, prompt in several.items()
+  }
+  return texts._replace(open=open_kept, files={**texts.files, **named})
+
+
+def _kept(workdir: epath.Path, folder: str) -> dict[str, Prompt]:
+  return {
+    path.stem: artifact.load_prompt(path)
+    for path in sorted((workdir / _KEPT / folder).glob('*.npz'), key=str)
+  }
+
+
+def export(
+  config: ConfigDict,
+  workdir: epath.Path,
+  backbone: hub.Backbone,
+  trained: Mapping[str, np.ndarray],
+  kinds: Sequence[str],
+) -> Product:
+  """The trained prompt of a task, or the encoder with its head and the prompts of all tasks."""
+  found = Files(_kept(workdir, 'own'), _kept(workdir, 'sources'))
+  of_tasks = dict(zip(sorted(config.tasks), specs(config, kinds, found), strict=True))
+  sources = _vectors(found.sources, 'sources/{task}/{name}')
+  stored = _vectors(found.own, 'prompt/{task}/{name}/vectors')
+  params = tree.unflatten({**sources, **stored, **trained})
+  learned = {task: list(spec.lengths) for task, spec in of_tasks.items()}
+  prompt = {name: params[name] for name in ('prompt', 'sources') if name in params}
+  expanded = jax.device_get(jax.jit(functools.partial(expand, learned=learned))(prompt))
+  heads = dual_encoder.export_heads(backbone, trained, {})
+  shared: dict[str, Any] = {'fixed_layers': layers_fixed(config, backbone.config)}
+  if 'pair' in kinds:
+    shared |= {
+      'pooling': 'mask',
+      'verbalizer': list(config.template.verbalizer),
+      'score': config.template.score,
+      'head_sha256': head_specs.sha256('mlm', backbone.config, heads['mlm']),
+    }
+  written = {}
+  for task, spec in of_tasks.items():
+    section = {**config.data.to_dict(), **config.tasks[task].data.to_dict()}
+    meta = dual_encoder.meta_of(config, vector_spec.of_config(config, section), 'template') | shared
+    meta |= {'template': dict(spec.strings), 'words': dict(spec.words), 'task': task}
+    if found.sources:
+      values = params['prompt'][task]['weights'].tolist()
+      meta['weights'] = dict(zip(found.sources, values, strict=True))
+    written[task] = (
+      {
+        f'{template_tokens.SLOTS}{name}': np.asarray(array, np.float32)
+        for name, array in expanded[task].items()
+      },
+      meta,
+    )
+  if not dual_encoder.trains(trained, 'backbone') and not dual_encoder.trains(trained, 'head'):
+    (only,) = [task for task in written if dual_encoder.trains(trained, f'prompt/{task}')]
+    return Product({}, *written[only])
+  checkpoint = {
+    'params': dual_encoder.encoder_params(backbone, trained),
+    'heads': heads,
+    'max_length': backbone.config.max_tokens,
+  }
+  return Product({'': checkpoint}, {}, {}, prompts=written)

@@ -1,0 +1,123 @@
+"""Reranker-Prompt: pairs of many tasks, judged by the word at [MASK] (NIR-Prompt, section 3.5).
+
+``[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]``. The masked-LM head predicts the word of
+the label, yes or no, over the whole vocabulary. The score is logit(yes) - logit(no), as in the
+released code: its sigmoid is P(yes | yes or no). ``config.template.score='probability'`` is the
+difference P(yes) - P(no), as in the paper. Both are positive if yes is likelier.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from dprjax.base import mesh
+from dprjax.base.errors import InputError
+from dprjax.losses.grad_cache import map_chunks
+from dprjax.losses.types import Batch, Loss, Params
+from dprjax.models import heads
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.template import TextRows, bare, unpack
+from dprjax.papers.nir_prompt import nir_prompt, task_templates
+from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
+from dprjax.text.tokenizing import Tokenizer
+from dprjax.training import dual_encoder
+from dprjax.training.method import Model, Parts
+
+KINDS = ('pair',)
+
+
+def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
+  """Cross-entropy of the label word at [MASK]."""
+  prompts = nir_prompt.build(config, model, tokenizer, KINDS)
+  templates = prompts.templates
+  yes, no = task_templates.label_ids(
+    config.template.verbalizer,
+    tokenizer.encode_bare,
+    tokenizer.special_ids,
+    'config.template.verbalizer',
+  )
+  options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
+  around = len(tokenizer.opening), len(tokenizer.closing)
+  chunks = config.grad_cache * config.accumulate
+
+  def init(parts: Parts, key: Array) -> dict[str, Any]:
+    if 'mlm' not in parts.heads:
+      raise InputError(
+        f'config.backbone.path: {config.backbone.path} has no masked-LM head; train one with '
+        '--config=configs/condenser.py:mlm'
+      )
+    head = {'mlm': parts.heads['mlm'].params}
+    params = {'backbone': parts.encoder, 'head': head, **prompts.init(parts, key)}
+    nir_prompt.check_trained(config, params)
+    return params
+
+  def logits(
+    params: Params,
+    table: LearnedTokens | None,
+    texts: Sequence[TextRows],
+    length: int,
+    numbers: Array,
+    key: Array | None,
+  ) -> Float[Array, 'n V']:
+    return task_templates.answer(
+      model,
+      params['backbone'],
+      params['head']['mlm'],
+      prompts.bare if templates.rows and table is None else templates,
+      texts,
+      length,
+      numbers,
+      adapter=table,
+      options=options,
+      dropout_key=key,
+    )
+
+  def score(logits: Float[Array, 'n V']) -> Float[Array, ' n']:
+    return heads.answer_score(logits, yes, no, config.template.score)
+
+  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
+    table = prompts.table(params)
+
+    def judge(rows: Any, key: Array | None) -> tuple[tuple[Array, Array, Array], tuple[()]]:
+      tokens, masks, numbers, labels = rows[:2], rows[2:4], rows[4], rows[5]
+      texts = [bare(*text, *around) for text in zip(tokens, masks, strict=True)]
+      length = sum(text.shape[1] - sum(around) for text in tokens) + templates.extra('pair')
+      found = logits(params, table, texts, length, numbers, key)
+      total = jax.nn.logsumexp(found, axis=1)
+      answers = jnp.stack([found[:, no], found[:, yes]], axis=1) - total[:, None]  # log P
+      entropy = -jnp.take_along_axis(answers, labels[:, None], axis=1)[:, 0]
+      right = (score(found) > 0) == (labels == 1)
+      return (entropy, right.astype(jnp.float32), jnp.sum(jnp.exp(answers), axis=1)), ()
+
+    names = ('first_tokens', 'second_tokens', 'first_mask', 'second_mask', 'task', 'label')
+    rows = tuple(batch[name] for name in names)
+    entropy, right, mass = map_chunks(judge, rows, key, chunks, devices)[0]
+    value = jnp.mean(entropy)
+    return value, {
+      'loss': value,
+      'accuracy': jnp.mean(right),
+      # The probability mass of the two words.
+      'yes_or_no': jnp.mean(mass),
+      **prompts.weights(params),
+    }
+
+  def embed(
+    params: Params, kind: str, rows: Array, mask: Array, lengths: Array, numbers: Array
+  ) -> Float[Array, 'B 1']:
+    del kind, mask  # only pairs, as packed texts
+    texts = unpack(rows, lengths)
+    found = logits(params, prompts.table(params), texts, rows.shape[1], numbers, None)
+    return score(found)[:, None]
+
+  shown = {'accuracy': 'accuracy', 'yes_or_no': 'P(yes or no)'} | nir_prompt.shown(prompts)
+  return Model(init, loss, embed, shown, dual_encoder.without_adapter)
+
+
+METHOD = nir_prompt.method(
+  build, 'pairs', KINDS, options=('tasks',), parts=('mlm',), needs=('mlm',)
+)

@@ -1,0 +1,83 @@
+"""Retriever-Prompt: a dual encoder for many tasks, told apart by templates (NIR-Prompt, Eq. 1).
+
+``[CLS] P1 text P2 [MASK] [SEP]``, with separate P1 and P2 for queries and passages. The vector is
+the state at [MASK], the loss the in-batch InfoNCE of ``dpr``.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from dprjax.base import mesh
+from dprjax.base.errors import InputError
+from dprjax.losses import contrastive
+from dprjax.losses.types import Batch, Loss, Params
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.template import bare
+from dprjax.papers.nir_prompt import nir_prompt, task_templates, template_tokens
+from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
+from dprjax.text import vector_spec
+from dprjax.text.tokenizing import Tokenizer
+from dprjax.text.vector_spec import SIDES
+from dprjax.training import dpr
+from dprjax.training.method import Model, Parts
+
+
+def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
+  """InfoNCE over the global batch, with texts in the templates of their tasks."""
+  contrastive.check_negatives(config)
+  contrastive.check_lengths(config.matryoshka, model.vector_size)
+  if config.pooling not in template_tokens.POOLINGS:
+    raise InputError(
+      f'config.pooling: with a template use one of {", ".join(template_tokens.POOLINGS)}, not '
+      f'{config.pooling!r:.60}'
+    )
+  prompts = nir_prompt.build(config, model, tokenizer, SIDES)
+  templates = prompts.templates
+  options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
+  spec = vector_spec.of_config(config)
+  around = len(tokenizer.opening), len(tokenizer.closing)
+
+  def init(parts: Parts, key: Array) -> dict[str, Any]:
+    params = {'backbone': parts.encoder, **prompts.init(parts, key)}
+    nir_prompt.check_trained(config, params)
+    return params
+
+  def encode(
+    params: Params, table: LearnedTokens | None, kind: str, rows: Sequence[Array], key: Array | None
+  ) -> Float[Array, 'n H']:
+    tokens, mask, numbers = rows
+    length = tokens.shape[1] - sum(around) + templates.extra(kind)
+    filled, hidden = task_templates.encode(
+      model,
+      params['backbone'],
+      templates,
+      kind,
+      [bare(tokens, mask, *around)],
+      length,
+      numbers,
+      adapter=table,
+      options=options,
+      dropout_key=key,
+    )
+    return task_templates.vectors(model, params['backbone'], templates, kind, filled, hidden, spec)
+
+  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
+    encode_rows = functools.partial(encode, params, prompts.table(params))
+    value, metrics = dpr.contrast(config, devices, encode_rows, batch, key, ('task',))
+    return value, metrics | prompts.weights(params)
+
+  def embed(
+    params: Params, kind: str, tokens: Array, mask: Array, numbers: Array
+  ) -> Float[Array, 'B H']:
+    return encode(params, prompts.table(params), kind, (tokens, mask, numbers), None)
+
+  shown = {'accuracy': 'in-batch accuracy'} | nir_prompt.shown(prompts)
+  return Model(init, loss, embed, shown)
+
+
+METHOD = nir_prompt.method(build, 'retrieval', SIDES, options=('matryoshka', 'tasks'))

@@ -1,0 +1,329 @@
+"""Templates such as ``[CLS] P1 text P2 [MASK] [SEP]``, for several tasks at once.
+
+A template string consists of these words:
+
+    [CLS], [SEP]            special tokens: first; between two texts, and last
+    P1, P2, ...             describe the task: literal words, or P learned vectors
+    text, first, second     the text of a query or passage; the texts of a pair
+    [MASK]                  the model answer
+
+A batch may hold texts of several tasks. The learned vectors of all tasks are rows of one table. All
+token types are 0.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Int32
+
+from dprjax.base.errors import InputError
+from dprjax.models import embed, encoder, heads
+from dprjax.models import pooling as poolings
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.template import Filled, Piece, Template, TextRows, fill
+from dprjax.text.vector_spec import VectorSpec
+
+# The texts of each kind of input.
+TEXTS = {'query': ('text',), 'passage': ('text',), 'pair': ('first', 'second')}
+_PROMPT = re.compile(r'P[1-9]')
+_LONGEST = 200  # characters in a template string
+
+# NIR-Prompt, Tables 1 and 2: the words of P1, P2 (and P3) by task and kind of input.
+WORDS: dict[str, dict[str, tuple[str, ...]]] = {
+  'retrieval': {
+    'query': ('The query:', 'Representation for document retrieval is:'),
+    'passage': ('The passage:', 'Representation for document retrieval is:'),
+    'pair': (
+      'Query:',
+      'Passage:',
+      'Does the passage include the content that matches the query?',
+    ),
+  },
+  'qa': {
+    'query': ('The question:', 'Representation for question answering is:'),
+    'passage': ('The passage:', 'Representation for question answering is:'),
+    'pair': ('Question:', 'Passage:', 'Does the passage include the answer of the question?'),
+  },
+  'dialogue': {
+    'query': ('The first sentence:', 'Representation for retrieval-based dialogue is:'),
+    'passage': ('The second sentence:', 'Representation for retrieval-based dialogue is:'),
+    'pair': ('The first text:', 'The second text:', 'Can the second text reply to the first text?'),
+  },
+  'paraphrase': {
+    'pair': ('The first text:', 'The second text:', 'Do these two texts mean the same thing?'),
+  },
+  'inference': {
+    'pair': ('Premise:', 'Hypothesis:', 'Can the hypothesis be concluded from the premise?'),
+  },
+}
+# P3 of every task in the hybrid template (section 3.3.3).
+HYBRID = 'Do these two sentences match?'
+
+
+class Specials(NamedTuple):
+  """Token ids of [CLS], of [SEP] between texts and at the end, and of [MASK]."""
+
+  opening: tuple[int, ...]
+  middle: tuple[int, ...]
+  closing: tuple[int, ...]
+  mask_id: int | None
+
+
+class Spec(NamedTuple):
+  """The templates of one task.
+
+  Attributes:
+    strings: template strings by kind of input.
+    words: of prompt slots with literal words, such as ``query/P1``.
+    lengths: P of the other prompt slots.
+  """
+
+  strings: Mapping[str, str]
+  words: Mapping[str, str]
+  lengths: Mapping[str, int]
+
+
+def parse(string: str, kind: str, where: str, *, masked: bool = True) -> tuple[str, ...]:
+  """Splits a template string into slots."""
+  slots, texts = tuple(string.split()), TEXTS[kind]
+  prompts = [name for name in slots if _PROMPT.fullmatch(name)]
+  inner = [name for name in slots[1:-1] if name not in (*prompts, '[SEP]')]
+  if not (
+    len(string) <= _LONGEST
+    and (slots[:1], slots[-1:]) == (('[CLS]',), ('[SEP]',))
+    and [name for name in inner if name != '[MASK]'] == list(texts)
+    and inner.count('[MASK]') <= 1
+    and (not masked or '[MASK]' in inner)
+    and len(set(prompts)) == len(prompts)
+  ):
+    raise InputError(
+      f'{where}: {string!r:.80} is not a template of a {kind}: expected [CLS] {" ".join(texts)} '
+      f'[SEP], {"one" if masked else "at most one"} [MASK], each of P1 to P9 at most once, further '
+      '[SEP]'
+    )
+  return slots
+
+
+def prompt_names(string: str, kind: str) -> list[str]:
+  """The prompt slots of a template string in order, as ``query/P1``."""
+  return [f'{kind}/{slot}' for slot in string.split() if _PROMPT.fullmatch(slot)]
+
+
+class TaskTemplates(NamedTuple):
+  """The templates of several tasks, by task number.
+
+  Attributes:
+    slots: by kind of input, the same for all tasks.
+    templates: by kind of input and task number.
+    rows: the table slots in order: task number, name and P.
+    pad_id: the padding token.
+  """
+
+  slots: Mapping[str, tuple[str, ...]]
+  templates: Mapping[str, tuple[Template, ...]]
+  rows: tuple[tuple[int, str, int], ...]
+  pad_id: int
+
+  @classmethod
+  def make(
+    cls,
+    specs: Sequence[Spec],
+    specials: Specials,
+    tokenize: Callable[[list[str]], Mapping[str, Int32[np.ndarray, ' _']]],
+    vocab_size: int,
+    pad_id: int,
+    where: str = 'the template',
+    masked: bool = True,
+  ) -> Self:
+    """Builds the templates.
+
+    Args:
+      specs: by task number.
+      tokenize: gives the token ids of each text, without special tokens.
+      vocab_size: of the encoder. Token ids from here on are learned vectors.
+    """
+    slots = {
+      kind: parse(string, kind, where, masked=masked) for kind, string in specs[0].strings.items()
+    }
+    pieces: dict[str, list[Template]] = {kind: [] for kind in slots}
+    rows: list[tuple[int, str, int]] = []
+    start = vocab_size
+    for number, spec in enumerate(specs):
+      if dict(spec.strings) != dict(specs[0].strings):
+        raise InputError(
+          f'{where}: tasks in a batch need equal templates, not '
+          f'{" and ".join(map(repr, sorted({*spec.strings.values(), *specs[0].strings.values()})))}'
+        )
+      tokens = tokenize(list(spec.words.values()))
+      for kind, names in slots.items():
+        made: list[Piece] = []
+        for place, slot in enumerate(names):
+          name = f'{kind}/{slot}'
+          if slot in TEXTS[kind]:
+            made.append(Piece(None))
+          elif slot == '[MASK]':
+            if specials.mask_id is None:
+              raise InputError(
+                f'{where}: the tokenizer has no token for [MASK]; choose another backbone'
+              )
+            made.append(Piece((specials.mask_id,)))
+          elif slot == '[CLS]':
+            made.append(Piece(specials.opening))
+          elif slot == '[SEP]':
+            made.append(Piece(specials.closing if place == len(names) - 1 else specials.middle))
+          elif name in spec.words:
+            made.append(Piece(tuple(tokens[spec.words[name]].tolist())))
+          else:
+            length = spec.lengths[name]
+            made.append(Piece(tuple(range(start, start + length))))
+            rows.append((number, name, length))
+            start += length
+        pieces[kind].append(Template(tuple(made)))
+    return cls(slots, {kind: tuple(made) for kind, made in pieces.items()}, tuple(rows), pad_id)
+
+  def table(
+    self, vectors: Sequence[Mapping[str, Float[Array, 'P H']]]
+  ) -> Float[Array, 'E H'] | None:
+    """The learned vectors of all tasks, by task number and name; None if there are none."""
+    if not self.rows:
+      return None
+    return jnp.concatenate([vectors[number][name] for number, name, _ in self.rows])
+
+  def without_prompts(self) -> Self:
+    """The same templates with empty prompt slots."""
+
+    def empty(kind: str, template: Template) -> Template:
+      pieces = zip(self.slots[kind], template.pieces, strict=True)
+      return Template(
+        tuple(Piece(()) if _PROMPT.fullmatch(name) else piece for name, piece in pieces)
+      )
+
+    templates = {
+      kind: tuple(empty(kind, template) for template in several)
+      for kind, several in self.templates.items()
+    }
+    return self._replace(templates=templates, rows=())
+
+  def extra(self, kind: str) -> int:
+    """The most tokens added by a template to its texts."""
+    return max(template.num_tokens for template in self.templates[kind])
+
+  def fill(
+    self, kind: str, texts: Sequence[TextRows], length: int, numbers: Int[Array, ' B']
+  ) -> Filled:
+    """Fills the templates of one kind; see ``template.fill``."""
+    return fill(self.templates[kind], texts, length, self.pad_id, numbers)
+
+  def places(self, kind: str, filled: Filled, slot: str) -> Bool[Array, 'B T']:
+    """Marks the tokens of one slot."""
+    return filled.pieces == self.slots[kind].index(slot)
+
+
+def label_ids(
+  words: Sequence[str],
+  tokenize: Callable[[list[str]], Mapping[str, Int32[np.ndarray, ' _']]],
+  special_ids: Sequence[int],
+  where: str,
+) -> tuple[int, int]:
+  """The token ids of the words for yes and no."""
+  if len(words) != 2 or words[0] == words[1]:
+    raise InputError(f'{where}: expected two different words, for yes and no, not {words!r:.60}')
+  tokens = tokenize(list(words))
+  for word in words:
+    ids = tokens[word].tolist()
+    if len(ids) != 1 or ids[0] in special_ids:
+      raise InputError(
+        f'{where}: {word!r:.40} is '
+        + (f'{len(ids)} tokens' if len(ids) != 1 else 'not a word')
+        + ' of the vocabulary; use a single token'
+      )
+  return tokens[words[0]].item(), tokens[words[1]].item()
+
+
+def encode(
+  config: EncoderConfig,
+  params: Mapping[str, Any],
+  templates: TaskTemplates,
+  kind: str,
+  texts: Sequence[TextRows],
+  length: int,
+  numbers: Int[Array, ' B'],
+  **kwargs: Any,
+) -> tuple[Filled, Float[Array, 'B T H']]:
+  """Fills templates and encodes them.
+
+  Args:
+    length: T, at least the length of the longest filled template.
+
+  Returns:
+    The rows and the last hidden states.
+  """
+  filled = templates.fill(kind, texts, length, numbers)
+  return filled, encoder.encode(config, params, filled.tokens, filled.mask, **kwargs)
+
+
+def answer(
+  config: EncoderConfig,
+  params: Mapping[str, Any],
+  head: Mapping[str, Any],
+  templates: TaskTemplates,
+  texts: Sequence[TextRows],
+  length: int,
+  numbers: Int[Array, ' B'],
+  *,
+  options: EncoderOptions,
+  **kwargs: Any,
+) -> Float[Array, 'B V']:
+  """The logits at [MASK] of pairs.
+
+  Args:
+    head: the masked-LM head, which computes in the dtype of ``options``.
+    config, params, templates, texts, length, numbers, kwargs: as for ``encode``.
+  """
+  filled, hidden = encode(
+    config, params, templates, 'pair', texts, length, numbers, options=options, **kwargs
+  )
+  places = templates.places('pair', filled, '[MASK]')
+  states = poolings.find('mean').pool(hidden, places)  # the mean of one state
+  words = params['embeddings']['word']['embedding']
+  return heads.mlm_logits(config, head, words, states, options.dtype)
+
+
+def vectors(
+  config: EncoderConfig,
+  params: Mapping[str, Any],
+  templates: TaskTemplates,
+  kind: str,
+  filled: Filled,
+  hidden: Float[Array, 'B T H'],
+  specs: VectorSpec | Sequence[VectorSpec],
+  which: Int[Array, ' B'] | None = None,
+) -> Float[Array, 'B H']:
+  """One vector for each filled template; see ``embed.of_states``.
+
+  Templates have their own poolings: 'mask', the state at [MASK]; 'mean', over the tokens of the
+  text; 'cls'.
+
+  Args:
+    templates, kind: templates of the tasks and the kind of input.
+    filled, hidden: the rows and their last hidden states.
+    specs, which: as for ``embed.of_states``.
+  """
+  specs = (specs,) if isinstance(specs, VectorSpec) else specs
+  pooled = [{'mask': '[MASK]', 'mean': 'text'}.get(spec.pooling) for spec in specs]
+  masks = {
+    name: filled.mask if name is None else templates.places(kind, filled, name)
+    for name in dict.fromkeys(pooled)
+  }
+  mask = masks[pooled[0]]
+  if len(masks) > 1:
+    assert which is not None
+    number = jnp.take(jnp.array([[*masks].index(name) for name in pooled]), which)
+    stacked = jnp.stack([*masks.values()])
+    mask = jnp.take_along_axis(stacked, number[None, :, None], axis=0)[0]
+  # The mean over one place is its state.
+  specs = [spec.replace(pooling='mean') if spec.pooling == 'mask' else spec for spec in specs]
+  return embed.of_states(config, params, hidden, mask, specs, which)

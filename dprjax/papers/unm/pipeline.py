@@ -1,0 +1,335 @@
+"""Runs unified negative mining.
+
+    dprjax pipeline --config=configs/unm.py:beir --workdir=runs/unm --config.data.dir=DIR
+
+The stages are commands of dprjax that run once each. The same command continues after an
+interruption; a stage runs again if its input changed.
+
+A first retriever trains on BM25 negatives. Negatives mined from BM25 and
+this retriever train a cross-encoder, which removes candidates that may be relevant. A last
+retriever trains on the mixture (DPTDR section 3.3). A table compares BM25, the frozen backbone and
+the rows of Table 9 of the paper on the test split.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+from etils import epath
+
+from dprjax.base import cli, files, flags
+from dprjax.base.errors import InputError
+from dprjax.papers.unm.stages import ModelFiles, Stages, TextFiles, differences
+from dprjax.retrieval import measures
+from dprjax.text import docstrings, irds, sources
+from dprjax.training import config as configs
+from dprjax.training import options
+from dprjax.training import workdir as workdirs
+
+# Set by the pipeline, in place of the config of an experiment.
+_OF_DATA = ('dir', 'format', 'mined_negatives', 'train_split', 'token_cache')
+_EXPERIMENTS = ('retriever', 'reranker')
+_OURS = ('seed', 'mix', *(f'data.{name}' for name in _OF_DATA))
+_MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000')
+
+_POOL = options.number(0.0, least=0, most=1)
+_TEXT = options.text('')
+# configs/unm.py explains them.
+_OPTIONS = {
+  'method': _TEXT,
+  'seed': options.whole(42, least=0, most=2**31 - 1),
+  'data.dir': _TEXT,
+  'data.train_split': _TEXT,
+  'data.test_split': _TEXT,
+  'retriever_recipe': _TEXT,
+  'reranker_recipe': _TEXT,
+  'reranker_path': _TEXT,
+  'runs': options.texts(),
+  'depth': options.whole(200, least=1, most=10**6),
+  'sample': options.whole(30, least=1, most=10**6),
+  'threshold': options.number(0.1, least=0, most=1),
+  'mix.denoised': _POOL,
+  'mix.undenoised': _POOL,
+  'mix.random': _POOL,
+  'rounds': options.whole(1, least=1, most=100),
+  'undenoised': options.switch(True),
+  'measures': options.texts(),
+}
+
+
+class Pipeline:
+  """One experiment below ``workdir``.
+
+  Args:
+    workdir: the folder of all files: one folder for each training and mining, models/, embeddings/,
+      runs/, metrics/, report.md and report.png.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict, workdir: epath.Path):
+    check(config)
+    self.config, self.workdir = config, workdir
+
+  def run(self) -> dict[str, epath.Path]:
+    """Runs all stages; returns the metrics file of each system by title."""
+    with workdirs.claim(self.workdir, workdirs.PIPELINE, inputs(self.config)):
+      return self._run()
+
+  def _begin(self) -> None:
+    """Finds the text and prepares the stages."""
+    config, workdir = self.config, self.workdir
+    folder = self._folder()
+    train, test = (
+      sources.locate(sources.Source(str(folder), 'beir', config.data[f'{split}_split']))
+      for split in ('train', 'test')
+    )
+    qrels = {'train': train['qrels'], 'test': test['qrels']}
+    self.texts = TextFiles(folder, train['corpus'], train['queries'], qrels)
+    files.write_json(workdir / 'config.json', json.loads(configs.to_json(config)))
+    trainings = 1 + int(config.undenoised) + config.rounds
+    trains_reranker = not config.reranker_path
+    # BM25 and its negatives; train and export; encode twice, search, measure; each round; the
+    # reranker; the table.
+    self._stages = Stages(
+      workdir,
+      4
+      + 2 * trainings
+      + 4 * (trainings + 1)
+      + 3 * config.rounds
+      + (config.undenoised or trains_reranker)
+      + 2 * trains_reranker
+      + 1,
+    )
+
+  def _run(self) -> dict[str, epath.Path]:
+    self._begin()
+    c = self.config
+    runs = {split: self._bm25(split) for split in ('train', 'test')}
+    metrics = {'BM25': self._measure('bm25', runs['test'])}
+    given = [f'bm25={runs["train"]}', *c.runs]
+
+    mined = self._mine('mined-bm25', [f'bm25={runs["train"]}'])
+    newest, base = self._train('first', mined, 'undenoised')
+    systems = {
+      'frozen': ('frozen backbone', ModelFiles(base)),
+      'first': ('+ BM25 negatives', newest),
+    }
+    reranker, name = c.reranker_path, 'first'
+    for number in range(1, c.rounds + 1):
+      suffix = f'-{number}' if number > 1 else ''
+      candidates = [*given, f'retriever={self._retrieve(name, newest, "train")}']
+      if number == 1 and (c.undenoised or not reranker):
+        mined = self._mine('mined-undenoised', candidates)
+        if c.undenoised:
+          model, _ = self._train('undenoised', mined, 'undenoised', base)
+          systems['undenoised'] = '+ un-denoised negatives', model
+        reranker = reranker or self._reranker(mined, base)
+      mined = self._mine(f'mined-denoised{suffix}', candidates, reranker)
+      name = f'denoised{suffix}'
+      newest, _ = self._train(name, mined, c.mix, base)
+      systems[name] = f'+ denoised negatives{f", round {number}" if suffix else ""}', newest
+    for name, (title, model) in systems.items():
+      metrics[title] = self._measure(name, self._retrieve(name, model, 'test'))
+    # The first is the baseline of comparisons.
+    frozen, _ = systems['frozen']
+    self._stages.report({frozen: metrics[frozen], **metrics}, c.measures, self.workdir)
+    table, last = self.workdir / 'report.md', newest.prompt or newest.backbone
+    print(f'{table} compares the retrievers; the last one is {last}', flush=True)
+    return metrics
+
+  def _folder(self) -> epath.Path:
+    """The BEIR folder; other data are converted into the workdir once."""
+    folder, data = self.workdir / 'data', self.config.data
+    if data.dir.startswith(irds.PREFIX):
+      return irds.folder_of(data.dir, folder, [data.train_split, data.test_split])
+    if not data.dir.startswith('docstrings:'):
+      return epath.Path(data.dir)
+    if not folder.exists():
+      docstrings.build(folder, data.dir.partition(':')[2].split(','))
+    return folder
+
+  def _depth(self, split: str) -> int:
+    return self.config.depth if split == 'train' else 1000
+
+  def _bm25(self, split: str) -> epath.Path:
+    run = self.workdir / 'runs' / f'bm25.{split}.trec'
+    title = f'BM25: the {split} queries'
+    return self._stages.bm25(title, self.texts, split, run, self._depth(split))
+
+  def _mine(self, name: str, runs: Sequence[str], reranker: str = '') -> epath.Path:
+    c, folder, out = self.config, self.workdir / name, self.workdir / name / 'train.jsonl'
+    texts, qrels = self.texts, self.texts.qrels['train']
+    self._stages.run(
+      f'Mine: {name}',
+      [
+        'mine',
+        f'--queries={texts.queries}',
+        f'--corpus={texts.corpus}',
+        f'--qrels={qrels}',
+        *(f'--run={run}' for run in runs),
+        f'--out={out}',
+        f'--depth={c.depth}',
+        f'--sample={c.sample}',
+        f'--seed={c.seed}',
+        '--texts=false',
+        *([f'--reranker={reranker}', f'--threshold={c.threshold}'] if reranker else []),
+      ],
+      out,
+      [
+        texts.corpus,
+        texts.queries,
+        qrels,
+        *(epath.Path(run.partition('=')[2] or run) for run in runs),
+        *ModelFiles(reranker).files,
+      ],
+      folder,
+    )
+    return out
+
+  def _train(
+    self, name: str, mined: epath.Path, mix: str | Mapping[str, float], base: str = ''
+  ) -> tuple[ModelFiles, str]:
+    """Trains a retriever on a source of negatives or a mix; returns it and its initial backbone."""
+    if isinstance(mix, str):
+      mix = {source: float(source == mix) for source in self.config.mix}
+    experiment, workdir = self.config.retriever, self.workdir / name
+    prompted = bool(experiment.prompt.length)
+    product = self.workdir / 'models' / (f'{name}.npz' if prompted else name)
+    settings = [f'mix.{source}={fraction}' for source, fraction in mix.items()]
+    recipe = self.config.retriever_recipe
+    self._experiment(name, recipe, experiment, mined, base, product, settings)
+    workdir = workdirs.trained(workdir)
+    base = configs.backbone_path(configs.load_workdir(workdir), workdir)
+    return (ModelFiles(base, product) if prompted else ModelFiles(str(product))), base
+
+  def _reranker(self, mined: epath.Path, base: str) -> str:
+    product = self.workdir / 'models' / 'reranker'
+    recipe, experiment = self.config.reranker_recipe, self.config.reranker
+    self._experiment('reranker', recipe, experiment, mined, base, product)
+    return str(product)
+
+  def _experiment(
+    self,
+    name: str,
+    recipe: str,
+    experiment: ml_collections.ConfigDict,
+    mined: epath.Path,
+    base: str,
+    product: epath.Path,
+    settings: Sequence[str] = (),
+  ) -> None:
+    """Trains and exports. A backbone from scratch is made once and then passed as ``base``."""
+    workdir, texts, backbone = self.workdir / name, self.texts, experiment.backbone.path
+    if base and backbone.startswith('scratch:'):
+      backbone = base
+    settings = [
+      f'seed={self.config.seed}',
+      'data.format=beir',
+      f'data.dir={texts.folder}',
+      f'data.mined_negatives={mined}',
+      f'data.train_split={self.config.data.train_split}',
+      f'backbone.path={backbone}',
+      *settings,
+    ]
+    flags = [
+      *differences(recipe, experiment, _OURS),
+      *(f'--config.{setting}' for setting in settings),
+    ]
+    reads = [texts.corpus, texts.queries, texts.qrels['train'], mined, *ModelFiles(backbone).files]
+    self._stages.train(f'Train: {name}', recipe, flags, workdir, reads, restart=True)
+    self._stages.export(f'Export: {name}', workdir, product)
+
+  def _retrieve(self, name: str, model: ModelFiles, split: str) -> epath.Path:
+    corpus, queries = (
+      self._stages.encode(
+        f'Encode: {name}, the {f"{which} queries" if which else "corpus"}',
+        model,
+        self.texts,
+        which,
+        self.workdir / 'embeddings' / f'{name}-{which or "corpus"}',
+        self.config.retriever,
+      )
+      for which in (None, split)
+    )
+    run = self.workdir / 'runs' / f'{name}.{split}.trec'
+    title = f'Search: {name}, the {split} queries'
+    return self._stages.search(title, corpus, queries, run, self._depth(split))
+
+  def _measure(self, name: str, run: epath.Path) -> epath.Path:
+    names = list(dict.fromkeys([*self.config.measures, *_MEASURES]))
+    out = self.workdir / 'metrics' / f'{name}.json'
+    return self._stages.evaluate(f'Measure: {name}', run, self.texts.qrels['test'], names, out)
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Raises InputError for bad options."""
+  if not config.data.dir:
+    raise InputError('config.data.dir is empty: --config.data.dir=DIR names a BEIR folder')
+  given = configs.flat({k: v for k, v in config.to_dict().items() if k not in _EXPERIMENTS})
+  options.check(_OPTIONS, dict(given), 'config', 'configs/unm.py')
+  if abs(sum(config.mix.values()) - 1) > 1e-6:
+    raise InputError(
+      'config.mix: fractions must add up to 1, not '
+      f'{" + ".join(f"{value:g}" for value in config.mix.values())}'
+    )
+  measures.parse_measures(list(config.measures))
+  for name, method in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
+    if config[name].method != method:
+      raise InputError(f'config.{name}.method: expected {method!r}, not {config[name].method!r}')
+    configs.check_ranges(config[name], f'{method}.', f'config.{name}')
+  for run in config.runs:
+    files.existing(run.partition('=')[2] or run, 'run in config.runs')
+  if config.reranker_path:
+    with cli.loading():
+      from dprjax.retrieval import reranker
+    try:
+      reranker.check(config.reranker_path)
+    except InputError as error:
+      raise InputError(f'config.reranker_path: {error}') from error
+
+
+def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """The inputs of a pipeline, by flag."""
+  folder = config.data.dir
+  return {
+    '--config.data.dir': None if folder.startswith(('docstrings:', irds.PREFIX)) else folder,
+    '--config.runs': [run.partition('=')[2] or run for run in config.runs],
+    '--config.reranker_path': config.reranker_path,
+    **{
+      f'--config.{name}.backbone.path': config[name].backbone.path
+      for name in ('retriever', 'reranker')
+    },
+    '--config.retriever.prompt.init_from': config.retriever.prompt.init_from,
+  }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  experiment: tuple[str, ...] = flags.config(
+    'configs/unm.py:beir, :scifact, :medquad, :local, with ,ft for fine-tuning',
+    'override an option, for example --config.rounds=2 or --config.retriever.prompt.length=32; '
+    'the config file lists and explains them',
+  )
+  workdir: str = flags.flag('the folder of all files; the same command continues where it stopped')
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  cli.run(Flags, _command, argv)
+
+
+def _command(args: Flags) -> None:
+  config, workdir = configs.parse(args.experiment), epath.Path(args.workdir)
+  if config.method != 'unm':
+    raise InputError(
+      f'--config: config.method is {config.method!r}; dprjax.pipeline takes configs/unm.py'
+    )
+  for key in sorted(configs.given(args.experiment)):
+    section, _, name = key.partition('.')
+    if section in _EXPERIMENTS and name.startswith(_OURS):
+      raise InputError(f'config.{key}: the pipeline sets it; leave it out')
+  Pipeline(config, workdir).run()
+
+
+if __name__ == '__main__':
+  main()

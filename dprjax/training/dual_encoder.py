@@ -1,0 +1,284 @@
+"""The encoder of queries and passages with prompts, shared by several methods."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
+from ml_collections import ConfigDict
+
+from dprjax.base import mesh, tree
+from dprjax.base.errors import InputError
+from dprjax.losses.types import Params
+from dprjax.models import adapter as adapters
+from dprjax.models import hub
+from dprjax.models import pooling as poolings
+from dprjax.models.adapter import Adapter
+from dprjax.models.embed import embed_text
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.head_specs import Head
+from dprjax.text import vector_spec
+from dprjax.text.vector_spec import SIDES, VectorSpec
+from dprjax.training.method import Parts, Product
+
+OPTIONS = (
+  'prompt.kind',
+  'prompt.length',
+  'prompt.tied',
+  'prompt.init_text',
+  'backbone.two_encoders',
+  'matryoshka',
+)
+
+
+class DualEncoder(NamedTuple):
+  """The functions of a dual encoder; ``init`` and ``embed`` as in ``Model``.
+
+  Attributes:
+    adapters: ``params ->`` the adapters by side; None: the base encoder.
+    encode: ``(params, adapter, side, tokens, mask, key or None) -> [B, H]``; ``batch_dropout``
+      is applied before.
+  """
+
+  init: Callable[[Parts, Array], dict[str, Any]]
+  adapters: Callable[[Params], dict[str, Adapter | None]]
+  encode: Callable[
+    [Params, Adapter | None, str, Int[Array, 'B T'], Bool[Array, 'B T'], Array | None],
+    Float[Array, 'B H'],
+  ]
+  embed: Callable[[Params, str, Int[Array, 'B T'], Bool[Array, 'B T']], Float[Array, 'B H']]
+
+
+def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None) -> DualEncoder:
+  """The dual encoder of ``config`` and the shape ``model``; ``devices`` speeds up split weights."""
+  check_pooling(config, model)
+  splits = () if devices is None else mesh.activations(devices)
+  options = EncoderOptions.from_config(config.backbone, *splits)
+  two = config.backbone.two_encoders
+  spec = vector_spec.of_config(config)
+
+  def init(parts: Parts, key: Array) -> dict[str, Any]:
+    backbone = dict.fromkeys(SIDES, parts.encoder) if two else parts.encoder
+    params = {'backbone': backbone} | init_adapter(config, model, parts, key)
+    if config.prompt.sides == 'query' or config.prompt.regularization:
+      trained = tree.trainable_names(config.trainable, list(tree.flatten(params)))
+      if trains(trained, 'backbone'):
+        raise InputError(
+          "config.trainable: config.prompt.sides='query' and config.prompt.regularization need a "
+          'frozen backbone; train the prompt only'
+        )
+    return params
+
+  def encode(
+    params: Params,
+    adapter: Adapter | None,
+    side: str,
+    tokens: Array,
+    mask: Array,
+    key: Array | None,
+  ) -> Float[Array, 'B H']:
+    dropout_key, drawn = None, options
+    if key is not None:
+      dropout_key, _ = jax.random.split(key)
+      drawn = example_dropout(config, adapter, options)
+    return embed_text(
+      model,
+      params['backbone'][side] if two else params['backbone'],
+      tokens,
+      mask,
+      spec,
+      adapter=adapter,
+      options=drawn,
+      dropout_key=dropout_key,
+    )
+
+  def embed(params: Params, side: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
+    return encode(params, expand(config, model, params)[side], side, tokens, mask, None)
+
+  return DualEncoder(init, functools.partial(expand, config, model), encode, embed)
+
+
+def check_pooling(config: ConfigDict, model: EncoderConfig) -> None:
+  """Raises InputError for an unknown pooling, or one of a state that sees no text."""
+  if config.pooling == 'cls' and model.causal:
+    raise InputError(
+      "config.pooling: 'cls' is the state of the first token, which sees no other token in a "
+      f"{model.model_type} backbone; use 'lasttoken' or 'mean'"
+    )
+  poolings.find(config.pooling, 'config.pooling')
+
+
+def _training(config: ConfigDict) -> adapters.AdapterTraining:
+  kind = adapters.find(config.prompt.kind, 'config.prompt.kind')
+  if kind.training is None:
+    raise InputError(f'config.prompt.kind: {config.method} cannot train {kind.name}, {kind.text}')
+  return kind.training
+
+
+def init_adapter(
+  config: ConfigDict, model: EncoderConfig, parts: Parts, key: Array
+) -> dict[str, Any]:
+  """The parameters of the adapter, random or from ``parts.prompt``; empty without a prompt.
+
+  One adapter if tied, else ``{'query': ..., 'passage': ...}``; with
+  ``config.prompt.sides='query'``, ``{'query': ...}``.
+  """
+  settings, init = config.prompt, _training(config).init
+  if not settings.length:
+    return {}
+  if settings.sides == 'query':
+    params = {'query': init(config, model, key)}
+  elif settings.tied:
+    params = init(config, model, key)
+  else:
+    keys = {side: jax.random.fold_in(key, i) for i, side in enumerate(SIDES)}
+    params = {side: init(config, model, key) for side, key in keys.items()}
+  if parts.prompt is None:
+    return {adapters.SUBTREE: params}
+  start: dict[str, Any] = {side: parts.prompt.of_side(side) for side in SIDES if side in params}
+  start = start or parts.prompt.of_side('query')
+  shapes, wanted = (
+    {name: leaf.shape for name, leaf in tree.flatten({adapters.SUBTREE: some}).items()}
+    for some in (start, params)
+  )
+  option = 'init_from' if settings.init_from else 'init_text'
+  for name, shape in wanted.items():
+    if parts.prompt.meta['kind'] != settings.kind or shapes.get(name) != shape:
+      raise InputError(
+        f'config.prompt.{option}: {settings[option]} does not fit {name} {list(shape)}; set '
+        "config.prompt.length to that of the file and config.prompt.reparam='none'; a prompt for "
+        "queries only needs config.prompt.tied or config.prompt.sides='query'"
+      )
+  adapter = expand(config, model, {adapters.SUBTREE: params})['query']
+  for field, value in _training(config).export(config, adapter)[1].items():
+    if (stored := parts.prompt.meta.get(field, value)) != value:
+      raise InputError(
+        f'config.prompt.init_from: {field} of {settings.init_from} is {stored!r:.80}, but the '
+        f'options give {value!r:.80}; set the options of its training'
+      )
+  return {adapters.SUBTREE: start}
+
+
+def expand(config: ConfigDict, model: EncoderConfig, params: Params) -> dict[str, Adapter | None]:
+  """The adapters by side, the same if tied; None: the base encoder."""
+  if adapters.SUBTREE not in params:
+    return dict.fromkeys(SIDES)
+  expand_one, own = _training(config).expand, params[adapters.SUBTREE]
+  if not set(SIDES) & set(own):
+    return dict.fromkeys(SIDES, expand_one(config, model, own))
+  return {side: expand_one(config, model, own[side]) if side in own else None for side in SIDES}
+
+
+def batch_dropout(config: ConfigDict, adapter: Adapter | None, key: Array | None) -> Adapter | None:
+  """The adapter under one dropout mask for the whole batch, if ``dropout_scope='batch'``.
+
+  A loss calls this before it cuts the batch into chunks, with the key used for encoding.
+  """
+  rate = config.prompt.dropout
+  if adapter is None or key is None or not rate or config.prompt.dropout_scope != 'batch':
+    return adapter
+  return adapter.drop(rate, jax.random.split(key)[1])
+
+
+def example_dropout(
+  config: ConfigDict, adapter: Adapter | None, options: EncoderOptions
+) -> EncoderOptions:
+  """Options that make the encoder draw a prompt mask for each example, with this scope."""
+  if adapter is None or config.prompt.dropout_scope != 'example':
+    return options
+  return options._replace(prompt_dropout=config.prompt.dropout)
+
+
+def without_adapter(params: Mapping[str, Any]) -> dict[str, Any]:
+  """``Model.baseline``: flat parameters of the encoder without the adapter."""
+  return {name: leaf for name, leaf in params.items() if not trains([name], adapters.SUBTREE)}
+
+
+def export(
+  config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
+) -> Product:
+  """The trained encoders with their sentence-transformers settings, and the prompt."""
+  spec = vector_spec.of_config(config)
+  encoders = {}
+  if trains(trained, 'backbone'):
+    for side in SIDES if config.backbone.two_encoders else ('',):
+      params = encoder_params(backbone, trained, side)
+      encoders[side] = {'params': params, 'spec': spec.only(side) if side else spec}
+  return Product(encoders, *export_prompt(config, backbone, trained, spec))
+
+
+def export_prompt(
+  config: ConfigDict, backbone: hub.Backbone, trained: Mapping[str, np.ndarray], spec: VectorSpec
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """Arrays and meta of a trained adapter for a prompt file; empty if none was trained."""
+  if not trains(trained, adapters.SUBTREE):
+    return {}, {}
+  export = _training(config).export
+  expanded = expand(config, backbone.config, tree.unflatten(trained))
+  made = {side: export(config, own) for side, own in expanded.items() if own is not None}
+  meta = meta_of(config, spec, config.prompt.kind) | made['query'][1]
+  if config.prompt.sides == 'query':
+    meta |= {'sides': 'query'}
+  elif config.prompt.tied:
+    return jax.device_get(made['query'][0]), meta
+  arrays = {
+    f'{side}/{name}': array for side, (own, _) in made.items() for name, array in own.items()
+  }
+  return jax.device_get(arrays), meta
+
+
+def meta_of(config: ConfigDict, spec: VectorSpec, kind: str) -> dict[str, Any]:
+  return {
+    'kind': kind,
+    **spec.to_meta(),
+    'temperature': float(config.temperature),
+    **({'matryoshka': list(config.matryoshka)} if config.matryoshka else {}),
+  }
+
+
+def export_heads(
+  backbone: hub.Backbone,
+  trained: Mapping[str, np.ndarray],
+  settings: Mapping[str, Mapping[str, int]],
+) -> dict[str, Head]:
+  """The backbone heads and the trained heads, which replace stored ones.
+
+  ``settings`` are for heads that may be new.
+  """
+  stored = tree.flatten({'head': {name: head.params for name, head in backbone.heads.items()}})
+  own = {name: leaf for name, leaf in trained.items() if name.startswith('head/')}
+  params = tree.unflatten(stored | own).get('head', {})
+  fixed = {name: head.settings for name, head in backbone.heads.items()}
+  return {name: Head(head, {**settings, **fixed}.get(name, {})) for name, head in params.items()}
+
+
+def check_length(config: ConfigDict, model: EncoderConfig, option: str, length: int) -> None:
+  """Raises InputError if ``length`` tokens, set by ``option``, exceed the encoder positions.
+
+  A prompt that shifts positions uses some of them.
+  """
+  longest = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
+  if length > longest:
+    raise InputError(
+      f'{option}: {length} exceeds the {longest} positions of {config.backbone.path}'
+    )
+
+
+def trains(trained: Iterable[str], subtree: str) -> bool:
+  """Whether a trained parameter is in this top-level subtree."""
+  return any(name.startswith(f'{subtree}/') for name in trained)
+
+
+def encoder_params(
+  backbone: hub.Backbone, trained: Mapping[str, np.ndarray], side: str = ''
+) -> dict[str, Any]:
+  """The parameters of an encoder: trained ones replace those of the backbone."""
+  prefix = f'backbone/{side}/' if side else 'backbone/'
+  own = {
+    name.removeprefix(prefix): leaf for name, leaf in trained.items() if name.startswith(prefix)
+  }
+  return tree.unflatten(tree.flatten(backbone.params) | own)

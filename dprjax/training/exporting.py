@@ -1,0 +1,484 @@
+"""Exports of a run: prompts, adapters and Hugging Face directories."""
+
+import contextlib
+import logging
+import types
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from dprjax.base import files, outputs, provenance, repository, tree, version
+from dprjax.base.errors import InputError
+from dprjax.base.progress import rounded
+from dprjax.encoding.text_encoder import config_sha256
+from dprjax.models import artifact, hub, peft, prompted, sentence
+from dprjax.retrieval import choosing, comparison
+from dprjax.text import seen, tokenizing
+from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
+from dprjax.training import baseline, card, checkpoint
+from dprjax.training import choice as choices
+from dprjax.training import config as configs
+from dprjax.training import method as methods
+from dprjax.training import workdir as workdirs
+
+logger = logging.getLogger('dprjax')
+
+_LIKELY = 0.05  # warn if the chance of a loss is larger
+
+
+class ExportOptions(NamedTuple):
+  """The format of an export, and its model card.
+
+  Attributes:
+    format: 'npz', 'peft' or 'sentence-transformers'; None: an npz file, or the encoder directory
+      if one was trained.
+    base_model: of the backbone on the hub.
+    copy_backbone: copy the backbone into a sentence-transformers folder, or else name the pinned
+      ``base_model``.
+    metrics: files of ``dprjax.evaluate`` for the card, by name of the data.
+    name: the repository of the card.
+  """
+
+  format: str | None = None
+  base_model: repository.Reference | None = None
+  copy_backbone: bool = True
+  card: bool = False
+  licence: str | None = None
+  metrics: Mapping[str, str] = types.MappingProxyType({})
+  name: str | None = None
+
+
+class _Made(NamedTuple):
+  product: methods.Product
+  meta: dict[str, Any]
+  backbone: hub.Backbone
+  done: str  # for the log
+  queries: seen.Seen = types.MappingProxyType({})
+  training: card.TrainingSummary | None = None
+
+
+def export(
+  workdir: epath.PathLike,
+  out: epath.PathLike,
+  step: int | None = None,
+  method: str | None = None,
+  options: ExportOptions = ExportOptions(),  # noqa: B008 (immutable)
+  force: bool = False,
+) -> epath.Path:
+  """Writes the trained parameters of ``workdir`` to ``out``, atomically.
+
+  Args:
+    out: a ``.npz`` file for a prompt only; a directory for an encoder, another format or a card. An
+      encoder directory has ``query/`` and ``passage/`` if the sides differ, and ``prompt.npz`` if
+      there is a prompt.
+    step: the checkpoint step; by default the best on the dev split, else the latest.
+    method: the module of the method, if it is outside this package; a config.json must not decide
+      which code is imported.
+    force: export even if no checkpoint scored above the baseline. Intermediate stages
+      (``Method.intermediate``) do not need it.
+
+  Returns:
+    The path written.
+  """
+  workdir = workdirs.trained(workdir)
+  config = configs.load_workdir(workdir)
+  trained_by = methods.load_named(config.method, method)
+  out, path = epath.Path(out), configs.backbone_path(config, workdir)
+  inputs = {
+    '--workdir': workdir,
+    '--metrics': list(options.metrics.values()),
+    'config.backbone.path': path,
+    'config.prompt.init_from': config.prompt.init_from,
+    'config.adapt.prompts': [part.strip() for part in config.adapt.prompts.split(',')],
+    **{f'config.tasks.{name}.prompt': entry.prompt for name, entry in config.tasks.items()},
+  }
+  check_out(out, inputs, options)
+  backbone = hub.load_backbone(path, heads=trained_by.parts, on_disk=True)
+  saved = checkpoint.Checkpoints(workdir, backbone.sha256, read_only=True)
+  try:
+    step = saved.best() if step is None else step
+    if step is None:
+      raise InputError(
+        f'{workdir} has no checkpoint yet; train first: python -m dprjax.train '
+        f'--workdir={workdir} ...'
+      )
+    trained, extra = saved.restore_trainable(step), saved.extra(step)
+    kept = choices.read(workdirs.top(workdir)) if config.eval.choose else None
+    force = force or trained_by.intermediate(config, trained)
+    if kept is None:
+      check_gain(saved, workdir, force)
+    else:
+      check_choice(kept, choices.trained_model(workdir, config), workdir, force)
+  finally:
+    saved.close()
+  if extra['backbone_sha256'] != backbone.sha256:
+    raise InputError(
+      f'{backbone.path} is not the backbone of the training in {workdir} (its sha256 has changed)'
+    )
+  product = trained_by.export(config, epath.Path(workdir), backbone, trained)
+  scored = extra.get('best') is not None and extra['best_step'] == step
+  meta: dict[str, Any] = {
+    'format': artifact.FORMAT,
+    'version': artifact.VERSION,
+    'kind': product.meta.get('kind'),
+    'backbone': config.backbone.path,
+    'backbone_sha256': backbone.sha256,
+    'tokenizer_sha256': tokenizing.load_tokenizer(backbone.path).sha256,
+    **product.meta,
+    'dprjax_version': version.__version__,
+    'task': product.meta.get('task', config.task),
+    'metrics': {f'dev/{config.eval.measure}': extra['best']} if scored else {},
+  }
+  gain = baseline.Gain.read(extra.get('gain'), f'{saved.folder}/{step}')
+  if gain is not None and (scored or gain.folds):
+    meta['gain'] = gain._asdict()
+  weights = None
+  if kept is not None:
+    own, estimate = kept.best_of(choices.trained_model(workdir, config))
+    meta['expected'] = {
+      'over': choosing.FROZEN.model,
+      'gain': estimate.expected,
+      'loss': choosing.LOSS,
+      'chance_of_loss': estimate.loss,
+      'with_bm25': own.fused,
+      'queries': kept.choice.queries,
+    }
+    if own == kept.choice.candidate and own.fused:
+      weights = (workdirs.top(workdir) / workdirs.FUSION).read_text()
+  if (in_whole := baseline.read_whole(epath.Path(workdir), step)) is not None:
+    meta['metrics'] |= baseline.metrics_of_whole(in_whole)
+  stamped = provenance.read_mark(workdir).get('inputs')
+  began_with = stamped if isinstance(stamped, dict) else None
+  training = card.TrainingSummary(
+    config.method, config.to_dict(), step, began_with, meta['metrics']
+  )
+  values = rounded(tree.count(trained))
+  done = f'step {step}, {values} {"parameters" if product.encoders else "values"}'
+  if product.meta.get('sides') == 'query':
+    done += ', for queries only: passages have no prompt'
+  known = workdirs.seen_queries(epath.Path(workdir))
+  written = _write(out, inputs, _Made(product, meta, backbone, done, known, training), options)
+  if weights is not None and not files.is_special(out):
+    with files.atomic_write(path := choices.beside(out)) as file:
+      file.write(weights)
+    logger.info('%s: the weight of BM25 with this model, for --hybrid', path)
+  return written
+
+
+def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bool) -> None:
+  """Warns if the gain recorded in the latest checkpoint may be chance."""
+  latest = saved.latest()
+  if latest is None:
+    return
+  gain = baseline.Gain.read(saved.extra(latest).get('gain'), f'{saved.folder}/{latest}')
+  if gain is None or gain.better:
+    return
+  if gain.difference <= 0 and not force:
+    raise InputError(f'{workdir}: {gain.verdict}; to export it anyway, add --force')
+  logger.warning('%s', gain.verdict)
+
+
+def check_choice(kept: choices.Kept, model: str, workdir: epath.PathLike, force: bool) -> None:
+  """Warns if a model may score lower than the baseline, or if another candidate was chosen."""
+  own, estimate = kept.best_of(model)
+  words = (
+    f'{workdir}: {own}: expected gain {estimate.expected:+.3f}, chance of a loss over '
+    f'{choosing.LOSS:g}: {choosing.percent(estimate.loss)}'
+  )
+  if estimate.expected <= 0 and not force:
+    raise InputError(f'{words}; to export it anyway, add --force')
+  if own != kept.choice.candidate:
+    logger.warning('%s; held-out queries chose %s', words, kept.choice.verdict)
+  elif estimate.loss > _LIKELY:
+    logger.warning('%s', words)
+
+
+def convert(
+  source: epath.PathLike,
+  out: epath.PathLike,
+  backbone: str | None = None,
+  settings: Mapping[str, Any] = types.MappingProxyType({}),
+  options: ExportOptions = ExportOptions(),  # noqa: B008 (immutable)
+) -> epath.Path:
+  """Writes an exported prompt, or a PEFT prefix adapter, in another format.
+
+  Args:
+    source: a prompt.npz, a folder with one or with an adapter, or a hub repository with either,
+      USER/NAME or USER/NAME@REVISION.
+    backbone: the frozen encoder; by default the one named in ``source``.
+    settings: pooling, normalize, query_max_length and passage_max_length of an adapter made by
+      PEFT; None: those of the backbone.
+  """
+  out, found = epath.Path(out), _find(source)
+  inputs = {'--from': found, '--backbone': backbone, '--metrics': list(options.metrics.values())}
+  check_out(out, inputs, options)
+  prompt = None if found.is_dir() else artifact.load_prompt(found)
+  if prompt is not None and (
+    given := [key for key, value in settings.items() if value is not None]
+  ):
+    raise InputError(f'--{given[0]}: {source} has its own settings; leave out --{given[0]}')
+  named = prompt.meta['backbone'] if prompt else peft.base_model(found)
+  name = backbone or named
+  if name is None:
+    raise InputError(f'{source} names no backbone; add --backbone=DIR')
+  loaded = hub.load_backbone(name, on_disk=True)
+  tokenizer = tokenizing.load_tokenizer(loaded.path).sha256
+  if prompt is None:
+    prompt = peft.read_prompt(found, loaded, tokenizer, named or name, dict(settings))
+  else:
+    artifact.check_prompt(prompt, loaded.config, loaded.sha256, tokenizer)
+  product = methods.Product({}, prompt.arrays, prompt.meta)
+  done = f'of {found}'
+  return _write(out, inputs, _Made(product, prompt.meta, loaded, done, prompt.queries), options)
+
+
+def _find(source: epath.PathLike) -> epath.Path:
+  """A prompt file, or a folder with an adapter."""
+  found, reference = epath.Path(source), repository.parse(source)
+  names = (artifact.FILE, provenance.MARK, peft.CONFIG, peft.WEIGHTS)
+  if not found.exists() and found.suffix != '.npz' and reference is not None:
+    patterns = [f'{folder}{name}' for folder in ('', '*/') for name in names]
+    found = repository.fetch(reference, patterns, '--from')
+  if found.is_dir() and not (found / artifact.FILE).exists() and peft.is_adapter(found):
+    return found
+  return artifact.locate(found)
+
+
+def _write(
+  out: epath.Path, inputs: outputs.Inputs, made: _Made, options: ExportOptions
+) -> epath.Path:
+  if options.base_model is not None:  # a public name, unlike a local path
+    _check_base(options.base_model, made.backbone, options.format == 'peft')
+    made = made._replace(meta=made.meta | {'backbone': str(options.base_model)})
+  if options.format == 'sentence-transformers' and not made.product.encoders:
+    made = _merge(made)
+  product, meta = made.product, made.meta
+  check_ending(out, product, options)
+  if out.suffix == '.npz':
+    with outputs.claim(out, inputs, endings=('',)):
+      artifact.save_prompt(out, artifact.Prompt(meta, dict(product.prompt), queries=made.queries))
+    stored = '' if files.is_special(out) else f', {rounded(out.stat().length, "B")}'
+    logger.info('%s: %s%s', out, made.done, stored)
+    return out
+  metrics = {
+    name: (comparison.read_metrics(files.regular_file(path, '--metrics')), files.sha256_file(path))
+    for name, path in options.metrics.items()
+  }
+  content = card.Card(
+    options.format,
+    options.base_model,
+    options.licence,
+    metrics,
+    made.training,
+    options.name,
+    out.name,
+  )
+  subject = card.Subject(
+    meta,
+    {name: array.shape for name, array in product.prompt.items()},
+    tuple(product.encoders),
+    all(one.get('spec') is not None for one in product.encoders.values()),
+    epath.Path(made.backbone.path),
+  )
+  with hub.claim_model(out, inputs), files.atomic_path(out) as folder:
+    if product.encoders:
+      _write_encoders(folder, made, options)
+    else:
+      _write_prompt(folder, made, options)
+    if options.card:
+      with files.atomic_write(folder / card.FILE) as file:
+        file.write(card.write(content, subject))
+    hub.mark(folder)
+  logger.info('%s: %s', out, made.done)
+  return out
+
+
+def _merge(made: _Made) -> _Made:
+  """Merges an adapter, where possible (`Kind.merge`), into the encoders of each side."""
+  prompt = _prompt(made)
+  merge, backbone = prompt.kind.merge, made.backbone
+  if merge is None:
+    return made
+  spec, encoders = of_meta(made.meta, backbone.spec), {}
+  for side in ('',) if prompt.tied else SIDES:
+    model, params = backbone.config, backbone.params
+    for adapter in prompt.adapters(side or 'query'):
+      if adapter is not None:
+        model, params = merge(model, params, adapter)
+    own = spec.only(side) if side else spec
+    encoders[side] = {'config': model, 'params': params, 'spec': own}
+  return made._replace(product=methods.Product(encoders, {}, {}))
+
+
+def _prompt(made: _Made) -> artifact.Prompt:
+  return artifact.Prompt(made.meta, dict(made.product.prompt), queries=made.queries)
+
+
+def _write_prompt(folder: epath.Path, made: _Made, options: ExportOptions) -> None:
+  folder.mkdir(parents=True)
+  prompt, model = _prompt(made), made.backbone.config
+  if options.format == 'peft':
+    name = options.base_model.name if options.base_model else card.hub_name(made.meta['backbone'])
+    peft.write_adapters(folder, prompt, model, name)
+  elif options.format == 'sentence-transformers':
+    if not model.family.prompted_by:
+      raise InputError(
+        f'--format=sentence-transformers: {model.model_type} models take no prompt there; use npz'
+      )
+    reference = None if options.copy_backbone else _checked(options.base_model, made.backbone)
+    prompted.write_folder(folder, prompt, made.backbone, reference)
+  else:
+    artifact.save_prompt(folder / artifact.FILE, prompt)
+
+
+def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed: bool) -> None:
+  """Checks that a hub name refers to this backbone, as far as its files are available.
+
+  Its config.json is fetched if the name is ``needed`` to load the export; a check that cannot be
+  made is logged.
+  """
+  folder = _base_folder(reference, needed)
+  if folder is None:
+    if needed:
+      logger.warning(
+        '--base_model=%s could not be fetched and compared with the backbone (SHA-256 %s)',
+        reference,
+        backbone.sha256,
+      )
+    return
+  shape = hub.read_shape(folder)
+  if config_sha256(shape) != config_sha256(backbone.config):
+    raise InputError(
+      f'--base_model={reference} has a different config.json from the backbone of this prompt, '
+      f'{backbone.path}'
+    )
+  try:
+    named = hub.load_backbone(str(folder), on_disk=True)
+  except InputError:
+    logger.warning(
+      '--base_model=%s has the shape of the backbone; its weights cannot be read and were not '
+      'compared',
+      reference,
+    )
+    return
+  _check_same(reference, named, backbone)
+
+
+def _base_folder(reference: repository.Reference, needed: bool) -> epath.Path | None:
+  """A folder with the config.json of a repository, from the cache or, if ``needed``, the hub."""
+  for cached in (True, False) if needed else (True,):
+    with contextlib.suppress(InputError):
+      folder = repository.fetch(reference, ['*config.json', 'modules.json'], 'backbone', cached)
+      if (sentence.transformer_folder(folder) / 'config.json').exists():
+        return folder
+  return None
+
+
+def _check_same(
+  reference: repository.Reference, named: hub.Backbone, backbone: hub.Backbone
+) -> None:
+  if named.sha256 != backbone.sha256:
+    raise InputError(
+      f'--base_model={reference} has SHA-256 {named.sha256}, but the prompt was trained on '
+      f'{backbone.sha256}'
+    )
+
+
+def _checked(
+  reference: repository.Reference | None, backbone: hub.Backbone
+) -> repository.Reference:
+  """The reference, if it is pinned and names this backbone."""
+  if reference is None or not reference.pinned:
+    raise InputError(
+      '--backbone_files=false needs a pinned backbone: --base_model=USER/NAME@COMMIT, with 40 '
+      'digits'
+    )
+  named = hub.load_backbone(str(reference), on_disk=True)
+  _check_same(reference, named, backbone)
+  if repository.commit_of(named.path) != reference.revision:
+    raise InputError(
+      f'--base_model={reference} has its encoder in a subfolder; copy it: --backbone_files=true'
+    )
+  return reference
+
+
+def _write_encoders(folder: epath.Path, made: _Made, options: ExportOptions) -> None:
+  product, meta, backbone = made.product, made.meta, made.backbone
+  if '' in product.encoders and not product.prompt:
+    _warn_of_lengths(product.encoders[''].get('spec'))
+  sha256 = {}
+  for name, arguments in product.encoders.items():
+    hub.save_backbone(
+      folder / name,
+      **{
+        'config': backbone.config,
+        'source': backbone.path,
+        'hf_config': backbone.hf_config,
+        **arguments,
+      },
+    )
+    if known := seen.join(seen.read(epath.Path(backbone.path) / seen.FILE), made.queries):
+      seen.write(folder / name / seen.FILE, known)
+    sha256[name] = hub.load_backbone(str(folder / name), on_disk=True).sha256
+  meta['backbone_sha256'] = sha256.get('') or sha256
+  if product.prompt:
+    prompt = _prompt(made)
+    if options.format == 'sentence-transformers':
+      prompted.add_prompt(folder, prompt)
+    else:
+      artifact.save_prompt(folder / artifact.FILE, prompt)
+  for name, (arrays, own) in product.prompts.items():
+    path = folder / 'prompts' / f'{name}.npz'
+    path.parent.mkdir(exist_ok=True)
+    prompt = artifact.Prompt({**meta, **own}, dict(arrays), queries=made.queries)
+    artifact.save_prompt(path, prompt)
+
+
+def _warn_of_lengths(spec: VectorSpec | None) -> None:
+  """Warns if the single maximum length of a folder for both sides differs from ``spec``."""
+  if spec is None:
+    return
+  short = min(SIDES, key=spec.max_length)
+  if spec.max_length(short) < spec.longest:
+    logger.warning(
+      '%s were scored with at most %d tokens, but the folder has one length, %d; for the same '
+      'vectors: dprjax encode --side=%s --max_length=%d',
+      {'query': 'queries', 'passage': 'passages'}[short],
+      spec.max_length(short),
+      spec.longest,
+      short,
+      spec.max_length(short),
+    )
+
+
+def check_out(out: epath.Path, inputs: outputs.Inputs, options: ExportOptions) -> None:
+  """Raises InputError if ``out`` cannot be written; called before anything is read."""
+  if out.suffix == '.npz' and (options.card or options.format not in (None, 'npz')):
+    raise InputError(f'--out={out}: a card, or another --format than npz, needs a folder')
+  claim = (
+    outputs.claim(out, inputs, endings=('',), lock=False)
+    if out.suffix == '.npz'
+    else outputs.claim_folder(out, inputs, what=hub.OURS, ours=hub.is_ours, lock=False)
+  )
+  with claim:
+    pass
+
+
+def check_ending(out: epath.Path, product: methods.Product, options: ExportOptions) -> None:
+  """Raises InputError if ``out`` or the format does not fit the product."""
+  if not product.encoders:
+    if out.suffix != '.npz' and options.format is None and not options.card:
+      raise InputError(
+        f'--out={out}: this run trained a prompt only; use a file NAME.npz, or --format=npz, peft '
+        'or sentence-transformers'
+      )
+    return
+  if out.suffix == '.npz':
+    raise InputError(f'--out={out}: this run trained {product.noun}, which needs a directory')
+  several = product.prompts or (product.prompt and '' not in product.encoders)
+  if options.format in ('npz', 'peft') or (options.format and several) or not options.copy_backbone:
+    raise InputError(
+      f'--format={options.format}, --backbone_files={options.copy_backbone}: this run trained '
+      f'{product.noun}; leave both out'
+    )

@@ -1,0 +1,319 @@
+"""Methods of training: each is a value `METHOD` in a module.
+
+    config.method = 'dpr'        dprjax/training/dpr.py
+    config.method = 'lab.toy'    lab/toy.py in the working folder, by the config or on PYTHONPATH
+
+The training loop and the exporter use only this value. A new method often replaces one function of
+another: ``METHOD = dpr.METHOD._replace(build=build)``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grain
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Float
+from ml_collections import ConfigDict
+
+from dprjax.base import extensions
+from dprjax.base.errors import InputError, describe_error
+from dprjax.losses.types import Batch, Loss, Params
+from dprjax.training import config as configs
+
+if TYPE_CHECKING:
+  from dprjax.models.artifact import Prompt
+  from dprjax.models.encoder_config import EncoderConfig
+  from dprjax.models.head_specs import Head
+  from dprjax.models.hub import Backbone
+  from dprjax.text.tokenizing import Tokenizer
+
+# The methods of this package. A workdir may name no other module by itself.
+METHODS = {
+  'cross_encoder': 'dprjax.training.cross_encoder',
+  'dpr': 'dprjax.training.dpr',
+  'ft_reranker': 'dprjax.papers.nir_prompt.ft_reranker',
+  'ft_retriever': 'dprjax.papers.nir_prompt.ft_retriever',
+  'nir_reranker': 'dprjax.papers.nir_prompt.nir_reranker',
+  'nir_retriever': 'dprjax.papers.nir_prompt.nir_retriever',
+  'pretrain': 'dprjax.papers.condenser.pretrain',
+  'topic_dpr': 'dprjax.papers.topic_dpr.topic_dpr',
+}
+
+
+class Scores(NamedTuple):
+  """Scores on the dev split.
+
+  Attributes:
+    means: by measure.
+    values: ``config.eval.measure`` of each dev example, by data set ('' if there is only one).
+      Their mean is the measure. A measure that is not a mean (F1, a correlation) is
+      linearised: the measure plus the influence of each example. Without values there are no
+      intervals.
+    new: by data set, whether no training query has a relevant passage of the dev query.
+    fused: by data set, nDCG@10 of each dev query with BM25 fused into the ranking, for each weight
+      in `fusion.candidates`; with ``config.eval.choose``.
+  """
+
+  means: Mapping[str, float]
+  values: Mapping[str, Float[np.ndarray, ' _']] = types.MappingProxyType({})
+  new: Mapping[str, Bool[np.ndarray, ' _']] = types.MappingProxyType({})
+  fused: Mapping[str, Float[np.ndarray, '_ weights']] = types.MappingProxyType({})
+
+
+Evaluate = Callable[[Mapping[str, Array]], Scores]
+
+
+def as_it_begins(params: Mapping[str, Array]) -> Mapping[str, Array]:
+  """The ``Model.baseline`` of methods that start from a complete model."""
+  return params
+
+
+def never(_: ConfigDict, __: Collection[str]) -> bool:
+  """The ``Method.intermediate`` of most methods."""
+  return False
+
+
+class Parts(NamedTuple):
+  """Sources of the initial parameters.
+
+  Attributes:
+    encoder: the backbone parameters.
+    heads: the heads of ``Method.parts`` in the backbone directory.
+    prompt: from the file ``config.prompt.init_from`` or from ``config.prompt.init_text``.
+    text: ``DataSource.parts``.
+    sha256: of the backbone; '' in a plan, which has no weights.
+  """
+
+  encoder: Params
+  heads: Mapping[str, Head] = {}
+  prompt: Prompt | None = None
+  text: Mapping[str, Any] = {}
+  sha256: str = ''
+
+
+class Model(NamedTuple):
+  """The functions of a method, for one config, backbone and mesh.
+
+  Attributes:
+    init: ``(parts, key) -> params``, a tree with the subtrees ``backbone``, ``prompt``, ``head``.
+    loss: ``(params, batch, key or None) -> (loss, metrics)``. Without a key there is no dropout.
+    embed: ``(params, side, tokens, mask) -> [B, H]`` without dropout, for evaluation. A
+      cross-encoder also takes the start of each second text, and returns scores ``[B, 1]``.
+    shown: metrics on the console beside the loss, with their labels.
+    baseline: ``params -> params`` by flat names: the model that training has to beat on the dev
+      split. For prompt tuning, this is the frozen encoder.
+    sharding: ``(regular expression, PartitionSpec)`` of parameters that ``mesh.RULES`` lacks.
+  """
+
+  init: Callable[[Parts, Array], dict[str, Any]]
+  loss: Callable[[Params, Batch, Array | None], Loss]
+  embed: Callable[..., Float[Array, 'B H']]
+  shown: Mapping[str, str]
+  baseline: Callable[[Mapping[str, Array]], Mapping[str, Array]] = as_it_begins
+  sharding: tuple[tuple[str, PartitionSpec], ...] = ()
+
+
+class TrainingData(NamedTuple):
+  """Tokenised training data.
+
+  Attributes:
+    batches: the rows of this process in each global batch of an epoch, indexed by step; steps
+      continue from epoch to epoch.
+    unit: name of the rows of a batch, in the plural.
+    description: one line for the log.
+    ids: names the content of a batch, for the message about a loss that is not finite.
+    evaluation: makes the evaluation on the dev split; None without one.
+    frozen: baseline scores of the encoder, run as `dprjax.encode` does without a prompt, on the dev
+      split or, with ``DataSource.folds``, on all training queries. All processes call it. None:
+      ``Model.baseline`` is scored.
+    whole: ``(model, params, seconds) -> (baseline scores, scores)`` in the whole corpus, if the
+      evaluation searches only a part; returns None if it would take longer.
+    arrays: constant inputs of the loss by flat names, replicated on every device.
+  """
+
+  batches: grain.MapDataset
+  unit: str
+  description: str
+  ids: Callable[[Mapping[str, np.ndarray]], str]
+  evaluation: Callable[[Model], Evaluate] | None
+  frozen: Callable[[], Scores] | None = None
+  whole: Callable[[Model, Mapping[str, Array], float], tuple[Scores, Scores] | None] | None = None
+  arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})
+
+
+class BatchShapes(NamedTuple):
+  """Shapes of the longest batch of a training, for `dprjax.plan`.
+
+  Attributes:
+    arrays: shapes and types of the global batch, by key.
+    calls: (texts, tokens) of each encoder call of the loss.
+    texts: number of encoded texts, by their name in the plural.
+    programs: number of batch lengths; each is compiled on first use.
+    longest: tokens of the longest text embedded after training.
+    columns: ``(dtype, *shape)`` of a row of each argument of ``Model.embed`` after the mask.
+    parts: replaces ``DataSource.parts``, which need the text.
+  """
+
+  arrays: Mapping[str, jax.ShapeDtypeStruct]
+  calls: tuple[tuple[int, int], ...]
+  texts: Mapping[str, int]
+  programs: int
+  longest: int
+  columns: tuple[tuple[Any, ...], ...] = ()
+  parts: Mapping[str, Any] = {}
+
+
+class Folds(NamedTuple):
+  """Cross-validation over the training queries.
+
+  Attributes:
+    parts: number of folds.
+    queries: training queries left when the largest fold is held out.
+  """
+
+  parts: int
+  queries: int
+
+
+class DataSource(NamedTuple):
+  """Training data that was located but not tokenised.
+
+  Attributes:
+    read: streams texts for training a vocabulary.
+    open: ``(tokenizer, model) -> TrainingData``. Builds or opens the token cache in the workdir.
+    files: every file that the training or evaluation depends on, by role. A run stops if one
+      changes.
+    parts: data from the text for the initial parameters.
+    folds: set if there are too few queries to hold some out.
+  """
+
+  read: Callable[[], Iterator[str]]
+  open: Callable[[Tokenizer, EncoderConfig], TrainingData]
+  files: Mapping[str, epath.Path] = types.MappingProxyType({})
+  parts: Mapping[str, Any] = types.MappingProxyType({})
+  folds: Folds | None = None
+
+
+class Product(NamedTuple):
+  """The output of `dprjax.export`.
+
+  Attributes:
+    encoders: arguments of ``hub.save_backbone`` by subfolder ('' is the folder itself); empty if no
+      encoder was trained.
+    prompt: arrays of the prompt file; empty if no prompt was trained.
+    meta: entries in the meta of the prompt file that the method decides.
+    noun: names the encoders in messages.
+    prompts: arrays and meta of prompt files beside the encoders, by task.
+  """
+
+  encoders: Mapping[str, Mapping[str, Any]]
+  prompt: Mapping[str, np.ndarray]
+  meta: Mapping[str, Any]
+  noun: str = 'the backbone'
+  prompts: Mapping[str, tuple[Mapping[str, np.ndarray], Mapping[str, Any]]] = (
+    types.MappingProxyType({})
+  )
+
+
+class Method(NamedTuple):
+  """A way to train.
+
+  ``build`` is a separate step, since a backbone from scratch needs the text before there is a
+  model.
+
+  Attributes:
+    build: ``(config, model, mesh, tokenizer) -> Model``.
+    data: ``(section, config, workdir, mesh) -> DataSource``, for ``config.data`` or that of a task.
+    export: ``(config, workdir, backbone, trained) -> Product``; ``trained`` is a flat tree.
+    parts: heads to read from the backbone directory, names of ``head_specs.HEADS``.
+    needs: the required ones of these; a backbone from scratch gets them.
+    options: supported optional config options, by full name, see `options.Option`; 'tasks' for
+      several data sets.
+    requires: values that other options must have.
+    shapes: ``(config, model, tokenizer) -> BatchShapes`` for a plan; None: it cannot be planned.
+    intermediate: ``(config, names of trained parameters) -> whether`` another training starts from
+      them. These are exported even if they do not beat the baseline.
+  """
+
+  build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
+  data: Callable[[ConfigDict, ConfigDict, epath.Path, Mesh], DataSource]
+  export: Callable[[ConfigDict, epath.Path, Backbone, Mapping[str, np.ndarray]], Product]
+  parts: tuple[str, ...] = ()
+  needs: tuple[str, ...] = ()
+  options: tuple[str, ...] = ()
+  requires: Mapping[str, Any] = types.MappingProxyType({})
+  shapes: Callable[[ConfigDict, EncoderConfig, Tokenizer], BatchShapes] | None = None
+  intermediate: Callable[[ConfigDict, Collection[str]], bool] = never
+
+
+def load(name: str) -> Method:
+  """The method named in ``config.method``.
+
+  Raises:
+    InputError: the module is missing, fails to import, or has no METHOD.
+  """
+  path = METHODS.get(name, name)
+  module = None
+  if re.fullmatch(r'\w+(\.\w+)*', path):
+    try:
+      module = importlib.import_module(path)
+    except MemoryError:
+      raise
+    except Exception as error:  # from code outside dprjax
+      absent = error.name if isinstance(error, ModuleNotFoundError) else None
+      if absent is None or not f'{path}.'.startswith(f'{absent}.'):  # not the method itself
+        raise InputError(
+          f'config.method: {name!r} cannot be imported ({describe_error(error)})'
+        ) from error
+  method = getattr(module, 'METHOD', None)
+  if not isinstance(method, Method):
+    raise InputError(
+      f'config.method: {name!r} is not a method; use one of {", ".join(names())}, or a module '
+      'with a METHOD, in the working folder, beside the config or on PYTHONPATH'
+    )
+  return method
+
+
+def of(config: ConfigDict) -> Method:
+  """The method of an experiment. Raises as ``load``, and for unsupported options."""
+  method = load(config.method)
+  configs.check_rules(config, method.options, method.requires)
+  return method
+
+
+def outside(name: str) -> bool:
+  """Whether a method is a module outside this package."""
+  return name not in METHODS
+
+
+def load_named(stored: str, named: str | None) -> Method:
+  """The method of a stored config. Code outside this package runs only if the user names it too.
+
+  Args:
+    stored: ``config.method`` of the config.json of a workdir, which may come from an untrusted
+      source.
+
+  Raises:
+    InputError: as ``load``; ``stored`` is outside this package and is not ``named``.
+  """
+  if named is not None and named != stored:
+    raise InputError(f'--method={named}: the run was trained by the method {stored!r}')
+  if named is None and outside(str(stored)):
+    raise InputError(
+      f'config.json of the workdir names the method {stored!r}, a module outside dprjax; if you '
+      f'trust its code, set --method={stored}'
+    )
+  return load(stored)
+
+
+def names() -> list[str]:
+  """The methods of this package."""
+  return [name for name, module in METHODS.items() if extensions.there(module)]

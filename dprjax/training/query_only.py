@@ -1,0 +1,239 @@
+"""Prompts for queries only, ``config.prompt.sides='query'``; passages come from the base encoder.
+
+Passages are encoded once into a folder of embeddings in the workdir, or given
+(``config.data.passage_embeddings``). A step encodes only queries. All query-only prompts for a
+backbone search the same folder.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jaxtyping as jt
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from dprjax.base import distributed
+from dprjax.base import files as base_files
+from dprjax.base import mesh as meshes
+from dprjax.base.errors import InputError
+from dprjax.encoding import embeddings, folders, manifest
+from dprjax.encoding.text_encoder import UNNAMED, BankEntry, Encoder
+from dprjax.losses import contrastive
+from dprjax.models import hub
+from dprjax.text import sources, token_cache, vector_spec
+from dprjax.text.fields import read_ids
+from dprjax.text.texts import Text, digest
+from dprjax.text.tokenizing import Tokenizer
+from dprjax.text.vector_spec import SIDES
+from dprjax.training import config as configs
+
+FOLDER = 'passages'  # in the workdir
+_QUERIES = 'queries'  # in the workdir
+_OPTION = 'config.data.passage_embeddings'
+_SHARD_ROWS = 5000  # at most this many rows are lost by an interruption
+_COMPARED = 16  # texts encoded to check vectors without a manifest
+_MOST_APART = 0.05  # relative distance; float16 rounding is far smaller
+
+
+class DiskVectors:
+  """Vectors of passages or queries on disk; ``width`` is H."""
+
+  def __init__(self, found: embeddings.Embeddings, ids: Sequence[str]):
+    """Opens vectors; ``take`` finds ``ids`` by number."""
+    self.folder = found.folder
+    # Remote files cannot be read row by row.
+    remote = base_files.is_remote(found.folder)
+    self._files = [np.asarray(shard) if remote else shard for shard in found.shards]
+    self._starts = np.cumsum([0, *map(len, self._files)])
+    self.width = found.meta.dimension
+    self._place_of = {id_: place for place, id_ in enumerate(found.ids)}
+    self._places = self._find(ids)
+
+  def take(self, rows: jt.Int[np.ndarray, '*n']) -> jt.Float32[np.ndarray, '*n H']:
+    """The vectors of the texts with these row numbers."""
+    return self._read(self._places[rows.ravel()]).reshape(*rows.shape, self.width)
+
+  def of_ids(self, ids: Sequence[str]) -> jt.Float32[np.ndarray, 'n H']:
+    """The vectors of these texts."""
+    return self._read(self._find(ids))
+
+  def _find(self, ids: Sequence[str]) -> jt.Int64[np.ndarray, ' n']:
+    places = np.array([self._place_of.get(id_, -1) for id_ in ids], np.int64)
+    if (missing := np.flatnonzero(places < 0)).size:
+      raise InputError(
+        f'{_OPTION}: {self.folder} has no passage {ids[missing[0]]!r:.60} ({len(missing):,} of '
+        f'{len(ids):,} are missing); encode the training corpus'
+      )
+    return places
+
+  def _read(self, places: jt.Int64[np.ndarray, ' n']) -> jt.Float32[np.ndarray, 'n H']:
+    vectors = np.empty((len(places), self.width), np.float32)
+    files = np.searchsorted(self._starts, places, side='right') - 1
+    for number in np.unique(files):
+      where, file = np.flatnonzero(files == number), self._files[number]
+      rows = places[where] - self._starts[number]
+      vectors[where] = file.take(rows) if isinstance(file, embeddings.ShardRows) else file[rows]
+    return vectors
+
+
+def check_corpus_negatives(config: ConfigDict, devices: Mesh) -> None:
+  """Raises InputError for invalid corpus negatives."""
+  if config.corpus_negatives < 0 and config.negatives:
+    raise InputError(
+      f'config.negatives: {config.negatives}, but config.corpus_negatives=-1 includes them; set '
+      'config.negatives=0'
+    )
+  parts = meshes.batch_devices(devices)
+  if config.corpus_negatives > 0 and config.corpus_negatives % parts:
+    raise InputError(
+      f'config.corpus_negatives: {config.corpus_negatives} is not a multiple of the {parts} devices'
+    )
+
+
+def files(config: ConfigDict) -> dict[str, epath.Path]:
+  """The files of given vectors, by role."""
+  given = config.data.passage_embeddings
+  if not given:
+    return {}
+  if given.endswith('.npy'):
+    found = {'passage embeddings': given, 'ids of the passage embeddings': _ids_of(given)}
+    return {role: base_files.regular_file(path, role) for role, path in found.items()}
+  folder = embeddings.load_embeddings(given, verify=False).folder
+  return {'passage embeddings': folder / manifest.MANIFEST}
+
+
+def open_passages(
+  source: sources.Source,
+  tokens: token_cache.TokenCache,
+  config: ConfigDict,
+  workdir: epath.Path,
+  tokenizer: Tokenizer,
+) -> DiskVectors:
+  """The vectors of the passages in a cache made from ``source``. All processes call this."""
+  encoder = _encoder(config, workdir, tokenizer)
+  process, processes = jax.process_index(), jax.process_count()
+  dataset = sources.load_dataset(source)
+  given = config.data.passage_embeddings
+  made = not given or given.endswith('.npy')
+  folder = workdir / FOLDER if made else given
+  if made:
+    texts = list(dataset.passages)
+    folders.fill_folder(
+      encoder,
+      'passage',
+      texts,
+      folder,
+      source=str(dataset.files['corpus']),
+      shard_rows=_SHARD_ROWS,
+      vectors=_vectors_of(given, texts, encoder) if given else None,
+    )
+    distributed.barrier('passages')  # process 0 has finished the folder
+  found = embeddings.load_embeddings(folder, process=process, processes=processes)
+  if not made:
+    found.check_side('passage', _OPTION)
+    manifest.check_same_space(
+      _OPTION,
+      found.meta.space(),
+      'the backbone of this config',
+      folders.describe(encoder, 'passage', found.meta.dtype, '').space(),
+      'set config.pooling, config.normalize, config.data.passage_max_length and '
+      'config.data.passage_prefix as in the folder, or encode again',
+    )
+  passages = DiskVectors(found, tokens.passage_ids(np.arange(tokens.num_passages)))
+  # The digest of a larger folder cannot be compared.
+  if (
+    not made
+    and len(found) == dataset.total_passages()
+    and digest(dataset.passages) != found.meta.input_sha256
+  ):
+    raise InputError(
+      f'{_OPTION}: {folder} was made from other texts, or in another order, than '
+      f'{dataset.files["corpus"]}; encode that file again'
+    )
+  return passages
+
+
+def open_queries(
+  source: sources.Source,
+  tokens: token_cache.TokenCache,
+  config: ConfigDict,
+  workdir: epath.Path,
+  tokenizer: Tokenizer,
+) -> DiskVectors:
+  """The frozen vectors of the queries in a cache, for regularization; kept in the workdir.
+
+  They save a forward pass in every update. All processes call this.
+  """
+  dataset, folder = sources.load_dataset(source), workdir / _QUERIES
+  encoder = _encoder(config, workdir, tokenizer)
+  texts = dataset.queries
+  named = str(dataset.files['queries'])
+  folders.fill_folder(encoder, 'query', texts, folder, source=named, shard_rows=_SHARD_ROWS)
+  distributed.barrier('queries')  # process 0 has finished the folder
+  process, processes = jax.process_index(), jax.process_count()
+  found = embeddings.load_embeddings(folder, process=process, processes=processes)
+  return DiskVectors(found, tokens.query_ids(np.arange(tokens.num_queries)))
+
+
+def arrays(
+  config: ConfigDict, passages: DiskVectors | None, rows: jt.Int32[np.ndarray, ' M']
+) -> dict[str, np.ndarray]:
+  """``TrainingData.arrays`` with the whole corpus, if all of it serves as negatives.
+
+  ``rows`` are passages with distinct tokens.
+  """
+  if passages is None or config.corpus_negatives >= 0:
+    return {}
+  return {contrastive.VECTORS: passages.take(rows), contrastive.ROWS: rows}
+
+
+def _ids_of(path: str) -> str:
+  """The file beside a .npy with the ids of its rows, one a line."""
+  return path.removesuffix('.npy') + '.txt'
+
+
+def _vectors_of(
+  path: str, texts: Sequence[Text], encoder: Encoder
+) -> Callable[[slice], jt.Float[np.ndarray, 'n H']]:
+  """The vectors of these texts from a .npy, which may have more rows, in any order."""
+  ids = read_ids(_ids_of(path), 'ids of the passage embeddings')
+  rows = embeddings.open_array(path, len(ids))
+  if rows.shape[1] != (width := encoder.backbones['passage'].config.vector_size):
+    raise InputError(
+      f'{_OPTION}: {path} has {rows.shape[1]} dimensions, but the backbone has {width}'
+    )
+  place_of = {id_: place for place, id_ in enumerate(ids)}
+  if missing := [text.id for text in texts if text.id not in place_of]:
+    raise InputError(
+      f'{_OPTION}: {_ids_of(path)} has no passage {missing[0]!r:.60} ({len(missing):,} of '
+      f'{len(texts):,} are missing)'
+    )
+  values = np.asarray(rows)
+  places = np.array([place_of[text.id] for text in texts])
+  chosen = np.unique(np.linspace(0, len(texts) - 1, _COMPARED).astype(int))
+  own = encoder.encode([texts[i].text for i in chosen], 'passage')
+  there = values[places[chosen]].astype(np.float32)
+  # The vector of an empty text may be zero.
+  apart = np.linalg.norm(there - own, axis=1) / np.maximum(np.linalg.norm(own, axis=1), 1e-6)
+  if not (worst := float(apart.max())) <= _MOST_APART:
+    id_ = texts[chosen[np.argmax(apart)]].id
+    raise InputError(
+      f'{_OPTION}: {path} differs from the backbone by {worst:.0%} for {id_!r:.60}; compare '
+      'config.pooling, config.normalize, config.data.passage_max_length, '
+      'config.data.passage_prefix and the model'
+    )
+  return lambda some: values[places[some]]
+
+
+def _encoder(config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer) -> Encoder:
+  """The base encoder, loaded as in ``dprjax.encode`` with the settings of this config."""
+  backbone = hub.load_backbone(configs.backbone_path(config, workdir), on_disk=True)
+  return Encoder(
+    dict.fromkeys(SIDES, backbone),
+    tokenizer,
+    {UNNAMED: BankEntry(None, vector_spec.of_config(config))},
+    batch_size=config.eval.batch_size,
+    dtype=config.backbone.dtype,
+  )

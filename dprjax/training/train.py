@@ -1,0 +1,294 @@
+"""Training with any method."""
+
+import functools
+import logging
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+from etils import epath
+
+from dprjax.base import compiled, distributed, mesh, tree
+from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
+from dprjax.models import adapter as adapters
+from dprjax.models import artifact, hub
+from dprjax.models.head_specs import HEADS, Head
+from dprjax.retrieval import choosing
+from dprjax.text import seen, tokenizing
+from dprjax.training import baseline, earlier, optim, selection, trackers
+from dprjax.training import choice as choices
+from dprjax.training import config as configs
+from dprjax.training import method as methods
+from dprjax.training import workdir as workdirs
+from dprjax.training.loop import Loop, Setup
+from dprjax.training.selection import Result, Trial
+
+logger = logging.getLogger('dprjax')
+
+# For a backbone from scratch: the kind of vocabulary, by architecture.
+VOCABULARIES = {
+  'wordpiece': (tokenizing.train_wordpiece, 'bert'),
+  'sentencepiece': (tokenizing.train_sentencepiece, 'xlm-roberta'),
+}
+
+
+def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
+  """Trains ``config`` in ``workdir``, from its latest checkpoint if there is one."""
+  experiments = configs.resolve(config)
+  trackers.check(config.log.to)
+  devices = mesh.make_mesh(config.mesh)
+  for name, one in experiments.items():
+    try:
+      methods.of(one)
+      chunks = one.grad_cache * one.accumulate
+      mesh.check_batch(devices, one.batch_size * one.accumulate, chunks)
+    except InputError as error:
+      raise InputError(f'alternative {name}: {error}' if name else str(error)) from error
+  given = configs.to_json(config)
+  if distributed.agree(given) != given:
+    raise InputError(
+      f'process {jax.process_index()} has another --config than process 0; give all processes the '
+      'same'
+    )
+  workdirs.check_folders(config, workdirs.inputs(config))
+  main = jax.process_index() == 0
+  say = logger.info if main else logger.debug
+  train_one = functools.partial(_train, devices, say)
+  if '' in experiments:
+    return train_one(Trial(experiments[''], epath.Path(workdir)))
+  with workdirs.claim(workdir, workdirs.TRAINING, workdirs.inputs(config), lock=main) as claimed:
+    (configs.claim_workdir if main else configs.check_workdir)(config, claimed)
+    return selection.choose_alternative(experiments, claimed, train_one, say)
+
+
+def _train(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Trial) -> Result:
+  """``train`` for one experiment."""
+  lock, inputs = jax.process_index() == 0, workdirs.inputs(part.config)
+  with workdirs.claim(part.workdir, workdirs.TRAINING, inputs, lock=lock) as workdir:
+    setup, folds = prepare(part._replace(workdir=workdir), devices, say)
+    start = choice = None
+    if setup.data.frozen is not None:
+      start = baseline.scores(workdir, setup.config.eval.measure, setup.data.frozen)
+      if nothing_left(setup, start):
+        return Result(0, None, None, saturated=True)
+    if folds is not None:
+      train_one = functools.partial(_train, devices, say)
+      choice = selection.choose_steps(setup.config, workdir, folds, train_one, say)
+      if choice is None:
+        return Result(0, None, None, done=False)
+      if not part.whole:
+        return Result(0, None, None, gain=choice.gain)
+    with Loop(setup, part, choice) as run:
+      if run.evaluates and start is None:
+        start = baseline.scores(workdir, setup.config.eval.measure, run.baseline)
+        if nothing_left(setup, start):
+          return Result(0, None, None, saturated=True)
+      run.begin(start)
+      if setup.config.init_from and (warning := earlier.seen_before(workdir)):
+        logger.warning('%s', warning)
+      while run.goes_on:
+        run.advance()
+        if run.save(run.evaluate()):
+          return run.result()
+      run.finish()
+      settle(setup, part)
+      say(f'{run.ended}. {what_next(setup, part, run.standing.gain)}')
+      return run.result()
+
+
+def prepare(
+  part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None]
+) -> tuple[Setup, methods.Folds | None]:
+  """Prepares text, backbone and parameters, everything that can fail before training; and the
+  folds.
+  """
+  given, workdir, main = part.config, part.workdir, jax.process_index() == 0
+  method = methods.load(given.method)
+  config = configs.settle(given, devices.devices.flat[0].platform)
+  configs.check_workdir(given, workdir)
+  compiled.keep(config.compilation_cache)
+  path = configs.backbone_path(config, workdir)
+  with distributed.turn():
+    texts = method.data(config.data, config, workdir, devices)
+    if path == config.backbone.path:
+      hub.check_readable(path)
+    if main:
+      configs.claim_workdir(given, workdir)
+    make_backbone(config, workdir, texts.read, method.needs)
+  if texts.folds is not None:
+    config = configs.replace(
+      config, selection.fit(config, texts.folds, mesh.batch_devices(devices))
+    )
+    if config.batch_size < given.batch_size:
+      queries = counted(texts.folds.queries, 'training queries')
+      say(f'a fold leaves {queries}: config.batch_size is {config.batch_size}')
+  backbone = hub.load_backbone(path, heads=method.parts, on_disk=True)
+  tokenizer = tokenizing.load_tokenizer(backbone.path)
+  hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
+  model = method.build(config, backbone.config, devices, tokenizer)
+  prompt = None
+  if config.prompt.init_from:
+    prompt = artifact.load_prompt_for(config.prompt.init_from, tokenizer.sha256, backbone)
+  elif 'prompt.init_text' in method.options and (start := start_text(config, backbone.config)):
+    prompt = prompt_of_text(config, backbone, tokenizer, start)
+  parts = methods.Parts(backbone.params, backbone.heads, prompt, texts.parts, backbone.sha256)
+  key = jax.random.fold_in(jax.random.key(config.seed), 0)
+  params = tree.flatten(model.init(parts, key))
+  trainable = tree.trainable_names(config.trainable, list(params))
+  optim.match_rules(config.optim, trainable)
+  known: seen.Seen = {} if prompt is None else prompt.queries
+  files = {**texts.files, **workdirs.model_files(config, backbone.path)}
+  if config.init_from:
+    before = earlier.load(config, backbone.sha256, {name: params[name] for name in trainable})
+    params, known, files = {**params, **before.params}, before.queries, {**files, **before.files}
+  if main:
+    workdirs.begin(workdir, files)
+    if known:
+      seen.write(workdir / earlier.QUERIES, known)
+  data = texts.open(tokenizer, backbone.config)
+  setup = Setup(config, workdir, devices, backbone, model, params, trainable, data, say)
+  return setup, texts.folds
+
+
+def start_text(config: ml_collections.ConfigDict, model: Any) -> str:
+  """The text that initializes a new prompt; '': random numbers."""
+  settings = config.prompt
+  if settings.init_text != 'auto':
+    return settings.init_text
+  training = adapters.find(settings.kind, 'config.prompt.kind').training
+  can = training is not None and training.of_text is not None and settings.reparam == 'none'
+  return configs.START if settings.length and can and model.causal else ''
+
+
+def prompt_of_text(
+  config: ml_collections.ConfigDict,
+  backbone: hub.Backbone,
+  tokenizer: tokenizing.Tokenizer,
+  start: str,
+) -> artifact.Prompt:
+  """The adapter initialized from a text, without special tokens."""
+  settings = config.prompt
+  training = adapters.find(settings.kind, 'config.prompt.kind').training
+  if training is None or training.of_text is None:
+    raise InputError(
+      f'config.prompt.init_text: a prompt of kind {settings.kind!r} cannot start from text'
+    )
+  (tokens,) = tokenizer.encode_bare([start]).values()
+  if not len(tokens):
+    raise InputError(f'config.prompt.init_text: {start!r:.60} has no tokens')
+  tokens = np.resize(tokens, settings.length)  # cut, or repeated
+  arrays = training.of_text(config, backbone.config, backbone.params, tokens)
+  return artifact.Prompt({'kind': settings.kind}, arrays, 'config.prompt.init_text')
+
+
+def nothing_left(setup: Setup, start: methods.Scores) -> bool:
+  """Whether no gain over ``start`` could be significant; if so, logs it and writes a file. All
+  processes call it. A training that has begun continues.
+  """
+  config, workdir, why = setup.config, setup.workdir, ''
+  if config.eval.skip_saturated and not config.data.fold and not workdirs.begun(workdir):
+    why = distributed.agree(baseline.saturated(config.eval.measure, start))
+  if jax.process_index() == 0:
+    workdirs.write_saturated(workdir, why)
+  if why:
+    setup.say(f'nothing is trained: {why}')
+  return bool(why)
+
+
+def settle(setup: Setup, part: Trial) -> None:
+  """Chooses among candidates in a run without alternatives, with ``config.eval.choose``."""
+  workdir, config = setup.workdir, setup.config
+  alone = part.whole and workdirs.top(workdir) == workdir
+  measured = alone and config.eval.choose and jax.process_index() == 0
+  if measured and (workdir / workdirs.BASELINE).exists():
+    selection.decide(workdir, {choices.model_name(config): workdir})
+
+
+def what_next(setup: Setup, part: Trial, gain: baseline.Gain | None) -> str:
+  """The verdict on a finished training, and the next command."""
+  config = setup.config
+  if not part.whole and gain is not None:  # not the final model
+    return f'{gain.verdict}.'
+  only_prompts = all(name.startswith('prompt/') for name in config.trainable)
+  out = 'prompt.npz' if config.prompt.length or only_prompts else 'DIR'
+  command = f'python -m dprjax.export --workdir={shlex.quote(str(setup.workdir))} --out={out}'
+  if methods.outside(config.method):
+    command += f' --method={config.method}'
+  if gain is None:
+    return f'Next: {command}'
+  if setup.config.eval.choose and (kept := choices.read(workdirs.top(setup.workdir))) is not None:
+    return _next_of_choice(setup, kept, command, out)
+  if gain.difference > 0 or methods.load(config.method).intermediate(config, setup.trainable):
+    return f'{gain.verdict}. Next: {command}'
+  return f'{gain.verdict}. Keep the model as it was; to export this one anyway: {command} --force'
+
+
+def _next_of_choice(setup: Setup, kept: choices.Kept, command: str, out: str) -> str:
+  """The verdict on a choice among candidates, and the next command."""
+  top = workdirs.top(setup.workdir)
+  model = choices.trained_model(setup.workdir, setup.config)
+  chosen, own = kept.choice.candidate, kept.best_of(model)[1]
+  said = f'chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
+  if chosen.model == model:
+    hybrid = _hybrid(setup, choices.beside(epath.Path(out)), out) if chosen.fused else ''
+    return f'{said}. Next: {command}{hybrid}'
+  use = 'Use the encoder as it is'
+  if chosen.model == choosing.BM25.model:
+    use = 'Use only BM25'
+  elif chosen.fused:
+    use = f'{use}, with BM25:{_hybrid(setup, top / workdirs.FUSION)}\n'
+  force = ' --force' if own.expected <= 0 else ''
+  return f'{said}. {use}; to export the trained one anyway: {command}{force}'
+
+
+def _hybrid(setup: Setup, weights: epath.Path, model: str = '') -> str:
+  """The commands of a search with an exported model (or none) and BM25."""
+  path = setup.config.backbone.path
+  backbone = shlex.quote(setup.backbone.path if path.startswith('scratch:') else path)
+  encoder = f'{backbone} --prompt={model}' if model.endswith('.npz') else model or backbone
+  corpus, queries = (
+    shlex.quote(str(file)) if file.exists() else name.upper()
+    for name in ('corpus', 'queries')
+    for file in [epath.Path(setup.config.data.dir) / f'{name}.jsonl']
+  )
+  return f"""
+  dprjax encode --backbone={encoder} --side=passage --input={corpus} --out=vectors/corpus
+  dprjax encode --backbone={encoder} --side=query --input={queries} --out=vectors/queries
+  dprjax bm25 --corpus={corpus} --queries={queries} --index_dir=bm25 --out=bm25.trec
+  dprjax search --corpus=vectors/corpus --queries=vectors/queries --texts={queries} \
+--bm25_index=bm25 --hybrid={shlex.quote(str(weights))} --out=run.trec"""
+
+
+def make_backbone(
+  config: ml_collections.FrozenConfigDict,
+  workdir: epath.Path,
+  read: Callable[[], Iterator[str]],
+  needs: Sequence[str] = (),
+) -> None:
+  """Makes a backbone from scratch in the workdir, if the config asks for one.
+
+  Its vocabulary is trained on the texts of ``read``; ``needs`` are its heads, names of
+  ``head_specs.HEADS``.
+  """
+  path = configs.backbone_path(config, workdir)
+  if config.backbone.path.startswith('scratch:') and not epath.Path(path).exists():
+    with tempfile.TemporaryDirectory() as folder:
+      learn, model_type = VOCABULARIES[config.backbone.vocabulary]
+      tokenizer = learn(read(), config.backbone.vocab_size, folder)
+      model = hub.scratch_config(
+        config.backbone.path.removeprefix('scratch:'),
+        tokenizer.vocab_size,
+        model_type=model_type,
+        pad_token_id=tokenizer.pad_id,
+      )
+      params = hub.init_params(model, jax.random.key(config.seed))
+      heads = {
+        name: Head(jax.device_get(HEADS[name].init(model, jax.random.key(config.seed))))
+        for name in needs
+      }
+      hub.save_backbone(path, model, params, source=folder, heads=heads)

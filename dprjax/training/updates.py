@@ -1,0 +1,264 @@
+"""Places the parameters of a training on a mesh, and makes its update.
+
+`dprjax.train` runs the update; `dprjax.planning` compiles it from shapes.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dprjax.base import mesh, tree
+from dprjax.models import encoder_config
+from dprjax.training import method as methods
+from dprjax.training import optim
+
+
+class State(NamedTuple):
+  """The state changed by a step.
+
+  ``average`` is the average of trained parameters, with ``config.ema`` or
+  ``config.weight_interpolation``; ``start`` has their initial values, with
+  ``config.weight_interpolation``.
+  """
+
+  trainable: dict[str, Any]
+  opt_state: Any
+  average: dict[str, Any] | None = None
+  start: dict[str, Any] | None = None
+
+  @property
+  def model(self) -> dict[str, jax.Array]:
+    """The trained parameters for evaluation, checkpoints and export."""
+    return self.trainable if self.average is None else self.average
+
+  @property
+  def rest(self) -> Any:
+    """The content of a checkpoint besides ``model``."""
+    if self.average is None:
+      return self.opt_state
+    found = {'optimizer': self.opt_state, 'trainable': self.trainable}
+    return found if self.start is None else found | {'start': self.start}
+
+  def restored(self, model: dict[str, jax.Array], rest: Any) -> 'State':
+    """The inverse of ``model`` and ``rest``."""
+    if self.average is None:
+      return State(model, rest)
+    return State(rest['trainable'], rest['optimizer'], model, rest.get('start'))
+
+
+class ParameterLayout(NamedTuple):
+  """The trained parameters and the placement of all.
+
+  ``optimizer`` is for a tree of all names, see ``optim.make_optimizer``. ``interpolate`` is the
+  weight of trained parameters against initial ones in scored parameters.
+  """
+
+  dtypes: Mapping[str, np.dtype]
+  shardings: Mapping[str, NamedSharding]
+  trainable: frozenset[str]
+  optimizer: optax.GradientTransformation
+  devices: Mesh
+  ema: float
+  interpolate: float
+
+  @property
+  def average(self) -> bool:
+    """Whether the scored parameters differ from the trained ones."""
+    return bool(self.ema) or self.start
+
+  @property
+  def start(self) -> bool:
+    """Whether the state keeps the initial parameters."""
+    return self.interpolate < 1
+
+  def put(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Places host arrays by name on the mesh."""
+    return {
+      name: mesh.put(leaf.astype(self.dtypes[name]), self.shardings[name])
+      for name, leaf in params.items()
+    }
+
+  def place(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.Array]]:
+    """The initial state and the frozen parameters, from host arrays by name."""
+    own = {name: leaf for name, leaf in params.items() if name in self.trainable}
+    trainable = self.put(own)
+    frozen = self.put({name: leaf for name, leaf in params.items() if name not in own})
+    opt_state = init_optimizer(
+      self.optimizer, trainable, list(frozen), self.shardings, self.devices
+    )
+    # In separate memory, since a step donates the state.
+    average, start = (self.put(own) if has else None for has in (self.average, self.start))
+    return State(trainable, opt_state, average, start), frozen
+
+  def shapes(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.ShapeDtypeStruct]]:
+    """Like ``place``, for shapes: allocates nothing and needs no devices."""
+    named = {
+      name: jax.ShapeDtypeStruct(leaf.shape, self.dtypes[name], sharding=self.shardings[name])
+      for name, leaf in params.items()
+    }
+    trainable = {name: leaf for name, leaf in named.items() if name in self.trainable}
+    frozen = {name: leaf for name, leaf in named.items() if name not in self.trainable}
+    shapes, shardings = _optimizer_state(
+      self.optimizer, trainable, list(frozen), self.shardings, self.devices
+    )
+    opt_state = jax.tree.map(
+      lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+      shapes,
+      shardings,
+    )
+    average, start = (dict(trainable) if has else None for has in (self.average, self.start))
+    return State(trainable, opt_state, average, start), frozen
+
+
+def lay_out(
+  config: ml_collections.FrozenConfigDict,
+  params: Mapping[str, Any],
+  trainable: Collection[str],
+  devices: Mesh,
+  steps: int,
+  examples: int = 1,
+  sharding: Sequence[tuple[str, P]] = (),
+) -> ParameterLayout:
+  """The layout of the parameters of a training.
+
+  Args:
+    steps: length of the schedule, in updates.
+    examples: of an epoch, for ``config.weight_interpolation``.
+    sharding: rules that precede ``mesh.RULES``; a name without a rule raises InputError.
+  """
+  # Trained parameters are always float32, since lower precision would lose small updates.
+  frozen = encoder_config.arithmetic(
+    config.backbone.frozen_dtype, 'config.backbone.frozen_dtype'
+  ).activations
+  dtypes = {name: jnp.dtype('float32') if name in trainable else frozen for name in params}
+  return ParameterLayout(
+    dtypes,
+    mesh.param_shardings(devices, params, sharding),
+    frozenset(trainable),
+    optim.make_optimizer(config.optim, list(params), trainable, steps),
+    devices,
+    config.ema,
+    examples / (examples + config.weight_interpolation),
+  )
+
+
+def init_optimizer(
+  optimizer: optax.GradientTransformation,
+  trainable: dict[str, jax.Array],
+  frozen: Sequence[str],
+  shardings: Mapping[str, Any],
+  devices: Mesh,
+) -> Any:
+  """The optimiser state, with moments placed like their parameters."""
+  _, out = _optimizer_state(optimizer, trainable, frozen, shardings, devices)
+  return jax.jit(
+    lambda trainable: optimizer.init(optim.with_placeholders(trainable, frozen)), out_shardings=out
+  )(trainable)
+
+
+def _optimizer_state(
+  optimizer: optax.GradientTransformation,
+  trainable: Mapping[str, Any],
+  frozen: Sequence[str],
+  shardings: Mapping[str, Any],
+  devices: Mesh,
+) -> tuple[Any, Any]:
+  """Shapes and shardings of the optimiser state."""
+  shapes = jax.eval_shape(
+    lambda trainable: optimizer.init(optim.with_placeholders(trainable, frozen)), trainable
+  )
+
+  def place(path: tuple[Any, ...], _: Any) -> Any:
+    names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+    return shardings[names[-1]] if names and names[-1] in trainable else mesh.replicated(devices)
+
+  return shapes, jax.tree_util.tree_map_with_path(place, shapes)
+
+
+def make_update(
+  model: methods.Model,
+  optimizer: optax.GradientTransformation,
+  frozen_names: Sequence[str],
+  ema: float = 0.0,
+  interpolate: float = 1.0,
+) -> Any:
+  """The jitted step: ``(state, frozen, batch, key, number) -> (state, metrics)``.
+
+  The state is donated. Its average, if any, has decay ``ema``; ``interpolate`` mixes averaged
+  parameters with the initial ones: WiSE-FT (Wortsman et al., 2022, equation 1).
+  """
+
+  def update(
+    state: State,
+    frozen: dict[str, jax.Array],
+    batch: dict[str, jax.Array],
+    key: jax.Array,
+    number: int,
+  ) -> tuple[State, dict[str, jax.Array]]:
+    step_key = jax.random.fold_in(key, number)
+
+    # Frozen weights get no gradient.
+    def loss(trainable: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+      return model.loss(tree.unflatten({**frozen, **trainable}), batch, step_key)
+
+    (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
+    updates, opt_state = optimizer.update(
+      optim.with_placeholders(gradient, frozen_names),
+      state.opt_state,
+      optim.with_placeholders(state.trainable, frozen_names),
+    )
+    trainable = optax.apply_updates(
+      state.trainable, {name: updates[name] for name in state.trainable}
+    )
+    average = state.average
+    if average is not None:
+      # A smaller decay in the first steps forgets the start faster.
+      past = jnp.asarray(number, jnp.float32)
+      decay = jnp.minimum(ema, (1 + past) / (10 + past))
+      scored = trainable
+      if state.start is not None:
+        scored = {
+          name: start + interpolate * (trainable[name] - start)
+          for name, start in state.start.items()
+        }
+      average = {name: decay * average[name] + (1 - decay) * new for name, new in scored.items()}
+    return State(trainable, opt_state, average, state.start), metrics | {
+      'gradient_norm': optax.tree.norm(gradient),
+      'update_norm': optax.tree.norm({name: updates[name] for name in state.trainable}),
+    }
+
+  return jax.jit(update, donate_argnums=0)
+
+
+def lower(
+  config: ml_collections.FrozenConfigDict,
+  model: methods.Model,
+  layout: ParameterLayout,
+  params: Mapping[str, Any],
+  batch: Mapping[str, jax.ShapeDtypeStruct],
+) -> jax.stages.Lowered:
+  """The update of `dprjax.train`, lowered from shapes.
+
+  ``params`` are shapes by flat names, ``batch`` the shapes of the global batch.
+  """
+  state, frozen = layout.shapes(params)
+  whole = mesh.replicated(layout.devices)
+  rows = NamedSharding(layout.devices, P(mesh.BATCH))
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  return make_update(model, layout.optimizer, list(frozen), layout.ema, layout.interpolate).lower(
+    state,
+    frozen,
+    {
+      name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows)
+      for name, leaf in batch.items()
+    },
+    jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=whole),
+    jax.ShapeDtypeStruct((), jnp.int32, sharding=whole, weak_type=True),  # a Python number
+  )

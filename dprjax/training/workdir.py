@@ -1,0 +1,237 @@
+"""The folders of runs: claims, marks and inputs.
+
+`dprjax.json` in a workdir names the kind of run and, for a training, has the SHA-256 of its input
+files (`begin`).
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import ml_collections
+import msgspec
+from etils import epath
+
+from dprjax.base import files, outputs, provenance, reading, repository
+from dprjax.base.errors import InputError
+from dprjax.text import seen
+from dprjax.training import config as configs
+
+BASELINE = 'baseline.json'  # dev scores before the first step
+SELECTION = (
+  'selection.json'  # the choice by held-out queries: an alternative, or a number of updates
+)
+FOLDS, ALTERNATIVES = 'folds', 'alternatives'  # folders of trainings for the choice
+WHOLE = 'whole.json'  # score of the best checkpoint in the whole corpus
+CHOSEN = 'choice.json'  # estimates of all candidates by held-out queries
+FUSION = 'fusion.json'  # the weights, if the choice is a fusion
+SATURATED = 'saturated.json'  # the reason why nothing was trained
+_SATURATED = 'dprjax.saturated'  # its format
+DEV = 'dev.tsv'  # judgements of the held-out queries
+MEASURED = (BASELINE, SELECTION, WHOLE, SATURATED, CHOSEN, FUSION)
+_QUERIES = 'queries*.npz'  # hashes of the queries used for training and choice
+CHOICE = 'dprjax.selection'  # the format of the selection
+TRAINING, PIPELINE, QUICKSTART = 'dprjax.training', 'dprjax.pipeline', 'dprjax.quickstart'
+FIT = 'dprjax.fit'
+_NAMES = {
+  TRAINING: 'a training of dprjax.train',
+  PIPELINE: 'a run of dprjax.pipeline',
+  QUICKSTART: 'a comparison of dprjax.quickstart',
+  FIT: 'a training of dprjax.fit',
+}
+
+
+@contextlib.contextmanager
+def claim(
+  workdir: files.PathLike,
+  kind: str,
+  inputs: outputs.Inputs,
+  *,
+  flag: str = '--workdir',
+  lock: bool = True,
+) -> Iterator[epath.Path]:
+  """Claims and marks the folder of a run. If nothing else was made, it is removed.
+
+  Args:
+    kind: of run: ``TRAINING``, ``PIPELINE``, ``QUICKSTART`` or ``FIT``.
+    lock: False in all but one of several processes that work together.
+  """
+
+  def ours(folder: epath.Path) -> bool:
+    marked = provenance.read_mark(folder).get('format')
+    return marked == kind
+
+  with outputs.claim_folder(
+    workdir, inputs, what=_NAMES[kind], ours=ours, flag=flag, grows=True, lock=lock
+  ) as path:
+    if not lock:
+      yield path
+      return
+    fresh = not path.exists() or outputs.is_vacant(path)
+    if not (path / provenance.MARK).exists():
+      provenance.write_mark(path, kind)
+    try:
+      yield path
+    except BaseException:  # also after an interrupt
+      ours_alone = {provenance.MARK, outputs.LOCK, 'config.json'}
+      if fresh and {item.name for item in path.iterdir()} <= ours_alone:
+        for name in (provenance.MARK, 'config.json'):
+          (path / name).unlink(missing_ok=True)
+      raise
+
+
+def top(workdir: epath.Path) -> epath.Path:
+  """The workdir of the run that a fold or alternative belongs to, or the workdir itself."""
+  while workdir.parent.name in (FOLDS, ALTERNATIVES):
+    above = workdir.parent.parent
+    if provenance.read_mark(above).get('format') != TRAINING:
+      break
+    workdir = above
+  return workdir
+
+
+def begun(workdir: epath.Path) -> bool:
+  """Whether a training in this workdir has a checkpoint or folds."""
+  return _has_checkpoint(workdir) or (workdir / FOLDS).exists()
+
+
+def _has_checkpoint(workdir: epath.Path) -> bool:
+  checkpoints = workdir / 'checkpoints'
+  return checkpoints.is_dir() and any(path.name.isdecimal() for path in checkpoints.iterdir())
+
+
+def write_saturated(workdir: epath.Path, why: str) -> None:
+  """Writes the reason why nothing was trained; without a reason, removes the file."""
+  if why:
+    files.write_json(workdir / SATURATED, {'format': _SATURATED, 'why': why})
+  else:
+    (workdir / SATURATED).unlink(missing_ok=True)
+
+
+def show_held_out(workdir: epath.Path, chosen: str) -> None:
+  """Copies the judgements of held-out queries from the chosen alternative."""
+  if (found := alternative(workdir, chosen) / DEV).exists():
+    files.clear(workdir / DEV)
+    found.copy(workdir / DEV, overwrite=True)
+
+
+def seen_queries(workdir: epath.Path) -> seen.Seen:
+  """Hashes of the queries used for training and choice in a run."""
+  return seen.join(*map(seen.read, sorted(workdir.glob(_QUERIES), key=str)))
+
+
+def alternative(workdir: epath.Path, name: str) -> epath.Path:
+  """The workdir of one of ``config.alternatives``."""
+  return workdir / ALTERNATIVES / name
+
+
+class _Saturated(msgspec.Struct):
+  format: Literal['dprjax.saturated']
+  why: str
+
+
+def trained(workdir: files.PathLike) -> epath.Path:
+  """The workdir with the checkpoints of a run: its own, or that of the chosen alternative."""
+  config, workdir = configs.load_workdir(workdir), epath.Path(workdir)
+  for folder in (workdir, *(alternative(workdir, name) for name in config.alternatives)):
+    if (folder / SATURATED).exists():
+      saturated = reading.read(folder / SATURATED, 'record', _Saturated)
+      raise InputError(f'{workdir}: nothing was trained: {saturated.why}')
+  if not config.alternatives:
+    return workdir
+  path = epath.Path(workdir) / SELECTION
+  best = reading.read_json_object(path, 'selection').get('chosen') if path.exists() else ''
+  if best not in config.alternatives:
+    folders = ' or '.join(str(alternative(workdir, name)) for name in config.alternatives)
+    raise InputError(
+      f'{workdir}: no alternative is chosen yet; run its training to the end, or name {folders}'
+    )
+  return alternative(workdir, str(best))
+
+
+def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """The inputs of a training by flag, hub ids included."""
+  folder = config.data.dir
+  parts = [folder, *(part.strip() for part in folder.split(','))]
+  if config.data.format in ('auto', 'beir', 'msmarco'):  # which read no other folders below
+    parts = [inside for part in parts for inside in _files_of(part)]
+  scratch = config.backbone.path.startswith('scratch:')
+  tasks = {
+    f'--config.tasks.{name}.data.{option}': entry.data[option]
+    for name, entry in config.tasks.items()
+    for option in ('dir', 'mined_negatives')
+    if option == 'mined_negatives' or entry.data.format != 'docstrings'
+  }
+  prompts = {f'--config.tasks.{name}.prompt': entry.prompt for name, entry in config.tasks.items()}
+  return (
+    tasks
+    | prompts
+    | {
+      '--config.adapt.prompts': [part.strip() for part in config.adapt.prompts.split(',')],
+      '--config.data.dir': [] if config.data.format == 'docstrings' else parts,
+      '--config.data.mined_negatives': config.data.mined_negatives,
+      '--config.distillation.scores': config.distillation.scores,
+      '--config.data.passage_embeddings': config.data.passage_embeddings,
+      '--config.init_from': [
+        f'{config.init_from}/{name}' for name in ('checkpoints', ALTERNATIVES) if config.init_from
+      ],
+      '--config.prompt.init_from': config.prompt.init_from,
+      '--config.backbone.path': None if scratch else config.backbone.path,
+    }
+  )
+
+
+def _files_of(path: str) -> list[str]:
+  """The files and judgements in a folder; another path alone."""
+  if not path or not (folder := epath.Path(path)).is_dir():
+    return [path]
+  direct = [str(inside) for inside in folder.iterdir() if not inside.is_dir()]
+  return [*direct, str(folder / 'qrels')]
+
+
+def check_folders(config: ml_collections.ConfigDict, inputs: outputs.Inputs) -> None:
+  """Raises InputError if an output folder of a training is an input."""
+  for option, folder in (
+    ('data.token_cache', config.data.token_cache),
+    ('compilation_cache', config.compilation_cache),
+  ):
+    if folder in ('', 'auto'):
+      continue
+    flag = f'--config.{option}'
+    outputs.check_name(folder, flag)
+    outputs.check_apart(folder, inputs, flag)
+
+
+def model_files(config: ml_collections.ConfigDict, folder: str) -> dict[str, epath.Path]:
+  """The files of the initial model of a training, by role."""
+  found = {
+    f'backbone ({path.name})': path
+    for path in sorted(epath.Path(folder).iterdir(), key=str)
+    if path.suffix in ('.json', '.safetensors', '.txt', '.model') and not path.is_dir()
+  }
+  if config.prompt.init_from:
+    found['config.prompt.init_from'] = repository.locate(
+      config.prompt.init_from, 'prompt.npz', 'config.prompt.init_from'
+    )
+  return found
+
+
+def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
+  """Records the input files of a training, or compares them once there is a checkpoint."""
+  before = provenance.read_mark(workdir).get('inputs')
+  if not _has_checkpoint(workdir):
+    if before is None or provenance.changes(before, sources):
+      for path in (*(workdir / name for name in MEASURED), *workdir.glob(_QUERIES)):
+        path.unlink(missing_ok=True)  # made from other files
+      provenance.write_mark(workdir, TRAINING, inputs=provenance.stamp(sources))
+    return
+  if not isinstance(before, dict):
+    return
+  for role in provenance.changes(before, sources):
+    if role in sources and role in before:
+      what = f'{role} file {sources[role]} differs from the one'
+    else:
+      what = f'{role} file is {"new" if role in sources else "missing"}, unlike those'
+    raise InputError(
+      f'the {what} that {workdir} began with; put it back, or choose a fresh --workdir'
+    )

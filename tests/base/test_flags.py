@@ -1,0 +1,133 @@
+"""Flags as the fields of a class: how words are read, and the text of --help."""
+
+import argparse
+import dataclasses
+
+import pytest
+
+from dprjax.base import flags
+from dprjax.base.flags import flag, group, switch
+from tests.refusals import named_in, refused
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inner:
+  deep: int = flag('how deep', 3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  name: str = flag('100 % of it')
+  count: int | None = flag('at most', None, least=0, most=100)
+  share: float = flag('of all', 0.5, most=1)
+  on: bool = flag('whether', True)
+  strict: bool = switch('fail')
+  kind: str = flag('', 'one', choices=('one', 'two'))
+  paths: tuple[str, ...] = flag('some', ())
+  words: tuple[int, ...] = flag('more', (1, 2), split=' ')
+  commas: tuple[int, ...] = flag('in one word', (1, 2), split=',')
+  pairs: tuple[tuple[str, str], ...] = flag('perhaps named', (), read=flags.maybe_named)
+  named: dict[str, str] = flag('by name', {})
+  source: str | None = flag('this', None, name='from', either='source')
+  other: bool = switch('or that', either='source')
+  place: str = flag('here', 'nowhere', env='DPRJAX_TEST_PLACE')
+  inner: Inner = group(Inner, 'below')
+
+
+def read(*words):
+  return flags.parse(Flags, ['--name=x', '--from=y', *words])[0]
+
+
+def test_what_is_not_given_has_its_default(monkeypatch):
+  monkeypatch.setenv('DPRJAX_TEST_PLACE', '')
+  assert read() == Flags(name='x', source='y')
+  assert Flags(name='x').named == {} and Flags(name='x').words == (1, 2)
+  assert flags.parse(Flags, ['--name=x', '--other'])[0] == Flags(name='x', other=True)
+
+
+@pytest.mark.parametrize(
+  ('words', 'field', 'value'),
+  [
+    (['--count=0'], 'count', 0),
+    (['--count', '100'], 'count', 100),
+    (['--share=1'], 'share', 1.0),
+    (['--on=False'], 'on', False),
+    (['--strict'], 'strict', True),
+    (['--paths=a', '--paths=b'], 'paths', ('a', 'b')),
+    (['--words', '5', '6', '--words=7'], 'words', (5, 6, 7)),
+    (['--commas=5, 6'], 'commas', (5, 6)),
+    (['--pairs=a=b', '--pairs=c/d=e'], 'pairs', (('a', 'b'), ('', 'c/d=e'))),
+    (['--paths=~/a', '--paths=./~/b', '--paths=c~/d'], 'paths', ('/home/x/a', './~/b', 'c~/d')),
+    (['--named=a=~/b'], 'named', {'a': '/home/x/b'}),
+    (['--from=milvus:~/b'], 'source', 'milvus:/home/x/b'),
+    (['--named=a=b', '--named=c=d=e'], 'named', {'a': 'b', 'c': 'd=e'}),
+  ],
+)
+def test_the_type_says_how_words_are_read(words, field, value, monkeypatch):
+  monkeypatch.setenv('HOME', '/home/x')
+  found = read(*words)
+  assert getattr(found, field) == value
+  assert flags.given(found, 'kind', field, 'place') == [field]
+
+
+@pytest.mark.parametrize(
+  ('words', 'flag'),
+  [
+    (['--count=101'], '--count'),
+    (['--count=1.5'], '--count'),
+    (['--count=' + '9' * 5000], '--count'),
+    (['--share=nan'], '--share'),
+    (['--on=yes'], '--on'),
+    (['--kind=three'], '--kind'),
+    (['--named=a=b', '--named=a=c'], '--named'),
+    (['--named=a'], '--named'),
+    (['--commas=1,x'], '--commas'),
+    (['--other'], '--other'),
+    (['--nam=x'], '--nam=x'),  # no abbreviations
+  ],
+)
+def test_a_bad_flag_is_one_line_that_names_it(words, flag, error_line):
+  with pytest.raises(SystemExit) as end:
+    read(*words)
+  line = error_line()
+  assert end.value.code == 2 and flag in line and len(line) < 400
+
+
+def test_a_required_flag_is_named(error_line):
+  with pytest.raises(SystemExit):
+    flags.parse(Flags, ['--from=y'])
+  assert named_in(error_line(), '--name')
+
+
+def test_the_environment_is_a_default(monkeypatch):
+  monkeypatch.setenv('DPRJAX_TEST_PLACE', 'there')
+  assert read().place == 'there' and read('--place=here').place == 'here'
+
+
+def test_help_has_defaults_and_groups_in_the_order_of_the_fields(capsys):
+  with pytest.raises(SystemExit):
+    flags.parse(Flags, ['--help'], 'dprjax test', 'What it does.')
+  said = capsys.readouterr().out
+  parts = [
+    'usage: dprjax test',
+    'What it does.',
+    '100 % of it',
+    '(default: 0.5)',
+    '(default: true)',
+  ]
+  parts += ['(default: one)', '(default: 1 2)', '(default: 1,2)', 'below:', '(default: 3)']
+  places = [said.index(part) for part in parts]
+  assert places == sorted(places) and '(default: None)' not in said
+
+
+def test_a_flag_that_goes_with_another_is_refused_without_it():
+  with refused('--paths', '--name'):
+    flags.refuse(read('--paths=a'), ('count', 'paths'), 'name')
+  flags.refuse(read(), ('count', 'paths', 'named'), 'name')
+
+
+def test_numbers_within_bounds():
+  assert flags.whole(0, 9)('9') == 9
+  for text in ('10', '', 'x', '-0'):
+    with pytest.raises(argparse.ArgumentTypeError):
+      flags.whole(0, 9)(text)

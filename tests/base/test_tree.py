@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+
+from dprjax.base import tree
+from tests.refusals import refused
+
+QUERY = {'kernel': np.zeros((2, 3), np.float32), 'bias': np.zeros(3, np.float32)}
+TREE = {'backbone': {'layers': {'query': QUERY}}, 'prompt': {'prefix': np.zeros(4, np.float16)}}
+NAMES = ['backbone/layers/query/bias', 'backbone/layers/query/kernel', 'prompt/prefix']
+
+
+def test_flatten_names_leaves_and_unflatten_inverts_it():
+  named = tree.flatten(TREE)
+  assert list(named) == NAMES
+  assert named['prompt/prefix'] is TREE['prompt']['prefix']
+  assert tree.unflatten(named).keys() == TREE.keys()
+  assert tree.flatten(tree.unflatten(named)).keys() == named.keys()
+
+
+def test_the_first_rule_that_matches_the_whole_name_wins():
+  rules = [('.*bias', 1), ('backbone/.*', 2), ('.*', 3)]
+  assert tree.first_match(rules, NAMES, 'x') == dict(zip(NAMES, (1, 2, 3), strict=True))
+
+
+def test_a_rule_that_matches_a_part_of_the_name_only_does_not_count():
+  with refused('config.rules', 'backbone/layers/query/bias'):
+    tree.first_match([('backbone', 1), ('prompt/.*', 2)], NAMES, 'config.rules')
+
+
+def test_trainable_expressions_name_what_is_live():
+  assert tree.trainable_names(['prompt/.*'], NAMES) == {'prompt/prefix'}
+  assert tree.trainable_names(['prompt/.*', '.*bias'], NAMES) == {
+    'prompt/prefix',
+    'backbone/layers/query/bias',
+  }
+
+
+@pytest.mark.parametrize(
+  ('patterns', 'message'),
+  [
+    (['promt/.*'], 'promt/.*'),
+    (['(.*'], '(.*'),
+    ([], 'config.trainable'),
+  ],
+)
+def test_a_typing_error_in_trainable_is_an_error(patterns, message):
+  with refused('config.trainable', message):
+    tree.trainable_names(patterns, NAMES)
+
+
+def test_count_and_bytes():
+  assert tree.count(TREE) == 13
+  assert tree.nbytes(TREE) == 9 * 4 + 4 * 2

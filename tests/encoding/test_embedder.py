@@ -1,0 +1,77 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dprjax.base import machine, mesh
+from dprjax.encoding import embedder
+from dprjax.models import encoder_config
+from tests.refusals import refused
+
+
+@pytest.mark.parametrize(
+  ('platform', 'devices', 'batch_size', 'length', 'rows'),
+  [
+    ('cpu', 1, 64, 256, 8),
+    ('cpu', 1, 64, 16, 64),
+    ('cpu', 1, 4, 256, 4),
+    ('cpu', 8, 64, 512, 8),
+    ('tpu', 8, 60, 512, 64),
+  ],
+)
+def test_a_step_on_two_cores_has_as_many_rows_as_their_caches_hold(
+  monkeypatch, platform, devices, batch_size, length, rows
+):
+  monkeypatch.setattr(machine, 'cores', lambda: 2)
+  assert embedder.rows_at_once(platform, devices, batch_size, length) == rows
+
+
+@pytest.mark.parametrize(
+  ('gigabytes', 'devices', 'parts'),
+  [(8, 8, 1), (9, 8, 2), (16.1, 8, 4), (99, 8, 8), (17, 6, 3), (9, 1, 1)],
+)
+def test_weights_are_split_where_they_take_over_half_of_a_device(gigabytes, devices, parts):
+  assert embedder.weight_parts(int(gigabytes * 2**30), 16 * 2**30, devices) == parts
+
+
+def test_meshes_of_weights_in_parts():
+  assert dict(embedder.local_mesh(4).shape) == {'data': 2, 'fsdp': 4, 'model': 1}
+  assert dict(embedder.server_mesh(3).shape) == {'data': 1, 'fsdp': 1, 'model': 3}
+  with refused('weight_parts', '3', '8'):
+    embedder.local_mesh(3)
+  with refused('weight_parts', '9', '8'):
+    embedder.server_mesh(9)
+
+
+@pytest.mark.parametrize(
+  ('arithmetic', 'stored', 'platform', 'placed'),
+  [
+    ('bfloat16', 'float32', 'cpu', 'bfloat16'),
+    ('float32', 'bfloat16', 'tpu', 'bfloat16'),
+    ('float32', 'bfloat16', 'cpu', 'float32'),
+    ('mixed', 'float32', 'cpu', 'float32'),
+  ],
+)
+def test_the_type_of_placed_weights(arithmetic, stored, platform, placed):
+  made = encoder_config.arithmetic(arithmetic, 'dtype')
+  assert embedder.weight_dtype(made, stored, platform) == placed
+
+
+def test_rows_of_a_length_come_in_steps_of_one_shape(monkeypatch):
+  monkeypatch.setattr(machine, 'cores', lambda: 1)
+  monkeypatch.setattr(embedder, '_CORE_TOKENS', 64)
+  shapes = set()
+
+  def embed(params, tokens, mask):
+    shapes.add(tokens.shape)
+    return params + jnp.where(mask, tokens, 0).sum(1, keepdims=True).astype(np.float32)
+
+  devices = mesh.make_mesh({'data': 1}, jax.devices()[:1])
+  run = embedder.Embedder(embed, devices, 16, 32, pad_id=0)
+  rng = np.random.default_rng(0)
+  rows = [rng.integers(1, 99, length).astype(np.int32) for length in rng.integers(1, 33, 50)]
+  seen = []
+  vectors = run(jnp.float32(1), rows, seen.append)
+  np.testing.assert_array_equal(vectors[:, 0], [1 + row.sum() for row in rows])
+  assert shapes == {(4, 16), (2, 32)}
+  assert seen[-1] == 50 and seen == sorted(seen)

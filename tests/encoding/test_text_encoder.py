@@ -1,0 +1,276 @@
+import dataclasses
+import math
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dprjax.base import mesh as meshes
+from dprjax.encoding import embedder
+from dprjax.encoding.text_encoder import Encoder
+from dprjax.models import artifact, encoder, hub, weights
+from dprjax.text import tokenizing
+from dprjax.text.vector_spec import VectorSpec, of_meta, same_length
+from tests.refusals import refused
+
+pytestmark = pytest.mark.xdist_group('encoder')  # one worker makes the shared files
+TEXTS = ['Decode a JSON document.', 'Send a message over HTTP.', 'Run a coroutine.', 'json', '']
+
+
+@pytest.fixture
+def variant(prompt, tmp_path):
+  """``variant(name, length, **meta)``: the path of the prompt with some of its vectors."""
+  loaded = artifact.load_prompt(prompt)
+
+  def make(name, length=4, **meta):
+    arrays = {'prefix': loaded.arrays['prefix'][:, :, :length]}
+    path = tmp_path / f'{name}.npz'
+    artifact.save_prompt(path, artifact.Prompt(loaded.meta | meta, arrays))
+    return path
+
+  return make
+
+
+@pytest.mark.slow
+def test_prompts_of_one_bank_equal_each_alone(trained, variant):
+  paths = {
+    'whole': variant('whole'),
+    'short': variant('short', 1, pooling='cls', normalize=False),
+    'long texts': variant('long', 3, pooling='mean', normalize=False, query_max_length=64),
+    'prefixed': variant('prefixed', 2, query_prefix='query: ', query_max_length=9),
+    'shifted': variant('shifted', 2, shift_positions=True),
+    'shifted more': variant('more', 4, shift_positions=True, pooling='cls'),
+    'bare': None,
+  }
+  bank = Encoder.load(trained / 'backbone', paths)
+  texts = [f'{text} {i}' for i, text in enumerate(TEXTS * 6)]
+  names = [list(paths)[i * i % len(paths)] for i in range(len(texts))]
+  told = []
+  together = bank.encode(texts, 'query', told.append, prompt=names)
+  assert told == sorted(told) and told[-1] == len(texts)
+  for name, path in paths.items():
+    places = [i for i, other in enumerate(names) if other == name]
+    chosen = [texts[i] for i in places]
+    alone = Encoder.load(trained / 'backbone', path).encode(chosen, 'query')
+    np.testing.assert_allclose(together[places], alone, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(bank.encode(chosen, 'query', prompt=name), alone, rtol=0, atol=1e-5)
+  lengths = np.linalg.norm(together, axis=1)
+  unit = np.array([bank.bank[name].spec.normalize for name in names])
+  np.testing.assert_allclose(lengths[unit], 1, atol=1e-5)
+  assert (np.abs(lengths[~unit] - 1) > 1e-2).all()
+
+
+@pytest.mark.slow
+def test_passages_of_prompts_for_queries_alone_are_the_bare_encoders(trained, prompt, tmp_path):
+  loaded = artifact.load_prompt(prompt)
+  paths = {}
+  for name, length, more in (('a', 4, {}), ('b', 2, {'shift_positions': True}), ('c', 1, {})):
+    paths[name] = tmp_path / f'{name}.npz'
+    arrays = {'query/prefix': loaded.arrays['prefix'][:, :, :length]}
+    meta = loaded.meta | {'sides': 'query'} | more
+    artifact.save_prompt(paths[name], artifact.Prompt(meta, arrays))
+  bank = Encoder.load(trained / 'backbone', paths | {'bare': None, 'tied': prompt})
+  names = ['a', 'b', 'c', 'bare', 'a'] * 2
+  settings = {name: getattr(bank.entry('a').spec, name) for name in ('pooling', 'normalize')}
+  bare = Encoder.load(trained / 'backbone', passage_max_length=32, **settings)
+  alone = Encoder.load(trained / 'backbone', {name: paths[name] for name in 'ac'})
+  np.testing.assert_allclose(
+    bank.encode(TEXTS * 2, prompt=names)[[0, 1, 2, 4]],
+    bare.encode(TEXTS)[[0, 1, 2, 4]],
+    rtol=0,
+    atol=1e-5,
+  )
+  np.testing.assert_allclose(
+    alone.encode(TEXTS, prompt=['a', 'c', 'a', 'c', 'a']), bare.encode(TEXTS), rtol=0, atol=1e-5
+  )
+  queries = bank.encode(TEXTS, 'query', prompt='a')
+  np.testing.assert_allclose(alone.encode(TEXTS, 'query', prompt='a'), queries, rtol=0, atol=1e-5)
+  assert np.abs(queries - bare.encode(TEXTS, 'query')).max() > 1e-3
+  bank.check_comparable(['a', 'b', 'c'], 'b')
+  bank.check_comparable(['tied'], 'tied')
+  for wrong in (['a', 'tied'], ['tied']):
+    with refused('tied', 'b'):
+      bank.check_comparable(wrong, 'b')
+  spec = dataclasses.replace(bank.bank['c'].spec, passage_prefix='passage: ')
+  bank.bank['c'] = bank.bank['c']._replace(spec=spec)
+  with refused('c', 'b', 'passage_prefix'):
+    bank.check_comparable(['c'], 'b')
+
+
+def test_a_prompt_is_named_where_there_are_several(trained, variant):
+  bank = Encoder.load(trained / 'backbone', {'a': variant('a'), 'b': None})
+  for prompt in (None, 'c', ['a', 'c']):
+    with refused('prompt', 'a', 'b'):
+      bank.encode(['x', 'y'], prompt=prompt)
+  with refused('prompt', '2'):
+    bank.encode(['x', 'y'], prompt=['a'])
+  with refused('query_max_length', '510', '508'):
+    Encoder.load(
+      trained / 'backbone', {'a': variant('a', shift_positions=True)}, query_max_length=510
+    )
+
+
+def test_shifted_positions_need_room(trained, variant):
+  with refused('passage_max_length', '510', '508'):
+    Encoder.load(
+      trained / 'backbone', variant('shifted', shift_positions=True), passage_max_length=510
+    )
+
+
+def test_each_of_two_encoders_has_its_own_length_and_prefix(make_cross_encoder, tmp_path):
+  loaded = hub.load_backbone(make_cross_encoder())
+
+  def write(side, **settings):
+    sentence = same_length(**settings)
+    args = loaded.config, loaded.params
+    hub.save_backbone(tmp_path / side, *args, source=loaded.path, spec=sentence)
+
+  write('query', pooling='mean', length=8, query_prefix='q: ', passage_prefix='not this ')
+  write('passage', pooling='mean', length=12, query_prefix='nor this ', passage_prefix='p: ')
+  bare = Encoder.load(tmp_path).entry().spec
+  assert bare == VectorSpec('mean', False, 8, 12, 'q: ', 'p: ')
+  write('passage', pooling='cls', normalize=True, length=12)
+  with refused(tmp_path, '--pooling'):
+    Encoder.load(tmp_path)
+  with refused(tmp_path, '--normalize'):
+    Encoder.load(tmp_path, pooling='max')
+  said = Encoder.load(tmp_path, pooling='max', normalize=True).entry().spec
+  assert said == VectorSpec('max', True, 8, 12, 'q: ')
+
+
+@pytest.mark.slow
+def test_kinds_differ_where_their_settings_do(trained, prompt, variant):
+  path = variant('prefixed', query_prefix='query: ', query_max_length=8)
+  prefixed = Encoder.load(trained / 'backbone', path)
+  plain = Encoder.load(trained / 'backbone', prompt, query_max_length=8)
+  np.testing.assert_allclose(
+    prefixed.encode(['json'], 'query'), plain.encode(['query: json'], 'query'), atol=1e-6
+  )
+  np.testing.assert_array_equal(
+    prefixed.encode(['json'], 'passage'), plain.encode(['json'], 'passage')
+  )
+  prefixed.encode(['a b c d e f g h i j', 'a'], 'query')
+  assert prefixed.truncated == {'query': 1, 'passage': 0}
+
+
+def test_the_record_is_of_the_prompt_then_of_the_backbone():
+  backbone = same_length(128, 'mean', True, 'q: ', 'p: ')
+  assert of_meta({}) == VectorSpec('cls', False, 512, 512, '', '')
+  assert of_meta({}, backbone) == VectorSpec('mean', True, 128, 128, 'q: ', 'p: ')
+  meta = {
+    'pooling': 'cls',
+    'normalize': False,
+    'query_max_length': 16,
+    'passage_max_length': 32,
+    'shift_positions': True,
+    'passage_prefix': '',
+  }
+  spec = of_meta(meta, backbone)
+  assert spec == VectorSpec('cls', False, 16, 32, 'q: ', '')
+  assert of_meta(spec.to_meta()) == spec
+  changed = spec.replace(pooling='mean', normalize=None, query_max_length=20)
+  assert changed == VectorSpec('mean', False, 20, 32, 'q: ', '')
+  # A change to False is one.
+  assert backbone.replace(normalize=False).normalize is False
+
+
+@pytest.mark.slow
+def test_without_a_prompt_it_is_the_plain_backbone(trained):
+  plain = Encoder.load(trained / 'backbone')
+  some = [TEXTS[0], TEXTS[-1]]
+  rows = plain.tokenize(some, 'passage')
+  backbone = hub.load_backbone(trained / 'backbone')
+  vectors = plain.encode(some)
+  for row, vector in zip(rows, vectors, strict=True):
+    tokens = jnp.asarray(row, jnp.int32)[None]
+    # Single texts, without padding: the state of the first token, as a directory with no
+    # settings of its own says.
+    expected = encoder.encode(
+      backbone.config, backbone.params, tokens, jnp.ones(tokens.shape, bool)
+    )[0, 0]
+    np.testing.assert_allclose(vector, expected, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_mixed_arithmetic_rounds_what_is_multiplied(trained, prompt):
+  exact = Encoder.load(trained / 'backbone', prompt=prompt)
+  mixed = Encoder.load(trained / 'backbone', prompt=prompt, dtype='mixed')
+  assert (exact.dtype, mixed.dtype) == ('float32', 'mixed')
+  some = TEXTS[:8]
+  theirs, ours = exact.encode(some), mixed.encode(some)
+  assert ours.dtype == np.float32
+  off = np.linalg.norm(ours - theirs, axis=1) / np.linalg.norm(theirs, axis=1)
+  assert (off > 1e-5).all() and (off < 0.03).all()
+
+
+@pytest.mark.slow
+def test_equals_transformers_with_and_without_a_prompt(minilm, tmp_path):
+  with np.load(pathlib.Path(__file__).parents[1] / 'golden/minilm.npz', allow_pickle=False) as npz:
+    golden = dict(npz)
+  sentences = golden['sentences'].tolist()
+  np.testing.assert_allclose(
+    Encoder.load(minilm).encode(sentences), golden['plain/embedding'], rtol=0, atol=2e-6
+  )
+  backbone = hub.load_backbone(minilm)
+  meta = {
+    'format': artifact.FORMAT,
+    'version': artifact.VERSION,
+    'kind': 'prefix',
+    'backbone': 'minilm',
+    'backbone_sha256': backbone.sha256,
+    'tokenizer_sha256': tokenizing.load_tokenizer(backbone.path).sha256,
+    'pooling': 'mean',
+    'normalize': True,
+    'temperature': 1.0,
+    'query_max_length': 64,
+    'passage_max_length': 64,
+    'dprjax_version': '0',
+  }
+  for case, shift in (('prefix', False), ('shifted', True)):
+    path = tmp_path / f'{case}.npz'
+    artifact.save_prompt(
+      path,
+      artifact.Prompt(
+        meta | {'shift_positions': shift}, {'prefix': golden['prompt'].astype(np.float32)}
+      ),
+    )
+    vectors = Encoder.load(minilm, path).encode(sentences)
+    np.testing.assert_allclose(vectors, golden[f'{case}/embedding'], rtol=0, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_a_mesh_splits_the_backbone(trained, prompt):
+  split = meshes.make_mesh({'fsdp': 4, 'model': 2})
+  one, parts = (Encoder.load(trained / 'backbone', prompt, mesh=mesh) for mesh in (None, split))
+  np.testing.assert_allclose(parts.encode(TEXTS), one.encode(TEXTS), rtol=0, atol=1e-5)
+  backbone = parts._groups['passage'][0].params[0]
+  kernel = backbone['layers']['mlp']['up']['kernel']
+  assert kernel.addressable_shards[0].data.nbytes == kernel.nbytes / 8
+
+
+def test_a_backbone_comes_to_its_devices_in_parts_of_its_own_type(trained, tmp_path, monkeypatch):
+  folder = shutil.copytree(trained / 'backbone', tmp_path / 'backbone')
+  tensors = safetensors.numpy.load_file(folder / 'model.safetensors')
+  half = {name: one.astype(jnp.bfloat16) for name, one in tensors.items()}
+  safetensors.numpy.save_file(half, folder / 'model.safetensors')
+  read, pieces = weights.OnDisk.__getitem__, []
+
+  def watch(leaf, index):
+    piece = read(leaf, index)
+    pieces.append((leaf.tensor, piece.size / math.prod(leaf.shape), piece.dtype))
+    return piece
+
+  monkeypatch.setattr(weights.OnDisk, '__getitem__', watch)
+  for dtype, placed in (('bfloat16', 'bfloat16'), ('mixed', 'bfloat16'), ('float32', 'float32')):
+    pieces.clear()
+    split = Encoder.load(folder, mesh=embedder.local_mesh(8), dtype=dtype)
+    leaves = jax.tree.leaves(split._groups['passage'][0].params[0])
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype(placed)}
+    assert {dtype for *_, dtype in pieces} == {jnp.dtype(placed)}
+    # The part of one device at a time, of all but norms and biases.
+    tables = [share for tensor, share, _ in pieces if tensor.kernel or 'word' in tensor.path]
+    assert set(tables) == {1 / 8}

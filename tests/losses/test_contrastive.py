@@ -1,0 +1,236 @@
+"""The shared losses against plain numpy, on one device and on eight."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dprjax.base import mesh as meshes
+from dprjax.losses import contrastive
+from tests import reference
+from tests.options import with_options
+from tests.refusals import refused
+
+ROWS, CANDIDATES, WIDTH = 8, 3, 5
+
+
+def make_batch(seed=0):
+  rng = np.random.default_rng(seed)
+  q, p = rng.normal(size=(ROWS, WIDTH)), rng.normal(size=(ROWS, CANDIDATES, WIDTH))
+  # Few passages, so that rows share them: positives of others that are relevant, duplicates of
+  # one's own positive.
+  index = rng.integers(0, 9, size=(ROWS, CANDIDATES)).astype(np.int32)
+  relevant = np.full((ROWS, 2), -1, np.int32)
+  relevant[:, 0] = index[:, 0]
+  relevant[::2, 1] = rng.integers(0, 9, size=ROWS // 2)
+  relevant[3] = -1  # a list cut off before the positive itself
+  return q, p, index, relevant
+
+
+def numeric_gradient(f, x, eps=1e-6):
+  gradient = np.zeros_like(x)
+  for i in np.ndindex(x.shape):
+    up, down = x.copy(), x.copy()
+    up[i] += eps
+    down[i] -= eps
+    gradient[i] = (f(up) - f(down)) / (2 * eps)
+  return gradient
+
+
+@pytest.mark.slow_but_first
+@pytest.mark.parametrize(
+  ('sizes', 'temperature', 'in_batch', 'at_a_time'),
+  [
+    ({'data': 8}, 0.1, True, 3),
+    ({'data': 1}, 0.1, True, 1),
+    ({'data': 1}, 1.0, False, 2),
+    ({'data': 8}, 1.0, False, 99),
+    ({'data': 4, 'model': 2}, 1.0, True, 99),
+  ],
+  ids=str,
+)
+def test_loss_and_gradient_equal_numpy(sizes, temperature, in_batch, at_a_time):
+  q, p, index, relevant = make_batch()
+  mesh = meshes.make_mesh(sizes, jax.devices()[:1] if sizes == {'data': 1} else None)
+  rows = NamedSharding(mesh, P(meshes.BATCH))
+
+  def loss(q, p):
+    told = contrastive.info_nce(
+      q,
+      p,
+      jnp.asarray(index),
+      jnp.asarray(relevant),
+      mesh,
+      rows=at_a_time,
+      temperature=temperature,
+      in_batch=in_batch,
+    )
+    return jnp.mean(told.loss), (jnp.mean(told.accuracy), jnp.mean(told.negatives))
+
+  placed = [jax.device_put(jnp.asarray(x, jnp.float32), rows) for x in (q, p)]
+  (value, (accuracy, seen)), (dq, dp) = jax.jit(
+    jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+  )(*placed)
+
+  def plain(q, p):
+    return reference.loss(q, p, index, relevant, temperature, in_batch)
+
+  expected = plain(q, p)
+  np.testing.assert_allclose([value, accuracy, seen], expected, rtol=1e-5)
+  for got, wanted in (
+    (dq, numeric_gradient(lambda x: plain(x, p)[0], q)),
+    (dp, numeric_gradient(lambda x: plain(q, x)[0], p)),
+  ):
+    assert np.linalg.norm(got - wanted) <= 1e-5 * np.linalg.norm(wanted)
+
+
+def test_another_rows_relevant_passage_is_never_a_negative():
+  # Query 0's positive is passage 7; passage 4, row 1's positive, is relevant to query 0 as well.
+  index = jnp.array([[7, 1], [4, 7]], jnp.int32)
+  relevant = jnp.array([[7, 4], [4, -1]], jnp.int32)
+  found = contrastive.false_negatives(index, relevant)
+  np.testing.assert_array_equal(found, [[True, False, True, True], [False, False, True, False]])
+
+
+@pytest.mark.slow
+def test_equal_texts_are_no_negatives_of_one_another():
+  rng = np.random.default_rng(0)
+  texts = rng.normal(size=(8, 4)).astype(np.float32)  # siblings: 0 1, 2 3, 4 5, 6 7
+  keys = jnp.array([1, 2, 3, 1, 5, 2, 7, 7])
+  allowed = np.asarray(contrastive.nt_xent_scores(texts, texts, keys=keys).allowed)
+  left_out = {
+    # itself; its equal (3); the equal of its sibling (5); one with an equal sibling (2)
+    0: {0, 3, 5, 2},
+    1: {1, 5, 3, 4},  # equal to 5; 3 equals its sibling 0; the sibling of 4, 5, equals it
+    2: {2, 0},  # 0 equals its sibling 3
+    3: {3, 0, 1},
+    4: {4, 1},
+    5: {5, 1, 0},
+    6: {6},  # its sibling says the same, and stays its target
+    7: {7},
+  }
+  for row, expected in left_out.items():
+    assert set(np.flatnonzero(~allowed[row]).tolist()) == expected, row
+  plain = np.asarray(contrastive.nt_xent_scores(texts, texts).allowed)
+  np.testing.assert_array_equal(plain, ~np.eye(8, dtype=bool))
+
+
+@pytest.mark.slow
+def test_equal_queries_share_their_positives():
+  rng = np.random.default_rng(0)
+  queries, passages = (rng.normal(size=shape).astype(np.float32) for shape in ((3, 4), (3, 2, 4)))
+  index = jnp.array([[0, 9], [1, 8], [2, 7]])
+  unused = jnp.full((3, 1), -1)
+  scores = contrastive.info_nce_scores(
+    queries, passages, index, unused, query_index=jnp.array([5, 6, 5])
+  )
+  assert np.asarray(scores.allowed).tolist() == [
+    [True, True, True, True, False, True],
+    [True] * 6,
+    [False, True, True, True, True, True],
+  ]
+
+
+@pytest.mark.slow
+def test_a_texts_key_is_of_its_tokens():
+  tokens = np.array([[5, 6, 0], [5, 6, 9], [6, 5, 0], [5, 6, 9], [5, 0, 0]], np.int32)
+  mask = np.array([[1, 1, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]], bool)
+  keys = np.asarray(contrastive.text_keys(tokens, mask))
+  assert keys[0] == keys[1] and len(set(keys[1:].tolist())) == 4 and (keys >= 0).all()
+  wider = [np.pad(array, ((0, 0), (0, 5))) for array in (tokens, mask)]
+  np.testing.assert_array_equal(contrastive.text_keys(*wider), keys)  # of any padding
+  many = np.random.default_rng(0).integers(0, 30000, (20000, 8)).astype(np.int32)
+  assert len(np.unique(contrastive.text_keys(many, np.ones(many.shape, bool)))) > 19990
+
+
+@pytest.mark.parametrize(
+  ('settings', 'named'),
+  [
+    ({'batch_size': 1}, 'config.batch_size'),
+    ({'batch_size': 8, 'in_batch': False}, 'config.in_batch'),
+  ],
+)
+def test_an_update_without_negatives_is_refused(settings, named):
+  with refused(named):
+    contrastive.check_negatives(with_options(negatives=0, **settings))
+  for enough in ({'negatives': 1}, {'corpus_negatives': 8}, {'corpus_negatives': -1}):
+    contrastive.check_negatives(with_options(**{'negatives': 0} | settings | enough))
+  contrastive.check_negatives(with_options(negatives=0, batch_size=1, accumulate=2))
+
+
+@pytest.mark.slow
+def test_a_tie_is_not_counted_as_correct():
+  q, p = jnp.ones((1, 2)), jnp.ones((1, 2, 2))
+  scores = contrastive.info_nce_scores(
+    q, p, jnp.array([[0, 1]], jnp.int32), jnp.array([[0]], jnp.int32)
+  )
+  assert contrastive.accuracy(scores)[0] == 0.0
+  assert contrastive.cross_entropy(scores)[0] == pytest.approx(np.log(2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('devices', 'at_a_time'), [(1, 99), (1, 2), (8, 1)])
+def test_siblings_equal_numpy(devices, at_a_time):
+  texts = np.random.default_rng(0).normal(size=(16, WIDTH))
+  mesh = meshes.make_mesh({'data': devices}, jax.devices()[:devices])
+
+  def plain(texts):
+    return reference.sibling_loss(texts[::2], texts[1::2], 0.5)[0]
+
+  def loss(texts):
+    return jnp.mean(contrastive.nt_xent(texts, mesh, rows=at_a_time, temperature=0.5).loss)
+
+  value, gradient = jax.jit(jax.value_and_grad(loss))(
+    jax.device_put(jnp.asarray(texts, jnp.float32), NamedSharding(mesh, P(meshes.BATCH)))
+  )
+  assert value == pytest.approx(plain(texts), rel=1e-5)
+  wanted = numeric_gradient(plain, texts)
+  assert np.linalg.norm(gradient - wanted) <= 1e-5 * np.linalg.norm(wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('loss', ['info_nce', 'nt_xent'])
+def test_scores_of_bfloat16_vectors_are_float32(loss):
+  # Inner products of several hundreds, as of a raw first token, that differ by less than 2: equal
+  # numbers in bfloat16.
+  draw = np.random.default_rng(0)
+  texts = jnp.asarray(1 + 0.05 * draw.normal(size=(8, 768)), jnp.bfloat16)
+  exact = np.asarray(texts, np.float64) @ np.asarray(texts, np.float64).T
+  if loss == 'info_nce':
+    index = jnp.arange(8, dtype=jnp.int32)[:, None]
+    found = contrastive.info_nce_scores(texts, texts[:, None], index, jnp.full_like(index, -1))
+  else:
+    found = contrastive.nt_xent_scores(texts, texts)
+  assert found.logits.dtype == jnp.float32
+  kept = np.isfinite(found.logits)
+  assert kept.sum() >= 56 and np.abs(found.logits - exact)[kept].max() < 5e-3
+  assert np.abs(exact.astype(jnp.bfloat16).astype(np.float64) - exact).max() > 0.5
+  entropy = np.log(np.exp(np.where(kept, exact - exact.max(), -np.inf)).sum(axis=1)) + exact.max()
+  positive = exact[np.arange(8), np.asarray(found.target)]
+  np.testing.assert_allclose(contrastive.cross_entropy(found), entropy - positive, atol=1e-2)
+
+
+@pytest.mark.slow
+def test_memory_grows_with_the_passages_not_with_their_square():
+  mesh = meshes.make_mesh({'data': 1}, jax.devices()[:1])
+
+  def scratch(batch, at_a_time):
+    def loss(q, p, index):
+      return jnp.mean(contrastive.info_nce(q, p, index, index, mesh, rows=at_a_time).loss)
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((batch, 16), (batch, 1, 16))]
+    index = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
+    return (
+      jax.jit(jax.grad(loss, argnums=(0, 1)))
+      .lower(*shapes, index)
+      .compile()
+      .memory_analysis()
+      .temp_size_in_bytes
+    )
+
+  assert scratch(4096, 64) < 2.1 * scratch(2048, 64)
+  assert scratch(2048, 2048) > 3.5 * scratch(1024, 1024) and scratch(2048, 2048) > 8 * scratch(
+    2048, 64
+  )

@@ -1,0 +1,188 @@
+"""The two methods of NIR-Prompt in plain numpy, float64, an example at a time."""
+
+import jax
+import numpy as np
+
+from dprjax.base import mesh as meshes
+from dprjax.base import tree
+from dprjax.models import encoder, heads
+from dprjax.models.artifact import Prompt, save_prompt
+from dprjax.models.encoder_config import EncoderConfig
+from dprjax.models.head_specs import Head
+from dprjax.training import config as configs
+from dprjax.training.method import Parts
+from tests import reference
+from tests.options import with_options
+
+SHA = 'a' * 64
+WORDS = {
+  'query': ('oak elm', 'ash'),
+  'passage': ('fir', 'yew oak ash'),
+  'pair': ('oak', 'elm fir', 'ash yew'),
+}
+
+
+def shape_of(tokenizer):
+  return EncoderConfig(
+    'bert', tokenizer.vocab_size, 8, 3, 2, 16, max_positions=40, attention_dropout=0.0
+  )
+
+
+def make_parts(model):
+  """A backbone and a masked-LM head with weights that matter."""
+  rng = np.random.default_rng(2)
+
+  def draw(init):
+    return jax.tree_util.tree_map_with_path(
+      lambda path, leaf: (0.4 * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')).astype(
+        np.float32
+      ),
+      jax.eval_shape(lambda key: init(model, key), jax.random.key(0)),
+    )
+
+  head = Head(draw(heads.init_mlm_head), {})
+  return Parts(draw(encoder.init_encoder), {'mlm': head}, sha256=SHA)
+
+
+def make_config(method, tasks=('dialogue', 'qa'), **changes):
+  config = with_options(
+    **{
+      'method': method,
+      'trainable': ('prompt/.*', 'backbone/.*'),
+      'backbone__dropout': 0.0,
+      'backbone__path': 'BACKBONE',
+      'pooling': 'mask',
+      'batch_size': 16,
+      'template__lengths': (2, 2, 2),
+      'template__verbalizer': ('oak', 'elm'),
+      'data__query_max_length': 7,
+      'data__passage_max_length': 9,
+    }
+    | changes
+  )
+  for name in tasks:
+    config.tasks[name] = configs.task(dir='x')
+    config.tasks[name].words.update(WORDS)
+  return config
+
+
+def write_prompt(path, model, tokenizer, config, kinds, lengths=None, seed=0, **change):
+  """A prompt file of learned vectors; returns its arrays by ``query/P1`` and its like."""
+  rng = np.random.default_rng(seed)
+  lengths = lengths or config.template.lengths
+  names = {
+    'query': ('P1', 'P2'),
+    'passage': ('P1', 'P2'),
+    'pair': ('P1', 'P2', 'P3'),
+  }
+  arrays = {
+    f'{kind}/{name}': 0.5 * rng.standard_normal((length, model.hidden_size)).astype(np.float32)
+    for kind in kinds
+    for name, length in zip(names[kind], lengths, strict=False)
+  }
+  strings = {kind: config.template['pair' if kind == 'pair' else 'text'] for kind in kinds}
+  meta = {
+    'format': 'dprjax.prompt',
+    'version': 1,
+    'kind': 'template',
+    'backbone': 'BACKBONE',
+    'backbone_sha256': SHA,
+    'tokenizer_sha256': tokenizer.sha256,
+    'pooling': 'mask',
+    'normalize': False,
+    'temperature': 1.0,
+    'shift_positions': False,
+    'query_max_length': 7,
+    'passage_max_length': 9,
+    'dprjax_version': '0',
+    'template': strings,
+    'words': {},
+    'fixed_layers': 2,
+    'verbalizer': ['oak', 'elm'],
+    'score': 'logit',
+    'head_sha256': 'b' * 64,
+  } | change
+  save_prompt(path, Prompt(meta, {f'slots/{name}': array for name, array in arrays.items()}))
+  return arrays
+
+
+def texts(rng, rows, longest, length, tokenizer, words):
+  """Stored texts, ``[CLS] text [SEP]`` padded to ``length``; [MASK] is a word of some."""
+  ids = [tokenizer.encode([word], 8)[0][0][1] for word in words] + [tokenizer.mask_id]
+  tokens = np.full((rows, length), tokenizer.pad_id, np.int32)
+  mask = np.zeros((rows, length), bool)
+  for row in range(rows):
+    count = rng.integers(0, longest + 1)
+    tokens[row, : count + 2] = [tokenizer.opening[0], *rng.choice(ids, count), tokenizer.closing[0]]
+    mask[row, : count + 2] = True
+  return tokens, mask
+
+
+def expand(config, params, task, name):
+  """The words or the vectors of a slot in float64; ``params`` is the tree."""
+  kind, slot = name.split('/')
+  own = params['prompt'][task]
+  if 'weights' in own:
+    several = params['sources'].values()
+    return sum(
+      weight * source[kind][slot] for weight, source in zip(own['weights'], several, strict=True)
+    )
+  leaf = own[kind][slot]
+  return leaf['vectors'] if 'vectors' in leaf else reference.prompt_encoder(leaf)
+
+
+def slot(config, params, tokenizer, task, name):
+  """P1, P2 or P3 of a task: word ids, or vectors."""
+  kind, number = name.split('/')[0], int(name[-1]) - 1
+  if config.template.kind == 'none':
+    return []
+  if config.template.kind == 'hybrid' and name == 'pair/P3':
+    return tokenizer.encode_bare(['Do these two sentences match?']).popitem()[1].tolist()
+  if config.template.kind == 'manual':
+    return tokenizer.encode_bare([WORDS[kind][number]]).popitem()[1].tolist()
+  return list(expand(config, params, task, name))
+
+
+def bare(tokens, mask):
+  return tokens[1 : mask.sum() - 1].tolist()
+
+
+def value_and_gradient(build, config, model, tokenizer, parts, batch, sizes):
+  """The flat parameters, the loss, its metrics, and gradients of trainable parameters."""
+  mesh = meshes.make_mesh(sizes, jax.devices()[:1] if sizes == {'data': 1} else None)
+  method = build(config, model, mesh, tokenizer)
+  params = {
+    name: np.asarray(leaf)
+    for name, leaf in tree.flatten(method.init(parts, jax.random.key(3))).items()
+  }
+  trainable = tree.trainable_names(config.trainable, list(params))
+  placed = meshes.put(params, meshes.param_shardings(mesh, params))
+
+  def loss(trainable, frozen, batch):
+    return method.loss(tree.unflatten({**frozen, **trainable}), batch, None)
+
+  (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+    {name: leaf for name, leaf in placed.items() if name in trainable},
+    {name: leaf for name, leaf in placed.items() if name not in trainable},
+    meshes.put_batch(mesh, batch),
+  )
+  gradient = {name: np.asarray(leaf, np.float64) for name, leaf in gradient.items()}
+  return params, float(value), metrics, gradient
+
+
+def assert_slope(loss, params, gradient, seed=5, eps=1e-6):
+  """The gradient along a random direction, against central differences of ``loss(params)``."""
+  rng = np.random.default_rng(seed)
+  direction = {name: rng.standard_normal(leaf.shape) for name, leaf in gradient.items()}
+
+  def at(t):
+    moved = {
+      name: leaf.astype(np.float64) + t * direction.get(name, 0.0) for name, leaf in params.items()
+    }
+    return loss(moved)
+
+  slope = (at(eps) - at(-eps)) / (2 * eps)
+  ours = sum((gradient[name] * direction[name]).sum() for name in gradient)
+  size = np.sqrt(sum((leaf**2).sum() for leaf in gradient.values()))
+  assert size > 1e-3
+  np.testing.assert_allclose(ours, slope, rtol=2e-4, atol=2e-4 * size)

@@ -1,0 +1,222 @@
+"""Exports of NIR-Prompt runs: the prompt of a task, and an encoder with the prompts of all."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from dprjax.base import tree
+from dprjax.models import artifact, head_specs, hub
+from dprjax.models.artifact import Prompt
+from dprjax.papers.condenser import pretrain
+from dprjax.papers.nir_prompt import (
+  nir_prompt,
+  nir_reranker,
+  nir_retriever,
+  prompt_encoder,
+  template_tokens,
+)
+from dprjax.text import tokenizing
+from dprjax.text.vector_spec import SIDES, same_length
+from dprjax.training.method import DataSource
+from tests.options import with_options
+from tests.papers.nir_prompt import nir
+from tests.training.conftest import WORDS
+
+METHODS = {'nir_retriever': nir_retriever, 'nir_reranker': nir_reranker}
+BODY = 'backbone/(?!embeddings/word/).*'
+
+
+@pytest.fixture(scope='module')
+def model(tokenizer):
+  return nir.shape_of(tokenizer)
+
+
+@pytest.fixture(scope='module')
+def parts(model):
+  return nir.make_parts(model)
+
+
+@pytest.fixture(scope='module')
+def backbone(model, parts):
+  sentence = same_length(32, 'cls', False)
+  return hub.Backbone(
+    model, parts.encoder, nir.SHA, 'BACKBONE', sentence, {}, {'mlm': parts.heads['mlm']}
+  )
+
+
+def export(config, workdir, backbone, trained, tokenizer):
+  """The prompt files that ``dprjax.export`` would write of this run, by task."""
+  product = METHODS[config.method].METHOD.export(config, workdir, backbone, trained)
+  prompts = product.prompts or {product.meta['task']: (product.prompt, product.meta)}
+  stamp = {
+    'format': artifact.FORMAT,
+    'version': artifact.VERSION,
+    'backbone': 'BACKBONE',
+    'backbone_sha256': nir.SHA,
+    'tokenizer_sha256': tokenizer.sha256,
+    'dprjax_version': '0',
+  }
+  files = {}
+  for task, (arrays, meta) in prompts.items():
+    files[task] = workdir.parent / f'{task}.npz'
+    artifact.save_prompt(files[task], Prompt({**stamp, **meta}, dict(arrays)))
+  return product, files
+
+
+def embedded(config, model, tokenizer, devices, params, tokens, mask):
+  """Output of the method for texts of the first task, or for their pairs with themselves."""
+  method = METHODS[config.method].build(config, model, devices, tokenizer)
+  numbers = np.zeros(len(tokens), np.int32)
+  embed = jax.jit(method.embed, static_argnums=1)
+  if config.method == 'nir_retriever':
+    return np.concatenate([embed(params, side, tokens, mask, numbers) for side in SIDES])
+  bare = [np.array(nir.bare(*row), np.int32) for row in zip(tokens, mask, strict=True)]
+  found = nir_prompt.make_templates(
+    config, ('pair',), nir_prompt.read_files(config), tokenizer, model.vocab_size
+  )
+  pairs = found.templates['pair'][0].pack((bare, bare), model.max_tokens, tokenizer.pad_id)
+  rows, seen = tokenizing.pad_batch(pairs.rows, model.max_tokens, tokenizer.pad_id)
+  return np.asarray(embed(params, 'pair', rows, seen, pairs.lengths, numbers))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['nir_retriever', 'nir_reranker'])
+def test_a_prompt_that_was_trained_is_the_prompt_of_its_file(
+  name, tokenizer, model, parts, backbone, devices, tmp_path
+):
+  kinds = SIDES if name == 'nir_retriever' else ('pair',)
+  config = nir.make_config(name, ('qa',), trainable=('prompt/.*',), template__fixed_layers=1)
+  method = METHODS[name].build(config, model, devices, tokenizer)
+  params = method.init(parts, jax.random.key(3))
+  assert {name.split('/')[0] for name in tree.flatten(params)} == {'backbone', 'prompt'} | (
+    {'head'} if kinds == ('pair',) else set()
+  )
+  trained = {n: leaf for n, leaf in tree.flatten(params).items() if n.startswith('prompt/')}
+  product, files = export(config, tmp_path / 'run', backbone, trained, tokenizer)
+  assert not product.encoders and list(files) == ['qa']
+  prompt = artifact.load_prompt(files['qa'])
+  assert prompt.meta['task'] == 'qa' and prompt.meta['fixed_layers'] == 1
+  assert (prompt.meta['query_max_length'], prompt.meta['passage_max_length']) == (7, 9)
+  encoders = {
+    slot: params['prompt']['qa'][slot.split('/')[0]][slot.split('/')[1]]
+    for slot in template_tokens.vectors(prompt)
+  }
+  for slot, own in jax.jit(prompt_encoder.encode_prompts)(encoders).items():
+    np.testing.assert_allclose(template_tokens.vectors(prompt)[slot], own, rtol=0, atol=1e-6)
+  assert len(template_tokens.vectors(prompt)) == (4 if len(kinds) == 2 else 3)
+
+  # Under the file the model says the same.
+  rng = np.random.default_rng(0)
+  rows = nir.texts(rng, 6, 5, 7, tokenizer, WORDS)
+  before = embedded(config, model, tokenizer, devices, params, *rows)
+  config.tasks.qa.prompt, config.trainable = str(files['qa']), (BODY,)
+  params = METHODS[name].build(config, model, devices, tokenizer).init(parts, jax.random.key(4))
+  after = embedded(config, model, tokenizer, devices, params, *rows)
+  np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
+  assert np.ptp(after) > 0.01
+
+
+def kept(config, workdir, kinds):
+  """The workdir of a run after its data are read."""
+  found = nir_prompt.read_files(config)
+  texts = nir_prompt._keep(DataSource(None, lambda *_: 'opened'), workdir, found)
+  assert texts.open(None, None) == 'opened'
+  assert set(map(str, texts.files.values())) == {
+    prompt.path for several in found for prompt in several.values()
+  }
+  return found
+
+
+def test_the_essential_matching_module_exports_its_head_and_all_prompts(
+  tokenizer, model, parts, backbone, tmp_path
+):
+  config = nir.make_config('nir_reranker', trainable=(BODY, 'head/.*'))
+  digest = head_specs.sha256('mlm', model, parts.heads['mlm'])
+  arrays = {}
+  for seed, task in enumerate(config.tasks):
+    path = tmp_path / 'mdm' / f'{task}.npz'
+    arrays[task] = nir.write_prompt(
+      path, model, tokenizer, config, ('pair',), seed=seed, head_sha256=digest
+    )
+    config.tasks[task].prompt = str(path)
+  kept(config, tmp_path / 'run', ('pair',))
+  for task in config.tasks:  # the files at the start of the run count, wherever they are now
+    config.tasks[task].prompt = '/no/longer/there.npz'
+  trained = {
+    'backbone/layers/mlp/up/bias': np.ones((3, 16), np.float32),
+    'head/mlm/dense/bias': np.full(8, 2, np.float32),
+  }
+  product, files = export(config, tmp_path / 'run', backbone, trained, tokenizer)
+  (checkpoint,) = product.encoders.values()
+  flat = tree.flatten(checkpoint['params'])
+  np.testing.assert_array_equal(flat['layers/mlp/up/bias'], 1)
+  np.testing.assert_array_equal(
+    flat['embeddings/word/embedding'], parts.encoder['embeddings']['word']['embedding']
+  )
+  head = checkpoint['heads']['mlm']
+  np.testing.assert_array_equal(head.params['dense']['bias'], 2)
+  np.testing.assert_array_equal(head.params['bias'], parts.heads['mlm'].params['bias'])
+  assert sorted(files) == ['dialogue', 'qa']
+  for task, file in files.items():
+    prompt = artifact.load_prompt(file)
+    assert prompt.meta['head_sha256'] == head_specs.sha256('mlm', model, head) != digest
+    assert prompt.meta['verbalizer'] == ['oak', 'elm'] and prompt.meta['score'] == 'logit'
+    for name, array in arrays[task].items():
+      np.testing.assert_array_equal(template_tokens.vectors(prompt)[name], array)
+
+
+def test_words_alone_have_no_arrays(tokenizer, backbone, tmp_path):
+  config = nir.make_config('nir_retriever', template__kind='manual', trainable=(BODY,))
+  trained = {'backbone/layers/mlp/up/bias': np.ones((3, 16), np.float32)}
+  product, files = export(config, tmp_path / 'run', backbone, trained, tokenizer)
+  assert list(product.encoders) == ['']
+  prompt = artifact.load_prompt(files['qa'])
+  assert prompt.arrays == {} and prompt.meta['words'] == {
+    'query/P1': 'oak elm',
+    'query/P2': 'ash',
+    'passage/P1': 'fir',
+    'passage/P2': 'yew oak ash',
+  }
+
+
+def test_a_new_tasks_prompt_is_written_as_the_sum(tokenizer, model, backbone, tmp_path):
+  config = nir.make_config(
+    'nir_retriever',
+    tasks=('new',),
+    adapt__fusion=True,
+    adapt__prompts=str(tmp_path / 'prompts'),
+    trainable=('prompt/.*',),
+  )
+  arrays = [
+    nir.write_prompt(tmp_path / 'prompts' / f'{name}.npz', model, tokenizer, config, SIDES, seed=n)
+    for n, name in enumerate(('dr', 'qa'))
+  ]
+  kept(config, tmp_path / 'run', SIDES)
+  weights = np.array([0.25, 2], np.float32)
+  product, files = export(
+    config, tmp_path / 'run', backbone, {'prompt/new/weights': weights}, tokenizer
+  )
+  assert not product.encoders
+  prompt = artifact.load_prompt(files['new'])
+  assert prompt.meta['weights'] == {'dr': 0.25, 'qa': 2.0}
+  assert json.loads(json.dumps(prompt.meta)) == prompt.meta
+  for name, vectors in template_tokens.vectors(prompt).items():
+    expected = 0.25 * arrays[0][name] + 2 * arrays[1][name]
+    np.testing.assert_allclose(vectors, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_masked_lm_head_that_was_trained_alone_is_written_beside_its_backbone(
+  backbone, parts, tmp_path
+):
+  config = with_options(method='pretrain', trainable=('head/.*',))
+  trained = {'head/mlm/dense/bias': np.full(8, 2, np.float32)}
+  product = pretrain.export(config, tmp_path, backbone, trained)
+  hub.save_backbone(tmp_path / 'out', backbone.config, **product.encoders[''])
+  written = hub.load_backbone(tmp_path / 'out', heads=('mlm',))
+  assert written.sha256 == hub.backbone_sha256(backbone.config, parts.encoder)
+  np.testing.assert_array_equal(written.heads['mlm'].params['dense']['bias'], 2)
+  np.testing.assert_array_equal(
+    written.heads['mlm'].params['bias'], parts.heads['mlm'].params['bias']
+  )

@@ -1,0 +1,188 @@
+"""Labelled pairs: files as strangers write them, held-out ones, and the cache of their tokens."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.papers.nir_prompt import pairs
+from dprjax.papers.nir_prompt.pairs import PairSource
+from dprjax.text import table, tokenizing
+from tests.fuzz import mutations
+from tests.refusals import refused
+
+ROWS = [('oak elm', 'oak', 1), ('ash', 'fir yew', 0), ('pine', 'pine', 1), ('larch', 'elm', 0)]
+
+
+@pytest.fixture(scope='module')
+def tokenizer(tmp_path_factory):
+  words = ['ash', 'elm', 'fir', 'larch', 'oak', 'pine', 'yew', 'duplicate', 'of']
+  return tokenizing.train_wordpiece(
+    [f'{word} {other} :' for word in words for other in words],
+    200,
+    tmp_path_factory.mktemp('words'),
+  )
+
+
+@pytest.mark.parametrize(
+  ('name', 'content'),
+  [
+    ('train.tsv', 'oak elm\toak\tyes\nash\tfir yew\tno\npine\tpine\t1\nlarch\telm\t0\n'),
+    ('train.tsv', 'Label\ttext1\ttext2\nTrue\toak elm\toak\nfalse\tash\tfir yew\n1\tpine\tpine\n'
+     'No\tlarch\telm\n'),
+    ('train.csv', 'text1,text2,label\n"oak elm",oak,1\nash,fir yew,0\npine,pine,1\nlarch,elm,0\n'),
+    ('train.jsonl', ''.join(
+      json.dumps({'text1': a, 'text2': b, 'label': label, 'more': 3}) + '\n'
+      for (a, b, _), label in zip(ROWS, (True, 0, 'yes', 'no'), strict=True))),
+  ],
+)  # fmt: skip
+def test_files_of_pairs(tmp_path, name, content):
+  (tmp_path / name).write_text(content)
+  assert [pair[:3] for pair in pairs.read_pairs(PairSource(str(tmp_path)))] == ROWS
+
+
+@pytest.mark.parametrize('name', ['train.tsv', 'train.csv', 'train.jsonl'])
+def test_harmed_files_are_read_or_refused_in_a_line(tmp_path, name):
+  pairs.write_pairs(tmp_path / 'rows.jsonl', ROWS)
+  lines = {
+    'jsonl': (tmp_path / 'rows.jsonl').read_text(),
+    'tsv': ''.join('\t'.join(map(str, row)) + '\n' for row in ROWS),
+    'csv': 'text1,text2,label\n' + ''.join(','.join(map(str, row)) + '\n' for row in ROWS),
+  }
+  harm = [mutations.mutate_bytes, mutations.mutate_lines]
+  if name.endswith('jsonl'):
+    harm.append(mutations.mutate_json)
+  refused = 0
+  for seed in range(150):
+    folder = tmp_path / f'{seed}'
+    folder.mkdir()
+    (folder / name).write_text(lines[name.split('.')[1]])
+    rng = random.Random(seed)
+    done = rng.choice(harm)(rng, folder / name)
+    try:
+      found = pairs.read_pairs(PairSource(str(folder)))
+    except InputError as error:
+      assert '\n' not in str(error) and name.split('.')[0] in str(error), done
+      refused += 1
+    else:
+      assert {pair.label for pair in found} == {0, 1}, done
+      assert all(pair.first.strip() and pair.second.strip() for pair in found), done
+  assert 30 < refused < 150
+
+
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    ('oak\telm\t1\nash\tyew\t2\n', ('train.tsv', 'line 2')),
+    ('oak\telm\tentails\n', ('line 1', 'entails')),
+    ('oak\t \t1\n', ('line 1', 'text2')),
+    ('oak\telm\t1\nash\tyew\t1\n', ('train.tsv', '2')),
+  ],
+)
+def test_what_is_no_pair(tmp_path, content, message):
+  (tmp_path / 'train.tsv').write_text(content)
+  with refused(message):
+    pairs.read_pairs(PairSource(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+  ('record', 'message'),
+  [
+    ({'text1': 'oak', 'text2': 'elm'}, ('train.jsonl', 'line 1')),
+    ({'text1': 'oak', 'text2': 'elm', 'label': 1.0}, ('train.jsonl', 'line 1', '1.0')),
+    ({'text1': ['oak'], 'text2': 'elm', 'label': 1}, ('line 1', 'text1', '[', 'oak', ']')),
+  ],
+)
+def test_what_is_no_record(tmp_path, record, message):
+  (tmp_path / 'train.jsonl').write_text(json.dumps(record) + '\n')
+  with refused(message):
+    pairs.read_pairs(PairSource(str(tmp_path)))
+
+
+def test_a_split_that_is_not_there_names_what_is(tmp_path):
+  (tmp_path / 'training.tsv').write_text('oak\telm\t1\n')
+  with refused('train.jsonl', 'training.tsv'):
+    pairs.read_pairs(PairSource(str(tmp_path)))
+
+
+def test_pairs_are_held_out_by_their_texts(tmp_path):
+  rows = [(f'a{i}', f'b{i}', i % 2) for i in range(200)] + [('a7', 'b7', 1)]
+  pairs.write_pairs(tmp_path / 'train.jsonl', rows)
+  whole = PairSource(str(tmp_path))
+  train, dev = (
+    pairs.read_pairs(PairSource(str(tmp_path), hold_out=(0.2, 5), held_out=held)) for held in (0, 1)
+  )
+  assert sorted([*train, *dev], key=lambda pair: pair.line) == pairs.read_pairs(whole)
+  assert 20 < len(dev) < 60 and not {p[:2] for p in train} & {p[:2] for p in dev}
+  few = pairs.read_pairs(PairSource(str(tmp_path), hold_out=(0.2, 5), max_pairs=30))
+  assert len(few) == 30 and set(few) < set(train) and few == sorted(few, key=lambda p: p.line)
+  # Added rows do not move the others.
+  pairs.write_pairs(tmp_path / 'train.jsonl', [('new', 'row', 1), *rows])
+  again = pairs.read_pairs(PairSource(str(tmp_path), hold_out=(0.2, 5), held_out=True))
+  assert {p[:2] for p in dev} <= {p[:2] for p in again} <= {p[:2] for p in dev} | {('new', 'row')}
+
+
+def test_one_label_is_nothing_to_train_or_measure_on(tmp_path):
+  rows = [('oak', 'elm', 1), *((f'a{i}', f'b{i}', 0) for i in range(30))]
+  pairs.write_pairs(tmp_path / 'train.jsonl', rows)
+  for seed, held in ((2, False), (1, True)):  # the pair that matches is not there
+    with refused('train.jsonl', 'hold_out=0.5'):
+      pairs.read_pairs(PairSource(str(tmp_path), hold_out=(0.5, seed), held_out=held))
+    other = pairs.read_pairs(PairSource(str(tmp_path), hold_out=(0.5, seed), held_out=not held))
+    assert {pair.label for pair in other} == {0, 1}
+
+
+def test_few_pairs_are_half_of_each_label(tmp_path):
+  # As in the training pairs of SICK, 14 % match.
+  pairs.write_pairs(
+    tmp_path / 'train.jsonl', [(f'a{i}', f'b{i}', int(i % 7 == 0)) for i in range(700)]
+  )
+  for most, expected in ((64, 32), (300, 100), (65, 32)):
+    found = pairs.read_pairs(PairSource(str(tmp_path), max_pairs=most))
+    assert [sum(p.label == label for p in found) for label in (0, 1)] == [most // 2, expected]
+  few, more = (set(pairs.read_pairs(PairSource(str(tmp_path), max_pairs=n))) for n in (20, 64))
+  assert few < more
+
+
+def test_the_cache_of_pairs(tmp_path, tokenizer):
+  pairs.write_pairs(tmp_path / 'train.jsonl', [*ROWS, ('oak elm fir', 'yew ash pine oak', 1)])
+  options = {
+    'query_max_length': 6,
+    'passage_max_length': 5,
+    'query_prefix': 'duplicate : ',
+  }
+  source = PairSource(str(tmp_path))
+  made = pairs.build_pairs(source, tokenizer, tmp_path / 'token_cache', **options)
+  assert (made.num_pairs, made.labels.tolist()) == (5, [1, 0, 1, 0, 1])
+  first, second = (list(map(table.integers, rows)) for rows in made.tokens(np.arange(5)))
+  expected = [*(row[:2] for row in ROWS), ('oak elm fir', 'yew ash pine oak')]
+  for i, (one, other) in enumerate(expected):
+    np.testing.assert_array_equal(first[i], tokenizer.encode([f'duplicate : {one}'], 6)[0][0])
+    np.testing.assert_array_equal(second[i], tokenizer.encode([other], 5)[0][0])
+  assert made.first_lengths.tolist() == [len(row) for row in first] and max(map(len, first)) == 6
+  assert made.second_lengths.tolist() == [len(row) for row in second]
+  assert made.rows.ids(np.array([4])) == ['5']
+
+  # It is built again only when something differs.
+  before = (tmp_path / 'token_cache' / 'pairs.json').stat().st_mtime_ns
+  pairs.build_pairs(source, tokenizer, tmp_path / 'token_cache', **options)
+  assert (tmp_path / 'token_cache' / 'pairs.json').stat().st_mtime_ns == before
+  pairs.write_pairs(tmp_path / 'train.jsonl', ROWS)
+  assert pairs.build_pairs(source, tokenizer, tmp_path / 'token_cache', **options).num_pairs == 4
+  options['passage_max_length'] = 3
+  made = pairs.build_pairs(source, tokenizer, tmp_path / 'token_cache', **options)
+  assert made.second_lengths.max() == 3
+
+  with refused('query_buckets', '[4]'):
+    pairs.PairFeed(made, query_buckets=[4], passage_buckets=[8])
+
+
+def test_pairs_of_docstrings(tmp_path):
+  pairs.write_docstrings(tmp_path / 'docs', ['json', 'email'])
+  for split in ('train', 'dev', 'test'):
+    found = pairs.read_pairs(PairSource(str(tmp_path / 'docs'), split))
+    assert [pair.label for pair in found] == [1, 0] * (len(found) // 2)
+    for right, wrong in zip(found[::2], found[1::2], strict=True):
+      assert right.first == wrong.first and right.second != wrong.second

@@ -1,0 +1,282 @@
+"""The recipes of NIR-Prompt: what their arguments set, and trainings of each kind, also resumed and
+killed between tasks.
+"""
+
+import json
+import pathlib
+import re
+import shutil
+import types
+
+import numpy as np
+import optax
+import pytest
+
+from dprjax import Retriever, load_prompt
+from dprjax.text import sources
+from dprjax.training import config as configs
+from dprjax.training import exporting, optim, train
+from tests.refusals import refused
+from tests.test_train import assert_same_bits, steps_of, trainable_of
+
+ROOT = pathlib.Path(__file__).parents[3]
+RETRIEVER = ('dialogue', 'qa', 'retrieval')
+RERANKER = ('dialogue', 'inference', 'paraphrase', 'qa', 'retrieval')
+
+
+def metrics_of(workdir):
+  """The rows of metrics.jsonl without the column that depends on the clock."""
+  rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+  return [{k: v for k, v in row.items() if not k.endswith('_per_second')} for row in rows]
+
+
+def parse(recipe, *flags):
+  return configs.parse([f'--config={ROOT}/configs/nir_{recipe}', *flags])
+
+
+@pytest.mark.parametrize(
+  ('recipe', 'tasks', 'expected'),
+  [
+    (
+      'retriever.py',
+      RETRIEVER,
+      ('nir_retriever', 'continuous', 'mask', 'alternate', 16, ('backbone',)),
+    ),
+    (
+      'retriever.py:mdm=qa',
+      ('qa',),
+      ('nir_retriever', 'continuous', 'mask', 'alternate', 16, ('prompt',)),
+    ),
+    (
+      'retriever.py:emm=qa+legal,manual',
+      ('legal', 'qa'),
+      ('nir_retriever', 'manual', 'mask', 'alternate', 16, ('backbone',)),
+    ),
+    (
+      'retriever.py:adapt=qa,frozen',
+      ('qa',),
+      ('nir_retriever', 'continuous', 'mask', 'alternate', 16, ('prompt',)),
+    ),
+    ('retriever.py:ft', RETRIEVER, ('ft_retriever', 'none', 'cls', 'alternate', 16, ('backbone',))),
+    (
+      'retriever.py:ft=qa,mask',
+      ('qa',),
+      ('nir_retriever', 'none', 'mask', 'alternate', 16, ('backbone',)),
+    ),
+    (
+      'reranker.py',
+      RERANKER,
+      ('nir_reranker', 'continuous', 'cls', 'balanced', 20, ('backbone', 'head')),
+    ),
+    (
+      'reranker.py:mdm=inference,hybrid',
+      ('inference',),
+      ('nir_reranker', 'hybrid', 'cls', 'balanced', 16, ('prompt',)),
+    ),
+    (
+      'reranker.py:adapt=inference',
+      ('inference',),
+      ('nir_reranker', 'continuous', 'cls', 'balanced', 16, ('backbone', 'prompt', 'head')),
+    ),
+  ],
+)
+def test_what_an_argument_sets(recipe, tasks, expected):
+  c = parse(recipe)
+  assert tuple(sorted(c.tasks)) == tasks
+  trained = tuple(name.split('/')[0] for name in c.trainable)
+  template = c.template.kind
+  assert (c.method, template, c.pooling, c.arrangement, c.batch_size, trained) == expected
+  for name, entry in c.tasks.items():
+    assert entry.form == ('pairs' if name in ('paraphrase', 'inference') else 'retrieval')
+    assert entry.measure == ('accuracy' if entry.form == 'pairs' else 'RR@10')
+    entry.data.dir = 'x'
+  assert c.adapt.fusion == ('adapt' in recipe)
+  configs.check(c)
+  # The word embeddings stay as they are.
+  for pattern in c.trainable:
+    assert not re.fullmatch(pattern, 'backbone/embeddings/word/embedding')
+    if pattern.startswith('backbone'):
+      for name in ('embeddings/position/embedding', 'layers/attention/query/kernel'):
+        assert re.fullmatch(pattern, f'backbone/{name}')
+
+
+def test_settings_of_the_released_code():
+  for recipe in ('retriever.py:emm,paper', 'reranker.py:mdm=qa,paper'):
+    c = parse(recipe)
+    assert (c.backbone.path, c.optim.learning_rate, c.batch_size, c.per_task) == (
+      'bert-base-uncased',
+      1e-5,
+      16 if 'mdm' in recipe or 'retriever' in recipe else 15,
+      40_000,
+    )
+    assert (c.optim.decay, c.optim.warmup, c.eval.patience) == ('none', 0.0, 3)
+    assert c.template.lengths == (6, 6, 7) and c.template.fixed_layers == -1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('stage', ['retriever', 'reranker'])
+@pytest.mark.parametrize('options', ['', ',paper'])
+def test_the_weights_of_a_sum_move_in_sixteen_updates(stage, options):
+  c = parse(f'{stage}.py:adapt=qa{options}')
+  assert c.tasks.qa.data.max_queries == 32
+  params = {
+    name: np.full(2, 0.5, np.float32)
+    for name in ('prompt/qa/weights', 'prompt/qa/query/P1/mlp/kernel', 'backbone/layers/mlp/kernel')
+  }
+  optimizer = optim.make_optimizer(c.optim, list(params), list(params), 16)
+  state = optimizer.init(params)
+  moved = params
+  for _ in range(16):
+    gradient = {name: np.array([1, -1], np.float32) for name in params}
+    updates, state = optimizer.update(gradient, state, moved)
+    moved = optax.apply_updates(moved, updates)
+  weights, fresh, backbone = (np.abs(moved[name] - params[name]).max() for name in params)
+  # .05 an update, minus warm-up and decay; nothing else moves as fast.
+  assert 0.3 < weights <= 0.81 and fresh < 0.017 and backbone < 0.001
+
+
+@pytest.mark.parametrize('stage', ['retriever', 'reranker'])
+@pytest.mark.parametrize('options', ['', ',paper'])
+def test_the_dev_split_chooses_the_rate_of_the_weights(stage, options):
+  c = parse(f'{stage}.py:adapt=qa{options}')
+  c.tasks.qa.data.dir = 'x'
+  rates = []
+  for one in configs.resolve(c).values():
+    (own, factor), *others = one.optim.learning_rate_rules
+    assert (
+      re.fullmatch(own, 'prompt/qa/weights') and tuple(others) == (c.optim.learning_rate_rules[1:])
+    )
+    rates.append(factor * one.optim.learning_rate)
+  assert rates == pytest.approx([0.01, 0.05, 0.2])
+  # Without such weights, or with a rate on the command line, there is no choice.
+  for recipe, *flags in (
+    (f'{stage}.py:adapt=qa,unfused{options}',),
+    (f'{stage}.py:adapt=qa{options}', "--config.optim.learning_rate_rules=(('.*', 1.0),)"),
+  ):
+    assert not parse(recipe, *flags).alternatives
+
+
+@pytest.mark.parametrize(
+  ('recipe', 'out'),
+  [
+    ('mdm=qa', 'prompt.npz'),
+    ('adapt=qa,frozen', 'prompt.npz'),
+    ('adapt=qa', 'DIR'),
+    ('emm', 'DIR'),
+  ],
+)
+def test_the_export_that_a_run_names(recipe, out):
+  setup = types.SimpleNamespace(config=parse(f'retriever.py:{recipe}'), workdir='run')
+  said = train.what_next(setup, types.SimpleNamespace(whole=True), None)
+  assert said == f'Next: python -m dprjax.export --workdir=run --out={out}'
+
+
+def test_a_rate_cannot_be_chosen_without_dev_queries():
+  c = parse('retriever.py:adapt=qa', '--config.tasks.qa.data.hold_out=0')
+  with refused('config.tasks.qa.data.hold_out'):
+    configs.resolve(c)
+
+
+def test_marks():
+  c = parse('retriever.py:ft=qa+dialogue,mark')
+  assert c.tasks.qa.data.query_prefix == c.tasks.qa.data.passage_prefix == 'qa: '
+  assert parse('retriever.py:ft').tasks.qa.data.query_prefix == ''
+
+
+@pytest.mark.parametrize(
+  ('recipe', 'message'),
+  [
+    ('retriever.py:mdm', 'mdm=retrieval'),
+    ('retriever.py:mdm=qa+dialogue', ('--config', 'nir_retriever.py')),
+    ('retriever.py:emm=qa+qa', 'emm=retrieval+qa'),
+    ('retriever.py:tune', ('mdm=TASK', 'adapt=TASK')),
+    ('retriever.py:emm,mark', ('--config', 'nir_retriever.py')),
+    ('reranker.py:ft,mask', '[CLS]'),
+  ],
+)
+def test_arguments_that_cannot_be(recipe, message):
+  with refused(message):
+    parse(recipe)
+
+
+@pytest.fixture(scope='module')
+def go(one_device, tmp_path_factory):
+  """``go(recipe, *flags)`` -> the workdir of a training as short as it may be.
+
+  Six updates, three checkpoints, docstrings of small packages.
+  """
+  short = [
+    '--config.steps=6',
+    '--config.eval.every=6',
+    '--config.checkpoint.every=2',
+    '--config.checkpoint.keep=5',
+    '--config.eval.corpus_limit=20',
+    '--config.cross_encoder.dev_queries=4',
+    '--config.log_every=1',
+    '--config.backbone.vocab_size=1000',
+  ]
+
+  def run(recipe, *flags, workdir=None):
+    workdir = workdir or tmp_path_factory.mktemp('nir') / 'run'
+    train.train(configs.parse([f'--config={ROOT}/configs/nir_{recipe}', *short, *flags]), workdir)
+    return workdir
+
+  return run
+
+
+def check_finished(workdir, tasks, trained, steps):
+  """Checks what a training wrote; returns its trained parameters and its metrics."""
+  step, params = trainable_of(workdir)
+  rows = metrics_of(workdir)
+  assert step == steps and {name.split('/')[0] for name in params} == trained
+  assert not any('embeddings/word' in name for name in params)
+  dev = [row for row in rows if 'dev/mean' in row]
+  assert [row['step'] for row in dev] == [0, steps]
+  measured = {key.split('/')[1] for key in dev[0] if key.startswith('dev/')}
+  assert measured == {*tasks, 'mean'}
+  assert all((workdir / 'token_cache' / name / 'train').is_dir() for name in tasks)
+  return params, rows
+
+
+# tests/papers/nir_prompt/test_training.py has those with prompts to learn.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('recipe', 'tasks', 'trained'),
+  [
+    ('reranker.py:emm,manual,local', RERANKER, {'backbone', 'head'}),
+    ('retriever.py:ft,local', RETRIEVER, {'backbone'}),
+  ],
+)
+def test_killed_between_tasks_it_ends_with_the_same_bits(go, recipe, tasks, trained):
+  workdir = go(recipe)
+  params, rows = check_finished(workdir, tasks, trained, 6)
+  # As if it had been killed after an earlier checkpoint, between two tasks.
+  for step in steps_of(workdir):
+    if step > 2:
+      shutil.rmtree(workdir / 'checkpoints' / str(step))
+  go(recipe, workdir=workdir)
+  assert_same_bits(trainable_of(workdir)[1], params)
+  assert metrics_of(workdir) == rows
+
+
+@pytest.mark.slow
+def test_a_tasks_prompt_is_compared_with_the_bare_encoder_and_exported(go, tmp_path, caplog):
+  two = ('--config.steps=2', '--config.eval.every=2')
+  workdir = go('retriever.py:mdm=qa,local', *two, '--config.eval.corpus_limit=0')
+  found = metrics_of(workdir)[0]
+  # As dprjax.encode runs the backbone without a prompt, at its own lengths.
+  data = workdir / 'data' / 'qa'
+  dataset = sources.load_dataset(sources.Source(str(data), split='dev'))
+  retriever = Retriever.load(workdir / 'backbone')
+  retriever.index(data / 'corpus.jsonl')
+  hits = retriever.search([query.text for query in dataset.queries], k=10)
+  ranks = [
+    next((1 / (i + 1) for i, hit in enumerate(row) if hit.id in dataset.qrels[query.id]), 0)
+    for query, row in zip(dataset.queries, hits, strict=True)
+  ]
+  assert found['dev/qa/RR@10'] == pytest.approx(np.mean(ranks), abs=1e-6)
+  # Two updates are no gain, and other stages may use the prompt all the same.
+  out = exporting.export(workdir, tmp_path / 'qa.npz')
+  gain = load_prompt(out).meta['gain']
+  assert gain['baseline'] == found['dev/mean'] and not gain['better']
+  assert 'before the training' in caplog.text

@@ -1,0 +1,124 @@
+"""Topics from the command line."""
+
+import itertools
+import json
+import lzma
+
+import numpy as np
+import pytest
+
+from dprjax.base.draws import draw
+from dprjax.papers.topic_dpr import topic_models, topics
+from dprjax.papers.topic_dpr.paper_records import read_papers
+from tests.papers.topic_dpr.test_topic_models import documents
+from tests.refusals import command_refused
+
+FEW = ['--topics=3', '--sweeps=60', '--eta=0.1', '--seed=1']
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  texts, _ = documents(90)
+  rows = [{'_id': f'd{i}', 'text': text} for i, text in enumerate(texts)]
+  rows.append({'_id': 'blank', 'text': ''})
+  (tmp_path / 'corpus.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  papers = [
+    {'id': f'd{i}', 'title': 'zebra zebra', 'abstract': text} for i, text in enumerate(texts)
+  ]
+  papers.append({'id': 'blank', 'title': 'zebra'})
+  with lzma.open(tmp_path / 'papers.jsonl.xz', 'wt') as file:
+    file.writelines(json.dumps(paper) + '\n' for paper in papers)
+  return tmp_path
+
+
+def test_a_corpus(folder, capsys):
+  topics.main(['--input=corpus.jsonl', '--out=topics.npz', '--figure=topics.svg', *FEW])
+  output = capsys.readouterr()
+  made = topic_models.load_topics('topics.npz')
+  assert len(made) == 3 and made.meta['kind'] == 'hlda'
+  for k, words in enumerate(made.names):
+    assert ' '.join(words[:10]) in output.out and f'{made.sizes[k]:,}' in output.out
+  report = json.loads((folder / 'topics.npz.json').read_text())
+  assert f'{report["agreement"]:.1%} have the same topic by their words' in output.out
+  assert report['agreement'] > 0.9 and report['sizes'][:3] == made.sizes.tolist()
+  assert report['counts'] == {'documents': 91, 'documents without text or abstract: skipped': 1}
+  assert '1 document without text or abstract: skipped (blank)' in output.err
+  assert sum(topic['assigned'] for topic in report['topics']) == 90
+  assert '<svg' in (folder / 'topics.svg').read_text()
+  # Half of the documents are of one theme.
+  assert ('warning: one topic has' in output.err) == (2 * made.sizes[0] >= 90)
+  # The abstracts of an arXiv file are the same documents; titles are queries.
+  topics.main(['--input=papers.jsonl.xz', '--out=again.npz', *FEW])
+  assert (folder / 'again.npz').read_bytes() == (folder / 'topics.npz').read_bytes()
+
+
+def test_one_topic_of_all_is_warned_of(folder, capsys):
+  topics.main(['--input=corpus.jsonl', '--out=topics.npz', '--kind=lda', '--topics=1'])
+  assert 'warning: one topic has 90 of 90 documents' in capsys.readouterr().err
+
+
+def test_documents_are_chosen_by_their_ids(folder):
+  texts, _ = documents(90)
+  found, counts = topics.read_documents('corpus.jsonl', 20, seed=4)
+  chosen = sorted(range(90), key=lambda i: draw(f'd{i}', 4, 'topics'))[:20]
+  assert found == [texts[i] for i in sorted(chosen, key=lambda i: draw(f'd{i}', 4, ''))]
+  # Not those that dprjax.papers puts into its test split.
+  assert set(chosen) != set(sorted(range(90), key=lambda i: draw(f'd{i}', 4, ''))[:20])
+  assert counts['documents'] == 91
+
+
+@pytest.mark.slow
+def test_kmeans_of_frozen_embeddings(folder, minilm):
+  topics.main(
+    '--input=corpus.jsonl --out=topics.npz --kind=kmeans --topics=3 --seed=1 '
+    f'--backbone={minilm}'.split()
+  )
+  made = topic_models.load_topics('topics.npz')
+  texts, themes = documents(90)
+  assert made.meta['kind'] == 'kmeans'
+  assert json.loads((folder / 'topics.npz.json').read_text())['agreement'] > 0.95
+  pairs = set(zip(made.assign(texts).tolist(), themes.tolist(), strict=True))
+  assert len(pairs) == 3
+
+
+@pytest.mark.slow
+def test_hlda_of_real_papers(data_dir, tmp_path):
+  """600 papers of arXiv: words of a theme together, and most documents where hLDA has them."""
+  path = data_dir / 'arxiv' / 'arxiv_sample.jsonl.xz'
+  topics.main(
+    f'--input={path} --out={tmp_path}/topics.npz --max_documents=600 --topics=3 '
+    '--sweeps=100'.split()
+  )
+  report = json.loads((tmp_path / 'topics.npz.json').read_text())
+  assert report['agreement'] > 0.8
+  made = topic_models.load_topics(tmp_path / 'topics.npz')
+  assert made.meta['documents'] == 600
+  titles = [paper.title for paper in itertools.islice(read_papers(path), 500)]
+  assert np.bincount(made.assign(titles), minlength=3).min() > 10
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    ('--input=empty.jsonl', 'document'),
+    ('--input=broken.jsonl', ('broken.jsonl', 'line 2')),
+    ('--input=corpus.jsonl --topics=60 --sweeps=5', '60'),
+    ('--input=corpus.jsonl --min_documents=91', ('91', '90')),
+    ('--input=corpus.jsonl --kind=kmeans', '--backbone'),
+    ('--input=corpus.jsonl --kind=lda --gamma=2', ('--gamma', '--kind=hlda')),
+    ('--input=corpus.jsonl --figure=topics.npz', '--figure=topics.npz'),
+    ('--input=corpus.jsonl --figure=a.txt', ('a.txt', '.png')),
+    ('--input=corpus.jsonl --out=folder', 'folder'),
+  ],
+)
+def test_bad_input(folder, command, arguments, message):
+  (folder / 'folder').mkdir()
+  (folder / 'empty.jsonl').write_text('{"_id": "a", "text": ""}\n')
+  (folder / 'broken.jsonl').write_text('{"_id": "a", "text": "x"}\n{"_id": "b", "text": 3}\n')
+  before = {path: path.is_file() and path.read_bytes() for path in folder.rglob('*')}
+  words = arguments.split()
+  if '--out' not in arguments:
+    words.append('--out=topics.npz')
+  command_refused(command(topics, *words), message)
+  assert {path: path.is_file() and path.read_bytes() for path in folder.rglob('*')} == before

@@ -1,0 +1,162 @@
+"""A stage runs once, and again when its input changes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from etils import epath
+
+from dprjax.base import outputs
+from dprjax.papers.unm import stages as running
+from dprjax.papers.unm.stages import ModelFiles, Stages
+from tests.refusals import refused
+
+
+@pytest.fixture
+def scored(tmp_path):
+  """A command that measures a run, the run, and the file it writes, in a folder of its own."""
+  run, qrels = tmp_path / 'run.trec', tmp_path / 'test.tsv'
+  out = epath.Path(tmp_path / 'measured' / 'metrics.json')
+  run.write_text('q2 Q0 d1 1 2.0 x\nq2 Q0 d2 2 1.0 x\n')
+  qrels.write_text('query-id\tcorpus-id\tscore\nq2\td2\t1\n')
+  command = ['evaluate', f'--run={run}', f'--qrels={qrels}', f'--out={out}', '--measure', 'RR@10']
+  return command, run, out
+
+
+def stages(tmp_path):
+  return Stages(epath.Path(tmp_path), 1)
+
+
+@pytest.mark.slow
+def test_a_stage_runs_once_and_again_when_its_input_changes(tmp_path, scored, capfd):
+  command, run, out = scored
+  stages(tmp_path).run('Measure', command, out, [run], out.parent)
+  assert json.loads(out.read_text())['mean'] == {'RR@10': 0.5}
+  assert '$ python -m dprjax.evaluate --run=' in capfd.readouterr().out
+  stages(tmp_path).run('Measure', command, out, [run], out.parent)
+  assert capfd.readouterr().out == '[1/1] Measure: done before\n'
+  out.unlink()
+  stages(tmp_path).run('Measure', command, out, [run], out.parent)
+  assert out.exists()
+
+  (out.parent / 'left').write_text('from before')
+  run.write_text('q2 Q0 d2 1 2.0 x\nq2 Q0 d1 2 1.0 x\n')
+  again = stages(tmp_path)
+  again.run('Measure', command, out, [run], out.parent)
+  assert again.seconds.keys() == {'Measure'}
+  assert json.loads(out.read_text())['mean'] == {'RR@10': 1.0}
+  assert not (out.parent / 'left').exists()
+  again = stages(tmp_path)
+  again.run('Measure', [*command, 'nDCG@10'], out, [run])
+  assert again.seconds.keys() == {'Measure'}  # the command line is part of the input
+
+
+@pytest.mark.slow
+def test_a_stage_that_fails_ends_the_process_and_is_not_done(tmp_path, scored, capfd):
+  command, run, out = scored
+  with pytest.raises(SystemExit) as ended:
+    stages(tmp_path).run('Measure', [*command, '--run=nowhere.trec'], out, [run])
+  assert ended.value.code == 2
+  assert capfd.readouterr().err.count('dprjax: error: ') == 1  # the line of the command
+  assert json.loads((tmp_path / 'stages.json').read_text())[str(out)]['done'] is False
+  with refused('dprjax.nonesuch'):
+    stages(tmp_path).run('Nothing', ['nonesuch'])
+
+
+@pytest.mark.slow
+def test_stages_with_one_title_differ_by_what_they_make(tmp_path, scored):
+  command, run, out = scored
+  other = out.with_name('other.json')
+  ran = []
+  for made in (out, other, out, other):
+    again = stages(tmp_path)
+    for _ in range(2):  # in one process, the second call does nothing
+      again.run('Measure', [*command, f'--out={made}'], made, [run])
+    ran.append(again.seconds.keys() == {'Measure'})
+  assert ran == [True, True, False, False]
+  # A stage that runs every time leaves no record.
+  stages(tmp_path).run('Measure', [*command, f'--out={tmp_path / "unnamed.json"}'])
+  assert json.loads((tmp_path / 'stages.json').read_text()).keys() == {str(out), str(other)}
+
+
+# Holds a lock and runs a command that sleeps, as a pipeline holds its folder and runs a stage.
+HOLD_AND_RUN = """
+import sys
+from etils import epath
+from dprjax.base import outputs
+from dprjax.papers.unm import stages
+with outputs.hold(epath.Path(sys.argv[1]), 'a folder'):
+  stages._run([sys.executable, '-c', 'import time; print("runs", flush=True); time.sleep(600)'])
+"""
+
+
+def test_a_command_whose_parent_was_killed_keeps_the_folder_locked(tmp_path):
+  lock = epath.Path(tmp_path / '.lock')
+  with subprocess.Popen(
+    [sys.executable, '-c', HOLD_AND_RUN, lock], stdout=subprocess.PIPE, start_new_session=True
+  ) as parent:
+    assert parent.stdout.readline() == b'runs\n'
+    parent.kill()
+    parent.wait()
+    try:
+      with refused('folder'), outputs.hold(lock, 'a folder'):
+        pass
+    finally:
+      os.killpg(parent.pid, signal.SIGKILL)
+    assert parent.stdout.read() == b''  # the command has ended
+  with outputs.hold(lock, 'a folder'):
+    assert outputs.held()
+  assert not outputs.held()
+
+
+def test_the_checksum_of_a_folder_covers_all_its_content(tmp_path):
+  sums = []
+  for name, text in (('a', 'one'), ('a', 'two'), ('b', 'two')):
+    folder = tmp_path / f'{len(sums)}'
+    (folder / 'inner').mkdir(parents=True)
+    (folder / 'inner' / name).write_text(text)
+    sums.append(stages(tmp_path)._sum(epath.Path(folder)))
+  assert len(set(sums)) == 3
+
+
+def test_the_files_of_a_model_are_the_local_ones(tmp_path):
+  prompt = epath.Path(tmp_path / 'prompt.npz')
+  assert ModelFiles('').files == ModelFiles('package:some').files == []
+  assert ModelFiles(str(tmp_path), prompt).files == [epath.Path(tmp_path), prompt]
+
+
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    ('{"a": 5}', 'stages.json'),
+    ('{', 'not JSON'),
+  ],
+)
+def test_a_damaged_record(tmp_path, text, words):
+  (tmp_path / 'stages.json').write_text(text)
+  with refused(words):
+    stages(tmp_path)
+
+
+def test_an_interrupt_while_a_command_starts_is_the_commands_to_report(monkeypatch, tmp_path):
+  class Child(running._Child):
+    def __init__(self, *args, **options):
+      super().__init__(*args, **options)
+      while not (tmp_path / 'ready').exists():
+        assert self.poll() is None
+      os.kill(os.getpid(), signal.SIGINT)
+
+  monkeypatch.setattr(running, '_Child', Child)
+  monkeypatch.setattr(running, '_GRACE_S', 0.1)
+  program = (
+    'import pathlib, signal, sys, time\n'
+    'signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\n'
+    f'pathlib.Path({str(tmp_path / "ready")!r}).touch()\n'
+    'time.sleep(60)'
+  )
+  before = signal.getsignal(signal.SIGINT)
+  assert running._run([sys.executable, '-c', program]) == 130
+  assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,242 @@
+import doctest
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dprjax import Retriever
+from dprjax.base import machine
+from dprjax.base.errors import InputError
+from dprjax.retrieval import bm25_index, exact, fusion, retriever
+from dprjax.text.rankings import ranked
+from tests.refusals import named_in, refused
+
+TEXTS = [
+  'Decode a JSON document.',
+  'Send a message over HTTP.',
+  'Parse an XML file into a tree.',
+  'Run a coroutine.',
+  'json',
+  '',
+]
+
+
+@pytest.fixture(scope='session')
+def small(trained, prompt):
+  """The small backbone with its prompt."""
+  return Retriever.load(trained / 'backbone', prompt)
+
+
+def by_hand(retriever, queries, texts, k):
+  scores = (
+    retriever.encode(queries, 'query').astype(np.float64)
+    @ retriever.encode(texts, 'passage').astype(np.float64).T
+  )
+  order = np.argsort(-scores, axis=1)[:, :k]
+  return order, np.take_along_axis(scores, order, axis=1)
+
+
+def test_search_equals_numpy(small):
+  small.index(TEXTS)
+  queries = ['read json', 'fetch a page']
+  order, scores = by_hand(small, queries, TEXTS, 3)
+  for hits, rows, values in zip(small.search(queries, k=3), order, scores, strict=True):
+    assert [hit.id for hit in hits] == [str(row) for row in rows]
+    assert [hit.text for hit in hits] == [TEXTS[row] for row in rows]
+    np.testing.assert_allclose([hit.score for hit in hits], values, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_hybrid_search_fuses_with_bm25(trained, prompt, small, tmp_path):
+  settings = {'k1': 1.2, 'b': 0.3, 'language': 'none'}
+  how = fusion.Fusion(weights={'bm25': 0.4, 'dense': 0.6}, method='minmax', depth=4, bm25=settings)
+  fusion.write(tmp_path / 'w.json', how)
+  both = Retriever.load(trained / 'backbone', prompt, hybrid=tmp_path / 'w.json')
+  queries = ['read json', 'fetch a page', 'an http message']
+  for one in (small, both):
+    one.index(TEXTS)
+  words = bm25_index.build([str(row) for row in range(len(TEXTS))], TEXTS, **settings)
+  lexical = words.rankings(queries, 4)
+  for hits, alone, other in zip(
+    both.search(queries, 3), small.search(queries, 4), lexical, strict=True
+  ):
+    dense = ranked([hit.id for hit in alone], np.array([hit.score for hit in alone]))
+    expected = how.fuse({'bm25': other, 'dense': dense}, 3)
+    assert [hit.id for hit in hits] == expected.ids
+    np.testing.assert_allclose([hit.score for hit in hits], expected.scores, atol=1e-5)
+    assert [hit.text for hit in hits] == [TEXTS[int(hit.id)] for hit in hits]
+
+
+@pytest.mark.slow
+def test_equal_texts_go_by_falling_id(small):
+  small.index({str(i): 'the same text' for i in range(12)})
+  for k in (1, 5, 12):
+    (hits,) = small.search(['a text'], k=k)
+    assert [hit.id for hit in hits] == sorted(map(str, range(12)), reverse=True)[:k]
+
+
+def _fail(*_, **__):
+  raise MemoryError('no room')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'corpus, harm, message',
+  [
+    ([], None, 'corpus'),
+    ('nowhere.jsonl', None, 'nowhere.jsonl'),
+    (['a', None], None, ('texts', 'number 1', 'None')),
+    (['a'], (exact, 'ExactIndex'), 'no room'),
+  ],
+)
+def test_an_index_that_fails_leaves_the_one_before(small, monkeypatch, corpus, harm, message):
+  small.index({'x': 'Decode a JSON document.', 'y': 'Run a coroutine.'})
+  before = small.search(['json', 'run'], k=2)
+  with monkeypatch.context() as patch, refused(message, error=(InputError, MemoryError)):
+    if harm:
+      patch.setattr(*harm, _fail)
+    small.index(corpus)
+  assert small.search(['json', 'run'], k=2) == before
+
+
+def test_a_batch_beyond_memory(small, monkeypatch):
+  monkeypatch.setattr(machine, 'memory_bytes', lambda: 2**19)
+  with refused('64', '16'):
+    small.encode(['json'])
+
+
+@pytest.mark.parametrize(
+  ('name', 'value'),
+  [('query_max_length', 0), ('passage_max_length', '8'), ('batch_size', True), ('dimensions', 2.5)],
+)
+def test_sizes_are_whole_numbers_from_1(trained, name, value):
+  with refused(name, f'{value!r}'):
+    Retriever.load(trained / 'backbone', **{name: value})
+
+
+@pytest.mark.parametrize('k', [0, 2.5])
+def test_k_is_a_whole_number_from_1(small, k):
+  small.index(['one', 'two'])
+  with refused('k'):
+    small.search(['one'], k)
+
+
+def test_k_beyond_the_corpus_gives_all(small):
+  small.index(TEXTS[:3])
+  [hits] = small.search(['json'], k=10)
+  assert sorted(hit.id for hit in hits) == ['0', '1', '2']
+  assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+@pytest.mark.slow
+def test_ids_come_from_the_mapping_or_the_file(small, tmp_path):
+  small.index({'a': 'Decode a JSON document.', 'b': 'Run a coroutine.'})
+  mapped = small.search(['json'], k=2)
+  path = tmp_path / 'corpus.jsonl'
+  path.write_text(
+    '{"_id": "a", "title": "Decode a", "text": "JSON document."}\n{"_id": "b", "title": "", '
+    '"text": "Run a coroutine."}\n'
+  )
+  for corpus in (path, str(path)):
+    small.index(corpus)
+    found = small.search(['json'], k=2)
+    assert [(hit.id, hit.text) for hit in found[0]] == [(hit.id, hit.text) for hit in mapped[0]]
+  assert {hit.id for hit in found[0]} == {'a', 'b'}
+  small.index(text for text in TEXTS[:2])  # any iterable
+  assert {hit.id for hit in small.search(['json'])[0]} == {'0', '1'}
+
+
+@pytest.mark.slow
+def test_cut_texts_are_counted_with_one_warning_a_side(small, caplog):
+  long = 'json ' * 1000
+  small.index([long, 'xml', long])
+  found = small.search(['json', long])
+  assert found.truncated == {'query': 1, 'passage': 2}
+  assert small.search(['json']).truncated == {'query': 0, 'passage': 2}
+  for record, words in zip(
+    caplog.records, (('2', '3', 'passage_max_length'), ('1', '2', 'query_max_length')), strict=True
+  ):
+    assert record.levelname == 'WARNING' and named_in(record.getMessage(), *words)
+
+
+def test_a_corpus_as_beir_gives_it(small):
+  plain = small.encode(['Run a coroutine.'])
+  titled = small.encode(['Tasks Run a coroutine.'])
+  for title, expected in ((None, plain), (float('nan'), plain), ('', plain), ('Tasks', titled)):
+    for corpus in (
+      [{'title': title, 'text': 'Run a coroutine.'}],
+      {'title': [title], 'text': ['Run a coroutine.']},
+      pa.table(
+        {'title': pa.array([title], pa.string(), from_pandas=True), 'text': ['Run a coroutine.']}
+      ),
+    ):
+      np.testing.assert_allclose(small.encode_corpus(corpus), expected, atol=1e-6)
+  np.testing.assert_allclose(small.encode_corpus([{'text': 'Run a coroutine.'}]), plain, atol=1e-6)
+  assert small.encode_corpus([]).shape == (0, 128)
+  for bad in (
+    [{'title': 5, 'text': 'x'}],
+    [{'title': 'x', 'text': None}],
+    {'title': [0], 'text': ['x']},
+  ):
+    with refused('number 0'):
+      small.encode_corpus(bad)
+
+
+@pytest.mark.slow
+def test_tables_columns_and_generators(small):
+  table = pa.table({'_id': ['a', 'b', 'c'], 'text': TEXTS[:3]})
+  small.index(table)
+  assert small.search(iter(['json']), k=1) == small.search(pa.array(['json']), k=1)
+  small.index({'a': TEXTS[0], 'b': TEXTS[1], 'c': TEXTS[2]})
+  assert {hit.id for hit in small.search(['json'])[0]} == {'a', 'b', 'c'}
+  pandas = pytest.importorskip('pandas')
+  column = table.to_pandas()['text'][1:]
+  np.testing.assert_array_equal(small.encode(column), small.encode(TEXTS[1:3]))
+  small.index(column)
+  assert {hit.text for hit in small.search(pandas.Series(['json']))[0]} == set(TEXTS[1:3])
+  for bad in (table, table.to_pandas(), {'a': 'x'}, 5):
+    with refused('texts'):
+      small.encode(bad)
+
+
+@pytest.mark.slow
+def test_several_prompts_by_name(trained, prompt, small):
+  both = Retriever.load(trained / 'backbone', prompt={'trained': prompt, 'bare': None})
+  both.index(TEXTS, prompt='trained')
+  small.index(TEXTS)
+  for hits, expected in zip(both.search(['json'], k=3), small.search(['json'], k=3), strict=True):
+    assert [hit.id for hit in hits] == [hit.id for hit in expected]
+    np.testing.assert_allclose(
+      [hit.score for hit in hits], [hit.score for hit in expected], atol=1e-5
+    )
+  with refused('bare', 'trained'):
+    both.search(['json'], prompt='bare')
+  before = both.search(['json'], prompt='trained')
+  with refused('prompt', 'trained', 'bare'):
+    both.index(['other'])
+  assert both.search(['json'], prompt='trained') == before  # the earlier index is still there
+
+
+def test_bad_arguments(trained, prompt, small, tmp_path):
+  fresh = Retriever.load(trained / 'backbone', prompt)
+  with refused('index(corpus)'):
+    fresh.search(['json'])
+  with refused('none.jsonl'):
+    fresh.index(tmp_path / 'none.jsonl')
+  with refused('texts'):
+    fresh.encode('x')
+  with refused('median'):
+    Retriever.load(trained / 'backbone', pooling='median')
+  with refused('query_max_length', '513', '512'):
+    Retriever.load(trained / 'backbone', query_max_length=513)
+  with refused('none'):
+    Retriever.load(tmp_path / 'none')
+  with refused('no_such_package_here'):
+    Retriever.load('package:no_such_package_here')
+  assert fresh.encode([]).shape == (0, 128)
+
+
+@pytest.mark.slow
+def test_the_docstring_of_retriever(minilm):
+  assert minilm.is_dir()  # the package that the example names
+  assert doctest.testmod(retriever) == doctest.TestResults(0, 6)

@@ -1,0 +1,201 @@
+"""Documents of every format, articles of wikitext, sentences of lines."""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import zipfile
+
+import pytest
+
+from dprjax.text import document_files, sentences
+from dprjax.text.document_files import Document
+from dprjax.text.read_report import ReadReport
+from tests.refusals import refused
+
+
+def read(*paths):
+  report = ReadReport()
+  return list(document_files.read_documents(paths, report)), dict(report.counts)
+
+
+def jsonl(path, *records):
+  path.write_text(''.join(json.dumps(record) + '\n' for record in records))
+  return path
+
+
+def test_beir_folder_and_file(tmp_path):
+  folder = tmp_path / 'beir'
+  folder.mkdir()
+  corpus = jsonl(
+    folder / 'corpus.jsonl',
+    {'_id': 'd1', 'title': 'Cats', 'text': 'They sit.'},
+    {'_id': 'd2', 'title': 'Dogs', 'text': ' '},
+    {'_id': 3, 'text': 'No title.'},
+  )
+  jsonl(folder / 'queries.jsonl', {'_id': 'q', 'text': 'not a document'})
+  expected = (
+    [Document('d1', 'Cats\nThey sit.'), Document('3', 'No title.')],
+    {'documents': 2, 'documents without text: skipped': 1},
+  )
+  assert read(folder) == read(corpus) == expected
+
+
+def test_collections_arxiv_and_other_records(tmp_path):
+  collection = tmp_path / 'collection.tsv'
+  collection.write_text('7\tOne passage.\n8\t\n')
+  arxiv = jsonl(
+    tmp_path / 'arxiv.jsonl',
+    {'id': '1001.1', 'title': 'On Cats', 'abstract': 'We sit.', 'categories': ['cs.CL']},
+  )
+  other = jsonl(
+    tmp_path / 'other.jsonl',
+    {'text': 'Bare.'},
+    {'docid': 'x', 'title': None, 'text': 'Named.', 'more': [1]},
+  )
+  documents, counts = read(collection, arxiv, other)
+  assert documents == [
+    Document('7', 'One passage.'),
+    Document('1001.1', 'On Cats\nWe sit.'),
+    Document('other.jsonl:1', 'Bare.'),
+    Document('x', 'Named.'),
+  ]
+  assert counts == {'documents': 4, 'documents without text: skipped': 1}
+
+
+def test_lines_of_a_text_file_form_paragraphs(tmp_path):
+  (tmp_path / 'book.txt').write_text(
+    '\n\nCHAPTER I.\n\nIt was a dark\n  and stormy\nnight.\n \n\nThe end.\n'
+  )
+  assert read(tmp_path / 'book.txt')[0] == [
+    Document('book.txt', 'CHAPTER I.\nIt was a dark and stormy night.\nThe end.')
+  ]
+
+
+def test_a_large_text_file_is_split(tmp_path, monkeypatch):
+  monkeypatch.setattr(document_files, '_PART', 10)
+  (tmp_path / 'book.txt').write_text('one two\n\nthree\n\nfour')
+  assert read(tmp_path / 'book.txt')[0] == [
+    Document('book.txt~1', 'one two\nthree'),
+    Document('book.txt~2', 'four'),
+  ]
+
+
+def test_compressed_files_zips_and_folders_in_order(tmp_path):
+  text = 'Größe matters.\n'
+  for name, pack in (
+    ('a.txt.gz', gzip.compress),
+    ('b.txt.xz', lzma.compress),
+    ('c.txt.bz2', bz2.compress),
+  ):
+    (tmp_path / name).write_bytes(pack(text.encode()))
+  with zipfile.ZipFile(tmp_path / 'd.zip', 'w') as archive:
+    archive.writestr('in/z.txt', 'Last.')
+    archive.writestr('in/a.txt', text)
+    archive.writestr('in/README', 'no')
+  (tmp_path / 'e').mkdir()
+  (tmp_path / 'e' / 'cat.txt').write_text('A cat sits.')
+  (tmp_path / 'f.pdf').write_bytes(b'%PDF')
+  (tmp_path / 'g.txt').touch()
+  (tmp_path / '.hidden.txt').write_text('no')
+  documents, counts = read(tmp_path)
+  assert documents == [
+    Document(name, text.strip()) for name in ('a.txt.gz', 'b.txt.xz', 'c.txt.bz2', 'd.zip/in/a.txt')
+  ] + [Document('d.zip/in/z.txt', 'Last.'), Document('cat.txt', 'A cat sits.')]
+  assert counts == {'documents': 6, 'files of another kind: skipped': 1, 'empty files: skipped': 1}
+
+
+LATIN = 'Grö'.encode('latin-1')
+BAD = [
+  ('latin.txt', b'ok\n' + LATIN, 'latin.txt'),
+  ('cut.txt.bz2', bz2.compress(b'word ' * 999)[:-9], 'bz2'),
+  ('not.zip', b'no such thing', 'not.zip'),
+  ('keys.jsonl', b'{"text": "a"}\n{"body": "b"}\n', ('line 2', 'text')),
+  ('empty.txt', b'', 'empty.txt'),
+  ('id.jsonl', b'{"id": "a ", "text": "b"}\n', ('id.jsonl', 'line 1', 'a')),
+  ('paper.pdf', b'%PDF', ('paper.pdf', '.jsonl')),
+]
+
+
+@pytest.mark.parametrize(('name', 'content', 'message'), BAD)
+def test_files_that_cannot_be_used(tmp_path, name, content, message):
+  (tmp_path / name).write_bytes(content)
+  with refused(message):
+    read(tmp_path / name)
+
+
+def test_zips_and_folders_that_cannot_be_used(tmp_path):
+  with zipfile.ZipFile(tmp_path / 'a.zip', 'w') as archive:
+    archive.writestr('a.txt', 'Größe'.encode('latin-1'))
+  with refused('a.zip', 'a.txt', 'line 1'):
+    read(tmp_path / 'a.zip')
+  (tmp_path / 'none').mkdir()
+  with refused('none'):
+    read(tmp_path / 'none')
+  with refused('lost'):
+    read(tmp_path / 'lost')
+
+
+def zipped(path, *members, harm=None):
+  with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+    for name, text in members:
+      archive.writestr(name, text)
+  content = bytearray(path.read_bytes())
+  if harm:
+    offset, value = harm
+    place = content.index(b'PK\x01\x02') + offset  # in the central directory
+    content[place : place + len(value)] = value
+    path.write_bytes(content)
+  return path
+
+
+@pytest.mark.parametrize(
+  ('member', 'harm', 'message'),
+  [
+    (('a.txt', 'a\n' * (1 << 20)), None, '2,097,152'),
+    (('a.txt', 'text'), (24, b'\xff\xff\xff\x7f'), '2,147,483,647'),
+    (('a.txt', 'text'), (16, b'\1\2\3\4'), 'CRC'),
+    (('a.txt', 'te\0xt'), None, ('a.zip', 'a.txt', 'line 1')),
+  ],
+)
+def test_odd_members_of_zip_files(tmp_path, member, harm, message):
+  with refused(message):
+    read(zipped(tmp_path / 'a.zip', member, harm=harm))
+
+
+def test_members_begin_with_a_byte_order_mark_or_not(tmp_path):
+  path = zipped(tmp_path / 'a.zip', ('../b.txt', '\ufeffTwo.'), ('a.txt', 'One.'), ('a.txt/', ''))
+  assert [document.text for document in read(path)[0]] == ['Two.', 'One.']
+  assert not (tmp_path.parent / 'b.txt').exists()
+
+
+def test_links_and_pipes_in_a_folder(tmp_path):
+  folder = tmp_path / 'texts'
+  (folder / 'inner').mkdir(parents=True)
+  (folder / 'inner' / 'a.txt').write_text('One.')
+  (folder / 'inner' / 'up').symlink_to('..')
+  (folder / 'b.txt').symlink_to('lost')
+  os.mkfifo(folder / 'c.txt')
+  found, counts = read(folder)
+  assert [document.text for document in found] == ['One.']
+  assert counts['links to a folder above: skipped'] == 1
+  assert counts['pipes, devices and broken links: skipped'] == 2
+  with refused('c.txt'):
+    read(folder / 'c.txt')
+
+
+def test_newlines_end_sentences_and_white_space_becomes_one_space():
+  assert sentences.split_sentences(
+    'A title\nDr. Smith et al. (2019) saw  it. See Fig. 3.\n\n Then at 3.5 %, J. R. Smith\tleft.\n'
+  ) == [
+    'A title',
+    'Dr. Smith et al. (2019) saw it.',
+    'See Fig. 3.',
+    'Then at 3.5 %, J. R. Smith left.',
+  ]
+  assert sentences.split_sentences('Er kam z. B. gestern. Dann ging er.', 'de') == [
+    'Er kam z. B. gestern.',
+    'Dann ging er.',
+  ]
+  assert sentences.split_sentences(' \n\n') == []

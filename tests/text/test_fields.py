@@ -1,0 +1,52 @@
+import pytest
+
+from dprjax.text import fields
+from tests.refusals import refused
+
+
+@pytest.mark.parametrize(
+  'value, expected',
+  [
+    (['cs.CL', 'stat.ML', 'cs.CL'], ('cs.CL', 'stat.ML')),
+    ('hep-ph  hep-th\n', ('hep-ph', 'hep-th')),
+    (['two words'], ('two words',)),
+    ([], ()),
+    (None, ()),
+  ],
+)
+def test_labels(value, expected):
+  assert fields.labels(value, 'a') == expected
+
+
+@pytest.mark.parametrize('value', [[' a'], [str(i) for i in range(1001)]])
+def test_bad_labels(value):
+  with refused('a.jsonl', 'line 3'):
+    fields.labels(value, 'a.jsonl, line 3')
+
+
+@pytest.mark.parametrize('content', ['d7\n\nd1\n', '\ufeffd7\nd1', 'd7\r\nd1\r\n'])
+def test_lists_of_ids(tmp_path, content):
+  path = tmp_path / 'ids.txt'
+  path.write_bytes(content.encode())
+  assert fields.read_ids(path) == ['d7', 'd1']
+
+
+@pytest.mark.parametrize(
+  'content, message',
+  [
+    (b'd1\n d2\n', ('ids.txt', 'line 2', 'd2')),
+    (b'd1\nd2\nd1\n', ('d1', 'line 1', 'line 3')),
+  ],
+)
+def test_bad_lists_of_ids(tmp_path, content, message):
+  path = tmp_path / 'ids.txt'
+  path.write_bytes(content)
+  with refused(message):
+    fields.read_ids(path)
+
+
+def test_ids_in_another_unicode_form():
+  forms = fields.UnicodeForms(['a', '\u00e9', 'u\u0308'])
+  assert forms.hint(['a', '\u00e9', 'u\u0308', '\u00e8']) == ''
+  assert 'e\u0301 ' in forms.hint(['a', 'e\u0301']) and '\u00fc ' in forms.hint(['\u00fc'])
+  assert fields.in_all_forms(['a', '\u00e9']) == {'a', '\u00e9', 'e\u0301'}

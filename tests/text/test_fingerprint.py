@@ -1,0 +1,129 @@
+"""Folders that are built once: who builds, who waits, and the state after a failure."""
+
+import logging
+
+import numpy as np
+import pytest
+from etils import epath
+
+from dprjax.base.errors import InputError
+from dprjax.text import fingerprint
+from dprjax.text.read_report import ReadReport
+from tests.refusals import refused
+
+
+def build(tmp_path, text, settings, fails=False, **options):
+  """Builds a folder with the content of a file in capitals; returns whether it had to."""
+  source = epath.Path(tmp_path / 'source.txt')
+  source.write_text(text)
+
+  def write(aside, parts):
+    aside.mkdir()
+    (aside / 'content').write_text(text.upper())
+    if fails:
+      raise InputError('no')
+    return fingerprint.Built({'sizes': np.array([len(text)])}, ReadReport(), {'pad_id': 7})
+
+  options = {'process_index': 0, 'wait_s': 0} | options
+  folder = epath.Path(tmp_path / 'made')
+  return fingerprint.build_once(folder, 'made', settings, {'text': source}, write, **options)
+
+
+def test_it_is_built_for_new_settings_and_new_content(tmp_path, caplog):
+  caplog.set_level(logging.INFO)
+  assert build(tmp_path, 'one', {'format_version': 1})
+  assert not build(tmp_path, 'one', {'format_version': 1})  # written again, with the same bytes
+  assert not build(tmp_path, 'one', {'format_version': 1}, process_index=1)
+  assert build(tmp_path, 'one', {'format_version': 1, 'lengths': (2, 3)})
+  assert not build(tmp_path, 'one', {'format_version': 1, 'lengths': (2, 3)})
+  assert 'made differs in lengths; building it again' in caplog.text
+  # The same length, within the same second.
+  assert build(tmp_path, 'two', {'format_version': 1, 'lengths': (2, 3)})
+  assert 'made differs in text; building it again' in caplog.text
+  assert (tmp_path / 'made' / 'content').read_text() == 'TWO'
+  description, lengths = fingerprint.open_built(epath.Path(tmp_path / 'made'), 'made')
+  assert description['settings'] == {'format_version': 1, 'lengths': [2, 3]}
+  assert description['pad_id'] == 7 and lengths == {'sizes': [3]}
+
+
+def test_a_failure_leaves_what_was_there(tmp_path):
+  for _ in range(2):
+    with refused('no'):
+      build(tmp_path, 'three', {}, fails=True)
+  assert [path.name for path in tmp_path.iterdir()] == ['source.txt']
+  build(tmp_path, 'one', {})
+  with refused('no'):
+    build(tmp_path, 'three', {}, fails=True)
+  assert (tmp_path / 'made' / 'content').read_text() == 'ONE'
+
+
+def test_only_process_0_builds(tmp_path):
+  with refused('made', '0'):
+    build(tmp_path, 'one', {}, process_index=1)
+  assert not (tmp_path / 'made').exists()
+
+
+def test_a_finished_part_is_used_and_cleared_away(tmp_path):
+  def build_part(aside):
+    aside.mkdir()
+    (aside / 'letters').write_text('abc')
+
+  def write(aside, parts):
+    aside.mkdir()
+    (aside / 'letters').write_text(''.join((part / 'letters').read_text() for part in parts))
+    return fingerprint.Built({}, ReadReport(), {})
+
+  source = epath.Path(tmp_path / 'source.txt')
+  source.write_text('one')
+  made = epath.Path(tmp_path / 'made')
+  arguments = (made, 'made', {}, {'text': source}, write)
+  options = {'process_count': 2, 'wait_s': 0, 'build_part': build_part}
+  for _ in range(2):  # the second time, the part is there
+    with refused('made', '0'):
+      fingerprint.build_once(*arguments, process_index=1, **options)
+  (part,) = tmp_path.glob('.made.*.parts/1/letters')
+  assert part.read_text() == 'abc' and not made.exists()
+  assert fingerprint.build_once(*arguments, process_index=0, **options)
+  assert (made / 'letters').read_text() == 'abc' and not list(tmp_path.glob('.made.*'))
+
+
+@pytest.mark.parametrize(
+  ('harm', 'words'),
+  [
+    (lambda made: (made / 'content').write_text('ONe'), ('made', 'content')),
+    (lambda made: (made / 'content').unlink(), ('made', 'content')),
+    (lambda made: (made / 'lengths.npz').write_text('x'), 'lengths.npz'),
+    (lambda made: _edit(made, '"pad_id": 7', '"pad_id": 8'), 'made.json'),
+    (lambda made: (made / 'made.json').write_text('[' * 9999 + ']' * 9999), 'made.json'),
+  ],
+)
+def test_what_was_damaged_since_is_not_used(tmp_path, harm, words):
+  assert build(tmp_path, 'one', {}) and not build(tmp_path, 'one', {})
+  harm(tmp_path / 'made')
+  with refused(words):
+    build(tmp_path, 'one', {})
+
+
+def _edit(made, old, new):
+  text = (made / 'made.json').read_text()
+  assert old in text
+  (made / 'made.json').write_text(text.replace(old, new))
+
+
+def test_what_somebody_put_into_it_is_not_removed(tmp_path):
+  build(tmp_path, 'one', {})
+  (tmp_path / 'made' / 'notes').write_text('mine')
+  with refused('made'):
+    build(tmp_path, 'two', {})
+  assert (tmp_path / 'made' / 'notes').read_text() == 'mine'
+
+
+def test_two_commands_that_build_at_once(tmp_path):
+  from dprjax.base import outputs
+
+  other = outputs.hold(epath.Path(tmp_path / '.made.lock'), 'it')
+  with other, refused('made'):
+    build(tmp_path, 'one', {})
+  (tmp_path / '.made.0123abcd.tmp').mkdir()  # of one that was killed
+  assert build(tmp_path, 'one', {})
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['made', 'source.txt']

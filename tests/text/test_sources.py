@@ -1,0 +1,671 @@
+"""Every format by a few handmade lines, every way it can be wrong, and the counts of real sets."""
+
+import collections
+import dataclasses
+import gzip
+import json
+import lzma
+import math
+import os
+import shutil
+
+import pytest
+from etils import epath
+
+from dprjax.base import reading
+from dprjax.text import examples, sources
+from dprjax.text.sources import Source, detect_format, load_dataset
+from dprjax.text.texts import read_texts
+from tests.refusals import refused
+
+
+def jsonl(path, rows):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+  return path
+
+
+@pytest.fixture
+def beir(tmp_path):
+  """Three passages, one of them without title; three queries, judged 2, 1 and 0."""
+  folder = tmp_path / 'beir'
+  corpus = [('d1', 'Cats', 'purr'), ('d2', '', 'dogs bark'), ('d3', None, 'fish swim')]
+  jsonl(
+    folder / 'corpus.jsonl',
+    [{'_id': id_, 'title': title, 'text': text} for id_, title, text in corpus],
+  )
+  queries = {'q1': 'who purrs', 'q2': 'who barks', 'q3': 'who flies'}
+  jsonl(folder / 'queries.jsonl', [{'_id': id_, 'text': text} for id_, text in queries.items()])
+  (folder / 'qrels').mkdir()
+  (folder / 'qrels/train.tsv').write_text(
+    'query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td2\t0\nq2\td2\t1\nq3\td3\t0\n'
+  )
+  return folder
+
+
+def read(*args, **kwargs):
+  data = load_dataset(Source(*map(str, args), **kwargs))
+  return data, {passage.id: passage.text for passage in data.passages}
+
+
+def test_beir(beir):
+  data, passages = read(beir)
+  assert data.format == 'beir'
+  assert passages == {'d1': 'Cats purr', 'd2': 'dogs bark', 'd3': 'fish swim'}
+  assert data.queries == [('q1', 'who purrs'), ('q2', 'who barks')]
+  assert data.qrels == {'q1': {'d1': 2, 'd2': 0}, 'q2': {'d2': 1}}
+  assert data.positives('q1') == ['d1'] and data.negatives == {}
+  assert data.total_passages() == 3
+  counts = {'queries without a positive: skipped': 1, 'queries': 2, 'passages': 3}
+  assert dict(data.report.counts) == counts
+  assert '1 query without a positive: skipped (q3)' in str(data.report)
+  # A second pass counts afresh.
+  assert sum(1 for _ in data.passages) == data.report.counts['passages'] == 3
+
+
+@pytest.mark.parametrize(('ending', 'compress'), [('.gz', gzip.compress), ('.xz', lzma.compress)])
+def test_compressed_files_read_the_same(beir, ending, compress):
+  plain = read(beir)[1]
+  for path in (beir / 'corpus.jsonl', beir / 'queries.jsonl', beir / 'qrels/train.tsv'):
+    (path.parent / f'{path.name}{ending}').write_bytes(compress(path.read_bytes()))
+    path.unlink()
+  data, passages = read(beir)
+  assert passages == plain and len(data.queries) == 2
+
+
+JUDGED = 'query-id\tcorpus-id\tscore\nq1\tp2\t1\n'
+
+
+@pytest.mark.parametrize(
+  ('collection', 'qrels'),
+  [
+    ('p1\tcats purr\np2\tdogs "bark\np3\tfish swim\n', 'q1\t0\tp2\t1\n'),
+    # RocketQA and coCondenser: titles before texts, with or without a header
+    ('p1\tcats\tpurr\np2\tdogs\t"bark\np3\tfish\tswim\n', 'q1 0 p2 1\n'),
+    (
+      '\ufeffid\ttitle\ttext\r\np1\tcats\tpurr\r\np2\tdogs\t"bark\r\np3\tfish\tswim\r\n',
+      JUDGED,
+    ),
+    ('p1\thttp://a\tcats\tpurr\np2\thttp://b\tdogs\t"bark\np3\thttp://c\tfish\tswim\n', JUDGED),
+    # DPR: a header, and quotes as in CSV
+    ('id\ttext\ttitle\np1\tpurr\tcats\np2\t"""bark"\tdogs\np3\tswim\tfish\n', JUDGED),
+  ],
+)
+def test_msmarco(tmp_path, collection, qrels):
+  (tmp_path / 'collection.tsv').write_text(collection)
+  queries, judged = tmp_path / 'queries.dev.tsv', tmp_path / 'qrels.dev.tsv'
+  queries.write_text('q1\twho barks\nq2\twho swims\n')
+  judged.write_text(qrels)
+  data, passages = read(tmp_path, split='dev')
+  assert data.format == 'msmarco'
+  assert passages == {'p1': 'cats purr', 'p2': 'dogs "bark', 'p3': 'fish swim'}
+  assert data.queries == [('q1', 'who barks')] and data.positives('q1') == ['p2']
+  # The same files under names that the user chose.
+  named, _ = read(tmp_path, 'msmarco', 'anything', queries=str(queries), qrels=str(judged))
+  assert named.qrels == data.qrels
+
+
+def test_passages_of_dpr_under_their_own_name(tmp_path):
+  passages = gzip.compress(b'id\ttext\ttitle\np1\t"two\nlines"\tT\n')
+  (tmp_path / 'psgs_w100.tsv.gz').write_bytes(passages)
+  (tmp_path / 'queries.dev.tsv').write_text('q1\twho\n')
+  (tmp_path / 'qrels.dev.tsv').write_text('q1\t0\tp1\t1\n')
+  data, passages = read(tmp_path, split='dev')
+  assert data.format == 'msmarco' and passages == {'p1': 'T two\nlines'}
+
+
+CATS = {'title': 'Cats', 'text': 'purr', 'passage_id': '7'}
+FISH = {'title': 'Fish', 'text': 'swim', 'passage_id': '9'}
+DPR = [
+  {
+    'question': 'who purrs',
+    'answers': ['cats'],
+    'positive_ctxs': [CATS],
+    'negative_ctxs': [FISH],
+    'hard_negative_ctxs': [{'title': 'Dogs', 'text': 'bark', 'psg_id': 8}],
+  },
+  {
+    'question': 'who swims',
+    'positive_ctxs': [FISH, {'title': '', 'text': 'no id'}],
+    'negative_ctxs': [CATS],
+    'hard_negative_ctxs': [],
+  },
+]
+
+
+@pytest.mark.parametrize(
+  'text',
+  [json.dumps(DPR), json.dumps(DPR, indent=2), '\n'.join(map(json.dumps, DPR))],
+  ids=['array', 'indented', 'jsonl'],
+)
+def test_dpr(tmp_path, text, monkeypatch):
+  monkeypatch.setattr(reading, '_CHUNK', 40)  # an entry then spans several reads
+  (tmp_path / 'train.json').write_text(text)
+  data, passages = read(tmp_path)
+  assert data.format == 'dpr'
+  assert data.queries == [('1', 'who purrs'), ('2', 'who swims')]
+  no_id = next(name for name in passages if name.startswith('text-'))
+  assert passages == {'7': 'Cats purr', '8': 'Dogs bark', '9': 'Fish swim', no_id: 'no id'}
+  assert data.positives('1') == ['7'] and data.positives('2') == ['9', no_id]
+  # Plain negatives only where there is no hard one.
+  assert [[negative.id for negative in data.negatives[id_]] for id_ in '12'] == [['8'], ['7']]
+
+
+def test_tevatron_with_what_mining_adds(tmp_path):
+  cats = {'docid': 'a', 'title': 'Cats', 'text': 'purr'}
+  dogs = {'docid': 'b', 'title': '', 'text': 'bark'}
+  path = jsonl(
+    tmp_path / 'train.jsonl',
+    [
+      {
+        'query_id': 12,
+        'query': 'who purrs',
+        'positive_passages': [cats],
+        'negative_passages': [dogs | {'retriever': 'bm25', 'rank': 3, 'score': 7.5}, cats],
+      },
+      {
+        'query_id': 'q2',
+        'query': 'who swims',
+        'positive_passages': [{'docid': 'c', 'text': 'fish'}],
+        'negative_passages': [{'docid': 'b', 'text': 'another text'}],
+      },
+    ],
+  )
+  data, passages = read(path)
+  assert data.format == 'tevatron'
+  assert data.negatives['12'] == [('b', 'bm25', 3, 7.5, ('undenoised',))]
+  assert data.report.counts['negatives that are positives of their query: ignored'] == 1
+  # An id that stands for two texts makes two passages.
+  (other,) = data.negatives['q2']
+  assert other.id.startswith('b~')
+  assert passages == {'a': 'Cats purr', 'b': 'bark', 'c': 'fish', other.id: 'another text'}
+
+
+def test_flagembedding(tmp_path):
+  rows = [
+    {'query': 'who purrs', 'pos': ['cats', 'lions'], 'neg': ['dogs']},
+    {'query': 'who barks', 'pos': ['dogs']},
+  ]
+  data, passages = read(jsonl(tmp_path / 'mine.jsonl', rows))
+  assert data.format == 'flagembedding'
+  assert [passages[name] for name in data.positives('1')] == ['cats', 'lions']
+  assert data.negatives['1'][0].id == data.positives('2')[0] and len(passages) == 3
+
+
+def papers(path, numbers):
+  rows = [{'id': f'p{i}', 'title': f'title {i}', 'abstract': f'abstract {i}'} for i in numbers]
+  return jsonl(path, rows)
+
+
+def test_arxiv(tmp_path):
+  data, passages = read(papers(tmp_path / 'papers.jsonl', [1]))
+  assert data.format == 'arxiv' and data.queries == [('p1', 'title 1')]
+  assert passages == {'p1': 'abstract 1'} and data.positives('p1') == ['p1']
+
+
+def test_mined_negatives_join_a_folder(beir, tmp_path):
+  mined = {'docid': 'd3', 'retriever': 'dpt', 'rank': 1, 'score': 2, 'sources': ['denoised']}
+  negatives = {
+    'q1': [{'docid': 'd1'}, mined, {'docid': 'd2'}],
+    'elsewhere': [{'docid': 'd1'}],
+    'q2': [{'docid': 'lost'}],
+  }
+  path = jsonl(
+    tmp_path / 'mined.jsonl',
+    [{'query_id': query, 'negative_passages': rows} for query, rows in negatives.items()],
+  )
+  data, _ = read(beir, negatives=str(path))
+  assert data.negatives == {
+    'q1': [('d3', 'dpt', 1, 2.0, ('denoised',)), ('d2', '', None, None, ('undenoised',))],
+    'q2': [('lost', '', None, None, ('undenoised',))],
+  }
+  for count in (
+    'negatives that are positives of their query: ignored',
+    'queries with mined negatives that are not in this split: ignored',
+    'negatives that are not in the corpus: ignored',
+  ):
+    assert data.report.counts[count] == 1
+  with refused('mined.jsonl', '1', 'q2'):
+    read(beir, negatives=str(path), strict=True)
+
+
+def test_unknown_ids_are_counted_listed_or_refused(beir):
+  with (beir / 'qrels/train.tsv').open('a') as file:
+    file.writelines(f'q1\tlost{i}\t1\n' for i in range(7))
+    file.write('nobody\td1\t1\n')
+  data, _ = read(beir)
+  assert data.report.counts['judgements of a passage that is not in the corpus: ignored'] == 7
+  assert data.report.counts['judgements of a query that is not in the queries: ignored'] == 1
+  line = next(line for line in str(data.report).splitlines() if 'corpus' in line)
+  assert line.count('q1 lost') == 5 and line.endswith(', ...)')
+  with refused('train.tsv', 'd1'):
+    read(beir, strict=True)
+
+
+def test_ids_in_another_unicode_form_are_counted(beir):
+  for name, id_ in (('corpus', '\u00e9'), ('queries', '\u00fc')):
+    with (beir / f'{name}.jsonl').open('a') as file:
+      file.write(f'{{"_id": "{id_}", "text": "words"}}\n')
+  with (beir / 'qrels/train.tsv').open('a') as file:
+    file.write('q1\te\u0301\t1\nu\u0308\td1\t1\n')
+  data, _ = read(beir)
+  for what in ('passages', 'queries'):
+    assert data.report.counts[sources.OTHER_FORM.format(what)] == 1
+
+
+def test_empty_texts(beir):
+  passages = [('d1', ' ', ''), ('d2', '', 'dogs'), ('d3', '', 'fish')]
+  jsonl(
+    beir / 'corpus.jsonl',
+    [{'_id': id_, 'title': title, 'text': text} for id_, title, text in passages],
+  )
+  jsonl(beir / 'queries.jsonl', [{'_id': 'q1', 'text': 'who purrs'}, {'_id': 'q2', 'text': '  '}])
+  data, texts = read(beir)
+  assert texts['d1'] == '' and data.queries == [('q1', 'who purrs')]
+  assert data.report.examples['passages without text: kept, never a positive'] == ['d1']
+  assert data.report.examples['queries without text: skipped'] == ['q2']
+
+
+SPOILT = [  # file, number of the line that is replaced or appended (0: the only one), line, message
+  ('corpus.jsonl', 2, '{"_id": "d2", "text": ', ('corpus.jsonl', 'line 2')),
+  ('corpus.jsonl', 2, '{"text": "dogs"}', ('line 2', '_id')),
+  ('corpus.jsonl', 2, '{"_id": true, "text": "dogs"}', ('line 2', '_id')),
+  (
+    *('corpus.jsonl', 4, '{"_id": "d1", "text": "again"}'),
+    ('corpus.jsonl', 'd1', 'line 1', 'line 4'),
+  ),
+  (
+    *('queries.jsonl', 4, '{"_id": "q2", "text": "again"}'),
+    ('queries.jsonl', 'q2', 'line 2', 'line 4'),
+  ),
+  ('queries.jsonl', 0, None, ('corpus.jsonl', 'qrels/')),
+  ('qrels/train.tsv', 0, None, 'train.tsv'),
+  ('qrels/train.tsv', 2, 'q1\td1\tyes', ('line 2', 'yes')),
+  (
+    'qrels/train.tsv',
+    6,
+    'q1\td1\t0',
+    ('line 6', 'd1', 'q1'),
+  ),
+  ('qrels/train.tsv', 0, 'q1\td1\t0', 'train.tsv'),
+]
+
+
+@pytest.mark.parametrize(('name', 'number', 'line', 'message'), SPOILT)
+def test_bad_files_are_named(beir, name, number, line, message):
+  path = beir / name
+  if line is None:
+    path.unlink()
+  elif number:
+    lines = path.read_text().splitlines()
+    path.write_text('\n'.join([*lines[: number - 1], line, *lines[number:]]))
+  else:
+    path.write_bytes(line if isinstance(line, bytes) else line.encode())
+  with refused(message):
+    read(beir)
+
+
+EXAMPLE = '{"query_id": 1, "query": "x", "positive_passages": [{"docid": 1, "text": "y"}]}'
+BAD_EXAMPLES = [
+  (
+    'a.jsonl',
+    '{"query": "x", "pos": "cats"}',
+    ('line 1', 'pos'),
+  ),
+  (
+    'a.jsonl',
+    '{"query_id": 1, "query": "x", "positive_passages": [{"docid": 1}]}',
+    ('a.jsonl', 'line 1', 'text'),
+  ),
+  ('a.jsonl', f'{EXAMPLE}\n{EXAMPLE}', ('a.jsonl', 'line 1', 'line 2')),
+  (
+    'a.json',
+    '[{"question": "x", "positive_ctxs": []}, {"question"',
+    ('a.json', 'entry 2'),
+  ),
+  (
+    'a.json',
+    '[{"question": "x", "positive_ctxs": []}, {"question": "x"}]',
+    ('a.json', 'entry 2', 'positive_ctxs'),
+  ),
+  ('a.jsonl', '{"foo": 1}', ('foo', 'positive_passages')),
+  (
+    'a.txt',
+    'x',
+    ('corpus.jsonl', 'BEIR', 'collection.tsv', 'MARCO'),
+  ),
+]
+
+
+@pytest.mark.parametrize(('name', 'content', 'message'), BAD_EXAMPLES)
+def test_bad_examples_are_named(tmp_path, name, content, message):
+  (tmp_path / name).write_text(content)
+  with refused(message):
+    read(tmp_path / name if name != 'a.txt' else tmp_path)
+
+
+def test_bad_columns(tmp_path):
+  (tmp_path / 'collection.tsv').write_text('p1\tcats\np2\n')
+  (tmp_path / 'queries.train.tsv').write_text('q1\twho\tpurrs\n')
+  (tmp_path / 'qrels.train.tsv').write_text('q1\tp1\t1\n')
+  with refused('queries.train.tsv', 'line 1', '3'):
+    read(tmp_path)
+  (tmp_path / 'queries.train.tsv').write_text('q1\twho purrs\n')
+  with refused('collection.tsv', 'line 2', '1'):
+    read(tmp_path)
+
+
+def test_bad_arguments(beir):
+  with refused('beri'):
+    read(beir, format='beri')
+  with refused('nowhere'):
+    detect_format(beir / 'nowhere')
+
+
+def test_a_beir_folder_for_each_split(beir, tmp_path):
+  beir.rename(tmp_path / 'train')
+  shutil.copytree(tmp_path / 'train', tmp_path / 'dev')
+  (tmp_path / 'dev/qrels/train.tsv').rename(tmp_path / 'dev/qrels/dev.tsv')
+  (tmp_path / 'dprjax.json').write_text('{}')  # as dprjax.papers leaves
+  for format in ('auto', 'beir'):
+    for split in ('train', 'dev'):
+      dataset = load_dataset(Source(str(tmp_path), format, split))
+      assert dataset.format == 'beir' and [query.id for query in dataset.queries] == ['q1', 'q2']
+      assert {path.parent for path in dataset.files.values()} == {
+        tmp_path / split,
+        tmp_path / split / 'qrels',
+      }
+  with refused('corpus.jsonl', 'dprjax.json'):
+    load_dataset(Source(str(tmp_path), 'beir', 'test'))
+  # A folder that is one itself is read as before.
+  shutil.copytree(tmp_path / 'train', tmp_path, dirs_exist_ok=True)
+  assert load_dataset(Source(str(tmp_path))).files['corpus'] == tmp_path / 'corpus.jsonl'
+
+
+def names(path, **kwargs):
+  return [query.id for query in load_dataset(Source(str(path), **kwargs)).queries]
+
+
+def test_held_out_queries_are_a_stable_fraction(tmp_path):
+  path = papers(tmp_path / 'papers.jsonl', range(2000))
+  everything = names(path)
+  train, dev = names(path, hold_out=(0.2, 0)), names(path, hold_out=(0.2, 0), held_out=True)
+  assert sorted(train + dev) == sorted(everything) and not set(train) & set(dev)
+  # Five standard deviations of a binomial around a fifth.
+  assert abs(len(dev) - 400) < 5 * math.sqrt(2000 * 0.2 * 0.8)
+  assert dev == [name for name in everything if name in set(dev)]  # the order of the file
+  assert names(path, hold_out=(0.2, 1), held_out=True) != dev
+  # A query stays where it is when others come and go.
+  papers(path, range(1000, 3000))
+  kept = {name for name in dev if int(name[1:]) >= 1000}
+  assert set(names(path, hold_out=(0.2, 0), held_out=True)) & set(everything) == kept
+
+
+def test_folds_are_equal_parts(tmp_path):
+  path = papers(tmp_path / 'papers.jsonl', range(53))
+  everything = names(path, max_queries=33)
+  parts = []
+  for number in range(5):
+    fold = {'fold': (number, 5, 1), 'max_queries': 33}
+    train, dev = names(path, **fold), names(path, **fold, held_out=True)
+    assert sorted(train + dev) == sorted(everything) and not set(train) & set(dev)
+    assert train == [name for name in everything if name in set(train)]  # the order of the file
+    parts += [dev]
+  assert sorted(map(len, parts)) == [6, 6, 7, 7, 7]
+  assert sorted(name for part in parts for name in part) == sorted(everything)
+  assert names(path, fold=(0, 5, 2), max_queries=33, held_out=True) != parts[0]
+
+
+def test_max_queries(tmp_path):
+  path = papers(tmp_path / 'papers.jsonl', range(200))
+  few, more = names(path, max_queries=10), names(path, max_queries=20)
+  assert len(few) == 10 and set(few) < set(more) and few != names(path)[:10]
+  limited = load_dataset(Source(str(path), hold_out=(0.5, 0), max_queries=10))
+  assert len(limited.queries) == len(limited.qrels) == 10
+  assert {query.id for query in limited.queries} < set(names(path, hold_out=(0.5, 0)))
+
+
+@pytest.mark.parametrize(
+  ('name', 'passages', 'splits'),
+  [
+    ('scifact', 5183, {'train': (809, 919), 'test': (300, 339)}),
+    ('cranfield', 1400, {'test': (225, 1612)}),
+    pytest.param(
+      'medquad',
+      16407,
+      {'train': (14721, 14721), 'dev': (903, 903)},
+      marks=pytest.mark.slow,
+    ),
+  ],
+)
+def test_real_beir_folders(data_dir, name, passages, splits):
+  for split, (queries, positives) in splits.items():
+    data = load_dataset(Source(str(data_dir / name), split=split))
+    assert len(data.queries) == queries
+    assert sum(len(data.positives(query.id)) for query in data.queries) == positives
+  empty = [passage.id for passage in data.passages if not passage.text]
+  assert empty == (['471', '995'] if name == 'cranfield' else [])
+  counts = +data.report.counts
+  assert counts['passages'] == passages
+  assert not any('ignored' in what or 'skipped' in what for what in counts)
+
+
+@pytest.mark.parametrize(
+  ('name', 'rows'),
+  [
+    ('retrieval_nq.jsonl', 10),
+    ('llm_embedder_qa.json', 8),
+  ],
+)
+def test_real_flagembedding_samples(data_dir, name, rows):
+  path = data_dir / 'flagembedding-examples/raw' / name
+  data, passages = read(path)
+  assert data.format == 'flagembedding' and len(data.queries) == rows
+  records = [json.loads(line) for line in path.read_text().splitlines()]
+  expected = {text.strip() for record in records for text in record['pos'] + record['neg']}
+  assert collections.Counter(passages.values()) == collections.Counter(expected)
+  assert [query.text for query in data.queries] == [record['query'].strip() for record in records]
+
+
+@pytest.mark.parametrize('sources', [['clean'], 'denoised'])
+def test_unknown_sources(beir, tmp_path, sources):
+  mined = jsonl(
+    tmp_path / 'mined.jsonl',
+    [{'query_id': 'q1', 'negative_passages': [{'docid': 'd3', 'sources': sources}]}],
+  )
+  with refused('mined.jsonl', 'line 1', 'sources'):
+    read(beir, negatives=str(mined))
+
+
+def test_wanted_texts(tmp_path):
+  texts = [('a', 'one'), ('b', 'two'), ('b', 'three'), ('c', 'four')]
+  rows = [{'_id': id_, 'title': 'T', 'text': text} for id_, text in texts]
+  path = jsonl(tmp_path / 'corpus.jsonl', rows)
+  assert list(read_texts(path, 'passage', {'c', 'a', 'x'})) == [('a', 'T one'), ('c', 'T four')]
+  assert list(read_texts(path, 'passage', {'x'})) == []
+  # Only a wanted id must be unique, but a bad line is bad anywhere.
+  for wanted in ({'b'}, None):
+    with refused('b', 'line 2', 'line 3'):
+      list(read_texts(path, 'passage', wanted))
+  jsonl(path, [*rows, {}])
+  with refused('corpus.jsonl', 'line 5'):
+    list(read_texts(path, 'passage', {'a'}))
+
+
+@pytest.mark.parametrize(
+  ('negative', 'message'),
+  [
+    ('{"docid": "e", "text": "y", "rank": "1"}', 'rank'),
+    ('{"docid": "e", "text": "y", "score": "x"}', 'score'),
+    ('{"docid": "e", "text": "y", "score": NaN}', 'line 2'),
+    ('{"docid": "e ", "text": "y"}', 'e'),
+    ('{"docid": "e", "text": null}', 'text'),
+  ],
+)
+def test_negatives_of_other_types(tmp_path, negative, message):
+  positive = '{"docid": "d", "title": "", "text": "x"}'
+  (tmp_path / 'train.jsonl').write_text(
+    f'\n{{"query_id": "q", "query": "a", "positive_passages": [{positive}], '
+    f'"negative_passages": [{negative}]}}\n'
+  )
+  with refused('train.jsonl', 'line 2', message):
+    read(tmp_path)
+
+
+def test_pipes_are_not_opened(tmp_path):
+  """Each file is read more than once."""
+  os.mkfifo(tmp_path / 'train.jsonl')
+  for path in (tmp_path, tmp_path / 'train.jsonl'):
+    with refused('train.jsonl'):
+      read(path)
+
+
+def test_kept_content_is_bounded(tmp_path, monkeypatch):
+  """The least recently used of three files, each half of the limit, is dropped."""
+  reads = []
+
+  def read(format, path):
+    reads.append(path.name)
+    return [path.read_text()]
+
+  paths = [epath.Path(tmp_path / name) for name in 'abc']
+  for path in paths:
+    path.write_text(path.name * 50)
+  monkeypatch.setattr(sources, '_KEPT_BYTES', 100)
+  monkeypatch.setattr(sources, '_content', {})
+  a, b, c = paths
+  for path in (a, b, a, c, a, b):
+    assert sources._once(read, 'beir', path) == [path.name * 50]
+  assert reads == ['a', 'b', 'c', 'b']
+
+
+def table(path, text):
+  path.write_text(text)
+  return sources.load_dataset(sources.Source(str(path)))
+
+
+def test_a_table_of_pairs(tmp_path):
+  found = table(
+    tmp_path / 'pairs.csv',
+    'question,answer,negative\nwhy?,because,"no, never"\nwhy?,"for a\nreason",\nhow?,so,\n',
+  )
+  assert found.format == 'table' and [query.text for query in found.queries] == ['why?', 'how?']
+  texts = {passage.id: passage.text for passage in found.passages}
+  first, second = (query.id for query in found.queries)
+  assert [texts[id_] for id_ in found.positives(first)] == ['because', 'for a\nreason']
+  assert [texts[negative.id] for negative in found.negatives[first]] == ['no, never']
+  assert second not in found.negatives
+
+
+def test_a_table_with_labels_ids_and_other_names(tmp_path):
+  (tmp_path / 'train.tsv').write_text(
+    'qid\tfrage\tpid\tabsatz\trelevance\n1\twer\ta\teins\t2\n1\twer\tb\tzwei\t0\n2\twas\tb\tzwei\t1\n'
+  )
+  source = sources.Source(str(tmp_path), columns='query=frage,positive=absatz')
+  found = sources.load_dataset(source)
+  assert found.qrels == {'1': {'a': 2}, '2': {'b': 1}}
+  assert [negative.id for negative in found.negatives['1']] == ['b']
+  assert found.total_passages() == 2
+  for columns, named in (
+    ('query=nichts', 'nichts'),
+    ('colour=frage', 'colour'),
+    ('query', 'query'),
+  ):
+    with refused(named):
+      sources.load_dataset(dataclasses.replace(source, columns=columns))
+  with refused('c.csv', 'line 2', '0.5'):
+    table(tmp_path / 'c.csv', 'query,passage,label\na,b,0.5\n')
+
+
+def test_texts_with_labels(tmp_path):
+  rows = ''.join(f'{{"text": "text {i}", "label": {i % 2}}}\n' for i in range(40))
+  found = table(tmp_path / 'train.jsonl', rows)
+  texts = {text.id: int(text.text.split()[1]) for text in (*found.queries, *found.passages)}
+  assert found.format == 'labels' and len(texts) == 40
+  for query in found.queries:
+    own = texts[query.id] % 2
+    expected = {id_ for id_, number in texts.items() if number % 2 == own}
+    assert set(found.positives(query.id)) == expected - {one.id for one in found.queries}
+
+
+def test_newest_keys_of_flagembedding_and_tevatron(tmp_path):
+  record = (
+    '{"query": "why", "prompt": "Find answers: ", "pos": ["p"], "neg": ["n", "m"], '
+    '"pos_scores": [4.5], "neg_scores": [1, -2.5]}\n'
+  )
+  found = table(tmp_path / 'flag.jsonl', record)
+  assert found.queries == [('1', 'why')]
+  prompted = sources.Source(str(tmp_path / 'flag.jsonl'), columns='prompt=prompt')
+  assert load_dataset(prompted).queries == [('1', 'Find answers: why')]
+  ids = {passage.text: passage.id for passage in found.passages}
+  assert [one.score for one in found.negatives['1']] == [1.0, -2.5]
+  assert list(examples.read_reranker_scores(epath.Path(tmp_path / 'flag.jsonl'))) == [
+    ('1', [(ids['p'], 4.5), (ids['n'], 1.0), (ids['m'], -2.5)])
+  ]
+  folder = tmp_path / 'tevatron'
+  folder.mkdir()
+  (folder / 'corpus.jsonl').write_text('{"docid": "a", "text": "A"}\n{"docid": 7, "text": "B"}\n')
+  (folder / 'train.jsonl').write_text(
+    '{"query_id": "q", "query_text": "who", "query_image": null, "positive_document_ids": ["a"], '
+    '"negative_document_ids": ["7"], "source": "x"}\n'
+  )
+  found = sources.load_dataset(sources.Source(str(folder)))
+  assert found.format == 'tevatron2' and found.qrels == {'q': {'a': 1}}
+  assert [negative.id for negative in found.negatives['q']] == ['7']
+  assert list(found.passages) == [('a', 'A'), ('7', 'B')]
+
+
+@pytest.mark.parametrize('ending', ['csv', 'jsonl'])
+def test_a_table_of_ids_beside_its_corpus(tmp_path, ending):
+  for name, rows in (
+    ('corpus', [('nr', 'text'), ('p0', 'lift'), ('1', 'drag'), ('2', 'thrust')]),
+    ('train', [('question', 'doc', 'label', 'negative'), ('why', 'p0', 2, '2'), ('how', 1, 1, '')]),
+  ):
+    head, *rest = rows
+    if ending == 'csv':
+      lines = [','.join(map(str, row)) for row in rows]
+    else:
+      lines = [json.dumps(dict(zip(head, row, strict=True))) for row in rest]
+    (tmp_path / f'{name}.{ending}').write_text('\n'.join(lines))
+  source = sources.Source(str(tmp_path), columns='positive_id=doc,id=nr', strict=True)
+  found = load_dataset(source)
+  why, how = found.queries
+  assert (found.format, why.text, how.text) == ('ids', 'why', 'how')
+  assert found.qrels == {why.id: {'p0': 2}, how.id: {'1': 1}}
+  assert [one.id for one in found.negatives[why.id]] == ['2']
+  assert list(found.passages) == [('p0', 'lift'), ('1', 'drag'), ('2', 'thrust')]
+  with refused('train', 'positive_id'):
+    load_dataset(sources.Source(str(tmp_path), format='ids'))
+  (tmp_path / f'queries.{ending}').write_text('')  # of a BEIR folder
+  with refused('qrels'):
+    load_dataset(source)
+
+
+def test_two_columns_that_could_be_the_passage_are_refused(tmp_path):
+  with refused('pairs.csv', 'answer', 'context', 'positive=answer'):
+    table(tmp_path / 'pairs.csv', 'question,context,answer\nwhy,a,b\n')
+
+
+def test_a_pair_with_two_grades_is_refused(tmp_path):
+  text = 'query,positive,label\nwhy,a,1\nwhy,b,1\nwhy,a,1\n'
+  (judged,) = table(tmp_path / 'pairs.csv', text).qrels.values()
+  assert [*judged.values()] == [1, 1]
+  with refused('pairs.csv', '5'):
+    table(tmp_path / 'pairs.csv', text + 'why,a,2\n')
+
+
+@pytest.mark.parametrize('ending', ['csv', 'parquet'])
+def test_a_beir_folder_of_other_files(tmp_path, ending):
+  import pandas as pd
+
+  for name, rows in (
+    ('corpus', [{'id': 'a', 'title': 'A', 'text': 'one'}, {'id': 'b', 'title': '', 'text': 'two'}]),
+    ('queries', [{'query_id': 'q', 'query': 'who'}]),
+  ):
+    frame, path = pd.DataFrame(rows), tmp_path / f'{name}.{ending}'
+    frame.to_csv(path, index=False) if ending == 'csv' else frame.to_parquet(path)
+  (tmp_path / 'qrels').mkdir()
+  (tmp_path / 'qrels' / 'train.tsv').write_text('q\t0\ta\t1\n')
+  found = sources.load_dataset(sources.Source(str(tmp_path)))
+  assert found.format == 'beir' and found.queries == [('q', 'who')]
+  assert list(found.passages) == [('a', 'A one'), ('b', 'two')]

@@ -1,0 +1,567 @@
+"""The token cache: its content, that TFDS reads it, and when it is built again."""
+
+import concurrent.futures
+import json
+import logging
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from dprjax.base.counts import counted
+from dprjax.text import batches, table, token_cache, tokenizing
+from dprjax.text.sources import Source
+from tests.refusals import refused
+
+CORPUS = {
+  'd1': 'the cat sat on the mat',
+  'd2': 'dogs bark at night',
+  'copy': 'the cat sat on the mat',
+  'blank': '',
+  'd4': 'fish swim in the sea',
+}
+QUERIES = {'q1': 'who sat', 'q2': 'who barks', 'twin': 'who sat', 'q4': 'what is blank'}
+QRELS = [
+  ('q1', 'd1', 1),
+  ('q2', 'd2', 2),
+  ('q2', 'blank', 1),
+  ('twin', 'd4', 1),
+  ('q4', 'blank', 1),
+]
+NEGATIVES = {'q1': ['copy', 'd2', 'd4', 'd2'], 'q2': ['d4', 'd1', 'copy']}
+MINED_SOURCES = {
+  ('q2', 'd4'): {'sources': ['undenoised', 'denoised']},
+  ('q2', 'copy'): {'sources': ['denoised']},
+}
+
+
+@pytest.fixture(scope='module')
+def tokenizer(tmp_path_factory):
+  return tokenizing.train_wordpiece(
+    [*CORPUS.values(), *QUERIES.values()] * 20, 120, tmp_path_factory.mktemp('tokenizer')
+  )
+
+
+def write_jsonl(path, rows):
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Five passages (d1 and copy are one text, blank has none), four queries (q1 and twin are one
+  text), mined negatives.
+  """
+  folder = tmp_path / 'data'
+  (folder / 'qrels').mkdir(parents=True)
+  for name, texts in (('corpus', CORPUS), ('queries', QUERIES)):
+    rows = ({'_id': id_, 'text': words} for id_, words in texts.items())
+    write_jsonl(folder / f'{name}.jsonl', rows)
+  (folder / 'qrels/train.tsv').write_text(
+    ''.join(f'{query}\t{passage}\t{grade}\n' for query, passage, grade in QRELS)
+  )
+  mined = (
+    {
+      'query_id': query,
+      'negative_passages': [
+        {'docid': name, **MINED_SOURCES.get((query, name), {})} for name in names
+      ],
+    }
+    for query, names in NEGATIVES.items()
+  )
+  write_jsonl(folder / 'mined.jsonl', mined)
+  return folder
+
+
+def build(folder, tokenizer, **changes):
+  options = {'query_max_length': 16, 'passage_max_length': 8} | changes
+  return token_cache.build_cache(
+    Source(str(folder), negatives=str(folder / 'mined.jsonl')),
+    tokenizer,
+    folder.parent / 'token_cache',
+    **options,
+  )
+
+
+def test_rows(folder, tokenizer, caplog):
+  caplog.set_level(logging.INFO)
+  built = build(folder, tokenizer, passage_prefix='sea ')
+  assert built.passage_ids(np.arange(4)) == ['d1', 'd2', 'blank', 'd4']  # 'copy' shares d1's row
+  assert built.query_ids(np.arange(3)) == ['q1', 'q2', 'twin']  # q4's one positive has no text
+  expected, cut = tokenizer.encode(
+    [f'sea {CORPUS[name]}' for name in ('d1', 'd2', 'blank', 'd4')], 8
+  )
+  assert cut > 0
+  rows = np.array([3, 0, 2, 1, 0])  # any order, with repeats
+  assert [row.tolist() for row in built.passage_tokens(rows)] == [
+    expected[row].tolist() for row in rows
+  ]
+  assert built.passage_lengths.tolist() == [len(row) for row in expected]
+  queries, _ = tokenizer.encode(['who sat', 'who barks', 'who sat'], 16)
+  assert [row.tolist() for row in built.query_tokens(np.arange(3))] == [
+    row.tolist() for row in queries
+  ]
+  assert built.query_lengths.tolist() == [len(row) for row in queries]
+  lists = [[values.tolist() for values in row[1:]] for row in built.query_rows(np.arange(3))]
+  assert lists == [
+    # positives, relevant, negatives, their sources. d4 is relevant to q1 because it is to its twin.
+    # copy and d1 have one row; each is of one source, so the row is of both.
+    [[0], [0, 3], [1], [1]],
+    [[1], [1, 2], [3, 0], [3, 3]],
+    [[3], [0, 3], [], []],
+  ]
+  assert built.undenoised_counts.tolist() == [1, 2, 0]
+  assert built.denoised_counts.tolist() == [0, 2, 0]
+  assert built.negative_counts.tolist() == [1, 2, 0]
+  assert built.relevant_counts.tolist() == [2, 2, 2] and built.max_relevant == 2
+  for line in (
+    '1 passage with the text of another: one row for both (copy)',
+    '1 passage without text: kept, never a positive (blank)',
+    counted(cut, 'passages of more than 8 tokens: cut'),
+    '1 query whose positives are unknown or have no text: skipped (q4)',
+    '2 negatives with the text of a relevant passage: ignored',
+    'token_cache: built',
+  ):
+    assert caplog.text.count(line) == 1, line
+
+
+CATEGORIES = {
+  'd1': ['cs.CL', 'stat.ML'],
+  'd2': 'cs.CL math.AG cs.CL',
+  'copy': ['hep-th', 'cs.CL'],
+  'blank': ['hep-ex'],
+}  # d4 has none
+
+
+@pytest.fixture
+def labelled(folder):
+  """``folder`` with categories."""
+  write_jsonl(
+    folder / 'corpus.jsonl',
+    (
+      {'_id': id_, 'text': words}
+      | ({'categories': CATEGORIES[id_]} if id_ in CATEGORIES else {'categories': None})
+      for id_, words in CORPUS.items()
+    ),
+  )
+  return folder
+
+
+def build_with_categories(folder, tokenizer, out, **kwargs):
+  source = Source(str(folder), negatives=str(folder / 'mined.jsonl'), categories=True)
+  options = {'query_max_length': 16, 'passage_max_length': 8, 'wait_s': 60}
+  return token_cache.build_cache(source, tokenizer, out, **options, **kwargs)
+
+
+def test_categories(labelled, tokenizer, tmp_path, caplog):
+  caplog.set_level(logging.INFO)
+  built = build_with_categories(labelled, tokenizer, tmp_path / 'token_cache')
+  assert built.category_names == ('cs.CL', 'stat.ML', 'math.AG', 'hep-th', 'hep-ex')
+  # The row of d1 and its copy has the categories of both.
+  assert built.categories.counts.tolist() == [3, 2, 1, 0]
+  assert built.categories.flat.tolist() == [0, 1, 3, 0, 2, 4]
+  # The one positive of the twin, d4, has no categories.
+  assert built.query_ids(np.arange(built.num_queries)) == ['q1', 'q2']
+  assert '1 passage without categories: kept, never a positive (d4)' in caplog.text
+  assert '2 queries whose positives are unknown or have neither text nor categories: skipped' in (
+    caplog.text
+  )
+  # Passages are the same as without them.
+  plain = build(labelled, tokenizer)
+  assert plain.categories is None and 'categories' not in plain.settings['source']
+  for table_file in (plain.path / 'passages').iterdir():
+    assert table_file.read_bytes() == (built.path / 'passages' / table_file.name).read_bytes()
+
+
+@pytest.mark.slow
+def test_categories_are_the_same_for_any_number_of_processes(
+  labelled, tokenizer, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(token_cache, '_SHARD_ROWS', 1)
+  one = build_with_categories(labelled, tokenizer, tmp_path / 'one')
+  with concurrent.futures.ThreadPoolExecutor(3) as pool:
+    futures = [
+      pool.submit(
+        build_with_categories,
+        labelled,
+        tokenizer,
+        tmp_path / 'three',
+        process_index=process,
+        process_count=3,
+      )
+      for process in range(3)
+    ]
+    caches = [future.result() for future in futures]
+  for made in caches:
+    assert made.category_names == one.category_names
+    np.testing.assert_array_equal(made.categories.flat, one.categories.flat)
+    np.testing.assert_array_equal(made.categories.counts, one.categories.counts)
+  assert contents(tmp_path / 'one') == contents(tmp_path / 'three')
+
+
+@pytest.mark.parametrize(
+  'categories, message',
+  [
+    (3, ('corpus.jsonl', 'line 1', 'categories')),
+    (['cs.CL', ''], ('corpus.jsonl', 'line 1')),
+    ([f'c{i}' for i in range(1001)], ('corpus.jsonl', 'line 1', '1,000')),
+  ],
+)
+def test_bad_categories(folder, tokenizer, tmp_path, categories, message):
+  write_jsonl(
+    folder / 'corpus.jsonl',
+    (
+      {'_id': id_, 'text': words} | ({'categories': categories} if id_ == 'd1' else {})
+      for id_, words in CORPUS.items()
+    ),
+  )
+  with refused(message):
+    build_with_categories(folder, tokenizer, tmp_path / 'token_cache')
+  build(folder, tokenizer)  # who does not ask for them does not read them
+
+
+def test_formats_without_categories(folder, tokenizer, tmp_path):
+  path = tmp_path / 'data.jsonl'
+  write_jsonl(path, [{'query': 'a', 'pos': ['b'], 'neg': []}])
+  with refused('data.jsonl', 'config.data.categories'):
+    token_cache.build_cache(
+      Source(str(path), categories=True),
+      tokenizer,
+      tmp_path / 'token_cache',
+      query_max_length=8,
+      passage_max_length=8,
+    )
+
+
+def test_papers_without_title_abstract_or_categories_are_counted_and_skipped(
+  tokenizer, tmp_path, caplog
+):
+  caplog.set_level(logging.INFO)
+  path = tmp_path / 'papers.jsonl'
+  write_jsonl(
+    path,
+    [
+      {'id': 'whole', 'title': 'cats', 'abstract': 'cats sat', 'categories': ['cs.CL']},
+      {'id': 'old', 'title': 'dogs', 'abstract': 'dogs bark', 'categories': 'hep-th cs.CL'},
+      {'id': 'no title', 'abstract': 'fish swim', 'categories': ['cs.CL']},
+      {'id': 'null abstract', 'title': 'fish', 'abstract': None, 'categories': ['cs.CL']},
+      {'id': 'no categories', 'title': 'sea', 'abstract': 'the sea'},
+    ],
+  )
+  built = token_cache.build_cache(
+    Source(str(path), categories=True),
+    tokenizer,
+    tmp_path / 'token_cache',
+    query_max_length=8,
+    passage_max_length=8,
+  )
+  assert built.query_ids(np.arange(built.num_queries)) == ['whole', 'old']
+  assert built.category_names == ('cs.CL', 'hep-th')
+  for line in (
+    '1 query without text: skipped (no title)',
+    '1 passage without text: kept, never a positive (null abstract)',
+    '1 passage without categories: kept, never a positive (no categories)',
+    '2 queries whose positives are unknown or have neither text nor categories: skipped '
+    '(null abstract, no categories)',
+  ):
+    assert line in caplog.text
+
+
+def test_tfds_reads_it(folder, tokenizer):
+  built = build(folder, tokenizer)
+  passages = tfds.builder_from_directory(built.path / 'passages').as_data_source('passages')
+  assert len(passages) == 4 and passages[1]['id'] == b'd2'
+  assert passages[1]['tokens'].dtype == np.int32
+  assert passages[1]['tokens'].tolist() == built.passage_tokens(np.array([1]))[0].tolist()
+  queries = tfds.builder_from_directory(built.path / 'queries').as_data_source('queries')
+  assert [row['id'] for row in queries] == [b'q1', b'q2', b'twin']
+  assert queries[1]['negatives'].tolist() == [3, 0] and queries[2]['negatives'].tolist() == []
+  assert queries[0]['relevant'].tolist() == [0, 3] and queries[0]['positives'].tolist() == [0]
+
+
+def test_tables_of_several_shards(tmp_path, monkeypatch):
+  monkeypatch.setattr(table, '_SHARD_BYTES', 200)
+  with table.TableWriter(tmp_path / 'table', 'rows', ('tokens',)) as writer:
+    for i in range(50):
+      writer.write(f'r{i}', {'tokens': np.arange(i, dtype=np.int32)})
+  assert len(list((tmp_path / 'table').glob('*array_record*'))) > 5
+  read = table.Table(tmp_path / 'table', 'rows')
+  order = np.random.default_rng(0).permutation(50)
+  names, tokens = read.read(order, ('id', 'tokens'))
+  assert names == [b'r%d' % i for i in order] and read.ids(order) == [f'r{i}' for i in order]
+  assert table.lists(tokens).counts.tolist() == order.tolist()
+  rows = tfds.builder_from_directory(tmp_path / 'table').as_data_source('rows')
+  assert [row['id'] for row in rows] == [b'r%d' % i for i in range(50)]
+  for row in (-1, 50):
+    with pytest.raises(IndexError, match='of a table of 50'):
+      read.read(np.array([row]), ('tokens',))
+
+
+def made(built):
+  """The identity of a built cache: another inode means another cache."""
+  written = os.stat(built.path / 'token_cache.json')
+  return written.st_ino, written.st_mtime_ns
+
+
+def test_a_second_run_takes_the_cache_as_it_is(folder, tokenizer, caplog):
+  first = made(build(folder, tokenizer))
+  caplog.set_level(logging.DEBUG, 'dprjax')
+  assert made(build(folder, tokenizer)) == first
+  assert '4 passages and 3 queries, built before' in caplog.text
+  # Files that were touched, or moved with everything else, are the same files.
+  os.utime(folder / 'corpus.jsonl', (1, 1))
+  assert made(build(folder, tokenizer)) == first
+  shutil.copytree(folder, folder.parent / 'elsewhere')
+  moved = token_cache.build_cache(
+    Source(str(folder.parent / 'elsewhere'), negatives=str(folder / 'mined.jsonl')),
+    tokenizer,
+    folder.parent / 'token_cache',
+    query_max_length=16,
+    passage_max_length=8,
+  )
+  assert made(moved) == first
+
+
+def test_other_settings_and_changed_files_rebuild_it(folder, tokenizer, caplog):
+  caplog.set_level(logging.INFO)
+  last = made(build(folder, tokenizer))
+  settings = {}
+  for name, value in (('query_max_length', 12), ('passage_prefix', 'passage: ')):
+    settings[name] = value
+    changed = build(folder, tokenizer, **settings)
+    assert made(changed) != last and (changed.settings | settings) == changed.settings
+    assert f'differs in {name}; building it again' in caplog.text
+    last = made(changed)
+    assert made(build(folder, tokenizer, **settings)) == last
+  for name, old, new in (('corpus.jsonl', 'sat', 'bit'), ('mined.jsonl', 'd4', 'd2')):
+    # The same size within the same second, which modification times cannot show.
+    content = (folder / name).read_text()
+    assert old in content
+    (folder / name).write_text(content.replace(old, new))
+    changed = made(build(folder, tokenizer, **settings))
+    assert changed != last, name
+    last = changed
+
+
+BUILD = textwrap.dedent("""
+  import os, sys
+  from dprjax.text import sources, table, token_cache, tokenizing
+  folder, tokenizer, out, index, count, dies = sys.argv[1:]
+  token_cache._SHARD_ROWS, token_cache._CHUNK = 2, 3
+  write = table.TableWriter.write
+  def dying(self, name, values, shard=None):
+    if name == dies:
+      os._exit(9)
+    write(self, name, values, shard)
+  table.TableWriter.write = dying
+  built = token_cache.build_cache(sources.Source(folder), tokenizing.load_tokenizer(tokenizer), out,
+                            query_max_length=16, passage_max_length=8,
+                            process_index=int(index), process_count=int(count), wait_s=600)
+  print(built.num_passages)
+""")
+
+
+def start(folder, tokenizer_dir, out, index=0, count=1, dies=''):
+  arguments = map(str, (folder, tokenizer_dir, out, index, count, dies))
+  root = pathlib.Path(token_cache.__file__).parents[2]
+  return subprocess.Popen(
+    [sys.executable, '-c', BUILD, *arguments],
+    stdout=subprocess.PIPE,
+    text=True,
+    env=os.environ | {'PYTHONPATH': str(root)},
+  )
+
+
+def ended(process):
+  output = process.communicate()[0]
+  return process.returncode, output
+
+
+@pytest.fixture
+def tokenizer_dir(tmp_path):
+  texts = [*CORPUS.values(), *QUERIES.values()] * 20
+  tokenizing.train_wordpiece(texts, 120, tmp_path / 'tokenizer')
+  return tmp_path / 'tokenizer'
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_while_building_leaves_no_cache_and_others_wait_for_the_next(
+  folder, tokenizer_dir, tmp_path
+):
+  def begin(index, dies=''):
+    return start(folder, tokenizer_dir, tmp_path / 'token_cache', index, 2, dies)
+
+  waiting, dying = begin(1), begin(0, dies='d2')
+  assert ended(dying) == (9, '')
+  assert not (tmp_path / 'token_cache').exists() and waiting.poll() is None
+  assert ended(begin(0)) == ended(waiting) == (0, '4\n')
+
+
+@pytest.fixture
+def longer(folder):
+  """25 rows, in 13 shards of two; some passages are too long, two texts are repeated."""
+  with (folder / 'corpus.jsonl').open('a') as file:
+    for number in range(21):
+      words = ' '.join(
+        ['cat', 'dogs', 'fish', 'sea', 'mat'][number % 5 :] + ['night'] * (number // 2)
+      )
+      file.write(json.dumps({'_id': f'x{number}', 'text': words}) + '\n')
+    file.write(json.dumps({'_id': 'again', 'text': words}) + '\n')
+  return folder
+
+
+def contents(root):
+  """Every file, but for when the sources were read."""
+  found = {
+    path.relative_to(root).as_posix(): path.read_bytes()
+    for path in root.rglob('*')
+    if path.is_file()
+  }
+  described = json.loads(found.pop('token_cache.json'))
+  for stamp in described['files'].values():
+    del stamp['read']
+  del described['own_sha256']  # of all that, the times too
+  return found | {'token_cache.json': described}
+
+
+@pytest.mark.slow
+def test_the_cache_is_the_same_bit_for_bit_whatever_the_number_of_processes(
+  longer, tokenizer_dir, tmp_path
+):
+  made = {}
+  for count in (1, 2, 3):
+    processes = [
+      start(longer, tokenizer_dir, tmp_path / f'{count}' / 'token_cache', index, count)
+      for index in range(count)
+    ]
+    assert {ended(process) for process in processes} == {(0, '25\n')}
+    assert [child.name for child in (tmp_path / f'{count}').iterdir()] == ['token_cache']
+    made[count] = contents(tmp_path / f'{count}' / 'token_cache')
+  shards = [name for name in made[1] if name.startswith('passages/') and 'array_record' in name]
+  assert len(shards) == 13
+  assert made[1] == made[2] == made[3]
+  built = token_cache.open_cache(tmp_path / '3' / 'token_cache')
+  texts = dict.fromkeys(
+    json.loads(line).get('text') for line in (longer / 'corpus.jsonl').read_text().splitlines()
+  )
+  expected, cut = tokenizing.load_tokenizer(tokenizer_dir).encode(list(texts), 8)
+  assert [row.tolist() for row in built.passage_tokens(np.arange(25))] == [
+    row.tolist() for row in expected
+  ]
+  assert built.passage_lengths.tolist() == [len(row) for row in expected]
+  assert made[3]['token_cache.json']['report']['passages of more than 8 tokens: cut'] == cut > 0
+
+
+@pytest.mark.slow
+def test_a_finished_part_of_a_job_that_died_is_used(longer, tokenizer_dir, tmp_path):
+  def begin(index, dies=''):
+    return start(longer, tokenizer_dir, tmp_path / 'token_cache', index, 2, dies)
+
+  # Process 1 dies in its second shard, then finishes, while process 0 dies. At last process 0 finds
+  # a finished part.
+  assert ended(begin(1, dies='x2')) == (9, '')
+  assert len(list(tmp_path.glob('.token_cache.*.parts/.1.*.tmp'))) == 1 and not list(
+    tmp_path.glob('.token_cache.*.parts/1')
+  )
+  helping, dying = begin(1), begin(0, dies='x0')
+  assert ended(dying) == (9, '')
+  assert ended(begin(0)) == ended(helping) == (0, '25\n')
+  assert ended(start(longer, tokenizer_dir, tmp_path / 'alone')) == (0, '25\n')
+  assert contents(tmp_path / 'token_cache') == contents(tmp_path / 'alone')
+  assert not list(tmp_path.glob('.*.parts'))
+
+
+def test_a_cache_of_another_version(folder, tokenizer, monkeypatch):
+  built = build(folder, tokenizer)
+  first = made(built)
+  monkeypatch.setattr(token_cache, 'FORMAT_VERSION', 4)
+  assert made(build(folder, tokenizer)) != first
+
+
+def test_no_query_is_left(folder, tokenizer):
+  (folder / 'qrels/train.tsv').write_text('q1\tlost\t1\n')
+  with refused('train.tsv'):
+    build(folder, tokenizer)
+  assert not (folder.parent / 'token_cache').exists()
+
+
+@pytest.mark.slow
+def test_real_medquad(data_dir, minilm, tmp_path):
+  tokenizer = tokenizing.load_tokenizer(minilm)
+  built = token_cache.build_cache(
+    Source(str(data_dir / 'medquad')),
+    tokenizer,
+    tmp_path / 'token_cache',
+    query_max_length=32,
+    passage_max_length=128,
+  )
+  documents = [
+    json.loads(line) for line in (data_dir / 'medquad/corpus.jsonl').read_text().splitlines()
+  ]
+  texts = [f'{document["title"]} {document["text"]}'.strip() for document in documents]
+  assert built.num_passages == len(set(texts)) == 16350 and built.num_queries == 14721
+  names = [document['_id'] for document in documents]
+  row = 12345
+  (name,), (tokens,) = built.passage_ids(np.array([row])), built.passage_tokens(np.array([row]))
+  assert tokens.tolist() == tokenizer.encode([texts[names.index(name)]], 128)[0][0].tolist()
+
+
+def test_texts_with_the_same_tokens_are_one_passage_for_the_loss(tmp_path, tokenizer):
+  """`long` and `longer` differ after the cut; so do the queries `a` and `b`."""
+  folder = tmp_path / 'data'
+  (folder / 'qrels').mkdir(parents=True)
+  same = ' '.join(['the cat sat'] * 4)
+  corpus = {'other': 'a dog', 'long': f'{same} here', 'longer': f'{same} there', 'last': 'the sea'}
+  queries = {'a': f'{same} one', 'b': f'{same} two', 'c': 'a dog'}
+  for name, texts in (('corpus', corpus), ('queries', queries)):
+    rows = ({'_id': id_, 'text': words} for id_, words in texts.items())
+    write_jsonl(folder / f'{name}.jsonl', rows)
+  judged = (('a', 'longer'), ('b', 'last'), ('c', 'other'))
+  (folder / 'qrels/train.tsv').write_text(''.join(f'{q}\t{p}\t1\n' for q, p in judged))
+  mined = [('a', ['long', 'other', 'last']), ('c', ['long', 'longer'])]
+  write_jsonl(
+    folder / 'mined.jsonl',
+    ({'query_id': q, 'negative_passages': [{'docid': p} for p in some]} for q, some in mined),
+  )
+  built = build(folder, tokenizer, query_max_length=8, passage_max_length=8)
+  assert built.passage_ids(np.arange(4)) == list(corpus)  # an evaluation asks for all ids
+  assert built.canonical.tolist() == [0, 1, 1, 3]
+  assert built.distinct_passages().tolist() == [0, 1, 3]
+  lists = [[values.tolist() for values in row[1:4]] for row in built.query_rows(np.arange(3))]
+  assert lists == [
+    # positives, relevant, negatives: `long` is the positive of `a`, `last` that of its equal `b`
+    [[1], [2, 3], [0]],
+    [[3], [2, 3], []],
+    [[0], [0], [1]],
+  ]
+  feed = {'query_buckets': [8], 'passage_buckets': [8], 'seed': 0, 'batch_size': 3}
+  for step in range(20):
+    batch = batches.make_batches(built, negatives=1, **feed)[step]
+    assert not (batch['passage_index'] == 2).any()
+    for passages, relevant in zip(batch['passage_index'], batch['relevant'], strict=True):
+      assert passages[0] in relevant and passages[1] not in relevant
+  with refused('config.negatives'):  # of three passages, two are relevant
+    batches.make_batches(built, negatives=2, **feed)
+
+
+@pytest.mark.parametrize(
+  ('judged', 'comparable'),
+  [
+    ({'q1': ['d1'], 'q2': ['d2']}, True),
+    ({'q1': ['d1'], 'q2': ['copy']}, False),
+    ({'q1': ['d1'], 'twin': ['d2']}, False),
+    ({'q1': ['d1', 'd2'], 'q2': ['d2', 'copy']}, False),
+  ],
+)
+def test_whether_a_query_has_other_queries_positives_as_negatives(
+  folder, tokenizer, judged, comparable
+):
+  (folder / 'qrels/train.tsv').write_text(
+    ''.join(f'{query}\t{passage}\t1\n' for query, some in judged.items() for passage in some)
+  )
+  assert build(folder, tokenizer).comparable == comparable

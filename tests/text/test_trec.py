@@ -1,0 +1,162 @@
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from dprjax.text import runs, trec
+from dprjax.text.trec import (
+  read_queries,
+  read_run,
+  run_from_dict,
+  run_from_rows,
+  write_run,
+)
+from tests.refusals import refused
+
+
+def as_dict(run):
+  return {query_id: ranking for query_id, ranking in run}  # noqa: C416 (a Run has __len__ and __iter__ but is no mapping)
+
+
+def test_writes_ranks_from_one_in_score_order(tmp_path):
+  run = run_from_dict({'q2': {'a': 1.5, 'c': 2.0}, 'q1': {'b': 0.1}})
+  write_run(tmp_path / 'run.trec', run, 'tag')
+  text = 'q2 Q0 c 1 2.0 tag\nq2 Q0 a 2 1.5 tag\nq1 Q0 b 1 0.1 tag\n'
+  assert (tmp_path / 'run.trec').read_text() == text
+
+
+def test_ties_are_ordered_by_id_as_in_trec_eval():
+  run = run_from_dict({'q': {'d10': 1.0, 'd9': 1.0, 'd1': 1.0, 'é': 1.0, 'z': 2.0}})
+  assert as_dict(run) == {'q': [('z', 2.0), ('é', 1.0), ('d9', 1.0), ('d10', 1.0), ('d1', 1.0)]}
+
+
+def test_round_trip_is_exact(tmp_path):
+  rng = np.random.default_rng(0)
+  scores = rng.standard_normal((20, 30)).astype(np.float32)
+  run = run_from_rows(
+    [f'q{i}' for i in range(20)],
+    [f'd{i}' for i in range(100)],
+    np.stack([rng.permutation(100)[:30] for _ in range(20)]),
+    scores,
+  )
+  write_run(tmp_path / 'run.trec', run, 'x')
+  again = read_run(tmp_path / 'run.trec')
+  assert as_dict(again) == as_dict(run)
+  assert sorted(score for _, ranking in again for _, score in ranking) == sorted(
+    scores.astype(float).ravel()
+  )
+
+
+def test_unused_rows_are_left_out():
+  scores = np.array([[3.0, 1.0], [2.0, -np.inf], [-np.inf, -np.inf]])
+  run = run_from_rows(
+    ['q', 'r', 's'], ['a', 'b', 'c'], np.array([[2, 0], [1, -1], [-1, -1]]), scores
+  )
+  assert as_dict(run) == {'q': [('c', 3.0), ('a', 1.0)], 'r': [('b', 2.0)], 's': []}
+  assert run.doc_ids == ['a', 'b', 'c'] and len(run) == 3
+
+
+def test_rescored():
+  run = run_from_dict({'q2': {'a': 3.0, 'c': 2.0, 'b': 1.0}, 'q1': {}, 'q0': {'b': 5.0}})
+  # In the order of its rows: for each query, best first.
+  again = run.rescored(np.array([-1.0, 0.5, 0.5, 7.0]))
+  assert as_dict(again) == {
+    'q2': [('c', 0.5), ('b', 0.5), ('a', -1.0)],
+    'q1': [],
+    'q0': [('b', 7.0)],
+  }
+  assert as_dict(run)['q2'] == [('a', 3.0), ('c', 2.0), ('b', 1.0)]
+
+
+def test_keep_top_and_same_id():
+  run = run_from_dict({'a': {'a': 3.0, 'b': 2.0, 'c': 1.0}, 'z': {'b': 1.0}, 'c': {'c': 1.0}})
+  assert run.same_id().tolist() == [True, False, False, False, True]
+  assert as_dict(run.keep(~run.same_id())) == {
+    'a': [('b', 2.0), ('c', 1.0)],
+    'z': [('b', 1.0)],
+    'c': [],
+  }
+  assert as_dict(run.top(1)) == {'a': [('a', 3.0)], 'z': [('b', 1.0)], 'c': [('c', 1.0)]}
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('q Q0 a 1 1.0 x\nr Q0 b 1 9.0 x\nq Q0 c 2 2.0 x\n', ('run.trec', 'line 3', '1.0', '2.0')),
+    ('q Q0 a 1 3.0 x\nr Q0 a 1 3.0 x\nq Q0 b 2 2.0 x\nq Q0 a 3 1.0 x\n', ('run.trec', 'line 4')),
+  ],
+)
+def test_bad_runs(tmp_path, text, message):
+  (tmp_path / 'run.trec').write_text(text)
+  with refused(message):
+    read_run(tmp_path / 'run.trec')
+
+
+def test_no_run(tmp_path):
+  with refused('run.trec'):
+    read_run(tmp_path / 'run.trec')
+
+
+def test_an_unwritable_run_leaves_nothing_behind(tmp_path):
+  with refused('q 1'):
+    write_run(tmp_path / 'run.trec', run_from_dict({'q 1': {'a': 1.0}}), 'x')
+  assert not list(tmp_path.iterdir())
+
+
+def made_run(queries=60, depth=9, seed=0):
+  """Lines of a run by query; scores tie."""
+  rng = np.random.default_rng(seed)
+  return [
+    [
+      f'q{query} Q0 d{doc} 0 {score} x\n'
+      for doc, score in zip(
+        rng.permutation(40)[:depth], np.sort(rng.integers(0, 5, depth))[::-1], strict=True
+      )
+    ]
+    for query in rng.permutation(1000)[:queries].tolist()
+  ]
+
+
+def shuffled(by_query, seed=0):
+  """The lines of all queries between one another; those of a query keep their order."""
+  rng = np.random.default_rng(seed)
+  owners = rng.permutation(np.repeat(np.arange(len(by_query)), [len(one) for one in by_query]))
+  each = [iter(lines) for lines in by_query]
+  return ''.join(next(each[owner]) for owner in owners)
+
+
+def test_pieces_of_a_run_have_whole_queries(tmp_path, monkeypatch):
+  read_blocks = runs.read_blocks
+  monkeypatch.setattr(runs, 'read_blocks', lambda path, ranks: read_blocks(path, 700, ranks))
+  monkeypatch.setattr(trec, '_PIECE', 100)
+  by_query = made_run(queries=1000)
+  texts = {
+    'ordered': ''.join(map(''.join, by_query)),
+    'shuffled': shuffled(by_query),
+    'interrupted': ''.join(map(''.join, [by_query[0][:4], *by_query[1:], by_query[0][4:]])),
+  }
+  expected = {}
+  for name, text in texts.items():
+    path = tmp_path / f'{name}.trec'
+    path.write_text(text)
+    expected = expected or dict(read_run(path))
+    pieces = list(read_queries(path))
+    found = [one for piece in pieces for one in piece]
+    assert len(pieces) > 2 and found == list(read_run(path)) and dict(found) == expected
+  os.mkfifo(tmp_path / 'pipe')
+  writer = threading.Thread(target=lambda: (tmp_path / 'pipe').write_text(texts['shuffled']))
+  writer.start()
+  assert dict(one for piece in read_queries(tmp_path / 'pipe') for one in piece) == expected
+  writer.join()
+
+
+@pytest.mark.parametrize(
+  'last, names',
+  [('q Q0 z 2 9.0 x\n', ('line 4', '1.0', '9.0')), ('q Q0 b 2 1.0 x\n', ('line 4', 'twice'))],
+)
+def test_pieces_are_checked_as_the_whole(tmp_path, last, names):
+  first, other = 'q Q0 a 1 2.0 x\nq Q0 b 2 1.0 x\n', 'r Q0 b 1 1.0 x\n'
+  (tmp_path / 'run.trec').write_text(first + other + last)
+  with refused('run.trec', *names):
+    list(read_queries(tmp_path / 'run.trec'))

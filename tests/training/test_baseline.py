@@ -1,0 +1,186 @@
+"""The score to beat: measured once, kept, and compared by a paired bootstrap."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from dprjax.base import tree
+from dprjax.models import hub
+from dprjax.models.encoder_config import EncoderConfig
+from dprjax.retrieval import comparison
+from dprjax.training import baseline, dpr
+from dprjax.training.baseline import Gain
+from dprjax.training.method import Parts, Scores
+from tests import reference
+from tests.options import with_options
+from tests.refusals import named_in, refused
+
+BEFORE = {'a': np.array([0.0, 0.5, 1.0, 0.25]), 'b': np.array([0.5, 0.5])}
+
+
+def scores_of(values):
+  return Scores({'mean': float(np.mean([each.mean() for each in values.values()]))}, values)
+
+
+def test_the_interval_is_that_of_the_paired_bootstrap():
+  rng = np.random.default_rng(0)
+  after = {name: values + rng.normal(0.1, 0.1, values.shape) for name, values in BEFORE.items()}
+  gain = baseline.compare('mean', scores_of(BEFORE), scores_of(after))
+  datasets = [
+    {
+      'mean': {'x': scores_of(values).means['mean']},
+      'datasets': {
+        name: {'per_query': {'x': dict(enumerate(each))}} for name, each in values.items()
+      },
+    }
+    for values in (BEFORE, after)
+  ]
+  expected = comparison.compare(dict(zip(('before', 'after'), datasets, strict=True)), 'x')['after']
+  assert (gain.difference, gain.low, gain.high) == pytest.approx(expected.difference)
+  assert gain.queries == 6 and gain.better and gain.low < gain.difference < gain.high
+  assert gain.best - gain.baseline == gain.difference
+
+
+@pytest.mark.parametrize(
+  ('now', 'better', 'words'),
+  [
+    (0.25, False, '(-0.2500, 95 % interval -0.2500 to -0.2500 over 8 queries)'),
+    (
+      0.75,
+      True,
+      'A gain on the dev split: mean 0.7500 against 0.5000 before the training (+0.2500, 95 %',
+    ),
+  ],
+)
+def test_only_a_higher_mean_beats_it(now, better, words):
+  gain = baseline.compare(
+    'mean', scores_of({'': np.full(8, 0.5)}), scores_of({'': np.full(8, now)})
+  )
+  assert gain.better == better and words in gain.verdict
+  assert Gain.read(json.loads(json.dumps(gain._asdict())), 'x') == gain
+
+
+def test_a_gain_that_may_be_chance_and_one_without_an_interval():
+  before, now = scores_of({'': np.zeros(4)}), scores_of({'': np.array([0.5, 0.0, 0.5, 0.0])})
+  gain = baseline.compare('mean', before, now)
+  assert not gain.better and gain.low == 0 < gain.difference
+  assert gain.verdict.startswith('No clear gain on the dev split')
+  assert baseline.compare('mean', Scores({'mean': 0.0}, {}), now).better  # no values of queries
+  bare = baseline.compare('mean', Scores({'mean': 0.25}), now)
+  assert bare == Gain('mean', 0.25, 0.25, 0.0, None, None, 0, False) and bare.shown == '+0.0000'
+  assert baseline.metrics(now, bare) == {'dev/mean': 0.25, 'dev/gain': 0.0}
+  assert baseline.metrics(now, gain).keys() == {
+    'dev/mean',
+    'dev/gain',
+    'dev/gain_low',
+    'dev/gain_high',
+  }
+
+
+@pytest.mark.parametrize(
+  ('now', 'new', 'expected', 'words'),
+  [
+    ([1, 1, 0, 0], [False, False, True, True], (0.0, 2), 'the gain is on answers seen in training'),
+    (
+      [1, 1, 0.5, 0],
+      [False, False, True, True],
+      (0.25, 2),
+      '+0.2500 on the 2 queries with new answers',
+    ),
+    ([1, 1, 0, 0], [False] * 4, (None, 0), 'new answers are untested'),
+    ([1, 1, 0, 0], None, (None, None), ''),
+  ],
+)
+def test_a_gain_tells_new_answers_apart(tmp_path, now, new, expected, words):
+  before, after = (scores_of({'': np.array(values, np.float64)}) for values in ([0] * 4, now))
+  after = after._replace(new={} if new is None else {'': np.array(new)})
+  folder = epath.Path(tmp_path)
+  baseline.write(folder, after, 3)
+  gain = baseline.compare('mean', before, baseline.read(folder, 'mean', 3))
+  assert (gain.new, gain.new_queries) == expected
+  assert words in gain.verdict and (bool(words) or 'answers' not in gain.verdict)
+  assert Gain.read(json.loads(json.dumps(gain._asdict())), 'x') == gain
+  assert ('dev/gain_new' in baseline.metrics(after, gain)) == (expected[0] is not None)
+
+
+def short_of_one(queries, wrong, by=0.5):
+  values = np.ones(queries)
+  values[:wrong] -= by
+  return scores_of({'': values})
+
+
+@pytest.mark.parametrize(
+  'queries, wrong, expected',
+  [
+    (200, 8, True),
+    (40, 5, False),
+    pytest.param(10_000, 400, False, marks=pytest.mark.slow),
+  ],
+)
+def test_nothing_is_left_to_gain_where_no_gain_could_be_shown(queries, wrong, expected):
+  why = baseline.saturated('mean', short_of_one(queries, wrong))
+  assert bool(why) == expected
+  if why:
+    assert f'mean is {1 - wrong / queries / 2:.4f} on the {queries:,} dev queries' in why
+    assert '--config.eval.skip_saturated=False' in why
+
+
+def test_what_is_no_score_below_one_is_never_saturated():
+  assert not baseline.saturated('mean', Scores({'mean': 0.99}))  # no values
+  assert not baseline.saturated('mean', scores_of({'': np.array([0.0, 1.98])}))
+  assert not baseline.saturated('mean', scores_of({'': np.array([3.0, 5.0])}))
+
+
+def test_the_score_in_the_whole_corpus_is_of_its_step(tmp_path):
+  assert baseline.read_whole(tmp_path, 4) is None
+  gain = baseline.compare('mean', short_of_one(8, 4), short_of_one(8, 2))
+  baseline.write_whole(tmp_path, 4, gain)
+  assert baseline.read_whole(tmp_path, 4) == gain and baseline.read_whole(tmp_path, 6) is None
+  assert baseline.metrics_of_whole(gain) == {'whole/mean': 0.875, 'whole/mean before': 0.75}
+
+
+def test_it_is_measured_once(tmp_path):
+  calls = []
+
+  def evaluate():
+    calls.append(1)
+    return scores_of({'a': np.array([0.1, 1 / 3]), 'b': np.array([2 / 3])})
+
+  first, second = (baseline.scores(tmp_path, 'mean', evaluate) for _ in range(2))
+  assert len(calls) == 1 and first.means == second.means
+  for name, values in first.values.items():
+    np.testing.assert_array_equal(second.values[name], values)
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'means': {'other': 1.0}}, 'mean'),
+  ],
+)
+def test_a_file_that_is_something_else(tmp_path, change, message):
+  path = tmp_path / 'baseline.json'
+  content = {'format': 'dprjax.scores', 'means': {'mean': 1.0}, 'values': {'': [1.0]}}
+  path.write_text(json.dumps(content | change))
+  with refused('baseline.json') as info:
+    baseline.scores(tmp_path, 'mean', lambda: scores_of(BEFORE))
+  assert named_in(str(info.value), message) and str(path) in str(info.value)
+
+
+@pytest.mark.slow
+def test_the_baseline_of_a_prompt_is_the_frozen_encoder(devices):
+  model = EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
+  config = with_options(prompt__length=3, normalize=True, pooling='mean')
+  method = dpr.build(config, model, devices)
+  start = hub.init_params(model, jax.random.key(0))
+  params = tree.flatten(method.init(Parts(start), jax.random.key(1)))
+  tokens, mask = np.array([[3, 5, 7], [2, 9, 0]], np.int32), np.array([[1, 1, 1], [1, 1, 0]], bool)
+  bare = tree.unflatten(method.baseline(params))
+  assert 'prompt' not in bare
+  found = jax.jit(lambda params: method.embed(params, 'query', tokens, mask))(bare)
+  hidden = reference.encode(model, start, tokens, mask, None)
+  expected = reference.pool(hidden, mask, 'mean', True)
+  np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -1,0 +1,158 @@
+"""Model cards: YAML that the hub reads, and statements."""
+
+import pytest
+import yaml
+from etils import epath
+
+from dprjax.base import repository
+from dprjax.training import card
+from tests.models.test_artifact import GAIN
+
+META = {
+  'backbone': '/home/me/models/secret-backbone',
+  'backbone_sha256': 'a' * 64,
+  'pooling': 'mean',
+  'normalize': True,
+  'query_max_length': 32,
+  'passage_max_length': 128,
+  'task': 'my | *task*',
+}
+TRAINING = card.TrainingSummary(
+  'dpr',
+  {'data': {'dir': '/home/me/data/scifact', 'format': 'beir'}, 'tasks': {}, 'batch_size': 32},
+  60,
+  {
+    'train corpus': {'name': 'corpus.jsonl', 'bytes': 12, 'sha256': 'c' * 64, 'mtime': 1.0},
+    'backbone (config.json)': {'name': 'config.json', 'bytes': 1, 'sha256': 'd' * 64},
+  },
+  {'dev/nDCG@10': 0.51234},
+)
+METRICS = {
+  'mean': {'nDCG@10': 0.5},
+  'per_query': {'nDCG@10': {'q1': 0.25, 'q2': 0.75}},
+  'counts': {},
+  'settings': {},
+}
+
+
+def subject(tmp_path, meta=META, encoders=(), embeds=True, **prompt):
+  shapes = prompt or {'prefix': (6, 2, 16, 12, 32)}
+  return card.Subject(meta, {} if encoders else shapes, encoders, embeds, epath.Path(tmp_path))
+
+
+def parts(text):
+  """The YAML, and the rest."""
+  _, front, rest = text.split('---\n', 2)
+  return yaml.safe_load(front), rest
+
+
+def test_a_card_of_a_prompt(tmp_path):
+  (tmp_path / 'README.md').write_text('---\nlanguage: en\nlicense: apache-2.0\n---\n# x\n')
+  reference = repository.parse('somebody/minilm@v1')
+  made = card.Card(
+    'sentence-transformers',
+    reference,
+    'mit',
+    {'test split': (METRICS, 'e' * 64)},
+    TRAINING,
+    'me/it',
+  )
+  text = card.write(made, subject(tmp_path))
+  front, rest = parts(text)
+  assert front == {
+    'base_model': 'somebody/minilm',
+    'base_model_relation': 'adapter',
+    'library_name': 'sentence-transformers',
+    'license': 'mit',
+    'pipeline_tag': 'sentence-similarity',
+    'tags': ['dprjax', 'dense-retrieval', 'prefix-tuning'],
+  }
+  for words in (
+    '# me/it',
+    "SentenceTransformer('me/it', trust_remote_code=True)",
+    "Retriever.load('somebody/minilm', prompt='me/it')",
+    '`scifact`',
+    f'| train corpus | `corpus.jsonl` | 12 | `{"c" * 64}` |',
+    # A quarter of the draws from two queries have only one of them.
+    '| nDCG@10 | 0.5000 | 0.2500 to 0.7500 | 2 |',
+    f'its file has the SHA-256 `{"e" * 64}`',
+    'dev/nDCG@10 0.5123',
+    'python -m dprjax.train',
+    'cut at 32 tokens, passages at 128',
+    f'SHA-256 `{"a" * 64}`',
+    '`mit`. The card of the backbone says `apache-2.0`.',
+  ):
+    assert words in rest, words
+  assert '/home/me' not in text and 'd' * 64 not in text
+
+
+@pytest.mark.parametrize(
+  ('change', 'words', 'absent'),
+  [
+    ({'better': False}, 'than the initial model, or better by chance.**', 'folds'),
+    ({'low': 0.01}, '95 % interval +0.0100 to +0.0700, paired bootstrap over 40 queries', 'chance'),
+    ({'folds': 5}, 'In cross-validation over 5 parts of the training queries: nDCG', 'dev split'),
+    (
+      {'best': 0.4, 'difference': -0.1, 'better': False},
+      '**It is not better than the initial model.**',
+      'chance',
+    ),
+  ],
+)
+def test_what_was_gained(tmp_path, change, words, absent):
+  made = card.Card('npz', None, None, {}, TRAINING)
+  _, rest = parts(card.write(made, subject(tmp_path, META | {'gain': GAIN | change})))
+  said = rest.partition('## How good it is')[2].partition('## Limits')[0]
+  assert words in said and absent not in said and 'against 0.5000 before the training' in said
+
+
+SENTENCE = 'sentence-transformers'
+
+
+@pytest.mark.parametrize(
+  ('format', 'encoders', 'embeds', 'library', 'words', 'absent'),
+  [
+    ('npz', (), True, 'dprjax', 'Retriever.load', 'SentenceTransformer'),
+    ('peft', (), True, 'peft', "PeftModel.from_pretrained(backbone, 'DIR')", 'Retriever'),
+    (None, ('',), True, SENTENCE, "SentenceTransformer('DIR')", 'trust_remote'),
+    (None, ('query', 'passage'), True, SENTENCE, 'Retriever', 'SentenceTransformer'),
+    (None, ('',), False, 'transformers', 'With `transformers`', 'Retriever'),
+  ],
+)
+def test_every_format(tmp_path, format, encoders, embeds, library, words, absent):
+  made = card.Card(format, repository.parse('somebody/minilm'), None, {}, None)
+  front, rest = parts(card.write(made, subject(tmp_path, encoders=encoders, embeds=embeds)))
+  assert front['library_name'] == library
+  assert front['base_model_relation'] == ('finetune' if encoders else 'adapter')
+  assert 'license' not in front and 'Not stated by its author.' in rest
+  assert words in rest and absent not in rest
+  assert 'Unknown' in rest and 'Not measured here.' in rest
+
+
+def test_what_a_stranger_wrote_stays_text(tmp_path):
+  (tmp_path / 'README.md').write_bytes(b'---\nlicense: \xff\n---\n')
+  meta = META | {'task': 'a\n---\nlicense: x', 'query_prefix': '`|\n# loud', 'backbone': 'x\n# y'}
+  made = card.Card('npz', None, None, {}, TRAINING._replace(inputs=None))
+  front, rest = parts(card.write(made, subject(tmp_path, meta)))
+  assert front.keys() == {'library_name', 'pipeline_tag', 'tags'}
+  headings = [line for line in rest.splitlines() if line.startswith('#')]
+  assert len(headings) == 7 and not any('loud' in line or line == '# y' for line in headings)
+  assert 'The workdir has no record of these files.' in rest
+
+
+def test_a_prompt_for_queries_alone(tmp_path):
+  made = card.Card('peft', repository.parse('a/b'), None, {}, None)
+  meta = META | {'sides': 'query'}
+  text = card.write(made, subject(tmp_path, meta, **{'query/prefix': (2, 2, 3, 2, 8)}))
+  assert "from_pretrained(backbone, 'DIR', subfolder='query')" in text
+  assert 'for queries only' in text
+
+
+@pytest.mark.parametrize('before, shown', [(0.25, True), ('low', False), (None, False)])
+def test_the_whole_corpus(tmp_path, before, shown):
+  metrics = {'whole/nDCG@10': 0.375, 'whole/nDCG@10 before': before}
+  meta = META | {'gain': GAIN, 'metrics': metrics}
+  made = card.Card('npz', None, None, {}, TRAINING)
+  _, rest = parts(card.write(made, subject(tmp_path, meta)))
+  line = 'In the whole corpus: 0.3750, against 0.2500 before the training.'
+  assert (line in rest) == shown

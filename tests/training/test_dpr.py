@@ -1,0 +1,479 @@
+"""DPT and FT: loss, gradients, work a device, and the parameters that move."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dprjax.base import mesh as meshes
+from dprjax.base import tree
+from dprjax.losses import distillation
+from dprjax.models import encoder, hub
+from dprjax.models.encoder_config import EncoderConfig
+from dprjax.training import dpr, optim, updates
+from dprjax.training.method import Parts
+from tests import reference, starts
+from tests.options import check_options, with_options
+from tests.refusals import refused
+
+MODEL = EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
+ROWS, CANDIDATES = 32, 2
+
+
+def make_config(**changes):
+  return with_options(
+    **{'prompt__length': 3, 'prompt__dropout': 0.0, 'backbone__dropout': 0.0, 'batch_size': ROWS}
+    | changes
+  )
+
+
+def make_batch(
+  rows=ROWS, candidates=CANDIDATES, query_length=5, passage_length=7, vocab=40, seed=1
+):
+  rng = np.random.default_rng(seed)
+
+  def tokens(*shape):
+    lengths = rng.integers(2, shape[-1] + 1, size=shape[:-1])
+    mask = np.arange(shape[-1]) < lengths[..., None]
+    return np.where(mask, rng.integers(1, vocab, size=shape), 0).astype(np.int32), mask
+
+  q, p = tokens(rows, query_length), tokens(rows, candidates, passage_length)
+  index = rng.integers(0, 3 * rows, size=(rows, candidates)).astype(np.int32)
+  relevant = np.stack([index[:, 0], rng.integers(0, 3 * rows, size=rows)], axis=1).astype(np.int32)
+  teacher = starts.draw_teacher(np.random.default_rng(seed), index.shape)
+  return {
+    'query_tokens': q[0],
+    'query_mask': q[1],
+    'passage_tokens': p[0],
+    'passage_mask': p[1],
+    'query_index': np.arange(rows, dtype=np.int32),
+    'passage_index': index,
+    'relevant': relevant,
+    'teacher_scores': teacher,
+  }
+
+
+def make_mesh(sizes):
+  return meshes.make_mesh(sizes, jax.devices()[:1] if sizes == {'data': 1} else None)
+
+
+def make_params(method, seed=0, std=0.5, model=MODEL):
+  # Larger weights than the initial ones of BERT, so that the prompt matters.
+  start, other = (starts.init_params(model, i + seed) for i in range(2))
+  params = method.init(Parts(start), jax.random.key(9))
+  if 'passage' in params['backbone']:  # two encoders differ once they are trained
+    params['backbone']['passage'] = other
+  return {
+    name: np.asarray(leaf)
+    * (std / 0.02 if name.endswith(('kernel', 'embedding', 'prefix')) else 1.0)
+    for name, leaf in tree.flatten(params).items()
+  }
+
+
+def value_and_gradient(config, mesh, batch, trainable=('prompt/.*',)):
+  method = dpr.build(config, MODEL, mesh)
+  params = make_params(method)
+  trainable = tree.trainable_names(trainable, list(params))
+  placed = meshes.put(params, meshes.param_shardings(mesh, params))
+
+  def loss(trainable, frozen, batch):
+    return method.loss(tree.unflatten({**frozen, **trainable}), batch, None)
+
+  run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+  (value, _), gradient = run(
+    {n: x for n, x in placed.items() if n in trainable},
+    {n: x for n, x in placed.items() if n not in trainable},
+    meshes.put_batch(mesh, batch),
+  )
+  return params, float(value), {n: np.asarray(g) for n, g in gradient.items()}
+
+
+def reference_loss(config, params, batch):
+  """The loss in float64 numpy; ``params`` is the flat tree."""
+  params = tree.unflatten({name: np.asarray(leaf, np.float64) for name, leaf in params.items()})
+  vectors, frozen, apart = {}, {}, []
+  for side in ('query', 'passage'):
+    prompt = params.get('prompt')
+    if prompt is not None and not config.prompt.tied:
+      prompt = prompt[side]
+    backbone = params['backbone'][side] if config.backbone.two_encoders else params['backbone']
+    t, m = batch[f'{side}_tokens'], batch[f'{side}_mask']
+    flat = (t.reshape(-1, t.shape[-1]), m.reshape(-1, t.shape[-1]))
+    hidden = reference.encode(MODEL, backbone, *flat, None if prompt is None else prompt['prefix'])
+    vectors[side] = reference.pool(hidden, flat[1], config.pooling, config.normalize).reshape(
+      *t.shape[:-1], -1
+    )
+    if config.prompt.regularization:
+      bare = reference.encode(MODEL, backbone, *flat, None)
+      bare = reference.pool(bare, flat[1], config.pooling, config.normalize)
+      frozen[side] = bare.reshape(vectors[side].shape)
+      apart.append(np.mean(np.sum((vectors[side].reshape(bare.shape) - bare) ** 2, axis=1)))
+  rest = batch['passage_index'], batch['relevant'], config.temperature, config.in_batch
+
+  def loss(q, p):
+    value = reference.loss(q, p, *rest)[0]
+    settings = config.distillation
+    if settings.loss == 'none':
+      return value
+    scores = np.einsum('bh,bch->bc', q, p) / config.temperature
+    teacher = np.float64(batch['teacher_scores']) / settings.temperature
+    distilled = reference.distillation_loss(scores, teacher, settings.loss)
+    return settings.weight * distilled + (1 - settings.weight) * value
+
+  value = reference.over_lengths(
+    loss, config.matryoshka, config.normalize, vectors['query'], vectors['passage']
+  )
+  if not apart:
+    return value
+  if config.prompt.regularization_on == 'scores':
+
+    def far(q, p, bare_q, bare_p):
+      both = (bare_q, bare_p), (q, p)
+      return reference.divergence(*(reference.candidate_scores(*two, *rest)[0] for two in both))
+
+    apart = reference.over_lengths(
+      far,
+      config.matryoshka,
+      config.normalize,
+      *(found[side] for found in (vectors, frozen) for side in ('query', 'passage')),
+    )
+  return value + config.prompt.regularization * np.mean(apart)
+
+
+def slope(config, params, batch, direction, eps=1e-6):
+  """d loss / d params along ``direction``, by central differences in float64."""
+
+  def at(t):
+    return reference_loss(
+      config,
+      {n: x.astype(np.float64) + t * direction.get(n, 0.0) for n, x in params.items()},
+      batch,
+    )
+
+  return (at(eps) - at(-eps)) / (2 * eps)
+
+
+CHUNKED = [{}, {'grad_cache': 4}, {'accumulate': 2, 'batch_size': ROWS // 2}]
+ANCHOR = {'prompt__regularization': 0.5}
+OTHERS = [
+  {'accumulate': 2, 'grad_cache': 2, 'batch_size': ROWS // 2},
+  ANCHOR | {'prompt__tied': False, 'grad_cache': 2},
+  {'backbone__two_encoders': True},
+  {'backbone__remat': True, 'backbone__unroll': 0},
+  {'in_batch': False},
+]
+SCORES = ANCHOR | {'prompt__regularization_on': 'scores'}
+SHORTER = {'matryoshka': (6, 3)}
+MARGINS = {'distillation__loss': 'margin_mse', 'distillation__weight': 0.75}
+LISTS = {'distillation__loss': 'kl', 'distillation__temperature': 2.0, 'temperature': 0.5}
+
+
+def slow(*values):
+  return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'settings'),
+  [
+    slow({'data': 8}, CHUNKED[1] | SHORTER | MARGINS | ANCHOR),
+    slow({'data': 8}, CHUNKED[1] | SHORTER | SCORES),
+    slow({'data': 1}, SCORES | {'normalize': True, 'pooling': 'mean', 'in_batch': False}),
+    ({'data': 1}, {}),
+    slow({'data': 1}, SHORTER | {'normalize': True, 'temperature': 0.1}),
+    slow({'data': 1}, MARGINS | CHUNKED[1]),
+    slow({'data': 1}, CHUNKED[2]),
+    slow({'data': 8}, LISTS),
+    slow({'data': 1}, LISTS | SHORTER | {'grad_cache': 2}),
+    *(slow({'data': 8}, settings) for settings in [CHUNKED[0], *OTHERS]),
+    slow({'data': 4, 'model': 2}, CHUNKED[1]),
+  ],
+  ids=str,
+)
+def test_prompt_loss_and_gradient_equal_numpy(sizes, settings):
+  config, batch = make_config(**settings), make_batch()
+  if config.grad_cache * config.accumulate == 4 and sizes == {'data': 8}:
+    assert ROWS // 4 // 8 == 1  # the smallest chunk: a row a device
+  params, value, gradient = value_and_gradient(config, make_mesh(sizes), batch)
+  assert value == pytest.approx(reference_loss(config, params, batch), rel=1e-5)
+  assert all(name.startswith('prompt/') for name in gradient)
+  # Along the gradient itself, and along random directions, which a gradient wrong in any coordinate
+  # fails.
+  norm = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradient.values()))
+  rng = np.random.default_rng(0)
+  directions = [{n: g.astype(np.float64) / norm for n, g in gradient.items()}]
+  directions += [
+    {n: rng.normal(size=g.shape) / np.sqrt(g.size) for n, g in gradient.items()} for _ in range(2)
+  ]
+  for direction in directions:
+    expected = slope(config, params, batch, direction)
+    got = sum(np.sum(gradient[n].astype(np.float64) * d) for n, d in direction.items())
+    assert got == pytest.approx(expected, abs=1e-5 * norm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('sizes', 'cache'),
+  [
+    ({'data': 1}, 1),
+    ({'data': 8}, 2),
+    ({'data': 2, 'fsdp': 2, 'model': 2}, 2),
+  ],
+  ids=str,
+)
+def test_full_fine_tuning_gradient_equals_numpy(sizes, cache):
+  config, batch = make_config(prompt__length=0, grad_cache=cache), make_batch()
+  params, value, gradient = value_and_gradient(
+    config, make_mesh(sizes), batch, trainable=('backbone/.*',)
+  )
+  assert set(gradient) == set(params)
+  assert value == pytest.approx(reference_loss(config, params, batch), rel=1e-5)
+  norm = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradient.values()))
+  direction = {n: g.astype(np.float64) / norm for n, g in gradient.items()}
+  assert slope(config, params, batch, direction) == pytest.approx(norm, rel=1e-5)
+
+
+def flops(config, sizes, batch, model):
+  mesh = make_mesh(sizes)
+  method = dpr.build(config, model, mesh)
+  params = tree.flatten(
+    jax.eval_shape(
+      lambda key: method.init(Parts(hub.init_params(model, key)), key), jax.random.key(0)
+    )
+  )
+  shardings = meshes.param_shardings(mesh, params)
+  shapes = {
+    n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=shardings[n]) for n, x in params.items()
+  }
+  trainable = tree.trainable_names(config.trainable, list(params))
+
+  def loss(trainable, frozen, batch):
+    return method.loss(tree.unflatten({**frozen, **trainable}), batch, None)[0]
+
+  compiled = (
+    jax.jit(jax.grad(loss))
+    .lower(
+      {n: x for n, x in shapes.items() if n in trainable},
+      {n: x for n, x in shapes.items() if n not in trainable},
+      meshes.put_batch(mesh, batch),
+    )
+    .compile()
+  )
+  return compiled.cost_analysis()['flops']
+
+
+@pytest.mark.slow
+def test_each_of_eight_devices_does_an_eighth_of_the_work():
+  model = EncoderConfig('bert', 100, 64, 2, 2, 256, max_positions=64)
+  config, batch = make_config(grad_cache=4, backbone__unroll=0), make_batch(passage_length=32)
+  one, eight = (flops(config, {'data': n}, batch, model) for n in (1, 8))
+  assert eight == pytest.approx(one / 8, rel=0.1)
+
+
+@pytest.mark.slow
+def test_an_update_of_the_prompt_costs_two_thirds_of_one_of_all_weights():
+  """The compiled update, clip, optimiser and the norms it reports included: any reader of the
+  frozen weights' gradients would bring them back.
+  """
+  model = EncoderConfig('bert', 50, 96, 2, 2, 384, max_positions=32)
+  batch, mesh = make_batch(rows=8, passage_length=16), make_mesh({'data': 1})
+
+  def flops(**settings):
+    # XLA counts the body of a loop over layers once, forward and backward: the ratio is that of one
+    # layer.
+    config = make_config(prompt__length=2, batch_size=8, **settings)
+    method = dpr.build(config, model, mesh)
+    start = jax.eval_shape(lambda key: encoder.init_encoder(model, key), jax.random.key(0))
+    params = tree.flatten(
+      jax.eval_shape(lambda start: method.init(Parts(start), jax.random.key(0)), start)
+    )
+    names = tree.trainable_names(config.trainable, list(params))
+    trainable, frozen = (
+      {n: x for n, x in params.items() if (n in names) == wanted} for wanted in (True, False)
+    )
+    optimizer = optim.make_optimizer(config.optim, list(params), names, 10)
+    state = updates.State(
+      trainable,
+      jax.eval_shape(
+        lambda trainable: optimizer.init(optim.with_placeholders(trainable, list(frozen))),
+        trainable,
+      ),
+    )
+    update = updates.make_update(method, optimizer, list(frozen))
+    return (
+      update.lower(state, frozen, batch, jax.random.key(0), 1).compile().cost_analysis()['flops']
+    )
+
+  # Attention has no weights: with T = 16 tokens, P = 2 and H = 96, it makes the formula's 2/3 (P +
+  # T) / 18 H = 1 % more.
+  assert flops() < (2 / 3 + 0.02) * flops(trainable=('.*',))
+
+
+def run_steps(config, steps, mesh):
+  """The real update of the training loop on random batches.
+
+  Returns the flat parameters before and after, and the optimiser state.
+  """
+  method = dpr.build(config, MODEL, mesh)
+  params = make_params(method, std=0.02)
+  names = tree.trainable_names(config.trainable, list(params))
+  shardings = meshes.param_shardings(mesh, params)
+  placed = meshes.put(params, shardings)
+  trainable, frozen = (
+    {n: x for n, x in placed.items() if (n in names) == wanted} for wanted in (True, False)
+  )
+  optimizer = optim.make_optimizer(config.optim, list(params), names, steps)
+  state = updates.State(
+    trainable, updates.init_optimizer(optimizer, trainable, list(frozen), shardings, mesh)
+  )
+  update = updates.make_update(method, optimizer, list(frozen))
+  for step in range(steps):
+    state, metrics = update(
+      state, frozen, meshes.put_batch(mesh, make_batch(seed=step)), jax.random.key(0), step + 1
+    )
+    # Read before the next step: eight devices on two cores wait for each other for ever where
+    # several steps are queued.
+    assert np.isfinite(metrics['loss'])
+  return params, {n: np.asarray(x) for n, x in {**frozen, **state.trainable}.items()}, state
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    {'prompt__reparam': 'mlp', 'prompt__tied': False},
+    {'prompt__dropout': 0.1, 'backbone__dropout': 0.1},
+  ],
+  ids=str,
+)
+@pytest.mark.slow
+def test_after_twenty_steps_the_backbone_is_bit_identical(settings):
+  before, after, state = run_steps(make_config(**settings), 20, make_mesh({'data': 8}))
+  for name in before:
+    if name.startswith('backbone/'):
+      np.testing.assert_array_equal(before[name].view(np.int32), after[name].view(np.int32))
+    else:
+      assert not np.array_equal(before[name], after[name]), name
+  trained = sum(x.size for n, x in before.items() if n.startswith('prompt/'))
+  assert tree.count(state.opt_state) == pytest.approx(
+    2 * trained, abs=8
+  )  # two moments and a few counters
+
+
+@pytest.mark.slow
+def test_after_twenty_steps_of_fine_tuning_everything_moved():
+  config = make_config(prompt__length=0, trainable=('backbone/.*',))
+  before, after, _ = run_steps(config, 20, make_mesh({'data': 2, 'fsdp': 2, 'model': 2}))
+  still = {name for name in before if np.array_equal(before[name], after[name])}
+  # The bias of keys shifts all scores of a query alike, so its gradient is zero but for rounding;
+  # nothing else may stand still.
+  assert still <= {'backbone/layers/attention/key/bias'}
+
+
+@pytest.mark.slow
+def test_dropout_is_drawn_from_the_key_alone():
+  config = make_config(prompt__dropout=0.3, backbone__dropout=0.1)
+  batch = make_batch()
+  values = {}
+  for sizes in ({'data': 1}, {'data': 8}):
+    mesh = make_mesh(sizes)
+    method = dpr.build(config, MODEL, mesh)
+    params = tree.unflatten({n: jnp.asarray(x) for n, x in make_params(method).items()})
+    loss = jax.jit(
+      lambda key, params=params, method=method, mesh=mesh: method.loss(
+        params, meshes.put_batch(mesh, batch), key
+      )[0]
+    )
+    values[sizes['data']] = [float(loss(jax.random.key(seed))) for seed in (0, 0, 1)]
+  assert values[1][0] == values[1][1] != values[1][2]
+  np.testing.assert_allclose(values[1], values[8], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_batch_has_one_mask_of_the_prompt_whatever_its_chunks():
+  mesh, batch, found = make_mesh({'data': 8}), make_batch(), []
+  for chunks in CHUNKED:
+    config = make_config(prompt__dropout=0.3, prompt__dropout_scope='batch', **chunks)
+    method = dpr.build(config, MODEL, mesh)
+    flat = make_params(method)
+    params = tree.unflatten(flat)
+    rows, key = meshes.put_batch(mesh, batch), jax.random.key(3)
+    run = jax.value_and_grad(
+      lambda prompt, params=params, method=method, rows=rows, key=key: method.loss(
+        {**params, 'prompt': prompt}, rows, key
+      )[0]
+    )
+    found.append(jax.jit(run)(params['prompt']))
+  (value, gradient), *others = found
+  assert value != pytest.approx(reference_loss(make_config(), flat, batch), rel=1e-3)
+  for other, slope in others:
+    assert float(other) == pytest.approx(float(value), rel=1e-6)
+    np.testing.assert_allclose(slope['prefix'], gradient['prefix'], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_bfloat16_stays_close_to_float32():
+  batch, mesh = make_batch(), make_mesh({'data': 1})
+  _, exact, gradient = value_and_gradient(make_config(), mesh, batch)
+  _, rough, rough_gradient = value_and_gradient(
+    make_config(backbone__dtype='bfloat16'), mesh, batch
+  )
+  assert rough == pytest.approx(exact, rel=0.05) and rough != exact
+  a, b = gradient['prompt/prefix'].ravel(), rough_gradient['prompt/prefix'].ravel()
+  assert a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) > 0.95
+
+
+@pytest.mark.parametrize(
+  ('option', 'value'),
+  [
+    ('backbone__dtype', 'float16'),
+    ('matryoshka', (16, 8)),
+  ],
+)
+def test_a_option_that_cannot_be_is_named(option, value):
+  with refused('config.' + option.replace('__', '.')):
+    dpr.build(make_config(**{'negatives': 0, option: value}), MODEL, make_mesh({'data': 1}))
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'negatives': 0}, 'config.negatives'),
+  ],
+)
+def test_what_distillation_needs(settings, message):
+  with refused(message):
+    check_options(make_config(distillation__loss='kl', **settings))
+
+
+@pytest.mark.slow
+def test_without_a_teacher_the_losses_are_zero():
+  scores, unknown = jnp.ones((2, 3), jnp.float32), jnp.full((2, 3), jnp.nan, jnp.float32)
+  for loss in (distillation.margin_mse, distillation.list_kl):
+    value, gradient = jax.value_and_grad(loss)(scores, unknown.at[0, 1].set(2.0))
+    assert value == 0 and not gradient.any()
+
+
+def test_a_batch_may_tell_what_its_negatives_are():
+  assert dpr.negative_shares({}) == {}
+  kind = np.array([[2, 2, 1, 0], [2, 5, 3, 4]], np.int8)
+  shares = {
+    name.removeprefix('negatives/'): float(value)
+    for name, value in dpr.negative_shares({'negative_source': jnp.asarray(kind)}).items()
+  }
+  assert shares == {
+    'random': 1 / 8,
+    'undenoised': 1 / 8,
+    'denoised': 3 / 8,
+    'denoised_for_undenoised': 1 / 8,
+    'random_for_undenoised': 1 / 8,
+    'random_for_denoised': 1 / 8,
+    'queries_short_of_a_source': 1 / 2,
+  }
+
+
+@pytest.mark.slow
+def test_an_anchor_needs_a_prompt_on_a_frozen_backbone():
+  with refused('config.prompt.regularization'):
+    check_options(make_config(method='pretrain', **ANCHOR))
+  mesh = make_mesh({'data': 1})
+  with refused('config.prompt.regularization'):
+    make_params(dpr.build(make_config(**ANCHOR, trainable=('.*',)), MODEL, mesh))

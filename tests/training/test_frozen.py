@@ -1,0 +1,181 @@
+"""The encoder that a training has to beat: the one that people run without a prompt."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from dprjax.base import provenance
+from dprjax.encoding.text_encoder import Encoder
+from dprjax.models import hub
+from dprjax.models.encoder_config import EncoderConfig
+from dprjax.papers.nir_prompt import multitask
+from dprjax.text import tokenizing
+from dprjax.text.vector_spec import same_length
+from dprjax.training import config as configs
+from dprjax.training import frozen
+from dprjax.training import retrieval_data as retrieval
+from dprjax.training import workdir as workdirs
+from tests.options import with_options
+from tests.training.conftest import WORDS
+
+LONGEST = 24
+
+
+@pytest.fixture(scope='module')
+def backbone(tmp_path_factory):
+  """A random encoder whose folder says mean, unit length, 24 tokens and a text before queries."""
+  folder = tmp_path_factory.mktemp('backbone')
+  made = tokenizing.train_wordpiece(
+    [f'{one} {other}.' for one in WORDS for other in WORDS], 200, folder / 'words'
+  )
+  model = EncoderConfig('bert', made.vocab_size, 8, 2, 2, 16, max_positions=32)
+  sentence = same_length(LONGEST, 'mean', True, query_prefix='oak ')
+  params = hub.init_params(model, jax.random.key(3))
+  hub.save_backbone(folder / 'model', model, params, source=folder / 'words', spec=sentence)
+  return folder / 'model'
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Texts of 5 to 30 words: a query has the first words of its passage, in another order."""
+  rng, path = np.random.default_rng(0), tmp_path / 'beir'
+  (path / 'qrels').mkdir(parents=True)
+  passages = {f'd{i}': rng.choice(WORDS, rng.integers(5, 31)).tolist() for i in range(40)}
+  queries = {f'q{i}': rng.permutation(passages[f'd{i}']).tolist() for i in range(20)}
+  for name, texts in (('corpus', passages), ('queries', queries)):
+    lines = [json.dumps({'_id': id_, 'text': ' '.join(words)}) for id_, words in texts.items()]
+    (path / f'{name}.jsonl').write_text('\n'.join(lines) + '\n')
+  for split, numbers in (('train', range(10)), ('dev', range(10, 20))):
+    rows = ''.join(f'q{i}\td{i}\t1\n' for i in numbers)
+    (path / 'qrels' / f'{split}.tsv').write_text(f'query-id\tcorpus-id\tscore\n{rows}')
+  return path
+
+
+@pytest.fixture
+def start(folder, backbone, tmp_path, devices):
+  """``start(option=value)`` -> the data of a training on the folder."""
+
+  def run(workdir='run', **changes):
+    config = with_options(
+      **{
+        'backbone__path': str(backbone),
+        'data__dir': str(folder),
+        'data__format': 'beir',
+        'data__dev_split': 'dev',
+        'data__query_max_length': 6,
+        'data__passage_max_length': 8,
+        'batch_size': 4,
+        'negatives': 0,
+      }
+      | changes
+    )
+    found = retrieval.find_splits(config.data, config, epath.Path(tmp_path / workdir), devices)
+    loaded = hub.load_backbone(str(backbone))
+    return found.open(tokenizing.load_tokenizer(str(backbone)), loaded.config)
+
+  return run
+
+
+def as_encode_runs_it(backbone, folder):
+  """nDCG@10 of the dev queries, by `Encoder.load` without settings; one passage is relevant."""
+  texts = {
+    side: {
+      record['_id']: record['text']
+      for record in map(json.loads, (folder / f'{file}.jsonl').read_text().splitlines())
+    }
+    for side, file in (('query', 'queries'), ('passage', 'corpus'))
+  }
+  encoder = Encoder.load(backbone)
+  queries = encoder.encode([texts['query'][f'q{i}'] for i in range(10, 20)], 'query')
+  passages = encoder.encode(list(texts['passage'].values()), 'passage')
+  ranks = [
+    int((scores > scores[10 + number]).sum()) + 1
+    for number, scores in enumerate(queries @ passages.T)
+  ]
+  return float(np.mean([1 / math.log2(rank + 1) if rank <= 10 else 0.0 for rank in ranks]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    {
+      'prompt__sides': 'query',
+      'prompt__length': 2,
+      'pooling': 'mean',
+      'normalize': True,
+      'data__passage_max_length': LONGEST,  # then the passages are those of the training
+    },
+  ],
+)
+def test_every_experiment_has_the_baseline_that_encode_gives(start, backbone, folder, changes):
+  expected = as_encode_runs_it(backbone, folder)
+  assert 0.1 < expected < 0.9
+  found = start(**changes).frozen()
+  assert found.means['nDCG@10'] == pytest.approx(expected, abs=1e-6)
+  assert found.values[''].mean() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_what_the_training_cuts_is_said(start, caplog):
+  caplog.set_level('INFO', 'dprjax')
+  start(data__query_prefix='elm ').frozen()
+  # All training queries, with one word and two special tokens more, and all passages.
+  lines = '\n'.join(caplog.messages)
+  assert 'of 10 queries cut at 6 tokens (config.data.query_max_length)' in lines
+  assert 'of 40 passages cut at 8 tokens (config.data.passage_max_length)' in lines
+  assert "config.pooling is 'cls'; the baseline has 'mean'" in lines
+  assert "config.data.query_prefix is 'elm '; the baseline has 'oak '" in lines
+  caplog.clear()
+  same = {'pooling': 'mean', 'normalize': True, 'data__query_prefix': 'oak '}
+  whole = {f'data__{side}_max_length': LONGEST for side in ('query', 'passage')}
+  start('other', **same, **whole).frozen()
+  assert not [line for line in caplog.messages if 'baseline' in line]
+
+
+@pytest.mark.slow
+def test_folds_and_alternatives_share_the_vectors(backbone, tmp_path):
+  run = epath.Path(tmp_path / 'run')
+  below = run / 'alternatives' / 'both' / 'folds' / '2'
+  below.mkdir(parents=True)
+  for folder in (run, run / 'alternatives' / 'both'):
+    provenance.write_mark(folder, workdirs.TRAINING)
+  config = with_options(backbone__path=str(backbone))
+  tokenizer = tokenizing.load_tokenizer(str(backbone))
+  made = np.eye(3, 8, dtype=np.float32)
+  first = frozen.Frozen(config, run, tokenizer)
+  np.testing.assert_array_equal(first.vectors('passage', ['oak', 'elm', 'fir'], made), made)
+  again = frozen.Frozen(config, below, tokenizer).vectors('passage', ['fir', 'ash', 'oak'])
+  np.testing.assert_array_equal(again[[0, 2]], made[[2, 0]])
+  own = Encoder.load(backbone).encode(['ash'], 'passage')
+  np.testing.assert_allclose(again[1:2], own, atol=1e-6)
+  # Other arithmetic gives other vectors: they are made anew.
+  config.backbone.dtype = 'bfloat16'
+  other = frozen.Frozen(config, below, tokenizer).vectors('passage', ['fir'])
+  assert np.abs(other - made[2]).max() > 0.01
+
+
+def test_a_workdir_in_a_folder_called_folds_is_its_own(tmp_path):
+  run = epath.Path(tmp_path / 'folds' / 'run')
+  assert workdirs.top(run) == run
+
+
+@pytest.mark.slow
+def test_several_tasks_have_that_baseline_each(backbone, folder, tmp_path, devices):
+  config = with_options(backbone__path=str(backbone), batch_size=4, eval__measure='mean')
+  for name in ('a', 'b'):
+    config.tasks[name] = configs.task(dir=str(folder), format='beir', dev_split='dev')
+    config.tasks[name].measure = 'nDCG@10'
+  config.data.query_max_length = config.data.passage_max_length = 8
+  found = multitask.find_tasks(
+    config.data, config, epath.Path(tmp_path / 'run'), devices, numbered=False
+  )
+  model = hub.load_backbone(str(backbone)).config
+  scores = found.open(tokenizing.load_tokenizer(str(backbone)), model).frozen()
+  expected = pytest.approx(as_encode_runs_it(backbone, folder), abs=1e-6)
+  assert scores.means == {'a/nDCG@10': expected, 'b/nDCG@10': expected, 'mean': expected}

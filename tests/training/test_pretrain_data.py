@@ -1,0 +1,151 @@
+"""Plain text as the training loop gets it in pretraining."""
+
+import json
+import re
+
+import pytest
+
+from dprjax.papers.condenser import pretrain
+from tests.refusals import refused
+from tests.training.conftest import WORDS, assert_goes_on
+
+# Five words and a full stop make a sentence that stands alone; two of them, or three, a document.
+# The last has one.
+TEXTS = {
+  f'd{i}': ' '.join(
+    ' '.join(WORDS[(i + n + k * (1 + i % 3)) % len(WORDS)] for k in range(5)).capitalize() + '.'
+    for n in range(2 + i % 2)
+  )
+  for i in range(12)
+} | {'alone': 'Oak elm yew fir ash.'}
+
+
+def split(text):
+  return [sentence.strip() for sentence in text.split('.') if sentence.strip()]
+
+
+def find(method, config, workdir, devices):
+  return method.find_data(config.data, config, workdir, devices)
+
+
+@pytest.fixture
+def folder(tmp_path):
+  lines = [json.dumps({'_id': name, 'text': text}) + '\n' for name, text in TEXTS.items()]
+  (tmp_path / 'one.jsonl').write_text(''.join(lines[:5]))
+  (tmp_path / 'two.jsonl').write_text(''.join(lines[5:]))
+  return tmp_path
+
+
+@pytest.fixture
+def start(folder, settings, devices, tokenizer, model):
+  """``start(option=value)`` -> the data, on both files above."""
+
+  def run(**changes):
+    options = {
+      'data__dir': f'{folder}/one.jsonl, {folder}/two.jsonl',
+      'data__format': 'corpus',
+      'batch_size': 4,
+      'pretrain__views': 'siblings',
+      'pretrain__max_length': 24,
+      'pretrain__buckets': (8, 16, 24),
+      'pretrain__passage_length': 64,
+    } | changes
+    return find(pretrain, settings(**options), folder / 'run', devices).open(tokenizer, model)
+
+  return run
+
+
+@pytest.mark.parametrize(
+  ('views', 'said', 'lengths'),
+  [
+    ('one', '13 of 13 passages', [24]),
+    ('siblings', '12 of 13 passages; up to 6 negatives a text', [8, 8]),
+    ('ict', '12 of 13 passages; up to 3 negatives a text', [8, 16]),
+  ],
+)
+def test_what_the_loop_is_given(start, words_of, views, said, lengths, batches_of):
+  data = start(pretrain__views=views)
+  iterator = batches_of(data)
+  assert (len(data.batches), data.unit, data.evaluation, data.description) == (
+    3,
+    'passages',
+    None,
+    said,
+  )
+  batches = [next(iterator) for _ in range(3)]
+  assert lengths in [
+    [rows.shape[1] for name, rows in batch.items() if name.endswith('_tokens')] for batch in batches
+  ]
+  names = []
+  for batch in batches:
+    both = ['first'] if views == 'one' else ['first', 'second']
+    assert {key: (value.dtype.name, value.shape[0]) for key, value in batch.items()} == {
+      'passage_index': ('int32', 4)
+    } | {
+      f'{view}_{what}': (dtype, 4)
+      for view in both
+      for what, dtype in (('tokens', 'int32'), ('mask', 'bool'), ('words', 'int32'))
+    }
+    # The texts are of the passages that it names.
+    named = data.ids(batch).removeprefix('passages ').split(', ')
+    for row, name in enumerate(named):
+      document, number = name.split('#')
+      sentences = split(TEXTS[document].lower())
+      for view in both:
+        shown = split(' '.join(words_of(batch[f'{view}_tokens'][row])))
+        assert number == '0' and shown and set(shown) <= set(sentences)
+        if views != 'ict':
+          assert len(shown) == (len(sentences) if views == 'one' else 1)
+    names += named
+  assert len(set(names)) == 12  # an epoch has each once
+
+
+def test_an_update_of_several_batches(start, batches_of):
+  data = start(accumulate=2, batch_size=5)
+  iterator = batches_of(data)
+  assert len(data.batches) == 1 and data.description.endswith('18 negatives a text')
+  batch = next(iterator)
+  assert batch['first_tokens'].shape[0] == batch['second_tokens'].shape[0] == 10
+  assert re.fullmatch(r'passages (\w+#0, ){7}\w+#0\.\.\.', data.ids(batch))
+
+
+def test_goes_on_where_it_stopped(start, batches_of):
+  assert_goes_on(start, batches_of, 4, 3)
+
+
+def test_a_cache_is_used_again_and_may_lie_elsewhere(start, folder):
+  start()
+  written = (folder / 'run' / 'token_cache' / 'documents' / 'documents.json').stat().st_mtime_ns
+  start(pretrain__views='ict')
+  assert (
+    folder / 'run' / 'token_cache' / 'documents' / 'documents.json'
+  ).stat().st_mtime_ns == written
+  start(data__token_cache=str(folder / 'elsewhere'))
+  assert (folder / 'elsewhere' / 'documents' / 'documents.json').exists()
+
+
+def test_the_text_for_a_vocabulary(folder, settings, devices):
+  text = find(
+    pretrain,
+    settings(data__dir=f'{folder}/one.jsonl,{folder}/two.jsonl', data__format='auto'),
+    folder,
+    devices,
+  )
+  assert [list(text.read()) for _ in range(2)] == [list(TEXTS.values())] * 2
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'data__format': 'beir'}, ('config.data.format', 'corpus', 'docstrings', 'beir')),
+    (
+      {'pretrain__max_length': 30, 'prompt__length': 3, 'prompt__shift_positions': True},
+      ('config.pretrain.max_length', '30', '29'),
+    ),
+    ({'pretrain__buckets': (8,)}, '8'),
+    ({'batch_size': 13}, ('config.batch_size', '13', '12')),
+  ],
+)
+def test_what_cannot_be(start, changes, message):
+  with refused(message):
+    start(**changes)

@@ -1,0 +1,335 @@
+"""Queries and passages as the training loop gets them, and the measures of the dev split against
+ranks worked out by hand.
+"""
+
+import itertools
+import json
+import math
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from dprjax.models import hub
+from dprjax.text import seen
+from dprjax.training import retrieval_data as retrieval
+from dprjax.training.method import Folds
+from tests.refusals import refused
+from tests.training.conftest import WORDS, assert_goes_on
+
+PASSAGES = {
+  f'd{i}': f'{a} {b} {a}'
+  for i, (a, b) in enumerate(itertools.islice(itertools.combinations(WORDS, 2), 24))
+}
+QUERIES = {f'q{i}': ' '.join(PASSAGES[f'd{2 * i}'].split()[:2]) for i in range(10)}
+WEIGHTS = {'query/weight': jnp.float32(2), 'passage/weight': jnp.float32(1)}
+
+
+def find(method, config, workdir, devices):
+  found = method.find_splits(config.data, config, workdir, devices)
+  return found.texts() if isinstance(found, retrieval.Retrieval) else found
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A BEIR folder: query i is about passage 2 i; in dev, oak is about e1, which has it most, and
+  yew about e3, which e2 excels.
+  """
+  path = tmp_path / 'beir'
+  (path / 'qrels').mkdir(parents=True)
+  dev = {
+    'e0': 'elm elm',
+    'e1': 'oak oak',
+    'e2': 'yew yew yew',
+    'e3': 'yew yew',
+  }  # the word once, in training passages, comes after
+  (path / 'corpus.jsonl').write_text(
+    ''.join(
+      json.dumps({'_id': name, 'title': '', 'text': text}) + '\n'
+      for name, text in (PASSAGES | dev).items()
+    )
+  )
+  (path / 'queries.jsonl').write_text(
+    ''.join(
+      json.dumps({'_id': name, 'text': text}) + '\n'
+      for name, text in (QUERIES | {'oak': 'oak', 'yew': 'yew'}).items()
+    )
+  )
+  for split, judged in (
+    ('train', [(f'q{i}', f'd{2 * i}') for i in range(10)]),
+    ('dev', [('oak', 'e1'), ('yew', 'e3')]),
+  ):
+    (path / 'qrels' / f'{split}.tsv').write_text(
+      'query-id\tcorpus-id\tscore\n' + ''.join(f'{q}\t{d}\t1\n' for q, d in judged)
+    )
+  return path
+
+
+@pytest.fixture
+def backbone(tmp_path, tokenizer, model):
+  """A folder with the vocabulary of the tests."""
+  path = tmp_path / 'model'
+  (tmp_path / 'words').mkdir()
+  tokenizer.backend.save(str(tmp_path / 'words' / 'tokenizer.json'))
+  params = hub.init_params(model, jax.random.key(0))
+  hub.save_backbone(path, model, params, source=tmp_path / 'words')
+  return str(path)
+
+
+@pytest.fixture
+def start(folder, tmp_path, settings, devices, tokenizer, model):
+  """``start(option=value)`` -> the data, on the folder above."""
+
+  def run(**changes):
+    options = {
+      'data__dir': str(folder),
+      'data__format': 'beir',
+      'batch_size': 4,
+      'negatives': 2,
+      'data__query_max_length': 8,
+      'data__passage_max_length': 16,
+      'data__query_buckets': (4, 8),
+      'data__passage_buckets': (8, 16),
+    } | changes
+    return find(retrieval, settings(**options), tmp_path / 'run', devices).open(tokenizer, model)
+
+  return run
+
+
+def test_what_the_loop_is_given(start, words_of, tmp_path, batches_of):
+  data = start()
+  iterator = batches_of(data)
+  assert (len(data.batches), data.unit, data.evaluation) == (
+    2,
+    'pairs',
+    None,
+  )  # ten queries, four an update
+  assert data.description == '10 training queries, 28 passages; up to 11 negatives a query'
+  batch = next(iterator)
+  assert {key: (value.dtype.name, value.shape) for key, value in batch.items()} == {
+    'negative_source': ('int8', (4, 2)),
+    'query_tokens': ('int32', (4, 4)),
+    'query_mask': ('bool', (4, 4)),
+    'passage_tokens': ('int32', (4, 3, 8)),
+    'passage_mask': ('bool', (4, 3, 8)),
+    'query_index': ('int32', (4,)),
+    'passage_index': ('int32', (4, 3)),
+    'relevant': ('int32', (4, 1)),
+  }
+  # Names and texts are those of one another.
+  queries, positives = (
+    part.split(', ') for part in data.ids(batch).removeprefix('queries ').split(', positives ')
+  )
+  assert [words_of(row) for row in batch['query_tokens']] == [
+    QUERIES[name].split() for name in queries
+  ]
+  assert [words_of(row) for row in batch['passage_tokens'][:, 0]] == [
+    PASSAGES[name].split() for name in positives
+  ]
+  assert [int(name[1:]) for name in positives] == [2 * int(name[1:]) for name in queries]
+  assert (tmp_path / 'run' / 'token_cache' / 'train').is_dir()
+
+
+def test_an_update_of_several_batches(start, batches_of):
+  data = start(accumulate=2, batch_size=5, negatives=0, in_batch=False)
+  iterator = batches_of(data)
+  assert len(data.batches) == 1 and data.description.endswith('up to 0 negatives a query')
+  batch = next(iterator)
+  assert batch['query_tokens'].shape[0] == 10 and batch['passage_tokens'].shape[:2] == (10, 1)
+  assert data.ids(batch).count('...') == 2 and data.ids(batch).count(', ') == 15  # eight of each
+
+
+def test_goes_on_where_it_stopped(start, batches_of):
+  assert_goes_on(start, batches_of, 3, 3)
+
+
+def test_a_teachers_scores_come_with_the_batch(start, batches_of, tmp_path, settings, devices):
+  run = tmp_path / 'run.trec'
+  run.write_text(''.join(f'q{i} Q0 d{j} 1 {i - j} ce\n' for i in range(10) for j in range(20)))
+  distillation = {'distillation__loss': 'kl', 'distillation__scores': str(run)}
+  batch = next(batches_of(start(**distillation)))
+  assert batch['teacher_scores'].shape == batch['passage_index'].shape == (4, 3)
+  # Passages are rows in the order of the file; those of dev, from the twentieth on, have no scores.
+  expected = batch['query_index'][:, None] - batch['passage_index'].astype(np.float32)
+  known = batch['passage_index'] < 20
+  np.testing.assert_array_equal(batch['teacher_scores'], np.where(known, expected, np.nan))
+
+  def files(**changes):
+    given = {'data__dir': str(tmp_path / 'beir'), 'data__format': 'beir'} | distillation | changes
+    return find(retrieval, settings(**given), tmp_path / 'run', devices).files
+
+  assert files()['teacher scores'] == run
+  for scores, named in (('', 'config.distillation.scores'), ('lost.trec', 'lost.trec')):
+    with refused(named):
+      files(distillation__scores=scores)
+
+
+def test_the_text_for_a_vocabulary(folder, tmp_path, settings, devices):
+  text = find(retrieval, settings(data__dir=str(folder), data__format='beir'), tmp_path, devices)
+  assert [list(text.read())[:2] for _ in range(2)] == [['ash beech ash', 'ash cedar ash']] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('limit', [0, 2])
+def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
+  data = start(data__dev_split='dev', eval__measure='P@1', eval__corpus_limit=limit)
+  found = data.evaluation(bag)(WEIGHTS).means
+  if limit:
+    # Only relevant passages are searched: e2 is not there.
+    assert found == {'P@1': 1.0, 'nDCG@10': 1.0, 'RR@10': 1.0, 'R@100': 1.0}
+  else:
+    # e1 is the first for oak, e3 the second for yew.
+    assert found == pytest.approx(
+      {'P@1': 0.5, 'nDCG@10': (1 + 1 / math.log2(3)) / 2, 'RR@10': 0.75, 'R@100': 1.0}
+    )
+  assert (
+    tmp_path / 'run' / 'dev.tsv'
+  ).read_text() == 'query-id\tcorpus-id\tscore\noak\te1\t1\nyew\te3\t1\n'
+
+
+@pytest.mark.slow
+def test_the_whole_corpus_where_the_dev_split_ranks_a_part(start, bag, backbone, caplog):
+  caplog.set_level('INFO', 'dprjax')
+  limited = {'data__dev_split': 'dev', 'eval__measure': 'P@1', 'eval__corpus_limit': 2}
+  data, traced = start(**limited, backbone__path=backbone), []
+
+  def embed(*given):
+    traced.append(given[1])
+    return bag.embed(*given)
+
+  counted = bag._replace(embed=embed)
+  assert data.evaluation(counted)(WEIGHTS).means['P@1'] == 1.0
+  assert 'dev scores rank 2 of 28 passages' in caplog.text
+  assert sorted(traced) == ['passage', 'query']
+  before, found = data.whole(counted, WEIGHTS, math.inf)
+  assert found.means['P@1'] == 0.5 and len(traced) == 2  # by the same programs
+  everything = start(**limited | {'eval__corpus_limit': 0}, backbone__path=backbone)
+  assert before.means == everything.frozen().means and everything.whole is None
+  assert data.whole(bag, WEIGHTS, 0.0) is None  # no time for it
+
+
+def test_hashes_of_the_queries_are_kept(start, bag, tmp_path):
+  start(data__dev_split='dev').evaluation(bag)
+  kept = seen.read(epath.Path(tmp_path / 'run' / 'queries.npz'))
+  asked = [*QUERIES.items(), ('oak', 'oak'), ('new', 'oak yew')]
+  assert seen.ids(asked, kept) == {'train': list(QUERIES), 'dev': ['oak']}
+
+
+@pytest.mark.slow
+def test_shortened_vectors_are_measured_too(start, bag):
+  data = start(data__dev_split='dev', eval__measure='RR@10', matryoshka=(10_000, 3, 1))
+  found = data.evaluation(bag)(WEIGHTS).means
+  # The first places of these vectors are those of special tokens, which count nothing: all tie.
+  assert {*found} == {'RR@10', 'nDCG@10', 'R@100', 'RR@10/3', 'RR@10/1'}
+  assert found['RR@10'] == 0.75 and found['RR@10/3'] < 0.75
+
+
+def test_the_dev_split_is_measured_by_its_grades(start, bag, folder):
+  # Ranked e2, e3 for yew: grades 1 and 3 in the wrong order.
+  (folder / 'qrels' / 'dev.tsv').write_text('query-id\tcorpus-id\tscore\nyew\te2\t1\nyew\te3\t3\n')
+  found = start(data__dev_split='dev').evaluation(bag)(WEIGHTS).means
+  assert found['nDCG@10'] == pytest.approx((1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3)))
+
+
+def test_dev_queries_with_an_answer_of_the_training_are_told_apart(start, bag, folder):
+  # d0 answers q0, too. Passage e4 has its text.
+  with (folder / 'corpus.jsonl').open('a') as corpus:
+    corpus.write(json.dumps({'_id': 'e4', 'title': '', 'text': PASSAGES['d0']}) + '\n')
+  for answer in ('d0', 'e4'):
+    (folder / 'qrels' / 'dev.tsv').write_text(
+      f'query-id\tcorpus-id\tscore\nyew\te3\t1\noak\t{answer}\t1\n'
+    )
+    data = start(data__dev_split='dev', data__token_cache=str(folder / f'cache-{answer}'))
+    new = data.evaluation(bag)(WEIGHTS).new['']
+    assert sorted(new) == [False, True]
+
+
+def test_few_queries_are_held_out_in_turns(start, bag, folder, tmp_path, settings, devices):
+  few = {'data__hold_out': 0.5, 'data__folds': 2, 'batch_size': 2}
+  data = start(**few, data__folds_below=10)  # as many as there are
+  assert data.evaluation is not None and not data.description.startswith('10 ')
+  data = start(**few, data__folds_below=11)
+  assert data.evaluation is None and data.description.startswith('10 training queries')
+  config = settings(data__dir=str(folder), data__format='beir', **few)
+  assert find(retrieval, config, tmp_path / 'run', devices).folds == Folds(2, 5)
+  held_out = []
+  for fold in (1, 2):
+    data = start(**few, data__fold=fold)
+    assert data.description.startswith('5 training queries')
+    data.evaluation(bag)
+    rows = (tmp_path / 'run' / 'dev.tsv').read_text().splitlines()[1:]
+    held_out.append({row.split('\t')[0] for row in rows})
+  assert held_out[0] | held_out[1] == {f'q{i}' for i in range(10)}
+  assert len(held_out[0]) == len(held_out[1]) == 5
+
+
+@pytest.mark.slow
+def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path, batches_of):
+  data = start(data__hold_out=0.5, batch_size=2)
+  iterator = batches_of(data)
+  seen = {
+    name
+    for _ in range(len(data.batches))
+    for name in data.ids(next(iterator))
+    .removeprefix('queries ')
+    .split(', positives ')[0]
+    .split(', ')
+  }
+  found = data.evaluation(bag)(WEIGHTS).means
+  rows = [line.split('\t') for line in (tmp_path / 'run' / 'dev.tsv').read_text().splitlines()[1:]]
+  held_out = {query for query, _, _ in rows}
+  assert held_out and seen and not held_out & seen and held_out | seen <= QUERIES.keys()
+  assert data.description.startswith(f'{10 - len(held_out)} training queries')
+  assert all(int(passage[1:]) == 2 * int(query[1:]) for query, passage, _ in rows)
+  assert found['R@100'] == 1.0 and 0 < found['nDCG@10'] <= 1 and not math.isnan(found['RR@10'])
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'data__format': 'bier'}, ('config.data.format', 'bier')),
+    ({'data__train_split': 'trian'}, ('qrels', 'trian.tsv')),
+    (
+      {'data__passage_max_length': 30, 'prompt__length': 3, 'prompt__shift_positions': True},
+      ('config.data.passage_max_length', '30', '29'),
+    ),
+    ({'batch_size': 11}, ('config.batch_size', '11', '10')),
+  ],
+)
+def test_what_cannot_be(start, bag, changes, message):
+  with refused(message):
+    data = start(**changes)
+    data.evaluation(bag)
+
+
+@pytest.mark.parametrize(
+  ('judged', 'changes', 'fails'),
+  [
+    ('q0\td0\t1\n', {'batch_size': 1}, True),  # one query
+    ('q0\td0\t1\nq1\td0\t1\n', {'batch_size': 2}, True),  # one passage
+    ('q0\td0\t1\nq1\td0\t1\n', {'batch_size': 2, 'negatives': 1}, False),
+    ('q0\td0\t1\nq1\td0\t1\nq2\td1\t1\n', {'batch_size': 2}, False),
+  ],
+)
+def test_judgements_that_leave_no_negative_are_refused(start, folder, judged, changes, fails):
+  (folder / 'qrels' / 'train.tsv').write_text('query-id\tcorpus-id\tscore\n' + judged)
+  if fails:
+    with refused('token_cache/train', 'config.negatives'):
+      start(**{'negatives': 0} | changes)
+  else:
+    start(**{'negatives': 0} | changes)
+
+
+def test_a_data_set_of_ir_datasets(folder, tmp_path, settings, devices):
+  """It is read from the workdir, once it is written there."""
+  (folder / 'irds.json').write_text('{"id": "lab/toy", "splits": ["train", "dev"]}')
+  shutil.copytree(folder, tmp_path / 'run' / 'data')
+  options = {'data__dir': 'irds:lab/toy', 'data__dev_split': 'dev'}
+  found = find(retrieval, settings(**options), tmp_path / 'run', devices)
+  assert found.files['dev qrels'] == tmp_path / 'run' / 'data' / 'qrels' / 'dev.tsv'
+  with refused('irds:lab/other'):
+    other = settings(**options | {'data__dir': 'irds:lab/other'})
+    find(retrieval, other, tmp_path / 'run', devices)
