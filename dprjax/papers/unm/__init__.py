@@ -16,6 +16,6 @@ The report compares BM25, the frozen backbone and the rows of Table 9 of the pap
 split.
 
 Mining itself is in the core (``retrieval.negatives``), and so are the methods that train (``dpr``
-and ``cross_encoder``). Read ``pipeline.py``, the order of the stages; then ``stages.py``, which runs
-a command only if its input changed. configs/unm.py has the options; docs/mining.md the rules.
+and ``cross_encoder``). Read ``pipeline.py``, the order of the stages; then ``stages.py``, which
+runs a command only if its input changed. configs/unm.py has the options; docs/mining.md the rules.
 """
