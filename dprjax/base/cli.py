@@ -9,6 +9,7 @@ traceback.
 import contextlib
 import logging
 import os
+import select
 import shutil
 import signal
 import sys
@@ -144,10 +145,13 @@ def run(
   except SystemExit:
     raise
   except BaseException as error:
+    left = _has_no_reader(sys.stdout)
     if trace:
       print(mask(traceback.format_exc()), file=sys.stderr)
     if isinstance(error, OSError):
       _drop_stdout()
+    if isinstance(error, BrokenPipeError) and left:
+      sys.exit(128 + signal.SIGPIPE)  # as in dprjax ... | head
     status, message = explain(error)
     if isinstance(error, KeyboardInterrupt):
       end(status, message)
@@ -196,6 +200,16 @@ def _prepare_streams() -> None:
       setattr(sys, name, open(os.devnull, 'w'))  # noqa: SIM115
     elif hasattr(stream, 'reconfigure'):
       stream.reconfigure(errors='backslashreplace')
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+  """Whether a stream is a pipe whose reader ended."""
+  try:
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+  except (OSError, ValueError):
+    return False
 
 
 def _drop_stdout() -> None:
