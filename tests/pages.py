@@ -9,7 +9,8 @@ import typing
 from dprjax import __main__ as console
 
 ROOT = pathlib.Path(__file__).parent.parent
-COMMANDS = console.modules().keys()
+MODULES = console.modules()
+COMMANDS = MODULES.keys()
 # What begins a line of the shell.
 _SHELL = re.compile(r'(?:\w+=\S* )*(?:dprjax|python[\d.]*|pip|curl|git|make|export)(?= )')
 

@@ -330,6 +330,6 @@ def test_a_data_set_of_ir_datasets(folder, tmp_path, settings, devices):
   options = {'data__dir': 'irds:lab/toy', 'data__dev_split': 'dev'}
   found = find(retrieval, settings(**options), tmp_path / 'run', devices)
   assert found.files['dev qrels'] == tmp_path / 'run' / 'data' / 'qrels' / 'dev.tsv'
-  with refused('irds:lab/other'):
+  with refused('lab/other'):
     other = settings(**options | {'data__dir': 'irds:lab/other'})
     find(retrieval, other, tmp_path / 'run', devices)
