@@ -26,7 +26,7 @@ LOCAL = f'--config={ROOT}/configs/unm.py:local'
 
 def command_line(workdir, *flags):
   packages = '--config.data.dir=docstrings:email,json,logging,http'
-  command = [sys.executable, '-m', 'dprjax', 'pipeline', LOCAL]
+  command = [sys.executable, '-m', 'dprjax.papers.unm.pipeline', LOCAL]
   return [*command, f'--workdir={workdir}', packages, *flags]
 
 
