@@ -437,7 +437,7 @@ def projections(config: Any) -> list[tuple[Any, list[str]]]:
 
 _PACKAGE = 'dprjax.models.adapters'
 _OF_PAPERS = {
-  'template': 'dprjax.papers.nir_prompt.template_tokens',
+  'template': 'dprjax.papers.nir_prompt.adapter',
   'topic': 'dprjax.papers.topic_dpr.topic',
 }
 

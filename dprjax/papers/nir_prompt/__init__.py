@@ -25,7 +25,8 @@ P_new = sum_k w_k P_k, ``prompt/NAME/weights`` and ``sources/NAME``.
 Read in this order:
 
     task_templates.py    templates of several tasks in one batch; the words of Tables 1 and 2
-    template_tokens.py   the adapter: learned vectors among the tokens, kept in the first layers
+    template_tokens.py   learned vectors among the tokens, kept in the first layers
+    adapter.py           the kind of adapter ``template``
     prompt_encoder.py    Eq. 2
     nir_prompt.py        both stages: parameters, prompts from files, sums, export
     nir_retriever.py     the method nir_retriever

@@ -87,7 +87,7 @@ def read_files(config: ConfigDict) -> Files:
   }
   for name, prompt in own.items():
     task = prompt.meta.get('task') or name
-    if prompt.meta['kind'] == template_tokens.ADAPTER.name and task != name:  # refused later
+    if prompt.meta['kind'] == template_tokens.NAME and task != name:  # refused later
       raise InputError(
         f'config.tasks.{name}.prompt: {prompt.path} is for the task {task}; name the file of '
         f'{name}, or call the task {task}'
@@ -207,7 +207,7 @@ def _length(settings: ConfigDict, name: str) -> int:
 
 
 def _spec_of(prompt: Prompt, kinds: Sequence[str], strings: Mapping[str, str]) -> Spec:
-  if prompt.meta['kind'] != template_tokens.ADAPTER.name or prompt.meta['template'] != strings:
+  if prompt.meta['kind'] != template_tokens.NAME or prompt.meta['template'] != strings:
     there = prompt.meta.get('template', f'a prompt of kind {prompt.meta["kind"]!r}')
     raise InputError(
       f'{prompt.path}: the template is {there!r:.200}, but '

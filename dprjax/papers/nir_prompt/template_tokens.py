@@ -11,10 +11,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
-from dprjax.models.adapter import Adapter, Kind
+from dprjax.models.adapter import Adapter
 from dprjax.models.artifact import Prompt
 from dprjax.papers.nir_prompt import task_templates
 
+NAME = 'template'  # of the kind of adapter
 SCORES = ('logit', 'probability')
 POOLINGS = ('mask', 'cls', 'mean')
 SLOTS = 'slots/'  # before the names of arrays
@@ -101,7 +102,7 @@ def spec(prompt: Prompt) -> task_templates.Spec:
 
 def check_template(prompt: Prompt, kinds: Sequence[str], config: Any) -> None:
   """Checks that a prompt is a template for these kinds of input and this backbone."""
-  there = prompt.meta['template'] if prompt.meta['kind'] == ADAPTER.name else ()
+  there = prompt.meta['template'] if prompt.meta['kind'] == NAME else ()
   if set(there) != set(kinds):
     found = ' and '.join(there) or f'kind {prompt.meta["kind"]!r}'
     raise InputError(
@@ -119,7 +120,8 @@ def check_head(prompt: Prompt, head_sha256: str) -> None:
     )
 
 
-def _arrays(path: str, meta: Mapping[str, Any]) -> dict[str, str]:
+def arrays(path: str, meta: Mapping[str, Any]) -> dict[str, str]:
+  """The axes of the arrays of a file; see ``adapter.Kind``."""
   strings, where = meta.get('template'), f"{path}: meta's"
   if not isinstance(strings, dict) or set(strings) not in ({'query', 'passage'}, {'pair'}):
     raise InputError(f'{where} template is {strings!r:.60}; expected query and passage, or pair')
@@ -138,25 +140,3 @@ def _arrays(path: str, meta: Mapping[str, Any]) -> dict[str, str]:
       f'{where} words: {unknown[0]!r:.40} is not one of: {", ".join(prompts) or "no slot"}'
     )
   return {f'{SLOTS}{name}': 'P H' for name in prompts if name not in found.words}
-
-
-def _in_texts(*args: Any) -> Any:
-  from dprjax.papers.nir_prompt import template_prompts
-
-  return template_prompts.in_texts(*args)
-
-
-def _reranker(*args: Any, **options: Any) -> Any:
-  from dprjax.papers.nir_prompt import prompt_reranker
-
-  return prompt_reranker.PromptReranker.load(*args, **options)
-
-
-ADAPTER = Kind(
-  'template',
-  'a template of words and vectors among the tokens of the input',
-  _arrays,
-  in_texts=_in_texts,
-  reranker=_reranker,
-  sided=False,
-)
