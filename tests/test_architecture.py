@@ -13,7 +13,6 @@ import pytest
 
 import dprjax
 from dprjax import __main__ as console
-from dprjax.training import method
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = pathlib.Path(dprjax.__file__).parent
@@ -115,17 +114,6 @@ def test_the_walls_between_rooms_stand():
       if bad:
         wrong.append(f'{path}:{line} imports {name}')
   assert wrong == []
-
-
-def test_a_training_needs_no_drawing_code():
-  found, waiting = set(), {*method.METHODS.values(), 'dprjax.training.train'}
-  while waiting:
-    found.add(name := waiting.pop())
-    path = PACKAGE.parent.joinpath(*name.split('.')).with_suffix('.py')
-    if name.startswith('dprjax') and path.is_file():
-      waiting |= {name for _, name in imports(path)} - found
-  assert {'dprjax.training.train', 'dprjax.retrieval.comparison'} <= found
-  assert [name for name in sorted(found) if 'figures' in name or 'matplotlib' in name] == []
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from jax.sharding import PartitionSpec as P
 from dprjax.base import mesh as meshes
 from dprjax.losses import contrastive
 from tests import reference
-from tests.options import with_options
-from tests.refusals import refused
 
 ROWS, CANDIDATES, WIDTH = 8, 3, 5
 
@@ -118,59 +116,6 @@ def test_equal_texts_are_no_negatives_of_one_another():
 
 
 @pytest.mark.slow
-def test_equal_queries_share_their_positives():
-  rng = np.random.default_rng(0)
-  queries, passages = (rng.normal(size=shape).astype(np.float32) for shape in ((3, 4), (3, 2, 4)))
-  index = jnp.array([[0, 9], [1, 8], [2, 7]])
-  unused = jnp.full((3, 1), -1)
-  scores = contrastive.info_nce_scores(
-    queries, passages, index, unused, query_index=jnp.array([5, 6, 5])
-  )
-  assert np.asarray(scores.allowed).tolist() == [
-    [True, True, True, True, False, True],
-    [True] * 6,
-    [False, True, True, True, True, True],
-  ]
-
-
-@pytest.mark.slow
-def test_a_texts_key_is_of_its_tokens():
-  tokens = np.array([[5, 6, 0], [5, 6, 9], [6, 5, 0], [5, 6, 9], [5, 0, 0]], np.int32)
-  mask = np.array([[1, 1, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]], bool)
-  keys = np.asarray(contrastive.text_keys(tokens, mask))
-  assert keys[0] == keys[1] and len(set(keys[1:].tolist())) == 4 and (keys >= 0).all()
-  wider = [np.pad(array, ((0, 0), (0, 5))) for array in (tokens, mask)]
-  np.testing.assert_array_equal(contrastive.text_keys(*wider), keys)  # of any padding
-  many = np.random.default_rng(0).integers(0, 30000, (20000, 8)).astype(np.int32)
-  assert len(np.unique(contrastive.text_keys(many, np.ones(many.shape, bool)))) > 19990
-
-
-@pytest.mark.parametrize(
-  ('settings', 'named'),
-  [
-    ({'batch_size': 1}, 'config.batch_size'),
-    ({'batch_size': 8, 'in_batch': False}, 'config.in_batch'),
-  ],
-)
-def test_an_update_without_negatives_is_refused(settings, named):
-  with refused(named):
-    contrastive.check_negatives(with_options(negatives=0, **settings))
-  for enough in ({'negatives': 1}, {'corpus_negatives': 8}, {'corpus_negatives': -1}):
-    contrastive.check_negatives(with_options(**{'negatives': 0} | settings | enough))
-  contrastive.check_negatives(with_options(negatives=0, batch_size=1, accumulate=2))
-
-
-@pytest.mark.slow
-def test_a_tie_is_not_counted_as_correct():
-  q, p = jnp.ones((1, 2)), jnp.ones((1, 2, 2))
-  scores = contrastive.info_nce_scores(
-    q, p, jnp.array([[0, 1]], jnp.int32), jnp.array([[0]], jnp.int32)
-  )
-  assert contrastive.accuracy(scores)[0] == 0.0
-  assert contrastive.cross_entropy(scores)[0] == pytest.approx(np.log(2))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(('devices', 'at_a_time'), [(1, 99), (1, 2), (8, 1)])
 def test_siblings_equal_numpy(devices, at_a_time):
   texts = np.random.default_rng(0).normal(size=(16, WIDTH))
@@ -188,28 +133,6 @@ def test_siblings_equal_numpy(devices, at_a_time):
   assert value == pytest.approx(plain(texts), rel=1e-5)
   wanted = numeric_gradient(plain, texts)
   assert np.linalg.norm(gradient - wanted) <= 1e-5 * np.linalg.norm(wanted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('loss', ['info_nce', 'nt_xent'])
-def test_scores_of_bfloat16_vectors_are_float32(loss):
-  # Inner products of several hundreds, as of a raw first token, that differ by less than 2: equal
-  # numbers in bfloat16.
-  draw = np.random.default_rng(0)
-  texts = jnp.asarray(1 + 0.05 * draw.normal(size=(8, 768)), jnp.bfloat16)
-  exact = np.asarray(texts, np.float64) @ np.asarray(texts, np.float64).T
-  if loss == 'info_nce':
-    index = jnp.arange(8, dtype=jnp.int32)[:, None]
-    found = contrastive.info_nce_scores(texts, texts[:, None], index, jnp.full_like(index, -1))
-  else:
-    found = contrastive.nt_xent_scores(texts, texts)
-  assert found.logits.dtype == jnp.float32
-  kept = np.isfinite(found.logits)
-  assert kept.sum() >= 56 and np.abs(found.logits - exact)[kept].max() < 5e-3
-  assert np.abs(exact.astype(jnp.bfloat16).astype(np.float64) - exact).max() > 0.5
-  entropy = np.log(np.exp(np.where(kept, exact - exact.max(), -np.inf)).sum(axis=1)) + exact.max()
-  positive = exact[np.arange(8), np.asarray(found.target)]
-  np.testing.assert_allclose(contrastive.cross_entropy(found), entropy - positive, atol=1e-2)
 
 
 @pytest.mark.slow

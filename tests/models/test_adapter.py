@@ -16,7 +16,6 @@ from dprjax.models.adapters.prefix import Prefix
 from dprjax.text import tokenizing
 from dprjax.text.texts import read_texts
 from tests import devices, reference
-from tests.refusals import refused
 from tests.resuming import train_and_resume
 from tests.toys.bias import Bias
 
@@ -27,14 +26,6 @@ encode_tokens = jax.jit(encoder.encode, static_argnames=('config', 'options'))
 def prefix_of(config, length, seed=0):
   shape = config.num_layers, 2, length, config.num_heads, config.head_dim
   return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def test_kinds_are_found_by_name(monkeypatch):
-  assert [*adapters.every()] == ['linear', 'lora', 'prefix', 'template', 'topic']
-  with refused('config.prompt.kind', 'prefix'):
-    adapters.find('bias', 'config.prompt.kind')
-  monkeypatch.setenv(extensions.VARIABLE, TOY)
-  assert adapters.find('bias', 'config.prompt.kind').name == 'bias'
 
 
 @pytest.mark.slow
@@ -86,28 +77,6 @@ def test_several_adapters_act_together(small):
     np.testing.assert_allclose(found[row], hidden(adapter)[row], atol=2e-6)
   with pytest.raises(ValueError, match='too many values'):
     hidden(Several((prefix, prefix)))
-
-
-@pytest.mark.slow
-def test_examples_have_masks_of_their_own(small):
-  """The encoder applies per-example dropout to a kind that knows nothing of it."""
-  config, params = small
-  bias = jnp.ones((config.num_layers, config.hidden_size), jnp.float32)
-  masks = np.asarray(Bias(bias).drop_examples(0.5, jax.random.key(0), 3).bias)
-  assert masks.shape == (config.num_layers, 3, config.hidden_size)
-  assert set(masks.ravel()) == {0, 2} and (masks[:, 0] != masks[:, 1]).any()
-  tokens = jnp.tile(jnp.arange(1, 7, dtype=jnp.int32), (3, 1))
-  options = encoder_config.EncoderOptions(dropout=0.0, prompt_dropout=0.5)
-  found = encode_tokens(
-    config,
-    params,
-    tokens,
-    tokens > 0,
-    adapter=Bias(bias),
-    options=options,
-    dropout_key=jax.random.key(1),
-  )
-  assert (found[0] != found[1]).any() and (found[1] != found[2]).any()
 
 
 def biased(config, params, tokens, bias):
@@ -227,3 +196,25 @@ def test_an_adapter_of_ones_own_is_trained_resumed_exported_and_served(
   finally:
     engine.close()
   np.testing.assert_allclose(served, alone, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_examples_have_masks_of_their_own(small):
+  """The encoder applies per-example dropout to a kind that knows nothing of it."""
+  config, params = small
+  bias = jnp.ones((config.num_layers, config.hidden_size), jnp.float32)
+  masks = np.asarray(Bias(bias).drop_examples(0.5, jax.random.key(0), 3).bias)
+  assert masks.shape == (config.num_layers, 3, config.hidden_size)
+  assert set(masks.ravel()) == {0, 2} and (masks[:, 0] != masks[:, 1]).any()
+  tokens = jnp.tile(jnp.arange(1, 7, dtype=jnp.int32), (3, 1))
+  options = encoder_config.EncoderOptions(dropout=0.0, prompt_dropout=0.5)
+  found = encode_tokens(
+    config,
+    params,
+    tokens,
+    tokens > 0,
+    adapter=Bias(bias),
+    options=options,
+    dropout_key=jax.random.key(1),
+  )
+  assert (found[0] != found[1]).any() and (found[1] != found[2]).any()

@@ -5,7 +5,6 @@ import os
 import time
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
@@ -25,39 +24,6 @@ def error(path):
     hub.load_backbone(path)
   assert '\n' not in str(info.value)
   return str(info.value)
-
-
-def test_layout_and_config(write_checkpoint, golden):
-  path = write_checkpoint('roberta', 3)
-  backbone = hub.load_backbone(path)
-  config = backbone.config
-  assert (config.model_type, config.num_layers, config.num_heads, config.head_dim) == (
-    'roberta',
-    3,
-    3,
-    8,
-  )
-  assert (config.max_positions, config.max_tokens, config.hidden_act, config.layer_norm_eps) == (
-    17,
-    15,
-    'gelu_new',
-    1e-5,
-  )
-  weights = golden('roberta')
-  kernel = backbone.params['layers']['mlp']['up']['kernel']
-  assert kernel.shape == (3, 24, 37) and kernel.dtype == np.float32
-  np.testing.assert_array_equal(
-    kernel[2], weights['3/weights/encoder.layer.2.intermediate.dense.weight'].T
-  )
-  np.testing.assert_array_equal(
-    backbone.params['embeddings']['word']['embedding'],
-    weights['3/weights/embeddings.word_embeddings.weight'],
-  )
-  assert (
-    backbone.path == str(path)
-    and backbone.spec == same_length(length=15)
-    and backbone.hf_config['vocab_size'] == 41
-  )
 
 
 def test_sha256_is_over_names_types_shapes_and_bytes(write_checkpoint, golden):
@@ -107,24 +73,6 @@ def test_every_class_of_checkpoint_is_the_same_backbone(write_checkpoint):
   assert prefixed.sha256 == roberta.sha256
 
 
-@pytest.mark.slow_but_first
-@pytest.mark.parametrize(
-  'wrapper',
-  [
-    *('model.', '0.auto_model.', 'encoder.', 'base_model.model.', '_orig_mod.module.0.auto_model.'),
-  ],
-)
-@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
-def test_what_a_tool_puts_before_names_is_stripped(write_checkpoint, wrapper, model_type):
-  plain = hub.load_backbone(write_checkpoint(model_type, 1, folder='plain'))
-  family = 'bert.' if model_type == 'bert' else 'roberta.'
-  pooler = np.zeros((24, 24), np.float32)
-  for prefix in (wrapper, wrapper + family):
-    head = {f'{prefix}pooler.dense.weight': pooler, f'{wrapper}lm_head.bias': np.zeros(41)}
-    path = write_checkpoint(model_type, 1, prefix=prefix, tensors=head)
-    assert hub.load_backbone(path).sha256 == plain.sha256
-
-
 @pytest.mark.parametrize('wrapper', ['student.', 'q.bert.', 'hebert.'])
 def test_other_prefixes_are_named_first(write_checkpoint, wrapper):
   text = error(write_checkpoint('bert', 1, prefix=wrapper))
@@ -157,17 +105,6 @@ def test_shards(write_checkpoint):
   assert named_in(error(path), 'model.safetensors.index.json', 'model-2.safetensors')
   (path / 'model.safetensors.index.json').write_text('{}')
   assert named_in(error(path), 'weight_map')
-
-
-def test_half_precision_files(write_checkpoint):
-  dtype = ml_dtypes.bfloat16
-  single = hub.load_backbone(write_checkpoint('bert', 1, folder='single'))
-  half = hub.load_backbone(write_checkpoint('bert', 1, dtype=dtype, folder='half'))
-  # As stored, so another checkpoint; the values are those of the stored type.
-  assert half.sha256 != single.sha256
-  kernel, wanted = (b.params['layers']['attention']['query']['kernel'] for b in (half, single))
-  assert kernel.dtype == np.float32
-  np.testing.assert_array_equal(kernel, wanted.astype(dtype).astype(np.float32))
 
 
 def test_round_trip_keeps_every_bit(write_checkpoint, tmp_path):
@@ -231,21 +168,6 @@ def _write(path):
   path.write_text('a')
 
 
-def test_config_defaults(write_checkpoint):
-  gone = dict.fromkeys(
-    ('type_vocab_size', 'pad_token_id', 'layer_norm_eps', 'hidden_act', 'hidden_dropout_prob'),
-    'absent',
-  )
-  config = hub.load_backbone(write_checkpoint('bert', 1, change=gone)).config
-  assert (
-    config.type_vocab_size,
-    config.pad_token_id,
-    config.layer_norm_eps,
-    config.hidden_act,
-    config.hidden_dropout,
-  ) == (2, 0, 1e-12, 'gelu', 0.1)
-
-
 def test_wrong_tensors_are_listed(write_checkpoint):
   assert named_in(
     error(write_checkpoint(tensors={'encoder.layer.0.output.dense.bias': None})),
@@ -293,16 +215,6 @@ def test_a_config_that_its_weights_do_not_bear_out(write_checkpoint, change, mes
   began = time.monotonic()
   assert named_in(error(write_checkpoint(change=change)), message)
   assert time.monotonic() - began < 5
-
-
-def test_null_in_config_is_absent(write_checkpoint):
-  nulls = dict.fromkeys(('position_embedding_type', 'is_decoder', 'add_cross_attention'))
-  assert hub.read_shape(write_checkpoint(change=nulls)) == hub.read_shape(write_checkpoint())
-
-
-@pytest.mark.parametrize('architectures', [5, [None]])
-def test_architectures_of_another_type(write_checkpoint, architectures):
-  hub.load_backbone(write_checkpoint(change={'architectures': architectures}))
 
 
 @pytest.mark.parametrize(
@@ -390,17 +302,6 @@ def test_hub_id_offline():
   assert named_in(error('some-group/some-model'), 'some-group/some-model', 'HF_HUB_OFFLINE')
 
 
-def test_minilm(minilm):
-  backbone = hub.load_backbone(minilm)
-  assert (backbone.config.num_layers, backbone.config.hidden_size, backbone.config.num_heads) == (
-    6,
-    384,
-    12,
-  )
-  assert backbone.spec == same_length(256, 'mean', True)
-  assert backbone.sha256 == '5b3bc613131bf04d704fc5e23af346ad2eb1e9467280c53def5fe0804c5e44b7'
-
-
 @pytest.mark.slow
 def test_scratch(small):
   config = hub.scratch_config('mini', 100, model_type='roberta', max_tokens=64)
@@ -470,67 +371,11 @@ def test_transformers_loads_what_was_saved(write_checkpoint, tmp_path, golden, m
   np.testing.assert_allclose(ours[mask], hidden[mask], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
-def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
-  first = hub.load_backbone(
-    write_heads(model_type, change={'tie_word_embeddings': False}), ('mlm', 'condenser')
-  )
-  out = tmp_path / 'out'
-  heads = first.heads | {'condenser': first.heads['condenser']._replace(settings={'split': 2})}
-  hub.save_backbone(out, first.config, first.params, hf_config=first.hf_config, heads=heads)
-  second = hub.load_backbone(out, ('mlm', 'condenser'))
-  for ours, theirs in (
-    (second.params, first.params),
-    (second.heads['mlm'].params, first.heads['mlm'].params),
-    (second.heads['condenser'].params, first.heads['condenser'].params),
-  ):
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-  assert (
-    second.sha256,
-    second.heads['condenser'].settings['split'],
-    first.heads['condenser'].settings['split'],
-  ) == (first.sha256, 2, 1)
-  name = {'bert': 'Bert', 'roberta': 'Roberta'}[model_type]
-  assert (
-    second.hf_config['architectures'] == [f'{name}ForMaskedLM']
-    and second.hf_config['tie_word_embeddings'] is True
-  )
-  with safetensors.safe_open(out / 'condenser.safetensors', 'np') as file:
-    assert file.metadata() == {'format': 'pt', 'num_layers': '2', 'split': '2'}
-    assert 'layer.1.attention.self.query.weight' in file.keys()  # noqa: SIM118 (not a dict)
-  # Without the heads: a bare encoder, of the same SHA-256.
-  hub.save_backbone(out, first.config, first.params)
-  third = hub.load_backbone(out, ('mlm', 'condenser'))
-  assert (third.sha256, third.heads) == (first.sha256, {})
-  assert sorted(file.name for file in out.iterdir()) == [
-    'config.json',
-    'dprjax.json',
-    'model.safetensors',
-  ]
-
-
 def test_vocabulary_larger_than_the_embeddings(write_checkpoint):
   backbone = hub.load_backbone(write_checkpoint('bert', 1))
   hub.check_vocabulary(backbone, 41, 'tokens')
   with refused('tokens', '42', '41'):
     hub.check_vocabulary(backbone, 42, 'tokens')
-
-
-@pytest.mark.slow
-def test_scratch_for_sentencepiece(tmp_path):
-  config = hub.scratch_config('tiny', 60, model_type='xlm-roberta', max_tokens=10, pad_token_id=3)
-  assert (config.max_positions, config.max_tokens, config.first_position, config.pad_token_id) == (
-    14,
-    10,
-    4,
-    3,
-  )
-  hub.save_backbone(tmp_path / 'out', config, hub.init_params(config, jax.random.key(0)))
-  backbone = hub.load_backbone(tmp_path / 'out')
-  assert backbone.config == config and backbone.hf_config['pad_token_id'] == 3
-  # As many tokens as there are positions, the last of them inside the table.
-  tokens = np.full((1, 10), 7, np.int32)
-  assert np.isfinite(encode(config, backbone.params, tokens, tokens > 0)).all()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from dprjax.base import mesh, tree
 from dprjax.base.errors import InputError
 from dprjax.models import hub, weights
 from dprjax.models.encoder_config import EncoderConfig
-from tests.refusals import named_in, refused
+from tests.refusals import named_in
 
 
 def error(path):
@@ -108,18 +108,6 @@ def test_head_that_does_not_fit(write_heads, model_type, edits, names):
   assert named_in(error(write_heads(model_type, tensors=edits)), *names, 'transformers.AutoModel')
 
 
-def test_condenser_head_is_read(write_heads, golden):
-  backbone = hub.load_backbone(write_heads(), ('mlm', 'condenser'))
-  assert backbone.heads['condenser'].settings['split'] == 1
-  weight = golden('heads_bert')['condenser/layer.1.intermediate.dense.weight'].astype(np.float32)
-  np.testing.assert_array_equal(
-    backbone.heads['condenser'].params['mlp']['up']['kernel'][1], weight.T
-  )
-  assert jax.tree.map(
-    lambda leaf: leaf.shape[1:], backbone.heads['condenser'].params
-  ) == jax.tree.map(lambda leaf: leaf.shape[1:], backbone.params['layers'])
-
-
 def test_condenser_head_that_does_not_fit(write_heads):
   assert named_in(
     error(write_heads(metadata={'split': '3'})), 'condenser.safetensors', 'num_layers'
@@ -133,16 +121,6 @@ def test_condenser_head_that_does_not_fit(write_heads):
   assert named_in(
     error(write_heads(condenser=shape)), 'layer.0.output.dense.bias', '[21]', 'config.json', '[20]'
   )
-
-
-def test_heads_are_not_read_unless_requested(write_heads):
-  backbone = hub.load_backbone(write_heads())
-  assert not backbone.heads
-  half = write_heads(tensors={'cls.predictions.bias': None}, folder='half')
-  (half / 'condenser.safetensors').write_bytes(b'damaged')
-  assert hub.load_backbone(half).sha256 == backbone.sha256
-  with refused('half'):
-    hub.load_backbone(half, ('mlm', 'condenser'))
 
 
 @pytest.mark.slow

@@ -121,13 +121,6 @@ def test_k_is_a_whole_number_from_1(small, k):
     small.search(['one'], k)
 
 
-def test_k_beyond_the_corpus_gives_all(small):
-  small.index(TEXTS[:3])
-  [hits] = small.search(['json'], k=10)
-  assert sorted(hit.id for hit in hits) == ['0', '1', '2']
-  assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-
-
 @pytest.mark.slow
 def test_ids_come_from_the_mapping_or_the_file(small, tmp_path):
   small.index({'a': 'Decode a JSON document.', 'b': 'Run a coroutine.'})
@@ -199,28 +192,8 @@ def test_tables_columns_and_generators(small):
       small.encode(bad)
 
 
-@pytest.mark.slow
-def test_several_prompts_by_name(trained, prompt, small):
-  both = Retriever.load(trained / 'backbone', prompt={'trained': prompt, 'bare': None})
-  both.index(TEXTS, prompt='trained')
-  small.index(TEXTS)
-  for hits, expected in zip(both.search(['json'], k=3), small.search(['json'], k=3), strict=True):
-    assert [hit.id for hit in hits] == [hit.id for hit in expected]
-    np.testing.assert_allclose(
-      [hit.score for hit in hits], [hit.score for hit in expected], atol=1e-5
-    )
-  with refused('bare', 'trained'):
-    both.search(['json'], prompt='bare')
-  before = both.search(['json'], prompt='trained')
-  with refused('prompt', 'trained', 'bare'):
-    both.index(['other'])
-  assert both.search(['json'], prompt='trained') == before  # the earlier index is still there
-
-
 def test_bad_arguments(trained, prompt, small, tmp_path):
   fresh = Retriever.load(trained / 'backbone', prompt)
-  with refused('index(corpus)'):
-    fresh.search(['json'])
   with refused('none.jsonl'):
     fresh.index(tmp_path / 'none.jsonl')
   with refused('texts'):

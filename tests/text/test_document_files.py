@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from dprjax.text import document_files, sentences
+from dprjax.text import document_files
 from dprjax.text.document_files import Document
 from dprjax.text.read_report import ReadReport
 from tests.refusals import refused
@@ -64,15 +64,6 @@ def test_collections_arxiv_and_other_records(tmp_path):
   assert counts == {'documents': 4, 'documents without text: skipped': 1}
 
 
-def test_lines_of_a_text_file_form_paragraphs(tmp_path):
-  (tmp_path / 'book.txt').write_text(
-    '\n\nCHAPTER I.\n\nIt was a dark\n  and stormy\nnight.\n \n\nThe end.\n'
-  )
-  assert read(tmp_path / 'book.txt')[0] == [
-    Document('book.txt', 'CHAPTER I.\nIt was a dark and stormy night.\nThe end.')
-  ]
-
-
 def test_a_large_text_file_is_split(tmp_path, monkeypatch):
   monkeypatch.setattr(document_files, '_PART', 10)
   (tmp_path / 'book.txt').write_text('one two\n\nthree\n\nfour')
@@ -114,7 +105,6 @@ BAD = [
   ('keys.jsonl', b'{"text": "a"}\n{"body": "b"}\n', ('line 2', 'text')),
   ('empty.txt', b'', 'empty.txt'),
   ('id.jsonl', b'{"id": "a ", "text": "b"}\n', ('id.jsonl', 'line 1', 'a')),
-  ('paper.pdf', b'%PDF', ('paper.pdf', '.jsonl')),
 ]
 
 
@@ -130,9 +120,6 @@ def test_zips_and_folders_that_cannot_be_used(tmp_path):
     archive.writestr('a.txt', 'Größe'.encode('latin-1'))
   with refused('a.zip', 'a.txt', 'line 1'):
     read(tmp_path / 'a.zip')
-  (tmp_path / 'none').mkdir()
-  with refused('none'):
-    read(tmp_path / 'none')
   with refused('lost'):
     read(tmp_path / 'lost')
 
@@ -164,12 +151,6 @@ def test_odd_members_of_zip_files(tmp_path, member, harm, message):
     read(zipped(tmp_path / 'a.zip', member, harm=harm))
 
 
-def test_members_begin_with_a_byte_order_mark_or_not(tmp_path):
-  path = zipped(tmp_path / 'a.zip', ('../b.txt', '\ufeffTwo.'), ('a.txt', 'One.'), ('a.txt/', ''))
-  assert [document.text for document in read(path)[0]] == ['Two.', 'One.']
-  assert not (tmp_path.parent / 'b.txt').exists()
-
-
 def test_links_and_pipes_in_a_folder(tmp_path):
   folder = tmp_path / 'texts'
   (folder / 'inner').mkdir(parents=True)
@@ -183,19 +164,3 @@ def test_links_and_pipes_in_a_folder(tmp_path):
   assert counts['pipes, devices and broken links: skipped'] == 2
   with refused('c.txt'):
     read(folder / 'c.txt')
-
-
-def test_newlines_end_sentences_and_white_space_becomes_one_space():
-  assert sentences.split_sentences(
-    'A title\nDr. Smith et al. (2019) saw  it. See Fig. 3.\n\n Then at 3.5 %, J. R. Smith\tleft.\n'
-  ) == [
-    'A title',
-    'Dr. Smith et al. (2019) saw it.',
-    'See Fig. 3.',
-    'Then at 3.5 %, J. R. Smith left.',
-  ]
-  assert sentences.split_sentences('Er kam z. B. gestern. Dann ging er.', 'de') == [
-    'Er kam z. B. gestern.',
-    'Dann ging er.',
-  ]
-  assert sentences.split_sentences(' \n\n') == []

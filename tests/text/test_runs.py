@@ -1,6 +1,4 @@
 import gzip
-import os
-import threading
 
 import numpy as np
 import pytest
@@ -104,19 +102,6 @@ def test_cut_off_archives(tmp_path):
     list(runs.read_blocks(tmp_path / 'run.trec.gz'))
 
 
-def test_lines_are_numbered_with_the_blank_ones(tmp_path):
-  (block,) = runs.read_blocks(write(tmp_path / 'a.trec', '\n' + TEXT.replace('\n', '\n\n')))
-  assert block.lines.tolist() == [2, 4, 6]
-  (block,) = runs.read_blocks(write(tmp_path / 'b.trec', TEXT))
-  assert block.lines.tolist() == [1, 2, 3] and block.offsets.tolist() == [0, 17, 36]
-
-
-def test_ranks_that_are_not_read_may_be_anything(tmp_path):
-  path = write(tmp_path / 'run.trec', TEXT.replace(' 2 ', ' none ').replace(' Q0 ', '  Q0 '))
-  (block,) = runs.read_blocks(path, ranks=False)
-  assert not len(block.ranks) and block.scores.tolist() == expected()[3]
-
-
 @pytest.mark.parametrize('block', [1, 1000])
 def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path, block):
   path = tmp_path / 'run.trec'
@@ -139,17 +124,3 @@ def test_runs_that_are_no_utf8_or_have_bad_ids(tmp_path, line, message):
   path.write_bytes(TEXT.encode() + line + b'\nq4 Q0 a 1 1.0 x\n')
   with refused('run.trec', 'line 4', message):
     list(runs.read_blocks(path))
-
-
-@pytest.mark.parametrize('more', ['', 'q1 Q0 d1 3 -5 x\n', 'q1 Q0 d9 3 5 x\n'])
-def test_a_run_is_read_once_also_for_its_errors(tmp_path, more):
-  path = tmp_path / 'pipe'
-  os.mkfifo(path)
-  thread = threading.Thread(target=path.write_text, args=(TEXT + '\n' * 70_000 + more,))
-  thread.start()
-  if more:
-    with refused('pipe', 'line 70004'):
-      trec.read_run(path)
-  else:
-    assert trec.read_run(path).doc_ids == ['a-very-long-document-id', 'd1', 'd2']
-  thread.join()

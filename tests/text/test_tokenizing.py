@@ -30,22 +30,6 @@ def trained(tmp_path_factory):
   return folder, tokenizing.train_wordpiece(SENTENCES, 80, folder)
 
 
-@pytest.mark.slow
-def test_minilm_tokens_and_ids(minilm):
-  tokenizer = tokenizing.load_tokenizer(minilm)
-  # Ids of the published vocabulary of bert-base-uncased: line numbers in vocab.txt.
-  assert (
-    tokenizer.pad_id,
-    tokenizer.opening,
-    tokenizer.closing,
-    tokenizer.mask_id,
-    tokenizer.vocab_size,
-  ) == (0, (101,), (102,), 103, 30522)
-  rows, cut = tokenizer.encode(['Hello world', ''], 16)
-  assert [row.tolist() for row in rows] == [[101, 7592, 2088, 102], [101, 102]]
-  assert rows[0].dtype == np.int32 and cut == 0
-
-
 def test_padding_and_truncation_baked_into_a_file_are_removed(minilm):
   # all-MiniLM-L6-v2's own file pads to 128 and cuts there.
   assert json.loads((minilm / 'tokenizer.json').read_text())['padding'] is not None
@@ -67,19 +51,6 @@ def test_a_long_text_keeps_its_last_special_token(trained):
     tokenizer.encode(['cat'], 2)
 
 
-def test_trained_vocabulary_loads_again(trained):
-  folder, tokenizer = trained
-  again = tokenizing.load_tokenizer(folder)
-  assert again.sha256 == tokenizer.sha256 and again.vocab_size == tokenizer.vocab_size <= 80
-  lines = (folder / 'vocab.txt').read_text().splitlines()
-  assert (
-    lines[:5] == ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
-    and len(lines) == tokenizer.vocab_size
-  )
-  (row,), _ = tokenizer.encode(['The CAT'], 16)
-  assert [lines[i] for i in row] == ['[CLS]', 'the', 'cat', '[SEP]']
-
-
 def test_sha256_tells_tokenizers_apart_and_not_their_padding(trained, tmp_path):
   folder, tokenizer = trained
   other = tokenizing.train_wordpiece([*SENTENCES, 'zebra zebra zebra'], 80, tmp_path / 'other')
@@ -95,7 +66,7 @@ def test_sha256_tells_tokenizers_apart_and_not_their_padding(trained, tmp_path):
 def test_directories_without_a_usable_tokenizer(trained, tmp_path):
   with refused('nowhere'):
     tokenizing.load_tokenizer(tmp_path / 'nowhere')
-  with refused('tokenizer.json'):
+  with refused(tmp_path):
     tokenizing.load_tokenizer(tmp_path)
   shutil.copytree(trained[0], tmp_path / 'broken')
   (tmp_path / 'broken' / 'tokenizer.json').write_text('{"version":')
@@ -150,11 +121,6 @@ def test_a_vocabulary_with_gaps_is_as_long_as_its_largest_id(trained, tmp_path):
   assert tokenizing.load_tokenizer(tmp_path / 'model').vocab_size == 10**6 + 1
 
 
-def test_training_on_nothing():
-  with refused('texts'):
-    tokenizing.train_wordpiece(['', ' '], 80, 'never-written')
-
-
 def test_pad_batch():
   rows = [np.array([5, 6, 7], np.int32), np.array([], np.int32), np.array([8], np.int32)]
   tokens, mask = tokenizing.pad_batch(rows, 4, 9)
@@ -179,9 +145,6 @@ def test_a_sentencepiece_vocabulary_is_trained(tmp_path):
   # The same texts, the same vocabulary; the directory is enough to read it.
   tokenizing.train_sentencepiece(SENTENCES, 40, tmp_path / 'two')
   assert tokenizing.load_tokenizer(tmp_path / 'two').sha256 == one.sha256
-  with refused('vocabulary'):
-    tokenizing.train_sentencepiece([], 40, tmp_path / 'three')
-  assert not (tmp_path / 'three').exists()
 
 
 FAMILIES = {

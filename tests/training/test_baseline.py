@@ -128,31 +128,12 @@ def test_nothing_is_left_to_gain_where_no_gain_could_be_shown(queries, wrong, ex
     assert '--config.eval.skip_saturated=False' in why
 
 
-def test_what_is_no_score_below_one_is_never_saturated():
-  assert not baseline.saturated('mean', Scores({'mean': 0.99}))  # no values
-  assert not baseline.saturated('mean', scores_of({'': np.array([0.0, 1.98])}))
-  assert not baseline.saturated('mean', scores_of({'': np.array([3.0, 5.0])}))
-
-
 def test_the_score_in_the_whole_corpus_is_of_its_step(tmp_path):
   assert baseline.read_whole(tmp_path, 4) is None
   gain = baseline.compare('mean', short_of_one(8, 4), short_of_one(8, 2))
   baseline.write_whole(tmp_path, 4, gain)
   assert baseline.read_whole(tmp_path, 4) == gain and baseline.read_whole(tmp_path, 6) is None
   assert baseline.metrics_of_whole(gain) == {'whole/mean': 0.875, 'whole/mean before': 0.75}
-
-
-def test_it_is_measured_once(tmp_path):
-  calls = []
-
-  def evaluate():
-    calls.append(1)
-    return scores_of({'a': np.array([0.1, 1 / 3]), 'b': np.array([2 / 3])})
-
-  first, second = (baseline.scores(tmp_path, 'mean', evaluate) for _ in range(2))
-  assert len(calls) == 1 and first.means == second.means
-  for name, values in first.values.items():
-    np.testing.assert_array_equal(second.values[name], values)
 
 
 @pytest.mark.parametrize(

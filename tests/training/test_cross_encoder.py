@@ -197,20 +197,6 @@ def test_loss_and_gradient_equal_numpy(model, tokenizer, parts, batch, sizes, se
     )
 
 
-def test_losses_by_hand():
-  scores = np.array([[0.0, 0.0, np.log(2.0)], [3.0, -1.0, 2.0]], np.float32)
-  np.testing.assert_allclose(cross_encoder.listwise(scores)[0], np.log(4), rtol=1e-6)
-  np.testing.assert_allclose(
-    cross_encoder.pointwise(scores)[0], (np.log(2) + np.log(2) + np.log(3)) / 3, rtol=1e-6
-  )
-  for kind in ('listwise', 'pointwise'):
-    np.testing.assert_allclose(
-      np.mean(getattr(cross_encoder, kind)(scores)),
-      reference.ranking_loss(scores.astype(np.float64), kind),
-      rtol=1e-6,
-    )
-
-
 def test_where_the_head_comes_from(model, tokenizer, parts):
   mesh = meshes.make_mesh({'data': 1}, jax.devices()[:1])
   method = cross_encoder.build(make_config(cross_encoder__labels=2), model, mesh, tokenizer)
@@ -236,16 +222,6 @@ def test_where_the_head_comes_from(model, tokenizer, parts):
   frozen.init(whole, jax.random.key(0))
   with refused('config.trainable', 'head/'):
     frozen.init(parts, jax.random.key(0))
-
-
-@pytest.mark.slow
-def test_dropout_follows_the_key(model, tokenizer, parts, batch):
-  mesh = meshes.make_mesh({'data': -1})
-  method = cross_encoder.build(make_config(backbone__dropout=0.2), model, mesh, tokenizer)
-  params = tree.unflatten(make_params(method, parts))
-  loss = jax.jit(lambda key: method.loss(params, batch, key)[0])
-  one, same, other = (float(loss(jax.random.key(seed))) for seed in (0, 0, 1))
-  assert one == same != other
 
 
 @pytest.mark.parametrize(

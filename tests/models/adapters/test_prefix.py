@@ -1,9 +1,7 @@
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.models.adapters import prefix
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.training import dual_encoder
 from dprjax.training.method import Parts
@@ -38,14 +36,6 @@ def mlp_reference(params):
   return prefix
 
 
-def test_without_reparametrisation_the_parameter_is_the_prefix():
-  params, expand = init(CONFIG, 5)
-  (vectors,) = params['prompt'].values()
-  assert vectors.shape == SHAPE and vectors.dtype == jnp.float32
-  expanded = expand(params)
-  assert expanded['query'] is expanded['passage'] and expanded['query'].vectors is vectors
-
-
 @pytest.mark.slow
 def test_mlp_equals_numpy():
   whole, expand = init(CONFIG, 5, reparam='mlp', reparam_hidden=7, init_std=0.5)
@@ -60,36 +50,6 @@ def test_mlp_equals_numpy():
   np.testing.assert_allclose(found, mlp_reference(params), rtol=0, atol=1e-6)
 
 
-def common_share(prefix):
-  """The share of prefix variance that is common to all its vectors (of a layer and side)."""
-  prefix = np.asarray(prefix, np.float64)
-  return np.mean(np.mean(prefix, axis=2) ** 2) / np.mean(prefix**2)
-
-
-@pytest.mark.slow
-def test_mlp_starts_as_the_released_code_does_in_effect():
-  config = EncoderConfig('bert', 50, 128, 2, 2, 256, max_positions=24)
-  whole, expand = init(config, 32, reparam='mlp', reparam_hidden=512, init_std=0.02)
-  params = whole['prompt']
-  for values in (params['embedding'], params['hidden']['kernel'], params['output']['kernel']):
-    assert abs(float(jnp.std(values)) / 0.02 - 1) < 0.03
-    # Normal, not uniform: 0.3 % lie beyond three deviations.
-    assert float(jnp.max(jnp.abs(values))) > 0.06
-  for layer in ('hidden', 'output'):
-    assert not params[layer]['bias'].any()
-  # Vectors that have nothing in common: the mean of 32 has 1/32 of the variance.
-  assert abs(common_share(expand(whole)['query'].vectors) - 1 / 32) < 0.01
-  # Linear of PyTorch would give them its biases in common.
-  draw = np.random.default_rng(0)
-  for layer, rows in (('hidden', 128), ('output', 512)):
-    bound = rows**-0.5
-    params[layer] = {
-      name: jnp.asarray(draw.uniform(-bound, bound, leaf.shape), jnp.float32)
-      for name, leaf in params[layer].items()
-    }
-  assert common_share(expand(whole)['query'].vectors) > 0.9
-
-
 @pytest.mark.slow
 def test_untied_prompts_start_apart():
   params, expand = init(CONFIG, 5, tied=False, reparam='mlp', reparam_hidden=7)
@@ -102,11 +62,3 @@ def test_untied_prompts_start_apart():
 def test_without_parameters_there_is_no_prefix():
   params, expand = init(CONFIG, 0)
   assert params == {} and expand(params) == {'query': None, 'passage': None}
-
-
-def test_positions_count_from_the_prefix_where_they_are_shifted():
-  for shifted, first in ((True, 5), (False, 0)):
-    params, expand = init(CONFIG, 5, shift_positions=shifted)
-    assert expand(params)['query'].shift_positions() == first
-    file = prefix.ADAPTER.load({'shift_positions': shifted}, params['prompt'])
-    assert file[0].shift_positions() == first

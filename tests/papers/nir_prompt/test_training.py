@@ -11,7 +11,7 @@ from dprjax.encoding.embeddings import load_embeddings
 from dprjax.models import artifact, head_specs, hub
 from dprjax.papers.nir_prompt import template_tokens
 from tests.refusals import named_in
-from tests.test_train import trainable_of
+from tests.workdirs import trainable_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 ROOT = pathlib.Path(__file__).parents[3]

@@ -1,6 +1,5 @@
 """The losses of Topic-DPR against plain loops, on any mesh, with and without gradient cache."""
 
-import dataclasses
 import json
 
 import jax
@@ -11,10 +10,10 @@ from etils import epath
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.papers.topic_dpr import papers, topic, topic_dpr, topic_losses
+from dprjax.papers.topic_dpr import topic, topic_dpr, topic_losses
 from dprjax.papers.topic_dpr.topic_models import Topics
-from dprjax.text import sources, table
-from dprjax.training import dpr, retrieval_data
+from dprjax.text import table
+from dprjax.training import retrieval_data
 from dprjax.training.method import Parts
 from tests import reference, starts
 from tests.options import check_options, with_options
@@ -230,19 +229,6 @@ def test_loss_and_gradient_equal_loops(shape, tokenizer, found, devices, categor
 
 
 @pytest.mark.slow
-def test_with_a_category_for_each_document_it_is_the_loss_of_dpr(shape, tokenizer):
-  config = make_config(topics__path='', topics__alpha=0.0)
-  mesh = meshes.make_mesh({'data': 8})
-  batch = make_batch(shape.vocab_size, 'none shared')
-  model = topic_dpr.build(config, shape, mesh, tokenizer)
-  params = tree.unflatten(make_params(model, shape, None))
-  placed = meshes.put_batch(mesh, batch)
-  value = jax.jit(lambda p, b: model.loss(p, b, None)[0])(params, placed)
-  other = dpr.build(config, shape, mesh)
-  assert np.isclose(value, jax.jit(lambda p, b: other.loss(p, b, None)[0])(params, placed), 1e-6)
-
-
-@pytest.mark.slow
 def test_a_document_relevant_to_a_query_is_not_its_negative():
   # Documents 0 and 1 have one title, so the abstract of each is relevant to both; 2 is another.
   rng = np.random.default_rng(0)
@@ -262,6 +248,58 @@ def test_a_document_relevant_to_a_query_is_not_its_negative():
     -np.log(e[2, 2] / e[2].sum()),
   ]
   np.testing.assert_allclose(qp, expected, rtol=1e-5)
+
+
+def test_weights_are_jaccard_overlaps():
+  sets = np.array([[1, 2, -1], [2, 3, 4], [-1, -1, -1], [5, -1, -1]], np.int32)
+  found = np.asarray(topic_losses.jaccard(sets, sets))
+  assert np.allclose(found, [[1, 1 / 4, 0, 0], [1 / 4, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]])
+
+
+@pytest.mark.slow
+def test_a_prompt_is_of_its_topics_words(shape, tokenizer, found):
+  rows = topic_dpr.word_tokens(found, tokenizer, LENGTH)
+  ids = [[tokenizer.encode([word], 8)[0][0][1] for word in names[:LENGTH]] for names in NAMES]
+  assert rows.tolist() == ids
+  with refused('config.prompt.length', '1', '4', '5'):
+    topic_dpr.word_tokens(found, tokenizer, 5)
+  model = topic_dpr.build(
+    make_config(), shape, meshes.make_mesh({'data': 1}, jax.devices()[:1]), tokenizer
+  )
+  params = tree.unflatten(make_params(model, shape, found))
+  prefixes = topic.expand(shape, params['prompt'], params['topics']['words'])
+  assert prefixes.shape == (2, TOPICS, 2, LENGTH, 2, 4)
+
+
+@pytest.mark.slow
+def test_without_the_topic_topic_loss(shape, tokenizer, found):
+  mesh = meshes.make_mesh({'data': 8})
+  batch = make_batch(shape.vocab_size)
+
+  def metrics(**changes):
+    return value_and_gradient(make_config(**changes), shape, mesh, batch, tokenizer, found)[2]
+
+  without = metrics(topics__topic_topic=False)
+  assert float(without['topic_topic']) == 0
+  alpha, qp, qq = ALPHA, float(without['query_passage']), float(without['query_query'])
+  assert np.isclose(float(without['loss']), (1 - 2 * alpha) * qp + alpha * qq, 1e-6)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'data__categories': False}, 'config.data.categories'),
+    ({'negatives': 1}, 'config.negatives'),
+    ({'prompt__length': 0}, ('config.topics.path', 'topics.npz')),
+    ({'topics__batch': 5}, ('config.topics.batch', '5', '16')),
+    ({'topics__words': 4}, ('config.topics.words', 'config.prompt.length')),
+  ],
+)
+def test_options_that_do_not_go_together(shape, tokenizer, changes, message):
+  with refused(message):
+    config = make_config(**changes)
+    check_options(config)
+    topic_dpr.build(config, shape, meshes.make_mesh({'data': 8}), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -285,27 +323,6 @@ def test_documents_of_one_category_have_no_negatives(categories, fails):
       topic_dpr.check_categories(Tokens())
   else:
     topic_dpr.check_categories(Tokens())
-
-
-def test_weights_are_jaccard_overlaps():
-  sets = np.array([[1, 2, -1], [2, 3, 4], [-1, -1, -1], [5, -1, -1]], np.int32)
-  found = np.asarray(topic_losses.jaccard(sets, sets))
-  assert np.allclose(found, [[1, 1 / 4, 0, 0], [1 / 4, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]])
-
-
-@pytest.mark.slow
-def test_a_prompt_is_of_its_topics_words(shape, tokenizer, found):
-  rows = topic_dpr.word_tokens(found, tokenizer, LENGTH)
-  ids = [[tokenizer.encode([word], 8)[0][0][1] for word in names[:LENGTH]] for names in NAMES]
-  assert rows.tolist() == ids
-  with refused('config.prompt.length', '1', '4', '5'):
-    topic_dpr.word_tokens(found, tokenizer, 5)
-  model = topic_dpr.build(
-    make_config(), shape, meshes.make_mesh({'data': 1}, jax.devices()[:1]), tokenizer
-  )
-  params = tree.unflatten(make_params(model, shape, found))
-  prefixes = topic.expand(shape, params['prompt'], params['topics']['words'])
-  assert prefixes.shape == (2, TOPICS, 2, LENGTH, 2, 4)
 
 
 @pytest.mark.slow
@@ -351,42 +368,6 @@ def test_random_words_and_topics_follow_from_the_id(tokenizer, found):
   assert topic_dpr.random_topics(found, ids[::-1], 0).tolist() == topics[::-1].tolist()
 
 
-@pytest.mark.slow
-def test_random_topics_do_not_know_of_the_split(found, tmp_path):
-  seed = 42
-  rows = [
-    {'id': f'p{i}', 'title': f'title {i}', 'abstract': 'text', 'categories': 'c'}
-    for i in range(8000)
-  ]
-  path = tmp_path / 'arxiv.jsonl'
-  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  sizes = {'train': 2000, 'dev': 40, 'test': 40}
-  papers.convert(str(path), str(tmp_path / 'papers'), sizes, seed)
-  train = sources.Source(str(tmp_path / 'papers'))
-  ids = [query.id for query in sources.load_dataset(train).queries]
-  topics = topic_dpr.random_topics(found, ids, seed)
-  assert np.allclose(np.bincount(topics, minlength=3) / 2000, [3 / 6, 2 / 6, 1 / 6], atol=0.04)
-  # Nor does the part of the training papers that is held out.
-  held_out = dataclasses.replace(train, hold_out=(0.1, seed), held_out=True)
-  assert 140 < len(sources.load_dataset(held_out).queries) < 260
-
-
-def make_folder(folder, split, qrels):
-  """Five documents with categories, and a BEIR folder of them for a split."""
-  root = folder / split
-  (root / 'qrels').mkdir(parents=True)
-  of = {'p0': ['a'], 'p1': ['a', 'b'], 'p2': ['b'], 'p3': ['c'], 'p4': []}
-  corpus = [
-    {'_id': id_, 'title': '', 'text': f'oak elm {word}', 'categories': categories}
-    for (id_, categories), word in zip(of.items(), WORDS, strict=False)
-  ]
-  queries = [{'_id': id_, 'text': f'fir {word}'} for id_, word in zip(qrels, WORDS, strict=False)]
-  for name, rows in (('corpus', corpus), ('queries', queries)):
-    (root / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  lines = [f'{query}\t{id_}\t1\n' for query, ids in qrels.items() for id_ in ids]
-  (root / 'qrels' / f'{split}.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(lines))
-
-
 @pytest.mark.parametrize(
   ('qrels', 'expected'),
   [
@@ -417,32 +398,17 @@ def test_on_the_dev_split_a_common_category_is_relevant(tokenizer, tmp_path, qre
     assert relevant([0, 1, 3]) == ['p0 p1', 'p0 p1', 'p3']
 
 
-@pytest.mark.slow
-def test_without_the_topic_topic_loss(shape, tokenizer, found):
-  mesh = meshes.make_mesh({'data': 8})
-  batch = make_batch(shape.vocab_size)
-
-  def metrics(**changes):
-    return value_and_gradient(make_config(**changes), shape, mesh, batch, tokenizer, found)[2]
-
-  without = metrics(topics__topic_topic=False)
-  assert float(without['topic_topic']) == 0
-  alpha, qp, qq = ALPHA, float(without['query_passage']), float(without['query_query'])
-  assert np.isclose(float(without['loss']), (1 - 2 * alpha) * qp + alpha * qq, 1e-6)
-
-
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    ({'data__categories': False}, 'config.data.categories'),
-    ({'negatives': 1}, 'config.negatives'),
-    ({'prompt__length': 0}, ('config.topics.path', 'topics.npz')),
-    ({'topics__batch': 5}, ('config.topics.batch', '5', '16')),
-    ({'topics__words': 4}, ('config.topics.words', 'config.prompt.length')),
-  ],
-)
-def test_options_that_do_not_go_together(shape, tokenizer, changes, message):
-  with refused(message):
-    config = make_config(**changes)
-    check_options(config)
-    topic_dpr.build(config, shape, meshes.make_mesh({'data': 8}), tokenizer)
+def make_folder(folder, split, qrels):
+  """Five documents with categories, and a BEIR folder of them for a split."""
+  root = folder / split
+  (root / 'qrels').mkdir(parents=True)
+  of = {'p0': ['a'], 'p1': ['a', 'b'], 'p2': ['b'], 'p3': ['c'], 'p4': []}
+  corpus = [
+    {'_id': id_, 'title': '', 'text': f'oak elm {word}', 'categories': categories}
+    for (id_, categories), word in zip(of.items(), WORDS, strict=False)
+  ]
+  queries = [{'_id': id_, 'text': f'fir {word}'} for id_, word in zip(qrels, WORDS, strict=False)]
+  for name, rows in (('corpus', corpus), ('queries', queries)):
+    (root / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  lines = [f'{query}\t{id_}\t1\n' for query, ids in qrels.items() for id_ in ids]
+  (root / 'qrels' / f'{split}.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(lines))

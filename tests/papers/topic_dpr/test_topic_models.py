@@ -2,8 +2,6 @@
 
 import collections
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -108,31 +106,6 @@ def test_a_corpus_that_shares_no_word_is_refused(small):
     small.check_shares(['zebra', ''], 'corpus.jsonl')
 
 
-def test_the_file_holds_the_model(small, tmp_path):
-  topic_models.save_topics(tmp_path / 'topics.npz', small)
-  read = topic_models.load_topics(tmp_path / 'topics.npz')
-  assert (read.meta, read.names, read.vocabulary) == (small.meta, small.names, small.vocabulary)
-  np.testing.assert_array_equal(read.sizes, small.sizes)
-  np.testing.assert_array_equal(read.distributions, small.distributions)
-  again = tmp_path / 'again.npz'
-  topic_models.save_topics(again, Topics.from_arrays({**small.arrays(), 'prefix': np.ones(3)}))
-  assert again.read_bytes() == (tmp_path / 'topics.npz').read_bytes()
-  with np.load(again, allow_pickle=False) as arrays:
-    assert set(arrays) == set(topic_models.ARRAYS)
-
-
-def test_the_file_is_read_without_tomotopy(small, tmp_path):
-  topic_models.save_topics(tmp_path / 'topics.npz', small)
-  code = (
-    'import sys; sys.modules["tomotopy"] = None\n'
-    'from dprjax.papers.topic_dpr import topic_models\n'
-    f'read = topic_models.load_topics({str(tmp_path / "topics.npz")!r})\n'
-    'print(read.assign(["a date", "apples and an apple"]).tolist())'
-  )
-  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-  assert done.stdout == '[1, 0]\n', done.stderr
-
-
 def meta(**changes):
   return np.array(json.dumps(META | changes))
 
@@ -225,20 +198,6 @@ def test_themes_are_found(kind):
   again = topic_models.fit(texts, settings, vectors if kind == 'kmeans' else None)
   for name, array in made.arrays().items():
     np.testing.assert_array_equal(array, again.topics.arrays()[name])
-
-
-def test_rare_words_and_documents_without_words():
-  texts, _ = documents(60)
-  texts[3] = 'once upon'
-  texts.append('')
-  fitted = topic_models.fit(texts, TopicSettings('lda', topics=2, sweeps=10))
-  assert fitted.own[3] == fitted.own[-1] == -1
-  assert fitted.assigned[3] == fitted.assigned[-1] == 0  # the largest
-  assert fitted.topics.meta['documents'] == 59
-  assert not {'once', 'upon'} & set(fitted.topics.vocabulary)
-  spread = collections.Counter(word for text in texts for word in set(text.split()))
-  expected = sorted(w for w, n in spread.items() if n >= 5 and len(w) > 2)
-  assert fitted.topics.vocabulary == expected
 
 
 @pytest.mark.parametrize(
