@@ -10,8 +10,6 @@ import os
 import pkgutil
 from typing import Any
 
-from dprjax.base.errors import InputError, describe_error
-
 VARIABLE = 'DPRJAX_EXTENSIONS'
 
 
@@ -51,15 +49,4 @@ def _inside(package: str) -> list[Any]:
 
 @functools.cache
 def _modules(names: str) -> list[Any]:
-  return [_import(name) for name in names.split(',') if name]
-
-
-def _import(name: str) -> Any:
-  try:
-    return importlib.import_module(name)
-  except MemoryError:
-    raise
-  except Exception as error:  # code outside dprjax
-    raise InputError(
-      f'{VARIABLE}: {name!r:.80} cannot be imported ({describe_error(error)})'
-    ) from error
+  return [importlib.import_module(name) for name in names.split(',') if name]

@@ -150,14 +150,10 @@ class Topics:
   @classmethod
   def from_arrays(cls, arrays: Mapping[str, np.ndarray], where: str = 'topics') -> 'Topics':
     """The topic model in these arrays; other arrays are ignored."""
-    if missing := [name for name in ARRAYS if name not in arrays]:
-      raise InputError(
-        f'{where}: no array {missing[0]}, so not a topic model; make one with dprjax topics'
-      )
+    if name := _damaged(arrays):
+      raise InputError(f'{where}: the array {name} is missing or damaged; make the topics again')
     meta, vocabulary, distributions, shown, sizes = (arrays[name] for name in ARRAYS)
     read = _read_meta(meta, where)
-    if name := _damaged(arrays):
-      raise InputError(f'{where}: the array topics/{name} is damaged; make the topics again')
     names = [vocabulary[row[row >= 0]].tolist() for row in shown]
     return cls(read, names, sizes.astype(np.int64), vocabulary.tolist(), distributions)
 
@@ -218,7 +214,9 @@ def save_topics(path: files.PathLike, topics: Topics) -> None:
 
 
 def _damaged(arrays: Mapping[str, np.ndarray]) -> str | None:
-  """The name of a damaged array, if there is one."""
+  """The name of a missing or damaged array, if there is one."""
+  if missing := [name for name in ARRAYS if name not in arrays]:
+    return missing[0]
   _, vocabulary, distributions, shown, sizes = (arrays[name] for name in ARRAYS)
   words_, topics = vocabulary.size, sizes.size
   for name, array, kinds, shape in (
@@ -228,11 +226,11 @@ def _damaged(arrays: Mapping[str, np.ndarray]) -> str | None:
     ('words', shown, 'i', (topics, shown.size // max(topics, 1))),
   ):
     if array.dtype.kind not in kinds or array.shape != shape or not array.size:
-      return name
+      return f'topics/{name}'
   sums = distributions.sum(axis=1, dtype=np.float64)
   if not (distributions.min() >= 0 and abs(sums - 1).max() <= 1e-3):  # nor NaN
-    return 'distributions'
-  return 'words' if shown.min() < -1 or shown.max() >= words_ else None
+    return 'topics/distributions'
+  return 'topics/words' if shown.min() < -1 or shown.max() >= words_ else None
 
 
 class _Meta(msgspec.Struct):

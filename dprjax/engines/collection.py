@@ -69,15 +69,11 @@ def open_collection(engine: Engine, name: str) -> 'Collection':
   check_name(name)
   with _errors(engine, str(engine.address)):
     opened = engine.open(name)
-    names = sorted(engine.names()) if opened is None else []
-  if opened is None:
-    shown = ', '.join(names[:20]) or 'none'
+    names = [] if opened and opened.record else sorted(engine.names())
+  if opened is None or opened.record is None:
     raise InputError(
-      f'{engine.address}: no collection {name!r}, only {shown}; fill one with dprjax.index --upsert'
-    )
-  if opened.record is None:
-    raise InputError(
-      f'{engine.address}: collection {name!r} was not made by dprjax; choose another name'
+      f'{engine.address}: dprjax made no collection {name!r}; there are '
+      f'{", ".join(names[:20]) or "none"}; fill one with dprjax.index --upsert, or choose another'
     )
   return Collection(engine, name, opened.record, opened.kind)
 

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dprjax.base.errors import InputError
 from dprjax.engines.conditions import Condition
 from dprjax.engines.engine import Address, EngineError, Hits, Opened, Record, Rows, Stored
 
@@ -30,7 +29,6 @@ class _Server:
   stores_nul = True
   request_rows, request_bytes, answer_rows = 500, 1 << 22, 100_000
   index_types: Sequence[str] = ('HNSW', 'HNSW_FP16')
-  distribution = 'opensearch'
 
   def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
     del new
@@ -50,9 +48,6 @@ class _Server:
     )
     found = self._ask('GET', '/')['version']
     self.version = str(found['number'])
-    distribution = found.get('distribution', 'elasticsearch')
-    if distribution != self.distribution:
-      raise InputError(f'{address}: the server is {distribution}: --uri={distribution}:...')
     self._kinds: dict[str, str] = {}
 
   def close(self) -> None:
@@ -246,7 +241,6 @@ class Elasticsearch(_Server):
   """A connection to Elasticsearch. Its fusion needs a licence, so rankings are fused here."""
 
   index_types: Sequence[str] = ('HNSW', 'HNSW_SQ8', 'FLAT')
-  distribution = 'elasticsearch'
   _index: Mapping[str, Any] = {}
 
   def _vector(self, dimension: int, kind: str) -> dict[str, Any]:

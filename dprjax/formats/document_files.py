@@ -32,7 +32,6 @@ from dprjax.formats.read_report import ReadReport
 from dprjax.formats.sentences import paragraphs
 
 _KINDS = ('.jsonl', '.tsv', '.txt', '.zip')
-_EXPECTED = '.jsonl, .tsv, .txt or .zip, perhaps with ' + ', '.join(reading.COMPRESSED)
 # Characters; a longer text file becomes several documents, so that it need not fit into memory.
 _PART = 1 << 20
 _MOST_PACKED = 200  # largest plausible compression of text in a zip file
@@ -73,8 +72,6 @@ def find_files(paths: Sequence[files.PathLike], report: ReadReport) -> list[epat
     else:
       files.regular_file(given, 'text')  # read twice: once for its checksum
       inside = [given] if _kind(given) else []
-    if not inside:
-      raise InputError(f'{given}: no text; expected {_EXPECTED}')
     found += inside
   return found
 

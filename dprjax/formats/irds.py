@@ -5,7 +5,7 @@ Its copies of corpora may be pickles, which can run code: use only a folder that
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from etils import epath
@@ -48,13 +48,13 @@ def write(id_: str, splits: Sequence[str], folder: files.PathLike) -> None:
   queries: dict[str, str] = {}
   judged: dict[str, Qrels] = {}
   for split, dataset in datasets.items():
-    for query in _iterate(id_, dataset.queries_iter):
+    for query in dataset.queries_iter():
       queries[check_id(query.query_id, f'{PREFIX}{id_}')] = query.default_text()
     judged[split] = _judgements(id_, dataset)
   with files.atomic_path(folder) as out:
     passages, _ = beir.write(
       out,
-      (_passage(id_, doc) for doc in _iterate(id_, main.docs_iter)),
+      (_passage(id_, doc) for doc in main.docs_iter()),
       ({'_id': key, 'text': text} for key, text in queries.items()),
       judged,
     )
@@ -92,17 +92,6 @@ def _registered(name: str) -> Any | None:
     return None
 
 
-def _iterate(id_: str, records: Any) -> Iterator[Any]:
-  """The records of a method such as ``docs_iter``, with errors that name the data set."""
-  try:
-    yield from records()
-  except Exception as error:  # readers and downloads of others raise anything
-    raise InputError(
-      f'{PREFIX}{id_}: ir_datasets cannot read it ({type(error).__name__}: {error}); it looks for '
-      'its files below IR_DATASETS_HOME, or ~/.ir_datasets'
-    ) from error
-
-
 def _passage(id_: str, doc: Any) -> dict[str, str]:
   title, text = getattr(doc, 'title', None), getattr(doc, 'text', None)
   key = {'_id': check_id(doc.doc_id, f'{PREFIX}{id_}')}
@@ -114,7 +103,7 @@ def _passage(id_: str, doc: Any) -> dict[str, str]:
 def _judgements(id_: str, dataset: Any) -> Qrels:
   """The judgements; if a passage is judged twice, the higher grade counts."""
   judged: Qrels = {}
-  for entry in _iterate(id_, dataset.qrels_iter):
+  for entry in dataset.qrels_iter():
     own = judged.setdefault(check_id(entry.query_id, f'{PREFIX}{id_}'), {})
     key = check_id(entry.doc_id, f'{PREFIX}{id_}')
     own[key] = max(entry.relevance, own.get(key, entry.relevance))

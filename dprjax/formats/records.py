@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
+from dprjax.base.given import identifier
 from dprjax.formats import columns, hub_data
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def names_of(path: files.PathLike, what: str) -> list[str]:
     return hub_data.names(str(path))
   for row in read(path, what):
     return list(row.values)
-  raise InputError(f'{path}: it has no records')
+  return []
 
 
 def parse_columns(text: str, where: str) -> dict[str, str]:
@@ -175,9 +176,7 @@ def id_of(value: Any, where: str, name: str) -> str:
   """A value as an unchecked id."""
   if isinstance(value, float) and value.is_integer():  # a column of numbers with a gap
     value = int(value)
-  if isinstance(value, bool) or not isinstance(value, str | int):
-    raise InputError(f'{where}: {name} is {value!r:.40}; expected text or a whole number')
-  return str(value)
+  return identifier(value, f'{where}: {name}')
 
 
 def _read_table(path: files.PathLike, what: str) -> Iterator[Row]:

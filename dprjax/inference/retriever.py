@@ -11,7 +11,6 @@ from jaxtyping import Float
 
 from dprjax.base import tables
 from dprjax.base.counts import counted
-from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats.texts import Query, read_texts
 from dprjax.inference import corpora
@@ -208,11 +207,10 @@ class Retriever:
       A list of hits for each query, which is also a table: ``search(...).table()``.
 
     Raises:
-      InputError: ``index`` was not called, ``k`` is not a whole number from 1, or the passages were
+      InputError: ``k`` is not a whole number from 1, or the passages were
         indexed with a prompt that does not fit these queries.
     """
-    if self._indexed is None:
-      raise InputError('nothing is indexed yet: call index(corpus) before search')
+    assert self._indexed is not None, 'call index(corpus) before search'
     check_size('k', k)
     ids, texts, vectors, default, fused, cut_passages = self._indexed
     named = either(prompt, task)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -170,6 +170,8 @@ class Checksums(NamedTuple):
 
 
 class _Counts(msgspec.Struct):
+  format: Literal['dprjax.embeddings']
+  version: Literal[2]
   rows: _Rows
   shard_rows: _Rows
   ids_sha256: _Sha256
@@ -243,11 +245,6 @@ class Manifest:
   def read(cls, path: epath.Path) -> 'Manifest':
     """Raises InputError for anything not written by `write`."""
     values = _open(path)
-    if (values.get('format'), version := values.get('version')) != (_FORMAT, _VERSION):
-      raise InputError(
-        f'{path} is not a {_FORMAT} manifest of version {_VERSION} (version {version!r:.20}); '
-        f'{_AGAIN}'
-      )
     what = f'embeddings manifest {path}'
     found = reading.convert(values, what, _Counts)
     checksums: dict[int, Checksums] = {}
@@ -261,9 +258,6 @@ class Manifest:
       low, high = (np.array(ends, np.float32) for ends in (found_ranges.low, found_ranges.high))
       ranges = codes.Ranges(low, high)
     return cls(meta, found.rows, found.shard_rows, found.ids_sha256, checksums, ranges)
-
-
-_AGAIN = 'encode again, into another folder'
 
 
 def _open(path: epath.Path) -> dict[str, Any]:

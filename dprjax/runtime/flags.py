@@ -337,9 +337,7 @@ def of(kind: type[Flags], **values: Any) -> Flags:
   fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
   words = []
   for name, value in values.items():
-    how = fields[name].metadata.get('flag') if name in fields else None
-    if how is None:
-      raise InputError(f'{name}: there is no such option; options are {", ".join(fields)}')
+    how = fields[name].metadata['flag']
     if value is None:
       continue
     flag = f'--{how.name or name}'

@@ -40,11 +40,10 @@ def check(table: Mapping[str, Option], given: Mapping[str, Any], name: str, star
     name: put before names in messages, such as ``config``.
     start: in messages, the place with all options.
   """
-  if unknown := sorted(given.keys() - table.keys()):
-    raise InputError(f'{name}.{unknown[0]}: there is no such option; {start} has all')
+  for key in sorted(given.keys() ^ table.keys()):
+    fault = 'there is no such option' if key in given else 'it is missing'
+    raise InputError(f'{name}.{key}: {fault}; {start} has all options')
   for key, spec in table.items():
-    if key not in given:
-      raise InputError(f'{name}.{key} is missing; {start} has all options')
     if not spec.fits(given[key]):
       raise InputError(f'{name}.{key}: expected {spec.expected}, not {given[key]!r:.60}')
 

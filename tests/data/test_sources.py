@@ -569,7 +569,6 @@ def test_a_table_with_labels_ids_and_other_names(tmp_path):
   assert found.total_passages() == 2
   for columns, named in (
     ('query=nichts', 'nichts'),
-    ('colour=frage', 'colour'),
     ('query', 'query'),
   ):
     with refused(named):

@@ -220,8 +220,6 @@ def test_several_prompts_by_name(trained, prompt, small):
 
 def test_bad_arguments(trained, prompt, small, tmp_path):
   fresh = Retriever.load(trained / 'backbone', prompt)
-  with refused('index(corpus)'):
-    fresh.search(['json'])
   with refused('none.jsonl'):
     fresh.index(tmp_path / 'none.jsonl')
   with refused('texts'):

@@ -195,7 +195,7 @@ VECTORS_0, IDS_0 = 'embeddings-00000-of-00003.npy', 'ids-00000-of-00003.txt'
     (lambda f: header(f, shape=('(2, 3)', '(2, 300000000000)')), ('float32', '300000000000')),
     (lambda f: header(f, dtype=("'<f4'", "'|O'")), '.npy'),
     (lambda f: os.truncate(f / VECTORS_0, 140), ('.npy', '140')),
-    (lambda f: (f / 'manifest.json').write_text('{}'), 'dprjax.embeddings'),
+    (lambda f: (f / 'manifest.json').write_text('{}'), 'manifest.json'),
     (lambda f: (f / 'manifest.json').write_text('{"format": '), 'not JSON'),
   ],
 )
@@ -226,7 +226,7 @@ def put(*keys, value):
 
 
 MANIFESTS = [
-  (put('version', value=1), ('1', '2')),
+  (put('version', value=1), '1'),
   (put('dimension', value=-3), 'dimension'),
   (put('pooling', value=...), 'pooling'),
 ]
