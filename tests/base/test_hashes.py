@@ -17,14 +17,6 @@ def test_keys_depend_only_on_the_id():
   assert hashes.keys_of([]).shape == (0,)
 
 
-def test_keys_of_many_ids_do_not_collide():
-  ids = [str(number) for number in range(100_000)] + [
-    f'https://example.org/page/{number}' for number in range(100_000)
-  ]
-  keys = hashes.keys_of(ids)
-  assert len(np.unique(keys)) == len(ids)
-
-
 def test_find():
   values = np.array([2, 5, 5, 9], np.uint64)
   wanted = np.array([9, 1, 5, 10, 2, 6], np.uint64)

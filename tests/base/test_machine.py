@@ -19,11 +19,6 @@ def test_cores_are_those_that_a_process_may_use():
   assert said.stdout.strip() == '1'
 
 
-def test_memory_is_no_more_than_the_machine_has():
-  whole = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-  assert 2**26 < machine.memory_bytes() <= whole
-
-
 def test_memory_is_what_the_container_may_have(tmp_path, monkeypatch):
   limit, none = tmp_path / 'memory.max', tmp_path / 'absent'
   monkeypatch.setattr(machine, '_LIMITS', (str(none), str(limit)))

@@ -21,19 +21,6 @@ BUCKETS = {'query_buckets': [6, 8, 10], 'passage_buckets': [12, 16, 20]}
 COLUMNS = ('tokens', 'positives', 'relevant', 'negatives', 'sources')
 
 
-def test_a_sample_has_what_the_batch_does_not_hold():
-  held = np.array([[0, 3], [9, 3], [4, 19]], np.int32)
-  drawn = [batches.sample_others(held, 20, 10, np.random.default_rng(i)) for i in range(50)]
-  for rows in drawn:
-    assert len(set(rows.tolist())) == 10 and not np.isin(rows, held).any()
-    assert rows.dtype == np.int32
-  counts = np.bincount(np.concatenate(drawn), minlength=20)
-  free = np.setdiff1d(np.arange(20), held)
-  assert len(free) == 15 and (abs(counts[free] - 500 / 15) < 25).all()
-  everything = batches.sample_others(held, 20, 15, np.random.default_rng(0))
-  np.testing.assert_array_equal(np.sort(everything), free)
-
-
 def test_vectors_come_in_place_of_tokens(made):
   def vectors(rows):
     return np.stack([rows, -rows], axis=-1).astype(np.float32)
@@ -242,45 +229,6 @@ def test_epochs_shuffle_every_query_once_and_differ(made):
   assert all(same(*pair) for pair in zip(take(opened, 3 * STEPS), found, strict=True))
 
 
-def test_always_the_first_positive(made):
-  opened, rows = made
-  steps = STEPS * 4
-  always, rotating = take(opened, steps, positive='first'), take(opened, steps)
-  others = 0
-  for one, other in zip(always, rotating, strict=True):
-    positives = one['passage_index'][:, 0]
-    firsts = [rows[query]['positives'][0] for query in one['query_index']]
-    assert positives.tolist() == firsts
-    others += np.count_nonzero(positives != other['passage_index'][:, 0])
-    # Nothing else changes.
-    np.testing.assert_array_equal(one['query_index'], other['query_index'])
-    np.testing.assert_array_equal(one['passage_index'][:, 1:], other['passage_index'][:, 1:])
-  assert others > 20
-
-
-def test_epochs_rotate_positives_and_negatives(made):
-  opened, rows = made
-  by_query = collections.defaultdict(dict)
-  for number, (query, passages, _) in enumerate(queries_of(take(opened, STEPS * 24))):
-    by_query[query][number // (STEPS * BATCH)] = passages
-  checked = 0
-  for query, by_epoch in by_query.items():
-    row = rows[query]
-    for epoch, (positive, *negatives) in by_epoch.items():
-      assert positive == row['positives'][epoch % len(row['positives'])]
-      if len(row['negatives']) >= 2 * HARD and epoch + 1 in by_epoch:
-        # Enough for two epochs: the next takes none of this one's.
-        assert set(negatives) <= set(row['negatives'])
-        assert not set(negatives) & set(by_epoch[epoch + 1][1:])
-        checked += 1
-    drawn = {name for passages in by_epoch.values() for name in passages[1:]}
-    if len(row['negatives']) >= HARD:
-      assert drawn == set(row['negatives'])
-    if not row['negatives']:  # random ones are new in each epoch
-      assert len(drawn) > 3 * HARD
-  assert checked > 50
-
-
 @pytest.mark.parametrize('options', [{}, {'negatives': 5, 'mix': batches.Mix(0.5, 0.3, 0.2)}])
 def test_processes_divide_the_global_batch(made, options):
   opened, _ = made
@@ -371,58 +319,6 @@ def digest(found):
 
 def mined_from(row, bit):
   return {name for name, bits in zip(row['negatives'], row['sources'], strict=True) if bits & bit}
-
-
-def test_without_sources_batches_are_what_they_were_before_there_were_sources(made, unnamed):
-  before = take(made[0], 60)
-  # A file of the last version without sources.
-  assert digest(before) == '728ffd01578cd70b633ec8a14c8821146cef544a56950490dc9748dd6d2bc789'
-  after = take(unnamed, 60, mix=batches.Mix())
-  for batch in after:
-    del batch['negative_source']
-  assert digest(after) == digest(before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('mix', [(0.5, 0.3, 0.2), (0.9, 0.0, 0.1)])
-def test_shares_come_out_within_sampling_error(made, mix):
-  drawn = collections.defaultdict(collections.Counter)
-  for query, _, sources in queries_of(
-    take(made[0], 90, batch_size=QUERIES, negatives=7, mix=batches.Mix(*mix))
-  ):
-    # For a stand-in, the source whose place it takes.
-    drawn[query].update(source.rpartition('_for_')[2] for source in sources)
-  totals = [sum(drawn.values(), collections.Counter()), *drawn.values()]
-  assert len(totals) == 1 + QUERIES and totals[0].total() == 90 * QUERIES * 7
-  for counts in totals:  # of all queries and of each
-    for source, share in zip(('denoised', 'undenoised', 'random'), mix, strict=True):
-      expected = counts.total() * share
-      assert abs(counts[source] - expected) <= 4 * np.sqrt(expected * (1 - share)), source
-
-
-@pytest.mark.parametrize(
-  ('mix', 'wanted', 'bit'),
-  [
-    ((0.0, 0.4, 0.6), 'undenoised', token_cache.UNDENOISED),
-    ((0.7, 0.0, 0.3), 'denoised', token_cache.DENOISED),
-  ],
-)
-def test_no_negative_comes_again_before_its_source_is_exhausted(made, mix, wanted, bit):
-  opened, rows = made
-  walks = collections.defaultdict(list)
-  found = take(opened, 40, batch_size=QUERIES, mix=batches.Mix(*mix))
-  for query, (_, *negatives), sources in queries_of(found):
-    pairs = zip(negatives, sources, strict=True)
-    walks[query] += [name for name, source in pairs if source == wanted]
-  in_order = []
-  for query, walk in walks.items():
-    members = mined_from(rows[query], bit)
-    if len(members) >= HARD:  # enough for any epoch
-      rounds = [walk[i : i + len(members)] for i in range(0, len(walk), len(members))]
-      assert set(rounds[0]) == members and len(rounds) > 5
-      assert all(names == rounds[0][: len(names)] for names in rounds)
-      in_order.append(rounds[0] == sorted(rounds[0]))
-  assert len(in_order) > 5 and not all(in_order)
 
 
 def test_what_stands_in_where_a_source_has_run_out(made, caplog):

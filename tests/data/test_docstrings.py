@@ -160,42 +160,6 @@ def test_entries_are_named_as_a_user_would_write_them(package):
   assert 'apiary' not in sys.modules
 
 
-@pytest.mark.parametrize(
-  ('doc', 'parts'),
-  [
-    ('Adds.\n\nAll of the numbers.', ('Adds.', 'All of the numbers.')),
-    (
-      'Adds all\n  the numbers.\n  Slowly, one by one.\n\n  Returns\n  -------\n  int\n',
-      ('Adds all the numbers.', 'Slowly, one by one.\n\nReturns\nint'),
-    ),
-    ('Adds all\nthe numbers\n\nOne by one.', ('Adds all the numbers', 'One by one.')),
-    (
-      'add(a, b)\n--\n\nadd(a, b[, out])\n\nAdd the numbers.\n\nOne by one.',
-      ('Add the numbers.', 'One by one.'),
-    ),
-    ('Adds the numbers.', None),
-    ('Adds the numbers.\n\nOr not.', None),
-    ('', None),
-  ],
-)
-def test_split_docstring(doc, parts):
-  assert docstrings.split_docstring(doc) == parts
-
-
-@pytest.mark.slow
-def test_numpy_has_its_compiled_functions():
-  found = {entry.name: entry for entry in docstrings.entries(['numpy'])}
-  for name, summary in (
-    ('numpy.hypot', 'Given the "legs" of a right triangle, return its hypotenuse.'),  # a ufunc
-    ('numpy.zeros', 'Return a new array of given shape and type, filled with zeros.'),  # add_newdoc
-  ):
-    assert found[name].summary == summary
-  assert found['numpy.median'].page.startswith('numpy.lib._')  # re-exported
-  assert 'hypotenuse' not in found['numpy.hypot'].body.split('\n')[0]
-  assert 'numpy.abs' not in found  # the same function as numpy.absolute
-  assert 700 < len(found) < 1500
-
-
 @pytest.mark.slow
 def test_a_beir_folder(built):
   folder, counts, page = built
@@ -230,19 +194,6 @@ def test_a_beir_folder(built):
     for passage in judged.values():
       homes[page[passage]].add(split)
   assert len(homes) > 20 and all(len(names) == 1 for names in homes.values())
-
-
-def test_categories_are_package_and_module(tmp_path):
-  docstrings.build(tmp_path / 'labelled', ['email', 'json'], categories=True)
-  docstrings.build(tmp_path / 'plain', ['email', 'json'])
-  rows, plain = (list(read(tmp_path / name / 'corpus.jsonl')) for name in ('labelled', 'plain'))
-  for row, other in zip(rows, plain, strict=True):
-    package, module = row.pop('categories')
-    assert package == module.split('.')[0] and package in ('email', 'json')
-    assert row == other
-  for name in ('queries.jsonl', 'qrels/train.tsv'):
-    files = [(tmp_path / folder / name).read_bytes() for folder in ('labelled', 'plain')]
-    assert files[0] == files[1]
 
 
 def test_a_query_does_not_give_its_passage_away(tmp_path):

@@ -120,20 +120,6 @@ def test_passages_are_whole_sentences(tmp_path, tokenizer, caplog):
 
 
 @pytest.mark.parametrize(
-  ('lengths', 'joined'),
-  [
-    ([2, 6, 5], [8, 5]),
-    ([6, 2, 7], [6, 9]),
-    ([6, 5, 2], [6, 7]),
-    ([1, 1, 1, 1, 1, 1, 9], [5, 10]),
-    ([2, 1], [3]),
-  ],
-)
-def test_short_sentences_are_joined(lengths, joined):
-  assert documents._join_short(lengths) == joined
-
-
-@pytest.mark.parametrize(
   ('lengths', 'passages'),
   [
     ([4, 4, 2, 9], [(0, [4, 8, 10]), (10, [19])]),  # two do not fit into the last
@@ -180,41 +166,6 @@ def begins(names, family):
   written = ''.join(names).replace('Ġ', ' ')
   starts = {match.start() for match in GPT2_WORDS.finditer(written)}
   return [len(''.join(names[:number])) in starts for number in range(len(names))]
-
-
-@pytest.mark.slow_but_first
-def test_words_are_whole(tmp_path, kind):
-  tokenizer, family = kind
-  ((tokens, words, ends),) = rows(
-    build(tmp_path, tokenizer, ' '.join(SENTENCES[:4]), passage_length=512)
-  )
-  first = begins([tokenizer.backend.id_to_token(token) for token in tokens], family)
-  assert not all(first)  # else the test would show nothing
-  assert words == (np.cumsum(first) - 1).tolist()
-  # Tokens of running text, as if the passage were tokenised whole.
-  assert tokens == tokenizer.backend.encode(' '.join(SENTENCES[:4]), add_special_tokens=False).ids
-  assert len(ends) == 4 and ends[-1] == len(tokens)
-  numbers = []  # of the words of each sentence
-  for start, end, sentence in zip([0, *ends[:-1]], ends, SENTENCES[:4], strict=True):
-    decoded = ''.join(tokenizer.backend.decode(tokens[start:end]).split())
-    expected = ''.join(sentence.split())
-    assert decoded in (expected, expected.lower())
-    numbers.append(set(words[start:end]))
-  assert len(set.union(*numbers)) == sum(map(len, numbers))  # no word is in two sentences
-
-
-def test_words_end_where_sentences_do(tmp_path, tokenizer):
-  # The library counts the words of each sentence from 0: the first words of two sentences have the
-  # same number.
-  ((_, words, ends),) = rows(build(tmp_path, tokenizer, 'cat\nDogs bark loudly at night.'))
-  assert words == [0, 1, 2, 3, 4, 5, 6] and ends == [7]
-  # A word of nine tokens and one of twelve, in passages of ten. Each piece of a word is a word.
-  found = rows(build(tmp_path, tokenizer, f'{"t" * 9} {"t" * 12}', passage_length=10))
-  assert [(words, ends) for _, words, ends in found] == [
-    ([0] * 7 + [1] * 2, [7, 9]),
-    ([0] * 6, [6]),
-    ([0] * 6, [6]),
-  ]
 
 
 def test_text_that_spells_special_tokens_is_text(tmp_path, tokenizer):

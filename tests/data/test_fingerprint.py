@@ -46,23 +46,6 @@ def test_it_is_built_for_new_settings_and_new_content(tmp_path, caplog):
   assert description['pad_id'] == 7 and lengths == {'sizes': [3]}
 
 
-def test_a_failure_leaves_what_was_there(tmp_path):
-  for _ in range(2):
-    with refused('no'):
-      build(tmp_path, 'three', {}, fails=True)
-  assert [path.name for path in tmp_path.iterdir()] == ['source.txt']
-  build(tmp_path, 'one', {})
-  with refused('no'):
-    build(tmp_path, 'three', {}, fails=True)
-  assert (tmp_path / 'made' / 'content').read_text() == 'ONE'
-
-
-def test_only_process_0_builds(tmp_path):
-  with refused('made', '0'):
-    build(tmp_path, 'one', {}, process_index=1)
-  assert not (tmp_path / 'made').exists()
-
-
 def test_a_finished_part_is_used_and_cleared_away(tmp_path):
   def build_part(aside):
     aside.mkdir()

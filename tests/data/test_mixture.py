@@ -116,15 +116,6 @@ def test_every_task_has_its_share_and_goes_through_its_examples(arrangement):
     assert len({tuple(sorted(share.items())) for share in shares}) > 5
 
 
-def test_examples_of_an_epoch():
-  tasks = [Numbers(9), Numbers(50)]
-  assert len(make(tasks, arrangement='alternate', batch_size=4)) == 4  # two batches of either
-  assert len(make(tasks, arrangement='alternate', batch_size=16)) == 2  # more than the smaller has
-  assert len(make(tasks, arrangement='balanced', batch_size=4)) == 4
-  assert len(make(tasks, arrangement='random', batch_size=6)) == 3
-  assert len(make(tasks, arrangement='random_task', batch_size=5, per_task=45)) == 18
-
-
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [

@@ -100,12 +100,6 @@ def test_what_is_no_record(tmp_path, record, message):
     pairs.read_pairs(PairSource(str(tmp_path)))
 
 
-def test_a_split_that_is_not_there_names_what_is(tmp_path):
-  (tmp_path / 'training.tsv').write_text('oak\telm\t1\n')
-  with refused('train.jsonl', 'training.tsv'):
-    pairs.read_pairs(PairSource(str(tmp_path)))
-
-
 def test_pairs_are_held_out_by_their_texts(tmp_path):
   rows = [(f'a{i}', f'b{i}', i % 2) for i in range(200)] + [('a7', 'b7', 1)]
   pairs.write_pairs(tmp_path / 'train.jsonl', rows)
@@ -131,18 +125,6 @@ def test_one_label_is_nothing_to_train_or_measure_on(tmp_path):
       pairs.read_pairs(PairSource(str(tmp_path), hold_out=(0.5, seed), held_out=held))
     other = pairs.read_pairs(PairSource(str(tmp_path), hold_out=(0.5, seed), held_out=not held))
     assert {pair.label for pair in other} == {0, 1}
-
-
-def test_few_pairs_are_half_of_each_label(tmp_path):
-  # As in the training pairs of SICK, 14 % match.
-  pairs.write_pairs(
-    tmp_path / 'train.jsonl', [(f'a{i}', f'b{i}', int(i % 7 == 0)) for i in range(700)]
-  )
-  for most, expected in ((64, 32), (300, 100), (65, 32)):
-    found = pairs.read_pairs(PairSource(str(tmp_path), max_pairs=most))
-    assert [sum(p.label == label for p in found) for label in (0, 1)] == [most // 2, expected]
-  few, more = (set(pairs.read_pairs(PairSource(str(tmp_path), max_pairs=n))) for n in (20, 64))
-  assert few < more
 
 
 def test_the_cache_of_pairs(tmp_path, tokenizer):

@@ -7,7 +7,6 @@ import json
 import lzma
 import math
 import os
-import shutil
 
 import pytest
 from etils import epath
@@ -47,21 +46,6 @@ def beir(tmp_path):
 def read(*args, **kwargs):
   data = load_dataset(Source(*map(str, args), **kwargs))
   return data, {passage.id: passage.text for passage in data.passages}
-
-
-def test_beir(beir):
-  data, passages = read(beir)
-  assert data.format == 'beir'
-  assert passages == {'d1': 'Cats purr', 'd2': 'dogs bark', 'd3': 'fish swim'}
-  assert data.queries == [('q1', 'who purrs'), ('q2', 'who barks')]
-  assert data.qrels == {'q1': {'d1': 2, 'd2': 0}, 'q2': {'d2': 1}}
-  assert data.positives('q1') == ['d1'] and data.negatives == {}
-  assert data.total_passages() == 3
-  counts = {'queries without a positive: skipped': 1, 'queries': 2, 'passages': 3}
-  assert dict(data.report.counts) == counts
-  assert '1 query without a positive: skipped (q3)' in str(data.report)
-  # A second pass counts afresh.
-  assert sum(1 for _ in data.passages) == data.report.counts['passages'] == 3
 
 
 @pytest.mark.parametrize(('ending', 'compress'), [('.gz', gzip.compress), ('.xz', lzma.compress)])
@@ -104,15 +88,6 @@ def test_msmarco(tmp_path, collection, qrels):
   # The same files under names that the user chose.
   named, _ = read(tmp_path, 'msmarco', 'anything', queries=str(queries), qrels=str(judged))
   assert named.qrels == data.qrels
-
-
-def test_passages_of_dpr_under_their_own_name(tmp_path):
-  passages = gzip.compress(b'id\ttext\ttitle\np1\t"two\nlines"\tT\n')
-  (tmp_path / 'psgs_w100.tsv.gz').write_bytes(passages)
-  (tmp_path / 'queries.dev.tsv').write_text('q1\twho\n')
-  (tmp_path / 'qrels.dev.tsv').write_text('q1\t0\tp1\t1\n')
-  data, passages = read(tmp_path, split='dev')
-  assert data.format == 'msmarco' and passages == {'p1': 'T two\nlines'}
 
 
 CATS = {'title': 'Cats', 'text': 'purr', 'passage_id': '7'}
@@ -182,26 +157,9 @@ def test_tevatron_with_what_mining_adds(tmp_path):
   assert passages == {'a': 'Cats purr', 'b': 'bark', 'c': 'fish', other.id: 'another text'}
 
 
-def test_flagembedding(tmp_path):
-  rows = [
-    {'query': 'who purrs', 'pos': ['cats', 'lions'], 'neg': ['dogs']},
-    {'query': 'who barks', 'pos': ['dogs']},
-  ]
-  data, passages = read(jsonl(tmp_path / 'mine.jsonl', rows))
-  assert data.format == 'flagembedding'
-  assert [passages[name] for name in data.positives('1')] == ['cats', 'lions']
-  assert data.negatives['1'][0].id == data.positives('2')[0] and len(passages) == 3
-
-
 def papers(path, numbers):
   rows = [{'id': f'p{i}', 'title': f'title {i}', 'abstract': f'abstract {i}'} for i in numbers]
   return jsonl(path, rows)
-
-
-def test_arxiv(tmp_path):
-  data, passages = read(papers(tmp_path / 'papers.jsonl', [1]))
-  assert data.format == 'arxiv' and data.queries == [('p1', 'title 1')]
-  assert passages == {'p1': 'abstract 1'} and data.positives('p1') == ['p1']
 
 
 def test_mined_negatives_join_a_folder(beir, tmp_path):
@@ -363,26 +321,6 @@ def test_bad_arguments(beir):
     detect_format(beir / 'nowhere')
 
 
-def test_a_beir_folder_for_each_split(beir, tmp_path):
-  beir.rename(tmp_path / 'train')
-  shutil.copytree(tmp_path / 'train', tmp_path / 'dev')
-  (tmp_path / 'dev/qrels/train.tsv').rename(tmp_path / 'dev/qrels/dev.tsv')
-  (tmp_path / 'dprjax.json').write_text('{}')  # as dprjax.papers leaves
-  for format in ('auto', 'beir'):
-    for split in ('train', 'dev'):
-      dataset = load_dataset(Source(str(tmp_path), format, split))
-      assert dataset.format == 'beir' and [query.id for query in dataset.queries] == ['q1', 'q2']
-      assert {path.parent for path in dataset.files.values()} == {
-        tmp_path / split,
-        tmp_path / split / 'qrels',
-      }
-  with refused('corpus.jsonl', 'dprjax.json'):
-    load_dataset(Source(str(tmp_path), 'beir', 'test'))
-  # A folder that is one itself is read as before.
-  shutil.copytree(tmp_path / 'train', tmp_path, dirs_exist_ok=True)
-  assert load_dataset(Source(str(tmp_path))).files['corpus'] == tmp_path / 'corpus.jsonl'
-
-
 def names(path, **kwargs):
   return [query.id for query in load_dataset(Source(str(path), **kwargs)).queries]
 
@@ -415,15 +353,6 @@ def test_folds_are_equal_parts(tmp_path):
   assert sorted(map(len, parts)) == [6, 6, 7, 7, 7]
   assert sorted(name for part in parts for name in part) == sorted(everything)
   assert names(path, fold=(0, 5, 2), max_queries=33, held_out=True) != parts[0]
-
-
-def test_max_queries(tmp_path):
-  path = papers(tmp_path / 'papers.jsonl', range(200))
-  few, more = names(path, max_queries=10), names(path, max_queries=20)
-  assert len(few) == 10 and set(few) < set(more) and few != names(path)[:10]
-  limited = load_dataset(Source(str(path), hold_out=(0.5, 0), max_queries=10))
-  assert len(limited.queries) == len(limited.qrels) == 10
-  assert {query.id for query in limited.queries} < set(names(path, hold_out=(0.5, 0)))
 
 
 @pytest.mark.parametrize(

@@ -30,22 +30,6 @@ def trained(tmp_path_factory):
   return folder, text.train_wordpiece(SENTENCES, 80, folder)
 
 
-@pytest.mark.slow
-def test_minilm_tokens_and_ids(minilm):
-  tokenizer = text.load_tokenizer(minilm)
-  # Ids of the published vocabulary of bert-base-uncased: line numbers in vocab.txt.
-  assert (
-    tokenizer.pad_id,
-    tokenizer.opening,
-    tokenizer.closing,
-    tokenizer.mask_id,
-    tokenizer.vocab_size,
-  ) == (0, (101,), (102,), 103, 30522)
-  rows, cut = tokenizer.encode(['Hello world', ''], 16)
-  assert [row.tolist() for row in rows] == [[101, 7592, 2088, 102], [101, 102]]
-  assert rows[0].dtype == np.int32 and cut == 0
-
-
 def test_padding_and_truncation_baked_into_a_file_are_removed(minilm):
   # all-MiniLM-L6-v2's own file pads to 128 and cuts there.
   assert json.loads((minilm / 'tokenizer.json').read_text())['padding'] is not None
@@ -65,19 +49,6 @@ def test_a_long_text_keeps_its_last_special_token(trained):
   assert cut == 0 and exact[0].tolist() == whole[0].tolist()
   with refused('length', '2'):
     tokenizer.encode(['cat'], 2)
-
-
-def test_trained_vocabulary_loads_again(trained):
-  folder, tokenizer = trained
-  again = text.load_tokenizer(folder)
-  assert again.sha256 == tokenizer.sha256 and again.vocab_size == tokenizer.vocab_size <= 80
-  lines = (folder / 'vocab.txt').read_text().splitlines()
-  assert (
-    lines[:5] == ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
-    and len(lines) == tokenizer.vocab_size
-  )
-  (row,), _ = tokenizer.encode(['The CAT'], 16)
-  assert [lines[i] for i in row] == ['[CLS]', 'the', 'cat', '[SEP]']
 
 
 def test_sha256_tells_tokenizers_apart_and_not_their_padding(trained, tmp_path):

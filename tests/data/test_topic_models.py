@@ -2,8 +2,6 @@
 
 import collections
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -121,18 +119,6 @@ def test_the_file_holds_the_model(small, tmp_path):
     assert set(arrays) == set(topic_models.ARRAYS)
 
 
-def test_the_file_is_read_without_tomotopy(small, tmp_path):
-  topic_models.save_topics(tmp_path / 'topics.npz', small)
-  code = (
-    'import sys; sys.modules["tomotopy"] = None\n'
-    'from dprjax.data import topic_models\n'
-    f'read = topic_models.load_topics({str(tmp_path / "topics.npz")!r})\n'
-    'print(read.assign(["a date", "apples and an apple"]).tolist())'
-  )
-  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-  assert done.stdout == '[1, 0]\n', done.stderr
-
-
 def meta(**changes):
   return np.array(json.dumps(META | changes))
 
@@ -225,20 +211,6 @@ def test_themes_are_found(kind):
   again = topic_models.fit(texts, settings, vectors if kind == 'kmeans' else None)
   for name, array in made.arrays().items():
     np.testing.assert_array_equal(array, again.topics.arrays()[name])
-
-
-def test_rare_words_and_documents_without_words():
-  texts, _ = documents(60)
-  texts[3] = 'once upon'
-  texts.append('')
-  fitted = topic_models.fit(texts, TopicSettings('lda', topics=2, sweeps=10))
-  assert fitted.own[3] == fitted.own[-1] == -1
-  assert fitted.assigned[3] == fitted.assigned[-1] == 0  # the largest
-  assert fitted.topics.meta['documents'] == 59
-  assert not {'once', 'upon'} & set(fitted.topics.vocabulary)
-  spread = collections.Counter(word for text in texts for word in set(text.split()))
-  expected = sorted(w for w, n in spread.items() if n >= 5 and len(w) > 2)
-  assert fitted.topics.vocabulary == expected
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Views: their part of a passage, and that every process draws the same at any time."""
 
-import logging
-
 import numpy as np
 import pytest
 import tokenizers
@@ -180,32 +178,6 @@ def test_siblings_are_two_sentences_of_a_passage(made):
   assert all(len(seen[passage]) == 6 for passage in seen if len(lengths[passage]) == 3)
 
 
-@pytest.mark.parametrize('span', [16, 48])
-def test_spans_never_overlap_and_start_where_words_do(made, span):
-  texts, lengths = made
-  words = [
-    np.frombuffer(value, np.int32)
-    for value in texts.passages.read(np.arange(PASSAGES), ('words',))[0]
-  ]
-  kind = {'views': 'siblings', 'unit': 'span', 'span_length': span}
-  seen, swapped, starts = set(), 0, set()
-  for passage, first, second in shown(take(texts, 150, batch_size=16, **kind), 'first', 'second'):
-    size, length = sum(lengths[passage]), min(span, sum(lengths[passage]) // 2)
-    assert size >= 32 and not set(first) & set(second)
-    for places in (first, second):
-      assert places == list(range(places[0], places[0] + len(places)))
-      assert places[0] == 0 or words[passage][places[0]] != words[passage][places[0] - 1]
-      # Shorter only at the end of the passage, by less than a word, which has three tokens at most.
-      assert len(places) == length or (
-        length - 2 <= len(places) < length and places[-1] == size - 1
-      )
-    seen.add(passage)
-    starts.add((passage, first[0], second[0]))
-    swapped += first[0] > second[0]
-  assert seen == {passage for passage in range(PASSAGES) if sum(lengths[passage]) >= 32}
-  assert 0.45 < swapped / (150 * 16) < 0.55 and len(starts) > 3 * len(seen)
-
-
 def test_ict_pairs_a_sentence_with_the_rest(made):
   texts, lengths = made
   kept, total, numbers = 0, 0, {}
@@ -245,38 +217,6 @@ def test_ict_takes_whole_sentences_around_the_first_where_not_all_fit(made):
   assert cut > 300
 
 
-@pytest.mark.parametrize(
-  ('lengths', 'number', 'keep', 'room', 'window'),
-  [
-    ([5, 5, 5, 5, 5], 2, False, 10, (5, 20)),  # one on either side, without the middle
-    ([5, 5, 5, 5, 5], 2, True, 15, (5, 20)),
-    ([5, 5, 5, 5, 5], 0, False, 10, (0, 15)),
-    ([5, 5, 5, 9, 5], 2, False, 12, (0, 15)),  # the right neighbour is too long: two from the left
-    ([5, 20, 9], 0, False, 12, (0, 17)),  # the next does not fit: its beginning
-    ([9, 20, 5], 2, False, 12, (17, 34)),  # or the end of the one before
-    ([5, 20, 5], 1, True, 12, (5, 25)),  # kept, and too long itself: cut later
-  ],
-)
-def test_windows_by_hand(lengths, number, keep, room, window):
-  assert views._around(np.cumsum(lengths), number, keep, room) == window
-
-
-@pytest.mark.parametrize('keep', [0.0, 1.0])
-def test_ict_of_sentences_longer_than_a_text(tmp_path, monkeypatch, keep):
-  monkeypatch.setattr(views, 'KEEP', keep)
-  texts = cache(tmp_path, [[30, 40]] * 2)
-  for _, first, second in shown(
-    take(texts, 20, batch_size=2, views='ict', max_length=12), 'first', 'second'
-  ):
-    expected = {
-      (0, 0.0): range(30, 40),
-      (0, 1.0): range(10),
-      (30, 0.0): range(20, 30),
-      (30, 1.0): range(30, 40),
-    }[first[0], keep]
-    assert len(first) == 10 and second == list(expected)
-
-
 @pytest.mark.parametrize('kind', KINDS, ids=str)
 def test_resumes_exactly_and_divides_the_global_batch(made, kind):
   texts, _ = made
@@ -295,47 +235,6 @@ def test_resumes_exactly_and_divides_the_global_batch(made, kind):
         assert np.array_equal(np.concatenate([part[step][key] for part in parts]), batch[key]), key
 
 
-@pytest.mark.parametrize('kind', KINDS, ids=str)
-def test_epochs_show_every_passage_once_and_differ(made, kind):
-  texts, _ = made
-  batches, eligible = start(texts, **kind)
-  steps = len(batches)
-  assert steps == eligible // BATCH
-  found = take(texts, 2 * steps, **kind)
-  epochs = [
-    np.concatenate(
-      [batch['passage_index'] for batch in found[i * steps : (i + 1) * steps]]
-    ).tolist()
-    for i in range(2)
-  ]
-  assert all(len(set(epoch)) == steps * BATCH for epoch in epochs) and epochs[0] != epochs[1]
-  if kind['views'] != 'one':
-    drawn = [
-      {
-        passage: rest
-        for passage, *rest in shown(found[i * steps : (i + 1) * steps], 'first', 'second')
-      }
-      for i in range(2)
-    ]
-    both = drawn[0].keys() & drawn[1].keys()
-    assert sum(drawn[0][passage] != drawn[1][passage] for passage in both) > len(both) / 3
-
-
-def test_what_is_skipped_is_said(made, caplog):
-  texts, lengths = made
-  caplog.set_level(logging.INFO)
-  assert start(texts).eligible == PASSAGES and not caplog.text
-  short = sum(len(sentences) == 1 for sentences in lengths)
-  assert start(texts, views='ict').eligible == PASSAGES - short
-  assert [record.message for record in caplog.records] == [
-    f'{short} of {PASSAGES} passages have fewer than two sentences: skipped'
-  ]
-  caplog.clear()
-  few = sum(sum(sentences) < 32 for sentences in lengths)
-  assert start(texts, views='siblings', unit='span').eligible == PASSAGES - few
-  assert f'{few} of {PASSAGES} passages have fewer than 32 tokens: skipped' in caplog.text
-
-
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
@@ -347,27 +246,6 @@ def test_what_cannot_be_asked_for(made, changes, message):
   texts, _ = made
   with refused(message):
     start(texts, **changes)
-
-
-@pytest.mark.parametrize(
-  ('single', 'opening', 'closing'),
-  [
-    ('$A [SEP]', [], [SEP]),
-    ('[CLS] [CLS] $A [SEP] [SEP]', [CLS, CLS], [SEP, SEP]),
-  ],
-)
-def test_other_special_tokens(made, single, opening, closing):
-  texts, _ = made
-  (usual,) = take(texts, 1, max_length=32)
-  longest = 30 + len(opening) + len(closing)
-  (batch,) = take(texts, 1, tokenizer=special(single), max_length=longest)
-  for row, mask, old, seen in zip(
-    *(batch[f'first_{name}'] for name in ('tokens', 'mask')),
-    *(usual[f'first_{name}'] for name in ('tokens', 'mask')),
-    strict=True,
-  ):
-    assert row[mask].tolist() == [*opening, *old[seen][1:-1], *closing]
-    assert (row[~mask] == PAD).all()
 
 
 def test_a_corpus_of_single_sentences(tmp_path):

@@ -64,15 +64,6 @@ def test_collections_arxiv_and_other_records(tmp_path):
   assert counts == {'documents': 4, 'documents without text: skipped': 1}
 
 
-def test_lines_of_a_text_file_form_paragraphs(tmp_path):
-  (tmp_path / 'book.txt').write_text(
-    '\n\nCHAPTER I.\n\nIt was a dark\n  and stormy\nnight.\n \n\nThe end.\n'
-  )
-  assert read(tmp_path / 'book.txt')[0] == [
-    Document('book.txt', 'CHAPTER I.\nIt was a dark and stormy night.\nThe end.')
-  ]
-
-
 def test_a_large_text_file_is_split(tmp_path, monkeypatch):
   monkeypatch.setattr(document_files, '_PART', 10)
   (tmp_path / 'book.txt').write_text('one two\n\nthree\n\nfour')
@@ -158,12 +149,6 @@ def zipped(path, *members, harm=None):
 def test_odd_members_of_zip_files(tmp_path, member, harm, message):
   with refused(message):
     read(zipped(tmp_path / 'a.zip', member, harm=harm))
-
-
-def test_members_begin_with_a_byte_order_mark_or_not(tmp_path):
-  path = zipped(tmp_path / 'a.zip', ('../b.txt', '\ufeffTwo.'), ('a.txt', 'One.'), ('a.txt/', ''))
-  assert [document.text for document in read(path)[0]] == ['Two.', 'One.']
-  assert not (tmp_path.parent / 'b.txt').exists()
 
 
 def test_links_and_pipes_in_a_folder(tmp_path):

@@ -111,14 +111,6 @@ def test_a_data_set_as_a_beir_folder(stand_in, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('id_', 'split'), [('whole', 'train'), ('toy/train', 'train'), ('toy/test', 'test')]
-)
-def test_an_id_that_is_a_split_itself(stand_in, tmp_path, id_, split):
-  irds.write(id_, [split], tmp_path / 'data')
-  assert sources.load_dataset(sources.Source(str(tmp_path / 'data'), split=split)).queries
-
-
-@pytest.mark.parametrize(
   ('id_', 'split', 'message'),
   [
     ('tyo', 'train', 'tyo'),

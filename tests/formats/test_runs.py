@@ -104,19 +104,6 @@ def test_cut_off_archives(tmp_path):
     list(runs.read_blocks(tmp_path / 'run.trec.gz'))
 
 
-def test_lines_are_numbered_with_the_blank_ones(tmp_path):
-  (block,) = runs.read_blocks(write(tmp_path / 'a.trec', '\n' + TEXT.replace('\n', '\n\n')))
-  assert block.lines.tolist() == [2, 4, 6]
-  (block,) = runs.read_blocks(write(tmp_path / 'b.trec', TEXT))
-  assert block.lines.tolist() == [1, 2, 3] and block.offsets.tolist() == [0, 17, 36]
-
-
-def test_ranks_that_are_not_read_may_be_anything(tmp_path):
-  path = write(tmp_path / 'run.trec', TEXT.replace(' 2 ', ' none ').replace(' Q0 ', '  Q0 '))
-  (block,) = runs.read_blocks(path, ranks=False)
-  assert not len(block.ranks) and block.scores.tolist() == expected()[3]
-
-
 @pytest.mark.parametrize('block', [1, 1000])
 def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path, block):
   path = tmp_path / 'run.trec'

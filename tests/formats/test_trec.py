@@ -48,15 +48,6 @@ def test_round_trip_is_exact(tmp_path):
   )
 
 
-def test_unused_rows_are_left_out():
-  scores = np.array([[3.0, 1.0], [2.0, -np.inf], [-np.inf, -np.inf]])
-  run = run_from_rows(
-    ['q', 'r', 's'], ['a', 'b', 'c'], np.array([[2, 0], [1, -1], [-1, -1]]), scores
-  )
-  assert as_dict(run) == {'q': [('c', 3.0), ('a', 1.0)], 'r': [('b', 2.0)], 's': []}
-  assert run.doc_ids == ['a', 'b', 'c'] and len(run) == 3
-
-
 def test_rescored():
   run = run_from_dict({'q2': {'a': 3.0, 'c': 2.0, 'b': 1.0}, 'q1': {}, 'q0': {'b': 5.0}})
   # In the order of its rows: for each query, best first.

@@ -122,13 +122,6 @@ def test_k_is_a_whole_number_from_1(small, k):
     small.search(['one'], k)
 
 
-def test_k_beyond_the_corpus_gives_all(small):
-  small.index(TEXTS[:3])
-  [hits] = small.search(['json'], k=10)
-  assert sorted(hit.id for hit in hits) == ['0', '1', '2']
-  assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-
-
 @pytest.mark.slow
 def test_ids_come_from_the_mapping_or_the_file(small, tmp_path):
   small.index({'a': 'Decode a JSON document.', 'b': 'Run a coroutine.'})

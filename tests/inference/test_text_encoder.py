@@ -114,13 +114,6 @@ def test_a_prompt_is_named_where_there_are_several(trained, variant):
     )
 
 
-def test_shifted_positions_need_room(trained, variant):
-  with refused('passage_max_length', '510', '508'):
-    Encoder.load(
-      trained / 'backbone', variant('shifted', shift_positions=True), passage_max_length=510
-    )
-
-
 def test_each_of_two_encoders_has_its_own_length_and_prefix(make_cross_encoder, tmp_path):
   loaded = hub.load_backbone(make_cross_encoder())
 

@@ -128,12 +128,6 @@ def test_nothing_is_left_to_gain_where_no_gain_could_be_shown(queries, wrong, ex
     assert '--config.eval.skip_saturated=False' in why
 
 
-def test_what_is_no_score_below_one_is_never_saturated():
-  assert not baseline.saturated('mean', Scores({'mean': 0.99}))  # no values
-  assert not baseline.saturated('mean', scores_of({'': np.array([0.0, 1.98])}))
-  assert not baseline.saturated('mean', scores_of({'': np.array([3.0, 5.0])}))
-
-
 def test_the_score_in_the_whole_corpus_is_of_its_step(tmp_path):
   assert baseline.read_whole(tmp_path, 4) is None
   gain = baseline.compare('mean', short_of_one(8, 4), short_of_one(8, 2))

@@ -108,12 +108,6 @@ def test_folds_are_scored_after_the_updates_of_the_others(tmp_path):
   assert kept.choice.estimates[Candidate('both')].measured == pytest.approx(0.1 / 3)
 
 
-def test_the_step_of_a_part_is_chosen_elsewhere():
-  values = np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.9, 0.9]])
-  assert choice.best_elsewhere(values, np.array([0, 0, 1, 1])).tolist() == [1, 1, 0, 0]
-  assert choice.best_elsewhere(values[:, :1], np.array([0])).tolist() == [0]
-
-
 def test_a_damaged_choice(tmp_path):
   run = training(tmp_path / 'run', rankings(0.5), {2: rankings(0.6)})
   choice.write(run, choice.decide({'query': [run]}))

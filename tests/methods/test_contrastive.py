@@ -10,8 +10,6 @@ from jax.sharding import PartitionSpec as P
 from dprjax.methods import contrastive
 from dprjax.runtime import mesh as meshes
 from tests import reference
-from tests.options import with_options
-from tests.refusals import refused
 
 ROWS, CANDIDATES, WIDTH = 8, 3, 5
 
@@ -115,59 +113,6 @@ def test_equal_texts_are_no_negatives_of_one_another():
     assert set(np.flatnonzero(~allowed[row]).tolist()) == expected, row
   plain = np.asarray(contrastive.nt_xent_scores(texts, texts).allowed)
   np.testing.assert_array_equal(plain, ~np.eye(8, dtype=bool))
-
-
-@pytest.mark.slow
-def test_equal_queries_share_their_positives():
-  rng = np.random.default_rng(0)
-  queries, passages = (rng.normal(size=shape).astype(np.float32) for shape in ((3, 4), (3, 2, 4)))
-  index = jnp.array([[0, 9], [1, 8], [2, 7]])
-  unused = jnp.full((3, 1), -1)
-  scores = contrastive.info_nce_scores(
-    queries, passages, index, unused, query_index=jnp.array([5, 6, 5])
-  )
-  assert np.asarray(scores.allowed).tolist() == [
-    [True, True, True, True, False, True],
-    [True] * 6,
-    [False, True, True, True, True, True],
-  ]
-
-
-@pytest.mark.slow
-def test_a_texts_key_is_of_its_tokens():
-  tokens = np.array([[5, 6, 0], [5, 6, 9], [6, 5, 0], [5, 6, 9], [5, 0, 0]], np.int32)
-  mask = np.array([[1, 1, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]], bool)
-  keys = np.asarray(contrastive.text_keys(tokens, mask))
-  assert keys[0] == keys[1] and len(set(keys[1:].tolist())) == 4 and (keys >= 0).all()
-  wider = [np.pad(array, ((0, 0), (0, 5))) for array in (tokens, mask)]
-  np.testing.assert_array_equal(contrastive.text_keys(*wider), keys)  # of any padding
-  many = np.random.default_rng(0).integers(0, 30000, (20000, 8)).astype(np.int32)
-  assert len(np.unique(contrastive.text_keys(many, np.ones(many.shape, bool)))) > 19990
-
-
-@pytest.mark.parametrize(
-  ('settings', 'named'),
-  [
-    ({'batch_size': 1}, 'config.batch_size'),
-    ({'batch_size': 8, 'in_batch': False}, 'config.in_batch'),
-  ],
-)
-def test_an_update_without_negatives_is_refused(settings, named):
-  with refused(named):
-    contrastive.check_negatives(with_options(negatives=0, **settings))
-  for enough in ({'negatives': 1}, {'corpus_negatives': 8}, {'corpus_negatives': -1}):
-    contrastive.check_negatives(with_options(**{'negatives': 0} | settings | enough))
-  contrastive.check_negatives(with_options(negatives=0, batch_size=1, accumulate=2))
-
-
-@pytest.mark.slow
-def test_a_tie_is_not_counted_as_correct():
-  q, p = jnp.ones((1, 2)), jnp.ones((1, 2, 2))
-  scores = contrastive.info_nce_scores(
-    q, p, jnp.array([[0, 1]], jnp.int32), jnp.array([[0]], jnp.int32)
-  )
-  assert contrastive.accuracy(scores)[0] == 0.0
-  assert contrastive.cross_entropy(scores)[0] == pytest.approx(np.log(2))
 
 
 @pytest.mark.slow

@@ -121,23 +121,6 @@ def test_every_experiment_has_the_baseline_that_encode_gives(start, backbone, fo
 
 
 @pytest.mark.slow
-def test_what_the_training_cuts_is_said(start, caplog):
-  caplog.set_level('INFO', 'dprjax')
-  start(data__query_prefix='elm ').frozen()
-  # All training queries, with one word and two special tokens more, and all passages.
-  lines = '\n'.join(caplog.messages)
-  assert 'of 10 queries cut at 6 tokens (config.data.query_max_length)' in lines
-  assert 'of 40 passages cut at 8 tokens (config.data.passage_max_length)' in lines
-  assert "config.pooling is 'cls'; the baseline has 'mean'" in lines
-  assert "config.data.query_prefix is 'elm '; the baseline has 'oak '" in lines
-  caplog.clear()
-  same = {'pooling': 'mean', 'normalize': True, 'data__query_prefix': 'oak '}
-  whole = {f'data__{side}_max_length': LONGEST for side in ('query', 'passage')}
-  start('other', **same, **whole).frozen()
-  assert not [line for line in caplog.messages if 'baseline' in line]
-
-
-@pytest.mark.slow
 def test_folds_and_alternatives_share_the_vectors(backbone, tmp_path):
   run = epath.Path(tmp_path / 'run')
   below = run / 'alternatives' / 'both' / 'folds' / '2'

@@ -48,20 +48,6 @@ def test_values_sums_and_gradient_are_those_of_one_piece(mesh):
 
 
 @pytest.mark.slow
-def test_each_piece_has_its_own_key(mesh):
-  batch = meshes.put_batch(mesh, {'x': np.zeros(48, np.float32)})
-
-  def one(rows, key):
-    return rows['x'] + jax.random.uniform(key, (), jnp.float32), ()
-
-  values, _ = jax.jit(lambda batch: map_chunks(one, batch, KEY, 3, mesh))(batch)
-  drawn = [float(jax.random.uniform(key, (), jnp.float32)) for key in jax.random.split(KEY, 3)]
-  assert len(set(drawn)) == 3
-  # Row i is of piece i mod 3, so that every device keeps its own rows.
-  np.testing.assert_allclose(values, drawn * 16)
-
-
-@pytest.mark.slow
 def test_dropout_leaves_out_the_same_on_any_mesh():
   """Dropout of each row, and of values that rows share."""
   x = np.ones((48, 5), np.float32)

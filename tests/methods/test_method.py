@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dprjax import export, load_prompt, train
-from dprjax.methods import dpr, method, training
+from dprjax.methods import method, training
 from dprjax.runtime import config as configs
 from tests import devices
 from tests.options import with_options
@@ -90,33 +90,12 @@ def test_a_method_of_ones_own_trains_resumes_and_exports(tmp_path, monkeypatch, 
   )
 
 
-def test_the_methods_there_are():
-  assert method.names() == [
-    *('cross_encoder', 'dpr', 'ft_reranker', 'ft_retriever', 'nir_reranker', 'nir_retriever'),
-    *('pretrain', 'topic_dpr'),
-  ]
-  assert method.load('dpr') is dpr.METHOD
-
-
-@pytest.mark.parametrize('name', ['dpr', 'pretrain', 'lab.sections'])
+@pytest.mark.parametrize('name', ['pretrain', 'lab.sections'])
 def test_a_method_of_one_data_set_refuses_tasks(name, tmp_path):
   config = with_options(method=name, backbone__path='x', tasks__qa=configs.task(dir='x'))
   with refused('config.tasks', name):
     training.train(config, tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
-
-
-@pytest.mark.parametrize(
-  ('name', 'settings', 'message'),
-  [
-    ('cross_encoder', {'matryoshka': (64, 32)}, ('config.matryoshka', 'cross_encoder')),
-    ('ft_reranker', {'cross_encoder__loss': 'listwise'}, 'config.cross_encoder.loss'),
-    ('pretrain', {'distillation__loss': 'kl'}, 'config.distillation.loss'),
-  ],
-)
-def test_what_a_method_does_not_do(name, settings, message):
-  with refused(message):
-    method.of(with_options(method=name, **settings))
 
 
 @pytest.mark.parametrize('name', ['dpt', 'contrastive', 'json', '../dpr', 'dprjax.dpr'])

@@ -8,7 +8,6 @@ import pytest
 
 from dprjax.formats.vector_spec import SIDES
 from dprjax.methods import nir_prompt, nir_retriever
-from dprjax.models import artifact
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
@@ -170,20 +169,6 @@ def test_a_new_task_has_the_weighted_sum_of_trained_prompts(
   nir.assert_slope(loss, params, gradient)
 
 
-@pytest.mark.slow
-def test_evaluation_and_training_give_the_same_vectors(tokenizer, model, parts, batch, devices):
-  config = nir.make_config('nir_retriever')
-  method = nir_retriever.build(config, model, devices, tokenizer)
-  params = method.init(parts, jax.random.key(3))
-  embed = jax.jit(method.embed, static_argnums=1)
-  short = embed(params, 'query', batch['query_tokens'], batch['query_mask'], batch['task'])
-  tokens, mask = (np.pad(batch[f'query_{name}'], ((0, 0), (0, 5))) for name in ('tokens', 'mask'))
-  padded = embed(params, 'query', tokens, mask, batch['task'])
-  np.testing.assert_allclose(short, padded, rtol=2e-5, atol=2e-6)
-  other = embed(params, 'query', tokens, mask, 1 - batch['task'])
-  assert np.abs(np.asarray(other) - padded).max() > 0.1
-
-
 def init(config, tokenizer, model, parts):
   devices = meshes.make_mesh({'data': 1}, jax.devices()[:1])
   nir_prompt.specs(config, SIDES, nir_prompt.read_files(config))
@@ -251,23 +236,6 @@ def test_a_file_of_another_task(tokenizer, model, parts, tmp_path):
     *('nir_retriever', ('qa',)), adapt__fusion=True, adapt__prompts=f'{tmp_path}/dialogue.npz'
   )
   with refused('config.adapt.prompts', 'dialogue.npz'):
-    init(config, tokenizer, model, parts)
-
-
-def test_a_file_of_another_kind(tokenizer, model, parts, tmp_path):
-  config = nir.make_config('nir_retriever', trainable=('backbone/.*',))
-  write_files(config, tmp_path, model, tokenizer)
-  path = config.tasks.qa.prompt
-  shared = {
-    name: value
-    for name, value in artifact.load_prompt(path).meta.items()
-    if name not in ('template', 'words', 'fixed_layers')
-  }
-  own = {'kind': 'prefix', 'shift_positions': False, 'pooling': 'mean', 'task': 'scifact'}
-  shape = (model.num_layers, 2, 3, model.num_heads, model.hidden_size // model.num_heads)
-  arrays = {'prefix': np.zeros(shape, np.float32)}
-  artifact.save_prompt(path, artifact.Prompt(shared | own, arrays))
-  with refused('qa.npz', 'prefix'):
     init(config, tokenizer, model, parts)
 
 

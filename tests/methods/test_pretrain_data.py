@@ -1,7 +1,6 @@
 """Plain text as the training loop gets it in pretraining."""
 
 import json
-import re
 
 import pytest
 
@@ -100,38 +99,8 @@ def test_what_the_loop_is_given(start, words_of, views, said, lengths, batches_o
   assert len(set(names)) == 12  # an epoch has each once
 
 
-def test_an_update_of_several_batches(start, batches_of):
-  data = start(accumulate=2, batch_size=5)
-  iterator = batches_of(data)
-  assert len(data.batches) == 1 and data.description.endswith('18 negatives a text')
-  batch = next(iterator)
-  assert batch['first_tokens'].shape[0] == batch['second_tokens'].shape[0] == 10
-  assert re.fullmatch(r'passages (\w+#0, ){7}\w+#0\.\.\.', data.ids(batch))
-
-
 def test_goes_on_where_it_stopped(start, batches_of):
   assert_goes_on(start, batches_of, 4, 3)
-
-
-def test_a_cache_is_used_again_and_may_lie_elsewhere(start, folder):
-  start()
-  written = (folder / 'run' / 'token_cache' / 'documents' / 'documents.json').stat().st_mtime_ns
-  start(pretrain__views='ict')
-  assert (
-    folder / 'run' / 'token_cache' / 'documents' / 'documents.json'
-  ).stat().st_mtime_ns == written
-  start(data__token_cache=str(folder / 'elsewhere'))
-  assert (folder / 'elsewhere' / 'documents' / 'documents.json').exists()
-
-
-def test_the_text_for_a_vocabulary(folder, settings, devices):
-  text = find(
-    pretrain,
-    settings(data__dir=f'{folder}/one.jsonl,{folder}/two.jsonl', data__format='auto'),
-    folder,
-    devices,
-  )
-  assert [list(text.read()) for _ in range(2)] == [list(TEXTS.values())] * 2
 
 
 @pytest.mark.parametrize(

@@ -167,12 +167,6 @@ def test_options_that_do_not_go_together(settings, message):
     query_only.check_corpus_negatives(config, shared.make_mesh({'data': 8}))
 
 
-def test_another_method_has_none():
-  config = make_config(method='pretrain')
-  with refused('config.prompt.sides'):
-    check_options(config)
-
-
 @pytest.mark.slow
 def test_the_backbone_stays_frozen():
   config = make_config(trainable=('prompt/.*', 'backbone/.*'))

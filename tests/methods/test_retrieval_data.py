@@ -5,15 +5,12 @@ ranks worked out by hand.
 import itertools
 import json
 import math
-import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from etils import epath
 
-from dprjax.formats import seen
 from dprjax.methods import retrieval_data as retrieval
 from dprjax.methods.method import Folds
 from dprjax.models import hub
@@ -133,15 +130,6 @@ def test_what_the_loop_is_given(start, words_of, tmp_path, batches_of):
   assert (tmp_path / 'run' / 'token_cache' / 'train').is_dir()
 
 
-def test_an_update_of_several_batches(start, batches_of):
-  data = start(accumulate=2, batch_size=5, negatives=0, in_batch=False)
-  iterator = batches_of(data)
-  assert len(data.batches) == 1 and data.description.endswith('up to 0 negatives a query')
-  batch = next(iterator)
-  assert batch['query_tokens'].shape[0] == 10 and batch['passage_tokens'].shape[:2] == (10, 1)
-  assert data.ids(batch).count('...') == 2 and data.ids(batch).count(', ') == 15  # eight of each
-
-
 def test_goes_on_where_it_stopped(start, batches_of):
   assert_goes_on(start, batches_of, 3, 3)
 
@@ -165,11 +153,6 @@ def test_a_teachers_scores_come_with_the_batch(start, batches_of, tmp_path, sett
   for scores, named in (('', 'config.distillation.scores'), ('lost.trec', 'lost.trec')):
     with refused(named):
       files(distillation__scores=scores)
-
-
-def test_the_text_for_a_vocabulary(folder, tmp_path, settings, devices):
-  text = find(retrieval, settings(data__dir=str(folder), data__format='beir'), tmp_path, devices)
-  assert [list(text.read())[:2] for _ in range(2)] == [['ash beech ash', 'ash cedar ash']] * 2
 
 
 @pytest.mark.slow
@@ -209,22 +192,6 @@ def test_the_whole_corpus_where_the_dev_split_ranks_a_part(start, bag, backbone,
   everything = start(**limited | {'eval__corpus_limit': 0}, backbone__path=backbone)
   assert before.means == everything.frozen().means and everything.whole is None
   assert data.whole(bag, WEIGHTS, 0.0) is None  # no time for it
-
-
-def test_hashes_of_the_queries_are_kept(start, bag, tmp_path):
-  start(data__dev_split='dev').evaluation(bag)
-  kept = seen.read(epath.Path(tmp_path / 'run' / 'queries.npz'))
-  asked = [*QUERIES.items(), ('oak', 'oak'), ('new', 'oak yew')]
-  assert seen.ids(asked, kept) == {'train': list(QUERIES), 'dev': ['oak']}
-
-
-@pytest.mark.slow
-def test_shortened_vectors_are_measured_too(start, bag):
-  data = start(data__dev_split='dev', eval__measure='RR@10', matryoshka=(10_000, 3, 1))
-  found = data.evaluation(bag)(WEIGHTS).means
-  # The first places of these vectors are those of special tokens, which count nothing: all tie.
-  assert {*found} == {'RR@10', 'nDCG@10', 'R@100', 'RR@10/3', 'RR@10/1'}
-  assert found['RR@10'] == 0.75 and found['RR@10/3'] < 0.75
 
 
 def test_the_dev_split_is_measured_by_its_grades(start, bag, folder):
@@ -321,15 +288,3 @@ def test_judgements_that_leave_no_negative_are_refused(start, folder, judged, ch
       start(**{'negatives': 0} | changes)
   else:
     start(**{'negatives': 0} | changes)
-
-
-def test_a_data_set_of_ir_datasets(folder, tmp_path, settings, devices):
-  """It is read from the workdir, once it is written there."""
-  (folder / 'irds.json').write_text('{"id": "lab/toy", "splits": ["train", "dev"]}')
-  shutil.copytree(folder, tmp_path / 'run' / 'data')
-  options = {'data__dir': 'irds:lab/toy', 'data__dev_split': 'dev'}
-  found = find(retrieval, settings(**options), tmp_path / 'run', devices)
-  assert found.files['dev qrels'] == tmp_path / 'run' / 'data' / 'qrels' / 'dev.tsv'
-  with refused('irds:lab/other'):
-    other = settings(**options | {'data__dir': 'irds:lab/other'})
-    find(retrieval, other, tmp_path / 'run', devices)

@@ -79,12 +79,6 @@ def test_the_step_that_is_best_over_all_queries(tmp_path):
   assert steps(folded(), tmp_path, None) == choice
 
 
-def test_a_fold_that_stopped_early(tmp_path, monkeypatch):
-  for step in (4, 6):
-    monkeypatch.delitem(VALUES[1], step)
-  assert steps(folded(), tmp_path, FoldTrainings()).steps == 2  # the only number that all have
-
-
 def test_folds_go_on_where_they_were_asked_to_stop(tmp_path):
   assert steps(folded(), tmp_path, FoldTrainings(stop_at=2)) is None
   assert not (tmp_path / 'selection.json').exists()
@@ -113,32 +107,6 @@ def test_all_folds_have_one_schedule(tmp_path):
   for limit in (0, 5000):
     one = selection.fold_of(folded(eval__corpus_limit=limit), tmp_path, PARTS, 1)
     assert (one.eval.corpus_limit, one.data.passage_embeddings) == (limit, '')
-
-
-def test_batches_that_a_fold_can_fill():
-  config = folded(batch_size=32, accumulate=2)
-  assert selection.fit(config, Folds(COUNT, 64), 8) == {}
-  assert selection.fit(config, Folds(COUNT, 63), 1) == {'batch_size': 31}
-  assert selection.fit(config, Folds(COUNT, 63), 8) == {'batch_size': 24}
-  cached = folded(batch_size=32, grad_cache=2)
-  assert selection.fit(cached, Folds(COUNT, 28), 4) == {'batch_size': 24}
-  with refused('config.batch_size'):
-    selection.fit(cached, Folds(COUNT, 15), 8)
-
-
-@pytest.mark.parametrize(
-  ('change', 'name'),
-  [
-    ({'steps': 0}, 'steps'),
-    ({'gains': 1}, 'gains'),
-  ],
-)
-def test_a_selection_that_is_something_else(tmp_path, change, name):
-  path = tmp_path / 'selection.json'
-  steps(folded(), tmp_path, FoldTrainings())
-  path.write_text(json.dumps(json.loads(path.read_text()) | change))
-  with refused(path, name):
-    steps(folded(), tmp_path, None)
 
 
 def with_alternatives(changes=CHANGES, **more):
@@ -202,16 +170,6 @@ def test_a_gain_before_a_higher_score_that_may_be_chance(tmp_path, lines, monkey
   assert choose(with_alternatives(), tmp_path / 'none', train, lines) == 'second'
 
 
-def test_each_races_with_the_best_before_it(tmp_path, lines, monkeypatch):
-  train = Trainings()
-  choose(with_alternatives(), tmp_path / 'one', train, lines)
-  assert train.rivals == {'first': None, 'second': 'first', 'third': 'second'}
-  monkeypatch.setitem(SCORES, 'third', 0.9)
-  train = Trainings(folded=('first', 'second'))  # the folds' queries are others'
-  assert choose(with_alternatives(), tmp_path / 'two', train, lines) == 'third'
-  assert train.rivals == dict.fromkeys(SCORES)
-
-
 def test_one_is_beaten_by_a_lead_that_is_not_chance():
   rng = np.random.default_rng(0)
   behind = rng.uniform(0, 0.5, 40)
@@ -239,13 +197,3 @@ def test_alternatives_go_on_where_one_was_asked_to_stop(tmp_path, lines):
     workdirs.trained(tmp_path)
   assert choose(config, tmp_path, Trainings(), lines) == 'second'
   assert workdirs.trained(tmp_path) == tmp_path / 'alternatives' / 'second'
-
-
-def test_without_alternatives_it_is_the_config(tmp_path):
-  configs.claim_workdir(with_alternatives({}), tmp_path)
-  assert workdirs.trained(tmp_path) == tmp_path
-
-
-def test_a_method_that_measures_nothing(tmp_path, lines):
-  with refused('config.alternatives'):
-    choose(with_alternatives(), tmp_path, Trainings(gains=False), lines)

@@ -1,17 +1,11 @@
 """The losses of Topic-DPR against plain loops, on any mesh, with and without gradient cache."""
 
-import dataclasses
-import json
-
 import jax
 import numpy as np
 import pytest
-from etils import epath
 
-from dprjax import papers
-from dprjax.data import sources, table
 from dprjax.data.topic_models import Topics
-from dprjax.methods import dpr, retrieval_data, topic_dpr, topic_losses
+from dprjax.methods import topic_dpr, topic_losses
 from dprjax.methods.method import Parts
 from dprjax.models.adapters import topic
 from dprjax.models.encoder_config import EncoderConfig
@@ -231,19 +225,6 @@ def test_loss_and_gradient_equal_loops(shape, tokenizer, found, devices, categor
 
 
 @pytest.mark.slow
-def test_with_a_category_for_each_document_it_is_the_loss_of_dpr(shape, tokenizer):
-  config = make_config(topics__path='', topics__alpha=0.0)
-  mesh = meshes.make_mesh({'data': 8})
-  batch = make_batch(shape.vocab_size, 'none shared')
-  model = topic_dpr.build(config, shape, mesh, tokenizer)
-  params = tree.unflatten(make_params(model, shape, None))
-  placed = meshes.put_batch(mesh, batch)
-  value = jax.jit(lambda p, b: model.loss(p, b, None)[0])(params, placed)
-  other = dpr.build(config, shape, mesh)
-  assert np.isclose(value, jax.jit(lambda p, b: other.loss(p, b, None)[0])(params, placed), 1e-6)
-
-
-@pytest.mark.slow
 def test_a_document_relevant_to_a_query_is_not_its_negative():
   # Documents 0 and 1 have one title, so the abstract of each is relevant to both; 2 is another.
   rng = np.random.default_rng(0)
@@ -263,29 +244,6 @@ def test_a_document_relevant_to_a_query_is_not_its_negative():
     -np.log(e[2, 2] / e[2].sum()),
   ]
   np.testing.assert_allclose(qp, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-  ('categories', 'fails'),
-  [
-    ([[0, 1], [1, 2], [0, 2]], True),
-    ([[0], []], True),
-    ([[0], [0, 1], [1]], False),
-  ],
-)
-def test_documents_of_one_category_have_no_negatives(categories, fails):
-  class Tokens:
-    path = 'token_cache'
-
-  Tokens.categories = table.Lists(
-    np.array([n for row in categories for n in row], np.int32),
-    np.array([len(row) for row in categories], np.int32),
-  )
-  if fails:
-    with refused('token_cache'):
-      topic_dpr.check_categories(Tokens())
-  else:
-    topic_dpr.check_categories(Tokens())
 
 
 def test_weights_are_jaccard_overlaps():
@@ -336,86 +294,6 @@ def test_words_stand_behind_the_first_token_of_both_texts(shape, tokenizer, foun
   plain = make_config(topics__path='', prompt__length=0)
   assert np.isclose(before, value(plain, longer), 1e-6)
   assert not np.isclose(before, value(plain, batch), 1e-3)
-
-
-def test_random_words_and_topics_follow_from_the_id(tokenizer, found):
-  ids = [f'paper {i}' for i in range(3000)]
-  words = topic_dpr.random_words(found, tokenizer, LENGTH, ids[:50], 0)
-  known = [tokenizer.encode_bare([word])[word][0] for word in WORDS]
-  assert words.shape == (50, LENGTH) and set(words.ravel().tolist()) == set(known)
-  assert all(len(set(row)) == LENGTH for row in words.tolist())
-  assert (topic_dpr.random_words(found, tokenizer, LENGTH, ids[7:8], 0) == words[7]).all()
-  assert (topic_dpr.random_words(found, tokenizer, LENGTH, ids[:50], 1) != words).any()
-  topics = topic_dpr.random_topics(found, ids, 0)
-  # Sizes are 3, 2 and 1.
-  assert np.allclose(np.bincount(topics) / 3000, [3 / 6, 2 / 6, 1 / 6], atol=0.03)
-  assert topic_dpr.random_topics(found, ids[::-1], 0).tolist() == topics[::-1].tolist()
-
-
-@pytest.mark.slow
-def test_random_topics_do_not_know_of_the_split(found, tmp_path):
-  seed = 42
-  rows = [
-    {'id': f'p{i}', 'title': f'title {i}', 'abstract': 'text', 'categories': 'c'}
-    for i in range(8000)
-  ]
-  path = tmp_path / 'arxiv.jsonl'
-  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  sizes = {'train': 2000, 'dev': 40, 'test': 40}
-  papers.convert(str(path), str(tmp_path / 'papers'), sizes, seed)
-  train = sources.Source(str(tmp_path / 'papers'))
-  ids = [query.id for query in sources.load_dataset(train).queries]
-  topics = topic_dpr.random_topics(found, ids, seed)
-  assert np.allclose(np.bincount(topics, minlength=3) / 2000, [3 / 6, 2 / 6, 1 / 6], atol=0.04)
-  # Nor does the part of the training papers that is held out.
-  held_out = dataclasses.replace(train, hold_out=(0.1, seed), held_out=True)
-  assert 140 < len(sources.load_dataset(held_out).queries) < 260
-
-
-def make_folder(folder, split, qrels):
-  """Five documents with categories, and a BEIR folder of them for a split."""
-  root = folder / split
-  (root / 'qrels').mkdir(parents=True)
-  of = {'p0': ['a'], 'p1': ['a', 'b'], 'p2': ['b'], 'p3': ['c'], 'p4': []}
-  corpus = [
-    {'_id': id_, 'title': '', 'text': f'oak elm {word}', 'categories': categories}
-    for (id_, categories), word in zip(of.items(), WORDS, strict=False)
-  ]
-  queries = [{'_id': id_, 'text': f'fir {word}'} for id_, word in zip(qrels, WORDS, strict=False)]
-  for name, rows in (('corpus', corpus), ('queries', queries)):
-    (root / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  lines = [f'{query}\t{id_}\t1\n' for query, ids in qrels.items() for id_ in ids]
-  (root / 'qrels' / f'{split}.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(lines))
-
-
-@pytest.mark.parametrize(
-  ('qrels', 'expected'),
-  [
-    # Only own abstracts, as in the training split of dprjax.papers.
-    ({'p0': ['p0'], 'p1': ['p1'], 'p3': ['p3']}, ['p0 p1', 'p0 p1 p2', 'p3']),
-    # Its dev split, by category already: p0 does not get p1's other category.
-    ({'p0': ['p0', 'p1'], 'p2': ['p1', 'p2']}, ['p0 p1', 'p1 p2']),
-    # Other ids: the only judged passage is the document; of two nobody knows which.
-    ({'q0': ['p2'], 'q1': ['p0', 'p3']}, ['p1 p2', 'p0 p3']),
-  ],
-)
-def test_on_the_dev_split_a_common_category_is_relevant(tokenizer, tmp_path, qrels, expected):
-  make_folder(tmp_path, 'dev', qrels)
-  config = make_config(data__dir=str(tmp_path), data__dev_split='dev', data__train_split='dev')
-  splits = retrieval_data.find_splits(
-    config.data, config, epath.Path(tmp_path), None, kind=topic_dpr.TopicData
-  )
-  tokens = splits.open_cache('dev', splits.dev, tokenizer)
-
-  def relevant(passages):
-    queries = np.arange(tokens.num_queries)
-    names = dict(zip(passages, tokens.passage_ids(np.array(passages)), strict=True))
-    made = splits.make_qrels(tokens.query_ids(queries), tokens.query_rows(queries), names)
-    return [' '.join(sorted(grades)) for grades in made.values()]
-
-  assert relevant(range(5)) == expected
-  if 'p1' in qrels:  # where fewer passages are searched, no others are relevant
-    assert relevant([0, 1, 3]) == ['p0 p1', 'p0 p1', 'p3']
 
 
 @pytest.mark.slow

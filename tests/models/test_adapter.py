@@ -11,12 +11,11 @@ from dprjax.data import text
 from dprjax.formats.texts import read_texts
 from dprjax.inference.text_encoder import Encoder
 from dprjax.models import adapter as adapters
-from dprjax.models import artifact, encoder, encoder_config
+from dprjax.models import artifact, encoder
 from dprjax.models.adapter import Several, allocate, pad, stack, write
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.retrieval.embeddings import load_embeddings
 from tests import devices, reference
-from tests.refusals import refused
 from tests.resuming import train_and_resume
 from tests.toys.bias import Bias
 
@@ -27,14 +26,6 @@ encode_tokens = jax.jit(encoder.encode, static_argnames=('config', 'options'))
 def prefix_of(config, length, seed=0):
   shape = config.num_layers, 2, length, config.num_heads, config.head_dim
   return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def test_kinds_are_found_by_name(monkeypatch):
-  assert [*adapters.every()] == ['linear', 'lora', 'prefix', 'template', 'topic']
-  with refused('config.prompt.kind', 'prefix'):
-    adapters.find('bias', 'config.prompt.kind')
-  monkeypatch.setenv(extensions.VARIABLE, TOY)
-  assert adapters.find('bias', 'config.prompt.kind').name == 'bias'
 
 
 @pytest.mark.slow
@@ -86,28 +77,6 @@ def test_several_adapters_act_together(small):
     np.testing.assert_allclose(found[row], hidden(adapter)[row], atol=2e-6)
   with pytest.raises(ValueError, match='too many values'):
     hidden(Several((prefix, prefix)))
-
-
-@pytest.mark.slow
-def test_examples_have_masks_of_their_own(small):
-  """The encoder applies per-example dropout to a kind that knows nothing of it."""
-  config, params = small
-  bias = jnp.ones((config.num_layers, config.hidden_size), jnp.float32)
-  masks = np.asarray(Bias(bias).drop_examples(0.5, jax.random.key(0), 3).bias)
-  assert masks.shape == (config.num_layers, 3, config.hidden_size)
-  assert set(masks.ravel()) == {0, 2} and (masks[:, 0] != masks[:, 1]).any()
-  tokens = jnp.tile(jnp.arange(1, 7, dtype=jnp.int32), (3, 1))
-  options = encoder_config.EncoderOptions(dropout=0.0, prompt_dropout=0.5)
-  found = encode_tokens(
-    config,
-    params,
-    tokens,
-    tokens > 0,
-    adapter=Bias(bias),
-    options=options,
-    dropout_key=jax.random.key(1),
-  )
-  assert (found[0] != found[1]).any() and (found[1] != found[2]).any()
 
 
 def biased(config, params, tokens, bias):

@@ -201,27 +201,6 @@ def test_bad_content(write, arrays, change, message):
   assert str(path) in str(info.value) and '\n' not in str(info.value)
 
 
-def test_a_gain(write):
-  for change in (
-    {},
-    {'low': None, 'high': None},
-    {'best': 0.4, 'difference': -0.1, 'better': False},
-  ):
-    assert load_prompt(write(gain=GAIN | change)).meta['gain'] == GAIN | change
-
-
-@pytest.mark.parametrize(
-  ('gain', 'message'),
-  [
-    ({'best': 1.0}, ('prompt.npz', 'gain')),
-    (GAIN | {'best': 1e300}, 'best'),
-  ],
-)
-def test_a_gain_that_cannot_be(write, gain, message):
-  with refused(message):
-    load_prompt(write(gain=gain))
-
-
 def test_bad_files(write, tmp_path):
   whole = write().read_bytes()
   bad = tmp_path / 'bad.npz'

@@ -10,7 +10,7 @@ import safetensors
 
 from dprjax.base.errors import InputError
 from dprjax.models import classifier, head_specs, hub
-from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
 from tests.refusals import named_in
 
@@ -45,23 +45,6 @@ def test_equals_pytorch(golden, write_classifier, model_type, labels):
       scores, logits[:, 0] if labels == 1 else logits[:, 1] - logits[:, 0], rtol=0, atol=2e-5
     )
     assert scores.dtype == jnp.float32
-
-
-@pytest.mark.slow
-def test_the_head_adds_up_in_float32_under_bfloat16():
-  config = EncoderConfig('bert', 50, 256, 1, 4, 64, max_positions=24)
-  head = classifier.init_classifier(config, jax.random.key(0), 1)
-  first = jax.random.normal(jax.random.key(1), (16, 256))
-  half = EncoderOptions(jnp.bfloat16)
-  found = classifier.classify(config, head, first, half)
-  assert found.dtype == jnp.float32
-  x, kernel = (
-    np.asarray(array.astype(jnp.bfloat16), np.float64) for array in (first, head['dense']['kernel'])
-  )
-  x = np.tanh(x @ kernel + np.asarray(head['dense']['bias'], np.float64)[None])
-  exact = x @ np.asarray(head['output']['kernel'], np.float64)
-  exact += np.asarray(head['output']['bias'], np.float64)[None]
-  assert np.abs(found - exact).max() < 1e-6 * np.abs(exact).max() * 10
 
 
 def test_score_is_the_log_odds_of_label_1():
@@ -136,31 +119,6 @@ def test_a_fresh_head_replaces_the_labels(write_classifier, tmp_path):
     and 'problem_type' not in written
   )
   assert not (tmp_path / 'out' / 'tokenizer_config.json').exists()
-
-
-def test_plain_encoders_have_a_pooler_at_most(write_classifier):
-  without = {'classifier.weight': None, 'classifier.bias': None}
-  pooler = (
-    hub.load_backbone(write_classifier('bert', tensors=without), ('classifier',))
-    .heads['classifier']
-    .params
-  )
-  assert pooler.keys() == {'dense'} and pooler['dense']['kernel'].shape == (18, 18)
-  gone = without | {'bert.pooler.dense.weight': None, 'bert.pooler.dense.bias': None}
-  assert hub.load_backbone(write_classifier('bert', tensors=gone), ('classifier',)).heads == {}
-  # The pooler of RoBERTa is no part of its classifier.
-  layers = (
-    'classifier.dense.weight',
-    'classifier.dense.bias',
-    'classifier.out_proj.weight',
-    'classifier.out_proj.bias',
-  )
-  zeros = {
-    'roberta.pooler.dense.weight': np.zeros((18, 18), np.float32),
-    'roberta.pooler.dense.bias': np.zeros(18, np.float32),
-  }
-  gone = dict.fromkeys(layers) | zeros
-  assert hub.load_backbone(write_classifier('roberta', tensors=gone), ('classifier',)).heads == {}
 
 
 def test_heads_that_do_not_fit(write_classifier):

@@ -3,23 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.models import embed, pooling
+from dprjax.models import embed
 
-HIDDEN = jnp.array([[[1.0, 2.0], [3.0, 6.0], [100.0, 100.0]], [[5.0, 0.0], [7.0, 7.0], [9.0, 9.0]]])
 MASK = jnp.array([[True, True, False], [True, False, False]])
-
-
-def test_pooling():
-  np.testing.assert_array_equal(pooling.find('cls').pool(HIDDEN, MASK), [[1, 2], [5, 0]])
-  mean = pooling.find('mean').pool
-  np.testing.assert_array_equal(mean(HIDDEN, MASK), [[2, 4], [5, 0]])
-  np.testing.assert_array_equal(mean(HIDDEN, jnp.zeros((2, 3), bool)), np.zeros((2, 2)))
-
-
-def test_normalize():
-  np.testing.assert_allclose(
-    embed.unit(jnp.array([[3.0, 4.0], [0.0, -2.0]])), [[0.6, 0.8], [0, -1]], rtol=1e-6
-  )
 
 
 @pytest.mark.slow

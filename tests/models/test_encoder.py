@@ -7,8 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dprjax.models import embed, encoder, encoder_config, hub, layers
-from dprjax.models.adapter import Several
+from dprjax.models import encoder, encoder_config, hub, layers
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.adapters.template_tokens import LearnedTokens
 from dprjax.models.encoder_config import EncoderOptions
@@ -34,23 +33,6 @@ def prompts(config, count, length=5, seed=1):
   return jax.random.normal(jax.random.key(seed), shape, jnp.float32)
 
 
-@pytest.mark.slow
-def test_twice_the_keys_and_values_of_a_text_are_that_text(small):
-  """A second copy of each key changes no weighted mean."""
-  config, params = small
-  text = np.array([3, 41, 7, 7, 12], np.int32)
-  start = encoder.keys_and_values(config, params, text)
-  assert start.shape == (3, 2, 5, 4, 8)
-  plain, found = (
-    encode(config, params, text[None], text[None] >= 0, adapter=adapter)
-    for adapter in (None, Prefix(start))
-  )
-  np.testing.assert_allclose(found, plain, rtol=0, atol=1e-5)
-  other = encode(config, params, text[None] + 1, text[None] >= 0)
-  under = encode(config, params, text[None] + 1, text[None] >= 0, adapter=Prefix(start))
-  assert np.abs(under - other).max() > 0.1
-
-
 def prefix(prompt, shift=False):
   """A shared prompt [L, 2, P, N, D], or one for each example [B, L, 2, P, N, D]."""
   if prompt is None:
@@ -72,17 +54,6 @@ def golden_loss(hidden, mask):
   """The scalar whose gradient make_encoder_golden.py stored."""
   weights = np.cos(np.arange(hidden.size, dtype=np.float32)).reshape(hidden.shape)
   return jnp.sum(hidden * weights * mask[:, :, None].astype(np.float32))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
-def test_a_padding_token_in_a_text_is_as_in_transformers(model_type, golden, write_checkpoint):
-  arrays = golden('sentence_files')
-  backbone = hub.load_backbone(write_checkpoint(model_type, 3))
-  tokens = arrays[f'{model_type}/tokens']
-  assert (tokens[0] == backbone.config.pad_token_id).sum() == 3
-  hidden = encode(backbone.config, backbone.params, tokens, np.ones(tokens.shape, bool))
-  np.testing.assert_allclose(hidden, arrays[f'{model_type}/hidden'], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -131,31 +102,6 @@ def test_equals_transformers(model_type, layers, golden, write_checkpoint):
 
 
 @pytest.mark.slow
-def test_equals_transformers_on_minilm(golden, minilm):
-  arrays = golden('minilm')
-  backbone = hub.load_backbone(minilm)
-  mask, prompt = arrays['mask'], arrays['prompt'].astype(np.float32)
-
-  def run(prompt, shift):
-    hidden = encode(
-      backbone.config, backbone.params, arrays['tokens'], mask, adapter=prefix(prompt, shift)
-    )
-    return golden_loss(hidden, mask), hidden
-
-  for case, shift in (('plain', False), ('prefix', False), ('shifted', True)):
-    hidden = run(prompt if case != 'plain' else None, shift)[1]
-    np.testing.assert_allclose(
-      hidden[:, :, ::16][mask], arrays[f'{case}/hidden'][mask], rtol=0, atol=2e-5
-    )
-    embedding = embed.of_states(backbone.config, {}, hidden, mask, backbone.spec)
-    np.testing.assert_allclose(embedding, arrays[f'{case}/embedding'], rtol=0, atol=2e-6)
-    if case != 'plain':
-      gradient = jax.grad(lambda p, s=shift: run(p, s)[0])(prompt)[..., ::3, ::4]
-      expected = arrays[f'{case}/gradient']
-      np.testing.assert_allclose(gradient, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('model_type', 'shift'), [('bert', True), ('roberta', True), ('bert', False)]
 )
@@ -199,18 +145,6 @@ def test_a_bank_of_different_lengths_equals_one_prompt_at_a_time(small, inputs, 
 
 
 @pytest.mark.slow
-def test_a_bank_shifts_padding_alone_beyond_the_positions(small):
-  config, params = small
-  mask = np.arange(22)[None] < np.array([[22], [19], [20]])
-  tokens = np.full((3, 22), 7, np.int32)
-  bank = bank_of(prompts(config, 2), [0, 5], shift=True)
-  adapter = bank.choose(jnp.array([0, 1, 1], jnp.int32))
-  hidden = encode(config, params, tokens, mask, adapter=adapter)
-  # 19 tokens and 5 vectors fill the 24 positions; the next token lies beyond them.
-  assert np.isfinite(hidden[:2]).all() and np.isnan(hidden[2]).any()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('model_type', ['bert', 'roberta'])
 @pytest.mark.parametrize('fixed_layers', [0, 2])
 def test_vectors_in_place_of_words_equal_transformers(
@@ -241,41 +175,6 @@ def test_vectors_in_place_of_words_equal_transformers(
   # The golden cases differ by far more than the tolerance.
   others = [arrays[f'{n}/hidden'] for n in range(3) if n != fixed_layers]
   assert min(np.abs(hidden - other)[mask].max() for other in others) > 0.1
-
-
-@pytest.mark.slow
-def test_vectors_with_a_prompt_a_split_and_nothing_to_look_up(small, inputs):
-  config, params = small
-  tokens, mask = inputs
-  prompt, table = prompts(config, 1)[0], jax.random.normal(jax.random.key(2), (2, 32))
-  plain = encode(config, params, tokens, mask, adapter=prefix(prompt))
-  both = Several((prefix(prompt), LearnedTokens(table, 2)))
-  np.testing.assert_allclose(
-    encode(config, params, tokens, mask, adapter=both), plain, atol=1e-6, rtol=0
-  )
-  mixed = tokens.at[0, 2].set(config.vocab_size + 1)
-  split = jax.jit(encoder.encode_early_late, static_argnums=(0, 4))
-  _, late = split(config, params, mixed, mask, 1, adapter=both)
-  expected = encode(config, params, mixed, mask, adapter=both)
-  np.testing.assert_allclose(late, expected, atol=2e-6, rtol=0)
-  assert np.abs(late - plain)[0].max() > 0.1
-  beyond = encode(
-    config,
-    params,
-    mixed.at[1, 1].set(config.vocab_size + 2),
-    mask,
-    adapter=LearnedTokens(table, 1),
-  )
-  assert np.isnan(beyond[1]).all() and np.isfinite(beyond[0]).all()
-
-
-@pytest.mark.slow
-def test_row_of_padding_is_finite(small, inputs):
-  config, params = small
-  tokens, _ = inputs
-  nothing = jnp.zeros(tokens.shape, bool)
-  for prompt in (None, prompts(config, 1)[0]):
-    assert np.isfinite(encode(config, params, tokens, nothing, adapter=prefix(prompt))).all()
 
 
 @pytest.mark.slow
@@ -349,39 +248,6 @@ def test_each_example_has_its_own_dropout_of_a_shared_prompt(small, inputs, atte
   assert np.abs(mean - whole).max() < 0.25 * np.abs(gone - whole).max()
 
 
-@pytest.mark.slow
-def test_rounded_products(small, inputs):
-  # By hand: the product of every kernel has rounded factors, and so do its gradients.
-  config, params = small
-  tokens, mask = inputs
-  prompt = prompts(config, 1)[0]
-
-  def run(options):
-    def loss(prompt, params):
-      hidden = encode(config, params, tokens, mask, adapter=prefix(prompt), options=options)
-      return golden_loss(hidden, mask), hidden
-
-    program = jax.grad(loss, argnums=(0, 1), has_aux=True)
-    return jax.jit(program)(prompt, params), jax.make_jaxpr(program)(prompt, params)
-
-  (exact, hidden), _ = run(EncoderOptions())
-  (rounded, other), program = run(EncoderOptions.of(encoder_config.arithmetic('mixed', 'dtype')))
-  assert other.dtype == jnp.float32
-  assert 1e-4 < np.abs(other - hidden).max() < 0.05
-  for ours, theirs in zip(jax.tree.leaves(rounded), jax.tree.leaves(exact), strict=True):
-    assert ours.dtype == jnp.float32
-    assert np.linalg.norm(ours - theirs) < 0.03 * np.linalg.norm(theirs) + 1e-6
-  # Six dense layers forward, and two gradients of each; the rest, attention, stays float32.
-  products = list(products_of(program.jaxpr))
-  inputs_of = [{str(var.aval.dtype) for var in one.invars} for one in products]
-  assert inputs_of.count({'bfloat16'}) == 18
-  assert {str(one.outvars[0].aval.dtype) for one in products} == {'float32'}
-  # Where the arithmetic is bfloat16 already there is nothing to round.
-  (half, _), _ = run(EncoderOptions(jnp.bfloat16))
-  (same, _), _ = run(EncoderOptions(jnp.bfloat16, products=jnp.dtype('bfloat16')))
-  jax.tree.map(np.testing.assert_array_equal, half, same)
-
-
 def products_of(jaxpr):
   """The matrix products of a program, those of its loops too."""
   for equation in jaxpr.eqns:
@@ -422,28 +288,6 @@ def test_attention_scores_are_float32_under_bfloat16(small, inputs):
   scores = (len(tokens), config.num_heads, tokens.shape[1], seen)
   assert (scores, 'float32') in kinds and (scores, 'bfloat16') not in kinds
   assert any(dtype == 'bfloat16' for _, dtype in kinds)  # the dense layers
-
-
-@pytest.mark.slow
-def test_dropout_needs_a_key_and_repeats_with_it(small, inputs):
-  config, params = small
-  plain = encode(config, params, *inputs)
-  first, again = (encode(config, params, *inputs, dropout_key=jax.random.key(3)) for _ in range(2))
-  np.testing.assert_array_equal(first, again)
-  assert np.abs(first - plain).max() > 0.1
-  assert np.abs(first - encode(config, params, *inputs, dropout_key=jax.random.key(4))).max() > 0.1
-  off = dataclasses.replace(config, hidden_dropout=0.0, attention_dropout=0.0)
-  np.testing.assert_array_equal(encode(off, params, *inputs, dropout_key=jax.random.key(3)), plain)
-  rates = dataclasses.replace(config, hidden_dropout=0.3, attention_dropout=0.3)
-  np.testing.assert_array_equal(
-    encode(
-      config, params, *inputs, options=EncoderOptions(dropout=0.3), dropout_key=jax.random.key(3)
-    ),
-    encode(rates, params, *inputs, dropout_key=jax.random.key(3)),
-  )
-  for one in ('hidden_dropout', 'attention_dropout'):
-    only = dataclasses.replace(off, **{one: 0.1})
-    assert np.abs(encode(only, params, *inputs, dropout_key=jax.random.key(3)) - plain).max() > 0.01
 
 
 @pytest.mark.slow
@@ -526,16 +370,6 @@ def test_exceeding_the_positions_names_the_numbers(small, inputs):
   assert (roberta.first_position, roberta.max_tokens) == (5, 19)
   with refused('20', '19'):
     encode(roberta, params, tokens, tokens > 0)
-
-
-@pytest.mark.slow
-def test_ids_out_of_range_are_noticed(small, inputs):
-  config, params = small
-  tokens, mask = inputs
-  assert np.isnan(encode(config, params, tokens.at[0, 0].set(50), mask)[0]).all()
-  bad = jnp.array([0, 1, 2, 3], jnp.int32)
-  hidden = encode(config, params, tokens, mask, adapter=bank_of(prompts(config, 3)).choose(bad))
-  assert np.isfinite(hidden[:3]).all() and np.isnan(hidden[3]).all()
 
 
 @pytest.mark.slow

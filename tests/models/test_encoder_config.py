@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dprjax.models import encoder_config
-from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.encoder_config import EncoderOptions
 from dprjax.runtime import mesh as meshes
 from tests.options import with_options
 from tests.refusals import refused
@@ -22,11 +22,6 @@ from tests.refusals import refused
 def test_config_errors(small, change, message):
   with refused(message):
     dataclasses.replace(small[0], **change)
-
-
-def test_config_is_a_static_argument():
-  config = EncoderConfig('roberta', 50, 24, 1, 3, 40, pad_token_id=1)
-  assert hash(config) == hash(dataclasses.replace(config)) and config.head_dim == 8
 
 
 def test_the_arithmetic_by_name():

@@ -114,20 +114,6 @@ def test_states_equal_numpy(length, left):
     np.testing.assert_allclose(states[there], expected, atol=2e-5)
 
 
-@pytest.mark.slow
-def test_a_prompt_moved_by_its_own_length_is_another():
-  """Rotary positions are relative among tokens; a prompt without positions tells shifts apart."""
-  params, tokens = draw(SHAPE), jnp.ones((1, 4), jnp.int32)
-  prefix = np.random.default_rng(2).standard_normal((3, 2, 5, 2, 6)).astype(np.float32)
-  plain, moved = (
-    encode_tokens(
-      SHAPE, params, tokens, tokens > 0, adapter=Prefix(jnp.asarray(prompt), shift=shift)
-    )
-    for prompt, shift in ((prefix, 0), (prefix, 5))
-  )
-  assert np.abs(np.asarray(plain - moved)).max() > 1e-3
-
-
 def test_its_folder_round_trips(tmp_path):
   params = draw(SHAPE)
   hub.save_backbone(tmp_path / 'model', SHAPE, params)

@@ -147,16 +147,6 @@ def test_dropout_leaves_out_its_share_whichever_device_computes_it():
   np.testing.assert_array_equal(whole[:, 64:], part)
 
 
-@pytest.mark.slow
-def test_without_a_key_nothing_is_left_out():
-  given = texts(2, 6)
-
-  def run(**options):
-    return fused_attention.attend(*given, num_heads=N, interpret=True, **options)
-
-  np.testing.assert_array_equal(run(dropout=0.5, prompt_dropout=0.5), run())
-
-
 def test_bfloat16_is_added_up_in_float32():
   given = [jnp.asarray(x, jnp.bfloat16) if i != 3 else x for i, x in enumerate(texts(2, 6))]
   out = fused_attention.attend(*given, num_heads=N, interpret=True)

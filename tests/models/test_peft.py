@@ -57,15 +57,6 @@ def read(tmp_path):
   return read
 
 
-def test_an_adapter_alone_says_little(read):
-  prompt = read()
-  assert prompt.arrays['prefix'].shape == (2, 2, 4, 3, 8)
-  assert prompt.meta['shift_positions'] and prompt.meta['pooling'] == 'cls'
-  assert prompt.meta['query_max_length'] == 508  # 4 of 512 positions belong to the prompt
-  half = read(tensors={'prompt_embeddings': np.ones((4, 96), np.float16)})
-  assert half.arrays['prefix'].dtype == np.float32
-
-
 @pytest.mark.parametrize(
   ('change', 'message'),
   [

@@ -73,23 +73,6 @@ def projected(plain, tmp_path):
   return folder, add(folder, [(size, 24, False, IDENTITY), (24, 12, True, TANH)])
 
 
-@pytest.mark.slow
-def test_vectors_go_through_the_layers(plain, projected):
-  folder, (first, second) = projected
-  pooled = Encoder.load(plain).encode(TEXTS)
-  wanted = np.tanh(
-    pooled @ first['linear.weight'].T @ second['linear.weight'].T + second['linear.bias']
-  )
-  wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
-  encoder = Encoder.load(folder)
-  assert encoder.dimension == 12
-  np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-5)
-  # Only the whole names a space: its tensors, and its shape.
-  bare = Encoder.load(plain)
-  assert encoder.space_sha256 != bare.space_sha256
-  assert encoder.config_sha256 != bare.config_sha256
-
-
 def test_a_saved_model_keeps_its_layers(projected, tmp_path):
   folder, _ = projected
   loaded = hub.load_backbone(folder)

@@ -44,12 +44,6 @@ def read(folder):
   return read_folder(epath.Path(folder), CONFIG)
 
 
-def test_without_files(tmp_path):
-  assert read(tmp_path) == same_length(512, 'cls', False, '', '')
-  short = EncoderConfig('roberta', 50, 24, 1, 3, 40, max_positions=130, pad_token_id=1)
-  assert read_folder(epath.Path(tmp_path), short).longest == 128
-
-
 def test_old_form(tmp_path):
   write(
     tmp_path,
@@ -275,22 +269,6 @@ def test_every_module_is_applied_or_refused(tmp_path, golden):
   assert taken == {'Dense', 'Normalize', 'Dropout'}
 
 
-@pytest.mark.parametrize(
-  'types',
-  [
-    (OLD + 'Transformer',),
-    (OLD + 'Transformer', OLD + 'Normalize', OLD + 'Pooling'),
-    (OLD + 'Transformer', OLD + 'Dense', OLD + 'Pooling'),
-    (OLD + 'Transformer', 'custom.Pooling'),
-  ],
-  ids=' '.join,
-)
-def test_other_modules(tmp_path, types):
-  write(tmp_path, types)
-  with refused('modules.json'):
-    read(tmp_path)
-
-
 def test_cosine_is_an_inner_product_of_unit_vectors(tmp_path, caplog):
   write(tmp_path, config_sentence_transformers={'similarity_fn_name': 'cosine'})
   assert read(tmp_path).normalize
@@ -411,18 +389,3 @@ def test_a_saved_model_keeps_its_tokenizer(minilm, tmp_path):
     )
     kept = load_tokenizer(tmp_path / name)
     assert kept.sha256 == load_tokenizer(source).sha256 != load_tokenizer(minilm).sha256
-
-
-def test_model_in_a_folder_of_its_own(write_checkpoint, tmp_path):
-  # As sentence-transformers 0.x wrote them.
-  path = write_checkpoint('bert', 1, folder='0_BERT')
-  (path / 'sentence_bert_config.json').write_text('{"max_seq_length": 10}')
-  write(
-    tmp_path,
-    modules=[
-      {'path': '0_BERT', 'type': OLD + 'Transformer'},
-      {'path': '1_Pooling', 'type': OLD + 'Pooling'},
-    ],
-  )
-  backbone = hub.load_backbone(tmp_path)
-  assert backbone.path == str(path) and backbone.spec == same_length(10, 'mean', False)

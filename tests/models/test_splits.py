@@ -4,8 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from dprjax.models import dropout, fused_attention, splits
 from dprjax.runtime import mesh as meshes
@@ -14,30 +12,6 @@ from dprjax.runtime import mesh as meshes
 @pytest.fixture
 def mesh():
   return meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
-
-
-def test_a_part_of_an_axis_is_split_over_the_others(mesh):
-  split = NamedSharding(mesh, P(meshes.BATCH, 'model'))
-  assert splits.inside(split) == split and splits.parts(split, 0) == 4
-  with splits.part_of('data', 1, 2):
-    inside = splits.inside(split)
-    assert inside == NamedSharding(mesh, P('fsdp', 'model'))
-    assert splits.parts(inside, 0) == splits.parts(inside, 1) == 2
-    assert splits.inside(NamedSharding(mesh, P('data'))).spec == P(None)
-  assert splits.inside(split) == split
-
-
-@pytest.mark.slow
-def test_rows_that_cannot_be_divided_are_not_split(mesh):
-  rows = meshes.activations(mesh)[0]
-
-  def spec(count):
-    return splits.split_rows(jnp.zeros((count, 3), jnp.float32), rows).sharding.spec
-
-  assert spec(8) == P(meshes.BATCH)
-  with splits.part_of('data', 1, 2):
-    assert spec(6) == P('fsdp')
-    assert splits.split_rows(odd := jnp.zeros((5, 3), jnp.float32), rows) is odd
 
 
 @pytest.mark.slow

@@ -36,67 +36,6 @@ def rows_of(*texts):
 
 
 @pytest.mark.slow
-def test_tasks_of_one_batch_have_ranges_of_the_table():
-  made = make(
-    Spec(
-      {'query': FORM, 'passage': FORM},
-      {},
-      {
-        'query/P1': 1,
-        'query/P2': 2,
-        'passage/P1': 1,
-        'passage/P2': 1,
-      },
-    ),
-    Spec(
-      {'query': FORM, 'passage': FORM},
-      {'query/P1': 'a query:', 'passage/P2': ''},
-      {
-        'query/P2': 1,
-        'passage/P1': 2,
-      },
-    ),
-  )
-  assert made.rows == (
-    (0, 'query/P1', 1),
-    (0, 'query/P2', 2),
-    (0, 'passage/P1', 1),
-    (0, 'passage/P2', 1),
-    (1, 'query/P2', 1),
-    (1, 'passage/P1', 2),
-  )
-  tokens, mask = rows_of((7, 4, 8), (9,), (10, 11))
-  text = task_templates.bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)
-  assert made.extra('query') == 6 and made.extra('passage') == 5
-  filled = made.fill('query', [text], 9, jnp.array([0, 1, 0], jnp.int32))
-  assert filled.tokens.tolist() == [
-    [1, 41, 7, 4, 8, 42, 43, 4, 2],
-    [1, 20, 21, 9, 46, 4, 2, 0, 0],
-    [1, 41, 10, 11, 42, 43, 4, 2, 0],
-  ]
-  # A [MASK] of the text is only text.
-  assert np.argmax(made.places('query', filled, '[MASK]'), axis=1).tolist() == [7, 5, 6]
-  assert made.places('query', filled, '[MASK]').sum(axis=1).tolist() == [1, 1, 1]
-  assert made.places('query', filled, 'text').sum(axis=1).tolist() == [3, 1, 2]
-  assert not filled.token_types.any()
-  filled = made.fill('passage', [text], 8, jnp.array([1, 1, 0], jnp.int32))
-  assert filled.tokens.tolist() == [
-    [1, 47, 48, 7, 4, 8, 4, 2],
-    [1, 47, 48, 9, 4, 2, 0, 0],
-    [1, 44, 10, 11, 45, 4, 2, 0],
-  ]
-  vectors = [
-    {
-      name: jnp.full((length, 3), 100.0 * number + place)
-      for place, (task, name, length) in enumerate(made.rows)
-      if task == number
-    }
-    for number in range(2)
-  ]
-  assert made.table(vectors)[:, 0].tolist() == [0, 1, 1, 2, 3, 104, 105, 105]
-
-
-@pytest.mark.slow
 def test_pairs():
   made = make(Spec({'pair': PAIR}, {'pair/P3': 'what is it?'}, {'pair/P1': 1, 'pair/P2': 2}))
   texts = [

@@ -96,17 +96,6 @@ def test_texts_with_their_own_special_tokens_are_filled_in():
 
 
 @pytest.mark.slow
-def test_texts_of_several_tasks_in_a_batch():
-  texts = texts_of(LENGTHS[1])
-  packed = VECTORS.pack(texts, 12, PAD)
-  rows = np.array([np.pad(row, (0, 14 - len(row))) for row in packed.rows])
-  ids = jnp.array([1, 0, 1], jnp.int32)
-  filled = fill([VECTORS, WORDS], unpack(rows, packed.lengths), 14, PAD, ids)
-  for row, template in enumerate((WORDS, VECTORS, WORDS)):
-    assert_filled(filled, template, texts, row, 14)
-
-
-@pytest.mark.slow
 def test_learned_vectors_get_gradients(small):
   config, params = small
   texts = texts_of(LENGTHS[2], first_id=10)
@@ -140,16 +129,6 @@ def test_a_long_second_text_is_cut():
   assert kept(PAIR, 4, 9, max_length=12) == (4, 5)
   assert kept(PAIR, 4, 5, max_length=12) == (4, 5)
   assert kept(PAIR, 9, 0, max_length=12) == (9, 0)
-
-
-def test_a_first_text_that_leaves_no_room_is_cut_too():
-  # Nine tokens of room: the second keeps half of it, or all that it has.
-  assert kept(PAIR, 20, 20, max_length=12) == (4, 5)
-  assert kept(PAIR, 20, 2, max_length=12) == (7, 2)
-  assert kept(PAIR, 9, 2, max_length=12) == (7, 2)
-  assert kept(PAIR, 20, 0, max_length=12) == (9, 0)
-  # One token of the second is enough for the first to stay whole.
-  assert kept(PAIR, 8, 20, max_length=12) == (8, 1)
 
 
 def test_cutting_never_meets_the_template():

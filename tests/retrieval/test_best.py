@@ -47,15 +47,6 @@ def test_equals_loops(kind, k, tied, monkeypatch):
     np.testing.assert_array_equal(found.ranked()[0], values)
 
 
-def test_fewer_rows_than_k():
-  found = best.Best(2, 4)
-  found.add(np.array([[1, 3], [2, 2]], np.float32), 5)
-  scores, rows = found.ranked()
-  assert rows.tolist() == [[6, 5, -1, -1], [6, 5, -1, -1]]
-  assert scores.tolist() == [[3, 1, -np.inf, -np.inf], [2, 2, -np.inf, -np.inf]]
-  assert (scores.dtype, rows.dtype) == (np.float32, np.int32)
-
-
 def test_the_best_of_several_vectors_as_by_loops():
   rng = np.random.default_rng(5)
   rows = np.stack([rng.permutation(9)[:4] for _ in range(6)]).astype(np.int32)

@@ -377,13 +377,6 @@ def test_several_processes_fill_one_folder(tmp_path):
   assert one == many and 'manifest.json' in one
 
 
-def test_a_damaged_shard_is_written_again_by_any_process(tmp_path):
-  fill(tmp_path)
-  next(tmp_path.glob('embeddings-00001*')).write_bytes(b'')
-  writers = [EmbeddingsWriter(tmp_path, META, IDS, 2, process=i) for i in range(2)]
-  assert [writer.pending() for writer in writers] == [[(1, 2, 4)]] * 2
-
-
 def test_several_processes_verify_other_files_each(tmp_path):
   fill(tmp_path)
   damage(tmp_path / 'embeddings-00001-of-00003.npy')

@@ -70,13 +70,6 @@ def test_equal_scores_go_by_falling_id(devices):
   np.testing.assert_array_equal(found.scores, scores)
 
 
-def test_negative_scores_and_padding():
-  """Padding rows are zero, and would rank above negative scores."""
-  found = exact.search(np.ones((1, 2), np.float32), -np.ones((3, 2), np.float32), 5)
-  np.testing.assert_array_equal(found.rows, [[2, 1, 0]])
-  np.testing.assert_array_equal(found.scores, [[-2, -2, -2]])
-
-
 @pytest.mark.slow
 def test_float16_shards_from_disk(tmp_path):
   rng = np.random.default_rng(2)

@@ -104,13 +104,6 @@ def test_the_order_of_runs_changes_nothing(method, ties):
 
 
 @pytest.mark.parametrize('method', fusion.METHODS)
-@pytest.mark.parametrize('ties', [False, True])
-def test_equal_runs_give_themselves(method, ties):
-  [run] = random_runs(1, ties=ties)
-  assert [*fused([run] * 3, method=method)] == ranking(run).ids
-
-
-@pytest.mark.parametrize('method', fusion.METHODS)
 def test_equal_scores_have_the_order_of_every_ranking(method):
   equal = dict.fromkeys(['d10', 'd9', 'd1'], 3.0)
   assert [*fused([equal, equal], method=method)] == ['d9', 'd10', 'd1']
@@ -121,13 +114,6 @@ def test_equal_scores_have_the_order_of_every_ranking(method):
 )
 def test_a_constant_run_has_a_value_above_a_missing_document(method, value):
   assert fused([{'a': 7.0}, {'b': 2.0, 'c': 1.0}], method=method)['a'] == pytest.approx(value)
-
-
-@pytest.mark.parametrize('method', fusion.METHODS)
-def test_depth_is_that_of_a_shorter_run(method):
-  runs = list(random_runs(2))
-  short = [dict([*zip(*ranking(run), strict=True)][:5]) for run in runs]
-  assert fused(runs, method=method, depth=5) == fused(short, method=method)
 
 
 def test_a_run_of_weight_0_and_one_without_the_query_bring_no_documents():
@@ -186,14 +172,6 @@ def curve(weights, best, queries, noise=0.0):
   return shape + noise * RNG.standard_normal((queries, len(weights)))
 
 
-def test_many_queries_decide_and_few_stay_near_equal_weights():
-  weights = fusion.candidates(2)
-  found = [
-    fusion.learn(weights, curve(weights, 0.1, queries)).weights[0] for queries in (2, 20, 1000)
-  ]
-  assert 0.4 <= found[0] <= 0.5 and found[0] > found[1] > found[2] and found[2] <= 0.15
-
-
 def test_weights_agree_with_plain_numpy():
   weights = fusion.candidates(3)
   scores = 0.6 - ((weights - [0.2, 0.5, 0.3]) ** 2).sum(axis=1)
@@ -219,12 +197,6 @@ def test_cross_validation_leaves_each_query_out():
     assert learnt.held_out[query] == scores[query, row]
   np.testing.assert_array_equal(learnt.alone[:, 0], scores[:, weights[:, 0] == 1][:, 0])
   np.testing.assert_array_equal(learnt.equal, scores[:, weights[:, 0] == 0.5][:, 0])
-
-
-def test_equal_runs_get_equal_weights():
-  weights = fusion.candidates(3)
-  learnt = fusion.learn(weights, np.full((50, len(weights)), 0.5))
-  np.testing.assert_allclose(learnt.weights, 1 / 3)
 
 
 def test_a_file_keeps_all(tmp_path):

@@ -41,13 +41,6 @@ def test_ties_at_the_cut():
   assert found.rows[0, :3].tolist() == [99, 98, 97]
 
 
-def test_k_beyond_the_corpus():
-  corpus = clustered(5, 1)
-  index = scann.build(corpus, 1000)
-  found = index.search(clustered(2, 2), 1000, index.settings(1000))
-  assert found.rows.shape == (2, 5) and sorted(found.rows[0]) == [0, 1, 2, 3, 4]
-
-
 def test_saved_moved_and_loaded(tmp_path):
   corpus, queries = clustered(500, 1), clustered(3, 2)
   index = scann.build(corpus, 10)

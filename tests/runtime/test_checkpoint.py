@@ -218,20 +218,6 @@ def test_another_best_is_not_chosen_silently(tmp_path, harm, said):
     best()
 
 
-def test_metadata_of_orbax_is_not_needed(tmp_path):
-  state = make_state(meshes.make_mesh({'data': 8}))
-  provenance.write_mark(tmp_path, 'dprjax.training')
-  with opened(tmp_path) as saved:
-    saved.save(1, *state, {}, 0.5)
-  path = tmp_path / 'checkpoints' / '1' / '_CHECKPOINT_METADATA'
-  for text in ('', '{"metrics": {"score": 9}, "item_handlers": {}}', None):
-    path.unlink() if text is None else path.write_text(text)
-    with opened(tmp_path) as again:
-      assert (again.best(), again.steps()) == (1, [1])
-      for name, leaf in again.restore(1, *targets(*state)).trainable.items():
-        np.testing.assert_array_equal(leaf, state[0][name])
-
-
 # The limit is a refusal of the kernel, as on a full disk; in a process of its own, for it strikes
 # whatever else writes there.
 FULL = """

@@ -165,15 +165,6 @@ def test_a_value_on_the_command_line_is_not_run(tmp_path):
   assert not (tmp_path / 'ran').exists()
 
 
-def test_each_task_has_its_options():
-  config = configs.default()
-  config.method, config.backbone.path = 'dpr', 'scratch:tiny'
-  config.tasks.qa = configs.task(dir='questions', dev_split='dev')
-  config.tasks.data = configs.task(format='docstrings')
-  configs.check(config)
-  assert (config.tasks.qa.form, config.tasks.qa.data.train_split) == ('retrieval', 'train')
-
-
 @pytest.mark.parametrize(
   'change, message',
   [
@@ -194,17 +185,6 @@ def test_tasks_that_cannot_be(change, message):
     exec(change, {'c': c, 'configs': configs})
   with refused(message):
     configs.check(c)
-
-
-def test_a_task_from_before_a_option_has_its_default(tmp_path):
-  config = configs.default()
-  config.tasks.qa = configs.task(dir='questions')
-  configs.claim_workdir(config, tmp_path)
-  path = tmp_path / 'config.json'
-  written = json.loads(path.read_text())
-  del written['tasks']['qa']['measure'], written['tasks']['qa']['data']['strict']
-  path.write_text(json.dumps(written))
-  assert configs.to_json(configs.load_workdir(tmp_path)) == configs.to_json(config)
 
 
 def test_a_task_on_the_command_line(tmp_path):

@@ -1,13 +1,12 @@
 """Flags as the fields of a class: how words are read, and the text of --help."""
 
-import argparse
 import dataclasses
 
 import pytest
 
 from dprjax.runtime import flags
 from dprjax.runtime.flags import flag, group, switch
-from tests.refusals import named_in, refused
+from tests.refusals import refused
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,13 +35,6 @@ class Flags:
 
 def read(*words):
   return flags.parse(Flags, ['--name=x', '--from=y', *words])[0]
-
-
-def test_what_is_not_given_has_its_default(monkeypatch):
-  monkeypatch.setenv('DPRJAX_TEST_PLACE', '')
-  assert read() == Flags(name='x', source='y')
-  assert Flags(name='x').named == {} and Flags(name='x').words == (1, 2)
-  assert flags.parse(Flags, ['--name=x', '--other'])[0] == Flags(name='x', other=True)
 
 
 @pytest.mark.parametrize(
@@ -93,41 +85,7 @@ def test_a_bad_flag_is_one_line_that_names_it(words, flag, error_line):
   assert end.value.code == 2 and flag in line and len(line) < 400
 
 
-def test_a_required_flag_is_named(error_line):
-  with pytest.raises(SystemExit):
-    flags.parse(Flags, ['--from=y'])
-  assert named_in(error_line(), '--name')
-
-
-def test_the_environment_is_a_default(monkeypatch):
-  monkeypatch.setenv('DPRJAX_TEST_PLACE', 'there')
-  assert read().place == 'there' and read('--place=here').place == 'here'
-
-
-def test_help_has_defaults_and_groups_in_the_order_of_the_fields(capsys):
-  with pytest.raises(SystemExit):
-    flags.parse(Flags, ['--help'], 'dprjax test', 'What it does.')
-  said = capsys.readouterr().out
-  parts = [
-    'usage: dprjax test',
-    'What it does.',
-    '100 % of it',
-    '(default: 0.5)',
-    '(default: true)',
-  ]
-  parts += ['(default: one)', '(default: 1 2)', '(default: 1,2)', 'below:', '(default: 3)']
-  places = [said.index(part) for part in parts]
-  assert places == sorted(places) and '(default: None)' not in said
-
-
 def test_a_flag_that_goes_with_another_is_refused_without_it():
   with refused('--paths', '--name'):
     flags.refuse(read('--paths=a'), ('count', 'paths'), 'name')
   flags.refuse(read(), ('count', 'paths', 'named'), 'name')
-
-
-def test_numbers_within_bounds():
-  assert flags.whole(0, 9)('9') == 9
-  for text in ('10', '', 'x', '-0'):
-    with pytest.raises(argparse.ArgumentTypeError):
-      flags.whole(0, 9)(text)

@@ -7,11 +7,6 @@ from dprjax.runtime import mesh as meshes
 from tests.refusals import refused
 
 
-def test_minus_one_takes_the_rest_of_the_devices():
-  mesh = meshes.make_mesh({'data': -1, 'model': 2})
-  assert dict(mesh.shape) == {'data': 4, 'fsdp': 1, 'model': 2}
-
-
 @pytest.mark.parametrize(
   'sizes', [{'data': 3}, {'data': -1, 'model': -1}, {'data': -1, 'model': 16}]
 )

@@ -22,11 +22,6 @@ def test_the_first_rule_that_matches_the_whole_name_wins():
   assert tree.first_match(rules, NAMES, 'x') == dict(zip(NAMES, (1, 2, 3), strict=True))
 
 
-def test_a_rule_that_matches_a_part_of_the_name_only_does_not_count():
-  with refused('config.rules', 'backbone/layers/query/bias'):
-    tree.first_match([('backbone', 1), ('prompt/.*', 2)], NAMES, 'config.rules')
-
-
 def test_trainable_expressions_name_what_is_live():
   assert tree.trainable_names(['prompt/.*'], NAMES) == {'prompt/prefix'}
   assert tree.trainable_names(['prompt/.*', '.*bias'], NAMES) == {

@@ -142,15 +142,6 @@ def test_a_start_of_other_options(small):
 
 
 @pytest.mark.slow
-def test_dropout_spares_the_scale(small):
-  adapter = random(small[0], 3, ('mlp/up',))
-  one = adapter.drop(0.5, jax.random.key(0))
-  assert one.scale == adapter.scale and 0.3 < np.mean(np.asarray(one.a['mlp/up']) == 0) < 0.7
-  each = adapter.drop_examples(0.5, jax.random.key(0), 3)
-  assert each.a['mlp/up'].shape[:2] == (3, 3) and np.isfinite(states(small, each)).all()
-
-
-@pytest.mark.slow
 def test_a_file_of_another_backbone(small, tmp_path):
   arrays, _ = lora._export(with_options(prompt__length=3), random(small[0], 3, ('mlp/up',)))
   meta = META | {'rank': 3, 'alpha': 16.0, 'targets': ['mlp/up']}

@@ -5,7 +5,6 @@ import pytest
 
 from dprjax.methods import dual_encoder
 from dprjax.methods.method import Parts
-from dprjax.models.adapters import prefix
 from dprjax.models.encoder_config import EncoderConfig
 from tests.options import with_options
 
@@ -36,14 +35,6 @@ def mlp_reference(params):
       position, (layer * 2 + side) * 12 + head * 6 + value
     ]
   return prefix
-
-
-def test_without_reparametrisation_the_parameter_is_the_prefix():
-  params, expand = init(CONFIG, 5)
-  (vectors,) = params['prompt'].values()
-  assert vectors.shape == SHAPE and vectors.dtype == jnp.float32
-  expanded = expand(params)
-  assert expanded['query'] is expanded['passage'] and expanded['query'].vectors is vectors
 
 
 @pytest.mark.slow
@@ -102,11 +93,3 @@ def test_untied_prompts_start_apart():
 def test_without_parameters_there_is_no_prefix():
   params, expand = init(CONFIG, 0)
   assert params == {} and expand(params) == {'query': None, 'passage': None}
-
-
-def test_positions_count_from_the_prefix_where_they_are_shifted():
-  for shifted, first in ((True, 5), (False, 0)):
-    params, expand = init(CONFIG, 5, shift_positions=shifted)
-    assert expand(params)['query'].shift_positions() == first
-    file = prefix.ADAPTER.load({'shift_positions': shifted}, params['prompt'])
-    assert file[0].shift_positions() == first
