@@ -251,3 +251,17 @@ def test_what_cannot_be_built_says_so_and_leaves_what_was(tmp_path):
   with refused('nonesuch'):
     docstrings.build(tmp_path / 'docs', ['json', 'nonesuch'])
   assert [path.name for path in tmp_path.rglob('*')] == ['docs', 'mine.txt']
+
+
+@pytest.mark.slow
+def test_numpy_has_its_compiled_functions():
+  found = {entry.name: entry for entry in docstrings.entries(['numpy'])}
+  for name, summary in (
+    ('numpy.hypot', 'Given the "legs" of a right triangle, return its hypotenuse.'),  # a ufunc
+    ('numpy.zeros', 'Return a new array of given shape and type, filled with zeros.'),  # add_newdoc
+  ):
+    assert found[name].summary == summary
+  assert found['numpy.median'].page.startswith('numpy.lib._')  # re-exported
+  assert 'hypotenuse' not in found['numpy.hypot'].body.split('\n')[0]
+  assert 'numpy.abs' not in found  # the same function as numpy.absolute
+  assert 700 < len(found) < 1500

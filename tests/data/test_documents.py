@@ -203,3 +203,24 @@ def test_no_text_at_all(tmp_path, tokenizer):
       [tmp_path / 'note.txt'], tokenizer, tmp_path / 'token_cache', passage_length=64
     )
   assert not (tmp_path / 'token_cache').exists()
+
+
+@pytest.mark.slow_but_first
+def test_words_are_whole(tmp_path, kind):
+  tokenizer, family = kind
+  ((tokens, words, ends),) = rows(
+    build(tmp_path, tokenizer, ' '.join(SENTENCES[:4]), passage_length=512)
+  )
+  first = begins([tokenizer.backend.id_to_token(token) for token in tokens], family)
+  assert not all(first)  # else the test would show nothing
+  assert words == (np.cumsum(first) - 1).tolist()
+  # Tokens of running text, as if the passage were tokenised whole.
+  assert tokens == tokenizer.backend.encode(' '.join(SENTENCES[:4]), add_special_tokens=False).ids
+  assert len(ends) == 4 and ends[-1] == len(tokens)
+  numbers = []  # of the words of each sentence
+  for start, end, sentence in zip([0, *ends[:-1]], ends, SENTENCES[:4], strict=True):
+    decoded = ''.join(tokenizer.backend.decode(tokens[start:end]).split())
+    expected = ''.join(sentence.split())
+    assert decoded in (expected, expected.lower())
+    numbers.append(set(words[start:end]))
+  assert len(set.union(*numbers)) == sum(map(len, numbers))  # no word is in two sentences

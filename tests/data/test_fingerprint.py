@@ -1,7 +1,5 @@
 """Folders that are built once: who builds, who waits, and the state after a failure."""
 
-import logging
-
 import numpy as np
 import pytest
 from etils import epath
@@ -27,23 +25,6 @@ def build(tmp_path, text, settings, fails=False, **options):
   options = {'process_index': 0, 'wait_s': 0} | options
   folder = epath.Path(tmp_path / 'made')
   return fingerprint.build_once(folder, 'made', settings, {'text': source}, write, **options)
-
-
-def test_it_is_built_for_new_settings_and_new_content(tmp_path, caplog):
-  caplog.set_level(logging.INFO)
-  assert build(tmp_path, 'one', {'format_version': 1})
-  assert not build(tmp_path, 'one', {'format_version': 1})  # written again, with the same bytes
-  assert not build(tmp_path, 'one', {'format_version': 1}, process_index=1)
-  assert build(tmp_path, 'one', {'format_version': 1, 'lengths': (2, 3)})
-  assert not build(tmp_path, 'one', {'format_version': 1, 'lengths': (2, 3)})
-  assert 'made differs in lengths; building it again' in caplog.text
-  # The same length, within the same second.
-  assert build(tmp_path, 'two', {'format_version': 1, 'lengths': (2, 3)})
-  assert 'made differs in text; building it again' in caplog.text
-  assert (tmp_path / 'made' / 'content').read_text() == 'TWO'
-  description, lengths = fingerprint.open_built(epath.Path(tmp_path / 'made'), 'made')
-  assert description['settings'] == {'format_version': 1, 'lengths': [2, 3]}
-  assert description['pad_id'] == 7 and lengths == {'sizes': [3]}
 
 
 def test_a_finished_part_is_used_and_cleared_away(tmp_path):
@@ -110,3 +91,17 @@ def test_two_commands_that_build_at_once(tmp_path):
   (tmp_path / '.made.0123abcd.tmp').mkdir()  # of one that was killed
   assert build(tmp_path, 'one', {})
   assert sorted(path.name for path in tmp_path.iterdir()) == ['made', 'source.txt']
+
+
+def test_only_process_0_builds(tmp_path):
+  with refused('made', '0'):
+    build(tmp_path, 'one', {}, process_index=1)
+  assert not (tmp_path / 'made').exists()
+
+
+def test_a_folder_of_something_else_is_kept(tmp_path):
+  (tmp_path / 'made').mkdir()
+  (tmp_path / 'made' / 'thesis.tex').write_text('years of work')
+  with refused('made'):
+    build(tmp_path, 'one', {})
+  assert (tmp_path / 'made' / 'thesis.tex').exists()

@@ -15,7 +15,6 @@ from dprjax.base import reading
 from dprjax.data import sources
 from dprjax.data.sources import Source, detect_format, load_dataset
 from dprjax.formats import examples
-from dprjax.formats.texts import read_texts
 from tests.refusals import refused
 
 
@@ -407,41 +406,6 @@ def test_unknown_sources(beir, tmp_path, sources):
     read(beir, negatives=str(mined))
 
 
-def test_wanted_texts(tmp_path):
-  texts = [('a', 'one'), ('b', 'two'), ('b', 'three'), ('c', 'four')]
-  rows = [{'_id': id_, 'title': 'T', 'text': text} for id_, text in texts]
-  path = jsonl(tmp_path / 'corpus.jsonl', rows)
-  assert list(read_texts(path, 'passage', {'c', 'a', 'x'})) == [('a', 'T one'), ('c', 'T four')]
-  assert list(read_texts(path, 'passage', {'x'})) == []
-  # Only a wanted id must be unique, but a bad line is bad anywhere.
-  for wanted in ({'b'}, None):
-    with refused('b', 'line 2', 'line 3'):
-      list(read_texts(path, 'passage', wanted))
-  jsonl(path, [*rows, {}])
-  with refused('corpus.jsonl', 'line 5'):
-    list(read_texts(path, 'passage', {'a'}))
-
-
-@pytest.mark.parametrize(
-  ('negative', 'message'),
-  [
-    ('{"docid": "e", "text": "y", "rank": "1"}', 'rank'),
-    ('{"docid": "e", "text": "y", "score": "x"}', 'score'),
-    ('{"docid": "e", "text": "y", "score": NaN}', 'line 2'),
-    ('{"docid": "e ", "text": "y"}', 'e'),
-    ('{"docid": "e", "text": null}', 'text'),
-  ],
-)
-def test_negatives_of_other_types(tmp_path, negative, message):
-  positive = '{"docid": "d", "title": "", "text": "x"}'
-  (tmp_path / 'train.jsonl').write_text(
-    f'\n{{"query_id": "q", "query": "a", "positive_passages": [{positive}], '
-    f'"negative_passages": [{negative}]}}\n'
-  )
-  with refused('train.jsonl', 'line 2', message):
-    read(tmp_path)
-
-
 def test_pipes_are_not_opened(tmp_path):
   """Each file is read more than once."""
   os.mkfifo(tmp_path / 'train.jsonl')
@@ -581,20 +545,3 @@ def test_a_pair_with_two_grades_is_refused(tmp_path):
   assert [*judged.values()] == [1, 1]
   with refused('pairs.csv', '5'):
     table(tmp_path / 'pairs.csv', text + 'why,a,2\n')
-
-
-@pytest.mark.parametrize('ending', ['csv', 'parquet'])
-def test_a_beir_folder_of_other_files(tmp_path, ending):
-  import pandas as pd
-
-  for name, rows in (
-    ('corpus', [{'id': 'a', 'title': 'A', 'text': 'one'}, {'id': 'b', 'title': '', 'text': 'two'}]),
-    ('queries', [{'query_id': 'q', 'query': 'who'}]),
-  ):
-    frame, path = pd.DataFrame(rows), tmp_path / f'{name}.{ending}'
-    frame.to_csv(path, index=False) if ending == 'csv' else frame.to_parquet(path)
-  (tmp_path / 'qrels').mkdir()
-  (tmp_path / 'qrels' / 'train.tsv').write_text('q\t0\ta\t1\n')
-  found = sources.load_dataset(sources.Source(str(tmp_path)))
-  assert found.format == 'beir' and found.queries == [('q', 'who')]
-  assert list(found.passages) == [('a', 'A one'), ('b', 'two')]

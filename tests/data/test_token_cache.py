@@ -237,52 +237,6 @@ def test_formats_without_categories(folder, tokenizer, tmp_path):
     )
 
 
-def test_papers_without_title_abstract_or_categories_are_counted_and_skipped(
-  tokenizer, tmp_path, caplog
-):
-  caplog.set_level(logging.INFO)
-  path = tmp_path / 'papers.jsonl'
-  write_jsonl(
-    path,
-    [
-      {'id': 'whole', 'title': 'cats', 'abstract': 'cats sat', 'categories': ['cs.CL']},
-      {'id': 'old', 'title': 'dogs', 'abstract': 'dogs bark', 'categories': 'hep-th cs.CL'},
-      {'id': 'no title', 'abstract': 'fish swim', 'categories': ['cs.CL']},
-      {'id': 'null abstract', 'title': 'fish', 'abstract': None, 'categories': ['cs.CL']},
-      {'id': 'no categories', 'title': 'sea', 'abstract': 'the sea'},
-    ],
-  )
-  built = token_cache.build_cache(
-    Source(str(path), categories=True),
-    tokenizer,
-    tmp_path / 'token_cache',
-    query_max_length=8,
-    passage_max_length=8,
-  )
-  assert built.query_ids(np.arange(built.num_queries)) == ['whole', 'old']
-  assert built.category_names == ('cs.CL', 'hep-th')
-  for line in (
-    '1 query without text: skipped (no title)',
-    '1 passage without text: kept, never a positive (null abstract)',
-    '1 passage without categories: kept, never a positive (no categories)',
-    '2 queries whose positives are unknown or have neither text nor categories: skipped '
-    '(null abstract, no categories)',
-  ):
-    assert line in caplog.text
-
-
-def test_tfds_reads_it(folder, tokenizer):
-  built = build(folder, tokenizer)
-  passages = tfds.builder_from_directory(built.path / 'passages').as_data_source('passages')
-  assert len(passages) == 4 and passages[1]['id'] == b'd2'
-  assert passages[1]['tokens'].dtype == np.int32
-  assert passages[1]['tokens'].tolist() == built.passage_tokens(np.array([1]))[0].tolist()
-  queries = tfds.builder_from_directory(built.path / 'queries').as_data_source('queries')
-  assert [row['id'] for row in queries] == [b'q1', b'q2', b'twin']
-  assert queries[1]['negatives'].tolist() == [3, 0] and queries[2]['negatives'].tolist() == []
-  assert queries[0]['relevant'].tolist() == [0, 3] and queries[0]['positives'].tolist() == [0]
-
-
 def test_tables_of_several_shards(tmp_path, monkeypatch):
   monkeypatch.setattr(table, '_SHARD_BYTES', 200)
   with table.TableWriter(tmp_path / 'table', 'rows', ('tokens',)) as writer:
@@ -436,25 +390,6 @@ def test_the_cache_is_the_same_bit_for_bit_whatever_the_number_of_processes(
   assert made[3]['token_cache.json']['report']['passages of more than 8 tokens: cut'] == cut > 0
 
 
-@pytest.mark.slow
-def test_a_finished_part_of_a_job_that_died_is_used(longer, tokenizer_dir, tmp_path):
-  def begin(index, dies=''):
-    return start(longer, tokenizer_dir, tmp_path / 'token_cache', index, 2, dies)
-
-  # Process 1 dies in its second shard, then finishes, while process 0 dies. At last process 0 finds
-  # a finished part.
-  assert ended(begin(1, dies='x2')) == (9, '')
-  assert len(list(tmp_path.glob('.token_cache.*.parts/.1.*.tmp'))) == 1 and not list(
-    tmp_path.glob('.token_cache.*.parts/1')
-  )
-  helping, dying = begin(1), begin(0, dies='x0')
-  assert ended(dying) == (9, '')
-  assert ended(begin(0)) == ended(helping) == (0, '25\n')
-  assert ended(start(longer, tokenizer_dir, tmp_path / 'alone')) == (0, '25\n')
-  assert contents(tmp_path / 'token_cache') == contents(tmp_path / 'alone')
-  assert not list(tmp_path.glob('.*.parts'))
-
-
 def test_no_query_is_left(folder, tokenizer):
   (folder / 'qrels/train.tsv').write_text('q1\tlost\t1\n')
   with refused('train.tsv'):
@@ -519,21 +454,3 @@ def test_texts_with_the_same_tokens_are_one_passage_for_the_loss(tmp_path, token
       assert passages[0] in relevant and passages[1] not in relevant
   with refused('config.negatives'):  # of three passages, two are relevant
     batches.make_batches(built, negatives=2, **feed)
-
-
-@pytest.mark.parametrize(
-  ('judged', 'comparable'),
-  [
-    ({'q1': ['d1'], 'q2': ['d2']}, True),
-    ({'q1': ['d1'], 'q2': ['copy']}, False),
-    ({'q1': ['d1'], 'twin': ['d2']}, False),
-    ({'q1': ['d1', 'd2'], 'q2': ['d2', 'copy']}, False),
-  ],
-)
-def test_whether_a_query_has_other_queries_positives_as_negatives(
-  folder, tokenizer, judged, comparable
-):
-  (folder / 'qrels/train.tsv').write_text(
-    ''.join(f'{query}\t{passage}\t1\n' for query, some in judged.items() for passage in some)
-  )
-  assert build(folder, tokenizer).comparable == comparable

@@ -106,19 +106,6 @@ def test_a_corpus_that_shares_no_word_is_refused(small):
     small.check_shares(['zebra', ''], 'corpus.jsonl')
 
 
-def test_the_file_holds_the_model(small, tmp_path):
-  topic_models.save_topics(tmp_path / 'topics.npz', small)
-  read = topic_models.load_topics(tmp_path / 'topics.npz')
-  assert (read.meta, read.names, read.vocabulary) == (small.meta, small.names, small.vocabulary)
-  np.testing.assert_array_equal(read.sizes, small.sizes)
-  np.testing.assert_array_equal(read.distributions, small.distributions)
-  again = tmp_path / 'again.npz'
-  topic_models.save_topics(again, Topics.from_arrays({**small.arrays(), 'prefix': np.ones(3)}))
-  assert again.read_bytes() == (tmp_path / 'topics.npz').read_bytes()
-  with np.load(again, allow_pickle=False) as arrays:
-    assert set(arrays) == set(topic_models.ARRAYS)
-
-
 def meta(**changes):
   return np.array(json.dumps(META | changes))
 

@@ -196,27 +196,6 @@ def test_ict_pairs_a_sentence_with_the_rest(made):
     assert len(lengths[passage]) > 1 and seen == set(range(len(lengths[passage])))
 
 
-def test_ict_takes_whole_sentences_around_the_first_where_not_all_fit(made):
-  texts, lengths = made
-  cut = 0
-  for passage, first, second in shown(
-    take(texts, 75, batch_size=32, views='ict', max_length=42), 'first', 'second'
-  ):
-    sentences = [list(range(*bound)) for bound in bounds(lengths[passage])]
-    number = sentences.index(first)
-    inside = [n for n, places in enumerate(sentences) if set(places) & set(second)]
-    # Whole ones, in order, side by side except for the one that is taken out.
-    assert second == [place for n in inside for place in sentences[n]] and len(second) <= 40
-    window = sorted({*inside, number})
-    assert window == list(range(window[0], window[-1] + 1))
-    if len(second) < sum(lengths[passage]) - len(first):
-      cut += 1
-      # Neither neighbour of the window would have fitted as well.
-      beside = [n for n in (window[0] - 1, window[-1] + 1) if 0 <= n < len(sentences)]
-      assert all(len(second) + len(sentences[n]) > 40 for n in beside)
-  assert cut > 300
-
-
 @pytest.mark.parametrize('kind', KINDS, ids=str)
 def test_resumes_exactly_and_divides_the_global_batch(made, kind):
   texts, _ = made
@@ -254,3 +233,19 @@ def test_a_corpus_of_single_sentences(tmp_path):
     with refused('config.batch_size', '0'):
       start(texts, **kind)
   assert start(texts).eligible == 10
+
+
+@pytest.mark.parametrize(
+  ('lengths', 'number', 'keep', 'room', 'window'),
+  [
+    ([5, 5, 5, 5, 5], 2, False, 10, (5, 20)),  # one on either side, without the middle
+    ([5, 5, 5, 5, 5], 2, True, 15, (5, 20)),
+    ([5, 5, 5, 5, 5], 0, False, 10, (0, 15)),
+    ([5, 5, 5, 9, 5], 2, False, 12, (0, 15)),  # the right neighbour is too long: two from the left
+    ([5, 20, 9], 0, False, 12, (0, 17)),  # the next does not fit: its beginning
+    ([9, 20, 5], 2, False, 12, (17, 34)),  # or the end of the one before
+    ([5, 20, 5], 1, True, 12, (5, 25)),  # kept, and too long itself: cut later
+  ],
+)
+def test_windows_by_hand(lengths, number, keep, room, window):
+  assert views._around(np.cumsum(lengths), number, keep, room) == window

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from dprjax.formats import document_files, sentences
+from dprjax.formats import document_files
 from dprjax.formats.document_files import Document
 from dprjax.formats.read_report import ReadReport
 from tests.refusals import refused
@@ -164,19 +164,3 @@ def test_links_and_pipes_in_a_folder(tmp_path):
   assert counts['pipes, devices and broken links: skipped'] == 2
   with refused('c.txt'):
     read(folder / 'c.txt')
-
-
-def test_newlines_end_sentences_and_white_space_becomes_one_space():
-  assert sentences.split_sentences(
-    'A title\nDr. Smith et al. (2019) saw  it. See Fig. 3.\n\n Then at 3.5 %, J. R. Smith\tleft.\n'
-  ) == [
-    'A title',
-    'Dr. Smith et al. (2019) saw it.',
-    'See Fig. 3.',
-    'Then at 3.5 %, J. R. Smith left.',
-  ]
-  assert sentences.split_sentences('Er kam z. B. gestern. Dann ging er.', 'de') == [
-    'Er kam z. B. gestern.',
-    'Dann ging er.',
-  ]
-  assert sentences.split_sentences(' \n\n') == []

@@ -69,15 +69,6 @@ def test_columns_are_found_by_usual_names_or_named(tmp_path, ending):
     read(path, columns={'text': 'colour'})
 
 
-def test_tables_between_semicolons_and_tabs(tmp_path):
-  (tmp_path / 'c.csv').write_text(csv_text(';').replace(',', '.'))
-  assert [one.id for one in read(tmp_path / 'c.csv')] == ['d1', 'd2']
-  (tmp_path / 'q.tsv').write_text('qid\tquestion\tcategory\nq1\twhy "lift"?\tphysics\n')
-  assert read(tmp_path / 'q.tsv', 'query') == [Text('q1', 'why "lift"?')]
-  (tmp_path / 'q.tsv').write_text('1\twhy\n')  # without a header, as in MS MARCO
-  assert read(tmp_path / 'q.tsv', 'query') == [Text('1', 'why')]
-
-
 @pytest.mark.parametrize(
   'text',
   [

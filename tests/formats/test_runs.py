@@ -1,6 +1,4 @@
 import gzip
-import os
-import threading
 
 import numpy as np
 import pytest
@@ -126,17 +124,3 @@ def test_runs_that_are_no_utf8_or_have_bad_ids(tmp_path, line, message):
   path.write_bytes(TEXT.encode() + line + b'\nq4 Q0 a 1 1.0 x\n')
   with refused('run.trec', 'line 4', message):
     list(runs.read_blocks(path))
-
-
-@pytest.mark.parametrize('more', ['', 'q1 Q0 d1 3 -5 x\n', 'q1 Q0 d9 3 5 x\n'])
-def test_a_run_is_read_once_also_for_its_errors(tmp_path, more):
-  path = tmp_path / 'pipe'
-  os.mkfifo(path)
-  thread = threading.Thread(target=path.write_text, args=(TEXT + '\n' * 70_000 + more,))
-  thread.start()
-  if more:
-    with refused('pipe', 'line 70004'):
-      trec.read_run(path)
-  else:
-    assert trec.read_run(path).doc_ids == ['a-very-long-document-id', 'd1', 'd2']
-  thread.join()

@@ -121,7 +121,7 @@ def test_pieces_of_a_run_have_whole_queries(tmp_path, monkeypatch):
   read_blocks = runs.read_blocks
   monkeypatch.setattr(runs, 'read_blocks', lambda path, ranks: read_blocks(path, 700, ranks))
   monkeypatch.setattr(trec, '_PIECE', 100)
-  by_query = made_run(queries=1000)
+  by_query = made_run(queries=200)
   texts = {
     'ordered': ''.join(map(''.join, by_query)),
     'shuffled': shuffled(by_query),

@@ -25,18 +25,6 @@ def test_passages(corpus):
   assert corpora.passages(corpus) == [('0', 'Wings lift'), ('1', 'drag')]
 
 
-def test_passages_of_pandas():
-  pandas = pytest.importorskip('pandas')
-  table = pandas.DataFrame(
-    {'_id': [5, 6, 7], 'title': ['no', 'Wings', None], 'text': ['no', 'lift', 'drag']}
-  )[1:]
-  expected = [('6', 'Wings lift'), ('7', 'drag')]
-  for found in (table, table.convert_dtypes(), table.to_dict('records'), pa.table(table)):
-    assert corpora.passages(found) == expected
-  for levels in ('_id', ['_id', 'title']):
-    assert corpora.passages(table.set_index(levels)) == expected
-
-
 def test_the_index_of_pandas_has_the_ids():
   pandas = pytest.importorskip('pandas')
   table = pandas.DataFrame({'text': ['lift', 'drag']})

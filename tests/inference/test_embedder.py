@@ -5,26 +5,8 @@ import pytest
 
 from dprjax.base import machine
 from dprjax.inference import embedder
-from dprjax.models import encoder_config
 from dprjax.runtime import mesh
 from tests.refusals import refused
-
-
-@pytest.mark.parametrize(
-  ('platform', 'devices', 'batch_size', 'length', 'rows'),
-  [
-    ('cpu', 1, 64, 256, 8),
-    ('cpu', 1, 64, 16, 64),
-    ('cpu', 1, 4, 256, 4),
-    ('cpu', 8, 64, 512, 8),
-    ('tpu', 8, 60, 512, 64),
-  ],
-)
-def test_a_step_on_two_cores_has_as_many_rows_as_their_caches_hold(
-  monkeypatch, platform, devices, batch_size, length, rows
-):
-  monkeypatch.setattr(machine, 'cores', lambda: 2)
-  assert embedder.rows_at_once(platform, devices, batch_size, length) == rows
 
 
 @pytest.mark.parametrize(
@@ -42,20 +24,6 @@ def test_meshes_of_weights_in_parts():
     embedder.local_mesh(3)
   with refused('weight_parts', '9', '8'):
     embedder.server_mesh(9)
-
-
-@pytest.mark.parametrize(
-  ('arithmetic', 'stored', 'platform', 'placed'),
-  [
-    ('bfloat16', 'float32', 'cpu', 'bfloat16'),
-    ('float32', 'bfloat16', 'tpu', 'bfloat16'),
-    ('float32', 'bfloat16', 'cpu', 'float32'),
-    ('mixed', 'float32', 'cpu', 'float32'),
-  ],
-)
-def test_the_type_of_placed_weights(arithmetic, stored, platform, placed):
-  made = encoder_config.arithmetic(arithmetic, 'dtype')
-  assert embedder.weight_dtype(made, stored, platform) == placed
 
 
 def test_rows_of_a_length_come_in_steps_of_one_shape(monkeypatch):

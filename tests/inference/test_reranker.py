@@ -70,16 +70,6 @@ def test_scores_are_those_of_each_pair_alone(small_cross_encoder, make_cross_enc
   assert small.score([]).shape == (0,)
 
 
-def test_neither_order_nor_company_changes_a_score(small_cross_encoder, monkeypatch):
-  small = small_cross_encoder
-  scores = small.score(PAIRS)
-  np.testing.assert_allclose(small.score(PAIRS[::-1])[::-1], scores, **NEAR)
-  monkeypatch.setattr(reranker, '_BLOCK', 7)
-  counts = []
-  np.testing.assert_allclose(small.score(PAIRS, counts.append), scores, **NEAR)
-  assert counts == sorted(counts) and counts[-1] == 30
-
-
 @pytest.mark.slow
 def test_pairs_of_columns_and_what_is_no_pair(small_cross_encoder):
   queries, passages = ['json', 'run'], ['Decode a JSON document.', 'Run a coroutine.']

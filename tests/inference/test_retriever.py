@@ -193,24 +193,6 @@ def test_tables_columns_and_generators(small):
       small.encode(bad)
 
 
-@pytest.mark.slow
-def test_several_prompts_by_name(trained, prompt, small):
-  both = Retriever.load(trained / 'backbone', prompt={'trained': prompt, 'bare': None})
-  both.index(TEXTS, prompt='trained')
-  small.index(TEXTS)
-  for hits, expected in zip(both.search(['json'], k=3), small.search(['json'], k=3), strict=True):
-    assert [hit.id for hit in hits] == [hit.id for hit in expected]
-    np.testing.assert_allclose(
-      [hit.score for hit in hits], [hit.score for hit in expected], atol=1e-5
-    )
-  with refused('bare', 'trained'):
-    both.search(['json'], prompt='bare')
-  before = both.search(['json'], prompt='trained')
-  with refused('prompt', 'trained', 'bare'):
-    both.index(['other'])
-  assert both.search(['json'], prompt='trained') == before  # the earlier index is still there
-
-
 def test_bad_arguments(trained, prompt, small, tmp_path):
   fresh = Retriever.load(trained / 'backbone', prompt)
   with refused('none.jsonl'):

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from dprjax.data import text
-from dprjax.formats.vector_spec import VectorSpec, of_meta, same_length
+from dprjax.formats.vector_spec import VectorSpec, same_length
 from dprjax.inference import embedder
 from dprjax.inference.text_encoder import Encoder
 from dprjax.models import artifact, encoder, hub, weights
@@ -133,42 +133,6 @@ def test_each_of_two_encoders_has_its_own_length_and_prefix(make_cross_encoder, 
     Encoder.load(tmp_path, pooling='max')
   said = Encoder.load(tmp_path, pooling='max', normalize=True).entry().spec
   assert said == VectorSpec('max', True, 8, 12, 'q: ')
-
-
-@pytest.mark.slow
-def test_kinds_differ_where_their_settings_do(trained, prompt, variant):
-  path = variant('prefixed', query_prefix='query: ', query_max_length=8)
-  prefixed = Encoder.load(trained / 'backbone', path)
-  plain = Encoder.load(trained / 'backbone', prompt, query_max_length=8)
-  np.testing.assert_allclose(
-    prefixed.encode(['json'], 'query'), plain.encode(['query: json'], 'query'), atol=1e-6
-  )
-  np.testing.assert_array_equal(
-    prefixed.encode(['json'], 'passage'), plain.encode(['json'], 'passage')
-  )
-  prefixed.encode(['a b c d e f g h i j', 'a'], 'query')
-  assert prefixed.truncated == {'query': 1, 'passage': 0}
-
-
-def test_the_record_is_of_the_prompt_then_of_the_backbone():
-  backbone = same_length(128, 'mean', True, 'q: ', 'p: ')
-  assert of_meta({}) == VectorSpec('cls', False, 512, 512, '', '')
-  assert of_meta({}, backbone) == VectorSpec('mean', True, 128, 128, 'q: ', 'p: ')
-  meta = {
-    'pooling': 'cls',
-    'normalize': False,
-    'query_max_length': 16,
-    'passage_max_length': 32,
-    'shift_positions': True,
-    'passage_prefix': '',
-  }
-  spec = of_meta(meta, backbone)
-  assert spec == VectorSpec('cls', False, 16, 32, 'q: ', '')
-  assert of_meta(spec.to_meta()) == spec
-  changed = spec.replace(pooling='mean', normalize=None, query_max_length=20)
-  assert changed == VectorSpec('mean', False, 20, 32, 'q: ', '')
-  # A change to False is one.
-  assert backbone.replace(normalize=False).normalize is False
 
 
 @pytest.mark.slow

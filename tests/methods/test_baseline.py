@@ -136,19 +136,6 @@ def test_the_score_in_the_whole_corpus_is_of_its_step(tmp_path):
   assert baseline.metrics_of_whole(gain) == {'whole/mean': 0.875, 'whole/mean before': 0.75}
 
 
-def test_it_is_measured_once(tmp_path):
-  calls = []
-
-  def evaluate():
-    calls.append(1)
-    return scores_of({'a': np.array([0.1, 1 / 3]), 'b': np.array([2 / 3])})
-
-  first, second = (baseline.scores(tmp_path, 'mean', evaluate) for _ in range(2))
-  assert len(calls) == 1 and first.means == second.means
-  for name, values in first.values.items():
-    np.testing.assert_array_equal(second.values[name], values)
-
-
 @pytest.mark.parametrize(
   ('change', 'message'),
   [

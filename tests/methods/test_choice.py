@@ -115,3 +115,9 @@ def test_a_damaged_choice(tmp_path):
   path.write_text(json.dumps(json.loads(path.read_text()) | {'queries': '3'}))
   with refused(path):
     choice.read(run)
+
+
+def test_the_step_of_a_part_is_chosen_elsewhere():
+  values = np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.9, 0.9]])
+  assert choice.best_elsewhere(values, np.array([0, 0, 1, 1])).tolist() == [1, 1, 0, 0]
+  assert choice.best_elsewhere(values[:, :1], np.array([0])).tolist() == [0]

@@ -224,16 +224,6 @@ def test_where_the_head_comes_from(model, tokenizer, parts):
     frozen.init(parts, jax.random.key(0))
 
 
-@pytest.mark.slow
-def test_dropout_follows_the_key(model, tokenizer, parts, batch):
-  mesh = meshes.make_mesh({'data': -1})
-  method = cross_encoder.build(make_config(backbone__dropout=0.2), model, mesh, tokenizer)
-  params = tree.unflatten(make_params(method, parts))
-  loss = jax.jit(lambda key: method.loss(params, batch, key)[0])
-  one, same, other = (float(loss(jax.random.key(seed))) for seed in (0, 0, 1))
-  assert one == same != other
-
-
 @pytest.mark.parametrize(
   ('option', 'value'),
   [

@@ -145,27 +145,6 @@ def test_goes_on_where_it_stopped(start, batches_of, form):
     )
 
 
-def test_pairs_of_all_tasks(start, words_of, batches_of):
-  data = start('qa', 'dr', 'pi', form='pairs', arrangement='balanced', batch_size=6, per_task=12)
-  assert (len(data.batches), data.unit) == (6, 'pairs')
-  assert data.description == '3 tasks, balanced; training pairs: dr 20, pi 6, qa 16'
-  iterator = batches_of(data)
-  labels = {0: [], 1: [], 2: []}
-  for _ in range(6):
-    batch = next(iterator)
-    assert batch['task'].tolist() == [0, 1, 2] * 2
-    for row in range(6):
-      first, second = (words_of(batch[f'{view}_tokens'][row]) for view in pairs.VIEWS)
-      label = int(batch['label'][row])
-      labels[int(batch['task'][row])].append(label)
-      if batch['task'][row] == 1:
-        assert (' '.join(first), ' '.join(second), label) in PI
-      else:
-        assert (first == second[:1]) == label
-    assert data.ids(batch).startswith('dr: ') and '; pi: line ' in data.ids(batch)
-  assert labels[1].count(1) == 6  # all six, twice
-
-
 def test_marks_stand_before_each_text(start, words_of, batches_of):
   data = start(
     'qa', 'dr', tasks__qa__data__query_prefix='oak ', tasks__dr__data__passage_prefix='elm '

@@ -161,20 +161,6 @@ def test_the_essential_matching_module_exports_its_head_and_all_prompts(
       np.testing.assert_array_equal(template_tokens.vectors(prompt)[name], array)
 
 
-def test_words_alone_have_no_arrays(tokenizer, backbone, tmp_path):
-  config = nir.make_config('nir_retriever', template__kind='manual', trainable=(BODY,))
-  trained = {'backbone/layers/mlp/up/bias': np.ones((3, 16), np.float32)}
-  product, files = export(config, tmp_path / 'run', backbone, trained, tokenizer)
-  assert list(product.encoders) == ['']
-  prompt = artifact.load_prompt(files['qa'])
-  assert prompt.arrays == {} and prompt.meta['words'] == {
-    'query/P1': 'oak elm',
-    'query/P2': 'ash',
-    'passage/P1': 'fir',
-    'passage/P2': 'yew oak ash',
-  }
-
-
 def test_a_new_tasks_prompt_is_written_as_the_sum(tokenizer, model, backbone, tmp_path):
   config = nir.make_config(
     'nir_retriever',

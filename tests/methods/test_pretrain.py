@@ -1,5 +1,7 @@
 """RIP, Condenser, coCondenser, ICT and plain MLM against float64 numpy, on 1 and 8 devices."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference, starts
-from tests.options import with_options
+from tests.options import check_options, with_options
 from tests.refusals import refused
 
 ROWS, LENGTHS = (
@@ -278,3 +280,45 @@ def test_heads_that_are_there_are_taken(tokenizer):
     ).init(parts(1), jax.random.key(2))
   with refused('config.pretrain.skip_from', '1'):
     method.init(parts(2), jax.random.key(2))
+
+
+@pytest.mark.parametrize(
+  ('settings', 'words'),
+  [
+    ({'pretrain__mlm_weight': 0.0}, ('config.pretrain', 'mlm_weight')),
+    ({'pretrain__late_mlm': False}, ('config.pretrain', 'late_mlm')),
+    (
+      {'pretrain__head_layers': 2, 'pretrain__mlm_weight': 0.0, 'pretrain__views': 'siblings'},
+      'config.pretrain.head_layers',
+    ),
+    ({'pretrain__views': 'siblings', 'batch_size': 1}, 'config.batch_size'),
+    ({'pretrain__views': 'ict', 'batch_size': 1}, 'config.batch_size'),
+  ],
+)
+def test_a_option_that_cannot_be_is_named(tokenizer, settings, words):
+  with refused(words):
+    config = make_config(**settings)
+    check_options(config)
+    pretrain.build(config, model_of(tokenizer), make_mesh({'data': 1}), tokenizer)
+
+
+def test_a_tokenizer_without_a_mask_token(tokenizer):
+  maskless = dataclasses.replace(tokenizer, mask_id=None)
+  with refused('tokenizer', 'mask'):
+    pretrain.build(make_config(), model_of(tokenizer), make_mesh({'data': 1}), maskless)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'option'),
+  [
+    ({}, 'config.pooling'),
+    ({'pooling': 'mean', 'pretrain__head_layers': 1}, 'config.pretrain.head_layers'),
+  ],
+)
+def test_the_first_state_needs_a_token_before_the_text(tokenizer, settings, option):
+  decoder = dataclasses.replace(tokenizer)
+  decoder.__dict__['_around_one'] = ((), tokenizer.closing)
+  devices = make_mesh({'data': 1})
+  with refused(option):
+    pretrain.build(make_config(**settings), model_of(tokenizer), devices, decoder)
+  pretrain.build(make_config(pooling='mean'), model_of(tokenizer), devices, decoder)

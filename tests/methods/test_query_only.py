@@ -146,6 +146,29 @@ def test_loss_and_gradient_equal_numpy(devices, settings, known):
   assert (up - down) / (2 * eps) == pytest.approx(norm, rel=1e-4)
 
 
+@pytest.mark.slow
+def test_the_backbone_stays_frozen():
+  config = make_config(trainable=('prompt/.*', 'backbone/.*'))
+  method = dpr.build(config, shared.MODEL, shared.make_mesh({'data': 1}))
+  start = starts.init_params(shared.MODEL, 0)
+  with refused('config.trainable'):
+    method.init(Parts(start), jax.random.key(0))
+
+
+def test_vectors_are_found_by_id(tmp_path, write_embeddings):
+  ids = [f'p{i}' for i in range(TOTAL)]
+  write_embeddings(tmp_path / 'passages', ids, CORPUS, shard_rows=10, dtype='float16')
+  found = embeddings.load_embeddings(tmp_path / 'passages')
+  order = np.random.default_rng(3).permutation(TOTAL)[:40]
+  passages = query_only.DiskVectors(found, [ids[i] for i in order])
+  rows = np.array([[0, 39, 3], [3, 5, 7]])
+  half = CORPUS.astype(np.float16).astype(np.float32)
+  np.testing.assert_array_equal(passages.take(rows), half[order][rows])
+  np.testing.assert_array_equal(passages.of_ids(['p63', 'p0']), half[[63, 0]])
+  with refused('q'):
+    query_only.DiskVectors(found, ['p1', 'q'])
+
+
 @pytest.mark.parametrize(
   'settings, message',
   [
@@ -165,15 +188,6 @@ def test_options_that_do_not_go_together(settings, message):
   with refused(message):
     check_options(config)
     query_only.check_corpus_negatives(config, shared.make_mesh({'data': 8}))
-
-
-@pytest.mark.slow
-def test_the_backbone_stays_frozen():
-  config = make_config(trainable=('prompt/.*', 'backbone/.*'))
-  method = dpr.build(config, shared.MODEL, shared.make_mesh({'data': 1}))
-  start = starts.init_params(shared.MODEL, 0)
-  with refused('config.trainable'):
-    method.init(Parts(start), jax.random.key(0))
 
 
 @pytest.mark.slow
@@ -202,17 +216,3 @@ def test_it_starts_from_any_prompt_and_no_other_from_it():
   np.testing.assert_array_equal(init(alone)['prefix'], arrays['query/prefix'])
   with refused('config.prompt.init_from', 'passage/prefix'):
     init(alone, prompt__tied=False, prompt__init_from='alone.npz')
-
-
-def test_vectors_are_found_by_id(tmp_path, write_embeddings):
-  ids = [f'p{i}' for i in range(TOTAL)]
-  write_embeddings(tmp_path / 'passages', ids, CORPUS, shard_rows=10, dtype='float16')
-  found = embeddings.load_embeddings(tmp_path / 'passages')
-  order = np.random.default_rng(3).permutation(TOTAL)[:40]
-  passages = query_only.DiskVectors(found, [ids[i] for i in order])
-  rows = np.array([[0, 39, 3], [3, 5, 7]])
-  half = CORPUS.astype(np.float16).astype(np.float32)
-  np.testing.assert_array_equal(passages.take(rows), half[order][rows])
-  np.testing.assert_array_equal(passages.of_ids(['p63', 'p0']), half[[63, 0]])
-  with refused('q'):
-    query_only.DiskVectors(found, ['p1', 'q'])

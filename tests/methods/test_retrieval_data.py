@@ -5,15 +5,14 @@ ranks worked out by hand.
 import itertools
 import json
 import math
+import shutil
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dprjax.methods import retrieval_data as retrieval
 from dprjax.methods.method import Folds
-from dprjax.models import hub
 from tests.methods.conftest import WORDS, assert_goes_on
 from tests.refusals import refused
 
@@ -63,17 +62,6 @@ def folder(tmp_path):
       'query-id\tcorpus-id\tscore\n' + ''.join(f'{q}\t{d}\t1\n' for q, d in judged)
     )
   return path
-
-
-@pytest.fixture
-def backbone(tmp_path, tokenizer, model):
-  """A folder with the vocabulary of the tests."""
-  path = tmp_path / 'model'
-  (tmp_path / 'words').mkdir()
-  tokenizer.backend.save(str(tmp_path / 'words' / 'tokenizer.json'))
-  params = hub.init_params(model, jax.random.key(0))
-  hub.save_backbone(path, model, params, source=tmp_path / 'words')
-  return str(path)
 
 
 @pytest.fixture
@@ -174,66 +162,6 @@ def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
 
 
 @pytest.mark.slow
-def test_the_whole_corpus_where_the_dev_split_ranks_a_part(start, bag, backbone, caplog):
-  caplog.set_level('INFO', 'dprjax')
-  limited = {'data__dev_split': 'dev', 'eval__measure': 'P@1', 'eval__corpus_limit': 2}
-  data, traced = start(**limited, backbone__path=backbone), []
-
-  def embed(*given):
-    traced.append(given[1])
-    return bag.embed(*given)
-
-  counted = bag._replace(embed=embed)
-  assert data.evaluation(counted)(WEIGHTS).means['P@1'] == 1.0
-  assert 'dev scores rank 2 of 28 passages' in caplog.text
-  assert sorted(traced) == ['passage', 'query']
-  before, found = data.whole(counted, WEIGHTS, math.inf)
-  assert found.means['P@1'] == 0.5 and len(traced) == 2  # by the same programs
-  everything = start(**limited | {'eval__corpus_limit': 0}, backbone__path=backbone)
-  assert before.means == everything.frozen().means and everything.whole is None
-  assert data.whole(bag, WEIGHTS, 0.0) is None  # no time for it
-
-
-def test_the_dev_split_is_measured_by_its_grades(start, bag, folder):
-  # Ranked e2, e3 for yew: grades 1 and 3 in the wrong order.
-  (folder / 'qrels' / 'dev.tsv').write_text('query-id\tcorpus-id\tscore\nyew\te2\t1\nyew\te3\t3\n')
-  found = start(data__dev_split='dev').evaluation(bag)(WEIGHTS).means
-  assert found['nDCG@10'] == pytest.approx((1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3)))
-
-
-def test_dev_queries_with_an_answer_of_the_training_are_told_apart(start, bag, folder):
-  # d0 answers q0, too. Passage e4 has its text.
-  with (folder / 'corpus.jsonl').open('a') as corpus:
-    corpus.write(json.dumps({'_id': 'e4', 'title': '', 'text': PASSAGES['d0']}) + '\n')
-  for answer in ('d0', 'e4'):
-    (folder / 'qrels' / 'dev.tsv').write_text(
-      f'query-id\tcorpus-id\tscore\nyew\te3\t1\noak\t{answer}\t1\n'
-    )
-    data = start(data__dev_split='dev', data__token_cache=str(folder / f'cache-{answer}'))
-    new = data.evaluation(bag)(WEIGHTS).new['']
-    assert sorted(new) == [False, True]
-
-
-def test_few_queries_are_held_out_in_turns(start, bag, folder, tmp_path, settings, devices):
-  few = {'data__hold_out': 0.5, 'data__folds': 2, 'batch_size': 2}
-  data = start(**few, data__folds_below=10)  # as many as there are
-  assert data.evaluation is not None and not data.description.startswith('10 ')
-  data = start(**few, data__folds_below=11)
-  assert data.evaluation is None and data.description.startswith('10 training queries')
-  config = settings(data__dir=str(folder), data__format='beir', **few)
-  assert find(retrieval, config, tmp_path / 'run', devices).folds == Folds(2, 5)
-  held_out = []
-  for fold in (1, 2):
-    data = start(**few, data__fold=fold)
-    assert data.description.startswith('5 training queries')
-    data.evaluation(bag)
-    rows = (tmp_path / 'run' / 'dev.tsv').read_text().splitlines()[1:]
-    held_out.append({row.split('\t')[0] for row in rows})
-  assert held_out[0] | held_out[1] == {f'q{i}' for i in range(10)}
-  assert len(held_out[0]) == len(held_out[1]) == 5
-
-
-@pytest.mark.slow
 def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path, batches_of):
   data = start(data__hold_out=0.5, batch_size=2)
   iterator = batches_of(data)
@@ -288,3 +216,43 @@ def test_judgements_that_leave_no_negative_are_refused(start, folder, judged, ch
       start(**{'negatives': 0} | changes)
   else:
     start(**{'negatives': 0} | changes)
+
+
+@pytest.mark.slow
+def test_shortened_vectors_are_measured_too(start, bag):
+  data = start(data__dev_split='dev', eval__measure='RR@10', matryoshka=(10_000, 3, 1))
+  found = data.evaluation(bag)(WEIGHTS).means
+  # The first places of these vectors are those of special tokens, which count nothing: all tie.
+  assert {*found} == {'RR@10', 'nDCG@10', 'R@100', 'RR@10/3', 'RR@10/1'}
+  assert found['RR@10'] == 0.75 and found['RR@10/3'] < 0.75
+
+
+def test_few_queries_are_held_out_in_turns(start, bag, folder, tmp_path, settings, devices):
+  few = {'data__hold_out': 0.5, 'data__folds': 2, 'batch_size': 2}
+  data = start(**few, data__folds_below=10)  # as many as there are
+  assert data.evaluation is not None and not data.description.startswith('10 ')
+  data = start(**few, data__folds_below=11)
+  assert data.evaluation is None and data.description.startswith('10 training queries')
+  config = settings(data__dir=str(folder), data__format='beir', **few)
+  assert find(retrieval, config, tmp_path / 'run', devices).folds == Folds(2, 5)
+  held_out = []
+  for fold in (1, 2):
+    data = start(**few, data__fold=fold)
+    assert data.description.startswith('5 training queries')
+    data.evaluation(bag)
+    rows = (tmp_path / 'run' / 'dev.tsv').read_text().splitlines()[1:]
+    held_out.append({row.split('\t')[0] for row in rows})
+  assert held_out[0] | held_out[1] == {f'q{i}' for i in range(10)}
+  assert len(held_out[0]) == len(held_out[1]) == 5
+
+
+def test_a_data_set_of_ir_datasets(folder, tmp_path, settings, devices):
+  """It is read from the workdir, once it is written there."""
+  (folder / 'irds.json').write_text('{"id": "lab/toy", "splits": ["train", "dev"]}')
+  shutil.copytree(folder, tmp_path / 'run' / 'data')
+  options = {'data__dir': 'irds:lab/toy', 'data__dev_split': 'dev'}
+  found = find(retrieval, settings(**options), tmp_path / 'run', devices)
+  assert found.files['dev qrels'] == tmp_path / 'run' / 'data' / 'qrels' / 'dev.tsv'
+  with refused('lab/other'):
+    other = settings(**options | {'data__dir': 'irds:lab/other'})
+    find(retrieval, other, tmp_path / 'run', devices)

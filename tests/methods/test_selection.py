@@ -85,30 +85,6 @@ def test_folds_go_on_where_they_were_asked_to_stop(tmp_path):
   assert steps(folded(), tmp_path, FoldTrainings()).best_steps == tuple(BEST)
 
 
-def test_all_folds_have_one_schedule(tmp_path):
-  config = folded(
-    steps=0,
-    epochs=10.0,
-    batch_size=32,
-    backbone__path='scratch:tiny',
-    prompt__sides='query',
-    data__token_cache='kept',
-  )
-  train = FoldTrainings()
-  steps(config, tmp_path, train)
-  assert [number for number, _ in train.configs] == [1, 2, 3]
-  for number, one in train.configs:
-    assert one.data.fold == number and one.data.token_cache == f'kept/fold-{number}'
-    # 100 queries are 3 updates of 32.
-    assert (one.steps, one.eval.every) == (30, 3)
-    assert one.backbone.path == str(tmp_path / 'backbone')
-    assert one.data.passage_embeddings == str(tmp_path / 'passages')
-    assert one.eval.corpus_limit == 0
-  for limit in (0, 5000):
-    one = selection.fold_of(folded(eval__corpus_limit=limit), tmp_path, PARTS, 1)
-    assert (one.eval.corpus_limit, one.data.passage_embeddings) == (limit, '')
-
-
 def with_alternatives(changes=CHANGES, **more):
   config = with_options(data__hold_out=0.1, data__dir='d', backbone__path='b', **more)
   config.alternatives = changes
@@ -162,14 +138,6 @@ def test_the_best_on_held_out_queries(tmp_path, lines):
   assert choose(config, tmp_path, train, lines) == 'second' and not train.made
 
 
-def test_a_gain_before_a_higher_score_that_may_be_chance(tmp_path, lines, monkeypatch):
-  monkeypatch.setitem(SCORES, 'first', 0.6)
-  train = Trainings(chance=('second', 'third'))
-  assert choose(with_alternatives(), tmp_path / 'one', train, lines) == 'first'
-  train = Trainings(chance=SCORES)  # none is a gain
-  assert choose(with_alternatives(), tmp_path / 'none', train, lines) == 'second'
-
-
 def test_one_is_beaten_by_a_lead_that_is_not_chance():
   rng = np.random.default_rng(0)
   behind = rng.uniform(0, 0.5, 40)
@@ -197,3 +165,34 @@ def test_alternatives_go_on_where_one_was_asked_to_stop(tmp_path, lines):
     workdirs.trained(tmp_path)
   assert choose(config, tmp_path, Trainings(), lines) == 'second'
   assert workdirs.trained(tmp_path) == tmp_path / 'alternatives' / 'second'
+
+
+def test_batches_that_a_fold_can_fill():
+  config = folded(batch_size=32, accumulate=2)
+  assert selection.fit(config, Folds(COUNT, 64), 8) == {}
+  assert selection.fit(config, Folds(COUNT, 63), 1) == {'batch_size': 31}
+  assert selection.fit(config, Folds(COUNT, 63), 8) == {'batch_size': 24}
+  cached = folded(batch_size=32, grad_cache=2)
+  assert selection.fit(cached, Folds(COUNT, 28), 4) == {'batch_size': 24}
+  with refused('config.batch_size'):
+    selection.fit(cached, Folds(COUNT, 15), 8)
+
+
+@pytest.mark.parametrize(
+  ('change', 'name'),
+  [
+    ({'steps': 0}, 'steps'),
+    ({'gains': 1}, 'gains'),
+  ],
+)
+def test_a_selection_that_is_something_else(tmp_path, change, name):
+  path = tmp_path / 'selection.json'
+  steps(folded(), tmp_path, FoldTrainings())
+  path.write_text(json.dumps(json.loads(path.read_text()) | change))
+  with refused(path, name):
+    steps(folded(), tmp_path, None)
+
+
+def test_a_method_that_measures_nothing(tmp_path, lines):
+  with refused('config.alternatives'):
+    choose(with_alternatives(), tmp_path, Trainings(gains=False), lines)

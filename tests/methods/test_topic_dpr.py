@@ -268,35 +268,6 @@ def test_a_prompt_is_of_its_topics_words(shape, tokenizer, found):
 
 
 @pytest.mark.slow
-def test_words_stand_behind_the_first_token_of_both_texts(shape, tokenizer, found):
-  config = make_config(topics__words=LENGTH, prompt__length=0, data__query_max_length=4,
-                       data__passage_max_length=6)  # fmt: skip
-  mesh = meshes.make_mesh({'data': 8})
-  batch = make_batch(shape.vocab_size)
-  words = topic_dpr.word_tokens(found, tokenizer, LENGTH)
-  own = words[batch['passage_number']]
-  rows = {'query': own[:, 0], 'passage': own}
-  params = make_params(topic_dpr.build(config, shape, mesh, tokenizer), shape, found)
-  assert {name.split('/')[0] for name in params} == {'backbone'}
-
-  def value(config, batch):
-    model = topic_dpr.build(config, shape, mesh, tokenizer)
-    placed = meshes.put_batch(mesh, batch)
-    return float(jax.jit(lambda p, b: model.loss(p, b, None)[0])(tree.unflatten(params), placed))
-
-  before = value(config, batch | {f'{side}_number': row for side, row in rows.items()})
-  # As if the texts began with the words: no topics, and longer texts.
-  longer = dict(batch)
-  for side, row in rows.items():
-    for name, inserted in (('tokens', row), ('mask', np.ones(row.shape, bool))):
-      old = batch[f'{side}_{name}']
-      longer[f'{side}_{name}'] = np.concatenate([old[..., :1], inserted, old[..., 1:]], axis=-1)
-  plain = make_config(topics__path='', prompt__length=0)
-  assert np.isclose(before, value(plain, longer), 1e-6)
-  assert not np.isclose(before, value(plain, batch), 1e-3)
-
-
-@pytest.mark.slow
 def test_without_the_topic_topic_loss(shape, tokenizer, found):
   mesh = meshes.make_mesh({'data': 8})
   batch = make_batch(shape.vocab_size)

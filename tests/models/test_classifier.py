@@ -92,35 +92,6 @@ def test_round_trip_keeps_every_bit(write_classifier, tmp_path, model_type, labe
   assert digest != head_specs.sha256('classifier', first.config, Head(changed))
 
 
-def test_a_fresh_head_replaces_the_labels(write_classifier, tmp_path):
-  loaded = hub.load_backbone(
-    write_classifier(
-      'bert',
-      2,
-      change={'problem_type': 'single_label_classification', 'id2label': {'0': 'no', '1': 'yes'}},
-    )
-  )
-  assert not loaded.heads  # not asked for
-  head = {
-    name: {'kernel': np.zeros((18, size)), 'bias': np.zeros(size)}
-    for name, size in (('dense', 18), ('output', 1))
-  }
-  hub.save_backbone(
-    tmp_path / 'out',
-    loaded.config,
-    loaded.params,
-    hf_config=loaded.hf_config,
-    heads={'classifier': Head(head)},
-  )
-  written = json.loads((tmp_path / 'out' / 'config.json').read_text())
-  assert (
-    written['id2label'] == {'0': 'LABEL_0'}
-    and written['label2id'] == {'LABEL_0': 0}
-    and 'problem_type' not in written
-  )
-  assert not (tmp_path / 'out' / 'tokenizer_config.json').exists()
-
-
 def test_heads_that_do_not_fit(write_classifier):
   three = {
     'classifier.weight': np.zeros((3, 18), np.float32),

@@ -102,49 +102,6 @@ def test_equals_transformers(model_type, layers, golden, write_checkpoint):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('model_type', 'shift'), [('bert', True), ('roberta', True), ('bert', False)]
-)
-def test_a_bank_of_different_lengths_equals_one_prompt_at_a_time(small, inputs, model_type, shift):
-  config, params = small
-  config = dataclasses.replace(config, model_type=model_type, pad_token_id=1)
-  tokens, mask = inputs
-  lengths, ids = (5, 0, 2), jnp.array([2, 0, 1, 2], jnp.int32)
-  # Values beyond the length of a prompt do not matter.
-  bank = prompts(config, 3)
-
-  def run(bank):
-    adapter = bank_of(bank, lengths, shift).choose(ids)
-    hidden = encode(config, params, tokens, mask, adapter=adapter)
-    return golden_loss(hidden, mask), hidden
-
-  def run_one_by_one(bank):
-    hidden = [
-      encode(
-        config,
-        params,
-        tokens[row : row + 1],
-        mask[row : row + 1],
-        adapter=prefix(bank[prompt, :, :, : lengths[prompt]], shift),
-      )
-      for row, prompt in enumerate(ids.tolist())
-    ]
-    hidden = jnp.concatenate(hidden)
-    return golden_loss(hidden, mask), hidden
-
-  gradient, hidden = jax.grad(run, has_aux=True)(bank)
-  expected_gradient, expected = jax.grad(run_one_by_one, has_aux=True)(bank)
-  np.testing.assert_allclose(hidden[mask], expected[mask], atol=2e-6, rtol=0)
-  np.testing.assert_allclose(gradient, expected_gradient, atol=2e-5, rtol=1e-5)
-  # Nothing reaches masked tokens; prompt 1 is the bare encoder.
-  assert np.abs(gradient[2, :, :, 2:]).max() == np.abs(gradient[1]).max() == 0
-  assert np.abs(gradient[0]).min() > 0 < np.abs(gradient[2, :, :, :2]).min()
-  bare = encode(config, params, tokens, mask)
-  np.testing.assert_allclose(hidden[2][mask[2]], bare[2][mask[2]], atol=1e-6, rtol=0)
-  assert np.abs(hidden - bare)[jnp.array([0, 1, 3])].max() > 0.1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('model_type', ['bert', 'roberta'])
 @pytest.mark.parametrize('fixed_layers', [0, 2])
 def test_vectors_in_place_of_words_equal_transformers(
@@ -438,32 +395,3 @@ def test_attention_under_shifted_positions_equals_numpy(small, inputs):
     np.testing.assert_allclose(
       found[layer], weights / weights.sum(-1, keepdims=True), rtol=0, atol=1e-5
     )
-
-
-@pytest.mark.slow
-def test_early_and_late_with_prompts(small, inputs):
-  config, params = small
-  tokens, mask = inputs
-  bank, ids = prompts(config, 3), jnp.array([2, 0, 2, 1], jnp.int32)
-  split = jax.jit(encoder.encode_early_late, static_argnums=(0, 4))
-  early, late = split(config, params, tokens, mask, 2, adapter=bank_of(bank).choose(ids))
-  np.testing.assert_allclose(
-    late,
-    encode(config, params, tokens, mask, adapter=bank_of(bank).choose(ids)),
-    rtol=0,
-    atol=2e-6,
-  )
-  # The early states are those of the encoder that ends there.
-  first = {
-    'embeddings': params['embeddings'],
-    'layers': jax.tree.map(lambda leaf: leaf[:2], params['layers']),
-  }
-  shorter = encode(
-    dataclasses.replace(config, num_layers=2),
-    first,
-    tokens,
-    mask,
-    adapter=bank_of(bank[:, :2]).choose(ids),
-  )
-  np.testing.assert_allclose(early, shorter, rtol=0, atol=2e-6)
-  assert np.abs(early - late).max() > 0.1

@@ -225,25 +225,6 @@ def test_nomic_is_read_from_the_keys_of_its_remote_code(golden):
   assert family.read_config(scaled).max_tokens == 20
 
 
-def test_gte_is_read_by_its_name_on_the_hub(golden):
-  config, _ = shape_of(golden('family_gte'))
-  remote = {key: value for key, value in config.items() if key != 'rope_parameters'} | {
-    'model_type': 'new',
-    'type_vocab_size': 1,
-    'position_embedding_type': 'rope',
-    'rope_theta': 20000,
-    'rope_scaling': {'type': 'ntk', 'factor': 8.0},
-    'pack_qkv': True,
-  }
-  shape = families.find('new').read_config(remote)
-  assert shape.rope == Rope(20000.0, 'ntk', (('factor', 8.0),))
-  # As text-embeddings-inference computes it.
-  expected = 160000.0 ** -(np.arange(4) / 4) / 8 ** (2 / 8)
-  np.testing.assert_allclose(shape.rope.frequencies(8)[0], expected, rtol=1e-6)
-  written = families.find('new').write_config(shape) | {'model_type': 'new'}
-  assert families.find('new').read_config(written) == shape
-
-
 @pytest.mark.parametrize(
   ('name', 'change', 'match'),
   [

@@ -126,16 +126,6 @@ def test_its_folder_round_trips(tmp_path):
     np.testing.assert_array_equal(tree.flatten(loaded.params)[name], leaf, err_msg=name)
 
 
-def test_a_family_is_known_where_it_is_named_alone(tmp_path, monkeypatch):
-  hub.save_backbone(tmp_path / 'model', SHAPE, draw(SHAPE))
-  monkeypatch.delenv(extensions.VARIABLE)
-  with refused('config.json'):
-    load_backbone(tmp_path / 'model')
-  monkeypatch.setenv(extensions.VARIABLE, 'tests.toys.absent')
-  with refused(extensions.VARIABLE, 'tests.toys.absent'):
-    load_backbone(tmp_path / 'model')
-
-
 def test_a_kernel_that_no_rule_names_is_an_error():
   devices = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
   flat = tree.flatten({'backbone': draw(SHAPE)})

@@ -26,39 +26,6 @@ def error(path):
   return str(info.value)
 
 
-def test_layout_and_config(write_checkpoint, golden):
-  path = write_checkpoint('roberta', 3)
-  backbone = hub.load_backbone(path)
-  config = backbone.config
-  assert (config.model_type, config.num_layers, config.num_heads, config.head_dim) == (
-    'roberta',
-    3,
-    3,
-    8,
-  )
-  assert (config.max_positions, config.max_tokens, config.hidden_act, config.layer_norm_eps) == (
-    17,
-    15,
-    'gelu_new',
-    1e-5,
-  )
-  weights = golden('roberta')
-  kernel = backbone.params['layers']['mlp']['up']['kernel']
-  assert kernel.shape == (3, 24, 37) and kernel.dtype == np.float32
-  np.testing.assert_array_equal(
-    kernel[2], weights['3/weights/encoder.layer.2.intermediate.dense.weight'].T
-  )
-  np.testing.assert_array_equal(
-    backbone.params['embeddings']['word']['embedding'],
-    weights['3/weights/embeddings.word_embeddings.weight'],
-  )
-  assert (
-    backbone.path == str(path)
-    and backbone.spec == same_length(length=15)
-    and backbone.hf_config['vocab_size'] == 41
-  )
-
-
 def test_sha256_is_over_names_types_shapes_and_bytes(write_checkpoint, golden):
   backbone = hub.load_backbone(write_checkpoint('bert', 1))
   digest = hashlib.sha256()
@@ -104,24 +71,6 @@ def test_every_class_of_checkpoint_is_the_same_backbone(write_checkpoint):
     write_checkpoint('xlm-roberta', 1, prefix='roberta.', tensors=head, folder='xlmr-lm')
   )
   assert prefixed.sha256 == roberta.sha256
-
-
-@pytest.mark.slow_but_first
-@pytest.mark.parametrize(
-  'wrapper',
-  [
-    *('model.', '0.auto_model.', 'encoder.', 'base_model.model.', '_orig_mod.module.0.auto_model.'),
-  ],
-)
-@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
-def test_what_a_tool_puts_before_names_is_stripped(write_checkpoint, wrapper, model_type):
-  plain = hub.load_backbone(write_checkpoint(model_type, 1, folder='plain'))
-  family = 'bert.' if model_type == 'bert' else 'roberta.'
-  pooler = np.zeros((24, 24), np.float32)
-  for prefix in (wrapper, wrapper + family):
-    head = {f'{prefix}pooler.dense.weight': pooler, f'{wrapper}lm_head.bias': np.zeros(41)}
-    path = write_checkpoint(model_type, 1, prefix=prefix, tensors=head)
-    assert hub.load_backbone(path).sha256 == plain.sha256
 
 
 @pytest.mark.parametrize('wrapper', ['student.', 'q.bert.', 'hebert.'])
@@ -427,23 +376,6 @@ def test_vocabulary_larger_than_the_embeddings(write_checkpoint):
   hub.check_vocabulary(backbone, 41, 'tokens')
   with refused('tokens', '42', '41'):
     hub.check_vocabulary(backbone, 42, 'tokens')
-
-
-@pytest.mark.slow
-def test_scratch_for_sentencepiece(tmp_path):
-  config = hub.scratch_config('tiny', 60, model_type='xlm-roberta', max_tokens=10, pad_token_id=3)
-  assert (config.max_positions, config.max_tokens, config.first_position, config.pad_token_id) == (
-    14,
-    10,
-    4,
-    3,
-  )
-  hub.save_backbone(tmp_path / 'out', config, hub.init_params(config, jax.random.key(0)))
-  backbone = hub.load_backbone(tmp_path / 'out')
-  assert backbone.config == config and backbone.hf_config['pad_token_id'] == 3
-  # As many tokens as there are positions, the last of them inside the table.
-  tokens = np.full((1, 10), 7, np.int32)
-  assert np.isfinite(encode(config, backbone.params, tokens, tokens > 0)).all()
 
 
 @pytest.mark.slow

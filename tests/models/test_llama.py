@@ -17,7 +17,6 @@ from dprjax.models import peft as adapters
 from dprjax.models import pooling as poolings
 from dprjax.models.adapters.prefix import ADAPTER as PREFIX
 from dprjax.models.adapters.prefix import Prefix
-from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.families import llama
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
@@ -110,36 +109,6 @@ def test_equals_transformers(name, load):
     assert np.abs(outputs[case] - outputs['prefix'])[mask].max() > 0.1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('dropout', [False, True])
-def test_attention_of_the_library_is_plain_attention(dropout, load):
-  arrays, backbone = load('embeddinggemma')
-  tokens, mask = arrays['tokens'], np.array(arrays['mask'])
-  mask[2] = False  # a row of padding
-  lengths = jnp.array([5, 0, 2], jnp.int32)
-  vectors = jnp.stack([arrays['prompt'].astype(np.float32)] * 3, axis=1)
-
-  def run(attention, vectors):
-    hidden = encode(
-      dataclasses.replace(backbone.config, attention_dropout=0.5 * dropout),
-      backbone.params,
-      tokens,
-      mask,
-      adapter=Prefix(vectors, lengths),
-      options=EncoderOptions(attention=attention),
-      dropout_key=jax.random.key(0) if dropout else None,
-    )
-    return jnp.sum(jnp.sin(hidden)[:2] * mask[:2, :, None].astype(np.float32)), hidden
-
-  (gradient, hidden), (expected_gradient, expected) = (
-    jax.grad(run, argnums=1, has_aux=True)(attention, vectors) for attention in ('library', 'plain')
-  )
-  np.testing.assert_allclose(hidden[mask], expected[mask], atol=1e-5)
-  largest = float(np.abs(expected_gradient).max())
-  np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5 * largest)
-  assert np.isfinite(hidden).all()
-
-
 def old_keys(config):
   """The same shape as versions of transformers before 5 write it."""
   old = {key: value for key, value in config.items() if key not in ('rope_parameters',)}
@@ -164,17 +133,6 @@ def test_a_shape_is_read_from_old_and_new_keys_and_written(name, golden):
   written = json.loads(json.dumps(family.write_config(shape)))
   assert family.read_config(config | written) == shape
   assert family.read_config(written | {'model_type': config['model_type']}) == shape
-
-
-def test_layers_have_windows_by_old_keys(golden):
-  config = json.loads(golden('llama_gemma3')['config'].item())
-  del config['layer_types']
-  config |= {'num_hidden_layers': 7, 'sliding_window_pattern': 3}
-  shape = families.find('gemma3_text').read_config(config)
-  assert shape.windowed == (True, True, False, True, True, False, True)
-  config = json.loads(golden('llama_qwen2')['config'].item())
-  assert families.find('qwen2').read_config(config).windowed == (False, True, True)
-  assert families.find('qwen2').read_config(config | {'use_sliding_window': False}).windowed == ()
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.models import encoder
-from dprjax.models.adapters.template_tokens import LearnedTokens
-from dprjax.models.template import Piece, Template, TextRows, fill, unpack
+from dprjax.models.template import Piece, Template, fill, unpack
 from tests.refusals import refused
 
 CLS, SEP, PAD, VOCABULARY = 1, 2, 0, 50
@@ -77,43 +74,6 @@ def test_packed_texts_are_filled_in(template):
   )
   for row in range(3):
     assert_filled(filled, template, texts, row, length)
-
-
-@pytest.mark.slow
-def test_texts_with_their_own_special_tokens_are_filled_in():
-  texts = texts_of(LENGTHS[2])
-  arrays = []
-  for rows in texts:
-    tokens = np.full((3, 9), PAD, np.int32)
-    for row, text in zip(tokens, rows, strict=True):
-      row[: len(text) + 2] = [CLS, *text, SEP]
-    arrays.append(TextRows(tokens, jnp.array([len(text) for text in rows], jnp.int32), 1))
-  for template in (PAIR, WIDE, PROMPTED):
-    length = 7 + template.num_tokens
-    filled = fill([template], arrays, length, PAD)
-    for row in range(3):
-      assert_filled(filled, template, texts, row, length)
-
-
-@pytest.mark.slow
-def test_learned_vectors_get_gradients(small):
-  config, params = small
-  texts = texts_of(LENGTHS[2], first_id=10)
-  packed = PROMPTED.pack(texts, 15, PAD)
-  rows = np.array([np.pad(row, (0, 15 - len(row))) for row in packed.rows])
-  vectors = jax.random.normal(jax.random.key(0), (4, 32))
-
-  def loss(vectors):
-    filled = fill([PROMPTED], unpack(rows, packed.lengths), 15, PAD)
-    hidden = encoder.encode(
-      config, params, filled.tokens, filled.mask, adapter=LearnedTokens(vectors, 2)
-    )
-    at_mask = (filled.tokens == 4).astype(jnp.float32)[:, :, None]
-    return jnp.sum(hidden * at_mask * jnp.arange(32.0)[None, None])
-
-  gradient = jax.jit(jax.grad(loss))(vectors)
-  assert (np.abs(gradient[:3]).max(axis=1) > 0).all()
-  assert np.abs(gradient[3]).max() == 0  # of no template
 
 
 def kept(template, *lengths, max_length):

@@ -108,18 +108,6 @@ def test_head_that_does_not_fit(write_heads, model_type, edits, names):
   assert named_in(error(write_heads(model_type, tensors=edits)), *names, 'transformers.AutoModel')
 
 
-def test_condenser_head_is_read(write_heads, golden):
-  backbone = hub.load_backbone(write_heads(), ('mlm', 'condenser'))
-  assert backbone.heads['condenser'].settings['split'] == 1
-  weight = golden('heads_bert')['condenser/layer.1.intermediate.dense.weight'].astype(np.float32)
-  np.testing.assert_array_equal(
-    backbone.heads['condenser'].params['mlp']['up']['kernel'][1], weight.T
-  )
-  assert jax.tree.map(
-    lambda leaf: leaf.shape[1:], backbone.heads['condenser'].params
-  ) == jax.tree.map(lambda leaf: leaf.shape[1:], backbone.params['layers'])
-
-
 def test_condenser_head_that_does_not_fit(write_heads):
   assert named_in(
     error(write_heads(metadata={'split': '3'})), 'condenser.safetensors', 'num_layers'

@@ -76,17 +76,6 @@ def test_round_trip(tmp_path):
   )
 
 
-def test_float16(tmp_path):
-  meta = dataclasses.replace(META, dtype='float16')
-  fill(tmp_path, meta)
-  found = load_embeddings(tmp_path)
-  assert found.shards[0].dtype == np.float16 and found.vectors().dtype == np.float32
-  np.testing.assert_array_equal(found.vectors(), VECTORS)
-  writer = EmbeddingsWriter(tmp_path / 'large', meta, ['a'])
-  with refused('float16'):
-    writer.write(writer.pending()[0], np.full((1, 3), 1e5, np.float32))
-
-
 @pytest.mark.parametrize('dtype', codes.LEVELS)
 def test_codes(tmp_path, dtype):
   """Stored with their ranges, read as the values that they stand for; another process's and a

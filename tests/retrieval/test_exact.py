@@ -71,18 +71,6 @@ def test_equal_scores_go_by_falling_id(devices):
 
 
 @pytest.mark.slow
-def test_float16_shards_from_disk(tmp_path):
-  rng = np.random.default_rng(2)
-  corpus = rng.standard_normal((500, 16)).astype(np.float16)
-  for number, part in enumerate(np.split(corpus, [123, 130, 400])):
-    np.save(tmp_path / f'{number}.npy', part)
-  shards = [np.load(tmp_path / f'{number}.npy', mmap_mode='r') for number in range(4)]
-  queries = rng.standard_normal((3, 16)).astype(np.float16)
-  found = exact.search(queries, shards, 20, block_rows=64)
-  np.testing.assert_array_equal(found.rows, reference(queries, corpus, 20)[1])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('dtype', codes.LEVELS)
 @pytest.mark.parametrize('devices', [1, 8])
 def test_codes_from_disk(

@@ -142,15 +142,6 @@ def test_shards_are_merged_by_score():
     fusion.merge([ranking({'a': 3.0}), ranking({'a': 3.0})])
 
 
-@pytest.mark.parametrize('runs, count', [(1, 1), (3, 232), (7, 925), (60, 61)])
-def test_candidates_hold_each_run_alone_and_equal_weights(runs, count):
-  weights = fusion.candidates(runs)
-  assert len(weights) == count and (weights >= 0).all()
-  np.testing.assert_allclose(weights.sum(axis=1), 1)
-  for wanted in (*np.eye(runs), np.full(runs, 1 / runs)):
-    assert (weights == wanted).all(axis=1).sum() == 1
-
-
 @pytest.mark.parametrize('ties', [False, True])
 def test_scores_of_candidates_are_those_that_evaluate_gives(ties):
   runs = dict(zip('ab', map(ranking, random_runs(2, ties=ties)), strict=True))

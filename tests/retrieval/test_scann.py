@@ -30,17 +30,6 @@ def test_brute_force_equals_exact():
   assert index.tune(queries, truth.rows, 1.0) == (scann.ScannSettings(0, 0), 1.0)
 
 
-@pytest.mark.slow
-def test_ties_at_the_cut():
-  corpus, queries = clustered(300, 1), clustered(3, 2)
-  corpus[50:200] = 3 * queries[0]
-  index = scann.build(corpus, 10)
-  for k in (1, 7, 200, 300):
-    found, truth = index.search(queries, k, index.settings(k)), exact.search(queries, corpus, k)
-    np.testing.assert_array_equal(found.rows, truth.rows)
-  assert found.rows[0, :3].tolist() == [99, 98, 97]
-
-
 def test_saved_moved_and_loaded(tmp_path):
   corpus, queries = clustered(500, 1), clustered(3, 2)
   index = scann.build(corpus, 10)

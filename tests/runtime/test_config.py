@@ -44,22 +44,6 @@ def test_another_experiment_in_the_workdir_is_named_key_by_key(tmp_path):
     configs.claim_workdir(config, tmp_path)
 
 
-def test_the_same_data_by_another_path_are_the_same_experiment(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  for name in ('text', 'more'):
-    (tmp_path / name).mkdir()
-  (tmp_path / 'link').symlink_to('text')
-  config = configs.default()
-  config.data.dir = 'text,more'
-  configs.claim_workdir(config, tmp_path / 'run')
-  (tmp_path / 'run' / 'checkpoints').mkdir()
-  for config.data.dir in (f'{tmp_path}/text,./more', 'link,more/'):
-    configs.claim_workdir(config, tmp_path / 'run')
-  config.data.dir = 'more,text'
-  with refused('data.dir', 'text,more', 'more,text'):
-    configs.claim_workdir(config, tmp_path / 'run')
-
-
 def test_a_workdir_in_which_nothing_was_made_may_be_reused(tmp_path):
   config = configs.default()
   configs.claim_workdir(config, tmp_path)
@@ -185,21 +169,6 @@ def test_tasks_that_cannot_be(change, message):
     exec(change, {'c': c, 'configs': configs})
   with refused(message):
     configs.check(c)
-
-
-def test_a_task_on_the_command_line(tmp_path):
-  path = tmp_path / 'two.py'
-  path.write_text(
-    'from dprjax.runtime import config as defaults\n\n\n'
-    'def get_config():\n'
-    '  c = defaults.default()\n'
-    '  c.tasks.qa, c.tasks.data = defaults.task(), defaults.task()\n'
-    '  return c\n'
-  )
-  config = configs.parse([f'--config={path}', '--config.tasks.qa.data.dir=here'])
-  assert (config.tasks.qa.data.dir, config.tasks.data.data.dir) == ('here', '')
-  with refused('config.tasks.q.data.dir'):
-    configs.parse([f'--config={path}', '--config.tasks.q.data.dir=here'])
 
 
 @pytest.mark.parametrize(

@@ -115,26 +115,3 @@ def test_a_folder_that_a_training_writes_to_is_no_input(tmp_path):
     (changed[section] if section else changed)[name] = str(tmp_path / path)
     with refused(f'--config.{option}', words):
       workdirs.check_folders(changed, workdirs.inputs(changed))
-
-
-def test_a_workdir_may_lie_beside_the_files_of_a_data_set(tmp_path):
-  (tmp_path / 'text').mkdir()
-  (tmp_path / 'text' / 'corpus.jsonl').write_text('x')
-  config = configs.default()
-  config.data.dir = str(tmp_path / 'text')
-  run = tmp_path / 'text' / 'run'
-  for _ in range(2):
-    with workdirs.claim(run, workdirs.TRAINING, workdirs.inputs(config)) as claimed:
-      (claimed / 'checkpoints').mkdir(exist_ok=True)
-  for workdir in (tmp_path / 'text', tmp_path):
-    with (
-      refused('--workdir', '--config.data.dir'),
-      workdirs.claim(workdir, workdirs.TRAINING, workdirs.inputs(config)),
-    ):
-      pass
-  config.data.format = 'corpus'  # reads all files below
-  with (
-    refused('--workdir', '--config.data.dir'),
-    workdirs.claim(run, workdirs.TRAINING, workdirs.inputs(config)),
-  ):
-    pass

@@ -15,7 +15,6 @@ from dprjax.models import artifact, encoder, hub, peft
 from dprjax.models.adapter import stack
 from dprjax.models.adapters import lora
 from dprjax.models.adapters.lora import ADAPTER, Lora
-from dprjax.runtime import tree
 from tests import reference
 from tests.options import check_options, with_options
 from tests.refusals import refused
@@ -118,27 +117,6 @@ def test_options_that_mean_nothing_are_refused(small):
   config = with_options(prompt__kind='lora', prompt__length=4, lora__targets=('mlp/gate',))
   with refused('config.lora.targets', 'mlp/gate', 'mlp/up'):
     dual_encoder.init_adapter(config, small[0], Parts({}), jax.random.key(0))
-
-
-def test_a_start_of_other_options(small):
-  adapter = random(small[0], 4, ('mlp/up',))
-  own = {'prompt__kind': 'lora', 'prompt__length': 4, 'lora__targets': ('mlp/up',)}
-  arrays, meta = lora._export(with_options(**own), adapter)
-  parts = Parts({}, prompt=artifact.Prompt(META | meta, arrays))
-  config = with_options(**own)
-  start = dual_encoder.init_adapter(config, small[0], parts, jax.random.key(0))
-  found = dual_encoder.expand(config, small[0], tree.unflatten(tree.flatten(start)))['query']
-  np.testing.assert_array_equal(found.a['mlp/up'], adapter.a['mlp/up'])
-  more = random(small[0], 4, ('mlp/up', 'mlp/down'))
-  arrays, meta = lora._export(with_options(**own), more)
-  for change, prompt, name in (
-    ({'lora__alpha': 4.0}, parts.prompt, 'alpha'),
-    ({}, artifact.Prompt(META | meta, arrays), 'targets'),
-  ):
-    with refused('config.prompt.init_from', name):
-      dual_encoder.init_adapter(
-        with_options(**own | change), small[0], Parts({}, prompt=prompt), jax.random.key(0)
-      )
 
 
 @pytest.mark.slow
