@@ -121,3 +121,11 @@ def test_the_step_of_a_part_is_chosen_elsewhere():
   values = np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.9, 0.9]])
   assert choice.best_elsewhere(values, np.array([0, 0, 1, 1])).tolist() == [1, 1, 0, 0]
   assert choice.best_elsewhere(values[:, :1], np.array([0])).tolist() == [0]
+
+
+def test_one_held_out_query_learns_no_weights(tmp_path):
+  one = rankings(0.5)
+  one = one._replace(values={'': one.values[''][:1]}, fused={'': one.fused[''][:1]})
+  run = training(tmp_path / 'run', one, {2: one})
+  kept = choice.decide({'query': [run]})
+  assert not kept.weights and kept.choice.queries == 1

@@ -1,6 +1,7 @@
 """DPT and FT: loss, gradients, work a device, and the parameters that move."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -341,3 +342,21 @@ def test_an_anchor_needs_a_prompt_on_a_frozen_backbone():
   mesh = make_mesh({'data': 1})
   with refused('config.prompt.regularization'):
     make_params(dpr.build(make_config(**ANCHOR, trainable=('.*',)), MODEL, mesh))
+
+
+def test_a_batch_may_tell_what_its_negatives_are():
+  assert dpr.negative_shares({}) == {}
+  kind = np.array([[2, 2, 1, 0], [2, 5, 3, 4]], np.int8)
+  shares = {
+    name.removeprefix('negatives/'): float(value)
+    for name, value in dpr.negative_shares({'negative_source': jnp.asarray(kind)}).items()
+  }
+  assert shares == {
+    'random': 1 / 8,
+    'undenoised': 1 / 8,
+    'denoised': 3 / 8,
+    'denoised_for_undenoised': 1 / 8,
+    'random_for_undenoised': 1 / 8,
+    'random_for_denoised': 1 / 8,
+    'queries_short_of_a_source': 1 / 2,
+  }

@@ -196,3 +196,27 @@ def test_a_selection_that_is_something_else(tmp_path, change, name):
 def test_a_method_that_measures_nothing(tmp_path, lines):
   with refused('config.alternatives'):
     choose(with_alternatives(), tmp_path, Trainings(gains=False), lines)
+
+
+def test_all_folds_have_one_schedule(tmp_path):
+  config = folded(
+    steps=0,
+    epochs=10.0,
+    batch_size=32,
+    backbone__path='scratch:tiny',
+    prompt__sides='query',
+    data__token_cache='kept',
+  )
+  train = FoldTrainings()
+  steps(config, tmp_path, train)
+  assert [number for number, _ in train.configs] == [1, 2, 3]
+  for number, one in train.configs:
+    assert one.data.fold == number and one.data.token_cache == f'kept/fold-{number}'
+    # 100 queries are 3 updates of 32.
+    assert (one.steps, one.eval.every) == (30, 3)
+    assert one.backbone.path == str(tmp_path / 'backbone')
+    assert one.data.passage_embeddings == str(tmp_path / 'passages')
+    assert one.eval.corpus_limit == 0
+  for limit in (0, 5000):
+    one = selection.fold_of(folded(eval__corpus_limit=limit), tmp_path, PARTS, 1)
+    assert (one.eval.corpus_limit, one.data.passage_embeddings) == (limit, '')

@@ -1,11 +1,15 @@
 """The losses of Topic-DPR against plain loops, on any mesh, with and without gradient cache."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
+from dprjax.data import table
 from dprjax.data.topic_models import Topics
-from dprjax.methods import topic_dpr, topic_losses
+from dprjax.methods import retrieval_data, topic_dpr, topic_losses
 from dprjax.methods.method import Parts
 from dprjax.models.adapters import topic
 from dprjax.models.encoder_config import EncoderConfig
@@ -296,3 +300,115 @@ def test_options_that_do_not_go_together(shape, tokenizer, changes, message):
     config = make_config(**changes)
     check_options(config)
     topic_dpr.build(config, shape, meshes.make_mesh({'data': 8}), tokenizer)
+
+
+@pytest.mark.parametrize(
+  ('categories', 'fails'),
+  [
+    ([[0, 1], [1, 2], [0, 2]], True),
+    ([[0], []], True),
+    ([[0], [0, 1], [1]], False),
+  ],
+)
+def test_documents_of_one_category_have_no_negatives(categories, fails):
+  class Tokens:
+    path = 'token_cache'
+
+  Tokens.categories = table.Lists(
+    np.array([n for row in categories for n in row], np.int32),
+    np.array([len(row) for row in categories], np.int32),
+  )
+  if fails:
+    with refused('token_cache'):
+      topic_dpr.check_categories(Tokens())
+  else:
+    topic_dpr.check_categories(Tokens())
+
+
+@pytest.mark.slow
+def test_words_stand_behind_the_first_token_of_both_texts(shape, tokenizer, found):
+  config = make_config(topics__words=LENGTH, prompt__length=0, data__query_max_length=4,
+                       data__passage_max_length=6)  # fmt: skip
+  mesh = meshes.make_mesh({'data': 8})
+  batch = make_batch(shape.vocab_size)
+  words = topic_dpr.word_tokens(found, tokenizer, LENGTH)
+  own = words[batch['passage_number']]
+  rows = {'query': own[:, 0], 'passage': own}
+  params = make_params(topic_dpr.build(config, shape, mesh, tokenizer), shape, found)
+  assert {name.split('/')[0] for name in params} == {'backbone'}
+
+  def value(config, batch):
+    model = topic_dpr.build(config, shape, mesh, tokenizer)
+    placed = meshes.put_batch(mesh, batch)
+    return float(jax.jit(lambda p, b: model.loss(p, b, None)[0])(tree.unflatten(params), placed))
+
+  before = value(config, batch | {f'{side}_number': row for side, row in rows.items()})
+  # As if the texts began with the words: no topics, and longer texts.
+  longer = dict(batch)
+  for side, row in rows.items():
+    for name, inserted in (('tokens', row), ('mask', np.ones(row.shape, bool))):
+      old = batch[f'{side}_{name}']
+      longer[f'{side}_{name}'] = np.concatenate([old[..., :1], inserted, old[..., 1:]], axis=-1)
+  plain = make_config(topics__path='', prompt__length=0)
+  assert np.isclose(before, value(plain, longer), 1e-6)
+  assert not np.isclose(before, value(plain, batch), 1e-3)
+
+
+def test_random_words_and_topics_follow_from_the_id(tokenizer, found):
+  ids = [f'paper {i}' for i in range(3000)]
+  words = topic_dpr.random_words(found, tokenizer, LENGTH, ids[:50], 0)
+  known = [tokenizer.encode_bare([word])[word][0] for word in WORDS]
+  assert words.shape == (50, LENGTH) and set(words.ravel().tolist()) == set(known)
+  assert all(len(set(row)) == LENGTH for row in words.tolist())
+  assert (topic_dpr.random_words(found, tokenizer, LENGTH, ids[7:8], 0) == words[7]).all()
+  assert (topic_dpr.random_words(found, tokenizer, LENGTH, ids[:50], 1) != words).any()
+  topics = topic_dpr.random_topics(found, ids, 0)
+  # Sizes are 3, 2 and 1.
+  assert np.allclose(np.bincount(topics) / 3000, [3 / 6, 2 / 6, 1 / 6], atol=0.03)
+  assert topic_dpr.random_topics(found, ids[::-1], 0).tolist() == topics[::-1].tolist()
+
+
+@pytest.mark.parametrize(
+  ('qrels', 'expected'),
+  [
+    # Only own abstracts, as in the training split of dprjax.papers.
+    ({'p0': ['p0'], 'p1': ['p1'], 'p3': ['p3']}, ['p0 p1', 'p0 p1 p2', 'p3']),
+    # Its dev split, by category already: p0 does not get p1's other category.
+    ({'p0': ['p0', 'p1'], 'p2': ['p1', 'p2']}, ['p0 p1', 'p1 p2']),
+    # Other ids: the only judged passage is the document; of two nobody knows which.
+    ({'q0': ['p2'], 'q1': ['p0', 'p3']}, ['p1 p2', 'p0 p3']),
+  ],
+)
+def test_on_the_dev_split_a_common_category_is_relevant(tokenizer, tmp_path, qrels, expected):
+  make_folder(tmp_path, 'dev', qrels)
+  config = make_config(data__dir=str(tmp_path), data__dev_split='dev', data__train_split='dev')
+  splits = retrieval_data.find_splits(
+    config.data, config, epath.Path(tmp_path), None, kind=topic_dpr.TopicData
+  )
+  tokens = splits.open_cache('dev', splits.dev, tokenizer)
+
+  def relevant(passages):
+    queries = np.arange(tokens.num_queries)
+    names = dict(zip(passages, tokens.passage_ids(np.array(passages)), strict=True))
+    made = splits.make_qrels(tokens.query_ids(queries), tokens.query_rows(queries), names)
+    return [' '.join(sorted(grades)) for grades in made.values()]
+
+  assert relevant(range(5)) == expected
+  if 'p1' in qrels:  # where fewer passages are searched, no others are relevant
+    assert relevant([0, 1, 3]) == ['p0 p1', 'p0 p1', 'p3']
+
+
+def make_folder(folder, split, qrels):
+  """Five documents with categories, and a BEIR folder of them for a split."""
+  root = folder / split
+  (root / 'qrels').mkdir(parents=True)
+  of = {'p0': ['a'], 'p1': ['a', 'b'], 'p2': ['b'], 'p3': ['c'], 'p4': []}
+  corpus = [
+    {'_id': id_, 'title': '', 'text': f'oak elm {word}', 'categories': categories}
+    for (id_, categories), word in zip(of.items(), WORDS, strict=False)
+  ]
+  queries = [{'_id': id_, 'text': f'fir {word}'} for id_, word in zip(qrels, WORDS, strict=False)]
+  for name, rows in (('corpus', corpus), ('queries', queries)):
+    (root / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  lines = [f'{query}\t{id_}\t1\n' for query, ids in qrels.items() for id_ in ids]
+  (root / 'qrels' / f'{split}.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(lines))

@@ -11,7 +11,7 @@ from etils import epath
 
 from dprjax.base import outputs
 from dprjax.runtime import stages as running
-from dprjax.runtime.stages import ModelFiles, Stages
+from dprjax.runtime.stages import ModelFiles, Stages, config_file
 from tests.refusals import refused
 
 
@@ -160,3 +160,8 @@ def test_an_interrupt_while_a_command_starts_is_the_commands_to_report(monkeypat
   before = signal.getsignal(signal.SIGINT)
   assert running._run([sys.executable, '-c', program]) == 130
   assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_config_file():
+  assert config_file('configs/dptdr.py:nq,local') == 'configs/dptdr.py'
+  assert config_file('configs/ft.py') == 'configs/ft.py'
