@@ -337,7 +337,9 @@ def of(kind: type[Flags], **values: Any) -> Flags:
   fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
   words = []
   for name, value in values.items():
-    how = fields[name].metadata['flag']
+    how = fields[name].metadata.get('flag') if name in fields else None
+    if how is None:
+      raise InputError(f'{name}: there is no such option; options are {", ".join(fields)}')
     if value is None:
       continue
     flag = f'--{how.name or name}'
