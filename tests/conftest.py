@@ -145,6 +145,17 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
+def reuse(trained):
+  """Flags that take backbone, text and token cache from the run that the tests share."""
+  return [
+    f'--config.backbone.path={trained}/backbone',
+    '--config.data.format=beir',
+    f'--config.data.dir={trained}/data',
+    f'--config.data.token_cache={trained}/token_cache',
+  ]
+
+
+@pytest.fixture(scope='session')
 def prompt(trained, tmp_path_factory):
   """The exported prompt of ``trained``."""
   from dprjax.methods import exporting

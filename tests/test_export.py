@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group('export')  # one worker makes the runs that
 
 
 @pytest.fixture(scope='session')
-def run_of(trained, tmp_path_factory):
+def run_of(reuse, tmp_path_factory):
   """``run_of(config, *flags)``: the workdir of a short run on the text and the backbone that the
   tests share.
   """
@@ -37,10 +37,7 @@ def run_of(trained, tmp_path_factory):
         [
           f'--config={ROOT}/configs/{config}',
           f'--workdir={workdir}',
-          f'--config.backbone.path={trained}/backbone',
-          '--config.data.format=beir',
-          f'--config.data.dir={trained}/data',
-          f'--config.data.token_cache={trained}/token_cache',
+          *reuse,
           '--config.steps=3',
           '--config.data.dev_split=',
           *flags,

@@ -27,7 +27,7 @@ import pytest
 from dprjax import encode, search
 from dprjax.methods import exporting
 from tests import pod_work
-from tests.test_train import assert_same_bits, metrics_of, steps_of, trainable_of
+from tests.workdirs import assert_same_bits, metrics_of, steps_of, trainable_of
 
 ROOT = pathlib.Path(__file__).parent.parent
 
