@@ -217,7 +217,7 @@ def test_text_that_cannot_be_used(go, tmp_path):
       f'--config.data.dir={tmp_path}/single.jsonl',
       f'--config.data.token_cache={tmp_path}/token_cache',
     ),
-    'sentences',
+    'config.batch_size',
   )
   (tmp_path / 'latin.txt').write_bytes('Ein Satz über Bäume.\n'.encode('latin-1') * 20)
   command_refused(
