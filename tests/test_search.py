@@ -371,6 +371,7 @@ def test_bad_input(folder, command, flags, named):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('index', ['exact', pytest.param('scann', marks=needs_scann)])
 def test_of_several_vectors_of_a_query_the_best_score_counts(
   folder, command, write_embeddings, index
 ):
