@@ -118,6 +118,16 @@ def restored_loggers():
     logger.setLevel(level)
 
 
+@pytest.fixture(scope='module', autouse=True)
+def small_worker():
+  """Drops the programs that JAX keeps, behind a module where the worker has grown large."""
+  yield
+  pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
+  if pages * os.sysconf('SC_PAGE_SIZE') > 1 << 30:
+    jax.clear_caches()
+    gc.collect()
+
+
 @pytest.fixture(scope='module')
 def one_device():
   """The trainings of the module run on one device."""
@@ -142,6 +152,17 @@ def trained(tmp_path_factory):
       train.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}'])
       (workdir.parent / 'done').touch()
   return workdir
+
+
+@pytest.fixture(scope='session')
+def reuse(trained):
+  """Flags that take backbone, text and token cache from the run that the tests share."""
+  return [
+    f'--config.backbone.path={trained}/backbone',
+    '--config.data.format=beir',
+    f'--config.data.dir={trained}/data',
+    f'--config.data.token_cache={trained}/token_cache',
+  ]
 
 
 @pytest.fixture(scope='session')

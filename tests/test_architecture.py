@@ -129,17 +129,6 @@ def test_imports_are_of_lower_levels():
   assert wrong == []
 
 
-def test_a_training_needs_no_drawing_code():
-  found, waiting = set(), {f'dprjax.methods.{path.stem}' for path in PACKAGE.glob('methods/*.py')}
-  while waiting:
-    found.add(name := waiting.pop())
-    path = PACKAGE.parent.joinpath(*name.split('.')).with_suffix('.py')
-    if name.startswith('dprjax') and path.is_file():
-      waiting |= {name for _, name in imports(path)} - found
-  assert {'dprjax.methods.training', 'dprjax.analysis.comparison'} <= found
-  assert [name for name in sorted(found) if 'figures' in name or 'matplotlib' in name] == []
-
-
 @pytest.mark.parametrize(
   'path',
   sorted([*ROOT.glob('configs/*.py'), *ROOT.glob('experiments/lab/configs/*.py')]),

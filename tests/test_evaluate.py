@@ -178,6 +178,9 @@ def test_published_bm25_run(data_dir, tmp_path, monkeypatch):
 
 JUDGED = '--run=run.trec --qrels=qrels.tsv'
 BAD = [
+  ('--run=a=run.trec --run=a=run.trec', '--run=run.trec'),
+  ('--mteb=SciFact', ('--mteb', '--backbone')),
+  ('--mteb=, --backbone=b', '--mteb'),
   ('--run=run.trec', 'run.trec'),
   ('--run=missing.trec --qrels=qrels.tsv', 'missing.trec'),
   ('--run=nan.trec --qrels=qrels.tsv', ('nan.trec', 'line 1')),

@@ -162,7 +162,9 @@ def test_runs_of_different_queries_are_refused_and_of_different_documents_told(f
   [
     (RUNS[:1], ['--run']),
     ([*RUNS, '--weights=1'], ['--weights=1', '2 runs']),
+    ([*RUNS, '--weights=1,x'], ['--weights=1,x']),
     ([*RUNS, '--method=learned'], ['--method=learned', '--qrels']),
+    ([*RUNS, *LEARN, '--weights=1,1'], ['--weights', '--method=learned']),
     ([*RUNS, '--qrels=qrels.tsv'], ['--qrels', '--method=learned']),
     ([*RUNS, '--weights=w.json', '--method=rrf', '--depth=3'], ['--depth', '--weights=FILE']),
     ([*RUNS, *LEARN, '--weights_out=bm25.trec'], ['--weights_out', 'bm25.trec']),

@@ -11,7 +11,7 @@ from dprjax.models.adapters import template_tokens
 from dprjax.retrieval.embeddings import load_embeddings
 from dprjax.runtime import tree
 from tests.refusals import named_in
-from tests.test_train import trainable_of
+from tests.workdirs import trainable_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 ROOT = pathlib.Path(__file__).parent.parent

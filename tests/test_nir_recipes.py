@@ -2,7 +2,6 @@
 killed between tasks.
 """
 
-import json
 import pathlib
 import re
 import shutil
@@ -18,17 +17,11 @@ from dprjax.methods import exporting, training
 from dprjax.runtime import config as configs
 from dprjax.runtime import optim
 from tests.refusals import refused
-from tests.test_train import assert_same_bits, steps_of, trainable_of
+from tests.workdirs import assert_same_bits, metrics_of, steps_of, trainable_of
 
 ROOT = pathlib.Path(__file__).parent.parent
 RETRIEVER = ('dialogue', 'qa', 'retrieval')
 RERANKER = ('dialogue', 'inference', 'paraphrase', 'qa', 'retrieval')
-
-
-def metrics_of(workdir):
-  """The rows of metrics.jsonl without the column that depends on the clock."""
-  rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
-  return [{k: v for k, v in row.items() if not k.endswith('_per_second')} for row in rows]
 
 
 def parse(recipe, *flags):

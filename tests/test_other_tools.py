@@ -224,18 +224,15 @@ def test_an_adapter_is_merged_into_a_folder(material, command, tmp_path, kind, s
   ('flags', 'words'),
   [
     (('--format=peft', '--out=o'), ('PEFT', 'prompt.shift_positions=True')),
-(('--format=peft', '--out=o.npz'), ('--out=o.npz', '--format')),
-(('--card=true', '--out=o.npz'), ('card',)),
-(('--out=o',), ('.npz', '--format=npz')),
-(('--out=o.npz', '--step=3'), ('--step', '--workdir')),
-(('--out=o.npz', '--license=mit'), ('card',)),
-(('--out=o.npz', '--push=a/b'), ('--push',)),
-(('--out=o', '--base_model=a b'), ('USER/NAME', 'USER/NAME@COMMIT')),
-(
-      ('--out=o', '--format=sentence-transformers', '--backbone_files=false'),
-      ('--base_model=USER/NAME@COMMIT',),
-    ),
-(
+    (('--format=peft', '--out=o.npz'), ('--out=o.npz', '--format')),
+    (('--card=true', '--out=o.npz'), ('card',)),
+    (('--out=o',), ('.npz', '--format=npz')),
+    (('--out=o.npz', '--step=3'), ('--step', '--workdir')),
+    (('--out=o.npz', '--license=mit'), ('card',)),
+    (('--out=o', '--card=true', '--license=no such thing'), ('no such thing',)),
+    (('--out=o.npz', '--push=a/b'), ('--push',)),
+    (('--out=o', '--base_model=a b'), ('USER/NAME', 'USER/NAME@COMMIT')),
+    (
       (
         '--out=o',
         '--format=sentence-transformers',
@@ -245,7 +242,7 @@ def test_an_adapter_is_merged_into_a_folder(material, command, tmp_path, kind, s
       ('--base_model=USER/NAME@COMMIT',),
     ),
   ],
-)  # fmt: skip
+)
 def test_refused_in_one_line(material, command, tmp_path, monkeypatch, flags, words):
   monkeypatch.chdir(tmp_path)
   root = material['bert']

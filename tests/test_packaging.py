@@ -185,32 +185,6 @@ def test_only_benchmarks_need_heavy_packages():
     assert extra == 'bench' or names.isdisjoint({'torch', 'tensorflow', 'sentence-transformers'}), (
       extra
     )
-  assert EXTRAS.keys() == {
-    *(
-      'cuda',
-      'tpu',
-      'plan',
-      'plan-cuda',
-      'quickstart',
-      'papers',
-      'milvus',
-      'qdrant',
-      'pgvector',
-      'opensearch',
-      'track',
-      'serve',
-      'tables',
-      'tsne',
-      'hub-data',
-      'documents',
-      'irds',
-      'mteb',
-      'test',
-      'docs',
-      'dev',
-      'bench',
-    )
-  }
 
 
 def test_the_version_is_in_one_place():

@@ -161,6 +161,7 @@ def test_every_recipe_holds_two_experiments_of_train(recipe, more):
   ('argument', 'words'),
   [
     ('beir,foo', 'configs/unm.py:beir,foo'),
+    ('foo,ft', 'foo'),
   ],
 )
 def test_an_unknown_recipe(argument, words):
@@ -172,6 +173,7 @@ def test_an_unknown_recipe(argument, words):
   ('flags', 'words'),
   [
     (['--config.data.dir='], 'config.data.dir'),
+    (['--config.data.dir=none'], 'none'),
     (['--config.rounds=0'], 'config.rounds'),
     (['--config.mix.random=0.5'], 'config.mix'),
     (['--config.reranker.method=dpr'], 'config.reranker.method'),

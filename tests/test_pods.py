@@ -1,9 +1,7 @@
 """Real processes on one machine: they train, encode and search as one does, and survive what pods
 do to them.
 
-Three of the methods are trained, on one pod: every combination would take half an hour.
-DPRJAX_PODS=all trains each method on all three. That one process with several devices trains as one
-with one does is tested beside each method.
+That one process with several devices trains as one with one does is tested beside each method.
 """
 
 import contextlib
@@ -27,36 +25,22 @@ import pytest
 from dprjax import encode, search
 from dprjax.methods import exporting
 from tests import pod_work
-from tests.test_train import assert_same_bits, metrics_of, steps_of, trainable_of
+from tests.workdirs import assert_same_bits, metrics_of, steps_of, trainable_of
 
 ROOT = pathlib.Path(__file__).parent.parent
 
-# Name -> its config and flags. A later method joins by a line.
+# Name -> its config and flags: those that share the least. Each process compiles for itself.
 METHODS = {
-  'DPT': ['dptdr.py:local', '--config.optim.learning_rate=10.0'],  # its gradient is small
   'DPT of queries': [
     'dptdr.py:local,query',
     '--config.corpus_negatives=-1',
     '--config.prompt.regularization=0.5',
-    '--config.optim.learning_rate=10.0',
+    '--config.optim.learning_rate=10.0',  # its gradient is small
   ],
   'FT': ['ft.py:local', '--config.data.dev_split='],
   'RIP': ['rip.py:local', '--config.grad_cache=1'],  # chunks are those of FT
-  'Condenser': ['condenser.py:local'],
-  'coCondenser': ['condenser.py:cocondenser,local'],
-  'cross-encoder': ['cross_encoder.py:local', '--config.data.dev_split='],
 }
-PODS = {'2 x 2': (2, 2), '4 x 1': (4, 1), '1 x 4': (1, 4)}  # processes x devices
-ALONE = '1 x 1'
-# Each process compiles for itself: two of them, and of the methods those that share the least.
-CHOSEN = {'2 x 2': ('FT', 'RIP', 'DPT of queries')}
-PAIRS = [
-  (pod, method)
-  for method in METHODS
-  for pod in PODS
-  if os.environ.get('DPRJAX_PODS') == 'all' or method in CHOSEN.get(pod, ())
-]
-MESHES = [{'data': 2, 'fsdp': 2}, {'data': 4}, {'data': 2, 'model': 2}, {'fsdp': 4}, {'model': 4}]
+MESHES = [{'data': 4}, {'data': 2, 'model': 2}, {'fsdp': 4}]  # of each in turn
 # Gradient descent, nearly: where Adam's eps is small its first updates are the gradient's signs,
 # and rounding decides those near zero.
 STEADY = [
@@ -168,13 +152,10 @@ def data(trained, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def flags(trained, data):
-  """``flags(method, *more)``: a config and its flags, on the text and the backbone that the
-  tests share.
-  """
+  """``flags(config, *more)``: its flags, on the text and the backbone that the tests share."""
 
-  def make(method, *more):
-    name, *own = METHODS[method]
-    if name.startswith(('dptdr', 'ft', 'cross_encoder')):
+  def make(name, *more):
+    if name.startswith(('dptdr', 'ft')):
       form, source, cache = 'beir', data, data.parent / 'token_cache'
     else:  # spans of whole texts
       form, source, cache = 'corpus', trained / 'data' / 'corpus.jsonl', trained / 'token_cache'
@@ -185,7 +166,6 @@ def flags(trained, data):
       f'--config.data.dir={source}',
       f'--config.data.token_cache={cache}',
       *more,
-      *own,
     ]
 
   return make
@@ -193,38 +173,26 @@ def flags(trained, data):
 
 @pytest.fixture(scope='module')
 def together(flags, tmp_path_factory):
-  """``together(pod)``: a folder of workdirs, of all methods that this pod (or one process alone)
-  trains, one after another.
-  """
-  made = {}
-
-  def make(pod):
-    if pod not in made:
-      made[pod] = folder = tmp_path_factory.mktemp('pod')
-      jobs = []
-      for i, method in enumerate(METHODS):
-        mesh = {} if pod == ALONE else MESHES[(i + 2 * list(PODS).index(pod)) % len(MESHES)]
-        sizes = [f'--config.mesh.{axis}={mesh.get(axis, 1)}' for axis in ('data', 'fsdp', 'model')]
-        if (pod, method) in PAIRS or (pod == ALONE and any(method == of for _, of in PAIRS)):
-          jobs.append(
-            {
-              'do': 'train',
-              'flags': flags(method, *STEADY, *sizes),
-              'workdir': str(folder / method),
-            }
-          )
-      (folder / 'jobs.json').write_text(json.dumps(jobs))
-      run(*PODS.get(pod, (1, 1)), '-m', 'tests.pod_work', f'--jobs={folder}/jobs.json')
-    return made[pod]
-
-  return make
+  """Folders of workdirs of all methods: of one process, and of two with two devices each."""
+  made = []
+  for processes, devices in ((1, 1), (2, 2)):
+    folder, jobs = tmp_path_factory.mktemp('pod'), []
+    for (method, (config, *own)), mesh in zip(METHODS.items(), MESHES, strict=True):
+      sizes = mesh if processes > 1 else {}
+      axes = [f'--config.mesh.{axis}={sizes.get(axis, 1)}' for axis in ('data', 'fsdp', 'model')]
+      words = flags(config, *STEADY, *axes, *own)
+      jobs.append({'do': 'train', 'flags': words, 'workdir': str(folder / method)})
+    (folder / 'jobs.json').write_text(json.dumps(jobs))
+    run(processes, devices, '-m', 'tests.pod_work', f'--jobs={folder}/jobs.json')
+    made.append(folder)
+  return made
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('pods')  # one worker trains the shared workdirs
-@pytest.mark.parametrize(('pod', 'method'), PAIRS)
-def test_a_pod_trains_to_the_same_parameters_as_one_process(together, pod, method):
-  one, many = together(ALONE) / method, together(pod) / method
+@pytest.mark.parametrize('method', METHODS)
+def test_a_pod_trains_to_the_same_parameters_as_one_process(together, method):
+  one, many = (folder / method for folder in together)
   first, last = trainable_of(one, 1)[1], trainable_of(one, 2)[1]
   for step, expected in ((1, first), (2, last)):
     there = trainable_of(many, step)[1]
@@ -336,7 +304,8 @@ def training(flags, workdir, *more):
     'dprjax.train',
     f'--workdir={workdir}',
     *flags(
-      'DPT',
+      'dptdr.py:local',
+      '--config.optim.learning_rate=10.0',
       '--config.steps=20',
       '--config.eval.every=10',
       '--config.checkpoint.every=2',

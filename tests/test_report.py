@@ -57,6 +57,7 @@ def test_tables_and_figure(tmp_path, capsys):
     (['--metrics=a=a.json', '--metrics=a=a.json'], '--metrics'),
     (['--metrics=a=a.json', '--metrics=b=text.json'], 'text.json'),
     (['--metrics=a=a.json', '--metrics=b=hollow.json'], ('hollow.json', 'AP')),
+    (['--metrics=a=nothing.json'], 'nothing.json'),
     (['--metrics=a=nan.json'], 'nan.json'),
     (['--metrics=a=null.json'], 'null.json'),
     (['--metrics=a=uneven.json'], 'uneven.json'),
@@ -80,6 +81,7 @@ def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
   (tmp_path / 'folder.png').mkdir()
   whole = '{"mean": {"AP": 0.5}, "per_query": {"AP": {"q": 0.5}}%s}'
   for name, text in {
+    'nothing': '{"mean": {}, "per_query": {}}',
     'nan': whole.replace('0.5', 'NaN') % '',
     'null': whole.replace('"q": 0.5', '"q": null') % '',
     'uneven': whole % ', "datasets": {"a": {"mean": {}, "per_query": {}}}',

@@ -251,7 +251,7 @@ def test_a_pipe_cannot_be_two_inputs(go, folder):
 
 def sound(text):
   """With a byte-order mark, carriage returns and blank lines, and no newline at the end."""
-  return b'\xef\xbb\xbf\r\n' + text.replace(b'\n', b'\r\n \r\n').rstrip()
+  return b'\xef\xbb\xbf' + text.replace(b'\n', b'\r\n \r\n').rstrip()
 
 
 @pytest.mark.slow

@@ -1,16 +1,13 @@
 """Topics from the command line."""
 
-import itertools
 import json
 import lzma
 
-import numpy as np
 import pytest
 
 from dprjax import topics
 from dprjax.base.draws import draw
 from dprjax.data import topic_models
-from dprjax.formats.paper_records import read_papers
 from tests.data.test_topic_models import documents
 from tests.refusals import command_refused
 
@@ -81,22 +78,6 @@ def test_kmeans_of_frozen_embeddings(folder, minilm):
   assert json.loads((folder / 'topics.npz.json').read_text())['agreement'] > 0.95
   pairs = set(zip(made.assign(texts).tolist(), themes.tolist(), strict=True))
   assert len(pairs) == 3
-
-
-@pytest.mark.slow
-def test_hlda_of_real_papers(data_dir, tmp_path):
-  """600 papers of arXiv: words of a theme together, and most documents where hLDA has them."""
-  path = data_dir / 'arxiv' / 'arxiv_sample.jsonl.xz'
-  topics.main(
-    f'--input={path} --out={tmp_path}/topics.npz --max_documents=600 --topics=3 '
-    '--sweeps=100'.split()
-  )
-  report = json.loads((tmp_path / 'topics.npz.json').read_text())
-  assert report['agreement'] > 0.8
-  made = topic_models.load_topics(tmp_path / 'topics.npz')
-  assert made.meta['documents'] == 600
-  titles = [paper.title for paper in itertools.islice(read_papers(path), 500)]
-  assert np.bincount(made.assign(titles), minlength=3).min() > 10
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from dprjax import train
-from dprjax.base import files, reading
+from dprjax.base import reading
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.formats import seen
@@ -31,11 +31,20 @@ from dprjax.methods import method as methods
 from dprjax.models import artifact, encoder, hub
 from dprjax.retrieval import choosing, hybrid
 from dprjax.retrieval.choosing import BM25, Candidate
-from dprjax.runtime import checkpoint, optim, tree
+from dprjax.runtime import checkpoint, optim
 from dprjax.runtime import config as configs
 from tests import devices
 from tests.options import with_options
 from tests.refusals import command_refused, named_in
+from tests.workdirs import (
+  assert_backbone_moved,
+  assert_goes_on,
+  assert_same_bits,
+  files_of,
+  metrics_of,
+  steps_of,
+  trainable_of,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Other recipes differ from these only in data and numbers (tests/test_recipes.py).
@@ -48,17 +57,6 @@ EVERY = (
   'dptdr.py:msmarco,local',
   'ft.py:nq,local',
 )
-
-
-@pytest.fixture(scope='session')
-def reuse(trained):
-  """Flags that take backbone, text and token cache from the run that the tests share."""
-  return [
-    f'--config.backbone.path={trained}/backbone',
-    '--config.data.format=beir',
-    f'--config.data.dir={trained}/data',
-    f'--config.data.token_cache={trained}/token_cache',
-  ]
 
 
 @pytest.fixture
@@ -78,59 +76,6 @@ def alone():
   """The test trains on one device."""
   with devices.one():
     yield
-
-
-def trainable_of(workdir, step=None):
-  """(step, trained parameters) of a run, from its checkpoint."""
-  config = json.loads((workdir / 'config.json').read_text())
-  path = config['backbone']['path']
-  saved = checkpoint.Checkpoints(
-    workdir,
-    hub.load_backbone(str(workdir / 'backbone') if path.startswith('scratch:') else path).sha256,
-  )
-  try:
-    step = saved.latest() if step is None else step
-    return step, saved.restore_trainable(step)
-  finally:
-    saved.close()
-
-
-def steps_of(workdir):
-  return sorted(
-    int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdecimal()
-  )
-
-
-def metrics_of(workdir):
-  """The rows of metrics.jsonl without the one column that depends on the clock."""
-  rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
-  return [
-    {name: value for name, value in row.items() if name != 'pairs_per_second'} for row in rows
-  ]
-
-
-def assert_same_bits(one, other):
-  assert one.keys() == other.keys()
-  for name, leaf in one.items():
-    assert leaf.dtype == other[name].dtype and leaf.tobytes() == other[name].tobytes(), name
-
-
-def assert_backbone_moved(trainable, backbone):
-  """Every parameter of the backbone that was trained differs from that of its directory."""
-  start = tree.flatten({'backbone': hub.load_backbone(str(backbone)).params})
-  for name, leaf in trainable.items():
-    if name.startswith('backbone/'):
-      name = re.sub('^backbone/(query|passage)/', 'backbone/', name)  # of two encoders
-      # The bias of keys adds the same to all scores of a query: softmax does not see it.
-      assert (leaf != start[name]).any() or name.endswith('attention/key/bias'), name
-
-
-def files_of(folder):
-  return {
-    str(path.relative_to(folder)): files.sha256_file(path)
-    for path in sorted(folder.rglob('*'))
-    if path.is_file()
-  }
 
 
 # Parameters that train, and others.
@@ -219,19 +164,12 @@ def test_every_evaluation_is_compared_with_the_frozen_encoder(finished):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_ends_with_the_same_bits(finished, again, trained, tmp_path):
-  _, run = finished
+def test_a_resumed_run_ends_with_the_same_bits(again, trained, tmp_path):
   before = files_of(trained / 'backbone')
-  rows, copy = metrics_of(run), tmp_path / 'run'
-  # As if it had been killed after an earlier checkpoint.
-  shutil.rmtree(copy / 'checkpoints' / '12')
-  earlier = max(steps_of(copy))
-  status, err = again()
-  assert status == 0 and f'resuming after step {earlier} of 12' in err, err
-  assert_same_bits(trainable_of(copy)[1], trainable_of(run)[1])
-  assert metrics_of(copy) == rows
+  log = assert_goes_on(tmp_path / 'run', again)
+  rows = metrics_of(tmp_path / 'run')
   gains = [row['dev/gain'] for row in rows if 'dev/gain' in row and row['step']]
-  assert ('Nothing was gained' in err) == (max(gains) <= 0)
+  assert ('Nothing was gained' in log) == (max(gains) <= 0)
   assert files_of(trained / 'backbone') == before
 
 
@@ -245,50 +183,23 @@ def test_a_finished_run_is_left_as_it_is(finished, again, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_part_of_the_backbone_can_be_trained(go, trained, tmp_path):
-  flags = r"--config.trainable=('backbone/layers/mlp/.*',)", '--config.steps=1'
-  with devices.one():
-    assert go('ft.py:local', *flags, '--config.data.dev_split=')[0] == 0
-  _, trainable = trainable_of(tmp_path / 'run')
-  assert {name.rsplit('/', 2)[0] for name in trainable} == {'backbone/layers/mlp'}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'flags, names',
-  [
-    (
-      ['--config.prompt.reparam=mlp', '--config.prompt.reparam_hidden=24'],
-      {
-        'prompt/embedding',
-        'prompt/hidden/kernel',
-        'prompt/hidden/bias',
-        'prompt/output/kernel',
-        'prompt/output/bias',
-      },
-    ),
-    (
-      [
-        '--config.prompt.dropout=0.3',
-        '--config.prompt.dropout_scope=batch',
-        '--config.backbone.dropout=0.1',
-        '--config.backbone.remat=True',
-        '--config.backbone.frozen_dtype=bfloat16',
-        '--config.backbone.dtype=bfloat16',
-        '--config.grad_cache=2',
-        '--config.data.dev_split=',
-      ],
-      {'prompt/prefix'},
-    ),
-  ],
-)
-def test_forms_of_the_prompt(go, tmp_path, flags, names):
-  with devices.one():
-    status, err = go('dptdr.py:local', *flags, '--config.steps=2', '--config.eval.every=2')
+@pytest.mark.usefixtures('alone')
+def test_a_prompt_with_dropout_chunks_and_rounded_weights(go, tmp_path):
+  flags = [
+    '--config.prompt.dropout=0.3',
+    '--config.prompt.dropout_scope=batch',
+    '--config.backbone.dropout=0.1',
+    '--config.backbone.remat=True',
+    '--config.backbone.frozen_dtype=bfloat16',
+    '--config.backbone.dtype=bfloat16',
+    '--config.grad_cache=2',
+    '--config.data.dev_split=',
+    '--config.steps=2',
+  ]
+  status, err = go('dptdr.py:local', *flags)
   assert status == 0, err
-  _, trainable = trainable_of(tmp_path / 'run')
-  assert trainable.keys() == names
-  assert all(leaf.dtype == np.float32 for leaf in trainable.values())
+  [(name, leaf)] = trainable_of(tmp_path / 'run')[1].items()
+  assert name == 'prompt/prefix' and leaf.dtype == np.float32
 
 
 # Stopping and going on.
@@ -563,13 +474,8 @@ def test_the_average_is_scored_kept_and_resumed(go, tmp_path):
     '--config.eval.corpus_limit=1000',
   ]
   assert go('dptdr.py:local', *flags)[0] == 0
-  run = tmp_path / 'run'
-  rows, (_, average) = metrics_of(run), trainable_of(run)
-  shutil.rmtree(run / 'checkpoints' / '12')
-  status, err = go('dptdr.py:local', *flags)
-  assert status == 0 and 'resuming after step 8 of 12' in err, err
-  assert_same_bits(trainable_of(run)[1], average)
-  assert metrics_of(run) == rows
+  assert_goes_on(tmp_path / 'run', lambda: go('dptdr.py:local', *flags))
+  rows = metrics_of(tmp_path / 'run')
   assert any(row['dev/gain'] for row in rows if row['step'] and 'dev/gain' in row)
 
 

@@ -278,7 +278,7 @@ def _open_cache(
     process_index=jax.process_index(),
     wait_s=_WAIT_S,
   )
-  _, arrays = fingerprint.open_built(folder, 'sections', FORMAT_VERSION)
+  _, arrays = fingerprint.open_built(folder, 'sections')
   train, dev = (
     Examples(arrays[f'{name}_tokens'], arrays[f'{name}_lengths']) for name in ('train', 'dev')
   )

@@ -140,7 +140,7 @@ def make_batches(
     InputError: there are too few examples for an update, or the processes cannot share it.
   """
   update = check_update(config, len(examples), unit)
-  own = process_rows(update, *mesh.batch_rank(devices), unit)
+  own = process_rows(update, *mesh.batch_rank(devices))
   rows_of = shuffle_rows(np.arange(len(examples), dtype=np.int32), update, [config.seed])
 
   def make_batch(step: int, _: Any = None) -> dict[str, np.ndarray]:

@@ -96,6 +96,9 @@ def test_a_data_set_of_the_hub_library(tmp_path):
   ('relevant', 'named'),
   [
     (None, '(2 and 3)'),
+    (['x'], 'relevant'),
+    ({'c': 'x'}, "'c'"),
+    ({}, 'relevant'),
     ({'a': 'w'}, "'w'"),
     ([('a', 'x', 0.5), ('b', 'y', 1)], '0.5'),
     ([('a', 'x', 1), ('a', 'x', 1), ('a', 'x', 2)], ('relevant', 'a', 'x', '1', '2')),
@@ -128,6 +131,7 @@ def test_runs(run, tmp_path):
     ({'query_id': ['a'], 'passage_id': ['x']}, 'score'),
     ({'query_id': ['a', 'a'], 'passage_id': ['x', 'x'], 'score': [1, 2]}, 'x twice'),
     (5, '5'),
+    ({}, 'run'),
   ],
 )
 def test_refused_runs(run, named, tmp_path):

@@ -9,8 +9,7 @@ def unit(x):
 
 
 @pytest.mark.slow_but_first
-@pytest.mark.parametrize('bound', [0.05, 0.5, 1.4])
-@pytest.mark.parametrize('spherical', [True, False])
+@pytest.mark.parametrize(('bound', 'spherical'), [(0.5, True), (1.4, False)])
 def test_no_vector_within_the_bound_is_better(bound, spherical):
   draw = np.random.default_rng(0)
   old = draw.standard_normal((5, 6))

@@ -77,7 +77,7 @@ def fuzz(server, template, scene, sound, seed, count):
 
 @pytest.mark.parametrize('name', [*FAST, *SLOW])
 def test_many_harmed_inputs(server, built, sound, name):
-  count = 20 if name in FAST else 8
+  count = 30 if name in FAST else 10
   scene, template = built(name)
   assert 0 < fuzz(server, template, scene, sound(name)[0], 1, count) < count
 

@@ -432,6 +432,11 @@ def test_scores_of_positives(world):
   assert found == [(copy, -0.5), (same, -0.5)]
 
 
+def test_a_reranker_that_gives_no_number(world):
+  with refused('what is 0', 'words'):
+    world.mine(score=lambda pairs, progress: np.full(len(pairs), np.nan))
+
+
 @pytest.mark.parametrize(
   ('change', 'message'),
   [

@@ -11,10 +11,7 @@ from tests.refusals import refused
   [
     ('v5e:2x4', 'v5e', 'v5e:2x4', 8, 'tpu'),
     ('V5P:2x2x1', 'v5p', 'v5p:2x2x1', 4, 'tpu'),
-    ('v4:4x4x4', 'v4', 'v4:4x4x4', 64, 'tpu'),
     ('h100:8', 'h100', '', 8, 'cuda'),
-    ('l4:1', 'l4', '', 1, 'cuda'),
-    ('cpu', 'cpu', '', 1, 'cpu'),
     ('cpu:4', 'cpu', '', 4, 'cpu'),
   ],
 )

@@ -587,7 +587,9 @@ def test_what_a_key_may_use(engine, tmp_path, folder, caplog):
     f'[team]\nsha256 = "{digest["team"]}"\nscopes = ["read", "write"]\nprompts = ["team-*"]\n'
   )
   content, other = ((folder / f'{name}.npz').read_bytes() for name in ('qa', 'asks'))
-  with running(App(engine, allowed=Keys.load(file))) as address, httpx.Client() as client:
+  caplog.set_level('INFO', 'dprjax')
+  app = App(engine, allowed=Keys.load(file))
+  with running(app) as address, httpx.Client() as client:
 
     def call(method, path, key, **headers):
       body = content if method == 'PUT' else None
@@ -633,6 +635,8 @@ def test_what_a_key_may_use(engine, tmp_path, folder, caplog):
   assert 'dprjax_key_requests_total{status="429",tenant="reader"} 2.0' in metrics
   assert 'dprjax_key_tokens_total{tenant="reader"}' in metrics
   assert 'model="team-a"' not in metrics
+  app._tell_usage()
+  assert any(line.startswith('use of key reader: ') for line in caplog.messages)
 
 
 def test_pages_of_other_sites_and_texts_that_are_no_json(engine, folder):
