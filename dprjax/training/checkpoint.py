@@ -65,7 +65,7 @@ class Checkpoints:
       for path in self.folder.iterdir():
         if path.name.isdecimal():
           self._check_sums(int(path.name), 'metrics', 'extra')
-    with files.no_room(self.folder):
+    with files.no_room(self.folder), _readable(self.folder):
       self._manager = ocp.CheckpointManager(
         self.folder.absolute() if not str(self.folder).startswith('gs://') else self.folder,
         # Named, so that a fresh process can ask for the shapes of saved arrays.
@@ -179,6 +179,10 @@ class Checkpoints:
 
   def restore_trainable(self, step: int) -> dict[str, np.ndarray]:
     """The trained parameters as whole numpy arrays, on any machine."""
+    if step not in self.steps():
+      raise InputError(
+        f'{self.folder} has no step {step}; it has {", ".join(map(str, self.steps())) or "none"}'
+      )
     self._check_sums(step, _PARAMS)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     with self._undamaged(step):
@@ -322,6 +326,18 @@ def pass_over_closed_loops() -> None:
     return None if self.is_closed() else before(self, *args, **kwargs)
 
   asyncio.BaseEventLoop.call_soon_threadsafe = call_soon_threadsafe  # type: ignore[assignment,method-assign]
+
+
+@contextlib.contextmanager
+def _readable(folder: epath.Path) -> Iterator[None]:
+  """Turns metadata that orbax cannot read into an InputError."""
+  try:
+    yield
+  except (ValueError, TypeError, RecursionError) as error:
+    raise InputError(
+      f'{folder}: the {_METADATA} of a checkpoint is damaged ({_line(error)}); remove that file, '
+      'nothing else needs it'
+    ) from error
 
 
 def _line(error: Exception) -> str:

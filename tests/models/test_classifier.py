@@ -9,7 +9,7 @@ import pytest
 import safetensors
 
 from dprjax.base.errors import InputError
-from dprjax.models import classifier, head_specs, hub
+from dprjax.models import classifier, encoder, head_specs, hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
 from tests.refusals import named_in
@@ -198,3 +198,21 @@ def test_transformers_loads_what_was_saved(golden, write_classifier, tmp_path, m
     (theirs.params, theirs.heads['classifier'].params),
     (loaded.params, loaded.heads['classifier'].params),
   )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('model_type', 'labels'), EVERY)
+def test_logits_equal_pytorch_without_types(golden, write_classifier, model_type, labels):
+  arrays = golden(f'classifier_{model_type}')
+  loaded = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
+  first = encoder.encode(loaded.config, loaded.params, arrays['tokens'], arrays['mask'])[:, 0]
+  logits = classifier.classify(loaded.config, loaded.heads['classifier'].params, first)
+  np.testing.assert_allclose(logits, arrays[f'{labels}/untyped'], rtol=0, atol=2e-5)
+  scores = classifier.score_pairs(
+    loaded.config,
+    loaded.params,
+    loaded.heads['classifier'].params,
+    arrays['tokens'],
+    arrays['mask'],
+  )
+  np.testing.assert_allclose(scores, classifier.score(logits), rtol=0, atol=1e-6)

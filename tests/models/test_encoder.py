@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dprjax.models import encoder, encoder_config, hub, layers
+from dprjax.models import embed, encoder, encoder_config, hub, layers
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
@@ -395,3 +395,39 @@ def test_attention_under_shifted_positions_equals_numpy(small, inputs):
     np.testing.assert_allclose(
       found[layer], weights / weights.sum(-1, keepdims=True), rtol=0, atol=1e-5
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
+def test_a_padding_token_in_a_text_is_as_in_transformers(model_type, golden, write_checkpoint):
+  arrays = golden('sentence_files')
+  backbone = hub.load_backbone(write_checkpoint(model_type, 3))
+  tokens = arrays[f'{model_type}/tokens']
+  assert (tokens[0] == backbone.config.pad_token_id).sum() == 3
+  hidden = encode(backbone.config, backbone.params, tokens, np.ones(tokens.shape, bool))
+  np.testing.assert_allclose(hidden, arrays[f'{model_type}/hidden'], rtol=0, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_equals_transformers_on_minilm(golden, minilm):
+  arrays = golden('minilm')
+  backbone = hub.load_backbone(minilm)
+  mask, prompt = arrays['mask'], arrays['prompt'].astype(np.float32)
+
+  def run(prompt, shift):
+    hidden = encode(
+      backbone.config, backbone.params, arrays['tokens'], mask, adapter=prefix(prompt, shift)
+    )
+    return golden_loss(hidden, mask), hidden
+
+  for case, shift in (('plain', False), ('prefix', False), ('shifted', True)):
+    hidden = run(prompt if case != 'plain' else None, shift)[1]
+    np.testing.assert_allclose(
+      hidden[:, :, ::16][mask], arrays[f'{case}/hidden'][mask], rtol=0, atol=2e-5
+    )
+    embedding = embed.of_states(backbone.config, {}, hidden, mask, backbone.spec)
+    np.testing.assert_allclose(embedding, arrays[f'{case}/embedding'], rtol=0, atol=2e-6)
+    if case != 'plain':
+      gradient = jax.grad(lambda p, s=shift: run(p, s)[0])(prompt)[..., ::3, ::4]
+      expected = arrays[f'{case}/gradient']
+      np.testing.assert_allclose(gradient, expected, rtol=0, atol=2e-5 * np.abs(expected).max())

@@ -17,6 +17,7 @@ from dprjax.base.errors import InputError
 from dprjax.models import classifier, encoder, heads, hub, prompted
 from dprjax.models import family as families
 from dprjax.models.adapters.prefix import Prefix
+from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.rotary import Rope
 from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
 
@@ -308,3 +309,23 @@ def test_a_folder_of_sentence_transformers_puts_a_prompt_in_front(name, golden, 
     hidden = model(input_ids=tokens, attention_mask=mask, **more).last_hidden_state.numpy()
   there = arrays['mask']
   np.testing.assert_allclose(hidden[there], arrays['prefix/hidden'][there], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize('name', ALL)
+def test_bfloat16_is_as_near_as_in_transformers(name, load):
+  arrays, backbone = load(name)
+  mask = arrays['mask']
+  found = encode(
+    backbone.config,
+    jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), backbone.params),
+    arrays['tokens'],
+    mask,
+    token_types=arrays.get('token_types'),
+    options=EncoderOptions(dtype=jnp.bfloat16),
+  )
+  exact = arrays['plain/hidden'][mask]
+  ours, theirs = (
+    np.sqrt(np.mean(np.square(states[mask] - exact)))
+    for states in (np.asarray(found), arrays['bfloat16/hidden'])
+  )
+  assert ours < 1.5 * theirs

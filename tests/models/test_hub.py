@@ -420,3 +420,42 @@ def test_transformers_loads_the_masked_lm_head(write_heads, tmp_path, golden, mo
   jax.tree.map(
     np.testing.assert_array_equal, theirs.heads['mlm'].params, backbone.heads['mlm'].params
   )
+
+
+@pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
+def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
+  first = hub.load_backbone(
+    write_heads(model_type, change={'tie_word_embeddings': False}), ('mlm', 'condenser')
+  )
+  out = tmp_path / 'out'
+  heads = first.heads | {'condenser': first.heads['condenser']._replace(settings={'split': 2})}
+  hub.save_backbone(out, first.config, first.params, hf_config=first.hf_config, heads=heads)
+  second = hub.load_backbone(out, ('mlm', 'condenser'))
+  for ours, theirs in (
+    (second.params, first.params),
+    (second.heads['mlm'].params, first.heads['mlm'].params),
+    (second.heads['condenser'].params, first.heads['condenser'].params),
+  ):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+  assert (
+    second.sha256,
+    second.heads['condenser'].settings['split'],
+    first.heads['condenser'].settings['split'],
+  ) == (first.sha256, 2, 1)
+  name = {'bert': 'Bert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta'}[model_type]
+  assert (
+    second.hf_config['architectures'] == [f'{name}ForMaskedLM']
+    and second.hf_config['tie_word_embeddings'] is True
+  )
+  with safetensors.safe_open(out / 'condenser.safetensors', 'np') as file:
+    assert file.metadata() == {'format': 'pt', 'num_layers': '2', 'split': '2'}
+    assert 'layer.1.attention.self.query.weight' in file.keys()  # noqa: SIM118 (not a dict)
+  # Without the heads: a bare encoder, of the same SHA-256.
+  hub.save_backbone(out, first.config, first.params)
+  third = hub.load_backbone(out, ('mlm', 'condenser'))
+  assert (third.sha256, third.heads) == (first.sha256, {})
+  assert sorted(file.name for file in out.iterdir()) == [
+    'config.json',
+    'dprjax.json',
+    'model.safetensors',
+  ]

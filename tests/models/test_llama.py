@@ -18,6 +18,7 @@ from dprjax.models import peft as adapters
 from dprjax.models import pooling as poolings
 from dprjax.models.adapters.prefix import ADAPTER as PREFIX
 from dprjax.models.adapters.prefix import Prefix
+from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.families import llama
 from dprjax.training import dual_encoder
 from tests.refusals import refused
@@ -304,3 +305,68 @@ def test_a_norm_and_its_gradient_are_those_of_the_definition():
     *(jax.jit(jax.grad(norm, (0, 1)))(x, scale) for norm in (ours, plain)), strict=True
   ):
     np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', QUICK + SLOW)
+def test_bfloat16_is_as_near_to_float32_as_in_transformers(name, load):
+  arrays, backbone = load(name)
+  mask = arrays['mask']
+  hidden = encode(
+    backbone.config,
+    backbone.params,
+    arrays['tokens'],
+    mask,
+    options=EncoderOptions(jnp.dtype('bfloat16')),
+  )
+  ours, theirs = (
+    np.abs(states - arrays['plain/hidden'])[mask].mean()
+    for states in (hidden, arrays['bfloat16/hidden'])
+  )
+  assert 1e-3 < ours < 1.2 * theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [name for name in QUICK + SLOW if name != 'eurobert'])
+@pytest.mark.filterwarnings('ignore:.*gradient_checkpointing:FutureWarning')
+def test_peft_computes_the_same_under_a_prompt(name, load, tmp_path):
+  torch = pytest.importorskip(
+    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
+  )
+  peft = pytest.importorskip('peft', reason='PEFT is an oracle here: pip install peft')
+  import transformers
+
+  arrays, backbone = load(name)
+  backbone = dataclasses.replace(backbone, config=wide(backbone.config))
+  hub.save_backbone(
+    tmp_path / 'saved', backbone.config, backbone.params, hf_config={'pad_token_id': 0}
+  )
+  vectors, mask = arrays['prompt'].astype(np.float32), arrays['mask']
+  length = vectors.shape[2]
+  tokens, seen = torch.from_numpy(arrays['tokens']).long(), torch.from_numpy(mask).long()
+  # In float64: the conversion differs, not the order of sums.
+  layers = torch.from_numpy(vectors).double().transpose(2, 3)[:, :, None]
+  layers = layers.expand(-1, -1, len(mask), -1, -1, -1)
+  for shift in (False, True):
+    folder = tmp_path / f'adapter-{shift}'
+    folder.mkdir()
+    adapters.write_adapters(folder, prompt_of(backbone, vectors, shift), backbone.config, None)
+    model = transformers.AutoModel.from_pretrained(
+      tmp_path / 'saved', attn_implementation='eager', dtype=torch.float64
+    )
+    with torch.no_grad():
+      expected = model(
+        tokens,
+        torch.cat([torch.ones(len(mask), length, dtype=torch.long), seen], dim=1),
+        position_ids=torch.arange(mask.shape[1])[None] + length * shift,
+        past_key_values=transformers.DynamicCache([(keys, values) for keys, values in layers]),
+      ).last_hidden_state.numpy()
+      found = peft.PeftModel.from_pretrained(model, folder)(input_ids=tokens, attention_mask=seen)
+    largest = np.abs(expected[mask]).max()
+    np.testing.assert_allclose(
+      found.last_hidden_state[mask], expected[mask], rtol=0, atol=2e-6 * largest
+    )
+    back = adapters.read_prompt(folder, backbone, 'b' * 64, 'tiny', {})
+    for own in (Prefix(vectors, shift=length * shift), back.adapters('query')[0]):
+      hidden = encode(backbone.config, backbone.params, arrays['tokens'], mask, adapter=own)
+      np.testing.assert_allclose(hidden[mask], expected[mask], rtol=0, atol=1e-5)

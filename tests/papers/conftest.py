@@ -1,5 +1,6 @@
-"""The fixtures of trainings."""
+"""The fixtures of trainings and models."""
 
+from tests.models.conftest import golden  # noqa: F401
 from tests.training.conftest import (  # noqa: F401
   bag,
   batches_of,

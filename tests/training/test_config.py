@@ -349,3 +349,19 @@ def test_what_a_method_needs():
   for needs in ({'negatives': 0}, {'in_batch': False}, {'data.categories': True}):
     with refused('config.method=dpr', f'config.{next(iter(needs))}'):
       configs.check_rules(with_options(negatives=1), (), needs)
+
+
+def test_the_same_data_by_another_path_are_the_same_experiment(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in ('text', 'more'):
+    (tmp_path / name).mkdir()
+  (tmp_path / 'link').symlink_to('text')
+  config = configs.default()
+  config.data.dir = 'text,more'
+  configs.claim_workdir(config, tmp_path / 'run')
+  (tmp_path / 'run' / 'checkpoints').mkdir()
+  for config.data.dir in (f'{tmp_path}/text,./more', 'link,more/'):
+    configs.claim_workdir(config, tmp_path / 'run')
+  config.data.dir = 'more,text'
+  with refused('data.dir', 'text,more', 'more,text'):
+    configs.claim_workdir(config, tmp_path / 'run')

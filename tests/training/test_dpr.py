@@ -360,3 +360,22 @@ def test_a_batch_may_tell_what_its_negatives_are():
     'random_for_denoised': 1 / 8,
     'queries_short_of_a_source': 1 / 2,
   }
+
+
+@pytest.mark.slow
+def test_dropout_is_drawn_from_the_key_alone():
+  config = make_config(prompt__dropout=0.3, backbone__dropout=0.1)
+  batch = make_batch()
+  values = {}
+  for sizes in ({'data': 1}, {'data': 8}):
+    mesh = make_mesh(sizes)
+    method = dpr.build(config, MODEL, mesh)
+    params = tree.unflatten({n: jnp.asarray(x) for n, x in make_params(method).items()})
+    loss = jax.jit(
+      lambda key, params=params, method=method, mesh=mesh: method.loss(
+        params, meshes.put_batch(mesh, batch), key
+      )[0]
+    )
+    values[sizes['data']] = [float(loss(jax.random.key(seed))) for seed in (0, 0, 1)]
+  assert values[1][0] == values[1][1] != values[1][2]
+  np.testing.assert_allclose(values[1], values[8], rtol=1e-5)

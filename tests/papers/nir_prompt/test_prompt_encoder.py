@@ -2,6 +2,7 @@ import jax
 import numpy as np
 import pytest
 
+from dprjax.base import tree
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.papers.nir_prompt import prompt_encoder
 
@@ -57,3 +58,26 @@ def test_vectors_equal_pytorch(golden):
   vectors = jax.jit(prompt_encoder.encode_prompts)(params)
   for name in names:
     np.testing.assert_allclose(vectors[name], arrays[f'vectors/{name}'], rtol=0, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_parameters_start_as_in_pytorch():
+  width = 64
+  params = init(width, 300, seed=1)
+  flat = tree.flatten(params)
+  # Embedding(P, H), 2 layers x 2 ways x 4 gates of (H + H/2 + 1) x H/2, and two Linears. PyTorch
+  # has a second bias, which is added to the first.
+  assert tree.count(params) == 300 * width + 16 * (width + width // 2 + 1) * width // 2 + 2 * (
+    width * width + width
+  )
+  assert abs(flat['embedding'].std() - 1) < 0.02
+  for name, leaf in flat.items():
+    if name == 'embedding':
+      continue
+    fan = width // 2 if '/cell/' in name else width
+    summed = '/cell/' in name and name.endswith('bias')
+    bound, std = (2, (2 / 3) ** 0.5) if summed else (1, (1 / 3) ** 0.5)
+    assert abs(leaf).max() <= bound * fan**-0.5
+    assert abs(leaf.std() * fan**0.5 / std - 1) < 0.25, name
+  # No two are alike.
+  assert not np.array_equal(flat['forward_0/cell/hi/kernel'], flat['backward_0/cell/hi/kernel'])
