@@ -261,3 +261,22 @@ def test_no_room_names_the_last_good_checkpoint_and_leaves_it_whole(tmp_path):
   assert not any(
     name.startswith('2') and 'tmp' not in name for name in os.listdir(tmp_path / 'checkpoints')
   )
+
+
+def test_metadata_of_orbax_that_cannot_be_read(tmp_path):
+  state = make_state(meshes.make_mesh({'data': 8}))
+  provenance.write_mark(tmp_path, 'dprjax.training')
+  with opened(tmp_path) as saved:
+    saved.save(1, *state, {}, 0.5)
+  path = tmp_path / 'checkpoints' / '1' / '_CHECKPOINT_METADATA'
+  for text in ('[]', '{"item_handlers": 5}', '{"metrics": 5}', '[' * 100_000):
+    path.write_text(text)
+    with refused('_CHECKPOINT_METADATA'):
+      checkpoint.Checkpoints(tmp_path, SHA)
+  # Nothing else of it matters, not even whether it is there.
+  for text in ('', '{"metrics": {"score": 9}, "item_handlers": {}}', None):
+    path.unlink() if text is None else path.write_text(text)
+    with opened(tmp_path) as again:
+      assert (again.best(), again.steps()) == (1, [1])
+      for name, leaf in again.restore(1, *targets(*state)).trainable.items():
+        np.testing.assert_array_equal(leaf, state[0][name])
