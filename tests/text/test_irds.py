@@ -31,6 +31,10 @@ class Titled(NamedTuple):
     return f'{self.title} {self.text} {self.url}'
 
 
+class Image(NamedTuple):
+  doc_id: str
+
+
 class Query(NamedTuple):
   query_id: str
   title: str
@@ -72,8 +76,22 @@ REGISTRY = {
   'toy/train': TRAIN,
   'toy/test': TEST,
   'whole': TRAIN,
+  'odd/no-docs': Parts(None, TRAIN.parts['queries'], TRAIN.parts['qrels']),
+  'odd/no-qrels': Parts(DOCS, TRAIN.parts['queries'], []),
   'odd/twice': Parts([*DOCS, DOCS[0]], TRAIN.parts['queries'], TRAIN.parts['qrels']),
+  'odd/id': Parts([Doc(' d1', 'x')], TRAIN.parts['queries'], TRAIN.parts['qrels']),
+  'odd/textless': Parts([Image('d1')], TRAIN.parts['queries'], TRAIN.parts['qrels']),
+  'odd/grades': Parts(DOCS, TRAIN.parts['queries'], [Query('q1', 'd1')]),
+  'odd/other-text': Parts(DOCS, [Query('q1', 'a'), Query('q1', 'b')], TRAIN.parts['qrels']),
 }
+
+
+class Unreadable(Parts):
+  def docs_iter(self):
+    raise OSError('no route to host')
+
+
+REGISTRY['odd/unreadable'] = Unreadable(DOCS, TRAIN.parts['queries'], TRAIN.parts['qrels'])
 
 
 @pytest.fixture
@@ -105,8 +123,16 @@ def test_a_data_set_as_a_beir_folder(stand_in, tmp_path):
   assert irds.folder_of('irds:toy', folder, ['train', 'test']) == folder
   assert (folder / 'corpus.jsonl').read_text() == ''
   for name, splits in (('irds:whole', ['train', 'test']), ('irds:toy', ['train'])):
-    with refused(folder):
+    with refused(name):
       irds.folder_of(name, folder, splits)
+
+
+@pytest.mark.parametrize(
+  ('id_', 'split'), [('whole', 'train'), ('toy/train', 'train'), ('toy/test', 'test')]
+)
+def test_an_id_that_is_a_split_itself(stand_in, tmp_path, id_, split):
+  irds.write(id_, [split], tmp_path / 'data')
+  assert sources.load_dataset(sources.Source(str(tmp_path / 'data'), split=split)).queries
 
 
 @pytest.mark.parametrize(
@@ -114,14 +140,28 @@ def test_a_data_set_as_a_beir_folder(stand_in, tmp_path):
   [
     ('tyo', 'train', 'tyo'),
     ('toy', 'dev', 'dev'),
-    ('toy/train', 'test', 'test'),
+    ('whole', 'dev', 'dev'),
+    ('toy/train', 'test', 'test'),  # never the training queries instead
+    ('odd/no-docs', 'train', 'odd/no-docs'),
+    ('odd/no-qrels', 'train', ('odd/no-qrels', 'train')),
     ('odd/twice', 'train', ('d1', 'line 1', 'line 4')),
+    ('odd/id', 'train', 'd1'),
+    ('odd/textless', 'train', 'irds:odd/textless'),
+    ('odd/grades', 'train', 'odd/grades'),
+    ('odd/other-text', 'train', 'q1'),
+    ('odd/unreadable', 'train', 'ir_datasets'),
   ],
 )
 def test_what_cannot_be_used(stand_in, tmp_path, id_, split, message):
   with refused(message):
     irds.write(id_, [split], tmp_path / 'data')
   assert list(tmp_path.iterdir()) == []
+
+
+def test_without_ir_datasets(monkeypatch, tmp_path):
+  monkeypatch.setitem(sys.modules, 'ir_datasets', None)
+  with refused('dprjax[irds]'):
+    irds.write('toy', ['train'], tmp_path / 'data')
 
 
 @pytest.mark.filterwarnings('ignore')
@@ -141,5 +181,5 @@ def test_ir_datasets_itself(tmp_path, monkeypatch):
   data = sources.load_dataset(sources.Source(str(tmp_path / 'data')))
   assert data.qrels == {'q1': {'d1': 1}, 'q2': {'d2': 2}}
   assert [passage.text for passage in data.passages] == ['json decodes', 'an http server']
-  with refused('beir/scifcat'):
+  with refused('beir/scifcat', 'beir/scifact'):
     irds.write('beir/scifcat', ['train'], tmp_path / 'other')
