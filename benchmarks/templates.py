@@ -24,6 +24,7 @@ import made
 import record
 import timing
 from dprjax.models import encoder, hub
+from dprjax.models.template import bare
 from dprjax.papers.nir_prompt import task_templates
 from dprjax.papers.nir_prompt.task_templates import Spec, Specials, TaskTemplates
 from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
@@ -64,7 +65,7 @@ def main() -> None:
 
   def filled(fixed_layers):
     def run(table, params, tokens, mask):
-      text = task_templates.bare(tokens, mask, 1, 1)
+      text = bare(tokens, mask, 1, 1)
       inputs = templates.fill('query', [text], longer, numbers)
       hidden = encoder.encode(
         MODEL, params, inputs.tokens, inputs.mask, adapter=LearnedTokens(table, fixed_layers)

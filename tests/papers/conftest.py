@@ -1,6 +1,6 @@
 """The fixtures of trainings and models."""
 
-from tests.models.conftest import golden  # noqa: F401
+from tests.models.conftest import golden, write_checkpoint  # noqa: F401
 from tests.training.conftest import (  # noqa: F401
   bag,
   batches_of,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dprjax.models import encoder, hub
+from dprjax.models.template import bare
 from dprjax.papers.nir_prompt import prompt_encoder, task_templates
 from dprjax.papers.nir_prompt.task_templates import Spec, Specials, TaskTemplates
 from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
@@ -40,8 +41,7 @@ def rows_of(*texts):
 def test_pairs():
   made = make(Spec({'pair': PAIR}, {'pair/P3': 'what is it?'}, {'pair/P1': 1, 'pair/P2': 2}))
   texts = [
-    task_templates.bare(*map(jnp.asarray, rows_of(*rows)), 1, 1)
-    for rows in ([(7,), (8, 9)], [(10, 11), (12,)])
+    bare(*map(jnp.asarray, rows_of(*rows)), 1, 1) for rows in ([(7,), (8, 9)], [(10, 11), (12,)])
   ]
   filled = made.fill('pair', texts, 17, jnp.zeros(2, jnp.int32))
   assert filled.tokens.tolist() == [
@@ -64,7 +64,7 @@ def test_pooling(pooling):
   tokens, mask = rows_of((7, 4, 8), (9,))
   filled = made.fill(
     'query',
-    [task_templates.bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)],
+    [bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)],
     9,
     jnp.zeros(2, jnp.int32),
   )
@@ -170,7 +170,7 @@ def test_two_tasks_in_a_batch_equal_pytorch(model_type, fixed_layers, golden, wr
     config.pad_token_id,
   )
   tokens, mask = rows_of((7, 8, 4, 9), (10, 11, 12), (13,), (14, 7))
-  text = task_templates.bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)
+  text = bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)
   numbers = jnp.array([0, 1, 1, 0], jnp.int32)
   expected = arrays[f'{model_type}/mask']
   filled = made.fill('query', [text], expected.shape[1], numbers)
