@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from dprjax.base import tables
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.encoding import corpora
 from dprjax.encoding.embedder import ProgressFn, check_size
@@ -175,6 +176,8 @@ class Retriever:
       passages = list(read_texts(corpus, 'passage'))
     else:
       passages = corpora.passages(corpus)
+    if not passages:
+      raise InputError('the corpus is empty: there is nothing to index')
     texts = [passage.text for passage in passages]
     vectors, cut = self._encode(texts, 'passage', either(prompt, task))
     name = task if prompt is None else prompt
