@@ -54,7 +54,7 @@ def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -
     InputError: missing or empty; naming the line: not UTF-8, not six columns, or a bad rank, score
       or id.
   """
-  lines = 0
+  lines, rows = 0, 0
   with open_bytes(path, 'run') as (file, fraction):
     start = file.read(3)
     rest = start.removeprefix(codecs.BOM_UTF8)
@@ -69,8 +69,10 @@ def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -
       block = parse(path, text, lines + 1, offset, ranks)._replace(fraction=fraction())
       if len(block.scores):
         yield block
-      lines += text.count(b'\n')
+      lines, rows = lines + text.count(b'\n'), rows + len(block.scores)
       offset += len(text)
+  if not rows:
+    raise InputError(f'{path}: the run has no lines')
 
 
 def parse(
