@@ -453,3 +453,27 @@ def test_a_template_decides_the_vectors(command, templates, tmp_path):
   np.testing.assert_allclose(found.vectors(), expected, rtol=0, atol=1e-5)
   assert found.meta.pooling == 'mask' and found.meta.max_length == 9
   assert found.meta.prompt_sha256 == sha256_file(templates / 'qa.npz')
+
+
+@pytest.mark.slow
+def test_continues_with_the_missing_shards(run, vectors, tmp_path):
+  assert run('--shard_rows=20')[0] == 0
+  out = tmp_path / 'out'
+  manifest = json.loads((out / 'manifest.json').read_text())
+  first = out / manifest['shards'][0]['embeddings']
+  before = first.stat().st_mtime_ns
+  # The state after an interruption behind the first shard.
+  for shard in manifest['shards'][1:]:
+    (out / shard['embeddings']).unlink()
+    (out / shard['ids']).unlink()
+  (out / 'manifest.json').unlink()
+  (out / 'progress.json').write_text(json.dumps(manifest | {'shards': manifest['shards'][:1]}))
+  status, err = run('--shard_rows=20')
+  assert status == 0 and '20 of 50 texts already there' in err
+  assert first.stat().st_mtime_ns == before and not (out / 'progress.json').exists()
+  np.testing.assert_allclose(read(out)[1], vectors, atol=1e-6)
+  status, err = run('--shard_rows=20')
+  assert status == 0 and '50 of 50 texts already there' in err
+  # Another text, another side, other settings: not the same embeddings.
+  command_refused(run('--shard_rows=20', '--pooling=cls'), 'pooling')
+  command_refused(run('--shard_rows=20', side='query'), 'side')

@@ -934,3 +934,31 @@ def test_nothing_is_trained_where_nothing_is_left_to_gain(
     status, err = command(train, *flags, '--config.eval.skip_saturated=False')
     assert status == 0 and 'done at step 1' in err and not (run / 'saturated.json').exists()
     assert steps_of(run) == [1]
+
+
+def test_a_checkpoint_holds_what_was_trained_and_no_backbone(finished):
+  """Three times, with two Adam moments, and the files of the format."""
+  _, run = finished
+  size = sum(
+    path.stat().st_size for path in (run / 'checkpoints' / '12').rglob('*') if path.is_file()
+  )
+  assert size < 3 * sum(leaf.nbytes for leaf in trainable_of(run)[1].values()) + 200_000
+
+
+@pytest.mark.parametrize(
+  'flags',
+  [
+    ['--config.backbone.path=./none'],
+    ['--config.data.train_split=none'],
+    ['--config.prompt.init_from=none.npz'],
+    ["--config.trainable=('(',)"],
+    ["--config.optim.learning_rate_rules=(('.*', -1.0),)"],
+    ["--config.optim.learning_rate_rules=(('.*', float('nan')),)"],
+    ["--config.optim.weight_decay_rules=(('.*',),)"],
+    ['--config.eval.measure=none'],
+    ['--config.method=none'],
+  ],
+)
+def test_a_training_that_cannot_begin_leaves_nothing(go, tmp_path, flags):
+  command_refused(go('dptdr.py:local', *flags))
+  assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from dprjax.base import flags
 from dprjax.base.errors import (
@@ -29,9 +29,6 @@ from dprjax.base.errors import (
   raise_interrupt,
   wants_traceback,
 )
-
-if TYPE_CHECKING:
-  pass
 
 Flags = TypeVar('Flags')
 
@@ -134,9 +131,8 @@ def run(
     if signal.getsignal(signal.SIGINT) is end_interrupted:
       signal.signal(signal.SIGINT, raise_interrupt)
     speak()
-    logging.getLogger('jax').setLevel(
-      logging.WARNING
-    )  # below this level, jax lists each missing backend
+    # Below this level, jax lists each missing backend.
+    logging.getLogger('jax').setLevel(logging.WARNING)
     with contextlib.nullcontext() if job is None else distributed.together(job, trace):
       status = command(own)
     sys.stdout.flush()

@@ -107,7 +107,7 @@ def refuse_special(folder: epath.Path) -> None:
   """Raises InputError for a pipe, device or socket in a folder from an untrusted source."""
   for path in folder.iterdir() if not is_remote(folder) and folder.is_dir() else ():
     if is_special(path):
-      regular_file(path, 'file')
+      raise InputError(f'{path} is a pipe, a device or a socket; expected a file')
 
 
 @contextlib.contextmanager

@@ -170,7 +170,7 @@ class Retriever:
       task: an alias of ``prompt``.
 
     Raises:
-      InputError: the corpus cannot be read. An earlier index stays.
+      InputError: the corpus is empty or cannot be read. An earlier index stays.
     """
     if isinstance(corpus, str | os.PathLike):
       passages = list(read_texts(corpus, 'passage'))
@@ -210,10 +210,11 @@ class Retriever:
       A list of hits for each query, which is also a table: ``search(...).table()``.
 
     Raises:
-      InputError: ``k`` is not a whole number from 1, or the passages were
+      InputError: ``index`` was not called, ``k`` is not a whole number from 1, or the passages were
         indexed with a prompt that does not fit these queries.
     """
-    assert self._indexed is not None, 'call index(corpus) before search'
+    if self._indexed is None:
+      raise InputError('nothing is indexed yet: call index(corpus) before search')
     check_size('k', k)
     ids, texts, vectors, default, fused, cut_passages = self._indexed
     named = either(prompt, task)

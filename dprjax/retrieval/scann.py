@@ -18,6 +18,7 @@ from etils import epath
 from jaxtyping import Float, Int
 
 from dprjax.base import provenance
+from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path
 from dprjax.base.reading import convert
 from dprjax.retrieval import best
@@ -176,7 +177,10 @@ def save(index: ScannIndex, folder: PathLike, fingerprint: str) -> None:
   with atomic_path(folder) as aside:
     aside.mkdir()
     # Relative paths, so that the folder can be renamed.
-    index.searcher.serialize(os.fspath(aside), relative_path=True)
+    try:
+      index.searcher.serialize(os.fspath(aside), relative_path=True)
+    except RuntimeError as error:
+      raise InputError(f'ScaNN cannot write {folder} ({error}); free some space') from error
     counts = {'count': index.count, 'leaves': index.leaves}
     provenance.write(aside, _SIDECAR, format=_FORMAT, fingerprint=fingerprint, **counts)
 

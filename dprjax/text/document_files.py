@@ -72,6 +72,11 @@ def find_files(paths: Sequence[files.PathLike], report: ReadReport) -> list[epat
     else:
       files.regular_file(given, 'text')  # read twice: once for its checksum
       inside = [given] if _kind(given) else []
+    if not inside:
+      raise InputError(
+        f'{given}: no text; expected .jsonl, .tsv, .txt or .zip, perhaps with '
+        f'{", ".join(reading.COMPRESSED)}'
+      )
     found += inside
   return found
 
@@ -152,6 +157,8 @@ def _read_zip(path: epath.Path) -> Iterator[Document]:
         (member for member in archive.infolist() if _is_text(member.filename)),
         key=lambda member: member.filename,
       )
+      if not members:
+        raise InputError(f'{path}: it contains no .txt file')
       packed, size = file.seek(0, io.SEEK_END), sum(member.file_size for member in members)
       if size > max(_MOST_PACKED * packed, _PART):
         raise InputError(

@@ -100,13 +100,8 @@ def _find(id_: str, split: str) -> Any:
 
 
 def _registered(name: str) -> Any | None:
-  try:
-    import ir_datasets
-  except ImportError as error:
-    raise InputError(
-      f'{PREFIX}{name} needs ir_datasets, which cannot be imported ({error}): '
-      "pip install 'dprjax[irds]'"
-    ) from error
+  import ir_datasets
+
   try:
     return ir_datasets.load(name)
   except KeyError:

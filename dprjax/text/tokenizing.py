@@ -207,6 +207,13 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
   ``AutoTokenizer``. The result is cached below ``~/.cache/dprjax`` (or ``XDG_CACHE_HOME``).
   """
   folder = files.existing(directory, 'tokenizer directory')
+  if not folder.is_dir() or not any(
+    (folder / name).exists() for name in sentence_files.VOCABULARIES
+  ):
+    raise InputError(
+      f'no tokenizer in {folder}: expected tokenizer.json, or vocab.txt, or vocab.json and '
+      'merges.txt'
+    )
   files.refuse_special(folder)
   config = folder / 'tokenizer_config.json'
   if config.exists() and 'auto_map' in reading.read_json_object(config, config.name):
@@ -239,7 +246,11 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
   except BaseException as error:
     why = ' '.join(str(error).split())
     raise InputError(f'cannot read the tokenizer in {folder}: {why}') from error
-  backend = wrapper.backend_tokenizer
+  backend = getattr(wrapper, 'backend_tokenizer', None)
+  if backend is None:
+    raise InputError(
+      f'{folder}: {type(wrapper).__name__} has no fast version; save it with its tokenizer.json'
+    )
   for name, expected, why in (
     ('truncation_side', 'right', 'long texts lose their end'),
     ('split_special_tokens', False, 'special tokens in a text are special'),
@@ -311,6 +322,8 @@ def train_wordpiece(
   # Keep only the vocabulary, since these pieces are not special tokens.
   backend = wordpiece(backend.get_vocab())
   backend.add_special_tokens(list(_SPECIAL.values()))
+  if backend.get_vocab_size() <= len(_SPECIAL):
+    raise InputError('no vocabulary can be trained: the texts are empty')
   cls_id, sep_id = backend.token_to_id('[CLS]'), backend.token_to_id('[SEP]')
   backend.post_processor = tokenizers.processors.TemplateProcessing(
     single='[CLS] $A [SEP]',
@@ -343,18 +356,23 @@ def train_sentencepiece(
   ``vocab_size`` pieces.
   """
   model = io.BytesIO()
-  sentencepiece.SentencePieceTrainer.train(
-    # XLM-R adds a padding and a mask token. One thread makes the vocabulary repeatable.
-    sentence_iterator=iter(texts),
-    model_writer=model,
-    vocab_size=vocab_size - 2,
-    model_type='unigram',
-    character_coverage=0.9995,
-    num_threads=1,
-    hard_vocab_limit=False,
-    max_sentence_length=1 << 20,
-    minloglevel=2,
-  )
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      # XLM-R adds a padding and a mask token. One thread makes the vocabulary repeatable.
+      sentence_iterator=iter(texts),
+      model_writer=model,
+      vocab_size=vocab_size - 2,
+      model_type='unigram',
+      character_coverage=0.9995,
+      num_threads=1,
+      hard_vocab_limit=False,
+      max_sentence_length=1 << 20,
+      minloglevel=2,
+    )
+  except (RuntimeError, OSError) as error:
+    raise InputError(
+      f'no vocabulary can be trained: {" ".join(str(error).split())[-200:]}'
+    ) from error
   folder = epath.Path(out_dir)
   folder.mkdir(parents=True, exist_ok=True)
   with files.atomic_write(folder / 'sentencepiece.bpe.model', 'wb') as file:

@@ -154,12 +154,17 @@ def locate(config: str) -> str:
 
 
 def _located(argument: str) -> str:
-  """An argument with its config file located."""
+  """An argument with its config file located; raises InputError if the file does not exist."""
   flag, equals, value = argument.partition('=')
   if flag != '--config' or not value:
     return argument
   found = locate(value)
   path = found.partition(':')[0] if '.py:' in found else found
+  if not os.path.exists(path):
+    raise InputError(
+      f'--config: there is no file {path}; dprjax configs lists the shipped ones, such as '
+      'configs/dptdr.py'
+    )
   # A custom method may be beside its config.
   if found == value and (folder := os.path.dirname(os.path.abspath(path))) not in sys.path:
     sys.path.append(folder)

@@ -440,3 +440,10 @@ def test_parts_of_a_corpus_are_one(tmp_path):
     codes_of.append(load_embeddings(tmp_path / name))
   with refused('--corpus', str(tmp_path / 'e'), 'fuse --shards'):
     embeddings.join(codes_of, '--corpus')
+
+
+def test_a_damaged_shard_is_written_again_by_any_process(tmp_path):
+  fill(tmp_path)
+  next(tmp_path.glob('embeddings-00001*')).write_bytes(b'')
+  writers = [EmbeddingsWriter(tmp_path, META, IDS, 2, process=i) for i in range(2)]
+  assert [writer.pending() for writer in writers] == [[(1, 2, 4)]] * 2

@@ -272,3 +272,13 @@ def test_a_folder_that_can_become_a_prompt_names_the_command(tmp_path, file, con
   (tmp_path / file).write_text(content)
   with refused(str(tmp_path), 'dprjax export', f'{flag}{tmp_path}'):
     load_prompt(tmp_path)
+
+
+def test_pickled_objects_are_never_loaded(write):
+  class Trap:
+    def __reduce__(self):
+      return (pytest.fail, ('the prompt file ran code',))
+
+  path = write({'prefix': np.array([Trap()], dtype=object)})
+  with refused('prompt.npz'):
+    load_prompt(path)

@@ -431,3 +431,58 @@ def test_equals_transformers_on_minilm(golden, minilm):
       gradient = jax.grad(lambda p, s=shift: run(p, s)[0])(prompt)[..., ::3, ::4]
       expected = arrays[f'{case}/gradient']
       np.testing.assert_allclose(gradient, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
+def test_padding_does_not_matter(small, inputs, model_type):
+  config, params = small
+  config = dataclasses.replace(config, model_type=model_type)
+  tokens, mask = inputs
+  prompt = prompts(config, 1)[0]
+  wide_tokens, wide_mask = (
+    jnp.pad(tokens, ((0, 0), (0, 4)), constant_values=3),
+    jnp.pad(mask, ((0, 0), (0, 4))),
+  )
+  narrow = encode(config, params, tokens, mask, adapter=prefix(prompt, True))
+  wide = encode(config, params, wide_tokens, wide_mask, adapter=prefix(prompt, True))
+  np.testing.assert_allclose(wide[:, :7][mask], narrow[mask], atol=2e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_ids_out_of_range_are_noticed(small, inputs):
+  config, params = small
+  tokens, mask = inputs
+  assert np.isnan(encode(config, params, tokens.at[0, 0].set(50), mask)[0]).all()
+  bad = jnp.array([0, 1, 2, 3], jnp.int32)
+  hidden = encode(config, params, tokens, mask, adapter=bank_of(prompts(config, 3)).choose(bad))
+  assert np.isfinite(hidden[:3]).all() and np.isnan(hidden[3]).all()
+
+
+@pytest.mark.slow
+def test_early_and_late_with_prompts(small, inputs):
+  config, params = small
+  tokens, mask = inputs
+  bank, ids = prompts(config, 3), jnp.array([2, 0, 2, 1], jnp.int32)
+  split = jax.jit(encoder.encode_early_late, static_argnums=(0, 4))
+  early, late = split(config, params, tokens, mask, 2, adapter=bank_of(bank).choose(ids))
+  np.testing.assert_allclose(
+    late,
+    encode(config, params, tokens, mask, adapter=bank_of(bank).choose(ids)),
+    rtol=0,
+    atol=2e-6,
+  )
+  # The early states are those of the encoder that ends there.
+  first = {
+    'embeddings': params['embeddings'],
+    'layers': jax.tree.map(lambda leaf: leaf[:2], params['layers']),
+  }
+  shorter = encode(
+    dataclasses.replace(config, num_layers=2),
+    first,
+    tokens,
+    mask,
+    adapter=bank_of(bank[:, :2]).choose(ids),
+  )
+  np.testing.assert_allclose(early, shorter, rtol=0, atol=2e-6)
+  assert np.abs(early - late).max() > 0.1

@@ -99,3 +99,33 @@ def test_eight_devices_draw_as_one(drawn):
     f'{name}(' in compiled
     for name in ('all-gather', 'all-reduce', 'all-to-all', 'collective-permute')
   )
+
+
+@pytest.mark.slow
+def test_eighty_ten_ten():
+  tokens, words = texts(rows=2000, longest=1)
+  masked = draw(tokens, words)
+  hidden = masked.weights == 1
+  shown = np.take_along_axis(masked.tokens, masked.positions, axis=1)[hidden]
+  kinds = np.array(
+    [
+      (shown == MASK).mean(),
+      np.isin(shown, REPLACEMENTS).mean(),
+      (shown == masked.targets[hidden]).mean(),
+    ]
+  )
+  assert kinds.sum() == 1
+  # Five standard deviations of a share in as many draws as there were.
+  expected = np.array([0.8, 0.1, 0.1])
+  assert (
+    hidden.sum() > 6000
+    and (np.abs(kinds - expected) < 5 * np.sqrt(expected * (1 - expected) / hidden.sum())).all()
+  ), kinds
+  random = shown[np.isin(shown, REPLACEMENTS)]
+  assert len(np.unique(random)) > 95 and abs(random.mean() - 149.5) < 5 * 28.9 / np.sqrt(
+    len(random)
+  )
+  # Every place of a full row is as likely as another.
+  full = words[:, -2] >= 0
+  places = np.bincount(masked.positions[full][hidden[full]], minlength=LENGTH)[1:-1]
+  assert places.min() > 0 and np.abs(places - places.mean()).max() < 5 * np.sqrt(places.mean())

@@ -142,3 +142,20 @@ def test_prompt_and_layers_are_trained_exported_and_served(trained, projected, t
   for number in '01':
     kernels = [one.params['projection'][number]['kernel'] for one in (before, after)]
     assert np.abs(kernels[0] - kernels[1]).max() > 1e-4
+
+
+@pytest.mark.slow
+def test_vectors_go_through_the_layers(plain, projected):
+  folder, (first, second) = projected
+  pooled = Encoder.load(plain).encode(TEXTS)
+  wanted = np.tanh(
+    pooled @ first['linear.weight'].T @ second['linear.weight'].T + second['linear.bias']
+  )
+  wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+  encoder = Encoder.load(folder)
+  assert encoder.dimension == 12
+  np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-5)
+  # Only the whole names a space: its tensors, and its shape.
+  bare = Encoder.load(plain)
+  assert encoder.space_sha256 != bare.space_sha256
+  assert encoder.config_sha256 != bare.config_sha256

@@ -229,3 +229,8 @@ def test_rankings_without_documents():
   empty = Ranking([], np.empty(0))
   assert how.fuse({}).ids == how.fuse({'a': empty}).ids == []
   assert how.fuse({'a': empty, 'b': ranking({'d': 1.0})}).ids == ['d']
+
+
+def test_pyserini_interpolation_is_a_weighted_sum_of_normalised_scores():
+  runs = [{'a': 1.0, 'b': 0.0}, {'b': 1.0, 'a': 0.0}]
+  assert fused(runs, weights=[0.4, 0.6], method='minmax') == pytest.approx({'b': 0.6, 'a': 0.4})

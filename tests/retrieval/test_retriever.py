@@ -213,3 +213,8 @@ def test_bad_arguments(trained, prompt, small, tmp_path):
 def test_the_docstring_of_retriever(minilm):
   assert minilm.is_dir()  # the package that the example names
   assert doctest.testmod(retriever) == doctest.TestResults(0, 6)
+
+
+def test_a_search_needs_an_index(small):
+  with refused('index'):
+    Retriever(small.encoder).search(['json'])

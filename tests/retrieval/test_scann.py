@@ -1,3 +1,4 @@
+import resource
 import shutil
 
 import numpy as np
@@ -115,3 +116,15 @@ def test_tree_reaches_its_recall_on_40000_clustered_vectors(tmp_path):
   few = index.search(queries, 1000, scann.ScannSettings(2, 1000))
   assert (few.rows == -1).any() and np.isneginf(few.scores[few.rows == -1]).all()
   assert few.rows.min() == -1 and (np.diff(few.scores[:, :100], axis=1) <= 0).all()
+
+
+def test_a_full_disk(tmp_path):
+  index = scann.build(clustered(500, 1), 10)
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+  try:
+    with refused('ScaNN'):
+      scann.save(index, tmp_path / 'index', 'abc')
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  assert not list(tmp_path.iterdir())

@@ -279,6 +279,8 @@ def test_no_hard_negatives(made):
   for options in ({}, {'mix': batches.Mix()}):
     (batch,) = take(made[0], 1, negatives=0, **options)
     assert batch['passage_index'].shape == (BATCH, 1) and 'negative_source' not in batch
+  with refused('config.mix', 'config.negatives', '0'):
+    take(made[0], 1, negatives=0, mix=batches.Mix(0.0, 0.5, 0.5))
 
 
 def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all(made):

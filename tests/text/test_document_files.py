@@ -105,6 +105,7 @@ BAD = [
   ('keys.jsonl', b'{"text": "a"}\n{"body": "b"}\n', ('line 2', 'text')),
   ('empty.txt', b'', 'empty.txt'),
   ('id.jsonl', b'{"id": "a ", "text": "b"}\n', ('id.jsonl', 'line 1', 'a')),
+  ('paper.pdf', b'%PDF', ('paper.pdf', '.jsonl')),
 ]
 
 
@@ -120,6 +121,13 @@ def test_zips_and_folders_that_cannot_be_used(tmp_path):
     archive.writestr('a.txt', 'Größe'.encode('latin-1'))
   with refused('a.zip', 'a.txt', 'line 1'):
     read(tmp_path / 'a.zip')
+  with zipfile.ZipFile(tmp_path / 'a.zip', 'w') as archive:
+    archive.writestr('README', 'no')
+  with refused('a.zip', '.txt'):
+    read(tmp_path / 'a.zip')
+  (tmp_path / 'none').mkdir()
+  with refused('none'):
+    read(tmp_path / 'none')
   with refused('lost'):
     read(tmp_path / 'lost')
 

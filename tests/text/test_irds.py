@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from dprjax.base import errors
 from dprjax.text import irds, sources
 from tests.refusals import refused
 
@@ -160,8 +161,9 @@ def test_what_cannot_be_used(stand_in, tmp_path, id_, split, message):
 
 def test_without_ir_datasets(monkeypatch, tmp_path):
   monkeypatch.setitem(sys.modules, 'ir_datasets', None)
-  with refused('dprjax[irds]'):
+  with pytest.raises(ModuleNotFoundError) as missing:
     irds.write('toy', ['train'], tmp_path / 'data')
+  assert 'dprjax[irds]' in errors.explain(missing.value)[1]
 
 
 @pytest.mark.filterwarnings('ignore')

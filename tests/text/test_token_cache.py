@@ -455,3 +455,20 @@ def test_texts_with_the_same_tokens_are_one_passage_for_the_loss(tmp_path, token
       assert passages[0] in relevant and passages[1] not in relevant
   with refused('config.negatives'):  # of three passages, two are relevant
     batches.make_batches(built, negatives=2, **feed)
+
+
+def test_another_tokenizer_rebuilds_it(folder, tokenizer, tmp_path):
+  first = build(folder, tokenizer)
+  other = tokenizing.train_wordpiece([*CORPUS.values(), 'zebra'] * 20, 60, tmp_path / 'other')
+  second = build(folder, other)
+  assert second.settings['tokenizer_sha256'] == other.sha256 != first.settings['tokenizer_sha256']
+  (tokens,) = second.passage_tokens(np.array([0]))
+  assert tokens.tolist() == other.encode([CORPUS['d1']], 8)[0][0].tolist()
+
+
+def test_a_changed_corpus_is_seen_in_the_rows(folder, tokenizer):
+  build(folder, tokenizer)
+  corpus = folder / 'corpus.jsonl'
+  corpus.write_text(corpus.read_text().replace('dogs bark at night', 'dogs sat'))
+  (tokens,) = build(folder, tokenizer).passage_tokens(np.array([1]))
+  assert tokens.tolist() == tokenizer.encode(['dogs sat'], 8)[0][0].tolist()

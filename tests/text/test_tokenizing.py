@@ -328,3 +328,45 @@ def test_length_buckets():
   ]
   assert groups == [([6, 2], 4), ([4, 4], 4), ([0, 1], 10), ([3, 3], 10), ([5, 5, 5], 20)]
   assert tokenizing.length_buckets(np.array([], np.int32), {4: 2}) == []
+
+
+@pytest.mark.slow
+def test_minilm_tokens_and_ids(minilm):
+  tokenizer = tokenizing.load_tokenizer(minilm)
+  # Ids of the published vocabulary of bert-base-uncased: line numbers in vocab.txt.
+  assert (
+    tokenizer.pad_id,
+    tokenizer.opening,
+    tokenizer.closing,
+    tokenizer.mask_id,
+    tokenizer.vocab_size,
+  ) == (0, (101,), (102,), 103, 30522)
+  rows, cut = tokenizer.encode(['Hello world', ''], 16)
+  assert [row.tolist() for row in rows] == [[101, 7592, 2088, 102], [101, 102]]
+  assert rows[0].dtype == np.int32 and cut == 0
+
+
+def test_roberta_tokens(tmp_path):
+  tokenizer = tokenizers.ByteLevelBPETokenizer()
+  tokenizer.train_from_iterator(
+    SENTENCES, 300, special_tokens=['<s>', '<pad>', '</s>', '<unk>', '<mask>'], show_progress=False
+  )
+  tokenizer.save_model(str(tmp_path))
+  (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "RobertaTokenizer"}')
+  loaded = tokenizing.load_tokenizer(tmp_path)
+  (row, short), cut = loaded.encode(['the cat sat on the mat', 'the'], 4)
+  assert (loaded.opening, loaded.pad_id, loaded.closing) == ((0,), 1, (2,))
+  assert row[0] == 0 and row[-1] == 2 and len(row) == 4 and cut == 1
+  assert short.tolist()[0] == 0 and short.tolist()[-1] == 2 and len(short) == 3
+
+
+def test_training_on_nothing():
+  with refused('texts'):
+    tokenizing.train_wordpiece(['', ' '], 80, 'never-written')
+
+
+def test_a_folder_without_a_vocabulary_has_no_tokenizer(tmp_path):
+  """transformers would make one from nothing, and all vectors would be wrong."""
+  (tmp_path / 'config.json').write_text('{"model_type": "bert", "vocab_size": 30522}')
+  with refused('tokenizer.json', tmp_path):
+    tokenizing.load_tokenizer(tmp_path)
