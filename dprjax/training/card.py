@@ -345,7 +345,7 @@ def backbone_licence(folder: epath.Path) -> str | None:
     return None
   try:
     found = huggingface_hub.ModelCard.load(path, ignore_metadata_errors=True).data.license
-  except Exception:  # a stranger wrote it, and it is only a hint
+  except Exception:  # anyone may have written this card, and a licence is optional
     return None
   return found if isinstance(found, str) else None
 
