@@ -165,8 +165,7 @@ def _program(module: types.ModuleType) -> str:
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
   """A context for slow imports, after the arguments are read; an interrupt ends them."""
-  before = signal.getsignal(signal.SIGINT)
-  ours = before in (raise_interrupt, signal.default_int_handler)
+  ours = signal.getsignal(signal.SIGINT) is raise_interrupt  # a command, not a user's program
   if not ours or threading.current_thread() is not threading.main_thread():
     yield
     return
@@ -174,7 +173,7 @@ def loading() -> Iterator[None]:
   try:
     yield
   finally:
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, raise_interrupt)
 
 
 def _keep_interrupt(unraisable: Any) -> None:

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dprjax.base import cli
 from dprjax.base.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ def temporary(folder: pathlib.Path) -> Iterator['duckdb.DuckDBPyConnection']:
 
   Raises InputError if the disk is full.
   """
-  import duckdb  # takes .1 s
+  with cli.loading():  # an exception inside it would abort the process
+    import duckdb  # takes .1 s
 
   try:
     with duckdb.connect(
