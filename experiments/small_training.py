@@ -13,6 +13,7 @@ from dprjax.losses import contrastive
 from dprjax.models.embed import unit
 from dprjax.text import tokenizing
 from dprjax.training import dpr, train, updates
+from dprjax.training.dual_encoder import Vectors
 from dprjax.training.method import Parts
 
 BATCH = 16
@@ -94,15 +95,11 @@ class Trainer:
 
     def loss(params, batch, key):
       change = params['prompt']['query']['change']
-
-      def encode(side, rows, key):
-        return unit(rows[0] + rows[0] @ change)
-
-      def frozen(side, rows, key):
-        return rows[0]
-
+      rows = batch['query_tokens']
+      frozen = Vectors(rows, batch['passage_vectors'])
+      vectors = frozen._replace(query=unit(rows + rows @ change))
       corpus = contrastive.corpus(params, batch)
-      return dpr.contrast(self.config, devices, encode, batch, key, corpus=corpus, frozen=frozen)
+      return dpr.contrast(self.config, devices, batch, vectors, corpus, frozen)
 
     return loss
 

@@ -173,7 +173,7 @@ def over_lengths(
   lengths: Sequence[int],
   normalize: bool,
   score: Callable[..., tuple[Any, Any]],
-  *vectors: Float[Array, '... H'],
+  *vectors: Any,
 ) -> tuple[Any, Any]:
   """Mean loss over vectors cut to several lengths.
 
@@ -184,21 +184,23 @@ def over_lengths(
     lengths: ``config.matryoshka``; H is always added.
     normalize: whether shortened vectors are scaled to unit length.
     score: ``(*vectors) -> (losses, others)``.
-    vectors: all of length H.
+    vectors: trees of arrays [..., H].
 
   Returns:
     The mean losses, and ``others`` for full vectors.
   """
   losses, others = score(*vectors)
-  shorter = [length for length in lengths if length < vectors[0].shape[-1]]
+  full = jax.tree.leaves(vectors)[0].shape[-1]
+  shorter = [length for length in lengths if length < full]
   if not shorter:
     return losses, others
 
-  def cut(x: Array, length: int) -> Array:
-    return unit(x[..., :length]) if normalize else x[..., :length]
+  def cut(length: int) -> tuple[Any, ...]:
+    prefixes = jax.tree.map(lambda x: x[..., :length], vectors)
+    return jax.tree.map(unit, prefixes) if normalize else prefixes
 
-  found = [score(*(cut(x, length) for x in vectors))[0] for length in shorter]
-  return jax.tree.map(lambda *each: sum(each) / len(each), losses, *found), others
+  more = [score(*cut(length))[0] for length in shorter]
+  return jax.tree.map(lambda *each: sum(each) / len(each), losses, *more), others
 
 
 def false_negatives(

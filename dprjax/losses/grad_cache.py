@@ -1,16 +1,37 @@
 """Gradient caching (Gao et al. 2021): a loss over a whole batch, encoded in chunks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from dprjax.base import mesh as meshes
 from dprjax.models import splits
+
+
+def embed_chunked(
+  encode: Callable[..., Float[Array, 'n H']],
+  texts: Sequence[Array],
+  key: Array | None,
+  chunks: int,
+  mesh: Mesh,
+) -> Float[Array, 'B C H']:
+  """Vectors of C texts in each row of a batch, chunk by chunk as in ``map_chunks``.
+
+  Args:
+    encode: ``(tokens [n, T], mask [n, T], *numbers [n, ...], key) -> vectors``.
+    texts: the arrays that ``encode`` takes, each [B, C, ...].
+  """
+
+  def encode_rows(rows: Sequence[Array], key: Array | None) -> tuple[Array, tuple[()]]:
+    vectors = encode(*(array.reshape(-1, *array.shape[2:]) for array in rows), key)
+    return vectors.reshape(*rows[0].shape[:2], vectors.shape[-1]), ()
+
+  return map_chunks(encode_rows, tuple(texts), key, chunks, mesh)[0]
 
 
 def map_chunks(

@@ -1,10 +1,11 @@
 """The encoder of queries and passages with prompts, shared by several methods."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
@@ -13,7 +14,8 @@ from ml_collections import ConfigDict
 
 from dprjax.base import mesh, tree
 from dprjax.base.errors import InputError
-from dprjax.losses.types import Params
+from dprjax.losses.grad_cache import embed_chunked
+from dprjax.losses.types import Batch, Params
 from dprjax.models import adapter as adapters
 from dprjax.models import hub
 from dprjax.models import pooling as poolings
@@ -35,29 +37,41 @@ OPTIONS = (
 )
 
 
+Adapters = Mapping[str, Adapter | None]
+"""By side; None: the base encoder."""
+BARE: Adapters = dict.fromkeys(SIDES)
+
+
+class Vectors(NamedTuple):
+  """Queries and the C candidates of each query in a batch; candidate 0 is the positive."""
+
+  query: Float[Array, 'B H']
+  passage: Float[Array, 'B C H']
+
+
 class DualEncoder(NamedTuple):
   """The functions of a dual encoder; ``init`` and ``embed`` as in ``Model``.
 
   Attributes:
-    adapters: ``params ->`` the adapters by side; None: the base encoder.
-    encode: ``(params, adapter, side, tokens, mask, key or None) -> [B, H]``; ``batch_dropout``
-      is applied before.
+    adapters: ``params -> Adapters``.
+    encode: ``(params, adapters, side, tokens, mask, key or None) -> [B, H]``.
+    vectors: ``(params, batch, key or None) -> Vectors``, as in `embed_batch`.
   """
 
   init: Callable[[Parts, Array], dict[str, Any]]
-  adapters: Callable[[Params], dict[str, Adapter | None]]
+  adapters: Callable[[Params], Adapters]
   encode: Callable[
-    [Params, Adapter | None, str, Int[Array, 'B T'], Bool[Array, 'B T'], Array | None],
+    [Params, Adapters, str, Int[Array, 'B T'], Bool[Array, 'B T'], Array | None],
     Float[Array, 'B H'],
   ]
+  vectors: Callable[[Params, Batch, Array | None], Vectors]
   embed: Callable[[Params, str, Int[Array, 'B T'], Bool[Array, 'B T']], Float[Array, 'B H']]
 
 
-def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None) -> DualEncoder:
-  """The dual encoder of ``config`` and the shape ``model``; ``devices`` speeds up split weights."""
+def build(config: ConfigDict, model: EncoderConfig, devices: Mesh) -> DualEncoder:
+  """The dual encoder of ``config`` and the shape ``model``."""
   check_pooling(config, model)
-  splits = () if devices is None else mesh.activations(devices)
-  options = EncoderOptions.from_config(config.backbone, *splits)
+  options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   two = config.backbone.two_encoders
   spec = vector_spec.of_config(config)
 
@@ -73,33 +87,79 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
         )
     return params
 
+  def adapters(params: Params) -> Adapters:
+    return expand(config, model, params)
+
   def encode(
-    params: Params,
-    adapter: Adapter | None,
-    side: str,
-    tokens: Array,
-    mask: Array,
-    key: Array | None,
+    params: Params, adapters: Adapters, side: str, tokens: Array, mask: Array, key: Array | None
   ) -> Float[Array, 'B H']:
     dropout_key, drawn = None, options
     if key is not None:
       dropout_key, _ = jax.random.split(key)
-      drawn = example_dropout(config, adapter, options)
+      drawn = example_dropout(config, adapters[side], options)
     return embed_text(
       model,
       params['backbone'][side] if two else params['backbone'],
       tokens,
       mask,
       spec,
-      adapter=adapter,
+      adapter=adapters[side],
       options=drawn,
       dropout_key=dropout_key,
     )
 
-  def embed(params: Params, side: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
-    return encode(params, expand(config, model, params)[side], side, tokens, mask, None)
+  def vectors(params: Params, batch: Batch, key: Array | None) -> Vectors:
+    keys = side_keys(key)
+    dropped = {
+      side: batch_dropout(config, adapter, keys[side]) for side, adapter in adapters(params).items()
+    }
+    return embed_batch(config, devices, functools.partial(encode, params, dropped), batch, key)
 
-  return DualEncoder(init, functools.partial(expand, config, model), encode, embed)
+  def embed(params: Params, side: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
+    return encode(params, adapters(params), side, tokens, mask, None)
+
+  return DualEncoder(init, adapters, encode, vectors, embed)
+
+
+def embed_batch(
+  config: ConfigDict,
+  devices: Mesh,
+  encode: Callable[..., Float[Array, 'n H']],
+  batch: Batch,
+  key: Array | None,
+  columns: Sequence[str] = (),
+) -> Vectors:
+  """Encodes the queries and passages of a batch, in chunks. Vectors that it holds are taken.
+
+  Args:
+    encode: ``(side, tokens [n, T], mask [n, T], *numbers [n], key) -> vectors``.
+    key: for dropout, or None.
+    columns: keys of numbers in the batch, one for each row, passed to ``encode``.
+  """
+  keys, made = side_keys(key), {}
+  for side in SIDES:
+    if f'{side}_vectors' in batch:
+      made[side] = batch[f'{side}_vectors']
+      continue
+    tokens, mask = (batch[f'{side}_{name}'] for name in ('tokens', 'mask'))
+    if side == 'query':
+      tokens, mask = tokens[:, None], mask[:, None]
+    numbers = (jnp.broadcast_to(batch[name][:, None], tokens.shape[:2]) for name in columns)
+    vectors = embed_chunked(
+      functools.partial(encode, side),
+      (tokens, mask, *numbers),
+      keys[side],
+      config.grad_cache * config.accumulate,
+      devices,
+    )
+    made[side] = vectors[:, 0] if side == 'query' else vectors
+  return Vectors(**made)
+
+
+def side_keys(key: Array | None) -> dict[str, Array | None]:
+  """Dropout keys of queries and passages for one step."""
+  keys = (None, None) if key is None else tuple(jax.random.split(key))
+  return dict(zip(SIDES, keys, strict=True))
 
 
 def check_pooling(config: ConfigDict, model: EncoderConfig) -> None:
@@ -163,10 +223,10 @@ def init_adapter(
   return {adapters.SUBTREE: start}
 
 
-def expand(config: ConfigDict, model: EncoderConfig, params: Params) -> dict[str, Adapter | None]:
+def expand(config: ConfigDict, model: EncoderConfig, params: Params) -> Adapters:
   """The adapters by side, the same if tied; None: the base encoder."""
   if adapters.SUBTREE not in params:
-    return dict.fromkeys(SIDES)
+    return BARE
   expand_one, own = _training(config).expand, params[adapters.SUBTREE]
   if not set(SIDES) & set(own):
     return dict.fromkeys(SIDES, expand_one(config, model, own))
@@ -176,7 +236,7 @@ def expand(config: ConfigDict, model: EncoderConfig, params: Params) -> dict[str
 def batch_dropout(config: ConfigDict, adapter: Adapter | None, key: Array | None) -> Adapter | None:
   """The adapter under one dropout mask for the whole batch, if ``dropout_scope='batch'``.
 
-  A loss calls this before it cuts the batch into chunks, with the key used for encoding.
+  Called before the batch is cut into chunks, with the key used for encoding.
   """
   rate = config.prompt.dropout
   if adapter is None or key is None or not rate or config.prompt.dropout_scope != 'batch':
@@ -191,6 +251,11 @@ def example_dropout(
   if adapter is None or config.prompt.dropout_scope != 'example':
     return options
   return options._replace(prompt_dropout=config.prompt.dropout)
+
+
+def bare(params: Params) -> Params:
+  """The parameters without the adapter."""
+  return {name: some for name, some in params.items() if name != adapters.SUBTREE}
 
 
 def without_adapter(params: Mapping[str, Any]) -> dict[str, Any]:

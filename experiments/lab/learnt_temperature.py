@@ -21,14 +21,11 @@ def build(config, model, devices, _=None):
 
   def loss(params, batch, key):
     scale = jnp.exp(params['head']['log_scale'])
-    adapter = encoders.adapters(params)['query']
-
-    def encode(side, rows, key):
-      return scale * encoders.encode(params, adapter, side, *rows, key)
-
-    batch = batch | {contrastive.FROZEN: lax.stop_gradient(scale) * batch[contrastive.FROZEN]}
+    vectors = encoders.vectors(params, batch, key)
+    vectors = vectors._replace(query=scale * vectors.query)
+    frozen = vectors._replace(query=lax.stop_gradient(scale) * batch[contrastive.FROZEN])
     corpus = contrastive.corpus(params, batch)
-    value, metrics = dpr.contrast(config, devices, encode, batch, key, corpus=corpus, frozen=encode)
+    value, metrics = dpr.contrast(config, devices, batch, vectors, corpus, frozen)
     return value, metrics | {'temperature': config.temperature / scale}
 
   shown = {**plain.shown, 'temperature': 'temperature'}

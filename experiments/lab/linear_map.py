@@ -4,6 +4,8 @@ The bare backbone encodes passages, as under a prompt for queries only. Everythi
 such a prompt (``config.prompt.length`` is not read).
 """
 
+import functools
+
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
@@ -14,25 +16,23 @@ from dprjax.training.method import Model
 
 
 def build(config, model, devices, _=None):
-  encoders = dual_encoder.build(config, model)
+  encoders = dual_encoder.build(config, model, devices)
 
   def init(parts, key):
     kernel = jnp.eye(model.hidden_size, dtype=jnp.float32)
     return {'backbone': parts.encoder, 'head': {'map': {'kernel': kernel}}}
 
   def encode(params, side, tokens, mask, key):
-    vectors = encoders.encode(params, None, side, tokens, mask, key)
+    vectors = encoders.encode(params, dual_encoder.BARE, side, tokens, mask, key)
     if side == 'passage':
       return vectors
     vectors = vectors @ params['head']['map']['kernel']
     return unit(vectors) if config.normalize else vectors
 
   def loss(params, batch, key):
-    def encode_rows(side, rows, key):
-      return encode(params, side, *rows, key)
-
-    corpus = contrastive.corpus(params, batch)
-    return dpr.contrast(config, devices, encode_rows, batch, key, corpus=corpus)
+    mapped = functools.partial(encode, params)
+    vectors = dual_encoder.embed_batch(config, devices, mapped, batch, key)
+    return dpr.contrast(config, devices, batch, vectors, contrastive.corpus(params, batch))
 
   def embed(params, side, tokens, mask):
     return encode(params, side, tokens, mask, None)

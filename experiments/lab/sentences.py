@@ -178,7 +178,7 @@ def encode_views(
       adapter = dual_encoder.batch_dropout(config, whole, key)
 
       def encode(rows: tuple[Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
-        return finish(encoders.encode(params, adapter, 'query', *rows, key)), ()
+        return finish(encoders.encode(params, {'query': adapter}, 'query', *rows, key)), ()
 
       rows = batch[f'{view}_tokens'], batch[f'{view}_mask']
       return map_chunks(encode, rows, key, chunks, devices)[0]

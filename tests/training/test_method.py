@@ -22,18 +22,11 @@ from dprjax.training.method import Model
 
 
 def build(config, model, devices, tokenizer):
-  encoders = dual_encoder.build(config, model)
+  encoders = dual_encoder.build(config, model, devices)
 
   def loss(params, batch, key):
-    adapters = encoders.adapters(params)
-    q, p = (
-      encoders.encode(params, adapters[side], side, tokens, mask, key)
-      for side, tokens, mask in (
-        ('query', batch['query_tokens'], batch['query_mask']),
-        ('passage', batch['passage_tokens'][:, 0], batch['passage_mask'][:, 0]),
-      )
-    )
-    value = config.toy.scale * jnp.mean(jnp.square(q - p))
+    vectors = encoders.vectors(params, batch, key)
+    value = config.toy.scale * jnp.mean(jnp.square(vectors.query - vectors.passage[:, 0]))
     return value, {'loss': value, 'distance': value / config.toy.scale}
 
   return Model(encoders.init, loss, encoders.embed, {'distance': 'distance'})

@@ -5,7 +5,6 @@ the state at [MASK], the loss the in-batch InfoNCE of ``dpr``.
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from jax.sharding import Mesh
@@ -23,7 +22,7 @@ from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
 from dprjax.text import vector_spec
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
-from dprjax.training import dpr
+from dprjax.training import dpr, dual_encoder
 from dprjax.training.method import Model, Parts
 
 
@@ -48,9 +47,14 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     return params
 
   def encode(
-    params: Params, table: LearnedTokens | None, kind: str, rows: Sequence[Array], key: Array | None
+    params: Params,
+    table: LearnedTokens | None,
+    kind: str,
+    tokens: Array,
+    mask: Array,
+    numbers: Array,
+    key: Array | None,
   ) -> Float[Array, 'n H']:
-    tokens, mask, numbers = rows
     length = tokens.shape[1] - sum(around) + templates.extra(kind)
     filled, hidden = task_templates.encode(
       model,
@@ -67,14 +71,15 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     return task_templates.vectors(model, params['backbone'], templates, kind, filled, hidden, spec)
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
-    encode_rows = functools.partial(encode, params, prompts.table(params))
-    value, metrics = dpr.contrast(config, devices, encode_rows, batch, key, ('task',))
+    in_templates = functools.partial(encode, params, prompts.table(params))
+    vectors = dual_encoder.embed_batch(config, devices, in_templates, batch, key, ('task',))
+    value, metrics = dpr.contrast(config, devices, batch, vectors)
     return value, metrics | prompts.weights(params)
 
   def embed(
     params: Params, kind: str, tokens: Array, mask: Array, numbers: Array
   ) -> Float[Array, 'B H']:
-    return encode(params, prompts.table(params), kind, (tokens, mask, numbers), None)
+    return encode(params, prompts.table(params), kind, tokens, mask, numbers, None)
 
   shown = {'accuracy': 'in-batch accuracy'} | nir_prompt.shown(prompts)
   return Model(init, loss, embed, shown)

@@ -10,6 +10,7 @@ there is no prompt (Table 2).
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from dprjax.base import draws, tree
 from dprjax.base import mesh as meshes
 from dprjax.base.errors import InputError
 from dprjax.losses import contrastive
-from dprjax.losses.grad_cache import map_chunks
+from dprjax.losses.grad_cache import embed_chunked
 from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models import hub
 from dprjax.models.adapter import SUBTREE, Adapter
@@ -120,42 +121,30 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       return adapter
     return adapter.drop(config.prompt.dropout, jax.random.split(key)[1])
 
-  def embed_chunked(
-    params: Params,
-    adapter: Adapter | None,
-    rows: tuple[Array, Array, Array],
-    key: Array | None,
-    repeat: int,
-  ) -> Float[Array, 'B K H']:
-    """Vectors of the rows with their prompts, or with the first ``repeat`` prompts if above 1."""
-    adapter = drop(adapter, key)
-
-    def embed_rows(rows: tuple[Array, Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
-      tokens, mask, numbers = rows
-      if repeat > 1:
-        numbers = jnp.tile(jnp.arange(repeat, dtype=jnp.int32), len(tokens))
-        tokens, mask = (jnp.repeat(array, repeat, axis=0) for array in (tokens, mask))
-      vectors = encode(params, adapter, tokens, mask, numbers, key)
-      return vectors.reshape(-1, repeat, vectors.shape[-1]), ()
-
-    return map_chunks(embed_rows, rows, key, chunks, devices)[0]
+  def embed_rows(
+    params: Params, adapter: Adapter | None, rows: Sequence[Array], key: Array | None
+  ) -> Float[Array, 'B C H']:
+    with_prompts = functools.partial(encode, params, drop(adapter, key))
+    return embed_chunked(with_prompts, rows, key, chunks, devices)
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     adapter = expand(params)
     keys = (None,) * 3 if key is None else tuple(jax.random.split(key, 3))
-    passage_topic = batch['passage_number'][:, 0]
-    query_topic = passage_topic if settings.query == 'document' else batch['query_number']
-    passage_rows = batch['passage_tokens'][:, 0], batch['passage_mask'][:, 0], passage_topic
-    query_rows = batch['query_tokens'], batch['query_mask'], query_topic
-    q = embed_chunked(params, adapter, query_rows, keys[0], 1)[:, 0]
-    p = embed_chunked(params, adapter, passage_rows, keys[1], 1)[:, 0]
+    passages = batch['passage_tokens'], batch['passage_mask'], batch['passage_number']
+    numbers = batch['query_number'][:, None]
+    if settings.query == 'document':
+      numbers = batch['passage_number']
+    queries = batch['query_tokens'][:, None], batch['query_mask'][:, None], numbers
+    q = embed_rows(params, adapter, queries, keys[0])[:, 0]
+    p = embed_rows(params, adapter, passages, keys[1])[:, 0]
     alpha, count = settings.alpha, topic_count(adapter)
     under_all = []
     if alpha and count > 1 and settings.topic_topic:
       # Evenly spaced rows, equally many on every device.
       every = len(q) // (settings.batch or len(q))
-      some = jax.tree.map(lambda x: x[::every], passage_rows)
-      under_all = [embed_chunked(params, adapter, some, keys[2], count)]
+      tokens, mask = (jnp.repeat(array[::every], count, axis=1) for array in passages[:2])
+      every_topic = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), tokens.shape[:2])
+      under_all = [embed_rows(params, adapter, (tokens, mask, every_topic), keys[2])]
 
     def score(q: Array, p: Array, *under_all: Array) -> tuple[tuple[Array, ...], Array]:
       qp, qq, accuracy = topic_losses.document_losses(
