@@ -27,8 +27,7 @@ def get_config(arg: str = 'condenser'):
   local = 'local' in (recipe, *rest)
   if recipe == 'local':
     recipe = 'condenser'
-  c = defaults.default()
-  c.method = 'pretrain'
+  c = defaults.default('pretrain')
   c.task = recipe
   c.backbone.path = 'bert-base-uncased'
   c.trainable = ('backbone/.*', 'head/.*')

@@ -22,8 +22,7 @@ from dprjax.training import config as defaults
 
 def get_config(arg: str = 'msmarco'):
   recipe, rest = defaults.split_argument(__file__, arg, ('msmarco', 'beir', 'local'))
-  c = defaults.default()
-  c.method = 'cross_encoder'
+  c = defaults.default('cross_encoder')
   c.task = recipe
   c.trainable = ('backbone/.*', 'head/.*')
   c.optim.weight_decay = 0.01

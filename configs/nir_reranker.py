@@ -31,8 +31,7 @@ def get_config(arg: str = 'emm'):
   what, names, rest = shared.split(__file__, arg or 'emm', TASKS, KINDS)
   if 'mask' in rest:
     raise ValueError(f'configs/nir_reranker.py:{arg}: mask? a classifier is at [CLS]')
-  c = shared.recipe(what, names, rest)
-  c.method = 'ft_reranker' if what == 'ft' else 'nir_reranker'
+  c = shared.recipe('ft_reranker' if what == 'ft' else 'nir_reranker', what, names, rest)
   c.cross_encoder.loss = 'pointwise'
   if shared.BACKBONE in c.trainable:
     c.trainable = (*c.trainable, 'head/.*')

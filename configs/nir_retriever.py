@@ -26,6 +26,7 @@ Tasks are `retrieval`, `qa` and `dialogue` by default; name others freely. Words
 - `local`: a small trial without downloads
 """
 
+from dprjax.papers.nir_prompt import options
 from dprjax.training import config as defaults
 
 TASKS = ('retrieval', 'qa', 'dialogue')
@@ -47,8 +48,8 @@ BACKBONE = r'backbone/(?!embeddings/word/).*'
 
 def get_config(arg: str = 'emm'):
   what, names, rest = split(__file__, arg or 'emm', TASKS, KINDS)
-  c = recipe(what, names, rest)
-  c.method = 'ft_retriever' if what == 'ft' and 'mask' not in rest else 'nir_retriever'
+  method = 'ft_retriever' if what == 'ft' and 'mask' not in rest else 'nir_retriever'
+  c = recipe(method, what, names, rest)
   c.pooling = 'cls' if c.method == 'ft_retriever' else 'mask'
   if 'paper' in rest:
     # In-batch negatives only, inner products.
@@ -92,12 +93,12 @@ def split(file, arg, known, kinds):
   return what, tasks, rest
 
 
-def recipe(what, names, rest):
+def recipe(method, what, names, rest):
   """The config that both stages share."""
-  c = defaults.default()
+  c = defaults.default(method)
   c.task = names[0] if len(names) == 1 else what
   for name in names:
-    c.tasks[name] = defaults.task(hold_out=0.1)
+    c.tasks[name] = options.task(hold_out=0.1)
     if 'mark' in rest:
       mark = f'{name}: '
       c.tasks[name].data.query_prefix = c.tasks[name].data.passage_prefix = mark

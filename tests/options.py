@@ -6,7 +6,7 @@ from dprjax.training import method as methods
 
 def with_options(**options):
   """The default config with ``prompt__length=3`` in place of ``config.prompt.length = 3``."""
-  config = configs.default()
+  config = configs.default(options.get('method', 'dpr'))
   for name, value in options.items():
     *parents, last = name.split('__')
     node = config

@@ -12,6 +12,7 @@ from dprjax import __main__ as console
 from dprjax import configs as command
 from dprjax.base import flags, version
 from dprjax.training import config as configs
+from dprjax.training import methods
 from tests.refusals import refused
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -176,13 +177,20 @@ def test_a_method_in_the_working_folder_or_beside_its_config_is_found(tmp_path, 
 
 
 def test_all_options_are_listed_with_what_they_change(capsys):
-  listed = dict(command.options())
+  listed = dict(
+    one for _, prefix, table in command.tables() for one in command.explained(prefix, table)
+  )
   names = [line.partition(' = ')[0] for line in listed]
-  known = [f'config.{name}' for name in configs.flat(configs.default().to_dict())]
+  known = [
+    f'config.{name}'
+    for method in methods.names()
+    for name in configs.flat(configs.default(method).to_dict())
+  ]
   assert set(known) <= set(names) and len(names) == len(set(names))
   assert listed["config.prompt.sides = 'both' ('both' or 'query')"].startswith("'query':")
   command.main(['--options=dropout_scope'])
-  name, effect = capsys.readouterr().out.splitlines()
+  title, _, name, effect = capsys.readouterr().out.splitlines()
+  assert title == 'Options of every experiment'
   assert name == "config.prompt.dropout_scope = 'example' ('example' or 'batch')"
   assert effect.startswith("    'example': ") and "'batch': " in effect
   with pytest.raises(SystemExit) as end:

@@ -55,9 +55,8 @@ def read_config(arguments: Sequence[str], platform: str) -> ml_collections.Confi
   config = configs.parse(arguments)
   with config.unlocked():
     # Any name works, since no text is read.
-    config.data.dir = config.data.dir or ('' if config.tasks else 'any')
-    for task in config.tasks.values():
-      task.data.dir = task.data.dir or 'any'
+    for section in configs.data_sections(config).values():
+      section.dir = section.dir or 'any'
   configs.check(config)
   if config.alternatives:
     entries = [configs.flat(entry.to_dict()) for entry in config.alternatives.values()]

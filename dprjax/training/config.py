@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -24,7 +24,7 @@ from ml_collections import config_flags
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError, describe_error
-from dprjax.training import options
+from dprjax.training import methods, options
 
 # Options that may differ between runs in the same workdir: they change logs, kept files, or the
 # devices.
@@ -48,21 +48,25 @@ _LONGEST = 60  # compared letters of a name
 _TASK = re.compile(r'[A-Za-z][A-Za-z0-9_-]{0,63}')
 
 
-def default() -> ml_collections.ConfigDict:
-  """Training of a dual encoder or its prompt, with the settings of the released DPTDR code."""
-  return ml_collections.ConfigDict(_values(options.table()))
+def default(method: str = 'dpr') -> ml_collections.ConfigDict:
+  """The options of a method: by default deep prompt tuning, as in the released DPTDR code."""
+  config = ml_collections.ConfigDict(values(table(method)))
+  config.method = method
+  return config
 
 
-def task(**data: Any) -> ml_collections.ConfigDict:
-  """An entry of ``config.tasks`` with these values in its ``data``."""
-  entry = ml_collections.ConfigDict(_values(options.task_table()))
-  entry.data.update(data)
-  return entry
+def table(method: str, sections: Container[str] = ()) -> types.SimpleNamespace:
+  """The options of every experiment and of a method, see `methods.option_modules`."""
+  whole = options.table()
+  for module in methods.option_modules(method, sections):
+    vars(whole).update(vars(module.table()))
+  return whole
 
 
-def _values(section: types.SimpleNamespace) -> dict[str, Any]:
+def values(section: types.SimpleNamespace) -> dict[str, Any]:
+  """The defaults of a table, in nested dictionaries."""
   return {
-    name: _values(item) if isinstance(item, types.SimpleNamespace) else item.value
+    name: values(item) if isinstance(item, types.SimpleNamespace) else item.value
     for name, item in vars(section).items()
   }
 
@@ -90,7 +94,7 @@ def resolve(
   if not config.alternatives:
     _check_together(config)
     return {'': ml_collections.FrozenConfigDict(config)}
-  for key, data in _data_sections(config).items():
+  for key, data in data_sections(config).items():
     if not (data.hold_out or data.dev_split or data.get('folds')):
       raise InputError(
         f'config.alternatives: {", ".join(config.alternatives)} need held-out queries for the '
@@ -129,11 +133,11 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.data.folds = 0
   c.alternatives = {}
   c.data.query_max_length, c.data.passage_max_length = 16, 32
-  c.pretrain.max_length, c.pretrain.span_length, c.pretrain.passage_length = 32, 16, 64
-  c.cross_encoder.candidates, c.cross_encoder.dev_queries = 5, 32
   c.eval.every, c.checkpoint.every, c.log_every = 6, 4, 2
   c.eval.corpus_limit = 64
   c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})
+  for module in methods.option_modules(c.method, c):
+    c.update_from_flattened_dict(getattr(module, 'LOCAL', {}))
   return c
 
 
@@ -217,7 +221,7 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
     over = 'every' if section.endswith('eval') else 'steps'
     if over in option(config, section):
       _prefer_epochs(option(config, section), name, f'{section}.{over}'.lstrip('.'), given)
-  alternatives, table = config.get('alternatives') or {}, flat(vars(options.table()))
+  alternatives, known = config.get('alternatives') or {}, _table(config)
   for name, entry in alternatives.items():
     for key in sorted(given & flat(entry.to_dict()).keys()):
       if key == 'prompt.sides':
@@ -226,7 +230,7 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
           'for one of them, such as configs/dptdr.py:beir,query or :beir,both'
         )
       # An option for one side selects an alternative, so both keep their own.
-      one_sided = 'prompt.sides' in table[key].requires
+      one_sided = 'prompt.sides' in known[key].requires
       if not one_sided and f'alternatives.{name}.{key}' not in given:
         section, _, leaf = f'alternatives.{name}.{key}'.rpartition('.')
         with option(config, section).unlocked() as changes:
@@ -345,9 +349,9 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
     raise InputError(
       'config.backbone.path is empty; name a Hugging Face folder, a hub id or scratch:tiny'
     )
-  if config.tasks and config.data.dir:
+  if config.get('tasks') and config.data.dir:
     raise InputError('config.data.dir: the entries of config.tasks name their own; leave it empty')
-  for name, section in _data_sections(config).items():
+  for name, section in data_sections(config).items():
     if not section.dir and section.format != 'docstrings':
       raise InputError(
         f'config.{name}.dir is empty; name the folder of the training text, --config.{name}.dir=DIR'
@@ -356,10 +360,10 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
     raise InputError('config.epochs: must be above 0 if config.steps is 0')
 
 
-def _data_sections(config: ml_collections.ConfigDict) -> dict[str, ml_collections.ConfigDict]:
+def data_sections(config: ml_collections.ConfigDict) -> dict[str, ml_collections.ConfigDict]:
   """``config.data``, or the data section of each task, by name."""
-  tasks = {f'tasks.{name}.data': entry.data for name, entry in sorted(config.tasks.items())}
-  return tasks or {'data': config.data}
+  tasks = sorted(config.get('tasks', {}).items())
+  return {f'tasks.{name}.data': entry.data for name, entry in tasks} or {'data': config.data}
 
 
 def check_rules(
@@ -381,12 +385,9 @@ def check_rules(
       if wrong:
         raise InputError(f'{what} goes {goes}, not {_shown(value)}')
 
-  table = flat(vars(options.table())) | {'tasks': options.Option({}, bool, '', optional=True)}
-  for name, spec in table.items():
+  for name, spec in _table(config).items():
     value = option(config, name)
     if value == spec.value or (isinstance(value, list) and tuple(value) == spec.value):
-      continue
-    if not value and not spec.value:  # an empty section
       continue
     if spec.optional and name not in declared:
       raise InputError(
@@ -435,12 +436,16 @@ def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Opt
   options.check(table, given, f'config.{section}', f'OPTIONS of {config.method}')
 
 
+def _table(config: ml_collections.ConfigDict) -> dict[str, options.Option]:
+  """The options of the method of a config, by full name, without those of entries."""
+  return flat(vars(table(str(config.get('method')), config)))
+
+
 def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, options.Option]:
   """The options of a config with its tasks and alternatives; InputError for a bad entry."""
-  known, of_task = flat(vars(options.table())), flat(vars(options.task_table()))
-  changes: dict[str, options.Option] = {}
+  known = _table(config)
   for section in ('tasks', 'alternatives'):
-    entries = config.get(section)
+    entries = config.get(section) or {}
     # Names are folders, and some file systems ignore case.
     folded = collections.Counter(str(entry).lower() for entry in entries)
     for entry, of_entry in entries.items():
@@ -451,15 +456,30 @@ def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, options.Op
       ):
         raise InputError(
           f'{name}.{section}: expected a name (a letter, then up to 63 letters, digits, _ or -; '
-          'names differ in more than case) and options, such as runtime.config.task(), not '
+          'names differ in more than case) and a section of options, not '
           f'{entry!r:.60}: {of_entry!r:.60}'
         )
-  for task in config.tasks:
-    known |= {f'tasks.{task}.{key}': spec for key, spec in of_task.items()}
+  for module in methods.option_modules(str(config.get('method')), config):
+    if hasattr(module, 'task_table'):
+      of_task = flat(vars(module.task_table()))
+      known |= {
+        f'tasks.{task}.{key}': spec for task in config.tasks for key, spec in of_task.items()
+      }
   for one, entry in config.alternatives.items():
     given = flat(entry.to_dict())
-    changes |= {f'alternatives.{one}.{key}': known[key] for key in given if key in known}
-  return known | changes
+    known |= {f'alternatives.{one}.{key}': known[key] for key in given if key in known}
+  return known
+
+
+def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """The files that options of the method name, by option."""
+  modules = methods.option_modules(config.method, config)
+  return {
+    key: files
+    for module in modules
+    if hasattr(module, 'inputs')
+    for key, files in module.inputs(config).items()
+  }
 
 
 def split_argument(
@@ -556,10 +576,13 @@ def _read(workdir: epath.PathLike) -> dict[str, Any]:
   """The config.json of a workdir; options newer than the file get their defaults."""
   path = epath.Path(workdir) / 'config.json'
   stored = reading.read_json_object(path, 'config.json of the workdir')
-  merged = _merge(json.loads(to_json(default())), stored)
-  if isinstance(merged['tasks'], dict):
-    entry = json.loads(to_json(task()))
-    merged['tasks'] = {name: _merge(entry, given) for name, given in merged['tasks'].items()}
+  method = str(stored.get('method'))
+  whole = ml_collections.ConfigDict(values(table(method, stored)))
+  merged = _merge(json.loads(to_json(whole)), stored)
+  for module in methods.option_modules(method, stored):
+    if hasattr(module, 'task_table') and isinstance(merged['tasks'], dict):
+      entry = json.loads(to_json(ml_collections.ConfigDict(values(module.task_table()))))
+      merged['tasks'] = {name: _merge(entry, given) for name, given in merged['tasks'].items()}
   return merged
 
 

@@ -90,8 +90,7 @@ def export(
     '--metrics': list(options.metrics.values()),
     'config.backbone.path': path,
     'config.prompt.init_from': config.prompt.init_from,
-    'config.adapt.prompts': [part.strip() for part in config.adapt.prompts.split(',')],
-    **{f'config.tasks.{name}.prompt': entry.prompt for name, entry in config.tasks.items()},
+    **configs.inputs(config),
   }
   check_out(out, inputs, options)
   backbone = hub.load_backbone(path, heads=trained_by.parts, on_disk=True)

@@ -1,7 +1,4 @@
-"""Methods of training: each is a value `METHOD` in a module.
-
-    config.method = 'dpr'        dprjax/training/dpr.py
-    config.method = 'lab.toy'    lab/toy.py in the working folder, by the config or on PYTHONPATH
+"""Methods of training: each is a value `METHOD` in a module, see `training.methods`.
 
 The training loop and the exporter use only this value. A new method often replaces one function of
 another: ``METHOD = dpr.METHOD._replace(build=build)``.
@@ -23,10 +20,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float
 from ml_collections import ConfigDict
 
-from dprjax.base import extensions
 from dprjax.base.errors import InputError, describe_error
 from dprjax.losses.types import Batch, Loss, Params
 from dprjax.training import config as configs
+from dprjax.training.methods import METHODS, names
 
 if TYPE_CHECKING:
   from dprjax.models.artifact import Prompt
@@ -34,18 +31,6 @@ if TYPE_CHECKING:
   from dprjax.models.head_specs import Head
   from dprjax.models.hub import Backbone
   from dprjax.text.tokenizing import Tokenizer
-
-# The methods of this package. A workdir may name no other module by itself.
-METHODS = {
-  'cross_encoder': 'dprjax.training.cross_encoder',
-  'dpr': 'dprjax.training.dpr',
-  'ft_reranker': 'dprjax.papers.nir_prompt.ft_reranker',
-  'ft_retriever': 'dprjax.papers.nir_prompt.ft_retriever',
-  'nir_reranker': 'dprjax.papers.nir_prompt.nir_reranker',
-  'nir_retriever': 'dprjax.papers.nir_prompt.nir_retriever',
-  'pretrain': 'dprjax.papers.condenser.pretrain',
-  'topic_dpr': 'dprjax.papers.topic_dpr.topic_dpr',
-}
 
 
 class Scores(NamedTuple):
@@ -235,8 +220,7 @@ class Method(NamedTuple):
     export: ``(config, workdir, backbone, trained) -> Product``; ``trained`` is a flat tree.
     parts: heads to read from the backbone directory, names of ``head_specs.HEADS``.
     needs: the required ones of these; a backbone from scratch gets them.
-    options: supported optional config options, by full name, see `options.Option`; 'tasks' for
-      several data sets.
+    options: supported optional config options, by full name, see `options.Option`.
     requires: values that other options must have.
     shapes: ``(config, model, tokenizer) -> BatchShapes`` for a plan; None: it cannot be planned.
     intermediate: ``(config, names of trained parameters) -> whether`` another training starts from
@@ -260,7 +244,7 @@ def load(name: str) -> Method:
   Raises:
     InputError: the module is missing, fails to import, or has no METHOD.
   """
-  path = METHODS.get(name, name)
+  path = METHODS[name].method if name in METHODS else name
   module = None
   if re.fullmatch(r'\w+(\.\w+)*', path):
     try:
@@ -312,8 +296,3 @@ def load_named(stored: str, named: str | None) -> Method:
       f'trust its code, set --method={stored}'
     )
   return load(stored)
-
-
-def names() -> list[str]:
-  """The methods of this package."""
-  return [name for name, module in METHODS.items() if extensions.there(module)]

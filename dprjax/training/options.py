@@ -1,4 +1,7 @@
-"""All options of an experiment, with their effects and allowed values."""
+"""The options of every experiment, with their effects and allowed values.
+
+Those of a method lie with it, see `training.methods`.
+"""
 
 import types
 from collections.abc import Callable, Mapping
@@ -149,30 +152,14 @@ def descending(*values: int) -> Option:
   )
 
 
-TASK_DATA = (
-  'format',
-  'dir',
-  'columns',
-  'mined_negatives',
-  'train_split',
-  'dev_split',
-  'hold_out',
-  'max_queries',
-  'strict',
-  'query_prefix',
-  'passage_prefix',
-)
-"""Options of ``config.data`` that each entry of ``config.tasks`` sets itself."""
-
-
 def table() -> types.SimpleNamespace:
-  """All options."""
+  """The options of every experiment."""
   c = types.SimpleNamespace()
-  # training method: a name in training/method.py, or the full name of a module of your own
+  # training method: a name in training/methods.py, or the full name of a module of your own
   c.method = text('dpr')
   c.task = text('')  # a name for the prompt meta
   # the workdir of a finished training, whose parameters start this one
-  c.init_from = text('').only(prompt__init_from='', tasks=(), data__folds=0)
+  c.init_from = text('').only(prompt__init_from='', data__folds=0)
   c.seed = whole(42, least=0, most=2**31 - 1)  # of initialisation, dropout and shuffling
 
   c.backbone = types.SimpleNamespace()
@@ -209,7 +196,7 @@ def table() -> types.SimpleNamespace:
   c.prompt.length = whole(0, least=0, most=4096).only(optional=True)
   # 'query': the frozen backbone encodes passages once; `tied` then has no effect
   c.prompt.sides = choice('both', 'query').only(
-    optional=True, prompt__length=SET, backbone__two_encoders=False, tasks=()
+    optional=True, prompt__length=SET, backbone__two_encoders=False
   )
   # one prompt for queries and passages, or one for each
   c.prompt.tied = switch(True).only(optional=True)
@@ -273,9 +260,7 @@ def table() -> types.SimpleNamespace:
   # query
   c.distillation = types.SimpleNamespace()
   # 'margin_mse': score of the positive minus that of each negative; 'kl': the softmax over the list
-  c.distillation.loss = choice('none', 'margin_mse', 'kl').only(
-    optional=True, negatives=SET, tasks=()
-  )
+  c.distillation.loss = choice('none', 'margin_mse', 'kl').only(optional=True, negatives=SET)
   # a run, such as one of dprjax.rerank or dprjax.fuse, or a jsonl of dprjax.mine with scores;
   # '': data.mined_negatives
   c.distillation.scores = text('')
@@ -330,7 +315,7 @@ def table() -> types.SimpleNamespace:
   # k-fold cross-validation when hold_out would leave too few dev queries: each fold is held out
   # once, and a final training on all queries uses the best mean number of updates; 0: never. A
   # hold_out on the command line sets 0, unless folds_below is also set there
-  c.data.folds = whole(0, least=2, most=100, also=0).only(optional=True, tasks=())
+  c.data.folds = whole(0, least=2, most=100, also=0).only(optional=True)
   # cross-validate below this many training queries; with folds on the command line, always
   c.data.folds_below = whole(200, least=1, most=10**9)
   # the held-out fold, from 1, set by training; 0: none
@@ -355,100 +340,8 @@ def table() -> types.SimpleNamespace:
   c.data.passage_embeddings = text('').only(prompt__sides='query')
   c.data.threads = whole(2, least=0, most=256)  # threads that prepare batches
 
-  # for c.method = 'pretrain'; c.data.dir lists files and folders, separated by commas
-  c.pretrain = types.SimpleNamespace()
-  # texts of a passage: 'one'; 'siblings', two units; 'ict', a sentence and the rest
-  c.pretrain.views = choice('one', 'siblings', 'ict')
-  # of siblings: 'sentence' (RIP) or 'span' (coCondenser); DPTDR Table 7 calls both coCondenser
-  c.pretrain.unit = choice('sentence', 'span')
-  c.pretrain.span_length = whole(64, least=1, most=8192)  # most tokens of a span
-  c.pretrain.max_length = whole(128, least=3, most=8192)  # tokens of a text, with special ones
-  # padded lengths of batches
-  c.pretrain.buckets = lengths(32, 64, 96, 128, 192, 256, 384, 512)
-  # documents are cut into passages of whole sentences, up to this many tokens
-  c.pretrain.passage_length = whole(256, least=5, most=10**6)
-  c.pretrain.language = text('en')  # whose rules split sentences
-  # fraction of tokens masked, in whole words
-  c.pretrain.mask_rate = number(0.15, above=0, below=1)
-  # weight of the masked-token losses; 0: none
-  c.pretrain.mlm_weight = number(1.0, least=0, most=1e6)
-  # whether the last layer has a masked-token loss; False: only the Condenser head
-  c.pretrain.late_mlm = switch(True)
-  # weight of the contrastive loss, if a passage has two texts
-  c.pretrain.contrast_weight = number(1.0, least=0, most=1e6)
-  # layers of the Condenser head; 0: no head
-  c.pretrain.head_layers = whole(0, least=0, most=100).only(pretrain__mlm_weight=SET)
-  # the layer that feeds the Condenser head; 0: L // 2
-  c.pretrain.skip_from = whole(0, least=0, most=1000)
-
-  # for c.method = 'topic_dpr': the positives of a document share a category
-  c.topics = types.SimpleNamespace()
-  # topics.npz of dprjax.topics, with a prompt for each topic; 'hlda' or 'lda': find topics of the
-  # training passages at the start; '': none
-  c.topics.path = text('')
-  c.topics.keep = whole(0, least=0, most=1000)  # number of topics, the largest; 0: all
-  # a training query has the topic of its 'document', as published, or its 'own'
-  c.topics.query = choice('document', 'own')
-  c.topics.alpha = number(0.1, least=0, below=0.5)  # of the query-query and topic-topic losses
-  c.topics.margin = number(0.1, least=0, most=2)  # of the topic-topic loss
-  # rows of a batch that the topic-topic loss encodes under every prompt; 0: all
-  c.topics.batch = whole(0, least=0, most=2**20)
-  c.topics.topic_topic = switch(True)  # use the topic-topic loss
-  # tokens of topic words put before texts, in place of prompts; 0: none tokens of the words of the
-  # topic of a text that stand before it, in place of prompts; 0: none
-  c.topics.words = whole(0, least=0, most=512).only(topics__path=SET, prompt__length=0)
-  # control: random words for each document
-  c.topics.random_words = switch(False).only(topics__words=SET)
-  # control: random topics for documents, in equal shares
-  c.topics.random_topics = switch(False).only(topics__path=SET, topics__random_words=False)
-
-  # for c.method = 'cross_encoder'; each positive is compared with c.negatives passages
-  c.cross_encoder = types.SimpleNamespace()
-  # 'listwise': softmax cross-entropy of the positive; 'pointwise': binary, of each pair
-  c.cross_encoder.loss = choice('listwise', 'pointwise')
-  # labels of a new head: 1 (relevance) or 2 (irrelevant, relevant); an existing head keeps its
-  # labels
-  c.cross_encoder.labels = whole(1, least=1, most=2)
-  # passages re-ranked for a dev query: its relevant ones, its negatives, then random ones
-  c.cross_encoder.candidates = whole(20, least=1, most=10**6)
-  # only the first queries of the dev split; 0: all
-  c.cross_encoder.dev_queries = whole(500, least=0, most=10**9)
-
-  # several data sets in one run: NAME = an entry of `task_table`; c.data.dir stays empty. Tasks are
-  # numbered in sorted order of names
-  c.tasks = types.SimpleNamespace()
-  # batches (NIR-Prompt, Table 13): 'alternate', from one task, in turn; 'random_task', from one
-  # task, in random order; 'balanced', equal rows of each task; 'random', rows of all tasks shuffled
-  c.arrangement = choice('alternate', 'random_task', 'balanced', 'random')
-  # examples of a task in an epoch; large sets continue in the next epoch, small ones repeat; 0: the
-  # size of the smallest set
-  c.per_task = whole(0, least=0, most=10**9)
-
-  # for c.method = 'nir_retriever' and 'nir_reranker' (NIR-Prompt): the template around each text
-  c.template = types.SimpleNamespace()
-  # slots P1, P2, P3: 'continuous', learned vectors; 'manual', words of c.tasks.NAME.words;
-  # 'hybrid', for pairs, only P3 in words; 'none', empty
-  c.template.kind = choice('continuous', 'manual', 'hybrid', 'none')
-  c.template.text = text('[CLS] P1 text P2 [MASK] [SEP]')  # of a query or passage
-  # of a pair
-  c.template.pair = text('[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]')
-  c.template.lengths = several(6, 6, 7)  # of P1, P2, P3, in vectors
-  # layers whose inputs keep the learned vectors unchanged; 0: none; -1: all but the last
-  c.template.fixed_layers = whole(-1, least=0, most=1000, also=-1)
-  c.template.verbalizer = several('yes', 'no')  # answers at [MASK] of a pair; one token each
-  # the score of a pair: 'logit', logit(yes) - logit(no), as in the released code; 'probability',
-  # P(yes) - P(no), as in the paper
-  c.template.score = choice('logit', 'probability')
-
   # candidates for a choice by held-out queries: NAME = the options that differ
   c.alternatives = types.SimpleNamespace()
-
-  # for the same methods and a new task: its prompt is a weighted sum of trained prompts
-  c.adapt = types.SimpleNamespace()
-  c.adapt.fusion = switch(False)  # False: new prompt encoders, or the prompt file
-  # prompt files of trained tasks or their folders, separated by commas; '': the folder prompts
-  # beside the backbone
-  c.adapt.prompts = text('')
 
   # devices along each axis; -1: all remaining ones
   c.mesh = types.SimpleNamespace()
@@ -464,7 +357,7 @@ def table() -> types.SimpleNamespace:
   # passages searched: those of the dev queries and a sample, up to this many; 0: all
   c.eval.corpus_limit = whole(0, least=0, most=10**12)
   # choose among frozen encoder, trained models, BM25 and fusions with BM25 (docs/choosing.md)
-  c.eval.choose = switch(False).only(optional=True, tasks=(), eval__measure='nDCG@10')
+  c.eval.choose = switch(False).only(optional=True, eval__measure='nDCG@10')
   c.eval.batch_size = whole(64, least=1, most=2**20)  # texts encoded at a time
   # skip training if the initial score is too high for a significant gain (docs/how-to-tune.md)
   c.eval.skip_saturated = switch(True)
@@ -484,23 +377,3 @@ def table() -> types.SimpleNamespace:
   # folder for compiled programs, kept between runs; 'auto': below ~/.cache/dprjax; '': none
   c.compilation_cache = text('auto')
   return c
-
-
-def task_table() -> types.SimpleNamespace:
-  """The options of an entry of ``config.tasks``."""
-  t = types.SimpleNamespace()
-  # 'retrieval': queries and passages; 'pairs': two texts and a label
-  t.form = choice('retrieval', 'pairs')
-  # for 'nir_retriever' and 'nir_reranker': the task prompt file, kept fixed; '': a new prompt
-  t.prompt = text('')
-  # words of P1, P2, ... around each text, for c.template.kind = 'manual'; (): the words of the
-  # paper, for 'retrieval', 'qa', 'dialogue', 'paraphrase' and 'inference'
-  t.words = types.SimpleNamespace()
-  t.words.query, t.words.passage, t.words.pair = phrases(), phrases(), phrases()
-  # on the dev split: for a ranking, such as 'RR@10'; for pairs 'accuracy' or 'F1'
-  t.measure = text('RR@10')
-  # as in c.data, which has the settings shared by all tasks; prefixes precede first and second
-  # texts
-  shared = vars(table().data)
-  t.data = types.SimpleNamespace(**{name: shared[name] for name in TASK_DATA})
-  return t

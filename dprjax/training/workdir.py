@@ -156,29 +156,17 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
   if config.data.format in ('auto', 'beir', 'msmarco'):  # which read no other folders below
     parts = [inside for part in parts for inside in _files_of(part)]
   scratch = config.backbone.path.startswith('scratch:')
-  tasks = {
-    f'--config.tasks.{name}.data.{option}': entry.data[option]
-    for name, entry in config.tasks.items()
-    for option in ('dir', 'mined_negatives')
-    if option == 'mined_negatives' or entry.data.format != 'docstrings'
+  return {f'--{option}': paths for option, paths in configs.inputs(config).items()} | {
+    '--config.data.dir': [] if config.data.format == 'docstrings' else parts,
+    '--config.data.mined_negatives': config.data.mined_negatives,
+    '--config.distillation.scores': config.distillation.scores,
+    '--config.data.passage_embeddings': config.data.passage_embeddings,
+    '--config.init_from': [
+      f'{config.init_from}/{name}' for name in ('checkpoints', ALTERNATIVES) if config.init_from
+    ],
+    '--config.prompt.init_from': config.prompt.init_from,
+    '--config.backbone.path': None if scratch else config.backbone.path,
   }
-  prompts = {f'--config.tasks.{name}.prompt': entry.prompt for name, entry in config.tasks.items()}
-  return (
-    tasks
-    | prompts
-    | {
-      '--config.adapt.prompts': [part.strip() for part in config.adapt.prompts.split(',')],
-      '--config.data.dir': [] if config.data.format == 'docstrings' else parts,
-      '--config.data.mined_negatives': config.data.mined_negatives,
-      '--config.distillation.scores': config.distillation.scores,
-      '--config.data.passage_embeddings': config.data.passage_embeddings,
-      '--config.init_from': [
-        f'{config.init_from}/{name}' for name in ('checkpoints', ALTERNATIVES) if config.init_from
-      ],
-      '--config.prompt.init_from': config.prompt.init_from,
-      '--config.backbone.path': None if scratch else config.backbone.path,
-    }
-  )
 
 
 def _files_of(path: str) -> list[str]:

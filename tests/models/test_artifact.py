@@ -5,7 +5,6 @@ import pytest
 
 from dprjax.models.artifact import Prompt, check_prompt, load_prompt, save_prompt
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.papers.nir_prompt.template_tokens import check_head, check_template, spec, vectors
 from tests.refusals import refused
 
 TOKENIZER = 'b' * 64
@@ -104,67 +103,6 @@ def test_sides_and_arrays_agree(tmp_path, arrays, meta, message):
     save_prompt(tmp_path / 'p.npz', Prompt(META | meta, dict.fromkeys(arrays, prefix())))
 
 
-VECTORS = {'slots/query/P1': np.ones((6, 24), np.float32)}
-TEMPLATE = {
-  'kind': 'template',
-  'template': {'query': '[CLS] P1 text [MASK] [SEP]', 'passage': '[CLS] text P2 [MASK] [SEP]'},
-  'words': {'passage/P2': 'A passage:'},
-  'fixed_layers': 1,
-  'pooling': 'mask',
-}
-PAIR = TEMPLATE | {
-  'template': {'pair': '[CLS] first [SEP] second [SEP] P1 [MASK] [SEP]'},
-  'words': {'pair/P1': 'Do these two sentences match?'},
-  'verbalizer': ['yes', 'no'],
-  'score': 'logit',
-  'head_sha256': 'e' * 64,
-}
-
-
-def test_templates(write):
-  prompt = load_prompt(write(VECTORS, **TEMPLATE))
-  check_prompt(prompt, CONFIG, 'a' * 64, TOKENIZER)
-  check_template(prompt, ('query', 'passage'), CONFIG)
-  assert spec(prompt) == (TEMPLATE['template'], TEMPLATE['words'], {'query/P1': 6})
-  np.testing.assert_array_equal(vectors(prompt)['query/P1'], VECTORS['slots/query/P1'])
-  words = load_prompt(write({}, **PAIR))  # a template with only words has no arrays
-  assert spec(words).lengths == {} and vectors(words) == {}
-  check_prompt(words, CONFIG, 'a' * 64, TOKENIZER)
-  check_template(words, ('pair',), CONFIG)
-  check_head(words, 'e' * 64)
-  with refused('e' * 64):
-    check_head(words, 'f' * 64)
-  with refused('prompt.npz', 'template'):
-    check_template(words, ('query', 'passage'), CONFIG)
-  with refused('prefix', 'template'):
-    check_template(load_prompt(write()), ('pair',), CONFIG)
-
-
-def _forms(query):
-  return TEMPLATE | {'template': TEMPLATE['template'] | {'query': query}}
-
-
-@pytest.mark.parametrize(
-  ('arrays', 'change', 'message'),
-  [
-    (VECTORS, TEMPLATE | {'template': {'query': 'text'}}, ('prompt.npz', 'query')),
-    (VECTORS, _forms('[CLS] P1 text [SEP]'), '[MASK]'),
-    ({}, TEMPLATE, 'slots/query/P1'),
-    (
-      {'slots/query/P1': np.ones((6, 2, 24), np.float32)},
-      TEMPLATE,
-      ('slots/query/P1', '[P, H]', '[6, 2, 24]'),
-    ),
-    (VECTORS, TEMPLATE | {'words': {'query/P3': 'x'}}, 'query/P3'),
-    ({}, PAIR | {'drop': ['head_sha256']}, 'head_sha256'),
-    ({}, PAIR | {'score': 'odds'}, 'odds'),
-  ],
-)
-def test_bad_templates(write, arrays, change, message):
-  with refused(message):
-    load_prompt(write(arrays, **change))
-
-
 @pytest.mark.parametrize(
   ('arrays', 'change', 'message'),
   [
@@ -244,9 +182,6 @@ def test_check_prompt_names_both_sides():
   other = EncoderConfig('bert', 50, 32, 2, 4, 40)
   with refused('[2, 2, 5, 3, 8]', '[L, 2, P, N, D]', '[2, 2, P, 4, 8]'):
     check_prompt(prompt, other, 'a' * 64, TOKENIZER)
-  template = Prompt(META | TEMPLATE, VECTORS)
-  with refused('slots/query/P1', '[6, 24]', '[P, H]'):
-    check_prompt(template, other, 'a' * 64, TOKENIZER)
 
 
 def test_two_encoders():

@@ -10,7 +10,6 @@ from jax.sharding import PartitionSpec as P
 from dprjax.models import embed, encoder, encoder_config, hub, layers
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
-from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
 from tests import reference
 from tests.refusals import refused
 
@@ -99,39 +98,6 @@ def test_equals_transformers(model_type, layers, golden, write_checkpoint):
   # The three cases differ by far more than the tolerance.
   assert np.abs(outputs['plain'] - outputs['prefix'])[mask].max() > 0.1
   assert np.abs(outputs['shifted'] - outputs['prefix'])[mask].max() > 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
-@pytest.mark.parametrize('fixed_layers', [0, 2])
-def test_vectors_in_place_of_words_equal_transformers(
-  model_type, fixed_layers, golden, write_checkpoint
-):
-  arrays, stored = golden(f'vectors_{model_type}'), golden(model_type)
-  backbone = hub.load_backbone(write_checkpoint(model_type, 3))
-  mask, types = stored['mask'], stored['token_types']
-
-  def loss(vectors, tokens=arrays['tokens']):
-    hidden = encode(
-      backbone.config,
-      backbone.params,
-      tokens,
-      mask,
-      token_types=types,
-      adapter=LearnedTokens(vectors, fixed_layers),
-    )
-    return golden_loss(hidden, mask), hidden
-
-  vectors = arrays['vectors'].astype(np.float32)
-  gradient, hidden = jax.grad(loss, has_aux=True)(vectors)
-  np.testing.assert_allclose(
-    hidden[mask], arrays[f'{fixed_layers}/hidden'][mask], rtol=0, atol=2e-5
-  )
-  expected = arrays[f'{fixed_layers}/gradient']
-  np.testing.assert_allclose(gradient, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
-  # The golden cases differ by far more than the tolerance.
-  others = [arrays[f'{n}/hidden'] for n in range(3) if n != fixed_layers]
-  assert min(np.abs(hidden - other)[mask].max() for other in others) > 0.1
 
 
 @pytest.mark.slow

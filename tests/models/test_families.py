@@ -19,7 +19,6 @@ from dprjax.models import family as families
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.rotary import Rope
-from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
 
 QUICK = ('modernbert',)
 SLOW = ('nomic', 't5-gated', 'mpnet', 'modernbert-biases', 'gte', 'gte-no-types', 't5')
@@ -253,14 +252,6 @@ def test_condensers_head_is_refused_where_last_states_are_normed(golden):
       continue
     with pytest.raises(InputError, match='head_layers'):
       heads.init_condenser_head(shape, jax.random.key(0))
-
-
-def test_vectors_among_the_tokens_need_the_width_of_embeddings(golden):
-  config, family = shape_of(golden('family_electra'))
-  shape, tokens = family.read_config(config), jnp.full((1, 2), 41)
-  LearnedTokens(jnp.zeros((2, 16))).at(shape, tokens)
-  with pytest.raises(InputError, match='electra'):
-    LearnedTokens(jnp.zeros((2, 24))).at(shape, tokens)
 
 
 @pytest.mark.slow

@@ -12,10 +12,8 @@ from dprjax.base import provenance
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.papers.nir_prompt import multitask
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import same_length
-from dprjax.training import config as configs
 from dprjax.training import frozen
 from dprjax.training import retrieval_data as retrieval
 from dprjax.training import workdir as workdirs
@@ -146,19 +144,3 @@ def test_folds_and_alternatives_share_the_vectors(backbone, tmp_path):
 def test_a_workdir_in_a_folder_called_folds_is_its_own(tmp_path):
   run = epath.Path(tmp_path / 'folds' / 'run')
   assert workdirs.top(run) == run
-
-
-@pytest.mark.slow
-def test_several_tasks_have_that_baseline_each(backbone, folder, tmp_path, devices):
-  config = with_options(backbone__path=str(backbone), batch_size=4, eval__measure='mean')
-  for name in ('a', 'b'):
-    config.tasks[name] = configs.task(dir=str(folder), format='beir', dev_split='dev')
-    config.tasks[name].measure = 'nDCG@10'
-  config.data.query_max_length = config.data.passage_max_length = 8
-  found = multitask.find_tasks(
-    config.data, config, epath.Path(tmp_path / 'run'), devices, numbered=False
-  )
-  model = hub.load_backbone(str(backbone)).config
-  scores = found.open(tokenizing.load_tokenizer(str(backbone)), model).frozen()
-  expected = pytest.approx(as_encode_runs_it(backbone, folder), abs=1e-6)
-  assert scores.means == {'a/nDCG@10': expected, 'b/nDCG@10': expected, 'mean': expected}

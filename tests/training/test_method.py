@@ -1,10 +1,12 @@
 """A method of one's own: one file with a loss and one config, and nothing changed elsewhere."""
 
+import pathlib
+import re
+
 import numpy as np
 import pytest
 
 from dprjax import export, load_prompt, train
-from dprjax.training import config as configs
 from dprjax.training import method
 from dprjax.training import train as training
 from tests import devices
@@ -12,51 +14,19 @@ from tests.options import with_options
 from tests.refusals import refused
 from tests.resuming import train_and_resume
 
-TOY = '''
-"""A toy: the prompt learns to make each query's vector like its passage's."""
-
-import jax.numpy as jnp
-
-from dprjax.training import dpr, dual_encoder
-from dprjax.training.method import Model
-
-
-def build(config, model, devices, tokenizer):
-  encoders = dual_encoder.build(config, model, devices)
-
-  def loss(params, batch, key):
-    vectors = encoders.vectors(params, batch, key)
-    value = config.toy.scale * jnp.mean(jnp.square(vectors.query - vectors.passage[:, 0]))
-    return value, {'loss': value, 'distance': value / config.toy.scale}
-
-  return Model(encoders.init, loss, encoders.embed, {'distance': 'distance'})
-
-
-METHOD = dpr.METHOD._replace(build=build)
-'''
-CONFIG = """
-import ml_collections
-
-from dprjax.training import config as defaults
-
-
-def get_config(arg=''):
-  c = defaults.default()
-  c.method = 'lab_of_mine.toy'
-  c.prompt.length = 2
-  c.toy = ml_collections.ConfigDict({'scale': 3.0})
-  return defaults.local(c)
-"""
+PAGE = pathlib.Path(__file__).parents[2] / 'CONTRIBUTING.md'
 
 
 @pytest.mark.slow
-def test_a_method_of_ones_own_trains_resumes_and_exports(tmp_path, monkeypatch, command, trained):
+def test_the_method_shown_to_contributors(tmp_path, monkeypatch, command, trained):
+  """It trains, resumes and is exported."""
+  loss, config = re.findall(r'```python\n(.*?)```', PAGE.read_text(), re.DOTALL)
   (tmp_path / 'lab_of_mine').mkdir()
-  (tmp_path / 'lab_of_mine' / 'toy.py').write_text(TOY)
-  (tmp_path / 'toy_config.py').write_text(CONFIG)
+  (tmp_path / 'lab_of_mine' / 'hinge.py').write_text(loss)
+  (tmp_path / 'shown.py').write_text(config.replace('lab.hinge', 'lab_of_mine.hinge'))
   monkeypatch.syspath_prepend(tmp_path)
   flags = [
-    f'--config={tmp_path}/toy_config.py',
+    f'--config={tmp_path}/shown.py',
     f'--config.backbone.path={trained}/backbone',
     f'--config.data.dir={trained}/data',
     '--config.data.format=beir',
@@ -71,23 +41,23 @@ def test_a_method_of_ones_own_trains_resumes_and_exports(tmp_path, monkeypatch, 
       return command(train, *flags, f'--workdir={tmp_path}/{workdir}', *more)
 
   log, whole = train_and_resume(run, tmp_path)
-  assert '(0.' in log and 'distance' in log and 'done at step 4' in log
-  assert '--method=lab_of_mine.toy' in log  # in the command that it names next
+  assert 'in-batch accuracy' in log and 'done at step 4' in log
+  assert '--method=lab_of_mine.hinge' in log  # in the command that it names next
   assert whole.keys() == {'prompt/prefix'}
   # Whether so few steps gain anything is chance.
-  flags = (f'--workdir={tmp_path}/whole', f'--out={tmp_path}/toy.npz', '--force')
+  flags = (f'--workdir={tmp_path}/whole', f'--out={tmp_path}/hinge.npz', '--force')
   status, log = command(export, *flags)
-  assert status == 2 and '--method=lab_of_mine.toy' in log
-  assert command(export, *flags, '--method=lab_of_mine.toy')[0] == 0
+  assert status == 2 and '--method=lab_of_mine.hinge' in log
+  assert command(export, *flags, '--method=lab_of_mine.hinge')[0] == 0
   np.testing.assert_array_equal(
-    load_prompt(tmp_path / 'toy.npz').of_side('query')['prefix'], whole['prompt/prefix']
+    load_prompt(tmp_path / 'hinge.npz').of_side('query')['prefix'], whole['prompt/prefix']
   )
 
 
-@pytest.mark.parametrize('name', ['pretrain', 'lab.sections'])
-def test_a_method_of_one_data_set_refuses_tasks(name, tmp_path):
-  config = with_options(method=name, backbone__path='x', tasks__qa=configs.task(dir='x'))
-  with refused('config.tasks', name):
+def test_options_of_another_method_are_refused(tmp_path):
+  config = with_options(backbone__path='x', data__dir='x')
+  config.topics = {'keep': 3}
+  with refused('config.topics.keep'):
     training.train(config, tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
 

@@ -39,6 +39,10 @@ METHOD = cross_encoder.METHOD._replace(
     multitask.find_tasks, form='pairs', templates=cross_encoder.templates, numbered=False
   ),
   shapes=functools.partial(multitask.batch_shapes, form='pairs', numbered=False),
-  options=('tasks',),
-  requires={**cross_encoder.METHOD.requires, 'cross_encoder.loss': 'pointwise'},
+  options=(),
+  requires={
+    **cross_encoder.METHOD.requires,
+    **multitask.REQUIRES,
+    'cross_encoder.loss': 'pointwise',
+  },
 )

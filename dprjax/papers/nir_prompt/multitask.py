@@ -52,6 +52,10 @@ class Task(NamedTuple):
   data: Retrieval | LabelledPairs
 
 
+# Of methods with several data sets.
+REQUIRES = {'init_from': ''}
+
+
 def find_tasks(
   section: ConfigDict,
   config: ConfigDict,
@@ -73,7 +77,7 @@ def find_tasks(
   """
   if not config.tasks:
     raise InputError(
-      "config.tasks is empty; add c.tasks.NAME = defaults.task(dir='DIR') to the config file"
+      "config.tasks is empty; add c.tasks.NAME = options.task(dir='DIR') to the config file"
     )
   found = [
     Task(

@@ -118,6 +118,4 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   return Model(init, loss, embed, shown, dual_encoder.without_adapter)
 
 
-METHOD = nir_prompt.method(
-  build, 'pairs', KINDS, options=('tasks',), parts=('mlm',), needs=('mlm',)
-)
+METHOD = nir_prompt.method(build, 'pairs', KINDS, parts=('mlm',), needs=('mlm',))

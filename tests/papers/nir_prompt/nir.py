@@ -9,7 +9,7 @@ from dprjax.models import encoder, heads
 from dprjax.models.artifact import Prompt, save_prompt
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
-from dprjax.training import config as configs
+from dprjax.papers.nir_prompt import options
 from dprjax.training.method import Parts
 from tests import reference
 from tests.options import with_options
@@ -61,7 +61,7 @@ def make_config(method, tasks=('dialogue', 'qa'), **changes):
     | changes
   )
   for name in tasks:
-    config.tasks[name] = configs.task(dir='x')
+    config.tasks[name] = options.task(dir='x')
     config.tasks[name].words.update(WORDS)
   return config
 

@@ -11,11 +11,13 @@ import pytest
 
 from dprjax.models import hub
 from dprjax.models.template import Piece, Template, unpack
-from dprjax.papers.nir_prompt import ft_reranker, ft_retriever, multitask, pairs
+from dprjax.papers.nir_prompt import multitask, pairs
+from dprjax.papers.nir_prompt import options as nir_options
 from dprjax.text import fingerprint
 from dprjax.text.token_cache import open_cache
 from dprjax.training import config as configs
 from dprjax.training import cross_encoder
+from dprjax.training import method as methods
 from dprjax.training.method import Model, Parts
 from tests.options import with_options
 from tests.refusals import refused
@@ -84,9 +86,9 @@ def start(folder, tmp_path, devices, tokenizer, model):
       'data__query_buckets': (4, 8),
       'data__passage_buckets': (4, 8),
     }
-    config = configs.default()
+    config = configs.default('nir_reranker')
     for name in names:
-      config.tasks[name] = configs.task(dir=str(folder / name), dev_split=dev)
+      config.tasks[name] = nir_options.task(dir=str(folder / name), dev_split=dev)
       if name == 'pi':
         config.tasks.pi.form, config.tasks.pi.measure = 'pairs', 'accuracy'
     for name, value in (options | changes).items():
@@ -290,18 +292,18 @@ def test_the_fine_tuned_retriever_and_reranker_train_on_the_feed(
     'data__passage_max_length': 8,
     'data__query_buckets': (8,),
     'data__passage_buckets': (8,),
-    'cross_encoder__loss': 'pointwise',
     'grad_cache': 2,
-    'tasks__qa': configs.task(dir=str(folder / 'qa'), dev_split='dev'),
     'arrangement': 'balanced',
   }
-  pi = configs.task(dir=str(folder / 'pi'), dev_split='dev')
-  pi.form, pi.measure = 'pairs', 'F1'
-  for method, other in (
-    (ft_retriever.METHOD, {'tasks__dr': configs.task(dir=str(folder / 'dr'), dev_split='dev')}),
-    (ft_reranker.METHOD, {'tasks__pi': pi}),
-  ):
-    config = with_options(**options, **other)
+  tasks = {
+    name: nir_options.task(dir=str(folder / name), dev_split='dev') for name in ('qa', 'dr', 'pi')
+  }
+  tasks['pi'].form, tasks['pi'].measure = 'pairs', 'F1'
+  for name, other in (('ft_retriever', 'dr'), ('ft_reranker', 'pi')):
+    own = {'cross_encoder__loss': 'pointwise'} if other == 'pi' else {}
+    both = {f'tasks__{task}': tasks[task] for task in ('qa', other)}
+    config = with_options(method=name, **options, **own, **both)
+    method = methods.load(name)
     data = method.data(config.data, config, tmp_path / 'run', devices).open(tokenizer, shape)
     model = method.build(config, shape, devices, tokenizer)
     params = model.init(parts, jax.random.key(1))

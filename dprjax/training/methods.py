@@ -1,0 +1,56 @@
+"""The methods of this package, with the modules of their options.
+
+    config.method = 'dpr'        dprjax/training/dpr.py
+    config.method = 'lab.toy'    lab/toy.py in the working folder, by the config or on PYTHONPATH
+
+A module of options has ``table()``, and may have ``LOCAL``, values for `config.local`;
+``task_table()``, the options of an entry of ``config.tasks``; and ``inputs(config)``, files by
+option.
+"""
+
+import importlib
+import types
+from collections.abc import Container
+from typing import NamedTuple
+
+from dprjax.base import extensions
+
+
+class Modules(NamedTuple):
+  """The module with the `method.METHOD`, and those with its options."""
+
+  method: str
+  options: tuple[str, ...] = ()
+
+
+_PAIRS = 'dprjax.training.pair_options'
+_NIR = 'dprjax.papers.nir_prompt.options'
+
+# A workdir may name no other module by itself.
+METHODS = {
+  'cross_encoder': Modules('dprjax.training.cross_encoder', (_PAIRS,)),
+  'dpr': Modules('dprjax.training.dpr'),
+  'ft_reranker': Modules('dprjax.papers.nir_prompt.ft_reranker', (_NIR, _PAIRS)),
+  'ft_retriever': Modules('dprjax.papers.nir_prompt.ft_retriever', (_NIR,)),
+  'nir_reranker': Modules('dprjax.papers.nir_prompt.nir_reranker', (_NIR, _PAIRS)),
+  'nir_retriever': Modules('dprjax.papers.nir_prompt.nir_retriever', (_NIR,)),
+  'pretrain': Modules('dprjax.papers.condenser.pretrain', ('dprjax.papers.condenser.options',)),
+  'topic_dpr': Modules('dprjax.papers.topic_dpr.topic_dpr', ('dprjax.papers.topic_dpr.options',)),
+}
+
+
+def names() -> list[str]:
+  """The methods of this package."""
+  return [name for name, modules in METHODS.items() if extensions.there(modules.method)]
+
+
+def option_modules(method: str, sections: Container[str] = ()) -> list[types.ModuleType]:
+  """The modules of the options of a method.
+
+  A method of one's own may build on any of these: it has those whose ``sections`` its config has.
+  """
+  if method in METHODS:
+    return [importlib.import_module(name) for name in METHODS[method].options]
+  every = dict.fromkeys(path for name in names() for path in METHODS[name].options)
+  found = [importlib.import_module(path) for path in every]
+  return [module for module in found if all(name in sections for name in vars(module.table()))]
