@@ -80,7 +80,7 @@ def contrast(
       temperature=config.temperature,
       # The corpus includes the passages of the batch.
       in_batch=config.in_batch and config.corpus_negatives >= 0,
-      corpus=None if corpus is None else corpus._replace(vectors=negatives),
+      corpus=None if corpus is None or negatives is None else corpus._replace(vectors=negatives),
       teacher=teacher,
     )
     scores = distillation.dot(query, passage) / config.temperature
