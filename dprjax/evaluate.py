@@ -32,24 +32,18 @@ and sums, and "datasets" has each set. With mteb: {"mean": {task: main score, "a
 """
 
 import dataclasses
-import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from etils import epath
 
 from dprjax.base import cli, files, flags, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
-from dprjax.retrieval import answers, measures
+from dprjax.retrieval import answers, evaluation, measures
 from dprjax.retrieval.answers import MATCHES
 from dprjax.text import seen, trec
-from dprjax.text.fields import in_all_forms, report_ids
-from dprjax.text.qrels import Qrels, read_qrels
-from dprjax.text.texts import read_texts
-
-logger = logging.getLogger('dprjax')
+from dprjax.text.qrels import read_qrels
 
 _FILES = ('run', 'qrels', 'answers', 'corpus', 'queries')  # flags with a file for each data set
 
@@ -132,203 +126,6 @@ class Flags:
   of_mteb: MtebFlags = flags.group(MtebFlags, 'with --mteb')
 
 
-def evaluate(
-  run: str,
-  qrels: str | None,
-  answer_file: str | None,
-  corpus: str | None,
-  queries: str | None,
-  args: Flags,
-) -> dict[str, Any]:
-  """Evaluates a run on a data set.
-
-  Args:
-    answer_file: answers, see ``retrieval.answers.read_answers``; with or without ``qrels``.
-    corpus: the passages, for answers and for ids of judged documents.
-
-  Returns:
-    ``measures.Metrics`` and the settings.
-  """
-  # Small files first, so that their mistakes show before a large run is read.
-  measures.parse_measures(args.measure)
-  if not qrels and not answer_file:
-    raise InputError(f'{run}: nothing to measure; give --qrels, or --answers and --corpus')
-  if answer_file and corpus is None:
-    raise InputError('--answers needs --corpus, the passages to search for answers')
-  judged = read_qrels(qrels) if qrels else {}
-  questions = answers.read_answers(answer_file) if answer_file else {}
-  if args.drop_same_id:
-    judged = _without_own_id(judged, qrels)
-  read = _read(trec.read_queries(run), judged, questions, args)
-  if not args.drop_same_id and 2 * read.first_with_own_id > read.with_own_id:
-    # A passage that equals its query ranks first; passages whose id is equal by chance seldom do.
-    logger.info(
-      '%s: %d of %d queries found the document with their own id; if queries are passages of the '
-      'corpus, --drop_same_id=true leaves it out, as BEIR does',
-      run,
-      read.with_own_id,
-      read.queries,
-    )
-  needed = {document for ranking in read.rankings.values() for document in ranking}
-  documents = {document for documents in judged.values() for document in documents}
-  texts = answers.read_passages(corpus, in_all_forms(needed | documents)) if corpus else {}
-  parts: list[measures.Metrics] = []
-
-  def tell_missing(ids: Collection[str], what: str) -> None:
-    missing = [id_ for id_ in ids if id_ not in read.found]
-    sentence = f'{run}: nothing for {len(missing)} of {len(ids)} {what}, which count as 0'
-    report_ids(sentence, missing, args.strict)
-
-  measured = judged.keys() | questions.keys()
-  trained = {} if queries is None else _seen(queries, measured, args)
-  for role, count in trained.items():
-    if count:
-      logger.warning(
-        '%s: the model %s %d of these %d queries%s',
-        run,
-        seen.ROLES[role],
-        count,
-        len(measured),
-        '; use other queries' if role == 'train' else ', so scores are slightly too high',
-      )
-  if qrels:
-    parts.append(read.measured.metrics())
-    tell_missing(judged, 'judged queries')
-    if read.measured.hint or not read.measured.any_judged:
-      what = 'not all ids match' if read.measured.any_judged else 'no document is judged by'
-      logger.warning('%s: %s %s%s', run, what, qrels, read.measured.hint)
-  if questions:
-    parts.append(answers.answer_recall(read.rankings, questions, texts, args.answer_k, args.match))
-    tell_missing(questions, 'questions')
-    unknown = sorted(needed - set(texts))
-    report_ids(
-      f'{run}: {len(unknown)} of its passages are not in {corpus} and count as without answers',
-      unknown,
-      args.strict,
-      known=texts,
-    )
-  counts = {name: count for part in parts for name, count in part['counts'].items()}
-  counts['queries_with_own_id'] = read.with_own_id
-  counts |= {f'queries_seen_in_{role}': count for role, count in trained.items() if count}
-  if qrels and corpus:
-    unknown = sorted(documents - set(texts))
-    counts['unknown_documents'] = len(unknown)
-    report_ids(
-      f'{qrels}: {len(unknown)} of {len(documents)} judged documents are not in {corpus}',
-      unknown,
-      args.strict,
-      known=texts,
-    )
-  return {
-    'mean': {name: value for part in parts for name, value in part['mean'].items()},
-    'per_query': {name: values for part in parts for name, values in part['per_query'].items()},
-    'counts': counts,
-    'settings': {
-      'drop_same_id': args.drop_same_id,
-      **({'match': args.match} if answer_file else {}),
-    },
-  }
-
-
-def _seen(queries: str, measured: Collection[str], args: Flags) -> dict[str, int]:
-  """By role, the number of measured queries that the model was trained on or chosen by."""
-  known: list[seen.Seen] = []
-  if args.backbone:
-    known.append(seen.read(epath.Path(args.backbone) / seen.FILE))
-  if args.prompt:
-    from dprjax.models import artifact  # imports JAX
-
-    known.append(artifact.load_prompt(args.prompt).queries)
-  texts = (text for text in read_texts(queries, 'query') if text.id in measured)
-  return {role: len(ids) for role, ids in seen.ids(texts, seen.join(*known)).items()}
-
-
-@dataclasses.dataclass
-class _Read:
-  """Results of reading a run.
-
-  Attributes:
-    measured: its judged queries.
-    queries: their number, judged or not.
-    with_own_id: queries that found the document with their own id; for ``first_with_own_id`` of
-      them it ranks first and was not judged relevant.
-    found: judged queries and questions that are in the run.
-    rankings: of questions.
-  """
-
-  measured: measures.Measuring
-  queries: int = 0
-  with_own_id: int = 0
-  first_with_own_id: int = 0
-  found: set[str] = dataclasses.field(default_factory=set)
-  rankings: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-
-
-def _read(
-  pieces: Iterable[trec.Run], judged: Qrels, questions: Mapping[str, Sequence[str]], args: Flags
-) -> _Read:
-  read = _Read(measures.Measuring(judged, args.measure))
-  for run in pieces:
-    read.queries += len(run)
-    read.found.update(id_ for id_ in run.query_ids if id_ in judged or id_ in questions)
-    same = run.same_id()
-    read.with_own_id += len(np.unique(run.query_of_row()[same]))
-    if args.drop_same_id:
-      run = run.keep(~same)
-    else:
-      read.first_with_own_id += _first_with_own_id(run, same, judged)
-    read.rankings |= answers.questions_of(run, questions, max(args.answer_k))
-    read.measured.add(run)
-  return read
-
-
-def _first_with_own_id(ranked: trec.Run, same: np.ndarray, judged: Qrels) -> int:
-  """The number of queries whose first document has the same id and was not judged relevant."""
-  first = ranked.offsets[:-1][np.diff(ranked.offsets) > 0]
-  rows = ranked.query_of_row()[first[same[first]]].tolist()
-  ids = [ranked.query_ids[row] for row in rows]
-  return sum(judged.get(id_, {}).get(id_, 0) < 1 for id_ in ids)
-
-
-def _without_own_id(judged: Qrels, name: str | None) -> Qrels:
-  own = [query for query, documents in judged.items() if query in documents]
-  if not own:
-    return judged
-  logger.info('%s: left out %d judgements of a query with its own id', name, len(own))
-  kept = {
-    query: {document: grade for document, grade in documents.items() if document != query}
-    for query, documents in judged.items()
-  }
-  return {query: documents for query, documents in kept.items() if documents}
-
-
-def combine(datasets: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Merges the metrics of several data sets, with equal weight in the means."""
-  first, *others = datasets.values()
-  names = [name for name in first['mean'] if all(name in other['mean'] for other in others)]
-  counts = dict.fromkeys(count for metrics in datasets.values() for count in metrics['counts'])
-  return {
-    'mean': {
-      name: sum(metrics['mean'][name] for metrics in datasets.values()) / len(datasets)
-      for name in names
-    },
-    'per_query': {
-      name: {
-        f'{label}/{query_id}': value
-        for label, metrics in datasets.items()
-        for query_id, value in metrics['per_query'][name].items()
-      }
-      for name in names
-    },
-    'counts': {
-      count: sum(metrics['counts'].get(count, 0) for metrics in datasets.values())
-      for count in counts
-    },
-    'settings': first['settings'],
-    'datasets': datasets,
-  }
-
-
 def main(argv: Sequence[str] | None = None) -> None:
   cli.run(Flags, _command, argv)
 
@@ -396,6 +193,45 @@ def _measure_by_mteb(args: Flags, tasks: Sequence[str], model: MtebFlags) -> Non
   cli.print_table(['task', 'main score'], rows)
 
 
+def _evaluate(args: Flags, given: Mapping[str, str | None]) -> dict[str, Any]:
+  """The metrics of the files of a data set, by their role."""
+  run, qrels, corpus = given['run'], given['qrels'], given['corpus']
+  if not qrels and not given['answers']:
+    raise InputError(f'{run}: nothing to measure; give --qrels, or --answers and --corpus')
+  if given['answers'] and corpus is None:
+    raise InputError('--answers needs --corpus, the passages to search for answers')
+  judged = read_qrels(qrels) if qrels else {}
+  questions = None
+  if given['answers']:
+    found = answers.read_answers(given['answers'])
+    questions = evaluation.Questions(found, args.answer_k, args.match)
+  assert run is not None
+  return evaluation.evaluate(
+    trec.read_queries(run),
+    judged,
+    args.measure,
+    questions=questions,
+    corpus=corpus,
+    drop_same_id=args.drop_same_id,
+    strict=args.strict,
+    queries=given['queries'],
+    known=_seen(args) if given['queries'] else None,
+    labels=(run, str(qrels)),
+  )
+
+
+def _seen(args: Flags) -> seen.Seen:
+  """The queries that the model was trained on or chosen by."""
+  known: list[seen.Seen] = []
+  if args.backbone:
+    known.append(seen.read(epath.Path(args.backbone) / seen.FILE))
+  if args.prompt:
+    from dprjax.models import artifact  # imports JAX
+
+    known.append(artifact.load_prompt(args.prompt).queries)
+  return seen.join(*known)
+
+
 def _write(metrics: dict[str, Any], args: Flags) -> None:
   if args.extra:
     metrics['extra'] = args.extra
@@ -404,12 +240,14 @@ def _write(metrics: dict[str, Any], args: Flags) -> None:
 
 
 def _measure(args: Flags, named: Mapping[str, Mapping[str, str]], several: bool) -> None:
-  runs, *others = named.values()
-  datasets = {}
-  for name, run in runs.items():
-    qrels, answer_file, corpus, queries = (by_name.get(name) for by_name in others)
-    datasets[name] = evaluate(run, qrels, answer_file, corpus, queries, args)
-  metrics = combine(datasets) if several else datasets['']
+  runs = named['run']
+  # Small files first, so that their mistakes show before a large run is read.
+  measures.parse_measures(args.measure)
+  datasets = {
+    name: _evaluate(args, {role: by_name.get(name) for role, by_name in named.items()})
+    for name in runs
+  }
+  metrics = evaluation.combine(datasets) if several else datasets['']
   metrics['command'] = _shown(args, named)
   _write(metrics, args)
   columns = list(metrics['mean'])

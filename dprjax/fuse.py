@@ -23,26 +23,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from etils import epath
 
 from dprjax.base import cli, files, flags, outputs, reading
 from dprjax.base.counts import counted, rate
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
-from dprjax.base.progress import Progress
 from dprjax.encoding import manifest
 from dprjax.engines import ENGINES
-from dprjax.retrieval import comparison, fusion
+from dprjax.retrieval import fusing, fusion
 from dprjax.text import runs, trec
-from dprjax.text.fields import report_ids
 from dprjax.text.qrels import read_qrels
 from dprjax.text.rankings import Ranking, Rankings
 
 logger = logging.getLogger('dprjax')
 
 LEARNED = 'learned'
-_LEARNT_METHOD = 'zscore'
 _OF_TAGS = {
   'dprjax-bm25': fusion.BM25,
   **{f'dprjax-{index}': fusion.DENSE for index in ('exact', 'scann')},
@@ -216,70 +212,34 @@ def _check_spaces(args: Flags) -> None:
     manifest.check_same_space(one, space, other, another)
 
 
-def _of(opened: Mapping[str, Rankings], query_id: str) -> dict[str, Ranking]:
-  return {name: run[query_id] for name, run in opened.items() if query_id in run}
-
-
 def _learn(args: Flags, opened: Mapping[str, Rankings]) -> tuple[fusion.Fusion, dict[str, Any]]:
-  """Learns weights on the judged queries, and logs their gain."""
+  """Learns weights on the judged queries, and shows their gain."""
   assert args.qrels is not None
-  judged = read_qrels(args.qrels)
-  found = {
-    query_id: grades
-    for query_id, grades in judged.items()
-    if any(query_id in run for run in opened.values()) and max(grades.values()) > 0
-  }
-  if len(found) < 2:
-    raise InputError(
-      f'{args.qrels}: {counted(len(found), "judged queries")} with relevant documents in the runs; '
-      '--method=learned needs 2, and some dozens for a gain'
-    )
-  how = fusion.Fusion(weights=dict.fromkeys(opened, 1.0), method=_LEARNT_METHOD, depth=args.depth)
-  weights = fusion.candidates(len(opened))
-  scores = np.empty((len(found), len(weights)))
-  progress = Progress('queries', len(found), 'learning')
-  for row, (query_id, grades) in enumerate(found.items()):
-    scores[row] = fusion.ndcg(*how.table(_of(opened, query_id)), grades, weights)
-    progress(row + 1)
-  learnt = fusion.learn(weights, scores)
-  names = list(opened)
-  chosen = dict(zip(names, learnt.weights.round(6).tolist(), strict=True))
-  best = int(np.argmax(learnt.alone.mean(axis=0)))
-  gain = comparison.difference([learnt.held_out - learnt.alone[:, best]])
+  learnt = fusing.learn(opened, read_qrels(args.qrels), args.depth, args.qrels)
+  scores, gain, best = learnt.scores, learnt.gain, learnt.best
   rows = [
-    *zip(names, learnt.alone.T, strict=True),
-    ('equal weights', learnt.equal),
-    ('learnt weights, cross-validated', learnt.held_out),
+    *zip(opened, scores.alone.T, strict=True),
+    ('equal weights', scores.equal),
+    ('learnt weights, cross-validated', scores.held_out),
   ]
   cli.print_table(['', fusion.MEASURE], [[name, f'{values.mean():.4f}'] for name, values in rows])
-  shown = ', '.join(f'{name} {weight:.2f}' for name, weight in chosen.items())
-  verdict = f'gain over {names[best]}'
+  verdict = f'gain over {best}'
   if gain.mean <= 0:
-    verdict = f'no gain over {names[best]}'
+    verdict = f'no gain over {best}'
   elif gain.low <= 0:
-    verdict = f'no clear gain over {names[best]} (it may be chance)'
+    verdict = f'no clear gain over {best} (it may be chance)'
   logger.info(
     'weights %s: %s, %s %+.4f, 95 %% interval %+.4f to %+.4f over %s',
-    shown,
+    ', '.join(f'{name} {weight:.2f}' for name, weight in learnt.fusion.weights.items()),
     verdict,
     fusion.MEASURE,
     gain.mean,
     gain.low,
     gain.high,
-    counted(len(found), 'queries'),
+    counted(learnt.queries, 'queries'),
   )
-  about = {
-    'learnt': {
-      'measure': fusion.MEASURE,
-      'queries': len(found),
-      'alone': dict(zip(names, learnt.alone.mean(axis=0).tolist(), strict=True)),
-      'equal': float(learnt.equal.mean()),
-      'cross_validated': float(learnt.held_out.mean()),
-      'gain': {'over': names[best], **gain._asdict()},
-    }
-  }
-  how = dataclasses.replace(how, weights=chosen, bm25=_bm25(args, names))
-  return how, about
+  how = dataclasses.replace(learnt.fusion, bm25=_bm25(args, list(opened)))
+  return how, {'learnt': learnt.about()}
 
 
 def _write(
@@ -289,49 +249,16 @@ def _write(
   about: Mapping[str, Any],
 ) -> None:
   """Writes the run and its report."""
-  query_ids = list(dict.fromkeys(query_id for run in opened.values() for query_id in run))
-  for name, run in opened.items():
-    missing = [query_id for query_id in query_ids if query_id not in run]
-    if how is not None and not any(
-      query_id in run for other in opened.values() if other is not run for query_id in other
-    ):
-      raise InputError(
-        f'{run.path}: no other run has one of its queries; give runs of the same data set'
-      )
-    report_ids(
-      f'{name}: nothing for {len(missing):,} of {counted(len(query_ids), "queries")}',
-      missing,
-      False,
-      'the other runs decide',
-    )
-  started, rows, shared = time.perf_counter(), 0, False
-  progress = Progress('queries', len(query_ids), 'fusing')
+  started, queries, rows = time.perf_counter(), 0, 0
+  paths = {name: run.path for name, run in opened.items()}
 
-  def fused() -> Iterator[tuple[str, Ranking]]:
-    nonlocal rows, shared
-    for number, query_id in enumerate(query_ids, start=1):
-      found = _of(opened, query_id)
-      try:
-        if how is None:
-          ranking = fusion.merge([*found.values()], args.k)
-        else:
-          ranking = how.fuse(found, args.k)
-      except InputError as error:
-        raise InputError(f'query {query_id}: {error}') from error
-      if not shared:
-        ids = [id_ for one in found.values() for id_ in one.ids]
-        shared = len(set(ids)) < len(ids)
-      rows += len(ranking.ids)
+  def counted_rows() -> Iterator[tuple[str, Ranking]]:
+    nonlocal queries, rows
+    for query_id, ranking in fusing.fuse(opened, how, args.k, paths):
+      queries, rows = queries + 1, rows + len(ranking.ids)
       yield query_id, ranking
-      progress(number)
 
-  trec.write_rankings(args.out, fused(), 'dprjax-fuse')
-  if how is not None and not shared:
-    logger.warning(
-      '%s: the runs have no document in common; are they from the same corpus? --shards merges '
-      'parts of one',
-      args.out,
-    )
+  trec.write_rankings(args.out, counted_rows(), 'dprjax-fuse')
   seconds = time.perf_counter() - started
   outputs.write_report(
     args.out,
@@ -341,7 +268,7 @@ def _write(
       **({} if how is None else {'weights': dict(how.weights), 'depth': how.depth}),
       **({'rrf_k': how.rrf_k} if how is not None and how.method == 'rrf' else {}),
       'k': args.k,
-      'queries': len(query_ids),
+      'queries': queries,
       'runs': {
         name: {'name': run.path.name, 'sha256': files.sha256_file(run.path)}
         for name, run in opened.items()
@@ -354,8 +281,8 @@ def _write(
     '%s: %s for %s, %s queries a second',
     args.out,
     counted(rows, 'passages'),
-    counted(len(query_ids), 'queries'),
-    rate(len(query_ids) / seconds),
+    counted(queries, 'queries'),
+    rate(queries / seconds),
   )
 
 

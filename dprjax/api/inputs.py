@@ -16,7 +16,7 @@ from dprjax.base.errors import InputError
 from dprjax.encoding import corpora
 from dprjax.retrieval.retriever import Results
 from dprjax.text import records, trec
-from dprjax.text.qrels import Qrels, read_qrels, write_qrels
+from dprjax.text.qrels import Qrels, read_qrels
 from dprjax.text.texts import Text, columns_of, read_texts
 
 Texts = corpora.Corpus | files.PathLike
@@ -169,14 +169,6 @@ def judgements(
   return found
 
 
-def write_judgements(relevant: Judgements, out: epath.Path, name: str = 'relevant') -> epath.Path:
-  """The path of a file of judgements: the given one, or ``out`` with the result of `judgements`."""
-  if is_path(relevant):
-    return epath.Path(relevant)  # type: ignore[arg-type]
-  write_qrels(out, judgements(relevant, name=name))
-  return out
-
-
 def _graded(entry: Any) -> list[tuple[Any, Any]]:
   """Passage ids and grades of one query."""
   if isinstance(entry, Mapping):
@@ -196,15 +188,16 @@ def is_run(value: Mapping[Any, Any]) -> bool:
   )
 
 
-def write_run(run: Run, out: epath.Path, name: str = 'run') -> epath.Path:
-  """The path of a TREC run: the given one, or ``out`` with the run of a program.
+def read_run(run: Run, name: str = 'run') -> trec.Run:
+  """A run in memory.
 
   Args:
-    run: a path; the result of `Retriever.search`; a mapping of query ids to passage ids and scores;
-      or a table with columns ``query_id``, ``passage_id`` and ``score`` (or other usual names).
+    run: the path of a TREC run; the result of `Retriever.search`; a mapping of query ids to passage
+      ids and scores; or a table with columns ``query_id``, ``passage_id`` and ``score`` (or other
+      usual names).
   """
   if is_path(run):
-    return epath.Path(run)  # type: ignore[arg-type]
+    return trec.read_run(run)  # type: ignore[arg-type]
   rankings: dict[str, dict[str, float]] = {}
 
   def add(query: Any, passage: Any, score: Any) -> None:
@@ -235,8 +228,7 @@ def write_run(run: Run, out: epath.Path, name: str = 'run') -> epath.Path:
     )
   if not rankings:
     raise InputError(f'{name}: there are no rankings')
-  trec.write_run(out, trec.run_from_dict(rankings), 'run')
-  return out
+  return trec.run_from_dict(rankings)
 
 
 def _table(

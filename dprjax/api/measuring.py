@@ -1,4 +1,4 @@
-"""Evaluates, fuses and mines rankings in memory, by the commands of the same names."""
+"""Evaluates, fuses and mines rankings in memory, as the commands of the same names do."""
 
 import contextlib
 import tempfile
@@ -10,15 +10,12 @@ from etils import epath
 from dprjax.api import inputs, worker
 from dprjax.base import files, flags, reading, tables
 from dprjax.base.errors import InputError
-from dprjax.evaluate import Flags as EvaluateFlags
-from dprjax.evaluate import evaluate as _evaluate
-from dprjax.fuse import Flags as FuseFlags
-from dprjax.fuse import fuse as _fuse
 from dprjax.mine import Flags as MineFlags
 from dprjax.mine import mine as _mine
-from dprjax.retrieval import comparison
+from dprjax.retrieval import comparison, evaluation, fusing, fusion
 from dprjax.retrieval import measures as _measures
 from dprjax.text import trec
+from dprjax.text.qrels import write_qrels
 
 if TYPE_CHECKING:
   import pandas
@@ -31,7 +28,8 @@ def evaluate(
   measures: Sequence[str] = _measures.DEFAULT_MEASURES,
   *,
   per_query: bool = False,
-  **options: Any,
+  strict: bool = False,
+  drop_same_id: bool = False,
 ) -> 'pandas.DataFrame | tables.Records':
   """Evaluates a run against judgements, as `dprjax evaluate` does.
 
@@ -46,7 +44,8 @@ def evaluate(
       ``passage_id`` and perhaps ``score``.
     measures: names of ir_measures.
     per_query: whether to return the values of single queries.
-    options: ``strict`` and ``drop_same_id`` of `dprjax evaluate`.
+    strict: fail if the run lacks a judged query, instead of counting it.
+    drop_same_id: leave out the passage with the id of its query.
 
   Returns:
     A table: system, measure, mean, and its 95 % bootstrap interval over queries from ``low`` to
@@ -58,14 +57,18 @@ def evaluate(
     InputError: a run or judgements in another form, an unknown measure, or a problem that
       ``strict`` forbids.
   """
-  args = flags.of(EvaluateFlags, measure=list(measures), **options)
-  systems = _systems(run)
-  with _folder() as folder:
-    judged = inputs.write_judgements(relevant, folder / 'qrels.tsv')
-    found = {}
-    for number, (name, one) in enumerate(systems.items()):
-      path = inputs.write_run(one, folder / f'{number}.trec', f'run {name}'.strip())
-      found[name] = _evaluate(str(path), str(judged), None, None, None, args)
+  judged = inputs.judgements(relevant)
+  found = {
+    name: evaluation.evaluate(
+      [inputs.read_run(one, f'run {name}'.strip())],
+      judged,
+      list(measures),
+      strict=strict,
+      drop_same_id=drop_same_id,
+      labels=(f'run {name}', 'relevant'),
+    )
+    for name, one in _systems(run).items()
+  }
   names = list(next(iter(found.values()))['mean'])
   if per_query:
     rows = [
@@ -95,7 +98,8 @@ def fuse(
   weights: Mapping[str, float] | files.PathLike | None = None,
   weights_out: files.PathLike | None = None,
   k: int = 1000,
-  **options: Any,
+  depth: int = fusion.DEPTH,
+  rrf_k: int = fusion.RRF_K,
 ) -> 'pandas.DataFrame | tables.Records':
   """Fuses several rankings, as `dprjax fuse` does.
 
@@ -107,42 +111,53 @@ def fuse(
     weights: of each run, by name (default: 1); or a file from ``weights_out``.
     weights_out: write method and weights to this file, for `Retriever.load(hybrid=)` and `weights`.
     k: passages a query.
-    options: ``depth``, ``rrf_k`` and ``shards`` of `dprjax fuse`.
+    depth: how many passages of each run and query count.
+    rrf_k: the constant of rrf.
 
   Returns:
     A table: query_id, rank (from 1), passage_id, score. A run for `evaluate`.
 
   Raises:
-    InputError: as `dprjax fuse`.
+    InputError: fewer than two runs, runs without a common query, an unknown method, or weights for
+      other runs.
   """
-  if isinstance(weights, Mapping):
-    if weights.keys() != runs.keys():
-      raise InputError(f'weights are for {", ".join(weights)}, but the runs are {", ".join(runs)}')
-    weights = ','.join(str(weights[name]) for name in runs)
-  with _folder() as folder:
-    paths = {
-      name: inputs.write_run(run, folder / f'{number}.trec', f'run {name}')
-      for number, (name, run) in enumerate(runs.items())
-    }
-    out = folder / 'fused.trec'
-    if relevant is not None:
-      options['qrels'] = inputs.write_judgements(relevant, folder / 'qrels.tsv')
-    args = flags.of(
-      FuseFlags,
-      run=[f'{name}={path}' for name, path in paths.items()],
-      out=out,
-      method=None if isinstance(weights, str) and weights.endswith('.json') else method,
-      weights=weights,
-      weights_out=weights_out,
-      k=k,
-      **options,
+  if len(runs) < 2:
+    raise InputError(f'runs: {len(runs)}; give two or more, by name')
+  if method not in (*fusion.METHODS, 'learned'):
+    raise InputError(
+      f'method: expected one of {", ".join(fusion.METHODS)} or learned, not {method!r:.40}'
     )
-    _fuse(args)
-    rows = [
-      (query, rank, passage, score)
-      for query, ranking in trec.read_run(out)
-      for rank, (passage, score) in enumerate(ranking, start=1)
-    ]
+  if min(k, depth, rrf_k) < 1:
+    raise InputError(f'k, depth, rrf_k: {k}, {depth} and {rrf_k}; each is 1 or more')
+  opened = {
+    name: {
+      query: ranking
+      for found in [inputs.read_run(run, f'run {name}')]
+      for query, ranking in zip(found.query_ids, found.rankings(), strict=True)
+    }
+    for name, run in runs.items()
+  }
+  given = weights if isinstance(weights, Mapping) else dict.fromkeys(runs, 1.0)
+  how = fusion.Fusion(weights=given, method=method, rrf_k=rrf_k, depth=depth)
+  about: dict[str, Any] = {}
+  if method == 'learned':
+    if relevant is None:
+      raise InputError("method='learned' needs relevant, judgements of the queries")
+    learnt = fusing.learn(opened, inputs.judgements(relevant), depth, 'relevant')
+    how, about = learnt.fusion, {'learnt': learnt.about()}
+  elif weights is not None and not isinstance(weights, Mapping):
+    how = fusion.read(weights)
+  if how.weights.keys() != runs.keys():
+    raise InputError(
+      f'weights are for {", ".join(how.weights)}, but the runs are {", ".join(runs)}'
+    )
+  if weights_out is not None:
+    fusion.write(weights_out, how, **about)
+  rows = [
+    (query, rank, passage, float(score))
+    for query, ranking in fusing.fuse(opened, how, k)
+    for rank, (passage, score) in enumerate(zip(*ranking, strict=True), start=1)
+  ]
   return _table(('query_id', 'rank', 'passage_id', 'score'), rows)
 
 
@@ -178,16 +193,17 @@ def mine(
   with _folder() as folder:
     inputs.write_queries(queries, folder / 'queries.jsonl')
     inputs.write_corpus(corpus, folder / 'corpus.jsonl')
-    paths = {
-      name: inputs.write_run(run, folder / f'{number}.trec', f'run {name}')
-      for number, (name, run) in enumerate(runs.items())
-    }
+    write_qrels(folder / 'qrels.tsv', inputs.judgements(relevant))
+    paths = {}
+    for number, (name, run) in enumerate(runs.items()):
+      paths[name] = folder / f'{number}.trec'
+      trec.write_run(paths[name], inputs.read_run(run, f'run {name}'), 'run')
     path = epath.Path(out) if out is not None else folder / 'train.jsonl'
     args = flags.of(
       MineFlags,
       queries=folder / 'queries.jsonl',
       corpus=folder / 'corpus.jsonl',
-      qrels=inputs.write_judgements(relevant, folder / 'qrels.tsv'),
+      qrels=folder / 'qrels.tsv',
       run=[f'{name}={path}' for name, path in paths.items()],
       out=path,
       **options,

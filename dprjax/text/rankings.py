@@ -1,7 +1,7 @@
 """Reads a TREC run from disk, one query at a time, with about 200 bytes a query in memory."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import IO, NamedTuple, Self
 
@@ -49,7 +49,7 @@ class _Extent(NamedTuple):
   line: int
 
 
-class Rankings:
+class Rankings(Mapping[str, Ranking]):
   """An open run: a mapping of query ids, in file order, to rankings."""
 
   def __init__(self, path: PathLike):

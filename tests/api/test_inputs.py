@@ -6,9 +6,8 @@ from etils import epath
 from dprjax.api import inputs
 from dprjax.base.errors import InputError
 from dprjax.retrieval.retriever import Hit, Results
-from dprjax.text.qrels import read_qrels
+from dprjax.text import trec
 from dprjax.text.texts import Query, read_texts
-from dprjax.text.trec import read_run
 from tests.refusals import refused
 
 QUERIES, PASSAGES = ['a', 'b'], ['x', 'y', 'z']
@@ -47,8 +46,7 @@ def test_tables(module, tmp_path):
   frames = pytest.importorskip(module)
   table = frames.DataFrame({**COLUMNS, 'score': [3.0, 2.0, 1.0]})
   assert inputs.judgements(table, QUERIES, PASSAGES) == {'a': {'x': 3}, 'b': {'y': 2, 'z': 1}}
-  run = read_run(inputs.write_run(table, epath.Path(tmp_path / 'a.trec')))
-  assert dict(run) == {'a': [('x', 3.0)], 'b': [('y', 2.0), ('z', 1.0)]}
+  assert dict(inputs.read_run(table)) == {'a': [('x', 3.0)], 'b': [('y', 2.0), ('z', 1.0)]}
   texts = frames.DataFrame({'question': ['how', 'why'], 'qid': [7, 8]})
   assert inputs.write_queries(texts, epath.Path(tmp_path / 'queries.jsonl')) == ['7', '8']
 
@@ -119,9 +117,10 @@ def test_refused_judgements(relevant, named):
   ],
 )
 def test_runs(run, tmp_path):
-  path = inputs.write_run(run, epath.Path(tmp_path / 'run.trec'))
-  assert dict(read_run(path)) == {'a': [('x', 0.5), ('y', 0.25)]}
-  assert inputs.write_run(path, epath.Path('unused')) == path
+  found = inputs.read_run(run)
+  assert dict(found) == {'a': [('x', 0.5), ('y', 0.25)]}
+  trec.write_run(tmp_path / 'run.trec', found, 'x')
+  assert dict(inputs.read_run(tmp_path / 'run.trec')) == dict(found)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +133,9 @@ def test_runs(run, tmp_path):
     ({}, 'run'),
   ],
 )
-def test_refused_runs(run, named, tmp_path):
+def test_refused_runs(run, named):
   with refused(named):
-    inputs.write_run(run, epath.Path(tmp_path / 'run.trec'))
+    inputs.read_run(run)
 
 
 def test_files_are_read(tmp_path):
@@ -147,10 +146,6 @@ def test_files_are_read(tmp_path):
     'b',
   ]
   assert inputs.judgements(tmp_path / 'g.tsv') == {'a': {'x': 1}, 'b': {'y': 2}}
-  given = epath.Path(tmp_path / 'g.tsv')
-  assert inputs.write_judgements(given, epath.Path('unused')) == given
-  out = inputs.write_judgements({'a': 'x'}, epath.Path(tmp_path / 'out.tsv'))
-  assert read_qrels(out) == {'a': {'x': 1}}
 
 
 def test_errors_name_arguments_in_place_of_flags():

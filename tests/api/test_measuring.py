@@ -86,11 +86,9 @@ def test_mined(tmp_path):
   assert (tmp_path / 't.jsonl.json').exists()
 
 
-def test_flags_are_checked():
+def test_arguments_are_checked():
   with refused('depth'):
     dprjax.fuse({'one': RUN, 'other': WORSE}, depth=0)
-  with refused('wide'):
-    dprjax.fuse({'one': RUN, 'other': WORSE}, wide=1)
   with refused('method'):
     dprjax.fuse({'one': RUN, 'other': WORSE}, 'best')
   with refused('runs'):

@@ -1,0 +1,133 @@
+"""Fuses runs, query by query; `dprjax.retrieval.fusion` has the sums of one query."""
+
+import dataclasses
+import logging
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress
+from dprjax.retrieval import comparison, fusion
+from dprjax.text.fields import report_ids
+from dprjax.text.qrels import Qrels
+from dprjax.text.rankings import Ranking
+
+logger = logging.getLogger('dprjax')
+
+Runs = Mapping[str, Mapping[str, Ranking]]
+"""Rankings by query, by name of the run."""
+
+_LEARNT_METHOD = 'zscore'
+_NONE: Mapping[str, Any] = types.MappingProxyType({})
+
+
+class Learnt(NamedTuple):
+  """Learnt weights, and their gain over the best single run.
+
+  Attributes:
+    fusion: with the weights.
+    scores: nDCG@10 of each query.
+    queries: how many are judged.
+    best: name of the best run.
+    gain: cross-validated.
+  """
+
+  fusion: fusion.Fusion
+  scores: fusion.Learnt
+  queries: int
+  best: str
+  gain: comparison.Interval
+
+  def about(self) -> dict[str, Any]:
+    """For the file of the weights."""
+    alone = zip(self.fusion.weights, self.scores.alone.mean(axis=0).tolist(), strict=True)
+    return {
+      'measure': fusion.MEASURE,
+      'queries': self.queries,
+      'alone': dict(alone),
+      'equal': float(self.scores.equal.mean()),
+      'cross_validated': float(self.scores.held_out.mean()),
+      'gain': {'over': self.best, **self.gain._asdict()},
+    }
+
+
+def learn(runs: Runs, judged: Qrels, depth: int, labels: str = 'the judgements') -> Learnt:
+  """Learns weights on the judged queries that a run has."""
+  found = {
+    query_id: grades
+    for query_id, grades in judged.items()
+    if any(query_id in run for run in runs.values()) and max(grades.values()) > 0
+  }
+  if len(found) < 2:
+    raise InputError(
+      f'{labels}: {counted(len(found), "judged queries")} with relevant documents in the runs; '
+      'learnt weights need 2, and some dozens for a gain'
+    )
+  how = fusion.Fusion(weights=dict.fromkeys(runs, 1.0), method=_LEARNT_METHOD, depth=depth)
+  weights = fusion.candidates(len(runs))
+  scores = np.empty((len(found), len(weights)))
+  progress = Progress('queries', len(found), 'learning')
+  for row, (query_id, grades) in enumerate(found.items()):
+    scores[row] = fusion.ndcg(*how.table(_of(runs, query_id)), grades, weights)
+    progress(row + 1)
+  learnt = fusion.learn(weights, scores)
+  best = int(np.argmax(learnt.alone.mean(axis=0)))
+  gain = comparison.difference([learnt.held_out - learnt.alone[:, best]])
+  chosen = dict(zip(runs, learnt.weights.round(6).tolist(), strict=True))
+  how = dataclasses.replace(how, weights=chosen)
+  return Learnt(how, learnt, len(found), list(runs)[best], gain)
+
+
+def fuse(
+  runs: Runs, how: fusion.Fusion | None, k: int, files: Mapping[str, Any] = _NONE
+) -> Iterator[tuple[str, Ranking]]:
+  """Yields (query, its k best documents) of the queries of all runs.
+
+  Args:
+    how: None merges runs of disjoint parts of one corpus, with comparable scores.
+    files: of the runs, by name, for messages.
+
+  Raises:
+    InputError: a run shares no query with another one; two parts share a document.
+  """
+  query_ids = list(dict.fromkeys(query_id for run in runs.values() for query_id in run))
+  for name, run in runs.items():
+    missing = [query_id for query_id in query_ids if query_id not in run]
+    if how is not None and not any(
+      query_id in run for other in runs.values() if other is not run for query_id in other
+    ):
+      raise InputError(
+        f'{files.get(name, name)}: no other run has one of its queries; give runs of the same data set'
+      )
+    report_ids(
+      f'{name}: nothing for {len(missing):,} of {counted(len(query_ids), "queries")}',
+      missing,
+      False,
+      'the other runs decide',
+    )
+  shared = False
+  progress = Progress('queries', len(query_ids), 'fusing')
+  for number, query_id in enumerate(query_ids, start=1):
+    found = _of(runs, query_id)
+    try:
+      ranking = fusion.merge([*found.values()], k) if how is None else how.fuse(found, k)
+    except InputError as error:
+      raise InputError(f'query {query_id}: {error}') from error
+    if not shared:
+      ids = [id_ for one in found.values() for id_ in one.ids]
+      shared = len(set(ids)) < len(ids)
+    yield query_id, ranking
+    progress(number)
+  if how is not None and not shared:
+    logger.warning(
+      'the runs have no document in common; are they from the same corpus? --shards merges parts '
+      'of one'
+    )
+
+
+def _of(runs: Runs, query_id: str) -> dict[str, Ranking]:
+  return {name: run[query_id] for name, run in runs.items() if query_id in run}
