@@ -19,10 +19,9 @@ import time
 import numpy as np
 
 import trials
-from dprjax import search
 from dprjax.base import files
 from dprjax.encoding import codes, embeddings, manifest
-from dprjax.retrieval import measures
+from dprjax.retrieval import measures, searching
 from dprjax.text import sources
 from dprjax.text.qrels import read_qrels
 
@@ -118,18 +117,15 @@ def derive(passages, folder, length, precision):
 def measure(corpus, queries, qrels, length, results, rescore, factor):
   """Measures, the part of the best ten of float32, bytes a passage and seconds of the search."""
   began = time.perf_counter()
-  run, _ = search.search(
+  run, _ = searching.search(
     corpus,
     [queries],
-    search.Flags(
-      out='',
-      k=DEPTH,
-      index='exact',
-      dimensions=length,
-      drop_same_id=True,
-      rescore_factor=factor,
-    ),
-    rescore,
+    DEPTH,
+    index='exact',
+    dimensions=length,
+    drop_same_id=True,
+    rescore=rescore,
+    rescore_factor=factor,
   )
   seconds = time.perf_counter() - began
   found = {query: [doc for doc, _ in ranking[:10]] for query, ranking in run}

@@ -30,6 +30,7 @@ MODULES = sorted(path for path in PACKAGE.rglob('*.py') if path.parent.name != '
 def room(module):
   """`text` of `dprjax.text.trec`, `papers.unm` of a paper, '' of a command."""
   inside = module.split('.')[1:]
+  inside += ['__init__'] * (inside[:1] != ['papers'] and PACKAGE.joinpath(*inside).is_dir())
   return '.'.join(inside[:2] if inside[:1] == ['papers'] else inside[:-1][:1])
 
 

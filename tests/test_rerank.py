@@ -10,6 +10,7 @@ from etils import epath
 
 from dprjax import CrossEncoder, rerank
 from dprjax.base import files
+from dprjax.retrieval import rescoring
 from dprjax.text import trec
 from tests.refusals import command_refused
 from tests.retrieval.test_reranker import NEAR, WORDS, alone, edited
@@ -197,13 +198,13 @@ def test_a_killed_run_continues(go, folder, expected, monkeypatch):
 
 
 def test_a_part_that_is_not_finite_is_scored_again(tmp_path):
-  parts = rerank._Parts(epath.Path(tmp_path / 'out.parts'), {'a': 1}, 3, 3)
+  parts = rescoring._Parts(epath.Path(tmp_path / 'out.parts'), {'a': 1}, 3, 3)
   parts.save(0, np.array([1, np.nan, 2], np.float32))
   assert parts.load(0) is None
   parts.save(0, np.array([1, 0, 2], np.float32))
   assert parts.load(0).tolist() == [1, 0, 2]
   # Scores of another run with as many pairs.
-  other = rerank._Parts(epath.Path(tmp_path / 'other.parts'), {'a': 2}, 3, 3)
+  other = rescoring._Parts(epath.Path(tmp_path / 'other.parts'), {'a': 2}, 3, 3)
   other._file(0).write_bytes(parts._file(0).read_bytes())
   assert other.load(0) is None
 

@@ -101,7 +101,8 @@ def fuse(
       query_id in run for other in runs.values() if other is not run for query_id in other
     ):
       raise InputError(
-        f'{files.get(name, name)}: no other run has one of its queries; give runs of the same data set'
+        f'{files.get(name, name)}: no other run has one of its queries; give runs of the same '
+        'data set'
       )
     report_ids(
       f'{name}: nothing for {len(missing):,} of {counted(len(query_ids), "queries")}',

@@ -1,0 +1,89 @@
+"""Searches a collection of an engine for many queries, and says how."""
+
+import contextlib
+import logging
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dprjax.base.progress import Progress
+from dprjax.encoding import embeddings
+from dprjax.engines import connect, open_collection
+from dprjax.retrieval import fusion, hybrid, searching
+from dprjax.text import trec
+
+logger = logging.getLogger('dprjax')
+
+_NONE: Mapping[str, float] = types.MappingProxyType({})
+
+
+def search(
+  uri: str,
+  name: str,
+  queries: embeddings.Embeddings | None,
+  ids: Sequence[str],
+  k: int,
+  *,
+  where: Sequence[Any] = (),
+  settings: Mapping[str, float] = _NONE,
+  drop_same_id: bool = False,
+  weights: fusion.Fusion | None = None,
+  texts: Sequence[str] = (),
+) -> tuple[trec.Run, dict[str, Any]]:
+  """Searches a collection for queries, or for the neighbours of stored passages.
+
+  Args:
+    queries: None for neighbours of the passages ``ids``, without these themselves.
+    ids: of the queries or passages.
+    where: conditions on fields, see `conditions.parse`.
+    settings: search effort, by the names of the engine.
+    weights, texts: a fusion with BM25 of the texts of the queries.
+  """
+  ids = list(ids)
+  drop_same_id = drop_same_id or queries is None
+  progress = Progress('queries', len(ids), 'searching')
+  with contextlib.closing(connect(uri)) as engine:
+    collection = open_collection(engine, name)
+    if collection.record.loading:
+      logger.info(
+        '%s is only partly loaded: repeat its dprjax.index --upsert to continue', collection.where
+      )
+    how: dict[str, Any] = {'settings': settings, 'where': where}
+    depth = k + drop_same_id
+    if queries is None:
+      found = collection.like(ids, k, progress=progress, **how)
+      doc_ids, rows, scores = found
+    else:
+      collection.check_space(queries.meta.space(), '--queries')
+      if weights is None:
+        doc_ids, rows, scores = collection.search(
+          queries.vectors(), depth, progress=progress, **how
+        )
+      else:
+        if collection.bm25 is not None:
+          hybrid.check_settings(weights, collection.bm25, f'collection {collection.name!r}')
+        depth = min(weights.depth, engine.most)
+        drop = ids if drop_same_id else ()
+        fused = collection.hybrid(queries.vectors(), texts, weights, k, drop=drop, **how)
+        run = trec.run_from_rankings(ids, fused)
+    seconds = {'search': progress.seconds}
+    count = len(collection)
+    if weights is None:
+      run, report = searching.result(ids, doc_ids, rows, scores, k, drop_same_id, count, seconds)
+    else:
+      report = searching.report(len(ids), k, drop_same_id, count, seconds)
+      report['fused_by'] = engine.address.engine if collection.fuses(weights, drop) else 'dprjax'
+    report |= {
+      'index': engine.address.engine,
+      'kind': collection.kind,
+      'server': engine.version,
+      'uri': str(engine.address),
+      'collection': collection.name,
+      'settings': collection.settings(depth, settings),
+      'where': [list(one) for one in where],
+      **({'partly_loaded': True} if collection.record.loading else {}),
+      **report,
+      **collection.space,
+      'queries_manifest_sha256': queries and queries.sha256,
+    }
+  return run, report

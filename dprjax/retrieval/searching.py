@@ -1,0 +1,294 @@
+"""Searches embeddings of passages for many queries, and says how."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from dprjax.base import cli, files, outputs
+from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
+from dprjax.encoding import codes, embeddings, manifest
+from dprjax.retrieval import best, fusion, hybrid, scann
+from dprjax.text import trec
+from dprjax.text.fields import in_all_forms, report_ids
+from dprjax.text.texts import read_texts
+
+logger = logging.getLogger('dprjax')
+
+INDEX_FOLDER: Any = {'what': 'a ScaNN index', 'ours': scann.is_index, 'flag': '--index_dir'}
+_CUTS = (10, 100, 1000)  # recall is also reported here
+_GATHERED = 4096  # queries gathered from all processes at a time
+
+
+def search(
+  corpus: embeddings.Embeddings,
+  queries: Sequence[embeddings.Embeddings],
+  k: int,
+  *,
+  index: str = 'scann',
+  drop_same_id: bool = False,
+  dimensions: int | None = None,
+  index_dir: str | None = None,
+  recall: float = 0.95,
+  recall_queries: int = 200,
+  rescore: embeddings.Embeddings | None = None,
+  rescore_factor: int = 4,
+) -> tuple[trec.Run, dict[str, Any]]:
+  """Finds the k best passages for every query.
+
+  Args:
+    queries: embeddings of the same queries, comparable with the corpus. With several (one for each
+      topic prompt), the best score of a passage counts.
+    index: 'scann' or 'exact'.
+    drop_same_id: leave out the passage with the id of its query.
+    dimensions: compare only this many leading numbers.
+    index_dir: keeps the ScaNN index.
+    recall, recall_queries: the part of the exact best k that ScaNN should find, measured on this
+      many queries (0: not at all).
+    rescore: other vectors of the same passages, comparable with the queries, that order the
+      ``rescore_factor`` times k best.
+
+  Returns:
+    The run, and its report.
+  """
+  corpus.check_side('passage', '--corpus')
+  if rescore is not None:
+    _check_rescore(corpus, rescore, queries)
+  corpus = corpus.cut(dimensions, '--corpus')
+  several = [each.cut(dimensions, '--queries') for each in queries]
+  for each in several:
+    each.check_side('query', '--queries')
+    manifest.check_same_space('--corpus', corpus.meta.space(), '--queries', each.meta.space())
+    if each.ids != several[0].ids:
+      raise InputError(f'--queries: {each.folder} and {several[0].folder} have different queries')
+  # One more for the passage of the query itself, which is dropped.
+  wanted = min(k + drop_same_id, len(corpus))
+  depth = wanted if rescore is None else min(wanted * rescore_factor, len(corpus))
+  vectors = np.concatenate([each.vectors() for each in several])
+  if index == 'scann' and not scann.available():
+    logger.info('ScaNN is not installed (Linux, Python below 3.14): the search is exact')
+    index = 'exact'
+  details: dict[str, Any] = {}
+  seconds: dict[str, float] = {}
+  started = time.perf_counter()
+  if index == 'exact':
+    found = _search_exact(vectors, corpus, depth)
+  else:
+    searcher = _scann_index(corpus, depth, index_dir)
+    seconds['index'] = time.perf_counter() - started
+    settings = searcher.settings(depth)
+    details = {'kind': searcher.kind, 'leaves': searcher.leaves}
+    if recall_queries:
+      settings, reached = _tune(searcher, corpus, vectors, depth, recall, recall_queries)
+      details['recall'] = reached
+      if reached[f'recall@{depth}'] < recall:
+        logger.info(
+          'ScaNN finds %.4f of the exact best %d, below --recall=%g: use --index=exact',
+          reached[f'recall@{depth}'],
+          depth,
+          recall,
+        )
+    details['settings'] = dataclasses.asdict(settings)
+    started = time.perf_counter()
+    found = searcher.search(vectors, depth, settings, corpus.ids_at)
+  found = best.best_of(found, len(several), depth, corpus.ids_at)
+  if rescore is not None:
+    scores = [best.rescore(each.vectors(), found.rows, rescore.take) for each in queries]
+    found = best.order(best.TopK(np.max(scores, axis=0), found.rows), wanted, corpus.ids_at)
+    details['rescored'] = {'candidates': depth, 'manifest_sha256': rescore.sha256}
+  seconds['search'] = time.perf_counter() - started
+  # Look up only ids found, since all ids may exceed memory.
+  rows = np.unique(found.rows[found.rows >= 0])
+  places = np.where(found.rows >= 0, np.searchsorted(rows, found.rows), -1)
+  run, report = result(
+    several[0].ids,
+    corpus.ids_at(rows),
+    places,
+    found.scores,
+    k,
+    drop_same_id,
+    len(corpus),
+    seconds,
+  )
+  return run, {
+    'index': index,
+    **details,
+    **report,
+    **corpus.meta.space(),
+    **({'stored': corpus.meta.dtype} if corpus.meta.dtype in codes.LEVELS else {}),
+    'corpus_manifest_sha256': corpus.sha256,
+    'queries_manifest_sha256': '+'.join(each.sha256 for each in several),
+  }
+
+
+def _check_rescore(
+  corpus: embeddings.Embeddings,
+  rescore: embeddings.Embeddings,
+  queries: Sequence[embeddings.Embeddings],
+) -> None:
+  """Raises InputError if ``rescore`` cannot order the results of ``corpus``."""
+  rescore.check_side('passage', '--rescore')
+  if rescore.meta.input_sha256 != corpus.meta.input_sha256 or len(rescore) != len(corpus):
+    raise InputError(
+      f'--rescore: {rescore.folder} has other passages than --corpus={corpus.folder}'
+    )
+  if rescore.meta.dtype == 'binary':
+    raise InputError(f'--rescore: {rescore.folder} has binary codes; use float or int8 vectors')
+  for each in queries:
+    manifest.check_same_space('--rescore', rescore.meta.space(), '--queries', each.meta.space())
+  # --corpus may have shortened vectors.
+  space = corpus.meta.space() | {'dimension': rescore.meta.dimension}
+  manifest.check_same_space('--corpus', space, '--rescore', rescore.meta.space())
+
+
+def _search_exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) -> best.TopK:
+  """Searches a part of the corpus in each process; all get the whole result."""
+  with cli.loading():
+    import jax
+
+    from dprjax.base import distributed
+    from dprjax.retrieval import exact
+  process, processes = jax.process_index(), jax.process_count()
+  if processes == 1:
+    return exact.search(queries, corpus.shards, k, ids_at=corpus.ids_at)
+  part = exact.search_part(queries, corpus.shards, k, process, processes, corpus.ids_at)
+  merged = [
+    exact.merge(
+      distributed.gather(part.scores[start : start + _GATHERED]),
+      distributed.gather(part.rows[start : start + _GATHERED]),
+      corpus.ids_at,
+    )
+    for start in range(0, len(queries), _GATHERED)
+  ]
+  return best.TopK(*(np.concatenate(arrays) for arrays in zip(*merged, strict=True)))
+
+
+def _scann_index(corpus: embeddings.Embeddings, k: int, index_dir: str | None) -> scann.ScannIndex:
+  if not index_dir:
+    return scann.build(corpus.vectors(), k)
+  # Many commands may read an index, but only one may write it.
+  searcher = _kept_index(corpus, index_dir)
+  if searcher is not None:
+    outputs.clear(index_dir)
+    return searcher
+  with outputs.claim_folder(index_dir, {}, **INDEX_FOLDER):
+    searcher = _kept_index(corpus, index_dir)  # another command may just have written it
+    if searcher is None:
+      searcher = scann.build(corpus.vectors(), k)
+      scann.save(searcher, index_dir, corpus.fingerprint)
+  return searcher
+
+
+def _kept_index(corpus: embeddings.Embeddings, index_dir: str) -> scann.ScannIndex | None:
+  searcher = scann.load(index_dir, corpus.fingerprint)
+  if searcher is not None:
+    logger.info('%s: index of %s', index_dir, counted(searcher.count, 'passages'))
+  return searcher
+
+
+def _tune(
+  searcher: scann.ScannIndex,
+  corpus: embeddings.Embeddings,
+  queries: np.ndarray,
+  k: int,
+  target: float,
+  sampled: int,
+) -> tuple[scann.ScannSettings, dict[str, Any]]:
+  """Settings that reach the target on a sample of queries, and their recall at several cutoffs."""
+  sample = np.random.default_rng(0).permutation(len(queries))[:sampled]
+  chosen = queries[np.sort(sample)]
+  with cli.loading():
+    from dprjax.retrieval import exact
+  truth = exact.search(chosen, corpus.shards, k, ids_at=corpus.ids_at).rows
+  settings, reached = searcher.tune(chosen, truth, target, corpus.ids_at)
+  rows = searcher.search(chosen, k, settings, corpus.ids_at).rows
+  report: dict[str, Any] = {'queries': len(chosen), 'target': target}
+  for cut in _CUTS:
+    if cut < k:
+      report[f'recall@{cut}'] = scann.recall(rows[:, :cut], truth[:, :cut])
+  return settings, report | {f'recall@{k}': reached}
+
+
+def result(
+  query_ids: list[str],
+  doc_ids: list[str],
+  rows: Int[np.ndarray, 'queries k'],
+  scores: Float[np.ndarray, 'queries k'],
+  k: int,
+  drop_same_id: bool,
+  passages: int,
+  seconds: dict[str, float],
+) -> tuple[trec.Run, dict[str, Any]]:
+  """The run, and the part of the report common to all indexes."""
+  embeddings.check_unique(query_ids, 'the queries')
+  embeddings.check_unique(doc_ids, 'the passages')
+  run = trec.run_from_rows(query_ids, doc_ids, rows, scores)
+  if drop_same_id:
+    run = run.keep(~run.same_id()).top(k)
+  return run, report(len(query_ids), k, drop_same_id, passages, seconds)
+
+
+def report(
+  queries: int, k: int, drop_same_id: bool, passages: int, seconds: dict[str, float]
+) -> dict[str, Any]:
+  """The part of a report that all searches share."""
+  return {
+    'k': k,
+    'drop_same_id': drop_same_id,
+    'queries': queries,
+    'passages': passages,
+    'seconds': seconds,
+    'queries_per_second': queries / seconds['search'],
+  }
+
+
+def query_texts(path: PathLike, ids: Sequence[str]) -> list[str]:
+  """The texts of these queries, from a file."""
+  texts = {query.id: query.text for query in read_texts(path, 'query', in_all_forms(ids))}
+  missing = [query_id for query_id in ids if query_id not in texts]
+  report_ids(
+    f'--texts={path} lacks {len(missing):,} of {counted(len(ids), "queries")}',
+    missing,
+    True,
+    known=texts,
+  )
+  return [texts[query_id] for query_id in ids]
+
+
+def with_bm25(
+  run: trec.Run,
+  report: dict[str, Any],
+  how: hybrid.Hybrid,
+  queries: Sequence[str],
+  k: int,
+  drop_same_id: bool = False,
+) -> tuple[trec.Run, dict[str, Any]]:
+  """Fuses a run of ``how.fusion.depth`` passages a query with BM25 of the texts of the queries."""
+  started = time.perf_counter()
+  drop = run.query_ids if drop_same_id else ()
+  fused = how.rank(queries, run.rankings(), k, drop)
+  seconds = report['seconds'] | {'hybrid': time.perf_counter() - started}
+  report = report | {
+    'k': k,
+    'seconds': seconds,
+    'queries_per_second': len(run) / (seconds['search'] + seconds['hybrid']),
+  }
+  return trec.run_from_rankings(run.query_ids, fused), report
+
+
+def hybrid_report(path: PathLike, how: fusion.Fusion) -> dict[str, Any]:
+  """The part of a report on the fusion in a file."""
+  return {
+    'hybrid': {
+      'method': how.method,
+      'weights': dict(how.weights),
+      'depth': how.depth,
+      'sha256': files.sha256_file(path),
+    },
+  }
