@@ -127,7 +127,6 @@ def test_sides_and_arrays_agree(tmp_path, arrays, meta, message):
       {},
       ('[L, 2, P, N, D]', '[2, 1, 5, 3, 8]'),
     ),
-    ({'prefix': prefix()}, {'kind': 'topic'}, '[K, L, 2, P, N, D]'),
     ({'prefix': prefix(3), 'x': np.array([np.nan])}, {'kind': 'topic'}, 'prompt.npz'),
     ({'words': np.array('a')}, {'kind': 'topic'}, 'topic'),
   ],

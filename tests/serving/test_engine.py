@@ -186,6 +186,7 @@ def test_a_prompt_that_does_not_fit_is_refused(engine, small, folder, tmp_path, 
 
 
 def test_a_prompt_among_the_tokens_is_refused(engine, folder, small, tmp_path):
+  pytest.importorskip('dprjax.papers.nir_prompt.adapter')  # the kind of such prompts
   vectors = np.ones((2, 16), np.float32)
   more = {'kind': 'template', 'pooling': 'mask', 'fixed_layers': 1, 'words': {}}
   template = dict.fromkeys(('query', 'passage'), '[CLS] P1 text [MASK] [SEP]')

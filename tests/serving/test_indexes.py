@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dprjax import PromptReranker
+import dprjax
 from dprjax.encoding import codes
 from dprjax.retrieval import bm25_index, exact, fusion
 from dprjax.serving.indexes import ServedIndex, ServedReranker
@@ -67,7 +67,9 @@ def test_a_prompt_of_pairs_gives_probabilities_and_compiles_first(templates):
   assert programs == 2  # pairs of up to 16 tokens, and of up to 23
   documents = ['oak', '', 'fir elm oak larch pine yew ash']
   for query in ('oak', 'oak fir elm yew pine ash'):
-    logits = PromptReranker.load(*paths, batch_size=16).score([(query, one) for one in documents])
+    logits = dprjax.PromptReranker.load(*paths, batch_size=16).score(
+      [(query, one) for one in documents]
+    )
     expected = 1 / (1 + np.exp(-logits))
     np.testing.assert_allclose(served.score(query, documents), expected, rtol=0, atol=1e-5)
   assert served._model._embedder._embed._cache_size() == programs

@@ -53,17 +53,17 @@ def test_a_workdir_in_which_nothing_was_made_may_be_reused(tmp_path):
 
 
 def test_a_option_that_is_younger_than_the_workdir_has_its_default(tmp_path):
-  config = configs.default('pretrain')
+  config = configs.default('cross_encoder')
   configs.claim_workdir(config, tmp_path)
   (tmp_path / 'checkpoints').mkdir()
   path = tmp_path / 'config.json'
   written = json.loads(path.read_text())
-  del written['prompt']['init_from'], written['pretrain'], written['in_batch']
+  del written['prompt']['init_from'], written['cross_encoder'], written['in_batch']
   path.write_text(json.dumps(written))
   configs.claim_workdir(config, tmp_path)
   assert configs.to_json(configs.load_workdir(tmp_path)) == configs.to_json(config)
-  config.pretrain.views = 'ict'
-  with refused('pretrain.views', 'one', 'ict'):
+  config.cross_encoder.loss = 'pointwise'
+  with refused('cross_encoder.loss', 'listwise', 'pointwise'):
     configs.claim_workdir(config, tmp_path)
 
 
@@ -174,6 +174,8 @@ RECIPES = pathlib.Path(__file__).parents[2] / 'configs'
 
 
 def parse(recipe, *flags):
+  if not (RECIPES / recipe.partition(':')[0]).exists():
+    pytest.skip('a paper that is not here')
   return configs.parse([f'--config={RECIPES}/{recipe}', *(f'--config.{flag}' for flag in flags)])
 
 

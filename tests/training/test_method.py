@@ -64,7 +64,7 @@ def test_options_of_another_method_are_refused(tmp_path):
 
 @pytest.mark.parametrize('name', ['dpt', 'contrastive', 'json', '../dpr', 'dprjax.dpr'])
 def test_what_is_not_a_method(name):
-  with refused('cross_encoder', 'nir_reranker', 'nir_retriever', 'topic_dpr'):
+  with refused('cross_encoder', 'dpr'):
     method.load(name)
 
 

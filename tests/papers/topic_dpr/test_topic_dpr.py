@@ -9,6 +9,7 @@ from etils import epath
 
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
+from dprjax.models.artifact import Prompt, save_prompt
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.papers.topic_dpr import topic, topic_dpr, topic_losses
 from dprjax.papers.topic_dpr.topic_models import Topics
@@ -16,6 +17,7 @@ from dprjax.text import table
 from dprjax.training import dpr, retrieval_data
 from dprjax.training.method import Parts
 from tests import reference, starts
+from tests.models.test_artifact import META
 from tests.options import check_options, with_options
 from tests.refusals import refused
 from tests.training.conftest import WORDS
@@ -425,3 +427,9 @@ def test_with_a_category_for_each_document_it_is_the_loss_of_dpr(shape, tokenize
   value = jax.jit(lambda p, b: model.loss(p, b, None)[0])(params, placed)
   other = dpr.build(config, shape, mesh)
   assert np.isclose(value, jax.jit(lambda p, b: other.loss(p, b, None)[0])(params, placed), 1e-6)
+
+
+def test_a_prompt_file_has_a_prefix_for_each_topic(tmp_path):
+  prefix = np.zeros((2, 2, 5, 3, 8), np.float32)  # without the axis of topics
+  with refused('[K, L, 2, P, N, D]'):
+    save_prompt(tmp_path / 'p.npz', Prompt(META | {'kind': 'topic'}, {'prefix': prefix}))
