@@ -4,6 +4,8 @@
 layout and heads do not change it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import hashlib
@@ -12,7 +14,7 @@ import os
 import sys
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import safetensors.numpy
@@ -28,9 +30,11 @@ from dprjax.models import family as families
 from dprjax.models import projection, sentence, weights
 from dprjax.models.encoder import init_encoder
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.head_specs import HEADS, Head
 from dprjax.text.sentence_files import TOKENIZER_FILES
 from dprjax.text.vector_spec import VectorSpec
+
+if TYPE_CHECKING:
+  from dprjax.models.head_specs import Head, HeadSpec
 
 Params = dict[str, Any]
 
@@ -83,7 +87,7 @@ def load_backbone(
     if shapes := checkpoint.config.projection:
       params['projection'] = sentence.read_projection_weights(root, shapes)
       sha256 = _with_projection(sha256, shapes, params)
-    found = {name: HEADS[name].read(checkpoint, stack) for name in heads}
+    found = {name: _kind(name).read(checkpoint, stack) for name in heads}
   return Backbone(
     checkpoint.config,
     params,
@@ -95,10 +99,16 @@ def load_backbone(
   )
 
 
+def _kind(name: str) -> HeadSpec:
+  from dprjax.models import head_specs  # not for an encoder alone
+
+  return head_specs.HEADS[name]
+
+
 def load_head(path_or_hub_id: PathLike, name: str) -> Head | None:
   """One head of a model, or None. The encoder tensors are not read."""
   with _open(path_or_hub_id) as (_, checkpoint, stack):
-    return HEADS[name].read(checkpoint, stack)
+    return _kind(name).read(checkpoint, stack)
 
 
 def check_readable(path_or_hub_id: PathLike) -> None:
@@ -173,7 +183,7 @@ def save_backbone(
     heads: by names of ``head_specs.HEADS``; at most one with a class of ``transformers``.
     max_length: tokens of an input, for the tokenizer ``model_max_length``.
   """
-  tensors = {name: list(HEADS[name].tensors(config, head)) for name, head in heads.items()}
+  tensors = {name: list(_kind(name).tensors(config, head)) for name, head in heads.items()}
   with (
     claim_model(directory, {'source': _tokenizer_files(source)}, 'directory') as final,
     atomic_path(final) as aside,
@@ -196,7 +206,7 @@ def save_backbone(
       )
     arrays = names.export(config.family.tensors(config), params)
     for name, head in heads.items():
-      kind, stored = HEADS[name], names.export(tensors[name], head.params)
+      kind, stored = _kind(name), names.export(tensors[name], head.params)
       if kind.model_class:
         # The pooler is part of the encoder model.
         pooler = {key for key in stored if key.startswith('pooler.')}
@@ -379,7 +389,7 @@ def _hf_config(
 ) -> dict[str, Any]:
   """``base`` with the shape of this encoder and the class of its head."""
   family = config.family
-  classes = [HEADS[name].model_class for name in heads if HEADS[name].model_class] or ['Model']
+  classes = [_kind(name).model_class for name in heads if _kind(name).model_class] or ['Model']
   if len(classes) > 1:
     raise ValueError(f'one checkpoint cannot be {" and ".join(classes)}')
   # These keys describe the earlier checkpoint.
@@ -389,7 +399,7 @@ def _hf_config(
     if key not in ('_name_or_path', 'torch_dtype', 'transformers_version')
   }
   for name, head in heads.items():
-    kept = HEADS[name].hf_config(kept, head)
+    kept = _kind(name).hf_config(kept, head)
   return kept | {
     'architectures': [family.class_name + classes[0]],
     'model_type': family.model_type,

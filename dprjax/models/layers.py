@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dprjax.models import fused_attention
 from dprjax.models.activations import ACTIVATIONS
 from dprjax.models.adapter import BARE, Adapter
 from dprjax.models.dropout import Dropout, drop
@@ -254,6 +253,8 @@ class Attention(nn.Module):
           for index, rows in enumerate((key, value))
         )
         prompt = None
+    from dprjax.models import fused_attention  # only where it runs
+
     rate = 0.0 if self.deterministic else self.config.attention_dropout
     return fused_attention.attend(
       query,

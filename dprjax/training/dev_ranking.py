@@ -4,12 +4,13 @@ import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 from ml_collections import ConfigDict
 
 from dprjax.base import distributed, tree
@@ -18,15 +19,13 @@ from dprjax.encoding import codes
 from dprjax.encoding.embedder import Embedder, EmbedFn
 from dprjax.retrieval import best, bm25_index, exact, fusion, measures
 from dprjax.text import sources, token_cache, trec
+from dprjax.text.qrels import Qrels
 from dprjax.text.rankings import Ranking
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
 from dprjax.training import choice, query_only
 from dprjax.training.frozen import Frozen
 from dprjax.training.method import Evaluate, Scores
-
-if TYPE_CHECKING:
-  from dprjax.training.retrieval_data import Retrieval
 
 logger = logging.getLogger('dprjax')
 
@@ -68,6 +67,33 @@ def make_embedders(
   }
 
 
+class Splits(Protocol):
+  """What a ranking needs of the data of a training, see `retrieval_data.Retrieval`."""
+
+  @property
+  def section(self) -> ConfigDict: ...
+  @property
+  def config(self) -> ConfigDict: ...
+  @property
+  def workdir(self) -> epath.Path: ...
+  @property
+  def train(self) -> sources.Source: ...
+  @property
+  def dev(self) -> sources.Source | None: ...
+
+  def open_cache(
+    self, name: str, source: sources.Source, tokenizer: Tokenizer
+  ) -> token_cache.TokenCache: ...
+
+  def make_qrels(
+    self, query_ids: Sequence[str], rows: Sequence[Any], names: Mapping[int, str]
+  ) -> Qrels: ...
+
+  def assign(
+    self, source: sources.Source, tokens: token_cache.TokenCache, tokenizer: Tokenizer
+  ) -> Mapping[str, Int32[np.ndarray, 'n ...']] | None: ...
+
+
 class DevRanking:
   """The dev queries and the passages searched for them.
 
@@ -77,7 +103,7 @@ class DevRanking:
 
   def __init__(
     self,
-    data: 'Retrieval',
+    data: Splits,
     tokenizer: Tokenizer,
     wanted: Sequence[str],
     whole: bool = False,
