@@ -31,7 +31,7 @@ class Setup(NamedTuple):
   """A training before its first step.
 
   ``params`` are the initial parameters by flat names, ``trainable`` the names of trained ones.
-  ``say`` logs a line, on process 0 for the user.
+  ``say`` logs a line, on process 0 for the user. ``folds`` are for few training queries.
   """
 
   config: ml_collections.FrozenConfigDict
@@ -43,6 +43,7 @@ class Setup(NamedTuple):
   trainable: set[str]
   data: methods.TrainingData
   say: Callable[[str], None]
+  folds: methods.Folds | None = None
 
   @property
   def update_size(self) -> int:

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,10 +17,8 @@ from dprjax.base.errors import InputError
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
-from dprjax.retrieval import choosing
 from dprjax.text import seen, tokenizing
-from dprjax.training import baseline, earlier, optim, selection, trackers
-from dprjax.training import choice as choices
+from dprjax.training import baseline, closing, earlier, optim, selection, trackers
 from dprjax.training import config as configs
 from dprjax.training import method as methods
 from dprjax.training import workdir as workdirs
@@ -42,11 +39,11 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   experiments = configs.resolve(config)
   trackers.check(config.log.to)
   devices = mesh.make_mesh(config.mesh)
-  for name, one in experiments.items():
+  for name, experiment in experiments.items():
     try:
-      methods.of(one)
-      chunks = one.grad_cache * one.accumulate
-      mesh.check_batch(devices, one.batch_size * one.accumulate, chunks)
+      methods.of(experiment)
+      chunks = experiment.grad_cache * experiment.accumulate
+      mesh.check_batch(devices, experiment.batch_size * experiment.accumulate, chunks)
     except InputError as error:
       raise InputError(f'alternative {name}: {error}' if name else str(error)) from error
   given = configs.to_json(config)
@@ -58,27 +55,27 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   workdirs.check_folders(config, workdirs.inputs(config))
   main = jax.process_index() == 0
   say = logger.info if main else logger.debug
-  train_one = functools.partial(_train, devices, say)
+  run = functools.partial(train_one, devices, say)
   if '' in experiments:
-    return train_one(Trial(experiments[''], epath.Path(workdir)))
+    return run(Trial(experiments[''], epath.Path(workdir)))
   with workdirs.claim(workdir, workdirs.TRAINING, workdirs.inputs(config), lock=main) as claimed:
     (configs.claim_workdir if main else configs.check_workdir)(config, claimed)
-    return selection.choose_alternative(experiments, claimed, train_one, say)
+    return selection.choose_alternative(experiments, claimed, run, say)
 
 
-def _train(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Trial) -> Result:
-  """``train`` for one experiment."""
+def train_one(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Trial) -> Result:
+  """Trains one experiment: prepare, fold, restore, loop, finish."""
   lock, inputs = jax.process_index() == 0, workdirs.inputs(part.config)
   with workdirs.claim(part.workdir, workdirs.TRAINING, inputs, lock=lock) as workdir:
-    setup, folds = prepare(part._replace(workdir=workdir), devices, say)
+    setup = prepare(part._replace(workdir=workdir), devices, say)
     start = choice = None
     if setup.data.frozen is not None:
       start = baseline.scores(workdir, setup.config.eval.measure, setup.data.frozen)
       if nothing_left(setup, start):
         return Result(0, None, None, saturated=True)
-    if folds is not None:
-      train_one = functools.partial(_train, devices, say)
-      choice = selection.choose_steps(setup.config, workdir, folds, train_one, say)
+    if setup.folds is not None:
+      fold = functools.partial(train_one, devices, say)
+      choice = selection.choose_steps(setup.config, workdir, setup.folds, fold, say)
       if choice is None:
         return Result(0, None, None, done=False)
       if not part.whole:
@@ -96,17 +93,13 @@ def _train(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Trial) 
         if run.save(run.evaluate()):
           return run.result()
       run.finish()
-      settle(setup, part)
-      say(f'{run.ended}. {what_next(setup, part, run.standing.gain)}')
+      closing.settle(setup, part)
+      say(f'{run.ended}. {closing.what_next(setup, part, run.standing.gain)}')
       return run.result()
 
 
-def prepare(
-  part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None]
-) -> tuple[Setup, methods.Folds | None]:
-  """Prepares text, backbone and parameters, everything that can fail before training; and the
-  folds.
-  """
+def prepare(part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None]) -> Setup:
+  """Prepares text, backbone and parameters: everything that can fail before training."""
   given, workdir, main = part.config, part.workdir, jax.process_index() == 0
   method = methods.load(given.method)
   config = configs.settle(given, devices.devices.flat[0].platform)
@@ -151,8 +144,8 @@ def prepare(
     if known:
       seen.write(workdir / earlier.QUERIES, known)
   data = texts.open(tokenizer, backbone.config)
-  setup = Setup(config, workdir, devices, backbone, model, params, trainable, data, say)
-  return setup, texts.folds
+  folds = texts.folds
+  return Setup(config, workdir, devices, backbone, model, params, trainable, data, say, folds)
 
 
 def start_text(config: ml_collections.ConfigDict, model: Any) -> str:
@@ -198,70 +191,6 @@ def nothing_left(setup: Setup, start: methods.Scores) -> bool:
   if why:
     setup.say(f'nothing is trained: {why}')
   return bool(why)
-
-
-def settle(setup: Setup, part: Trial) -> None:
-  """Chooses among candidates in a run without alternatives, with ``config.eval.choose``."""
-  workdir, config = setup.workdir, setup.config
-  alone = part.whole and workdirs.top(workdir) == workdir
-  measured = alone and config.eval.choose and jax.process_index() == 0
-  if measured and (workdir / workdirs.BASELINE).exists():
-    selection.decide(workdir, {choices.model_name(config): workdir})
-
-
-def what_next(setup: Setup, part: Trial, gain: baseline.Gain | None) -> str:
-  """The verdict on a finished training, and the next command."""
-  config = setup.config
-  if not part.whole and gain is not None:  # not the final model
-    return f'{gain.verdict}.'
-  only_prompts = all(name.startswith('prompt/') for name in config.trainable)
-  out = 'prompt.npz' if config.prompt.length or only_prompts else 'DIR'
-  command = f'python -m dprjax.export --workdir={shlex.quote(str(setup.workdir))} --out={out}'
-  if methods.outside(config.method):
-    command += f' --method={config.method}'
-  if gain is None:
-    return f'Next: {command}'
-  if setup.config.eval.choose and (kept := choices.read(workdirs.top(setup.workdir))) is not None:
-    return _next_of_choice(setup, kept, command, out)
-  if gain.difference > 0 or methods.load(config.method).intermediate(config, setup.trainable):
-    return f'{gain.verdict}. Next: {command}'
-  return f'{gain.verdict}. Keep the model as it was; to export this one anyway: {command} --force'
-
-
-def _next_of_choice(setup: Setup, kept: choices.Kept, command: str, out: str) -> str:
-  """The verdict on a choice among candidates, and the next command."""
-  top = workdirs.top(setup.workdir)
-  model = choices.trained_model(setup.workdir, setup.config)
-  chosen, own = kept.choice.candidate, kept.best_of(model)[1]
-  said = f'chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
-  if chosen.model == model:
-    hybrid = _hybrid(setup, choices.beside(epath.Path(out)), out) if chosen.fused else ''
-    return f'{said}. Next: {command}{hybrid}'
-  use = 'Use the encoder as it is'
-  if chosen.model == choosing.BM25.model:
-    use = 'Use only BM25'
-  elif chosen.fused:
-    use = f'{use}, with BM25:{_hybrid(setup, top / workdirs.FUSION)}\n'
-  force = ' --force' if own.expected <= 0 else ''
-  return f'{said}. {use}; to export the trained one anyway: {command}{force}'
-
-
-def _hybrid(setup: Setup, weights: epath.Path, model: str = '') -> str:
-  """The commands of a search with an exported model (or none) and BM25."""
-  path = setup.config.backbone.path
-  backbone = shlex.quote(setup.backbone.path if path.startswith('scratch:') else path)
-  encoder = f'{backbone} --prompt={model}' if model.endswith('.npz') else model or backbone
-  corpus, queries = (
-    shlex.quote(str(file)) if file.exists() else name.upper()
-    for name in ('corpus', 'queries')
-    for file in [epath.Path(setup.config.data.dir) / f'{name}.jsonl']
-  )
-  return f"""
-  dprjax encode --backbone={encoder} --side=passage --input={corpus} --out=vectors/corpus
-  dprjax encode --backbone={encoder} --side=query --input={queries} --out=vectors/queries
-  dprjax bm25 --corpus={corpus} --queries={queries} --index_dir=bm25 --out=bm25.trec
-  dprjax search --corpus=vectors/corpus --queries=vectors/queries --texts={queries} \
---bm25_index=bm25 --hybrid={shlex.quote(str(weights))} --out=run.trec"""
 
 
 def make_backbone(

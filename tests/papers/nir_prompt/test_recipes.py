@@ -14,7 +14,7 @@ import pytest
 from dprjax import Retriever, load_prompt
 from dprjax.text import sources
 from dprjax.training import config as configs
-from dprjax.training import exporting, optim, train
+from dprjax.training import closing, exporting, optim, train
 from tests.refusals import refused
 from tests.workdirs import assert_same_bits, metrics_of, steps_of, trainable_of
 
@@ -160,7 +160,7 @@ def test_the_dev_split_chooses_the_rate_of_the_weights(stage, options):
 )
 def test_the_export_that_a_run_names(recipe, out):
   setup = types.SimpleNamespace(config=parse(f'retriever.py:{recipe}'), workdir='run')
-  said = train.what_next(setup, types.SimpleNamespace(whole=True), None)
+  said = closing.what_next(setup, types.SimpleNamespace(whole=True), None)
   assert said == f'Next: python -m dprjax.export --workdir=run --out={out}'
 
 
