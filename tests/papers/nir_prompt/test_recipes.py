@@ -13,8 +13,8 @@ import pytest
 
 from dprjax import Retriever, load_prompt
 from dprjax.text import sources
-from dprjax.training import config as configs
 from dprjax.training import closing, exporting, optim, train
+from dprjax.training import config as configs
 from tests.refusals import refused
 from tests.workdirs import assert_same_bits, metrics_of, steps_of, trainable_of
 
