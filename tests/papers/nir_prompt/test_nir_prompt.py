@@ -9,7 +9,6 @@ import pytest
 from dprjax.base import tree
 from dprjax.models import artifact, head_specs, hub
 from dprjax.models.artifact import Prompt
-from dprjax.papers.condenser import pretrain
 from dprjax.papers.nir_prompt import (
   nir_prompt,
   nir_reranker,
@@ -196,6 +195,7 @@ def test_a_new_tasks_prompt_is_written_as_the_sum(tokenizer, model, backbone, tm
 def test_a_masked_lm_head_that_was_trained_alone_is_written_beside_its_backbone(
   backbone, parts, tmp_path
 ):
+  pretrain = pytest.importorskip('dprjax.papers.condenser.pretrain')
   config = with_options(method='pretrain', trainable=('head/.*',))
   trained = {'head/mlm/dense/bias': np.full(8, 2, np.float32)}
   product = pretrain.export(config, tmp_path, backbone, trained)
