@@ -11,31 +11,24 @@ By default it listens only on this machine. Other addresses need --keys: a file 
 'read SHA256' or 'admin SHA256' for each API key, or a .toml file with scopes and limits.
 """
 
-import asyncio
-import contextlib
 import dataclasses
 import logging
 import os
 import re
-import signal
-import socket
 import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from dprjax.base import cli, compiled, flags
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag, switch
+from dprjax.serving import server
 from dprjax.serving.hosts import Hosts, is_loopback
 
 logger = logging.getLogger('dprjax')
 
-_HEAD_S = 15.0  # for the head of a request
 _END_S = 1.0  # for threads, after the last answer
-_TAKEN_S = 0.05  # for the loop to begin with connections that it took
 _ORIGIN = re.compile(r'https?://(?:[A-Za-z0-9.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?')
 
 
@@ -139,120 +132,6 @@ class Flags:
   watch: WatchFlags = flags.group(WatchFlags, 'logs')
 
 
-def make_server(
-  app: Any,
-  drain_seconds: int,
-  *,
-  lame_duck: float = 0.0,
-  connections: int = 8192,
-  read_seconds: float = 60.0,
-) -> Any:
-  """A ``uvicorn.Server`` of an ``App``, which begins to compile.
-
-  At SIGTERM it goes on for ``lame_duck`` seconds, in which every answer ends its connection; at an
-  interrupt it does not. Then requests in progress have ``drain_seconds``. ``interrupted`` says
-  whether it ended by an interrupt.
-
-  Args:
-    drain_seconds, lame_duck: see above.
-    connections: at a time, as far as the system allows.
-    read_seconds: for a client to read 64 kB of an answer.
-  """
-  import uvicorn
-
-  from dprjax.serving.connections import Connections, most_connections
-
-  class Server(uvicorn.Server):
-    interrupted = False
-    _ends_at: float | None = None
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-      # The handler of uvicorn ends the process by the signal, which supervisors take for a failure.
-      if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-      before = {
-        number: signal.signal(number, self.handle_exit)
-        for number in (signal.SIGTERM, signal.SIGINT)
-      }
-      try:
-        yield
-      finally:
-        for number, handler in before.items():
-          signal.signal(number, handler)
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-      app.drain()
-      self.interrupted |= sig == signal.SIGINT
-      if sig == signal.SIGTERM and self._ends_at is None and app.ready.is_set():
-        self._ends_at = time.monotonic() + lame_duck
-      else:
-        super().handle_exit(sig, frame)
-
-    async def on_tick(self, counter: int) -> bool:
-      if self._ends_at is not None and time.monotonic() >= self._ends_at:
-        self.should_exit = True
-      return await super().on_tick(counter)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-      # The system has connections that the loop did not take yet, and would reset them.
-      last = [taken for listening in sockets or () for taken in _take_all(listening)]
-      for server in self.servers:
-        server.close()
-      loop = asyncio.get_running_loop()
-      for taken in last:
-        await loop.connect_accepted_socket(self._protocol, taken)
-      await asyncio.sleep(_TAKEN_S)
-      await super().shutdown(sockets)
-
-    def _protocol(self) -> asyncio.Protocol:
-      state = self.lifespan.state
-      return self.config.http_protocol_class(  # type: ignore[call-arg]
-        config=self.config, server_state=self.server_state, app_state=state
-      )
-
-  config = uvicorn.Config(
-    app.asgi,
-    interface='asgi3',
-    http=Connections(most_connections(connections), _HEAD_S, read_seconds),  # type: ignore[arg-type]
-    log_config=None,
-    access_log=False,
-    lifespan='off',
-    server_header=False,
-    timeout_graceful_shutdown=drain_seconds,
-    h11_max_incomplete_event_size=1 << 16,  # of heads; the application limits bodies
-    backlog=2048,
-    timeout_keep_alive=75,  # longer than a balancer keeps an idle connection
-  )
-  logging.getLogger('uvicorn').setLevel(logging.CRITICAL)
-  app.start()
-  return Server(config)
-
-
-def _take_all(listening: socket.socket) -> Iterator[socket.socket]:
-  """The connections that wait at a listening socket, which does not block."""
-  with contextlib.suppress(BlockingIOError):
-    while True:
-      taken, _ = listening.accept()
-      taken.setblocking(False)
-      yield taken
-
-
-def listen(host: str, port: int) -> socket.socket:
-  """A socket that listens on an address. Raises InputError if that fails."""
-  try:
-    family, _, _, _, address = socket.getaddrinfo(
-      host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-    return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=both)
-  except OSError as error:
-    raise InputError(
-      f'--host={host} --port={port}: {error.strerror or error}; choose another'
-    ) from error
-
-
 def main(argv: Sequence[str] | None = None) -> None:
   cli.run(Flags, _command, argv)
 
@@ -265,21 +144,21 @@ def _command(args: Flags) -> NoReturn:
     logger.warning('%s is open to others: put a proxy with TLS before it', network.host)
   _check_origins(network)
   # First, so that a taken port is reported before a minute of loading.
-  with listen(network.host, network.port) as listening:
+  with server.listen(network.host, network.port) as listening:
     app = _make_app(args)
     host, port = listening.getsockname()[:2]
     at = f'[{host}]' if ':' in host else host
     logger.info('listening on http://%s:%d', at, port)
-    server = make_server(
+    running = server.make_server(
       app,
       network.drain,
       lame_duck=network.lame_duck,
       connections=network.max_connections,
       read_seconds=network.timeout,
     )
-    server.run(sockets=[listening])
+    running.run(sockets=[listening])
   ended = app.close(_END_S)
-  status = 130 if server.interrupted else 0
+  status = 130 if running.interrupted else 0
   logger.info('all requests are answered' if ended else 'the work that was left is dropped')
   # An ordinary exit would wait for threads that read a hung disk, and crash while XLA compiles.
   for stream in (sys.stdout, sys.stderr):

@@ -56,10 +56,10 @@ def small(make_cross_encoder):
 @contextlib.contextmanager
 def running(app, **options):
   """The address of a server in a thread."""
-  from dprjax import serve  # whose packages may be absent
+  from dprjax.serving import server as http  # whose packages may be absent
 
-  listening = serve.listen('127.0.0.1', 0)
-  server = serve.make_server(app, 5, **options)
+  listening = http.listen('127.0.0.1', 0)
+  server = http.make_server(app, 5, **options)
   thread = threading.Thread(target=server.run, kwargs={'sockets': [listening]})
   thread.start()
   try:

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 
-from dprjax import serve
+from dprjax.serving import server as http
 from dprjax.serving.connections import most_connections
 
 httpx = pytest.importorskip('httpx', reason="pip install 'dprjax[dev]'")
@@ -49,10 +49,10 @@ class App:
 @pytest.fixture
 def served(monkeypatch):
   """An application in a server of 12 connections; ``connect(content)`` opens one."""
-  monkeypatch.setattr(serve, '_HEAD_S', 0.4)
-  app, listening = App(), serve.listen('127.0.0.1', 0)
+  monkeypatch.setattr(http, '_HEAD_S', 0.4)
+  app, listening = App(), http.listen('127.0.0.1', 0)
   port = listening.getsockname()[1]
-  server = serve.make_server(app, 5, connections=12, read_seconds=0.4)
+  server = http.make_server(app, 5, connections=12, read_seconds=0.4)
   thread = threading.Thread(target=server.run, kwargs={'sockets': [listening]})
   thread.start()
   with contextlib.ExitStack() as stack:

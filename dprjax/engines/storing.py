@@ -1,0 +1,151 @@
+"""Writes the passages of a corpus into a collection of an engine."""
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dprjax.base import files
+from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress, pace
+from dprjax.encoding import embeddings
+from dprjax.engines import check_index_type, check_text, create, exists, open_collection
+from dprjax.engines.engine import Engine
+from dprjax.engines.payloads import Document, read_documents
+from dprjax.retrieval import bm25_index
+
+logger = logging.getLogger('dprjax')
+
+_BLOCK, _BLOCK_BYTES = 10_000, 1 << 27  # rows read at a time, and bytes of their vectors
+_COUNTED = 1_000  # texts whose words are counted at a time
+
+
+def upsert(
+  engine: Engine,
+  name: str,
+  corpus: embeddings.Embeddings,
+  index_type: str = 'auto',
+  texts: str | None = None,
+  settings: Mapping[str, Any] | None = None,
+  columns: Mapping[str, str] | None = None,
+) -> None:
+  """Writes ``corpus`` into a collection, which is made if it is missing.
+
+  Args:
+    texts: the encoded file, to store with the vectors.
+    settings: of BM25, for a collection with BM25; needs ``texts``.
+    columns: of ``texts``, as in `dprjax.text.texts.Texts`.
+  """
+  space = corpus.meta.space()
+  documents = None
+  if texts:  # before anything is made
+    documents = _opened(read_documents(texts, columns), texts, corpus)
+    if not files.is_special(texts):  # a pipe is read once, and checked block by block
+      read = ((one.id, one.payload) for one in read_documents(texts, columns))
+      check_text(engine, read, f'--texts={texts}')
+  if exists(engine, name):
+    collection = open_collection(engine, name)
+    collection.check_space(space, '--upsert')
+    if index_type not in ('auto', collection.kind):
+      raise InputError(
+        f'{collection.where} has an index {collection.kind}, not {index_type}: choose another '
+        '--collection, or --drop it first'
+      )
+    if collection.bm25 != settings:
+      raise InputError(
+        f'{collection.where} has {_shown(collection.bm25)}, but --upsert has {_shown(settings)}: '
+        'give the same --hybrid, or --drop it first'
+      )
+  else:
+    check_index_type(engine, index_type)
+    bm25 = settings and {
+      **settings,
+      'average_words': _average_words(
+        read_documents(str(texts), columns), str(texts), settings['language'], len(corpus)
+      ),
+    }
+    collection = create(engine, name, space, index_type=index_type, rows=len(corpus), bm25=bm25)
+  if corpus.meta.dtype != 'float32':
+    logger.info(
+      '%s: %s vectors become float32; docs/engines.md names the indexes of 8 bits a number',
+      engine.address,
+      corpus.meta.dtype,
+    )
+  job = {'sha256': corpus.fingerprint, 'texts': texts is not None}
+  before = collection.record.loading or {}
+  done = int(before['rows']) if job.items() <= before.items() else 0
+  if done:
+    logger.info('%s: continues after %s', collection.where, counted(done, 'passages'))
+  collection.note({**job, 'rows': done})
+  progress = Progress('passages', len(corpus), 'writing')
+  size = min(_BLOCK_BYTES // (4 * corpus.meta.dimension) + 1, max(_BLOCK, engine.request_rows))
+  at, omitted = 0, dict[str, None]()
+  for ids, vectors in corpus.blocks(size):
+    own = None if documents is None else _own(documents, ids, str(texts), corpus)
+    at += len(ids)
+    omitted |= dict.fromkeys(name for one in own or () for name in one.omitted)
+    if at > done:
+      collection.upsert(
+        ids,
+        vectors,
+        progress,
+        texts=[one.text for one in own] if own and settings else None,
+        payloads=[one.payload for one in own] if own else None,
+      )
+      collection.note({**job, 'rows': at})
+    progress.advance(len(ids))
+  if omitted:
+    logger.info('--texts=%s: fields not stored: %s', texts, ', '.join(omitted))
+  logger.info('%s: the engine builds its index', collection.where)
+  collection.flush()
+  collection.note(None)
+  logger.info(
+    '%s: %s written%s; it has %s, index %s',
+    collection.where,
+    counted(len(corpus) - done, 'passages'),
+    pace(len(corpus) - done, progress.seconds),
+    f'{len(collection):,}',
+    collection.kind,
+  )
+
+
+def _shown(settings: Mapping[str, Any] | None) -> str:
+  if settings is None:
+    return 'no BM25'
+  return f'BM25 with {", ".join(f"{name}={value}" for name, value in settings.items())}'
+
+
+def _opened(
+  documents: Iterator[Document], texts: str, corpus: embeddings.Embeddings
+) -> Iterator[Document]:
+  """The documents of a file, after a check that its first one matches the embeddings."""
+  first = next(documents)
+  if first.id != corpus.ids_at(np.arange(1))[0]:
+    raise InputError(f'--texts={texts} has other passages than --upsert={corpus.folder}')
+  return itertools.chain([first], documents)
+
+
+def _own(
+  documents: Iterator[Document], ids: Sequence[str], texts: str, corpus: embeddings.Embeddings
+) -> list[Document]:
+  """The documents of these ids, which come next."""
+  own = [*itertools.islice(documents, len(ids))]
+  if [document.id for document in own] != list(ids):
+    raise InputError(f'--texts={texts} has other passages than --upsert={corpus.folder}')
+  return own
+
+
+def _average_words(
+  documents: Iterator[Document], texts: str, language: str, expected: int
+) -> float:
+  """The mean number of words of a passage."""
+  words, count = 0, 0
+  while part := [*itertools.islice(documents, _COUNTED)]:
+    words += sum(map(len, bm25_index.words_of([one.text for one in part], language)))
+    count += len(part)
+  if count != expected:
+    raise InputError(f'--texts={texts} has {count:,} passages, but --upsert has {expected:,}')
+  return words / count
