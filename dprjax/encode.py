@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dprjax.base import cli, compiled, flags, outputs
@@ -151,12 +151,11 @@ def _encode(args: Flags) -> None:
       '--precision=float16 needs --normalize=true: other values can exceed its range'
     )
   _warn_untrained_length(encoder)
-  with Texts(args.input, args.side, columns=args.column).kept() as every:
+  judged = read_qrels(args.qrels) if args.qrels else None
+  with Texts(args.input, args.side, judged, columns=args.column).kept() as every:
     texts: Iterable[Text] = every
-    if args.qrels is not None:
-      texts = _Judged(every, read_qrels(args.qrels))
-      if not any(True for _ in texts):
-        raise InputError(f'{args.input}: none of its queries is judged in {args.qrels}')
+    if judged is not None and not any(True for _ in texts):
+      raise InputError(f'{args.input}: none of its queries is judged in {args.qrels}')
     if args.part is not None:
       texts = _part_of(texts, args.part, args.input)
     folders.fill_folder(
@@ -171,16 +170,6 @@ def _encode(args: Flags) -> None:
       numbers=_topics(encoder, args, texts),
       calibrate=args.calibrate,
     )
-
-
-class _Judged:
-  """The judged queries; each iteration reads them again."""
-
-  def __init__(self, texts: Iterable[Text], judged: Container[str]):
-    self._texts, self._judged = texts, judged
-
-  def __iter__(self) -> Iterator[Text]:
-    return (text for text in self._texts if text.id in self._judged)
 
 
 class _Slice:

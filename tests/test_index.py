@@ -19,6 +19,7 @@ from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.encoding import codes
 from dprjax.encoding.embeddings import load_embeddings
+from dprjax.engines import storing
 from dprjax.retrieval import exact, fusion
 from dprjax.text.trec import read_run
 from tests.engines import test_collection
@@ -298,7 +299,7 @@ def filled(tmp_path_factory, write_embeddings):
   write_embeddings(folder / 'strange', ['q0'], QUERIES[:1], side='query', prompt_sha256=None)
   (folder / 'ids.txt').write_text('d1\nnobody\n')
   server = engines.connect(f'milvus:{folder}/index.db', new=True)
-  index.upsert(server, 'passages', load_embeddings(folder / 'corpus'))
+  storing.upsert(server, 'passages', load_embeddings(folder / 'corpus'))
   return folder
 
 

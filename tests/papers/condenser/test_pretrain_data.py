@@ -41,6 +41,7 @@ def start(folder, settings, devices, tokenizer, model):
 
   def run(**changes):
     options = {
+      'method': 'pretrain',
       'data__dir': f'{folder}/one.jsonl, {folder}/two.jsonl',
       'data__format': 'corpus',
       'batch_size': 4,
