@@ -12,9 +12,8 @@ from etils import epath
 from dprjax.base import flags
 from dprjax.retrieval import fusion, hybrid
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
-from dprjax.training import baseline, choice
+from dprjax.training import baseline, choice, closing
 from dprjax.training import config as configs
-from dprjax.training import train as trainings
 from dprjax.training import workdir as workdirs
 from dprjax.training.method import Scores
 from tests.refusals import refused
@@ -65,7 +64,7 @@ def test_the_next_commands_of_a_fusion_can_be_typed(model, tmp_path):
   config.prompt.sides, config.prompt.length = 'query', 8
   backbone = types.SimpleNamespace(path='/folder')
   setup = types.SimpleNamespace(config=config, workdir=run, backbone=backbone)
-  said = trainings.what_next(setup, types.SimpleNamespace(whole=True), True)
+  said = closing.what_next(setup, types.SimpleNamespace(whole=True), True)
   lines = [shlex.split(line) for line in said.splitlines() if line.startswith('  dprjax ')]
   read = [
     flags.parse(importlib.import_module(f'dprjax.{name}').Flags, words)[0]
