@@ -110,6 +110,7 @@ EXTRAS = {
     'packaging>=26.3',
     'pytest>=9.0,<9.2',
     'pytest-xdist>=3.8',
+    'scipy>=1.17',  # oracles of statistics
   ],
   # `make docs`. MkDocs 1 is no longer maintained and Material for MkDocs ends in May 2027. Zensical
   # is its authors' successor, reads the same Markdown, and checks links and anchors. 0.0.74 and

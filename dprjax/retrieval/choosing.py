@@ -19,11 +19,11 @@ The candidate with the largest expected gain wins, of those whose chance of a lo
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.special
 from jaxtyping import Bool, Float, Float64, Int
 
 from dprjax.base.counts import counted
@@ -236,7 +236,8 @@ def choose(
   optimism = _optimism(gains, there, measured, expect)
   expected, error, left = expect(measured - optimism, variances)
   deviation = np.sqrt(left)
-  loss = scipy.special.ndtr((-LOSS - expected) / deviation)
+  normal = statistics.NormalDist()
+  loss = [normal.cdf(z) for z in (-LOSS - expected) / deviation]
   estimates = {
     name: Estimate(*map(float, row)) if differs else Estimate(0.0, 0.0, 0.0, 0.0, 0.0)
     for name, differs, *row in zip(

@@ -10,7 +10,6 @@ the file.
 Every ORDER BY ends in a unique column, so that the number of threads does not change the file.
 """
 
-import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -37,6 +36,7 @@ from dprjax.retrieval import mined
 from dprjax.text import runs, texts
 from dprjax.text.fields import ManyIds
 from dprjax.text.qrels import read_qrels
+from dprjax.text.read_report import ReadReport
 from dprjax.text.texts import PassageRecord, read_texts
 
 if TYPE_CHECKING:
@@ -97,32 +97,6 @@ class MiningOptions:
   scratch: str | None = None
 
 
-class MiningReport:
-  """Counts, each with a few examples."""
-
-  def __init__(self, strict: bool):
-    self.counts: collections.Counter[str] = collections.Counter()
-    self._names: dict[str, list[str]] = collections.defaultdict(list)
-    self._strict = strict
-
-  def count(self, what: str, number: int, names: Sequence[str] = (), trouble: bool = True) -> None:
-    """Adds a number; raises InputError for trouble if ``strict`` is set."""
-    self.counts[what] += number
-    self._names[what] += names[: _LISTED - len(self._names[what])]
-    if number and trouble and self._strict:
-      raise InputError(
-        f'{counted(self.counts[what], what)}: {", ".join(self._names[what])}; correct the files, '
-        'or run without --strict'
-      )
-
-  def lines(self) -> Iterator[str]:
-    for what, number in self.counts.items():
-      if number:
-        names = self._names[what]
-        more = ', ...' if number > len(names) else ''
-        yield f'  {counted(number, what)}' + (f': {", ".join(names)}{more}' if names else '')
-
-
 class _Queries(NamedTuple):
   """The queries for mining, by number."""
 
@@ -153,7 +127,7 @@ def mine(
     The settings and counts.
   """
   options = options or MiningOptions()
-  report = MiningReport(options.strict)
+  report = ReadReport(options.strict)
   began = time.monotonic()
   with (
     _scratch(scratch_folder(out, options.scratch)) as folder,
@@ -175,7 +149,7 @@ def mine(
     if not report.counts['candidates']:
       raise InputError(
         f'no run has a candidate for any of {len(asked.ids):,} queries: search these queries '
-        f'first ({", ".join(report.lines())})'
+        f'first ({" ".join(str(report).split())})'
       )
     with files.atomic_write(out, 'wb') as file:
       written = 0
@@ -183,8 +157,7 @@ def mine(
         file.write(line)
         written += 1
   seconds = time.monotonic() - began
-  counts = '\n'.join(report.lines())
-  logger.info('%s: %s, %s\n%s', out, counted(written, 'queries'), duration(seconds), counts)
+  logger.info('%s: %s, %s\n%s', out, counted(written, 'queries'), duration(seconds), report)
   return {
     'settings': dataclasses.asdict(options),
     'retrievers': dict(retrievers),
@@ -222,13 +195,13 @@ def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _add_queries(
-  tables: 'DuckDBPyConnection', queries: str, qrels: str, report: MiningReport
+  tables: 'DuckDBPyConnection', queries: str, qrels: str, report: ReadReport
 ) -> _Queries:
   """Fills ``queries`` and ``positives``."""
   judged = read_qrels(qrels)
   known = {query.id: query.text for query in read_texts(queries, 'query')}
   unknown = [query_id for query_id in judged if query_id not in known]
-  report.count('judged queries that are not in the queries: left out', len(unknown), unknown)
+  report.add('judged queries that are not in the queries: left out', len(unknown), unknown)
   positives = {
     query_id: [doc for doc, grade in judged[query_id].items() if grade > 0]
     for query_id in known
@@ -238,7 +211,7 @@ def _add_queries(
   numbers = {query_id: number for number, query_id in enumerate(ids)}
   idle = [query_id for query_id in positives if query_id not in numbers]
   what = 'queries without a positive or without text: left out'
-  report.count(what, len(idle), idle, trouble=False)
+  report.add(what, len(idle), idle, trouble=False)
   if not ids:
     raise InputError(
       f'{qrels}: no query of {queries} has a passage graded above 0, so there is nothing to mine'
@@ -304,7 +277,7 @@ def digest(text: str) -> int | None:
 
 
 def _read_run(
-  tables: 'DuckDBPyConnection', name: str, path: str, options: MiningOptions, report: MiningReport
+  tables: 'DuckDBPyConnection', name: str, path: str, options: MiningOptions, report: ReadReport
 ) -> None:
   """Replaces ``rows`` by a run."""
   tables.execute(_ROWS)
@@ -329,7 +302,7 @@ def _read_run(
       'ORDER BY min(line)'
     ).fetchall()
     what = f'rows of {name} whose query is not in the queries: ignored'
-    report.count(what, sum(count for _, count in unknown), [query for query, _ in unknown])
+    report.add(what, sum(count for _, count in unknown), [query for query, _ in unknown])
     done += len(block.scores)
     progress(done, block.fraction)
   tables.unregister('block')
@@ -351,7 +324,7 @@ def _read_run(
   if repeated := _named(tables, f'rows SEMI JOIN ({twice}) USING (query, doc)'):
     raise InputError(f'{path}: a document occurs twice for a query: {", ".join(repeated[:2])}')
   what = f'rows of {name} that share their rank with another of their query: ordered by score'
-  report.count(what, _count(tables, 'steps'), _named(tables, 'steps'))
+  report.add(what, _count(tables, 'steps'), _named(tables, 'steps'))
 
 
 def lots(
@@ -381,7 +354,7 @@ def _count(tables: 'DuckDBPyConnection', rows: str, **parameters: Any) -> int:
 
 
 def _rank(
-  tables: 'DuckDBPyConnection', number: int, name: str, depth: int, report: MiningReport
+  tables: 'DuckDBPyConnection', number: int, name: str, depth: int, report: ReadReport
 ) -> None:
   """Adds the best of ``rows`` to ``ranked``, in the order of `dprjax.base.ranking`."""
   tables.execute(
@@ -395,7 +368,7 @@ def _rank(
   )
   unknown = f'(FROM ranked ANTI JOIN passages ON id = doc WHERE run = {number})'
   what = f'rows of {name} with a passage that is not in the corpus: ignored'
-  report.count(what, _count(tables, unknown), _named(tables, unknown))
+  report.add(what, _count(tables, unknown), _named(tables, unknown))
 
 
 # The score of a text is the highest of its passages.
@@ -406,7 +379,7 @@ WHERE digest IS NOT NULL GROUP BY ALL
 """
 
 
-def _make_pools(tables: 'DuckDBPyConnection', names: Sequence[str], report: MiningReport) -> None:
+def _make_pools(tables: 'DuckDBPyConnection', names: Sequence[str], report: ReadReport) -> None:
   """Makes ``origins``, the rows that candidates come from, and ``candidates``."""
   tables.execute(
     """
@@ -447,7 +420,7 @@ def _make_pools(tables: 'DuckDBPyConnection', names: Sequence[str], report: Mini
       for run, name in enumerate(names)
     ),
   ):
-    report.count(what, number, trouble=False)
+    report.add(what, number, trouble=False)
 
 
 def _score_candidates(
@@ -502,7 +475,7 @@ def _choose(
   tables: 'DuckDBPyConnection',
   asked: _Queries,
   options: MiningOptions,
-  report: MiningReport,
+  report: ReadReport,
   denoise: bool,
 ) -> None:
   """Makes ``chosen``: the first candidates of every query, and the first of the denoised ones."""
@@ -526,14 +499,14 @@ def _choose(
       'denoised negatives': 'denoised AND kept',
     }
   for what, rows in counts.items():
-    report.count(what, _count(tables, f'chosen WHERE {rows}'), trouble=False)
+    report.add(what, _count(tables, f'chosen WHERE {rows}'), trouble=False)
 
 
 def _count_queries(
   tables: 'DuckDBPyConnection',
   asked: _Queries,
   options: MiningOptions,
-  report: MiningReport,
+  report: ReadReport,
   denoise: bool,
 ) -> None:
   known = 'positives JOIN passages ON id = doc WHERE digest IS NOT NULL'
@@ -541,9 +514,9 @@ def _count_queries(
     'SELECT query, doc FROM positives ANTI JOIN passages ON id = doc ORDER BY query, place'
   ).fetchall()
   names = [f'{asked.ids[query]} {doc}' for query, doc in lost]
-  report.count('positives that are not in the corpus: ignored', len(lost), names)
+  report.add('positives that are not in the corpus: ignored', len(lost), names)
   empty = _count(tables, 'positives JOIN passages ON id = doc WHERE digest IS NULL')
-  report.count('positives without text: ignored', empty, trouble=False)
+  report.add('positives without text: ignored', empty, trouble=False)
   mined_for = '(FROM queries WHERE number IS NOT NULL)'
   for what, rows, trouble in (
     (
@@ -579,7 +552,7 @@ def _count_queries(
   ):
     found = tables.execute(f'SELECT number FROM {rows} ORDER BY number').fetchall()
     names = [asked.ids[number] for (number,) in found[:_LISTED]]
-    report.count(what, len(found), names, trouble=trouble)
+    report.add(what, len(found), names, trouble=trouble)
 
 
 def _lines(

@@ -340,11 +340,11 @@ def test_unknown_ids_are_counted_and_named(world, caplog):
   )
   report, _ = world.mine(sample=5)
   for message in (
-    '1 judged query that is not in the queries: left out: q98',
-    '1 row of bm25 whose query is not in the queries: ignored: q99',
-    '1 row of bm25 with a passage that is not in the corpus: ignored: line',
+    '1 judged query that is not in the queries: left out (q98)',
+    '1 row of bm25 whose query is not in the queries: ignored (q99)',
+    '1 row of bm25 with a passage that is not in the corpus: ignored (line',
     'query q0 document lost rank 2 score 1.0',
-    '1 positive that is not in the corpus: ignored: q5 missing',
+    '1 positive that is not in the corpus: ignored (q5 missing)',
   ):
     assert message in caplog.text
   assert report['counts']['positives that are not in the corpus: ignored'] == 1
@@ -399,8 +399,8 @@ def test_queries_without_candidates_are_kept_and_named(world, caplog):
   assert [line['query_id'] for line in lines] == list(world.queries)
   assert [len(line['negative_passages']) for line in lines[:3]] == [1, 0, 0]
   for message in (
-    '1 query with no candidate but positives: kept, without negatives: q1',
-    '18 queries that no run has: kept, without negatives: q2, q3, q4, q5, q6, ...',
+    '1 query with no candidate but positives: kept, without negatives (q1)',
+    '18 queries that no run has: kept, without negatives (q2, q3, q4, q5, q6, ...)',
   ):
     assert message in caplog.text
 
