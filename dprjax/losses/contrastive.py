@@ -101,10 +101,10 @@ def info_nce(
         queries, passages, passage_index, relevant, temperature, in_batch, row, corpus, query_index
       )
 
-    own = scores(queries, passages)
-    metrics = _metrics(own)
+    student = scores(queries, passages)
+    metrics = _metrics(student)
     if bare:
-      metrics = metrics._replace(divergence=divergence(scores(bare[0], theirs), own))
+      metrics = metrics._replace(divergence=divergence(scores(bare[0], theirs), student))
     return metrics, ()
 
   arrays: tuple[Array, ...] = queries, relevant, jnp.arange(len(queries), dtype=jnp.int32)
@@ -133,8 +133,9 @@ def nt_xent(
 
 def row_blocks(total: int, rows: int, mesh: Mesh) -> int:
   """The smallest number of equal blocks of at most ``rows`` queries on a device."""
-  own = total // meshes.batch_devices(mesh)
-  return next(blocks for blocks in range(-(-own // rows), own + 1) if own % blocks == 0)
+  per_device = total // meshes.batch_devices(mesh)
+  fewest = -(-per_device // rows)
+  return next(n for n in range(fewest, per_device + 1) if per_device % n == 0)
 
 
 def _metrics(scores: ScoreMatrix) -> ContrastiveMetrics:
@@ -221,8 +222,8 @@ def _known(
   passage_index: Int[Array, 'B C'], relevant: Int[Array, 'b R'], row: Int[Array, ' b'] | None
 ) -> Int[Array, 'b _']:
   """The passages relevant to each query, including its positive."""
-  own = passage_index[:, 0] if row is None else jnp.take(passage_index[:, 0], row)
-  return jnp.concatenate([relevant, own[:, None]], axis=1)
+  positive = passage_index[:, 0] if row is None else jnp.take(passage_index[:, 0], row)
+  return jnp.concatenate([relevant, positive[:, None]], axis=1)
 
 
 def _among(index: Int[Array, ' M'], known: Int[Array, 'b _']) -> Bool[Array, 'b M']:
@@ -353,11 +354,11 @@ def divergence(teacher: ScoreMatrix, student: ScoreMatrix) -> Float[Array, ' B']
   The teacher gets no gradient.
   """
   allowed = student.allowed
-  wanted = jax.nn.log_softmax(jax.lax.stop_gradient(teacher.logits), axis=1)
-  found = jax.nn.log_softmax(student.logits, axis=1)
+  teacher_log = jax.nn.log_softmax(jax.lax.stop_gradient(teacher.logits), axis=1)
+  student_log = jax.nn.log_softmax(student.logits, axis=1)
   # -inf - -inf and its gradient would be NaN.
-  gap = jnp.where(allowed, wanted, 0.0) - jnp.where(allowed, found, 0.0)
-  return jnp.sum(jnp.exp(wanted) * gap, axis=1)
+  gap = jnp.where(allowed, teacher_log, 0.0) - jnp.where(allowed, student_log, 0.0)
+  return jnp.sum(jnp.exp(teacher_log) * gap, axis=1)
 
 
 def accuracy(scores: ScoreMatrix) -> Float[Array, ' B']:

@@ -97,8 +97,8 @@ def _by_parts(
   if parts == 1:  # a copy would cost memory
 
     def only(chunk: tuple[Any, Any]) -> tuple[Any, Any]:
-      found = jax.checkpoint(encode)(jax.tree.map(lambda x: x[0], chunk[0]), chunk[1])
-      return jax.tree.map(lambda x: x[None], found)
+      values = jax.checkpoint(encode)(jax.tree.map(lambda x: x[0], chunk[0]), chunk[1])
+      return jax.tree.map(lambda x: x[None], values)
 
     return only
 

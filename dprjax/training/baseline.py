@@ -252,11 +252,11 @@ def join(parts: Sequence[Scores]) -> Scores:
 
 def metrics(scores: Scores, gain: Gain | None = None) -> Mapping[str, float]:
   """A row of metrics.jsonl."""
-  found = {f'dev/{name}': value for name, value in scores.means.items()}
+  values = {f'dev/{name}': value for name, value in scores.means.items()}
   if gain is not None:
-    found['dev/gain'] = gain.difference
+    values['dev/gain'] = gain.difference
     if gain.low is not None and gain.high is not None:
-      found |= {'dev/gain_low': gain.low, 'dev/gain_high': gain.high}
+      values |= {'dev/gain_low': gain.low, 'dev/gain_high': gain.high}
     if gain.new is not None:
-      found['dev/gain_new'] = gain.new
-  return found
+      values['dev/gain_new'] = gain.new
+  return values

@@ -75,11 +75,11 @@ def replace(
   config: ml_collections.ConfigDict, changes: Mapping[str, Any]
 ) -> ml_collections.FrozenConfigDict:
   """A copy with new values of some options, by full name such as ``data.fold``."""
-  found = ml_collections.ConfigDict(config.to_dict())
+  changed = ml_collections.ConfigDict(config.to_dict())
   for name, value in changes.items():
     section, _, leaf = name.rpartition('.')
-    option(found, section)[leaf] = value
-  return ml_collections.FrozenConfigDict(found)
+    option(changed, section)[leaf] = value
+  return ml_collections.FrozenConfigDict(changed)
 
 
 def resolve(
@@ -100,14 +100,14 @@ def resolve(
         f'config.alternatives: {", ".join(config.alternatives)} need held-out queries for the '
         f'choice; set for example config.{key}.hold_out=0.2'
       )
-  found = {}
+  experiments = {}
   for name, entry in sorted(config.alternatives.items()):
     changes = flat(entry.to_dict()) | {'alternatives': {}}
     if config.data.token_cache:
       changes['data.token_cache'] = str(epath.Path(config.data.token_cache) / name)
-    found[name] = replace(config, changes)
-    _check_together(found[name])
-  return dict(sorted(found.items(), key=lambda item: item[1].prompt.sides != 'query'))
+    experiments[name] = replace(config, changes)
+    _check_together(experiments[name])
+  return dict(sorted(experiments.items(), key=lambda item: item[1].prompt.sides != 'query'))
 
 
 # A start of prompts, see config.prompt.init_text.
@@ -162,17 +162,17 @@ def _located(argument: str) -> str:
   flag, equals, value = argument.partition('=')
   if flag != '--config' or not value:
     return argument
-  found = locate(value)
-  path = found.partition(':')[0] if '.py:' in found else found
+  located = locate(value)
+  path = located.partition(':')[0] if '.py:' in located else located
   if not os.path.exists(path):
     raise InputError(
       f'--config: there is no file {path}; dprjax configs lists the shipped ones, such as '
       'configs/dptdr.py'
     )
   # A custom method may be beside its config.
-  if found == value and (folder := os.path.dirname(os.path.abspath(path))) not in sys.path:
+  if located == value and (folder := os.path.dirname(os.path.abspath(path))) not in sys.path:
     sys.path.append(folder)
-  return f'{flag}{equals}{found}'
+  return f'{flag}{equals}{located}'
 
 
 def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
@@ -323,9 +323,9 @@ def _said(error: BaseException, arguments: Sequence[str]) -> str:
   text = text.splitlines()[-1] if 'Traceback' in text else ' '.join(text.split())
   if isinstance(error, SyntaxError):
     return describe_error(error)
-  said = text.removeprefix('ValueError: ')
-  if said.startswith('configs/'):  # from `split_argument`
-    return said
+  message = text.removeprefix('ValueError: ')
+  if message.startswith('configs/'):  # from `split_argument`
+    return message
   named = [word.partition('=')[2] for word in arguments if word.startswith('--config=')]
   folders = {os.path.dirname(os.path.realpath(name)) for name in named}
   for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -431,8 +431,8 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
 def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Option]) -> None:
   """Checks the options of a custom method against its table."""
   section = _own(config).removesuffix('.')
-  own = config.get(section)
-  given = own.to_dict() if isinstance(own, ml_collections.ConfigDict) else {}
+  settings = config.get(section)
+  given = settings.to_dict() if isinstance(settings, ml_collections.ConfigDict) else {}
   options.check(table, given, f'config.{section}', f'OPTIONS of {config.method}')
 
 
@@ -519,8 +519,8 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> bool:
   """Whether the workdir has results, which must be of this experiment."""
   path = epath.Path(workdir) / 'config.json'
-  made = any((path.parent / name).exists() for name in _MADE)
-  if not (path.exists() and made):
+  has_results = any((path.parent / name).exists() for name in _MADE)
+  if not (path.exists() and has_results):
     return False
   stored, given = flat(_read(workdir)), flat(json.loads(to_json(config)))
   differ = [
@@ -594,11 +594,11 @@ def _merge(defaults: Any, given: Any) -> Any:
 
 def flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   """The leaves of a config or of a table of options, by their full names."""
-  found: dict[str, Any] = {}
+  leaves: dict[str, Any] = {}
   for key, value in tree.items():
     value = vars(value) if isinstance(value, types.SimpleNamespace) else value
     if isinstance(value, dict):
-      found |= flat(value, f'{prefix}{key}.')
+      leaves |= flat(value, f'{prefix}{key}.')
     else:
-      found[prefix + key] = value
-  return found
+      leaves[prefix + key] = value
+  return leaves

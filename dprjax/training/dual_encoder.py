@@ -136,24 +136,24 @@ def embed_batch(
     key: for dropout, or None.
     columns: keys of numbers in the batch, one for each row, passed to ``encode``.
   """
-  keys, made = side_keys(key), {}
+  keys, vectors_of = side_keys(key), {}
   for side in SIDES:
     if f'{side}_vectors' in batch:
-      made[side] = batch[f'{side}_vectors']
+      vectors_of[side] = batch[f'{side}_vectors']
       continue
     tokens, mask = (batch[f'{side}_{name}'] for name in ('tokens', 'mask'))
     if side == 'query':
       tokens, mask = tokens[:, None], mask[:, None]
     numbers = (jnp.broadcast_to(batch[name][:, None], tokens.shape[:2]) for name in columns)
-    vectors = embed_chunked(
+    embedded = embed_chunked(
       functools.partial(encode, side),
       (tokens, mask, *numbers),
       keys[side],
       config.grad_cache * config.accumulate,
       devices,
     )
-    made[side] = vectors[:, 0] if side == 'query' else vectors
-  return Vectors(**made)
+    vectors_of[side] = embedded[:, 0] if side == 'query' else embedded
+  return Vectors(**vectors_of)
 
 
 def side_keys(key: Array | None) -> dict[str, Array | None]:
@@ -227,10 +227,12 @@ def expand(config: ConfigDict, model: EncoderConfig, params: Params) -> Adapters
   """The adapters by side, the same if tied; None: the base encoder."""
   if adapters.SUBTREE not in params:
     return BARE
-  expand_one, own = _training(config).expand, params[adapters.SUBTREE]
-  if not set(SIDES) & set(own):
-    return dict.fromkeys(SIDES, expand_one(config, model, own))
-  return {side: expand_one(config, model, own[side]) if side in own else None for side in SIDES}
+  expand_one, trained = _training(config).expand, params[adapters.SUBTREE]
+  if not set(SIDES) & set(trained):
+    return dict.fromkeys(SIDES, expand_one(config, model, trained))
+  return {
+    side: expand_one(config, model, trained[side]) if side in trained else None for side in SIDES
+  }
 
 
 def batch_dropout(config: ConfigDict, adapter: Adapter | None, key: Array | None) -> Adapter | None:
@@ -284,14 +286,16 @@ def export_prompt(
     return {}, {}
   export = _training(config).export
   expanded = expand(config, backbone.config, tree.unflatten(trained))
-  made = {side: export(config, own) for side, own in expanded.items() if own is not None}
-  meta = meta_of(config, spec, config.prompt.kind) | made['query'][1]
+  exported = {side: export(config, one) for side, one in expanded.items() if one is not None}
+  meta = meta_of(config, spec, config.prompt.kind) | exported['query'][1]
   if config.prompt.sides == 'query':
     meta |= {'sides': 'query'}
   elif config.prompt.tied:
-    return jax.device_get(made['query'][0]), meta
+    return jax.device_get(exported['query'][0]), meta
   arrays = {
-    f'{side}/{name}': array for side, (own, _) in made.items() for name, array in own.items()
+    f'{side}/{name}': array
+    for side, (adapter, _) in exported.items()
+    for name, array in adapter.items()
   }
   return jax.device_get(arrays), meta
 
@@ -315,8 +319,8 @@ def export_heads(
   ``settings`` are for heads that may be new.
   """
   stored = tree.flatten({'head': {name: head.params for name, head in backbone.heads.items()}})
-  own = {name: leaf for name, leaf in trained.items() if name.startswith('head/')}
-  params = tree.unflatten(stored | own).get('head', {})
+  trained_heads = {name: leaf for name, leaf in trained.items() if name.startswith('head/')}
+  params = tree.unflatten(stored | trained_heads).get('head', {})
   fixed = {name: head.settings for name, head in backbone.heads.items()}
   return {name: Head(head, {**settings, **fixed}.get(name, {})) for name, head in params.items()}
 
@@ -343,7 +347,7 @@ def encoder_params(
 ) -> dict[str, Any]:
   """The parameters of an encoder: trained ones replace those of the backbone."""
   prefix = f'backbone/{side}/' if side else 'backbone/'
-  own = {
+  trained_params = {
     name.removeprefix(prefix): leaf for name, leaf in trained.items() if name.startswith(prefix)
   }
-  return tree.unflatten(tree.flatten(backbone.params) | own)
+  return tree.unflatten(tree.flatten(backbone.params) | trained_params)

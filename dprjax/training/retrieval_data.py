@@ -90,13 +90,13 @@ class Retrieval:
 
   def files(self) -> dict[str, epath.Path]:
     """The files of both splits, by role."""
-    found = sources.locate(self.train)
+    paths = sources.locate(self.train)
     dev = sources.locate(self.dev) if self.dev is not None else {}
     # Each file is listed once.
-    found |= {f'dev {role}': path for role, path in dev.items() if path != found.get(role)}
+    paths |= {f'dev {role}': path for role, path in dev.items() if path != paths.get(role)}
     if self.config.distillation.loss != 'none':
-      found['teacher scores'] = distillation.scores_file(self.section, self.config)
-    return found | query_only.files(self.config)
+      paths['teacher scores'] = distillation.scores_file(self.section, self.config)
+    return paths | query_only.files(self.config)
 
   def open_cache(
     self, name: str, source: sources.Source, tokenizer: Tokenizer
@@ -106,13 +106,13 @@ class Retrieval:
     Hashes of its queries are written to the workdir for the export.
     """
     folder = cache_folder(self.section, self.workdir, self.task) / name
-    found = token_cache.build_cache(source, tokenizer, folder, **cache_options(self.section))
+    cache = token_cache.build_cache(source, tokenizer, folder, **cache_options(self.section))
     path = self.workdir / (f'queries-{self.task}.npz' if self.task else seen.FILE)
     role = name.partition('_')[0]
     if jax.process_index() == 0 and role not in (known := seen.read(path)):
       texts = (query.text for query in sources.load_dataset(source).queries)
       seen.write(path, known | {role: seen.hashes(texts)})
-    return found
+    return cache
 
   def make_batches(self, tokens: token_cache.TokenCache, **kwargs: Any) -> grain.MapDataset:
     """The rows of this process in the batches, with teacher scores if the training learns them.
@@ -121,7 +121,7 @@ class Retrieval:
     """
     config = self.config
     rank, count = mesh.batch_rank(self.devices)
-    made = batches.make_batches(
+    dataset = batches.make_batches(
       tokens,
       batch_size=config.batch_size * config.accumulate,
       process_index=rank,
@@ -130,9 +130,9 @@ class Retrieval:
       **kwargs,
     )
     if config.distillation.loss == 'none':
-      return made
+      return dataset
     known = teacher.Teacher(distillation.scores_file(self.section, config), tokens)
-    return made.map(
+    return dataset.map(
       lambda batch: (
         batch | {distillation.KEY: known.scores(batch['query_index'], batch['passage_index'])}
       )
@@ -175,14 +175,14 @@ class Retrieval:
     passage ids by row.
     """
     judged = self.read_judgements()
-    found = {
+    grades = {
       query: {
         passage: max(judged[query].get(passage, 1), 1)
         for passage in (names[number] for number in row.relevant.tolist())
       }
       for query, row in zip(query_ids, rows, strict=True)
     }
-    return self.relate(judged, found, list(names.values()))
+    return self.relate(judged, grades, list(names.values()))
 
   def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
     """The batches and evaluation of a dual encoder; see ``DataSource.open``."""
@@ -195,21 +195,21 @@ class Retrieval:
     passages = None
     if config.prompt.sides == 'query':
       passages = query_only.open_passages(self.train, tokens, config, self.workdir, tokenizer)
-    made = self.make_batches(
+    dataset = self.make_batches(
       tokens,
       mix=batches.Mix(**config.mix),
       vectors=None if passages is None else passages.take,
       sample=max(config.corpus_negatives, 0),
     )
     if (numbers := self.assign(self.train, tokens, tokenizer)) is not None:
-      made = made.map(
+      dataset = dataset.map(
         lambda batch: (
           batch | {f'{side}_number': numbers[side][batch[f'{side}_index']] for side in SIDES}
         )
       )
     if passages is not None and config.prompt.regularization:
       anchors = query_only.open_queries(self.train, tokens, config, self.workdir, tokenizer)
-      made = made.map(
+      dataset = dataset.map(
         lambda batch: batch | {contrastive.FROZEN: anchors.take(batch['query_index'])}
       )
 
@@ -241,7 +241,7 @@ class Retrieval:
       return ranking().frozen()
 
     return TrainingData(
-      batches=made,
+      batches=dataset,
       unit='pairs',
       description=f'{counted(tokens.num_queries, "training queries")}, '
       f'{counted(tokens.num_passages, "passages")}; up to {counted(others, "negatives")} a query',

@@ -121,9 +121,9 @@ class Chosen(NamedTuple):
 
   def metrics(self) -> dict[str, float]:
     """The row of the folds in metrics.jsonl."""
-    found = {name: getattr(self.gain, name) for name in ('baseline', 'best', 'low', 'high')}
-    found |= {'gain': self.gain.difference, 'steps': self.steps}
-    return {f'folds/{name}': float(value) for name, value in found.items() if value is not None}
+    values = {name: getattr(self.gain, name) for name in ('baseline', 'best', 'low', 'high')}
+    values |= {'gain': self.gain.difference, 'steps': self.steps}
+    return {f'folds/{name}': float(value) for name, value in values.items() if value is not None}
 
   def write(self) -> dict[str, Any]:
     gains = {name: gain._asdict() for name, gain in self.gains.items()}
@@ -294,8 +294,8 @@ def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.
     return max(after, key=score)
 
   def whole(parts: Sequence[Scores]) -> Scores:
-    found = baseline.join(parts)
-    return found._replace(means={measure: float(found.values[''].mean())})
+    joined = baseline.join(parts)
+    return joined._replace(means={measure: float(joined.values[''].mean())})
 
   fitted = [after[best(number)][number] for number in range(len(folders))]
   gain = baseline.compare(measure, *map(whole, (before, fitted)))

@@ -62,8 +62,8 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     if not prompted:
       return encoders.init(parts, key)
-    found = parts.text['topics']
-    rows = word_tokens(found, tokenizer, config.prompt.length)
+    topics = parts.text['topics']
+    rows = word_tokens(topics, tokenizer, config.prompt.length)
     words = parts.encoder['embeddings']['word']['embedding'][rows]
     return {
       'backbone': parts.encoder,
@@ -226,14 +226,14 @@ def topic_count(adapter: Adapter | None) -> int:
 
 
 def word_tokens(
-  found: topic_models.Topics,
+  topics: topic_models.Topics,
   tokenizer: Tokenizer,
   length: int,
   option: str = 'config.prompt.length',
 ) -> Int[np.ndarray, 'K P']:
   """The first P tokens of the concatenated words of each topic."""
   rows = []
-  for number, words in enumerate(found.names):
+  for number, words in enumerate(topics.names):
     pieces, _ = tokenizer.encode([' '.join(words)], 10**6)
     inner = [token for token in pieces[0].tolist() if token not in tokenizer.special_ids]
     if len(inner) < length:
@@ -256,22 +256,22 @@ def find_data(
   roles = {}
   if config.topics.path in FITTED:
     if path.exists():
-      found = topic_models.load_topics(path)
+      topics = topic_models.load_topics(path)
     else:
       settings = topic_models.TopicSettings(kind=config.topics.path, seed=config.seed)
       if config.topics.keep:
         settings = settings._replace(topics=config.topics.keep)
-      found = topic_models.fit(
+      topics = topic_models.fit(
         topic_models.choose(data.read_passages()), settings, where=section.dir
       ).topics
   else:
     roles = {'config.topics.path': epath.Path(config.topics.path)}
-    found = topic_models.load_topics(config.topics.path)
-  found = keep(found, config.topics.keep)
-  found.check_shares(list(itertools.islice(data.read_passages(), 1000)), section.dir)
+    topics = topic_models.load_topics(config.topics.path)
+  topics = keep(topics, config.topics.keep)
+  topics.check_shares(list(itertools.islice(data.read_passages(), 1000)), section.dir)
   if jax.process_index() == 0 and not path.exists():
-    topic_models.save_topics(path, found)
-  texts = dataclasses.replace(data, found=found).texts({'topics': found})
+    topic_models.save_topics(path, topics)
+  texts = dataclasses.replace(data, found=topics).texts({'topics': topics})
   return texts._replace(files={**texts.files, **roles})
 
 
@@ -289,8 +289,8 @@ class TopicData(retrieval_data.Retrieval):
     The words of a text decide its topic, also for queries: the topic of the document would leak the
     answer. Random topics depend on the id, so that a title and its abstract agree.
     """
-    found, settings, seed = self.found, self.config.topics, self.config.seed
-    if found is None:
+    topics, settings, seed = self.found, self.config.topics, self.config.seed
+    if topics is None:
       sizes = zip(SIDES, (tokens.num_queries, tokens.num_passages), strict=True)
       return {side: np.zeros(size, np.int32) for side, size in sizes}
     dataset = sources.load_dataset(source)
@@ -300,16 +300,16 @@ class TopicData(retrieval_data.Retrieval):
       ('passage', dataset.passages, tokens.passage_ids(np.arange(tokens.num_passages))),
     ):
       if settings.random_words:
-        numbers[side] = random_words(found, tokenizer, settings.words, ids, seed)
+        numbers[side] = random_words(topics, tokenizer, settings.words, ids, seed)
         continue
       if settings.random_topics:
-        own = random_topics(found, ids, seed)
+        assigned = random_topics(topics, ids, seed)
       else:
         by_id = {text.id: text.text for text in texts}
-        own = found.assign([by_id[id_] for id_ in ids])
+        assigned = topics.assign([by_id[id_] for id_ in ids])
       if settings.words:
-        own = word_tokens(found, tokenizer, settings.words, 'config.topics.words')[own]
-      numbers[side] = own
+        assigned = word_tokens(topics, tokenizer, settings.words, 'config.topics.words')[assigned]
+      numbers[side] = assigned
     return numbers
 
   def relate(self, judged: Qrels, relevant: Qrels, passage_ids: Sequence[str]) -> Qrels:
@@ -326,8 +326,8 @@ class TopicData(retrieval_data.Retrieval):
     related = {}
     for query, grades in relevant.items():
       positives = [id_ for id_, grade in judged[query].items() if grade > 0 and id_ in categories]
-      own = [query] if query in positives else positives
-      shared = categories[own[0]] if len(own) == 1 else ()
+      documents = [query] if query in positives else positives
+      shared = categories[documents[0]] if len(documents) == 1 else ()
       others = (id_ for category in shared for id_ in members.get(category, ()))
       related[query] = dict.fromkeys(others, 1) | grades
     return related
@@ -348,23 +348,23 @@ def check_categories(tokens: token_cache.TokenCache) -> None:
     )
 
 
-def keep(found: topic_models.Topics, count: int) -> topic_models.Topics:
+def keep(topics: topic_models.Topics, count: int) -> topic_models.Topics:
   """The largest ``count`` topics, or all if it is 0."""
-  if not count or count == len(found):
-    return found
+  if not count or count == len(topics):
+    return topics
   return dataclasses.replace(
-    found,
-    names=found.names[:count],
-    sizes=found.sizes[:count],
-    distributions=found.distributions[: 1 + count],
+    topics,
+    names=topics.names[:count],
+    sizes=topics.sizes[:count],
+    distributions=topics.distributions[: 1 + count],
   )
 
 
 def random_words(
-  found: topic_models.Topics, tokenizer: Tokenizer, length: int, ids: Sequence[str], seed: int
+  topics: topic_models.Topics, tokenizer: Tokenizer, length: int, ids: Sequence[str], seed: int
 ) -> Int[np.ndarray, 'n W']:
   """Tokens of words that each document draws from the vocabulary of the topics, by its id."""
-  encoded = tokenizer.encode_bare(found.vocabulary)
+  encoded = tokenizer.encode_bare(topics.vocabulary)
   pieces = [row for row in encoded.values() if len(row)]
   rows = np.zeros((len(ids), length), np.int32)
   for row, id_ in zip(rows, ids, strict=True):
@@ -375,11 +375,11 @@ def random_words(
 
 
 def random_topics(
-  found: topic_models.Topics, ids: Sequence[str], seed: int
+  topics: topic_models.Topics, ids: Sequence[str], seed: int
 ) -> Int[np.ndarray, ' n']:
   """A topic for each document, drawn by its id in proportion to topic sizes."""
   chances = np.array([draws.fraction(id_, seed, 'random topics') for id_ in ids])
-  shares = np.cumsum(found.sizes) / found.sizes.sum()
+  shares = np.cumsum(topics.sizes) / topics.sizes.sum()
   return np.searchsorted(shares[:-1], chances, side='right').astype(np.int32)
 
 
@@ -408,12 +408,12 @@ def export(
     return product._replace(encoders=encoders)
   if not config.topics.path or not dual_encoder.trains(trained, SUBTREE):
     return product
-  found = topic_models.load_topics(workdir / _KEPT)
-  rows = word_tokens(found, load_tokenizer(backbone.path), config.prompt.length)
+  topics = topic_models.load_topics(workdir / _KEPT)
+  rows = word_tokens(topics, load_tokenizer(backbone.path), config.prompt.length)
   words = np.asarray(backbone.params['embeddings']['word']['embedding'])[rows].astype(np.float32)
   prefixes = topic.expand(backbone.config, tree.unflatten(trained)[SUBTREE], words)
   return product._replace(
-    prompt={'prefix': np.moveaxis(np.asarray(prefixes), 1, 0), **found.arrays()},
+    prompt={'prefix': np.moveaxis(np.asarray(prefixes), 1, 0), **topics.arrays()},
     meta=dual_encoder.meta_of(config, vector_spec.of_config(config), topic.ADAPTER.name)
     | prefix.meta_of(config),
   )
@@ -422,7 +422,7 @@ def export(
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
   """See ``Method.shapes``. Topics not fitted yet count with the number to keep."""
   settings = config.topics
-  made = retrieval_data.batch_shapes(config, model, tokenizer)
+  batch = retrieval_data.batch_shapes(config, model, tokenizer)
   size = config.batch_size * config.accumulate
   width = (settings.words,) if settings.words else ()
   numbers = {
@@ -430,28 +430,28 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
     'passage_number': jax.ShapeDtypeStruct((size, 1, *width), np.int32),
     'categories': jax.ShapeDtypeStruct((size, _CATEGORIES), np.int32),
   }
-  made = made._replace(
-    arrays={**made.arrays, **numbers},
-    calls=tuple((rows, length + settings.words) for rows, length in made.calls),
+  batch = batch._replace(
+    arrays={**batch.arrays, **numbers},
+    calls=tuple((rows, length + settings.words) for rows, length in batch.calls),
     columns=((np.int32, *width),),
   )
   if not settings.path or settings.words:
-    return made
+    return batch
   count = settings.keep or topic_models.TopicSettings().topics
   if settings.path not in FITTED:
     count = len(keep(topic_models.load_topics(settings.path), settings.keep))
   if count > 1 and settings.alpha and settings.topic_topic:
     some = (settings.batch or size) * count
-    made = made._replace(calls=(*made.calls, (some, made.calls[1][1])))
+    batch = batch._replace(calls=(*batch.calls, (some, batch.calls[1][1])))
   # Placeholder words for any tokenizer.
-  found = topic_models.Topics(
+  topics = topic_models.Topics(
     {},
     [['yes'] * config.prompt.length] * count,
     np.ones(count, np.int64),
     ['yes'],
     np.ones((1 + count, 1), np.float32),
   )
-  return made._replace(parts={'topics': found})
+  return batch._replace(parts={'topics': topics})
 
 
 METHOD = Method(
