@@ -161,25 +161,25 @@ def _numbers(weights: str | None, count: int) -> list[float]:
   if weights is None:
     return [1.0] * count
   try:
-    found = [float(word) for word in weights.split(',')]
+    numbers = [float(word) for word in weights.split(',')]
   except ValueError:
     raise InputError(
       f'--weights={weights:.80}: expected numbers separated by commas, or a .json file'
     ) from None
-  if len(found) != count:
-    raise InputError(f'--weights={weights:.80}: {len(found)} numbers for {count} runs')
-  return found
+  if len(numbers) != count:
+    raise InputError(f'--weights={weights:.80}: {len(numbers)} numbers for {count} runs')
+  return numbers
 
 
 def _of_file(path: str, names: Sequence[str]) -> fusion.Fusion:
   """The fusion in a file, for these runs."""
-  found = fusion.read(path)
-  if found.weights.keys() != set(names):
+  how = fusion.read(path)
+  if how.weights.keys() != set(names):
     raise InputError(
-      f'--weights={path} is for runs called {", ".join(found.weights)}, not {", ".join(names)}; '
+      f'--weights={path} is for runs called {", ".join(how.weights)}, not {", ".join(names)}; '
       'name them --run=NAME=FILE'
     )
-  return found
+  return how
 
 
 def _bm25(args: Flags, names: Sequence[str]) -> dict[str, Any] | None:
@@ -195,10 +195,10 @@ def _report(run: str) -> dict[str, Any]:
   """The report beside a run; empty if dprjax did not write one."""
   path = epath.Path(f'{files.resolved(run)}.json')
   try:
-    found = reading.read_json_object(path, 'report') if path.exists() else {}
+    report = reading.read_json_object(path, 'report') if path.exists() else {}
   except InputError:
     return {}
-  return found if 'index' in found else {}
+  return report if 'index' in report else {}
 
 
 def _check_spaces(args: Flags) -> None:

@@ -209,8 +209,8 @@ class Fitted:
     if self._result.nothing:
       return f'Nothing was trained: {self._result.nothing}'
     trained = f'Trained for {self._result.step} updates.'
-    said = f'{self.gain.verdict}.' if self.gain else trained
-    return said if self.choice is None else f'{said} Chosen: {self.choice.verdict}.'
+    sentence = f'{self.gain.verdict}.' if self.gain else trained
+    return sentence if self.choice is None else f'{sentence} Chosen: {self.choice.verdict}.'
 
   @property
   def curves(self) -> 'pandas.DataFrame | tables.Records':
@@ -219,14 +219,14 @@ class Fitted:
     Missing values are None.
     """
     top = self.workdir / _TRAINING
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    points: dict[tuple[str, int], dict[str, Any]] = {}
     logs = (path for path in files.below(top) if path.name == 'metrics.jsonl')
     for path in sorted(logs, key=str):
       inside = path.parent.relative_to(top).parts
       name = ' '.join(part for part in inside if part != workdirs.ALTERNATIVES) or 'training'
       for _, row in reading.read_jsonl(path, 'metrics', dict[str, Any]):
-        found.setdefault((name, row['step']), {'training': name}).update(row)
-    rows = list(found.values())
+        points.setdefault((name, row['step']), {'training': name}).update(row)
+    rows = list(points.values())
     names = list(dict.fromkeys(name for row in rows for name in row))
     return tables.table({name: [row.get(name) for row in rows] for name in names})
 
@@ -428,14 +428,14 @@ def _write_negatives(folder: epath.Path, negatives: Any) -> None:
     columns = {name: negatives.column(name) for name in negatives.columns}
   if columns is None or any(name not in columns for name in wanted):
     raise InputError(f'negatives: expected the table of dprjax.mine, with {", ".join(wanted)}')
-  found: dict[str, list[dict[str, Any]]] = {}
+  negatives_of: dict[str, list[dict[str, Any]]] = {}
   for query, passage, sources in zip(
     *(given.values(columns[name], name) for name in wanted), strict=True
   ):
     entry = {'docid': str(passage), 'sources': sources.split(',') if sources else []}
-    found.setdefault(str(query), []).append(entry)
+    negatives_of.setdefault(str(query), []).append(entry)
   with files.atomic_write(out) as file:
-    for query, passages in found.items():
+    for query, passages in negatives_of.items():
       file.write(json.dumps({'query_id': query, 'negative_passages': passages}) + '\n')
 
 
@@ -494,5 +494,5 @@ def _state_of(data: files.PathLike | None) -> list[Any]:
   if data is None or not os.path.exists(data):
     return []
   path = epath.Path(data)
-  found = sorted(files.below(path), key=str) if path.is_dir() else [path]
-  return [[str(one), *provenance.identity(one)[1:3]] for one in found]
+  paths = sorted(files.below(path), key=str) if path.is_dir() else [path]
+  return [[str(one), *provenance.identity(one)[1:3]] for one in paths]

@@ -334,7 +334,7 @@ class Encoder:
     self, texts: Sequence[str], names: Sequence[str], topic: int | Sequence[int] | None
   ) -> Int32[np.ndarray, ' n']:
     """The topic of each text; 0 for a prompt without topics."""
-    found = np.zeros(len(texts), np.int32)
+    numbers = np.zeros(len(texts), np.int32)
     if topic is not None:
       chosen = np.broadcast_to(np.asarray(topic, np.int64), len(texts))
       for number, name in dict.fromkeys(zip(chosen.tolist(), names, strict=True)):
@@ -342,8 +342,8 @@ class Encoder:
       return chosen.astype(np.int32)
     for name, model in self.topics.items():
       places = [i for i, other in enumerate(names) if other == name]
-      found[places] = model.assign([texts[i] for i in places])
-    return found
+      numbers[places] = model.assign([texts[i] for i in places])
+    return numbers
 
   def _names(self, prompt: str | Sequence[str] | None, count: int) -> list[str]:
     """The prompt name for each text."""
@@ -414,10 +414,11 @@ def either(
 def _joined(query: VectorSpec, passage: VectorSpec, folder: epath.Path) -> VectorSpec:
   """The spec of two encoders, each with its own length and prefix."""
   for name in ('pooling', 'normalize'):
-    found = [getattr(spec, name) for spec in (query, passage)]
-    if found[0] != found[1]:
+    values = [getattr(spec, name) for spec in (query, passage)]
+    if values[0] != values[1]:
       raise InputError(
-        f'{folder}: {name} differs ({found[0]!r} in query, {found[1]!r} in passage); give --{name}'
+        f'{folder}: {name} differs ({values[0]!r} in query, {values[1]!r} in passage); give '
+        f'--{name}'
       )
   return dataclasses.replace(
     query, passage_max_length=passage.passage_max_length, passage_prefix=passage.passage_prefix

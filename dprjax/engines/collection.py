@@ -332,14 +332,14 @@ class Collection:
     """The k most similar other documents for each stored one."""
     found = self.search(self.vectors(ids), k + 1, settings=settings, where=where, progress=progress)
     place = {id_: number for number, id_ in enumerate(found.ids)}
-    own = np.array([place.get(id_, -2) for id_ in ids])[:, None]
+    itself = np.array([place.get(id_, -2) for id_ in ids])[:, None]
     # The stable sort moves the document itself to the end; if it was not found, the last result is
     # dropped.
-    order = np.argsort(found.rows == own, axis=1, kind='stable')
+    order = np.argsort(found.rows == itself, axis=1, kind='stable')
     rows, scores = (
       np.take_along_axis(array, order, axis=1) for array in (found.rows, found.scores)
     )
-    rows, scores = np.where(rows == own, -1, rows), np.where(rows == own, -np.inf, scores)
+    rows, scores = np.where(rows == itself, -1, rows), np.where(rows == itself, -np.inf, scores)
     k = min(k, rows.shape[1])
     return Found(found.ids, rows[:, :k], scores[:, :k])
 

@@ -154,8 +154,8 @@ def _with_projection(
   """The SHA-256 of an encoder and of its projection."""
   if not shapes:
     return sha256
-  own = weights.sha256(projection.tensors(shapes, params['projection']))
-  return hashlib.sha256(f'{sha256}{own}'.encode()).hexdigest()
+  projection_sha256 = weights.sha256(projection.tensors(shapes, params['projection']))
+  return hashlib.sha256(f'{sha256}{projection_sha256}'.encode()).hexdigest()
 
 
 def save_backbone(
@@ -237,8 +237,8 @@ def copy_files(backbone: Backbone, folder: epath.Path) -> None:
 def _tokenizer_files(source: PathLike | None) -> list[epath.Path]:
   if source is None:
     return []
-  found = (epath.Path(source) / name for name in TOKENIZER_FILES)
-  return [file for file in found if file.exists()]
+  paths = (epath.Path(source) / name for name in TOKENIZER_FILES)
+  return [file for file in paths if file.exists()]
 
 
 def claim_model(
@@ -393,14 +393,14 @@ def _hf_config(
   if len(classes) > 1:
     raise ValueError(f'one checkpoint cannot be {" and ".join(classes)}')
   # These keys describe the earlier checkpoint.
-  kept = {
+  stored = {
     key: value
     for key, value in base.items()
     if key not in ('_name_or_path', 'torch_dtype', 'transformers_version')
   }
   for name, head in heads.items():
-    kept = _kind(name).hf_config(kept, head)
-  return kept | {
+    stored = _kind(name).hf_config(stored, head)
+  return stored | {
     'architectures': [family.class_name + classes[0]],
     'model_type': family.model_type,
     **family.write_config(config),

@@ -123,13 +123,13 @@ class _DenseConfig(msgspec.Struct):
 
 def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
   """The shapes of the dense layers after the pooling."""
-  found: list[Dense] = []
+  layers: list[Dense] = []
   for folder in _folders(_modules(root), 'Dense'):
     file = folder / 'config.json'
     values = read_json_object(file, 'dense module')
     sentence_files.check(values, sentence_files.DENSE, f'{file}: ')
     dense = convert(values, str(file), _DenseConfig)
-    if dense.in_features != (before := found[-1].outputs if found else hidden_size):
+    if dense.in_features != (before := layers[-1].outputs if layers else hidden_size):
       raise InputError(
         f'{file}: in_features is {dense.in_features}, but the previous module gives {before}'
       )
@@ -138,7 +138,7 @@ def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
         f'{file}: activation_function is {dense.activation_function!r:.80}; expected one of '
         f'{", ".join(ACTIVATIONS)}'
       )
-    found.append(
+    layers.append(
       Dense(
         dense.in_features,
         dense.out_features,
@@ -146,7 +146,7 @@ def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
         dense.activation_function,
       )
     )
-  return tuple(found)
+  return tuple(layers)
 
 
 def read_projection_weights(root: epath.Path, shapes: Sequence[Dense]) -> dict[str, Any]:
@@ -166,12 +166,12 @@ def read_projection_weights(root: epath.Path, shapes: Sequence[Dense]) -> dict[s
 
 def max_length(folder: epath.Path) -> int:
   """The maximum length in the files of a model, or 512. It may exceed the model positions."""
-  said = sentence_files.tokenizer_settings(folder).max_length
+  length = sentence_files.tokenizer_settings(folder).max_length
   file = folder / 'tokenizer_config.json'
-  if said is None and file.exists():
+  if length is None and file.exists():
     value = read_json_object(file, file.name).get('model_max_length')
-    said = sentence_files.length(value, f'{file}: model_max_length')
-  return 512 if said is None else said
+    length = sentence_files.length(value, f'{file}: model_max_length')
+  return 512 if length is None else length
 
 
 def write_folder(
@@ -250,7 +250,7 @@ def _modules(root: epath.Path) -> list[_Module]:
   if not file.exists():
     return []
   modules = read(file, 'modules.json', list[dict[str, Any]])
-  found: list[_Module] = []
+  kinds: list[_Module] = []
   for module in modules:
     kind, path = (convert(module.get(key), f'{file}: {key}', str) for key in ('type', 'path'))
     if path and not re.fullmatch(r'[\w-][\w.-]*', path):
@@ -259,11 +259,11 @@ def _modules(root: epath.Path) -> list[_Module]:
     sentence_files.check(module, sentence_files.MODULE, f'{file}: ')
     package, _, name = kind.rpartition('.')
     # A class of the same name from another package is a custom class.
-    own = package.startswith('sentence_transformers.') or kind == PROMPTED_TYPE
-    if any(module.get('name') == one.get('name') is not None for one in modules[: len(found)]):
+    known = package.startswith('sentence_transformers.') or kind == PROMPTED_TYPE
+    if any(module.get('name') == one.get('name') is not None for one in modules[: len(kinds)]):
       raise InputError(f'{file}: two modules have the name {module["name"]!r:.40}')
-    found.append(_Module(name if own else f'a custom {kind}', root / path))
-  return found
+    kinds.append(_Module(name if known else f'a custom {kind}', root / path))
+  return kinds
 
 
 def _check_order(file: epath.Path, types: Sequence[str]) -> None:

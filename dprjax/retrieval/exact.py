@@ -219,9 +219,9 @@ def search_part(
   shape = len(queries), min(k, count)
   scores, rows = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int32)
   if stop > start:
-    found = search(queries, shards, min(k, stop - start), ids_at=lambda rows: ids_at(rows + start))
-    width = found.rows.shape[1]
-    scores[:, :width], rows[:, :width] = found.scores, found.rows + start
+    top = search(queries, shards, min(k, stop - start), ids_at=lambda rows: ids_at(rows + start))
+    width = top.rows.shape[1]
+    scores[:, :width], rows[:, :width] = top.scores, top.rows + start
   return TopK(scores, rows)
 
 
@@ -232,8 +232,8 @@ def merge(
 ) -> TopK:
   """The best k of all parts: equals ``search`` in the whole corpus."""
   k = scores.shape[-1]
-  found = TopK(*(np.moveaxis(array, 0, 1).reshape(array.shape[1], -1) for array in (scores, rows)))
-  return best.order(found, k, ids_at)
+  top = TopK(*(np.moveaxis(array, 0, 1).reshape(array.shape[1], -1) for array in (scores, rows)))
+  return best.order(top, k, ids_at)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=(5, 6, 7))

@@ -73,9 +73,9 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
   documents; ``unjudged_queries`` of the run; ``relevant`` judgements and ``retrieved`` documents of
   the judged queries.
   """
-  found = Measuring(qrels, measures)
-  found.add(run)
-  return found.metrics()
+  measuring = Measuring(qrels, measures)
+  measuring.add(run)
+  return measuring.metrics()
 
 
 class Measuring:

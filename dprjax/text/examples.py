@@ -267,8 +267,8 @@ def _read_table(
 def _several(value: Any, where: str, name: str, read: Callable[[Any, str, str], str]) -> list[str]:
   """A value or a list of values as read; none for a missing one."""
   several = value if isinstance(value, list) else [value]
-  found = (read(one, where, name) for one in several if one is not None)
-  return [text for text in found if text.strip()]
+  texts = (read(one, where, name) for one in several if one is not None)
+  return [text for text in texts if text.strip()]
 
 
 def _grade(value: Any, where: str, name: str) -> int:
@@ -293,7 +293,7 @@ def read_labels(
   A hash of the text makes half of the texts queries and half passages. Passages with the label of a
   query are relevant to it. A repeated text counts once, with its first label.
   """
-  found: dict[str, tuple[str, Text]] = {}
+  by_digest: dict[str, tuple[str, Text]] = {}
   roles: dict[str, str] = {}
   for row in records.read(path, 'data file'):
     if not roles:
@@ -305,10 +305,11 @@ def read_labels(
       raise InputError(f'{row.where}: no {roles["label"]}')
     if text:
       digest = digest_of(text)
-      found.setdefault(digest, (str(label), Text(f'text-{digest}', text)))
-  sides = [int(digest, 16) % 2 for digest in found]
+      by_digest.setdefault(digest, (str(label), Text(f'text-{digest}', text)))
+  sides = [int(digest, 16) % 2 for digest in by_digest]
   queries, passages = (
-    [one for one, own in zip(found.values(), sides, strict=True) if own == side] for side in (0, 1)
+    [one for one, own in zip(by_digest.values(), sides, strict=True) if own == side]
+    for side in (0, 1)
   )
   return queries, passages
 
@@ -387,7 +388,7 @@ def read_reranker_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str
 def _read_flag_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, float]]]]:
   naming = _Naming()
   for number, where, record in records.read_as(path, 'teacher scores', _FlagEmbedding):
-    found: list[tuple[str, float]] = []
+    scored: list[tuple[str, float]] = []
     for side, texts, scores in (
       ('pos', record.pos, record.pos_scores),
       ('neg', record.neg or [], record.neg_scores),
@@ -396,9 +397,9 @@ def _read_flag_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, f
       if scores:
         if len(scores) != len(texts):
           raise InputError(f'{where}: {len(scores)} {side}_scores for {len(texts)} {side}')
-        found += zip(passages, scores, strict=True)
+        scored += zip(passages, scores, strict=True)
     given = record.id if record.query_id is None else record.query_id
-    yield str(number) if given is None else check_id(given, where), found
+    yield str(number) if given is None else check_id(given, where), scored
 
 
 # The parser of each format returns the query id, its text, positives and negatives.

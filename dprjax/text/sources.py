@@ -253,7 +253,7 @@ def locate(source: Source, roles: Sequence[str] = _ROLES) -> dict[str, epath.Pat
         'msmarco': (f'qrels.{split}.tsv',),
       }.get(format, any_of(split)),
     }
-    found = {
+    paths = {
       role: epath.Path(given) if (given := getattr(source, role)) else find_file(path, role, *some)
       for role, some in names.items()
       if role in roles
@@ -262,12 +262,12 @@ def locate(source: Source, roles: Sequence[str] = _ROLES) -> dict[str, epath.Pat
     if path.is_dir():
       path = find_file(path, format, *any_of(split))
     # These formats keep everything in one file.
-    found = dict.fromkeys(roles, path)
+    paths = dict.fromkeys(roles, path)
   if source.negatives:
-    found['negatives'] = epath.Path(source.negatives)
-  for role, file in found.items():
+    paths['negatives'] = epath.Path(source.negatives)
+  for role, file in paths.items():
     files.regular_file(file, f'{role} file')  # each is read more than once
-  return found
+  return paths
 
 
 def _is_table(path: epath.Path) -> bool:

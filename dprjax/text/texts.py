@@ -212,10 +212,10 @@ USUAL: dict[str, dict[str, tuple[str, ...]]] = {
 
 def digest(texts: Iterable[Text]) -> str:
   """SHA-256 of ids and texts."""
-  found = hashlib.sha256()
+  sha256 = hashlib.sha256()
   for text in texts:
-    found.update(pack(text))
-  return found.hexdigest()
+    sha256.update(pack(text))
+  return sha256.hexdigest()
 
 
 def pack(text: Text) -> bytes:

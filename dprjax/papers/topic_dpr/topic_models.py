@@ -107,13 +107,13 @@ class Topics:
     A text without known words gets the distribution over the documents.
     """
     texts = given.texts(texts)
-    found = np.tile(self.sizes / self.sizes.sum(), (len(texts), 1))
+    shares = np.tile(self.sizes / self.sizes.sum(), (len(texts), 1))
     for start in range(0, len(texts), _CHUNK):
       rows, mixtures = self._fit_mixtures(texts[start : start + _CHUNK])
-      own = mixtures[:, 1:].sum(axis=1, keepdims=True)
-      sound = own[:, 0] > 0  # False if the background explains all words
-      found[start + rows[sound]] = mixtures[sound, 1:] / own[sound]
-    return found.astype(np.float32)
+      weights = mixtures[:, 1:].sum(axis=1, keepdims=True)
+      sound = weights[:, 0] > 0  # False if the background explains all words
+      shares[start + rows[sound]] = mixtures[sound, 1:] / weights[sound]
+    return shares.astype(np.float32)
 
   def assign(self, texts: Sequence[str]) -> jt.Int32[np.ndarray, ' n']:
     """The most probable topic of each text; the largest topic if no word is known."""
@@ -308,11 +308,11 @@ class _Found(NamedTuple):
 def choose(texts: Iterable[str], most: int = MOST_DOCUMENTS) -> list[str]:
   """At most ``most`` texts, chosen by a hash."""
   texts = iter(texts)
-  found = list(itertools.islice(texts, most + 1))
-  if len(found) <= most:
-    return found
+  chosen = list(itertools.islice(texts, most + 1))
+  if len(chosen) <= most:
+    return chosen
   return heapq.nsmallest(
-    most, itertools.chain(found, texts), key=lambda text: hashlib.sha256(text.encode()).digest()
+    most, itertools.chain(chosen, texts), key=lambda text: hashlib.sha256(text.encode()).digest()
   )
 
 
