@@ -200,7 +200,7 @@ def _evaluate(args: Flags, given: Mapping[str, str | None]) -> dict[str, Any]:
     raise InputError(f'{run}: nothing to measure; give --qrels, or --answers and --corpus')
   if given['answers'] and corpus is None:
     raise InputError('--answers needs --corpus, the passages to search for answers')
-  judged = read_qrels(qrels) if qrels else {}
+  judged = read_qrels(qrels) if qrels else None
   questions = None
   if given['answers']:
     found = answers.read_answers(given['answers'])

@@ -396,7 +396,7 @@ def test_the_same_commands_on_every_engine(tmp_path, monkeypatch, command, write
 @pytest.mark.parametrize('kind', ['parquet', 'qdrant'])
 def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings, kind):
   monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(index, '_BLOCK', 10)
+  monkeypatch.setattr(storing, '_BLOCK', 10)
   write_embeddings('corpus', IDS, PASSAGES)
   write_embeddings('queries', ['q0'], QUERIES[:1], side='query')
   write_texts(tmp_path / 'corpus.jsonl')

@@ -239,7 +239,7 @@ def test_embeddings_of_something_else_are_refused(
         'config.prompt.sides',
       ),
     ),
-    (['--config.method=pretrain'], ('config.prompt.sides',)),
+    (['--config.method=pretrain'], ('config.method', 'pretrain')),
     (['--config.corpus_negatives=100000'], ('-1',)),
   ],
   ids=str,

@@ -154,7 +154,7 @@ SMALL = {
 def smaller(config, section=''):
   """Options that make a training small."""
   values = dict(configs.flat(config.to_dict()))
-  found = {key: most for key, most in MOST.items() if values[key] > most}
+  found = {key: most for key, most in MOST.items() if values.get(key, 0) > most}
   if folder := values['data.passage_embeddings']:  # the length of the tiny encoder
     manifest = json.loads(pathlib.Path(folder, 'manifest.json').read_text())
     found['data.passage_max_length'] = manifest['max_length']

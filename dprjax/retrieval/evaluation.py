@@ -33,7 +33,7 @@ class Questions(NamedTuple):
 
 def evaluate(
   run: Iterable[trec.Run],
-  judged: Qrels,
+  judged: Qrels | None,
   names: Sequence[str] = measures.DEFAULT_MEASURES,
   *,
   questions: Questions | None = None,
@@ -48,7 +48,7 @@ def evaluate(
 
   Args:
     run: whole queries, piece by piece; each piece is read once.
-    judged: every judged query counts, one without results as 0; may be empty with ``questions``.
+    judged: every judged query counts, one without results as 0; None with ``questions`` only.
     names: measures, as in ir_measures.
     corpus: the passages, for answers and for ids of judged documents.
     drop_same_id: leave out the document with the id of its query.
@@ -61,7 +61,7 @@ def evaluate(
   """
   measures.parse_measures(names)
   asked = {} if questions is None else questions.answers
-  has_judgements = bool(judged)
+  has_judgements, judged = judged is not None, judged or {}
   if drop_same_id:
     judged = _without_own_id(judged, labels[1])
   read = _read(run, judged, names, questions, drop_same_id)

@@ -422,6 +422,12 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
   Args:
     own: the prefix of options of a custom method, which `check_own` checks.
   """
+  for module in methods.option_modules(str(config.get('method')), config):
+    if lacks := [section for section in vars(module.table()) if section not in config]:
+      raise InputError(
+        f'{name}.method={config.method}: the config lacks its options {", ".join(lacks)}; begin '
+        f'with a recipe of this method, or with default({config.method!r}) in a config file'
+      )
   known, given = _known(config, name), flat(config.to_dict())
   owns = (own, *(f'alternatives.{one}.{own}' for one in config.alternatives))
   given = {key: value for key, value in given.items() if key in known or not key.startswith(owns)}

@@ -204,14 +204,15 @@ def go(one_device, tmp_path_factory):
     '--config.checkpoint.every=2',
     '--config.checkpoint.keep=5',
     '--config.eval.corpus_limit=20',
-    '--config.cross_encoder.dev_queries=4',
     '--config.log_every=1',
     '--config.backbone.vocab_size=1000',
   ]
 
   def run(recipe, *flags, workdir=None):
     workdir = workdir or tmp_path_factory.mktemp('nir') / 'run'
-    train.train(configs.parse([f'--config={ROOT}/configs/nir_{recipe}', *short, *flags]), workdir)
+    few = ['--config.cross_encoder.dev_queries=4'] if recipe.startswith('reranker') else []
+    given = [f'--config={ROOT}/configs/nir_{recipe}', *short, *few, *flags]
+    train.train(configs.parse(given), workdir)
     return workdir
 
   return run

@@ -16,7 +16,7 @@ from tests.workdirs import trainable_of
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 ROOT = pathlib.Path(__file__).parents[3]
 SHORT = ['--config.steps=2', '--config.eval.every=2', '--config.checkpoint.every=1']
-SHORT += ['--config.eval.corpus_limit=20', '--config.cross_encoder.dev_queries=4']
+SHORT += ['--config.eval.corpus_limit=20']
 SHORT += ['--config.backbone.vocab_size=1000', '--config.template.lengths=(2,2,2)']
 OF = {'retriever': ('qa', 'retrieval', 'dialogue'), 'reranker': ('paraphrase', 'qa', 'inference')}
 
@@ -38,6 +38,7 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
       f'--config={ROOT}/configs/nir_{stage}.py:{recipe},local',
       f'--workdir={tmp_path}/{name}',
       *SHORT,
+      *(['--config.cross_encoder.dev_queries=4'] if stage == 'reranker' else []),
       *flags,
     )
 
