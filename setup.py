@@ -43,7 +43,6 @@ REQUIRES = [
   'regex>=2026.11',
   'rich>=15.0',
   'safetensors>=0.8.0',
-  'scipy>=1.17',
   # It has wheels only for Linux; elsewhere search is exact.
   "scann>=1.4; sys_platform == 'linux' and python_version < '3.14'",
   'sentencepiece>=0.2.3',  # trains vocabularies; transformers reads XLM-R's with it
