@@ -23,9 +23,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from etils import epath
-
-from dprjax.base import cli, files, flags, outputs, reading
+from dprjax.base import cli, files, flags, outputs
 from dprjax.base.counts import counted, rate
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
@@ -130,7 +128,7 @@ def fuse(args: Flags) -> None:
         method=args.method,
         rrf_k=args.rrf_k,
         depth=args.depth,
-        bm25=_bm25(args, names),
+        bm25=fusing.bm25_settings({name: run.path for name, run in opened.items()}),
       )
     _write(args, opened, how, about)
     if kept is not None and how is not None:
@@ -182,31 +180,12 @@ def _of_file(path: str, names: Sequence[str]) -> fusion.Fusion:
   return how
 
 
-def _bm25(args: Flags, names: Sequence[str]) -> dict[str, Any] | None:
-  """The settings of the run called bm25, from its report, if dprjax.bm25 made it."""
-  for name, (_, path) in zip(names, args.run, strict=True):
-    report = _report(path)
-    if name == fusion.BM25 and report.get('index') == 'bm25s':
-      return report.get('settings')
-  return None
-
-
-def _report(run: str) -> dict[str, Any]:
-  """The report beside a run; empty if dprjax did not write one."""
-  path = epath.Path(f'{files.resolved(run)}.json')
-  try:
-    report = reading.read_json_object(path, 'report') if path.exists() else {}
-  except InputError:
-    return {}
-  return report if 'index' in report else {}
-
-
 def _check_spaces(args: Flags) -> None:
   """Raises InputError if reports show that scores of shards are not comparable."""
   spaces = {
     path: {field: report.get(field) for field in manifest.SPACE}
     for _, path in args.run
-    if 'backbone_sha256' in (report := _report(path))
+    if 'backbone_sha256' in (report := fusing.report_of(path))
   }
   for (one, space), (other, another) in itertools.pairwise(spaces.items()):
     manifest.check_same_space(one, space, other, another)
@@ -238,7 +217,8 @@ def _learn(args: Flags, opened: Mapping[str, Rankings]) -> tuple[fusion.Fusion, 
     gain.high,
     counted(learnt.queries, 'queries'),
   )
-  how = dataclasses.replace(learnt.fusion, bm25=_bm25(args, list(opened)))
+  settings = fusing.bm25_settings({name: run.path for name, run in opened.items()})
+  how = dataclasses.replace(learnt.fusion, bm25=settings)
   return how, {'learnt': learnt.about()}
 
 

@@ -1,6 +1,7 @@
 """Evaluates, fuses and mines rankings in memory, as the commands of the same names do."""
 
 import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 
 from dprjax.api import inputs, worker
-from dprjax.base import files, flags, reading, tables
+from dprjax.base import files, flags, outputs, reading, tables
 from dprjax.base.errors import InputError
 from dprjax.mine import Flags as MineFlags
 from dprjax.mine import mine as _mine
@@ -16,6 +17,7 @@ from dprjax.retrieval import comparison, evaluation, fusing, fusion
 from dprjax.retrieval import measures as _measures
 from dprjax.text import trec
 from dprjax.text.qrels import write_qrels
+from dprjax.text.rankings import Ranking, Rankings
 
 if TYPE_CHECKING:
   import pandas
@@ -58,17 +60,18 @@ def evaluate(
       ``strict`` forbids.
   """
   judged = inputs.judgements(relevant)
-  found = {
-    name: evaluation.evaluate(
-      [inputs.read_run(one, f'run {name}'.strip())],
+  labels = str(relevant) if inputs.is_path(relevant) else 'relevant'
+  found = {}
+  for name, one in _systems(run).items():
+    path = inputs.is_path(one)
+    found[name] = evaluation.evaluate(
+      trec.read_queries(one) if path else [inputs.read_run(one, f'run {name}')],
       judged,
       list(measures),
       strict=strict,
       drop_same_id=drop_same_id,
-      labels=(f'run {name}', 'relevant'),
+      labels=(str(one) if path else f'run {name}', labels),
     )
-    for name, one in _systems(run).items()
-  }
   names = list(next(iter(found.values()))['mean'])
   if per_query:
     rows = [
@@ -129,35 +132,38 @@ def fuse(
     )
   if min(k, depth, rrf_k) < 1:
     raise InputError(f'k, depth, rrf_k: {k}, {depth} and {rrf_k}; each is 1 or more')
-  opened = {
-    name: {
-      query: ranking
-      for found in [inputs.read_run(run, f'run {name}')]
-      for query, ranking in zip(found.query_ids, found.rankings(), strict=True)
-    }
-    for name, run in runs.items()
-  }
+  learns = method == 'learned'
+  if learns != (relevant is not None) or (learns and weights is not None):
+    raise InputError("relevant: method='learned' needs it, without weights; other methods do not")
+  paths: dict[str, Any] = {name: run for name, run in runs.items() if inputs.is_path(run)}
+  if weights_out is not None:
+    outputs.check_apart(weights_out, {'runs': list(paths.values())}, 'weights_out')
   given = weights if isinstance(weights, Mapping) else dict.fromkeys(runs, 1.0)
   how = fusion.Fusion(weights=given, method=method, rrf_k=rrf_k, depth=depth)
   about: dict[str, Any] = {}
-  if method == 'learned':
-    if relevant is None:
-      raise InputError("method='learned' needs relevant, judgements of the queries")
-    learnt = fusing.learn(opened, inputs.judgements(relevant), depth, 'relevant')
-    how, about = learnt.fusion, {'learnt': learnt.about()}
-  elif weights is not None and not isinstance(weights, Mapping):
-    how = fusion.read(weights)
-  if how.weights.keys() != runs.keys():
-    raise InputError(
-      f'weights are for {", ".join(how.weights)}, but the runs are {", ".join(runs)}'
-    )
+  with contextlib.ExitStack() as stack:
+    opened: dict[str, Mapping[str, Ranking]] = {
+      name: stack.enter_context(Rankings(paths[name])) if name in paths else _rankings(run, name)
+      for name, run in runs.items()
+    }
+    if relevant is not None:
+      learnt = fusing.learn(opened, inputs.judgements(relevant), depth, 'relevant')
+      how, about = learnt.fusion, {'learnt': learnt.about()}
+    if weights is not None and not isinstance(weights, Mapping):
+      how = fusion.read(weights)
+    else:
+      how = dataclasses.replace(how, bm25=fusing.bm25_settings(paths))
+    if how.weights.keys() != runs.keys():
+      raise InputError(
+        f'weights are for {", ".join(how.weights)}, but the runs are {", ".join(runs)}'
+      )
+    rows = [
+      (query, rank, passage, float(score))
+      for query, ranking in fusing.fuse(opened, how, k, paths)
+      for rank, (passage, score) in enumerate(zip(*ranking, strict=True), start=1)
+    ]
   if weights_out is not None:
     fusion.write(weights_out, how, **about)
-  rows = [
-    (query, rank, passage, float(score))
-    for query, ranking in fusing.fuse(opened, how, k)
-    for rank, (passage, score) in enumerate(zip(*ranking, strict=True), start=1)
-  ]
   return _table(('query_id', 'rank', 'passage_id', 'score'), rows)
 
 
@@ -193,17 +199,22 @@ def mine(
   with _folder() as folder:
     inputs.write_queries(queries, folder / 'queries.jsonl')
     inputs.write_corpus(corpus, folder / 'corpus.jsonl')
-    write_qrels(folder / 'qrels.tsv', inputs.judgements(relevant))
-    paths = {}
+    qrels: Any = relevant
+    if not inputs.is_path(relevant):
+      qrels = folder / 'qrels.tsv'
+      write_qrels(qrels, inputs.judgements(relevant))
+    paths: dict[str, Any] = {}
     for number, (name, run) in enumerate(runs.items()):
-      paths[name] = folder / f'{number}.trec'
-      trec.write_run(paths[name], inputs.read_run(run, f'run {name}'), 'run')
+      paths[name] = run
+      if not inputs.is_path(run):
+        paths[name] = folder / f'{number}.trec'
+        trec.write_run(paths[name], inputs.read_run(run, f'run {name}'), 'run')
     path = epath.Path(out) if out is not None else folder / 'train.jsonl'
     args = flags.of(
       MineFlags,
       queries=folder / 'queries.jsonl',
       corpus=folder / 'corpus.jsonl',
-      qrels=folder / 'qrels.tsv',
+      qrels=qrels,
       run=[f'{name}={path}' for name, path in paths.items()],
       out=path,
       **options,
@@ -218,6 +229,11 @@ def mine(
         rows.append((record['query_id'], one['docid'], *origin, sources, text))
   names = ('query_id', 'passage_id', 'retriever', 'rank', 'score', 'sources', 'text')
   return _table(names, rows)
+
+
+def _rankings(run: inputs.Run, name: str) -> dict[str, Ranking]:
+  found = inputs.read_run(run, f'run {name}')
+  return dict(zip(found.query_ids, found.rankings(), strict=True))
 
 
 def _systems(run: Any) -> dict[str, Any]:

@@ -7,9 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
+from dprjax.base import files as base_files
+from dprjax.base import reading
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
 from dprjax.base.progress import Progress
 from dprjax.retrieval import comparison, fusion
 from dprjax.text.fields import report_ids
@@ -128,6 +132,22 @@ def fuse(
       'the runs have no document in common; are they from the same corpus? --shards merges parts '
       'of one'
     )
+
+
+def report_of(run: PathLike) -> dict[str, Any]:
+  """The report beside a run; empty if dprjax did not write one."""
+  path = epath.Path(f'{base_files.resolved(run)}.json')
+  try:
+    report = reading.read_json_object(path, 'report') if path.exists() else {}
+  except InputError:
+    return {}
+  return report if 'index' in report else {}
+
+
+def bm25_settings(paths: Mapping[str, PathLike]) -> dict[str, Any] | None:
+  """The settings of the run called bm25, from its report, if dprjax.bm25 made it."""
+  report = report_of(paths[fusion.BM25]) if fusion.BM25 in paths else {}
+  return report.get('settings') if report.get('index') == 'bm25s' else None
 
 
 def _of(runs: Runs, query_id: str) -> dict[str, Ranking]:

@@ -4,6 +4,7 @@ import pytest
 
 import dprjax
 from dprjax.base import tables
+from dprjax.retrieval import fusion
 from tests.commands import evaluate, fuse
 from tests.refusals import refused
 
@@ -95,5 +96,24 @@ def test_arguments_are_checked():
     dprjax.fuse({'one': RUN})
   with refused('three'):
     dprjax.fuse({'one': RUN, 'other': WORSE}, weights={'one': 1, 'three': 1})
+  with refused('relevant'):
+    dprjax.fuse({'one': RUN, 'other': WORSE}, relevant=RELEVANT)
+  with refused('weights'):
+    learnt = {'relevant': RELEVANT, 'weights': {'one': 1, 'other': 0}}
+    dprjax.fuse({'one': RUN, 'other': WORSE}, 'learned', **learnt)
   with refused('nonsense'):
     dprjax.evaluate(RUN, RELEVANT, ['nonsense'])
+
+
+def test_a_run_in_a_file_is_kept_and_its_bm25_is_known(tmp_path):
+  run, out = tmp_path / 'bm25.trec', tmp_path / 'fusion.json'
+  run.write_text('a Q0 x 1 2.0 t\nb Q0 y 1 1.0 t\n')
+  settings = {'k1': 1.2, 'b': 0.5, 'language': 'none'}
+  report = {'index': 'bm25s', 'settings': settings}
+  (tmp_path / 'bm25.trec.json').write_text(json.dumps(report))
+  runs = {'bm25': run, 'dense': RUN}
+  with refused('weights_out', 'bm25.trec'):
+    dprjax.fuse(runs, weights_out=run)
+  assert run.read_text().startswith('a Q0 x')
+  dprjax.fuse(runs, weights_out=out)
+  assert fusion.read(out).bm25 == settings
