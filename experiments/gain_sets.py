@@ -190,7 +190,7 @@ def cut_questions(source):
 
 def from_beir(folder, train, test):
   """A source whose texts are in a BEIR folder."""
-  entries = [entry for _, entry in texts.read_corpus(folder / 'corpus.jsonl')]
+  entries = [entry.record for entry in texts.read_entries(folder / 'corpus.jsonl', 'passage')]
   queries = {one.id: one.text for one in texts.read_texts(folder / 'queries.jsonl', 'query')}
   return Source(entries, queries, train, test)
 

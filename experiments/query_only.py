@@ -158,7 +158,8 @@ class Experiment(systems.Runs):
       order = sorted(found[split], key=gain_sets.hashed)[: getattr(SETS[name], split)]
       found[split] = {query: found[split][query] for query in order}
     judged = {doc for split in found.values() for docs in split.values() for doc in docs}
-    self.write_corpus(folder, list(texts.read_corpus(source / 'corpus.jsonl')), judged)
+    entries = texts.read_entries(source / 'corpus.jsonl', 'passage')
+    self.write_corpus(folder, [entry.record for entry in entries], judged)
     shutil.copyfile(source / 'queries.jsonl', folder / 'queries.jsonl')
     for split in ('train', 'dev', 'test'):
       write_qrels(folder / 'qrels' / f'{split}.tsv', found[split])
@@ -170,9 +171,9 @@ class Experiment(systems.Runs):
       (paper for paper in paper_records.read_papers(source) if paper.title and paper.passage),
       key=lambda paper: gain_sets.hashed(paper.id),
     )[:4500]
-    entries = [(0, texts.PassageRecord(paper.id, '', paper.passage)) for paper in whole]
+    entries = [texts.PassageRecord(paper.id, '', paper.passage) for paper in whole]
     self.write_corpus(folder, entries, set())
-    kept = {entry.id for _, entry in texts.read_corpus(folder / 'corpus.jsonl')}
+    kept = {text.id for text in texts.read_texts(folder / 'corpus.jsonl', 'passage')}
     whole = [paper for paper in whole if paper.id in kept]
     with files.atomic_write(folder / 'queries.jsonl') as file:
       for paper in whole:
@@ -184,10 +185,10 @@ class Experiment(systems.Runs):
 
   def write_corpus(self, folder, entries, judged):
     """The judged passages, and others up to --passages of them all."""
-    entries = sorted(entries, key=lambda one: one[1].id not in judged)
+    entries = sorted(entries, key=lambda one: one.id not in judged)
     entries = entries[: max(self.args.passages, len(judged))]
     with files.atomic_write(folder / 'corpus.jsonl') as file:
-      for _, entry in entries:
+      for entry in entries:
         row = {'_id': entry.id, 'title': entry.title, 'text': entry.text}
         file.write(json.dumps(row) + '\n')
 

@@ -151,15 +151,16 @@ def record_texts(path: PathLike, what: str) -> Iterator[tuple[int, str, str]]:
 
   Arrays are read entry by entry: DPR training files exceed most memories.
   """
+  name = str(path)  # that of an epath takes longer than a row
   with open_text(path, what) as file:
-    with decoding(str(path), lambda: ', line 1 or after it'):
+    with decoding(name, lambda: ', line 1 or after it'):
       start = file.read(64)
     if start.lstrip().startswith('['):
-      for number, text in _split_array(file, start.lstrip()[1:], str(path)):
-        yield number, f'{path}, entry {number}', text
+      for number, text in _split_array(file, start.lstrip()[1:], name):
+        yield number, f'{name}, entry {number}', text
     else:
-      for number, line in number_lines(file, str(path), start):
-        yield number, f'{path}, line {number}', line
+      for number, line in number_lines(file, name, start):
+        yield number, f'{name}, line {number}', line
 
 
 def _split_array(file: IO[str], buffer: str, name: str) -> Iterator[tuple[int, str]]:

@@ -1,10 +1,10 @@
 """Passages with all fields of their file: title, text and others."""
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dprjax.base import files, reading
+from dprjax.base import files
 from dprjax.text import texts
 
 Value = str | int | float | bool | list[str]
@@ -37,34 +37,28 @@ def read_documents(
   path: files.PathLike, columns: Mapping[str, str] | None = None
 ) -> Iterator[Document]:
   """The passages of an input. Takes the arguments and raises the errors of `texts.read_texts`."""
-  return iter(_Documents(path, 'passage', columns=columns))  # type: ignore[arg-type]
+  return map(_document, texts.Texts(path, 'passage', columns=columns).entries())
 
 
-class _Documents(texts.Texts):
-  def _passage(
-    self,
-    record: texts.PassageRecord,
-    source: Mapping[str, Any] | str,
-    used: Container[str] = ('_id', 'title', 'text'),
-  ) -> Document:
-    fields = dict(reading.parse_object(source, '') if isinstance(source, str) else source)
-    metadata = fields.get('metadata')
-    if isinstance(metadata, dict):
-      del fields['metadata']
-      fields = metadata | fields
-    made = Document(record.id, record.joined)
-    made.payload, made.omitted = {}, []
-    for name, value in (('title', record.title), ('text', record.text)):
-      if value:
-        made.payload[name] = value
-    for name, value in fields.items():
-      if name in used or value is None:
-        continue
-      if _STORED.fullmatch(name) and name not in ('title', 'text', *RESERVED) and _is_plain(value):
-        made.payload[name] = value
-      else:
-        made.omitted.append(name)
-    return made
+def _document(entry: texts.Entry) -> Document:
+  record, fields = entry.record, dict(entry.values)
+  metadata = fields.get('metadata')
+  if isinstance(metadata, dict):
+    del fields['metadata']
+    fields = metadata | fields
+  made = Document(record.id, record.joined)
+  made.payload, made.omitted = {}, []
+  for name, value in (('title', record.title), ('text', record.text)):
+    if value:
+      made.payload[name] = value
+  for name, value in fields.items():
+    if name in entry.roles.values() or value is None:
+      continue
+    if _STORED.fullmatch(name) and name not in ('title', 'text', *RESERVED) and _is_plain(value):
+      made.payload[name] = value
+    else:
+      made.omitted.append(name)
+  return made
 
 
 def _is_plain(value: Any) -> bool:

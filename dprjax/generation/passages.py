@@ -3,13 +3,10 @@
 import heapq
 from collections.abc import Iterable, Iterator
 
-from etils import epath
-
 from dprjax.base import draws, files, words
 from dprjax.base.progress import Progress
-from dprjax.text import documents, hub_data, inputs, records
 from dprjax.text.read_report import ReadReport
-from dprjax.text.texts import PassageRecord, Texts, read_corpus
+from dprjax.text.texts import PassageRecord, Texts
 
 _SHORT = 8  # words; shorter passages are not asked about
 
@@ -20,9 +17,8 @@ def read_passages(path: files.PathLike) -> Iterator[PassageRecord]:
   Passages of documents have the headings above them as titles.
   """
   progress = Progress('passages', task=f'reading {path}')
-  corpus = _corpus_file(path)
-  for passage in _others(path) if corpus is None else (entry for _, entry in read_corpus(corpus)):
-    yield passage
+  for entry in Texts(path, 'passage').entries():
+    yield entry.record
     progress.advance()
 
 
@@ -51,35 +47,3 @@ def sample(
     else:
       heapq.heappushpop(heap, entry)
   return [passage for _, _, passage in sorted(heap, reverse=True)]
-
-
-def _corpus_file(path: files.PathLike) -> epath.Path | None:
-  """The jsonl corpus or MS MARCO tsv at a path, or in a BEIR folder.
-
-  Returns:
-    None for anything else.
-  """
-  if hub_data.is_named(path) or files.is_pattern(path):
-    return None
-  found = files.existing(path, 'corpus')
-  if found.is_dir():
-    return inputs.variant(found, 'corpus.jsonl')
-  files.regular_file(found, 'corpus')
-  return None if records.ending_of(found) in ('csv', 'parquet') or _cut(found) else found
-
-
-def _cut(path: epath.Path) -> bool:
-  [found] = inputs.find(path, 'passage')
-  return found.document
-
-
-def _others(path: files.PathLike) -> Iterator[PassageRecord]:
-  """The passages of tables and documents."""
-  found = inputs.find(path, 'passage')
-  if any(not one.document for one in found):
-    for text in Texts(path, 'passage'):
-      yield PassageRecord(text.id, '', text.text)
-    return
-  for one in found:
-    for passage in documents.read_passages(one.path, one.name):
-      yield PassageRecord(passage.id, passage.title, passage.text)

@@ -20,7 +20,7 @@ from dprjax.base.reading import plain_name, read_lines, read_records
 from dprjax.retrieval.measures import Metrics
 from dprjax.text.columns import split_rows
 from dprjax.text.fields import Id, UniqueIds, check_id
-from dprjax.text.texts import read_entries
+from dprjax.text.texts import Texts
 from dprjax.text.trec import Run
 
 MATCHES = ('string', 'regex')
@@ -177,10 +177,6 @@ def _read_table(path: PathLike) -> Iterator[tuple[int, str, _Question]]:
 def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:
   """Texts, without titles, of these passages of a corpus."""
   passages: dict[str, str] = {}
-  unique = UniqueIds(path, 'passage')
-  for number, entry, quoted in read_entries(path):
-    if entry.id in ids:
-      unique.add(entry.id, number)
-      # DPR strips the remaining quotes.
-      passages[entry.id] = entry.text.strip('"') if quoted else entry.text
+  for entry in Texts(path, 'passage', ids).entries():
+    passages[entry.record.id] = entry.record.text.strip('"')  # as DPR
   return passages

@@ -34,7 +34,6 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.retrieval import mined
 from dprjax.text import runs, texts
-from dprjax.text.fields import ManyIds
 from dprjax.text.qrels import read_qrels
 from dprjax.text.read_report import ReadReport
 from dprjax.text.texts import PassageRecord, read_texts
@@ -239,7 +238,7 @@ def _insert(tables: 'DuckDBPyConnection', name: str, columns: Mapping[str, Any])
 def _add_passages(tables: 'DuckDBPyConnection', path: str) -> None:
   """Fills ``passages``."""
   progress, count = Progress('passages', task=f'reading {path}'), 0
-  passages = _passages(path)
+  passages = (entry.record for entry in texts.Texts(path, 'passage').entries())
   while some := list(itertools.islice(passages, _CHUNK)):
     ids, titles, bodies = zip(*some, strict=True)
     columns = {
@@ -252,22 +251,6 @@ def _add_passages(tables: 'DuckDBPyConnection', path: str) -> None:
     _insert(tables, 'passages', columns)
     count += len(some)
     progress(count)
-  if not count:
-    raise InputError(f'{path}: it has no passages')
-
-
-def _passages(path: str) -> Iterator[PassageRecord]:
-  """The passages of a corpus, with their titles if its rows are lines."""
-  lines = texts.corpus_lines(path)
-  if lines is None:
-    yield from (PassageRecord(one.id, '', one.text) for one in read_texts(path, 'passage'))
-    return
-  ids = ManyIds('passage')
-  ids.begin(path)
-  for line, passage in texts.read_corpus(lines):
-    ids.add(passage.id, line)
-    yield passage
-  ids.finish()
 
 
 def digest(text: str) -> int | None:

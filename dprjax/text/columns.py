@@ -94,4 +94,5 @@ def delimiter_of(header: str) -> str:
 
 def names_of(line: str, delimiter: str = '\t') -> list[str]:
   """The names in a header, in lower case and without quotes."""
-  return [name.strip().strip('"').strip().lower() for name in line.split(delimiter)]
+  names = header_of(name.strip().strip('"') for name in line.split(delimiter))
+  return [name.lower() for name in names]

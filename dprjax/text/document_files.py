@@ -2,14 +2,13 @@
 
 | file | documents |
 |---|---|
-| .jsonl | objects with `text` (or `abstract`, as arXiv) and perhaps `title` and an id |
-| .tsv | the collection of MS MARCO or DPR, see `text.texts` |
+| .jsonl, .csv, .tsv, .parquet | passages, see `text.texts` |
 | .txt | one document; blank lines separate paragraphs, whose lines are joined |
 | .zip | its .txt files |
 
-All but .zip may be compressed. A folder is read with its subfolders, in the order of names; a BEIR
-or MS MARCO folder gives only its corpus. A newline in a text ends a sentence; a title is the first
-line.
+All but .parquet and .zip may be compressed. A folder is read with its subfolders, in the order of
+names; a BEIR or MS MARCO folder gives only its corpus. A newline in a text ends a sentence; a title
+is the first line.
 """
 
 import errno
@@ -21,17 +20,16 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import IO, NamedTuple
 
-import msgspec
 from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.text import texts
-from dprjax.text.fields import Id, check_id
+from dprjax.text.fields import check_id
 from dprjax.text.read_report import ReadReport
 from dprjax.text.sentences import paragraphs
 
-_KINDS = ('.jsonl', '.tsv', '.txt', '.zip')
+_KINDS = ('.jsonl', '.csv', '.tsv', '.parquet', '.txt', '.zip')
 # Characters; a longer text file becomes several documents, so that it need not fit into memory.
 _PART = 1 << 20
 _MOST_PACKED = 200  # largest plausible compression of text in a zip file
@@ -74,7 +72,7 @@ def find_files(paths: Sequence[files.PathLike], report: ReadReport) -> list[epat
       inside = [given] if _kind(given) else []
     if not inside:
       raise InputError(
-        f'{given}: no text; expected .jsonl, .tsv, .txt or .zip, perhaps with '
+        f'{given}: no text; expected {", ".join(_KINDS)}, perhaps with '
         f'{", ".join(reading.COMPRESSED)}'
       )
     found += inside
@@ -116,37 +114,21 @@ def _kind(path: epath.Path) -> str | None:
 
 def _read(path: epath.Path) -> Iterator[Document]:
   match _kind(path):
-    case '.jsonl':
-      yield from _read_records(path)
-    case '.tsv':
-      for _, entry in texts.read_corpus(path, 'msmarco'):
-        yield Document(entry.id, entry.joined)
     case '.txt':
       with reading.open_text(path, 'text') as file:
         yield from _read_text(file, path.name, str(path))
     case '.zip':
       yield from _read_zip(path)
+    case _:
+      yield from _read_entries(path)
 
 
-class _Record(msgspec.Struct):
-  text: str | None = None
-  abstract: str | None = None
-  title: str | None = None
-  bare_id: Id | None = msgspec.field(default=None, name='id')
-  id: Id | None = msgspec.field(default=None, name='_id')
-  docid: Id | None = None
-
-
-def _read_records(path: epath.Path) -> Iterator[Document]:
-  for number, record in reading.read_jsonl(path, 'text', _Record):
-    where = f'{path}, line {number}'
-    text = record.abstract if record.text is None else record.text
-    if text is None:
-      raise InputError(f'{where}: expected the key text, or abstract (arXiv)')
-    given = (id_ for id_ in (record.id, record.bare_id, record.docid) if id_ is not None)
-    id_ = check_id(next(given, f'{path.name}:{number}'), where)
+def _read_entries(path: epath.Path) -> Iterator[Document]:
+  for entry in texts.read_entries(path, 'passage'):
+    _, title, text = entry.record
+    id_ = entry.record.id if 'id' in entry.roles else f'{path.name}:{entry.number}'
     # A title without a text is left out.
-    yield Document(id_, f'{record.title or ""}\n{text}'.strip() if text.strip() else '')
+    yield Document(id_, f'{title}\n{text}'.strip() if text.strip() else '')
 
 
 def _read_zip(path: epath.Path) -> Iterator[Document]:

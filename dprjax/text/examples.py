@@ -34,7 +34,7 @@ from etils import epath
 from dprjax.base import reading
 from dprjax.base.errors import InputError
 from dprjax.text import records
-from dprjax.text.fields import Id, Labels, check_id, labels
+from dprjax.text.fields import Id, check_id
 from dprjax.text.texts import Passage, Query, Text
 
 UNDENOISED, DENOISED = MINED_SOURCES = ('undenoised', 'denoised')  # DPTDR section 3.3
@@ -142,7 +142,6 @@ class _Arxiv(msgspec.Struct):
   id: Id
   title: str | None = None
   abstract: str | None = None
-  categories: Labels = None
 
 
 _MakePassage = Callable[[Id | None, str | None, str], Passage]
@@ -327,12 +326,6 @@ def read_passages(
       if passage.id not in seen:
         seen.add(passage.id)
         yield number, passage
-
-
-def read_categories(path: epath.Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-  """Yields (number, id, categories) of the papers of an arXiv file."""
-  for number, where, record in reading.read_records(path, 'data file', _Arxiv):
-    yield number, check_id(record.id, where), labels(record.categories, where)
 
 
 def detect_format(path: epath.Path, columns: Mapping[str, str] | None = None) -> str:

@@ -5,11 +5,11 @@ import logging
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dprjax.base import reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.base.reading import read_lines
 
 if TYPE_CHECKING:
   from dprjax.base import hashes
@@ -28,8 +28,8 @@ logger = logging.getLogger('dprjax')
 Id = str | int
 """An id in JSON."""
 
-Labels = str | list[str] | None
-"""Labels in JSON: a list, or one text with spaces in between."""
+_Labels: Any = str | list[str] | None
+"""_Labels in JSON: a list, or one text with spaces in between."""
 
 
 def check_id(given: Id, where: str) -> str:
@@ -43,9 +43,10 @@ def check_id(given: Id, where: str) -> str:
   return id_
 
 
-def labels(given: Labels, where: str) -> tuple[str, ...]:
-  """The labels, each once."""
-  names = given.split() if isinstance(given, str) else given or ()
+def labels(given: Any, where: str) -> tuple[str, ...]:
+  """The labels of a list, or of one text with spaces in between, each once."""
+  named = reading.convert(given, where, _Labels)
+  names = named.split() if isinstance(named, str) else named or ()
   if len(names) > _MOST_LABELS or not all(name.strip() == name != '' for name in names):
     raise InputError(
       f'{where}: expected at most {_MOST_LABELS:,} labels, none empty or with spaces around it'
@@ -56,7 +57,7 @@ def labels(given: Labels, where: str) -> tuple[str, ...]:
 def read_ids(path: PathLike, what: str = 'ids') -> list[str]:
   """A file of ids, one a line; blank lines are left out."""
   ids = UniqueIds(path, 'the')
-  for number, line in read_lines(path, what):
+  for number, line in reading.read_lines(path, what):
     ids.add(check_id(line, f'{path}, line {number}'), number)
   return list(ids.lines)
 

@@ -7,12 +7,17 @@
 | .parquet | values under the names of the columns |
 | hf:NAME[:SPLIT] | of the ``datasets`` library, see `dprjax.text.hub_data` |
 
+A caller may take tables without a header, too (`Unnamed`). Values of .csv may be in quotes, as the
+Python csv module writes them. Those of .tsv may be if the header has a quote, or is that of the
+psgs_w100.tsv of DPR, `id text title`, or `id text`; elsewhere quotes are ordinary characters. A
+quoted value may contain newlines. Every row has as many values as the first.
+
 The index of pandas is the column `INDEX` in each. All but .parquet may be compressed. One row, or a
 batch of them, is in memory at a time.
 """
 
 import itertools
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dprjax.base import files, reading
@@ -25,10 +30,10 @@ if TYPE_CHECKING:
 
 T = TypeVar('T')
 
-_TABLES = ('csv', 'tsv')
-ENDINGS = ('jsonl', 'json', *_TABLES, 'parquet')
+ENDINGS = ('jsonl', 'json', 'csv', 'tsv', 'parquet')
 INDEX = columns.UNNAMED.format(0)
 
+_QUOTED = (['id', 'text'], ['id', 'text', 'title'])
 _BATCH = 1024  # rows of a parquet file at a time
 
 
@@ -40,13 +45,38 @@ class Row(NamedTuple):
   values: dict[str, Any]
 
 
+class Unnamed(NamedTuple):
+  """Tables that may do without a header.
+
+  Attributes:
+    is_header: whether the cells of the first line, in lower case, are names.
+    positions: the names of the columns if they are not, one tuple for each possible number.
+  """
+
+  is_header: Callable[[list[str]], bool]
+  positions: Sequence[Sequence[str]]
+
+
 def ending_of(path: files.PathLike) -> str:
   """The ending of a file name in lower case, without the ending of a compression."""
   return reading.plain_name(path).rpartition('.')[2].lower()
 
 
-def read(path: files.PathLike, what: str) -> Iterator[Row]:
-  """Yields the rows of a source, ``what`` in messages."""
+def is_json(path: files.PathLike) -> bool:
+  return not hub_data.is_named(path) and ending_of(path) in ('jsonl', 'json')
+
+
+def unit_of(path: files.PathLike) -> str:
+  """What the number of a `Row` counts."""
+  return 'row' if hub_data.is_named(path) or ending_of(path) == 'parquet' else 'line'
+
+
+def read(path: files.PathLike, what: str, unnamed: Unnamed | None = None) -> Iterator[Row]:
+  """Yields the rows of a source, ``what`` in messages.
+
+  A file with an ending that is not in `ENDINGS` is a table of tabs if that may be ``unnamed``, and
+  JSON otherwise.
+  """
   if hub_data.is_named(path):
     for number, values in enumerate(hub_data.rows(str(path)), 1):
       yield Row(number, f'{path}, row {number}', values)
@@ -54,8 +84,8 @@ def read(path: files.PathLike, what: str) -> Iterator[Row]:
   match ending_of(path):
     case 'parquet':
       yield from _read_parquet(path, what)
-    case 'csv' | 'tsv':
-      yield from _read_table(path, what)
+    case ending if ending in ('csv', 'tsv') or (unnamed and not is_json(path)):
+      yield from _read_table(path, what, unnamed)
     case _:
       for number, where, text in reading.record_texts(path, what):
         yield Row(number, where, reading.parse_object(text, where))
@@ -63,7 +93,7 @@ def read(path: files.PathLike, what: str) -> Iterator[Row]:
 
 def read_as(path: files.PathLike, what: str, of: type[T]) -> Iterator[tuple[int, str, T]]:
   """`reading.read_records` of any kind of source."""
-  if not hub_data.is_named(path) and ending_of(path) in ('jsonl', 'json'):
+  if is_json(path):
     yield from reading.read_records(path, what, of)
     return
   for row in read(path, what):
@@ -77,21 +107,11 @@ def read_columns(
 
   A table may do without a header: then it has these columns only.
   """
-  is_table, tabs = ending_of(path) in _TABLES, ending_of(path) == 'tsv'
-  lines = reading.read_lines(path, what, blank=True) if is_table else iter(())
-  first = next((line for _, line in lines if line.strip()), '')
-  if first and not set(names) <= {*columns.names_of(first, columns.delimiter_of(first))}:
-    lines, delimiter = reading.read_lines(path, what, blank=True), '\t' if tabs else ','
-    for number, cells in columns.split_rows(lines, str(path), delimiter, quoted=not tabs):
-      if len(cells) != len(names):
-        raise InputError(
-          f'{path}, line {number}: {len(cells)} columns; expected {", ".join(names)}, between '
-          f'{"tabs" if tabs else "commas"} or under a header'
-        )
-      yield number, list(cells)
-    return
-  for row in read(path, what):
-    values = {name.lower() if is_table else name: value for name, value in row.values.items()}
+  unnamed = Unnamed(set(names).issubset, [names])
+  for row in read(path, what, None if is_json(path) else unnamed):
+    values = row.values
+    if not values.keys() >= set(names):
+      values = {name.lower(): value for name, value in values.items()}
     if absent := [name for name in names if name not in values]:
       raise InputError(f'{row.where}: {", ".join(absent)} missing; expected {", ".join(names)}')
     yield row.number, [values[name] for name in names]
@@ -179,33 +199,38 @@ def id_of(value: Any, where: str, name: str) -> str:
   return identifier(value, f'{where}: {name}')
 
 
-def _read_table(path: files.PathLike, what: str) -> Iterator[Row]:
-  lines = reading.read_lines(path, what, blank=True)
-  for number, line in lines:
-    if line.strip():
-      again, tabs = itertools.chain([(number, line)], lines), ending_of(path) == 'tsv'
-      yield from table_rows(again, str(path), columns.delimiter_of(line), not tabs or '"' in line)
-      return
-
-
-def table_rows(
-  lines: Iterator[tuple[int, str]], name: str, delimiter: str, quoted: bool | None = None
-) -> Iterator[Row]:
-  """The rows of a table of numbered lines, the first its header.
-
-  Without ``quoted``, values may be in quotes if the header is.
-  """
-  first = next(lines, (1, ''))
-  quoted = '"' in first[1] if quoted is None else quoted
-  rows = columns.split_rows(itertools.chain([first], lines), name, delimiter, quoted=quoted)
-  number, header = next(rows, (1, list[str]()))
-  names = columns.header_of(header)
-  if len(set(names)) < len(names):
-    raise InputError(
-      f'{name}, line {number}: expected a header with distinct names, not {", ".join(names):.80}'
-    )
+def _read_table(path: files.PathLike, what: str, unnamed: Unnamed | None) -> Iterator[Row]:
+  lines, place = reading.read_lines(path, what, blank=True), str(path)
+  first = next(((number, line) for number, line in lines if line.strip()), None)
+  if first is None:
+    return
+  tabs, delimiter = ending_of(path) != 'csv', columns.delimiter_of(first[1])
+  header = columns.names_of(first[1], delimiter)
+  if len(header) == 1 or (unnamed and not unnamed.is_header(header)):
+    delimiter = '\t' if tabs else ','
+    header = columns.names_of(first[1], delimiter)
+  names: Sequence[str] = ()
+  bare = unnamed is not None and not unnamed.is_header(header)
+  quoted = not tabs or (not bare and ('"' in first[1] or header in _QUOTED))
+  rows = columns.split_rows(itertools.chain([first], lines), place, delimiter, quoted=quoted)
   for number, cells in rows:
-    yield Row(number, f'{name}, line {number}', dict(zip(names, cells, strict=True)))
+    where = f'{place}, line {number}'
+    if names:
+      yield Row(number, where, dict(zip(names, cells, strict=True)))
+    elif unnamed is not None and bare:
+      names = next((one for one in unnamed.positions if len(one) == len(cells)), ())
+      if not names:
+        raise InputError(
+          f'{where}: {len(cells)} columns between {"tabs" if tabs else "commas"}; expected '
+          f'{", or ".join(" ".join(one) for one in unnamed.positions)}, or a header'
+        )
+      yield Row(number, where, dict(zip(names, cells, strict=True)))
+    else:
+      names = columns.header_of(cells)
+      if len(set(names)) < len(names):
+        raise InputError(
+          f'{where}: expected a header with distinct names, not {", ".join(names):.80}'
+        )
 
 
 def _read_parquet(path: files.PathLike, what: str) -> Iterator[Row]:

@@ -340,7 +340,7 @@ def _read_queries(how: _How, queries: epath.Path, judgements: epath.Path) -> _Qu
     return _Queries(*_read_examples(how, queries), ReadReport())
   named = {'text': 'query', 'id': 'query_id'}
   columns = {role: how.of(name)[name] for role, name in named.items() if how.of(name)}
-  read = texts.read_texts(queries, 'query', format=_layout_of(how), columns=columns)
+  read = texts.read_texts(queries, 'query', columns=columns)
   found = {query.id: query for query in read}
   report = ReadReport()
   return _Queries(found, _known(read_qrels(judgements), found, report), {}, report)
@@ -359,11 +359,6 @@ def _read_labels(how: _How, path: epath.Path) -> _Queries:
     )
   qrels = {query.id: dict.fromkeys(of_label.get(label, ()), 1) for label, query in queries}
   return _Queries({query.id: query for _, query in queries}, qrels, {}, ReadReport())
-
-
-def _layout_of(how: _How) -> str:
-  """The layout of a file of texts; '' to detect it by name and first line."""
-  return 'msmarco' if how.format == 'msmarco' else ''
 
 
 def _read_passages(how: _How, path: epath.Path) -> Iterator[Passage]:
@@ -404,9 +399,8 @@ def _size(*paths: epath.Path) -> int:
   )
 
 
-def _read_categories(how: _How, path: epath.Path) -> dict[str, tuple[str, ...]]:
-  read = texts.read_categories if how.format == 'beir' else examples.read_categories
-  return {id_: categories for _, id_, categories in read(path)}
+def _read_categories(_: _How, path: epath.Path) -> dict[str, tuple[str, ...]]:
+  return dict(texts.read_categories(path))
 
 
 def _parse_passages(how: _How, path: epath.Path) -> Iterator[Passage]:
@@ -414,7 +408,7 @@ def _parse_passages(how: _How, path: epath.Path) -> Iterator[Passage]:
     found = examples.read_passages(how.format, path, dict(how.columns))
     return (passage for _, passage in found)
   columns = how.of(*texts.USUAL['passage'])
-  return texts.read_texts(path, 'passage', format=_layout_of(how), columns=columns)
+  return texts.read_texts(path, 'passage', columns=columns)
 
 
 def _read_examples(how: _How, path: epath.Path) -> tuple[dict[str, Query], Qrels, Negatives]:

@@ -12,7 +12,7 @@ from etils import epath
 
 from dprjax.base import hashes
 from dprjax.base.errors import InputError
-from dprjax.text import examples, runs, texts
+from dprjax.text import examples, records, runs
 from dprjax.text.token_cache import TokenCache
 
 _ROWS = 1 << 16  # rows whose ids are in memory at a time
@@ -90,7 +90,7 @@ class _Ids:
 
 def _read(path: epath.Path) -> Iterator[_Pairs]:
   """Keys of queries and passages, and their scores."""
-  if not texts.is_json(path):
+  if not records.is_json(path):
     for block in runs.read_blocks(path, ranks=False):
       yield runs.keys(block.query_ids), runs.keys(block.doc_ids), block.scores
     return

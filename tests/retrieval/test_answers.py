@@ -131,7 +131,7 @@ def test_passages_without_their_titles(tmp_path):
   (tmp_path / 'lines.tsv').write_text('id\ttext\ttitle\n1\t"He said\nso"\tT\n2\tplain\tT\n')
   assert read_passages(tmp_path / 'lines.tsv', {'1', '2'}) == {'1': 'He said\nso', '2': 'plain'}
   (tmp_path / 'collection.tsv').write_text('0\t"quoted" text\n1\t"Wings"\n')
-  expected = {'0': '"quoted" text', '1': '"Wings"'}
+  expected = {'0': 'quoted" text', '1': 'Wings'}  # as DPR
   assert read_passages(tmp_path / 'collection.tsv', {'0', '1'}) == expected
   (tmp_path / 'bad.tsv').write_text('0\tx\n1\n')
   with refused('bad.tsv', 'line 2', 'line 1'):

@@ -102,7 +102,7 @@ BAD = [
   ('latin.txt', b'ok\n' + LATIN, 'latin.txt'),
   ('cut.txt.bz2', bz2.compress(b'word ' * 999)[:-9], 'bz2'),
   ('not.zip', b'no such thing', 'not.zip'),
-  ('keys.jsonl', b'{"text": "a"}\n{"body": "b"}\n', ('line 2', 'text')),
+  ('keys.jsonl', b'{"text": "a"}\n{"other": "b"}\n', ('line 2', 'text')),
   ('empty.txt', b'', 'empty.txt'),
   ('id.jsonl', b'{"id": "a ", "text": "b"}\n', ('id.jsonl', 'line 1', 'a')),
   ('paper.pdf', b'%PDF', ('paper.pdf', '.jsonl')),

@@ -225,7 +225,7 @@ def test_empty_texts(beir):
 
 SPOILT = [  # file, number of the line that is replaced or appended (0: the only one), line, message
   ('corpus.jsonl', 2, '{"_id": "d2", "text": ', ('corpus.jsonl', 'line 2')),
-  ('corpus.jsonl', 2, '{"text": "dogs"}', ('line 2', '_id')),
+  ('corpus.jsonl', 2, '{"text": "dogs"}', ('line 2', 'id')),
   ('corpus.jsonl', 2, '{"_id": true, "text": "dogs"}', ('line 2', '_id')),
   (
     *('corpus.jsonl', 4, '{"_id": "d1", "text": "again"}'),

@@ -13,7 +13,7 @@ DPR = 'id\ttext\ttitle\n'
 
 
 def entries(path):
-  return list(texts.read_corpus(path))
+  return [(entry.number, entry.record) for entry in texts.read_entries(path, 'passage')]
 
 
 @pytest.mark.parametrize('ending', ['\n', '\r\n'])
@@ -94,16 +94,20 @@ def test_queries(tmp_path):
       list(texts.read_texts(path, 'query'))
 
 
-def test_null_titles_are_none_and_other_titles_refused(tmp_path):
+def test_a_missing_value_is_empty_and_one_of_another_kind_is_refused(tmp_path):
   path = tmp_path / 'c.jsonl'
-  path.write_text('{"_id": "a", "title": null, "text": "x"}\n')
-  assert entries(path) == [(1, PassageRecord('a', '', 'x'))]
-  for record in (
-    '"title": 5, "text": "x"',
-    '"title": "x", "text": null',
-    '"text": 5',
-    '"text": NaN',
-  ):
+  path.write_text('{"_id": "a", "title": null, "text": "x"}\n{"_id": "b", "text": null}\n')
+  assert entries(path) == [(1, PassageRecord('a', '', 'x')), (2, PassageRecord('b', '', ''))]
+  for record in ('"title": 5, "text": "x"', '"title": "x"', '"text": 5', '"text": NaN'):
     path.write_text(f'{{"_id": "a", {record}}}\n')
     with refused('c.jsonl', 'line 1'):
       entries(path)
+
+
+def test_rows_of_json_may_differ_in_their_names(tmp_path):
+  path = tmp_path / 'c.jsonl'
+  path.write_text('{"_id": "a", "text": "x"}\n{"_id": "b", "title": "T", "text": "y"}\n')
+  assert [record for _, record in entries(path)] == [
+    PassageRecord('a', '', 'x'),
+    PassageRecord('b', 'T', 'y'),
+  ]

@@ -16,8 +16,8 @@ import msgspec
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.text import beir, texts
-from dprjax.text.fields import Id, Labels, UniqueIds, check_id, labels
+from dprjax.text import beir, records, texts
+from dprjax.text.fields import Id, UniqueIds, check_id, labels
 from dprjax.text.qrels import Qrels
 
 _MOST_RELATED = 10**8
@@ -40,7 +40,7 @@ class _Record(msgspec.Struct):
   title: str | None = None
   abstract: str | None = None
   text: str | None = None
-  categories: Labels = None
+  categories: str | list[str] | None = None
 
 
 def read_papers(path: files.PathLike) -> Iterator[Paper]:
@@ -48,7 +48,7 @@ def read_papers(path: files.PathLike) -> Iterator[Paper]:
 
   The first record of a jsonl decides between the first two.
   """
-  if not texts.is_json(path):
+  if not records.is_json(path):
     for found in texts.read_texts(path, 'passage'):
       yield Paper(found.id, '', found.text, ())
     return
