@@ -3,7 +3,7 @@
 The name of a prompt is ``model`` in Cohere and ``prompt_name`` in Text Embeddings Inference.
 """
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -15,9 +15,7 @@ from dprjax.serving import answers, indexes
 from dprjax.serving.answers import Failure, json_answer
 from dprjax.serving.asked import Wanted, inputs, split
 from dprjax.serving.messages import Format, InputType, ModelName, serves
-
-if TYPE_CHECKING:
-  from dprjax.serving.app import App
+from dprjax.serving.service import Service
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -142,8 +140,8 @@ class TeiInfo(Struct):
 class Dialects:
   """Handlers of an `App`."""
 
-  def __init__(self, app: 'App'):
-    self._app = app
+  def __init__(self, service: Service):
+    self._service = service
 
   @serves(
     'POST',
@@ -153,8 +151,8 @@ class Dialects:
     asked=CohereEmbedRequest,
   )
   async def _cohere_embed(self, request: Request) -> Response:
-    app = self._app
-    asked = await app.read(request, CohereEmbedRequest)
+    service = self._service
+    asked = await service.read(request, CohereEmbedRequest)
     if (asked.texts is None) == (asked.inputs is None):
       raise Failure(400, 'give texts or inputs', param='texts')
     texts = asked.texts or [one.content[0].text for one in asked.inputs or ()]
@@ -164,7 +162,7 @@ class Dialects:
       cut=asked.truncate != 'NONE',
     )
     param = 'texts' if asked.inputs is None else 'inputs'
-    tokens, vectors, _ = await app.embed(request, wanted, texts, param)
+    tokens, vectors, _ = await service.embed(request, wanted, texts, param)
     forms: list[Format] = list(dict.fromkeys(asked.embedding_types or ('float',)))
     content = CohereEmbedResponse(
       request.state.id, {form: [] for form in forms}, CohereMeta(CohereUnits(tokens.total))
@@ -174,7 +172,7 @@ class Dialects:
       return lambda start, stop: answers.written(vectors[start:stop], form)
 
     lists: dict[str, answers.Rows] = {form: rows_as(form) for form in forms}
-    return answers.filled_answer(content, lists, len(vectors), app.headers(tokens))
+    return answers.filled_answer(content, lists, len(vectors), service.headers(tokens))
 
   @serves(
     'POST',
@@ -184,11 +182,11 @@ class Dialects:
     asked=CohereRerankRequest,
   )
   async def _cohere_rerank(self, request: Request) -> Response:
-    app = self._app
-    asked = await app.read(request, CohereRerankRequest)
-    name = app.reranker(request, asked.model)
-    app.check_cut(name, asked.max_tokens_per_doc)
-    logits, total = await app.score(request, name, asked.query, asked.documents, 'documents')
+    service = self._service
+    asked = await service.read(request, CohereRerankRequest)
+    name = service.reranker(request, asked.model)
+    service.check_cut(name, asked.max_tokens_per_doc)
+    logits, total = await service.score(request, name, asked.query, asked.documents, 'documents')
     scores = indexes.probabilities(logits)
     results = [
       CohereRanked(number, float(scores[number]))
@@ -205,18 +203,18 @@ class Dialects:
     asked=TeiEmbedRequest,
   )
   async def _tei_embed(self, request: Request) -> Response:
-    app = self._app
-    asked = await app.read(request, TeiEmbedRequest)
+    service = self._service
+    asked = await service.read(request, TeiEmbedRequest)
     wanted = Wanted(
-      *split(asked.prompt_name or app.engine.library.name, 'passage'),
+      *split(asked.prompt_name or service.engine.library.name, 'passage'),
       dimensions=asked.dimensions,
       normalize=asked.normalize,
       cut=asked.truncate is not False,
     )
     texts = inputs(asked.inputs, 'inputs')
-    tokens, vectors, _ = await app.embed(request, wanted, texts, 'inputs')
+    tokens, vectors, _ = await service.embed(request, wanted, texts, 'inputs')
     rows: dict[str, answers.Rows] = {'': lambda start, stop: vectors[start:stop]}
-    return answers.filled_answer(None, rows, len(vectors), app.headers(tokens))
+    return answers.filled_answer(None, rows, len(vectors), service.headers(tokens))
 
   @serves(
     'POST',
@@ -226,10 +224,10 @@ class Dialects:
     asked=TeiRerankRequest,
   )
   async def _tei_rerank(self, request: Request) -> Response:
-    app = self._app
-    asked = await app.read(request, TeiRerankRequest)
-    name = app.reranker(request, None)
-    logits, _ = await app.score(request, name, asked.query, asked.texts, 'texts')
+    service = self._service
+    asked = await service.read(request, TeiRerankRequest)
+    name = service.reranker(request, None)
+    logits, _ = await service.score(request, name, asked.query, asked.texts, 'texts')
     scores = logits if asked.raw_scores else indexes.probabilities(logits)
     ranks = [
       TeiRank(number, float(scores[number]), asked.texts[number] if asked.return_text else None)
@@ -243,7 +241,7 @@ class Dialects:
 
   @serves('GET', '/info', 'About the server (Text Embeddings Inference)', TeiInfo)
   async def _tei_info(self, request: Request) -> Response:
-    engine, limits = self._app.engine, self._app.limits
+    engine, limits = self._service.engine, self._service.limits
     options, spec = engine.options, engine.library.bare.spec
     return json_answer(
       TeiInfo(

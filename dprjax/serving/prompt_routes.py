@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -16,9 +16,7 @@ from dprjax.serving.asked import split
 from dprjax.serving.keys import Grant
 from dprjax.serving.library import NAME, About, Condition, Version
 from dprjax.serving.messages import ModelCard, ModelList, PromptCard, PromptList, serves
-
-if TYPE_CHECKING:
-  from dprjax.serving.app import App
+from dprjax.serving.service import Service
 
 logger = logging.getLogger('dprjax')
 
@@ -30,15 +28,15 @@ _TAG = re.compile(r'\s*(?:W/)?"([^"]*)"\s*')
 class PromptRoutes:
   """Handlers of an `App`."""
 
-  def __init__(self, app: 'App'):
-    self._app, self._started = app, int(time.time())
+  def __init__(self, service: Service):
+    self._service, self._started = service, int(time.time())
 
   def _searches(self, grant: Grant, prompt: Version | About) -> list[str]:
     """The indexes that a key sees and queries with this prompt can search."""
     return [
       name
-      for name, index in self._app.indexes.items()
-      if grant.may_use('indexes', name) and index.takes(prompt, self._app.engine)
+      for name, index in self._service.indexes.items()
+      if grant.may_use('indexes', name) and index.takes(prompt, self._service.engine)
     ]
 
   def _card(self, grant: Grant, name: str, about: About) -> PromptCard:
@@ -64,8 +62,8 @@ class PromptRoutes:
 
   @serves('GET', '/v1/models', 'The backbone and the prompts', ModelList)
   async def _models(self, request: Request) -> Response:
-    library = self._app.engine.library
-    found = await self._app.on_files(library.listing)
+    library = self._service.engine.library
+    found = await self._service.on_files(library.listing)
     grant = request.state.grant
     cards = [ModelCard(id=library.name, created=self._started)]
     cards += [
@@ -78,19 +76,19 @@ class PromptRoutes:
   async def _model(self, request: Request) -> Response:
     asked = request.path_params['name']
     name, _ = split(asked, 'passage')
-    library = self._app.engine.library
-    self._app.check_sees(request, name)
+    library = self._service.engine.library
+    self._service.check_sees(request, name)
     if name == library.name:
       return json_answer(ModelCard(id=asked, created=self._started))
-    about = await self._app.on_files(lambda: library.about(name))
+    about = await self._service.on_files(lambda: library.about(name))
     if about.refused:
       raise InputError(about.refused)
     return json_answer(ModelCard(id=asked, created=int(about.modified)))
 
   @serves('GET', '/v1/prompts', 'The prompts and their metadata', PromptList)
   async def _prompts(self, request: Request) -> Response:
-    engine = self._app.engine
-    found = await self._app.on_files(engine.library.listing)
+    engine = self._service.engine
+    found = await self._service.on_files(engine.library.listing)
     grant = request.state.grant
     may_use = grant.may_use
     return json_answer(
@@ -103,23 +101,25 @@ class PromptRoutes:
           self._card(grant, name, about) for name, about in found if may_use('prompts', name)
         ],
         indexes={
-          name: len(index) for name, index in self._app.indexes.items() if may_use('indexes', name)
+          name: len(index)
+          for name, index in self._service.indexes.items()
+          if may_use('indexes', name)
         },
         searches=self._searches(grant, engine.library.bare),
-        rerankers=[name for name in self._app.rerankers if may_use('rerankers', name)],
+        rerankers=[name for name in self._service.rerankers if may_use('rerankers', name)],
       )
     )
 
   @serves('GET', _PROMPT, f'A prompt; its file where Accept is {_OCTETS}', PromptCard, bytes)
   async def _prompt(self, request: Request) -> Response:
-    name, library = request.path_params['name'], self._app.engine.library
-    self._app.check_sees(request, name)
-    about = await self._app.on_files(lambda: library.about(name))
+    name, library = request.path_params['name'], self._service.engine.library
+    self._service.check_sees(request, name)
+    about = await self._service.on_files(lambda: library.about(name))
     headers = {'etag': f'"{about.sha256}"'} if about.sha256 else {}
     if request.headers.get('accept', '') == _OCTETS:
-      self._app.enter(request)
-      self._app.hold(request, about.nbytes)
-      content = await self._app.on_files(lambda: library.content(name))
+      self._service.enter(request)
+      self._service.hold(request, about.nbytes)
+      content = await self._service.on_files(lambda: library.content(name))
       return Response(content, headers=headers, media_type=_OCTETS)
     return json_answer(self._card(request.state.grant, name, about), headers=headers)
 
@@ -133,18 +133,18 @@ class PromptRoutes:
     role=keys.WRITE,
   )
   async def _put(self, request: Request) -> Response:
-    name, library = request.path_params['name'], self._app.engine.library
+    name, library = request.path_params['name'], self._service.engine.library
     if not NAME.fullmatch(name):
       raise Failure(
         400, 'the name of a new prompt has 1 to 64 of A-Z a-z 0-9 . _ -, no dot first', param='name'
       )
     self._check_change(request, name)
-    content = await self._app.body(request, self._app.limits.prompt_bytes)
-    self._app.enter(request, size=len(content))
+    content = await self._service.body(request, self._service.limits.prompt_bytes)
+    self._service.enter(request, size=len(content))
     condition = _condition(request)
-    version, before = await self._app.on_files(lambda: library.put(name, content, condition))
+    version, before = await self._service.on_files(lambda: library.put(name, content, condition))
     self._audit(request, 'added' if before is None else 'replaced', name, before, version.sha256)
-    about = await self._app.on_files(lambda: library.about(name))
+    about = await self._service.on_files(lambda: library.about(name))
     headers = {'etag': f'"{about.sha256}"'}
     card = self._card(request.state.grant, name, about)
     return json_answer(card, 201 if before is None else 200, headers)
@@ -153,11 +153,13 @@ class PromptRoutes:
   async def _delete(self, request: Request) -> Response:
     name = request.path_params['name']
     self._check_change(request, name)
-    self._app.enter(request)
+    self._service.enter(request)
     condition = _condition(request)
-    before = await self._app.on_files(lambda: self._app.engine.library.delete(name, condition))
+    before = await self._service.on_files(
+      lambda: self._service.engine.library.delete(name, condition)
+    )
     self._audit(request, 'removed', name, before, None)
-    self._app.engine.metrics.forget_model(name)
+    self._service.engine.metrics.forget_model(name)
     return Response(status_code=204)
 
   def _check_change(self, request: Request, name: str) -> None:

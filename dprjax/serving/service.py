@@ -1,0 +1,206 @@
+"""What every route does: takes a request in, and embeds or scores its texts.
+
+`app`, `dialects` and `prompt_routes` have the routes.
+"""
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from starlette.requests import Request
+
+from dprjax.serving.admission import Admission, Permit
+from dprjax.serving.answers import Failure
+from dprjax.serving.asked import Limits, Wanted, decode
+from dprjax.serving.engine import Engine, Tokens
+from dprjax.serving.indexes import ServedIndex, ServedReranker
+from dprjax.serving.library import UnknownPrompt
+
+_T = TypeVar('_T')
+
+
+class Left(Exception):
+  """The client closed the connection."""
+
+
+class Service:
+  """An engine with its indexes and rerankers, within limits.
+
+  Attributes:
+    indexes, rerankers: by name.
+    limits: of a request.
+    admission: of requests.
+    files: threads that wait for files.
+  """
+
+  def __init__(
+    self,
+    engine: Engine,
+    indexes: Sequence[ServedIndex],
+    rerankers: Sequence[ServedReranker],
+    limits: Limits,
+  ):
+    self.engine, self.limits = engine, limits
+    self.admission = Admission(
+      lambda: engine.batcher.rate,
+      requests=limits.requests,
+      wait=limits.wait,
+      seconds=limits.seconds,
+      bytes=limits.memory,
+    )
+    self.indexes = {index.name: index for index in indexes}
+    self.rerankers = {reranker.name: reranker for reranker in rerankers}
+    self.files = concurrent.futures.ThreadPoolExecutor(2, 'files')
+
+  def check_sees(self, request: Request, name: str) -> None:
+    """Raises UnknownPrompt if the key does not see a prompt of this name."""
+    if not request.state.grant.may_use('prompts', name):
+      raise UnknownPrompt(name)
+
+  def enter(
+    self, request: Request, tokens: float = 0.0, price: float = 1.0, size: int = 0
+  ) -> Permit:
+    """Admits the request until it is answered, and starts its time."""
+    grant = request.state.grant
+    permit = self.admission.enter(grant.tenant, grant.limits, tokens=tokens, price=price, size=size)
+    request.state.until = time.monotonic() + self.limits.seconds
+    return request.state.stack.enter_context(permit)
+
+  def hold(self, request: Request, size: int) -> None:
+    """Counts bytes that are kept until the request is answered."""
+    self.admission.hold(size)
+    request.state.stack.callback(self.admission.release, size)
+
+  def count_tokens(self, request: Request, tokens: int) -> None:
+    if tenant := request.state.grant.tenant.name:
+      self.engine.metrics.key_tokens.labels(tenant).inc(tokens)
+
+  async def body(self, request: Request, most: int) -> bytes:
+    """The body. Raises Failure for more than ``most`` bytes, or if it does not arrive in time."""
+    declared, content = request.headers.get('content-length', ''), bytearray()
+    too_large = f'the body is larger than {most:,} bytes'
+    if declared.isdecimal() and len(declared) < 18 and int(declared) > most:
+      raise Failure(413, too_large)
+    try:
+      async with asyncio.timeout(self.limits.seconds):
+        async for chunk in request.stream():
+          self.hold(request, len(chunk))
+          content += chunk
+          if len(content) > most:
+            raise Failure(413, too_large)
+    except TimeoutError:
+      raise Failure(408, 'the request did not arrive in time') from None
+    return bytes(content)
+
+  async def read(self, request: Request, kind: type[_T]) -> _T:
+    form = request.headers.get('content-type', '').partition(';')[0].strip().lower()
+    if form != 'application/json' and not form.endswith('+json'):
+      raise Failure(415, 'send JSON, with the header Content-Type: application/json')
+    content = await self.body(request, self.limits.bytes)
+    request.state.size = len(content)
+    return decode(content, kind)
+
+  async def wait(self, request: Request, future: concurrent.futures.Future) -> Any:
+    """The result. Cancels the work if the client leaves or the time is over."""
+    asked = asyncio.wrap_future(future)
+    # The body was read, so the next message is the end of the connection.
+    left = asyncio.ensure_future(request.receive())
+    try:
+      await asyncio.wait(
+        {asked, left},
+        timeout=max(0.0, request.state.until - time.monotonic()),
+        return_when=asyncio.FIRST_COMPLETED,
+      )
+      if asked.done():
+        return asked.result()
+      future.cancel()
+      if left.done():
+        raise Left
+      raise Failure(504, f'no answer within {self.limits.seconds:g} seconds')
+    finally:
+      left.cancel()
+      asked.cancel()
+
+  async def embed(
+    self,
+    request: Request,
+    wanted: Wanted,
+    texts: Sequence[Any],
+    param: str,
+    more: float = 0.0,
+  ) -> tuple[Tokens, np.ndarray, Permit]:
+    """Vectors of texts.
+
+    Args:
+      request: for it.
+      wanted: the prompt and the form of the vectors.
+      texts: texts, or token ids.
+      param: the field that has them.
+      more: token cost of the rest of the request.
+    """
+    name, side = wanted.name, wanted.side
+    self.check_sees(request, name)
+    self.limits.check_texts(len(texts), param)
+    engine, tenant = self.engine, request.state.grant.tenant
+    permit = self.enter(request, engine.estimate(name, side, texts) + more, size=request.state.size)
+    whole = engine.backbone.config.vector_size
+    self.hold(request, 4 * whole * len(texts))
+    steps = engine.tokenize_steps(name, side, texts)
+    tokens: Tokens = await self.wait(request, engine.pool.submit(tenant, steps))
+    request.state.model = name
+    self.limits.check_tokens(tokens.total, param)
+    permit.know(tokens.total + more)
+    self.count_tokens(request, tokens.total)
+    wanted.check(tokens, whole)
+    vectors = await self.wait(request, engine.queue(tokens, tenant, permit.spend))
+    return tokens, wanted.finish(tokens, vectors), permit
+
+  def headers(self, tokens: Tokens) -> dict[str, str]:
+    """Headers about the model of an answer."""
+    return {
+      'x-dprjax-backbone-sha256': self.engine.backbone.sha256,
+      'x-dprjax-prompt-sha256': tokens.version.sha256,
+      'x-dprjax-truncated': str(len(tokens.truncated)),
+    }
+
+  def reranker(self, request: Request, name: str | None) -> str:
+    """The name of a reranker that the key sees; by default the first."""
+    may_use = request.state.grant.may_use
+    seen = [one for one in self.rerankers if may_use('rerankers', one)]
+    name = name or next(iter(seen), '')
+    if name not in seen:
+      raise Failure(404, 'there is no such reranker', param='model', code='model_not_found')
+    return name
+
+  def check_cut(self, name: str, tokens: int | None) -> None:
+    """Raises Failure if documents would be cut at fewer tokens than the reranker ``name`` takes."""
+    most = self.rerankers[name].max_length
+    if tokens is not None and tokens < most:
+      raise Failure(
+        400, f'this model cuts documents at {most} tokens, not before', param='max_tokens_per_doc'
+      )
+
+  async def score(
+    self, request: Request, name: str, query: str, texts: Sequence[str], param: str
+  ) -> tuple[np.ndarray, int]:
+    """Logits of texts for a query by the reranker ``name``, and their tokens."""
+    request.state.model = name
+    self.limits.check_texts(len(texts), param)
+    engine, reranker, kind = self.engine, self.rerankers[name], f'rerank {name}'
+    tenant, price = request.state.grant.tenant, engine.batcher.price(kind)
+    permit = self.enter(request, reranker.estimate(query, texts), price, request.state.size)
+    packed = await self.wait(request, engine.pool.submit(tenant, reranker.pack(query, texts)))
+    total = int(packed[1].lengths.sum())
+    permit.know(total, price)
+    self.count_tokens(request, total)
+    steps = reranker.logits(packed)
+    logits = await self.wait(
+      request, engine.batcher.submit_steps(kind, steps, tenant, permit.spend)
+    )
+    return logits, total
+
+  async def on_files(self, work: Callable[[], _T]) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(self.files, work)
