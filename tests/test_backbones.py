@@ -19,8 +19,7 @@ from dprjax.models import family as families
 from dprjax.text import tokenizing
 from dprjax.text.texts import read_texts
 from dprjax.text.vector_spec import VectorSpec
-from dprjax.training import checkpoint
-from dprjax.training import config as configs
+from dprjax.training import checkpoint, stored_config
 from dprjax.training import train as training
 from tests import devices
 
@@ -174,7 +173,7 @@ def test_a_prompt_of_a_decoder_begins_as_a_text_and_is_trained(trained, tmp_path
     rows = [json.loads(line) for line in (tmp_path / name / 'metrics.jsonl').open()]
     losses[name] = [row['loss'] for row in rows if 'loss' in row]
   # 'auto' is the default, and a text where tokens see only earlier ones.
-  start = training.start_text(configs.load_workdir(tmp_path / 'still'), backbone.config)
+  start = training.start_text(stored_config.load_workdir(tmp_path / 'still'), backbone.config)
   (tokens,) = tokenizing.load_tokenizer(backbone.path).encode_bare([start]).values()
   tokens = np.resize(tokens, prompts['still'].shape[2])
   expected = encoder.keys_and_values(backbone.config, backbone.params, tokens)

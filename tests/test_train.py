@@ -28,7 +28,7 @@ from dprjax.retrieval import choosing, hybrid
 from dprjax.retrieval.choosing import BM25, Candidate
 from dprjax.text import seen, tokenizing
 from dprjax.text.qrels import read_qrels
-from dprjax.training import baseline, checkpoint, choice, optim, updates
+from dprjax.training import baseline, checkpoint, choice, optim, stored_config, updates
 from dprjax.training import config as configs
 from dprjax.training import method as methods
 from dprjax.training import train as training
@@ -539,8 +539,8 @@ def test_starts_from_a_text(go, tmp_path):
   query, passage = (prompt[f'prompt/{side}/prefix'] for side in ('query', 'passage'))
   np.testing.assert_array_equal(query, passage)
   # The text is repeated; positions differ.
-  config = configs.load_workdir(tmp_path / 'run')
-  backbone = hub.load_backbone(configs.backbone_path(config, tmp_path / 'run'))
+  config = stored_config.load_workdir(tmp_path / 'run')
+  backbone = hub.load_backbone(stored_config.backbone_path(config, tmp_path / 'run'))
   (tokens,) = tokenizing.load_tokenizer(backbone.path).encode_bare(['json string']).values()
   length = query.shape[2]
   assert len(tokens) < length
@@ -625,16 +625,43 @@ def test_starts_from_a_prompt(go, trained, tmp_path):
 # Bad input.
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('config', 'workdir'),
+  [
+    ('dptdr.py', 'dptdr-beir'),
+    ('ft.py:beir', 'ft-beir'),
+    ('topic_dpr.py:dptdr', 'topic_dpr-dptdr'),
+    ('quickstart.py', 'quickstart'),
+  ],
+)
+def test_a_config_alone_trains_on_docstrings(
+  config, workdir, command, alone, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(configs, 'EMBEDDED', 'email,http,json,logging,asyncio,unittest,xml')
+  words = [f'--config={ROOT}/configs/{config}', '--config.backbone.path=scratch:tiny']
+  words += ['--config.steps=2', '--config.eval.skip_saturated=False']
+  for _ in range(2):  # the same words resume it
+    status, err = command(train, *words)
+    assert status == 0 and f'--workdir=runs/{workdir}\n' in err and 'docstrings' in err
+  assert (tmp_path / 'runs' / workdir / 'config.json').exists()
+
+
 def test_missing_arguments(command, go, tmp_path):
   command_refused(go('ft.py:nq,lcoal'), 'configs/ft.py:nq,lcoal')
   command_refused(
     command(train, f'--config={tmp_path}/none.py', f'--workdir={tmp_path}/run'), 'none.py'
   )
   command_refused(command(train, f'--workdir={tmp_path}/run'), '--config')
-  command_refused(command(train, f'--config={ROOT}/configs/dptdr.py:local'), '--workdir')
+  for config in ('dptdr.py:msmarco', 'dptdr.py:nq', 'condenser.py'):
+    command_refused(
+      command(train, f'--config={ROOT}/configs/{config}', f'--workdir={tmp_path}/run'),
+      'config.data.dir',
+    )
+  config = f'{ROOT}/configs/nir_retriever.py'
   command_refused(
-    command(train, f'--config={ROOT}/configs/dptdr.py:beir', f'--workdir={tmp_path}/run'),
-    'config.data.dir',
+    command(train, f'--config={config}', f'--workdir={tmp_path}/run'), 'config.tasks.dialogue.data'
   )
   command_refused(
     command(train, '--wrokdir=x', f'--workdir={tmp_path}/run', f'--config={ROOT}/configs/dptdr.py'),

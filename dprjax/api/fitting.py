@@ -22,7 +22,7 @@ from dprjax.models import artifact
 from dprjax.retrieval import choosing, figures
 from dprjax.retrieval.retriever import Retriever
 from dprjax.text.qrels import write_qrels
-from dprjax.training import baseline, exporting, train
+from dprjax.training import baseline, exporting, stored_config, train
 from dprjax.training import choice as choices
 from dprjax.training import config as configs
 from dprjax.training import workdir as workdirs
@@ -147,7 +147,7 @@ def fit(
           ]
         result = {
           'format': _FORMAT,
-          'backbone': configs.backbone_path(config, folder / _TRAINING),
+          'backbone': stored_config.backbone_path(config, folder / _TRAINING),
           'step': found.step,
           'best_step': found.best_step,
           'gain': None if found.gain is None else found.gain._asdict(),
@@ -240,16 +240,16 @@ class Fitted:
       options: of `Retriever.load`; ``hybrid=None`` leaves BM25 out.
 
     Raises:
-      InputError: there was no gain, or BM25 without an encoder was chosen, and no ``force``.
+      InputError: BM25 without an encoder was chosen, or there was no choice and no gain, and no
+        ``force``.
     """
-    path, how = self.path, 'retriever(force=True)'
+    path = self.path
     chosen = None if self.choice is None else self.choice.candidate
     if path is not None and not force:
-      if chosen is None:
-        self._check(force, how)
-      elif chosen in (choosing.FROZEN, choosing.BM25):
-        raise InputError(f'{self.verdict} To use the trained model anyway: {how}')
-      elif chosen.model == choosing.FROZEN.model:
+      lost = self.gain is not None and self.gain.difference <= 0
+      if chosen == choosing.BM25 or (chosen is None and lost):
+        raise InputError(f'{self.verdict} To use the trained model anyway: retriever(force=True)')
+      if chosen is not None and chosen.model == choosing.FROZEN.model:
         path = None
     if chosen is not None and chosen.fused:
       weights = self.workdir / _TRAINING / workdirs.FUSION  # for the chosen model only
@@ -265,35 +265,21 @@ class Fitted:
 
     Args:
       path: a .npz file for a prompt; a folder for a trained encoder or another format.
-      force: export even without a gain.
+      force: export even if it was not chosen.
       options: of `ExportOptions`: ``format='peft'`` or ``'sentence-transformers'``, ...
 
     Raises:
-      InputError: nothing was trained or gained, or as `dprjax export`.
+      InputError: nothing was trained, another candidate was chosen, or as `dprjax export`.
     """
     if self.path is None:
       raise InputError(self.verdict)
-    self._check(force, 'save(..., force=True)')
     how = exporting.ExportOptions(**options)
     top = self.workdir / _TRAINING
-    return worker.apart(lambda: exporting.export(top, path, options=how, force=True))
+    return worker.apart(lambda: exporting.export(top, path, options=how, force=force))
 
   def report(self) -> 'Report':
     """The verdict, the numbers and the curve; shown in notebooks, and Markdown by ``str``."""
     return Report(self)
-
-  def _check(self, force: bool, how: str) -> None:
-    """Raises InputError if the training had no gain, as `dprjax export` does."""
-    if self.choice is not None:
-      kept = (choosing.FROZEN.model, choosing.BM25.model)
-      gains = [
-        one.expected for name, one in self.choice.estimates.items() if name.model not in kept
-      ]
-      nothing = max(gains, default=0.0) <= 0
-    else:
-      nothing = self.gain is not None and self.gain.difference <= 0
-    if nothing and not force:
-      raise InputError(f'{self.verdict} To use it anyway: {how}')
 
   def __repr__(self) -> str:
     return f'<Fitted in {self.workdir}: {self.verdict}>'

@@ -15,6 +15,7 @@ from dprjax.mine import Flags as MineFlags
 from dprjax.mine import mine as _mine
 from dprjax.retrieval import comparison, evaluation, fusing, fusion
 from dprjax.retrieval import measures as _measures
+from dprjax.retrieval.retriever import Results
 from dprjax.text import trec
 from dprjax.text.qrels import write_qrels
 from dprjax.text.rankings import Ranking, Rankings
@@ -43,7 +44,8 @@ def evaluate(
       path of a TREC run. To compare systems, a mapping of names to these.
     relevant: judgements: the path of a file, a mapping of query ids to passage ids or to grades, a
       list of tuples (query id, passage id[, grade]), or a table with columns ``query_id``,
-      ``passage_id`` and perhaps ``score``.
+      ``passage_id`` and perhaps ``score``; for the result of a search also a list with a passage
+      id, or several, for each of its queries.
     measures: names of ir_measures.
     per_query: whether to return the values of single queries.
     strict: fail if the run lacks a judged query, instead of counting it.
@@ -59,10 +61,11 @@ def evaluate(
     InputError: a run or judgements in another form, an unknown measure, or a problem that
       ``strict`` forbids.
   """
-  judged = inputs.judgements(relevant)
+  runs = _systems(run)
+  judged = inputs.judgements(relevant, _asked(relevant, runs))
   labels = str(relevant) if inputs.is_path(relevant) else 'relevant'
   found = {}
-  for name, one in _systems(run).items():
+  for name, one in runs.items():
     path = inputs.is_path(one)
     found[name] = evaluation.evaluate(
       trec.read_queries(one) if path else [inputs.read_run(one, f'run {name}')],
@@ -90,6 +93,14 @@ def evaluate(
   if len(found) == 1:
     rows = [row[: len(columns)] for row in rows]
   return _table([*columns, *(differences if len(found) > 1 else ())], rows)
+
+
+def _asked(relevant: Any, runs: Mapping[str, Any]) -> list[str] | None:
+  """The ids of the queries of a search, whose order a list of judgements follows."""
+  if not isinstance(relevant, list) or all(isinstance(one, tuple) for one in relevant):
+    return None
+  searched = next((one for one in runs.values() if isinstance(one, Results)), None)
+  return None if searched is None else [query.id for query in searched.queries]
 
 
 @inputs.naming(qrels='relevant', run='runs')

@@ -23,41 +23,42 @@ def settle(setup: Setup, part: Trial) -> None:
     selection.decide(workdir, {choices.model_name(config): workdir})
 
 
-def what_next(setup: Setup, part: Trial, gain: baseline.Gain | None) -> str:
-  """The verdict on a finished training, and the next command."""
+def last_words(setup: Setup, part: Trial, gain: baseline.Gain | None, ended: str) -> str:
+  """What was chosen, how the training ``ended``, and the next command."""
   config = setup.config
   if not part.whole and gain is not None:  # not the final model
-    return f'{gain.verdict}.'
+    return f'{ended}. {gain.verdict}.'
   only_prompts = all(name.startswith('prompt/') for name in config.trainable)
   out = 'prompt.npz' if config.prompt.length or only_prompts else 'DIR'
   command = f'python -m dprjax.export --workdir={shlex.quote(str(setup.workdir))} --out={out}'
   if methods.outside(config.method):
     command += f' --method={config.method}'
   if gain is None:
-    return f'Next: {command}'
-  if setup.config.eval.choose and (kept := choices.read(workdirs.top(setup.workdir))) is not None:
-    return _next_of_choice(setup, kept, command, out)
+    return f'{ended}. Next: {command}'
+  if config.eval.choose and (kept := choices.read(workdirs.top(setup.workdir))) is not None:
+    chosen = f'Chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
+    return f'{chosen}. {ended[0].upper()}{ended[1:]}. {_next_of_choice(setup, kept, command, out)}'
   if gain.difference > 0 or methods.load(config.method).intermediate(config, setup.trainable):
-    return f'{gain.verdict}. Next: {command}'
-  return f'{gain.verdict}. Keep the model as it was; to export this one anyway: {command} --force'
+    return f'{ended}. {gain.verdict}. Next: {command}'
+  return (
+    f'{ended}. {gain.verdict}. Keep the model as it was; to export this one anyway: {command} '
+    '--force'
+  )
 
 
 def _next_of_choice(setup: Setup, kept: choices.Kept, command: str, out: str) -> str:
-  """The verdict on a choice among candidates, and the next command."""
+  """The next command after a choice among candidates."""
   top = workdirs.top(setup.workdir)
-  model = choices.trained_model(setup.workdir, setup.config)
-  chosen, own = kept.choice.candidate, kept.best_of(model)[1]
-  said = f'chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
-  if chosen.model == model:
+  chosen = kept.choice.candidate
+  if chosen.model == choices.trained_model(setup.workdir, setup.config):
     hybrid = _hybrid(setup, choices.beside(epath.Path(out)), out) if chosen.fused else ''
-    return f'{said}. Next: {command}{hybrid}'
+    return f'Next: {command}{hybrid}'
   use = 'Use the encoder as it is'
   if chosen.model == choosing.BM25.model:
     use = 'Use only BM25'
   elif chosen.fused:
     use = f'{use}, with BM25:{_hybrid(setup, top / workdirs.FUSION)}\n'
-  force = ' --force' if own.expected <= 0 else ''
-  return f'{said}. {use}; to export the trained one anyway: {command}{force}'
+  return f'{use}; to export the trained one anyway: {command} --force'
 
 
 def _hybrid(setup: Setup, weights: epath.Path, model: str = '') -> str:

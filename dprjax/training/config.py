@@ -22,26 +22,8 @@ from absl import flags
 from etils import epath
 from ml_collections import config_flags
 
-from dprjax.base import files, reading
 from dprjax.base.errors import InputError, describe_error
 from dprjax.training import methods, options
-
-# Options that may differ between runs in the same workdir: they change logs, kept files, or the
-# devices.
-_FREE = (
-  'checkpoint',
-  'log_every',
-  'log.',
-  'eval.every',
-  'eval.epochs',
-  'eval.batch_size',
-  'eval.skip_saturated',
-  'compilation_cache',
-  'mesh',
-)
-
-# Folders of a workdir with results.
-_MADE = ('checkpoints', 'backbone', 'folds', 'alternatives')
 
 _NO_OPTION, _ALL = 'there is no such option', '; dprjax configs --options lists them all'
 _LONGEST = 60  # compared letters of a name
@@ -90,7 +72,7 @@ def resolve(
   Prompts for queries only come first, since they are the fastest to train, and later ones may stop
   early.
   """
-  check_ranges(config, _own(config))
+  check_ranges(config, prefix_of(config))
   if not config.alternatives:
     _check_together(config)
     return {'': ml_collections.FrozenConfigDict(config)}
@@ -109,6 +91,15 @@ def resolve(
     _check_together(experiments[name])
   return dict(sorted(experiments.items(), key=lambda item: item[1].prompt.sides != 'query'))
 
+
+_DATA = {  # what a recipe needs, by format
+  'corpus': 'files or folders of text, separated by commas',
+  'dpr': 'the folder of train.json and dev.json of Natural Questions, as DPR has them',
+  'msmarco': 'the folder of collection.tsv, queries.train.tsv and qrels.train.tsv of MS MARCO',
+}
+
+# Packages whose docstrings are the data of a recipe without other data.
+EMBEDDED = 'stdlib'
 
 # A start of prompts, see config.prompt.init_text.
 START = 'Represent this question for searching passages that answer it:'
@@ -202,6 +193,31 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
     raise InputError(_unknown(arguments[1:]) or f'--config: {_said(error, arguments)}') from error
   _prefer(config, given(arguments))
   return config
+
+
+def embed(config: ml_collections.ConfigDict, given: Container[str]) -> bool:
+  """Lets a recipe for any data, without a data folder, train on docstrings for some minutes.
+
+  Args:
+    given: the options set on the command line, which stay.
+
+  Returns:
+    Whether the config changed.
+  """
+  if config.data.dir or config.data.format != 'auto' or config.get('tasks'):
+    return False
+  settings = {
+    'data.format': 'docstrings',
+    'data.dir': EMBEDDED,
+    'data.hold_out': 0.0,
+    'data.folds': 0,
+    'data.dev_split': 'dev',
+    'data.query_max_length': min(config.data.query_max_length, 32),
+    'data.passage_max_length': min(config.data.passage_max_length, 96),
+    'epochs': min(config.epochs, 4.0),
+  }
+  config.update_from_flattened_dict({k: v for k, v in settings.items() if k not in given})
+  return True
 
 
 def given(arguments: Sequence[str]) -> set[str]:
@@ -339,7 +355,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
   A custom method checks its own section, such as ``config.toy`` for ``lab.toy``, by ``check_own``.
   """
-  check_ranges(config, _own(config))
+  check_ranges(config, prefix_of(config))
   _check_together(config)
 
 
@@ -353,8 +369,10 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
     raise InputError('config.data.dir: the entries of config.tasks name their own; leave it empty')
   for name, section in data_sections(config).items():
     if not section.dir and section.format != 'docstrings':
+      wanted = _DATA.get(section.format, 'a folder with queries, corpus and judgements')
       raise InputError(
-        f'config.{name}.dir is empty; name the folder of the training text, --config.{name}.dir=DIR'
+        f'config.{name}.dir is empty; --config.{name}.dir=DIR names {wanted}: see docs/recipes.md '
+        'and docs/own-data.md'
       )
   if not config.steps and not config.epochs:
     raise InputError('config.epochs: must be above 0 if config.steps is 0')
@@ -436,7 +454,7 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
 
 def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Option]) -> None:
   """Checks the options of a custom method against its table."""
-  section = _own(config).removesuffix('.')
+  section = prefix_of(config).removesuffix('.')
   settings = config.get(section)
   given = settings.to_dict() if isinstance(settings, ml_collections.ConfigDict) else {}
   options.check(table, given, f'config.{section}', f'OPTIONS of {config.method}')
@@ -522,80 +540,9 @@ def to_json(config: ml_collections.ConfigDict) -> str:
   return json.dumps(config.to_dict(), indent=2, sort_keys=True, default=list)
 
 
-def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> bool:
-  """Whether the workdir has results, which must be of this experiment."""
-  path = epath.Path(workdir) / 'config.json'
-  has_results = any((path.parent / name).exists() for name in _MADE)
-  if not (path.exists() and has_results):
-    return False
-  stored, given = flat(_read(workdir)), flat(json.loads(to_json(config)))
-  differ = [
-    key
-    for key in sorted(stored.keys() | given.keys())
-    if _resolved(stored.get(key)) != _resolved(given.get(key)) and not key.startswith(_FREE)
-  ]
-  if differ:
-    shown = '; '.join(
-      f'{key}: {stored.get(key)!r} there, {given.get(key)!r} here' for key in differ[:3]
-    )
-    more = f' and {len(differ) - 3} more' if len(differ) > 3 else ''
-    raise InputError(
-      f'{workdir} has another experiment ({shown}{more}); use a fresh --workdir or the same options'
-    )
-  return True
-
-
-def _resolved(value: Any) -> Any:
-  """A value with paths made absolute, without links."""
-  if not isinstance(value, str):
-    return value
-  parts = value.split(',')
-  return [os.path.realpath(part) if os.path.exists(part) else part for part in parts]
-
-
-def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> None:
-  """Writes ``config.json`` into the workdir; a workdir without results may be reused."""
-  if not check_workdir(config, workdir):
-    with files.atomic_write(epath.Path(workdir) / 'config.json') as file:
-      file.write(to_json(config) + '\n')
-
-
-def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
-  """The config of the experiment in ``workdir``."""
-  config = ml_collections.ConfigDict(_read(workdir))
-  check_ranges(config, _own(config), f'{workdir}/config.json: config')
-  return config
-
-
-def _own(config: ml_collections.ConfigDict) -> str:
+def prefix_of(config: ml_collections.ConfigDict) -> str:
   """The prefix of options of a custom method: ``toy.`` for ``lab.toy``."""
   return str(config.get('method')).rpartition('.')[2] + '.'
-
-
-def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> str:
-  """The backbone folder: ``config.backbone.path``, or a folder of the workdir if from scratch."""
-  path = config.backbone.path
-  return str(epath.Path(workdir) / 'backbone') if path.startswith('scratch:') else path
-
-
-def _read(workdir: epath.PathLike) -> dict[str, Any]:
-  """The config.json of a workdir; options newer than the file get their defaults."""
-  path = epath.Path(workdir) / 'config.json'
-  stored = reading.read_json_object(path, 'config.json of the workdir')
-  method = str(stored.get('method'))
-  whole = ml_collections.ConfigDict(values(table(method, stored)))
-  merged = _merge(json.loads(to_json(whole)), stored)
-  for module in methods.option_modules(method, stored):
-    if hasattr(module, 'task_table') and isinstance(merged['tasks'], dict):
-      entry = json.loads(to_json(ml_collections.ConfigDict(values(module.task_table()))))
-      merged['tasks'] = {name: _merge(entry, given) for name, given in merged['tasks'].items()}
-  return merged
-
-
-def _merge(defaults: Any, given: Any) -> Any:
-  if not (isinstance(defaults, dict) and isinstance(given, dict)):
-    return given
-  return defaults | {key: _merge(defaults.get(key), value) for key, value in given.items()}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

@@ -15,7 +15,7 @@ from etils import epath
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.text import seen
-from dprjax.training import checkpoint
+from dprjax.training import checkpoint, stored_config
 from dprjax.training import config as configs
 from dprjax.training import workdir as workdirs
 
@@ -48,7 +48,7 @@ def load(
   """
   where = f'config.init_from={config.init_from}'
   folder = workdirs.trained(config.init_from)
-  stored = configs.load_workdir(folder)
+  stored = stored_config.load_workdir(folder)
   for name in _SAME:
     there, here = configs.option(stored, name), configs.option(config, name)
     if there != here:

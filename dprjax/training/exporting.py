@@ -16,7 +16,7 @@ from dprjax.models import artifact, hub, peft, prompted, sentence
 from dprjax.retrieval import choosing, comparison
 from dprjax.text import seen, tokenizing
 from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
-from dprjax.training import baseline, card, checkpoint
+from dprjax.training import baseline, card, checkpoint, stored_config
 from dprjax.training import choice as choices
 from dprjax.training import config as configs
 from dprjax.training import method as methods
@@ -82,9 +82,9 @@ def export(
     The path written.
   """
   workdir = workdirs.trained(workdir)
-  config = configs.load_workdir(workdir)
+  config = stored_config.load_workdir(workdir)
   trained_by = methods.load_named(config.method, method)
-  out, path = epath.Path(out), configs.backbone_path(config, workdir)
+  out, path = epath.Path(out), stored_config.backbone_path(config, workdir)
   inputs = {
     '--workdir': workdir,
     '--metrics': list(options.metrics.values()),
@@ -174,22 +174,22 @@ def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bo
   if gain is None or gain.better:
     return
   if gain.difference <= 0 and not force:
-    raise InputError(f'{workdir}: {gain.verdict}; to export it anyway, add --force')
+    raise InputError(f'{workdir}: {gain.verdict}; to export it anyway: --force, or force=True')
   logger.warning('%s', gain.verdict)
 
 
 def check_choice(kept: choices.Kept, model: str, workdir: epath.PathLike, force: bool) -> None:
-  """Warns if a model may score lower than the baseline, or if another candidate was chosen."""
+  """Raises InputError if another candidate was chosen; warns if the model may score lower."""
   own, estimate = kept.best_of(model)
   words = (
     f'{workdir}: {own}: expected gain {estimate.expected:+.3f}, chance of a loss over '
     f'{choosing.LOSS:g}: {choosing.percent(estimate.loss)}'
   )
-  if estimate.expected <= 0 and not force:
-    raise InputError(f'{words}; to export it anyway, add --force')
-  if own != kept.choice.candidate:
-    logger.warning('%s; held-out queries chose %s', words, kept.choice.verdict)
-  elif estimate.loss > _LIKELY:
+  if kept.choice.candidate.model != model:
+    words += f'; held-out queries chose {kept.choice.verdict}'
+    if not force:
+      raise InputError(f'{words}; to export it anyway: --force, or force=True')
+  if kept.choice.candidate.model != model or estimate.loss > _LIKELY:
     logger.warning('%s', words)
 
 

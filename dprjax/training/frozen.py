@@ -24,7 +24,7 @@ from dprjax.models import hub
 from dprjax.text import vector_spec
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
-from dprjax.training import config as configs
+from dprjax.training import stored_config
 from dprjax.training import workdir as workdirs
 
 FOLDER = 'frozen'  # in the workdir
@@ -36,7 +36,7 @@ class Frozen:
 
   def __init__(self, config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer):
     self._config, self._tokenizer = config, tokenizer
-    self._path = configs.backbone_path(config, workdir)
+    self._path = stored_config.backbone_path(config, workdir)
     self._folder = workdirs.top(workdir) / FOLDER
     self.spec = hub.load_spec(self._path)
 

@@ -27,7 +27,7 @@ from dprjax.text.fields import read_ids
 from dprjax.text.texts import Text, digest
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
-from dprjax.training import config as configs
+from dprjax.training import stored_config
 
 FOLDER = 'passages'  # in the workdir
 _QUERIES = 'queries'  # in the workdir
@@ -229,7 +229,7 @@ def _vectors_of(
 
 def _encoder(config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer) -> Encoder:
   """The base encoder, loaded as in ``dprjax.encode`` with the settings of this config."""
-  backbone = hub.load_backbone(configs.backbone_path(config, workdir), on_disk=True)
+  backbone = hub.load_backbone(stored_config.backbone_path(config, workdir), on_disk=True)
   return Encoder(
     dict.fromkeys(SIDES, backbone),
     tokenizer,

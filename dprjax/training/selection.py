@@ -28,7 +28,7 @@ from etils import epath
 from dprjax.base import distributed, files, reading
 from dprjax.base.errors import InputError
 from dprjax.models import artifact
-from dprjax.training import baseline, checkpoint, query_only
+from dprjax.training import baseline, checkpoint, query_only, stored_config
 from dprjax.training import choice as choices
 from dprjax.training import config as configs
 from dprjax.training import workdir as workdirs
@@ -266,7 +266,7 @@ def fold_of(
     'data.fold': number,
     'steps': config.steps or max(round(config.epochs * epoch), 1),
     'eval.every': configs.evaluate_every(config, epoch),
-    'backbone.path': configs.backbone_path(config, workdir),
+    'backbone.path': stored_config.backbone_path(config, workdir),
   }
   if config.data.token_cache:
     changes['data.token_cache'] = str(epath.Path(config.data.token_cache) / f'fold-{number}')

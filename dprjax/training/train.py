@@ -18,7 +18,7 @@ from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.text import seen, tokenizing
-from dprjax.training import baseline, closing, earlier, optim, selection, trackers
+from dprjax.training import baseline, closing, earlier, optim, selection, stored_config, trackers
 from dprjax.training import config as configs
 from dprjax.training import method as methods
 from dprjax.training import workdir as workdirs
@@ -59,7 +59,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   if '' in experiments:
     return run(Trial(experiments[''], epath.Path(workdir)))
   with workdirs.claim(workdir, workdirs.TRAINING, workdirs.inputs(config), lock=main) as claimed:
-    (configs.claim_workdir if main else configs.check_workdir)(config, claimed)
+    (stored_config.claim_workdir if main else stored_config.check_workdir)(config, claimed)
     return selection.choose_alternative(experiments, claimed, run, say)
 
 
@@ -94,7 +94,7 @@ def train_one(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Tria
           return run.result()
       run.finish()
       closing.settle(setup, part)
-      say(f'{run.ended}. {closing.what_next(setup, part, run.standing.gain)}')
+      say(closing.last_words(setup, part, run.standing.gain, run.ended))
       return run.result()
 
 
@@ -103,23 +103,22 @@ def prepare(part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None])
   given, workdir, main = part.config, part.workdir, jax.process_index() == 0
   method = methods.load(given.method)
   config = configs.settle(given, devices.devices.flat[0].platform)
-  configs.check_workdir(given, workdir)
+  stored_config.check_workdir(given, workdir)
   compiled.keep(config.compilation_cache)
-  path = configs.backbone_path(config, workdir)
+  path = stored_config.backbone_path(config, workdir)
   with distributed.turn():
     texts = method.data(config.data, config, workdir, devices)
     if path == config.backbone.path:
       hub.check_readable(path)
     if main:
-      configs.claim_workdir(given, workdir)
+      stored_config.claim_workdir(given, workdir)
     make_backbone(config, workdir, texts.read, method.needs)
-  if texts.folds is not None:
-    config = configs.replace(
-      config, selection.fit(config, texts.folds, mesh.batch_devices(devices))
-    )
-    if config.batch_size < given.batch_size:
-      queries = counted(texts.folds.queries, 'training queries')
-      say(f'a fold leaves {queries}: config.batch_size is {config.batch_size}')
+  folds = texts.folds
+  if folds is not None and (changes := selection.fit(config, folds, mesh.batch_devices(devices))):
+    config = configs.replace(config, changes)
+    queries = counted(folds.queries, 'training queries')
+    say(f'a fold leaves {queries}: config.batch_size is {config.batch_size}')
+    texts = method.data(config.data, config, workdir, devices)
   backbone = hub.load_backbone(path, heads=method.parts, on_disk=True)
   tokenizer = tokenizing.load_tokenizer(backbone.path)
   hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
@@ -144,7 +143,6 @@ def prepare(part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None])
     if known:
       seen.write(workdir / earlier.QUERIES, known)
   data = texts.open(tokenizer, backbone.config)
-  folds = texts.folds
   return Setup(config, workdir, devices, backbone, model, params, trainable, data, say, folds)
 
 
@@ -204,7 +202,7 @@ def make_backbone(
   Its vocabulary is trained on the texts of ``read``; ``needs`` are its heads, names of
   ``head_specs.HEADS``.
   """
-  path = configs.backbone_path(config, workdir)
+  path = stored_config.backbone_path(config, workdir)
   if config.backbone.path.startswith('scratch:') and not epath.Path(path).exists():
     with tempfile.TemporaryDirectory() as folder:
       learn, model_type = VOCABULARIES[config.backbone.vocabulary]

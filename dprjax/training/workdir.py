@@ -16,6 +16,7 @@ from dprjax.base import files, outputs, provenance, reading, repository
 from dprjax.base.errors import InputError
 from dprjax.text import seen
 from dprjax.training import config as configs
+from dprjax.training import stored_config
 
 BASELINE = 'baseline.json'  # dev scores before the first step
 SELECTION = (
@@ -132,7 +133,7 @@ class _Saturated(msgspec.Struct):
 
 def trained(workdir: files.PathLike) -> epath.Path:
   """The workdir with the checkpoints of a run: its own, or that of the chosen alternative."""
-  config, workdir = configs.load_workdir(workdir), epath.Path(workdir)
+  config, workdir = stored_config.load_workdir(workdir), epath.Path(workdir)
   for folder in (workdir, *(alternative(workdir, name) for name in config.alternatives)):
     if (folder / SATURATED).exists():
       saturated = reading.read(folder / SATURATED, 'record', _Saturated)

@@ -91,14 +91,21 @@ def choosing_now(fitted, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('candidate', [FROZEN, BM25], ids=str)
-def test_no_gain_is_refused(choosing_now, candidate):
-  worse = choosing_now(candidate)
+@pytest.mark.parametrize('candidate', [FROZEN, FROZEN_FUSED, BM25], ids=str)
+def test_a_prompt_that_lost_is_not_saved(choosing_now, candidate, tmp_path):
+  worse, out = choosing_now(candidate), tmp_path / 'lost.npz'
   assert f'Chosen: {candidate}' in worse.verdict
-  with refused('retriever(force=True)'):
-    worse.retriever()
   with refused('force=True'):
-    worse.save('unused.npz')
+    worse.save(out)
+  assert not out.exists()
+  worse.save(out, force=True)
+  assert out.exists() and not out.with_suffix('.fusion.json').exists()
+
+
+@pytest.mark.slow
+def test_bm25_alone_makes_no_retriever(choosing_now):
+  with refused('retriever(force=True)'):
+    choosing_now(BM25).retriever()
 
 
 @pytest.mark.slow
@@ -116,6 +123,18 @@ def test_the_retriever_is_what_was_chosen(choosing_now, fitted):
   assert found(frozen.retriever(force=True)) == prompt != bare
   assert found(frozen.retriever(hybrid=None)) == bare
   assert found(frozen.retriever()) not in (bare, prompt)
+  assert found(choosing_now(FROZEN).retriever()) == bare
+
+
+@pytest.mark.slow
+def test_three_queries_are_enough(trained, tmp_path):
+  texts = ['json', 'http', 'xml list']
+  options = OPTIONS | {'data.folds': 3, 'data.hold_out': 0.0, 'eval.skip_saturated': False}
+  with devices.one():
+    found = dprjax.fit(
+      trained / 'backbone', texts, texts, options=options, workdir=tmp_path / 'run', progress=False
+    )
+  assert found.path is not None and found.gain.queries == 3
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import pytest
 import dprjax
 from dprjax.base import tables
 from dprjax.retrieval import fusion
+from dprjax.retrieval.retriever import Hit, Results
+from dprjax.text.texts import Query
 from tests.commands import evaluate, fuse
 from tests.refusals import refused
 
@@ -30,6 +32,16 @@ def test_a_run(either):
   table = dprjax.evaluate(RUN, RELEVANT, ['RR@10', 'P@2'])
   assert [(row['measure'], row['mean']) for row in rows(table)] == [('RR@10', 1.0), ('P@2', 0.5)]
   assert list(table.columns) == ['system', 'measure', 'mean', 'low', 'high']
+
+
+def test_a_list_of_judgements_follows_the_queries_of_a_search():
+  hits = [[Hit('1', 0.9, 'y'), Hit('0', 0.5, 'x')], [Hit('2', 0.9, 'z')]]
+  results = Results(hits, [Query('0', 'who'), Query('1', 'where')])
+  for relevant, mean in (([[1], [2]], 1.0), ([0, 2], 0.75), ([('0', '1')], 1.0)):
+    (row,) = rows(dprjax.evaluate(results, relevant, ['RR@10']))
+    assert row['mean'] == mean
+  with refused('relevant'):
+    dprjax.evaluate(results, [1])
 
 
 def test_systems():

@@ -64,7 +64,8 @@ def test_the_next_commands_of_a_fusion_can_be_typed(model, tmp_path):
   config.prompt.sides, config.prompt.length = 'query', 8
   backbone = types.SimpleNamespace(path='/folder')
   setup = types.SimpleNamespace(config=config, workdir=run, backbone=backbone)
-  said = closing.what_next(setup, types.SimpleNamespace(whole=True), True)
+  said = closing.last_words(setup, types.SimpleNamespace(whole=True), True, 'done at step 2')
+  assert said.startswith(f'Chosen of {len(chosen.estimates) + 1}: {model} with BM25')
   lines = [shlex.split(line) for line in said.splitlines() if line.startswith('  dprjax ')]
   read = [
     flags.parse(importlib.import_module(f'dprjax.{name}').Flags, words)[0]

@@ -7,7 +7,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.training import config as configs
-from dprjax.training import options
+from dprjax.training import options, stored_config
 from dprjax.training.options import SET
 from tests.options import with_options
 from tests.refusals import refused
@@ -29,47 +29,47 @@ def test_what_a_misspelt_option_is_likely_to_be(given, meant):
 
 def test_a_fresh_workdir_is_claimed_and_the_same_experiment_may_come_back(tmp_path):
   config = configs.default()
-  configs.claim_workdir(config, tmp_path)
-  configs.claim_workdir(config, tmp_path)
-  assert configs.to_json(configs.load_workdir(tmp_path)) == configs.to_json(config)
+  stored_config.claim_workdir(config, tmp_path)
+  stored_config.claim_workdir(config, tmp_path)
+  assert configs.to_json(stored_config.load_workdir(tmp_path)) == configs.to_json(config)
 
 
 def test_another_experiment_in_the_workdir_is_named_key_by_key(tmp_path):
   config = configs.default()
-  configs.claim_workdir(config, tmp_path)
+  stored_config.claim_workdir(config, tmp_path)
   (tmp_path / 'checkpoints').mkdir()
   config.optim.learning_rate = 1.0
   config.log_every = 3  # free to change
   with refused('optim.learning_rate', '0.007', '1.0'):
-    configs.claim_workdir(config, tmp_path)
+    stored_config.claim_workdir(config, tmp_path)
 
 
 def test_a_workdir_in_which_nothing_was_made_may_be_reused(tmp_path):
   config = configs.default()
-  configs.claim_workdir(config, tmp_path)
+  stored_config.claim_workdir(config, tmp_path)
   config.data.dir = 'spelt right this time'
-  configs.claim_workdir(config, tmp_path)
-  assert configs.load_workdir(tmp_path).data.dir == 'spelt right this time'
+  stored_config.claim_workdir(config, tmp_path)
+  assert stored_config.load_workdir(tmp_path).data.dir == 'spelt right this time'
 
 
 def test_a_option_that_is_younger_than_the_workdir_has_its_default(tmp_path):
   config = configs.default('cross_encoder')
-  configs.claim_workdir(config, tmp_path)
+  stored_config.claim_workdir(config, tmp_path)
   (tmp_path / 'checkpoints').mkdir()
   path = tmp_path / 'config.json'
   written = json.loads(path.read_text())
   del written['prompt']['init_from'], written['cross_encoder'], written['in_batch']
   path.write_text(json.dumps(written))
-  configs.claim_workdir(config, tmp_path)
-  assert configs.to_json(configs.load_workdir(tmp_path)) == configs.to_json(config)
+  stored_config.claim_workdir(config, tmp_path)
+  assert configs.to_json(stored_config.load_workdir(tmp_path)) == configs.to_json(config)
   config.cross_encoder.loss = 'pointwise'
   with refused('cross_encoder.loss', 'listwise', 'pointwise'):
-    configs.claim_workdir(config, tmp_path)
+    stored_config.claim_workdir(config, tmp_path)
 
 
 def test_a_workdir_without_an_experiment_is_an_error(tmp_path):
   with refused('config.json'):
-    configs.load_workdir(tmp_path)
+    stored_config.load_workdir(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -337,10 +337,10 @@ def test_the_same_data_by_another_path_are_the_same_experiment(tmp_path, monkeyp
   (tmp_path / 'link').symlink_to('text')
   config = configs.default()
   config.data.dir = 'text,more'
-  configs.claim_workdir(config, tmp_path / 'run')
+  stored_config.claim_workdir(config, tmp_path / 'run')
   (tmp_path / 'run' / 'checkpoints').mkdir()
   for config.data.dir in (f'{tmp_path}/text,./more', 'link,more/'):
-    configs.claim_workdir(config, tmp_path / 'run')
+    stored_config.claim_workdir(config, tmp_path / 'run')
   config.data.dir = 'more,text'
   with refused('data.dir', 'text,more', 'more,text'):
-    configs.claim_workdir(config, tmp_path / 'run')
+    stored_config.claim_workdir(config, tmp_path / 'run')

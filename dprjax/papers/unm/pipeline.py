@@ -13,6 +13,7 @@ the rows of Table 9 of the paper on the test split.
 
 import dataclasses
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,8 +26,10 @@ from dprjax.papers.unm.stages import ModelFiles, Stages, TextFiles, differences
 from dprjax.retrieval import measures
 from dprjax.text import docstrings, irds, sources
 from dprjax.training import config as configs
-from dprjax.training import options
+from dprjax.training import options, stored_config
 from dprjax.training import workdir as workdirs
+
+logger = logging.getLogger('dprjax')
 
 # Set by the pipeline, in place of the config of an experiment.
 _OF_DATA = ('dir', 'format', 'mined_negatives', 'train_split', 'token_cache')
@@ -200,7 +203,7 @@ class Pipeline:
     recipe = self.config.retriever_recipe
     self._experiment(name, recipe, experiment, mined, base, product, settings)
     workdir = workdirs.trained(workdir)
-    base = configs.backbone_path(configs.load_workdir(workdir), workdir)
+    base = stored_config.backbone_path(stored_config.load_workdir(workdir), workdir)
     return (ModelFiles(base, product) if prompted else ModelFiles(str(product))), base
 
   def _reranker(self, mined: epath.Path, base: str) -> str:
@@ -311,7 +314,11 @@ class Flags:
     'override an option, for example --config.rounds=2 or --config.retriever.prompt.length=32; '
     'the config file lists and explains them',
   )
-  workdir: str = flags.flag('the folder of all files; the same command continues where it stopped')
+  workdir: str | None = flags.flag(
+    'the folder of all files; the same command continues where it stopped (default: '
+    'runs/CONFIG-RECIPE)',
+    None,
+  )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -319,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: Flags) -> None:
-  config, workdir = configs.parse(args.experiment), epath.Path(args.workdir)
+  config = configs.parse(args.experiment)
   if config.method != 'unm':
     raise InputError(
       f'--config: config.method is {config.method!r}; dprjax.pipeline takes configs/unm.py'
@@ -328,7 +335,13 @@ def _command(args: Flags) -> None:
     section, _, name = key.partition('.')
     if section in _EXPERIMENTS and name.startswith(_OURS):
       raise InputError(f'config.{key}: the pipeline sets it; leave it out')
-  Pipeline(config, workdir).run()
+  if not config.data.dir:
+    config.data.dir = f'docstrings:{configs.EMBEDDED}'
+    logger.info('no --config.data.dir: docstrings of %s are the text', configs.EMBEDDED)
+  workdir = args.workdir or stored_config.default_workdir(args.experiment, config)
+  if args.workdir is None:
+    logger.info('--workdir=%s', workdir)
+  Pipeline(config, epath.Path(workdir)).run()
 
 
 if __name__ == '__main__':

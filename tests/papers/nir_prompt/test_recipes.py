@@ -160,8 +160,8 @@ def test_the_dev_split_chooses_the_rate_of_the_weights(stage, options):
 )
 def test_the_export_that_a_run_names(recipe, out):
   setup = types.SimpleNamespace(config=parse(f'retriever.py:{recipe}'), workdir='run')
-  said = closing.what_next(setup, types.SimpleNamespace(whole=True), None)
-  assert said == f'Next: python -m dprjax.export --workdir=run --out={out}'
+  said = closing.last_words(setup, types.SimpleNamespace(whole=True), None, 'done')
+  assert said == f'done. Next: python -m dprjax.export --workdir=run --out={out}'
 
 
 def test_a_rate_cannot_be_chosen_without_dev_queries():

@@ -208,9 +208,6 @@ def test_bad_command_lines(command, tmp_path, error_line):
   with pytest.raises(SystemExit):
     pipeline.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={tmp_path}'])
   assert named_in(error_line(), 'dprjax.pipeline', 'configs/unm.py')
-  with pytest.raises(SystemExit):
-    pipeline.main([LOCAL])
-  assert named_in(error_line(), '--workdir')
 
 
 @pytest.mark.parametrize(
