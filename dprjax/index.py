@@ -1,9 +1,11 @@
-"""Writes, replaces and deletes passages in a collection of an engine.
+"""Fills the index of a retriever, or a collection of an engine, with passages.
 
+    python -m dprjax.index --retriever=mine --input=corpus.jsonl
     python -m dprjax.index --uri=milvus:index.db --upsert=embeddings/corpus --texts=corpus.jsonl
     python -m dprjax.index --uri=qdrant:http://host:6333 --collection=passages --delete=ids.txt
 
-The first command makes the collection if it is missing. Stored ids are replaced; passages from
+A retriever is a folder of dprjax.export, which dprjax.search --retriever searches. The second
+command makes a collection if it is missing. Stored ids are replaced; passages from
 another backbone or prompt are refused. After an interruption, the same command continues where it
 stopped. Engines are milvus, qdrant, pgvector, opensearch, elasticsearch and parquet
 (docs/engines.md). dprjax.search --uri searches the collection.
@@ -20,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dprjax import engines
-from dprjax.base import cli, flags, outputs
+from dprjax.base import cli, compiled, flags, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
@@ -28,6 +30,7 @@ from dprjax.base.progress import Progress
 from dprjax.encoding import embeddings
 from dprjax.engines import Address, storing
 from dprjax.retrieval import bm25_index
+from dprjax.text import texts
 from dprjax.text.fields import read_ids, report_ids
 
 logger = logging.getLogger('dprjax')
@@ -38,11 +41,18 @@ class Flags(flags.CollectionFlags):
   upsert: str | None = flag('embeddings of passages', None, metavar='DIR', either='action')
   delete: str | None = flag('a file of ids, one a line', None, metavar='IDS', either='action')
   drop: bool = flags.switch('remove the whole collection', either='action')
+  retriever: str | None = flag(
+    'a folder of dprjax.export, whose index gets the passages of --input',
+    None,
+    metavar='DIR',
+    either='action',
+  )
+  input: str | None = flag('with --retriever: passages, as for dprjax.encode', None, metavar='FILE')
   index_type: str = flag('of a new collection, by its name in docs/engines.md', 'auto')
   texts: str | None = flag(
     'texts to store with the passages of --upsert: the encoded file', None, metavar='FILE'
   )
-  column: dict[str, str] = flags.columns('id, title or text of --texts')
+  column: dict[str, str] = flags.columns('id, title or text of --texts or --input')
   hybrid: bool = flags.switch('with --texts: a new collection has BM25')
   k1: float = flags.k1()
   b: float = flags.b()
@@ -54,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: Flags) -> None:
+  if args.retriever is not None:
+    flags.refuse(args, ('uri', 'texts', 'hybrid', 'index_type'), 'upsert=DIR')
+    _fill(args.retriever, args)
+    return
+  flags.refuse(args, ('input',), 'retriever=DIR')
   if args.uri is None:
     raise InputError('--uri=ENGINE:PLACE, the place of the collection, is missing')
   address = engines.address_of(args.uri)
@@ -104,6 +119,22 @@ def _command(args: Flags) -> None:
       counted(len(ids) - len(missing), 'passages'),
       f'{len(collection):,}',
     )
+
+
+def _fill(retriever: str, args: Flags) -> None:
+  """Encodes the passages into the folder of a retriever, and indexes their words for a fusion."""
+  if args.input is None:
+    raise InputError('--retriever needs --input, the passages')
+  columns = texts.columns_of('passage', args.column)
+  compiled.keep()
+  with cli.loading():
+    from dprjax.retrieval import folder
+  with (
+    folder.claim_index(retriever, flags.paths(args, 'input')) as index,
+    texts.Texts(args.input, 'passage', columns=columns).kept() as passages,
+  ):
+    parts, encoder = folder.load_encoder(retriever)
+    folder.fill(index, encoder, passages, args.input, parts.fusion)
 
 
 def _check_type(address: Address, index_type: str) -> None:

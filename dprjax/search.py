@@ -1,8 +1,10 @@
 """Searches embeddings of passages for the queries in another folder, and writes a TREC run.
 
+    python -m dprjax.search --retriever=mine --queries=queries.jsonl --out=run.trec
     python -m dprjax.search --corpus=embeddings/corpus --queries=embeddings/test --out=run.trec
 
-dprjax.encode makes both folders, with the same backbone and prompt. run.trec.json has
+dprjax.index fills a retriever, the folder of dprjax.export. dprjax.encode makes the two folders of
+the second command, with the same backbone and prompt. run.trec.json has
 index, settings, recall against exact search, time, backbone and prompt.
 
 ScaNN compares a query with every passage below 20,000 passages. Above, it searches as much of a
@@ -35,6 +37,7 @@ passages by vectors of the same passages in another folder, which stay on disk.
 import argparse
 import dataclasses
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +48,7 @@ from dprjax.encoding import embeddings
 from dprjax.retrieval import hybrid, scann, searching
 from dprjax.text import trec
 from dprjax.text.fields import read_ids
+from dprjax.text.texts import read_texts
 
 
 def _setting(text: str) -> tuple[str, float]:
@@ -85,6 +89,11 @@ class EngineFlags(flags.CollectionFlags):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
+  retriever: str | None = flag(
+    'a folder of dprjax.export with an index: then --queries is a file of texts',
+    None,
+    metavar='DIR',
+  )
   corpus: tuple[str, ...] = flag(
     'embeddings of the passages; several, or a pattern, for parts of a corpus', (), metavar='DIR'
   )
@@ -141,9 +150,13 @@ def _command(args: Flags) -> None:
   if processes > 1 and (args.index != 'exact' or args.engine.uri):
     raise InputError(f'--index={args.index} needs one process, not {processes}; use --index=exact')
   _check_hybrid(args)
+  if args.retriever is not None:
+    others = flags.given(args, 'corpus', 'hybrid', 'index_dir', 'dimensions', 'rescore', 'like')
+    if others or args.engine.uri:
+      raise InputError(f'--{others[0] if others else "uri"} does not go with --retriever')
   args = dataclasses.replace(args, corpus=_folders(args.corpus))
   inputs = flags.paths(
-    args, 'corpus', 'queries', 'like', 'rescore', 'hybrid', 'texts', 'bm25_index'
+    args, 'retriever', 'corpus', 'queries', 'like', 'rescore', 'hybrid', 'texts', 'bm25_index'
   )
   if args.engine.uri is not None:
     from dprjax import engines
@@ -182,7 +195,9 @@ def _check_hybrid(args: Flags) -> None:
 
 def _search(args: Flags, process: int, processes: int) -> None:
   compiled.keep()
-  if args.engine.uri is not None:
+  if args.retriever is not None:
+    run, report = _search_retriever(args.retriever, args)
+  elif args.engine.uri is not None:
     run, report = _search_engine(args)
   else:
     run, report = _search_embeddings(args, process, processes)
@@ -195,6 +210,37 @@ def _search(args: Flags, process: int, processes: int) -> None:
     for name, value in report.get('recall', {}).items():
       how += f', {name} {value:.4f}' if name.startswith('recall@') else ''
   trec.write_reported(args.out, run, f'dprjax-{report["index"]}', report, how)
+
+
+def _search_retriever(retriever: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
+  with cli.loading():
+    from dprjax.retrieval import folder
+    from dprjax.retrieval.retriever import Retriever
+  if not folder.has_index(retriever):
+    raise InputError(
+      f'--retriever={retriever} has no index; fill it: dprjax index --retriever={retriever} '
+      '--input=corpus.jsonl'
+    )
+  found = Retriever.load(retriever)
+  texts = {text.id: text.text for path in args.queries for text in read_texts(path, 'query')}
+  started = time.perf_counter()
+  results = found.search(texts, args.k + args.drop_same_id)
+  seconds = time.perf_counter() - started
+  rankings = {
+    query.id: {hit.id: hit.score for hit in hits}
+    for query, hits in zip(results.queries, results, strict=True)
+  }
+  run = trec.run_from_dict(rankings)
+  if args.drop_same_id:
+    run = run.keep(~run.same_id()).top(args.k)
+  return run, {
+    'index': 'retriever',
+    'k': args.k,
+    'queries': len(run),
+    'truncated': results.truncated,
+    'seconds': seconds,
+    'queries_per_second': len(run) / seconds,
+  }
 
 
 def _search_engine(args: Flags) -> tuple[trec.Run, dict[str, Any]]:

@@ -253,7 +253,6 @@ def test_two_frozen_encoders_share_the_backbone(command, run_of, trained, tmp_pa
 @pytest.mark.parametrize(
   ('flags', 'words'),
   [
-    (['--out=folder'], ['folder', '.npz']),
     (['--step=99'], ['99', '12']),
     (['--workdir=none'], ['none']),
   ],

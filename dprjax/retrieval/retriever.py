@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from jaxtyping import Float
 
-from dprjax.base import tables
+from dprjax.base import files, tables
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.encoding import corpora
 from dprjax.encoding.embedder import ProgressFn, check_size
+from dprjax.encoding.embeddings import Embeddings
 from dprjax.encoding.text_encoder import Encoder, either
-from dprjax.retrieval import best, exact
+from dprjax.models import artifact, hub
+from dprjax.retrieval import best, exact, folder
 from dprjax.retrieval import hybrid as hybrids
 from dprjax.retrieval.fusion import Fusion
-from dprjax.text.texts import Query, read_texts
+from dprjax.text.texts import Passage, Query, read_texts
 
 if TYPE_CHECKING:
   import pandas
@@ -68,10 +70,11 @@ class Results(list[list[Hit]]):
 
 
 class _Indexed(NamedTuple):
-  """Indexed passages and their prompt."""
+  """Indexed passages and their prompt; ``rows`` are the vectors that ``vectors`` searches."""
 
   ids: list[str]
   texts: list[str]
+  rows: Float[np.ndarray, 'n H'] | Embeddings
   vectors: exact.ExactIndex
   prompt: str | None
   hybrid: hybrids.Hybrid | None
@@ -103,8 +106,10 @@ class Retriever:
     encoder: makes the vectors.
   """
 
-  def __init__(self, encoder: Encoder, fusion: Fusion | None = None):
+  def __init__(self, encoder: Encoder, fusion: Fusion | None = None, backbone: str | None = None):
+    """See ``load``; ``backbone`` is the name of the encoder, by default its folder."""
     self.encoder, self._fusion = encoder, fusion
+    self._backbone = encoder.backbones['query'].path if backbone is None else backbone
     self._indexed: _Indexed | None = None
 
   @classmethod
@@ -119,7 +124,8 @@ class Retriever:
     """Loads a backbone and any prompts for it.
 
     Args:
-      backbone, prompt: as for ``Encoder.load``.
+      backbone, prompt: as for ``Encoder.load``; or the folder of a retriever (``save``, `dprjax
+        export`), with its prompt, its weights and its index.
       hybrid: weights from dprjax.fuse, to fuse rankings of ``search`` with BM25.
       options: pooling, normalize, query_max_length, passage_max_length, batch_size, dtype,
         dimensions and mesh; see ``Encoder.load``.
@@ -128,7 +134,44 @@ class Retriever:
       InputError: a file cannot be read, or a prompt was made for another backbone.
     """
     fusion = None if hybrid is None else hybrids.read(hybrid)
-    return cls(Encoder.load(backbone, prompt, **options), fusion)
+    if prompt is not None or not folder.is_folder(backbone):
+      name = os.path.abspath(backbone) if os.path.exists(backbone) else os.fspath(backbone)
+      return cls(Encoder.load(backbone, prompt, **options), fusion, name)
+    parts, encoder = folder.load_encoder(backbone, **options)
+    found = cls(encoder, parts.fusion if hybrid is None else fusion, parts.backbone)
+    if folder.has_index(backbone):
+      index = folder.open_index(backbone, found.encoder, found._fusion)
+      found._search_in(index.corpus, index.corpus.ids, index.texts, None, index.words, 0)
+    return found
+
+  def save(self, path: PathLike) -> None:
+    """Writes the retriever, with its index, into a new folder that `load` reads.
+
+    Raises:
+      InputError: the folder has other contents, or the encoder has several prompts.
+    """
+    entry = self.encoder.entry()
+    with hub.claim_model(path, {}, 'path'), files.atomic_path(path) as aside:
+      aside.mkdir(parents=True)
+      if entry.prompt is not None:
+        artifact.save_prompt(aside / artifact.FILE, entry.prompt)
+      folder.describe(
+        aside,
+        self._backbone,
+        self.encoder.space_sha256,
+        name=os.path.basename(os.path.abspath(path)),
+        settings=folder.settings_of(self.encoder),
+        how=self._fusion,
+      )
+      hub.mark(aside)
+    if self._indexed is not None:
+      ids, texts, rows, *_ = self._indexed
+      passages = [Passage(*one) for one in zip(ids, texts, strict=True)]
+      take = rows.vectors() if isinstance(rows, Embeddings) else rows
+      with folder.claim_index(path, {}) as index:
+        folder.fill(
+          index, self.encoder, passages, str(path), self._fusion, vectors=lambda some: take[some]
+        )
 
   def encode(
     self,
@@ -181,11 +224,26 @@ class Retriever:
     texts = [passage.text for passage in passages]
     vectors, cut = self._encode(texts, 'passage', either(prompt, task))
     name = task if prompt is None else prompt
-    devices = list(self.encoder.mesh.devices.flat)
     ids = [passage.id for passage in passages]
     fused = None if self._fusion is None else hybrids.build(self._fusion, ids, texts)
-    searched = exact.ExactIndex(vectors, devices=devices, ids_at=best.ids_of(ids))
-    self._indexed = _Indexed(ids, texts, searched, name, fused, cut)
+    self._search_in(vectors, ids, texts, name, fused, cut)
+
+  def _search_in(
+    self,
+    rows: Float[np.ndarray, 'n H'] | Embeddings,
+    ids: list[str],
+    texts: list[str],
+    prompt: str | None,
+    fused: hybrids.Hybrid | None,
+    cut: int,
+  ) -> None:
+    devices = list(self.encoder.mesh.devices.flat)
+    vectors = exact.ExactIndex(
+      rows.shards if isinstance(rows, Embeddings) else rows,
+      devices=devices,
+      ids_at=best.ids_of(ids),
+    )
+    self._indexed = _Indexed(ids, texts, rows, vectors, prompt, fused, cut)
 
   def search(
     self,
@@ -216,7 +274,7 @@ class Retriever:
     if self._indexed is None:
       raise InputError('nothing is indexed yet: call index(corpus) before search')
     check_size('k', k)
-    ids, texts, vectors, default, fused, cut_passages = self._indexed
+    ids, texts, _, vectors, default, fused, cut_passages = self._indexed
     named = either(prompt, task)
     if named is not None:
       self.encoder.check_comparable([named] if isinstance(named, str) else named, default)

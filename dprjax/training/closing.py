@@ -5,7 +5,6 @@ import shlex
 import jax
 from etils import epath
 
-from dprjax.retrieval import choosing
 from dprjax.training import baseline, selection
 from dprjax.training import choice as choices
 from dprjax.training import method as methods
@@ -30,14 +29,14 @@ def last_words(setup: Setup, part: Trial, gain: baseline.Gain | None, ended: str
     return f'{ended}. {gain.verdict}.'
   only_prompts = all(name.startswith('prompt/') for name in config.trainable)
   out = 'prompt.npz' if config.prompt.length or only_prompts else 'DIR'
-  command = f'python -m dprjax.export --workdir={shlex.quote(str(setup.workdir))} --out={out}'
-  if methods.outside(config.method):
-    command += f' --method={config.method}'
+  method = f' --method={config.method}' if methods.outside(config.method) else ''
+  workdir = shlex.quote(str(setup.workdir))
+  command = f'python -m dprjax.export --workdir={workdir} --out={out}{method}'
   if gain is None:
     return f'{ended}. Next: {command}'
   if config.eval.choose and (kept := choices.read(workdirs.top(setup.workdir))) is not None:
     chosen = f'Chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
-    return f'{chosen}. {ended[0].upper()}{ended[1:]}. {_next_of_choice(setup, kept, command, out)}'
+    return f'{chosen}. {ended[0].upper()}{ended[1:]}. {_next_of_choice(setup, method)}'
   if gain.difference > 0 or methods.load(config.method).intermediate(config, setup.trainable):
     return f'{ended}. {gain.verdict}. Next: {command}'
   return (
@@ -46,34 +45,16 @@ def last_words(setup: Setup, part: Trial, gain: baseline.Gain | None, ended: str
   )
 
 
-def _next_of_choice(setup: Setup, kept: choices.Kept, command: str, out: str) -> str:
-  """The next command after a choice among candidates."""
+def _next_of_choice(setup: Setup, method: str) -> str:
+  """The commands from a choice among candidates to a search."""
   top = workdirs.top(setup.workdir)
-  chosen = kept.choice.candidate
-  if chosen.model == choices.trained_model(setup.workdir, setup.config):
-    hybrid = _hybrid(setup, choices.beside(epath.Path(out)), out) if chosen.fused else ''
-    return f'Next: {command}{hybrid}'
-  use = 'Use the encoder as it is'
-  if chosen.model == choosing.BM25.model:
-    use = 'Use only BM25'
-  elif chosen.fused:
-    use = f'{use}, with BM25:{_hybrid(setup, top / workdirs.FUSION)}\n'
-  return f'{use}; to export the trained one anyway: {command} --force'
-
-
-def _hybrid(setup: Setup, weights: epath.Path, model: str = '') -> str:
-  """The commands of a search with an exported model (or none) and BM25."""
-  path = setup.config.backbone.path
-  backbone = shlex.quote(setup.backbone.path if path.startswith('scratch:') else path)
-  encoder = f'{backbone} --prompt={model}' if model.endswith('.npz') else model or backbone
+  name = shlex.quote(top.name or 'mine')
   corpus, queries = (
     shlex.quote(str(file)) if file.exists() else name.upper()
     for name in ('corpus', 'queries')
     for file in [epath.Path(setup.config.data.dir) / f'{name}.jsonl']
   )
-  return f"""
-  dprjax encode --backbone={encoder} --side=passage --input={corpus} --out=vectors/corpus
-  dprjax encode --backbone={encoder} --side=query --input={queries} --out=vectors/queries
-  dprjax bm25 --corpus={corpus} --queries={queries} --index_dir=bm25 --out=bm25.trec
-  dprjax search --corpus=vectors/corpus --queries=vectors/queries --texts={queries} \
---bm25_index=bm25 --hybrid={shlex.quote(str(weights))} --out=run.trec"""
+  return f"""Next:
+  dprjax export --workdir={shlex.quote(str(top))} --out={name}{method}
+  dprjax index --retriever={name} --input={corpus}
+  dprjax search --retriever={name} --queries={queries} --out=run.trec"""

@@ -13,7 +13,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import rounded
 from dprjax.encoding.text_encoder import config_sha256
 from dprjax.models import artifact, hub, peft, prompted, sentence
-from dprjax.retrieval import choosing, comparison
+from dprjax.retrieval import choosing, comparison, folder, fusion
 from dprjax.text import seen, tokenizing
 from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
 from dprjax.training import baseline, card, checkpoint, stored_config
@@ -56,6 +56,8 @@ class _Made(NamedTuple):
   done: str  # for the log
   queries: seen.Seen = types.MappingProxyType({})
   training: card.TrainingSummary | None = None
+  choice: dict[str, Any] | None = None
+  bm25: fusion.Fusion | None = None  # with BM25, if that was chosen
 
 
 def export(
@@ -105,16 +107,20 @@ def export(
     trained, extra = saved.restore_trainable(step), saved.extra(step)
     kept = choices.read(workdirs.top(workdir)) if config.eval.choose else None
     force = force or trained_by.intermediate(config, trained)
+    model = choices.trained_model(workdir, config)
+    lost = kept is not None and kept.choice.candidate.model != model and not force
     if kept is None:
       check_gain(saved, workdir, force)
-    else:
-      check_choice(kept, choices.trained_model(workdir, config), workdir, force)
+    elif not (lost and _as_retriever(out, options)):
+      check_choice(kept, model, workdir, force)
   finally:
     saved.close()
   if extra['backbone_sha256'] != backbone.sha256:
     raise InputError(
       f'{backbone.path} is not the backbone of the training in {workdir} (its sha256 has changed)'
     )
+  if kept is not None and lost:
+    return _write_untrained(out, inputs, kept, config.backbone.path, backbone, workdir)
   product = trained_by.export(config, epath.Path(workdir), backbone, trained)
   scored = extra.get('best') is not None and extra['best_step'] == step
   meta: dict[str, Any] = {
@@ -132,9 +138,10 @@ def export(
   gain = baseline.Gain.read(extra.get('gain'), f'{saved.folder}/{step}')
   if gain is not None and (scored or gain.folds):
     meta['gain'] = gain._asdict()
-  weights = None
+  how, choice = None, None
   if kept is not None:
-    own, estimate = kept.best_of(choices.trained_model(workdir, config))
+    choice = kept.choice.record(kept.weights)
+    own, estimate = kept.best_of(model)
     meta['expected'] = {
       'over': choosing.FROZEN.model,
       'gain': estimate.expected,
@@ -144,7 +151,7 @@ def export(
       'queries': kept.choice.queries,
     }
     if own == kept.choice.candidate and own.fused:
-      weights = (workdirs.top(workdir) / workdirs.FUSION).read_text()
+      how = fusion.read(workdirs.top(workdir) / workdirs.FUSION)
   if (in_whole := baseline.read_whole(epath.Path(workdir), step)) is not None:
     meta['metrics'] |= baseline.metrics_of_whole(in_whole)
   stamped = provenance.read_mark(workdir).get('inputs')
@@ -157,12 +164,72 @@ def export(
   if product.meta.get('sides') == 'query':
     done += ', for queries only: passages have no prompt'
   known = workdirs.seen_queries(epath.Path(workdir))
-  written = _write(out, inputs, _Made(product, meta, backbone, done, known, training), options)
-  if weights is not None and not files.is_special(out):
-    with files.atomic_write(path := choices.beside(out)) as file:
-      file.write(weights)
+  made = _Made(product, meta, backbone, done, known, training, choice, how)
+  written = _write(out, inputs, made, options)
+  if how is not None and out.suffix == '.npz' and not files.is_special(out):
+    path = choices.beside(out)
+    fusion.write(path, how)
     logger.info('%s: the weight of BM25 with this model, for --hybrid', path)
   return written
+
+
+def _as_retriever(out: epath.Path, options: ExportOptions) -> bool:
+  """Whether a folder is asked for, without a format or a card of its own."""
+  return out.suffix != '.npz' and options.format is None and not options.card
+
+
+def _write_untrained(
+  out: epath.Path,
+  inputs: outputs.Inputs,
+  kept: choices.Kept,
+  name: str,
+  backbone: hub.Backbone,
+  workdir: epath.Path,
+) -> epath.Path:
+  """Writes the retriever of a choice without the trained model."""
+  chosen, how = kept.choice.candidate, None
+  if chosen == choosing.BM25:
+    how = choices.fusion_of(1.0)
+  elif chosen.fused:
+    how = fusion.read(workdirs.top(workdir) / workdirs.FUSION)
+  with hub.claim_model(out, inputs), files.atomic_path(out) as aside:
+    aside.mkdir(parents=True)
+    folder.describe(
+      aside,
+      _name_of(name, backbone),
+      backbone.sha256,
+      name=out.name,
+      choice=kept.choice.record(kept.weights),
+      how=how,
+    )
+    hub.mark(aside)
+  logger.info('%s: the retriever that was chosen: %s', out, chosen)
+  return out
+
+
+def _describe(aside: epath.Path, made: _Made, name: str) -> None:
+  """Makes a retriever of a folder with a prompt or encoders."""
+  sha256, encoders, settings = made.meta['backbone_sha256'], made.product.encoders, {}
+  if isinstance(sha256, dict):
+    sha256 = '+'.join(dict.fromkeys(sha256[side] for side in SIDES))
+  if '' in encoders:  # such a folder has one length
+    lengths = ('query_max_length', 'passage_max_length')
+    settings = {key: getattr(encoders['']['spec'], key) for key in lengths}
+  folder.describe(
+    aside,
+    folder.HERE if encoders else _name_of(made.meta['backbone'], made.backbone),
+    sha256,
+    name=name,
+    settings=settings,
+    choice=made.choice,
+    how=made.bm25,
+  )
+
+
+def _name_of(name: str, backbone: hub.Backbone) -> str:
+  """A name of the backbone that does not depend on the working folder."""
+  local = name.startswith('scratch:') or epath.Path(name).exists()
+  return str(files.resolved(backbone.path)) if local else name
 
 
 def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bool) -> None:
@@ -280,15 +347,19 @@ def _write(
     all(one.get('spec') is not None for one in product.encoders.values()),
     epath.Path(made.backbone.path),
   )
-  with hub.claim_model(out, inputs), files.atomic_path(out) as folder:
+  with hub.claim_model(out, inputs), files.atomic_path(out) as aside:
     if product.encoders:
-      _write_encoders(folder, made, options)
+      _write_encoders(aside, made, options)
     else:
-      _write_prompt(folder, made, options)
+      _write_prompt(aside, made, options)
     if options.card:
-      with files.atomic_write(folder / card.FILE) as file:
+      with files.atomic_write(aside / card.FILE) as file:
         file.write(card.write(content, subject))
-    hub.mark(folder)
+    if _as_retriever(out, options) and subject.embeds and not product.prompts:
+      _describe(aside, made, out.name)
+    elif made.bm25 is not None:
+      fusion.write(aside / folder.FUSION, made.bm25)
+    hub.mark(aside)
   logger.info('%s: %s', out, made.done)
   return out
 
@@ -314,21 +385,21 @@ def _prompt(made: _Made) -> artifact.Prompt:
   return artifact.Prompt(made.meta, dict(made.product.prompt), queries=made.queries)
 
 
-def _write_prompt(folder: epath.Path, made: _Made, options: ExportOptions) -> None:
-  folder.mkdir(parents=True)
+def _write_prompt(out: epath.Path, made: _Made, options: ExportOptions) -> None:
+  out.mkdir(parents=True)
   prompt, model = _prompt(made), made.backbone.config
   if options.format == 'peft':
     name = options.base_model.name if options.base_model else card.hub_name(made.meta['backbone'])
-    peft.write_adapters(folder, prompt, model, name)
+    peft.write_adapters(out, prompt, model, name)
   elif options.format == 'sentence-transformers':
     if not model.family.prompted_by:
       raise InputError(
         f'--format=sentence-transformers: {model.model_type} models take no prompt there; use npz'
       )
     reference = None if options.copy_backbone else _checked(options.base_model, made.backbone)
-    prompted.write_folder(folder, prompt, made.backbone, reference)
+    prompted.write_folder(out, prompt, made.backbone, reference)
   else:
-    artifact.save_prompt(folder / artifact.FILE, prompt)
+    artifact.save_prompt(out / artifact.FILE, prompt)
 
 
 def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed: bool) -> None:
@@ -402,14 +473,14 @@ def _checked(
   return reference
 
 
-def _write_encoders(folder: epath.Path, made: _Made, options: ExportOptions) -> None:
+def _write_encoders(out: epath.Path, made: _Made, options: ExportOptions) -> None:
   product, meta, backbone = made.product, made.meta, made.backbone
   if '' in product.encoders and not product.prompt:
     _warn_of_lengths(product.encoders[''].get('spec'))
   sha256 = {}
   for name, arguments in product.encoders.items():
     hub.save_backbone(
-      folder / name,
+      out / name,
       **{
         'config': backbone.config,
         'source': backbone.path,
@@ -418,17 +489,17 @@ def _write_encoders(folder: epath.Path, made: _Made, options: ExportOptions) -> 
       },
     )
     if known := seen.join(seen.read(epath.Path(backbone.path) / seen.FILE), made.queries):
-      seen.write(folder / name / seen.FILE, known)
-    sha256[name] = hub.load_backbone(str(folder / name), on_disk=True).sha256
+      seen.write(out / name / seen.FILE, known)
+    sha256[name] = hub.load_backbone(str(out / name), on_disk=True).sha256
   meta['backbone_sha256'] = sha256.get('') or sha256
   if product.prompt:
     prompt = _prompt(made)
     if options.format == 'sentence-transformers':
-      prompted.add_prompt(folder, prompt)
+      prompted.add_prompt(out, prompt)
     else:
-      artifact.save_prompt(folder / artifact.FILE, prompt)
+      artifact.save_prompt(out / artifact.FILE, prompt)
   for name, (arrays, own) in product.prompts.items():
-    path = folder / 'prompts' / f'{name}.npz'
+    path = out / 'prompts' / f'{name}.npz'
     path.parent.mkdir(exist_ok=True)
     prompt = artifact.Prompt({**meta, **own}, dict(arrays), queries=made.queries)
     artifact.save_prompt(path, prompt)
@@ -467,11 +538,9 @@ def check_out(out: epath.Path, inputs: outputs.Inputs, options: ExportOptions) -
 def check_ending(out: epath.Path, product: methods.Product, options: ExportOptions) -> None:
   """Raises InputError if ``out`` or the format does not fit the product."""
   if not product.encoders:
-    if out.suffix != '.npz' and options.format is None and not options.card:
-      raise InputError(
-        f'--out={out}: this run trained a prompt only; use a file NAME.npz, or --format=npz, peft '
-        'or sentence-transformers'
-      )
+    pairs = 'pair' in (product.meta.get('template') or {})
+    if pairs and _as_retriever(out, options):
+      raise InputError(f'--out={out}: this run trained the prompt of a reranker; name NAME.npz')
     return
   if out.suffix == '.npz':
     raise InputError(f'--out={out}: this run trained {product.noun}, which needs a directory')

@@ -53,7 +53,7 @@ def test_each_model_alone_and_fused_is_a_candidate(tmp_path):
 
 
 @pytest.mark.parametrize('model', ['query', 'frozen'])
-def test_the_next_commands_of_a_fusion_can_be_typed(model, tmp_path):
+def test_the_commands_after_a_choice_can_be_typed(model, tmp_path):
   run = training(tmp_path / 'run', rankings(0.5, both=0.2), {2: rankings(0.5, both=0.3)})
   kept = choice.decide({'query': [run]})
   chosen = kept.choice._replace(candidate=Candidate(model, fused=True))
@@ -62,8 +62,7 @@ def test_the_next_commands_of_a_fusion_can_be_typed(model, tmp_path):
   config = configs.default()
   config.backbone.path, config.data.dir, config.eval.choose = 'package:x', str(tmp_path), True
   config.prompt.sides, config.prompt.length = 'query', 8
-  backbone = types.SimpleNamespace(path='/folder')
-  setup = types.SimpleNamespace(config=config, workdir=run, backbone=backbone)
+  setup = types.SimpleNamespace(config=config, workdir=run)
   said = closing.last_words(setup, types.SimpleNamespace(whole=True), True, 'done at step 2')
   assert said.startswith(f'Chosen of {len(chosen.estimates) + 1}: {model} with BM25')
   lines = [shlex.split(line) for line in said.splitlines() if line.startswith('  dprjax ')]
@@ -71,14 +70,9 @@ def test_the_next_commands_of_a_fusion_can_be_typed(model, tmp_path):
     flags.parse(importlib.import_module(f'dprjax.{name}').Flags, words)[0]
     for _, name, *words in lines
   ]
-  passages, queries, words, search = read
-  assert passages.prompt == queries.prompt == ('prompt.npz' if model == 'query' else None)
-  assert passages.input == words.corpus == str(tmp_path / 'corpus.jsonl')
-  assert queries.input == words.queries == search.texts == 'QUERIES'
-  assert (search.corpus, search.queries) == ((passages.out,), (queries.out,))
-  assert search.bm25_index == words.index_dir
-  weights = 'prompt.fusion.json' if model == 'query' else str(run / workdirs.FUSION)
-  assert search.hybrid == weights
+  export, index, search = read
+  assert export.workdir == str(run) and export.out == index.retriever == search.retriever == 'run'
+  assert index.input == str(tmp_path / 'corpus.jsonl') and search.queries == ('QUERIES',)
 
 
 def test_a_fusion_goes_into_the_file_of_hybrid_searches(tmp_path):
