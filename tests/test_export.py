@@ -219,10 +219,12 @@ def test_two_encoders_with_a_prompt(command, run_of, trained, tmp_path):
   )
   assert command(export, '--force', f'--workdir={workdir}', f'--out={tmp_path}/model')[0] == 0
   assert sorted(path.name for path in (tmp_path / 'model').iterdir()) == [
+    'README.md',
     'dprjax.json',
     'passage',
     'prompt.npz',
     'query',
+    'retriever.json',
   ]
   before = {path: path.read_bytes() for path in (tmp_path / 'model').rglob('*') if path.is_file()}
   assert command(export, '--force', f'--workdir={workdir}', f'--out={tmp_path}/model')[0] == 0

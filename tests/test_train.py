@@ -963,7 +963,7 @@ def test_nothing_is_trained_where_nothing_is_left_to_gain(
   command_refused((status, err), '--config.eval.skip_saturated=False')
   if recipe == 'beir,query':
     status, err = command(train, *flags, '--config.eval.skip_saturated=False')
-    assert status == 0 and 'done at step 1' in err and not (run / 'saturated.json').exists()
+    assert status == 0 and 'one at step 1' in err and not (run / 'saturated.json').exists()
     assert steps_of(run) == [1]
 
 

@@ -97,7 +97,7 @@ SAID = {
   # Engines without a server.
   r'(qdrant:http|pgvector:postgresql)://localhost[:/]\w+': 'qdrant:stored',
   # After two updates nothing is gained, as for `dprjax export`.
-  r'\.save\((.\S+?)\)': r'.save(\1, force=True)',
+  r'\bfitted\.save\((.\S+?)\)': r'fitted.save(\1, force=True)',
   r'\.retriever\(\)': '.retriever(force=True)',
   r'\b(law|support)\.npz': 'mytext.npz',
 }

@@ -136,8 +136,9 @@ def decoding(name: str, place: Callable[[], str] = str) -> Iterator[None]:
 
 def read_jsonl(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, T]]:
   """Yields (line number from 1, value) for a JSON value of type ``of`` on each line."""
+  name = str(path)  # that of an epath takes longer than a row
   for number, line in read_lines(path, what):
-    yield number, parse(line, f'{path}, line {number}', of)
+    yield number, parse(line, f'{name}, line {number}', of)
 
 
 def read_records(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, str, T]]:
@@ -151,7 +152,7 @@ def record_texts(path: PathLike, what: str) -> Iterator[tuple[int, str, str]]:
 
   Arrays are read entry by entry: DPR training files exceed most memories.
   """
-  name = str(path)  # that of an epath takes longer than a row
+  name = str(path)
   with open_text(path, what) as file:
     with decoding(name, lambda: ', line 1 or after it'):
       start = file.read(64)

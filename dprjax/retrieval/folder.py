@@ -7,11 +7,14 @@
     index/vectors            embeddings of the passages (`dprjax.encoding.folders`)
     index/bm25               their BM25 index, for a fusion
     index/passages.jsonl     their texts, as encoded
+    index/trained            before there is an index: the embeddings that the training made
 
 A retriever without a prompt, BM25 or index lacks these files. Nothing in a folder runs.
 """
 
 import contextlib
+import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -27,14 +30,16 @@ from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact
 from dprjax.retrieval import bm25_index, fusion, hybrid
 from dprjax.retrieval.fusion import Fusion
-from dprjax.text.texts import Text
+from dprjax.text.texts import Text, digest
+
+logger = logging.getLogger('dprjax')
 
 FILE, FUSION, INDEX = 'retriever.json', 'fusion.json', 'index'
 HERE = '.'
 """The name of a backbone that lies in the folder itself."""
 
 _FORMAT, _VERSION = 'dprjax.retriever', 1
-_VECTORS, _BM25, _PASSAGES = 'vectors', 'bm25', 'passages.jsonl'
+_VECTORS, _BM25, _PASSAGES, _TRAINED = 'vectors', 'bm25', 'passages.jsonl', 'trained'
 _CARD = """---
 {head}
 ---
@@ -201,7 +206,7 @@ def has_index(path: files.PathLike) -> bool:
 @contextlib.contextmanager
 def claim_index(path: files.PathLike, inputs: outputs.Inputs) -> Iterator[epath.Path]:
   """Claims the index of a retriever, which several runs may fill."""
-  known = {_VECTORS, _BM25, _PASSAGES, outputs.LOCK}
+  known = {_VECTORS, _BM25, _PASSAGES, _TRAINED, outputs.LOCK}
 
   def ours(folder: epath.Path) -> bool:
     return all(child.name in known or child.name.startswith('.') for child in folder.iterdir())
@@ -223,20 +228,59 @@ def fill(
 ) -> None:
   """Encodes passages into an index claimed by the caller; continues after an interruption.
 
+  What the training encoded (`take`) is not encoded again.
+
   Args:
     passages: at least one; the same in each iteration.
     source: where they come from, for messages.
     how: the fusion, whose BM25 is indexed too.
     vectors: gives those of a slice of the passages, if they are encoded already.
   """
+  trained = index / _TRAINED
   folders.fill_folder(
-    encoder, 'passage', passages, index / _VECTORS, source=source, vectors=vectors
+    encoder,
+    'passage',
+    passages,
+    index / _VECTORS,
+    source=source,
+    vectors=_known(trained, encoder, passages) if vectors is None else vectors,
   )
   if how is not None and not bm25_index.is_index(index / _BM25):
     bm25_index.save(bm25_index.build_texts(passages, **(how.bm25 or {})), index / _BM25, source)
   with files.atomic_write(index / _PASSAGES, 'wb') as file:
     for passage in passages:
       file.write(msgspec.json.encode(_Passage(*passage)) + b'\n')
+  files.discard(trained)
+
+
+def take(folder: epath.Path, trained: epath.Path) -> None:
+  """Links finished embeddings of a training into the folder of a retriever, for `fill`."""
+  if not (trained / manifest.MANIFEST).exists():
+    return
+  place = folder / INDEX / _TRAINED
+  place.mkdir(parents=True)
+  for path in trained.iterdir():
+    if not path.name.startswith('.'):
+      try:
+        os.link(path, place / path.name)
+      except OSError:  # another file system
+        path.copy(place / path.name)
+
+
+def _known(
+  trained: epath.Path, encoder: Encoder, passages: Iterable[Text]
+) -> Callable[[slice], Float[np.ndarray, 'n H']] | None:
+  """Gives the vectors of these passages, if the training encoded them with this encoder."""
+  if not trained.exists():
+    return None
+  found = embeddings.load_embeddings(trained)
+  own = folders.describe(encoder, 'passage', found.meta.dtype, found.meta.input_sha256)
+  if manifest.differences(found.meta.space(), own.space()):
+    return None
+  if digest(passages) != found.meta.input_sha256:
+    return None
+  logger.info('%s: the training encoded these passages', trained)
+  return lambda some: found.take(np.arange(some.start, some.stop))
 
 
 def open_index(path: files.PathLike, encoder: Encoder, how: Fusion | None) -> Index:

@@ -16,7 +16,7 @@ from dprjax.models import artifact, hub, peft, prompted, sentence
 from dprjax.retrieval import choosing, comparison, folder, fusion
 from dprjax.text import seen, tokenizing
 from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
-from dprjax.training import baseline, card, checkpoint, stored_config
+from dprjax.training import baseline, card, checkpoint, query_only, stored_config
 from dprjax.training import choice as choices
 from dprjax.training import config as configs
 from dprjax.training import method as methods
@@ -57,6 +57,7 @@ class _Made(NamedTuple):
   queries: seen.Seen = types.MappingProxyType({})
   training: card.TrainingSummary | None = None
   choice: dict[str, Any] | None = None
+  workdir: epath.Path | None = None
   bm25: fusion.Fusion | None = None  # with BM25, if that was chosen
 
 
@@ -164,7 +165,7 @@ def export(
   if product.meta.get('sides') == 'query':
     done += ', for queries only: passages have no prompt'
   known = workdirs.seen_queries(epath.Path(workdir))
-  made = _Made(product, meta, backbone, done, known, training, choice, how)
+  made = _Made(product, meta, backbone, done, known, training, choice, workdir, how)
   written = _write(out, inputs, made, options)
   if how is not None and out.suffix == '.npz' and not files.is_special(out):
     path = choices.beside(out)
@@ -202,6 +203,9 @@ def _write_untrained(
       choice=kept.choice.record(kept.weights),
       how=how,
     )
+    others = workdirs.top(workdir) / workdirs.ALTERNATIVES
+    made = [one / query_only.FOLDER for one in [workdir, *(others.glob('*'))]]
+    folder.take(aside, next((one for one in made if one.exists()), made[0]))
     hub.mark(aside)
   logger.info('%s: the retriever that was chosen: %s', out, chosen)
   return out
@@ -357,6 +361,8 @@ def _write(
         file.write(card.write(content, subject))
     if _as_retriever(out, options) and subject.embeds and not product.prompts:
       _describe(aside, made, out.name)
+      if made.workdir is not None and made.product.meta.get('sides') == 'query':
+        folder.take(aside, made.workdir / query_only.FOLDER)
     elif made.bm25 is not None:
       fusion.write(aside / folder.FUSION, made.bm25)
     hub.mark(aside)

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 
@@ -5,8 +6,10 @@ import numpy as np
 import pytest
 
 from dprjax import Retriever, index, search
+from dprjax.encoding import folders
 from dprjax.models import artifact
 from dprjax.retrieval import folder, fusion
+from dprjax.text.texts import Text
 from dprjax.text.trec import read_run
 from tests.refusals import command_refused, refused
 
@@ -124,3 +127,19 @@ def test_a_folder_that_changed(fused, trained, tmp_path):
   )
   with refused('prompt_sha256'):
     Retriever.load(tmp_path / 'mine')
+
+
+def test_what_the_training_encoded_is_not_encoded_again(trained, tmp_path, monkeypatch):
+  bare, passages = Retriever.load(trained / 'backbone'), [Text(*one) for one in TEXTS.items()]
+  folders.fill_folder(bare.encoder, 'passage', passages, tmp_path / 'passages', source='texts')
+  bare.index(TEXTS)
+  monkeypatch.setattr(type(bare.encoder), 'encode', _only_queries(type(bare.encoder).encode))
+  for name, some in (('mine', passages), ('other', passages[1:])):
+    Retriever.load(trained / 'backbone').save(tmp_path / name)
+    folder.take(tmp_path / name, tmp_path / 'passages')
+    with folder.claim_index(tmp_path / name, {}) as index:
+      expected = contextlib.nullcontext() if some is passages else pytest.raises(AssertionError)
+      with expected:
+        folder.fill(index, bare.encoder, some, 'texts', None)
+  assert Retriever.load(tmp_path / 'mine').search(QUERIES) == bare.search(QUERIES)
+  assert not (tmp_path / 'mine' / 'index' / 'trained').exists()
