@@ -295,15 +295,10 @@ class Report:
     self._fitted = fitted
 
   def __str__(self) -> str:
-    columns, row = self._numbers()
+    columns, rows = self._numbers()
     lines = [self._fitted.verdict, '']
-    if row:
-      lines += [
-        f'| {" | ".join(columns)} |',
-        f'|{" --- |" * len(columns)}',
-        f'| {" | ".join(row)} |',
-        '',
-      ]
+    if rows:
+      lines += [f'| {" | ".join(row)} |' for row in (columns, ['---'] * len(columns), *rows)] + ['']
     return '\n'.join([*lines, f'Kept in `{self._fitted.workdir}`.', ''])
 
   __repr__ = __str__
@@ -315,24 +310,33 @@ class Report:
     with files.atomic_write(path) as file:
       file.write(page if whole else str(self))
 
-  def _numbers(self) -> tuple[list[str], list[str]]:
-    gain = self._fitted.gain
+  def _numbers(self) -> tuple[list[str], list[list[str]]]:
+    """The candidates of a choice, the chosen one first; or the gain of the training."""
+    gain, choice = self._fitted.gain, self._fitted.choice
+    if choice is not None:
+      found = sorted(choice.estimates, key=lambda one: -choice.estimates[one].expected)
+      names = dict.fromkeys([choice.candidate, *found, choosing.FROZEN])
+      rows = [[str(name), '', '', ''] for name in names]
+      for row, name in zip(rows, names, strict=True):
+        if one := choice.estimates.get(name):
+          row[1:] = [f'{one.measured:+.4f}', f'{one.expected:+.4f}', choosing.percent(one.loss)]
+      return ['ranking', 'measured gain', 'expected gain', 'chance of a loss'], rows
     if gain is None:
       return [], []
     columns = ['measure', 'frozen', 'trained', 'gain', '95 % interval', 'queries']
     interval = '' if gain.low is None else f'{gain.low:+.4f} to {gain.high:+.4f}'
     values = [f'{gain.baseline:.4f}', f'{gain.best:.4f}', f'{gain.difference:+.4f}']
-    return columns, [gain.measure, *values, interval, f'{gain.queries:,}']
+    return columns, [[gain.measure, *values, interval, f'{gain.queries:,}']]
 
   def _repr_html_(self) -> str:
-    columns, row = self._numbers()
+    columns, rows = self._numbers()
     parts = [f'<p>{html.escape(self._fitted.verdict)}</p>']
-    if row:
-      head, cells = (
+    if rows:
+      lines = [
         ''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in each)
-        for tag, each in (('th', columns), ('td', row))
-      )
-      parts.append(f'<table><tr>{head}</tr><tr>{cells}</tr></table>')
+        for tag, each in (('th', columns), *(('td', row) for row in rows))
+      ]
+      parts.append(f'<table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table>')
     if picture := self._curve():
       encoded = base64.b64encode(picture).decode()
       parts.append(f'<img alt="dev scores by step" src="data:image/png;base64,{encoded}">')

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+import tqdm
 from jaxtyping import Float
 
 from dprjax.base import files, tables
@@ -203,6 +204,7 @@ class Retriever:
     *,
     prompt: str | None = None,
     task: str | None = None,
+    progress: bool = True,
   ) -> None:
     """Encodes a corpus and keeps it on the devices for ``search``. Warns of passages that are cut.
 
@@ -211,6 +213,7 @@ class Retriever:
         '1', ...), a mapping of ids to texts, passages, or a table.
       prompt: a name, if there are several prompts.
       task: an alias of ``prompt``.
+      progress: whether to show a bar if it takes longer than a second.
 
     Raises:
       InputError: the corpus is empty or cannot be read. An earlier index stays.
@@ -222,7 +225,11 @@ class Retriever:
     if not passages:
       raise InputError('the corpus is empty: there is nothing to index')
     texts = [passage.text for passage in passages]
-    vectors, cut = self._encode(texts, 'passage', either(prompt, task))
+    bar = tqdm.tqdm(desc='index', total=len(texts), delay=1.0, disable=not progress)
+    with bar:
+      vectors, cut = self._encode(
+        texts, 'passage', either(prompt, task), lambda done: bar.update(done - bar.n)
+      )
     name = task if prompt is None else prompt
     ids = [passage.id for passage in passages]
     fused = None if self._fusion is None else hybrids.build(self._fusion, ids, texts)
@@ -301,11 +308,15 @@ class Retriever:
     return Results(hits, asked, truncated)
 
   def _encode(
-    self, texts: Sequence[str], side: str, prompt: str | Sequence[str] | None
+    self,
+    texts: Sequence[str],
+    side: str,
+    prompt: str | Sequence[str] | None,
+    progress: ProgressFn | None = None,
   ) -> tuple[Float[np.ndarray, 'n H'], int]:
     """Vectors, and how many texts were cut, of which it warns."""
     before = self.encoder.truncated[side]
-    vectors = self.encode(texts, side, prompt=prompt)
+    vectors = self.encode(texts, side, progress, prompt=prompt)
     if cut := self.encoder.truncated[side] - before:
       of = counted(len(texts), f'{side} texts')
       logger.warning('%s of %s have more tokens than %s_max_length and were cut', cut, of, side)

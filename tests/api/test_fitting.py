@@ -103,6 +103,17 @@ def test_a_prompt_that_lost_is_not_saved(choosing_now, candidate, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('candidate', [FROZEN, FROZEN_FUSED, PROMPT], ids=str)
+def test_the_report_has_each_candidate_and_the_chosen_one_first(choosing_now, candidate):
+  report = choosing_now(candidate).report()
+  rows = [line for line in str(report).splitlines() if line.startswith('| ')][2:]
+  assert rows[0].startswith(f'| {candidate} |')
+  names = [row.split(' | ')[0].removeprefix('| ') for row in rows]
+  assert set(names) == set(map(str, (FROZEN, PROMPT, FUSED, FROZEN_FUSED, BM25)))
+  assert f'<td>{candidate}</td>' in report._repr_html_()
+
+
+@pytest.mark.slow
 def test_bm25_alone_makes_no_retriever(choosing_now):
   with refused('retriever(force=True)'):
     choosing_now(BM25).retriever()
