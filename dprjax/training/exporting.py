@@ -141,7 +141,8 @@ def export(
     meta['gain'] = gain._asdict()
   how, choice = None, None
   if kept is not None:
-    choice = kept.choice.record(kept.weights)
+    if kept.choice.candidate.model == model:  # not by force
+      choice = kept.choice.record(kept.weights)
     own, estimate = kept.best_of(model)
     meta['expected'] = {
       'over': choosing.FROZEN.model,
