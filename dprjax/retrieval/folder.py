@@ -203,6 +203,14 @@ def has_index(path: files.PathLike) -> bool:
   return (epath.Path(path) / INDEX / _PASSAGES).exists()
 
 
+def paths_of_index(path: files.PathLike) -> dict[str, str]:
+  """The parts of a filled index by the flags of dprjax.serve."""
+  folder = epath.Path(path)
+  index = folder / INDEX
+  parts = {'index': _VECTORS, 'texts': _PASSAGES, 'bm25_index': _BM25}
+  return {key: str(index / name) for key, name in parts.items()} | {'hybrid': str(folder / FUSION)}
+
+
 @contextlib.contextmanager
 def claim_index(path: files.PathLike, inputs: outputs.Inputs) -> Iterator[epath.Path]:
   """Claims the index of a retriever, which several runs may fill."""
