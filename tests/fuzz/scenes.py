@@ -258,11 +258,21 @@ def add_models(
     prompt: its export.
     cross_encoder: the folder of a model.
   """
+  from dprjax import Retriever
+
   data = folder / 'in'
   shutil.copytree(workdir, data / 'workdir')
   shutil.copytree(workdir / 'backbone', data / 'backbone')
   shutil.copy(prompt, data / 'prompt.npz')
   shutil.copytree(cross_encoder, data / 'reranker')
+  retriever = Retriever.load(data / 'backbone', data / 'prompt.npz')
+  retriever.index(data / 'corpus.jsonl')
+  retriever.save(data / 'retriever')
+  searched = tuple(
+    str(path.relative_to(folder))
+    for path in sorted((data / 'retriever').rglob('*'))
+    if path.is_file() and path.name not in ('README.md', 'dprjax.json')
+  )
   models = {
     name: tuple(f'in/{name}/{path.name}' for path in sorted((data / name).iterdir()))
     for name in ('backbone', 'reranker')
@@ -295,6 +305,16 @@ def add_models(
       ),
       ('out/queries',),
       keeps=True,
+    ),
+    Scene(
+      'retriever',
+      (
+        *('search', '--retriever=in/retriever', '--queries=in/queries.jsonl', '--k=5'),
+        '--out=out/run.trec',
+      ),
+      ('in/queries.jsonl', *searched),
+      tuple(name for name in searched if '/vectors/' in name or name.endswith('.npz')),
+      ('out/run.trec', 'out/run.trec.json'),
     ),
     Scene(
       'rerank',

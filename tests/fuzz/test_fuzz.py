@@ -15,8 +15,8 @@ from tests.fuzz.server import Server
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('fuzz')]  # one warm process
 
 FAST = ('evaluate', 'fuse', 'mine', 'report', 'search', 'papers', 'topics')
-SLOW = ('bm25', 'encode', 'rerank', 'export')
-MODELS = ('encode', 'rerank', 'export', 'convert')
+SLOW = ('bm25', 'encode', 'rerank', 'retriever', 'export')
+MODELS = ('encode', 'rerank', 'retriever', 'export', 'convert')
 
 
 @pytest.fixture(scope='module')
