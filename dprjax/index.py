@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: Flags) -> None:
   if args.retriever is not None:
-    flags.refuse(args, ('uri', 'texts', 'hybrid', 'index_type'), 'upsert=DIR')
+    others = ('uri', 'collection', 'texts', 'hybrid', 'index_type', 'k1', 'b', 'language')
+    flags.refuse(args, others, 'upsert=DIR')
     _fill(args.retriever, args)
     return
   flags.refuse(args, ('input',), 'retriever=DIR')

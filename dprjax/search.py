@@ -151,7 +151,10 @@ def _command(args: Flags) -> None:
     raise InputError(f'--index={args.index} needs one process, not {processes}; use --index=exact')
   _check_hybrid(args)
   if args.retriever is not None:
-    others = flags.given(args, 'corpus', 'hybrid', 'index_dir', 'dimensions', 'rescore', 'like')
+    others = flags.given(
+      *(args, 'corpus', 'index', 'index_dir', 'recall', 'recall_queries', 'dimensions', 'rescore'),
+      *('rescore_factor', 'hybrid', 'like'),
+    )
     if others or args.engine.uri:
       raise InputError(f'--{others[0] if others else "uri"} does not go with --retriever')
   args = dataclasses.replace(args, corpus=_folders(args.corpus))
@@ -294,7 +297,7 @@ def _search_embeddings(
   rescore = queries.pop() if args.rescore else None
   fused = None
   if args.hybrid is not None and args.bm25_index is not None:
-    fused = hybrid.load(args.hybrid, args.bm25_index, corpus.ids)
+    fused = hybrid.load(hybrid.read(args.hybrid), args.bm25_index, corpus.ids)
   run, report = searching.search(
     corpus,
     queries,

@@ -663,6 +663,9 @@ def test_missing_arguments(command, go, tmp_path):
       command(train, f'--config={ROOT}/configs/{config}', f'--workdir={tmp_path}/run'),
       'config.data.dir',
     )
+  command_refused(
+    command(train, f'--config={ROOT}/configs/unm.py', f'--workdir={tmp_path}/run'), 'config.method'
+  )
   config = f'{ROOT}/configs/nir_retriever.py'
   command_refused(
     command(train, f'--config={config}', f'--workdir={tmp_path}/run'), 'config.tasks.dialogue.data'

@@ -306,9 +306,7 @@ def open_index(path: files.PathLike, encoder: Encoder, how: Fusion | None) -> In
   ids = [text.id for text in found]
   if ids != corpus.ids:
     raise InputError(f'{index / _PASSAGES} has other ids than {index / _VECTORS}; {remedy}')
-  words = None
-  if how is not None:
-    words = hybrid.Hybrid(how, bm25_index.open_index(index / _BM25).rankings)
+  words = None if how is None else hybrid.load(how, index / _BM25, ids)
   return Index(corpus, [text.text for text in found], words)
 
 

@@ -50,9 +50,9 @@ def read(path: PathLike) -> fusion.Fusion:
   return found
 
 
-def load(weights: PathLike, folder: PathLike, ids: Collection[str]) -> Hybrid:
+def load(found: fusion.Fusion, folder: PathLike, ids: Collection[str]) -> Hybrid:
   """A hybrid search with an index of dprjax.bm25."""
-  found, index = read(weights), bm25_index.open_index(folder)
+  index = bm25_index.open_index(folder)
   if len(index.ids) != len(ids) or set(index.ids) != set(ids):
     raise InputError(
       f'{folder} is a BM25 index of {len(index.ids):,} passages, which differ from the '

@@ -54,7 +54,7 @@ class ServedIndex:
       self._texts = {one.id: one.text for one in read_texts(texts, 'passage', own)}
     self._hybrid = None
     if weights is not None and bm25_index is not None:
-      self._hybrid = hybrid.load(weights, bm25_index, self._ids)
+      self._hybrid = hybrid.load(hybrid.read(weights), bm25_index, self._ids)
     # Found on the devices for each query.
     self._depth = most if self._hybrid is None else self._hybrid.fusion.depth
     self._vectors = exact.ExactIndex(found.shards, ids_at=best.ids_of(self._ids))

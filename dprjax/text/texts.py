@@ -56,7 +56,7 @@ class Entry(NamedTuple):
     record: its passage; a query has no title.
     number, where: its line or row, and its place for messages.
     values: all values by the names of their columns.
-    roles: the names of the columns of id, title and text, as far as there are any.
+    roles: the names of the columns with id, title and text; a missing column has no entry.
   """
 
   record: PassageRecord

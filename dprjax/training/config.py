@@ -204,7 +204,7 @@ def embed(config: ml_collections.ConfigDict, given: Container[str]) -> bool:
   Returns:
     Whether the config changed.
   """
-  if config.data.dir or config.data.format != 'auto' or config.get('tasks'):
+  if config.data.dir or config.data.get('format') != 'auto' or config.get('tasks'):
     return False
   settings = {
     'data.format': 'docstrings',

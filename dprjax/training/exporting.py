@@ -205,7 +205,7 @@ def _write_untrained(
       how=how,
     )
     others = workdirs.top(workdir) / workdirs.ALTERNATIVES
-    made = [one / query_only.FOLDER for one in [workdir, *(others.glob('*'))]]
+    made = [one / query_only.FOLDER for one in [workdir, *sorted(others.glob('*'))]]
     folder.take(aside, next((one for one in made if one.exists()), made[0]))
     hub.mark(aside)
   logger.info('%s: the retriever that was chosen: %s', out, chosen)

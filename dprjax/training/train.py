@@ -36,6 +36,7 @@ VOCABULARIES = {
 
 def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   """Trains ``config`` in ``workdir``, from its latest checkpoint if there is one."""
+  methods.load(config.method)
   experiments = configs.resolve(config)
   trackers.check(config.log.to)
   devices = mesh.make_mesh(config.mesh)

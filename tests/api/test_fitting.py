@@ -5,6 +5,7 @@ import pytest
 import dprjax
 from dprjax.api import fitting
 from dprjax.models import artifact
+from dprjax.retrieval import bm25_index
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate, Choice, Estimate
 from dprjax.training import choice
 from tests import devices
@@ -114,9 +115,16 @@ def test_the_report_has_each_candidate_and_the_chosen_one_first(choosing_now, ca
 
 
 @pytest.mark.slow
-def test_bm25_alone_makes_no_retriever(choosing_now):
+def test_bm25_alone_is_searched_in_a_folder(choosing_now, fitted, tmp_path):
+  alone, (_, queries, corpus, _) = choosing_now(BM25), fitted[1]
   with refused('retriever(force=True)'):
-    choosing_now(BM25).retriever()
+    alone.retriever()
+  alone.save(tmp_path / 'words')
+  found = dprjax.Retriever.load(tmp_path / 'words')
+  found.index(corpus)
+  index = bm25_index.build(list(corpus), list(corpus.values()))
+  expected = [one.ids[:3] for one in index.rankings(list(queries.values()), 100)]
+  assert [[hit.id for hit in hits] for hits in found.search(queries, k=3)] == expected
 
 
 @pytest.mark.slow

@@ -143,3 +143,12 @@ def test_what_the_training_encoded_is_not_encoded_again(trained, tmp_path, monke
         folder.fill(index, bare.encoder, some, 'texts', None)
   assert Retriever.load(tmp_path / 'mine').search(QUERIES) == bare.search(QUERIES)
   assert not (tmp_path / 'mine' / 'index' / 'trained').exists()
+
+
+def test_weights_for_another_bm25_than_that_of_the_index(fused, tmp_path):
+  fused.save(tmp_path / 'mine')
+  other = fusion.read(tmp_path / 'mine' / folder.FUSION)
+  changed = dataclasses.replace(other, bm25=SETTINGS | {'k1': 1.9})
+  fusion.write(tmp_path / 'mine' / folder.FUSION, changed)
+  with refused('1.9', '1.2'):
+    Retriever.load(tmp_path / 'mine')
