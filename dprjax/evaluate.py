@@ -24,6 +24,9 @@ its id, _id or query_id, or its place in the file, from 1:
 Tasks of mteb, or folders as tasks, evaluate a model (pip install 'dprjax[mteb]', with PyTorch):
 
     python -m dprjax.evaluate --mteb=SciFact,NFCorpus --backbone=B --prompt=qa.npz --out=mteb.json
+    python -m dprjax.evaluate --mteb=SciFact --retriever=mine --out=mteb.json
+
+mteb measures the vectors of a retriever, without BM25.
 
 metrics.json: {"mean": {measure: value}, "per_query": {measure: {query: value}}, "counts": {...},
 "settings": {...}, "command": text}. With several data sets these are averages, queries as SET/query
@@ -100,6 +103,9 @@ class Flags:
     read=flags.maybe_named,
     metavar='[NAME=]FILE',
   )
+  retriever: str | None = flag(
+    'a folder of dprjax.export, in place of --backbone and --prompt', None, metavar='DIR'
+  )
   backbone: str | None = flags.backbone(None, ', for --mteb or --queries')
   prompt: str | None = flag('of --backbone, for --mteb or --queries', None, metavar='prompt.npz')
   queries: tuple[tuple[str, str], ...] = flag(
@@ -131,11 +137,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: Flags) -> None:
+  if args.retriever is not None:
+    flags.refuse(args, ('backbone', 'prompt'), 'mteb or --queries, without --retriever')
   if args.mteb is not None:
     _measure_by_mteb(args, args.mteb, args.of_mteb)
     return
-  if bool(args.queries) != bool(args.backbone or args.prompt):
-    raise InputError('--queries goes with --prompt or --backbone, the model that searched')
+  if bool(args.queries) != bool(args.backbone or args.prompt or args.retriever):
+    raise InputError(
+      '--queries goes with --retriever, --prompt or --backbone, the model that searched'
+    )
   flags.refuse(
     args.of_mteb, [field.name for field in dataclasses.fields(MtebFlags)], 'mteb=TASK,...'
   )
@@ -165,8 +175,9 @@ def _measure_by_mteb(args: Flags, tasks: Sequence[str], model: MtebFlags) -> Non
   runs = (*_FILES, 'beir', 'measure', 'drop_same_id', 'strict')
   for name in flags.given(args, *runs):
     raise InputError(f'--{name} does not go with --mteb, whose tasks have their own')
-  if args.backbone is None:
-    raise InputError('--mteb needs --backbone, and a --prompt where one was trained')
+  model_of = args.retriever or args.backbone
+  if model_of is None:
+    raise InputError('--mteb needs --retriever, or --backbone and a --prompt if one was trained')
   if not tasks:
     raise InputError('--mteb names no task')
   # Imports JAX and, through mteb, PyTorch.
@@ -176,12 +187,13 @@ def _measure_by_mteb(args: Flags, tasks: Sequence[str], model: MtebFlags) -> Non
   compiled.keep()
   inputs: outputs.Inputs = {
     '--mteb': [name for name in tasks if epath.Path(name).is_dir()],
+    '--retriever': args.retriever,
     '--backbone': args.backbone,
     '--prompt': args.prompt,
   }
   with outputs.claim(args.out, inputs, endings=('',)):
     loaded = mteb.load(
-      args.backbone,
+      model_of,
       args.prompt,
       training_datasets=model.training_datasets,
       adapted_from=model.adapted_from,
@@ -223,12 +235,17 @@ def _evaluate(args: Flags, given: Mapping[str, str | None]) -> dict[str, Any]:
 def _seen(args: Flags) -> seen.Seen:
   """The queries that the model was trained on or chosen by."""
   known: list[seen.Seen] = []
-  if args.backbone:
-    known.append(seen.read(epath.Path(args.backbone) / seen.FILE))
-  if args.prompt:
+  backbone, prompt = args.backbone, args.prompt
+  if args.retriever:
+    from dprjax.retrieval import folder  # imports JAX
+
+    backbone, _, prompt, *_ = folder.read(args.retriever)
+  if backbone:
+    known.append(seen.read(epath.Path(backbone) / seen.FILE))
+  if prompt:
     from dprjax.models import artifact  # imports JAX
 
-    known.append(artifact.load_prompt(args.prompt).queries)
+    known.append(artifact.load_prompt(prompt).queries)
   return seen.join(*known)
 
 

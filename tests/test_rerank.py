@@ -11,6 +11,7 @@ from etils import epath
 from dprjax import CrossEncoder, rerank
 from dprjax.base import files
 from dprjax.retrieval import rescoring
+from dprjax.retrieval.folder import passages_of
 from dprjax.text import trec
 from tests.refusals import command_refused
 from tests.retrieval.test_reranker import NEAR, WORDS, alone, edited
@@ -271,6 +272,27 @@ def test_bad_runs(go, folder, line, words):
     file.write(line + '\n')
   command_refused(go(), 'run.trec', 'line 11', *words)
   assert not (folder / 'out.trec').exists() and not (folder / 'out.trec.parts').exists()
+
+
+def test_the_passages_of_a_retriever(command, go, folder, make_cross_encoder, tmp_path):
+  assert go()[0] == 0
+  place = passages_of(tmp_path / 'mine')
+  place.parent.mkdir(parents=True)
+  words = [
+    f'--backbone={make_cross_encoder()}',
+    f'--retriever={tmp_path}/mine',
+    f'--run={folder}/run.trec',
+    f'--queries={folder}/queries.jsonl',
+    f'--out={folder}/again.trec',
+    '--batch_size=8',
+  ]
+  command_refused(command(rerank, *words), 'dprjax index')
+  lines = [
+    json.dumps({'id': id_, 'text': ' '.join(texts).strip()}) for id_, texts in CORPUS.items()
+  ]
+  place.write_text('\n'.join(lines))
+  assert command(rerank, *words)[0] == 0
+  assert (folder / 'again.trec').read_text() == (folder / 'out.trec').read_text()
 
 
 def test_missing_files_and_bad_flags(go, folder, tmp_path):

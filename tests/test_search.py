@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from etils import epath
 
-from dprjax import bm25, search
+from dprjax import search
 from dprjax.base import outputs
 from dprjax.encoding import codes
-from dprjax.retrieval import bm25_index, fusion, scann
+from dprjax.retrieval import scann
 from dprjax.text.trec import read_run
-from tests.commands import fuse
 from tests.platforms import needs_scann
 from tests.refusals import command_refused, named_in
 
@@ -97,79 +96,6 @@ def test_equals_numpy(folder, index):
     assert report['recall'] == {'queries': 12, 'target': 0.95, 'recall@10': 1.0, 'recall@20': 1.0}
   else:
     assert report['index'] == 'exact' and 'recall' not in report
-
-
-@pytest.fixture
-def words(folder):
-  """Texts, BM25's run and index, and weights, of the passages and queries."""
-  for name, ids in (('corpus', PASSAGE_IDS), ('queries', QUERY_IDS)):
-    (folder / f'{name}.jsonl').write_text(
-      ''.join(
-        json.dumps({'_id': id_, 'text': ' '.join(f'word{word}' for word in RNG.integers(0, 40, 5))})
-        + '\n'
-        for id_ in ids
-      )
-    )
-  bm25.main(
-    ['--corpus=corpus.jsonl', '--queries=queries.jsonl', '--index_dir=bm25', '--out=bm25.trec']
-  )
-  fusion.write('w.json', fusion.Fusion(weights={'bm25': 0.3, 'dense': 1}, method='zscore'))
-  return ['--hybrid=w.json', '--texts=queries.jsonl', '--bm25_index=bm25']
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('drop', ['true', 'false'])
-def test_a_hybrid_search_is_the_fusion_of_both_runs(folder, words, drop):
-  flags = ['--corpus=corpus', '--queries=queries', '--index=exact', f'--drop_same_id={drop}']
-  how = fusion.Fusion(
-    weights={'bm25': 0.3, 'dense': 1},
-    method='zscore',
-    depth=20,
-  )
-  fusion.write('w.json', how)
-  search.main([*flags, *words, '--k=7', '--out=run.trec'])
-  search.main([*flags, '--out=dense.trec'])
-  bm25.main(
-    [
-      '--corpus=corpus.jsonl',
-      '--queries=queries.jsonl',
-      f'--drop_same_id={drop}',
-      '--out=bm25.trec',
-    ]
-  )
-  fuse.main(
-    ['--run=dense.trec', '--run=bm25.trec', '--weights=w.json', '--k=7', '--out=fused.trec']
-  )
-  assert dict(read_run('run.trec')) == dict(read_run('fused.trec'))
-  made = json.loads((folder / 'run.trec.json').read_text())
-  assert made['hybrid']['weights'] == {'bm25': 0.3, 'dense': 1} and made['k'] == 7
-  assert ('q3' in documents()['q3']) <= (drop == 'false')
-
-
-@pytest.mark.parametrize(
-  'change, named',
-  [
-    (lambda words: words[:2], ['--hybrid', '--bm25_index']),
-    (lambda words: words[1:], ['--texts', '--hybrid=FILE']),
-    (lambda words: [*words, '--texts=short.jsonl'], ['--texts=short.jsonl', '1 of 12', 'q11']),
-    (lambda words: [*words, '--bm25_index=other'], ['other', '499', '500']),
-    (lambda words: [*words, '--hybrid=names.json'], ['names.json', 'bm25', 'dense', 'x']),
-    (lambda words: [*words, '--hybrid=k1.json'], ['k1=3', 'bm25', 'k1=1.5']),
-  ],
-)
-def test_what_a_hybrid_search_lacks_is_named(folder, words, capsys, change, named):
-  lines = (folder / 'queries.jsonl').read_text().splitlines(keepends=True)
-  (folder / 'short.jsonl').write_text(''.join(lines[:-1]))
-  bm25_index.save(
-    bm25_index.build(PASSAGE_IDS[1:], ['word'] * 499), folder / 'other', 'fingerprint'
-  )
-  fusion.write('names.json', fusion.Fusion(weights={'x': 1, 'dense': 1}))
-  settings = {'k1': 3.0, 'b': 0.75, 'language': 'english'}
-  fusion.write('k1.json', fusion.Fusion(weights={'bm25': 1, 'dense': 1}, bm25=settings))
-  with pytest.raises(SystemExit) as ended:
-    search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', *change(words)])
-  assert ended.value.code == 2
-  named_in(capsys.readouterr().err.splitlines()[-1], *named)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 from dprjax import Retriever, serve
 from dprjax.base import flags
 from dprjax.encoding.text_encoder import Encoder
+from dprjax.retrieval import fusion
 from dprjax.serving.library import Library  # noqa: F401 (its packages are there)
 from tests.refusals import command_refused, named_in
 from tests.serving.conftest import running, small  # noqa: F401 (a fixture)
@@ -41,7 +42,7 @@ def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
       (('--index=a',), 'NAME=VALUE'),
       (('--index=a=x', '--index=a=y'), ('--index', 'a')),
       (('--texts=a=x',), ('--texts=a', '--index')),
-      (('--index=a=x', '--hybrid=a=x'), ('--hybrid=a', '--bm25_index')),
+      (('--retriever=x', '--retrievers=y'), ('--retriever', '--retrievers')),
       (('--reranker_prompt=a=x',), '--reranker_prompt=a'),
       (('--slots=2', '--rows=4'), '--slots=2'),
       ((f'--port={port}', *SMALL), f'--port={port}'),
@@ -72,6 +73,49 @@ def test_a_retriever_is_served_with_its_index(small, tmp_path):  # noqa: F811
   expected = [[hit.id for hit in hits] for hits in found.search(['read json', 'http'], k=2)]
   assert [[hit['id'] for hit in hits] for hits in results] == expected
   assert results[0][0]['text']
+
+
+@pytest.mark.slow
+def test_many_retrievers_share_a_backbone(small, tmp_path):  # noqa: F811
+  small.write(tmp_path, 'qa', 2)
+  small.write(tmp_path, 'chat', 2)
+  how = fusion.Fusion(weights={'bm25': 0.5, 'dense': 0.5}, method='zscore')
+  passages = {'a': 'json', 'b': 'an http message', 'c': 'xml'}
+  found = {
+    'qa': Retriever.load(small.path, tmp_path / 'qa.npz'),
+    'chat': Retriever.load(small.path, tmp_path / 'chat.npz', hybrid=how),
+    'bare': Retriever.load(small.path),
+  }
+  for name, one in found.items():
+    one.index(passages)
+    one.save(tmp_path / 'all' / name)
+  given, _ = flags.parse(serve.Flags, [f'--retrievers={tmp_path}/all', '--name=small', *SMALL])
+  app = serve._make_app(serve._whole(given))
+
+  def ask(path, method, **body):
+    asked = urllib.request.Request(
+      f'{address}{path}',
+      json.dumps(body).encode() if method == 'POST' else b'x',
+      {'content-type': 'application/json'},
+      method=method,
+    )
+    with urllib.request.urlopen(asked) as answer:
+      return json.load(answer)
+
+  try:
+    app.start()
+    with running(app) as address:
+      for name, one in found.items():
+        model = {'model': 'small', 'index': 'bare'} if name == 'bare' else {'model': name}
+        (hits,) = ask('/v1/search', 'POST', query=['http message'], k=3, **model)['results']
+        assert [hit['id'] for hit in hits] == [hit.id for hit in one.search(['http message'])[0]]
+      for method in ('PUT', 'DELETE'):
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+          ask('/v1/prompts/qa', method)
+        assert refusal.value.code == 409
+  finally:
+    app.close()
+  assert (tmp_path / 'all' / 'qa' / 'prompt.npz').exists()
 
 
 def test_what_is_served_must_be_named(command, tmp_path):

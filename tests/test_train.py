@@ -24,7 +24,7 @@ from dprjax import train
 from dprjax.base import reading
 from dprjax.base.errors import InputError
 from dprjax.models import artifact, encoder, hub
-from dprjax.retrieval import choosing, folder, hybrid
+from dprjax.retrieval import choosing, folder
 from dprjax.retrieval.choosing import BM25, Candidate
 from dprjax.text import seen, tokenizing
 from dprjax.text.qrels import read_qrels
@@ -432,13 +432,13 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
   # The docstrings, and so the choice, differ from Python to Python.
   chosen = Candidate('both', fused=True)
   assert not lost or (str(own) in err and kept.choice.verdict in err)
-  assert (tmp_path / 'p.fusion.json').exists() == (kept.choice.candidate == chosen)
   # As if the fusion with the prompt had been chosen, with other weights.
   sure = choosing.Estimate(0.1, 0.01, 0.1, 0.01, 0.001)
   made = choosing.Choice(chosen, {**kept.choice.estimates, chosen: sure}, count)
   choice.write(run, choice.Kept(made, {chosen: 0.3}))
-  status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz')
-  assert status == 0 and hybrid.read(tmp_path / 'p.fusion.json').weights['bm25'] == 0.3
+  for out in ('p.npz', 'both'):
+    assert command(export, f'--workdir={run}', f'--out={tmp_path}/{out}')[0] == 0
+  assert folder.read(tmp_path / 'both').fusion.weights['bm25'] == 0.3
   meta = artifact.load_prompt(tmp_path / 'p.npz').meta
   assert meta['expected']['gain'] == 0.1 and meta['expected']['with_bm25']
 

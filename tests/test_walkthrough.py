@@ -110,23 +110,22 @@ VECTORS = (
 )
 SEARCH = 'dprjax search --corpus=emb/corpus --queries=emb/queries --out'
 BM25 = 'dprjax bm25 --corpus=mytext/corpus.jsonl --queries=mytext/queries.jsonl --out=bm25.trec'
-FUSE = 'dprjax fuse --run=bm25.trec --run=dense.trec --out=fused.trec --weights_out=fusion.json'
 TRAIN = 'dprjax train --config=configs/dptdr.py:beir,query --config.data.dir=mytext'
 GIVEN = {
   'docs/adapters.md': VECTORS[:1],
-  'docs/engines.md': (*VECTORS, BM25, f'{SEARCH}=dense.trec', FUSE),
+  'docs/engines.md': (*VECTORS, 'best'),
   'docs/fusion.md': (*VECTORS, 'mytext.npz'),
-  'docs/how-to-tune.md': ('frozen.json', 'prompt.json', f'{TRAIN} --workdir=runs/mine'),
+  'docs/how-to-tune.md': ('frozen.json', 'best.json', f'{TRAIN} --workdir=runs/mine'),
   'docs/mining.md': (*VECTORS, f'{SEARCH}=dpt.trec'),
   'docs/no-labels.md': ('prompt.trec', 'frozen.trec'),
   'docs/other-tools.md': ('runs/mytext', 'qa.npz'),
-  'docs/publishing.md': ('runs/mytext', 'prompt.json'),
+  'docs/publishing.md': ('runs/mytext', 'best.json'),
   'docs/python.md': (BM25,),
   'docs/query-only.md': VECTORS[:1],
   'docs/serving.md': ('qa.npz',),
   'docs/smaller.md': ('mytext.npz',),
 }
-OWN_NAMES = {'qa.npz': 'mytext.npz'}  # there
+OWN_NAMES = {'qa.npz': 'mytext.npz', 'prompt.trec': 'best.trec'}  # there
 
 # Options of a training that are above these values become them.
 MOST = {
@@ -382,7 +381,7 @@ def test_every_block_runs(page, read, request):
 
   folder = own() if page == 'docs/own-data.md' else read(page, own)
   if page == 'docs/own-data.md':
-    assert 0 <= json.loads((folder / 'prompt.json').read_text())['mean']['nDCG@10'] <= 1
+    assert 0 <= json.loads((folder / 'best.json').read_text())['mean']['nDCG@10'] <= 1
     assert (folder / 'report.png').exists()
 
 

@@ -140,18 +140,13 @@ def fit(
         found = train.train(config, folder / _TRAINING)
         if not found.done:
           return False
-        nothing = ''
-        if found.saturated:
-          nothing = reading.read_json_object(_saturated(folder / _TRAINING, config), 'record')[
-            'why'
-          ]
         result = {
           'format': _FORMAT,
           'backbone': stored_config.backbone_path(config, folder / _TRAINING),
           'step': found.step,
           'best_step': found.best_step,
           'gain': None if found.gain is None else found.gain._asdict(),
-          'nothing': nothing,
+          'nothing': workdirs.why_untrained(folder / _TRAINING),
         }
         if not found.saturated:
           exporting.export(folder / _TRAINING, folder / _product(config), force=True)
@@ -188,6 +183,7 @@ class Fitted:
     self.gain = baseline.Gain.read(self._result.gain, str(path))
     kept = choices.read(self.workdir / _TRAINING)
     self.choice = None if kept is None else kept.choice
+    self._fusion = None if kept is None else kept.fusion
 
   @property
   def path(self) -> epath.Path | None:
@@ -240,21 +236,16 @@ class Fitted:
       options: of `Retriever.load`; ``hybrid=None`` leaves BM25 out.
 
     Raises:
-      InputError: BM25 without an encoder was chosen, or there was no choice and no gain, and no
-        ``force``.
+      InputError: there was no choice and no gain, and no ``force``.
     """
-    path = self.path
-    chosen = None if self.choice is None else self.choice.candidate
-    if path is not None and not force:
-      lost = self.gain is not None and self.gain.difference <= 0
-      if chosen == choosing.BM25 or (chosen is None and lost):
-        raise InputError(f'{self.verdict} To use the trained model anyway: retriever(force=True)')
-      if chosen is not None and chosen.model == choosing.FROZEN.model:
-        path = None
-    if chosen is not None and chosen.fused:
-      weights = self.workdir / _TRAINING / workdirs.FUSION  # for the chosen model only
-      own = (chosen.model == choosing.FROZEN.model) == (path is None)
-      options = {'hybrid': weights if own else None, **options}
+    path, fusion = self.path, None
+    if self.choice is not None:
+      untrained = self.choice.candidate.model in (choosing.FROZEN.model, choosing.BM25.model)
+      path = None if untrained and not force else path
+      fusion = self._fusion if untrained == (path is None) else None
+    elif path is not None and not force and self.gain is not None and self.gain.difference <= 0:
+      raise InputError(f'{self.verdict} To use the trained model anyway: retriever(force=True)')
+    options = {'hybrid': fusion, **options}
     if path is not None and path.is_dir():
       return Retriever.load(path, **options)
     return Retriever.load(self._result.backbone, path, **options)
@@ -264,15 +255,15 @@ class Fitted:
     """Exports the result, as `dprjax export` does; returns the path.
 
     Args:
-      path: a .npz file for a prompt; a folder for a trained encoder or another format.
+      path: a folder for the retriever that was chosen, or for another format; a .npz file for a
+        prompt.
       force: export even if it was not chosen.
       options: of `ExportOptions`: ``format='peft'`` or ``'sentence-transformers'``, ...
 
     Raises:
-      InputError: nothing was trained, another candidate was chosen, or as `dprjax export`.
+      InputError: there is no prompt for a .npz file, or another candidate was chosen; or as
+        `dprjax export`.
     """
-    if self.path is None:
-      raise InputError(self.verdict)
     how = exporting.ExportOptions(**options)
     top = self.workdir / _TRAINING
     return worker.apart(lambda: exporting.export(top, path, options=how, force=force))
@@ -465,12 +456,6 @@ def _product(config: Any) -> str:
   """The name of the exported file or folder."""
   prompts = all(name.startswith('prompt/') for name in config.trainable)
   return artifact.FILE if config.prompt.length or prompts else _MODEL
-
-
-def _saturated(workdir: epath.Path, config: Any) -> epath.Path:
-  """The file with the reason why nothing was trained."""
-  folders = (workdir, *(workdirs.alternative(workdir, name) for name in config.alternatives))
-  return next(path for folder in folders if (path := folder / workdirs.SATURATED).exists())
 
 
 def _absolute(path: files.PathLike) -> str:

@@ -142,12 +142,14 @@ def batch_size(what: str = 'texts', default: int = 64) -> Any:
   return flag(f'{what} at a time over all devices, at most', default, most=2**16)
 
 
-def texts_file(fields: str, several: bool = False) -> Any:
+def texts_file(fields: str, several: bool = False, **how: Any) -> Any:
   more = '; may be repeated' if several else ''
   return flag(
     f'jsonl with {fields}, tsv, csv, parquet, a folder, a pattern or hf:NAME; .gz, .zst and .xz '
     f'too{more}',
+    **({'default': ()} if 'either' in how else {}),
     metavar='FILE',
+    **how,
   )
 
 

@@ -97,8 +97,8 @@ def create(
   check_index_type(engine, index_type)
   if bm25 and not isinstance(engine, HasBm25):
     raise InputError(
-      f'{engine.address} has no BM25: leave out --hybrid; dprjax.fuse joins the run of a search '
-      'with a run of dprjax.bm25'
+      f'{engine.address} has no BM25, which this retriever needs; --upsert the embeddings in its '
+      'folder, index/vectors, and join the runs of two searches: dprjax.fuse'
     )
   with _errors(engine, f'{engine.address}: collection {name!r} with index {index_type}'):
     engine.create(name, Record(dict(space), bm25 and dict(bm25)), index_type=index_type, rows=rows)
@@ -400,7 +400,7 @@ class Collection:
   def _query_words(self, texts: Sequence[str]) -> list[list[str]]:
     if self.record.bm25 is None:
       raise InputError(
-        f'{self.where} has no BM25: make another with dprjax.index --hybrid --texts=FILE'
+        f'{self.where} has no BM25: fill another --collection, dprjax.index --upsert=RETRIEVER'
       )
     return self._words(texts)
 

@@ -4,10 +4,12 @@ import contextlib
 import logging
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
 
 from dprjax.base.progress import Progress
-from dprjax.encoding import embeddings
 from dprjax.engines import connect, open_collection
 from dprjax.retrieval import fusion, hybrid, searching
 from dprjax.text import trec
@@ -17,27 +19,38 @@ logger = logging.getLogger('dprjax')
 _NONE: Mapping[str, float] = types.MappingProxyType({})
 
 
+class Queries(NamedTuple):
+  """Vectors of queries, and the settings that made them.
+
+  Attributes:
+    texts: for a fusion with BM25.
+  """
+
+  vectors: Float[np.ndarray, 'n H']
+  space: Mapping[str, Any]
+  texts: Sequence[str] = ()
+
+
 def search(
   uri: str,
   name: str,
-  queries: embeddings.Embeddings | None,
   ids: Sequence[str],
   k: int,
   *,
+  queries: Queries | None = None,
   where: Sequence[Any] = (),
   settings: Mapping[str, float] = _NONE,
   drop_same_id: bool = False,
   weights: fusion.Fusion | None = None,
-  texts: Sequence[str] = (),
 ) -> tuple[trec.Run, dict[str, Any]]:
   """Searches a collection for queries, or for the neighbours of stored passages.
 
   Args:
+    ids: of the queries, or of passages.
     queries: None for neighbours of the passages ``ids``, without these themselves.
-    ids: of the queries or passages.
     where: conditions on fields, see `conditions.parse`.
     settings: search effort, by the names of the engine.
-    weights, texts: a fusion with BM25 of the texts of the queries.
+    weights: a fusion with BM25 of the texts of the queries.
   """
   ids = list(ids)
   drop_same_id = drop_same_id or queries is None
@@ -54,17 +67,15 @@ def search(
       found = collection.like(ids, k, progress=progress, **how)
       doc_ids, rows, scores = found
     else:
-      collection.check_space(queries.meta.space(), '--queries')
+      collection.check_space(queries.space, '--queries')
       if weights is None:
-        doc_ids, rows, scores = collection.search(
-          queries.vectors(), depth, progress=progress, **how
-        )
+        doc_ids, rows, scores = collection.search(queries.vectors, depth, progress=progress, **how)
       else:
         if collection.bm25 is not None:
           hybrid.check_settings(weights, collection.bm25, f'collection {collection.name!r}')
         depth = min(weights.depth, engine.most)
         drop = ids if drop_same_id else ()
-        fused = collection.hybrid(queries.vectors(), texts, weights, k, drop=drop, **how)
+        fused = collection.hybrid(queries.vectors, queries.texts, weights, k, drop=drop, **how)
         run = trec.run_from_rankings(ids, fused)
     seconds = {'search': progress.seconds}
     count = len(collection)
@@ -73,6 +84,7 @@ def search(
     else:
       report = searching.report(len(ids), k, drop_same_id, count, seconds)
       report['fused_by'] = engine.address.engine if collection.fuses(weights, drop) else 'dprjax'
+      report['weights'] = dict(weights.weights)
     report |= {
       'index': engine.address.engine,
       'kind': collection.kind,
@@ -84,6 +96,5 @@ def search(
       **({'partly_loaded': True} if collection.record.loading else {}),
       **report,
       **collection.space,
-      'queries_manifest_sha256': queries and queries.sha256,
     }
   return run, report

@@ -57,7 +57,7 @@ def upsert(
     if collection.bm25 != settings:
       raise InputError(
         f'{collection.where} has {_shown(collection.bm25)}, but --upsert has {_shown(settings)}: '
-        'give the same --hybrid, or --drop it first'
+        'choose another --collection, or --drop it first'
       )
   else:
     check_index_type(engine, index_type)

@@ -14,6 +14,7 @@ from dprjax.base import files, given, repository, tree
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.encoding.text_encoder import UNNAMED, Encoder
+from dprjax.retrieval import folder
 from dprjax.text import seen
 from dprjax.text.vector_spec import SIDES
 
@@ -108,7 +109,8 @@ def load(
   """Loads a backbone and its prompts as an mteb model.
 
   Args:
-    backbone: as for ``Encoder.load``.
+    backbone: as for ``Encoder.load``; or the folder of a retriever, of which mteb takes the
+      vectors, without BM25.
     prompt: as for ``Encoder.load``; or several by names or types of tasks, such as 'SciFact' and
       'Retrieval', with 'default' for other tasks. None is the bare backbone.
     name: ``ORGANISATION/NAME``; by default the prompt repository, or 'dprjax/' and the file name
@@ -124,7 +126,15 @@ def load(
     InputError: mteb is missing or refuses a field; or as ``Encoder.load``.
   """
   mteb = require()
-  encoder = Encoder.load(backbone, prompt, **options)
+  if prompt is None and folder.is_folder(backbone):
+    retriever = backbone
+    parts, encoder = folder.load_encoder(retriever, **options)
+    backbone, prompt, options = parts.backbone, parts.prompt, {**parts.settings, **options}
+    name = name or f'dprjax/{epath.Path(retriever).absolute().name}'
+    if parts.fusion is not None:
+      _log.info('%s: mteb measures its vectors, without BM25', retriever)
+  else:
+    encoder = Encoder.load(backbone, prompt, **options)
   fields = describe(encoder, backbone, prompt) | {
     'training_datasets': _training_datasets(mteb, training_datasets, adapted_from),
     'adapted_from': adapted_from,

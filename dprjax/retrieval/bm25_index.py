@@ -27,6 +27,7 @@ WORDS = 2
 """Increase this when the words of texts change, so that stored indexes are made again."""
 
 K1, B, LANGUAGE = 1.5, 0.75, 'english'  # by default
+SETTINGS = {'k1': K1, 'b': B, 'language': LANGUAGE}
 _LARGEST_K1 = 1000  # float32 cannot represent scores beyond it
 _SIDECAR, _IDS = 'dprjax_index.json', 'ids.txt'
 

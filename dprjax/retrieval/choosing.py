@@ -40,6 +40,7 @@ MOST_LOSS = 1 / 3
 HALF = 0.5
 """The step of models without held-out queries to check them."""
 
+_Z95 = 1.96  # standard errors of a 95 % interval
 _DRAWS = 400  # of the bootstrap
 _DRAWS_AT_ONCE = 50  # bounds the memory
 # Prior of the deviation of single queries, with the weight of this many queries, so that a few
@@ -151,9 +152,12 @@ class Choice(NamedTuple):
         f'{percent(MOST_LOSS)} of losing more than {LOSS:g}; the best one has {best.expected:+.3f} '
         f'and {percent(best.loss)}'
       )
+    chosen = self.estimates[self.candidate]
+    low, high = (chosen.measured + sign * _Z95 * chosen.error for sign in (-1, 1))
     return (
-      f'{self.candidate}: expected gain {self.expected:+.3f}, chance of losing more than '
-      f'{LOSS:g}: {percent(self.loss)}{self._on_new_answers}'
+      f'{self.candidate}: {chosen.measured:+.3f} nDCG@10 [{low:+.3f}, {high:+.3f}] on '
+      f'{counted(self.queries, "held-out queries")}, expected gain {chosen.expected:+.3f}, chance '
+      f'of losing more than {LOSS:g}: {percent(chosen.loss)}{self._on_new_answers}'
     )
 
   def record(self, weights: Mapping[Candidate, float] | None = None) -> dict[str, Any]:
@@ -185,7 +189,7 @@ class Choice(NamedTuple):
         f'; the measured gain is on answers seen in training, with {self.new:+.3f} on the '
         f'{queries} with new answers'
       )
-    return f'; measured {measured:+.3f} in all, {self.new:+.3f} on the {queries} with new answers'
+    return f'; {self.new:+.3f} on the {queries} with new answers'
 
 
 def percent(chance: float) -> str:

@@ -40,6 +40,7 @@ HERE = '.'
 
 _FORMAT, _VERSION = 'dprjax.retriever', 1
 _VECTORS, _BM25, _PASSAGES, _TRAINED = 'vectors', 'bm25', 'passages.jsonl', 'trained'
+_AGAIN = 'remove the index and fill it again'
 _CARD = """---
 {head}
 ---
@@ -102,6 +103,24 @@ class Parts(NamedTuple):
 def is_folder(path: files.PathLike) -> bool:
   """Whether a path is the folder of a retriever."""
   return (epath.Path(path) / FILE).exists()
+
+
+def below(path: files.PathLike) -> list[str]:
+  """The folders of retrievers in a folder. Raises InputError if there is none."""
+  folder = files.existing(path, 'folder of retrievers')
+  found = sorted(str(one) for one in folder.iterdir() if is_folder(one))
+  if not found:
+    raise InputError(f'{path} has no folder of a retriever, with {FILE}')
+  return found
+
+
+def shared_backbone(paths: Sequence[files.PathLike]) -> str:
+  """The name of the backbone of retrievers. Raises InputError if they have different ones."""
+  first, *others = (read(path) for path in paths)
+  for path, parts in zip(paths[1:], others, strict=True):
+    if parts.backbone_sha256 != first.backbone_sha256:
+      raise InputError(f'{path} has another backbone than {paths[0]}; serve it apart')
+  return first.backbone
 
 
 def read(path: files.PathLike) -> Parts:
@@ -199,16 +218,22 @@ class _Passage(msgspec.Struct):
   text: str
 
 
-def has_index(path: files.PathLike) -> bool:
-  return (epath.Path(path) / INDEX / _PASSAGES).exists()
+def vectors_of(path: files.PathLike) -> epath.Path:
+  """The embeddings in the index of a retriever."""
+  return epath.Path(path) / INDEX / _VECTORS
 
 
-def paths_of_index(path: files.PathLike) -> dict[str, str]:
-  """The parts of a filled index by the flags of dprjax.serve."""
-  folder = epath.Path(path)
-  index = folder / INDEX
-  parts = {'index': _VECTORS, 'texts': _PASSAGES, 'bm25_index': _BM25}
-  return {key: str(index / name) for key, name in parts.items()} | {'hybrid': str(folder / FUSION)}
+def passages_of(path: files.PathLike) -> epath.Path:
+  """The passages in the index of a retriever, as encoded: a file of texts."""
+  return epath.Path(path) / INDEX / _PASSAGES
+
+
+def check_index(path: files.PathLike, flag: str) -> None:
+  """Raises InputError if a retriever has no index."""
+  if not passages_of(path).exists():
+    raise InputError(
+      f'{flag}={path} has no index; fill it: dprjax index --retriever={path} --input=corpus.jsonl'
+    )
 
 
 @contextlib.contextmanager
@@ -291,23 +316,27 @@ def _known(
   return lambda some: found.take(np.arange(some.start, some.stop))
 
 
-def open_index(path: files.PathLike, encoder: Encoder, how: Fusion | None) -> Index:
-  """Opens the index of a retriever with this encoder.
+def open_index(path: files.PathLike, how: Fusion | None) -> Index:
+  """Opens the index of a retriever.
 
   Raises:
-    InputError: it was made with another encoder, prompt or settings, or is damaged.
+    InputError: it is damaged, or the fusion does not fit its BM25 index.
   """
   index = epath.Path(path) / INDEX
   corpus = embeddings.load_embeddings(index / _VECTORS)
-  own = folders.describe(encoder, 'passage', corpus.meta.dtype, corpus.meta.input_sha256)
-  remedy = 'remove the index and fill it again'
-  manifest.check_same_space(str(index), corpus.meta.space(), str(path), own.space(), remedy)
   found = [one for _, one in reading.read_jsonl(index / _PASSAGES, 'passages', _Passage)]
   ids = [text.id for text in found]
   if ids != corpus.ids:
-    raise InputError(f'{index / _PASSAGES} has other ids than {index / _VECTORS}; {remedy}')
+    raise InputError(f'{index / _PASSAGES} has other ids than {index / _VECTORS}; {_AGAIN}')
   words = None if how is None else hybrid.load(how, index / _BM25, ids)
   return Index(corpus, [text.text for text in found], words)
+
+
+def check_encoder(path: files.PathLike, corpus: embeddings.Embeddings, encoder: Encoder) -> None:
+  """Raises InputError if an index was made with another encoder, prompt or settings."""
+  own = folders.describe(encoder, 'passage', corpus.meta.dtype, corpus.meta.input_sha256)
+  index = str(epath.Path(path) / INDEX)
+  manifest.check_same_space(index, corpus.meta.space(), str(path), own.space(), _AGAIN)
 
 
 def settings_of(encoder: Encoder) -> dict[str, Any]:

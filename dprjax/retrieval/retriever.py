@@ -74,7 +74,7 @@ class _Indexed(NamedTuple):
   """Indexed passages and their prompt; ``rows`` are the vectors that ``vectors`` searches."""
 
   ids: list[str]
-  texts: list[str]
+  texts: dict[str, str]  # by id
   rows: Float[np.ndarray, 'n H'] | Embeddings
   vectors: exact.ExactIndex
   prompt: str | None
@@ -119,7 +119,7 @@ class Retriever:
     backbone: PathLike,
     prompt: PathLike | Mapping[str, PathLike | None] | None = None,
     *,
-    hybrid: PathLike | None = None,
+    hybrid: PathLike | Fusion | None = None,
     **options: Any,
   ) -> Self:
     """Loads a backbone and any prompts for it.
@@ -127,21 +127,22 @@ class Retriever:
     Args:
       backbone, prompt: as for ``Encoder.load``; or the folder of a retriever (``save``, `dprjax
         export`), with its prompt, its weights and its index.
-      hybrid: weights from dprjax.fuse, to fuse rankings of ``search`` with BM25.
+      hybrid: weights of dprjax.fuse or their file, to fuse rankings of ``search`` with BM25.
       options: pooling, normalize, query_max_length, passage_max_length, batch_size, dtype,
         dimensions and mesh; see ``Encoder.load``.
 
     Raises:
       InputError: a file cannot be read, or a prompt was made for another backbone.
     """
-    fusion = None if hybrid is None else hybrids.read(hybrid)
+    fusion = hybrid if hybrid is None or isinstance(hybrid, Fusion) else hybrids.read(hybrid)
     if prompt is not None or not folder.is_folder(backbone):
       name = os.path.abspath(backbone) if os.path.exists(backbone) else os.fspath(backbone)
       return cls(Encoder.load(backbone, prompt, **options), fusion, name)
     parts, encoder = folder.load_encoder(backbone, **options)
     found = cls(encoder, parts.fusion if hybrid is None else fusion, parts.backbone)
-    if folder.has_index(backbone):
-      index = folder.open_index(backbone, found.encoder, found._fusion)
+    if folder.passages_of(backbone).exists():
+      index = folder.open_index(backbone, found._fusion)
+      folder.check_encoder(backbone, index.corpus, encoder)
       found._search_in(index.corpus, index.corpus.ids, index.texts, None, index.words, 0)
     return found
 
@@ -166,8 +167,8 @@ class Retriever:
       )
       hub.mark(aside)
     if self._indexed is not None:
-      ids, texts, rows, *_ = self._indexed
-      passages = [Passage(*one) for one in zip(ids, texts, strict=True)]
+      _, texts, rows, *_ = self._indexed
+      passages = [Passage(*one) for one in texts.items()]
       take = rows.vectors() if isinstance(rows, Embeddings) else rows
       with folder.claim_index(path, {}) as index:
         folder.fill(
@@ -250,7 +251,8 @@ class Retriever:
       devices=devices,
       ids_at=best.ids_of(ids),
     )
-    self._indexed = _Indexed(ids, texts, rows, vectors, prompt, fused, cut)
+    text_of = dict(zip(ids, texts, strict=True))
+    self._indexed = _Indexed(ids, text_of, rows, vectors, prompt, fused, cut)
 
   def search(
     self,
@@ -259,6 +261,7 @@ class Retriever:
     *,
     prompt: str | Sequence[str] | None = None,
     task: str | Sequence[str] | None = None,
+    drop_same_id: bool = False,
   ) -> Results:
     """The k best passages of each query, best first, by exact inner product; ties by id.
 
@@ -270,6 +273,7 @@ class Retriever:
       prompt: a name, or one for each query; default: that of ``index``. The same index serves all
         query-only prompts.
       task: an alias of ``prompt``.
+      drop_same_id: leave out the passage with the id of its query.
 
     Returns:
       A list of hits for each query, which is also a table: ``search(...).table()``.
@@ -289,21 +293,19 @@ class Retriever:
     wanted = [query.text for query in asked]
     encoded, cut = self._encode(wanted, 'query', default if named is None else named)
     truncated = {'query': cut, 'passage': cut_passages}
-    if fused is None:
-      found = vectors.search(encoded, k)
-      hits = (
-        [Hit(ids[row], float(score), texts[row]) for score, row in zip(scores, rows, strict=True)]
-        for scores, rows in zip(found.scores, found.rows, strict=True)
-      )
-      return Results(hits, asked, truncated)
-    dense = best.rankings(vectors.search(encoded, fused.fusion.depth), ids)
-    text_of = dict(zip(ids, texts, strict=True))
+    depth = (k if fused is None else fused.fusion.depth) + drop_same_id
+    ranked = best.rankings(vectors.search(encoded, depth), ids)
+    drop = [query.id for query in asked] if drop_same_id else ()
+    if drop:
+      ranked = [one.without(id_) for one, id_ in zip(ranked, drop, strict=True)]
+    if fused is not None:
+      ranked = fused.rank(wanted, ranked, k, drop)
     hits = (
       [
-        Hit(id_, score, text_of[id_])
-        for id_, score in zip(one.ids, one.scores.tolist(), strict=True)
+        Hit(id_, score, texts[id_])
+        for id_, score in zip(one.ids[:k], one.scores[:k].tolist(), strict=True)
       ]
-      for one in fused.rank(wanted, dense, k)
+      for one in ranked
     )
     return Results(hits, asked, truncated)
 

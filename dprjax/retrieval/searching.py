@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from dprjax.base import cli, files, outputs
+from dprjax.base import cli, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike
 from dprjax.encoding import codes, embeddings, manifest
-from dprjax.retrieval import best, fusion, hybrid, scann
+from dprjax.retrieval import best, scann
 from dprjax.text import trec
-from dprjax.text.fields import in_all_forms, report_ids
-from dprjax.text.texts import read_texts
 
 logger = logging.getLogger('dprjax')
 
@@ -245,50 +242,4 @@ def report(
     'passages': passages,
     'seconds': seconds,
     'queries_per_second': queries / seconds['search'],
-  }
-
-
-def query_texts(path: PathLike, ids: Sequence[str]) -> list[str]:
-  """The texts of these queries, from a file."""
-  texts = {query.id: query.text for query in read_texts(path, 'query', in_all_forms(ids))}
-  missing = [query_id for query_id in ids if query_id not in texts]
-  report_ids(
-    f'--texts={path} lacks {len(missing):,} of {counted(len(ids), "queries")}',
-    missing,
-    True,
-    known=texts,
-  )
-  return [texts[query_id] for query_id in ids]
-
-
-def with_bm25(
-  run: trec.Run,
-  report: dict[str, Any],
-  how: hybrid.Hybrid,
-  queries: Sequence[str],
-  k: int,
-  drop_same_id: bool = False,
-) -> tuple[trec.Run, dict[str, Any]]:
-  """Fuses a run of ``how.fusion.depth`` passages a query with BM25 of the texts of the queries."""
-  started = time.perf_counter()
-  drop = run.query_ids if drop_same_id else ()
-  fused = how.rank(queries, run.rankings(), k, drop)
-  seconds = report['seconds'] | {'hybrid': time.perf_counter() - started}
-  report = report | {
-    'k': k,
-    'seconds': seconds,
-    'queries_per_second': len(run) / (seconds['search'] + seconds['hybrid']),
-  }
-  return trec.run_from_rankings(run.query_ids, fused), report
-
-
-def hybrid_report(path: PathLike, how: fusion.Fusion) -> dict[str, Any]:
-  """The part of a report on the fusion in a file."""
-  return {
-    'hybrid': {
-      'method': how.method,
-      'weights': dict(how.weights),
-      'depth': how.depth,
-      'sha256': files.sha256_file(path),
-    },
   }

@@ -136,7 +136,7 @@ def failed(error: Exception, path: str) -> Response:
   if isinstance(error, UnknownPrompt):
     return error_answer(404, 'there is no such model or prompt', 'model', 'model_not_found')
   if isinstance(error, NameTaken):
-    return error_answer(409, 'this is the backbone name; choose another', 'name')
+    return error_answer(409, 'the backbone or a retriever has this name; choose another', 'name')
   if isinstance(error, Changed):
     return error_answer(412, str(error), code='precondition_failed')
   if isinstance(error, Busy):

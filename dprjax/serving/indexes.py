@@ -10,7 +10,8 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.encoding import codes, embeddings, manifest
 from dprjax.models.template import Packed
-from dprjax.retrieval import best, exact, hybrid, reranker
+from dprjax.retrieval import best, exact, reranker
+from dprjax.retrieval import folder as retrievers
 from dprjax.serving import turns
 from dprjax.serving.engine import Engine
 from dprjax.serving.library import About, Version
@@ -31,30 +32,30 @@ class ServedIndex:
     folder: PathLike,
     most: int = 100,
     texts: PathLike | None = None,
-    weights: PathLike | None = None,
-    bm25_index: PathLike | None = None,
   ):
-    """Reads a folder of dprjax.encode.
+    """Reads a folder of dprjax.encode, or the index of a retriever.
 
     Args:
       most: hits of a query.
-      texts: their corpus.jsonl, to answer with.
-      weights, bm25_index: of a hybrid search, see ``hybrid.load``.
+      texts: the corpus.jsonl of embeddings, to answer with; a retriever has its texts.
 
     Raises:
       InputError: a file cannot be read or is of another kind.
     """
-    found = embeddings.load_embeddings(folder)
+    self._texts: dict[str, str] = {}
+    self._hybrid = None
+    if retrievers.is_folder(folder):
+      retrievers.check_index(folder, f'--index={name}')
+      found, passages, self._hybrid = retrievers.open_index(folder, retrievers.read(folder).fusion)
+      self._texts = dict(zip(found.ids, passages, strict=True))
+    else:
+      found = embeddings.load_embeddings(folder)
     found.check_side('passage', f'--index={name}={folder}')
     self.name, self.meta, self.most = name, found.meta, most
     self._ids = found.ids
-    self._texts: dict[str, str] = {}
     if texts is not None:
       own = set(self._ids)
       self._texts = {one.id: one.text for one in read_texts(texts, 'passage', own)}
-    self._hybrid = None
-    if weights is not None and bm25_index is not None:
-      self._hybrid = hybrid.load(hybrid.read(weights), bm25_index, self._ids)
     # Found on the devices for each query.
     self._depth = most if self._hybrid is None else self._hybrid.fusion.depth
     self._vectors = exact.ExactIndex(found.shards, ids_at=best.ids_of(self._ids))

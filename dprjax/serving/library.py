@@ -35,6 +35,7 @@ from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
 from dprjax.models.adapter import Adapter, Kind
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.retrieval import folder as folders
 from dprjax.serving.bank import AdapterChoice
 from dprjax.serving.metrics import ServerMetrics
 from dprjax.text import tokenizing
@@ -59,7 +60,7 @@ class UnknownPrompt(Exception):
 
 
 class NameTaken(Exception):
-  """The backbone has this name."""
+  """The backbone or a retriever has this name."""
 
 
 class Changed(Exception):
@@ -150,7 +151,7 @@ class About:
 
 
 class Library:
-  """The prompts of a folder for one backbone, by name.
+  """The prompts of a folder for one backbone, by name: files, or folders of retrievers.
 
   Attributes:
     rows: by kind of adapter, a row of the size of slots that changes nothing. Optional kinds depend
@@ -272,7 +273,7 @@ class Library:
       if why := self._why_not(entry):
         shown = entry.name.encode(errors='backslashreplace').decode()
         found.append((shown, _refused(shown, why)))
-      elif entry.name.endswith(_ENDING):
+      elif entry.name.endswith(_ENDING) or folders.is_folder(entry):
         try:
           found.append((name, self.about(name)))
         except UnknownPrompt:
@@ -293,13 +294,13 @@ class Library:
     Returns the prompt, and the SHA-256 of the file that it replaced.
 
     Raises:
-      NameTaken: by the backbone.
+      NameTaken: by the backbone or a retriever.
       Changed: the file does not meet the condition.
       InputError: no prompt, or one for another backbone, tokenizer or size.
     """
-    if name == self.name:
-      raise NameTaken(name)
     final = self._path(name)
+    if name == self.name or final.parent != self.folder:
+      raise NameTaken(name)
     aside = final.with_name(f'.{final.name}.{uuid.uuid4().hex[:8]}.tmp')
     try:
       with aside.open('wb') as file:
@@ -346,10 +347,13 @@ class Library:
 
     Raises:
       UnknownPrompt: there is none.
+      NameTaken: it belongs to a retriever.
       Changed: the file does not meet the condition.
     """
     name = unicodedata.normalize('NFC', name)
     path = self._path(name)
+    if path.parent != self.folder:
+      raise NameTaken(name)
     try:
       with self._changing():
         before = self._sha256(path)
@@ -401,6 +405,8 @@ class Library:
     """The file of a composed name. Raises UnknownPrompt for an impossible name."""
     if _bad_name(name):
       raise UnknownPrompt(name)
+    if folders.is_folder(self.folder / name):
+      return self.folder / name / artifact.FILE
     composed, decomposed = (
       self.folder / (unicodedata.normalize(form, name) + _ENDING) for form in ('NFC', 'NFD')
     )
@@ -425,6 +431,8 @@ class Library:
     if stem == entry.name:
       if entry.name.lower().endswith(_ENDING):
         return f'has another ending than {_ENDING}; rename it'
+      if folders.is_folder(entry):
+        return f'{why}; rename it' if (why := _bad_name(stem)) else ''
       return 'is a folder; put its prompts beside it' if _holds_prompts(entry) else ''
     if why := _bad_name(stem):
       return f'{why}; rename it'

@@ -3,8 +3,7 @@
 Candidates are the frozen encoder, every trained adapter, BM25, and the fusion of each encoder with
 BM25 (`dprjax.retrieval.choosing`). All scores are cross-fitted: held-out queries are split, and
 each part is scored with the number of updates and the fusion weights that are best on the other
-parts. The workdir keeps the choice in `choice.json` and the weights in `fusion.json`, which
-``--hybrid`` reads.
+parts. The workdir keeps the choice in `choice.json`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,6 +35,15 @@ class Kept(NamedTuple):
 
   choice: choosing.Choice
   weights: Mapping[Candidate, float]
+
+  @property
+  def fusion(self) -> fusion.Fusion | None:
+    """The fusion with BM25 that was chosen, or None."""
+    chosen = self.choice.candidate
+    if chosen != BM25 and not chosen.fused:
+      return None
+    weight = round(self.weights.get(chosen, 1.0), 6)
+    return fusion_of(weight, bm25=bm25_index.SETTINGS)
 
   def best_of(self, model: str) -> tuple[Candidate, choosing.Estimate]:
     """The better of a model without fusion and with it."""
@@ -146,11 +154,6 @@ def model_name(config: ml_collections.ConfigDict) -> str:
   return str(config.prompt.sides if config.prompt.kind == 'prefix' else config.prompt.kind)
 
 
-def beside(out: epath.Path) -> epath.Path:
-  """The file of weights for an export: NAME.fusion.json beside NAME.npz, or in the folder."""
-  return out.with_suffix('.fusion.json') if out.suffix == '.npz' else out / workdirs.FUSION
-
-
 # Files of a choice.
 
 
@@ -177,22 +180,8 @@ class _Written(msgspec.Struct):
 
 
 def write(workdir: epath.Path, kept: Kept) -> None:
-  """Writes a choice into the workdir of a run, and the weights if it is a fusion."""
-  choice = kept.choice
-  if choice.candidate.fused:
-    how = fusion_of(
-      round(kept.weights[choice.candidate], 6),
-      bm25={'k1': bm25_index.K1, 'b': bm25_index.B, 'language': bm25_index.LANGUAGE},
-    )
-    fusion.write(
-      workdir / workdirs.FUSION,
-      how,
-      of=str(choice.candidate),
-      gain={'over': 'frozen', 'expected': choice.expected, 'loss': choice.loss},
-    )
-  else:
-    (workdir / workdirs.FUSION).unlink(missing_ok=True)
-  files.write_json(workdir / workdirs.CHOSEN, choice.record(kept.weights))
+  """Writes a choice into the workdir of a run."""
+  files.write_json(workdir / workdirs.CHOSEN, kept.choice.record(kept.weights))
 
 
 def read(workdir: epath.Path) -> Kept | None:

@@ -29,14 +29,13 @@ def last_words(setup: Setup, part: Trial, gain: baseline.Gain | None, ended: str
     return f'{ended}. {gain.verdict}.'
   only_prompts = all(name.startswith('prompt/') for name in config.trainable)
   out = 'prompt.npz' if config.prompt.length or only_prompts else 'DIR'
-  method = f' --method={config.method}' if methods.outside(config.method) else ''
   workdir = shlex.quote(str(setup.workdir))
-  command = f'python -m dprjax.export --workdir={workdir} --out={out}{method}'
+  command = f'python -m dprjax.export --workdir={workdir} --out={out}{_method(setup)}'
   if gain is None:
     return f'{ended}. Next: {command}'
   if config.eval.choose and (kept := choices.read(workdirs.top(setup.workdir))) is not None:
     chosen = f'Chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
-    return f'{chosen}. {ended[0].upper()}{ended[1:]}. {_next_of_choice(setup, method)}'
+    return f'{chosen}. {ended[0].upper()}{ended[1:]}. {next_of_choice(setup)}'
   if gain.difference > 0 or methods.load(config.method).intermediate(config, setup.trainable):
     return f'{ended}. {gain.verdict}. Next: {command}'
   return (
@@ -45,16 +44,24 @@ def last_words(setup: Setup, part: Trial, gain: baseline.Gain | None, ended: str
   )
 
 
-def _next_of_choice(setup: Setup, method: str) -> str:
-  """The commands from a choice among candidates to a search."""
+def _method(setup: Setup) -> str:
+  method = setup.config.method
+  return f' --method={method}' if methods.outside(method) else ''
+
+
+def next_of_choice(setup: Setup) -> str:
+  """The commands from a choice among candidates to a search; without a choice ''."""
+  if not setup.config.eval.choose:
+    return ''
   top = workdirs.top(setup.workdir)
   name = shlex.quote(top.name or 'mine')
-  corpus, queries = (
-    shlex.quote(str(file)) if file.exists() else name.upper()
-    for name in ('corpus', 'queries')
-    for file in [epath.Path(setup.config.data.dir) / f'{name}.jsonl']
-  )
+  folders = (epath.Path(setup.config.data.dir), setup.workdir / 'data')
+
+  def place(name: str) -> str:
+    paths = (folder / f'{name}.jsonl' for folder in folders)
+    return next((shlex.quote(str(path)) for path in paths if path.exists()), name.upper())
+
   return f"""Next:
-  dprjax export --workdir={shlex.quote(str(top))} --out={name}{method}
-  dprjax index --retriever={name} --input={corpus}
-  dprjax search --retriever={name} --queries={queries} --out=run.trec"""
+  dprjax export --workdir={shlex.quote(str(top))} --out={name}{_method(setup)}
+  dprjax index --retriever={name} --input={place('corpus')}
+  dprjax search --retriever={name} --queries={place('queries')} --out=run.trec"""

@@ -198,6 +198,8 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
 def embed(config: ml_collections.ConfigDict, given: Container[str]) -> bool:
   """Lets a recipe for any data, without a data folder, train on docstrings for some minutes.
 
+  Of a prompt for queries and one for both sides, only the first is trained, which is faster.
+
   Args:
     given: the options set on the command line, which stay.
 
@@ -217,6 +219,8 @@ def embed(config: ml_collections.ConfigDict, given: Container[str]) -> bool:
     'epochs': min(config.epochs, 4.0),
   }
   config.update_from_flattened_dict({k: v for k, v in settings.items() if k not in given})
+  if {*config.alternatives} == {'query', 'both'}:
+    config.alternatives = {}
   return True
 
 

@@ -84,10 +84,12 @@ def export(
   Returns:
     The path written.
   """
-  workdir = workdirs.trained(workdir)
+  out = epath.Path(out)
+  untrained = bool(workdirs.why_untrained(workdir)) and _as_retriever(out, options)
+  workdir = epath.Path(workdir) if untrained else workdirs.trained(workdir)
   config = stored_config.load_workdir(workdir)
   trained_by = methods.load_named(config.method, method)
-  out, path = epath.Path(out), stored_config.backbone_path(config, workdir)
+  path = stored_config.backbone_path(config, workdir)
   inputs = {
     '--workdir': workdir,
     '--metrics': list(options.metrics.values()),
@@ -97,6 +99,8 @@ def export(
   }
   check_out(out, inputs, options)
   backbone = hub.load_backbone(path, heads=trained_by.parts, on_disk=True)
+  if untrained:
+    return _write_untrained(out, inputs, None, config.backbone.path, backbone, workdir)
   saved = checkpoint.Checkpoints(workdir, backbone.sha256, read_only=True)
   try:
     step = saved.best() if step is None else step
@@ -153,7 +157,7 @@ def export(
       'queries': kept.choice.queries,
     }
     if own == kept.choice.candidate and own.fused:
-      how = fusion.read(workdirs.top(workdir) / workdirs.FUSION)
+      how = kept.fusion
   if (in_whole := baseline.read_whole(epath.Path(workdir), step)) is not None:
     meta['metrics'] |= baseline.metrics_of_whole(in_whole)
   stamped = provenance.read_mark(workdir).get('inputs')
@@ -167,12 +171,7 @@ def export(
     done += ', for queries only: passages have no prompt'
   known = workdirs.seen_queries(epath.Path(workdir))
   made = _Made(product, meta, backbone, done, known, training, choice, workdir, how)
-  written = _write(out, inputs, made, options)
-  if how is not None and out.suffix == '.npz' and not files.is_special(out):
-    path = choices.beside(out)
-    fusion.write(path, how)
-    logger.info('%s: the weight of BM25 with this model, for --hybrid', path)
-  return written
+  return _write(out, inputs, made, options)
 
 
 def _as_retriever(out: epath.Path, options: ExportOptions) -> bool:
@@ -183,17 +182,12 @@ def _as_retriever(out: epath.Path, options: ExportOptions) -> bool:
 def _write_untrained(
   out: epath.Path,
   inputs: outputs.Inputs,
-  kept: choices.Kept,
+  kept: choices.Kept | None,
   name: str,
   backbone: hub.Backbone,
   workdir: epath.Path,
 ) -> epath.Path:
-  """Writes the retriever of a choice without the trained model."""
-  chosen, how = kept.choice.candidate, None
-  if chosen == choosing.BM25:
-    how = choices.fusion_of(1.0)
-  elif chosen.fused:
-    how = fusion.read(workdirs.top(workdir) / workdirs.FUSION)
+  """Writes the retriever of a choice without the trained model, or of a run that trained none."""
   with hub.claim_model(out, inputs), files.atomic_path(out) as aside:
     aside.mkdir(parents=True)
     folder.describe(
@@ -201,13 +195,14 @@ def _write_untrained(
       _name_of(name, backbone),
       backbone.sha256,
       name=out.name,
-      choice=kept.choice.record(kept.weights),
-      how=how,
+      choice=None if kept is None else kept.choice.record(kept.weights),
+      how=None if kept is None else kept.fusion,
     )
     others = workdirs.top(workdir) / workdirs.ALTERNATIVES
     made = [one / query_only.FOLDER for one in [workdir, *sorted(others.glob('*'))]]
     folder.take(aside, next((one for one in made if one.exists()), made[0]))
     hub.mark(aside)
+  chosen = choosing.FROZEN if kept is None else kept.choice.candidate
   logger.info('%s: the retriever that was chosen: %s', out, chosen)
   return out
 
@@ -364,8 +359,6 @@ def _write(
       _describe(aside, made, out.name)
       if made.workdir is not None and made.product.meta.get('sides') == 'query':
         folder.take(aside, made.workdir / query_only.FOLDER)
-    elif made.bm25 is not None:
-      fusion.write(aside / folder.FUSION, made.bm25)
     hub.mark(aside)
   logger.info('%s: %s', out, made.done)
   return out

@@ -189,6 +189,8 @@ def nothing_left(setup: Setup, start: methods.Scores) -> bool:
     workdirs.write_saturated(workdir, why)
   if why:
     setup.say(f'nothing is trained: {why}')
+    if commands := closing.next_of_choice(setup):
+      setup.say(commands)
   return bool(why)
 
 

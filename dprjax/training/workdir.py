@@ -25,11 +25,10 @@ SELECTION = (
 FOLDS, ALTERNATIVES = 'folds', 'alternatives'  # folders of trainings for the choice
 WHOLE = 'whole.json'  # score of the best checkpoint in the whole corpus
 CHOSEN = 'choice.json'  # estimates of all candidates by held-out queries
-FUSION = 'fusion.json'  # the weights, if the choice is a fusion
 SATURATED = 'saturated.json'  # the reason why nothing was trained
 _SATURATED = 'dprjax.saturated'  # its format
 DEV = 'dev.tsv'  # judgements of the held-out queries
-MEASURED = (BASELINE, SELECTION, WHOLE, SATURATED, CHOSEN, FUSION)
+MEASURED = (BASELINE, SELECTION, WHOLE, SATURATED, CHOSEN)
 _QUERIES = 'queries*.npz'  # hashes of the queries used for training and choice
 CHOICE = 'dprjax.selection'  # the format of the selection
 TRAINING, PIPELINE, QUICKSTART = 'dprjax.training', 'dprjax.pipeline', 'dprjax.quickstart'
@@ -134,10 +133,8 @@ class _Saturated(msgspec.Struct):
 def trained(workdir: files.PathLike) -> epath.Path:
   """The workdir with the checkpoints of a run: its own, or that of the chosen alternative."""
   config, workdir = stored_config.load_workdir(workdir), epath.Path(workdir)
-  for folder in (workdir, *(alternative(workdir, name) for name in config.alternatives)):
-    if (folder / SATURATED).exists():
-      saturated = reading.read(folder / SATURATED, 'record', _Saturated)
-      raise InputError(f'{workdir}: nothing was trained: {saturated.why}')
+  if why := why_untrained(workdir):
+    raise InputError(f'{workdir}: nothing was trained: {why}')
   if not config.alternatives:
     return workdir
   path = epath.Path(workdir) / SELECTION
@@ -148,6 +145,15 @@ def trained(workdir: files.PathLike) -> epath.Path:
       f'{workdir}: no alternative is chosen yet; run its training to the end, or name {folders}'
     )
   return alternative(workdir, str(best))
+
+
+def why_untrained(workdir: files.PathLike) -> str:
+  """The reason why a run trained nothing, or ''."""
+  config, workdir = stored_config.load_workdir(workdir), epath.Path(workdir)
+  for folder in (workdir, *(alternative(workdir, name) for name in config.alternatives)):
+    if (folder / SATURATED).exists():
+      return reading.read(folder / SATURATED, 'record', _Saturated).why
+  return ''
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -282,7 +282,7 @@ ASKED = ['number3 cats sleep', 'the', 'old green rivers', 'houses']
 def test_bm25_and_hybrid(engine):
   """BM25 as dprjax has it, and reciprocal ranks as `fusion` has them."""
   if engine.kind not in HYBRID:
-    with refused(str(engine.address), '--hybrid'):
+    with refused(str(engine.address), 'BM25'):
       engines.create(engine, 'words', SPACE, bm25={'k1': 1.5, 'b': 0.75, 'language': 'english'})
     return
   count = np.mean([len(words) for words in bm25_index.words_of(TEXTS, 'english')])

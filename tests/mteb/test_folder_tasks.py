@@ -51,6 +51,10 @@ def test_a_folder_scores_as_a_run_of_it_does(mteb, small, beir, tmp_path, monkey
   assert found['mean'] == pytest.approx({name: expected, 'average': expected}, abs=1e-4)
   assert found['tasks'][name]['main_score'] == 'ndcg_at_10'
   assert found['model']['training_datasets'] == [] and found['extra'] == {'trained': '12'}
+  retriever.save(tmp_path / 'mine')
+  evaluate.main([f'--mteb={beir}', '--retriever=mine', '--out=mine.json'])
+  mine = json.loads((tmp_path / 'mine.json').read_text())
+  assert mine['mean'] == found['mean'] and mine['model']['name'] == 'dprjax/mine'
   # Other judgements are another task: mteb does not answer from its cache.
   (beir / 'qrels' / 'test.tsv').write_text('query-id\tcorpus-id\tscore\nq1\td2\t1\n')
   evaluate.main([f'--mteb={beir}', *flags])
@@ -63,7 +67,7 @@ def test_bad_tasks(mteb, small, beir):
   model = dprjax.mteb.load(small.path)
   with refused('NoSuchTask'):
     dprjax.mteb.measure(model, ['NoSuchTask'])
-  with refused('mteb'):
+  with refused(dprjax.mteb.folder_task(beir).metadata.name):
     dprjax.mteb.measure(model, [str(beir), str(beir)])
   with refused('qrels/dev.tsv'):
     dprjax.mteb.folder_task(beir, 'dev')

@@ -256,7 +256,7 @@ def test_prompts_come_and_go_while_it_runs(client, ask, small, folder, tmp_path,
     ('new', b'x', 422, 'not an npz file'),
     ('new', b'', 422, 'empty'),
     ('new', content * 50, 413, 'larger than 100,000 bytes'),
-    ('model', content, 409, 'backbone name'),
+    ('model', content, 409, 'backbone'),
     ('a b', content, 400, '1 to 64 of'),
     ('a' * 65, content, 400, '1 to 64 of'),
   ):

@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 
 from dprjax.base import flags
-from dprjax.retrieval import fusion, hybrid
+from dprjax.retrieval import fusion
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
 from dprjax.training import baseline, choice, closing
 from dprjax.training import config as configs
@@ -75,20 +75,19 @@ def test_the_commands_after_a_choice_can_be_typed(model, tmp_path):
   assert index.input == str(tmp_path / 'corpus.jsonl') and search.queries == ('QUERIES',)
 
 
-def test_a_fusion_goes_into_the_file_of_hybrid_searches(tmp_path):
+def test_the_fusion_that_was_chosen(tmp_path):
   run = training(tmp_path / 'run', rankings(0.5, both=0.2), {2: rankings(0.5, both=0.3)})
   kept = choice.decide({'query': [run]})
   assert kept.choice.candidate == Candidate('query', fused=True)
   choice.write(run, kept)
-  how = hybrid.read(run / workdirs.FUSION)
+  how = choice.read(run).fusion
   assert how.weights[fusion.BM25] == pytest.approx(kept.weights[kept.choice.candidate])
   assert how.method == 'zscore' and how.bm25 == {'k1': 1.5, 'b': 0.75, 'language': 'english'}
   again = choice.read(run)
   assert again.choice.verdict == kept.choice.verdict and again.weights == kept.weights
-  # Another choice leaves no weights behind.
   worse = training(tmp_path / 'worse', rankings(0.5), {2: rankings(0.3)})
   choice.write(run, choice.decide({'query': [worse]}))
-  assert choice.read(run).choice.candidate == FROZEN and not (run / workdirs.FUSION).exists()
+  assert choice.read(run).choice.candidate == FROZEN and choice.read(run).fusion is None
 
 
 def test_folds_are_scored_after_the_updates_of_the_others(tmp_path):
