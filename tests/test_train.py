@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
@@ -429,6 +430,9 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
   assert command(export, f'--workdir={run}', f'--out={tmp_path}/mine')[0] == 0
   parts = folder.read(tmp_path / 'mine')
   assert parts.choice['verdict'] == kept.choice.verdict and (parts.prompt is None) == lost
+  described = json.loads((tmp_path / 'mine' / folder.FILE).read_text())
+  corpus = (trained / 'data' / 'corpus.jsonl').read_bytes()
+  assert described['data']['corpus'] == hashlib.sha256(corpus).hexdigest()
   # The docstrings, and so the choice, differ from Python to Python.
   chosen = Candidate('both', fused=True)
   assert not lost or (str(own) in err and kept.choice.verdict in err)

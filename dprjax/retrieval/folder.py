@@ -79,6 +79,7 @@ class _Description(msgspec.Struct, kw_only=True):
   backbone_sha256: str
   settings: _Settings = msgspec.field(default_factory=_Settings)
   choice: dict[str, Any] | None = None
+  data: dict[str, str] | None = None
 
 
 class Parts(NamedTuple):
@@ -162,6 +163,7 @@ def describe(
   name: str,
   settings: Mapping[str, Any] | None = None,
   choice: Mapping[str, Any] | None = None,
+  data: Mapping[str, str] | None = None,
   how: Fusion | None = None,
 ) -> None:
   """Writes retriever.json, the weights and the card; the caller writes the prompt.
@@ -169,6 +171,7 @@ def describe(
   Args:
     backbone: its path or name, or `HERE`.
     name: of the folder, for the card.
+    data: the SHA-256 of the files that it was chosen by, by their role.
     how: the fusion with BM25.
   """
   content = {
@@ -178,6 +181,7 @@ def describe(
     'backbone_sha256': backbone_sha256,
     'settings': {key: value for key, value in (settings or {}).items() if value is not None},
     'choice': choice,
+    'data': data,
   }
   files.write_json(folder / FILE, content)
   if how is not None:

@@ -196,6 +196,7 @@ def _write_untrained(
       backbone.sha256,
       name=out.name,
       choice=None if kept is None else kept.choice.record(kept.weights),
+      data=_data_of(workdir),
       how=None if kept is None else kept.fusion,
     )
     others = workdirs.top(workdir) / workdirs.ALTERNATIVES
@@ -222,8 +223,17 @@ def _describe(aside: epath.Path, made: _Made, name: str) -> None:
     name=name,
     settings=settings,
     choice=made.choice,
+    data=_data_of(made.workdir),
     how=made.bm25,
   )
+
+
+def _data_of(workdir: epath.Path | None) -> dict[str, str] | None:
+  """The SHA-256 of the files of data of a training, by their role."""
+  if workdir is None:
+    return None
+  stamps = provenance.read_mark(workdir).get('inputs') or {}
+  return {role: one['sha256'] for role, one in stamps.items() if not role.startswith('backbone')}
 
 
 def _name_of(name: str, backbone: hub.Backbone) -> str:
