@@ -97,6 +97,8 @@ class Family(NamedTuple):
       None: positions are not rotary.
     prompted_by: how a prompt enters the class of transformers: 'cache', as past keys and values;
       'attention', by our attention function; '': not supported.
+    modules: by the names of `adapter.projections`, the linear modules of a layer in transformers;
+      None: those of the checkpoint.
     pad_token_id: the default of config.json.
     shapes: ``() -> {name: Config}`` of well-known models, for plans without files.
   """
@@ -126,6 +128,7 @@ class Family(NamedTuple):
   sharding: tuple[tuple[str, PartitionSpec], ...] = ()
   turn_keys: Callable[[Config, np.ndarray, int], np.ndarray] | None = None
   prompted_by: str = 'cache'
+  modules: Mapping[str, str] | None = None
   pad_token_id: int = 0
   shapes: Callable[[], Mapping[str, Config]] = dict
 

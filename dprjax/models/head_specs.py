@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from dprjax.base.errors import InputError
 from dprjax.models import checkpoint_names as names
@@ -113,6 +114,13 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
         f'{checkpoint.folder}: {output} has {labels} label{"s" if labels > 1 else ""}, but the '
         f'id2label of config.json has {len(id2label)}'
       )
+    relevant = _relevant(id2label)
+    if labels == 2 and relevant is None:
+      shown = ' and '.join(map(repr, id2label.values()))
+      raise InputError(
+        f'{checkpoint.folder / "config.json"}: id2label names {shown}, which do not say which one '
+        'means relevant; write irrelevant and relevant there, in the order of the labels'
+      )
     tensors = list(classifier_tensors(config, labels))
   elif not any(
     tensor.name in stored for tensor in tensors if tensor.name.startswith('classifier.')
@@ -120,19 +128,49 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
     # The BERT pooler is half a head.
     tensors = [tensor for tensor in tensors if tensor.path[0] == 'dense']
   params = weights.read_head(checkpoint, 'sequence-classification head', tensors)
-  return None if params is None else Head(params)
+  if params is None:
+    return None
+  if output in stored and labels == 2 and relevant == 0:  # ours is the second label
+    params['output'] = {key: np.flip(array, -1) for key, array in params['output'].items()}
+  return Head(params)
+
+
+# Names of labels, in lower case without other signs than letters and digits.
+_RELEVANT = {'relevant', 'positive', 'entailment', 'yes', 'true', 'match', 'label1', '1'}
+_OTHERS = {
+  *('irrelevant', 'notrelevant', 'nonrelevant', 'negative', 'notentailment', 'contradiction'),
+  *('no', 'false', 'nomatch', 'label0', '0'),
+}
+
+
+def _relevant(id2label: Any) -> int | None:
+  """The place of the label of relevance by the names of two labels, or None if they do not say."""
+  if not isinstance(id2label, dict):
+    return 1
+  names = [re.sub(r'[^a-z0-9]', '', str(id2label.get(str(place))).lower()) for place in (0, 1)]
+  for place, name in enumerate(names):
+    if name in _RELEVANT and names[1 - place] not in _RELEVANT:
+      return place
+    if name in _OTHERS and names[1 - place] not in _OTHERS:
+      return 1 - place
+  return None
 
 
 def _classifier_config(base: dict[str, Any], head: Head) -> dict[str, Any]:
   labels = _labels(head)
   id2label = base.get('id2label')
+  written = [f'LABEL_{i}' for i in range(labels)]
   if isinstance(id2label, dict) and len(id2label) == labels:
-    return base
+    relevant = 1 if labels == 1 else _relevant(id2label)
+    if relevant == 1:
+      return base
+    if relevant == 0:  # ours is the second label
+      written = [id2label['1'], id2label['0']]
   # These keys describe another head.
   kept = {key: value for key, value in base.items() if key not in ('num_labels', 'problem_type')}
   return kept | {
-    'id2label': {str(i): f'LABEL_{i}' for i in range(labels)},
-    'label2id': {f'LABEL_{i}': i for i in range(labels)},
+    'id2label': {str(place): name for place, name in enumerate(written)},
+    'label2id': {name: place for place, name in enumerate(written)},
   }
 
 

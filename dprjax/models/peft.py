@@ -131,16 +131,22 @@ def read_prompt(
     for adapter in prompt.adapters(side)
     if adapter is not None
   )
-  room = backbone.config.max_tokens - shift
+  room, window = backbone.config.max_tokens - shift, backbone.config.window
+  if window is not None and shift:  # PEFT hides the prompt outside the window
+    room = min(room, window - shift)
   if room < 1:
     raise InputError(
       f'{root}: {shift} virtual tokens leave no positions for text; the backbone has '
-      f'{backbone.config.max_tokens}'
+      f'{backbone.config.max_tokens}, and a window of {window}'
     )
   artifact.check_content(prompt)
   artifact.check_prompt(prompt, backbone.config, backbone.sha256, tokenizer_sha256)
   for key in ('query_max_length', 'passage_max_length'):
-    meta[key] = min(meta[key], room) if key not in given else meta[key]
+    if key in given and meta[key] > room:
+      raise InputError(
+        f'--{key}={meta[key]}: {root} has room for {room} tokens beside {shift} virtual ones'
+      )
+    meta[key] = min(meta[key], room)
   return prompt
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors
+import safetensors.numpy
 
 from dprjax.base.errors import InputError
 from dprjax.models import classifier, encoder, head_specs, hub
@@ -90,6 +90,28 @@ def test_round_trip_keeps_every_bit(write_classifier, tmp_path, model_type, labe
   assert digest == head_specs.sha256('classifier', second.config, second.heads['classifier'])
   changed = jax.tree.map(lambda leaf: leaf + np.float32(1), first.heads['classifier'].params)
   assert digest != head_specs.sha256('classifier', first.config, Head(changed))
+
+
+@pytest.mark.parametrize('names', [('relevant', 'irrelevant'), ('Entailment', 'not_entailment')])
+def test_the_names_of_labels_say_which_one_means_relevant(write_classifier, tmp_path, names):
+  usual = hub.load_backbone(write_classifier('bert', 2), ('classifier',))
+  stored = safetensors.numpy.load_file(tmp_path / 'classifier' / 'model.safetensors')
+  heads = ('classifier.weight', 'classifier.bias')
+  turned = {key: np.ascontiguousarray(stored[key][::-1]) for key in heads}
+  labels = dict(zip('01', names, strict=True))
+  path = write_classifier('bert', 2, tensors=turned, change={'id2label': labels}, folder='turned')
+  found = hub.load_backbone(path, ('classifier',))
+  heads = usual.heads['classifier'], found.heads['classifier']
+  jax.tree.map(np.testing.assert_array_equal, *(head.params for head in heads))
+  # What is written is read as it was meant.
+  hub.save_backbone(
+    tmp_path / 'out', found.config, found.params, hf_config=found.hf_config, heads=found.heads
+  )
+  again = hub.load_backbone(tmp_path / 'out', ('classifier',))
+  jax.tree.map(np.testing.assert_array_equal, again.heads['classifier'].params, heads[0].params)
+  assert again.hf_config['id2label'] == {'0': names[1], '1': names[0]}
+  unknown = {'id2label': {'0': 'apples', '1': 'pears'}}
+  assert named_in(error(write_classifier('bert', 2, change=unknown, folder='u')), 'apples', 'pears')
 
 
 def test_heads_that_do_not_fit(write_classifier):

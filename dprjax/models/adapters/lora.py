@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import flax.struct
 import jax
@@ -162,21 +162,21 @@ def to_peft(
   A module that fuses n projections, such as Wqkv of ModernBERT, gets their A stacked and a
   block-diagonal B. The PEFT rank is then n times R; other modules are padded with zeros.
   """
-  rank, fused = meta['rank'], adapters.projections(model)
-  fused = [(tensor, names) for tensor, names in fused if {*names} & {*meta['targets']}]
-  times = max(len(names) for _, names in fused)
+  rank = meta['rank']
+  fused = [one for one in modules(model) if {*one.names} & {*meta['targets']}]
+  times = max(len(one.names) for one in fused)
   tensors = {}
-  for tensor, names in fused:
-    a = np.zeros((rank * times, tensor.shape[1]), np.float32)
-    b = np.zeros((tensor.shape[0], rank * times), np.float32)
-    rows = tensor.shape[0] // len(names)
-    for place, name in enumerate(names):
+  for one in fused:
+    a = np.zeros((rank * times, one.shape[1]), np.float32)
+    b = np.zeros((one.shape[0], rank * times), np.float32)
+    rows = one.shape[0] // len(one.names)
+    for place, name in enumerate(one.names):
       if name in meta['targets']:
         own = slice(place * rank, (place + 1) * rank)
-        a[own] = arrays[f'{name}/a'][tensor.layer].T
-        b[place * rows : (place + 1) * rows, own] = arrays[f'{name}/b'][tensor.layer].T
+        a[own] = arrays[f'{name}/a'][one.layer].T
+        b[place * rows : (place + 1) * rows, own] = arrays[f'{name}/b'][one.layer].T
     for key, array in (('A', a), ('B', b)):
-      tensors[f'base_model.model.{_module(tensor)}.lora_{key}.weight'] = array
+      tensors[f'base_model.model.{one.module}.lora_{key}.weight'] = array
   config = {
     'bias': 'none',
     'fan_in_fan_out': False,
@@ -184,13 +184,36 @@ def to_peft(
     'lora_alpha': meta['alpha'] * times,
     'lora_dropout': 0.0,
     'r': rank * times,
-    'target_modules': [_module(tensor) for tensor, _ in fused],
+    'target_modules': [one.module for one in fused],
   }
   return config, tensors
 
 
-def _module(tensor: Any) -> str:
-  return tensor.name.removesuffix('.weight')
+class Module(NamedTuple):
+  """A linear module of a layer in transformers.
+
+  Attributes:
+    names: for `Adapter.project`; several for a fused module.
+    shape: [O, I].
+  """
+
+  module: str
+  layer: int
+  names: list[str]
+  shape: tuple[int, int]
+
+
+def modules(model: Any) -> list[Module]:
+  """The linear modules of all layers."""
+  named, found = model.family.modules, []
+  for tensor, names in adapters.projections(model):
+    if named is None:
+      found.append(Module(tensor.name.removesuffix('.weight'), tensor.layer, names, tensor.shape))
+      continue
+    shape = tensor.shape[0] // len(names), tensor.shape[1]
+    for name in names:
+      found.append(Module(f'layers.{tensor.layer}.{named[name]}', tensor.layer, [name], shape))
+  return found
 
 
 # Settings that make PEFT compute something else.
@@ -217,29 +240,29 @@ def from_peft(
       "PEFT's path_initial_model_for_weight_conversion"
     )
   rank, file = settings.r, folder / _WEIGHTS
-  known = {tensor.name: (tensor, names) for tensor, names in adapters.projections(model)}
+  known = {f'{one.module}.weight': one for one in modules(model)}
   arrays: dict[str, np.ndarray] = {}
   pairs: dict[str, set[str]] = {}
   for key, one in stored.items():
     match = re.fullmatch(r'base_model\.model\.(.+)\.lora_([AB])\.weight', key)
-    place = match and known.get(model.family.canonical(f'{match[1]}.weight'))
-    if not match or not place:
+    module = match and known.get(model.family.canonical(f'{match[1]}.weight'))
+    if not match or not module:
       raise InputError(f'{file}: {key} is not LoRA of a projection in a {model.model_type} layer')
     pairs.setdefault(match[1], set()).add(match[2])
-    (tensor, names), a = place, match[2] == 'A'
-    expected = [rank, tensor.shape[1]] if a else [tensor.shape[0], rank]
+    a = match[2] == 'A'
+    expected = [rank, module.shape[1]] if a else [module.shape[0], rank]
     array = one.read()
     if list(array.shape) != expected:
       raise InputError(
         f'{file}: {key} has shape {list(array.shape)}; {_CONFIG} and the backbone give {expected}'
       )
-    parts = [array] * len(names) if a else np.split(array, len(names))
-    for name, part in zip(names, parts, strict=True):
+    parts = [array] * len(module.names) if a else np.split(array, len(module.names))
+    for name, part in zip(module.names, parts, strict=True):
       stacked = arrays.setdefault(
         f'{name}/{match[2].lower()}',
         np.zeros((model.num_layers, *part.T.shape), np.float32),
       )
-      stacked[tensor.layer] = part.T
+      stacked[module.layer] = part.T
   half = sorted(module for module, own in pairs.items() if len(own) < 2)
   if half or not pairs:
     what = f'only one of lora_A and lora_B of {weights.listed(half)}' if half else 'no tensors'

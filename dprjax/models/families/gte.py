@@ -174,6 +174,16 @@ def _shapes() -> dict[str, Config]:
   }
 
 
+MODULES = {
+  'attention/query': 'self_attn.q_proj',
+  'attention/key': 'self_attn.k_proj',
+  'attention/value': 'self_attn.v_proj',
+  'attention/output': 'self_attn.o_proj',
+  'mlp/up': 'mlp.up_proj',
+  'mlp/gate': 'mlp.gate_proj',
+  'mlp/down': 'mlp.down_proj',
+}
+
 FAMILY = llama.FAMILY._replace(
   model_type='gte',
   class_name='Gte',
@@ -199,5 +209,6 @@ FAMILY = llama.FAMILY._replace(
   ),
   pad_token_id=1,
   prompted_by='attention',
+  modules=MODULES,
   shapes=_shapes,
 )

@@ -10,4 +10,5 @@ FAMILY = gte.FAMILY._replace(
   pad_token_id=0,
   shapes=dict,
   prompted_by='',
+  modules=None,
 )

@@ -35,6 +35,16 @@ META = {
   'dprjax_version': '0.1.0',
 }
 
+# The golden files of encoders, and the prefix of names in them.
+FILES = {
+  **{name: (name, '3/') for name in ('bert', 'roberta', 'xlm-roberta')},
+  **{name: (f'family_{name}', '') for name in ('modernbert', 'distilbert', 'electra', 'mpnet')},
+  **{name: (f'family_{name}', '') for name in ('gte', 'nomic')},
+  't5': ('family_t5-gated', ''),
+  **{name: (f'llama_{name}', '') for name in ('eurobert', 'gemma3', 'llama', 'mistral')},
+  **{name: (f'llama_{name}', '') for name in ('qwen2', 'qwen3')},
+}
+
 encode = jax.jit(encoder.encode, static_argnames='config')
 
 
@@ -145,7 +155,7 @@ def theirs(golden, tmp_path):
   """``theirs(model)``: the golden arrays, the backbone, and the folder that peft saved."""
 
   def load(name, config=None, tensors=None):
-    file, start = {'bert': ('bert', '3/'), 'modernbert': ('family_modernbert', '')}[name]
+    file, start = FILES[name]
     base, own = golden(file), golden('lora_models')
     weights = {
       key.removeprefix(f'{start}weights/'): value.astype(np.float32)
@@ -188,17 +198,38 @@ def hidden(arrays, backbone, adapter):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['bert', 'modernbert'])
-def test_states_and_gradients_are_those_of_peft(name, theirs, tmp_path):
-  """ModernBERT has queries, keys and values in one module, and the gate and inputs of the MLP."""
+@pytest.mark.parametrize('name', FILES)
+def test_states_are_those_of_peft_and_so_is_the_file(name, theirs, tmp_path):
+  """In each family, by the names of its modules in transformers."""
   arrays, backbone, folder = theirs(name)
   prompt = read(backbone, folder)
   (adapter,) = prompt.adapters('query')
-  mask, expected = arrays['mask'], arrays[f'{name}/hidden']
+  mask, expected = arrays['mask'], vectors(arrays[f'{name}/hidden'], arrays['mask'])
   found = vectors(hidden(arrays, backbone, adapter), mask)
-  np.testing.assert_allclose(found, vectors(expected, mask), rtol=0, atol=2e-6)
+  np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
   assert np.abs(found - vectors(hidden(arrays, backbone, None), mask)).max() > 0.01
+  # And back, and forth again.
+  out = tmp_path / 'back'
+  peft.write_adapters(out, prompt, backbone.config, None)
+  again = read(backbone, out)
+  found = vectors(hidden(arrays, backbone, again.adapters('query')[0]), mask)
+  np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+  written = safetensors.numpy.load_file(out / peft.WEIGHTS)
+  stored = {key for key in arrays if key.startswith(f'{name}/weights/')}
+  assert stored <= {f'{name}/weights/{key}' for key in written}
+  if name == 'bert':
+    assert again.meta == prompt.meta
+    for key, value in written.items():
+      np.testing.assert_array_equal(value, arrays[f'bert/weights/{key}'])
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['bert', 'modernbert'])
+def test_gradients_are_those_of_peft(name, theirs):
+  """ModernBERT has queries, keys and values in one module, and the gate and inputs of the MLP."""
+  arrays, backbone, folder = theirs(name)
+  (adapter,) = read(backbone, folder).adapters('query')
+  mask, expected = arrays['mask'], arrays[f'{name}/hidden']
   weights = np.random.default_rng(9).standard_normal(expected.shape).astype(np.float32)
 
   def loss(matrices):
@@ -207,32 +238,20 @@ def test_states_and_gradients_are_those_of_peft(name, theirs, tmp_path):
 
   gradients = jax.grad(loss)((adapter.a, adapter.b))
   seen = 0
-  for tensor, names in adapters.projections(backbone.config):
+  for module in lora.modules(backbone.config):
     for key, by_name in zip('AB', gradients, strict=True):
-      found = f'base_model.model.{tensor.name}'
-      found = f'{name}/gradients/{found.replace(".weight", f".lora_{key}.weight")}'
+      found = f'{name}/gradients/base_model.model.{module.module}.lora_{key}.weight'
       if found in arrays:
-        own = [np.asarray(by_name[one])[tensor.layer].T for one in names]
+        own = [np.asarray(by_name[one])[module.layer].T for one in module.names]
         own = sum(own) if key == 'A' else np.concatenate(own)  # one A for all
         scale = np.abs(arrays[found]).max()
         np.testing.assert_allclose(own / scale, arrays[found] / scale, atol=1e-4, err_msg=found)
         seen += 1
   assert seen == sum(key.startswith(f'{name}/gradients/') for key in arrays)
 
-  # And back, and forth again.
-  out = tmp_path / 'back'
-  peft.write_adapters(out, prompt, backbone.config, None)
-  again = read(backbone, out)
-  found = vectors(hidden(arrays, backbone, again.adapters('query')[0]), mask)
-  np.testing.assert_allclose(found, vectors(expected, mask), rtol=0, atol=2e-6)
-  if name == 'bert':
-    assert (out / peft.WEIGHTS).stat().st_size and again.meta == prompt.meta
-    for key, value in safetensors.numpy.load_file(out / peft.WEIGHTS).items():
-      np.testing.assert_array_equal(value, arrays[f'bert/weights/{key}'])
-
 
 @pytest.mark.filterwarnings('ignore::FutureWarning')
-@pytest.mark.parametrize('name', ['bert', 'modernbert'])
+@pytest.mark.parametrize('name', FILES)
 def test_peft_gives_the_same_states(name, theirs, tmp_path):
   """With peft itself, which reads the written adapter."""
   torch, theirs_peft = pytest.importorskip('torch'), pytest.importorskip('peft')
@@ -244,7 +263,8 @@ def test_peft_gives_the_same_states(name, theirs, tmp_path):
   arrays_of, meta = lora._export(with_options(prompt__length=2, lora__alpha=1.5), adapter)
   out = tmp_path / 'ours'
   peft.write_adapters(out, artifact.Prompt(META | meta, arrays_of), backbone.config, None)
-  model = transformers.AutoModel.from_pretrained(backbone.path, attn_implementation='eager')
+  kind = transformers.T5EncoderModel if name == 't5' else transformers.AutoModel
+  model = kind.from_pretrained(backbone.path, attn_implementation='eager')
   model = theirs_peft.PeftModel.from_pretrained(model, out).eval()
   with torch.no_grad():
     expected = model(
