@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pathlib
+import re
 
 import huggingface_hub
 import jax
@@ -97,6 +98,8 @@ def test_an_adapter_holds_what_peft_read(golden, material, command, tmp_path, na
         'task_type': 'FEATURE_EXTRACTION',
         'token_dim': 16,
       }
+    settings = json.loads((out / 'tokenizer_config.json').read_text())
+    assert settings['padding_side'] == 'right' and settings['model_max_length'] == 40
     # And back: the same prompt, byte by byte except the name of the backbone.
     back = tmp_path / f'{model_type}.npz'
     status, err = command(export, f'--from={out}', f'--backbone={root}/backbone', f'--out={back}')
@@ -105,6 +108,48 @@ def test_an_adapter_holds_what_peft_read(golden, material, command, tmp_path, na
     assert after.meta == before.meta and after.arrays.keys() == before.arrays.keys()
     for key, array in before.arrays.items():
       np.testing.assert_array_equal(after.arrays[key], array)
+
+
+@pytest.mark.filterwarnings('ignore')  # of peft and PyTorch
+@pytest.mark.parametrize('name', ['tied', 'alone', 'lora'])
+def test_the_snippet_of_a_card_gives_these_vectors(material, command, tmp_path, name):
+  torch = pytest.importorskip('torch', reason='PyTorch is an oracle here, not a dependency')
+  pytest.importorskip('peft')
+  root = material['bert']
+  backbone, path = load_backbone(root / 'backbone'), root / f'{name}.npz'
+  if name == 'lora':
+    prompt, path = load_prompt(root / 'plain.npz'), tmp_path / 'lora.npz'
+    targets = ['attention/query', 'attention/value']
+    shapes = {'a': (2, 16, 3), 'b': (2, 3, 16)}
+    draw = np.random.default_rng(0)
+    arrays = {
+      f'{target}/{key}': draw.standard_normal(shape).astype(np.float32)
+      for target in targets
+      for key, shape in shapes.items()
+    }
+    meta = prompt.meta | {'kind': 'lora', 'rank': 3, 'alpha': 1.5, 'targets': targets}
+    del meta['query_prefix'], meta['shift_positions']
+    artifact.save_prompt(path, artifact.Prompt(meta | {'pooling': 'mean'}, arrays))
+  status, err = command(
+    export, f'--from={path}', f'--backbone={root}/backbone', f'--out={tmp_path}/adapter',
+    '--format=peft', '--card=true',
+  )  # fmt: skip
+  assert status == 0, err
+  card = (tmp_path / 'adapter' / 'README.md').read_text()
+  assert ('deep prompt' in card) == (name != 'lora')
+  (block,) = re.findall(r'```python\n(.*?)```', card, re.DOTALL)
+  block = block.replace("'somebody/tiny'", repr(str(root / 'backbone')))
+  made = {}
+  exec(block.replace("'DIR'", repr(str(tmp_path / 'adapter'))), made)
+  texts = other_tools.TEXTS['query'][:2]
+  batch = made['tokenizer'](texts, padding=True, return_tensors='pt')
+  assert not batch['attention_mask'].numpy().all()
+  with torch.no_grad():
+    states = made['model'](**batch).last_hidden_state
+  mask = batch['attention_mask'][..., None]
+  found = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1).numpy()
+  own = Retriever.load(backbone.path, path, batch_size=2, mesh=one_device())
+  np.testing.assert_allclose(found, own.encode(texts, 'query'), atol=1e-5)
 
 
 def test_an_adapter_that_peft_made_becomes_a_prompt(golden, material, command, tmp_path):

@@ -115,7 +115,7 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
         f'id2label of config.json has {len(id2label)}'
       )
     relevant = _relevant(id2label)
-    if labels == 2 and relevant is None:
+    if labels == 2 and relevant is None and id2label:
       shown = ' and '.join(map(repr, id2label.values()))
       raise InputError(
         f'{checkpoint.folder / "config.json"}: id2label names {shown}, which do not say which one '

@@ -195,15 +195,9 @@ def save_backbone(
       sentence.write_folder(aside, config, params, spec, kept)
     elif kept:
       write_json(aside / 'sentence_bert_config.json', kept)
-    for file in _tokenizer_files(source):
-      file.copy(aside / file.name)
-    if max_length is not None:
-      settings = aside / 'tokenizer_config.json'
-      write_json(
-        settings,
-        (read_json_object(settings, 'tokenizer_config.json') if settings.exists() else {})
-        | {'model_max_length': max_length},
-      )
+    copy_tokenizer(
+      source, aside, **({} if max_length is None else {'model_max_length': max_length})
+    )
     arrays = names.export(config.family.tensors(config), params)
     for name, head in heads.items():
       kind, stored = _kind(name), names.export(tensors[name], head.params)
@@ -232,6 +226,16 @@ def copy_files(backbone: Backbone, folder: epath.Path) -> None:
     *(source / name for name in _LICENCES if (source / name).exists()),
   ):
     file.copy(folder / file.name)
+
+
+def copy_tokenizer(source: PathLike | None, folder: epath.Path, **settings: Any) -> None:
+  """Copies a tokenizer; ``settings`` replace those of its tokenizer_config.json."""
+  for file in _tokenizer_files(source):
+    file.copy(folder / file.name)
+  if settings:
+    path = folder / 'tokenizer_config.json'
+    stored = read_json_object(path, 'tokenizer_config.json') if path.exists() else {}
+    write_json(path, stored | settings)
 
 
 def _tokenizer_files(source: PathLike | None) -> list[epath.Path]:

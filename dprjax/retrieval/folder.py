@@ -234,6 +234,7 @@ def passages_of(path: files.PathLike) -> epath.Path:
 
 def check_index(path: files.PathLike, flag: str) -> None:
   """Raises InputError if a retriever has no index."""
+  files.existing(epath.Path(path) / FILE, 'retriever')
   if not passages_of(path).exists():
     raise InputError(
       f'{flag}={path} has no index; fill it: dprjax index --retriever={path} --input=corpus.jsonl'

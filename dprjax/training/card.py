@@ -9,8 +9,9 @@ import huggingface_hub
 from etils import epath
 
 from dprjax.base import files, repository, version
-from dprjax.models import pooling
+from dprjax.models import adapter, pooling
 from dprjax.retrieval import comparison
+from dprjax.text.vector_spec import SIDES
 
 FILE = 'README.md'
 _MOST = 60  # limit of listed options, data files and measures
@@ -65,6 +66,7 @@ class Subject(NamedTuple):
     encoders: folders of trained encoders; empty for a frozen backbone.
     embeds: whether texts become vectors; False for cross-encoders and for backbones before tuning.
     backbone: folder of the initial backbone.
+    class_name: of its family, see `Family`.
   """
 
   meta: Mapping[str, Any]
@@ -72,6 +74,7 @@ class Subject(NamedTuple):
   encoders: tuple[str, ...]
   embeds: bool
   backbone: epath.Path
+  class_name: str = ''
 
 
 def hub_name(backbone: str) -> str | None:
@@ -91,7 +94,7 @@ def write(card: Card, subject: Subject) -> str:
     library_name=_library(card, subject),
     license=card.licence,
     pipeline_tag='sentence-similarity' if subject.embeds else None,
-    tags=['dprjax', 'dense-retrieval', *(['prefix-tuning'] if subject.prompt else [])],
+    tags=['dprjax', 'dense-retrieval', *([tag] if (tag := _TAGS.get(_kind(subject).name)) else [])],
   )
   parts = [
     f'---\n{head}\n---',
@@ -106,6 +109,13 @@ def write(card: Card, subject: Subject) -> str:
     f'Written by dprjax {version.__version__}.',
   ]
   return '\n\n'.join(parts) + '\n'
+
+
+_TAGS = {'prefix': 'prefix-tuning', 'lora': 'lora'}
+
+
+def _kind(subject: Subject) -> adapter.Kind:
+  return adapter.find(subject.meta.get('kind') or 'prefix', 'a card')
 
 
 def _library(card: Card, subject: Subject) -> str:
@@ -128,25 +138,36 @@ def _about(subject: Subject, base: str | None) -> str:
   if subject.encoders:
     return f'{name}, fine-tuned for retrieval. {tensors}'
   shapes = ', '.join(f'{_code(name)} {list(shape)}' for name, shape in subject.prompt.items())
+  kind = _kind(subject)
+  what, layout = f'An adapter for {name}: {kind.text}.', ''
+  if kind.name == 'prefix':
+    what = (
+      f'A deep prompt for {name}: key and value vectors that every layer attends to beside those '
+      'of the text.'
+    )
+    layout = '; a prefix is `[layers, 2, length, heads, head size]`, keys before values'
   return (
-    f'A deep prompt for {name}: key and value vectors that every layer attends to beside those of '
-    f'the text. The backbone is unchanged. {tensors} The prompt: {shapes or "a template of words"},'
-    ' float32; a prefix is `[layers, 2, length, heads, head size]`, keys before values.'
+    f'{what} The backbone is unchanged. {tensors} The file: {shapes or "a template of words"}, '
+    f'float32{layout}.'
   )
 
 
 def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
   here = card.name or 'DIR'
   if card.format == 'peft':
-    sides = sorted(name.partition('/')[0] for name in subject.prompt if '/' in name)
+    sides = [side for side in SIDES if any(name.startswith(f'{side}/') for name in subject.prompt)]
     pooled = pooling.find(subject.meta['pooling']).text
     scaled = ', scaled to length 1' if subject.meta['normalize'] else ''
     yield f'With `transformers` and `peft`. The vector of a text is {pooled}{scaled}.'
+    own = f'{subject.class_name}Model'
+    model = own if own == 'T5EncoderModel' else 'AutoModel'  # which also has the decoder
     for place in [f"'{here}', subfolder='{side}'" for side in sides] or [f"'{here}'"]:
       yield _block(
         'python',
-        'from peft import PeftModel\nfrom transformers import AutoModel\n\n'
-        f'backbone = AutoModel.from_pretrained({base or "BACKBONE"!r})\n'
+        'from peft import PeftModel\n'
+        f'from transformers import AutoTokenizer, {model}\n\n'
+        f"tokenizer = AutoTokenizer.from_pretrained('{here}')  # pads on the right, as it must\n"
+        f'backbone = {model}.from_pretrained({base or "BACKBONE"!r})\n'
         f'model = PeftModel.from_pretrained(backbone, {place}).eval()',
       )
   elif not subject.embeds:

@@ -356,6 +356,7 @@ def _write(
     tuple(product.encoders),
     all(one.get('spec') is not None for one in product.encoders.values()),
     epath.Path(made.backbone.path),
+    made.backbone.config.family.class_name,
   )
   with hub.claim_model(out, inputs), files.atomic_path(out) as aside:
     if product.encoders:
@@ -401,6 +402,8 @@ def _write_prompt(out: epath.Path, made: _Made, options: ExportOptions) -> None:
   if options.format == 'peft':
     name = options.base_model.name if options.base_model else card.hub_name(made.meta['backbone'])
     peft.write_adapters(out, prompt, model, name)
+    # On the left, padding would come between a prefix and the text.
+    hub.copy_tokenizer(made.backbone.path, out, padding_side='right')
   elif options.format == 'sentence-transformers':
     if not model.family.prompted_by:
       raise InputError(

@@ -7,7 +7,6 @@ saved, and hidden states under them; for two models also gradients of the sum of
 weights.
 """
 
-import json
 import pathlib
 import tempfile
 

@@ -261,6 +261,27 @@ def test_a_prompt_that_a_window_would_hide_in_peft_is_refused(load, tmp_path):
     adapters.write_adapters(tmp_path, prompt_of(backbone, vectors, longest=37), config, None)
 
 
+def test_a_prefix_of_peft_gets_texts_as_long_as_its_window(load, tmp_path):
+  arrays, backbone = load('embeddinggemma')
+  vectors = arrays['prompt'].astype(np.float32)
+  # Without the meta of dprjax, as PEFT writes it.
+  config, tensors = PREFIX.peft.write('p', wide(backbone.config), {
+    'shift_positions': True, 'query_max_length': 1, 'passage_max_length': 1
+  }, {'prefix': vectors})  # fmt: skip
+  (tmp_path / 'adapter_config.json').write_text(json.dumps(config | {'peft_type': 'PREFIX_TUNING'}))
+  safetensors.numpy.save_file(tensors, tmp_path / 'adapter_model.safetensors')
+  room = backbone.config.window - vectors.shape[2]
+  assert room < 1
+  with refused(tmp_path, str(backbone.config.window)):
+    adapters.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {})
+  backbone = dataclasses.replace(backbone, config=wide(backbone.config))
+  room = backbone.config.window - vectors.shape[2]
+  found = adapters.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {})
+  assert max(found.meta[f'{side}_max_length'] for side in ('query', 'passage')) <= room
+  with refused('--query_max_length', str(room)):
+    adapters.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {'query_max_length': room + 1})
+
+
 def test_every_kernel_is_sharded():
   devices = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
   shape = llama.Config('llama', 50, 16, 2, 4, 2, 6, 24, 64, rotary.Rope(1e4), mlp_bias=True)

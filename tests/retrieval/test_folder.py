@@ -79,6 +79,7 @@ def test_the_commands(fused, command, tmp_path):
   bare.save(empty)
   looks = f'--queries={tmp_path}/queries.tsv', f'--out={tmp_path}/run.trec'
   command_refused(command(search, f'--retriever={empty}', *looks), 'dprjax index')
+  command_refused(command(search, f'--retriever={tmp_path}/no', *looks), 'no/retriever.json')
   for name, searched in (('copy', fused), ('empty', bare)):
     fill = f'--retriever={tmp_path / name}', f'--input={tmp_path}/corpus.jsonl'
     assert command(index, *fill)[0] == 0
