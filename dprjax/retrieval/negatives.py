@@ -215,8 +215,8 @@ def _add_queries(
     raise InputError(
       f'{qrels}: no query of {queries} has a passage graded above 0, so there is nothing to mine'
     )
-  first: dict[str, int] = {}
-  same = {id_: first.setdefault(' '.join(known[id_].split()), numbers[id_]) for id_ in ids}
+  first: dict[bytes, int] = {}
+  same = {id_: first.setdefault(hashes.sameness(known[id_]), numbers[id_]) for id_ in ids}
   columns = {
     'id': list(known),
     'number': [numbers.get(query_id) for query_id in known],
@@ -254,8 +254,8 @@ def _add_passages(tables: 'DuckDBPyConnection', path: str) -> None:
 
 
 def digest(text: str) -> int | None:
-  """64 bits of a hash of the words in a text, ignoring white space; None without words."""
-  words = ' '.join(text.split()).encode('utf-8', 'surrogatepass')
+  """64 bits of a hash of the `hashes.sameness` of a text; None without words."""
+  words = hashes.sameness(text)
   return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest()) if words else None
 
 
@@ -493,11 +493,17 @@ def _count_queries(
   denoise: bool,
 ) -> None:
   known = 'positives JOIN passages ON id = doc WHERE digest IS NOT NULL'
-  lost = tables.execute(
-    'SELECT query, doc FROM positives ANTI JOIN passages ON id = doc ORDER BY query, place'
-  ).fetchall()
-  names = [f'{asked.ids[query]} {doc}' for query, doc in lost]
-  report.add('positives that are not in the corpus: ignored', len(lost), names)
+  lost = 'positives ANTI JOIN passages ON id = doc'
+  forms = '(SELECT nfc_normalize(id) AS form FROM passages) ON form = nfc_normalize(doc)'
+  for what, rows, trouble in (
+    ('positives whose ids have another Unicode form (NFC, NFD) in the corpus', forms, False),
+    ('positives that are not in the corpus: ignored', '', True),
+  ):
+    found = tables.execute(
+      f'SELECT query, doc FROM {lost}{" SEMI JOIN " if rows else ""}{rows} ORDER BY query, place'
+    ).fetchall()
+    names = [f'{asked.ids[query]} {doc}' for query, doc in found]
+    report.add(what, len(found), names, trouble)
   empty = _count(tables, 'positives JOIN passages ON id = doc WHERE digest IS NULL')
   report.add('positives without text: ignored', empty, trouble=False)
   mined_for = '(FROM queries WHERE number IS NOT NULL)'

@@ -225,9 +225,7 @@ def _shown(texts: Sequence[Text]) -> tuple[str, ...]:
 
 
 def _digest(text: str) -> bytes:
-  """A digest of the words, ignoring case and white space."""
-  normal = ' '.join(text.casefold().split()).encode('utf-8', 'surrogatepass')
-  return hashlib.blake2b(normal, digest_size=16).digest()
+  return hashlib.blake2b(hashes.sameness(text), digest_size=16).digest()
 
 
 def _batches(texts: Iterable[Text], size: int) -> Iterator[list[Text]]:

@@ -4,7 +4,6 @@ A model file keeps 8 bytes of each, so that an evaluation on the same queries ca
 """
 
 import hashlib
-import unicodedata
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -13,6 +12,7 @@ from jaxtyping import UInt64
 
 from dprjax.base import arrays
 from dprjax.base.files import PathLike
+from dprjax.base.hashes import sameness
 
 ROLES = {'train': 'was trained on', 'dev': 'was chosen by'}
 FILE = 'queries.npz'  # in a workdir, and beside an encoder
@@ -22,13 +22,12 @@ Seen = Mapping[str, UInt64[np.ndarray, ' n']]
 
 
 def hashes(texts: Iterable[str]) -> UInt64[np.ndarray, ' n']:
-  """The first 8 bytes of the SHA-256 of each text, ignoring case, Unicode form and white space."""
+  """The first 8 bytes of the SHA-256 of the `sameness` of each text."""
   return np.unique(np.array([_hash(text) for text in texts], np.uint64))
 
 
 def _hash(text: str) -> int:
-  normal = ' '.join(unicodedata.normalize('NFKC', text).casefold().split())
-  return int.from_bytes(hashlib.sha256(normal.encode('utf-8', 'surrogatepass')).digest()[:8], 'big')
+  return int.from_bytes(hashlib.sha256(sameness(text)).digest()[:8], 'big')
 
 
 def ids(texts: Iterable[tuple[str, str]], known: Seen) -> dict[str, list[str]]:

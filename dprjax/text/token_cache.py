@@ -41,7 +41,7 @@ from dprjax.text.table import Integers, Lists
 from dprjax.text.texts import Passage, Query
 from dprjax.text.tokenizing import Tokenizer
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 UNDENOISED, DENOISED = 1, 2  # bits of the sources of a negative
 
 _BITS = {examples.UNDENOISED: UNDENOISED, examples.DENOISED: DENOISED}
@@ -83,7 +83,8 @@ class TokenCache:
     query_lengths, passage_lengths: tokens of each row, with special tokens.
     negative_counts, relevant_counts: hard negatives and relevant passages of each query.
     undenoised_counts, denoised_counts: negatives of each source; a negative may have both.
-    canonical: for each passage, the first row with the same tokens.
+    canonical: for each passage, the first row with the same tokens, or with the same text by
+      `hashes.sameness`.
     comparable: whether some query has a positive that is not relevant to another query.
     categories: of each passage, as indices of ``category_names``; None if not asked for.
     cut: number of cut texts, by side.
@@ -214,9 +215,9 @@ def build_cache(
     passages = write_passages(aside / 'passages', dataset)
     whole = _gather(aside / 'passages', passages.part, parts, wait_s)
     dataset.report.counts[_CUT['passage'].format(passage_max_length)] += int(whole.cut)
-    canonical = _first_rows(whole.digests)
+    canonical = _first_rows(whole.tokens, whole.texts)
     copies = int(np.count_nonzero(canonical != np.arange(len(canonical))))
-    dataset.report.counts['passages with the tokens of another: one passage for the loss'] += copies
+    dataset.report.counts['passages that equal another: one passage for the loss'] += copies
     description: dict[str, Any] = {'pad_id': tokenizer.pad_id}
     categories: dict[str, np.ndarray] = {}
     if source.categories:
@@ -262,13 +263,15 @@ class _Part(NamedTuple):
   Attributes:
     shards: (number, rows, bytes) of its shards.
     lengths: tokens of all passages, 0 in rows of other processes.
-    digests: of the tokens, also 0 in rows of other processes.
+    tokens, texts: digests of the tokens and of the `hashes.sameness` of the text, also 0 in rows of
+      other processes.
     cut: number of cut passages.
   """
 
   shards: jt.Int64[np.ndarray, 'shards 3']
   lengths: jt.Int32[np.ndarray, ' passages']
-  digests: jt.Int64[np.ndarray, ' passages']
+  tokens: jt.Int64[np.ndarray, ' passages']
+  texts: jt.Int64[np.ndarray, ' passages']
   cut: jt.Int64[np.ndarray, '']
 
 
@@ -295,13 +298,13 @@ def _write_passages(
   """Writes the shards of one process.
 
   All passages are read twice, since rows depend on earlier texts: first to find copies, by digests
-  that may be on disk. Each passage takes 12 bytes of memory.
+  that may be on disk. Each passage takes 20 bytes of memory.
   """
   copies, total = _find_copies(dataset)
   rows: dict[str, int] = {}
   empty: set[int] = set()
   lengths = np.zeros(total - len(copies), np.int32)
-  digests = np.zeros(total - len(copies), np.int64)
+  token_digests, text_digests = np.zeros((2, total - len(copies)), np.int64)
   wanted = None if dataset.source.categories else _needed(dataset)
   cut = number = 0
   progress = Progress('passages', total, 'tokenising')
@@ -312,8 +315,8 @@ def _write_passages(
       for (row, passage), ids in zip(chunk, tokens, strict=True):
         writer.write(passage.id, {'tokens': ids}, row // _SHARD_ROWS)
         lengths[row] = len(ids)
-        digest = hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
-        digests[row] = np.frombuffer(digest, np.int64)[0]
+        token_digests[row] = _digest(ids.tobytes())
+        text_digests[row] = _digest(hashes.sameness(passage.text))
       return too_long
 
     chunk: list[tuple[int, Passage]] = []
@@ -339,7 +342,12 @@ def _write_passages(
     if chunk:
       cut += flush(chunk)
   shards = np.array([(shard, *size) for shard, size in writer.sizes.items()], np.int64)
-  return _Passages(_Part(shards.reshape(-1, 3), lengths, digests, np.array(cut)), rows, empty)
+  part = _Part(shards.reshape(-1, 3), lengths, token_digests, text_digests, np.array(cut))
+  return _Passages(part, rows, empty)
+
+
+def _digest(content: bytes) -> int:
+  return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), 'little', signed=True)
 
 
 def _find_copies(dataset: Dataset) -> tuple[jt.Int64[np.ndarray, 'copies 2'], int]:
@@ -401,15 +409,25 @@ def _gather(folder: epath.Path, own: _Part, parts: list[epath.Path], wait_s: flo
   first, *others = written
   for part in others:
     first = first._replace(
-      **{name: getattr(first, name) + getattr(part, name) for name in ('lengths', 'digests', 'cut')}
+      **{
+        name: getattr(first, name) + getattr(part, name)
+        for name in ('lengths', 'tokens', 'texts', 'cut')
+      }
     )
   return first
 
 
-def _first_rows(digests: jt.Int64[np.ndarray, ' rows']) -> jt.Int32[np.ndarray, ' rows']:
-  """For each row, the first row with the same digest."""
-  _, first, same = np.unique(digests, return_index=True, return_inverse=True)
-  return first.astype(np.int32)[same]
+def _first_rows(*digests: jt.Int64[np.ndarray, ' rows']) -> jt.Int32[np.ndarray, ' rows']:
+  """For each row, the first row that shares a digest with it, or with a row that does."""
+  groups = [np.unique(each, return_inverse=True)[1] for each in digests]
+  first, before = np.arange(len(digests[0]), dtype=np.int32), None
+  while before is None or not np.array_equal(first, before):
+    before = first
+    for group in groups:
+      least = np.full(len(group), len(group), np.int32)
+      np.minimum.at(least, group, first)
+      first = least[group]
+  return first
 
 
 def _write_queries(
@@ -435,15 +453,18 @@ def _write_queries(
     encoded, cut = tokenizer.encode(texts, limit)
     report.counts[_CUT['query'].format(limit)] += cut
     tokens += [ids.tobytes() for ids in encoded]
+  digests = [[_digest(ids) for ids in tokens]]
+  digests.append([_digest(hashes.sameness(query.text)) for query in dataset.queries])
+  same = _first_rows(*np.array(digests, np.int64)).tolist()
   # Dictionaries, unlike sets, keep the order of the files.
-  relevant: dict[bytes, dict[int, None]] = collections.defaultdict(dict)
-  for query, ids in zip(dataset.queries, tokens, strict=True):
-    relevant[ids] |= dict.fromkeys(positives_of(query))
+  relevant: dict[int, dict[int, None]] = collections.defaultdict(dict)
+  for query, group in zip(dataset.queries, same, strict=True):
+    relevant[group] |= dict.fromkeys(positives_of(query))
   first = {row: int(canonical[row]) for known in relevant.values() for row in known}
   counts: list[tuple[int, ...]] = []
-  trained: dict[bytes, set[int]] = {}  # relevant passages of written queries
+  trained: dict[int, set[int]] = {}  # relevant passages of written queries
   with table.TableWriter(folder, 'queries', _QUERY_COLUMNS) as writer:
-    for query, ids in zip(dataset.queries, tokens, strict=True):
+    for query, ids, group in zip(dataset.queries, tokens, same, strict=True):
       positives = dict.fromkeys(
         first[row] for row in positives_of(query) if row not in passages.empty
       )
@@ -455,8 +476,8 @@ def _write_queries(
         if negative.id in rows:
           row = int(canonical[rows[negative.id]])
           mined[row] |= sum(_BITS[source] for source in set(negative.sources))
-      known = relevant[ids]
-      trained[ids] = {first[row] for row in known if row not in passages.empty}
+      known = relevant[group]
+      trained[group] = {first[row] for row in known if row not in passages.empty}
       ignored = mined.keys() & {first[row] for row in known}
       report.counts['negatives with the text of a relevant passage: ignored'] += len(ignored)
       for row in ignored:

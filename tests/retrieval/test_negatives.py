@@ -37,7 +37,9 @@ class World:
     self.folder = folder
     texts = [f'words {number} and more' for number in range(50)]
     self.corpus = {
-      f'd{number}': texts[number] if number < 50 else texts[rng.randrange(50)].replace(' ', '\n ')
+      f'd{number}': texts[number]
+      if number < 50
+      else texts[rng.randrange(50)].title().replace(' ', '\n ')
       for number in range(60)
     }
     self.queries = {f'q{number}': f'what is {number}' for number in range(queries)}
@@ -106,12 +108,14 @@ class World:
     for query in self.queries:
       twins = [other for other in self.queries if self.queries[other] == self.queries[query]]
       forbidden = {
-        ' '.join(self.corpus[doc].split()) for other in twins for doc in self.positives[other]
+        ' '.join(self.corpus[doc].lower().split())
+        for other in twins
+        for doc in self.positives[other]
       }
       found = {}
       for number, (name, run) in enumerate(self.runs.items()):
         for rank, (score, doc) in enumerate(run[query][:depth], start=1):
-          text = ' '.join(self.corpus[doc].split())
+          text = ' '.join(self.corpus[doc].lower().split())
           if text not in forbidden and not any(
             other == name for _, _, other, _, _ in found.get(text, [])
           ):
@@ -151,7 +155,7 @@ def test_a_sample_larger_than_the_pool_is_what_a_plain_miner_finds(shared):
     assert line['query'] == shared.queries[query]
     assert [passage['docid'] for passage in line['positive_passages']] == shared.positives[query]
     negatives = {
-      ' '.join(negative['text'].split()): negative for negative in line['negative_passages']
+      ' '.join(negative['text'].lower().split()): negative for negative in line['negative_passages']
     }
     assert len(negatives) == len(line['negative_passages'])
     assert negatives.keys() == expected[query].keys()
@@ -187,7 +191,11 @@ def denoised_by_hand(world, line, everything, sample):
   (candidates,) = (other['negative_passages'] for other in everything if other['query_id'] == query)
 
   def logit(negative):
-    same = [doc for doc, text in world.corpus.items() if text.split() == negative['text'].split()]
+    same = [
+      doc
+      for doc, text in world.corpus.items()
+      if text.lower().split() == negative['text'].lower().split()
+    ]
     return max(world.logits[query][doc] for doc in same)
 
   clean = [negative['docid'] for negative in candidates if sigmoid(logit(negative)) < 0.1]
@@ -224,7 +232,11 @@ def test_a_reranker_scores_no_more_than_it_must_and_finds_the_same(world):
   # One score for each text: copies of a text and of a query have the same.
   for query in world.queries:
     for doc, text in world.corpus.items():
-      first = next(other for other, same in world.corpus.items() if same.split() == text.split())
+      first = next(
+        other
+        for other, same in world.corpus.items()
+        if same.lower().split() == text.lower().split()
+      )
       logit = world.logits['q3' if query == 'q4' else query][first]
       world.logits[query][doc] = float(np.float32(logit))
   world.write_reranked()
@@ -312,8 +324,8 @@ def test_ids_alone(shared, everything):
 
 def test_a_passage_with_the_querys_own_id(world, everything):
   kept = [negative['docid'] for negative in everything[0]['negative_passages']]
-  texts = [text.split() for text in world.corpus.values()]
-  own = next(doc for doc in kept if texts.count(world.corpus[doc].split()) == 1)
+  texts = [text.lower().split() for text in world.corpus.values()]
+  own = next(doc for doc in kept if texts.count(world.corpus[doc].lower().split()) == 1)
   for name in ('bm25.trec', 'dense.trec', 'queries.jsonl', 'train.tsv'):
     path = world.folder / name
     path.write_text(re.sub(r'\bq0\b', own, path.read_text()))
@@ -405,6 +417,15 @@ def test_queries_without_candidates_are_kept_and_named(world, caplog):
     assert message in caplog.text
 
 
+def test_ids_in_another_form_of_unicode_are_counted(world):
+  (world.folder / 'train.tsv').write_text('q0\tcafe\u0301\t1\nq1\td1\t1\n')
+  with (world.folder / 'corpus.jsonl').open('a') as file:
+    file.write(json.dumps({'_id': 'caf\u00e9', 'text': 'coffee'}) + '\n')
+  report, _ = world.mine()
+  what = 'positives whose ids have another Unicode form (NFC, NFD) in the corpus'
+  assert report['counts'][what] == 1
+
+
 def test_queries_whose_positives_are_lost_are_left_out(world):
   (world.folder / 'train.tsv').write_text('q0\tlost\t1\nq1\td1\t1\nq2\td2\t0\n')
   report, lines = world.mine()
@@ -422,7 +443,7 @@ def test_scores_of_positives(world):
   (same,) = [
     doc
     for doc in list(world.corpus)[:50]
-    if world.corpus[doc].split() == world.corpus[copy].split()
+    if world.corpus[doc].lower().split() == world.corpus[copy].lower().split()
   ]
   (world.folder / 'train.tsv').write_text(f'q0\t{copy}\t1\nq0\t{same}\t1\n')
   _, [line] = world.mine(

@@ -21,7 +21,7 @@ def folder(tmp_path):
     (folder / name).write_text(''.join(json.dumps(row) + '\n' for row in rows))
 
   passages = [{'_id': f'd{i}', 'text': f'passage number {i}'} for i in range(8)]
-  passages += [{'_id': 'copy', 'text': 'Passage  number 2'}, {'_id': 'empty', 'text': ''}]
+  passages += [{'_id': 'copy', 'text': 'Passage  number \uff12'}, {'_id': 'empty', 'text': ''}]
   lines('corpus.jsonl', passages)
   queries = [{'_id': f'q{i}', 'text': f'query {i}'} for i in range(6)]
   lines('queries.jsonl', [*queries, {'_id': 'again', 'text': 'QUERY 1'}])

@@ -457,6 +457,33 @@ def test_texts_with_the_same_tokens_are_one_passage_for_the_loss(tmp_path, token
     batches.make_batches(built, negatives=2, **feed)
 
 
+def test_texts_in_another_case_or_form_are_one_passage_for_the_loss(tmp_path):
+  folder = tmp_path / 'data'
+  (folder / 'qrels').mkdir(parents=True)
+  corpus = {
+    'other': 'a dog',
+    'nfc': 'the caf\u00e9',
+    'nfd': 'the cafe\u0301',
+    'upper': 'THE  CAF\u00c9',
+  }
+  queries = {'a': 'where', 'b': 'Where', 'c': 'what'}
+  for name, texts in (('corpus', corpus), ('queries', queries)):
+    write_jsonl(folder / f'{name}.jsonl', ({'_id': i, 'text': text} for i, text in texts.items()))
+  judged = (('a', 'nfc'), ('b', 'other'), ('c', 'other'))
+  (folder / 'qrels/train.tsv').write_text(''.join(f'{q}\t{p}\t1\n' for q, p in judged))
+  mined = {'query_id': 'c', 'negative_passages': [{'docid': name} for name in ('nfd', 'upper')]}
+  write_jsonl(folder / 'mined.jsonl', [mined])
+  words = [*corpus.values(), *queries.values()] * 20
+  cased = tokenizing.train_wordpiece(words, 60, tmp_path / 'cased', lowercase=False)
+  tokens, _ = cased.encode([*corpus.values()], 16)
+  assert len({ids.tobytes() for ids in tokens}) == 4
+  built = build(folder, cased, passage_max_length=16)
+  assert built.canonical.tolist() == [0, 1, 1, 1]
+  lists = [[values.tolist() for values in row[1:4]] for row in built.query_rows(np.arange(3))]
+  # positives, relevant, negatives: those of `b` are relevant to `a`
+  assert lists == [[[1], [1, 0], []], [[0], [1, 0], []], [[0], [0], [1]]]
+
+
 def test_another_tokenizer_rebuilds_it(folder, tokenizer, tmp_path):
   first = build(folder, tokenizer)
   other = tokenizing.train_wordpiece([*CORPUS.values(), 'zebra'] * 20, 60, tmp_path / 'other')
