@@ -9,6 +9,7 @@ import contextlib
 import logging
 import threading
 import time
+import urllib.parse
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -133,11 +134,16 @@ class App(Service):
     """The ASGI application. While it drains, every answer ends its connection."""
     id = tracing.request_id(scope)
     scope.setdefault('state', {})['id'] = id
+    names = {name for name, _ in scope.get('headers', ())}
+    # Both may be an attempt to smuggle a request (RFC 9112, section 6.1).
+    ends = {b'content-length', b'transfer-encoding'} <= names
+    if not scope['path'].startswith('/'):  # a target in absolute form, as to a proxy
+      scope['path'] = urllib.parse.urlsplit(scope['path']).path or '/'
 
     async def tell(message: Any) -> None:
       if message['type'] == 'http.response.start':
         own = [(b'x-request-id', id.encode())]
-        if self._draining:
+        if self._draining or ends:
           own.append((b'connection', b'close'))
         message['headers'] = [*message.get('headers', ()), *own]
       await send(message)
@@ -299,8 +305,8 @@ class App(Service):
   )
   async def _search(self, request: Request) -> Response:
     asked = await self.read(request, SearchRequest)
-    wanted = Wanted(*split(asked.model, 'query'))
-    name = wanted.name
+    name, side, _ = split(asked.model, 'query')
+    wanted = Wanted(name, side)
     queries = [asked.query] if isinstance(asked.query, str) else asked.query
     self.check_sees(request, name)
     index = await self.on_files(lambda: self._choose_index(request, name, asked.index))
@@ -373,6 +379,10 @@ class App(Service):
   @serves('GET', '/healthz', 'As /livez', str, role='')
   async def _healthz(self, request: Request) -> Response:
     return PlainTextResponse('ok\n')
+
+  @serves('GET', '/health', 'As /readyz', str, role='', statuses=(200, 503))
+  async def _health(self, request: Request) -> Response:
+    return await self._readyz(request)
 
   @serves('GET', '/readyz', 'Whether all is compiled', str, role='', statuses=(200, 503))
   async def _readyz(self, request: Request) -> Response:

@@ -71,6 +71,7 @@ class Wanted(NamedTuple):
 
   Attributes:
     name, side: of the prompt.
+    said: whether the request names the side.
     form: of the numbers in the answer.
     dimensions: None: all.
     normalize: whether vectors get length 1; None: by the prompt.
@@ -79,6 +80,7 @@ class Wanted(NamedTuple):
 
   name: str
   side: str
+  said: bool = True
   form: Format = 'float'
   dimensions: int | None = None
   normalize: bool | None = None
@@ -87,6 +89,9 @@ class Wanted(NamedTuple):
   def check(self, tokens: Tokens, whole: int) -> None:
     """Raises Failure if the prompt does not give such vectors for these texts."""
     version = tokens.version
+    if version.two_sided and not self.said:
+      names = ' or '.join(f'{self.name}:{side}' for side in SIDES)
+      raise Failure(400, f'queries and passages have other vectors: ask for {names}', param='model')
     shorter = {length for length in version.meta.get('matryoshka', ()) if length < whole}
     given = sorted({*shorter, whole}, reverse=True)
     if self.dimensions not in (None, *given):
@@ -119,7 +124,7 @@ def decode(content: bytes, kind: type[_T]) -> _T:
   except msgspec.ValidationError as error:
     raise Failure(400, str(error), param=_field(str(error))) from error
   except (msgspec.DecodeError, UnicodeDecodeError) as error:
-    raise Failure(400, f'the body is not JSON: {error}') from error
+    raise Failure(400, f'the body is not JSON, or a text is no Unicode: {error}') from error
   except RecursionError as error:
     raise Failure(400, 'the body is too deep') from error
 
@@ -129,8 +134,8 @@ def _field(message: str) -> str | None:
   return found and found[1]
 
 
-def split(model: str, default: str, said: Mapping[str, str | None] = {}) -> tuple[str, str]:
-  """The name of a prompt and the side: 'qa:query' gives 'qa', 'query'.
+def split(model: str, default: str, said: Mapping[str, str | None] = {}) -> tuple[str, str, bool]:
+  """The name of a prompt, the side, and whether it was named: 'qa:query' gives 'qa', 'query', True.
 
   Args:
     model: may name the side.
@@ -150,7 +155,7 @@ def split(model: str, default: str, said: Mapping[str, str | None] = {}) -> tupl
     if side and other and side != other:
       raise Failure(400, f'{field} says {other}, and another field says {side}', param=field)
     side = side or other
-  return name, side or default
+  return name, side or default, bool(side or any(said.values()))
 
 
 def wanted_by(asked: EmbeddingRequest) -> Wanted:

@@ -14,22 +14,22 @@ from dprjax.base.version import __version__
 from dprjax.serving import answers, indexes
 from dprjax.serving.answers import Failure, json_answer
 from dprjax.serving.asked import Wanted, inputs, split
-from dprjax.serving.messages import Format, InputType, ModelName, serves
+from dprjax.serving.messages import Asked, Format, InputType, ModelName, serves
 from dprjax.serving.service import Service
 
 Count = Annotated[int, Meta(ge=1)]
 
 
-class CohereContent(Struct):
+class CohereContent(Asked):
   type: Literal['text']
   text: str
 
 
-class CohereInput(Struct):
+class CohereInput(Asked):
   content: Annotated[list[CohereContent], Meta(min_length=1, max_length=1)]
 
 
-class CohereEmbedRequest(Struct):
+class CohereEmbedRequest(Asked):
   """`texts` or `inputs` (only texts). `truncate`: NONE refuses texts that are too long."""
 
   model: ModelName
@@ -39,6 +39,7 @@ class CohereEmbedRequest(Struct):
   embedding_types: Annotated[list[Format], Meta(min_length=1)] | None = None
   output_dimension: Count | None = None
   truncate: Literal['NONE', 'END'] | None = None
+  priority: int | None = None
 
 
 class CohereVersion(Struct, frozen=True):
@@ -63,7 +64,7 @@ class CohereEmbedResponse(Struct):
   response_type: str = 'embeddings_by_type'
 
 
-class CohereRerankRequest(Struct):
+class CohereRerankRequest(Asked):
   """Documents to order by their relevance to a query."""
 
   model: str
@@ -71,6 +72,7 @@ class CohereRerankRequest(Struct):
   documents: Annotated[list[str], Meta(min_length=1)]
   top_n: Count | None = None
   max_tokens_per_doc: Count | None = None
+  priority: int | None = None
 
 
 class CohereRanked(Struct):
@@ -84,7 +86,7 @@ class CohereRerankResponse(Struct):
   meta: CohereMeta
 
 
-class TeiEmbedRequest(Struct):
+class TeiEmbedRequest(Asked):
   """`prompt_name`: a model, by default the backbone without a prompt.
 
   `normalize`: whether vectors get length 1; by default as in the prompt.
@@ -98,7 +100,7 @@ class TeiEmbedRequest(Struct):
   dimensions: Count | None = None
 
 
-class TeiRerankRequest(Struct):
+class TeiRerankRequest(Asked):
   """Texts to order by their relevance to a query, by the first reranker."""
 
   query: str
@@ -106,6 +108,7 @@ class TeiRerankRequest(Struct):
   raw_scores: bool | None = None
   return_text: bool | None = None
   truncate: Literal[True] | None = None
+  truncation_direction: Literal['right', 'Right'] | None = None
 
 
 class TeiRank(Struct):

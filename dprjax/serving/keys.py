@@ -73,7 +73,8 @@ class Grant:
   Attributes:
     tenant: of the key; several keys may share a tenant.
     scopes: of `READ`, `WRITE` and `ADMIN`; the last allows everything.
-    prompts, indexes, rerankers: patterns of names; None: all.
+    prompts, indexes, rerankers: patterns of names; None: all. A key file that limits one of them
+      gives nothing of another that it does not name.
     limits: of use.
   """
 
@@ -216,11 +217,10 @@ def _read_tables(path: PathLike) -> list[tuple[bytes, Grant]]:
       raise InputError(f'{path}: [{name}]: {error}') from error
     if not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
       raise InputError(f'{path}: [{name!r:.80}] is no name of 1 to {_LONGEST_NAME} characters')
-    names: dict[str, Any] = {
-      what: None if patterns is None else tuple(patterns)
-      for what in ('prompts', 'indexes', 'rerankers')
-      for patterns in (getattr(table, what),)
-    }
+    given = {what: getattr(table, what) for what in ('prompts', 'indexes', 'rerankers')}
+    names: dict[str, Any] = {}
+    if any(patterns is not None for patterns in given.values()):
+      names = {what: tuple(patterns or ()) for what, patterns in given.items()}
     megabytes = table.megabytes_per_minute
     limits = TenantLimits(
       table.requests_per_minute,

@@ -113,6 +113,15 @@ class Version:
   topic_model: Any = None
 
   @property
+  def two_sided(self) -> bool:
+    """Whether a text has other vectors as a query than as a passage, but for where it is cut."""
+    keys, prefixes = (
+      [of(side) for side in SIDES]
+      for of in (lambda side: [one.key for one in self.choices[side]], self.spec.prefix)
+    )
+    return keys[0] != keys[1] or prefixes[0] != prefixes[1]
+
+  @property
   def shift_positions(self) -> bool:
     """Whether tokens count their positions from the prompt length."""
     return bool(self.meta.get('shift_positions'))
@@ -135,7 +144,7 @@ class About:
   """The description of a prompt, kept when its vectors are not.
 
   Attributes:
-    sha256, meta, lengths, spec: as of `Version`; empty if ``refused``.
+    sha256, meta, lengths, spec, two_sided: as of `Version`; empty if ``refused``.
     nbytes: of its vectors.
     modified: the file time, in seconds.
     refused: why the file cannot be served, or ''.
@@ -145,6 +154,7 @@ class About:
   meta: dict[str, Any] = dataclasses.field(default_factory=dict)
   lengths: dict[str, int] = dataclasses.field(default_factory=dict)
   spec: VectorSpec = dataclasses.field(default_factory=VectorSpec)
+  two_sided: bool = False
   nbytes: int = 0
   modified: float = 0
   refused: str = ''
@@ -554,6 +564,7 @@ class Library:
       version.meta,
       version.lengths,
       version.spec,
+      version.two_sided,
       version.nbytes,
       signature[2] / 1e9,
     )

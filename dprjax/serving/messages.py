@@ -12,8 +12,8 @@ from dprjax.base.version import __version__
 ModelName = Annotated[
   str,
   Meta(
-    description='The name of a prompt, `NAME:query` or `NAME:passage` (the default); the name of '
-    'the backbone for no prompt.',
+    description='The name of a prompt, as `NAME:query` or `NAME:passage` if their vectors differ '
+    'and no other field says which; the name of the backbone for no prompt.',
   ),
 ]
 
@@ -41,11 +41,15 @@ Task = Literal[
 ]
 
 
-class Document(Struct):
+class Asked(Struct, forbid_unknown_fields=True):
+  """A part of a request, which ignores no field."""
+
+
+class Document(Asked):
   text: str
 
 
-class EmbeddingRequest(Struct):
+class EmbeddingRequest(Asked):
   """Texts, or token ids of the tokenizer of the model, special tokens included.
 
   `encoding_format` (Jina: `embedding_type`) is `float` by default. `input_type` or `task` says
@@ -66,7 +70,7 @@ class EmbeddingRequest(Struct):
   late_chunking: Literal[False] | None = None
 
 
-class SearchRequest(Struct):
+class SearchRequest(Asked):
   """Queries for an index (default: of the prompt, or the only one). `k` is 10 by default."""
 
   model: ModelName
@@ -75,7 +79,7 @@ class SearchRequest(Struct):
   k: Annotated[int, Meta(ge=1)] | None = None
 
 
-class RerankRequest(Struct):
+class RerankRequest(Asked):
   """Documents to order by their relevance to a query.
 
   `max_tokens_per_doc` may not be less than the model takes.

@@ -17,6 +17,7 @@ from dprjax.serving.keys import Grant
 from dprjax.serving.library import NAME, About, Condition, Version
 from dprjax.serving.messages import ModelCard, ModelList, PromptCard, PromptList, serves
 from dprjax.serving.service import Service
+from dprjax.text.vector_spec import SIDES
 
 logger = logging.getLogger('dprjax')
 
@@ -64,18 +65,23 @@ class PromptRoutes:
   async def _models(self, request: Request) -> Response:
     library = self._service.engine.library
     found = await self._service.on_files(library.listing)
-    grant = request.state.grant
-    cards = [ModelCard(id=library.name, created=self._started)]
-    cards += [
-      ModelCard(id=name, created=int(about.modified)) for name, about in found if not about.refused
+    may_use = request.state.grant.may_use
+    models = [(library.name, library.bare.two_sided, self._started)]
+    models += [
+      (name, about.two_sided, int(about.modified)) for name, about in found if not about.refused
     ]
-    cards = [card for card in cards if grant.may_use('prompts', card.id)]
+    cards = [
+      ModelCard(id=id_, created=created)
+      for name, two_sided, created in models
+      if may_use('prompts', name)
+      for id_ in ([f'{name}:{side}' for side in SIDES] if two_sided else [name])
+    ]
     return json_answer(ModelList(data=cards))
 
   @serves('GET', '/v1/models/{name:path}', 'One of them', ModelCard)
   async def _model(self, request: Request) -> Response:
     asked = request.path_params['name']
-    name, _ = split(asked, 'passage')
+    name, *_ = split(asked, 'passage')
     library = self._service.engine.library
     self._service.check_sees(request, name)
     if name == library.name:

@@ -82,7 +82,7 @@ class Service:
     """The body. Raises Failure for more than ``most`` bytes, or if it does not arrive in time."""
     declared, content = request.headers.get('content-length', ''), bytearray()
     too_large = f'the body is larger than {most:,} bytes'
-    if declared.isdecimal() and len(declared) < 18 and int(declared) > most:
+    if declared.isdecimal() and (len(declared) > 17 or int(declared) > most):
       raise Failure(413, too_large)
     try:
       async with asyncio.timeout(self.limits.seconds):
@@ -99,6 +99,8 @@ class Service:
     form = request.headers.get('content-type', '').partition(';')[0].strip().lower()
     if form != 'application/json' and not form.endswith('+json'):
       raise Failure(415, 'send JSON, with the header Content-Type: application/json')
+    if request.headers.get('content-encoding', 'identity').lower() != 'identity':
+      raise Failure(415, 'send JSON without compression')
     content = await self.body(request, self.limits.bytes)
     request.state.size = len(content)
     return decode(content, kind)

@@ -261,7 +261,8 @@ def load(name: str) -> Method:
   if not isinstance(method, Method):
     raise InputError(
       f'config.method: {name!r} is not a method; use one of {", ".join(names())}, or a module '
-      'with a METHOD, in the working folder, beside the config or on PYTHONPATH'
+      'with a METHOD, in the working folder, beside the config or on PYTHONPATH; configs/unm.py '
+      'describes a pipeline: dprjax pipeline'
     )
   return method
 

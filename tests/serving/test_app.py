@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import functools
 import hashlib
+import http.client
 import json
 import re
 import shutil
@@ -89,13 +90,13 @@ def ask(client, compiled):
 def test_openais_client(client, alone):
   texts = ['json', 'an http server']
   with openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none') as ai:
-    assert [model.id for model in ai.models.list()] == ['model', 'asks', 'chat', 'qa']
+    listed = [model.id for model in ai.models.list()]
+    assert listed == ['model', 'asks', 'chat:query', 'chat:passage', 'qa']
     assert ai.models.retrieve('qa').owned_by == 'dprjax'
     for model, name, side in (
       ('qa:query', 'qa', 'query'),
       ('chat:query', 'chat', 'query'),
       ('chat:passage', 'chat', 'passage'),
-      ('chat', 'chat', 'passage'),
       ('model', 'model', 'passage'),
     ):
       for form in ({}, {'encoding_format': 'float'}, {'encoding_format': 'base64'}):
@@ -170,6 +171,31 @@ def test_an_error_names_the_field(ask, status, path, body, param):
   assert param in (error['param'], None)
 
 
+@pytest.mark.parametrize(
+  ('path', 'body', 'fields'),
+  [
+    (
+      '/v1/embeddings',
+      {'model': 'qa', 'input': 'json'},
+      ('dimension', 'inputtype', 'normalize', 'instruction', 'output_dtype', 'Model'),
+    ),
+    ('/v1/search', {'model': 'qa', 'query': 'json'}, ('top_k', 'limit', 'filter')),
+    ('/v1/rerank', {'query': 'json', 'documents': ['a']}, ('top_k', 'rank_fields')),
+    ('/v2/embed', {'model': 'qa', 'texts': ['json']}, ('images', 'output_dtype')),
+    ('/v2/rerank', {'model': 'x', 'query': 'json', 'documents': ['a']}, ('top_k',)),
+    ('/embed', {'inputs': 'json'}, ('promptname', 'return_sparse')),
+    ('/rerank', {'query': 'json', 'texts': ['a']}, ('top_n',)),
+  ],
+)
+def test_no_field_is_ignored(ask, path, body, fields):
+  for field in fields:
+    answer = ask(path, **body, **{field: 3})
+    assert answer.status_code == 400 and answer.json()['error']['param'] == field, answer.text
+  if path == '/v1/rerank':
+    answer = ask(path, query='json', documents=[{'text': 'a', 'title': 'b'}])
+    assert answer.status_code == 400 and 'title' in answer.json()['error']['message']
+
+
 def test_null_is_as_absent(client, ask):
   def same(path, body, *fields):
     expected = ask(path, **body)
@@ -179,7 +205,7 @@ def test_null_is_as_absent(client, ask):
       assert answer.status_code == 200 and answer.json() == expected.json(), nulls
 
   embeddings = {'model': 'qa', 'input': 'json'}
-  same('/v1/embeddings', embeddings, 'encoding_format', 'dimensions', 'user', 'unheard_of')
+  same('/v1/embeddings', embeddings, 'encoding_format', 'dimensions', 'user')
   same('/v1/search', {'model': 'qa:query', 'query': 'json'}, 'index', 'k')
   same('/v1/rerank', {'query': 'json', 'documents': ['a', 'json']}, 'model', 'top_n')
   with openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none', max_retries=0) as ai:
@@ -332,23 +358,25 @@ def test_query_or_passage_by_field_and_forms_of_numbers(ask, alone):
     ('task', 'text-matching', 'passage'),
   ):
     np.testing.assert_allclose(vectors(**{field: word}), sides[side], rtol=0, atol=1e-5)
-  np.testing.assert_allclose(
-    vectors(input=[{'text': text} for text in texts]), sides['passage'], rtol=0, atol=1e-5
-  )
+  answers = vectors(input=[{'text': text} for text in texts], task='retrieval.passage')
+  np.testing.assert_allclose(answers, sides['passage'], rtol=0, atol=1e-5)
   # 'chat' does not scale its vectors.
   unit = sides['passage'] / np.linalg.norm(sides['passage'], axis=1, keepdims=True)
-  np.testing.assert_allclose(vectors(normalized=True), unit, rtol=0, atol=1e-5)
+  answers = vectors(normalized=True, input_type='passage')
+  np.testing.assert_allclose(answers, unit, rtol=0, atol=1e-5)
   bits = np.packbits(sides['passage'] > 0, axis=1)
-  assert vectors(embedding_type='ubinary') == bits.tolist()
-  assert vectors(encoding_format='binary') == (bits.astype(int) - 128).tolist()
+  assert vectors(embedding_type='ubinary', input_type='passage') == bits.tolist()
+  signed = (bits.astype(int) - 128).tolist()
+  assert vectors(encoding_format='binary', input_type='passage') == signed
   for status, param, body in (
     (400, 'input_type', {'model': 'chat:query', 'input_type': 'passage'}),
     (400, 'task', {'input_type': 'query', 'task': 'retrieval.passage'}),
     (400, 'input_type', {'input_type': 'image'}),
+    (400, 'model', {}),
     (400, 'late_chunking', {'late_chunking': True}),
     (400, 'embedding_type', {'encoding_format': 'float', 'embedding_type': 'base64'}),
     (400, 'normalize', {'model': 'qa', 'normalized': False}),
-    (413, 'truncate', {'input': ['json', 'http ' * 30], 'truncate': False}),
+    (413, 'truncate', {'model': 'qa', 'input': ['json', 'http ' * 30], 'truncate': False}),
   ):
     answer = ask('/v1/embeddings', **({'model': 'chat', 'input': 'json'} | body))
     assert (answer.status_code, answer.json()['error']['param']) == (status, param), answer.text
@@ -413,7 +441,8 @@ def test_the_interface_of_text_embeddings_inference(client, ask, alone):
     np.testing.assert_allclose(answer.json(), alone(name, side, *texts), rtol=0, atol=1e-5)
     one = ask('/embed', inputs='json', **body).json()
     np.testing.assert_allclose(one, alone(name, side, 'json'), rtol=0, atol=1e-5)
-  unit = ask('/embed', inputs=texts, prompt_name='chat', normalize=True).json()
+  assert ask('/embed', inputs=texts, prompt_name='chat').status_code == 400
+  unit = ask('/embed', inputs=texts, prompt_name='chat:query', normalize=True).json()
   np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, rtol=0, atol=1e-6)
   assert ask('/embed', inputs='a', truncation_direction='left').status_code == 400
   assert ask('/embed', inputs='a ' * 99, truncate=False).status_code == 413
@@ -475,7 +504,8 @@ def test_a_backbone_with_a_slash_in_its_name(small, folder):
 
 def test_health_and_metrics(client, ask):
   ask('/v1/embeddings', model='qa:query', input='json')
-  assert client.get('/healthz').text == 'ok\n' and client.get('/readyz').text == 'ready\n'
+  assert client.get('/healthz').text == 'ok\n'
+  assert client.get('/readyz').text == client.get('/health').text == 'ready\n'
   text = client.get('/metrics').text
   for line in (
     'dprjax_requests_total{model="qa",route="POST /v1/embeddings",status="200"}',
@@ -500,6 +530,35 @@ def test_health_and_metrics(client, ask):
   assert names == set(document['components']['schemas'])
   assert set(re.findall('href="#(.*?)"', page.text)) <= names
   assert '<td><code>encoding_format</code></td><td><code>&quot;base64&quot;</code> or' in page.text
+
+
+def test_unusual_requests(client):
+  body = json.dumps({'model': 'qa', 'input': 'json'}).encode()
+  path, port = '/v1/embeddings', client.base_url.port
+
+  def ask(target, headers, content):
+    head = f'POST {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n'
+    with socket.create_connection(('127.0.0.1', port)) as one:
+      one.settimeout(60)
+      one.sendall(head.encode() + headers + b'\r\n\r\n' + content)
+      answer = http.client.HTTPResponse(one)
+      answer.begin()
+      return answer.status, answer.read(), one.recv(1) == b'' if answer.will_close else False
+
+  length = b'Content-Length: %d' % len(body)
+  chunks = b'%x\r\n%s\r\n0\r\n\r\n' % (len(body), body)
+  both = length + b'\r\nTransfer-Encoding: chunked'
+  status, _, closed = ask(path, both, chunks)
+  assert status == 200 and closed
+  status, _, closed = ask(f'http://127.0.0.1:{port}{path}', length, body)
+  assert status == 200 and not closed
+  for wanted, headers, content in (
+    (413, b'Content-Length: 999999999999999999', b''),
+    (415, length + b'\r\nContent-Encoding: gzip', body),
+    (400, b'Content-Length: 32', b'{"model": "qa", "input":"\\ud800"}'),
+  ):
+    status, said, _ = ask(path, headers, content)
+    assert status == wanted and json.loads(said)['error']['message'], said
 
 
 def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):

@@ -38,7 +38,7 @@ def test_a_table_for_each_tenant(tmp_path):
   assert [one.may_use('prompts', name) for name in ('qa', 'chat-x', 'qa2', 'QA')] == [
     *(True, True, False, False)
   ]
-  assert not one.may_use('indexes', 'qa') and one.may_use('rerankers', 'any')
+  assert not one.may_use('indexes', 'qa') and not one.may_use('rerankers', 'any')
   boss = loaded.find('Bearer boss')
   assert boss is not None and boss.may('write') and boss.may_use('prompts', 'x') and boss.sees_all
   for unknown in ('', 'Bearer', 'Bearer ', 'Basic old', 'old', 'Bearer olD', 'Bearer \udcff'):
