@@ -16,6 +16,7 @@ _NUMBERS: dict[str, dict[str, float | None]] = {
   'default': {},
   'linear': {'factor': None},
   'ntk': {'factor': None},
+  'dynamic': {'factor': None},
   'llama3': {
     'factor': None,
     'low_freq_factor': None,
@@ -40,8 +41,8 @@ class Rope(NamedTuple):
 
   Attributes:
     theta: the base of the wavelengths.
-    kind: the scaling of wavelengths: 'default' (none), 'linear', 'ntk', 'llama3' or 'yarn'; 'none':
-      no rotation.
+    kind: the scaling of wavelengths: 'default' (none), 'linear', 'ntk', 'llama3', 'yarn', or
+      'dynamic' (none up to the original positions, which bound texts here); 'none': no rotation.
     numbers: parameters of the scaling, sorted by name as in config.json.
   """
 
@@ -58,7 +59,7 @@ class Rope(NamedTuple):
     scale, found = 1.0, dict(self.numbers)
     # In float32, as in transformers: at position 8,192 the last bit is 5e-4 radians.
     plain = 1 / np.float32(self.theta) ** (np.arange(0, size, 2, dtype=np.float32) / size)
-    if self.kind == 'default':
+    if self.kind in ('default', 'dynamic'):
       return plain, scale
     turns = plain / np.float32(found['factor'])
     if self.kind == 'ntk':  # a larger base, as in text-embeddings-inference
@@ -144,6 +145,12 @@ def read(settings: Mapping[str, Any], theta: float, positions: int) -> Rope:
   numbers = convert(given, f'rotary positions of type {kind!r}', dict[str, float])
   if numbers.get('partial_rotary_factor', 1) != 1:
     raise InputError('partial_rotary_factor is not supported, only 1')
+  original = int(numbers['original_max_position_embeddings'])
+  if kind == 'dynamic' and original < positions:
+    raise InputError(
+      f'rotary positions of type {kind!r} depend on the length of a text above {original:,} '
+      f'tokens; lower max_position_embeddings to {original}'
+    )
   found = {key: numbers.get(key, default or 0) for key, default in known.items()}
   return Rope(numbers.get('rope_theta', theta), kind, tuple(sorted(found.items())))
 

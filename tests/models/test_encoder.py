@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -98,6 +99,19 @@ def test_equals_transformers(model_type, layers, golden, write_checkpoint):
   # The three cases differ by far more than the tolerance.
   assert np.abs(outputs['plain'] - outputs['prefix'])[mask].max() > 0.1
   assert np.abs(outputs['shifted'] - outputs['prefix'])[mask].max() > 0.1
+
+
+def test_camembert_is_roberta_by_another_name(golden, write_checkpoint, tmp_path):
+  arrays, named = golden('roberta'), {'model_type': 'camembert'}
+  backbone = hub.load_backbone(write_checkpoint('roberta', 1, prefix='roberta.', change=named))
+  tokens, mask = arrays['tokens'], arrays['mask']
+  hidden = encode(backbone.config, backbone.params, tokens, mask, token_types=arrays['token_types'])
+  expected = arrays['1/plain/hidden'][mask]
+  np.testing.assert_allclose(np.asarray(hidden)[mask], expected, rtol=0, atol=2e-5)
+  hub.save_backbone(tmp_path / 'saved', backbone.config, backbone.params)
+  assert hub.read_shape(tmp_path / 'saved') == backbone.config
+  written = json.loads((tmp_path / 'saved' / 'config.json').read_text())
+  assert written['architectures'] == ['CamembertModel']
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ SLOW = (
 )
 CAUSAL = ('llama', 'llama-yarn', 'mistral', 'qwen2', 'gemma3')
 ALL = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+DYNAMIC = {'rope_type': 'dynamic', 'factor': 4.0}
 encode = jax.jit(encoder.encode, static_argnames=('config', 'options'))
 
 
@@ -139,7 +140,12 @@ def test_a_shape_is_read_from_old_and_new_keys_and_written(name, golden):
 @pytest.mark.parametrize(
   ('name', 'change', 'named'),
   [
-    ('llama', {'rope_parameters': {'rope_type': 'dynamic', 'factor': 2}}, ('dynamic', 'llama3')),
+    ('llama', {'rope_parameters': {'rope_type': 'longrope', 'factor': 2}}, ('longrope', 'llama3')),
+    (
+      'llama',
+      {'rope_parameters': {**DYNAMIC, 'original_max_position_embeddings': 8}},
+      ('dynamic', 'max_position_embeddings', '8'),
+    ),
     ('llama', {'num_key_value_heads': 3}, ('num_key_value_heads',)),
     ('gemma3', {'attn_logit_softcapping': 30.0}, ('attn_logit_softcapping',)),
     ('gemma3', {'layer_types': ['chunked_attention'] * 3}, ('chunked_attention',)),
@@ -152,6 +158,16 @@ def test_what_is_not_supported_is_named(name, change, named, golden, tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps(config))
   with refused(f'{tmp_path}/config.json', *named):
     hub.read_shape(tmp_path)
+
+
+def test_dynamic_positions_are_plain_up_to_the_original_ones(golden):
+  config = json.loads(golden('llama_llama')['config'].item())
+  family, plain = families.find('llama'), {'rope_type': 'default', 'rope_theta': 500.0}
+  shape = family.read_config(config | {'rope_parameters': plain | DYNAMIC})
+  usual = family.read_config(config | {'rope_parameters': plain})
+  for one, other in zip(shape.rope.frequencies(8), usual.rope.frequencies(8), strict=True):
+    np.testing.assert_array_equal(one, other)
+  assert family.write_config(shape)['rope_scaling'] == DYNAMIC
 
 
 def test_the_first_state_of_a_causal_backbone_is_no_vector(load):
