@@ -111,7 +111,7 @@ def recipe(method, what, names, rest):
   c.eval.measure, c.eval.patience = 'mean', 3
   c.data.query_max_length, c.data.passage_max_length = 64, 128
   c.eval.corpus_limit = 5000
-  c.eval.skip_saturated = what != 'mdm'  # the prompt is needed anyway
+  c.eval.skip_saturated = what not in ('mdm', 'emm')  # other stages start from these
   c.backbone.dropout = 0.0
   c.optim.learning_rate = 1e-3 if what == 'mdm' else 5e-5
   c.trainable = {

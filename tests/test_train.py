@@ -352,7 +352,7 @@ def test_early_stopping_is_remembered(go, tmp_path):
 def test_the_average_equals_numpy(ema, interpolate):
   def loss(params, batch, key):
     value = jnp.sum(jnp.square(params['w'] - batch['x']))
-    return value, {'loss': value}
+    return value, {}
 
   optimizer = optim.make_optimizer(with_options(optim__warmup=0.0).optim, ['w'], {'w'}, 20)
   start = {'w': jnp.array([0.5, -2.0], jnp.float32)}

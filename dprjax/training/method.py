@@ -89,7 +89,8 @@ class Model(NamedTuple):
 
   Attributes:
     init: ``(parts, key) -> params``, a tree with the subtrees ``backbone``, ``prompt``, ``head``.
-    loss: ``(params, batch, key or None) -> (loss, metrics)``. Without a key there is no dropout.
+    loss: ``(params, batch, key or None) -> (loss, other metrics)``. Without a key there is no
+      dropout.
     embed: ``(params, side, tokens, mask) -> [B, H]`` without dropout, for evaluation. A
       cross-encoder also takes the start of each second text, and returns scores ``[B, 1]``.
     shown: metrics on the console beside the loss, with their labels.

@@ -208,7 +208,7 @@ def make_update(
     def loss(trainable: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
       return model.loss(tree.unflatten({**frozen, **trainable}), batch, step_key)
 
-    (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
+    (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
     updates, opt_state = optimizer.update(
       optim.with_placeholders(gradient, frozen_names),
       state.opt_state,
@@ -230,6 +230,7 @@ def make_update(
         }
       average = {name: decay * average[name] + (1 - decay) * new for name, new in scored.items()}
     return State(trainable, opt_state, average, state.start), metrics | {
+      'loss': value,
       'gradient_norm': optax.tree.norm(gradient),
       'update_norm': optax.tree.norm({name: updates[name] for name in state.trainable}),
     }

@@ -255,7 +255,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
         config.matryoshka, config.normalize, contrast, vectors['first'], vectors['second']
       )
       value += settings.contrast_weight * metrics['contrast']
-    return value, {'loss': value, **metrics}
+    return value, metrics
 
   shown = {'condenser': 'condenser'} if condenser else {}
   shown |= {'mlm': 'mlm'} if late_mlm else {}

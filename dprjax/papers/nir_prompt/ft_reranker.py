@@ -28,7 +28,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     matches = batch['label'] == 1
     value = jnp.mean(jax.nn.softplus(jnp.where(matches, -scores, scores)))
     accuracy = jnp.mean(((scores > 0) == matches).astype(jnp.float32))
-    return value, {'loss': value, 'accuracy': accuracy}
+    return value, {'accuracy': accuracy}
 
   return Model(of_pairs.init, loss, of_pairs.embed, {'accuracy': 'accuracy'})
 

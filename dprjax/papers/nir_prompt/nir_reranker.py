@@ -99,7 +99,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     entropy, right, mass = map_chunks(judge, rows, key, chunks, devices)[0]
     value = jnp.mean(entropy)
     return value, {
-      'loss': value,
       'accuracy': jnp.mean(right),
       # The probability mass of the two words.
       'yes_or_no': jnp.mean(mass),

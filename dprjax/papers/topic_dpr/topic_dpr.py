@@ -167,7 +167,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     )
     value = (1 - 2 * alpha) * query_passage + alpha * query_query + alpha * topic_topic
     return value, {
-      'loss': value,
       'query_passage': query_passage,
       'query_query': query_query,
       'topic_topic': topic_topic,

@@ -131,10 +131,9 @@ def value_and_gradient(config, tokenizer, mesh, batch, key):
     {n: x for n, x in placed.items() if n not in trainable},
     meshes.put_batch(mesh, batch),
   )
-  assert value == metrics['loss']
   return (
     params,
-    {name: float(x) for name, x in metrics.items()},
+    {name: float(x) for name, x in {'loss': value, **metrics}.items()},
     {n: np.asarray(g) for n, g in gradient.items()},
   )
 
