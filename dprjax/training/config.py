@@ -235,7 +235,12 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
   sections = {section for section, _, name in (key.rpartition('.') for key in given)}
   for section in sorted(sections):
     if section == 'data' or section.endswith('.data'):
-      _prefer_dev(option(config, section), section, given)
+      data = option(config, section)
+      _prefer_dev(data, section, given)
+      named = f'{section}.dir' in given and f'{section}.format' not in given
+      if named and data.get('format') == 'docstrings':  # of packages, unless files have these names
+        are_files = all(os.path.exists(part.strip()) for part in data.dir.split(','))
+        data.format = 'auto' if are_files else 'docstrings'
   for name in sorted(key for key in given if key.rpartition('.')[2] == 'epochs'):
     section, _, _ = name.rpartition('.')
     over = 'every' if section.endswith('eval') else 'steps'

@@ -202,6 +202,14 @@ def test_what_is_held_out_is_as_the_command_line_says(recipe, flags, expected):
   assert (data.hold_out, data.folds, data.folds_below, data.dev_split) == expected
 
 
+def test_files_on_the_command_line_take_the_place_of_docstrings(tmp_path):
+  (tmp_path / 'corpus.jsonl').write_text('{"text": "a"}\n')
+  for recipe in ('dptdr.py:local', 'condenser.py:local'):
+    assert parse(recipe, f'data.dir={tmp_path}/corpus.jsonl').data.format == 'auto'
+    assert parse(recipe, 'data.dir=email,http').data.format == 'docstrings'
+    assert parse(recipe, f'data.dir={tmp_path}', 'data.format=beir').data.format == 'beir'
+
+
 def test_the_dev_split_of_a_task_is_as_the_command_line_says():
   config = parse('nir_retriever.py:emm', 'tasks.qa.data.dev_split=dev')
   assert (config.tasks.qa.data.dev_split, config.tasks.qa.data.hold_out) == ('dev', 0.0)
