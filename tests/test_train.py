@@ -963,11 +963,16 @@ def test_nothing_is_trained_where_nothing_is_left_to_gain(
   ]
   status, err = command(train, *flags)
   assert status == 0
-  last = err.splitlines()[-1]
-  assert last.startswith('nothing is trained: nDCG@10 is 1.0000 on the ') and 'as it is' in last
+  *_, why, _, line, _, _ = err.splitlines()
+  assert why.startswith('nothing is trained: nDCG@10 is 1.0000 on the ') and 'as it is' in why
   assert not list(run.rglob('checkpoints'))
   status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz', '--force')
   command_refused((status, err), '--config.eval.skip_saturated=False')
+  # A folder gets the frozen encoder, as the last lines say.
+  assert line == f'  dprjax export --workdir={run} --out=run'
+  assert command(export, f'--workdir={run}', f'--out={tmp_path}/mine')[0] == 0
+  parts = folder.read(tmp_path / 'mine')
+  assert parts.prompt is None and parts.backbone == str(trained / 'backbone')
   if recipe == 'beir,query':
     status, err = command(train, *flags, '--config.eval.skip_saturated=False')
     assert status == 0 and 'one at step 1' in err and not (run / 'saturated.json').exists()
