@@ -239,7 +239,8 @@ def _seen(args: Flags) -> seen.Seen:
   if args.retriever:
     from dprjax.retrieval import folder  # imports JAX
 
-    backbone, _, prompt, *_ = folder.read(args.retriever)
+    parts = folder.read(args.retriever)
+    backbone, prompt = parts.backbone, parts.prompt
   if backbone:
     known.append(seen.read(epath.Path(backbone) / seen.FILE))
   if prompt:

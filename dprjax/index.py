@@ -134,7 +134,7 @@ def _parts(upsert: str, texts: str | None) -> tuple[str, str | None, dict[str, A
   """The folder of embeddings, the file of texts and the settings of BM25."""
   if not (epath.Path(upsert) / 'retriever.json').exists():
     return upsert, texts, None
-  with cli.loading():
+  with cli.loading():  # imports JAX
     from dprjax.retrieval import folder
 
   folder.check_index(upsert, '--upsert')

@@ -46,7 +46,7 @@ from dprjax.encoding import embeddings
 from dprjax.retrieval import scann, searching
 from dprjax.text import trec
 from dprjax.text.fields import read_ids
-from dprjax.text.texts import read_texts
+from dprjax.text.texts import read_several
 
 
 def _setting(text: str) -> tuple[str, float]:
@@ -196,7 +196,7 @@ def _search_retriever(retriever: str, args: Flags) -> tuple[trec.Run, dict[str, 
     from dprjax.retrieval.retriever import Retriever
   folder.check_index(retriever, '--retriever')
   found = Retriever.load(retriever)
-  texts = _texts(args.queries)
+  texts = read_several(args.queries, 'query')
   started = time.perf_counter()
   results = found.search(texts, args.k, drop_same_id=args.drop_same_id)
   seconds = time.perf_counter() - started
@@ -216,11 +216,6 @@ def _search_retriever(retriever: str, args: Flags) -> tuple[trec.Run, dict[str, 
   }
 
 
-def _texts(paths: Sequence[str]) -> dict[str, str]:
-  """The texts of queries by id."""
-  return {text.id: text.text for path in paths for text in read_texts(path, 'query')}
-
-
 def _search_engine(uri: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
   from dprjax.engines import searching as in_engine
 
@@ -238,7 +233,7 @@ def _search_engine(uri: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
     with cli.loading():
       from dprjax.encoding import folders
       from dprjax.retrieval import folder
-    texts = _texts(args.queries)
+    texts = read_several(args.queries, 'query')
     parts, encoder = folder.load_encoder(args.retriever)
     vectors = encoder.encode(texts.values(), 'query')
     space = folders.describe(encoder, 'query', 'float32', '').space()

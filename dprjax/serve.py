@@ -184,7 +184,7 @@ def _whole(args: Flags) -> Flags:
       raise InputError(f'{missing[0]} is missing; or give --retriever=DIR')
     return args
   if args.retriever is not None and args.retrievers is not None:
-    raise InputError('give --retriever or --retrievers')
+    raise InputError('--retriever, --retrievers: give one of the two')
   with cli.loading():
     from dprjax.retrieval import folder
 
@@ -215,11 +215,7 @@ def _make_app(args: Flags) -> Any:
   compiled.keep()
   network, batches = args.network, args.batches
   allowed = keys.Keys.load(network.keys) if network.keys else None
-  owners = (
-    ('texts', 'index'),
-    ('reranker_prompt', 'reranker'),
-  )
-  for name, owner in owners:
+  for name, owner in (('texts', 'index'), ('reranker_prompt', 'reranker')):
     if unknown := getattr(args, name).keys() - getattr(args, owner).keys():
       raise InputError(f'--{name}={unknown.pop()}=...: there is no --{owner} of this name')
   found = [

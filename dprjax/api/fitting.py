@@ -242,6 +242,7 @@ class Fitted:
     if self.choice is not None:
       untrained = self.choice.candidate.model in (choosing.FROZEN.model, choosing.BM25.model)
       path = None if untrained and not force else path
+      # The weights are of the chosen model, which `force` may have replaced.
       fusion = self._fusion if untrained == (path is None) else None
     elif path is not None and not force and self.gain is not None and self.gain.difference <= 0:
       raise InputError(f'{self.verdict} To use the trained model anyway: retriever(force=True)')

@@ -114,12 +114,11 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
         f'{checkpoint.folder}: {output} has {labels} label{"s" if labels > 1 else ""}, but the '
         f'id2label of config.json has {len(id2label)}'
       )
-    relevant = _relevant(id2label)
-    if labels == 2 and relevant is None and id2label:
-      shown = ' and '.join(map(repr, id2label.values()))
+    relevant = 1 if labels == 1 else _relevant(id2label)
+    if relevant is None:
       raise InputError(
-        f'{checkpoint.folder / "config.json"}: id2label names {shown}, which do not say which one '
-        'means relevant; write irrelevant and relevant there, in the order of the labels'
+        f'{checkpoint.folder / "config.json"}: the names in id2label, {id2label!r:.80}, do not say '
+        'which label means relevant; write irrelevant and relevant there, in their order'
       )
     tensors = list(classifier_tensors(config, labels))
   elif not any(
@@ -130,7 +129,7 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
   params = weights.read_head(checkpoint, 'sequence-classification head', tensors)
   if params is None:
     return None
-  if output in stored and labels == 2 and relevant == 0:  # ours is the second label
+  if output in stored and relevant == 0:  # ours is the second label
     params['output'] = {key: np.flip(array, -1) for key, array in params['output'].items()}
   return Head(params)
 

@@ -493,17 +493,18 @@ def _count_queries(
   denoise: bool,
 ) -> None:
   known = 'positives JOIN passages ON id = doc WHERE digest IS NOT NULL'
-  lost = 'positives ANTI JOIN passages ON id = doc'
-  forms = '(SELECT nfc_normalize(id) AS form FROM passages) ON form = nfc_normalize(doc)'
-  for what, rows, trouble in (
-    ('positives whose ids have another Unicode form (NFC, NFD) in the corpus', forms, False),
-    ('positives that are not in the corpus: ignored', '', True),
-  ):
-    found = tables.execute(
-      f'SELECT query, doc FROM {lost}{" SEMI JOIN " if rows else ""}{rows} ORDER BY query, place'
-    ).fetchall()
-    names = [f'{asked.ids[query]} {doc}' for query, doc in found]
-    report.add(what, len(found), names, trouble)
+
+  def positives(where: str) -> list[str]:
+    found = tables.execute(f'SELECT query, doc FROM positives {where} ORDER BY query, place')
+    return [f'{asked.ids[query]} {doc}' for query, doc in found.fetchall()]
+
+  absent = 'ANTI JOIN passages ON id = doc'
+  if lost := positives(absent):
+    forms = '(SELECT nfc_normalize(id) AS form FROM passages) ON form = nfc_normalize(doc)'
+    others = positives(f'{absent} SEMI JOIN {forms}')
+    what = 'positives whose ids have another Unicode form (NFC, NFD) in the corpus'
+    report.add(what, len(others), others, trouble=False)
+  report.add('positives that are not in the corpus: ignored', len(lost), lost)
   empty = _count(tables, 'positives JOIN passages ON id = doc WHERE digest IS NULL')
   report.add('positives without text: ignored', empty, trouble=False)
   mined_for = '(FROM queries WHERE number IS NOT NULL)'

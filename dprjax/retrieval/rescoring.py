@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +19,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.text import trec
 from dprjax.text.fields import in_all_forms, report_ids
-from dprjax.text.texts import Texts, read_texts
+from dprjax.text.texts import Texts, read_several
 
 if TYPE_CHECKING:
   from dprjax.retrieval.reranker import Reranker
@@ -69,7 +69,7 @@ def rescore(
     if (_read_parts(parts_folder) or {}).get('settings') == settings:  # left by a killed command
       files.discard(parts_folder)
     return done
-  query_texts = read_wanted(queries, 'query', in_all_forms(kept.query_ids))
+  query_texts = read_several(queries, 'query', in_all_forms(kept.query_ids))
   known_queries = np.array([query_id in query_texts for query_id in kept.query_ids], bool)
   unknown_queries = [id_ for id_ in kept.query_ids if id_ not in query_texts]
   report_ids(
@@ -81,7 +81,7 @@ def rescore(
     query_texts,
   )
   doc_ids = [kept.doc_ids[doc] for doc in np.unique(kept.docs).tolist()]
-  doc_texts = read_wanted(corpus, 'passage', in_all_forms(doc_ids))
+  doc_texts = read_several(corpus, 'passage', in_all_forms(doc_ids))
   known_docs = np.array([doc_id in doc_texts for doc_id in kept.doc_ids], bool)
   unknown_docs = [id_ for id_ in doc_ids if id_ not in doc_texts]
   report_ids(
@@ -116,17 +116,6 @@ def rescore(
   outputs.write_report(out, report)
   files.discard(parts.folder)
   return report
-
-
-def read_wanted(paths: Iterable[str], side: str, wanted: set[str]) -> dict[str, str]:
-  """The wanted texts by id, from one or more files."""
-  texts: dict[str, str] = {}
-  for path in paths:
-    added = {text.id: text.text for text in read_texts(path, side, wanted)}
-    if repeated := next((id_ for id_ in added if id_ in texts), None):
-      raise InputError(f'{path}: {side} id {repeated!r} is also in another file')
-    texts |= added
-  return texts
 
 
 class _Parts:

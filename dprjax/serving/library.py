@@ -115,11 +115,8 @@ class Version:
   @property
   def two_sided(self) -> bool:
     """Whether a text has other vectors as a query than as a passage, but for where it is cut."""
-    keys, prefixes = (
-      [of(side) for side in SIDES]
-      for of in (lambda side: [one.key for one in self.choices[side]], self.spec.prefix)
-    )
-    return keys[0] != keys[1] or prefixes[0] != prefixes[1]
+    query, passage = ([one.key for one in self.choices[side]] for side in SIDES)
+    return query != passage or self.spec.prefix('query') != self.spec.prefix('passage')
 
   @property
   def shift_positions(self) -> bool:

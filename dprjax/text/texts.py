@@ -272,6 +272,19 @@ def read_texts(
   return iter(Texts(path, side, wanted, columns))
 
 
+def read_several(
+  paths: Iterable[files.PathLike], side: str, wanted: Container[str] | None = None
+) -> dict[str, str]:
+  """The texts of several files by id. Raises InputError for an id in two of them."""
+  texts: dict[str, str] = {}
+  for path in paths:
+    added = {text.id: text.text for text in read_texts(path, side, wanted)}
+    if repeated := next((id_ for id_ in added if id_ in texts), None):
+      raise InputError(f'{path}: {side} id {repeated!r} is also in another file')
+    texts |= added
+  return texts
+
+
 def read_categories(path: files.PathLike) -> Iterator[tuple[str, tuple[str, ...]]]:
   """Yields (id, categories) of the passages of a file."""
   for entry in read_entries(path, 'passage'):

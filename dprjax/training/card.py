@@ -94,7 +94,7 @@ def write(card: Card, subject: Subject) -> str:
     library_name=_library(card, subject),
     license=card.licence,
     pipeline_tag='sentence-similarity' if subject.embeds else None,
-    tags=['dprjax', 'dense-retrieval', *([tag] if (tag := _TAGS.get(_kind(subject).name)) else [])],
+    tags=['dprjax', 'dense-retrieval', *_tags(subject)],
   )
   parts = [
     f'---\n{head}\n---',
@@ -111,7 +111,9 @@ def write(card: Card, subject: Subject) -> str:
   return '\n\n'.join(parts) + '\n'
 
 
-_TAGS = {'prefix': 'prefix-tuning', 'lora': 'lora'}
+def _tags(subject: Subject) -> list[str]:
+  known = {'prefix': ['prefix-tuning'], 'lora': ['lora']}
+  return known.get(_kind(subject).name, []) if subject.prompt else []
 
 
 def _kind(subject: Subject) -> adapter.Kind:
@@ -159,8 +161,8 @@ def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
     pooled = pooling.find(subject.meta['pooling']).text
     scaled = ', scaled to length 1' if subject.meta['normalize'] else ''
     yield f'With `transformers` and `peft`. The vector of a text is {pooled}{scaled}.'
-    own = f'{subject.class_name}Model'
-    model = own if own == 'T5EncoderModel' else 'AutoModel'  # which also has the decoder
+    # AutoModel of T5 has the decoder, too.
+    model = 'T5EncoderModel' if subject.class_name == 'T5Encoder' else 'AutoModel'
     for place in [f"'{here}', subfolder='{side}'" for side in sides] or [f"'{here}'"]:
       yield _block(
         'python',

@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -195,13 +195,13 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   return config
 
 
-def embed(config: ml_collections.ConfigDict, given: Container[str]) -> bool:
+def embed(config: ml_collections.ConfigDict, given: Collection[str]) -> bool:
   """Lets a recipe for any data, without a data folder, train on docstrings for some minutes.
 
   Of a prompt for queries and one for both sides, only the first is trained, which is faster.
 
   Args:
-    given: the options set on the command line, which stay.
+    given: the options set on the command line, which stay; one of an alternative keeps both.
 
   Returns:
     Whether the config changed.
@@ -219,7 +219,8 @@ def embed(config: ml_collections.ConfigDict, given: Container[str]) -> bool:
     'epochs': min(config.epochs, 4.0),
   }
   config.update_from_flattened_dict({k: v for k, v in settings.items() if k not in given})
-  if {*config.alternatives} == {'query', 'both'}:
+  asked = any(key.startswith('alternatives.') for key in given)
+  if {*config.alternatives} == {'query', 'both'} and not asked:
     config.alternatives = {}
   return True
 
@@ -237,10 +238,8 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
     if section == 'data' or section.endswith('.data'):
       data = option(config, section)
       _prefer_dev(data, section, given)
-      named = f'{section}.dir' in given and f'{section}.format' not in given
-      if named and data.get('format') == 'docstrings':  # of packages, unless files have these names
-        are_files = all(os.path.exists(part.strip()) for part in data.dir.split(','))
-        data.format = 'auto' if are_files else 'docstrings'
+      if f'{section}.dir' in given and f'{section}.format' not in given:
+        _prefer_files(data)
   for name in sorted(key for key in given if key.rpartition('.')[2] == 'epochs'):
     section, _, _ = name.rpartition('.')
     over = 'every' if section.endswith('eval') else 'steps'
@@ -263,6 +262,13 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
   differ = [flat(entry.to_dict()) for entry in alternatives.values()]
   if differ and all(changes == differ[0] for changes in differ):
     config.alternatives = {}
+
+
+def _prefer_files(data: ml_collections.ConfigDict) -> None:
+  """Reads existing files in place of docstrings; other names are those of packages."""
+  if data.get('format') == 'docstrings':
+    there = all(os.path.exists(part.strip()) for part in data.dir.split(','))
+    data.format = 'auto' if there else 'docstrings'
 
 
 def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) -> None:

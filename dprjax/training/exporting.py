@@ -84,8 +84,9 @@ def export(
   Returns:
     The path written.
   """
-  out = epath.Path(out)
-  untrained = bool(workdirs.why_untrained(workdir)) and _as_retriever(out, options)
+  out, config = epath.Path(out), stored_config.load_workdir(workdir)
+  # Without a choice, as in a run of a cross-encoder, the start is no retriever.
+  untrained = config.eval.choose and workdirs.why_untrained(workdir) and _as_retriever(out, options)
   workdir = epath.Path(workdir) if untrained else workdirs.trained(workdir)
   config = stored_config.load_workdir(workdir)
   trained_by = methods.load_named(config.method, method)

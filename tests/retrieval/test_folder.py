@@ -89,6 +89,8 @@ def test_the_commands(fused, command, tmp_path):
     expected = [[hit.id for hit in hits] for hits in searched.search(QUERIES, k=3)]
     run = read_run(tmp_path / 'run.trec')
     assert [[id_ for id_, _ in ranking] for _, ranking in run] == expected
+  twice = f'--queries={tmp_path}/queries.tsv'
+  command_refused(command(search, f'--retriever={tmp_path / name}', *looks, twice), 'queries.tsv')
   (tmp_path / 'corpus.jsonl').write_text('{"_id": "e", "text": "another"}\n')
   command_refused(command(index, *fill), 'vectors')
 

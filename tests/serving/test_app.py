@@ -833,6 +833,25 @@ def test_the_page_in_a_browser(client, small, tmp_path):
   assert client.delete('/v1/prompts/late').status_code == 204
 
 
+def test_the_page_compares_two_texts_as_queries(client, ask):
+  """Under each prompt that it offers, also where passages have another one."""
+  node = shutil.which('node')
+  if node is None:
+    pytest.skip('apt-get install nodejs')
+  (function,) = re.findall(r'^function requestOf\(.*?^}', client.get('/').text, re.M | re.S)
+  for name in ('model', 'asks', 'chat', 'qa'):
+    script = f"""
+      const $ = id => ({{value: {{query: 'json', against: 'an http server'}}[id]}});
+      const searchable = () => false;
+      {function}
+      console.log(JSON.stringify(requestOf('{name}')));
+    """
+    written = subprocess.run([node, '-e', script], capture_output=True, text=True, check=True)
+    path, body = json.loads(written.stdout)
+    answer = ask(path, **body)
+    assert answer.status_code == 200 and len(answer.json()['data']) == 2, answer.text
+
+
 def test_the_page_loads_nothing_from_elsewhere(client):
   page = client.get('/')
   assert page.headers['content-type'] == 'text/html; charset=utf-8'

@@ -124,6 +124,7 @@ def test_every_format(tmp_path, format, encoders, embeds, library, words, absent
   front, rest = parts(card.write(made, subject(tmp_path, encoders=encoders, embeds=embeds)))
   assert front['library_name'] == library
   assert front['base_model_relation'] == ('finetune' if encoders else 'adapter')
+  assert ('prefix-tuning' in front['tags']) == (not encoders)
   assert 'license' not in front and 'Not stated by its author.' in rest
   assert words in rest and absent not in rest
   assert 'Unknown' in rest and 'Not measured here.' in rest
