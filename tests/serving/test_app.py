@@ -46,7 +46,7 @@ def corpus(folder):
 
 
 @pytest.fixture(scope='module')
-def client(small, engine, folder, corpus):
+def index(small, folder, corpus):
   out = folder.parent / 'embeddings'
   encode.main(
     [
@@ -54,9 +54,14 @@ def client(small, engine, folder, corpus):
       *('--side=passage', f'--out={out}', '--batch_size=8'),
     ]
   )
+  return ServedIndex('qa', out, texts=corpus)
+
+
+@pytest.fixture(scope='module')
+def client(small, engine, index):
   app = App(
     engine,
-    [ServedIndex('qa', out, texts=corpus)],
+    [index],
     [ServedReranker('cross', small.path)],
     limits=Limits(bytes=10_000, prompt_bytes=100_000, inputs=8, tokens=90, seconds=20),
   )
@@ -638,16 +643,17 @@ def test_keys(engine, tmp_path, folder):
       Keys.load(file)
 
 
-def test_what_a_key_may_use(engine, tmp_path, folder, caplog):
+def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
   file = tmp_path / 'keys.toml'
-  digest = {key: hashlib.sha256(key.encode()).hexdigest() for key in ('reader', 'team')}
+  digest = {key: hashlib.sha256(key.encode()).hexdigest() for key in ('reader', 'team', 'finder')}
   file.write_text(
     f'[reader]\nsha256 = "{digest["reader"]}"\nprompts = ["qa"]\nrequests_per_minute = 3\n'
     f'[team]\nsha256 = "{digest["team"]}"\nscopes = ["read", "write"]\nprompts = ["team-*"]\n'
+    f'[finder]\nsha256 = "{digest["finder"]}"\nprompts = ["qa"]\nindexes = ["qa"]\n'
   )
   content, other = ((folder / f'{name}.npz').read_bytes() for name in ('qa', 'asks'))
   caplog.set_level('INFO', 'dprjax')
-  app = App(engine, allowed=Keys.load(file))
+  app = App(engine, [index], allowed=Keys.load(file))
   with running(app) as address, httpx.Client() as client:
 
     def call(method, path, key, **headers):
@@ -666,6 +672,11 @@ def test_what_a_key_may_use(engine, tmp_path, folder, caplog):
     assert [one['name'] for one in call('GET', '/v1/prompts', 'team').json()['prompts']] == []
     assert call('GET', '/v1/prompts/chat', 'reader').status_code == 404
     assert call('GET', '/metrics', 'reader').status_code == 403
+    # Who names prompts alone sees no index, though the prompt has one.
+    body = {'model': 'qa', 'query': 'json', 'k': 1}
+    for key, status in (('finder', 200), ('reader', 404)):
+      headers = {'authorization': f'Bearer {key}'}
+      assert client.post(f'{address}/v1/search', json=body, headers=headers).status_code == status
     # A name that the key does not see is as one that is not there; a limit says when to come again.
     assert [embed('reader', model).status_code for model in ('qa', 'chat', 'model', 'none')] == [
       *(200, 404, 404, 404)
