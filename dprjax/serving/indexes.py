@@ -14,8 +14,8 @@ from dprjax.retrieval import best, exact, reranker
 from dprjax.retrieval import folder as retrievers
 from dprjax.serving import turns
 from dprjax.serving.engine import Engine
-from dprjax.serving.library import About, Version
 from dprjax.serving.messages import Hit
+from dprjax.serving.versions import About, Version
 from dprjax.text.texts import read_texts
 
 # Queries searched at a time: few shapes, compiled beforehand.

@@ -14,9 +14,10 @@ from dprjax.serving import keys
 from dprjax.serving.answers import Failure, json_answer
 from dprjax.serving.asked import split
 from dprjax.serving.keys import Grant
-from dprjax.serving.library import NAME, About, Condition, Version
+from dprjax.serving.library import NAME, Condition
 from dprjax.serving.messages import ModelCard, ModelList, PromptCard, PromptList, serves
 from dprjax.serving.service import Service
+from dprjax.serving.versions import About, Version
 from dprjax.text.vector_spec import SIDES
 
 logger = logging.getLogger('dprjax')
