@@ -40,9 +40,13 @@ class Flags:
   qrels: str | None = flag('rank only for queries judged here', None, metavar='FILE')
   strict: bool = flags.switch('fail where the qrels name an unknown query, instead of counting it')
   drop_same_id: bool = flags.drop_same_id()
-  k1: float = flags.k1()
-  b: float = flags.b()
-  language: str = flags.language()
+  k1: float = flag(
+    'saturation of repeated words: smaller values saturate sooner', bm25_index.K1, read=float
+  )
+  b: float = flag('strength of the discount of long passages', bm25_index.B, read=float)
+  language: str = flag(
+    'language of the stemmer and stop words; none for neither', bm25_index.LANGUAGE
+  )
   index_dir: str | None = flag(
     'keep the index here and reuse it while passages and settings are the same',
     None,

@@ -174,18 +174,6 @@ def drop_same_id(effect: str = 'is not retrieved for it') -> Any:
   return flag(f'the BEIR rule: a passage with the same id as the query {effect}', False)
 
 
-def k1() -> Any:
-  return flag('saturation of repeated words: smaller values saturate sooner', 1.5, read=float)
-
-
-def b() -> Any:
-  return flag('strength of the discount of long passages', 0.75, read=float)
-
-
-def language() -> Any:
-  return flag('language of the stemmer and stop words; none for neither', 'english')
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
   """The place of a process in a job of several (``base.distributed``)."""

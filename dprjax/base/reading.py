@@ -101,11 +101,6 @@ def number_lines(
             yield number, line
 
 
-def byte_lines(file: IO[bytes]) -> Iterator[bytes]:
-  """The lines of an open file with their newlines; overlong ones come in parts."""
-  return iter(functools.partial(file.readline, MAX_ENTRY), b'')
-
-
 def sound_line(line: str, name: str, number: int) -> str:
   """The line without its newline."""
   if len(line) >= MAX_ENTRY:
