@@ -262,8 +262,8 @@ class Fitted:
       options: of `ExportOptions`: ``format='peft'`` or ``'sentence-transformers'``, ...
 
     Raises:
-      InputError: there is no prompt for a .npz file, or another candidate was chosen; or as
-        `dprjax export`.
+      InputError: a .npz file is named, and there is no prompt or another candidate was chosen.
+        Others are those of `dprjax export`.
     """
     how = exporting.ExportOptions(**options)
     top = self.workdir / _TRAINING

@@ -43,7 +43,7 @@ class Copies:
 
 
 def sameness(text: str) -> bytes:
-  """What equal texts share: the words, whatever their case, Unicode form and white space."""
+  """The words of a text. Case, Unicode form and white space make no difference."""
   normal = ' '.join(unicodedata.normalize('NFKC', text).casefold().split())
   return normal.encode('utf-8', 'surrogatepass')
 

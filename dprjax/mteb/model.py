@@ -109,7 +109,7 @@ def load(
   """Loads a backbone and its prompts as an mteb model.
 
   Args:
-    backbone: as for ``Encoder.load``; or the folder of a retriever, of which mteb takes the
+    backbone: as for ``Encoder.load``; or the folder of a retriever. mteb then measures its
       vectors, without BM25.
     prompt: as for ``Encoder.load``; or several by names or types of tasks, such as 'SciFact' and
       'Retrieval', with 'default' for other tasks. None is the bare backbone.

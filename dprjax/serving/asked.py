@@ -91,7 +91,9 @@ class Wanted(NamedTuple):
     version = tokens.version
     if version.two_sided and not self.said:
       names = ' or '.join(f'{self.name}:{side}' for side in SIDES)
-      raise Failure(400, f'queries and passages have other vectors: ask for {names}', param='model')
+      raise Failure(
+        400, f'queries and passages have different vectors: ask for {names}', param='model'
+      )
     shorter = {length for length in version.meta.get('matryoshka', ()) if length < whole}
     given = sorted({*shorter, whole}, reverse=True)
     if self.dimensions not in (None, *given):
@@ -124,7 +126,7 @@ def decode(content: bytes, kind: type[_T]) -> _T:
   except msgspec.ValidationError as error:
     raise Failure(400, str(error), param=_field(str(error))) from error
   except (msgspec.DecodeError, UnicodeDecodeError) as error:
-    raise Failure(400, f'the body is not JSON, or a text is no Unicode: {error}') from error
+    raise Failure(400, f'the body is not JSON, or a text is not Unicode: {error}') from error
   except RecursionError as error:
     raise Failure(400, 'the body is too deep') from error
 

@@ -35,7 +35,7 @@ class Version:
 
   @property
   def two_sided(self) -> bool:
-    """Whether a text has other vectors as a query than as a passage, but for where it is cut."""
+    """Whether queries and passages have different prompts or prefixes; lengths do not count."""
     query, passage = ([one.key for one in self.choices[side]] for side in SIDES)
     return query != passage or self.spec.prefix('query') != self.spec.prefix('passage')
 

@@ -168,7 +168,7 @@ def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
         'python',
         'from peft import PeftModel\n'
         f'from transformers import AutoTokenizer, {model}\n\n'
-        f"tokenizer = AutoTokenizer.from_pretrained('{here}')  # pads on the right, as it must\n"
+        f"tokenizer = AutoTokenizer.from_pretrained('{here}')  # must pad on the right\n"
         f'backbone = {model}.from_pretrained({base or "BACKBONE"!r})\n'
         f'model = PeftModel.from_pretrained(backbone, {place}).eval()',
       )

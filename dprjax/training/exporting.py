@@ -85,7 +85,7 @@ def export(
     The path written.
   """
   out, config = epath.Path(out), stored_config.load_workdir(workdir)
-  # Without a choice, as in a run of a cross-encoder, the start is no retriever.
+  # A run without a choice, such as that of a cross-encoder, may start from no retriever.
   untrained = config.eval.choose and workdirs.why_untrained(workdir) and _as_retriever(out, options)
   workdir = epath.Path(workdir) if untrained else workdirs.trained(workdir)
   config = stored_config.load_workdir(workdir)
