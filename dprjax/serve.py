@@ -40,6 +40,9 @@ _ORIGIN = re.compile(r'https?://(?:[A-Za-z0-9.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?')
 class NetworkFlags:
   host: str = flag('the address to listen on', '127.0.0.1')
   port: int = flag('0: any free one', 8000, least=0, most=65535)
+  root_path: str = flag(
+    'the path that a proxy has for this server, and takes away, such as /vectors', ''
+  )
   keys: str | None = flag('API keys; without a file no key is needed', None, metavar='FILE')
   timeout: int = flag('seconds for a request to arrive, and to be answered', 60, most=3600)
   max_wait: int = flag('most seconds of waiting before the work on a request', 10, most=3600)
@@ -158,6 +161,7 @@ def _command(args: Flags) -> NoReturn:
       lame_duck=network.lame_duck,
       connections=network.max_connections,
       read_seconds=network.timeout,
+      root_path=network.root_path.rstrip('/'),
     )
     running.run(sockets=[listening])
   ended = app.close(_END_S)

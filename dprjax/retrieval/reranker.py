@@ -18,7 +18,6 @@ from dprjax.base import mesh as meshes
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.encoding.embedder import (
-  BUCKETS,
   Embedder,
   ProgressFn,
   check_size,
@@ -124,12 +123,9 @@ class Reranker:
     """The number of tokens around the texts of a pair."""
     return self._template.num_tokens
 
-  def compile(self) -> None:
-    """Compiles the program of every padded length."""
-    lengths = [*(n for n in BUCKETS if self.specials <= n < self.max_length), self.max_length]
-    empty = np.zeros((len(lengths), 2), np.int32)
-    rows = [np.full(length, self.tokenizer.pad_id, np.int32) for length in lengths]
-    self._embedder(self._params, rows, columns=(empty,))
+  def fit(self, seconds: float) -> dict[int, float]:
+    """Compiles every padded length; see `Embedder.fit`."""
+    return self._embedder.fit(self._params, seconds, self.specials, (np.zeros((1, 2), np.int32),))
 
   def score(
     self, pairs: Iterable[tuple[str, str]], progress: ProgressFn | None = None

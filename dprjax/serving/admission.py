@@ -1,9 +1,10 @@
 """Admission of requests: a decision for every request, before its work begins.
 
-A request enters if it will not wait too long. The wait is predicted from the waiting tokens, the
-token rate of the device, and the share of the tenant. If it is too long, the answer says when to
-retry: refused requests are sent back one behind the other, so that they do not return together.
-The limits of keys are also counted here.
+A request enters within the limits of its key when its body has arrived. It gets the device unless
+it would wait too long. Until it is done, each waiting request of its tenant takes at most as much
+of the device as it does, and each other tenant as much as the weights say; that is the prediction.
+Refused requests are sent back one behind the other, so that they do not return together. One that
+returns at once, with as large a body, is refused before it is decoded, and waits for the answer.
 
 Limits count only in this process: each of n servers behind a balancer allows them.
 """
@@ -11,14 +12,15 @@ Limits count only in this process: each of n servers behind a balancer allows th
 import dataclasses
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Self
 
 from dprjax.serving.batcher import Busy
-from dprjax.serving.turns import Tenant
+from dprjax.serving.turns import Tenant, Work
 
 _MINUTE = 60.0
+AGAIN_S = 0.5  # for so long a refusal stands for requests of the same size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,17 +66,21 @@ class _Minute:
     self._at = now
 
 
+class TooSoon(Busy):
+  """A request returned at once after a refusal. Its answer is to wait for `AGAIN_S`."""
+
+
 class Permit:
   """An admitted request, until ``with`` ends.
 
   Attributes:
     tenant: of the request.
-    waiting: its waiting tokens, in backbone tokens.
+    waiting: seconds of its waiting work.
   """
 
-  def __init__(self, admission: 'Admission', tenant: Tenant, limits: TenantLimits, tokens: float):
-    self._admission, self.tenant, self._limits = admission, tenant, limits
-    self.waiting, self._counted = 0.0, tokens
+  def __init__(self, admission: 'Admission', tenant: Tenant, limits: TenantLimits, size: int):
+    self._admission, self.tenant, self._limits, self._size = admission, tenant, limits, size
+    self.waiting, self._counted = 0.0, 0.0
 
   def __enter__(self) -> Self:
     return self
@@ -82,27 +88,35 @@ class Permit:
   def __exit__(self, *_: object) -> None:
     self._admission._leave(self)
 
-  def know(self, tokens: float, price: float = 1.0) -> None:
-    """Replaces the estimate of tokens by their number. ``price``: as of `Admission.enter`."""
-    self._admission._wait_for(self, tokens * price)
-    self._admission._count(self.tenant, self._limits, tokens - self._counted)
-    self._counted = tokens
+  def ask(self, work: Work) -> None:
+    """Asks for the device, by an estimate of the work.
 
-  def spend(self, tokens: float) -> None:
-    """Records finished backbone tokens."""
-    self._admission._wait_for(self, max(0.0, self.waiting - tokens))
+    Raises:
+      Busy: the request must be retried later.
+    """
+    self._admission._ask(self, work)
+    self._counted = work.tokens
+
+  def know(self, work: Work) -> None:
+    """Replaces the estimate."""
+    self._admission._wait_for(self, work.seconds)
+    self._admission._count(self.tenant, self._limits, work.tokens - self._counted)
+    self._counted = work.tokens
+
+  def spend(self, seconds: float) -> None:
+    """Records finished work."""
+    self._admission._wait_for(self, max(0.0, self.waiting - seconds))
 
 
 class Admission:
   """The waiting work of a server, by tenant.
 
   Attributes:
-    waiting: tokens by tenant.
+    waiting: seconds of work by tenant.
   """
 
   def __init__(
     self,
-    rate: Callable[[], float],
     *,
     requests: int,
     wait: float,
@@ -113,69 +127,45 @@ class Admission:
     """See `enter`.
 
     Args:
-      rate: tokens a second of the device; 0 if not known yet.
       requests: at a time.
       wait: the most seconds before the work on a request begins.
       seconds: the most until it is done, if others are before it.
       bytes: limit of bodies and vectors kept by all requests.
       clock: seconds.
     """
-    self._rate, self._clock = rate, clock
+    self._clock = clock
     self._requests, self._wait, self._seconds, self._bytes = requests, wait, seconds, bytes
     self._lock = threading.Lock()
     self.waiting: defaultdict[Tenant, float] = defaultdict(float)
-    self._active: Counter[Tenant] = Counter()
+    self._active: defaultdict[Tenant, set[Permit]] = defaultdict(set)
     self._minutes: defaultdict[tuple[str, str], _Minute] = defaultdict(_Minute)
     self._room: dict[Tenant, float] = {}  # when those that were sent back are done
+    self._refused: dict[Tenant, tuple[int, float, float]] = {}  # size of one, until when, its end
     self._held = 0
 
-  def enter(
-    self,
-    tenant: Tenant,
-    limits: TenantLimits,
-    *,
-    tokens: float = 0.0,
-    price: float = 1.0,
-    size: int = 0,
-  ) -> Permit:
+  def enter(self, tenant: Tenant, limits: TenantLimits, size: int = 0) -> Permit:
     """Lets a request in.
 
     Args:
-      tokens: an estimate of the tokens for the device.
-      price: backbone tokens that take the time of one of these tokens.
       size: bytes of the body, which has arrived.
 
     Raises:
       Busy: the request must be retried later.
     """
-    now = self._clock()
     with self._lock:
-      ahead = self._ahead(tenant)
-      later = max(1.0, min(ahead, self._seconds))
-      if self._active.total() >= self._requests:
+      active = self._active.get(tenant, ())
+      later = max(1.0, min(self.waiting.get(tenant, 0.0), self._seconds))
+      if sum(map(len, self._active.values())) >= self._requests:
         raise Busy(later, f'{self._requests} requests are answered at a time')
-      if limits.concurrent is not None and self._active[tenant] >= limits.concurrent:
+      if limits.concurrent is not None and len(active) >= limits.concurrent:
         raise Busy(later, f'this key may have {limits.concurrent} requests at a time')
-      costs = {'requests': 1.0, 'tokens': tokens, 'bytes': float(size)}
-      for what, cost in costs.items():
-        most = getattr(limits, what)
-        if most is None or not cost:
-          continue
-        later = self._minutes[tenant.name, what].wait(most, cost, now)
-        if later > 0:
-          raise Busy(max(1.0, later), f'this key may use {most:,} {what} a minute')
-      if tokens and ahead:
-        own = tokens * price / self._rate()
-        late = max(ahead - self._wait, ahead + own - self._seconds)
-        if late > 0:
-          later = self._send_back(tenant, min(late, ahead), own * self._parts(tenant), now)
-          raise Busy(later, f'the wait would be {ahead:.0f} s')
-      for what, cost in costs.items():
-        if (most := getattr(limits, what)) is not None:
-          self._minutes[tenant.name, what].take(most, cost, now)
-      self._active[tenant] += 1
-    permit = Permit(self, tenant, limits, tokens)
-    self._wait_for(permit, tokens * price)
+      self._take(tenant, limits, {'requests': 1.0, 'bytes': float(size)})
+      least, until, end = self._refused.get(tenant, (0, 0.0, 0.0))
+      now = self._clock()
+      if size and size >= least and now < until:
+        raise TooSoon(max(1.0, end - now), 'a request of this size was refused just now')
+      permit = Permit(self, tenant, limits, size)
+      self._active[tenant].add(permit)
     return permit
 
   def hold(self, size: int) -> None:
@@ -194,11 +184,6 @@ class Admission:
     with self._lock:
       self._held -= size
 
-  def predict(self, tenant: Tenant) -> float:
-    """Seconds until the work on a request of this tenant would begin."""
-    with self._lock:
-      return self._ahead(tenant)
-
   def forget(self, kept: set[str]) -> None:
     """Drops the counts of removed tenants."""
     with self._lock:
@@ -206,19 +191,41 @@ class Admission:
         if name not in kept:
           del self._minutes[name, what]
 
-  def _ahead(self, tenant: Tenant) -> float:
-    rate = self._rate()
-    if not rate:
-      return 0.0
-    own = self.waiting.get(tenant, 0.0)
-    return min(own * self._parts(tenant), sum(self.waiting.values())) / rate
+  def _ask(self, permit: Permit, work: Work) -> None:
+    tenant, now = permit.tenant, self._clock()
+    with self._lock:
+      before = sum(min(one.waiting, work.seconds) for one in self._active[tenant])
+      wait = self._until(tenant, before)
+      end = self._until(tenant, before + work.seconds)
+      late = max(wait - self._wait, end - self._seconds)
+      if late > 0 and end > work.seconds:
+        later = self._send_back(tenant, min(late, end - work.seconds), end - wait, now)
+        self._refused[tenant] = permit._size, now + AGAIN_S, now + later
+        raise Busy(later, f'the answer would take {end:.0f} s')
+      self._take(tenant, permit._limits, {'tokens': work.tokens})
+    self._wait_for(permit, work.seconds)
 
-  def _parts(self, tenant: Tenant) -> float:
-    """The server divided by the share of a tenant."""
-    others = (
-      other.weight for other, tokens in self.waiting.items() if tokens > 0 and other != tenant
+  def _take(self, tenant: Tenant, limits: TenantLimits, costs: dict[str, float]) -> None:
+    """Takes all of the costs from the allowances of a minute, or nothing."""
+    now = self._clock()
+    for what, cost in costs.items():
+      most = getattr(limits, what)
+      if most is None or not cost:
+        continue
+      later = self._minutes[tenant.name, what].wait(most, cost, now)
+      if later > 0:
+        raise Busy(max(1.0, later), f'this key may use {most:,} {what} a minute')
+    for what, cost in costs.items():
+      if (most := getattr(limits, what)) is not None:
+        self._minutes[tenant.name, what].take(most, cost, now)
+
+  def _until(self, tenant: Tenant, seconds: float) -> float:
+    """Seconds until so much work of a tenant is done."""
+    return seconds + sum(
+      min(waiting, seconds * other.weight / tenant.weight)
+      for other, waiting in self.waiting.items()
+      if other != tenant
     )
-    return (tenant.weight + sum(others)) / tenant.weight
 
   def _send_back(self, tenant: Tenant, late: float, own: float, now: float) -> float:
     """Seconds until a refused request finds room, behind the ones that were refused before it.
@@ -237,17 +244,18 @@ class Admission:
       if limits.tokens is not None:
         self._minutes[tenant.name, 'tokens'].take(limits.tokens, tokens, self._clock())
 
-  def _wait_for(self, permit: Permit, tokens: float) -> None:
+  def _wait_for(self, permit: Permit, seconds: float) -> None:
     with self._lock:
-      if tokens != permit.waiting:
-        self.waiting[permit.tenant] += tokens - permit.waiting
-        permit.waiting = tokens
+      if seconds != permit.waiting:
+        self.waiting[permit.tenant] += seconds - permit.waiting
+        permit.waiting = seconds
 
   def _leave(self, permit: Permit) -> None:
     self._wait_for(permit, 0.0)
     with self._lock:
-      self._active[permit.tenant] -= 1
+      self._active[permit.tenant].discard(permit)
       if not self._active[permit.tenant]:
         del self._active[permit.tenant]
         self.waiting.pop(permit.tenant, None)
         self._room.pop(permit.tenant, None)
+        self._refused.pop(permit.tenant, None)

@@ -108,12 +108,11 @@ class App(Service):
       if hasattr(handler, 'operation')
     }
     document = messages.openapi([*served], self.limits.bytes, self.limits.prompt_bytes)
-    self._document = orjson.dumps(document)
-    self._pages = {'/': page.read(), '/docs': page.reference(document)}
+    self._document = document
     self._routes = Starlette(
       routes=[
-        Route('/', self._page),
-        Route('/docs', self._page),
+        Route('/', _shows(page.read())),
+        Route('/docs', _shows(page.reference(document))),
         Route('/openapi.json', self._openapi),
         *(self._route(operation, handler) for operation, handler in served.items()),
       ],
@@ -137,8 +136,10 @@ class App(Service):
     names = {name for name, _ in scope.get('headers', ())}
     # Both may be an attempt to smuggle a request (RFC 9112, section 6.1).
     ends = {b'content-length', b'transfer-encoding'} <= names
-    if not scope['path'].startswith('/'):  # a target in absolute form, as to a proxy
-      scope['path'] = urllib.parse.urlsplit(scope['path']).path or '/'
+    root = scope.get('root_path', '')
+    target = scope['path'].removeprefix(root)
+    if not target.startswith('/'):  # in absolute form, as to a proxy
+      scope['path'] = root + (urllib.parse.urlsplit(target).path or '/')
 
     async def tell(message: Any) -> None:
       if message['type'] == 'http.response.start':
@@ -266,7 +267,7 @@ class App(Service):
       )
     request.state.grant = grant
     if not grant.may(role):
-      raise Failure(403, f'this key may not {role}')
+      raise Failure(403, f'this key lacks the scope {role}')
     return grant
 
   def _keys_changed(self) -> None:
@@ -291,7 +292,7 @@ class App(Service):
   async def _embeddings(self, request: Request) -> Response:
     asked = await self.read(request, EmbeddingRequest)
     wanted = wanted_by(asked)
-    tokens, vectors, _ = await self.embed(request, wanted, inputs_of(asked), 'input')
+    tokens, vectors = await self.embed(request, wanted, inputs_of(asked), 'input')
     content = EmbeddingResponse(
       data=[],
       model=asked.model,
@@ -313,12 +314,12 @@ class App(Service):
     k = 10 if asked.k is None else asked.k
     if k > index.most:
       raise Failure(413, f'k is {k}; {index.most} at most', param='k')
-    engine, tenant, kind = self.engine, request.state.grant.tenant, f'search {index.name}'
-    more = len(queries) * engine.batcher.price(kind)
-    tokens, vectors, permit = await self.embed(request, wanted, queries, 'query', more)
+    engine, tenant, spent = self.engine, request.state.grant.tenant, request.state.permit.spend
+    more = index.seconds(len(queries))
+    tokens, vectors = await self.embed(request, wanted, queries, 'query', more)
     index.check(tokens.version, engine)
     steps = index.find(vectors)
-    top = await self.wait(request, engine.batcher.submit_steps(kind, steps, tenant, permit.spend))
+    top = await self.wait(request, engine.batcher.submit_steps(steps, tenant, spent))
     found = await self.wait(request, engine.pool.submit(tenant, index.rank(top, queries, k)))
     content = SearchResponse(
       model=asked.model,
@@ -368,10 +369,6 @@ class App(Service):
     ]
     return json_answer(RerankResponse(name, results, Usage(total, total)))
 
-  async def _page(self, request: Request) -> Response:
-    content, headers = self._pages[request.url.path]
-    return Response(content, headers=headers, media_type='text/html')
-
   @serves('GET', '/livez', 'Whether the process answers', str, role='')
   async def _livez(self, request: Request) -> Response:
     return PlainTextResponse('ok\n')
@@ -397,15 +394,25 @@ class App(Service):
       reason = 'the folder of prompts is not there'
     return PlainTextResponse(f'{reason}\n', 503)
 
-  @serves('GET', '/metrics', 'Counts and times, for Prometheus', str)
+  @serves('GET', '/metrics', 'Counts and times, for Prometheus', str, role=keys.METRICS)
   async def _metrics(self, request: Request) -> Response:
-    if not request.state.grant.sees_all:
-      raise Failure(403, 'metrics name all prompts and tenants, but this key sees only some')
     content = await self.on_files(self.engine.metrics.text)
     return Response(content, media_type='text/plain; version=0.0.4; charset=utf-8')
 
   async def _openapi(self, request: Request) -> Response:
-    return Response(self._document, media_type='application/json')
+    servers = [{'url': request.scope.get('root_path') or '/'}]
+    content = orjson.dumps(self._document | {'servers': servers})
+    return Response(content, media_type='application/json')
+
+
+def _shows(made: tuple[bytes, dict[str, str]]) -> _Handler:
+  """The handler of a page."""
+  content, headers = made
+
+  async def show(request: Request) -> Response:
+    return Response(content, headers=headers, media_type='text/html')
+
+  return show
 
 
 class _Whole:

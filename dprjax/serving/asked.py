@@ -14,6 +14,7 @@ from dprjax.serving.answers import Failure
 from dprjax.serving.engine import Tokens
 from dprjax.serving.library import UnknownPrompt
 from dprjax.serving.messages import Document, EmbeddingRequest, Format
+from dprjax.serving.turns import Steps, Work
 from dprjax.text.vector_spec import SIDES
 
 _T = TypeVar('_T')
@@ -60,10 +61,23 @@ class Limits:
     if number > self.inputs:
       raise Failure(413, f'{number} texts; {self.inputs} at most', param=param)
 
-  def check_tokens(self, number: int, param: str) -> None:
-    """Raises Failure if the texts of a request have too many tokens."""
-    if number > self.tokens:
-      raise Failure(413, f'{number} tokens; {self.tokens} at most', param=param)
+  def check_values(self, number: int) -> None:
+    """Raises Failure if a body has more values than texts, token ids and their fields make."""
+    most = self.tokens + 16 * self.inputs
+    if number > most:
+      raise Failure(413, f'{number:,} values in the JSON; {most:,} at most')
+
+  def check_work(self, work: Work, param: str) -> None:
+    """Raises Failure if the texts of a request have too many tokens, or take too long alone."""
+    if work.tokens > self.tokens:
+      raise Failure(413, f'{work.tokens:.0f} tokens; {self.tokens} at most', param=param)
+    if work.seconds > self.seconds:
+      raise Failure(
+        413,
+        f'these texts take about {work.seconds:.0f} s, an answer {self.seconds:g} s at most; send '
+        'them in parts',
+        param=param,
+      )
 
 
 class Wanted(NamedTuple):
@@ -129,6 +143,15 @@ def decode(content: bytes, kind: type[_T]) -> _T:
     raise Failure(400, f'the body is not JSON, or a text is not Unicode: {error}') from error
   except RecursionError as error:
     raise Failure(400, 'the body is too deep') from error
+
+
+def count_values(content: bytes) -> Steps:
+  """The number of values in JSON, without building them, as a job of one slice."""
+  yield len(content)
+  data = np.frombuffer(content.replace(rb'\\', b'').replace(rb'\"', b''), np.uint8)
+  inside = np.add.accumulate(data == ord('"'), dtype=np.uint8) & 1  # of a string
+  begins = (data == ord(',')) | (data == ord('[')) | (data == ord('{'))
+  return int(np.count_nonzero(begins > inside))
 
 
 def _field(message: str) -> str | None:

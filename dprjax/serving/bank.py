@@ -66,14 +66,14 @@ class Shapes:
   lengths: tuple[int, ...]
   budget: int
 
-  def most_rows(self, length: int, tokens: float | None = None) -> int:
-    """The most rows of this padded length; with ``tokens`` no more of these, if possible."""
-    most = self.budget if tokens is None else min(self.budget, tokens)
-    return max([rows for rows in self.rows if rows * length <= most], default=self.rows[0])
+  def most_rows(self, length: int, most: int) -> int:
+    """The most rows of this padded length, up to ``most`` if possible."""
+    fitting = [rows for rows in self.rows if rows <= most and rows * length <= self.budget]
+    return max(fitting, default=self.rows[0])
 
   def __iter__(self) -> Iterator[tuple[int, int]]:
     for rows, length in itertools.product(self.rows, self.lengths):
-      if rows <= self.most_rows(length):
+      if rows == self.rows[0] or rows * length <= self.budget:
         yield rows, length
 
   def bucket(self, tokens: int) -> int:

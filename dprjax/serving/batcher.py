@@ -1,17 +1,18 @@
 """A bounded queue of work for the device, and the thread that runs it, tenants in turn.
 
-Texts go into batches that mix requests, prompts and tenants. A batch closes when it is full or its
-first text has waited for the deadline. While the device is busy the next batch fills further; on an
-accelerator a full one is sent at once behind the one in flight. The next batch is sent before the
-vectors of the last one go to their requests. The tenant whose turn it is sets the padded length
-with its first text; free rows go to texts that are no longer. While a tenant floods the device,
-every second batch is a small one of the other tenants, and the batches between take at most
-`_SHARED_S`.
+Texts go into batches that mix requests, prompts and tenants. The tenant whose turn it is sets the
+padded length with its first text; free rows go to texts that are no longer. While several tenants
+ask, a batch takes at most `SLICE_S`, unless a single row takes longer. It closes when it is full,
+when more than a slice of work waits, or when its first text has waited for the deadline. On an
+accelerator the next batch is sent behind the one in flight, and always before the vectors of the
+last one go to their requests.
+
+A tenant with less work than a slice shares its batch only with tenants like it. So it waits for the
+slice that runs, and its batch takes no longer than its texts.
 
 Searches and reranking come in slices (`turns.SlicedJob`), and each slice runs by itself.
 
-Within a tenant, work is ordered by its finishing time without other requests, so a short request
-passes the rest of a long one.
+Within a tenant, requests have turns as tenants do: a short one passes the rest of a long one.
 """
 
 import collections
@@ -20,26 +21,34 @@ import dataclasses
 import heapq
 import itertools
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from dprjax.base.programs import Programs
+from dprjax.encoding.embedder import rows_within
 from dprjax.serving.bank import AdapterChoice, Bank
 from dprjax.serving.metrics import ServerMetrics
-from dprjax.serving.turns import NOBODY, SlicedJob, Steps, Tenant, Turns, settle
+from dprjax.serving.turns import (
+  NOBODY,
+  SLICE_S,
+  SlicedJob,
+  Steps,
+  Tenant,
+  Turns,
+  learn,
+  settle,
+)
 
 logger = logging.getLogger('dprjax')
 
 _LONGEST_NAP_S = 0.2  # between checks for clients that left
-_FIRST_RATE = 10_000.0  # tokens a second, before the first batch
-_KEPT = 0.9  # of a moving mean
-_SHARED_S = 0.1  # of a batch, if its rows can be fewer, while tenants with little work ask
-_ASKED_S = 1.0  # such a tenant counts as asking for so long after its last batch
+_SHARED_S = 10.0  # for so long after a change of turns, several tenants ask
 
 
 class Busy(Exception):
@@ -67,7 +76,7 @@ class QueuedText(NamedTuple):
   choice: AdapterChoice
 
 
-Spent = Callable[[float], None]  # called with finished tokens
+Spent = Callable[[float], None]  # called with the seconds of finished work
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,12 +102,12 @@ class _Sliced:
 
   job: SlicedJob
   tenant: Tenant
-  kind: str
   spent: Spent
 
 
 class _Flight(NamedTuple):
   rows: list[_Row]
+  shape: tuple[int, int]
   vectors: Any
   sent: float
 
@@ -142,11 +151,18 @@ class _Heap:
 
 
 class _Waiting:
-  """The work of one tenant: texts by padded length, and jobs in slices."""
+  """The work of one tenant: texts by padded length, and jobs in slices.
+
+  A rank is the cost of the work of its request before it, from ``now`` on when the request came.
+
+  Attributes:
+    now: the rank of the work that was done last.
+  """
 
   def __init__(self, lengths: Sequence[int]):
     self.rows = {length: _Heap() for length in lengths}
     self.sliced = _Heap()
+    self.now = 0.0
 
   def __bool__(self) -> bool:
     return bool(self.sliced) or any(self.rows.values())
@@ -164,9 +180,16 @@ class _Waiting:
     """The number of texts."""
     return sum(map(len, self.rows.values()))
 
-  def up_to(self, length: int) -> int:
-    """The number of texts of at most this padded length."""
-    return sum(len(heap) for n, heap in self.rows.items() if n <= length)
+  def seconds(self, costs: Mapping[int, float]) -> float:
+    """The time that it takes; infinite with a job in slices."""
+    if self.sliced:
+      return math.inf
+    return sum(len(heap) * costs[length] for length, heap in self.rows.items())
+
+  def pop(self, heap: _Heap) -> Any:
+    """Takes the first item of one of its heaps."""
+    self.now = max(self.now, heap.rank)
+    return heap.pop()
 
   def fitting(self, length: int) -> int | None:
     """The longest padded length with texts, up to ``length``."""
@@ -177,7 +200,7 @@ class Batcher:
   """Texts to vectors, in batches that mix requests and prompts; and other work in slices.
 
   Attributes:
-    rate: tokens a second of a busy device; 0.0 before the first batch.
+    costs: seconds of a row of a full batch, by padded length; zero until ``ready``.
     ready: done when the bank is compiled, or its error.
   """
 
@@ -198,7 +221,7 @@ class Batcher:
       bank: used by that thread only.
       hidden: H.
       deadline: seconds that a text waits for others.
-      most_queued: texts that may wait.
+      most_queued: texts of a tenant that may wait.
       ahead: batches that may be in flight.
       metrics: counts and times.
       programs: see `Bank.compile`.
@@ -207,17 +230,16 @@ class Batcher:
     self._bank, self._hidden, self._deadline = bank, hidden, deadline
     self._most_queued, self._ahead, self._metrics = most_queued, ahead, metrics
     self._changed = threading.Condition()
-    self._turns = Turns(bank.shapes.lengths[-1])
+    self._turns = Turns()
     self._waiting: dict[Tenant, _Waiting] = {}
     self._counts = dict.fromkeys(bank.shapes.lengths, 0)  # of all tenants
     self._queued = 0
     self._wanted: collections.Counter[Hashable] = collections.Counter()
-    self.rate = 0.0
-    self._seconds: dict[str, float] = {}  # a token of each kind of slices, a moving mean
+    self.costs = dict.fromkeys(bank.shapes.lengths, 0.0)
     self._idle_from = 0.0  # when the last batch was done
     self._went_on = False  # whether texts waited then
-    self._was_small = False  # whether the last batch was one of `_small`
-    self._shared_until = 0.0  # see `_ASKED_S`
+    self._served: Tenant | None = None  # the tenant of the last turn
+    self._shared_until = 0.0  # see `_SHARED_S`
     self._gone = False  # whether queued requests may have ended
     self._stopped = False
     self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -225,31 +247,34 @@ class Batcher:
     self._thread.start()
 
   def submit(
-    self, texts: Sequence[QueuedText], tenant: Tenant = NOBODY, spent: Spent = lambda tokens: None
+    self, texts: Sequence[QueuedText], tenant: Tenant = NOBODY, spent: Spent = lambda seconds: None
   ) -> concurrent.futures.Future:
     """Queues the texts of a request; the result of the future is float32 ``[n, H]``.
 
     Cancelling the future removes the texts from the queue.
 
     Args:
-      spent: called by the device thread with the tokens of each batch.
+      spent: called by the device thread with the seconds of each batch.
 
     Raises:
-      Busy: the queue has no room for all.
+      Busy: the queue of the tenant has no room for all.
     """
     future: concurrent.futures.Future = concurrent.futures.Future()
     vectors = np.empty((len(texts), self._hidden), np.float32)
     job = _Job(future, tenant, vectors, len(texts), time.monotonic(), spent)
-    rank = job.arrived
     with self._changed:
-      if self._stopped or self._queued + len(texts) > self._most_queued:
-        raise Busy(min(30.0, max(1.0, self._queued_seconds())))
+      before = self._waiting.get(tenant)
+      queued = 0 if before is None else before.number
+      if self._stopped or queued + len(texts) > self._most_queued:
+        seconds = 0.0 if before is None else before.seconds(self.costs)
+        raise Busy(min(30.0, max(1.0, seconds)))
       future.add_done_callback(self._note_end)
       waiting = self._join(tenant)
+      rank = waiting.now
       for number, text in enumerate(texts):
         length = self._bank.shapes.bucket(len(text.ids))
         waiting.rows[length].push(rank, _Row(text, job, number))
-        rank += self._alone(len(text.ids))
+        rank += self.costs[length]
         self._counts[length] += 1
         self._wanted[text.choice.key] += 1
       self._queued += len(texts)
@@ -258,13 +283,12 @@ class Batcher:
     return future
 
   def submit_steps(
-    self, kind: str, steps: Steps, tenant: Tenant = NOBODY, spent: Spent = lambda tokens: None
+    self, steps: Steps, tenant: Tenant = NOBODY, spent: Spent = lambda seconds: None
   ) -> concurrent.futures.Future:
     """Queues a job in slices, which the device thread does between batches.
 
     Args:
-      kind: of slices whose tokens take the same time.
-      steps: yields the tokens of each slice.
+      steps: yields the seconds that each slice will take.
       tenant, spent: as for `submit`.
 
     Raises:
@@ -277,7 +301,8 @@ class Batcher:
       if self._stopped:
         raise Busy(1.0)
       job.future.add_done_callback(self._note_end)
-      self._join(tenant).sliced.push(time.monotonic(), _Sliced(job, tenant, kind, spent))
+      waiting = self._join(tenant)
+      waiting.sliced.push(waiting.now, _Sliced(job, tenant, spent))
       self._changed.notify()
     return job.future
 
@@ -286,9 +311,9 @@ class Batcher:
     """Whether work waits."""
     return bool(self._waiting)
 
-  def price(self, kind: str) -> float:
-    """Tokens of the backbone that take the time of one token of these slices."""
-    return self._seconds.get(kind, 0.0) * self.rate or 1.0
+  def seconds(self, tokens: float) -> float:
+    """The time of a text of so many tokens; 0.0 until ``ready``."""
+    return self.costs[self._bank.shapes.bucket(min(int(tokens), self._bank.shapes.lengths[-1]))]
 
   def close(self, drop: bool = False, seconds: float | None = None) -> bool:
     """Ends the thread after all queued work; returns whether it ended.
@@ -314,14 +339,6 @@ class Batcher:
       found += {row.job.future for heap in waiting.rows.values() for _, _, row in heap._items}
     return found
 
-  def _alone(self, tokens: float) -> float:
-    """Seconds for this many tokens."""
-    return tokens / (self.rate or _FIRST_RATE)
-
-  def _queued_seconds(self) -> float:
-    tokens = sum(length * count for length, count in self._counts.items())
-    return self._alone(tokens)
-
   def _join(self, tenant: Tenant) -> _Waiting:
     self._turns.join(tenant)
     return self._waiting.setdefault(tenant, _Waiting(self._bank.shapes.lengths))
@@ -335,6 +352,7 @@ class Batcher:
   def _run(self) -> None:
     try:
       self._bank.compile(self._programs)
+      self._measure()
     except BaseException as error:  # `ready` passes it on
       self.ready.set_exception(error)
       return
@@ -357,6 +375,18 @@ class Batcher:
       elif flights and (not rows or len(flights) >= self._ahead):
         landed = self._land(flights.popleft())
 
+  def _measure(self) -> None:
+    """Learns the costs: from one row, then from as many as fit into a slice."""
+    shapes = self._bank.shapes
+    for length in shapes.lengths:
+      rows, seconds = shapes.rows[0], 0.0
+      for _ in range(2):
+        began = time.monotonic()
+        np.asarray(self._bank.run([], [], [], rows, length))
+        seconds = (time.monotonic() - began) / rows
+        rows = shapes.most_rows(length, rows_within(SLICE_S, seconds, shapes.rows[-1]))
+      self.costs[length] = seconds
+
   def _next(self, free: bool, wait: bool, room: bool) -> _Sliced | tuple[list[_Row], int]:
     """A slice, or rows of a closed batch and its padded length.
 
@@ -367,7 +397,7 @@ class Batcher:
     with self._changed:
       while True:
         self._drop()
-        tenant = self._turns.turn(self._first_cost)
+        tenant = self._turns.next()
         if tenant is None:
           if not wait or self._stopped:
             return [], 0
@@ -375,92 +405,60 @@ class Batcher:
           continue
         if not room:
           return [], 0
-        if (small := self._small()) is not None:
-          return small
+        if tenant != self._served and self._served is not None:
+          self._shared_until = time.monotonic() + _SHARED_S
+        self._served = tenant
         waiting = self._waiting[tenant]
         length = waiting.first()
         if length is None:
           if not free:
             return [], 0
-          sliced: _Sliced = waiting.sliced.pop()
-          self._turns.pay(tenant, self._slice_cost(sliced))
-          self._leave(tenant)
-          return sliced
-        if self._is_full(length):
-          return self._take(length), length
+          sliced: _Sliced = waiting.pop(waiting.sliced)
+          self._turns.pay(tenant, sliced.job.cost)
+          return sliced  # the tenant leaves after the slice, if that was all
         left = waiting.rows[length].first.job.arrived + self._deadline - time.monotonic()
-        if free and (left <= 0 or self._stopped):
-          return self._take(length), length
-        full = next(filter(self._is_full, self._counts), None)
-        if full is not None:
-          return self._take(full), full
+        if (
+          self._is_full(length)
+          or sum(one.seconds(self.costs) for one in self._waiting.values()) > SLICE_S
+          or (free and (left <= 0 or self._stopped))
+        ):
+          return self._take(tenant, length), length
         if not wait:
           return [], 0
         self._changed.wait(min(left, _LONGEST_NAP_S))
-
-  def _small(self) -> tuple[list[_Row], int] | None:
-    """A batch for tenants with little work, if others have more than a batch and it is due."""
-    most = self._bank.shapes.most_rows(self._bank.shapes.lengths[0])
-    few = {
-      tenant: waiting
-      for tenant, waiting in self._waiting.items()
-      if 0 < waiting.number < most and waiting.first() is not None
-    }
-    many = any(
-      one.number >= most or one.sliced for tenant, one in self._waiting.items() if tenant not in few
-    )
-    self._was_small = not self._was_small and bool(few) and many
-    if not self._was_small:
-      return None
-    length = max(waiting.first() or 0 for waiting in few.values())
-    waiting_rows = sum(waiting.up_to(length) for waiting in few.values())
-    self._shared_until = time.monotonic() + _ASKED_S
-    return self._take(length, waiting_rows, few), length
 
   def _is_full(self, length: int) -> bool:
     return self._counts[length] >= self._most_rows(length)
 
   def _most_rows(self, length: int) -> int:
-    """The most rows of a batch now; see `_SHARED_S`."""
-    shared = self.rate and time.monotonic() < self._shared_until
-    return self._bank.shapes.most_rows(length, self.rate * _SHARED_S if shared else None)
+    shapes, most = self._bank.shapes, self._bank.shapes.rows[-1]
+    if time.monotonic() < self._shared_until:
+      most = rows_within(SLICE_S, self.costs[length], most)
+    return shapes.most_rows(length, most)
 
-  def _first_cost(self, tenant: Tenant) -> float | None:
-    waiting = self._waiting[tenant]
-    length = waiting.first()
-    if length is not None:
-      return len(waiting.rows[length].first.text.ids)
-    return self._slice_cost(waiting.sliced.first) if waiting.sliced else None
-
-  def _slice_cost(self, sliced: _Sliced) -> float:
-    return sliced.job.cost * self.price(sliced.kind)
-
-  def _take(
-    self, length: int, number: int | None = None, of: Collection[Tenant] | None = None
-  ) -> list[_Row]:
+  def _take(self, first: Tenant, length: int) -> list[_Row]:
     """Rows of a batch, tenants in turn.
 
+    Texts of this padded length decide the number of rows, shorter ones fill it.
+
     Args:
-      length: padded.
-      number: of texts that decide the rows; default: all of this length, but no shorter ones.
-      of: tenants that may have rows; default: all.
+      first: the tenant whose turn it is.
     """
-    number = self._counts[length] if number is None else number
+    few = {tenant for tenant, one in self._waiting.items() if one.seconds(self.costs) <= SLICE_S}
+    sharing = few if first in few else {*self._waiting}
+    number = sum(len(self._waiting[tenant].rows[length]) for tenant in sharing)
     count = self._bank.shapes.choose_rows(number, self._most_rows(length))
     rows: list[_Row] = []
-
-    def cost_of(tenant: Tenant) -> float | None:
-      waiting = self._waiting[tenant]
-      fitting = waiting.fitting(length) if of is None or tenant in of else None
-      return None if fitting is None else len(waiting.rows[fitting].first.text.ids)
-
-    while len(rows) < count and (tenant := self._turns.turn(cost_of)) is not None:
-      waiting = self._waiting[tenant]
-      fitting = waiting.fitting(length)
-      assert fitting is not None
-      row: _Row = waiting.rows[fitting].pop()
-      self._turns.pay(tenant, len(row.text.ids))
+    fitting = {tenant: self._waiting[tenant].fitting(length) for tenant in sharing}
+    fitting = {tenant: longest for tenant, longest in fitting.items() if longest is not None}
+    while len(rows) < count and (tenant := self._turns.next(fitting)) is not None:
+      waiting, longest = self._waiting[tenant], fitting.pop(tenant)
+      assert longest is not None
+      row: _Row = waiting.pop(waiting.rows[longest])
+      self._turns.pay(tenant, self.costs[longest])
       self._release(row)
+      if (longest := waiting.fitting(length)) is not None:
+        fitting[tenant] = longest
       self._leave(tenant)
       rows.append(row)
     return rows
@@ -501,20 +499,18 @@ class Batcher:
     self._metrics.queued.set(self._queued)
 
   def _slice(self, sliced: _Sliced) -> None:
-    """Does a slice, and queues the rest by the time taken."""
+    """Does a slice, and queues the rest."""
     job, cost = sliced.job, sliced.job.cost
     began = time.monotonic()
     job.advance()
-    seconds = time.monotonic() - began
-    self._metrics.stage_seconds.labels('slice').observe(seconds)
-    before = self._seconds.get(sliced.kind, seconds / max(cost, 1.0))
-    self._seconds[sliced.kind] = _KEPT * before + (1 - _KEPT) * seconds / max(cost, 1.0)
+    self._metrics.stage_seconds.labels('slice').observe(time.monotonic() - began)
     self._end_turn(time.monotonic())
-    sliced.spent(cost * self.price(sliced.kind))
-    if job.future.done():
-      return
+    sliced.spent(cost)
     with self._changed:
-      self._join(sliced.tenant).sliced.push(began + seconds, sliced)
+      waiting = self._waiting[sliced.tenant]
+      if not job.future.done():
+        waiting.sliced.push(waiting.now + cost, sliced)
+      self._leave(sliced.tenant)
 
   def _send(self, rows: list[_Row], length: int) -> list[_Flight]:
     """Starts a batch; none if it fails, along with its requests."""
@@ -537,7 +533,7 @@ class Batcher:
     metrics.row_places.inc(count)
     metrics.tokens.inc(tokens)
     metrics.token_places.inc(count * length)
-    return [_Flight(rows, vectors, sent)]
+    return [_Flight(rows, (count, length), vectors, sent)]
 
   def _land(self, flight: _Flight) -> _Landed | None:
     """Waits for a batch; None if it fails, along with its requests."""
@@ -549,20 +545,22 @@ class Batcher:
     now = time.monotonic()
     self._metrics.stage_seconds.labels('device').observe(now - flight.sent)
     began = self._idle_from if self._went_on else max(flight.sent, self._idle_from)
-    rate = sum(len(row.text.ids) for row in flight.rows) / max(now - began, 1e-6)
+    count, length = flight.shape
+    seconds = (now - began) / count
     self._end_turn(now)
-    if not self.rate or rate > self.rate or self._queued:  # how fast it is when it is busy
-      self.rate = _KEPT * (self.rate or rate) + (1 - _KEPT) * rate
+    # A row of a batch with fewer rows than fit costs more.
+    if count == self._most_rows(length) or seconds < self.costs[length]:
+      learn(self.costs, length, seconds)
     return _Landed(flight.rows, vectors)
 
   def _answer(self, landed: _Landed) -> None:
-    tokens = collections.Counter[_Job]()
+    seconds: dict[_Job, float] = {}
     for row, vector in zip(landed.rows, landed.vectors, strict=False):
-      tokens[row.job] += len(row.text.ids)
+      seconds[row.job] = seconds.get(row.job, 0.0) + self.seconds(len(row.text.ids))
       row.job.vectors[row.number] = vector
       row.job.left -= 1
-    for job, count in tokens.items():
-      job.spent(count)
+    for job, spent in seconds.items():
+      job.spent(spent)
       if job.left == 0:
         bad = np.flatnonzero(~np.isfinite(job.vectors).all(axis=1))
         settle(job.future, NotFinite(int(bad[0])) if bad.size else None, job.vectors)

@@ -165,7 +165,7 @@ class Dialects:
       cut=asked.truncate != 'NONE',
     )
     param = 'texts' if asked.inputs is None else 'inputs'
-    tokens, vectors, _ = await service.embed(request, wanted, texts, param)
+    tokens, vectors = await service.embed(request, wanted, texts, param)
     forms: list[Format] = list(dict.fromkeys(asked.embedding_types or ('float',)))
     content = CohereEmbedResponse(
       request.state.id, {form: [] for form in forms}, CohereMeta(CohereUnits(tokens.total))
@@ -215,7 +215,7 @@ class Dialects:
       cut=asked.truncate is not False,
     )
     texts = inputs(asked.inputs, 'inputs')
-    tokens, vectors, _ = await service.embed(request, wanted, texts, 'inputs')
+    tokens, vectors = await service.embed(request, wanted, texts, 'inputs')
     rows: dict[str, answers.Rows] = {'': lambda start, stop: vectors[start:stop]}
     return answers.filled_answer(None, rows, len(vectors), service.headers(tokens))
 

@@ -10,7 +10,7 @@ engine.submit('qa', 'query', ['a question']).result()     # float32 [1, H]
 import concurrent.futures
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -29,7 +29,7 @@ from dprjax.serving.bank import AdapterChoice, Bank, Shapes
 from dprjax.serving.batcher import Batcher, QueuedText, Spent
 from dprjax.serving.library import Library
 from dprjax.serving.metrics import ServerMetrics
-from dprjax.serving.turns import NOBODY, Tenant
+from dprjax.serving.turns import NOBODY, Tenant, Work
 from dprjax.serving.versions import Version
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES
@@ -168,7 +168,7 @@ class Engine:
       programs=programs,
     )
     self.ready = self.batcher.ready
-    self.pool = turns.FairPool(options.threads, 'tokenise', turns.SLICE)
+    self.pool = turns.FairPool(options.threads, 'tokenise')
 
   @classmethod
   def load(
@@ -281,17 +281,22 @@ class Engine:
     rows = [self._check_ids(one, start + number) for number, one in enumerate(texts)]
     return rows, version.choose([''] * len(rows), side)
 
-  def estimate(self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]) -> float:
-    """An estimate of the device tokens of these texts."""
+  def estimate(self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]) -> Work:
+    """An estimate of the work of these texts."""
     most = self.options.lengths[-1]
     if (kept := self.library.kept(name)) is not None:
       most = min(most, kept.spec.max_length(side))
-    return float(
-      sum(min(len(one) // 4 + 3 if isinstance(one, str) else _size(one), most) for one in texts)
+    return self.work(
+      min(len(one) // 4 + 3 if isinstance(one, str) else _size(one), most) for one in texts
     )
 
+  def work(self, lengths: Iterable[int]) -> Work:
+    """The work of texts of so many tokens."""
+    each = [*lengths]
+    return Work(float(sum(each)), sum(map(self.batcher.seconds, each)))
+
   def queue(
-    self, tokens: Tokens, tenant: Tenant = NOBODY, spent: Spent = lambda tokens: None
+    self, tokens: Tokens, tenant: Tenant = NOBODY, spent: Spent = lambda seconds: None
   ) -> concurrent.futures.Future:
     """Queues tokenised texts; see ``Batcher.submit``."""
     return self.batcher.submit(tokens.texts, tenant, spent)

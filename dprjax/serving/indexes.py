@@ -1,5 +1,6 @@
 """Indexes and rerankers of a server; both compile before use."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from dprjax.retrieval import folder as retrievers
 from dprjax.serving import turns
 from dprjax.serving.engine import Engine
 from dprjax.serving.messages import Hit
+from dprjax.serving.turns import Work
 from dprjax.serving.versions import About, Version
 from dprjax.text.texts import read_texts
 
@@ -59,16 +61,28 @@ class ServedIndex:
     # Found on the devices for each query.
     self._depth = most if self._hybrid is None else self._hybrid.fusion.depth
     self._vectors = exact.ExactIndex(found.shards, ids_at=best.ids_of(self._ids))
+    self._costs: dict[int, float] = {}  # seconds by the number of queries, once compiled
 
   def __len__(self) -> int:
     return len(self._ids)
 
   def compile(self) -> None:
-    """Compiles every shape."""
+    """Compiles the numbers of queries at a time that take at most a slice, or one query."""
     random = np.random.default_rng(0)
     for count in _QUERIES:
       vectors = random.standard_normal((count, self.meta.dimension), np.float32)
-      self.search(vectors, [''] * count, 1)
+      for _ in range(2):  # the first run compiles
+        began = time.monotonic()
+        self._search(vectors, count)
+        seconds = time.monotonic() - began
+      if self._costs and seconds > turns.SLICE_S:
+        break
+      self._costs[count] = seconds
+
+  def seconds(self, queries: int) -> float:
+    """The time of the device for so many queries."""
+    most = max(self._costs)
+    return -(-queries // most) * self._costs[most]
 
   def check(self, version: Version, engine: Engine) -> None:
     """Raises InputError if queries with this prompt cannot be compared with the passages.
@@ -114,18 +128,24 @@ class ServedIndex:
     return turns.finish(self.rank(turns.finish(self.find(queries)), texts, k))
 
   def find(self, queries: Float[np.ndarray, 'n H']) -> turns.Steps:
-    """The first half of ``search``, for the device thread; a slice costs its queries."""
+    """The first half of ``search``, for the device thread; a slice costs its seconds."""
     found = []
     queries = codes.cut(queries, self.meta.dimension, self.meta.normalize)
-    for start in range(0, len(queries), _QUERIES[-1]):
-      block = queries[start : start + _QUERIES[-1]]
-      yield len(block)
-      count = next(n for n in _QUERIES if n >= len(block))
-      # Zeros would tie all passages, and ties are slow.
-      padded = np.resize(block, (count, block.shape[1])).astype(np.float32)
-      top = self._vectors.search(padded, self._depth, block_queries=count)
-      found.append(best.TopK(*(array[: len(block)] for array in top)))
+    most = max(self._costs)
+    for start in range(0, len(queries), most):
+      block = queries[start : start + most]
+      count = next(n for n in self._costs if n >= len(block))
+      yield self._costs[count]
+      began = time.monotonic()
+      found.append(self._search(block, count))
+      turns.learn(self._costs, count, time.monotonic() - began)
     return found
+
+  def _search(self, queries: Float[np.ndarray, 'n H'], count: int) -> best.TopK:
+    # Zeros would tie all passages, and ties are slow.
+    padded = np.resize(queries, (count, queries.shape[1])).astype(np.float32)
+    top = self._vectors.search(padded, self._depth, block_queries=count)
+    return best.TopK(*(array[: len(queries)] for array in top))
 
   def rank(self, found: Sequence[best.TopK], texts: Sequence[str], k: int) -> turns.Steps:
     """The other half: hits, fused with BM25 in a hybrid search; a slice costs characters."""
@@ -163,6 +183,7 @@ class ServedReranker:
     if prompt is not None:
       options['score'] = 'logit'  # its sigmoid is the probability
     self._model = reranker.load(path, prompt, **options)
+    self._costs: dict[int, float] = {}  # seconds of a slice by padded length, once compiled
 
   @property
   def max_length(self) -> int:
@@ -171,7 +192,7 @@ class ServedReranker:
 
   def compile(self) -> None:
     """Compiles every padded length."""
-    self._model.compile()
+    self._costs = self._model.fit(turns.SLICE_S)
 
   def score(self, query: str, documents: Sequence[str]) -> Float[np.ndarray, ' n']:
     """The probability that each document is relevant.
@@ -181,10 +202,16 @@ class ServedReranker:
     """
     return probabilities(turns.finish(self.logits(turns.finish(self.pack(query, documents)))))
 
-  def estimate(self, query: str, documents: Sequence[str]) -> float:
-    """An estimate of the tokens of ``logits``, in tokens of this model."""
+  def estimate(self, query: str, documents: Sequence[str]) -> Work:
+    """An estimate of the work of ``logits``."""
     most = self._model.max_length
-    return float(sum(min(len(query) + len(one), 4 * most) // 4 + 4 for one in documents))
+    tokens = [min((len(query) + len(one)) // 4 + 4, most) for one in documents]
+    return self.work(Packed([np.empty(n, np.int8) for n in tokens], np.array(tokens), 0))
+
+  def work(self, packed: Packed) -> Work:
+    """The work of ``logits``."""
+    seconds = sum(self._costs[length] for _, length in self._model.groups(packed))
+    return Work(float(packed.lengths.sum()), seconds)
 
   def pack(self, query: str, documents: Sequence[str]) -> turns.Steps:
     """The first half of ``score``: tokens, for threads that tokenise."""
@@ -202,12 +229,14 @@ class ServedReranker:
     return np.array([number for numbers, _ in packed for number in numbers]), whole
 
   def logits(self, packed: tuple[np.ndarray, Packed]) -> turns.Steps:
-    """The other half, for the device thread; a slice costs its padded tokens."""
+    """The other half, for the device thread; a slice costs its seconds."""
     order, whole = packed
     logits = np.zeros(len(order), np.float32)
     for rows, length in self._model.groups(whole):
-      yield len(rows) * length
+      yield self._costs[length]
+      began = time.monotonic()
       logits[order[rows]] = self._model.score_group(whole, rows)
+      turns.learn(self._costs, length, time.monotonic() - began)
     if not np.isfinite(logits).all():
       raise InputError(f'reranker {self.name}: a score is not finite; its weights are damaged')
     return logits

@@ -1,12 +1,12 @@
 """API keys: tenants, their rights and their limits.
 
-A file has the SHA-256 of each key. Lines ``read SHA256 NAME`` and ``admin SHA256 NAME`` suffice for
-keys that may use everything; # begins a comment. A file that ends in ``.toml`` has a table for each
+A file has the SHA-256 of each key. Lines such as ``read SHA256 NAME`` suffice for keys that may use
+everything within a scope; # begins a comment. A file that ends in ``.toml`` has a table for each
 tenant:
 
     [search-team]
     sha256 = ["...", "..."]         # two while a key is exchanged
-    scopes = ["read", "write"]      # or admin; default: read
+    scopes = ["read", "write"]      # or metrics, admin; default: read
     prompts = ["qa", "chat-*"]      # default: all; so indexes and rerankers
     requests_per_minute = 600       # also tokens_per_minute, megabytes_per_minute, concurrent
     weight = 2                      # its share of a busy server beside others; default: 1
@@ -38,8 +38,8 @@ from dprjax.serving.turns import NOBODY, Tenant
 
 logger = logging.getLogger('dprjax')
 
-READ, WRITE, ADMIN = 'read', 'write', 'admin'
-_LINE = re.compile(rf'\s*({READ}|{ADMIN})\s+([0-9a-fA-F]{{64}})(\s.*)?')
+READ, WRITE, METRICS, ADMIN = 'read', 'write', 'metrics', 'admin'
+_LINE = re.compile(rf'\s*({READ}|{METRICS}|{ADMIN})\s+([0-9a-fA-F]{{64}})(\s.*)?')
 _LONGEST_NAME = 64
 _LOOK_S = 1.0  # between looks at the file
 _EMPTY = hashlib.sha256(b'').digest()
@@ -47,14 +47,15 @@ _EMPTY = hashlib.sha256(b'').digest()
 _Digest = Annotated[str, msgspec.Meta(pattern='^[0-9a-fA-F]{64}$')]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Names = list[str] | None
+_Scope = Literal['read', 'write', 'metrics', 'admin']
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
   """A tenant in a TOML file."""
 
   sha256: _Digest | Annotated[list[_Digest], msgspec.Meta(min_length=1)]
-  scopes: Annotated[list[Literal['read', 'write', 'admin']], msgspec.Meta(min_length=1)] = (
-    msgspec.field(default_factory=lambda: ['read'])
+  scopes: Annotated[list[_Scope], msgspec.Meta(min_length=1)] = msgspec.field(
+    default_factory=lambda: ['read']
   )
   prompts: _Names = None
   indexes: _Names = None
@@ -72,7 +73,8 @@ class Grant:
 
   Attributes:
     tenant: of the key; several keys may share a tenant.
-    scopes: of `READ`, `WRITE` and `ADMIN`; the last allows everything.
+    scopes: of `READ`, `WRITE`, `METRICS` and `ADMIN`; the last allows everything. Metrics name all
+      prompts and tenants, so a key that reads everything may read them too.
     prompts, indexes, rerankers: patterns of names; None: all. A key file that limits one of them
       gives nothing of another that it does not name.
     limits: of use.
@@ -86,17 +88,15 @@ class Grant:
   limits: TenantLimits = UNLIMITED
 
   def may(self, scope: str) -> bool:
-    return scope in self.scopes or ADMIN in self.scopes
+    if scope in self.scopes or ADMIN in self.scopes:
+      return True
+    whole = (self.prompts, self.indexes, self.rerankers) == (None,) * 3
+    return scope == METRICS and READ in self.scopes and whole
 
   def may_use(self, what: str, name: str) -> bool:
     """Whether it allows a name of ``prompts``, ``indexes`` or ``rerankers``."""
     patterns = getattr(self, what)
     return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-  @property
-  def sees_all(self) -> bool:
-    """Whether it may read the metrics, which name every prompt and tenant."""
-    return ADMIN in self.scopes or (self.prompts, self.indexes, self.rerankers) == (None,) * 3
 
 
 ANYONE = Grant()  # of a server without keys
@@ -195,7 +195,8 @@ def _read_lines(path: PathLike) -> list[tuple[bytes, Grant]]:
     parts = _LINE.fullmatch(line.rstrip('\r'))
     if parts is None:
       raise InputError(
-        f'{path}, line {number}: expected read or admin, a SHA-256 in hexadecimal, and a name'
+        f'{path}, line {number}: expected read, metrics or admin, a SHA-256 in hexadecimal, and a '
+        'name'
       )
     name = (parts[3] or '').strip() or parts[2][:8].lower()
     found.append((bytes.fromhex(parts[2]), Grant(Tenant(name), frozenset({parts[1]}))))

@@ -44,8 +44,8 @@ def reference(document: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
 <header>
 <h1>{html.escape(title)}</h1>
 <p>{html.escape(info['description'])} A key goes into the header
-<code>Authorization: Bearer KEY</code>. Programs read <a href="/openapi.json">openapi.json</a>.
-<a href="/">Search</a></p>
+<code>Authorization: Bearer KEY</code>. Programs read <a href="openapi.json">openapi.json</a>.
+<a href="./">Search</a></p>
 </header>
 <main>{paths}{types}</main>
 </body>

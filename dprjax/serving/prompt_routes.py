@@ -147,7 +147,6 @@ class PromptRoutes:
       )
     self._check_change(request, name)
     content = await self._service.body(request, self._service.limits.prompt_bytes)
-    self._service.enter(request, size=len(content))
     condition = _condition(request)
     version, before = await self._service.on_files(lambda: library.put(name, content, condition))
     self._audit(request, 'added' if before is None else 'replaced', name, before, version.sha256)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -23,6 +24,7 @@ def make_server(
   lame_duck: float = 0.0,
   connections: int = 8192,
   read_seconds: float = 60.0,
+  root_path: str = '',
 ) -> Any:
   """A ``uvicorn.Server`` of an ``App``, which begins to compile.
 
@@ -34,6 +36,7 @@ def make_server(
     drain_seconds, lame_duck: see above.
     connections: at a time, as far as the system allows.
     read_seconds: for a client to read 64 kB of an answer.
+    root_path: the path that a proxy has for this server, and takes away.
   """
   import uvicorn
 
@@ -41,6 +44,7 @@ def make_server(
 
   class Server(uvicorn.Server):
     interrupted = False
+    _frozen = False
     _ends_at: float | None = None
 
     @contextlib.contextmanager
@@ -68,6 +72,10 @@ def make_server(
         super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
+      if not self._frozen and app.ready.is_set():
+        self._frozen = True
+        if threading.current_thread() is threading.main_thread():  # the process is this server
+          gc.freeze()  # no collection looks at what stays, which takes a tenth of a second
       if self._ends_at is not None and time.monotonic() >= self._ends_at:
         self.should_exit = True
       return await super().on_tick(counter)
@@ -97,6 +105,7 @@ def make_server(
     access_log=False,
     lifespan='off',
     server_header=False,
+    root_path=root_path,
     timeout_graceful_shutdown=drain_seconds,
     h11_max_incomplete_event_size=1 << 16,  # of heads; the application limits bodies
     backlog=2048,

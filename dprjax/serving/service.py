@@ -12,14 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 from starlette.requests import Request
 
-from dprjax.serving.admission import Admission, Permit
+from dprjax.serving.admission import AGAIN_S, Admission, TooSoon
 from dprjax.serving.answers import Failure
-from dprjax.serving.asked import Limits, Wanted, decode
+from dprjax.serving.asked import Limits, Wanted, count_values, decode
 from dprjax.serving.engine import Engine, Tokens
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.library import UnknownPrompt
+from dprjax.serving.turns import Work
 
 _T = TypeVar('_T')
+_LARGE = 1 << 16  # bytes of a body whose values are counted before it is decoded
 
 
 class Left(Exception):
@@ -45,7 +47,6 @@ class Service:
   ):
     self.engine, self.limits = engine, limits
     self.admission = Admission(
-      lambda: engine.batcher.rate,
       requests=limits.requests,
       wait=limits.wait,
       seconds=limits.seconds,
@@ -60,27 +61,40 @@ class Service:
     if not request.state.grant.may_use('prompts', name):
       raise UnknownPrompt(name)
 
-  def enter(
-    self, request: Request, tokens: float = 0.0, price: float = 1.0, size: int = 0
-  ) -> Permit:
+  def enter(self, request: Request, size: int = 0) -> None:
     """Admits the request until it is answered, and starts its time."""
     grant = request.state.grant
-    permit = self.admission.enter(grant.tenant, grant.limits, tokens=tokens, price=price, size=size)
+    permit = self.admission.enter(grant.tenant, grant.limits, size)
     request.state.until = time.monotonic() + self.limits.seconds
-    return request.state.stack.enter_context(permit)
+    request.state.permit = request.state.stack.enter_context(permit)
 
   def hold(self, request: Request, size: int) -> None:
     """Counts bytes that are kept until the request is answered."""
     self.admission.hold(size)
     request.state.stack.callback(self.admission.release, size)
 
-  def count_tokens(self, request: Request, tokens: int) -> None:
+  def count_tokens(self, request: Request, tokens: float) -> None:
     if tenant := request.state.grant.tenant.name:
       self.engine.metrics.key_tokens.labels(tenant).inc(tokens)
 
   async def body(self, request: Request, most: int) -> bytes:
-    """The body. Raises Failure for more than ``most`` bytes, or if it does not arrive in time."""
-    declared, content = request.headers.get('content-length', ''), bytearray()
+    """The body of a request, which enters with it, refused or not.
+
+    Raises Failure for more than ``most`` bytes, or if it does not arrive in time.
+    """
+    content = bytearray()
+    try:
+      await self._receive(request, content, most)
+    finally:
+      try:
+        self.enter(request, len(content))
+      except TooSoon:
+        await asyncio.sleep(AGAIN_S)
+        raise
+    return bytes(content)
+
+  async def _receive(self, request: Request, content: bytearray, most: int) -> None:
+    declared = request.headers.get('content-length', '')
     too_large = f'the body is larger than {most:,} bytes'
     if declared.isdecimal() and (len(declared) > 17 or int(declared) > most):
       raise Failure(413, too_large)
@@ -93,7 +107,6 @@ class Service:
             raise Failure(413, too_large)
     except TimeoutError:
       raise Failure(408, 'the request did not arrive in time') from None
-    return bytes(content)
 
   async def read(self, request: Request, kind: type[_T]) -> _T:
     form = request.headers.get('content-type', '').partition(';')[0].strip().lower()
@@ -102,7 +115,10 @@ class Service:
     if request.headers.get('content-encoding', 'identity').lower() != 'identity':
       raise Failure(415, 'send JSON without compression')
     content = await self.body(request, self.limits.bytes)
-    request.state.size = len(content)
+    if len(content) > _LARGE:
+      steps = count_values(content)
+      counted = self.engine.pool.submit(request.state.grant.tenant, steps)
+      self.limits.check_values(await self.wait(request, counted))
     return decode(content, kind)
 
   async def wait(self, request: Request, future: concurrent.futures.Future) -> Any:
@@ -133,7 +149,7 @@ class Service:
     texts: Sequence[Any],
     param: str,
     more: float = 0.0,
-  ) -> tuple[Tokens, np.ndarray, Permit]:
+  ) -> tuple[Tokens, np.ndarray]:
     """Vectors of texts.
 
     Args:
@@ -141,24 +157,30 @@ class Service:
       wanted: the prompt and the form of the vectors.
       texts: texts, or token ids.
       param: the field that has them.
-      more: token cost of the rest of the request.
+      more: seconds of the device for the rest of the request.
     """
     name, side = wanted.name, wanted.side
     self.check_sees(request, name)
     self.limits.check_texts(len(texts), param)
-    engine, tenant = self.engine, request.state.grant.tenant
-    permit = self.enter(request, engine.estimate(name, side, texts) + more, size=request.state.size)
+    engine, tenant, permit = self.engine, request.state.grant.tenant, request.state.permit
+    tokens_asked, seconds = engine.estimate(name, side, texts)
+    permit.ask(Work(tokens_asked, seconds + more))
     whole = engine.backbone.config.vector_size
     self.hold(request, 4 * whole * len(texts))
     steps = engine.tokenize_steps(name, side, texts)
     tokens: Tokens = await self.wait(request, engine.pool.submit(tenant, steps))
     request.state.model = name
-    self.limits.check_tokens(tokens.total, param)
-    permit.know(tokens.total + more)
-    self.count_tokens(request, tokens.total)
+    _, seconds = engine.work(len(text.ids) for text in tokens.texts)
+    self._know(request, Work(tokens.total, seconds + more), param)
     wanted.check(tokens, whole)
     vectors = await self.wait(request, engine.queue(tokens, tenant, permit.spend))
-    return tokens, wanted.finish(tokens, vectors), permit
+    return tokens, wanted.finish(tokens, vectors)
+
+  def _know(self, request: Request, work: Work, param: str) -> None:
+    """Replaces the estimate of the work. Raises Failure if it is too much for a request."""
+    request.state.permit.know(work)
+    self.limits.check_work(work, param)
+    self.count_tokens(request, work.tokens)
 
   def headers(self, tokens: Tokens) -> dict[str, str]:
     """Headers about the model of an answer."""
@@ -191,18 +213,15 @@ class Service:
     """Logits of texts for a query by the reranker ``name``, and their tokens."""
     request.state.model = name
     self.limits.check_texts(len(texts), param)
-    engine, reranker, kind = self.engine, self.rerankers[name], f'rerank {name}'
-    tenant, price = request.state.grant.tenant, engine.batcher.price(kind)
-    permit = self.enter(request, reranker.estimate(query, texts), price, request.state.size)
+    engine, reranker = self.engine, self.rerankers[name]
+    tenant, permit = request.state.grant.tenant, request.state.permit
+    permit.ask(reranker.estimate(query, texts))
     packed = await self.wait(request, engine.pool.submit(tenant, reranker.pack(query, texts)))
-    total = int(packed[1].lengths.sum())
-    permit.know(total, price)
-    self.count_tokens(request, total)
+    work = reranker.work(packed[1])
+    self._know(request, work, param)
     steps = reranker.logits(packed)
-    logits = await self.wait(
-      request, engine.batcher.submit_steps(kind, steps, tenant, permit.spend)
-    )
-    return logits, total
+    logits = await self.wait(request, engine.batcher.submit_steps(steps, tenant, permit.spend))
+    return logits, int(work.tokens)
 
   async def on_files(self, work: Callable[[], _T]) -> _T:
     return await asyncio.get_running_loop().run_in_executor(self.files, work)

@@ -1,8 +1,9 @@
-"""Deficit round robin among tenants, and threads that work through jobs in slices.
+"""Turns of tenants by start-time fair queuing, and threads that work through jobs in slices.
 
-Shreedhar and Varghese, "Efficient fair queuing using deficit round robin" (1995). A tenant is the
-holder of a key. Its turn pays for ``quantum * weight``; costs beyond that wait for later turns, so
-that a tenant with long texts gets no more than one with short texts.
+Goyal, Vin and Cheng, "Start-time fair queuing" (1996). A tenant is the holder of a key. Its tag is
+the cost of its finished work, divided by its weight; the lowest tag has the turn. A tenant that
+comes back takes at least the tag of the work that runs. So it is served next if it asked for less
+than its share, and gains nothing by having waited.
 
 A job in slices is a generator: it yields the cost of each slice before doing it, and returns the
 result. Between slices others have their turn, and a job without a client is dropped.
@@ -19,6 +20,8 @@ Steps = Generator[float, None, Any]
 
 
 SLICE = 32_768  # characters of a slice of tokenising
+SLICE_S = 0.05  # seconds of a slice of the device, where a single row takes no longer
+_KEPT = 0.9  # of a moving mean
 
 
 def finish(steps: Steps) -> Any:
@@ -45,6 +48,13 @@ def slices(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]
     yield held
 
 
+class Work(NamedTuple):
+  """The size of a request: its tokens, and the seconds that they take on the device."""
+
+  tokens: float
+  seconds: float
+
+
 class Tenant(NamedTuple):
   """The owner of work. ``weight``: its share relative to others."""
 
@@ -56,54 +66,40 @@ NOBODY = Tenant()
 
 
 class Turns:
-  """The turns of tenants. Not thread-safe.
+  """The turns of tenants. Not thread-safe."""
 
-  Args:
-    quantum: the cost that a turn pays for, at weight 1.
-  """
-
-  def __init__(self, quantum: float):
-    self._quantum = quantum
-    self._left: collections.OrderedDict[Tenant, float] = collections.OrderedDict()
-
-  def __len__(self) -> int:
-    return len(self._left)
-
-  def __iter__(self) -> Iterator[Tenant]:
-    """Tenants, the next one first."""
-    return iter([*self._left])
+  def __init__(self) -> None:
+    self._now = 0.0  # the tag of the work that runs
+    self._tags: dict[Tenant, float] = {}  # of tenants with work
+    self._past: dict[Tenant, float] = {}  # of the others, if above `_now`
 
   def join(self, tenant: Tenant) -> None:
-    """A tenant has work; it comes last, unless it is there already."""
-    self._left.setdefault(tenant, self._quantum * tenant.weight)
+    """A tenant has work."""
+    if tenant not in self._tags:
+      self._tags[tenant] = max(self._now, self._past.pop(tenant, 0.0))
 
   def leave(self, tenant: Tenant) -> None:
     """A tenant has no more work."""
-    self._left.pop(tenant, None)
+    self._past[tenant] = self._tags.pop(tenant)
+    self._past = {tenant: tag for tenant, tag in self._past.items() if tag > self._now}
 
-  def turn(self, cost_of: Callable[[Tenant], float | None]) -> Tenant | None:
-    """The tenant to serve; it keeps its turn until it cannot pay.
+  def next(self, among: Iterable[Tenant] | None = None) -> Tenant | None:
+    """The tenant to serve; the first to join of those with equal tags.
 
     Args:
-      cost_of: of the next item of a tenant; None if it has none, and keeps its place.
+      among: tenants with work; default: all.
     """
-    while True:
-      idle = True
-      for tenant in self:
-        cost = cost_of(tenant)
-        if cost is None:
-          continue
-        idle = False
-        if self._left[tenant] >= cost:
-          return tenant
-        self._left[tenant] += self._quantum * tenant.weight
-        self._left.move_to_end(tenant)
-      if idle:
-        return None
+    return min(self._tags if among is None else among, key=self._tags.__getitem__, default=None)
 
   def pay(self, tenant: Tenant, cost: float) -> None:
-    """The tenant was served."""
-    self._left[tenant] -= cost
+    """The tenant is served."""
+    self._now = max(self._now, self._tags[tenant])
+    self._tags[tenant] += cost / tenant.weight
+
+
+def learn(costs: dict[int, float], shape: int, seconds: float) -> None:
+  """Moves the cost of a shape, a moving mean, towards the seconds that it took now."""
+  costs[shape] = _KEPT * costs[shape] + (1 - _KEPT) * seconds
 
 
 def settle(
@@ -148,10 +144,10 @@ class SlicedJob:
 
 
 class FairPool:
-  """Threads that do slices of jobs, tenants in turn, jobs of a tenant in order."""
+  """Threads that do slices of jobs: tenants in turn, and the jobs of each tenant in turn."""
 
-  def __init__(self, threads: int, name: str, quantum: float):
-    self._turns = Turns(quantum)
+  def __init__(self, threads: int, name: str):
+    self._turns = Turns()
     self._jobs: dict[Tenant, collections.deque[SlicedJob]] = {}
     self._changed = threading.Condition()
     self._stopped = False
@@ -183,16 +179,15 @@ class FairPool:
     for thread in self._threads:
       thread.join(seconds)
 
-  def _put(self, tenant: Tenant, job: SlicedJob, first: bool = False) -> None:
+  def _put(self, tenant: Tenant, job: SlicedJob) -> None:
     if job.future.done():
       return
-    jobs = self._jobs.setdefault(tenant, collections.deque())
-    (jobs.appendleft if first else jobs.append)(job)
+    self._jobs.setdefault(tenant, collections.deque()).append(job)
     self._turns.join(tenant)
     self._changed.notify()
 
   def _take(self) -> tuple[Tenant, SlicedJob] | None:
-    tenant = self._turns.turn(lambda tenant: self._jobs[tenant][0].cost)
+    tenant = self._turns.next()
     if tenant is None:
       return None
     jobs = self._jobs[tenant]
@@ -215,4 +210,4 @@ class FairPool:
       with self._changed:
         if self._stopped:
           job.future.cancel()
-        self._put(tenant, job, first=True)
+        self._put(tenant, job)

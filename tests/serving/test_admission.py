@@ -2,11 +2,11 @@ import contextlib
 
 import pytest
 
-from dprjax.serving.admission import UNLIMITED, Admission, TenantLimits
+from dprjax.serving.admission import UNLIMITED, Admission, TenantLimits, TooSoon
 from dprjax.serving.batcher import Busy
-from dprjax.serving.turns import Tenant
+from dprjax.serving.turns import Tenant, Work
 
-ONE, TWO = Tenant('one'), Tenant('two')
+ONE, TWO, HEAVY = Tenant('one'), Tenant('two'), Tenant('heavy', 4.0)
 
 
 class Clock:
@@ -21,70 +21,87 @@ def clock():
   return Clock()
 
 
-def admission(clock, rate=100.0, **changes):
+def admission(clock, **changes):
   options = {'requests': 100, 'wait': 10.0, 'seconds': 60.0, 'bytes': 1000} | changes
-  return Admission(lambda: rate, clock=clock, **options)
+  return Admission(clock=clock, **options)
 
 
-def busy(admission, *args, **options):
-  """When to come again; None: it may enter."""
+@contextlib.contextmanager
+def entered(admission, tenant, limits=UNLIMITED, seconds=0.0, tokens=0.0, size=0):
+  with admission.enter(tenant, limits, size) as permit:
+    permit.ask(Work(tokens, seconds))
+    yield permit
+
+
+def busy(*args, **options):
+  """When to come again; None: its work may begin."""
   try:
-    with admission.enter(*args, **options):
+    with entered(*args, **options):
       return None
   except Busy as error:
     return error.seconds
 
 
-def test_a_request_enters_by_the_wait_that_is_predicted(clock):
+def enters(*args, **options):
+  return busy(*args, **options) is None
+
+
+def test_a_request_waits_for_as_much_of_others_as_it_asks_for(clock):
   door = admission(clock)
   with contextlib.ExitStack() as stack:
-    big = stack.enter_context(door.enter(ONE, UNLIMITED, tokens=9000))  # nobody is before it
-    assert door.predict(ONE) == 90.0
-    assert busy(door, ONE, UNLIMITED, tokens=10) == 80.0
-    # Another tenant gets half of the device: it does not wait for all that is there.
-    assert door.predict(TWO) == 0.0 and busy(door, TWO, UNLIMITED, tokens=2000) is None
-    stack.enter_context(door.enter(TWO, UNLIMITED, tokens=600))
-    assert door.predict(TWO) == 12.0 and busy(door, TWO, UNLIMITED, tokens=1) == 2.0
-    assert busy(door, TWO, UNLIMITED) is None  # nothing for the device
-    big.spend(8500)
-    assert door.predict(ONE) == 10.0 and busy(door, ONE, UNLIMITED, tokens=100) is None
-    big.know(100)
-    assert door.predict(ONE) == 2.0
-    big.spend(1000)  # more than it was
-    assert door.predict(ONE) == 0.0
-  assert not door.waiting and busy(door, ONE, UNLIMITED, tokens=10**6) is None
+    big = stack.enter_context(entered(door, ONE, seconds=55))  # nobody is before it
+    assert enters(door, ONE, seconds=10) and not enters(door, ONE, seconds=11)
+    # Another tenant has its share of the device at once.
+    assert enters(door, TWO, seconds=30) and not enters(door, TWO, seconds=31)
+    assert enters(door, HEAVY, seconds=48) and not enters(door, HEAVY, seconds=49)
+    stack.enter_context(entered(door, TWO, seconds=3))
+    assert enters(door, ONE, seconds=7) and not enters(door, ONE, seconds=8)
+    assert enters(door, ONE)  # nothing for the device
+    big.spend(50)
+    assert enters(door, ONE, seconds=52) and not enters(door, ONE, seconds=53)
+    big.know(Work(0, 6.0))
+    assert enters(door, ONE, seconds=51) and not enters(door, ONE, seconds=52)
+    big.spend(10)  # more than it was
+    assert enters(door, ONE, seconds=57) and not enters(door, ONE, seconds=58)
+  assert not door.waiting and busy(door, ONE, seconds=10**6) is None
 
 
 def test_one_that_could_not_be_done_in_time_is_told_at_once(clock):
-  for options, later in (
-    ({'tokens': 5600}, 1.0),
-    ({'tokens': 5000, 'price': 2.0}, 5.0),
-    ({'tokens': 5000}, None),
-  ):
+  for seconds, later in ((56, 1.0), (100, 5.0), (55, None)):
     door = admission(clock)
-    with door.enter(ONE, UNLIMITED, tokens=500):
-      assert busy(door, ONE, UNLIMITED, **options) == later
-  assert busy(admission(clock, rate=0.0), ONE, UNLIMITED, tokens=10**9) is None  # not known yet
+    with entered(door, ONE, seconds=5):
+      assert busy(door, ONE, seconds=seconds) == later
 
 
 def test_refused_requests_do_not_return_together(clock):
   door = admission(clock)
-  with door.enter(ONE, UNLIMITED, tokens=1100) as first, door.enter(TWO, UNLIMITED, tokens=1100):
-    # Each of them takes 4 seconds at half of the device.
-    assert [busy(door, ONE, UNLIMITED, tokens=200) for _ in range(3)] == [12.0, 16.0, 20.0]
-    assert busy(door, TWO, UNLIMITED, tokens=200) == 12.0
-    assert busy(door, ONE, UNLIMITED, tokens=6000) == 24.0
-    assert busy(door, ONE, UNLIMITED, tokens=1) == 60.0  # not later than the time of a request
-    first.spend(700)
-    assert busy(door, ONE, UNLIMITED, tokens=200) is None
-  with door.enter(ONE, UNLIMITED, tokens=1100):  # the work was done, nothing is left of them
-    assert busy(door, ONE, UNLIMITED, tokens=200) == 1.0
+  with entered(door, ONE, seconds=24) as first, entered(door, TWO, seconds=24):
+    # The first waits 16 seconds at half of the device, and takes as long.
+    assert [busy(door, ONE, seconds=8) for _ in range(3)] == [6.0, 22.0, 38.0]
+    assert busy(door, TWO, seconds=8) == 6.0
+    assert [busy(door, ONE, seconds=8) for _ in range(2)] == [54.0, 60.0]  # the time of a request
+    first.spend(23)
+    assert busy(door, ONE, seconds=1) is None
+  with entered(door, ONE, seconds=11):  # the work was done, nothing is left of them
+    assert busy(door, ONE, seconds=11) == 1.0
+
+
+def test_who_returns_at_once_is_refused_unread(clock):
+  door = admission(clock)
+  with entered(door, ONE, seconds=30):
+    assert busy(door, ONE, seconds=20, size=500) == 10.0
+    with pytest.raises(TooSoon):
+      door.enter(ONE, UNLIMITED, 500)
+    with door.enter(ONE, UNLIMITED, 499), door.enter(TWO, UNLIMITED, 500):
+      clock.now += 1
+    with door.enter(ONE, UNLIMITED, 500):
+      pass
 
 
 def test_limits_of_a_key(clock):
   door = admission(clock)
   two = TenantLimits(concurrent=2)
-  with door.enter(ONE, two), door.enter(ONE, two):
+  with entered(door, ONE, two), entered(door, ONE, two):
     assert busy(door, ONE, two) == 1.0 and busy(door, TWO, two) is None
   assert busy(door, ONE, two) is None
   each = TenantLimits(requests=2)
@@ -92,8 +109,8 @@ def test_limits_of_a_key(clock):
   clock.now += 30
   assert [busy(door, ONE, each) for _ in range(2)] == [None, 30.0]
   tokens = TenantLimits(tokens=600)
-  with door.enter(TWO, tokens, tokens=300) as permit:
-    permit.know(900)  # the next ones pay for it
+  with entered(door, TWO, tokens, tokens=300) as permit:
+    permit.know(Work(900, 0.0))  # the next ones pay for it
   assert busy(door, TWO, tokens, tokens=100) == 40.0
   clock.now += 120
   assert busy(door, TWO, tokens, tokens=10_000) is None  # more than a minute has: it needs all
@@ -106,8 +123,8 @@ def test_limits_of_a_key(clock):
 
 def test_requests_and_bytes_of_all(clock):
   door = admission(clock, requests=1)
-  with door.enter(ONE, UNLIMITED):
-    assert busy(door, TWO, UNLIMITED) == 1.0
+  with entered(door, ONE):
+    assert busy(door, TWO) == 1.0
   door.hold(900)
   with pytest.raises(Busy):
     door.hold(101)

@@ -566,6 +566,38 @@ def test_unusual_requests(client):
     assert status == wanted and json.loads(said)['error']['message'], said
 
 
+def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(engine):
+  file = b'{"model": "qa", "input": [%s]}' % b', '.join([b'[1]'] * 200_000)
+  texts = json.dumps({'model': 'qa', 'input': [', "[{\\' * 20_000] * 2}).encode()
+  with running(App(engine)) as address, httpx.Client(base_url=address) as client:
+    headers = {'content-type': 'application/json'}
+    many, few = (
+      client.post('/v1/embeddings', content=content, headers=headers) for content in (file, texts)
+    )
+    assert many.status_code == 413 and 'values' in many.json()['error']['message']
+    assert few.status_code == 200, few.text
+
+
+def test_work_that_cannot_end_in_time_is_refused_at_once(engine, monkeypatch):
+  costs = dict.fromkeys(engine.options.lengths, 40.0)
+  with running(App(engine)) as address, httpx.Client(base_url=address) as client:
+    monkeypatch.setattr(engine.batcher, 'costs', costs)
+    body = {'model': 'qa', 'input': ['json', 'xml']}
+    found = client.post('/v1/embeddings', json=body)
+    assert found.status_code == 413 and found.json()['error']['param'] == 'input'
+    assert client.post('/v1/embeddings', json=body | {'input': 'json'}).status_code == 200
+
+
+def test_behind_a_proxy_that_takes_a_path_away(engine):
+  with running(App(engine), root_path='/vectors') as address, httpx.Client() as client:
+    document = client.get(f'{address}/openapi.json').json()
+    assert document['servers'] == [{'url': '/vectors'}]
+    for path in ('/', '/docs', '/v1/models', '/livez'):
+      assert client.get(address + path).status_code == 200
+    for page in ('/', '/docs'):  # they ask for nothing outside of that path
+      assert not re.search(r'(href|src)="/|call\(\'/', client.get(address + page).text)
+
+
 def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
   # Alone, a text waits for a minute.
   options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=2)
@@ -647,7 +679,7 @@ def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
   file = tmp_path / 'keys.toml'
   digest = {key: hashlib.sha256(key.encode()).hexdigest() for key in ('reader', 'team', 'finder')}
   file.write_text(
-    f'[reader]\nsha256 = "{digest["reader"]}"\nprompts = ["qa"]\nrequests_per_minute = 3\n'
+    f'[reader]\nsha256 = "{digest["reader"]}"\nprompts = ["qa"]\nrequests_per_minute = 7\n'
     f'[team]\nsha256 = "{digest["team"]}"\nscopes = ["read", "write"]\nprompts = ["team-*"]\n'
     f'[finder]\nsha256 = "{digest["finder"]}"\nprompts = ["qa"]\nindexes = ["qa"]\n'
   )
@@ -677,12 +709,13 @@ def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
     for key, status in (('finder', 200), ('reader', 404)):
       headers = {'authorization': f'Bearer {key}'}
       assert client.post(f'{address}/v1/search', json=body, headers=headers).status_code == status
-    # A name that the key does not see is as one that is not there; a limit says when to come again.
+    # A name that the key does not see is as one that is not there. Refused requests count: five so
+    # far. A limit says when to come again.
     assert [embed('reader', model).status_code for model in ('qa', 'chat', 'model', 'none')] == [
       *(200, 404, 404, 404)
     ]
     assert [embed('reader', 'qa').status_code for _ in range(3)] == [200, 200, 429]
-    assert int(embed('reader', 'qa').headers['retry-after']) >= 15
+    assert int(embed('reader', 'qa').headers['retry-after']) >= 5
     # Changes: of its own names, and only of the file that the client knows.
     path = '/v1/prompts/team-a'
     assert call('PUT', '/v1/prompts/qa', 'team').status_code == 403

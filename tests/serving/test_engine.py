@@ -331,12 +331,12 @@ def test_a_flood_of_one_tenant_does_not_hold_up_another(engine):
 
   def steps(count):
     for number in range(count):
-      yield 10.0
+      yield 0.001
       time.sleep(0.001)
       done.append(f'slice {number}')
 
   long = engine.queue(engine.tokenize('tied', 'query', ['json'] * 300), flood)
-  sliced = engine.batcher.submit_steps('test', steps(300), flood)
+  sliced = engine.batcher.submit_steps(steps(300), flood)
   one = engine.queue(engine.tokenize('cls', 'query', ['json']), quiet)
   one.add_done_callback(lambda _: done.append('quiet'))
   own = engine.queue(engine.tokenize('cls', 'query', ['json']), flood)  # a short one of its own
@@ -349,12 +349,11 @@ def test_a_flood_of_one_tenant_does_not_hold_up_another(engine):
   assert long.result(60).shape == (300, 16) and sliced.result(60) is None
   assert done.index('quiet') < done.index('long') and done.index('own') < done.index('long')
   # A job in slices ends when nobody waits for it.
-  left = engine.batcher.submit_steps('test', steps(10**6), flood)
+  left = engine.batcher.submit_steps(steps(10**6), flood)
   while f'slice {100}' not in done:
     time.sleep(0.001)
   assert left.cancel()
   assert engine.submit('tied', 'query', ['json']).result(60).shape == (1, 16)
-  assert engine.batcher.price('test') > 0 and engine.batcher.price('other') == 1.0
 
 
 def batches_of(engine):
@@ -366,24 +365,41 @@ def batches_of(engine):
   return found
 
 
-def test_batches_of_a_flood_are_small_while_another_tenant_asks(engine, monkeypatch):
-  monkeypatch.setattr(batcher, '_SHARED_S', 0.0)
+def test_a_batch_takes_no_longer_than_a_slice_while_several_tenants_ask(engine, monkeypatch):
   before = batches_of(engine)
+  monkeypatch.setattr(batcher, 'SLICE_S', 0.0)
   flood = engine.queue(engine.tokenize('tied', 'query', ['json'] * 60), Tenant('flood'))
   quiet = engine.queue(engine.tokenize('cls', 'query', ['json']), Tenant('quiet'))
   assert quiet.result(60).shape == (1, 16) and flood.result(60).shape == (60, 16)
-  assert (batches_of(engine) - before)['1'] > 20  # else 15 batches of four rows
+  assert (batches_of(engine) - before)['1'] > 50  # else 15 batches of four rows
+
+
+def test_a_tenant_with_little_work_shares_no_batch_with_a_flood(engine, monkeypatch):
+  monkeypatch.setattr(batcher, 'SLICE_S', 5.0)
+  monkeypatch.setattr(engine.batcher, 'costs', dict.fromkeys(engine.options.lengths, 1.0))
+  monkeypatch.setattr(batcher, 'learn', lambda *_: None)
+  before = batches_of(engine)
+
+  def hold():
+    yield 0.001
+    time.sleep(0.1)  # until both requests below are there
+
+  engine.batcher.submit_steps(hold(), Tenant('flood'))
+  flood = engine.queue(engine.tokenize('tied', 'query', ['json'] * 7), Tenant('flood'))
+  quiet = engine.queue(engine.tokenize('cls', 'query', ['json']), Tenant('quiet'))
+  assert quiet.result(60).shape == (1, 16) and flood.result(60).shape == (7, 16)
+  assert batches_of(engine) - before == {'1': 1 + 3, '4': 1}  # eight rows: two batches of four
 
 
 def test_the_next_batch_is_sent_before_the_vectors_of_the_last_one_are_given_out(engine):
   sent = []
 
   def hold():
-    yield 1.0
+    yield 0.001
     time.sleep(0.1)  # until both requests below are there
 
   before = batches_of(engine)
-  engine.batcher.submit_steps('hold', hold())
+  engine.batcher.submit_steps(hold())
   first, second = (engine.tokenize('tied', 'query', ['json'] * 4) for _ in range(2))
   one = engine.queue(first)
   one.add_done_callback(lambda _: sent.append((batches_of(engine) - before).total()))
@@ -546,8 +562,8 @@ def test_the_rows_of_a_batch():
   rows = [shapes.choose_rows(count, 64) for count in waiting]
   assert rows == [1, 1, 1, 4, 4, 16, 16, 16, 16, 64, 64, 64]
   assert shapes.choose_rows(999, 16) == 16
-  assert [shapes.most_rows(length) for length in (32, 256)] == [64, 16]
-  assert [shapes.most_rows(32, tokens) for tokens in (9999.0, 600.0, 1.0)] == [64, 16, 1]
+  assert [shapes.most_rows(length, 64) for length in (32, 256)] == [64, 16]
+  assert [shapes.most_rows(32, most) for most in (999, 63, 1, 0)] == [64, 16, 1, 1]
   assert [shapes.bucket(tokens) for tokens in (1, 32, 33, 256)] == [32, 32, 256, 256]
 
 

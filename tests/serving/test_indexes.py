@@ -20,6 +20,7 @@ def test_queries_are_cut_to_what_an_index_has(tmp_path, write_embeddings, dtype)
   short = codes.cut(passages, 9, True)
   write_embeddings(tmp_path / 'x', [f'd{i}' for i in range(40)], short, dtype=dtype)
   index = ServedIndex('x', tmp_path / 'x', most=5)
+  index.compile()
   if dtype != 'float32':
     code = codes.Code(dtype, codes.calibrate(short, dtype))
     short = codes.decode(codes.encode(short, code), code)
@@ -38,6 +39,7 @@ def test_equal_scores_go_by_falling_id(tmp_path, write_embeddings):
   ids = [str(i) for i in range(30)]
   write_embeddings(tmp_path / 'x', ids, np.ones((30, 4), np.float32))
   index = ServedIndex('x', tmp_path / 'x', most=7)
+  index.compile()
   for k in (1, 5, 7):
     (hits,) = index.search(np.ones((1, 4), np.float32), [''], k)
     assert [hit.id for hit in hits] == ['9', '8', '7', '6', '5', '4', '3'][:k]
@@ -70,7 +72,7 @@ def test_a_prompt_of_pairs_gives_probabilities_and_compiles_first(templates):
   served = ServedReranker('qa', paths[0], prompt=paths[1])
   served.compile()
   programs = served._model._embedder._embed._cache_size()
-  assert programs == 2  # pairs of up to 16 tokens, and of up to 23
+  assert 2 <= programs <= 4  # pairs of up to 16 and 23 tokens, one or as many as fit into a slice
   documents = ['oak', '', 'fir elm oak larch pine yew ash']
   for query in ('oak', 'oak fir elm yew pine ash'):
     logits = dprjax.PromptReranker.load(*paths, batch_size=16).score(

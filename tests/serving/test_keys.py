@@ -9,7 +9,9 @@ from dprjax.serving.keys import Keys
 from dprjax.serving.turns import Tenant
 from tests.refusals import refused
 
-HASH = {key: hashlib.sha256(key.encode()).hexdigest() for key in ('old', 'new', 'boss', '')}
+HASH = {
+  key: hashlib.sha256(key.encode()).hexdigest() for key in ('old', 'new', 'boss', 'scraper', '')
+}
 TABLES = f"""
 [search]
 sha256 = ["{HASH['old']}", "{HASH['new'].upper()}"]
@@ -22,6 +24,10 @@ weight = 2
 [ops]
 sha256 = "{HASH['boss']}"
 scopes = ["admin"]
+
+[prometheus]
+sha256 = "{HASH['scraper']}"
+scopes = ["metrics"]
 """
 
 
@@ -29,18 +35,21 @@ def test_a_table_for_each_tenant(tmp_path):
   file = tmp_path / 'keys.toml'
   file.write_text(TABLES)
   loaded = Keys.load(file)
-  assert loaded.tenants == {'search', 'ops'}
+  assert loaded.tenants == {'search', 'ops', 'prometheus'}
   one = loaded.find('Bearer old')
   assert one is not None and one == loaded.find('bearer new')
   assert one.tenant == Tenant('search', 2.0)
   assert one.limits == TenantLimits(requests=600, bytes=2 << 20)
-  assert one.may('read') and not one.may('write') and not one.sees_all
+  assert one.may('read') and not one.may('write') and not one.may('metrics')
   assert [one.may_use('prompts', name) for name in ('qa', 'chat-x', 'qa2', 'QA')] == [
     *(True, True, False, False)
   ]
   assert not one.may_use('indexes', 'qa') and not one.may_use('rerankers', 'any')
   boss = loaded.find('Bearer boss')
-  assert boss is not None and boss.may('write') and boss.may_use('prompts', 'x') and boss.sees_all
+  assert boss is not None and boss.may('write') and boss.may('metrics')
+  assert boss.may_use('prompts', 'x')
+  scraper = loaded.find('Bearer scraper')
+  assert scraper is not None and scraper.may('metrics') and not scraper.may('read')
   for unknown in ('', 'Bearer', 'Bearer ', 'Basic old', 'old', 'Bearer olD', 'Bearer \udcff'):
     assert loaded.find(unknown) is None
 

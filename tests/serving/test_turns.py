@@ -8,16 +8,13 @@ from dprjax.serving.turns import FairPool, SlicedJob, Tenant, Turns, finish, sli
 ONE, TWO, HEAVY = Tenant('one'), Tenant('two'), Tenant('heavy', 3.0)
 
 
-def served(work, quantum, rounds):
+def served(work, rounds):
   """The tenants in the order in which so many items are taken."""
-  turns, left = Turns(quantum), {tenant: collections.deque(items) for tenant, items in work.items()}
+  turns, left = Turns(), {tenant: collections.deque(items) for tenant, items in work.items()}
   for tenant in left:
     turns.join(tenant)
   order = []
-  while len(order) < rounds:
-    tenant = turns.turn(lambda tenant: left[tenant][0] if left[tenant] else None)
-    if tenant is None:
-      break
+  while len(order) < rounds and (tenant := turns.next()) is not None:
     turns.pay(tenant, left[tenant].popleft())
     if not left[tenant]:
       turns.leave(tenant)
@@ -25,26 +22,30 @@ def served(work, quantum, rounds):
   return order
 
 
-def test_turns_share_tokens_and_not_items():
-  order = served({ONE: [100] * 999, TWO: [10] * 999}, 100, 330)
+def test_turns_share_costs_and_not_items():
+  order = served({ONE: [100] * 999, TWO: [10] * 999}, 330)
   assert order.count(ONE) * 100 == pytest.approx(order.count(TWO) * 10, abs=200)
-  weighted = served({ONE: [10] * 999, HEAVY: [10] * 999}, 50, 400)
+  weighted = served({ONE: [10] * 999, HEAVY: [10] * 999}, 400)
   assert weighted.count(HEAVY) == pytest.approx(3 * weighted.count(ONE), abs=15)
+  assert served({}, 2) == []
 
 
-def test_who_comes_last_waits_for_one_turn_of_each_other():
-  order = served({ONE: [50] * 100, TWO: [50]}, 100, 10)
-  assert order.index(TWO) == 2
-  assert served({ONE: [1000], TWO: [10]}, 100, 2) == [TWO, ONE]  # costs more than a turn pays for
-  assert served({}, 100, 2) == []
-
-
-def test_who_has_nothing_that_fits_keeps_its_turn():
-  turns = Turns(10)
-  for tenant in (ONE, TWO):
-    turns.join(tenant)
-  assert turns.turn(lambda tenant: None if tenant == ONE else 4) == TWO
-  assert turns.turn(lambda tenant: 4) == ONE
+def test_who_asks_for_less_than_its_share_is_next_and_who_left_saves_nothing():
+  turns = Turns()
+  turns.join(ONE)
+  for _ in range(100):
+    turns.pay(ONE, 50)
+  turns.join(TWO)
+  assert turns.next() == TWO
+  turns.pay(TWO, 120)
+  turns.leave(TWO)
+  turns.join(TWO)  # its work is remembered, but not the turns of others before it came
+  order = []
+  for _ in range(6):
+    order.append(turns.next())
+    turns.pay(order[-1], 50)
+  assert order == [ONE, ONE, TWO, ONE, TWO, ONE]
+  assert turns.next([TWO]) == TWO and turns.next([]) is None
 
 
 def count(to, done):
@@ -75,7 +76,7 @@ def test_a_job_in_slices():
 
 
 def test_a_pool_serves_a_short_job_between_the_slices_of_a_long_one():
-  pool, order, go = FairPool(1, 'test', 1.0), [], threading.Event()
+  pool, order, go = FairPool(1, 'test'), [], threading.Event()
 
   def steps(name, slices):
     for _ in range(slices):
