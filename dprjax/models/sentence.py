@@ -56,7 +56,11 @@ def transformer_folder(root: epath.Path) -> epath.Path:
 
 
 def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
-  """How the model in a directory embeds texts; the defaults without such files."""
+  """How the model in a directory embeds texts.
+
+  Without such files, as sentence-transformers does: the mean of the states, compared by cosine; of
+  a causal model, the last state.
+  """
   folder = transformer_folder(root)
   model = sentence_files.read(root / _MODEL, sentence_files.MODEL)
   classifier = model.get('model_type') == 'CrossEncoder'
@@ -86,7 +90,7 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
         f'{root / _MODEL}: there is no modules.json with the pooling; remove the file to use the '
         'bare encoder'
       )
-    return vector_spec.same_length(length, pooling='lasttoken' if config.causal else 'cls')
+    return vector_spec.same_length(length, 'lasttoken' if config.causal else 'mean', True)
   _check_order(root / 'modules.json', [module.type for module in modules])
   for module in modules:
     if module.type == 'Normalize':

@@ -346,14 +346,11 @@ def export(
   if dual_encoder.trains(trained, SUBTREE) and not dual_encoder.trains(trained, 'backbone'):
     return Product({}, *prompt)
   settings = {'condenser': {'split': _skip_from(config, backbone.config)}}
-  # Only settings that differ from sentence-transformers defaults need files.
-  longest, own = backbone.config.max_tokens, None
-  if (spec.pooling, spec.normalize) != ('cls', False):
-    own = vector_spec.same_length(longest, pooling=spec.pooling, normalize=spec.normalize)
+  longest = backbone.config.max_tokens
   checkpoint = {
     'params': dual_encoder.encoder_params(backbone, trained),
     'heads': dual_encoder.export_heads(backbone, trained, settings),
-    'spec': own,
+    'spec': vector_spec.same_length(longest, spec.pooling, spec.normalize),
   }
   return Product({'': checkpoint}, *prompt)
 
@@ -382,5 +379,6 @@ METHOD = Method(
   export,
   parts=('mlm', 'condenser'),
   options=('prompt.kind', 'prompt.length', 'prompt.init_text', 'matryoshka'),
+  requires={'data.query_prefix': '', 'data.passage_prefix': ''},
   shapes=shapes,
 )

@@ -87,6 +87,7 @@ def task_table() -> types.SimpleNamespace:
   # texts
   shared = vars(options.table().data)
   t.data = types.SimpleNamespace(**{name: shared[name] for name in TASK_DATA})
+  t.data.query_prefix, t.data.passage_prefix = text(''), text('')
   return t
 
 
