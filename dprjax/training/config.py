@@ -130,6 +130,7 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   if c.pooling == options.AUTO:
     c.pooling, c.normalize = 'mean', True
   c.data.query_max_length, c.data.passage_max_length = 16, 32
+  c.data.query_prefix = c.data.passage_prefix = ''
   c.eval.every, c.checkpoint.every, c.log_every = 6, 4, 2
   c.eval.corpus_limit = 64
   c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})
