@@ -280,9 +280,8 @@ def encoded(trained, tmp_path_factory):
     {'path': '1_Pooling', 'type': 'sentence_transformers.models.Pooling'},
   ]
   (folder / 'backbone' / 'modules.json').write_text(json.dumps(modules))
-  (folder / 'backbone' / '1_Pooling').mkdir(exist_ok=True)
-  pooling = {'pooling_mode_mean_tokens': True, 'pooling_mode_cls_token': False}
-  _edit_json(folder / 'backbone' / '1_Pooling' / 'config.json', **pooling)
+  (folder / 'backbone' / '1_Pooling').mkdir()
+  _edit_json(folder / 'backbone' / '1_Pooling' / 'config.json', pooling_mode_mean_tokens=True)
   (folder / 'corpus.tsv').write_text(''.join(f'{id_}\t{text}\n' for id_, text in TEXTS.items()))
   encode.main(_plain(folder, 'out'))
   shutil.copytree(folder / 'out', folder / 'interrupted')

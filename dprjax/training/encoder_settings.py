@@ -16,7 +16,7 @@ from dprjax.training import method as methods
 from dprjax.training.options import AUTO
 
 _LONGEST = 8192  # of data.query_max_length
-_NAMES = (
+NAMES = (
   'pooling',
   'normalize',
   *(f'data.{side}_{name}' for name in ('prefix', 'max_length') for side in SIDES),
@@ -38,7 +38,7 @@ def resolve(
   Args:
     begun: the options of a run that goes on, by full name.
   """
-  names = [name for name in _NAMES if configs.option(config, name) == AUTO]
+  names = [name for name in NAMES if configs.option(config, name) == AUTO]
   if not names:
     return ml_collections.FrozenConfigDict(config), ''
   prompt = config.prompt

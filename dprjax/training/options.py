@@ -244,8 +244,8 @@ def table() -> types.SimpleNamespace:
 
   c.trainable = several('prompt/.*')  # whole-name regular expressions; all else is frozen
   # 'cls', 'mean', 'lasttoken' or another of `models.pooling`; for nir_retriever 'mask', 'cls' or
-  # 'mean' (over the tokens of the text); 'auto', here and below: as in the folder of the backbone,
-  # else docs/backbones.md
+  # 'mean' (over the tokens of the text); 'auto', here and below: as dprjax encode has it without a
+  # prompt (docs/backbones.md)
   c.pooling = text(AUTO)
   c.normalize = auto(switch(True))  # unit length, so that scores are cosines
   c.temperature = number(1.0, above=0, most=1e4)  # scores are divided by it

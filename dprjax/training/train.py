@@ -18,7 +18,6 @@ from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.text import seen, tokenizing
-from dprjax.text.vector_spec import VectorSpec
 from dprjax.training import (
   baseline,
   closing,
@@ -239,4 +238,4 @@ def make_backbone(
         name: Head(jax.device_get(HEADS[name].init(model, jax.random.key(config.seed))))
         for name in needs
       }
-      hub.save_backbone(path, model, params, source=folder, spec=VectorSpec(), heads=heads)
+      hub.save_backbone(path, model, params, source=folder, heads=heads)

@@ -346,11 +346,14 @@ def export(
   if dual_encoder.trains(trained, SUBTREE) and not dual_encoder.trains(trained, 'backbone'):
     return Product({}, *prompt)
   settings = {'condenser': {'split': _skip_from(config, backbone.config)}}
-  longest = backbone.config.max_tokens
+  # Only settings that differ from those of a bare folder of dprjax need files.
+  longest, own = backbone.config.max_tokens, None
+  if (spec.pooling, spec.normalize) != ('cls', False):
+    own = vector_spec.same_length(longest, pooling=spec.pooling, normalize=spec.normalize)
   checkpoint = {
     'params': dual_encoder.encoder_params(backbone, trained),
     'heads': dual_encoder.export_heads(backbone, trained, settings),
-    'spec': vector_spec.same_length(longest, spec.pooling, spec.normalize),
+    'spec': own,
   }
   return Product({'': checkpoint}, *prompt)
 
