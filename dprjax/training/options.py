@@ -60,6 +60,11 @@ def text(value: str) -> Option:
   return Option(value, lambda v: isinstance(v, str) and v.isprintable(), 'a text on one line')
 
 
+def lines(value: str) -> Option:
+  """Any text."""
+  return Option(value, lambda v: isinstance(v, str), 'a text')
+
+
 def choice(*values: str) -> Option:
   """One of these words; the default is the first."""
   return Option(values[0], lambda v: v in values, ' or '.join(map(repr, values)))
@@ -341,8 +346,8 @@ def table() -> types.SimpleNamespace:
   # tokens, with special ones; 'auto' is at most 8192 and adds longer buckets
   c.data.query_max_length = auto(whole(512, least=3, most=8192))
   c.data.passage_max_length = auto(whole(512, least=3, most=8192))
-  c.data.query_prefix = text(AUTO)  # text before every query
-  c.data.passage_prefix = text(AUTO)
+  c.data.query_prefix = lines(AUTO)  # text before every query
+  c.data.passage_prefix = lines(AUTO)
   c.data.query_buckets = lengths(16, 32, 64, 128, 256, 512)  # padded lengths of batches
   c.data.passage_buckets = lengths(32, 64, 96, 128, 192, 256, 384, 512)
   # relevant passages listed per query, to mask false negatives

@@ -19,7 +19,7 @@ from tests.refusals import command_refused
 from tests.training.conftest import WORDS
 
 RECIPE = pathlib.Path(configs.__file__).parents[2] / 'configs' / 'dptdr.py'
-SPEC = same_length(24, 'max', True, 'oak ', 'elm ')
+SPEC = same_length(24, 'max', True, 'oak\nash ', 'elm ')
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def resolve(path, begun=(), method='dpr', **changes):
 def test_what_an_experiment_does_not_name_is_as_in_the_folder(save):
   found, line = resolve(save(SPEC), **{'normalize': False, 'data.query_max_length': 9})
   assert of_config(found) == SPEC.replace(normalize=False, query_max_length=9)
-  assert "config.pooling='max'" in line and "config.data.query_prefix='oak '" in line
+  assert "config.pooling='max'" in line and "config.data.query_prefix='oak\\nash '" in line
   assert 'config.normalize' not in line and 'query_max_length' not in line
   configs.check_ranges(found, '-')
   again, line = encoder_settings.resolve(found, {})
@@ -113,7 +113,7 @@ def test_a_training_from_the_command_line(save, command, tmp_path, trained):
   run = tmp_path / 'older'
   named = ['--config.normalize=False', '--config.data.query_prefix=']
   status, log = command(train, *base, *auto, *named, f'--workdir={run}')
-  assert status == 0 and "config.data.query_prefix is ''; the baseline has 'oak '" in log
+  assert status == 0 and "config.data.query_prefix is ''; the baseline has 'oak\\nash '" in log
   before = (run / 'config.json').read_text()
   assert json.loads(before)['normalize'] is False
   assert command(train, *base, *auto, f'--workdir={run}')[0] == 0
