@@ -31,6 +31,7 @@ def get_config(arg: str = 'condenser'):
   c.task = recipe
   c.backbone.path = 'bert-base-uncased'
   c.trainable = ('backbone/.*', 'head/.*')
+  c.pooling, c.normalize = 'cls', False
   # The released code of Condenser: AdamW 1e-4, weight decay 0.01, linear decay after a tenth of
   # warm-up, 1,024 to 2,048 texts a step, 8 epochs.
   c.batch_size, c.grad_cache = 1024, 16

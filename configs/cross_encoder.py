@@ -25,6 +25,7 @@ def get_config(arg: str = 'msmarco'):
   c = defaults.default('cross_encoder')
   c.task = recipe
   c.trainable = ('backbone/.*', 'head/.*')
+  c.pooling, c.normalize = 'cls', False  # its head decides
   c.optim.weight_decay = 0.01
   c.eval.batch_size = 128
   if recipe in ('msmarco', 'local'):

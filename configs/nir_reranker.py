@@ -32,6 +32,7 @@ def get_config(arg: str = 'emm'):
   if 'mask' in rest:
     raise ValueError(f'configs/nir_reranker.py:{arg}: mask? a classifier is at [CLS]')
   c = shared.recipe('ft_reranker' if what == 'ft' else 'nir_reranker', what, names, rest)
+  c.pooling, c.normalize = 'cls', False
   c.cross_encoder.loss = 'pointwise'
   if shared.BACKBONE in c.trainable:
     c.trainable = (*c.trainable, 'head/.*')

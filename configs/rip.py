@@ -29,6 +29,7 @@ def get_config(arg: str = 'sentence'):
   c.task = 'rip'
   c.backbone.path = 'roberta-large'
   c.trainable = ('backbone/.*', 'head/.*')
+  c.pooling, c.normalize = 'cls', False
   c.pretrain.views = 'siblings'
   c.pretrain.unit = 'span' if 'span' in words else 'sentence'
   # DPTDR section 4.1: 2,048 passages, AdamW 1e-4, weight decay 0.01, linear decay. It gives no

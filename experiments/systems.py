@@ -79,6 +79,10 @@ class Way(NamedTuple):
 load = functools.cache(hub.load_backbone)
 
 
+# Of every encoder here, whatever its folder says.
+ENCODER = ('pooling=mean', 'normalize=True', 'data.query_prefix=', 'data.passage_prefix=')
+
+
 def parser(doc, settings, seeds, ways):
   """A parser with the flags of every such experiment."""
   made = trials.parser(doc, settings, seeds)
@@ -98,7 +102,8 @@ def parser(doc, settings, seeds, ways):
 def parse(recipe, options):
   """The config of a recipe of configs/, or of a config file elsewhere, with options."""
   path = trials.ROOT / 'configs' / recipe
-  options = ['eval.skip_saturated=False', *options]  # each is measured
+  encoder = ENCODER if recipe.startswith('dptdr.py:beir') else ()
+  options = ['eval.skip_saturated=False', *encoder, *options]  # each is measured
   return configs.parse([f'--config={path}', *(f'--config.{option}' for option in options)])
 
 

@@ -5,8 +5,11 @@ from dprjax.training import method as methods
 
 
 def with_options(**options):
-  """The default config with ``prompt__length=3`` in place of ``config.prompt.length = 3``."""
+  """The default config for a bare encoder; ``prompt__length=3`` is ``config.prompt.length = 3``."""
   config = configs.default(options.get('method', 'dpr'))
+  config.pooling, config.normalize = 'cls', False
+  config.data.query_max_length, config.data.passage_max_length = 32, 128
+  config.data.query_prefix = config.data.passage_prefix = ''
   for name, value in options.items():
     *parents, last = name.split('__')
     node = config

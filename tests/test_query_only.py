@@ -207,6 +207,7 @@ def test_the_frozen_encoders_vectors_come_with_a_batch(flags, trained, tmp_path)
   'changes, words',
   [
     ({'pooling': 'cls'}, ('passage_embeddings', 'cls', 'mean')),
+    ({'prefix': 'passage: '}, ('passage_embeddings', 'config.data.passage_prefix', 'passage: ')),
     ({'max_length': 65}, ('passage_embeddings', 'config.data.passage_max_length', '65')),
     ({'backbone_sha256': 'b' * 64}, ('backbone_sha256',)),
     ({'drop': 1}, ('passage', '1')),

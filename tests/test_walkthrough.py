@@ -153,7 +153,11 @@ SMALL = {
 def smaller(config, section=''):
   """Options that make a training small."""
   values = dict(configs.flat(config.to_dict()))
-  found = {key: most for key, most in MOST.items() if values.get(key, 0) > most}
+  found = {
+    key: most
+    for key, most in MOST.items()
+    if values.get(key, 0) == 'auto' or values.get(key, 0) > most
+  }
   if folder := values['data.passage_embeddings']:  # the length of the tiny encoder
     manifest = json.loads(pathlib.Path(folder, 'manifest.json').read_text())
     found['data.passage_max_length'] = manifest['max_length']

@@ -117,10 +117,14 @@ def check_readable(path_or_hub_id: PathLike) -> None:
     pass
 
 
-def load_spec(path_or_hub_id: PathLike) -> VectorSpec:
-  """How an encoder embeds texts (``Backbone.spec``), without reading tensors."""
+def load_spec(path_or_hub_id: PathLike, reserved: int = 0) -> VectorSpec:
+  """How an encoder embeds texts (``Backbone.spec``), without reading tensors.
+
+  Texts leave ``reserved`` positions free.
+  """
   with _open(path_or_hub_id) as (root, checkpoint, _):
-    return sentence.read_folder(root, checkpoint.config)
+    spec = sentence.read_folder(root, checkpoint.config)
+    return spec.at_most(checkpoint.config.max_tokens - reserved)
 
 
 def read_shape(folder: PathLike) -> EncoderConfig:

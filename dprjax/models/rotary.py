@@ -12,11 +12,11 @@ from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
 
 # The parameters of each kind of scaling, and their defaults; None: required.
-_NUMBERS: dict[str, dict[str, float | None]] = {
+_NUMBERS: dict[str, dict[str, Any]] = {
   'default': {},
   'linear': {'factor': None},
   'ntk': {'factor': None},
-  'dynamic': {'factor': None},
+  'dynamic': {'factor': None, 'original_max_position_embeddings': None},
   'llama3': {
     'factor': None,
     'low_freq_factor': None,
@@ -33,6 +33,11 @@ _NUMBERS: dict[str, dict[str, float | None]] = {
     'mscale_all_dim': 0,
     'truncate': 1,
   },
+  'longrope': {
+    **dict.fromkeys(('short_factor', 'long_factor', 'original_max_position_embeddings')),
+    'factor': 0,
+    'attention_factor': 0,
+  },
 }
 
 
@@ -41,14 +46,20 @@ class Rope(NamedTuple):
 
   Attributes:
     theta: the base of the wavelengths.
-    kind: the scaling of wavelengths: 'default' (none), 'linear', 'ntk', 'llama3', 'yarn', or
-      'dynamic' (none up to the original positions, which bound texts here); 'none': no rotation.
+    kind: the scaling of wavelengths: 'default' (none), 'linear', 'ntk', 'llama3', 'yarn',
+      'dynamic' (none) or 'longrope'; 'none': no rotation.
     numbers: parameters of the scaling, sorted by name as in config.json.
   """
 
   theta: float
   kind: str = 'default'
-  numbers: tuple[tuple[str, float], ...] = ()
+  numbers: tuple[tuple[str, Any], ...] = ()
+
+  @property
+  def longest(self) -> float:
+    """The most tokens of a text. Above, some rotations depend on the length of the text."""
+    bound = self.kind in ('dynamic', 'longrope')
+    return dict(self.numbers)['original_max_position_embeddings'] if bound else math.inf
 
   def frequencies(self, size: int) -> tuple[Float[np.ndarray, ' D/2'], float]:
     """The rotation by one position in radians, for each pair in a head of ``size`` numbers.
@@ -62,6 +73,14 @@ class Rope(NamedTuple):
     if self.kind in ('default', 'dynamic'):
       return plain, scale
     turns = plain / np.float32(found['factor'])
+    if self.kind == 'longrope':
+      short, factor = np.array(found['short_factor'], np.float32), found['factor']
+      if len(short) != len(plain):
+        raise InputError(f'short_factor has {len(short)} numbers, but a head {len(plain)} pairs')
+      turns, scale = plain / short, found['attention_factor']
+      if not scale:
+        positions = found['original_max_position_embeddings']
+        scale = math.sqrt(1 + math.log(max(factor, 1)) / math.log(positions))
     if self.kind == 'ntk':  # a larger base, as in text-embeddings-inference
       exponent = np.arange(0, size, 2, dtype=np.float32) / size
       turns = 1 / np.float32(self.theta * found['factor']) ** exponent
@@ -142,16 +161,17 @@ def read(settings: Mapping[str, Any], theta: float, positions: int) -> Rope:
     )
   if 'truncate' in given:
     given['truncate'] = int(given['truncate'])
+  lists = {
+    key: tuple(convert(given.pop(key), f'rotary positions: {key}', list[float]))
+    for key in ('short_factor', 'long_factor')
+    if key in given
+  }
   numbers = convert(given, f'rotary positions of type {kind!r}', dict[str, float])
   if numbers.get('partial_rotary_factor', 1) != 1:
     raise InputError('partial_rotary_factor is not supported, only 1')
-  original = int(numbers['original_max_position_embeddings'])
-  if kind == 'dynamic' and original < positions:
-    raise InputError(
-      f'rotary positions of type {kind!r} depend on the length of a text above {original:,} '
-      f'tokens; lower max_position_embeddings to {original}'
-    )
-  found = {key: numbers.get(key, default or 0) for key, default in known.items()}
+  if kind == 'longrope':
+    numbers.setdefault('factor', positions / numbers['original_max_position_embeddings'])
+  found = {key: numbers.get(key, default or 0) for key, default in known.items()} | lists
   return Rope(numbers.get('rope_theta', theta), kind, tuple(sorted(found.items())))
 
 

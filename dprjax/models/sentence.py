@@ -20,6 +20,7 @@ import msgspec
 import safetensors.numpy
 from etils import epath
 
+from dprjax.base import provenance
 from dprjax.base.errors import InputError
 from dprjax.base.files import refuse_special, write_json
 from dprjax.base.reading import convert, read, read_json_object
@@ -56,7 +57,11 @@ def transformer_folder(root: epath.Path) -> epath.Path:
 
 
 def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
-  """How the model in a directory embeds texts; the defaults without such files."""
+  """How the model in a directory embeds texts.
+
+  Without such files, by the mean of the states, or the last state of a causal model, of unit
+  length; a model that dprjax wrote, by its first state.
+  """
   folder = transformer_folder(root)
   model = sentence_files.read(root / _MODEL, sentence_files.MODEL)
   classifier = model.get('model_type') == 'CrossEncoder'
@@ -86,7 +91,9 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
         f'{root / _MODEL}: there is no modules.json with the pooling; remove the file to use the '
         'bare encoder'
       )
-    return vector_spec.same_length(length, pooling='lasttoken' if config.causal else 'cls')
+    if (root / provenance.MARK).exists():  # from scratch or pretrained here
+      return vector_spec.same_length(length, 'lasttoken' if config.causal else 'cls')
+    return vector_spec.same_length(length, 'lasttoken' if config.causal else 'mean', True)
   _check_order(root / 'modules.json', [module.type for module in modules])
   for module in modules:
     if module.type == 'Normalize':

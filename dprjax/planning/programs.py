@@ -5,6 +5,7 @@ writes the file named by its argument, and ends when standard input ends.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -29,8 +30,8 @@ from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.planning import backbones, hlo, targets
 from dprjax.training import config as configs
+from dprjax.training import encoder_settings, updates
 from dprjax.training import method as methods
-from dprjax.training import updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,7 @@ def read_config(arguments: Sequence[str], platform: str) -> ml_collections.Confi
     )
   if methods.of(config).shapes is None:
     raise InputError(f'config.method: {config.method!r} has no `Method.shapes`, needed by a plan')
+  config, _ = encoder_settings.resolve(config, {}, functools.partial(backbones.spec_of, config))
   return configs.settle(config, platform)
 
 

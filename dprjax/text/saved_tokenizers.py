@@ -17,7 +17,7 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.reading import read_json_object
 
-_FORMAT = 'dprjax.tokenizer.3'
+_FORMAT = 'dprjax.tokenizer.4'
 _PACKAGES = ('transformers', 'tokenizers', 'sentencepiece')
 _MOST = 64  # tokenizers kept, the newest
 # Files that a tokenizer may be read from; not weights.

@@ -216,7 +216,7 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
     )
   files.refuse_special(folder)
   config = folder / 'tokenizer_config.json'
-  if config.exists() and 'auto_map' in reading.read_json_object(config, config.name):
+  if 'auto_map' in _config_of(folder):
     raise InputError(
       f'{config}: auto_map names Python code, and dprjax never runs it; remove that key'
     )
@@ -229,6 +229,11 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
   fields = {field.name: getattr(tokenizer, field.name) for field in dataclasses.fields(tokenizer)}
   saved_tokenizers.write(key, {**fields, 'backend': tokenizer.backend.to_str()})
   return tokenizer
+
+
+def _config_of(folder: epath.Path) -> dict[str, Any]:
+  path = folder / 'tokenizer_config.json'
+  return reading.read_json_object(path, path.name) if path.exists() else {}
 
 
 def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tokenizer:
@@ -246,6 +251,15 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
   except BaseException as error:
     why = ' '.join(str(error).split())
     raise InputError(f'cannot read the tokenizer in {folder}: {why}') from error
+  config = _config_of(folder)
+  # transformers 5 ignores these keys beside a tokenizer.json, and 4 did not: E5-Mistral pools the
+  # state of this token.
+  if (
+    config.get('add_eos_token')
+    and type(wrapper).__name__.startswith(('Llama', 'Gemma'))
+    and wrapper('a')['input_ids'][-1] != wrapper.eos_token_id
+  ):
+    wrapper.add_bos_token, wrapper.add_eos_token = config.get('add_bos_token', True), True
   backend = getattr(wrapper, 'backend_tokenizer', None)
   if backend is None:
     raise InputError(

@@ -47,10 +47,13 @@ def table(method: str, sections: Container[str] = ()) -> types.SimpleNamespace:
 
 def values(section: types.SimpleNamespace) -> dict[str, Any]:
   """The defaults of a table, in nested dictionaries."""
-  return {
-    name: values(item) if isinstance(item, types.SimpleNamespace) else item.value
-    for name, item in vars(section).items()
-  }
+
+  def value(item: Any) -> Any:
+    if isinstance(item, types.SimpleNamespace):
+      return values(item)
+    return ml_collections.FieldReference(item.value, object) if item.mixed else item.value
+
+  return {name: value(item) for name, item in vars(section).items()}
 
 
 def replace(
@@ -58,9 +61,10 @@ def replace(
 ) -> ml_collections.FrozenConfigDict:
   """A copy with new values of some options, by full name such as ``data.fold``."""
   changed = ml_collections.ConfigDict(config.to_dict())
-  for name, value in changes.items():
-    section, _, leaf = name.rpartition('.')
-    option(changed, section)[leaf] = value
+  with changed.ignore_type():  # of a value that was 'auto'
+    for name, value in changes.items():
+      section, _, leaf = name.rpartition('.')
+      option(changed, section)[leaf] = value
   return ml_collections.FrozenConfigDict(changed)
 
 
@@ -123,7 +127,10 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.data.train_split, c.data.dev_split, c.data.hold_out = 'train', 'dev', 0.0
   c.data.folds = 0
   c.alternatives = {}
+  if c.pooling == options.AUTO:
+    c.pooling, c.normalize = 'mean', True
   c.data.query_max_length, c.data.passage_max_length = 16, 32
+  c.data.query_prefix = c.data.passage_prefix = ''
   c.eval.every, c.checkpoint.every, c.log_every = 6, 4, 2
   c.eval.corpus_limit = 64
   c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})
@@ -208,14 +215,18 @@ def embed(config: ml_collections.ConfigDict, given: Collection[str]) -> bool:
   """
   if config.data.dir or config.data.get('format') != 'auto' or config.get('tasks'):
     return False
-  settings = {
+  lengths = {'data.query_max_length': 32, 'data.passage_max_length': 96}
+  shorter = {
+    name: most
+    for name, most in lengths.items()
+    if option(config, name) == options.AUTO or option(config, name) > most
+  }
+  settings = shorter | {
     'data.format': 'docstrings',
     'data.dir': EMBEDDED,
     'data.hold_out': 0.0,
     'data.folds': 0,
     'data.dev_split': 'dev',
-    'data.query_max_length': min(config.data.query_max_length, 32),
-    'data.passage_max_length': min(config.data.passage_max_length, 96),
     'epochs': min(config.epochs, 4.0),
   }
   config.update_from_flattened_dict({k: v for k, v in settings.items() if k not in given})
@@ -411,6 +422,8 @@ def check_rules(
   def check_needs(what: str, needs: Mapping[str, Any]) -> None:
     for name, wanted in needs.items():
       value = option(config, name)
+      if value == options.AUTO:
+        continue  # it becomes the wanted value
       if wanted is options.SET or not wanted:
         wrong, goes = bool(value) != bool(wanted), f'with{"" if wanted else "out"} config.{name}'
       else:

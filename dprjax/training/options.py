@@ -11,6 +11,8 @@ from dprjax.base.errors import InputError
 
 SET: Any = object()
 """In ``Option.requires``: any value but an unused one."""
+AUTO = 'auto'
+"""A value to be resolved; of the encoder by `encoder_settings`."""
 
 
 class Option(NamedTuple):
@@ -22,6 +24,7 @@ class Option(NamedTuple):
     optional: only methods that list it in `Method.options` may change it.
     requires: full names of other options and the values (`SET` or one value) that they need when
       this option differs from its default. False, 0 and () mean an unused option.
+    mixed: whether values have several types, so that a config takes any.
   """
 
   value: Any
@@ -29,6 +32,7 @@ class Option(NamedTuple):
   expected: str
   optional: bool = False
   requires: Mapping[str, Any] = types.MappingProxyType({})
+  mixed: bool = False
 
   def only(self, optional: bool = False, **requires: Any) -> 'Option':
     """A copy with rules; ``prompt__length=SET`` requires ``prompt.length``."""
@@ -56,6 +60,11 @@ def text(value: str) -> Option:
   return Option(value, lambda v: isinstance(v, str) and v.isprintable(), 'a text on one line')
 
 
+def lines(value: str) -> Option:
+  """Any text."""
+  return Option(value, lambda v: isinstance(v, str), 'a text')
+
+
 def choice(*values: str) -> Option:
   """One of these words; the default is the first."""
   return Option(values[0], lambda v: v in values, ' or '.join(map(repr, values)))
@@ -64,6 +73,13 @@ def choice(*values: str) -> Option:
 def switch(value: bool) -> Option:
   """True or False."""
   return Option(value, lambda v: isinstance(v, bool), 'True or False')
+
+
+def auto(one: Option) -> Option:
+  """The same values, or the default `AUTO`."""
+  return Option(
+    AUTO, lambda v: v == AUTO or one.fits(v), f'{one.expected}, or {AUTO!r}', mixed=True
+  )
 
 
 def whole(value: int, *, least: int, most: int, also: int | None = None) -> Option:
@@ -233,9 +249,10 @@ def table() -> types.SimpleNamespace:
 
   c.trainable = several('prompt/.*')  # whole-name regular expressions; all else is frozen
   # 'cls', 'mean', 'lasttoken' or another of `models.pooling`; for nir_retriever 'mask', 'cls' or
-  # 'mean' (over the tokens of the text)
-  c.pooling = text('cls')
-  c.normalize = switch(False)  # unit length, so that scores are cosines
+  # 'mean' (over the tokens of the text); 'auto', here and below: as dprjax encode has it without a
+  # prompt (docs/backbones.md)
+  c.pooling = text(AUTO)
+  c.normalize = auto(switch(True))  # unit length, so that scores are cosines
   c.temperature = number(1.0, above=0, most=1e4)  # scores are divided by it
   c.in_batch = switch(True)  # passages of other queries on all devices are negatives
   # queries (in pretraining: texts) scored at a time on a device; bounds the memory of the loss
@@ -326,10 +343,11 @@ def table() -> types.SimpleNamespace:
   # read categories of passages (beir, arxiv, docstrings); a passage without any is never a positive
   c.data.categories = switch(False)
   c.data.strict = switch(False)  # unknown ids in qrels are an error
-  c.data.query_max_length = whole(32, least=3, most=8192)  # tokens, with special ones
-  c.data.passage_max_length = whole(128, least=3, most=8192)
-  c.data.query_prefix = text('')  # text before every query
-  c.data.passage_prefix = text('')
+  # tokens, with special ones; 'auto' is at most 8192 and adds longer buckets
+  c.data.query_max_length = auto(whole(512, least=3, most=8192))
+  c.data.passage_max_length = auto(whole(512, least=3, most=8192))
+  c.data.query_prefix = lines(AUTO)  # text before every query
+  c.data.passage_prefix = lines(AUTO)
   c.data.query_buckets = lengths(16, 32, 64, 128, 256, 512)  # padded lengths of batches
   c.data.passage_buckets = lengths(32, 64, 96, 128, 192, 256, 384, 512)
   # relevant passages listed per query, to mask false negatives

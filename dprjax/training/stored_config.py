@@ -41,13 +41,18 @@ def default_workdir(arguments: Sequence[str], config: ml_collections.ConfigDict)
   return os.path.join('runs', '-'.join(dict.fromkeys(words)))
 
 
-def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> bool:
-  """Whether the workdir has results, which must be of this experiment."""
+def begun(workdir: epath.PathLike) -> dict[str, Any]:
+  """The options of a workdir with results, by full name; else empty."""
   path = epath.Path(workdir) / 'config.json'
   has_results = any((path.parent / name).exists() for name in _MADE)
-  if not (path.exists() and has_results):
+  return configs.flat(_read(workdir)) if path.exists() and has_results else {}
+
+
+def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> bool:
+  """Whether the workdir has results, which must be of this experiment."""
+  if not (stored := begun(workdir)):
     return False
-  stored, given = configs.flat(_read(workdir)), configs.flat(json.loads(configs.to_json(config)))
+  given = configs.flat(json.loads(configs.to_json(config)))
   differ = [
     key
     for key in sorted(stored.keys() | given.keys())

@@ -18,7 +18,16 @@ from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.text import seen, tokenizing
-from dprjax.training import baseline, closing, earlier, optim, selection, stored_config, trackers
+from dprjax.training import (
+  baseline,
+  closing,
+  earlier,
+  encoder_settings,
+  optim,
+  selection,
+  stored_config,
+  trackers,
+)
 from dprjax.training import config as configs
 from dprjax.training import method as methods
 from dprjax.training import workdir as workdirs
@@ -47,6 +56,12 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
       mesh.check_batch(devices, experiment.batch_size * experiment.accumulate, chunks)
     except InputError as error:
       raise InputError(f'alternative {name}: {error}' if name else str(error)) from error
+  with distributed.turn():
+    begun, load = stored_config.begun(workdir), functools.cache(encoder_settings.load)
+    (config, resolved), *rest = (
+      encoder_settings.resolve(one, begun, load) for one in (config, *experiments.values())
+    )
+  experiments = dict(zip(experiments, (one for one, _ in rest), strict=True))
   given = configs.to_json(config)
   if distributed.agree(given) != given:
     raise InputError(
@@ -56,6 +71,8 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   workdirs.check_folders(config, workdirs.inputs(config))
   main = jax.process_index() == 0
   say = logger.info if main else logger.debug
+  if resolved:
+    say(resolved)
   run = functools.partial(train_one, devices, say)
   if '' in experiments:
     return run(Trial(experiments[''], epath.Path(workdir)))

@@ -44,6 +44,12 @@ LLAMA3 = {
   'high_freq_factor': 4.0,
   'original_max_position_embeddings': 48,
 }
+LONGROPE = {
+  'rope_type': 'longrope',
+  'short_factor': [1.0, 1.25, 1.5, 2.0],
+  'long_factor': [1.0, 2.0, 4.0, 8.0],
+  'original_max_position_embeddings': 20,
+}
 GEMMA = {
   'query_pre_attn_scalar': 11,
   'sliding_window': 4,
@@ -102,6 +108,7 @@ CONFIGS = {
     'eurobert',
     {'rope_parameters': {'rope_theta': 1000.0, 'rope_type': 'default'}},
   ),
+  'llama-longrope': ('llama', {'rope_parameters': {'rope_theta': 100.0, **LONGROPE}}),
 }
 
 

@@ -28,15 +28,17 @@ SLOW = (
   'embeddinggemma',
   'llama',
   'llama-yarn',
+  'llama-longrope',
   'mistral',
   'mistral-both',
   'qwen2',
   'gemma3',
   'eurobert',
 )
-CAUSAL = ('llama', 'llama-yarn', 'mistral', 'qwen2', 'gemma3')
+CAUSAL = ('llama', 'llama-yarn', 'llama-longrope', 'mistral', 'qwen2', 'gemma3')
 ALL = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
-DYNAMIC = {'rope_type': 'dynamic', 'factor': 4.0}
+DYNAMIC = {'rope_type': 'dynamic', 'factor': 4.0, 'original_max_position_embeddings': 8}
+LONGROPE = {'rope_type': 'longrope', 'short_factor': [1, 2], 'long_factor': [3, 4]}
 encode = jax.jit(encoder.encode, static_argnames=('config', 'options'))
 
 
@@ -140,11 +142,13 @@ def test_a_shape_is_read_from_old_and_new_keys_and_written(name, golden):
 @pytest.mark.parametrize(
   ('name', 'change', 'named'),
   [
-    ('llama', {'rope_parameters': {'rope_type': 'longrope', 'factor': 2}}, ('longrope', 'llama3')),
+    ('llama', {'rope_parameters': {'rope_type': 'spiral', 'factor': 2}}, ('spiral', 'llama3')),
+    ('llama', {'rope_parameters': {'rope_type': 'longrope', 'factor': 2}}, ('short_factor',)),
+    ('llama', {'rope_parameters': LONGROPE}, ('short_factor', '2')),
     (
       'llama',
-      {'rope_parameters': {**DYNAMIC, 'original_max_position_embeddings': 8}},
-      ('dynamic', 'max_position_embeddings', '8'),
+      {'rope_parameters': {**DYNAMIC, 'partial_rotary_factor': 0.5}},
+      ('partial_rotary_factor',),
     ),
     ('llama', {'num_key_value_heads': 3}, ('num_key_value_heads',)),
     ('gemma3', {'attn_logit_softcapping': 30.0}, ('attn_logit_softcapping',)),
@@ -160,13 +164,14 @@ def test_what_is_not_supported_is_named(name, change, named, golden, tmp_path):
     hub.read_shape(tmp_path)
 
 
-def test_dynamic_positions_are_plain_up_to_the_original_ones(golden):
+def test_texts_have_at_most_the_original_positions_if_others_turn_otherwise(golden):
   config = json.loads(golden('llama_llama')['config'].item())
   family, plain = families.find('llama'), {'rope_type': 'default', 'rope_theta': 500.0}
   shape = family.read_config(config | {'rope_parameters': plain | DYNAMIC})
   usual = family.read_config(config | {'rope_parameters': plain})
   for one, other in zip(shape.rope.frequencies(8), usual.rope.frequencies(8), strict=True):
     np.testing.assert_array_equal(one, other)
+  assert (shape.max_tokens, usual.max_tokens) == (8, 64)
   assert family.write_config(shape)['rope_scaling'] == DYNAMIC
 
 

@@ -297,7 +297,7 @@ def test_old_names_of_arguments_replace_new_ones(tmp_path, old, applied):
 
 def test_a_bare_encoder_has_the_length_of_its_tokenizer(tmp_path):
   (tmp_path / 'tokenizer_config.json').write_text('{"model_max_length": 77}')
-  assert read(tmp_path) == same_length(length=77)
+  assert read(tmp_path) == same_length(77, 'mean', True)
   (tmp_path / 'config_sentence_transformers.json').write_text('{"similarity_fn_name": "dot"}')
   with refused('config_sentence_transformers.json', 'modules.json'):
     read(tmp_path)

@@ -121,6 +121,24 @@ def test_a_vocabulary_with_gaps_is_as_long_as_its_largest_id(trained, tmp_path):
   assert tokenizing.load_tokenizer(tmp_path / 'model').vocab_size == 10**6 + 1
 
 
+@pytest.mark.parametrize('named', [True, False])
+@pytest.mark.parametrize('begins', [True, False])
+def test_a_closing_token_that_only_the_config_names(tmp_path, named, begins):
+  """As in E5-Mistral; transformers 5 leaves it out, and 4 did not."""
+  backend = tokenizers.Tokenizer(tokenizers.models.BPE({'<s>': 0, '</s>': 1, 'a': 2, 'b': 3}, []))
+  backend.add_special_tokens(['<s>', '</s>'])
+  backend.post_processor = tokenizers.processors.TemplateProcessing(
+    single='<s> $A', special_tokens=[('<s>', 0)]
+  )
+  backend.save(str(tmp_path / 'tokenizer.json'))
+  config = {'tokenizer_class': 'LlamaTokenizer', 'bos_token': '<s>', 'eos_token': '</s>'}
+  config |= {'add_eos_token': named, 'add_bos_token': begins}
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(config))
+  tokenizer = tokenizing.load_tokenizer(tmp_path)
+  assert tokenizer.closing == ((1,) if named else ())
+  assert tokenizer.opening == ((0,) if begins or not named else ())
+
+
 def test_pad_batch():
   rows = [np.array([5, 6, 7], np.int32), np.array([], np.int32), np.array([8], np.int32)]
   tokens, mask = tokenizing.pad_batch(rows, 4, 9)

@@ -384,6 +384,7 @@ def read_config(keys: Keys, model_type: str, **traits: Any) -> Config:
       keys.rope_theta or 10000.0,
       keys.max_position_embeddings,
     )
+    found['rope'].frequencies(found['head_dim'])  # raises if its numbers do not fit
   if heads % found['num_kv_heads']:
     raise InputError(
       f'num_attention_heads {heads} is not a multiple of num_key_value_heads '
@@ -403,7 +404,7 @@ def read_config(keys: Keys, model_type: str, **traits: Any) -> Config:
     keys.num_hidden_layers,
     heads,
     intermediate_size=keys.intermediate_size,
-    max_tokens=keys.max_position_embeddings,
+    max_tokens=int(min(keys.max_position_embeddings, found['rope'].longest)),
     layer_norm_eps=keys.rms_norm_eps,
     attention_dropout=keys.attention_dropout,
     initializer_range=keys.initializer_range,

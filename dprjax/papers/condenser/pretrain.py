@@ -346,7 +346,7 @@ def export(
   if dual_encoder.trains(trained, SUBTREE) and not dual_encoder.trains(trained, 'backbone'):
     return Product({}, *prompt)
   settings = {'condenser': {'split': _skip_from(config, backbone.config)}}
-  # Only settings that differ from sentence-transformers defaults need files.
+  # Only settings that differ from those of a bare folder of dprjax need files.
   longest, own = backbone.config.max_tokens, None
   if (spec.pooling, spec.normalize) != ('cls', False):
     own = vector_spec.same_length(longest, pooling=spec.pooling, normalize=spec.normalize)
@@ -382,5 +382,6 @@ METHOD = Method(
   export,
   parts=('mlm', 'condenser'),
   options=('prompt.kind', 'prompt.length', 'prompt.init_text', 'matryoshka'),
+  requires={'data.query_prefix': '', 'data.passage_prefix': ''},
   shapes=shapes,
 )

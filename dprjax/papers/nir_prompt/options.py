@@ -7,7 +7,7 @@ import ml_collections
 
 from dprjax.training import config as configs
 from dprjax.training import options
-from dprjax.training.options import choice, phrases, several, switch, text, whole
+from dprjax.training.options import choice, lines, phrases, several, switch, text, whole
 
 TASK_DATA = (
   'format',
@@ -87,6 +87,7 @@ def task_table() -> types.SimpleNamespace:
   # texts
   shared = vars(options.table().data)
   t.data = types.SimpleNamespace(**{name: shared[name] for name in TASK_DATA})
+  t.data.query_prefix, t.data.passage_prefix = lines(''), lines('')
   return t
 
 

@@ -203,7 +203,8 @@ class Pipeline:
     recipe = self.config.retriever_recipe
     self._experiment(name, recipe, experiment, mined, base, product, settings)
     workdir = workdirs.trained(workdir)
-    base = stored_config.backbone_path(stored_config.load_workdir(workdir), workdir)
+    self._settings = stored_config.load_workdir(workdir)
+    base = stored_config.backbone_path(self._settings, workdir)
     return (ModelFiles(base, product) if prompted else ModelFiles(str(product))), base
 
   def _reranker(self, mined: epath.Path, base: str) -> str:
@@ -251,7 +252,7 @@ class Pipeline:
         self.texts,
         which,
         self.workdir / 'embeddings' / f'{name}-{which or "corpus"}',
-        self.config.retriever,
+        self._settings,
       )
       for which in (None, split)
     )

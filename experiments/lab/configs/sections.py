@@ -34,7 +34,9 @@ def get_config(arg: str = ''):
   c.batch_size = 16
   c.epochs = 1.0
   c.optim.learning_rate, c.optim.weight_decay = 2e-5, 0.01
-  c.data.query_max_length = 128
+  c.pooling, c.normalize = 'cls', False
+  c.data.query_max_length = c.data.passage_max_length = 128
+  c.data.query_prefix = c.data.passage_prefix = ''
   c.data.max_queries = 1_800_000  # as many as the published set has
   if arg == 'local':
     c = defaults.local(c)

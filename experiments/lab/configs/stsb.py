@@ -31,7 +31,9 @@ def get_config(arg: str = ''):
   c.batch_size = 16
   c.epochs = 4.0
   c.optim.learning_rate, c.optim.weight_decay = 2e-5, 0.01
-  c.data.query_max_length = 128
+  c.pooling, c.normalize = 'cls', False
+  c.data.query_max_length = c.data.passage_max_length = 128
+  c.data.query_prefix = c.data.passage_prefix = ''
   c.eval.measure = 'spearman'
   if arg == 'local':
     c = defaults.local(c)
