@@ -374,7 +374,9 @@ def way_rows(settings, chosen, columns=(), fused=True):
     fused: with the ways that are fused with BM25, besides the frozen encoder.
   """
   rows = []
-  names = [name for name in COLUMNS if name != FROZEN and (fused or not name.fused or name == FUSED)]
+  names = [
+    name for name in COLUMNS if name != FROZEN and (fused or not name.fused or name == FUSED)
+  ]
   for name in [*names, CHOOSER]:
     some = [one for one in settings if name == CHOOSER or name in one.tested]
     if not some:
@@ -425,8 +427,7 @@ def source_rows(settings, chosen):
     some = [one for one in settings if one.source == source]
     picked = [[FROZEN, BM25, FUSED, chosen[id(one)].candidate] for one in some]
     scores = [
-      [one.tested[name].mean() for name in names]
-      for one, names in zip(some, picked, strict=True)
+      [one.tested[name].mean() for name in names] for one, names in zip(some, picked, strict=True)
     ]
     rows.append([source, *(f'{score:.3f}'.lstrip('0') for score in np.mean(scores, axis=0))])
   return trials.table(['source', *map(label, (FROZEN, BM25, FUSED)), CHOOSER], rows)
