@@ -250,7 +250,7 @@ def table():
   with tempfile.TemporaryDirectory() as out:
     ledgers = {name: Ledger(name, f'{out}/{name}') for name in {row.experiment for row in ROWS}}
     rows = [cells(row, ledgers[row.experiment]) for row in ROWS]
-  head = ['', 'claim', 'paper', 'here', 'on each set', 'seeds, sources', 'planned', 'verdict']
+  head = ['', 'claim', 'paper', 'here', 'seeds, sources', 'planned', 'verdict']
   return trials.table(head, rows)
 
 
@@ -297,28 +297,20 @@ class Ledger:
 
 def cells(row, ledger):
   """The cells of a row."""
-  found, each, count = [], [], ''
+  found, count = [], ''
   for ours, theirs in row.pairs:
     pair = ledger.pair(row, ours, theirs)
     names = list(pair[0][min(pair[0])])
     found.append(trials.compare(*pair, names))
     sources = {ledger.source(name) for name in names} if not row.measure else {row.measure}
     count = f'{len(pair[0])}, {len(sources)}'
-    if len(names) > 1:
-      gaps = [trials.compare(*pair, [name])[0] for name in names]
-      short = [f'{name} {trials.number(gap)}' for name, gap in zip(names, gaps, strict=True)]
-      each.append(
-        ', '.join(short)
-        if len(names) < 4
-        else f'{trials.number(min(gaps))} to {trials.number(max(gaps))}'
-      )
   shown = '; '.join(
     f'{trials.number(mean)} [{trials.number(low)}, {trials.number(high)}]'
     for mean, low, high, _ in found
   )
   said = near(found) if row.near else found[0][3]
   planned = 'yes' if row.planned else 'no'
-  return [row.claim, row.text, row.paper, shown, '; '.join(each), count, planned, f'**{said}**']
+  return [row.claim, row.text, row.paper, shown, count, planned, f'**{said}**']
 
 
 def of_each(line, measure):
