@@ -1,4 +1,4 @@
-"""Compares systems: a table, on the console and as Markdown, and a figure.
+"""Compares systems: a table, on the console and as Markdown or LaTeX, and a figure.
 
     python -m dprjax.report --metrics frozen=frozen.json --metrics BM25=bm25.json \\
         --metrics prompt=prompt.json --out=report.md --figure=report.png
@@ -6,7 +6,8 @@
 A system is a metrics.json of dprjax.evaluate. A paired bootstrap over queries (10,000 draws)
 compares each system with the first; * marks a difference whose 95 % interval excludes 0. The figure
 shows the differences with their intervals. Data sets are drawn separately and have equal weight.
-Values under "extra" in metrics.json (--extra of dprjax.evaluate) become columns.
+Values under "extra" in metrics.json (--extra of dprjax.evaluate) become columns. `--format=latex`
+writes a tabular with the rules of booktabs.
 """
 
 import dataclasses
@@ -28,7 +29,8 @@ class Flags:
   measure: tuple[str, ...] = flag(
     'measures to show (default: all common to the systems)', (), split=' ', metavar='MEASURE'
   )
-  out: str | None = flag('the table as Markdown', None, metavar='report.md')
+  out: str | None = flag('the table', None, metavar='report.md')
+  format: str = flag('of --out', 'markdown', choices=comparison.FORMATS)
   figure: str | None = flag('the figure: png, pdf or svg', None, metavar='report.png')
 
 
@@ -50,7 +52,7 @@ def _report(args: Flags) -> None:
       f'not every system has {", ".join(absent) or "a measure that the others have"}; all have '
       f'{", ".join(shared) or "none"}'
     )
-  write(systems, measures, args.out, args.figure)
+  write(systems, measures, args.out, args.figure, args.format)
 
 
 def write(
@@ -58,11 +60,13 @@ def write(
   measures: Sequence[str],
   out: files.PathLike | None,
   figure: files.PathLike | None,
+  form: str = 'markdown',
 ) -> None:
-  """Prints the table of systems, and writes it as Markdown to ``out``, and the figure.
+  """Prints the table of systems, and writes it to ``out``, and the figure.
 
   Args:
     systems: the content of a metrics.json by name; the first is the baseline.
+    form: of ``comparison.FORMATS``.
   """
   columns, rows = comparison.table(systems, measures)
   text = comparison.note(systems, measures)
@@ -70,7 +74,7 @@ def write(
     figures.compared(systems, measures, figure)
   if out is not None:
     with files.atomic_write(out) as file:
-      file.write(comparison.markdown(columns, rows, text))
+      file.write(comparison.FORMATS[form](columns, rows, text))
   cli.print_table(columns, rows)
   print(text)
 

@@ -183,6 +183,10 @@ class Experiment(systems.Runs):
     made = self.scores(found, names) + self.unseen(found, names) + self.variants(found, names)
     return made + self.verdicts(found, names) + self.share(found, names)
 
+  def short(self, found, names):
+    made = self.scores(found, names) + self.variants(found, names, means=True)
+    return made + self.verdicts(found, names) + self.share(found, names)
+
   def share(self, found, names):
     """The mean gain of the recipe over that of fine-tuning, on settings with both."""
     both = [name for name in names if found[name][CHOSEN] and found[name]['ft']]
@@ -219,8 +223,11 @@ class Experiment(systems.Runs):
     mining.mine(folder, folder / 'qrels' / 'train.tsv', [f'--run=bm25={run}'], out)
     return (f'data.mined_negatives={out}',)
 
-  def variants(self, found, names):
-    """Recipes with one thing changed: their scores less those of the recipe, by seeds."""
+  def variants(self, found, names, means=False):
+    """Recipes with one thing changed: their scores less those of the recipe, by seeds.
+
+    With ``means`` only their means over settings.
+    """
     rows = []
     for way, base in BASES.items():
       pairs = {name: sorted(found[name][way].keys() & found[name][base].keys()) for name in names}
@@ -237,10 +244,10 @@ class Experiment(systems.Runs):
         shown = iter(f'{one:+.3f} ({other:+.3f})' for one, other in zip(used, own, strict=True))
         row = [next(shown) if seeds else '' for seeds in pairs.values()]
         mean = f'{np.mean(used):+.3f} ({np.mean(own):+.3f})'
-        rows.append([WAYS[base].label, VARIANTS[way].label, *row, mean])
+        rows.append([WAYS[base].label, VARIANTS[way].label, *([] if means else row), mean])
     if not rows:
       return ''
-    head = ['recipe', 'with', *names, 'mean']
+    head = ['recipe', 'with', *([] if means else names), 'mean']
     # Settings without any have no column.
     filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
     head, *rows = ([row[i] for i in filled] for row in (head, *rows))

@@ -103,7 +103,7 @@ def write(out, docs=None):
   print(made)
   draw(results, out / FIGURE)
   if docs:
-    trials.publish(docs, 'nir_prompt', made, [out / FIGURE])
+    trials.publish(docs, 'nir_prompt', short(results), [out / FIGURE])
 
 
 def page(results):
@@ -118,6 +118,18 @@ def page(results):
       trainings(results),
       counts(results),
       f'{len(results.lines)} runs, {minutes:.0f} minutes in all; commit {commits}.\n',
+    )
+  )
+
+
+def short(results):
+  """The tables of docs/experiments; docs/results.md has the claims with numbers."""
+  return '\n'.join(
+    (
+      main_table(results),
+      trials.table(trials.CLAIMS[1:], [row[1:] for row in claims(results, numbered=False)]),
+      f'![Gain in RR@10 over BM25]({FIGURE})\n',
+      f'{len(results.lines)} runs.\n',
     )
   )
 

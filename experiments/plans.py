@@ -62,11 +62,12 @@ EMBEDDERS = {
   'qwen3-embedding-8b': 'lasttoken',
   'qwen3-embedding-4b': 'lasttoken',
 }
-EMBEDDER_MACHINES = ('v5e:2x4', 'h100:1', 'v6e:2x4', 'h100:8')
+EMBEDDER_MACHINES = ('v5e:2x4', 'v6e:2x4', 'h100:1', 'h100:8')
 # Texts of a forward pass and their tokens; lengths of prompts, the last one for the update.
 TEXTS, TOKENS = 64, 512
 LENGTHS = 16, 64
-BANKS = 10, 1000, 100_000
+BANKS = 1000, 100_000
+PLANNED = 'compiled, not run'
 MACHINES = ('v5e:2x4', 'v5e:4x8', 'v6e:2x4', 'v5p:2x2x1', 'h100:8')
 DEFAULT = 'dptdr.py:msmarco'
 MISSING = '?'
@@ -200,7 +201,7 @@ def recipe_cell(found):
     return MISSING
   if not found.update:
     return 'does not fit' if found.programs['update'].fits is False else 'unknown'
-  return f'{found.programs[found.update].needs / targets.GIB:.1f} GiB'
+  return f'{found.programs[found.update].needs / targets.GIB:.1f}'
 
 
 def embedder_cell(made):
@@ -209,7 +210,7 @@ def embedder_cell(made):
     return MISSING
   if 'xla' not in made.answer:
     return 'unknown' if made.fits is None else tables.fits(made)
-  return f'{made.needs / targets.GIB:.1f} GiB'
+  return f'{made.needs / targets.GIB:.1f}'
 
 
 def markdown(columns, rows):
@@ -278,15 +279,15 @@ def recipe_lines(plans):
   lines = [
     '## Recipes',
     '',
-    'A cell has the memory that each chip needs for the update. The heading has the memory of a',
-    'chip that programs can use.',
+    'A cell has the GiB that each chip needs for the update, the heading those that programs can',
+    'use.',
   ]
   for backbone in BACKBONES:
     rows = [
       (f'`{recipe}`', *(recipe_cell(plans[recipe, backbone, machine]) for machine in MACHINES))
       for recipe in RECIPES
     ]
-    lines += ['', f'### {backbone}', '', *markdown(('recipe', *map(on, MACHINES)), rows)]
+    lines += ['', f'### {backbone}', '', *markdown((PLANNED, *map(on, MACHINES)), rows)]
   return [
     *lines,
     '',
@@ -303,7 +304,7 @@ def embedder_lines(made):
   lines = [
     '## Embedding models',
     '',
-    'A cell has the memory that each chip needs'
+    'A cell has the GiB that each chip needs'
     + (f' ({MISSING}: not compiled yet).' if None in made.values() else '.'),
   ]
   titles = {
@@ -328,23 +329,21 @@ def embedder_lines(made):
       )
       for model in EMBEDDERS
     ]
-    columns = ('model', *map(on, EMBEDDER_MACHINES))
+    columns = (PLANNED, *map(on, EMBEDDER_MACHINES))
     lines += ['', f'### {title}', '', *text, '', *markdown(columns, rows)]
   rows = []
   for model in EMBEDDERS:
-    for length in LENGTHS:
-      shape = backbones.SHAPES[model]
-      one = 2 * 2 * shape.num_layers * length * shape.num_kv_heads * shape.head_dim
-      rows.append((model, str(length), *(size(count * one) for count in (1, *BANKS))))
-  columns = ('model', 'vectors', '1 prompt', *(f'{count:,} prompts' for count in BANKS))
+    shape = backbones.SHAPES[model]
+    one = 2 * 2 * shape.num_layers * LENGTHS[0] * shape.num_kv_heads * shape.head_dim
+    rows.append((model, *(size(count * one) for count in (1, *BANKS))))
+  columns = ('model', '1 prompt', *(f'{count:,} prompts' for count in BANKS))
   return [
     *lines,
     '',
     '### Memory of served prompts',
     '',
-    '1,000 prompts of 16 vectors fit beside every model. 100,000 do not: `dprjax.serve` keeps them',
-    'in files, and the most used ones in host memory and on the chips. Sizes are of bfloat16;',
-    'files have float32, twice the size.',
+    f'Prompts of {LENGTHS[0]} vectors, bfloat16; files have twice the size. 1,000 fit beside every',
+    'model. 100,000 do not: `dprjax.serve` keeps them in files, and the most used ones in memory.',
     '',
     *markdown(columns, rows),
   ]
@@ -360,10 +359,13 @@ def page(plans, made, versions):
   lines = [
     '# What a recipe needs on a rented machine',
     '',
+    'Every row is *compiled, not run*: [`dprjax.plan`](planning.md) compiled the programs, and no',
+    'such machine ran them. On TPUs the compiler gives the bytes and refuses what does not fit. On',
+    'GPUs it gives bytes, and three quarters of the memory are taken for the limit.',
+    '',
     *answer(plans),
     *embedder_answer(made),
     '',
-    'These are plans by [`dprjax.plan`](planning.md); none was checked on such a machine.',
     'Arithmetic and frozen weights are bfloat16.',
     '',
     *recipe_lines(plans),
@@ -374,9 +376,7 @@ def page(plans, made, versions):
     '',
     "    python experiments/plans.py --show='dptdr.py:msmarco roberta-large v5e:2x4'",
     '',
-    'prints the plans that match: memory, FLOPs, bytes and collectives. Their encoders hold',
-    'float32 weights, whole on each chip; `dprjax.encode` now places bfloat16 weights, which take',
-    'half of that.',
+    'prints the plans that match: memory, FLOPs, bytes and collectives.',
     '',
     '`make plans` compiles missing programs into `experiments/plans.jsonl` and writes this page.',
     f'Compilers: {versions}.',

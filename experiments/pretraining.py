@@ -513,6 +513,10 @@ class Experiment(systems.Runs):
       parts += [self.trained(found, names, pooling), self.verdicts_of(found, pooling)]
     return '\n'.join(part for part in (*parts, self.looks(), self.shifts(found)) if part)
 
+  def short(self, found, names):
+    made = self.trained(found, names, POOLINGS[0])
+    return f'{made}\n{self.verdicts_of(found, POOLINGS[0], decided=True)}'
+
   def losses(self):
     """The pretraining losses at the end."""
     lines = [line for line in trials.ledger(self.out) if line['run'].startswith('backbones/')]
@@ -557,13 +561,16 @@ class Experiment(systems.Runs):
       made.append(trials.table([f'{label}, {pooling}', *columns], rows))
     return '\n'.join([f'## Vectors: {pooling}\n', *made]) if made else ''
 
-  def verdicts_of(self, found, pooling):
+  def verdicts_of(self, found, pooling, decided=False):
+    """The verdicts of a pooling, all of them or those that are not 'undecided'."""
     rows = []
     for claim, ours, theirs, kind, some in self.claims:
       pair = [way(start, kind, pooling) for start in (ours, theirs)]
       if set(self.settled(found, some, *pair)) == set(some):
-        verdict = trials.shown(self.difference(found, some, *pair))
-        rows.append([claim, KINDS[kind], self.each(found, some, pair), verdict])
+        verdict = self.difference(found, some, *pair)
+        if not decided or verdict[3] != 'undecided':
+          each = self.each(found, some, pair)
+          rows.append([claim, KINDS[kind], each, trials.shown(verdict)])
     head = ['claim', 'trained', 'sets', 'difference, interval, verdict']
     return trials.table(head, rows) if rows else ''
 

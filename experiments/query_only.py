@@ -200,11 +200,10 @@ class Experiment(systems.Runs):
       rows = [
         self.row(found[name], way, unseen) for way in (*systems.FLOORS, *WAYS) if found[name][way]
       ]
-      head = ['', *evaluation.MEASURES, 'nDCG@10, answers not seen']
-      head += ['rate', 'queries seen', 'training, s', 'trained', 'encoded again']
+      head = ['', 'nDCG@10', 'answers not seen', 'rate', 'training, s', 'trained', 'encoded again']
       made += (
-        f'## {name}\n\n{trials.table(head, rows)}\n{len(unseen):,} queries to test on, '
-        f'{sum(unseen):,} of them with answers that answer no training query.\n\n'
+        f'## {name}: {len(unseen):,} test queries, {sum(unseen):,} with answers not seen\n\n'
+        f'{trials.table(head, rows)}\n'
       )
     return made + self.verdicts(found, names)
 
@@ -213,22 +212,18 @@ class Experiment(systems.Runs):
     own = [found[way][seed] for seed in sorted(found[way])]
     if way in systems.FLOORS:
       own = own[:1]
-    measured = [trials.cell(line[measure] for line in own) for measure in evaluation.MEASURES]
+    measured = [trials.cell(line['nDCG@10'] for line in own)]
     if unseen.any():
       scores = [np.array(line['scores']['nDCG@10'])[unseen].mean() for line in own]
       measured.append(trials.cell(scores))
     else:
       measured.append('')
     if way in systems.FLOORS:
-      return [systems.FLOORS[way], *measured, '', '', '', '', '']
-    # A score that still rose at the last update would rise on.
-    rising = any(line['step'] == self.args.updates for line in own)
-    seen = ', '.join(f'{line["step"] * self.args.batch:,}' for line in own)
+      return [systems.FLOORS[way], *measured, '', '', '', '']
     return [
       WAYS[way].label,
       *measured,
       f'{own[0]["rate"]:g}',
-      seen + (', rising' if rising else ''),
       f'{np.mean([line["train_s"] for line in own]):.0f}',
       f'{own[0]["bytes"] / 1e3:,.0f} kB',
       f'all, {own[0]["reencode_s"]:.0f} s' if WAYS[way].both else 'none',

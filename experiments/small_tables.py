@@ -364,10 +364,19 @@ def complete(settings):
   return [one for one in settings if {*used(settings)} <= one.tested.keys()]
 
 
-def way_rows(settings, chosen):
-  """Each way over the settings that have it: gain, recall, losses, seconds, bytes."""
+def way_rows(settings, chosen, columns=(), fused=True):
+  """Each way over the settings that have it: gain, recall, losses, seconds, bytes.
+
+  Args:
+    settings: the settings.
+    chosen: the choices of the chooser.
+    columns: those to show, by number; (): all.
+    fused: with the ways that are fused with BM25, besides the frozen encoder.
+  """
   rows = []
-  names = [name for name in COLUMNS if name != FROZEN]
+  names = [
+    name for name in COLUMNS if name != FROZEN and (fused or not name.fused or name == FUSED)
+  ]
   for name in [*names, CHOOSER]:
     some = [one for one in settings if name == CHOOSER or name in one.tested]
     if not some:
@@ -406,7 +415,22 @@ def way_rows(settings, chosen):
     'seconds',
     'kB',
   ]
+  if columns:
+    head, *rows = ([row[column] for column in columns] for row in (head, *rows))
   return trials.table(head, rows)
+
+
+def source_rows(settings, chosen):
+  """nDCG@10 of each source, a mean over its settings."""
+  rows = []
+  for source in dict.fromkeys(one.source for one in settings):
+    some = [one for one in settings if one.source == source]
+    picked = [[FROZEN, BM25, FUSED, chosen[id(one)].candidate] for one in some]
+    scores = [
+      [one.tested[name].mean() for name in names] for one, names in zip(some, picked, strict=True)
+    ]
+    rows.append([source, *(f'{score:.3f}'.lstrip('0') for score in np.mean(scores, axis=0))])
+  return trials.table(['source', *map(label, (FROZEN, BM25, FUSED)), CHOOSER], rows)
 
 
 def seen_rows(settings, chosen, data):
@@ -505,27 +529,37 @@ def show(out, data, docs):
   drawn = out / 'small-labels.png'
   draw(settings, chosen, drawn)
   if docs:
-    trials.publish(docs, 'small_labels', made, [drawn])
+    short = [
+      '### Every way\n',
+      way_rows(complete(settings), chosen, (0, 2, 3, 7, 8)),
+      '### Rules of choice\n',
+      table,
+      '### nDCG@10 of each source\n',
+      source_rows(settings, chosen),
+      f'{len(lines)} runs, {len(settings)} settings.\n',
+    ]
+    trials.publish(docs, 'small_labels', '\n'.join(short), [drawn])
 
 
 def show_other(out, data, docs, encoder):
   """The same of another encoder, in short; its chooser has the prior of MiniLM."""
   settings = read(trials.ledger(out))
   chosen = {id(one): choosing.choose(candidates(one), prior=choosing.PRIOR) for one in settings}
-  parts = [way_rows(settings, chosen)]
+  claims = []
   for above, below, claim in COMPARED:
     pairs = [one for one in settings if {Candidate(above), Candidate(below)} <= one.tested.keys()]
     if pairs:
       gaps = [one.tested[Candidate(above)] - one.tested[Candidate(below)] for one in pairs]
       count = counted(len(pairs), 'settings')
-      parts.append(f'{claim}: {shown(over_sources(pairs, gaps))} on {count}.\n')
+      claims.append(f'{claim}: {shown(over_sources(pairs, gaps))} on {count}.\n')
   before = [
     f'{line["run"].replace("/untrained ", ", ")} {line["nDCG@10"]:.3f}'
     for line in trials.ledger(out)
     if '/untrained ' in line['run']
   ]
   if before:
-    parts.append(f'nDCG@10 of prompts before training: {"; ".join(before)}.\n')
+    claims.append(f'nDCG@10 of prompts before training: {"; ".join(before)}.\n')
+  parts = [way_rows(settings, chosen), *claims]
   parts.append(score_rows(settings, chosen, lambda one, name: one.tested[name].mean()))
   if rows := seen_rows(settings, chosen, data):
     parts += ['Gains on seen and unseen answers:\n', rows]
@@ -542,7 +576,8 @@ def show_other(out, data, docs, encoder):
   trials.write(out / 'results.md', made)
   print(made)
   if docs:
-    trials.publish(docs, 'small_labels', made, [], encoder)
+    short = '\n'.join([way_rows(settings, chosen, (0, 2, 7, 8), fused=False), *claims])
+    trials.publish(docs, 'small_labels', short, [], encoder)
 
 
 def goal_lines(settings, found):

@@ -200,12 +200,17 @@ class Runs:
     print(made)
     drawn = self.draw(found, names)
     if docs:
-      trials.publish(docs, self.name, made, drawn)
+      short = f'{self.short(found, names)}\n{len(lines)} runs.\n'
+      trials.publish(docs, self.name, short, drawn)
       trials.keep(self.out, self.ledger, self.settings)
 
   def page(self, found, names):
     """The tables and verdicts."""
     return self.scores(found, names) + self.verdicts(found, names)
+
+  def short(self, found, names):
+    """The part of `page` that docs/experiments has."""
+    return self.page(found, names)
 
   def draw(self, found, names):
     """Paths of the figures: gains with their intervals."""

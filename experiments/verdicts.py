@@ -55,9 +55,9 @@ def trained(claim, text, paper, ours, theirs, kind, sets, planned=True, near=Fal
   return Row(claim, text, paper, 'pretraining', (pair,), sets, near, planned)
 
 
-def looked(claim, text, paper, more, less, measure, planned=True):
+def looked(claim, text, paper, more, less, measure):
   pair = (f'{more}.cls', f'{less}.cls')
-  return Row(claim, text, paper, 'pretraining', (pair,), planned=planned, measure=measure)
+  return Row(claim, text, paper, 'pretraining', (pair,), measure=measure)
 
 
 WHOLE = ('scifact', 'medquad')
@@ -165,14 +165,6 @@ ROWS = (
       ),
     )
   ),
-  *(
-    looked('D8', f'the same of unit vectors: {said}', '', *pair, measure, planned=False)
-    for said, pair, measure in (
-      ('better aligned than masked LM', ('mlm-sentence', 'rip-sentence'), 'alignment'),
-      ('more uniform than masked LM', ('mlm-sentence', 'rip-sentence'), 'uniformity'),
-      ('more uniform than coCondenser', ('cocondenser-sentence', 'rip-sentence'), 'uniformity'),
-    )
-  ),
   Row(
     'D9',
     'negatives of two retrievers above those of BM25, DPT',
@@ -258,7 +250,7 @@ def table():
   with tempfile.TemporaryDirectory() as out:
     ledgers = {name: Ledger(name, f'{out}/{name}') for name in {row.experiment for row in ROWS}}
     rows = [cells(row, ledgers[row.experiment]) for row in ROWS]
-  head = ['', 'claim', 'paper', 'here', 'on each set', 'seeds, sources', 'planned', 'verdict']
+  head = ['', 'claim', 'paper', 'here', 'seeds, sources', 'planned', 'verdict']
   return trials.table(head, rows)
 
 
@@ -305,28 +297,20 @@ class Ledger:
 
 def cells(row, ledger):
   """The cells of a row."""
-  found, each, count = [], [], ''
+  found, count = [], ''
   for ours, theirs in row.pairs:
     pair = ledger.pair(row, ours, theirs)
     names = list(pair[0][min(pair[0])])
     found.append(trials.compare(*pair, names))
     sources = {ledger.source(name) for name in names} if not row.measure else {row.measure}
     count = f'{len(pair[0])}, {len(sources)}'
-    if len(names) > 1:
-      gaps = [trials.compare(*pair, [name])[0] for name in names]
-      short = [f'{name} {trials.number(gap)}' for name, gap in zip(names, gaps, strict=True)]
-      each.append(
-        ', '.join(short)
-        if len(names) < 4
-        else f'{trials.number(min(gaps))} to {trials.number(max(gaps))}'
-      )
   shown = '; '.join(
     f'{trials.number(mean)} [{trials.number(low)}, {trials.number(high)}]'
     for mean, low, high, _ in found
   )
   said = near(found) if row.near else found[0][3]
   planned = 'yes' if row.planned else 'no'
-  return [row.claim, row.text, row.paper, shown, '; '.join(each), count, planned, f'**{said}**']
+  return [row.claim, row.text, row.paper, shown, count, planned, f'**{said}**']
 
 
 def of_each(line, measure):

@@ -50,6 +50,26 @@ def test_tables_and_figure(tmp_path, capsys):
   assert 'nDCG' not in capsys.readouterr().out
 
 
+def test_a_table_for_a_paper(tmp_path, capsys):
+  write(tmp_path / 'a.json', metrics(WORSE))
+  write(tmp_path / 'b.json', metrics(BETTER, extra={'trained_%': '0.3'}))
+  systems = [f'--metrics=frozen={tmp_path}/a.json', f'--metrics=R&D {{x}}={tmp_path}/b.json']
+  report.main([*systems, f'--out={tmp_path}/r.tex', '--format=latex'])
+  capsys.readouterr()
+  comment, *lines = (tmp_path / 'r.tex').read_text().splitlines()
+  assert comment.startswith('% 100 queries. *: ')
+  assert lines == [
+    r'\begin{tabular}{lrrr}',
+    r'\toprule',
+    r'system & nDCG@10 & AP & trained\_\% \\',
+    r'\midrule',
+    r'frozen & 0.2030 & 0.5000 &  \\',
+    r'R\&D \{x\} & 0.3030* & 0.5000 & 0.3 \\',
+    r'\bottomrule',
+    r'\end{tabular}',
+  ]
+
+
 @pytest.mark.parametrize(
   'arguments, message',
   [

@@ -179,6 +179,32 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -
   return '\n'.join([line(columns), rule, *map(line, rows), '', note, ''])
 
 
+_LATEX = str.maketrans(
+  {
+    **{letter: f'\\{letter}' for letter in '#$%&_{}'},
+    '\\': r'\textbackslash{}',
+    '~': r'\textasciitilde{}',
+    '^': r'\textasciicircum{}',
+  }
+)
+
+
+def latex(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> str:
+  """The table as a ``tabular`` with the rules of booktabs, and the note as comments above it."""
+
+  def line(cells: Sequence[str]) -> str:
+    return ' & '.join(' '.join(cell.split()).translate(_LATEX) for cell in cells) + r' \\'
+
+  left = 2 if 'data set' in columns else 1
+  begin = rf'\begin{{tabular}}{{{"l" * left}{"r" * (len(columns) - left)}}}'
+  rules = [r'\toprule', line(columns), r'\midrule', *map(line, rows), r'\bottomrule']
+  comment = f'% {" ".join(note.splitlines())}'
+  return '\n'.join([comment, begin, *rules, r'\end{tabular}', ''])
+
+
+FORMATS = {'markdown': markdown, 'latex': latex}
+
+
 def note(systems: dict[str, dict[str, Any]], measures: Sequence[str]) -> str:
   """The number of queries, how many a system was trained on, and the meaning of *."""
   first, *others = systems
