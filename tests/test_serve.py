@@ -1,6 +1,7 @@
 """The command: its flags, its end, and several processes that share a folder of prompts."""
 
 import contextlib
+import hashlib
 import http.client
 import json
 import os
@@ -152,11 +153,11 @@ class Server:
       time.sleep(0.1)
     raise AssertionError(self.said())
 
-  def ask(self, method, path, body=None):
+  def ask(self, method, path, body=None, key=''):
     """Status and content."""
     if isinstance(body, dict):
       body = json.dumps(body).encode()
-    headers = {'content-type': 'application/json'}
+    headers = {'content-type': 'application/json', 'authorization': f'Bearer {key}'}
     request = urllib.request.Request(self.address + path, body, headers, method=method)
     try:
       with urllib.request.urlopen(request, timeout=60) as answer:
@@ -184,6 +185,33 @@ def start(small, tmp_path):  # noqa: F811
       return server
 
     yield run
+
+
+@pytest.mark.slow
+def test_a_tenant_is_answered_before_the_flood_of_another(start, tmp_path):
+  lines = [
+    f'read {hashlib.sha256(name.encode()).hexdigest()} {name}' for name in ('flood', 'quiet')
+  ]
+  (tmp_path / 'keys').write_text('\n'.join(lines))
+  server = start(f'--keys={tmp_path / "keys"}', '--name=model')
+  server.wait()
+  done = []
+
+  def ask(key, texts):
+    status, _ = server.ask('POST', '/v1/embeddings', {'model': 'model', 'input': texts}, key)
+    assert status == 200
+    done.append(key)
+
+  threads = [threading.Thread(target=ask, args=('flood', ['json'] * 2000)) for _ in range(4)]
+  for thread in threads:
+    thread.start()
+  while b'dprjax_queued_texts 0.0' in server.ask('GET', '/metrics', key='flood')[1]:
+    time.sleep(0.001)
+  for _ in range(3):
+    ask('quiet', 'json')
+  for thread in threads:
+    thread.join()
+  assert done == ['quiet'] * 3 + ['flood'] * 4
 
 
 @pytest.mark.slow

@@ -106,6 +106,40 @@ def test_the_autoscaling_goes_by_a_metric_that_the_server_has():
   assert query.count('(') == query.count(')') and query.count('<<') == query.count('>>') == 6
 
 
+def test_monitoring_asks_for_metrics_that_the_server_has():
+  metrics = pytest.importorskip('dprjax.serving.metrics', reason="pip install 'dprjax[serve]'")
+  own = metrics.ServerMetrics()
+  own.stage_seconds.labels('queue').observe(0.1)
+  own.request_seconds.labels('POST /v1/embeddings').observe(0.1)
+  own.count_request('POST /v1/embeddings', 'qa', 200, 'one')
+  own.key_tokens.labels('one').inc()
+  text = own.text().decode()
+  monitor, rules = manifest('monitoring.yaml')
+  _, service = manifest()
+  assert monitor['spec']['selector']['matchLabels'] == service['metadata']['labels']
+  assert monitor['spec']['endpoints'][0]['port'] == service['spec']['ports'][0]['name']
+  board = json.loads((FOLDER / 'dashboard.json').read_text())
+  alerts = [rule['expr'] for group in rules['spec']['groups'] for rule in group['rules']]
+  shown = [target['expr'] for panel in board['panels'] for target in panel['targets']]
+  assert len(alerts) == 3 and len(shown) > 6
+  for expression in alerts + shown:
+    assert expression.count('(') == expression.count(')')
+    for series in re.findall(r'dprjax_\w+', expression):
+      assert re.search(rf'^{series}[ {{]', text, re.MULTILINE), series
+
+
+def test_proxies_give_the_server_as_long_and_as_much_as_it_takes():
+  args = parse(['--retriever=mine'])
+  for name, size in (('nginx.conf', 'm'), ('Caddyfile', 'MB')):
+    text = (FOLDER / name).read_text()
+    given = parse(re.search(r'dprjax\.serve (--[^:]+):', text)[1].split())
+    assert given.network.root_path in text
+    assert f' {args.network.max_body}{size}' in text
+    assert f' {args.network.max_prompt}{size}' in text
+    [seconds] = re.findall(r'(?:proxy_read|response_header)_timeout (\d+)s', text)
+    assert int(seconds) > args.network.timeout
+
+
 def test_the_kustomization():
   [made] = manifest('kustomization.yaml')
   assert (made['apiVersion'], made['kind']) == (
