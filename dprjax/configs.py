@@ -3,14 +3,16 @@
     python -m dprjax.configs
 
 These names work in every folder without a `configs/` of its own. `--options` lists the options of a
-config, with defaults and effects; `--options=WORD` only those with the word. `--copy=DIR` writes
-the experiments, the pinned versions (`constraints/`) and the scripts for clusters and servers
-(`launch/`) to a folder. A config file is a few lines of Python: copy one to change it.
+config by section, with defaults and effects; `--options=WORD` only those with the word.
+`--copy=DIR` writes the experiments, the pinned versions (`constraints/`) and the scripts for
+clusters and servers (`launch/`) to a folder. A config file is a few lines of Python: copy one to
+change it.
 """
 
 import ast
 import dataclasses
 import inspect
+import itertools
 import re
 import shutil
 import textwrap
@@ -91,13 +93,20 @@ def _list_options(word: str) -> None:
   for title, prefix, table in tables():
     found = [one for one in explained(prefix, table) if word.lower() in ' '.join(one).lower()]
     if found:
-      print(f'\n{title}\n' if listed else f'{title}\n')
+      print(f'\n\n{title}' if listed else title)
       listed = True
-    for option, text in found:
-      print(option)
-      print(textwrap.indent(textwrap.fill(text, _COLUMNS - 4), '    '))
+    for section, some in itertools.groupby(sorted(found, key=_section), _section):
+      print(f'\n{section}\n')
+      for option, text in some:
+        print(option)
+        print(textwrap.indent(textwrap.fill(text, _COLUMNS - 4), '    '))
   if not listed:
     raise InputError(f'--options={word!r:.60}: no option has that word')
+
+
+def _section(explained: tuple[str, str]) -> str:
+  """``config.prompt`` of ``('config.prompt.length = 0 (...)', ...)``."""
+  return explained[0].partition(' ')[0].rpartition('.')[0]
 
 
 def _copy(to: str) -> None:

@@ -286,7 +286,9 @@ class Experiment(systems.Runs):
     drawn = []
     if any(gains.values()):
       drawn.append(self.out / 'gain.png')
-      foot = '95 % intervals over seeds and test queries; hollow: the frozen encoder was kept'
+      foot = (
+        '95 % intervals over seeds and test queries; hollow: frozen encoder kept; empty: not run'
+      )
       charts.differences(gains, systems.GAINED, foot, drawn[-1], self.title)
     curves = {}
     for source in CURVES:

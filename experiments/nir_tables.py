@@ -19,6 +19,7 @@ LABELS = {
   'ft-mask': 'FT at [MASK]',
   'emm': 'NIR-Prompt',
 }
+TITLE = 'No training is above the encoder as it is'
 FIGURE = 'nir-prompt.png'
 
 
@@ -183,4 +184,4 @@ def draw(results, path):
         panels.setdefault(title, {})[text] = figures.Bar(mean, low, high, False)
   if panels:
     foot = 'means over three test sets each; 95 % intervals over seeds and queries'
-    figures.dots(panels, 'gain in RR@10 over BM25', foot, path)
+    figures.dots(panels, 'gain in RR@10 over BM25', foot, path, title=TITLE)

@@ -655,7 +655,7 @@ class Experiment(systems.Runs):
             gains[f'{name}, {KINDS[kind]}'] = bars
       if gains:
         drawn.append(self.out / f'pretraining-{pooling}.png')
-        foot = f'pooling: {pooling}; 95 % intervals over seeds and test queries, long ones cut'
+        foot = f'pooling: {pooling}; 95 % intervals, long ones cut; empty: not run'
         others = {'stsb': 'STS-b: Spearman', 'sections': 'sections: accuracy'}
         said = '; '.join(
           word for name, word in others.items() if any(row.startswith(name) for row in gains)

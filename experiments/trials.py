@@ -296,14 +296,14 @@ def shown(found):
   return f'{mean:+.3f} [{low:+.3f}, {high:+.3f}] **{said}**'
 
 
-CLAIMS = ('', 'claim', 'paper', 'here', 'seeds', 'verdict')  # the columns of a row of verdicts
+CLAIMS = ('', 'claim', 'verdict', 'here', 'paper', 'seeds')  # the columns of a row of verdicts
 
 
 def claim_row(claim, text, paper, found, seeds, unit):
   """The cells of a verdict: the claim, the numbers of the paper, and those of ``compare``."""
   mean, low, high, said = found
   here = f'{number(mean)} [{number(low)}, {number(high)}] {unit}'
-  return [claim, text, paper, here, str(seeds), f'**{said}**']
+  return [claim, text, f'**{said}**', here, paper, str(seeds)]
 
 
 def number(value):

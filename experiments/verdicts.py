@@ -250,7 +250,7 @@ def table():
   with tempfile.TemporaryDirectory() as out:
     ledgers = {name: Ledger(name, f'{out}/{name}') for name in {row.experiment for row in ROWS}}
     rows = [cells(row, ledgers[row.experiment]) for row in ROWS]
-  head = ['', 'claim', 'paper', 'here', 'seeds, sources', 'planned', 'verdict']
+  head = ['', 'claim', 'verdict', 'here', 'paper', 'seeds, sources', 'planned']
   return trials.table(head, rows)
 
 
@@ -310,7 +310,7 @@ def cells(row, ledger):
   )
   said = near(found) if row.near else found[0][3]
   planned = 'yes' if row.planned else 'no'
-  return [row.claim, row.text, row.paper, shown, count, planned, f'**{said}**']
+  return [row.claim, row.text, f'**{said}**', shown, row.paper, count, planned]
 
 
 def of_each(line, measure):

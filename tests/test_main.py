@@ -189,8 +189,8 @@ def test_all_options_are_listed_with_what_they_change(capsys):
   assert set(known) <= set(names) and len(names) == len(set(names))
   assert listed["config.prompt.sides = 'both' ('both' or 'query')"].startswith("'query':")
   command.main(['--options=dropout_scope'])
-  title, _, name, effect = capsys.readouterr().out.splitlines()
-  assert title == 'Options of every experiment'
+  title, _, section, _, name, effect = capsys.readouterr().out.splitlines()
+  assert (title, section) == ('Options of every experiment', 'config.prompt')
   assert name == "config.prompt.dropout_scope = 'example' ('example' or 'batch')"
   assert effect.startswith("    'example': ") and "'batch': " in effect
   with pytest.raises(SystemExit) as end:

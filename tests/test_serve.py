@@ -189,10 +189,9 @@ def start(small, tmp_path):  # noqa: F811
 
 @pytest.mark.slow
 def test_a_tenant_is_answered_before_the_flood_of_another(start, tmp_path):
-  lines = [
-    f'read {hashlib.sha256(name.encode()).hexdigest()} {name}' for name in ('flood', 'quiet')
-  ]
-  (tmp_path / 'keys').write_text('\n'.join(lines))
+  digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ('flood', 'quiet')}
+  lines = ''.join(f'read {digest} {name}\n' for name, digest in digests.items())
+  (tmp_path / 'keys').write_text(lines)
   server = start(f'--keys={tmp_path / "keys"}', '--name=model')
   server.wait()
   done = []
@@ -202,7 +201,7 @@ def test_a_tenant_is_answered_before_the_flood_of_another(start, tmp_path):
     assert status == 200
     done.append(key)
 
-  threads = [threading.Thread(target=ask, args=('flood', ['json'] * 2000)) for _ in range(4)]
+  threads = [threading.Thread(target=ask, args=('flood', ['json'] * 2000)) for _ in range(2)]
   for thread in threads:
     thread.start()
   while b'dprjax_queued_texts 0.0' in server.ask('GET', '/metrics', key='flood')[1]:
@@ -211,7 +210,7 @@ def test_a_tenant_is_answered_before_the_flood_of_another(start, tmp_path):
     ask('quiet', 'json')
   for thread in threads:
     thread.join()
-  assert done == ['quiet'] * 3 + ['flood'] * 4
+  assert done == ['quiet'] * 3 + ['flood'] * 2
 
 
 @pytest.mark.slow
