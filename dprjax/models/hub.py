@@ -118,10 +118,7 @@ def check_readable(path_or_hub_id: PathLike) -> None:
 
 
 def load_spec(path_or_hub_id: PathLike, reserved: int = 0) -> VectorSpec:
-  """How an encoder embeds texts (``Backbone.spec``), without reading tensors.
-
-  Texts leave ``reserved`` positions free.
-  """
+  """``Backbone.spec``, without reading tensors; texts leave ``reserved`` positions free."""
   with _open(path_or_hub_id) as (root, checkpoint, _):
     spec = sentence.read_folder(root, checkpoint.config)
     return spec.at_most(checkpoint.config.max_tokens - reserved)

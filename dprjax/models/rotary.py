@@ -57,7 +57,7 @@ class Rope(NamedTuple):
 
   @property
   def longest(self) -> float:
-    """The most tokens of a text. Above, some rotations depend on the length of the text."""
+    """The most tokens of a text; the rotation of a longer one may depend on its length."""
     bound = self.kind in ('dynamic', 'longrope')
     return dict(self.numbers)['original_max_position_embeddings'] if bound else math.inf
 

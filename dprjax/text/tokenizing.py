@@ -252,8 +252,7 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
     why = ' '.join(str(error).split())
     raise InputError(f'cannot read the tokenizer in {folder}: {why}') from error
   config = _config_of(folder)
-  # transformers 5 ignores these keys beside a tokenizer.json, and 4 did not: E5-Mistral pools the
-  # state of this token.
+  # transformers 4 applied these keys, 5 ignores them. E5-Mistral pools the state of this token.
   if (
     config.get('add_eos_token')
     and type(wrapper).__name__.startswith(('Llama', 'Gemma'))

@@ -47,13 +47,12 @@ def table(method: str, sections: Container[str] = ()) -> types.SimpleNamespace:
 
 def values(section: types.SimpleNamespace) -> dict[str, Any]:
   """The defaults of a table, in nested dictionaries."""
-
-  def value(item: Any) -> Any:
-    if isinstance(item, types.SimpleNamespace):
-      return values(item)
-    return ml_collections.FieldReference(item.value, object) if item.mixed else item.value
-
-  return {name: value(item) for name, item in vars(section).items()}
+  found: dict[str, Any] = {}
+  for name, item in vars(section).items():
+    found[name] = values(item) if isinstance(item, types.SimpleNamespace) else item.value
+    if getattr(item, 'mixed', False):
+      found[name] = ml_collections.FieldReference(item.value, object)
+  return found
 
 
 def replace(
@@ -61,7 +60,7 @@ def replace(
 ) -> ml_collections.FrozenConfigDict:
   """A copy with new values of some options, by full name such as ``data.fold``."""
   changed = ml_collections.ConfigDict(config.to_dict())
-  with changed.ignore_type():  # of a value that was 'auto'
+  with changed.ignore_type():  # of 'auto'
     for name, value in changes.items():
       section, _, leaf = name.rpartition('.')
       option(changed, section)[leaf] = value
@@ -215,18 +214,14 @@ def embed(config: ml_collections.ConfigDict, given: Collection[str]) -> bool:
   """
   if config.data.dir or config.data.get('format') != 'auto' or config.get('tasks'):
     return False
-  lengths = {'data.query_max_length': 32, 'data.passage_max_length': 96}
-  shorter = {
-    name: most
-    for name, most in lengths.items()
-    if option(config, name) == options.AUTO or option(config, name) > most
-  }
-  settings = shorter | {
+  settings = {
     'data.format': 'docstrings',
     'data.dir': EMBEDDED,
     'data.hold_out': 0.0,
     'data.folds': 0,
     'data.dev_split': 'dev',
+    'data.query_max_length': 32,
+    'data.passage_max_length': 96,
     'epochs': min(config.epochs, 4.0),
   }
   config.update_from_flattened_dict({k: v for k, v in settings.items() if k not in given})

@@ -33,7 +33,7 @@ def resolve(
   begun: Mapping[str, Any],
   load: Callable[[str, int], VectorSpec] = load,
 ) -> tuple[ml_collections.FrozenConfigDict, str]:
-  """The experiment without ``'auto'``, and a log line with the resolved options; '' without any.
+  """The experiment without ``'auto'``, and a log line with the values, or ''.
 
   Args:
     begun: the options of a run that goes on, by full name.
@@ -41,9 +41,8 @@ def resolve(
   names = [name for name in NAMES if configs.option(config, name) == AUTO]
   if not names:
     return ml_collections.FrozenConfigDict(config), ''
-  prompt = config.prompt
-  spec = load(config.backbone.path, prompt.length if prompt.shift_positions else 0)
-  spec = spec.at_most(_LONGEST)
+  reserved = config.prompt.length * config.prompt.shift_positions
+  spec = load(config.backbone.path, reserved).at_most(_LONGEST)
   requires = methods.load(config.method).requires
   changes = {}
   for name in names:

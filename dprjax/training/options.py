@@ -24,7 +24,7 @@ class Option(NamedTuple):
     optional: only methods that list it in `Method.options` may change it.
     requires: full names of other options and the values (`SET` or one value) that they need when
       this option differs from its default. False, 0 and () mean an unused option.
-    mixed: whether values have several types, so that a config takes any.
+    mixed: whether values have several types.
   """
 
   value: Any
