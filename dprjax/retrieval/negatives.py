@@ -124,6 +124,10 @@ def mine(
 
   Returns:
     The settings and counts.
+
+  Raises:
+    InputError: no candidate, or no denoised negative unless only scores are asked for too
+      (``options.score_positives``).
   """
   options = options or MiningOptions()
   report = ReadReport(options.strict)
@@ -144,11 +148,19 @@ def mine(
     _make_pools(tables, list(retrievers), report)
     if score:
       _score_candidates(tables, asked, options, score)
-    _choose(tables, asked, options, report, denoise=bool(score or reranked))
+    denoise = bool(score or reranked)
+    _choose(tables, asked, options, report, denoise)
     if not report.counts['candidates']:
       raise InputError(
         f'no run has a candidate for any of {len(asked.ids):,} queries: search these queries '
         f'first ({" ".join(str(report).split())})'
+      )
+    scored = report.counts['candidates with a reranker score']
+    if denoise and not options.score_positives and not report.counts['denoised negatives']:
+      raise InputError(
+        f'no denoised negative: the reranker gives none of {scored:,} candidates a probability '
+        f'below --threshold={options.threshold:g}; raise it, train the reranker longer, or mine '
+        'without it'
       )
     with files.atomic_write(out, 'wb') as file:
       written = 0

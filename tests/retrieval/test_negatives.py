@@ -458,6 +458,12 @@ def test_a_reranker_that_gives_no_number(world):
     world.mine(score=lambda pairs, progress: np.full(len(pairs), np.nan))
 
 
+def test_a_reranker_that_passes_no_candidate_ends_the_mining(world):
+  with refused('--threshold=0.1'):
+    world.mine(score=lambda pairs, progress: np.full(len(pairs), 9.0))
+  assert not (world.folder / 'train.jsonl').exists()
+
+
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
