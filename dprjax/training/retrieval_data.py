@@ -244,7 +244,7 @@ class Retrieval:
       batches=dataset,
       unit='pairs',
       description=f'{counted(tokens.num_queries, "training queries")}, '
-      f'{counted(tokens.num_passages, "passages")}; up to {counted(others, "negatives")} a query',
+      f'{counted(tokens.num_passages, "passages")}; {chance(others, "query")}',
       ids=ids,
       evaluation=(lambda built: ranking().evaluation(embedders(built.embed))) if self.dev else None,
       frozen=frozen if self.dev or self.folds else None,
@@ -259,6 +259,14 @@ class Retrieval:
       ),
       arrays=query_only.arrays(config, passages, distinct),
     )
+
+
+def chance(negatives: int, unit: str) -> str:
+  """The most negatives of a query or text, and the loss of a model that cannot tell them apart."""
+  return (
+    f'up to {counted(negatives, "negatives")} a {unit}, where chance is a loss of '
+    f'{np.log1p(negatives):.2f}'
+  )
 
 
 def cache_folder(section: ConfigDict, workdir: epath.Path, task: str = '') -> epath.Path:

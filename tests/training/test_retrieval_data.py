@@ -92,7 +92,9 @@ def test_what_the_loop_is_given(start, words_of, tmp_path, batches_of):
     'pairs',
     None,
   )  # ten queries, four an update
-  assert data.description == '10 training queries, 28 passages; up to 11 negatives a query'
+  assert data.description == (
+    '10 training queries, 28 passages; up to 11 negatives a query, where chance is a loss of 2.48'
+  )
   batch = next(iterator)
   assert {key: (value.dtype.name, value.shape) for key, value in batch.items()} == {
     'negative_source': ('int8', (4, 2)),

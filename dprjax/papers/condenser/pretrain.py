@@ -50,7 +50,7 @@ from dprjax.training.method import (
   Product,
   TrainingData,
 )
-from dprjax.training.retrieval_data import shorten
+from dprjax.training.retrieval_data import chance, shorten
 
 VIEWS = {'one': ('first',), 'siblings': ('first', 'second'), 'ict': ('first', 'second')}
 
@@ -323,7 +323,7 @@ def find_data(
     description = f'{eligible:,} of {counted(texts.num_passages, "passages")}'
     if settings.views != 'one':
       negatives = 2 * update - 2 if settings.views == 'siblings' else update - 1
-      description += f'; up to {counted(negatives, "negatives")} a text'
+      description += f'; {chance(negatives, "text")}'
     return TrainingData(dataset, 'passages', description, ids, evaluation=None)
 
   roles = {

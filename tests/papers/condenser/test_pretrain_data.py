@@ -59,8 +59,12 @@ def start(folder, settings, devices, tokenizer, model):
   ('views', 'said', 'lengths'),
   [
     ('one', '13 of 13 passages', [24]),
-    ('siblings', '12 of 13 passages; up to 6 negatives a text', [8, 8]),
-    ('ict', '12 of 13 passages; up to 3 negatives a text', [8, 16]),
+    (
+      'siblings',
+      '12 of 13 passages; up to 6 negatives a text, where chance is a loss of 1.95',
+      [8, 8],
+    ),
+    ('ict', '12 of 13 passages; up to 3 negatives a text, where chance is a loss of 1.39', [8, 16]),
   ],
 )
 def test_what_the_loop_is_given(start, words_of, views, said, lengths, batches_of):
