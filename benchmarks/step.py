@@ -1,14 +1,15 @@
-"""A training step of DPT and of FT: dprjax, PyTorch, and the trainer of sentence-transformers.
+"""A training step of DPT, LoRA and FT: dprjax, PyTorch, and the trainer of sentence-transformers.
 
     pip install -e '.[bench]' && python benchmarks/step.py [--size=minilm] [--queries=8]
-        [--prompt=16] [--runs=5] [--variant=backbone.unroll=0]
+        [--prompt=16] [--rank=8] [--runs=5] [--variant=backbone.unroll=0]
 
 All have the same weights and batch. A step encodes queries and passages, computes the in-batch
-contrastive loss of their cosines over 0.05 and its gradient (of the prompt, or of all weights),
-clips it and applies AdamW.
+contrastive loss of their cosines over 0.05 and its gradient (of the prompt, of LoRA on queries and
+values, or of all weights), clips it and applies AdamW.
 
 - dprjax takes the update of train.py.
-- PyTorch is written as users of transformers do: the prompt as past_key_values, SDPA, on a GPU
+- PyTorch is written as users of transformers do: the prompt as past_key_values, LoRA as modules
+  around the linear ones, SDPA, on a GPU
   bfloat16 autocast and fused AdamW. It runs plain and, if possible, under torch.compile; for DPT on
   a GPU also with frozen weights in bfloat16.
 - sentence-transformers has no such prompts: its trainer with MultipleNegativesRankingLoss is
@@ -55,7 +56,7 @@ from dprjax.text.vector_spec import same_length
 from dprjax.training import dpr
 from dprjax.training.method import Parts
 
-TEMPERATURE, CLIP, LEARNING_RATE = 0.05, 1.0, 1e-5
+TEMPERATURE, CLIP, LEARNING_RATE, ALPHA = 0.05, 1.0, 1e-5, 16.0
 
 
 def main() -> None:
@@ -67,6 +68,7 @@ def main() -> None:
     passage_length=128,
     candidates=1,
     prompt=(16, 128),
+    rank=8,
     runs=(5, 7),
     steps=(1, 5),
   )
@@ -81,7 +83,9 @@ def main() -> None:
   parser.add_argument(
     '--dropout', type=float, default=0.0, help='of hidden states and attention (default: none)'
   )
-  parser.add_argument('--methods', default='DPT,FT', help='DPT, FT or both (default)')
+  parser.add_argument(
+    '--methods', default='DPT,LoRA,FT', help='some of DPT, LoRA, FT (default: all)'
+  )
   parser.add_argument(
     '--variant',
     action='append',
@@ -111,9 +115,21 @@ def main() -> None:
   batch = made.batch(
     model, args.queries, args.query_length, args.passage_length, args.candidates, args.shortest
   )
-  prompt = 0.02 * np.random.default_rng(1).normal(
-    size=(model.num_layers, 2, args.prompt, model.num_heads, model.head_dim)
-  ).astype(np.float32)
+  rng = np.random.default_rng(1)
+  trained = {
+    'DPT': {
+      'prefix': _normal(rng, model.num_layers, 2, args.prompt, model.num_heads, model.head_dim)
+    },
+    'LoRA': {
+      f'attention/{name}/{half}': _normal(rng, model.num_layers, *shape)
+      for name in ('query', 'value')
+      for half, shape in (
+        ('a', (model.hidden_size, args.rank)),
+        ('b', (args.rank, model.hidden_size)),
+      )
+    },
+    'FT': None,
+  }
   cases: dict[str, Any] = {}
   with tempfile.TemporaryDirectory() as scratch:
     folder = made.backbone_folder(
@@ -122,9 +138,7 @@ def main() -> None:
       same_length(model.max_tokens, pooling='mean', normalize=True),
     )
     for method in args.methods.split(','):
-      cases[method] = compare(
-        args, method, model, params, prompt if method == 'DPT' else None, batch, folder, device
-      )
+      cases[method] = compare(args, method, model, params, trained[method], batch, folder, device)
   versions = {
     name: module.__version__ for name, module in (('torch', torch), ('transformers', transformers))
   }
@@ -132,12 +146,20 @@ def main() -> None:
   record.write_jax(name, cases, vars(args), versions)
 
 
+def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+  return 0.02 * rng.standard_normal(shape, np.float32)
+
+
+def _length(args: argparse.Namespace, method: str) -> int:
+  return {'DPT': args.prompt, 'LoRA': args.rank, 'FT': 0}[method]
+
+
 def compare(
   args: argparse.Namespace,
   method: str,
   model: Any,
   params: Any,
-  prompt: np.ndarray | None,
+  prompt: Mapping[str, np.ndarray] | None,
   batch: Any,
   folder: pathlib.Path,
   device: torch.device,
@@ -177,7 +199,7 @@ def compare(
       f'backbone.dropout={args.dropout}',
     ]
     settings = updates.options(
-      method, args.prompt, args.dtype, [*plain, *filter(None, overrides.split(','))]
+      method, _length(args, method), args.dtype, [*plain, *filter(None, overrides.split(','))]
     )
     ways[f'dprjax, {overrides}' if overrides else 'dprjax'] = ours(
       settings, model, params, prompt, batch
@@ -215,9 +237,9 @@ def compare(
   )
   cases = timing.summary(seconds, 'PyTorch', args.steps)
   rows = [(args.queries, args.query_length), (args.queries * args.candidates, args.passage_length)]
-  must = roofline.cost(
-    model, method, rows, args.prompt if method == 'DPT' else 0, jnp.dtype(args.dtype).itemsize
-  ).flops
+  # LoRA costs an update without gradients of weights; its own products are below a percent.
+  kind, length = ('DPT', 0) if method == 'LoRA' else (method, _length(args, method))
+  must = roofline.cost(model, kind, rows, length, jnp.dtype(args.dtype).itemsize).flops
   peak = limit.peak(args.dtype)
   for name, case in cases.items():
     case['gflop_a_second'] = round(must / case['milliseconds'] / 1e6, 1)
@@ -245,12 +267,13 @@ def our_loss(
   method: str,
   model: Any,
   params: Any,
-  prompt: np.ndarray | None,
+  prompt: Mapping[str, np.ndarray] | None,
   batch: Any,
 ) -> float:
   """The loss of dprjax, in float32."""
-  system = dpr.build(updates.options(method, args.prompt, 'float32'), model, updates.one_device())
-  tensors = {'backbone': params} | ({} if prompt is None else {'prompt': {'prefix': prompt}})
+  settings = updates.options(method, _length(args, method), 'float32')
+  system = dpr.build(settings, model, updates.one_device())
+  tensors = {'backbone': params} | ({} if prompt is None else {'prompt': tree.unflatten(prompt)})
   # By default, float32 products on a GPU have the precision of tf32.
   with jax.default_matmul_precision('highest'):
     return float(
@@ -261,29 +284,41 @@ def our_loss(
 
 
 def ours(
-  settings: Any, model: Any, params: Any, prompt: np.ndarray | None, batch: Any
+  settings: Any, model: Any, params: Any, prompt: Mapping[str, np.ndarray] | None, batch: Any
 ) -> updates.Update:
   system = dpr.build(settings, model, updates.one_device())
 
   def init(parts: Parts, key: jax.Array) -> dict[str, Any]:
     start = system.init(parts, key)
     if prompt is not None:
-      assert tree.flatten(start['prompt']).keys() == {'prefix'}, (
-        'the prompt of a variant has other parameters than the prefix of PyTorch'
+      assert tree.flatten(start['prompt']).keys() == prompt.keys(), (
+        'the prompt of a variant has other parameters than that of PyTorch'
       )
-      start['prompt'] = {'prefix': prompt}
+      start['prompt'] = tree.unflatten(prompt)
     return start
 
   return updates.Update(settings, system._replace(init=init), Parts(params), batch)
 
 
+class Lora(torch.nn.Module):
+  """A linear module with a change of low rank."""
+
+  def __init__(self, linear: torch.nn.Module, a: torch.Tensor, b: torch.Tensor, scale: float):
+    super().__init__()
+    self._linear, self._scale = linear, scale
+    self.a, self.b = torch.nn.Parameter(a), torch.nn.Parameter(b)
+
+  def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return self._linear(x) + self._scale * (x @ self.a @ self.b)
+
+
 class Torch:
-  """A step as a user of transformers writes it: of the prompt or, without one, of all weights."""
+  """A step as a user of transformers writes it: of ``prompt`` or, without one, of all weights."""
 
   def __init__(
     self,
     folder: pathlib.Path,
-    prompt: np.ndarray | None,
+    prompt: Mapping[str, np.ndarray] | None,
     batch: Mapping[str, np.ndarray],
     device: torch.device,
     dtype: str,
@@ -306,8 +341,19 @@ class Torch:
     self._prompt = None
     if prompt is not None:
       net.requires_grad_(False)
-      self._prompt = torch.tensor(prompt, device=device, requires_grad=True)  # [L, 2, P, N, D]
-    self._trained = list(net.parameters()) if self._prompt is None else [self._prompt]
+    if prompt is not None and 'prefix' in prompt:
+      self._prompt = torch.tensor(prompt['prefix'], device=device, requires_grad=True)
+    elif prompt is not None:
+      for number, layer in enumerate(net.encoder.layer):
+        for name in ('query', 'value'):
+          a, b = (
+            torch.tensor(prompt[f'attention/{name}/{half}'][number], device=device) for half in 'ab'
+          )
+          wrapped = Lora(getattr(layer.attention.self, name), a, b, ALPHA / a.shape[1])
+          setattr(layer.attention.self, name, wrapped)
+    self._trained = [one for one in net.parameters() if one.requires_grad]
+    if self._prompt is not None:  # [L, 2, P, N, D]
+      self._trained = [self._prompt]
     self._roberta = net.config.model_type != 'bert'
     self._padding = net.config.pad_token_id
     self._net = torch.compile(net, dynamic=False) if compiled else net

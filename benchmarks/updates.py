@@ -27,17 +27,18 @@ def one_device() -> jax.sharding.Mesh:
 def options(
   method: str, prompt: int, dtype: str, overrides: Sequence[str] = ()
 ) -> ml_collections.ConfigDict:
-  """A prompt for both sides ('DPT') or configs/ft.py ('FT'), with mean pooling of unit vectors.
+  """A prompt or LoRA for both sides ('DPT', 'LoRA') or configs/ft.py ('FT'), with mean pooling of
+  unit vectors.
 
   There is no dropout and no average; the temperature is 0.05.
 
   Args:
-    method: 'DPT' or 'FT'.
-    prompt: length of the prompt, for DPT.
+    method: 'DPT', 'LoRA' (of queries and values, as in its paper) or 'FT'.
+    prompt: length of the prompt, for DPT; the rank, for LoRA.
     dtype: of the arithmetic and of frozen weights.
     overrides: ``KEY=VALUE`` of config options.
   """
-  recipe = {'DPT': 'dptdr.py:beir,both', 'FT': 'ft.py'}[method]
+  recipe = {'DPT': 'dptdr.py:beir,both', 'LoRA': 'dptdr.py:beir,both,lora', 'FT': 'ft.py'}[method]
   settings = {
     'backbone.dtype': dtype,
     'backbone.frozen_dtype': dtype,
@@ -45,11 +46,13 @@ def options(
     'prompt.dropout': 0.0,
     'ema': 0.0,
     'weight_interpolation': 0.0,
-    'prompt.length': prompt if method == 'DPT' else 0,
+    'prompt.length': 0 if method == 'FT' else prompt,
     'pooling': 'mean',
     'normalize': 'true',
     'temperature': 0.05,
   }
+  if method == 'LoRA':
+    settings['lora.targets'] = 'attention/(query|value)'
   pairs = [f'{key}={value}' for key, value in settings.items()] + list(overrides)
   flags = [f'--config.{pair}' for pair in pairs]
   return configs.parse([f'--config={ROOT}/configs/{recipe}', *flags])
@@ -113,7 +116,7 @@ def retrieval(
   params: Mapping[str, Any],
   batch: Mapping[str, np.ndarray],
 ) -> Update:
-  """An update of DPT or FT."""
+  """An update of DPT, LoRA or FT."""
   return Update(config, dpr.build(config, model, one_device()), Parts(params), batch)
 
 
