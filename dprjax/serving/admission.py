@@ -97,6 +97,11 @@ class Permit:
     self._admission._ask(self, work)
     self._counted = work.tokens
 
+  def refuse(self) -> None:
+    """Lets no request of its tenant in for a moment that is as large."""
+    now = self._admission._clock()
+    self._admission._refused[self.tenant] = self._size, now + AGAIN_S, now + 1.0
+
   def know(self, work: Work) -> None:
     """Replaces the estimate."""
     self._admission._wait_for(self, work.seconds)
@@ -258,4 +263,3 @@ class Admission:
         del self._active[permit.tenant]
         self.waiting.pop(permit.tenant, None)
         self._room.pop(permit.tenant, None)
-        self._refused.pop(permit.tenant, None)

@@ -118,7 +118,11 @@ class Service:
     if len(content) > _LARGE:
       steps = count_values(content)
       counted = self.engine.pool.submit(request.state.grant.tenant, steps)
-      self.limits.check_values(await self.wait(request, counted))
+      try:
+        self.limits.check_values(await self.wait(request, counted))
+      except Failure:
+        request.state.permit.refuse()
+        raise
     return decode(content, kind)
 
   async def wait(self, request: Request, future: concurrent.futures.Future) -> Any:

@@ -571,11 +571,13 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(engine):
   texts = json.dumps({'model': 'qa', 'input': [', "[{\\' * 20_000] * 2}).encode()
   with running(App(engine)) as address, httpx.Client(base_url=address) as client:
     headers = {'content-type': 'application/json'}
-    many, few = (
-      client.post('/v1/embeddings', content=content, headers=headers) for content in (file, texts)
+    few, many, again = (
+      client.post('/v1/embeddings', content=content, headers=headers)
+      for content in (texts, file, file)
     )
-    assert many.status_code == 413 and 'values' in many.json()['error']['message']
     assert few.status_code == 200, few.text
+    assert many.status_code == 413 and 'values' in many.json()['error']['message']
+    assert again.status_code == 429
 
 
 def test_work_that_cannot_end_in_time_is_refused_at_once(engine, monkeypatch):
