@@ -142,6 +142,9 @@ def notebook(content: dict) -> str:
       data = output.get('data', {})
       if 'text/html' in data:  # one line: an empty one would end the HTML
         parts.append(' '.join(''.join(data['text/html']).split()))
+      elif 'image/png' in data:
+        image = ''.join(data['image/png']).replace('\n', '')
+        parts.append(f'<img alt="A figure of the notebook" src="data:image/png;base64,{image}">')
       elif shown := data.get('text/plain', output.get('text')):
         parts.append(f'```text\n{"".join(shown).rstrip()}\n```')
   return '\n\n'.join([*parts, ''])

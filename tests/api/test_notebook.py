@@ -1,5 +1,6 @@
 """In a kernel of Jupyter, as a notebook runs it."""
 
+import json
 import pathlib
 import time
 
@@ -105,31 +106,62 @@ def test_a_cell_is_interrupted_and_goes_on(kernel, trained, texts, tmp_path):
   assert run(client, 'before == state()')[0] == 'True'
 
 
+def execute(name, parameters, folder, monkeypatch):
+  """A notebook of docs/notebooks as it stands, but for the cell of parameters; what it shows."""
+  nbclient, nbformat = pytest.importorskip('nbclient'), pytest.importorskip('nbformat')
+  for variable, value in devices.environment(JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)).items():
+    monkeypatch.setenv(variable, value)
+  monkeypatch.setenv('XDG_CACHE_HOME', str(folder / 'cache'))
+  monkeypatch.setenv('MPLBACKEND', 'module://matplotlib_inline.backend_inline')
+  notebook = nbformat.read(ROOT / 'docs' / 'notebooks' / name, 4)
+  [cell] = [cell for cell in notebook.cells if 'parameters' in cell.metadata.get('tags', ())]
+  cell.source = '\n'.join(f'{key} = {value!r}' for key, value in parameters.items())
+  place = {'metadata': {'path': str(folder)}}
+  nbclient.NotebookClient(notebook, timeout=600, resources=place).execute()
+  outputs = [output for cell in notebook.cells for output in cell.get('outputs', ())]
+  return [output.get('data', {}) for output in outputs]
+
+
+SMALL = {
+  'steps': 2,
+  'prompt.length': 2,
+  'data.dev_split': 'dev',
+  'data.query_max_length': 16,
+  'data.passage_max_length': 16,
+}
+
+
 @pytest.mark.slow
 def test_the_first_notebook(trained, tmp_path, monkeypatch):
-  """docs/notebooks/first.ipynb as it stands, but for the cell of parameters."""
-  nbclient, nbformat = pytest.importorskip('nbclient'), pytest.importorskip('nbformat')
-  for name, value in devices.environment(JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT)).items():
-    monkeypatch.setenv(name, value)
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  notebook = nbformat.read(ROOT / 'docs' / 'notebooks' / 'first.ipynb', 4)
-  [parameters] = [cell for cell in notebook.cells if 'parameters' in cell.metadata.get('tags', ())]
-  options = {
-    'steps': 2,
-    'prompt.length': 2,
-    'data.folds': 0,
-    'data.hold_out': 0.3,
-    'data.query_max_length': 16,
-    'data.passage_max_length': 16,
+  parameters = {'backbone': str(trained / 'backbone'), 'options': SMALL}
+  shown = execute('first.ipynb', parameters, tmp_path, monkeypatch)
+  pages = ''.join(''.join(data.get('text/html', '')) for data in shown)
+  assert 'on the dev split' in pages and 'nDCG@10' in pages
+  assert (tmp_path / 'searcher' / 'retriever.json').exists()
+
+
+@pytest.mark.slow
+def test_the_notebook_of_topics(trained, tmp_path, monkeypatch):
+  pytest.importorskip('sklearn')
+  pytest.importorskip('tomotopy')
+  words = ('matrix vector theorem', 'neuron brain pulse', 'query index database')
+  rows = [
+    {
+      'id': f'{number}',
+      'title': f'on {words[number % 3]} {number}',
+      'abstract': f'We study {words[number % 3]} and {words[number % 3].split()[number % 2]}. ' * 3,
+      'categories': [f'c{number % 3}'],
+    }
+    for number in range(150)
+  ]
+  path = tmp_path / 'arxiv.jsonl'
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  options = SMALL | {'topics.path': 'topics.npz', 'topics.batch': 2, 'batch_size': 8}
+  parameters = {
+    'papers': str(path),
+    'backbone': str(trained / 'backbone'),
+    'sizes': {'train': 80, 'dev': 20, 'test': 40},
+    'options': options,
   }
-  parameters.source = f'backbone = {str(trained / "backbone")!r}\noptions = {options!r}'
-  place = {'metadata': {'path': str(tmp_path)}}
-  nbclient.NotebookClient(notebook, timeout=600, resources=place).execute()
-  shown = ''.join(
-    ''.join(output.get('data', {}).get('text/html', ''))
-    for cell in notebook.cells
-    if cell.cell_type == 'code'
-    for output in cell.outputs
-  )
-  assert 'on the dev split' in shown and 'nDCG@10' in shown
-  assert (tmp_path / 'docstrings.npz').exists()
+  shown = execute('topics.ipynb', parameters, tmp_path, monkeypatch)
+  assert any('image/png' in data for data in shown)
