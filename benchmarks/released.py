@@ -177,7 +177,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, st
     LAST,
     {'web_search_query': 'Instruct: x\nQuery: '},
   ),
-  'SFR-Embedding-Mistral': ('mistral', {**MISTRAL, 'rope_theta': 10000.0}, LAST, {}),
+  'SFR-Embedding-Mistral': ('mistral', MISTRAL, LAST, {}),
   'gte-Qwen2-1.5B-instruct': (
     'qwen2',
     {
