@@ -76,7 +76,8 @@ measure() {
   fi
   # 2. Encoding beside sentence-transformers.
   if [[ $1 == rehearse ]]; then
-    run 200 'encode' "$PYTHON" benchmarks/encode.py --backbone=random:tiny --texts=16 --runs=1
+    run 200 'encode' "$PYTHON" benchmarks/encode.py --backbone=random:tiny --texts=16 --runs=1 \
+      --max_length=64
   else
     run 60 'encode' "$PYTHON" benchmarks/encode.py --backbone=random:base --texts=4096 --runs=3
   fi
@@ -103,7 +104,8 @@ made.backbone_folder(pathlib.Path(sys.argv[1]), made.SHAPES[sys.argv[2]], spec)"
     run "$([[ $1 == rehearse ]] && echo 400 || echo 100)" 'SciFact' "$PYTHON" -m dprjax.train \
       --config="configs/dptdr.py:beir$([[ $1 == rehearse ]] && echo ,local)" \
       --workdir="$OUT/scifact" --config.backbone.path="$OUT/backbone" \
-      --config.data.dir="$DATA/scifact" --config.data.dev_split= --config.data.hold_out=0.2
+      --config.data.dir="$DATA/scifact" --config.data.dev_split= --config.data.hold_out=0.2 \
+      --config.log.to=
   fi
   # 6. Memory of an update of a decoder.
   run 60 'update_memory' "$PYTHON" benchmarks/update_memory.py

@@ -41,7 +41,9 @@ def batch(
     lengths = rng.integers(round(shortest * shape[-1]), shape[-1], shape[:-1], endpoint=True)
     mask = np.arange(shape[-1]) < lengths[..., None]
     # Special tokens have the lowest ids.
-    tokens = np.where(mask, rng.integers(10, model.vocab_size, shape), model.pad_token_id)
+    tokens = np.where(
+      mask, rng.integers(10, model.vocab_size, shape), getattr(model, 'pad_token_id', 0)
+    )
     return tokens.astype(np.int32), mask
 
   query_tokens, query_mask = rows((queries, query_length))

@@ -93,7 +93,7 @@ class BatchFlags:
     'padded tokens of a batch (default: 8192, on CPUs 512 for each core)', None, most=2**24
   )
   deadline: int = flag('milliseconds that a text waits for others', 3, most=1000)
-  queue: int = flag('texts that may wait', 4096, most=10**7)
+  queue: int = flag('texts of a tenant that may wait', 4096, most=10**7)
   slots: int = flag('prompts on the device, and one for none', 256, most=10**6)
   host_memory: int = flag('megabytes of prompts that the host keeps', 2048, most=2**20)
   tokenizer_threads: int = flag('threads that tokenise', 2, most=256)

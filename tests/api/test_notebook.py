@@ -144,13 +144,16 @@ def test_the_first_notebook(trained, tmp_path, monkeypatch):
 def test_the_notebook_of_topics(trained, tmp_path, monkeypatch):
   pytest.importorskip('sklearn')
   pytest.importorskip('tomotopy')
-  words = ('matrix vector theorem', 'neuron brain pulse', 'query index database')
+  words = [
+    *('matrix vector theorem', 'neuron brain pulse', 'query index database', 'galaxy star orbit'),
+    *('protein cell gene', 'market price trade', 'poem verse rhyme', 'engine piston valve'),
+  ]
   rows = [
     {
       'id': f'{number}',
-      'title': f'on {words[number % 3]} {number}',
-      'abstract': f'We study {words[number % 3]} and {words[number % 3].split()[number % 2]}. ' * 3,
-      'categories': [f'c{number % 3}'],
+      'title': f'on {words[number % 8]} {number}',
+      'abstract': f'We study {words[number % 8]} and {words[number % 8].split()[number % 2]}. ' * 3,
+      'categories': [f'c{number % 8}'],
     }
     for number in range(150)
   ]
