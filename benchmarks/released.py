@@ -3,8 +3,8 @@
     pip install torch transformers sentence-transformers
     python benchmarks/released.py [--only=modernbert,xlm-roberta]
 
-A row has the keys of a public config.json as published: rotary bases and scalings, windows,
-positions, epsilons, token ids and so on. Only sizes are smaller (`SIZES`), and the weights are
+A row has the keys of a public config.json: rotary bases and scalings, windows, positions, epsilons,
+token ids and so on. Only sizes are smaller (`SIZES`), and the weights are
 random. transformers makes the twin. The columns are the largest differences of
 
 - `states`: of texts of 60, 17 and 1 tokens, padded on the right, in float32 from float64
@@ -12,7 +12,8 @@ random. transformers makes the twin. The columns are the largest differences of
 - `vectors`: of dprjax from those of sentence-transformers, queries and passages,
   with the pooling, modules and prompts of the public folder; empty without such files
 
-The configs were typed in from the public ones; Dense modules are left out. A config with keys of
+The configs were typed in without the hub at hand, so compare one with its file before relying on a
+key. Dense modules are left out. A config with keys of
 remote code is read by dprjax, and the twin has the same shape in the keys of transformers. Prints
 the rows of the table in docs/backbones.md.
 """
