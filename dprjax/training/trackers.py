@@ -8,12 +8,14 @@
 | trackio | the folder of Trackio, or the Space in ``TRACKIO_SPACE_ID`` |
 
 A package is imported only when named. A resumed training continues its tracker run where possible.
+`dprjax export` sends what it wrote to the MLflow run.
 A tracker that fails to take numbers does not end the training: it is dropped with a warning.
 """
 
 import importlib
 import importlib.util
 import logging
+import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -150,7 +152,7 @@ def _wandb(module: Any, about: About) -> _Pair:
 def _mlflow(module: Any, about: About) -> _Pair:
   # A client, since module.start_run would change the state of the surrounding program.
   client = module.MlflowClient()
-  kept = _read(about).get('mlflow')
+  kept = _read(about.workdir).get('mlflow')
   if kept is None or about.step < 0:
     experiment = client.get_experiment_by_name(about.project)
     number = experiment.experiment_id if experiment else client.create_experiment(about.project)
@@ -175,6 +177,22 @@ def _mlflow(module: Any, about: About) -> _Pair:
   return write, lambda: client.set_terminated(kept)
 
 
+def send(workdir: epath.PathLike, path: epath.PathLike) -> None:
+  """Sends a file or folder to the MLflow run of a workdir, if it has one, or warns."""
+  run = _read(epath.Path(workdir)).get('mlflow')
+  if run is None:
+    return
+  try:
+    client = importlib.import_module('mlflow').MlflowClient()
+    whole = epath.Path(path).is_dir()
+    (client.log_artifacts if whole else client.log_artifact)(run, os.fspath(path))
+  except Exception as error:  # from a server, a login or a missing package
+    why = f'{type(error).__name__}: {" ".join(str(error).split()):.200}'
+    logger.warning('MLflow did not take %s (%s)', path, why)
+  else:
+    logger.info('MLflow run %s has %s', run, path)
+
+
 def _trackio(module: Any, about: About) -> _Pair:
   run = module.init(
     project=about.project,
@@ -188,17 +206,17 @@ def _trackio(module: Any, about: About) -> _Pair:
 
 def _id(about: About, name: str) -> str:
   """The id of the tracker run, kept in the workdir; a new id for a training from its start."""
-  found = _read(about).get(name) if about.step >= 0 else None
+  found = _read(about.workdir).get(name) if about.step >= 0 else None
   if found is None:
     found = uuid.uuid4().hex[:12]
     _keep(about, name, found)
   return found
 
 
-def _read(about: About) -> dict[str, str]:
-  path = about.workdir / FILE
+def _read(workdir: epath.Path) -> dict[str, str]:
+  path = workdir / FILE
   return reading.read(path, 'runs of trackers', dict[str, str]) if path.exists() else {}
 
 
 def _keep(about: About, name: str, id_: str) -> None:
-  files.write_json(about.workdir / FILE, _read(about) | {name: id_})
+  files.write_json(about.workdir / FILE, _read(about.workdir) | {name: id_})

@@ -95,6 +95,20 @@ def test_mlflow(tmp_path, monkeypatch):
   assert found.data.params['prompt.kind'] == 'prefix'
   history = client.get_metric_history(found.info.run_id, 'dev/nDCG_at_10')
   assert [(one.step, one.value) for one in history] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+  (tmp_path / 'retriever').mkdir()
+  for name in ('retriever/README.md', 'prompt.npz'):
+    (tmp_path / name).write_text('made')
+  for name in ('retriever', 'prompt.npz'):
+    trackers.send(run, tmp_path / name)
+  sent = {one.path for one in client.list_artifacts(found.info.run_id)}
+  assert sent == {'README.md', 'prompt.npz'}
+
+
+def test_an_export_outlives_a_tracker_that_is_gone(tmp_path, monkeypatch, caplog):
+  monkeypatch.setitem(sys.modules, 'mlflow', None)
+  (tmp_path / trackers.FILE).write_text('{"mlflow": "run"}')
+  trackers.send(tmp_path, tmp_path / 'prompt.npz')
+  assert 'prompt.npz' in caplog.text
 
 
 PROGRAM = """
