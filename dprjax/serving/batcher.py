@@ -156,7 +156,7 @@ class _Waiting:
   A rank is the cost of the work of its request before it, from ``now`` on when the request came.
 
   Attributes:
-    now: the rank of the work that was done last.
+    now: the lowest rank when work was taken last.
   """
 
   def __init__(self, lengths: Sequence[int]):
@@ -188,7 +188,8 @@ class _Waiting:
 
   def pop(self, heap: _Heap) -> Any:
     """Takes the first item of one of its heaps."""
-    self.now = max(self.now, heap.rank)
+    # Short texts that fill a batch may have a higher rank than work that waits.
+    self.now = max(self.now, min(one.rank for one in (*self.rows.values(), self.sliced) if one))
     return heap.pop()
 
   def fitting(self, length: int) -> int | None:
@@ -391,7 +392,7 @@ class Batcher:
     """A slice, or rows of a closed batch and its padded length.
 
     Args:
-      free: the device has no batch; else only full batches are sent.
+      free: the device has no batch; else only batches that need not fill further are sent.
       wait: for work; then no rows mean the end.
     """
     with self._changed:

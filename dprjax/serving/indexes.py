@@ -204,8 +204,10 @@ class ServedReranker:
 
   def estimate(self, query: str, documents: Sequence[str]) -> Work:
     """An estimate of the work of ``logits``."""
-    most = self._model.max_length
-    tokens = [min((len(query) + len(one)) // 4 + 4, most) for one in documents]
+    model = self._model
+    tokens = [
+      min((len(query) + len(one)) // 4 + model.specials, model.max_length) for one in documents
+    ]
     return self.work(Packed([np.empty(n, np.int8) for n in tokens], np.array(tokens), 0))
 
   def work(self, packed: Packed) -> Work:

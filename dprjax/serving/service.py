@@ -89,6 +89,8 @@ class Service:
       try:
         self.enter(request, len(content))
       except TooSoon:
+        content.clear()
+        request.state.stack.close()  # nobody else lacks the memory while the client waits
         await asyncio.sleep(AGAIN_S)
         raise
     return bytes(content)

@@ -22,6 +22,7 @@ pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax import encode
 from dprjax.retrieval.reranker import CrossEncoder
+from dprjax.serving import admission, service
 from dprjax.serving.app import App, Limits
 from dprjax.serving.engine import Engine, ServerOptions
 from dprjax.serving.hosts import Hosts
@@ -578,6 +579,25 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(engine):
     assert few.status_code == 200, few.text
     assert many.status_code == 413 and 'values' in many.json()['error']['message']
     assert again.status_code == 429
+
+
+def test_who_waits_for_a_refusal_holds_no_memory(engine, monkeypatch):
+  monkeypatch.setattr(service, 'AGAIN_S', 3.0)
+  monkeypatch.setattr(admission, 'AGAIN_S', 60.0)
+  content = b'{"model": "qa", "input": [%s]}' % b', '.join([b'[1]'] * 200_000)
+  headers = {'content-type': 'application/json'}
+  app = App(engine)
+  with (
+    running(app) as address,
+    httpx.Client(base_url=address) as client,
+    concurrent.futures.ThreadPoolExecutor(1) as pool,
+  ):
+    ask = functools.partial(client.post, '/v1/embeddings', content=content, headers=headers)
+    assert ask().status_code == 413
+    again = pool.submit(ask)
+    time.sleep(1.5)  # the body arrives in milliseconds
+    assert not again.done() and app.admission._held == 0
+    assert again.result().status_code == 429
 
 
 def test_work_that_cannot_end_in_time_is_refused_at_once(engine, monkeypatch):

@@ -74,6 +74,7 @@ def test_a_prompt_of_pairs_gives_probabilities_and_compiles_first(templates):
   programs = served._model._embedder._embed._cache_size()
   assert 2 <= programs <= 4  # pairs of up to 16 and 23 tokens, one or as many as fit into a slice
   documents = ['oak', '', 'fir elm oak larch pine yew ash']
+  assert served.estimate('', ['']).seconds > 0  # no shorter than the template
   for query in ('oak', 'oak fir elm yew pine ash'):
     logits = dprjax.PromptReranker.load(*paths, batch_size=16).score(
       [(query, one) for one in documents]
