@@ -119,7 +119,7 @@ def _command(args: Flags) -> None:
   else:
     flags.refuse(args, ('step', 'method', 'force'), 'workdir')
   with cli.loading():
-    from dprjax.training import checkpoint, exporting, trackers
+    from dprjax.training import checkpoint, exporting
   checkpoint.pass_over_closed_loops()
   options = exporting.ExportOptions(
     args.format,
@@ -132,7 +132,7 @@ def _command(args: Flags) -> None:
   )
   if args.workdir is not None:
     out = exporting.export(args.workdir, args.out, args.step, args.method, options, args.force)
-    trackers.send(args.workdir, out)
+    exporting.send(args.workdir, out)
   else:
     settings = {name: getattr(args, name) for name in _SETTINGS}
     out = exporting.convert(args.source or '', args.out, args.backbone, settings, options)

@@ -22,7 +22,7 @@ from dprjax.models import artifact
 from dprjax.retrieval import choosing, figures
 from dprjax.retrieval.retriever import Retriever
 from dprjax.text.qrels import write_qrels
-from dprjax.training import baseline, exporting, stored_config, trackers, train
+from dprjax.training import baseline, exporting, stored_config, train
 from dprjax.training import choice as choices
 from dprjax.training import config as configs
 from dprjax.training import workdir as workdirs
@@ -268,7 +268,7 @@ class Fitted:
     how = exporting.ExportOptions(**options)
     top = self.workdir / _TRAINING
     out = worker.apart(lambda: exporting.export(top, path, options=how, force=force))
-    trackers.send(top, out)
+    exporting.send(top, out)
     return out
 
   def report(self) -> 'Report':

@@ -16,7 +16,7 @@ from dprjax.models import artifact, hub, peft, prompted, sentence
 from dprjax.retrieval import choosing, comparison, folder, fusion
 from dprjax.text import seen, tokenizing
 from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
-from dprjax.training import baseline, card, checkpoint, query_only, stored_config
+from dprjax.training import baseline, card, checkpoint, query_only, stored_config, trackers
 from dprjax.training import choice as choices
 from dprjax.training import config as configs
 from dprjax.training import method as methods
@@ -269,6 +269,12 @@ def check_choice(kept: choices.Kept, model: str, workdir: epath.PathLike, force:
       raise InputError(f'{words}; to export it anyway: --force, or force=True')
   if kept.choice.candidate.model != model or estimate.loss > _LIKELY:
     logger.warning('%s', words)
+
+
+def send(workdir: epath.PathLike, out: epath.PathLike) -> None:
+  """Sends an export to the MLflow run of its training, if there is one."""
+  if not workdirs.why_untrained(workdir):
+    trackers.send(workdirs.trained(workdir), out)
 
 
 def convert(
