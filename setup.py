@@ -93,8 +93,6 @@ EXTRAS = {
     'pypdf>=7.1',
     'trafilatura>=2.3',
   ],
-  # Data sets by their ids: --config.data.dir=irds:ID
-  'irds': ['ir_datasets>=0.6'],
   # dprjax.mteb and evaluate --mteb. It brings PyTorch, which nothing else of dprjax needs.
   'mteb': ['datasets>=5.0', 'mteb>=2.26'],
   # --config.log.to=wandb, mlflow or trackio; each is imported only where it is named.

@@ -30,8 +30,7 @@ def get_config(arg: str = 'beir'):
   c.method = 'unm'
   c.seed = 42  # of every stage
   c.data = ml_collections.ConfigDict()
-  # a BEIR folder with a train and a test split, or irds:ID, such a data set of ir_datasets;
-  # 'docstrings:json,email' for those of some packages
+  # a BEIR folder with a train and a test split; 'docstrings:json,email' for those of some packages
   c.data.dir = ''
   c.data.train_split, c.data.test_split = 'train', 'test'
   # The stages that train: a config file of dprjax.train, and its options.

@@ -4,7 +4,7 @@
 
 For each split and for the passages: counts, lengths, copies, queries without positives, judgements
 of unknown passages, and texts that --backbone will cut. For each pair of splits: common queries and
-answers. Each with three samples. DATA is a value of --config.data.dir, except irds: and hf:.
+answers. Each with three samples. DATA is a value of --config.data.dir, except hf:.
 """
 
 import dataclasses

@@ -21,17 +21,9 @@ its id, _id or query_id, or its place in the file, from 1:
     python -m dprjax.evaluate --run=nq.trec --answers=nq-test.qas.csv --corpus=psgs_w100.tsv \\
         --out=metrics.json
 
-Tasks of mteb, or folders as tasks, evaluate a model (pip install 'dprjax[mteb]', with PyTorch):
-
-    python -m dprjax.evaluate --mteb=SciFact,NFCorpus --backbone=B --prompt=qa.npz --out=mteb.json
-    python -m dprjax.evaluate --mteb=SciFact --retriever=mine --out=mteb.json
-
-mteb measures the vectors of a retriever, without BM25.
-
 metrics.json: {"mean": {measure: value}, "per_query": {measure: {query: value}}, "counts": {...},
 "settings": {...}, "command": text}. With several data sets these are averages, queries as SET/query
-and sums, and "datasets" has each set. With mteb: {"mean": {task: main score, "average": value},
-"tasks": {task: {"main_score": name, "scores": {split: [...]}}}, "model": {...}}.
+and sums, and "datasets" has each set.
 """
 
 import dataclasses
@@ -52,19 +44,9 @@ _FILES = ('run', 'qrels', 'answers', 'corpus', 'queries')  # flags with a file f
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MtebFlags:
-  dimensions: int | None = flag('compare only this many leading numbers of vectors', None)
-  training_datasets: tuple[str, ...] | None = flag(
-    'training data of the prompt, by their names in mteb', None, split=',', metavar='NAME,...'
-  )
-  adapted_from: str | None = flag('the name of the backbone in mteb', None, metavar='NAME')
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   run: tuple[tuple[str, str], ...] = flag(
     'a TREC run; with NAME= for several data sets',
-    (),
     read=flags.maybe_named,
     metavar='[NAME=]run.trec',
   )
@@ -106,8 +88,8 @@ class Flags:
   retriever: str | None = flag(
     'a folder of dprjax.export, in place of --backbone and --prompt', None, metavar='DIR'
   )
-  backbone: str | None = flags.backbone(None, ', for --mteb or --queries')
-  prompt: str | None = flag('of --backbone, for --mteb or --queries', None, metavar='prompt.npz')
+  backbone: str | None = flags.backbone(None, ', for --queries')
+  prompt: str | None = flag('of --backbone, for --queries', None, metavar='prompt.npz')
   queries: tuple[tuple[str, str], ...] = flag(
     'texts of the queries, to count those that --backbone and --prompt were trained on',
     (),
@@ -123,13 +105,6 @@ class Flags:
     {},
     metavar='NAME=VALUE',
   )
-  mteb: tuple[str, ...] | None = flag(
-    'mteb tasks and data folders for evaluating --backbone and --prompt',
-    None,
-    split=',',
-    metavar='TASK,...',
-  )
-  of_mteb: MtebFlags = flags.group(MtebFlags, 'with --mteb')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -138,19 +113,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: Flags) -> None:
   if args.retriever is not None:
-    flags.refuse(args, ('backbone', 'prompt'), 'mteb or --queries, without --retriever')
-  if args.mteb is not None:
-    _measure_by_mteb(args, args.mteb, args.of_mteb)
-    return
+    flags.refuse(args, ('backbone', 'prompt'), 'queries, without --retriever')
   if bool(args.queries) != bool(args.backbone or args.prompt or args.retriever):
     raise InputError(
       '--queries goes with --retriever, --prompt or --backbone, the model that searched'
     )
-  flags.refuse(
-    args.of_mteb, [field.name for field in dataclasses.fields(MtebFlags)], 'mteb=TASK,...'
-  )
-  if not args.run:
-    raise InputError('give --run=run.trec, or --mteb=TASK,... and a --backbone')
   several = len(args.run) > 1 or bool(args.beir)
   named = {option: _by_name(option, getattr(args, option), several) for option in _FILES}
   runs, qrels = named['run'], named['qrels']
@@ -169,40 +136,6 @@ def _command(args: Flags) -> None:
   _check_pipes(path for paths in inputs.values() for path in paths)
   with outputs.claim(args.out, inputs | {'--beir': args.beir}, endings=('',)):
     _measure(args, named, several)
-
-
-def _measure_by_mteb(args: Flags, tasks: Sequence[str], model: MtebFlags) -> None:
-  runs = (*_FILES, 'beir', 'measure', 'drop_same_id', 'strict')
-  for name in flags.given(args, *runs):
-    raise InputError(f'--{name} does not go with --mteb, whose tasks have their own')
-  model_of = args.retriever or args.backbone
-  if model_of is None:
-    raise InputError('--mteb needs --retriever, or --backbone and a --prompt if one was trained')
-  if not tasks:
-    raise InputError('--mteb names no task')
-  # Imports JAX and, through mteb, PyTorch.
-  from dprjax import mteb
-  from dprjax.base import compiled
-
-  compiled.keep()
-  inputs: outputs.Inputs = {
-    '--mteb': [name for name in tasks if epath.Path(name).is_dir()],
-    '--retriever': args.retriever,
-    '--backbone': args.backbone,
-    '--prompt': args.prompt,
-  }
-  with outputs.claim(args.out, inputs, endings=('',)):
-    loaded = mteb.load(
-      model_of,
-      args.prompt,
-      training_datasets=model.training_datasets,
-      adapted_from=model.adapted_from,
-      dimensions=model.dimensions,
-    )
-    metrics = mteb.measure(loaded, tasks, args.split)
-    _write(metrics, args)
-  rows = [[name, f'{value:.4f}'] for name, value in metrics['mean'].items()]
-  cli.print_table(['task', 'main score'], rows)
 
 
 def _evaluate(args: Flags, given: Mapping[str, str | None]) -> dict[str, Any]:
@@ -250,13 +183,6 @@ def _seen(args: Flags) -> seen.Seen:
   return seen.join(*known)
 
 
-def _write(metrics: dict[str, Any], args: Flags) -> None:
-  if args.extra:
-    metrics['extra'] = args.extra
-  if args.out is not None:
-    files.write_json(args.out, metrics)
-
-
 def _measure(args: Flags, named: Mapping[str, Mapping[str, str]], several: bool) -> None:
   runs = named['run']
   # Small files first, so that their mistakes show before a large run is read.
@@ -267,7 +193,10 @@ def _measure(args: Flags, named: Mapping[str, Mapping[str, str]], several: bool)
   }
   metrics = evaluation.combine(datasets) if several else datasets['']
   metrics['command'] = _shown(args, named)
-  _write(metrics, args)
+  if args.extra:
+    metrics['extra'] = args.extra
+  if args.out is not None:
+    files.write_json(args.out, metrics)
   columns = list(metrics['mean'])
 
   def row(label: str, means: dict[str, float], queries: str) -> list[str]:

@@ -179,9 +179,7 @@ def test_published_bm25_run(data_dir, tmp_path, monkeypatch):
 JUDGED = '--run=run.trec --qrels=qrels.tsv'
 BAD = [
   ('--run=a=run.trec --run=a=run.trec', '--run=run.trec'),
-  ('--mteb=SciFact', ('--mteb', '--backbone')),
-  ('--mteb=SciFact --retriever=r --backbone=b', ('--backbone', '--retriever')),
-  ('--mteb=, --backbone=b', '--mteb'),
+  (f'{JUDGED} --retriever=r --backbone=b', ('--backbone', '--retriever')),
   ('--run=run.trec', 'run.trec'),
   ('--run=missing.trec --qrels=qrels.tsv', 'missing.trec'),
   ('--run=nan.trec --qrels=qrels.tsv', ('nan.trec', 'line 1')),
@@ -195,9 +193,7 @@ BAD = [
   ('--run=one=run.trec --beir=beir/one --split=dev', 'beir/one/qrels/dev.tsv'),
   ('--run=one=run.trec --beir=beir/one --qrels=one=qrels.tsv', '--qrels'),
   (f'{JUDGED} --out=beir', 'beir'),
-  ('--qrels=qrels.tsv', ('--run=run.trec', '--mteb=TASK,', '--backbone')),
   (f'{JUDGED} --backbone=b', ('--queries', '--backbone')),
-  (f'{JUDGED} --mteb=SciFact', ('--run', '--mteb')),
 ]
 
 

@@ -58,7 +58,6 @@ OPTIONAL = [
     'serve',
     'tables',
     'tsne',
-    'irds',
     'mteb',
     'hub-data',
     'documents',

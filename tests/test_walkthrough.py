@@ -50,9 +50,6 @@ ADDRESS = 'http://127.0.0.1:8000'
 LEFT_OUT = {
   ('docs/backbones.md', '--backbone=FOLDER'): 'a GGUF file of a decoder',
   ('docs/other-tools.md', 'all-MiniLM-L6-v2@COMMIT'): 'the Hugging Face hub',
-  ('docs/other-tools.md', '--mteb=SciFact,NFCorpus'): 'mteb and its data sets',
-  ('docs/other-tools.md', '--mteb=mytext'): 'mteb',
-  ('docs/other-tools.md', 'irds:beir/nfcorpus'): 'a data set of ir_datasets',
   ('docs/publishing.md', 'USER/NAME@COMMIT'): 'the Hugging Face hub',
 }
 
@@ -81,7 +78,6 @@ ELSEWHERE = {
   ' benchmarks/': 'measurements of minutes',
   ' experiments/': 'tests/experiments, tests/lab',
   ' launch/': 'tests/launch',
-  'python -c': 'tests/text/test_irds.py: it needs a data set of ir_datasets',
 }
 
 # Replacements in words of commands and in blocks of Python.

@@ -30,7 +30,6 @@ _HINTS = {
 }
 _EXTRAS = {  # which extra of setup.py has a module
   'datasets': 'hub-data',
-  'ir_datasets': 'irds',
   'markdown_it': 'documents',
   'mteb': 'mteb',
   'opensearchpy': 'opensearch',

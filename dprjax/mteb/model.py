@@ -30,13 +30,11 @@ class MtebModel:
 
   Attributes:
     encoder: makes the vectors.
-    seen: numbers of queries seen by the prompt, by task and role (`text.seen.ROLES`).
     mteb_model_meta: the mteb ``ModelMeta``.
   """
 
   def __init__(self, encoder: Encoder, meta: Any = None):
     self.encoder, self.mteb_model_meta = encoder, meta
-    self.seen: dict[str, dict[str, int]] = {}
 
   def encode(
     self,
@@ -48,7 +46,7 @@ class MtebModel:
     prompt_type: Any = None,
     **_: Any,
   ) -> Float[np.ndarray, 'n H']:
-    """Vectors of texts, float32 ``[n, H]``.
+    """Vectors of texts, float32 ``[n, H]``; logs how many queries the prompt has seen in training.
 
     Args:
       inputs: mteb batches, with lists ``text``.
@@ -71,8 +69,10 @@ class MtebModel:
     vectors = self.encoder.encode(texts, side, prompt=prompt)
     if side == 'query':
       known = seen.ids([(text, text) for text in texts], self.encoder.queries(prompt))
-      counts = self.seen.setdefault(task_metadata.name, {})
-      counts |= {role: counts.get(role, 0) + len(ids) for role, ids in known.items()}
+      for role, ids in known.items():
+        if ids:
+          task, did = task_metadata.name, seen.ROLES[role]
+          _log.warning('%s: the model %s %d queries', task, did, len(ids))
     return vectors
 
   def _prompt(self, task: Any) -> str | None:
@@ -125,7 +125,10 @@ def load(
   Raises:
     InputError: mteb is missing or refuses a field; or as ``Encoder.load``.
   """
-  mteb = require()
+  try:
+    import mteb
+  except ImportError as error:
+    raise InputError(f"mteb cannot be imported ({error}): pip install 'dprjax[mteb]'") from error
   if prompt is None and folder.is_folder(backbone):
     retriever = backbone
     parts, encoder = folder.load_encoder(retriever, **options)
@@ -233,15 +236,6 @@ def revision(encoder: Encoder) -> str:
     bank,
   ]
   return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:40]
-
-
-def require() -> Any:
-  """The package mteb. Raises InputError if it is missing."""
-  try:
-    import mteb
-  except ImportError as error:
-    raise InputError(f"mteb cannot be imported ({error}): pip install 'dprjax[mteb]'") from error
-  return mteb
 
 
 def _paths(prompt: Prompts) -> Any:

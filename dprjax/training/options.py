@@ -318,8 +318,8 @@ def table() -> types.SimpleNamespace:
   # beir, msmarco, dpr, tevatron, tevatron2, flagembedding, arxiv, table, ids, labels, docstrings,
   # or auto: detect it
   c.data.format = text('auto')
-  # folder (or file) of the training text, irds:ID of ir_datasets, or hf:NAME of the Hugging Face
-  # hub; for docstrings: packages, separated by commas
+  # folder (or file) of the training text, or hf:NAME of the Hugging Face hub; for docstrings:
+  # packages, separated by commas
   c.data.dir = text('')
   # columns of a table with unusual names, as query=COLUMN,positive=COLUMN
   c.data.columns = text('')

@@ -19,7 +19,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.losses import contrastive, distillation
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.text import batches, docstrings, hub_data, irds, seen, sources, teacher, token_cache
+from dprjax.text import batches, docstrings, hub_data, seen, sources, teacher, token_cache
 from dprjax.text.qrels import Qrels, write_qrels
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
@@ -308,9 +308,6 @@ def find_splits(
     path, format = str(workdir / 'data' / task), 'beir'
     if not epath.Path(path).exists():
       docstrings.build(path, section.dir.split(','), categories=section.categories)
-  elif path.startswith(irds.PREFIX):
-    splits = [split for split in (section.train_split, section.dev_split) if split]
-    path, format = str(irds.folder_of(path, workdir / 'data' / task, splits)), 'beir'
   elif hub_data.is_named(path):
     splits = [split for split in (section.train_split, section.dev_split) if split]
     path = str(hub_data.folder_of(path, workdir / 'data' / task, splits))

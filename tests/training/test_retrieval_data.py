@@ -5,7 +5,6 @@ ranks worked out by hand.
 import itertools
 import json
 import math
-import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -246,15 +245,3 @@ def test_few_queries_are_held_out_in_turns(start, bag, folder, tmp_path, setting
     held_out.append({row.split('\t')[0] for row in rows})
   assert held_out[0] | held_out[1] == {f'q{i}' for i in range(10)}
   assert len(held_out[0]) == len(held_out[1]) == 5
-
-
-def test_a_data_set_of_ir_datasets(folder, tmp_path, settings, devices):
-  """It is read from the workdir, once it is written there."""
-  (folder / 'irds.json').write_text('{"id": "lab/toy", "splits": ["train", "dev"]}')
-  shutil.copytree(folder, tmp_path / 'run' / 'data')
-  options = {'data__dir': 'irds:lab/toy', 'data__dev_split': 'dev'}
-  found = find(retrieval, settings(**options), tmp_path / 'run', devices)
-  assert found.files['dev qrels'] == tmp_path / 'run' / 'data' / 'qrels' / 'dev.tsv'
-  with refused('lab/other'):
-    other = settings(**options | {'data__dir': 'irds:lab/other'})
-    find(retrieval, other, tmp_path / 'run', devices)

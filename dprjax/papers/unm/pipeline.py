@@ -24,7 +24,7 @@ from dprjax.base import cli, files, flags
 from dprjax.base.errors import InputError
 from dprjax.papers.unm.stages import ModelFiles, Stages, TextFiles, differences
 from dprjax.retrieval import measures
-from dprjax.text import docstrings, irds, sources
+from dprjax.text import docstrings, sources
 from dprjax.training import config as configs
 from dprjax.training import options, stored_config
 from dprjax.training import workdir as workdirs
@@ -144,8 +144,6 @@ class Pipeline:
   def _folder(self) -> epath.Path:
     """The BEIR folder; other data are converted into the workdir once."""
     folder, data = self.workdir / 'data', self.config.data
-    if data.dir.startswith(irds.PREFIX):
-      return irds.folder_of(data.dir, folder, [data.train_split, data.test_split])
     if not data.dir.startswith('docstrings:'):
       return epath.Path(data.dir)
     if not folder.exists():
@@ -297,7 +295,7 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """The inputs of a pipeline, by flag."""
   folder = config.data.dir
   return {
-    '--config.data.dir': None if folder.startswith(('docstrings:', irds.PREFIX)) else folder,
+    '--config.data.dir': None if folder.startswith('docstrings:') else folder,
     '--config.runs': [run.partition('=')[2] or run for run in config.runs],
     '--config.reranker_path': config.reranker_path,
     **{
