@@ -152,7 +152,7 @@ def _evaluate(args: Flags, given: Mapping[str, str | None]) -> dict[str, Any]:
     questions = evaluation.Questions(found, args.answer_k, args.match)
   assert run is not None
   return evaluation.evaluate(
-    trec.read_queries(run),
+    trec.read_run(run),
     judged,
     args.measure,
     questions=questions,

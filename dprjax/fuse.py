@@ -7,24 +7,22 @@
 
 The first command adds reciprocal ranks. The second learns weights of normalised scores for nDCG@10
 on judged queries, and prints their cross-validated gain over the best single run. The third uses
-them, like `search --hybrid`, `serve --hybrid` and `Retriever.load(hybrid=)`.
-
-The lines of a query must be together in each run; the order of queries may differ between runs. One
-query is in memory at a time. A document missing in a run has the value 0 there (docs/fusion.md).
+them, like `Retriever.load(hybrid=)`. A document missing in a run has the value 0 there
+(docs/fusion.md).
 
 --shards merges runs of disjoint parts of a corpus with comparable scores.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import logging
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dprjax.base import cli, files, flags, outputs
-from dprjax.base.counts import counted, rate
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.encoding import manifest
@@ -32,11 +30,9 @@ from dprjax.engines import ENGINES
 from dprjax.retrieval import fusing, fusion
 from dprjax.text import runs, trec
 from dprjax.text.qrels import read_qrels
-from dprjax.text.rankings import Ranking, Rankings
 
 logger = logging.getLogger('dprjax')
 
-LEARNED = 'learned'
 _OF_TAGS = {
   'dprjax-bm25': fusion.BM25,
   **{f'dprjax-{index}': fusion.DENSE for index in ('exact', 'scann')},
@@ -56,7 +52,7 @@ class Flags:
     'rrf adds reciprocal ranks, the others add scores normalised for each query; learned is '
     'zscore with weights learnt on --qrels',
     'rrf',
-    choices=(*fusion.METHODS, LEARNED),
+    choices=(*fusion.METHODS, fusing.LEARNED),
   )
   weights: str | None = flag(
     'of each run in order (default: 1); or a file from --weights_out, in place of --method',
@@ -81,56 +77,43 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def fuse(args: Flags) -> None:
   """Fuses or merges runs, and writes a run and its report."""
-  learns, given = args.method == LEARNED, args.weights and args.weights.endswith('.json')
-  if len(args.run) < 2:
-    raise InputError(f'{counted(len(args.run), "runs")}: give --run at least twice')
+  stored = args.weights if args.weights and args.weights.endswith('.json') else None
   if args.shards:
     _refuse(args, ('method', 'weights', 'weights_out', 'qrels', 'rrf_k', 'depth'), '--shards')
-  if given:
+  if stored:
     _refuse(args, ('method', 'qrels', 'depth', 'rrf_k', 'weights_out'), '--weights=FILE')
-  if learns and args.qrels is None:
-    raise InputError('--method=learned needs --qrels, judged queries')
-  if learns and args.weights:
-    raise InputError('--weights does not go with --method=learned')
-  if not learns:
-    flags.refuse(args, ('qrels',), 'method=learned')
   inputs: outputs.Inputs = {
     '--run': [path for _, path in args.run],
-    '--weights': args.weights if given else None,
+    '--weights': stored,
     **flags.paths(args, 'qrels'),
   }
   kept, endings = args.weights_out, ['', '.json']
   if kept is not None:
     outputs.check_apart(kept, inputs, '--weights_out')
-  elif learns and not files.is_stream(args.out):
+  elif args.method == fusing.LEARNED and not files.is_stream(args.out):
     endings.append('.fusion.json')
     kept = f'{files.resolved(args.out)}{endings[-1]}'
-  with (
-    outputs.claim(args.out, inputs, endings=endings, also={'--weights_out': args.weights_out}),
-    contextlib.ExitStack() as stack,
-  ):
-    names = _names(args.run)
-    opened = {
-      name: stack.enter_context(Rankings(path))
-      for name, (_, path) in zip(names, args.run, strict=True)
-    }
-    about: dict[str, Any] = {}
+  with outputs.claim(args.out, inputs, endings=endings, also={'--weights_out': args.weights_out}):
+    paths = dict(zip(_names(args.run), (path for _, path in args.run), strict=True))
+    read = {name: trec.read_run(path).rankings() for name, path in paths.items()}
+    how, learnt = None, None
     if args.shards:
-      how = None
       _check_spaces(args)
-    elif given and args.weights:
-      how = _of_file(args.weights, names)
-    elif learns:
-      how, about = _learn(args, opened)
     else:
-      how = fusion.Fusion(
-        weights=dict(zip(names, _numbers(args.weights, len(names)), strict=True)),
+      how, learnt = fusing.choose(
+        read,
         method=args.method,
-        rrf_k=args.rrf_k,
+        weights=stored or _numbers(args.weights, list(paths)),
+        judged=None if args.qrels is None else read_qrels(args.qrels),
         depth=args.depth,
-        bm25=fusing.bm25_settings({name: run.path for name, run in opened.items()}),
+        rrf_k=args.rrf_k,
+        files=paths,
       )
-    _write(args, opened, how, about)
+    about = {}
+    if learnt is not None:
+      _show(learnt)
+      about = {'learnt': learnt.about()}
+    _write(args, read, how, paths, about)
     if kept is not None and how is not None:
       fusion.write(kept, how, **about)
       logger.info('%s: method and weights', kept)
@@ -155,29 +138,16 @@ def _names(named: Sequence[tuple[str, str]]) -> list[str]:
   return names
 
 
-def _numbers(weights: str | None, count: int) -> list[float]:
+def _numbers(weights: str | None, names: Sequence[str]) -> dict[str, float] | None:
   if weights is None:
-    return [1.0] * count
+    return None
   try:
-    numbers = [float(word) for word in weights.split(',')]
+    return dict(zip(names, map(float, weights.split(',')), strict=True))
   except ValueError:
     raise InputError(
-      f'--weights={weights:.80}: expected numbers separated by commas, or a .json file'
+      f'--weights={weights:.80}: expected a number for each of {len(names)} runs, separated by '
+      'commas, or a .json file'
     ) from None
-  if len(numbers) != count:
-    raise InputError(f'--weights={weights:.80}: {len(numbers)} numbers for {count} runs')
-  return numbers
-
-
-def _of_file(path: str, names: Sequence[str]) -> fusion.Fusion:
-  """The fusion in a file, for these runs."""
-  how = fusion.read(path)
-  if how.weights.keys() != set(names):
-    raise InputError(
-      f'--weights={path} is for runs called {", ".join(how.weights)}, not {", ".join(names)}; '
-      'name them --run=NAME=FILE'
-    )
-  return how
 
 
 def _check_spaces(args: Flags) -> None:
@@ -191,13 +161,11 @@ def _check_spaces(args: Flags) -> None:
     manifest.check_same_space(one, space, other, another)
 
 
-def _learn(args: Flags, opened: Mapping[str, Rankings]) -> tuple[fusion.Fusion, dict[str, Any]]:
-  """Learns weights on the judged queries, and shows their gain."""
-  assert args.qrels is not None
-  learnt = fusing.learn(opened, read_qrels(args.qrels), args.depth, args.qrels)
+def _show(learnt: fusing.Learnt) -> None:
+  """Shows the gain of learnt weights."""
   scores, gain, best = learnt.scores, learnt.gain, learnt.best
   rows = [
-    *zip(opened, scores.alone.T, strict=True),
+    *zip(learnt.fusion.weights, scores.alone.T, strict=True),
     ('equal weights', scores.equal),
     ('learnt weights, cross-validated', scores.held_out),
   ]
@@ -217,53 +185,36 @@ def _learn(args: Flags, opened: Mapping[str, Rankings]) -> tuple[fusion.Fusion, 
     gain.high,
     counted(learnt.queries, 'queries'),
   )
-  settings = fusing.bm25_settings({name: run.path for name, run in opened.items()})
-  how = dataclasses.replace(learnt.fusion, bm25=settings)
-  return how, {'learnt': learnt.about()}
 
 
 def _write(
   args: Flags,
-  opened: Mapping[str, Rankings],
+  read: fusing.Runs,
   how: fusion.Fusion | None,
+  paths: Mapping[str, str],
   about: Mapping[str, Any],
 ) -> None:
   """Writes the run and its report."""
-  started, queries, rows = time.perf_counter(), 0, 0
-  paths = {name: run.path for name, run in opened.items()}
-
-  def counted_rows() -> Iterator[tuple[str, Ranking]]:
-    nonlocal queries, rows
-    for query_id, ranking in fusing.fuse(opened, how, args.k, paths):
-      queries, rows = queries + 1, rows + len(ranking.ids)
-      yield query_id, ranking
-
-  trec.write_rankings(args.out, counted_rows(), 'dprjax-fuse')
+  started = time.perf_counter()
+  fused = dict(fusing.fuse(read, how, args.k, paths))
   seconds = time.perf_counter() - started
-  outputs.write_report(
-    args.out,
-    {
-      'index': 'fusion',
-      'method': 'shards' if how is None else how.method,
-      **({} if how is None else {'weights': dict(how.weights), 'depth': how.depth}),
-      **({'rrf_k': how.rrf_k} if how is not None and how.method == 'rrf' else {}),
-      'k': args.k,
-      'queries': queries,
-      'runs': {
-        name: {'name': run.path.name, 'sha256': files.sha256_file(run.path)}
-        for name, run in opened.items()
-      },
-      **about,
-      'seconds': seconds,
+  report = {
+    'index': 'fusion',
+    'method': 'shards' if how is None else how.method,
+    **({} if how is None else {'weights': dict(how.weights), 'depth': how.depth}),
+    **({'rrf_k': how.rrf_k} if how is not None and how.method == 'rrf' else {}),
+    'k': args.k,
+    'queries': len(fused),
+    'runs': {
+      name: {'name': os.path.basename(path), 'sha256': files.sha256_file(path)}
+      for name, path in paths.items()
     },
-  )
-  logger.info(
-    '%s: %s for %s, %s queries a second',
-    args.out,
-    counted(rows, 'passages'),
-    counted(queries, 'queries'),
-    rate(queries / seconds),
-  )
+    **about,
+    'seconds': seconds,
+    'queries_per_second': len(fused) / seconds,
+  }
+  run = trec.run_from_rankings(list(fused), list(fused.values()))
+  trec.write_reported(args.out, run, 'dprjax-fuse', report)
 
 
 if __name__ == '__main__':

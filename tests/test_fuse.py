@@ -160,7 +160,7 @@ def test_runs_of_different_queries_are_refused_and_of_different_documents_told(f
 @pytest.mark.parametrize(
   'words, named',
   [
-    (RUNS[:1], ['--run']),
+    (RUNS[:1], ['bm25.trec']),
     ([*RUNS, '--weights=1'], ['--weights=1', '2 runs']),
     ([*RUNS, '--weights=1,x'], ['--weights=1,x']),
     ([*RUNS, '--method=learned'], ['--method=learned', '--qrels']),
@@ -169,7 +169,7 @@ def test_runs_of_different_queries_are_refused_and_of_different_documents_told(f
     ([*RUNS, '--weights=w.json', '--method=rrf', '--depth=3'], ['--depth', '--weights=FILE']),
     ([*RUNS, *LEARN, '--weights_out=bm25.trec'], ['--weights_out', 'bm25.trec']),
     (['--run=a=bm25.trec', '--run=a=dense.trec'], ['--run=bm25.trec', 'a']),
-    ([*RUNS, '--method=learned', '--qrels=one.tsv'], ['one.tsv', '1 judged query']),
+    ([*RUNS, '--method=learned', '--qrels=one.tsv'], ['--qrels', '1 judged query']),
     (['--run=bm25.trec', '--run=x=dense.trec', '--weights=w.json'], ['--weights=w.json', 'x']),
   ],
 )

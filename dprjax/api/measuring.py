@@ -1,7 +1,6 @@
 """Evaluates, fuses and mines rankings in memory, as the commands of the same names do."""
 
 import contextlib
-import dataclasses
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from etils import epath
 
 from dprjax.api import inputs, worker
 from dprjax.base import files, flags, outputs, reading, tables
-from dprjax.base.errors import InputError
 from dprjax.mine import Flags as MineFlags
 from dprjax.mine import mine as _mine
 from dprjax.retrieval import comparison, evaluation, fusing, fusion
@@ -18,7 +16,6 @@ from dprjax.retrieval import measures as _measures
 from dprjax.retrieval.retriever import Results
 from dprjax.text import trec
 from dprjax.text.qrels import write_qrels
-from dprjax.text.rankings import Ranking, Rankings
 
 if TYPE_CHECKING:
   import pandas
@@ -68,7 +65,7 @@ def evaluate(
   for name, one in runs.items():
     path = inputs.is_path(one)
     found[name] = evaluation.evaluate(
-      trec.read_queries(one) if path else [inputs.read_run(one, f'run {name}')],
+      inputs.read_run(one, f'run {name}'),
       judged,
       list(measures),
       strict=strict,
@@ -135,45 +132,26 @@ def fuse(
     InputError: fewer than two runs, runs without a common query, an unknown method, or weights for
       other runs.
   """
-  if len(runs) < 2:
-    raise InputError(f'runs: {len(runs)}; give two or more, by name')
-  if method not in (*fusion.METHODS, 'learned'):
-    raise InputError(
-      f'method: expected one of {", ".join(fusion.METHODS)} or learned, not {method!r:.40}'
-    )
-  if min(k, depth, rrf_k) < 1:
-    raise InputError(f'k, depth, rrf_k: {k}, {depth} and {rrf_k}; each is 1 or more')
-  learns = method == 'learned'
-  if learns != (relevant is not None) or (learns and weights is not None):
-    raise InputError("relevant: method='learned' needs it, without weights; other methods do not")
   paths: dict[str, Any] = {name: run for name, run in runs.items() if inputs.is_path(run)}
   if weights_out is not None:
     outputs.check_apart(weights_out, {'runs': list(paths.values())}, 'weights_out')
-  given = weights if isinstance(weights, Mapping) else dict.fromkeys(runs, 1.0)
-  how = fusion.Fusion(weights=given, method=method, rrf_k=rrf_k, depth=depth)
-  about: dict[str, Any] = {}
-  with contextlib.ExitStack() as stack:
-    opened: dict[str, Mapping[str, Ranking]] = {
-      name: stack.enter_context(Rankings(paths[name])) if name in paths else _rankings(run, name)
-      for name, run in runs.items()
-    }
-    if relevant is not None:
-      learnt = fusing.learn(opened, inputs.judgements(relevant), depth, 'relevant')
-      how, about = learnt.fusion, {'learnt': learnt.about()}
-    if weights is not None and not isinstance(weights, Mapping):
-      how = fusion.read(weights)
-    else:
-      how = dataclasses.replace(how, bm25=fusing.bm25_settings(paths))
-    if how.weights.keys() != runs.keys():
-      raise InputError(
-        f'weights are for {", ".join(how.weights)}, but the runs are {", ".join(runs)}'
-      )
-    rows = [
-      (query, rank, passage, float(score))
-      for query, ranking in fusing.fuse(opened, how, k, paths)
-      for rank, (passage, score) in enumerate(zip(*ranking, strict=True), start=1)
-    ]
+  read = {name: inputs.read_run(run, f'run {name}').rankings() for name, run in runs.items()}
+  how, learnt = fusing.choose(
+    read,
+    method=method,
+    weights=weights,
+    judged=None if relevant is None else inputs.judgements(relevant),
+    depth=depth,
+    rrf_k=rrf_k,
+    files=paths,
+  )
+  rows = [
+    (query, rank, passage, float(score))
+    for query, ranking in fusing.fuse(read, how, k, paths)
+    for rank, (passage, score) in enumerate(zip(*ranking, strict=True), start=1)
+  ]
   if weights_out is not None:
+    about = {} if learnt is None else {'learnt': learnt.about()}
     fusion.write(weights_out, how, **about)
   return _table(('query_id', 'rank', 'passage_id', 'score'), rows)
 
@@ -240,11 +218,6 @@ def mine(
         rows.append((record['query_id'], one['docid'], *origin, sources, text))
   names = ('query_id', 'passage_id', 'retriever', 'rank', 'score', 'sources', 'text')
   return _table(names, rows)
-
-
-def _rankings(run: inputs.Run, name: str) -> dict[str, Ranking]:
-  found = inputs.read_run(run, f'run {name}')
-  return dict(zip(found.query_ids, found.rankings(), strict=True))
 
 
 def _systems(run: Any) -> dict[str, Any]:

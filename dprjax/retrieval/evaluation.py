@@ -32,7 +32,7 @@ class Questions(NamedTuple):
 
 
 def evaluate(
-  run: Iterable[trec.Run],
+  run: trec.Run,
   judged: Qrels | None,
   names: Sequence[str] = measures.DEFAULT_MEASURES,
   *,
@@ -47,7 +47,6 @@ def evaluate(
   """Evaluates a run on a data set.
 
   Args:
-    run: whole queries, piece by piece; each piece is read once.
     judged: every judged query counts, one without results as 0; None with ``questions`` only.
     names: measures, as in ir_measures.
     corpus: the passages, for answers and for ids of judged documents.
@@ -64,7 +63,7 @@ def evaluate(
   has_judgements, judged = judged is not None, judged or {}
   if drop_same_id:
     judged = _without_own_id(judged, labels[1])
-  read = _read(run, judged, names, questions, drop_same_id)
+  read = _read(run.pieces(), judged, names, questions, drop_same_id)
   if not drop_same_id and 2 * read.first_with_own_id > read.with_own_id:
     # A passage that equals its query ranks first; passages whose id is equal by chance seldom do.
     logger.info(

@@ -25,6 +25,7 @@ logger = logging.getLogger('dprjax')
 Runs = Mapping[str, Mapping[str, Ranking]]
 """Rankings by query, by name of the run."""
 
+LEARNED = 'learned'
 _LEARNT_METHOD = 'zscore'
 _NONE: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -59,7 +60,54 @@ class Learnt(NamedTuple):
     }
 
 
-def learn(runs: Runs, judged: Qrels, depth: int, labels: str = 'the judgements') -> Learnt:
+def choose(
+  runs: Runs,
+  *,
+  method: str = 'rrf',
+  weights: Mapping[str, float] | PathLike | None = None,
+  judged: Qrels | None = None,
+  depth: int = fusion.DEPTH,
+  rrf_k: int = fusion.RRF_K,
+  files: Mapping[str, PathLike] = _NONE,
+) -> tuple[fusion.Fusion, Learnt | None]:
+  """The fusion of these runs, and what was learnt for it.
+
+  Args:
+    method: one of `fusion.METHODS`, or `LEARNED` from the judgements.
+    weights: by run (default: 1); or a file of `fusion.write`, which names a method, too.
+    judged: judgements to learn from.
+    files: of the runs, by name.
+
+  Raises:
+    InputError: an unknown method, one that does not go with the weights or the judgements, or
+      weights of other runs.
+  """
+  if method not in (*fusion.METHODS, LEARNED):
+    raise InputError(f'--method: expected one of {", ".join(fusion.METHODS)} or learned')
+  if (method == LEARNED) != (judged is not None) or (method == LEARNED and weights is not None):
+    raise InputError(
+      '--qrels: --method=learned needs judged queries and takes no --weights; other methods take '
+      'no judgements'
+    )
+  learnt = None
+  if judged is not None:
+    learnt = learn(runs, judged, depth)
+    how = learnt.fusion
+  elif weights is None or isinstance(weights, Mapping):
+    given = weights or dict.fromkeys(runs, 1.0)
+    how = fusion.Fusion(weights=given, method=method, rrf_k=rrf_k, depth=depth)
+  else:
+    how = fusion.read(weights)
+  if how.weights.keys() != runs.keys():
+    where = '--weights' if isinstance(weights, Mapping) else f'--weights={weights}'
+    raise InputError(
+      f'{where}: they are for runs called {", ".join(how.weights)}, not {", ".join(runs)}; name '
+      'them --run=NAME=FILE'
+    )
+  return dataclasses.replace(how, bm25=how.bm25 or bm25_settings(files)), learnt
+
+
+def learn(runs: Runs, judged: Qrels, depth: int) -> Learnt:
   """Learns weights on the judged queries that a run has."""
   found = {
     query_id: grades
@@ -68,7 +116,7 @@ def learn(runs: Runs, judged: Qrels, depth: int, labels: str = 'the judgements')
   }
   if len(found) < 2:
     raise InputError(
-      f'{labels}: {counted(len(found), "judged queries")} with relevant documents in the runs; '
+      f'--qrels: {counted(len(found), "judged queries")} with relevant documents in the runs; '
       'learnt weights need 2, and some dozens for a gain'
     )
   how = fusion.Fusion(weights=dict.fromkeys(runs, 1.0), method=_LEARNT_METHOD, depth=depth)

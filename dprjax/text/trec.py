@@ -2,21 +2,21 @@
 
 import dataclasses
 import logging
-import pathlib
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Float, Int
 
-from dprjax.base import database, outputs, ranking
+from dprjax.base import outputs, ranking
 from dprjax.base.counts import counted, rate
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write
 from dprjax.text import runs
 from dprjax.text.rankings import Ranking
+
+_PIECE = 1 << 17  # rows of a piece
 
 logger = logging.getLogger('dprjax')
 
@@ -51,12 +51,27 @@ class Run:
       docs = [self.doc_ids[doc] for doc in self.docs[start:stop].tolist()]
       yield query_id, list(zip(docs, self.scores[start:stop].tolist(), strict=True))
 
-  def rankings(self) -> list[Ranking]:
+  def rankings(self) -> dict[str, Ranking]:
     """The ranking of each query."""
-    return [
-      Ranking([self.doc_ids[doc] for doc in self.docs[rows].tolist()], self.scores[rows])
-      for rows in map(slice, self.offsets[:-1], self.offsets[1:])
-    ]
+    each = map(slice, self.offsets[:-1], self.offsets[1:])
+    return {
+      query_id: Ranking([self.doc_ids[doc] for doc in self.docs[rows].tolist()], self.scores[rows])
+      for query_id, rows in zip(self.query_ids, each, strict=True)
+    }
+
+  def pieces(self) -> Iterator['Run']:
+    """The run of some queries at a time, with about ``_PIECE`` rows."""
+    start = 0
+    while start < len(self):
+      end = int(np.searchsorted(self.offsets, self.offsets[start] + _PIECE, 'right')) - 1
+      end = max(end, start + 1)
+      offsets = self.offsets[start : end + 1]
+      rows = slice(offsets[0], offsets[-1])
+      documents, docs = np.unique(self.docs[rows], return_inverse=True)
+      doc_ids = [self.doc_ids[doc] for doc in documents.tolist()]
+      query_ids = self.query_ids[start:end]
+      yield Run(query_ids, doc_ids, offsets - offsets[0], docs, self.scores[rows])
+      start = end
 
   def query_of_row(self) -> Int[np.ndarray, ' rows']:
     """The index into ``query_ids`` of each row."""
@@ -168,57 +183,6 @@ def read_run(path: PathLike) -> Run:
   return _checked(path, list(query_place), queries, list(doc_place), docs, scores, lines)
 
 
-_PIECE = 1 << 17  # rows
-
-
-def read_queries(path: PathLike) -> Iterator[Run]:
-  """Yields a run in pieces of whole queries, in the order of their first lines.
-
-  The rows are in a temporary folder, and the ids of the queries in memory. Raises InputError as
-  `read_run`.
-  """
-  query_place: dict[str, int] = {}
-  with (
-    tempfile.TemporaryDirectory(prefix='dprjax-') as folder,
-    database.temporary(pathlib.Path(folder)) as tables,
-  ):
-    tables.execute('CREATE TABLE rows (query BIGINT, doc VARCHAR, score DOUBLE, line BIGINT)')
-    for block in runs.read_blocks(path, ranks=False):
-      columns = {
-        'query': _places(block.query_ids, query_place),
-        'doc': block.doc_ids,
-        'score': block.scores,
-        'line': block.lines,
-      }
-      tables.register('block', pa.table(columns))
-      tables.execute('INSERT INTO rows FROM block')
-    query_ids = list(query_place)
-    rest = pa.table({})
-    for batch in tables.sql('FROM rows ORDER BY query, line').to_arrow_reader(_PIECE):
-      rows = pa.concat_tables([rest, pa.table(batch)], promote_options='default')
-      queries = rows['query'].to_numpy()
-      whole = int(np.searchsorted(queries, queries[-1]))
-      if whole:
-        yield _run_of(path, query_ids, rows[:whole])
-      rest = rows[whole:]
-    yield _run_of(path, query_ids, rest)
-
-
-def _run_of(path: PathLike, query_ids: list[str], rows: pa.Table) -> Run:
-  """The run of whole queries."""
-  queries, which = np.unique(rows['query'].to_numpy(), return_inverse=True)
-  docs = rows['doc'].combine_chunks().dictionary_encode()
-  return _checked(
-    path,
-    [query_ids[query] for query in queries.tolist()],
-    which,
-    docs.dictionary.to_pylist(),
-    docs.indices.to_numpy().astype(np.int64),
-    rows['score'].to_numpy(),
-    rows['line'].to_numpy(),
-  )
-
-
 def _checked(
   path: PathLike,
   query_ids: list[str],
@@ -267,23 +231,10 @@ def write_run(path: PathLike, run: Run, tag: str) -> None:
       raise InputError(f'the id {id_!r} is empty or has white space, so a TREC run cannot hold it')
   with atomic_write(path) as file:
     for query_id, ranked in run:
-      _write_query(file, query_id, ranked, tag)
-
-
-def write_rankings(path: PathLike, rankings: Iterable[tuple[str, Ranking]], tag: str) -> None:
-  """Writes rankings of queries one by one; the ids come from runs and are not checked."""
-  with atomic_write(path) as file:
-    for query_id, ranked in rankings:
-      _write_query(file, query_id, zip(ranked.ids, ranked.scores.tolist(), strict=True), tag)
-
-
-def _write_query(
-  file: IO[str], query_id: str, ranked: Iterable[tuple[str, float]], tag: str
-) -> None:
-  file.writelines(
-    f'{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n'
-    for rank, (doc_id, score) in enumerate(ranked, start=1)
-  )
+      file.writelines(
+        f'{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n'
+        for rank, (doc_id, score) in enumerate(ranked, start=1)
+      )
 
 
 def write_reported(out: str, run: Run, tag: str, report: Mapping[str, Any], how: str = '') -> None:

@@ -100,11 +100,9 @@ def test_mined(tmp_path):
 
 
 def test_arguments_are_checked():
-  with refused('depth'):
-    dprjax.fuse({'one': RUN, 'other': WORSE}, depth=0)
   with refused('method'):
     dprjax.fuse({'one': RUN, 'other': WORSE}, 'best')
-  with refused('runs'):
+  with refused('one'):
     dprjax.fuse({'one': RUN})
   with refused('three'):
     dprjax.fuse({'one': RUN, 'other': WORSE}, weights={'one': 1, 'three': 1})

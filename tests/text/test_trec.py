@@ -1,12 +1,8 @@
-import os
-import threading
-
 import numpy as np
 import pytest
 
-from dprjax.text import runs, trec
+from dprjax.text import trec
 from dprjax.text.trec import (
-  read_queries,
   read_run,
   run_from_dict,
   run_from_rows,
@@ -109,45 +105,11 @@ def made_run(queries=60, depth=9, seed=0):
   ]
 
 
-def shuffled(by_query, seed=0):
-  """The lines of all queries between one another; those of a query keep their order."""
-  rng = np.random.default_rng(seed)
-  owners = rng.permutation(np.repeat(np.arange(len(by_query)), [len(one) for one in by_query]))
-  each = [iter(lines) for lines in by_query]
-  return ''.join(next(each[owner]) for owner in owners)
-
-
 def test_pieces_of_a_run_have_whole_queries(tmp_path, monkeypatch):
-  read_blocks = runs.read_blocks
-  monkeypatch.setattr(runs, 'read_blocks', lambda path, ranks: read_blocks(path, 700, ranks))
   monkeypatch.setattr(trec, '_PIECE', 100)
-  by_query = made_run(queries=200)
-  texts = {
-    'ordered': ''.join(map(''.join, by_query)),
-    'shuffled': shuffled(by_query),
-    'interrupted': ''.join(map(''.join, [by_query[0][:4], *by_query[1:], by_query[0][4:]])),
-  }
-  expected = {}
-  for name, text in texts.items():
-    path = tmp_path / f'{name}.trec'
-    path.write_text(text)
-    expected = expected or dict(read_run(path))
-    pieces = list(read_queries(path))
-    found = [one for piece in pieces for one in piece]
-    assert len(pieces) > 2 and found == list(read_run(path)) and dict(found) == expected
-  os.mkfifo(tmp_path / 'pipe')
-  writer = threading.Thread(target=lambda: (tmp_path / 'pipe').write_text(texts['shuffled']))
-  writer.start()
-  assert dict(one for piece in read_queries(tmp_path / 'pipe') for one in piece) == expected
-  writer.join()
-
-
-@pytest.mark.parametrize(
-  'last, names',
-  [('q Q0 z 2 9.0 x\n', ('line 4', '1.0', '9.0')), ('q Q0 b 2 1.0 x\n', ('line 4', 'twice'))],
-)
-def test_pieces_are_checked_as_the_whole(tmp_path, last, names):
-  first, other = 'q Q0 a 1 2.0 x\nq Q0 b 2 1.0 x\n', 'r Q0 b 1 1.0 x\n'
-  (tmp_path / 'run.trec').write_text(first + other + last)
-  with refused('run.trec', *names):
-    list(read_queries(tmp_path / 'run.trec'))
+  path = tmp_path / 'run.trec'
+  path.write_text(''.join(map(''.join, made_run(queries=200))))
+  run = read_run(path)
+  pieces = list(run.pieces())
+  assert len(pieces) > 2 and [one for piece in pieces for one in piece] == list(run)
+  assert {query: list(zip(*one, strict=True)) for query, one in run.rankings().items()} == dict(run)
