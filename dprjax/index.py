@@ -7,7 +7,7 @@
 A retriever is a folder of dprjax.export, which dprjax.search --retriever searches. The second
 command makes a collection if it is missing. Stored ids are replaced; passages from
 another backbone or prompt are refused. After an interruption, the same command continues where it
-stopped. Engines are milvus, qdrant, pgvector, opensearch, elasticsearch and parquet
+stopped. Engines are milvus, qdrant, pgvector, opensearch and elasticsearch
 (docs/engines.md). dprjax.search --uri searches the collection.
 
 --upsert also takes a retriever, with its texts. If it has BM25, the engine searches by BM25, too
@@ -32,7 +32,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.base.progress import Progress
 from dprjax.encoding import embeddings
-from dprjax.engines import Address, storing
+from dprjax.engines import Address, payloads, storing
 from dprjax.retrieval import bm25_index
 from dprjax.text import texts
 from dprjax.text.fields import read_ids, report_ids
@@ -90,6 +90,8 @@ def _command(args: Flags) -> None:
       corpus = embeddings.load_embeddings(vectors)
       corpus.check_side('passage', '--upsert')
       _check_type(address, args.index_type)
+      if texts:
+        payloads.read_documents(texts, args.column)  # finds the file
     ids = read_ids(args.delete) if args.delete else []
     engine = stack.enter_context(
       contextlib.closing(engines.connect(address, new=bool(args.upsert)))

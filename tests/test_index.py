@@ -243,9 +243,8 @@ def test_one_reader_of_ids(filled, tmp_path, monkeypatch, command):
     (['--uri=milvus:file.db'], '--uri=file.db'),
     (['--uri=milvus:pipe.db'], '--uri=pipe.db'),
     (['--uri=milvus:busy.db'], 'busy.db'),
-    (['--uri=parquet:photos.db'], 'photos.db'),
     (['--uri=qdrant:photos.db'], 'photos.db'),
-    (['--uri=parquet:new', '--texts=nowhere'], 'nowhere'),
+    (['--uri=milvus:new.db', '--texts=nowhere'], 'nowhere'),
     (['--uri=milvus:new.db', '--collection=../x'], '--collection'),
     (['--uri=milvus:new.db', '--upsert=nowhere'], 'nowhere'),
     (['--uri=milvus:vacant.db', '--drop'], '--upsert'),
@@ -369,7 +368,7 @@ def write_texts(path, ids=IDS, year=2000):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['parquet', 'pgvector'])
+@pytest.mark.parametrize('kind', ['milvus', 'pgvector'])
 def test_the_same_commands_on_every_engine(tmp_path, monkeypatch, command, write_embeddings, kind):
   monkeypatch.chdir(tmp_path)
   write_embeddings('corpus', IDS, PASSAGES)
@@ -405,7 +404,7 @@ def test_the_same_commands_on_every_engine(tmp_path, monkeypatch, command, write
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['parquet', 'qdrant'])
+@pytest.mark.parametrize('kind', ['milvus', 'qdrant'])
 def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings, kind):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(storing, '_BLOCK', 10)

@@ -220,8 +220,8 @@ class CollectionFlags:
 
   uri: str | None = flag(
     'ENGINE:FOLDER or ENGINE:ADDRESS, such as milvus:index.db, qdrant:http://host:6333, '
-    'pgvector:postgresql://host/database, opensearch:https://host:9200 or parquet:folder; a secret '
-    'goes into ENGINE_TOKEN in the environment',
+    'pgvector:postgresql://host/database or opensearch:https://host:9200; a secret goes into '
+    'ENGINE_TOKEN in the environment',
     None,
     metavar='ENGINE:PLACE',
   )

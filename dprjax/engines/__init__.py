@@ -1,4 +1,4 @@
-"""Engines with mutable indexes: Milvus, Qdrant, pgvector, OpenSearch, Parquet.
+"""Engines with mutable indexes: Milvus, Qdrant, pgvector, OpenSearch.
 
 A collection stores vectors under the ids of their documents, with texts and fields. It records the
 settings of its vectors (`dprjax.encoding.manifest.Meta.space`) and refuses vectors with others.
@@ -60,11 +60,10 @@ ENGINES = {
   'pgvector': 'pgvector.Pgvector',
   'opensearch': 'opensearch.OpenSearch',
   'elasticsearch': 'opensearch.Elasticsearch',
-  'parquet': 'parquet.Parquet',
 }
 _log = logging.getLogger('dprjax')
-_FOLDERS = ('milvus', 'qdrant', 'parquet')
-_SERVERS = dict.fromkeys(ENGINES, 'https?') | {'pgvector': 'postgresql', 'parquet': 'gs|s3'}
+_FOLDERS = ('milvus', 'qdrant')
+_SERVERS = dict.fromkeys(ENGINES, 'https?') | {'pgvector': 'postgresql'}
 
 
 def address_of(text: str) -> Address:

