@@ -153,7 +153,6 @@ def test_a_reparametrised_prompt_is_expanded(command, run_of, trained, tmp_path)
   workdir = run_of(
     'dptdr.py:local',
     '--config.prompt.reparam=mlp',
-    '--config.prompt.reparam_hidden=24',
     '--config.prompt.tied=False',
   )
   assert command(export, '--force', f'--workdir={workdir}', f'--out={tmp_path}/prompt.npz')[0] == 0

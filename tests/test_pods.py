@@ -37,10 +37,9 @@ METHODS = {
     '--config.prompt.regularization=0.5',
     '--config.optim.learning_rate=10.0',  # its gradient is small
   ],
-  'FT': ['ft.py:local', '--config.data.dev_split='],
-  'RIP': ['rip.py:local', '--config.grad_cache=1'],  # chunks are those of FT
+  'RIP': ['rip.py:local'],
 }
-MESHES = [{'data': 4}, {'data': 2, 'model': 2}, {'fsdp': 4}]  # of each in turn
+MESHES = [{'data': 2, 'model': 2}, {'fsdp': 4}]  # of each in turn
 # Gradient descent, nearly: where Adam's eps is small its first updates are the gradient's signs,
 # and rounding decides those near zero.
 STEADY = [

@@ -18,7 +18,7 @@ def test_the_comparison_has_three_systems_and_trains_once(tmp_path, capsys, mini
     quickstart.quickstart(
       out,
       [question],
-      ['email', 'http', 'json', 'logging', 'xml'],
+      ['email', 'json', 'logging'],
       str(minilm),
       {
         'steps': 2,

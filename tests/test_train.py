@@ -274,27 +274,24 @@ def test_killed_at_any_point_it_ends_with_the_same_bits(tmp_path):
   draw = random.Random(seed)
   log = killed / 'metrics.jsonl'
 
-  def rows():
-    return len(log.read_text().splitlines()) if log.exists() else 0
-
   # While the program starts, or while the cache is built; in the midst of steps, evaluations and
   # saves.
-  for moment in (draw.choice(['time', 'folder']), 'rows'):
-    process = child(killed)
-    deadline, begun = draw.uniform(1.0, 8.0), time.monotonic()
-    more = rows() + draw.randrange(1, 5)
-    while process.poll() is None:
-      if (
-        (moment == 'time' and time.monotonic() - begun > deadline)
-        or (moment == 'folder' and (killed / 'token_cache').exists())
-        or (moment == 'rows' and rows() >= more)
-      ):
-        break
-      time.sleep(0.005)
-    time.sleep(draw.uniform(0.0, 0.2))
-    process.kill()
-    _, err = process.communicate()
-    assert process.returncode == -signal.SIGKILL or 'done at step 40' in err, err
+  moment = draw.choice(['time', 'folder', 'rows', 'rows'])
+  process = child(killed)
+  deadline, begun = draw.uniform(1.0, 8.0), time.monotonic()
+  more = draw.randrange(1, 5)
+  while process.poll() is None:
+    if (
+      (moment == 'time' and time.monotonic() - begun > deadline)
+      or (moment == 'folder' and (killed / 'token_cache').exists())
+      or (moment == 'rows' and log.exists() and len(log.read_text().splitlines()) >= more)
+    ):
+      break
+    time.sleep(0.005)
+  time.sleep(draw.uniform(0.0, 0.2))
+  process.kill()
+  _, err = process.communicate()
+  assert process.returncode == -signal.SIGKILL or 'done at step 40' in err, err
   _, err = (process := child(killed)).communicate()
   assert process.returncode == 0 and 'done at step 40' in err, err
   assert_same_bits(trainable_of(killed)[1], trainable_of(whole)[1])
@@ -486,37 +483,6 @@ def test_the_average_is_scored_kept_and_resumed(go, tmp_path):
   assert any(row['dev/gain'] for row in rows if row['step'] and 'dev/gain' in row)
 
 
-@pytest.mark.slow
-def test_an_experiment_that_falls_behind_is_stopped(command, reuse, tmp_path):
-  config = tmp_path / 'two.py'
-  config.write_text(
-    TWO_RATES.format(recipe=str(ROOT / 'configs' / 'x.py'))
-    .replace("'slow'", "'wild'")
-    .replace('1e-5', '50.0')
-  )
-
-  def begin():
-    with devices.one():
-      return command(
-        train,
-        f'--config={config}',
-        f'--workdir={tmp_path}/run',
-        '--config.steps=24',
-        *reuse,
-        f'--config.data.token_cache={tmp_path}/token_cache',
-      )
-
-  status, err = begin()
-  assert status == 0 and 'stopped early: behind fast; done at step 6' in err, err
-  run = tmp_path / 'run' / 'alternatives'
-  assert json.loads((tmp_path / 'run' / 'selection.json').read_text())['chosen'] == 'fast'
-  assert steps_of(run / 'fast')[-1] == 24 and steps_of(run / 'wild')[-1] == 6
-  # It does not continue without the chosen training.
-  (tmp_path / 'run' / 'selection.json').unlink()
-  status, err = begin()
-  assert status == 0 and 'stopped early: behind fast; done at step 6' in err, err
-
-
 @pytest.mark.parametrize(
   ('text', 'options', 'causal', 'start'),
   [
@@ -665,7 +631,7 @@ def test_a_config_alone_says_what_it_needs(config, named, command, tmp_path, mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('config', 'workdir'), ALONE)
+@pytest.mark.parametrize(('config', 'workdir'), ALONE[:1])
 def test_a_config_alone_trains_on_docstrings(
   config, workdir, command, alone, tmp_path, monkeypatch
 ):
@@ -853,18 +819,13 @@ def test_two_trainings_at_once(command, trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('moment', [0.3, 'step 1: compiling'])
-def test_interrupted_from_the_keyboard(reuse, tmp_path, moment, monkeypatch):
-  if moment == 'step 1: compiling':
-    # An interrupted compilation goes on in a thread of XLA, so one that takes its time.
-    monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', str(tmp_path / 'compiled'))
+def test_interrupted_from_the_keyboard(reuse, tmp_path, monkeypatch):
+  # An interrupted compilation goes on in a thread of XLA, so one that takes its time.
+  monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', str(tmp_path / 'compiled'))
   flags = ['--config.steps=100000', '--config.data.dev_split=', *reuse]
   process = child(tmp_path / 'run', *flags)
-  if isinstance(moment, float):
-    time.sleep(moment)
-  else:
-    next(line for line in process.stderr if line.startswith(moment))
-    time.sleep(0.7)
+  next(line for line in process.stderr if line.startswith('step 1: compiling'))
+  time.sleep(0.7)
   process.send_signal(signal.SIGINT)
   _, err = process.communicate(timeout=60)
   lines = [line for line in err.splitlines() if line.startswith('dprjax: error')]
@@ -952,11 +913,7 @@ def write_found(folder, count):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'recipe, flags',
-  [
-    ('beir', []),
-    ('beir,query', ['--config.data.hold_out=0.3']),
-    ('beir,both', ['--config.eval.choose=False']),
-  ],
+  [('beir,query', ['--config.data.hold_out=0.3']), ('beir,both', ['--config.eval.choose=False'])],
 )
 def test_nothing_is_trained_where_nothing_is_left_to_gain(
   command, trained, tmp_path, recipe, flags
@@ -1014,7 +971,6 @@ def test_a_checkpoint_holds_what_was_trained_and_no_backbone(finished):
     ["--config.trainable=('(',)"],
     ["--config.optim.learning_rate_rules=(('.*', -1.0),)"],
     ["--config.optim.learning_rate_rules=(('.*', float('nan')),)"],
-    ["--config.optim.weight_decay_rules=(('.*',),)"],
     ['--config.eval.measure=none'],
     ['--config.method=none'],
   ],

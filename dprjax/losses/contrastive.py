@@ -156,7 +156,7 @@ def check_negatives(config: ConfigDict) -> None:
 
 def check_update(config: ConfigDict, unit: str) -> None:
   """Raises InputError if an update has one row and so no in-batch negatives."""
-  if config.batch_size * config.accumulate == 1:
+  if config.batch_size == 1:
     raise InputError(
       f'config.batch_size: an update of one {unit} has no in-batch negatives; use 2 or more'
     )

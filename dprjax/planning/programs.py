@@ -98,9 +98,7 @@ class Experiment:
     method = methods.load(config.method)
     self.batch = batch_of(config, shape)
     self.devices = mesh.make_mesh(config.mesh, devices)
-    mesh.check_batch(
-      self.devices, config.batch_size * config.accumulate, config.grad_cache * config.accumulate
-    )
+    mesh.check_batch(self.devices, config.batch_size, config.grad_cache)
     self.model = method.build(self.config, shape, self.devices, backbones.tokenizer())
 
     def init(key: jax.Array) -> dict[str, Any]:

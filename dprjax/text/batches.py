@@ -80,7 +80,6 @@ def make_batches(
   positive: str = 'rotate',
   process_index: int = 0,
   process_count: int = 1,
-  max_relevant: int | None = None,
   vectors: VectorLookup | None = None,
   sample: int = 0,
 ) -> grain.MapDataset[Batch]:
@@ -101,8 +100,6 @@ def make_batches(
     mix: shares of the sources; by default any negative.
     positive: 'rotate', the next positive in each epoch, or 'first'.
     query_buckets, passage_buckets: padded lengths; a batch takes the smallest that holds it.
-    max_relevant: the largest R of `relevant`; by default as large as the queries need. A query with
-      more lists those in the global batch first.
     vectors: gives passage vectors, which replace passage tokens: `passage_vectors` ``[B, C, H]``.
     sample: passages drawn for each batch from those outside it: `corpus_vectors` ``[S, H]`` and
       `corpus_index` ``[S]``. Needs ``vectors``.
@@ -111,7 +108,7 @@ def make_batches(
   if batch_size > cache.num_queries:
     raise InputError(
       f'config.batch_size: {counted(batch_size, "queries")} an update, but {cache.path} has '
-      f'{cache.num_queries:,}; lower config.batch_size or config.accumulate'
+      f'{cache.num_queries:,}; lower config.batch_size'
     )
   feed = Feed(
     cache,
@@ -121,7 +118,6 @@ def make_batches(
     seed=seed,
     mix=mix,
     positive=positive,
-    max_relevant=max_relevant,
     vectors=vectors,
   )
   own_sample = process_rows(sample, process_index, process_count)
@@ -187,7 +183,6 @@ class Feed:
     seed: int,
     mix: Mix | None = None,
     positive: str = 'rotate',
-    max_relevant: int | None = None,
     vectors: VectorLookup | None = None,
   ):
     self._distinct = cache.distinct_passages()
@@ -211,7 +206,7 @@ class Feed:
       'passage_index': cache.num_passages,
       'relevant': cache.num_passages,
     }
-    self.max_relevant = min(max_relevant or cache.max_relevant, cache.max_relevant)
+    self.max_relevant = cache.max_relevant
     categories = cache.categories
     self._most_categories = 0 if categories is None else int(categories.counts.max())
 
@@ -300,7 +295,7 @@ class Feed:
       **texts,
       'query_index': drawn.queries[rows],
       'passage_index': passages,
-      'relevant': _list_relevant(relevant, drawn.passages, self.max_relevant),
+      'relevant': pad_flat(*relevant, self.max_relevant, -1)[0],
     }
     if self._mix is not None and drawn.sources is not None:
       batch['negative_source'] = drawn.sources[rows]
@@ -548,15 +543,3 @@ def _random_bits(
   bits = (first.astype(np.uint64) << np.uint64(32)) | second.astype(np.uint64)
   offset = np.random.default_rng([seed, use]).integers(0, 2**63, dtype=np.uint64)
   return hashes.mix(bits + offset)
-
-
-def _list_relevant(
-  relevant: Lists, passages: jt.Int32[np.ndarray, 'global C'], width: int
-) -> jt.Int32[np.ndarray, 'B R']:
-  """Relevant passages of each query, padded with -1; those in the global batch come first."""
-  flat, counts = relevant
-  if len(counts) and counts.max() > width:
-    rows = np.split(flat, relevant.starts[1:])
-    rows = [row[np.argsort(~np.isin(row, passages), kind='stable')][:width] for row in rows]
-    flat, counts = np.concatenate(rows), np.minimum(counts, width)
-  return pad_flat(flat, counts, width, -1)[0]

@@ -3,8 +3,6 @@
 import collections
 from collections.abc import Sequence
 
-from etils import epath
-
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 
@@ -39,14 +37,6 @@ class ReadReport:
     for what in kinds:
       self.counts.pop(what, None)
       self.examples.pop(what, None)
-
-  def refuse(self, what: str, path: epath.Path) -> None:
-    """Raises InputError if anything was counted under ``what``."""
-    if self.counts[what]:
-      raise InputError(
-        f'{path}: {counted(self.counts[what], what.split(":")[0])}, for example '
-        f'{", ".join(self.examples[what])}; fix the file, or read it without strict'
-      )
 
   def __str__(self) -> str:
     lines = []

@@ -10,8 +10,8 @@
 In place of .jsonl a file may be .json, .csv, .tsv or .parquet (`text.records`). A folder may
 also have one BEIR folder for each split, SPLIT/corpus.jsonl and so on, as from ``dprjax.papers``.
 Any file may be compressed. In every format ids are unique, a query needs text and a positive,
-grades above 0 are positives, unknown ids are counted (or refused, if strict), and a passage without
-text stays but is never a positive.
+grades above 0 are positives, unknown ids are counted, and a passage without text stays but is
+never a positive.
 """
 
 import copy
@@ -73,7 +73,6 @@ class Source:
     held_out: read only the queries left out by `hold_out` or `fold`.
     max_queries: the most queries, also chosen by a hash, before ``fold``.
     fold: (number from 0, count, seed): leave out one of ``count`` equal parts of the queries.
-    strict: fail on an unknown id instead of counting it.
     categories: read categories of passages (beir, arxiv); a passage without any is never a
       positive.
     columns: names of columns, as ``ROLE=COLUMN,ROLE=COLUMN`` (`records.parse_columns`).
@@ -89,7 +88,6 @@ class Source:
   hold_out: tuple[float, int] | None = None
   held_out: bool = False
   max_queries: int | None = None
-  strict: bool = False
   categories: bool = False
   fold: tuple[int, int, int] | None = None
   columns: str = ''
@@ -140,9 +138,6 @@ class Dataset:
       for negative in negatives:
         if negative.id in missing:
           report.count(_UNKNOWN_NEGATIVES, f'{query} {negative.id}')
-    if self.source.strict:
-      report.refuse(_UNKNOWN_PASSAGES, self.files['qrels'])
-      report.refuse(_UNKNOWN_NEGATIVES, self.files.get('negatives', self.files['qrels']))
 
   def read_categories(self) -> dict[str, tuple[str, ...]]:
     """The categories of every passage, by id; InputError for a format without categories."""
@@ -179,8 +174,6 @@ def load_dataset(source: Source) -> Dataset:
         negatives[query] = mined
       else:
         report.count('queries with mined negatives that are not in this split: ignored')
-  if source.strict:
-    report.refuse(_UNKNOWN_QUERIES, paths['qrels'])
   judged = [query for query in queries.values() if query.id in qrels]
   chosen = _choose(judged, qrels, source, paths, report)
   return Dataset(

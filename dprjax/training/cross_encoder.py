@@ -7,8 +7,8 @@
 
 With ``config.distillation`` they also learn the scores of a teacher (distillation.py).
 
-There are no in-batch negatives, so the loss is a mean over queries, and ``grad_cache`` and
-``accumulate`` both average over chunks.
+There are no in-batch negatives, so the loss is a mean over queries, and ``grad_cache``
+averages over chunks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +93,7 @@ def build_classifier(
   around = len(tokenizer.opening), len(tokenizer.closing)
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   longest = tokenizer.pair_length(config.data.query_max_length, config.data.passage_max_length)
-  chunks = config.grad_cache * config.accumulate
+  chunks = config.grad_cache
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     stored = parts.heads['classifier'].params if 'classifier' in parts.heads else {}

@@ -149,7 +149,7 @@ def embed_batch(
       functools.partial(encode, side),
       (tokens, mask, *numbers),
       keys[side],
-      config.grad_cache * config.accumulate,
+      config.grad_cache,
       devices,
     )
     vectors_of[side] = embedded[:, 0] if side == 'query' else embedded

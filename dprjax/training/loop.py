@@ -45,11 +45,6 @@ class Setup(NamedTuple):
   say: Callable[[str], None]
   folds: methods.Folds | None = None
 
-  @property
-  def update_size(self) -> int:
-    """Rows of an update."""
-    return self.config.batch_size * self.config.accumulate
-
 
 @dataclasses.dataclass
 class Standing:
@@ -122,7 +117,7 @@ class Loop:
       setup.trainable,
       setup.devices,
       schedule_steps,
-      epoch * setup.update_size,
+      epoch * setup.config.batch_size,
       (*setup.model.sharding, *setup.backbone.config.family.sharding),
     )
     self._state, self._frozen = self._layout.place(setup.params)
@@ -364,7 +359,7 @@ class Loop:
     if number % setup.config.log_every and number != self.total:
       return
     self._progress.update(number)
-    rate, unit = self._progress.rate * setup.update_size, setup.data.unit
+    rate, unit = self._progress.rate * setup.config.batch_size, setup.data.unit
     values |= {'learning_rate': float(self._schedule(number - 1)), f'{unit}_per_second': rate}
     self._metrics.write(number, values)
     shown = ''.join(f'  {label} {values[name]:.3f}' for name, label in setup.model.shown.items())
@@ -411,7 +406,6 @@ def describe(setup: Setup, state: updates.State, frozen: Mapping[str, Any], tota
   )
   say(f'{counted(devices.size, kind)}, mesh {axes}, {counted(processes, "processes")}')
   say(
-    f'{setup.data.description}; {counted(setup.update_size, setup.data.unit)} an update'
-    + (f' ({config.accumulate} batches of {config.batch_size})' if config.accumulate > 1 else '')
+    f'{setup.data.description}; {counted(setup.config.batch_size, setup.data.unit)} an update'
     + f', {counted(len(setup.data.batches), "updates")} an epoch, {total} in all'
   )

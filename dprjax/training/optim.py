@@ -38,9 +38,7 @@ def match_rules(
   config: ml_collections.ConfigDict, trainable: Collection[str]
 ) -> tuple[dict[str, bool], dict[str, float]]:
   """Whether weight decay applies to each trainable parameter, and its learning rate factor."""
-  decay = tree.first_match(
-    config.weight_decay_rules, sorted(trainable), 'config.optim.weight_decay_rules', bool
-  )
+  decay = {name: not name.endswith(('bias', 'scale')) for name in sorted(trainable)}
   factor = tree.first_match(
     config.learning_rate_rules, sorted(trainable), 'config.optim.learning_rate_rules', tree.Factor
   )

@@ -218,7 +218,6 @@ def table() -> types.SimpleNamespace:
   c.prompt.tied = switch(True).only(optional=True)
   # 'none': train the prompt itself; 'mlp': Embedding -> Linear -> Tanh -> Linear (Table 5)
   c.prompt.reparam = choice('none', 'mlp').only(prompt__kind='prefix')
-  c.prompt.reparam_hidden = whole(512, least=1, most=10**5)  # width of that MLP
   # N(0, std) initialises the prompt, or its embedding and the kernels of the MLP
   c.prompt.init_std = number(0.02, least=0, most=10)
   # initialise with the keys and values of the frozen encoder for this text, with tokens cut or
@@ -285,9 +284,7 @@ def table() -> types.SimpleNamespace:
   c.distillation.weight = number(1.0, above=0, most=1)
   c.distillation.temperature = number(1.0, above=0, most=1e4)  # divides the teacher scores
 
-  c.batch_size = whole(64, least=1, most=2**20)  # queries per batch, over all devices
-  # batches per update: the loss uses the negatives of all, with the memory of one batch
-  c.accumulate = whole(1, least=1, most=2**16)
+  c.batch_size = whole(64, least=1, most=2**20)  # queries per update, over all devices
   # chunks of a batch: the loss of the whole batch, with the memory of one chunk
   c.grad_cache = whole(1, least=1, most=2**16)
   c.epochs = number(10.0, least=0, most=1e6)  # passes over the training queries
@@ -310,8 +307,6 @@ def table() -> types.SimpleNamespace:
   c.optim.b1 = number(0.9, least=0, below=1)
   c.optim.b2 = number(0.999, least=0, below=1)
   c.optim.eps = number(1e-8, above=0, most=1)
-  # first match: whether weight decay applies
-  c.optim.weight_decay_rules = several((r'.*(bias|scale)', False), (r'.*', True))
   c.optim.learning_rate_rules = several((r'.*', 1.0))  # first match: factor on the learning rate
 
   c.data = types.SimpleNamespace()
@@ -342,7 +337,6 @@ def table() -> types.SimpleNamespace:
   c.data.max_queries = whole(0, least=0, most=10**12)
   # read categories of passages (beir, arxiv, docstrings); a passage without any is never a positive
   c.data.categories = switch(False)
-  c.data.strict = switch(False)  # unknown ids in qrels are an error
   # tokens, with special ones; 'auto' is at most 8192 and adds longer buckets
   c.data.query_max_length = auto(whole(512, least=3, most=8192))
   c.data.passage_max_length = auto(whole(512, least=3, most=8192))
@@ -350,8 +344,6 @@ def table() -> types.SimpleNamespace:
   c.data.passage_prefix = lines(AUTO)
   c.data.query_buckets = lengths(16, 32, 64, 128, 256, 512)  # padded lengths of batches
   c.data.passage_buckets = lengths(32, 64, 96, 128, 192, 256, 384, 512)
-  # relevant passages listed per query, to mask false negatives
-  c.data.max_relevant = whole(32, least=1, most=10**5)
   c.data.token_cache = text('')  # folder of the token cache; '': workdir/token_cache
   # with prompt.sides='query': passage vectors by the frozen backbone, a folder of dprjax.encode or
   # NAME.npy with an id a line in NAME.txt; '': encoded into workdir/passages

@@ -30,6 +30,7 @@ from dprjax.training.method import BatchShapes, DataSource, Folds, Scores, Train
 logger = logging.getLogger('dprjax')
 
 _MEASURES = ('nDCG@10', 'RR@10', 'R@100')  # on a dev split
+_MOST_RELEVANT = 32  # passages of a query in a plan, which knows no data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Retrieval:
     rank, count = mesh.batch_rank(self.devices)
     dataset = batches.make_batches(
       tokens,
-      batch_size=config.batch_size * config.accumulate,
+      batch_size=config.batch_size,
       process_index=rank,
       process_count=count,
       **self.feed_options(),
@@ -146,8 +147,6 @@ class Retrieval:
       'positive': config.positive,
       'seed': config.seed,
       **{option: self.section[option] for option in ('query_buckets', 'passage_buckets')},
-      # A shortened list would leave relevant passages among the corpus negatives.
-      'max_relevant': None if config.corpus_negatives else self.section.max_relevant,
     }
 
   def read_judgements(self) -> Qrels:
@@ -218,7 +217,7 @@ class Retrieval:
       positives = tokens.passage_ids(batch['passage_index'][:, 0])
       return f'queries {shorten(queries)}, positives {shorten(positives)}'
 
-    update, distinct = config.batch_size * config.accumulate, tokens.distinct_passages()
+    update, distinct = config.batch_size, tokens.distinct_passages()
     others = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
     others += config.corpus_negatives
     if config.corpus_negatives < 0:
@@ -318,7 +317,6 @@ def find_splits(
     section.train_split,
     negatives=section.mined_negatives or None,
     max_queries=section.max_queries or None,
-    strict=section.strict,
     categories=section.categories,
     columns=section.columns,
   )
@@ -337,7 +335,6 @@ def find_splits(
       path,
       format,
       section.dev_split,
-      strict=section.strict,
       categories=section.categories,
       columns=section.columns,
     )
@@ -377,7 +374,7 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
       'passages'
     )
   section = config.data
-  size, candidates = config.batch_size * config.accumulate, 1 + config.negatives
+  size, candidates = config.batch_size, 1 + config.negatives
   lengths = {
     side: batches.longest_bucket(
       section[f'{side}_max_length'], section[f'{side}_buckets'], f'config.data.{side}_buckets'
@@ -393,7 +390,7 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
     'query_mask': rows(np.bool_, lengths['query']),
     'query_index': rows(np.int32),
     'passage_index': rows(np.int32, candidates),
-    'relevant': rows(np.int32, section.max_relevant),
+    'relevant': rows(np.int32, _MOST_RELEVANT),
   }
   calls, texts = [(size, lengths['query'])], {'queries': size}
   if config.prompt.sides == 'query':

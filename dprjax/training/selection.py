@@ -242,10 +242,10 @@ def fit(config: ml_collections.FrozenConfigDict, folds: Folds, parts: int) -> di
 
   Raises InputError if a fold leaves fewer queries than the devices need.
   """
-  if folds.queries >= config.batch_size * config.accumulate:
+  if folds.queries >= config.batch_size:
     return {}
-  least = config.accumulate * parts * config.grad_cache
-  if (size := folds.queries // least * parts * config.grad_cache) == 0:
+  least = parts * config.grad_cache
+  if (size := folds.queries // least * least) == 0:
     raise InputError(
       f'config.batch_size: one of {folds.parts} folds leaves {folds.queries} queries, fewer than '
       f'the {least} of an update (devices by chunks); set config.data.folds=0, or use fewer devices'
@@ -261,7 +261,7 @@ def fold_of(
   All folds have the same updates and evaluations, and share the workdir backbone and constant
   passage vectors.
   """
-  epoch = max(folds.queries // (config.batch_size * config.accumulate), 1)
+  epoch = max(folds.queries // (config.batch_size), 1)
   changes: dict[str, Any] = {
     'data.fold': number,
     'steps': config.steps or max(round(config.epochs * epoch), 1),

@@ -52,8 +52,8 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   for name, experiment in experiments.items():
     try:
       methods.of(experiment)
-      chunks = experiment.grad_cache * experiment.accumulate
-      mesh.check_batch(devices, experiment.batch_size * experiment.accumulate, chunks)
+      chunks = experiment.grad_cache
+      mesh.check_batch(devices, experiment.batch_size, chunks)
     except InputError as error:
       raise InputError(f'alternative {name}: {error}' if name else str(error)) from error
   with distributed.turn():

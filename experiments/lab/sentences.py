@@ -93,7 +93,7 @@ def batch_shapes(
     config, model: as of the method.
   """
   length, buckets = check_lengths(config.data, config, model)
-  size = config.batch_size * config.accumulate
+  size = config.batch_size
   longest = longest_bucket(length, buckets, 'config.data.query_buckets')
   arrays = {name: jax.ShapeDtypeStruct((size,), dtype) for name, dtype in columns.items()}
   for view in views:
@@ -106,7 +106,7 @@ def batch_shapes(
 
 def check_update(config: ConfigDict, count: int, unit: str) -> int:
   """The examples of an update. Raises InputError where there are not as many."""
-  update = config.batch_size * config.accumulate
+  update = config.batch_size
   if count < update:
     raise InputError(
       f'config.batch_size: an update of {counted(update, unit)} is more than the {count:,} '
@@ -169,7 +169,7 @@ def encode_views(
 
   ``finish`` is applied to the vectors of a chunk.
   """
-  chunks = config.grad_cache * config.accumulate
+  chunks = config.grad_cache
 
   def run(params: Params, batch: Batch, key: Array | None) -> list[Float[Array, 'B H']]:
     whole = encoders.adapters(params)['query']

@@ -1,18 +1,9 @@
 """Articles of a MediaWiki dump."""
 
-import tracemalloc
-
 import pytest
 
 from lab import mediawiki
 from lab.mediawiki import Article, Section
-from tests.refusals import refused
-
-LATIN = 'Grö'.encode('latin-1')
-
-
-def read(path):
-  return list(mediawiki.read_articles(path))
 
 
 def dump(
@@ -34,50 +25,6 @@ def article(tmp_path, wikitext):
   )
   (page,) = mediawiki.read_articles(tmp_path / 'dump.xml')
   return page
-
-
-BAD = [
-  ('latin.xml', b'<mediawiki>' + LATIN, 'latin.xml'),
-  ('cut.xml', b'<mediawiki>\n<page>', ('cut.xml', 'line 2', 'XML')),
-  ('other.xml', b'<html></html>', 'XML'),
-  (
-    'laughs.xml',
-    b'<!DOCTYPE a [<!ENTITY b "c">]><mediawiki></mediawiki>',
-    ('XML', 'MediaWiki'),
-  ),
-]
-
-
-@pytest.mark.parametrize(('name', 'content', 'message'), BAD)
-def test_files_that_cannot_be_used(tmp_path, name, content, message):
-  (tmp_path / name).write_bytes(content)
-  with refused(message):
-    read(tmp_path / name)
-
-
-def laughs(start=''):
-  """Entities of entities, and one of a file."""
-  entities = '<!ENTITY a0 "ha"><!ENTITY file SYSTEM "file:///etc/passwd">' + ''.join(
-    f'<!ENTITY a{i + 1} "{f"&a{i};" * 10}">' for i in range(11)
-  )
-  return f'{start}<!DOCTYPE a [{entities}]>'
-
-
-@pytest.mark.parametrize(
-  ('start', 'entity'), [('', 'a11'), ('', 'file'), ('<!--' + 'x' * 100_000 + '-->', 'a11')]
-)
-def test_entities_are_not_replaced(tmp_path, start, entity):
-  """A dump has none; behind a long comment expat itself stops them."""
-  (tmp_path / 'a.xml').write_text(laughs(start) + dump(('Cat', 0, '', f'&{entity};')))
-  with refused('a.xml'):
-    read(tmp_path / 'a.xml')
-
-
-def test_a_page_without_end(tmp_path, monkeypatch):
-  monkeypatch.setattr(mediawiki, '_LONGEST_PAGE', 200_000)
-  (tmp_path / 'a.xml').write_text(dump(('Cat', 0, '', 'A cat. ' * 99_999)))
-  with refused('a.xml', '200,000'):
-    read(tmp_path / 'a.xml')
 
 
 def test_articles_are_those_of_the_main_namespace(tmp_path):
@@ -137,41 +84,3 @@ MARKUP = [
 @pytest.mark.parametrize(('wikitext', 'text'), MARKUP)
 def test_markup_leaves_the_running_text(tmp_path, wikitext, text):
   assert article(tmp_path, wikitext).sections[0] == Section('', text)
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_dump(tmp_path):
-  page = ('Cat', 0, '', 'It sits on the mat. ' * 500)
-  peaks = []
-  for pages in (20, 200):
-    (tmp_path / 'dump.xml').write_text(dump(*[page] * pages))
-    tracemalloc.start()
-    assert sum(1 for _ in mediawiki.read_articles(tmp_path / 'dump.xml')) == pages
-    peaks.append(tracemalloc.get_traced_memory()[1])
-    tracemalloc.stop()
-  assert peaks[1] < 1.2 * peaks[0]
-
-
-@pytest.mark.slow
-def test_real_wikipedia(data_dir):
-  path = data_dir / 'text' / 'enwiki' / 'enwiki-shortened.xml.bz2'
-  if not path.exists():
-    pytest.skip(f'no {path}')
-  articles = {article.title: article for article in mediawiki.read_articles(path)}
-  assert len(articles) == 106
-  sections = articles['Anarchism'].sections
-  assert [section.heading for section in sections[:3]] == [
-    '',
-    'Etymology and terminology',
-    'History',
-  ]
-  assert sections[0].text.startswith('Anarchism is a political philosophy that advocates self-')
-  text = '\n'.join(section.text for article in articles.values() for section in article.sections)
-  assert len(text) > 2_400_000
-  # Left-over markup: one line in a thousand at most.
-  left = [
-    line
-    for line in text.splitlines()
-    if any(mark in line for mark in ('[[', ']]', '{{', '}}', '<ref', 'style=', 'http'))
-  ]
-  assert len(left) <= 5

@@ -14,8 +14,6 @@ from dprjax.models.encoder_config import EncoderConfig
 from lab import measures, similarity
 from tests import reference
 from tests.options import with_options
-from tests.refusals import refused
-from tests.training.conftest import assert_goes_on
 
 TRAIN = [
   ('oak elm', 'oak', 5.0),
@@ -189,21 +187,6 @@ def test_what_the_loop_is_given(start, words_of, batches_of):
   )
 
 
-def test_an_update_of_several_batches(start, batches_of):
-  data = start(accumulate=2)
-  iterator = batches_of(data)
-  assert len(data.batches) == 1 and len(next(iterator)['score']) == 6
-
-
-def test_goes_on_where_it_stopped(start, batches_of):
-  assert_goes_on(start, batches_of, 3, 4)
-  orders = [
-    [next(iterator)['pair_index'].tolist() for _ in range(4)]
-    for iterator in (batches_of(start()), batches_of(start(seed=1)))
-  ]
-  assert orders[0] != orders[1]
-
-
 def test_the_dev_pairs_are_ranked(start, bag):
   data = start(data__dev_split='dev.csv')
   # Ranks of the cosines 4 2 3 1, of the scores 3 4 2 1: rho = 1 - 6 (1 + 4 + 1 + 0) / (4 * 15).
@@ -213,24 +196,3 @@ def test_the_dev_pairs_are_ranked(start, bag):
   assert found.values[''].shape == (4,) and found.values[''].mean() == pytest.approx(0.4)
   # Where all vectors are 0 there is no order: worse than any.
   assert evaluate({'query/weight': jnp.float32(0)}).means == {'spearman': -1.0}
-
-
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    ({'batch_size': 8}, 'config.batch_size'),
-    (
-      {'data__query_max_length': 33, 'data__query_buckets': (64,)},
-      ('config.data.query_max_length', '33', '32'),
-    ),
-    ({'data__train_split': 'none.csv'}, ('STS', 'none.csv')),
-    (
-      {'data__dev_split': 'dev.csv', 'eval__measure': 'nDCG@10'},
-      ('config.eval.measure', 'spearman', 'nDCG@10'),
-    ),
-    ({'data__dev_split': 'bad.csv'}, ('bad.csv', 'line 1', '6.0')),
-  ],
-)
-def test_what_cannot_be(start, changes, message):
-  with refused(message):
-    start(**changes)

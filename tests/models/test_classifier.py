@@ -223,7 +223,7 @@ def test_transformers_loads_what_was_saved(golden, write_classifier, tmp_path, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('model_type', 'labels'), EVERY)
+@pytest.mark.parametrize(('model_type', 'labels'), [('bert', 1), ('xlm-roberta', 2)])
 def test_logits_equal_pytorch_without_types(golden, write_classifier, model_type, labels):
   arrays = golden(f'classifier_{model_type}')
   loaded = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))

@@ -31,7 +31,6 @@ def test_vectors_come_in_place_of_tokens(made):
       batch_size=BATCH,
       negatives=1,
       seed=3,
-      max_relevant=None,
       **BUCKETS,
       **options,
     )
@@ -281,20 +280,6 @@ def test_no_hard_negatives(made):
     assert batch['passage_index'].shape == (BATCH, 1) and 'negative_source' not in batch
   with refused('config.mix', 'config.negatives', '0'):
     take(made[0], 1, negatives=0, mix=batches.Mix(0.0, 0.5, 0.5))
-
-
-def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all(made):
-  opened, rows = made
-  displaced = 0
-  for batch in take(opened, 40, max_relevant=2):
-    assert batch['relevant'].shape == (BATCH, 2)
-    present = set(batch['passage_index'].ravel().tolist())
-    for query, listed in zip(batch['query_index'], batch['relevant'].tolist(), strict=True):
-      relevant, listed = rows[query]['relevant'], set(listed) - {-1}
-      assert listed <= set(relevant) and len(listed) == min(2, len(relevant))
-      assert len(present & listed) == min(2, len(present & set(relevant)))
-      displaced += bool(listed - set(relevant[:2]))
-  assert displaced
 
 
 @pytest.mark.parametrize(

@@ -182,11 +182,9 @@ def test_mined_negatives_join_a_folder(beir, tmp_path):
     'negatives that are not in the corpus: ignored',
   ):
     assert data.report.counts[count] == 1
-  with refused('mined.jsonl', '1', 'q2'):
-    read(beir, negatives=str(path), strict=True)
 
 
-def test_unknown_ids_are_counted_listed_or_refused(beir):
+def test_unknown_ids_are_counted_and_listed(beir):
   with (beir / 'qrels/train.tsv').open('a') as file:
     file.writelines(f'q1\tlost{i}\t1\n' for i in range(7))
     file.write('nobody\td1\t1\n')
@@ -195,8 +193,6 @@ def test_unknown_ids_are_counted_listed_or_refused(beir):
   assert data.report.counts['judgements of a query that is not in the queries: ignored'] == 1
   line = next(line for line in str(data.report).splitlines() if 'corpus' in line)
   assert line.count('q1 lost') == 5 and line.endswith(', ...)')
-  with refused('train.tsv', 'd1'):
-    read(beir, strict=True)
 
 
 def test_ids_in_another_unicode_form_are_counted(beir):
@@ -519,7 +515,7 @@ def test_a_table_of_ids_beside_its_corpus(tmp_path, ending):
     else:
       lines = [json.dumps(dict(zip(head, row, strict=True))) for row in rest]
     (tmp_path / f'{name}.{ending}').write_text('\n'.join(lines))
-  source = sources.Source(str(tmp_path), columns='positive_id=doc,id=nr', strict=True)
+  source = sources.Source(str(tmp_path), columns='positive_id=doc,id=nr')
   found = load_dataset(source)
   why, how = found.queries
   assert (found.format, why.text, how.text) == ('ids', 'why', 'how')

@@ -143,7 +143,7 @@ def test_a_config_file_that_raises_is_named_with_its_line(tmp_path, text, words)
 def test_a_value_on_the_command_line_is_not_run(tmp_path):
   value = f'__import__("os").mkdir("{tmp_path}/ran")'
   root = pathlib.Path(configs.__file__).parent.parent.parent
-  for option in ('trainable', 'task', 'optim.learning_rate', 'optim.weight_decay_rules'):
+  for option in ('trainable', 'task', 'optim.learning_rate', 'optim.learning_rate_rules'):
     with contextlib.suppress(InputError):
       configs.parse([f'--config={root}/configs/dptdr.py:local', f'--config.{option}={value}'])
   assert not (tmp_path / 'ran').exists()

@@ -150,7 +150,7 @@ def slow(*values):
     ({'data': 1}, {}),
     slow({'data': 8}, CHUNKED),
     slow({'data': 1}, {'grad_cache': 4}),
-    slow({'data': 4, 'model': 2}, {'accumulate': 2, 'batch_size': ROWS // 2}),
+    slow({'data': 4, 'model': 2}, {'grad_cache': 2}),
     slow({'data': 1}, {'cross_encoder__loss': 'pointwise', 'cross_encoder__labels': 2}),
     slow({'data': 1}, {'cross_encoder__labels': 2, 'backbone__remat': True, 'backbone__unroll': 0}),
     slow({'data': 1}, {'distillation__loss': 'margin_mse', 'distillation__weight': 0.75}),

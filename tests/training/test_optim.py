@@ -97,7 +97,7 @@ def test_schedule_rises_over_the_warm_up_and_falls_to_zero():
 
 
 def test_an_uncovered_name_is_an_error():
-  with refused('config.optim.weight_decay_rules'):
+  with refused('config.optim.learning_rate_rules'):
     optim.make_optimizer(
-      settings(weight_decay_rules=(('backbone/.*', True),)), list(PARAMS), TRAINABLE, 10
+      settings(learning_rate_rules=(('backbone/.*', 1.0),)), list(PARAMS), TRAINABLE, 10
     )

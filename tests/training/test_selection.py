@@ -168,10 +168,10 @@ def test_alternatives_go_on_where_one_was_asked_to_stop(tmp_path, lines):
 
 
 def test_batches_that_a_fold_can_fill():
-  config = folded(batch_size=32, accumulate=2)
+  config = folded(batch_size=64)
   assert selection.fit(config, Folds(COUNT, 64), 8) == {}
-  assert selection.fit(config, Folds(COUNT, 63), 1) == {'batch_size': 31}
-  assert selection.fit(config, Folds(COUNT, 63), 8) == {'batch_size': 24}
+  assert selection.fit(config, Folds(COUNT, 63), 1) == {'batch_size': 63}
+  assert selection.fit(config, Folds(COUNT, 63), 8) == {'batch_size': 56}
   cached = folded(batch_size=32, grad_cache=2)
   assert selection.fit(cached, Folds(COUNT, 28), 4) == {'batch_size': 24}
   with refused('config.batch_size'):

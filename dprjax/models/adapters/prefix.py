@@ -22,6 +22,7 @@ from dprjax.models.weights import Stored
 
 _CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 _TENSOR = 'prompt_embeddings'
+_HIDDEN = 512  # width of the MLP of a reparametrised prompt
 
 
 class _Meta(msgspec.Struct):
@@ -73,13 +74,13 @@ class Prefix(Adapter):
 def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
   """Parameters of one prefix of P = ``config.prompt.length``.
 
-  ``config.prompt.reparam`` 'none': the prefix itself; 'mlp': Embedding(P, H) -> Linear(hidden) ->
+  ``config.prompt.reparam`` 'none': the prefix itself; 'mlp': Embedding(P, H) -> Linear(512) ->
   Tanh -> Linear(L*2*H) (Li and Liang 2021, section 4.3; DPTDR Table 5). Embeddings, kernels and
   prefixes start as N(0, ``init_std``), biases as 0, like the released code in effect. The default
   of PyTorch Linear would start all vectors nearly alike.
   """
   settings, width = config.prompt, model.hidden_size
-  length, hidden, std = settings.length, settings.reparam_hidden, settings.init_std
+  length, hidden, std = settings.length, _HIDDEN, settings.init_std
   layers, two, heads, size = one_position(model)
   if settings.reparam == 'none':
     return {'prefix': std * jax.random.normal(key, (layers, two, length, heads, size), jnp.float32)}

@@ -107,7 +107,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   mask_id, everything = tokenizer.mask_id, np.arange(tokenizer.vocab_size, dtype=np.int32)
   ordinary = np.setdiff1d(everything, tokenizer.special_ids).astype(np.int32)
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
-  chunks = config.grad_cache * config.accumulate
+  chunks = config.grad_cache
   names, late_mlm = VIEWS[settings.views], mlm and settings.late_mlm
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def find_data(
       language=settings.language,
       process_index=jax.process_index(),
     )
-    update = config.batch_size * config.accumulate
+    update = config.batch_size
     rank, count = mesh.batch_rank(devices)
     dataset, eligible = views.make_view_batches(
       texts,
@@ -360,7 +360,7 @@ def export(
 
 def shapes(config: ConfigDict, _: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
   settings = config.pretrain
-  size = config.batch_size * config.accumulate
+  size = config.batch_size
   spans = settings.views == 'siblings' and settings.unit == 'span'
   longest = settings.max_length
   if spans:

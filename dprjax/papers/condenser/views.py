@@ -96,7 +96,7 @@ def make_view_batches(
   if batch_size > len(rows):
     raise InputError(
       f'config.batch_size: {counted(batch_size, "passages")} an update, but {texts.path} has '
-      f'{len(rows):,} usable; lower config.batch_size or config.accumulate, or give more text'
+      f'{len(rows):,} usable; lower config.batch_size, or give more text'
     )
   rows_of = shuffle_rows(rows, batch_size, [seed, _SHUFFLE])
 

@@ -127,7 +127,7 @@ def batch_shapes(
   made = retrieval_data.batch_shapes(config, model, tokenizer)
   specials = tokenizer.num_specials
   longest = _check_lengths(config.data, config, form, around, tokenizer, model)
-  size = config.batch_size * config.accumulate
+  size = config.batch_size
   task = {'task': jax.ShapeDtypeStruct((size,), np.int32)}
   number = ((np.int32,),) if numbered else ()
   if form == 'retrieval':
@@ -220,7 +220,7 @@ class _Tasks:
     made = mixture.make_batches(
       feeds,
       arrangement=config.arrangement,
-      batch_size=config.batch_size * config.accumulate,
+      batch_size=config.batch_size,
       per_task=config.per_task,
       buckets=(section.query_buckets, section.passage_buckets),
       seed=config.seed,

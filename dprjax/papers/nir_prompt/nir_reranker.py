@@ -43,7 +43,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   )
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   around = len(tokenizer.opening), len(tokenizer.closing)
-  chunks = config.grad_cache * config.accumulate
+  chunks = config.grad_cache
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     if 'mlm' not in parts.heads:

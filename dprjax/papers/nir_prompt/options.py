@@ -18,7 +18,6 @@ TASK_DATA = (
   'dev_split',
   'hold_out',
   'max_queries',
-  'strict',
   'query_prefix',
   'passage_prefix',
 )

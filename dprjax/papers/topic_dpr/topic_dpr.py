@@ -57,7 +57,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   prompted = bool(settings.path) and not settings.words
   encoders = dual_encoder.build(config, model, devices)
   options = EncoderOptions.from_config(config.backbone, *meshes.activations(devices))
-  chunks = config.grad_cache * config.accumulate
+  chunks = config.grad_cache
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     if not prompted:
@@ -198,8 +198,8 @@ def check_options(config: ConfigDict, devices: Mesh) -> None:
     raise InputError(
       'config.prompt.reparam, config.prompt.init_from: topic prompts start from words; unset both'
     )
-  update = config.batch_size * config.accumulate
-  parts = config.grad_cache * config.accumulate * meshes.batch_devices(devices)
+  update = config.batch_size
+  parts = config.grad_cache * meshes.batch_devices(devices)
   if settings.batch and (
     settings.batch > update or update % settings.batch or settings.batch % parts
   ):
@@ -422,7 +422,7 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
   """See ``Method.shapes``. Topics not fitted yet count with the number to keep."""
   settings = config.topics
   batch = retrieval_data.batch_shapes(config, model, tokenizer)
-  size = config.batch_size * config.accumulate
+  size = config.batch_size
   width = (settings.words,) if settings.words else ()
   numbers = {
     'query_number': jax.ShapeDtypeStruct((size, *width), np.int32),

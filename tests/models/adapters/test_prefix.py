@@ -38,13 +38,13 @@ def mlp_reference(params):
 
 @pytest.mark.slow
 def test_mlp_equals_numpy():
-  whole, expand = init(CONFIG, 5, reparam='mlp', reparam_hidden=7, init_std=0.5)
+  whole, expand = init(CONFIG, 5, reparam='mlp', init_std=0.5)
   params = whole['prompt']
   assert {
     name: leaf.shape
     for name, leaf in (('embedding', params['embedding']), *params['hidden'].items())
-  } == {'embedding': (5, 12), 'kernel': (12, 7), 'bias': (7,)}
-  assert params['output']['kernel'].shape == (7, 3 * 2 * 12)
+  } == {'embedding': (5, 12), 'kernel': (12, 512), 'bias': (512,)}
+  assert params['output']['kernel'].shape == (512, 3 * 2 * 12)
   found = expand(whole)['query'].vectors
   assert found.shape == SHAPE
   np.testing.assert_allclose(found, mlp_reference(params), rtol=0, atol=1e-6)
@@ -52,7 +52,7 @@ def test_mlp_equals_numpy():
 
 @pytest.mark.slow
 def test_untied_prompts_start_apart():
-  params, expand = init(CONFIG, 5, tied=False, reparam='mlp', reparam_hidden=7)
+  params, expand = init(CONFIG, 5, tied=False, reparam='mlp')
   assert set(params['prompt']) == {'query', 'passage'}
   query, passage = (expand(params)[side].vectors for side in ('query', 'passage'))
   assert query.shape == passage.shape == SHAPE

@@ -94,8 +94,7 @@ def slow(*values):
     slow({'template__lengths': (2, 3, 1), 'grad_cache': 2}, {'data': 1}),
     slow(
       {
-        'accumulate': 2,
-        'batch_size': 8,
+        'grad_cache': 2,
         'template__fixed_layers': 0,
         'template__kind': 'hybrid',
       },

@@ -95,9 +95,7 @@ def slow(*values):
     slow(
       {'template__lengths': (2, 3, 1), 'grad_cache': 2, 'template__fixed_layers': 1}, {'data': 8}
     ),
-    slow(
-      {'accumulate': 2, 'batch_size': 8, 'template__fixed_layers': 0, 'pooling': 'cls'}, {'data': 1}
-    ),
+    slow({'grad_cache': 2, 'template__fixed_layers': 0, 'pooling': 'cls'}, {'data': 1}),
     # Without prompt encoders, which take seconds to compile.
     slow(WORDS_ALONE | SIMILAR | {'grad_cache': 4}, {'data': 1}),
     slow(WORDS_ALONE, {'data': 8}),

@@ -199,7 +199,7 @@ def slow(*values):
     slow(1, 'none shared', {'topics__batch': 4, 'grad_cache': 4, 'matryoshka': (6, 4)}),
     slow(8, 'none shared', {'topics__query': 'own'}),
     slow(1, 'all shared', {}),
-    slow(1, 'some', {'topics__keep': 1, 'accumulate': 2, 'batch_size': ROWS // 2}),
+    slow(1, 'some', {'topics__keep': 1, 'grad_cache': 2}),
     slow(8, 'some', {'topics__path': '', 'prompt__length': 0}),
   ],
 )
