@@ -1,4 +1,4 @@
-"""Topics of a corpus, found once by hLDA, LDA or k-means and then inferred for any text.
+"""Topics of a corpus, found once by hLDA or LDA and then inferred for any text.
 
 A topic model has word distributions of a background (for hLDA the root) and of the Ks largest
 topics. EM with these distributions fixed gives the distribution of a text over topics (Topic-DPR
@@ -42,7 +42,7 @@ from dprjax.base.progress import Progress
 
 FORMAT = 'dprjax.topics'
 VERSION = 1
-KINDS = ('hlda', 'lda', 'kmeans')
+KINDS = ('hlda', 'lda')
 ARRAYS = tuple(
   f'topics/{name}' for name in ('meta', 'vocabulary', 'distributions', 'words', 'sizes')
 )
@@ -72,7 +72,6 @@ _EM_STEPS = 50
 _CHUNK = 2048  # texts that EM fits at a time
 _SWEEPS_AT_ONCE = 10
 _DEPTH = 3  # levels of hLDA, with the root
-_RESTARTS = 5  # of k-means
 
 logger = logging.getLogger('dprjax')
 
@@ -236,7 +235,7 @@ def _damaged(arrays: Mapping[str, np.ndarray]) -> str | None:
 class _Meta(msgspec.Struct):
   format: Literal['dprjax.topics']
   version: Literal[1]
-  kind: Literal['hlda', 'lda', 'kmeans']
+  kind: Literal['hlda', 'lda']
 
 
 def _read_meta(array: np.ndarray, where: str) -> dict[str, Any]:
@@ -319,14 +318,12 @@ def choose(texts: Iterable[str], most: int = MOST_DOCUMENTS) -> list[str]:
 def fit(
   texts: Sequence[str],
   settings: TopicSettings,
-  vectors: jt.Float[np.ndarray, 'documents H'] | None = None,
   where: str = 'the documents',
 ) -> Fitted:
   """Finds the topics of documents.
 
   Args:
     settings: see `TopicSettings`.
-    vectors: of the documents, for k-means.
     where: names the documents in messages.
   """
   tokens = [words(text) for text in given.texts(texts)]
@@ -343,12 +340,8 @@ def fit(
   kept = [rows[i] for i in used]
   if settings.kind == 'hlda':
     found = _find_hlda(kept, vocabulary, settings)
-  elif settings.kind == 'lda':
-    found = _find_lda(kept, vocabulary, settings)
   else:
-    if vectors is None:
-      raise ValueError('k-means needs vectors')
-    found = _find_kmeans(kept, len(vocabulary), vectors[used], settings)
+    found = _find_lda(kept, vocabulary, settings)
   sizes = np.bincount(found.own[found.own >= 0], minlength=len(found.counts))
   order = np.argsort(-sizes, kind='stable')
   alive = int(np.count_nonzero(sizes))
@@ -456,62 +449,3 @@ def _sample(
     np.add.at(counts, (topics, numbers[np.asarray(document.words)]), 1)
     documents.append(topics)
   return counts, documents
-
-
-def _find_kmeans(
-  rows: Sequence[Sequence[int]],
-  num_words: int,
-  vectors: jt.Float[np.ndarray, 'documents H'],
-  settings: TopicSettings,
-) -> _Found:
-  own = cluster(vectors, settings.topics, settings.seed)
-  counts = np.zeros((settings.topics, num_words))
-  spread = np.zeros(num_words)
-  for row, topic in zip(rows, own.tolist(), strict=True):
-    np.add.at(counts[topic], row, 1)
-    spread[np.unique(row)] += 1
-  # tf-idf: words that occur in most documents say little about a topic.
-  ranks = counts * np.log(len(rows) / spread)
-  return _Found(counts.sum(axis=0), counts, ranks, own)
-
-
-def cluster(
-  vectors: jt.Float[np.ndarray, 'n H'], count: int, seed: int, steps: int = 100
-) -> jt.Int64[np.ndarray, ' n']:
-  """k-means of unit-length vectors with k-means++ centres: the best of 5 runs."""
-  x = np.asarray(vectors, np.float64)
-  x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float64).tiny)
-  runs = [
-    _cluster_once(x, count, np.random.default_rng([seed, i]), steps) for i in range(_RESTARTS)
-  ]
-  return min(runs, key=lambda run: run[0])[1]
-
-
-def _cluster_once(
-  x: jt.Float64[np.ndarray, 'n H'], count: int, rng: np.random.Generator, steps: int
-) -> tuple[float, jt.Int64[np.ndarray, ' n']]:
-  """The sum of squared distances, and the cluster of each vector."""
-  centres = x[rng.integers(len(x))][None]
-  while len(centres) < count:
-    nearest = _distances(x, centres).min(axis=1)
-    total = nearest.sum()
-    chances = nearest / total if total > 0 else np.full(len(x), 1 / len(x))
-    centres = np.concatenate([centres, x[rng.choice(len(x), p=chances)][None]])
-  own = np.full(len(x), -1)
-  distances = _distances(x, centres)
-  for _ in range(steps):
-    before, own = own, distances.argmin(axis=1)
-    if (before == own).all():
-      break
-    for k in range(count):
-      if (own == k).any():
-        centres[k] = x[own == k].mean(axis=0)
-    distances = _distances(x, centres)
-  return float(distances.min(axis=1).sum()), own
-
-
-def _distances(
-  x: jt.Float64[np.ndarray, 'n H'], centres: jt.Float64[np.ndarray, 'k H']
-) -> jt.Float64[np.ndarray, 'n k']:
-  squares = (x**2).sum(axis=1)[:, None] + (centres**2).sum(axis=1)[None] - 2 * x @ centres.T
-  return squares.clip(0)

