@@ -38,7 +38,6 @@ class Flags:
   out: str = flag('the run; its report goes to run.trec.json', metavar='run.trec')
   k: int = flag('passages a query, those that share a word with it', 1000)
   qrels: str | None = flag('rank only for queries judged here', None, metavar='FILE')
-  strict: bool = flags.switch('fail where the qrels name an unknown query, instead of counting it')
   drop_same_id: bool = flags.drop_same_id()
   k1: float = flag(
     'saturation of repeated words: smaller values saturate sooner', bm25_index.K1, read=float
@@ -67,8 +66,8 @@ def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
     report_ids(
       f'{args.qrels}: {len(unknown):,} of {counted(len(judged), "queries")} not in {args.queries}',
       unknown,
-      args.strict or len(unknown) == len(judged),
       known=texts,
+      strict=len(unknown) == len(judged),
     )
     texts = {query_id: text for query_id, text in texts.items() if query_id in judged}
   settings: dict[str, Any] = {'k1': args.k1, 'b': args.b, 'language': args.language}
@@ -92,7 +91,6 @@ def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
     f'{args.queries}: {len(empty):,} of {counted(len(run), "queries")} share no word with a '
     'passage',
     empty,
-    False,
   )
   if args.drop_same_id:
     run = run.keep(~run.same_id()).top(args.k)

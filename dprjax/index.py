@@ -107,7 +107,7 @@ def _command(args: Flags) -> None:
       logger.info('%s: removed', collection.where)
       return
     missing = collection.delete(ids, Progress('passages', len(ids), 'deleting'))
-    report_ids(counted(len(missing), 'ids that were missing'), missing, strict=False)
+    report_ids(counted(len(missing), 'ids that were missing'), missing)
     logger.info(
       '%s: %s deleted; it has %s',
       collection.where,

@@ -73,14 +73,6 @@ class Flags:
   score_positives: bool = flag(
     'also write scores of positives, for config.distillation; with --reranker or --reranked', False
   )
-  strict: bool = flags.switch(
-    'fail for unknown ids, repeated ranks and queries without candidates, instead of counting'
-  )
-  tmp_dir: str | None = flag(
-    'for tables of the runs and the corpus (default: the folder of --out)',
-    None,
-    metavar='DIR',
-  )
 
 
 def name_retrievers(given: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -124,9 +116,6 @@ def mine(args: Flags) -> None:
   inputs = flags.paths(
     args, 'queries', 'corpus', 'qrels', 'reranker', 'reranker_prompt', 'reranked'
   ) | {'--run': retrievers.values()}
-  if args.tmp_dir is not None:
-    outputs.check_name(args.tmp_dir, '--tmp_dir')
-    outputs.check_apart(mining.scratch_folder(args.out, args.tmp_dir), inputs, '--tmp_dir')
   with outputs.claim(args.out, inputs):
     _mine(args, retrievers)
 
@@ -165,8 +154,6 @@ def _mine(args: Flags, retrievers: dict[str, str]) -> None:
       texts=args.texts,
       drop_same_id=args.drop_same_id,
       score_positives=args.score_positives,
-      strict=args.strict,
-      scratch=args.tmp_dir,
     ),
   )
   if args.reranker_prompt:

@@ -47,9 +47,6 @@ class Flags:
   dtype: str = flags.dtype()
   weight_parts: int | None = flags.weight_parts()
   shard_pairs: int = flag('pairs scored between saves', 10_000)
-  strict: bool = flags.switch(
-    'fail if the run names an unknown query or passage, instead of omitting it'
-  )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -95,7 +92,6 @@ def _command(args: Flags) -> None:
       str(files.resolved(args.out)),  # OUT.parts is beside the target of a link
       depth=args.depth,
       shard_pairs=args.shard_pairs,
-      strict=args.strict,
     )
   logger.info(
     '%s: %s for %s',

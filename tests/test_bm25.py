@@ -84,7 +84,6 @@ def test_index_is_kept_and_made_anew_for_other_passages_and_words(folder, monkey
 BAD = [
   ('--corpus=broken.jsonl', ('broken.jsonl', 'line 2')),
   ('--corpus=twice.jsonl', ('d1', 'line 1', 'line 2')),
-  ('--qrels=qrels.tsv --strict', ('queries.jsonl', 'q7')),
   ('--qrels=others.tsv', 'queries.jsonl'),
   ('--index_dir=kept', 'kept'),
 ]

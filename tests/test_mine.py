@@ -69,7 +69,6 @@ def test_names_of_retrievers(world):
     (['--run=lost.trec'], 'lost.trec'),
     (['--threshold=1.5'], '--threshold'),
     (['--run=a\udce9b=run.trec'], 'run.trec'),
-    (['--tmp_dir={folder}/corpus.jsonl'], 'corpus.jsonl'),
     (['--reranked=lost.trec'], 'lost.trec'),
     (['--reranker_prompt=qa.npz'], ('--reranker_prompt=qa.npz', '--reranker=DIR')),
     (['--reranker=ce', '--reranked=run.trec'], ('--reranker', '--reranked')),

@@ -11,7 +11,6 @@ import threading
 import pytest
 
 from dprjax import CrossEncoder, bm25, report, rerank
-from dprjax.retrieval import negatives as mining
 from tests.commands import evaluate, mine
 from tests.refusals import command_refused, named_in
 
@@ -345,7 +344,7 @@ FLAGS = {
     *('--k=0', '--b=2', '--language=klingon', '--index_dir=run.trec', '--index_dir=out.trec.json'),
     '--out=x/out.trec',
   ],
-  'mine': ['--threshold=1.5', '--tmp_dir=run.trec', '--run=a=lost', '--reranker=lost'],
+  'mine': ['--threshold=1.5', '--run=a=lost', '--reranker=lost'],
   'rerank': ['--dtype=float8', '--queries=lost', '--corpus=lost'],
   'evaluate': ['--measure=DCG@7', '--split=x', '--beir=lost', '--run=b=run.trec'],
   'report': ['--measure=RR@10', '--metrics=a=metrics.json', '--figure=metrics.json'],
@@ -377,31 +376,18 @@ def test_folders_that_a_failed_command_made_do_not_stay(go, folder, name):
   flag, path = next(iter(COMMANDS[name][1].items()))
   (folder / path).write_text('\0')
   before = content(folder)
-  scratch = {'tmp_dir': 'other/deep'} if name == 'mine' else {}
-  command_refused(go(name, **{flag: path, 'out': 'new/deep/out'}, **scratch), path)
+  command_refused(go(name, **{flag: path, 'out': 'new/deep/out'}), path)
   assert content(folder) == before
 
 
-@pytest.mark.parametrize('tmp_dir', [None, 'scratch'])
-def test_what_a_killed_command_left_is_cleared_by_the_same_command(go, folder, tmp_dir):
-  flags = {'tmp_dir': tmp_dir} if tmp_dir else {}
-  assert go('mine', **flags)[0] == 0
+def test_what_a_killed_command_left_is_cleared_by_the_same_command(go, folder):
+  assert go('mine')[0] == 0
   whole = (folder / 'out.jsonl').read_bytes()
   before = content(folder)
-  left = mining.scratch_folder('out.jsonl', tmp_dir)
-  left.mkdir(parents=True)
-  (left / 'tables.duckdb').write_bytes(b'half')
   (folder / '.out.jsonl.0123abcd.tmp').write_text('{"query')
   (folder / '.out.jsonl.json.0123abcd.tmp').write_text('{')
-  # Files of another output, which may be made just now.
-  other = mining.scratch_folder('other.jsonl', tmp_dir)
-  assert other != left and other.parent == left.parent
-  other.mkdir(parents=True)
-  assert go('mine', **flags)[0] == 0
-  assert (folder / 'out.jsonl').read_bytes() == whole and not left.exists() and other.exists()
-  other.rmdir()
-  if tmp_dir:
-    (folder / tmp_dir).rmdir()
+  assert go('mine')[0] == 0
+  assert (folder / 'out.jsonl').read_bytes() == whole
   assert content(folder).keys() == before.keys()
 
 

@@ -81,11 +81,11 @@ def evaluate(
   def tell_missing(ids: Collection[str], what: str) -> None:
     missing = [id_ for id_ in ids if id_ not in read.found]
     sentence = f'{labels[0]}: nothing for {len(missing)} of {len(ids)} {what}, which count as 0'
-    report_ids(sentence, missing, strict)
+    report_ids(sentence, missing, strict=strict)
 
   def tell_unknown(sentence: str, ids: set[str]) -> int:
     unknown = sorted(ids - set(texts))
-    report_ids(sentence.format(len(unknown), corpus), unknown, strict, known=texts)
+    report_ids(sentence.format(len(unknown), corpus), unknown, known=texts, strict=strict)
     return len(unknown)
 
   measured = judged.keys() | asked.keys()

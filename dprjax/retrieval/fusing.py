@@ -159,7 +159,6 @@ def fuse(
     report_ids(
       f'{name}: nothing for {len(missing):,} of {counted(len(query_ids), "queries")}',
       missing,
-      False,
       'the other runs decide',
     )
   shared = False

@@ -10,14 +10,11 @@ the file.
 Every ORDER BY ends in a unique column, so that the number of threads does not change the file.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
 import logging
-import os
 import pathlib
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from etils import epath
 from jaxtyping import UInt64
 
 from dprjax.base import database, files, hashes
@@ -80,9 +76,6 @@ class MiningOptions:
     texts: write titles and texts of passages, not only ids.
     drop_same_id: the BEIR rule: a passage with the same id as the query is not a candidate.
     score_positives: also write reranker scores of positives.
-    strict: whether unknown ids, tied ranks and queries without candidates are errors; otherwise
-      they are counted and listed.
-    scratch: the folder for temporary files, by default that of the output; see `scratch_folder`.
   """
 
   depth: int = 200
@@ -92,8 +85,6 @@ class MiningOptions:
   texts: bool = True
   drop_same_id: bool = False
   score_positives: bool = False
-  strict: bool = False
-  scratch: str | None = None
 
 
 class _Queries(NamedTuple):
@@ -130,11 +121,11 @@ def mine(
       (``options.score_positives``).
   """
   options = options or MiningOptions()
-  report = ReadReport(options.strict)
+  report = ReadReport()
   began = time.monotonic()
   with (
-    _scratch(scratch_folder(out, options.scratch)) as folder,
-    database.temporary(folder) as tables,
+    tempfile.TemporaryDirectory(prefix='dprjax-') as folder,
+    database.temporary(pathlib.Path(folder)) as tables,
   ):
     tables.execute(_SCHEMA)
     asked = _add_queries(tables, queries, qrels, report)
@@ -179,32 +170,6 @@ def mine(
   }
 
 
-def scratch_folder(out: str, scratch: str | None) -> pathlib.Path:
-  """The folder for temporary files of mining into ``out``; after a crash the next run clears it."""
-  if files.is_stream(out) or files.is_remote(out):
-    name, beside = f'{out} {os.getpid()}', tempfile.gettempdir()
-  else:
-    name = str(files.resolved(out))
-    beside = os.path.dirname(name)
-  digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
-  return pathlib.Path(os.path.realpath(scratch or beside)) / f'.mining-{digest}'
-
-
-@contextlib.contextmanager
-def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Makes the folder, without what a killed command left there, and removes it at the end."""
-  made = files.missing_parents(epath.Path(folder))
-  shutil.rmtree(folder, ignore_errors=True)
-  folder.mkdir(parents=True)
-  try:
-    yield folder
-  finally:
-    shutil.rmtree(folder)
-    for parent in made:
-      with contextlib.suppress(OSError):
-        parent.rmdir()
-
-
 def _add_queries(
   tables: 'DuckDBPyConnection', queries: str, qrels: str, report: ReadReport
 ) -> _Queries:
@@ -222,7 +187,7 @@ def _add_queries(
   numbers = {query_id: number for number, query_id in enumerate(ids)}
   idle = [query_id for query_id in positives if query_id not in numbers]
   what = 'queries without a positive or without text: left out'
-  report.add(what, len(idle), idle, trouble=False)
+  report.add(what, len(idle), idle)
   if not ids:
     raise InputError(
       f'{qrels}: no query of {queries} has a passage graded above 0, so there is nothing to mine'
@@ -415,7 +380,7 @@ def _make_pools(tables: 'DuckDBPyConnection', names: Sequence[str], report: Read
       for run, name in enumerate(names)
     ),
   ):
-    report.add(what, number, trouble=False)
+    report.add(what, number)
 
 
 def _score_candidates(
@@ -494,7 +459,7 @@ def _choose(
       'denoised negatives': 'denoised AND kept',
     }
   for what, rows in counts.items():
-    report.add(what, _count(tables, f'chosen WHERE {rows}'), trouble=False)
+    report.add(what, _count(tables, f'chosen WHERE {rows}'))
 
 
 def _count_queries(
@@ -515,46 +480,41 @@ def _count_queries(
     forms = '(SELECT nfc_normalize(id) AS form FROM passages) ON form = nfc_normalize(doc)'
     others = positives(f'{absent} SEMI JOIN {forms}')
     what = 'positives whose ids have another Unicode form (NFC, NFD) in the corpus'
-    report.add(what, len(others), others, trouble=False)
+    report.add(what, len(others), others)
   report.add('positives that are not in the corpus: ignored', len(lost), lost)
   empty = _count(tables, 'positives JOIN passages ON id = doc WHERE digest IS NULL')
-  report.add('positives without text: ignored', empty, trouble=False)
+  report.add('positives without text: ignored', empty)
   mined_for = '(FROM queries WHERE number IS NOT NULL)'
-  for what, rows, trouble in (
+  for what, rows in (
     (
       'queries whose positives are not in the corpus or have no text: left out',
       f'{mined_for} WHERE number NOT IN (SELECT query FROM {known})',
-      True,
     ),
     (
       'queries that no run has: kept, without negatives',
       f'{mined_for} WHERE number NOT IN (SELECT query FROM ranked)',
-      True,
     ),
     (
       'queries with no candidate but positives: kept, without negatives',
       f'{mined_for} WHERE number IN (SELECT query FROM ranked) AND number NOT IN '
       '(SELECT query FROM candidates)',
-      True,
     ),
     (
       'queries with fewer candidates than the sample',
       f'(SELECT query AS number FROM candidates GROUP BY query HAVING count(*) < {options.sample})',
-      False,
     ),
     *(
       (
         'queries with fewer denoised negatives than the sample',
         f'{mined_for} WHERE number NOT IN (SELECT query FROM chosen WHERE denoised GROUP BY query '
         f'HAVING count(*) >= {options.sample})',
-        False,
       )
       for _ in range(denoise)
     ),
   ):
     found = tables.execute(f'SELECT number FROM {rows} ORDER BY number').fetchall()
     names = [asked.ids[number] for (number,) in found[:_LISTED]]
-    report.add(what, len(found), names, trouble=trouble)
+    report.add(what, len(found), names)
 
 
 def _lines(

@@ -41,7 +41,6 @@ def rescore(
   *,
   depth: int = 100,
   shard_pairs: int = 10_000,
-  strict: bool = False,
 ) -> dict[str, Any]:
   """Rescores the best ``depth`` passages of each query in a run; returns a report.
 
@@ -50,7 +49,6 @@ def rescore(
 
   Args:
     run, queries, corpus: files; queries and passages may be in several.
-    strict: whether ids without a text are an error, instead of left out.
   """
   kept = trec.read_run(run).top(depth)
   settings = {
@@ -63,7 +61,7 @@ def rescore(
     'corpus_sha256': [Texts(path, 'passage').sha256() for path in corpus],
   }
   done = _finished(out, settings)
-  if done is not None and not (strict and done['unknown_queries'] + done['unknown_passages']):
+  if done is not None:
     logger.info('%s is already complete', out)
     parts_folder = epath.Path(f'{out}.parts')
     if (_read_parts(parts_folder) or {}).get('settings') == settings:  # left by a killed command
@@ -76,7 +74,6 @@ def rescore(
     f'{run}: {len(unknown_queries):,} of {counted(len(kept), "queries")} not in '
     f'{", ".join(queries)}',
     unknown_queries,
-    strict,
     'left out',
     query_texts,
   )
@@ -87,7 +84,6 @@ def rescore(
   report_ids(
     f'{run}: {counted(len(unknown_docs), "passages")} not in {", ".join(corpus)}',
     unknown_docs,
-    strict,
     'left out',
     doc_texts,
   )

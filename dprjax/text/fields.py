@@ -171,7 +171,11 @@ class ManyIds:
 
 
 def report_ids(
-  sentence: str, ids: Sequence[str], strict: bool, then: str = '', known: Iterable[str] = ()
+  sentence: str,
+  ids: Sequence[str],
+  then: str = '',
+  known: Iterable[str] = (),
+  strict: bool = False,
 ) -> None:
   """Logs a problem with ids, if any, and its remedy; raises InputError if strict.
 

@@ -183,11 +183,11 @@ def build_cache(
   path = epath.Path(directory)
   settings = {
     'format_version': FORMAT_VERSION,
-    # Paths and strictness do not change the rows.
+    # Paths do not change the rows.
     'source': {
       key: value
       for key, value in dataclasses.asdict(source).items()
-      if key not in ('path', 'corpus', 'queries', 'qrels', 'negatives', 'strict')
+      if key not in ('path', 'corpus', 'queries', 'qrels', 'negatives')
       and (
         key not in ('categories', 'fold', 'columns') or value
       )  # unset options keep older caches valid

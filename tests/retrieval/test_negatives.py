@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-import pathlib
 import random
 import re
 
@@ -14,8 +13,6 @@ from dprjax.base.hashes import keys_of
 from dprjax.base.progress import watched
 from dprjax.retrieval import negatives as mining
 from tests.refusals import refused
-
-ROOT = pathlib.Path(mining.__file__).parents[1]
 
 
 def trec_lines(rankings, tag):
@@ -364,22 +361,6 @@ def test_unknown_ids_are_counted_and_named(world, caplog):
 
 def without(lines, query):
   return [line for line in lines if not line.startswith(f'{query} ')]
-
-
-@pytest.mark.parametrize(
-  ('change', 'message'),
-  [
-    (lambda lines: [*lines, 'q99 Q0 d1 1 6.0 bm25'], 'q99'),
-    (lambda lines: [*lines, 'q0 Q0 lost 99 -6.0 bm25'], ('line 501', '--strict')),
-    (lambda lines: without(lines, 'q7'), 'q7'),
-  ],
-)
-def test_strict_refuses(world, change, message):
-  world.write('bm25.trec', change(world.lines('bm25')))
-  with refused(message):
-    world.mine(retrievers=['bm25'], strict=True)
-  assert not (world.folder / 'out.jsonl').exists()
-  world.mine(retrievers=['bm25'])
 
 
 @pytest.mark.parametrize(
