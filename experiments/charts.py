@@ -1,13 +1,39 @@
 """Figures of experiments: differences with their intervals, lines through points, matrices."""
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from dprjax.base import files
 from dprjax.retrieval import figures
+
+# Each system has the same colour in all figures.
+_SYSTEMS = (
+  ('chosen', '#B03060'),
+  ('lora', '#56B4E9'),
+  (r'linear', '#009E73'),
+  (r'fine-tun|\bft\b|^dpr\b', '#D55E00'),
+  (r'frozen|as it is|zero-shot', '#777777'),
+  (r'^bm25', '#E69F00'),
+  (r'prompt|:beir|\bdptdr|\bdpt\b|\bp = \d|topic-dpr', '#0072B2'),
+)
+
+
+def system_colour(name: str, group: str = '') -> str:
+  """The colour of a system, the same in all figures, by the name of its row or panel."""
+  for words in (name, group):
+    for pattern, found in _SYSTEMS:
+      if re.search(pattern, words, re.IGNORECASE):
+        return found
+  return figures.colour(0)
+
+
+def dots(*args: Any, **options: Any) -> None:
+  """`figures.dots`, with the colours of systems."""
+  figures.dots(*args, **options, colour_of=system_colour)
 
 
 def differences(
@@ -35,7 +61,7 @@ def differences(
       name: {group: by_name[name] for group, by_name in values.items() if name in by_name}
       for name in systems
     }
-  figures.dots(values, xlabel, foot, path, title=title)
+  dots(values, xlabel, foot, path, title=title)
 
 
 def paths(
@@ -58,7 +84,7 @@ def paths(
     InputError: the suffix is of another format.
   """
   names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-  colours = [figures.system_colour(name) for name in names]
+  colours = [system_colour(name) for name in names]
   if len(set(colours)) < len(names):
     colours = [figures.colour(number) for number in range(len(names))]
   with figures.canvas(0.8 + 3.6 * len(panels), 3.6, foot, path) as drawing:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import charts
 import nir_sets
 import trials
 from dprjax.retrieval import figures
@@ -184,4 +185,4 @@ def draw(results, path):
         panels.setdefault(title, {})[text] = figures.Bar(mean, low, high, False)
   if panels:
     foot = 'means over three test sets each; 95 % intervals over seeds and queries'
-    figures.dots(panels, 'gain in RR@10 over BM25', foot, path, title=TITLE)
+    charts.dots(panels, 'gain in RR@10 over BM25', foot, path, title=TITLE)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.special
 
+import charts
 import gain_sets
 import small_sets
 import trials
@@ -476,7 +477,7 @@ def draw(settings, chosen, path):
     for name in order
   }
   title = 'Fusions with BM25 gain most, and held-out queries choose well'
-  figures.dots({'': values}, 'gain in nDCG@10 over the frozen encoder', foot, path, title=title)
+  charts.dots({'': values}, 'gain in nDCG@10 over the frozen encoder', foot, path, title=title)
 
 
 def show(out, data, docs):

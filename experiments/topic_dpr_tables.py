@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import charts
 import trials
 from dprjax.papers.topic_dpr import paper_records
 from dprjax.retrieval import best, exact, figures, measures
@@ -318,4 +319,4 @@ def draw(results, path):
     foot = '1,000 papers; topics of titles come from the text in brackets; 95 % intervals'
     label = 'gain in nAP@10 over MiniLM as it is'
     title = 'Random words lose the gain that training brings'
-    figures.dots({'': bars}, label, foot, path, title=title)
+    charts.dots({'': bars}, label, foot, path, title=title)

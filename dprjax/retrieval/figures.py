@@ -1,9 +1,8 @@
-"""Figures: points with intervals, alignment against uniformity, words of topics."""
+"""Figures: points with intervals, values by update, words of topics."""
 
 import contextlib
-import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,18 +15,7 @@ from dprjax.retrieval import comparison
 # Colours of Okabe and Ito, distinguishable with colour blindness, without yellow, which vanishes on
 # white paper.
 _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#8C564B', '#777777')
-# Each system has the same colour in all figures.
-_SYSTEMS = (
-  ('chosen', '#B03060'),
-  ('lora', '#56B4E9'),
-  (r'linear', '#009E73'),
-  (r'fine-tun|\bft\b|^dpr\b', '#D55E00'),
-  (r'frozen|as it is|zero-shot', '#777777'),
-  (r'^bm25', '#E69F00'),
-  (r'prompt|:beir|\bdptdr|\bdpt\b|\bp = \d|topic-dpr', '#0072B2'),
-)
 _NAMED = 40  # characters of a label
-_HATCHES = ('', '//', '..', 'xx', '\\\\', 'oo', '++', '--')
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 
 
@@ -48,6 +36,7 @@ def dots(
   *,
   title: str = '',
   differences: bool = True,
+  colour_of: Callable[[str, str], str] | None = None,
 ) -> None:
   """Points with whiskers: a panel for each group, a row for each system.
 
@@ -56,6 +45,7 @@ def dots(
     foot: a line in small print.
     path: the file; png, pdf or svg.
     differences: panels share an axis with a line at 0; an exact 0 without a whisker is hollow.
+    colour_of: the colour of a row and a panel; by default of the place of the row.
   """
   names = list(dict.fromkeys(name for by_name in panels.values() for name in by_name))
   across = 2 if len(panels) == 4 else min(len(panels), 3)
@@ -67,7 +57,8 @@ def dots(
     for axes, (group, by_name) in zip(grids.flat, panels.items(), strict=False):
       for place, name in enumerate(names):
         if name in by_name:
-          _dot(axes, place, by_name[name], system_colour(name, group), differences)
+          shade = colour(place) if colour_of is None else colour_of(name, group)
+          _dot(axes, place, by_name[name], shade, differences)
       axes.set_title(group, fontsize=9)
       axes.locator_params(axis='x', nbins=4)
       axes.tick_params(axis='x', labelsize=8)
@@ -239,45 +230,11 @@ def colour(number: int) -> str:
   return _COLOURS[number % len(_COLOURS)]
 
 
-def system_colour(name: str, group: str = '') -> str:
-  """The colour of a system, the same in all figures, by the name of its row or panel."""
-  for words in (name, group):
-    for pattern, found in _SYSTEMS:
-      if re.search(pattern, words, re.IGNORECASE):
-        return found
-  return _COLOURS[0]
-
-
-def fill(number: int, name: str) -> dict[str, Any]:
-  return {
-    'label': name,
-    'color': colour(number),
-    'edgecolor': 'white',
-    'linewidth': 0,
-    'hatch_linewidth': 0.6,
-    'hatch': _HATCHES[(number + number // len(_COLOURS)) % len(_HATCHES)],
-  }
-
-
 def line(number: int) -> dict[str, Any]:
   return {
     'color': colour(number),
     'marker': _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)],
   }
-
-
-def number_at(axes: Any, x: float, y: float, text: str) -> None:
-  axes.annotate(
-    text,
-    (x, y),
-    xytext=(0, 3),
-    textcoords='offset points',
-    ha='center',
-    va='bottom',
-    rotation=90,
-    fontsize=7.5,
-    color='#222222',
-  )
 
 
 def grid(axes: Any, axis: str) -> None:

@@ -13,7 +13,33 @@ from dprjax.retrieval import figures
 if TYPE_CHECKING:  # it imports JAX, which maps do not need
   from lab.inspection import Findings
 
+_HATCHES = ('', '//', '..', 'xx', '\\\\', 'oo', '++', '--')
 _COLOURED = 7  # labels of a map; the last colour is grey, as are the others
+
+
+def fill(number: int, name: str) -> dict[str, Any]:
+  return {
+    'label': name,
+    'color': figures.colour(number),
+    'edgecolor': 'white',
+    'linewidth': 0,
+    'hatch_linewidth': 0.6,
+    'hatch': _HATCHES[(number + number // 8) % len(_HATCHES)],
+  }
+
+
+def number_at(axes: Any, x: float, y: float, text: str) -> None:
+  axes.annotate(
+    text,
+    (x, y),
+    xytext=(0, 3),
+    textcoords='offset points',
+    ha='center',
+    va='bottom',
+    rotation=90,
+    fontsize=7.5,
+    color='#222222',
+  )
 
 
 def backbones(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLike) -> None:
@@ -136,8 +162,8 @@ def _scores(axes: Any, findings: 'Mapping[str, Findings]') -> None:
       value = found.scores.get(title, float('nan'))
       if not np.isnan(value):
         place = group + (number - (len(findings) - 1) / 2) * width
-        axes.bar(place, value, width * 0.92, **figures.fill(number, name))
-        figures.number_at(axes, place, max(value, 0), f'{value:.3f}')
+        axes.bar(place, value, width * 0.92, **fill(number, name))
+        number_at(axes, place, max(value, 0), f'{value:.3f}')
         lowest = min(lowest, value)
   axes.set_xlim(-0.6, len(titles) - 0.4)
   axes.set_xticks(np.arange(len(titles)), titles)

@@ -46,8 +46,8 @@ def test_differences_are_where_they_belong(tmp_path, monkeypatch):
 
 
 def test_a_system_has_one_colour():
-  assert figures.system_colour('FT at [MASK]') == figures.system_colour('fine-tuned whole')
-  assert figures.system_colour('scifact', 'a linear map') == figures.system_colour(
+  assert charts.system_colour('FT at [MASK]') == charts.system_colour('fine-tuned whole')
+  assert charts.system_colour('scifact', 'a linear map') == charts.system_colour(
     'linear map + BM25'
   )
-  assert figures.system_colour('frozen + BM25') != figures.system_colour('BM25')
+  assert charts.system_colour('frozen + BM25') != charts.system_colour('BM25')
