@@ -25,6 +25,13 @@ NEVER = FORBIDDEN | {'configs', 'tests', 'benchmarks', 'dprjax'}
 COMMANDS = console.modules()
 # A wheel has a copy of configs/ in training/.
 MODULES = sorted(path for path in PACKAGE.rglob('*.py') if path.parent.name != 'configs')
+# Dotted names of modules and of folders with modules.
+NAMES = {
+  '.'.join(one.relative_to(PACKAGE.parent).with_suffix('').parts)
+  for path in MODULES
+  for one in (path, *path.parents)
+  if one.is_relative_to(PACKAGE)
+}
 
 
 def room(module):
@@ -50,11 +57,7 @@ def find_imports(path):
       assert not node.level, f'{path}:{node.lineno}: write the import out from dprjax on'
       for alias in node.names:
         name = f'{node.module}.{alias.name}'
-        inside = PACKAGE.parent.joinpath(*name.split('.'))
-        yield (
-          node.lineno,
-          name if inside.is_dir() or inside.with_suffix('.py').is_file() else str(node.module),
-        )
+        yield node.lineno, name if name in NAMES else str(node.module)
 
 
 def allowed(importer):

@@ -5,7 +5,7 @@ import pytest
 
 from dprjax.base import draws
 
-IDS = [f'2101.{i:05d}' for i in range(20_000)]
+IDS = [f'2101.{i:05d}' for i in range(5_000)]
 
 
 @pytest.mark.slow

@@ -56,15 +56,11 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(run, command, tmp_pa
   [
     ('topic,tuned,local', {'prompt', 'backbone'}),
     ('dptdr,local', {'prompt'}),
-    ('dpr,local', {'backbone'}),
-    ('words,local', {'backbone'}),
     ('random_words,local', {'backbone'}),
   ],
 )
 def test_recipes(tmp_path, command, recipe, subtrees):
   flags = (f'--config={CONFIGS}/topic_dpr.py:{recipe}', f'--workdir={tmp_path}/run')
-  if recipe in ('dpr,local', 'random_words,local'):  # which are evaluated as those before them
-    flags += ('--config.data.dev_split=',)
   status, err = command(train, *flags, '--config.steps=4')
   assert status == 0, err
   assert {name.split('/')[0] for name in trainable_of(tmp_path / 'run')[1]} == subtrees
