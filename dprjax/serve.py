@@ -16,10 +16,13 @@ By default it listens only on this machine. Other addresses need --keys: a file 
 """
 
 import dataclasses
+import gc
+import ipaddress
 import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -28,7 +31,6 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag, switch
 from dprjax.serving import server
-from dprjax.serving.hosts import Hosts, is_loopback
 
 logger = logging.getLogger('dprjax')
 
@@ -54,9 +56,8 @@ class NetworkFlags:
     most=3600,
   )
   allowed_hosts: tuple[str, ...] = flag(
-    'names that requests may use, and whose pages may send requests; default: with --keys any, '
-    'else this '
-    "machine's",
+    'names of this server in requests, such as *.example.org; default: with --keys any, else '
+    'those of this machine',
     (),
     split=',',
     metavar='NAME,NAME,...',
@@ -68,7 +69,6 @@ class NetworkFlags:
     split=',',
     metavar='ORIGIN,ORIGIN,...',
   )
-  max_connections: int = flag('connections at a time', 8192, most=10**6)
   max_requests: int = flag('requests at a time', 512, most=10**6)
   max_inputs: int = flag('texts of a request', 2048, most=10**6)
   max_tokens: int = flag('tokens of a request', 300_000, most=10**9)
@@ -148,7 +148,7 @@ def _command(args: Flags) -> NoReturn:
     if network.keys is None:
       raise InputError(f'--host={network.host} is open to others and needs --keys')
     logger.warning('%s is open to others: put a proxy with TLS before it', network.host)
-  _check_origins(network)
+  _check_names(network)
   # First, so that a taken port is reported before a minute of loading.
   with server.listen(network.host, network.port) as listening:
     app = _make_app(_whole(args))
@@ -159,10 +159,10 @@ def _command(args: Flags) -> NoReturn:
       app,
       network.drain,
       lame_duck=network.lame_duck,
-      connections=network.max_connections,
-      read_seconds=network.timeout,
       root_path=network.root_path.rstrip('/'),
     )
+    # No collection looks at what stays, which takes a tenth of a second.
+    threading.Thread(target=lambda: app.ready.wait() and gc.freeze(), daemon=True).start()
     running.run(sockets=[listening])
   ended = app.close(_END_S)
   status = 130 if running.interrupted else 0
@@ -173,7 +173,18 @@ def _command(args: Flags) -> NoReturn:
   os._exit(status)
 
 
-def _check_origins(network: NetworkFlags) -> None:
+def is_loopback(host: str) -> bool:
+  """Whether only this machine can reach the address."""
+  try:
+    return host == 'localhost' or ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    return False
+
+
+def _check_names(network: NetworkFlags) -> None:
+  for name in network.allowed_hosts:
+    if '*' in name.removeprefix('*.'):
+      raise InputError(f'--allowed_hosts={name}: expected NAME or *.NAME')
   for origin in network.cors:
     if origin == '*' and network.keys is None:
       raise InputError('--cors=* lets every page of a browser use this server; it needs --keys')
@@ -211,7 +222,7 @@ def _make_app(args: Flags) -> Any:
     from dprjax.base import programs
     from dprjax.encoding import embedder
     from dprjax.serving import indexes, keys, tracing
-    from dprjax.serving.app import App, Limits
+    from dprjax.serving.app import THIS_MACHINE, App, Limits
     from dprjax.serving.engine import Engine, ServerOptions
   except ImportError as error:
     raise InputError(f"{error}: pip install 'dprjax[serve]'") from error
@@ -274,7 +285,7 @@ def _make_app(args: Flags) -> Any:
       wait=network.max_wait,
       memory=network.max_memory << 20,
     ),
-    Hosts(network.allowed_hosts) if network.allowed_hosts or allowed is None else None,
+    (*THIS_MACHINE, *network.allowed_hosts) if network.allowed_hosts or allowed is None else None,
     network.cors,
     args.watch.log_requests,
   )

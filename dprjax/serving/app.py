@@ -9,14 +9,15 @@ import contextlib
 import logging
 import threading
 import time
-import urllib.parse
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import orjson
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -26,7 +27,6 @@ from dprjax.serving.answers import Failure, json_answer
 from dprjax.serving.asked import Limits, Wanted, inputs_of, split, wanted_by
 from dprjax.serving.dialects import Dialects
 from dprjax.serving.engine import Engine
-from dprjax.serving.hosts import Hosts
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import ANYONE, Grant
 from dprjax.serving.messages import (
@@ -46,6 +46,7 @@ logger = logging.getLogger('dprjax')
 
 _T = TypeVar('_T')
 _Handler = Callable[[Request], Awaitable[Response]]
+THIS_MACHINE = ('localhost', '*.localhost', '127.0.0.1', '[::1]')
 _LEFT = 499  # the status of nginx for a client that left
 _FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
 _USAGE_S = 600.0  # between lines of the log about the use of keys
@@ -76,7 +77,7 @@ class App(Service):
     rerankers: Sequence[ServedReranker] = (),
     allowed: keys.Keys | None = None,
     limits: Limits | None = None,
-    hosts: Hosts | None = None,
+    hosts: Sequence[str] | None = None,
     origins: Sequence[str] = (),
     log_requests: bool = False,
   ):
@@ -87,13 +88,17 @@ class App(Service):
       indexes, rerankers: for searches and reranking.
       allowed: the keys; None: no key is needed.
       limits: see `Limits`.
-      hosts: allowed host names of requests; None: any. Should be given without keys.
+      hosts: names of this server in requests, as *.example.org; None: any. Without keys, names of
+        other sites should have no answer: they may point to this machine (DNS rebinding).
       origins: other sites whose pages may send requests, such as https://example.org; '*': all.
       log_requests: whether each request gets a log line.
     """
     self._log_requests = log_requests
     super().__init__(engine, indexes, rerankers, limits or Limits())
-    self._keys, self._hosts, self._origins = allowed, hosts, frozenset(origins)
+    self._keys = allowed
+    self._guards = [
+      Middleware(TrustedHostMiddleware, allowed_hosts=hosts or ['*'], www_redirect=False)
+    ]
     if allowed is not None:
       allowed.changed = self._keys_changed
     self._told_usage: dict[str, tuple[float, float]] = {}
@@ -136,10 +141,6 @@ class App(Service):
     names = {name for name, _ in scope.get('headers', ())}
     # Both may be an attempt to smuggle a request (RFC 9112, section 6.1).
     ends = {b'content-length', b'transfer-encoding'} <= names
-    root = scope.get('root_path', '')
-    target = scope['path'].removeprefix(root)
-    if not target.startswith('/'):  # in absolute form, as to a proxy
-      scope['path'] = root + (urllib.parse.urlsplit(target).path or '/')
 
     async def tell(message: Any) -> None:
       if message['type'] == 'http.response.start':
@@ -149,7 +150,8 @@ class App(Service):
         message['headers'] = [*message.get('headers', ()), *own]
       await send(message)
 
-    with tracing.of_request(id):
+    with tracing.of_request(id), contextlib.ExitStack() as stack:
+      scope['state']['stack'] = stack  # closed when the answer is sent
       await self._outer(scope, receive, tell)
 
   def start(self) -> None:
@@ -204,7 +206,6 @@ class App(Service):
       started = time.monotonic()
       request.state.model, request.state.grant = '', ANYONE
       try:
-        self._check_host(request)
         request.state.grant = self._grant(request, role)
         if method == 'POST' and not self.ready.is_set():
           raise Failure(503, self.failed or 'still compiling; ask /readyz')
@@ -224,7 +225,7 @@ class App(Service):
         self._tell_usage()
       return response
 
-    return Route(path, _Whole(answer), methods=[method])
+    return Route(path, answer, methods=[method], middleware=self._guards)
 
   def _log(self, request: Request, label: str, status: int, seconds: float) -> None:
     state = request.state
@@ -237,22 +238,6 @@ class App(Service):
       'client': request.client.host if request.client else '',
     }
     tracing.log_request(f'{label} {status} {1000 * seconds:.1f} ms {state.model}', fields)
-
-  def _check_host(self, request: Request) -> None:
-    """Refuses pages of other sites, which a browser on this machine may show."""
-    if self._hosts is None:
-      return
-    if not self._hosts.allow(request.headers.get('host', '')):
-      raise Failure(
-        403, 'this server does not answer under this name; start it with --allowed_hosts=NAME'
-      )
-    origin = request.headers.get('origin')
-    if origin is None or not self._origins.isdisjoint((origin, '*')):
-      return
-    if not self._hosts.allow_origin(origin):
-      raise Failure(
-        403, 'pages of other sites may not ask this server; start it with --cors=ORIGIN'
-      )
 
   def _grant(self, request: Request, role: str) -> Grant:
     if self._keys is None:
@@ -413,20 +398,6 @@ def _shows(made: tuple[bytes, dict[str, str]]) -> _Handler:
     return Response(content, headers=headers, media_type='text/html')
 
   return show
-
-
-class _Whole:
-  """An ASGI application that keeps ``request.state.stack`` open until the answer is sent."""
-
-  def __init__(self, answer: _Handler):
-    self._answer = answer
-
-  async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-    request = Request(scope, receive, send)
-    with contextlib.ExitStack() as stack:
-      request.state.stack = stack
-      response = await self._answer(request)
-      await response(scope, receive, send)
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:
