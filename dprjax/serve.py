@@ -11,8 +11,8 @@ searches embeddings of dprjax.encode or another retriever; --reranker orders doc
 cross-encoder. /readyz says yes when all batch shapes are compiled. SIGTERM ends it when all
 requests are answered. docs/serving.md describes the interface.
 
-By default it listens only on this machine. Other addresses need --keys: a file with a line
-'read SHA256' or 'admin SHA256' for each API key, or a .toml file with scopes and limits.
+By default it listens only on this machine. Other addresses need --keys: a TOML file with a table
+for each tenant, with the SHA-256 of its API keys, scopes and limits.
 """
 
 import dataclasses
@@ -229,7 +229,7 @@ def _make_app(args: Flags) -> Any:
   tracing.set_lines(args.watch.log)
   compiled.keep()
   network, batches = args.network, args.batches
-  allowed = keys.Keys.load(network.keys) if network.keys else None
+  allowed = keys.Keys(network.keys) if network.keys else None
   for name, owner in (('texts', 'index'), ('reranker_prompt', 'reranker')):
     if unknown := getattr(args, name).keys() - getattr(args, owner).keys():
       raise InputError(f'--{name}={unknown.pop()}=...: there is no --{owner} of this name')

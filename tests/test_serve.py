@@ -192,7 +192,7 @@ def start(small, tmp_path):  # noqa: F811
 @pytest.mark.slow
 def test_a_tenant_is_answered_before_the_flood_of_another(start, tmp_path):
   digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ('flood', 'quiet')}
-  lines = ''.join(f'read {digest} {name}\n' for name, digest in digests.items())
+  lines = ''.join(f'[{name}]\nsha256 = "{digest}"\n' for name, digest in digests.items())
   (tmp_path / 'keys').write_text(lines)
   server = start(f'--keys={tmp_path / "keys"}', '--name=model')
   server.wait()

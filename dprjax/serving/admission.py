@@ -189,13 +189,6 @@ class Admission:
     with self._lock:
       self._held -= size
 
-  def forget(self, kept: set[str]) -> None:
-    """Drops the counts of removed tenants."""
-    with self._lock:
-      for name, what in list(self._minutes):
-        if name not in kept:
-          del self._minutes[name, what]
-
   def _ask(self, permit: Permit, work: Work) -> None:
     tenant, now = permit.tenant, self._clock()
     with self._lock:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import orjson
@@ -44,16 +44,13 @@ from dprjax.serving.service import Left, Service
 
 logger = logging.getLogger('dprjax')
 
-_T = TypeVar('_T')
 _Handler = Callable[[Request], Awaitable[Response]]
 THIS_MACHINE = ('localhost', '*.localhost', '127.0.0.1', '[::1]')
 _LEFT = 499  # the status of nginx for a client that left
 _FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
-_USAGE_S = 600.0  # between lines of the log about the use of keys
 _EXPOSED = (
   'etag',
   'retry-after',
-  'server-timing',
   'x-request-id',
   'x-dprjax-backbone-sha256',
   'x-dprjax-prompt-sha256',
@@ -99,10 +96,6 @@ class App(Service):
     self._guards = [
       Middleware(TrustedHostMiddleware, allowed_hosts=hosts or ['*'], www_redirect=False)
     ]
-    if allowed is not None:
-      allowed.changed = self._keys_changed
-    self._told_usage: dict[str, tuple[float, float]] = {}
-    self._usage_at = time.monotonic() + _USAGE_S
     self.ready, self.failed = threading.Event(), ''
     self._compiling: threading.Thread | None = None
     self._draining = False
@@ -192,7 +185,6 @@ class App(Service):
       self._compiling.join(seconds)
       ended &= not self._compiling.is_alive()
     self.files.shutdown(wait=seconds is None, cancel_futures=True)
-    self._tell_usage()
     return ended
 
   def _route(self, operation: messages.Operation, handler: _Handler) -> Route:
@@ -215,14 +207,11 @@ class App(Service):
       except Exception as error:  # a fault of one request must not end the server
         response = answers.failed(error, path)
       seconds = time.monotonic() - started
-      response.headers['server-timing'] = f'total;dur={1000 * seconds:.1f}'
       model, tenant = request.state.model, request.state.grant.tenant.name
       metrics.count_request(label, model, response.status_code, tenant)
       metrics.request_seconds.labels(label).observe(seconds)
       if self._log_requests:
         self._log(request, label, response.status_code, seconds)
-      if started > self._usage_at:
-        self._tell_usage()
       return response
 
     return Route(path, answer, methods=[method], middleware=self._guards)
@@ -254,24 +243,6 @@ class App(Service):
     if not grant.may(role):
       raise Failure(403, f'this key lacks the scope {role}')
     return grant
-
-  def _keys_changed(self) -> None:
-    """Forgets tenants without a key."""
-    assert self._keys is not None
-    self._tell_usage()
-    self.admission.forget(self._keys.tenants)
-    self.engine.metrics.forget_tenants(self._keys.tenants)
-
-  def _tell_usage(self) -> None:
-    """Logs the requests of each tenant since the last time."""
-    self._usage_at = time.monotonic() + _USAGE_S
-    usage = self.engine.metrics.usage()
-    for tenant, now in sorted(usage.items()):
-      before = self._told_usage.get(tenant, (0.0, 0.0))
-      if now != before:
-        asked, tokens = (new - old for new, old in zip(now, before, strict=True))
-        logger.info('use of key %s: %d requests, %d tokens', tenant, asked, tokens)
-    self._told_usage = usage
 
   @serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
   async def _embeddings(self, request: Request) -> Response:
@@ -356,10 +327,6 @@ class App(Service):
 
   @serves('GET', '/livez', 'Whether the process answers', str, role='')
   async def _livez(self, request: Request) -> Response:
-    return PlainTextResponse('ok\n')
-
-  @serves('GET', '/healthz', 'As /livez', str, role='')
-  async def _healthz(self, request: Request) -> Response:
     return PlainTextResponse('ok\n')
 
   @serves('GET', '/health', 'As /readyz', str, role='', statuses=(200, 503))

@@ -67,28 +67,6 @@ class ServerMetrics:
     if tenant:
       self.key_requests.labels(tenant, status).inc()
 
-  def forget_model(self, name: str) -> None:
-    """Removes the labels of a prompt that is gone."""
-    if name in self._models:
-      self._models.discard(name)
-      self.requests.remove_by_labels({'model': name})
-
-  def usage(self) -> dict[str, tuple[float, float]]:
-    """Requests and tokens by tenant."""
-    found: dict[str, list[float]] = {}
-    for place, counter in enumerate((self.key_requests, self.key_tokens)):
-      for family in counter.collect():
-        for sample in family.samples:
-          if sample.name.endswith('_total'):
-            found.setdefault(sample.labels['tenant'], [0.0, 0.0])[place] += sample.value
-    return {tenant: (requests, tokens) for tenant, (requests, tokens) in found.items()}
-
-  def forget_tenants(self, kept: set[str]) -> None:
-    """Removes the labels of tenants that have no key."""
-    for tenant in self.usage().keys() - kept:
-      for counter in (self.key_requests, self.key_tokens):
-        counter.remove_by_labels({'tenant': tenant})
-
   def text(self) -> bytes:
     """All metrics in the text format of Prometheus."""
     return generate_latest(self.registry)

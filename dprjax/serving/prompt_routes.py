@@ -165,7 +165,6 @@ class PromptRoutes:
       lambda: self._service.engine.library.delete(name, condition)
     )
     self._audit(request, 'removed', name, before, None)
-    self._service.engine.metrics.forget_model(name)
     return Response(status_code=204)
 
   def _check_change(self, request: Request, name: str) -> None:

@@ -115,8 +115,6 @@ def test_limits_of_a_key(clock):
   clock.now += 120
   assert busy(door, TWO, tokens, tokens=10_000) is None  # more than a minute has: it needs all
   assert busy(door, TWO, tokens, tokens=1) > 900
-  door.forget({'one'})
-  assert busy(door, TWO, tokens, tokens=1) is None
   bytes = TenantLimits(bytes=100)
   assert [busy(door, ONE, bytes, size=60) for _ in range(2)] == [None, 12.0]
 

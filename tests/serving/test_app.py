@@ -509,7 +509,7 @@ def test_a_backbone_with_a_slash_in_its_name(small, folder):
 
 def test_health_and_metrics(client, ask):
   ask('/v1/embeddings', model='qa:query', input='json')
-  assert client.get('/healthz').text == 'ok\n'
+  assert client.get('/livez').text == 'ok\n'
   assert client.get('/readyz').text == client.get('/health').text == 'ready\n'
   text = client.get('/metrics').text
   for line in (
@@ -664,9 +664,12 @@ def wait_for(client, line):
 def test_keys(engine, tmp_path, folder):
   file = tmp_path / 'keys'
   digest = {key: hashlib.sha256(key.encode()).hexdigest() for key in ('reader', 'boss')}
-  file.write_text(f'# ours\nread {digest["reader"]} a team\n\nadmin {digest["boss"]}\n')
+  file.write_text(
+    f'[a-team]\nsha256 = "{digest["reader"]}"\n'
+    f'[boss]\nsha256 = "{digest["boss"]}"\nscopes = ["admin"]\n'
+  )
   content = (folder / 'qa.npz').read_bytes()
-  with running(App(engine, allowed=Keys.load(file))) as address, httpx.Client() as client:
+  with running(App(engine, allowed=Keys(file))) as address, httpx.Client() as client:
 
     def status(method, path, key=None, scheme='Bearer', **more):
       headers = {} if key is None else {'authorization': f'{scheme} {key}'}
@@ -683,17 +686,8 @@ def test_keys(engine, tmp_path, folder):
     assert status('DELETE', '/v1/prompts/qa', 'reader') == 403
     assert status('PUT', '/v1/prompts/mine', 'boss', content=content) == 201
     assert status('DELETE', '/v1/prompts/mine', 'boss') == 204
-    for path in ('/healthz', '/readyz', '/docs', '/openapi.json'):
+    for path in ('/livez', '/readyz', '/docs', '/openapi.json'):
       assert status('GET', path) == 200
-  for text, says in (
-    ('', 'keys'),
-    ('# none\n', 'keys'),
-    ('write ' + digest['boss'], ('keys', 'line 1')),
-    (f'read {digest["boss"]}\nread abc', ('keys', 'line 2')),
-  ):
-    file.write_text(text)
-    with refused(says):
-      Keys.load(file)
 
 
 def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
@@ -706,7 +700,7 @@ def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
   )
   content, other = ((folder / f'{name}.npz').read_bytes() for name in ('qa', 'asks'))
   caplog.set_level('INFO', 'dprjax')
-  app = App(engine, [index], allowed=Keys.load(file))
+  app = App(engine, [index], allowed=Keys(file))
   with running(app) as address, httpx.Client() as client:
 
     def call(method, path, key, **headers):
@@ -758,9 +752,6 @@ def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
   metrics = engine.metrics.text().decode()
   assert 'dprjax_key_requests_total{status="429",tenant="reader"} 2.0' in metrics
   assert 'dprjax_key_tokens_total{tenant="reader"}' in metrics
-  assert 'model="team-a"' not in metrics
-  app._tell_usage()
-  assert any(line.startswith('use of key reader: ') for line in caplog.messages)
 
 
 def test_pages_of_other_sites_and_texts_that_are_no_json(engine, folder):
@@ -785,7 +776,7 @@ def test_pages_of_other_sites_and_texts_that_are_no_json(engine, folder):
       assert status('POST', path, **JSON, host=host) == 400
     assert status('DELETE', '/v1/prompts/qa', host='evil.org') == 400
     assert (folder / 'qa.npz').exists()
-    assert status('GET', '/healthz', host='10.0.0.7') == 200  # as a balancer asks
+    assert status('GET', '/livez', host='10.0.0.7') == 200  # as a balancer asks
 
 
 def test_an_answer_of_many_vectors_comes_in_parts(engine):
