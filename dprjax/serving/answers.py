@@ -17,7 +17,7 @@ from dprjax.base.errors import InputError, trail
 from dprjax.serving import messages
 from dprjax.serving.batcher import Busy, NotFinite
 from dprjax.serving.engine import ForeignIds
-from dprjax.serving.library import Changed, NameTaken, UnknownPrompt
+from dprjax.serving.library import NameTaken, UnknownPrompt
 
 logger = logging.getLogger('dprjax')
 
@@ -137,8 +137,6 @@ def failed(error: Exception, path: str) -> Response:
     return error_answer(404, 'there is no such model or prompt', 'model', 'model_not_found')
   if isinstance(error, NameTaken):
     return error_answer(409, 'the backbone or a retriever has this name; choose another', 'name')
-  if isinstance(error, Changed):
-    return error_answer(412, str(error), code='precondition_failed')
   if isinstance(error, Busy):
     wait = {'retry-after': str(math.ceil(error.seconds))}
     return error_answer(429, str(error), code='rate_limit_exceeded', headers=wait)

@@ -49,7 +49,6 @@ THIS_MACHINE = ('localhost', '*.localhost', '127.0.0.1', '[::1]')
 _LEFT = 499  # the status of nginx for a client that left
 _FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
 _EXPOSED = (
-  'etag',
   'retry-after',
   'x-request-id',
   'x-dprjax-backbone-sha256',

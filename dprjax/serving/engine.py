@@ -27,10 +27,9 @@ from dprjax.models import encoder_config, hub
 from dprjax.serving import turns
 from dprjax.serving.bank import AdapterChoice, Bank, Shapes
 from dprjax.serving.batcher import Batcher, QueuedText, Spent
-from dprjax.serving.library import Library
+from dprjax.serving.library import Library, Version
 from dprjax.serving.metrics import ServerMetrics
 from dprjax.serving.turns import NOBODY, Tenant, Work
-from dprjax.serving.versions import Version
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES
 

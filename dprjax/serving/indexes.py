@@ -15,9 +15,9 @@ from dprjax.retrieval import best, exact, reranker
 from dprjax.retrieval import folder as retrievers
 from dprjax.serving import turns
 from dprjax.serving.engine import Engine
+from dprjax.serving.library import Version
 from dprjax.serving.messages import Hit
 from dprjax.serving.turns import Work
-from dprjax.serving.versions import About, Version
 from dprjax.text.texts import read_texts
 
 # Queries searched at a time: few shapes, compiled beforehand.
@@ -94,11 +94,11 @@ class ServedIndex:
       f'index {self.name}', self.meta.space(), f'prompt {version.name}', self._own(version, engine)
     )
 
-  def takes(self, prompt: Version | About, engine: Engine) -> bool:
+  def takes(self, prompt: Version, engine: Engine) -> bool:
     """Whether ``check`` of this prompt raises nothing."""
     return not manifest.differences(self.meta.space(), self._own(prompt, engine))
 
-  def _own(self, prompt: Version | About, engine: Engine) -> dict[str, Any]:
+  def _own(self, prompt: Version, engine: Engine) -> dict[str, Any]:
     """The space of the passages that this prompt was made for, as far as it decides it."""
     query_only = prompt.meta.get('sides') == 'query'
     own: dict[str, Any] = {
@@ -110,7 +110,7 @@ class ServedIndex:
       **manifest.of_prompt(
         prompt.spec,
         None if query_only else prompt.sha256 or None,
-        bool(prompt.meta.get('shift_positions')),
+        prompt.shift_positions,
       ),
     }
     if prompt.meta.get('index') == self.name:

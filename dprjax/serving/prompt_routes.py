@@ -1,11 +1,8 @@
 """Routes of prompts and models: lists, files, changes."""
 
 import logging
-import re
 import time
-from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,17 +11,14 @@ from dprjax.serving import keys
 from dprjax.serving.answers import Failure, json_answer
 from dprjax.serving.asked import split
 from dprjax.serving.keys import Grant
-from dprjax.serving.library import NAME, Condition
+from dprjax.serving.library import NAME, NAMES, Version
 from dprjax.serving.messages import ModelCard, ModelList, PromptCard, PromptList, serves
 from dprjax.serving.service import Service
-from dprjax.serving.versions import About, Version
 from dprjax.text.vector_spec import SIDES
 
 logger = logging.getLogger('dprjax')
 
 _OCTETS, _PROMPT = 'application/octet-stream', '/v1/prompts/{name}'
-_SHOWN = 4096  # bytes of a field of the meta of a prompt in lists
-_TAG = re.compile(r'\s*(?:W/)?"([^"]*)"\s*')
 
 
 class PromptRoutes:
@@ -33,7 +27,7 @@ class PromptRoutes:
   def __init__(self, service: Service):
     self._service, self._started = service, int(time.time())
 
-  def _searches(self, grant: Grant, prompt: Version | About) -> list[str]:
+  def _searches(self, grant: Grant, prompt: Version) -> list[str]:
     """The indexes that a key sees and queries with this prompt can search."""
     return [
       name
@@ -41,7 +35,7 @@ class PromptRoutes:
       if grant.may_use('indexes', name) and index.takes(prompt, self._service.engine)
     ]
 
-  def _card(self, grant: Grant, name: str, about: About) -> PromptCard:
+  def _card(self, grant: Grant, name: str, about: Version) -> PromptCard:
     spec, index = about.spec, about.meta.get('index')
     return PromptCard(
       name=name,
@@ -50,15 +44,15 @@ class PromptRoutes:
       lengths=about.lengths,
       pooling=spec.pooling,
       normalize=spec.normalize,
-      shift_positions=bool(about.meta.get('shift_positions')),
+      shift_positions=about.shift_positions,
       query_max_length=spec.query_max_length,
       passage_max_length=spec.passage_max_length,
       bytes=about.nbytes,
       modified=about.modified,
       index=index if isinstance(index, str) else None,
       searches=[] if about.refused else self._searches(grant, about),
-      task=_shown(about.meta.get('task')),
-      metrics=_shown(about.meta.get('metrics')),
+      task=about.meta.get('task'),
+      metrics=about.meta.get('metrics'),
       refused=about.refused,
     )
 
@@ -122,13 +116,12 @@ class PromptRoutes:
     name, library = request.path_params['name'], self._service.engine.library
     self._service.check_sees(request, name)
     about = await self._service.on_files(lambda: library.about(name))
-    headers = {'etag': f'"{about.sha256}"'} if about.sha256 else {}
     if request.headers.get('accept', '') == _OCTETS:
       self._service.enter(request)
       self._service.hold(request, about.nbytes)
       content = await self._service.on_files(lambda: library.content(name))
-      return Response(content, headers=headers, media_type=_OCTETS)
-    return json_answer(self._card(request.state.grant, name, about), headers=headers)
+      return Response(content, media_type=_OCTETS)
+    return json_answer(self._card(request.state.grant, name, about))
 
   @serves(
     'PUT',
@@ -142,28 +135,22 @@ class PromptRoutes:
   async def _put(self, request: Request) -> Response:
     name, library = request.path_params['name'], self._service.engine.library
     if not NAME.fullmatch(name):
-      raise Failure(
-        400, 'the name of a new prompt has 1 to 64 of A-Z a-z 0-9 . _ -, no dot first', param='name'
-      )
+      raise Failure(400, f'the name of a prompt has {NAMES}', param='name')
     self._check_change(request, name)
     content = await self._service.body(request, self._service.limits.prompt_bytes)
-    condition = _condition(request)
-    version, before = await self._service.on_files(lambda: library.put(name, content, condition))
-    self._audit(request, 'added' if before is None else 'replaced', name, before, version.sha256)
+    before = await self._service.on_files(lambda: library.put(name, content))
     about = await self._service.on_files(lambda: library.about(name))
-    headers = {'etag': f'"{about.sha256}"'}
+    self._audit(request, 'added' if before is None else 'replaced', name, before, about.sha256)
     card = self._card(request.state.grant, name, about)
-    return json_answer(card, 201 if before is None else 200, headers)
+    return json_answer(card, 201 if before is None else 200)
 
   @serves('DELETE', _PROMPT, 'Remove a prompt', statuses=(204,), role=keys.WRITE)
   async def _delete(self, request: Request) -> Response:
     name = request.path_params['name']
     self._check_change(request, name)
     self._service.enter(request)
-    condition = _condition(request)
-    before = await self._service.on_files(
-      lambda: self._service.engine.library.delete(name, condition)
-    )
+    library = self._service.engine.library
+    before = await self._service.on_files(lambda: library.delete(name))
     self._audit(request, 'removed', name, before, None)
     return Response(status_code=204)
 
@@ -184,19 +171,3 @@ class PromptRoutes:
       before or 'none',
       after or 'none',
     )
-
-
-def _shown(value: Any) -> Any:
-  """A field of the meta of a prompt, unless it is long."""
-  return value if len(orjson.dumps(value)) <= _SHOWN else None
-
-
-def _condition(request: Request) -> Condition:
-  """If-Match and If-None-Match of a change."""
-  match, none = (request.headers.get(name) for name in ('if-match', 'if-none-match'))
-  of = None
-  if match is not None:
-    of = frozenset() if match.strip() == '*' else frozenset(_TAG.findall(match) or [''])
-  if none is not None and none.strip() != '*':
-    raise Failure(400, 'If-None-Match: only * is known here, for a prompt that must be new')
-  return Condition(of, new=none is not None)

@@ -1,12 +1,10 @@
 import collections
 import concurrent.futures
-import hashlib
 import logging
 import os
 import random
 import shutil
 import time
-import unicodedata
 
 import jax
 import numpy as np
@@ -139,11 +137,9 @@ def test_a_replaced_prompt_counts_from_the_next_request_on(engine, small, folder
 
   shutil.copy(folder / 'tied.npz', folder / 'new.npz')  # as another server would put it there
   np.testing.assert_array_equal(vector('new'), vector('tied'))
-  version, before = engine.library.put('new', (folder / 'cls.npz').read_bytes())
-  assert (
-    before == sha256_file(folder / 'tied.npz')
-    and version.sha256 == engine.library.get('cls').sha256
-  )
+  before = engine.library.put('new', (folder / 'cls.npz').read_bytes())
+  assert before == sha256_file(folder / 'tied.npz')
+  assert engine.library.get('new').sha256 == engine.library.get('cls').sha256
   np.testing.assert_allclose(vector('new'), alone('cls', 'query', text)[0], rtol=0, atol=1e-5)
   queued = engine.submit('new', 'query', [text])
   engine.library.delete('new')
@@ -264,36 +260,17 @@ def test_token_ids_are_taken_as_they_are(engine, small, alone):
 
 
 @pytest.mark.slow
-def test_any_name_of_a_file_is_served_or_told(small, tmp_path, caplog):
+def test_a_file_is_served_or_told(small, tmp_path, caplog):
   folder = tmp_path / 'prompts'
-  served = ['QA', 'a b', ' x ', 'fragen-über', 'ひらがな', 'a%2Fb', 'x.npz', 'n' * 251, '-', 'qa']
+  served = ['QA', 'a b', 'fragen-über', 'ひらがな', 'x.npz', 'n' * 64, '-', 'qa']
   content = small.write(folder, 'qa', 1).read_bytes()
   for name in served:
     (folder / f'{name}.npz').write_bytes(content)
-  decomposed = unicodedata.normalize('NFD', 'größe')
-  refused = {
-    'base.npz': 'base',  # of the backbone
-    '.hidden.npz': '.hidden.npz',
-    '.npz': '.npz',
-    'a:query.npz': 'a:query.npz',
-    'line\nbreak.npz': 'line\nbreak.npz',
-    'ended.NPZ': 'ended.NPZ',
-    '5 \N{OHM SIGN}.npz': '5 \N{OHM SIGN}.npz',  # its normal forms have the letter omega
-    'sub': 'sub',
-    'folder.npz': 'folder',
-    'link.npz': 'link.npz',
-    unicodedata.normalize('NFD', 'fragen-über') + '.npz': (
-      unicodedata.normalize('NFD', 'fragen-über') + '.npz'
-    ),
-  }
-  for name in (*refused, f'{decomposed}.npz'):
-    if name in ('sub', 'folder.npz'):
-      (folder / name).mkdir()
-      (folder / name / 'inside.npz').write_bytes(content)
-    elif name == 'link.npz':
-      (folder / name).symlink_to(tmp_path / 'nowhere')
-    else:
-      (folder / name).write_bytes(content)
+  refused = ['base', '.hidden', '', 'a:query', ' x', 'line\nbreak', 'n' * 65, 'folder', 'link']
+  for name in refused[:-2]:
+    (folder / f'{name}.npz').write_bytes(content)
+  (folder / 'folder.npz').mkdir()
+  (folder / 'link.npz').symlink_to(tmp_path / 'nowhere')
   (folder / os.fsdecode(b'\xff.npz')).write_bytes(content)
   (folder / 'notes.txt').write_text('none of these')
   (folder / '.qa.npz.01234567.tmp').write_text('an upload')
@@ -301,16 +278,13 @@ def test_any_name_of_a_file_is_served_or_told(small, tmp_path, caplog):
     engine = Engine.load(small.path, folder, name='base', options=OPTIONS)
   listed = dict(engine.library.listing())
   found = {name for name, about in listed.items() if not about.refused}
-  assert found == {*served, 'größe'}
-  assert listed.keys() - found == {*refused.values(), '\\udcff.npz'}
+  assert found == {*served} and listed.keys() - found == {*refused, '\\udcff'}
   told = [record.getMessage() for record in caplog.records if 'not served' in record.getMessage()]
   assert len(told) == len(refused) + 1 == len(set(told))
-  for name in refused:
-    assert any(repr(name.removesuffix('.npz'))[1:-1] in line for line in told), name
-  for name in (*found, decomposed):
+  for name in found:
     assert engine.tokenize(name, 'query', ['json']).version.meta
     assert engine.library.content(name)
-  for name in ('a/b', '../prompts/qa', '..', '', 'n' * 252, 'ü' * 200, 'a\0b', '\ud800', 'hidden'):
+  for name in ('a/b', '../prompts/qa', '..', '', 'a\0b', '\ud800', 'hidden', 'link'):
     with pytest.raises(UnknownPrompt):
       engine.library.get(name)
   assert not engine.tokenize('base', 'query', ['json']).version.meta
@@ -321,8 +295,6 @@ def test_any_name_of_a_file_is_served_or_told(small, tmp_path, caplog):
     (folder / 'late:.npz').write_bytes(content)
     engine.library.listing()
     assert 'late:' in caplog.text
-  engine.library.delete('größe')
-  assert not (folder / f'{decomposed}.npz').exists()
   engine.close()
 
 
@@ -465,22 +437,6 @@ def test_a_file_replaced_by_one_of_its_size_and_time_is_read_again(engine, folde
     second.unlink()
 
 
-def test_an_upload_that_is_replaced_before_it_is_kept(engine, folder, small, tmp_path, monkeypatch):
-  upload, other = (small.write(tmp_path, name, 2).read_bytes() for name in ('upload', 'other'))
-
-  def replace_it(path):  # as rsync does, between the rename and the answer
-    (tmp_path / 'aside.npz').write_bytes(other)
-    os.replace(tmp_path / 'aside.npz', folder / 'raced.npz')
-
-  monkeypatch.setattr('dprjax.serving.library._sync_folder', replace_it)
-  version, _ = engine.library.put('raced', upload)
-  try:
-    assert version.sha256 == hashlib.sha256(upload).hexdigest()
-    assert engine.library.get('raced').sha256 == hashlib.sha256(other).hexdigest()
-  finally:
-    (folder / 'raced.npz').unlink()
-
-
 def test_a_folder_that_is_gone_is_no_unknown_prompt(engine, folder, monkeypatch):
   away = folder.with_name('away')
   folder.rename(away)
@@ -543,8 +499,8 @@ def test_prompts_beyond_the_memory_of_the_host_are_read_again(small, folder):
 def test_options_that_do_not_fit(small, folder, tmp_path):
   with refused('--slots=4'):
     Engine.load(small.path, folder, options=ServerOptions(rows=(4,), lengths=(48,), slots=4))
-  with refused('--name=a', '64'):
-    Engine.load(small.path, folder, name='a b')
+  with refused('--name=a:b'):
+    Engine.load(small.path, folder, name='a:b')
   (tmp_path / 'file').write_text('x')
   with refused('--prompts', 'file'):
     Engine.load(small.path, tmp_path / 'file', options=OPTIONS)
