@@ -1,7 +1,7 @@
-"""The HTTP interface: OpenAI embeddings and models, rerank, prompts, search, health.
+"""The server: its paths, keys, hosts, end, and the routes of search and health.
 
-`dialects` has the interfaces of Cohere and Text Embeddings Inference. Bodies of requests and keys
-are never logged.
+`dialects` has those of vectors and reranking, `prompt_routes` those of prompts. Bodies of requests
+and keys are never logged.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import numpy as np
 import orjson
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -22,23 +21,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from dprjax.serving import answers, indexes, keys, messages, page, tracing
+from dprjax.serving import answers, keys, messages, page, tracing
 from dprjax.serving.answers import Failure, json_answer
-from dprjax.serving.asked import Limits, Wanted, inputs_of, split, wanted_by
+from dprjax.serving.asked import Limits, Wanted, split
 from dprjax.serving.dialects import Dialects
 from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import ANYONE, Grant
-from dprjax.serving.messages import (
-  EmbeddingRequest,
-  EmbeddingResponse,
-  RerankRequest,
-  RerankResponse,
-  SearchRequest,
-  SearchResponse,
-  Usage,
-  serves,
-)
+from dprjax.serving.messages import SearchRequest, SearchResponse, Usage, serves
 from dprjax.serving.prompt_routes import PromptRoutes
 from dprjax.serving.service import Left, Service
 
@@ -99,13 +89,12 @@ class App(Service):
     self._compiling: threading.Thread | None = None
     self._draining = False
     served = {
-      handler.operation: getattr(part, name)
+      operation: getattr(part, name)
       for part in (self, PromptRoutes(self), Dialects(self))
       for name, handler in vars(type(part)).items()
-      if hasattr(handler, 'operation')
+      for operation in getattr(handler, 'operations', ())
     }
-    document = messages.openapi([*served], self.limits.bytes, self.limits.prompt_bytes)
-    self._document = document
+    self._document = document = messages.openapi([*served])
     self._routes = Starlette(
       routes=[
         Route('/', _shows(page.read())),
@@ -243,19 +232,6 @@ class App(Service):
       raise Failure(403, f'this key lacks the scope {role}')
     return grant
 
-  @serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
-  async def _embeddings(self, request: Request) -> Response:
-    asked = await self.read(request, EmbeddingRequest)
-    wanted = wanted_by(asked)
-    tokens, vectors = await self.embed(request, wanted, inputs_of(asked), 'input')
-    content = EmbeddingResponse(
-      data=[],
-      model=asked.model,
-      usage=Usage(tokens.total, tokens.total),
-      truncated=tokens.truncated,
-    )
-    return answers.embeddings_answer(content, vectors, wanted.form, self.headers(tokens))
-
   @serves(
     'POST', '/v1/search', 'The best passages of an index', SearchResponse, asked=SearchRequest
   )
@@ -307,31 +283,11 @@ class App(Service):
       raise Failure(404, 'there is no such index', param='index', code='index_not_found')
     return self.indexes[asked]
 
-  @serves('POST', '/v1/rerank', 'Documents by relevance', RerankResponse, asked=RerankRequest)
-  async def _rerank(self, request: Request) -> Response:
-    asked = await self.read(request, RerankRequest)
-    texts = [one if isinstance(one, str) else one.text for one in asked.documents]
-    name = self.reranker(request, asked.model)
-    self.check_cut(name, asked.max_tokens_per_doc)
-    logits, total = await self.score(request, name, asked.query, texts, 'documents')
-    scores = indexes.probabilities(logits)
-    order = np.argsort(-logits, kind='stable')[: asked.top_n]
-    results = [
-      messages.Ranked(
-        int(i), float(scores[i]), messages.Document(texts[i]) if asked.return_documents else None
-      )
-      for i in order
-    ]
-    return json_answer(RerankResponse(name, results, Usage(total, total)))
-
   @serves('GET', '/livez', 'Whether the process answers', str, role='')
   async def _livez(self, request: Request) -> Response:
     return PlainTextResponse('ok\n')
 
   @serves('GET', '/health', 'As /readyz', str, role='', statuses=(200, 503))
-  async def _health(self, request: Request) -> Response:
-    return await self._readyz(request)
-
   @serves('GET', '/readyz', 'Whether all is compiled', str, role='', statuses=(200, 503))
   async def _readyz(self, request: Request) -> Response:
     reason = 'draining' if self._draining else 'failed' if self.failed else 'compiling'

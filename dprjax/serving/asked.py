@@ -13,24 +13,11 @@ from dprjax.encoding import codes
 from dprjax.serving.answers import Failure
 from dprjax.serving.engine import Tokens
 from dprjax.serving.library import UnknownPrompt
-from dprjax.serving.messages import Document, EmbeddingRequest, Format
+from dprjax.serving.messages import Document
 from dprjax.serving.turns import Steps, Work
 from dprjax.text.vector_spec import SIDES
 
 _T = TypeVar('_T')
-
-# Other words, such as classification, do not change the side.
-_SIDE_OF = {
-  'query': 'query',
-  'search_query': 'query',
-  'retrieval.query': 'query',
-  'code.query': 'query',
-  'passage': 'passage',
-  'document': 'passage',
-  'search_document': 'passage',
-  'retrieval.passage': 'passage',
-  'code.passage': 'passage',
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +73,6 @@ class Wanted(NamedTuple):
   Attributes:
     name, side: of the prompt.
     said: whether the request names the side.
-    form: of the numbers in the answer.
     dimensions: None: all.
     normalize: whether vectors get length 1; None: by the prompt.
     cut: whether texts that are too long may lose their end.
@@ -95,7 +81,6 @@ class Wanted(NamedTuple):
   name: str
   side: str
   said: bool = True
-  form: Format = 'float'
   dimensions: int | None = None
   normalize: bool | None = None
   cut: bool = True
@@ -176,31 +161,18 @@ def split(model: str, default: str, said: Mapping[str, str | None] = {}) -> tupl
   elif side not in SIDES:
     raise UnknownPrompt(model)
   for field, word in said.items():
-    other = _SIDE_OF.get(word or '', '')
+    other = _side_of(word or '')
     if side and other and side != other:
       raise Failure(400, f'{field} says {other}, and another field says {side}', param=field)
     side = side or other
   return name, side or default, bool(side or any(said.values()))
 
 
-def wanted_by(asked: EmbeddingRequest) -> Wanted:
-  """The vectors of an embeddings request. Raises as `split`."""
-  said = {'input_type': asked.input_type, 'task': asked.task}
-  forms = {asked.encoding_format, asked.embedding_type} - {None}
-  if len(forms) > 1:
-    raise Failure(400, 'it is not the encoding_format', param='embedding_type')
-  return Wanted(
-    *split(asked.model, 'passage', said),
-    form=asked.encoding_format or asked.embedding_type or 'float',
-    dimensions=asked.dimensions,
-    normalize=asked.normalized,
-    cut=asked.truncate is not False,
-  )
-
-
-def inputs_of(asked: EmbeddingRequest) -> list[Any]:
-  """Texts, or lists of token ids."""
-  return inputs(asked.input, 'input')
+def _side_of(task: str) -> str:
+  """The side that a `messages.Task` names, or ''."""
+  if task.endswith('query'):
+    return 'query'
+  return 'passage' if task.endswith(('passage', 'document')) else ''
 
 
 def inputs(given: str | Sequence[Any], param: str) -> list[Any]:

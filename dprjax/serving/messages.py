@@ -19,17 +19,16 @@ ModelName = Annotated[
 
 
 Format = Literal['float', 'base64', 'binary', 'ubinary']
-# The kinds of texts in several interfaces. The last ones apply to both sides.
-InputType = Literal[
+Count = Annotated[int, Meta(ge=1)]
+Texts = Annotated[list[str], Meta(min_length=1)]
+# What a text is, in the words of several interfaces. Those that end in neither query, passage nor
+# document say nothing of the side.
+Task = Literal[
   'query',
   'passage',
   'document',
   'search_query',
   'search_document',
-  'classification',
-  'clustering',
-]
-Task = Literal[
   'retrieval.query',
   'retrieval.passage',
   'code.query',
@@ -60,9 +59,9 @@ class EmbeddingRequest(Asked):
   model: ModelName
   input: str | Annotated[list[str | int | list[int] | Document], Meta(min_length=1)]
   encoding_format: Format | None = None
-  dimensions: Annotated[int, Meta(ge=1)] | None = None
+  dimensions: Count | None = None
   user: str | None = None
-  input_type: InputType | None = None
+  input_type: Task | None = None
   task: Task | None = None
   embedding_type: Format | None = None
   normalized: bool | None = None
@@ -74,9 +73,9 @@ class SearchRequest(Asked):
   """Queries for an index (default: of the prompt, or the only one). `k` is 10 by default."""
 
   model: ModelName
-  query: str | Annotated[list[str], Meta(min_length=1)]
+  query: str | Texts
   index: str | None = None
-  k: Annotated[int, Meta(ge=1)] | None = None
+  k: Count | None = None
 
 
 class RerankRequest(Asked):
@@ -88,9 +87,10 @@ class RerankRequest(Asked):
   query: str
   documents: Annotated[list[str | Document], Meta(min_length=1)]
   model: str | None = None
-  top_n: Annotated[int, Meta(ge=1)] | None = None
+  top_n: Count | None = None
   return_documents: bool | None = None
-  max_tokens_per_doc: Annotated[int, Meta(ge=1)] | None = None
+  max_tokens_per_doc: Count | None = None
+  priority: int | None = None
 
 
 class Usage(Struct):
@@ -189,12 +189,21 @@ class Ranked(Struct):
   document: Document | None = None
 
 
+class CohereUnits(Struct):
+  input_tokens: int
+
+
+class CohereMeta(Struct):
+  billed_units: CohereUnits
+
+
 class RerankResponse(Struct):
   """Best first; a score is the probability of relevance."""
 
   model: str
   results: list[Ranked]
   usage: Usage
+  meta: CohereMeta
 
 
 class ErrorDetail(Struct):
@@ -250,15 +259,14 @@ def serves(
   """Marks a method with the requests that it answers."""
 
   def mark(handler: Any) -> Any:
-    handler.operation = Operation(method, path, summary, answered, role=role, **more)
+    own = Operation(method, path, summary, answered, role=role, **more)
+    handler.operations = [*getattr(handler, 'operations', ()), own]
     return handler
 
   return mark
 
 
-def openapi(
-  operations: Sequence[Operation], most_bytes: int, most_prompt_bytes: int
-) -> dict[str, Any]:
+def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
   """The OpenAPI document of a server."""
   kinds = [kind for one in operations for kind in (*one.answered, one.asked or ErrorResponse)]
   structs = [kind for kind in dict.fromkeys(kinds) if kind not in (str, bytes)]
@@ -267,10 +275,7 @@ def openapi(
   )
   media: dict[Any, tuple[str, dict[str, Any]]] = {
     str: ('text/plain', {'type': 'string'}),
-    bytes: (
-      'application/octet-stream',
-      {'type': 'string', 'format': 'binary', 'maxLength': most_prompt_bytes},
-    ),
+    bytes: ('application/octet-stream', {'type': 'string', 'format': 'binary'}),
   }
   for kind, ref in zip(structs, schemas, strict=True):
     media[kind] = ('application/json', ref)
@@ -302,8 +307,7 @@ def openapi(
     'info': {
       'title': 'dprjax',
       'version': __version__,
-      'description': 'One backbone, many prompts. Request bodies have at most '
-      f'{most_bytes:,} bytes, prompt files {most_prompt_bytes:,}.',
+      'description': 'One backbone, many prompts.',
     },
     'paths': paths,
     'components': {

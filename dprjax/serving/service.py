@@ -21,6 +21,7 @@ from dprjax.serving.library import UnknownPrompt
 from dprjax.serving.turns import Work
 
 _T = TypeVar('_T')
+_NUMBER = 16  # bytes of a number of a vector and of its text in the answer
 _LARGE = 1 << 16  # bytes of a body whose values are counted before it is decoded
 
 
@@ -172,7 +173,7 @@ class Service:
     tokens_asked, seconds = engine.estimate(name, side, texts)
     permit.ask(Work(tokens_asked, seconds + more))
     whole = engine.backbone.config.vector_size
-    self.hold(request, 4 * whole * len(texts))
+    self.hold(request, _NUMBER * whole * len(texts))
     steps = engine.tokenize_steps(name, side, texts)
     tokens: Tokens = await self.wait(request, engine.pool.submit(tenant, steps))
     request.state.model = name
@@ -196,27 +197,32 @@ class Service:
       'x-dprjax-truncated': str(len(tokens.truncated)),
     }
 
-  def reranker(self, request: Request, name: str | None) -> str:
-    """The name of a reranker that the key sees; by default the first."""
+  def reranker(
+    self, request: Request, name: str | None = None, max_tokens: int | None = None
+  ) -> str:
+    """The name of a reranker that the key sees; by default the first.
+
+    Raises Failure if documents would be cut at fewer tokens than it takes.
+    """
     may_use = request.state.grant.may_use
     seen = [one for one in self.rerankers if may_use('rerankers', one)]
     name = name or next(iter(seen), '')
     if name not in seen:
       raise Failure(404, 'there is no such reranker', param='model', code='model_not_found')
-    return name
-
-  def check_cut(self, name: str, tokens: int | None) -> None:
-    """Raises Failure if documents would be cut at fewer tokens than the reranker ``name`` takes."""
     most = self.rerankers[name].max_length
-    if tokens is not None and tokens < most:
+    if max_tokens is not None and max_tokens < most:
       raise Failure(
         400, f'this model cuts documents at {most} tokens, not before', param='max_tokens_per_doc'
       )
+    return name
 
   async def score(
     self, request: Request, name: str, query: str, texts: Sequence[str], param: str
-  ) -> tuple[np.ndarray, int]:
-    """Logits of texts for a query by the reranker ``name``, and their tokens."""
+  ) -> tuple[np.ndarray, np.ndarray, int]:
+    """Reranks texts by the reranker ``name``.
+
+    Returns their numbers, best first, the logits of all of them, and their tokens.
+    """
     request.state.model = name
     self.limits.check_texts(len(texts), param)
     engine, reranker = self.engine, self.rerankers[name]
@@ -227,7 +233,7 @@ class Service:
     self._know(request, work, param)
     steps = reranker.logits(packed)
     logits = await self.wait(request, engine.batcher.submit_steps(steps, tenant, permit.spend))
-    return logits, int(work.tokens)
+    return np.argsort(-logits, kind='stable'), logits, int(work.tokens)
 
   async def on_files(self, work: Callable[[], _T]) -> _T:
     return await asyncio.get_running_loop().run_in_executor(self.files, work)
