@@ -2,11 +2,11 @@
 
 import base64
 import hashlib
-import html
 import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 _FILE = pathlib.Path(__file__).with_name('page.html')
@@ -20,98 +20,76 @@ def read() -> tuple[bytes, dict[str, str]]:
 
 def reference(document: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
   """A page with the paths and types of an OpenAPI document, and its headers."""
-  info = document['info']
-  paths = ''.join(
-    _operation(path, method, operation)
+  paths = [
+    (
+      f'<code>{method.upper()} {escape(path)}</code>',
+      escape(operation['summary']),
+      _types(operation.get('requestBody', {})),
+      _types(next(iter(operation['responses'].values()))),
+    )
     for path, operations in document['paths'].items()
     for method, operation in operations.items()
     if method != 'parameters'
-  )
+  ]
   types = ''.join(
     _schema(name, schema) for name, schema in document['components']['schemas'].items()
   )
-  title = f'{info["title"]} {info["version"]}'
+  title = f'{document["info"]["title"]} {document["info"]["version"]}'
   page = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}: reference</title>
+<title>{title}: reference</title>
 <link rel="icon" href="data:,">
 <style>{_tag(_FILE.read_text(encoding='utf-8'), 'style')}</style>
 </head>
 <body>
-<header>
-<h1>{html.escape(title)}</h1>
-<p>{html.escape(info['description'])} A key goes into the header
-<code>Authorization: Bearer KEY</code>. Programs read <a href="openapi.json">openapi.json</a>.
-<a href="./">Search</a></p>
-</header>
-<main>{paths}{types}</main>
+<h1>{title}</h1>
+<p>A key goes into the header <code>Authorization: Bearer KEY</code>. Programs read
+<a href="openapi.json">openapi.json</a>. <a href="./">Search</a></p>
+{_table(('path', 'for', 'body', 'answer'), paths)}{types}
 </body>
 </html>
 """
   return page.encode(), _headers(page, 'style')
 
 
-def _operation(path: str, method: str, operation: Mapping[str, Any]) -> str:
-  body = ''.join(
-    f'<p>Body: {_type(content["schema"])}, <code>{html.escape(kind)}</code></p>'
-    for kind, content in operation.get('requestBody', {}).get('content', {}).items()
-  )
-  rows = [
-    (
-      f'<code>{code}</code>',
-      html.escape(answer['description']),
-      ', '.join(_type(content['schema']) for content in answer.get('content', {}).values()),
-    )
-    for code, answer in operation['responses'].items()
-  ]
-  return (
-    f'<details><summary><code>{method.upper()} {html.escape(path)}</code> '
-    f'{html.escape(operation["summary"])}</summary>{body}'
-    f'{_table(("status", "meaning", "answer"), rows)}</details>'
-  )
-
-
 def _schema(name: str, schema: Mapping[str, Any]) -> str:
   rows = [
     (
-      f'<code>{html.escape(field)}</code>',
+      f'<code>{field}</code>',
       _type(about),
-      'required'
-      if field in schema.get('required', ())
-      else f'<code>{html.escape(json.dumps(about.get("default")))}</code>',
-      html.escape(about.get('description', '')),
+      f'<code>{escape(json.dumps(about["default"]))}</code>' if 'default' in about else '',
+      escape(about.get('description', '')),
     )
     for field, about in schema.get('properties', {}).items()
   ]
-  return (
-    f'<section id="{html.escape(name)}"><h2>{html.escape(name)}</h2>'
-    f'<p class="soft">{html.escape(schema.get("description", ""))}</p>'
-    f'{_table(("field", "type", "default", ""), rows)}</section>'
-  )
+  about = escape(schema.get('description', ''))
+  table = _table(('field', 'type', 'default', ''), rows)
+  return f'<section id="{name}"><h2>{name}</h2><p class="soft">{about}</p>{table}</section>'
+
+
+def _types(message: Mapping[str, Any]) -> str:
+  """The types of a body."""
+  return ' or '.join(_type(content['schema']) for content in message.get('content', {}).values())
 
 
 def _type(schema: Mapping[str, Any]) -> str:
   """A JSON schema in a few words, with links to other types."""
   if '$ref' in schema:
-    name = html.escape(schema['$ref'].rpartition('/')[2])
+    name = schema['$ref'].rpartition('/')[2]
     return f'<a href="#{name}">{name}</a>'
   if 'enum' in schema:
-    return ' or '.join(f'<code>{html.escape(json.dumps(one))}</code>' for one in schema['enum'])
+    return ' or '.join(f'<code>{escape(json.dumps(one))}</code>' for one in schema['enum'])
   if 'anyOf' in schema:
     return ' or '.join(map(_type, schema['anyOf']))
   if schema.get('type') == 'array':
     return f'list of ({_type(schema.get("items", {}))})'
-  if schema.get('format') == 'binary':
-    return 'file'
-  return html.escape(str(schema.get('type', 'any')))
+  return schema.get('format') or schema.get('type', 'any')
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  if not rows:
-    return ''
   lines = [''.join(f'<th>{cell}</th>' for cell in head)]
   lines += [''.join(f'<td>{cell}</td>' for cell in row) for row in rows]
   return f'<div class="table"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
