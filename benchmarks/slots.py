@@ -24,7 +24,7 @@ from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import adapter as adapters
 from dprjax.models import hub
 from dprjax.models.adapters.prefix import Prefix
-from dprjax.serving.bank import AdapterChoice, Bank, Lease, Shapes
+from dprjax.serving.bank import AdapterChoice, Bank, Shapes
 from dprjax.serving.metrics import ServerMetrics
 from dprjax.text import tokenizing
 
@@ -73,11 +73,11 @@ def of_server(
     mesh=embedder.server_mesh(1),
   )
   bank.compile()
-  no_prompt, lease = AdapterChoice(None, None, backbone.spec), Lease(0, 0)
+  no_prompt = AdapterChoice(None, None, backbone.spec)
 
   def call(count: int, length: int) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(
-      bank.run([rows[length]] * count, [no_prompt] * count, [lease] * count, count, length)
+      bank.run([rows[length]] * count, [no_prompt] * count, [0] * count, count, length)
     )
 
   return {

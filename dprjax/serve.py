@@ -93,7 +93,6 @@ class BatchFlags:
     'padded tokens of a batch (default: 8192, on CPUs 512 for each core)', None, most=2**24
   )
   deadline: int = flag('milliseconds that a text waits for others', 3, most=1000)
-  queue: int = flag('texts of a tenant that may wait', 4096, most=10**7)
   slots: int = flag('prompts on the device, and one for none', 256, most=10**6)
   host_memory: int = flag('megabytes of prompts that the host keeps', 2048, most=2**20)
   tokenizer_threads: int = flag('threads that tokenise', 2, most=256)
@@ -247,11 +246,10 @@ def _make_app(args: Flags) -> Any:
     args.prompts,
     name=args.name,
     options=ServerOptions(
-      rows=tuple(sorted({*batches.rows})),
-      lengths=tuple(sorted({*batches.lengths})),
+      rows=batches.rows,
+      lengths=batches.lengths,
       budget=batches.batch_tokens,
       deadline=batches.deadline / 1000,
-      most_queued=batches.queue,
       slots=batches.slots,
       prompt_length=batches.prompt_length,
       host_bytes=batches.host_memory << 20,
@@ -267,8 +265,8 @@ def _make_app(args: Flags) -> Any:
     engine.library.name,
     counted(sum(not about.refused for _, about in served), 'prompts'),
     counted(batches.slots, 'slots for prompts'),
-    engine.bank_bytes / 1e6,
-    engine.backbone_bytes / 1e6,
+    engine.bank.nbytes / 1e6,
+    engine.bank.backbone_bytes / 1e6,
   )
   return App(
     engine,

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Self
 
-from dprjax.serving.batcher import Busy
 from dprjax.serving.turns import Tenant, Work
 
 _MINUTE = 60.0
@@ -39,6 +38,14 @@ class TenantLimits:
 
 
 UNLIMITED = TenantLimits()
+
+
+class Busy(Exception):
+  """There is no room; retry after ``seconds``."""
+
+  def __init__(self, seconds: float, why: str):
+    super().__init__(f'{why}; try again in {seconds:.0f} s')
+    self.seconds = seconds
 
 
 class _Minute:

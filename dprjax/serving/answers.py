@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 from dprjax.base.errors import InputError, trail
 from dprjax.serving import messages
-from dprjax.serving.batcher import Busy, NotFinite
+from dprjax.serving.admission import Busy
+from dprjax.serving.batcher import NotFinite
 from dprjax.serving.engine import ForeignIds
 from dprjax.serving.library import NameTaken, UnknownPrompt
 

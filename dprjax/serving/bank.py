@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,13 +51,6 @@ class AdapterChoice:
   spec: VectorSpec
 
 
-class Lease(NamedTuple):
-  """A slot and its generation. Later the slot may have another prompt."""
-
-  slot: int
-  generation: int
-
-
 @dataclasses.dataclass(frozen=True)
 class Shapes:
   """The shapes of batches: rows and padded lengths within a budget of padded tokens."""
@@ -96,7 +89,6 @@ class Bank:
 
   Attributes:
     slots: K, including the empty slot 0.
-    generations: how often each slot was written.
   """
 
   def __init__(
@@ -145,7 +137,6 @@ class Bank:
     activations = self._arithmetic.activations
     program = self._jit(lambda: [allocate(row, slots, activations) for row in self._rows])
     self._banks = jax.block_until_ready(program())
-    self.generations = [0] * slots
     self._slot_of: collections.OrderedDict[Hashable, int] = collections.OrderedDict()
     self._free = list(range(slots - 1, 0, -1))
     self._programs: dict[tuple[int, int], Any] = {}
@@ -197,8 +188,8 @@ class Bank:
       if not loaded or device.platform != 'cpu' or len(self._programs) == 1:
         np.asarray(self.run([], [], [], rows, length))
 
-  def assign(self, choices: Sequence[AdapterChoice], wanted: Mapping[Hashable, int]) -> list[Lease]:
-    """Leases slots for the adapters of one batch, and writes missing ones.
+  def assign(self, choices: Sequence[AdapterChoice], wanted: Mapping[Hashable, int]) -> list[int]:
+    """The slots of the adapters of one batch; missing ones are written.
 
     The least recently used are evicted first: those without queued texts before the others, and
     never one of this batch.
@@ -207,10 +198,10 @@ class Bank:
       wanted: the number of queued texts by key.
     """
     needed = {choice.key for choice in choices}
-    leases = []
+    slots = []
     for choice in choices:
       if choice.key is None:
-        leases.append(Lease(0, 0))
+        slots.append(0)
         continue
       slot = self._slot_of.get(choice.key)
       if slot is None:
@@ -219,15 +210,15 @@ class Bank:
         self._slot_of[choice.key] = slot
         self._metrics.loads.labels('device').inc()
       self._slot_of.move_to_end(choice.key)
-      leases.append(Lease(slot, self.generations[slot]))
+      slots.append(slot)
     self._metrics.resident.labels('device').set(len(self._slot_of))
-    return leases
+    return slots
 
   def run(
     self,
     rows: Sequence[Int[np.ndarray, ' T']],
     choices: Sequence[AdapterChoice],
-    leases: Sequence[Lease],
+    slots: Sequence[int],
     count: int,
     length: int,
   ) -> Float[Array, 'B H']:
@@ -235,21 +226,17 @@ class Bank:
 
     Args:
       rows: token ids, at most ``count`` rows of at most ``length``.
+      choices, slots: of the rows, as `assign` gave them last.
       count, length: one of ``shapes``.
-
-    Raises:
-      RuntimeError: a slot was written since its lease.
     """
     tokens = np.full((count, length), self._pad_id, np.int32)
     numbers = np.zeros((count, ROWS + len(self._kinds)), np.int32)
-    for i, (ids, choice, lease) in enumerate(zip(rows, choices, leases, strict=True)):
-      if self.generations[lease.slot] != lease.generation:
-        raise RuntimeError(f'slot {lease.slot} holds another prompt by now')
+    for i, (ids, choice, slot) in enumerate(zip(rows, choices, slots, strict=True)):
       tokens[i, : len(ids)] = ids
       way = self._ways.index(VectorSpec(choice.spec.pooling, choice.spec.normalize))
       numbers[i, :ROWS] = len(ids), way
       if choice.adapter is not None:
-        numbers[i, ROWS + self._kinds.index(type(choice.adapter))] = lease.slot
+        numbers[i, ROWS + self._kinds.index(type(choice.adapter))] = slot
     program = self._programs[count, length]
     return program(self._params, self._banks, *jax.device_put((tokens, numbers), self._everywhere))
 
@@ -276,7 +263,6 @@ class Bank:
     self._banks[kind] = self._writes[kind](
       self._banks[kind], *jax.device_put((row, np.int32(slot)), self._everywhere)
     )
-    self.generations[slot] += 1
 
   def _evict(self, needed: set[Hashable | None], wanted: Mapping[Hashable, int]) -> int:
     free = (key for key in self._slot_of if key not in needed and not wanted.get(key))

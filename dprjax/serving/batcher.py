@@ -51,22 +51,13 @@ _LONGEST_NAP_S = 0.2  # between checks for clients that left
 _SHARED_S = 10.0  # for so long after a change of turns, several tenants ask
 
 
-class Busy(Exception):
-  """There is no room; retry after ``seconds``."""
-
-  def __init__(self, seconds: float, why: str = 'the queue is full'):
-    super().__init__(f'{why}; try again in {seconds:.0f} s')
-    self.seconds = seconds
-
-
 class NotFinite(Exception):
-  """A vector has NaN or infinity. ``row``: of the first such text."""
+  """A vector has NaN or infinity."""
 
   def __init__(self, row: int):
     super().__init__(
       f'the vector of text {row} is not finite: its prompt overflows in the arithmetic'
     )
-    self.row = row
 
 
 class QueuedText(NamedTuple):
@@ -110,13 +101,6 @@ class _Flight(NamedTuple):
   shape: tuple[int, int]
   vectors: Any
   sent: float
-
-
-class _Landed(NamedTuple):
-  """The rows of a batch and their vectors, which their requests do not have yet."""
-
-  rows: list[_Row]
-  vectors: np.ndarray
 
 
 class _Heap:
@@ -175,11 +159,6 @@ class _Waiting:
     length = min(lengths, key=lambda length: self.rows[length].rank)
     return None if self.sliced and self.sliced.rank < self.rows[length].rank else length
 
-  @property
-  def number(self) -> int:
-    """The number of texts."""
-    return sum(map(len, self.rows.values()))
-
   def seconds(self, costs: Mapping[int, float]) -> float:
     """The time that it takes; infinite with a job in slices."""
     if self.sliced:
@@ -211,7 +190,6 @@ class Batcher:
     hidden: int,
     *,
     deadline: float,
-    most_queued: int,
     ahead: int,
     metrics: ServerMetrics,
     programs: Programs | None = None,
@@ -222,14 +200,13 @@ class Batcher:
       bank: used by that thread only.
       hidden: H.
       deadline: seconds that a text waits for others.
-      most_queued: texts of a tenant that may wait.
       ahead: batches that may be in flight.
       metrics: counts and times.
       programs: see `Bank.compile`.
     """
     self._programs = programs
     self._bank, self._hidden, self._deadline = bank, hidden, deadline
-    self._most_queued, self._ahead, self._metrics = most_queued, ahead, metrics
+    self._ahead, self._metrics = ahead, metrics
     self._changed = threading.Condition()
     self._turns = Turns()
     self._waiting: dict[Tenant, _Waiting] = {}
@@ -256,19 +233,14 @@ class Batcher:
 
     Args:
       spent: called by the device thread with the seconds of each batch.
-
-    Raises:
-      Busy: the queue of the tenant has no room for all.
     """
     future: concurrent.futures.Future = concurrent.futures.Future()
     vectors = np.empty((len(texts), self._hidden), np.float32)
     job = _Job(future, tenant, vectors, len(texts), time.monotonic(), spent)
     with self._changed:
-      before = self._waiting.get(tenant)
-      queued = 0 if before is None else before.number
-      if self._stopped or queued + len(texts) > self._most_queued:
-        seconds = 0.0 if before is None else before.seconds(self.costs)
-        raise Busy(min(30.0, max(1.0, seconds)))
+      if self._stopped:
+        future.cancel()
+        return future
       future.add_done_callback(self._note_end)
       waiting = self._join(tenant)
       rank = waiting.now
@@ -291,26 +263,18 @@ class Batcher:
     Args:
       steps: yields the seconds that each slice will take.
       tenant, spent: as for `submit`.
-
-    Raises:
-      Busy: the server ends.
     """
     job = SlicedJob(steps)
-    if job.future.done():
-      return job.future
     with self._changed:
       if self._stopped:
-        raise Busy(1.0)
+        job.future.cancel()
+      if job.future.done():
+        return job.future
       job.future.add_done_callback(self._note_end)
       waiting = self._join(tenant)
       waiting.sliced.push(waiting.now, _Sliced(job, tenant, spent))
       self._changed.notify()
     return job.future
-
-  @property
-  def busy(self) -> bool:
-    """Whether work waits."""
-    return bool(self._waiting)
 
   def seconds(self, tokens: float) -> float:
     """The time of a text of so many tokens; 0.0 until ``ready``."""
@@ -359,7 +323,7 @@ class Batcher:
       return
     self.ready.set_result(None)
     flights: collections.deque[_Flight] = collections.deque()
-    landed: _Landed | None = None
+    landed: _Flight | None = None
     while True:
       free = not flights
       work = self._next(free, wait=free and landed is None, room=len(flights) < self._ahead)
@@ -523,8 +487,8 @@ class Batcher:
     count = next(n for n in self._bank.shapes.rows if n >= len(rows))
     try:
       choices = [row.text.choice for row in rows]
-      leases = self._bank.assign(choices, self._wanted)
-      vectors = self._bank.run([row.text.ids for row in rows], choices, leases, count, length)
+      slots = self._bank.assign(choices, self._wanted)
+      vectors = self._bank.run([row.text.ids for row in rows], choices, slots, count, length)
     except Exception as error:  # requests fail, the thread goes on
       self._fail(rows, error)
       return []
@@ -536,8 +500,8 @@ class Batcher:
     metrics.token_places.inc(count * length)
     return [_Flight(rows, (count, length), vectors, sent)]
 
-  def _land(self, flight: _Flight) -> _Landed | None:
-    """Waits for a batch; None if it fails, along with its requests."""
+  def _land(self, flight: _Flight) -> _Flight | None:
+    """Waits for the vectors of a batch; None if it fails, along with its requests."""
     try:
       vectors = np.asarray(flight.vectors)
     except Exception as error:
@@ -552,9 +516,9 @@ class Batcher:
     # A row of a batch with fewer rows than fit costs more.
     if count == self._most_rows(length) or seconds < self.costs[length]:
       learn(self.costs, length, seconds)
-    return _Landed(flight.rows, vectors)
+    return flight._replace(vectors=vectors)
 
-  def _answer(self, landed: _Landed) -> None:
+  def _answer(self, landed: _Flight) -> None:
     seconds: dict[_Job, float] = {}
     for row, vector in zip(landed.rows, landed.vectors, strict=False):
       seconds[row.job] = seconds.get(row.job, 0.0) + self.seconds(len(row.text.ids))

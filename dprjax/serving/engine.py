@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from dprjax.base import given, machine
+from dprjax.base import machine
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.programs import Programs
@@ -38,7 +38,7 @@ _BUDGET = 8192  # padded tokens of a batch
 _CORE_TOKENS = 512  # of it, for each core of a CPU (docs/performance.md)
 _TOPIC_CHARACTERS = 100_000
 _HINT = (
-  '; send texts, or ids of its own tokenizer (LangChain sends those of another one: '
+  'send texts, or ids of its own tokenizer (LangChain sends those of another one: '
   'OpenAIEmbeddings(check_embedding_ctx_length=False) sends texts)'
 )
 
@@ -52,7 +52,6 @@ class ServerOptions:
       the backbone.
     budget: padded tokens of a batch; None: 8,192, on CPUs 512 for each core.
     deadline: seconds that a text waits for others.
-    most_queued: texts that may wait.
     slots: prompts on the device, and one slot for none.
     prompt_length: vectors of a slot.
     host_bytes: memory of the host for prompts.
@@ -64,7 +63,6 @@ class ServerOptions:
   lengths: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
   budget: int | None = None
   deadline: float = 0.003
-  most_queued: int = 4096
   slots: int = 256
   prompt_length: int = 32
   host_bytes: int = 2 << 30
@@ -97,6 +95,8 @@ class Engine:
 
   Attributes:
     backbone, tokenizer: of all prompts.
+    config_sha256: identifies the backbone shape.
+    bank: the device memory.
     library: the prompts.
     metrics: counts and times.
     options: with the lengths that the backbone takes.
@@ -116,11 +116,6 @@ class Engine:
     programs: Programs | None = None,
   ):
     """See ``load``."""
-    for option, value in dataclasses.asdict(options).items():
-      if option in ('deadline', 'dtype') or value is None:
-        continue
-      for size in (value or (None,)) if isinstance(value, tuple) else (value,):
-        embedder.check_size(option, size)
     room = backbone.config.max_tokens
     lengths = tuple(sorted({min(length, room) for length in options.lengths}))
     if mesh is None:
@@ -136,6 +131,7 @@ class Engine:
       budget=tokens if options.budget is None else options.budget,
     )
     self.backbone, self.tokenizer, self.metrics = backbone, tokenizer, ServerMetrics()
+    self.config_sha256 = config_sha256(backbone.config)
     self.library = Library(
       prompts,
       backbone,
@@ -146,7 +142,7 @@ class Engine:
       host_bytes=options.host_bytes,
       metrics=self.metrics,
     )
-    self._bank = Bank(
+    self.bank = Bank(
       backbone.config,
       backbone.params,
       slots=options.slots,
@@ -158,10 +154,9 @@ class Engine:
       dtype=options.dtype,
     )
     self.batcher = Batcher(
-      self._bank,
+      self.bank,
       backbone.config.vector_size,
       deadline=options.deadline,
-      most_queued=options.most_queued,
       ahead=1 if platform == 'cpu' else 2,
       metrics=self.metrics,
       programs=programs,
@@ -203,21 +198,6 @@ class Engine:
     name = name or str(backbone).rstrip('/').rpartition('/')[2].removeprefix('package:')
     return cls(loaded, tokenizer, prompts, name, options, mesh, programs)
 
-  @property
-  def config_sha256(self) -> str:
-    """Identifies the backbone shape."""
-    return config_sha256(self.backbone.config)
-
-  @property
-  def bank_bytes(self) -> int:
-    """Device memory of all slots."""
-    return self._bank.nbytes
-
-  @property
-  def backbone_bytes(self) -> int:
-    """Device memory of one copy of the backbone."""
-    return self._bank.backbone_bytes
-
   def tokenize(self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]) -> Tokens:
     """Tokenises texts under the settings of a prompt.
 
@@ -226,8 +206,7 @@ class Engine:
       texts: at least one; or token ids with special ones, which are not changed.
 
     Raises:
-      UnknownPrompt, InputError: as ``Library.get``; or not a text, or ids under a prompt
-        that chooses topics.
+      UnknownPrompt, InputError: as ``Library.get``; or ids under a prompt that chooses topics.
       ForeignIds: ids that are no tokens, or without the special tokens.
     """
     return turns.finish(self.tokenize_steps(name, side, texts))
@@ -265,16 +244,15 @@ class Engine:
     """Token ids and adapters of a slice, whose first text is number ``start`` of its request."""
     spec = version.spec
     if isinstance(texts[0], str):
-      checked = [given.check_text(one, start + number) for number, one in enumerate(texts)]
-      if version.topic_model is not None and (most := max(map(len, checked))) > _TOPIC_CHARACTERS:
+      if version.topic_model is not None and (most := max(map(len, texts))) > _TOPIC_CHARACTERS:
         raise InputError(
           f'input: a text of {most:,} characters; prompt {name} chooses topics by all words of a '
           f'text, of {_TOPIC_CHARACTERS:,} characters at most'
         )
-      prefixed = [spec.prefix(side) + one for one in checked]
+      prefixed = [spec.prefix(side) + one for one in texts]
       shortened = self.tokenizer.shorten(prefixed, spec.max_length(side))
       encodings = self.tokenizer.backend.encode_batch_fast(shortened)
-      return [np.array(one.ids, np.int32) for one in encodings], version.choose(checked, side)
+      return [np.array(one.ids, np.int32) for one in encodings], version.choose(texts, side)
     if version.topic_model is not None:
       raise InputError(f'input: prompt {name} chooses topics by words; send texts, not token ids')
     rows = [self._check_ids(one, start + number) for number, one in enumerate(texts)]
@@ -315,33 +293,16 @@ class Engine:
     self.pool.close(seconds)
     return ended
 
-  def _check_ids(self, ids: object, number: int) -> np.ndarray:
+  def _check_ids(self, ids: Sequence[int], number: int) -> np.ndarray:
     """The ids of a text. Vectors of ids from another tokenizer would be meaningless."""
-    rows = self.tokenizer.vocab_size
-    if (
-      isinstance(ids, str)
-      or not isinstance(ids, Sequence)
-      or not ids
-      or not all(type(one) is int and 0 <= one < rows for one in ids)
-    ):
-      raise ForeignIds(
-        f'input: number {number} is not a list of token ids from 0 to {rows - 1}{_HINT}'
-      )
     opening, closing = self.tokenizer.opening, self.tokenizer.closing
-    text = ids[len(opening) : len(ids) - len(closing)]
-    if (
-      len(ids) < len(opening) + len(closing)
-      or tuple(ids[: len(opening)]) != opening
-      or tuple(ids[len(ids) - len(closing) :]) != closing
-    ):
+    text = tuple(ids[len(opening) : len(ids) - len(closing)])
+    inside = {*opening, *closing, self.tokenizer.pad_id}.intersection(text)
+    known = all(0 <= one < self.tokenizer.vocab_size for one in ids)
+    if not known or inside or tuple(ids) != opening + text + closing:
       raise ForeignIds(
-        f'input: number {number} lacks the special tokens {list(opening)} at its beginning and '
-        f'{list(closing)} at its end{_HINT}'
-      )
-    if inside := {*opening, *closing, self.tokenizer.pad_id}.intersection(text):
-      raise ForeignIds(
-        f'input: number {number} has the special token {min(inside)} inside; send each text as its '
-        f'own list, without padding{_HINT}'
+        f'input: number {number} is not the token ids of a text, {list(opening)} before it and '
+        f'{list(closing)} after it, without padding; {_HINT}'
       )
     return np.array(ids, np.int32)
 

@@ -97,7 +97,7 @@ class PromptRoutes:
         backbone=engine.library.name,
         backbone_sha256=engine.backbone.sha256,
         tokenizer_sha256=engine.tokenizer.sha256,
-        backbone_bytes=engine.backbone_bytes,
+        backbone_bytes=engine.bank.backbone_bytes,
         prompts=[
           self._card(grant, name, about) for name, about in found if may_use('prompts', name)
         ],

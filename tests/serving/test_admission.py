@@ -2,8 +2,7 @@ import contextlib
 
 import pytest
 
-from dprjax.serving.admission import UNLIMITED, Admission, TenantLimits, TooSoon
-from dprjax.serving.batcher import Busy
+from dprjax.serving.admission import UNLIMITED, Admission, Busy, TenantLimits, TooSoon
 from dprjax.serving.turns import Tenant, Work
 
 ONE, TWO, HEAVY = Tenant('one'), Tenant('two'), Tenant('heavy', 4.0)

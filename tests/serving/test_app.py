@@ -612,7 +612,7 @@ def test_behind_a_proxy_that_takes_a_path_away(engine):
 
 def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
   # Alone, a text waits for a minute.
-  options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=2)
+  options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60)
   engine = Engine.load(small.path, folder, options=options)
   app = App(engine, limits=Limits(seconds=1))
   body = {'model': 'qa', 'input': 'json'}
@@ -624,8 +624,6 @@ def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
         b'Content-Length: %d\r\n\r\n%s' % (len(content), content)
       )
       wait_for(client, 'dprjax_queued_texts 1.0')
-      full = client.post('/v1/embeddings', json=body | {'input': ['a', 'b']})
-      assert full.status_code == 429 and int(full.headers['retry-after']) >= 1
     wait_for(client, 'status="499"')
     late = client.post('/v1/embeddings', json=body)
     assert late.status_code == 504

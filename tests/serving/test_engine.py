@@ -20,7 +20,7 @@ from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact
 from dprjax.serving import batcher
 from dprjax.serving.bank import Shapes
-from dprjax.serving.batcher import Busy, NotFinite
+from dprjax.serving.batcher import NotFinite
 from dprjax.serving.engine import Engine, ForeignIds, ServerOptions
 from dprjax.serving.indexes import ServedIndex
 from dprjax.serving.library import NameTaken, UnknownPrompt
@@ -69,7 +69,7 @@ def test_devices_share_the_backbone(small, folder, alone):
   options = ServerOptions(rows=(1,), lengths=(16,), slots=2, prompt_length=5)
   engine = Engine.load(small.path, folder, options=options, mesh=embedder.server_mesh(2))
   engine.ready.result(60)
-  params = engine._bank._params
+  params = engine.bank._params
   for leaf in (params['layers']['mlp']['up']['kernel'], params['embeddings']['word']['embedding']):
     assert leaf.addressable_shards[0].data.nbytes == leaf.nbytes / 2
   for name in ('tied', 'model', 'untied'):
@@ -251,7 +251,7 @@ def test_token_ids_are_taken_as_they_are(engine, small, alone):
   assert engine.tokenize('tied', 'query', [[cls, sep], masked]).total == 6
   most = small.tokenizer.vocab_size
   for wrong in (
-    *([], [-1], ['a'], [cls, True, sep], [cls, most, sep]),
+    *([], [-1], [cls, most, sep]),
     *([5, 6, 7], [cls, 5], [5, sep], [sep, 5, cls]),  # of another tokenizer
     *([cls, 5, sep, pad], [cls, 5, sep, 5, sep], [cls, cls, sep], [cls, pad, 5, sep]),
   ):
@@ -465,22 +465,18 @@ def test_a_folder_that_is_gone_is_no_unknown_prompt(engine, folder, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_full_queue_is_busy_and_cancelled_texts_make_room(small, folder):
-  options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=3)
+def test_a_cancelled_text_leaves_the_queue_and_the_last_ones_are_answered(small, folder):
+  options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60)
   engine = Engine.load(small.path, folder, options=options)
   engine.ready.result(60)
   waiting = engine.submit('tied', 'query', ['json'])
-  with pytest.raises(Busy) as busy:
-    engine.submit('tied', 'query', ['a', 'b', 'c'])
-  assert busy.value.seconds >= 1
   assert waiting.cancel()
   # Two texts make a full batch, though the deadline is far away.
   assert engine.submit('tied', 'query', ['a', 'b']).result(60).shape == (2, 16)
   last = engine.submit('cls', 'query', ['json'])
   engine.close()  # queued texts are still answered
   assert last.result(0).shape == (1, 16)
-  with pytest.raises(Busy):
-    engine.submit('tied', 'query', ['json'])
+  assert engine.submit('tied', 'query', ['json']).cancelled()
   assert 'dprjax_dropped_texts_total 1.0' in engine.metrics.text().decode()
 
 
@@ -504,9 +500,6 @@ def test_options_that_do_not_fit(small, folder, tmp_path):
   (tmp_path / 'file').write_text('x')
   with refused('--prompts', 'file'):
     Engine.load(small.path, tmp_path / 'file', options=OPTIONS)
-  for name, value in (('rows', (0,)), ('lengths', ()), ('budget', 0), ('threads', 2.5)):
-    with refused(name):
-      Engine.load(small.path, folder, options=ServerOptions(**{name: value}))
   with refused('query_max_length'):
     Engine.load(small.path, tmp_path / 'new', options=ServerOptions(lengths=(2,)))
 
