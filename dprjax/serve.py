@@ -34,7 +34,6 @@ from dprjax.serving import server
 
 logger = logging.getLogger('dprjax')
 
-_END_S = 1.0  # for threads, after the last answer
 _ORIGIN = re.compile(r'https?://(?:[A-Za-z0-9.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?')
 
 
@@ -163,13 +162,11 @@ def _command(args: Flags) -> NoReturn:
     # No collection looks at what stays, which takes a tenth of a second.
     threading.Thread(target=lambda: app.ready.wait() and gc.freeze(), daemon=True).start()
     running.run(sockets=[listening])
-  ended = app.close(_END_S)
-  status = 130 if running.interrupted else 0
-  logger.info('all requests are answered' if ended else 'the work that was left is dropped')
+  logger.info('ended')
   # An ordinary exit would wait for threads that read a hung disk, and crash while XLA compiles.
   for stream in (sys.stdout, sys.stderr):
     stream.flush()
-  os._exit(status)
+  os._exit(130 if running.interrupted else 0)
 
 
 def is_loopback(host: str) -> bool:

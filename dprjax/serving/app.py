@@ -30,7 +30,7 @@ from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import ANYONE, Grant
 from dprjax.serving.messages import SearchRequest, SearchResponse, Usage, serves
 from dprjax.serving.prompt_routes import PromptRoutes
-from dprjax.serving.service import Left, Service
+from dprjax.serving.service import Left
 
 logger = logging.getLogger('dprjax')
 
@@ -47,7 +47,7 @@ _EXPOSED = (
 )
 
 
-class App(Service):
+class App(Dialects, PromptRoutes):
   """The server of an engine, with its indexes and rerankers.
 
   Attributes:
@@ -86,12 +86,11 @@ class App(Service):
       Middleware(TrustedHostMiddleware, allowed_hosts=hosts or ['*'], www_redirect=False)
     ]
     self.ready, self.failed = threading.Event(), ''
-    self._compiling: threading.Thread | None = None
     self._draining = False
     served = {
-      operation: getattr(part, name)
-      for part in (self, PromptRoutes(self), Dialects(self))
-      for name, handler in vars(type(part)).items()
+      operation: getattr(self, name)
+      for part in (App, PromptRoutes, Dialects)
+      for name, handler in vars(part).items()
       for operation in getattr(handler, 'operations', ())
     }
     self._document = document = messages.openapi([*served])
@@ -137,20 +136,13 @@ class App(Service):
 
   def start(self) -> None:
     """Compiles in a thread."""
-    self._compiling = threading.Thread(target=self.compile, name='compile', daemon=True)
-    self._compiling.start()
+    threading.Thread(target=self.compile, name='compile', daemon=True).start()
 
   def compile(self) -> None:
     """Waits for the engine, compiles the other shapes, and sets ``ready``."""
     try:
       self.engine.ready.result()
-      parts: list[ServedIndex | ServedReranker] = [
-        *self.indexes.values(),
-        *self.rerankers.values(),
-      ]
-      for part in parts:
-        if self._draining:
-          return
+      for part in (*self.indexes.values(), *self.rerankers.values()):
         part.compile()
     except Exception as error:  # /readyz says it
       self.failed = f'{type(error).__name__}: {error}'
@@ -161,19 +153,6 @@ class App(Service):
   def drain(self) -> None:
     """Makes ``/readyz`` answer no; requests are still answered, and end their connections."""
     self._draining = True
-
-  def close(self, seconds: float | None = None) -> bool:
-    """Ends the threads after their last work; returns whether they ended.
-
-    Args:
-      seconds: drop waiting work, and wait at most this long for each thread.
-    """
-    ended = self.engine.close(drop=seconds is not None, seconds=seconds)
-    if self._compiling is not None:
-      self._compiling.join(seconds)
-      ended &= not self._compiling.is_alive()
-    self.files.shutdown(wait=seconds is None, cancel_futures=True)
-    return ended
 
   def _route(self, operation: messages.Operation, handler: _Handler) -> Route:
     """A route with keys, limits, metrics and OpenAI errors. Without a role it is open."""
@@ -263,25 +242,22 @@ class App(Service):
 
   def _choose_index(self, request: Request, name: str, asked: str | None) -> ServedIndex:
     """The index; by default the one named in the prompt, the one with its name, or the only one."""
-    grant = request.state.grant
-    seen = [one for one in self.indexes if grant.may_use('indexes', one)]
+    may_use = request.state.grant.may_use
+    seen = [one for one in self.indexes if may_use('indexes', one)]
     if asked is None:
-      named = self.engine.library.get(name).meta.get('index')
-      names = [one for one in (named, name) if isinstance(one, str) and one in seen]
-      names += seen if len(seen) == 1 else []
-      if not names:
-        known = ', '.join(seen)
-        raise Failure(
-          404,
-          f'say which index to search: one of {known}'
-          if known
-          else 'this server has no index to search; start it with --index=NAME=DIR',
-          param='index',
-        )
-      asked = names[0]
-    if asked not in seen:
-      raise Failure(404, 'there is no such index', param='index', code='index_not_found')
-    return self.indexes[asked]
+      own = (self.engine.library.get(name).meta.get('index'), name)
+      names = [*own, *seen] if len(seen) == 1 else [*own]
+    else:
+      names = [asked]
+    found = next((one for one in names if one in seen), None)
+    if found is None:
+      raise Failure(
+        404,
+        f'there is no such index, or it must be named; known: {", ".join(seen) or "none"}',
+        param='index',
+        code='index_not_found',
+      )
+    return self.indexes[found]
 
   @serves('GET', '/livez', 'Whether the process answers', str, role='')
   async def _livez(self, request: Request) -> Response:

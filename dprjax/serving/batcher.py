@@ -280,29 +280,12 @@ class Batcher:
     """The time of a text of so many tokens; 0.0 until ``ready``."""
     return self.costs[self._bank.shapes.bucket(min(int(tokens), self._bank.shapes.lengths[-1]))]
 
-  def close(self, drop: bool = False, seconds: float | None = None) -> bool:
-    """Ends the thread after all queued work; returns whether it ended.
-
-    Args:
-      drop: whether to cancel queued work.
-      seconds: to wait at most.
-    """
+  def close(self) -> None:
+    """Ends the thread after all queued work."""
     with self._changed:
       self._stopped = True
-      if drop:
-        for future in self._futures():
-          future.cancel()
-        self._gone = True
       self._changed.notify()
-    self._thread.join(seconds)
-    return not self._thread.is_alive()
-
-  def _futures(self) -> list[concurrent.futures.Future]:
-    found: list[concurrent.futures.Future] = []
-    for waiting in self._waiting.values():
-      found += [item.job.future for _, _, item in waiting.sliced._items]
-      found += {row.job.future for heap in waiting.rows.values() for _, _, row in heap._items}
-    return found
+    self._thread.join()
 
   def _join(self, tenant: Tenant) -> _Waiting:
     self._turns.join(tenant)

@@ -84,16 +84,12 @@ class TeiRank(Struct):
   text: str | None
 
 
-class Dialects:
+class Dialects(Service):
   """Handlers of an `App`."""
-
-  def __init__(self, service: Service):
-    self._service = service
 
   @serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
   async def _openai_embed(self, request: Request) -> Response:
-    service = self._service
-    asked = await service.read(request, EmbeddingRequest)
+    asked = await self.read(request, EmbeddingRequest)
     forms = {asked.encoding_format, asked.embedding_type} - {None}
     if len(forms) > 1:
       raise Failure(400, 'it is not the encoding_format', param='embedding_type')
@@ -105,7 +101,7 @@ class Dialects:
       cut=asked.truncate is not False,
     )
     texts = inputs(asked.input, 'input')
-    tokens, vectors = await service.embed(request, wanted, texts, 'input')
+    tokens, vectors = await self.embed(request, wanted, texts, 'input')
 
     def rows(start: int, stop: int) -> list[messages.Embedding]:
       values = answers.written(vectors[start:stop], form)
@@ -116,7 +112,7 @@ class Dialects:
     content = EmbeddingResponse(
       data=data, model=asked.model, usage=usage, truncated=tokens.truncated
     )
-    return json_answer(content, headers=service.headers(tokens))
+    return json_answer(content, headers=self.headers(tokens))
 
   @serves(
     'POST',
@@ -126,20 +122,19 @@ class Dialects:
     asked=CohereEmbedRequest,
   )
   async def _cohere_embed(self, request: Request) -> Response:
-    service = self._service
-    asked = await service.read(request, CohereEmbedRequest)
+    asked = await self.read(request, CohereEmbedRequest)
     wanted = Wanted(
       *split(asked.model, 'passage', {'input_type': asked.input_type}),
       dimensions=asked.output_dimension,
       cut=asked.truncate != 'NONE',
     )
-    tokens, vectors = await service.embed(request, wanted, asked.texts, 'texts')
+    tokens, vectors = await self.embed(request, wanted, asked.texts, 'texts')
     by_form: Any = {
       form: await answers.vectors_in(form, vectors) for form in asked.embedding_types or ('float',)
     }
     meta = CohereMeta(CohereUnits(tokens.total))
     content = CohereEmbedResponse(request.state.id, by_form, meta)
-    return json_answer(content, headers=service.headers(tokens))
+    return json_answer(content, headers=self.headers(tokens))
 
   @serves(
     'POST',
@@ -149,29 +144,27 @@ class Dialects:
     asked=TeiEmbedRequest,
   )
   async def _tei_embed(self, request: Request) -> Response:
-    service = self._service
-    asked = await service.read(request, TeiEmbedRequest)
+    asked = await self.read(request, TeiEmbedRequest)
     wanted = Wanted(
-      *split(asked.prompt_name or service.engine.library.name, 'passage'),
+      *split(asked.prompt_name or self.engine.library.name, 'passage'),
       dimensions=asked.dimensions,
       normalize=asked.normalize,
       cut=asked.truncate is not False,
     )
     texts = inputs(asked.inputs, 'inputs')
-    tokens, vectors = await service.embed(request, wanted, texts, 'inputs')
+    tokens, vectors = await self.embed(request, wanted, texts, 'inputs')
     content = await answers.vectors_in('float', vectors)
-    return json_answer(content, headers=service.headers(tokens))
+    return json_answer(content, headers=self.headers(tokens))
 
   @serves(
     'POST', '/v2/rerank', 'Documents by relevance (Cohere)', RerankResponse, asked=RerankRequest
   )
   @serves('POST', '/v1/rerank', 'Documents by relevance', RerankResponse, asked=RerankRequest)
   async def _rerank(self, request: Request) -> Response:
-    service = self._service
-    asked = await service.read(request, RerankRequest)
+    asked = await self.read(request, RerankRequest)
     texts = [one if isinstance(one, str) else one.text for one in asked.documents]
-    name = service.reranker(request, asked.model, asked.max_tokens_per_doc)
-    order, logits, total = await service.score(request, name, asked.query, texts, 'documents')
+    name = self.reranker(request, asked.model, asked.max_tokens_per_doc)
+    order, logits, total = await self.score(request, name, asked.query, texts, 'documents')
     scores = probabilities(logits).tolist()
     results = [
       messages.Ranked(i, scores[i], messages.Document(texts[i]) if asked.return_documents else None)
@@ -188,10 +181,9 @@ class Dialects:
     asked=TeiRerankRequest,
   )
   async def _tei_rerank(self, request: Request) -> Response:
-    service = self._service
-    asked = await service.read(request, TeiRerankRequest)
-    name = service.reranker(request)
-    order, logits, _ = await service.score(request, name, asked.query, asked.texts, 'texts')
+    asked = await self.read(request, TeiRerankRequest)
+    name = self.reranker(request)
+    order, logits, _ = await self.score(request, name, asked.query, asked.texts, 'texts')
     scores = (logits if asked.raw_scores else probabilities(logits)).tolist()
     return json_answer(
       [TeiRank(i, scores[i], asked.texts[i] if asked.return_text else None) for i in order.tolist()]

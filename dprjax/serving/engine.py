@@ -282,16 +282,10 @@ class Engine:
     """``tokenize`` and ``queue``."""
     return self.queue(self.tokenize(name, side, texts))
 
-  def close(self, drop: bool = False, seconds: float | None = None) -> bool:
-    """Ends the threads after all queued texts; returns whether they ended.
-
-    Args:
-      drop: whether to cancel queued work.
-      seconds: to wait for each thread at most.
-    """
-    ended = self.batcher.close(drop, seconds)
-    self.pool.close(seconds)
-    return ended
+  def close(self) -> None:
+    """Ends the threads after all queued texts."""
+    self.batcher.close()
+    self.pool.close()
 
   def _check_ids(self, ids: Sequence[int], number: int) -> np.ndarray:
     """The ids of a text. Vectors of ids from another tokenizer would be meaningless."""

@@ -18,21 +18,19 @@ from dprjax.text.vector_spec import SIDES
 
 logger = logging.getLogger('dprjax')
 
+_STARTED = int(time.time())
 _OCTETS, _PROMPT = 'application/octet-stream', '/v1/prompts/{name}'
 
 
-class PromptRoutes:
+class PromptRoutes(Service):
   """Handlers of an `App`."""
-
-  def __init__(self, service: Service):
-    self._service, self._started = service, int(time.time())
 
   def _searches(self, grant: Grant, prompt: Version) -> list[str]:
     """The indexes that a key sees and queries with this prompt can search."""
     return [
       name
-      for name, index in self._service.indexes.items()
-      if grant.may_use('indexes', name) and index.takes(prompt, self._service.engine)
+      for name, index in self.indexes.items()
+      if grant.may_use('indexes', name) and index.takes(prompt, self.engine)
     ]
 
   def _card(self, grant: Grant, name: str, about: Version) -> PromptCard:
@@ -58,10 +56,10 @@ class PromptRoutes:
 
   @serves('GET', '/v1/models', 'The backbone and the prompts', ModelList)
   async def _models(self, request: Request) -> Response:
-    library = self._service.engine.library
-    found = await self._service.on_files(library.listing)
+    library = self.engine.library
+    found = await self.on_files(library.listing)
     may_use = request.state.grant.may_use
-    models = [(library.name, library.bare.two_sided, self._started)]
+    models = [(library.name, library.bare.two_sided, _STARTED)]
     models += [
       (name, about.two_sided, int(about.modified)) for name, about in found if not about.refused
     ]
@@ -77,19 +75,19 @@ class PromptRoutes:
   async def _model(self, request: Request) -> Response:
     asked = request.path_params['name']
     name, *_ = split(asked, 'passage')
-    library = self._service.engine.library
-    self._service.check_sees(request, name)
+    library = self.engine.library
+    self.check_sees(request, name)
     if name == library.name:
-      return json_answer(ModelCard(id=asked, created=self._started))
-    about = await self._service.on_files(lambda: library.about(name))
+      return json_answer(ModelCard(id=asked, created=_STARTED))
+    about = await self.on_files(lambda: library.about(name))
     if about.refused:
       raise InputError(about.refused)
     return json_answer(ModelCard(id=asked, created=int(about.modified)))
 
   @serves('GET', '/v1/prompts', 'The prompts and their metadata', PromptList)
   async def _prompts(self, request: Request) -> Response:
-    engine = self._service.engine
-    found = await self._service.on_files(engine.library.listing)
+    engine = self.engine
+    found = await self.on_files(engine.library.listing)
     grant = request.state.grant
     may_use = grant.may_use
     return json_answer(
@@ -102,24 +100,22 @@ class PromptRoutes:
           self._card(grant, name, about) for name, about in found if may_use('prompts', name)
         ],
         indexes={
-          name: len(index)
-          for name, index in self._service.indexes.items()
-          if may_use('indexes', name)
+          name: len(index) for name, index in self.indexes.items() if may_use('indexes', name)
         },
         searches=self._searches(grant, engine.library.bare),
-        rerankers=[name for name in self._service.rerankers if may_use('rerankers', name)],
+        rerankers=[name for name in self.rerankers if may_use('rerankers', name)],
       )
     )
 
   @serves('GET', _PROMPT, f'A prompt; its file where Accept is {_OCTETS}', PromptCard, bytes)
   async def _prompt(self, request: Request) -> Response:
-    name, library = request.path_params['name'], self._service.engine.library
-    self._service.check_sees(request, name)
-    about = await self._service.on_files(lambda: library.about(name))
+    name, library = request.path_params['name'], self.engine.library
+    self.check_sees(request, name)
+    about = await self.on_files(lambda: library.about(name))
     if request.headers.get('accept', '') == _OCTETS:
-      self._service.enter(request)
-      self._service.hold(request, about.nbytes)
-      content = await self._service.on_files(lambda: library.content(name))
+      self.enter(request)
+      self.hold(request, about.nbytes)
+      content = await self.on_files(lambda: library.content(name))
       return Response(content, media_type=_OCTETS)
     return json_answer(self._card(request.state.grant, name, about))
 
@@ -133,13 +129,13 @@ class PromptRoutes:
     role=keys.WRITE,
   )
   async def _put(self, request: Request) -> Response:
-    name, library = request.path_params['name'], self._service.engine.library
+    name, library = request.path_params['name'], self.engine.library
     if not NAME.fullmatch(name):
       raise Failure(400, f'the name of a prompt has {NAMES}', param='name')
     self._check_change(request, name)
-    content = await self._service.body(request, self._service.limits.prompt_bytes)
-    before = await self._service.on_files(lambda: library.put(name, content))
-    about = await self._service.on_files(lambda: library.about(name))
+    content = await self.body(request, self.limits.prompt_bytes)
+    before = await self.on_files(lambda: library.put(name, content))
+    about = await self.on_files(lambda: library.about(name))
     self._audit(request, 'added' if before is None else 'replaced', name, before, about.sha256)
     card = self._card(request.state.grant, name, about)
     return json_answer(card, 201 if before is None else 200)
@@ -148,9 +144,9 @@ class PromptRoutes:
   async def _delete(self, request: Request) -> Response:
     name = request.path_params['name']
     self._check_change(request, name)
-    self._service.enter(request)
-    library = self._service.engine.library
-    before = await self._service.on_files(lambda: library.delete(name))
+    self.enter(request)
+    library = self.engine.library
+    before = await self.on_files(lambda: library.delete(name))
     self._audit(request, 'removed', name, before, None)
     return Response(status_code=204)
 

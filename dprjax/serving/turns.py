@@ -168,8 +168,8 @@ class FairPool:
         self._put(tenant, job)
     return job.future
 
-  def close(self, seconds: float | None = None) -> None:
-    """Drops waiting work and ends the threads after their slices, in at most ``seconds`` each."""
+  def close(self) -> None:
+    """Drops waiting work and ends the threads after their slices."""
     with self._changed:
       self._stopped = True
       for jobs in self._jobs.values():
@@ -177,7 +177,7 @@ class FairPool:
           job.future.cancel()
       self._changed.notify_all()
     for thread in self._threads:
-      thread.join(seconds)
+      thread.join()
 
   def _put(self, tenant: Tenant, job: SlicedJob) -> None:
     if job.future.done():

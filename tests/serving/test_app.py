@@ -639,7 +639,7 @@ def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
       assert client.post('/v1/embeddings', json=body).status_code == 200
     assert begun.result().status_code == 200 and begun.result().headers['connection'] == 'close'
     assert client.get('/readyz').status_code == 503
-  app.close()
+  app.engine.close()
 
 
 def wait_for(client, line):

@@ -60,7 +60,7 @@ def test_no_request_is_a_fault_of_the_server(small, tmp_path, caplog):
         case.validate_response(response, checks=checks)
 
       ask()
-  app.close()
+  app.engine.close()
   assert ('POST /v1/embeddings', 200) in seen and ('POST /v1/rerank', 200) in seen
   assert not [line for line in caplog.messages if 'a fault of dprjax' in line]
   assert threading.active_count() < 50
