@@ -159,14 +159,19 @@ def _command(args: Flags) -> NoReturn:
       lame_duck=network.lame_duck,
       root_path=network.root_path.rstrip('/'),
     )
-    # No collection looks at what stays, which takes a tenth of a second.
-    threading.Thread(target=lambda: app.ready.wait() and gc.freeze(), daemon=True).start()
+    threading.Thread(target=_freeze, args=(app.ready,), daemon=True).start()
     running.run(sockets=[listening])
   logger.info('ended')
   # An ordinary exit would wait for threads that read a hung disk, and crash while XLA compiles.
   for stream in (sys.stdout, sys.stderr):
     stream.flush()
   os._exit(130 if running.interrupted else 0)
+
+
+def _freeze(ready: threading.Event) -> None:
+  """Once the server is ready, no collection looks at what stays. That takes a tenth of a second."""
+  ready.wait()
+  gc.freeze()
 
 
 def is_loopback(host: str) -> bool:

@@ -9,12 +9,12 @@ returns at once, with as large a body, is refused before it is decoded, and wait
 Limits count only in this process: each of n servers behind a balancer allows them.
 """
 
+import contextlib
 import dataclasses
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
 
 from dprjax.serving.turns import Tenant, Work
 
@@ -77,47 +77,22 @@ class TooSoon(Busy):
   """A request returned at once after a refusal. Its answer is to wait for `AGAIN_S`."""
 
 
+@dataclasses.dataclass(eq=False)
 class Permit:
-  """An admitted request, until ``with`` ends.
+  """An admitted request.
 
   Attributes:
-    tenant: of the request.
+    tenant, limits: of the request.
+    size: bytes of its body.
     waiting: seconds of its waiting work.
+    tokens: those that it was counted with.
   """
 
-  def __init__(self, admission: 'Admission', tenant: Tenant, limits: TenantLimits, size: int):
-    self._admission, self.tenant, self._limits, self._size = admission, tenant, limits, size
-    self.waiting, self._counted = 0.0, 0.0
-
-  def __enter__(self) -> Self:
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    self._admission._leave(self)
-
-  def ask(self, work: Work) -> None:
-    """Asks for the device, by an estimate of the work.
-
-    Raises:
-      Busy: the request must be retried later.
-    """
-    self._admission._ask(self, work)
-    self._counted = work.tokens
-
-  def refuse(self) -> None:
-    """Lets no request of its tenant in for a moment that is as large."""
-    now = self._admission._clock()
-    self._admission._refused[self.tenant] = self._size, now + AGAIN_S, now + 1.0
-
-  def know(self, work: Work) -> None:
-    """Replaces the estimate."""
-    self._admission._wait_for(self, work.seconds)
-    self._admission._count(self.tenant, self._limits, work.tokens - self._counted)
-    self._counted = work.tokens
-
-  def spend(self, seconds: float) -> None:
-    """Records finished work."""
-    self._admission._wait_for(self, max(0.0, self.waiting - seconds))
+  tenant: Tenant
+  limits: TenantLimits
+  size: int
+  waiting: float = 0.0
+  tokens: float = 0.0
 
 
 class Admission:
@@ -155,8 +130,9 @@ class Admission:
     self._refused: dict[Tenant, tuple[int, float, float]] = {}  # size of one, until when, its end
     self._held = 0
 
-  def enter(self, tenant: Tenant, limits: TenantLimits, size: int = 0) -> Permit:
-    """Lets a request in.
+  @contextlib.contextmanager
+  def enter(self, tenant: Tenant, limits: TenantLimits, size: int = 0) -> Iterator[Permit]:
+    """Lets a request in, until ``with`` ends.
 
     Args:
       size: bytes of the body, which has arrived.
@@ -176,9 +152,18 @@ class Admission:
       now = self._clock()
       if size and size >= least and now < until:
         raise TooSoon(max(1.0, end - now), 'a request of this size was refused just now')
-      permit = Permit(self, tenant, limits, size)
+      permit = Permit(tenant, limits, size)
       self._active[tenant].add(permit)
-    return permit
+    try:
+      yield permit
+    finally:
+      self._wait_for(permit, 0.0)
+      with self._lock:
+        self._active[tenant].discard(permit)
+        if not self._active[tenant]:
+          del self._active[tenant]
+          self.waiting.pop(tenant, None)
+          self._room.pop(tenant, None)
 
   def hold(self, size: int) -> None:
     """Counts bytes of bodies and answers as kept, until `release`.
@@ -196,7 +181,12 @@ class Admission:
     with self._lock:
       self._held -= size
 
-  def _ask(self, permit: Permit, work: Work) -> None:
+  def ask(self, permit: Permit, work: Work) -> None:
+    """Asks for the device, by an estimate of the work.
+
+    Raises:
+      Busy: the request must be retried later.
+    """
     tenant, now = permit.tenant, self._clock()
     with self._lock:
       before = sum(min(one.waiting, work.seconds) for one in self._active[tenant])
@@ -205,10 +195,28 @@ class Admission:
       late = max(wait - self._wait, end - self._seconds)
       if late > 0 and end > work.seconds:
         later = self._send_back(tenant, min(late, end - work.seconds), end - wait, now)
-        self._refused[tenant] = permit._size, now + AGAIN_S, now + later
+        self._refused[tenant] = permit.size, now + AGAIN_S, now + later
         raise Busy(later, f'the answer would take {end:.0f} s')
-      self._take(tenant, permit._limits, {'tokens': work.tokens})
+      self._take(tenant, permit.limits, {'tokens': work.tokens})
+      permit.tokens = work.tokens
     self._wait_for(permit, work.seconds)
+
+  def know(self, permit: Permit, work: Work) -> None:
+    """Replaces the estimate."""
+    self._wait_for(permit, work.seconds)
+    if (most := permit.limits.tokens) is not None:
+      minute, more = self._minutes[permit.tenant.name, 'tokens'], work.tokens - permit.tokens
+      minute.take(most, more, self._clock())
+    permit.tokens = work.tokens
+
+  def spend(self, permit: Permit, seconds: float) -> None:
+    """Records finished work."""
+    self._wait_for(permit, max(0.0, permit.waiting - seconds))
+
+  def refuse(self, permit: Permit) -> None:
+    """Lets no request of its tenant in for a moment that is as large."""
+    now = self._clock()
+    self._refused[permit.tenant] = permit.size, now + AGAIN_S, now + 1.0
 
   def _take(self, tenant: Tenant, limits: TenantLimits, costs: dict[str, float]) -> None:
     """Takes all of the costs from the allowances of a minute, or nothing."""
@@ -244,22 +252,8 @@ class Admission:
     self._room[tenant] = min(room + own, most)
     return max(1.0, min(room, most) - now)
 
-  def _count(self, tenant: Tenant, limits: TenantLimits, tokens: float) -> None:
-    with self._lock:
-      if limits.tokens is not None:
-        self._minutes[tenant.name, 'tokens'].take(limits.tokens, tokens, self._clock())
-
   def _wait_for(self, permit: Permit, seconds: float) -> None:
     with self._lock:
       if seconds != permit.waiting:
         self.waiting[permit.tenant] += seconds - permit.waiting
         permit.waiting = seconds
-
-  def _leave(self, permit: Permit) -> None:
-    self._wait_for(permit, 0.0)
-    with self._lock:
-      self._active[permit.tenant].discard(permit)
-      if not self._active[permit.tenant]:
-        del self._active[permit.tenant]
-        self.waiting.pop(permit.tenant, None)
-        self._room.pop(permit.tenant, None)

@@ -142,8 +142,10 @@ class App(Dialects, PromptRoutes):
     """Waits for the engine, compiles the other shapes, and sets ``ready``."""
     try:
       self.engine.ready.result()
-      for part in (*self.indexes.values(), *self.rerankers.values()):
-        part.compile()
+      for index in self.indexes.values():
+        index.compile()
+      for reranker in self.rerankers.values():
+        reranker.compile()
     except Exception as error:  # /readyz says it
       self.failed = f'{type(error).__name__}: {error}'
       logger.error('the server cannot become ready: %s', self.failed.partition('\n')[0])
@@ -224,13 +226,11 @@ class App(Dialects, PromptRoutes):
     k = 10 if asked.k is None else asked.k
     if k > index.most:
       raise Failure(413, f'k is {k}; {index.most} at most', param='k')
-    engine, tenant, spent = self.engine, request.state.grant.tenant, request.state.permit.spend
     more = index.seconds(len(queries))
     tokens, vectors = await self.embed(request, wanted, queries, 'query', more)
-    index.check(tokens.version, engine)
-    steps = index.find(vectors)
-    top = await self.wait(request, engine.batcher.submit_steps(steps, tenant, spent))
-    found = await self.wait(request, engine.pool.submit(tenant, index.rank(top, queries, k)))
+    index.check(tokens.version, self.engine)
+    top = await self.on_device(request, index.find(vectors))
+    found = await self.on_threads(request, index.rank(top, queries, k))
     content = SearchResponse(
       model=asked.model,
       index=index.name,

@@ -129,9 +129,8 @@ class Dialects(Service):
       cut=asked.truncate != 'NONE',
     )
     tokens, vectors = await self.embed(request, wanted, asked.texts, 'texts')
-    by_form: Any = {
-      form: await answers.vectors_in(form, vectors) for form in asked.embedding_types or ('float',)
-    }
+    forms: list[Format] = asked.embedding_types or ['float']
+    by_form: Any = {form: await answers.vectors_in(form, vectors) for form in forms}
     meta = CohereMeta(CohereUnits(tokens.total))
     content = CohereEmbedResponse(request.state.id, by_form, meta)
     return json_answer(content, headers=self.headers(tokens))

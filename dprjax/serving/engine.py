@@ -26,10 +26,10 @@ from dprjax.encoding.text_encoder import config_sha256
 from dprjax.models import encoder_config, hub
 from dprjax.serving import turns
 from dprjax.serving.bank import AdapterChoice, Bank, Shapes
-from dprjax.serving.batcher import Batcher, QueuedText, Spent
+from dprjax.serving.batcher import Batcher, QueuedText
 from dprjax.serving.library import Library, Version
 from dprjax.serving.metrics import ServerMetrics
-from dprjax.serving.turns import NOBODY, Tenant, Work
+from dprjax.serving.turns import Work
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES
 
@@ -272,15 +272,9 @@ class Engine:
     each = [*lengths]
     return Work(float(sum(each)), sum(map(self.batcher.seconds, each)))
 
-  def queue(
-    self, tokens: Tokens, tenant: Tenant = NOBODY, spent: Spent = lambda seconds: None
-  ) -> concurrent.futures.Future:
-    """Queues tokenised texts; see ``Batcher.submit``."""
-    return self.batcher.submit(tokens.texts, tenant, spent)
-
   def submit(self, name: str, side: str, texts: Sequence[str]) -> concurrent.futures.Future:
-    """``tokenize`` and ``queue``."""
-    return self.queue(self.tokenize(name, side, texts))
+    """The vectors of texts; see `tokenize` and `Batcher.submit`."""
+    return self.batcher.submit(self.tokenize(name, side, texts).texts)
 
   def close(self) -> None:
     """Ends the threads after all queued texts."""

@@ -374,8 +374,8 @@ class Library:
         )
       tied = prompt.tied and side != SIDES[0]
       found[side] = found[SIDES[0]] if tied else [*prompt.adapters(side)]
-      if found[side][0] is not None:
-        self._check_slot(name, prompt.kind, found[side][0])
+      if (adapter := found[side][0]) is not None:
+        self._check_slot(name, prompt.kind, adapter)
     # Passages of a query-only prompt use the bare backbone and no slot.
     choices = {
       side: [

@@ -5,6 +5,7 @@
 
 import asyncio
 import concurrent.futures
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -15,10 +16,11 @@ from starlette.requests import Request
 from dprjax.serving.admission import AGAIN_S, Admission, TooSoon
 from dprjax.serving.answers import Failure
 from dprjax.serving.asked import Limits, Wanted, count_values, decode
+from dprjax.serving.batcher import QueuedText
 from dprjax.serving.engine import Engine, Tokens
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.library import UnknownPrompt
-from dprjax.serving.turns import Work
+from dprjax.serving.turns import Steps, Work
 
 _T = TypeVar('_T')
 _NUMBER = 16  # bytes of a number of a vector and of its text in the answer
@@ -65,18 +67,14 @@ class Service:
   def enter(self, request: Request, size: int = 0) -> None:
     """Admits the request until it is answered, and starts its time."""
     grant = request.state.grant
-    permit = self.admission.enter(grant.tenant, grant.limits, size)
+    entered = self.admission.enter(grant.tenant, grant.limits, size)
     request.state.until = time.monotonic() + self.limits.seconds
-    request.state.permit = request.state.stack.enter_context(permit)
+    request.state.permit = request.state.stack.enter_context(entered)
 
   def hold(self, request: Request, size: int) -> None:
     """Counts bytes that are kept until the request is answered."""
     self.admission.hold(size)
     request.state.stack.callback(self.admission.release, size)
-
-  def count_tokens(self, request: Request, tokens: float) -> None:
-    if tenant := request.state.grant.tenant.name:
-      self.engine.metrics.key_tokens.labels(tenant).inc(tokens)
 
   async def body(self, request: Request, most: int) -> bytes:
     """The body of a request, which enters with it, refused or not.
@@ -119,12 +117,11 @@ class Service:
       raise Failure(415, 'send JSON without compression')
     content = await self.body(request, self.limits.bytes)
     if len(content) > _LARGE:
-      steps = count_values(content)
-      counted = self.engine.pool.submit(request.state.grant.tenant, steps)
+      counted = await self.on_threads(request, count_values(content))
       try:
-        self.limits.check_values(await self.wait(request, counted))
+        self.limits.check_values(counted)
       except Failure:
-        request.state.permit.refuse()
+        self.admission.refuse(request.state.permit)
         raise
     return decode(content, kind)
 
@@ -149,6 +146,18 @@ class Service:
       left.cancel()
       asked.cancel()
 
+  async def on_threads(self, request: Request, steps: Steps) -> Any:
+    """The result of a job of the threads that tokenise."""
+    return await self.wait(request, self.engine.pool.submit(request.state.grant.tenant, steps))
+
+  async def on_device(self, request: Request, work: list[QueuedText] | Steps) -> Any:
+    """The vectors of texts, or the result of a job, by the device thread."""
+    batcher, tenant = self.engine.batcher, request.state.grant.tenant
+    spent = functools.partial(self.admission.spend, request.state.permit)
+    if isinstance(work, list):
+      return await self.wait(request, batcher.submit(work, tenant, spent))
+    return await self.wait(request, batcher.submit_steps(work, tenant, spent))
+
   async def embed(
     self,
     request: Request,
@@ -169,25 +178,25 @@ class Service:
     name, side = wanted.name, wanted.side
     self.check_sees(request, name)
     self.limits.check_texts(len(texts), param)
-    engine, tenant, permit = self.engine, request.state.grant.tenant, request.state.permit
-    tokens_asked, seconds = engine.estimate(name, side, texts)
-    permit.ask(Work(tokens_asked, seconds + more))
+    engine = self.engine
+    work = engine.estimate(name, side, texts)
+    self.admission.ask(request.state.permit, Work(work.tokens, work.seconds + more))
     whole = engine.backbone.config.vector_size
     self.hold(request, _NUMBER * whole * len(texts))
-    steps = engine.tokenize_steps(name, side, texts)
-    tokens: Tokens = await self.wait(request, engine.pool.submit(tenant, steps))
+    tokens: Tokens = await self.on_threads(request, engine.tokenize_steps(name, side, texts))
     request.state.model = name
-    _, seconds = engine.work(len(text.ids) for text in tokens.texts)
-    self._know(request, Work(tokens.total, seconds + more), param)
+    work = engine.work(len(text.ids) for text in tokens.texts)
+    self._know(request, Work(tokens.total, work.seconds + more), param)
     wanted.check(tokens, whole)
-    vectors = await self.wait(request, engine.queue(tokens, tenant, permit.spend))
+    vectors = await self.on_device(request, tokens.texts)
     return tokens, wanted.finish(tokens, vectors)
 
   def _know(self, request: Request, work: Work, param: str) -> None:
     """Replaces the estimate of the work. Raises Failure if it is too much for a request."""
-    request.state.permit.know(work)
+    self.admission.know(request.state.permit, work)
     self.limits.check_work(work, param)
-    self.count_tokens(request, work.tokens)
+    if tenant := request.state.grant.tenant.name:
+      self.engine.metrics.key_tokens.labels(tenant).inc(work.tokens)
 
   def headers(self, tokens: Tokens) -> dict[str, str]:
     """Headers about the model of an answer."""
@@ -225,14 +234,12 @@ class Service:
     """
     request.state.model = name
     self.limits.check_texts(len(texts), param)
-    engine, reranker = self.engine, self.rerankers[name]
-    tenant, permit = request.state.grant.tenant, request.state.permit
-    permit.ask(reranker.estimate(query, texts))
-    packed = await self.wait(request, engine.pool.submit(tenant, reranker.pack(query, texts)))
+    reranker = self.rerankers[name]
+    self.admission.ask(request.state.permit, reranker.estimate(query, texts))
+    packed = await self.on_threads(request, reranker.pack(query, texts))
     work = reranker.work(packed[1])
     self._know(request, work, param)
-    steps = reranker.logits(packed)
-    logits = await self.wait(request, engine.batcher.submit_steps(steps, tenant, permit.spend))
+    logits = await self.on_device(request, reranker.logits(packed))
     return np.argsort(-logits, kind='stable'), logits, int(work.tokens)
 
   async def on_files(self, work: Callable[[], _T]) -> _T:

@@ -24,7 +24,7 @@ from dprjax.serving.batcher import NotFinite
 from dprjax.serving.engine import Engine, ForeignIds, ServerOptions
 from dprjax.serving.indexes import ServedIndex
 from dprjax.serving.library import NameTaken, UnknownPrompt
-from dprjax.serving.turns import Tenant
+from dprjax.serving.turns import NOBODY, Tenant
 from tests.refusals import named_in, refused
 
 pytestmark = pytest.mark.xdist_group('serving')
@@ -77,6 +77,10 @@ def test_devices_share_the_backbone(small, folder, alone):
     expected = alone(name, 'query', 'json decodes')
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
   engine.close()
+
+
+def queue(engine, tokens, tenant=NOBODY):
+  return engine.batcher.submit(tokens.texts, tenant)
 
 
 def texts_of(rng, count):
@@ -240,7 +244,7 @@ def test_token_ids_are_taken_as_they_are(engine, small, alone):
   ids = small.tokenizer.encode(['http json'], 16)[0][0].tolist()
   tokens = engine.tokenize('untied', 'query', [ids])
   assert tokens.total == len(ids) and tokens.truncated == []
-  vector = engine.queue(tokens).result(60)[0]
+  vector = queue(engine, tokens).result(60)[0]
   np.testing.assert_allclose(vector, alone('untied', 'query', 'json')[0], rtol=0, atol=1e-5)
   cls, sep, pad = small.tokenizer.opening[0], small.tokenizer.closing[0], small.tokenizer.pad_id
   rows = [[cls, *[5] * count, sep] for count in (7, 8)]
@@ -307,11 +311,11 @@ def test_a_flood_of_one_tenant_does_not_hold_up_another(engine):
       time.sleep(0.001)
       done.append(f'slice {number}')
 
-  long = engine.queue(engine.tokenize('tied', 'query', ['json'] * 300), flood)
+  long = queue(engine, engine.tokenize('tied', 'query', ['json'] * 300), flood)
   sliced = engine.batcher.submit_steps(steps(300), flood)
-  one = engine.queue(engine.tokenize('cls', 'query', ['json']), quiet)
+  one = queue(engine, engine.tokenize('cls', 'query', ['json']), quiet)
   one.add_done_callback(lambda _: done.append('quiet'))
-  own = engine.queue(engine.tokenize('cls', 'query', ['json']), flood)  # a short one of its own
+  own = queue(engine, engine.tokenize('cls', 'query', ['json']), flood)  # a short one of its own
   own.add_done_callback(lambda _: done.append('own'))
   long.add_done_callback(lambda _: done.append('long'))
   assert one.result(60).shape == own.result(60).shape == (1, 16)
@@ -340,8 +344,8 @@ def batches_of(engine):
 def test_a_batch_takes_no_longer_than_a_slice_while_several_tenants_ask(engine, monkeypatch):
   before = batches_of(engine)
   monkeypatch.setattr(batcher, 'SLICE_S', 0.0)
-  flood = engine.queue(engine.tokenize('tied', 'query', ['json'] * 60), Tenant('flood'))
-  quiet = engine.queue(engine.tokenize('cls', 'query', ['json']), Tenant('quiet'))
+  flood = queue(engine, engine.tokenize('tied', 'query', ['json'] * 60), Tenant('flood'))
+  quiet = queue(engine, engine.tokenize('cls', 'query', ['json']), Tenant('quiet'))
   assert quiet.result(60).shape == (1, 16) and flood.result(60).shape == (60, 16)
   assert (batches_of(engine) - before)['1'] > 50  # else 15 batches of four rows
 
@@ -357,8 +361,8 @@ def test_a_tenant_with_little_work_shares_no_batch_with_a_flood(engine, monkeypa
     time.sleep(0.1)  # until both requests below are there
 
   engine.batcher.submit_steps(hold(), Tenant('flood'))
-  flood = engine.queue(engine.tokenize('tied', 'query', ['json'] * 7), Tenant('flood'))
-  quiet = engine.queue(engine.tokenize('cls', 'query', ['json']), Tenant('quiet'))
+  flood = queue(engine, engine.tokenize('tied', 'query', ['json'] * 7), Tenant('flood'))
+  quiet = queue(engine, engine.tokenize('cls', 'query', ['json']), Tenant('quiet'))
   assert quiet.result(60).shape == (1, 16) and flood.result(60).shape == (7, 16)
   assert batches_of(engine) - before == {'1': 1 + 3, '4': 1}  # eight rows: two batches of four
 
@@ -373,9 +377,9 @@ def test_the_next_batch_is_sent_before_the_vectors_of_the_last_one_are_given_out
   before = batches_of(engine)
   engine.batcher.submit_steps(hold())
   first, second = (engine.tokenize('tied', 'query', ['json'] * 4) for _ in range(2))
-  one = engine.queue(first)
+  one = queue(engine, first)
   one.add_done_callback(lambda _: sent.append((batches_of(engine) - before).total()))
-  two = engine.queue(second)
+  two = queue(engine, second)
   assert len(one.result(60)) == len(two.result(60)) == 4
   assert sent == [2]
 
