@@ -16,8 +16,6 @@ from starlette.responses import Response
 from dprjax.base.errors import InputError, trail
 from dprjax.serving import messages
 from dprjax.serving.admission import Busy
-from dprjax.serving.batcher import NotFinite
-from dprjax.serving.engine import ForeignIds
 from dprjax.serving.library import NameTaken, UnknownPrompt
 
 logger = logging.getLogger('dprjax')
@@ -96,20 +94,21 @@ def error_answer(
 
 def failed(error: Exception, path: str) -> Response:
   """The answer to a request that raised this."""
-  if isinstance(error, Failure):
-    return error.response
-  if isinstance(error, UnknownPrompt):
-    return error_answer(404, 'there is no such model or prompt', 'model', 'model_not_found')
-  if isinstance(error, NameTaken):
-    return error_answer(409, 'the backbone or a retriever has this name; choose another', 'name')
-  if isinstance(error, Busy):
-    wait = {'retry-after': str(math.ceil(error.seconds))}
-    return error_answer(429, str(error), code='rate_limit_exceeded', headers=wait)
-  if isinstance(error, InputError | NotFinite):
-    return error_answer(422, str(error), 'input' if isinstance(error, ForeignIds) else None)
-  if isinstance(error, OSError):
-    logger.error('%s: %s', path, error)
-    return error_answer(503, f'the server files: {error.strerror or "they cannot be used"}')
+  match error:
+    case Failure():
+      return error.response
+    case UnknownPrompt():
+      return error_answer(404, 'there is no such model or prompt', 'model', 'model_not_found')
+    case NameTaken():
+      return error_answer(409, 'the backbone or a retriever has this name; choose another', 'name')
+    case Busy():
+      wait = {'retry-after': str(math.ceil(error.seconds))}
+      return error_answer(429, str(error), code='rate_limit_exceeded', headers=wait)
+    case InputError():
+      return error_answer(422, str(error))
+    case OSError():
+      logger.error('%s: %s', path, error)
+      return error_answer(503, f'the server files: {error.strerror or "they cannot be used"}')
   # The message of an error may repeat the request.
   logger.error('a fault of dprjax in %s: %s', path, trail(error))
   return error_answer(500, 'a fault of the server')

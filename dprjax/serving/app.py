@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -38,13 +39,6 @@ _Handler = Callable[[Request], Awaitable[Response]]
 THIS_MACHINE = ('localhost', '*.localhost', '127.0.0.1', '[::1]')
 _LEFT = 499  # the status of nginx for a client that left
 _FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
-_EXPOSED = (
-  'retry-after',
-  'x-request-id',
-  'x-dprjax-backbone-sha256',
-  'x-dprjax-prompt-sha256',
-  'x-dprjax-truncated',
-)
 
 
 class App(Dialects, PromptRoutes):
@@ -101,7 +95,7 @@ class App(Dialects, PromptRoutes):
         Route('/openapi.json', self._openapi),
         *(self._route(operation, handler) for operation, handler in served.items()),
       ],
-      exception_handlers={404: _no_such_path, 405: _no_such_method},
+      exception_handlers={HTTPException: _no_route},
     )
     self._routes.router.redirect_slashes = False
     self._outer: Any = self._routes
@@ -111,7 +105,7 @@ class App(Dialects, PromptRoutes):
         allow_origins=origins,
         allow_methods=('GET', 'POST', 'PUT', 'DELETE'),
         allow_headers=('*',),  # clients send custom headers
-        expose_headers=_EXPOSED,
+        expose_headers=('*',),
       )
 
   async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
@@ -130,7 +124,8 @@ class App(Dialects, PromptRoutes):
         message['headers'] = [*message.get('headers', ()), *own]
       await send(message)
 
-    with tracing.of_request(id), contextlib.ExitStack() as stack:
+    tracing.current.set(id)  # each request has a context of its own
+    with contextlib.ExitStack() as stack:
       scope['state']['stack'] = stack  # closed when the answer is sent
       await self._outer(scope, receive, tell)
 
@@ -195,7 +190,8 @@ class App(Dialects, PromptRoutes):
       'tenant': state.grant.tenant.name,
       'client': request.client.host if request.client else '',
     }
-    tracing.log_request(f'{label} {status} {1000 * seconds:.1f} ms {state.model}', fields)
+    line = f'{label} {status} {1000 * seconds:.1f} ms {state.model}'
+    logger.info(line, extra={tracing.FIELDS: fields})
 
   def _grant(self, request: Request, role: str) -> Grant:
     if self._keys is None:
@@ -222,7 +218,7 @@ class App(Dialects, PromptRoutes):
     wanted = Wanted(name, side)
     queries = [asked.query] if isinstance(asked.query, str) else asked.query
     self.check_sees(request, name)
-    index = await self.on_files(lambda: self._choose_index(request, name, asked.index))
+    index = await asyncio.to_thread(self._choose_index, request, name, asked.index)
     k = 10 if asked.k is None else asked.k
     if k > index.most:
       raise Failure(413, f'k is {k}; {index.most} at most', param='k')
@@ -269,7 +265,9 @@ class App(Dialects, PromptRoutes):
     reason = 'draining' if self._draining else 'failed' if self.failed else 'compiling'
     if self.ready.is_set() and not self._draining:
       try:
-        found = await asyncio.wait_for(self.on_files(self.engine.library.folder.is_dir), _FOLDER_S)
+        found = await asyncio.wait_for(
+          asyncio.to_thread(self.engine.library.folder.is_dir), _FOLDER_S
+        )
       except (OSError, TimeoutError):
         found = False
       if found:
@@ -279,7 +277,7 @@ class App(Dialects, PromptRoutes):
 
   @serves('GET', '/metrics', 'Counts and times, for Prometheus', str, role=keys.METRICS)
   async def _metrics(self, request: Request) -> Response:
-    content = await self.on_files(self.engine.metrics.text)
+    content = await asyncio.to_thread(self.engine.metrics.text)
     return Response(content, media_type='text/plain; version=0.0.4; charset=utf-8')
 
   async def _openapi(self, request: Request) -> Response:
@@ -298,12 +296,7 @@ def _shows(made: tuple[bytes, dict[str, str]]) -> _Handler:
   return show
 
 
-async def _no_such_path(request: Request, error: Exception) -> Response:
-  return answers.error_answer(404, 'there is no such path; see /openapi.json')
-
-
-async def _no_such_method(request: Request, error: Exception) -> Response:
-  headers = getattr(error, 'headers', None)
+async def _no_route(request: Request, error: Any) -> Response:
   return answers.error_answer(
-    405, 'this path does not take this method; see /openapi.json', headers=headers
+    error.status_code, f'{error.detail}; see /openapi.json', headers=error.headers
   )

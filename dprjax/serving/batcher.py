@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from dprjax.base.errors import InputError
 from dprjax.base.programs import Programs
 from dprjax.encoding.embedder import rows_within
 from dprjax.serving.bank import AdapterChoice, Bank
@@ -49,15 +50,6 @@ logger = logging.getLogger('dprjax')
 
 _LONGEST_NAP_S = 0.2  # between checks for clients that left
 _SHARED_S = 10.0  # for so long after a change of turns, several tenants ask
-
-
-class NotFinite(Exception):
-  """A vector has NaN or infinity."""
-
-  def __init__(self, row: int):
-    super().__init__(
-      f'the vector of text {row} is not finite: its prompt overflows in the arithmetic'
-    )
 
 
 class QueuedText(NamedTuple):
@@ -511,7 +503,14 @@ class Batcher:
       job.spent(spent)
       if job.left == 0:
         bad = np.flatnonzero(~np.isfinite(job.vectors).all(axis=1))
-        settle(job.future, NotFinite(int(bad[0])) if bad.size else None, job.vectors)
+        error = (
+          InputError(
+            f'the vector of text {bad[0]} is not finite: its prompt overflows in the arithmetic'
+          )
+          if bad.size
+          else None
+        )
+        settle(job.future, error, job.vectors)
 
   def _end_turn(self, now: float) -> None:
     """The next batch begins now, if texts wait."""

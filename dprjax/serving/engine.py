@@ -70,10 +70,6 @@ class ServerOptions:
   dtype: str = 'auto'
 
 
-class ForeignIds(InputError):
-  """Token ids that the backbone tokenizer never gives."""
-
-
 class Tokens(NamedTuple):
   """The tokenised texts of a request.
 
@@ -206,8 +202,8 @@ class Engine:
       texts: at least one; or token ids with special ones, which are not changed.
 
     Raises:
-      UnknownPrompt, InputError: as ``Library.get``; or ids under a prompt that chooses topics.
-      ForeignIds: ids that are no tokens, or without the special tokens.
+      UnknownPrompt, InputError: as ``Library.get``; or ids that are no tokens, lack the special
+        tokens, or ask a prompt that chooses topics.
     """
     return turns.finish(self.tokenize_steps(name, side, texts))
 
@@ -288,7 +284,7 @@ class Engine:
     inside = {*opening, *closing, self.tokenizer.pad_id}.intersection(text)
     known = all(0 <= one < self.tokenizer.vocab_size for one in ids)
     if not known or inside or tuple(ids) != opening + text + closing:
-      raise ForeignIds(
+      raise InputError(
         f'input: number {number} is not the token ids of a text, {list(opening)} before it and '
         f'{list(closing)} after it, without padding; {_HINT}'
       )

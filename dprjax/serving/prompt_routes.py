@@ -1,17 +1,16 @@
 """Routes of prompts and models: lists, files, changes."""
 
+import asyncio
 import logging
 import time
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dprjax.base.errors import InputError
 from dprjax.serving import keys
 from dprjax.serving.answers import Failure, json_answer
-from dprjax.serving.asked import split
 from dprjax.serving.keys import Grant
-from dprjax.serving.library import NAME, NAMES, Version
+from dprjax.serving.library import NAME, NAMES, UnknownPrompt, Version
 from dprjax.serving.messages import ModelCard, ModelList, PromptCard, PromptList, serves
 from dprjax.serving.service import Service
 from dprjax.text.vector_spec import SIDES
@@ -54,40 +53,33 @@ class PromptRoutes(Service):
       refused=about.refused,
     )
 
+  async def _model_cards(self, request: Request) -> list[ModelCard]:
+    library = self.engine.library
+    models = [(library.name, library.bare)]
+    models += [one for one in await asyncio.to_thread(library.listing) if not one[1].refused]
+    return [
+      ModelCard(id=id_, created=int(version.modified or _STARTED))
+      for name, version in models
+      if request.state.grant.may_use('prompts', name)
+      for id_ in ([f'{name}:{side}' for side in SIDES] if version.two_sided else [name])
+    ]
+
   @serves('GET', '/v1/models', 'The backbone and the prompts', ModelList)
   async def _models(self, request: Request) -> Response:
-    library = self.engine.library
-    found = await self.on_files(library.listing)
-    may_use = request.state.grant.may_use
-    models = [(library.name, library.bare.two_sided, _STARTED)]
-    models += [
-      (name, about.two_sided, int(about.modified)) for name, about in found if not about.refused
-    ]
-    cards = [
-      ModelCard(id=id_, created=created)
-      for name, two_sided, created in models
-      if may_use('prompts', name)
-      for id_ in ([f'{name}:{side}' for side in SIDES] if two_sided else [name])
-    ]
-    return json_answer(ModelList(data=cards))
+    return json_answer(ModelList(data=await self._model_cards(request)))
 
   @serves('GET', '/v1/models/{name:path}', 'One of them', ModelCard)
   async def _model(self, request: Request) -> Response:
     asked = request.path_params['name']
-    name, *_ = split(asked, 'passage')
-    library = self.engine.library
-    self.check_sees(request, name)
-    if name == library.name:
-      return json_answer(ModelCard(id=asked, created=_STARTED))
-    about = await self.on_files(lambda: library.about(name))
-    if about.refused:
-      raise InputError(about.refused)
-    return json_answer(ModelCard(id=asked, created=int(about.modified)))
+    for card in await self._model_cards(request):
+      if card.id == asked:
+        return json_answer(card)
+    raise UnknownPrompt(asked)
 
   @serves('GET', '/v1/prompts', 'The prompts and their metadata', PromptList)
   async def _prompts(self, request: Request) -> Response:
     engine = self.engine
-    found = await self.on_files(engine.library.listing)
+    found = await asyncio.to_thread(engine.library.listing)
     grant = request.state.grant
     may_use = grant.may_use
     return json_answer(
@@ -111,11 +103,11 @@ class PromptRoutes(Service):
   async def _prompt(self, request: Request) -> Response:
     name, library = request.path_params['name'], self.engine.library
     self.check_sees(request, name)
-    about = await self.on_files(lambda: library.about(name))
+    about = await asyncio.to_thread(library.about, name)
     if request.headers.get('accept', '') == _OCTETS:
       self.enter(request)
       self.hold(request, about.nbytes)
-      content = await self.on_files(lambda: library.content(name))
+      content = await asyncio.to_thread(library.content, name)
       return Response(content, media_type=_OCTETS)
     return json_answer(self._card(request.state.grant, name, about))
 
@@ -134,8 +126,8 @@ class PromptRoutes(Service):
       raise Failure(400, f'the name of a prompt has {NAMES}', param='name')
     self._check_change(request, name)
     content = await self.body(request, self.limits.prompt_bytes)
-    before = await self.on_files(lambda: library.put(name, content))
-    about = await self.on_files(lambda: library.about(name))
+    before = await asyncio.to_thread(library.put, name, content)
+    about = await asyncio.to_thread(library.about, name)
     self._audit(request, 'added' if before is None else 'replaced', name, before, about.sha256)
     card = self._card(request.state.grant, name, about)
     return json_answer(card, 201 if before is None else 200)
@@ -146,7 +138,7 @@ class PromptRoutes(Service):
     self._check_change(request, name)
     self.enter(request)
     library = self.engine.library
-    before = await self.on_files(lambda: library.delete(name))
+    before = await asyncio.to_thread(library.delete, name)
     self._audit(request, 'removed', name, before, None)
     return Response(status_code=204)
 

@@ -7,7 +7,7 @@ import asyncio
 import concurrent.futures
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,7 +38,6 @@ class Service:
     indexes, rerankers: by name.
     limits: of a request.
     admission: of requests.
-    files: threads that wait for files.
   """
 
   def __init__(
@@ -57,7 +56,6 @@ class Service:
     )
     self.indexes = {index.name: index for index in indexes}
     self.rerankers = {reranker.name: reranker for reranker in rerankers}
-    self.files = concurrent.futures.ThreadPoolExecutor(2, 'files')
 
   def check_sees(self, request: Request, name: str) -> None:
     """Raises UnknownPrompt if the key does not see a prompt of this name."""
@@ -95,9 +93,8 @@ class Service:
     return bytes(content)
 
   async def _receive(self, request: Request, content: bytearray, most: int) -> None:
-    declared = request.headers.get('content-length', '')
     too_large = f'the body is larger than {most:,} bytes'
-    if declared.isdecimal() and (len(declared) > 17 or int(declared) > most):
+    if int(request.headers.get('content-length', 0)) > most:
       raise Failure(413, too_large)
     try:
       async with asyncio.timeout(self.limits.seconds):
@@ -241,6 +238,3 @@ class Service:
     self._know(request, work, param)
     logits = await self.on_device(request, reranker.logits(packed))
     return np.argsort(-logits, kind='stable'), logits, int(work.tokens)
-
-  async def on_files(self, work: Callable[[], _T]) -> _T:
-    return await asyncio.get_running_loop().run_in_executor(self.files, work)

@@ -20,8 +20,7 @@ from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact
 from dprjax.serving import batcher
 from dprjax.serving.bank import Shapes
-from dprjax.serving.batcher import NotFinite
-from dprjax.serving.engine import Engine, ForeignIds, ServerOptions
+from dprjax.serving.engine import Engine, ServerOptions
 from dprjax.serving.indexes import ServedIndex
 from dprjax.serving.library import NameTaken, UnknownPrompt
 from dprjax.serving.turns import NOBODY, Tenant
@@ -126,7 +125,7 @@ def test_a_prompt_that_overflows_harms_no_other_row(engine, small, folder, alone
   for _ in range(3):
     bad = engine.submit('huge', 'query', texts)
     good = {name: engine.submit(name, 'query', texts) for name in (*PROMPTS, 'model')}
-    with refused('text 0', error=NotFinite):
+    with refused('text 0'):
       bad.result(60)
     for name, future in good.items():
       np.testing.assert_allclose(future.result(60), alone(name, 'query', *texts), rtol=0, atol=1e-5)
@@ -259,7 +258,7 @@ def test_token_ids_are_taken_as_they_are(engine, small, alone):
     *([5, 6, 7], [cls, 5], [5, sep], [sep, 5, cls]),  # of another tokenizer
     *([cls, 5, sep, pad], [cls, 5, sep, 5, sep], [cls, cls, sep], [cls, pad, 5, sep]),
   ):
-    with refused('input', 'number 1', 'check_embedding_ctx_length=False', error=ForeignIds):
+    with refused('input', 'number 1', 'check_embedding_ctx_length=False'):
       engine.tokenize('tied', 'query', [rows[0], wrong])
 
 

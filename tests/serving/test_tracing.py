@@ -1,5 +1,6 @@
 """Lines of the log."""
 
+import contextvars
 import hashlib
 import json
 import logging
@@ -30,9 +31,11 @@ def line_of(formatter, message, fields=None):
 def test_lines_of_the_log():
   text, lines = tracing.TextLines(), tracing.JsonLines()
   assert line_of(text, 'ready') == 'ready'
-  with tracing.of_request('r1'):
-    assert line_of(text, 'ready') == 'ready (request r1)'
-    found = line_of(lines, 'two\nlines "quoted" http://user:pw@host', {'status': 200})
+  context = contextvars.copy_context()
+  context.run(tracing.current.set, 'r1')
+  assert context.run(line_of, text, 'ready') == 'ready (request r1)'
+  message = 'two\nlines "quoted" http://user:pw@host'
+  found = context.run(line_of, lines, message, {'status': 200})
   assert '\n' not in found
   found = json.loads(found)
   assert found.pop('time').endswith('+00:00') and 'pw' not in found['message']
