@@ -224,7 +224,8 @@ def _make_app(args: Flags) -> Any:
     from dprjax.encoding import embedder
     from dprjax.serving import indexes, keys, tracing
     from dprjax.serving.app import THIS_MACHINE, App, Limits
-    from dprjax.serving.engine import Engine, ServerOptions
+    from dprjax.serving.engine import Engine
+    from dprjax.serving.options import ServerOptions
   except ImportError as error:
     raise InputError(f"{error}: pip install 'dprjax[serve]'") from error
   tracing.set_lines(args.watch.log)
@@ -243,14 +244,14 @@ def _make_app(args: Flags) -> Any:
     for name, folder in args.reranker.items()
   ]
   assert args.backbone and args.prompts  # see `_whole`
-  engine = Engine.load(
+  engine = Engine(
     args.backbone,
     args.prompts,
     name=args.name,
     options=ServerOptions(
       rows=batches.rows,
       lengths=batches.lengths,
-      budget=batches.batch_tokens,
+      budget=batches.batch_tokens or 0,
       deadline=batches.deadline / 1000,
       slots=batches.slots,
       prompt_length=batches.prompt_length,

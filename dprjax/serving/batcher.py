@@ -39,9 +39,11 @@ from dprjax.serving.turns import (
   NOBODY,
   SLICE_S,
   SlicedJob,
+  Spent,
   Steps,
   Tenant,
   Turns,
+  ignore,
   learn,
   settle,
 )
@@ -59,9 +61,6 @@ class QueuedText(NamedTuple):
   choice: AdapterChoice
 
 
-Spent = Callable[[float], None]  # called with the seconds of finished work
-
-
 @dataclasses.dataclass(eq=False)
 class _Job:
   future: concurrent.futures.Future
@@ -77,15 +76,6 @@ class _Row(NamedTuple):
   text: QueuedText
   job: _Job
   number: int  # in the job
-
-
-@dataclasses.dataclass(eq=False)
-class _Sliced:
-  """A job in slices, with its bookkeeping."""
-
-  job: SlicedJob
-  tenant: Tenant
-  spent: Spent
 
 
 class _Flight(NamedTuple):
@@ -180,32 +170,29 @@ class Batcher:
     self,
     bank: Bank,
     hidden: int,
-    *,
-    deadline: float,
     ahead: int,
     metrics: ServerMetrics,
-    programs: Programs | None = None,
+    programs: Programs | None,
   ):
     """Starts the device thread, which compiles first (see `ready`).
 
     Args:
       bank: used by that thread only.
       hidden: H.
-      deadline: seconds that a text waits for others.
       ahead: batches that may be in flight.
       metrics: counts and times.
       programs: see `Bank.compile`.
     """
     self._programs = programs
-    self._bank, self._hidden, self._deadline = bank, hidden, deadline
+    self._bank, self._options, self._hidden = bank, bank.options, hidden
     self._ahead, self._metrics = ahead, metrics
     self._changed = threading.Condition()
     self._turns = Turns()
     self._waiting: dict[Tenant, _Waiting] = {}
-    self._counts = dict.fromkeys(bank.shapes.lengths, 0)  # of all tenants
+    self._counts = dict.fromkeys(bank.options.lengths, 0)  # of all tenants
     self._queued = 0
     self._wanted: collections.Counter[Hashable] = collections.Counter()
-    self.costs = dict.fromkeys(bank.shapes.lengths, 0.0)
+    self.costs = dict.fromkeys(bank.options.lengths, 0.0)
     self._idle_from = 0.0  # when the last batch was done
     self._went_on = False  # whether texts waited then
     self._served: Tenant | None = None  # the tenant of the last turn
@@ -217,7 +204,7 @@ class Batcher:
     self._thread.start()
 
   def submit(
-    self, texts: Sequence[QueuedText], tenant: Tenant = NOBODY, spent: Spent = lambda seconds: None
+    self, texts: Sequence[QueuedText], tenant: Tenant = NOBODY, spent: Spent = ignore
   ) -> concurrent.futures.Future:
     """Queues the texts of a request; the result of the future is float32 ``[n, H]``.
 
@@ -237,7 +224,7 @@ class Batcher:
       waiting = self._join(tenant)
       rank = waiting.now
       for number, text in enumerate(texts):
-        length = self._bank.shapes.bucket(len(text.ids))
+        length = self._options.bucket(len(text.ids))
         waiting.rows[length].push(rank, _Row(text, job, number))
         rank += self.costs[length]
         self._counts[length] += 1
@@ -248,7 +235,7 @@ class Batcher:
     return future
 
   def submit_steps(
-    self, steps: Steps, tenant: Tenant = NOBODY, spent: Spent = lambda seconds: None
+    self, steps: Steps, tenant: Tenant = NOBODY, spent: Spent = ignore
   ) -> concurrent.futures.Future:
     """Queues a job in slices, which the device thread does between batches.
 
@@ -256,7 +243,7 @@ class Batcher:
       steps: yields the seconds that each slice will take.
       tenant, spent: as for `submit`.
     """
-    job = SlicedJob(steps)
+    job = SlicedJob(steps, tenant, spent)
     with self._changed:
       if self._stopped:
         job.future.cancel()
@@ -264,13 +251,13 @@ class Batcher:
         return job.future
       job.future.add_done_callback(self._note_end)
       waiting = self._join(tenant)
-      waiting.sliced.push(waiting.now, _Sliced(job, tenant, spent))
+      waiting.sliced.push(waiting.now, job)
       self._changed.notify()
     return job.future
 
   def seconds(self, tokens: float) -> float:
     """The time of a text of so many tokens; 0.0 until ``ready``."""
-    return self.costs[self._bank.shapes.bucket(min(int(tokens), self._bank.shapes.lengths[-1]))]
+    return self.costs[self._options.bucket(min(int(tokens), self._options.lengths[-1]))]
 
   def close(self) -> None:
     """Ends the thread after all queued work."""
@@ -281,7 +268,7 @@ class Batcher:
 
   def _join(self, tenant: Tenant) -> _Waiting:
     self._turns.join(tenant)
-    return self._waiting.setdefault(tenant, _Waiting(self._bank.shapes.lengths))
+    return self._waiting.setdefault(tenant, _Waiting(self._options.lengths))
 
   def _leave(self, tenant: Tenant) -> None:
     """Forgets a tenant without work."""
@@ -302,7 +289,7 @@ class Batcher:
     while True:
       free = not flights
       work = self._next(free, wait=free and landed is None, room=len(flights) < self._ahead)
-      sliced, (rows, length) = (work, ([], 0)) if isinstance(work, _Sliced) else (None, work)
+      sliced, (rows, length) = (work, ([], 0)) if isinstance(work, SlicedJob) else (None, work)
       if rows:
         flights += self._send(rows, length)
       if landed is not None:
@@ -317,17 +304,17 @@ class Batcher:
 
   def _measure(self) -> None:
     """Learns the costs: from one row, then from as many as fit into a slice."""
-    shapes = self._bank.shapes
-    for length in shapes.lengths:
-      rows, seconds = shapes.rows[0], 0.0
+    options = self._options
+    for length in options.lengths:
+      rows, seconds = options.rows[0], 0.0
       for _ in range(2):
         began = time.monotonic()
         np.asarray(self._bank.run([], [], [], rows, length))
         seconds = (time.monotonic() - began) / rows
-        rows = shapes.most_rows(length, rows_within(SLICE_S, seconds, shapes.rows[-1]))
+        rows = options.most_rows(length, rows_within(SLICE_S, seconds, options.rows[-1]))
       self.costs[length] = seconds
 
-  def _next(self, free: bool, wait: bool, room: bool) -> _Sliced | tuple[list[_Row], int]:
+  def _next(self, free: bool, wait: bool, room: bool) -> SlicedJob | tuple[list[_Row], int]:
     """A slice, or rows of a closed batch and its padded length.
 
     Args:
@@ -353,10 +340,10 @@ class Batcher:
         if length is None:
           if not free:
             return [], 0
-          sliced: _Sliced = waiting.pop(waiting.sliced)
-          self._turns.pay(tenant, sliced.job.cost)
+          sliced: SlicedJob = waiting.pop(waiting.sliced)
+          self._turns.pay(tenant, sliced.cost)
           return sliced  # the tenant leaves after the slice, if that was all
-        left = waiting.rows[length].first.job.arrived + self._deadline - time.monotonic()
+        left = waiting.rows[length].first.job.arrived + self._options.deadline - time.monotonic()
         if (
           self._is_full(length)
           or sum(one.seconds(self.costs) for one in self._waiting.values()) > SLICE_S
@@ -371,10 +358,10 @@ class Batcher:
     return self._counts[length] >= self._most_rows(length)
 
   def _most_rows(self, length: int) -> int:
-    shapes, most = self._bank.shapes, self._bank.shapes.rows[-1]
+    options, most = self._options, self._options.rows[-1]
     if time.monotonic() < self._shared_until:
       most = rows_within(SLICE_S, self.costs[length], most)
-    return shapes.most_rows(length, most)
+    return options.most_rows(length, most)
 
   def _take(self, first: Tenant, length: int) -> list[_Row]:
     """Rows of a batch, tenants in turn.
@@ -387,7 +374,7 @@ class Batcher:
     few = {tenant for tenant, one in self._waiting.items() if one.seconds(self.costs) <= SLICE_S}
     sharing = few if first in few else {*self._waiting}
     number = sum(len(self._waiting[tenant].rows[length]) for tenant in sharing)
-    count = self._bank.shapes.choose_rows(number, self._most_rows(length))
+    count = self._options.choose_rows(number, self._most_rows(length))
     rows: list[_Row] = []
     fitting = {tenant: self._waiting[tenant].fitting(length) for tenant in sharing}
     fitting = {tenant: longest for tenant, longest in fitting.items() if longest is not None}
@@ -420,7 +407,7 @@ class Batcher:
     for tenant, waiting in list(self._waiting.items()):
       for heap in waiting.rows.values():
         heap.keep(keeps)
-      waiting.sliced.keep(lambda sliced: not sliced.job.future.done())
+      waiting.sliced.keep(lambda sliced: not sliced.future.done())
       self._leave(tenant)
     self._metrics.dropped.inc(gone)
 
@@ -434,23 +421,23 @@ class Batcher:
     self._wanted[key] -= 1
     if not self._wanted[key]:
       del self._wanted[key]
-    self._counts[self._bank.shapes.bucket(len(row.text.ids))] -= 1
+    self._counts[self._options.bucket(len(row.text.ids))] -= 1
     self._queued -= 1
     self._metrics.queued.set(self._queued)
 
-  def _slice(self, sliced: _Sliced) -> None:
+  def _slice(self, job: SlicedJob) -> None:
     """Does a slice, and queues the rest."""
-    job, cost = sliced.job, sliced.job.cost
-    began = time.monotonic()
+    began, cost = time.monotonic(), job.cost
     job.advance()
-    self._metrics.stage_seconds.labels('slice').observe(time.monotonic() - began)
-    self._end_turn(time.monotonic())
-    sliced.spent(cost)
+    now = time.monotonic()
+    self._metrics.stage_seconds.labels('slice').observe(now - began)
+    self._end_turn(now)
+    job.spent(cost)
     with self._changed:
-      waiting = self._waiting[sliced.tenant]
+      waiting = self._waiting[job.tenant]
       if not job.future.done():
-        waiting.sliced.push(waiting.now + cost, sliced)
-      self._leave(sliced.tenant)
+        waiting.sliced.push(waiting.now + cost, job)
+      self._leave(job.tenant)
 
   def _send(self, rows: list[_Row], length: int) -> list[_Flight]:
     """Starts a batch; none if it fails, along with its requests."""
@@ -459,7 +446,7 @@ class Batcher:
       if not job.begun:
         job.begun = True
         metrics.stage_seconds.labels('queue').observe(sent - job.arrived)
-    count = next(n for n in self._bank.shapes.rows if n >= len(rows))
+    count = next(n for n in self._options.rows if n >= len(rows))
     try:
       choices = [row.text.choice for row in rows]
       slots = self._bank.assign(choices, self._wanted)

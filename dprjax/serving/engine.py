@@ -2,7 +2,7 @@
 
 tokeniser threads -> bounded queue -> one device thread (`batcher`) -> futures; tenants in turn
 
-engine = Engine.load('backbone', 'prompts')
+engine = Engine('backbone', 'prompts')
 engine.ready.result()
 engine.submit('qa', 'query', ['a question']).result()     # float32 [1, H]
 """
@@ -11,7 +11,7 @@ import concurrent.futures
 import dataclasses
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -25,10 +25,11 @@ from dprjax.encoding import embedder
 from dprjax.encoding.text_encoder import config_sha256
 from dprjax.models import encoder_config, hub
 from dprjax.serving import turns
-from dprjax.serving.bank import AdapterChoice, Bank, Shapes
+from dprjax.serving.bank import AdapterChoice, Bank
 from dprjax.serving.batcher import Batcher, QueuedText
 from dprjax.serving.library import Library, Version
 from dprjax.serving.metrics import ServerMetrics
+from dprjax.serving.options import ServerOptions
 from dprjax.serving.turns import Work
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES
@@ -37,37 +38,11 @@ Ids = Sequence[int]
 _BUDGET = 8192  # padded tokens of a batch
 _CORE_TOKENS = 512  # of it, for each core of a CPU (docs/performance.md)
 _TOPIC_CHARACTERS = 100_000
+_DEFAULTS = ServerOptions()
 _HINT = (
   'send texts, or ids of its own tokenizer (LangChain sends those of another one: '
   'OpenAIEmbeddings(check_embedding_ctx_length=False) sends texts)'
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerOptions:
-  """Sizes of batches and of the bank.
-
-  Attributes:
-    rows, lengths: row counts and padded lengths of batches; lengths are limited by the positions of
-      the backbone.
-    budget: padded tokens of a batch; None: 8,192, on CPUs 512 for each core.
-    deadline: seconds that a text waits for others.
-    slots: prompts on the device, and one slot for none.
-    prompt_length: vectors of a slot.
-    host_bytes: memory of the host for prompts.
-    threads: for tokenising.
-    dtype: of the arithmetic, as for ``Encoder``.
-  """
-
-  rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-  lengths: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
-  budget: int | None = None
-  deadline: float = 0.003
-  slots: int = 256
-  prompt_length: int = 32
-  host_bytes: int = 2 << 30
-  threads: int = 2
-  dtype: str = 'auto'
 
 
 class Tokens(NamedTuple):
@@ -103,74 +78,14 @@ class Engine:
 
   def __init__(
     self,
-    backbone: hub.Backbone,
-    tokenizer: tokenizing.Tokenizer,
-    prompts: PathLike,
-    name: str,
-    options: ServerOptions = ServerOptions(),
-    mesh: Mesh | None = None,
-    programs: Programs | None = None,
-  ):
-    """See ``load``."""
-    room = backbone.config.max_tokens
-    lengths = tuple(sorted({min(length, room) for length in options.lengths}))
-    if mesh is None:
-      arithmetic = encoder_config.arithmetic(options.dtype, 'dtype')
-      mesh = embedder.server_mesh(embedder.local_parts(arithmetic, backbone.params))
-    platform = mesh.devices.flat[0].platform
-    # The prompt of each row takes as much of the caches as its tokens.
-    tokens = _CORE_TOKENS * machine.cores() if platform == 'cpu' else _BUDGET
-    self.options = options = dataclasses.replace(
-      options,
-      rows=tuple(sorted(set(options.rows))),
-      lengths=lengths,
-      budget=tokens if options.budget is None else options.budget,
-    )
-    self.backbone, self.tokenizer, self.metrics = backbone, tokenizer, ServerMetrics()
-    self.config_sha256 = config_sha256(backbone.config)
-    self.library = Library(
-      prompts,
-      backbone,
-      tokenizer,
-      name=name,
-      most_vectors=options.prompt_length,
-      most_tokens=lengths[-1],
-      host_bytes=options.host_bytes,
-      metrics=self.metrics,
-    )
-    self.bank = Bank(
-      backbone.config,
-      backbone.params,
-      slots=options.slots,
-      rows=self.library.rows,
-      shapes=Shapes(options.rows, lengths, options.budget or _BUDGET),
-      pad_id=tokenizer.pad_id,
-      metrics=self.metrics,
-      mesh=mesh,
-      dtype=options.dtype,
-    )
-    self.batcher = Batcher(
-      self.bank,
-      backbone.config.vector_size,
-      deadline=options.deadline,
-      ahead=1 if platform == 'cpu' else 2,
-      metrics=self.metrics,
-      programs=programs,
-    )
-    self.ready = self.batcher.ready
-    self.pool = turns.FairPool(options.threads, 'tokenise')
-
-  @classmethod
-  def load(
-    cls,
     backbone: PathLike,
     prompts: PathLike,
     *,
     name: str | None = None,
-    options: ServerOptions = ServerOptions(),
+    options: ServerOptions = _DEFAULTS,
     mesh: Mesh | None = None,
     programs: Programs | None = None,
-  ) -> Self:
+  ):
     """Loads a backbone; compilation goes on in the background, see ``ready``.
 
     Args:
@@ -183,16 +98,45 @@ class Engine:
       programs: compiled for an earlier process; on one device.
 
     Raises:
-      InputError: unreadable files, two encoders, or an option out of range.
+      InputError: unreadable files, two encoders, or too few slots.
     """
     folder = epath.Path(hub.package_path(str(backbone)))
     if all((folder / side / 'config.json').exists() for side in SIDES):
       raise InputError(f'{backbone} has two encoders; a server takes one backbone')
-    loaded = hub.load_backbone(backbone, on_disk=True)
-    tokenizer = tokenizing.load_tokenizer(loaded.path)
-    hub.check_vocabulary(loaded, tokenizer.vocab_size, loaded.path)
+    self.backbone = loaded = hub.load_backbone(backbone, on_disk=True)
+    self.tokenizer = tokenizing.load_tokenizer(loaded.path)
+    hub.check_vocabulary(loaded, self.tokenizer.vocab_size, loaded.path)
+    self.config_sha256 = config_sha256(loaded.config)
+    if mesh is None:
+      arithmetic = encoder_config.arithmetic(options.dtype, 'dtype')
+      mesh = embedder.server_mesh(embedder.local_parts(arithmetic, loaded.params))
+    on_cpu = mesh.devices.flat[0].platform == 'cpu'
+    self.options = dataclasses.replace(
+      options,
+      rows=tuple(sorted({*options.rows})),
+      lengths=tuple(sorted({min(length, loaded.config.max_tokens) for length in options.lengths})),
+      # The prompt of each row takes as much of the caches as its tokens.
+      budget=options.budget or (_CORE_TOKENS * machine.cores() if on_cpu else _BUDGET),
+    )
+    self.metrics = ServerMetrics()
     name = name or str(backbone).rstrip('/').rpartition('/')[2].removeprefix('package:')
-    return cls(loaded, tokenizer, prompts, name, options, mesh, programs)
+    self.library = Library(
+      prompts, loaded, self.tokenizer, name=name, options=self.options, metrics=self.metrics
+    )
+    self.bank = Bank(
+      loaded.config,
+      loaded.params,
+      options=self.options,
+      rows=self.library.rows,
+      pad_id=self.tokenizer.pad_id,
+      metrics=self.metrics,
+      mesh=mesh,
+    )
+    self.batcher = Batcher(
+      self.bank, loaded.config.vector_size, 1 if on_cpu else 2, self.metrics, programs
+    )
+    self.ready = self.batcher.ready
+    self.pool = turns.FairPool(options.threads, 'tokenise')
 
   def tokenize(self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]) -> Tokens:
     """Tokenises texts under the settings of a prompt.

@@ -34,6 +34,7 @@ from dprjax.models.adapter import Adapter, Kind
 from dprjax.retrieval import folder as folders
 from dprjax.serving.bank import AdapterChoice
 from dprjax.serving.metrics import ServerMetrics
+from dprjax.serving.options import ServerOptions
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
 
@@ -114,9 +115,7 @@ class Library:
     tokenizer: tokenizing.Tokenizer,
     *,
     name: str,
-    most_vectors: int,
-    most_tokens: int,
-    host_bytes: int,
+    options: ServerOptions,
     metrics: ServerMetrics,
   ):
     """Reads every file once, and lists those that cannot be served.
@@ -124,8 +123,8 @@ class Library:
     Args:
       folder: made if missing.
       name: of the bare backbone; no prompt can have it.
-      most_vectors: P of a slot for prefixes; also the size of the other kinds.
-      host_bytes: memory for vectors; the last one read always stays.
+      options: ``prompt_length`` is P of a slot for prefixes, and the size of the other kinds; the
+        last prompt read stays, also if it is larger than ``host_bytes``.
       metrics: counts loads and evictions.
 
     Raises:
@@ -137,13 +136,13 @@ class Library:
     # A relative path may look like a name of a hub.
     self.folder, self.name = epath.Path(os.path.abspath(folder)), name
     self._backbone, self._tokenizer = backbone, tokenizer
-    self._most_tokens, self._host_bytes, self._metrics = most_tokens, host_bytes, metrics
+    self._options, self._most_tokens, self._metrics = options, options.lengths[-1], metrics
     self._lock = threading.RLock()
     self._kept: collections.OrderedDict[str, tuple[_Identity, Version]] = collections.OrderedDict()
     self._about: dict[str, tuple[_Identity, Version]] = {}  # without vectors
     self._told: set[str] = set()  # why files are not served
     self._bytes = 0
-    spec = backbone.spec.at_most(most_tokens)
+    spec = backbone.spec.at_most(self._most_tokens)
     for side in SIDES:
       self._check_room(f'backbone {name}', spec, side)
     bare = AdapterChoice(None, None, spec)
@@ -162,7 +161,7 @@ class Library:
         if os.stat(path).st_mtime < time.time() - _LEFT_S:
           path.unlink()
     rows = (
-      kind.row(backbone.config, most_vectors)
+      kind.row(backbone.config, options.prompt_length)
       for kind in adapters.every().values()
       if kind.row is not None
     )
@@ -429,7 +428,7 @@ class Library:
       self._kept[version.name] = identity, version
       self._bytes += version.nbytes
       self._metrics.loads.labels('host').inc()
-      while self._bytes > self._host_bytes and len(self._kept) > 1:
+      while self._bytes > self._options.host_bytes and len(self._kept) > 1:
         _, (_, oldest) = self._kept.popitem(last=False)
         self._bytes -= oldest.nbytes
         self._metrics.evictions.labels('host').inc()

@@ -24,9 +24,10 @@ from dprjax import encode
 from dprjax.retrieval.reranker import CrossEncoder
 from dprjax.serving import admission, service
 from dprjax.serving.app import THIS_MACHINE, App, Limits
-from dprjax.serving.engine import Engine, ServerOptions
+from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import Keys
+from dprjax.serving.options import ServerOptions
 from tests.refusals import refused
 from tests.serving.conftest import running
 
@@ -485,7 +486,7 @@ def test_pages_of_given_origins(engine):
 
 def test_a_backbone_with_a_slash_in_its_name(small, folder):
   options = ServerOptions(rows=(1,), lengths=(16,), slots=4, prompt_length=4)
-  engine = Engine.load(small.path, folder, name='an-org/model-1', options=options)
+  engine = Engine(small.path, folder, name='an-org/model-1', options=options)
   with running(App(engine)) as at, openai.OpenAI(base_url=f'{at}/v1', api_key='none') as ai:
     assert ai.models.retrieve('an-org/model-1').id == 'an-org/model-1'
     answer = ai.embeddings.create(model='an-org/model-1:query', input='json')
@@ -493,7 +494,7 @@ def test_a_backbone_with_a_slash_in_its_name(small, folder):
   engine.close()
   for name in ('/x', 'x/', 'a//b', '../x', 'a/.b', 'a:b'):
     with refused('--name'):
-      Engine.load(small.path, folder, name=name, options=options)
+      Engine(small.path, folder, name=name, options=options)
 
 
 def test_health_and_metrics(client, ask):
@@ -611,7 +612,7 @@ def test_behind_a_proxy_that_takes_a_path_away(engine):
 def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
   # Alone, a text waits for a minute.
   options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60)
-  engine = Engine.load(small.path, folder, options=options)
+  engine = Engine(small.path, folder, options=options)
   app = App(engine, limits=Limits(seconds=1))
   body = {'model': 'qa', 'input': 'json'}
   with running(app) as address, httpx.Client(base_url=address, timeout=60) as client:

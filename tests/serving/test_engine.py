@@ -19,10 +19,10 @@ from dprjax.encoding import embedder, folders
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact
 from dprjax.serving import batcher
-from dprjax.serving.bank import Shapes
-from dprjax.serving.engine import Engine, ServerOptions
+from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedIndex
 from dprjax.serving.library import NameTaken, UnknownPrompt
+from dprjax.serving.options import ServerOptions
 from dprjax.serving.turns import NOBODY, Tenant
 from tests.refusals import named_in, refused
 
@@ -57,7 +57,7 @@ def alone(small, folder):
 
 @pytest.fixture(scope='module')
 def engine(small, folder):
-  engine = Engine.load(small.path, folder, options=OPTIONS)
+  engine = Engine(small.path, folder, options=OPTIONS)
   engine.ready.result(60)
   yield engine
   engine.close()
@@ -66,7 +66,7 @@ def engine(small, folder):
 @pytest.mark.slow
 def test_devices_share_the_backbone(small, folder, alone):
   options = ServerOptions(rows=(1,), lengths=(16,), slots=2, prompt_length=5)
-  engine = Engine.load(small.path, folder, options=options, mesh=embedder.server_mesh(2))
+  engine = Engine(small.path, folder, options=options, mesh=embedder.server_mesh(2))
   engine.ready.result(60)
   params = engine.bank._params
   for leaf in (params['layers']['mlp']['up']['kernel'], params['embeddings']['word']['embedding']):
@@ -278,7 +278,7 @@ def test_a_file_is_served_or_told(small, tmp_path, caplog):
   (folder / 'notes.txt').write_text('none of these')
   (folder / '.qa.npz.01234567.tmp').write_text('an upload')
   with caplog.at_level(logging.WARNING, 'dprjax'):
-    engine = Engine.load(small.path, folder, name='base', options=OPTIONS)
+    engine = Engine(small.path, folder, name='base', options=OPTIONS)
   listed = dict(engine.library.listing())
   found = {name for name, about in listed.items() if not about.refused}
   assert found == {*served} and listed.keys() - found == {*refused, '\\udcff'}
@@ -470,7 +470,7 @@ def test_a_folder_that_is_gone_is_no_unknown_prompt(engine, folder, monkeypatch)
 @pytest.mark.slow
 def test_a_cancelled_text_leaves_the_queue_and_the_last_ones_are_answered(small, folder):
   options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60)
-  engine = Engine.load(small.path, folder, options=options)
+  engine = Engine(small.path, folder, options=options)
   engine.ready.result(60)
   waiting = engine.submit('tied', 'query', ['json'])
   assert waiting.cancel()
@@ -486,7 +486,7 @@ def test_a_cancelled_text_leaves_the_queue_and_the_last_ones_are_answered(small,
 @pytest.mark.slow
 def test_prompts_beyond_the_memory_of_the_host_are_read_again(small, folder):
   options = ServerOptions(rows=(1,), lengths=(48,), slots=2, host_bytes=1)
-  engine = Engine.load(small.path, folder, options=options)
+  engine = Engine(small.path, folder, options=options)
   first = {name: engine.submit(name, 'query', ['json']).result(60) for name in PROMPTS}
   again = {name: engine.submit(name, 'query', ['json']).result(60) for name in PROMPTS}
   for name in PROMPTS:
@@ -497,19 +497,27 @@ def test_prompts_beyond_the_memory_of_the_host_are_read_again(small, folder):
 
 def test_options_that_do_not_fit(small, folder, tmp_path):
   with refused('--slots=4'):
-    Engine.load(small.path, folder, options=ServerOptions(rows=(4,), lengths=(48,), slots=4))
+    Engine(small.path, folder, options=ServerOptions(rows=(4,), lengths=(48,), slots=4))
   with refused('--name=a:b'):
-    Engine.load(small.path, folder, name='a:b')
+    Engine(small.path, folder, name='a:b')
   (tmp_path / 'file').write_text('x')
   with refused('--prompts', 'file'):
-    Engine.load(small.path, tmp_path / 'file', options=OPTIONS)
+    Engine(small.path, tmp_path / 'file', options=OPTIONS)
   with refused('query_max_length'):
-    Engine.load(small.path, tmp_path / 'new', options=ServerOptions(lengths=(2,)))
+    Engine(small.path, tmp_path / 'new', options=ServerOptions(lengths=(2,)))
 
 
 def test_the_rows_of_a_batch():
-  shapes = Shapes((1, 4, 16, 64), (32, 256), 4096)
-  assert list(shapes) == [(1, 32), (1, 256), (4, 32), (4, 256), (16, 32), (16, 256), (64, 32)]
+  shapes = ServerOptions((1, 4, 16, 64), (32, 256), 4096)
+  assert list(shapes.shapes()) == [
+    (1, 32),
+    (1, 256),
+    (4, 32),
+    (4, 256),
+    (16, 32),
+    (16, 256),
+    (64, 32),
+  ]
   waiting = (1, 2, 3, 4, 13, 14, 16, 32, 55, 56, 64, 999)
   rows = [shapes.choose_rows(count, 64) for count in waiting]
   assert rows == [1, 1, 1, 4, 4, 16, 16, 16, 16, 64, 64, 64]
@@ -526,7 +534,7 @@ def test_programs_of_an_earlier_process_give_the_same_vectors(small, tmp_path):
   found = []
   for _ in range(2):
     store = Programs(tmp_path / 'programs')
-    engine = Engine.load(small.path, tmp_path / 'prompts', options=options, programs=store)
+    engine = Engine(small.path, tmp_path / 'prompts', options=options, programs=store)
     engine.ready.result()
     found.append(engine.submit('qa', 'query', ['json', 'an http server']).result())
     engine.close()
