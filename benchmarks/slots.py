@@ -77,7 +77,7 @@ def of_server(
 
   def call(count: int, length: int) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(
-      bank.run([rows[length]] * count, [no_prompt] * count, [0] * count, count, length)
+      bank.run([rows[length]] * count, [no_prompt] * count, count, length)
     )
 
   return {

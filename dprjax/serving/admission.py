@@ -165,20 +165,19 @@ class Admission:
           self.waiting.pop(tenant, None)
           self._room.pop(tenant, None)
 
-  def hold(self, size: int) -> None:
-    """Counts bytes of bodies and answers as kept, until `release`.
+  @contextlib.contextmanager
+  def hold(self, size: int) -> Iterator[None]:
+    """Counts bytes of bodies and answers as kept, until ``with`` ends.
 
     Raises:
       Busy: there would be too many.
     """
-    with self._lock:
-      if self._held + size > self._bytes:
-        raise Busy(1.0, f'requests and answers of {self._held >> 20} MB are being sent')
-      self._held += size
-
-  def release(self, size: int) -> None:
-    """Counts bytes as no longer kept."""
-    with self._lock:
+    if self._held + size > self._bytes:
+      raise Busy(1.0, f'requests and answers of {self._held >> 20} MB are being sent')
+    self._held += size
+    try:
+      yield
+    finally:
       self._held -= size
 
   def ask(self, permit: Permit, work: Work) -> None:

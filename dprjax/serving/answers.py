@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import dataclasses
 import logging
 import math
 from collections.abc import Callable
@@ -24,20 +25,23 @@ _JSON = 'application/json'
 _ROWS = 64  # items of a part of an answer
 
 
+@dataclasses.dataclass(eq=False)
 class Failure(Exception):
-  """An answer that is an error."""
+  """An answer that is an error, in the OpenAI form."""
 
-  def __init__(
-    self,
-    status: int,
-    message: str,
-    *,
-    param: str | None = None,
-    code: str | None = None,
-    headers: dict[str, str] | None = None,
-  ):
-    super().__init__(message)
-    self.response = error_answer(status, message, param, code, headers)
+  status: int
+  message: str
+  param: str | None = None
+  code: str | None = None
+  headers: dict[str, str] | None = None
+
+  @property
+  def response(self) -> Response:
+    kind = 'server_error' if self.status >= 500 else 'invalid_request_error'
+    if self.status == 429:
+      kind = 'rate_limit_error'
+    detail = messages.ErrorDetail(self.message, kind, self.param, self.code)
+    return json_answer(messages.ErrorResponse(detail), self.status, self.headers)
 
 
 def json_answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -76,42 +80,26 @@ def written(vectors: Float[np.ndarray, 'n H'], form: messages.Format) -> Any:
   return packed if form == 'ubinary' else (packed.astype(np.int16) - 128).astype(np.int8)
 
 
-def error_answer(
-  status: int,
-  message: str,
-  param: str | None = None,
-  code: str | None = None,
-  headers: dict[str, str] | None = None,
-) -> Response:
-  """An error in the OpenAI form."""
-  kind = 'server_error' if status >= 500 else 'invalid_request_error'
-  if status == 429:
-    kind = 'rate_limit_error'
-  message = message.encode(errors='backslashreplace').decode()  # half of a surrogate pair
-  detail = messages.ErrorDetail(message, kind, param, code)
-  return json_answer(messages.ErrorResponse(detail), status, headers)
-
-
-def failed(error: Exception, path: str) -> Response:
+def failed(error: Exception, path: str) -> Failure:
   """The answer to a request that raised this."""
   match error:
     case Failure():
-      return error.response
+      return error
     case UnknownPrompt():
-      return error_answer(404, 'there is no such model or prompt', 'model', 'model_not_found')
+      return Failure(404, 'there is no such model or prompt', 'model', 'model_not_found')
     case NameTaken():
-      return error_answer(409, 'the backbone or a retriever has this name; choose another', 'name')
+      return Failure(409, 'the backbone or a retriever has this name; choose another', 'name')
     case Busy():
       wait = {'retry-after': str(math.ceil(error.seconds))}
-      return error_answer(429, str(error), code='rate_limit_exceeded', headers=wait)
+      return Failure(429, str(error), code='rate_limit_exceeded', headers=wait)
     case InputError():
-      return error_answer(422, str(error))
+      return Failure(422, str(error))
     case OSError():
       logger.error('%s: %s', path, error)
-      return error_answer(503, f'the server files: {error.strerror or "they cannot be used"}')
+      return Failure(503, f'the server files: {error.strerror or "they cannot be used"}')
   # The message of an error may repeat the request.
   logger.error('a fault of dprjax in %s: %s', path, trail(error))
-  return error_answer(500, 'a fault of the server')
+  return Failure(500, 'a fault of the server')
 
 
 def encode(content: Any) -> bytes:

@@ -169,7 +169,7 @@ class App(Dialects, PromptRoutes):
       except (Left, ClientDisconnect):
         response = Response(status_code=_LEFT)
       except Exception as error:  # a fault of one request must not end the server
-        response = answers.failed(error, path)
+        response = answers.failed(error, path).response
       seconds = time.monotonic() - started
       model, tenant = request.state.model, request.state.grant.tenant.name
       metrics.count_request(label, model, response.status_code, tenant)
@@ -297,6 +297,5 @@ def _shows(made: tuple[bytes, dict[str, str]]) -> _Handler:
 
 
 async def _no_route(request: Request, error: Any) -> Response:
-  return answers.error_answer(
-    error.status_code, f'{error.detail}; see /openapi.json', headers=error.headers
-  )
+  message = f'{error.detail}; see /openapi.json'
+  return Failure(error.status_code, message, headers=error.headers).response

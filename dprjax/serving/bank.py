@@ -142,56 +142,34 @@ class Bank:
       self._programs[rows, length] = program
       # The first run may still allocate and load. A CPU does neither for a program that is loaded.
       if not loaded or device.platform != 'cpu' or len(self._programs) == 1:
-        np.asarray(self.run([], [], [], rows, length))
-
-  def assign(self, choices: Sequence[AdapterChoice], wanted: Mapping[Hashable, int]) -> list[int]:
-    """The slots of the adapters of one batch; missing ones are written.
-
-    The least recently used are evicted first: those without queued texts before the others, and
-    never one of this batch.
-
-    Args:
-      wanted: the number of queued texts by key.
-    """
-    needed = {choice.key for choice in choices}
-    slots = []
-    for choice in choices:
-      if choice.key is None:
-        slots.append(0)
-        continue
-      slot = self._slot_of.get(choice.key)
-      if slot is None:
-        slot = self._free.pop() if self._free else self._evict(needed, wanted)
-        self._fill(slot, choice)
-        self._slot_of[choice.key] = slot
-        self._metrics.loads.labels('device').inc()
-      self._slot_of.move_to_end(choice.key)
-      slots.append(slot)
-    self._metrics.resident.labels('device').set(len(self._slot_of))
-    return slots
+        np.asarray(self.run([], [], rows, length))
 
   def run(
     self,
     rows: Sequence[Int[np.ndarray, ' T']],
     choices: Sequence[AdapterChoice],
-    slots: Sequence[int],
     count: int,
     length: int,
   ) -> Float[Array, 'B H']:
     """Starts a batch and returns its vectors before they are computed.
 
+    Missing adapters are written into slots. The least recently used are evicted, but none of this
+    batch.
+
     Args:
       rows: token ids, at most ``count`` rows of at most ``length``.
-      choices, slots: of the rows, as `assign` gave them last.
+      choices: of the rows.
       count, length: a shape of the options.
     """
     tokens = np.full((count, length), self._pad_id, np.int32)
     numbers = np.zeros((count, ROWS + len(self._kinds)), np.int32)
-    for i, (ids, choice, slot) in enumerate(zip(rows, choices, slots, strict=True)):
+    needed = {one.key for one in choices}
+    for i, (ids, choice) in enumerate(zip(rows, choices, strict=True)):
       tokens[i, : len(ids)] = ids
       way = self._ways.index(VectorSpec(choice.spec.pooling, choice.spec.normalize))
       numbers[i, :ROWS] = len(ids), way
       if choice.adapter is not None:
+        slot = self._slot(choice, needed)
         numbers[i, ROWS + self._kinds.index(type(choice.adapter))] = slot
     program = self._programs[count, length]
     return program(self._params, self._banks, *jax.device_put((tokens, numbers), self._everywhere))
@@ -212,16 +190,23 @@ class Bank:
       options=self._encoder_options,
     )
 
-  def _fill(self, slot: int, choice: AdapterChoice) -> None:
-    assert choice.adapter is not None
-    kind = self._kinds.index(type(choice.adapter))
-    row = pad(choice.adapter.row(), self._rows[kind])
-    self._banks[kind] = self._writes[kind](
-      self._banks[kind], *jax.device_put((row, np.int32(slot)), self._everywhere)
-    )
-
-  def _evict(self, needed: set[Hashable | None], wanted: Mapping[Hashable, int]) -> int:
-    free = (key for key in self._slot_of if key not in needed and not wanted.get(key))
-    key = next(free, None) or next(key for key in self._slot_of if key not in needed)
-    self._metrics.evictions.labels('device').inc()
-    return self._slot_of.pop(key)
+  def _slot(self, choice: AdapterChoice, needed: set[Hashable | None]) -> int:
+    """The slot of an adapter; it may not take that of one that is needed."""
+    slot = self._slot_of.get(choice.key)
+    if slot is None:
+      if self._free:
+        slot = self._free.pop()
+      else:
+        slot = self._slot_of.pop(next(key for key in self._slot_of if key not in needed))
+        self._metrics.evictions.labels('device').inc()
+      assert choice.adapter is not None
+      kind = self._kinds.index(type(choice.adapter))
+      row = pad(choice.adapter.row(), self._rows[kind])
+      self._banks[kind] = self._writes[kind](
+        self._banks[kind], *jax.device_put((row, np.int32(slot)), self._everywhere)
+      )
+      self._slot_of[choice.key] = slot
+      self._metrics.loads.labels('device').inc()
+      self._metrics.resident.labels('device').set(len(self._slot_of))
+    self._slot_of.move_to_end(choice.key)
+    return slot

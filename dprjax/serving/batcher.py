@@ -24,7 +24,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,31 +89,24 @@ class _Heap:
   """Items by rising rank; equal ranks in the order they came."""
 
   def __init__(self) -> None:
-    self._items: list[tuple[float, int, Any]] = []
+    self.items: list[tuple[float, int, Any]] = []
     self._numbers = itertools.count()
 
   def __len__(self) -> int:
-    return len(self._items)
+    return len(self.items)
 
   def push(self, rank: float, item: Any) -> None:
-    heapq.heappush(self._items, (rank, next(self._numbers), item))
-
-  def pop(self) -> Any:
-    return heapq.heappop(self._items)[2]
+    heapq.heappush(self.items, (rank, next(self._numbers), item))
 
   @property
   def rank(self) -> float:
     """The rank of the first item."""
-    return self._items[0][0]
-
-  @property
-  def first(self) -> Any:
-    return self._items[0][2]
+    return self.items[0][0]
 
   def keep(self, keeps: Callable[[Any], bool]) -> None:
     """Removes the other items."""
-    self._items = [item for item in self._items if keeps(item[2])]
-    heapq.heapify(self._items)
+    self.items = [item for item in self.items if keeps(item[2])]
+    heapq.heapify(self.items)
 
 
 class _Waiting:
@@ -151,7 +144,7 @@ class _Waiting:
     """Takes the first item of one of its heaps."""
     # Short texts that fill a batch may have a higher rank than work that waits.
     self.now = max(self.now, min(one.rank for one in (*self.rows.values(), self.sliced) if one))
-    return heap.pop()
+    return heapq.heappop(heap.items)[2]
 
   def fitting(self, length: int) -> int | None:
     """The longest padded length with texts, up to ``length``."""
@@ -191,7 +184,6 @@ class Batcher:
     self._waiting: dict[Tenant, _Waiting] = {}
     self._counts = dict.fromkeys(bank.options.lengths, 0)  # of all tenants
     self._queued = 0
-    self._wanted: collections.Counter[Hashable] = collections.Counter()
     self.costs = dict.fromkeys(bank.options.lengths, 0.0)
     self._idle_from = 0.0  # when the last batch was done
     self._went_on = False  # whether texts waited then
@@ -228,7 +220,6 @@ class Batcher:
         waiting.rows[length].push(rank, _Row(text, job, number))
         rank += self.costs[length]
         self._counts[length] += 1
-        self._wanted[text.choice.key] += 1
       self._queued += len(texts)
       self._metrics.queued.set(self._queued)
       self._changed.notify()
@@ -309,7 +300,7 @@ class Batcher:
       rows, seconds = options.rows[0], 0.0
       for _ in range(2):
         began = time.monotonic()
-        np.asarray(self._bank.run([], [], [], rows, length))
+        np.asarray(self._bank.run([], [], rows, length))
         seconds = (time.monotonic() - began) / rows
         rows = options.most_rows(length, rows_within(SLICE_S, seconds, options.rows[-1]))
       self.costs[length] = seconds
@@ -343,7 +334,8 @@ class Batcher:
           sliced: SlicedJob = waiting.pop(waiting.sliced)
           self._turns.pay(tenant, sliced.cost)
           return sliced  # the tenant leaves after the slice, if that was all
-        left = waiting.rows[length].first.job.arrived + self._options.deadline - time.monotonic()
+        first: _Row = waiting.rows[length].items[0][2]
+        left = first.job.arrived + self._options.deadline - time.monotonic()
         if (
           self._is_full(length)
           or sum(one.seconds(self.costs) for one in self._waiting.values()) > SLICE_S
@@ -417,10 +409,6 @@ class Batcher:
 
   def _release(self, row: _Row) -> None:
     """Counts a row that leaves its queue."""
-    key = row.text.choice.key
-    self._wanted[key] -= 1
-    if not self._wanted[key]:
-      del self._wanted[key]
     self._counts[self._options.bucket(len(row.text.ids))] -= 1
     self._queued -= 1
     self._metrics.queued.set(self._queued)
@@ -449,8 +437,7 @@ class Batcher:
     count = next(n for n in self._options.rows if n >= len(rows))
     try:
       choices = [row.text.choice for row in rows]
-      slots = self._bank.assign(choices, self._wanted)
-      vectors = self._bank.run([row.text.ids for row in rows], choices, slots, count, length)
+      vectors = self._bank.run([row.text.ids for row in rows], choices, count, length)
     except Exception as error:  # requests fail, the thread goes on
       self._fail(rows, error)
       return []

@@ -71,8 +71,7 @@ class Service:
 
   def hold(self, request: Request, size: int) -> None:
     """Counts bytes that are kept until the request is answered."""
-    self.admission.hold(size)
-    request.state.stack.callback(self.admission.release, size)
+    request.state.stack.enter_context(self.admission.hold(size))
 
   async def body(self, request: Request, most: int) -> bytes:
     """The body of a request, which enters with it, refused or not.

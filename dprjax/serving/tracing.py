@@ -49,7 +49,7 @@ class JsonLines(logging.Formatter):
     if id := current.get():
       line['request_id'] = id
     line |= getattr(record, FIELDS, {})
-    return json.dumps(line, default=str)
+    return json.dumps(line)
 
 
 def set_lines(form: str) -> None:

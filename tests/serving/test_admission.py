@@ -122,8 +122,7 @@ def test_requests_and_bytes_of_all(clock):
   door = admission(clock, requests=1)
   with entered(door, ONE):
     assert busy(door, TWO) == 1.0
-  door.hold(900)
-  with pytest.raises(Busy):
-    door.hold(101)
-  door.release(900)
-  door.hold(1000)
+  with door.hold(900), pytest.raises(Busy), door.hold(101):
+    pass
+  with door.hold(1000):
+    pass
