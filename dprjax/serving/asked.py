@@ -124,10 +124,8 @@ def decode(content: bytes, kind: type[_T]) -> _T:
     return msgspec.json.decode(content, type=kind)
   except msgspec.ValidationError as error:
     raise Failure(400, str(error), param=_field(str(error))) from error
-  except (msgspec.DecodeError, UnicodeDecodeError) as error:
+  except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
     raise Failure(400, f'the body is not JSON, or a text is not Unicode: {error}') from error
-  except RecursionError as error:
-    raise Failure(400, 'the body is too deep') from error
 
 
 def count_values(content: bytes) -> Steps:

@@ -24,7 +24,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,13 +69,16 @@ class _Job:
   left: int
   arrived: float
   spent: Spent
-  begun: bool = False
 
 
 class _Row(NamedTuple):
   text: QueuedText
   job: _Job
   number: int  # in the job
+
+  @property
+  def future(self) -> concurrent.futures.Future:
+    return self.job.future
 
 
 class _Flight(NamedTuple):
@@ -103,9 +106,9 @@ class _Heap:
     """The rank of the first item."""
     return self.items[0][0]
 
-  def keep(self, keeps: Callable[[Any], bool]) -> None:
-    """Removes the other items."""
-    self.items = [item for item in self.items if keeps(item[2])]
+  def clean(self) -> None:
+    """Removes items whose future is done."""
+    self.items = [item for item in self.items if not item[2].future.done()]
     heapq.heapify(self.items)
 
 
@@ -179,11 +182,10 @@ class Batcher:
     self._programs = programs
     self._bank, self._options, self._hidden = bank, bank.options, hidden
     self._ahead, self._metrics = ahead, metrics
+    metrics.queued.set_function(lambda: self._number(*bank.options.lengths))
     self._changed = threading.Condition()
     self._turns = Turns()
     self._waiting: dict[Tenant, _Waiting] = {}
-    self._counts = dict.fromkeys(bank.options.lengths, 0)  # of all tenants
-    self._queued = 0
     self.costs = dict.fromkeys(bank.options.lengths, 0.0)
     self._idle_from = 0.0  # when the last batch was done
     self._went_on = False  # whether texts waited then
@@ -219,9 +221,6 @@ class Batcher:
         length = self._options.bucket(len(text.ids))
         waiting.rows[length].push(rank, _Row(text, job, number))
         rank += self.costs[length]
-        self._counts[length] += 1
-      self._queued += len(texts)
-      self._metrics.queued.set(self._queued)
       self._changed.notify()
     return future
 
@@ -337,7 +336,7 @@ class Batcher:
         first: _Row = waiting.rows[length].items[0][2]
         left = first.job.arrived + self._options.deadline - time.monotonic()
         if (
-          self._is_full(length)
+          self._number(length) >= self._most_rows(length)
           or sum(one.seconds(self.costs) for one in self._waiting.values()) > SLICE_S
           or (free and (left <= 0 or self._stopped))
         ):
@@ -346,8 +345,10 @@ class Batcher:
           return [], 0
         self._changed.wait(min(left, _LONGEST_NAP_S))
 
-  def _is_full(self, length: int) -> bool:
-    return self._counts[length] >= self._most_rows(length)
+  def _number(self, *lengths: int) -> int:
+    """The number of waiting texts of these padded lengths."""
+    waiting = [*self._waiting.values()]  # a copy, as other threads ask
+    return sum(len(one.rows[length]) for one in waiting for length in lengths)
 
   def _most_rows(self, length: int) -> int:
     options, most = self._options, self._options.rows[-1]
@@ -375,7 +376,6 @@ class Batcher:
       assert longest is not None
       row: _Row = waiting.pop(waiting.rows[longest])
       self._turns.pay(tenant, self.costs[longest])
-      self._release(row)
       if (longest := waiting.fitting(length)) is not None:
         fitting[tenant] = longest
       self._leave(tenant)
@@ -386,32 +386,16 @@ class Batcher:
     """Removes work of requests that were cancelled or failed."""
     if not self._gone:
       return
-    self._gone, gone = False, 0
-
-    def keeps(row: _Row) -> bool:
-      nonlocal gone
-      if not row.job.future.done():
-        return True
-      self._release(row)
-      gone += 1
-      return False
-
+    self._gone, before = False, self._number(*self._options.lengths)
     for tenant, waiting in list(self._waiting.items()):
-      for heap in waiting.rows.values():
-        heap.keep(keeps)
-      waiting.sliced.keep(lambda sliced: not sliced.future.done())
+      for heap in (*waiting.rows.values(), waiting.sliced):
+        heap.clean()
       self._leave(tenant)
-    self._metrics.dropped.inc(gone)
+    self._metrics.dropped.inc(before - self._number(*self._options.lengths))
 
   def _note_end(self, future: concurrent.futures.Future) -> None:
     if future.cancelled():
       self._gone = True
-
-  def _release(self, row: _Row) -> None:
-    """Counts a row that leaves its queue."""
-    self._counts[self._options.bucket(len(row.text.ids))] -= 1
-    self._queued -= 1
-    self._metrics.queued.set(self._queued)
 
   def _slice(self, job: SlicedJob) -> None:
     """Does a slice, and queues the rest."""
@@ -430,10 +414,9 @@ class Batcher:
   def _send(self, rows: list[_Row], length: int) -> list[_Flight]:
     """Starts a batch; none if it fails, along with its requests."""
     metrics, sent = self._metrics, time.monotonic()
-    for job in _jobs(rows):
-      if not job.begun:
-        job.begun = True
-        metrics.stage_seconds.labels('queue').observe(sent - job.arrived)
+    for row in rows:
+      if row.number == 0:
+        metrics.stage_seconds.labels('queue').observe(sent - row.job.arrived)
     count = next(n for n in self._options.rows if n >= len(rows))
     try:
       choices = [row.text.choice for row in rows]
@@ -477,25 +460,15 @@ class Batcher:
       job.spent(spent)
       if job.left == 0:
         bad = np.flatnonzero(~np.isfinite(job.vectors).all(axis=1))
-        error = (
-          InputError(
-            f'the vector of text {bad[0]} is not finite: its prompt overflows in the arithmetic'
-          )
-          if bad.size
-          else None
-        )
-        settle(job.future, error, job.vectors)
+        error = f'the vector of text {bad[:1]} is not finite: its prompt overflows'
+        settle(job.future, InputError(error) if bad.size else None, job.vectors)
 
   def _end_turn(self, now: float) -> None:
     """The next batch begins now, if texts wait."""
-    self._idle_from, self._went_on = now, self._queued > 0
+    self._idle_from, self._went_on = now, self._number(*self._options.lengths) > 0
 
   def _fail(self, rows: Sequence[_Row], error: Exception) -> None:
     logger.error('a batch failed: %s: %s', type(error).__name__, str(error).partition('\n')[0])
-    for job in _jobs(rows):
-      settle(job.future, error)
+    for row in rows:
+      settle(row.future, error)
     self._gone = True
-
-
-def _jobs(rows: Sequence[_Row]) -> Iterator[_Job]:
-  yield from {id(row.job): row.job for row in rows}.values()

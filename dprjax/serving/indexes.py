@@ -238,6 +238,4 @@ class ServedReranker:
 
 def probabilities(logits: Float[np.ndarray, ' n']) -> Float[np.ndarray, ' n']:
   """The logistic function of each logit, in float64."""
-  # exp(-x) would overflow for large negative logits.
-  small = np.exp(-np.abs(logits.astype(np.float64)))
-  return np.where(logits >= 0, 1 / (1 + small), small / (1 + small))
+  return 1 / (1 + np.exp(-np.maximum(logits.astype(np.float64), -700)))  # exp(710) is infinite

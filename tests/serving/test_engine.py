@@ -125,7 +125,7 @@ def test_a_prompt_that_overflows_harms_no_other_row(engine, small, folder, alone
   for _ in range(3):
     bad = engine.submit('huge', 'query', texts)
     good = {name: engine.submit(name, 'query', texts) for name in (*PROMPTS, 'model')}
-    with refused('text 0'):
+    with refused('text [0]'):
       bad.result(60)
     for name, future in good.items():
       np.testing.assert_allclose(future.result(60), alone(name, 'query', *texts), rtol=0, atol=1e-5)
