@@ -88,6 +88,13 @@ class App(Dialects, PromptRoutes):
       for operation in getattr(handler, 'operations', ())
     }
     self._document = document = messages.openapi([*served])
+    cors = Middleware(
+      CORSMiddleware,
+      allow_origins=origins,
+      allow_methods=('GET', 'POST', 'PUT', 'DELETE'),
+      allow_headers=('*',),  # clients send custom headers
+      expose_headers=('*',),
+    )
     self._routes = Starlette(
       routes=[
         Route('/', _shows(page.read())),
@@ -95,18 +102,10 @@ class App(Dialects, PromptRoutes):
         Route('/openapi.json', self._openapi),
         *(self._route(operation, handler) for operation, handler in served.items()),
       ],
+      middleware=[cors] if origins else [],
       exception_handlers={HTTPException: _no_route},
     )
     self._routes.router.redirect_slashes = False
-    self._outer: Any = self._routes
-    if origins:
-      self._outer = CORSMiddleware(
-        self._routes,
-        allow_origins=origins,
-        allow_methods=('GET', 'POST', 'PUT', 'DELETE'),
-        allow_headers=('*',),  # clients send custom headers
-        expose_headers=('*',),
-      )
 
   async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
     """The ASGI application. While it drains, every answer ends its connection."""
@@ -127,7 +126,7 @@ class App(Dialects, PromptRoutes):
     tracing.current.set(id)  # each request has a context of its own
     with contextlib.ExitStack() as stack:
       scope['state']['stack'] = stack  # closed when the answer is sent
-      await self._outer(scope, receive, tell)
+      await self._routes(scope, receive, tell)
 
   def start(self) -> None:
     """Compiles in a thread."""

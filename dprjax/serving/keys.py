@@ -13,7 +13,6 @@ A key is drawn at random (``secrets.token_urlsafe(32)``), so a plain SHA-256 hid
 slow hashes protect passwords, which can be guessed. The file is read again when it changes.
 """
 
-import dataclasses
 import fnmatch
 import hashlib
 import logging
@@ -26,13 +25,12 @@ from etils import epath
 from dprjax.base import provenance, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.serving.admission import UNLIMITED, TenantLimits
-from dprjax.serving.turns import NOBODY, Tenant
+from dprjax.serving.admission import TenantLimits
+from dprjax.serving.turns import Tenant
 
 logger = logging.getLogger('dprjax')
 
 READ, WRITE, METRICS, ADMIN = 'read', 'write', 'metrics', 'admin'
-KINDS = ('prompts', 'indexes', 'rerankers')
 _LOOK_S = 1.0  # between looks at the file
 _EMPTY = hashlib.sha256(b'').digest()
 
@@ -42,10 +40,16 @@ _Names = list[str] | None
 _Scope = Literal['read', 'write', 'metrics', 'admin']
 
 
-class _Table(msgspec.Struct, forbid_unknown_fields=True):
-  """A tenant in the file."""
+class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+  """The rights of a key: a table of the file, and its name.
+
+  `scopes`: admin allows everything. Metrics name all prompts and tenants, so a key that reads
+  everything may read them too. `prompts`, `indexes`, `rerankers`: patterns of names. A key that
+  limits one kind sees nothing of another that it does not name.
+  """
 
   sha256: _Digest | Annotated[list[_Digest], msgspec.Meta(min_length=1)]
+  name: str = ''
   scopes: Annotated[tuple[_Scope, ...], msgspec.Meta(min_length=1)] = ('read',)
   prompts: _Names = None
   indexes: _Names = None
@@ -56,37 +60,37 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
   concurrent: _Count | None = None
   weight: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 1.0
 
+  @property
+  def tenant(self) -> Tenant:
+    """The tenant of the key; several keys may share it."""
+    return Tenant(self.name, self.weight)
 
-@dataclasses.dataclass(frozen=True)
-class Grant:
-  """The rights of a key.
+  @property
+  def limits(self) -> TenantLimits:
+    megabytes = self.megabytes_per_minute
+    return TenantLimits(
+      self.requests_per_minute,
+      self.tokens_per_minute,
+      None if megabytes is None else megabytes << 20,
+      self.concurrent,
+    )
 
-  Attributes:
-    tenant: of the key; several keys may share a tenant.
-    scopes: of `READ`, `WRITE`, `METRICS` and `ADMIN`; the last allows everything. Metrics name all
-      prompts and tenants, so a key that reads everything may read them too.
-    names: patterns of names by kind (of `KINDS`); None: all. A key that limits one kind sees
-      nothing of another that it does not name.
-    limits: of use.
-  """
-
-  tenant: Tenant = NOBODY
-  scopes: frozenset[str] = frozenset({ADMIN})
-  names: dict[str, list[str]] | None = None
-  limits: TenantLimits = UNLIMITED
+  @property
+  def sees_all(self) -> bool:
+    return all(names is None for names in (self.prompts, self.indexes, self.rerankers))
 
   def may(self, scope: str) -> bool:
-    if scope == METRICS and READ in self.scopes and self.names is None:
+    if scope == METRICS and READ in self.scopes and self.sees_all:
       return True
     return scope in self.scopes or ADMIN in self.scopes
 
   def may_use(self, kind: str, name: str) -> bool:
-    if self.names is None:
-      return True
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names.get(kind, ()))
+    """Whether it allows a name of ``prompts``, ``indexes`` or ``rerankers``."""
+    patterns = getattr(self, kind) or ()
+    return self.sees_all or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-ANYONE = Grant()  # of a server without keys
+ANYONE = Grant([], scopes=(ADMIN,))  # of a server without keys
 
 
 class Keys:
@@ -130,32 +134,21 @@ def _read(path: epath.Path) -> dict[bytes, Grant]:
   """The rights by the SHA-256 of a key."""
   with reading.open_text(path, 'keys') as file:
     text = file.read()
-  found: dict[bytes, Grant] = {}
   try:
-    for name, value in msgspec.toml.decode(text).items():
-      table = msgspec.convert(value, _Table)
-      grant = _grant(name, table)
-      for digest in [table.sha256] if isinstance(table.sha256, str) else table.sha256:
-        key = bytes.fromhex(digest)
-        if key == _EMPTY or found.setdefault(key, grant) != grant:
-          what = 'no key at all' if key == _EMPTY else f'a key of {found[key].tenant.name}'
-          raise InputError(f'{path}: [{name}]: this is the SHA-256 of {what}')
-  except msgspec.ValidationError as error:
-    raise InputError(f'{path}: [{name}]: {error}') from error
+    tables = msgspec.toml.decode(text, type=dict[str, dict])
   except msgspec.DecodeError as error:
     raise InputError(f'{path}: {error}') from error
+  found: dict[bytes, Grant] = {}
+  for name, table in tables.items():
+    try:
+      grant = msgspec.convert(table | {'name': name}, Grant)
+    except msgspec.ValidationError as error:
+      raise InputError(f'{path}: [{name}]: {error}') from error
+    for digest in [grant.sha256] if isinstance(grant.sha256, str) else grant.sha256:
+      key = bytes.fromhex(digest)
+      if key == _EMPTY or found.setdefault(key, grant) != grant:
+        what = 'no key at all' if key == _EMPTY else f'a key of {found[key].name}'
+        raise InputError(f'{path}: [{name}]: this is the SHA-256 of {what}')
   if not found:
     raise InputError(f'{path}: no keys in it')
   return found
-
-
-def _grant(name: str, table: _Table) -> Grant:
-  names = {kind: getattr(table, kind) for kind in KINDS if getattr(table, kind) is not None}
-  megabytes = table.megabytes_per_minute
-  limits = TenantLimits(
-    table.requests_per_minute,
-    table.tokens_per_minute,
-    None if megabytes is None else megabytes << 20,
-    table.concurrent,
-  )
-  return Grant(Tenant(name, table.weight), frozenset(table.scopes), names or None, limits)

@@ -62,6 +62,7 @@ def test_a_table_for_each_tenant(tmp_path):
     (f'[a]\nsha256 = "{HASH[""]}"', 'a'),
     ('[a]\nsha256 = "old"', 'sha256'),
     ('[a', 'keys.toml'),
+    ('a = 1', 'keys.toml'),
     ('# none', 'keys.toml'),
   ],
 )
