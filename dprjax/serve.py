@@ -223,9 +223,9 @@ def _make_app(args: Flags) -> Any:
     from dprjax.base import programs
     from dprjax.encoding import embedder
     from dprjax.serving import indexes, keys, tracing
-    from dprjax.serving.app import THIS_MACHINE, App, Limits
+    from dprjax.serving.app import THIS_MACHINE, App
     from dprjax.serving.engine import Engine
-    from dprjax.serving.options import ServerOptions
+    from dprjax.serving.options import Limits, ServerOptions
   except ImportError as error:
     raise InputError(f"{error}: pip install 'dprjax[serve]'") from error
   tracing.set_lines(args.watch.log)

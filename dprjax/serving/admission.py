@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
+from dprjax.serving.options import Limits
 from dprjax.serving.turns import Tenant, Work
 
 _MINUTE = 60.0
@@ -82,7 +83,6 @@ class Permit:
   """An admitted request.
 
   Attributes:
-    tenant, limits: of the request.
     size: bytes of its body.
     waiting: seconds of its waiting work.
     tokens: those that it was counted with.
@@ -102,27 +102,8 @@ class Admission:
     waiting: seconds of work by tenant.
   """
 
-  def __init__(
-    self,
-    *,
-    requests: int,
-    wait: float,
-    seconds: float,
-    bytes: int,
-    clock: Callable[[], float] = time.monotonic,
-  ):
-    """See `enter`.
-
-    Args:
-      requests: at a time.
-      wait: the most seconds before the work on a request begins.
-      seconds: the most until it is done, if others are before it.
-      bytes: limit of bodies and vectors kept by all requests.
-      clock: seconds.
-    """
-    self._clock = clock
-    self._requests, self._wait, self._seconds, self._bytes = requests, wait, seconds, bytes
-    self._lock = threading.Lock()
+  def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic):
+    self._limits, self._clock, self._lock = limits, clock, threading.Lock()
     self.waiting: defaultdict[Tenant, float] = defaultdict(float)
     self._active: defaultdict[Tenant, set[Permit]] = defaultdict(set)
     self._minutes: defaultdict[tuple[str, str], _Minute] = defaultdict(_Minute)
@@ -142,9 +123,9 @@ class Admission:
     """
     with self._lock:
       active = self._active.get(tenant, ())
-      later = max(1.0, min(self.waiting.get(tenant, 0.0), self._seconds))
-      if sum(map(len, self._active.values())) >= self._requests:
-        raise Busy(later, f'{self._requests} requests are answered at a time')
+      later = max(1.0, min(self.waiting.get(tenant, 0.0), self._limits.seconds))
+      if sum(map(len, self._active.values())) >= self._limits.requests:
+        raise Busy(later, f'{self._limits.requests} requests are answered at a time')
       if limits.concurrent is not None and len(active) >= limits.concurrent:
         raise Busy(later, f'this key may have {limits.concurrent} requests at a time')
       self._take(tenant, limits, {'requests': 1.0, 'bytes': float(size)})
@@ -172,7 +153,7 @@ class Admission:
     Raises:
       Busy: there would be too many.
     """
-    if self._held + size > self._bytes:
+    if self._held + size > self._limits.memory:
       raise Busy(1.0, f'requests and answers of {self._held >> 20} MB are being sent')
     self._held += size
     try:
@@ -191,7 +172,7 @@ class Admission:
       before = sum(min(one.waiting, work.seconds) for one in self._active[tenant])
       wait = self._until(tenant, before)
       end = self._until(tenant, before + work.seconds)
-      late = max(wait - self._wait, end - self._seconds)
+      late = max(wait - self._limits.wait, end - self._limits.seconds)
       if late > 0 and end > work.seconds:
         later = self._send_back(tenant, min(late, end - work.seconds), end - wait, now)
         self._refused[tenant] = permit.size, now + AGAIN_S, now + later
@@ -247,7 +228,7 @@ class Admission:
       own: seconds of its work, at the share of the tenant.
     """
     room = max(self._room.get(tenant, 0.0), now + late)
-    most = now + max(late, self._seconds)
+    most = now + max(late, self._limits.seconds)
     self._room[tenant] = min(room + own, most)
     return max(1.0, min(room, most) - now)
 

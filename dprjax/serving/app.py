@@ -24,12 +24,13 @@ from starlette.routing import Route
 
 from dprjax.serving import answers, keys, messages, page, tracing
 from dprjax.serving.answers import Failure, json_answer
-from dprjax.serving.asked import Limits, Wanted, split
+from dprjax.serving.asked import Wanted, split
 from dprjax.serving.dialects import Dialects
 from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import ANYONE, Grant
 from dprjax.serving.messages import SearchRequest, SearchResponse, Usage, serves
+from dprjax.serving.options import Limits
 from dprjax.serving.prompt_routes import PromptRoutes
 from dprjax.serving.service import Left
 

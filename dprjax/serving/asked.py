@@ -1,6 +1,5 @@
 """Requests for vectors, in the terms of several interfaces."""
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -14,57 +13,10 @@ from dprjax.serving.answers import Failure
 from dprjax.serving.engine import Tokens
 from dprjax.serving.library import UnknownPrompt
 from dprjax.serving.messages import Document
-from dprjax.serving.turns import Steps, Work
+from dprjax.serving.turns import Steps
 from dprjax.text.vector_spec import SIDES
 
 _T = TypeVar('_T')
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-  """Limits of a request, and of all requests together.
-
-  Attributes:
-    bytes, prompt_bytes: of a body, and of an uploaded prompt file.
-    inputs: texts, queries or documents.
-    tokens: of all texts, after truncation.
-    requests: answered at a time.
-    seconds: for the request to arrive, and again for the answer.
-    wait: the most seconds before the work on a request begins, by a prediction.
-    memory: bytes of bodies and answers of all requests.
-  """
-
-  bytes: int = 8 << 20
-  prompt_bytes: int = 256 << 20
-  inputs: int = 2048
-  tokens: int = 300_000
-  requests: int = 512
-  seconds: float = 60
-  wait: float = 10
-  memory: int = 1 << 30
-
-  def check_texts(self, number: int, param: str) -> None:
-    """Raises Failure if a request has too many texts."""
-    if number > self.inputs:
-      raise Failure(413, f'{number} texts; {self.inputs} at most', param=param)
-
-  def check_values(self, number: int) -> None:
-    """Raises Failure if a body has more values than texts, token ids and their fields make."""
-    most = self.tokens + 16 * self.inputs
-    if number > most:
-      raise Failure(413, f'{number:,} values in the JSON; {most:,} at most')
-
-  def check_work(self, work: Work, param: str) -> None:
-    """Raises Failure if the texts of a request have too many tokens, or take too long alone."""
-    if work.tokens > self.tokens:
-      raise Failure(413, f'{work.tokens:.0f} tokens; {self.tokens} at most', param=param)
-    if work.seconds > self.seconds:
-      raise Failure(
-        413,
-        f'these texts take about {work.seconds:.0f} s, an answer {self.seconds:g} s at most; send '
-        'them in parts',
-        param=param,
-      )
 
 
 class Wanted(NamedTuple):

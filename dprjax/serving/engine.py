@@ -65,11 +65,7 @@ class Engine:
   """A backbone and the prompts of a folder.
 
   Attributes:
-    backbone, tokenizer: of all prompts.
     config_sha256: identifies the backbone shape.
-    bank: the device memory.
-    library: the prompts.
-    metrics: counts and times.
     options: with the lengths that the backbone takes.
     ready: done when every shape is compiled, or its error.
     batcher: has the device, for searches and reranking too.

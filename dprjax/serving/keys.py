@@ -90,7 +90,7 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     return self.sees_all or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-ANYONE = Grant([], scopes=(ADMIN,))  # of a server without keys
+ANYONE = Grant([], scopes=('admin',))  # of a server without keys
 
 
 class Keys:

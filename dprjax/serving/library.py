@@ -62,13 +62,9 @@ class Version:
   """One content of the file of a prompt, or the bare backbone.
 
   Attributes:
-    name: of the prompt.
     sha256: of the file; '' for the bare backbone.
-    spec: settings of vectors.
-    meta: of the file.
     lengths: by side, the size of the adapter, such as P.
     two_sided: whether queries and passages have different prompts or prefixes.
-    nbytes: of the vectors.
     modified: the file time, in seconds.
     choices: by side, one or one for each topic; empty where the vectors are not kept.
     topic_model: chooses among several.

@@ -1,4 +1,4 @@
-"""Sizes of batches and of the bank."""
+"""Sizes of batches, of the bank and of requests."""
 
 import dataclasses
 import itertools
@@ -55,3 +55,27 @@ class ServerOptions:
     larger = next((rows for rows in fitting if rows >= waiting), fitting[-1])
     smaller = max([rows for rows in fitting if rows <= waiting], default=fitting[0])
     return larger if waiting * 8 >= larger * 7 else smaller
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Limits of a request, and of all requests together.
+
+  Attributes:
+    bytes, prompt_bytes: of a body, and of an uploaded prompt file.
+    inputs: texts, queries or documents.
+    tokens: of all texts, after truncation.
+    requests: answered at a time.
+    seconds: for the request to arrive, and again for the answer.
+    wait: the most seconds before the work on a request begins, by a prediction.
+    memory: bytes of bodies and answers of all requests.
+  """
+
+  bytes: int = 8 << 20
+  prompt_bytes: int = 256 << 20
+  inputs: int = 2048
+  tokens: int = 300_000
+  requests: int = 512
+  seconds: float = 60
+  wait: float = 10
+  memory: int = 1 << 30

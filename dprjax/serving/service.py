@@ -15,11 +15,12 @@ from starlette.requests import Request
 
 from dprjax.serving.admission import AGAIN_S, Admission, TooSoon
 from dprjax.serving.answers import Failure
-from dprjax.serving.asked import Limits, Wanted, count_values, decode
+from dprjax.serving.asked import Wanted, count_values, decode
 from dprjax.serving.batcher import QueuedText
 from dprjax.serving.engine import Engine, Tokens
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.library import UnknownPrompt
+from dprjax.serving.options import Limits
 from dprjax.serving.turns import Steps, Work
 
 _T = TypeVar('_T')
@@ -32,13 +33,7 @@ class Left(Exception):
 
 
 class Service:
-  """An engine with its indexes and rerankers, within limits.
-
-  Attributes:
-    indexes, rerankers: by name.
-    limits: of a request.
-    admission: of requests.
-  """
+  """An engine with its indexes and rerankers, within limits."""
 
   def __init__(
     self,
@@ -48,12 +43,7 @@ class Service:
     limits: Limits,
   ):
     self.engine, self.limits = engine, limits
-    self.admission = Admission(
-      requests=limits.requests,
-      wait=limits.wait,
-      seconds=limits.seconds,
-      bytes=limits.memory,
-    )
+    self.admission = Admission(limits)
     self.indexes = {index.name: index for index in indexes}
     self.rerankers = {reranker.name: reranker for reranker in rerankers}
 
@@ -114,11 +104,11 @@ class Service:
     content = await self.body(request, self.limits.bytes)
     if len(content) > _LARGE:
       counted = await self.on_threads(request, count_values(content))
-      try:
-        self.limits.check_values(counted)
-      except Failure:
+      # Texts, token ids and their fields make no more.
+      most = self.limits.tokens + 16 * self.limits.inputs
+      if counted > most:
         self.admission.refuse(request.state.permit)
-        raise
+        raise Failure(413, f'{counted:,} values in the JSON; {most:,} at most')
     return decode(content, kind)
 
   async def wait(self, request: Request, future: concurrent.futures.Future) -> Any:
@@ -162,21 +152,15 @@ class Service:
     param: str,
     more: float = 0.0,
   ) -> tuple[Tokens, np.ndarray]:
-    """Vectors of texts.
+    """Vectors of texts, or of token ids, of the field ``param``.
 
-    Args:
-      request: for it.
-      wanted: the prompt and the form of the vectors.
-      texts: texts, or token ids.
-      param: the field that has them.
-      more: seconds of the device for the rest of the request.
+    ``more``: seconds of the device for the rest of the request.
     """
     name, side = wanted.name, wanted.side
     self.check_sees(request, name)
-    self.limits.check_texts(len(texts), param)
     engine = self.engine
     work = engine.estimate(name, side, texts)
-    self.admission.ask(request.state.permit, Work(work.tokens, work.seconds + more))
+    self._ask(request, Work(work.tokens, work.seconds + more), len(texts), param)
     whole = engine.backbone.config.vector_size
     self.hold(request, _NUMBER * whole * len(texts))
     tokens: Tokens = await self.on_threads(request, engine.tokenize_steps(name, side, texts))
@@ -187,10 +171,24 @@ class Service:
     vectors = await self.on_device(request, tokens.texts)
     return tokens, wanted.finish(tokens, vectors)
 
+  def _ask(self, request: Request, estimate: Work, texts: int, param: str) -> None:
+    if texts > self.limits.inputs:
+      raise Failure(413, f'{texts} texts; {self.limits.inputs} at most', param=param)
+    self.admission.ask(request.state.permit, estimate)
+
   def _know(self, request: Request, work: Work, param: str) -> None:
     """Replaces the estimate of the work. Raises Failure if it is too much for a request."""
     self.admission.know(request.state.permit, work)
-    self.limits.check_work(work, param)
+    most = self.limits
+    if work.tokens > most.tokens:
+      raise Failure(413, f'{work.tokens:.0f} tokens; {most.tokens} at most', param=param)
+    if work.seconds > most.seconds:
+      raise Failure(
+        413,
+        f'these texts take about {work.seconds:.0f} s, an answer {most.seconds:g} s at most; send '
+        'them in parts',
+        param=param,
+      )
     if tenant := request.state.grant.tenant.name:
       self.engine.metrics.key_tokens.labels(tenant).inc(work.tokens)
 
@@ -229,9 +227,8 @@ class Service:
     Returns their numbers, best first, the logits of all of them, and their tokens.
     """
     request.state.model = name
-    self.limits.check_texts(len(texts), param)
     reranker = self.rerankers[name]
-    self.admission.ask(request.state.permit, reranker.estimate(query, texts))
+    self._ask(request, reranker.estimate(query, texts), len(texts), param)
     packed = await self.on_threads(request, reranker.pack(query, texts))
     work = reranker.work(packed[1])
     self._know(request, work, param)

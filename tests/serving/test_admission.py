@@ -3,6 +3,7 @@ import contextlib
 import pytest
 
 from dprjax.serving.admission import UNLIMITED, Admission, Busy, TenantLimits, TooSoon
+from dprjax.serving.options import Limits
 from dprjax.serving.turns import Tenant, Work
 
 ONE, TWO, HEAVY = Tenant('one'), Tenant('two'), Tenant('heavy', 4.0)
@@ -21,8 +22,8 @@ def clock():
 
 
 def admission(clock, **changes):
-  options = {'requests': 100, 'wait': 10.0, 'seconds': 60.0, 'bytes': 1000} | changes
-  return Admission(clock=clock, **options)
+  options = {'requests': 100, 'wait': 10.0, 'seconds': 60.0, 'memory': 1000} | changes
+  return Admission(Limits(**options), clock)
 
 
 @contextlib.contextmanager

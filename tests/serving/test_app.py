@@ -23,11 +23,11 @@ pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 from dprjax import encode
 from dprjax.retrieval.reranker import CrossEncoder
 from dprjax.serving import admission, service
-from dprjax.serving.app import THIS_MACHINE, App, Limits
+from dprjax.serving.app import THIS_MACHINE, App
 from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import Keys
-from dprjax.serving.options import ServerOptions
+from dprjax.serving.options import Limits, ServerOptions
 from tests.refusals import refused
 from tests.serving.conftest import running
 

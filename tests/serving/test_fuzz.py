@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
-from dprjax.serving.app import App, Limits
+from dprjax.serving.app import App
 from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedReranker
-from dprjax.serving.options import ServerOptions
+from dprjax.serving.options import Limits, ServerOptions
 from tests.serving.conftest import running
 
 pytestmark = pytest.mark.xdist_group('serving')
