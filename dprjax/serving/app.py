@@ -88,7 +88,7 @@ class App(Dialects, PromptRoutes):
       for name, handler in vars(part).items()
       for operation in getattr(handler, 'operations', ())
     }
-    self._document = document = messages.openapi([*served])
+    self._document = messages.openapi([*served])
     cors = Middleware(
       CORSMiddleware,
       allow_origins=origins,
@@ -98,8 +98,8 @@ class App(Dialects, PromptRoutes):
     )
     self._routes = Starlette(
       routes=[
-        Route('/', _shows(page.read())),
-        Route('/docs', _shows(page.reference(document))),
+        Route('/', _shows('page.html')),
+        Route('/docs', _shows('reference.html')),
         Route('/openapi.json', self._openapi),
         *(self._route(operation, handler) for operation, handler in served.items()),
       ],
@@ -286,9 +286,9 @@ class App(Dialects, PromptRoutes):
     return Response(content, media_type='application/json')
 
 
-def _shows(made: tuple[bytes, dict[str, str]]) -> _Handler:
+def _shows(name: str) -> _Handler:
   """The handler of a page."""
-  content, headers = made
+  content, headers = page.read(name)
 
   async def show(request: Request) -> Response:
     return Response(content, headers=headers, media_type='text/html')
