@@ -229,7 +229,6 @@ class Operation(NamedTuple):
   """A request that the server answers.
 
   Attributes:
-    method, path, summary: of the request.
     answered: types of the answer: of JSON, str for plain text, bytes for a prompt file.
     asked: type of the body; None without one.
     statuses: of success.
@@ -268,8 +267,10 @@ def serves(
 
 def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
   """The OpenAPI document of a server."""
-  kinds = [kind for one in operations for kind in (*one.answered, one.asked or ErrorResponse)]
-  structs = [kind for kind in dict.fromkeys(kinds) if kind not in (str, bytes)]
+  kinds = dict.fromkeys(
+    kind for one in operations for kind in (*one.answered, one.asked, ErrorResponse)
+  )
+  structs = [kind for kind in kinds if kind not in (str, bytes, None)]
   schemas, components = msgspec.json.schema_components(
     structs, ref_template='#/components/schemas/{name}'
   )
@@ -277,42 +278,34 @@ def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
     str: ('text/plain', {'type': 'string'}),
     bytes: ('application/octet-stream', {'type': 'string', 'format': 'binary'}),
   }
-  for kind, ref in zip(structs, schemas, strict=True):
-    media[kind] = ('application/json', ref)
+  for kind, schema in zip(structs, schemas, strict=True):
+    media[kind] = 'application/json', schema
 
-  def content(kinds: Sequence[Any]) -> dict[str, Any]:
-    return {'content': {media[kind][0]: {'schema': media[kind][1]} for kind in kinds}}
+  def body(kinds: Sequence[Any], **more: Any) -> dict[str, Any]:
+    return {'content': {media[kind][0]: {'schema': media[kind][1]} for kind in kinds}, **more}
 
   paths: dict[str, Any] = {}
   for one in operations:
-    answer = {'description': 'done'} | (content(one.answered) if one.answered else {})
+    done = body(one.answered, description='done')
     about: dict[str, Any] = {
       'summary': one.summary,
-      'responses': {str(status): answer for status in one.statuses}
-      | {'default': {'description': 'an error'} | content([ErrorResponse])},
-    }
-    if not one.role:
-      about['security'] = []
-    if one.asked is not None:
-      about['requestBody'] = {'required': True} | content([one.asked])
-    item = paths.setdefault(one.shown, {})
-    if names := re.findall(r'{(\w+)}', one.shown):
-      item['parameters'] = [
+      'security': [{}, {'key': []}] if one.role else [],
+      'parameters': [
         {'name': name, 'in': 'path', 'required': True, 'schema': {'type': 'string'}}
-        for name in names
-      ]
-    item[one.method.lower()] = about
+        for name in re.findall(r'{(\w+)}', one.shown)
+      ],
+      'responses': dict.fromkeys(map(str, one.statuses), done)
+      | {'default': body([ErrorResponse], description='an error')},
+    }
+    if one.asked is not None:
+      about['requestBody'] = body([one.asked], required=True)
+    paths.setdefault(one.shown, {})[one.method.lower()] = about
   return {
     'openapi': '3.1.0',
-    'info': {
-      'title': 'dprjax',
-      'version': __version__,
-      'description': 'One backbone, many prompts.',
-    },
+    'info': {'title': 'dprjax', 'version': __version__},
     'paths': paths,
     'components': {
       'schemas': components,
       'securitySchemes': {'key': {'type': 'http', 'scheme': 'bearer'}},
     },
-    'security': [{}, {'key': []}],
   }
