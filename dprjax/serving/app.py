@@ -28,7 +28,7 @@ from dprjax.serving.asked import Wanted, split
 from dprjax.serving.dialects import Dialects
 from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedIndex, ServedReranker
-from dprjax.serving.keys import ANYONE, Grant
+from dprjax.serving.keys import ANYONE
 from dprjax.serving.messages import SearchRequest, SearchResponse, Usage, serves
 from dprjax.serving.options import Limits
 from dprjax.serving.prompt_routes import PromptRoutes
@@ -153,7 +153,7 @@ class App(Dialects, PromptRoutes):
 
   def _route(self, operation: messages.Operation, handler: _Handler) -> Route:
     """A route with keys, limits, metrics and OpenAI errors. Without a role it is open."""
-    metrics, path, method = self.engine.metrics, operation.path, operation.method
+    path, method = operation.path, operation.method
     role, label = operation.role, f'{operation.method} {operation.shown}'
     if not role:
       return Route(path, handler, methods=[method])
@@ -162,7 +162,7 @@ class App(Dialects, PromptRoutes):
       started = time.monotonic()
       request.state.model, request.state.grant = '', ANYONE
       try:
-        request.state.grant = self._grant(request, role)
+        self._check_key(request, role)
         if method == 'POST' and not self.ready.is_set():
           raise Failure(503, self.failed or 'still compiling; ask /readyz')
         response = await handler(request)
@@ -171,9 +171,8 @@ class App(Dialects, PromptRoutes):
       except Exception as error:  # a fault of one request must not end the server
         response = answers.failed(error, path).response
       seconds = time.monotonic() - started
-      model, tenant = request.state.model, request.state.grant.tenant.name
-      metrics.count_request(label, model, response.status_code, tenant)
-      metrics.request_seconds.labels(label).observe(seconds)
+      model, tenant = request.state.model, request.state.grant.name
+      self.engine.metrics.count_request(label, model, response.status_code, tenant, seconds)
       if self._log_requests:
         self._log(request, label, response.status_code, seconds)
       return response
@@ -187,15 +186,16 @@ class App(Dialects, PromptRoutes):
       'status': status,
       'seconds': round(seconds, 6),
       'model': state.model,
-      'tenant': state.grant.tenant.name,
+      'tenant': state.grant.name,
       'client': request.client.host if request.client else '',
     }
     line = f'{label} {status} {1000 * seconds:.1f} ms {state.model}'
     logger.info(line, extra={tracing.FIELDS: fields})
 
-  def _grant(self, request: Request, role: str) -> Grant:
+  def _check_key(self, request: Request, role: str) -> None:
+    """Finds the rights of the request. Raises Failure without this one."""
     if self._keys is None:
-      return ANYONE
+      return
     grant = self._keys.find(request.headers.get('authorization', ''))
     if grant is None:
       raise Failure(
@@ -207,7 +207,6 @@ class App(Dialects, PromptRoutes):
     request.state.grant = grant
     if not grant.may(role):
       raise Failure(403, f'this key lacks the scope {role}')
-    return grant
 
   @serves(
     'POST', '/v1/search', 'The best passages of an index', SearchResponse, asked=SearchRequest

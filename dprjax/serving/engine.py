@@ -156,8 +156,8 @@ class Engine:
     version = self.library.get(name)
     rows: list[np.ndarray] = []
     choices: list[AdapterChoice] = []
-    for numbers in turns.slices(range(len(texts)), lambda number: _size(texts[number])):
-      yield sum(_size(texts[number]) for number in numbers)
+    for numbers in turns.slices(range(len(texts)), lambda number: len(texts[number])):
+      yield sum(len(texts[number]) for number in numbers)
       started = time.monotonic()
       own, chosen = self._tokenize(version, name, side, [texts[n] for n in numbers], numbers[0])
       rows += own
@@ -200,7 +200,7 @@ class Engine:
     if (kept := self.library.kept(name)) is not None:
       most = min(most, kept.spec.max_length(side))
     return self.work(
-      min(len(one) // 4 + 3 if isinstance(one, str) else _size(one), most) for one in texts
+      min(len(one) // 4 + 3 if isinstance(one, str) else len(one), most) for one in texts
     )
 
   def work(self, lengths: Iterable[int]) -> Work:
@@ -229,8 +229,3 @@ class Engine:
         f'{list(closing)} after it, without padding; {_HINT}'
       )
     return np.array(ids, np.int32)
-
-
-def _size(given: Any) -> int:
-  """Characters of a text, or about those of token ids."""
-  return len(given) if isinstance(given, str | list | tuple) else 1

@@ -56,13 +56,13 @@ class ServerMetrics:
       'dropped_texts', 'Texts whose client had left or timed out before their batch.', **options
     )
 
-  def count_request(self, route: str, model: str, status: int, tenant: str) -> None:
+  def count_request(self, route: str, model: str, status: int, tenant: str, seconds: float) -> None:
     """Counts a request under its labels; there are at most 1,000 models."""
-    if model not in self._models:
-      if len(self._models) < _MOST_MODELS:
-        self._models.add(model)
-      else:
-        model = 'others'
+    if len(self._models) < _MOST_MODELS:
+      self._models.add(model)
+    elif model not in self._models:
+      model = 'others'
+    self.request_seconds.labels(route).observe(seconds)
     self.requests.labels(route, model, status).inc()
     if tenant:
       self.key_requests.labels(tenant, status).inc()

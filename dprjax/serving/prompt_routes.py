@@ -154,7 +154,7 @@ class PromptRoutes(Service):
       'audit: prompt %s %s by %s from %s: SHA-256 %s -> %s',
       name,
       done,
-      request.state.grant.tenant.name or 'anyone',
+      request.state.grant.name or 'anyone',
       request.client.host if request.client else 'nowhere',
       before or 'none',
       after or 'none',

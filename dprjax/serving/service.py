@@ -189,7 +189,7 @@ class Service:
         'them in parts',
         param=param,
       )
-    if tenant := request.state.grant.tenant.name:
+    if tenant := request.state.grant.name:
       self.engine.metrics.key_tokens.labels(tenant).inc(work.tokens)
 
   def headers(self, tokens: Tokens) -> dict[str, str]:
