@@ -49,7 +49,7 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """
 
   sha256: _Digest | Annotated[list[_Digest], msgspec.Meta(min_length=1)]
-  name: str = ''
+  name: Annotated[str, msgspec.Meta(min_length=1)] = ''
   scopes: Annotated[tuple[_Scope, ...], msgspec.Meta(min_length=1)] = ('read',)
   prompts: _Names = None
   indexes: _Names = None

@@ -156,13 +156,9 @@ class Library:
       with contextlib.suppress(OSError):
         if os.stat(path).st_mtime < time.time() - _LEFT_S:
           path.unlink()
-    rows = (
-      kind.row(backbone.config, options.prompt_length)
-      for kind in adapters.every().values()
-      if kind.row is not None
-    )
+    make = [kind.row for kind in adapters.every().values() if kind.row is not None]
+    rows = [one(backbone.config, options.prompt_length) for one in make]
     self.rows: dict[type[Adapter], Adapter] = {type(row): row for row in rows}
-    self._from_flag = set(self.rows)
     self._starting = True
     self.listing()
     self._starting = False
@@ -222,8 +218,12 @@ class Library:
         try:
           found[name] = self.about(name)
           continue
-        except (UnknownPrompt, OSError):
-          why = 'cannot be read'
+        except UnknownPrompt:
+          if not entry.is_symlink():  # removed meanwhile
+            continue
+          why = 'is a link to a file that is not there'
+        except OSError as error:
+          why = f'cannot be read ({error.strerror})'
       shown = name.encode(errors='backslashreplace').decode()
       found[shown] = Version(refused=f'prompt {shown!r}: {why}')
     for version in found.values():
@@ -400,7 +400,7 @@ class Library:
     room = adapters.blank([*([] if slot is None else [slot]), adapter.row()])
     if slot is not None and adapters.same_shapes(slot, room):
       return
-    from_flag = type(adapter) in self._from_flag  # --prompt_length gives the size
+    from_flag = kind.row is not None  # --prompt_length gives the size
     if self._starting and not from_flag:
       self.rows[type(adapter)] = room
       return
