@@ -71,6 +71,14 @@ def client(small, engine, index):
 
 
 @pytest.fixture(scope='module')
+def plain(engine):
+  """A client of a server with the limits of the command, for names of this machine; and its app."""
+  app = App(engine, hosts=(*THIS_MACHINE, '*.example.org'))
+  with running(app) as address, httpx.Client(base_url=address, timeout=60) as client:
+    yield client, app
+
+
+@pytest.fixture(scope='module')
 def compiled():
   """The programs compiled since."""
   events = []
@@ -524,47 +532,31 @@ def test_unusual_requests(client):
     assert status == wanted and json.loads(said)['error']['message'], said
 
 
-def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(engine):
-  file = b'{"model": "qa", "input": [%s]}' % b', '.join([b'[1]'] * 200_000)
-  texts = json.dumps({'model': 'qa', 'input': [', "[{\\' * 20_000] * 2}).encode()
-  with running(App(engine)) as address, httpx.Client(base_url=address) as client:
-    headers = {'content-type': 'application/json'}
-    few, many, again = (
-      client.post('/v1/embeddings', content=content, headers=headers)
-      for content in (texts, file, file)
-    )
-    assert few.status_code == 200, few.text
-    assert many.status_code == 413 and 'values' in many.json()['error']['message']
-    assert again.status_code == 429
-
-
-def test_who_waits_for_a_refusal_holds_no_memory(engine, monkeypatch):
+def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(plain, monkeypatch):
   monkeypatch.setattr(service, 'AGAIN_S', 3.0)
   monkeypatch.setattr(admission, 'AGAIN_S', 60.0)
-  content = b'{"model": "qa", "input": [%s]}' % b', '.join([b'[1]'] * 200_000)
-  headers = {'content-type': 'application/json'}
-  app = App(engine)
-  with (
-    running(app) as address,
-    httpx.Client(base_url=address) as client,
-    concurrent.futures.ThreadPoolExecutor(1) as pool,
-  ):
-    ask = functools.partial(client.post, '/v1/embeddings', content=content, headers=headers)
-    assert ask().status_code == 413
-    again = pool.submit(ask)
+  client, app = plain
+  post = functools.partial(client.post, '/v1/embeddings', headers=JSON)
+  texts = json.dumps({'model': 'qa', 'input': [', "[{\\' * 20_000] * 2}).encode()
+  assert post(content=texts).status_code == 200
+  many = b'{"model": "qa", "input": [%s]}' % b', '.join([b'[1]'] * 200_000)
+  refused = post(content=many)
+  assert refused.status_code == 413 and 'values' in refused.json()['error']['message']
+  # Who comes back at once waits for the next refusal, and holds no memory.
+  with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    again = pool.submit(post, content=many)
     time.sleep(1.5)  # the body arrives in milliseconds
     assert not again.done() and app.admission._held == 0
     assert again.result().status_code == 429
 
 
-def test_work_that_cannot_end_in_time_is_refused_at_once(engine, monkeypatch):
-  costs = dict.fromkeys(engine.options.lengths, 40.0)
-  with running(App(engine)) as address, httpx.Client(base_url=address) as client:
-    monkeypatch.setattr(engine.batcher, 'costs', costs)
-    body = {'model': 'qa', 'input': ['json', 'xml']}
-    found = client.post('/v1/embeddings', json=body)
-    assert found.status_code == 413 and found.json()['error']['param'] == 'input'
-    assert client.post('/v1/embeddings', json=body | {'input': 'json'}).status_code == 200
+def test_work_that_cannot_end_in_time_is_refused_at_once(plain, engine, monkeypatch):
+  client, _ = plain
+  monkeypatch.setattr(engine.batcher, 'costs', dict.fromkeys(engine.options.lengths, 40.0))
+  body = {'model': 'qa', 'input': ['json', 'xml']}
+  found = client.post('/v1/embeddings', json=body)
+  assert found.status_code == 413 and found.json()['error']['param'] == 'input'
+  assert client.post('/v1/embeddings', json=body | {'input': 'json'}).status_code == 200
 
 
 def test_behind_a_proxy_that_takes_a_path_away(engine):
@@ -705,44 +697,38 @@ def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
   assert 'dprjax_key_tokens_total{tenant="reader"}' in metrics
 
 
-def test_pages_of_other_sites_and_texts_that_are_no_json(engine, folder):
-  hosts = (*THIS_MACHINE, '*.example.org')
-  with running(App(engine, hosts=hosts)) as address, httpx.Client() as client:
+def test_pages_of_other_sites_and_texts_that_are_no_json(plain, folder):
+  client, _ = plain
 
-    def status(method, path, **headers):
-      content = b'{"model": "qa", "input": "json"}' if method == 'POST' else None
-      return client.request(method, address + path, content=content, headers=headers).status_code
+  def status(method, path='/v1/embeddings', **headers):
+    content = b'{"model": "qa", "input": "json"}' if method == 'POST' else None
+    return client.request(method, path, content=content, headers=headers).status_code
 
-    path = '/v1/embeddings'
-    assert status('POST', path, **JSON) == 200
-    for host in ('a.example.org', 'LOCALHOST:8000', '[::1]:80'):
-      assert status('POST', path, **JSON, host=host) == 200
-    # Before it sends JSON, a browser asks whether this page may.
-    asking = {'origin': 'http://evil.org', 'access-control-request-method': 'POST'}
-    assert status('OPTIONS', path, **asking) == 405
-    assert status('POST', path, **{'content-type': 'application/vnd.x+json; charset=utf-8'}) == 200
-    for form in ('text/plain', ''):
-      assert status('POST', path, **{'content-type': form}) == 415
-    for host in ('evil.org', '127.0.0.1.evil.org', '['):
-      assert status('POST', path, **JSON, host=host) == 400
-    assert status('DELETE', '/v1/prompts/qa', host='evil.org') == 400
-    assert (folder / 'qa.npz').exists()
-    assert status('GET', '/livez', host='10.0.0.7') == 200  # as a balancer asks
+  for host in ('a.example.org', 'LOCALHOST:8000', '[::1]:80'):
+    assert status('POST', **JSON, host=host) == 200
+  for host in ('evil.org', '127.0.0.1.evil.org', '['):
+    assert status('POST', **JSON, host=host) == 400
+  assert status('DELETE', '/v1/prompts/qa', host='evil.org') == 400
+  assert (folder / 'qa.npz').exists()
+  assert status('GET', '/livez', host='10.0.0.7') == 200  # as a balancer asks
+  # Before it sends JSON, a browser asks whether this page may.
+  asking = {'origin': 'http://evil.org', 'access-control-request-method': 'POST'}
+  assert status('OPTIONS', **asking) == 405
+  assert status('POST', **{'content-type': 'application/vnd.x+json; charset=utf-8'}) == 200
+  for form in ('text/plain', ''):
+    assert status('POST', **{'content-type': form}) == 415
 
 
-def test_an_answer_of_many_vectors_comes_in_parts(engine):
-  texts = ['json', 'an http server'] * 80
-  with running(App(engine)) as address, httpx.Client(base_url=address) as client:
-    answers = {}
-    for form in ('float', 'base64'):
-      body = {'model': 'qa', 'input': texts, 'encoding_format': form}
-      answer = client.post('/v1/embeddings', json=body)
-      answers[form] = answer.json()
-      assert [one['index'] for one in answers[form]['data']] == [*range(160)]
-  vectors = np.array([one['embedding'] for one in answers['float']['data']], np.float32)
-  decoded = [base64.b64decode(one['embedding']) for one in answers['base64']['data']]
-  np.testing.assert_array_equal(vectors, [np.frombuffer(one, '<f4') for one in decoded])
-  assert answers['float'].keys() == {'object', 'data', 'model', 'usage', 'truncated'}
+def test_an_answer_of_many_vectors(plain):
+  client, _ = plain
+  body = {'model': 'qa', 'input': ['json', 'an http server'] * 80}
+  forms = {'float': [], 'base64': []}
+  for form in forms:
+    data = client.post('/v1/embeddings', json=body | {'encoding_format': form}).json()['data']
+    assert [one['index'] for one in data] == [*range(160)]
+    forms[form] = [one['embedding'] for one in data]
+  decoded = [np.frombuffer(base64.b64decode(one), '<f4') for one in forms['base64']]
+  np.testing.assert_array_equal(np.array(forms['float'], np.float32), decoded)
 
 
 def test_a_fault_is_logged_by_its_lines_without_the_text(client, engine, monkeypatch, caplog):
