@@ -194,7 +194,10 @@ setuptools.setup(
   ],
   python_requires='>=3.11,<3.15',
   packages=setuptools.find_packages(include=['dprjax', 'dprjax.*']),
-  package_data={'dprjax.models': ['dprjax_prompt.py.txt'], 'dprjax.serving': ['page.html']},
+  package_data={
+    'dprjax.models': ['dprjax_prompt.py.txt'],
+    'dprjax.serving': ['page.html', 'reference.html'],
+  },
   install_requires=REQUIRES,
   extras_require=EXTRAS,
   cmdclass={'build_py': BuildPy},

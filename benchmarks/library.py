@@ -20,7 +20,8 @@ import numpy as np
 
 from dprjax.base import compiled
 from dprjax.models import artifact, hub
-from dprjax.serving.engine import Engine, ServerOptions
+from dprjax.serving.engine import Engine
+from dprjax.serving.options import ServerOptions
 from dprjax.text import tokenizing
 
 ASKED = 100  # prompts of each group
@@ -75,7 +76,7 @@ def main() -> None:
       host_bytes=args.resident * nbytes,
     )
     began, cpu = time.perf_counter(), time.process_time()
-    engine = Engine.load(args.backbone, folder, options=options)
+    engine = Engine(args.backbone, folder, options=options)
     report |= {'start_s': time.perf_counter() - began, 'start_cpu_s': time.process_time() - cpu}
     engine.ready.result()
     names = [f'p{number}' for number in range(args.prompts)]

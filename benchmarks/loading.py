@@ -124,7 +124,8 @@ def load(way: str, folder: str, args: argparse.Namespace) -> None:
   from dprjax.encoding import embedder
   from dprjax.encoding.text_encoder import UNNAMED, BankEntry, Encoder
   from dprjax.models import hub
-  from dprjax.serving.engine import Engine, ServerOptions
+  from dprjax.serving.engine import Engine
+  from dprjax.serving.options import ServerOptions
   from dprjax.text import tokenizing
   from dprjax.text.vector_spec import SIDES
 
@@ -133,7 +134,7 @@ def load(way: str, folder: str, args: argparse.Namespace) -> None:
   began = time.monotonic()
   kept: Encoder | Engine
   if way == 'serve':
-    kept = Engine.load(
+    kept = Engine(
       folder,
       f'{folder}-prompts',
       options=ServerOptions(rows=(1,), lengths=(32,), slots=2, dtype=args.dtype),

@@ -24,8 +24,9 @@ from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import adapter as adapters
 from dprjax.models import hub
 from dprjax.models.adapters.prefix import Prefix
-from dprjax.serving.bank import AdapterChoice, Bank, Lease, Shapes
+from dprjax.serving.bank import AdapterChoice, Bank
 from dprjax.serving.metrics import ServerMetrics
+from dprjax.serving.options import ServerOptions
 from dprjax.text import tokenizing
 
 SLOTS = (32, 16)  # vectors
@@ -65,24 +66,23 @@ def of_server(
   bank = Bank(
     backbone.config,
     backbone.params,
-    slots=65,
+    options=ServerOptions(ROWS, LENGTHS, TOKENS, slots=65),
     rows={Prefix: adapters.every()['prefix'].row(backbone.config, size)},
-    shapes=Shapes(ROWS, LENGTHS, TOKENS),
     pad_id=tokenizing.load_tokenizer(backbone.path).pad_id,
     metrics=ServerMetrics(),
     mesh=embedder.server_mesh(1),
   )
   bank.compile()
-  no_prompt, lease = AdapterChoice(None, None, backbone.spec), Lease(0, 0)
+  no_prompt = AdapterChoice(None, None, backbone.spec)
 
   def call(count: int, length: int) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(
-      bank.run([rows[length]] * count, [no_prompt] * count, [lease] * count, count, length)
+      bank.run([rows[length]] * count, [no_prompt] * count, count, length)
     )
 
   return {
     f'slots of {size}, {count} rows of {length}': call(count, length)
-    for count, length in bank.shapes
+    for count, length in bank.options.shapes()
   }
 
 

@@ -330,7 +330,7 @@ def main() -> None:
     soak = Soak(vectors, texts, kinds, args.prompts, args.rate)
     for name, kind in soak.kind_of.items():
       (folder / f'{name}.npz').write_bytes(soak.content(kind))
-    flags = ('--rows=1,4,16', '--queue=4096', f'--host_memory={max(1, 200 * size >> 20)}')
+    flags = ('--rows=1,4,16', f'--host_memory={max(1, 200 * size >> 20)}')
     cases: dict[str, Any] = {}
     for life in ('first', 'second'):
       server = serve.start(folder, 41, flags)

@@ -11,15 +11,18 @@ searches embeddings of dprjax.encode or another retriever; --reranker orders doc
 cross-encoder. /readyz says yes when all batch shapes are compiled. SIGTERM ends it when all
 requests are answered. docs/serving.md describes the interface.
 
-By default it listens only on this machine. Other addresses need --keys: a file with a line
-'read SHA256' or 'admin SHA256' for each API key, or a .toml file with scopes and limits.
+By default it listens only on this machine. Other addresses need --keys: a TOML file with a table
+for each tenant, with the SHA-256 of its API keys, scopes and limits.
 """
 
 import dataclasses
+import gc
+import ipaddress
 import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -28,11 +31,9 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag, switch
 from dprjax.serving import server
-from dprjax.serving.hosts import Hosts, is_loopback
 
 logger = logging.getLogger('dprjax')
 
-_END_S = 1.0  # for threads, after the last answer
 _ORIGIN = re.compile(r'https?://(?:[A-Za-z0-9.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?')
 
 
@@ -54,9 +55,8 @@ class NetworkFlags:
     most=3600,
   )
   allowed_hosts: tuple[str, ...] = flag(
-    'names that requests may use, and whose pages may send requests; default: with --keys any, '
-    'else this '
-    "machine's",
+    'names of this server in requests, such as *.example.org; default: with --keys any, else '
+    'those of this machine',
     (),
     split=',',
     metavar='NAME,NAME,...',
@@ -68,7 +68,6 @@ class NetworkFlags:
     split=',',
     metavar='ORIGIN,ORIGIN,...',
   )
-  max_connections: int = flag('connections at a time', 8192, most=10**6)
   max_requests: int = flag('requests at a time', 512, most=10**6)
   max_inputs: int = flag('texts of a request', 2048, most=10**6)
   max_tokens: int = flag('tokens of a request', 300_000, most=10**9)
@@ -93,7 +92,6 @@ class BatchFlags:
     'padded tokens of a batch (default: 8192, on CPUs 512 for each core)', None, most=2**24
   )
   deadline: int = flag('milliseconds that a text waits for others', 3, most=1000)
-  queue: int = flag('texts of a tenant that may wait', 4096, most=10**7)
   slots: int = flag('prompts on the device, and one for none', 256, most=10**6)
   host_memory: int = flag('megabytes of prompts that the host keeps', 2048, most=2**20)
   tokenizer_threads: int = flag('threads that tokenise', 2, most=256)
@@ -148,7 +146,7 @@ def _command(args: Flags) -> NoReturn:
     if network.keys is None:
       raise InputError(f'--host={network.host} is open to others and needs --keys')
     logger.warning('%s is open to others: put a proxy with TLS before it', network.host)
-  _check_origins(network)
+  _check_names(network)
   # First, so that a taken port is reported before a minute of loading.
   with server.listen(network.host, network.port) as listening:
     app = _make_app(_whole(args))
@@ -159,21 +157,35 @@ def _command(args: Flags) -> NoReturn:
       app,
       network.drain,
       lame_duck=network.lame_duck,
-      connections=network.max_connections,
-      read_seconds=network.timeout,
       root_path=network.root_path.rstrip('/'),
     )
+    threading.Thread(target=_freeze, args=(app.ready,), daemon=True).start()
     running.run(sockets=[listening])
-  ended = app.close(_END_S)
-  status = 130 if running.interrupted else 0
-  logger.info('all requests are answered' if ended else 'the work that was left is dropped')
+  logger.info('ended')
   # An ordinary exit would wait for threads that read a hung disk, and crash while XLA compiles.
   for stream in (sys.stdout, sys.stderr):
     stream.flush()
-  os._exit(status)
+  os._exit(130 if running.interrupted else 0)
 
 
-def _check_origins(network: NetworkFlags) -> None:
+def _freeze(ready: threading.Event) -> None:
+  """Once the server is ready, no collection looks at what stays. That takes a tenth of a second."""
+  ready.wait()
+  gc.freeze()
+
+
+def is_loopback(host: str) -> bool:
+  """Whether only this machine can reach the address."""
+  try:
+    return host == 'localhost' or ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    return False
+
+
+def _check_names(network: NetworkFlags) -> None:
+  for name in network.allowed_hosts:
+    if '*' in name.removeprefix('*.'):
+      raise InputError(f'--allowed_hosts={name}: expected NAME or *.NAME')
   for origin in network.cors:
     if origin == '*' and network.keys is None:
       raise InputError('--cors=* lets every page of a browser use this server; it needs --keys')
@@ -211,14 +223,15 @@ def _make_app(args: Flags) -> Any:
     from dprjax.base import programs
     from dprjax.encoding import embedder
     from dprjax.serving import indexes, keys, tracing
-    from dprjax.serving.app import App, Limits
-    from dprjax.serving.engine import Engine, ServerOptions
+    from dprjax.serving.app import THIS_MACHINE, App
+    from dprjax.serving.engine import Engine
+    from dprjax.serving.options import Limits, ServerOptions
   except ImportError as error:
     raise InputError(f"{error}: pip install 'dprjax[serve]'") from error
   tracing.set_lines(args.watch.log)
   compiled.keep()
   network, batches = args.network, args.batches
-  allowed = keys.Keys.load(network.keys) if network.keys else None
+  allowed = keys.Keys(network.keys) if network.keys else None
   for name, owner in (('texts', 'index'), ('reranker_prompt', 'reranker')):
     if unknown := getattr(args, name).keys() - getattr(args, owner).keys():
       raise InputError(f'--{name}={unknown.pop()}=...: there is no --{owner} of this name')
@@ -231,16 +244,15 @@ def _make_app(args: Flags) -> Any:
     for name, folder in args.reranker.items()
   ]
   assert args.backbone and args.prompts  # see `_whole`
-  engine = Engine.load(
+  engine = Engine(
     args.backbone,
     args.prompts,
     name=args.name,
     options=ServerOptions(
-      rows=tuple(sorted({*batches.rows})),
-      lengths=tuple(sorted({*batches.lengths})),
-      budget=batches.batch_tokens,
+      rows=batches.rows,
+      lengths=batches.lengths,
+      budget=batches.batch_tokens or 0,
       deadline=batches.deadline / 1000,
-      most_queued=batches.queue,
       slots=batches.slots,
       prompt_length=batches.prompt_length,
       host_bytes=batches.host_memory << 20,
@@ -256,8 +268,8 @@ def _make_app(args: Flags) -> Any:
     engine.library.name,
     counted(sum(not about.refused for _, about in served), 'prompts'),
     counted(batches.slots, 'slots for prompts'),
-    engine.bank_bytes / 1e6,
-    engine.backbone_bytes / 1e6,
+    engine.bank.nbytes / 1e6,
+    engine.bank.backbone_bytes / 1e6,
   )
   return App(
     engine,
@@ -274,7 +286,7 @@ def _make_app(args: Flags) -> Any:
       wait=network.max_wait,
       memory=network.max_memory << 20,
     ),
-    Hosts(network.allowed_hosts) if network.allowed_hosts or allowed is None else None,
+    (*THIS_MACHINE, *network.allowed_hosts) if network.allowed_hosts or allowed is None else None,
     network.cors,
     args.watch.log_requests,
   )

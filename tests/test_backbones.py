@@ -54,7 +54,8 @@ def write_backbone(folder, source, model_type='modernbert', pooling='mean', **ke
 @pytest.mark.slow
 def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_path, command):
   pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
-  from dprjax.serving.engine import Engine, ServerOptions
+  from dprjax.serving.engine import Engine
+  from dprjax.serving.options import ServerOptions
 
   write_backbone(tmp_path / 'fresh', trained / 'backbone', local_attention=8)
   corpus = trained / 'data' / 'corpus.jsonl'
@@ -128,7 +129,7 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
   texts = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
   some = [texts[id_] for id_ in stored.ids[:5]]
   options = ServerOptions(rows=(1, 8), lengths=(32,), budget=8 * 48, slots=10, prompt_length=32)
-  engine = Engine.load(tmp_path / 'backbone', folder, options=options)
+  engine = Engine(tmp_path / 'backbone', folder, options=options)
   try:
     engine.ready.result(60)
     asked = [engine.submit(name, 'passage', some) for name in ('whole', 'other')]

@@ -39,6 +39,8 @@ def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
     for flags, says in (
       (('--host=0.0.0.0',), ('--host=0.0.0.0', '--keys')),
       ((f'--keys={tmp_path / "none"}',), 'none'),
+      (('--allowed_hosts=a*b',), '--allowed_hosts=a*b'),
+      (('--cors=*',), '--cors=*'),
       (('--rows=0',), '4096'),
       (('--index=a',), 'NAME=VALUE'),
       (('--index=a=x', '--index=a=y'), ('--index', 'a')),
@@ -70,7 +72,7 @@ def test_a_retriever_is_served_with_its_index(small, tmp_path):  # noqa: F811
       with urllib.request.urlopen(asked) as answer:
         results = json.load(answer)['results']
   finally:
-    app.close()
+    app.engine.close()
   expected = [[hit.id for hit in hits] for hits in found.search(['read json', 'http'], k=2)]
   assert [[hit['id'] for hit in hits] for hits in results] == expected
   assert results[0][0]['text']
@@ -115,7 +117,7 @@ def test_many_retrievers_share_a_backbone(small, tmp_path):  # noqa: F811
           ask('/v1/prompts/qa', method)
         assert refusal.value.code == 409
   finally:
-    app.close()
+    app.engine.close()
   assert (tmp_path / 'all' / 'qa' / 'prompt.npz').exists()
 
 
@@ -190,7 +192,7 @@ def start(small, tmp_path):  # noqa: F811
 @pytest.mark.slow
 def test_a_tenant_is_answered_before_the_flood_of_another(start, tmp_path):
   digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ('flood', 'quiet')}
-  lines = ''.join(f'read {digest} {name}\n' for name, digest in digests.items())
+  lines = ''.join(f'[{name}]\nsha256 = "{digest}"\n' for name, digest in digests.items())
   (tmp_path / 'keys').write_text(lines)
   server = start(f'--keys={tmp_path / "keys"}', '--name=model')
   server.wait()
@@ -264,7 +266,6 @@ def test_servers_share_a_folder_survive_a_kill_and_drain(start, small, tmp_path)
   thread.join()
   np.testing.assert_allclose(answers[0], expected['a'], rtol=0, atol=1e-5)
   assert two.process.wait(60) == 0
-  assert 'all requests are answered' in two.said()
   again.process.send_signal(signal.SIGINT)
   assert again.process.wait(60) == 130
 
@@ -280,4 +281,3 @@ def test_a_server_that_compiles_ends_at_once(start, tmp_path, monkeypatch):
   assert server.ask('GET', '/livez')[0] == 200
   server.process.send_signal(signal.SIGTERM)
   assert server.process.wait(15) == 0
-  assert 'is dropped' in server.said()  # it was not ready

@@ -9,14 +9,14 @@ returns at once, with as large a body, is refused before it is decoded, and wait
 Limits count only in this process: each of n servers behind a balancer allows them.
 """
 
+import contextlib
 import dataclasses
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
 
-from dprjax.serving.batcher import Busy
+from dprjax.serving.options import Limits
 from dprjax.serving.turns import Tenant, Work
 
 _MINUTE = 60.0
@@ -39,6 +39,14 @@ class TenantLimits:
 
 
 UNLIMITED = TenantLimits()
+
+
+class Busy(Exception):
+  """There is no room; retry after ``seconds``."""
+
+  def __init__(self, seconds: float, why: str):
+    super().__init__(f'{why}; try again in {seconds:.0f} s')
+    self.seconds = seconds
 
 
 class _Minute:
@@ -70,47 +78,21 @@ class TooSoon(Busy):
   """A request returned at once after a refusal. Its answer is to wait for `AGAIN_S`."""
 
 
+@dataclasses.dataclass(eq=False)
 class Permit:
-  """An admitted request, until ``with`` ends.
+  """An admitted request.
 
   Attributes:
-    tenant: of the request.
+    size: bytes of its body.
     waiting: seconds of its waiting work.
+    tokens: those that it was counted with.
   """
 
-  def __init__(self, admission: 'Admission', tenant: Tenant, limits: TenantLimits, size: int):
-    self._admission, self.tenant, self._limits, self._size = admission, tenant, limits, size
-    self.waiting, self._counted = 0.0, 0.0
-
-  def __enter__(self) -> Self:
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    self._admission._leave(self)
-
-  def ask(self, work: Work) -> None:
-    """Asks for the device, by an estimate of the work.
-
-    Raises:
-      Busy: the request must be retried later.
-    """
-    self._admission._ask(self, work)
-    self._counted = work.tokens
-
-  def refuse(self) -> None:
-    """Lets no request of its tenant in for a moment that is as large."""
-    now = self._admission._clock()
-    self._admission._refused[self.tenant] = self._size, now + AGAIN_S, now + 1.0
-
-  def know(self, work: Work) -> None:
-    """Replaces the estimate."""
-    self._admission._wait_for(self, work.seconds)
-    self._admission._count(self.tenant, self._limits, work.tokens - self._counted)
-    self._counted = work.tokens
-
-  def spend(self, seconds: float) -> None:
-    """Records finished work."""
-    self._admission._wait_for(self, max(0.0, self.waiting - seconds))
+  tenant: Tenant
+  limits: TenantLimits
+  size: int
+  waiting: float = 0.0
+  tokens: float = 0.0
 
 
 class Admission:
@@ -120,27 +102,8 @@ class Admission:
     waiting: seconds of work by tenant.
   """
 
-  def __init__(
-    self,
-    *,
-    requests: int,
-    wait: float,
-    seconds: float,
-    bytes: int,
-    clock: Callable[[], float] = time.monotonic,
-  ):
-    """See `enter`.
-
-    Args:
-      requests: at a time.
-      wait: the most seconds before the work on a request begins.
-      seconds: the most until it is done, if others are before it.
-      bytes: limit of bodies and vectors kept by all requests.
-      clock: seconds.
-    """
-    self._clock = clock
-    self._requests, self._wait, self._seconds, self._bytes = requests, wait, seconds, bytes
-    self._lock = threading.Lock()
+  def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic):
+    self._limits, self._clock, self._lock = limits, clock, threading.Lock()
     self.waiting: defaultdict[Tenant, float] = defaultdict(float)
     self._active: defaultdict[Tenant, set[Permit]] = defaultdict(set)
     self._minutes: defaultdict[tuple[str, str], _Minute] = defaultdict(_Minute)
@@ -148,8 +111,9 @@ class Admission:
     self._refused: dict[Tenant, tuple[int, float, float]] = {}  # size of one, until when, its end
     self._held = 0
 
-  def enter(self, tenant: Tenant, limits: TenantLimits, size: int = 0) -> Permit:
-    """Lets a request in.
+  @contextlib.contextmanager
+  def enter(self, tenant: Tenant, limits: TenantLimits, size: int = 0) -> Iterator[Permit]:
+    """Lets a request in, until ``with`` ends.
 
     Args:
       size: bytes of the body, which has arrived.
@@ -159,9 +123,9 @@ class Admission:
     """
     with self._lock:
       active = self._active.get(tenant, ())
-      later = max(1.0, min(self.waiting.get(tenant, 0.0), self._seconds))
-      if sum(map(len, self._active.values())) >= self._requests:
-        raise Busy(later, f'{self._requests} requests are answered at a time')
+      later = max(1.0, min(self.waiting.get(tenant, 0.0), self._limits.seconds))
+      if sum(map(len, self._active.values())) >= self._limits.requests:
+        raise Busy(later, f'{self._limits.requests} requests are answered at a time')
       if limits.concurrent is not None and len(active) >= limits.concurrent:
         raise Busy(later, f'this key may have {limits.concurrent} requests at a time')
       self._take(tenant, limits, {'requests': 1.0, 'bytes': float(size)})
@@ -169,46 +133,70 @@ class Admission:
       now = self._clock()
       if size and size >= least and now < until:
         raise TooSoon(max(1.0, end - now), 'a request of this size was refused just now')
-      permit = Permit(self, tenant, limits, size)
+      permit = Permit(tenant, limits, size)
       self._active[tenant].add(permit)
-    return permit
+    try:
+      yield permit
+    finally:
+      self._wait_for(permit, 0.0)
+      with self._lock:
+        self._active[tenant].discard(permit)
+        if not self._active[tenant]:
+          del self._active[tenant]
+          self.waiting.pop(tenant, None)
+          self._room.pop(tenant, None)
 
-  def hold(self, size: int) -> None:
-    """Counts bytes of bodies and answers as kept, until `release`.
+  @contextlib.contextmanager
+  def hold(self, size: int) -> Iterator[None]:
+    """Counts bytes of bodies and answers as kept, until ``with`` ends.
 
     Raises:
       Busy: there would be too many.
     """
-    with self._lock:
-      if self._held + size > self._bytes:
-        raise Busy(1.0, f'requests and answers of {self._held >> 20} MB are being sent')
-      self._held += size
-
-  def release(self, size: int) -> None:
-    """Counts bytes as no longer kept."""
-    with self._lock:
+    if self._held + size > self._limits.memory:
+      raise Busy(1.0, f'requests and answers of {self._held >> 20} MB are being sent')
+    self._held += size
+    try:
+      yield
+    finally:
       self._held -= size
 
-  def forget(self, kept: set[str]) -> None:
-    """Drops the counts of removed tenants."""
-    with self._lock:
-      for name, what in list(self._minutes):
-        if name not in kept:
-          del self._minutes[name, what]
+  def ask(self, permit: Permit, work: Work) -> None:
+    """Asks for the device, by an estimate of the work.
 
-  def _ask(self, permit: Permit, work: Work) -> None:
+    Raises:
+      Busy: the request must be retried later.
+    """
     tenant, now = permit.tenant, self._clock()
     with self._lock:
       before = sum(min(one.waiting, work.seconds) for one in self._active[tenant])
       wait = self._until(tenant, before)
       end = self._until(tenant, before + work.seconds)
-      late = max(wait - self._wait, end - self._seconds)
+      late = max(wait - self._limits.wait, end - self._limits.seconds)
       if late > 0 and end > work.seconds:
         later = self._send_back(tenant, min(late, end - work.seconds), end - wait, now)
-        self._refused[tenant] = permit._size, now + AGAIN_S, now + later
+        self._refused[tenant] = permit.size, now + AGAIN_S, now + later
         raise Busy(later, f'the answer would take {end:.0f} s')
-      self._take(tenant, permit._limits, {'tokens': work.tokens})
+      self._take(tenant, permit.limits, {'tokens': work.tokens})
+      permit.tokens = work.tokens
     self._wait_for(permit, work.seconds)
+
+  def know(self, permit: Permit, work: Work) -> None:
+    """Replaces the estimate."""
+    self._wait_for(permit, work.seconds)
+    if (most := permit.limits.tokens) is not None:
+      minute, more = self._minutes[permit.tenant.name, 'tokens'], work.tokens - permit.tokens
+      minute.take(most, more, self._clock())
+    permit.tokens = work.tokens
+
+  def spend(self, permit: Permit, seconds: float) -> None:
+    """Records finished work."""
+    self._wait_for(permit, max(0.0, permit.waiting - seconds))
+
+  def refuse(self, permit: Permit) -> None:
+    """Lets no request of its tenant in for a moment that is as large."""
+    now = self._clock()
+    self._refused[permit.tenant] = permit.size, now + AGAIN_S, now + 1.0
 
   def _take(self, tenant: Tenant, limits: TenantLimits, costs: dict[str, float]) -> None:
     """Takes all of the costs from the allowances of a minute, or nothing."""
@@ -240,26 +228,12 @@ class Admission:
       own: seconds of its work, at the share of the tenant.
     """
     room = max(self._room.get(tenant, 0.0), now + late)
-    most = now + max(late, self._seconds)
+    most = now + max(late, self._limits.seconds)
     self._room[tenant] = min(room + own, most)
     return max(1.0, min(room, most) - now)
-
-  def _count(self, tenant: Tenant, limits: TenantLimits, tokens: float) -> None:
-    with self._lock:
-      if limits.tokens is not None:
-        self._minutes[tenant.name, 'tokens'].take(limits.tokens, tokens, self._clock())
 
   def _wait_for(self, permit: Permit, seconds: float) -> None:
     with self._lock:
       if seconds != permit.waiting:
         self.waiting[permit.tenant] += seconds - permit.waiting
         permit.waiting = seconds
-
-  def _leave(self, permit: Permit) -> None:
-    self._wait_for(permit, 0.0)
-    with self._lock:
-      self._active[permit.tenant].discard(permit)
-      if not self._active[permit.tenant]:
-        del self._active[permit.tenant]
-        self.waiting.pop(permit.tenant, None)
-        self._room.pop(permit.tenant, None)

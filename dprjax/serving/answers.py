@@ -2,101 +2,68 @@
 
 import asyncio
 import base64
+import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 import orjson
 from jaxtyping import Float
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from dprjax.base.errors import InputError, trail
 from dprjax.serving import messages
-from dprjax.serving.batcher import Busy, NotFinite
-from dprjax.serving.engine import ForeignIds
-from dprjax.serving.library import Changed, NameTaken, UnknownPrompt
+from dprjax.serving.admission import Busy
+from dprjax.serving.library import NameTaken, UnknownPrompt
 
 logger = logging.getLogger('dprjax')
 
 _JSON = 'application/json'
-_ROWS = 64  # vectors of a part of an answer
-
-Rows = Callable[[int, int], Any]  # rows of a range of numbers
+_ROWS = 64  # items of a part of an answer
 
 
+@dataclasses.dataclass(eq=False)
 class Failure(Exception):
-  """An answer that is an error."""
+  """An answer that is an error, in the OpenAI form."""
 
-  def __init__(
-    self,
-    status: int,
-    message: str,
-    *,
-    param: str | None = None,
-    code: str | None = None,
-    headers: dict[str, str] | None = None,
-  ):
-    super().__init__(message)
-    self.response = error_answer(status, message, param, code, headers)
+  status: int
+  message: str
+  param: str | None = None
+  code: str | None = None
+  headers: dict[str, str] | None = None
+
+  @property
+  def response(self) -> Response:
+    kind = 'server_error' if self.status >= 500 else 'invalid_request_error'
+    if self.status == 429:
+      kind = 'rate_limit_error'
+    detail = messages.ErrorDetail(self.message, kind, self.param, self.code)
+    return json_answer(messages.ErrorResponse(detail), self.status, self.headers)
 
 
-def json_answer(
-  content: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
+def json_answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
   """A JSON body."""
   return Response(encode(content), status, headers, media_type=_JSON)
 
 
-def list_answer(content: Sequence[msgspec.Struct]) -> Response:
-  """A JSON body that is a list."""
-  return Response(encode(content), media_type=_JSON)
+async def in_parts(rows: Callable[[int, int], Any], count: int) -> orjson.Fragment:
+  """A list of JSON of ``count`` items, made in parts, between which others are served.
 
-
-def embeddings_answer(
-  content: messages.EmbeddingResponse,
-  vectors: Float[np.ndarray, 'n H'],
-  form: messages.Format,
-  headers: dict[str, str],
-) -> Response:
-  """``content`` with vectors as its data."""
-
-  def rows(start: int, stop: int) -> list[messages.Embedding]:
-    values = written(vectors[start:stop], form)
-    return [messages.Embedding(index=start + i, embedding=one) for i, one in enumerate(values)]
-
-  return filled_answer(content, {'data': rows}, len(vectors), headers)
-
-
-def filled_answer(
-  content: msgspec.Struct | None, lists: Mapping[str, Rows], count: int, headers: dict[str, str]
-) -> Response:
-  """``content`` with its empty lists filled, for many rows in parts.
-
-  So a client that does not read costs only the memory of its vectors, not of their text.
-
-  Args:
-    content: an object; None: the answer is the list itself.
-    lists: the fields with an empty list, in order, with a function for their rows in a range.
-    count: rows of each list.
+  ``rows`` gives the items of a range of numbers.
   """
+  parts = []
+  for start in range(0, count, _ROWS):
+    parts.append(encode(rows(start, min(start + _ROWS, count)))[1:-1])
+    await asyncio.sleep(0)
+  return orjson.Fragment(b'[%s]' % b','.join(parts))
 
-  def parts() -> Iterator[bytes]:
-    rest = b'[]' if content is None else encode(content)
-    for name, rows in lists.items():
-      lead = b'' if content is None else b'"%s":' % name.encode()
-      before, rest = rest.split(lead + b'[]', 1)
-      yield before + lead + b'['
-      for start in range(0, count, _ROWS):
-        yield (b',' if start else b'') + encode(rows(start, min(start + _ROWS, count)))[1:-1]
-      yield b']'
-    yield rest
 
-  if count <= _ROWS:
-    return Response(b''.join(parts()), 200, headers, media_type=_JSON)
-  return StreamingResponse(_once(parts()), 200, headers, media_type=_JSON)
+async def vectors_in(form: messages.Format, vectors: Float[np.ndarray, 'n H']) -> orjson.Fragment:
+  """`in_parts` of vectors in a form of numbers."""
+  return await in_parts(lambda start, stop: written(vectors[start:stop], form), len(vectors))
 
 
 def written(vectors: Float[np.ndarray, 'n H'], form: messages.Format) -> Any:
@@ -113,49 +80,26 @@ def written(vectors: Float[np.ndarray, 'n H'], form: messages.Format) -> Any:
   return packed if form == 'ubinary' else (packed.astype(np.int16) - 128).astype(np.int8)
 
 
-def error_answer(
-  status: int,
-  message: str,
-  param: str | None = None,
-  code: str | None = None,
-  headers: dict[str, str] | None = None,
-) -> Response:
-  """An error in the OpenAI form."""
-  kind = 'server_error' if status >= 500 else 'invalid_request_error'
-  if status == 429:
-    kind = 'rate_limit_error'
-  message = message.encode(errors='backslashreplace').decode()  # half of a surrogate pair
-  detail = messages.ErrorDetail(message, kind, param, code)
-  return json_answer(messages.ErrorResponse(detail), status, headers)
-
-
-def failed(error: Exception, path: str) -> Response:
+def failed(error: Exception, path: str) -> Failure:
   """The answer to a request that raised this."""
-  if isinstance(error, Failure):
-    return error.response
-  if isinstance(error, UnknownPrompt):
-    return error_answer(404, 'there is no such model or prompt', 'model', 'model_not_found')
-  if isinstance(error, NameTaken):
-    return error_answer(409, 'the backbone or a retriever has this name; choose another', 'name')
-  if isinstance(error, Changed):
-    return error_answer(412, str(error), code='precondition_failed')
-  if isinstance(error, Busy):
-    wait = {'retry-after': str(math.ceil(error.seconds))}
-    return error_answer(429, str(error), code='rate_limit_exceeded', headers=wait)
-  if isinstance(error, InputError | NotFinite):
-    return error_answer(422, str(error), 'input' if isinstance(error, ForeignIds) else None)
-  if isinstance(error, OSError):
-    logger.error('%s: %s', path, error)
-    return error_answer(503, f'the server files: {error.strerror or "they cannot be used"}')
+  match error:
+    case Failure():
+      return error
+    case UnknownPrompt():
+      return Failure(404, 'there is no such model or prompt', 'model', 'model_not_found')
+    case NameTaken():
+      return Failure(409, 'the backbone or a retriever has this name; choose another', 'name')
+    case Busy():
+      wait = {'retry-after': str(math.ceil(error.seconds))}
+      return Failure(429, str(error), code='rate_limit_exceeded', headers=wait)
+    case InputError():
+      return Failure(422, str(error))
+    case OSError():
+      logger.error('%s: %s', path, error)
+      return Failure(503, f'the server files: {error.strerror or "they cannot be used"}')
   # The message of an error may repeat the request.
   logger.error('a fault of dprjax in %s: %s', path, trail(error))
-  return error_answer(500, 'a fault of the server')
-
-
-async def _once(parts: Iterator[bytes]) -> Any:
-  for part in parts:
-    yield part
-    await asyncio.sleep(0)  # serve others between parts
+  return Failure(500, 'a fault of the server')
 
 
 def encode(content: Any) -> bytes:

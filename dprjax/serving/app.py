@@ -1,7 +1,7 @@
-"""The HTTP interface: OpenAI embeddings and models, rerank, prompts, search, health.
+"""The server: its paths, keys, hosts, end, and the routes of search and health.
 
-`dialects` has the interfaces of Cohere and Text Embeddings Inference. Bodies of requests and keys
-are never logged.
+`dialects` has those of vectors and reranking, `prompt_routes` those of prompts. Bodies of requests
+and keys are never logged.
 """
 
 import asyncio
@@ -9,58 +9,40 @@ import contextlib
 import logging
 import threading
 import time
-import urllib.parse
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import orjson
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from dprjax.serving import answers, indexes, keys, messages, page, tracing
+from dprjax.serving import answers, keys, messages, page, tracing
 from dprjax.serving.answers import Failure, json_answer
-from dprjax.serving.asked import Limits, Wanted, inputs_of, split, wanted_by
+from dprjax.serving.asked import Wanted, split
 from dprjax.serving.dialects import Dialects
 from dprjax.serving.engine import Engine
-from dprjax.serving.hosts import Hosts
 from dprjax.serving.indexes import ServedIndex, ServedReranker
-from dprjax.serving.keys import ANYONE, Grant
-from dprjax.serving.messages import (
-  EmbeddingRequest,
-  EmbeddingResponse,
-  RerankRequest,
-  RerankResponse,
-  SearchRequest,
-  SearchResponse,
-  Usage,
-  serves,
-)
+from dprjax.serving.keys import ANYONE
+from dprjax.serving.messages import SearchRequest, SearchResponse, Usage, serves
+from dprjax.serving.options import Limits
 from dprjax.serving.prompt_routes import PromptRoutes
-from dprjax.serving.service import Left, Service
+from dprjax.serving.service import Left
 
 logger = logging.getLogger('dprjax')
 
-_T = TypeVar('_T')
 _Handler = Callable[[Request], Awaitable[Response]]
+THIS_MACHINE = ('localhost', '*.localhost', '127.0.0.1', '[::1]')
 _LEFT = 499  # the status of nginx for a client that left
 _FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
-_USAGE_S = 600.0  # between lines of the log about the use of keys
-_EXPOSED = (
-  'etag',
-  'retry-after',
-  'server-timing',
-  'x-request-id',
-  'x-dprjax-backbone-sha256',
-  'x-dprjax-prompt-sha256',
-  'x-dprjax-truncated',
-)
 
 
-class App(Service):
+class App(Dialects, PromptRoutes):
   """The server of an engine, with its indexes and rerankers.
 
   Attributes:
@@ -76,7 +58,7 @@ class App(Service):
     rerankers: Sequence[ServedReranker] = (),
     allowed: keys.Keys | None = None,
     limits: Limits | None = None,
-    hosts: Hosts | None = None,
+    hosts: Sequence[str] | None = None,
     origins: Sequence[str] = (),
     log_requests: bool = False,
   ):
@@ -87,47 +69,44 @@ class App(Service):
       indexes, rerankers: for searches and reranking.
       allowed: the keys; None: no key is needed.
       limits: see `Limits`.
-      hosts: allowed host names of requests; None: any. Should be given without keys.
+      hosts: names of this server in requests, as *.example.org; None: any. Without keys, names of
+        other sites should have no answer: they may point to this machine (DNS rebinding).
       origins: other sites whose pages may send requests, such as https://example.org; '*': all.
       log_requests: whether each request gets a log line.
     """
     self._log_requests = log_requests
     super().__init__(engine, indexes, rerankers, limits or Limits())
-    self._keys, self._hosts, self._origins = allowed, hosts, frozenset(origins)
-    if allowed is not None:
-      allowed.changed = self._keys_changed
-    self._told_usage: dict[str, tuple[float, float]] = {}
-    self._usage_at = time.monotonic() + _USAGE_S
+    self._keys = allowed
+    self._guards = [
+      Middleware(TrustedHostMiddleware, allowed_hosts=hosts or ['*'], www_redirect=False)
+    ]
     self.ready, self.failed = threading.Event(), ''
-    self._compiling: threading.Thread | None = None
     self._draining = False
     served = {
-      handler.operation: getattr(part, name)
-      for part in (self, PromptRoutes(self), Dialects(self))
-      for name, handler in vars(type(part)).items()
-      if hasattr(handler, 'operation')
+      operation: getattr(self, name)
+      for part in (App, PromptRoutes, Dialects)
+      for name, handler in vars(part).items()
+      for operation in getattr(handler, 'operations', ())
     }
-    document = messages.openapi([*served], self.limits.bytes, self.limits.prompt_bytes)
-    self._document = document
+    self._document = messages.openapi([*served])
+    cors = Middleware(
+      CORSMiddleware,
+      allow_origins=origins,
+      allow_methods=('GET', 'POST', 'PUT', 'DELETE'),
+      allow_headers=('*',),  # clients send custom headers
+      expose_headers=('*',),
+    )
     self._routes = Starlette(
       routes=[
-        Route('/', _shows(page.read())),
-        Route('/docs', _shows(page.reference(document))),
+        Route('/', _shows('page.html')),
+        Route('/docs', _shows('reference.html')),
         Route('/openapi.json', self._openapi),
         *(self._route(operation, handler) for operation, handler in served.items()),
       ],
-      exception_handlers={404: _no_such_path, 405: _no_such_method},
+      middleware=[cors] if origins else [],
+      exception_handlers={HTTPException: _no_route},
     )
     self._routes.router.redirect_slashes = False
-    self._outer: Any = self._routes
-    if origins:
-      self._outer = CORSMiddleware(
-        self._routes,
-        allow_origins=origins,
-        allow_methods=('GET', 'POST', 'PUT', 'DELETE'),
-        allow_headers=('*',),  # clients send custom headers
-        expose_headers=_EXPOSED,
-      )
 
   async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
     """The ASGI application. While it drains, every answer ends its connection."""
@@ -136,10 +115,6 @@ class App(Service):
     names = {name for name, _ in scope.get('headers', ())}
     # Both may be an attempt to smuggle a request (RFC 9112, section 6.1).
     ends = {b'content-length', b'transfer-encoding'} <= names
-    root = scope.get('root_path', '')
-    target = scope['path'].removeprefix(root)
-    if not target.startswith('/'):  # in absolute form, as to a proxy
-      scope['path'] = root + (urllib.parse.urlsplit(target).path or '/')
 
     async def tell(message: Any) -> None:
       if message['type'] == 'http.response.start':
@@ -149,26 +124,23 @@ class App(Service):
         message['headers'] = [*message.get('headers', ()), *own]
       await send(message)
 
-    with tracing.of_request(id):
-      await self._outer(scope, receive, tell)
+    tracing.current.set(id)  # each request has a context of its own
+    with contextlib.ExitStack() as stack:
+      scope['state']['stack'] = stack  # closed when the answer is sent
+      await self._routes(scope, receive, tell)
 
   def start(self) -> None:
     """Compiles in a thread."""
-    self._compiling = threading.Thread(target=self.compile, name='compile', daemon=True)
-    self._compiling.start()
+    threading.Thread(target=self.compile, name='compile', daemon=True).start()
 
   def compile(self) -> None:
     """Waits for the engine, compiles the other shapes, and sets ``ready``."""
     try:
       self.engine.ready.result()
-      parts: list[ServedIndex | ServedReranker] = [
-        *self.indexes.values(),
-        *self.rerankers.values(),
-      ]
-      for part in parts:
-        if self._draining:
-          return
-        part.compile()
+      for index in self.indexes.values():
+        index.compile()
+      for reranker in self.rerankers.values():
+        reranker.compile()
     except Exception as error:  # /readyz says it
       self.failed = f'{type(error).__name__}: {error}'
       logger.error('the server cannot become ready: %s', self.failed.partition('\n')[0])
@@ -179,23 +151,9 @@ class App(Service):
     """Makes ``/readyz`` answer no; requests are still answered, and end their connections."""
     self._draining = True
 
-  def close(self, seconds: float | None = None) -> bool:
-    """Ends the threads after their last work; returns whether they ended.
-
-    Args:
-      seconds: drop waiting work, and wait at most this long for each thread.
-    """
-    ended = self.engine.close(drop=seconds is not None, seconds=seconds)
-    if self._compiling is not None:
-      self._compiling.join(seconds)
-      ended &= not self._compiling.is_alive()
-    self.files.shutdown(wait=seconds is None, cancel_futures=True)
-    self._tell_usage()
-    return ended
-
   def _route(self, operation: messages.Operation, handler: _Handler) -> Route:
     """A route with keys, limits, metrics and OpenAI errors. Without a role it is open."""
-    metrics, path, method = self.engine.metrics, operation.path, operation.method
+    path, method = operation.path, operation.method
     role, label = operation.role, f'{operation.method} {operation.shown}'
     if not role:
       return Route(path, handler, methods=[method])
@@ -204,27 +162,22 @@ class App(Service):
       started = time.monotonic()
       request.state.model, request.state.grant = '', ANYONE
       try:
-        self._check_host(request)
-        request.state.grant = self._grant(request, role)
+        self._check_key(request, role)
         if method == 'POST' and not self.ready.is_set():
           raise Failure(503, self.failed or 'still compiling; ask /readyz')
         response = await handler(request)
       except (Left, ClientDisconnect):
         response = Response(status_code=_LEFT)
       except Exception as error:  # a fault of one request must not end the server
-        response = answers.failed(error, path)
+        response = answers.failed(error, path).response
       seconds = time.monotonic() - started
-      response.headers['server-timing'] = f'total;dur={1000 * seconds:.1f}'
-      model, tenant = request.state.model, request.state.grant.tenant.name
-      metrics.count_request(label, model, response.status_code, tenant)
-      metrics.request_seconds.labels(label).observe(seconds)
+      model, tenant = request.state.model, request.state.grant.name
+      self.engine.metrics.count_request(label, model, response.status_code, tenant, seconds)
       if self._log_requests:
         self._log(request, label, response.status_code, seconds)
-      if started > self._usage_at:
-        self._tell_usage()
       return response
 
-    return Route(path, _Whole(answer), methods=[method])
+    return Route(path, answer, methods=[method], middleware=self._guards)
 
   def _log(self, request: Request, label: str, status: int, seconds: float) -> None:
     state = request.state
@@ -233,30 +186,16 @@ class App(Service):
       'status': status,
       'seconds': round(seconds, 6),
       'model': state.model,
-      'tenant': state.grant.tenant.name,
+      'tenant': state.grant.name,
       'client': request.client.host if request.client else '',
     }
-    tracing.log_request(f'{label} {status} {1000 * seconds:.1f} ms {state.model}', fields)
+    line = f'{label} {status} {1000 * seconds:.1f} ms {state.model}'
+    logger.info(line, extra={tracing.FIELDS: fields})
 
-  def _check_host(self, request: Request) -> None:
-    """Refuses pages of other sites, which a browser on this machine may show."""
-    if self._hosts is None:
-      return
-    if not self._hosts.allow(request.headers.get('host', '')):
-      raise Failure(
-        403, 'this server does not answer under this name; start it with --allowed_hosts=NAME'
-      )
-    origin = request.headers.get('origin')
-    if origin is None or not self._origins.isdisjoint((origin, '*')):
-      return
-    if not self._hosts.allow_origin(origin):
-      raise Failure(
-        403, 'pages of other sites may not ask this server; start it with --cors=ORIGIN'
-      )
-
-  def _grant(self, request: Request, role: str) -> Grant:
+  def _check_key(self, request: Request, role: str) -> None:
+    """Finds the rights of the request. Raises Failure without this one."""
     if self._keys is None:
-      return ANYONE
+      return
     grant = self._keys.find(request.headers.get('authorization', ''))
     if grant is None:
       raise Failure(
@@ -268,38 +207,6 @@ class App(Service):
     request.state.grant = grant
     if not grant.may(role):
       raise Failure(403, f'this key lacks the scope {role}')
-    return grant
-
-  def _keys_changed(self) -> None:
-    """Forgets tenants without a key."""
-    assert self._keys is not None
-    self._tell_usage()
-    self.admission.forget(self._keys.tenants)
-    self.engine.metrics.forget_tenants(self._keys.tenants)
-
-  def _tell_usage(self) -> None:
-    """Logs the requests of each tenant since the last time."""
-    self._usage_at = time.monotonic() + _USAGE_S
-    usage = self.engine.metrics.usage()
-    for tenant, now in sorted(usage.items()):
-      before = self._told_usage.get(tenant, (0.0, 0.0))
-      if now != before:
-        asked, tokens = (new - old for new, old in zip(now, before, strict=True))
-        logger.info('use of key %s: %d requests, %d tokens', tenant, asked, tokens)
-    self._told_usage = usage
-
-  @serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
-  async def _embeddings(self, request: Request) -> Response:
-    asked = await self.read(request, EmbeddingRequest)
-    wanted = wanted_by(asked)
-    tokens, vectors = await self.embed(request, wanted, inputs_of(asked), 'input')
-    content = EmbeddingResponse(
-      data=[],
-      model=asked.model,
-      usage=Usage(tokens.total, tokens.total),
-      truncated=tokens.truncated,
-    )
-    return answers.embeddings_answer(content, vectors, wanted.form, self.headers(tokens))
 
   @serves(
     'POST', '/v1/search', 'The best passages of an index', SearchResponse, asked=SearchRequest
@@ -310,17 +217,15 @@ class App(Service):
     wanted = Wanted(name, side)
     queries = [asked.query] if isinstance(asked.query, str) else asked.query
     self.check_sees(request, name)
-    index = await self.on_files(lambda: self._choose_index(request, name, asked.index))
+    index = await asyncio.to_thread(self._choose_index, request, name, asked.index)
     k = 10 if asked.k is None else asked.k
     if k > index.most:
       raise Failure(413, f'k is {k}; {index.most} at most', param='k')
-    engine, tenant, spent = self.engine, request.state.grant.tenant, request.state.permit.spend
     more = index.seconds(len(queries))
     tokens, vectors = await self.embed(request, wanted, queries, 'query', more)
-    index.check(tokens.version, engine)
-    steps = index.find(vectors)
-    top = await self.wait(request, engine.batcher.submit_steps(steps, tenant, spent))
-    found = await self.wait(request, engine.pool.submit(tenant, index.rank(top, queries, k)))
+    index.check(tokens.version, self.engine)
+    top = await self.on_device(request, index.find(vectors))
+    found = await self.on_threads(request, index.rank(top, queries, k))
     content = SearchResponse(
       model=asked.model,
       index=index.name,
@@ -332,61 +237,36 @@ class App(Service):
 
   def _choose_index(self, request: Request, name: str, asked: str | None) -> ServedIndex:
     """The index; by default the one named in the prompt, the one with its name, or the only one."""
-    grant = request.state.grant
-    seen = [one for one in self.indexes if grant.may_use('indexes', one)]
+    may_use = request.state.grant.may_use
+    seen = [one for one in self.indexes if may_use('indexes', one)]
     if asked is None:
-      named = self.engine.library.get(name).meta.get('index')
-      names = [one for one in (named, name) if isinstance(one, str) and one in seen]
-      names += seen if len(seen) == 1 else []
-      if not names:
-        known = ', '.join(seen)
-        raise Failure(
-          404,
-          f'say which index to search: one of {known}'
-          if known
-          else 'this server has no index to search; start it with --index=NAME=DIR',
-          param='index',
-        )
-      asked = names[0]
-    if asked not in seen:
-      raise Failure(404, 'there is no such index', param='index', code='index_not_found')
-    return self.indexes[asked]
-
-  @serves('POST', '/v1/rerank', 'Documents by relevance', RerankResponse, asked=RerankRequest)
-  async def _rerank(self, request: Request) -> Response:
-    asked = await self.read(request, RerankRequest)
-    texts = [one if isinstance(one, str) else one.text for one in asked.documents]
-    name = self.reranker(request, asked.model)
-    self.check_cut(name, asked.max_tokens_per_doc)
-    logits, total = await self.score(request, name, asked.query, texts, 'documents')
-    scores = indexes.probabilities(logits)
-    order = np.argsort(-logits, kind='stable')[: asked.top_n]
-    results = [
-      messages.Ranked(
-        int(i), float(scores[i]), messages.Document(texts[i]) if asked.return_documents else None
+      own = (self.engine.library.get(name).meta.get('index'), name)
+      names = [*own, *seen] if len(seen) == 1 else [*own]
+    else:
+      names = [asked]
+    found = next((one for one in names if one in seen), None)
+    if found is None:
+      raise Failure(
+        404,
+        f'there is no such index, or it must be named; known: {", ".join(seen) or "none"}',
+        param='index',
+        code='index_not_found',
       )
-      for i in order
-    ]
-    return json_answer(RerankResponse(name, results, Usage(total, total)))
+    return self.indexes[found]
 
   @serves('GET', '/livez', 'Whether the process answers', str, role='')
   async def _livez(self, request: Request) -> Response:
     return PlainTextResponse('ok\n')
 
-  @serves('GET', '/healthz', 'As /livez', str, role='')
-  async def _healthz(self, request: Request) -> Response:
-    return PlainTextResponse('ok\n')
-
   @serves('GET', '/health', 'As /readyz', str, role='', statuses=(200, 503))
-  async def _health(self, request: Request) -> Response:
-    return await self._readyz(request)
-
   @serves('GET', '/readyz', 'Whether all is compiled', str, role='', statuses=(200, 503))
   async def _readyz(self, request: Request) -> Response:
     reason = 'draining' if self._draining else 'failed' if self.failed else 'compiling'
     if self.ready.is_set() and not self._draining:
       try:
-        found = await asyncio.wait_for(self.on_files(self.engine.library.folder.is_dir), _FOLDER_S)
+        found = await asyncio.wait_for(
+          asyncio.to_thread(self.engine.library.folder.is_dir), _FOLDER_S
+        )
       except (OSError, TimeoutError):
         found = False
       if found:
@@ -396,7 +276,7 @@ class App(Service):
 
   @serves('GET', '/metrics', 'Counts and times, for Prometheus', str, role=keys.METRICS)
   async def _metrics(self, request: Request) -> Response:
-    content = await self.on_files(self.engine.metrics.text)
+    content = await asyncio.to_thread(self.engine.metrics.text)
     return Response(content, media_type='text/plain; version=0.0.4; charset=utf-8')
 
   async def _openapi(self, request: Request) -> Response:
@@ -405,9 +285,9 @@ class App(Service):
     return Response(content, media_type='application/json')
 
 
-def _shows(made: tuple[bytes, dict[str, str]]) -> _Handler:
+def _shows(name: str) -> _Handler:
   """The handler of a page."""
-  content, headers = made
+  content, headers = page.read(name)
 
   async def show(request: Request) -> Response:
     return Response(content, headers=headers, media_type='text/html')
@@ -415,26 +295,6 @@ def _shows(made: tuple[bytes, dict[str, str]]) -> _Handler:
   return show
 
 
-class _Whole:
-  """An ASGI application that keeps ``request.state.stack`` open until the answer is sent."""
-
-  def __init__(self, answer: _Handler):
-    self._answer = answer
-
-  async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-    request = Request(scope, receive, send)
-    with contextlib.ExitStack() as stack:
-      request.state.stack = stack
-      response = await self._answer(request)
-      await response(scope, receive, send)
-
-
-async def _no_such_path(request: Request, error: Exception) -> Response:
-  return answers.error_answer(404, 'there is no such path; see /openapi.json')
-
-
-async def _no_such_method(request: Request, error: Exception) -> Response:
-  headers = getattr(error, 'headers', None)
-  return answers.error_answer(
-    405, 'this path does not take this method; see /openapi.json', headers=headers
-  )
+async def _no_route(request: Request, error: Any) -> Response:
+  message = f'{error.detail}; see /openapi.json'
+  return Failure(error.status_code, message, headers=error.headers).response

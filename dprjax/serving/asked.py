@@ -1,6 +1,5 @@
 """Requests for vectors, in the terms of several interfaces."""
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -13,71 +12,11 @@ from dprjax.encoding import codes
 from dprjax.serving.answers import Failure
 from dprjax.serving.engine import Tokens
 from dprjax.serving.library import UnknownPrompt
-from dprjax.serving.messages import Document, EmbeddingRequest, Format
-from dprjax.serving.turns import Steps, Work
+from dprjax.serving.messages import Document
+from dprjax.serving.turns import Steps
 from dprjax.text.vector_spec import SIDES
 
 _T = TypeVar('_T')
-
-# Other words, such as classification, do not change the side.
-_SIDE_OF = {
-  'query': 'query',
-  'search_query': 'query',
-  'retrieval.query': 'query',
-  'code.query': 'query',
-  'passage': 'passage',
-  'document': 'passage',
-  'search_document': 'passage',
-  'retrieval.passage': 'passage',
-  'code.passage': 'passage',
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-  """Limits of a request, and of all requests together.
-
-  Attributes:
-    bytes, prompt_bytes: of a body, and of an uploaded prompt file.
-    inputs: texts, queries or documents.
-    tokens: of all texts, after truncation.
-    requests: answered at a time.
-    seconds: for the request to arrive, and again for the answer.
-    wait: the most seconds before the work on a request begins, by a prediction.
-    memory: bytes of bodies and answers of all requests.
-  """
-
-  bytes: int = 8 << 20
-  prompt_bytes: int = 256 << 20
-  inputs: int = 2048
-  tokens: int = 300_000
-  requests: int = 512
-  seconds: float = 60
-  wait: float = 10
-  memory: int = 1 << 30
-
-  def check_texts(self, number: int, param: str) -> None:
-    """Raises Failure if a request has too many texts."""
-    if number > self.inputs:
-      raise Failure(413, f'{number} texts; {self.inputs} at most', param=param)
-
-  def check_values(self, number: int) -> None:
-    """Raises Failure if a body has more values than texts, token ids and their fields make."""
-    most = self.tokens + 16 * self.inputs
-    if number > most:
-      raise Failure(413, f'{number:,} values in the JSON; {most:,} at most')
-
-  def check_work(self, work: Work, param: str) -> None:
-    """Raises Failure if the texts of a request have too many tokens, or take too long alone."""
-    if work.tokens > self.tokens:
-      raise Failure(413, f'{work.tokens:.0f} tokens; {self.tokens} at most', param=param)
-    if work.seconds > self.seconds:
-      raise Failure(
-        413,
-        f'these texts take about {work.seconds:.0f} s, an answer {self.seconds:g} s at most; send '
-        'them in parts',
-        param=param,
-      )
 
 
 class Wanted(NamedTuple):
@@ -86,7 +25,6 @@ class Wanted(NamedTuple):
   Attributes:
     name, side: of the prompt.
     said: whether the request names the side.
-    form: of the numbers in the answer.
     dimensions: None: all.
     normalize: whether vectors get length 1; None: by the prompt.
     cut: whether texts that are too long may lose their end.
@@ -95,7 +33,6 @@ class Wanted(NamedTuple):
   name: str
   side: str
   said: bool = True
-  form: Format = 'float'
   dimensions: int | None = None
   normalize: bool | None = None
   cut: bool = True
@@ -139,10 +76,8 @@ def decode(content: bytes, kind: type[_T]) -> _T:
     return msgspec.json.decode(content, type=kind)
   except msgspec.ValidationError as error:
     raise Failure(400, str(error), param=_field(str(error))) from error
-  except (msgspec.DecodeError, UnicodeDecodeError) as error:
+  except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
     raise Failure(400, f'the body is not JSON, or a text is not Unicode: {error}') from error
-  except RecursionError as error:
-    raise Failure(400, 'the body is too deep') from error
 
 
 def count_values(content: bytes) -> Steps:
@@ -176,31 +111,18 @@ def split(model: str, default: str, said: Mapping[str, str | None] = {}) -> tupl
   elif side not in SIDES:
     raise UnknownPrompt(model)
   for field, word in said.items():
-    other = _SIDE_OF.get(word or '', '')
+    other = _side_of(word or '')
     if side and other and side != other:
       raise Failure(400, f'{field} says {other}, and another field says {side}', param=field)
     side = side or other
   return name, side or default, bool(side or any(said.values()))
 
 
-def wanted_by(asked: EmbeddingRequest) -> Wanted:
-  """The vectors of an embeddings request. Raises as `split`."""
-  said = {'input_type': asked.input_type, 'task': asked.task}
-  forms = {asked.encoding_format, asked.embedding_type} - {None}
-  if len(forms) > 1:
-    raise Failure(400, 'it is not the encoding_format', param='embedding_type')
-  return Wanted(
-    *split(asked.model, 'passage', said),
-    form=asked.encoding_format or asked.embedding_type or 'float',
-    dimensions=asked.dimensions,
-    normalize=asked.normalized,
-    cut=asked.truncate is not False,
-  )
-
-
-def inputs_of(asked: EmbeddingRequest) -> list[Any]:
-  """Texts, or lists of token ids."""
-  return inputs(asked.input, 'input')
+def _side_of(task: str) -> str:
+  """The side that a `messages.Task` names, or ''."""
+  if task.endswith('query'):
+    return 'query'
+  return 'passage' if task.endswith(('passage', 'document')) else ''
 
 
 def inputs(given: str | Sequence[Any], param: str) -> list[Any]:

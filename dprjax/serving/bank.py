@@ -8,9 +8,8 @@ donated ``dynamic_update_slice``). Nothing is compiled after `compile`.
 import collections
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +28,7 @@ from dprjax.models.adapter import Adapter, Several, allocate, pad, write
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.serving.metrics import ServerMetrics
+from dprjax.serving.options import ServerOptions
 from dprjax.text.vector_spec import VectorSpec
 
 # Columns of the numbers of a batch: the length of each text, how it becomes a vector, its row in
@@ -51,52 +51,10 @@ class AdapterChoice:
   spec: VectorSpec
 
 
-class Lease(NamedTuple):
-  """A slot and its generation. Later the slot may have another prompt."""
-
-  slot: int
-  generation: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Shapes:
-  """The shapes of batches: rows and padded lengths within a budget of padded tokens."""
-
-  rows: tuple[int, ...]
-  lengths: tuple[int, ...]
-  budget: int
-
-  def most_rows(self, length: int, most: int) -> int:
-    """The most rows of this padded length, up to ``most`` if possible."""
-    fitting = [rows for rows in self.rows if rows <= most and rows * length <= self.budget]
-    return max(fitting, default=self.rows[0])
-
-  def __iter__(self) -> Iterator[tuple[int, int]]:
-    for rows, length in itertools.product(self.rows, self.lengths):
-      if rows == self.rows[0] or rows * length <= self.budget:
-        yield rows, length
-
-  def bucket(self, tokens: int) -> int:
-    """The padded length of a row."""
-    return next(length for length in self.lengths if tokens <= length)
-
-  def choose_rows(self, waiting: int, most: int) -> int:
-    """The rows of a batch for this many waiting texts, ``most`` at most.
-
-    A batch more than an eighth empty shrinks to the next smaller one; the rest follows at once.
-    """
-    fitting = [rows for rows in self.rows if rows <= most]
-    larger = next((rows for rows in fitting if rows >= waiting), fitting[-1])
-    smaller = max([rows for rows in fitting if rows <= waiting], default=fitting[0])
-    return larger if waiting * 8 >= larger * 7 else smaller
-
-
 class Bank:
   """K slots of adapters on devices that share the backbone. One thread uses it.
 
-  Attributes:
-    slots: K, including the empty slot 0.
-    generations: how often each slot was written.
+  K, the number of slots, includes the empty slot 0.
   """
 
   def __init__(
@@ -104,50 +62,39 @@ class Bank:
     config: EncoderConfig,
     params: Any,
     *,
-    slots: int,
+    options: ServerOptions,
     rows: Mapping[type[Adapter], Adapter],
-    shapes: Shapes,
     pad_id: int,
     metrics: ServerMetrics,
     mesh: Mesh,
-    dtype: str = 'auto',
   ):
     """Allocates the bank.
 
     Args:
       params: its parameters, as for ``embedder.place_backbone``.
-      slots: K, more than the rows of the largest batch.
       rows: of the bank of each kind, one that changes nothing.
       metrics: counts loads and evictions.
       mesh: the devices; they split the backbone by the axis ``model``, and each has the whole bank.
-      dtype: of arithmetic and bank, as for an ``Encoder``.
 
     Raises:
       InputError: too few slots.
     """
-    if slots <= max(shapes.rows):
+    if options.slots <= options.rows[-1]:
       raise InputError(
-        f'--slots={slots}: a batch of {max(shapes.rows)} rows needs {max(shapes.rows) + 1} (one is '
-        'empty)'
+        f'--slots={options.slots}: a batch of {options.rows[-1]} rows needs more (one is empty)'
       )
-    self.slots, self.shapes = slots, shapes
-    self._config, self._pad_id, self._arithmetic, self._metrics = (
-      config,
-      pad_id,
-      encoder_config.arithmetic(dtype, 'dtype'),
-      metrics,
-    )
+    self.options, self._config, self._pad_id, self._metrics = options, config, pad_id, metrics
+    arithmetic = encoder_config.arithmetic(options.dtype, 'dtype')
     self._ways = [VectorSpec(name, scaled) for name in poolings.every() for scaled in (False, True)]
     self._everywhere = meshes.replicated(mesh)
-    self._options = EncoderOptions.of(self._arithmetic, *meshes.activations(mesh))
-    self._params = place_backbone(mesh, config, params, self._arithmetic)
+    self._encoder_options = EncoderOptions.of(arithmetic, *meshes.activations(mesh))
+    self._params = place_backbone(mesh, config, params, arithmetic)
     self._kinds, self._rows = list(rows), list(rows.values())
-    activations = self._arithmetic.activations
-    program = self._jit(lambda: [allocate(row, slots, activations) for row in self._rows])
+    dtype = arithmetic.activations
+    program = self._jit(lambda: [allocate(row, options.slots, dtype) for row in self._rows])
     self._banks = jax.block_until_ready(program())
-    self.generations = [0] * slots
     self._slot_of: collections.OrderedDict[Hashable, int] = collections.OrderedDict()
-    self._free = list(range(slots - 1, 0, -1))
+    self._free = list(range(options.slots - 1, 0, -1))
     self._programs: dict[tuple[int, int], Any] = {}
     self._writes: list[Any] = []
 
@@ -183,73 +130,47 @@ class Bank:
       program = self._jit(write, donate_argnums=0)
       self._writes.append(program.lower(bank, *self._shapes((row, np.int32(0)))).compile())
     embed = self._jit(self._embed)
-    for rows, length in self.shapes:
+    for rows, length in self.options.shapes():
       batch = np.empty((rows, length), np.int32), np.empty((rows, ROWS + len(banks)), np.int32)
       args = (self._params, banks, *self._shapes(batch))
       lower = functools.partial(embed.lower, *args)
       if programs is None or others:
         program, loaded = lower().compile(), False
       else:
-        about = self._config, self._options, self._ways, self._kinds
+        about = self._config, self._encoder_options, self._ways, self._kinds
         program, loaded = programs.compile(about, lower, args, 0, device)
       self._programs[rows, length] = program
       # The first run may still allocate and load. A CPU does neither for a program that is loaded.
       if not loaded or device.platform != 'cpu' or len(self._programs) == 1:
-        np.asarray(self.run([], [], [], rows, length))
-
-  def assign(self, choices: Sequence[AdapterChoice], wanted: Mapping[Hashable, int]) -> list[Lease]:
-    """Leases slots for the adapters of one batch, and writes missing ones.
-
-    The least recently used are evicted first: those without queued texts before the others, and
-    never one of this batch.
-
-    Args:
-      wanted: the number of queued texts by key.
-    """
-    needed = {choice.key for choice in choices}
-    leases = []
-    for choice in choices:
-      if choice.key is None:
-        leases.append(Lease(0, 0))
-        continue
-      slot = self._slot_of.get(choice.key)
-      if slot is None:
-        slot = self._free.pop() if self._free else self._evict(needed, wanted)
-        self._fill(slot, choice)
-        self._slot_of[choice.key] = slot
-        self._metrics.loads.labels('device').inc()
-      self._slot_of.move_to_end(choice.key)
-      leases.append(Lease(slot, self.generations[slot]))
-    self._metrics.resident.labels('device').set(len(self._slot_of))
-    return leases
+        np.asarray(self.run([], [], rows, length))
 
   def run(
     self,
     rows: Sequence[Int[np.ndarray, ' T']],
     choices: Sequence[AdapterChoice],
-    leases: Sequence[Lease],
     count: int,
     length: int,
   ) -> Float[Array, 'B H']:
     """Starts a batch and returns its vectors before they are computed.
 
+    Missing adapters are written into slots. The least recently used are evicted, but none of this
+    batch.
+
     Args:
       rows: token ids, at most ``count`` rows of at most ``length``.
-      count, length: one of ``shapes``.
-
-    Raises:
-      RuntimeError: a slot was written since its lease.
+      choices: of the rows.
+      count, length: a shape of the options.
     """
     tokens = np.full((count, length), self._pad_id, np.int32)
     numbers = np.zeros((count, ROWS + len(self._kinds)), np.int32)
-    for i, (ids, choice, lease) in enumerate(zip(rows, choices, leases, strict=True)):
-      if self.generations[lease.slot] != lease.generation:
-        raise RuntimeError(f'slot {lease.slot} holds another prompt by now')
+    needed = {one.key for one in choices}
+    for i, (ids, choice) in enumerate(zip(rows, choices, strict=True)):
       tokens[i, : len(ids)] = ids
       way = self._ways.index(VectorSpec(choice.spec.pooling, choice.spec.normalize))
       numbers[i, :ROWS] = len(ids), way
       if choice.adapter is not None:
-        numbers[i, ROWS + self._kinds.index(type(choice.adapter))] = lease.slot
+        slot = self._slot(choice, needed)
+        numbers[i, ROWS + self._kinds.index(type(choice.adapter))] = slot
     program = self._programs[count, length]
     return program(self._params, self._banks, *jax.device_put((tokens, numbers), self._everywhere))
 
@@ -266,20 +187,26 @@ class Bank:
       self._ways,
       numbers[:, WAY],
       adapter=Several(tuple(banks)).choose(numbers[:, ROWS:]),
-      options=self._options,
+      options=self._encoder_options,
     )
 
-  def _fill(self, slot: int, choice: AdapterChoice) -> None:
-    assert choice.adapter is not None
-    kind = self._kinds.index(type(choice.adapter))
-    row = pad(choice.adapter.row(), self._rows[kind])
-    self._banks[kind] = self._writes[kind](
-      self._banks[kind], *jax.device_put((row, np.int32(slot)), self._everywhere)
-    )
-    self.generations[slot] += 1
-
-  def _evict(self, needed: set[Hashable | None], wanted: Mapping[Hashable, int]) -> int:
-    free = (key for key in self._slot_of if key not in needed and not wanted.get(key))
-    key = next(free, None) or next(key for key in self._slot_of if key not in needed)
-    self._metrics.evictions.labels('device').inc()
-    return self._slot_of.pop(key)
+  def _slot(self, choice: AdapterChoice, needed: set[Hashable | None]) -> int:
+    """The slot of an adapter; it may not take that of one that is needed."""
+    slot = self._slot_of.get(choice.key)
+    if slot is None:
+      if self._free:
+        slot = self._free.pop()
+      else:
+        slot = self._slot_of.pop(next(key for key in self._slot_of if key not in needed))
+        self._metrics.evictions.labels('device').inc()
+      assert choice.adapter is not None
+      kind = self._kinds.index(type(choice.adapter))
+      row = pad(choice.adapter.row(), self._rows[kind])
+      self._banks[kind] = self._writes[kind](
+        self._banks[kind], *jax.device_put((row, np.int32(slot)), self._everywhere)
+      )
+      self._slot_of[choice.key] = slot
+      self._metrics.loads.labels('device').inc()
+      self._metrics.resident.labels('device').set(len(self._slot_of))
+    self._slot_of.move_to_end(choice.key)
+    return slot

@@ -24,12 +24,13 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from dprjax.base.errors import InputError
 from dprjax.base.programs import Programs
 from dprjax.encoding.embedder import rows_within
 from dprjax.serving.bank import AdapterChoice, Bank
@@ -38,9 +39,11 @@ from dprjax.serving.turns import (
   NOBODY,
   SLICE_S,
   SlicedJob,
+  Spent,
   Steps,
   Tenant,
   Turns,
+  ignore,
   learn,
   settle,
 )
@@ -51,32 +54,11 @@ _LONGEST_NAP_S = 0.2  # between checks for clients that left
 _SHARED_S = 10.0  # for so long after a change of turns, several tenants ask
 
 
-class Busy(Exception):
-  """There is no room; retry after ``seconds``."""
-
-  def __init__(self, seconds: float, why: str = 'the queue is full'):
-    super().__init__(f'{why}; try again in {seconds:.0f} s')
-    self.seconds = seconds
-
-
-class NotFinite(Exception):
-  """A vector has NaN or infinity. ``row``: of the first such text."""
-
-  def __init__(self, row: int):
-    super().__init__(
-      f'the vector of text {row} is not finite: its prompt overflows in the arithmetic'
-    )
-    self.row = row
-
-
 class QueuedText(NamedTuple):
   """Token ids and their prompt."""
 
   ids: np.ndarray
   choice: AdapterChoice
-
-
-Spent = Callable[[float], None]  # called with the seconds of finished work
 
 
 @dataclasses.dataclass(eq=False)
@@ -87,7 +69,6 @@ class _Job:
   left: int
   arrived: float
   spent: Spent
-  begun: bool = False
 
 
 class _Row(NamedTuple):
@@ -95,14 +76,9 @@ class _Row(NamedTuple):
   job: _Job
   number: int  # in the job
 
-
-@dataclasses.dataclass(eq=False)
-class _Sliced:
-  """A job in slices, with its bookkeeping."""
-
-  job: SlicedJob
-  tenant: Tenant
-  spent: Spent
+  @property
+  def future(self) -> concurrent.futures.Future:
+    return self.job.future
 
 
 class _Flight(NamedTuple):
@@ -112,42 +88,28 @@ class _Flight(NamedTuple):
   sent: float
 
 
-class _Landed(NamedTuple):
-  """The rows of a batch and their vectors, which their requests do not have yet."""
-
-  rows: list[_Row]
-  vectors: np.ndarray
-
-
 class _Heap:
   """Items by rising rank; equal ranks in the order they came."""
 
   def __init__(self) -> None:
-    self._items: list[tuple[float, int, Any]] = []
+    self.items: list[tuple[float, int, Any]] = []
     self._numbers = itertools.count()
 
   def __len__(self) -> int:
-    return len(self._items)
+    return len(self.items)
 
   def push(self, rank: float, item: Any) -> None:
-    heapq.heappush(self._items, (rank, next(self._numbers), item))
-
-  def pop(self) -> Any:
-    return heapq.heappop(self._items)[2]
+    heapq.heappush(self.items, (rank, next(self._numbers), item))
 
   @property
   def rank(self) -> float:
     """The rank of the first item."""
-    return self._items[0][0]
+    return self.items[0][0]
 
-  @property
-  def first(self) -> Any:
-    return self._items[0][2]
-
-  def keep(self, keeps: Callable[[Any], bool]) -> None:
-    """Removes the other items."""
-    self._items = [item for item in self._items if keeps(item[2])]
-    heapq.heapify(self._items)
+  def clean(self) -> None:
+    """Removes items whose future is done."""
+    self.items = [item for item in self.items if not item[2].future.done()]
+    heapq.heapify(self.items)
 
 
 class _Waiting:
@@ -175,11 +137,6 @@ class _Waiting:
     length = min(lengths, key=lambda length: self.rows[length].rank)
     return None if self.sliced and self.sliced.rank < self.rows[length].rank else length
 
-  @property
-  def number(self) -> int:
-    """The number of texts."""
-    return sum(map(len, self.rows.values()))
-
   def seconds(self, costs: Mapping[int, float]) -> float:
     """The time that it takes; infinite with a job in slices."""
     if self.sliced:
@@ -190,7 +147,7 @@ class _Waiting:
     """Takes the first item of one of its heaps."""
     # Short texts that fill a batch may have a higher rank than work that waits.
     self.now = max(self.now, min(one.rank for one in (*self.rows.values(), self.sliced) if one))
-    return heap.pop()
+    return heapq.heappop(heap.items)[2]
 
   def fitting(self, length: int) -> int | None:
     """The longest padded length with texts, up to ``length``."""
@@ -209,34 +166,27 @@ class Batcher:
     self,
     bank: Bank,
     hidden: int,
-    *,
-    deadline: float,
-    most_queued: int,
     ahead: int,
     metrics: ServerMetrics,
-    programs: Programs | None = None,
+    programs: Programs | None,
   ):
     """Starts the device thread, which compiles first (see `ready`).
 
     Args:
       bank: used by that thread only.
       hidden: H.
-      deadline: seconds that a text waits for others.
-      most_queued: texts of a tenant that may wait.
       ahead: batches that may be in flight.
       metrics: counts and times.
       programs: see `Bank.compile`.
     """
     self._programs = programs
-    self._bank, self._hidden, self._deadline = bank, hidden, deadline
-    self._most_queued, self._ahead, self._metrics = most_queued, ahead, metrics
+    self._bank, self._options, self._hidden = bank, bank.options, hidden
+    self._ahead, self._metrics = ahead, metrics
+    metrics.queued.set_function(lambda: self._number(*bank.options.lengths))
     self._changed = threading.Condition()
     self._turns = Turns()
     self._waiting: dict[Tenant, _Waiting] = {}
-    self._counts = dict.fromkeys(bank.shapes.lengths, 0)  # of all tenants
-    self._queued = 0
-    self._wanted: collections.Counter[Hashable] = collections.Counter()
-    self.costs = dict.fromkeys(bank.shapes.lengths, 0.0)
+    self.costs = dict.fromkeys(bank.options.lengths, 0.0)
     self._idle_from = 0.0  # when the last batch was done
     self._went_on = False  # whether texts waited then
     self._served: Tenant | None = None  # the tenant of the last turn
@@ -248,7 +198,7 @@ class Batcher:
     self._thread.start()
 
   def submit(
-    self, texts: Sequence[QueuedText], tenant: Tenant = NOBODY, spent: Spent = lambda seconds: None
+    self, texts: Sequence[QueuedText], tenant: Tenant = NOBODY, spent: Spent = ignore
   ) -> concurrent.futures.Future:
     """Queues the texts of a request; the result of the future is float32 ``[n, H]``.
 
@@ -256,93 +206,59 @@ class Batcher:
 
     Args:
       spent: called by the device thread with the seconds of each batch.
-
-    Raises:
-      Busy: the queue of the tenant has no room for all.
     """
     future: concurrent.futures.Future = concurrent.futures.Future()
     vectors = np.empty((len(texts), self._hidden), np.float32)
     job = _Job(future, tenant, vectors, len(texts), time.monotonic(), spent)
     with self._changed:
-      before = self._waiting.get(tenant)
-      queued = 0 if before is None else before.number
-      if self._stopped or queued + len(texts) > self._most_queued:
-        seconds = 0.0 if before is None else before.seconds(self.costs)
-        raise Busy(min(30.0, max(1.0, seconds)))
+      if self._stopped:
+        future.cancel()
+        return future
       future.add_done_callback(self._note_end)
       waiting = self._join(tenant)
       rank = waiting.now
       for number, text in enumerate(texts):
-        length = self._bank.shapes.bucket(len(text.ids))
+        length = self._options.bucket(len(text.ids))
         waiting.rows[length].push(rank, _Row(text, job, number))
         rank += self.costs[length]
-        self._counts[length] += 1
-        self._wanted[text.choice.key] += 1
-      self._queued += len(texts)
-      self._metrics.queued.set(self._queued)
       self._changed.notify()
     return future
 
   def submit_steps(
-    self, steps: Steps, tenant: Tenant = NOBODY, spent: Spent = lambda seconds: None
+    self, steps: Steps, tenant: Tenant = NOBODY, spent: Spent = ignore
   ) -> concurrent.futures.Future:
     """Queues a job in slices, which the device thread does between batches.
 
     Args:
       steps: yields the seconds that each slice will take.
       tenant, spent: as for `submit`.
-
-    Raises:
-      Busy: the server ends.
     """
-    job = SlicedJob(steps)
-    if job.future.done():
-      return job.future
+    job = SlicedJob(steps, tenant, spent)
     with self._changed:
       if self._stopped:
-        raise Busy(1.0)
+        job.future.cancel()
+      if job.future.done():
+        return job.future
       job.future.add_done_callback(self._note_end)
       waiting = self._join(tenant)
-      waiting.sliced.push(waiting.now, _Sliced(job, tenant, spent))
+      waiting.sliced.push(waiting.now, job)
       self._changed.notify()
     return job.future
 
-  @property
-  def busy(self) -> bool:
-    """Whether work waits."""
-    return bool(self._waiting)
-
   def seconds(self, tokens: float) -> float:
     """The time of a text of so many tokens; 0.0 until ``ready``."""
-    return self.costs[self._bank.shapes.bucket(min(int(tokens), self._bank.shapes.lengths[-1]))]
+    return self.costs[self._options.bucket(min(int(tokens), self._options.lengths[-1]))]
 
-  def close(self, drop: bool = False, seconds: float | None = None) -> bool:
-    """Ends the thread after all queued work; returns whether it ended.
-
-    Args:
-      drop: whether to cancel queued work.
-      seconds: to wait at most.
-    """
+  def close(self) -> None:
+    """Ends the thread after all queued work."""
     with self._changed:
       self._stopped = True
-      if drop:
-        for future in self._futures():
-          future.cancel()
-        self._gone = True
       self._changed.notify()
-    self._thread.join(seconds)
-    return not self._thread.is_alive()
-
-  def _futures(self) -> list[concurrent.futures.Future]:
-    found: list[concurrent.futures.Future] = []
-    for waiting in self._waiting.values():
-      found += [item.job.future for _, _, item in waiting.sliced._items]
-      found += {row.job.future for heap in waiting.rows.values() for _, _, row in heap._items}
-    return found
+    self._thread.join()
 
   def _join(self, tenant: Tenant) -> _Waiting:
     self._turns.join(tenant)
-    return self._waiting.setdefault(tenant, _Waiting(self._bank.shapes.lengths))
+    return self._waiting.setdefault(tenant, _Waiting(self._options.lengths))
 
   def _leave(self, tenant: Tenant) -> None:
     """Forgets a tenant without work."""
@@ -359,11 +275,11 @@ class Batcher:
       return
     self.ready.set_result(None)
     flights: collections.deque[_Flight] = collections.deque()
-    landed: _Landed | None = None
+    landed: _Flight | None = None
     while True:
       free = not flights
       work = self._next(free, wait=free and landed is None, room=len(flights) < self._ahead)
-      sliced, (rows, length) = (work, ([], 0)) if isinstance(work, _Sliced) else (None, work)
+      sliced, (rows, length) = (work, ([], 0)) if isinstance(work, SlicedJob) else (None, work)
       if rows:
         flights += self._send(rows, length)
       if landed is not None:
@@ -378,17 +294,17 @@ class Batcher:
 
   def _measure(self) -> None:
     """Learns the costs: from one row, then from as many as fit into a slice."""
-    shapes = self._bank.shapes
-    for length in shapes.lengths:
-      rows, seconds = shapes.rows[0], 0.0
+    options = self._options
+    for length in options.lengths:
+      rows, seconds = options.rows[0], 0.0
       for _ in range(2):
         began = time.monotonic()
-        np.asarray(self._bank.run([], [], [], rows, length))
+        np.asarray(self._bank.run([], [], rows, length))
         seconds = (time.monotonic() - began) / rows
-        rows = shapes.most_rows(length, rows_within(SLICE_S, seconds, shapes.rows[-1]))
+        rows = options.most_rows(length, rows_within(SLICE_S, seconds, options.rows[-1]))
       self.costs[length] = seconds
 
-  def _next(self, free: bool, wait: bool, room: bool) -> _Sliced | tuple[list[_Row], int]:
+  def _next(self, free: bool, wait: bool, room: bool) -> SlicedJob | tuple[list[_Row], int]:
     """A slice, or rows of a closed batch and its padded length.
 
     Args:
@@ -414,12 +330,13 @@ class Batcher:
         if length is None:
           if not free:
             return [], 0
-          sliced: _Sliced = waiting.pop(waiting.sliced)
-          self._turns.pay(tenant, sliced.job.cost)
+          sliced: SlicedJob = waiting.pop(waiting.sliced)
+          self._turns.pay(tenant, sliced.cost)
           return sliced  # the tenant leaves after the slice, if that was all
-        left = waiting.rows[length].first.job.arrived + self._deadline - time.monotonic()
+        first: _Row = waiting.rows[length].items[0][2]
+        left = first.job.arrived + self._options.deadline - time.monotonic()
         if (
-          self._is_full(length)
+          self._number(length) >= self._most_rows(length)
           or sum(one.seconds(self.costs) for one in self._waiting.values()) > SLICE_S
           or (free and (left <= 0 or self._stopped))
         ):
@@ -428,14 +345,16 @@ class Batcher:
           return [], 0
         self._changed.wait(min(left, _LONGEST_NAP_S))
 
-  def _is_full(self, length: int) -> bool:
-    return self._counts[length] >= self._most_rows(length)
+  def _number(self, *lengths: int) -> int:
+    """The number of waiting texts of these padded lengths."""
+    waiting = [*self._waiting.values()]  # a copy, as other threads ask
+    return sum(len(one.rows[length]) for one in waiting for length in lengths)
 
   def _most_rows(self, length: int) -> int:
-    shapes, most = self._bank.shapes, self._bank.shapes.rows[-1]
+    options, most = self._options, self._options.rows[-1]
     if time.monotonic() < self._shared_until:
       most = rows_within(SLICE_S, self.costs[length], most)
-    return shapes.most_rows(length, most)
+    return options.most_rows(length, most)
 
   def _take(self, first: Tenant, length: int) -> list[_Row]:
     """Rows of a batch, tenants in turn.
@@ -448,7 +367,7 @@ class Batcher:
     few = {tenant for tenant, one in self._waiting.items() if one.seconds(self.costs) <= SLICE_S}
     sharing = few if first in few else {*self._waiting}
     number = sum(len(self._waiting[tenant].rows[length]) for tenant in sharing)
-    count = self._bank.shapes.choose_rows(number, self._most_rows(length))
+    count = self._options.choose_rows(number, self._most_rows(length))
     rows: list[_Row] = []
     fitting = {tenant: self._waiting[tenant].fitting(length) for tenant in sharing}
     fitting = {tenant: longest for tenant, longest in fitting.items() if longest is not None}
@@ -457,7 +376,6 @@ class Batcher:
       assert longest is not None
       row: _Row = waiting.pop(waiting.rows[longest])
       self._turns.pay(tenant, self.costs[longest])
-      self._release(row)
       if (longest := waiting.fitting(length)) is not None:
         fitting[tenant] = longest
       self._leave(tenant)
@@ -468,63 +386,41 @@ class Batcher:
     """Removes work of requests that were cancelled or failed."""
     if not self._gone:
       return
-    self._gone, gone = False, 0
-
-    def keeps(row: _Row) -> bool:
-      nonlocal gone
-      if not row.job.future.done():
-        return True
-      self._release(row)
-      gone += 1
-      return False
-
+    self._gone, before = False, self._number(*self._options.lengths)
     for tenant, waiting in list(self._waiting.items()):
-      for heap in waiting.rows.values():
-        heap.keep(keeps)
-      waiting.sliced.keep(lambda sliced: not sliced.job.future.done())
+      for heap in (*waiting.rows.values(), waiting.sliced):
+        heap.clean()
       self._leave(tenant)
-    self._metrics.dropped.inc(gone)
+    self._metrics.dropped.inc(before - self._number(*self._options.lengths))
 
   def _note_end(self, future: concurrent.futures.Future) -> None:
     if future.cancelled():
       self._gone = True
 
-  def _release(self, row: _Row) -> None:
-    """Counts a row that leaves its queue."""
-    key = row.text.choice.key
-    self._wanted[key] -= 1
-    if not self._wanted[key]:
-      del self._wanted[key]
-    self._counts[self._bank.shapes.bucket(len(row.text.ids))] -= 1
-    self._queued -= 1
-    self._metrics.queued.set(self._queued)
-
-  def _slice(self, sliced: _Sliced) -> None:
+  def _slice(self, job: SlicedJob) -> None:
     """Does a slice, and queues the rest."""
-    job, cost = sliced.job, sliced.job.cost
-    began = time.monotonic()
+    began, cost = time.monotonic(), job.cost
     job.advance()
-    self._metrics.stage_seconds.labels('slice').observe(time.monotonic() - began)
-    self._end_turn(time.monotonic())
-    sliced.spent(cost)
+    now = time.monotonic()
+    self._metrics.stage_seconds.labels('slice').observe(now - began)
+    self._end_turn(now)
+    job.spent(cost)
     with self._changed:
-      waiting = self._waiting[sliced.tenant]
+      waiting = self._waiting[job.tenant]
       if not job.future.done():
-        waiting.sliced.push(waiting.now + cost, sliced)
-      self._leave(sliced.tenant)
+        waiting.sliced.push(waiting.now + cost, job)
+      self._leave(job.tenant)
 
   def _send(self, rows: list[_Row], length: int) -> list[_Flight]:
     """Starts a batch; none if it fails, along with its requests."""
     metrics, sent = self._metrics, time.monotonic()
-    for job in _jobs(rows):
-      if not job.begun:
-        job.begun = True
-        metrics.stage_seconds.labels('queue').observe(sent - job.arrived)
-    count = next(n for n in self._bank.shapes.rows if n >= len(rows))
+    for row in rows:
+      if row.number == 0:
+        metrics.stage_seconds.labels('queue').observe(sent - row.job.arrived)
+    count = next(n for n in self._options.rows if n >= len(rows))
     try:
       choices = [row.text.choice for row in rows]
-      leases = self._bank.assign(choices, self._wanted)
-      vectors = self._bank.run([row.text.ids for row in rows], choices, leases, count, length)
+      vectors = self._bank.run([row.text.ids for row in rows], choices, count, length)
     except Exception as error:  # requests fail, the thread goes on
       self._fail(rows, error)
       return []
@@ -536,8 +432,8 @@ class Batcher:
     metrics.token_places.inc(count * length)
     return [_Flight(rows, (count, length), vectors, sent)]
 
-  def _land(self, flight: _Flight) -> _Landed | None:
-    """Waits for a batch; None if it fails, along with its requests."""
+  def _land(self, flight: _Flight) -> _Flight | None:
+    """Waits for the vectors of a batch; None if it fails, along with its requests."""
     try:
       vectors = np.asarray(flight.vectors)
     except Exception as error:
@@ -552,9 +448,9 @@ class Batcher:
     # A row of a batch with fewer rows than fit costs more.
     if count == self._most_rows(length) or seconds < self.costs[length]:
       learn(self.costs, length, seconds)
-    return _Landed(flight.rows, vectors)
+    return flight._replace(vectors=vectors)
 
-  def _answer(self, landed: _Landed) -> None:
+  def _answer(self, landed: _Flight) -> None:
     seconds: dict[_Job, float] = {}
     for row, vector in zip(landed.rows, landed.vectors, strict=False):
       seconds[row.job] = seconds.get(row.job, 0.0) + self.seconds(len(row.text.ids))
@@ -564,18 +460,15 @@ class Batcher:
       job.spent(spent)
       if job.left == 0:
         bad = np.flatnonzero(~np.isfinite(job.vectors).all(axis=1))
-        settle(job.future, NotFinite(int(bad[0])) if bad.size else None, job.vectors)
+        error = f'the vector of text {bad[:1]} is not finite: its prompt overflows'
+        settle(job.future, InputError(error) if bad.size else None, job.vectors)
 
   def _end_turn(self, now: float) -> None:
     """The next batch begins now, if texts wait."""
-    self._idle_from, self._went_on = now, self._queued > 0
+    self._idle_from, self._went_on = now, self._number(*self._options.lengths) > 0
 
   def _fail(self, rows: Sequence[_Row], error: Exception) -> None:
     logger.error('a batch failed: %s: %s', type(error).__name__, str(error).partition('\n')[0])
-    for job in _jobs(rows):
-      settle(job.future, error)
+    for row in rows:
+      settle(row.future, error)
     self._gone = True
-
-
-def _jobs(rows: Sequence[_Row]) -> Iterator[_Job]:
-  yield from {id(row.job): row.job for row in rows}.values()

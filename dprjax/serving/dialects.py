@@ -1,58 +1,47 @@
-"""The interfaces of Cohere (version 2) and of Text Embeddings Inference.
+"""Vectors and reranking, as in OpenAI, Jina, Cohere (version 2) and Text Embeddings Inference.
 
-The name of a prompt is ``model`` in Cohere and ``prompt_name`` in Text Embeddings Inference.
+The name of a prompt is ``prompt_name`` in Text Embeddings Inference, and ``model`` elsewhere.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import numpy as np
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dprjax.base.version import __version__
-from dprjax.serving import answers, indexes
+from dprjax.serving import answers, messages
 from dprjax.serving.answers import Failure, json_answer
 from dprjax.serving.asked import Wanted, inputs, split
-from dprjax.serving.messages import Asked, Format, InputType, ModelName, serves
+from dprjax.serving.indexes import probabilities
+from dprjax.serving.messages import (
+  Asked,
+  CohereMeta,
+  CohereUnits,
+  Count,
+  EmbeddingRequest,
+  EmbeddingResponse,
+  Format,
+  ModelName,
+  RerankRequest,
+  RerankResponse,
+  Task,
+  Texts,
+  Usage,
+  serves,
+)
 from dprjax.serving.service import Service
-
-Count = Annotated[int, Meta(ge=1)]
-
-
-class CohereContent(Asked):
-  type: Literal['text']
-  text: str
-
-
-class CohereInput(Asked):
-  content: Annotated[list[CohereContent], Meta(min_length=1, max_length=1)]
 
 
 class CohereEmbedRequest(Asked):
-  """`texts` or `inputs` (only texts). `truncate`: NONE refuses texts that are too long."""
+  """`truncate`: NONE refuses texts that are too long."""
 
   model: ModelName
-  input_type: InputType | None = None
-  texts: Annotated[list[str], Meta(min_length=1)] | None = None
-  inputs: Annotated[list[CohereInput], Meta(min_length=1)] | None = None
+  texts: Texts
+  input_type: Task | None = None
   embedding_types: Annotated[list[Format], Meta(min_length=1)] | None = None
   output_dimension: Count | None = None
   truncate: Literal['NONE', 'END'] | None = None
   priority: int | None = None
-
-
-class CohereVersion(Struct, frozen=True):
-  version: str = '2'
-
-
-class CohereUnits(Struct):
-  input_tokens: int
-
-
-class CohereMeta(Struct):
-  billed_units: CohereUnits
-  api_version: CohereVersion = CohereVersion()
 
 
 class CohereEmbedResponse(Struct):
@@ -62,28 +51,6 @@ class CohereEmbedResponse(Struct):
   embeddings: dict[str, list[list[float] | str]]
   meta: CohereMeta
   response_type: str = 'embeddings_by_type'
-
-
-class CohereRerankRequest(Asked):
-  """Documents to order by their relevance to a query."""
-
-  model: str
-  query: str
-  documents: Annotated[list[str], Meta(min_length=1)]
-  top_n: Count | None = None
-  max_tokens_per_doc: Count | None = None
-  priority: int | None = None
-
-
-class CohereRanked(Struct):
-  index: int
-  relevance_score: float
-
-
-class CohereRerankResponse(Struct):
-  id: str
-  results: list[CohereRanked]
-  meta: CohereMeta
 
 
 class TeiEmbedRequest(Asked):
@@ -104,7 +71,7 @@ class TeiRerankRequest(Asked):
   """Texts to order by their relevance to a query, by the first reranker."""
 
   query: str
-  texts: Annotated[list[str], Meta(min_length=1)]
+  texts: Texts
   raw_scores: bool | None = None
   return_text: bool | None = None
   truncate: Literal[True] | None = None
@@ -117,34 +84,35 @@ class TeiRank(Struct):
   text: str | None
 
 
-class TeiPooling(Struct):
-  pooling: str
-
-
-class TeiModelType(Struct):
-  embedding: TeiPooling
-
-
-class TeiInfo(Struct):
-  model_id: str
-  model_sha: str
-  model_dtype: str
-  model_type: TeiModelType
-  max_concurrent_requests: int
-  max_input_length: int
-  max_batch_tokens: int
-  max_batch_requests: int
-  max_client_batch_size: int
-  auto_truncate: bool
-  tokenization_workers: int
-  version: str
-
-
-class Dialects:
+class Dialects(Service):
   """Handlers of an `App`."""
 
-  def __init__(self, service: Service):
-    self._service = service
+  @serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
+  async def _openai_embed(self, request: Request) -> Response:
+    asked = await self.read(request, EmbeddingRequest)
+    forms = {asked.encoding_format, asked.embedding_type} - {None}
+    if len(forms) > 1:
+      raise Failure(400, 'it is not the encoding_format', param='embedding_type')
+    form = asked.encoding_format or asked.embedding_type or 'float'
+    wanted = Wanted(
+      *split(asked.model, 'passage', {'input_type': asked.input_type, 'task': asked.task}),
+      dimensions=asked.dimensions,
+      normalize=asked.normalized,
+      cut=asked.truncate is not False,
+    )
+    texts = inputs(asked.input, 'input')
+    tokens, vectors = await self.embed(request, wanted, texts, 'input')
+
+    def rows(start: int, stop: int) -> list[messages.Embedding]:
+      values = answers.written(vectors[start:stop], form)
+      return [messages.Embedding(index=start + i, embedding=one) for i, one in enumerate(values)]
+
+    data: Any = await answers.in_parts(rows, len(vectors))
+    usage = Usage(tokens.total, tokens.total)
+    content = EmbeddingResponse(
+      data=data, model=asked.model, usage=usage, truncated=tokens.truncated
+    )
+    return json_answer(content, headers=self.headers(tokens))
 
   @serves(
     'POST',
@@ -154,49 +122,18 @@ class Dialects:
     asked=CohereEmbedRequest,
   )
   async def _cohere_embed(self, request: Request) -> Response:
-    service = self._service
-    asked = await service.read(request, CohereEmbedRequest)
-    if (asked.texts is None) == (asked.inputs is None):
-      raise Failure(400, 'give texts or inputs', param='texts')
-    texts = asked.texts or [one.content[0].text for one in asked.inputs or ()]
+    asked = await self.read(request, CohereEmbedRequest)
     wanted = Wanted(
       *split(asked.model, 'passage', {'input_type': asked.input_type}),
       dimensions=asked.output_dimension,
       cut=asked.truncate != 'NONE',
     )
-    param = 'texts' if asked.inputs is None else 'inputs'
-    tokens, vectors = await service.embed(request, wanted, texts, param)
-    forms: list[Format] = list(dict.fromkeys(asked.embedding_types or ('float',)))
-    content = CohereEmbedResponse(
-      request.state.id, {form: [] for form in forms}, CohereMeta(CohereUnits(tokens.total))
-    )
-
-    def rows_as(form: Format) -> answers.Rows:
-      return lambda start, stop: answers.written(vectors[start:stop], form)
-
-    lists: dict[str, answers.Rows] = {form: rows_as(form) for form in forms}
-    return answers.filled_answer(content, lists, len(vectors), service.headers(tokens))
-
-  @serves(
-    'POST',
-    '/v2/rerank',
-    'Documents by relevance (Cohere)',
-    CohereRerankResponse,
-    asked=CohereRerankRequest,
-  )
-  async def _cohere_rerank(self, request: Request) -> Response:
-    service = self._service
-    asked = await service.read(request, CohereRerankRequest)
-    name = service.reranker(request, asked.model)
-    service.check_cut(name, asked.max_tokens_per_doc)
-    logits, total = await service.score(request, name, asked.query, asked.documents, 'documents')
-    scores = indexes.probabilities(logits)
-    results = [
-      CohereRanked(number, float(scores[number]))
-      for number in np.argsort(-logits, kind='stable')[: asked.top_n].tolist()
-    ]
-    meta = CohereMeta(CohereUnits(total))
-    return json_answer(CohereRerankResponse(request.state.id, results, meta))
+    tokens, vectors = await self.embed(request, wanted, asked.texts, 'texts')
+    forms: list[Format] = asked.embedding_types or ['float']
+    by_form: Any = {form: await answers.vectors_in(form, vectors) for form in forms}
+    meta = CohereMeta(CohereUnits(tokens.total))
+    content = CohereEmbedResponse(request.state.id, by_form, meta)
+    return json_answer(content, headers=self.headers(tokens))
 
   @serves(
     'POST',
@@ -206,18 +143,34 @@ class Dialects:
     asked=TeiEmbedRequest,
   )
   async def _tei_embed(self, request: Request) -> Response:
-    service = self._service
-    asked = await service.read(request, TeiEmbedRequest)
+    asked = await self.read(request, TeiEmbedRequest)
     wanted = Wanted(
-      *split(asked.prompt_name or service.engine.library.name, 'passage'),
+      *split(asked.prompt_name or self.engine.library.name, 'passage'),
       dimensions=asked.dimensions,
       normalize=asked.normalize,
       cut=asked.truncate is not False,
     )
     texts = inputs(asked.inputs, 'inputs')
-    tokens, vectors = await service.embed(request, wanted, texts, 'inputs')
-    rows: dict[str, answers.Rows] = {'': lambda start, stop: vectors[start:stop]}
-    return answers.filled_answer(None, rows, len(vectors), service.headers(tokens))
+    tokens, vectors = await self.embed(request, wanted, texts, 'inputs')
+    content = await answers.vectors_in('float', vectors)
+    return json_answer(content, headers=self.headers(tokens))
+
+  @serves(
+    'POST', '/v2/rerank', 'Documents by relevance (Cohere)', RerankResponse, asked=RerankRequest
+  )
+  @serves('POST', '/v1/rerank', 'Documents by relevance', RerankResponse, asked=RerankRequest)
+  async def _rerank(self, request: Request) -> Response:
+    asked = await self.read(request, RerankRequest)
+    texts = [one if isinstance(one, str) else one.text for one in asked.documents]
+    name = self.reranker(request, asked.model, asked.max_tokens_per_doc)
+    order, logits, total = await self.score(request, name, asked.query, texts, 'documents')
+    scores = probabilities(logits).tolist()
+    results = [
+      messages.Ranked(i, scores[i], messages.Document(texts[i]) if asked.return_documents else None)
+      for i in order[: asked.top_n].tolist()
+    ]
+    meta = CohereMeta(CohereUnits(total))
+    return json_answer(RerankResponse(name, results, Usage(total, total), meta))
 
   @serves(
     'POST',
@@ -227,38 +180,10 @@ class Dialects:
     asked=TeiRerankRequest,
   )
   async def _tei_rerank(self, request: Request) -> Response:
-    service = self._service
-    asked = await service.read(request, TeiRerankRequest)
-    name = service.reranker(request, None)
-    logits, _ = await service.score(request, name, asked.query, asked.texts, 'texts')
-    scores = logits if asked.raw_scores else indexes.probabilities(logits)
-    ranks = [
-      TeiRank(number, float(scores[number]), asked.texts[number] if asked.return_text else None)
-      for number in np.argsort(-logits, kind='stable').tolist()
-    ]
-    return answers.list_answer(ranks)
-
-  @serves('POST', '/embed_sparse', 'Refused: this server has no sparse vectors', statuses=())
-  async def _tei_sparse(self, request: Request) -> Response:
-    raise Failure(424, 'this server has no sparse vectors; ask /embed, or /v1/search for BM25')
-
-  @serves('GET', '/info', 'About the server (Text Embeddings Inference)', TeiInfo)
-  async def _tei_info(self, request: Request) -> Response:
-    engine, limits = self._service.engine, self._service.limits
-    options, spec = engine.options, engine.library.bare.spec
+    asked = await self.read(request, TeiRerankRequest)
+    name = self.reranker(request)
+    order, logits, _ = await self.score(request, name, asked.query, asked.texts, 'texts')
+    scores = (logits if asked.raw_scores else probabilities(logits)).tolist()
     return json_answer(
-      TeiInfo(
-        model_id=engine.library.name,
-        model_sha=engine.backbone.sha256,
-        model_dtype=options.dtype,
-        model_type=TeiModelType(TeiPooling(spec.pooling)),
-        max_concurrent_requests=limits.requests,
-        max_input_length=spec.max_length('passage'),
-        max_batch_tokens=options.budget or 0,
-        max_batch_requests=options.rows[-1],
-        max_client_batch_size=limits.inputs,
-        auto_truncate=True,
-        tokenization_workers=options.threads,
-        version=__version__,
-      )
+      [TeiRank(i, scores[i], asked.texts[i] if asked.return_text else None) for i in order.tolist()]
     )

@@ -15,9 +15,9 @@ from dprjax.retrieval import best, exact, reranker
 from dprjax.retrieval import folder as retrievers
 from dprjax.serving import turns
 from dprjax.serving.engine import Engine
+from dprjax.serving.library import Version
 from dprjax.serving.messages import Hit
 from dprjax.serving.turns import Work
-from dprjax.serving.versions import About, Version
 from dprjax.text.texts import read_texts
 
 # Queries searched at a time: few shapes, compiled beforehand.
@@ -94,11 +94,11 @@ class ServedIndex:
       f'index {self.name}', self.meta.space(), f'prompt {version.name}', self._own(version, engine)
     )
 
-  def takes(self, prompt: Version | About, engine: Engine) -> bool:
+  def takes(self, prompt: Version, engine: Engine) -> bool:
     """Whether ``check`` of this prompt raises nothing."""
     return not manifest.differences(self.meta.space(), self._own(prompt, engine))
 
-  def _own(self, prompt: Version | About, engine: Engine) -> dict[str, Any]:
+  def _own(self, prompt: Version, engine: Engine) -> dict[str, Any]:
     """The space of the passages that this prompt was made for, as far as it decides it."""
     query_only = prompt.meta.get('sides') == 'query'
     own: dict[str, Any] = {
@@ -110,7 +110,7 @@ class ServedIndex:
       **manifest.of_prompt(
         prompt.spec,
         None if query_only else prompt.sha256 or None,
-        bool(prompt.meta.get('shift_positions')),
+        prompt.shift_positions,
       ),
     }
     if prompt.meta.get('index') == self.name:
@@ -118,17 +118,8 @@ class ServedIndex:
         own[field] = getattr(self.meta, field)
     return own
 
-  def search(
-    self, queries: Float[np.ndarray, 'n H'], texts: Sequence[str], k: int
-  ) -> list[list[Hit]]:
-    """The best k passages of each query, at most ``most``, by exact inner product.
-
-    ``texts`` are the queries, for BM25 in a hybrid search.
-    """
-    return turns.finish(self.rank(turns.finish(self.find(queries)), texts, k))
-
   def find(self, queries: Float[np.ndarray, 'n H']) -> turns.Steps:
-    """The first half of ``search``, for the device thread; a slice costs its seconds."""
+    """The passages nearest to each query, for the device thread; a slice costs its seconds."""
     found = []
     queries = codes.cut(queries, self.meta.dimension, self.meta.normalize)
     most = max(self._costs)
@@ -148,7 +139,12 @@ class ServedIndex:
     return best.TopK(*(array[: len(queries)] for array in top))
 
   def rank(self, found: Sequence[best.TopK], texts: Sequence[str], k: int) -> turns.Steps:
-    """The other half: hits, fused with BM25 in a hybrid search; a slice costs characters."""
+    """The best k passages of each query, at most ``most``; a slice costs characters.
+
+    Args:
+      found: by `find`.
+      texts: the queries, for BM25 in a hybrid search.
+    """
     hits, start = [], 0
     for top in found:
       own = texts[start : start + len(top.scores)]
@@ -194,14 +190,6 @@ class ServedReranker:
     """Compiles every padded length."""
     self._costs = self._model.fit(turns.SLICE_S)
 
-  def score(self, query: str, documents: Sequence[str]) -> Float[np.ndarray, ' n']:
-    """The probability that each document is relevant.
-
-    Raises:
-      InputError: a score is not finite.
-    """
-    return probabilities(turns.finish(self.logits(turns.finish(self.pack(query, documents)))))
-
   def estimate(self, query: str, documents: Sequence[str]) -> Work:
     """An estimate of the work of ``logits``."""
     model = self._model
@@ -216,7 +204,7 @@ class ServedReranker:
     return Work(float(packed.lengths.sum()), seconds)
 
   def pack(self, query: str, documents: Sequence[str]) -> turns.Steps:
-    """The first half of ``score``: tokens, for threads that tokenise."""
+    """Tokens of a query with each document, for threads that tokenise."""
     model = self._model
     order = sorted(range(len(documents)), key=lambda number: len(documents[number]))
     packed: list[tuple[list[int], Packed]] = []
@@ -231,7 +219,11 @@ class ServedReranker:
     return np.array([number for numbers, _ in packed for number in numbers]), whole
 
   def logits(self, packed: tuple[np.ndarray, Packed]) -> turns.Steps:
-    """The other half, for the device thread; a slice costs its seconds."""
+    """The logits of what `pack` gives, for the device thread; a slice costs its seconds.
+
+    Raises:
+      InputError: a score is not finite.
+    """
     order, whole = packed
     logits = np.zeros(len(order), np.float32)
     for rows, length in self._model.groups(whole):
@@ -246,6 +238,4 @@ class ServedReranker:
 
 def probabilities(logits: Float[np.ndarray, ' n']) -> Float[np.ndarray, ' n']:
   """The logistic function of each logit, in float64."""
-  # exp(-x) would overflow for large negative logits.
-  small = np.exp(-np.abs(logits.astype(np.float64)))
-  return np.where(logits >= 0, 1 / (1 + small), small / (1 + small))
+  return 1 / (1 + np.exp(-np.maximum(logits.astype(np.float64), -700)))  # exp(710) is infinite

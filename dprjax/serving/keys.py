@@ -1,8 +1,6 @@
 """API keys: tenants, their rights and their limits.
 
-A file has the SHA-256 of each key. Lines such as ``read SHA256 NAME`` suffice for keys that may use
-everything within a scope; # begins a comment. A file that ends in ``.toml`` has a table for each
-tenant:
+A TOML file has a table for each tenant, with the SHA-256 of its keys:
 
     [search-team]
     sha256 = ["...", "..."]         # two while a key is exchanged
@@ -15,32 +13,24 @@ A key is drawn at random (``secrets.token_urlsafe(32)``), so a plain SHA-256 hid
 slow hashes protect passwords, which can be guessed. The file is read again when it changes.
 """
 
-import dataclasses
 import fnmatch
 import hashlib
-import hmac
 import logging
-import os
-import pathlib
-import re
-import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
+from etils import epath
 
-from dprjax.base import reading
+from dprjax.base import provenance, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.serving.admission import UNLIMITED, TenantLimits
-from dprjax.serving.turns import NOBODY, Tenant
+from dprjax.serving.admission import TenantLimits
+from dprjax.serving.turns import Tenant
 
 logger = logging.getLogger('dprjax')
 
 READ, WRITE, METRICS, ADMIN = 'read', 'write', 'metrics', 'admin'
-_LINE = re.compile(rf'\s*({READ}|{METRICS}|{ADMIN})\s+([0-9a-fA-F]{{64}})(\s.*)?')
-_LONGEST_NAME = 64
 _LOOK_S = 1.0  # between looks at the file
 _EMPTY = hashlib.sha256(b'').digest()
 
@@ -50,13 +40,17 @@ _Names = list[str] | None
 _Scope = Literal['read', 'write', 'metrics', 'admin']
 
 
-class _Table(msgspec.Struct, forbid_unknown_fields=True):
-  """A tenant in a TOML file."""
+class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+  """The rights of a key: a table of the file, and its name.
+
+  `scopes`: admin allows everything. Metrics name all prompts and tenants, so a key that reads
+  everything may read them too. `prompts`, `indexes`, `rerankers`: patterns of names. A key that
+  limits one kind sees nothing of another that it does not name.
+  """
 
   sha256: _Digest | Annotated[list[_Digest], msgspec.Meta(min_length=1)]
-  scopes: Annotated[list[_Scope], msgspec.Meta(min_length=1)] = msgspec.field(
-    default_factory=lambda: ['read']
-  )
+  name: Annotated[str, msgspec.Meta(min_length=1)] = ''
+  scopes: Annotated[tuple[_Scope, ...], msgspec.Meta(min_length=1)] = ('read',)
   prompts: _Names = None
   indexes: _Names = None
   rerankers: _Names = None
@@ -66,170 +60,95 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
   concurrent: _Count | None = None
   weight: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 1.0
 
+  @property
+  def tenant(self) -> Tenant:
+    """The tenant of the key; several keys may share it."""
+    return Tenant(self.name, self.weight)
 
-@dataclasses.dataclass(frozen=True)
-class Grant:
-  """The rights of a key.
+  @property
+  def limits(self) -> TenantLimits:
+    megabytes = self.megabytes_per_minute
+    return TenantLimits(
+      self.requests_per_minute,
+      self.tokens_per_minute,
+      None if megabytes is None else megabytes << 20,
+      self.concurrent,
+    )
 
-  Attributes:
-    tenant: of the key; several keys may share a tenant.
-    scopes: of `READ`, `WRITE`, `METRICS` and `ADMIN`; the last allows everything. Metrics name all
-      prompts and tenants, so a key that reads everything may read them too.
-    prompts, indexes, rerankers: patterns of names; None: all. A key file that limits one of them
-      gives nothing of another that it does not name.
-    limits: of use.
-  """
-
-  tenant: Tenant = NOBODY
-  scopes: frozenset[str] = frozenset({ADMIN})
-  prompts: tuple[str, ...] | None = None
-  indexes: tuple[str, ...] | None = None
-  rerankers: tuple[str, ...] | None = None
-  limits: TenantLimits = UNLIMITED
+  @property
+  def sees_all(self) -> bool:
+    return all(names is None for names in (self.prompts, self.indexes, self.rerankers))
 
   def may(self, scope: str) -> bool:
-    if scope in self.scopes or ADMIN in self.scopes:
+    if scope == METRICS and READ in self.scopes and self.sees_all:
       return True
-    whole = (self.prompts, self.indexes, self.rerankers) == (None,) * 3
-    return scope == METRICS and READ in self.scopes and whole
+    return scope in self.scopes or ADMIN in self.scopes
 
-  def may_use(self, what: str, name: str) -> bool:
+  def may_use(self, kind: str, name: str) -> bool:
     """Whether it allows a name of ``prompts``, ``indexes`` or ``rerankers``."""
-    patterns = getattr(self, what)
-    return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    patterns = getattr(self, kind) or ()
+    return self.sees_all or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-ANYONE = Grant()  # of a server without keys
+ANYONE = Grant([], scopes=('admin',))  # of a server without keys
 
 
 class Keys:
-  """The keys of a file, as it is now."""
+  """The keys of a file, as it is now; for one thread."""
 
-  def __init__(
-    self, path: PathLike, grants: Iterable[tuple[bytes, Grant]], signature: tuple[int, ...] = ()
-  ):
-    self._path, self._signature = path, signature
-    self._grants = [*grants]
-    self._looked, self._told = time.monotonic(), ''  # the last error of the file
-    self._lock = threading.Lock()
-    self.changed: Callable[[], None] = lambda: None
-
-  @classmethod
-  def load(cls, path: PathLike) -> 'Keys':
-    """Reads a file of keys.
+  def __init__(self, path: PathLike):
+    """Reads the file.
 
     Raises:
-      InputError: it cannot be read, has a line or field of another form, or no key.
+      InputError: it cannot be read, has a field of another form, or no key.
     """
-    signature = _signature(path)
-    return cls(path, _read(path), signature)
-
-  @property
-  def tenants(self) -> set[str]:
-    return {grant.tenant.name for _, grant in self._grants}
+    self._path = epath.Path(path)
+    self._identity, self._looked = self._look(), time.monotonic()
+    self._grants = _read(self._path)
 
   def find(self, authorization: str) -> Grant | None:
-    """The rights of ``Authorization: Bearer KEY``; None for an unknown key.
-
-    All digests are compared, each in constant time.
-    """
-    self._look()
+    """The rights of ``Authorization: Bearer KEY``; None for an unknown key."""
+    if time.monotonic() > self._looked + _LOOK_S:
+      self._refresh()
     scheme, _, key = authorization.partition(' ')
-    digest = hashlib.sha256(key.strip().encode(errors='surrogateescape')).digest()
-    found = None
-    for expected, grant in self._grants:
-      if hmac.compare_digest(digest, expected):
-        found = grant
-    return found if scheme.lower() == 'bearer' else None
+    if scheme.lower() != 'bearer':
+      return None
+    return self._grants.get(hashlib.sha256(key.strip().encode()).digest())
 
-  def _look(self) -> None:
+  def _look(self) -> tuple[int, ...]:
+    return provenance.identity(self._path) if self._path.exists() else ()
+
+  def _refresh(self) -> None:
     """Reads the file again if it changed. A file that cannot be used changes nothing."""
-    now = time.monotonic()
-    if now < self._looked + _LOOK_S or not self._lock.acquire(blocking=False):
+    before, self._identity, self._looked = self._identity, self._look(), time.monotonic()
+    if self._identity == before:
       return
     try:
-      self._looked = now
-      try:
-        signature = _signature(self._path)
-        if signature == self._signature:
-          return
-        grants = _read(self._path)
-      except (InputError, OSError) as error:
-        if str(error) != self._told:
-          logger.error('the keys stay as they were: %s', error)
-        self._told = str(error)
-        return
-      self._signature, self._grants, self._told = signature, grants, ''
-      logger.info('%d keys were read again from %s', len(grants), self._path)
-      self.changed()
-    finally:
-      self._lock.release()
+      self._grants = _read(self._path)
+      logger.info('%d keys were read again from %s', len(self._grants), self._path)
+    except (InputError, OSError) as error:
+      logger.error('the keys stay as they were: %s', error)
 
 
-def _signature(path: PathLike) -> tuple[int, ...]:
-  try:
-    stat = os.stat(path)
-  except FileNotFoundError as error:
-    raise InputError(f'{path}: there is no such file of keys') from error
-  return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
-
-
-def _read(path: PathLike) -> list[tuple[bytes, Grant]]:
-  found = _read_tables(path) if pathlib.Path(path).suffix == '.toml' else _read_lines(path)
-  if not found:
-    raise InputError(f'{path}: no keys in it')
-  known: dict[bytes, str] = {}
-  for digest, grant in found:
-    if digest == _EMPTY:
-      raise InputError(f'{path}: {grant.tenant.name}: this is the SHA-256 of no key at all')
-    if known.setdefault(digest, grant.tenant.name) != grant.tenant.name:
-      raise InputError(f'{path}: {known[digest]} and {grant.tenant.name} have the same key')
-  return found
-
-
-def _read_lines(path: PathLike) -> list[tuple[bytes, Grant]]:
-  found = []
-  for number, line in reading.read_lines(path, 'keys'):
-    if line.lstrip().startswith('#'):
-      continue
-    parts = _LINE.fullmatch(line.rstrip('\r'))
-    if parts is None:
-      raise InputError(
-        f'{path}, line {number}: expected read, metrics or admin, a SHA-256 in hexadecimal, and a '
-        'name'
-      )
-    name = (parts[3] or '').strip() or parts[2][:8].lower()
-    found.append((bytes.fromhex(parts[2]), Grant(Tenant(name), frozenset({parts[1]}))))
-  return found
-
-
-def _read_tables(path: PathLike) -> list[tuple[bytes, Grant]]:
+def _read(path: epath.Path) -> dict[bytes, Grant]:
+  """The rights by the SHA-256 of a key."""
   with reading.open_text(path, 'keys') as file:
     text = file.read()
   try:
-    tables = msgspec.toml.decode(text)
+    tables = msgspec.toml.decode(text, type=dict[str, dict])
   except msgspec.DecodeError as error:
     raise InputError(f'{path}: {error}') from error
-  found = []
-  for name, value in tables.items():
+  found: dict[bytes, Grant] = {}
+  for name, table in tables.items():
     try:
-      table = msgspec.convert(value, _Table)
+      grant = msgspec.convert(table | {'name': name}, Grant)
     except msgspec.ValidationError as error:
       raise InputError(f'{path}: [{name}]: {error}') from error
-    if not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
-      raise InputError(f'{path}: [{name!r:.80}] is no name of 1 to {_LONGEST_NAME} characters')
-    given = {what: getattr(table, what) for what in ('prompts', 'indexes', 'rerankers')}
-    names: dict[str, Any] = {}
-    if any(patterns is not None for patterns in given.values()):
-      names = {what: tuple(patterns or ()) for what, patterns in given.items()}
-    megabytes = table.megabytes_per_minute
-    limits = TenantLimits(
-      table.requests_per_minute,
-      table.tokens_per_minute,
-      None if megabytes is None else megabytes << 20,
-      table.concurrent,
-    )
-    grant = Grant(Tenant(name, table.weight), frozenset(table.scopes), limits=limits, **names)
-    digests = [table.sha256] if isinstance(table.sha256, str) else table.sha256
-    found += [(bytes.fromhex(digest), grant) for digest in digests]
+    for digest in [grant.sha256] if isinstance(grant.sha256, str) else grant.sha256:
+      key = bytes.fromhex(digest)
+      if key == _EMPTY or found.setdefault(key, grant) != grant:
+        what = 'no key at all' if key == _EMPTY else f'a key of {found[key].name}'
+        raise InputError(f'{path}: [{name}]: this is the SHA-256 of {what}')
+  if not found:
+    raise InputError(f'{path}: no keys in it')
   return found

@@ -19,17 +19,16 @@ ModelName = Annotated[
 
 
 Format = Literal['float', 'base64', 'binary', 'ubinary']
-# The kinds of texts in several interfaces. The last ones apply to both sides.
-InputType = Literal[
+Count = Annotated[int, Meta(ge=1)]
+Texts = Annotated[list[str], Meta(min_length=1)]
+# What a text is, in the words of several interfaces. Those that end in neither query, passage nor
+# document say nothing of the side.
+Task = Literal[
   'query',
   'passage',
   'document',
   'search_query',
   'search_document',
-  'classification',
-  'clustering',
-]
-Task = Literal[
   'retrieval.query',
   'retrieval.passage',
   'code.query',
@@ -60,9 +59,9 @@ class EmbeddingRequest(Asked):
   model: ModelName
   input: str | Annotated[list[str | int | list[int] | Document], Meta(min_length=1)]
   encoding_format: Format | None = None
-  dimensions: Annotated[int, Meta(ge=1)] | None = None
+  dimensions: Count | None = None
   user: str | None = None
-  input_type: InputType | None = None
+  input_type: Task | None = None
   task: Task | None = None
   embedding_type: Format | None = None
   normalized: bool | None = None
@@ -74,9 +73,9 @@ class SearchRequest(Asked):
   """Queries for an index (default: of the prompt, or the only one). `k` is 10 by default."""
 
   model: ModelName
-  query: str | Annotated[list[str], Meta(min_length=1)]
+  query: str | Texts
   index: str | None = None
-  k: Annotated[int, Meta(ge=1)] | None = None
+  k: Count | None = None
 
 
 class RerankRequest(Asked):
@@ -88,9 +87,10 @@ class RerankRequest(Asked):
   query: str
   documents: Annotated[list[str | Document], Meta(min_length=1)]
   model: str | None = None
-  top_n: Annotated[int, Meta(ge=1)] | None = None
+  top_n: Count | None = None
   return_documents: bool | None = None
-  max_tokens_per_doc: Annotated[int, Meta(ge=1)] | None = None
+  max_tokens_per_doc: Count | None = None
+  priority: int | None = None
 
 
 class Usage(Struct):
@@ -189,12 +189,21 @@ class Ranked(Struct):
   document: Document | None = None
 
 
+class CohereUnits(Struct):
+  input_tokens: int
+
+
+class CohereMeta(Struct):
+  billed_units: CohereUnits
+
+
 class RerankResponse(Struct):
   """Best first; a score is the probability of relevance."""
 
   model: str
   results: list[Ranked]
   usage: Usage
+  meta: CohereMeta
 
 
 class ErrorDetail(Struct):
@@ -207,10 +216,10 @@ class ErrorDetail(Struct):
 class ErrorResponse(Struct):
   """Why a request failed.
 
-  400: malformed. 401: unknown key. 403: the key may not do this, or the page is of another site.
-  404: no such model, prompt or index. 408, 504: too slow. 409: the backbone name. 412: If-Match
-  does not hold. 413: too large. 415: not JSON. 422: unusable. 429: too busy, or over the limits of
-  the key; see Retry-After. 503: not ready, or the server files cannot be used.
+  400: malformed. 401: unknown key. 403: the key may not do this. 404: no such model, prompt or
+  index. 408, 504: too slow. 409: the backbone name. 413: too large. 415: not JSON. 422: unusable.
+  429: too busy, or over the limits of the key; see Retry-After. 503: not ready, or the server files
+  cannot be used.
   """
 
   error: ErrorDetail
@@ -220,7 +229,6 @@ class Operation(NamedTuple):
   """A request that the server answers.
 
   Attributes:
-    method, path, summary: of the request.
     answered: types of the answer: of JSON, str for plain text, bytes for a prompt file.
     asked: type of the body; None without one.
     statuses: of success.
@@ -250,65 +258,54 @@ def serves(
   """Marks a method with the requests that it answers."""
 
   def mark(handler: Any) -> Any:
-    handler.operation = Operation(method, path, summary, answered, role=role, **more)
+    own = Operation(method, path, summary, answered, role=role, **more)
+    handler.operations = [*getattr(handler, 'operations', ()), own]
     return handler
 
   return mark
 
 
-def openapi(
-  operations: Sequence[Operation], most_bytes: int, most_prompt_bytes: int
-) -> dict[str, Any]:
+def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
   """The OpenAPI document of a server."""
-  kinds = [kind for one in operations for kind in (*one.answered, one.asked or ErrorResponse)]
-  structs = [kind for kind in dict.fromkeys(kinds) if kind not in (str, bytes)]
+  kinds = dict.fromkeys(
+    kind for one in operations for kind in (*one.answered, one.asked, ErrorResponse)
+  )
+  structs = [kind for kind in kinds if kind not in (str, bytes, None)]
   schemas, components = msgspec.json.schema_components(
     structs, ref_template='#/components/schemas/{name}'
   )
   media: dict[Any, tuple[str, dict[str, Any]]] = {
     str: ('text/plain', {'type': 'string'}),
-    bytes: (
-      'application/octet-stream',
-      {'type': 'string', 'format': 'binary', 'maxLength': most_prompt_bytes},
-    ),
+    bytes: ('application/octet-stream', {'type': 'string', 'format': 'binary'}),
   }
-  for kind, ref in zip(structs, schemas, strict=True):
-    media[kind] = ('application/json', ref)
+  for kind, schema in zip(structs, schemas, strict=True):
+    media[kind] = 'application/json', schema
 
-  def content(kinds: Sequence[Any]) -> dict[str, Any]:
-    return {'content': {media[kind][0]: {'schema': media[kind][1]} for kind in kinds}}
+  def body(kinds: Sequence[Any], **more: Any) -> dict[str, Any]:
+    return {'content': {media[kind][0]: {'schema': media[kind][1]} for kind in kinds}, **more}
 
   paths: dict[str, Any] = {}
   for one in operations:
-    answer = {'description': 'done'} | (content(one.answered) if one.answered else {})
+    done = body(one.answered, description='done')
     about: dict[str, Any] = {
       'summary': one.summary,
-      'responses': {str(status): answer for status in one.statuses}
-      | {'default': {'description': 'an error'} | content([ErrorResponse])},
-    }
-    if not one.role:
-      about['security'] = []
-    if one.asked is not None:
-      about['requestBody'] = {'required': True} | content([one.asked])
-    item = paths.setdefault(one.shown, {})
-    if names := re.findall(r'{(\w+)}', one.shown):
-      item['parameters'] = [
+      'security': [{}, {'key': []}] if one.role else [],
+      'parameters': [
         {'name': name, 'in': 'path', 'required': True, 'schema': {'type': 'string'}}
-        for name in names
-      ]
-    item[one.method.lower()] = about
+        for name in re.findall(r'{(\w+)}', one.shown)
+      ],
+      'responses': dict.fromkeys(map(str, one.statuses), done)
+      | {'default': body([ErrorResponse], description='an error')},
+    }
+    if one.asked is not None:
+      about['requestBody'] = body([one.asked], required=True)
+    paths.setdefault(one.shown, {})[one.method.lower()] = about
   return {
     'openapi': '3.1.0',
-    'info': {
-      'title': 'dprjax',
-      'version': __version__,
-      'description': 'One backbone, many prompts. Request bodies have at most '
-      f'{most_bytes:,} bytes, prompt files {most_prompt_bytes:,}.',
-    },
+    'info': {'title': 'dprjax', 'version': __version__},
     'paths': paths,
     'components': {
       'schemas': components,
       'securitySchemes': {'key': {'type': 'http', 'scheme': 'bearer'}},
     },
-    'security': [{}, {'key': []}],
   }

@@ -56,38 +56,16 @@ class ServerMetrics:
       'dropped_texts', 'Texts whose client had left or timed out before their batch.', **options
     )
 
-  def count_request(self, route: str, model: str, status: int, tenant: str) -> None:
+  def count_request(self, route: str, model: str, status: int, tenant: str, seconds: float) -> None:
     """Counts a request under its labels; there are at most 1,000 models."""
-    if model not in self._models:
-      if len(self._models) < _MOST_MODELS:
-        self._models.add(model)
-      else:
-        model = 'others'
+    if len(self._models) < _MOST_MODELS:
+      self._models.add(model)
+    elif model not in self._models:
+      model = 'others'
+    self.request_seconds.labels(route).observe(seconds)
     self.requests.labels(route, model, status).inc()
     if tenant:
       self.key_requests.labels(tenant, status).inc()
-
-  def forget_model(self, name: str) -> None:
-    """Removes the labels of a prompt that is gone."""
-    if name in self._models:
-      self._models.discard(name)
-      self.requests.remove_by_labels({'model': name})
-
-  def usage(self) -> dict[str, tuple[float, float]]:
-    """Requests and tokens by tenant."""
-    found: dict[str, list[float]] = {}
-    for place, counter in enumerate((self.key_requests, self.key_tokens)):
-      for family in counter.collect():
-        for sample in family.samples:
-          if sample.name.endswith('_total'):
-            found.setdefault(sample.labels['tenant'], [0.0, 0.0])[place] += sample.value
-    return {tenant: (requests, tokens) for tenant, (requests, tokens) in found.items()}
-
-  def forget_tenants(self, kept: set[str]) -> None:
-    """Removes the labels of tenants that have no key."""
-    for tenant in self.usage().keys() - kept:
-      for counter in (self.key_requests, self.key_tokens):
-        counter.remove_by_labels({'tenant': tenant})
 
   def text(self) -> bytes:
     """All metrics in the text format of Prometheus."""

@@ -2,138 +2,24 @@
 
 import base64
 import hashlib
-import html
-import json
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-_FILE = pathlib.Path(__file__).with_name('page.html')
 
 
-def read() -> tuple[bytes, dict[str, str]]:
-  """The search page and its headers, which allow only its own script and style."""
-  page = _FILE.read_text(encoding='utf-8')
-  return page.encode(), _headers(page, 'script', 'style')
-
-
-def reference(document: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
-  """A page with the paths and types of an OpenAPI document, and its headers."""
-  info = document['info']
-  paths = ''.join(
-    _operation(path, method, operation)
-    for path, operations in document['paths'].items()
-    for method, operation in operations.items()
-    if method != 'parameters'
-  )
-  types = ''.join(
-    _schema(name, schema) for name, schema in document['components']['schemas'].items()
-  )
-  title = f'{info["title"]} {info["version"]}'
-  page = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}: reference</title>
-<link rel="icon" href="data:,">
-<style>{_tag(_FILE.read_text(encoding='utf-8'), 'style')}</style>
-</head>
-<body>
-<header>
-<h1>{html.escape(title)}</h1>
-<p>{html.escape(info['description'])} A key goes into the header
-<code>Authorization: Bearer KEY</code>. Programs read <a href="openapi.json">openapi.json</a>.
-<a href="./">Search</a></p>
-</header>
-<main>{paths}{types}</main>
-</body>
-</html>
-"""
-  return page.encode(), _headers(page, 'style')
-
-
-def _operation(path: str, method: str, operation: Mapping[str, Any]) -> str:
-  body = ''.join(
-    f'<p>Body: {_type(content["schema"])}, <code>{html.escape(kind)}</code></p>'
-    for kind, content in operation.get('requestBody', {}).get('content', {}).items()
-  )
-  rows = [
-    (
-      f'<code>{code}</code>',
-      html.escape(answer['description']),
-      ', '.join(_type(content['schema']) for content in answer.get('content', {}).values()),
-    )
-    for code, answer in operation['responses'].items()
-  ]
-  return (
-    f'<details><summary><code>{method.upper()} {html.escape(path)}</code> '
-    f'{html.escape(operation["summary"])}</summary>{body}'
-    f'{_table(("status", "meaning", "answer"), rows)}</details>'
-  )
-
-
-def _schema(name: str, schema: Mapping[str, Any]) -> str:
-  rows = [
-    (
-      f'<code>{html.escape(field)}</code>',
-      _type(about),
-      'required'
-      if field in schema.get('required', ())
-      else f'<code>{html.escape(json.dumps(about.get("default")))}</code>',
-      html.escape(about.get('description', '')),
-    )
-    for field, about in schema.get('properties', {}).items()
-  ]
-  return (
-    f'<section id="{html.escape(name)}"><h2>{html.escape(name)}</h2>'
-    f'<p class="soft">{html.escape(schema.get("description", ""))}</p>'
-    f'{_table(("field", "type", "default", ""), rows)}</section>'
-  )
-
-
-def _type(schema: Mapping[str, Any]) -> str:
-  """A JSON schema in a few words, with links to other types."""
-  if '$ref' in schema:
-    name = html.escape(schema['$ref'].rpartition('/')[2])
-    return f'<a href="#{name}">{name}</a>'
-  if 'enum' in schema:
-    return ' or '.join(f'<code>{html.escape(json.dumps(one))}</code>' for one in schema['enum'])
-  if 'anyOf' in schema:
-    return ' or '.join(map(_type, schema['anyOf']))
-  if schema.get('type') == 'array':
-    return f'list of ({_type(schema.get("items", {}))})'
-  if schema.get('format') == 'binary':
-    return 'file'
-  return html.escape(str(schema.get('type', 'any')))
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  if not rows:
-    return ''
-  lines = [''.join(f'<th>{cell}</th>' for cell in head)]
-  lines += [''.join(f'<td>{cell}</td>' for cell in row) for row in rows]
-  return f'<div class="table"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
-
-
-def _headers(page: str, *tags: str) -> dict[str, str]:
+def read(name: str) -> tuple[bytes, dict[str, str]]:
+  """A page beside this file, and its headers, which allow only its own script and style."""
+  page = pathlib.Path(__file__).with_name(name).read_text(encoding='utf-8')
   sources = []
-  for tag in tags:
-    digest = base64.b64encode(hashlib.sha256(_tag(page, tag).encode()).digest()).decode()
+  for tag in ('script', 'style'):
+    found = re.search(f'<{tag}>(.*?)</{tag}>', page, re.DOTALL)
+    assert found is not None
+    digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
     sources.append(f"{tag}-src 'sha256-{digest}'")
   policy = ["default-src 'none'", "connect-src 'self'", 'img-src data:', *sources]
   policy += ["base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
-  return {
+  return page.encode(), {
     'content-security-policy': '; '.join(policy),
     'x-content-type-options': 'nosniff',
     'referrer-policy': 'no-referrer',
     'cache-control': 'no-cache',
   }
-
-
-def _tag(page: str, tag: str) -> str:
-  """The content of the first tag of this name."""
-  found = re.search(f'<{tag}>(.*?)</{tag}>', page, re.DOTALL)
-  assert found is not None
-  return found[1]

@@ -1,47 +1,38 @@
 """Routes of prompts and models: lists, files, changes."""
 
+import asyncio
 import logging
-import re
 import time
-from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dprjax.base.errors import InputError
 from dprjax.serving import keys
 from dprjax.serving.answers import Failure, json_answer
-from dprjax.serving.asked import split
 from dprjax.serving.keys import Grant
-from dprjax.serving.library import NAME, Condition
+from dprjax.serving.library import NAME, NAMES, UnknownPrompt, Version
 from dprjax.serving.messages import ModelCard, ModelList, PromptCard, PromptList, serves
 from dprjax.serving.service import Service
-from dprjax.serving.versions import About, Version
 from dprjax.text.vector_spec import SIDES
 
 logger = logging.getLogger('dprjax')
 
+_STARTED = int(time.time())
 _OCTETS, _PROMPT = 'application/octet-stream', '/v1/prompts/{name}'
-_SHOWN = 4096  # bytes of a field of the meta of a prompt in lists
-_TAG = re.compile(r'\s*(?:W/)?"([^"]*)"\s*')
 
 
-class PromptRoutes:
+class PromptRoutes(Service):
   """Handlers of an `App`."""
 
-  def __init__(self, service: Service):
-    self._service, self._started = service, int(time.time())
-
-  def _searches(self, grant: Grant, prompt: Version | About) -> list[str]:
+  def _searches(self, grant: Grant, prompt: Version) -> list[str]:
     """The indexes that a key sees and queries with this prompt can search."""
     return [
       name
-      for name, index in self._service.indexes.items()
-      if grant.may_use('indexes', name) and index.takes(prompt, self._service.engine)
+      for name, index in self.indexes.items()
+      if grant.may_use('indexes', name) and index.takes(prompt, self.engine)
     ]
 
-  def _card(self, grant: Grant, name: str, about: About) -> PromptCard:
+  def _card(self, grant: Grant, name: str, about: Version) -> PromptCard:
     spec, index = about.spec, about.meta.get('index')
     return PromptCard(
       name=name,
@@ -50,52 +41,45 @@ class PromptRoutes:
       lengths=about.lengths,
       pooling=spec.pooling,
       normalize=spec.normalize,
-      shift_positions=bool(about.meta.get('shift_positions')),
+      shift_positions=about.shift_positions,
       query_max_length=spec.query_max_length,
       passage_max_length=spec.passage_max_length,
       bytes=about.nbytes,
       modified=about.modified,
       index=index if isinstance(index, str) else None,
       searches=[] if about.refused else self._searches(grant, about),
-      task=_shown(about.meta.get('task')),
-      metrics=_shown(about.meta.get('metrics')),
+      task=about.meta.get('task'),
+      metrics=about.meta.get('metrics'),
       refused=about.refused,
     )
 
+  async def _model_cards(self, request: Request) -> list[ModelCard]:
+    library = self.engine.library
+    models = [(library.name, library.bare)]
+    models += [one for one in await asyncio.to_thread(library.listing) if not one[1].refused]
+    return [
+      ModelCard(id=id_, created=int(version.modified or _STARTED))
+      for name, version in models
+      if request.state.grant.may_use('prompts', name)
+      for id_ in ([f'{name}:{side}' for side in SIDES] if version.two_sided else [name])
+    ]
+
   @serves('GET', '/v1/models', 'The backbone and the prompts', ModelList)
   async def _models(self, request: Request) -> Response:
-    library = self._service.engine.library
-    found = await self._service.on_files(library.listing)
-    may_use = request.state.grant.may_use
-    models = [(library.name, library.bare.two_sided, self._started)]
-    models += [
-      (name, about.two_sided, int(about.modified)) for name, about in found if not about.refused
-    ]
-    cards = [
-      ModelCard(id=id_, created=created)
-      for name, two_sided, created in models
-      if may_use('prompts', name)
-      for id_ in ([f'{name}:{side}' for side in SIDES] if two_sided else [name])
-    ]
-    return json_answer(ModelList(data=cards))
+    return json_answer(ModelList(data=await self._model_cards(request)))
 
   @serves('GET', '/v1/models/{name:path}', 'One of them', ModelCard)
   async def _model(self, request: Request) -> Response:
     asked = request.path_params['name']
-    name, *_ = split(asked, 'passage')
-    library = self._service.engine.library
-    self._service.check_sees(request, name)
-    if name == library.name:
-      return json_answer(ModelCard(id=asked, created=self._started))
-    about = await self._service.on_files(lambda: library.about(name))
-    if about.refused:
-      raise InputError(about.refused)
-    return json_answer(ModelCard(id=asked, created=int(about.modified)))
+    for card in await self._model_cards(request):
+      if card.id == asked:
+        return json_answer(card)
+    raise UnknownPrompt(asked)
 
   @serves('GET', '/v1/prompts', 'The prompts and their metadata', PromptList)
   async def _prompts(self, request: Request) -> Response:
-    engine = self._service.engine
-    found = await self._service.on_files(engine.library.listing)
+    engine = self.engine
+    found = await asyncio.to_thread(engine.library.listing)
     grant = request.state.grant
     may_use = grant.may_use
     return json_answer(
@@ -103,32 +87,29 @@ class PromptRoutes:
         backbone=engine.library.name,
         backbone_sha256=engine.backbone.sha256,
         tokenizer_sha256=engine.tokenizer.sha256,
-        backbone_bytes=engine.backbone_bytes,
+        backbone_bytes=engine.bank.backbone_bytes,
         prompts=[
           self._card(grant, name, about) for name, about in found if may_use('prompts', name)
         ],
         indexes={
-          name: len(index)
-          for name, index in self._service.indexes.items()
-          if may_use('indexes', name)
+          name: len(index) for name, index in self.indexes.items() if may_use('indexes', name)
         },
         searches=self._searches(grant, engine.library.bare),
-        rerankers=[name for name in self._service.rerankers if may_use('rerankers', name)],
+        rerankers=[name for name in self.rerankers if may_use('rerankers', name)],
       )
     )
 
   @serves('GET', _PROMPT, f'A prompt; its file where Accept is {_OCTETS}', PromptCard, bytes)
   async def _prompt(self, request: Request) -> Response:
-    name, library = request.path_params['name'], self._service.engine.library
-    self._service.check_sees(request, name)
-    about = await self._service.on_files(lambda: library.about(name))
-    headers = {'etag': f'"{about.sha256}"'} if about.sha256 else {}
+    name, library = request.path_params['name'], self.engine.library
+    self.check_sees(request, name)
+    about = await asyncio.to_thread(library.about, name)
     if request.headers.get('accept', '') == _OCTETS:
-      self._service.enter(request)
-      self._service.hold(request, about.nbytes)
-      content = await self._service.on_files(lambda: library.content(name))
-      return Response(content, headers=headers, media_type=_OCTETS)
-    return json_answer(self._card(request.state.grant, name, about), headers=headers)
+      self.enter(request)
+      self.hold(request, about.nbytes)
+      content = await asyncio.to_thread(library.content, name)
+      return Response(content, media_type=_OCTETS)
+    return json_answer(self._card(request.state.grant, name, about))
 
   @serves(
     'PUT',
@@ -140,32 +121,25 @@ class PromptRoutes:
     role=keys.WRITE,
   )
   async def _put(self, request: Request) -> Response:
-    name, library = request.path_params['name'], self._service.engine.library
+    name, library = request.path_params['name'], self.engine.library
     if not NAME.fullmatch(name):
-      raise Failure(
-        400, 'the name of a new prompt has 1 to 64 of A-Z a-z 0-9 . _ -, no dot first', param='name'
-      )
+      raise Failure(400, f'the name of a prompt has {NAMES}', param='name')
     self._check_change(request, name)
-    content = await self._service.body(request, self._service.limits.prompt_bytes)
-    condition = _condition(request)
-    version, before = await self._service.on_files(lambda: library.put(name, content, condition))
-    self._audit(request, 'added' if before is None else 'replaced', name, before, version.sha256)
-    about = await self._service.on_files(lambda: library.about(name))
-    headers = {'etag': f'"{about.sha256}"'}
+    content = await self.body(request, self.limits.prompt_bytes)
+    before = await asyncio.to_thread(library.put, name, content)
+    about = await asyncio.to_thread(library.about, name)
+    self._audit(request, 'added' if before is None else 'replaced', name, before, about.sha256)
     card = self._card(request.state.grant, name, about)
-    return json_answer(card, 201 if before is None else 200, headers)
+    return json_answer(card, 201 if before is None else 200)
 
   @serves('DELETE', _PROMPT, 'Remove a prompt', statuses=(204,), role=keys.WRITE)
   async def _delete(self, request: Request) -> Response:
     name = request.path_params['name']
     self._check_change(request, name)
-    self._service.enter(request)
-    condition = _condition(request)
-    before = await self._service.on_files(
-      lambda: self._service.engine.library.delete(name, condition)
-    )
+    self.enter(request)
+    library = self.engine.library
+    before = await asyncio.to_thread(library.delete, name)
     self._audit(request, 'removed', name, before, None)
-    self._service.engine.metrics.forget_model(name)
     return Response(status_code=204)
 
   def _check_change(self, request: Request, name: str) -> None:
@@ -180,24 +154,8 @@ class PromptRoutes:
       'audit: prompt %s %s by %s from %s: SHA-256 %s -> %s',
       name,
       done,
-      request.state.grant.tenant.name or 'anyone',
+      request.state.grant.name or 'anyone',
       request.client.host if request.client else 'nowhere',
       before or 'none',
       after or 'none',
     )
-
-
-def _shown(value: Any) -> Any:
-  """A field of the meta of a prompt, unless it is long."""
-  return value if len(orjson.dumps(value)) <= _SHOWN else None
-
-
-def _condition(request: Request) -> Condition:
-  """If-Match and If-None-Match of a change."""
-  match, none = (request.headers.get(name) for name in ('if-match', 'if-none-match'))
-  of = None
-  if match is not None:
-    of = frozenset() if match.strip() == '*' else frozenset(_TAG.findall(match) or [''])
-  if none is not None and none.strip() != '*':
-    raise Failure(400, 'If-None-Match: only * is known here, for a prompt that must be new')
-  return Condition(of, new=none is not None)

@@ -5,8 +5,9 @@
 
 import asyncio
 import concurrent.futures
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,13 +15,16 @@ from starlette.requests import Request
 
 from dprjax.serving.admission import AGAIN_S, Admission, TooSoon
 from dprjax.serving.answers import Failure
-from dprjax.serving.asked import Limits, Wanted, count_values, decode
+from dprjax.serving.asked import Wanted, count_values, decode
+from dprjax.serving.batcher import QueuedText
 from dprjax.serving.engine import Engine, Tokens
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.library import UnknownPrompt
-from dprjax.serving.turns import Work
+from dprjax.serving.options import Limits
+from dprjax.serving.turns import Steps, Work
 
 _T = TypeVar('_T')
+_NUMBER = 16  # bytes of a number of a vector and of its text in the answer
 _LARGE = 1 << 16  # bytes of a body whose values are counted before it is decoded
 
 
@@ -29,14 +33,7 @@ class Left(Exception):
 
 
 class Service:
-  """An engine with its indexes and rerankers, within limits.
-
-  Attributes:
-    indexes, rerankers: by name.
-    limits: of a request.
-    admission: of requests.
-    files: threads that wait for files.
-  """
+  """An engine with its indexes and rerankers, within limits."""
 
   def __init__(
     self,
@@ -46,15 +43,9 @@ class Service:
     limits: Limits,
   ):
     self.engine, self.limits = engine, limits
-    self.admission = Admission(
-      requests=limits.requests,
-      wait=limits.wait,
-      seconds=limits.seconds,
-      bytes=limits.memory,
-    )
+    self.admission = Admission(limits)
     self.indexes = {index.name: index for index in indexes}
     self.rerankers = {reranker.name: reranker for reranker in rerankers}
-    self.files = concurrent.futures.ThreadPoolExecutor(2, 'files')
 
   def check_sees(self, request: Request, name: str) -> None:
     """Raises UnknownPrompt if the key does not see a prompt of this name."""
@@ -64,18 +55,13 @@ class Service:
   def enter(self, request: Request, size: int = 0) -> None:
     """Admits the request until it is answered, and starts its time."""
     grant = request.state.grant
-    permit = self.admission.enter(grant.tenant, grant.limits, size)
+    entered = self.admission.enter(grant.tenant, grant.limits, size)
     request.state.until = time.monotonic() + self.limits.seconds
-    request.state.permit = request.state.stack.enter_context(permit)
+    request.state.permit = request.state.stack.enter_context(entered)
 
   def hold(self, request: Request, size: int) -> None:
     """Counts bytes that are kept until the request is answered."""
-    self.admission.hold(size)
-    request.state.stack.callback(self.admission.release, size)
-
-  def count_tokens(self, request: Request, tokens: float) -> None:
-    if tenant := request.state.grant.tenant.name:
-      self.engine.metrics.key_tokens.labels(tenant).inc(tokens)
+    request.state.stack.enter_context(self.admission.hold(size))
 
   async def body(self, request: Request, most: int) -> bytes:
     """The body of a request, which enters with it, refused or not.
@@ -96,9 +82,8 @@ class Service:
     return bytes(content)
 
   async def _receive(self, request: Request, content: bytearray, most: int) -> None:
-    declared = request.headers.get('content-length', '')
     too_large = f'the body is larger than {most:,} bytes'
-    if declared.isdecimal() and (len(declared) > 17 or int(declared) > most):
+    if int(request.headers.get('content-length', 0)) > most:
       raise Failure(413, too_large)
     try:
       async with asyncio.timeout(self.limits.seconds):
@@ -118,13 +103,12 @@ class Service:
       raise Failure(415, 'send JSON without compression')
     content = await self.body(request, self.limits.bytes)
     if len(content) > _LARGE:
-      steps = count_values(content)
-      counted = self.engine.pool.submit(request.state.grant.tenant, steps)
-      try:
-        self.limits.check_values(await self.wait(request, counted))
-      except Failure:
-        request.state.permit.refuse()
-        raise
+      counted = await self.on_threads(request, count_values(content))
+      # Texts, token ids and their fields make no more.
+      most = self.limits.tokens + 16 * self.limits.inputs
+      if counted > most:
+        self.admission.refuse(request.state.permit)
+        raise Failure(413, f'{counted:,} values in the JSON; {most:,} at most')
     return decode(content, kind)
 
   async def wait(self, request: Request, future: concurrent.futures.Future) -> Any:
@@ -148,6 +132,18 @@ class Service:
       left.cancel()
       asked.cancel()
 
+  async def on_threads(self, request: Request, steps: Steps) -> Any:
+    """The result of a job of the threads that tokenise."""
+    return await self.wait(request, self.engine.pool.submit(request.state.grant.tenant, steps))
+
+  async def on_device(self, request: Request, work: list[QueuedText] | Steps) -> Any:
+    """The vectors of texts, or the result of a job, by the device thread."""
+    batcher, tenant = self.engine.batcher, request.state.grant.tenant
+    spent = functools.partial(self.admission.spend, request.state.permit)
+    if isinstance(work, list):
+      return await self.wait(request, batcher.submit(work, tenant, spent))
+    return await self.wait(request, batcher.submit_steps(work, tenant, spent))
+
   async def embed(
     self,
     request: Request,
@@ -156,37 +152,45 @@ class Service:
     param: str,
     more: float = 0.0,
   ) -> tuple[Tokens, np.ndarray]:
-    """Vectors of texts.
+    """Vectors of texts, or of token ids, of the field ``param``.
 
-    Args:
-      request: for it.
-      wanted: the prompt and the form of the vectors.
-      texts: texts, or token ids.
-      param: the field that has them.
-      more: seconds of the device for the rest of the request.
+    ``more``: seconds of the device for the rest of the request.
     """
     name, side = wanted.name, wanted.side
     self.check_sees(request, name)
-    self.limits.check_texts(len(texts), param)
-    engine, tenant, permit = self.engine, request.state.grant.tenant, request.state.permit
-    tokens_asked, seconds = engine.estimate(name, side, texts)
-    permit.ask(Work(tokens_asked, seconds + more))
+    engine = self.engine
+    work = engine.estimate(name, side, texts)
+    self._ask(request, Work(work.tokens, work.seconds + more), len(texts), param)
     whole = engine.backbone.config.vector_size
-    self.hold(request, 4 * whole * len(texts))
-    steps = engine.tokenize_steps(name, side, texts)
-    tokens: Tokens = await self.wait(request, engine.pool.submit(tenant, steps))
+    self.hold(request, _NUMBER * whole * len(texts))
+    tokens: Tokens = await self.on_threads(request, engine.tokenize_steps(name, side, texts))
     request.state.model = name
-    _, seconds = engine.work(len(text.ids) for text in tokens.texts)
-    self._know(request, Work(tokens.total, seconds + more), param)
+    work = engine.work(len(text.ids) for text in tokens.texts)
+    self._know(request, Work(tokens.total, work.seconds + more), param)
     wanted.check(tokens, whole)
-    vectors = await self.wait(request, engine.queue(tokens, tenant, permit.spend))
+    vectors = await self.on_device(request, tokens.texts)
     return tokens, wanted.finish(tokens, vectors)
+
+  def _ask(self, request: Request, estimate: Work, texts: int, param: str) -> None:
+    if texts > self.limits.inputs:
+      raise Failure(413, f'{texts} texts; {self.limits.inputs} at most', param=param)
+    self.admission.ask(request.state.permit, estimate)
 
   def _know(self, request: Request, work: Work, param: str) -> None:
     """Replaces the estimate of the work. Raises Failure if it is too much for a request."""
-    request.state.permit.know(work)
-    self.limits.check_work(work, param)
-    self.count_tokens(request, work.tokens)
+    self.admission.know(request.state.permit, work)
+    most = self.limits
+    if work.tokens > most.tokens:
+      raise Failure(413, f'{work.tokens:.0f} tokens; {most.tokens} at most', param=param)
+    if work.seconds > most.seconds:
+      raise Failure(
+        413,
+        f'these texts take about {work.seconds:.0f} s, an answer {most.seconds:g} s at most; send '
+        'them in parts',
+        param=param,
+      )
+    if tenant := request.state.grant.name:
+      self.engine.metrics.key_tokens.labels(tenant).inc(work.tokens)
 
   def headers(self, tokens: Tokens) -> dict[str, str]:
     """Headers about the model of an answer."""
@@ -196,38 +200,37 @@ class Service:
       'x-dprjax-truncated': str(len(tokens.truncated)),
     }
 
-  def reranker(self, request: Request, name: str | None) -> str:
-    """The name of a reranker that the key sees; by default the first."""
+  def reranker(
+    self, request: Request, name: str | None = None, max_tokens: int | None = None
+  ) -> str:
+    """The name of a reranker that the key sees; by default the first.
+
+    Raises Failure if documents would be cut at fewer tokens than it takes.
+    """
     may_use = request.state.grant.may_use
     seen = [one for one in self.rerankers if may_use('rerankers', one)]
     name = name or next(iter(seen), '')
     if name not in seen:
       raise Failure(404, 'there is no such reranker', param='model', code='model_not_found')
-    return name
-
-  def check_cut(self, name: str, tokens: int | None) -> None:
-    """Raises Failure if documents would be cut at fewer tokens than the reranker ``name`` takes."""
     most = self.rerankers[name].max_length
-    if tokens is not None and tokens < most:
+    if max_tokens is not None and max_tokens < most:
       raise Failure(
         400, f'this model cuts documents at {most} tokens, not before', param='max_tokens_per_doc'
       )
+    return name
 
   async def score(
     self, request: Request, name: str, query: str, texts: Sequence[str], param: str
-  ) -> tuple[np.ndarray, int]:
-    """Logits of texts for a query by the reranker ``name``, and their tokens."""
+  ) -> tuple[np.ndarray, np.ndarray, int]:
+    """Reranks texts by the reranker ``name``.
+
+    Returns their numbers, best first, the logits of all of them, and their tokens.
+    """
     request.state.model = name
-    self.limits.check_texts(len(texts), param)
-    engine, reranker = self.engine, self.rerankers[name]
-    tenant, permit = request.state.grant.tenant, request.state.permit
-    permit.ask(reranker.estimate(query, texts))
-    packed = await self.wait(request, engine.pool.submit(tenant, reranker.pack(query, texts)))
+    reranker = self.rerankers[name]
+    self._ask(request, reranker.estimate(query, texts), len(texts), param)
+    packed = await self.on_threads(request, reranker.pack(query, texts))
     work = reranker.work(packed[1])
     self._know(request, work, param)
-    steps = reranker.logits(packed)
-    logits = await self.wait(request, engine.batcher.submit_steps(steps, tenant, permit.spend))
-    return logits, int(work.tokens)
-
-  async def on_files(self, work: Callable[[], _T]) -> _T:
-    return await asyncio.get_running_loop().run_in_executor(self.files, work)
+    logits = await self.on_device(request, reranker.logits(packed))
+    return np.argsort(-logits, kind='stable'), logits, int(work.tokens)

@@ -3,14 +3,12 @@
 None of these has a text, a key, or the message of an error, which may repeat a text.
 """
 
-import contextlib
 import contextvars
 import datetime
 import json
 import logging
 import re
 import uuid
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dprjax.base.errors import mask
@@ -18,8 +16,8 @@ from dprjax.base.errors import mask
 logger = logging.getLogger('dprjax')
 
 _ID = re.compile(rb'[A-Za-z0-9._:/+=-]{1,128}')
-_FIELDS = 'request'  # of a record of the log
-_current: contextvars.ContextVar[str] = contextvars.ContextVar('request', default='')
+FIELDS = 'request'  # of a record of the log: more fields of its line
+current: contextvars.ContextVar[str] = contextvars.ContextVar('request', default='')
 
 
 def request_id(scope: Any) -> str:
@@ -30,26 +28,11 @@ def request_id(scope: Any) -> str:
   return uuid.uuid4().hex
 
 
-@contextlib.contextmanager
-def of_request(id: str) -> Iterator[None]:
-  """Log lines written inside have the id of this request."""
-  token = _current.set(id)
-  try:
-    yield
-  finally:
-    _current.reset(token)
-
-
-def log_request(line: str, fields: Mapping[str, Any]) -> None:
-  """Logs an answered request: a line, or its fields where the log is of JSON."""
-  logger.info('%s', line, extra={_FIELDS: fields})
-
-
 class TextLines(logging.Formatter):
   """Lines for people, with the id of the request."""
 
   def format(self, record: logging.LogRecord) -> str:
-    id = _current.get()
+    id = current.get()
     return mask(record.getMessage()) + (f' (request {id})' if id else '')
 
 
@@ -63,10 +46,10 @@ class JsonLines(logging.Formatter):
       'level': record.levelname.lower(),
       'message': mask(record.getMessage()),
     }
-    if id := _current.get():
+    if id := current.get():
       line['request_id'] = id
-    line |= getattr(record, _FIELDS, {})
-    return json.dumps(line, default=str)
+    line |= getattr(record, FIELDS, {})
+    return json.dumps(line)
 
 
 def set_lines(form: str) -> None:

@@ -63,6 +63,11 @@ class Tenant(NamedTuple):
 
 
 NOBODY = Tenant()
+Spent = Callable[[float], None]  # called with the seconds of finished work
+
+
+def ignore(seconds: float) -> None:
+  """Nobody counts finished work."""
 
 
 class Turns:
@@ -120,9 +125,11 @@ class SlicedJob:
   Attributes:
     future: its result. Cancelling it ends the job after the slice that runs.
     cost: of the next slice.
+    tenant, spent: the owner, and what is called with the cost of a finished slice.
   """
 
-  def __init__(self, steps: Steps):
+  def __init__(self, steps: Steps, tenant: Tenant = NOBODY, spent: Spent = ignore):
+    self.tenant, self.spent = tenant, spent
     self.future: concurrent.futures.Future = concurrent.futures.Future()
     self.cost, self._steps = 0.0, steps
     self.advance()
@@ -160,16 +167,16 @@ class FairPool:
 
   def submit(self, tenant: Tenant, steps: Steps) -> concurrent.futures.Future:
     """The result of a job."""
-    job = SlicedJob(steps)
+    job = SlicedJob(steps, tenant)
     with self._changed:
       if self._stopped:
         job.future.cancel()
       else:
-        self._put(tenant, job)
+        self._put(job)
     return job.future
 
-  def close(self, seconds: float | None = None) -> None:
-    """Drops waiting work and ends the threads after their slices, in at most ``seconds`` each."""
+  def close(self) -> None:
+    """Drops waiting work and ends the threads after their slices."""
     with self._changed:
       self._stopped = True
       for jobs in self._jobs.values():
@@ -177,16 +184,16 @@ class FairPool:
           job.future.cancel()
       self._changed.notify_all()
     for thread in self._threads:
-      thread.join(seconds)
+      thread.join()
 
-  def _put(self, tenant: Tenant, job: SlicedJob) -> None:
+  def _put(self, job: SlicedJob) -> None:
     if job.future.done():
       return
-    self._jobs.setdefault(tenant, collections.deque()).append(job)
-    self._turns.join(tenant)
+    self._jobs.setdefault(job.tenant, collections.deque()).append(job)
+    self._turns.join(job.tenant)
     self._changed.notify()
 
-  def _take(self) -> tuple[Tenant, SlicedJob] | None:
+  def _take(self) -> SlicedJob | None:
     tenant = self._turns.next()
     if tenant is None:
       return None
@@ -196,18 +203,17 @@ class FairPool:
     if not jobs:
       del self._jobs[tenant]
       self._turns.leave(tenant)
-    return tenant, job
+    return job
 
   def _run(self) -> None:
     while True:
       with self._changed:
-        while (taken := self._take()) is None:
+        while (job := self._take()) is None:
           if self._stopped:
             return
           self._changed.wait()
-      tenant, job = taken
       job.advance()
       with self._changed:
         if self._stopped:
           job.future.cancel()
-        self._put(tenant, job)
+        self._put(job)

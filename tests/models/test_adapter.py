@@ -100,7 +100,8 @@ def test_an_adapter_of_ones_own_is_trained_resumed_exported_and_served(
   trained, tmp_path, command, monkeypatch
 ):
   pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
-  from dprjax.serving.engine import Engine, ServerOptions
+  from dprjax.serving.engine import Engine
+  from dprjax.serving.options import ServerOptions
 
   monkeypatch.setenv(extensions.VARIABLE, TOY)
   backbone = trained / 'backbone'
@@ -188,7 +189,7 @@ def test_an_adapter_of_ones_own_is_trained_resumed_exported_and_served(
   alone = encoders.encode(repeated, 'passage', prompt=names)
   assert len({vector.tobytes() for vector in alone}) == len(names)
   options = ServerOptions(rows=(1, 16), lengths=(64,), budget=16 * 64, slots=20, deadline=0.2)
-  engine = Engine.load(backbone, folder, name='bare', options=options)
+  engine = Engine(backbone, folder, name='bare', options=options)
   try:
     engine.ready.result(120)
     waiting = [engine.submit(name, 'passage', short) for name in kinds]

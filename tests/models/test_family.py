@@ -136,7 +136,8 @@ def test_a_kernel_that_no_rule_names_is_an_error():
 def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(trained, tmp_path, command):
   config, pooling = rms.Config(0, 16, 2, 4, 2, 6, 24), 'spread'
   pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
-  from dprjax.serving.engine import Engine, ServerOptions
+  from dprjax.serving.engine import Engine
+  from dprjax.serving.options import ServerOptions
 
   vocab_size = load_backbone(trained / 'backbone').config.vocab_size
   config = dataclasses.replace(config, vocab_size=vocab_size)
@@ -180,7 +181,7 @@ def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(trained, t
   assert stored.meta.pooling == pooling
   texts = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
   options = ServerOptions(rows=(1, 4), lengths=(32,), budget=4 * 48, slots=6, prompt_length=32)
-  engine = Engine.load(backbone, prompt.parent, options=options)
+  engine = Engine(backbone, prompt.parent, options=options)
   try:
     engine.ready.result(60)
     served = engine.submit('toy', 'passage', [texts[id_] for id_ in stored.ids[:5]]).result(60)

@@ -98,7 +98,8 @@ def test_weights_that_are_missing_or_pickled(projected):
 @pytest.mark.slow
 def test_prompt_and_layers_are_trained_exported_and_served(trained, projected, tmp_path, command):
   pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
-  from dprjax.serving.engine import Engine, ServerOptions
+  from dprjax.serving.engine import Engine
+  from dprjax.serving.options import ServerOptions
 
   folder, _ = projected
 
@@ -122,7 +123,7 @@ def test_prompt_and_layers_are_trained_exported_and_served(trained, projected, t
   expected = Encoder.load(folder, prompt).encode(TEXTS, 'query')
   assert expected.shape == (3, 12)
   options = ServerOptions(rows=(1, 4), lengths=(32,), budget=4 * 48, slots=6, prompt_length=32)
-  engine = Engine.load(folder, prompt.parent, options=options)
+  engine = Engine(folder, prompt.parent, options=options)
   try:
     engine.ready.result(60)
     served = engine.submit('own', 'query', TEXTS).result(60)

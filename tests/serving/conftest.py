@@ -83,10 +83,11 @@ def folder(small, tmp_path_factory):
 @pytest.fixture(scope='session')
 def engine(small, folder):
   """One for all tests that ask over HTTP."""
-  from dprjax.serving.engine import Engine, ServerOptions
+  from dprjax.serving.engine import Engine
+  from dprjax.serving.options import ServerOptions
 
   options = ServerOptions(rows=(4,), lengths=(16, 48), slots=6, deadline=0.001, prompt_length=4)
-  engine = Engine.load(small.path, folder, options=options)
+  engine = Engine(small.path, folder, options=options)
   yield engine
   engine.close()
 

@@ -2,8 +2,8 @@ import contextlib
 
 import pytest
 
-from dprjax.serving.admission import UNLIMITED, Admission, TenantLimits, TooSoon
-from dprjax.serving.batcher import Busy
+from dprjax.serving.admission import UNLIMITED, Admission, Busy, TenantLimits, TooSoon
+from dprjax.serving.options import Limits
 from dprjax.serving.turns import Tenant, Work
 
 ONE, TWO, HEAVY = Tenant('one'), Tenant('two'), Tenant('heavy', 4.0)
@@ -22,14 +22,14 @@ def clock():
 
 
 def admission(clock, **changes):
-  options = {'requests': 100, 'wait': 10.0, 'seconds': 60.0, 'bytes': 1000} | changes
-  return Admission(clock=clock, **options)
+  options = {'requests': 100, 'wait': 10.0, 'seconds': 60.0, 'memory': 1000} | changes
+  return Admission(Limits(**options), clock)
 
 
 @contextlib.contextmanager
 def entered(admission, tenant, limits=UNLIMITED, seconds=0.0, tokens=0.0, size=0):
   with admission.enter(tenant, limits, size) as permit:
-    permit.ask(Work(tokens, seconds))
+    admission.ask(permit, Work(tokens, seconds))
     yield permit
 
 
@@ -57,11 +57,11 @@ def test_a_request_waits_for_as_much_of_others_as_it_asks_for(clock):
     stack.enter_context(entered(door, TWO, seconds=3))
     assert enters(door, ONE, seconds=7) and not enters(door, ONE, seconds=8)
     assert enters(door, ONE)  # nothing for the device
-    big.spend(50)
+    door.spend(big, 50)
     assert enters(door, ONE, seconds=52) and not enters(door, ONE, seconds=53)
-    big.know(Work(0, 6.0))
+    door.know(big, Work(0, 6.0))
     assert enters(door, ONE, seconds=51) and not enters(door, ONE, seconds=52)
-    big.spend(10)  # more than it was
+    door.spend(big, 10)  # more than it was
     assert enters(door, ONE, seconds=57) and not enters(door, ONE, seconds=58)
   assert not door.waiting and busy(door, ONE, seconds=10**6) is None
 
@@ -80,7 +80,7 @@ def test_refused_requests_do_not_return_together(clock):
     assert [busy(door, ONE, seconds=8) for _ in range(3)] == [6.0, 22.0, 38.0]
     assert busy(door, TWO, seconds=8) == 6.0
     assert [busy(door, ONE, seconds=8) for _ in range(2)] == [54.0, 60.0]  # the time of a request
-    first.spend(23)
+    door.spend(first, 23)
     assert busy(door, ONE, seconds=1) is None
   with entered(door, ONE, seconds=11):  # the work was done, nothing is left of them
     assert busy(door, ONE, seconds=11) == 1.0
@@ -90,8 +90,8 @@ def test_who_returns_at_once_is_refused_unread(clock):
   door = admission(clock)
   with entered(door, ONE, seconds=30):
     assert busy(door, ONE, seconds=20, size=500) == 10.0
-    with pytest.raises(TooSoon):
-      door.enter(ONE, UNLIMITED, 500)
+    with pytest.raises(TooSoon), door.enter(ONE, UNLIMITED, 500):
+      pass
     with door.enter(ONE, UNLIMITED, 499), door.enter(TWO, UNLIMITED, 500):
       clock.now += 1
     with door.enter(ONE, UNLIMITED, 500):
@@ -110,13 +110,11 @@ def test_limits_of_a_key(clock):
   assert [busy(door, ONE, each) for _ in range(2)] == [None, 30.0]
   tokens = TenantLimits(tokens=600)
   with entered(door, TWO, tokens, tokens=300) as permit:
-    permit.know(Work(900, 0.0))  # the next ones pay for it
+    door.know(permit, Work(900, 0.0))  # the next ones pay for it
   assert busy(door, TWO, tokens, tokens=100) == 40.0
   clock.now += 120
   assert busy(door, TWO, tokens, tokens=10_000) is None  # more than a minute has: it needs all
   assert busy(door, TWO, tokens, tokens=1) > 900
-  door.forget({'one'})
-  assert busy(door, TWO, tokens, tokens=1) is None
   bytes = TenantLimits(bytes=100)
   assert [busy(door, ONE, bytes, size=60) for _ in range(2)] == [None, 12.0]
 
@@ -125,8 +123,7 @@ def test_requests_and_bytes_of_all(clock):
   door = admission(clock, requests=1)
   with entered(door, ONE):
     assert busy(door, TWO) == 1.0
-  door.hold(900)
-  with pytest.raises(Busy):
-    door.hold(101)
-  door.release(900)
-  door.hold(1000)
+  with door.hold(900), pytest.raises(Busy), door.hold(101):
+    pass
+  with door.hold(1000):
+    pass

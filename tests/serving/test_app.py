@@ -23,11 +23,11 @@ pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 from dprjax import encode
 from dprjax.retrieval.reranker import CrossEncoder
 from dprjax.serving import admission, service
-from dprjax.serving.app import App, Limits
-from dprjax.serving.engine import Engine, ServerOptions
-from dprjax.serving.hosts import Hosts
+from dprjax.serving.app import THIS_MACHINE, App
+from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import Keys
+from dprjax.serving.options import Limits, ServerOptions
 from tests.refusals import refused
 from tests.serving.conftest import running
 
@@ -71,6 +71,14 @@ def client(small, engine, index):
 
 
 @pytest.fixture(scope='module')
+def plain(engine):
+  """A client of a server with the limits of the command, for names of this machine; and its app."""
+  app = App(engine, hosts=(*THIS_MACHINE, '*.example.org'))
+  with running(app) as address, httpx.Client(base_url=address, timeout=60) as client:
+    yield client, app
+
+
+@pytest.fixture(scope='module')
 def compiled():
   """The programs compiled since."""
   events = []
@@ -105,7 +113,7 @@ def test_openais_client(client, alone):
       ('chat:passage', 'chat', 'passage'),
       ('model', 'model', 'passage'),
     ):
-      for form in ({}, {'encoding_format': 'float'}, {'encoding_format': 'base64'}):
+      for form in ({'encoding_format': 'float'}, {'encoding_format': 'base64'}):
         answer = ai.embeddings.create(model=model, input=texts, **form)
         vectors = [one.embedding for one in answer.data]
         if form.get('encoding_format') == 'base64':
@@ -115,7 +123,7 @@ def test_openais_client(client, alone):
     assert (
       len(ai.embeddings.create(model='qa', input='json', dimensions=16).data[0].embedding) == 16
     )
-    for model in ('nonesuch', 'qa:question', 'QA', ''):
+    for model in ('nonesuch', 'qa:question', 'QA'):
       with pytest.raises(openai.NotFoundError, match='no such model'):
         ai.embeddings.create(model=model, input=texts)
     for model, size, gives in (('qa', 8, '16'), ('asks:query', 4, '16 or 8'), ('model', 8, '16')):
@@ -152,20 +160,12 @@ def sha256(path):
   ('status', 'path', 'body', 'param'),
   [
     (400, 'embeddings', {'model': 'qa'}, 'input'),
-    (400, 'embeddings', {'model': 'qa', 'input': []}, 'input'),
     (400, 'embeddings', {'model': 'qa', 'input': ['a', 1]}, 'input'),
     (400, 'embeddings', {'model': 1, 'input': 'a'}, 'model'),
-    (400, 'embeddings', {'model': 'qa', 'input': 'a', 'encoding_format': 'hex'}, 'encoding_format'),
-    (400, 'embeddings', {'model': 'qa', 'input': 'a', 'dimensions': '16'}, 'dimensions'),
-    (422, 'embeddings', {'model': 'qa', 'input': [[]]}, 'input'),
-    (422, 'embeddings', {'model': 'qa', 'input': [[9906, 1917]]}, 'input'),
-    (422, 'embeddings', {'model': 'qa', 'input': [10**9]}, 'input'),
+    (422, 'embeddings', {'model': 'qa', 'input': [[9906, 1917]]}, None),
     (413, 'embeddings', {'model': 'qa', 'input': ['a'] * 9}, None),
     (413, 'embeddings', {'model': 'qa', 'input': ['a ' * 99] * 8}, None),
     (413, 'embeddings', {'model': 'qa', 'input': 'a' * 10_000}, None),
-    (400, 'search', {'model': 'qa'}, 'query'),
-    (400, 'search', {'model': 'qa', 'query': 'a', 'index': 5}, 'index'),
-    (400, 'rerank', {'query': 'a'}, 'documents'),
     (400, 'rerank', {'query': 'a', 'documents': [{'text': 5}]}, 'documents'),
     (400, 'rerank', {'query': 'a', 'documents': ['b'], 'top_n': 0}, 'top_n'),
   ],
@@ -178,48 +178,43 @@ def test_an_error_names_the_field(ask, status, path, body, param):
 
 
 @pytest.mark.parametrize(
-  ('path', 'body', 'fields'),
+  ('path', 'body', 'field'),
   [
-    (
-      '/v1/embeddings',
-      {'model': 'qa', 'input': 'json'},
-      ('dimension', 'inputtype', 'normalize', 'instruction', 'output_dtype', 'Model'),
-    ),
-    ('/v1/search', {'model': 'qa', 'query': 'json'}, ('top_k', 'limit', 'filter')),
-    ('/v1/rerank', {'query': 'json', 'documents': ['a']}, ('top_k', 'rank_fields')),
-    ('/v2/embed', {'model': 'qa', 'texts': ['json']}, ('images', 'output_dtype')),
-    ('/v2/rerank', {'model': 'x', 'query': 'json', 'documents': ['a']}, ('top_k',)),
-    ('/embed', {'inputs': 'json'}, ('promptname', 'return_sparse')),
-    ('/rerank', {'query': 'json', 'texts': ['a']}, ('top_n',)),
+    ('/v1/embeddings', {'model': 'qa', 'input': 'json'}, 'normalize'),
+    ('/v1/search', {'model': 'qa', 'query': 'json'}, 'top_k'),
+    ('/v1/rerank', {'query': 'json', 'documents': ['a']}, 'top_k'),
+    ('/v2/embed', {'model': 'qa', 'texts': ['json']}, 'images'),
+    ('/embed', {'inputs': 'json'}, 'promptname'),
+    ('/rerank', {'query': 'json', 'texts': ['a']}, 'top_n'),
   ],
 )
-def test_no_field_is_ignored(ask, path, body, fields):
-  for field in fields:
-    answer = ask(path, **body, **{field: 3})
-    assert answer.status_code == 400 and answer.json()['error']['param'] == field, answer.text
+def test_no_field_is_ignored(ask, path, body, field):
+  answer = ask(path, **body, **{field: 3})
+  assert answer.status_code == 400 and answer.json()['error']['param'] == field, answer.text
   if path == '/v1/rerank':
     answer = ask(path, query='json', documents=[{'text': 'a', 'title': 'b'}])
     assert answer.status_code == 400 and 'title' in answer.json()['error']['message']
 
 
-def test_null_is_as_absent(client, ask):
-  def same(path, body, *fields):
-    expected = ask(path, **body)
-    assert expected.status_code == 200
-    for nulls in (*((field,) for field in fields), fields):
-      answer = ask(path, **body, **dict.fromkeys(nulls))
-      assert answer.status_code == 200 and answer.json() == expected.json(), nulls
+@pytest.mark.parametrize(
+  ('path', 'body', 'fields'),
+  [
+    ('/v1/embeddings', {'model': 'qa', 'input': 'json'}, ('encoding_format', 'user', 'task')),
+    ('/v1/search', {'model': 'qa', 'query': 'json'}, ('index', 'k')),
+    ('/v1/rerank', {'query': 'json', 'documents': ['a', 'json']}, ('model', 'top_n')),
+  ],
+)
+def test_null_is_as_absent(ask, path, body, fields):
+  expected, answer = ask(path, **body), ask(path, **body, **dict.fromkeys(fields))
+  assert expected.status_code == answer.status_code == 200 and answer.json() == expected.json()
 
-  embeddings = {'model': 'qa', 'input': 'json'}
-  same('/v1/embeddings', embeddings, 'encoding_format', 'dimensions', 'user')
-  same('/v1/search', {'model': 'qa:query', 'query': 'json'}, 'index', 'k')
-  same('/v1/rerank', {'query': 'json', 'documents': ['a', 'json']}, 'model', 'top_n')
+
+def test_ids_of_another_tokenizer_are_refused(client):
   with openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none', max_retries=0) as ai:
     # As OpenAIEmbeddings of LangChain sends texts by default: ids of tiktoken.
     with pytest.raises(openai.UnprocessableEntityError) as foreign:
       ai.embeddings.create(model='qa', input=[[34, 12], [7, 8, 9]])
     assert 'check_embedding_ctx_length=False' in foreign.value.message
-    assert foreign.value.param == 'input'
 
 
 def test_odd_names(client, ask, folder):
@@ -230,11 +225,11 @@ def test_odd_names(client, ask, folder):
     expected = ask('/v1/embeddings', model='qa:query', input='json').json()['data']
     with openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none') as ai:
       assert name in [model.id for model in ai.models.list()]
-      assert ai.models.retrieve(f'{name}:query').id == f'{name}:query'
+      assert ai.models.retrieve(name).id == name
     answer = ask('/v1/embeddings', model=f'{name}:query', input='json')
     assert answer.json()['data'] == expected
     assert client.get(f'/v1/prompts/{name}').json()['name'] == name
-    assert client.put(f'/v1/prompts/{name}', content=b'').status_code == 400
+    assert client.put(f'/v1/prompts/{name}', content=b'').status_code == 422
     assert client.delete(f'/v1/prompts/{name}').status_code == 204
   finally:
     file.unlink(missing_ok=True)
@@ -243,15 +238,9 @@ def test_odd_names(client, ask, folder):
 
 def test_bodies_that_are_no_json(client):
   post = functools.partial(client.post, '/v1/embeddings', headers=JSON)
-  for body in (b'', b'{', b'[' * 9000, b'\xff', b'{"model": "qa", "input": "\\ud800"}', b'null'):
-    assert post(content=body).status_code in (400, 422), body
-  for body in (
-    b'{"model": "qa", "input": "a \\ud800 b"}',
-    b'{"model": "qa", "input": "\\udc00"}',
-    b'{"model": "qa", "input": "\xed\xa0\x80"}',
-    b'{"model": "qa", "input": "a',
-  ):
-    assert post(content=body).status_code == 400
+  surrogate = b'{"model": "qa", "input": "a \\ud800 b"}'
+  for body in (b'', b'{', b'[' * 9000, b'\xff', b'null', surrogate, b'{"input": "\xed\xa0\x80"}'):
+    assert post(content=body).status_code == 400, body
   chunks = post(content=(b'x' * 1000 for _ in range(20)))
   assert chunks.status_code == 413
   assert client.get('/v1/embeddings').status_code == 405
@@ -289,13 +278,13 @@ def test_prompts_come_and_go_while_it_runs(client, ask, small, folder, tmp_path,
     ('new', b'', 422, 'empty'),
     ('new', content * 50, 413, 'larger than 100,000 bytes'),
     ('model', content, 409, 'backbone'),
-    ('a b', content, 400, '1 to 64 of'),
-    ('a' * 65, content, 400, '1 to 64 of'),
+    ('a:b', content, 400, '1 to 64 letters'),
+    ('a' * 65, content, 400, '1 to 64 letters'),
   ):
     answer = client.put(f'/v1/prompts/{name}', content=body)
     assert answer.status_code == status and says in answer.json()['error']['message']
     assert str(folder) not in answer.text
-  for name in ('..%2Fcorpus', '..', '%2e%2e%2f', 'x%00'):
+  for name in ('..%2Fcorpus', 'x%00'):
     assert client.put(f'/v1/prompts/{name}', content=content).status_code in (400, 404, 405)
   assert sorted(path.name for path in folder.iterdir()) == ['asks.npz', 'chat.npz', 'qa.npz']
   assert sorted(path.name for path in folder.parent.iterdir()) == [
@@ -399,13 +388,10 @@ def test_the_interface_of_cohere(ask, alone):
   np.testing.assert_array_equal(np.array(vectors['float'], np.float32), decoded)
   assert vectors['ubinary'] == np.packbits(expected > 0, axis=1).tolist()
   assert answer['meta']['billed_units']['input_tokens'] > 4
-  inputs = [{'content': [{'type': 'text', 'text': text}]} for text in texts]
-  again = ask('/v2/embed', model='qa:query', inputs=inputs).json()['embeddings']
+  again = ask('/v2/embed', model='qa:query', texts=texts).json()['embeddings']
   np.testing.assert_allclose(again['float'], expected, rtol=0, atol=1e-5)
   for status, body in (
-    (400, {'texts': texts, 'inputs': inputs}),
     (400, {}),
-    (400, {'inputs': [{'content': [{'type': 'image_url', 'text': ''}]}]}),
     (400, {'texts': texts, 'embedding_types': ['int8']}),
     (400, {'texts': texts, 'truncate': 'START'}),
     (400, {'texts': texts, 'output_dimension': 3}),
@@ -413,11 +399,10 @@ def test_the_interface_of_cohere(ask, alone):
   ):
     assert ask('/v2/embed', model='qa', **body).status_code == status, body
   body = {'query': 'json', 'documents': [*PASSAGES.values()], 'top_n': 2}
-  first = ask('/v1/rerank', **body, return_documents=True).json()
-  second = ask('/v2/rerank', model='cross', **body).json()
-  for one, other in zip(first['results'], second['results'], strict=True):
-    assert one == other | {'document': {'text': body['documents'][one['index']]}}
-  assert first['usage']['total_tokens'] == second['meta']['billed_units']['input_tokens'] > 0
+  found = ask('/v2/rerank', model='cross', **body, return_documents=True).json()
+  for one in found['results']:
+    assert one['document'] == {'text': body['documents'][one['index']]}
+  assert found['usage']['total_tokens'] == found['meta']['billed_units']['input_tokens'] > 0
   assert ask('/v2/rerank', model='cross', **body, max_tokens_per_doc=3).status_code == 400
   assert ask('/v2/rerank', model='nonesuch', **body).status_code == 404
 
@@ -431,13 +416,12 @@ def test_documents_of_saturated_probability_keep_the_order_of_their_logits(ask, 
   documents = {'query': 'json', 'documents': ['a', 'b', 'c']}
   for answer in (
     ask('/v1/rerank', **documents).json()['results'],
-    ask('/v2/rerank', model='cross', **documents).json()['results'],
     ask('/rerank', query='json', texts=['a', 'b', 'c']).json(),
   ):
     assert [one['index'] for one in answer] == [1, 2, 0]
 
 
-def test_the_interface_of_text_embeddings_inference(client, ask, alone):
+def test_the_interface_of_text_embeddings_inference(ask, alone):
   texts = ['json', 'an http server']
   for body, name, side in (
     ({}, 'model', 'passage'),
@@ -461,34 +445,30 @@ def test_the_interface_of_text_embeddings_inference(client, ask, alone):
   raw = ask('/rerank', query='json', texts=[*PASSAGES.values()], raw_scores=True).json()
   logistic = 1 / (1 + np.exp(-np.array([one['score'] for one in raw])))
   np.testing.assert_allclose(logistic, [one['score'] for one in ranked], atol=1e-6)
-  sparse = ask('/embed_sparse', inputs='a')
-  assert sparse.status_code == 424 and 'sparse' in sparse.json()['error']['message']
-  info = client.get('/info').json()
-  assert info['model_id'] == 'model' and info['max_client_batch_size'] == 8
 
 
-def test_ids_of_requests(client, ask):
-  for path in ('/v1/models', '/livez', '/nonesuch', '/v1/models/none', '/docs'):
+def test_ids_of_requests(client):
+  for path in ('/v1/models', '/livez', '/nonesuch'):
     made = client.get(path).headers.get_list('x-request-id')
     assert len(made) == 1 and re.fullmatch('[0-9a-f]{32}', made[0])
     given = client.get(path, headers={'x-request-id': 'trace-1.2/3:4_5'}).headers['x-request-id']
     assert given == 'trace-1.2/3:4_5'
-  for odd in ('a b', 'x' * 129, '', 'a"b', '\xe9'.encode('latin-1')):
-    answer = client.get('/livez', headers={b'x-request-id': odd if odd else b''})
+  for odd in ('a b', 'x' * 129, ''):
+    answer = client.get('/livez', headers={'x-request-id': odd})
     assert re.fullmatch('[0-9a-f]{32}', answer.headers['x-request-id'])
 
 
 def test_pages_of_given_origins(engine):
-  app = App(engine, hosts=Hosts(), origins=['https://app.example.org'])
+  app = App(engine, hosts=THIS_MACHINE, origins=['https://app.example.org'])
   with running(app) as address, httpx.Client(base_url=address) as client:
     body = {'model': 'qa', 'input': 'json'}
-    for origin, status in (('https://app.example.org', 200), ('https://evil.example.org', 403)):
+    for origin, known in (('https://app.example.org', True), ('https://evil.example.org', False)):
       asking = {'origin': origin, 'access-control-request-method': 'POST'}
       asking |= {'access-control-request-headers': 'authorization,content-type,x-stainless-os'}
       before = client.options('/v1/embeddings', headers=asking)
       answer = client.post('/v1/embeddings', json=body, headers={'origin': origin})
-      assert answer.status_code == status
-      allowed = origin if status == 200 else None
+      assert answer.status_code == 200
+      allowed = origin if known else None
       for one in (before, answer):
         assert one.headers.get('access-control-allow-origin') == allowed
     assert before.status_code == 400 and 'x-request-id' in before.headers
@@ -497,53 +477,39 @@ def test_pages_of_given_origins(engine):
 
 def test_a_backbone_with_a_slash_in_its_name(small, folder):
   options = ServerOptions(rows=(1,), lengths=(16,), slots=4, prompt_length=4)
-  engine = Engine.load(small.path, folder, name='an-org/model-1', options=options)
+  engine = Engine(small.path, folder, name='an-org/model-1', options=options)
   with running(App(engine)) as at, openai.OpenAI(base_url=f'{at}/v1', api_key='none') as ai:
     assert ai.models.retrieve('an-org/model-1').id == 'an-org/model-1'
     answer = ai.embeddings.create(model='an-org/model-1:query', input='json')
     assert len(answer.data[0].embedding) == 16
   engine.close()
-  for name in ('/x', 'x/', 'a//b', '../x', 'a/.b', 'a b'):
+  for name in ('/x', 'x/', 'a//b', '../x', 'a/.b', 'a:b'):
     with refused('--name'):
-      Engine.load(small.path, folder, name=name, options=options)
+      Engine(small.path, folder, name=name, options=options)
 
 
 def test_health_and_metrics(client, ask):
   ask('/v1/embeddings', model='qa:query', input='json')
-  assert client.get('/healthz').text == 'ok\n'
+  assert client.get('/livez').text == 'ok\n'
   assert client.get('/readyz').text == client.get('/health').text == 'ready\n'
   text = client.get('/metrics').text
   for line in (
     'dprjax_requests_total{model="qa",route="POST /v1/embeddings",status="200"}',
-    'dprjax_stage_seconds_count{stage="tokenise"}',
     'dprjax_stage_seconds_count{stage="queue"}',
-    'dprjax_stage_seconds_count{stage="device"}',
     'dprjax_queued_texts 0.0',
-    'dprjax_batch_tokens_total',
     'dprjax_prompts_resident{place="device"}',
   ):
     assert line in text
-  document = client.get('/openapi.json').json()
-  paths = document['paths']
+  paths = client.get('/openapi.json').json()['paths']
   assert '/v1/embeddings' in paths and 'put' in paths['/v1/prompts/{name}']
-  page = client.get('/docs')
-  assert page.headers['content-type'].startswith('text/html')
-  assert 'script-src' not in page.headers['content-security-policy']
-  for path, operations in paths.items():
-    for method in operations.keys() - {'parameters'}:
-      assert f'<code>{method.upper()} {path}</code>' in page.text
-  names = set(re.findall('id="(.*?)"', page.text))
-  assert names == set(document['components']['schemas'])
-  assert set(re.findall('href="#(.*?)"', page.text)) <= names
-  assert '<td><code>encoding_format</code></td><td><code>&quot;base64&quot;</code> or' in page.text
 
 
 def test_unusual_requests(client):
   body = json.dumps({'model': 'qa', 'input': 'json'}).encode()
   path, port = '/v1/embeddings', client.base_url.port
 
-  def ask(target, headers, content):
-    head = f'POST {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n'
+  def ask(headers, content):
+    head = f'POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n'
     with socket.create_connection(('127.0.0.1', port)) as one:
       one.settimeout(60)
       one.sendall(head.encode() + headers + b'\r\n\r\n' + content)
@@ -554,60 +520,43 @@ def test_unusual_requests(client):
   length = b'Content-Length: %d' % len(body)
   chunks = b'%x\r\n%s\r\n0\r\n\r\n' % (len(body), body)
   both = length + b'\r\nTransfer-Encoding: chunked'
-  status, _, closed = ask(path, both, chunks)
+  status, _, closed = ask(both, chunks)
   assert status == 200 and closed
-  status, _, closed = ask(f'http://127.0.0.1:{port}{path}', length, body)
+  status, _, closed = ask(length, body)
   assert status == 200 and not closed
   for wanted, headers, content in (
     (413, b'Content-Length: 999999999999999999', b''),
     (415, length + b'\r\nContent-Encoding: gzip', body),
-    (400, b'Content-Length: 32', b'{"model": "qa", "input":"\\ud800"}'),
   ):
-    status, said, _ = ask(path, headers, content)
+    status, said, _ = ask(headers, content)
     assert status == wanted and json.loads(said)['error']['message'], said
 
 
-def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(engine):
-  file = b'{"model": "qa", "input": [%s]}' % b', '.join([b'[1]'] * 200_000)
-  texts = json.dumps({'model': 'qa', 'input': [', "[{\\' * 20_000] * 2}).encode()
-  with running(App(engine)) as address, httpx.Client(base_url=address) as client:
-    headers = {'content-type': 'application/json'}
-    few, many, again = (
-      client.post('/v1/embeddings', content=content, headers=headers)
-      for content in (texts, file, file)
-    )
-    assert few.status_code == 200, few.text
-    assert many.status_code == 413 and 'values' in many.json()['error']['message']
-    assert again.status_code == 429
-
-
-def test_who_waits_for_a_refusal_holds_no_memory(engine, monkeypatch):
+def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(plain, monkeypatch):
   monkeypatch.setattr(service, 'AGAIN_S', 3.0)
   monkeypatch.setattr(admission, 'AGAIN_S', 60.0)
-  content = b'{"model": "qa", "input": [%s]}' % b', '.join([b'[1]'] * 200_000)
-  headers = {'content-type': 'application/json'}
-  app = App(engine)
-  with (
-    running(app) as address,
-    httpx.Client(base_url=address) as client,
-    concurrent.futures.ThreadPoolExecutor(1) as pool,
-  ):
-    ask = functools.partial(client.post, '/v1/embeddings', content=content, headers=headers)
-    assert ask().status_code == 413
-    again = pool.submit(ask)
+  client, app = plain
+  post = functools.partial(client.post, '/v1/embeddings', headers=JSON)
+  texts = json.dumps({'model': 'qa', 'input': [', "[{\\' * 20_000] * 2}).encode()
+  assert post(content=texts).status_code == 200
+  many = b'{"model": "qa", "input": [%s]}' % b', '.join([b'[1]'] * 200_000)
+  refused = post(content=many)
+  assert refused.status_code == 413 and 'values' in refused.json()['error']['message']
+  # Who comes back at once waits for the next refusal, and holds no memory.
+  with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    again = pool.submit(post, content=many)
     time.sleep(1.5)  # the body arrives in milliseconds
     assert not again.done() and app.admission._held == 0
     assert again.result().status_code == 429
 
 
-def test_work_that_cannot_end_in_time_is_refused_at_once(engine, monkeypatch):
-  costs = dict.fromkeys(engine.options.lengths, 40.0)
-  with running(App(engine)) as address, httpx.Client(base_url=address) as client:
-    monkeypatch.setattr(engine.batcher, 'costs', costs)
-    body = {'model': 'qa', 'input': ['json', 'xml']}
-    found = client.post('/v1/embeddings', json=body)
-    assert found.status_code == 413 and found.json()['error']['param'] == 'input'
-    assert client.post('/v1/embeddings', json=body | {'input': 'json'}).status_code == 200
+def test_work_that_cannot_end_in_time_is_refused_at_once(plain, engine, monkeypatch):
+  client, _ = plain
+  monkeypatch.setattr(engine.batcher, 'costs', dict.fromkeys(engine.options.lengths, 40.0))
+  body = {'model': 'qa', 'input': ['json', 'xml']}
+  found = client.post('/v1/embeddings', json=body)
+  assert found.status_code == 413 and found.json()['error']['param'] == 'input'
+  assert client.post('/v1/embeddings', json=body | {'input': 'json'}).status_code == 200
 
 
 def test_behind_a_proxy_that_takes_a_path_away(engine):
@@ -622,8 +571,8 @@ def test_behind_a_proxy_that_takes_a_path_away(engine):
 
 def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
   # Alone, a text waits for a minute.
-  options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=2)
-  engine = Engine.load(small.path, folder, options=options)
+  options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60)
+  engine = Engine(small.path, folder, options=options)
   app = App(engine, limits=Limits(seconds=1))
   body = {'model': 'qa', 'input': 'json'}
   with running(app) as address, httpx.Client(base_url=address, timeout=60) as client:
@@ -634,8 +583,6 @@ def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
         b'Content-Length: %d\r\n\r\n%s' % (len(content), content)
       )
       wait_for(client, 'dprjax_queued_texts 1.0')
-      full = client.post('/v1/embeddings', json=body | {'input': ['a', 'b']})
-      assert full.status_code == 429 and int(full.headers['retry-after']) >= 1
     wait_for(client, 'status="499"')
     late = client.post('/v1/embeddings', json=body)
     assert late.status_code == 504
@@ -651,7 +598,7 @@ def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
       assert client.post('/v1/embeddings', json=body).status_code == 200
     assert begun.result().status_code == 200 and begun.result().headers['connection'] == 'close'
     assert client.get('/readyz').status_code == 503
-  app.close()
+  app.engine.close()
 
 
 def wait_for(client, line):
@@ -665,9 +612,12 @@ def wait_for(client, line):
 def test_keys(engine, tmp_path, folder):
   file = tmp_path / 'keys'
   digest = {key: hashlib.sha256(key.encode()).hexdigest() for key in ('reader', 'boss')}
-  file.write_text(f'# ours\nread {digest["reader"]} a team\n\nadmin {digest["boss"]}\n')
+  file.write_text(
+    f'[a-team]\nsha256 = "{digest["reader"]}"\n'
+    f'[boss]\nsha256 = "{digest["boss"]}"\nscopes = ["admin"]\n'
+  )
   content = (folder / 'qa.npz').read_bytes()
-  with running(App(engine, allowed=Keys.load(file))) as address, httpx.Client() as client:
+  with running(App(engine, allowed=Keys(file))) as address, httpx.Client() as client:
 
     def status(method, path, key=None, scheme='Bearer', **more):
       headers = {} if key is None else {'authorization': f'{scheme} {key}'}
@@ -684,17 +634,8 @@ def test_keys(engine, tmp_path, folder):
     assert status('DELETE', '/v1/prompts/qa', 'reader') == 403
     assert status('PUT', '/v1/prompts/mine', 'boss', content=content) == 201
     assert status('DELETE', '/v1/prompts/mine', 'boss') == 204
-    for path in ('/healthz', '/readyz', '/docs', '/openapi.json'):
+    for path in ('/livez', '/readyz', '/docs', '/openapi.json'):
       assert status('GET', path) == 200
-  for text, says in (
-    ('', 'keys'),
-    ('# none\n', 'keys'),
-    ('write ' + digest['boss'], ('keys', 'line 1')),
-    (f'read {digest["boss"]}\nread abc', ('keys', 'line 2')),
-  ):
-    file.write_text(text)
-    with refused(says):
-      Keys.load(file)
 
 
 def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
@@ -707,14 +648,12 @@ def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
   )
   content, other = ((folder / f'{name}.npz').read_bytes() for name in ('qa', 'asks'))
   caplog.set_level('INFO', 'dprjax')
-  app = App(engine, [index], allowed=Keys.load(file))
+  app = App(engine, [index], allowed=Keys(file))
   with running(app) as address, httpx.Client() as client:
 
-    def call(method, path, key, **headers):
+    def call(method, path, key):
       body = content if method == 'PUT' else None
-      headers = {'authorization': f'Bearer {key}'} | {
-        name.replace('_', '-'): value for name, value in headers.items()
-      }
+      headers = {'authorization': f'Bearer {key}'}
       return client.request(method, address + path, headers=headers, content=body)
 
     def embed(key, model):
@@ -738,18 +677,15 @@ def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
     ]
     assert [embed('reader', 'qa').status_code for _ in range(3)] == [200, 200, 429]
     assert int(embed('reader', 'qa').headers['retry-after']) >= 5
-    # Changes: of its own names, and only of the file that the client knows.
+    # Changes: of its own names.
     path = '/v1/prompts/team-a'
     assert call('PUT', '/v1/prompts/qa', 'team').status_code == 403
     assert call('PUT', path, 'reader').status_code == 403
-    assert call('PUT', path, 'team', if_match='"x"').status_code == 412
-    put = call('PUT', path, 'team', if_none_match='*')
-    assert put.status_code == 201 and put.headers['etag'] == f'"{put.json()["sha256"]}"'
-    assert call('PUT', path, 'team', if_none_match='*').status_code == 412
+    put = call('PUT', path, 'team')
+    assert put.status_code == 201
     content = other
-    assert call('PUT', path, 'team', if_match=put.headers['etag']).status_code == 200
-    assert call('DELETE', path, 'team', if_match=put.headers['etag']).status_code == 412
-    assert call('DELETE', path, 'team', if_match='*').status_code == 204
+    assert call('PUT', path, 'team').status_code == 200
+    assert call('DELETE', path, 'team').status_code == 204
     embed('team', 'team-a')
   lines = [line for line in caplog.messages if line.startswith('audit: ')]
   assert [' '.join(line.split()[2:6]) for line in lines] == [
@@ -759,46 +695,40 @@ def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
   metrics = engine.metrics.text().decode()
   assert 'dprjax_key_requests_total{status="429",tenant="reader"} 2.0' in metrics
   assert 'dprjax_key_tokens_total{tenant="reader"}' in metrics
-  assert 'model="team-a"' not in metrics
-  app._tell_usage()
-  assert any(line.startswith('use of key reader: ') for line in caplog.messages)
 
 
-def test_pages_of_other_sites_and_texts_that_are_no_json(engine, folder):
-  with running(App(engine, hosts=Hosts(['*.example.org']))) as address, httpx.Client() as client:
+def test_pages_of_other_sites_and_texts_that_are_no_json(plain, folder):
+  client, _ = plain
 
-    def status(method, path, **headers):
-      content = b'{"model": "qa", "input": "json"}' if method == 'POST' else None
-      return client.request(method, address + path, content=content, headers=headers).status_code
+  def status(method, path='/v1/embeddings', **headers):
+    content = b'{"model": "qa", "input": "json"}' if method == 'POST' else None
+    return client.request(method, path, content=content, headers=headers).status_code
 
-    path = '/v1/embeddings'
-    assert status('POST', path, **JSON) == 200
-    assert status('POST', path, **JSON, origin=address, host='a.example.org') == 200
-    assert status('POST', path, **{'content-type': 'application/vnd.x+json; charset=utf-8'}) == 200
-    for form in ('text/plain', 'application/x-www-form-urlencoded', ''):
-      assert status('POST', path, **{'content-type': form}) == 415
-    assert status('POST', path, **JSON, host='evil.org') == 403
-    assert status('POST', path, **JSON, origin='http://evil.org') == 403
-    assert status('POST', path, **JSON, origin='null') == 403
-    assert status('DELETE', '/v1/prompts/qa', host='evil.org') == 403
-    assert (folder / 'qa.npz').exists()
-    assert status('GET', '/healthz', host='10.0.0.7') == 200  # as a balancer asks
+  for host in ('a.example.org', 'LOCALHOST:8000', '[::1]:80'):
+    assert status('POST', **JSON, host=host) == 200
+  for host in ('evil.org', '127.0.0.1.evil.org', '['):
+    assert status('POST', **JSON, host=host) == 400
+  assert status('DELETE', '/v1/prompts/qa', host='evil.org') == 400
+  assert (folder / 'qa.npz').exists()
+  assert status('GET', '/livez', host='10.0.0.7') == 200  # as a balancer asks
+  # Before it sends JSON, a browser asks whether this page may.
+  asking = {'origin': 'http://evil.org', 'access-control-request-method': 'POST'}
+  assert status('OPTIONS', **asking) == 405
+  assert status('POST', **{'content-type': 'application/vnd.x+json; charset=utf-8'}) == 200
+  for form in ('text/plain', ''):
+    assert status('POST', **{'content-type': form}) == 415
 
 
-def test_an_answer_of_many_vectors_comes_in_parts(engine):
-  texts = ['json', 'an http server'] * 80
-  with running(App(engine)) as address, httpx.Client(base_url=address) as client:
-    answers = {}
-    for form in ('float', 'base64'):
-      body = {'model': 'qa', 'input': texts, 'encoding_format': form}
-      answer = client.post('/v1/embeddings', json=body)
-      assert 'content-length' not in answer.headers
-      answers[form] = answer.json()
-      assert [one['index'] for one in answers[form]['data']] == [*range(160)]
-  vectors = np.array([one['embedding'] for one in answers['float']['data']], np.float32)
-  decoded = [base64.b64decode(one['embedding']) for one in answers['base64']['data']]
-  np.testing.assert_array_equal(vectors, [np.frombuffer(one, '<f4') for one in decoded])
-  assert answers['float'].keys() == {'object', 'data', 'model', 'usage', 'truncated'}
+def test_an_answer_of_many_vectors(plain):
+  client, _ = plain
+  body = {'model': 'qa', 'input': ['json', 'an http server'] * 80}
+  forms = {'float': [], 'base64': []}
+  for form in forms:
+    data = client.post('/v1/embeddings', json=body | {'encoding_format': form}).json()['data']
+    assert [one['index'] for one in data] == [*range(160)]
+    forms[form] = [one['embedding'] for one in data]
+  decoded = [np.frombuffer(base64.b64decode(one), '<f4') for one in forms['base64']]
+  np.testing.assert_array_equal(np.array(forms['float'], np.float32), decoded)
 
 
 def test_a_fault_is_logged_by_its_lines_without_the_text(client, engine, monkeypatch, caplog):
@@ -918,8 +848,32 @@ def test_the_page_compares_two_texts_as_queries(client, ask):
     assert answer.status_code == 200 and len(answer.json()['data']) == 2, answer.text
 
 
-def test_the_page_loads_nothing_from_elsewhere(client):
-  page = client.get('/')
+def test_the_reference_names_every_path_and_type(client):
+  node = shutil.which('node')
+  if node is None:
+    pytest.skip('apt-get install nodejs')
+  (script,) = re.findall('<script>(.*)</script>', client.get('/docs').text, re.S)
+  document = client.get('/openapi.json').json()
+  shown = f"""
+    const said = [];
+    const node = {{append: (...parts) => said.push(...parts.filter(one => one !== node))}};
+    const document = {{createElement: () => node, getElementById: () => node}};
+    const fetch = async () => ({{json: async () => ({json.dumps(document)})}});
+    {script}
+    setTimeout(() => console.log(JSON.stringify(said)), 0);
+  """
+  written = subprocess.run([node, '-e', shown], capture_output=True, text=True, check=True)
+  said = json.loads(written.stdout)
+  for path, operations in document['paths'].items():
+    for method in operations:
+      assert f'{method.upper()} {path}' in said
+  assert {*document['components']['schemas']} <= {*said}
+  assert any('"ubinary"' in one for one in said)  # of a field
+
+
+@pytest.mark.parametrize('path', ['/', '/docs'])
+def test_pages_load_nothing_from_elsewhere(client, path):
+  page = client.get(path)
   assert page.headers['content-type'] == 'text/html; charset=utf-8'
   assert "default-src 'none'" in page.headers['content-security-policy']
   assert not re.findall(r'(?:src|href)="(?!data:,)[^"]*//', page.text)

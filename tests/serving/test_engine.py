@@ -1,12 +1,10 @@
 import collections
 import concurrent.futures
-import hashlib
 import logging
 import os
 import random
 import shutil
 import time
-import unicodedata
 
 import jax
 import numpy as np
@@ -21,12 +19,11 @@ from dprjax.encoding import embedder, folders
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact
 from dprjax.serving import batcher
-from dprjax.serving.bank import Shapes
-from dprjax.serving.batcher import Busy, NotFinite
-from dprjax.serving.engine import Engine, ForeignIds, ServerOptions
+from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedIndex
 from dprjax.serving.library import NameTaken, UnknownPrompt
-from dprjax.serving.turns import Tenant
+from dprjax.serving.options import ServerOptions
+from dprjax.serving.turns import NOBODY, Tenant
 from tests.refusals import named_in, refused
 
 pytestmark = pytest.mark.xdist_group('serving')
@@ -60,7 +57,7 @@ def alone(small, folder):
 
 @pytest.fixture(scope='module')
 def engine(small, folder):
-  engine = Engine.load(small.path, folder, options=OPTIONS)
+  engine = Engine(small.path, folder, options=OPTIONS)
   engine.ready.result(60)
   yield engine
   engine.close()
@@ -69,9 +66,9 @@ def engine(small, folder):
 @pytest.mark.slow
 def test_devices_share_the_backbone(small, folder, alone):
   options = ServerOptions(rows=(1,), lengths=(16,), slots=2, prompt_length=5)
-  engine = Engine.load(small.path, folder, options=options, mesh=embedder.server_mesh(2))
+  engine = Engine(small.path, folder, options=options, mesh=embedder.server_mesh(2))
   engine.ready.result(60)
-  params = engine._bank._params
+  params = engine.bank._params
   for leaf in (params['layers']['mlp']['up']['kernel'], params['embeddings']['word']['embedding']):
     assert leaf.addressable_shards[0].data.nbytes == leaf.nbytes / 2
   for name in ('tied', 'model', 'untied'):
@@ -79,6 +76,10 @@ def test_devices_share_the_backbone(small, folder, alone):
     expected = alone(name, 'query', 'json decodes')
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
   engine.close()
+
+
+def queue(engine, tokens, tenant=NOBODY):
+  return engine.batcher.submit(tokens.texts, tenant)
 
 
 def texts_of(rng, count):
@@ -124,7 +125,7 @@ def test_a_prompt_that_overflows_harms_no_other_row(engine, small, folder, alone
   for _ in range(3):
     bad = engine.submit('huge', 'query', texts)
     good = {name: engine.submit(name, 'query', texts) for name in (*PROMPTS, 'model')}
-    with refused('text 0', error=NotFinite):
+    with refused('text [0]'):
       bad.result(60)
     for name, future in good.items():
       np.testing.assert_allclose(future.result(60), alone(name, 'query', *texts), rtol=0, atol=1e-5)
@@ -139,11 +140,9 @@ def test_a_replaced_prompt_counts_from_the_next_request_on(engine, small, folder
 
   shutil.copy(folder / 'tied.npz', folder / 'new.npz')  # as another server would put it there
   np.testing.assert_array_equal(vector('new'), vector('tied'))
-  version, before = engine.library.put('new', (folder / 'cls.npz').read_bytes())
-  assert (
-    before == sha256_file(folder / 'tied.npz')
-    and version.sha256 == engine.library.get('cls').sha256
-  )
+  before = engine.library.put('new', (folder / 'cls.npz').read_bytes())
+  assert before == sha256_file(folder / 'tied.npz')
+  assert engine.library.get('new').sha256 == engine.library.get('cls').sha256
   np.testing.assert_allclose(vector('new'), alone('cls', 'query', text)[0], rtol=0, atol=1e-5)
   queued = engine.submit('new', 'query', [text])
   engine.library.delete('new')
@@ -244,7 +243,7 @@ def test_token_ids_are_taken_as_they_are(engine, small, alone):
   ids = small.tokenizer.encode(['http json'], 16)[0][0].tolist()
   tokens = engine.tokenize('untied', 'query', [ids])
   assert tokens.total == len(ids) and tokens.truncated == []
-  vector = engine.queue(tokens).result(60)[0]
+  vector = queue(engine, tokens).result(60)[0]
   np.testing.assert_allclose(vector, alone('untied', 'query', 'json')[0], rtol=0, atol=1e-5)
   cls, sep, pad = small.tokenizer.opening[0], small.tokenizer.closing[0], small.tokenizer.pad_id
   rows = [[cls, *[5] * count, sep] for count in (7, 8)]
@@ -255,62 +254,40 @@ def test_token_ids_are_taken_as_they_are(engine, small, alone):
   assert engine.tokenize('tied', 'query', [[cls, sep], masked]).total == 6
   most = small.tokenizer.vocab_size
   for wrong in (
-    *([], [-1], ['a'], [cls, True, sep], [cls, most, sep]),
+    *([], [-1], [cls, most, sep]),
     *([5, 6, 7], [cls, 5], [5, sep], [sep, 5, cls]),  # of another tokenizer
     *([cls, 5, sep, pad], [cls, 5, sep, 5, sep], [cls, cls, sep], [cls, pad, 5, sep]),
   ):
-    with refused('input', 'number 1', 'check_embedding_ctx_length=False', error=ForeignIds):
+    with refused('input', 'number 1', 'check_embedding_ctx_length=False'):
       engine.tokenize('tied', 'query', [rows[0], wrong])
 
 
 @pytest.mark.slow
-def test_any_name_of_a_file_is_served_or_told(small, tmp_path, caplog):
+def test_a_file_is_served_or_told(small, tmp_path, caplog):
   folder = tmp_path / 'prompts'
-  served = ['QA', 'a b', ' x ', 'fragen-über', 'ひらがな', 'a%2Fb', 'x.npz', 'n' * 251, '-', 'qa']
+  served = ['QA', 'a b', 'fragen-über', 'ひらがな', 'x.npz', 'n' * 64, '-', 'qa']
   content = small.write(folder, 'qa', 1).read_bytes()
   for name in served:
     (folder / f'{name}.npz').write_bytes(content)
-  decomposed = unicodedata.normalize('NFD', 'größe')
-  refused = {
-    'base.npz': 'base',  # of the backbone
-    '.hidden.npz': '.hidden.npz',
-    '.npz': '.npz',
-    'a:query.npz': 'a:query.npz',
-    'line\nbreak.npz': 'line\nbreak.npz',
-    'ended.NPZ': 'ended.NPZ',
-    '5 \N{OHM SIGN}.npz': '5 \N{OHM SIGN}.npz',  # its normal forms have the letter omega
-    'sub': 'sub',
-    'folder.npz': 'folder',
-    'link.npz': 'link.npz',
-    unicodedata.normalize('NFD', 'fragen-über') + '.npz': (
-      unicodedata.normalize('NFD', 'fragen-über') + '.npz'
-    ),
-  }
-  for name in (*refused, f'{decomposed}.npz'):
-    if name in ('sub', 'folder.npz'):
-      (folder / name).mkdir()
-      (folder / name / 'inside.npz').write_bytes(content)
-    elif name == 'link.npz':
-      (folder / name).symlink_to(tmp_path / 'nowhere')
-    else:
-      (folder / name).write_bytes(content)
+  refused = ['base', '.hidden', '', 'a:query', ' x', 'line\nbreak', 'n' * 65, 'folder', 'link']
+  for name in refused[:-2]:
+    (folder / f'{name}.npz').write_bytes(content)
+  (folder / 'folder.npz').mkdir()
+  (folder / 'link.npz').symlink_to(tmp_path / 'nowhere')
   (folder / os.fsdecode(b'\xff.npz')).write_bytes(content)
   (folder / 'notes.txt').write_text('none of these')
   (folder / '.qa.npz.01234567.tmp').write_text('an upload')
   with caplog.at_level(logging.WARNING, 'dprjax'):
-    engine = Engine.load(small.path, folder, name='base', options=OPTIONS)
+    engine = Engine(small.path, folder, name='base', options=OPTIONS)
   listed = dict(engine.library.listing())
   found = {name for name, about in listed.items() if not about.refused}
-  assert found == {*served, 'größe'}
-  assert listed.keys() - found == {*refused.values(), '\\udcff.npz'}
+  assert found == {*served} and listed.keys() - found == {*refused, '\\udcff'}
   told = [record.getMessage() for record in caplog.records if 'not served' in record.getMessage()]
   assert len(told) == len(refused) + 1 == len(set(told))
-  for name in refused:
-    assert any(repr(name.removesuffix('.npz'))[1:-1] in line for line in told), name
-  for name in (*found, decomposed):
+  for name in found:
     assert engine.tokenize(name, 'query', ['json']).version.meta
     assert engine.library.content(name)
-  for name in ('a/b', '../prompts/qa', '..', '', 'n' * 252, 'ü' * 200, 'a\0b', '\ud800', 'hidden'):
+  for name in ('a/b', '../prompts/qa', '..', '', 'a\0b', '\ud800', 'hidden', 'link'):
     with pytest.raises(UnknownPrompt):
       engine.library.get(name)
   assert not engine.tokenize('base', 'query', ['json']).version.meta
@@ -321,8 +298,6 @@ def test_any_name_of_a_file_is_served_or_told(small, tmp_path, caplog):
     (folder / 'late:.npz').write_bytes(content)
     engine.library.listing()
     assert 'late:' in caplog.text
-  engine.library.delete('größe')
-  assert not (folder / f'{decomposed}.npz').exists()
   engine.close()
 
 
@@ -335,11 +310,11 @@ def test_a_flood_of_one_tenant_does_not_hold_up_another(engine):
       time.sleep(0.001)
       done.append(f'slice {number}')
 
-  long = engine.queue(engine.tokenize('tied', 'query', ['json'] * 300), flood)
+  long = queue(engine, engine.tokenize('tied', 'query', ['json'] * 300), flood)
   sliced = engine.batcher.submit_steps(steps(300), flood)
-  one = engine.queue(engine.tokenize('cls', 'query', ['json']), quiet)
+  one = queue(engine, engine.tokenize('cls', 'query', ['json']), quiet)
   one.add_done_callback(lambda _: done.append('quiet'))
-  own = engine.queue(engine.tokenize('cls', 'query', ['json']), flood)  # a short one of its own
+  own = queue(engine, engine.tokenize('cls', 'query', ['json']), flood)  # a short one of its own
   own.add_done_callback(lambda _: done.append('own'))
   long.add_done_callback(lambda _: done.append('long'))
   assert one.result(60).shape == own.result(60).shape == (1, 16)
@@ -368,8 +343,8 @@ def batches_of(engine):
 def test_a_batch_takes_no_longer_than_a_slice_while_several_tenants_ask(engine, monkeypatch):
   before = batches_of(engine)
   monkeypatch.setattr(batcher, 'SLICE_S', 0.0)
-  flood = engine.queue(engine.tokenize('tied', 'query', ['json'] * 60), Tenant('flood'))
-  quiet = engine.queue(engine.tokenize('cls', 'query', ['json']), Tenant('quiet'))
+  flood = queue(engine, engine.tokenize('tied', 'query', ['json'] * 60), Tenant('flood'))
+  quiet = queue(engine, engine.tokenize('cls', 'query', ['json']), Tenant('quiet'))
   assert quiet.result(60).shape == (1, 16) and flood.result(60).shape == (60, 16)
   assert (batches_of(engine) - before)['1'] > 50  # else 15 batches of four rows
 
@@ -385,8 +360,8 @@ def test_a_tenant_with_little_work_shares_no_batch_with_a_flood(engine, monkeypa
     time.sleep(0.1)  # until both requests below are there
 
   engine.batcher.submit_steps(hold(), Tenant('flood'))
-  flood = engine.queue(engine.tokenize('tied', 'query', ['json'] * 7), Tenant('flood'))
-  quiet = engine.queue(engine.tokenize('cls', 'query', ['json']), Tenant('quiet'))
+  flood = queue(engine, engine.tokenize('tied', 'query', ['json'] * 7), Tenant('flood'))
+  quiet = queue(engine, engine.tokenize('cls', 'query', ['json']), Tenant('quiet'))
   assert quiet.result(60).shape == (1, 16) and flood.result(60).shape == (7, 16)
   assert batches_of(engine) - before == {'1': 1 + 3, '4': 1}  # eight rows: two batches of four
 
@@ -401,9 +376,9 @@ def test_the_next_batch_is_sent_before_the_vectors_of_the_last_one_are_given_out
   before = batches_of(engine)
   engine.batcher.submit_steps(hold())
   first, second = (engine.tokenize('tied', 'query', ['json'] * 4) for _ in range(2))
-  one = engine.queue(first)
+  one = queue(engine, first)
   one.add_done_callback(lambda _: sent.append((batches_of(engine) - before).total()))
-  two = engine.queue(second)
+  two = queue(engine, second)
   assert len(one.result(60)) == len(two.result(60)) == 4
   assert sent == [2]
 
@@ -424,10 +399,8 @@ def test_files_that_a_server_does_not_follow(engine, small, folder, tmp_path):
   (tmp_path / 'secret').write_text('secret')
   harmful = {
     'outside': lambda path: path.symlink_to(tmp_path / 'secret'),
-    'device': lambda path: path.symlink_to('/dev/zero'),
     'pipe': os.mkfifo,
     'loop': lambda path: path.symlink_to(path.name),
-    'folder': lambda path: path.mkdir(),
   }
   inside = folder / 'inside.npz'
   inside.symlink_to('tied.npz')
@@ -444,7 +417,7 @@ def test_files_that_a_server_does_not_follow(engine, small, folder, tmp_path):
         assert listed['tied'].sha256 and any(name in key for key in listed)
         assert all(about.refused for key, about in listed.items() if name in key)
       finally:
-        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        path.unlink()
   finally:
     inside.unlink()
 
@@ -465,23 +438,7 @@ def test_a_file_replaced_by_one_of_its_size_and_time_is_read_again(engine, folde
     second.unlink()
 
 
-def test_an_upload_that_is_replaced_before_it_is_kept(engine, folder, small, tmp_path, monkeypatch):
-  upload, other = (small.write(tmp_path, name, 2).read_bytes() for name in ('upload', 'other'))
-
-  def replace_it(path):  # as rsync does, between the rename and the answer
-    (tmp_path / 'aside.npz').write_bytes(other)
-    os.replace(tmp_path / 'aside.npz', folder / 'raced.npz')
-
-  monkeypatch.setattr('dprjax.serving.library._sync_folder', replace_it)
-  version, _ = engine.library.put('raced', upload)
-  try:
-    assert version.sha256 == hashlib.sha256(upload).hexdigest()
-    assert engine.library.get('raced').sha256 == hashlib.sha256(other).hexdigest()
-  finally:
-    (folder / 'raced.npz').unlink()
-
-
-def test_a_folder_that_is_gone_is_no_unknown_prompt(engine, folder, monkeypatch):
+def test_a_folder_that_is_gone_is_no_unknown_prompt(engine, folder):
   away = folder.with_name('away')
   folder.rename(away)
   try:
@@ -493,45 +450,27 @@ def test_a_folder_that_is_gone_is_no_unknown_prompt(engine, folder, monkeypatch)
     away.rename(folder)
   assert engine.library.get('tied').sha256
 
-  def vanish(*args):
-    folder.rename(away)
-    return load(*args)
-
-  # It goes while a prompt is read, which is not a fault of the prompt.
-  load = artifact.load_prompt_for
-  os.utime(folder / 'tied.npz')
-  with monkeypatch.context() as patch:
-    patch.setattr(artifact, 'load_prompt_for', vanish)
-    with pytest.raises(OSError, match='folder of prompts'):
-      engine.library.get('tied')
-  away.rename(folder)
-  assert engine.library.get('tied').sha256
-
 
 @pytest.mark.slow
-def test_a_full_queue_is_busy_and_cancelled_texts_make_room(small, folder):
-  options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=3)
-  engine = Engine.load(small.path, folder, options=options)
+def test_a_cancelled_text_leaves_the_queue_and_the_last_ones_are_answered(small, folder):
+  options = ServerOptions(rows=(1, 2), lengths=(48,), slots=4, deadline=60)
+  engine = Engine(small.path, folder, options=options)
   engine.ready.result(60)
   waiting = engine.submit('tied', 'query', ['json'])
-  with pytest.raises(Busy) as busy:
-    engine.submit('tied', 'query', ['a', 'b', 'c'])
-  assert busy.value.seconds >= 1
   assert waiting.cancel()
   # Two texts make a full batch, though the deadline is far away.
   assert engine.submit('tied', 'query', ['a', 'b']).result(60).shape == (2, 16)
   last = engine.submit('cls', 'query', ['json'])
   engine.close()  # queued texts are still answered
   assert last.result(0).shape == (1, 16)
-  with pytest.raises(Busy):
-    engine.submit('tied', 'query', ['json'])
+  assert engine.submit('tied', 'query', ['json']).cancelled()
   assert 'dprjax_dropped_texts_total 1.0' in engine.metrics.text().decode()
 
 
 @pytest.mark.slow
 def test_prompts_beyond_the_memory_of_the_host_are_read_again(small, folder):
   options = ServerOptions(rows=(1,), lengths=(48,), slots=2, host_bytes=1)
-  engine = Engine.load(small.path, folder, options=options)
+  engine = Engine(small.path, folder, options=options)
   first = {name: engine.submit(name, 'query', ['json']).result(60) for name in PROMPTS}
   again = {name: engine.submit(name, 'query', ['json']).result(60) for name in PROMPTS}
   for name in PROMPTS:
@@ -542,22 +481,27 @@ def test_prompts_beyond_the_memory_of_the_host_are_read_again(small, folder):
 
 def test_options_that_do_not_fit(small, folder, tmp_path):
   with refused('--slots=4'):
-    Engine.load(small.path, folder, options=ServerOptions(rows=(4,), lengths=(48,), slots=4))
-  with refused('--name=a', '64'):
-    Engine.load(small.path, folder, name='a b')
+    Engine(small.path, folder, options=ServerOptions(rows=(4,), lengths=(48,), slots=4))
+  with refused('--name=a:b'):
+    Engine(small.path, folder, name='a:b')
   (tmp_path / 'file').write_text('x')
   with refused('--prompts', 'file'):
-    Engine.load(small.path, tmp_path / 'file', options=OPTIONS)
-  for name, value in (('rows', (0,)), ('lengths', ()), ('budget', 0), ('threads', 2.5)):
-    with refused(name):
-      Engine.load(small.path, folder, options=ServerOptions(**{name: value}))
+    Engine(small.path, tmp_path / 'file', options=OPTIONS)
   with refused('query_max_length'):
-    Engine.load(small.path, tmp_path / 'new', options=ServerOptions(lengths=(2,)))
+    Engine(small.path, tmp_path / 'new', options=ServerOptions(lengths=(2,)))
 
 
 def test_the_rows_of_a_batch():
-  shapes = Shapes((1, 4, 16, 64), (32, 256), 4096)
-  assert list(shapes) == [(1, 32), (1, 256), (4, 32), (4, 256), (16, 32), (16, 256), (64, 32)]
+  shapes = ServerOptions((1, 4, 16, 64), (32, 256), 4096)
+  assert list(shapes.shapes()) == [
+    (1, 32),
+    (1, 256),
+    (4, 32),
+    (4, 256),
+    (16, 32),
+    (16, 256),
+    (64, 32),
+  ]
   waiting = (1, 2, 3, 4, 13, 14, 16, 32, 55, 56, 64, 999)
   rows = [shapes.choose_rows(count, 64) for count in waiting]
   assert rows == [1, 1, 1, 4, 4, 16, 16, 16, 16, 64, 64, 64]
@@ -574,7 +518,7 @@ def test_programs_of_an_earlier_process_give_the_same_vectors(small, tmp_path):
   found = []
   for _ in range(2):
     store = Programs(tmp_path / 'programs')
-    engine = Engine.load(small.path, tmp_path / 'prompts', options=options, programs=store)
+    engine = Engine(small.path, tmp_path / 'prompts', options=options, programs=store)
     engine.ready.result()
     found.append(engine.submit('qa', 'query', ['json', 'an http server']).result())
     engine.close()

@@ -7,9 +7,10 @@ import pytest
 pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
-from dprjax.serving.app import App, Limits
-from dprjax.serving.engine import Engine, ServerOptions
+from dprjax.serving.app import App
+from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedReranker
+from dprjax.serving.options import Limits, ServerOptions
 from tests.serving.conftest import running
 
 pytestmark = pytest.mark.xdist_group('serving')
@@ -24,7 +25,7 @@ def test_no_request_is_a_fault_of_the_server(small, tmp_path, caplog):
   folder = tmp_path / 'prompts'
   small.write(folder, 'qa', 2)
   options = ServerOptions(rows=(1, 4), lengths=(48,), slots=6, deadline=0.001)
-  engine = Engine.load(small.path, folder, options=options)
+  engine = Engine(small.path, folder, options=options)
   app = App(
     engine,
     (),
@@ -60,7 +61,7 @@ def test_no_request_is_a_fault_of_the_server(small, tmp_path, caplog):
         case.validate_response(response, checks=checks)
 
       ask()
-  app.close()
+  app.engine.close()
   assert ('POST /v1/embeddings', 200) in seen and ('POST /v1/rerank', 200) in seen
   assert not [line for line in caplog.messages if 'a fault of dprjax' in line]
   assert threading.active_count() < 50

@@ -8,8 +8,17 @@ import pytest
 import dprjax
 from dprjax.encoding import codes
 from dprjax.retrieval import bm25_index, exact, folder, fusion
-from dprjax.serving.indexes import ServedIndex, ServedReranker
+from dprjax.serving import turns
+from dprjax.serving.indexes import ServedIndex, ServedReranker, probabilities
 from dprjax.text.texts import Text
+
+
+def search(index, queries, texts, k):
+  return turns.finish(index.rank(turns.finish(index.find(queries)), texts, k))
+
+
+def scores(served, query, documents):
+  return probabilities(turns.finish(served.logits(turns.finish(served.pack(query, documents)))))
 
 
 @pytest.mark.slow_but_first
@@ -25,7 +34,7 @@ def test_queries_are_cut_to_what_an_index_has(tmp_path, write_embeddings, dtype)
     code = codes.Code(dtype, codes.calibrate(short, dtype))
     short = codes.decode(codes.encode(short, code), code)
   best = exact.search(codes.cut(queries, 9, True), short, 4)
-  found = index.search(queries, [''] * 3, 4)
+  found = search(index, queries, [''] * 3, 4)
   scores = [[hit.score for hit in hits] for hits in found]
   np.testing.assert_allclose(scores, best.scores, rtol=1e-5)
   if dtype != 'binary':  # whose scores tie
@@ -41,7 +50,7 @@ def test_equal_scores_go_by_falling_id(tmp_path, write_embeddings):
   index = ServedIndex('x', tmp_path / 'x', most=7)
   index.compile()
   for k in (1, 5, 7):
-    (hits,) = index.search(np.ones((1, 4), np.float32), [''], k)
+    (hits,) = search(index, np.ones((1, 4), np.float32), [''], k)
     assert [hit.id for hit in hits] == ['9', '8', '7', '6', '5', '4', '3'][:k]
 
 
@@ -60,7 +69,7 @@ def test_a_hybrid_index_is_fused_with_bm25(tmp_path, write_embeddings):
   index.compile()
   # By the vectors a, b; c, a. By only the word b; none.
   vectors = np.array([[2, 1, 0], [1, 0, 2]], np.float32)
-  found = index.search(vectors, ['pear', 'plums'], 2)
+  found = search(index, vectors, ['pear', 'plums'], 2)
   assert [[hit.id for hit in hits] for hits in found] == [['b', 'a'], ['c', 'a']]
   assert [hit.score for hit in found[0]] == pytest.approx([1 / 61 + 1 / 62, 1 / 61])
   assert found[0][0].text == 'green pears'
@@ -80,5 +89,5 @@ def test_a_prompt_of_pairs_gives_probabilities_and_compiles_first(templates):
       [(query, one) for one in documents]
     )
     expected = 1 / (1 + np.exp(-logits))
-    np.testing.assert_allclose(served.score(query, documents), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(scores(served, query, documents), expected, rtol=0, atol=1e-5)
   assert served._model._embedder._embed._cache_size() == programs

@@ -1,5 +1,7 @@
 """Lines of the log."""
 
+import contextvars
+import hashlib
 import json
 import logging
 
@@ -29,9 +31,11 @@ def line_of(formatter, message, fields=None):
 def test_lines_of_the_log():
   text, lines = tracing.TextLines(), tracing.JsonLines()
   assert line_of(text, 'ready') == 'ready'
-  with tracing.of_request('r1'):
-    assert line_of(text, 'ready') == 'ready (request r1)'
-    found = line_of(lines, 'two\nlines "quoted" http://user:pw@host', {'status': 200})
+  context = contextvars.copy_context()
+  context.run(tracing.current.set, 'r1')
+  assert context.run(line_of, text, 'ready') == 'ready (request r1)'
+  message = 'two\nlines "quoted" http://user:pw@host'
+  found = context.run(line_of, lines, message, {'status': 200})
   assert '\n' not in found
   found = json.loads(found)
   assert found.pop('time').endswith('+00:00') and 'pw' not in found['message']
@@ -47,9 +51,10 @@ def test_lines_of_the_log():
 @pytest.mark.slow
 def test_a_request_has_a_line_without_text_and_key(engine, tmp_path, caplog):
   file = tmp_path / 'keys'
-  file.write_text('read 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b team\n')
+  digest = hashlib.sha256(b'secret').hexdigest()
+  file.write_text(f'[team]\nsha256 = "{digest}"\n')
   caplog.set_level(logging.INFO, 'dprjax')
-  app = App(engine, allowed=Keys.load(file), log_requests=True)
+  app = App(engine, allowed=Keys(file), log_requests=True)
   with running(app) as address, httpx.Client(base_url=address) as client:
     key = {'authorization': 'Bearer secret', 'x-request-id': 'one'}
     assert client.post('/v1/embeddings', json=BODY, headers=key).status_code == 200

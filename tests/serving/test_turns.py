@@ -97,6 +97,6 @@ def test_a_pool_serves_a_short_job_between_the_slices_of_a_long_one():
   go.clear()
   running, waiting = (pool.submit(ONE, steps('late', 2)) for _ in range(2))
   go.set()
-  pool.close(10)
+  pool.close()
   assert waiting.cancelled() or waiting.done()
   assert running.done() and pool.submit(ONE, steps('none', 1)).cancelled()
