@@ -220,7 +220,6 @@ def _whole(args: Flags) -> Flags:
 
 def _make_app(args: Flags) -> Any:
   try:
-    from dprjax.base import programs
     from dprjax.encoding import embedder
     from dprjax.serving import indexes, keys, tracing
     from dprjax.serving.app import THIS_MACHINE, App
@@ -260,7 +259,6 @@ def _make_app(args: Flags) -> Any:
       dtype=batches.dtype,
     ),
     mesh=embedder.server_mesh(batches.weight_parts) if batches.weight_parts else None,
-    programs=programs.beside_cache(),
   )
   served = engine.library.listing()
   logger.info(

@@ -7,7 +7,6 @@ donated ``dynamic_update_slice``). Nothing is compiled after `compile`.
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from jaxtyping import Array, Float, Int
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
 from dprjax.base.errors import InputError
-from dprjax.base.programs import Programs
 from dprjax.encoding.embedder import place_backbone
 from dprjax.models import encoder_config
 from dprjax.models import pooling as poolings
@@ -118,31 +116,18 @@ class Bank:
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._everywhere), arrays
     )
 
-  def compile(self, programs: Programs | None = None) -> None:
-    """Compiles the program of every shape, and those that write slots.
-
-    Args:
-      programs: kept between processes.
-    """
+  def compile(self) -> None:
+    """Compiles the program of every shape, and those that write slots."""
     banks = self._shapes(self._banks)
-    [device, *others] = self._everywhere.mesh.devices.flat
     for bank, row in zip(banks, self._rows, strict=True):
       program = self._jit(write, donate_argnums=0)
       self._writes.append(program.lower(bank, *self._shapes((row, np.int32(0)))).compile())
     embed = self._jit(self._embed)
     for rows, length in self.options.shapes():
       batch = np.empty((rows, length), np.int32), np.empty((rows, ROWS + len(banks)), np.int32)
-      args = (self._params, banks, *self._shapes(batch))
-      lower = functools.partial(embed.lower, *args)
-      if programs is None or others:
-        program, loaded = lower().compile(), False
-      else:
-        about = self._config, self._encoder_options, self._ways, self._kinds
-        program, loaded = programs.compile(about, lower, args, 0, device)
+      program = embed.lower(self._params, banks, *self._shapes(batch)).compile()
       self._programs[rows, length] = program
-      # The first run may still allocate and load. A CPU does neither for a program that is loaded.
-      if not loaded or device.platform != 'cpu' or len(self._programs) == 1:
-        np.asarray(self.run([], [], rows, length))
+      np.asarray(self.run([], [], rows, length))  # the first run may still allocate and load
 
   def run(
     self,

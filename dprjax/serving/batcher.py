@@ -31,7 +31,6 @@ import numpy as np
 from jaxtyping import Float
 
 from dprjax.base.errors import InputError
-from dprjax.base.programs import Programs
 from dprjax.encoding.embedder import rows_within
 from dprjax.serving.bank import AdapterChoice, Bank
 from dprjax.serving.metrics import ServerMetrics
@@ -168,7 +167,6 @@ class Batcher:
     hidden: int,
     ahead: int,
     metrics: ServerMetrics,
-    programs: Programs | None,
   ):
     """Starts the device thread, which compiles first (see `ready`).
 
@@ -177,9 +175,7 @@ class Batcher:
       hidden: H.
       ahead: batches that may be in flight.
       metrics: counts and times.
-      programs: see `Bank.compile`.
     """
-    self._programs = programs
     self._bank, self._options, self._hidden = bank, bank.options, hidden
     self._ahead, self._metrics = ahead, metrics
     metrics.queued.set_function(lambda: self._number(*bank.options.lengths))
@@ -268,7 +264,7 @@ class Batcher:
 
   def _run(self) -> None:
     try:
-      self._bank.compile(self._programs)
+      self._bank.compile()
       self._measure()
     except BaseException as error:  # `ready` passes it on
       self.ready.set_exception(error)

@@ -20,7 +20,6 @@ from jax.sharding import Mesh
 from dprjax.base import machine
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.base.programs import Programs
 from dprjax.encoding import embedder
 from dprjax.encoding.text_encoder import config_sha256
 from dprjax.models import encoder_config, hub
@@ -80,7 +79,6 @@ class Engine:
     name: str | None = None,
     options: ServerOptions = _DEFAULTS,
     mesh: Mesh | None = None,
-    programs: Programs | None = None,
   ):
     """Loads a backbone; compilation goes on in the background, see ``ready``.
 
@@ -91,7 +89,6 @@ class Engine:
       options: see `ServerOptions`.
       mesh: devices that split the backbone by the axis ``model`` (`mesh.make_mesh`). Default: the
         first local one, or as many as hold the backbone in half of their memory.
-      programs: compiled for an earlier process; on one device.
 
     Raises:
       InputError: unreadable files, two encoders, or too few slots.
@@ -128,9 +125,7 @@ class Engine:
       metrics=self.metrics,
       mesh=mesh,
     )
-    self.batcher = Batcher(
-      self.bank, loaded.config.vector_size, 1 if on_cpu else 2, self.metrics, programs
-    )
+    self.batcher = Batcher(self.bank, loaded.config.vector_size, 1 if on_cpu else 2, self.metrics)
     self.ready = self.batcher.ready
     self.pool = turns.FairPool(options.threads, 'tokenise')
 

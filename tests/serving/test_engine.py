@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
+
 from dprjax.base.errors import InputError
 from dprjax.base.files import sha256_file
-from dprjax.base.programs import Programs
 from dprjax.encoding import embedder, folders
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact
@@ -509,18 +509,3 @@ def test_the_rows_of_a_batch():
   assert [shapes.most_rows(length, 64) for length in (32, 256)] == [64, 16]
   assert [shapes.most_rows(32, most) for most in (999, 63, 1, 0)] == [64, 16, 1, 1]
   assert [shapes.bucket(tokens) for tokens in (1, 32, 33, 256)] == [32, 32, 256, 256]
-
-
-@pytest.mark.slow
-def test_programs_of_an_earlier_process_give_the_same_vectors(small, tmp_path):
-  small.write(tmp_path / 'prompts', 'qa', 2)
-  options = ServerOptions(rows=(1, 2), lengths=(16,), slots=4, prompt_length=4)
-  found = []
-  for _ in range(2):
-    store = Programs(tmp_path / 'programs')
-    engine = Engine(small.path, tmp_path / 'prompts', options=options, programs=store)
-    engine.ready.result()
-    found.append(engine.submit('qa', 'query', ['json', 'an http server']).result())
-    engine.close()
-  np.testing.assert_array_equal(*found)
-  assert len([*(tmp_path / 'programs').iterdir()]) == 2
