@@ -544,43 +544,6 @@ def test_starts_from_a_text(go, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('alone')
-def test_goes_on_from_a_finished_training(go, trained, tmp_path):
-  saved = checkpoint.Checkpoints(trained, hub.load_backbone(trained / 'backbone').sha256)
-  best = saved.best()
-  saved.close()
-  unmoved = f'--config.init_from={trained}', '--config.optim.learning_rate=1e-30'
-  status, err = go('dptdr.py:local', *unmoved, '--config.steps=1')
-  assert status == 0 and 'config.init_from' not in err, err
-  (step, now), (_, before) = trainable_of(tmp_path / 'run'), trainable_of(trained, best)
-  assert step == 1 and now.keys() == before.keys()
-  for name, array in before.items():
-    np.testing.assert_allclose(now[name], array, atol=1e-6)
-  inputs = json.loads((tmp_path / 'run' / 'dprjax.json').read_text())['inputs']
-  assert inputs[f'config.init_from (step {best})']['name'] == 'SHA256SUMS'
-  assert (tmp_path / 'run' / 'queries-init_from.npz').exists()
-  # Dev queries that were trained on there are told.
-  status, err = go(
-    'dptdr.py:local',
-    *unmoved,
-    '--config.steps=1',
-    '--config.data.hold_out=0.5',
-    f'--config.data.token_cache={tmp_path}/tokens',
-    workdir='seen',
-  )
-  assert status == 0 and named_in(err, 'config.init_from was trained on')
-  for named, *more in (
-    ('prompt/prefix', '--config.prompt.length=3'),
-    ('config.prompt.sides', '--config.prompt.sides=query'),
-    ('config.data.folds', '--config.data.folds=2'),
-    ('config.prompt.init_from', '--config.prompt.init_from=p.npz'),
-    ('nowhere', f'--config.init_from={tmp_path}/nowhere'),
-    (f'{tmp_path}/empty', f'--config.init_from={tmp_path}/empty'),
-  ):
-    command_refused(go('dptdr.py:local', *unmoved, *more, workdir='other'), *named.split())
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures('alone')
 def test_starts_from_a_prompt(go, trained, tmp_path):
   from dprjax.models import artifact
   from dprjax.training import exporting
@@ -602,9 +565,19 @@ def test_starts_from_a_prompt(go, trained, tmp_path):
     trainable_of(tmp_path / 'run')[1]['prompt/prefix'],
     artifact.load_prompt(tmp_path / 'start.npz').of_side('query')['prefix'],
   )
-  # The training data of its start count as its own.
+  # Its training queries count as its own, and dev queries among them are told.
   made = artifact.load_prompt(exporting.export(tmp_path / 'run', tmp_path / 'p.npz', force=True))
   assert seen.ids([('1', 'An earlier query')], made.queries) == {'train': ['1']}
+  status, err = go(
+    'dptdr.py:local',
+    f'--config.prompt.init_from={tmp_path}/start.npz',
+    '--config.steps=1',
+    '--config.data.dev_split=',
+    '--config.data.hold_out=0.5',
+    f'--config.data.token_cache={tmp_path}/tokens',
+    workdir='seen',
+  )
+  assert status == 0 and named_in(err, 'config.prompt.init_from was trained on')
 
 
 # Bad input.

@@ -174,8 +174,6 @@ def table() -> types.SimpleNamespace:
   # training method: a name in training/methods.py, or the full name of a module of your own
   c.method = text('dpr')
   c.task = text('')  # a name for the prompt meta
-  # the workdir of a finished training, whose parameters start this one
-  c.init_from = text('').only(prompt__init_from='', data__folds=0)
   c.seed = whole(42, least=0, most=2**31 - 1)  # of initialisation, dropout and shuffling
 
   c.backbone = types.SimpleNamespace()

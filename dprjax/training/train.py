@@ -21,7 +21,6 @@ from dprjax.text import seen, tokenizing
 from dprjax.training import (
   baseline,
   closing,
-  earlier,
   encoder_settings,
   optim,
   selection,
@@ -104,7 +103,7 @@ def train_one(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Tria
         if nothing_left(setup, start):
           return Result(0, None, None, saturated=True)
       run.begin(start)
-      if setup.config.init_from and (warning := earlier.seen_before(workdir)):
+      if warning := workdirs.seen_before(workdir):
         logger.warning('%s', warning)
       while run.goes_on:
         run.advance()
@@ -153,13 +152,10 @@ def prepare(part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None])
   optim.match_rules(config.optim, trainable)
   known: seen.Seen = {} if prompt is None else prompt.queries
   files = {**texts.files, **workdirs.model_files(config, backbone.path)}
-  if config.init_from:
-    before = earlier.load(config, backbone.sha256, {name: params[name] for name in trainable})
-    params, known, files = {**params, **before.params}, before.queries, {**files, **before.files}
   if main:
     workdirs.begin(workdir, files)
     if known:
-      seen.write(workdir / earlier.QUERIES, known)
+      seen.write(workdir / workdirs.SEEN_BEFORE, known)
   data = texts.open(tokenizer, backbone.config)
   return Setup(config, workdir, devices, backbone, model, params, trainable, data, say, folds)
 

@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 import ml_collections
 import msgspec
+import numpy as np
 from etils import epath
 
 from dprjax.base import files, outputs, provenance, reading, repository
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.text import seen
 from dprjax.training import config as configs
@@ -29,6 +31,7 @@ SATURATED = 'saturated.json'  # the reason why nothing was trained
 _SATURATED = 'dprjax.saturated'  # its format
 DEV = 'dev.tsv'  # judgements of the held-out queries
 MEASURED = (BASELINE, SELECTION, WHOLE, SATURATED, CHOSEN)
+SEEN_BEFORE = 'queries-init_from.npz'  # of the prompt that starts the run
 _QUERIES = 'queries*.npz'  # hashes of the queries used for training and choice
 CHOICE = 'dprjax.selection'  # the format of the selection
 TRAINING, PIPELINE, QUICKSTART = 'dprjax.training', 'dprjax.pipeline', 'dprjax.quickstart'
@@ -120,6 +123,19 @@ def seen_queries(workdir: epath.Path) -> seen.Seen:
   return seen.join(*map(seen.read, sorted(workdir.glob(_QUERIES), key=str)))
 
 
+def seen_before(workdir: epath.Path) -> str:
+  """A warning if the prompt that starts a run was trained on dev queries of the run; else ''."""
+  trained = seen.read(workdir / SEEN_BEFORE).get('train', np.zeros(0))
+  held_out = seen.read(workdir / seen.FILE).get('dev', np.zeros(0))
+  count = int(np.isin(held_out, trained).sum())
+  if not count:
+    return ''
+  return (
+    f'config.prompt.init_from was trained on {count:,} of {counted(len(held_out), "dev queries")}: '
+    'the gain here is too high; hold out the same queries in both trainings'
+  )
+
+
 def alternative(workdir: epath.Path, name: str) -> epath.Path:
   """The workdir of one of ``config.alternatives``."""
   return workdir / ALTERNATIVES / name
@@ -168,9 +184,6 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
     '--config.data.mined_negatives': config.data.mined_negatives,
     '--config.distillation.scores': config.distillation.scores,
     '--config.data.passage_embeddings': config.data.passage_embeddings,
-    '--config.init_from': [
-      f'{config.init_from}/{name}' for name in ('checkpoints', ALTERNATIVES) if config.init_from
-    ],
     '--config.prompt.init_from': config.prompt.init_from,
     '--config.backbone.path': None if scratch else config.backbone.path,
   }

@@ -42,7 +42,6 @@ METHOD = cross_encoder.METHOD._replace(
   options=(),
   requires={
     **cross_encoder.METHOD.requires,
-    **multitask.REQUIRES,
     'cross_encoder.loss': 'pointwise',
   },
 )

@@ -9,5 +9,4 @@ METHOD = dpr.METHOD._replace(
   data=functools.partial(multitask.find_tasks, numbered=False),
   shapes=functools.partial(multitask.batch_shapes, numbered=False),
   options=dual_encoder.OPTIONS,
-  requires=multitask.REQUIRES,
 )

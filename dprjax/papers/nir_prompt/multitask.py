@@ -52,10 +52,6 @@ class Task(NamedTuple):
   data: Retrieval | LabelledPairs
 
 
-# Of methods with several data sets.
-REQUIRES = {'init_from': ''}
-
-
 def find_tasks(
   section: ConfigDict,
   config: ConfigDict,

@@ -387,7 +387,6 @@ def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more:
     functools.partial(export, kinds=kinds),
     shapes=functools.partial(shapes, form=form, kinds=kinds),
     intermediate=describes_tasks,
-    requires=multitask.REQUIRES,
     **more,
   )
 
