@@ -15,11 +15,11 @@ from dprjax.encoding import embeddings
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.losses import contrastive
 from dprjax.models import hub
-from dprjax.text import sources, token_cache, tokenizing
+from dprjax.text import token_cache, tokenizing
 from dprjax.text.texts import read_texts
 from dprjax.text.trec import read_run
 from dprjax.training import config as configs
-from dprjax.training import dpr, exporting, query_only
+from dprjax.training import dpr, exporting
 from tests import devices
 from tests.refusals import command_refused, refused
 from tests.workdirs import (
@@ -247,40 +247,3 @@ def test_embeddings_of_something_else_are_refused(
 )
 def test_bad_settings_end_in_one_line(go, tmp_path, more, words):
   command_refused(go(tmp_path / 'run', *more), *words)
-
-
-def test_vectors_of_another_program(folder, flags, trained, tmp_path):
-  """A .npy with ids, in another order: the same folder in the workdir, and others are refused."""
-  found = embeddings.load_embeddings(folder / 'run' / 'passages')
-  order = np.random.default_rng(0).permutation(len(found))
-  config = configs.parse([*flags, f'--config.data.passage_embeddings={tmp_path}/v.npy'])
-  source = sources.Source(str(trained / 'data'), 'beir')
-  tokens = token_cache.open_cache(trained / 'token_cache' / 'train')
-  tokenizer = tokenizing.load_tokenizer(str(trained / 'backbone'))
-
-  def open_passages(vectors, ids, workdir='run'):
-    np.save(tmp_path / 'v.npy', vectors)
-    (tmp_path / 'v.txt').write_text(''.join(f'{id_}\n' for id_ in ids))
-    assert set(query_only.files(config)) == {'passage embeddings', 'ids of the passage embeddings'}
-    (tmp_path / workdir).mkdir(exist_ok=True)
-    return query_only.open_passages(
-      source, tokens, config, epath.Path(tmp_path / workdir), tokenizer
-    )
-
-  vectors, ids = found.vectors()[order], [found.ids[i] for i in order]
-  open_passages(vectors, ids)
-  made = embeddings.load_embeddings(tmp_path / 'run' / 'passages')
-  np.testing.assert_array_equal(made.vectors(), found.vectors())
-  assert (made.ids, made.meta) == (found.ids, found.meta)
-  for wrong, some, message in (
-    (vectors[::-1], ids, 'config.pooling'),
-    (vectors, [*ids[:-1], 'x'], 'v.txt'),
-    (vectors.astype(np.float64), ids, 'float64'),
-    (vectors[:, :64].copy(), ids, ('config.data.passage_embeddings', 'v.npy', '64', '128')),
-  ):
-    with refused(message):
-      open_passages(wrong, some, 'other')
-  np.save(tmp_path / 'v.npy', vectors)
-  (tmp_path / 'v.npy').write_bytes((tmp_path / 'v.npy').read_bytes()[:-1])
-  with refused('.npy'):
-    embeddings.open_array(tmp_path / 'v.npy', len(ids))

@@ -476,7 +476,7 @@ def load_embeddings(
     ids, content = _read_ids(ids_file)
     digest.update(content)
     shape = (shard.stop - shard.start, columns)
-    found, stored, offset = _open_npy(vectors_file, 'encode again')
+    found, stored, offset = _open_npy(vectors_file)
     if found != shape or stored != dtype or len(ids) != shape[0]:
       raise InputError(
         f'{vectors_file}: {stored} {found} with {len(ids)} ids, but {MANIFEST} says '
@@ -529,19 +529,6 @@ def _digest_of(several: Iterable[str]) -> str:
   return hashlib.sha256(' '.join(several).encode()).hexdigest()
 
 
-def open_array(path: PathLike, rows: int) -> ShardRows:
-  """The vectors of a .npy file from elsewhere."""
-  found = files.regular_file(path, 'vectors')
-  shape, dtype, offset = _open_npy(found, 'save it again')
-  if (
-    dtype.name not in ('float32', 'float16') or len(shape) != 2 or shape[0] != rows or not shape[1]
-  ):
-    raise InputError(
-      f'{found}: {dtype} {list(shape)!s:.60}, expected float32 or float16 [{rows}, H]'
-    )
-  return ShardRows(found, shape[0], shape[1], dtype, offset)
-
-
 def check_unique(ids: Sequence[str], where: str) -> None:
   """Raises InputError, which begins with ``where``, for a repeated id."""
   if len(set(ids)) < len(ids):
@@ -555,7 +542,7 @@ def _read_ids(path: epath.Path) -> tuple[list[str], bytes]:
   return content.decode()[:-1].split('\n'), content
 
 
-def _open_npy(path: epath.Path, remedy: str) -> tuple[tuple[int, ...], np.dtype, int]:
+def _open_npy(path: epath.Path) -> tuple[tuple[int, ...], np.dtype, int]:
   """The shape and dtype of a .npy file, and the byte of its first row."""
   with path.open('rb') as file:
     try:
@@ -567,6 +554,6 @@ def _open_npy(path: epath.Path, remedy: str) -> tuple[tuple[int, ...], np.dtype,
     except arrays.UNREADABLE as error:
       reason = ' '.join(str(error).split())
       raise InputError(
-        f'{path} is not a whole .npy file of numbers by rows ({reason:.200}): {remedy}'
+        f'{path} is not a whole .npy file of numbers by rows ({reason:.200}): encode again'
       ) from error
   return shape, dtype, offset

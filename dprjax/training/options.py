@@ -343,8 +343,8 @@ def table() -> types.SimpleNamespace:
   c.data.query_buckets = lengths(16, 32, 64, 128, 256, 512)  # padded lengths of batches
   c.data.passage_buckets = lengths(32, 64, 96, 128, 192, 256, 384, 512)
   c.data.token_cache = text('')  # folder of the token cache; '': workdir/token_cache
-  # with prompt.sides='query': passage vectors by the frozen backbone, a folder of dprjax.encode or
-  # NAME.npy with an id a line in NAME.txt; '': encoded into workdir/passages
+  # with prompt.sides='query': passage vectors by the frozen backbone, a folder of dprjax.encode;
+  # '': encoded into workdir/passages
   c.data.passage_embeddings = text('').only(prompt__sides='query')
   c.data.threads = whole(2, least=0, most=256)  # threads that prepare batches
 

@@ -5,7 +5,7 @@ Passages are encoded once into a folder of embeddings in the workdir, or given
 backbone search the same folder.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jaxtyping as jt
@@ -23,8 +23,7 @@ from dprjax.encoding.text_encoder import UNNAMED, BankEntry, Encoder
 from dprjax.losses import contrastive
 from dprjax.models import hub
 from dprjax.text import sources, token_cache, vector_spec
-from dprjax.text.fields import read_ids
-from dprjax.text.texts import Text, digest
+from dprjax.text.texts import digest
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
 from dprjax.training import stored_config
@@ -33,8 +32,6 @@ FOLDER = 'passages'  # in the workdir
 _QUERIES = 'queries'  # in the workdir
 _OPTION = 'config.data.passage_embeddings'
 _SHARD_ROWS = 5000  # at most this many rows are lost by an interruption
-_COMPARED = 16  # texts encoded to check vectors without a manifest
-_MOST_APART = 0.05  # relative distance; float16 rounding is far smaller
 
 
 class DiskVectors:
@@ -97,9 +94,6 @@ def files(config: ConfigDict) -> dict[str, epath.Path]:
   given = config.data.passage_embeddings
   if not given:
     return {}
-  if given.endswith('.npy'):
-    found = {'passage embeddings': given, 'ids of the passage embeddings': _ids_of(given)}
-    return {role: base_files.regular_file(path, role) for role, path in found.items()}
   folder = embeddings.load_embeddings(given, verify=False).folder
   return {'passage embeddings': folder / manifest.MANIFEST}
 
@@ -116,22 +110,19 @@ def open_passages(
   process, processes = jax.process_index(), jax.process_count()
   dataset = sources.load_dataset(source)
   given = config.data.passage_embeddings
-  made = not given or given.endswith('.npy')
-  folder = workdir / FOLDER if made else given
-  if made:
-    texts = list(dataset.passages)
+  folder = given or workdir / FOLDER
+  if not given:
     folders.fill_folder(
       encoder,
       'passage',
-      texts,
+      list(dataset.passages),
       folder,
       source=str(dataset.files['corpus']),
       shard_rows=_SHARD_ROWS,
-      vectors=_vectors_of(given, texts, encoder) if given else None,
     )
     distributed.barrier('passages')  # process 0 has finished the folder
   found = embeddings.load_embeddings(folder, process=process, processes=processes)
-  if not made:
+  if given:
     found.check_side('passage', _OPTION)
     manifest.check_same_space(
       _OPTION,
@@ -144,7 +135,7 @@ def open_passages(
   passages = DiskVectors(found, tokens.passage_ids(np.arange(tokens.num_passages)))
   # The digest of a larger folder cannot be compared.
   if (
-    not made
+    given
     and len(found) == dataset.total_passages()
     and digest(dataset.passages) != found.meta.input_sha256
   ):
@@ -187,44 +178,6 @@ def arrays(
   if passages is None or config.corpus_negatives >= 0:
     return {}
   return {contrastive.VECTORS: passages.take(rows), contrastive.ROWS: rows}
-
-
-def _ids_of(path: str) -> str:
-  """The file beside a .npy with the ids of its rows, one a line."""
-  return path.removesuffix('.npy') + '.txt'
-
-
-def _vectors_of(
-  path: str, texts: Sequence[Text], encoder: Encoder
-) -> Callable[[slice], jt.Float[np.ndarray, 'n H']]:
-  """The vectors of these texts from a .npy, which may have more rows, in any order."""
-  ids = read_ids(_ids_of(path), 'ids of the passage embeddings')
-  rows = embeddings.open_array(path, len(ids))
-  if rows.shape[1] != (width := encoder.backbones['passage'].config.vector_size):
-    raise InputError(
-      f'{_OPTION}: {path} has {rows.shape[1]} dimensions, but the backbone has {width}'
-    )
-  place_of = {id_: place for place, id_ in enumerate(ids)}
-  if missing := [text.id for text in texts if text.id not in place_of]:
-    raise InputError(
-      f'{_OPTION}: {_ids_of(path)} has no passage {missing[0]!r:.60} ({len(missing):,} of '
-      f'{len(texts):,} are missing)'
-    )
-  values = np.asarray(rows)
-  places = np.array([place_of[text.id] for text in texts])
-  chosen = np.unique(np.linspace(0, len(texts) - 1, _COMPARED).astype(int))
-  own = encoder.encode([texts[i].text for i in chosen], 'passage')
-  there = values[places[chosen]].astype(np.float32)
-  # The vector of an empty text may be zero.
-  apart = np.linalg.norm(there - own, axis=1) / np.maximum(np.linalg.norm(own, axis=1), 1e-6)
-  if not (worst := float(apart.max())) <= _MOST_APART:
-    id_ = texts[chosen[np.argmax(apart)]].id
-    raise InputError(
-      f'{_OPTION}: {path} differs from the backbone by {worst:.0%} for {id_!r:.60}; compare '
-      'config.pooling, config.normalize, config.data.passage_max_length, '
-      'config.data.passage_prefix and the model'
-    )
-  return lambda some: values[places[some]]
 
 
 def _encoder(config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer) -> Encoder:
