@@ -21,6 +21,18 @@ Rules, fixed before the runs:
 - A verdict is on the mean difference in RR@10 over test sets and seeds, with its 95 % interval over
   seeds and queries (`trials.interval`). *Held* or *not*: the interval excludes 0 and all seeds
   agree in the sign; else *undecided*. P@1, the measure of the paper, and nDCG@10 stand beside.
+
+Rules of N4 to N6, fixed before their runs; three seeds, rates and updates as above. Verdicts are on
+RR@10 in domain:
+
+- N4, fixed prompts are better than free ones (Figures 8 and 9): `emm` above `emm-free`, whose
+  prompts and weights are trained with template.fixed_layers=0.
+- N5, batches of one task in turn are better than mixed ones (Table 13): `emm` above `emm-random`,
+  the same under arrangement=random.
+- N6, fused prompts help a new task (Table 10a). Each task is left out in turn: EMM of the other
+  two, then 40 updates on 32 of its queries, with the rate of the weights that dev chooses. `new-*`
+  above `fresh-*` (new prompt encoders on the same EMM) is the verdict; `few-*` (FT of the same 32
+  queries on the bare encoder) stands beside.
 """
 
 import functools
