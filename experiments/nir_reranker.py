@@ -38,7 +38,7 @@ import numpy as np
 import nir_sets
 import trials
 from dprjax import CrossEncoder, PromptReranker
-from dprjax.papers.nir_prompt import pairs
+from dprjax.papers.nir_prompt import labelled_pairs, pairs
 from dprjax.training import config as configs
 from dprjax.training import exporting, train
 from dprjax.training import workdir as workdirs
@@ -166,22 +166,14 @@ class Experiment:
     """Which answers are right, and what the scores look like."""
     rows = pairs.read_pairs(pairs.PairSource(str(self.sets / task), 'test'))
     scores = reranker.score([row[:2] for row in rows])
-    labels = np.array([row.label for row in rows])
-    said = scores > 0
+    labels = np.array([row.label for row in rows], np.int32)
+    found = labelled_pairs.classify(scores, labels, 'accuracy')
     looks = {
-      'yes': float(said.mean()),
-      'F1': 2 * float((said & (labels == 1)).sum()) / float(said.sum() + labels.sum()),
-      'AP': average_precision(scores, labels),
+      **{name: found.means[name] for name in ('yes', 'F1', 'AP')},
       'of matches': quantiles(scores[labels == 1]),
       'of others': quantiles(scores[labels == 0]),
     }
-    return (said == (labels == 1)).astype(float), looks
-
-
-def average_precision(scores, labels):
-  """The mean precision at each match, in the order of scores."""
-  found = labels[np.argsort(-scores, kind='stable')]
-  return float(np.mean((np.cumsum(found) / np.arange(1, len(found) + 1))[found == 1]))
+    return found.values[''], looks
 
 
 def quantiles(scores):

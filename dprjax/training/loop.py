@@ -58,6 +58,7 @@ class Standing:
   Attributes:
     gain: of the best score over the baseline; before the first score, the gain of the folds.
     stale: evaluations since the best one.
+    note: of the best scores.
     beaten: the rival in the lead.
     seconds: total training time.
   """
@@ -66,6 +67,7 @@ class Standing:
   best_step: int | None = None
   gain: baseline.Gain | None = None
   stale: int = 0
+  note: str = ''
   beaten: str = ''
   stopped: bool = False
   seconds: float = 0.0
@@ -74,7 +76,7 @@ class Standing:
   def read(cls, extra: Mapping[str, Any], where: str) -> Self:
     """From a checkpoint at ``where``."""
     gain = baseline.Gain.read(extra.get('gain'), where)
-    names = ('best', 'best_step', 'stale', 'beaten', 'stopped', 'seconds')
+    names = ('best', 'best_step', 'stale', 'note', 'beaten', 'stopped', 'seconds')
     return cls(gain=gain, **{name: extra[name] for name in names if name in extra})
 
   def write(self) -> dict[str, Any]:
@@ -187,7 +189,8 @@ class Loop:
   def baseline(self) -> methods.Scores:
     """The dev scores of the baseline, by the evaluation of this training."""
     assert self._evaluate is not None
-    return self._evaluate(self._setup.model.baseline(self._untrained))
+    found = self._evaluate(self._setup.model.baseline(self._untrained))
+    return self._setup.data.floor(found)
 
   def begin(self, start: methods.Scores | None) -> None:
     """Logs the baseline ``start``, if there is a dev split."""
@@ -239,6 +242,8 @@ class Loop:
     if rival is not None and rival.beats(config.eval.measure, found, self.step, self.total):
       beaten = rival.name
     better = self.standing.take(score, self.step, gain, config.eval.patience, beaten)
+    if better:
+      self.standing.note = found.note
     self._progress.pause(time.monotonic() - began)
     self._metrics.write(self.step, baseline.metrics(found, gain))
     if self._main and (config.eval.choose or not self._part.whole):  # kept for comparisons
@@ -283,6 +288,8 @@ class Loop:
     if standing.best_step:
       measure = self._setup.config.eval.measure
       words += f'; best dev {measure} {standing.best:.4f} at step {standing.best_step}'
+    if standing.note:
+      words += f' ({standing.note})'
     return words
 
   def finish(self) -> None:

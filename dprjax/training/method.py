@@ -45,12 +45,14 @@ class Scores(NamedTuple):
     new: by data set, whether no training query has a relevant passage of the dev query.
     fused: by data set, nDCG@10 of each dev query with BM25 fused into the ranking, for each weight
       in `fusion.candidates`; with ``config.eval.choose``.
+    note: what a reader must know about them, such as that all pairs have one answer.
   """
 
   means: Mapping[str, float]
   values: Mapping[str, Float[np.ndarray, ' _']] = types.MappingProxyType({})
   new: Mapping[str, Bool[np.ndarray, ' _']] = types.MappingProxyType({})
   fused: Mapping[str, Float[np.ndarray, '_ weights']] = types.MappingProxyType({})
+  note: str = ''
 
 
 Evaluate = Callable[[Mapping[str, Array]], Scores]
@@ -120,6 +122,7 @@ class TrainingData(NamedTuple):
     frozen: baseline scores of the encoder, run as `dprjax.encode` does without a prompt, on the dev
       split or, with ``DataSource.folds``, on all training queries. All processes call it. None:
       ``Model.baseline`` is scored.
+    floor: the baseline, given the scores of ``Model.baseline``.
     whole: ``(model, params, seconds) -> (baseline scores, scores)`` in the whole corpus, if the
       evaluation searches only a part; returns None if it would take longer.
     arrays: constant inputs of the loss by flat names, replicated on every device.
@@ -131,6 +134,7 @@ class TrainingData(NamedTuple):
   ids: Callable[[Mapping[str, np.ndarray]], str]
   evaluation: Callable[[Model], Evaluate] | None
   frozen: Callable[[], Scores] | None = None
+  floor: Callable[[Scores], Scores] = lambda scores: scores
   whole: Callable[[Model, Mapping[str, Array], float], tuple[Scores, Scores] | None] | None = None
   arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})
 

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 
 import numpy as np
 from etils import epath
-from jaxtyping import Float, Int32
+from jaxtyping import Bool, Float, Int32
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
 from dprjax.papers.nir_prompt import pairs
+from dprjax.retrieval.reranker import Reranker
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.training import retrieval_data
 from dprjax.training.method import Evaluate, Scores
@@ -54,6 +56,11 @@ class LabelledPairs:
     packed = scorer.pack(*([np.frombuffer(row, np.int32) for row in view] for view in rows))
     return lambda params: classify(scorer(params, packed, number), tokens.labels, measure)
 
+  def one_answer(self, tokenizer: Tokenizer, measure: str) -> Scores:
+    """The scores of one answer to all dev pairs."""
+    assert self.dev is not None
+    return one_answer(self.open_cache('dev', self.dev, tokenizer).labels, measure)
+
 
 def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -> LabelledPairs:
   """The labelled pairs of a task."""
@@ -84,16 +91,47 @@ def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -
 def classify(
   scores: Float[np.ndarray, ' n'], labels: Int32[np.ndarray, ' n'], measure: str
 ) -> Scores:
-  """``accuracy`` and ``F1`` of matching pairs, predicted by a positive score.
+  """``accuracy``, ``F1`` and ``AP`` of matching pairs, and the share of ``yes``.
 
-  ``values`` are for ``measure``, one of the two.
+  A positive score says yes; average precision is of the order of scores. ``values`` are for
+  ``measure``, accuracy or F1.
   """
   said, true = scores > 0, labels == 1
   right = int(np.count_nonzero(said & true))
   either = int(np.count_nonzero(said)) + int(np.count_nonzero(true))
-  means = {'accuracy': float(np.mean(said == true)), 'F1': 2 * right / either if either else 0.0}
+  means = {
+    'accuracy': float(np.mean(said == true)),
+    'F1': 2 * right / either if either else 0.0,
+    'AP': _average_precision(scores, true),
+    'yes': float(np.mean(said)),
+  }
   values = (said == true).astype(np.float64)
   if measure == 'F1':  # 2 a / b of two means, linear in both
     each = 2.0 * (said & true) - means['F1'] * (said.astype(np.float64) + true)
     values = means['F1'] + each * (len(scores) / max(either, 1))
   return Scores(means, {'': values})
+
+
+def one_answer(labels: Int32[np.ndarray, ' n'], measure: str) -> Scores:
+  """The scores of yes to all pairs, or of no: the better of both by ``measure``."""
+  both = [classify(np.full(len(labels), answer), labels, measure) for answer in (1.0, -1.0)]
+  return max(both, key=lambda found: found.means[measure])
+
+
+def measure_pairs(reranker: Reranker, folder: PathLike, split: str = 'test') -> dict[str, float]:
+  """``accuracy``, ``F1``, ``AP`` and the share of ``yes`` of a reranker on labelled pairs.
+
+  ``one answer`` is the accuracy of the more frequent label.
+  """
+  rows = pairs.read_pairs(pairs.PairSource(str(folder), split))
+  labels = np.array([row.label for row in rows], np.int32)
+  found = classify(reranker.score([row[:2] for row in rows]), labels, 'accuracy')
+  return {**found.means, 'one answer': one_answer(labels, 'accuracy').means['accuracy']}
+
+
+def _average_precision(scores: Float[np.ndarray, ' n'], true: Bool[np.ndarray, ' n']) -> float:
+  """The mean precision at each match; pairs of equal scores have one rank, the last."""
+  order = np.argsort(-scores, kind='stable')
+  last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+  matches = np.cumsum(true[order])[last]
+  return float(np.sum(np.diff(matches, prepend=0) * matches / (last + 1)) / matches[-1])

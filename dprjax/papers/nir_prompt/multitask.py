@@ -38,6 +38,7 @@ logger = logging.getLogger('dprjax')
 
 MEAN = 'mean'  # of the dev measures of tasks
 CLASSIFICATION = ('accuracy', 'F1')
+ONE_ANSWER = 0.95  # share of pairs with one answer that the log names
 
 Templates = Callable[[Tokenizer], Mapping[str, Sequence[Template]]]
 """Templates around texts by kind of input: 'query' and 'passage', or 'pair'."""
@@ -254,6 +255,7 @@ class _Tasks:
       ids=ids,
       evaluation=evaluation if dev else None,
       frozen=functools.partial(self._frozen, tokenizer) if dev and form == 'retrieval' else None,
+      floor=functools.partial(self._floor, tokenizer),
     )
 
   def _evaluation(self, task: Task, shared: Any, tokenizer: Tokenizer) -> Evaluate:
@@ -276,13 +278,38 @@ class _Tasks:
         logger.info('%s: %s', task.name, line)
     return self._mean(found)
 
+  def _floor(self, tokenizer: Tokenizer, found: Scores) -> Scores:
+    """``found`` with labelled pairs at least as good as one answer to all of them."""
+    means, values = dict(found.means), dict(found.values)
+    for task in self.tasks:
+      if not isinstance(task.data, LabelledPairs):
+        continue
+      one = task.data.one_answer(tokenizer, task.measure)
+      if one.means[task.measure] > means[f'{task.name}/{task.measure}']:
+        means |= {f'{task.name}/{name}': value for name, value in one.means.items()}
+        values[task.name] = one.values['']
+        if jax.process_index() == 0:
+          answer = 'yes' if one.means['yes'] else 'no'
+          logger.info('%s: the baseline is %s to all pairs', task.name, answer)
+    return found._replace(means=means | {MEAN: self._mean_of(means)}, values=values)
+
   def _mean(self, found: list[Scores]) -> Scores:
     """The scores of all tasks, and their mean."""
     each = list(zip(self.tasks, found, strict=True))
-    means = {f'{task.name}/{task.measure}': scores.means[task.measure] for task, scores in each}
+    means = {
+      f'{task.name}/{name}': value for task, scores in each for name, value in scores.means.items()
+    }
     values = {task.name: scores.values[''] for task, scores in each if '' in scores.values}
     new = {task.name: scores.new[''] for task, scores in each if '' in scores.new}
-    return Scores(means | {MEAN: float(np.mean(list(means.values())))}, values, new)
+    notes = [
+      f'{task.name}: yes to {scores.means["yes"]:.0%} of the pairs'
+      for task, scores in each
+      if 'yes' in scores.means and abs(scores.means['yes'] - 0.5) > ONE_ANSWER - 0.5
+    ]
+    return Scores(means | {MEAN: self._mean_of(means)}, values, new, note='; '.join(notes))
+
+  def _mean_of(self, means: Mapping[str, float]) -> float:
+    return float(np.mean([means[f'{task.name}/{task.measure}'] for task in self.tasks]))
 
 
 def _check_lengths(
