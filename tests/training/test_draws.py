@@ -1,8 +1,8 @@
-"""What a seed draws, for each kind of data: held-out queries, the dev sample, two epochs of batches.
+"""What a seed draws, for each kind of data: held-out queries, dev sample, two epochs of batches.
 
-Other draws make other results from the same seed, and the kept results of experiments/ledgers are
-then of draws that cannot be had again. `python -m tests.training.test_draws` writes them anew; say
-so in the first line of each ledger and in docs/results.md.
+Other draws make other results from the same seed, and the kept results of experiments/ledgers can
+then not be had again. `python -m tests.training.test_draws` writes them anew; say so in the first
+line of each ledger (`draws`).
 """
 
 import json
