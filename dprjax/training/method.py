@@ -122,6 +122,8 @@ class TrainingData(NamedTuple):
     frozen: baseline scores of the encoder, run as `dprjax.encode` does without a prompt, on the dev
       split or, with ``DataSource.folds``, on all training queries. All processes call it. None:
       ``Model.baseline`` is scored.
+    shorter: whether the training cuts texts that ``frozen`` reads on; ``Model.baseline`` is then
+      scored too.
     floor: the baseline, given the scores of ``Model.baseline``.
     whole: ``(model, params, seconds) -> (baseline scores, scores)`` in the whole corpus, if the
       evaluation searches only a part; returns None if it would take longer.
@@ -134,6 +136,7 @@ class TrainingData(NamedTuple):
   ids: Callable[[Mapping[str, np.ndarray]], str]
   evaluation: Callable[[Model], Evaluate] | None
   frozen: Callable[[], Scores] | None = None
+  shorter: bool = False
   floor: Callable[[Scores], Scores] = lambda scores: scores
   whole: Callable[[Model, Mapping[str, Array], float], tuple[Scores, Scores] | None] | None = None
   arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})

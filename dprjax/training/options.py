@@ -372,6 +372,9 @@ def table() -> types.SimpleNamespace:
   c.eval.every = whole(0, least=0, most=10**9)
   c.eval.epochs = number(1.0, above=0, most=1e6)  # epochs between evaluations
   c.eval.measure = text('nDCG@10')  # chooses the best checkpoint
+  # what training has to beat: 'encoder', as dprjax encode runs it without a prompt; 'equal', with
+  # the lengths, pooling and prefixes of this training
+  c.eval.baseline = choice('encoder', 'equal')
   # passages searched: those of the dev queries and a sample, up to this many; 0: all
   c.eval.corpus_limit = whole(0, least=0, most=10**12)
   # choose among frozen encoder, trained models, BM25 and fusions with BM25 (docs/choosing.md)

@@ -218,6 +218,7 @@ class Retrieval:
       positives = tokens.passage_ids(batch['passage_index'][:, 0])
       return f'queries {shorten(queries)}, positives {shorten(positives)}'
 
+    as_encoder = config.eval.baseline == 'encoder'
     update, distinct = config.batch_size * config.accumulate, tokens.distinct_passages()
     others = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
     others += config.corpus_negatives
@@ -234,9 +235,12 @@ class Retrieval:
         self, tokenizer, dev_ranking.measure_names(config, *_MEASURES), whole=whole, known=passages
       )
 
+    cut = dev_ranking.texts_cut(tokens)
+    encoder = Frozen(config, self.workdir, tokenizer)
+
     def frozen() -> Scores:
       if jax.process_index() == 0 and not section.fold:
-        for line in Frozen(config, self.workdir, tokenizer).describe(dev_ranking.texts_cut(tokens)):
+        for line in encoder.describe(cut):
           logger.info('%s', line)
       return ranking().frozen()
 
@@ -247,7 +251,8 @@ class Retrieval:
       f'{counted(tokens.num_passages, "passages")}; {chance(others, "query")}',
       ids=ids,
       evaluation=(lambda built: ranking().evaluation(embedders(built.embed))) if self.dev else None,
-      frozen=frozen if self.dev or self.folds else None,
+      frozen=frozen if as_encoder and (self.dev or self.folds) else None,
+      shorter=as_encoder and bool(encoder.longer(cut)),
       whole=(
         (
           lambda built, params, seconds: ranking(True).whole(

@@ -248,13 +248,14 @@ class _Tasks:
     sizes = ', '.join(f'{task.name} {feed.size:,}' for task, feed in zip(tasks, feeds, strict=True))
     unit = 'queries' if form == 'retrieval' else 'pairs'
     dev = tasks[0].data.dev is not None
+    as_encoder = dev and form == 'retrieval' and config.eval.baseline == 'encoder'
     return TrainingData(
       batches=made,
       unit=unit,
       description=f'{counted(len(tasks), "tasks")}, {config.arrangement}; training {unit}: {sizes}',
       ids=ids,
       evaluation=evaluation if dev else None,
-      frozen=functools.partial(self._frozen, tokenizer) if dev and form == 'retrieval' else None,
+      frozen=functools.partial(self._frozen, tokenizer) if as_encoder else None,
       floor=functools.partial(self._floor, tokenizer),
     )
 
