@@ -212,7 +212,7 @@ class Loop:
       )
       say(f'step 0/{self.total}  dev {shown_scores(self._start)}  ({whose})')
     self._shorter: methods.Scores | None = None
-    if self._start is not None and self._setup.data.shorter:
+    if self._start is not None and self._setup.data.shorter():
       folder, config = self._setup.workdir / workdirs.SHORTER, self._setup.config
       self._shorter = baseline.scores(folder, config.eval.measure, self.baseline)
       if not self._resumed:

@@ -136,7 +136,7 @@ class TrainingData(NamedTuple):
   ids: Callable[[Mapping[str, np.ndarray]], str]
   evaluation: Callable[[Model], Evaluate] | None
   frozen: Callable[[], Scores] | None = None
-  shorter: bool = False
+  shorter: Callable[[], bool] = lambda: False
   floor: Callable[[Scores], Scores] = lambda scores: scores
   whole: Callable[[Model, Mapping[str, Array], float], tuple[Scores, Scores] | None] | None = None
   arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})

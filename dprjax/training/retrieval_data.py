@@ -236,13 +236,15 @@ class Retrieval:
       )
 
     cut = dev_ranking.texts_cut(tokens)
-    encoder = Frozen(config, self.workdir, tokenizer)
 
     def frozen() -> Scores:
       if jax.process_index() == 0 and not section.fold:
-        for line in encoder.describe(cut):
+        for line in Frozen(config, self.workdir, tokenizer).describe(cut):
           logger.info('%s', line)
       return ranking().frozen()
+
+    def shorter() -> bool:
+      return as_encoder and bool(Frozen(config, self.workdir, tokenizer).longer(cut))
 
     return TrainingData(
       batches=dataset,
@@ -252,7 +254,7 @@ class Retrieval:
       ids=ids,
       evaluation=(lambda built: ranking().evaluation(embedders(built.embed))) if self.dev else None,
       frozen=frozen if as_encoder and (self.dev or self.folds) else None,
-      shorter=as_encoder and bool(encoder.longer(cut)),
+      shorter=shorter,
       whole=(
         (
           lambda built, params, seconds: ranking(True).whole(
